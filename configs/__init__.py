@@ -1,0 +1,1 @@
+"""Tuned tables: one CSV per op family."""

@@ -1,0 +1,64 @@
+// The emulator library's C interface for Python and for the argument binding. HIP entry points are in hip_runtime.cpp.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+// A named range that kernels launched from this thread may access; nested calls stack.
+typedef struct hfemu_extent {
+  const char* name;   // argument name, for faults and per-tensor counters
+  uint64_t base;      // host address
+  uint64_t bytes;     // exact: one byte past it is a fault
+  uint32_t writable;
+  uint32_t reserved;
+} hfemu_extent;
+
+typedef struct hfemu_options {
+  const char* arch;        // "gfx950" or "gfx942"
+  int32_t cu_count;
+  int32_t threads;         // 0: one per core
+  int32_t check_memory;    // 1: every access inside a live extent or allocation
+  int32_t check_uninit;    // 1: reads of registers or LDS never written
+  int32_t check_waits;     // 1: results land only when s_waitcnt says so
+  int32_t check_races;     // 1: LDS races between barriers
+  int32_t check_global_races;  // 1: non-atomic conflicts between work-groups
+  int32_t wave_order;      // 0 forward, 1 reverse, 2 seeded random
+  uint64_t seed;
+  uint64_t instruction_budget;  // wave-instructions per launch, 0: the default bound
+} hfemu_options;
+
+void hfemu_get_options(hfemu_options* out);
+int hfemu_set_options(const hfemu_options* options);  // 0, or an error (see hfemu_last_error)
+
+void hfemu_push_extents(const hfemu_extent* extents, int32_t count);
+void hfemu_pop_extents(void);
+
+// Report of the last fault on this thread, or null; the pointer lives until the next launch on the thread.
+const char* hfemu_last_error(void);
+void hfemu_clear_error(void);
+
+// Called every few milliseconds from the launching thread during a launch; non-zero aborts it.
+void hfemu_set_poll(int32_t (*poll)(void*), void* context);
+
+// Code objects. `image` is an ELF, an offload bundle or a compressed bundle; the result is a handle >= 1, or 0.
+int64_t hfemu_load(const void* image, uint64_t bytes, const char* arch);
+void hfemu_unload(int64_t handle);
+// Launch with explicit kernel arguments already laid out (kernarg bytes without the hidden block).
+int32_t hfemu_launch(int64_t handle, const char* kernel, const uint32_t grid[3], const uint32_t block[3],
+                     const void* kernarg, uint64_t kernarg_bytes, uint32_t dynamic_lds);
+
+// Counters: begin returns a collector id; end returns its JSON, owned by the library until the next end on the thread.
+int64_t hfemu_counters_begin(int32_t per_pc);
+const char* hfemu_counters_end(int64_t collector);
+
+// Disassembly of a loaded kernel (llvm-objdump spelling), one instruction per line; owned by the library.
+const char* hfemu_disassemble(int64_t handle, const char* kernel);
+// Disassembly of raw bytes, for tests of the decoder.
+const char* hfemu_disassemble_bytes(const void* code, uint64_t bytes, const char* arch);
+
+// Trace: print each instruction and the registers it touches for one lane of one work-group to a callback.
+typedef void (*hfemu_trace_sink)(const char* line, void* context);
+void hfemu_set_trace(hfemu_trace_sink sink, void* context, const char* kernel, uint32_t workgroup, uint32_t wave,
+                     uint32_t lane);
+}

@@ -1,0 +1,39 @@
+// Matrix instructions as pure functions over register rows: no wave state, no decoding.
+#pragma once
+
+#include <cstdint>
+
+#include "inst.h"
+
+namespace hfemu {
+
+// Rows are registers, columns are lanes. `d` may alias `c`, never `a` or `b` (the caller snapshots).
+using Row = uint32_t[64];
+
+struct MatrixArgs {
+  const Row* a = nullptr;
+  const Row* b = nullptr;
+  const Row* c = nullptr;
+  Row* d = nullptr;
+  uint8_t cbsz = 0, abid = 0, blgp = 0;
+  // scaled form: one register each and the byte that holds the e8m0 scale; null when unscaled
+  const Row* scale_a = nullptr;
+  const Row* scale_b = nullptr;
+  uint8_t scale_sel_a = 0, scale_sel_b = 0;
+  const Row* index = nullptr;  // smfmac: sparse indices (src2); c is then d
+  bool fnuz = false;           // 8-bit floats are e4m3fnuz/e5m2fnuz (gfx942)
+};
+
+using MatrixFn = void (*)(const MatrixArgs&);
+
+// The function of an MFMA/SMFMAC mnemonic, or null if it is not implemented.
+MatrixFn matrix_function(Op op);
+
+// Issue cycles (passes * 4) of one such instruction on `arch`, from the ISA documents; 0 if unknown.
+int matrix_cycles(Op op, uint8_t cbsz, uint8_t blgp, Arch arch);
+
+// Registers per lane of the A, B and C/D operands; a and b depend on the formats for f8f6f4.
+struct MatrixShape { uint8_t m, n, k, blocks, a_regs, b_regs, cd_regs; bool sparse; };
+MatrixShape matrix_shape(Op op, uint8_t cbsz, uint8_t blgp);
+
+}  // namespace hfemu

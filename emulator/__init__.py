@@ -1,0 +1,1 @@
+"""Execute gfx950 and gfx942 code objects on the CPU."""

@@ -1,0 +1,1 @@
+"""Build, cache, load and bind HIP modules."""

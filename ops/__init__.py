@@ -1,0 +1,1 @@
+"""GPU ops: envelope, tuned lookup, dispatch; one file per op family."""

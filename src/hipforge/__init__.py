@@ -1,0 +1,67 @@
+"""hipforge: JIT-compiled GPU ops for AMD Instinct accelerators, and an emulator for machines that have none.
+
+Names are resolved on first use: importing hipforge imports neither torch nor any compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hipforge.errors import (
+    ArchError,
+    BuildError,
+    ConfigError,
+    EmulatorFault,
+    GuardError,
+    HipforgeError,
+    LaunchError,
+    MissingModuleError,
+    ToolchainError,
+)
+
+__version__ = "0.1.0"
+
+# public name -> module that defines it
+_LAZY: dict[str, str] = {
+    "compile_ops": "hipforge.jit",
+    "explain": "hipforge.ops.dispatch",
+    "mxfp8_gemv": "hipforge.ops.smallm_gemm_mxfp8",
+    "mxfp8_linear": "hipforge.ops.smallm_gemm_mxfp8",
+}
+_SUBMODULES = ("devices", "emulator", "errors", "jit", "ops", "settings", "tuning")
+
+__all__ = [
+    "ArchError",
+    "BuildError",
+    "ConfigError",
+    "EmulatorFault",
+    "GuardError",
+    "HipforgeError",
+    "LaunchError",
+    "MissingModuleError",
+    "ToolchainError",
+    "__version__",
+    *_LAZY,
+]
+
+if TYPE_CHECKING:
+    from hipforge.jit import compile_ops as compile_ops
+    from hipforge.ops.dispatch import explain as explain
+    from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv as mxfp8_gemv
+    from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_linear as mxfp8_linear
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+    elif name in _SUBMODULES:
+        value = importlib.import_module(f"hipforge.{name}")
+    else:
+        raise AttributeError(f"module 'hipforge' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, *_SUBMODULES})

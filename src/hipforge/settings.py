@@ -1,0 +1,180 @@
+"""Every environment variable hipforge reads, typed, in one table.
+
+A setting is read from the environment when it is asked for, so a change takes effect at once except where its
+description says "fixed at first use". :func:`scope` overrides settings for a ``with`` block without touching
+``os.environ``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from hipforge.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """One environment variable: its name, default, parser and one-line description."""
+
+    env: str
+    default: T
+    parse: Callable[[str], T]
+    accepts: str
+    doc: str
+
+    def get(self) -> T:
+        """Return the overridden, else the environment's, else the default value.
+
+        Raises:
+            ConfigError: the environment holds a value the setting does not accept.
+        """
+        if self.env in _overrides:
+            return _overrides[self.env]  # type: ignore[no-any-return]
+        text = os.environ.get(self.env, "")
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise ConfigError(f"{self.env}={text!r} is not valid: expected {self.accepts}") from None
+
+
+_overrides: dict[str, Any] = {}
+
+
+def _choice(*values: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in values:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    lowered = text.lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(text)
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError(text)
+    return value
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _paths(text: str) -> tuple[Path, ...]:
+    return tuple(_path(part) for part in text.split(os.pathsep) if part)
+
+
+_FLAG = "0 or 1"
+
+DEVICE = Setting(
+    "HIPFORGE_DEVICE", "auto", _choice("auto", "hip", "emulator", "reference"), "auto, hip, emulator or reference",
+    "Where kernels run: auto takes an AMD GPU if torch sees one, else the emulator; reference runs no kernel. "
+    "Fixed at first use.",
+)
+EMULATE = Setting(
+    "HIPFORGE_EMULATE", "gfx950", _choice("gfx950", "gfx942"), "gfx950 or gfx942",
+    "The architecture that the emulator presents. Fixed at first use.",
+)
+EMULATOR_CHECKS = Setting(
+    "HIPFORGE_EMULATOR_CHECKS", "memory", _choice("off", "memory", "all"), "off, memory or all",
+    "Emulator checkers: memory bounds only, or also uninitialised reads, missing waits and races.",
+)
+EMULATOR_THREADS = Setting(
+    "HIPFORGE_EMULATOR_THREADS", 0, int, "an integer, 0 = one per core",
+    "Worker threads of one emulated launch.",
+)
+EMULATOR_QUIET = Setting(
+    "HIPFORGE_EMULATOR_QUIET", False, _flag, _FLAG,
+    "Silence the log line that says emulation is in use.",
+)
+CACHE_DIR = Setting[Path | None](
+    "HIPFORGE_CACHE_DIR", None, _path, "a directory",
+    "Where built modules are kept; default $XDG_CACHE_HOME/hipforge.",
+)
+PREBUILT_DIR = Setting[tuple[Path, ...]](
+    "HIPFORGE_PREBUILT_DIR", (), _paths, "directories separated by ':'",
+    "Read-only directories of modules built ahead of time, searched before the cache.",
+)
+DISABLE_JIT = Setting(
+    "HIPFORGE_DISABLE_JIT", False, _flag, _FLAG,
+    "Never build: a module that is not there is a MissingModuleError naming the build command.",
+)
+HIPCC = Setting[Path | None](
+    "HIPFORGE_HIPCC", None, _path, "path of a hipcc or HIP-capable clang++",
+    "The compiler to use, before any that is found.",
+)
+COMPILER_LAUNCHER = Setting(
+    "HIPFORGE_COMPILER_LAUNCHER", "", str, "a command such as ccache",
+    "Put in front of every compiler command.",
+)
+MAX_JOBS = Setting[int | None](
+    "HIPFORGE_MAX_JOBS", None, _positive_int, "a positive integer",
+    "Parallel compile jobs; default from cores and free memory.",
+)
+LOCK_TIMEOUT = Setting(
+    "HIPFORGE_LOCK_TIMEOUT", 1800.0, _positive_float, "seconds, greater than 0",
+    "How long to wait for another process that builds the same module, in seconds.",
+)
+VERBOSE = Setting(
+    "HIPFORGE_VERBOSE", False, _flag, _FLAG,
+    "Print compiler commands and their output as they run.",
+)
+
+ALL: tuple[Setting[Any], ...] = tuple(value for value in list(globals().values()) if isinstance(value, Setting))
+
+
+@contextlib.contextmanager
+def scope(**values: Any) -> Iterator[None]:
+    """Override settings for a ``with`` block, by their Python names: ``scope(DISABLE_JIT=True)``.
+
+    Values are taken as they are, already parsed. Not thread-safe: meant for tests and command-line tools.
+
+    Raises:
+        ConfigError: a name is not a setting.
+    """
+    saved = dict(_overrides)
+    for name, value in values.items():
+        setting = globals().get(name)
+        if not isinstance(setting, Setting):
+            known = ", ".join(key for key, item in globals().items() if isinstance(item, Setting))
+            raise ConfigError(f"there is no setting {name!r}; known: {known}")
+        _overrides[setting.env] = value
+    try:
+        yield
+    finally:
+        _overrides.clear()
+        _overrides.update(saved)
+
+
+# Per-family overrides of tuned tables have names made from the family, so they are not in ALL.
+CONFIG_PREFIX = "HIPFORGE_CONFIG_"
+
+
+def config_override(family: str) -> tuple[Path, ...]:
+    """Return the tuned-CSV paths of ``HIPFORGE_CONFIG_<FAMILY>``, in order; later files win."""
+    return _paths(os.environ.get(CONFIG_PREFIX + family.upper(), ""))

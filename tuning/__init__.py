@@ -1,0 +1,1 @@
+"""Search, timing, evidence and CSV writing; one file per op family."""
