@@ -81,14 +81,14 @@ class Device:
         return _load_runtime(self.kind)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _hip_arch(device_index: int) -> str:
     import torch
 
     return str(torch.cuda.get_device_properties(device_index).gcnArchName).split(":", 1)[0]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _load_runtime(kind: DeviceKind) -> Any:
     if kind == "emulator":
         return importlib.import_module("hipforge.emulator.runtime").load()

@@ -36,7 +36,8 @@ class Setting(Generic[T]):
             ConfigError: the environment holds a value the setting does not accept.
         """
         if self.env in _overrides:
-            return _overrides[self.env]  # type: ignore[no-any-return]
+            value: T = _overrides[self.env]
+            return value
         text = os.environ.get(self.env, "")
         if not text:
             return self.default

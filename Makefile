@@ -1,0 +1,40 @@
+# make demo | make test do all the set-up on a fresh Debian/Ubuntu machine. Settings:
+#   PYTHON=/path/to/python   interpreter for the environment (>= 3.10); a ROCm torch it has is used as it is
+#   PIP_INDEX=URL            an extra package index, for another build of torch
+#   ARCH=gfx950              architecture of `make wheel-aot`
+
+PYTHON    ?= python3
+VENV      ?= .venv
+PIP_INDEX ?=
+ARCH      ?= gfx950
+BIN       := $(VENV)/bin
+
+.PHONY: demo test test-full lint bench wheel wheel-aot setup clean
+
+demo: setup
+	@$(BIN)/hipforge demo
+
+test: setup
+	@$(BIN)/python -m pytest op_tests
+
+test-full: setup
+	@$(BIN)/python -m pytest op_tests --full
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/python .ci/typecheck.py
+
+bench: setup
+	@$(BIN)/python op_tests/bench_jit.py
+
+wheel: setup
+	@$(BIN)/python -m build --wheel --outdir dist .
+
+wheel-aot: setup
+	@$(BIN)/python .ci/wheel_aot.py --arch $(ARCH) --outdir dist
+
+setup:
+	@PYTHON='$(PYTHON)' VENV='$(VENV)' PIP_INDEX='$(PIP_INDEX)' sh .ci/setup.sh
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
