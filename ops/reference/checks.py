@@ -1,0 +1,52 @@
+"""Argument checks shared by the references: each names the argument, the value seen and the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hipforge.errors import GuardError
+
+_REAL_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def require_real(name: str, x: torch.Tensor) -> None:
+    """Refuse anything but float32, bfloat16 and float16 (float64 would be rounded twice)."""
+    require_dtype(name, x, _REAL_INPUTS)
+
+
+def require_dtype(name: str, x: torch.Tensor, accepted: Sequence[torch.dtype | None]) -> None:
+    """Refuse a tensor whose dtype is not among ``accepted`` (None entries stand for dtypes torch lacks)."""
+    if x.dtype not in accepted:
+        names = ", ".join(str(dtype) for dtype in accepted if dtype is not None)
+        raise GuardError(f"{name} must have dtype {names}; got {x.dtype}")
+
+
+def require_last_multiple(name: str, x: torch.Tensor, multiple: int) -> None:
+    """Refuse a 0-dimensional tensor, or one whose last dimension is not a multiple of ``multiple``."""
+    if x.dim() == 0:
+        raise GuardError(f"{name} must have at least 1 dimension; got a scalar")
+    if x.shape[-1] % multiple != 0:
+        raise GuardError(
+            f"the last dimension of {name} must be a multiple of {multiple}; got {x.shape[-1]} "
+            f"(shape {tuple(x.shape)}); pad it with zeros"
+        )
+
+
+def require_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
+    """Refuse a tensor that does not have ``rank`` dimensions; ``layout`` says which, as in ``[M, K]``."""
+    if x.dim() != rank:
+        raise GuardError(f"{name} must be {layout} ({rank} dimensions); got shape {tuple(x.shape)}")
+
+
+def require_shape(name: str, x: torch.Tensor, shape: Sequence[int], why: str) -> None:
+    """Refuse a tensor whose shape is not ``shape``; ``why`` says where that shape comes from."""
+    if tuple(x.shape) != tuple(shape):
+        raise GuardError(f"{name} must have shape {tuple(shape)} ({why}); got {tuple(x.shape)}")
+
+
+def require_choice(name: str, value: object, accepted: Sequence[object]) -> None:
+    """Refuse a value that is not one of ``accepted``."""
+    if value not in accepted:
+        raise GuardError(f"{name} must be one of {', '.join(map(repr, accepted))}; got {value!r}")
