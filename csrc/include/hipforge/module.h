@@ -1,0 +1,99 @@
+// What a HIP module includes: tensor views, guards, the export macro, and the few HIP runtime calls that guards and
+// launches need. No torch, no pybind11. HIP names appear only in this file, so that another runtime means one file.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/export.h"
+
+namespace hf __attribute__((visibility("hidden"))) {
+
+// Longest architecture name kept, without its features ("gfx950").
+constexpr int kArchBytes = 16;
+constexpr int kMaxDevices = 64;
+
+struct ArchName {
+  char text[kArchBytes];
+
+  bool is(const char* other) const { return __builtin_strcmp(text, other) == 0; }
+};
+
+[[noreturn]] inline void hip_failed(hipError_t status, const char* expression) {
+  HF_FAIL(HF_ERROR_LAUNCH, hipGetErrorName(status), " (", hipGetErrorString(status), ") from ", expression);
+}
+
+inline ArchName read_arch(int device) {
+  hipDeviceProp_t properties;
+  const hipError_t status = hipGetDeviceProperties(&properties, device);
+  if (status != hipSuccess) hip_failed(status, "hipGetDeviceProperties");
+  ArchName arch = {};
+  for (int i = 0; i + 1 < kArchBytes && properties.gcnArchName[i] && properties.gcnArchName[i] != ':'; ++i)
+    arch.text[i] = properties.gcnArchName[i];
+  return arch;
+}
+
+// The architecture of HIP device `device`: the part of gcnArchName before ':'. Read once per device and process.
+inline ArchName arch_of(int device) {
+  static struct { ArchName arch; int state; } cached[kMaxDevices];  // 0 empty, 1 being written, 2 ready
+  if (device < 0 || device >= kMaxDevices) return read_arch(device);
+  auto& slot = cached[device];
+  if (__atomic_load_n(&slot.state, __ATOMIC_ACQUIRE) == 2) return slot.arch;
+  const ArchName arch = read_arch(device);
+  int empty = 0;
+  if (__atomic_compare_exchange_n(&slot.state, &empty, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+    slot.arch = arch;
+    __atomic_store_n(&slot.state, 2, __ATOMIC_RELEASE);
+  }
+  return arch;
+}
+
+inline void check_arch(const Tensor& tensor, const char* const* accepted, int count) {
+  const ArchName arch = arch_of(tensor.device_index());
+  for (int i = 0; i < count; ++i)
+    if (arch.is(accepted[i])) return;
+  char list[128];
+  TextBuffer names(list, sizeof(list));
+  for (int i = 0; i < count; ++i) {
+    if (i) names.add(", ");
+    names.add(accepted[i]);
+  }
+  HF_FAIL(HF_ERROR_ARCH, "the kernel is for ", list, "; device ", tensor.device_index(), " is ", arch.text);
+}
+
+// Makes `tensor`'s device the current one for the scope. The binding already does so for the device of the call's
+// tensors; this is for entries that are called from C++.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(const Tensor& tensor) {
+    if (hipGetDevice(&previous_) != hipSuccess) previous_ = -1;
+    changed_ = tensor.device_index() != previous_;
+    if (!changed_) return;
+    const hipError_t status = hipSetDevice(tensor.device_index());
+    if (status != hipSuccess) hip_failed(status, "hipSetDevice");
+  }
+  ~DeviceGuard() {
+    if (changed_ && previous_ >= 0) (void)hipSetDevice(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = -1;
+  bool changed_ = false;
+};
+
+}  // namespace hf
+
+// Raises ArchError unless the tensor's own device has one of the architectures: HF_CHECK_ARCH(x, "gfx950").
+#define HF_CHECK_ARCH(tensor, ...)                                                                            \
+  do {                                                                                                        \
+    const char* const hf_archs_[] = {__VA_ARGS__};                                                            \
+    ::hf::check_arch(tensor, hf_archs_, static_cast<int>(sizeof(hf_archs_) / sizeof(hf_archs_[0])));          \
+  } while (0)
+
+// Raises LaunchError with HIP's own words unless the call succeeds: HF_HIP(hipGetLastError()) after each launch.
+#define HF_HIP(expression)                                                     \
+  do {                                                                         \
+    const hipError_t hf_status_ = (expression);                                \
+    if (hf_status_ != hipSuccess) ::hf::hip_failed(hf_status_, #expression);   \
+  } while (0)
