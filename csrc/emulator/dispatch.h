@@ -1,0 +1,103 @@
+// The executor's interface: loaded code + kernel + grid -> run. The loader fills LoadedCode and KernelInfo, the HIP
+// runtime and the C API fill LaunchRequest.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "inst.h"
+
+namespace hfemu {
+
+struct Program;  // the decoded text, built by the executor on the first launch
+
+// One code object after loading: segments mapped at one base, relocations applied. Addresses are host addresses, so
+// s_getpc_b64 plus a literal reaches .rodata; Inst::pc is relative to `base`.
+struct LoadedCode {
+  Arch arch = Arch::gfx950;
+  std::string name;                      // for messages
+  const uint8_t* base = nullptr;         // host address of virtual address 0
+  uint64_t text_begin = 0, text_end = 0;  // executable range, virtual addresses
+  std::vector<uint64_t> functions;       // virtual addresses where decoding must start afresh (kernels, functions)
+  std::shared_ptr<Program> program;      // owned by the executor; leave empty
+};
+
+struct KernelInfo {
+  std::string name;             // symbol without .kd
+  uint64_t entry = 0;           // virtual address of the first instruction
+  uint32_t rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
+  uint32_t properties = 0;      // descriptor offset 56 (16 bits)
+  uint32_t preload_dwords = 0;  // kernarg preload length and offset
+  uint32_t preload_offset = 0;
+  uint32_t kernarg_bytes = 0;   // from the metadata
+  uint32_t lds_bytes = 0;       // static
+  uint32_t private_bytes = 0;   // scratch per lane
+  bool dynamic_stack = false;
+  uint32_t max_workgroup = 1024;  // .max_flat_workgroup_size
+};
+
+struct LaunchRequest {
+  LoadedCode* code = nullptr;         // program is filled in on first use; keep it alive during the call
+  const KernelInfo* kernel = nullptr;
+  uint32_t grid[3] = {1, 1, 1};       // work-groups
+  uint32_t block[3] = {1, 1, 1};      // work-items
+  const void* kernarg = nullptr;      // the whole segment, hidden arguments already in place
+  size_t kernarg_bytes = 0;
+  uint32_t dynamic_lds = 0;
+};
+
+enum class WaveOrder : uint8_t { forward, reverse, random };
+
+struct Options {
+  Arch arch = Arch::gfx950;  // of the emulated device
+  int cu_count = 256;
+  int threads = 0;           // 0: one per core
+  bool check_memory = true;
+  bool check_uninit = false;
+  bool check_waits = false;
+  bool check_races = false;
+  bool check_global_races = false;
+  WaveOrder wave_order = WaveOrder::forward;
+  uint64_t seed = 0;
+  uint64_t instruction_budget = 0;  // wave-instructions per launch; 0: kDefaultBudget per work-group
+};
+constexpr uint64_t kDefaultBudget = uint64_t{1} << 28;
+
+struct TraceRequest {
+  void (*sink)(const char* line, void* context) = nullptr;  // null: no trace
+  void* context = nullptr;
+  std::string kernel;  // substring of the kernel's name; empty: every kernel
+  uint32_t workgroup = 0, wave = 0, lane = 0;
+};
+
+struct PollRequest {
+  int32_t (*poll)(void*) = nullptr;  // called every few milliseconds on the launching thread; non-zero aborts
+  void* context = nullptr;
+};
+
+enum class FaultKind : uint8_t {
+  none, unsupported, memory, lds, uninitialised, missing_wait, lds_race, global_race, deadlock, aborted, invalid_launch
+};
+
+struct Fault {
+  FaultKind kind = FaultKind::none;
+  std::string text;  // the whole report, several lines
+};
+
+// Runs the launch to its end on the calling thread and helpers. False: `fault` says why; memory may be half written.
+bool run_launch(const LaunchRequest& request, const Options& options, const TraceRequest& trace,
+                const PollRequest& poll, Fault* fault);
+
+// Disassembly of the kernel's instructions, "address: text" per line, up to the next function.
+std::string disassemble_kernel(LoadedCode& code, const KernelInfo& kernel);
+
+// Executes one instruction on given registers (op tests). `vgprs` is [512][64] (256 VGPR rows, then 256 AccVGPR rows),
+// `sgprs` [128] (VCC 106, M0 124, EXEC 126); `mode` the FLOAT_MODE bits (0xF0 default) | 0x100 dx10_clamp |
+// 0x200 ieee | 0x400 fp16_ovfl; `scc` in and out. Returns null, or the fault's text (valid until the thread's next call).
+extern "C" const char* hfemu_exec_one(const uint8_t* code, uint64_t bytes, int32_t arch, uint32_t mode,
+                                      uint32_t* sgprs, uint32_t* vgprs, uint32_t* scc, uint8_t* lds,
+                                      uint32_t lds_bytes);
+
+}  // namespace hfemu
