@@ -1,0 +1,350 @@
+"""FP8 linear layers for training: tensor-wise scales, and operand layouts that ``torch._scaled_mm`` accepts.
+
+The layout rule everything here turns on: ``_scaled_mm(A[M, K], B[K, N])`` wants A row-major (strides ``(K, 1)``) and B
+column-major (strides ``(1, K)``), and transposes nothing by itself. With both factors stored row-major as ``X[B, K]``
+and ``W[N, K]`` the three products of a linear layer need
+
+=============  ==================  ==========================  ==================
+product        first operand       second operand              copies
+=============  ==================  ==========================  ==================
+forward        ``x8[B, K]``        ``w8.t()``                  none
+grad input     ``go8[B, N]``       ``to_col_major(w8)``        w8 transposed
+grad weight    ``go8.t()`` packed  ``to_col_major(x8)``        go8 and x8 transposed
+=============  ==================  ==========================  ==================
+
+Formats: e4m3 forward and e5m2 for gradients, in the OCP variants on gfx950 and the FNUZ variants on gfx942. A float is
+clamped to the format's range before every cast, since what an overflowing cast gives differs by format (448, inf or
+NaN).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hipforge import devices
+from hipforge.errors import ConfigError, GuardError
+
+E5M2_DTYPES = (torch.float8_e5m2, torch.float8_e5m2fnuz)
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, *E5M2_DTYPES)
+
+# _scaled_mm reads 16 fp8 elements at a time along K and along N.
+ALIGNMENT = 16
+# Below this a tensor-wise FP8 product gains less than quantising costs (the rule of torchao's recipe filter too).
+MIN_FEATURES = 128
+# Keeps the scale of an all-zero tensor finite: 448 / 1e-12 fits fp32.
+AMAX_FLOOR = 1e-12
+
+
+def fp8_dtypes(device_or_arch: torch.device | str) -> tuple[torch.dtype, torch.dtype]:
+    """Return the (forward, gradient) FP8 dtypes of a device or an architecture.
+
+    Args:
+        device_or_arch: a ``torch.device``, a device string (``"cuda:1"``, ``"cpu"``) or an architecture name, with or
+            without features (``"gfx942:sramecc+:xnack-"``). The CPU takes the emulated architecture's formats.
+
+    Returns:
+        ``(float8_e4m3fnuz, float8_e5m2fnuz)`` on gfx942, ``(float8_e4m3fn, float8_e5m2)`` elsewhere.
+
+    Raises:
+        ConfigError: an architecture name that is not known.
+    """
+    key = str(device_or_arch)
+    if key not in _dtypes_of:
+        fnuz = _arch_name(device_or_arch) == "gfx942"
+        _dtypes_of[key] = (
+            (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz) if fnuz else (torch.float8_e4m3fn, torch.float8_e5m2)
+        )
+    return _dtypes_of[key]
+
+
+# A plain dictionary, because torch.compile reads it as a constant where it cannot trace device queries.
+_dtypes_of: dict[str, tuple[torch.dtype, torch.dtype]] = {}
+
+
+def _arch_name(device_or_arch: torch.device | str) -> str | None:
+    if isinstance(device_or_arch, str) and device_or_arch.startswith("gfx"):
+        return devices.arch_info(device_or_arch).name
+    device = torch.device(device_or_arch)
+    if device.type == "cuda":
+        if getattr(torch.version, "hip", None) is None:
+            return None
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return str(torch.cuda.get_device_properties(index).gcnArchName).split(":", 1)[0]
+    current = devices.current()
+    return current.default_arch if device.type == "cpu" and current.kind == "emulator" else None
+
+
+def to_fp8(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise a tensor with one scale: ``x ≈ x8.float() * inv_scale``. Device-side throughout, no host sync.
+
+    ``scale = finfo(dtype).max / max(amax, 1e-12)`` computed in double and rounded to fp32; ``x8 = clamp(x * scale)``
+    rounded to nearest even.
+
+    Args:
+        x: floating-point tensor of any shape; also empty.
+        dtype: one of the four float8 dtypes.
+
+    Returns:
+        ``(x8, inv_scale)``: ``x8`` has x's shape and, where x is dense, its strides; ``inv_scale`` is a 0-dim fp32
+        tensor, what ``_scaled_mm`` takes. A NaN or infinity in x makes every element NaN.
+
+    Raises:
+        GuardError: x is not floating point, or dtype is not float8.
+    """
+    if not x.is_floating_point():
+        raise GuardError(f"x must be floating point; got {x.dtype}")
+    if dtype not in FP8_DTYPES:
+        raise GuardError(f"dtype must be one of {', '.join(map(str, FP8_DTYPES))}; got {dtype}")
+    limit = torch.finfo(dtype).max
+    x32 = x.float()
+    amax = x32.abs().amax() if x.numel() else x32.new_zeros(())
+    scale = (limit / amax.double().clamp(min=AMAX_FLOOR)).float()
+    return (x32 * scale).clamp(-limit, limit).to(dtype), scale.reciprocal()
+
+
+def to_col_major(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x[R, C]`` with the same values and strides ``(1, R)``; one transposing copy unless it is so already."""
+    return x.t().contiguous().t()
+
+
+def scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """``(a @ b) * scale_a * scale_b`` on FP8 operands, with the operand layouts checked rather than assumed.
+
+    Args:
+        a: [M, K] float8, row-major: strides ``(pitch, 1)``.
+        b: [K, N] float8, column-major: strides ``(1, pitch)``; for a row-major ``w[N, K]`` pass ``w.t()``.
+        scale_a: fp32, one element: the factor that turns a's codes into values (the inverse of the quantising scale).
+        scale_b: fp32, one element, likewise.
+        out_dtype: dtype of the result.
+        use_fast_accum: allow the lower-precision accumulation some devices offer.
+
+    Returns:
+        [M, N] of ``out_dtype``. Where K or N is no multiple of 16, which ``torch._scaled_mm`` refuses, the product is
+        taken in bfloat16 instead (exact inputs, fp32 accumulation).
+
+    Raises:
+        GuardError: ranks, dtypes, inner dimensions or scales do not fit, both operands are e5m2, or an operand is in
+            the wrong memory order; the message says which and how to mend it.
+    """
+    _check_operands(a, b, scale_a, scale_b)
+    k, n = b.shape
+    if a.numel() == 0 or b.numel() == 0:
+        return torch.zeros(a.shape[0], n, dtype=out_dtype, device=a.device)
+    if k % ALIGNMENT or n % ALIGNMENT:
+        product = torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16))
+        return (product.float() * (scale_a * scale_b)).to(out_dtype)
+    return torch._scaled_mm(
+        a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, use_fast_accum=use_fast_accum
+    )
+
+
+def _check_operands(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> None:
+    for name, operand in (("a", a), ("b", b)):
+        if operand.dim() != 2:
+            raise GuardError(f"{name} must have 2 dimensions; got shape {tuple(operand.shape)}")
+        if operand.dtype not in FP8_DTYPES:
+            raise GuardError(f"{name} must be float8; got {operand.dtype}: quantise it with to_fp8")
+    if a.shape[1] != b.shape[0]:
+        hint = f"; b looks like [N, K]: pass b.t(), strides {b.t().stride()}" if a.shape[1] == b.shape[1] else ""
+        raise GuardError(f"a is {list(a.shape)} and b is {list(b.shape)}: the inner dimensions differ{hint}")
+    if a.dtype in E5M2_DTYPES and b.dtype in E5M2_DTYPES:
+        raise GuardError(f"a and b are both e5m2 ({a.dtype}, {b.dtype}); at least one operand must be e4m3")
+    if a.stride(1) != 1 and a.shape[1] > 1:
+        raise GuardError(
+            f"a must be row-major (strides (K, 1)); got strides {a.stride()} for shape {list(a.shape)}: "
+            "pass a.contiguous()"
+        )
+    if b.stride(0) != 1 and b.shape[0] > 1:
+        raise GuardError(
+            f"b must be column-major (strides (1, K)); got strides {b.stride()} for shape {list(b.shape)}: "
+            "pass w.t() of a contiguous w[N, K], or to_col_major(b)"
+        )
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale.dtype != torch.float32 or scale.numel() != 1:
+            raise GuardError(f"{name} must be one float32; got {scale.dtype} of shape {tuple(scale.shape)}")
+
+
+class _Float8Matmul(torch.autograd.Function):
+    """``x @ weight.t()`` in FP8, and both gradients in FP8. x is [B, K], weight [N, K]; B, K, N multiples of 16."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        dtype, _ = fp8_dtypes(x.device)
+        # Casts keep strides, so an input in another memory order is packed before it is quantised, not after.
+        x8, x_inv = to_fp8(x.contiguous(), dtype)
+        w8, w_inv = to_fp8(weight.contiguous(), dtype)
+        ctx.save_for_backward(x8, x_inv, w8, w_inv)
+        ctx.weight_dtype = weight.dtype  # type: ignore[attr-defined]
+        return scaled_mm(x8, w8.t(), x_inv, w_inv, out_dtype=x.dtype, use_fast_accum=True)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        x8, x_inv, w8, w_inv = ctx.saved_tensors  # type: ignore[attr-defined]
+        needs_x, needs_weight = ctx.needs_input_grad  # type: ignore[attr-defined]
+        _, dtype = fp8_dtypes(grad_output.device)
+        # A gradient that was expanded (of a sum, say) or transposed is packed first.
+        go8, go_inv = to_fp8(grad_output.contiguous(), dtype)
+        grad_x = grad_weight = None
+        if needs_x:
+            grad_x = scaled_mm(go8, to_col_major(w8), go_inv, w_inv, out_dtype=grad_output.dtype)
+        if needs_weight:
+            grad_weight = scaled_mm(
+                go8.t().contiguous(), to_col_major(x8), go_inv, x_inv, out_dtype=ctx.weight_dtype  # type: ignore[attr-defined]
+            )
+        return grad_x, grad_weight
+
+
+@dataclass(frozen=True)
+class Float8LinearConfig:
+    """How a :class:`Float8Linear` computes. ``compute_dtype``: what inputs are cast to and outputs are given in."""
+
+    compute_dtype: torch.dtype = torch.bfloat16
+
+    @staticmethod
+    def from_recipe_name(recipe_name: str) -> Float8LinearConfig:
+        """Return the configuration of a named recipe; only ``"tensorwise"`` exists.
+
+        Raises:
+            ConfigError: any other name.
+        """
+        if recipe_name != "tensorwise":
+            raise ConfigError(f"there is no FP8 recipe {recipe_name!r}; known: 'tensorwise'")
+        return Float8LinearConfig()
+
+
+class Float8Linear(nn.Linear):
+    """A drop-in ``nn.Linear`` whose products run in FP8 with tensor-wise scales.
+
+    Parameters keep their dtype and stay the master copy; the input is cast to the configuration's compute dtype (to
+    autocast's where that is on) and the output has it. Where the flattened batch or a feature count is no multiple of
+    16, the product runs in the compute dtype without FP8.
+    """
+
+    def __init__(self, *args: object, config: Float8LinearConfig | None = None, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.config = config or Float8LinearConfig()
+
+    @classmethod
+    def from_float(cls, mod: nn.Linear, config: Float8LinearConfig | None = None) -> Float8Linear:
+        """Return a Float8Linear that shares ``mod``'s parameters."""
+        with torch.device("meta"):
+            new = cls(mod.in_features, mod.out_features, bias=mod.bias is not None, config=config)
+        new.weight = mod.weight
+        new.bias = mod.bias
+        new.training = mod.training
+        fp8_dtypes(mod.weight.device)
+        return new
+
+    def to_float(self) -> nn.Linear:
+        """Return a plain ``nn.Linear`` that shares this module's parameters."""
+        with torch.device("meta"):
+            new = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
+        new.weight = self.weight
+        new.bias = self.bias
+        new.training = self.training
+        return new
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Apply the layer to ``input[..., in_features]``; returns ``[..., out_features]`` in the compute dtype.
+
+        Raises:
+            GuardError: the last dimension is not ``in_features``.
+        """
+        if input.dim() == 0 or input.shape[-1] != self.in_features:
+            raise GuardError(
+                f"input must have last dimension in_features={self.in_features}; got shape {tuple(input.shape)}"
+            )
+        dtype = self._compute_dtype(input.device.type)
+        x = input.to(dtype).reshape(-1, self.in_features)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        if x.shape[0] % ALIGNMENT or self.in_features % ALIGNMENT or self.out_features % ALIGNMENT or not x.shape[0]:
+            y = F.linear(x, self.weight.to(dtype), bias)
+        else:
+            y = _Float8Matmul.apply(x, self.weight)
+            y = y if bias is None else y + bias
+        return y.reshape(*input.shape[:-1], self.out_features)
+
+    def _compute_dtype(self, device_type: str) -> torch.dtype:
+        if torch.is_autocast_enabled(device_type):
+            return torch.get_autocast_dtype(device_type)
+        return self.config.compute_dtype
+
+
+def default_module_filter(module: nn.Module, fqn: str) -> bool:
+    """Whether a layer is worth converting: both feature counts multiples of 16 and at least 128."""
+    if not isinstance(module, nn.Linear):
+        return False
+    features = (module.in_features, module.out_features)
+    return min(features) >= MIN_FEATURES and all(count % ALIGNMENT == 0 for count in features)
+
+
+def convert_to_float8_training(
+    module: nn.Module,
+    *,
+    config: Float8LinearConfig | None = None,
+    module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
+) -> nn.Module:
+    """Replace the linear layers of a model by :class:`Float8Linear`, in place, children before parents.
+
+    Args:
+        module: the model, or a single linear layer.
+        config: applies to every layer converted.
+        module_filter_fn: called as ``f(layer, fully_qualified_name)``, True to convert; default: both feature counts
+            multiples of 16 and at least 128. Converted layers are left alone.
+
+    Returns:
+        The model; a new object only where ``module`` is itself a linear layer that was converted.
+    """
+    wanted = module_filter_fn or default_module_filter
+
+    def convert(child: nn.Module, fqn: str) -> nn.Module:
+        for name, grandchild in child.named_children():
+            replacement = convert(grandchild, f"{fqn}.{name}" if fqn else name)
+            if replacement is not grandchild:
+                setattr(child, name, replacement)
+        if isinstance(child, nn.Linear) and not isinstance(child, Float8Linear) and wanted(child, fqn):
+            return Float8Linear.from_float(child, config)
+        return child
+
+    return convert(module, "")
+
+
+@contextlib.contextmanager
+def disable_fp8(model: nn.Module) -> Iterator[None]:
+    """Run a ``with`` block with every :class:`Float8Linear` below ``model`` replaced by a plain ``nn.Linear``.
+
+    The parameters are shared, so nothing is copied; the FP8 layers come back when the block ends, also by an error.
+    A model that is itself a Float8Linear cannot be swapped from outside and is refused.
+
+    Raises:
+        GuardError: ``model`` is itself a Float8Linear.
+    """
+    if isinstance(model, Float8Linear):
+        raise GuardError("model is itself a Float8Linear and has no parent to swap it in; use model.to_float()")
+    swapped: list[tuple[nn.Module, str, Float8Linear]] = []
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Float8Linear):
+                swapped.append((parent, name, child))
+                setattr(parent, name, child.to_float())
+    try:
+        yield
+    finally:
+        for parent, name, child in swapped:
+            setattr(parent, name, child)
