@@ -1,0 +1,169 @@
+// The machine a handler sees: prepared instructions, wave, work-group and launch state.
+//
+// An ExecInst is an Inst prepared once per kernel: a direct handler, operands resolved to rows, scalars or constants,
+// and branch targets as indices. Handlers live in exec_*.cpp, one file per instruction class (see exec.h).
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+#include "inst.h"
+#include "matrix.h"
+#include "memory.h"
+
+namespace hfemu {
+
+constexpr int kLanes = 64;
+constexpr int kVgprs = 512;     // 256 VGPRs, then 256 AccVGPRs
+constexpr int kAcc = 256;       // row of a[0]
+constexpr uint32_t kVcc = 106, kM0 = 124, kExec = 126;
+constexpr uint64_t kAllLanes = ~uint64_t{0};
+
+struct Wave;
+struct ExecInst;
+struct Launch;
+struct Workgroup;
+struct ThreadState;
+struct WaveShadow;
+
+// Floating-point mode of a wave, from rsrc1 or s_setreg.
+struct Mode {
+  uint8_t round32 = 0, round64 = 0;    // 0 nearest-even, 1 up, 2 down, 3 toward zero
+  uint8_t denorm32 = 3, denorm64 = 3;  // bit 0 inputs kept, bit 1 outputs kept
+  bool dx10_clamp = true, ieee = true, fp16_ovfl = false;
+  bool fnuz = false;                   // 8-bit floats of gfx942
+  bool flush32() const { return denorm32 != 3; }
+};
+
+using Handler = void (*)(Wave&, const ExecInst&);
+// Rows of 64 dwords; a 64-bit value takes two rows. A compare writes 64 bytes of 0 or 0xFF instead.
+using LaneKernel = void (*)(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, const Mode& mode);
+
+enum class LaneType : uint8_t { none, b16, f16, b32, f32, b64, f64, pk16, pkf16, mask };
+
+enum class OpClass : uint8_t {
+  salu, smem, valu, valu_trans, mfma, lds, vmem_load, vmem_store, atomic, branch, barrier, waitcnt, other, count
+};
+
+enum class SourceKind : uint8_t { none, vgpr, constant, sgpr, special };
+
+struct Source {
+  SourceKind kind = SourceKind::none;
+  uint8_t dwords = 1;
+  uint16_t reg = 0;               // vgpr 0..511, sgpr 0..127, or a Special
+  const uint32_t* row = nullptr;  // constants: splat rows (two for 64-bit operands)
+};
+
+struct alignas(64) ExecInst {
+  Handler fn = nullptr;
+  LaneKernel kernel = nullptr;
+  Source src[3];
+  Source address;                 // memory: vaddr
+  uint16_t dst = 0;               // vgpr 0..511 or sgpr
+  uint8_t dst_dwords = 1;
+  bool dst_is_vgpr = false;
+  uint16_t dst2 = 0;              // carry-out or mask destination (sgpr)
+  uint16_t data = 0, data2 = 0;   // memory: first VGPR of stored or loaded data
+  uint16_t sbase = 0;             // memory: saddr or srsrc
+  bool has_sbase = false;
+  uint8_t bytes = 0;              // memory: bytes per lane of one access
+  LaneType result = LaneType::none;
+  OpClass op_class = OpClass::other;
+  uint32_t target = 0;            // branches: index of the target; s_waitcnt: the immediate
+  int64_t offset = 0;
+  const Inst* inst = nullptr;
+  const void* extra = nullptr;    // handler-specific: a MatrixFn, an alternative kernel
+};
+
+// A kernel's text, decoded and prepared.
+struct Program {
+  Arch arch = Arch::gfx950;
+  uint64_t base = 0;                // host address of virtual address 0
+  uint64_t text_begin = 0;          // virtual
+  std::vector<Inst> insts;
+  std::vector<ExecInst> code;       // parallel to insts, plus a final entry that faults
+  std::vector<uint32_t> index_of;   // text dword -> index, kNoIndex inside an instruction
+  std::vector<std::unique_ptr<uint32_t[]>> constants;
+  static constexpr uint32_t kNoIndex = ~0u;
+
+  uint64_t host_pc(uint32_t index) const { return base + insts[index].pc; }
+  // Index of the instruction at a host address, kNoIndex if there is none.
+  uint32_t index_at(uint64_t host_address) const;
+};
+// Decodes and prepares on first use, under a lock.
+Program& program_of(LoadedCode& code);
+
+enum class WaveState : uint8_t { running, barrier, ended };
+
+struct alignas(64) Wave {
+  Row v[kVgprs];
+  alignas(64) uint32_t s[128];
+  const ExecInst* code = nullptr;
+  uint32_t pc = 0;                 // index of the next instruction
+  uint32_t scc = 0;
+  WaveState state = WaveState::running;
+  bool yield = false;              // give way to the other waves (s_sleep)
+  uint32_t index = 0;              // within the work-group
+  Mode mode;
+  Workgroup* wg = nullptr;
+  ThreadState* thread = nullptr;
+  Launch* launch = nullptr;
+  WaveShadow* shadow = nullptr;    // null: no register or wait checks
+  uint8_t* scratch = nullptr;      // lane l's private memory: scratch + l * launch->private_bytes
+  uint32_t waits_outstanding = 0;
+
+  uint64_t s64(uint32_t reg) const {
+    uint64_t x;
+    std::memcpy(&x, &s[reg], 8);
+    return x;
+  }
+  void set_s64(uint32_t reg, uint64_t x) { std::memcpy(&s[reg], &x, 8); }
+  uint64_t exec() const { return s64(kExec); }
+};
+
+struct LdsShadow;
+class Stats;
+
+struct Workgroup {
+  uint32_t id[3] = {0, 0, 0};
+  uint32_t flat = 0;               // index in the grid, x fastest
+  uint8_t* lds = nullptr;
+  uint32_t lds_bytes = 0;
+  LdsShadow* shadow = nullptr;     // null: no LDS checks
+  uint32_t barriers = 0;           // passed so far: the epoch of race checks
+};
+
+// What one host thread owns while it runs work-groups.
+struct ThreadState {
+  AddressMap::Run last[2];         // recently hit runs, most recent first
+  Stats* stats = nullptr;          // null: nothing is counted
+};
+
+class GlobalRaces;
+
+struct Launch {
+  const Program* program = nullptr;
+  const KernelInfo* kernel = nullptr;
+  Options options;
+  AddressMap map;
+  uint32_t private_bytes = 0;
+  GlobalRaces* global_races = nullptr;
+  std::atomic<bool> stop{false};
+};
+
+struct FaultError {
+  Fault fault;
+};
+// Throws a FaultError whose text has the reason, kernel, PC, disassembly, work-group, wave and (lane >= 0) lane.
+[[noreturn]] void fault(const Wave& w, const ExecInst& in, FaultKind kind, const std::string& reason, int lane = -1);
+[[noreturn]] void unsupported(const Wave& w, const ExecInst& in, const std::string& what);
+
+std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
+
+}  // namespace hfemu
