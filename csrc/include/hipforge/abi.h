@@ -40,7 +40,8 @@ typedef enum hf_dtype {
   HF_E4M3FNUZ = 12,
   HF_E5M2 = 13,
   HF_E5M2FNUZ = 14,
-  HF_E8M0FNU = 15
+  HF_E8M0FNU = 15,
+  HF_E2M1FN_X2 = 16 /* two fp4 values per byte; shape and strides count bytes */
 } hf_dtype;
 
 typedef enum hf_device_type { HF_DEVICE_CPU = 0, HF_DEVICE_GPU = 1 } hf_device_type;

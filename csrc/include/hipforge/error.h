@@ -11,7 +11,7 @@ inline const char* dtype_name(int32_t dtype) {
                                       "int16",   "int32",    "int64",         "float16",
                                       "bfloat16", "float32", "float64",       "float8_e4m3fn",
                                       "float8_e4m3fnuz",     "float8_e5m2",   "float8_e5m2fnuz",
-                                      "float8_e8m0fnu"};
+                                      "float8_e8m0fnu",        "float4_e2m1fn_x2"};
   const int32_t known = static_cast<int32_t>(sizeof(names) / sizeof(names[0]));
   return dtype >= 0 && dtype < known ? names[dtype] : names[0];
 }

@@ -9,7 +9,8 @@ namespace hf __attribute__((visibility("hidden"))) {
 inline int64_t dtype_bytes(int32_t dtype) {
   switch (dtype) {
     case HF_BOOL: case HF_U8: case HF_I8:
-    case HF_E4M3FN: case HF_E4M3FNUZ: case HF_E5M2: case HF_E5M2FNUZ: case HF_E8M0FNU: return 1;
+    case HF_E4M3FN: case HF_E4M3FNUZ: case HF_E5M2: case HF_E5M2FNUZ: case HF_E8M0FNU:
+    case HF_E2M1FN_X2: return 1;
     case HF_I16: case HF_F16: case HF_BF16: return 2;
     case HF_I32: case HF_F32: return 4;
     case HF_I64: case HF_F64: return 8;

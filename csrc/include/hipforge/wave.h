@@ -1,0 +1,94 @@
+// Wave-level helpers (wave64): lane exchange inside a quad, and sums over the wave that reduce several values at once.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/vector.h"
+
+namespace hf::dev {
+
+constexpr int kWaveSize = 64;
+constexpr int kWaveRow = 16;  // lanes that a DPP row operation spans
+
+/// A value known to be the same in all lanes, as a scalar register.
+__device__ inline uint32_t uniform(uint32_t value) { return __builtin_amdgcn_readfirstlane(value); }
+
+/// The value held by the even (kOdd = false) or odd lane of each pair of neighbouring lanes. Usually costs nothing: the
+/// compiler folds the DPP quad permutation into the instruction that uses the result.
+template <bool kOdd>
+__device__ inline uint32_t from_pair_lane(uint32_t value) {
+  constexpr int kQuadPerm = kOdd ? (1 | 1 << 2 | 3 << 4 | 3 << 6) : (0 | 0 << 2 | 2 << 4 | 2 << 6);
+  return __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kQuadPerm, 0xF, 0xF, true);
+}
+
+namespace detail {
+
+// value + (value rotated right by kLanes inside each row of 16 lanes)
+template <int kLanes>
+__device__ inline float add_row_rotated(float value) {
+  constexpr int kRowRor = 0x120 + kLanes;
+  const int32_t rotated = __builtin_amdgcn_mov_dpp(__builtin_bit_cast(int32_t, value), kRowRor, 0xF, 0xF, true);
+  return value + __builtin_bit_cast(float, rotated);
+}
+
+}  // namespace detail
+
+/// The sum over each row of 16 lanes, in all lanes of the row.
+__device__ inline float row_sum(float value) {
+  value = detail::add_row_rotated<8>(value);
+  value = detail::add_row_rotated<4>(value);
+  value = detail::add_row_rotated<2>(value);
+  return detail::add_row_rotated<1>(value);
+}
+
+#if defined(__gfx950__)
+
+namespace detail {
+
+__device__ inline float add_half_waves(float low, float high) {
+  const auto swapped = __builtin_amdgcn_permlane32_swap(__builtin_bit_cast(uint32_t, low),
+                                                        __builtin_bit_cast(uint32_t, high), false, false);
+  return __builtin_bit_cast(float, swapped[0]) + __builtin_bit_cast(float, swapped[1]);
+}
+
+__device__ inline float add_row_pairs(float even, float odd) {
+  const auto swapped = __builtin_amdgcn_permlane16_swap(__builtin_bit_cast(uint32_t, even),
+                                                        __builtin_bit_cast(uint32_t, odd), false, false);
+  return __builtin_bit_cast(float, swapped[0]) + __builtin_bit_cast(float, swapped[1]);
+}
+
+}  // namespace detail
+
+/// Which of the kCount values summed by wave_sums a lane receives.
+template <int kCount>
+__device__ inline int wave_sums_index(int lane) {
+  if constexpr (kCount == 1) return 0;
+  if constexpr (kCount == 2) return lane / 32;
+  const int row = lane / kWaveRow;
+  return 4 * (lane % kWaveRow) + 2 * (row & 1) + (row >> 1);
+}
+
+/// Sums kCount per-lane values (a power of two, at most 64) over the wave at once; the lane whose wave_sums_index is v
+/// receives the total of values[v]. Swapping halves between two registers lets one addition serve two values, so four
+/// values cost 10 instructions instead of 24. The order of additions is fixed.
+template <int kCount>
+__device__ inline float wave_sums(const float (&values)[kCount], int lane) {
+  static_assert(kCount >= 1 && kCount <= kWaveSize && (kCount & (kCount - 1)) == 0);
+  constexpr int kHalves = kCount >= 2 ? kCount / 2 : 1;
+  float half[kHalves];
+#pragma unroll
+  for (int i = 0; i < kHalves; ++i) half[i] = detail::add_half_waves(values[2 * i % kCount], values[(2 * i + 1) % kCount]);
+
+  constexpr int kRows = kCount >= 4 ? kCount / 4 : 1;
+  float total = 0.f;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const float sum = row_sum(detail::add_row_pairs(half[2 * i % kHalves], half[(2 * i + 1) % kHalves]));
+    total = (i == 0 || lane % kWaveRow == i) ? sum : total;
+  }
+  return total;
+}
+
+#endif  // __gfx950__
+
+}  // namespace hf::dev

@@ -1,0 +1,276 @@
+"""Bind ``hf_entry_*`` of a loaded module to a Python callable.
+
+The callable is a METH_FASTCALL function of ``binding.c``, compiled once per machine; where no C compiler is found,
+:mod:`hipforge.jit.abi_ctypes` does the same in Python, several microseconds slower. Both read tensors as plain views,
+check kinds and devices, release the GIL around the entry and turn its error into the exception of its kind. On the
+emulator they also declare the exact byte extent of every tensor argument, under the argument's name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sysconfig
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Protocol
+
+from hipforge import devices
+from hipforge.errors import (
+    ArchError,
+    BuildError,
+    ConfigError,
+    EmulatorFault,
+    GuardError,
+    HipforgeError,
+    LaunchError,
+    ToolchainError,
+)
+from hipforge.jit.signature import KINDS, Signature
+
+log = logging.getLogger("hipforge")
+
+ABI_VERSION = 1  # HF_ABI_VERSION of csrc/include/hipforge/abi.h
+
+Target = Literal["host", "emulator", "hip"]
+Implementation = Literal["extension", "extension-without-table", "ctypes"]
+
+_TARGETS: dict[str, int] = {"host": 0, "emulator": 1, "hip": 2}
+
+# index by hf_error_kind; [0] is raised for a fault that the emulator reports
+ERROR_CLASSES: tuple[type[HipforgeError], ...] = (EmulatorFault, GuardError, ArchError, LaunchError, HipforgeError)
+
+_EMULATOR_FUNCTIONS = ("hfemu_push_extents", "hfemu_pop_extents", "hfemu_last_error", "hfemu_clear_error")
+_HIP_FUNCTIONS = ("hipGetDevice", "hipSetDevice")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where entries run: the kind of device and the addresses of its runtime's functions (0: not needed)."""
+
+    target: Target
+    emulator: tuple[int, int, int, int] = (0, 0, 0, 0)
+    hip: tuple[int, int] = (0, 0)
+
+
+class Binder(Protocol):
+    """Makes callables of entry addresses; ``binding.c`` and :mod:`hipforge.jit.abi_ctypes` each have one."""
+
+    def bind(
+        self,
+        address: int,
+        name: str,
+        letters: str,
+        names: tuple[str, ...],
+        writable: bytes,
+        defaults: tuple[Any, ...],
+        divert: Callable[..., Any] | None,
+        owner: object,
+    ) -> Callable[..., None]:
+        """Return a function of the entry at ``address``, which keeps ``owner`` alive."""
+        ...
+
+
+def process_environment() -> Environment:
+    """Return the environment of this process's device, its runtime loaded.
+
+    Raises:
+        ConfigError: the device is ``reference``, which runs no kernels.
+    """
+    device = devices.current()
+    runtime = device.load_runtime()
+    library = runtime if isinstance(runtime, ctypes.CDLL) else ctypes.CDLL(None)
+    if device.kind == "emulator":
+        push, pop, last, clear = (_address(library, name) for name in _EMULATOR_FUNCTIONS)
+        return Environment("emulator", emulator=(push, pop, last, clear))
+    get, set_ = (_address(library, name) for name in _HIP_FUNCTIONS)
+    return Environment("hip", hip=(get, set_))
+
+
+def bind(
+    library: ctypes.CDLL,
+    entry: str,
+    signature: Signature,
+    *,
+    divert: Callable[..., Any] | None = None,
+    binder: Binder | None = None,
+) -> Callable[..., None]:
+    """Return a callable of ``hf_entry_<entry>`` in ``library``, which it keeps loaded.
+
+    It takes the arguments of ``signature``, positional or by keyword. ``divert`` is called with them instead when a
+    tensor is a subclass (such as a FakeTensor), a meta tensor, or a torch dispatch mode is active.
+
+    Raises:
+        ConfigError: the library has no such entry, another ABI version, or the entry's own signature differs.
+    """
+    where = f"module {Path(library._name).name!r}" if library._name else "module"
+    try:
+        address = _address(library, f"hf_entry_{entry}")
+    except AttributeError:
+        raise ConfigError(
+            f"{where} exports no entry {entry!r}; its source needs HF_EXPORT({entry}), or the stub needs fc_name="
+        ) from None
+    version = ctypes.c_uint32.in_dll(library, "hf_abi_version").value
+    if version != ABI_VERSION:
+        raise ConfigError(
+            f"{where} was built for version {version} of the C ABI; this hipforge speaks {ABI_VERSION}: rebuild it"
+        )
+    exported = (ctypes.c_char_p.in_dll(library, f"hf_signature_{entry}").value or b"").decode()
+    if exported != signature.letters:
+        raise ConfigError(_mismatch(where, entry, exported, signature))
+    return (binder or process_binder()).bind(
+        address,
+        signature.name,
+        signature.letters,
+        signature.names,
+        signature.writable,
+        signature.defaults,
+        divert,
+        library,
+    )
+
+
+def _mismatch(where: str, entry: str, exported: str, signature: Signature) -> str:
+    def words(letters: str) -> str:
+        return "(" + ", ".join(KINDS[letter][0] if letter in KINDS else repr(letter) for letter in letters) + ")"
+
+    text = f"stub {signature.name} and {where} disagree: HF_EXPORT({entry}) takes {words(exported)}"
+    text += f", the stub's annotations say {words(signature.letters)}"
+    for index, (parameter, letter) in enumerate(zip(signature.parameters, exported, strict=False)):
+        if parameter.kind != letter:
+            return text + f"; first difference: argument {index}, '{parameter.name}'"
+    return text + f"; {len(exported)} arguments against {len(signature.parameters)}"
+
+
+_binder: Binder | None = None
+_binder_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _binder_lock
+    _binder_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def process_binder() -> Binder:
+    """Return the binder of this process, configured for its device; made on the first call."""
+    global _binder
+    if _binder is None:
+        with _binder_lock:
+            if _binder is None:
+                _binder = make_binder(process_environment())
+    return _binder
+
+
+def make_binder(environment: Environment, implementation: Implementation | None = None) -> Binder:
+    """Return a new binder for ``environment``.
+
+    ``implementation`` None takes the extension, and ctypes where the extension cannot be built.
+    """
+    import torch
+
+    from hipforge.jit import abi_ctypes
+
+    maker: Callable[..., Binder] = abi_ctypes.make_binder
+    if implementation != "ctypes":
+        try:
+            maker = _load_extension(_extension_path()).make_binder
+        except (ToolchainError, BuildError) as error:
+            if implementation is not None:
+                raise
+            log.warning("each call takes some 20 us longer, because the binding cannot be compiled: %s", error)
+    table = None
+    if implementation != "extension-without-table":
+        table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return maker(
+        _TARGETS[environment.target],
+        torch.Tensor,
+        torch.nn.Parameter,
+        ERROR_CLASSES,
+        torch._C._len_torch_dispatch_stack,
+        read_tensor,
+        read_stream,
+        table,
+        (*environment.emulator, *environment.hip),
+    )
+
+
+def _load_extension(path: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader("hipforge_binding", str(path))
+    spec = importlib.util.spec_from_file_location("hipforge_binding", path, loader=loader)
+    assert spec is not None  # a loader was given
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _extension_path() -> Path:
+    from hipforge.jit import host_library
+
+    here = Path(__file__).parent
+    include = Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").is_file():
+        raise ToolchainError(f"no Python.h in {include}; Debian and Ubuntu have it in python3-dev")
+    # The limited API makes one binary for all Pythons from 3.10; free-threaded builds have no limited API.
+    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    limited = [] if free_threaded else ["-DPy_LIMITED_API=0x030A0000"]
+    return host_library.build(
+        "hipforge_binding",
+        sources=[here / "binding.c"],
+        cflags=["-O2", "-fPIC", *limited, f"-I{include}", f"-I{_include_dir()}"],
+        ldflags=["-shared"],
+    )
+
+
+def _include_dir() -> Path:
+    import hipforge.csrc
+
+    return Path(hipforge.csrc.__path__[0]) / "include"
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
+
+
+@functools.lru_cache(maxsize=1)
+def dtype_codes() -> dict[Any, int]:
+    """Return torch dtype -> ``hf_dtype`` for the dtypes that this torch has."""
+    import torch
+
+    names = (
+        "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+    )
+    return {getattr(torch, name): code for code, name in enumerate(names, start=1) if hasattr(torch, name)}
+
+
+def read_tensor(tensor: Any) -> tuple[int, int, bool, int, tuple[int, ...], tuple[int, ...]]:
+    """Return (data address, hf_dtype, on a GPU, device index, shape, strides in elements) of a torch tensor.
+
+    Raises:
+        BufferError: the tensor has no plain strided storage on a CPU or GPU.
+    """
+    device = tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise BufferError(f"its device is {device}, neither a CPU nor a GPU")
+    if str(tensor.layout) != "torch.strided":
+        raise BufferError(f"its layout is {tensor.layout}, not strided")
+    index = device.index or 0
+    code = dtype_codes().get(tensor.dtype, 0)
+    return tensor.data_ptr(), code, device.type == "cuda", index, tuple(tensor.shape), tuple(tensor.stride())
+
+
+def read_stream(device_index: int) -> int:
+    """Return torch's current stream of GPU ``device_index`` as an address."""
+    import torch
+
+    return int(torch.cuda.current_stream(device_index).cuda_stream)

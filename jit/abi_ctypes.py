@@ -1,0 +1,283 @@
+"""The binder in pure Python, for machines without a C compiler: the same checks and errors, more microseconds."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hipforge.jit.signature import BOOL, FLOAT, INT, KINDS, OPTIONAL_TENSOR, TENSOR, Parameter, Signature
+
+_KIND_NONE, _KIND_TENSOR, _KIND_INT, _KIND_FLOAT, _KIND_BOOL, _KIND_STRING = range(6)
+_LAUNCH, _OTHER = 3, 4  # hf_error_kind
+_HOST, _EMULATOR, _HIP = range(3)
+_ITEM_BYTES = (1, 1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 1, 1, 1, 1, 1, 1)  # by hf_dtype
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("device_type", ctypes.c_int32),
+        ("device_index", ctypes.c_int32),
+    )
+
+
+class _Value(ctypes.Union):
+    _fields_ = (("tensor", _Tensor), ("i", ctypes.c_int64), ("f", ctypes.c_double), ("s", ctypes.c_char_p))
+
+
+class _Arg(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("reserved", ctypes.c_int32), ("value", _Value))
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        ("args", ctypes.POINTER(_Arg)),
+        ("num_args", ctypes.c_int32),
+        ("error_kind", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+        ("error", ctypes.c_char * 4096),
+    )
+
+
+class _Extent(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("base", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("writable", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+class _Diverted(Exception):  # noqa: N818 - control flow, never seen by a caller
+    """The call belongs to the torch dispatcher."""
+
+
+@dataclass(frozen=True)
+class CtypesBinder:
+    """The Python counterpart of ``binding.c``'s binder; fields as ``make_binder`` takes them."""
+
+    target: int
+    tensor_type: type
+    errors: tuple[type[Exception], ...]
+    mode_depth: Callable[[], int]
+    read_tensor: Callable[[Any], tuple[int, int, bool, int, tuple[int, ...], tuple[int, ...]]]
+    read_stream: Callable[[int], int]
+    plain_types: tuple[type, ...]
+    functions: tuple[Callable[..., Any], ...]
+
+    def bind(
+        self,
+        address: int,
+        name: str,
+        letters: str,
+        names: tuple[str, ...],
+        writable: bytes,
+        defaults: tuple[Any, ...],
+        divert: Callable[..., Any] | None,
+        owner: object,
+    ) -> Callable[..., None]:
+        """Return a function of the entry at ``address``; ``owner`` stays alive as long as it does."""
+        parameters = tuple(
+            Parameter(text, kind, bool(flag)) for text, kind, flag in zip(names, letters, writable, strict=True)
+        )
+        signature = Signature(name, parameters, defaults, "None")
+        entry = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))(address)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            values = signature.bind(args, kwargs)
+            try:
+                if divert is not None and self.mode_depth():
+                    raise _Diverted
+                self._run(entry, signature, values, divert is not None)
+            except _Diverted:
+                assert divert is not None
+                return divert(*values)
+
+        call.__name__ = name
+        call.__hipforge_owner__ = owner  # type: ignore[attr-defined]
+        return call
+
+    def _run(self, entry: Any, signature: Signature, values: tuple[Any, ...], can_divert: bool) -> None:
+        converted = (_Arg * max(1, len(values)))()
+        keep: list[Any] = []  # what the call points to
+        device = -1
+        for arg, parameter, value in zip(converted, signature.parameters, values, strict=False):
+            self._convert(signature.name, arg, parameter, value, keep, can_divert)
+            if arg.kind == _KIND_TENSOR:
+                device = self._check_device(signature.name, parameter, arg.value.tensor, device)
+        call = _Call(ctypes.cast(converted, ctypes.POINTER(_Arg)), len(values), 0, None)
+        fault = None
+        if self.target == _EMULATOR:
+            kind, fault = self._run_on_emulator(entry, call, signature, converted)
+        elif self.target == _HIP:
+            kind = self._run_on_hip(entry, call, signature.name, device)
+        else:
+            kind = entry(ctypes.byref(call))
+        if fault is not None:
+            raise self.errors[0](f"{signature.name}: {fault.decode(errors='replace')}")
+        if kind:
+            error = self.errors[kind if 0 < kind <= _OTHER else _OTHER]
+            raise error(f"{signature.name}: {call.error.decode(errors='replace')}")
+
+    def _run_on_emulator(self, entry: Any, call: _Call, signature: Signature, args: Any) -> tuple[int, bytes | None]:
+        push, pop, last_error, clear_error = self.functions[:4]
+        extents = (_Extent * max(1, len(signature.parameters)))()
+        count = 0
+        for arg, parameter in zip(args, signature.parameters, strict=False):
+            if arg.kind == _KIND_TENSOR:
+                tensor = arg.value.tensor
+                extents[count] = _Extent(
+                    parameter.name.encode(), tensor.data or 0, _extent_bytes(tensor), parameter.mutated, 0
+                )
+                count += 1
+        clear_error()
+        push(extents, count)
+        try:
+            kind = entry(ctypes.byref(call))
+        finally:
+            pop()
+        return kind, last_error() if kind in (0, _LAUNCH) else None
+
+    def _run_on_hip(self, entry: Any, call: _Call, name: str, device: int) -> int:
+        get_device, set_device = self.functions[4:]
+        call.stream = self.read_stream(device)
+        previous = ctypes.c_int(device)
+        status = get_device(ctypes.byref(previous))
+        if not status and previous.value != device:
+            status = set_device(device)
+        if status:
+            raise self.errors[_LAUNCH](f"{name}: HIP error {status} on making GPU {device} the current one")
+        try:
+            return int(entry(ctypes.byref(call)))
+        finally:
+            if previous.value != device:
+                set_device(previous.value)
+
+    def _convert(self, op: str, arg: _Arg, parameter: Parameter, value: Any, keep: list[Any], can_divert: bool) -> None:
+        kind = parameter.kind
+        if kind in (TENSOR, OPTIONAL_TENSOR):
+            if value is None and kind == OPTIONAL_TENSOR:
+                arg.kind = _KIND_NONE
+                return
+            if not isinstance(value, self.tensor_type):
+                raise self._refusal(op, parameter, KINDS[kind][0].replace(" | ", " or "), value)
+            if can_divert and (type(value) not in self.plain_types or value.is_meta):
+                raise _Diverted
+            arg.kind = _KIND_TENSOR
+            arg.value.tensor = self._view(op, parameter, value, keep)
+        elif kind == INT:
+            arg.kind = _KIND_INT
+            try:
+                number = value.__index__()
+            except AttributeError:
+                raise self._refusal(op, parameter, "an int", value) from None
+            if not -(2**63) <= number < 2**63:
+                raise self.errors[1](f"{op}: argument '{parameter.name}' = {value!r} does not fit 64 bits")
+            arg.value.i = number
+        elif kind == FLOAT:
+            arg.kind = _KIND_FLOAT
+            try:
+                arg.value.f = float(value) if not isinstance(value, (str, bytes)) else None
+            except TypeError:
+                raise self._refusal(op, parameter, "a float", value) from None
+        elif kind == BOOL:
+            if not isinstance(value, bool):
+                raise self._refusal(op, parameter, "True or False", value)
+            arg.kind = _KIND_BOOL
+            arg.value.i = value
+        else:
+            if not isinstance(value, str):
+                raise self._refusal(op, parameter, "a str", value)
+            if "\0" in value:
+                raise self._refusal(op, parameter, "a str without zero characters", value)
+            arg.kind = _KIND_STRING
+            keep.append(value.encode())
+            arg.value.s = keep[-1]
+
+    def _view(self, op: str, parameter: Parameter, value: Any, keep: list[Any]) -> _Tensor:
+        try:
+            data, code, on_gpu, index, shape, strides = self.read_tensor(value)
+        except (BufferError, RuntimeError) as error:
+            raise self.errors[1](
+                f"{op}: argument '{parameter.name}' is not a plain strided tensor: {error}"
+            ) from None
+        if code == 0:
+            raise self.errors[1](
+                f"{op}: argument '{parameter.name}' has dtype {value.dtype}, which no kernel takes; accepted: bool, "
+                "uint8, int8 to int64, float16, bfloat16, float32, float64, float8 types and float4_e2m1fn_x2"
+            )
+        dims = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
+        keep.extend(dims)
+        pointers = (ctypes.cast(item, ctypes.POINTER(ctypes.c_int64)) for item in dims)
+        return _Tensor(data, *pointers, len(shape), code, on_gpu, index)
+
+    def _check_device(self, op: str, parameter: Parameter, tensor: _Tensor, device: int) -> int:
+        where = f"{op}: argument '{parameter.name}' is "
+        if self.target != _HIP:
+            if tensor.device_type:
+                raise self.errors[1](
+                    f"{where}on GPU {tensor.device_index}, but kernels run on the emulator, which takes CPU tensors; "
+                    "pass CPU tensors, or set HIPFORGE_DEVICE=hip (an AMD GPU and a ROCm build of torch) before the "
+                    "first call"
+                )
+            return device
+        if not tensor.device_type:
+            raise self.errors[1](
+                f"{where}a CPU tensor, but kernels run on the GPU (HIPFORGE_DEVICE=hip or auto); move it to the GPU, "
+                "or set HIPFORGE_DEVICE=emulator for CPU tensors"
+            )
+        if device not in (-1, tensor.device_index):
+            raise self.errors[1](
+                f"{where}on GPU {tensor.device_index}, an earlier one on GPU {device}; "
+                "all tensors of a call share one GPU"
+            )
+        return int(tensor.device_index)
+
+    def _refusal(self, op: str, parameter: Parameter, accepted: str, value: Any) -> Exception:
+        if accepted.startswith("torch"):
+            accepted = f"a {accepted}"
+        got = "None" if value is None else type(value).__name__
+        return self.errors[1](f"{op}: argument '{parameter.name}' must be {accepted}; got {got}")
+
+
+def _extent_bytes(tensor: _Tensor) -> int:
+    last = 0
+    for i in range(tensor.ndim):
+        if tensor.shape[i] == 0:
+            return 0
+        last += (tensor.shape[i] - 1) * tensor.strides[i]
+    return (last + 1) * _ITEM_BYTES[tensor.dtype]
+
+
+def make_binder(
+    target: int,
+    tensor_type: type,
+    parameter_type: type,
+    errors: tuple[type[Exception], ...],
+    mode_depth: Callable[[], int],
+    read_tensor: Callable[[Any], tuple[int, int, bool, int, tuple[int, ...], tuple[int, ...]]],
+    read_stream: Callable[[int], int],
+    table_capsule: object,
+    addresses: tuple[int, ...],
+) -> CtypesBinder:
+    """Return a binder; arguments as ``binding.c``'s ``make_binder`` takes them (the table is not used)."""
+    del table_capsule
+    prototypes = (
+        ctypes.CFUNCTYPE(None, ctypes.POINTER(_Extent), ctypes.c_int32),
+        ctypes.CFUNCTYPE(None),
+        ctypes.CFUNCTYPE(ctypes.c_char_p),
+        ctypes.CFUNCTYPE(None),
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int),
+    )
+    functions = tuple(prototype(address) for prototype, address in zip(prototypes, addresses, strict=True))
+    return CtypesBinder(
+        target, tensor_type, errors, mode_depth, read_tensor, read_stream, (tensor_type, parameter_type), functions
+    )

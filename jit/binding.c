@@ -1,0 +1,704 @@
+/* Calls hf_entry_* of a module from Python: arguments in, the entry's error out as a Python exception.
+ *
+ * One function object per entry (METH_FASTCALL). Tensors are read through the DLPack exchange table that torch
+ * publishes on its tensor type, so no torch header is needed; where a torch has no such table, through a Python
+ * callable. Compiled against the limited API of Python 3.10: one build serves every later CPython.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "hipforge/abi.h"
+
+enum { MAX_ARGS = 64, MAX_DIMS = 64 };
+
+/* ---- DLPack, the part that a consumer of views needs (layout fixed by its specification, major version 1) ---- */
+
+typedef struct {
+  int32_t device_type;
+  int32_t device_id;
+} DlDevice;
+
+typedef struct {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+} DlDataType;
+
+typedef struct {
+  void* data;
+  DlDevice device;
+  int32_t ndim;
+  DlDataType dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+} DlTensor;
+
+typedef struct {
+  uint32_t major;
+  uint32_t minor;
+  void* previous;
+  void* allocate;
+  void* from_object;
+  void* to_object;
+  int (*view_of_object)(void* object, DlTensor* out);
+  int (*current_stream)(int32_t device_type, int32_t device_id, void** out);
+} DlExchangeTable;
+
+enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_ROCM = 10, DL_ROCM_HOST = 11 };
+
+/* Type codes of DLPack against ours; bits tell the widths apart. */
+static int32_t dtype_of(DlDataType type) {
+  if (type.lanes == 2 && type.code == 17 && type.bits == 4) return HF_E2M1FN_X2;
+  if (type.lanes != 1) return HF_UNKNOWN;
+  switch (type.code) {
+    case 0: return type.bits == 8 ? HF_I8 : type.bits == 16 ? HF_I16 : type.bits == 32 ? HF_I32 : type.bits == 64 ? HF_I64 : HF_UNKNOWN;
+    case 1: return type.bits == 8 ? HF_U8 : HF_UNKNOWN;
+    case 2: return type.bits == 16 ? HF_F16 : type.bits == 32 ? HF_F32 : type.bits == 64 ? HF_F64 : HF_UNKNOWN;
+    case 4: return type.bits == 16 ? HF_BF16 : HF_UNKNOWN;
+    case 6: return type.bits == 8 ? HF_BOOL : HF_UNKNOWN;
+    case 10: return HF_E4M3FN;
+    case 11: return HF_E4M3FNUZ;
+    case 12: return HF_E5M2;
+    case 13: return HF_E5M2FNUZ;
+    case 14: return HF_E8M0FNU;
+    default: return HF_UNKNOWN;
+  }
+}
+
+static int64_t dtype_bytes(int32_t dtype) {
+  switch (dtype) {
+    case HF_I64: case HF_F64: return 8;
+    case HF_I32: case HF_F32: return 4;
+    case HF_I16: case HF_F16: case HF_BF16: return 2;
+    default: return 1;
+  }
+}
+
+/* ---- what a binder knows: device, types, exceptions; one per process outside of tests ---- */
+
+typedef struct {
+  const char* name;
+  uint64_t base;
+  uint64_t bytes;
+  uint32_t writable;
+  uint32_t reserved;
+} Extent; /* hfemu_extent of the emulator's api.h */
+
+typedef enum { ON_HOST = 0, ON_EMULATOR = 1, ON_HIP = 2 } Target;
+
+typedef struct {
+  PyObject_HEAD
+  Target target;
+  PyObject* tensor_type;
+  PyObject* parameter_type;
+  PyObject* errors[5];      /* by hf_error_kind; [0] is EmulatorFault */
+  PyObject* mode_depth;     /* torch's count of active dispatch modes */
+  PyObject* read_tensor;    /* tensor -> (data, dtype, is_gpu, index, shape, strides); used without a table */
+  PyObject* read_stream;    /* device index -> stream; used without a table */
+  const DlExchangeTable* table;
+  void (*push_extents)(const Extent*, int32_t);
+  void (*pop_extents)(void);
+  const char* (*last_error)(void);
+  void (*clear_error)(void);
+  int (*get_device)(int*);
+  int (*set_device)(int);
+} Binder;
+
+static PyObject* binder_type;
+
+/* ---- one bound entry ---- */
+
+typedef struct {
+  PyObject_HEAD
+  PyMethodDef method;
+  Binder* env;
+  int (*entry)(hf_call*);
+  char* name;
+  Py_ssize_t count;
+  char* kinds;                  /* one signature letter per argument */
+  const char** texts;           /* argument names, UTF-8, owned by `names` */
+  uint8_t* writable;
+  PyObject* names;              /* tuple of str */
+  PyObject* defaults;           /* tuple: defaults of the last arguments */
+  PyObject* divert;             /* called with the arguments when they are not plain tensors; or NULL */
+  PyObject* owner;              /* keeps the library loaded */
+} Entry;
+
+static PyObject* entry_type;
+
+static const char* type_name(PyObject* object, PyObject** keep) {
+  *keep = PyObject_GetAttrString((PyObject*)Py_TYPE(object), "__name__");
+  const char* text = *keep ? PyUnicode_AsUTF8AndSize(*keep, NULL) : NULL;
+  PyErr_Clear();
+  return text ? text : "?";
+}
+
+static int refuse(Entry* self, Py_ssize_t i, const char* accepted, PyObject* value) {
+  const Binder* env = self->env;
+  PyObject* keep = NULL;
+  const char* got = type_name(value, &keep);
+  PyErr_Format(env->errors[HF_ERROR_GUARD], "%s: argument '%s' must be %s; got %s", self->name, self->texts[i], accepted,
+               value == Py_None ? "None" : got);
+  Py_XDECREF(keep);
+  return -1;
+}
+
+/* Puts positional and keyword arguments and defaults in order; borrowed references. */
+static int order_arguments(Entry* self, PyObject* const* args, Py_ssize_t given, PyObject* kwnames, PyObject** out) {
+  const Py_ssize_t count = self->count;
+  if (given > count) {
+    PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments but %zd were given", self->name, count, given);
+    return -1;
+  }
+  memset(out, 0, (size_t)count * sizeof(*out));
+  for (Py_ssize_t i = 0; i < given; ++i) out[i] = args[i];
+  const Py_ssize_t keywords = kwnames ? PyTuple_Size(kwnames) : 0;
+  for (Py_ssize_t k = 0; k < keywords; ++k) {
+    PyObject* key = PyTuple_GetItem(kwnames, k);
+    Py_ssize_t i = 0;
+    while (i < count && PyUnicode_Compare(key, PyTuple_GetItem(self->names, i)) != 0) ++i;
+    if (i == count) {
+      PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument %R; arguments: %R", self->name, key,
+                   self->names);
+      return -1;
+    }
+    if (out[i]) {
+      PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument %R", self->name, key);
+      return -1;
+    }
+    out[i] = args[given + k];
+  }
+  const Py_ssize_t first_default = count - PyTuple_Size(self->defaults);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (out[i]) continue;
+    if (i < first_default) {
+      PyErr_Format(PyExc_TypeError, "%s() missing argument '%s'", self->name, self->texts[i]);
+      return -1;
+    }
+    out[i] = PyTuple_GetItem(self->defaults, i - first_default);
+  }
+  return 0;
+}
+
+/* Shape and stride storage for tensors that are read through Python. */
+typedef struct {
+  int64_t values[2 * MAX_DIMS];
+  void* next;
+} Dims;
+
+static int read_dims(PyObject* tuple, int64_t* out, Py_ssize_t count) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PyTuple_GetItem(tuple, i);
+    out[i] = item ? PyLong_AsLongLong(item) : -1;
+    if (PyErr_Occurred()) return -1;
+  }
+  return 0;
+}
+
+/* Reads one tensor through the binder's read_tensor; the dimensions are chained into *dims, freed after the call. */
+static int view_through_python(const Binder* env, PyObject* object, hf_tensor* out, void** dims) {
+  PyObject* facts = PyObject_CallFunctionObjArgs(env->read_tensor, object, NULL);
+  if (!facts) return -1;
+  unsigned long long data = 0;
+  int dtype = 0, gpu = 0, index = 0;
+  PyObject *shape = NULL, *strides = NULL;
+  int status = -1;
+  if (!PyArg_ParseTuple(facts, "KiiiO!O!", &data, &dtype, &gpu, &index, &PyTuple_Type, &shape, &PyTuple_Type, &strides))
+    goto done;
+  const Py_ssize_t ndim = PyTuple_Size(shape);
+  if (ndim > MAX_DIMS || PyTuple_Size(strides) != ndim) {
+    PyErr_Format(PyExc_BufferError, "%zd dimensions, at most %d are supported", ndim, (int)MAX_DIMS);
+    goto done;
+  }
+  Dims* storage = PyMem_Malloc(sizeof(*storage));
+  if (!storage) {
+    PyErr_NoMemory();
+    goto done;
+  }
+  storage->next = *dims;
+  *dims = storage;
+  if (read_dims(shape, storage->values, ndim) || read_dims(strides, storage->values + MAX_DIMS, ndim)) goto done;
+  out->data = (void*)(uintptr_t)data;
+  out->dtype = dtype;
+  out->device_type = gpu ? HF_DEVICE_GPU : HF_DEVICE_CPU;
+  out->device_index = index;
+  out->ndim = (int32_t)ndim;
+  out->shape = storage->values;
+  out->strides = storage->values + MAX_DIMS;
+  status = 0;
+done:
+  Py_DECREF(facts);
+  return status;
+}
+
+static void free_dims(void* dims) {
+  while (dims) {
+    void* next = ((Dims*)dims)->next;
+    PyMem_Free(dims);
+    dims = next;
+  }
+}
+
+static int view_through_table(const Binder* env, PyObject* object, hf_tensor* out) {
+  DlTensor view;
+  if (env->table->view_of_object(object, &view)) return -1;
+  out->data = (char*)view.data + view.byte_offset;
+  out->shape = view.shape;
+  out->strides = view.strides;
+  out->ndim = view.ndim;
+  out->dtype = dtype_of(view.dtype);
+  const int32_t device = view.device.device_type;
+  if (device == DL_CPU || device == DL_CUDA_HOST || device == DL_ROCM_HOST) {
+    out->device_type = HF_DEVICE_CPU;
+    out->device_index = 0;
+  } else if (device == DL_CUDA || device == DL_ROCM) {
+    out->device_type = HF_DEVICE_GPU;
+    out->device_index = view.device.device_id;
+  } else {
+    PyErr_Format(PyExc_BufferError, "its device (DLPack type %d) is neither a CPU nor a GPU", (int)device);
+    return -1;
+  }
+  return 0;
+}
+
+/* Turns torch's refusal to describe a tensor into a GuardError that names the argument; a meta tensor has no data but
+ * may have a dispatcher to go to: then 1, as convert(). */
+static int unreadable(Entry* self, Py_ssize_t i, PyObject* object) {
+  const Binder* env = self->env;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyObject* meta = self->divert ? PyObject_GetAttrString(object, "is_meta") : NULL;
+  PyErr_Clear();
+  const int diverted = meta == Py_True;
+  Py_XDECREF(meta);
+  if (!diverted) {
+    char reason[200]; /* the first line: torch appends its C++ backtrace */
+    PyObject* words = value ? PyObject_Str(value) : NULL;
+    const char* text = words ? PyUnicode_AsUTF8AndSize(words, NULL) : NULL;
+    PyErr_Clear();
+    size_t length = text ? strcspn(text, "\n") : 0;
+    if (length >= sizeof(reason)) length = sizeof(reason) - 1;
+    if (length) memcpy(reason, text, length);
+    reason[length] = 0;
+    Py_XDECREF(words);
+    PyErr_Format(env->errors[HF_ERROR_GUARD], "%s: argument '%s' is not a plain strided tensor: %s", self->name,
+                 self->texts[i], reason);
+  }
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(trace);
+  return diverted ? 1 : -1;
+}
+
+/* Where kernels run decides which tensors are taken. */
+static int check_device(Entry* self, Py_ssize_t i, const hf_tensor* tensor, int* device_index) {
+  const Binder* env = self->env;
+  if (env->target == ON_HIP) {
+    if (tensor->device_type != HF_DEVICE_GPU) {
+      PyErr_Format(env->errors[HF_ERROR_GUARD],
+                   "%s: argument '%s' is a CPU tensor, but kernels run on the GPU (HIPFORGE_DEVICE=hip or auto); "
+                   "move it to the GPU, or set HIPFORGE_DEVICE=emulator for CPU tensors",
+                   self->name, self->texts[i]);
+      return -1;
+    }
+    if (*device_index >= 0 && *device_index != tensor->device_index) {
+      PyErr_Format(env->errors[HF_ERROR_GUARD],
+                   "%s: argument '%s' is on GPU %d, an earlier one on GPU %d; all tensors of a call share one GPU",
+                   self->name, self->texts[i], (int)tensor->device_index, *device_index);
+      return -1;
+    }
+    *device_index = tensor->device_index;
+  } else if (tensor->device_type != HF_DEVICE_CPU) {
+    PyErr_Format(env->errors[HF_ERROR_GUARD],
+                 "%s: argument '%s' is on GPU %d, but kernels run on the emulator, which takes CPU tensors; pass CPU "
+                 "tensors, or set HIPFORGE_DEVICE=hip (an AMD GPU and a ROCm build of torch) before the first call",
+                 self->name, self->texts[i], (int)tensor->device_index);
+    return -1;
+  }
+  return 0;
+}
+
+/* Exact bytes from the first element to the end of the last one. */
+static uint64_t extent_bytes(const hf_tensor* tensor) {
+  int64_t last = 0;
+  for (int32_t i = 0; i < tensor->ndim; ++i) {
+    if (tensor->shape[i] == 0) return 0;
+    last += (tensor->shape[i] - 1) * tensor->strides[i];
+  }
+  return (uint64_t)(last + 1) * (uint64_t)dtype_bytes(tensor->dtype);
+}
+
+static int is_plain(const Binder* env, PyObject* object) {
+  PyObject* type = (PyObject*)Py_TYPE(object);
+  return type == env->tensor_type || type == env->parameter_type;
+}
+
+/* 0 converted, 1 the call must take the torch dispatcher, -1 error set */
+static int convert(Entry* self, Py_ssize_t i, PyObject* object, hf_arg* arg, int* device_index, void** dims) {
+  const Binder* env = self->env;
+  switch (self->kinds[i]) {
+    case 't':
+      if (object == Py_None) {
+        arg->kind = HF_KIND_NONE;
+        return 0;
+      }
+      /* fall through */
+    case 'T': {
+      if (!is_plain(env, object)) {
+        const int known = PyObject_IsInstance(object, env->tensor_type);
+        if (known < 0) return -1;
+        if (!known) return refuse(self, i, self->kinds[i] == 't' ? "a torch.Tensor or None" : "a torch.Tensor", object);
+        if (self->divert) return 1;
+      }
+      hf_tensor* tensor = &arg->value.tensor;
+      arg->kind = HF_KIND_TENSOR;
+      if (env->table ? view_through_table(env, object, tensor) : view_through_python(env, object, tensor, dims))
+        return unreadable(self, i, object);
+      if (tensor->dtype == HF_UNKNOWN) {
+        PyObject* dtype = PyObject_GetAttrString(object, "dtype");
+        PyErr_Format(env->errors[HF_ERROR_GUARD],
+                     "%s: argument '%s' has dtype %S, which no kernel takes; accepted: bool, uint8, int8 to int64, "
+                     "float16, bfloat16, float32, float64, float8 types and float4_e2m1fn_x2",
+                     self->name, self->texts[i], dtype ? dtype : Py_None);
+        Py_XDECREF(dtype);
+        return -1;
+      }
+      return check_device(self, i, tensor, device_index);
+    }
+    case 'i': {
+      arg->kind = HF_KIND_INT;
+      if (PyLong_Check(object)) {
+        arg->value.i = PyLong_AsLongLong(object);
+      } else {
+        PyObject* index = PyNumber_Index(object);
+        if (!index) {
+          PyErr_Clear();
+          return refuse(self, i, "an int", object);
+        }
+        arg->value.i = PyLong_AsLongLong(index);
+        Py_DECREF(index);
+      }
+      if (arg->value.i == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        PyErr_Format(env->errors[HF_ERROR_GUARD], "%s: argument '%s' = %R does not fit 64 bits", self->name,
+                     self->texts[i], object);
+        return -1;
+      }
+      return 0;
+    }
+    case 'd':
+      arg->kind = HF_KIND_FLOAT;
+      arg->value.f = PyFloat_AsDouble(object);
+      if (arg->value.f == -1.0 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return refuse(self, i, "a float", object);
+      }
+      return 0;
+    case 'b':
+      if (object != Py_True && object != Py_False) return refuse(self, i, "True or False", object);
+      arg->kind = HF_KIND_BOOL;
+      arg->value.i = object == Py_True;
+      return 0;
+    default: {
+      Py_ssize_t length = 0;
+      if (!PyUnicode_Check(object)) return refuse(self, i, "a str", object);
+      arg->kind = HF_KIND_STRING;
+      arg->value.s = PyUnicode_AsUTF8AndSize(object, &length);
+      if (!arg->value.s) return -1;
+      if ((Py_ssize_t)strlen(arg->value.s) != length) return refuse(self, i, "a str without zero characters", object);
+      return 0;
+    }
+  }
+}
+
+static PyObject* take_dispatcher(Entry* self, PyObject* const* args) {
+  PyObject* tuple = PyTuple_New(self->count);
+  if (!tuple) return NULL;
+  for (Py_ssize_t i = 0; i < self->count; ++i) {
+    Py_INCREF(args[i]);
+    PyTuple_SetItem(tuple, i, args[i]);
+  }
+  PyObject* result = PyObject_CallObject(self->divert, tuple);
+  Py_DECREF(tuple);
+  return result;
+}
+
+static int current_stream(const Binder* env, int device_index, void** out) {
+  if (env->table) return env->table->current_stream(DL_ROCM, device_index, out);
+  PyObject* stream = PyObject_CallFunction(env->read_stream, "i", device_index);
+  if (!stream) return -1;
+  *out = PyLong_AsVoidPtr(stream);
+  Py_DECREF(stream);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+static void raise_entry_error(Entry* self, int kind, const char* message, const char* fault) {
+  const Binder* env = self->env;
+  if (PyErr_CheckSignals()) return; /* an interrupted launch reports KeyboardInterrupt, not its own abort */
+  if (fault) {
+    PyErr_Format(env->errors[0], "%s: %s", self->name, fault);
+  } else {
+    if (kind < HF_ERROR_GUARD || kind > HF_ERROR_OTHER) kind = HF_ERROR_OTHER;
+    PyErr_Format(env->errors[kind], "%s: %s", self->name, message);
+  }
+}
+
+/* Runs the entry without the GIL, on the tensors' device; 0, or -1 with an exception set. */
+static int run_on_hip(Entry* self, hf_call* call, int device_index) {
+  const Binder* env = self->env;
+  if (current_stream(env, device_index, &call->stream)) return -1;
+  int previous = device_index, status = 0, kind = 0;
+  PyThreadState* thread = PyEval_SaveThread();
+  status = env->get_device(&previous);
+  if (!status && previous != device_index) status = env->set_device(device_index);
+  if (!status) kind = self->entry(call);
+  if (!status && previous != device_index) env->set_device(previous);
+  PyEval_RestoreThread(thread);
+  if (status) {
+    PyErr_Format(env->errors[HF_ERROR_LAUNCH], "%s: HIP error %d on making GPU %d the current one", self->name, status,
+                 device_index);
+    return -1;
+  }
+  if (kind) raise_entry_error(self, kind, call->error, NULL);
+  return kind ? -1 : 0;
+}
+
+static int run_on_emulator(Entry* self, hf_call* call) {
+  const Binder* env = self->env;
+  Extent extents[MAX_ARGS];
+  int32_t count = 0;
+  for (Py_ssize_t i = 0; i < self->count; ++i) {
+    const hf_arg* arg = &call->args[i];
+    if (arg->kind != HF_KIND_TENSOR) continue;
+    Extent* extent = &extents[count++];
+    extent->name = self->texts[i];
+    extent->base = (uint64_t)(uintptr_t)arg->value.tensor.data;
+    extent->bytes = extent_bytes(&arg->value.tensor);
+    extent->writable = self->writable[i];
+    extent->reserved = 0;
+  }
+  PyThreadState* thread = PyEval_SaveThread();
+  env->clear_error();
+  env->push_extents(extents, count);
+  const int kind = self->entry(call);
+  env->pop_extents();
+  /* A fault counts even if the entry forgot to ask hipGetLastError. */
+  const char* fault = kind == HF_OK || kind == HF_ERROR_LAUNCH ? env->last_error() : NULL;
+  PyEval_RestoreThread(thread);
+  if (kind || fault) {
+    raise_entry_error(self, kind, call->error, fault);
+    return -1;
+  }
+  return 0;
+}
+
+static int run_on_host(Entry* self, hf_call* call) {
+  PyThreadState* thread = PyEval_SaveThread();
+  const int kind = self->entry(call);
+  PyEval_RestoreThread(thread);
+  if (kind) raise_entry_error(self, kind, call->error, NULL);
+  return kind ? -1 : 0;
+}
+
+static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t given, PyObject* kwnames) {
+  Entry* self = (Entry*)object;
+  const Binder* env = self->env;
+  PyObject* ordered[MAX_ARGS];
+  if (kwnames || given != self->count) {
+    if (order_arguments(self, args, given, kwnames, ordered)) return NULL;
+    args = ordered;
+  }
+  if (self->divert) {
+    PyObject* depth = PyObject_CallNoArgs(env->mode_depth);
+    if (!depth) return NULL;
+    const long active = PyLong_AsLong(depth);
+    Py_DECREF(depth);
+    if (active) return active < 0 ? NULL : take_dispatcher(self, args);
+  }
+  hf_arg converted[MAX_ARGS];
+  hf_call call;
+  call.args = converted;
+  call.num_args = (int32_t)self->count;
+  call.error_kind = HF_OK;
+  call.stream = NULL;
+  call.error[0] = 0;
+  void* dims = NULL;
+  int device_index = -1;
+  int status = 0;
+  for (Py_ssize_t i = 0; i < self->count && !status; ++i)
+    status = convert(self, i, args[i], &converted[i], &device_index, &dims);
+  if (status == 0) {
+    status = env->target == ON_HIP        ? run_on_hip(self, &call, device_index)
+             : env->target == ON_EMULATOR ? run_on_emulator(self, &call)
+                                         : run_on_host(self, &call);
+  }
+  free_dims(dims);
+  if (status < 0) return NULL;
+  if (status > 0) return take_dispatcher(self, args);
+  Py_RETURN_NONE;
+}
+
+static void entry_dealloc(PyObject* object) {
+  Entry* self = (Entry*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  PyMem_Free(self->name);
+  PyMem_Free(self->kinds);
+  PyMem_Free((void*)self->texts);
+  PyMem_Free(self->writable);
+  Py_XDECREF(self->names);
+  Py_XDECREF(self->defaults);
+  Py_XDECREF(self->divert);
+  Py_XDECREF(self->owner);
+  Py_XDECREF((PyObject*)self->env);
+  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  release(object);
+  Py_DECREF(type);
+}
+
+static char* copy_text(const char* text) {
+  const size_t bytes = strlen(text) + 1;
+  char* copy = PyMem_Malloc(bytes);
+  if (copy) memcpy(copy, text, bytes);
+  return copy;
+}
+
+/* Binder.bind(address, name, kinds, names, writable, defaults, divert, owner) -> function
+ * kinds: signature letters; names: tuple of str; writable: bytes, one per argument; divert: callable or None. */
+static PyObject* binder_bind(PyObject* binder, PyObject* args) {
+  unsigned long long address = 0;
+  const char *name = NULL, *kinds = NULL, *writable = NULL;
+  Py_ssize_t kinds_length = 0, writable_length = 0;
+  PyObject *names = NULL, *defaults = NULL, *divert = NULL, *owner = NULL;
+  if (!PyArg_ParseTuple(args, "Kss#O!y#O!OO", &address, &name, &kinds, &kinds_length, &PyTuple_Type, &names, &writable,
+                        &writable_length, &PyTuple_Type, &defaults, &divert, &owner))
+    return NULL;
+  const Py_ssize_t count = PyTuple_Size(names);
+  if (count != kinds_length || count != writable_length || PyTuple_Size(defaults) > count) {
+    PyErr_SetString(PyExc_ValueError, "names, kinds and writable differ in length, or there are too many defaults");
+    return NULL;
+  }
+  if (count > MAX_ARGS) {
+    PyErr_Format(PyExc_ValueError, "%s has %zd arguments; at most %d are supported", name, count, (int)MAX_ARGS);
+    return NULL;
+  }
+  allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject*)entry_type, Py_tp_alloc);
+  Entry* self = (Entry*)allocate((PyTypeObject*)entry_type, 0);
+  if (!self) return NULL;
+  self->env = (Binder*)Py_NewRef(binder);
+  self->entry = (int (*)(hf_call*))(uintptr_t)address;
+  self->count = count;
+  self->name = copy_text(name);
+  self->kinds = copy_text(kinds);
+  self->texts = PyMem_Malloc((size_t)(count ? count : 1) * sizeof(*self->texts));
+  self->writable = PyMem_Malloc((size_t)(count ? count : 1));
+  self->names = Py_NewRef(names);
+  self->defaults = Py_NewRef(defaults);
+  self->divert = divert == Py_None ? NULL : Py_NewRef(divert);
+  self->owner = Py_NewRef(owner);
+  PyObject* function = NULL;
+  if (!self->name || !self->kinds || !self->texts || !self->writable) {
+    PyErr_NoMemory();
+    goto done;
+  }
+  memcpy(self->writable, writable, (size_t)count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    self->texts[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, i), NULL);
+    if (!self->texts[i]) goto done;
+  }
+  self->method.ml_name = self->name;
+  self->method.ml_meth = (PyCFunction)(void (*)(void))entry_call;
+  self->method.ml_flags = METH_FASTCALL | METH_KEYWORDS;
+  function = PyCFunction_NewEx(&self->method, (PyObject*)self, NULL);
+done:
+  Py_DECREF(self);
+  return function;
+}
+
+/* make_binder(target, tensor_type, parameter_type, errors, mode_depth, read_tensor, read_stream, table_capsule,
+ *           addresses): target 0 host, 1 emulator, 2 hip; errors: five exception classes, EmulatorFault first;
+ * addresses: six ints: push, pop, last_error, clear_error of the emulator, hipGetDevice, hipSetDevice (0: none).
+ * table_capsule: torch's DLPack exchange table, or None to read tensors through the two callables. */
+static PyObject* module_make_binder(PyObject* module, PyObject* args) {
+  (void)module;
+  int target = 0;
+  PyObject *tensor_type, *parameter_type, *errors, *mode_depth, *read_tensor, *read_stream, *capsule;
+  unsigned long long a[6];
+  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKK)", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
+                        &mode_depth, &read_tensor, &read_stream, &capsule, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5]))
+    return NULL;
+  if (PyTuple_Size(errors) != 5 || target < ON_HOST || target > ON_HIP) {
+    PyErr_SetString(PyExc_ValueError, "five exception classes and a target of 0, 1 or 2 are expected");
+    return NULL;
+  }
+  const DlExchangeTable* table = NULL;
+  if (capsule != Py_None) {
+    table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (!table) return NULL;
+    if (table->major != 1 || !table->view_of_object || !table->current_stream) table = NULL;
+  }
+  allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject*)binder_type, Py_tp_alloc);
+  Binder* env = (Binder*)allocate((PyTypeObject*)binder_type, 0);
+  if (!env) return NULL;
+  env->target = (Target)target;
+  env->tensor_type = Py_NewRef(tensor_type);
+  env->parameter_type = Py_NewRef(parameter_type);
+  for (int i = 0; i < 5; ++i) env->errors[i] = Py_NewRef(PyTuple_GetItem(errors, i));
+  env->mode_depth = Py_NewRef(mode_depth);
+  env->read_tensor = Py_NewRef(read_tensor);
+  env->read_stream = Py_NewRef(read_stream);
+  env->table = table;
+  env->push_extents = (void (*)(const Extent*, int32_t))(uintptr_t)a[0];
+  env->pop_extents = (void (*)(void))(uintptr_t)a[1];
+  env->last_error = (const char* (*)(void))(uintptr_t)a[2];
+  env->clear_error = (void (*)(void))(uintptr_t)a[3];
+  env->get_device = (int (*)(int*))(uintptr_t)a[4];
+  env->set_device = (int (*)(int))(uintptr_t)a[5];
+  return (PyObject*)env;
+}
+
+static void binder_dealloc(PyObject* object) {
+  Binder* env = (Binder*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  Py_XDECREF(env->tensor_type);
+  Py_XDECREF(env->parameter_type);
+  for (int i = 0; i < 5; ++i) Py_XDECREF(env->errors[i]);
+  Py_XDECREF(env->mode_depth);
+  Py_XDECREF(env->read_tensor);
+  Py_XDECREF(env->read_stream);
+  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  release(object);
+  Py_DECREF(type);
+}
+
+static PyMethodDef module_methods[] = {
+    {"make_binder", module_make_binder, METH_VARARGS, "Make a binder for one device, set of types and exceptions."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMethodDef binder_methods[] = {
+    {"bind", binder_bind, METH_VARARGS, "Make a callable of an entry address."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot entry_slots[] = {{Py_tp_dealloc, entry_dealloc}, {0, NULL}};
+static PyType_Spec entry_spec = {"hipforge_binding.Entry", sizeof(Entry), 0, Py_TPFLAGS_DEFAULT, entry_slots};
+static PyType_Slot binder_slots[] = {{Py_tp_dealloc, binder_dealloc}, {Py_tp_methods, binder_methods}, {0, NULL}};
+static PyType_Spec binder_spec = {"hipforge_binding.Binder", sizeof(Binder), 0, Py_TPFLAGS_DEFAULT, binder_slots};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "hipforge_binding", NULL, -1, module_methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit_hipforge_binding(void) {
+  PyObject* module = PyModule_Create(&definition);
+  if (!module) return NULL;
+  entry_type = PyType_FromSpec(&entry_spec);
+  binder_type = PyType_FromSpec(&binder_spec);
+  if (!entry_type || !binder_type) {
+    Py_DECREF(module);
+    return NULL;
+  }
+  return module;
+}
