@@ -1,0 +1,306 @@
+"""A miss → staging directory → ninja → checked → published.
+
+Whoever gets the lock builds; everyone else waits, then finds the entry, or the same error. A killed build leaves only
+a staging directory, which the next build of anything sweeps.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hipforge import settings
+from hipforge.errors import BuildError, HipforgeError
+from hipforge.jit import cache, cache_dir, failures, ninja, resources
+from hipforge.jit.depfile import missing_headers, read_depfile
+from hipforge.jit.diagnostics import StepFailure
+from hipforge.jit.digest import ABSENT, DigestStore, file_digest
+from hipforge.jit.locks import building, try_building
+from hipforge.jit.ninja import Step
+from hipforge.jit.spec import BuildSpec
+
+log = logging.getLogger("hipforge")
+
+_BYTES_PER_JOB = 1_500_000_000
+"""Peak memory of one compile, both passes of a large kernel file: measured 0.3 to 1.2 GB with clang 22."""
+
+Validate = Callable[[Path], None]
+"""Called with the finished library before it is published; raises to refuse it."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A usable entry, and whether this call built it."""
+
+    entry: cache.Entry
+    built: bool
+
+
+def default_jobs() -> int:
+    """Return how many commands to run at once: the setting, else what cores and free memory allow."""
+    jobs = settings.MAX_JOBS.get()
+    if jobs is not None:
+        return jobs
+    cores = len(os.sched_getaffinity(0))
+    try:
+        with open("/proc/meminfo") as lines:  # noqa: PTH123
+            free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return cores
+    return max(1, min(cores, free // _BYTES_PER_JOB))
+
+
+def ensure(spec: BuildSpec, *, validate: Validate | None = None) -> Built:
+    """Return a usable entry for ``spec``, building it if there is none.
+
+    Raises:
+        BuildError: it cannot be built; a compile error is raised again, without a build, until something it
+            depended on changes.
+        ConfigError: the cache directory that the user named cannot be written.
+    """
+    digests = cache_dir.digests()
+    entry = _present(spec, digests)
+    if entry is not None:
+        return Built(entry, built=False)
+    root = cache_dir.writing_root()
+    try:
+        return _build_locked(spec, root, digests, validate)
+    except OSError as error:
+        if error.errno not in cache_dir.UNUSABLE:
+            raise
+        path, named = cache_dir.configured()
+        if root != path:
+            raise BuildError(f"{spec.title} cannot be built: {error.strerror} in {root}") from error
+        return _build_locked(spec, cache_dir.refuse(path, named, error.strerror or str(error)), digests, validate)
+
+
+def _present(spec: BuildSpec, digests: DigestStore) -> cache.Entry | None:
+    entry = cache.find(cache_dir.reading_roots(), spec, digests)
+    return entry if entry is not None and cache.hold(entry) else None
+
+
+def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore, validate: Validate | None) -> Built:
+    remembered = failures.recall([root], spec, digests)
+    if remembered is not None:
+        raise remembered
+    with building(root, cache.build_name(spec), spec.title):
+        entry = cache.find([root], spec, digests)
+        if entry is not None and cache.hold(entry):
+            return Built(entry, built=False)
+        remembered = failures.recall([root], spec, digests)
+        if remembered is not None:
+            raise remembered
+        sweep(root, own=cache.build_name(spec))
+        staging = cache.staging_dir(root, cache.build_name(spec))
+        try:
+            entry = _build(spec, root, staging, digests, validate)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        cache.hold(entry)
+        digests.save()
+        return Built(entry, built=True)
+
+
+def sweep(root: Path, *, own: str = "") -> None:
+    """Remove staging directories whose builder is gone; the caller holds the lock of the build ``own``."""
+    parent = root / "staging"
+    if not parent.is_dir():
+        return
+    for path in parent.iterdir():
+        name = path.name.rpartition(".")[0]
+        if name == own:
+            shutil.rmtree(path, ignore_errors=True)
+        elif name == "discarded":
+            if time.time() - path.stat().st_mtime > 60:
+                shutil.rmtree(path, ignore_errors=True)
+        else:
+            with try_building(root, name) as free:
+                if free:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def prepare(spec: BuildSpec, staging: Path) -> None:
+    """Write a build's generated files and ninja file."""
+    for name, text in spec.files.items():
+        (staging / name).write_text(text)
+    (staging / "tmp").mkdir()
+    text = ninja.whole_file(
+        spec.roots.paths, spec.ninja_body(), out=staging.name, launcher=settings.COMPILER_LAUNCHER.get()
+    )
+    (staging / "build.ninja").write_text(text)
+
+
+def _build(
+    spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, validate: Validate | None
+) -> cache.Entry:
+    log.info("building %s", spec.title)
+    started = time.monotonic()
+    prepare(spec, staging)
+    run_ninja(staging.parent, f"{staging.name}/build.ninja", staging / "tmp", default_jobs())
+    return finish(spec, root, staging, digests, time.monotonic() - started, validate)
+
+
+def run_ninja(directory: Path, file: str, temporary: Path, jobs: int, extra: Sequence[str] = ()) -> None:
+    """Run a ninja file in ``directory``; which steps failed is read from what they left behind.
+
+    Raises:
+        BuildError: ninja itself failed.
+    """
+    command = [ninja.executable(), "-C", str(directory), "-f", file, "-j", str(jobs), "--quiet", *extra]
+    # Compilers put their own temporary files where they are swept with the rest when a build is killed.
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode and "FAILED" not in done.stdout and "ninja: build stopped" not in done.stdout:
+        raise BuildError(f"ninja ended with status {done.returncode}: {done.stdout.strip() or 'no output'}")
+
+
+def finish(
+    spec: BuildSpec,
+    root: Path,
+    staging: Path,
+    digests: DigestStore,
+    seconds: float,
+    validate: Validate | None,
+) -> cache.Entry:
+    """Turn what ninja left in ``staging`` into a published entry.
+
+    Raises:
+        BuildError: a step failed, the kernels exceed the module's ``resource_limits``, or ``validate`` refused.
+        OSError: the cache directory cannot be written.
+    """
+    failed = next(iter(step_failures(spec, staging)), None)
+    write_log(spec, staging)
+    if failed is not None:
+        raise _failure(spec, root, staging, failed, digests)
+    library = staging / spec.library
+    try:
+        kernels, gfx_targets = resources.check(spec, library)
+    except BuildError as error:
+        place = failures.keep(staging, root, spec)
+        message = f"{spec.title} was refused: log: {place / 'build.log'}\n{error}"
+        failures.remember(place, spec, message, closure(spec, place, digests))
+        raise BuildError(message) from None
+    if validate is not None:
+        validate(library)
+    manifest = cache.Manifest(
+        module=spec.module,
+        variant=dict(spec.variant),
+        target=spec.target,
+        key=spec.key,
+        ingredients=dict(spec.ingredients),
+        dependencies=closure(spec, staging, digests),
+        library_sha256=file_digest(library),
+        library_bytes=library.stat().st_size,
+        build_seconds=round(seconds, 3),
+        built_at=time.time(),
+        toolchain=spec.toolchain,
+        commands=[step.command() for step in spec.steps],
+        gfx_targets=gfx_targets,
+        kernels=kernels,
+    )
+    for item in [*staging.glob("*.o"), *staging.glob("*.hipfb"), *staging.glob(".ninja_*"), *staging.glob("*.started")]:
+        item.unlink()
+    shutil.rmtree(staging / "tmp", ignore_errors=True)
+    path = cache.publish(staging, root, spec, manifest)
+    failures.forget(root, spec)
+    log.info("built %s in %.1f s", spec.title, seconds)
+    return cache.Entry(path, manifest)
+
+
+def step_failures(spec: BuildSpec, staging: Path) -> Iterable[StepFailure]:
+    """Yield the steps that failed, in the spec's order; of what never ran, nothing is known."""
+    for step in spec.steps:
+        status_file = staging / f"{step.name}.rc"
+        if status_file.exists():
+            text = status_file.read_text().strip()
+            yield StepFailure(step.name, int(text) if text else -1, _shown(spec, step), _output(staging, step))
+    if not (staging / spec.library).exists():
+        yield StepFailure("ninja", -1, "", f"no {spec.library} was made: the build was stopped")
+
+
+def _shown(spec: BuildSpec, step: Step) -> str:
+    quoted = {name: shlex.quote(path) for name, path in spec.roots.paths.items()}
+    return re.sub(r"\$\{([A-Z][A-Z0-9_]*)\}", lambda match: quoted[match.group(1)], step.command())
+
+
+def _output(staging: Path, step: Step) -> str:
+    try:
+        return (staging / f"{step.name}.log").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def write_log(spec: BuildSpec, staging: Path) -> None:
+    """Join the steps' commands and outputs into ``build.log``; print it when asked to be verbose."""
+    parts = [f"$ {_shown(spec, step)}\n{_output(staging, step)}" for step in spec.steps]
+    text = "\n".join(parts)
+    (staging / "build.log").write_text(text)
+    if spec.verbose or settings.VERBOSE.get():
+        print(text, file=sys.stderr)
+
+
+def _failure(spec: BuildSpec, root: Path, staging: Path, failed: StepFailure, digests: DigestStore) -> HipforgeError:
+    if failed.out_of_space:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging))
+    dependencies = closure(spec, staging, digests, failed=True) if failed.deterministic else []
+    place = failures.keep(staging, root, spec)
+    message = (
+        f"{spec.title} failed to build with {spec.toolchain}\n"
+        f"log: {place / 'build.log'}\n"
+        f"rerun: cd {shlex.quote(str(place))} && {failed.command}\n"
+        f"{failed.first_error}"
+    )
+    if failed.deterministic:
+        failures.remember(place, spec, message, dependencies)
+    return BuildError(message)
+
+
+def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool = False) -> list[tuple[str, str]]:
+    """Return every file the compilers read, named by placeholder, with its digest, sorted.
+
+    After a failure, places where a missing header was looked for are in it too, as absent.
+    """
+    paths: dict[str, None] = {}
+    relative: list[str] = []
+    for step in spec.steps:
+        if step.depfile is None:
+            continue
+        if failed and not (staging / step.depfile).exists():
+            _scan(spec, step, staging)
+        for path in read_depfile(staging / step.depfile):
+            if os.path.isabs(path):  # noqa: PTH117
+                paths[spec.roots.hide(path)] = None
+            else:
+                relative.append(path)
+    found = [(hidden, digests.of(spec.roots.show(hidden))) for hidden in sorted(paths)]
+    if failed:
+        tried = missing_headers(relative, [spec.roots.show(hidden) for hidden in paths], _include_dirs(spec))
+        found += [(spec.roots.hide(path), ABSENT) for path in tried if digests.of(path) == ABSENT]
+    return found
+
+
+def _include_dirs(spec: BuildSpec) -> list[str]:
+    words = [spec.roots.show(word) for step in spec.steps for word in step.argv]
+    joined = [word[2:] for word in words if word.startswith("-I") and len(word) > 2]
+    return list(dict.fromkeys([*joined, *(b for a, b in zip(words, words[1:], strict=False) if a in ("-I", "-isystem"))]))
+
+
+def _scan(spec: BuildSpec, step: Step, staging: Path) -> None:
+    """Ask the compiler for the headers of a source it could not compile, missing ones included."""
+    if not step.scan:
+        return
+    argv = [spec.roots.show(word) for word in step.scan]
+    try:
+        subprocess.run(argv, cwd=staging, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+    except (OSError, subprocess.TimeoutExpired):
+        log.debug("%s: the headers of a failed compile could not be listed", spec.title)

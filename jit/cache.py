@@ -1,0 +1,267 @@
+"""May this binary be used?
+
+Layout, under the cache directory::
+
+    <target>/<module>[-<variant>]-<key>-<dependencies>/   module.so, manifest.json, build.log, build.ninja
+    failed/<target>-<module>[-<variant>]-<key>/           failure.json, build.log: compile errors that will come again
+    staging/<...>/                                        builds under way; nothing here is ever loaded
+    locks/<target>-<module>[-<variant>]-<key>.lock        held while that key is being built
+    digests.json, toolchains.json                         what files and compilers were at a given stat
+
+``<key>`` is the digest of the spec's ingredients, known before any compiler runs; ``<dependencies>`` that of the
+closure of headers the compiler reported. An entry is usable when its key is the spec's, every dependency has the
+digest in the manifest now, and ``module.so`` has its own.
+
+Invariant: an entry appears by one rename of a finished directory, and is never changed afterwards (its manifest's
+mtime alone moves: it is the time of last use). Readers take no lock that could wait: a shared flock on the manifest,
+for as long as the process lives, tells :mod:`hipforge.jit.maintenance` that the entry is in use.
+
+Known gap: a new header that shadows a known one earlier on the include path is not noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hipforge.jit.digest import DigestStore, file_digest, text_digest
+from hipforge.jit.roots import Roots
+from hipforge.jit.spec import FORMAT, BuildSpec
+
+log = logging.getLogger("hipforge")
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an entry knows about itself. Paths are written with placeholders.
+
+    ``kernels`` holds per-kernel resources as the code object's metadata states them; times are in seconds.
+    """
+
+    module: str
+    variant: dict[str, int | str]
+    target: str
+    key: str
+    ingredients: dict[str, str]
+    dependencies: list[tuple[str, str]]
+    library_sha256: str
+    library_bytes: int
+    build_seconds: float
+    built_at: float
+    toolchain: str
+    commands: list[str]
+    gfx_targets: list[str] = field(default_factory=list)
+    kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
+    generated: dict[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """Return the manifest's text."""
+        return json.dumps(asdict(self), indent=1)
+
+    @staticmethod
+    def from_json(text: bytes | str) -> Manifest:
+        """Parse a manifest.
+
+        Raises:
+            ValueError: it is not one of this format.
+        """
+        raw = json.loads(text)
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            raise ValueError("not a manifest of this format")
+        missing = [item.name for item in fields(Manifest) if item.name not in raw]
+        if missing:
+            raise ValueError(f"manifest lacks {', '.join(missing)}")
+        return Manifest(**raw)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A usable (or at least readable) entry on disk."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def library(self) -> Path:
+        """The shared library."""
+        return self.path / BuildSpec.library
+
+
+def dependencies_digest(dependencies: list[tuple[str, str]], generated: Mapping[str, str]) -> str:
+    """Return the digest of a header closure and a generator's output."""
+    return text_digest(json.dumps([sorted(map(list, dependencies)), sorted(generated.items())]))
+
+
+def entry_name(spec: BuildSpec, dependencies: str) -> str:
+    """Return the directory name of an entry."""
+    return f"{spec.stem}-{spec.key[:16]}-{dependencies[:16]}"
+
+
+def build_name(spec: BuildSpec) -> str:
+    """Return the name of this build's lock, staging directories and failure record."""
+    return f"{spec.target}-{spec.stem}-{spec.key[:24]}"
+
+
+def read_entry(path: Path) -> Entry | None:
+    """Return the entry at ``path``, or None if it is half-written, foreign or unreadable."""
+    try:
+        return Entry(path, Manifest.from_json((path / MANIFEST).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def candidates(root: Path, spec: BuildSpec) -> Iterator[Path]:
+    """Yield the directories under ``root`` that carry the spec's key, whatever their headers were."""
+    prefix = f"{spec.stem}-{spec.key[:16]}-"
+    with contextlib.suppress(OSError), os.scandir(root / spec.target) as items:
+        for item in items:
+            if item.name.startswith(prefix):
+                yield Path(item.path)
+
+
+def stale_reason(entry: Entry, spec: BuildSpec, digests: DigestStore) -> str | None:
+    """Return why ``entry`` may not be used for ``spec``, or None if it may."""
+    manifest = entry.manifest
+    if manifest.key != spec.key:
+        return "its key is another"
+    for hidden, digest in manifest.dependencies:
+        try:
+            path = spec.roots.show(hidden)
+        except KeyError as error:
+            return f"{hidden}: this machine has no ${{{error.args[0]}}}"
+        if digests.of(path) != digest:
+            return f"{hidden} changed"
+    return damage(entry, digests)
+
+
+def damage(entry: Entry, digests: DigestStore) -> str | None:
+    """Return what is wrong with an entry's library, or None."""
+    try:
+        if entry.library.stat().st_size != entry.manifest.library_bytes:
+            return "module.so is truncated"
+        if digests.of(str(entry.library)) != entry.manifest.library_sha256:
+            return "module.so is not what was built"
+    except OSError as error:
+        return f"module.so cannot be read: {error.strerror}"
+    return None
+
+
+def find(roots: list[Path], spec: BuildSpec, digests: DigestStore) -> Entry | None:
+    """Return a usable entry, or None. Takes no lock, starts no process, writes nothing."""
+    for root in roots:
+        for path in candidates(root, spec):
+            entry = read_entry(path)
+            if entry is None:
+                log.debug("%s is not an entry", path)
+                continue
+            reason = stale_reason(entry, spec, digests)
+            if reason is None:
+                return entry
+            log.debug("%s may not be used: %s", path, reason)
+    return None
+
+
+_held: dict[Path, int] = {}
+
+
+def hold(entry: Entry) -> bool:
+    """Mark ``entry`` as used now and in use until this process ends; False if it is being removed."""
+    if entry.path in _held:
+        return True
+    try:
+        descriptor = os.open(entry.path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    except OSError:
+        pass  # a file system without locks: the last-use time alone protects the entry
+    if not entry.library.exists():
+        os.close(descriptor)
+        return False
+    with contextlib.suppress(OSError):
+        os.utime(descriptor)
+    _held[entry.path] = descriptor
+    return True
+
+
+def publish(staging: Path, root: Path, spec: BuildSpec, manifest: Manifest) -> Path:
+    """Make the finished build in ``staging`` visible under ``root`` by one rename; returns where it lies.
+
+    If an equal entry is already there (another host won the race), that one stays. A damaged one is put aside.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    target = root / spec.target / entry_name(spec, dependencies_digest(manifest.dependencies, manifest.generated))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(staging / MANIFEST, manifest.to_json())
+    for _ in range(3):
+        try:
+            staging.rename(target)
+            return target
+        except OSError:
+            if not target.exists():
+                raise
+        present = read_entry(target)
+        if present is not None and _intact(present):
+            return target
+        discard(target, root)
+    raise OSError(f"{target} cannot be replaced")
+
+
+def _intact(entry: Entry) -> bool:
+    try:
+        return file_digest(entry.library) == entry.manifest.library_sha256
+    except OSError:
+        return False
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a file so that after a crash it is whole or absent."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def staging_dir(root: Path, name: str) -> Path:
+    """Make an empty directory for a build called ``name``.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    parent = root / "staging"
+    parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{name}.", dir=parent))
+
+
+def discard(path: Path, root: Path) -> None:
+    """Remove a directory so that no reader ever sees half of it; failing to is not an error."""
+    with contextlib.suppress(OSError):
+        aside = staging_dir(root, "discarded") / path.name
+        path.rename(aside)
+        path = aside.parent
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def show_dependencies(dependencies: list[tuple[str, str]], roots: Roots) -> list[tuple[str, str]]:
+    """Return dependencies with this machine's paths."""
+    return [(roots.show(path), digest) for path, digest in dependencies]

@@ -1,0 +1,56 @@
+"""Compiler output → what a person needs: the first real error, how to rerun it, and whether it would come again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_ERROR = re.compile(
+    r"(?:^|[\s:])(?:fatal )?error:|undefined (?:reference|symbol)|: multiple definition of|^Traceback|"
+    r"^\w*(?:Error|Exception): ",
+    re.MULTILINE,
+)
+
+# Signs that the machine failed rather than the source: the next attempt may well succeed.
+_TRANSIENT = re.compile(
+    r"(?i:No space left on device|Disk quota exceeded|Cannot allocate memory|out of memory|bad_alloc|"
+    r"due to signal|unable to execute command|Bus error|Input/output error|Too many open files|"
+    r"Resource temporarily unavailable|Text file busy|Stale file handle|Permission denied)|"
+    # with capitals, as a shell or a driver reports a signal; gcc ends every fatal error with "compilation terminated."
+    r"\bKilled\b|\bTerminated\b",
+)
+
+_SIGNAL_STATUS = 128
+
+
+@dataclass(frozen=True)
+class StepFailure:
+    """One command that failed: its name, exit status (128 + n when signal n ended it), command line and output."""
+
+    step: str
+    status: int
+    command: str
+    output: str
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same inputs would fail the same way: a compiler said why, and no resource ran out."""
+        if self.status >= _SIGNAL_STATUS or self.status < 0 or _TRANSIENT.search(self.output):
+            return False
+        return _ERROR.search(self.output) is not None
+
+    @property
+    def out_of_space(self) -> bool:
+        """Whether the disk was full."""
+        return re.search(r"No space left on device|Disk quota exceeded", self.output) is not None
+
+    @property
+    def first_error(self) -> str:
+        """The first line that states an error; the last line of the output where none does."""
+        lines = [line for line in self.output.splitlines() if line.strip()]
+        for number, line in enumerate(lines):
+            if _ERROR.search(line):
+                if line.startswith("Traceback"):
+                    return next((later for later in lines[number + 1 :] if not later.startswith(" ")), line)
+                return line.strip()
+        return lines[-1].strip() if lines else f"the command ended with status {self.status} and said nothing"

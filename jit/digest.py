@@ -1,0 +1,131 @@
+"""Content digests of files, remembered by stat so that an unchanged file is not read twice.
+
+Question: what are the bytes of this file now? A digest is remembered with the file's size, mtime, inode and ctime; all
+four equal means the same bytes. ctime cannot be set by a user, so restoring an mtime does not deceive it.
+
+Known gap: none on a local filesystem. A file changed less than ``_RACE_NS`` before it was read is never remembered on
+disk, because a second write within the same clock tick would leave the four values alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+ABSENT = "absent"
+"""Digest of a path where there is no file: a build can depend on that too."""
+
+# Linux stamps files with the time of the last scheduler tick: at most 10 ms (HZ=100) old. Network file systems stamp
+# with the server's clock; 2 s covers clocks kept by NTP and file systems that store whole seconds.
+_RACE_NS = 2_000_000_000
+
+_MAX_REMEMBERED = 50_000
+
+_Stamp = tuple[int, int, int, int]
+
+
+def text_digest(text: str) -> str:
+    """Return the sha256 of ``text`` in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: str | Path) -> str:
+    """Return the sha256 of a file's bytes in hexadecimal, always reading it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    sha = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (hot: Path costs more than the call)
+        while chunk := file.read(1 << 20):
+            sha.update(chunk)
+    return sha.hexdigest()
+
+
+def _stamp(stat: os.stat_result) -> _Stamp:
+    return (stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns)
+
+
+class DigestStore:
+    """Digests by path, kept in ``file`` between processes (``None``: in memory only)."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        self._known: dict[str, tuple[_Stamp, str]] = {}
+        self._loaded = file is None
+        self._dirty: set[str] = set()
+        self._lock = threading.Lock()
+        self.reads = 0
+        """How many files were read in full: zero on a warm path."""
+
+    def of(self, path: str) -> str:
+        """Return the digest of ``path``, or :data:`ABSENT`; reads the file only if its stat changed.
+
+        Raises:
+            OSError: the file exists but cannot be read.
+        """
+        if not self._loaded:
+            self._load()
+        try:
+            stat = os.stat(path)  # noqa: PTH116 (hot)
+        except (FileNotFoundError, NotADirectoryError):
+            return ABSENT
+        stamp = _stamp(stat)
+        known = self._known.get(path)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        self.reads += 1
+        digest = file_digest(path)
+        if _stamp(os.stat(path)) != stamp:  # noqa: PTH116 (changed while it was read)
+            return digest
+        self._known[path] = (stamp, digest)
+        self._dirty.add(path)
+        return digest
+
+    def all_match(self, expected: Iterable[tuple[str, str]]) -> bool:
+        """Return whether every (path, digest) pair still holds."""
+        return all(self.of(path) == digest for path, digest in expected)
+
+    def save(self) -> None:
+        """Write new digests back, merged with what other processes wrote; failing to is not an error."""
+        if self.file is None or not self._dirty:
+            return
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            now = time.time_ns()
+            settled = {
+                path: self._known[path]
+                for path in self._dirty
+                if now - max(self._known[path][0][1], self._known[path][0][3]) > _RACE_NS
+            }
+            if not settled:
+                return
+            merged = {**_read(self.file), **settled}
+            if len(merged) > _MAX_REMEMBERED:
+                merged = dict(list(merged.items())[-_MAX_REMEMBERED // 2 :])
+            temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}.{threading.get_ident()}")
+            try:
+                temporary.write_text(json.dumps({path: [*stamp, digest] for path, (stamp, digest) in merged.items()}))
+                temporary.replace(self.file)
+            finally:
+                temporary.unlink(missing_ok=True)
+            self._dirty.difference_update(settled)
+
+    def _load(self) -> None:
+        with self._lock:
+            if not self._loaded and self.file is not None:
+                self._known = {**_read(self.file), **self._known}
+            self._loaded = True
+
+
+def _read(file: Path) -> dict[str, tuple[_Stamp, str]]:
+    try:
+        rows = json.loads(file.read_bytes())
+        return {path: ((row[0], row[1], row[2], row[3]), row[4]) for path, row in rows.items()}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        return {}

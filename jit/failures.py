@@ -1,0 +1,65 @@
+"""Compile errors that would come again are remembered, so that a failing module costs one attempt, not one per call.
+
+A record holds what the attempt had read, with digests, and where a header was looked for and not found: as soon as
+any of it changes, the module is built again. A build that was killed or ran out of memory or disk leaves no record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+from hipforge.errors import BuildError
+from hipforge.jit.cache import build_name, discard, write_durably
+from hipforge.jit.digest import DigestStore
+from hipforge.jit.spec import BuildSpec
+
+_RECORD = "failure.json"
+
+
+def directory(root: Path, spec: BuildSpec) -> Path:
+    """Return where a failed build of ``spec`` keeps its log, ninja file and record."""
+    return root / "failed" / build_name(spec)
+
+
+def keep(staging: Path, root: Path, spec: BuildSpec) -> Path:
+    """Move a failed build's directory to where its log can be read; returns that place."""
+    target = directory(root, spec)
+    with contextlib.suppress(OSError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            discard(target, root)
+        staging.rename(target)
+        return target
+    return staging
+
+
+def remember(place: Path, spec: BuildSpec, message: str, dependencies: list[tuple[str, str]]) -> None:
+    """Write the record of a failure that would come again."""
+    record = {"key": spec.key, "message": message, "dependencies": dependencies}
+    with contextlib.suppress(OSError):
+        write_durably(place / _RECORD, json.dumps(record, indent=1))
+
+
+def recall(roots: list[Path], spec: BuildSpec, digests: DigestStore) -> BuildError | None:
+    """Return the error of an earlier attempt if nothing it depended on has changed since."""
+    for root in roots:
+        try:
+            record = json.loads((directory(root, spec) / _RECORD).read_bytes())
+            if record["key"] != spec.key:
+                continue
+            pairs = [(spec.roots.show(path), digest) for path, digest in record["dependencies"]]
+            if digests.all_match(pairs):
+                return BuildError(record["message"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return None
+
+
+def forget(root: Path, spec: BuildSpec) -> None:
+    """Remove the record and the log of a build that has since succeeded."""
+    target = directory(root, spec)
+    if target.exists():
+        shutil.rmtree(target, ignore_errors=True)

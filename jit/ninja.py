@@ -1,0 +1,104 @@
+"""Build steps → ninja text.
+
+The body names every file by placeholder, so it is the same wherever the package lies and enters the cache key as it
+is; the prologue, which assigns the placeholders, does not. ninja is used for what it is good at: running commands in
+order and in parallel. It never decides whether something is up to date, because every build starts in an empty
+directory.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hipforge.errors import ToolchainError
+from hipforge.jit.roots import PLACEHOLDER, quote
+
+_RULE = """\
+builddir = ${OUT}
+rule run
+  command = cd ${OUT} && : > $step.started && ${LAUNCHER}$cmd > $step.log 2>&1 || { echo $$? > $step.rc; exit 1; }
+  description = $what
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command, run in the build directory; ``inputs`` and ``outputs`` are names in that directory."""
+
+    name: str
+    argv: tuple[str, ...]
+    outputs: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    depfile: str | None = None
+    launcher: bool = True
+    scan: tuple[str, ...] = ()
+    """Command that lists the headers of a source that does not compile, missing ones too, into ``depfile``."""
+
+    def command(self) -> str:
+        """Return the shell command, placeholders left in."""
+        return " ".join(quote(argument) for argument in self.argv)
+
+
+def _escape(text: str) -> str:
+    """Escape ``$`` for ninja, but for placeholders, which are ninja variables."""
+    pieces: list[str] = []
+    end = 0
+    for match in PLACEHOLDER.finditer(text):
+        pieces += [text[end : match.start()].replace("$", "$$"), match.group(0)]
+        end = match.end()
+    return "".join([*pieces, text[end:].replace("$", "$$")])
+
+
+def body(steps: Iterable[Step], title: str) -> str:
+    """Return the location-free part: one build statement per step."""
+    lines: list[str] = []
+    for step in steps:
+        outputs = " ".join(f"${{OUT}}/{name}" for name in step.outputs)
+        inputs = "".join(f" ${{OUT}}/{name}" for name in step.inputs)
+        lines += [
+            f"build {outputs}: run{inputs}",
+            f"  step = {step.name}",
+            f"  what = {title} {step.name}",
+            f"  cmd = {_escape(step.command())}",
+        ]
+        if not step.launcher:
+            lines.append("  LAUNCHER =")
+    return "\n".join(lines) + "\n"
+
+
+def prologue(paths: Mapping[str, str], *, out: str, launcher: str) -> str:
+    """Return the assignments that tie a body to this machine.
+
+    ``out`` is the build directory relative to where ninja runs, a plain name without spaces.
+    """
+    values = {name: shlex.quote(path) for name, path in paths.items()}
+    values["OUT"] = out
+    lines = [f"{name} = {value.replace('$', '$$')}\n" for name, value in values.items()]
+    # "$ " is a literal space, which ninja would otherwise strip from the end of a value.
+    lines.append(f"LAUNCHER = {launcher.replace('$', '$$')}$ \n" if launcher else "LAUNCHER =\n")
+    return "".join(lines)
+
+
+def whole_file(paths: Mapping[str, str], text: str, *, out: str, launcher: str = "") -> str:
+    """Return a complete ninja file for one build; several can be joined with ``subninja``."""
+    return prologue(paths, out=out, launcher=launcher) + _RULE + text
+
+
+def executable() -> str:
+    """Return the path of ninja: beside this Python, else on ``PATH``.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    beside = Path(sys.executable).parent / "ninja"
+    if beside.is_file():
+        return str(beside)
+    found = shutil.which("ninja")
+    if found is None:
+        raise ToolchainError("ninja was not found beside this Python nor on PATH; install it: pip install ninja")
+    return found

@@ -1,0 +1,90 @@
+"""Placeholders for the places that may move: ``${CSRC}/x.cu`` instead of ``/home/me/clone/csrc/x.cu``.
+
+Everything that enters a cache key or a manifest names files this way, so that a moved clone, another virtual
+environment or a relocated compiler with the same contents finds the same entries.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
+
+
+@functools.cache
+def package_dir(name: str) -> Path:
+    """Return the directory of the subpackage ``hipforge.<name>`` without importing it."""
+    spec = importlib.util.find_spec(f"hipforge.{name}")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations))).resolve()
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Placeholder name → absolute path, with the two translations."""
+
+    paths: Mapping[str, str]
+    _by_length: list[tuple[str, str]] = field(init=False, repr=False, compare=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, path in self.paths.items():
+            for form in {path, os.path.realpath(path)}:
+                self._by_length.append((form, name))
+        self._by_length.sort(key=lambda item: -len(item[0]))
+
+    def with_paths(self, **paths: str | Path) -> Roots:
+        """Return these roots and ``paths``."""
+        return Roots({**self.paths, **{name: str(path) for name, path in paths.items()}})
+
+    def hide(self, path: str | Path) -> str:
+        """Return ``path`` with the longest root that contains it replaced by its placeholder."""
+        text = os.fspath(path)
+        if ".." in text:
+            text = os.path.realpath(text)
+        for root, name in self._by_length:
+            if text == root or text.startswith(root + "/"):
+                return f"${{{name}}}{text[len(root):]}"
+        return text
+
+    def show(self, text: str) -> str:
+        """Return ``text`` with its placeholders replaced by this machine's paths.
+
+        Raises:
+            KeyError: a placeholder has no path here.
+        """
+        if "${" not in text:
+            return text
+        return PLACEHOLDER.sub(lambda match: self.paths[match.group(1)], text)
+
+
+def quote(argument: str) -> str:
+    """Quote one argument for the shell, leaving placeholders to be filled in with quoted paths."""
+    pieces: list[str] = []
+    end = 0
+    for match in PLACEHOLDER.finditer(argument):
+        if match.start() > end:
+            pieces.append(shlex.quote(argument[end : match.start()]))
+        pieces.append(match.group(0))
+        end = match.end()
+    if end < len(argument) or not argument:
+        pieces.append(shlex.quote(argument[end:]))
+    return "".join(pieces)
+
+
+def unknown_placeholders(texts: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the placeholder names in ``texts`` that are not in ``known``, each once, in order."""
+    allowed = set(known)
+    found = [match.group(1) for text in texts for match in PLACEHOLDER.finditer(text)]
+    return [name for name in dict.fromkeys(found) if name not in allowed]
+
+
+def package_roots() -> Roots:
+    """Return the roots every build knows: ``${CSRC}`` and ``${JIT}``."""
+    return Roots({"CSRC": str(package_dir("csrc")), "JIT": str(package_dir("jit"))})

@@ -1,0 +1,163 @@
+"""Everything that determines a binary, as one frozen value.
+
+``ingredients`` is a flat table of names and short texts: digests, versions, commands with placeholders. The key is its
+digest, so nothing can influence a binary through the key without having a name that ``hipforge cache why`` can print.
+What is only known once a compiler ran (the closure of headers, a generator's output) is in the entry's manifest and in
+the second half of its directory name.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import hipforge
+from hipforge.jit.digest import text_digest
+from hipforge.jit.ninja import Step, body
+from hipforge.jit.roots import Roots
+
+FORMAT = 1
+"""Raised when a new hipforge would misread an older entry."""
+
+ABI_VERSION = 1
+"""``HF_ABI_VERSION`` of csrc/include/hipforge/abi.h."""
+
+KEY_ENVIRONMENT = (
+    "CCC_OVERRIDE_OPTIONS",
+    "COMPILER_PATH",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+    "C_INCLUDE_PATH",
+    "DEVICE_LIB_PATH",
+    "GCC_EXEC_PREFIX",
+    "HIPCC_COMPILE_FLAGS_APPEND",
+    "HIPCC_LINK_FLAGS_APPEND",
+    "HIP_CLANG_FLAGS",
+    "HIP_CLANG_PATH",
+    "HIP_DEVICE_LIB_PATH",
+    "HIP_PLATFORM",
+    "LIBRARY_PATH",
+    "SOURCE_DATE_EPOCH",
+)
+"""Environment variables that change what a compiler emits."""
+
+INGREDIENTS = (
+    "format",
+    "hipforge",
+    "abi",
+    "module",
+    "target",
+    "variant",
+    "flags",
+    "source",
+    "generator",
+    "steps",
+    "files",
+    "compiler",
+    "device library",
+    "host headers",
+    "host cpu",
+    "environment",
+    "python",
+    "pybind11",
+)
+"""Every name an ingredient may have; one that exists per file or variable continues after a colon."""
+
+PORTABLE = ("format", "abi", "module", "target", "variant", "flags", "source", "generator", "python", "pybind11")
+"""What a module built elsewhere must agree on: all but this machine's tools."""
+
+VariantValue = int | str
+
+
+def variant_label(variant: Mapping[str, VariantValue]) -> str:
+    """Return a file-name-safe label of a variant: ``{"M": 4, "BLOCK_N": 8}`` → ``m4-block_n8``."""
+    return "-".join(re.sub(r"[^a-z0-9_.+]", "_", f"{name}{value}".lower()) for name, value in variant.items())
+
+
+def category(ingredient: str) -> str:
+    """Return the part of an ingredient's name before the colon."""
+    return ingredient.split(":", 1)[0]
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """One binary to be: what it is called, how it is made, and what determines it.
+
+    ``steps`` run in an empty directory in which ``files`` have been written; the last output is ``library``.
+    ``estimate`` values such as build times have no place here: two equal specs make equal binaries.
+    """
+
+    module: str
+    variant: Mapping[str, VariantValue]
+    target: str
+    roots: Roots
+    steps: tuple[Step, ...]
+    files: Mapping[str, str]
+    ingredients: Mapping[str, str]
+    toolchain: str
+    generator: tuple[tuple[str, ...], ...] = ()
+    limits: Mapping[str, object] = field(default_factory=dict)
+    is_device_code: bool = True
+    verbose: bool = False
+
+    library = "module.so"
+
+    @property
+    def stem(self) -> str:
+        """The first part of the entry's directory name: ``<module>[-<variant>]``."""
+        label = variant_label(self.variant)
+        return f"{self.module}-{label}" if label else self.module
+
+    @property
+    def title(self) -> str:
+        """What messages call this build."""
+        values = ", ".join(f"{name}={value}" for name, value in self.variant.items())
+        return f"{self.module}{f' ({values})' if values else ''} for {self.target}"
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The digest of all ingredients, in hexadecimal."""
+        return ingredients_digest(self.ingredients)
+
+    def ninja_body(self) -> str:
+        """Return the location-free ninja text."""
+        return body(self.steps, self.stem)
+
+
+def ingredients_digest(ingredients: Mapping[str, str]) -> str:
+    """Return the digest of a table of ingredients, whatever its order."""
+    return text_digest(json.dumps(sorted(ingredients.items())))
+
+
+def environment_ingredients() -> dict[str, str]:
+    """Return the compiler-affecting environment variables that are set."""
+    return {f"environment:{name}": value for name in KEY_ENVIRONMENT if (value := os.environ.get(name))}
+
+
+def common_ingredients(module: str, variant: Mapping[str, VariantValue], target: str) -> dict[str, str]:
+    """Return what every binary depends on."""
+    return {
+        "format": str(FORMAT),
+        "hipforge": hipforge.__version__,
+        "abi": str(ABI_VERSION),
+        "module": module,
+        "target": target,
+        "variant": json.dumps(dict(variant)),
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def host_cpu() -> str:
+    """Return what ``-march=native`` depends on: model and feature flags of the first CPU."""
+    fields: dict[str, str] = {}
+    with open("/proc/cpuinfo") as lines:  # noqa: PTH123 (read line by line: 300 cores make 500 kB)
+        for line in lines:
+            name, _, value = line.partition(":")
+            if not name.strip():
+                break
+            fields[name.strip()] = value.strip()
+    return " ".join(fields.get(name, "") for name in ("vendor_id", "cpu family", "model", "stepping", "flags"))
