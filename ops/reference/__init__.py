@@ -1,7 +1,21 @@
 """Pure-torch references: the exact semantics of every op, on any device, without a build."""
 
+from hipforge.ops.reference.attention import decode_attention, dequantize_kv_fp8, gather_pages, quantize_kv_fp8
 from hipforge.ops.reference.e8m0 import choose_scale, e8m0_to_f32, f32_to_e8m0
+from hipforge.ops.reference.fnuz import fn_to_fnuz, fnuz_to_fn
 from hipforge.ops.reference.formats import BLOCK, E2M1, E4M3FN, E4M3FNUZ, ElementFormat
+from hipforge.ops.reference.layout import shuffle_scale, shuffle_weight, unshuffle_scale, unshuffle_weight
+from hipforge.ops.reference.moe import grouped_gemm_mxfp8, moe_align_block_size
+from hipforge.ops.reference.mxfp4 import (
+    dequantize_mxfp4,
+    f32_to_e2m1,
+    mxfp4_mm,
+    mxfp4_mm_packed,
+    mxfp4_to_f32,
+    pack_e2m1,
+    quantize_mxfp4,
+    unpack_e2m1,
+)
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8, mxfp8_mm, quantize_mxfp8
 
 __all__ = [
@@ -11,9 +25,29 @@ __all__ = [
     "E4M3FNUZ",
     "ElementFormat",
     "choose_scale",
+    "decode_attention",
+    "dequantize_kv_fp8",
+    "dequantize_mxfp4",
     "dequantize_mxfp8",
     "e8m0_to_f32",
+    "f32_to_e2m1",
     "f32_to_e8m0",
+    "fn_to_fnuz",
+    "fnuz_to_fn",
+    "gather_pages",
+    "grouped_gemm_mxfp8",
+    "moe_align_block_size",
+    "mxfp4_mm",
+    "mxfp4_mm_packed",
+    "mxfp4_to_f32",
     "mxfp8_mm",
+    "pack_e2m1",
+    "quantize_kv_fp8",
+    "quantize_mxfp4",
     "quantize_mxfp8",
+    "shuffle_scale",
+    "shuffle_weight",
+    "unpack_e2m1",
+    "unshuffle_scale",
+    "unshuffle_weight",
 ]

@@ -1,0 +1,148 @@
+"""Decode attention over an FP8 K/V cache with one scale and shift per row, in float64.
+
+A cache row of D elements is D/4 int32 words, element d in bits 8·(d % 4) of word d / 4, and one int32 word with the
+row's float16 scale in the low half and its float16 shift in the high half; x = fp8 * scale + shift.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.reference.checks import (
+    require_dtype,
+    require_last_multiple,
+    require_rank,
+    require_real,
+    require_shape,
+)
+from hipforge.ops.reference.formats import fp8_format
+
+
+def quantize_kv_fp8(x: torch.Tensor, fp8_dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise cache rows: shift = row mean, scale = largest magnitude of the centred row / the format's maximum.
+
+    Scale and shift are rounded to float16 first and elements quantised with the rounded values, so that
+    dequantisation meets the same numbers.
+
+    Args:
+        x: float32, bfloat16 or float16 [..., D], D a multiple of 4.
+        fp8_dtype: float8_e4m3fn (gfx950) or float8_e4m3fnuz (gfx942).
+
+    Returns:
+        (words int32 [..., D/4], scale_shift int32 [...]).
+
+    Raises:
+        GuardError: a dtype or last dimension that is not accepted.
+    """
+    require_real("x", x)
+    require_last_multiple("x", x, 4)
+    largest = fp8_format(fp8_dtype).max_value
+    rows = x.to(torch.float32)
+    shift = rows.mean(dim=-1, keepdim=True).to(torch.float16)
+    centred = rows - shift.to(torch.float32)
+    scale = (centred.abs().amax(dim=-1, keepdim=True) / largest).to(torch.float16)
+    # A row of equal values, and one whose range leaves float16, keep their mean alone.
+    scale = torch.where((scale > 0) & scale.isfinite(), scale, torch.ones_like(scale))
+    elements = (centred / scale.to(torch.float32)).clamp(-largest, largest).to(fp8_dtype)
+    words = elements.contiguous().view(torch.uint8).view(torch.int32)
+    scale_shift = torch.cat((scale, shift), dim=-1).contiguous().view(torch.int32).squeeze(-1)
+    return words, scale_shift
+
+
+def dequantize_kv_fp8(
+    words: torch.Tensor,
+    scale_shift: torch.Tensor,
+    fp8_dtype: torch.dtype = torch.float8_e4m3fn,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """Return the cache rows that :func:`quantize_kv_fp8` packed.
+
+    Args:
+        words: int32 [..., D/4].
+        scale_shift: int32 [...].
+        fp8_dtype: what the bytes mean.
+        dtype: the result's dtype; the arithmetic is float64.
+
+    Returns:
+        ``dtype`` [..., D].
+
+    Raises:
+        GuardError: a dtype or shape that is not accepted.
+    """
+    require_dtype("words", words, (torch.int32,))
+    require_dtype("scale_shift", scale_shift, (torch.int32,))
+    fp8_format(fp8_dtype)
+    require_shape("scale_shift", scale_shift, words.shape[:-1], "one word per row")
+    elements = words.contiguous().view(torch.uint8).view(fp8_dtype).to(torch.float32).to(torch.float64)
+    halves = scale_shift.contiguous().unsqueeze(-1).view(torch.float16).to(torch.float64)
+    return (elements * halves[..., :1] + halves[..., 1:]).to(dtype)
+
+
+def gather_pages(cache: torch.Tensor, block_tables: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Return each sequence's rows of a paged cache as a dense tensor.
+
+    Args:
+        cache: [n_pages · page_size, ...].
+        block_tables: int32 [B, max_pages], page numbers.
+        page_size: rows per page.
+
+    Returns:
+        [B, max_pages · page_size, ...].
+
+    Raises:
+        GuardError: ``cache`` does not hold whole pages, or ``block_tables`` is not [B, max_pages].
+    """
+    require_rank("block_tables", block_tables, 2, "[B, max_pages]")
+    if page_size < 1 or cache.shape[0] % page_size:
+        raise GuardError(f"cache must hold whole pages of {page_size} rows; got {cache.shape[0]} rows")
+    pages = cache.unflatten(0, (cache.shape[0] // page_size, page_size))
+    return pages[block_tables.to(torch.int64)].flatten(1, 2)
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seqlens: torch.Tensor,
+    sm_scale: float | None = None,
+    causal: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention of a few query rows per sequence over its cached keys, in float64.
+
+    Args:
+        q: [B, Mq, G, Hq, D]: G key heads with Hq query heads each.
+        k: [B, Mkv, G, D].
+        v: [B, Mkv, G, D].
+        seqlens: int [B]: keys of each sequence; rows past it are ignored. 0 gives zeros.
+        sm_scale: factor of q·k; 1/sqrt(D) by default.
+        causal: query row i of Mq sees keys up to seqlen - Mq + i only.
+
+    Returns:
+        (out float64 [B, Mq, G, Hq, D], log-sum-exp float64 [B, G, Hq, Mq], natural logarithm, -inf where nothing
+        is seen).
+
+    Raises:
+        GuardError: shapes that do not fit.
+    """
+    require_rank("q", q, 5, "[B, Mq, G, Hq, D]")
+    batch, mq, groups, _, d = q.shape
+    require_rank("k", k, 4, "[B, Mkv, G, D]")
+    require_shape("k", k, (batch, k.shape[1], groups, d), "B, G and D of q")
+    require_shape("v", v, k.shape, "that of k")
+    require_shape("seqlens", seqlens, (batch,), "one length per sequence")
+    factor = 1.0 / math.sqrt(d) if sm_scale is None else sm_scale
+    keys = torch.arange(k.shape[1], device=q.device)
+    length = seqlens.to(torch.int64).view(batch, 1, 1)
+    limit = length - mq + 1 + torch.arange(mq, device=q.device).view(1, mq, 1) if causal else length.expand(-1, mq, 1)
+    seen = (keys < limit)[:, None, None]  # [B, 1, 1, Mq, Mkv]
+    unused = (keys >= length)[:, 0, :, None, None]  # rows past the length may hold anything, NaN included
+    k64 = k.to(torch.float64).masked_fill(unused, 0.0)
+    v64 = v.to(torch.float64).masked_fill(unused, 0.0)
+    scores = torch.einsum("bmghd,bkgd->bghmk", q.to(torch.float64), k64) * factor
+    scores = scores.masked_fill(~seen, -math.inf)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
+    return torch.einsum("bghmk,bkgd->bmghd", weights, v64), lse

@@ -1,0 +1,60 @@
+"""e4m3fn checkpoints on gfx942, whose fp8 is e4m3fnuz, and back.
+
+The same byte means half as much in e4m3fnuz, so bytes stay and the scale doubles, except for three: 0x80 is -0 in
+e4m3fn but the NaN of e4m3fnuz, and 0x7F and 0xFF are NaN in e4m3fn but ±240 in e4m3fnuz.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.ops.reference.checks import require_dtype
+
+_FNUZ_NAN = 0x80
+_FN_NAN = 0x7F
+_FN_MAX = 0x7E
+
+
+def fn_to_fnuz(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same numbers as e4m3fnuz elements and their dequantisation scale, exactly; NaN stays NaN.
+
+    Args:
+        weight: float8_e4m3fn, any shape.
+        scale: floating point, any shape; value = element * scale.
+
+    Returns:
+        (float8_e4m3fnuz of ``weight``'s shape, 2 * ``scale``).
+
+    Raises:
+        GuardError: another dtype.
+    """
+    require_dtype("weight", weight, (torch.float8_e4m3fn,))
+    require_dtype("scale", scale, (torch.float32, torch.float64, torch.bfloat16, torch.float16))
+    byte = weight.view(torch.uint8)
+    is_nan = (byte & 0x7F) == _FN_NAN
+    converted = torch.where(is_nan, _FNUZ_NAN, torch.where(byte == 0x80, 0, byte)).to(torch.uint8)
+    return converted.view(torch.float8_e4m3fnuz), scale * 2
+
+
+def fnuz_to_fn(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Invert :func:`fn_to_fnuz`: e4m3fn elements and half the scale.
+
+    Exact but for ±240 (0x7F, 0xFF), which e4m3fn would need ±480 for: they saturate at ±448, 6.7 % less. What came
+    from :func:`fn_to_fnuz` holds none of them.
+
+    Args:
+        weight: float8_e4m3fnuz, any shape.
+        scale: floating point, any shape.
+
+    Returns:
+        (float8_e4m3fn of ``weight``'s shape, ``scale`` / 2).
+
+    Raises:
+        GuardError: another dtype.
+    """
+    require_dtype("weight", weight, (torch.float8_e4m3fnuz,))
+    require_dtype("scale", scale, (torch.float32, torch.float64, torch.bfloat16, torch.float16))
+    byte = weight.view(torch.uint8)
+    saturated = torch.where((byte & 0x7F) == 0x7F, (byte & 0x80) | _FN_MAX, byte)
+    converted = torch.where(byte == _FNUZ_NAN, _FN_NAN, saturated).to(torch.uint8)
+    return converted.view(torch.float8_e4m3fn), scale / 2
