@@ -46,7 +46,11 @@ struct Operand {
   Select select = Select::dword;  // SDWA source
   bool sext = false;              // SDWA source
   uint16_t reg = 0;         // sgpr 0..127 (vcc 106, m0 124, exec 126), vgpr/agpr 0..255, or a Special
-  uint64_t imm = 0;         // value widened for `type`; 16-bit and 32-bit types use the low bits, packed types are splat
+  // Value widened for `type`. 16-bit and 32-bit types use the low bits. Packed 16-bit types hold the 32-bit register
+  // value from which op_sel/op_sel_hi pick halves, as the hardware forms it: integers sign-extended to 32 bits, f16 and
+  // bf16 in the low half above zero, f32 for floating-point constants of pk_i16. pk_f32 has the value in both halves.
+  uint64_t imm = 0;
+  bool literal = false;     // from the instruction stream, not an inline constant (only the disassembler cares)
 };
 
 enum class DstUnused : uint8_t { pad, sext, preserve };
@@ -59,7 +63,12 @@ struct Inst {
 
   Operand dst;              // vdst/sdst/vdata of loads; none for stores
   Operand dst2;             // carry/sdst of VOP3 and VOP2 carry forms, VOPC destination is `dst`
-  Operand src[4];           // src0..src2; VOP2 carry-in and v_cndmask's mask are explicit as src[2]
+  // src0..src2; VOP2 carry-in and v_cndmask's mask are explicit as src[2], and so is the old destination of v_fmac,
+  // v_mac, v_dot*c and v_pk_fmac. Implicit stay: SCC, EXEC, VCC of v_div_fmas, the old destination of s_cmov, s_bitset,
+  // s_addk, s_mulk, v_writelane, v_swap, v_permlane*_swap, of smfmac, of DPP, d16 and op_sel writes. s_cmpk has its
+  // register in src[0]. fmaak and fmamk are src[0] * src[1] + src[2]. Where op_sel[2] belongs to the destination (the
+  // fp8 and fp4 conversions: byte = src[2].op_sel + 2 * dst_op_sel), it is src[2].op_sel although num_src is 2.
+  Operand src[4];
   uint8_t num_src = 0;
 
   // output modifiers

@@ -1,0 +1,551 @@
+#include "disasm.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "decode.h"
+#include "isa.h"
+
+namespace hfemu {
+namespace {
+
+using isa::Encoding;
+using isa::Row;
+
+const char* const kSelect[] = {"BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD"};
+const char* const kUnused[] = {"UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"};
+const char* const kSpecial[] = {"src_shared_base", "src_shared_limit", "src_private_base", "src_private_limit",
+                                "src_pops_exiting_wave_id", "src_vccz", "src_execz", "src_scc", "src_lds_direct",
+                                "null"};
+const char* const kGprIdx[] = {"SRC0", "SRC1", "SRC2", "DST"};
+
+struct InlineFloat {
+  uint64_t f64;
+  uint32_t f32;
+  uint16_t f16, bf16;
+  const char* text;
+};
+constexpr InlineFloat kFloats[] = {
+    {0x3fe0000000000000, 0x3f000000, 0x3800, 0x3f00, "0.5"},
+    {0xbfe0000000000000, 0xbf000000, 0xb800, 0xbf00, "-0.5"},
+    {0x3ff0000000000000, 0x3f800000, 0x3c00, 0x3f80, "1.0"},
+    {0xbff0000000000000, 0xbf800000, 0xbc00, 0xbf80, "-1.0"},
+    {0x4000000000000000, 0x40000000, 0x4000, 0x4000, "2.0"},
+    {0xc000000000000000, 0xc0000000, 0xc000, 0xc000, "-2.0"},
+    {0x4010000000000000, 0x40800000, 0x4400, 0x4080, "4.0"},
+    {0xc010000000000000, 0xc0800000, 0xc400, 0xc080, "-4.0"},
+    {0x3fc45f306dc9c882, 0x3e22f983, 0x3118, 0x3e22, "0.15915494"},
+};
+
+// The text of `value` if it is one of the inline floating-point constants of `type`.
+const char* inline_float_text(uint64_t value, ConstType type) {
+  for (const InlineFloat& f : kFloats) {
+    switch (type) {
+      case ConstType::f64:
+      case ConstType::i64:
+        if (value == f.f64) return f.f32 == 0x3e22f983 ? "0.15915494309189532" : f.text;
+        break;
+      case ConstType::i16:
+      case ConstType::f16:
+      case ConstType::pk_f16:
+        if (value == f.f16) return f.text;
+        break;
+      case ConstType::bf16:
+      case ConstType::pk_bf16:
+        if (value == f.bf16) return f.text;
+        break;
+      default:
+        if (static_cast<uint32_t>(value) == f.f32) return f.text;
+    }
+  }
+  return nullptr;
+}
+
+int64_t as_signed(uint64_t value, ConstType type) {
+  switch (type) {
+    case ConstType::i64:
+    case ConstType::f64: return static_cast<int64_t>(value);
+    case ConstType::i16:
+    case ConstType::f16:
+    case ConstType::bf16: return static_cast<int16_t>(value);
+    default: return static_cast<int32_t>(value);
+  }
+}
+
+class Printer {
+ public:
+  explicit Printer(const Inst& inst) : inst_(inst), row_(isa::row(inst.op)) {}
+
+  std::string run() {
+    if (inst_.op == Op::invalid) return "<invalid>";
+    out_ = row_.name;
+    suffix();
+    switch (inst_.format) {
+      case Format::SOP1:
+      case Format::SOP2: list({&inst_.dst, &inst_.src[0], &inst_.src[1]}); break;
+      case Format::SOPC: sopc(); break;
+      case Format::SOPK: sopk(); break;
+      case Format::SOPP: immediate(); break;
+      case Format::SMEM: smem(); break;
+      case Format::VOP1:
+      case Format::VOP2:
+      case Format::VOPC: vop_short(); break;
+      case Format::VOP3: vop3(); break;
+      case Format::VOP3P: vop3p(); break;
+      case Format::MAI: mai(); break;
+      case Format::DS: ds(); break;
+      case Format::FLAT:
+      case Format::GLOBAL:
+      case Format::SCRATCH: flat(); break;
+      case Format::MUBUF: mubuf(); break;
+    }
+    return out_;
+  }
+
+ private:
+  __attribute__((format(printf, 2, 3))) void add(const char* format, ...) {
+    char buffer[160];
+    va_list args;
+    va_start(args, format);
+    std::vsnprintf(buffer, sizeof buffer, format, args);
+    va_end(args);
+    out_ += buffer;
+  }
+
+  void separate() {
+    out_ += first_ ? " " : ", ";
+    first_ = false;
+  }
+
+  void suffix() {
+    const bool has_e64 = row_.encoding == Encoding::VOP1 || row_.encoding == Encoding::VOP2 ||
+                         row_.encoding == Encoding::VOPC;
+    if (!has_e64 || row_.has(isa::e32_only) || (row_.encoding == Encoding::VOP1 && row_.dst.dwords == 0)) return;
+    out_ += inst_.format == Format::VOP3 ? "_e64" : inst_.sdwa ? "_sdwa" : inst_.dpp ? "_dpp" : "_e32";
+  }
+
+  // --- operands -------------------------------------------------------------------------------------------------
+
+  static std::string scalar_name(unsigned reg, unsigned dwords) {
+    static const struct { unsigned reg; const char* name; } kPairs[] = {
+        {102, "flat_scratch"}, {104, "xnack_mask"}, {106, "vcc"}, {126, "exec"}};
+    char buffer[32];
+    for (const auto& pair : kPairs) {
+      if (reg == pair.reg && dwords == 2) return pair.name;
+      if (reg == pair.reg && dwords == 1) return std::string(pair.name) + "_lo";
+      if (reg == pair.reg + 1 && dwords == 1) return std::string(pair.name) + "_hi";
+    }
+    if (reg == 124) return "m0";
+    const char* prefix = reg >= 108 ? "ttmp" : "s";
+    if (reg >= 108) reg -= 108;
+    if (dwords == 1) {
+      std::snprintf(buffer, sizeof buffer, "%s%u", prefix, reg);
+    } else {
+      std::snprintf(buffer, sizeof buffer, "%s[%u:%u]", prefix, reg, reg + dwords - 1);
+    }
+    return buffer;
+  }
+
+  static std::string immediate_text(const Operand& o) {
+    char buffer[40];
+    const int64_t value = as_signed(o.imm, o.type);
+    const char* text = inline_float_text(o.imm, o.type);
+    const bool small = value >= -16 && value <= 64;
+    if (o.literal) {
+      uint64_t shown = o.imm;
+      if (o.type == ConstType::f64 && text == nullptr) shown >>= 32;
+      if (o.type == ConstType::f64 && text != nullptr) return text;
+      const char* format = small || text != nullptr ? "lit(0x%llx)" : "0x%llx";
+      std::snprintf(buffer, sizeof buffer, format, static_cast<unsigned long long>(shown));
+      return buffer;
+    }
+    if (small) {
+      std::snprintf(buffer, sizeof buffer, "%lld", static_cast<long long>(value));
+      return buffer;
+    }
+    return text != nullptr ? text : "<constant>";
+  }
+
+  static std::string text(const Operand& o) {
+    char buffer[40];
+    switch (o.kind) {
+      case OperandKind::none: return "off";
+      case OperandKind::sgpr: return scalar_name(o.reg, o.dwords);
+      case OperandKind::special: return kSpecial[o.reg];
+      case OperandKind::imm: return immediate_text(o);
+      case OperandKind::vgpr:
+      case OperandKind::agpr: break;
+    }
+    const char file = o.kind == OperandKind::agpr ? 'a' : 'v';
+    if (o.dwords == 1) {
+      std::snprintf(buffer, sizeof buffer, "%c%u", file, o.reg);
+    } else {
+      std::snprintf(buffer, sizeof buffer, "%c[%u:%u]", file, o.reg, o.reg + o.dwords - 1u);
+    }
+    return buffer;
+  }
+
+  void operand(const Operand& o) {
+    separate();
+    out_ += text(o);
+  }
+
+  void modified(const Operand& o) {
+    separate();
+    std::string t = text(o);
+    if (o.sext) t = "sext(" + t + ")";
+    if (o.abs) t = "|" + t + "|";
+    if (o.neg) t = o.kind == OperandKind::imm && !o.abs ? "neg(" + t + ")" : "-" + t;
+    out_ += t;
+  }
+
+  void list(std::initializer_list<const Operand*> operands) {
+    for (const Operand* o : operands) {
+      if (o->kind != OperandKind::none) operand(*o);
+    }
+  }
+
+  void flag(bool set, const char* text) {
+    if (set) out_ += text;
+  }
+
+  // --- scalar ---------------------------------------------------------------------------------------------------
+
+  void sopc() {
+    list({&inst_.src[0], &inst_.src[1]});
+    if (row_.has(isa::imm_gpr_idx)) {
+      separate();
+      gpr_idx();
+    }
+  }
+
+  void gpr_idx() {
+    const unsigned mode = static_cast<uint16_t>(inst_.simm);
+    if (mode > 15) {
+      add("0x%x", mode);
+      return;
+    }
+    out_ += "gpr_idx(";
+    bool first = true;
+    for (unsigned i = 0; i < 4; ++i) {
+      if ((mode >> i & 1) == 0) continue;
+      if (!first) out_ += ",";
+      out_ += kGprIdx[i];
+      first = false;
+    }
+    out_ += ")";
+  }
+
+  void sopk() {
+    if (row_.has(isa::imm_hwreg) && row_.dst.dwords == 0) {
+      immediate();
+      operand(inst_.src[0]);
+      return;
+    }
+    list({&inst_.dst, &inst_.src[0]});
+    immediate();
+  }
+
+  void immediate() {
+    const unsigned value = static_cast<uint16_t>(inst_.simm);
+    if (row_.has(isa::imm_none) || (row_.has(isa::imm_optional) && value == 0)) return;
+    separate();
+    if (row_.has(isa::imm_hex)) {
+      if (value <= 64 || value >= 0xfff0) {
+        add("%d", static_cast<int16_t>(value));
+      } else {
+        add("0x%x", value);
+      }
+    } else if (row_.has(isa::imm_hwreg)) {
+      hwreg(value);
+    } else if (row_.has(isa::imm_waitcnt)) {
+      waitcnt(value);
+    } else if (row_.has(isa::imm_message)) {
+      message(value);
+    } else if (row_.has(isa::imm_gpr_idx)) {
+      gpr_idx();
+    } else {
+      add("%u", value);
+    }
+  }
+
+  void hwreg(unsigned value) {
+    const unsigned id = value & 63, offset = value >> 6 & 31, size = (value >> 11) + 1;
+    static const struct { unsigned id; const char* name; } kNames[] = {
+        {1, "HW_REG_MODE"}, {2, "HW_REG_STATUS"}, {3, "HW_REG_TRAPSTS"}, {4, "HW_REG_HW_ID"},
+        {5, "HW_REG_GPR_ALLOC"}, {6, "HW_REG_LDS_ALLOC"}, {7, "HW_REG_IB_STS"}, {15, "HW_REG_SH_MEM_BASES"},
+        {16, "HW_REG_TBA_LO"}, {17, "HW_REG_TBA_HI"}, {18, "HW_REG_TMA_LO"}, {19, "HW_REG_TMA_HI"},
+        {20, "HW_REG_XCC_ID"}, {21, "HW_REG_SQ_PERF_SNAPSHOT_DATA"}, {22, "HW_REG_SQ_PERF_SNAPSHOT_DATA1"},
+        {23, "HW_REG_SQ_PERF_SNAPSHOT_PC_LO"}, {24, "HW_REG_SQ_PERF_SNAPSHOT_PC_HI"}};
+    std::string name = std::to_string(id);
+    for (const auto& entry : kNames) {
+      if (entry.id == id) name = entry.name;
+    }
+    if (offset == 0 && size == 32) {
+      add("hwreg(%s)", name.c_str());
+    } else {
+      add("hwreg(%s, %u, %u)", name.c_str(), offset, size);
+    }
+  }
+
+  void waitcnt(unsigned value) {
+    const unsigned vm = (value & 15) | (value >> 14 & 3) << 4, exp = value >> 4 & 7, lgkm = value >> 8 & 15;
+    const bool all = vm == 63 && exp == 7 && lgkm == 15;
+    const char* space = "";
+    const struct { const char* name; unsigned value, max; } counters[] = {
+        {"vmcnt", vm, 63}, {"expcnt", exp, 7}, {"lgkmcnt", lgkm, 15}};
+    for (const auto& c : counters) {
+      if (c.value == c.max && !all) continue;
+      add("%s%s(%u)", space, c.name, c.value);
+      space = " ";
+    }
+  }
+
+  void message(unsigned value) {
+    static const struct { unsigned id; const char* name; } kNames[] = {
+        {1, "MSG_INTERRUPT"}, {4, "MSG_SAVEWAVE"}, {5, "MSG_STALL_WAVE_GEN"}, {6, "MSG_HALT_WAVES"},
+        {7, "MSG_ORDERED_PS_DONE"}, {8, "MSG_EARLY_PRIM_DEALLOC"}, {10, "MSG_GET_DOORBELL"}};
+    for (const auto& entry : kNames) {
+      if (entry.id == value) {
+        add("sendmsg(%s)", entry.name);
+        return;
+      }
+    }
+    add("%u", value);
+  }
+
+  void smem() {
+    if (row_.has(isa::imm_hex)) {
+      separate();
+      add("%d", inst_.simm);
+    }
+    const Operand& data = inst_.vdata.kind != OperandKind::none ? inst_.vdata : inst_.dst;
+    list({&data, &inst_.saddr, &inst_.srsrc});
+    if (row_.src[0].dwords != 0) {
+      separate();
+      const bool reg = inst_.soffset.kind != OperandKind::none;
+      if (reg) out_ += text(inst_.soffset);
+      const char* sign = inst_.offset < 0 ? "-" : "";
+      const long long magnitude = inst_.offset < 0 ? -inst_.offset : inst_.offset;
+      if (!reg) add("%s0x%llx", sign, magnitude);
+      if (reg && inst_.offset != 0) add(" offset:%s0x%llx", sign, magnitude);
+    }
+    flag(inst_.sc0, " glc");
+  }
+
+  // --- vector ---------------------------------------------------------------------------------------------------
+
+  // Explicit sources: without the accumulator that the encoding does not name.
+  unsigned printed_sources() const { return inst_.num_src - (row_.has(isa::reads_dst) ? 1 : 0); }
+
+  void vop_short() {
+    list({&inst_.dst, &inst_.dst2});
+    for (unsigned i = 0; i < printed_sources(); ++i) modified(inst_.src[i]);
+    if (inst_.sdwa) sdwa();
+    if (inst_.dpp) dpp();
+  }
+
+  void sdwa() {
+    output_modifiers();
+    const bool has_select = row_.encoding != Encoding::VOPC;
+    if (has_select) {
+      add(" dst_sel:%s dst_unused:%s", kSelect[static_cast<int>(inst_.dst_select)],
+          kUnused[static_cast<int>(inst_.dst_unused)]);
+    }
+    add(" src0_sel:%s", kSelect[static_cast<int>(inst_.src[0].select)]);
+    if (row_.encoding != Encoding::VOP1) add(" src1_sel:%s", kSelect[static_cast<int>(inst_.src[1].select)]);
+  }
+
+  void dpp() {
+    const unsigned c = inst_.dpp_ctrl;
+    const unsigned n = c & 15;
+    if (c < 0x100) {
+      add(" quad_perm:[%u,%u,%u,%u]", c & 3, c >> 2 & 3, c >> 4 & 3, c >> 6 & 3);
+    } else if (c > 0x100 && c < 0x110) {
+      add(" row_shl:%u", n);
+    } else if (c > 0x110 && c < 0x120) {
+      add(" row_shr:%u", n);
+    } else if (c > 0x120 && c < 0x130) {
+      add(" row_ror:%u", n);
+    } else if (c >= 0x150 && c < 0x160) {
+      add(" row_newbcast:%u", n);
+    } else {
+      switch (c) {
+        case 0x130: out_ += " wave_shl:1"; break;
+        case 0x134: out_ += " wave_rol:1"; break;
+        case 0x138: out_ += " wave_shr:1"; break;
+        case 0x13c: out_ += " wave_ror:1"; break;
+        case 0x140: out_ += " row_mirror"; break;
+        case 0x141: out_ += " row_half_mirror"; break;
+        case 0x142: out_ += " row_bcast:15"; break;
+        case 0x143: out_ += " row_bcast:31"; break;
+        default: out_ += " /* Invalid dpp_ctrl value */";
+      }
+    }
+    add(" row_mask:0x%x bank_mask:0x%x", inst_.row_mask, inst_.bank_mask);
+    flag(inst_.bound_ctrl, " bound_ctrl:1");
+  }
+
+  void output_modifiers() {
+    static const char* const kOmod[] = {"", " mul:2", " mul:4", " div:2"};
+    flag(inst_.clamp, " clamp");
+    out_ += kOmod[inst_.omod & 3];
+  }
+
+  void vop3() {
+    list({&inst_.dst, &inst_.dst2});
+    const unsigned n = printed_sources();
+    for (unsigned i = 0; i < n; ++i) modified(inst_.src[i]);
+    if (inst_.bitop3 != 0) add(inst_.bitop3 <= 10 ? " bitop3:%u" : " bitop3:0x%x", inst_.bitop3);
+    if (row_.has(isa::op_sel)) {
+      bool any = inst_.dst_op_sel;
+      for (const Operand& o : inst_.src) any |= o.op_sel;
+      if (any) {
+        out_ += " op_sel:[";
+        const unsigned count = n < 2 ? 2 : n;
+        for (unsigned i = 0; i < count; ++i) add("%u,", inst_.src[i].op_sel);
+        add("%u]", inst_.dst_op_sel);
+      }
+    }
+    output_modifiers();
+  }
+
+  void bit_list(const char* name, unsigned count, bool (*get)(const Operand&)) {
+    add(" %s:[", name);
+    for (unsigned i = 0; i < count; ++i) add(i == 0 ? "%u" : ",%u", get(inst_.src[i]));
+    out_ += "]";
+  }
+
+  void vop3p() {
+    operand(inst_.dst);
+    const unsigned n = inst_.num_src;
+    const bool mix = row_.has(isa::mix);
+    for (unsigned i = 0; i < n; ++i) mix ? modified(inst_.src[i]) : operand(inst_.src[i]);
+    auto any = [&](bool (*get)(const Operand&), bool expected) {
+      for (unsigned i = 0; i < n; ++i) {
+        if (get(inst_.src[i]) != expected) return true;
+      }
+      return false;
+    };
+    auto op_sel = [](const Operand& o) { return o.op_sel; };
+    auto op_sel_hi = [](const Operand& o) { return o.op_sel_hi; };
+    auto neg = [](const Operand& o) { return o.neg; };
+    auto neg_hi = [](const Operand& o) { return o.neg_hi; };
+    if (!row_.has(isa::no_op_sel)) {
+      if (any(op_sel, false)) bit_list("op_sel", n, op_sel);
+      if (any(op_sel_hi, !mix)) bit_list("op_sel_hi", n, op_sel_hi);
+    }
+    if (!mix) {
+      if (any(neg, false)) bit_list("neg_lo", n, neg);
+      if (any(neg_hi, false)) bit_list("neg_hi", n, neg_hi);
+    }
+    output_modifiers();
+  }
+
+  void mai() {
+    list({&inst_.dst, &inst_.src[0], &inst_.src[1], &inst_.src[2]});
+    if (inst_.scaled) {
+      list({&inst_.scale_a, &inst_.scale_b});
+      const unsigned a = inst_.scale_sel_a, b = inst_.scale_sel_b;
+      if ((a & 1) != 0 || (b & 1) != 0) add(" op_sel:[%u,%u,0]", a & 1, b & 1);
+      add(" op_sel_hi:[%u,%u,0]", a >> 1, b >> 1);
+    }
+    if (inst_.cbsz != 0) add(" cbsz:%u", inst_.cbsz);
+    if (inst_.abid != 0) add(" abid:%u", inst_.abid);
+    if (inst_.blgp == 0) return;
+    if (row_.dst.constant == ConstType::f64) {  // the same bits negate A, B and C
+      add(" neg:[%u,%u,%u]", inst_.blgp & 1, inst_.blgp >> 1 & 1, inst_.blgp >> 2);
+    } else {
+      add(" blgp:%u", inst_.blgp);
+    }
+  }
+
+  // --- memory ---------------------------------------------------------------------------------------------------
+
+  void ds() {
+    list({&inst_.dst, &inst_.vaddr, &inst_.vdata, &inst_.vdata2});
+    if (row_.has(isa::two_offsets)) {
+      if (inst_.offset != 0) add(" offset0:%d", static_cast<int>(inst_.offset));
+      if (inst_.offset1 != 0) add(" offset1:%d", inst_.offset1);
+    } else if (inst_.op == Op::ds_swizzle_b32) {
+      swizzle(static_cast<unsigned>(inst_.offset));
+    } else if (inst_.offset != 0) {
+      add(" offset:%d", static_cast<int>(inst_.offset));
+    }
+    flag(inst_.gds, " gds");
+  }
+
+  void swizzle(unsigned value) {
+    if (value == 0) return;
+    if ((value & 0xff00) == 0x8000) {
+      add(" offset:swizzle(QUAD_PERM,%u,%u,%u,%u)", value & 3, value >> 2 & 3, value >> 4 & 3, value >> 6 & 3);
+      return;
+    }
+    if ((value & 0x8000) != 0) {
+      add(" offset:%u", value);
+      return;
+    }
+    const unsigned and_mask = value & 31, or_mask = value >> 5 & 31, xor_mask = value >> 10 & 31;
+    if (and_mask == 31 && or_mask == 0 && xor_mask != 0 && (xor_mask & (xor_mask - 1)) == 0) {
+      add(" offset:swizzle(SWAP,%u)", xor_mask);
+      return;
+    }
+    if (and_mask == 31 && or_mask == 0 && xor_mask != 0 && (xor_mask & (xor_mask + 1)) == 0) {
+      add(" offset:swizzle(REVERSE,%u)", xor_mask + 1);
+      return;
+    }
+    const unsigned group = 32 - and_mask;
+    if (group > 1 && (group & (group - 1)) == 0 && group <= 32 && or_mask < group && xor_mask == 0) {
+      add(" offset:swizzle(BROADCAST,%u,%u)", group, or_mask);
+      return;
+    }
+    out_ += " offset:swizzle(BITMASK_PERM,\"";
+    for (unsigned b = 16; b != 0; b >>= 1) {
+      const bool p0 = ((0 & and_mask) | or_mask) ^ xor_mask ? (((or_mask ^ xor_mask) & b) != 0) : false;
+      const bool p1 = ((((b & and_mask) | or_mask) ^ xor_mask) & b) != 0;
+      out_ += p0 ? (p1 ? '1' : 'i') : (p1 ? 'p' : '0');
+    }
+    out_ += "\")";
+  }
+
+  void cache_policy() {
+    flag(inst_.sc0, " sc0");
+    flag(inst_.nt, " nt");
+    flag(inst_.sc1, " sc1");
+  }
+
+  void flat() {
+    if (inst_.dst.kind != OperandKind::none) operand(inst_.dst);
+    operand(inst_.vaddr);
+    if (inst_.vdata.kind != OperandKind::none) operand(inst_.vdata);
+    if (inst_.format != Format::FLAT) operand(inst_.saddr);
+    if (inst_.offset != 0) add(" offset:%d", static_cast<int>(inst_.offset));
+    cache_policy();
+  }
+
+  void mubuf() {
+    if (!row_.has(isa::imm_none)) {
+      const Operand& data = inst_.vdata.kind != OperandKind::none ? inst_.vdata : inst_.dst;
+      if (data.kind != OperandKind::none) operand(data);
+      operand(inst_.vaddr);
+      list({&inst_.srsrc, &inst_.soffset});
+    }
+    flag(inst_.idxen, " idxen");
+    flag(inst_.offen, " offen");
+    if (inst_.offset != 0) add(" offset:%d", static_cast<int>(inst_.offset));
+    cache_policy();
+    flag(inst_.lds, " lds");
+  }
+
+  const Inst& inst_;
+  const Row& row_;
+  std::string out_;
+  bool first_ = true;
+};
+
+}  // namespace
+
+std::string disassemble(const Inst& inst) { return Printer(inst).run(); }
+
+}  // namespace hfemu
