@@ -32,7 +32,8 @@ MatrixFn matrix_function(Op op);
 // Issue cycles (passes * 4) of one such instruction on `arch`, from the ISA documents; 0 if unknown.
 int matrix_cycles(Op op, uint8_t cbsz, uint8_t blgp, Arch arch);
 
-// Registers per lane of the A, B and C/D operands; a and b depend on the formats for f8f6f4.
+// Registers per lane of the A, B and C/D operands; a and b depend on the formats for f8f6f4. All zero for an unknown
+// instruction and for a reserved format code.
 struct MatrixShape { uint8_t m, n, k, blocks, a_regs, b_regs, cd_regs; bool sparse; };
 MatrixShape matrix_shape(Op op, uint8_t cbsz, uint8_t blgp);
 

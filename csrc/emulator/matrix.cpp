@@ -1,0 +1,349 @@
+// MFMA and SMFMAC: operand layouts, the multiplication, and the result layout.
+//
+// Notation of the ISA documents: M x N x K per block, B blocks; lane groups g of the operand registers hold successive
+// stretches of k. The three layouts are
+//   A, B   row i of block b, lane group g: lane i + M * (b + B * g); which k an item has is `k_of_item`
+//   C, D   `ResultLayout`
+//   scales the e8m0 byte of (row i, logical k-block kb of 32) is in lane i + M * kb, whatever the operand's k order
+//
+// Numerics: products are exact in double, sums are accumulated in double on top of C and rounded to f32 once. Integer
+// data is therefore exact while sums stay below 2^53 (f32 results: below 2^24), i8 sums wrap at 32 bits, and f64 uses
+// fused multiply-adds in k order. The hardware's own summation order is undocumented. EXEC does not matter here.
+#include "matrix.h"
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "matrix_elements.h"
+
+namespace hfemu {
+namespace {
+
+struct Shape {
+  Op op;
+  int m, n, k, blocks;
+  Element a, b, cd;
+  bool sparse;
+  int cycles_gfx942, cycles_gfx950;
+
+  constexpr int groups(int edge) const { return kMatrixLanes / (edge * blocks); }
+  constexpr int result_items() const { return m * n * blocks / kMatrixLanes; }
+};
+
+constexpr Shape kShapes[] = {
+#define MATRIX_OP(name, m, n, k, blocks, a, b, cd, sparse, c942, c950) \
+  {Op::name, m, n, k, blocks, Element::a, Element::b, Element::cd, sparse, c942, c950},
+#include "matrix_ops.inc"
+#undef MATRIX_OP
+};
+
+constexpr int kMaxTile = 128 * 16;       // blocks * K * M of the largest operand
+constexpr int kMaxResult = 2 * 32 * 32;  // blocks * M * N of the largest result
+
+// k of item `j` of lane group `g`. A lane that holds more than 16 bytes of 8- or 16-bit items holds them as 16-byte
+// chunks, and each chunk's groups are interleaved; everything else is contiguous per lane.
+constexpr int k_of_item(int bits, int items_per_lane, int groups, int g, int j) {
+  const int chunk = bits >= 8 && items_per_lane * bits > 128 ? 128 / bits : items_per_lane;
+  return chunk * g + j % chunk + chunk * groups * (j / chunk);
+}
+
+// Operand registers as a tile [block][k][edge] of doubles. Sparse A gives [slot][edge], slots in lane-group order.
+void load_tile(const Row* regs, Element element, bool fnuz, int edge, int blocks, int k_per_lane, bool in_k_order,
+               double* tile) {
+  const int bits = element_bits(element), groups = kMatrixLanes / (edge * blocks), depth = k_per_lane * groups;
+  const DecodeFn decoder = decoder_of(element, fnuz);
+  alignas(64) double values[kMatrixLanes];
+  for (int item = 0; item < k_per_lane; ++item) {
+    load_item(regs, element, decoder, item, values);
+    for (int g = 0; g < groups; ++g) {
+      const int k = in_k_order ? k_of_item(bits, k_per_lane, groups, g, item) : g * k_per_lane + item;
+      for (int block = 0; block < blocks; ++block) {
+        double* to = tile + (block * depth + k) * edge;
+        const double* from = values + edge * (block + blocks * g);
+        if (edge == 16)
+          std::memcpy(to, from, 16 * sizeof(double));
+        else if (edge == 32)
+          std::memcpy(to, from, 32 * sizeof(double));
+        else
+          std::memcpy(to, from, 4 * sizeof(double));
+      }
+    }
+  }
+}
+
+// D[b, i, j] is item `item(b, i)` of lane `lane(b, i) + j`.
+struct ResultLayout {
+  int height, blocks_per_item, rows_per_item, row_groups, n;
+  constexpr explicit ResultLayout(const Shape& s)
+      : height(s.cd == Element::f64 ? 1 : 4),
+        blocks_per_item(kMatrixLanes * height > s.n * s.m ? kMatrixLanes * height / (s.n * s.m) : 1),
+        rows_per_item(kMatrixLanes / blocks_per_item / s.n),
+        row_groups(s.m / (height * rows_per_item)),
+        n(s.n) {}
+  constexpr int item(int b, int i) const {
+    return i % height + height * (i / (height * rows_per_item) + row_groups * (b / blocks_per_item));
+  }
+  constexpr int lane(int b, int i) const {
+    return n * (i / height % rows_per_item + rows_per_item * (b % blocks_per_item));
+  }
+};
+
+template <const Shape& S>
+void load_result(const Row* c, double* acc) {
+  constexpr ResultLayout layout(S);
+  for (int b = 0; b < S.blocks; ++b)
+    for (int i = 0; i < S.m; ++i) {
+      const int item = layout.item(b, i), lane = layout.lane(b, i);
+      double* to = acc + (b * S.m + i) * S.n;
+      for (int j = 0; j < S.n; ++j) {
+        if (S.cd == Element::f64)
+          to[j] = bits_to_double(static_cast<uint64_t>(c[2 * item + 1][lane + j]) << 32 | c[2 * item][lane + j]);
+        else if (S.cd == Element::i32)
+          to[j] = static_cast<int32_t>(c[item][lane + j]);
+        else
+          to[j] = bits_to_float(c[item][lane + j]);
+      }
+    }
+}
+
+template <const Shape& S>
+void store_result(const double* acc, Row* d) {
+  constexpr ResultLayout layout(S);
+  for (int b = 0; b < S.blocks; ++b)
+    for (int i = 0; i < S.m; ++i) {
+      const int item = layout.item(b, i), lane = layout.lane(b, i);
+      const double* from = acc + (b * S.m + i) * S.n;
+      for (int j = 0; j < S.n; ++j) {
+        if (S.cd == Element::f64) {
+          const uint64_t bits = double_to_bits(from[j]);
+          d[2 * item][lane + j] = static_cast<uint32_t>(bits);
+          d[2 * item + 1][lane + j] = static_cast<uint32_t>(bits >> 32);
+        } else if (S.cd == Element::i32) {
+          d[item][lane + j] = static_cast<uint32_t>(static_cast<int64_t>(from[j]));
+        } else {
+          d[item][lane + j] = float_to_bits(static_cast<float>(from[j]));
+        }
+      }
+    }
+}
+
+// The widest vector that the build's instruction set has: wider ones would be split through memory.
+#if defined(__AVX512F__)
+constexpr int kVector = 8;
+#elif defined(__AVX__)
+constexpr int kVector = 4;
+#else
+constexpr int kVector = 2;
+#endif
+
+// acc[M][N] += A[k][M]^T B[k][N]. Four rows by two vectors live in registers over the whole k loop; products are
+// exact, so it makes no difference whether the compiler fuses the multiply and the add.
+template <int M, int N>
+void multiply(const double* a, const double* b, int depth, double* acc) {
+  constexpr int width = N < kVector ? N : kVector, vectors = N >= 2 * width ? 2 : 1;
+  typedef double Vector __attribute__((vector_size(width * sizeof(double))));
+  for (int i = 0; i < M; i += 4)
+    for (int j = 0; j < N; j += width * vectors) {
+      Vector sum[4][vectors];
+      for (int r = 0; r < 4; ++r)
+        for (int v = 0; v < vectors; ++v) std::memcpy(&sum[r][v], acc + (i + r) * N + j + width * v, sizeof(Vector));
+      for (int k = 0; k < depth; ++k) {
+        Vector right[vectors];
+        for (int v = 0; v < vectors; ++v) std::memcpy(&right[v], b + k * N + j + width * v, sizeof(Vector));
+        for (int r = 0; r < 4; ++r)
+          for (int v = 0; v < vectors; ++v) sum[r][v] += a[k * M + i + r] * right[v];
+      }
+      for (int r = 0; r < 4; ++r)
+        for (int v = 0; v < vectors; ++v) std::memcpy(acc + (i + r) * N + j + width * v, &sum[r][v], sizeof(Vector));
+    }
+}
+
+// f64 products are not exact: fuse explicitly.
+void multiply_f64(const double* a, const double* b, int m, int n, int depth, double* acc) {
+  for (int k = 0; k < depth; ++k)
+    for (int i = 0; i < m; ++i)
+      for (int j = 0; j < n; ++j) acc[i * n + j] = std::fma(a[k * m + i], b[k * n + j], acc[i * n + j]);
+}
+
+// The e8m0 factors of one operand as [k-block][edge].
+void load_scales(const Row* scale, int byte, double* out) {
+  for (int lane = 0; lane < kMatrixLanes; ++lane) out[lane] = decode_e8m0((*scale)[lane] >> (8 * byte));
+}
+
+// Each block's partial sum gets both factors at once: two exponents at most 127 in size stay far inside double.
+template <int M, int N>
+void multiply_scaled(const double* a, const double* b, int depth, const double* scale_a, const double* scale_b,
+                     double* acc) {
+  alignas(64) double partial[M * N];
+  for (int block = 0; block < depth / 32; ++block) {
+    std::memset(partial, 0, sizeof(partial));
+    multiply<M, N>(a + block * 32 * M, b + block * 32 * N, 32, partial);
+    for (int i = 0; i < M; ++i) {
+      const double row = scale_a[M * block + i];
+      for (int j = 0; j < N; ++j) acc[i * N + j] += partial[i * N + j] * (row * scale_b[N * block + j]);
+    }
+  }
+}
+
+// acc[i][:] += A[slot][i] * B[k(slot, i)][:], where k is picked by two index bits among the four of the slot's group.
+template <const Shape& S>
+void multiply_sparse(const MatrixArgs& args, const double* a, const double* b, double* acc) {
+  constexpr int groups = S.groups(S.m), dense = S.k / groups, stored = dense / 2;
+  constexpr int index_bits = 2 * stored, sets = 32 / index_bits;
+  const int set = (args.cbsz & 3) == 0 ? args.abid % sets : 0;
+  const uint32_t* index = *args.index;
+  for (int g = 0; g < groups; ++g)
+    for (int item = 0; item < stored; ++item) {
+      const int group_of_four = item / 2 * 4, shift = set * index_bits + 2 * item;
+      const double* left = a + (g * stored + item) * S.m;
+      for (int i = 0; i < S.m; ++i) {
+        const int position = index[i + S.m * g] >> (shift % 32) & 3;
+        const int k = k_of_item(element_bits(S.b), dense, groups, g, group_of_four + position);
+        const double* right = b + k * S.n;
+        double* to = acc + i * S.n;
+        for (int j = 0; j < S.n; ++j) to[j] += left[i] * right[j];
+      }
+    }
+}
+
+// CBSZ/ABID replace A's lanes by one block's, BLGP permutes B's (ISA, "Broadcasting values").
+int lane_of_a(int lane, int cbsz, int abid) {
+  const int size = kMatrixLanes >> cbsz;
+  return size == 0 ? lane : (lane % size + size * abid) % kMatrixLanes;
+}
+
+int lane_of_b(int lane, int blgp) {
+  switch (blgp) {
+    case 0: return lane;
+    case 1: return lane % 32;
+    case 2: return lane % 32 + 32;
+    case 3: return (lane + 16) % kMatrixLanes;
+    default: return lane % 16 + 16 * (blgp - 4);
+  }
+}
+
+template <class LaneMap>
+void permute(const Row* from, int count, LaneMap source_lane, Row* to) {
+  for (int r = 0; r < count; ++r)
+    for (int lane = 0; lane < kMatrixLanes; ++lane) to[r][lane] = from[r][source_lane(lane)];
+}
+
+void negate(double* values, int count) {
+  for (int i = 0; i < count; ++i) values[i] = -values[i];
+}
+
+constexpr int registers_per_lane(Element e, int items) { return (items * element_bits(e) + 31) / 32; }
+
+template <const Shape& S>
+void run(const MatrixArgs& args) {
+  constexpr bool mixed = S.a == Element::f8f6f4;
+  const Element element_a = mixed ? element_of_format(args.cbsz) : S.a;
+  const Element element_b = mixed ? element_of_format(args.blgp) : S.b;
+  alignas(64) double a[kMaxTile], b[kMaxTile], acc[kMaxResult];
+  static_assert(S.blocks * S.k * S.m <= kMaxTile && S.blocks * S.k * S.n <= kMaxTile);
+  static_assert(S.blocks * S.m * S.n <= kMaxResult);
+
+  const Row* c = S.sparse && args.c == nullptr ? args.d : args.c;
+  load_result<S>(c, acc);
+  if (mixed && (element_a == Element::f8f6f4 || element_b == Element::f8f6f4)) {  // reserved CBSZ or BLGP
+    for (double& value : acc) value = std::nan("");
+    store_result<S>(acc, args.d);
+    return;
+  }
+
+  constexpr int a_items = S.k / S.groups(S.m) / (S.sparse ? 2 : 1), b_items = S.k / S.groups(S.n);
+  const Row* a_regs = args.a;
+  const Row* b_regs = args.b;
+  constexpr int a_count = registers_per_lane(S.a, a_items), b_count = registers_per_lane(S.b, b_items);
+  Row a_copy[a_count], b_copy[b_count];
+  if (!mixed && !S.sparse && S.a != Element::f64) {
+    if (args.cbsz != 0) {
+      permute(args.a, a_count, [&](int lane) { return lane_of_a(lane, args.cbsz, args.abid); }, a_copy);
+      a_regs = a_copy;
+    }
+    if (args.blgp != 0) {
+      permute(args.b, b_count, [&](int lane) { return lane_of_b(lane, args.blgp); }, b_copy);
+      b_regs = b_copy;
+    }
+  }
+  load_tile(a_regs, element_a, args.fnuz, S.m, S.blocks, a_items, !S.sparse, a);
+  load_tile(b_regs, element_b, args.fnuz, S.n, S.blocks, b_items, true, b);
+
+  if constexpr (S.sparse) {
+    multiply_sparse<S>(args, a, b, acc);
+  } else if constexpr (S.a == Element::f64) {
+    if (args.blgp & 1) negate(a, S.blocks * S.k * S.m);
+    if (args.blgp & 2) negate(b, S.blocks * S.k * S.n);
+    if (args.blgp & 4) negate(acc, S.blocks * S.m * S.n);
+    for (int block = 0; block < S.blocks; ++block)
+      multiply_f64(a + block * S.k * S.m, b + block * S.k * S.n, S.m, S.n, S.k, acc + block * S.m * S.n);
+  } else if (mixed && args.scale_a != nullptr) {
+    if constexpr (mixed) {
+      alignas(64) double scale_a[kMatrixLanes], scale_b[kMatrixLanes];
+      load_scales(args.scale_a, args.scale_sel_a, scale_a);
+      load_scales(args.scale_b, args.scale_sel_b, scale_b);
+      multiply_scaled<S.m, S.n>(a, b, S.k, scale_a, scale_b, acc);
+    }
+  } else {
+    for (int block = 0; block < S.blocks; ++block)
+      multiply<S.m, S.n>(a + block * S.k * S.m, b + block * S.k * S.n, S.k, acc + block * S.m * S.n);
+  }
+  store_result<S>(acc, args.d);
+}
+
+constexpr std::size_t kCount = sizeof(kShapes) / sizeof(kShapes[0]);
+
+template <std::size_t I>
+constexpr Shape kShape = kShapes[I];
+
+template <std::size_t... I>
+constexpr std::array<MatrixFn, sizeof...(I)> functions_of(std::index_sequence<I...>) {
+  return {run<kShape<I>>...};
+}
+constexpr std::array<MatrixFn, kCount> kFunctions = functions_of(std::make_index_sequence<kCount>());
+
+// Row of each Op in kShapes, or kCount.
+constexpr auto index_of_ops() {
+  std::array<uint8_t, static_cast<std::size_t>(Op::count)> rows{};
+  for (auto& row : rows) row = static_cast<uint8_t>(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) rows[static_cast<std::size_t>(kShapes[i].op)] = static_cast<uint8_t>(i);
+  return rows;
+}
+constexpr auto kRowOfOp = index_of_ops();
+
+std::size_t row_of(Op op) { return kRowOfOp[static_cast<std::size_t>(op)]; }
+
+}  // namespace
+
+MatrixFn matrix_function(Op op) { return row_of(op) < kCount ? kFunctions[row_of(op)] : nullptr; }
+
+int matrix_cycles(Op op, uint8_t cbsz, uint8_t blgp, Arch arch) {
+  if (row_of(op) >= kCount) return 0;
+  const Shape& s = kShapes[row_of(op)];
+  const int cycles = arch == Arch::gfx950 ? s.cycles_gfx950 : s.cycles_gfx942;
+  if (s.a != Element::f8f6f4) return cycles;
+  const bool eight_bit = element_bits(element_of_format(cbsz)) == 8 || element_bits(element_of_format(blgp)) == 8;
+  return eight_bit ? cycles : cycles / 2;
+}
+
+MatrixShape matrix_shape(Op op, uint8_t cbsz, uint8_t blgp) {
+  MatrixShape shape{};
+  if (row_of(op) >= kCount) return shape;
+  const Shape& s = kShapes[row_of(op)];
+  const bool mixed = s.a == Element::f8f6f4;
+  const Element a = mixed ? element_of_format(cbsz) : s.a, b = mixed ? element_of_format(blgp) : s.b;
+  if (mixed && (a == Element::f8f6f4 || b == Element::f8f6f4)) return shape;
+  shape.m = static_cast<uint8_t>(s.m);
+  shape.n = static_cast<uint8_t>(s.n);
+  shape.k = static_cast<uint8_t>(s.k);
+  shape.blocks = static_cast<uint8_t>(s.blocks);
+  shape.a_regs = static_cast<uint8_t>(registers_per_lane(a, s.k / s.groups(s.m) / (s.sparse ? 2 : 1)));
+  shape.b_regs = static_cast<uint8_t>(registers_per_lane(b, s.k / s.groups(s.n)));
+  shape.cd_regs = static_cast<uint8_t>(registers_per_lane(s.cd, s.result_items()));
+  shape.sparse = s.sparse;
+  return shape;
+}
+
+}  // namespace hfemu
