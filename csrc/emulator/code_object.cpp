@@ -226,15 +226,24 @@ class ElfLoader {
   void apply(const Rela& rela) {
     enum : uint32_t { none = 0, abs32_lo = 1, abs32_hi = 2, abs64 = 3, rel32 = 4, rel64 = 5, abs32 = 6, relative64 = 13 };
     const uint32_t type = static_cast<uint32_t>(rela.info);
-    const uint64_t place = reinterpret_cast<uint64_t>(mapped(rela.offset, 0));
     if (type == none) return;
     uint64_t value = static_cast<uint64_t>(rela.addend);
-    value += type == relative64 ? reinterpret_cast<uint64_t>(object_->memory_)
-                                : symbol_address(static_cast<uint32_t>(rela.info >> 32));
-    if (type == rel32 || type == rel64) value -= place;
-    if (type == abs32_hi) value >>= 32;
-    if (type > relative64 || (type > abs32 && type != relative64)) fail("relocation type " + std::to_string(type));
-    const size_t width = type == abs64 || type == rel64 || type == relative64 ? 8 : 4;
+    if (type == relative64) {
+      value += reinterpret_cast<uint64_t>(object_->memory_);
+    } else {
+      value += symbol_address(static_cast<uint32_t>(rela.info >> 32));
+    }
+    size_t width = 4;
+    switch (type) {
+      case abs64:
+      case relative64: width = 8; break;
+      case rel64: width = 8; [[fallthrough]];
+      case rel32: value -= reinterpret_cast<uint64_t>(mapped(rela.offset, 0)); break;
+      case abs32_hi: value >>= 32; break;
+      case abs32_lo:
+      case abs32: break;
+      default: fail("relocation type " + std::to_string(type));
+    }
     std::memcpy(mapped(rela.offset, width), &value, width);
   }
 
@@ -374,7 +383,7 @@ std::vector<uint8_t> build_kernarg(const Kernel& kernel, const void* explicit_by
     if (!arg.hidden()) explicit_end = std::max(explicit_end, size_t{arg.offset} + arg.bytes);
   const size_t copied = std::min({count, explicit_end, segment.size()});
   if (copied) std::memcpy(segment.data(), explicit_bytes, copied);
-  const uint32_t dimensions = grid[2] * block[2] > 1 ? 3 : grid[1] * block[1] > 1 ? 2 : 1;
+  const uint32_t dimensions = grid[2] > 1 || block[2] > 1 ? 3 : grid[1] > 1 || block[1] > 1 ? 2 : 1;
   for (const KernelArg& arg : kernel.args) {
     uint64_t value = 0;
     switch (arg.kind) {

@@ -74,6 +74,7 @@ class CodeObject {
   const Variable* find_variable(const std::string& name) const;
   const std::map<std::string, Kernel>& kernels() const { return kernels_; }
   LoadedCode& code() { return code_; }
+  Arch arch() const { return code_.arch; }
 
  private:
   CodeObject() = default;

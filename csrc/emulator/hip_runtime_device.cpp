@@ -1,0 +1,372 @@
+// HIP entry points for the device itself, errors, streams and events. There is one device and nothing is asynchronous.
+#include <chrono>
+#include <cstring>
+#include <iterator>
+#include <mutex>
+#include <set>
+
+#include "runtime.h"
+
+using namespace hfemu;
+
+struct ihipStream_t {
+  unsigned flags = 0;
+  int priority = 0;
+};
+
+struct ihipEvent_t {
+  unsigned flags = 0;
+  bool recorded = false;
+  std::chrono::steady_clock::time_point time;
+};
+
+namespace {
+
+constexpr int kVersion = 70100000;  // HIP 7.1
+constexpr unsigned kDisableTiming = 2;
+
+// Handles that are live, so that a stale one is an error and not a crash. Never destroyed.
+template <class Handle>
+class LiveSet {
+ public:
+  Handle* create() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return *live_.insert(new Handle).first;
+  }
+  bool destroy(Handle* handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!live_.erase(handle)) return false;
+    delete handle;
+    return true;
+  }
+  bool holds(Handle* handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return live_.count(handle) != 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<Handle*> live_;
+};
+
+LiveSet<ihipStream_t>& streams() {
+  static auto* const instance = new LiveSet<ihipStream_t>;
+  return *instance;
+}
+
+LiveSet<ihipEvent_t>& events() {
+  static auto* const instance = new LiveSet<ihipEvent_t>;
+  return *instance;
+}
+
+// Null, hipStreamLegacy (1) and hipStreamPerThread (2) are always there.
+bool stream_ok(hipStream_t stream) { return reinterpret_cast<uintptr_t>(stream) <= 2 || streams().holds(stream); }
+
+hipError_t check_stream(hipStream_t stream) {
+  return stream_ok(stream) ? hipSuccess : record(hipErrorInvalidHandle, "the stream was not created, or is destroyed");
+}
+
+hipError_t check_event(hipEvent_t event) {
+  return events().holds(event) ? hipSuccess
+                               : record(hipErrorInvalidHandle, "the event was not created, or is destroyed");
+}
+
+hipError_t check_device(int device) {
+  return device == 0 ? hipSuccess
+                     : record(hipErrorInvalidDevice, "device " + std::to_string(device) + "; the emulator has device 0");
+}
+
+struct ErrorRow {
+  hipError_t code;
+  const char* name;
+  const char* text;
+};
+
+constexpr ErrorRow kErrors[] = {
+#define HFEMU_HIP_ERROR(name, code, text) {code, #name, text},
+#include "hip_errors.inc"
+#undef HFEMU_HIP_ERROR
+};
+
+const ErrorRow& error_row(hipError_t error) {
+  for (const ErrorRow& row : kErrors)
+    if (row.code == error) return row;
+  static const ErrorRow unknown = {hipErrorUnknown, "hipErrorUnknown", "unknown error"};
+  return unknown;
+}
+
+hipDeviceProp_tR0600 properties() {
+  const Options options = current_options();
+  const bool mi300 = options.arch == Arch::gfx942;
+  hipDeviceProp_tR0600 out;
+  std::memset(&out, 0, sizeof out);
+  std::strcpy(out.name, mi300 ? "hipforge emulator (gfx942, MI300X)" : "hipforge emulator (gfx950, MI355X)");
+  std::strcpy(out.gcnArchName, mi300 ? "gfx942:sramecc+:xnack-" : "gfx950:sramecc+:xnack-");
+  std::memcpy(out.uuid.bytes, "hipforgeemulator", 16);
+  const size_t lds = lds_limit(options.arch);
+  out.totalGlobalMem = size_t{mi300 ? 192u : 288u} << 30;
+  out.sharedMemPerBlock = out.sharedMemPerMultiprocessor = lds;
+  out.sharedMemPerBlockOptin = out.maxSharedMemoryPerMultiProcessor = lds;
+  out.regsPerBlock = out.regsPerMultiprocessor = 4 * 512 * 64;  // four SIMDs, 512 registers, 64 lanes
+  out.warpSize = 64;
+  out.memPitch = 0x7fffffff;
+  out.maxThreadsPerBlock = 1024;
+  for (int& size : out.maxThreadsDim) size = 1024;
+  out.maxGridSize[0] = 0x7fffffff;
+  out.maxGridSize[1] = out.maxGridSize[2] = 65536;
+  out.totalConstMem = 0x7fffffff;
+  out.major = 9;
+  out.minor = mi300 ? 4 : 5;
+  out.textureAlignment = 256;
+  out.texturePitchAlignment = 256;
+  out.surfaceAlignment = 256;
+  out.multiProcessorCount = options.cu_count;
+  out.canMapHostMemory = 1;
+  out.concurrentKernels = 0;
+  out.unifiedAddressing = 1;
+  out.l2CacheSize = 4 << 20;  // per XCD
+  out.maxThreadsPerMultiProcessor = 4 * 8 * 64;  // four SIMDs, 8 waves each
+  out.maxBlocksPerMultiProcessor = 32;
+  out.managedMemory = out.pageableMemoryAccess = out.concurrentManagedAccess = 1;
+  out.canUseHostPointerForRegisteredMem = out.hostRegisterSupported = 1;
+  out.directManagedMemAccessFromHost = 1;
+  constexpr unsigned kHasSurfaces = 1u << 14, kHasDynamicParallelism = 1u << 16, kAll = (1u << 17) - 1;
+  out.arch = kAll & ~kHasSurfaces & ~kHasDynamicParallelism;
+  out.isLargeBar = 1;
+  return out;
+}
+
+}  // namespace
+
+// --- errors ---
+
+HFEMU_HIP_API hipError_t hipGetLastError() { return take_error(); }
+HFEMU_HIP_API hipError_t hipExtGetLastError() { return take_error(); }
+HFEMU_HIP_API hipError_t hipPeekAtLastError() { return peek_error(); }
+HFEMU_HIP_API const char* hipGetErrorName(hipError_t error) { return error_row(error).name; }
+
+// For the failure that this thread saw last, the first line of its report follows HIP's own words.
+HFEMU_HIP_API const char* hipGetErrorString(hipError_t error) {
+  thread_local std::string text;
+  const std::string& report = last_report();
+  text = error_row(error).text;
+  if (error != hipSuccess && !report.empty()) text += ": " + report.substr(0, report.find('\n'));
+  return text.c_str();
+}
+HFEMU_HIP_API hipError_t hipDrvGetErrorName(hipError_t error, const char** out) {
+  *out = hipGetErrorName(error);
+  return hipSuccess;
+}
+HFEMU_HIP_API hipError_t hipDrvGetErrorString(hipError_t error, const char** out) {
+  *out = hipGetErrorString(error);
+  return hipSuccess;
+}
+
+// --- the device ---
+
+HFEMU_HIP_API hipError_t hipInit(unsigned) { return hipSuccess; }
+HFEMU_HIP_API hipError_t hipDriverGetVersion(int* version) {
+  *version = kVersion;
+  return hipSuccess;
+}
+HFEMU_HIP_API hipError_t hipRuntimeGetVersion(int* version) {
+  *version = kVersion;
+  return hipSuccess;
+}
+HFEMU_HIP_API hipError_t hipGetDeviceCount(int* count) {
+  *count = 1;
+  return hipSuccess;
+}
+HFEMU_HIP_API hipError_t hipGetDevice(int* device) {
+  *device = 0;
+  return hipSuccess;
+}
+HFEMU_HIP_API hipError_t hipSetDevice(int device) { return check_device(device); }
+HFEMU_HIP_API hipError_t hipDeviceGet(hipDevice_t* out, int device) {
+  *out = 0;
+  return check_device(device);
+}
+HFEMU_HIP_API hipError_t hipDeviceGetName(char* name, int bytes, hipDevice_t device) {
+  if (bytes > 0) std::snprintf(name, static_cast<size_t>(bytes), "%s", properties().name);
+  return check_device(device);
+}
+HFEMU_HIP_API hipError_t hipDeviceComputeCapability(int* major, int* minor, hipDevice_t device) {
+  *major = properties().major;
+  *minor = properties().minor;
+  return check_device(device);
+}
+HFEMU_HIP_API hipError_t hipDeviceTotalMem(size_t* bytes, hipDevice_t device) {
+  *bytes = properties().totalGlobalMem;
+  return check_device(device);
+}
+HFEMU_HIP_API hipError_t hipDeviceGetUuid(hipUUID* uuid, hipDevice_t device) {
+  *uuid = properties().uuid;
+  return check_device(device);
+}
+HFEMU_HIP_API hipError_t hipDeviceSynchronize() { return hipSuccess; }
+HFEMU_HIP_API hipError_t hipDeviceSetCacheConfig(int) { return hipSuccess; }
+HFEMU_HIP_API hipError_t hipDeviceSetSharedMemConfig(int) { return hipSuccess; }
+HFEMU_HIP_API hipError_t hipSetDeviceFlags(unsigned) { return hipSuccess; }
+HFEMU_HIP_API hipError_t hipGetDeviceFlags(unsigned* flags) {
+  *flags = 0;
+  return hipSuccess;
+}
+HFEMU_HIP_API hipError_t hipDeviceCanAccessPeer(int* can, int, int) {
+  *can = 0;
+  return hipSuccess;
+}
+
+HFEMU_HIP_API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* out, int device) {
+  if (!out) return record(hipErrorInvalidValue);
+  *out = properties();
+  return check_device(device);
+}
+
+HFEMU_HIP_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int device) {
+  if (!value) return record(hipErrorInvalidValue);
+  const hipDeviceProp_tR0600 p = properties();
+  switch (attribute) {  // hipDeviceAttribute_t
+    case 4: *value = p.canMapHostMemory; break;
+    case 8: *value = p.concurrentKernels; break;
+    case 9: *value = p.concurrentManagedAccess; break;
+    case 10: *value = p.cooperativeLaunch; break;
+    case 17: *value = p.integrated; break;
+    case 19: *value = p.l2CacheSize; break;
+    case 23: *value = p.major; break;
+    case 24: *value = p.managedMemory; break;
+    case 25: *value = p.maxBlocksPerMultiProcessor; break;
+    case 26: case 27: case 28: *value = p.maxThreadsDim[attribute - 26]; break;
+    case 29: case 30: case 31: *value = p.maxGridSize[attribute - 29]; break;
+    case 56: *value = p.maxThreadsPerBlock; break;
+    case 57: *value = p.maxThreadsPerMultiProcessor; break;
+    case 58: *value = static_cast<int>(p.memPitch); break;
+    case 61: *value = p.minor; break;
+    case 63: case 10015: *value = p.multiProcessorCount; break;
+    case 65: *value = p.pageableMemoryAccess; break;
+    case 71: *value = p.regsPerBlock; break;
+    case 72: *value = p.regsPerMultiprocessor; break;
+    case 74: *value = static_cast<int>(p.sharedMemPerBlock); break;
+    case 75: *value = static_cast<int>(p.sharedMemPerBlockOptin); break;
+    case 76: *value = static_cast<int>(p.sharedMemPerMultiprocessor); break;
+    case 10002: *value = static_cast<int>(p.maxSharedMemoryPerMultiProcessor); break;
+    case 82: *value = static_cast<int>(p.texturePitchAlignment); break;
+    case 83: *value = static_cast<int>(p.totalConstMem); break;
+    case 85: *value = p.unifiedAddressing; break;
+    case 87: *value = p.warpSize; break;
+    case 89: *value = p.hostRegisterSupported; break;
+    case 10018: *value = 8; break;  // XCDs
+    case 10019: *value = 512; break;  // VGPRs per lane
+    // Clocks, bus widths and bandwidths: a functional emulator has none to give.
+    case 5: case 59: case 60: case 10000: case 10017:
+      return record(hipErrorNotSupported, "hipDeviceGetAttribute: the emulator models no clock or memory bus");
+    default:
+      if (attribute < 0 || (attribute > 91 && attribute < 10000) || attribute > 10020)
+        return record(hipErrorInvalidValue, "hipDeviceGetAttribute: attribute " + std::to_string(attribute));
+      *value = 0;  // the remaining ones ask for features that the emulator lacks
+  }
+  return check_device(device);
+}
+
+HFEMU_HIP_API hipError_t hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  if (least) *least = 0;
+  if (greatest) *greatest = 0;
+  return hipSuccess;
+}
+
+// --- streams ---
+
+HFEMU_HIP_API hipError_t hipStreamCreateWithPriority(hipStream_t* stream, unsigned flags, int priority) {
+  if (!stream) return record(hipErrorInvalidValue);
+  *stream = streams().create();
+  (*stream)->flags = flags;
+  (*stream)->priority = priority;
+  return hipSuccess;
+}
+HFEMU_HIP_API hipError_t hipStreamCreateWithFlags(hipStream_t* stream, unsigned flags) {
+  return hipStreamCreateWithPriority(stream, flags, 0);
+}
+HFEMU_HIP_API hipError_t hipStreamCreate(hipStream_t* stream) { return hipStreamCreateWithPriority(stream, 0, 0); }
+HFEMU_HIP_API hipError_t hipStreamDestroy(hipStream_t stream) {
+  return streams().destroy(stream) ? hipSuccess : check_stream(stream);
+}
+HFEMU_HIP_API hipError_t hipStreamSynchronize(hipStream_t stream) { return check_stream(stream); }
+HFEMU_HIP_API hipError_t hipStreamQuery(hipStream_t stream) { return check_stream(stream); }
+HFEMU_HIP_API hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned) {
+  const hipError_t error = check_stream(stream);
+  return error == hipSuccess ? check_event(event) : error;
+}
+HFEMU_HIP_API hipError_t hipStreamGetFlags(hipStream_t stream, unsigned* flags) {
+  *flags = streams().holds(stream) ? stream->flags : 0;
+  return check_stream(stream);
+}
+HFEMU_HIP_API hipError_t hipStreamGetPriority(hipStream_t stream, int* priority) {
+  *priority = streams().holds(stream) ? stream->priority : 0;
+  return check_stream(stream);
+}
+HFEMU_HIP_API hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t* device) {
+  *device = 0;
+  return check_stream(stream);
+}
+HFEMU_HIP_API int hipGetStreamDeviceId(hipStream_t) { return 0; }
+HFEMU_HIP_API hipError_t hipStreamIsCapturing(hipStream_t stream, int* status) {
+  *status = 0;  // graphs are not emulated, so no stream ever captures
+  return check_stream(stream);
+}
+HFEMU_HIP_API hipError_t hipStreamGetCaptureInfo(hipStream_t stream, int* status, unsigned long long* id) {
+  *status = 0;
+  if (id) *id = 0;
+  return check_stream(stream);
+}
+HFEMU_HIP_API hipError_t hipLaunchHostFunc(hipStream_t stream, void (*function)(void*), void* data) {
+  const hipError_t error = check_stream(stream);
+  if (error == hipSuccess) function(data);
+  return error;
+}
+HFEMU_HIP_API hipError_t hipStreamAddCallback(hipStream_t stream, void (*function)(hipStream_t, hipError_t, void*),
+                                              void* data, unsigned) {
+  const hipError_t error = check_stream(stream);
+  if (error == hipSuccess) function(stream, hipSuccess, data);
+  return error;
+}
+
+// --- events: the host's clock, so elapsed times are the emulation's own, not a GPU's ---
+
+HFEMU_HIP_API hipError_t hipEventCreateWithFlags(hipEvent_t* event, unsigned flags) {
+  if (!event) return record(hipErrorInvalidValue);
+  *event = events().create();
+  (*event)->flags = flags;
+  return hipSuccess;
+}
+HFEMU_HIP_API hipError_t hipEventCreate(hipEvent_t* event) { return hipEventCreateWithFlags(event, 0); }
+HFEMU_HIP_API hipError_t hipEventDestroy(hipEvent_t event) {
+  return events().destroy(event) ? hipSuccess : check_event(event);
+}
+HFEMU_HIP_API hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream) {
+  hipError_t error = check_event(event);
+  if (error == hipSuccess) error = check_stream(stream);
+  if (error != hipSuccess) return error;
+  event->time = std::chrono::steady_clock::now();
+  event->recorded = true;
+  return hipSuccess;
+}
+HFEMU_HIP_API hipError_t hipEventRecordWithFlags(hipEvent_t event, hipStream_t stream, unsigned) {
+  return hipEventRecord(event, stream);
+}
+HFEMU_HIP_API hipError_t hipEventSynchronize(hipEvent_t event) { return check_event(event); }
+HFEMU_HIP_API hipError_t hipEventQuery(hipEvent_t event) { return check_event(event); }
+HFEMU_HIP_API hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t start, hipEvent_t stop) {
+  if (!milliseconds) return record(hipErrorInvalidValue);
+  for (hipEvent_t event : {start, stop}) {
+    const hipError_t error = check_event(event);
+    if (error != hipSuccess) return error;
+    if (!event->recorded || event->flags & kDisableTiming)
+      return record(hipErrorInvalidHandle, "hipEventElapsedTime: an event that was not recorded, or without timing");
+  }
+  *milliseconds = std::chrono::duration<float, std::milli>(stop->time - start->time).count();
+  return hipSuccess;
+}
+
+// --- profiler marks ---
+
+HFEMU_HIP_API hipError_t hipProfilerStart() { return hipSuccess; }
+HFEMU_HIP_API hipError_t hipProfilerStop() { return hipSuccess; }

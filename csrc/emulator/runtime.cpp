@@ -1,0 +1,141 @@
+#include "runtime.h"
+
+#include <algorithm>
+#include <mutex>
+
+namespace hfemu {
+namespace {
+
+struct Settings {
+  std::mutex mutex;
+  Options options;
+  TraceRequest trace;
+  PollRequest poll;
+};
+
+// Never destroyed: modules unregister from static destructors, in an order that nobody controls.
+Settings& settings() {
+  static Settings* const instance = new Settings;
+  return *instance;
+}
+
+thread_local std::string thread_report;
+thread_local hipError_t thread_error = hipSuccess;
+
+hipError_t error_of(FaultKind kind) {
+  switch (kind) {
+    case FaultKind::memory: return hipErrorIllegalAddress;
+    case FaultKind::invalid_launch: return hipErrorInvalidConfiguration;
+    case FaultKind::deadlock: return hipErrorLaunchTimeOut;
+    default: return hipErrorLaunchFailure;
+  }
+}
+
+std::string triple(const uint32_t v[3]) {
+  return "(" + std::to_string(v[0]) + ", " + std::to_string(v[1]) + ", " + std::to_string(v[2]) + ")";
+}
+
+}  // namespace
+
+Options current_options() {
+  std::lock_guard<std::mutex> lock(settings().mutex);
+  return settings().options;
+}
+
+void set_options(const Options& options) {
+  std::lock_guard<std::mutex> lock(settings().mutex);
+  settings().options = options;
+}
+
+void set_trace(const TraceRequest& trace) {
+  std::lock_guard<std::mutex> lock(settings().mutex);
+  settings().trace = trace;
+}
+
+void set_poll(const PollRequest& poll) {
+  std::lock_guard<std::mutex> lock(settings().mutex);
+  settings().poll = poll;
+}
+
+uint32_t lds_limit(Arch arch) { return arch == Arch::gfx942 ? 64 * 1024 : 160 * 1024; }
+
+void set_report(std::string text) { thread_report = std::move(text); }
+const std::string& last_report() { return thread_report; }
+void clear_report() { thread_report.clear(); }
+
+hipError_t record(hipError_t error) {
+  if (error != hipSuccess) thread_error = error;
+  return error;
+}
+
+hipError_t record(hipError_t error, std::string report) {
+  set_report(std::move(report));
+  return record(error);
+}
+
+hipError_t peek_error() { return thread_error; }
+
+hipError_t take_error() {
+  const hipError_t error = thread_error;
+  thread_error = hipSuccess;
+  return error;
+}
+
+hipError_t not_provided(const char* call) {
+  return record(hipErrorNotSupported, std::string(call) + " is not provided by hipforge's emulator");
+}
+
+hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
+                  const void* explicit_bytes, size_t count, uint64_t dynamic_lds) {
+  clear_report();
+  Options options;
+  TraceRequest trace;
+  PollRequest poll;
+  {
+    std::lock_guard<std::mutex> lock(settings().mutex);
+    options = settings().options;
+    trace = settings().trace;
+    poll = settings().poll;
+  }
+  const std::string where = "launch of " + kernel.info.name + ": ";
+  const uint64_t threads = uint64_t{block[0]} * block[1] * block[2];
+  if (!grid[0] || !grid[1] || !grid[2] || !threads)
+    return record(hipErrorInvalidConfiguration,
+                  where + "grid " + triple(grid) + " of blocks " + triple(block) + " is empty; sizes start at 1");
+  if (block[0] > 1024 || block[1] > 1024 || block[2] > 1024 || threads > kernel.info.max_workgroup)
+    return record(hipErrorInvalidConfiguration,
+                  where + "blocks of " + triple(block) + " work items; this kernel takes at most " +
+                      std::to_string(kernel.info.max_workgroup) + " per block");
+  if (kernel.info.lds_bytes + dynamic_lds > lds_limit(object.arch()))
+    return record(hipErrorLaunchOutOfResources,
+                  where + std::to_string(kernel.info.lds_bytes) + " static and " + std::to_string(dynamic_lds) +
+                      " dynamic LDS bytes; " + arch_name(object.arch()) + " has " +
+                      std::to_string(lds_limit(object.arch())));
+  const std::vector<uint8_t> kernarg = build_kernarg(kernel, explicit_bytes, count, grid, block,
+                                                     static_cast<uint32_t>(dynamic_lds));
+  LaunchRequest request;
+  request.code = &object.code();
+  request.kernel = &kernel.info;
+  std::copy_n(grid, 3, request.grid);
+  std::copy_n(block, 3, request.block);
+  request.kernarg = kernarg.data();
+  request.kernarg_bytes = kernarg.size();
+  request.dynamic_lds = static_cast<uint32_t>(dynamic_lds);
+  Fault fault;
+  if (run_launch(request, options, trace, poll, &fault)) return hipSuccess;
+  return record(error_of(fault.kind), fault.text);
+}
+
+int blocks_per_cu(const CodeObject& object, const Kernel& kernel, uint32_t threads, uint64_t dynamic_lds) {
+  constexpr uint32_t kVgprFile = 512, kMaxWaves = 8, kSimds = 4, kSgprsForAllWaves = 100;
+  if (threads == 0 || threads > kernel.info.max_workgroup) return 0;
+  const uint32_t vgprs = std::max<uint32_t>(1, kernel.vgprs), granted = (vgprs + 7) / 8 * 8;
+  uint32_t waves = std::min(kMaxWaves, kVgprFile / granted);
+  if (kernel.sgprs > kSgprsForAllWaves) waves = std::min(waves, kMaxWaves - 1);
+  uint32_t blocks = waves * kSimds / ((threads + 63) / 64);
+  const uint64_t lds = kernel.info.lds_bytes + dynamic_lds;
+  if (lds) blocks = static_cast<uint32_t>(std::min<uint64_t>(blocks, lds_limit(object.arch()) / lds));
+  return static_cast<int>(blocks);
+}
+
+}  // namespace hfemu

@@ -1,0 +1,48 @@
+// What the HIP entry points and the C interface share: options, reports, launching.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "code_object.h"
+#include "hip_types.h"
+
+#define HFEMU_HIP_API extern "C" __attribute__((visibility("default")))
+
+namespace hfemu {
+
+#define HFEMU_HIP_ERROR(name, code, text) constexpr hipError_t name = code;
+#include "hip_errors.inc"
+#undef HFEMU_HIP_ERROR
+
+// --- process-wide -----------------------------------------------------------------------------------------------------
+Options current_options();
+void set_options(const Options& options);
+void set_trace(const TraceRequest& trace);
+void set_poll(const PollRequest& poll);
+
+// LDS of one compute unit, the most that a work-group may use.
+uint32_t lds_limit(Arch arch);
+
+// --- per thread: the report of the last failure, and HIP's last error ---------------------------------------------------
+void set_report(std::string text);
+const std::string& last_report();  // empty: none
+void clear_report();
+
+// Both remember a failure for hipGetLastError and return `error`; the second also sets the report.
+hipError_t record(hipError_t error);
+hipError_t record(hipError_t error, std::string report);
+hipError_t peek_error();
+hipError_t take_error();  // and forget it
+// record(hipErrorNotSupported) with a report that names the call.
+hipError_t not_provided(const char* call);
+
+// --- launching --------------------------------------------------------------------------------------------------------
+// Runs to the end. `explicit_bytes`: the kernarg segment without its hidden arguments.
+hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
+                  const void* explicit_bytes, size_t count, uint64_t dynamic_lds);
+
+// Resident work-groups of `threads` per compute unit, from registers, LDS and the limit of 8 waves per SIMD.
+int blocks_per_cu(const CodeObject& object, const Kernel& kernel, uint32_t threads, uint64_t dynamic_lds);
+
+}  // namespace hfemu
