@@ -1,0 +1,57 @@
+"""The ``hipforge`` command and its table of subcommands; each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+
+import click
+
+from hipforge import __version__
+from hipforge.errors import HipforgeError
+
+# name -> (module, one-line help shown without importing it)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("hipforge.cli.demo", "Build the MX-FP8 GEMV, run it on decode shapes, check every number."),
+    "doctor": ("hipforge.cli.doctor", "List toolchains and devices, each with the reason it was taken or refused."),
+    "build": ("hipforge.cli.build", "Build modules ahead of their first call."),
+    "inspect": ("hipforge.cli.inspect", "Show registers, spills, LDS and occupancy of a module's kernels."),
+    "cache": ("hipforge.cli.cache", "List, measure, prune, clear the cache, or explain a miss."),
+    "profile": ("hipforge.cli.profile", "Count instructions and bytes of an op on the emulator."),
+    "tune": ("hipforge.cli.tune", "Search configurations of an op and write its tuned table."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands live in modules that are imported on use; each has a ``command`` object."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the command names in table order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command, or None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command list from the table, importing nothing."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; hipforge's own errors become one message and exit status 1."""
+        try:
+            return super().invoke(ctx)
+        except HipforgeError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hipforge")
+@click.option("-v", "--verbose", is_flag=True, help="Log what is built, loaded and waited for.")
+def cli(verbose: bool) -> None:
+    """GPU ops for AMD Instinct, built on their first call, and an emulator for machines without one."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
