@@ -226,15 +226,8 @@ def _extension_path() -> Path:
     return host_library.build(
         "hipforge_binding",
         sources=[here / "binding.c"],
-        cflags=["-O2", "-fPIC", *limited, f"-I{include}", f"-I{_include_dir()}"],
-        ldflags=["-shared"],
+        cflags=["-O2", *limited, f"-I{include}"],
     )
-
-
-def _include_dir() -> Path:
-    import hipforge.csrc
-
-    return Path(hipforge.csrc.__path__[0]) / "include"
 
 
 def _address(library: ctypes.CDLL, symbol: str) -> int:
@@ -247,8 +240,22 @@ def dtype_codes() -> dict[Any, int]:
     import torch
 
     names = (
-        "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
-        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "float4_e2m1fn_x2",
     )
     return {getattr(torch, name): code for code, name in enumerate(names, start=1) if hasattr(torch, name)}
 

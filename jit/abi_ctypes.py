@@ -55,7 +55,7 @@ class _Extent(ctypes.Structure):
     )
 
 
-class _Diverted(Exception):  # noqa: N818 - control flow, never seen by a caller
+class _Diverted(Exception):
     """The call belongs to the torch dispatcher."""
 
 
@@ -205,9 +205,7 @@ class CtypesBinder:
         try:
             data, code, on_gpu, index, shape, strides = self.read_tensor(value)
         except (BufferError, RuntimeError) as error:
-            raise self.errors[1](
-                f"{op}: argument '{parameter.name}' is not a plain strided tensor: {error}"
-            ) from None
+            raise self.errors[1](f"{op}: argument '{parameter.name}' is not a plain strided tensor: {error}") from None
         if code == 0:
             raise self.errors[1](
                 f"{op}: argument '{parameter.name}' has dtype {value.dtype}, which no kernel takes; accepted: bool, "

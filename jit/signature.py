@@ -157,9 +157,7 @@ def _check_default(stub: str, parameter: Parameter, default: Any) -> None:
     accepted = _DEFAULT_TYPES.get(parameter.kind)
     fits = default is None if accepted is None else isinstance(default, accepted)
     if parameter.kind == TENSOR or not fits or (parameter.kind in (INT, FLOAT) and isinstance(default, bool)):
-        raise ConfigError(
-            f"stub {stub}: default {default!r} of '{parameter.name}' is not a {KINDS[parameter.kind][0]}"
-        )
+        raise ConfigError(f"stub {stub}: default {default!r} of '{parameter.name}' is not a {KINDS[parameter.kind][0]}")
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:

@@ -1,0 +1,334 @@
+"""``@compile_ops``: a stub whose annotations are the signature becomes a call into a HIP module.
+
+The first call finds the device, checks its architecture, builds or loads the module and binds the entry; every later
+call is a lookup of the variant, if the module has variants, and the bound entry.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from hipforge import devices
+from hipforge.errors import ArchError, ConfigError, GuardError
+from hipforge.jit.signature import BOOL, FLOAT, INT, KINDS, OPTIONAL_TENSOR, STR, Signature, signature_of
+
+if TYPE_CHECKING:
+    from hipforge.jit.registry import ModuleEntry
+
+F = TypeVar("F", bound=Callable[..., Any])
+Variant = Callable[..., Mapping[str, int | str]]
+
+
+def compile_ops(
+    module_name: str,
+    *,
+    fc_name: str | None = None,
+    variant: Variant | None = None,
+    mutates: Sequence[str] = ("out",),
+    gen_fake: Callable[..., Any] | None = None,
+) -> Callable[[F], F]:
+    """Make a stub call the entry of a HIP module, which is built on the first call.
+
+    Args:
+        module_name: entry of ``optCompilerConfig.json`` or of a registered file.
+        fc_name: name of the exported function, if it is not the stub's.
+        variant: takes the call's arguments, returns the module's variant parameters: ``{"M": 4, "BLOCK_N": 8}``.
+        mutates: the tensors that the op writes; the first parameter must be one. Empty for functions of pybind11
+            modules that return a value.
+        gen_fake: what a traced call returns; only needed where the stub returns something.
+
+    The stub's parameters are annotated ``torch.Tensor``, ``torch.Tensor | None``, ``int``, ``float``, ``bool`` or
+    ``str``; it returns None; its body is never run.
+
+    Raises:
+        ConfigError: at decoration, the annotations are not of that form; at the first call, the module does not exist
+            or its entry's own signature differs, or ``HIPFORGE_DEVICE=reference``.
+
+    Calls raise GuardError for refused arguments, ArchError, BuildError, ToolchainError, MissingModuleError, and
+    LaunchError (EmulatorFault on the emulator).
+    """
+
+    def decorate(function: F) -> F:
+        if "torch" in sys.modules:
+            _ask_torch_directly()
+        stub = Stub(
+            module_name, fc_name or function.__name__, signature_of(function, mutates=mutates), variant, gen_fake
+        )
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if _is_dynamo_compiling():
+                return _call_operator(stub.operator_name(), args, kwargs)
+            return stub.eager(*args, **kwargs)
+
+        call.stub = stub  # type: ignore[attr-defined]
+        return cast(F, call)
+
+    return decorate
+
+
+def _call_operator(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    import torch
+
+    return getattr(torch.ops.hipforge, name)(*args, **kwargs)
+
+
+def _ask_torch() -> bool:
+    import torch
+
+    return torch.compiler.is_dynamo_compiling()
+
+
+_is_dynamo_compiling: Callable[[], bool] = _ask_torch
+
+
+def _ask_torch_directly() -> None:
+    """Save every call a Python frame; done as early as possible, because torch.compile guards on the function's id."""
+    global _is_dynamo_compiling
+    import torch
+
+    _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+
+class Stub:
+    """One decorated function: where its entry is, and the two ways to call it.
+
+    ``eager(*args)`` diverts subclasses, meta tensors and dispatch modes to the torch operator; ``kernel(*args)`` is
+    that operator's implementation and diverts nothing.
+    """
+
+    def __init__(
+        self,
+        module_name: str,
+        entry: str,
+        signature: Signature,
+        variant: Variant | None,
+        gen_fake: Callable[..., Any] | None,
+    ) -> None:
+        self.module_name = module_name
+        self.entry = entry
+        self.signature = signature
+        self.variant = variant
+        self.gen_fake = gen_fake
+        self._operator_name: str | None = None
+        self._lock = threading.RLock()
+        self.reset()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def reset(self) -> None:
+        """Forget what was loaded: the next call goes the way of the first one (after an edit, or in tests)."""
+        self.eager: Callable[..., Any] = functools.partial(self._first_call, "eager")
+        self.kernel: Callable[..., Any] = functools.partial(self._first_call, "kernel")
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
+
+    def operator_name(self) -> str:
+        """Return the name under ``torch.ops.hipforge``; the operator is registered now if it was not yet."""
+        if self._operator_name is None:
+            from hipforge.jit.torch_library import register
+
+            with self._lock:
+                if self._operator_name is None:
+                    self._operator_name = register(self.signature, self._run_kernel, self.gen_fake)
+        return self._operator_name
+
+    # torch.compile runs this while it traces and takes the name as a constant.
+    operator_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def operator(self) -> Callable[..., Any]:
+        """Return the torch operator of this stub."""
+        import torch
+
+        return getattr(torch.ops.hipforge, self.operator_name()).default  # type: ignore[no-any-return]
+
+    def _run_kernel(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel(*args, **kwargs)
+
+    def _divert(self, *args: Any) -> Any:
+        return self.operator()(*args)
+
+    def _first_call(self, way: str, *args: Any, **kwargs: Any) -> Any:
+        _ask_torch_directly()
+        values = self.signature.bind(args, kwargs)
+        if way == "eager" and _belongs_to_dispatcher(values):
+            return self._divert(*values)
+        with self._lock:
+            if isinstance(getattr(self, way), functools.partial):
+                setattr(self, way, self._prepare(values, self._divert if way == "eager" else None))
+        return getattr(self, way)(*values)
+
+    def _prepare(self, values: tuple[Any, ...], divert: Callable[..., Any] | None) -> Callable[..., Any]:
+        from hipforge.jit import registry
+
+        device = devices.current()
+        if device.kind == "reference":
+            raise ConfigError(
+                f"{self.signature.name} needs a device, but HIPFORGE_DEVICE=reference runs no kernels; "
+                "set HIPFORGE_DEVICE to auto, hip or emulator"
+            )
+        module = registry.module(self.module_name)
+        if module.ffi == "abi" and self.signature.returns != "None":
+            raise ConfigError(
+                f"stub {self.signature.name} is annotated to return {self.signature.returns}, but entries of "
+                f"{self.module_name} (ffi abi) return None; pass the result's tensor as the first argument"
+            )
+        if self.variant is None and module.variants:
+            raise ConfigError(
+                f"{self.module_name} has variants {_words(module.variants)}; "
+                f"stub {self.signature.name} needs compile_ops(variant=...) that returns them"
+            )
+        one_arch = device.kind != "hip" or len(_gpu_archs(device)) == 1
+        if one_arch and self.variant is None:
+            return self._bind(module, {}, _arch(device, values), divert)
+        return _Dispatch(self, module, device, divert).call
+
+    def _bind(
+        self, module: ModuleEntry, variant: Mapping[str, int | str], arch: str, divert: Callable[..., Any] | None
+    ) -> Callable[..., Any]:
+        from hipforge.jit import abi, loader
+
+        if module.archs and arch not in module.archs:
+            raise ArchError(
+                f"{self.signature.name}: {self.module_name} has kernels for {', '.join(module.archs)}; the tensors' "
+                f"device is {arch}"
+            )
+        loaded = loader.load(self.module_name, variant, arch)
+        if module.ffi == "pybind11":
+            return _python_function(loaded.python_module, self.module_name, self.entry)
+        return abi.bind(loaded.library, self.entry, self.signature, divert=divert)
+
+
+class _Dispatch:
+    """Chooses among bound variants; a variant's first use loads it."""
+
+    def __init__(
+        self, stub: Stub, module: ModuleEntry, device: devices.Device, divert: Callable[..., Any] | None
+    ) -> None:
+        self.stub = stub
+        self.module = module
+        self.device = device
+        self.divert = divert
+        self.entries: dict[Any, Callable[..., Any]] = {}
+        self.lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+        several_archs = device.kind == "hip" and len(_gpu_archs(device)) > 1
+        self.call: Callable[..., Any] = self._call_by_arch if several_archs else self._by_variant()
+
+    def _renew_lock(self) -> None:
+        self.lock = threading.Lock()
+
+    def _by_variant(self) -> Callable[..., Any]:
+        # A closure: each attribute looked up on self would cost every call about 20 ns.
+        entries, load, bind = self.entries, self._load, self.stub.signature.bind
+        count, variant = len(self.stub.signature.parameters), self.stub.variant
+        assert variant is not None  # _prepare binds directly otherwise
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or len(args) != count:
+                args = bind(args, kwargs)
+            try:
+                entry = entries[tuple(variant(*args).values())]
+            except Exception:  # not loaded yet, or wrong arguments: the slow way finds out and says so
+                entry = load(args, ())
+            return entry(*args)
+
+        return call
+
+    def _call_by_arch(self, *args: Any, **kwargs: Any) -> Any:
+        args = self.stub.signature.bind(args, kwargs)
+        return self._load(args, (_arch(self.device, args),))(*args)
+
+    def _load(self, args: tuple[Any, ...], prefix: tuple[str, ...]) -> Callable[..., Any]:
+        """Return the entry for ``args``, loading it if it is not there; says what is wrong with the arguments."""
+        if self.divert is not None and _belongs_to_dispatcher(args):
+            return self.divert
+        _check_kinds(self.stub.signature, args)
+        variant = dict(self.stub.variant(*args)) if self.stub.variant else {}
+        key = (*prefix, *variant.values())
+        with self.lock:
+            if key not in self.entries:
+                _check_variant(self.stub, self.module, variant)
+                self.entries[key] = self.stub._bind(self.module, variant, _arch(self.device, args), self.divert)
+            return self.entries[key]
+
+
+def _check_variant(stub: Stub, module: ModuleEntry, variant: Mapping[str, int | str]) -> None:
+    if set(variant) != set(module.variants):
+        raise ConfigError(
+            f"stub {stub.signature.name} chooses variant parameters {sorted(variant)}, but {stub.module_name} has "
+            f"{_words(module.variants)}"
+        )
+    for name, value in variant.items():
+        accepted = module.variants[name]
+        if value not in accepted:
+            raise GuardError(
+                f"{stub.signature.name}: {name} = {value!r} is not supported; accepted: {', '.join(map(str, accepted))}"
+            )
+
+
+def _check_kinds(signature: Signature, args: tuple[Any, ...]) -> None:
+    """Refuse arguments of a wrong kind before a variant function trips over them."""
+    import torch
+
+    for parameter, value in zip(signature.parameters, args, strict=True):
+        if parameter.kind == OPTIONAL_TENSOR and value is None:
+            continue
+        if parameter.kind in _METHODS:
+            fits = hasattr(value, _METHODS[parameter.kind])
+        else:
+            fits = isinstance(value, _TYPES.get(parameter.kind, torch.Tensor))
+        if not fits:
+            got = "None" if value is None else type(value).__name__
+            raise GuardError(
+                f"{signature.name}: argument '{parameter.name}' must be a {KINDS[parameter.kind][0]}; got {got}"
+            )
+
+
+_METHODS = {INT: "__index__", FLOAT: "__float__"}
+_TYPES: dict[str, type] = {BOOL: bool, STR: str}
+
+
+def _belongs_to_dispatcher(values: Sequence[Any]) -> bool:
+    """Whether a call must be seen by torch: a dispatch mode is active, or a tensor has no data of its own."""
+    import torch
+
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return any(isinstance(value, torch.Tensor) and (type(value) not in plain or value.is_meta) for value in values)
+
+
+def _arch(device: devices.Device, values: Sequence[Any]) -> str:
+    import torch
+
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            return device.arch_of(value.device.index or 0)
+    return device.arch_of(0)
+
+
+@functools.lru_cache(maxsize=1)
+def _gpu_archs(device: devices.Device) -> frozenset[str]:
+    import torch
+
+    return frozenset(device.arch_of(index) for index in range(torch.cuda.device_count()))
+
+
+def _python_function(python_module: Any, module_name: str, name: str) -> Callable[..., Any]:
+    try:
+        return cast(Callable[..., Any], getattr(python_module, name))
+    except AttributeError:
+        public = [item for item in dir(python_module) if not item.startswith("_")]
+        raise ConfigError(
+            f"the PYBIND11_MODULE of {module_name} defines no {name!r}; it defines {public}; rename it or pass fc_name="
+        ) from None
+
+
+def _words(variants: Mapping[str, Sequence[int | str]]) -> str:
+    return "; ".join(f"{name}: {', '.join(map(str, values))}" for name, values in variants.items())
