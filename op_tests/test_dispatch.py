@@ -1,0 +1,340 @@
+"""mxfp8_gemv's and mxfp8_linear's decisions: the order of the paths, None against exceptions, explain."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import hipforge
+from hipforge import devices, settings
+from hipforge.errors import BuildError, ConfigError, GuardError
+from hipforge.ops import smallm_gemm_mxfp8 as ops
+from hipforge.ops.dispatch import explain
+from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
+
+HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source\n"
+N, K = 48, 1024
+
+
+def operands(m, n=N, k=K, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(m, k, generator=generator) * 0.5).bfloat16()
+    w = (torch.randn(n, k, generator=generator) * 0.1).bfloat16()
+    return (*quantize_mxfp8(x), *quantize_mxfp8(w))
+
+
+def meta_operands(m, n, k):
+    """Operands with shapes only, on a device that passes for the emulator's CPU."""
+    return tuple(
+        torch.empty(shape, dtype=torch.uint8, device="meta")
+        for shape in ((m, k), (m, k // 32), (n, k), (n, k // 32))
+    )
+
+
+def on_device(monkeypatch, kind="emulator", arch="gfx950"):
+    device = devices.Device(kind, arch)
+    monkeypatch.setattr(devices, "current", lambda: device)
+    ops.reload_tables()
+
+
+@pytest.fixture(autouse=True)
+def emulated_gfx950(monkeypatch):
+    monkeypatch.setattr(ops, "_mfma_registered", lambda: True)
+    on_device(monkeypatch)
+    yield
+    monkeypatch.undo()
+    ops.reload_tables()
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """A function that puts rows 'M,N,K,kernel,block_n,n_sub,k_splits,use_hip' into effect."""
+
+    def put(*rows):
+        path = tmp_path / "table.csv"
+        source = "7.0,9.0,9.0,0.002,measured:MI355X/test"
+        path.write_text(HEADER + "".join(f"gfx950,256,{row},{source}\n" for row in rows))
+        monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(path))
+        ops.reload_tables()
+        return path
+
+    return put
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The launches that would be made, as (kernel, tensors, parameters); outputs are filled with the reference."""
+    made = []
+
+    def gemv(out, *arguments):
+        made.append(("gemv", (out, *arguments[:4]), arguments[4:]))
+        out.copy_(mxfp8_mm(*arguments[:4]))
+
+    def mfma(out, *arguments):
+        made.append(("mfma", (out, *arguments[:4]), arguments[4:]))
+        out.copy_(mxfp8_mm(*arguments[:4]))
+
+    monkeypatch.setattr(ops, "smallm_mxfp8_gemv_out", gemv)
+    monkeypatch.setattr(ops, "smallm_mxfp8_mfma_out", mfma)
+    return made
+
+
+# ---- the order of S1.4 -----------------------------------------------------------------------------------------------
+
+
+def test_an_output_dtype_other_than_bf16_is_none(calls):
+    assert ops.mxfp8_gemv(*operands(1), out_dtype=torch.float16) is None
+    assert "must be torch.bfloat16; got torch.float16" in explain(ops.mxfp8_gemv, *operands(1), torch.float16).reason
+    assert not calls
+
+
+def test_another_architecture_is_none(monkeypatch, calls):
+    on_device(monkeypatch, arch="gfx942")
+    assert ops.mxfp8_gemv(*operands(1)) is None
+    assert explain(ops.mxfp8_gemv, *operands(1)).reason == "the kernels are for gfx950; the device is gfx942"
+    assert not calls
+
+
+def test_reference_device_is_none_and_linear_computes_in_torch(monkeypatch, calls):
+    on_device(monkeypatch, "reference", None)
+    args = operands(2)
+    assert ops.mxfp8_gemv(*args) is None
+    assert torch.equal(ops.mxfp8_linear(*args), mxfp8_mm(*args))
+    assert "HIPFORGE_DEVICE=reference" in explain(ops.mxfp8_gemv, *args).reason
+    assert not calls
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 7, 9, 15])
+def test_untuned_small_m_takes_the_gemv_as_it_is(calls, m):
+    y = ops.mxfp8_gemv(*operands(m))
+    [(kernel, tensors, parameters)] = calls
+    assert (kernel, parameters) == ("gemv", (8,))
+    assert y.shape == (m, N) and tensors[1].shape == (m, K)  # nothing is padded
+
+
+@pytest.mark.parametrize(("k", "k_splits"), [(1024, 4), (768, 2), (896, 1), (96, 1), (1056, 1), (1504, 4)])
+@pytest.mark.parametrize("m", [8, 16])
+def test_untuned_8_and_16_take_mfma_with_splits_that_divide_the_k_steps(m, k, k_splits):
+    shown = explain(ops.mxfp8_gemv, *operands(m, k=k))
+    assert (shown.kernel, dict(shown.configuration)) == ("smallm_mxfp8_mfma", {"n_sub": 1, "k_splits": k_splits})
+
+
+@pytest.mark.parametrize("m", [17, 20, 31, 32, 33, 48, 63, 64])
+def test_untuned_m_above_16_is_none(calls, m):
+    assert ops.mxfp8_gemv(*operands(m)) is None
+    assert f"M={m} needs a tuned row" in explain(ops.mxfp8_gemv, *operands(m)).reason
+    assert not calls
+
+
+@pytest.mark.parametrize("m", [65, 128, 0])
+def test_m_outside_1_to_64_is_none(m):
+    assert ops.mxfp8_gemv(*operands(m)) is None
+    assert f"M must be 1 to 64, N and K at least 1; got M={m}" in explain(ops.mxfp8_gemv, *operands(m)).reason
+
+
+def test_a_tuned_row_decides_before_the_defaults(table, calls):
+    path = table(f"4,{N},{K},mfma,0,2,4,1", f"8,{N},{K},gemv,32,0,0,1")
+    ops.mxfp8_gemv(*operands(4))
+    ops.mxfp8_gemv(*operands(8))
+    assert [(kernel, parameters[-2:]) for kernel, _, parameters in calls] == [("mfma", (2, 4)), ("gemv", (32,))]
+    shown = explain("mxfp8_gemv", *operands(8))
+    assert shown.file == (path, 3) and shown.row["block_n"] == 32
+
+
+def test_use_hip_0_is_none_and_says_where(table, calls):
+    path = table(f"1,{N},{K},gemv,8,0,0,0")
+    assert ops.mxfp8_gemv(*operands(1)) is None
+    shown = explain(ops.mxfp8_gemv, *operands(1))
+    assert shown.path == "none" and "use_hip=0" in shown.reason and shown.file == (path, 2)
+    assert not calls
+
+
+def test_m_between_16_and_64_follows_the_next_larger_tuned_m(table, calls):
+    table(f"32,{N},{K},mfma,0,1,2,1", f"64,{N},{K},mfma,0,4,1,1")
+    for m, parameters in ((17, (1, 2)), (31, (1, 2)), (32, (1, 2)), (33, (4, 1)), (63, (4, 1)), (64, (4, 1))):
+        ops.mxfp8_gemv(*operands(m))
+        assert calls[-1][0] == "mfma" and calls[-1][2][-2:] == parameters, m
+    assert "next larger M (64)" in explain(ops.mxfp8_gemv, *operands(33)).reason
+
+
+def test_untuned_32_does_not_borrow_the_row_of_64(table):
+    table(f"64,{N},{K},mfma,0,4,1,1")
+    assert ops.mxfp8_gemv(*operands(32)) is None
+    assert explain(ops.mxfp8_gemv, *operands(31)).kernel == "smallm_mxfp8_mfma"
+
+
+def test_a_next_larger_row_with_use_hip_0_is_none(table):
+    table(f"64,{N},{K},mfma,0,4,1,0")
+    assert ops.mxfp8_gemv(*operands(63)) is None
+
+
+def test_matrices_past_the_buffer_offset_limit_are_none(monkeypatch):
+    monkeypatch.setattr("hipforge.ops.dispatch.target_of", lambda device: ("gfx950", 256))
+    shown = explain(ops.mxfp8_gemv, *meta_operands(1, 349_526, 6144))
+    assert shown.path == "none" and "at most 2^31 - 1" in shown.reason and "2147487744" in shown.reason
+    assert explain(ops.mxfp8_gemv, *meta_operands(1, 349_525, 6144)).path == "hip"
+
+
+# ---- None against exceptions -----------------------------------------------------------------------------------------
+
+
+def test_malformed_operands_raise_with_argument_value_and_rule():
+    xq, xs, wq, ws = operands(2)
+    for args, said in (
+        ((xq.float(), xs, wq, ws), r"xq must have dtype .*uint8; got torch\.float32"),
+        ((xq, xs.float(), wq, ws), r"x_scale must have dtype .*; got torch\.float32"),
+        ((xq, xs, wq[:, :512], ws), r"wq must have shape \(48, 1024\) \(its K is that of xq\); got \(48, 512\)"),
+        ((xq[:, :48], xs, wq[:, :48], ws), r"last dimension of xq must be a multiple of 32; got 48"),
+        ((xq, xs[:, :31], wq, ws), r"x_scale must have shape \(2, 32\) .*; got \(2, 31\)"),
+        ((xq, xs, wq, ws[:47]), r"w_scale must have shape \(48, 32\) .*; got \(47, 32\)"),
+        ((xq[0], xs, wq, ws), r"xq must be \[M, K\] \(2 dimensions\); got shape \(1024,\)"),
+    ):
+        with pytest.raises(GuardError, match=said):
+            ops.mxfp8_gemv(*args)
+        with pytest.raises(GuardError, match=said):
+            explain(ops.mxfp8_gemv, *args)
+
+
+def test_failures_of_the_kernel_are_raised_not_turned_into_none(monkeypatch):
+    def broken(*args):
+        raise BuildError("no compiler today")
+
+    monkeypatch.setattr(ops, "smallm_mxfp8_gemv_out", broken)
+    with pytest.raises(BuildError, match="no compiler today"):
+        ops.mxfp8_gemv(*operands(1))
+    with pytest.raises(BuildError, match="no compiler today"):
+        ops.mxfp8_linear(*operands(1))
+
+
+def test_a_malformed_table_is_an_error_at_the_first_call(table):
+    table("1,48,1024,gemv,9,0,0,1")
+    with pytest.raises(ConfigError, match=r"table\.csv:2: a gemv row needs block_n in"):
+        ops.mxfp8_gemv(*operands(1))
+
+
+def test_cpu_tensors_while_the_gpu_is_the_device_name_the_setting(monkeypatch):
+    on_device(monkeypatch, "hip")
+    with pytest.raises(GuardError, match="HIPFORGE_DEVICE=emulator"):
+        ops.mxfp8_gemv(*operands(1))
+
+
+def test_the_gemv_helper_refuses_more_than_16_rows():
+    with pytest.raises(ValueError, match="M<=16; got M=17"):
+        ops._run_gemv(*operands(17), torch.empty(17, N, dtype=torch.bfloat16), 8)
+
+
+def test_raw_ops_refuse_another_output_dtype_and_rank():
+    for raw in (ops.smallm_mxfp8_gemv, ops.smallm_mxfp8_mfma):
+        with pytest.raises(GuardError, match=r"out_dtype must be torch\.bfloat16; got torch\.float32"):
+            raw(*operands(8), torch.float32)
+        with pytest.raises(GuardError, match=r"Wq must be \[N, K\]"):
+            xq, xs, wq, ws = operands(8)
+            raw(xq, xs, wq[0], ws, torch.bfloat16)
+
+
+# ---- what reaches the kernel -----------------------------------------------------------------------------------------
+
+
+def test_the_kernel_gets_contiguous_tensors_and_the_right_numbers(calls):
+    xq, xs, wq, ws = operands(4)
+    strided = [t.t().contiguous().t() for t in (xq.view(torch.uint8), xs, wq.view(torch.uint8), ws)]
+    assert not any(t.is_contiguous() for t in strided)
+    assert torch.equal(ops.mxfp8_gemv(*strided), ops.mxfp8_gemv(xq, xs, wq, ws))
+    assert all(t.is_contiguous() for _, tensors, _ in calls for t in tensors)
+
+
+def test_typed_and_byte_operands_are_the_same(calls):
+    xq, xs, wq, ws = operands(2)
+    typed = ops.mxfp8_gemv(xq, xs.view(torch.float8_e8m0fnu), wq, ws.view(torch.float8_e8m0fnu))
+    assert torch.equal(typed, ops.mxfp8_gemv(xq.view(torch.uint8), xs, wq.view(torch.uint8), ws))
+
+
+def test_split_k_gets_a_workspace_of_partial_sums(table, calls):
+    table(f"16,{N},{K},mfma,0,1,4,1", f"8,{N},{K},mfma,0,1,1,1")
+    ops.mxfp8_gemv(*operands(16))
+    ops.mxfp8_gemv(*operands(8))
+    with_splits, without = (parameters[0] for _, _, parameters in calls)
+    assert (with_splits.shape, with_splits.dtype, without) == ((4, 16, N), torch.float32, None)
+
+
+# ---- mxfp8_linear ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [0, 1, 16, 33, 100])
+def test_linear_always_returns_a_tensor(calls, m):
+    args = operands(m)
+    y = ops.mxfp8_linear(*args)
+    assert torch.equal(y, mxfp8_mm(*args))
+    assert bool(calls) == (0 < m <= 16)
+
+
+@pytest.mark.parametrize("m", [4, 100])
+def test_linear_adds_the_bias_and_writes_into_out(calls, m):
+    args = operands(m)
+    bias = torch.randn(N).bfloat16()
+    out = torch.empty(m, N, dtype=torch.bfloat16)
+    y = ops.mxfp8_linear(*args, bias=bias, out=out)
+    assert y is out and torch.equal(y, mxfp8_mm(*args) + bias)
+
+
+def test_linear_refuses_a_wrong_out_or_bias():
+    args = operands(2)
+    for kwargs, said in (
+        ({"out": torch.empty(2, N)}, r"out must have dtype torch\.bfloat16; got torch\.float32"),
+        ({"out": torch.empty(2, N + 1, dtype=torch.bfloat16)}, r"out must have shape \(2, 48\)"),
+        ({"out": torch.empty(N, 2, dtype=torch.bfloat16).t()}, r"out must be contiguous .* got strides \(1, 2\)"),
+        ({"bias": torch.empty(N)}, r"bias must have dtype torch\.bfloat16"),
+        ({"bias": torch.empty(2, N, dtype=torch.bfloat16)}, r"bias must have shape \(48,\)"),
+    ):
+        with pytest.raises(GuardError, match=said):
+            ops.mxfp8_linear(*args, **kwargs)
+
+
+# ---- explain ---------------------------------------------------------------------------------------------------------
+
+
+def test_explain_names_every_path_once():
+    taken = explain(hipforge.mxfp8_linear, *operands(4))
+    assert taken.path == "hip" and set(taken.refused) == {"triton", "torch"}
+    fallen_back = explain(hipforge.mxfp8_linear, *operands(100))
+    assert fallen_back.path == "torch" and set(fallen_back.refused) == {"hip", "triton"}
+    assert "M must be 1 to 64" in fallen_back.refused["hip"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        fallen_back.path = "hip"
+
+
+def test_explain_reads_as_text(table):
+    path = table(f"4,{N},{K},gemv,16,0,0,1")
+    assert str(explain("mxfp8_gemv", *operands(4))) == (
+        "mxfp8_gemv: hip, smallm_mxfp8_gemv(block_n=16)\n"
+        "  because the tuned row of this shape\n"
+        f"  tuned row {path}:2"
+    )
+
+
+def test_explain_refuses_what_has_no_decision():
+    with pytest.raises(GuardError, match=r"explain knows .*mxfp8_gemv, mxfp8_linear.*; got no_such_op"):
+        explain("no_such_op")
+
+
+def test_the_op_runs_exactly_what_explain_shows(table, calls):
+    table(f"1,{N},{K},gemv,64,0,0,1", f"16,{N},{K},mfma,0,4,2,1", f"32,{N},{K},mfma,0,2,1,1", f"64,{N},{K},mfma,0,1,1,0")
+    for m in (*range(1, 18), 31, 32, 33, 63, 64, 65):
+        calls.clear()
+        shown = explain("mxfp8_gemv", *operands(m))
+        y = ops.mxfp8_gemv(*operands(m))
+        assert (y is None) == (shown.path == "none") == (not calls)
+        if calls:
+            [(kernel, _, parameters)] = calls
+            assert shown.kernel == f"smallm_mxfp8_{kernel}"
+            assert tuple(shown.configuration.values()) == tuple(p for p in parameters if isinstance(p, int))
+
+
+def test_settings_scope_reaches_the_decision(monkeypatch):
+    monkeypatch.undo()
+    devices.current.cache_clear()
+    with settings.scope(DEVICE="reference"):
+        ops.reload_tables()
+        assert ops.mxfp8_gemv(*operands(1)) is None
+    devices.current.cache_clear()
+    ops.reload_tables()

@@ -1,0 +1,151 @@
+"""Tuned tables: the reader, its complaints, overrides, and every CSV that the package ships."""
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+import hipforge.ops.tables
+from hipforge.errors import ConfigError
+from hipforge.ops.tables import SMALLM_MXFP8
+from hipforge.ops.tuned import TableSchema, clear_tables, load_table, read_rows, read_table
+
+HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source"
+GEMV = "gfx950,256,1,1536,6144,gemv,8,0,0,1,,,,0.0016,model:1"
+MFMA = "gfx950,256,16,1536,6144,mfma,0,1,8,1,5.2,26.1,11.0,0.0016,measured:MI355X/torch-2.13+rocm-7.2"
+UPSTREAM = "K,N,M,kernel,n_sub,k_splits,use_hip"
+
+
+@pytest.fixture(autouse=True)
+def fresh_tables():
+    clear_tables()
+    yield
+    clear_tables()
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def complaint(tmp_path, *lines):
+    with pytest.raises(ConfigError) as caught:
+        read_rows(SMALLM_MXFP8, write(tmp_path / "t.csv", *lines))
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / "t.csv") + ":")
+    return message.removeprefix(str(tmp_path / "t.csv"))
+
+
+def test_rows_are_typed_and_remember_where_they_stand(tmp_path):
+    path = write(tmp_path / "t.csv", HEADER, GEMV, "", MFMA)
+    table = read_table(SMALLM_MXFP8, [path])
+    row = table.find("gfx950", 256, 16, 1536, 6144)
+    assert (row.file, row.line) == (path, 4)
+    assert (row.values["kernel"], row.integer("k_splits"), row.values["us"]) == ("mfma", 8, 5.2)
+    assert table.find("gfx950", 256, 1, 1536, 6144).values["us"] is None
+    assert table.find("gfx942", 256, 16, 1536, 6144) is None
+    assert table.find("gfx950", 128, 16, 1536, 6144) is None
+    assert len(table) == 2
+
+
+def test_upstream_header_is_read_as_gfx950_for_any_number_of_compute_units(tmp_path):
+    path = write(tmp_path / "t.csv", UPSTREAM, "6144,2304,1,gemv,0,0,1", "6144,2304,64,mfma,2,8,0")
+    table = read_table(SMALLM_MXFP8, [path])
+    assert table.find("gfx950", 256, 1, 2304, 6144).values["kernel"] == "gemv"
+    assert table.find("gfx950", 32, 64, 2304, 6144).integer("use_hip") == 0
+
+
+def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + f"{HEADER}\r\n{GEMV}\r\n".encode())
+    assert len(read_rows(SMALLM_MXFP8, path)) == 1
+
+
+def test_a_cell_given_twice_names_both_lines(tmp_path):
+    message = complaint(tmp_path, HEADER, GEMV, MFMA, GEMV.replace(",8,", ",16,"))
+    assert message == (
+        ":4: gfx=gfx950, cu_num=256, M=1, N=1536, K=6144 is already given in line 2; keep one of the two"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (GEMV.replace("gemv", "wvsplitk"), ":2: column kernel must be one of gemv, mfma; got 'wvsplitk'"),
+        (GEMV.replace("256,1,", "256,one,"), ":2: column M must be an integer; got 'one'"),
+        (GEMV.replace("256,1,", "256,0,"), ":2: column M must be at least 1; got 0"),
+        (GEMV.replace("256,1,", "256,,"), ":2: column M is empty"),
+        (GEMV + ",7", ":2: expected 15 fields"),
+        (GEMV.replace(",8,0,0,", ",12,0,0,"), ":2: a gemv row needs block_n in (4, 8, 16, 32, 64)"),
+        (GEMV.replace(",8,0,0,", ",8,1,1,"), ":2: a gemv row needs block_n in"),
+        (GEMV.replace("256,1,", "256,17,"), ":2: a gemv row needs M of at most 16"),
+        (MFMA.replace("0,1,8,", "0,3,8,"), ":2: an mfma row needs n_sub in (1, 2, 4)"),
+        (MFMA.replace("0,1,8,", "8,1,8,"), ":2: an mfma row needs n_sub in"),
+        (MFMA.replace("256,16,", "256,65,"), ":2: an mfma row needs M of at most 64"),
+        (MFMA.replace("6144", "512"), ":2: k_splits cannot exceed the 4 K steps of 128"),
+        (GEMV.replace("model:1", "guess"), ":2: column source must read measured:<device>/<versions> or model:"),
+        (GEMV.replace(",,,,0", ",7.2,,,0"), ":2: a modelled row must leave microseconds empty; got us=7.2"),
+        (GEMV.replace(",1,,,,", ",0,,,,"), ":2: a modelled row cannot set use_hip=0"),
+        (MFMA.replace("5.2,", ","), ":2: a measured row must fill column us"),
+        (MFMA.replace("5.2,", "-5.2,"), ":2: column us must be at least 0; got -5.2"),
+        (MFMA.replace("5.2,", "nan,"), ":2: column us must be at least 0; got nan"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_line(tmp_path, row, said):
+    assert complaint(tmp_path, HEADER, row).startswith(said)
+
+
+def test_bad_headers_and_files_are_named(tmp_path):
+    assert complaint(tmp_path, "gfx,M,N").startswith(f":1: unknown header gfx,M,N; accepted: {HEADER} or {UPSTREAM}")
+    assert complaint(tmp_path, "").startswith(":1: the file is empty; expected the header gfx,cu_num")
+    with pytest.raises(ConfigError, match=r"absent\.csv:1: cannot read the tuned table of smallm_mxfp8"):
+        read_rows(SMALLM_MXFP8, tmp_path / "absent.csv")
+    (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"t\.csv:1: cannot read"):
+        read_rows(SMALLM_MXFP8, tmp_path / "t.csv")
+
+
+def test_overrides_win_over_shipped_rows_and_later_files_over_earlier(tmp_path, monkeypatch):
+    shipped = {row.key: row for row in load_table("smallm_mxfp8").rows}
+    first = write(tmp_path / "a.csv", HEADER, GEMV.replace(",8,", ",16,"), MFMA)
+    second = write(tmp_path / "b.csv", HEADER, GEMV.replace(",8,", ",32,"))
+    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", f"{first}:{second}")
+    clear_tables()
+    table = load_table("smallm_mxfp8")
+    assert table.find("gfx950", 256, 1, 1536, 6144).file == second
+    assert table.find("gfx950", 256, 16, 1536, 6144).file == first
+    untouched = [key for key in shipped if key[2:] not in ((1, 1536, 6144), (16, 1536, 6144))]
+    assert all(table.find(*key) == shipped[key] for key in untouched)
+
+
+def test_a_later_upstream_file_wins_over_rows_for_exact_compute_units(tmp_path):
+    ours = write(tmp_path / "a.csv", HEADER, GEMV)
+    theirs = write(tmp_path / "b.csv", UPSTREAM, "6144,1536,1,gemv,0,0,0")
+    assert read_table(SMALLM_MXFP8, [ours, theirs]).find("gfx950", 256, 1, 1536, 6144).file == theirs
+    assert read_table(SMALLM_MXFP8, [theirs, ours]).find("gfx950", 256, 1, 1536, 6144).file == ours
+    assert read_table(SMALLM_MXFP8, [theirs, ours]).find("gfx950", 304, 1, 1536, 6144).file == theirs
+
+
+def test_reading_leaves_files_as_they_are(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.csv", UPSTREAM, "6144,1536,1,gemv,0,0,1")
+    path.chmod(0o444)
+    before = (path.read_bytes(), path.stat().st_mtime_ns)
+    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(path))
+    clear_tables()
+    load_table("smallm_mxfp8")
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def shipped_csvs() -> list[Path]:
+    return sorted(Path(str(resources.files("hipforge.configs"))).glob("*.csv"))
+
+
+@pytest.mark.parametrize("path", shipped_csvs(), ids=lambda path: path.name)
+def test_every_shipped_csv_has_a_schema_and_is_valid(path):
+    schemas = [value for value in vars(hipforge.ops.tables).values() if isinstance(value, TableSchema)]
+    by_file = {schema.file_name: schema for schema in schemas}
+    assert path.name in by_file, f"{path.name} has no schema in hipforge.ops.tables"
+    rows = read_rows(by_file[path.name], path)  # also rejects duplicates
+    assert rows
+    assert all(not str(row.values["source"]).startswith("model:") or row.values["us"] is None for row in rows)
