@@ -18,7 +18,7 @@ LIMITS = {
     "max_lds": ("lds_bytes", True),
     "min_occupancy": ("occupancy", False),
 }
-"""Limits a registry entry may set, at the top for every kernel or under a pattern of kernel names."""
+"""Limits a registry entry may set for every kernel, or under ``kernels`` for those whose name matches a pattern."""
 
 
 def check(spec: BuildSpec, library: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -61,8 +61,8 @@ def check(spec: BuildSpec, library: Path) -> tuple[dict[str, dict[str, Any]], li
 def _excess(symbol: str, values: dict[str, Any], limits: dict[str, Any]) -> list[str]:
     names = (symbol, values["name"])
     applied = {name: value for name, value in limits.items() if name in LIMITS}
-    for pattern, overrides in limits.items():
-        if pattern not in LIMITS and any(fnmatch.fnmatchcase(name, pattern) for name in names):
+    for pattern, overrides in limits.get("kernels", {}).items():
+        if any(fnmatch.fnmatchcase(name, pattern) for name in names):
             applied.update(overrides)
     seen = {**values, "spills": values["vgpr_spills"] + values["sgpr_spills"]}
     lines: list[str] = []

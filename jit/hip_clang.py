@@ -1,0 +1,157 @@
+"""clang as a HIP compiler, called as clang++, amdclang++ or through hipcc: one set of commands for all three.
+
+A source is compiled by two commands that run side by side, one for the device and one for the host, joined at link
+time by a small assembly file that embeds the device code::
+
+    x.cu ──► device code  0_x.hipfb ─┐
+      └────► host object  0_x.o ─────┴─► module.so
+
+Two reasons. The driver writes a depfile for the host pass only, so a header included under ``#if
+defined(__gfx950__)`` would never be noticed; and the two passes, of about equal length for a small kernel, overlap.
+The host object refers to its device code by the symbol ``__hip_fatbin_<hash of -cuid>``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hipforge.jit import cache_dir
+from hipforge.jit.ninja import Step
+from hipforge.jit.spec import environment_ingredients
+from hipforge.jit.tools import Tool
+from hipforge.jit.units import Compiled, Unit
+
+_GCC_INSTALLATIONS = "/usr/lib/gcc/x86_64-linux-gnu"
+
+_EMBED = """\
+  .section .hip_fatbin, "a", @progbits
+  .p2align 12
+  .globl {symbol}
+  .hidden {symbol}
+{symbol}:
+  .incbin "{device}"
+  .section .note.GNU-stack, "", @progbits
+"""
+
+
+@dataclass(frozen=True)
+class HipClang:
+    """A clang with an AMDGPU target and a ROCm tree; ``inner`` is the clang behind a hipcc."""
+
+    cxx: Tool
+    inner: Tool
+    linker: Tool | None
+    llvm: Path
+    rocm: Path
+    is_hipcc: bool
+
+    @property
+    def description(self) -> str:
+        """Name and version, for people."""
+        return f"{self.cxx.path.name}: {self.cxx.version}"
+
+    def roots(self) -> dict[str, str]:
+        """Return ``${HIPCXX}``, ``${ROCM}`` and ``${LLVM}``."""
+        return {"HIPCXX": str(self.cxx.path), "ROCM": str(self.rocm), "LLVM": str(self.llvm)}
+
+    def ingredients(self, arch: str) -> dict[str, str]:
+        """Return versions and digests of compiler, linker and device libraries, and the compiler's environment."""
+        found = {**self.cxx.ingredients("compiler"), **environment_ingredients()}
+        if self.inner is not self.cxx:
+            found.update(self.inner.ingredients("compiler:clang"))
+        if self.linker is not None:
+            found.update(self.linker.ingredients("compiler:ld.lld"))
+        digests = cache_dir.digests()
+        for library in self._device_libraries(arch):
+            found[f"device library:{library.name}"] = digests.of(str(library))
+        with contextlib.suppress(OSError):
+            # Which C++ library clang takes its headers from depends on which are there.
+            found["host headers"] = " ".join(sorted(os.listdir(_GCC_INSTALLATIONS)))  # noqa: PTH208
+        return found
+
+    def _device_libraries(self, arch: str) -> list[Path]:
+        folder = bitcode_dir(self.rocm)
+        if folder is None:
+            return []
+        other_isa = "oclc_isa_version_"
+        own = f"{other_isa}{arch.removeprefix('gfx')}.bc"
+        return sorted(
+            path for path in folder.glob("*.bc") if not path.name.startswith(other_isa) or path.name == own
+        )
+
+    def device_flags(self, arch: str) -> tuple[str, ...]:
+        """Return the flags that make this a device compile for ``arch``."""
+        tree = () if self.is_hipcc else ("--rocm-path=${ROCM}",)
+        return ("-x", "hip", f"--offload-arch={arch}", *tree, "--cuda-device-only")
+
+    def compile(self, unit: Unit, module: str, arch: str) -> Compiled:
+        """Return the commands that compile one source."""
+        host_object = f"{unit.name}.o"
+        if not unit.is_hip:
+            step = self._step(f"{unit.name}.host", ("-O2", *unit.flags), unit.source, ("-c",), host_object)
+            return Compiled((step,), (host_object,), {})
+        cuid = f"{module}_{unit.number}"
+        device = f"{unit.name}.hipfb"
+        assembly = f"{unit.name}.fatbin.s"
+        device_flags = self.device_flags(arch)
+        host_flags = (*device_flags[:-1], "--cuda-host-only")
+        common = (f"-cuid={cuid}", *unit.flags)
+        steps = (
+            self._step(f"{unit.name}.device", (*device_flags, "-O3", *common), unit.source, ("--gpu-bundle-output",), device),
+            self._step(f"{unit.name}.host", (*host_flags, "-O1", *common), unit.source, ("-c",), host_object),
+        )
+        text = _EMBED.format(symbol=fatbin_symbol(cuid), device=device)
+        return Compiled(steps, (host_object, assembly), {assembly: text})
+
+    def _step(self, name: str, flags: Sequence[str], source: str, kind: Sequence[str], output: str) -> Step:
+        depfile = f"{name}.d"
+        base = ("${HIPCXX}", *flags, "-fPIC", "-Wno-unused-command-line-argument")
+        # Through the frontend, because the driver ignores -MD in a device compile and removes the file on an error.
+        listing = _frontend("-dependency-file", depfile, "-MT", output, "-sys-header-deps")
+        return Step(
+            name=name,
+            argv=(*base, *listing, *kind, source, "-o", output),
+            outputs=(output,),
+            depfile=depfile,
+            scan=(*base, *listing, *_frontend("-MG"), "-fsyntax-only", source),
+        )
+
+    def link(self, objects: Sequence[str], ldflags: Sequence[str], library: str) -> Step:
+        """Return the command that makes the shared library, its HIP symbols left undefined."""
+        argv = ("${HIPCXX}", "-shared", "-fPIC", "-fuse-ld=lld", "-no-hip-rt", "-Wno-unused-command-line-argument")
+        return Step(
+            name="link",
+            argv=(*argv, *objects, *ldflags, "-o", library),
+            outputs=(library,),
+            inputs=tuple(name for name in _made(objects)),
+            launcher=False,
+        )
+
+
+def _made(objects: Sequence[str]) -> list[str]:
+    """Return the files that steps make among the link's inputs, an assembly file standing for what it embeds."""
+    return [name.replace(".fatbin.s", ".hipfb") for name in objects]
+
+
+def _frontend(*words: str) -> tuple[str, ...]:
+    return tuple(part for word in words for part in ("-Xclang", word))
+
+
+def fatbin_symbol(cuid: str) -> str:
+    """Return the symbol by which a host object refers to the device code of the unit ``cuid``."""
+    return f"__hip_fatbin_{int.from_bytes(hashlib.md5(cuid.encode()).digest()[:8], 'little'):x}"
+
+
+def bitcode_dir(tree: Path) -> Path | None:
+    """Return where a ROCm tree keeps its device libraries, or None."""
+    with contextlib.suppress(OSError):
+        inside = sorted((tree / "lib/llvm/lib/clang").glob("*/lib/amdgcn/bitcode"))
+        for folder in (tree / "amdgcn/bitcode", *inside):
+            if (folder / "ocml.bc").is_file():
+                return folder
+    return None

@@ -1,0 +1,143 @@
+"""A registry entry, a variant and an architecture → the spec of one HIP module.
+
+The *portable* ingredients (sources, flags, variant, target, ABI) need no compiler: prebuilt modules match on them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hipforge.devices import arch_info
+from hipforge.errors import ArchError, ConfigError
+from hipforge.jit import cache_dir
+from hipforge.jit.digest import ABSENT
+from hipforge.jit.ninja import body
+from hipforge.jit.registry import ModuleEntry
+from hipforge.jit.roots import Roots, package_roots
+from hipforge.jit.spec import BuildSpec, VariantValue, common_ingredients, variant_label
+from hipforge.jit.toolchain import Toolchain, Unit
+
+GENERATED = "gen"
+"""The folder in the build directory that ``${GEN}`` stands for."""
+
+_HIP_SUFFIXES = (".cu", ".hip")
+_SOURCE_SUFFIXES = (*_HIP_SUFFIXES, ".cpp", ".cc", ".cxx", ".c")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One module, variant and architecture, before any compiler is known."""
+
+    entry: ModuleEntry
+    variant: Mapping[str, VariantValue]
+    arch: str
+    roots: Roots
+    portable: Mapping[str, str]
+
+    @property
+    def stem(self) -> str:
+        """The first part of an entry's directory name."""
+        label = variant_label(self.variant)
+        return f"{self.entry.name}-{label}" if label else self.entry.name
+
+
+def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch: str) -> Request:
+    """Check and complete a request for a module.
+
+    Raises:
+        ArchError: the module has no code for ``arch``.
+        ConfigError: the variant or the architecture is not known, or a source is missing.
+    """
+    arch = arch_info(arch).name
+    if arch not in entry.archs:
+        raise ArchError(f"{entry.name} is built for {', '.join(entry.archs)}; this device is {arch}")
+    checked = entry.check_variant(variant or {})
+    roots = package_roots().with_paths(MODULE_DIR=entry.module_dir, PYTHON=sys.executable)
+    if entry.ffi == "pybind11":
+        roots = roots.with_paths(PYTHON_INCLUDE=sysconfig.get_path("include"), PYBIND11_INCLUDE=_pybind11_include())
+    digests = cache_dir.digests()
+    portable = common_ingredients(entry.name, checked, arch)
+    portable["flags"] = json.dumps(
+        {
+            "cc": entry.flags_extra_cc,
+            "hip": entry.flags_extra_hip,
+            "ld": entry.extra_ldflags,
+            "include": entry.extra_include,
+            "ffi": entry.ffi,
+        }
+    )
+    for source in entry.srcs:
+        portable[f"source:{source}"] = _source_digest(entry, roots.show(source), digests.of(roots.show(source)))
+    for number, command in enumerate(entry.blob_gen_cmd):
+        portable[f"generator:{number}"] = " ".join(command)
+        for word in command[1:]:
+            if word.startswith("${") and not word.startswith("${GEN}") and Path(roots.show(word)).is_file():
+                portable[f"generator:{word}"] = digests.of(roots.show(word))
+    if entry.ffi == "pybind11":
+        portable["python"] = f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}"
+        portable["pybind11"] = str(importlib.import_module("pybind11").__version__)
+    return Request(entry, checked, arch, roots, portable)
+
+
+def _source_digest(entry: ModuleEntry, path: str, digest: str) -> str:
+    if digest == ABSENT:
+        raise ConfigError(f"{entry.origin}: {entry.name}: srcs: there is no {path}")
+    return digest
+
+
+def _pybind11_include() -> str:
+    return str(importlib.import_module("pybind11").get_include())
+
+
+def specification(wanted: Request, toolchain: Toolchain, generated: tuple[str, ...] = ()) -> BuildSpec:
+    """Return the spec of ``wanted`` as ``toolchain`` would build it; ``generated`` names generator output to compile."""
+    entry = wanted.entry
+    roots = wanted.roots.with_paths(**toolchain.roots())
+    sources = (*entry.srcs, *(f"{GENERATED}/{name}" for name in generated))
+    compiled = [
+        toolchain.compile(_unit(wanted, number, source), entry.name, wanted.arch)
+        for number, source in enumerate(sources)
+    ]
+    objects = [name for part in compiled for name in part.objects]
+    link = toolchain.link(objects, _expand_generated(entry.extra_ldflags), BuildSpec.library)
+    steps = (*(step for part in compiled for step in part.steps), link)
+    files = {name: text for part in compiled for name, text in part.files.items()}
+    ingredients = {**wanted.portable, **toolchain.ingredients(wanted.arch)}
+    ingredients["steps"] = body(steps, wanted.stem)
+    ingredients["files"] = json.dumps(files)
+    return BuildSpec(
+        module=entry.name,
+        variant=wanted.variant,
+        target=wanted.arch,
+        roots=roots,
+        steps=steps,
+        files=files,
+        ingredients=ingredients,
+        toolchain=toolchain.description,
+        generator=entry.blob_gen_cmd,
+        limits=entry.resource_limits,
+        verbose=entry.verbose,
+    )
+
+
+def _unit(wanted: Request, number: int, source: str) -> Unit:
+    entry = wanted.entry
+    is_hip = Path(source).suffix in _HIP_SUFFIXES
+    defines = tuple(f"-D{name}={value}" for name, value in wanted.variant.items())
+    includes = ("-I${CSRC}/include", *(f"-I{path}" for path in entry.extra_include))
+    if entry.ffi == "pybind11":
+        includes = (*includes, "-I${PYTHON_INCLUDE}", "-I${PYBIND11_INCLUDE}", f"-DTORCH_EXTENSION_NAME={entry.name}")
+    extra = entry.flags_extra_hip if is_hip else entry.flags_extra_cc
+    standard = () if source.endswith(".c") else ("-std=c++17",)
+    maps = ("-ffile-prefix-map=${CSRC}=csrc", "-ffile-prefix-map=${MODULE_DIR}=.")
+    return Unit(number, source, is_hip, (*standard, *maps, *includes, *defines, *_expand_generated(extra)))
+
+
+def _expand_generated(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word.replace("${GEN}", GENERATED) for word in words)

@@ -1,0 +1,262 @@
+"""Which modules are there, and what is each made of?
+
+``optCompilerConfig.json`` describes the shipped modules; :func:`register` adds a user's own file. Entries are data:
+strings may hold placeholders such as ``${CSRC}``, nothing is ever evaluated, and a key that is not known is refused by
+name. Paths that are not absolute and start with no placeholder are relative to the JSON file.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hipforge.devices import ARCHS
+from hipforge.errors import ConfigError
+from hipforge.jit.resources import LIMITS
+from hipforge.jit.roots import package_dir, unknown_placeholders
+from hipforge.jit.spec import VariantValue
+
+PLACEHOLDERS = {
+    "CSRC": "the package's csrc folder",
+    "JIT": "the package's jit folder",
+    "ROCM": "the ROCm tree the compiler uses",
+    "MODULE_DIR": "the folder of the JSON file",
+    "GEN": "the folder into which blob_gen_cmd writes",
+    "PYTHON": "this Python interpreter",
+}
+"""What ``${NAME}`` may be in an entry."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass(frozen=True)
+class ModuleEntry:
+    """One HIP module as its JSON entry describes it.
+
+    ``variants`` names the ``-D`` macros a build is specialised on and the values each may have. ``resource_limits``
+    bounds registers, spills, scratch and occupancy of every kernel; under ``kernels`` a pattern of kernel names may
+    have its own.
+    """
+
+    name: str
+    srcs: tuple[str, ...]
+    origin: Path
+    flags_extra_cc: tuple[str, ...] = ()
+    flags_extra_hip: tuple[str, ...] = ()
+    extra_ldflags: tuple[str, ...] = ()
+    extra_include: tuple[str, ...] = ()
+    verbose: bool = False
+    blob_gen_cmd: tuple[tuple[str, ...], ...] = ()
+    archs: tuple[str, ...] = tuple(ARCHS)
+    ffi: Literal["abi", "pybind11"] = "abi"
+    variants: Mapping[str, tuple[VariantValue, ...]] = field(default_factory=dict)
+    resource_limits: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def module_dir(self) -> Path:
+        """The folder of the JSON file."""
+        return self.origin.parent
+
+    def all_variants(self) -> Iterator[dict[str, VariantValue]]:
+        """Yield every combination of variant values, in the JSON's order; one empty dict where there are none."""
+        for values in itertools.product(*self.variants.values()):
+            yield dict(zip(self.variants, values, strict=True))
+
+    def check_variant(self, variant: Mapping[str, VariantValue]) -> dict[str, VariantValue]:
+        """Return ``variant`` in the entry's own order.
+
+        Raises:
+            ConfigError: a name or a value is not one of the entry's.
+        """
+        if set(variant) != set(self.variants):
+            raise ConfigError(
+                f"{self.name}: variant names are {', '.join(self.variants) or '(none)'}; "
+                f"got {', '.join(map(str, variant)) or '(none)'}"
+            )
+        for name, value in variant.items():
+            if value not in self.variants[name]:
+                raise ConfigError(f"{self.name}: {name}={value!r} is not a variant; known: {list(self.variants[name])}")
+        return {name: variant[name] for name in self.variants}
+
+
+class _Reader:
+    """Checks one entry; every complaint names the file, the module and the key."""
+
+    def __init__(self, origin: Path, module: str) -> None:
+        self.origin = origin
+        self.module = module
+
+    def fail(self, key: str, problem: str) -> ConfigError:
+        return ConfigError(f"{self.origin}: {self.module}: {key}: {problem}")
+
+    def strings(self, key: str, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.fail(key, f"expected a list of strings; got {value!r}")
+        self.known(key, value)
+        return tuple(value)
+
+    def known(self, key: str, texts: list[str]) -> None:
+        unknown = unknown_placeholders(texts, PLACEHOLDERS)
+        if unknown:
+            raise self.fail(
+                key, f"unknown placeholder ${{{unknown[0]}}}; known: {', '.join(f'${{{name}}}' for name in PLACEHOLDERS)}"
+            )
+
+    def paths(self, key: str, value: Any) -> tuple[str, ...]:
+        found = self.strings(key, value)
+        return tuple(path if path.startswith(("/", "${")) else f"${{MODULE_DIR}}/{path}" for path in found)
+
+    def boolean(self, key: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise self.fail(key, f"expected true or false; got {value!r}")
+        return value
+
+    def commands(self, key: str, value: Any) -> tuple[tuple[str, ...], ...]:
+        texts = [value] if isinstance(value, str) else value
+        commands = tuple(tuple(shlex.split(text)) for text in self.strings(key, texts))
+        return tuple(command for command in commands if command)
+
+    def archs(self, key: str, value: Any) -> tuple[str, ...]:
+        found = self.strings(key, value)
+        unknown = [arch for arch in found if arch not in ARCHS]
+        if unknown or not found:
+            raise self.fail(key, f"expected one or more of {', '.join(ARCHS)}; got {value!r}")
+        return found
+
+    def ffi(self, key: str, value: Any) -> str:
+        if value not in ("abi", "pybind11"):
+            raise self.fail(key, f'expected "abi" or "pybind11"; got {value!r}')
+        return str(value)
+
+    def variants(self, key: str, value: Any) -> dict[str, tuple[VariantValue, ...]]:
+        if not isinstance(value, dict):
+            raise self.fail(key, f"expected an object of lists; got {value!r}")
+        for name, values in value.items():
+            good = isinstance(values, list) and values and all(type(item) in (int, str) for item in values)
+            if not good or not _NAME.match(name):
+                raise self.fail(key, f"{name!r} must be a macro name with a list of integers or strings; got {values!r}")
+            if len(set(values)) != len(values):
+                raise self.fail(key, f"{name} lists a value twice: {values!r}")
+        return {name: tuple(values) for name, values in value.items()}
+
+    def limits(self, key: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.fail(key, f"expected an object; got {value!r}")
+        for name, limit in value.items():
+            if name == "kernels" and key == "resource_limits" and isinstance(limit, dict):
+                for pattern, overrides in limit.items():
+                    self.limits(f"{key}.kernels[{pattern!r}]", overrides)
+            elif name not in LIMITS:
+                raise self.fail(key, f"unknown limit {name!r}; known: {', '.join([*LIMITS, 'kernels'])}")
+            elif type(limit) is not int or limit < 0:
+                raise self.fail(key, f"{name} must be an integer, 0 or more; got {limit!r}")
+        return value
+
+
+_KEYS = {
+    "srcs": _Reader.paths,
+    "flags_extra_cc": _Reader.strings,
+    "flags_extra_hip": _Reader.strings,
+    "extra_ldflags": _Reader.strings,
+    "extra_include": _Reader.paths,
+    "verbose": _Reader.boolean,
+    "blob_gen_cmd": _Reader.commands,
+    "archs": _Reader.archs,
+    "ffi": _Reader.ffi,
+    "variants": _Reader.variants,
+    "resource_limits": _Reader.limits,
+}
+
+
+def read_file(path: Path) -> dict[str, ModuleEntry]:
+    """Return the entries of a registry JSON file, by module name.
+
+    Raises:
+        ConfigError: it cannot be read, is not JSON, or an entry has an unknown key or a value of the wrong kind.
+    """
+    path = path.resolve()
+    try:
+        raw = json.loads(path.read_text(), object_pairs_hook=_no_duplicates)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected an object of modules; got {type(raw).__name__}")
+    return {name: _entry(path, name, values) for name, values in raw.items()}
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} appears twice")
+        found[key] = value
+    return found
+
+
+def _entry(origin: Path, name: str, values: Any) -> ModuleEntry:
+    if not _NAME.match(name):
+        raise ConfigError(f"{origin}: {name!r} is not a module name: letters, digits and underscores")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{origin}: {name}: expected an object; got {values!r}")
+    unknown = [key for key in values if key not in _KEYS]
+    if unknown:
+        raise ConfigError(f"{origin}: {name}: unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    reader = _Reader(origin, name)
+    checked: dict[str, Any] = {key: _KEYS[key](reader, key, value) for key, value in values.items()}
+    if not checked.get("srcs") and not checked.get("blob_gen_cmd"):
+        raise ConfigError(f"{origin}: {name}: srcs: at least one source, or a blob_gen_cmd that writes some")
+    return ModuleEntry(name=name, origin=origin, **{"srcs": (), **checked})
+
+
+SHIPPED = "optCompilerConfig.json"
+
+_registered: dict[str, ModuleEntry] = {}
+
+
+@functools.cache
+def _shipped() -> dict[str, ModuleEntry]:
+    return read_file(package_dir("jit") / SHIPPED)
+
+
+def register(path: str | Path) -> list[str]:
+    """Add the modules of a JSON file; returns their names. Registering a file again reads it again.
+
+    Raises:
+        ConfigError: the file is malformed, or a name belongs to a module from another file.
+    """
+    entries = read_file(Path(path))
+    for name, entry in entries.items():
+        present = modules().get(name)
+        if present is not None and present.origin != entry.origin:
+            raise ConfigError(f"{entry.origin}: {name} is already defined by {present.origin}; choose another name")
+    _registered.update(entries)
+    return list(entries)
+
+
+def modules() -> dict[str, ModuleEntry]:
+    """Return every known module, shipped ones first."""
+    return {**_shipped(), **_registered}
+
+
+def module(name: str) -> ModuleEntry:
+    """Return the entry of one module.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    entry = _registered.get(name) or _shipped().get(name)
+    if entry is None:
+        raise ConfigError(
+            f"there is no module {name!r}; known: {', '.join(modules()) or '(none)'}. Modules are described in "
+            f"{SHIPPED}, or in a JSON file given to hipforge.jit.register()"
+        )
+    return entry

@@ -1,0 +1,124 @@
+"""A minimal ROCm tree for machines without ROCm, assembled once in the cache directory.
+
+The ``triton`` wheel carries the HIP headers and the two device libraries of code (ocml, ockl). What clang also asks
+for are control constants (one-line bitcode files that say which architecture and which floating-point mode), an empty
+OpenCL library and a version file. ``triton`` is located, never imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from hipforge.errors import ToolchainError
+from hipforge.jit import cache
+from hipforge.jit.digest import DigestStore, text_digest
+
+_RECIPE = 1
+"""Raised when the tree's contents change for the same triton."""
+
+# name of the file: (name of the constant, LLVM type, value). Both settings of a switch must exist, or clang takes the
+# whole tree for broken.
+_SWITCHES = {
+    "finite_only": "finite_only_opt",
+    "unsafe_math": "unsafe_math_opt",
+    "daz_opt": "daz_opt",
+    "correctly_rounded_sqrt": "correctly_rounded_sqrt32",
+    "wavefrontsize64": "wavefrontsize64",
+}
+_CONSTANTS: dict[str, tuple[str, str, int]] = {
+    "oclc_isa_version_950": ("ISA_version", "i32", 9500),
+    "oclc_isa_version_942": ("ISA_version", "i32", 9402),
+    "oclc_abi_version_600": ("ABI_version", "i32", 600),
+    **{f"oclc_{file}_on": (constant, "i8", 1) for file, constant in _SWITCHES.items()},
+    **{f"oclc_{file}_off": (constant, "i8", 0) for file, constant in _SWITCHES.items()},
+}
+_TRIPLE = 'target triple = "amdgcn-amd-amdhsa"\n'
+
+
+@functools.cache
+def triton_files() -> Path | None:
+    """Return the folder of the triton wheel that holds ``include/`` and ``lib/*.bc``, or None."""
+    try:
+        spec = importlib.util.find_spec("triton")
+    except (ImportError, ValueError):
+        return None
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(location) / "backends" / "amd"
+        if (folder / "include/hip/hip_runtime.h").is_file() and (folder / "lib/ocml.bc").is_file():
+            return folder
+    return None
+
+
+def locate(root: Path, clang_version: str, digests: DigestStore) -> Path | None:
+    """Return where the tree lies under ``root``, or would; None where there is no triton to make it from."""
+    source = triton_files()
+    if source is None:
+        return None
+    header = digests.of(str(source / "include/hip/hip_version.h"))
+    name = text_digest(f"{_RECIPE} {source} {header} {clang_version}")[:16]
+    return root / "rocm-tree" / name
+
+
+def is_complete(tree: Path) -> bool:
+    """Return whether a tree was finished; it becomes visible by a rename, so it is whole or not there."""
+    return (tree / "share/hip/version").is_file()
+
+
+def assemble(tree: Path, clang: Path) -> None:
+    """Make the tree at ``tree``, with ``clang`` to compile the constants (0.3 s).
+
+    Raises:
+        ToolchainError: the compiler could not make them.
+        OSError: the directory cannot be written.
+    """
+    source = triton_files()
+    assert source is not None
+    root = tree.parent.parent
+    staging = cache.staging_dir(root, "discarded")
+    try:
+        bitcode = staging / "amdgcn/bitcode"
+        bitcode.mkdir(parents=True)
+        (staging / "include").symlink_to(source / "include")
+        for library in ("ocml.bc", "ockl.bc"):
+            (bitcode / library).symlink_to(source / "lib" / library)
+        _compile_constants(bitcode, clang)
+        (staging / "share/hip").mkdir(parents=True)
+        (staging / "share/hip/version").write_text(_version_text(source / "include/hip/hip_version.h"))
+        tree.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staging.rename(tree)
+        except OSError:
+            if not is_complete(tree):
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _compile_constants(bitcode: Path, clang: Path) -> None:
+    sources = {"opencl": _TRIPLE}
+    for file, (constant, kind, value) in _CONSTANTS.items():
+        sources[file] = (
+            f"{_TRIPLE}@__oclc_{constant} = linkonce_odr hidden local_unnamed_addr addrspace(4) constant {kind} {value}\n"
+        )
+    for file, text in sources.items():
+        (bitcode / f"{file}.ll").write_text(text)
+    command = [str(clang), "--target=amdgcn-amd-amdhsa", "-nogpulib", "-x", "ir", "-c", "-emit-llvm"]
+    done = subprocess.run(
+        [*command, *(f"{file}.ll" for file in sources)], cwd=bitcode, capture_output=True, text=True, check=False
+    )
+    missing = [file for file in sources if not (bitcode / f"{file}.bc").is_file()]
+    if done.returncode or missing:
+        raise ToolchainError(
+            f"{clang} could not compile the device-library constants: {done.stderr.strip() or missing}; "
+            "is its AMDGPU target built in?"
+        )
+
+
+def _version_text(header: Path) -> str:
+    numbers = dict(re.findall(r"#define HIP_VERSION_(MAJOR|MINOR|PATCH)\s+(\d+)", header.read_text()))
+    return "".join(f"HIP_VERSION_{part}={numbers.get(part, '0')}\n" for part in ("MAJOR", "MINOR", "PATCH"))

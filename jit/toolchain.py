@@ -1,0 +1,264 @@
+"""Which compiler builds a module here, and why not the others?
+
+A toolchain is a value with four questions: where its files are (``roots``), what of it enters a key
+(``ingredients``), which commands compile one source (``compile``) and which link (``link``). Candidates are looked at
+in a fixed order; each is accepted or refused with a reason, and ``hipforge doctor`` prints them all. Looking at one
+starts processes, so the answers are kept beside the stat of the compiler (see :mod:`hipforge.jit.tools`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hipforge import settings
+from hipforge.errors import ConfigError, ToolchainError
+from hipforge.jit import cache_dir, rocm_tree
+from hipforge.jit.hip_clang import HipClang, bitcode_dir
+from hipforge.jit.ninja import Step
+from hipforge.jit.spec import KEY_ENVIRONMENT
+from hipforge.jit.tools import Tool, ask, identify
+from hipforge.jit.units import Compiled, Unit
+
+MIN_CLANG = 20
+"""The first clang that knows gfx950."""
+
+_NEWEST_CLANG = 40
+_MIN_HIPCC_CLANG = 19
+"""ROCm 6.4; its clang names the fat binary of a translation unit the way the link step needs."""
+
+
+class Toolchain(Protocol):
+    """What can build a module for a GPU."""
+
+    @property
+    def description(self) -> str:
+        """Name and version, for people."""
+        ...
+
+    def roots(self) -> dict[str, str]:
+        """Return the placeholders this toolchain's commands use."""
+        ...
+
+    def ingredients(self, arch: str) -> dict[str, str]:
+        """Return everything of the toolchain that determines a binary for ``arch``."""
+        ...
+
+    def compile(self, unit: Unit, module: str, arch: str) -> Compiled:
+        """Return the commands that compile one source."""
+        ...
+
+    def link(self, objects: Sequence[str], ldflags: Sequence[str], library: str) -> Step:
+        """Return the command that makes the shared library."""
+        ...
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A toolchain that can build."""
+
+    name: str
+    path: Path
+    toolchain: Toolchain
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A compiler that was looked at, and why it cannot be used."""
+
+    name: str
+    path: Path | None
+    reason: str
+
+
+Verdict = Accepted | Refused
+
+
+def probe_all(arch: str = "gfx950") -> list[Verdict]:
+    """Return a verdict on every candidate, in the order in which they are preferred."""
+    return [judge(arch) for judge in _candidates()]
+
+
+def select(arch: str) -> Toolchain:
+    """Return the first toolchain that can build for ``arch``.
+
+    Raises:
+        ToolchainError: none can, or the compiler named by ``HIPFORGE_HIPCC`` cannot; the message gives each reason.
+    """
+    settled = (arch, settings.HIPCC.get(), cache_dir.configured()[0], *map(os.environ.get, _SEARCH_ENVIRONMENT))
+    if settled in _selected:
+        return _selected[settled]
+    named = settings.HIPCC.get() is not None
+    reasons: list[str] = []
+    for judge in _candidates():
+        verdict = judge(arch)
+        if isinstance(verdict, Accepted):
+            _selected[settled] = verdict.toolchain
+            return verdict.toolchain
+        reasons.append(f"  {verdict.name}: {verdict.reason}")
+        if named:
+            break
+    raise ToolchainError(
+        f"no compiler can build for {arch}:\n" + "\n".join(reasons) + "\n"
+        "Install ROCm, or clang-22 lld-22 llvm-22 clang-tools-22 with `pip install hipforge[compiler]`, or name a "
+        "compiler with HIPFORGE_HIPCC; `hipforge doctor` shows the whole search"
+    )
+
+
+_SEARCH_ENVIRONMENT = ("PATH", "ROCM_PATH", "HIP_PATH", *KEY_ENVIRONMENT)
+
+_selected: dict[tuple[object, ...], Toolchain] = {}
+
+Judge = Callable[[str], Verdict]
+
+
+def _candidates() -> Iterator[Judge]:
+    named = settings.HIPCC.get()
+    if named is not None:
+        yield lambda arch: _judge(f"HIPFORGE_HIPCC={named}", named, arch)
+    seen: set[str] = set()
+    for name, path in _paths():
+        real = os.path.realpath(path)
+        # hipcc and clang may be links to one file; what they do depends on the name they are called by.
+        if real + path.name not in seen:
+            seen.add(real + path.name)
+            yield lambda arch, name=name, path=path: _judge(name, path, arch)  # type: ignore[misc]
+    if not seen and named is None:
+        yield lambda arch: Refused("hipcc, amdclang++, clang++", None, "not found in ROCM_PATH, /opt/rocm or PATH")
+
+
+def rocm_dirs() -> list[Path]:
+    """Return the ROCm installations to look into, in order."""
+    named = [os.environ.get("ROCM_PATH"), os.environ.get("HIP_PATH"), "/opt/rocm"]
+    return [Path(path) for path in dict.fromkeys(named) if path and Path(path).is_dir()]
+
+
+def _paths() -> Iterator[tuple[str, Path]]:
+    def on_path(name: str) -> Iterator[Path]:
+        found = shutil.which(name)
+        if found:
+            yield Path(found)
+
+    def executable(path: Path) -> Iterator[Path]:
+        if os.access(path, os.X_OK) and path.is_file():
+            yield path
+
+    for rocm in rocm_dirs():
+        for path in executable(rocm / "bin/hipcc"):
+            yield f"{path}", path
+    for path in on_path("hipcc"):
+        yield f"{path}", path
+    for rocm in rocm_dirs():
+        for inside in ("bin/amdclang++", "llvm/bin/amdclang++", "llvm/bin/clang++"):
+            for path in executable(rocm / inside):
+                yield f"{path}", path
+    for name in ("amdclang++", "clang++", *(f"clang++-{version}" for version in range(_NEWEST_CLANG, MIN_CLANG - 1, -1))):
+        for path in on_path(name):
+            yield f"{path}", path
+
+
+def _judge(name: str, path: Path, arch: str) -> Verdict:
+    try:
+        toolchain = _inspect(path, arch)
+    except (ToolchainError, ConfigError, OSError) as error:
+        return Refused(name, path, str(error))
+    return Accepted(name, path, toolchain)
+
+
+def _inspect(path: Path, arch: str) -> HipClang:
+    if not path.is_file():
+        raise ToolchainError("there is no such file")
+    if not os.access(path, os.X_OK):
+        raise ToolchainError("it is not executable")
+    digests = cache_dir.digests()
+    tool = identify(path, digests)
+    version = _clang_version(tool)
+    is_hipcc = "hipcc" in path.name
+    least = _MIN_HIPCC_CLANG if is_hipcc else MIN_CLANG
+    if version < least:
+        raise ToolchainError(f"it is clang {version}; clang {least} or newer is needed")
+    llvm = _installed_dir(tool, path)
+    inner = identify(llvm / "clang++", digests) if is_hipcc and (llvm / "clang++").is_file() else tool
+    if not is_hipcc:
+        _check_parts(llvm, version)
+    rocm = _rocm_for(path, llvm, is_hipcc, version)
+    found = HipClang(
+        cxx=tool,
+        inner=inner,
+        linker=identify(llvm / "ld.lld", digests) if (llvm / "ld.lld").is_file() else None,
+        llvm=llvm.parent,
+        rocm=rocm,
+        is_hipcc=is_hipcc,
+    )
+    _check_arch(found, arch)
+    return found
+
+
+def _clang_version(tool: Tool) -> int:
+    match = re.search(r"clang version (\d+)", tool.version_text)
+    if match is None:
+        raise ToolchainError(f"its --version names no clang: {tool.version!r}")
+    return int(match.group(1))
+
+
+def _installed_dir(tool: Tool, path: Path) -> Path:
+    match = re.search(r"^InstalledDir: (.+)$", tool.version_text, re.MULTILINE)
+    if match and Path(match.group(1)).is_dir():
+        return Path(match.group(1))
+    return Path(os.path.realpath(path)).parent
+
+
+def _check_parts(llvm: Path, version: int) -> None:
+    for part, package in (("ld.lld", "lld"), ("clang-offload-bundler", "clang-tools")):
+        if not (llvm / part).exists():
+            raise ToolchainError(f"{llvm / part} is missing: install {package}-{version} (Debian's name)")
+    status, text = ask(f"{llvm / 'ld.lld'} --version", [str(llvm / "ld.lld"), "--version"], llvm / "ld.lld")
+    match = re.search(r"LLD (\d+)", text)
+    if status or match is None or int(match.group(1)) != version:
+        raise ToolchainError(f"{llvm / 'ld.lld'} is not of version {version}: {text.strip().splitlines()[:1]}")
+
+
+def has_hip(tree: Path) -> bool:
+    """Return whether ``tree`` holds HIP headers and device libraries."""
+    return (tree / "include/hip/hip_runtime.h").is_file() and bitcode_dir(tree) is not None
+
+
+def _rocm_for(path: Path, llvm: Path, is_hipcc: bool, version: int) -> Path:
+    beside = [path.parent.parent] if is_hipcc else []
+    for tree in [*beside, *rocm_dirs()]:
+        if has_hip(tree):
+            return tree
+    if is_hipcc:
+        # A hipcc finds its own tree; where it lies only matters for the names in a manifest.
+        return path.parent.parent
+    for root in [*cache_dir.reading_roots(), None]:
+        found = rocm_tree.locate(root or cache_dir.writing_root(), str(version), cache_dir.digests())
+        if found is None:
+            raise ToolchainError(
+                "it has no HIP headers and device libraries: no ROCm in ROCM_PATH or /opt/rocm, and no triton wheel; "
+                "pip install hipforge[compiler]"
+            )
+        if rocm_tree.is_complete(found):
+            return found
+    rocm_tree.assemble(found, llvm / "clang")
+    return found
+
+
+def _check_arch(toolchain: HipClang, arch: str) -> None:
+    """Let the driver plan a compile: it refuses an unknown architecture or a broken ROCm tree by itself."""
+    argv = [str(toolchain.cxx.path), *(word.replace("${ROCM}", str(toolchain.rocm)) for word in toolchain.device_flags(arch))]
+    environment = " ".join(f"{name}={os.environ.get(name, '')}" for name in _SEARCH_ENVIRONMENT[1:])
+    status, text = ask(
+        f"{toolchain.cxx.path} {toolchain.rocm} {arch} {environment}",
+        [*argv, "-###", "-c", "/dev/null", "-o", "/dev/null"],
+        Path(os.path.realpath(toolchain.cxx.path)),
+        (toolchain.rocm / "share/hip/version",),
+    )
+    if status:
+        lines = [line for line in text.splitlines() if "error" in line] or text.splitlines()[-1:]
+        raise ToolchainError(f"it cannot build for {arch}: {lines[0].strip() if lines else f'status {status}'}")
