@@ -157,6 +157,29 @@ constexpr uint32_t encode(const FloatFormat& f, double x, bool saturate = false,
   return sign | code;
 }
 
+// A code of at most 8 bits as f32, by arithmetic on the encoding: unlike a table lookup it vectorises. `code` must have
+// no bits above the sign.
+template <int kExponentBits, int kMantissaBits, int kBias, Specials kSpecials>
+constexpr float decode_small(uint32_t code) {
+  constexpr int width = kExponentBits + kMantissaBits;
+  constexpr uint32_t magnitude_mask = (1u << width) - 1;
+  constexpr uint32_t infinity = magnitude_mask - ((1u << kMantissaBits) - 1);
+  constexpr float hidden = static_cast<float>(power_of_two(1 - kBias));
+  const uint32_t magnitude = code & magnitude_mask;
+  // A subnormal gets exponent 1 and has the hidden bit that this implies subtracted again.
+  const bool subnormal = magnitude < (1u << kMantissaBits);
+  uint32_t bits = (magnitude << (23 - kMantissaBits)) + (static_cast<uint32_t>(127 - kBias + subnormal) << 23);
+  bits = float_to_bits(bits_to_float(bits) - (subnormal ? hidden : 0.0f));
+  if (kSpecials == Specials::fn) bits = magnitude == magnitude_mask ? 0x7FC00000u : bits;
+  if (kSpecials == Specials::ieee) {
+    const uint32_t special = 0x7F800000u | (magnitude - infinity) << (23 - kMantissaBits);
+    bits = magnitude >= infinity ? special : bits;
+  }
+  bits |= (code >> width & 1) << 31;
+  if (kSpecials == Specials::fnuz) bits = code == (1u << width) ? 0x7FC00000u : bits;
+  return bits_to_float(bits);
+}
+
 // E8M0: 2^(code - 127); 0xFF is NaN; 0 is 2^-127, not zero.
 constexpr double decode_e8m0(uint32_t code) {
   return (code & 255) == 255 ? bits_to_double(0x7FF8000000000000ull) : power_of_two(static_cast<int>(code & 255) - 127);

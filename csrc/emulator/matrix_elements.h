@@ -49,28 +49,10 @@ inline void extract_codes(const Row* regs, int bits, int item, uint32_t* __restr
   }
 }
 
-// Small floats by arithmetic on the f32 encoding rather than by table, so that the loop vectorises without gathers.
 template <int kExponentBits, int kMantissaBits, int kBias, Specials kSpecials>
-inline void decode_small(const uint32_t* __restrict codes, double* __restrict out) {
-  constexpr int width = kExponentBits + kMantissaBits;
-  constexpr uint32_t magnitude_mask = (1u << width) - 1;
-  constexpr uint32_t infinity = magnitude_mask - ((1u << kMantissaBits) - 1);
-  constexpr float hidden = static_cast<float>(power_of_two(1 - kBias));
-  for (int lane = 0; lane < kMatrixLanes; ++lane) {
-    const uint32_t code = codes[lane], magnitude = code & magnitude_mask;
-    // A subnormal gets exponent 1 and has the hidden bit that this implies subtracted again.
-    const bool subnormal = magnitude < (1u << kMantissaBits);
-    uint32_t bits = (magnitude << (23 - kMantissaBits)) + (static_cast<uint32_t>(127 - kBias + subnormal) << 23);
-    bits = float_to_bits(bits_to_float(bits) - (subnormal ? hidden : 0.0f));
-    if (kSpecials == Specials::fn) bits = magnitude == magnitude_mask ? 0x7FC00000u : bits;
-    if (kSpecials == Specials::ieee) {
-      const uint32_t special = 0x7F800000u | (magnitude - infinity) << (23 - kMantissaBits);
-      bits = magnitude >= infinity ? special : bits;
-    }
-    bits |= (code >> width & 1) << 31;
-    if (kSpecials == Specials::fnuz) bits = code == (1u << width) ? 0x7FC00000u : bits;
-    out[lane] = bits_to_float(bits);
-  }
+inline void decode_codes(const uint32_t* __restrict codes, double* __restrict out) {
+  for (int lane = 0; lane < kMatrixLanes; ++lane)
+    out[lane] = decode_small<kExponentBits, kMantissaBits, kBias, kSpecials>(codes[lane]);
 }
 
 inline void decode_f32(const uint32_t* __restrict codes, double* __restrict out) {
@@ -101,14 +83,14 @@ inline DecodeFn decoder_of(Element e, bool fnuz) {
   switch (e) {
     case Element::f32: return decode_f32;
     case Element::xf32: return decode_xf32;
-    case Element::f16: return decode_small<5, 10, 15, Specials::ieee>;
+    case Element::f16: return decode_codes<5, 10, 15, Specials::ieee>;
     case Element::bf16: return decode_bf16;
     case Element::i8: return decode_i8;
-    case Element::fp8: return fnuz ? decode_small<4, 3, 8, Specials::fnuz> : decode_small<4, 3, 7, Specials::fn>;
-    case Element::bf8: return fnuz ? decode_small<5, 2, 16, Specials::fnuz> : decode_small<5, 2, 15, Specials::ieee>;
-    case Element::fp6: return decode_small<2, 3, 1, Specials::finite>;
-    case Element::bf6: return decode_small<3, 2, 3, Specials::finite>;
-    case Element::fp4: return decode_small<2, 1, 1, Specials::finite>;
+    case Element::fp8: return fnuz ? decode_codes<4, 3, 8, Specials::fnuz> : decode_codes<4, 3, 7, Specials::fn>;
+    case Element::bf8: return fnuz ? decode_codes<5, 2, 16, Specials::fnuz> : decode_codes<5, 2, 15, Specials::ieee>;
+    case Element::fp6: return decode_codes<2, 3, 1, Specials::finite>;
+    case Element::bf6: return decode_codes<3, 2, 3, Specials::finite>;
+    case Element::fp4: return decode_codes<2, 1, 1, Specials::finite>;
     default: return nullptr;
   }
 }
