@@ -39,7 +39,6 @@ def on_device(monkeypatch, kind="emulator", arch="gfx950"):
 
 @pytest.fixture(autouse=True)
 def emulated_gfx950(monkeypatch):
-    monkeypatch.setattr(ops, "_mfma_registered", lambda: True)
     on_device(monkeypatch)
     yield
     monkeypatch.undo()
@@ -318,7 +317,8 @@ def test_explain_refuses_what_has_no_decision():
 
 
 def test_the_op_runs_exactly_what_explain_shows(table, calls):
-    table(f"1,{N},{K},gemv,64,0,0,1", f"16,{N},{K},mfma,0,4,2,1", f"32,{N},{K},mfma,0,2,1,1", f"64,{N},{K},mfma,0,1,1,0")
+    decisions = {1: "gemv,64,0,0,1", 16: "mfma,0,4,2,1", 32: "mfma,0,2,1,1", 64: "mfma,0,1,1,0"}
+    table(*(f"{m},{N},{K},{decision}" for m, decision in decisions.items()))
     for m in (*range(1, 18), 31, 32, 33, 63, 64, 65):
         calls.clear()
         shown = explain("mxfp8_gemv", *operands(m))

@@ -22,9 +22,7 @@ is a signed 32-bit number; the raw ops raise there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from importlib import resources
 from types import MappingProxyType
 
 import torch
@@ -36,7 +34,7 @@ from hipforge.ops.dispatch import Accepted, Decision, Refused, planned_by
 from hipforge.ops.reference.checks import require_dtype, require_last_multiple, require_rank, require_shape
 from hipforge.ops.reference.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
-from hipforge.ops.tables import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_MAX_M, SMALLM_MXFP8, mfma_k_steps
+from hipforge.ops.tables import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_MAX_M, MFMA_N_SUB, SMALLM_MXFP8, mfma_k_steps
 from hipforge.ops.tuned import TunedRow, clear_tables, load_table
 
 ARCH = "gfx950"
@@ -44,17 +42,38 @@ MAX_ELEMENTS = 2**31 - 1
 _MAX_CACHED_DECISIONS = 1 << 16  # a server sees few shapes; this bounds one that sees all
 
 
-@compile_ops(
-    "module_smallm_mxfp8_dense",
-    variant=lambda out, Xq, Xs, Wq, Ws, block_n: {"M": Xq.shape[0], "BLOCK_N": block_n},
-)
+# Accumulated rows of the GEMV variant that serves M rows. Past 16 any variant does: its guard refuses M.
+_ROWS = (1, 1, 2, 4, 4, 8, 8, 8, 8, *(16,) * 8)
+
+
+def _gemv_variant(
+    out: torch.Tensor, Xq: torch.Tensor, Xs: torch.Tensor, Wq: torch.Tensor, Ws: torch.Tensor, block_n: int
+) -> Mapping[str, int]:
+    m = Xq.shape[0]
+    return {"HF_ROWS": _ROWS[m] if m <= GEMV_MAX_M else GEMV_MAX_M}
+
+
+def _mfma_variant(
+    out: torch.Tensor,
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    workspace: torch.Tensor | None,
+    n_sub: int,
+    k_splits: int,
+) -> Mapping[str, int]:
+    return {"HF_N_SUB": n_sub if n_sub in MFMA_N_SUB else 1}  # the module's guard refuses any other n_sub
+
+
+@compile_ops("module_smallm_mxfp8_dense", variant=_gemv_variant)
 def smallm_mxfp8_gemv_out(
     out: torch.Tensor, Xq: torch.Tensor, Xs: torch.Tensor, Wq: torch.Tensor, Ws: torch.Tensor, block_n: int
 ) -> None:
     """Write Xq @ Wq^T into ``out`` [M, N] bf16; ``block_n`` columns per work-group."""
 
 
-@compile_ops("module_smallm_mxfp8_dense_mfma", mutates=("out", "workspace"))
+@compile_ops("module_smallm_mxfp8_dense_mfma", variant=_mfma_variant, mutates=("out", "workspace"))
 def smallm_mxfp8_mfma_out(
     out: torch.Tensor,
     Xq: torch.Tensor,
@@ -197,13 +216,8 @@ def _by_table(m: int, n: int, k: int, arch: str, cu_count: int) -> Accepted | Re
     return None
 
 
-def _mfma_registered() -> bool:
-    registry = resources.files("hipforge.jit") / "optCompilerConfig.json"
-    return registry.is_file() and "module_smallm_mxfp8_dense_mfma" in json.loads(registry.read_text())
-
-
 def _by_default(m: int, n: int, k: int) -> Accepted | Refused:
-    if m in (8, 16) and _mfma_registered():
+    if m in (8, 16):
         steps = mfma_k_steps(k)
         k_splits = next((splits for splits in (4, 2) if steps % splits == 0), 1)
         return _mfma(1, k_splits, f"no tuned row; the default for M={m} is MFMA")
