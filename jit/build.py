@@ -7,6 +7,7 @@ a staging directory, which the next build of anything sweeps.
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import re
@@ -292,7 +293,8 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
 def _include_dirs(spec: BuildSpec) -> list[str]:
     words = [spec.roots.show(word) for step in spec.steps for word in step.argv]
     joined = [word[2:] for word in words if word.startswith("-I") and len(word) > 2]
-    return list(dict.fromkeys([*joined, *(b for a, b in zip(words, words[1:], strict=False) if a in ("-I", "-isystem"))]))
+    apart = [path for option, path in itertools.pairwise(words) if option in ("-I", "-isystem")]
+    return list(dict.fromkeys([*joined, *apart]))
 
 
 def _scan(spec: BuildSpec, step: Step, staging: Path) -> None:

@@ -102,7 +102,9 @@ class HipClang:
         host_flags = (*device_flags[:-1], "--cuda-host-only")
         common = (f"-cuid={cuid}", *unit.flags)
         steps = (
-            self._step(f"{unit.name}.device", (*device_flags, "-O3", *common), unit.source, ("--gpu-bundle-output",), device),
+            self._step(
+                f"{unit.name}.device", (*device_flags, "-O3", *common), unit.source, ("--gpu-bundle-output",), device
+            ),
             self._step(f"{unit.name}.host", (*host_flags, "-O1", *common), unit.source, ("-c",), host_object),
         )
         text = _EMBED.format(symbol=fatbin_symbol(cuid), device=device)

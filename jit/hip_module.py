@@ -96,7 +96,7 @@ def _pybind11_include() -> str:
 
 
 def specification(wanted: Request, toolchain: Toolchain, generated: tuple[str, ...] = ()) -> BuildSpec:
-    """Return the spec of ``wanted`` as ``toolchain`` would build it; ``generated`` names generator output to compile."""
+    """Return the spec of ``wanted`` as ``toolchain`` would build it; ``generated`` names a generator's sources."""
     entry = wanted.entry
     roots = wanted.roots.with_paths(**toolchain.roots())
     sources = (*entry.srcs, *(f"{GENERATED}/{name}" for name in generated))

@@ -105,9 +105,8 @@ class _Reader:
     def known(self, key: str, texts: list[str]) -> None:
         unknown = unknown_placeholders(texts, PLACEHOLDERS)
         if unknown:
-            raise self.fail(
-                key, f"unknown placeholder ${{{unknown[0]}}}; known: {', '.join(f'${{{name}}}' for name in PLACEHOLDERS)}"
-            )
+            names = ", ".join(f"${{{name}}}" for name in PLACEHOLDERS)
+            raise self.fail(key, f"unknown placeholder ${{{unknown[0]}}}; known: {names}")
 
     def paths(self, key: str, value: Any) -> tuple[str, ...]:
         found = self.strings(key, value)
@@ -141,7 +140,7 @@ class _Reader:
         for name, values in value.items():
             good = isinstance(values, list) and values and all(type(item) in (int, str) for item in values)
             if not good or not _NAME.match(name):
-                raise self.fail(key, f"{name!r} must be a macro name with a list of integers or strings; got {values!r}")
+                raise self.fail(key, f"{name!r} must be a macro name with a list of integers or texts; got {values!r}")
             if len(set(values)) != len(values):
                 raise self.fail(key, f"{name} lists a value twice: {values!r}")
         return {name: tuple(values) for name, values in value.items()}

@@ -103,7 +103,8 @@ def _compile_constants(bitcode: Path, clang: Path) -> None:
     sources = {"opencl": _TRIPLE}
     for file, (constant, kind, value) in _CONSTANTS.items():
         sources[file] = (
-            f"{_TRIPLE}@__oclc_{constant} = linkonce_odr hidden local_unnamed_addr addrspace(4) constant {kind} {value}\n"
+            f"{_TRIPLE}@__oclc_{constant} = "
+            f"linkonce_odr hidden local_unnamed_addr addrspace(4) constant {kind} {value}\n"
         )
     for file, text in sources.items():
         (bitcode / f"{file}.ll").write_text(text)

@@ -157,7 +157,8 @@ def _paths() -> Iterator[tuple[str, Path]]:
         for inside in ("bin/amdclang++", "llvm/bin/amdclang++", "llvm/bin/clang++"):
             for path in executable(rocm / inside):
                 yield f"{path}", path
-    for name in ("amdclang++", "clang++", *(f"clang++-{version}" for version in range(_NEWEST_CLANG, MIN_CLANG - 1, -1))):
+    numbered = [f"clang++-{version}" for version in range(_NEWEST_CLANG, MIN_CLANG - 1, -1)]
+    for name in ("amdclang++", "clang++", *numbered):
         for path in on_path(name):
             yield f"{path}", path
 
@@ -251,11 +252,11 @@ def _rocm_for(path: Path, llvm: Path, is_hipcc: bool, version: int) -> Path:
 
 def _check_arch(toolchain: HipClang, arch: str) -> None:
     """Let the driver plan a compile: it refuses an unknown architecture or a broken ROCm tree by itself."""
-    argv = [str(toolchain.cxx.path), *(word.replace("${ROCM}", str(toolchain.rocm)) for word in toolchain.device_flags(arch))]
+    flags = [word.replace("${ROCM}", str(toolchain.rocm)) for word in toolchain.device_flags(arch)]
     environment = " ".join(f"{name}={os.environ.get(name, '')}" for name in _SEARCH_ENVIRONMENT[1:])
     status, text = ask(
         f"{toolchain.cxx.path} {toolchain.rocm} {arch} {environment}",
-        [*argv, "-###", "-c", "/dev/null", "-o", "/dev/null"],
+        [str(toolchain.cxx.path), *flags, "-###", "-c", "/dev/null", "-o", "/dev/null"],
         Path(os.path.realpath(toolchain.cxx.path)),
         (toolchain.rocm / "share/hip/version",),
     )
