@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#pragma GCC visibility push(default)
+
 extern "C" {
 
 // A named range that kernels launched from this thread may access; nested calls stack.
@@ -34,19 +36,29 @@ int hfemu_set_options(const hfemu_options* options);  // 0, or an error (see hfe
 void hfemu_push_extents(const hfemu_extent* extents, int32_t count);
 void hfemu_pop_extents(void);
 
-// Report of the last fault on this thread, or null; the pointer lives until the next launch on the thread.
+// Why this thread's last call failed, or null; the pointer lives until the next call on the thread. A launch's fault
+// stays until the next launch; another HIP call's failure until hipGetLastError has taken it.
 const char* hfemu_last_error(void);
-void hfemu_clear_error(void);
+void hfemu_clear_error(void);  // and HIP's last error
 
 // Called every few milliseconds from the launching thread during a launch; non-zero aborts it.
 void hfemu_set_poll(int32_t (*poll)(void*), void* context);
 
+// A poll that runs Python's pending signal handlers, for processes with CPython in them. If a handler raises, the launch
+// ends and the exception is left set on the launching thread: a caller of a module entry asks PyErr_Occurred() first
+// thing after it holds the GIL again; a caller of hfemu_launch asks hfemu_restore_exception(), which needs the GIL and
+// returns 1 with the exception set. Returns 0, or 1 if there is no CPython in the process.
+int32_t hfemu_poll_python(void);
+int32_t hfemu_restore_exception(void);
+
 // Code objects. `image` is an ELF, an offload bundle or a compressed bundle; the result is a handle >= 1, or 0.
 int64_t hfemu_load(const void* image, uint64_t bytes, const char* arch);
 void hfemu_unload(int64_t handle);
+// Decompresses zstd frames into `out`; the number of bytes, or -1 (damaged, or more than `out_bytes`).
+int64_t hfemu_zstd(const void* data, uint64_t bytes, void* out, uint64_t out_bytes);
 // Launch with explicit kernel arguments already laid out (kernarg bytes without the hidden block).
 int32_t hfemu_launch(int64_t handle, const char* kernel, const uint32_t grid[3], const uint32_t block[3],
-                     const void* kernarg, uint64_t kernarg_bytes, uint32_t dynamic_lds);
+                     const void* kernarg, uint64_t kernarg_bytes, uint32_t dynamic_lds);  // a hipError_t
 
 // Counters: begin returns a collector id; end returns its JSON, owned by the library until the next end on the thread.
 int64_t hfemu_counters_begin(int32_t per_pc);
@@ -62,3 +74,5 @@ typedef void (*hfemu_trace_sink)(const char* line, void* context);
 void hfemu_set_trace(hfemu_trace_sink sink, void* context, const char* kernel, uint32_t workgroup, uint32_t wave,
                      uint32_t lane);
 }
+
+#pragma GCC visibility pop

@@ -145,12 +145,12 @@ HFEMU_HIP_API hipError_t hipExtGetLastError() { return take_error(); }
 HFEMU_HIP_API hipError_t hipPeekAtLastError() { return peek_error(); }
 HFEMU_HIP_API const char* hipGetErrorName(hipError_t error) { return error_row(error).name; }
 
-// For the failure that this thread saw last, the first line of its report follows HIP's own words.
+// For this thread's own last failure, the first line of its report follows HIP's words.
 HFEMU_HIP_API const char* hipGetErrorString(hipError_t error) {
   thread_local std::string text;
-  const std::string& report = last_report();
+  const std::string& report = report_of(error);
   text = error_row(error).text;
-  if (error != hipSuccess && !report.empty()) text += ": " + report.substr(0, report.find('\n'));
+  if (!report.empty()) text += ": " + report.substr(0, report.find('\n'));
   return text.c_str();
 }
 HFEMU_HIP_API hipError_t hipDrvGetErrorName(hipError_t error, const char** out) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 namespace hfemu {
 namespace {
@@ -19,8 +20,15 @@ Settings& settings() {
   return *instance;
 }
 
-thread_local std::string thread_report;
-thread_local hipError_t thread_error = hipSuccess;
+struct ThreadErrors {
+  hipError_t last = hipSuccess;      // HIP's last error
+  hipError_t reported = hipSuccess;  // the error that `report` explains
+  std::string report;
+  bool fault = false;  // `report` comes from a launch that ran
+};
+
+thread_local ThreadErrors thread_errors;
+const std::string kNoReport;
 
 hipError_t error_of(FaultKind kind) {
   switch (kind) {
@@ -59,27 +67,32 @@ void set_poll(const PollRequest& poll) {
 
 uint32_t lds_limit(Arch arch) { return arch == Arch::gfx942 ? 64 * 1024 : 160 * 1024; }
 
-void set_report(std::string text) { thread_report = std::move(text); }
-const std::string& last_report() { return thread_report; }
-void clear_report() { thread_report.clear(); }
+const std::string& pending_report() {
+  const bool pending = thread_errors.fault || thread_errors.last == thread_errors.reported;
+  return thread_errors.reported != hipSuccess && pending ? thread_errors.report : kNoReport;
+}
+
+const std::string& report_of(hipError_t error) {
+  return error != hipSuccess && error == thread_errors.reported ? thread_errors.report : kNoReport;
+}
+
+void clear_errors() { thread_errors = ThreadErrors(); }
 
 hipError_t record(hipError_t error) {
-  if (error != hipSuccess) thread_error = error;
+  if (error != hipSuccess) thread_errors.last = error;
   return error;
 }
 
 hipError_t record(hipError_t error, std::string report) {
-  set_report(std::move(report));
+  thread_errors.reported = error;
+  thread_errors.report = std::move(report);
+  thread_errors.fault = false;
   return record(error);
 }
 
-hipError_t peek_error() { return thread_error; }
+hipError_t peek_error() { return thread_errors.last; }
 
-hipError_t take_error() {
-  const hipError_t error = thread_error;
-  thread_error = hipSuccess;
-  return error;
-}
+hipError_t take_error() { return std::exchange(thread_errors.last, hipSuccess); }
 
 hipError_t not_provided(const char* call) {
   return record(hipErrorNotSupported, std::string(call) + " is not provided by hipforge's emulator");
@@ -87,7 +100,8 @@ hipError_t not_provided(const char* call) {
 
 hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
                   const void* explicit_bytes, size_t count, uint64_t dynamic_lds) {
-  clear_report();
+  thread_errors.reported = hipSuccess;
+  thread_errors.fault = false;
   Options options;
   TraceRequest trace;
   PollRequest poll;
@@ -123,7 +137,9 @@ hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[
   request.dynamic_lds = static_cast<uint32_t>(dynamic_lds);
   Fault fault;
   if (run_launch(request, options, trace, poll, &fault)) return hipSuccess;
-  return record(error_of(fault.kind), fault.text);
+  record(error_of(fault.kind), fault.text);
+  thread_errors.fault = true;
+  return error_of(fault.kind);
 }
 
 int blocks_per_cu(const CodeObject& object, const Kernel& kernel, uint32_t threads, uint64_t dynamic_lds) {

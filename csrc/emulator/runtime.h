@@ -25,9 +25,11 @@ void set_poll(const PollRequest& poll);
 uint32_t lds_limit(Arch arch);
 
 // --- per thread: the report of the last failure, and HIP's last error ---------------------------------------------------
-void set_report(std::string text);
-const std::string& last_report();  // empty: none
-void clear_report();
+// Empty: none. A launch's fault stays until the next launch; another call's failure counts while HIP's last error does.
+const std::string& pending_report();
+// The report behind `error`, whether taken or not; empty if there is none.
+const std::string& report_of(hipError_t error);
+void clear_errors();
 
 // Both remember a failure for hipGetLastError and return `error`; the second also sets the report.
 hipError_t record(hipError_t error);
@@ -41,6 +43,10 @@ hipError_t not_provided(const char* call);
 // Runs to the end. `explicit_bytes`: the kernarg segment without its hidden arguments.
 hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
                   const void* explicit_bytes, size_t count, uint64_t dynamic_lds);
+
+// After a launch that Python asked for directly: takes a signal handler's exception off the thread (python_poll.cpp), so
+// that the foreign-function call returns cleanly and hfemu_restore_exception raises it.
+void stash_exception();
 
 // Resident work-groups of `threads` per compute unit, from registers, LDS and the limit of 8 waves per SIMD.
 int blocks_per_cu(const CodeObject& object, const Kernel& kernel, uint32_t threads, uint64_t dynamic_lds);

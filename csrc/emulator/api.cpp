@@ -1,0 +1,212 @@
+// The C interface of api.h.
+#include "api.h"
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "counters.h"
+#include "decode.h"
+#include "disasm.h"
+#include "memory.h"
+#include "runtime.h"
+#include "zstd.h"
+
+using namespace hfemu;
+
+namespace {
+
+struct Loaded {
+  std::mutex mutex;
+  std::map<int64_t, std::shared_ptr<CodeObject>> objects;
+  int64_t next = 1;
+};
+
+Loaded& loaded() {
+  static Loaded* const instance = new Loaded;
+  return *instance;
+}
+
+std::shared_ptr<CodeObject> find(int64_t handle) {
+  std::lock_guard<std::mutex> lock(loaded().mutex);
+  const auto found = loaded().objects.find(handle);
+  return found == loaded().objects.end() ? nullptr : found->second;
+}
+
+// Texts handed out by pointer live until the same function's next call on the thread.
+const char* keep(std::string* slot, std::string text) {
+  *slot = std::move(text);
+  return slot->c_str();
+}
+
+std::string address_text(uint64_t address) {
+  char text[24];
+  std::snprintf(text, sizeof text, "%6llx: ", static_cast<unsigned long long>(address));
+  return text;
+}
+
+}  // namespace
+
+void hfemu_get_options(hfemu_options* out) {
+  const Options options = current_options();
+  *out = {};
+  out->arch = arch_name(options.arch);
+  out->cu_count = options.cu_count;
+  out->threads = options.threads;
+  out->check_memory = options.check_memory;
+  out->check_uninit = options.check_uninit;
+  out->check_waits = options.check_waits;
+  out->check_races = options.check_races;
+  out->check_global_races = options.check_global_races;
+  out->wave_order = static_cast<int32_t>(options.wave_order);
+  out->seed = options.seed;
+  out->instruction_budget = options.instruction_budget;
+}
+
+int hfemu_set_options(const hfemu_options* given) {
+  Options options;
+  if (!given->arch || !parse_arch(given->arch, &options.arch))
+    return record(hipErrorInvalidValue, std::string("unknown architecture ") + (given->arch ? given->arch : "(null)") +
+                                            "; gfx950 and gfx942 are emulated");
+  if (given->cu_count < 1 || given->threads < 0 || given->wave_order < 0 || given->wave_order > 2)
+    return record(hipErrorInvalidValue, "emulator options: cu_count " + std::to_string(given->cu_count) + ", threads " +
+                                            std::to_string(given->threads) + ", wave_order " +
+                                            std::to_string(given->wave_order) +
+                                            "; accepted: at least 1, at least 0, and 0 to 2");
+  options.cu_count = given->cu_count;
+  options.threads = given->threads;
+  options.check_memory = given->check_memory;
+  options.check_uninit = given->check_uninit;
+  options.check_waits = given->check_waits;
+  options.check_races = given->check_races;
+  options.check_global_races = given->check_global_races;
+  options.wave_order = static_cast<WaveOrder>(given->wave_order);
+  options.seed = given->seed;
+  options.instruction_budget = given->instruction_budget;
+  set_options(options);
+  return hipSuccess;
+}
+
+void hfemu_push_extents(const hfemu_extent* extents, int32_t count) {
+  std::vector<Extent> level;
+  for (int32_t i = 0; i < count; ++i)
+    level.push_back({extents[i].name ? extents[i].name : "", extents[i].base, extents[i].bytes,
+                     extents[i].writable != 0});
+  push_extents(level.data(), level.size());
+}
+
+void hfemu_pop_extents() { pop_extents(); }
+
+const char* hfemu_last_error() { return pending_report().empty() ? nullptr : pending_report().c_str(); }
+void hfemu_clear_error() { clear_errors(); }
+
+void hfemu_set_poll(int32_t (*poll)(void*), void* context) {
+  PollRequest request;
+  request.poll = poll;
+  request.context = context;
+  set_poll(request);
+}
+
+int64_t hfemu_load(const void* image, uint64_t bytes, const char* arch) {
+  Arch wanted = current_options().arch;
+  try {
+    const auto images = device_images(static_cast<const uint8_t*>(image), bytes);
+    DeviceImage chosen;
+    if (arch) {
+      if (!parse_arch(arch, &wanted)) throw std::runtime_error(std::string("unknown architecture ") + arch);
+      chosen = select_image(images, wanted);
+    } else if (images.size() == 1) {
+      chosen = images[0];
+    } else {
+      throw std::runtime_error(std::to_string(images.size()) + " device images and no architecture to choose by");
+    }
+    std::shared_ptr<CodeObject> object = CodeObject::load(chosen, "code object");
+    std::lock_guard<std::mutex> lock(loaded().mutex);
+    loaded().objects[loaded().next] = std::move(object);
+    return loaded().next++;
+  } catch (const std::runtime_error& error) {
+    record(hipErrorInvalidImage, error.what());
+    return 0;
+  }
+}
+
+void hfemu_unload(int64_t handle) {
+  std::shared_ptr<CodeObject> last;  // destroyed after the lock is released
+  std::lock_guard<std::mutex> lock(loaded().mutex);
+  const auto found = loaded().objects.find(handle);
+  if (found == loaded().objects.end()) return;
+  last = std::move(found->second);
+  loaded().objects.erase(found);
+}
+
+int64_t hfemu_zstd(const void* data, uint64_t bytes, void* out, uint64_t out_bytes) {
+  try {
+    const std::vector<uint8_t> raw = zstd_decompress(static_cast<const uint8_t*>(data), bytes, out_bytes);
+    if (!raw.empty()) std::memcpy(out, raw.data(), raw.size());
+    return static_cast<int64_t>(raw.size());
+  } catch (const std::runtime_error& error) {
+    record(hipErrorInvalidImage, error.what());
+    return -1;
+  }
+}
+
+int64_t hfemu_counters_begin(int32_t per_pc) { return counters_begin(per_pc != 0); }
+
+const char* hfemu_counters_end(int64_t collector) {
+  thread_local std::string text;
+  return keep(&text, counters_end(collector));
+}
+
+const char* hfemu_disassemble(int64_t handle, const char* kernel) {
+  thread_local std::string text;
+  const std::shared_ptr<CodeObject> object = find(handle);
+  const Kernel* found = object ? object->find_kernel(kernel) : nullptr;
+  if (!found) {
+    record(hipErrorNotFound, std::string("no kernel ") + kernel + " in this code object");
+    return nullptr;
+  }
+  return keep(&text, disassemble_kernel(object->code(), found->info));
+}
+
+const char* hfemu_disassemble_bytes(const void* code, uint64_t bytes, const char* arch) {
+  thread_local std::string text;
+  Arch target = Arch::gfx950;
+  if (!arch || !parse_arch(arch, &target)) {
+    record(hipErrorInvalidValue, std::string("unknown architecture ") + (arch ? arch : "(null)"));
+    return nullptr;
+  }
+  const uint8_t* data = static_cast<const uint8_t*>(code);
+  std::string lines;
+  for (uint64_t at = 0; at < bytes;) {
+    Inst inst;
+    const bool known = decode(data + at, bytes - at, at, target, inst);
+    lines += address_text(at) + (known ? disassemble(inst) : std::string("<unknown>")) + "\n";
+    at += known ? inst.bytes : 4;
+  }
+  return keep(&text, lines);
+}
+
+void hfemu_set_trace(hfemu_trace_sink sink, void* context, const char* kernel, uint32_t workgroup, uint32_t wave,
+                     uint32_t lane) {
+  TraceRequest request;
+  request.sink = sink;
+  request.context = context;
+  request.kernel = kernel ? kernel : "";
+  request.workgroup = workgroup;
+  request.wave = wave;
+  request.lane = lane;
+  set_trace(request);
+}
+
+int32_t hfemu_launch(int64_t handle, const char* kernel, const uint32_t grid[3], const uint32_t block[3],
+                     const void* kernarg, uint64_t kernarg_bytes, uint32_t dynamic_lds) {
+  const std::shared_ptr<CodeObject> object = find(handle);
+  if (!object) return record(hipErrorInvalidHandle, "no code object " + std::to_string(handle) + " is loaded");
+  const Kernel* found = object->find_kernel(kernel);
+  if (!found) return record(hipErrorNotFound, std::string("no kernel ") + kernel + " in this code object");
+  const hipError_t error = launch(*object, *found, grid, block, kernarg, kernarg_bytes, dynamic_lds);
+  stash_exception();
+  return error;
+}

@@ -1,0 +1,80 @@
+// Ctrl-C and other Python signal handlers during a launch. CPython is looked up at run time, never linked.
+#include <dlfcn.h>
+
+#include "api.h"
+#include "runtime.h"
+
+namespace {
+
+struct Python {
+  int (*is_initialized)();
+  int (*gil_ensure)();
+  void (*gil_release)(int);
+  int (*check_signals)();
+  void* (*occurred)();
+  void (*fetch)(void**, void**, void**);
+  void (*restore)(void*, void*, void*);
+  bool complete = false;
+};
+
+template <class F>
+bool resolve(F* function, const char* name) {
+  *function = reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
+  return *function != nullptr;
+}
+
+const Python& python() {
+  static const Python found = [] {
+    Python p{};
+    p.complete = resolve(&p.is_initialized, "Py_IsInitialized") && resolve(&p.gil_ensure, "PyGILState_Ensure") &&
+                 resolve(&p.gil_release, "PyGILState_Release") && resolve(&p.check_signals, "PyErr_CheckSignals") &&
+                 resolve(&p.occurred, "PyErr_Occurred") && resolve(&p.fetch, "PyErr_Fetch") &&
+                 resolve(&p.restore, "PyErr_Restore");
+    return p;
+  }();
+  return found;
+}
+
+// An exception that a handler raised during hfemu_launch, held until the caller has the GIL again.
+thread_local struct {
+  void *type = nullptr, *value = nullptr, *traceback = nullptr;
+} stashed;
+
+thread_local bool raised = false;
+
+int32_t poll_signals(void*) {
+  const Python& p = python();
+  if (!p.is_initialized()) return 0;
+  const int state = p.gil_ensure();
+  raised = p.occurred() != nullptr || p.check_signals() != 0;
+  p.gil_release(state);
+  return raised;
+}
+
+}  // namespace
+
+namespace hfemu {
+
+void stash_exception() {
+  if (!raised) return;
+  raised = false;
+  const Python& p = python();
+  const int state = p.gil_ensure();
+  p.fetch(&stashed.type, &stashed.value, &stashed.traceback);
+  p.gil_release(state);
+}
+
+}  // namespace hfemu
+
+int32_t hfemu_poll_python() {
+  if (!python().complete) return 1;
+  hfemu_set_poll(poll_signals, nullptr);
+  return 0;
+}
+
+int32_t hfemu_restore_exception() {
+  if (!stashed.type) return 0;
+  python().restore(stashed.type, stashed.value, stashed.traceback);
+  stashed = {};
+  return 1;
+}
