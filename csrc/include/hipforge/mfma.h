@@ -1,0 +1,39 @@
+// Matrix instructions of gfx950 with MX block scales.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/vector.h"
+
+namespace hf::dev {
+
+// v_mfma_scale_f32_16x16x128_f8f6f4 with e4m3fn on both sides. Lane l has g = l / 16 and i = l % 16.
+//   operands: row i of A (column i of B); registers 0-3 hold k = 16 g .. 16 g + 15, registers 4-7 k = 64 + 16 g .. + 15
+//   scales:   the low byte is the e8m0 scale of row i for the block k = 32 g .. 32 g + 31 (not of the lane's own k)
+//   result:   register r is row 4 g + r of A, column i of B
+constexpr int kMfmaTile = 16;
+constexpr int kMfmaK = 128;
+constexpr int kMfmaGroups = 4;       // lane groups g
+constexpr int kMfmaLaneBytes = 16;   // consecutive k per lane in each half
+constexpr int kMfmaHalf = kMfmaK / 2;  // distance in k from a lane's first chunk to its second
+
+static_assert(kMfmaGroups * kMfmaLaneBytes == kMfmaHalf, "four lane groups fill each half");
+
+#if defined(__gfx950__)
+
+__device__ inline i32x8 mfma_operand(u32x4 first_half, u32x4 second_half) {
+  return __builtin_shufflevector(__builtin_bit_cast(i32x4, first_half), __builtin_bit_cast(i32x4, second_half), 0, 1, 2,
+                                 3, 4, 5, 6, 7);
+}
+
+/// accumulator + (A scaled by a_scale) (B scaled by b_scale); only the low byte of each scale counts.
+__device__ inline f32x4 mfma_scaled_e4m3(i32x8 a, uint32_t a_scale, i32x8 b, uint32_t b_scale, f32x4 accumulator) {
+  constexpr int kE4m3 = 0, kLowByte = 0;
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, accumulator, kE4m3, kE4m3, kLowByte,
+                                                          static_cast<int32_t>(a_scale), kLowByte,
+                                                          static_cast<int32_t>(b_scale));
+}
+
+#endif  // __gfx950__
+
+}  // namespace hf::dev

@@ -1,0 +1,285 @@
+// MX-FP8 GEMM on the scaled MFMA for up to 64 rows of X: out = X W^T, one matrix instruction per 16 x 16 x 128 piece.
+//
+//            W rows n0 .. n0+15   n0+16 .. n0+31        one wave: 16 rows of X (M) x 16 n_sub rows of W (N),
+//          +--------------------+--------------------+  K from step `begin` to step `end` of its split
+//   X rows |  accumulator 0     |  accumulator 1 ... |
+//   m0..15 +--------------------+--------------------+  operands: lane l holds row l % 16, k = 16 (l / 16) and 64 past it
+//
+// Work-group: one wave. Grid: ceil(N / (16 n_sub)) x k_splits x ceil(M / 16). W is the instruction's A operand, so that
+// a lane ends with four neighbouring columns of one output row and stores them at once.
+//
+// Each 128-k step is exactly one MFMA per tile: lane group g hands in the scale byte of block g, so nothing is masked or
+// repeated. Four steps of operands are in flight (a ring of registers); their scales arrive as one dword per step, four
+// steps per 16-byte load, and one shift selects the lane's byte.
+//
+// Bytes: a weight byte is loaded once per 16 rows of X, 64 consecutive bytes of 16 rows per instruction; X is loaded
+// once per wave, from cache. Per 2 KiB of weight a wave issues 1 MFMA, 2 (1 + 1 / n_sub) payload loads and 1 + 1 / n_sub
+// shifts. At 8 TB/s, 256 CUs and 2.4 GHz a CU receives 2 KiB each 158 cycles: memory is the bound, whatever M.
+//
+// Split K: step ranges differ by at most one step. Each split writes its partial sums to partials[split, M, N] and a
+// second kernel adds them in the order of the splits, so results do not depend on timing.
+//
+// Tails: rows past M or N and steps past the range read 0 through the exact size of each resource; in a last step
+// shorter than 128 so do the lanes past K, scales included, and 0 times 2^-127 adds 0. No byte of a neighbouring row or
+// block takes part.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/buffer.h"
+#include "hipforge/mfma.h"
+#include "hipforge/mx.h"
+#include "hipforge/wave.h"
+
+namespace hf::mfma {
+
+constexpr int kThreads = dev::kWaveSize;
+constexpr int kTile = dev::kMfmaTile;
+constexpr int kStep = dev::kMfmaK;
+constexpr int kStepBlocks = kStep / kMxBlock;  // scale bytes of a row and step: one dword
+constexpr int kRing = 4;                       // steps in flight; a 16-byte load brings the scales of as many
+constexpr int kMaxRows = 64;
+constexpr int kColumnsPerLane = 4;
+
+static_assert(kStepBlocks == dev::kMfmaGroups, "lane group g supplies the scale of block g");
+static_assert(kRing * kStepBlocks == 16, "one 16-byte load holds a ring of scales");
+
+/// What the host knows and all waves share; whole dwords, so that they arrive in scalar registers.
+struct Plan {
+  uint32_t log2_splits;
+  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
+  uint32_t aligned_output;  // four neighbouring outputs can be stored at once
+};
+
+#if defined(__gfx950__)
+
+// kTiles x 16 rows of one operand as a lane sees them: row lane % 16 of each tile, chunks 16 (lane / 16) and 64 past it.
+template <int kTiles>
+struct Panel {
+  dev::Buffer payload, scales;
+  uint32_t payload_bytes, scale_bytes;
+  uint32_t group;                         // lane / 16
+  uint32_t first[kTiles], second[kTiles];  // offsets of the lane's two chunks of step 0
+  uint32_t scale_row[kTiles];              // offset of the lane's row of scales
+
+  __device__ Panel(const uint8_t* data, const uint8_t* scale_data, uint32_t first_row, uint32_t rows, uint32_t k,
+                   uint32_t lane)
+      : payload_bytes(rows * k), scale_bytes(rows * (k / kMxBlock)), group(lane / kTile) {
+    payload = dev::make_buffer(data, payload_bytes);
+    scales = dev::make_buffer(scale_data, scale_bytes);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const uint32_t row = first_row + t * kTile + lane % kTile;
+      const bool exists = row < rows;
+      first[t] = exists ? row * k + group * dev::kMfmaLaneBytes : dev::kOutOfRange;
+      second[t] = exists ? first[t] + dev::kMfmaHalf : dev::kOutOfRange;
+      scale_row[t] = exists ? row * (k / kMxBlock) : dev::kOutOfRange;
+    }
+  }
+
+  // A step that the wave does not have starts at the end of the tensor, where every lane is out of range.
+  __device__ void load(dev::i32x8 (&data)[kTiles], uint32_t step, bool exists) const {
+    const uint32_t at = exists ? step * kStep : payload_bytes;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+      data[t] = dev::mfma_operand(dev::load_b128(payload, first[t], at), dev::load_b128(payload, second[t], at));
+  }
+
+  // The last step of a K that is no multiple of 128.
+  __device__ void load_partial(dev::i32x8 (&data)[kTiles], uint32_t step, uint32_t k) const {
+    const uint32_t at = step * kStep, lane_k = at + group * dev::kMfmaLaneBytes;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+      data[t] = dev::mfma_operand(
+          dev::load_b128(payload, lane_k < k ? first[t] : dev::kOutOfRange, at),
+          dev::load_b128(payload, lane_k + dev::kMfmaHalf < k ? second[t] : dev::kOutOfRange, at));
+  }
+
+  // Scale bytes of all four blocks of four steps, one dword per step.
+  __device__ void load_scale_words(dev::u32x4 (&words)[kTiles], uint32_t step, bool exists) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+      words[t] = dev::load_b128(scales, scale_row[t], exists ? step * kStepBlocks : scale_bytes);
+  }
+
+  // The scale byte of the lane's own block, 0 past K, as element `slot`.
+  __device__ void load_scale_bytes(dev::u32x4 (&words)[kTiles], int slot, uint32_t step, uint32_t k, bool exists) const {
+    const bool has_block = step * kStepBlocks + group < k / kMxBlock;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+      words[t][slot] = dev::load_u8(scales, has_block ? scale_row[t] + group : dev::kOutOfRange,
+                                    exists ? step * kStepBlocks : scale_bytes);
+  }
+};
+
+// One wave's 16 x (16 kSub) piece of the output.
+template <int kSub>
+struct Tile {
+  struct Step {
+    dev::i32x8 x[1], w[kSub];
+  };
+  struct Scales {
+    dev::u32x4 x[1], w[kSub];
+  };
+
+  const Panel<1>& x;
+  const Panel<kSub>& w;
+  const uint32_t k;
+  const bool aligned_scales;
+  Step ring[kRing];
+  Scales scales;
+  dev::f32x4 acc[kSub] = {};
+
+  __device__ Tile(const Panel<1>& x_panel, const Panel<kSub>& w_panel, uint32_t depth, bool scales_aligned)
+      : x(x_panel), w(w_panel), k(depth), aligned_scales(scales_aligned) {}
+
+  __device__ void load(Step& step, uint32_t index, bool exists) const {
+    w.load(step.w, index, exists);
+    x.load(step.x, index, exists);
+  }
+
+  __device__ void load(Scales& target, uint32_t first_step, uint32_t end) const {
+    if (aligned_scales) {
+      w.load_scale_words(target.w, first_step, first_step < end);
+      x.load_scale_words(target.x, first_step, first_step < end);
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kRing; ++j) {
+      w.load_scale_bytes(target.w, j, first_step + j, k, first_step + j < end);
+      x.load_scale_bytes(target.x, j, first_step + j, k, first_step + j < end);
+    }
+  }
+
+  // Brings each lane's own byte to the bottom of its dword.
+  __device__ void take(const Scales& loaded) {
+    const uint32_t shift = aligned_scales ? 8 * x.group : 0;
+#pragma unroll
+    for (int s = 0; s < kSub; ++s) scales.w[s] = loaded.w[s] >> shift;
+    scales.x[0] = loaded.x[0] >> shift;
+  }
+
+  __device__ void multiply(const Step& step, int slot) {
+#pragma unroll
+    for (int s = 0; s < kSub; ++s)
+      acc[s] = dev::mfma_scaled_e4m3(step.w[s], scales.w[s][slot], step.x[0], scales.x[0][slot], acc[s]);
+  }
+
+  __device__ void run(uint32_t begin, uint32_t end) {
+    const uint32_t whole_end = min(end, k / kStep);
+    Scales next;
+    load(next, begin, whole_end);
+#pragma unroll
+    for (int j = 0; j < kRing; ++j) {
+      load(ring[j], begin + j, begin + j < whole_end);
+      // In the order of their use, here and below: loads return in order, so the first step waits for no other.
+      __builtin_amdgcn_sched_barrier(0);
+    }
+    uint32_t step = begin;
+    for (; step + kRing <= whole_end; step += kRing) {
+      take(next);
+      __builtin_amdgcn_sched_barrier(0);
+      load(next, step + kRing, whole_end);
+#pragma unroll
+      for (int j = 0; j < kRing; ++j) {
+        multiply(ring[j], j);
+        load(ring[j], step + kRing + j, step + kRing + j < whole_end);
+        __builtin_amdgcn_sched_barrier(0);
+      }
+    }
+    take(next);
+#pragma unroll
+    for (int j = 0; j < kRing - 1; ++j)
+      if (step + j < whole_end) multiply(ring[j], j);
+    if (whole_end < end) multiply_partial(whole_end);
+  }
+
+  __device__ void multiply_partial(uint32_t step) {
+    Step last;
+    w.load_partial(last.w, step, k);
+    x.load_partial(last.x, step, k);
+    w.load_scale_bytes(scales.w, 0, step, k, true);
+    x.load_scale_bytes(scales.x, 0, step, k, true);
+    multiply(last, 0);
+  }
+};
+
+// Four neighbouring columns of one row, at once where the row allows it.
+template <class T>
+__device__ inline void store_columns(T* out, dev::f32x4 values, uint32_t row, uint32_t column, uint32_t n, bool aligned) {
+  using Vector = T __attribute__((ext_vector_type(kColumnsPerLane)));
+  T* at = out + uint64_t{row} * n + column;
+  const Vector converted = __builtin_convertvector(values, Vector);
+  if (aligned) {
+    if (column < n) *reinterpret_cast<Vector*>(at) = converted;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kColumnsPerLane; ++i)
+    if (column + i < n) at[i] = converted[i];
+}
+
+#endif  // __gfx950__
+
+/// Grid: ceil(n / (16 kSub)) x splits x ceil(m / 16) work-groups of one wave. With partials, split s writes partials[s];
+/// without, there is one split and it writes out. m k and n k below 2^31; k a multiple of 32.
+template <int kSub>
+__global__ __launch_bounds__(kThreads, 2) void smallm_mxfp8_mfma(
+    [[maybe_unused]] dev::bf16* out, [[maybe_unused]] float* partials, [[maybe_unused]] const uint8_t* xq,
+    [[maybe_unused]] const uint8_t* xs, [[maybe_unused]] const uint8_t* wq, [[maybe_unused]] const uint8_t* ws,
+    [[maybe_unused]] uint32_t m, [[maybe_unused]] uint32_t n, [[maybe_unused]] uint32_t k,
+    [[maybe_unused]] Plan plan) {
+#if defined(__gfx950__)
+  const uint32_t lane = threadIdx.x;
+  const uint32_t row0 = blockIdx.z * kTile, column0 = blockIdx.x * (kTile * kSub);
+  const uint32_t split = blockIdx.y;
+  const uint32_t steps = (k + kStep - 1) / kStep;
+
+  const Panel<1> x(xq, xs, row0, m, k, lane);
+  const Panel<kSub> w(wq, ws, column0, n, k, lane);
+  Tile<kSub> tile(x, w, k, plan.aligned_scales);
+  tile.run(steps * split >> plan.log2_splits, steps * (split + 1) >> plan.log2_splits);
+
+  const uint32_t row = row0 + lane % kTile;
+  if (row >= m) return;
+#pragma unroll
+  for (int s = 0; s < kSub; ++s) {
+    const uint32_t column = column0 + s * kTile + lane / kTile * kColumnsPerLane;
+    if (partials)
+      store_columns(partials + uint64_t{split} * m * n, tile.acc[s], row, column, n, plan.aligned_output);
+    else
+      store_columns(out, tile.acc[s], row, column, n, plan.aligned_output);
+  }
+#endif
+}
+
+constexpr int kReduceThreads = 256;
+constexpr int kReducePerThread = 4;
+
+/// out[i] = bf16(partials[0, i] + partials[1, i] + ...) for i < count, in that order.
+/// Grid: ceil(count / (kReduceThreads kReducePerThread)).
+template <int kSplits>
+__global__ __launch_bounds__(kReduceThreads) void smallm_mxfp8_reduce_splits(dev::bf16* out, const float* partials,
+                                                                             uint64_t count) {
+  // Slices and outputs start anywhere: only the element's own alignment is promised.
+  using Four = dev::f32x4 __attribute__((aligned(4)));
+  using FourOut = dev::bf16x4 __attribute__((aligned(2)));
+  const uint64_t first = (uint64_t{blockIdx.x} * kReduceThreads + threadIdx.x) * kReducePerThread;
+  if (first + kReducePerThread <= count) {
+    dev::f32x4 slices[kSplits];
+#pragma unroll
+    for (int s = 0; s < kSplits; ++s) slices[s] = *reinterpret_cast<const Four*>(partials + s * count + first);
+    dev::f32x4 sum = slices[0];
+#pragma unroll
+    for (int s = 1; s < kSplits; ++s) sum += slices[s];
+    *reinterpret_cast<FourOut*>(out + first) = __builtin_convertvector(sum, dev::bf16x4);
+    return;
+  }
+  for (uint64_t i = first; i < count; ++i) {
+    float sum = partials[i];
+    for (int s = 1; s < kSplits; ++s) sum += partials[s * count + i];
+    out[i] = static_cast<dev::bf16>(sum);
+  }
+}
+
+}  // namespace hf::mfma
