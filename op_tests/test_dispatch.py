@@ -26,8 +26,7 @@ def operands(m, n=N, k=K, seed=0):
 def meta_operands(m, n, k):
     """Operands with shapes only, on a device that passes for the emulator's CPU."""
     return tuple(
-        torch.empty(shape, dtype=torch.uint8, device="meta")
-        for shape in ((m, k), (m, k // 32), (n, k), (n, k // 32))
+        torch.empty(shape, dtype=torch.uint8, device="meta") for shape in ((m, k), (m, k // 32), (n, k), (n, k // 32))
     )
 
 
@@ -305,9 +304,7 @@ def test_explain_names_every_path_once():
 def test_explain_reads_as_text(table):
     path = table(f"4,{N},{K},gemv,16,0,0,1")
     assert str(explain("mxfp8_gemv", *operands(4))) == (
-        "mxfp8_gemv: hip, smallm_mxfp8_gemv(block_n=16)\n"
-        "  because the tuned row of this shape\n"
-        f"  tuned row {path}:2"
+        f"mxfp8_gemv: hip, smallm_mxfp8_gemv(block_n=16)\n  because the tuned row of this shape\n  tuned row {path}:2"
     )
 
 
