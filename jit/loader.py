@@ -65,6 +65,11 @@ def load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> 
         return _loaded[key]
 
 
+def loaded() -> tuple[LoadedModule, ...]:
+    """Return the modules that this process has loaded, in order."""
+    return tuple(_loaded.values())
+
+
 def _load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> LoadedModule:
     started = time.perf_counter()
     wanted = hip_module.request(registry.module(module), variant, arch)

@@ -1,0 +1,265 @@
+"""``hipforge demo``: the main job, end to end. Build, run on decode shapes, check every number, say what it took."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hipforge import __version__, devices
+from hipforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+MODULE = "module_smallm_mxfp8_dense"
+SHAPES = ((6144, 1152), (6144, 768), (1024, 6144), (768, 6144))  # (K, N) of decode layers
+ROWS = (1, 2, 4, 8, 16)
+
+# fp32 accumulation and one bf16 rounding give 1.66e-3; half as much again would already be a wrong block scale.
+MAX_RELATIVE_ERROR = 3e-3
+# Each weight byte once, with 5 % for partial tiles.
+MAX_WEIGHT_RATIO = 1.05
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of the demo. ``weight_ratio``: weight bytes loaded / weight bytes, None where nothing counts them."""
+
+    k: int
+    n: int
+    m: int
+    kernel: str
+    relative_error: float
+    exact: bool
+    weight_ratio: float | None
+    vgpr: int
+    spills: int
+    occupancy: int
+
+    @property
+    def misses(self) -> list[str]:
+        """Return what this row gets wrong; empty when every bound holds."""
+        found: list[str] = []
+        if not self.relative_error <= MAX_RELATIVE_ERROR:
+            found.append(f"relative error {self.relative_error:.2e} > {MAX_RELATIVE_ERROR:.0e}")
+        if not self.exact:
+            found.append("integer data is not bit-exact")
+        if self.weight_ratio is not None and not self.weight_ratio <= MAX_WEIGHT_RATIO:
+            found.append(f"weight bytes loaded {self.weight_ratio:.3f}x > {MAX_WEIGHT_RATIO}x")
+        if self.spills:
+            found.append(f"{self.spills} spilled registers")
+        return found
+
+
+Operands = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"]
+
+
+def real_operands(m: int, n: int, k: int, device: str) -> Operands:
+    """Return (xq, x_scale, wq, w_scale) quantised from activations N(0, 0.5) and weights N(0, 0.1), seed 0."""
+    import torch
+
+    from hipforge.ops.reference import quantize_mxfp8
+
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(m, k, generator=generator) * 0.5).to(torch.bfloat16)
+    w = (torch.randn(n, k, generator=generator) * 0.1).to(torch.bfloat16)
+    return tuple(part.to(device) for part in (*quantize_mxfp8(x), *quantize_mxfp8(w)))  # type: ignore[return-value]
+
+
+def integer_operands(m: int, n: int, k: int, device: str) -> Operands:
+    """Return operands whose every partial sum is exact: payloads -1, 0, 1 and scales 1 or 2.
+
+    At most ``4 K`` in magnitude and whole, so fp32 sums are exact in any order; the only rounding is bf16's.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    parts = []
+    for rows in (m, n):
+        payload = torch.randint(-1, 2, (rows, k), generator=generator).float().to(torch.float8_e4m3fn)
+        scale = torch.randint(127, 129, (rows, k // 32), generator=generator, dtype=torch.uint8)
+        parts += [payload.to(device), scale.to(device)]
+    return tuple(parts)  # type: ignore[return-value]
+
+
+def float64_reference(operands: Operands) -> torch.Tensor:
+    """Return X @ W^T of the same e4m3 and e8m0 bits, in float64 on the CPU."""
+    import torch
+
+    def dequantised(payload: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        values = payload.cpu().view(torch.float8_e4m3fn).double()
+        factor = torch.exp2(scale.cpu().view(torch.uint8).double() - 127)
+        return values * factor.repeat_interleave(32, dim=1)
+
+    xq, xs, wq, ws = operands
+    return dequantised(xq, xs) @ dequantised(wq, ws).t()
+
+
+def resources_of(symbols: list[str]) -> list[dict[str, Any]]:
+    """Return the resources of the kernels that ran, from the manifests of the modules loaded in this process.
+
+    Without symbols (a GPU names none): of every loaded kernel.
+    """
+    from hipforge.jit import loader
+
+    kernels = {
+        symbol.removesuffix(".kd"): kernel
+        for module in loader.loaded()
+        for symbol, kernel in module.manifest.kernels.items()
+    }
+    return [kernels[symbol] for symbol in symbols if symbol in kernels] if symbols else list(kernels.values())
+
+
+def measure_row(m: int, n: int, k: int, device: devices.Device) -> Row:
+    """Run one cell on real and on integer data and return what was found."""
+    import torch
+
+    from hipforge.ops.dispatch import explain
+    from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
+
+    place = "cuda" if device.kind == "hip" else "cpu"
+    operands = real_operands(m, n, k, place)
+    ratio: float | None = None
+    symbols: list[str] = []
+    if device.kind == "emulator":
+        from hipforge import emulator
+
+        with emulator.counters() as counted:
+            got = mxfp8_gemv(*operands)
+        ratio = counted.tensors["Wq"].loaded / operands[2].numel()
+        symbols = [kernel.name for kernel in counted.kernels]
+    else:
+        got = mxfp8_gemv(*operands)
+    plan = explain(mxfp8_gemv, *operands)
+    if got is None:
+        raise ConfigError(f"mxfp8_gemv answered None for M={m}, N={n}, K={k}: {plan.reason}")
+    want = float64_reference(operands)
+    integers = integer_operands(m, n, k, place)
+    exact_got = mxfp8_gemv(*integers)
+    used = resources_of(symbols)
+    return Row(
+        k=k,
+        n=n,
+        m=m,
+        kernel=" ".join([str(plan.kernel).removeprefix("smallm_mxfp8_")]
+                        + [f"{name}={value}" for name, value in plan.configuration.items()]),
+        relative_error=((got.cpu().double() - want).norm() / want.norm()).item(),
+        exact=exact_got is not None and torch.equal(exact_got.cpu(), float64_reference(integers).bfloat16()),
+        weight_ratio=ratio,
+        vgpr=max(int(kernel["vgpr"]) for kernel in used),
+        spills=sum(int(kernel["vgpr_spills"]) + int(kernel["sgpr_spills"]) for kernel in used),
+        occupancy=min(int(kernel["occupancy"]) for kernel in used),
+    )
+
+
+def second_process() -> dict[str, float]:
+    """Load the demo's first module in a new process; returns milliseconds from the call to the loaded module."""
+    code = (
+        "import json, torch, hipforge\n"
+        "from hipforge import devices\n"
+        "from hipforge.jit import loader\n"
+        "runtime = devices.current().load_runtime()\n"
+        f"module = loader.load({MODULE!r}, {{'HF_ROWS': 1}}, devices.current().arch_of())\n"
+        "print(json.dumps({'milliseconds': module.seconds * 1e3, 'built': module.built}))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    report: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
+    return report
+
+
+def emulator_speed() -> float:
+    """Return measured wave-instructions per second of one thread on the GEMV, memory checks on."""
+    import torch
+
+    from hipforge import emulator
+    from hipforge.ops.smallm_gemm_mxfp8 import smallm_mxfp8_gemv
+
+    operands = real_operands(1, 768, 6144, "cpu")
+    best = 0.0
+    for _ in range(3):
+        with emulator.options(threads=1), emulator.counters() as counted:
+            smallm_mxfp8_gemv(*operands, torch.bfloat16)
+        best = max(best, counted.wave_instructions / counted.seconds)
+    return best
+
+
+@click.command("demo")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows and the header as JSON.")
+def command(as_json: bool) -> None:
+    """Build the MX-FP8 GEMV, run it on decode shapes, and check every number; exit 1 if any row misses its bound."""
+    console = Console(stderr=as_json)
+    device = devices.current()
+    if device.kind == "reference":
+        raise ConfigError("HIPFORGE_DEVICE=reference runs no kernels, so there is nothing to demonstrate")
+    header = {"hipforge": __version__, "device": _device_line(device)}
+    rows: list[Row] = []
+    with console.status("building (first run only) and running ..."):
+        device.load_runtime()
+        for k, n in SHAPES:
+            rows += [measure_row(m, n, k, device) for m in ROWS]
+        header.update(_build_lines())
+        header["warm load"] = f"{second_process()['milliseconds']:.1f} ms in a second process (measured)"
+        if device.kind == "emulator":
+            header["emulator speed"] = (
+                f"{emulator_speed() / 1e6:.1f} million wave-instructions/s on one core (measured)"
+            )
+    if as_json:
+        report = {"header": header, "rows": [{**vars(row), "misses": row.misses} for row in rows]}
+        click.echo(json.dumps(report, indent=1))
+    else:
+        _print(console, header, rows)
+    missed = [row for row in rows if row.misses]
+    if missed:
+        for row in missed:
+            click.echo(f"M={row.m} (K,N)=({row.k},{row.n}): {'; '.join(row.misses)}", err=True)
+        sys.exit(1)
+
+
+def _device_line(device: devices.Device) -> str:
+    if device.kind == "hip":
+        import torch
+
+        return f"{torch.cuda.get_device_name(0)} ({device.arch_of()})"
+    return f"built-in {device.arch_of()} emulator on the CPU"
+
+
+def _build_lines() -> dict[str, str]:
+    """Return compiler and build-time lines; a build that an earlier run did is marked (recorded)."""
+    from hipforge.jit import loader
+
+    modules = loader.loaded()
+    seconds = sum(module.manifest.build_seconds for module in modules)
+    each = ", ".join(f"{module.manifest.build_seconds:.1f}" for module in modules)
+    mark = "" if any(module.built for module in modules) else " (recorded)"
+    return {
+        "compiler": ", ".join(sorted({module.manifest.toolchain for module in modules})),
+        "cold build": f"{seconds:.1f} s for {len(modules)} module variants ({each}){mark}",
+    }
+
+
+def _print(console: Console, header: dict[str, str], rows: list[Row]) -> None:
+    for name, value in header.items():
+        console.print(f"{name + ':':16}{value}", soft_wrap=True, highlight=False)
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("(K, N)", "M", "kernel", "relF vs float64", "integers", "weight bytes loaded", "VGPR", "spills",
+                    "waves/SIMD", ""):
+        table.add_column(heading, justify="left" if heading in ("(K, N)", "kernel") else "right")
+    for row in rows:
+        table.add_row(
+            f"({row.k}, {row.n})", str(row.m), row.kernel, f"{row.relative_error:.2e}",
+            "exact" if row.exact else "WRONG",
+            "not counted" if row.weight_ratio is None else f"{row.weight_ratio:.3f} x",
+            str(row.vgpr), str(row.spills), str(row.occupancy), "[red]MISS[/]" if row.misses else "[green]ok[/]",
+        )
+    console.print(table)
+    console.print(
+        f"Bounds: relF <= {MAX_RELATIVE_ERROR:.0e}, integer data bit-exact, weight bytes (counted) <= "
+        f"{MAX_WEIGHT_RATIO} x, no spills."
+    )

@@ -1,0 +1,91 @@
+"""``hipforge inspect``: per-kernel resources of a module, as its code objects state them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hipforge import devices
+from hipforge.errors import ConfigError
+
+COLUMNS = ("vgpr", "agpr", "sgpr", "vgpr_spills", "sgpr_spills", "lds_bytes", "scratch_bytes", "occupancy")
+HEADINGS = ("VGPR", "of it AGPR", "SGPR", "VGPR spills", "SGPR spills", "LDS B", "scratch B", "waves/SIMD")
+
+
+def parse_variant(texts: tuple[str, ...]) -> dict[str, str]:
+    """Return ``{"M": "4"}`` for ``("M=4",)``.
+
+    Raises:
+        ConfigError: a text has no ``=``.
+    """
+    variant: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--variant {text!r}: expected NAME=VALUE, as in M=4")
+        variant[name] = value
+    return variant
+
+
+def matching_variants(module: str, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the module's variants whose values agree with ``wanted``; names left out match all.
+
+    Raises:
+        ConfigError: the module has no such variant name, or no variant with such a value.
+    """
+    from hipforge.jit import registry
+
+    entry = registry.module(module)
+    unknown = set(wanted) - set(entry.variants)
+    if unknown:
+        names = ", ".join(entry.variants) or "none"
+        raise ConfigError(f"{module} has no variant parameter {sorted(unknown)[0]!r}; it has: {names}")
+    found = [
+        variant
+        for variant in entry.all_variants()
+        if all(str(variant[name]) == value for name, value in wanted.items())
+    ]
+    if not found:
+        raise ConfigError(f"{module} has no variant with {dict(wanted)}; its values: {dict(entry.variants)}")
+    yield from found
+
+
+@click.command("inspect")
+@click.argument("module")
+@click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
+@click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def command(module: str, arch: str | None, variants: tuple[str, ...], as_json: bool) -> None:
+    """Show registers, spills, LDS, scratch and occupancy of MODULE's kernels; builds what is not built yet."""
+    from hipforge.jit import build, hip_module, registry, toolchain
+
+    entry = registry.module(module)
+    if arch is None:
+        default = devices.current().default_arch
+        arch = default if default in entry.archs else entry.archs[0]
+    rows: list[dict[str, Any]] = []
+    for variant in matching_variants(module, parse_variant(variants)):
+        wanted = hip_module.request(entry, variant, arch)
+        result = build.ensure(hip_module.specification(wanted, toolchain.select(wanted.arch)))
+        for symbol, kernel in result.entry.manifest.kernels.items():
+            rows.append({"module": wanted.stem, "arch": wanted.arch, "symbol": symbol, **kernel})
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        _print(rows, arch)
+
+
+def _print(rows: list[dict[str, Any]], arch: str) -> None:
+    table = Table(title=f"kernels for {arch} (from the code objects' own metadata)", show_edge=False)
+    table.add_column("module", overflow="fold")
+    table.add_column("kernel", overflow="fold")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(row["module"], row["name"], *(str(row[column]) for column in COLUMNS))
+    Console().print(table)
