@@ -9,7 +9,7 @@
 // a lane ends with four neighbouring columns of one output row and stores them at once.
 //
 // Each 128-k step is exactly one MFMA per tile: lane group g hands in the scale byte of block g, so nothing is masked or
-// repeated. Four steps of operands are in flight (a ring of registers); their scales arrive as one dword per step, four
+// repeated. Two to four steps of operands are in flight (a ring of registers); their scales arrive as one dword per step, four
 // steps per 16-byte load, and one shift selects the lane's byte.
 //
 // Bytes: a weight byte is loaded once per 16 rows of X, 64 consecutive bytes of 16 rows per instruction; X is loaded
@@ -37,12 +37,15 @@ constexpr int kThreads = dev::kWaveSize;
 constexpr int kTile = dev::kMfmaTile;
 constexpr int kStep = dev::kMfmaK;
 constexpr int kStepBlocks = kStep / kMxBlock;  // scale bytes of a row and step: one dword
-constexpr int kRing = 4;                       // steps in flight; a 16-byte load brings the scales of as many
+constexpr int kScaleSteps = 4;                 // steps whose scales one 16-byte load brings
 constexpr int kMaxRows = 64;
 constexpr int kColumnsPerLane = 4;
 
 static_assert(kStepBlocks == dev::kMfmaGroups, "lane group g supplies the scale of block g");
-static_assert(kRing * kStepBlocks == 16, "one 16-byte load holds a ring of scales");
+static_assert(kScaleSteps * kStepBlocks == 16, "one 16-byte load holds the scales of kScaleSteps steps");
+
+/// Steps of operands in flight: about 16 loads per wave, and at most 256 registers.
+constexpr int ring_steps(int sub_tiles) { return sub_tiles <= 2 ? 4 : 2; }
 
 /// What the host knows and all waves share; whole dwords, so that they arrive in scalar registers.
 struct Plan {
@@ -122,6 +125,9 @@ struct Tile {
     dev::u32x4 x[1], w[kSub];
   };
 
+  static constexpr int kRing = ring_steps(kSub);
+  static_assert(kScaleSteps % kRing == 0);
+
   const Panel<1>& x;
   const Panel<kSub>& w;
   const uint32_t k;
@@ -145,7 +151,7 @@ struct Tile {
       return;
     }
 #pragma unroll
-    for (int j = 0; j < kRing; ++j) {
+    for (int j = 0; j < kScaleSteps; ++j) {
       w.load_scale_bytes(target.w, j, first_step + j, k, first_step + j < end);
       x.load_scale_bytes(target.x, j, first_step + j, k, first_step + j < end);
     }
@@ -176,21 +182,24 @@ struct Tile {
       __builtin_amdgcn_sched_barrier(0);
     }
     uint32_t step = begin;
-    for (; step + kRing <= whole_end; step += kRing) {
+    for (; step + kScaleSteps <= whole_end; step += kScaleSteps) {
       take(next);
       __builtin_amdgcn_sched_barrier(0);
-      load(next, step + kRing, whole_end);
+      load(next, step + kScaleSteps, whole_end);
 #pragma unroll
-      for (int j = 0; j < kRing; ++j) {
-        multiply(ring[j], j);
-        load(ring[j], step + kRing + j, step + kRing + j < whole_end);
+      for (int j = 0; j < kScaleSteps; ++j) {
+        multiply(ring[j % kRing], j);
+        load(ring[j % kRing], step + j + kRing, step + j + kRing < whole_end);
         __builtin_amdgcn_sched_barrier(0);
       }
     }
     take(next);
 #pragma unroll
-    for (int j = 0; j < kRing - 1; ++j)
-      if (step + j < whole_end) multiply(ring[j], j);
+    for (int j = 0; j < kScaleSteps - 1; ++j) {
+      if (step + j >= whole_end) break;
+      multiply(ring[j % kRing], j);
+      if (j + kRing < kScaleSteps - 1) load(ring[j % kRing], step + j + kRing, step + j + kRing < whole_end);
+    }
     if (whole_end < end) multiply_partial(whole_end);
   }
 

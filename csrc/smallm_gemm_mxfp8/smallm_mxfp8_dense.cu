@@ -5,8 +5,8 @@
 #include <hip/hip_runtime.h>
 
 #include "hipforge/module.h"
-#include "smallm_gemm_mxfp8/gemv_kernel.h"
-#include "smallm_gemm_mxfp8/guards.h"
+#include "gemv_kernel.h"
+#include "guards.h"
 
 #ifndef HF_ROWS
 #error "build a variant: -DHF_ROWS=1, 2, 4, 8 or 16"

@@ -3,8 +3,8 @@
 #include <hip/hip_runtime.h>
 
 #include "hipforge/module.h"
-#include "smallm_gemm_mxfp8/guards.h"
-#include "smallm_gemm_mxfp8/mfma_kernel.h"
+#include "guards.h"
+#include "mfma_kernel.h"
 
 #ifndef HF_N_SUB
 #error "build a variant: -DHF_N_SUB=1, 2 or 4"
