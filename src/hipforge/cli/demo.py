@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hipforge import __version__, devices
+from hipforge.cli import output
 from hipforge.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
 
 MODULE = "module_smallm_mxfp8_dense"
 SHAPES = ((6144, 1152), (6144, 768), (1024, 6144), (768, 6144))  # (K, N) of decode layers
@@ -194,7 +195,7 @@ def emulator_speed() -> float:
 @click.option("--json", "as_json", is_flag=True, help="Print the rows and the header as JSON.")
 def command(as_json: bool) -> None:
     """Build the MX-FP8 GEMV, run it on decode shapes, and check every number; exit 1 if any row misses its bound."""
-    console = Console(stderr=as_json)
+    console = output.console(stderr=as_json)
     device = devices.current()
     if device.kind == "reference":
         raise ConfigError("HIPFORGE_DEVICE=reference runs no kernels, so there is nothing to demonstrate")

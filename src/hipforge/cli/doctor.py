@@ -8,10 +8,10 @@ import sys
 from dataclasses import asdict, dataclass
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hipforge import __version__, devices, settings
+from hipforge.cli import output
 from hipforge.errors import HipforgeError
 
 
@@ -34,7 +34,7 @@ def toolchain_findings() -> list[Finding]:
     for probe in toolchain.probe_all():
         usable = isinstance(probe, toolchain.Accepted)
         taken = usable and not any(finding.taken for finding in findings)
-        detail = probe.toolchain.version_line if isinstance(probe, toolchain.Accepted) else probe.reason
+        detail = probe.toolchain.description if isinstance(probe, toolchain.Accepted) else probe.reason
         findings.append(Finding("toolchain", probe.name, usable, taken, detail))
     return findings
 
@@ -87,14 +87,14 @@ def command(as_json: bool) -> None:
 
 
 def _print(findings: list[Finding], cache_root: str) -> None:
-    console = Console()
+    console = output.console()
     console.print(
         f"hipforge {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
     console.print(f"cache: {cache_root}", soft_wrap=True)
     table = Table(show_edge=False, pad_edge=False)
     for heading in ("", "kind", "name", "what it is, or why it was refused"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading != "what it is, or why it was refused")
     for finding in findings:
         mark = "[green]in use[/]" if finding.taken else "usable" if finding.usable else "[red]refused[/]"
         table.add_row(mark, finding.kind, finding.name, finding.detail)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hipforge import devices
+from hipforge.cli import output
 from hipforge.errors import ConfigError
 
 COLUMNS = ("vgpr", "agpr", "sgpr", "vgpr_spills", "sgpr_spills", "lds_bytes", "scratch_bytes", "occupancy")
@@ -73,19 +73,20 @@ def command(module: str, arch: str | None, variants: tuple[str, ...], as_json: b
         wanted = hip_module.request(entry, variant, arch)
         result = build.ensure(hip_module.specification(wanted, toolchain.select(wanted.arch)))
         for symbol, kernel in result.entry.manifest.kernels.items():
-            rows.append({"module": wanted.stem, "arch": wanted.arch, "symbol": symbol, **kernel})
+            label = " ".join(f"{name}={value}" for name, value in variant.items())
+            rows.append({"module": module, "variant": label, "arch": wanted.arch, "symbol": symbol, **kernel})
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
-        _print(rows, arch)
+        _print(rows, module, arch)
 
 
-def _print(rows: list[dict[str, Any]], arch: str) -> None:
-    table = Table(title=f"kernels for {arch} (from the code objects' own metadata)", show_edge=False)
-    table.add_column("module", overflow="fold")
+def _print(rows: list[dict[str, Any]], module: str, arch: str) -> None:
+    table = Table(title=f"{module} for {arch}, from the code objects' own metadata", show_edge=False, pad_edge=False)
+    table.add_column("variant", no_wrap=True)
     table.add_column("kernel", overflow="fold")
     for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(row["module"], row["name"], *(str(row[column]) for column in COLUMNS))
-    Console().print(table)
+        table.add_row(row["variant"], row["name"].split("(")[0], *(str(row[column]) for column in COLUMNS))
+    output.console().print(table)
