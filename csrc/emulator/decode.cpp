@@ -1,6 +1,7 @@
 #include "decode.h"
 
 #include <cstring>
+#include <initializer_list>
 
 #include "isa.h"
 
@@ -255,11 +256,11 @@ class Decoder {
     if (row_->src[0].dwords == 0) return true;
     Operand base = sgpr(bits(w0_, 5, 0) * 2, row_->src[0]);
     (row_->has(isa::buffer) ? inst_.srsrc : inst_.saddr) = base;
-    // imm: the offset field counts; soffset_en: so does the register; neither: offset[7:0] names a register.
+    // imm: the offset field counts; soffset_en: so does the register; neither: offset[6:0] names a register.
     const bool imm = bit(w0_, 17), soffset = bit(w0_, 14);
     if (imm) inst_.offset = sign_extend(bits(w1_, 20, 0), 21);
     if (soffset) return source(bits(w1_, 31, 25), isa::b32, inst_.soffset);
-    if (!imm) return source(bits(w1_, 7, 0), isa::b32, inst_.soffset);
+    if (!imm) return source(bits(w1_, 6, 0), isa::b32, inst_.soffset);
     return true;
   }
 
@@ -269,7 +270,10 @@ class Decoder {
     if (!select(Encoding::VOP1, Format::VOP1, bits(w0_, 16, 9))) return false;
     vector_destination(bits(w0_, 24, 17));
     if (!first_source()) return false;
-    if (row_->has(isa::accvgpr_src)) inst_.src[0].kind = OperandKind::agpr;
+    if (row_->has(isa::accvgpr_src)) {
+      if (inst_.src[0].kind != OperandKind::vgpr) return false;
+      inst_.src[0].kind = OperandKind::agpr;
+    }
     return true;
   }
 
@@ -349,14 +353,25 @@ class Decoder {
     Operand& o = inst_.src[inst_.num_src - 1];
     o.select = static_cast<Select>(selected);
     o.sext = (modifiers & 1) != 0;
-    o.neg = takes_modifiers(type) && (modifiers & 2) != 0;
-    o.abs = takes_modifiers(type) && (modifiers & 4) != 0;
+    const bool floating = takes_modifiers(type) && type.constant != ConstType::pk_f16;
+    o.neg = floating && (modifiers & 2) != 0;
+    o.abs = floating && (modifiers & 4) != 0;
     return true;
+  }
+
+  // 64-bit operands can only be broadcast within a row.
+  static bool dpp_control_exists(unsigned c, bool wide) {
+    const bool row_newbcast = c >= 0x150 && c < 0x160;
+    if (wide) return row_newbcast;
+    const bool row_shift = c > 0x100 && c < 0x130 && (c & 15) != 0;
+    const bool wave_shift = c == 0x130 || c == 0x134 || c == 0x138 || c == 0x13c;
+    return c < 0x100 || row_shift || wave_shift || (c >= 0x140 && c <= 0x143) || row_newbcast;
   }
 
   bool dpp() {
     inst_.dpp = true;
     inst_.dpp_ctrl = static_cast<uint16_t>(bits(w1_, 16, 8));
+    if (!dpp_control_exists(inst_.dpp_ctrl, row_->dst.dwords == 2 || row_->src[0].dwords == 2)) return false;
     inst_.bound_ctrl = bit(w1_, 19);
     inst_.bank_mask = static_cast<uint8_t>(bits(w1_, 27, 24));
     inst_.row_mask = static_cast<uint8_t>(bits(w1_, 31, 28));
@@ -381,7 +396,7 @@ class Decoder {
     for (unsigned i = 0; i < 3; ++i) {
       if (!add_source(fields[i], row_->src[i])) return false;
     }
-    if (row_->has(isa::carry_in) && !add_source(fields[2], isa::b64)) return false;
+    if (row_->has(isa::carry_in) && (fields[2] >= kVgpr || !add_source(fields[2], isa::b64))) return false;
     if (row_->has(isa::reads_dst)) add_source(inst_.dst);
     if (row_->has(isa::bitop)) {
       inst_.bitop3 = static_cast<uint8_t>(bits(w1_, 28, 27) << 6 | bits(w0_, 10, 8) << 3 | bits(w1_, 31, 29));
@@ -396,6 +411,9 @@ class Decoder {
     inst_.clamp = bit(w0_, 15);
     if (row_->has(isa::carry_out)) {
       inst_.dst2 = sgpr(bits(w0_, 14, 8), isa::b64);
+    } else if (row_->has(isa::fetch_control)) {
+      inst_.fetch_inactive = bit(w0_, 11);
+      inst_.bound_ctrl = bit(w0_, 12);
     } else if (row_->has(isa::op_sel)) {
       for (unsigned i = 0; i < 3; ++i) inst_.src[i].op_sel = bit(w0_, 11 + i);
       inst_.dst_op_sel = bit(w0_, 14);
@@ -455,6 +473,7 @@ class Decoder {
     const bool acc_cd = bit(w0_, 15);
     inst_.cbsz = static_cast<uint8_t>(bits(w0_, 10, 8));
     inst_.blgp = static_cast<uint8_t>(bits(w1_, 31, 29));
+    if (row_->has(isa::f8f6f4) && (inst_.cbsz > 4 || inst_.blgp > 4)) return false;  // formats 0..4
     if (!row_->has(isa::f8f6f4)) inst_.abid = static_cast<uint8_t>(bits(w0_, 14, 11));
     inst_.dst = vgpr(bits(w0_, 7, 0), row_->dst, acc_cd || row_->has(isa::accvgpr_dst));
     if (row_->has(isa::accvgpr_src | isa::accvgpr_dst)) {
@@ -474,7 +493,7 @@ class Decoder {
     const unsigned c = bits(w1_, 26, 18);
     if (c == kLiteral || !add_source(c, row_->src[2])) return false;
     Operand& o = inst_.src[2];
-    if (o.kind == OperandKind::sgpr || o.kind == OperandKind::special) return false;
+    if (o.kind != OperandKind::vgpr && (o.kind != OperandKind::imm || row_->has(isa::sparse))) return false;
     if (o.kind == OperandKind::vgpr && acc_cd && !row_->has(isa::sparse)) o.kind = OperandKind::agpr;
     return true;
   }
@@ -491,7 +510,7 @@ class Decoder {
     } else {
       inst_.offset = bits(w0_, 15, 0);
     }
-    inst_.vaddr = vgpr(bits(w1_, 7, 0), row_->src[0]);
+    inst_.vaddr = vgpr(bits(w1_, 7, 0), row_->src[0], acc && row_->has(isa::gws));
     inst_.vdata = vgpr(bits(w1_, 15, 8), row_->src[1], acc);
     inst_.vdata2 = vgpr(bits(w1_, 23, 16), row_->src[2], acc);
     inst_.dst = vgpr(bits(w1_, 31, 24), row_->dst, acc);
@@ -555,12 +574,31 @@ class Decoder {
   bool extended_ = false;  // SDWA or DPP
 };
 
+// Registers outside the files would be out of bounds in the executor; scalar tuples are aligned.
+bool in_file(const Operand& o) {
+  const unsigned end = o.reg + o.dwords;
+  switch (o.kind) {
+    case OperandKind::sgpr: return end <= 128 && o.reg % (o.dwords == 1 ? 1 : o.dwords == 2 ? 2 : 4) == 0;
+    case OperandKind::vgpr:
+    case OperandKind::agpr: return end <= 256;
+    default: return true;
+  }
+}
+
+bool registers_exist(const Inst& i) {
+  for (const Operand* o : {&i.dst, &i.dst2, &i.src[0], &i.src[1], &i.src[2], &i.src[3], &i.vaddr, &i.saddr, &i.vdata,
+                           &i.srsrc, &i.soffset, &i.vdata2, &i.scale_a, &i.scale_b}) {
+    if (!in_file(*o)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool decode(const uint8_t* code, size_t avail, uint64_t pc, Arch arch, Inst& out) {
   out = Inst{};
   out.pc = pc;
-  return Decoder(code, avail, arch, out).run();
+  return Decoder(code, avail, arch, out).run() && registers_exist(out);
 }
 
 const char* op_name(Op op) {

@@ -46,7 +46,6 @@ const char* inline_float_text(uint64_t value, ConstType type) {
       case ConstType::i64:
         if (value == f.f64) return f.f32 == 0x3e22f983 ? "0.15915494309189532" : f.text;
         break;
-      case ConstType::i16:
       case ConstType::f16:
       case ConstType::pk_f16:
         if (value == f.f16) return f.text;
@@ -55,6 +54,7 @@ const char* inline_float_text(uint64_t value, ConstType type) {
       case ConstType::pk_bf16:
         if (value == f.bf16) return f.text;
         break;
+      case ConstType::i16: return nullptr;
       default:
         if (static_cast<uint32_t>(value) == f.f32) return f.text;
     }
@@ -151,17 +151,35 @@ class Printer {
     char buffer[40];
     const int64_t value = as_signed(o.imm, o.type);
     const char* text = inline_float_text(o.imm, o.type);
-    const bool small = value >= -16 && value <= 64;
+    bool small = value >= -16 && value <= 64;
     if (o.literal) {
       uint64_t shown = o.imm;
-      if (o.type == ConstType::f64 && text == nullptr) shown >>= 32;
-      if (o.type == ConstType::f64 && text != nullptr) return text;
-      const char* format = small || text != nullptr ? "lit(0x%llx)" : "0x%llx";
+      if (o.type == ConstType::f64) {  // the value decides here, not the encoding
+        if (shown == 0) return "0";
+        if (text != nullptr) return text;
+        shown >>= 32;
+      }
+      if (o.type == ConstType::i64) {  // shown as encoded
+        shown = static_cast<uint32_t>(shown);
+        small = shown <= 64;
+      }
+      if (o.type == ConstType::i16) {
+        small = static_cast<int32_t>(shown) >= -16 && static_cast<int32_t>(shown) <= 64;
+        text = inline_float_text(shown, ConstType::f32);
+      }
+      const bool half = o.type == ConstType::i16 || o.type == ConstType::f16;
+      const bool inlinable = small || text != nullptr;
+      if (half && !inlinable) shown &= 0xffff;
+      const char* format = inlinable ? "lit(0x%llx)" : "0x%llx";
       std::snprintf(buffer, sizeof buffer, format, static_cast<unsigned long long>(shown));
       return buffer;
     }
     if (small) {
       std::snprintf(buffer, sizeof buffer, "%lld", static_cast<long long>(value));
+      return buffer;
+    }
+    if (o.type == ConstType::i16) {
+      std::snprintf(buffer, sizeof buffer, "0x%x", static_cast<uint16_t>(o.imm));
       return buffer;
     }
     return text != nullptr ? text : "<constant>";
@@ -240,7 +258,9 @@ class Printer {
   void sopk() {
     if (row_.has(isa::imm_hwreg) && row_.dst.dwords == 0) {
       immediate();
-      operand(inst_.src[0]);
+      Operand value = inst_.src[0];
+      value.literal = value.literal && immediate_text(value).compare(0, 4, "lit(") != 0;  // printed as if inline
+      operand(value);
       return;
     }
     list({&inst_.dst, &inst_.src[0]});
@@ -252,11 +272,7 @@ class Printer {
     if (row_.has(isa::imm_none) || (row_.has(isa::imm_optional) && value == 0)) return;
     separate();
     if (row_.has(isa::imm_hex)) {
-      if (value <= 64 || value >= 0xfff0) {
-        add("%d", static_cast<int16_t>(value));
-      } else {
-        add("0x%x", value);
-      }
+      add("0x%x", value);
     } else if (row_.has(isa::imm_hwreg)) {
       hwreg(value);
     } else if (row_.has(isa::imm_waitcnt)) {
@@ -265,8 +281,10 @@ class Printer {
       message(value);
     } else if (row_.has(isa::imm_gpr_idx)) {
       gpr_idx();
-    } else {
+    } else if (row_.has(isa::imm_branch | isa::imm_optional) || value <= 64) {
       add("%u", value);
+    } else {
+      add("0x%x", value);
     }
   }
 
@@ -312,13 +330,19 @@ class Printer {
         return;
       }
     }
-    add("%u", value);
+    if ((value & 0xfc80) != 0) {
+      add("%u", value);
+      return;
+    }
+    add("sendmsg(%u, %u, %u)", value & 15, value >> 4 & 7, value >> 8 & 3);
   }
+
+  unsigned data_dwords() const { return row_.dst.dwords + row_.src[1].dwords; }
 
   void smem() {
     if (row_.has(isa::imm_hex)) {
       separate();
-      add("%d", inst_.simm);
+      add(inst_.simm <= 64 ? "%d" : "0x%x", inst_.simm);
     }
     const Operand& data = inst_.vdata.kind != OperandKind::none ? inst_.vdata : inst_.dst;
     list({&data, &inst_.saddr, &inst_.srsrc});
@@ -331,7 +355,7 @@ class Printer {
       if (!reg) add("%s0x%llx", sign, magnitude);
       if (reg && inst_.offset != 0) add(" offset:%s0x%llx", sign, magnitude);
     }
-    flag(inst_.sc0, " glc");
+    flag(inst_.sc0 && row_.src[0].dwords != 0 && data_dwords() != 0, " glc");
   }
 
   // --- vector ---------------------------------------------------------------------------------------------------
@@ -341,14 +365,21 @@ class Printer {
 
   void vop_short() {
     list({&inst_.dst, &inst_.dst2});
-    for (unsigned i = 0; i < printed_sources(); ++i) modified(inst_.src[i]);
+    for (unsigned i = 0; i < printed_sources(); ++i) {
+      if (row_.has(isa::literal_mul) ? i == 1 : row_.has(isa::literal_add) && i == 2) {
+        separate();
+        add("0x%x", static_cast<unsigned>(inst_.src[i].imm));
+      } else {
+        modified(inst_.src[i]);
+      }
+    }
     if (inst_.sdwa) sdwa();
     if (inst_.dpp) dpp();
   }
 
   void sdwa() {
     output_modifiers();
-    const bool has_select = row_.encoding != Encoding::VOPC;
+    const bool has_select = row_.encoding != Encoding::VOPC && !row_.has(isa::no_dst_sel);
     if (has_select) {
       add(" dst_sel:%s dst_unused:%s", kSelect[static_cast<int>(inst_.dst_select)],
           kUnused[static_cast<int>(inst_.dst_unused)]);
@@ -379,8 +410,7 @@ class Printer {
         case 0x140: out_ += " row_mirror"; break;
         case 0x141: out_ += " row_half_mirror"; break;
         case 0x142: out_ += " row_bcast:15"; break;
-        case 0x143: out_ += " row_bcast:31"; break;
-        default: out_ += " /* Invalid dpp_ctrl value */";
+        default: out_ += " row_bcast:31"; break;
       }
     }
     add(" row_mask:0x%x bank_mask:0x%x", inst_.row_mask, inst_.bank_mask);
@@ -403,10 +433,14 @@ class Printer {
       for (const Operand& o : inst_.src) any |= o.op_sel;
       if (any) {
         out_ += " op_sel:[";
-        const unsigned count = n < 2 ? 2 : n;
+        const unsigned count = row_.has(isa::dst_byte) ? 3 : n;
         for (unsigned i = 0; i < count; ++i) add("%u,", inst_.src[i].op_sel);
         add("%u]", inst_.dst_op_sel);
       }
+    }
+    if (row_.has(isa::fetch_control)) {
+      flag(inst_.bound_ctrl, " bound_ctrl:1");
+      flag(inst_.fetch_inactive, " fi:1");
     }
     output_modifiers();
   }
@@ -473,13 +507,21 @@ class Printer {
     } else if (inst_.offset != 0) {
       add(" offset:%d", static_cast<int>(inst_.offset));
     }
-    flag(inst_.gds, " gds");
+    flag(row_.has(isa::gws), " gds");
   }
 
   void swizzle(unsigned value) {
     if (value == 0) return;
     if ((value & 0xff00) == 0x8000) {
       add(" offset:swizzle(QUAD_PERM,%u,%u,%u,%u)", value & 3, value >> 2 & 3, value >> 4 & 3, value >> 6 & 3);
+      return;
+    }
+    if (value >= 0xe000) {
+      add(" offset:swizzle(FFT,%u)", value & 31);
+      return;
+    }
+    if (value >= 0xc000) {
+      add(" offset:swizzle(ROTATE,%u,%u)", value >> 10 & 1, value >> 5 & 31);
       return;
     }
     if ((value & 0x8000) != 0) {
@@ -534,6 +576,11 @@ class Printer {
     flag(inst_.idxen, " idxen");
     flag(inst_.offen, " offen");
     if (inst_.offset != 0) add(" offset:%d", static_cast<int>(inst_.offset));
+    if (row_.has(isa::imm_none)) {
+      flag(inst_.sc0, " sc0");
+      flag(inst_.sc1, " sc1");
+      return;
+    }
     cache_policy();
     flag(inst_.lds, " lds");
   }

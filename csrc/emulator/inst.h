@@ -85,6 +85,7 @@ struct Inst {
   uint16_t dpp_ctrl = 0;
   uint8_t row_mask = 15, bank_mask = 15;
   bool bound_ctrl = false;  // true: an invalid source lane reads 0
+  bool fetch_inactive = false;  // v_permlane*_swap in VOP3 only
 
   // memory: src[] are unused, operands are named
   Operand vaddr, saddr, vdata, srsrc, soffset;  // DS: vaddr, vdata (data0), vdata2 (data1)

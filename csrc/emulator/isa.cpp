@@ -7,7 +7,7 @@ namespace hfemu::isa {
 namespace {
 
 constexpr Row alu(Op op, Encoding encoding, uint16_t opcode, const char* name, Type dst, Type src0, Type src1,
-                  Type src2, uint32_t flags) {
+                  Type src2, uint64_t flags) {
   return Row{op, encoding, opcode, dst, {src0, src1, src2}, flags, name};
 }
 
@@ -18,45 +18,45 @@ constexpr Row sop1(Op op, uint16_t opcode, const char* name, Type dst, Type src0
 constexpr Row sop2(Op op, uint16_t opcode, const char* name, Type dst, Type src0, Type src1) {
   return alu(op, Encoding::SOP2, opcode, name, dst, src0, src1, none, 0);
 }
-constexpr Row sopc(Op op, uint16_t opcode, const char* name, Type src0, Type src1, uint32_t flags = 0) {
+constexpr Row sopc(Op op, uint16_t opcode, const char* name, Type src0, Type src1, uint64_t flags = 0) {
   return alu(op, Encoding::SOPC, opcode, name, none, src0, src1, none, flags);
 }
-constexpr Row sopk(Op op, uint16_t opcode, const char* name, Type dst, Type src0, uint32_t flags) {
+constexpr Row sopk(Op op, uint16_t opcode, const char* name, Type dst, Type src0, uint64_t flags) {
   return alu(op, Encoding::SOPK, opcode, name, dst, src0, none, none, flags);
 }
-constexpr Row sopp(Op op, uint16_t opcode, const char* name, uint32_t flags) {
+constexpr Row sopp(Op op, uint16_t opcode, const char* name, uint64_t flags) {
   return alu(op, Encoding::SOPP, opcode, name, none, none, none, none, flags);
 }
-constexpr Row vop1(Op op, uint16_t opcode, const char* name, Type dst, Type src0 = none, uint32_t flags = 0) {
+constexpr Row vop1(Op op, uint16_t opcode, const char* name, Type dst, Type src0 = none, uint64_t flags = 0) {
   return alu(op, Encoding::VOP1, opcode, name, dst, src0, none, none, flags);
 }
-constexpr Row vop2(Op op, uint16_t opcode, const char* name, Type dst, Type src0, Type src1, uint32_t flags = 0) {
+constexpr Row vop2(Op op, uint16_t opcode, const char* name, Type dst, Type src0, Type src1, uint64_t flags = 0) {
   return alu(op, Encoding::VOP2, opcode, name, dst, src0, src1, none, flags);
 }
-constexpr Row vopc(Op op, uint16_t opcode, const char* name, Type src0, Type src1, uint32_t flags = 0) {
+constexpr Row vopc(Op op, uint16_t opcode, const char* name, Type src0, Type src1, uint64_t flags = 0) {
   return alu(op, Encoding::VOPC, opcode, name, b64, src0, src1, none, flags);
 }
 constexpr Row vop3(Op op, uint16_t opcode, const char* name, Type dst, Type src0, Type src1, Type src2 = none,
-                   uint32_t flags = 0) {
+                   uint64_t flags = 0) {
   return alu(op, Encoding::VOP3, opcode, name, dst, src0, src1, src2, flags);
 }
 constexpr Row vop3p(Op op, uint16_t opcode, const char* name, Type dst, Type src0, Type src1, Type src2 = none,
-                    uint32_t flags = 0) {
+                    uint64_t flags = 0) {
   return alu(op, Encoding::VOP3P, opcode, name, dst, src0, src1, src2, flags);
 }
-constexpr Row mai(Op op, uint16_t opcode, const char* name, Type d, Type a, Type b, Type c, uint32_t flags = 0) {
+constexpr Row mai(Op op, uint16_t opcode, const char* name, Type d, Type a, Type b, Type c, uint64_t flags = 0) {
   return alu(op, Encoding::MAI, opcode, name, d, a, b, c, flags);
 }
 constexpr Row smem(Op op, uint16_t opcode, const char* name, Type dst, Type base = none, Type data = none,
-                   uint32_t flags = 0) {
+                   uint64_t flags = 0) {
   return alu(op, Encoding::SMEM, opcode, name, dst, base, data, none, flags);
 }
 constexpr Row ds(Op op, uint16_t opcode, const char* name, Type dst, Type addr = none, Type data0 = none,
-                 Type data1 = none, uint32_t flags = 0) {
+                 Type data1 = none, uint64_t flags = 0) {
   return alu(op, Encoding::DS, opcode, name, dst, addr, data0, data1, flags);
 }
 constexpr Row vmem(Op op, Encoding encoding, uint16_t opcode, const char* name, Type dst, Type data = none,
-                   uint32_t flags = 0) {
+                   uint64_t flags = 0) {
   return alu(op, encoding, opcode, name, dst, none, data, none, flags);
 }
 

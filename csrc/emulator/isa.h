@@ -30,42 +30,44 @@ constexpr Type b512{16, ConstType::i32}, b1024{32, ConstType::i32};
 constexpr Type f32x4{4, ConstType::f32}, f32x16{16, ConstType::f32}, f32x32{32, ConstType::f32};
 constexpr Type f64x4{8, ConstType::f64};
 
-enum Flag : uint32_t {
-  gfx942_only = 1u << 0,
-  gfx950_only = 1u << 1,
+enum Flag : uint64_t {
+  gfx942_only = 1ull << 0,
+  gfx950_only = 1ull << 1,
   // vector ALU
-  e32_only = 1u << 2,       // no VOP3 encoding, no suffix in the mnemonic
-  reads_dst = 1u << 3,      // the old destination is src[2]
-  carry_out = 1u << 4,      // second destination: VCC, or an SGPR pair in VOP3
-  carry_in = 1u << 5,       // src[2] is VCC, or an SGPR pair in VOP3
-  literal_mul = 1u << 6,    // fmamk: the trailing dword is src[1]
-  literal_add = 1u << 7,    // fmaak: the trailing dword is src[2]
-  sgpr_dst = 1u << 8,       // v_readlane, v_readfirstlane
-  accvgpr_src = 1u << 9,    // src[0] is an AccVGPR
-  accvgpr_dst = 1u << 10,
-  op_sel = 1u << 11,        // VOP3 with op_sel bits
-  bitop = 1u << 12,         // the modifier bits hold a truth table
-  mix = 1u << 13,           // fma_mix: neg_hi means abs, op_sel_hi selects f16 over f32
-  no_op_sel = 1u << 14,     // VOP3P without op_sel (dot4, dot8)
-  is_class = 1u << 15,      // v_cmp_class: f32/f64/f16 tests without clamp
-  sparse = 1u << 16,        // smfmac: src[2] is the index
-  f8f6f4 = 1u << 17,        // A and B sizes follow cbsz and blgp
-  scaled_prefix = 1u << 18,  // the 16-byte form, opcode of its second half
+  e32_only = 1ull << 2,       // no VOP3 encoding, no suffix in the mnemonic
+  reads_dst = 1ull << 3,      // the old destination is src[2]
+  carry_out = 1ull << 4,      // second destination: VCC, or an SGPR pair in VOP3
+  carry_in = 1ull << 5,       // src[2] is VCC, or an SGPR pair in VOP3
+  literal_mul = 1ull << 6,    // the trailing dword is src[1] (fmamk) or the only source (s_setreg_imm32)
+  literal_add = 1ull << 7,    // fmaak: the trailing dword is src[2]
+  sgpr_dst = 1ull << 8,       // v_readlane, v_readfirstlane
+  accvgpr_src = 1ull << 9,    // src[0] is an AccVGPR
+  accvgpr_dst = 1ull << 10,
+  op_sel = 1ull << 11,        // VOP3 with op_sel bits
+  dst_byte = 1ull << 12,      // op_sel[2] and [3] choose the destination byte though there are two sources
+  fetch_control = 1ull << 13,  // VOP3's op_sel bits are fetch_inactive and bound_ctrl
+  bitop = 1ull << 14,         // the modifier bits hold a truth table
+  mix = 1ull << 15,           // fma_mix: neg_hi means abs, op_sel_hi selects f16 over f32
+  no_op_sel = 1ull << 16,     // VOP3P without op_sel (dot4, dot8)
+  no_dst_sel = 1ull << 17,    // SDWA without a destination selector (fp8 to f32)
+  sparse = 1ull << 18,        // smfmac: src[2] is the index
+  f8f6f4 = 1ull << 19,        // A and B sizes follow cbsz and blgp
+  scaled_prefix = 1ull << 20,  // the 16-byte form; the opcode is that of its second half
   // SOPK and SOPP: what the immediate is
-  imm_none = 1u << 19,
-  imm_branch = 1u << 20,
-  imm_hwreg = 1u << 21,
-  imm_waitcnt = 1u << 22,
-  imm_message = 1u << 23,
-  imm_gpr_idx = 1u << 24,
-  imm_optional = 1u << 25,  // printed only if not zero
-  imm_hex = 1u << 26,
+  imm_none = 1ull << 21,
+  imm_branch = 1ull << 22,
+  imm_hwreg = 1ull << 23,
+  imm_waitcnt = 1ull << 24,
+  imm_message = 1ull << 25,
+  imm_gpr_idx = 1ull << 26,
+  imm_optional = 1ull << 27,  // printed only if not zero
+  imm_hex = 1ull << 28,
   // memory
-  atomic = 1u << 27,        // returns the old value into dst if sc0
-  store = 1u << 28,
-  two_offsets = 1u << 29,   // DS read2/write2
-  to_lds = 1u << 30,        // the loaded data goes to LDS
-  buffer = 1u << 31,        // SMEM with a buffer resource as base
+  atomic = 1ull << 29,        // returns the old value into dst if sc0
+  two_offsets = 1ull << 30,   // DS read2/write2
+  to_lds = 1ull << 31,        // the loaded data goes to LDS
+  buffer = 1ull << 32,        // SMEM with a buffer resource as base
+  gws = 1ull << 33,           // global wave sync, always printed with gds
 };
 
 struct Row {
@@ -73,10 +75,10 @@ struct Row {
   Encoding encoding = Encoding::none;
   uint16_t opcode = 0;
   Type dst, src[3];  // memory: dst, vaddr or sbase, vdata, vdata2
-  uint32_t flags = 0;
+  uint64_t flags = 0;
   const char* name = "";
 
-  constexpr bool has(uint32_t f) const { return (flags & f) != 0; }
+  constexpr bool has(uint64_t f) const { return (flags & f) != 0; }
 };
 
 const Row& row(Op op);
