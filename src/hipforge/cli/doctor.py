@@ -69,14 +69,14 @@ def device_findings() -> list[Finding]:
 @click.option("--json", "as_json", is_flag=True, help="Print findings as JSON.")
 def command(as_json: bool) -> None:
     """List toolchains and devices, each with the reason it was taken or refused; exit 1 when nothing can build."""
-    from hipforge.jit import cache
+    from hipforge.jit import cache_dir
 
     findings = [*toolchain_findings(), *device_findings()]
     can_build = any(finding.usable for finding in findings if finding.kind == "toolchain")
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        _print(findings, str(cache.root()))
+        _print(findings, str(cache_dir.configured()[0]))
     if not can_build:
         click.echo(
             "Nothing here can build: install ROCm, or clang, lld, llvm and clang-tools of one version >= 20 "
