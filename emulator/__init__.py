@@ -1,1 +1,56 @@
-"""Execute gfx950 and gfx942 code objects on the CPU."""
+"""Run gfx950 and gfx942 code objects on the CPU, check what they do, and count it.
+
+The machine code that hipcc or Triton produced runs wave by wave; nothing is recompiled for the host::
+
+    from hipforge import emulator
+
+    code = emulator.CodeObject("module.so")
+    done = emulator.launch(code.kernels["axpy"], grid=4, block=256, args=[y, x, 2.0, n])
+    with emulator.options(checks="all"), emulator.counters() as c:
+        hipforge.mxfp8_gemv(...)
+    print(c.bytes_loaded)
+
+It is a functional model with exact counts. It reports no microseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# public name -> (module, name there); loaded on first use, so that importing the package needs neither torch nor g++
+_LAZY = {
+    "CodeObject": ("hipforge.emulator.code_object", "CodeObject"),
+    "Counters": ("hipforge.emulator.counting", "Counters"),
+    "EmulatorFault": ("hipforge.errors", "EmulatorFault"),
+    "Kernel": ("hipforge.emulator.code_object", "Kernel"),
+    "Options": ("hipforge.emulator.configuration", "Options"),
+    "counters": ("hipforge.emulator.counting", "collect"),
+    "launch": ("hipforge.emulator.launching", "launch"),
+    "options": ("hipforge.emulator.configuration", "scope"),
+    "trace": ("hipforge.emulator.tracing", "trace"),
+}
+
+__all__ = list(_LAZY)
+
+if TYPE_CHECKING:
+    from hipforge.emulator import configuration, counting
+    from hipforge.emulator.code_object import CodeObject as CodeObject
+    from hipforge.emulator.code_object import Kernel as Kernel
+    from hipforge.emulator.configuration import Options as Options
+    from hipforge.emulator.counting import Counters as Counters
+    from hipforge.emulator.launching import launch as launch
+    from hipforge.emulator.tracing import trace as trace
+    from hipforge.errors import EmulatorFault as EmulatorFault
+
+    counters = counting.collect
+    options = configuration.scope
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value

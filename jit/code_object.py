@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -78,6 +78,7 @@ class KernelResources:
     ``vgpr`` is the unified count per lane (architected plus accumulation, of which ``agpr`` are the latter);
     ``vgpr_allocated`` is that count as the descriptor grants it, a multiple of 8. Spills count registers. Bytes:
     ``lds_bytes`` per work-group (static), ``scratch_bytes`` per lane, ``kernarg_bytes`` with hidden arguments.
+    ``language`` is what the compiler wrote there: ``OpenCL C`` for HIP, nothing for Triton.
     """
 
     name: str
@@ -93,6 +94,7 @@ class KernelResources:
     args: tuple[KernelArg, ...]
     vgpr_allocated: int
     wavefront_size: int = 64
+    language: str = ""
     lds_per_cu: int = field(default=LDS_PER_CU["gfx950"], repr=False)
 
     @property
@@ -162,12 +164,17 @@ class CodeObject:
         raise KeyError(f"no kernel {name!r} in this {self.arch} code object; it holds: {listing}")
 
 
-def read_code_objects(source: str | Path | bytes) -> list[CodeObject]:
+Decompress = Callable[[bytes, int], bytes]
+"""Decompresses zstd frames: (payload, decompressed bytes) -> decompressed."""
+
+
+def read_code_objects(source: str | Path | bytes, *, zstd: Decompress | None = None) -> list[CodeObject]:
     """Return every device code object in a file or in bytes, in file order.
 
     Args:
         source: a path, or the bytes, of a host ``.so`` or ``.o`` with a ``.hip_fatbin`` section, an offload bundle,
             a compressed bundle, or a bare AMDGPU ELF.
+        zstd: used for compressed bundles instead of this Python's own zstd, which only 3.14 has without a package.
 
     Raises:
         CodeObjectError: the bytes are none of these, or are damaged.
@@ -175,14 +182,14 @@ def read_code_objects(source: str | Path | bytes) -> list[CodeObject]:
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     where = "the given bytes" if isinstance(source, bytes) else str(source)
     try:
-        return [_read_elf(image, target) for target, image in device_images(data)]
+        return [_read_elf(image, target) for target, image in device_images(data, zstd=zstd)]
     except CodeObjectError as error:
         raise CodeObjectError(f"{where}: {error}") from None
     except (struct.error, IndexError) as error:
         raise CodeObjectError(f"{where}: damaged or truncated device code ({error})") from None
 
 
-def device_images(data: bytes) -> Iterator[tuple[str, bytes]]:
+def device_images(data: bytes, *, zstd: Decompress | None = None) -> Iterator[tuple[str, bytes]]:
     """Yield ``(target, ELF bytes)`` of every device image in ``data``, see :func:`read_code_objects`.
 
     Raises:
@@ -195,21 +202,21 @@ def device_images(data: bytes) -> Iterator[tuple[str, bytes]]:
         fat = _section(data, FATBIN_SECTION)
         if fat is None:
             raise CodeObjectError("a host ELF without a .hip_fatbin section: it holds no device code")
-        yield from _bundles(fat)
+        yield from _bundles(fat, zstd or _zstd)
     elif data.startswith((BUNDLE_MAGIC, COMPRESSED_MAGIC)):
-        yield from _bundles(data)
+        yield from _bundles(data, zstd or _zstd)
     else:
         raise CodeObjectError(
             f"not an ELF, offload bundle or compressed bundle; it starts with {data[:8]!r} and has {len(data)} bytes"
         )
 
 
-def _bundles(fat: bytes) -> Iterator[tuple[str, bytes]]:
+def _bundles(fat: bytes, zstd: Decompress) -> Iterator[tuple[str, bytes]]:
     position, found = 0, False
     while (position := _next_bundle(fat, position)) >= 0:
         found = True
         if fat.startswith(COMPRESSED_MAGIC, position):
-            bundle, used = _decompress(fat, position)
+            bundle, used = _decompress(fat, position, zstd)
             yield from _bundle_entries(bundle)[0]
         else:
             entries, used = _bundle_entries(fat[position:])
@@ -241,7 +248,7 @@ def _bundle_entries(bundle: bytes) -> tuple[list[tuple[str, bytes]], int]:
     return entries, max(position, end)
 
 
-def _decompress(fat: bytes, position: int) -> tuple[bytes, int]:
+def _decompress(fat: bytes, position: int, zstd: Decompress) -> tuple[bytes, int]:
     version, method = struct.unpack_from("<HH", fat, position + 4)
     if version == 1:
         raw_bytes, header = struct.unpack_from("<I", fat, position + 8)[0], 20
@@ -258,7 +265,7 @@ def _decompress(fat: bytes, position: int) -> tuple[bytes, int]:
     if method == 0:
         bundle = zlib.decompress(payload)
     elif method == 1:
-        bundle = _zstd(payload, raw_bytes)
+        bundle = zstd(payload, raw_bytes)
     else:
         raise CodeObjectError(f"compressed bundle method {method} is unknown; 0 (zlib) and 1 (zstd) are read")
     if len(bundle) != raw_bytes or not bundle.startswith(BUNDLE_MAGIC):
@@ -394,5 +401,6 @@ def _kernel(entry: dict[str, Any], descriptors: dict[str, bytes], arch: str) -> 
         ),
         vgpr_allocated=((rsrc1 & 0x3F) + 1) * VGPR_GRANULE,
         wavefront_size=int(entry.get(".wavefront_size", 64)),
+        language=str(entry.get(".language", "")),
         lds_per_cu=LDS_PER_CU.get(arch, LDS_PER_CU["gfx942"]),
     )

@@ -1,0 +1,133 @@
+"""How launches run: the emulated device, the checkers, the order of waves, the instruction budget."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hipforge import devices, settings
+from hipforge.emulator import library
+from hipforge.errors import ConfigError
+
+Checks = Literal["off", "memory", "all"]
+WaveOrder = Literal["forward", "reverse", "random"]
+
+WAVE_ORDERS: tuple[WaveOrder, ...] = ("forward", "reverse", "random")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of the emulator, process-wide.
+
+    Attributes:
+        arch: ``gfx950`` or ``gfx942``: the device that the HIP runtime presents.
+        cu_count: its compute units.
+        threads: worker threads of one launch, 0 for one per core.
+        check_memory: every global and scratch access lies inside a live allocation or an argument's exact extent.
+        check_uninit: reads of registers or LDS that were never written.
+        check_waits: results become visible only when ``s_waitcnt`` says so.
+        check_races: LDS races between the waves of a work-group, between barriers.
+        check_global_races: conflicting non-atomic accesses of different work-groups (never part of ``checks="all"``:
+            benign races are common, such as several work-groups writing one value).
+        wave_order: the order in which waves and work-groups advance.
+        seed: of ``wave_order="random"``.
+        instruction_budget: wave-instructions per launch before it counts as hung, 0 for the default.
+    """
+
+    arch: str
+    cu_count: int
+    threads: int = 0
+    check_memory: bool = True
+    check_uninit: bool = False
+    check_waits: bool = False
+    check_races: bool = False
+    check_global_races: bool = False
+    wave_order: WaveOrder = "forward"
+    seed: int = 0
+    instruction_budget: int = 0
+
+    def with_checks(self, checks: Checks) -> Options:
+        """Return the same options with a named set of checkers: none, memory bounds only, or all but global races.
+
+        Raises:
+            ConfigError: ``checks`` is none of ``off``, ``memory``, ``all``.
+        """
+        if checks not in ("off", "memory", "all"):
+            raise ConfigError(f"checks={checks!r}; accepted: 'off', 'memory', 'all'")
+        every = checks == "all"
+        return replace(
+            self, check_memory=checks != "off", check_uninit=every, check_waits=every, check_races=every
+        )
+
+
+def from_settings() -> Options:
+    """Return the options that the environment asks for (``HIPFORGE_EMULATE``, ``HIPFORGE_EMULATOR_*``)."""
+    info = devices.arch_info(settings.EMULATE.get())
+    base = Options(arch=info.name, cu_count=info.cu_count, threads=settings.EMULATOR_THREADS.get())
+    return base.with_checks(settings.EMULATOR_CHECKS.get())
+
+
+def current() -> Options:
+    """Return the options in effect."""
+    from hipforge.emulator import runtime
+
+    raw = library.RawOptions()
+    runtime.load().library.hfemu_get_options(ctypes.byref(raw))
+    values = {name: getattr(raw, name) for name, _ in library.RawOptions._fields_}
+    flags = {name: bool(value) for name, value in values.items() if name.startswith("check_")}
+    values.update(flags, arch=raw.arch.decode(), wave_order=WAVE_ORDERS[raw.wave_order])
+    return Options(**values)
+
+
+def apply(options: Options, *, to: ctypes.CDLL | None = None) -> None:
+    """Put ``options`` into effect for the process.
+
+    Raises:
+        ConfigError: a value is out of range; the message names it.
+    """
+    if to is None:
+        from hipforge.emulator import runtime
+
+        to = runtime.load().library
+    if options.wave_order not in WAVE_ORDERS:
+        raise ConfigError(f"wave_order={options.wave_order!r}; accepted: {', '.join(WAVE_ORDERS)}")
+    values: dict[str, Any] = {name: getattr(options, name) for name, _ in library.RawOptions._fields_}
+    values.update(arch=options.arch.encode(), wave_order=WAVE_ORDERS.index(options.wave_order))
+    if to.hfemu_set_options(ctypes.byref(library.RawOptions(**values))):
+        raise ConfigError(library.last_error() or "the emulator refused its options")
+
+
+@contextlib.contextmanager
+def scope(
+    *, checks: Checks | None = None, arch: str | None = None, cu_count: int | None = None, **changes: Any
+) -> Iterator[Options]:
+    """Change options for a ``with`` block: ``options(checks="all", wave_order="random", seed=7)``.
+
+    Args:
+        checks: a named set of checkers (:meth:`Options.with_checks`), applied before the single ones in ``changes``.
+        arch: another emulated device; its own CU count comes with it unless ``cu_count`` is given.
+        cu_count: compute units.
+        changes: any other field of :class:`Options`.
+
+    Raises:
+        ConfigError: an unknown field or a value out of range.
+    """
+    before = current()
+    after = before if checks is None else before.with_checks(checks)
+    if arch is not None:
+        info = devices.arch_info(arch)
+        after = replace(after, arch=info.name, cu_count=info.cu_count)
+    if cu_count is not None:
+        after = replace(after, cu_count=cu_count)
+    unknown = sorted(set(changes) - set(Options.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(f"unknown emulator option {unknown[0]!r}; known: {', '.join(Options.__dataclass_fields__)}")
+    after = replace(after, **changes)
+    apply(after)
+    try:
+        yield after
+    finally:
+        apply(before)

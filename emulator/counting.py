@@ -1,0 +1,188 @@
+"""What did the kernels do? Exact counts of a launch, or of every launch in a ``with`` block."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any
+
+from hipforge.emulator import runtime
+
+
+@dataclass(frozen=True)
+class TensorTraffic:
+    """Global-memory traffic of one tensor or allocation, in bytes.
+
+    ``bytes`` is its size; ``loaded`` and ``stored`` count every access of every active lane; the unique ones count
+    each byte once, however often it was touched.
+    """
+
+    bytes: int
+    loaded: int
+    stored: int
+    unique_loaded: int
+    unique_stored: int
+
+
+@dataclass(frozen=True)
+class LineUse:
+    """How well vector loads and stores use cache lines of one size.
+
+    ``lines`` counts lines per access (one wave instruction); ``efficiency`` is bytes / (lines x line size), at most 1
+    unless lanes read the same bytes.
+    """
+
+    accesses: int
+    bytes: int
+    lines: int
+    efficiency: float
+
+
+@dataclass(frozen=True)
+class KernelCount:
+    """The launches of one kernel with one geometry; ``seconds`` is host wall time."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    launches: int
+    wave_instructions: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PcCount:
+    """One instruction: ``count`` executions by a wave, ``lanes`` active lanes in all, ``bytes`` it moved."""
+
+    kernel: str
+    pc: int
+    text: str
+    count: int
+    lanes: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Exact counts over one or several launches. Nothing here is a time on a GPU.
+
+    Attributes:
+        launches, workgroups, waves: how many of each ran.
+        seconds: host wall time of the launches, which says nothing about a GPU.
+        wave_instructions: instructions executed, one per wave.
+        active_lanes: sum of active lanes over VALU, LDS and vector-memory instructions.
+        lane_slots: 64 x the number of those instructions.
+        by_class: wave-instructions by class (salu, smem, valu, valu_trans, mfma, lds, vmem_load, vmem_store, atomic,
+            branch, barrier, waitcnt, other).
+        by_mnemonic: wave-instructions by mnemonic.
+        bytes_loaded, bytes_stored: global memory, vector and scalar; atomics count in both.
+        tensors: traffic by tensor or allocation name.
+        lines64, lines128: use of 64-byte and 128-byte cache lines.
+        scalar_bytes: loaded through the scalar cache. scratch_bytes: private memory, both directions.
+        lds_bytes, lds_accesses: LDS traffic in bytes and wave-instructions.
+        lds_bank_conflicts: cycles beyond the conflict-free number, for ``lds_banks`` banks.
+        mfma_count, mfma_cycles: matrix instructions and the matrix-pipe cycles the ISA gives them.
+        kernels: launches by kernel and geometry.
+        per_pc: per instruction, when it was asked for.
+    """
+
+    launches: int = 0
+    workgroups: int = 0
+    waves: int = 0
+    seconds: float = 0.0
+    wave_instructions: int = 0
+    active_lanes: int = 0
+    lane_slots: int = 0
+    by_class: Mapping[str, int] = MappingProxyType({})
+    by_mnemonic: Mapping[str, int] = MappingProxyType({})
+    bytes_loaded: int = 0
+    bytes_stored: int = 0
+    tensors: Mapping[str, TensorTraffic] = MappingProxyType({})
+    lines64: LineUse = LineUse(0, 0, 0, 0.0)
+    lines128: LineUse = LineUse(0, 0, 0, 0.0)
+    scalar_bytes: int = 0
+    scratch_bytes: int = 0
+    lds_bytes: int = 0
+    lds_accesses: int = 0
+    lds_bank_conflicts: int = 0
+    lds_banks: int = 0
+    mfma_count: int = 0
+    mfma_cycles: int = 0
+    kernels: tuple[KernelCount, ...] = ()
+    per_pc: tuple[PcCount, ...] = ()
+
+    @property
+    def unique_bytes(self) -> int:
+        """Bytes of global memory touched at least once, loads and stores apart: what must cross the memory bus."""
+        return sum(tensor.unique_loaded + tensor.unique_stored for tensor in self.tensors.values())
+
+    @property
+    def lane_efficiency(self) -> float:
+        """Active lanes per lane slot of vector instructions, 0 to 1; 1 where there are none."""
+        return self.active_lanes / self.lane_slots if self.lane_slots else 1.0
+
+    def count(self, mnemonic: str) -> int:
+        """Return executions of ``mnemonic``, 0 if it never ran."""
+        return self.by_mnemonic.get(mnemonic, 0)
+
+
+def from_json(text: str) -> Counters:
+    """Return the counters that a collector's JSON holds (``csrc/emulator/counters.h``)."""
+    raw: dict[str, Any] = json.loads(text)
+    values: dict[str, Any] = {field.name: raw[field.name] for field in fields(Counters) if field.name in raw}
+    for name in ("by_class", "by_mnemonic"):
+        values[name] = MappingProxyType(dict(raw.get(name, {})))
+    tensors = {name: TensorTraffic(**traffic) for name, traffic in raw.get("tensors", {}).items()}
+    values["tensors"] = MappingProxyType(tensors)
+    for name in ("lines64", "lines128"):
+        if name in raw:
+            values[name] = LineUse(**raw[name])
+    values["kernels"] = tuple(
+        KernelCount(**{**kernel, "grid": tuple(kernel["grid"]), "block": tuple(kernel["block"])})
+        for kernel in raw.get("kernels", ())
+    )
+    values["per_pc"] = tuple(PcCount(**row) for row in raw.get("per_pc", ()))
+    return Counters(**values)
+
+
+class Collector:
+    """What ``counters()`` yields. After the block, ``result`` and every field of :class:`Counters` can be read."""
+
+    def __init__(self) -> None:
+        self._result: Counters | None = None
+
+    @property
+    def result(self) -> Counters:
+        """The counts of the whole block.
+
+        Raises:
+            RuntimeError: the block has not ended yet.
+        """
+        if self._result is None:
+            raise RuntimeError("counters are complete only when their `with` block has ended")
+        return self._result
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.result, name)
+
+
+@contextlib.contextmanager
+def collect(*, per_pc: bool = False) -> Iterator[Collector]:
+    """Count every launch that this thread makes in the block, by ops or by :func:`hipforge.emulator.launch`.
+
+    Args:
+        per_pc: also count every instruction by its address.
+    """
+    emulator = runtime.load().library
+    collector = Collector()
+    identity = emulator.hfemu_counters_begin(int(per_pc))
+    try:
+        yield collector
+    finally:
+        text = emulator.hfemu_counters_end(identity)
+        collector._result = from_json(text.decode()) if text else Counters()
