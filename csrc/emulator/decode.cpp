@@ -474,7 +474,12 @@ class Decoder {
     inst_.cbsz = static_cast<uint8_t>(bits(w0_, 10, 8));
     inst_.blgp = static_cast<uint8_t>(bits(w1_, 31, 29));
     if (row_->has(isa::f8f6f4) && (inst_.cbsz > 4 || inst_.blgp > 4)) return false;  // formats 0..4
-    if (!row_->has(isa::f8f6f4)) inst_.abid = static_cast<uint8_t>(bits(w0_, 14, 11));
+    const unsigned abid = bits(w0_, 14, 11);
+    if (row_->has(isa::f8f6f4)) {
+      if (abid != (inst_.scaled ? 1u : 0u)) return false;  // abid[0] says that a scale prefix precedes
+    } else {
+      inst_.abid = static_cast<uint8_t>(abid);
+    }
     inst_.dst = vgpr(bits(w0_, 7, 0), row_->dst, acc_cd || row_->has(isa::accvgpr_dst));
     if (row_->has(isa::accvgpr_src | isa::accvgpr_dst)) {
       inst_.cbsz = inst_.blgp = inst_.abid = 0;
