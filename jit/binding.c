@@ -437,7 +437,8 @@ static int current_stream(const Binder* env, int device_index, void** out) {
 
 static void raise_entry_error(Entry* self, int kind, const char* message, const char* fault) {
   const Binder* env = self->env;
-  if (PyErr_CheckSignals()) return; /* an interrupted launch reports KeyboardInterrupt, not its own abort */
+  /* An interrupted launch reports the handler's exception, not its own abort: the emulator's poll leaves it set. */
+  if (PyErr_Occurred() || PyErr_CheckSignals()) return;
   if (fault) {
     PyErr_Format(env->errors[0], "%s: %s", self->name, fault);
   } else {
@@ -463,7 +464,7 @@ static int run_on_hip(Entry* self, hf_call* call, int device_index) {
     return -1;
   }
   if (kind) raise_entry_error(self, kind, call->error, NULL);
-  return kind ? -1 : 0;
+  return PyErr_Occurred() ? -1 : 0;
 }
 
 static int run_on_emulator(Entry* self, hf_call* call) {
@@ -488,7 +489,7 @@ static int run_on_emulator(Entry* self, hf_call* call) {
   /* A fault counts even if the entry forgot to ask hipGetLastError. */
   const char* fault = kind == HF_OK || kind == HF_ERROR_LAUNCH ? env->last_error() : NULL;
   PyEval_RestoreThread(thread);
-  if (kind || fault) {
+  if (kind || fault || PyErr_Occurred()) {
     raise_entry_error(self, kind, call->error, fault);
     return -1;
   }
@@ -500,7 +501,7 @@ static int run_on_host(Entry* self, hf_call* call) {
   const int kind = self->entry(call);
   PyEval_RestoreThread(thread);
   if (kind) raise_entry_error(self, kind, call->error, NULL);
-  return kind ? -1 : 0;
+  return PyErr_Occurred() ? -1 : 0;
 }
 
 static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t given, PyObject* kwnames) {
