@@ -1,1 +1,44 @@
-"""Build, cache, load and bind HIP modules."""
+"""Build, cache, load and bind HIP modules.
+
+The files in dependency order; none imports a later one::
+
+    digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
+    spec                      everything that determines a binary, as one value
+    cache_dir, cache          where the cache is; may this binary be used?
+    locks, diagnostics, failures, depfile, resources
+    build                     a miss → staging directory → ninja → checked → published
+    tools, rocm_tree, hip_clang, toolchain     which compiler, and why not the others
+    registry, hip_module      module entry + variant + architecture + toolchain → spec
+    prebuilt, loader          built ahead, else cached, else built; loaded once
+    host_library              the same for host-only libraries
+    fleet, maintenance        building many at once; listing, explaining and pruning the cache
+    abi, signature, compile_ops                the call from Python
+
+A module's first use costs one compile. Every later use, in any process, costs looking at the stat of each file that
+the compiler had read: no lock, no process, no compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Not lazy: the submodule has the function's name, and importing it later would put the submodule in its place.
+from hipforge.jit.compile_ops import compile_ops
+
+_LAZY = {
+    "load": "hipforge.jit.loader",
+    "register": "hipforge.jit.registry",
+}
+
+__all__ = ["compile_ops", "load", "register"]
+
+if TYPE_CHECKING:
+    from hipforge.jit.loader import load as load
+    from hipforge.jit.registry import register as register
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'hipforge.jit' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -6,6 +6,7 @@ a staging directory, which the next build of anything sweeps.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 import logging
@@ -28,7 +29,7 @@ from hipforge.jit.diagnostics import StepFailure
 from hipforge.jit.digest import ABSENT, DigestStore, file_digest
 from hipforge.jit.locks import building, try_building
 from hipforge.jit.ninja import Step
-from hipforge.jit.spec import BuildSpec
+from hipforge.jit.spec import BuildSpec, Generator
 
 log = logging.getLogger("hipforge")
 
@@ -70,7 +71,7 @@ def ensure(spec: BuildSpec, *, validate: Validate | None = None) -> Built:
         ConfigError: the cache directory that the user named cannot be written.
     """
     digests = cache_dir.digests()
-    entry = _present(spec, digests)
+    entry = present(spec)
     if entry is not None:
         return Built(entry, built=False)
     root = cache_dir.writing_root()
@@ -85,8 +86,9 @@ def ensure(spec: BuildSpec, *, validate: Validate | None = None) -> Built:
         return _build_locked(spec, cache_dir.refuse(path, named, error.strerror or str(error)), digests, validate)
 
 
-def _present(spec: BuildSpec, digests: DigestStore) -> cache.Entry | None:
-    entry = cache.find(cache_dir.reading_roots(), spec, digests)
+def present(spec: BuildSpec) -> cache.Entry | None:
+    """Return the usable cached entry, marked as in use, or None; takes no lock and starts no process."""
+    entry = cache.find(cache_dir.reading_roots(), spec, cache_dir.digests())
     return entry if entry is not None and cache.hold(entry) else None
 
 
@@ -134,7 +136,6 @@ def prepare(spec: BuildSpec, staging: Path) -> None:
     """Write a build's generated files and ninja file."""
     for name, text in spec.files.items():
         (staging / name).write_text(text)
-    (staging / "tmp").mkdir()
     text = ninja.whole_file(
         spec.roots.paths, spec.ninja_body(), out=staging.name, launcher=settings.COMPILER_LAUNCHER.get()
     )
@@ -146,9 +147,38 @@ def _build(
 ) -> cache.Entry:
     log.info("building %s", spec.title)
     started = time.monotonic()
+    (staging / "tmp").mkdir()
+    if spec.generator is not None:
+        spec = generate(spec, spec.generator, root, staging, digests)
     prepare(spec, staging)
     run_ninja(staging.parent, f"{staging.name}/build.ninja", staging / "tmp", default_jobs())
     return finish(spec, root, staging, digests, time.monotonic() - started, validate)
+
+
+def generate(
+    spec: BuildSpec, generator: Generator, root: Path, staging: Path, digests: DigestStore
+) -> BuildSpec:
+    """Run a module's generator in ``staging`` and return the spec with the sources it wrote.
+
+    Raises:
+        BuildError: a command failed or wrote no source.
+    """
+    output = staging / generator.output
+    output.mkdir()
+    for command in generator.commands:
+        argv = [spec.roots.show(word) for word in command]
+        done = subprocess.run(argv, cwd=staging, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with (staging / "build.log").open("a") as log_file:
+            log_file.write(f"$ {shlex.join(argv)}\n{done.stdout}\n")
+        if done.returncode:
+            failed = StepFailure("generator", done.returncode, shlex.join(argv), done.stdout)
+            raise _failure(spec, root, staging, failed, digests)
+    written = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
+    sources = tuple(name for name in written if name.endswith(generator.suffixes))
+    if not sources and not spec.steps:
+        raise BuildError(f"{spec.title}: blob_gen_cmd wrote no source into ${{GEN}}")
+    steps, files = generator.plan(sources)
+    return dataclasses.replace(spec, steps=steps, files=files)
 
 
 def run_ninja(directory: Path, file: str, temporary: Path, jobs: int, extra: Sequence[str] = ()) -> None:
@@ -208,6 +238,7 @@ def finish(
         commands=[step.command() for step in spec.steps],
         gfx_targets=gfx_targets,
         kernels=kernels,
+        generated=_generated(spec, staging),
     )
     for item in [*staging.glob("*.o"), *staging.glob("*.hipfb"), *staging.glob(".ninja_*"), *staging.glob("*.started")]:
         item.unlink()
@@ -216,6 +247,13 @@ def finish(
     failures.forget(root, spec)
     log.info("built %s in %.1f s", spec.title, seconds)
     return cache.Entry(path, manifest)
+
+
+def _generated(spec: BuildSpec, staging: Path) -> dict[str, str]:
+    if spec.generator is None:
+        return {}
+    files = sorted(path for path in (staging / spec.generator.output).rglob("*") if path.is_file())
+    return {path.relative_to(staging).as_posix(): file_digest(path) for path in files}
 
 
 def step_failures(spec: BuildSpec, staging: Path) -> Iterable[StepFailure]:
@@ -245,7 +283,8 @@ def write_log(spec: BuildSpec, staging: Path) -> None:
     """Join the steps' commands and outputs into ``build.log``; print it when asked to be verbose."""
     parts = [f"$ {_shown(spec, step)}\n{_output(staging, step)}" for step in spec.steps]
     text = "\n".join(parts)
-    (staging / "build.log").write_text(text)
+    with (staging / "build.log").open("a") as log_file:
+        log_file.write(text)
     if spec.verbose or settings.VERBOSE.get():
         print(text, file=sys.stderr)
 
@@ -285,6 +324,7 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
                 relative.append(path)
     found = [(hidden, digests.of(spec.roots.show(hidden))) for hidden in sorted(paths)]
     if failed:
+        relative = [path for path in relative if not (staging / path).exists()]
         tried = missing_headers(relative, [spec.roots.show(hidden) for hidden in paths], _include_dirs(spec))
         found += [(spec.roots.hide(path), ABSENT) for path in tried if digests.of(path) == ABSENT]
     return found

@@ -130,6 +130,14 @@ def _write_problem(path: Path) -> str | None:
     return None
 
 
+def state_dir() -> Path:
+    """Return where remembered digests and probes are kept: the cache directory if it can be written, else beside it."""
+    path, named = configured()
+    if named or not path.exists() or os.access(path, os.W_OK):
+        return path
+    return reading_roots()[-1]
+
+
 @functools.lru_cache(maxsize=8)
 def _store(path: Path) -> DigestStore:
     return DigestStore(path / "digests.json")
@@ -137,4 +145,4 @@ def _store(path: Path) -> DigestStore:
 
 def digests() -> DigestStore:
     """Return the stat-cached digests of the configured cache directory."""
-    return _store(configured()[0])
+    return _store(state_dir())

@@ -1,6 +1,9 @@
 """A registry entry, a variant and an architecture → the spec of one HIP module.
 
 The *portable* ingredients (sources, flags, variant, target, ABI) need no compiler: prebuilt modules match on them.
+
+Known gap: what a generator reads is taken from its command line; a file it opens by itself is not noticed, unless it
+is a Python file beside the script.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from hipforge.devices import arch_info
 from hipforge.errors import ArchError, ConfigError
 from hipforge.jit import cache_dir
 from hipforge.jit.digest import ABSENT
-from hipforge.jit.ninja import body
+from hipforge.jit.ninja import Step, body
 from hipforge.jit.registry import ModuleEntry
 from hipforge.jit.roots import Roots, package_roots
-from hipforge.jit.spec import BuildSpec, VariantValue, common_ingredients, variant_label
-from hipforge.jit.toolchain import Toolchain, Unit
+from hipforge.jit.spec import BuildSpec, Generator, VariantValue, common_ingredients, variant_label
+from hipforge.jit.toolchain import Toolchain
+from hipforge.jit.units import Unit
 
 GENERATED = "gen"
 """The folder in the build directory that ``${GEN}`` stands for."""
@@ -76,13 +80,26 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
         portable[f"source:{source}"] = _source_digest(entry, roots.show(source), digests.of(roots.show(source)))
     for number, command in enumerate(entry.blob_gen_cmd):
         portable[f"generator:{number}"] = " ".join(command)
-        for word in command[1:]:
-            if word.startswith("${") and not word.startswith("${GEN}") and Path(roots.show(word)).is_file():
-                portable[f"generator:{word}"] = digests.of(roots.show(word))
+        for word in _files_read(command, roots):
+            portable[f"generator:{word}"] = digests.of(roots.show(word))
     if entry.ffi == "pybind11":
         portable["python"] = f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}"
         portable["pybind11"] = str(importlib.import_module("pybind11").__version__)
     return Request(entry, checked, arch, roots, portable)
+
+
+def _files_read(command: tuple[str, ...], roots: Roots) -> list[str]:
+    """Return the files a generator is known to read: those its command names, and the Python files beside a script."""
+    found: dict[str, None] = {}
+    for word in command:
+        if word == "${PYTHON}" or "${GEN}" in word:
+            continue
+        path = Path(roots.show(word))
+        if path.is_absolute() and path.is_file():
+            found[word] = None
+            if path.suffix == ".py":
+                found.update(dict.fromkeys(roots.hide(beside) for beside in sorted(path.parent.glob("*.py"))))
+    return list(found)
 
 
 def _source_digest(entry: ModuleEntry, path: str, digest: str) -> str:
@@ -95,19 +112,21 @@ def _pybind11_include() -> str:
     return str(importlib.import_module("pybind11").get_include())
 
 
-def specification(wanted: Request, toolchain: Toolchain, generated: tuple[str, ...] = ()) -> BuildSpec:
-    """Return the spec of ``wanted`` as ``toolchain`` would build it; ``generated`` names a generator's sources."""
+def specification(wanted: Request, toolchain: Toolchain) -> BuildSpec:
+    """Return the spec of ``wanted`` as ``toolchain`` would build it."""
     entry = wanted.entry
-    roots = wanted.roots.with_paths(**toolchain.roots())
-    sources = (*entry.srcs, *(f"{GENERATED}/{name}" for name in generated))
-    compiled = [
-        toolchain.compile(_unit(wanted, number, source), entry.name, wanted.arch)
-        for number, source in enumerate(sources)
-    ]
-    objects = [name for part in compiled for name in part.objects]
-    link = toolchain.link(objects, _expand_generated(entry.extra_ldflags), BuildSpec.library)
-    steps = (*(step for part in compiled for step in part.steps), link)
-    files = {name: text for part in compiled for name, text in part.files.items()}
+    generator = None
+    sample: tuple[str, ...] = ()
+    if entry.blob_gen_cmd:
+        generator = Generator(
+            tuple(_expand_generated(command) for command in entry.blob_gen_cmd),
+            GENERATED,
+            _SOURCE_SUFFIXES,
+            lambda generated: _plan(wanted, toolchain, generated),
+        )
+        # Stands for the sources to come, so that the flags they will get are in the key.
+        sample = ("generated.cu",)
+    steps, files = _plan(wanted, toolchain, sample)
     ingredients = {**wanted.portable, **toolchain.ingredients(wanted.arch)}
     ingredients["steps"] = body(steps, wanted.stem)
     ingredients["files"] = json.dumps(files)
@@ -115,15 +134,31 @@ def specification(wanted: Request, toolchain: Toolchain, generated: tuple[str, .
         module=entry.name,
         variant=wanted.variant,
         target=wanted.arch,
-        roots=roots,
+        roots=wanted.roots.with_paths(**toolchain.roots()),
         steps=steps,
         files=files,
         ingredients=ingredients,
         toolchain=toolchain.description,
-        generator=entry.blob_gen_cmd,
+        generator=generator,
+        is_device_code=generator is not None or any(Path(source).suffix in _HIP_SUFFIXES for source in entry.srcs),
         limits=entry.resource_limits,
         verbose=entry.verbose,
     )
+
+
+def _plan(
+    wanted: Request, toolchain: Toolchain, generated: tuple[str, ...]
+) -> tuple[tuple[Step, ...], Mapping[str, str]]:
+    entry = wanted.entry
+    sources = (*entry.srcs, *(f"{GENERATED}/{name}" for name in generated))
+    compiled = [
+        toolchain.compile(_unit(wanted, number, source), entry.name, wanted.arch)
+        for number, source in enumerate(sources)
+    ]
+    objects = [name for part in compiled for name in part.objects]
+    link = toolchain.link(objects, _expand_generated(entry.extra_ldflags), BuildSpec.library)
+    files = {name: text for part in compiled for name, text in part.files.items()}
+    return (*(step for part in compiled for step in part.steps), link), files
 
 
 def _unit(wanted: Request, number: int, source: str) -> Unit:

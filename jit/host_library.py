@@ -1,6 +1,7 @@
 """Host-only shared libraries from C and C++ sources: the binding extension and the emulator.
 
-They go through the same cache as HIP modules, under the target ``host``.
+They go through the same cache as HIP modules, under the target ``host``, and can be prebuilt like them: then
+``HIPFORGE_HOST_MARCH`` replaces ``-march=native``, and only a machine that has those instructions takes the library.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from hipforge.errors import ToolchainError
-from hipforge.jit import cache_dir
-from hipforge.jit.build import ensure
+from hipforge import settings
+from hipforge.errors import BuildError, MissingModuleError, ToolchainError
+from hipforge.jit import cache, cache_dir, prebuilt
+from hipforge.jit.build import ensure, present
+from hipforge.jit.digest import ABSENT
+from hipforge.jit.host_cpu import native
 from hipforge.jit.ninja import Step, body
 from hipforge.jit.roots import Roots, package_roots
-from hipforge.jit.spec import BuildSpec, common_ingredients, environment_ingredients, host_cpu
+from hipforge.jit.spec import BuildSpec, common_ingredients, environment_ingredients
 from hipforge.jit.tools import identify
 
 TARGET = "host"
@@ -47,42 +52,77 @@ def _is_cplusplus(source: Path) -> bool:
     return source.suffix != ".c"
 
 
-def specification(name: str, *, sources: Sequence[Path], cflags: Sequence[str], ldflags: Sequence[str]) -> BuildSpec:
-    """Return the spec of a host library; the arguments are those of :func:`build`."""
-    roots = package_roots()
+@dataclass(frozen=True)
+class Request:
+    """One host library before any compiler is known; all paths with placeholders."""
+
+    name: str
+    sources: tuple[str, ...]
+    cflags: tuple[str, ...]
+    ldflags: tuple[str, ...]
+    roots: Roots
+    portable: Mapping[str, str]
+
+
+def request(name: str, *, sources: Sequence[Path], cflags: Sequence[str], ldflags: Sequence[str]) -> Request:
+    """Complete a request for a host library; the arguments are those of :func:`build`.
+
+    Raises:
+        BuildError: a source is missing.
+    """
     digests = cache_dir.digests()
-    ingredients = common_ingredients(name, {}, TARGET)
-    ingredients["flags"] = json.dumps({"cflags": list(cflags), "ldflags": list(ldflags)})
+    outside = [str(source.parent) for source in sources if package_roots().hide(source) == str(source)]
+    folders = [flag[2:] for flag in cflags if flag.startswith("-I/")]
+    roots = package_roots().with_paths(
+        **{f"SOURCE{number}": path for number, path in enumerate(dict.fromkeys(outside))},
+        **{f"INCLUDE{number}": path for number, path in enumerate(dict.fromkeys(folders))},
+    )
+    hidden = tuple(roots.hide(source) for source in sources)
+    flags = tuple(f"-I{roots.hide(flag[2:])}" if flag.startswith("-I/") else flag for flag in cflags)
+    portable = common_ingredients(name, {}, TARGET)
+    portable["flags"] = json.dumps({"cflags": flags, "ldflags": list(ldflags)})
+    for path, source in zip(hidden, sources, strict=True):
+        portable[f"source:{path}"] = digests.of(str(source))
+        if portable[f"source:{path}"] == ABSENT:
+            raise BuildError(f"{name}: there is no source {source}")
+    return Request(name, hidden, flags, tuple(ldflags), roots, portable)
+
+
+def specification(wanted: Request) -> BuildSpec:
+    """Return the spec of ``wanted`` as this machine's compilers would build it.
+
+    Raises:
+        ToolchainError: there is no host compiler.
+    """
+    ingredients = {**wanted.portable, **environment_ingredients()}
+    roots = wanted.roots
     versions: list[str] = []
-    linker_is_cplusplus = any(map(_is_cplusplus, sources))
-    for cplusplus in sorted({linker_is_cplusplus, *map(_is_cplusplus, sources)}):
+    is_cplusplus = [_is_cplusplus(Path(source)) for source in wanted.sources]
+    for cplusplus in sorted({any(is_cplusplus), *is_cplusplus}):
         path = compiler(cplusplus)
         variable = _COMPILERS[cplusplus][0]
         roots = roots.with_paths(**{variable: path})
-        tool = identify(path, digests)
+        tool = identify(path, cache_dir.digests())
         versions.append(f"{path.name}: {tool.version}")
         ingredients.update(tool.ingredients(f"compiler:{variable}"))
-    ingredients["compiler:version"] = ingredients[f"compiler:{_COMPILERS[linker_is_cplusplus][0]}:version"]
-    roots, hidden = _hide_sources(roots, sources)
-    steps = tuple(_compile(number, path, cflags) for number, path in enumerate(hidden))
-    objects = [step.outputs[0] for step in steps]
-    steps += (_link(linker_is_cplusplus, objects, ldflags),)
-    for path, source in zip(hidden, sources, strict=True):
-        ingredients[f"source:{path}"] = digests.of(str(source))
-    if any("-march=native" in flag or "-mtune=native" in flag for flag in cflags):
-        ingredients["host cpu"] = host_cpu()
-    ingredients.update(environment_ingredients())
-    ingredients["steps"] = body(steps, name)
+    march = settings.HOST_MARCH.get()
+    cflags = tuple(flag.replace("-march=native", f"-march={march}") for flag in wanted.cflags)
+    if any("-march=native" in flag for flag in wanted.cflags):
+        ingredients["host cpu"] = native() if march == "native" else march
+    steps = tuple(_compile(number, path, cflags) for number, path in enumerate(wanted.sources))
+    steps += (_link(any(is_cplusplus), [step.outputs[0] for step in steps], wanted.ldflags),)
+    ingredients["steps"] = body(steps, wanted.name)
     return BuildSpec(
-        module=name, variant={}, target=TARGET, roots=roots, steps=steps, files={}, ingredients=ingredients,
-        toolchain=", ".join(versions), is_device_code=False,
+        module=wanted.name,
+        variant={},
+        target=TARGET,
+        roots=roots,
+        steps=steps,
+        files={},
+        ingredients=ingredients,
+        toolchain=", ".join(versions),
+        is_device_code=False,
     )
-
-
-def _hide_sources(roots: Roots, sources: Sequence[Path]) -> tuple[Roots, list[str]]:
-    outside = [str(source.parent) for source in sources if roots.hide(source) == str(source)]
-    roots = roots.with_paths(**{f"SOURCE{number}": path for number, path in enumerate(dict.fromkeys(outside))})
-    return roots, [roots.hide(source) for source in sources]
 
 
 def _compile(number: int, source: str, cflags: Sequence[str]) -> Step:
@@ -113,20 +153,45 @@ def _link(cplusplus: bool, objects: Sequence[str], ldflags: Sequence[str]) -> St
 def build(
     name: str, *, sources: Sequence[Path], cflags: Sequence[str] = (), ldflags: Sequence[str] = ()
 ) -> Path:
-    """Return the shared library made of ``sources``, building it if the cache has none with these contents.
+    """Return the shared library made of ``sources``: prebuilt, else cached, else built now.
 
     Compiled with ``-fPIC -I<package>/csrc/include`` and then ``cflags``, in order; linked with ``-shared``, the
     objects and then ``ldflags``. Flags may use ``${CSRC}`` and ``${JIT}``.
 
     Raises:
-        BuildError: a source does not compile.
+        BuildError: a source does not compile or is missing.
+        MissingModuleError: it is not built and ``HIPFORGE_DISABLE_JIT=1``.
         ToolchainError: there is no host compiler.
     """
-    resolved = [Path(os.path.realpath(source)) for source in sources]
-    return _build_library(name, tuple(resolved), tuple(cflags), tuple(ldflags))
+    resolved = tuple(Path(os.path.realpath(source)) for source in sources)
+    return entry(name, sources=resolved, cflags=tuple(cflags), ldflags=tuple(ldflags)).library
+
+
+def entry(
+    name: str, *, sources: Sequence[Path], cflags: Sequence[str] = (), ldflags: Sequence[str] = ()
+) -> cache.Entry:
+    """Like :func:`build`, but return the whole entry: its manifest says how and in how many seconds it was built."""
+    return _entry(name, tuple(sources), tuple(cflags), tuple(ldflags), cache_dir.configured()[0])
 
 
 @functools.cache
-def _build_library(name: str, sources: tuple[Path, ...], cflags: tuple[str, ...], ldflags: tuple[str, ...]) -> Path:
-    spec = specification(name, sources=sources, cflags=cflags, ldflags=ldflags)
-    return ensure(spec).entry.library
+def _entry(
+    name: str, sources: tuple[Path, ...], cflags: tuple[str, ...], ldflags: tuple[str, ...], _root: Path
+) -> cache.Entry:
+    wanted = request(name, sources=sources, cflags=cflags, ldflags=ldflags)
+    ready = prebuilt.find(name, TARGET, wanted.portable, wanted.roots)
+    if ready is not None:
+        return ready
+    if not settings.DISABLE_JIT.get():
+        ready = ensure(specification(wanted)).entry
+    else:
+        try:
+            ready = present(specification(wanted))
+        except ToolchainError:
+            ready = None
+        if ready is None:
+            raise MissingModuleError(
+                f"{name} is not built and HIPFORGE_DISABLE_JIT=1; build it ahead of time: hipforge build --all"
+            )
+    cache_dir.digests().save()
+    return ready

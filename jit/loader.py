@@ -1,12 +1,15 @@
 """From a module's name to its loaded library: prebuilt, else cached, else built.
 
-A library is loaded once per process. What it is (targets, digest) is checked before ``dlopen``, because loading code
-for another GPU cannot be undone.
+A library is loaded once per process. What it is (its digest, the GPU it is for) is checked before ``dlopen``, because
+loading cannot be undone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib.machinery
+import importlib.util
 import logging
 import os
 import threading
@@ -14,10 +17,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from hipforge import devices, settings
-from hipforge.errors import BuildError, MissingModuleError
-from hipforge.jit import build, cache, cache_dir, hip_module, registry, toolchain
+from hipforge.errors import BuildError, MissingModuleError, ToolchainError
+from hipforge.jit import build, cache, cache_dir, hip_module, prebuilt, registry, toolchain
+from hipforge.jit.hip_module import Request
 from hipforge.jit.spec import VariantValue
 
 log = logging.getLogger("hipforge")
@@ -25,8 +30,9 @@ log = logging.getLogger("hipforge")
 
 @dataclass(frozen=True)
 class LoadedModule:
-    """A loaded module: ``handle`` is what ``dlopen`` returned, ``seconds`` how long finding or building it took."""
+    """A loaded module; ``path`` is its library, ``seconds`` the time from the question to the loaded library."""
 
+    name: str
     path: Path
     manifest: cache.Manifest
     library: ctypes.CDLL
@@ -35,14 +41,42 @@ class LoadedModule:
 
     @property
     def handle(self) -> int:
-        """The ``dlopen`` handle."""
+        """What ``dlopen`` returned."""
         return int(self.library._handle)
+
+    @functools.cached_property
+    def python_module(self) -> ModuleType:
+        """The Python module that the library is, for ``"ffi": "pybind11"``.
+
+        Raises:
+            BuildError: it has no ``PYBIND11_MODULE`` of the module's name.
+        """
+        loader = importlib.machinery.ExtensionFileLoader(self.name, str(self.path))
+        spec = importlib.util.spec_from_file_location(self.name, self.path, loader=loader)
+        assert spec is not None
+        try:
+            module = importlib.util.module_from_spec(spec)
+            loader.exec_module(module)
+        except ImportError as error:
+            raise BuildError(
+                f"{self.name} is no Python module: {error}; its source needs PYBIND11_MODULE({self.name}, m)"
+            ) from error
+        return module
 
 
 _Key = tuple[str, tuple[tuple[str, VariantValue], ...], str]
 
 _loaded: dict[_Key, LoadedModule] = {}
 _lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+# A child forked while another thread was loading must not wait for that thread, which it does not have.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> LoadedModule:
@@ -65,36 +99,39 @@ def load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> 
         return _loaded[key]
 
 
-def loaded() -> tuple[LoadedModule, ...]:
-    """Return the modules that this process has loaded, in order."""
-    return tuple(_loaded.values())
-
-
 def _load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> LoadedModule:
     started = time.perf_counter()
     wanted = hip_module.request(registry.module(module), variant, arch)
-    devices.current().load_runtime()
-    held: list[ctypes.CDLL] = []
+    opened: list[ctypes.CDLL] = []
+    entry = prebuilt.find(wanted.stem, wanted.arch, wanted.portable, wanted.roots)
+    built = False
+    if entry is None:
+        entry, built = _cached_or_built(wanted, lambda library: opened.append(open_library(library)))
+        cache_dir.digests().save()
+    library = opened[0] if opened else open_library(entry.library)
+    seconds = time.perf_counter() - started
+    log.debug("loaded %s in %.1f ms", entry.path, seconds * 1e3)
+    return LoadedModule(module, entry.library, entry.manifest, library, seconds, built)
 
-    def open_in_staging(library: Path) -> None:
-        held.append(open_library(library))
 
-    if settings.DISABLE_JIT.get():
+def _cached_or_built(wanted: Request, validate: build.Validate) -> tuple[cache.Entry, bool]:
+    may_build = not settings.DISABLE_JIT.get()
+    try:
         spec = hip_module.specification(wanted, toolchain.select(wanted.arch))
-        entry = cache.find(cache_dir.reading_roots(), spec, cache_dir.digests())
-        if entry is None:
-            raise MissingModuleError(missing_message(wanted))
-        built = False
-    else:
-        spec = hip_module.specification(wanted, toolchain.select(wanted.arch))
-        result = build.ensure(spec, validate=open_in_staging)
-        entry, built = result.entry, result.built
-    cache_dir.digests().save()
-    library = held[0] if held else open_library(entry.library)
-    return LoadedModule(entry.path, entry.manifest, library, time.perf_counter() - started, built)
+    except ToolchainError as error:
+        if may_build:
+            raise
+        raise MissingModuleError(missing_message(wanted)) from error
+    if may_build:
+        result = build.ensure(spec, validate=validate)
+        return result.entry, result.built
+    entry = build.present(spec)
+    if entry is None:
+        raise MissingModuleError(missing_message(wanted))
+    return entry, False
 
 
-def missing_message(wanted: hip_module.Request) -> str:
+def missing_message(wanted: Request) -> str:
     """Return the error for a module that is not built where building is disabled."""
     return (
         f"{wanted.stem} for {wanted.arch} is not built and HIPFORGE_DISABLE_JIT=1; "
@@ -103,11 +140,12 @@ def missing_message(wanted: hip_module.Request) -> str:
 
 
 def open_library(library: Path) -> ctypes.CDLL:
-    """Load a shared library with its symbols kept to itself.
+    """Load a module's library, its symbols kept to itself, after the HIP runtime that it binds to.
 
     Raises:
         BuildError: the dynamic linker refused it.
     """
+    devices.current().load_runtime()
     try:
         return ctypes.CDLL(str(library), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:

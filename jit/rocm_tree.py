@@ -17,6 +17,7 @@ from pathlib import Path
 from hipforge.errors import ToolchainError
 from hipforge.jit import cache
 from hipforge.jit.digest import DigestStore, text_digest
+from hipforge.jit.locks import building
 
 _RECIPE = 1
 """Raised when the tree's contents change for the same triton."""
@@ -76,9 +77,15 @@ def assemble(tree: Path, clang: Path) -> None:
         ToolchainError: the compiler could not make them.
         OSError: the directory cannot be written.
     """
+    root = tree.parent.parent
+    with building(root, f"rocm-tree-{tree.name}", "the ROCm tree"):
+        if not is_complete(tree):
+            _assemble(tree, root, clang)
+
+
+def _assemble(tree: Path, root: Path, clang: Path) -> None:
     source = triton_files()
     assert source is not None
-    root = tree.parent.parent
     staging = cache.staging_dir(root, "discarded")
     try:
         bitcode = staging / "amdgcn/bitcode"

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import hipforge
@@ -84,11 +84,24 @@ def category(ingredient: str) -> str:
 
 
 @dataclass(frozen=True)
+class Generator:
+    """Commands that write sources into the folder ``output`` of the build directory, and what is done with those.
+
+    ``plan`` takes the names of the sources written and returns all steps and files of the build.
+    """
+
+    commands: tuple[tuple[str, ...], ...]
+    output: str
+    suffixes: tuple[str, ...]
+    plan: Callable[[tuple[str, ...]], tuple[tuple[Step, ...], Mapping[str, str]]]
+
+
+@dataclass(frozen=True)
 class BuildSpec:
     """One binary to be: what it is called, how it is made, and what determines it.
 
-    ``steps`` run in an empty directory in which ``files`` have been written; the last output is ``library``.
-    ``estimate`` values such as build times have no place here: two equal specs make equal binaries.
+    ``steps`` run in an empty directory in which ``files`` have been written; the last output is ``library``. With a
+    ``generator``, they are known only once it ran.
     """
 
     module: str
@@ -99,7 +112,7 @@ class BuildSpec:
     files: Mapping[str, str]
     ingredients: Mapping[str, str]
     toolchain: str
-    generator: tuple[tuple[str, ...], ...] = ()
+    generator: Generator | None = None
     limits: Mapping[str, object] = field(default_factory=dict)
     is_device_code: bool = True
     verbose: bool = False
@@ -148,16 +161,3 @@ def common_ingredients(module: str, variant: Mapping[str, VariantValue], target:
         "target": target,
         "variant": json.dumps(dict(variant)),
     }
-
-
-@functools.lru_cache(maxsize=1)
-def host_cpu() -> str:
-    """Return what ``-march=native`` depends on: model and feature flags of the first CPU."""
-    fields: dict[str, str] = {}
-    with open("/proc/cpuinfo") as lines:  # noqa: PTH123 (read line by line: 300 cores make 500 kB)
-        for line in lines:
-            name, _, value = line.partition(":")
-            if not name.strip():
-                break
-            fields[name.strip()] = value.strip()
-    return " ".join(fields.get(name, "") for name in ("vendor_id", "cpu family", "model", "stepping", "flags"))

@@ -50,11 +50,14 @@ class ProbeStore:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._answers: dict[str, Any] = {}
+        self._answers = self._read()
+
+    def _read(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):
-            loaded = json.loads(file.read_bytes())
+            loaded = json.loads(self.file.read_bytes())
             if isinstance(loaded, dict):
-                self._answers = loaded
+                return loaded
+        return {}
 
     def get(self, question: str, stamp: list[int]) -> Any | None:
         """Return the remembered answer, if the program is the one that gave it."""
@@ -64,11 +67,12 @@ class ProbeStore:
     def put(self, question: str, stamp: list[int], answer: Any) -> None:
         """Remember an answer; failing to write it is not an error."""
         self._answers[question] = [stamp, answer]
+        self._answers = {**self._read(), **self._answers}
         with contextlib.suppress(OSError):
-            root = cache_dir.writing_root() if self.file.parent == cache_dir.configured()[0] else self.file.parent
-            temporary = root / f"{self.file.name}.{os.getpid()}"
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}")
             temporary.write_text(json.dumps(self._answers))
-            temporary.replace(root / self.file.name)
+            temporary.replace(self.file)
 
 
 @functools.lru_cache(maxsize=8)
@@ -78,7 +82,7 @@ def _probe_store(root: Path) -> ProbeStore:
 
 def probes() -> ProbeStore:
     """Return the remembered answers of the configured cache directory."""
-    return _probe_store(cache_dir.configured()[0])
+    return _probe_store(cache_dir.state_dir())
 
 
 def stamp(path: Path) -> list[int]:

@@ -82,6 +82,23 @@ def _positive_float(text: str) -> float:
     return value
 
 
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_size(text: str) -> int:
+    """Return a size in bytes: ``"500M"`` → 524288000. K, M, G and T are powers of 1024.
+
+    Raises:
+        ValueError: it is not a number with such a unit.
+    """
+    number = text.strip().upper().removesuffix("IB").removesuffix("B")
+    unit = number[-1:] if number[-1:] in _UNITS else ""
+    value = float(number.removesuffix(unit))
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return int(value * _UNITS[unit])
+
+
 def _path(text: str) -> Path:
     return Path(text).expanduser()
 
@@ -132,6 +149,15 @@ HIPCC = Setting[Path | None](
 COMPILER_LAUNCHER = Setting(
     "HIPFORGE_COMPILER_LAUNCHER", "", str, "a command such as ccache",
     "Put in front of every compiler command.",
+)
+HOST_MARCH = Setting(
+    "HIPFORGE_HOST_MARCH", "native", _choice("native", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"),
+    "native or an x86-64 level",
+    "CPU for which host libraries (the emulator) are built; a level such as x86-64-v3 for ones that travel.",
+)
+CACHE_LIMIT = Setting[int | None](
+    "HIPFORGE_CACHE_LIMIT", None, parse_size, "a size such as 500M or 4G",
+    "After a build, remove least recently used entries beyond this size; default no limit.",
 )
 MAX_JOBS = Setting[int | None](
     "HIPFORGE_MAX_JOBS", None, _positive_int, "a positive integer",

@@ -1,0 +1,100 @@
+"""Modules built ahead of time: read-only directories with the cache's layout, which need no compiler.
+
+``HIPFORGE_PREBUILT_DIR`` is looked at first, then the ``prebuilt`` folder of an installed wheel. An entry fits when
+module, variant, target, flags, ABI and the digests of the sources (and of every header of the project that they
+include) are those of this installation; compiler and system headers may be others or missing. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import hipforge
+from hipforge import settings
+from hipforge.jit import cache
+from hipforge.jit.cache import Entry
+from hipforge.jit.digest import DigestStore
+from hipforge.jit.host_cpu import can_run
+from hipforge.jit.roots import Roots
+from hipforge.jit.spec import PORTABLE, BuildSpec, category
+
+log = logging.getLogger("hipforge")
+
+_OWN_FILES = ("${CSRC}/", "${JIT}/", "${MODULE_DIR}/")
+_KEY_DIGITS = 16
+
+
+def directories() -> list[Path]:
+    """Return the directories of prebuilt modules that exist, in order."""
+    packaged = Path(hipforge.__file__).parent / "prebuilt"
+    return [path for path in (*settings.PREBUILT_DIR.get(), packaged) if path.is_dir()]
+
+
+def find(stem: str, target: str, portable: Mapping[str, str], roots: Roots) -> Entry | None:
+    """Return the prebuilt entry called ``stem`` that fits, or None.
+
+    Args:
+        stem: ``<module>[-<variant>]``.
+        target: ``gfx950``, ``gfx942`` or ``host``.
+        portable: the ingredients that need no compiler.
+        roots: where this installation's files are.
+    """
+    for directory in directories():
+        for path in _named(directory / target, stem):
+            entry = cache.read_entry(path)
+            reason = "it cannot be read" if entry is None else misfit(entry, portable, roots)
+            if reason is None:
+                return entry
+            log.debug("prebuilt %s does not fit: %s", path, reason)
+    return None
+
+
+def _named(directory: Path, stem: str) -> Iterable[Path]:
+    suffix = 2 * (_KEY_DIGITS + 1)
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(directory)):  # noqa: PTH208
+            if name[:-suffix] == stem:
+                yield directory / name
+
+
+def misfit(entry: Entry, portable: Mapping[str, str], roots: Roots) -> str | None:
+    """Return why a prebuilt entry cannot be used here, or None."""
+    theirs = {name: value for name, value in entry.manifest.ingredients.items() if category(name) in PORTABLE}
+    for name in sorted({*theirs, *portable}):
+        if category(name) in PORTABLE and theirs.get(name) != portable.get(name):
+            return f"{name} is another"
+    cpu = entry.manifest.ingredients.get("host cpu")
+    if cpu is not None and not can_run(cpu):
+        return "it was built for another CPU"
+    digests = _in_memory()
+    for hidden, digest in entry.manifest.dependencies:
+        if hidden.startswith(_OWN_FILES) and digests.of(roots.show(hidden)) != digest:
+            return f"{hidden} changed"
+    return cache.damage(entry, digests)
+
+
+@functools.cache
+def _in_memory() -> DigestStore:
+    return DigestStore(None)
+
+
+def export(entries: Iterable[Entry], directory: Path) -> list[Path]:
+    """Copy entries into a directory for ``HIPFORGE_PREBUILT_DIR`` or a wheel; returns where they lie.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    written: list[Path] = []
+    for entry in entries:
+        target = directory / entry.manifest.target / entry.path.name
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (BuildSpec.library, cache.MANIFEST):
+            shutil.copyfile(entry.path / name, target / name)
+        written.append(target)
+    return written
