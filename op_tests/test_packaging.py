@@ -1,0 +1,117 @@
+"""The wheel works without the source tree, imports are lazy, and the README is complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hipforge import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(code: str, **kwargs) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, **kwargs)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def tracked_files(*folders: str) -> list[str]:
+    command = ["git", "ls-files", *folders]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    # Built from a copy, so that no leftover of an earlier build gets in and nothing is written to the checkout.
+    out, tree = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("tree")
+    for name in tracked_files():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tree / name)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(out), "."]
+    result = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    (path,) = out.glob("hipforge-*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The wheel unpacked elsewhere, in front of the editable install of this environment."""
+    site = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)]
+    subprocess.run(command, check=True, capture_output=True)
+    return site
+
+
+def test_the_wheel_carries_sources_tables_and_registry_and_nothing_stray(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    wanted = {f"hipforge/{name}" for name in tracked_files("csrc", "configs")}
+    wanted |= {"hipforge/jit/optCompilerConfig.json", "hipforge/jit/binding.c", "hipforge/py.typed"}
+    assert wanted <= set(names), sorted(wanted - set(names))
+    tops = {name.split("/")[0] for name in names}
+    assert all(top == "hipforge" or top.endswith(".dist-info") for top in tops), tops
+
+
+def test_an_op_runs_from_the_wheel_alone(installed, tmp_path):
+    out = run(
+        """
+import torch, hipforge
+from hipforge.ops.reference import quantize_mxfp8, mxfp8_mm
+x = torch.randn(4, 256, dtype=torch.bfloat16); w = torch.randn(48, 256, dtype=torch.bfloat16)
+q = (*quantize_mxfp8(x), *quantize_mxfp8(w))
+y = hipforge.mxfp8_gemv(*q)
+print(hipforge.__file__)
+print(torch.allclose(y.float(), mxfp8_mm(*q).float(), rtol=2**-7, atol=2**-7))
+""",
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+    ).split()
+    assert Path(out[0]).is_relative_to(installed)
+    assert out[1] == "True"
+
+
+def test_importing_is_quick_and_imports_no_torch(tmp_path):
+    code = """
+import sys, time
+start = time.perf_counter()
+import hipforge
+seconds = time.perf_counter() - start
+heavy = [name for name in ("torch", "triton", "numpy", "rich", "click", "ninja") if name in sys.modules]
+print(seconds, *heavy)
+"""
+    runs = [run(code, cwd=tmp_path).split() for _ in range(5)]
+    assert all(len(words) == 1 for words in runs), runs
+    assert min(float(words[0]) for words in runs) < 0.05
+
+
+def test_every_public_name_resolves():
+    import hipforge
+
+    for name in hipforge.__all__:
+        assert getattr(hipforge, name) is not None
+    assert set(hipforge.__all__) <= set(dir(hipforge))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        hipforge.no_such_name  # noqa: B018
+
+
+def test_the_readme_lists_every_setting_with_its_default():
+    text = (ROOT / "README.md").read_text()
+    documented = set(re.findall(r"^\| `(HIPFORGE_[A-Z_<>]+)`", text, re.MULTILINE))
+    known = {setting.env for setting in settings.ALL} | {settings.CONFIG_PREFIX + "<FAMILY>"}
+    assert documented == known
+    assert len({setting.env for setting in settings.ALL}) == len(settings.ALL)
+
+
+def test_the_readme_example_runs_as_pasted(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    run(blocks[0], cwd=tmp_path)
