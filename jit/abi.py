@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.machinery
-import importlib.util
 import logging
 import os
 import sysconfig
@@ -19,7 +17,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, Protocol
 
 from hipforge import devices
@@ -86,7 +83,7 @@ def process_environment() -> Environment:
     """
     device = devices.current()
     runtime = device.load_runtime()
-    library = runtime if isinstance(runtime, ctypes.CDLL) else ctypes.CDLL(None)
+    library = getattr(runtime, "library", runtime)
     if device.kind == "emulator":
         push, pop, last, clear = (_address(library, name) for name in _EMULATOR_FUNCTIONS)
         return Environment("emulator", emulator=(push, pop, last, clear))
@@ -179,11 +176,12 @@ def make_binder(environment: Environment, implementation: Implementation | None 
     import torch
 
     from hipforge.jit import abi_ctypes
+    from hipforge.jit.python_module import import_extension
 
     maker: Callable[..., Binder] = abi_ctypes.make_binder
     if implementation != "ctypes":
         try:
-            maker = _load_extension(_extension_path()).make_binder
+            maker = import_extension(_extension_path(), "hipforge_binding").make_binder
         except (ToolchainError, BuildError) as error:
             if implementation is not None:
                 raise
@@ -202,15 +200,6 @@ def make_binder(environment: Environment, implementation: Implementation | None 
         table,
         (*environment.emulator, *environment.hip),
     )
-
-
-def _load_extension(path: Path) -> ModuleType:
-    loader = importlib.machinery.ExtensionFileLoader("hipforge_binding", str(path))
-    spec = importlib.util.spec_from_file_location("hipforge_binding", path, loader=loader)
-    assert spec is not None  # a loader was given
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
 
 
 def _extension_path() -> Path:

@@ -99,6 +99,9 @@ class CtypesBinder:
             except _Diverted:
                 assert divert is not None
                 return divert(*values)
+            except SystemError as error:
+                # The emulator leaves a signal handler's exception set; ctypes wraps it.
+                raise error.__cause__ or error from None
 
         call.__name__ = name
         call.__hipforge_owner__ = owner  # type: ignore[attr-defined]

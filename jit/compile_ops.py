@@ -158,6 +158,7 @@ class Stub:
         values = self.signature.bind(args, kwargs)
         if way == "eager" and _belongs_to_dispatcher(values):
             return self._divert(*values)
+        _check_kinds(self.signature, values)
         with self._lock:
             if isinstance(getattr(self, way), functools.partial):
                 setattr(self, way, self._prepare(values, self._divert if way == "eager" else None))
@@ -191,7 +192,7 @@ class Stub:
     def _bind(
         self, module: ModuleEntry, variant: Mapping[str, int | str], arch: str, divert: Callable[..., Any] | None
     ) -> Callable[..., Any]:
-        from hipforge.jit import abi, loader
+        from hipforge.jit import abi, loader, python_module
 
         if module.archs and arch not in module.archs:
             raise ArchError(
@@ -200,7 +201,8 @@ class Stub:
             )
         loaded = loader.load(self.module_name, variant, arch)
         if module.ffi == "pybind11":
-            return _python_function(loaded.python_module, self.module_name, self.entry)
+            extension = python_module.import_extension(loaded.path / "module.so", module.name)
+            return python_module.function_of(extension, module.name, self.entry)
         return abi.bind(loaded.library, self.entry, self.signature, divert=divert)
 
 
@@ -318,16 +320,6 @@ def _gpu_archs(device: devices.Device) -> frozenset[str]:
     import torch
 
     return frozenset(device.arch_of(index) for index in range(torch.cuda.device_count()))
-
-
-def _python_function(python_module: Any, module_name: str, name: str) -> Callable[..., Any]:
-    try:
-        return cast(Callable[..., Any], getattr(python_module, name))
-    except AttributeError:
-        public = [item for item in dir(python_module) if not item.startswith("_")]
-        raise ConfigError(
-            f"the PYBIND11_MODULE of {module_name} defines no {name!r}; it defines {public}; rename it or pass fc_name="
-        ) from None
 
 
 def _words(variants: Mapping[str, Sequence[int | str]]) -> str:

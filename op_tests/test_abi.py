@@ -84,6 +84,21 @@ static void interrupted(hf::Tensor out) {
 }
 HF_EXPORT(interrupted);
 
+// What the emulator's poll does when a signal handler raises in mid-launch.
+extern "C" {
+extern void* PyExc_OSError;
+int PyGILState_Ensure();
+void PyGILState_Release(int);
+void PyErr_SetString(void*, const char*);
+}
+static void handler_raised(hf::Tensor out) {
+  const int state = PyGILState_Ensure();
+  PyErr_SetString(PyExc_OSError, "from a signal handler");
+  PyGILState_Release(state);
+  HF_CHECK(out.numel() == 0, "aborted");
+}
+HF_EXPORT(handler_raised);
+
 static void add(hf::Tensor out, hf::Tensor x, int64_t n) {
   for (int64_t i = 0; i < out.numel(); ++i) out.data<int64_t>()[i] = x.data<int64_t>()[i] + n;
 }
@@ -151,6 +166,7 @@ def fail_with(out: torch.Tensor, kind: int, text: str) -> None: ...
 def guard(out: torch.Tensor, axis: int) -> None: ...
 def wait_for_write(out: torch.Tensor) -> None: ...
 def interrupted(out: torch.Tensor) -> None: ...
+def handler_raised(out: torch.Tensor) -> None: ...
 def renamed_add(out: torch.Tensor, x: torch.Tensor, n: int) -> None: ...
 def with_stream(out: torch.Tensor) -> None: ...
 def count_extents(out: torch.Tensor, x: torch.Tensor | None, y: torch.Tensor | None) -> None: ...
@@ -378,6 +394,13 @@ def test_ctrl_c_during_a_launch_is_a_keyboard_interrupt(bound):
     with pytest.raises(KeyboardInterrupt):
         bound(interrupted)(torch.zeros(1))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("target", ["host", "emulator"])
+@pytest.mark.parametrize("size", [0, 1], ids=["entry succeeded", "entry failed"])
+def test_an_exception_of_a_signal_handler_wins_over_the_entrys_own_result(bound, target, size):
+    with pytest.raises(OSError, match="from a signal handler"):
+        bound(handler_raised, target=target)(torch.zeros(size))
 
 
 def test_many_threads_get_their_own_results(bound):
