@@ -71,7 +71,7 @@ def ensure(spec: BuildSpec, *, validate: Validate | None = None) -> Built:
         ConfigError: the cache directory that the user named cannot be written.
     """
     digests = cache_dir.digests()
-    entry = present(spec)
+    entry = cache.present(spec)
     if entry is not None:
         return Built(entry, built=False)
     root = cache_dir.writing_root()
@@ -84,12 +84,6 @@ def ensure(spec: BuildSpec, *, validate: Validate | None = None) -> Built:
         if root != path:
             raise BuildError(f"{spec.title} cannot be built: {error.strerror} in {root}") from error
         return _build_locked(spec, cache_dir.refuse(path, named, error.strerror or str(error)), digests, validate)
-
-
-def present(spec: BuildSpec) -> cache.Entry | None:
-    """Return the usable cached entry, marked as in use, or None; takes no lock and starts no process."""
-    entry = cache.find(cache_dir.reading_roots(), spec, cache_dir.digests())
-    return entry if entry is not None and cache.hold(entry) else None
 
 
 def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore, validate: Validate | None) -> Built:

@@ -17,7 +17,6 @@ from pathlib import Path
 from hipforge import settings
 from hipforge.errors import BuildError, MissingModuleError, ToolchainError
 from hipforge.jit import cache, cache_dir, prebuilt
-from hipforge.jit.build import ensure, present
 from hipforge.jit.digest import ABSENT
 from hipforge.jit.host_cpu import native
 from hipforge.jit.ninja import Step, body
@@ -182,16 +181,21 @@ def _entry(
     ready = prebuilt.find(name, TARGET, wanted.portable, wanted.roots)
     if ready is not None:
         return ready
-    if not settings.DISABLE_JIT.get():
-        ready = ensure(specification(wanted)).entry
-    else:
-        try:
-            ready = present(specification(wanted))
-        except ToolchainError:
-            ready = None
-        if ready is None:
-            raise MissingModuleError(
-                f"{name} is not built and HIPFORGE_DISABLE_JIT=1; build it ahead of time: hipforge build --all"
-            )
+    may_build = not settings.DISABLE_JIT.get()
+    try:
+        spec = specification(wanted)
+        ready = cache.present(spec)
+    except ToolchainError:
+        if may_build:
+            raise
+    if ready is None and not may_build:
+        raise MissingModuleError(
+            f"{name} is not built and HIPFORGE_DISABLE_JIT=1; build it ahead of time: hipforge build --all"
+        )
+    if ready is None:
+        # Only a miss pays for importing what builds.
+        from hipforge.jit.build import ensure
+
+        ready = ensure(spec).entry
     cache_dir.digests().save()
     return ready

@@ -14,14 +14,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from hipforge import devices, settings
 from hipforge.errors import BuildError, MissingModuleError, ToolchainError
-from hipforge.jit import build, cache, cache_dir, hip_module, prebuilt, registry, toolchain
+from hipforge.jit import cache, cache_dir, hip_module, prebuilt, registry, toolchain
 from hipforge.jit.hip_module import Request
 from hipforge.jit.spec import VariantValue
 
@@ -114,7 +114,7 @@ def _load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) ->
     return LoadedModule(module, entry.library, entry.manifest, library, seconds, built)
 
 
-def _cached_or_built(wanted: Request, validate: build.Validate) -> tuple[cache.Entry, bool]:
+def _cached_or_built(wanted: Request, validate: Callable[[Path], None]) -> tuple[cache.Entry, bool]:
     may_build = not settings.DISABLE_JIT.get()
     try:
         spec = hip_module.specification(wanted, toolchain.select(wanted.arch))
@@ -122,13 +122,16 @@ def _cached_or_built(wanted: Request, validate: build.Validate) -> tuple[cache.E
         if may_build:
             raise
         raise MissingModuleError(missing_message(wanted)) from error
-    if may_build:
-        result = build.ensure(spec, validate=validate)
-        return result.entry, result.built
-    entry = build.present(spec)
-    if entry is None:
+    entry = cache.present(spec)
+    if entry is not None:
+        return entry, False
+    if not may_build:
         raise MissingModuleError(missing_message(wanted))
-    return entry, False
+    # Only a miss pays for importing what builds.
+    from hipforge.jit import build
+
+    result = build.ensure(spec, validate=validate)
+    return result.entry, result.built
 
 
 def missing_message(wanted: Request) -> str:

@@ -19,9 +19,8 @@ from typing import Any, Literal
 
 from hipforge.devices import ARCHS
 from hipforge.errors import ConfigError
-from hipforge.jit.resources import LIMITS
 from hipforge.jit.roots import package_dir, unknown_placeholders
-from hipforge.jit.spec import VariantValue
+from hipforge.jit.spec import LIMITS, VariantValue
 
 PLACEHOLDERS = {
     "CSRC": "the package's csrc folder",

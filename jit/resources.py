@@ -8,17 +8,7 @@ from typing import Any
 
 from hipforge.errors import BuildError
 from hipforge.jit.code_object import CodeObjectError, read_code_objects
-from hipforge.jit.spec import BuildSpec
-
-LIMITS = {
-    # name in the JSON: (resource it bounds, True if the resource may not be above it, False if not below)
-    "max_vgprs": ("vgpr_allocated", True),
-    "max_spills": ("spills", True),
-    "max_scratch": ("scratch_bytes", True),
-    "max_lds": ("lds_bytes", True),
-    "min_occupancy": ("occupancy", False),
-}
-"""Limits a registry entry may set for every kernel, or under ``kernels`` for those whose name matches a pattern."""
+from hipforge.jit.spec import LIMITS, BuildSpec
 
 
 def check(spec: BuildSpec, library: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from hipforge.errors import ToolchainError
 from hipforge.jit import cache
 from hipforge.jit.digest import DigestStore, text_digest
-from hipforge.jit.locks import building
 
 _RECIPE = 1
 """Raised when the tree's contents change for the same triton."""
@@ -77,6 +76,8 @@ def assemble(tree: Path, clang: Path) -> None:
         ToolchainError: the compiler could not make them.
         OSError: the directory cannot be written.
     """
+    from hipforge.jit.locks import building  # imports filelock, which a warm path never needs
+
     root = tree.parent.parent
     with building(root, f"rocm-tree-{tree.name}", "the ROCm tree"):
         if not is_complete(tree):

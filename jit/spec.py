@@ -70,6 +70,16 @@ INGREDIENTS = (
 PORTABLE = ("format", "abi", "module", "target", "variant", "flags", "source", "generator", "python", "pybind11")
 """What a module built elsewhere must agree on: all but this machine's tools."""
 
+LIMITS = {
+    # name in the JSON: (resource it bounds, True if the resource may not be above it, False if not below)
+    "max_vgprs": ("vgpr_allocated", True),
+    "max_spills": ("spills", True),
+    "max_scratch": ("scratch_bytes", True),
+    "max_lds": ("lds_bytes", True),
+    "min_occupancy": ("occupancy", False),
+}
+"""Limits a registry entry may set for every kernel, or under ``kernels`` for those whose name matches a pattern."""
+
 VariantValue = int | str
 
 
