@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -65,6 +65,10 @@ class PcCount:
     bytes: int
 
 
+def _empty() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Counters:
     """Exact counts over one or several launches. Nothing here is a time on a GPU.
@@ -96,11 +100,11 @@ class Counters:
     wave_instructions: int = 0
     active_lanes: int = 0
     lane_slots: int = 0
-    by_class: Mapping[str, int] = MappingProxyType({})
-    by_mnemonic: Mapping[str, int] = MappingProxyType({})
+    by_class: Mapping[str, int] = field(default_factory=_empty)
+    by_mnemonic: Mapping[str, int] = field(default_factory=_empty)
     bytes_loaded: int = 0
     bytes_stored: int = 0
-    tensors: Mapping[str, TensorTraffic] = MappingProxyType({})
+    tensors: Mapping[str, TensorTraffic] = field(default_factory=_empty)
     lines64: LineUse = LineUse(0, 0, 0, 0.0)
     lines128: LineUse = LineUse(0, 0, 0, 0.0)
     scalar_bytes: int = 0
@@ -132,7 +136,7 @@ class Counters:
 def from_json(text: str) -> Counters:
     """Return the counters that a collector's JSON holds (``csrc/emulator/counters.h``)."""
     raw: dict[str, Any] = json.loads(text)
-    values: dict[str, Any] = {field.name: raw[field.name] for field in fields(Counters) if field.name in raw}
+    values: dict[str, Any] = {item.name: raw[item.name] for item in fields(Counters) if item.name in raw}
     for name in ("by_class", "by_mnemonic"):
         values[name] = MappingProxyType(dict(raw.get(name, {})))
     tensors = {name: TensorTraffic(**traffic) for name, traffic in raw.get("tensors", {}).items()}
