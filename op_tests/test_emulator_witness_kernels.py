@@ -1,0 +1,26 @@
+"""Whole kernels that Triton compiled: reductions, normalisations, sorts, atomics, conversions, locks and calls."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from witnesses import elementwise, memory, rows, runner
+from witnesses.base import Witness
+
+MODULES = (elementwise, memory, rows)
+CASES = [
+    pytest.param(witness, arch, id=f"{witness.name}-{arch}", marks=[pytest.mark.full] if witness.full else [])
+    for module in MODULES
+    for witness in module.witnesses()
+    for arch in witness.archs
+]
+
+
+@pytest.mark.parametrize(("witness", "arch"), CASES)
+def test_witness(witness: Witness, arch: str) -> None:
+    runner.run(witness, arch)

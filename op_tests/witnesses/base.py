@@ -1,0 +1,76 @@
+"""What a witness is: a Triton kernel, data for it, the expected result, and the instructions it must have become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+GFX950, GFX942 = "gfx950", "gfx942"
+BOTH = (GFX950, GFX942)
+
+# How a result is compared with its float64 (or integer) reference.
+EXACT = "exact"  # bit for bit, after one rounding of the reference to the output's dtype
+BF16 = "bf16"  # within 1 bf16 ulp, and at least 99.9 % equal after rounding both to bf16
+
+
+@dataclass(frozen=True)
+class Approximate:
+    """A bound for results of approximate instructions: |got - want| <= relative * |want| + absolute."""
+
+    relative: float
+    absolute: float = 0.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Arguments by parameter name, the grid in programs, and the expected contents of some of the tensors."""
+
+    args: Mapping[str, Any]
+    grid: tuple[int, ...]
+    expected: Mapping[str, torch.Tensor]
+    compare: str | Approximate = EXACT
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One kernel with one set of arguments and compile options.
+
+    Attributes:
+        name: Unique; the test's id.
+        kernel: The `@triton.jit` function.
+        problem: Makes arguments and expectation for an architecture from a seeded generator.
+        archs: Where it is run.
+        options: Triton's compile options (`num_warps`, `num_stages`, `matrix_instr_nonkdim`, ...).
+        async_copy: Compile with global-to-LDS copies (`triton.knobs.amd.use_async_copy`).
+        contains: Regular expressions, each of which must match a mnemonic of the machine code, by architecture;
+            under "" for all. A witness that became something else proves nothing.
+        full: Run only with --full.
+    """
+
+    name: str
+    kernel: Any
+    problem: Callable[[str, torch.Generator], Problem]
+    archs: tuple[str, ...] = BOTH
+    options: Mapping[str, Any] = field(default_factory=dict)
+    async_copy: bool | None = None
+    contains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    full: bool = False
+
+    def required(self, arch: str) -> tuple[str, ...]:
+        """The patterns that the machine code for `arch` must contain."""
+        return tuple(self.contains.get("", ())) + tuple(self.contains.get(arch, ()))
+
+
+def integers(
+    g: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype, low: int = -4, high: int = 5
+) -> torch.Tensor:
+    """Integers in [low, high): exact in every element format that has three significant bits, if within -8..8."""
+    return torch.randint(low, high, shape, generator=g).to(torch.float64).to(dtype)
+
+
+def normal(g: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Standard normal values rounded to `dtype`."""
+    return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)

@@ -1,0 +1,284 @@
+"""tl.dot in every operand type and tile shape, including accumulation loops, transposes and multi-stage pipelines."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .base import BF16, EXACT, GFX942, GFX950, Problem, Witness, integers, normal
+
+
+@triton.jit
+def matmul(
+    a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    ks = tl.arange(0, BLOCK_K)
+    a_tile = a_ptr + rows[:, None] * stride_am + ks[None, :] * stride_ak
+    b_tile = b_ptr + ks[:, None] * stride_bk + cols[None, :] * stride_bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    for _ in range(0, tl.cdiv(K, BLOCK_K)):
+        a = tl.load(a_tile)
+        b = tl.load(b_tile)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=ACC)
+        a_tile += BLOCK_K * stride_ak
+        b_tile += BLOCK_K * stride_bk
+    c_tile = c_ptr + rows[:, None] * stride_cm + cols[None, :]
+    tl.store(c_tile, acc.to(c_ptr.dtype.element_ty))
+
+
+@triton.jit
+def masked_matmul(
+    a_ptr, b_ptr, c_ptr, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        ks = k + tl.arange(0, BLOCK_K)
+        a = tl.load(a_ptr + rows[:, None] * K + ks[None, :], mask=(rows[:, None] < M) & (ks[None, :] < K), other=0.0)
+        b = tl.load(b_ptr + ks[:, None] * N + cols[None, :], mask=(ks[:, None] < K) & (cols[None, :] < N), other=0.0)
+        acc = tl.dot(a, b, acc)
+    tl.store(c_ptr + rows[:, None] * N + cols[None, :], acc, mask=(rows[:, None] < M) & (cols[None, :] < N))
+
+
+@triton.jit
+def batched_dot(a_ptr, b_ptr, c_ptr, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    batch = tl.arange(0, B)[:, None, None]
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    a = tl.load(a_ptr + batch * M * K + m[None, :, None] * K + k[None, None, :])
+    b = tl.load(b_ptr + batch * K * N + k[None, :, None] * N + n[None, None, :])
+    tl.store(c_ptr + batch * M * N + m[None, :, None] * N + n[None, None, :], tl.dot(a, b))
+
+
+@triton.jit
+def chained_dots(q_ptr, k_ptr, v_ptr, o_ptr, scale, T: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Attention over one block of queries with a running maximum: a product feeds the next product."""
+    rows, d, ts = tl.arange(0, BLOCK), tl.arange(0, D), tl.arange(0, BLOCK)
+    q = tl.load(q_ptr + rows[:, None] * D + d[None, :])
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    acc = tl.zeros((BLOCK, D), tl.float32)
+    for start in range(0, T, BLOCK):
+        k = tl.load(k_ptr + (start + ts)[:, None] * D + d[None, :])
+        v = tl.load(v_ptr + (start + ts)[:, None] * D + d[None, :])
+        s = tl.dot(q, tl.trans(k)) * scale
+        new_top = tl.maximum(top, tl.max(s, axis=1))
+        p = tl.exp(s - new_top[:, None])
+        shrink = tl.exp(top - new_top)
+        total = total * shrink + tl.sum(p, axis=1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p.to(v.dtype), v, acc)
+        top = new_top
+    tl.store(o_ptr + rows[:, None] * D + d[None, :], acc / total[:, None])
+
+
+@triton.jit
+def split_k_matmul(
+    a_ptr, b_ptr, c_ptr, M, N, K, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    rows, cols = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    part = K // SPLIT
+    first = tl.program_id(1) * part
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, part, BLOCK_K):
+        ks = first + k + tl.arange(0, BLOCK_K)
+        a = tl.load(a_ptr + rows[:, None] * K + ks[None, :])
+        b = tl.load(b_ptr + ks[:, None] * N + cols[None, :])
+        acc = tl.dot(a, b, acc)
+    tl.atomic_add(c_ptr + rows[:, None] * N + cols[None, :], acc)
+
+
+TORCH_FP8 = {
+    GFX950: {"e4": torch.float8_e4m3fn, "e5": torch.float8_e5m2},
+    GFX942: {"e4": torch.float8_e4m3fnuz, "e5": torch.float8_e5m2fnuz},
+}
+PLAIN = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "xf32": torch.float32,
+    "f64": torch.float64,
+    "i8": torch.int8,
+}
+ACCUMULATORS = {"f64": tl.float64, "i8": tl.int32}
+OUTPUTS = {"f64": torch.float64, "i8": torch.int32}
+
+
+def dtype_of(kind: str, arch: str) -> torch.dtype:
+    """The torch dtype of an operand kind on an architecture."""
+    return PLAIN.get(kind) or TORCH_FP8[arch][kind]
+
+
+def matmul_witness(
+    name: str,
+    kinds: tuple[str, str],
+    shape: tuple[int, int, int],
+    block: tuple[int, int, int],
+    instruction: dict[str, str],
+    *,
+    archs: tuple[str, ...] = (GFX950, GFX942),
+    real: bool = False,
+    transposed_b: bool = False,
+    precision: str = "ieee",
+    full: bool = False,
+    async_copy: bool | None = None,
+    contains: tuple[str, ...] = (),
+    **options: int,
+) -> Witness:
+    """C = A @ B in one operand kind each; integers compared exactly, `real` data by bf16."""
+    m, n, k = shape
+
+    def problem(arch: str, g: torch.Generator) -> Problem:
+        make = normal if real else integers
+        a = make(g, (m, k), dtype_of(kinds[0], arch))
+        b = make(g, (k, n), dtype_of(kinds[1], arch))
+        if transposed_b:
+            b = b.t().contiguous().t()
+        want = a.to(torch.float64) @ b.to(torch.float64)
+        c = torch.full((m, n), 77, dtype=OUTPUTS.get(kinds[0], torch.float32))
+        args = {
+            "a_ptr": a, "b_ptr": b, "c_ptr": c, "M": m, "N": n, "K": k,
+            "stride_am": a.stride(0), "stride_ak": a.stride(1),
+            "stride_bk": b.stride(0), "stride_bn": b.stride(1), "stride_cm": n,
+            "BLOCK_M": block[0], "BLOCK_N": block[1], "BLOCK_K": block[2],
+            "ACC": ACCUMULATORS.get(kinds[0], tl.float32), "PRECISION": precision,
+        }  # fmt: skip
+        return Problem(args, (m // block[0], n // block[1]), {"c_ptr": want}, BF16 if real else EXACT)
+
+    patterns = {arch: (pattern,) for arch, pattern in instruction.items()} | {"": contains}
+    return Witness(name, matmul, problem, archs, options, async_copy, patterns, full)
+
+
+def both(pattern_950: str, pattern_942: str) -> dict[str, str]:
+    """Patterns by architecture."""
+    return {GFX950: pattern_950, GFX942: pattern_942}
+
+
+def fp8_pairs() -> list[Witness]:
+    found = []
+    for a in ("e4", "e5"):
+        for b in ("e4", "e5"):
+            names = {"e4": "fp8", "e5": "bf8"}
+            small = both(
+                f"f8f6f4|16x16x32_{names[a]}_{names[b]}|{names[b]}_{names[a]}", f"16x16x32_({names[a]}|{names[b]})"
+            )
+            large = both(
+                f"f8f6f4|32x32x16_{names[a]}_{names[b]}|{names[b]}_{names[a]}", f"32x32x16_({names[a]}|{names[b]})"
+            )
+            found.append(matmul_witness(f"dot_{a}_{b}_16x16", (a, b), (32, 32, 128), (32, 32, 64), small,
+                                        matrix_instr_nonkdim=16, num_warps=1))  # fmt: skip
+            found.append(matmul_witness(f"dot_{a}_{b}_32x32", (a, b), (64, 32, 128), (64, 32, 128), large,
+                                        matrix_instr_nonkdim=32, num_warps=2, full=a != b))  # fmt: skip
+    return found
+
+
+def masked_problem(arch: str, g: torch.Generator) -> Problem:
+    m, n, k = 37, 43, 75
+    a, b = integers(g, (m, k), torch.float16), integers(g, (k, n), torch.float16)
+    c = torch.full((m, n), 77.0)
+    args = {"a_ptr": a, "b_ptr": b, "c_ptr": c, "M": m, "N": n, "K": k, "BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}
+    return Problem(args, (2, 2), {"c_ptr": a.double() @ b.double()})
+
+
+def batched_problem(arch: str, g: torch.Generator) -> Problem:
+    batch, m, n, k = 4, 16, 16, 32
+    a, b = integers(g, (batch, m, k), torch.float16), integers(g, (batch, k, n), torch.float16)
+    c = torch.empty((batch, m, n))
+    args = {"a_ptr": a, "b_ptr": b, "c_ptr": c, "B": batch, "M": m, "N": n, "K": k}
+    return Problem(args, (1,), {"c_ptr": a.double() @ b.double()})
+
+
+def attention_problem(arch: str, g: torch.Generator, dtype: torch.dtype = torch.bfloat16) -> Problem:
+    t, d, block = 128, 64, 32
+    q, k, v = normal(g, (block, d), dtype), normal(g, (t, d), dtype), normal(g, (t, d), dtype)
+    scale = d**-0.5
+    p = torch.softmax(q.double() @ k.double().T * scale, -1)
+    o = torch.empty((block, d))
+    args = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": o, "scale": scale, "T": t, "D": d, "BLOCK": block}
+    # Probabilities are rounded to the operand dtype (2^-9 for bf16) before the second product; the weighted mean of
+    # |v| bounds the effect, and |v| <= 5 for this many normal samples.
+    return Problem(args, (1,), {"o_ptr": p @ v.double()}, _attention_bound(dtype))
+
+
+def _attention_bound(dtype: torch.dtype):
+    from .base import Approximate
+
+    unit = torch.finfo(dtype).eps / 2
+    return Approximate(relative=0.0, absolute=5 * unit)
+
+
+def split_k_problem(arch: str, g: torch.Generator) -> Problem:
+    m, n, k, split = 16, 64, 256, 4
+    a, b = integers(g, (m, k), torch.bfloat16), integers(g, (k, n), torch.bfloat16)
+    c = torch.zeros((m, n))
+    args = {
+        "a_ptr": a, "b_ptr": b, "c_ptr": c, "M": m, "N": n, "K": k, "SPLIT": split,
+        "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32,
+    }  # fmt: skip
+    return Problem(args, (n // 32, split), {"c_ptr": a.double() @ b.double()})
+
+
+def witnesses() -> list[Witness]:
+    """Every tl.dot witness."""
+    found = [
+        matmul_witness("dot_f16_16x16", ("f16", "f16"), (32, 32, 64), (32, 32, 32),
+                       both("mfma_f32_16x16x32_f16", "mfma_f32_16x16x16_f16"), matrix_instr_nonkdim=16, num_warps=1),
+        matmul_witness("dot_f16_32x32", ("f16", "f16"), (64, 64, 64), (64, 64, 32),
+                       both("mfma_f32_32x32x16_f16", "mfma_f32_32x32x8_f16"), matrix_instr_nonkdim=32, num_warps=4),
+        matmul_witness("dot_bf16_16x16", ("bf16", "bf16"), (32, 32, 64), (16, 16, 32),
+                       both("mfma_f32_16x16x32_bf16", "mfma_f32_16x16x16_bf16"), matrix_instr_nonkdim=16, num_warps=1),
+        matmul_witness("dot_bf16_32x32", ("bf16", "bf16"), (64, 64, 64), (32, 64, 64),
+                       both("mfma_f32_32x32x16_bf16", "mfma_f32_32x32x8_bf16"), matrix_instr_nonkdim=32, num_warps=2),
+        matmul_witness("dot_f16_16x16_short_k", ("f16", "f16"), (16, 16, 16), (16, 16, 16),
+                       both("mfma_f32_16x16x16_f16", "mfma_f32_16x16x16_f16"), matrix_instr_nonkdim=16, num_warps=1),
+        matmul_witness("dot_bf16_32x32_short_k", ("bf16", "bf16"), (32, 32, 8), (32, 32, 8),
+                       both("mfma_f32_32x32x8_bf16", "mfma_f32_32x32x8_bf16"), matrix_instr_nonkdim=32, num_warps=1,
+                       full=True),
+        matmul_witness("dot_f32_16x16", ("f32", "f32"), (32, 32, 32), (32, 32, 16),
+                       both("mfma_f32_16x16x4_f32", "mfma_f32_16x16x4_f32"), matrix_instr_nonkdim=16, num_warps=1),
+        matmul_witness("dot_f32_32x32", ("f32", "f32"), (32, 64, 32), (32, 64, 16),
+                       both("mfma_f32_32x32x2_f32", "mfma_f32_32x32x2_f32"), matrix_instr_nonkdim=32, num_warps=2),
+        matmul_witness("dot_f32_real", ("f32", "f32"), (32, 32, 64), (32, 32, 16),
+                       both("mfma_f32_16x16x4_f32", "mfma_f32_16x16x4_f32"), matrix_instr_nonkdim=16, real=True),
+        matmul_witness("dot_xf32_16x16", ("xf32", "xf32"), (32, 32, 32), (32, 32, 16), {GFX942: "16x16x8_xf32"},
+                       archs=(GFX942,), precision="tf32", matrix_instr_nonkdim=16, num_warps=1),
+        matmul_witness("dot_xf32_32x32", ("xf32", "xf32"), (32, 32, 32), (32, 32, 16), {GFX942: "32x32x4_xf32"},
+                       archs=(GFX942,), precision="tf32", matrix_instr_nonkdim=32, num_warps=1),
+        matmul_witness("dot_i8_16x16", ("i8", "i8"), (32, 32, 128), (32, 32, 64),
+                       both("mfma_i32_16x16x64_i8", "mfma_i32_16x16x32_i8"), matrix_instr_nonkdim=16, num_warps=1),
+        matmul_witness("dot_i8_32x32", ("i8", "i8"), (32, 64, 64), (32, 64, 64),
+                       both("mfma_i32_32x32x32_i8", "mfma_i32_32x32x16_i8"), matrix_instr_nonkdim=32, num_warps=2),
+        matmul_witness("dot_f64", ("f64", "f64"), (32, 32, 16), (32, 32, 16),
+                       both("mfma_f64_16x16x4_f64", "mfma_f64_16x16x4_f64"), num_warps=1),
+        matmul_witness("dot_bf16_real", ("bf16", "bf16"), (64, 64, 128), (32, 32, 64),
+                       both("mfma_f32", "mfma_f32"), real=True, num_warps=4),
+        matmul_witness("dot_f16_transposed_b", ("f16", "f16"), (64, 64, 128), (32, 32, 64),
+                       both("mfma_f32", "mfma_f32"), transposed_b=True, num_warps=4),
+        matmul_witness("dot_bf16_pipeline_3", ("bf16", "bf16"), (64, 64, 256), (64, 64, 32),
+                       both("mfma_f32", "mfma_f32"), num_warps=4, num_stages=3, contains=("s_barrier",)),
+        matmul_witness("dot_bf16_lds_dma", ("bf16", "bf16"), (64, 64, 256), (64, 64, 64), {GFX950: "mfma_f32"},
+                       archs=(GFX950,), num_warps=4, num_stages=3, async_copy=True,
+                       contains=("(buffer|global)_load_(lds_)?dwordx4",)),
+        matmul_witness("dot_f16_lds_dma_transposed", ("f16", "f16"), (64, 64, 256), (64, 64, 64), {GFX950: "mfma_f32"},
+                       archs=(GFX950,), num_warps=4, num_stages=3, async_copy=True, transposed_b=True, real=True),
+        matmul_witness("dot_e4_lds_dma", ("e4", "e4"), (64, 64, 512), (64, 64, 128), {GFX950: "f8f6f4|fp8"},
+                       archs=(GFX950,), num_warps=4, num_stages=3, async_copy=True),
+        matmul_witness("dot_e4_real", ("e4", "e4"), (64, 64, 256), (64, 64, 64), both("f8f6f4|fp8", "fp8"),
+                       num_warps=4, real=True),
+        matmul_witness("dot_bf16_wide_tile", ("bf16", "bf16"), (128, 128, 64), (128, 128, 64),
+                       both("mfma_f32", "mfma_f32"), num_warps=8, full=True),
+        Witness("dot_masked_edges", masked_matmul, masked_problem, options={"num_warps": 2}),
+        Witness("dot_batched", batched_dot, batched_problem, options={"num_warps": 4}, contains={"": ("mfma",)}),
+        Witness("dot_attention", chained_dots, attention_problem, options={"num_warps": 2},
+                contains={"": ("v_exp_f32", "mfma")}),
+        Witness("dot_split_k_atomic", split_k_matmul, split_k_problem, options={"num_warps": 2},
+                contains={"": ("atomic_add_f32|atomic_pk_add",)}),
+    ]  # fmt: skip
+    return found + fp8_pairs()
