@@ -1,4 +1,4 @@
-// Conversions from and to bf16 and the 8-, 6- and 4-bit floats, scaled and stochastic ones included.
+// Conversions from and to bf16 and the 8-, 6- and 4-bit floats, scaled and stochastic ones included; packed f16 too.
 //
 // Facts (CDNA4 ISA): a scale is the exponent field of an f32, 2^(e - 127); decoding multiplies by it, encoding divides.
 // Encoding rounds to nearest even or stochastically, whatever MODE says; FP16_OVFL saturates 8-bit results; 4- and 6-bit
@@ -313,6 +313,7 @@ void register_unscaled(OpTable& t) {
   LANE(v_cvt_pk_f32_bf8, (u32 a, const Mode& m) { return unpack_f32<Bf8>(a, m); });
   LANE(v_cvt_f32_bf16, (u16 a) { return bf16_to_f32(a); });
   LANE(v_cvt_pk_bf16_f32, (float a, float b) { return u32{f32_to_bf16(a)} | u32{f32_to_bf16(b)} << 16; });
+  LANE(v_cvt_pk_f16_f32, (float a, float b) { return u32{float_to_half(a)} | u32{float_to_half(b)} << 16; });
   LANE(v_cvt_pk_fp8_f32, (float a, float b, const Mode& m) {
     return pack_scaled<Fp8, F32>(float_to_bits(a), float_to_bits(b), kUnitScale, m);
   }).preserves_high = true;
