@@ -6,6 +6,7 @@ a staging directory, which the next build of anything sweeps.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import itertools
@@ -17,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,18 +49,16 @@ class Built:
     built: bool
 
 
-def default_jobs() -> int:
-    """Return how many commands to run at once: the setting, else what cores and free memory allow."""
-    jobs = settings.MAX_JOBS.get()
-    if jobs is not None:
-        return jobs
+def capped_jobs(jobs: int | None = None) -> int:
+    """Return how many commands to run at once: ``jobs``, else the setting, but no more than fit cores and memory."""
+    wanted = jobs or settings.MAX_JOBS.get()
     cores = len(os.sched_getaffinity(0))
     try:
         with open("/proc/meminfo") as lines:  # noqa: PTH123
             free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
-        return cores
-    return max(1, min(cores, free // _BYTES_PER_JOB))
+        free = cores * _BYTES_PER_JOB
+    return max(1, min(wanted or cores, cores, free // _BYTES_PER_JOB))
 
 
 def ensure(spec: BuildSpec, *, validate: Validate | None = None) -> Built:
@@ -105,7 +104,12 @@ def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore, validate: V
             shutil.rmtree(staging, ignore_errors=True)
         cache.hold(entry)
         digests.save()
-        return Built(entry, built=True)
+    limit = settings.CACHE_LIMIT.get()
+    if limit is not None:
+        from hipforge.jit import maintenance  # imports this module
+
+        maintenance.prune(limit, root)
+    return Built(entry, built=True)
 
 
 def sweep(root: Path, *, own: str = "") -> None:
@@ -126,14 +130,22 @@ def sweep(root: Path, *, own: str = "") -> None:
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def prepare(spec: BuildSpec, staging: Path) -> None:
-    """Write a build's generated files and ninja file."""
+def prepare(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, pool: str = "") -> BuildSpec:
+    """Fill a staging directory with what ninja needs; returns the spec with the sources of its generator, if any.
+
+    Raises:
+        BuildError: the generator failed.
+    """
+    (staging / "tmp").mkdir()
+    if spec.generator is not None:
+        spec = generate(spec, spec.generator, root, staging, digests)
     for name, text in spec.files.items():
         (staging / name).write_text(text)
     text = ninja.whole_file(
-        spec.roots.paths, spec.ninja_body(), out=staging.name, launcher=settings.COMPILER_LAUNCHER.get()
+        spec.roots.paths, spec.ninja_body(), out=staging.name, launcher=settings.COMPILER_LAUNCHER.get(), pool=pool
     )
     (staging / "build.ninja").write_text(text)
+    return spec
 
 
 def _build(
@@ -141,11 +153,9 @@ def _build(
 ) -> cache.Entry:
     log.info("building %s", spec.title)
     started = time.monotonic()
-    (staging / "tmp").mkdir()
-    if spec.generator is not None:
-        spec = generate(spec, spec.generator, root, staging, digests)
-    prepare(spec, staging)
-    run_ninja(staging.parent, f"{staging.name}/build.ninja", staging / "tmp", default_jobs())
+    spec = prepare(spec, root, staging, digests)
+    with start_ninja(staging.parent, f"{staging.name}/build.ninja", staging / "tmp", capped_jobs()) as process:
+        process.wait()
     return finish(spec, root, staging, digests, time.monotonic() - started, validate)
 
 
@@ -175,18 +185,25 @@ def generate(
     return dataclasses.replace(spec, steps=steps, files=files)
 
 
-def run_ninja(directory: Path, file: str, temporary: Path, jobs: int, extra: Sequence[str] = ()) -> None:
-    """Run a ninja file in ``directory``; which steps failed is read from what they left behind.
+@contextlib.contextmanager
+def start_ninja(
+    directory: Path, file: str, temporary: Path, jobs: int, extra: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a ninja file in ``directory``; how each step ended is read from what it left behind.
 
     Raises:
-        BuildError: ninja itself failed.
+        BuildError: ninja itself failed (a step that fails is no failure of ninja's).
     """
-    command = [ninja.executable(), "-C", str(directory), "-f", file, "-j", str(jobs), "--quiet", *extra]
+    command = [ninja.executable(), "-C", str(directory), "-f", file, "-j", str(jobs), *extra]
     # Compilers put their own temporary files where they are swept with the rest when a build is killed.
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(temporary)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode and "FAILED" not in done.stdout and "ninja: build stopped" not in done.stdout:
-        raise BuildError(f"ninja ended with status {done.returncode}: {done.stdout.strip() or 'no output'}")
+    with (temporary / "ninja.log").open("w+") as output:
+        with subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True) as process:
+            yield process
+        output.seek(0)
+        text = output.read()
+    if process.returncode and "FAILED" not in text:
+        raise BuildError(f"ninja ended with status {process.returncode}: {text.strip() or 'no output'}")
 
 
 def finish(
@@ -234,8 +251,10 @@ def finish(
         kernels=kernels,
         generated=_generated(spec, staging),
     )
-    for item in [*staging.glob("*.o"), *staging.glob("*.hipfb"), *staging.glob(".ninja_*"), *staging.glob("*.started")]:
-        item.unlink()
+    for pattern in ("*.o", "*.hipfb", ".ninja_*", "*.started", "*.done", "*.log"):
+        for item in staging.glob(pattern):
+            if item.name != "build.log":
+                item.unlink()
     shutil.rmtree(staging / "tmp", ignore_errors=True)
     path = cache.publish(staging, root, spec, manifest)
     failures.forget(root, spec)
@@ -256,12 +275,13 @@ def step_failures(spec: BuildSpec, staging: Path) -> Iterable[StepFailure]:
         status_file = staging / f"{step.name}.rc"
         if status_file.exists():
             text = status_file.read_text().strip()
-            yield StepFailure(step.name, int(text) if text else -1, _shown(spec, step), _output(staging, step))
+            yield StepFailure(step.name, int(text) if text else -1, shown_command(spec, step), _output(staging, step))
     if not (staging / spec.library).exists():
         yield StepFailure("ninja", -1, "", f"no {spec.library} was made: the build was stopped")
 
 
-def _shown(spec: BuildSpec, step: Step) -> str:
+def shown_command(spec: BuildSpec, step: Step) -> str:
+    """Return a step's command with this machine's paths."""
     quoted = {name: shlex.quote(path) for name, path in spec.roots.paths.items()}
     return re.sub(r"\$\{([A-Z][A-Z0-9_]*)\}", lambda match: quoted[match.group(1)], step.command())
 
@@ -275,7 +295,7 @@ def _output(staging: Path, step: Step) -> str:
 
 def write_log(spec: BuildSpec, staging: Path) -> None:
     """Join the steps' commands and outputs into ``build.log``; print it when asked to be verbose."""
-    parts = [f"$ {_shown(spec, step)}\n{_output(staging, step)}" for step in spec.steps]
+    parts = [f"$ {shown_command(spec, step)}\n{_output(staging, step)}" for step in spec.steps]
     text = "\n".join(parts)
     with (staging / "build.log").open("a") as log_file:
         log_file.write(text)

@@ -131,7 +131,7 @@ class HipClang:
             argv=(*argv, *objects, *ldflags, "-o", library),
             outputs=(library,),
             inputs=tuple(name for name in _made(objects)),
-            launcher=False,
+            compiles=False,
         )
 
 

@@ -145,7 +145,7 @@ def _link(cplusplus: bool, objects: Sequence[str], ldflags: Sequence[str]) -> St
         argv=(tool, "-shared", *objects, *ldflags, "-o", BuildSpec.library),
         outputs=(BuildSpec.library,),
         inputs=tuple(objects),
-        launcher=False,
+        compiles=False,
     )
 
 

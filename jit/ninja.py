@@ -21,9 +21,13 @@ from hipforge.jit.roots import PLACEHOLDER, quote
 _RULE = """\
 builddir = ${OUT}
 rule run
-  command = cd ${OUT} && : > $step.started && ${LAUNCHER}$cmd > $step.log 2>&1 || { echo $$? > $step.rc; exit 1; }
+  command = cd ${OUT} && : > $step.started && ${LAUNCHER}$cmd > $step.log 2>&1 && : > $step.done $
+    || { echo $$? > $step.rc; exit 1; }
   description = $what
+  pool = ${POOL}
 """
+COMPILE_POOL = "compile"
+"""Where many builds share one ninja, compiles are in this pool, so that a link never queues behind them all."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Step:
     outputs: tuple[str, ...]
     inputs: tuple[str, ...] = ()
     depfile: str | None = None
-    launcher: bool = True
+    compiles: bool = True
     scan: tuple[str, ...] = ()
     """Command that lists the headers of a source that does not compile, missing ones too, into ``depfile``."""
 
@@ -66,27 +70,33 @@ def body(steps: Iterable[Step], title: str) -> str:
             f"  what = {title} {step.name}",
             f"  cmd = {_escape(step.command())}",
         ]
-        if not step.launcher:
-            lines.append("  LAUNCHER =")
+        if not step.compiles:
+            lines += ["  LAUNCHER =", "  POOL ="]
     return "\n".join(lines) + "\n"
 
 
-def prologue(paths: Mapping[str, str], *, out: str, launcher: str) -> str:
+def prologue(paths: Mapping[str, str], *, out: str, launcher: str, pool: str) -> str:
     """Return the assignments that tie a body to this machine.
 
     ``out`` is the build directory relative to where ninja runs, a plain name without spaces.
     """
     values = {name: shlex.quote(path) for name, path in paths.items()}
-    values["OUT"] = out
+    values.update(OUT=out, POOL=pool)
     lines = [f"{name} = {value.replace('$', '$$')}\n" for name, value in values.items()]
     # "$ " is a literal space, which ninja would otherwise strip from the end of a value.
     lines.append(f"LAUNCHER = {launcher.replace('$', '$$')}$ \n" if launcher else "LAUNCHER =\n")
     return "".join(lines)
 
 
-def whole_file(paths: Mapping[str, str], text: str, *, out: str, launcher: str = "") -> str:
-    """Return a complete ninja file for one build; several can be joined with ``subninja``."""
-    return prologue(paths, out=out, launcher=launcher) + _RULE + text
+def whole_file(paths: Mapping[str, str], text: str, *, out: str, launcher: str = "", pool: str = "") -> str:
+    """Return a complete ninja file for one build; several can be joined by :func:`joint_file`, with a ``pool``."""
+    return prologue(paths, out=out, launcher=launcher, pool=pool) + _RULE + text
+
+
+def joint_file(files: Iterable[str], *, out: str, compiles: int) -> str:
+    """Return a ninja file over several others, which compiles at most ``compiles`` sources at once."""
+    lines = [f"builddir = {out}", f"pool {COMPILE_POOL}", f"  depth = {compiles}"]
+    return "\n".join([*lines, *(f"subninja {file}" for file in files)]) + "\n"
 
 
 def executable() -> str:

@@ -1,0 +1,306 @@
+"""Many modules at once: one ninja over all of them, each published as soon as it is finished.
+
+A module that fails does not stop the others. A module that another process is building is waited for at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hipforge.errors import BuildError, HipforgeError
+from hipforge.jit import (
+    build,
+    cache,
+    cache_dir,
+    failures,
+    hip_module,
+    maintenance,
+    ninja,
+    prebuilt,
+    registry,
+    toolchain,
+)
+from hipforge.jit.hip_module import Request
+from hipforge.jit.locks import try_building
+from hipforge.jit.spec import BuildSpec
+
+_POLL_S = 0.05
+_LINK_JOBS = 1
+
+Status = Literal["hit", "built", "failed"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What would be done for one request.
+
+    ``estimate`` is in seconds, from recorded build times, None if there are none; ``commands`` are this machine's.
+    ``problem`` says why it cannot be built at all, or how an earlier attempt failed.
+    """
+
+    request: Request
+    spec: BuildSpec | None
+    entry: cache.Entry | None
+    estimate: float | None
+    problem: HipforgeError | None
+
+    @property
+    def title(self) -> str:
+        """Module, variant and architecture, for people."""
+        return f"{self.request.stem} {self.request.arch}"
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that a build would run; none for a hit."""
+        if self.spec is None or self.entry is not None:
+            return []
+        return [build.shown_command(self.spec, step) for step in self.spec.steps]
+
+
+@dataclass(frozen=True)
+class BuildOutcome:
+    """How one request ended; ``seconds`` is its build time (0 for a hit)."""
+
+    planned: Planned
+    status: Status
+    seconds: float
+    entry: cache.Entry | None
+    error: HipforgeError | None
+
+
+@dataclass(frozen=True)
+class Event:
+    """Progress of one request: it was started, finished or failed."""
+
+    kind: Literal["started", "finished", "failed"]
+    planned: Planned
+    outcome: BuildOutcome | None = None
+
+
+OnEvent = Callable[[Event], None]
+
+
+def requests(modules: Iterable[str], archs: Sequence[str]) -> list[Request]:
+    """Return a request for every variant of ``modules`` and every arch of ``archs`` that a module has code for.
+
+    Raises:
+        ConfigError: a module or an architecture is not known.
+    """
+    entries = [registry.module(name) for name in modules]
+    return [
+        hip_module.request(entry, variant, arch)
+        for entry in entries
+        for arch in archs
+        if arch in entry.archs
+        for variant in entry.all_variants()
+    ]
+
+
+def plan(wanted: Iterable[Request]) -> list[Planned]:
+    """Return what building ``wanted`` would do; nothing is built."""
+    return [_plan(request) for request in wanted]
+
+
+def _plan(request: Request) -> Planned:
+    estimate = maintenance.recorded_seconds(request.entry.name, request.stem, request.arch)
+    ready = prebuilt.find(request.stem, request.arch, request.portable, request.roots)
+    try:
+        spec = hip_module.specification(request, toolchain.select(request.arch))
+    except HipforgeError as error:
+        return Planned(request, None, ready, estimate, None if ready else error)
+    ready = ready or cache.find(cache_dir.reading_roots(), spec, cache_dir.digests())
+    remembered = None if ready else failures.recall(cache_dir.reading_roots(), spec, cache_dir.digests())
+    return Planned(request, spec, ready, estimate, remembered)
+
+
+def build_many(wanted: Iterable[Request], jobs: int | None, on_event: OnEvent) -> list[BuildOutcome]:
+    """Build what is missing of ``wanted`` and return how each ended, in the order given.
+
+    Args:
+        wanted: what to build, see :func:`requests`.
+        jobs: commands to run at once; capped by cores and memory.
+        on_event: called in this thread as requests start, finish and fail.
+
+    Raises:
+        ConfigError: the cache directory that the user named cannot be written.
+    """
+    planned = plan(wanted)
+    outcomes: dict[int, BuildOutcome] = {}
+    todo: dict[int, Planned] = {}
+    for number, item in enumerate(planned):
+        if item.entry is not None:
+            outcomes[number] = BuildOutcome(item, "hit", 0.0, item.entry, None)
+        elif item.problem is not None or item.spec is None:
+            outcomes[number] = _failed(item, item.problem, on_event)
+        else:
+            todo[number] = item
+    if todo:
+        outcomes.update(_Fleet(todo, build.capped_jobs(jobs), on_event).run())
+    cache_dir.digests().save()
+    return [outcomes[number] for number in range(len(planned))]
+
+
+def _failed(item: Planned, error: HipforgeError | None, on_event: OnEvent, seconds: float = 0.0) -> BuildOutcome:
+    outcome = BuildOutcome(item, "failed", seconds, None, error)
+    on_event(Event("failed", item, outcome))
+    return outcome
+
+
+def _as_build_error(error: HipforgeError | OSError, item: Planned) -> HipforgeError:
+    return error if isinstance(error, HipforgeError) else BuildError(f"{item.title} cannot be built: {error}")
+
+
+@dataclass(eq=False)
+class _Running:
+    """A module whose steps ninja is running."""
+
+    number: int
+    planned: Planned
+    spec: BuildSpec
+    staging: Path
+    lock: contextlib.ExitStack
+    announced: bool = False
+
+    def settled(self) -> bool:
+        """Whether no step of it is running or can still start."""
+        blocked: set[str] = set()
+        for step in self.spec.steps:
+            if blocked.intersection(step.inputs) or (self.staging / f"{step.name}.rc").exists():
+                blocked.update(step.outputs)
+            elif not (self.staging / f"{step.name}.done").exists():
+                return False
+        return True
+
+    def seconds(self) -> float:
+        """How long it would have taken alone: its longest compile, and what comes after."""
+        compiles, rest = [0.0], 0.0
+        for step in self.spec.steps:
+            start = _mtime(self.staging / f"{step.name}.started")
+            end = _mtime(self.staging / f"{step.name}.done") or _mtime(self.staging / f"{step.name}.rc")
+            if start and end:
+                compiles += [end - start] if step.compiles else []
+                rest += 0.0 if step.compiles else end - start
+        return max(compiles) + rest
+
+
+def _mtime(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+class _Fleet:
+    """One run of ninja over the modules in ``todo``."""
+
+    def __init__(self, todo: dict[int, Planned], jobs: int, on_event: OnEvent) -> None:
+        self.todo = todo
+        self.jobs = jobs
+        self.on_event = on_event
+        self.root = cache_dir.writing_root()
+        self.digests = cache_dir.digests()
+        self.outcomes: dict[int, BuildOutcome] = {}
+        self.running: list[_Running] = []
+        self.elsewhere: list[int] = []
+
+    def run(self) -> dict[int, BuildOutcome]:
+        own = cache.staging_dir(self.root, "discarded")
+        try:
+            for number, item in self.todo.items():
+                assert item.spec is not None
+                self._prepare(number, item, item.spec)
+            if self.running:
+                self._run_ninja(own)
+        finally:
+            for module in self.running:
+                shutil.rmtree(module.staging, ignore_errors=True)
+                module.lock.close()
+            shutil.rmtree(own, ignore_errors=True)
+        for number in self.elsewhere:
+            self._wait_for(number, self.todo[number])
+        return self.outcomes
+
+    def _prepare(self, number: int, item: Planned, spec: BuildSpec) -> None:
+        lock = contextlib.ExitStack()
+        name = cache.build_name(spec)
+        if not lock.enter_context(try_building(self.root, name)):
+            self.elsewhere.append(number)
+            return
+        entry = cache.find([self.root], spec, self.digests)
+        if entry is not None:
+            lock.close()
+            self.outcomes[number] = BuildOutcome(item, "hit", 0.0, entry, None)
+            return
+        build.sweep(self.root, own=name)
+        staging = cache.staging_dir(self.root, name)
+        module = _Running(number, item, spec, staging, lock)
+        self.running.append(module)
+        try:
+            module.spec = build.prepare(spec, self.root, staging, self.digests, ninja.COMPILE_POOL)
+        except (HipforgeError, OSError) as error:
+            self._close(module)
+            self.outcomes[number] = _failed(item, _as_build_error(error, item), self.on_event)
+
+    def _run_ninja(self, own: Path) -> None:
+        (own / "tmp").mkdir()
+        files = [f"{module.staging.name}/build.ninja" for module in self.running]
+        (own / "build.ninja").write_text(ninja.joint_file(files, out=own.name, compiles=self.jobs))
+        jobs = self.jobs + _LINK_JOBS
+        with build.start_ninja(own.parent, f"{own.name}/build.ninja", own / "tmp", jobs, ("-k", "0")) as process:
+            try:
+                while process.poll() is None:
+                    self._look()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL_S)
+            except BaseException:
+                process.terminate()
+                raise
+            self._look()
+        for module in list(self.running):
+            self._end(module)
+
+    def _look(self) -> None:
+        for module in list(self.running):
+            if not module.announced and next(module.staging.glob("*.started"), None) is not None:
+                module.announced = True
+                self.on_event(Event("started", module.planned))
+            if module.settled():
+                self._end(module)
+
+    def _end(self, module: _Running) -> None:
+        item, seconds = module.planned, module.seconds()
+        try:
+            entry = build.finish(module.spec, self.root, module.staging, self.digests, seconds, None)
+        except (HipforgeError, OSError) as error:
+            self.outcomes[module.number] = _failed(item, _as_build_error(error, item), self.on_event, seconds)
+        else:
+            outcome = BuildOutcome(item, "built", seconds, entry, None)
+            self.outcomes[module.number] = outcome
+            self.on_event(Event("finished", item, outcome))
+        finally:
+            self._close(module)
+
+    def _close(self, module: _Running) -> None:
+        self.running.remove(module)
+        shutil.rmtree(module.staging, ignore_errors=True)
+        module.lock.close()
+
+    def _wait_for(self, number: int, item: Planned) -> None:
+        assert item.spec is not None
+        started = time.monotonic()
+        try:
+            entry = build.ensure(item.spec).entry
+        except (HipforgeError, OSError) as error:
+            seconds = time.monotonic() - started
+            self.outcomes[number] = _failed(item, _as_build_error(error, item), self.on_event, seconds)
+            return
+        outcome = BuildOutcome(item, "built", time.monotonic() - started, entry, None)
+        self.outcomes[number] = outcome
+        self.on_event(Event("finished", item, outcome))
