@@ -1,0 +1,140 @@
+"""``hipforge build``: modules ahead of their first call, with live progress and a summary of what failed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from hipforge.cli import output
+from hipforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hipforge.jit.fleet import BuildOutcome, Event, Planned
+
+
+@click.command("build")
+@click.argument("modules", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every registered module.")
+@click.option("--arch", default="gfx950", show_default=True, help="Architectures, separated by commas.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Compile jobs; default from cores and free memory.")
+@click.option("--register", "registries", multiple=True, type=click.Path(path_type=Path), help="A module JSON file.")
+@click.option("--dry-run", is_flag=True, help="Show hits, misses and commands; build nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print outcomes as JSON.")
+def command(
+    modules: tuple[str, ...],
+    everything: bool,
+    arch: str,
+    jobs: int | None,
+    registries: tuple[Path, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Build MODULES (every variant) for the given architectures; failures do not stop the others (exit 1)."""
+    from hipforge.jit import fleet, registry
+
+    for path in registries:
+        registry.register(path)
+    if everything == bool(modules):
+        raise ConfigError("name the modules to build, or give --all (not both)")
+    names = list(registry.modules()) if everything else list(modules)
+    wanted = fleet.requests(names, [name.strip() for name in arch.split(",") if name.strip()])
+    console = output.console(stderr=as_json)
+    if dry_run:
+        _show_plan(console, fleet.plan(wanted), as_json)
+        return
+    with _BuildProgress(console) as progress:
+        outcomes = fleet.build_many(wanted, jobs, progress.on_event)
+    if as_json:
+        click.echo(json.dumps([_as_dict(outcome) for outcome in outcomes], indent=1))
+    _summarise(console, outcomes)
+    if any(outcome.status == "failed" for outcome in outcomes):
+        sys.exit(1)
+
+
+class _BuildProgress:
+    """A progress bar of the modules that are built, with what is being compiled and an estimate of the rest."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            console=console, transient=True,
+        )
+        self.task = self.progress.add_task("building", total=None)
+        self.running: dict[str, float | None] = {}
+
+    def __enter__(self) -> _BuildProgress:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.progress.stop()
+
+    def on_event(self, event: Event) -> None:
+        """Show one event of :func:`hipforge.jit.fleet.build_many`."""
+        title = event.planned.title
+        if event.kind == "started":
+            self.running[title] = event.planned.estimate
+        else:
+            self.running.pop(title, None)
+            self.progress.advance(self.task)
+            seconds = event.outcome.seconds if event.outcome else 0.0
+            mark = "[green]built[/]" if event.kind == "finished" else "[red]failed[/]"
+            self.console.print(f"{mark}  {title}  {seconds:.1f} s", highlight=False)
+        names = ", ".join(
+            name if estimate is None else f"{name} (about {estimate:.0f} s)" for name, estimate in self.running.items()
+        )
+        self.progress.update(self.task, description=names or "building")
+
+
+def _show_plan(console: Console, planned: list[Planned], as_json: bool) -> None:
+    rows = [
+        {
+            "module": item.title,
+            "state": "hit" if item.entry is not None else "problem" if item.problem is not None else "miss",
+            "estimate_seconds": item.estimate,
+            "problem": None if item.problem is None else str(item.problem),
+            "commands": list(item.commands) if item.entry is None else [],
+        }
+        for item in planned
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        estimate = "" if row["estimate_seconds"] is None else f"  about {row['estimate_seconds']:.1f} s"
+        console.print(f"{row['state']:8}{row['module']}{estimate}", highlight=False)
+        for line in row["commands"]:
+            console.print(f"        {line}", highlight=False, soft_wrap=True)
+        if row["problem"]:
+            console.print(f"        {row['problem']}", highlight=False, soft_wrap=True, style="red")
+
+
+def _as_dict(outcome: BuildOutcome) -> dict[str, Any]:
+    return {
+        "module": outcome.planned.title,
+        "status": outcome.status,
+        "seconds": round(outcome.seconds, 3),
+        "path": None if outcome.entry is None else str(outcome.entry.path),
+        "error": None if outcome.error is None else str(outcome.error),
+    }
+
+
+def _summarise(console: Console, outcomes: list[BuildOutcome]) -> None:
+    counts = {status: sum(outcome.status == status for outcome in outcomes) for status in ("hit", "built", "failed")}
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    console.print(
+        f"{counts['built']} built ({seconds:.1f} s of module builds), {counts['hit']} already there, "
+        f"{counts['failed']} failed",
+        highlight=False,
+    )
+    for outcome in outcomes:
+        if outcome.error is not None:
+            console.print(f"\n[red]{outcome.planned.title}[/]\n{outcome.error}", highlight=False, soft_wrap=True)

@@ -1,0 +1,155 @@
+"""``hipforge cache``: what is kept, how large it is, and why a module would be built again."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+
+from hipforge import devices
+from hipforge.cli import output
+from hipforge.cli.inspect import matching_variants, parse_variant
+from hipforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hipforge.jit.maintenance import Explanation
+
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Return bytes for ``"500M"``, ``"2G"``, ``"4096"``.
+
+    Raises:
+        ConfigError: the text is not a number with K, M or G behind it.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise ConfigError(f"--max-size {text!r}: expected bytes or a number with K, M or G, as in 500M")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def human(count: float) -> str:
+    """Return a byte count for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+@click.group("cache")
+def command() -> None:
+    """List, measure, prune or clear the cache, or explain a miss."""
+
+
+@command.command("list")
+@JSON_OPTION
+def list_entries(as_json: bool) -> None:
+    """List every entry, most recently used first."""
+    from hipforge.jit import maintenance
+
+    found = maintenance.entries()
+    if as_json:
+        rows = [
+            {
+                "path": str(item.path),
+                "module": item.entry.manifest.module if item.entry else None,
+                "variant": item.entry.manifest.variant if item.entry else None,
+                "target": item.entry.manifest.target if item.entry else None,
+                "bytes": item.bytes,
+                "build_seconds": item.entry.manifest.build_seconds if item.entry else None,
+                "last_used": item.last_used,
+                "in_use": item.in_use,
+            }
+            for item in found
+        ]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("entry", "size", "build", "last used", ""):
+        table.add_column(heading, no_wrap=True)
+    for item in found:
+        seconds = f"{item.entry.manifest.build_seconds:.1f} s" if item.entry else "damaged"
+        when = datetime.datetime.fromtimestamp(item.last_used).isoformat(" ", "minutes")
+        name = f"{item.path.parent.name}/{item.path.name}"
+        table.add_row(name, human(item.bytes), seconds, when, "in use" if item.in_use else "")
+    output.console().print(table)
+
+
+@command.command("size")
+@JSON_OPTION
+def show_size(as_json: bool) -> None:
+    """Print the size of the whole cache on disk."""
+    from hipforge.jit import maintenance
+
+    total = maintenance.size()
+    click.echo(json.dumps({"bytes": total}) if as_json else human(total))
+
+
+@command.command("prune")
+@click.option("--max-size", required=True, help="Keep at most this much: bytes, or a number with K, M or G.")
+@JSON_OPTION
+def prune(max_size: str, as_json: bool) -> None:
+    """Remove least recently used entries until the cache fits; entries in use stay."""
+    from hipforge.jit import maintenance
+
+    _report_removed([str(path) for path in maintenance.prune(parse_size(max_size))], as_json)
+
+
+@command.command("clear")
+@JSON_OPTION
+def clear(as_json: bool) -> None:
+    """Remove every entry that is not in use, and the records of failed builds."""
+    from hipforge.jit import maintenance
+
+    _report_removed([str(path) for path in maintenance.clear()], as_json)
+
+
+def _report_removed(paths: list[str], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"removed": paths}, indent=1))
+    else:
+        click.echo(f"removed {len(paths)} entries")
+
+
+@command.command("why")
+@click.argument("module")
+@click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
+@click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
+@JSON_OPTION
+def why(module: str, arch: str | None, variants: tuple[str, ...], as_json: bool) -> None:
+    """Say whether MODULE would be a hit, and if not, the exact field or file that changed, old and new digest."""
+    from hipforge.jit import maintenance, registry
+
+    entry = registry.module(module)
+    if arch is None:
+        default = devices.current().default_arch
+        arch = default if default in entry.archs else entry.archs[0]
+    found = [
+        maintenance.why(module, variant, arch) for variant in matching_variants(module, parse_variant(variants))
+    ]
+    if as_json:
+        click.echo(json.dumps([_as_dict(item) for item in found], indent=1))
+        return
+    for item in found:
+        click.echo(f"{item.title}: {item.status}" + (f" ({item.note})" if item.note else ""))
+        for change in item.changes:
+            detail = f"  {change.detail}" if change.detail else ""
+            click.echo(f"  {change.name}: {change.old or 'absent'} -> {change.new or 'absent'}{detail}")
+
+
+def _as_dict(item: Explanation) -> dict[str, object]:
+    return {
+        "title": item.title,
+        "status": item.status,
+        "path": None if item.path is None else str(item.path),
+        "compared_with": None if item.compared_with is None else str(item.compared_with),
+        "note": item.note,
+        "changes": [vars(change) for change in item.changes],
+    }
