@@ -74,11 +74,15 @@ struct alignas(64) ExecInst {
   bool has_sbase = false;
   uint8_t bytes = 0;              // memory: bytes per lane of one access
   LaneType result = LaneType::none;
+  bool plain = true;              // no source or output modifiers
+  bool writes_exec = false;       // v_cmpx
   OpClass op_class = OpClass::other;
   uint32_t target = 0;            // branches: index of the target; s_waitcnt: the immediate
   int64_t offset = 0;
   const Inst* inst = nullptr;
-  const void* extra = nullptr;    // handler-specific: a MatrixFn, an alternative kernel
+  Source scale_a, scale_b;        // scaled MFMA
+  bool sparse = false;            // SMFMAC: src[2] is the index
+  MatrixFn matrix = nullptr;
 };
 
 // A kernel's text, decoded and prepared.
@@ -99,7 +103,8 @@ struct Program {
 // Decodes and prepares on first use, under a lock.
 Program& program_of(LoadedCode& code);
 
-enum class WaveState : uint8_t { running, barrier, ended };
+// sleeping: gives way until its next turn; indexing: running with s_set_gpr_idx on.
+enum class WaveState : uint8_t { running, indexing, sleeping, barrier, ended };
 
 struct alignas(64) Wave {
   Row v[kVgprs];
@@ -108,7 +113,6 @@ struct alignas(64) Wave {
   uint32_t pc = 0;                 // index of the next instruction
   uint32_t scc = 0;
   WaveState state = WaveState::running;
-  bool yield = false;              // give way to the other waves (s_sleep)
   uint32_t index = 0;              // within the work-group
   Mode mode;
   Workgroup* wg = nullptr;
@@ -127,6 +131,11 @@ struct alignas(64) Wave {
   uint64_t exec() const { return s64(kExec); }
 };
 
+// FLOAT_MODE and the two bits above it (dx10_clamp, ieee) as in rsrc1[21:12] order of the MODE register.
+void set_mode(Wave& w, uint32_t float_mode, bool fp16_ovfl);
+// Executes one instruction while the VGPR indexing mode is on.
+void step_indexed(Wave& w);
+
 struct LdsShadow;
 class Stats;
 
@@ -142,6 +151,7 @@ struct Workgroup {
 // What one host thread owns while it runs work-groups.
 struct ThreadState {
   AddressMap::Run last[2];         // recently hit runs, most recent first
+  AddressMap::Run last_scalar;
   Stats* stats = nullptr;          // null: nothing is counted
 };
 
@@ -163,6 +173,10 @@ struct FaultError {
 // Throws a FaultError whose text has the reason, kernel, PC, disassembly, work-group, wave and (lane >= 0) lane.
 [[noreturn]] void fault(const Wave& w, const ExecInst& in, FaultKind kind, const std::string& reason, int lane = -1);
 [[noreturn]] void unsupported(const Wave& w, const ExecInst& in, const std::string& what);
+
+std::string instruction_text(const Inst& inst, const uint8_t* bytes);
+// Instructions around `index`, that one marked.
+std::string listing_around(const Program& p, uint32_t index, uint32_t before, uint32_t after);
 
 std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cmath>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -84,6 +85,7 @@ struct OpEntry {
   LaneType types[4] = {LaneType::none, LaneType::none, LaneType::none, LaneType::none};  // result, sources
   uint8_t sources = 0;
   bool accumulates = false;        // the destination is also the last source
+  bool writes_exec = false;         // a compare that also writes EXEC
   bool preserves_high = false;     // a 16-bit result leaves the destination's other half alone
   OpClass op_class = OpClass::other;
 };
@@ -124,8 +126,50 @@ void lane_loop(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t
   }
 }
 
+template <class T> struct nan_rules;
+template <> struct nan_rules<float> {
+  static constexpr uint32_t quiet = 0x00400000, made = 0x7FC00000;
+};
+template <> struct nan_rules<double> {
+  static constexpr uint64_t quiet = 0x0008000000000000, made = 0x7FF8000000000000;
+};
+
+// Arithmetic whose NaN results are the first NaN source made quiet, or the positive default: the host's own choice
+// depends on operand order and, for a fresh NaN, has the other sign.
+template <class F>
+void arithmetic_loop(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, const Mode& mode) {
+  using T = lane_traits<F>;
+  using R = typename T::result;
+  constexpr int rows = sizeof(R) / 4;
+  alignas(64) uint32_t out[rows * kLanes];
+  lane_loop<F>(out, a, b, c, mode);
+  int nans = 0;
+  for (int l = 0; l < kLanes; ++l) nans |= lane_load<R>(out, l) != lane_load<R>(out, l);
+  if (nans) [[unlikely]] {
+    using Bits = std::conditional_t<sizeof(R) == 4, uint32_t, uint64_t>;
+    const uint32_t* sources[3] = {a, b, c};
+    for (int l = 0; l < kLanes; ++l) {
+      if (lane_load<R>(out, l) == lane_load<R>(out, l)) continue;
+      Bits bits = nan_rules<R>::made;
+      for (int s = T::sources - 1; s >= 0; --s) {
+        const R x = lane_load<R>(sources[s], l);
+        if (x != x) bits = std::bit_cast<Bits>(x) | nan_rules<R>::quiet;
+      }
+      lane_store(out, l, std::bit_cast<R>(bits));
+    }
+  }
+  std::memcpy(d, out, sizeof out);
+}
+
 class OpTable {
  public:
+  // As lane(), for float and double arithmetic.
+  template <class F>
+  OpEntry& arithmetic(Op op, F f) {
+    OpEntry& e = lane(op, f);
+    e.kernel = &arithmetic_loop<F>;
+    return e;
+  }
   template <class F>
   OpEntry& lane(Op op, F, OpClass op_class = OpClass::valu) {
     using T = lane_traits<F>;
@@ -207,10 +251,7 @@ uint64_t dpp_write_mask(const Wave& w, const ExecInst& in);
 void write_result(Wave& w, const ExecInst& in, LaneType type, uint32_t* rows, bool preserves_high = false);
 
 // d[l] = x[l] where the mask has a one.
-inline void merge_row(uint32_t* d, const uint32_t* x, uint64_t mask) {
-#pragma GCC ivdep
-  for (int l = 0; l < kLanes; ++l) d[l] = (mask >> l & 1) ? x[l] : d[l];
-}
+void merge_row(uint32_t* d, const uint32_t* x, uint64_t mask);
 inline void write_rows(Wave& w, uint32_t reg, const uint32_t* rows, int count, uint64_t mask) {
   for (int i = 0; i < count; ++i) merge_row(w.v[reg + i], rows + i * kLanes, mask);
 }

@@ -1,0 +1,296 @@
+// The stages around a lane operation: source modifiers, DPP, SDWA, output modifiers, EXEC; and the op table itself.
+#include "exec.h"
+
+#if defined(__F16C__) || defined(__AVX512F__) || defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "formats.h"
+
+namespace hfemu {
+
+float half_to_float(uint16_t bits) {
+#ifdef __F16C__
+  return _cvtsh_ss(bits);
+#else
+  return static_cast<float>(decode(f16_format, bits));
+#endif
+}
+
+uint16_t float_to_half(float x) {
+#ifdef __F16C__
+  return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  return static_cast<uint16_t>(encode(f16_format, x));
+#endif
+}
+
+uint16_t double_to_half(double x) { return static_cast<uint16_t>(encode(f16_format, x)); }
+
+const OpTable& op_table() {
+  static const OpTable* table = [] {
+    auto* t = new OpTable();
+    register_salu(*t);
+    register_control(*t);
+    register_valu_int(*t);
+    register_valu_float(*t);
+    register_valu_half(*t);
+    register_compare(*t);
+    register_lane_ops(*t);
+    register_packed(*t);
+    register_convert(*t);
+    register_matrix(*t);
+    register_scalar_memory(*t);
+    register_global(*t);
+    register_buffer(*t);
+    register_lds(*t);
+    register_atomics(*t);
+    return t;
+  }();
+  return *table;
+}
+
+uint32_t special_value(const Wave& w, uint16_t special, bool high) {
+  switch (static_cast<Special>(special)) {
+    case Special::shared_base: return high ? kSharedApertureHigh : 0;
+    case Special::shared_limit: return high ? kSharedApertureHigh : 0xFFFFFFFF;
+    case Special::private_base: return high ? kPrivateApertureHigh : 0;
+    case Special::private_limit: return high ? kPrivateApertureHigh : 0xFFFFFFFF;
+    case Special::vccz: return !high && w.s64(kVcc) == 0;
+    case Special::execz: return !high && w.exec() == 0;
+    case Special::scc: return !high && w.scc != 0;
+    default: return 0;
+  }
+}
+
+uint64_t scalar_source(const Wave& w, const Source& s) {
+  switch (s.kind) {
+    case SourceKind::sgpr: return s.dwords == 2 ? w.s64(s.reg) : w.s[s.reg];
+    case SourceKind::constant: return s.row[0] | uint64_t{s.row[kLanes]} << 32;
+    case SourceKind::special: {
+      // A 32-bit read of an aperture gives its high dword, as SALU code expects of src_*_base.
+      const auto sp = static_cast<Special>(s.reg);
+      const bool aperture = sp <= Special::private_limit;
+      if (s.dwords != 2) return special_value(w, s.reg, aperture);
+      return special_value(w, s.reg, false) | uint64_t{special_value(w, s.reg, true)} << 32;
+    }
+    default: return 0;
+  }
+}
+
+uint64_t pack_mask(const uint32_t* bytes) {
+#ifdef __SSE2__
+  const auto* p = reinterpret_cast<const __m128i*>(bytes);
+  uint64_t m = 0;
+  for (int i = 0; i < 4; ++i) m |= uint64_t(uint32_t(_mm_movemask_epi8(_mm_loadu_si128(p + i)))) << (16 * i);
+  return m;
+#else
+  const auto* p = reinterpret_cast<const uint8_t*>(bytes);
+  uint64_t m = 0;
+  for (int l = 0; l < kLanes; ++l) m |= uint64_t(p[l] & 1) << l;
+  return m;
+#endif
+}
+
+void merge_row(uint32_t* d, const uint32_t* x, uint64_t mask) {
+#ifdef __AVX512F__
+  for (int i = 0; i < 4; ++i)
+    _mm512_mask_storeu_epi32(d + 16 * i, static_cast<__mmask16>(mask >> (16 * i)), _mm512_loadu_si512(x + 16 * i));
+#else
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(mask >> (16 * i));
+#pragma GCC ivdep
+    for (uint32_t k = 0; k < 16; ++k) d[16 * i + k] = (bits >> k & 1) ? x[16 * i + k] : d[16 * i + k];
+  }
+#endif
+}
+
+namespace {
+
+// The lane a DPP control reads for `lane`, or -1 when it lies outside the row or wave.
+int dpp_source_lane(uint32_t ctrl, int lane) {
+  const int row = lane & ~15, in_row = lane & 15, n = static_cast<int>(ctrl & 15);
+  if (ctrl < 0x100) return (lane & ~3) | static_cast<int>(ctrl >> (2 * (lane & 3)) & 3);
+  switch (ctrl & 0x1F0) {
+    case 0x100: return in_row + n < 16 ? lane + n : -1;
+    case 0x110: return in_row - n >= 0 ? lane - n : -1;
+    case 0x120: return row | ((in_row - n) & 15);
+    case 0x150: return row | n;
+    default: break;
+  }
+  switch (ctrl) {
+    case 0x130: return lane + 1 < kLanes ? lane + 1 : -1;
+    case 0x134: return (lane + 1) & 63;
+    case 0x138: return lane - 1;
+    case 0x13C: return (lane - 1) & 63;
+    case 0x140: return row | (15 - in_row);
+    case 0x141: return (lane & ~7) | (7 - (lane & 7));
+    case 0x142: return lane >= 16 ? row - 1 : -1;
+    case 0x143: return lane >= 32 ? 31 : -1;
+    default: return -1;
+  }
+}
+
+uint32_t select_bits(uint32_t x, Select sel, bool sext) {
+  switch (sel) {
+    case Select::byte0: case Select::byte1: case Select::byte2: case Select::byte3: {
+      const uint32_t b = x >> (8 * static_cast<int>(sel)) & 0xFF;
+      return sext ? static_cast<uint32_t>(static_cast<int8_t>(b)) : b;
+    }
+    case Select::word0: case Select::word1: {
+      const uint32_t h = sel == Select::word0 ? x & 0xFFFF : x >> 16;
+      return sext ? static_cast<uint32_t>(static_cast<int16_t>(h)) : h;
+    }
+    case Select::dword: break;
+  }
+  return x;
+}
+
+int rows_of(LaneType type) { return type == LaneType::b64 || type == LaneType::f64 ? 2 : 1; }
+
+uint32_t clamp_f32(uint32_t bits, bool dx10) {
+  const float x = std::bit_cast<float>(bits);
+  if (x != x) return dx10 ? 0 : bits;
+  return x > 1.0f ? 0x3F800000u : x > 0.0f ? bits : 0u;
+}
+
+uint16_t clamp_f16(uint16_t bits, bool dx10) {
+  const uint16_t magnitude = bits & 0x7FFF;
+  if (magnitude > 0x7C00) return dx10 ? 0 : bits;
+  return bits & 0x8000 ? 0 : magnitude > 0x3C00 ? 0x3C00 : bits;
+}
+
+uint16_t omod_f16(uint16_t bits, uint8_t omod) {
+  static constexpr float factor[4] = {1.0f, 2.0f, 4.0f, 0.5f};
+  return float_to_half(half_to_float(bits) * factor[omod]);
+}
+
+void output_modifiers(const Wave& w, const Inst& inst, LaneType type, uint32_t* r) {
+  const bool dx10 = w.mode.dx10_clamp;
+  static constexpr float factor[4] = {1.0f, 2.0f, 4.0f, 0.5f};
+  // omod is ignored while the mode keeps output denormals, and in IEEE mode.
+  const bool omod32 = inst.omod && !(w.mode.denorm32 & 2) && !w.mode.ieee;
+  const bool omod64 = inst.omod && !(w.mode.denorm64 & 2) && !w.mode.ieee;
+  for (int l = 0; l < kLanes; ++l) {
+    switch (type) {
+      case LaneType::f32:
+        if (omod32) r[l] = std::bit_cast<uint32_t>(std::bit_cast<float>(r[l]) * factor[inst.omod]);
+        if (inst.clamp) r[l] = clamp_f32(r[l], dx10);
+        break;
+      case LaneType::f16:
+        if (omod64) r[l] = omod_f16(static_cast<uint16_t>(r[l]), inst.omod);
+        if (inst.clamp) r[l] = clamp_f16(static_cast<uint16_t>(r[l]), dx10);
+        break;
+      case LaneType::pkf16:
+        if (inst.clamp)
+          r[l] = clamp_f16(static_cast<uint16_t>(r[l]), dx10) |
+                 uint32_t{clamp_f16(static_cast<uint16_t>(r[l] >> 16), dx10)} << 16;
+        break;
+      case LaneType::f64: {
+        double x = lane_load<double>(r, l);
+        if (omod64) x *= static_cast<double>(factor[inst.omod]);
+        if (inst.clamp) x = x != x ? (dx10 ? 0.0 : x) : x > 1.0 ? 1.0 : x > 0.0 ? x : 0.0;
+        lane_store(r, l, x);
+        break;
+      }
+      default: break;
+    }
+  }
+}
+
+}  // namespace
+
+const uint32_t* stage_source(const Wave& w, const ExecInst& in, int index, LaneType type, RowBuffer& buffer) {
+  const Source& s = in.src[index];
+  const Inst& inst = *in.inst;
+  const uint32_t* row = source_row(w, s, buffer);
+  if (index >= inst.num_src) return row;  // the accumulator: no modifiers
+  const Operand& o = inst.src[index];
+  const int rows = rows_of(type);
+  if (inst.dpp && index == 0) {
+    RowBuffer moved;
+    const uint64_t exec = w.exec();
+    for (int l = 0; l < kLanes; ++l) {
+      const int from = dpp_source_lane(inst.dpp_ctrl, l);
+      const bool valid = from >= 0 && (exec >> from & 1);
+      for (int r = 0; r < rows; ++r) moved.x[r * kLanes + l] = valid ? row[r * kLanes + from] : 0;
+    }
+    std::memcpy(buffer.x, moved.x, sizeof(uint32_t) * kLanes * rows);
+    row = buffer.x;
+  }
+  const bool selects = inst.sdwa && o.select != Select::dword;
+  const bool sixteen = type == LaneType::b16 || type == LaneType::f16;
+  const bool packed = type == LaneType::pk16 || type == LaneType::pkf16;
+  // SDWA's whole-dword select still sign-extends a 16-bit operand to nothing: only the low half is read.
+  const bool modified = o.neg || o.abs || o.neg_hi;
+  if (!selects && !modified && !(sixteen && o.op_sel) && !(packed && (o.op_sel || !o.op_sel_hi))) return row;
+  for (int l = 0; l < kLanes; ++l) {
+    uint32_t x = row[l];
+    if (selects) x = select_bits(x, o.select, o.sext);
+    if (rows == 2) {
+      uint32_t hi = row[kLanes + l];
+      if (o.abs) hi &= 0x7FFFFFFF;
+      if (o.neg) hi ^= 0x80000000;
+      buffer.x[kLanes + l] = hi;
+    } else if (packed) {
+      uint32_t lo = o.op_sel ? x >> 16 : x & 0xFFFF, hi = o.op_sel_hi ? x >> 16 : x & 0xFFFF;
+      if (o.neg) lo ^= 0x8000;
+      if (o.neg_hi) hi ^= 0x8000;
+      x = lo | hi << 16;
+    } else if (sixteen) {
+      if (o.op_sel) x >>= 16;
+      if (o.abs) x &= 0x7FFF;
+      if (o.neg) x ^= 0x8000;
+    } else {
+      if (o.abs) x &= 0x7FFFFFFF;
+      if (o.neg) x ^= 0x80000000;
+    }
+    buffer.x[l] = x;
+  }
+  return buffer.x;
+}
+
+uint64_t dpp_write_mask(const Wave& w, const ExecInst& in) {
+  const Inst& inst = *in.inst;
+  if (!inst.dpp) return kAllLanes;
+  const uint64_t exec = w.exec();
+  uint64_t mask = 0;
+  for (int l = 0; l < kLanes; ++l) {
+    if (!(inst.row_mask >> (l / 16) & 1) || !(inst.bank_mask >> (l / 4 % 4) & 1)) continue;
+    const int from = dpp_source_lane(inst.dpp_ctrl, l);
+    if (inst.bound_ctrl || (from >= 0 && (exec >> from & 1))) mask |= uint64_t{1} << l;
+  }
+  return mask;
+}
+
+void write_result(Wave& w, const ExecInst& in, LaneType type, uint32_t* rows, bool preserves_high) {
+  const Inst& inst = *in.inst;
+  if (inst.clamp || inst.omod) output_modifiers(w, inst, type, rows);
+  uint32_t* d = w.v[in.dst];
+  if (inst.sdwa && inst.dst_select != Select::dword) {
+    const int sel = static_cast<int>(inst.dst_select);
+    const int shift = sel < 4 ? 8 * sel : sel == static_cast<int>(Select::word1) ? 16 : 0;
+    const int width = sel < 4 ? 8 : 16;
+    const uint32_t field = ((1u << width) - 1) << shift;
+    for (int l = 0; l < kLanes; ++l) {
+      const uint32_t part = rows[l] << shift & field;
+      if (inst.dst_unused == DstUnused::preserve) {
+        rows[l] = (d[l] & ~field) | part;
+      } else if (inst.dst_unused == DstUnused::sext) {
+        const bool negative = rows[l] >> (width - 1) & 1;
+        rows[l] = part | (negative ? static_cast<uint32_t>(~uint64_t{0} << (shift + width)) : 0);
+      } else {
+        rows[l] = part;
+      }
+    }
+  } else if ((type == LaneType::b16 || type == LaneType::f16) && !inst.sdwa) {
+    if (inst.dst_op_sel) {
+      for (int l = 0; l < kLanes; ++l) rows[l] = (d[l] & 0xFFFF) | rows[l] << 16;
+    } else if (preserves_high) {
+      for (int l = 0; l < kLanes; ++l) rows[l] = (d[l] & 0xFFFF0000) | (rows[l] & 0xFFFF);
+    }
+  }
+  write_rows(w, in.dst, rows, rows_of(type), w.exec() & dpp_write_mask(w, in));
+}
+
+}  // namespace hfemu
