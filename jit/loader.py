@@ -7,9 +7,6 @@ loading cannot be undone.
 from __future__ import annotations
 
 import ctypes
-import functools
-import importlib.machinery
-import importlib.util
 import logging
 import os
 import threading
@@ -17,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from hipforge import devices, settings
 from hipforge.errors import BuildError, MissingModuleError, ToolchainError
@@ -30,7 +26,7 @@ log = logging.getLogger("hipforge")
 
 @dataclass(frozen=True)
 class LoadedModule:
-    """A loaded module; ``path`` is its library, ``seconds`` the time from the question to the loaded library."""
+    """A loaded module: ``path`` is its entry's directory, ``seconds`` the time from the question to the library."""
 
     name: str
     path: Path
@@ -43,25 +39,6 @@ class LoadedModule:
     def handle(self) -> int:
         """What ``dlopen`` returned."""
         return int(self.library._handle)
-
-    @functools.cached_property
-    def python_module(self) -> ModuleType:
-        """The Python module that the library is, for ``"ffi": "pybind11"``.
-
-        Raises:
-            BuildError: it has no ``PYBIND11_MODULE`` of the module's name.
-        """
-        loader = importlib.machinery.ExtensionFileLoader(self.name, str(self.path))
-        spec = importlib.util.spec_from_file_location(self.name, self.path, loader=loader)
-        assert spec is not None
-        try:
-            module = importlib.util.module_from_spec(spec)
-            loader.exec_module(module)
-        except ImportError as error:
-            raise BuildError(
-                f"{self.name} is no Python module: {error}; its source needs PYBIND11_MODULE({self.name}, m)"
-            ) from error
-        return module
 
 
 _Key = tuple[str, tuple[tuple[str, VariantValue], ...], str]
@@ -99,6 +76,11 @@ def load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> 
         return _loaded[key]
 
 
+def loaded() -> tuple[LoadedModule, ...]:
+    """Return what this process has loaded so far, in order."""
+    return tuple(_loaded.values())
+
+
 def _load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> LoadedModule:
     started = time.perf_counter()
     wanted = hip_module.request(registry.module(module), variant, arch)
@@ -111,7 +93,7 @@ def _load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) ->
     library = opened[0] if opened else open_library(entry.library)
     seconds = time.perf_counter() - started
     log.debug("loaded %s in %.1f ms", entry.path, seconds * 1e3)
-    return LoadedModule(module, entry.library, entry.manifest, library, seconds, built)
+    return LoadedModule(module, entry.path, entry.manifest, library, seconds, built)
 
 
 def _cached_or_built(wanted: Request, validate: Callable[[Path], None]) -> tuple[cache.Entry, bool]:

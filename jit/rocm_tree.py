@@ -54,14 +54,10 @@ def triton_files() -> Path | None:
     return None
 
 
-def locate(root: Path, clang_version: str, digests: DigestStore) -> Path | None:
-    """Return where the tree lies under ``root``, or would; None where there is no triton to make it from."""
-    source = triton_files()
-    if source is None:
-        return None
+def name_of(source: Path, clang_version: str, digests: DigestStore) -> Path:
+    """Return where in a cache directory the tree made from ``source`` for one version of clang lies."""
     header = digests.of(str(source / "include/hip/hip_version.h"))
-    name = text_digest(f"{_RECIPE} {source} {header} {clang_version}")[:16]
-    return root / "rocm-tree" / name
+    return Path("rocm-tree", text_digest(f"{_RECIPE} {source} {header} {clang_version}")[:16])
 
 
 def is_complete(tree: Path) -> bool:
@@ -69,8 +65,8 @@ def is_complete(tree: Path) -> bool:
     return (tree / "share/hip/version").is_file()
 
 
-def assemble(tree: Path, clang: Path) -> None:
-    """Make the tree at ``tree``, with ``clang`` to compile the constants (0.3 s).
+def assemble(source: Path, root: Path, name: Path, clang: Path) -> Path:
+    """Make the tree ``name`` in the cache directory ``root``, with ``clang`` for the constants (0.3 s); returns it.
 
     Raises:
         ToolchainError: the compiler could not make them.
@@ -78,15 +74,14 @@ def assemble(tree: Path, clang: Path) -> None:
     """
     from hipforge.jit.locks import building  # imports filelock, which a warm path never needs
 
-    root = tree.parent.parent
+    tree = root / name
     with building(root, f"rocm-tree-{tree.name}", "the ROCm tree"):
         if not is_complete(tree):
-            _assemble(tree, root, clang)
+            _assemble(source, root, tree, clang)
+    return tree
 
 
-def _assemble(tree: Path, root: Path, clang: Path) -> None:
-    source = triton_files()
-    assert source is not None
+def _assemble(source: Path, root: Path, tree: Path, clang: Path) -> None:
     staging = cache.staging_dir(root, "discarded")
     try:
         bitcode = staging / "amdgcn/bitcode"

@@ -237,17 +237,17 @@ def _rocm_for(path: Path, llvm: Path, is_hipcc: bool, version: int) -> Path:
     if is_hipcc:
         # A hipcc finds its own tree; where it lies only matters for the names in a manifest.
         return path.parent.parent
-    for root in [*cache_dir.reading_roots(), None]:
-        found = rocm_tree.locate(root or cache_dir.writing_root(), str(version), cache_dir.digests())
-        if found is None:
-            raise ToolchainError(
-                "it has no HIP headers and device libraries: no ROCm in ROCM_PATH or /opt/rocm, and no triton wheel; "
-                "pip install hipforge[compiler]"
-            )
-        if rocm_tree.is_complete(found):
-            return found
-    rocm_tree.assemble(found, llvm / "clang")
-    return found
+    source = rocm_tree.triton_files()
+    if source is None:
+        raise ToolchainError(
+            "it has no HIP headers and device libraries: no ROCm in ROCM_PATH or /opt/rocm, and no triton wheel; "
+            "pip install hipforge[compiler]"
+        )
+    name = rocm_tree.name_of(source, str(version), cache_dir.digests())
+    for root in cache_dir.reading_roots():
+        if rocm_tree.is_complete(root / name):
+            return root / name
+    return rocm_tree.assemble(source, cache_dir.writing_root(), name, llvm / "clang")
 
 
 def _check_arch(toolchain: HipClang, arch: str) -> None:
