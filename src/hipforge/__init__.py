@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from hipforge.jit import compile_ops as compile_ops
+    from hipforge.jit.compile_ops import compile_ops as compile_ops
     from hipforge.ops.dispatch import explain as explain
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv as mxfp8_gemv
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_linear as mxfp8_linear
