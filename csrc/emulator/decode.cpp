@@ -314,7 +314,7 @@ class Decoder {
   // src0 of VOP1, VOP2 and VOPC, with the SDWA or DPP dword (which also holds src1's modifiers) if there is one.
   bool first_source() {
     const unsigned field = bits(w0_, 8, 0);
-    if (row_->src[0].dwords == 0) return true;
+    if (row_->src[0].dwords == 0) return field != kSdwa && field != kDpp;  // v_nop
     if (field != kSdwa && field != kDpp) return add_source(field, row_->src[0]);
     if (row_->has(isa::e32_only) || !word(1, w1_)) return false;
     inst_.bytes = 8;

@@ -323,18 +323,20 @@ class Printer {
   void message(unsigned value) {
     static const struct { unsigned id; const char* name; } kNames[] = {
         {1, "MSG_INTERRUPT"}, {4, "MSG_SAVEWAVE"}, {5, "MSG_STALL_WAVE_GEN"}, {6, "MSG_HALT_WAVES"},
-        {7, "MSG_ORDERED_PS_DONE"}, {8, "MSG_EARLY_PRIM_DEALLOC"}, {10, "MSG_GET_DOORBELL"}};
+        {7, "MSG_ORDERED_PS_DONE"}, {8, "MSG_EARLY_PRIM_DEALLOC"}, {9, "MSG_GS_ALLOC_REQ"},
+        {10, "MSG_GET_DOORBELL"}};
+    const unsigned id = value & 15, operation = value >> 4 & 7, stream = value >> 8 & 3;
     for (const auto& entry : kNames) {
-      if (entry.id == value) {
+      if (entry.id == id && operation == 0 && stream == 0) {
         add("sendmsg(%s)", entry.name);
         return;
       }
     }
-    if ((value & 0xfc80) != 0) {
+    if ((id | operation << 4 | stream << 8) == value) {
+      add("sendmsg(%u, %u, %u)", id, operation, stream);
+    } else {
       add("%u", value);
-      return;
     }
-    add("sendmsg(%u, %u, %u)", value & 15, value >> 4 & 7, value >> 8 & 3);
   }
 
   unsigned data_dwords() const { return row_.dst.dwords + row_.src[1].dwords; }
