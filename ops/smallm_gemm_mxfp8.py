@@ -42,15 +42,19 @@ MAX_ELEMENTS = 2**31 - 1
 _MAX_CACHED_DECISIONS = 1 << 16  # a server sees few shapes; this bounds one that sees all
 
 
-# Accumulated rows of the GEMV variant that serves M rows. Past 16 any variant does: its guard refuses M.
+# Past 16 rows any variant does: its guard refuses M.
 _ROWS = (1, 1, 2, 4, 4, 8, 8, 8, 8, *(16,) * 8)
+
+
+def gemv_rows(m: int) -> int:
+    """Return how many rows the GEMV variant that serves M = ``m`` accumulates."""
+    return _ROWS[m] if m <= GEMV_MAX_M else GEMV_MAX_M
 
 
 def _gemv_variant(
     out: torch.Tensor, Xq: torch.Tensor, Xs: torch.Tensor, Wq: torch.Tensor, Ws: torch.Tensor, block_n: int
 ) -> Mapping[str, int]:
-    m = Xq.shape[0]
-    return {"HF_ROWS": _ROWS[m] if m <= GEMV_MAX_M else GEMV_MAX_M}
+    return {"HF_ROWS": gemv_rows(Xq.shape[0])}
 
 
 def _mfma_variant(

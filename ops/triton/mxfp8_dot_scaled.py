@@ -47,6 +47,14 @@ STOCK = TileConfig(block_m=64, block_n=128, block_k=128, num_warps=8)
 # 16 rows are the least that dot_scaled takes, and narrow columns the way to more work-groups; below 32 columns Triton
 # no longer emits scaled MFMAs.
 SMALL_M = TileConfig(block_m=16, block_n=32, block_k=256, num_warps=2)
+# What the tuners try beside the stock configuration when they look for Triton's best.
+TUNED = (
+    SMALL_M,
+    TileConfig(block_m=16, block_n=64, block_k=256, num_warps=4),
+    TileConfig(block_m=16, block_n=128, block_k=128, num_warps=4),
+    TileConfig(block_m=32, block_n=64, block_k=256, num_warps=4),
+    TileConfig(block_m=64, block_n=64, block_k=128, num_warps=4),
+)
 
 
 def configuration(m: int) -> TileConfig:

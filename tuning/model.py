@@ -1,0 +1,130 @@
+"""How long would a launch take? A model over exact counts, to rank configurations where no GPU is at hand.
+
+The counts (instructions by class, bytes, matrix-pipe cycles, waves) come from running the real machine code on the
+emulator; the machine's rates below turn them into times. The model ranks, it does not predict: rows made with it carry
+its version and no microseconds.
+
+A launch takes ``launch`` seconds plus the largest of four times, each a bound that holds by itself:
+
+memory    bytes touched at least once / bandwidth. The bandwidth reached is what the waves keep in flight per memory
+          latency, up to the machine's: bytes in flight = resident waves x bytes that one wave requests ahead.
+latency   generations of work-groups x trips to memory of one wave x memory latency. A wave makes one trip to start
+          and one per ``bytes in flight`` that it loads of the streamed operand; where it empties its pipeline and
+          starts over, parts of trips count whole.
+issue     the busiest SIMD's cycles: its waves' vector instructions (4 cycles each for 64 lanes on 16), or their matrix
+          cycles (which run beside the vector pipe), or one wave's own instructions, which issue at best every 4 cycles
+          and wait for its matrix instructions.
+cache     bytes that the busiest CU loads, repeats included, / 64 bytes per cycle of its vector cache.
+
+"Busiest" counts whole work-groups per CU: 257 work-groups on 256 CUs take twice as long as 256.
+
+Rates are public figures of the MI355X, except ``memory_latency_s`` and ``launch_s``, which are assumptions of the right
+order: what matters is that a second launch costs about as much as reading 10 MB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MODEL_VERSION = "cdna4-counts-1"
+SOURCE = f"model:{MODEL_VERSION}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of one GPU."""
+
+    name: str
+    cu_count: int
+    clock_hz: float
+    bandwidth: float  # bytes per second
+    memory_latency_s: float
+    launch_s: float
+    simds_per_cu: int = 4
+    vector_issue_cycles: int = 4  # 64 lanes on a 16-lane SIMD
+    cache_bytes_per_cycle: int = 64  # per CU
+
+
+MI355X = Machine("MI355X", cu_count=256, clock_hz=2.4e9, bandwidth=8e12, memory_latency_s=0.8e-6, launch_s=1.2e-6)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Exact counts of one kernel launch, and two facts about the kernel's code.
+
+    Attributes:
+        workgroups: work-groups launched.
+        waves_per_workgroup: waves in each.
+        vector_instructions: VALU wave-instructions.
+        instructions: all wave-instructions.
+        matrix_cycles: cycles of the matrix pipe.
+        loaded_bytes: global bytes loaded, every access counted.
+        unique_bytes: global bytes touched at least once, loads and stores.
+        streamed_bytes: bytes loaded of the operand that the kernel streams (its weight).
+        occupancy: waves per SIMD that registers and LDS allow.
+        in_flight_bytes: of the streamed operand, bytes that one wave has requested ahead.
+        restarts: how often a wave fills its pipeline anew.
+    """
+
+    workgroups: int
+    waves_per_workgroup: int
+    vector_instructions: int
+    instructions: int
+    matrix_cycles: int
+    loaded_bytes: int
+    unique_bytes: int
+    streamed_bytes: int
+    occupancy: int
+    in_flight_bytes: int
+    restarts: int = 1
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A modelled time in seconds, launch cost included, and the bound that gave it."""
+
+    seconds: float
+    bound: str
+    memory: float
+    latency: float
+    issue: float
+    cache: float
+
+
+def _ceil_div(count: int, by: int) -> int:
+    return -(-count // by)
+
+
+def estimate(work: Work, machine: Machine = MI355X) -> Estimate:
+    """Return the modelled time of one launch; the module's docstring has the formulas."""
+    waves = work.workgroups * work.waves_per_workgroup
+    slots = work.occupancy * machine.simds_per_cu
+    resident_per_cu = max(1, slots // work.waves_per_workgroup)
+    resident_waves = min(waves, resident_per_cu * machine.cu_count * work.waves_per_workgroup)
+    generations = _ceil_div(work.workgroups, resident_per_cu * machine.cu_count)
+
+    in_flight = min(resident_waves * work.in_flight_bytes, work.streamed_bytes) or 1
+    bandwidth = min(machine.bandwidth, in_flight / machine.memory_latency_s)
+    memory = work.unique_bytes / bandwidth
+    streamed_per_start = _ceil_div(work.streamed_bytes, waves * work.restarts)
+    trips = 1 + work.restarts * _ceil_div(streamed_per_start, work.in_flight_bytes)
+    latency = generations * trips * machine.memory_latency_s
+
+    workgroups_per_cu = _ceil_div(work.workgroups, machine.cu_count)
+    waves_per_simd = _ceil_div(workgroups_per_cu * work.waves_per_workgroup, machine.simds_per_cu)
+    vector = waves_per_simd * work.vector_instructions / waves * machine.vector_issue_cycles
+    matrix = waves_per_simd * work.matrix_cycles / waves
+    alone = (work.instructions * machine.vector_issue_cycles + work.matrix_cycles) / waves
+    serial = alone * _ceil_div(waves_per_simd, work.occupancy)
+    issue = max(vector, matrix, serial) / machine.clock_hz
+    busiest_cu_bytes = work.loaded_bytes / work.workgroups * workgroups_per_cu
+    cache = busiest_cu_bytes / machine.cache_bytes_per_cycle / machine.clock_hz
+
+    bounds = {"memory": memory, "latency": latency, "issue": issue, "cache": cache}
+    bound = max(bounds, key=lambda name: bounds[name])
+    return Estimate(machine.launch_s + bounds[bound], bound, **bounds)
+
+
+def total(estimates: list[Estimate]) -> float:
+    """Return the modelled seconds of launches that follow one another in a stream."""
+    return sum(item.seconds for item in estimates)

@@ -1,0 +1,81 @@
+"""Try every configuration of a cell, reject what is wrong, rank the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from hipforge.errors import BuildError, GuardError
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kernel with its parameters."""
+
+    kernel: str
+    configuration: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.kernel}({', '.join(f'{name}={value}' for name, value in self.configuration.items())})"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a candidate.
+
+    Attributes:
+        candidate: which.
+        seconds: measured or modelled time; None if it was rejected.
+        error: relative Frobenius error of its output; None if there was none.
+        rejected: why it cannot be chosen, or None.
+        note: what the time is made of, for the log.
+    """
+
+    candidate: Candidate
+    seconds: float | None = None
+    error: float | None = None
+    rejected: str | None = None
+    note: str = ""
+
+
+class Problem(Protocol):
+    """One cell's operands and yardstick."""
+
+    def run(self, candidate: Candidate) -> float:
+        """Run once and return the relative Frobenius error of the output."""
+
+    def cost(self, candidate: Candidate) -> tuple[float, str]:
+        """Return the seconds of a call and a note on them."""
+
+
+def try_candidate(problem: Problem, candidate: Candidate, max_error: float) -> Trial:
+    """Run, check and cost one candidate; what cannot be built, run or is wrong comes back rejected.
+
+    A build that exceeds the module's ``resource_limits`` is a rejection like any other failed build; device faults
+    are not caught, because nothing after one can be trusted.
+    """
+    try:
+        error = problem.run(candidate)
+    except (BuildError, GuardError) as refusal:
+        return Trial(candidate, rejected=f"{type(refusal).__name__}: {refusal}")
+    if not error <= max_error:  # a NaN is wrong too
+        return Trial(candidate, error=error, rejected=f"wrong result: relative error {error:.3g} > {max_error:g}")
+    seconds, note = problem.cost(candidate)
+    return Trial(candidate, seconds, error, note=note)
+
+
+def search(
+    problem: Problem,
+    candidates: Iterable[Candidate],
+    max_error: float,
+    report: Callable[[Trial], None] = lambda trial: None,
+) -> list[Trial]:
+    """Return every candidate's trial, fastest first and rejected ones last; equal times keep their order."""
+    trials = []
+    for candidate in candidates:
+        trial = try_candidate(problem, candidate, max_error)
+        report(trial)
+        trials.append(trial)
+    return sorted(trials, key=lambda trial: math.inf if trial.seconds is None else trial.seconds)

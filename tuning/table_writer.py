@@ -1,0 +1,128 @@
+"""Write tuned rows into a CSV that other tuners may be writing too, losing nothing when killed.
+
+Each merge takes the file's lock, reads what is there, puts the new rows in, and replaces the file by a rename. The lock
+is ``<file>.lock`` beside the CSV, so that tuners with different cache directories still meet there.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from hipforge import settings
+from hipforge.errors import ConfigError
+from hipforge.ops.tuned import Key, TableSchema, Value, read_rows
+
+Row = Mapping[str, Value]
+
+
+def key_of(schema: TableSchema, row: Row) -> Key:
+    """Return the columns of ``row`` that identify its cell."""
+    parts: list[int | str] = []
+    for name in schema.key_names:
+        value = row[name]
+        if not isinstance(value, (int, str)):
+            raise ConfigError(f"row of {schema.family}: key column {name} holds {value!r}")
+        parts.append(value)
+    return tuple(parts)
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _sort_key(key: Key) -> tuple[tuple[int, int | str], ...]:
+    """Numbers in order and before texts; gfx, cu_num, then N, K, M, so that a weight's rows stand together."""
+    gfx, cu_num, m, n, k, *rest = key
+    return tuple((isinstance(part, str), part) for part in (gfx, cu_num, n, k, *rest, m))
+
+
+def render(schema: TableSchema, rows: Mapping[Key, Row]) -> str:
+    """Return the CSV's text: header, then rows by architecture, weight shape and M."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(schema.header)
+    for key in sorted(rows, key=_sort_key):
+        writer.writerow([_text(rows[key][name]) for name in schema.header])
+    return stream.getvalue()
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def read_existing(schema: TableSchema, path: Path) -> dict[Key, Row]:
+    """Return the rows of a table in the family's own format; none where the file does not exist.
+
+    Raises:
+        ConfigError: the file is malformed, or in another header's format, which is only read, never rewritten.
+    """
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8-sig") as stream:
+        header = tuple(name.strip() for name in stream.readline().strip().split(","))
+    if header in schema.legacy:
+        raise ConfigError(
+            f"{path} has the header {','.join(header)}, which is read but not written; choose another output file"
+        )
+    return {row.key: row.values for row in read_rows(schema, path)}
+
+
+def merge_rows(path: Path, schema: TableSchema, rows: Iterable[Row]) -> None:
+    """Put ``rows`` into the table at ``path``, replacing rows of the same cells and keeping all others.
+
+    Args:
+        path: the CSV; created if it is not there.
+        schema: its family.
+        rows: complete rows, one value per column of the schema.
+
+    Raises:
+        ConfigError: the file that is there is malformed, a new row breaks the schema, or the lock is not to be had.
+    """
+    new = {key_of(schema, row): row for row in rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{path}.lock")
+    try:
+        with lock.acquire(timeout=settings.LOCK_TIMEOUT.get()):
+            merged = {**read_existing(schema, path), **new}
+            text = render(schema, merged)
+            _check(schema, text, path)
+            _replace(path, text)
+    except Timeout:
+        raise ConfigError(
+            f"{path}.lock is held by another process for more than {settings.LOCK_TIMEOUT.get():g} s "
+            f"(HIPFORGE_LOCK_TIMEOUT); nothing was written"
+        ) from None
+
+
+def _check(schema: TableSchema, text: str, path: Path) -> None:
+    """Read back what is about to be published, so that a bad row never reaches the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Path(folder) / path.name
+        trial.write_text(text, encoding="utf-8")
+        read_rows(schema, trial)

@@ -1,0 +1,99 @@
+"""Microseconds on a GPU: graph replay over rotating buffers, so that neither launches nor caches are measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hipforge.errors import ConfigError
+
+LAST_LEVEL_CACHE_BYTES = 256 << 20  # MI300X and MI355X
+
+
+@dataclass(frozen=True)
+class TimingPlan:
+    """How often to run. A replay holds ``calls`` calls; ``replays`` of them are timed after ``warmup`` replays."""
+
+    calls: int = 20
+    replays: int = 15
+    warmup: int = 3
+
+
+def rotation(bytes_per_call: int, free_bytes: int, cache_bytes: int = LAST_LEVEL_CACHE_BYTES) -> int:
+    """Return how many copies of a call's operands to rotate over.
+
+    Enough for twice the last-level cache, so that a copy has left it when its turn comes again; at most what half of
+    the free memory holds, and at least 1.
+
+    Args:
+        bytes_per_call: bytes of the operands that one call reads.
+        free_bytes: free device memory.
+        cache_bytes: size of the last-level cache.
+
+    Raises:
+        ConfigError: ``bytes_per_call`` is not positive.
+    """
+    if bytes_per_call < 1:
+        raise ConfigError(f"a call must read at least 1 byte; got {bytes_per_call}")
+    wanted = -(-2 * cache_bytes // bytes_per_call) + 1
+    return max(1, min(wanted, free_bytes // 2 // bytes_per_call))
+
+
+def microseconds_per_call(call: Callable[[int], object], copies: int, plan: TimingPlan | None = None) -> float:
+    """Return the median time of one ``call(i)``, in microseconds, from replays of a captured graph.
+
+    Args:
+        call: makes the launches for copy ``i`` of the operands, on the current stream; must not synchronise.
+        copies: ``i`` runs from 0 to ``copies`` - 1, over and over.
+        plan: how often to run.
+
+    Returns:
+        Median over replays of (time of a replay / its calls).
+
+    Raises:
+        ConfigError: torch sees no GPU.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("timing needs a GPU that torch sees; without one the tuners rank by the model")
+    chosen = plan or TimingPlan()
+    calls = max(chosen.calls, copies)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # what a first call builds or allocates must not happen during the capture
+        for i in range(copies):
+            call(i)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            call(i % copies)
+    for _ in range(chosen.warmup):
+        graph.replay()
+    times = []
+    for _ in range(chosen.replays):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / calls)
+    return statistics.median(times)
+
+
+def measured_source(device_index: int = 0) -> str:
+    """Return the ``source`` column of rows measured here: ``measured:<device>/<versions>``."""
+    import torch
+
+    name = torch.cuda.get_device_properties(device_index).name.replace(",", " ").replace("/", " ")
+    runtime = getattr(torch.version, "hip", None) or torch.version.cuda
+    versions = [f"torch-{torch.__version__}", f"runtime-{runtime}"]
+    try:
+        import triton
+
+        versions.append(f"triton-{triton.__version__}")
+    except ImportError:
+        versions.append("triton-none")
+    return f"measured:{name}/{' '.join(versions)}".replace(",", " ")
