@@ -579,11 +579,12 @@ class Decoder {
   bool extended_ = false;  // SDWA or DPP
 };
 
-// Registers outside the files would be out of bounds in the executor; scalar tuples are aligned.
+// Registers outside the files would be out of bounds in the executor; scalar tuples are aligned, and 125 is no register.
 bool in_file(const Operand& o) {
   const unsigned end = o.reg + o.dwords;
+  const unsigned alignment = o.dwords == 1 ? 1 : o.dwords == 2 ? 2 : 4;
   switch (o.kind) {
-    case OperandKind::sgpr: return end <= 128 && o.reg % (o.dwords == 1 ? 1 : o.dwords == 2 ? 2 : 4) == 0;
+    case OperandKind::sgpr: return end <= 128 && o.reg % alignment == 0 && (end <= 125 || o.reg > 125);
     case OperandKind::vgpr:
     case OperandKind::agpr: return end <= 256;
     default: return true;
