@@ -45,16 +45,21 @@ __device__ inline float row_sum(float value) {
 
 namespace detail {
 
+// The elements are copied out first: clang 22 reads element 0 whichever element of a vector is given to bit_cast.
+template <class Pair>
+__device__ inline float add_pair(Pair swapped) {
+  const uint32_t first = swapped[0], second = swapped[1];
+  return __builtin_bit_cast(float, first) + __builtin_bit_cast(float, second);
+}
+
 __device__ inline float add_half_waves(float low, float high) {
-  const auto swapped = __builtin_amdgcn_permlane32_swap(__builtin_bit_cast(uint32_t, low),
-                                                        __builtin_bit_cast(uint32_t, high), false, false);
-  return __builtin_bit_cast(float, swapped[0]) + __builtin_bit_cast(float, swapped[1]);
+  return add_pair(__builtin_amdgcn_permlane32_swap(__builtin_bit_cast(uint32_t, low),
+                                                   __builtin_bit_cast(uint32_t, high), false, false));
 }
 
 __device__ inline float add_row_pairs(float even, float odd) {
-  const auto swapped = __builtin_amdgcn_permlane16_swap(__builtin_bit_cast(uint32_t, even),
-                                                        __builtin_bit_cast(uint32_t, odd), false, false);
-  return __builtin_bit_cast(float, swapped[0]) + __builtin_bit_cast(float, swapped[1]);
+  return add_pair(__builtin_amdgcn_permlane16_swap(__builtin_bit_cast(uint32_t, even),
+                                                   __builtin_bit_cast(uint32_t, odd), false, false));
 }
 
 }  // namespace detail
