@@ -134,6 +134,27 @@ def bind(
     )
 
 
+def wrap(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+    """Make a pybind11 module's function take the stub's keywords and defaults, and run under the emulator's checks."""
+    environment = process_environment()
+    if environment.target == "emulator":
+        from hipforge.jit.abi_ctypes import declaring_extents
+
+        return declaring_extents(
+            function,
+            signature,
+            addresses=environment.emulator,
+            fault_error=EmulatorFault,
+            read_tensor=read_tensor,
+        )
+    count = len(signature.parameters)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*(signature.bind(args, kwargs) if kwargs or len(args) != count else args))
+
+    return call
+
+
 def _mismatch(where: str, entry: str, exported: str, signature: Signature) -> str:
     def words(letters: str) -> str:
         return "(" + ", ".join(KINDS[letter][0] if letter in KINDS else repr(letter) for letter in letters) + ")"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ class CtypesBinder:
     """The Python counterpart of ``binding.c``'s binder; fields as ``make_binder`` takes them."""
 
     target: int
-    tensor_type: type
+    tensor_type: Any
     errors: tuple[type[Exception], ...]
     mode_depth: Callable[[], int]
     read_tensor: Callable[[Any], tuple[int, int, bool, int, tuple[int, ...], tuple[int, ...]]]
@@ -248,13 +248,70 @@ class CtypesBinder:
         return self.errors[1](f"{op}: argument '{parameter.name}' must be {accepted}; got {got}")
 
 
+def declaring_extents(
+    function: Callable[..., Any],
+    signature: Signature,
+    *,
+    addresses: tuple[int, ...],
+    fault_error: type[Exception],
+    read_tensor: Callable[[Any], tuple[int, int, bool, int, tuple[int, ...], tuple[int, ...]]],
+) -> Callable[..., Any]:
+    """Wrap a function of a pybind11 module for the emulator: its tensor arguments become extents during the call.
+
+    ``addresses``: push, pop, last_error and clear_error of the emulator. A fault in a kernel that the function
+    launched is raised as ``fault_error`` even if the function did not look for it.
+    """
+    push, pop, last_error, clear_error = _prototyped(addresses)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = signature.bind(args, kwargs)
+        extents = (_Extent * max(1, len(values)))()
+        count = 0
+        for parameter, value in zip(signature.parameters, values, strict=True):
+            if parameter.kind in (TENSOR, OPTIONAL_TENSOR) and value is not None:
+                data, code, _, _, shape, strides = read_tensor(value)
+                size = _bytes_of(code, shape, strides)
+                extents[count] = _Extent(parameter.name.encode(), data, size, parameter.mutated, 0)
+                count += 1
+        clear_error()
+        push(extents, count)
+        try:
+            result = function(*values)
+        finally:
+            pop()
+        fault = last_error()
+        if fault is not None:
+            raise fault_error(f"{signature.name}: {fault.decode(errors='replace')}")
+        return result
+
+    call.__name__ = signature.name
+    return call
+
+
 def _extent_bytes(tensor: _Tensor) -> int:
-    last = 0
-    for i in range(tensor.ndim):
-        if tensor.shape[i] == 0:
-            return 0
-        last += (tensor.shape[i] - 1) * tensor.strides[i]
-    return (last + 1) * _ITEM_BYTES[tensor.dtype]
+    return _bytes_of(tensor.dtype, tensor.shape[: tensor.ndim], tensor.strides[: tensor.ndim])
+
+
+def _bytes_of(code: int, shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Exact bytes from the first element to the end of the last one."""
+    if 0 in shape:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return (last + 1) * _ITEM_BYTES[code]
+
+
+_PROTOTYPES = (
+    ctypes.CFUNCTYPE(None, ctypes.POINTER(_Extent), ctypes.c_int32),
+    ctypes.CFUNCTYPE(None),
+    ctypes.CFUNCTYPE(ctypes.c_char_p),
+    ctypes.CFUNCTYPE(None),
+    ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
+    ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int),
+)
+
+
+def _prototyped(addresses: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(prototype(address) for prototype, address in zip(_PROTOTYPES, addresses, strict=False))
 
 
 def make_binder(
@@ -270,15 +327,7 @@ def make_binder(
 ) -> CtypesBinder:
     """Return a binder; arguments as ``binding.c``'s ``make_binder`` takes them (the table is not used)."""
     del table_capsule
-    prototypes = (
-        ctypes.CFUNCTYPE(None, ctypes.POINTER(_Extent), ctypes.c_int32),
-        ctypes.CFUNCTYPE(None),
-        ctypes.CFUNCTYPE(ctypes.c_char_p),
-        ctypes.CFUNCTYPE(None),
-        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
-        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int),
-    )
-    functions = tuple(prototype(address) for prototype, address in zip(prototypes, addresses, strict=True))
+    functions = _prototyped(addresses)
     return CtypesBinder(
         target, tensor_type, errors, mode_depth, read_tensor, read_stream, (tensor_type, parameter_type), functions
     )

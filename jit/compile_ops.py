@@ -145,7 +145,7 @@ class Stub:
         """Return the torch operator of this stub."""
         import torch
 
-        return getattr(torch.ops.hipforge, self.operator_name()).default  # type: ignore[no-any-return]
+        return cast(Callable[..., Any], getattr(torch.ops.hipforge, self.operator_name()).default)
 
     def _run_kernel(self, *args: Any, **kwargs: Any) -> Any:
         return self.kernel(*args, **kwargs)
@@ -202,7 +202,7 @@ class Stub:
         loaded = loader.load(self.module_name, variant, arch)
         if module.ffi == "pybind11":
             extension = python_module.import_extension(loaded.path / "module.so", module.name)
-            return python_module.function_of(extension, module.name, self.entry)
+            return abi.wrap(python_module.function_of(extension, module.name, self.entry), self.signature)
         return abi.bind(loaded.library, self.entry, self.signature, divert=divert)
 
 

@@ -148,8 +148,8 @@ def signature_of(function: Callable[..., Any], *, mutates: Sequence[str]) -> Sig
     if returns != "None" and _kind_of(returns) is None:
         raise ConfigError(f"stub {name}: return annotation {returns!r}; {_accepted()}")
     defaults = function.__defaults__ or ()
-    for parameter, default in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True):
-        _check_default(name, parameter, default)
+    for owner, default in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True):
+        _check_default(name, owner, default)
     return Signature(name, tuple(parameters), defaults, returns)
 
 

@@ -1,0 +1,411 @@
+"""What the JIT costs: cold, warm, at import, after an edit, and per call; beside torch's own ways, in one run.
+
+    python op_tests/bench_jit.py [--sections cold,warm,import,edit,call] [--json FILE]
+
+Every number is measured in this run on this machine unless its note says "recorded" (a build that an earlier run did,
+from the module's manifest). Each measurement is a process of its own with its own cache directory. Per-call numbers
+are taken with the bench hook (``hipforge.jit.bench_hook``): launches return at once, everything before them is real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+SOURCES = HERE / "bench_sources"
+MODULE = "module_smallm_mxfp8_dense"
+
+CALL_TARGET_NS = 1500.0
+WARM_TARGET_MS = 30.0
+IMPORT_TARGET_MS = 50.0
+COLD_TARGET_RATIO = 10.0
+GEMV_TARGET_NS = 3000.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. ``target``: the bound that ``value`` must keep (``at least`` if ``more_is_better``)."""
+
+    section: str
+    name: str
+    value: float
+    unit: str
+    note: str = ""
+    target: float | None = None
+    more_is_better: bool = False
+
+    @property
+    def missed(self) -> bool:
+        """Whether there is a target and the value is on the wrong side of it."""
+        if self.target is None:
+            return False
+        return self.value < self.target if self.more_is_better else self.value > self.target
+
+
+def run(code: str, *, cache: Path, **environment: str) -> dict[str, object]:
+    """Run ``code`` in a new process; it prints one line of JSON last."""
+    env = {
+        **os.environ,
+        "HIPFORGE_CACHE_DIR": str(cache),
+        "HIPFORGE_EMULATOR_QUIET": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        **environment,
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise click.ClickException(f"a measurement failed:\n{done.stderr[-4000:]}")
+    report: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+# ---- cold -----------------------------------------------------------------------------------------------------------
+
+FIRST_CALL = """
+import json, time, torch
+from hipforge.ops.reference import quantize_mxfp8
+from hipforge.ops.smallm_gemm_mxfp8 import smallm_mxfp8_gemv
+x, w = torch.randn(1, 1024).bfloat16(), torch.randn(256, 1024).bfloat16()
+operands = (*quantize_mxfp8(x), *quantize_mxfp8(w))
+start = time.perf_counter()
+smallm_mxfp8_gemv(*operands, torch.bfloat16)
+print(json.dumps({"seconds": time.perf_counter() - start}))
+"""
+
+PREPARE = """
+import json, time
+from hipforge import devices
+from hipforge.jit import abi, bench_hook, registry, toolchain
+start = time.perf_counter()
+abi.process_binder()
+bench_hook.library()
+toolchain.select(devices.current().arch_of())
+print(json.dumps({"seconds": time.perf_counter() - start, "library": str(bench_hook.library())}))
+"""
+
+EXTENSION = f"""
+import json, os, tempfile, time, torch
+from torch.utils import cpp_extension
+with tempfile.TemporaryDirectory() as folder:
+    start = time.perf_counter()
+    module = cpp_extension.load("bench_extension", [{str(SOURCES / "bench_extension.cpp")!r}], build_directory=folder)
+    m, k = 1, 1024
+    out = torch.zeros(m, 256, dtype=torch.bfloat16)
+    tensors = [torch.zeros(m, k, dtype=torch.uint8), torch.zeros(m, k // 32, dtype=torch.uint8),
+               torch.zeros(256, k, dtype=torch.uint8), torch.zeros(256, k // 32, dtype=torch.uint8)]
+    module.bench_guarded_out(out, *tensors, 64, 8)
+    seconds = time.perf_counter() - start
+    import timeit
+    call = module.bench_guarded_out
+    best = min(timeit.repeat(lambda: call(out, *tensors, 64, 8), number=20000, repeat=7)) / 20000 * 1e9
+    loop = min(timeit.repeat(lambda: None, number=20000, repeat=7)) / 20000 * 1e9
+print(json.dumps({{"seconds": seconds, "ns": best - loop}}))
+"""
+
+WHOLE_MODULE = f"""
+import json, time
+from hipforge import devices
+from hipforge.jit import loader, registry
+devices.current().load_runtime()
+arch = devices.current().arch_of()
+start = time.perf_counter()
+variants = list(registry.module({MODULE!r}).all_variants())
+loaded = [loader.load({MODULE!r}, variant, arch) for variant in variants]
+print(json.dumps({{"seconds": time.perf_counter() - start, "variants": len(variants),
+                  "kernels": sum(len(module.manifest.kernels) for module in loaded)}}))
+"""
+
+
+def machine_parts(base: Path, target: Path) -> None:
+    """Copy what is built once per machine (runtime, binding, ROCm tree) from one cache to another, no module."""
+    shutil.copytree(base, target, ignore=lambda folder, names: [name for name in names if name.startswith("gfx")])
+
+
+def cold(base: Path, scratch: Path) -> tuple[list[Row], float]:
+    """Measure first calls with no module in the cache; returns rows and torch's extension's ns per call."""
+    seconds = []
+    for number in range(2):
+        cache = scratch / f"cold{number}"
+        machine_parts(base, cache)
+        seconds.append(float(run(FIRST_CALL, cache=cache)["seconds"]))
+    extension = run(EXTENSION, cache=base)
+    cache = scratch / "whole"
+    machine_parts(base, cache)
+    whole = run(WHOLE_MODULE, cache=cache)
+    ours, theirs = min(seconds), float(extension["seconds"])
+    rows = [
+        Row("cold", "first call of smallm_mxfp8_gemv, one variant", ours, "s", "build, load, run on the device"),
+        Row("cold", "torch cpp_extension.load, one function, torch/extension.h", theirs, "s", "build, load, call"),
+        Row("cold", "ratio", theirs / ours, "x", "", COLD_TARGET_RATIO, more_is_better=True),
+        Row("cold", f"{MODULE}, all {whole['variants']} variants", float(whole["seconds"]), "s",
+            f"one after another, {whole['kernels']} kernels"),
+    ]  # fmt: skip
+    return rows, float(extension["ns"])
+
+
+# ---- warm and import ------------------------------------------------------------------------------------------------
+
+# Two witnesses that nothing was started: Python's audit events, and the kernel's account of this process's children.
+WARM = """
+import json, resource, sys, time, torch
+from hipforge import devices
+started = []
+sys.addaudithook(lambda event, args: started.append(event) if event in
+                 ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.exec", "os.spawn") else None)
+from hipforge.ops.smallm_gemm_mxfp8 import smallm_mxfp8_gemv_out
+begin = time.perf_counter()
+devices.current().load_runtime()
+runtime = time.perf_counter()
+stub = smallm_mxfp8_gemv_out.stub
+K, N = 1024, 256
+values = (torch.zeros(1, N, dtype=torch.bfloat16), torch.zeros(1, K, dtype=torch.uint8),
+          torch.zeros(1, K // 32, dtype=torch.uint8), torch.zeros(N, K, dtype=torch.uint8),
+          torch.zeros(N, K // 32, dtype=torch.uint8), 8)
+call = time.perf_counter()
+from hipforge.jit import loader
+loaded = loader.load(stub.module_name, stub.variant(*values), devices.current().arch_of())
+end = time.perf_counter()
+children = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps({"runtime_ms": (runtime - begin) * 1e3, "ms": (end - call) * 1e3, "built": loaded.built,
+                  "started": started, "child_faults": children.ru_minflt + children.ru_majflt}))
+"""
+
+IMPORT = """
+import sys, time
+begin = time.perf_counter()
+import hipforge
+end = time.perf_counter()
+print('{"ms": %f, "torch": %d}' % ((end - begin) * 1e3, "torch" in sys.modules))
+"""
+
+
+def warm(base: Path) -> list[Row]:
+    """Measure a second process: call to loaded module."""
+    run(FIRST_CALL, cache=base)
+    reports = [run(WARM, cache=base) for _ in range(5)]
+    for report in reports:
+        if report["built"] or report["started"] or report["child_faults"]:
+            raise click.ClickException(f"the warm path built or started something: {report}")
+    best = min(float(report["ms"]) for report in reports)
+    worst = max(float(report["ms"]) for report in reports)
+    runtime = min(float(report["runtime_ms"]) for report in reports)
+    note = f"best of {len(reports)}, worst {worst:.1f}; 0 processes started (audit events, rusage of children)"
+    return [
+        Row("warm", "second process: call to loaded module", best, "ms", note, WARM_TARGET_MS),
+        Row("warm", "second process: device runtime (emulator library)", runtime, "ms", "once per process"),
+    ]
+
+
+def import_time(base: Path) -> list[Row]:
+    """Measure ``import hipforge`` in fresh processes."""
+    reports = [run(IMPORT, cache=base) for _ in range(10)]
+    if any(report["torch"] for report in reports):
+        raise click.ClickException("import hipforge imported torch")
+    best = min(float(report["ms"]) for report in reports)
+    return [Row("import", "import hipforge", best, "ms", "best of 10; torch is not imported", IMPORT_TARGET_MS)]
+
+
+# ---- edit -----------------------------------------------------------------------------------------------------------
+
+EDITED = """
+import json, sys, time, torch
+from hipforge.jit import register
+from hipforge.jit.compile_ops import compile_ops
+register({folder!r} + "/modules.json")
+@compile_ops("module_bench_edit")
+def bench_guarded_out(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor,
+                      n: int, block: int) -> None: ...
+from hipforge import devices
+devices.current().load_runtime()
+a, b = torch.full((1, 64), 7, dtype=torch.uint8), torch.zeros(1, 2, dtype=torch.uint8)
+out = torch.zeros(1, 64, dtype=torch.bfloat16)
+start = time.perf_counter()
+bench_guarded_out(out, a, b, a, b, 64, 8)
+print(json.dumps({{"seconds": time.perf_counter() - start, "value": int(out.view(torch.int16)[0, 0])}}))
+"""
+
+
+def edit(base: Path, scratch: Path) -> list[Row]:
+    """Change one line of a kernel; measure a new process's call of it."""
+    folder = scratch / "edit"
+    folder.mkdir()
+    source = folder / "bench_call.cu"
+    text = (SOURCES / "bench_call.cu").read_text()
+    source.write_text(text)
+    (folder / "modules.json").write_text(json.dumps({"module_bench_edit": {"srcs": ["bench_call.cu"]}}))
+    code = EDITED.format(folder=str(folder))
+    before = run(code, cache=base)
+    entries = set(base.glob("gfx*/*"))
+    source.write_text(text.replace("= a[threadIdx.x];", "= a[threadIdx.x] + 1;"))
+    start = time.perf_counter()
+    after = run(code, cache=base)
+    whole = time.perf_counter() - start
+    new = set(base.glob("gfx*/*")) - entries
+    if (before["value"], after["value"], len(new)) != (7, 8, 1):
+        raise click.ClickException(f"the edit did not take: {before}, {after}, new entries {sorted(map(str, new))}")
+    return [
+        Row("edit", "edited kernel: call to result", float(after["seconds"]), "s", "one module rebuilt, no other"),
+        Row("edit", "the same, with Python and torch starting", whole, "s"),
+    ]
+
+
+# ---- per call -------------------------------------------------------------------------------------------------------
+
+CALLS = """
+import ctypes, json, sys, timeit, torch
+from hipforge import devices
+from hipforge.jit import loader, register
+from hipforge.jit.compile_ops import compile_ops
+register({json!r})
+T = torch.Tensor
+@compile_ops("module_bench_call")
+def bench_guarded_out(out: T, a: T, b: T, c: T, d: T, n: int, block: int) -> None: ...
+@compile_ops("module_bench_call")
+def bench_unguarded_out(out: T, a: T, b: T, c: T, d: T, n: int, block: int) -> None: ...
+@compile_ops("module_bench_call_variants", fc_name="bench_guarded_out",
+             variant=lambda out, a, b, c, d, n, block: {{"ROWS": a.shape[0]}})
+def bench_variant_out(out: T, a: T, b: T, c: T, d: T, n: int, block: int) -> None: ...
+m, k, n = 1, 1024, 256
+out = torch.zeros(m, n, dtype=torch.bfloat16)
+a, b = torch.zeros(m, k, dtype=torch.uint8), torch.zeros(m, k // 32, dtype=torch.uint8)
+c, d = torch.zeros(n, k, dtype=torch.uint8), torch.zeros(n, k // 32, dtype=torch.uint8)
+for stub in (bench_guarded_out, bench_unguarded_out, bench_variant_out):
+    stub(out, a, b, c, d, 64, 8)
+bound = bench_guarded_out.stub.eager
+operator = bench_guarded_out.stub.operator()
+operator(out, a, b, c, d, 64, 8)
+@torch.library.custom_op("bench::guarded", mutates_args=("out",))
+def custom(out: T, a: T, b: T, c: T, d: T, n: int, block: int) -> None:
+    bound(out, a, b, c, d, n, block)
+plain = loader.load("module_bench_call", {{}}, devices.current().arch_of()).library.bench_plain
+plain.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 2 + [ctypes.c_void_p]
+def through_ctypes(out, a, b, c, d, n, block):
+    plain(out.data_ptr(), a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr(), n, block, None)
+from hipforge.ops import smallm_gemm_mxfp8 as gemv
+from hipforge.ops.reference import quantize_mxfp8
+operands = (*quantize_mxfp8(torch.randn(m, k).bfloat16()), *quantize_mxfp8(torch.randn(n, k).bfloat16()))
+def measure(function, *args):
+    function(*args)
+    number, repeat = 20000, 7
+    best = min(timeit.repeat(lambda: function(*args), number=number, repeat=repeat)) / number
+    loop = min(timeit.repeat(lambda: None, number=number, repeat=repeat)) / number
+    return (best - loop) * 1e9
+call = (out, a, b, c, d, 64, 8)
+print(json.dumps({{
+    "stub": measure(bench_guarded_out, *call),
+    "unguarded": measure(bench_unguarded_out, *call),
+    "variant": measure(bench_variant_out, *call),
+    "bound": measure(bound, *call),
+    "operator": measure(operator, *call),
+    "custom_op": measure(custom, *call),
+    "ctypes": measure(through_ctypes, *call),
+    "lookup": measure(gemv._plan_gemv, *operands),
+    "gemv": measure(gemv.mxfp8_gemv, *operands),
+    "gemv_out": measure(lambda: gemv.smallm_mxfp8_gemv_out(out, *operands, 8)),
+    "empty": measure(lambda: torch.empty((m, n), dtype=torch.bfloat16, device="cpu")),
+}}))
+"""
+
+
+def per_call(base: Path, scratch: Path, extension_ns: float | None) -> list[Row]:
+    """Measure nanoseconds per call, launches replaced by nothing."""
+    config = scratch / "call.json"
+    source = {"srcs": [str(SOURCES / "bench_call.cu")]}
+    variants = {**source, "variants": {"ROWS": [1, 2]}}
+    config.write_text(json.dumps({"module_bench_call": source, "module_bench_call_variants": variants}))
+    preload = str(run(PREPARE, cache=base)["library"])
+    ns = {
+        name: float(value)
+        for name, value in run(CALLS.format(json=str(config)), cache=base, LD_PRELOAD=preload).items()
+    }
+    label = "5 tensors + 2 ints"
+    rows = [
+        Row("call", f"stub, {label}", ns["stub"], "ns", "decorated function, guards included", CALL_TARGET_NS),
+        Row("call", "… that chooses a variant by a shape", ns["variant"], "ns", "", CALL_TARGET_NS),
+        Row("call", "… the bound entry alone", ns["bound"], "ns", "no Python frame"),
+        Row("call", "guards in C++ (10 conditions, arch check)", ns["stub"] - ns["unguarded"], "ns", "difference"),
+        Row("call", "the same through torch.library (define + impl)", ns["operator"], "ns", "what torch.compile calls"),
+        Row("call", "the same through torch.library.custom_op", ns["custom_op"], "ns"),
+        Row("call", "the same through ctypes, 5 data_ptr()", ns["ctypes"], "ns", "no guards"),
+        Row("call", "tuned decision of mxfp8_gemv (cached)", ns["lookup"], "ns", "planner and table"),
+        Row("call", "smallm_mxfp8_gemv_out", ns["gemv_out"], "ns", "variant by M, guards", CALL_TARGET_NS),
+        Row("call", "torch.empty of the result", ns["empty"], "ns"),
+        Row("call", "mxfp8_gemv on top of torch.empty", ns["gemv"] - ns["empty"], "ns", "", GEMV_TARGET_NS),
+    ]
+    if extension_ns is not None:
+        note = "guards included, no launch at all"
+        rows.insert(6, Row("call", "cpp_extension, pybind11 + torch/extension.h", extension_ns, "ns", note))
+    return rows
+
+
+# ---- report ---------------------------------------------------------------------------------------------------------
+
+
+def print_rows(rows: list[Row]) -> None:
+    """Print a table; a target that was missed is marked."""
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("", "measured", "value", "target", "note"):
+        table.add_column(heading, justify="right" if heading in ("value", "target") else "left")
+    for row in rows:
+        value = f"{row.value:,.0f}" if row.unit == "ns" else f"{row.value:.2f}"
+        sign = "≥" if row.more_is_better else "≤"
+        target = "" if row.target is None else f"{sign} {row.target:g} {row.unit}"
+        mark = "[red]" if row.missed else ""
+        table.add_row(row.section, row.name, f"{mark}{value} {row.unit}", target, row.note)
+    Console(width=150).print(table)
+
+
+@click.command()
+@click.option("--sections", default="cold,warm,import,edit,call", show_default=True, help="What to measure.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the rows to a file too.")
+@click.option("--cache", type=click.Path(path_type=Path), help="Cache that holds the machine's parts (default: own).")
+def main(sections: str, json_path: Path | None, cache: Path | None) -> None:
+    """Measure what the JIT costs; exit 1 if a target is missed."""
+    wanted = sections.split(",")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="hipforge-bench-") as folder:
+        scratch = Path(folder)
+        base = scratch / "base"
+        if cache is not None:
+            machine_parts(cache, base)
+        prepared = float(run(PREPARE, cache=base)["seconds"])
+        note = "measured: emulator library, binding, ROCm tree" if prepared > 1 else "already there"
+        rows.append(Row("machine", "parts built once per machine", prepared, "s", note))
+        extension_ns: float | None = None
+        if "cold" in wanted:
+            found, extension_ns = cold(base, scratch)
+            rows += found
+        steps: dict[str, Callable[[], list[Row]]] = {
+            "warm": lambda: warm(base),
+            "import": lambda: import_time(base),
+            "edit": lambda: edit(base, scratch),
+            "call": lambda: per_call(base, scratch, extension_ns),
+        }
+        for name, step in steps.items():
+            if name in wanted:
+                rows += step()
+    print_rows(rows)
+    if json_path is not None:
+        report = {
+            "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+            "rows": [{**asdict(row), "missed": row.missed} for row in rows],
+        }
+        json_path.write_text(json.dumps(report, indent=1) + "\n")
+    sys.exit(any(row.missed for row in rows))
+
+
+if __name__ == "__main__":
+    main()
