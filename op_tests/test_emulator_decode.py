@@ -17,6 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 import hipforge.csrc
 from hipforge.jit import toolchain
@@ -479,3 +483,325 @@ def test_random_words_read_as_llvm_does(arch: str, decoder: Decoder, tmp_path: P
     wrong, agreed = disagreements([item for item in items if not stops_llvm(item)], arch, decoder, tmp_path)
     assert not wrong, report(wrong)
     assert len(agreed) > 500
+
+
+# --- whole code objects ----------------------------------------------------------------------------------------------
+
+HIP_SOURCE = """
+#include <hip/hip_runtime.h>
+struct Node { double weight; long long key; unsigned short tag; signed char step; };
+
+__global__ void scalars_and_branches(int* out, const int* in, int n, unsigned long long seed) {
+  int lookup[16];
+  for (int i = 0; i < 16; ++i) lookup[i] = in[i] * i;
+  unsigned long long state = seed;
+  long long sum = 0;
+  for (int i = 0; i < n; ++i) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    sum += lookup[(state >> 33) & 15] / (in[i] | 1);
+    switch (in[i] & 7) {
+      case 0: sum <<= 3; break;
+      case 1: sum ^= state; break;
+      case 2: sum = __builtin_bitreverse64(sum); break;
+      case 3: sum += __builtin_popcountll(state); break;
+      case 4: sum -= __builtin_clzll(state | 1); break;
+      default: sum = sum % 1000003; break;
+    }
+  }
+  out[threadIdx.x + blockIdx.x * blockDim.x] = static_cast<int>(sum);
+}
+
+__global__ void floating_point(float* out, const float* x, double* d, _Float16* h, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  float v = x[i];
+  out[i] = expf(v) / logf(fabsf(v) + 1.0f) + sqrtf(v) * sinf(v) + powf(v, 1.7f) + fmodf(v, 3.0f) + ldexpf(v, 3);
+  d[i] = d[i] / 3.7 + sqrt(d[i]) - floor(d[i]) * 1e300 + (double)v + exp(d[i]);
+  h[i] = h[i] * (_Float16)v + (_Float16)3.5 - (h[i] > (_Float16)0 ? (_Float16)1 : (_Float16)-2);
+  out[i + n] = (float)h[i] + (float)(long long)v + (float)(unsigned)v + (v != v ? 0.15915494f : 4.0f);
+}
+
+__global__ void memory(Node* nodes, unsigned char* bytes, short* shorts, unsigned* counter, float* f,
+                       unsigned long long* w) {
+  __shared__ int tile[256];
+  __shared__ unsigned short half_tile[64];
+  extern __shared__ double dynamic[];
+  int t = threadIdx.x;
+  tile[t] = bytes[t] + shorts[t];
+  half_tile[t & 63] = static_cast<unsigned short>(shorts[t] * 3);
+  dynamic[t] = nodes[t].weight;
+  __syncthreads();
+  Node node = nodes[tile[t ^ 1] & 63];
+  node.key += half_tile[(t + 1) & 63];
+  node.step = static_cast<signed char>(node.tag >> 3);
+  node.weight = dynamic[t ^ 3] * 2;
+  nodes[t] = node;
+  bytes[t] = static_cast<unsigned char>(tile[255 - t]);
+  atomicAdd(counter, 1u);
+  atomicMax(counter + 1, (unsigned)t);
+  atomicCAS(counter + 2, 0u, (unsigned)t);
+  atomicExch(counter + 3, (unsigned)t);
+  atomicAdd(f, 1.5f);
+  atomicAdd(w, 5ull);
+  atomicAdd(&tile[t & 3], t);
+  __threadfence();
+  shorts[t] = static_cast<short>(__shfl_xor(tile[t], 5) + __shfl_down(t, 3) + __popcll(__ballot(t & 1)));
+}
+
+__device__ __attribute__((noinline)) int recurse(int depth, int* path) {
+  return depth == 0 ? path[depth] : recurse(depth - 1, path) + path[depth] * 3;
+}
+__global__ void calls(int* out, int depth) {
+  int path[32];
+  for (int i = 0; i < 32; ++i) path[i] = out[i];
+  out[threadIdx.x] = recurse(depth, path);
+}
+
+typedef float f32x4 __attribute__((ext_vector_type(4)));
+typedef float f32x16 __attribute__((ext_vector_type(16)));
+typedef _Float16 f16x4 __attribute__((ext_vector_type(4)));
+typedef short s16x2 __attribute__((ext_vector_type(2)));
+__global__ void matrix(float* out, const long* a, const long* b, const f16x4* h, short* s) {
+  int t = threadIdx.x;
+  f32x4 c = {};
+  f32x16 c16 = {};
+  c = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(a[t], b[t], c, 0, 0, 0);
+  c = __builtin_amdgcn_mfma_f32_16x16x16f16(h[t], h[t + 64], c, 0, 0, 0);
+  c16 = __builtin_amdgcn_mfma_f32_32x32x2f32(out[t], out[t + 64], c16, 0, 0, 0);
+  for (int i = 0; i < 4; ++i) out[t * 4 + i] = c[i] + c16[i];
+  int packed = __builtin_amdgcn_cvt_pk_fp8_f32(out[t], out[t + 1], 0, false);
+  packed = __builtin_amdgcn_cvt_pk_fp8_f32(out[t + 2], out[t + 3], packed, true);
+  out[t] = __builtin_amdgcn_cvt_f32_fp8(packed, 2) + __builtin_amdgcn_mov_dpp(t, 0x111, 0xf, 0xf, true);
+  s16x2 u = {s[t], s[t + 1]}, v = {s[t + 2], s[t + 3]};
+  u = u * v + u;
+  s[t] = u.x ^ u.y;
+}
+"""
+
+
+def device_code(source: Path, arch: str, flags: Sequence[str], output: Path) -> Path:
+    """Compile HIP to a bare code object with the package's own toolchain."""
+    chosen = toolchain.select(arch)
+    roots = chosen.roots()
+    words = [re.sub(r"\$\{(\w+)\}", lambda m: roots[m[1]], word) for word in chosen.device_flags(arch)]
+    command = [str(chosen.cxx.path), *words, *flags, "-c", "--no-gpu-bundle-output", str(source), "-o", str(output)]
+    subprocess.run(command, check=True)
+    return output
+
+
+def check_code_object(path: Path, arch: str, decoder: Decoder) -> set[str]:
+    """Compare every instruction with llvm-objdump; returns the mnemonics."""
+    lines = objdump(path, arch)
+    wrong = []
+    for i, line in enumerate(lines):
+        code = b"".join(later.code for later in lines[i : i + 4])
+        size, text = decoder(code, arch)
+        if (size, text) != (len(line.code), line.text):
+            wrong.append(f"{arch} {line.code.hex()}: LLVM '{line.text}', ours '{text}'")
+    assert not wrong, report(wrong)
+    assert len(lines) > 30
+    return {base_mnemonic(line.text.split()[0]) for line in lines}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("level", ["-O0", "-O3"])
+def test_compiled_hip_reads_as_llvm_does(level: str, arch: str, decoder: Decoder, tmp_path: Path) -> None:
+    (tmp_path / "kernels.hip").write_text(HIP_SOURCE)
+    seen = check_code_object(device_code(tmp_path / "kernels.hip", arch, [level], tmp_path / "k.co"), arch, decoder)
+    assert len(seen) > 150
+
+
+@triton.jit
+def triton_gemm(a, b, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    inner = tl.arange(0, BK)
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, k, BK):
+        left = tl.load(a + rows[:, None] * k + (start + inner)[None, :], mask=(rows < m)[:, None], other=0.0)
+        right = tl.load(b + (start + inner)[:, None] * n + columns[None, :], mask=(columns < n)[None, :], other=0.0)
+        total = tl.dot(left, right, total)
+    keep = (rows < m)[:, None] & (columns < n)[None, :]
+    tl.store(c + rows[:, None] * n + columns[None, :], total.to(tl.bfloat16), mask=keep)
+
+
+@triton.jit
+def triton_softmax(x, y, counter, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    values = tl.load(x + row * n + at, mask=at < n, other=float("-inf")).to(tl.float32)
+    shifted = tl.exp(values - tl.max(values, 0))
+    tl.store(y + row * n + at, (shifted / tl.sum(shifted, 0)).to(tl.float8e5), mask=at < n)
+    tl.atomic_add(counter, 1)
+
+
+@triton.jit
+def triton_scaled(a, sa, b, sb, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    rows, columns, inner, blocks = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K), tl.arange(0, K // 32)
+    left = tl.load(a + rows[:, None] * K + inner[None, :])
+    right = tl.load(b + inner[:, None] + columns[None, :] * K)
+    left_scale = tl.load(sa + rows[:, None] * (K // 32) + blocks[None, :])
+    right_scale = tl.load(sb + columns[:, None] * (K // 32) + blocks[None, :])
+    out = tl.dot_scaled(left, left_scale, "e4m3", right, right_scale, "e4m3")
+    tl.store(c + rows[:, None] * N + columns[None, :], out)
+
+
+TRITON_KERNELS = (
+    ("gemm-f16", triton_gemm, "*fp16 *fp16 *bf16 i32 i32 i32", {"BM": 64, "BN": 64, "BK": 32}, ARCHS),
+    ("gemm-bf16", triton_gemm, "*bf16 *bf16 *bf16 i32 i32 i32", {"BM": 32, "BN": 128, "BK": 64}, ARCHS),
+    ("softmax", triton_softmax, "*fp32 *fp8e5 *i32 i32", {"BLOCK": 1024}, ("gfx950",)),
+    ("scaled", triton_scaled, "*fp8e4nv *u8 *fp8e4nv *u8 *fp32", {"M": 64, "N": 64, "K": 256}, ("gfx950",)),
+)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "types", "constants", "arch"),
+    [
+        pytest.param(kernel, types, constants, arch, id=f"{name}-{arch}")
+        for name, kernel, types, constants, archs in TRITON_KERNELS
+        for arch in archs
+    ],
+)
+def test_triton_kernels_read_as_llvm_does(
+    kernel: triton.JITFunction, types: str, constants: dict[str, int], arch: str, decoder: Decoder, tmp_path: Path
+) -> None:
+    names = [name for name in kernel.arg_names if name not in constants]
+    signature = dict(zip(names, types.split(), strict=True)) | dict.fromkeys(constants, "constexpr")
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(names))}
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(source, target=GPUTarget("hip", arch, 64))
+    (tmp_path / "kernel.co").write_bytes(compiled.asm["hsaco"])
+    check_code_object(tmp_path / "kernel.co", arch, decoder)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("source", sorted(SOURCES.parent.glob("*/*.cu")), ids=lambda path: path.stem)
+def test_shipped_kernels_read_as_llvm_does(source: Path, arch: str, decoder: Decoder, tmp_path: Path) -> None:
+    flags = ["-O3", "-std=c++20", f"-I{SOURCES.parent / 'include'}"]
+    check_code_object(device_code(source, arch, flags, tmp_path / "kernel.co"), arch, decoder)
+
+
+# --- what the text does not show -------------------------------------------------------------------------------------
+
+
+def assemble(text: str, arch: str, folder: Path) -> bytes:
+    """Encode with llvm-mc."""
+    command = [llvm_tool("llvm-mc"), "-triple=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-show-encoding"]
+    output = subprocess.run(command, input=text, check=True, capture_output=True, text=True, cwd=folder).stdout
+    match = re.search(r"encoding: \[(.*)\]", output)
+    assert match is not None, output
+    return bytes(int(byte, 16) for byte in match[1].split(","))
+
+
+CONSTANT_CASES: tuple[tuple[str, int, int], ...] = (
+    # instruction, source, the value an executor must see
+    ("v_mov_b32 v0, -16", 0, 0xFFFFFFF0),
+    ("v_mov_b32 v0, 0.5", 0, 0x3F000000),
+    ("v_add_f32 v0, 0.15915494, v1", 0, 0x3E22F983),
+    ("v_add_f32 v0, 0x12345678, v1", 0, 0x12345678),
+    ("v_add_f16 v0, -4.0, v1", 0, 0xC400),
+    ("v_add_f16 v0, 0x1234, v1", 0, 0x1234),
+    ("v_add_u16 v0, -1, v1", 0, 0xFFFF),
+    ("v_add_f64 v[0:1], v[2:3], 1.0", 1, 0x3FF0000000000000),
+    ("v_add_f64 v[0:1], v[2:3], -3", 1, 0xFFFFFFFFFFFFFFFD),  # an integer is the integer's bits, also for f64
+    ("v_cvt_f32_f64 v0, 0x40100001", 0, 0x4010000100000000),  # a literal is the high half of an f64
+    ("s_mov_b64 s[0:1], 0x80000000", 0, 0x80000000),  # and is zero-extended for unsigned 64-bit operands
+    ("v_cmp_lt_i64 vcc, 0x80000001, v[2:3]", 0, 0xFFFFFFFF80000001),  # but sign-extended for signed ones
+    ("s_ashr_i64 s[0:1], 0x80000001, s2", 0, 0xFFFFFFFF80000001),
+    ("s_mov_b64 s[0:1], -2", 0, 0xFFFFFFFFFFFFFFFE),
+    ("s_mov_b64 s[0:1], 2.0", 0, 0x4000000000000000),
+    ("v_pk_add_f16 v0, v1, 1.0", 1, 0x00003C00),  # packed 16-bit: op_sel_hi chooses, the constant is not repeated
+    ("v_pk_add_u16 v0, v1, -2", 1, 0xFFFFFFFE),
+    ("v_pk_add_u16 v0, v1, 7", 1, 7),
+    ("v_pk_mul_f32 v[0:1], v[2:3], 4.0", 1, 0x4080000040800000),
+    ("v_fmaak_f32 v0, v1, v2, 0x3f800001", 2, 0x3F800001),
+    ("v_fmamk_f32 v0, v1, 0x3f800001, v2", 1, 0x3F800001),
+    ("v_mfma_f32_16x16x4_f32 v[0:3], v4, v5, 1.0", 2, 0x3F800000),
+    ("v_fma_mix_f32 v0, v1, v2, 1.0 op_sel_hi:[0,0,1]", 2, 0x3C00),
+    ("v_fma_mix_f32 v0, v1, v2, 1.0", 2, 0x3F800000),
+    ("s_setreg_imm32_b32 hwreg(HW_REG_MODE), 0x12", 0, 0x12),
+)
+
+
+@pytest.mark.parametrize(("text", "index", "value"), CONSTANT_CASES, ids=[case[0] for case in CONSTANT_CASES])
+def test_constants_are_widened_for_their_operand(
+    text: str, index: int, value: int, decoder: Decoder, tmp_path: Path
+) -> None:
+    assert decoder.constant(assemble(text, "gfx950", tmp_path), "gfx950", index) == value
+
+
+OPERAND_CASES: tuple[tuple[str, str], ...] = (
+    # Registers are numbered s0.. (vcc 106, m0 124, exec 126), v0.., a0..; +n is the number of dwords.
+    ("v_addc_co_u32_e32 v0, vcc, v1, v2, vcc", "dst=v0+1 dst2=s106+2 src0=v1+1 src1=v2+1 src2=s106+2"),
+    ("v_addc_co_u32_e64 v0, s[2:3], v1, v2, s[4:5]", "dst=v0+1 dst2=s2+2 src0=v1+1 src1=v2+1 src2=s4+2"),
+    ("v_add_co_u32_e32 v0, vcc, v1, v2", "dst=v0+1 dst2=s106+2 src0=v1+1 src1=v2+1"),
+    ("v_cndmask_b32_e32 v0, v1, v2, vcc", "dst=v0+1 src0=v1+1 src1=v2+1 src2=s106+2"),
+    ("v_cndmask_b32_dpp v0, v1, v2, vcc quad_perm:[0,0,0,0]", "dst=v0+1 src0=v1+1 src1=v2+1 src2=s106+2"),
+    ("v_fmac_f32_e32 v0, v1, v2", "dst=v0+1 src0=v1+1 src1=v2+1 src2=v0+1"),
+    ("v_fmac_f64_e64 v[2:3], v[4:5], v[6:7]", "dst=v2+2 src0=v4+2 src1=v6+2 src2=v2+2"),
+    ("v_dot2c_f32_f16_dpp v5, v1, v2 row_mirror", "dst=v5+1 src0=v1+1 src1=v2+1 src2=v5+1"),
+    ("v_cmp_eq_u16_sdwa s[8:9], v1, s2 src0_sel:BYTE_0 src1_sel:DWORD", "dst=s8+2 src0=v1+1 src1=s2+1"),
+    ("v_cmp_eq_u64_e32 vcc, s[4:5], v[2:3]", "dst=s106+2 src0=s4+2 src1=v2+2"),
+    ("v_div_scale_f64 v[0:1], vcc, v[2:3], v[4:5], v[2:3]", "dst=v0+2 dst2=s106+2 src0=v2+2 src1=v4+2 src2=v2+2"),
+    ("v_mad_u64_u32 v[0:1], s[2:3], v4, s5, v[6:7]", "dst=v0+2 dst2=s2+2 src0=v4+1 src1=s5+1 src2=v6+2"),
+    ("v_readlane_b32 s1, v2, m0", "dst=s1+1 src0=v2+1 src1=s124+1"),
+    ("v_accvgpr_read_b32 v1, a2", "dst=v1+1 src0=a2+1"),
+    ("v_accvgpr_write_b32 a1, s2", "dst=a1+1 src0=s2+1"),
+    ("v_accvgpr_mov_b32 a1, a2", "dst=a1+1 src0=a2+1"),
+    ("s_swappc_b64 s[30:31], s[4:5]", "dst=s30+2 src0=s4+2"),
+    ("s_and_saveexec_b64 s[2:3], vcc", "dst=s2+2 src0=s106+2"),
+    ("s_cmpk_lt_i32 s5, 0x7", "src0=s5+1"),
+    ("s_load_dwordx4 s[4:7], s[2:3], 0x10", "dst=s4+4 saddr=s2+2"),
+    ("s_load_dword s4, s[2:3], s7", "dst=s4+1 saddr=s2+2 soffset=s7+1"),
+    ("s_buffer_load_dwordx2 s[4:5], s[8:11], 0x10", "dst=s4+2 srsrc=s8+4"),
+    ("s_store_dword s4, s[2:3], 0x0", "saddr=s2+2 vdata=s4+1"),
+    ("s_atomic_dec s4, s[2:3], 0x0 glc", "dst=s4+1 saddr=s2+2 vdata=s4+1"),
+    ("ds_read_b128 a[4:7], v1", "dst=a4+4 vaddr=v1+1"),
+    ("ds_write2_b64 v0, v[2:3], v[4:5] offset0:1 offset1:2", "vaddr=v0+1 vdata=v2+2 vdata2=v4+2"),
+    ("ds_bpermute_b32 v0, v1, v2", "dst=v0+1 vaddr=v1+1 vdata=v2+1"),
+    ("global_load_dwordx4 v[4:7], v1, s[2:3] offset:16", "dst=v4+4 vaddr=v1+1 saddr=s2+2"),
+    ("global_load_dwordx4 a[4:7], v[0:1], off", "dst=a4+4 vaddr=v0+2"),
+    ("global_load_lds_dwordx4 v[2:3], off", "vaddr=v2+2"),
+    ("global_atomic_cmpswap_x2 v[0:1], v2, v[4:7], s[2:3] sc0", "dst=v0+2 vaddr=v2+1 saddr=s2+2 vdata=v4+4"),
+    ("global_atomic_add v[0:1], v2, off", "vaddr=v0+2 vdata=v2+1"),
+    ("flat_store_dwordx3 v[0:1], v[4:6]", "vaddr=v0+2 vdata=v4+3"),
+    ("scratch_load_dword v0, off, s33 offset:4", "dst=v0+1 saddr=s33+1"),
+    ("scratch_store_dwordx2 v3, v[0:1], off", "vaddr=v3+1 vdata=v0+2"),
+    ("scratch_load_dword v0, off, off offset:4", "dst=v0+1"),
+    ("buffer_load_dwordx4 v[0:3], v[4:5], s[8:11], s3 idxen offen", "dst=v0+4 vaddr=v4+2 srsrc=s8+4 soffset=s3+1"),
+    ("buffer_load_dword v4, s[8:11], 0 offen lds", "vaddr=v4+1 srsrc=s8+4 soffset=i0+1"),
+    ("buffer_store_short a2, off, s[8:11], m0", "vdata=a2+1 srsrc=s8+4 soffset=s124+1"),
+    ("buffer_atomic_pk_add_bf16 v1, v2, s[4:7], 0 offen sc0", "dst=v1+1 vaddr=v2+1 vdata=v1+1 srsrc=s4+4 soffset=i0+1"),
+    ("v_smfmac_f32_16x16x64_fp8_fp8 a[0:3], v[4:5], v[8:11], v12", "dst=a0+4 src0=v4+2 src1=v8+4 src2=v12+1"),
+    (
+        "v_mfma_scale_f32_16x16x128_f8f6f4 v[0:3], v[4:9], a[12:15], v[0:3], v20, v21 cbsz:2 blgp:4",
+        "dst=v0+4 src0=v4+6 src1=a12+4 src2=v0+4 scale_a=v20+1 scale_b=v21+1",
+    ),
+)
+
+
+@pytest.mark.parametrize(("text", "operands"), OPERAND_CASES, ids=[case[0] for case in OPERAND_CASES])
+def test_operands_are_explicit(text: str, operands: str, decoder: Decoder, tmp_path: Path) -> None:
+    assert decoder.operands(assemble(text, "gfx950", tmp_path), "gfx950") == operands
+
+
+def test_two_unscaled_matrix_instructions_are_two(decoder: Decoder, tmp_path: Path) -> None:
+    plain = assemble("v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[12:19], v[0:3]", "gfx950", tmp_path)
+    assert decoder(plain + plain, "gfx950")[0] == 8
+
+
+def test_instructions_of_the_other_architecture_are_refused(decoder: Decoder, tmp_path: Path) -> None:
+    only_gfx950 = assemble("v_permlane32_swap_b32 v0, v1", "gfx950", tmp_path)
+    only_gfx942 = assemble("v_mfma_f32_16x16x8_xf32 v[0:3], v[4:5], v[6:7], v[0:3]", "gfx942", tmp_path)
+    assert decoder(only_gfx950, "gfx942") == (0, "")
+    assert decoder(only_gfx942, "gfx950") == (0, "")
+
+
+def test_truncated_instructions_are_refused(decoder: Decoder, tmp_path: Path) -> None:
+    texts = ("s_mov_b32 s0, 0x12345", "v_add3_u32 v0, v1, v2, v3", "v_mov_b32_dpp v0, v1 row_shr:1")
+    scaled = "v_mfma_scale_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[12:19], v[0:3], v20, v21"
+    for text in (*texts, scaled):
+        code = assemble(text, "gfx950", tmp_path)
+        assert decoder(code, "gfx950")[0] == len(code)
+        assert all(decoder(code[:size], "gfx950") == (0, "") for size in range(len(code)))
