@@ -28,6 +28,7 @@ _RACE_NS = 2_000_000_000
 _MAX_REMEMBERED = 50_000
 
 _Stamp = tuple[int, int, int, int]
+_Row = tuple[int, int, int, int, str]
 
 
 def text_digest(text: str) -> str:
@@ -57,7 +58,7 @@ class DigestStore:
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
-        self._known: dict[str, tuple[_Stamp, str]] = {}
+        self._known: dict[str, _Row] = {}
         self._loaded = file is None
         self._dirty: set[str] = set()
         self._lock = threading.Lock()
@@ -76,15 +77,21 @@ class DigestStore:
             stat = os.stat(path)  # noqa: PTH116 (hot)
         except (FileNotFoundError, NotADirectoryError):
             return ABSENT
-        stamp = _stamp(stat)
         known = self._known.get(path)
-        if known is not None and known[0] == stamp:
-            return known[1]
+        if (
+            known is not None
+            and known[0] == stat.st_size
+            and known[1] == stat.st_mtime_ns
+            and known[2] == stat.st_ino
+            and known[3] == stat.st_ctime_ns
+        ):
+            return known[4]
+        stamp = _stamp(stat)
         self.reads += 1
         digest = file_digest(path)
         if _stamp(os.stat(path)) != stamp:  # noqa: PTH116 (changed while it was read)
             return digest
-        self._known[path] = (stamp, digest)
+        self._known[path] = (*stamp, digest)
         self._dirty.add(path)
         return digest
 
@@ -101,7 +108,7 @@ class DigestStore:
             settled = {
                 path: self._known[path]
                 for path in self._dirty
-                if now - max(self._known[path][0][1], self._known[path][0][3]) > _RACE_NS
+                if now - max(self._known[path][1], self._known[path][3]) > _RACE_NS
             }
             if not settled:
                 return
@@ -110,7 +117,7 @@ class DigestStore:
                 merged = dict(list(merged.items())[-_MAX_REMEMBERED // 2 :])
             temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}.{threading.get_ident()}")
             try:
-                temporary.write_text(json.dumps({path: [*stamp, digest] for path, (stamp, digest) in merged.items()}))
+                temporary.write_text(json.dumps(merged))
                 temporary.replace(self.file)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -123,9 +130,11 @@ class DigestStore:
             self._loaded = True
 
 
-def _read(file: Path) -> dict[str, tuple[_Stamp, str]]:
+def _read(file: Path) -> dict[str, _Row]:
     try:
-        rows = json.loads(file.read_bytes())
-        return {path: ((row[0], row[1], row[2], row[3]), row[4]) for path, row in rows.items()}
-    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        rows: dict[str, _Row] = json.loads(file.read_bytes())
+    except (OSError, ValueError):
         return {}
+    # Rows are lists here; that they have five items is all that is relied on.
+    sound = isinstance(rows, dict) and all(type(row) is list and len(row) == 5 for row in rows.values())
+    return rows if sound else {}

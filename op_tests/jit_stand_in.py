@@ -1,0 +1,196 @@
+"""Stand-in compilers for tests of the build machinery: they record their arguments and answer in milliseconds.
+
+``hipcc`` here is a shell script that speaks like ROCm's: it knows ``--version``, plans (``-###``), compiles the device
+pass by copying canned device code, the host pass with gcc, and links. The sources of these tests are therefore plain
+C++ without HIP; that the real clang obeys the same commands is shown apart, in test_jit_toolchain.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hipforge import settings
+from hipforge.jit import build, cache, cache_dir, hip_module, registry, toolchain
+from hipforge.jit.spec import BuildSpec
+
+HIPCC = r"""#!/bin/sh
+# stand-in hipcc, version {version}
+here=$(cd "$(dirname "$0")" && pwd)
+line=
+for word in "$@"; do line="$line$word|"; done
+echo "$line" >> "$here/calls"
+case "$line" in
+  --version*)
+    echo "HIP version: 7.0.51831"
+    echo "AMD clang version {version}"
+    echo "Target: x86_64-unknown-linux-gnu"
+    echo "InstalledDir: $here"
+    exit 0;;
+  *"|-###|"*) exit 0;;
+esac
+{before}
+depfile= output= kind=compile plain=
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -Xclang) shift; if [ "$1" = -dependency-file ]; then depfile="$3"; shift; shift; fi
+             if [ "$1" = -MT ]; then shift 2; fi; if [ "$1" = -MG ]; then plain="$plain -MG"; fi;;
+    -x) shift;;
+    -o) output="$2"; shift;;
+    --cuda-device-only) kind=device;;
+    -shared) kind=link; plain="$plain $1";;
+    -fsyntax-only) kind=scan;;
+    --offload-arch=*) arch="${{1#*=}}";;
+    --*|-cuid=*|-fuse-ld=*|-no-hip-rt|-Wno-unused-command-line-argument|-c) ;;
+    *.cu) plain="$plain -x c++ $1";;
+    *) plain="$plain $1";;
+  esac
+  shift
+done
+case $kind in
+  device) gcc $plain -D__{macro}__ -fsyntax-only -MD -MF "$depfile" || exit 1
+          cp "$here/$arch.hipfb" "$output";;
+  compile) gcc $plain -c -MD -MF "$depfile" -o "$output";;
+  scan) gcc $plain -M -MF "$depfile";;
+  link) gcc $plain -o "$output";;
+esac
+"""
+
+VERSION = "20.0.0git (roc-7.0.0)"
+
+
+@functools.cache
+def device_code(arch: str) -> bytes:
+    """Real device code for ``arch``: one empty kernel in an offload bundle, made once by clang."""
+    source = 'extern "C" __attribute__((global)) void empty() {}\n'
+    command = ["clang++-22", "-x", "hip", f"--offload-arch={arch}", "-nogpulib", "-nogpuinc", "--cuda-device-only"]
+    command += ["-O1", "-c", "-", "-o", "-"]
+    return subprocess.run(command, input=source.encode(), stdout=subprocess.PIPE, check=True).stdout
+
+
+@dataclass
+class StandIn:
+    """A folder with a stand-in hipcc, a module that it builds, and a cache directory of its own."""
+
+    folder: Path
+
+    @property
+    def hipcc(self) -> Path:
+        return self.folder / "bin/hipcc"
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    @property
+    def sources(self) -> Path:
+        return self.folder / "sources"
+
+    def install(self, *, version: str = VERSION, before: str = "") -> None:
+        """Write the compiler; ``before`` is shell code that runs ahead of every compile and link."""
+        self.hipcc.parent.mkdir(exist_ok=True)
+        for arch in ("gfx950", "gfx942"):
+            (self.hipcc.parent / f"{arch}.hipfb").write_bytes(device_code(arch))
+        text = HIPCC.format(version=version, before=before, macro="gfx950")
+        # A new file, as a package manager would install it, so that a running shell keeps reading the old one.
+        fresh = self.hipcc.with_name("hipcc.new")
+        fresh.write_text(text)
+        fresh.chmod(0o755)
+        fresh.replace(self.hipcc)
+
+    def write(self, name: str, text: str) -> Path:
+        """Write one file beside the module's JSON."""
+        path = self.sources / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def module(self, name: str = "sample", **keys: Any) -> str:
+        """Describe a module in a JSON of its own and register it."""
+        keys.setdefault("srcs", ["sample.cu"])
+        path = self.write(f"{name}.json", json.dumps({name: keys}))
+        registry._registered.pop(name, None)
+        registry.register(path)
+        return name
+
+    def calls(self) -> list[list[str]]:
+        """Return the arguments of every call of the compiler so far."""
+        try:
+            lines = (self.hipcc.parent / "calls").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [line.split("|")[:-1] for line in lines]
+
+    def compiles(self) -> list[list[str]]:
+        """Return the calls that compiled a device pass: one for each build of a one-source module."""
+        return [call for call in self.calls() if "--cuda-device-only" in call and "-###" not in call]
+
+    def spec(
+        self, name: str = "sample", variant: dict[str, int | str] | None = None, arch: str = "gfx950"
+    ) -> BuildSpec:
+        toolchain._selected.clear()
+        wanted = hip_module.request(registry.module(name), variant, arch)
+        return hip_module.specification(wanted, toolchain.select(arch))
+
+    def build(
+        self, name: str = "sample", variant: dict[str, int | str] | None = None, arch: str = "gfx950"
+    ) -> build.Built:
+        cache_dir._store.cache_clear()
+        return build.ensure(self.spec(name, variant, arch))
+
+    def environment(self) -> dict[str, str]:
+        """Return what a child process needs to use this compiler and cache."""
+        return {**os.environ, "HIPFORGE_HIPCC": str(self.hipcc), "HIPFORGE_CACHE_DIR": str(self.cache)}
+
+    def child_code(self, body: str, name: str = "sample") -> str:
+        """Return a program for ``python -c`` that registers the module and then runs ``body``."""
+        return (
+            "import logging, os, sys, time\n"
+            "from hipforge.errors import HipforgeError\n"
+            "from hipforge.jit import build, cache, cache_dir, hip_module, registry, toolchain\n"
+            f"registry.register({str(self.sources / (name + '.json'))!r})\n"
+            "def ensure():\n"
+            f"    wanted = hip_module.request(registry.module({name!r}), None, 'gfx950')\n"
+            "    return build.ensure(hip_module.specification(wanted, toolchain.select('gfx950')))\n"
+            + textwrap.dedent(body)
+        )
+
+    def start_child(self, body: str, name: str = "sample", **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", self.child_code(body, name)],
+            env={**self.environment(), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def library_value(entry: cache.Entry) -> int:
+    """Call ``value()`` of a built sample in a process of its own, so that nothing stays loaded here."""
+    code = f"import ctypes; print(ctypes.CDLL({str(entry.library)!r}).value())"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[StandIn]:
+    """A stand-in compiler, a registered module ``sample`` whose ``value()`` is 3, and an empty cache, all in effect."""
+    made = StandIn(tmp_path / "stand-in")
+    made.folder.mkdir()
+    made.install()
+    made.write("value.h", "#define VALUE 3\n")
+    made.write("sample.cu", '#include "value.h"\nextern "C" int value() { return VALUE; }\n')
+    made.module()
+    with settings.scope(CACHE_DIR=made.cache, HIPCC=made.hipcc):
+        yield made
+    registry._registered.clear()
+    toolchain._selected.clear()
