@@ -29,6 +29,7 @@
 #include "hipforge/buffer.h"
 #include "hipforge/mfma.h"
 #include "hipforge/mx.h"
+#include "hipforge/split_k.h"
 #include "hipforge/wave.h"
 
 namespace hf::mfma {
@@ -39,7 +40,7 @@ constexpr int kStep = dev::kMfmaK;
 constexpr int kStepBlocks = kStep / kMxBlock;  // scale bytes of a row and step: one dword
 constexpr int kScaleSteps = 4;                 // steps whose scales one 16-byte load brings
 constexpr int kMaxRows = 64;
-constexpr int kColumnsPerLane = 4;
+constexpr int kColumnsPerLane = dev::kColumnsPerLane;
 
 static_assert(kStepBlocks == dev::kMfmaGroups, "lane group g supplies the scale of block g");
 static_assert(kScaleSteps * kStepBlocks == 16, "one 16-byte load holds the scales of kScaleSteps steps");
@@ -213,21 +214,6 @@ struct Tile {
   }
 };
 
-// Four neighbouring columns of one row, at once where the row allows it.
-template <class T>
-__device__ inline void store_columns(T* out, dev::f32x4 values, uint32_t row, uint32_t column, uint32_t n, bool aligned) {
-  using Vector = T __attribute__((ext_vector_type(kColumnsPerLane)));
-  T* at = out + uint64_t{row} * n + column;
-  const Vector converted = __builtin_convertvector(values, Vector);
-  if (aligned) {
-    if (column < n) *reinterpret_cast<Vector*>(at) = converted;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kColumnsPerLane; ++i)
-    if (column + i < n) at[i] = converted[i];
-}
-
 #endif  // __gfx950__
 
 /// Grid: ceil(n / (16 kSub)) x splits x ceil(m / 16) work-groups of one wave. With partials, split s writes partials[s];
@@ -255,40 +241,11 @@ __global__ __launch_bounds__(kThreads, 2) void smallm_mxfp8_mfma(
   for (int s = 0; s < kSub; ++s) {
     const uint32_t column = column0 + s * kTile + lane / kTile * kColumnsPerLane;
     if (partials)
-      store_columns(partials + uint64_t{split} * m * n, tile.acc[s], row, column, n, plan.aligned_output);
+      dev::store_columns(partials + uint64_t{split} * m * n, tile.acc[s], row, column, n, plan.aligned_output);
     else
-      store_columns(out, tile.acc[s], row, column, n, plan.aligned_output);
+      dev::store_columns(out, tile.acc[s], row, column, n, plan.aligned_output);
   }
 #endif
-}
-
-constexpr int kReduceThreads = 256;
-constexpr int kReducePerThread = 4;
-
-/// out[i] = bf16(partials[0, i] + partials[1, i] + ...) for i < count, in that order.
-/// Grid: ceil(count / (kReduceThreads kReducePerThread)).
-template <int kSplits>
-__global__ __launch_bounds__(kReduceThreads) void smallm_mxfp8_reduce_splits(dev::bf16* out, const float* partials,
-                                                                             uint64_t count) {
-  // Slices and outputs start anywhere: only the element's own alignment is promised.
-  using Four = dev::f32x4 __attribute__((aligned(4)));
-  using FourOut = dev::bf16x4 __attribute__((aligned(2)));
-  const uint64_t first = (uint64_t{blockIdx.x} * kReduceThreads + threadIdx.x) * kReducePerThread;
-  if (first + kReducePerThread <= count) {
-    dev::f32x4 slices[kSplits];
-#pragma unroll
-    for (int s = 0; s < kSplits; ++s) slices[s] = *reinterpret_cast<const Four*>(partials + s * count + first);
-    dev::f32x4 sum = slices[0];
-#pragma unroll
-    for (int s = 1; s < kSplits; ++s) sum += slices[s];
-    *reinterpret_cast<FourOut*>(out + first) = __builtin_convertvector(sum, dev::bf16x4);
-    return;
-  }
-  for (uint64_t i = first; i < count; ++i) {
-    float sum = partials[i];
-    for (int s = 1; s < kSplits; ++s) sum += partials[s * count + i];
-    out[i] = static_cast<dev::bf16>(sum);
-  }
 }
 
 }  // namespace hf::mfma

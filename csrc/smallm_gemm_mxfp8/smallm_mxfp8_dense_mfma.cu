@@ -15,10 +15,6 @@ using hf::OptionalTensor;
 using hf::Tensor;
 using namespace hf::mfma;
 
-static bool aligned_to(const void* pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-
-static uint32_t ceil_div(int64_t count, int64_t by) { return static_cast<uint32_t>((count + by - 1) / by); }
-
 static void check_workspace(const OptionalTensor& workspace, const hf::smallm_mxfp8::Shape& shape, int64_t k_splits,
                             const Tensor& like) {
   HF_CHECK(workspace.has_value(), "k_splits = ", k_splits, " needs a workspace: float32 [", k_splits, ", ", shape.m,
@@ -30,13 +26,6 @@ static void check_workspace(const OptionalTensor& workspace, const hf::smallm_mx
   hf::smallm_mxfp8::check_layout(given, "workspace", like);
 }
 
-template <int kSplits>
-static void reduce(const Tensor& out, const float* partials, int64_t count, hipStream_t stream) {
-  smallm_mxfp8_reduce_splits<kSplits><<<ceil_div(count, kReduceThreads * kReducePerThread), kReduceThreads, 0, stream>>>(
-      out.data<hf::dev::bf16>(), partials, static_cast<uint64_t>(count));
-  HF_HIP(hipGetLastError());
-}
-
 /// out bf16 [M, N]; Xq, Wq e4m3fn (or uint8) [M, K], [N, K]; Xs, Ws e8m0 (or uint8) [M, K/32], [N, K/32];
 /// workspace float32 [k_splits, M, N] where k_splits > 1; n_sub 1, 2 or 4; k_splits 1, 2, 4 or 8, at most ceil(K/128).
 void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor workspace,
@@ -44,27 +33,22 @@ void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
   const auto shape = hf::smallm_mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows);
   HF_CHECK(n_sub == 1 || n_sub == 2 || n_sub == 4, "n_sub must be 1, 2 or 4 (tiles of 16 columns per wave); got ", n_sub);
   HF_CHECK(n_sub == HF_N_SUB, "this variant of the module has n_sub = ", HF_N_SUB, "; got ", n_sub);
-  HF_CHECK(k_splits == 1 || k_splits == 2 || k_splits == 4 || k_splits == 8, "k_splits must be 1, 2, 4 or 8; got ",
-           k_splits);
-  const int64_t steps = ceil_div(shape.k, kStep);
-  HF_CHECK(k_splits <= steps, "k_splits must not exceed the number of K steps, ceil(K/128) = ", steps, " for K = ",
-           shape.k, "; got ", k_splits);
+  const int64_t steps = hf::ceil_div(shape.k, kStep);
+  hf::check_k_splits(k_splits, steps, shape.k);
   if (k_splits > 1) check_workspace(workspace, shape, k_splits, Wq);
 
   float* partials = k_splits > 1 ? workspace.data<float>() : nullptr;
   const Plan plan{
       static_cast<uint32_t>(__builtin_ctzll(static_cast<unsigned long long>(k_splits))),
-      shape.k % kStep == 0 && aligned_to(Xs.data(), 4) && aligned_to(Ws.data(), 4),
-      shape.n % kColumnsPerLane == 0 && (partials ? aligned_to(partials, 16) : aligned_to(out.data(), 8))};
-  const dim3 grid(ceil_div(shape.n, kTile * HF_N_SUB), static_cast<uint32_t>(k_splits), ceil_div(shape.m, kTile));
+      shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4),
+      shape.n % kColumnsPerLane == 0 && (partials ? hf::aligned_to(partials, 16) : hf::aligned_to(out.data(), 8))};
+  const dim3 grid(hf::ceil_div(shape.n, kTile * HF_N_SUB), static_cast<uint32_t>(k_splits), hf::ceil_div(shape.m, kTile));
   smallm_mxfp8_mfma<HF_N_SUB><<<grid, kThreads, 0, stream>>>(
       out.data<hf::dev::bf16>(), partials, Xq.data<uint8_t>(), Xs.data<uint8_t>(), Wq.data<uint8_t>(),
       Ws.data<uint8_t>(), static_cast<uint32_t>(shape.m), static_cast<uint32_t>(shape.n),
       static_cast<uint32_t>(shape.k), plan);
   HF_HIP(hipGetLastError());
-  const int64_t count = shape.m * shape.n;
-  if (k_splits == 2) reduce<2>(out, partials, count, stream);
-  if (k_splits == 4) reduce<4>(out, partials, count, stream);
-  if (k_splits == 8) reduce<8>(out, partials, count, stream);
+  if (k_splits > 1)
+    hf::launch_reduce_splits(out.data<hf::dev::bf16>(), partials, shape.m * shape.n, k_splits, stream);
 }
 HF_EXPORT(smallm_mxfp8_mfma_out);
