@@ -127,6 +127,8 @@ inline F div_fixup(F s0, F s1, F s2) {
   if (is_inf(s1) || is_zero(s2)) return from_bits<F>(sign);
   constexpr int underflow = sizeof(F) == 4 ? -150 : -1075;
   if (exponent_field(s2) - exponent_field(s1) < underflow) return from_bits<F>(sign);
+  // A quotient beyond the range makes the Newton steps meet inf - inf; the hardware turns that NaN into an infinity.
+  if (is_nan(s0)) return from_bits<F>(sign | infinity_bits<F>);
   return from_bits<F>(sign | magnitude(s0));
 }
 
