@@ -39,6 +39,12 @@ def hip(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return module
 
 
+@pytest.fixture(autouse=True)
+def no_error_from_before() -> None:
+    """HIP's last error stays until it is asked for, across tests too."""
+    runtime.load().library.hfemu_clear_error()
+
+
 class Extents:
     """Declares tensors to the emulator, as the binding does for an op's arguments."""
 
@@ -150,7 +156,7 @@ def test_managed_variables_are_shared_with_the_host(hip: ctypes.CDLL) -> None:
 def test_allocate_copy_launch_copy_back(hip: ctypes.CDLL) -> None:
     host = torch.arange(1000, dtype=torch.int32)
     milliseconds = ctypes.c_float(-1.0)
-    assert hip.round_trip(pointer(host), 1000, 3, ctypes.byref(milliseconds)) == 0
+    assert hip.round_trip(pointer(host), 1000, 3, ctypes.byref(milliseconds)) == 0, report()
     assert torch.equal(host, 8 * torch.arange(1000, dtype=torch.int32))
     assert milliseconds.value > 0
 
@@ -232,7 +238,6 @@ def test_attributes_and_occupancy(hip: ctypes.CDLL) -> None:
 
 
 def test_error_names_and_texts(hip: ctypes.CDLL) -> None:
-    runtime.load().library.hfemu_clear_error()
     assert hip.error_name(0) == b"hipSuccess"
     assert hip.error_name(719) == b"hipErrorLaunchFailure"
     assert hip.error_text(700) == b"an illegal memory access was encountered"
@@ -316,9 +321,9 @@ def test_every_function_of_the_hip_api_is_there() -> None:
     declared = set(re.findall(r"^(?:hipError_t|const char\s?\*|int)\s+(hip[A-Za-z0-9_]+)\(", header, re.MULTILINE))
     assert len(declared) > 400
     native = runtime.load().library
-    # Declared, but defined inline by the headers themselves, in C++ only.
+    in_cplusplus_namespace = {"hip_init"}
     missing = {name for name in declared if not hasattr(native, name)}
-    assert missing == set()
+    assert missing == in_cplusplus_namespace
 
 
 def test_types_agree_with_the_hip_headers(tmp_path: Path) -> None:

@@ -76,8 +76,10 @@ thread_local struct {
 hipError_t launch_pointers(hipFunction_t function, dim3 grid, dim3 block, void** args, size_t shared) {
   const uint32_t groups[3] = {grid.x, grid.y, grid.z}, items[3] = {block.x, block.y, block.z};
   for (const KernelArg& arg : function->kernel->args)
-    if (!arg.hidden() && !args)
-      return record(hipErrorInvalidValue, "launch of " + function->kernel->info.name + ": it takes arguments, none came");
+    if (!arg.hidden() && !args) {
+      record(hipErrorInvalidValue, "launch of " + function->kernel->info.name + ": it takes arguments, none came");
+      return launch_failed();
+    }
   const std::vector<uint8_t> bytes = gather_arguments(*function->kernel, args);
   return launch(*function->object, *function->kernel, groups, items, bytes.data(), bytes.size(), shared);
 }
@@ -299,7 +301,7 @@ HFEMU_HIP_API hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size
 HFEMU_HIP_API hipError_t hipLaunchKernel(const void* host, dim3 grid, dim3 block, void** args, size_t shared,
                                          hipStream_t) {
   const hipFunction_t function = function_of(host);
-  return function ? launch_pointers(function, grid, block, args, shared) : peek_error();
+  return function ? launch_pointers(function, grid, block, args, shared) : launch_failed();
 }
 
 HFEMU_HIP_API hipError_t hipLaunchKernel_spt(const void* host, dim3 grid, dim3 block, void** args, size_t shared,

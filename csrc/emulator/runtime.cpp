@@ -24,7 +24,7 @@ struct ThreadErrors {
   hipError_t last = hipSuccess;      // HIP's last error
   hipError_t reported = hipSuccess;  // the error that `report` explains
   std::string report;
-  bool fault = false;  // `report` comes from a launch that ran
+  bool launch = false;  // `report` is about a launch
 };
 
 thread_local ThreadErrors thread_errors;
@@ -68,7 +68,7 @@ void set_poll(const PollRequest& poll) {
 uint32_t lds_limit(Arch arch) { return arch == Arch::gfx942 ? 64 * 1024 : 160 * 1024; }
 
 const std::string& pending_report() {
-  const bool pending = thread_errors.fault || thread_errors.last == thread_errors.reported;
+  const bool pending = thread_errors.launch || thread_errors.last == thread_errors.reported;
   return thread_errors.reported != hipSuccess && pending ? thread_errors.report : kNoReport;
 }
 
@@ -86,8 +86,13 @@ hipError_t record(hipError_t error) {
 hipError_t record(hipError_t error, std::string report) {
   thread_errors.reported = error;
   thread_errors.report = std::move(report);
-  thread_errors.fault = false;
+  thread_errors.launch = false;
   return record(error);
+}
+
+hipError_t launch_failed() {
+  thread_errors.launch = true;
+  return thread_errors.last;
 }
 
 hipError_t peek_error() { return thread_errors.last; }
@@ -98,10 +103,18 @@ hipError_t not_provided(const char* call) {
   return record(hipErrorNotSupported, std::string(call) + " is not provided by hipforge's emulator");
 }
 
+namespace {
+
+hipError_t refuse(const Kernel& kernel, hipError_t error, const std::string& why) {
+  record(error, "launch of " + kernel.info.name + ": " + why);
+  return launch_failed();
+}
+
+}  // namespace
+
 hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
                   const void* explicit_bytes, size_t count, uint64_t dynamic_lds) {
   thread_errors.reported = hipSuccess;
-  thread_errors.fault = false;
   Options options;
   TraceRequest trace;
   PollRequest poll;
@@ -111,20 +124,19 @@ hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[
     trace = settings().trace;
     poll = settings().poll;
   }
-  const std::string where = "launch of " + kernel.info.name + ": ";
   const uint64_t threads = uint64_t{block[0]} * block[1] * block[2];
   if (!grid[0] || !grid[1] || !grid[2] || !threads)
-    return record(hipErrorInvalidConfiguration,
-                  where + "grid " + triple(grid) + " of blocks " + triple(block) + " is empty; sizes start at 1");
+    return refuse(kernel, hipErrorInvalidConfiguration,
+                  "grid " + triple(grid) + " of blocks " + triple(block) + " is empty; sizes start at 1");
   if (block[0] > 1024 || block[1] > 1024 || block[2] > 1024 || threads > kernel.info.max_workgroup)
-    return record(hipErrorInvalidConfiguration,
-                  where + "blocks of " + triple(block) + " work items; this kernel takes at most " +
+    return refuse(kernel, hipErrorInvalidConfiguration,
+                  "blocks of " + triple(block) + " work items; this kernel takes at most " +
                       std::to_string(kernel.info.max_workgroup) + " per block");
-  if (kernel.info.lds_bytes + dynamic_lds > lds_limit(object.arch()))
-    return record(hipErrorLaunchOutOfResources,
-                  where + std::to_string(kernel.info.lds_bytes) + " static and " + std::to_string(dynamic_lds) +
-                      " dynamic LDS bytes; " + arch_name(object.arch()) + " has " +
-                      std::to_string(lds_limit(object.arch())));
+  const uint32_t limit = lds_limit(object.arch());
+  if (kernel.info.lds_bytes + dynamic_lds > limit)
+    return refuse(kernel, hipErrorLaunchOutOfResources,
+                  std::to_string(kernel.info.lds_bytes) + " static and " + std::to_string(dynamic_lds) +
+                      " dynamic LDS bytes; " + arch_name(object.arch()) + " has " + std::to_string(limit));
   const std::vector<uint8_t> kernarg = build_kernarg(kernel, explicit_bytes, count, grid, block,
                                                      static_cast<uint32_t>(dynamic_lds));
   LaunchRequest request;
@@ -138,8 +150,7 @@ hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[
   Fault fault;
   if (run_launch(request, options, trace, poll, &fault)) return hipSuccess;
   record(error_of(fault.kind), fault.text);
-  thread_errors.fault = true;
-  return error_of(fault.kind);
+  return launch_failed();
 }
 
 int blocks_per_cu(const CodeObject& object, const Kernel& kernel, uint32_t threads, uint64_t dynamic_lds) {

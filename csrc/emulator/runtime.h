@@ -25,7 +25,7 @@ void set_poll(const PollRequest& poll);
 uint32_t lds_limit(Arch arch);
 
 // --- per thread: the report of the last failure, and HIP's last error ---------------------------------------------------
-// Empty: none. A launch's fault stays until the next launch; another call's failure counts while HIP's last error does.
+// Empty: none. A failed launch counts until the next launch, another call's failure while HIP's last error does.
 const std::string& pending_report();
 // The report behind `error`, whether taken or not; empty if there is none.
 const std::string& report_of(hipError_t error);
@@ -34,6 +34,8 @@ void clear_errors();
 // Both remember a failure for hipGetLastError and return `error`; the second also sets the report.
 hipError_t record(hipError_t error);
 hipError_t record(hipError_t error, std::string report);
+// The last recorded failure was a launch's; returns its error.
+hipError_t launch_failed();
 hipError_t peek_error();
 hipError_t take_error();  // and forget it
 // record(hipErrorNotSupported) with a report that names the call.
