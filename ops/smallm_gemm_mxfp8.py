@@ -23,267 +23,42 @@ is a signed 32-bit number; the raw ops raise there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.jit.compile_ops import compile_ops
+from hipforge.jit import torch_library
+from hipforge.jit.signature import signature_of
 from hipforge.ops import dispatch
 from hipforge.ops.dispatch import Accepted, Decision, Refused, planned_by
-from hipforge.ops.reference.checks import require_dtype, require_last_multiple, require_rank, require_shape
-from hipforge.ops.reference.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.reference.checks import require_dtype, require_shape
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
-from hipforge.ops.tables import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_MAX_M, MFMA_N_SUB, SMALLM_MXFP8, mfma_k_steps
-from hipforge.ops.tuned import TunedRow, clear_tables, load_table
+from hipforge.ops.smallm_mxfp8_kernels import (
+    smallm_mxfp8_gemv,
+    smallm_mxfp8_gemv_out,
+    smallm_mxfp8_mfma,
+    smallm_mxfp8_mfma_out,
+    split_k_workspace,
+)
+from hipforge.ops.smallm_mxfp8_plan import plan_gemv
+from hipforge.ops.tables import GEMV_MAX_M
+from hipforge.ops.tuned import clear_tables
 
-ARCH = "gfx950"
-MAX_ELEMENTS = 2**31 - 1
-_MAX_CACHED_DECISIONS = 1 << 16  # a server sees few shapes; this bounds one that sees all
-
-
-# Past 16 rows any variant does: its guard refuses M.
-_ROWS = (1, 1, 2, 4, 4, 8, 8, 8, 8, *(16,) * 8)
-
-
-def gemv_rows(m: int) -> int:
-    """Return how many rows the GEMV variant that serves M = ``m`` accumulates."""
-    return _ROWS[m] if m <= GEMV_MAX_M else GEMV_MAX_M
-
-
-def _gemv_variant(
-    out: torch.Tensor, Xq: torch.Tensor, Xs: torch.Tensor, Wq: torch.Tensor, Ws: torch.Tensor, block_n: int
-) -> Mapping[str, int]:
-    return {"HF_ROWS": gemv_rows(Xq.shape[0])}
-
-
-def _mfma_variant(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    workspace: torch.Tensor | None,
-    n_sub: int,
-    k_splits: int,
-) -> Mapping[str, int]:
-    return {"HF_N_SUB": n_sub if n_sub in MFMA_N_SUB else 1}  # the module's guard refuses any other n_sub
-
-
-@compile_ops("module_smallm_mxfp8_dense", variant=_gemv_variant)
-def smallm_mxfp8_gemv_out(
-    out: torch.Tensor, Xq: torch.Tensor, Xs: torch.Tensor, Wq: torch.Tensor, Ws: torch.Tensor, block_n: int
-) -> None:
-    """Write Xq @ Wq^T into ``out`` [M, N] bf16; ``block_n`` columns per work-group."""
-
-
-@compile_ops("module_smallm_mxfp8_dense_mfma", variant=_mfma_variant, mutates=("out", "workspace"))
-def smallm_mxfp8_mfma_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    workspace: torch.Tensor | None,
-    n_sub: int,
-    k_splits: int,
-) -> None:
-    """Write Xq @ Wq^T into ``out`` [M, N] bf16; ``workspace`` float32 [k_splits, M, N] holds the partial sums."""
-
-
-def _check_raw(xq: torch.Tensor, wq: torch.Tensor, out_dtype: torch.dtype) -> None:
-    # What has to hold before an output can be allocated; the module's own guards check the rest.
-    if out_dtype != torch.bfloat16:
-        raise GuardError(f"out_dtype must be torch.bfloat16; got {out_dtype}")
-    require_rank("Xq", xq, 2, "[M, K]")
-    require_rank("Wq", wq, 2, "[N, K]")
-
-
-def smallm_mxfp8_gemv(
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    out_dtype: torch.dtype,
-    block_n: int = DEFAULT_BLOCK_N,
-) -> torch.Tensor:
-    """Run the GEMV kernel on contiguous tensors; shapes and dtypes as in the module's docstring, M from 1 to 16.
-
-    Args:
-        Xq: activations [M, K].
-        Xs: their scales [M, K/32].
-        Wq: weights [N, K].
-        Ws: their scales [N, K/32].
-        out_dtype: ``torch.bfloat16``.
-        block_n: columns per work-group: 4, 8, 16, 32 or 64.
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
-    """
-    _check_raw(Xq, Wq, out_dtype)
-    out = torch.empty((Xq.shape[0], Wq.shape[0]), dtype=torch.bfloat16, device=Xq.device)
-    smallm_mxfp8_gemv_out(out, Xq, Xs, Wq, Ws, block_n)
-    return out
-
-
-def _workspace(m: int, n: int, k_splits: int, device: torch.device) -> torch.Tensor | None:
-    return torch.empty((k_splits, m, n), dtype=torch.float32, device=device) if k_splits > 1 else None
-
-
-def smallm_mxfp8_mfma(
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    out_dtype: torch.dtype,
-    n_sub: int = 1,
-    k_splits: int = 1,
-) -> torch.Tensor:
-    """Run the scaled-MFMA kernel on contiguous tensors; shapes and dtypes as in the module's docstring, M to 64.
-
-    With ``k_splits`` > 1 float32 partial sums are added in a fixed order, so that results do not vary from run to
-    run.
-
-    Args:
-        Xq: activations [M, K].
-        Xs: their scales [M, K/32].
-        Wq: weights [N, K].
-        Ws: their scales [N, K/32].
-        out_dtype: ``torch.bfloat16``.
-        n_sub: 16-column tiles per wave: 1, 2 or 4.
-        k_splits: parts that K is cut into: 1, 2, 4 or 8, at most ceil(K / 128).
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
-    """
-    _check_raw(Xq, Wq, out_dtype)
-    m, n = Xq.shape[0], Wq.shape[0]
-    out = torch.empty((m, n), dtype=torch.bfloat16, device=Xq.device)
-    workspace = _workspace(m, n, max(1, min(k_splits, 8)), Xq.device)
-    smallm_mxfp8_mfma_out(out, Xq, Xs, Wq, Ws, workspace, n_sub, k_splits)
-    return out
-
-
-# ---- decisions ------------------------------------------------------------------------------------------------------
-
-_FP8_PAYLOADS = (torch.float8_e4m3fn, torch.uint8)
-_SCALES = (torch.uint8, E8M0_DTYPE)
-
-
-def _check_operands(xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, w_scale: torch.Tensor) -> None:
-    require_rank("xq", xq, 2, "[M, K]")
-    require_rank("wq", wq, 2, "[N, K]")
-    require_dtype("xq", xq, _FP8_PAYLOADS)
-    require_dtype("wq", wq, _FP8_PAYLOADS)
-    require_dtype("x_scale", x_scale, _SCALES)
-    require_dtype("w_scale", w_scale, _SCALES)
-    (m, k), n = xq.shape, wq.shape[0]
-    require_shape("wq", wq, (n, k), "its K is that of xq")
-    require_last_multiple("xq", xq, BLOCK)
-    require_shape("x_scale", x_scale, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
-    require_shape("w_scale", w_scale, (n, k // BLOCK), f"one byte per {BLOCK} elements of wq")
-
-
-def _gemv(block_n: int, reason: str, row: TunedRow | None = None) -> Accepted:
-    return Accepted("hip", "smallm_mxfp8_gemv", MappingProxyType({"block_n": block_n}), reason, row)
-
-
-def _mfma(n_sub: int, k_splits: int, reason: str, row: TunedRow | None = None) -> Accepted:
-    return Accepted("hip", "smallm_mxfp8_mfma", MappingProxyType({"n_sub": n_sub, "k_splits": k_splits}), reason, row)
-
-
-def _by_row(row: TunedRow, reason: str) -> Accepted | Refused:
-    if row.integer("use_hip") == 0:
-        return Refused("hip", f"{reason} routes this shape to the fallback (use_hip=0)", row)
-    if row.values["kernel"] == "gemv":
-        block_n = row.values["block_n"]
-        return _gemv(DEFAULT_BLOCK_N if block_n is None else row.integer("block_n"), reason, row)
-    return _mfma(row.integer("n_sub"), row.integer("k_splits"), reason, row)
-
-
-def _by_table(m: int, n: int, k: int, arch: str, cu_count: int) -> Accepted | Refused | None:
-    table = load_table(SMALLM_MXFP8.family)
-    row = table.find(arch, cu_count, m, n, k)
-    if row is not None:
-        return _by_row(row, "the tuned row of this shape")
-    if GEMV_MAX_M < m < MFMA_MAX_M and m != 32:
-        for larger in (32, MFMA_MAX_M):
-            row = table.find(arch, cu_count, larger, n, k) if larger > m else None
-            if row is not None:
-                return _by_row(row, f"the tuned row of the next larger M ({larger})")
-    return None
-
-
-def _by_default(m: int, n: int, k: int) -> Accepted | Refused:
-    if m in (8, 16):
-        steps = mfma_k_steps(k)
-        k_splits = next((splits for splits in (4, 2) if steps % splits == 0), 1)
-        return _mfma(1, k_splits, f"no tuned row; the default for M={m} is MFMA")
-    if m <= GEMV_MAX_M:
-        return _gemv(DEFAULT_BLOCK_N, f"no tuned row; the default for M={m} is GEMV")
-    return Refused("hip", f"M={m} needs a tuned row for (K, N)=({k}, {n}), and there is none")
-
-
-def _decide_hip(xq: torch.Tensor, wq: torch.Tensor, out_dtype: torch.dtype) -> Accepted | Refused:
-    if out_dtype != torch.bfloat16:
-        return Refused("hip", f"the output dtype must be torch.bfloat16; got {out_dtype}")
-    target = dispatch.target_of(xq.device)
-    if isinstance(target, Refused):
-        return target
-    arch, cu_count = target
-    if arch != ARCH:
-        return Refused("hip", f"the kernels are for {ARCH}; the device is {arch}")
-    (m, k), n = xq.shape, wq.shape[0]
-    if not 1 <= m <= MFMA_MAX_M or n == 0 or k == 0:
-        return Refused("hip", f"M must be 1 to {MFMA_MAX_M}, N and K at least 1; got M={m}, N={n}, K={k}")
-    largest = max(m, n) * k
-    if largest > MAX_ELEMENTS:
-        return Refused("hip", f"M*K and N*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {largest}")
-    return _by_table(m, n, k, arch, cu_count) or _by_default(m, n, k)
-
-
-_decisions: dict[object, Decision] = {}
-
-
-def _plan_gemv(
-    xq: torch.Tensor,
-    x_scale: torch.Tensor,
-    wq: torch.Tensor,
-    w_scale: torch.Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
-) -> Decision:
-    """Return the cached decision for these shapes, dtypes and device; raises GuardError for malformed operands."""
-    key = (
-        xq.shape, x_scale.shape, wq.shape, w_scale.shape,
-        xq.dtype, x_scale.dtype, wq.dtype, w_scale.dtype, xq.device, out_dtype,
-    )  # fmt: skip
-    decision = _decisions.get(key)
-    if decision is None:
-        _check_operands(xq, x_scale, wq, w_scale)
-        outcome = _decide_hip(xq, wq, out_dtype)
-        decision = Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
-        if len(_decisions) >= _MAX_CACHED_DECISIONS:
-            _decisions.clear()
-        _decisions[key] = decision
-    return decision
+__all__ = [
+    "mxfp8_gemv",
+    "mxfp8_linear",
+    "reload_tables",
+    "smallm_mxfp8_gemv",
+    "smallm_mxfp8_mfma",
+]
 
 
 def reload_tables() -> None:
     """Read the tuned tables and the override variables again at the next call."""
     clear_tables()
     dispatch.clear_decisions()
-
-
-dispatch.on_clear(_decisions.clear)
-
-
-# ---- ops ------------------------------------------------------------------------------------------------------------
 
 
 def _run_gemv(
@@ -316,14 +91,14 @@ def _run_hip(
         x_scale.contiguous(),
         wq.contiguous(),
         w_scale.contiguous(),
-        _workspace(m, n, k_splits, xq.device),
+        split_k_workspace(m, n, k_splits, xq.device),
         configuration["n_sub"],
         k_splits,
     )
     return out
 
 
-@planned_by(_plan_gemv)
+@planned_by(plan_gemv)
 def mxfp8_gemv(
     xq: torch.Tensor,
     x_scale: torch.Tensor,
@@ -342,13 +117,14 @@ def mxfp8_gemv(
 
     Returns:
         bfloat16 [M, N]; None outside the envelope or where the tuned table says so, in the order that the module's
-        docstring gives. ``hipforge.explain(mxfp8_gemv, ...)`` says which.
+        docstring gives. ``hipforge.explain(mxfp8_gemv, ...)`` says which. Under torch.compile the decision is made
+        while tracing, so a graph is for one M; :func:`mxfp8_linear` takes a dynamic M.
 
     Raises:
         GuardError: dtypes or shapes that are no MX-FP8 operands, or tensors on the wrong device.
         BuildError, LaunchError: the kernel could not be built or run.
     """
-    taken = _plan_gemv(xq, x_scale, wq, w_scale, out_dtype).accepted
+    taken = plan_gemv(xq, x_scale, wq, w_scale, out_dtype).accepted
     return None if taken is None else _run_hip(taken, xq, x_scale, wq, w_scale, None)
 
 
@@ -363,7 +139,7 @@ def _plan_linear(
     """Return :func:`mxfp8_linear`'s decision: the HIP kernel, else Triton on a GPU, else torch."""
     from hipforge.ops.triton import mxfp8_dot_scaled as fallback
 
-    hip = _plan_gemv(xq, x_scale, wq, w_scale)
+    hip = plan_gemv(xq, x_scale, wq, w_scale)
     if hip.accepted is not None:
         unused = "the HIP kernel takes this shape"
         return Decision(hip.accepted, (Refused("triton", unused), Refused("torch", unused)))
@@ -404,8 +180,11 @@ def mxfp8_linear(
         GuardError: operands, ``bias`` or ``out`` of the wrong dtype, shape or device.
         BuildError, LaunchError: the kernel could not be built or run.
     """
+    if torch.compiler.is_dynamo_compiling():
+        result = getattr(torch.ops.hipforge, _linear_operator()).default(xq, x_scale, wq, w_scale, bias)
+        return result if out is None else out.copy_(result)
     # The planner's own first step, so that a call the HIP kernel takes pays for no more.
-    taken = _plan_gemv(xq, x_scale, wq, w_scale).accepted or _plan_linear(xq, x_scale, wq, w_scale).accepted
+    taken = plan_gemv(xq, x_scale, wq, w_scale).accepted or _plan_linear(xq, x_scale, wq, w_scale).accepted
     shape = (xq.shape[0], wq.shape[0])
     if out is not None:
         require_dtype("out", out, (torch.bfloat16,))
@@ -427,3 +206,29 @@ def mxfp8_linear(
         if out is not None:
             result = out.copy_(result)
     return result if bias is None else result.add_(bias)
+
+
+def _linear_kernel(
+    xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, w_scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return mxfp8_linear(xq, x_scale, wq, w_scale, bias)
+
+
+def _linear_fake(
+    xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, w_scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return xq.new_empty((xq.shape[0], wq.shape[0]), dtype=torch.bfloat16)
+
+
+_linear_names: list[str] = []
+
+
+def _linear_operator() -> str:
+    """Return the name of the operator, registered when tracing first asks; shapes may stay symbolic in it."""
+    if not _linear_names:
+        signature = replace(signature_of(_linear_kernel, mutates=()), name="mxfp8_linear")
+        _linear_names.append(torch_library.register(signature, _linear_kernel, _linear_fake))
+    return _linear_names[0]
+
+
+_linear_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]

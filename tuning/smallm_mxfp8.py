@@ -20,8 +20,9 @@ import torch
 from hipforge import devices
 from hipforge.errors import ConfigError
 from hipforge.jit import loader
-from hipforge.ops import smallm_gemm_mxfp8 as ops
+from hipforge.ops import smallm_mxfp8_kernels as ops
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
+from hipforge.ops.smallm_mxfp8_plan import ARCH
 from hipforge.ops.tables import (
     GEMV_BLOCK_N,
     GEMV_MAX_M,
@@ -206,7 +207,7 @@ class ModelledProblem(_Problem):
         if self._counts is None:
             raise ConfigError("cost() needs the counts of a run() before it")
         module, variant = _instance(candidate, self.cell.m)
-        manifest = loader.load(module, variant, ops.ARCH).manifest
+        manifest = loader.load(module, variant, ARCH).manifest
         occupancy = {symbol: int(kernel["occupancy"]) for symbol, kernel in manifest.kernels.items()}
         estimates = [model.estimate(work) for work in works(candidate, self.cell.m, self._counts, occupancy)]
         note = " + ".join(f"{item.seconds * 1e6:.2f} ({item.bound})" for item in estimates)
@@ -269,7 +270,7 @@ def row_for(
     stock_us, best_us = baselines if measured and baselines else (None, None)
     wins = us is None or best_us is None or best_us > us * (1 + min_improvement_pct / 100)
     row: dict[str, Value] = {
-        "gfx": ops.ARCH,
+        "gfx": ARCH,
         "cu_num": cu_num,
         "M": cell.m,
         "N": cell.n,
@@ -328,14 +329,14 @@ def tune(
         ConfigError: the device has no such kernels, ``output`` is malformed, or no candidate of a cell is usable.
     """
     device = devices.current()
-    if device.kind == "reference" or device.arch_of() != ops.ARCH:
+    if device.kind == "reference" or device.arch_of() != ARCH:
         seen = device.kind if device.kind == "reference" else device.arch_of()
-        raise ConfigError(f"the kernels are for {ops.ARCH}; the device is {seen} (HIPFORGE_DEVICE, HIPFORGE_EMULATE)")
+        raise ConfigError(f"the kernels are for {ARCH}; the device is {seen} (HIPFORGE_DEVICE, HIPFORGE_EMULATE)")
     cu_num = device.cu_count()
     existing = read_existing(SMALLM_MXFP8, output)
     written = 0
     for number, cell in enumerate(wanted, 1):
-        key: Key = (ops.ARCH, cu_num, cell.m, cell.n, cell.k)
+        key: Key = (ARCH, cu_num, cell.m, cell.n, cell.k)
         if resume and key in existing:
             say(f"[{number}/{len(wanted)}] {cell}: already in {output}")
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -11,19 +12,34 @@ from hipforge.errors import GuardError
 _REAL_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def require_real(name: str, x: torch.Tensor) -> None:
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of a tensor that is not at hand; the checks take it in a tensor's place."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+
+Described = torch.Tensor | TensorSpec
+
+
+def require_real(name: str, x: Described) -> None:
     """Refuse anything but float32, bfloat16 and float16 (float64 would be rounded twice)."""
     require_dtype(name, x, _REAL_INPUTS)
 
 
-def require_dtype(name: str, x: torch.Tensor, accepted: Sequence[torch.dtype | None]) -> None:
+def require_dtype(name: str, x: Described, accepted: Sequence[torch.dtype | None]) -> None:
     """Refuse a tensor whose dtype is not among ``accepted`` (None entries stand for dtypes torch lacks)."""
     if x.dtype not in accepted:
         names = ", ".join(str(dtype) for dtype in accepted if dtype is not None)
         raise GuardError(f"{name} must have dtype {names}; got {x.dtype}")
 
 
-def require_last_multiple(name: str, x: torch.Tensor, multiple: int) -> None:
+def require_last_multiple(name: str, x: Described, multiple: int) -> None:
     """Refuse a 0-dimensional tensor, or one whose last dimension is not a multiple of ``multiple``."""
     if x.dim() == 0:
         raise GuardError(f"{name} must have at least 1 dimension; got a scalar")
@@ -34,13 +50,13 @@ def require_last_multiple(name: str, x: torch.Tensor, multiple: int) -> None:
         )
 
 
-def require_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
+def require_rank(name: str, x: Described, rank: int, layout: str) -> None:
     """Refuse a tensor that does not have ``rank`` dimensions; ``layout`` says which, as in ``[M, K]``."""
     if x.dim() != rank:
         raise GuardError(f"{name} must be {layout} ({rank} dimensions); got shape {tuple(x.shape)}")
 
 
-def require_shape(name: str, x: torch.Tensor, shape: Sequence[int], why: str) -> None:
+def require_shape(name: str, x: Described, shape: Sequence[int], why: str) -> None:
     """Refuse a tensor whose shape is not ``shape``; ``why`` says where that shape comes from."""
     if tuple(x.shape) != tuple(shape):
         raise GuardError(f"{name} must have shape {tuple(shape)} ({why}); got {tuple(x.shape)}")

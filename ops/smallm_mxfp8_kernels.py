@@ -1,0 +1,144 @@
+"""The raw small-M MX-FP8 ops: stubs of the two modules, and the functions that allocate what they write.
+
+Shapes and dtypes are those of :mod:`hipforge.ops.smallm_gemm_mxfp8`, whose dispatch chooses between them. Raw ops take
+contiguous tensors and raise for anything that they do not take; they never return None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.reference.checks import require_rank
+from hipforge.ops.tables import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
+
+# Past 16 rows any variant does: its guard refuses M.
+_ROWS = (1, 1, 2, 4, 4, 8, 8, 8, 8, *(16,) * 8)
+
+
+def gemv_rows(m: int) -> int:
+    """Return how many rows the GEMV variant that serves M = ``m`` accumulates."""
+    return _ROWS[m] if m <= GEMV_MAX_M else GEMV_MAX_M
+
+
+def _gemv_variant(
+    out: torch.Tensor, Xq: torch.Tensor, Xs: torch.Tensor, Wq: torch.Tensor, Ws: torch.Tensor, block_n: int
+) -> Mapping[str, int]:
+    return {"HF_ROWS": gemv_rows(Xq.shape[0])}
+
+
+def _mfma_variant(
+    out: torch.Tensor,
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    workspace: torch.Tensor | None,
+    n_sub: int,
+    k_splits: int,
+) -> Mapping[str, int]:
+    return {"HF_N_SUB": n_sub if n_sub in MFMA_N_SUB else 1}  # the module's guard refuses any other n_sub
+
+
+@compile_ops("module_smallm_mxfp8_dense", variant=_gemv_variant)
+def smallm_mxfp8_gemv_out(
+    out: torch.Tensor, Xq: torch.Tensor, Xs: torch.Tensor, Wq: torch.Tensor, Ws: torch.Tensor, block_n: int
+) -> None:
+    """Write Xq @ Wq^T into ``out`` [M, N] bf16; ``block_n`` columns per work-group."""
+
+
+@compile_ops("module_smallm_mxfp8_dense_mfma", variant=_mfma_variant, mutates=("out", "workspace"))
+def smallm_mxfp8_mfma_out(
+    out: torch.Tensor,
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    workspace: torch.Tensor | None,
+    n_sub: int,
+    k_splits: int,
+) -> None:
+    """Write Xq @ Wq^T into ``out`` [M, N] bf16; ``workspace`` float32 [k_splits, M, N] holds the partial sums."""
+
+
+def _check_raw(xq: torch.Tensor, wq: torch.Tensor, out_dtype: torch.dtype) -> None:
+    # What has to hold before an output can be allocated; the module's own guards check the rest.
+    if out_dtype != torch.bfloat16:
+        raise GuardError(f"out_dtype must be torch.bfloat16; got {out_dtype}")
+    require_rank("Xq", xq, 2, "[M, K]")
+    require_rank("Wq", wq, 2, "[N, K]")
+
+
+def smallm_mxfp8_gemv(
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    out_dtype: torch.dtype,
+    block_n: int = DEFAULT_BLOCK_N,
+) -> torch.Tensor:
+    """Run the GEMV kernel on contiguous tensors; shapes and dtypes as in the module's docstring, M from 1 to 16.
+
+    Args:
+        Xq: activations [M, K].
+        Xs: their scales [M, K/32].
+        Wq: weights [N, K].
+        Ws: their scales [N, K/32].
+        out_dtype: ``torch.bfloat16``.
+        block_n: columns per work-group: 4, 8, 16, 32 or 64.
+
+    Returns:
+        bfloat16 [M, N].
+
+    Raises:
+        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
+    """
+    _check_raw(Xq, Wq, out_dtype)
+    out = torch.empty((Xq.shape[0], Wq.shape[0]), dtype=torch.bfloat16, device=Xq.device)
+    smallm_mxfp8_gemv_out(out, Xq, Xs, Wq, Ws, block_n)
+    return out
+
+
+def split_k_workspace(m: int, n: int, k_splits: int, device: torch.device) -> torch.Tensor | None:
+    """Return the float32 [k_splits, m, n] that partial sums need; None where K is not split."""
+    return torch.empty((k_splits, m, n), dtype=torch.float32, device=device) if k_splits > 1 else None
+
+
+def smallm_mxfp8_mfma(
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    out_dtype: torch.dtype,
+    n_sub: int = 1,
+    k_splits: int = 1,
+) -> torch.Tensor:
+    """Run the scaled-MFMA kernel on contiguous tensors; shapes and dtypes as in the module's docstring, M to 64.
+
+    With ``k_splits`` > 1 float32 partial sums are added in a fixed order, so that results do not vary from run to
+    run.
+
+    Args:
+        Xq: activations [M, K].
+        Xs: their scales [M, K/32].
+        Wq: weights [N, K].
+        Ws: their scales [N, K/32].
+        out_dtype: ``torch.bfloat16``.
+        n_sub: 16-column tiles per wave: 1, 2 or 4.
+        k_splits: parts that K is cut into: 1, 2, 4 or 8, at most ceil(K / 128).
+
+    Returns:
+        bfloat16 [M, N].
+
+    Raises:
+        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
+    """
+    _check_raw(Xq, Wq, out_dtype)
+    m, n = Xq.shape[0], Wq.shape[0]
+    out = torch.empty((m, n), dtype=torch.bfloat16, device=Xq.device)
+    workspace = split_k_workspace(m, n, min(k_splits, MFMA_K_SPLITS[-1]), Xq.device)
+    smallm_mxfp8_mfma_out(out, Xq, Xs, Wq, Ws, workspace, n_sub, k_splits)
+    return out
