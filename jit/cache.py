@@ -26,8 +26,8 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -255,9 +255,10 @@ def staging_dir(root: Path, name: str) -> Path:
     Raises:
         OSError: it cannot be made.
     """
-    parent = root / "staging"
-    parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"{name}.", dir=parent))
+    path = root / "staging" / f"{name}.{secrets.token_hex(4)}"
+    # Not tempfile.mkdtemp, whose directories nobody else may read: a cache may be shared.
+    path.mkdir(parents=True)
+    return path
 
 
 def discard(path: Path, root: Path) -> None:

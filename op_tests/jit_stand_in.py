@@ -133,7 +133,8 @@ class StandIn:
 
     def compiles(self) -> list[list[str]]:
         """Return the calls that compiled a device pass: one for each build of a one-source module."""
-        return [call for call in self.calls() if "--cuda-device-only" in call and "-###" not in call]
+        device = [call for call in self.calls() if "--cuda-device-only" in call]
+        return [call for call in device if not {"-###", "-fsyntax-only"}.intersection(call)]
 
     def spec(
         self, name: str = "sample", variant: dict[str, int | str] | None = None, arch: str = "gfx950"
@@ -152,12 +153,13 @@ class StandIn:
         """Return what a child process needs to use this compiler and cache."""
         return {**os.environ, "HIPFORGE_HIPCC": str(self.hipcc), "HIPFORGE_CACHE_DIR": str(self.cache)}
 
-    def child_code(self, body: str, name: str = "sample") -> str:
-        """Return a program for ``python -c`` that registers the module and then runs ``body``."""
+    def child_code(self, body: str, name: str = "sample", *, first: str = "") -> str:
+        """Return a program for ``python -c`` that imports, runs ``first``, registers the module and runs ``body``."""
         return (
             "import logging, os, sys, time\n"
             "from hipforge.errors import HipforgeError\n"
-            "from hipforge.jit import build, cache, cache_dir, hip_module, registry, toolchain\n"
+            "from hipforge.jit import build, cache, cache_dir, hip_module, maintenance, registry, toolchain\n"
+            f"{first}"
             f"registry.register({str(self.sources / (name + '.json'))!r})\n"
             "def ensure():\n"
             f"    wanted = hip_module.request(registry.module({name!r}), None, 'gfx950')\n"

@@ -100,16 +100,10 @@ def test_a_warm_lookup_starts_no_process_takes_no_lock_and_reads_no_source(
     monkeypatch.setattr(subprocess, "run", forbidden)
     monkeypatch.setattr(os, "fork", forbidden)
     monkeypatch.setattr(filelock.FileLock, "acquire", forbidden)
-    monkeypatch.setattr(tempfile_name(), "mkdtemp", forbidden)
+    monkeypatch.setattr(cache, "staging_dir", forbidden)
     assert not build.ensure(stand_in.spec()).built
     assert cache_dir.digests().reads == 0
     assert len(stand_in.calls()) == calls
-
-
-def tempfile_name() -> object:
-    import tempfile
-
-    return tempfile
 
 
 def _spec_with_dependencies(folder: Path, count: int) -> tuple[Entry, BuildSpec]:
