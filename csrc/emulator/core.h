@@ -156,6 +156,7 @@ struct ThreadState {
 };
 
 class GlobalRaces;
+struct LaunchTotals;
 
 struct Launch {
   const Program* program = nullptr;
@@ -164,6 +165,7 @@ struct Launch {
   AddressMap map;
   uint32_t private_bytes = 0;
   GlobalRaces* global_races = nullptr;
+  LaunchTotals* totals = nullptr;  // null: no collector is open
   std::atomic<bool> stop{false};
 };
 

@@ -6,12 +6,9 @@
 #include <mutex>
 #include <thread>
 
-#ifdef __SSE2__
-#include <immintrin.h>
-#endif
-
 #include "core.h"
 #include "decode.h"
+#include "host_mode.h"
 #include "schedule.h"
 #include "wave_init.h"
 
@@ -56,27 +53,6 @@ void return_arena(std::unique_ptr<Arena> arena) {
   if (idle_arenas().size() < 8) idle_arenas().push_back(std::move(arena));
 }
 
-// Denormal and rounding state of the host for the time a wave runs.
-class HostMode {
- public:
-#ifdef __SSE2__
-  HostMode() : saved_(_mm_getcsr()) {}
-  ~HostMode() { _mm_setcsr(saved_); }
-  void set(const Mode& m) {
-    static constexpr uint32_t rounding[4] = {0, 2, 1, 3};  // nearest, up, down, zero in MXCSR's order
-    uint32_t csr = 0x1F80 | rounding[m.round32] << 13;
-    if (!(m.denorm32 & 1)) csr |= 0x0040;
-    if (!(m.denorm32 & 2)) csr |= 0x8000;
-    if (csr != now_) _mm_setcsr(now_ = csr);
-  }
-
- private:
-  uint32_t saved_, now_ = 0;
-#else
-  void set(const Mode&) {}
-#endif
-};
-
 struct Shared {
   const LaunchRequest& request;
   Launch launch;
@@ -111,7 +87,7 @@ class Worker {
     if (arena_->lds.size() < shared.lds_bytes + 64u) arena_->lds.assign(shared.lds_bytes + 64u, 0xBD);
     const size_t scratch = size_t{shared.launch.private_bytes} * kLanes * shared.waves_per_group;
     if (arena_->scratch.size() < scratch) arena_->scratch.assign(scratch, 0xBD);
-    observer_ = Observer::create(shared.launch, shared.waves_per_group, shared.lds_bytes);
+    observer_ = Observer::create(shared.launch, *shared.trace, shared.waves_per_group, shared.lds_bytes);
     thread_.stats = observer_ ? observer_->stats() : nullptr;
     for (uint32_t i = 0; i < shared.waves_per_group; ++i) {
       Wave& w = arena_->waves[i];

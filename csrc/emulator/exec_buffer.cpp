@@ -121,12 +121,10 @@ void buffer_load(Wave& w, const ExecInst& in) {
                  (w.s[kM0] & (w.launch->program->arch == Arch::gfx950 ? 0x3FFFF : 0xFFFF)) + static_cast<u32>(in.offset));
     return;
   }
+  LaneAddresses raw;
+  if (valid != exec) restore_addresses(w, in, d, raw);  // before the destination overwrites the address register
   if (valid) load_lanes(w, in, shape, a, valid);
-  if (valid != exec) {
-    LaneAddresses raw;
-    restore_addresses(w, in, d, raw);
-    load_outside<shape>(w, in, raw, exec & ~valid, partial);
-  }
+  if (valid != exec) load_outside<shape>(w, in, raw, exec & ~valid, partial);
 }
 
 template <MemoryShape shape>

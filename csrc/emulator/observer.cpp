@@ -1,21 +1,84 @@
+// The instruction-by-instruction loop: counts, register and wait checks, trace.
 #include "access.h"
-#include "counters.h"
+#include "collect.h"
 #include "schedule.h"
+#include "stats.h"
+#include "trace.h"
 
 namespace hfemu {
+namespace {
 
-std::unique_ptr<Observer> Observer::create(Launch&, uint32_t, uint32_t) { return nullptr; }
-LaunchObservation::LaunchObservation(Launch& launch, const TraceRequest&) : launch_(launch) {}
-LaunchObservation::~LaunchObservation() = default;
-bool LaunchObservation::single_thread() const { return false; }
-void LaunchObservation::finish(const LaunchRequest&, uint64_t, double) const { (void)launch_; }
+uint32_t index_of(const Wave& w, const ExecInst& in) { return static_cast<uint32_t>(in.inst - w.launch->program->insts.data()); }
 
-void note_global(Wave&, const ExecInst&, const LaneAddresses&, uint64_t, uint32_t, Access) {}
-void note_scalar(Wave&, const ExecInst&, uint64_t, uint32_t, Access) {}
-void note_lds(Wave&, const ExecInst&, const uint32_t*, uint64_t, uint32_t, Access) {}
-void note_scratch(Wave&, const ExecInst&, uint64_t, uint32_t, Access) {}
+class FullObserver final : public Observer {
+ public:
+  explicit FullObserver(Launch& launch) : launch_(launch) {
+    if (launch.totals != nullptr) stats_ = std::make_unique<Stats>(launch);
+  }
+  Stats* stats() override { return stats_.get(); }
 
-int64_t counters_begin(bool) { return 1; }
-std::string counters_end(int64_t) { return "{}"; }
+  void begin_group(Workgroup& group, Wave*, uint32_t, const TraceRequest* trace) override {
+    tracing_ = trace->sink != nullptr && trace->workgroup == group.flat && trace_applies(*trace, launch_);
+    trace_ = trace;
+  }
+
+  void step(Wave& w) override {
+    const ExecInst& in = w.code[w.pc];
+    const uint64_t exec = w.exec();
+    if (stats_) stats_->instruction(w.pc, static_cast<uint32_t>(std::popcount(exec)));
+    const bool traced = tracing_ && w.index == trace_->wave;
+    if (w.state == WaveState::indexing) {
+      step_indexed(w);
+    } else {
+      ++w.pc;
+      in.fn(w, in);
+    }
+    if (traced) trace_instruction(w, in, exec, *trace_);
+  }
+
+  void end_group(uint64_t) override {}
+  void finish() override {
+    if (!stats_) return;
+    const std::lock_guard lock(launch_.totals->mutex);
+    launch_.totals->stats.merge(*stats_);
+  }
+
+ private:
+  Launch& launch_;
+  std::unique_ptr<Stats> stats_;
+  const TraceRequest* trace_ = nullptr;
+  bool tracing_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Observer> Observer::create(Launch& launch, const TraceRequest& trace, uint32_t, uint32_t) {
+  const bool traced = trace.sink != nullptr && trace_applies(trace, launch);
+  if (launch.totals == nullptr && !traced) return nullptr;
+  return std::make_unique<FullObserver>(launch);
+}
+
+LaunchObservation::LaunchObservation(Launch& launch, const TraceRequest& trace) : launch_(launch) {
+  tracing_ = trace.sink != nullptr && trace_applies(trace, launch);
+  if (collecting()) launch.totals = new LaunchTotals(launch);
+}
+LaunchObservation::~LaunchObservation() { delete launch_.totals; }
+bool LaunchObservation::single_thread() const { return tracing_; }
+void LaunchObservation::finish(const LaunchRequest& request, uint64_t groups, double seconds) const {
+  if (launch_.totals != nullptr) collect_launch(launch_, launch_.totals->stats, request, groups, seconds);
+}
+
+void note_global(Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes, Access access) {
+  if (w.thread->stats != nullptr) w.thread->stats->global(index_of(w, in), a, exec, bytes, access);
+}
+void note_scalar(Wave& w, const ExecInst& in, uint64_t address, uint32_t bytes, Access access) {
+  if (w.thread->stats != nullptr) w.thread->stats->scalar(index_of(w, in), address, bytes, access);
+}
+void note_lds(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t exec, uint32_t bytes, Access) {
+  if (w.thread->stats != nullptr) w.thread->stats->lds(index_of(w, in), a, exec, bytes);
+}
+void note_scratch(Wave& w, const ExecInst& in, uint64_t exec, uint32_t bytes, Access) {
+  if (w.thread->stats != nullptr) w.thread->stats->scratch(index_of(w, in), exec, bytes);
+}
 
 }  // namespace hfemu

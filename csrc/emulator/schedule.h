@@ -58,7 +58,8 @@ class Observer {
  public:
   virtual ~Observer() = default;
   // Null when nothing is to be observed: waves then run in the plain loop.
-  static std::unique_ptr<Observer> create(Launch& launch, uint32_t waves, uint32_t lds_bytes);
+  static std::unique_ptr<Observer> create(Launch& launch, const TraceRequest& trace, uint32_t waves,
+                                          uint32_t lds_bytes);
   virtual Stats* stats() = 0;
   virtual void begin_group(Workgroup& group, Wave* waves, uint32_t count, const TraceRequest* trace) = 0;
   virtual void step(Wave& w) = 0;
@@ -71,11 +72,14 @@ class LaunchObservation {
  public:
   LaunchObservation(Launch& launch, const TraceRequest& trace);
   ~LaunchObservation();
+  LaunchObservation(const LaunchObservation&) = delete;
+  LaunchObservation& operator=(const LaunchObservation&) = delete;
   bool single_thread() const;
   void finish(const LaunchRequest& request, uint64_t groups, double seconds) const;
 
  private:
   Launch& launch_;
+  bool tracing_ = false;
 };
 
 }  // namespace hfemu

@@ -1,0 +1,59 @@
+// One instruction on registers that the caller brings: the hook of the operation tests.
+#include "decode.h"
+#include "dispatch.h"
+#include "exec.h"
+#include "host_mode.h"
+#include "prepare.h"
+
+namespace hfemu {
+
+extern "C" __attribute__((visibility("default"))) const char* hfemu_exec_one(
+    const uint8_t* code, uint64_t bytes, int32_t arch, uint32_t mode, uint32_t* sgprs, uint32_t* vgprs, uint32_t* scc,
+    uint8_t* lds, uint32_t lds_bytes) {
+  thread_local std::string error;
+  LoadedCode text;
+  text.arch = arch == 942 ? Arch::gfx942 : Arch::gfx950;
+  text.base = code;
+  text.text_end = bytes;
+  const Program& program = program_of(text);
+  Launch launch;
+  launch.program = &program;
+  launch.options.check_memory = false;
+  launch.private_bytes = 0;
+  Workgroup group;
+  group.lds = lds;
+  group.lds_bytes = lds_bytes;
+  ThreadState thread;
+  auto w = std::make_unique<Wave>();
+  w->code = program.code.data();
+  w->wg = &group;
+  w->thread = &thread;
+  w->launch = &launch;
+  std::memcpy(w->v, vgprs, sizeof w->v);
+  std::memcpy(w->s, sgprs, sizeof w->s);
+  w->scc = *scc;
+  set_mode(*w, mode & 0x3FF, mode >> 10 & 1);
+  w->mode.fnuz = text.arch == Arch::gfx942;
+  try {
+    const HostMode host(w->mode);
+    // Everything the bytes hold is executed, so that s_set_gpr_idx_on and the like have something to act on.
+    while (w->pc + 1 < program.code.size() && w->state <= WaveState::sleeping) {
+      if (w->state == WaveState::indexing) {
+        step_indexed(*w);
+        continue;
+      }
+      w->state = WaveState::running;
+      const ExecInst& in = program.code[w->pc++];
+      in.fn(*w, in);
+    }
+  } catch (const FaultError& fault) {
+    error = fault.fault.text;
+    return error.c_str();
+  }
+  std::memcpy(vgprs, w->v, sizeof w->v);
+  std::memcpy(sgprs, w->s, sizeof w->s);
+  *scc = w->scc;
+  return nullptr;
+}
+
+}  // namespace hfemu
