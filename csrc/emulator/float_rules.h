@@ -101,9 +101,11 @@ inline F div_scale(F s0, F s1, F s2, bool* flag) {
     return as_bits(s0) == as_bits(s1) ? std::ldexp(s0, step) : s0;
   }
   if (is_denormal(s1)) return std::ldexp(s0, step);
+  // The ISA documents print ldexp(s0, +step) here, which would overflow every such denominator; scaled down, its
+  // reciprocal is normal and v_div_fmas, which multiplies quotients below 2 by 2^-step, undoes it.
   if (is_denormal(reciprocal) && is_denormal(quotient)) {
     *flag = true;
-    return as_bits(s0) == as_bits(s1) ? std::ldexp(s0, step) : s0;
+    return as_bits(s0) == as_bits(s1) ? std::ldexp(s0, -step) : s0;
   }
   if (is_denormal(reciprocal)) return std::ldexp(s0, -step);
   if (is_denormal(quotient)) {

@@ -93,6 +93,12 @@ def double_math(x_ptr, y_ptr, sum_ptr, div_ptr, root_ptr, int_ptr, BLOCK: tl.con
 
 
 @triton.jit
+def divide(x_ptr, y_ptr, o_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(o_ptr + at, tl.div_rn(tl.load(x_ptr + at), tl.load(y_ptr + at)))
+
+
+@triton.jit
 def half_math(x_ptr, y_ptr, o_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at)
@@ -148,11 +154,10 @@ def exact_float_problem(arch: str, g: torch.Generator) -> Problem:
     y[bad] = 2.0
     a, b = x.double(), y.double()
     want = {
-        "div_ptr": a / b, "root_ptr": a.abs().sqrt(), "fma_ptr": torch.where(torch.isinf(x), x.double() * b, a * b + a),
+        "div_ptr": a / b, "root_ptr": a.abs().sqrt(), "fma_ptr": a * b + a,
         "floor_ptr": a.floor() + b.ceil(), "low_ptr": torch.minimum(a, b), "high_ptr": torch.maximum(a, b),
         "clamp_ptr": a.clamp(-0.5, 0.75), "abs_ptr": torch.where(a > b, a.abs(), -b),
     }  # fmt: skip
-    want["fma_ptr"] = torch.where(torch.isnan(want["fma_ptr"]), torch.nan, want["fma_ptr"])
     args = {"x_ptr": x, "y_ptr": y, "N": n, "BLOCK": 512} | {name: torch.zeros(n) for name in want}
     return Problem(args, (1,), want)
 
@@ -236,6 +241,19 @@ def double_problem(arch: str, g: torch.Generator) -> Problem:
     return Problem(args, (1,), want)
 
 
+def division_problem(dtype: torch.dtype):
+    """Random bit patterns: quotients far beyond the range, denormal operands and denormal results are all common."""
+    integer = {torch.float32: torch.int32, torch.float64: torch.int64}[dtype]
+
+    def problem(arch: str, g: torch.Generator) -> Problem:
+        n, info = 1 << 15, torch.iinfo(integer)
+        x, y = (torch.randint(info.min, info.max, (n,), generator=g, dtype=integer).view(dtype) for _ in range(2))
+        args = {"x_ptr": x, "y_ptr": y, "o_ptr": torch.zeros_like(x), "BLOCK": 1024}
+        return Problem(args, (n // 1024,), {"o_ptr": x / y})
+
+    return problem
+
+
 def half_problem(dtype: torch.dtype):
     def problem(arch: str, g: torch.Generator) -> Problem:
         x, y = normal(g, (1024,), dtype), normal(g, (1024,), dtype)
@@ -283,6 +301,8 @@ def witnesses() -> list[Witness]:
         Witness("exact_float", exact_float, exact_float_problem, contains={"": ("v_div_fixup_f32", "v_fma")}),
         Witness("integer_ops", integer_ops, integer_problem, contains={"": ("v_mul_hi_u32",)}),
         Witness("double_math", double_math, double_problem, contains={"": ("v_div_fixup_f64",)}),
+        Witness("divide_f32", divide, division_problem(torch.float32), contains={"": ("v_div_scale_f32",)}),
+        Witness("divide_f64", divide, division_problem(torch.float64), contains={"": ("v_div_scale_f64",)}),
         Witness("half_math_f16", half_math, half_problem(torch.float16)),
         Witness("half_math_bf16", half_math, half_problem(torch.bfloat16)),
         Witness("random_bits", random_bits, random_problem),
