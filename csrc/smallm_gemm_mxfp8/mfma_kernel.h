@@ -40,20 +40,12 @@ constexpr int kStep = dev::kMfmaK;
 constexpr int kStepBlocks = kStep / kMxBlock;  // scale bytes of a row and step: one dword
 constexpr int kScaleSteps = 4;                 // steps whose scales one 16-byte load brings
 constexpr int kMaxRows = 64;
-constexpr int kColumnsPerLane = dev::kColumnsPerLane;
 
 static_assert(kStepBlocks == dev::kMfmaGroups, "lane group g supplies the scale of block g");
 static_assert(kScaleSteps * kStepBlocks == 16, "one 16-byte load holds the scales of kScaleSteps steps");
 
 /// Steps of operands in flight: about 16 loads per wave, and at most 256 registers.
 constexpr int ring_steps(int sub_tiles) { return sub_tiles <= 2 ? 4 : 2; }
-
-/// What the host knows and all waves share; whole dwords, so that they arrive in scalar registers.
-struct Plan {
-  uint32_t log2_splits;
-  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
-  uint32_t aligned_output;  // four neighbouring outputs can be stored at once
-};
 
 #if defined(__gfx950__)
 
@@ -216,35 +208,57 @@ struct Tile {
 
 #endif  // __gfx950__
 
+/// What a launch computes, on device pointers; the kernel's only argument.
+struct Problem {
+  dev::bf16* out;
+  float* partials;  // null where there is one split
+  const uint8_t *xq, *xs, *wq, *ws;
+  uint32_t m, n, k;
+  uint32_t log2_splits;
+  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
+  uint32_t aligned_output;  // four neighbouring outputs can be stored at once
+};
+
+#if defined(__gfx950__)
+
+// One wave's tiles: 16 rows from row0, 16 kSub columns from column0, the steps of one split.
+template <int kSub>
+__device__ inline void compute(const Problem& p, uint32_t row0, uint32_t column0, uint32_t split, uint32_t lane) {
+  const Panel<1> x(p.xq, p.xs, row0, p.m, p.k, lane);
+  const Panel<kSub> w(p.wq, p.ws, column0, p.n, p.k, lane);
+  Tile<kSub> tile(x, w, p.k, p.aligned_scales);
+  const uint32_t steps = (p.k + kStep - 1) / kStep;
+  tile.run(steps * split >> p.log2_splits, steps * (split + 1) >> p.log2_splits);
+
+  const uint32_t row = row0 + lane % kTile;
+  if (row >= p.m) return;
+#pragma unroll
+  for (int s = 0; s < kSub; ++s) {
+    const uint32_t column = column0 + s * kTile + lane / kTile * dev::kColumnsPerLane;
+    if (p.partials)
+      dev::store_columns(p.partials + uint64_t{split} * p.m * p.n, tile.acc[s], row, column, p.n, p.aligned_output);
+    else
+      dev::store_columns(p.out, tile.acc[s], row, column, p.n, p.aligned_output);
+  }
+}
+
+#endif  // __gfx950__
+
 /// Grid: ceil(n / (16 kSub)) x splits x ceil(m / 16) work-groups of one wave. With partials, split s writes partials[s];
 /// without, there is one split and it writes out. m k and n k below 2^31; k a multiple of 32.
 template <int kSub>
-__global__ __launch_bounds__(kThreads, 2) void smallm_mxfp8_mfma(
-    [[maybe_unused]] dev::bf16* out, [[maybe_unused]] float* partials, [[maybe_unused]] const uint8_t* xq,
-    [[maybe_unused]] const uint8_t* xs, [[maybe_unused]] const uint8_t* wq, [[maybe_unused]] const uint8_t* ws,
-    [[maybe_unused]] uint32_t m, [[maybe_unused]] uint32_t n, [[maybe_unused]] uint32_t k,
-    [[maybe_unused]] Plan plan) {
+__global__ __launch_bounds__(kThreads, 2) void smallm_mxfp8_mfma([[maybe_unused]] Problem problem) {
 #if defined(__gfx950__)
-  const uint32_t lane = threadIdx.x;
-  const uint32_t row0 = blockIdx.z * kTile, column0 = blockIdx.x * (kTile * kSub);
-  const uint32_t split = blockIdx.y;
-  const uint32_t steps = (k + kStep - 1) / kStep;
-
-  const Panel<1> x(xq, xs, row0, m, k, lane);
-  const Panel<kSub> w(wq, ws, column0, n, k, lane);
-  Tile<kSub> tile(x, w, k, plan.aligned_scales);
-  tile.run(steps * split >> plan.log2_splits, steps * (split + 1) >> plan.log2_splits);
-
-  const uint32_t row = row0 + lane % kTile;
-  if (row >= m) return;
-#pragma unroll
-  for (int s = 0; s < kSub; ++s) {
-    const uint32_t column = column0 + s * kTile + lane / kTile * kColumnsPerLane;
-    if (partials)
-      dev::store_columns(partials + uint64_t{split} * m * n, tile.acc[s], row, column, n, plan.aligned_output);
-    else
-      dev::store_columns(out, tile.acc[s], row, column, n, plan.aligned_output);
+  const uint32_t lane = threadIdx.x, row0 = blockIdx.z * kTile;
+  const uint32_t column0 = blockIdx.x * (kTile * kSub);
+  const uint32_t tiles = (problem.n - column0 + kTile - 1) / kTile;
+  if (tiles >= kSub) return compute<kSub>(problem, row0, column0, blockIdx.y, lane);
+  // The last columns fill fewer tiles; none is computed in vain.
+  if constexpr (kSub == 4) {
+    if (tiles >= 2) compute<2>(problem, row0, column0, blockIdx.y, lane);
+    if (tiles == 2) return;
   }
+  if constexpr (kSub > 1) compute<1>(problem, row0, column0 + (tiles - 1) * kTile, blockIdx.y, lane);
 #endif
 }
 

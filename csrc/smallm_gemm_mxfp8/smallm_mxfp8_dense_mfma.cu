@@ -38,15 +38,22 @@ void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
   if (k_splits > 1) check_workspace(workspace, shape, k_splits, Wq);
 
   float* partials = k_splits > 1 ? workspace.data<float>() : nullptr;
-  const Plan plan{
-      static_cast<uint32_t>(__builtin_ctzll(static_cast<unsigned long long>(k_splits))),
-      shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4),
-      shape.n % kColumnsPerLane == 0 && (partials ? hf::aligned_to(partials, 16) : hf::aligned_to(out.data(), 8))};
+  const Problem problem{
+      .out = out.data<hf::dev::bf16>(),
+      .partials = partials,
+      .xq = Xq.data<uint8_t>(),
+      .xs = Xs.data<uint8_t>(),
+      .wq = Wq.data<uint8_t>(),
+      .ws = Ws.data<uint8_t>(),
+      .m = static_cast<uint32_t>(shape.m),
+      .n = static_cast<uint32_t>(shape.n),
+      .k = static_cast<uint32_t>(shape.k),
+      .log2_splits = static_cast<uint32_t>(__builtin_ctzll(static_cast<unsigned long long>(k_splits))),
+      .aligned_scales = shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4),
+      .aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 &&
+                        (partials ? hf::aligned_to(partials, 16) : hf::aligned_to(out.data(), 8))};
   const dim3 grid(hf::ceil_div(shape.n, kTile * HF_N_SUB), static_cast<uint32_t>(k_splits), hf::ceil_div(shape.m, kTile));
-  smallm_mxfp8_mfma<HF_N_SUB><<<grid, kThreads, 0, stream>>>(
-      out.data<hf::dev::bf16>(), partials, Xq.data<uint8_t>(), Xs.data<uint8_t>(), Wq.data<uint8_t>(),
-      Ws.data<uint8_t>(), static_cast<uint32_t>(shape.m), static_cast<uint32_t>(shape.n),
-      static_cast<uint32_t>(shape.k), plan);
+  smallm_mxfp8_mfma<HF_N_SUB><<<grid, kThreads, 0, stream>>>(problem);
   HF_HIP(hipGetLastError());
   if (k_splits > 1)
     hf::launch_reduce_splits(out.data<hf::dev::bf16>(), partials, shape.m * shape.n, k_splits, stream);
