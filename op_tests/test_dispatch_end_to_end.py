@@ -1,0 +1,106 @@
+"""The wrappers with real launches: every M, tuned and default paths, bad strides, torch.compile."""
+
+import pytest
+import torch
+
+from hipforge import devices
+from hipforge.ops import smallm_gemm_mxfp8 as ops
+from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
+
+N, K = 40, 288
+
+
+def operands(m, n=N, k=K, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(m, k, generator=generator) * 0.5).bfloat16()
+    w = (torch.randn(n, k, generator=generator) * 0.1).bfloat16()
+    return (*quantize_mxfp8(x), *quantize_mxfp8(w))
+
+
+def assert_close(got, args):
+    """The bounds of a float32 sum that is rounded to bf16 once."""
+    expected = mxfp8_mm(*args, out_dtype=torch.float64, compute_dtype=torch.float64)
+    error = (got.double() - expected).abs()
+    # bf16 keeps 8 bits: half a unit is 2^-9 of the value, uniformly distributed errors give 1.7e-3 in the norm.
+    assert error.norm() <= 3e-3 * expected.norm()
+    assert (error <= 2**-8 * expected.abs() + 2**-8 * 0.1 * expected.square().mean().sqrt()).all()
+
+
+@pytest.fixture(autouse=True)
+def emulated_gfx950():
+    assert devices.current().arch_of() == "gfx950"
+    ops.reload_tables()
+    yield
+    ops.reload_tables()
+
+
+@pytest.mark.parametrize("m", range(1, 17))
+def test_every_small_m_by_the_wrapper(m):
+    args = operands(m)
+    assert_close(ops.mxfp8_gemv(*args), args)
+
+
+@pytest.mark.parametrize("m", [17, 33, 64])
+def test_tuned_larger_m_by_the_wrapper(m, tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    rows = "".join(f"{K},{N},{rows},mfma,2,2,1\n" for rows in (32, 64))
+    path.write_text("K,N,M,kernel,n_sub,k_splits,use_hip\n" + rows)
+    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(path))
+    ops.reload_tables()
+    args = operands(m)
+    assert_close(ops.mxfp8_gemv(*args), args)
+
+
+def test_integers_come_out_exactly_and_strides_do_not_matter():
+    generator = torch.Generator().manual_seed(1)
+    # |sum| <= 32 * 2 * 2 * 2 = 256: exact in bf16, whatever the order of the sum.
+    x, w = (torch.randint(-2, 3, (rows, 32), generator=generator).float() for rows in (5, 24))
+    xq, xs, wq, ws = (*quantize_mxfp8(x), *quantize_mxfp8(w))
+    expected = (x @ w.T).bfloat16()
+    assert torch.equal(ops.mxfp8_gemv(xq, xs, wq, ws), expected)
+    strided = [t.t().contiguous().t() for t in (xq.view(torch.uint8), xs, wq.view(torch.uint8), ws)]
+    assert torch.equal(ops.mxfp8_gemv(*strided), expected)
+
+
+def test_linear_takes_any_m_with_bias_and_out():
+    bias = torch.randn(N, generator=torch.Generator().manual_seed(2)).bfloat16()
+    for m in (1, 16, 40, 100):
+        args = operands(m)
+        out = torch.empty(m, N, dtype=torch.bfloat16)
+        y = ops.mxfp8_linear(*args, bias=bias, out=out)
+        assert y is out
+        assert torch.equal(y, ops.mxfp8_linear(*args) + bias)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_wrappers_trace_as_one_graph(dynamic):
+    def layer(xq, xs, wq, ws):
+        y = ops.mxfp8_gemv(xq, xs, wq, ws)
+        return ops.mxfp8_linear(xq, xs, wq, ws) * 2 if y is None else y * 2
+
+    traced = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for m in (1, 6, 16, 65):
+        args = operands(m)
+        assert torch.equal(traced(*args), layer(*args))
+
+
+def test_linear_keeps_m_symbolic():
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    traced = torch.compile(ops.mxfp8_linear, backend=count, fullgraph=True, dynamic=True)
+    for m in (2, 3, 16, 70):
+        args = operands(m)
+        assert torch.equal(traced(*args), ops.mxfp8_linear(*args))
+    assert len(graphs) == 1
+
+
+def test_raw_ops_are_operators_with_declared_mutations():
+    def raw(xq, xs, wq, ws):
+        return ops.smallm_mxfp8_mfma(xq, xs, wq, ws, torch.bfloat16, n_sub=1, k_splits=2) + 1
+
+    args = operands(9)
+    assert torch.equal(torch.compile(raw, backend="aot_eager", fullgraph=True)(*args), raw(*args))
