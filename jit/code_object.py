@@ -185,7 +185,7 @@ def read_code_objects(source: str | Path | bytes, *, zstd: Decompress | None = N
         return [_read_elf(image, target) for target, image in device_images(data, zstd=zstd)]
     except CodeObjectError as error:
         raise CodeObjectError(f"{where}: {error}") from None
-    except (struct.error, IndexError) as error:
+    except (struct.error, zlib.error, LookupError, ValueError, TypeError, AttributeError) as error:
         raise CodeObjectError(f"{where}: damaged or truncated device code ({error})") from None
 
 
@@ -238,7 +238,7 @@ def _bundle_entries(bundle: bytes) -> tuple[list[tuple[str, bytes]], int]:
     entries: list[tuple[str, bytes]] = []
     for _ in range(count):
         offset, size, id_bytes = struct.unpack_from("<QQQ", bundle, position)
-        target = bundle[position + 24 : position + 24 + id_bytes].decode()
+        target = bundle[position + 24 : position + 24 + id_bytes].decode(errors="replace")
         position += 24 + id_bytes
         if offset + size > len(bundle):
             raise CodeObjectError(f"bundle entry {target} ends at {offset + size}, past the {len(bundle)} bytes there")
