@@ -74,6 +74,22 @@ class Binder(Protocol):
         """Return a function of the entry at ``address``, which keeps ``owner`` alive."""
         ...
 
+    def dispatch(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        defaults: tuple[Any, ...],
+        variant: Callable[..., Any],
+        entries: dict[Any, Callable[..., Any]],
+        load: Callable[[tuple[Any, ...]], Callable[..., Any]],
+    ) -> Callable[..., Any]:
+        """Return a function that calls the entry which ``variant`` chooses for the arguments.
+
+        ``entries`` is keyed by the one value, or the tuple of values, of the dict that ``variant`` returns; what it
+        lacks ``load(arguments)`` returns, or says what is wrong with them.
+        """
+        ...
+
 
 def process_environment() -> Environment:
     """Return the environment of this process's device, its runtime loaded.

@@ -107,6 +107,29 @@ class CtypesBinder:
         call.__hipforge_owner__ = owner  # type: ignore[attr-defined]
         return call
 
+    def dispatch(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        defaults: tuple[Any, ...],
+        variant: Callable[..., Any],
+        entries: dict[Any, Callable[..., Any]],
+        load: Callable[[tuple[Any, ...]], Callable[..., Any]],
+    ) -> Callable[..., Any]:
+        """Return a function that calls the entry which ``variant`` chooses; ``load`` finds one that is not there."""
+        signature = Signature(name, tuple(Parameter(text, "", False) for text in names), defaults, "None")
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            values = signature.bind(args, kwargs)
+            try:
+                chosen = tuple(variant(*values).values())
+                entry = entries[chosen[0] if len(chosen) == 1 else chosen]
+            except Exception:  # not loaded yet, or wrong arguments: load() finds out and says so
+                entry = load(values)
+            return entry(*values)
+
+        return call
+
     def _run(self, entry: Any, signature: Signature, values: tuple[Any, ...], can_divert: bool) -> None:
         converted = (_Arg * max(1, len(values)))()
         keep: list[Any] = []  # what the call points to

@@ -11,6 +11,11 @@
 
 #include "hipforge/abi.h"
 
+#if defined(Py_LIMITED_API) && Py_LIMITED_API < 0x030C0000
+/* Exported by every CPython from 3.9 on; only its place in the limited API came with 3.12. */
+extern PyObject* PyObject_Vectorcall(PyObject* callable, PyObject* const* args, size_t count, PyObject* kwnames);
+#endif
+
 enum { MAX_ARGS = 64, MAX_DIMS = 64 };
 
 /* ---- DLPack, the part that a consumer of views needs (layout fixed by its specification, major version 1) ---- */
@@ -109,12 +114,15 @@ typedef struct {
 
 static PyObject* binder_type;
 
-/* ---- one bound entry ---- */
+/* ---- one bound entry, or (entry null) a choice among the entries of a module's variants ---- */
 
 typedef struct {
   PyObject_HEAD
   PyMethodDef method;
   Binder* env;
+  PyObject* variant;            /* arguments -> dict of variant parameters */
+  PyObject* entries;            /* dict: the one value, or the tuple of values, of that dict -> function */
+  PyObject* load;               /* tuple of arguments -> function, for what `entries` lacks; says what is wrong */
   int (*entry)(hf_call*);
   char* name;
   Py_ssize_t count;
@@ -414,18 +422,6 @@ static int convert(Entry* self, Py_ssize_t i, PyObject* object, hf_arg* arg, int
   }
 }
 
-static PyObject* take_dispatcher(Entry* self, PyObject* const* args) {
-  PyObject* tuple = PyTuple_New(self->count);
-  if (!tuple) return NULL;
-  for (Py_ssize_t i = 0; i < self->count; ++i) {
-    Py_INCREF(args[i]);
-    PyTuple_SetItem(tuple, i, args[i]);
-  }
-  PyObject* result = PyObject_CallObject(self->divert, tuple);
-  Py_DECREF(tuple);
-  return result;
-}
-
 static int current_stream(const Binder* env, int device_index, void** out) {
   if (env->table) return env->table->current_stream(DL_ROCM, device_index, out);
   PyObject* stream = PyObject_CallFunction(env->read_stream, "i", device_index);
@@ -504,6 +500,60 @@ static int run_on_host(Entry* self, hf_call* call) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
+static PyObject* arguments_tuple(PyObject* const* args, Py_ssize_t count) {
+  PyObject* tuple = PyTuple_New(count);
+  if (!tuple) return NULL;
+  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SetItem(tuple, i, Py_NewRef(args[i]));
+  return tuple;
+}
+
+static PyObject* take_dispatcher(Entry* self, PyObject* const* args) {
+  PyObject* tuple = arguments_tuple(args, self->count);
+  if (!tuple) return NULL;
+  PyObject* result = PyObject_CallObject(self->divert, tuple);
+  Py_DECREF(tuple);
+  return result;
+}
+
+/* The loaded entry for these arguments, a borrowed reference; NULL without an exception if there is none yet. */
+static PyObject* find_variant(Entry* self, PyObject* const* args) {
+  PyObject* chosen = PyObject_Vectorcall(self->variant, args, (size_t)self->count, NULL);
+  PyObject *found = NULL, *key = NULL, *name = NULL, *value = NULL;
+  Py_ssize_t position = 0;
+  if (!chosen || !PyDict_Check(chosen)) goto done;
+  const Py_ssize_t size = PyDict_Size(chosen);
+  if (size == 1) {
+    PyDict_Next(chosen, &position, &name, &value);
+    key = Py_NewRef(value);
+  } else {
+    key = PyTuple_New(size);
+    for (Py_ssize_t i = 0; key && PyDict_Next(chosen, &position, &name, &value); ++i)
+      PyTuple_SetItem(key, i, Py_NewRef(value));
+  }
+  if (key) found = PyDict_GetItemWithError(self->entries, key);
+done:
+  Py_XDECREF(key);
+  Py_XDECREF(chosen);
+  if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear(); /* load() finds it again */
+  return found;
+}
+
+static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t given, PyObject* kwnames);
+
+static PyObject* call_variant(Entry* self, PyObject* const* args) {
+  PyObject* function = find_variant(self, args);
+  if (PyErr_Occurred()) return NULL;
+  if (function && Py_TYPE(function) == &PyCFunction_Type && PyCFunction_GetFunction(function) == self->method.ml_meth)
+    return entry_call(PyCFunction_GetSelf(function), args, self->count, NULL);
+  PyObject* tuple = arguments_tuple(args, self->count);
+  if (!tuple) return NULL;
+  PyObject* loaded = function ? Py_NewRef(function) : PyObject_CallFunctionObjArgs(self->load, tuple, NULL);
+  PyObject* result = loaded ? PyObject_CallObject(loaded, tuple) : NULL;
+  Py_XDECREF(loaded);
+  Py_DECREF(tuple);
+  return result;
+}
+
 static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t given, PyObject* kwnames) {
   Entry* self = (Entry*)object;
   const Binder* env = self->env;
@@ -512,6 +562,7 @@ static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t 
     if (order_arguments(self, args, given, kwnames, ordered)) return NULL;
     args = ordered;
   }
+  if (self->variant) return call_variant(self, args);
   if (self->divert) {
     PyObject* depth = PyObject_CallNoArgs(env->mode_depth);
     if (!depth) return NULL;
@@ -553,6 +604,9 @@ static void entry_dealloc(PyObject* object) {
   Py_XDECREF(self->defaults);
   Py_XDECREF(self->divert);
   Py_XDECREF(self->owner);
+  Py_XDECREF(self->variant);
+  Py_XDECREF(self->entries);
+  Py_XDECREF(self->load);
   Py_XDECREF((PyObject*)self->env);
   freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(object);
@@ -566,6 +620,45 @@ static char* copy_text(const char* text) {
   return copy;
 }
 
+static PyObject* function_of(Entry* self) {
+  self->method.ml_name = self->name;
+  self->method.ml_meth = (PyCFunction)(void (*)(void))entry_call;
+  self->method.ml_flags = METH_FASTCALL | METH_KEYWORDS;
+  return PyCFunction_NewEx(&self->method, (PyObject*)self, NULL);
+}
+
+/* A new entry with what both uses share; NULL with an exception set. */
+static Entry* new_entry(PyObject* binder, const char* name, PyObject* names, PyObject* defaults) {
+  const Py_ssize_t count = PyTuple_Size(names);
+  if (count > MAX_ARGS || PyTuple_Size(defaults) > count) {
+    PyErr_Format(PyExc_ValueError, "%s has %zd arguments and %zd defaults; at most %d arguments are supported", name,
+                 count, PyTuple_Size(defaults), (int)MAX_ARGS);
+    return NULL;
+  }
+  allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject*)entry_type, Py_tp_alloc);
+  Entry* self = (Entry*)allocate((PyTypeObject*)entry_type, 0);
+  if (!self) return NULL;
+  self->env = (Binder*)Py_NewRef(binder);
+  self->count = count;
+  self->names = Py_NewRef(names);
+  self->defaults = Py_NewRef(defaults);
+  self->name = copy_text(name);
+  self->texts = PyMem_Malloc((size_t)(count ? count : 1) * sizeof(*self->texts));
+  if (!self->name || !self->texts) {
+    PyErr_NoMemory();
+    Py_DECREF(self);
+    return NULL;
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    self->texts[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, i), NULL);
+    if (!self->texts[i]) {
+      Py_DECREF(self);
+      return NULL;
+    }
+  }
+  return self;
+}
+
 /* Binder.bind(address, name, kinds, names, writable, defaults, divert, owner) -> function
  * kinds: signature letters; names: tuple of str; writable: bytes, one per argument; divert: callable or None. */
 static PyObject* binder_bind(PyObject* binder, PyObject* args) {
@@ -577,43 +670,41 @@ static PyObject* binder_bind(PyObject* binder, PyObject* args) {
                         &writable_length, &PyTuple_Type, &defaults, &divert, &owner))
     return NULL;
   const Py_ssize_t count = PyTuple_Size(names);
-  if (count != kinds_length || count != writable_length || PyTuple_Size(defaults) > count) {
-    PyErr_SetString(PyExc_ValueError, "names, kinds and writable differ in length, or there are too many defaults");
+  if (count != kinds_length || count != writable_length) {
+    PyErr_SetString(PyExc_ValueError, "names, kinds and writable differ in length");
     return NULL;
   }
-  if (count > MAX_ARGS) {
-    PyErr_Format(PyExc_ValueError, "%s has %zd arguments; at most %d are supported", name, count, (int)MAX_ARGS);
-    return NULL;
-  }
-  allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject*)entry_type, Py_tp_alloc);
-  Entry* self = (Entry*)allocate((PyTypeObject*)entry_type, 0);
+  Entry* self = new_entry(binder, name, names, defaults);
   if (!self) return NULL;
-  self->env = (Binder*)Py_NewRef(binder);
   self->entry = (int (*)(hf_call*))(uintptr_t)address;
-  self->count = count;
-  self->name = copy_text(name);
-  self->kinds = copy_text(kinds);
-  self->texts = PyMem_Malloc((size_t)(count ? count : 1) * sizeof(*self->texts));
-  self->writable = PyMem_Malloc((size_t)(count ? count : 1));
-  self->names = Py_NewRef(names);
-  self->defaults = Py_NewRef(defaults);
   self->divert = divert == Py_None ? NULL : Py_NewRef(divert);
   self->owner = Py_NewRef(owner);
+  self->kinds = copy_text(kinds);
+  self->writable = PyMem_Malloc((size_t)(count ? count : 1));
   PyObject* function = NULL;
-  if (!self->name || !self->kinds || !self->texts || !self->writable) {
+  if (!self->kinds || !self->writable) {
     PyErr_NoMemory();
-    goto done;
+  } else {
+    memcpy(self->writable, writable, (size_t)count);
+    function = function_of(self);
   }
-  memcpy(self->writable, writable, (size_t)count);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    self->texts[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, i), NULL);
-    if (!self->texts[i]) goto done;
-  }
-  self->method.ml_name = self->name;
-  self->method.ml_meth = (PyCFunction)(void (*)(void))entry_call;
-  self->method.ml_flags = METH_FASTCALL | METH_KEYWORDS;
-  function = PyCFunction_NewEx(&self->method, (PyObject*)self, NULL);
-done:
+  Py_DECREF(self);
+  return function;
+}
+
+/* Binder.dispatch(name, names, defaults, variant, entries, load) -> function; see Entry's fields. */
+static PyObject* binder_dispatch(PyObject* binder, PyObject* args) {
+  const char* name = NULL;
+  PyObject *names = NULL, *defaults = NULL, *variant = NULL, *entries = NULL, *load = NULL;
+  if (!PyArg_ParseTuple(args, "sO!O!OO!O", &name, &PyTuple_Type, &names, &PyTuple_Type, &defaults, &variant,
+                        &PyDict_Type, &entries, &load))
+    return NULL;
+  Entry* self = new_entry(binder, name, names, defaults);
+  if (!self) return NULL;
+  self->variant = Py_NewRef(variant);
+  self->entries = Py_NewRef(entries);
+  self->load = Py_NewRef(load);
+  PyObject* function = function_of(self);
   Py_DECREF(self);
   return function;
 }
@@ -680,6 +771,7 @@ static PyMethodDef module_methods[] = {
 };
 static PyMethodDef binder_methods[] = {
     {"bind", binder_bind, METH_VARARGS, "Make a callable of an entry address."},
+    {"dispatch", binder_dispatch, METH_VARARGS, "Make a callable that chooses among variants."},
     {NULL, NULL, 0, NULL},
 };
 

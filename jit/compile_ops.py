@@ -226,33 +226,29 @@ class _Dispatch:
         self.lock = threading.Lock()
 
     def _by_variant(self) -> Callable[..., Any]:
-        # A closure: each attribute looked up on self would cost every call about 20 ns.
-        entries, load, bind = self.entries, self._load, self.stub.signature.bind
-        count, variant = len(self.stub.signature.parameters), self.stub.variant
-        assert variant is not None  # _prepare binds directly otherwise
+        from hipforge.jit import abi
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs or len(args) != count:
-                args = bind(args, kwargs)
-            try:
-                entry = entries[tuple(variant(*args).values())]
-            except Exception:  # not loaded yet, or wrong arguments: the slow way finds out and says so
-                entry = load(args, ())
-            return entry(*args)
-
-        return call
+        signature = self.stub.signature
+        assert self.stub.variant is not None  # _prepare binds directly otherwise
+        return abi.process_binder().dispatch(
+            signature.name, signature.names, signature.defaults, self.stub.variant, self.entries, self._load
+        )
 
     def _call_by_arch(self, *args: Any, **kwargs: Any) -> Any:
         args = self.stub.signature.bind(args, kwargs)
-        return self._load(args, (_arch(self.device, args),))(*args)
+        return self._load(args, _arch(self.device, args))(*args)
 
-    def _load(self, args: tuple[Any, ...], prefix: tuple[str, ...]) -> Callable[..., Any]:
-        """Return the entry for ``args``, loading it if it is not there; says what is wrong with the arguments."""
+    def _load(self, args: tuple[Any, ...], arch: str | None = None) -> Callable[..., Any]:
+        """Return the entry for ``args``, loading it if it is not there; says what is wrong with the arguments.
+
+        ``arch`` is part of the key where GPUs of several architectures are in use.
+        """
         if self.divert is not None and _belongs_to_dispatcher(args):
             return self.divert
         _check_kinds(self.stub.signature, args)
         variant = dict(self.stub.variant(*args)) if self.stub.variant else {}
-        key = (*prefix, *variant.values())
+        values = tuple(variant.values())
+        key = (arch, values) if arch is not None else values[0] if len(values) == 1 else values
         with self.lock:
             if key not in self.entries:
                 _check_variant(self.stub, self.module, variant)

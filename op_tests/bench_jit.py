@@ -96,9 +96,20 @@ toolchain.select(devices.current().arch_of())
 print(json.dumps({"seconds": time.perf_counter() - start, "library": str(bench_hook.library())}))
 """
 
+# Many short rounds: the best one falls into a moment when nothing else ran on the core.
+MEASURE = """
+import timeit
+def measure(function, *args):
+    function(*args)
+    timer = timeit.Timer("function(*args)", globals={"function": function, "args": args})
+    loop = timeit.Timer("args", globals={"args": args})
+    return (min(timer.repeat(200, 500)) - min(loop.repeat(200, 500))) / 500 * 1e9
+"""
+
 EXTENSION = f"""
 import json, os, tempfile, time, torch
 from torch.utils import cpp_extension
+{MEASURE}
 with tempfile.TemporaryDirectory() as folder:
     start = time.perf_counter()
     module = cpp_extension.load("bench_extension", [{str(SOURCES / "bench_extension.cpp")!r}], build_directory=folder)
@@ -108,11 +119,8 @@ with tempfile.TemporaryDirectory() as folder:
                torch.zeros(256, k, dtype=torch.uint8), torch.zeros(256, k // 32, dtype=torch.uint8)]
     module.bench_guarded_out(out, *tensors, 64, 8)
     seconds = time.perf_counter() - start
-    import timeit
-    call = module.bench_guarded_out
-    best = min(timeit.repeat(lambda: call(out, *tensors, 64, 8), number=20000, repeat=7)) / 20000 * 1e9
-    loop = min(timeit.repeat(lambda: None, number=20000, repeat=7)) / 20000 * 1e9
-print(json.dumps({{"seconds": seconds, "ns": best - loop}}))
+    ns = measure(module.bench_guarded_out, out, *tensors, 64, 8)
+print(json.dumps({{"seconds": seconds, "ns": ns}}))
 """
 
 WHOLE_MODULE = f"""
@@ -297,12 +305,7 @@ def through_ctypes(out, a, b, c, d, n, block):
 from hipforge.ops import smallm_gemm_mxfp8 as gemv
 from hipforge.ops.reference import quantize_mxfp8
 operands = (*quantize_mxfp8(torch.randn(m, k).bfloat16()), *quantize_mxfp8(torch.randn(n, k).bfloat16()))
-def measure(function, *args):
-    function(*args)
-    number, repeat = 20000, 7
-    best = min(timeit.repeat(lambda: function(*args), number=number, repeat=repeat)) / number
-    loop = min(timeit.repeat(lambda: None, number=number, repeat=repeat)) / number
-    return (best - loop) * 1e9
+{measure}
 call = (out, a, b, c, d, 64, 8)
 print(json.dumps({{
     "stub": measure(bench_guarded_out, *call),
@@ -312,7 +315,7 @@ print(json.dumps({{
     "operator": measure(operator, *call),
     "custom_op": measure(custom, *call),
     "ctypes": measure(through_ctypes, *call),
-    "lookup": measure(gemv._plan_gemv, *operands),
+    "lookup": measure(gemv.plan_gemv, *operands),
     "gemv": measure(gemv.mxfp8_gemv, *operands),
     "gemv_out": measure(lambda: gemv.smallm_mxfp8_gemv_out(out, *operands, 8)),
     "empty": measure(lambda: torch.empty((m, n), dtype=torch.bfloat16, device="cpu")),
@@ -329,7 +332,7 @@ def per_call(base: Path, scratch: Path, extension_ns: float | None) -> list[Row]
     preload = str(run(PREPARE, cache=base)["library"])
     ns = {
         name: float(value)
-        for name, value in run(CALLS.format(json=str(config)), cache=base, LD_PRELOAD=preload).items()
+        for name, value in run(CALLS.format(json=str(config), measure=MEASURE), cache=base, LD_PRELOAD=preload).items()
     }
     label = "5 tensors + 2 ints"
     rows = [
