@@ -61,3 +61,27 @@ SMALLM_MXFP8 = register_schema(
         },
     )
 )
+
+
+def _check_mxfp4(values: Mapping[str, Value]) -> str | None:
+    m_sub, n_sub, k_splits, k = (int(values[name] or 0) for name in ("m_sub", "n_sub", "k_splits", "K"))
+    if m_sub not in MFMA_N_SUB or n_sub not in MFMA_N_SUB or k_splits not in MFMA_K_SPLITS:
+        return f"m_sub and n_sub are in {MFMA_N_SUB}, k_splits in {MFMA_K_SPLITS}; got {m_sub}, {n_sub}, {k_splits}"
+    if k_splits > mfma_k_steps(k):
+        return f"k_splits cannot exceed the {mfma_k_steps(k)} K steps of {MFMA_K_STEP}; got {k_splits}"
+    return None
+
+
+MXFP4_GEMM = register_schema(
+    TableSchema(
+        family="mxfp4_gemm",
+        config=(
+            Column("m_sub", int, minimum=1),
+            Column("n_sub", int, minimum=1),
+            Column("k_splits", int, minimum=1),
+            Column("use_hip", int, accepted=(0, 1)),
+        ),
+        check=_check_mxfp4,
+        legacy={},
+    )
+)

@@ -34,6 +34,16 @@ __device__ inline f32x4 mfma_scaled_e4m3(i32x8 a, uint32_t a_scale, i32x8 b, uin
                                                           static_cast<int32_t>(b_scale));
 }
 
+/// The same with e2m1 on both sides: lane l holds k = 32 g .. 32 g + 31 of its row in 16 bytes, low nibble first, and the scale
+/// of just that block.
+__device__ inline f32x4 mfma_scaled_e2m1(u32x4 a, uint32_t a_scale, u32x4 b, uint32_t b_scale, f32x4 accumulator) {
+  constexpr int kE2m1 = 4, kLowByte = 0;
+  const u32x4 zero = {0, 0, 0, 0};  // registers 4-7 are not read for 4-bit operands
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(mfma_operand(a, zero), mfma_operand(b, zero), accumulator, kE2m1,
+                                                          kE2m1, kLowByte, static_cast<int32_t>(a_scale), kLowByte,
+                                                          static_cast<int32_t>(b_scale));
+}
+
 #endif  // __gfx950__
 
 }  // namespace hf::dev
