@@ -1,0 +1,1 @@
+"""What the decoder tests share: our decoder alone, LLVM's reading of the same bytes, and encodings to try."""
