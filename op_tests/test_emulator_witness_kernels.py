@@ -14,7 +14,7 @@ from witnesses.base import Witness
 
 MODULES = (elementwise, memory, rows)
 CASES = [
-    pytest.param(witness, arch, id=f"{witness.name}-{arch}", marks=[pytest.mark.full] if witness.full else [])
+    pytest.param(witness, arch, id=f"{witness.name}-{arch}")
     for module in MODULES
     for witness in module.witnesses()
     for arch in witness.archs

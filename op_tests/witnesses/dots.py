@@ -127,7 +127,6 @@ def matmul_witness(
     real: bool = False,
     transposed_b: bool = False,
     precision: str = "ieee",
-    full: bool = False,
     async_copy: bool | None = None,
     contains: tuple[str, ...] = (),
     **options: int,
@@ -153,7 +152,7 @@ def matmul_witness(
         return Problem(args, (m // block[0], n // block[1]), {"c_ptr": want}, BF16 if real else EXACT)
 
     patterns = {arch: (pattern,) for arch, pattern in instruction.items()} | {"": contains}
-    return Witness(name, matmul, problem, archs, options, async_copy, patterns, full)
+    return Witness(name, matmul, problem, archs, options, async_copy, patterns)
 
 
 def both(pattern_950: str, pattern_942: str) -> dict[str, str]:
@@ -175,7 +174,7 @@ def fp8_pairs() -> list[Witness]:
             found.append(matmul_witness(f"dot_{a}_{b}_16x16", (a, b), (32, 32, 128), (32, 32, 64), small,
                                         matrix_instr_nonkdim=16, num_warps=1))  # fmt: skip
             found.append(matmul_witness(f"dot_{a}_{b}_32x32", (a, b), (64, 32, 128), (64, 32, 128), large,
-                                        matrix_instr_nonkdim=32, num_warps=2, full=a != b))  # fmt: skip
+                                        matrix_instr_nonkdim=32, num_warps=2))  # fmt: skip
     return found
 
 
@@ -239,8 +238,7 @@ def witnesses() -> list[Witness]:
         matmul_witness("dot_f16_16x16_short_k", ("f16", "f16"), (16, 16, 16), (16, 16, 16),
                        both("mfma_f32_16x16x16_f16", "mfma_f32_16x16x16_f16"), matrix_instr_nonkdim=16, num_warps=1),
         matmul_witness("dot_bf16_32x32_short_k", ("bf16", "bf16"), (32, 32, 8), (32, 32, 8),
-                       both("mfma_f32_32x32x8_bf16", "mfma_f32_32x32x8_bf16"), matrix_instr_nonkdim=32, num_warps=1,
-                       full=True),
+                       both("mfma_f32_32x32x8_bf16", "mfma_f32_32x32x8_bf16"), matrix_instr_nonkdim=32, num_warps=1),
         matmul_witness("dot_f32_16x16", ("f32", "f32"), (32, 32, 32), (32, 32, 16),
                        both("mfma_f32_16x16x4_f32", "mfma_f32_16x16x4_f32"), matrix_instr_nonkdim=16, num_warps=1),
         matmul_witness("dot_f32_32x32", ("f32", "f32"), (32, 64, 32), (32, 64, 16),
@@ -273,7 +271,7 @@ def witnesses() -> list[Witness]:
         matmul_witness("dot_e4_real", ("e4", "e4"), (64, 64, 256), (64, 64, 64), both("f8f6f4|fp8", "fp8"),
                        num_warps=4, real=True),
         matmul_witness("dot_bf16_wide_tile", ("bf16", "bf16"), (128, 128, 64), (128, 128, 64),
-                       both("mfma_f32", "mfma_f32"), num_warps=8, full=True),
+                       both("mfma_f32", "mfma_f32"), num_warps=8),
         Witness("dot_masked_edges", masked_matmul, masked_problem, options={"num_warps": 2}),
         Witness("dot_batched", batched_dot, batched_problem, options={"num_warps": 4}, contains={"": ("mfma",)}),
         Witness("dot_attention", chained_dots, attention_problem, options={"num_warps": 2},

@@ -66,7 +66,6 @@ def scaled_witness(
     *,
     scaled: tuple[bool, bool] = (True, True),
     real: bool = False,
-    full: bool = False,
     archs: tuple[str, ...] = (GFX950,),
     async_copy: bool | None = None,
     **options: int,
@@ -90,7 +89,7 @@ def scaled_witness(
         }  # fmt: skip
         return Problem(args, (m // block[0], n // block[1]), {"c_ptr": left @ right.T}, BF16 if real else EXACT)
 
-    return Witness(name, scaled_matmul, problem, archs, options, async_copy, {GFX950: (pattern,)}, full)
+    return Witness(name, scaled_matmul, problem, archs, options, async_copy, {GFX950: (pattern,)})
 
 
 def witnesses() -> list[Witness]:
@@ -104,7 +103,7 @@ def witnesses() -> list[Witness]:
                 found.append(
                     scaled_witness(
                         f"scaled_{a}_{b}_{edge}x{edge}", (a, b), shape, block, instruction,
-                        full=edge == 32 and a != b, matrix_instr_nonkdim=edge, num_warps=2,
+                        matrix_instr_nonkdim=edge, num_warps=2,
                     )
                 )  # fmt: skip
     for wide in ("bf16", "fp16"):
