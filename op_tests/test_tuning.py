@@ -275,7 +275,8 @@ def test_a_kernel_with_enough_in_flight_takes_bytes_over_bandwidth():
     # 256 CUs x 16 waves x 4096 bytes = 16.8 MB in flight, over 0.8 us: more than the 6.4 MB that 8 TB/s need.
     got = model.estimate(STREAMING)
     assert (got.bound, got.memory) == ("memory", pytest.approx(80_000_000 / 8e12))
-    assert got.seconds == pytest.approx(10e-6 + model.MI355X.launch_s)
+    hidden = got.latency + got.issue + got.cache
+    assert got.seconds == pytest.approx(model.MI355X.launch_s + 10e-6 + 0.1 * hidden)
 
 
 @pytest.mark.parametrize(
