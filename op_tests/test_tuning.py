@@ -2,10 +2,13 @@
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from importlib import resources
+from pathlib import Path
 
 import pytest
 import torch
@@ -306,6 +309,21 @@ def test_every_restart_of_the_pipeline_costs_a_trip():
     few = dataclasses.replace(STREAMING, streamed_bytes=2560 * 4 * 8192)
     assert model.estimate(few).latency == pytest.approx(3 * 3 * 0.8e-6)
     assert model.estimate(dataclasses.replace(few, restarts=4)).latency == pytest.approx(3 * 5 * 0.8e-6)
+
+
+def test_the_model_knows_the_pipelines_that_the_kernels_have():
+    sources = Path(str(resources.files("hipforge.csrc"))) / "smallm_gemm_mxfp8"
+    gemv, mfma = (sources / "gemv_kernel.h").read_text(), (sources / "mfma_kernel.h").read_text()
+
+    def choice(text, function):  # of "constexpr int f(int x) { return x <= A ? B : C; }"
+        found = re.search(function + r"\(int \w+\) \{ return \w+ <= (\d+) \? (\d+) : (\d+); \}", text)
+        limit, below, above = map(int, found.groups())
+        return lambda value: below if value <= limit else above
+
+    columns, ring = choice(gemv, "most_columns"), choice(mfma, "ring_steps")
+    assert {rows: columns(rows) for rows in (1, 2, 4, 8, 16)} == smallm_mxfp8.GEMV_MOST_COLUMNS
+    assert {n_sub: ring(n_sub) for n_sub in (1, 2, 4)} == smallm_mxfp8.MFMA_STEPS_AHEAD
+    assert "dev::u32x4 w_even[kCols], w_odd[kCols];" in gemv  # two steps of W ahead
 
 
 # ---- end to end on the emulator --------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ The counts (instructions by class, bytes, matrix-pipe cycles, waves) come from r
 emulator; the machine's rates below turn them into times. The model ranks, it does not predict: rows made with it carry
 its version and no microseconds.
 
-A launch takes ``launch`` seconds, plus the largest of four times, each a bound that holds by itself, plus a tenth of the
-other three, because they overlap imperfectly (an assumption; it decides between configurations of one bound):
+A launch takes ``launch`` seconds, plus the largest of four times, each a bound that holds by itself, plus a tenth of
+the other three, because they overlap imperfectly (an assumption; it decides between configurations of one bound):
 
 memory    bytes touched at least once / bandwidth. The bandwidth reached is what the waves keep in flight per memory
           latency, up to the machine's: bytes in flight = resident waves x bytes that one wave requests ahead.

@@ -109,8 +109,9 @@ class _Problem:
 GEMV_WAVES = 4
 GEMV_STEP_BYTES = 1024  # of one weight row, per wave and step
 GEMV_STEPS_AHEAD = 2
+GEMV_MOST_COLUMNS = {1: 4, 2: 4, 4: 4, 8: 4, 16: 2}  # that a wave accumulates at once, by accumulated rows
 MFMA_STEP_BYTES = 2048  # of 16 weight rows, per wave and step
-MFMA_STEPS_AHEAD = 4
+MFMA_STEPS_AHEAD = {1: 4, 2: 4, 4: 2}  # by n_sub
 
 
 def _instance(candidate: Candidate, m: int) -> tuple[str, dict[str, int]]:
@@ -123,9 +124,10 @@ def _instance(candidate: Candidate, m: int) -> tuple[str, dict[str, int]]:
 def _pipeline(candidate: Candidate, m: int) -> tuple[int, int]:
     """Return (weight bytes that a wave requests ahead, how often it fills its pipeline)."""
     if candidate.kernel == "mfma":
-        return MFMA_STEPS_AHEAD * MFMA_STEP_BYTES * candidate.configuration["n_sub"], 1
+        n_sub = candidate.configuration["n_sub"]
+        return MFMA_STEPS_AHEAD[n_sub] * MFMA_STEP_BYTES * n_sub, 1
     columns = candidate.configuration["block_n"] // GEMV_WAVES
-    at_once = min(columns, 4 if ops.gemv_rows(m) <= 8 else 2)
+    at_once = min(columns, GEMV_MOST_COLUMNS[ops.gemv_rows(m)])
     return GEMV_STEPS_AHEAD * GEMV_STEP_BYTES * at_once, columns // at_once
 
 
