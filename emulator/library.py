@@ -16,8 +16,8 @@ SONAME = "libhipforge_emulator.so"
 # -O3 and the machine's own vectors: a wave is 64 lanes, and every handler is a loop over them. No -ffast-math, ever:
 # the handlers must round as the ISA says, so contraction is off too.
 CFLAGS = (
-    "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden", "-pthread", "-Wall", "-Wextra",
+    "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-pthread", "-Wall", "-Wextra",
 )  # fmt: skip
 LDFLAGS = (f"-Wl,-soname,{SONAME}", "-Wl,-z,defs", "-pthread", "-ldl")
 

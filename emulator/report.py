@@ -1,0 +1,171 @@
+"""What do the counts of a launch say? Its memory and issue bounds, and a listing with counts beside every instruction.
+
+Counts are exact. A time appears only under a name with ``modelled`` in it: a count divided by a public peak rate, which
+no launch can beat and most do not reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hipforge import devices
+from hipforge.emulator.counting import Counters, PcCount
+
+SIMDS_PER_CU = 4
+VALU_CYCLES = 4  # 64 lanes on a SIMD of 16
+TRANSCENDENTAL_CYCLES = 16  # a quarter of the rate
+
+
+@dataclass(frozen=True)
+class PeakRates:
+    """Public peak figures: ``clock_hz`` of the compute units, ``bandwidth`` of the memory in bytes per second."""
+
+    clock_hz: float
+    bandwidth: float
+
+
+PEAKS: Mapping[str, PeakRates] = MappingProxyType(
+    {
+        "gfx950": PeakRates(clock_hz=2.4e9, bandwidth=8.0e12),
+        "gfx942": PeakRates(clock_hz=2.1e9, bandwidth=5.3e12),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Bounds of one set of counters on a device with all its CUs busy.
+
+    Attributes:
+        arch: the architecture whose rates are used.
+        counters: the counts themselves.
+        memory_bytes: bytes touched at least once, loads and stores apart: what must cross the memory bus (counted).
+        repeated_bytes: bytes loaded or stored again, which caches may or may not absorb (counted).
+        vector_cycles: issue cycles of the vector ALU over all SIMDs: 4 per wave-instruction, 16 per transcendental.
+        scalar_cycles: issue cycles of everything else but matrix instructions, one per wave-instruction.
+        matrix_cycles: matrix-pipe cycles as the ISA gives them (counted).
+        lds_cycles: cycles of the LDS pipe: 128 bytes per cycle and CU, and the counted bank conflicts.
+        bytes_per_vector_instruction: memory bytes per VALU wave-instruction; low values mean issue-bound code.
+        modelled_memory_us: ``memory_bytes`` at peak bandwidth, in microseconds.
+        modelled_issue_us: the busiest of the vector, matrix and LDS pipes, spread evenly over all CUs, at peak clock.
+    """
+
+    arch: str
+    counters: Counters
+    memory_bytes: int
+    repeated_bytes: int
+    vector_cycles: int
+    scalar_cycles: int
+    matrix_cycles: int
+    lds_cycles: int
+    bytes_per_vector_instruction: float
+    modelled_memory_us: float
+    modelled_issue_us: float
+
+    @property
+    def bound(self) -> str:
+        """``memory`` or ``issue``: the larger of the two modelled times."""
+        return "memory" if self.modelled_memory_us >= self.modelled_issue_us else "issue"
+
+
+def profile(counters: Counters, arch: str) -> Profile:
+    """Return the bounds that ``counters`` imply on ``arch`` (``gfx950`` or ``gfx942``).
+
+    Raises:
+        ConfigError: the architecture is not known.
+    """
+    info = devices.arch_info(arch)
+    peaks = PEAKS[info.name]
+    by_class = counters.by_class
+    transcendental = by_class.get("valu_trans", 0)
+    vector = by_class.get("valu", 0)
+    matrix = by_class.get("mfma", 0)
+    vector_cycles = vector * VALU_CYCLES + transcendental * TRANSCENDENTAL_CYCLES
+    lds_cycles = -(-counters.lds_bytes // 128) + counters.lds_bank_conflicts
+    simds = info.cu_count * SIMDS_PER_CU
+    busiest = max(vector_cycles / simds, counters.mfma_cycles / simds, lds_cycles / info.cu_count)
+    memory_bytes = counters.unique_bytes
+    moved = counters.bytes_loaded + counters.bytes_stored
+    return Profile(
+        arch=info.name,
+        counters=counters,
+        memory_bytes=memory_bytes,
+        repeated_bytes=moved - memory_bytes,
+        vector_cycles=vector_cycles,
+        scalar_cycles=counters.wave_instructions - vector - transcendental - matrix,
+        matrix_cycles=counters.mfma_cycles,
+        lds_cycles=lds_cycles,
+        bytes_per_vector_instruction=memory_bytes / max(1, vector + transcendental),
+        modelled_memory_us=memory_bytes / peaks.bandwidth * 1e6,
+        modelled_issue_us=busiest / peaks.clock_hz * 1e6,
+    )
+
+
+def text(found: Profile) -> str:
+    """Return the profile as lines for a terminal: counts, traffic by tensor, then the bounds."""
+    c = found.counters
+    lines = [
+        f"{c.launches} launch(es), {c.workgroups} work-groups, {c.waves} waves on {found.arch}",
+        "",
+        "counted",
+        f"  wave-instructions      {c.wave_instructions:>14,}",
+        *(
+            f"    {name:<20} {count:>14,}  {count / c.wave_instructions:6.1%}"
+            for name, count in sorted(c.by_class.items(), key=lambda item: -item[1])
+            if count
+        ),
+        f"  active lanes           {c.lane_efficiency:>14.1%}",
+        f"  bytes loaded           {c.bytes_loaded:>14,}",
+        f"  bytes stored           {c.bytes_stored:>14,}",
+        f"  bytes touched once     {found.memory_bytes:>14,}",
+        f"  64-byte line use       {c.lines64.efficiency:>14.1%}",
+        f"  128-byte line use      {c.lines128.efficiency:>14.1%}",
+        f"  LDS bytes              {c.lds_bytes:>14,}",
+        f"  LDS conflict cycles    {c.lds_bank_conflicts:>14,}  ({c.lds_banks} banks)",
+        f"  matrix-pipe cycles     {found.matrix_cycles:>14,}  ({c.mfma_count:,} instructions)",
+        f"  vector issue cycles    {found.vector_cycles:>14,}",
+        "",
+        "tensor                        size        loaded   loaded once        stored   stored once",
+        *(
+            f"{name:<20} {t.bytes:>13,} {t.loaded:>13,} {t.unique_loaded:>13,} {t.stored:>13,} {t.unique_stored:>13,}"
+            for name, t in c.tensors.items()
+        ),
+        "",
+        f"modelled at peak rates of {found.arch} (a bound, not a measurement)",
+        f"  memory bound           {found.modelled_memory_us:>14.3f} us",
+        f"  issue bound            {found.modelled_issue_us:>14.3f} us",
+        f"  the larger one         {found.bound:>14}",
+    ]
+    return "\n".join(lines)
+
+
+def listing(counters: Counters, kernel: str = "") -> str:
+    """Return every executed instruction with its counts, in address order, kernel by kernel.
+
+    Args:
+        counters: collected with ``per_pc=True``.
+        kernel: only kernels whose symbol contains this.
+
+    Raises:
+        ValueError: the counters were collected without ``per_pc``, or no kernel matches.
+    """
+    rows: dict[str, list[PcCount]] = {}
+    for row in counters.per_pc:
+        if kernel in row.kernel:
+            rows.setdefault(row.kernel, []).append(row)
+    if not rows:
+        raise ValueError(
+            f"no counts per instruction for {kernel!r}; collect with counters(per_pc=True), and one of: "
+            + (", ".join(sorted({row.kernel for row in counters.per_pc})) or "no kernel was counted")
+        )
+    lines: list[str] = []
+    for name, counted in rows.items():
+        total = sum(row.count for row in counted)
+        lines += [name, "  address       count   share  lanes         bytes  instruction"]
+        for row in sorted(counted, key=lambda item: item.pc):
+            lanes = f"{row.lanes / row.count:5.1f}" if row.count and row.lanes else "    -"
+            moved = f"{row.bytes:>13,}" if row.bytes else " " * 13
+            lines.append(f"  {row.pc:7x} {row.count:>11,} {row.count / total:7.2%}  {lanes} {moved}  {row.text}")
+    return "\n".join(lines)
