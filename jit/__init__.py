@@ -5,7 +5,7 @@ The files in dependency order; none imports a later one::
     digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
     spec                      everything that determines a binary, as one value
     cache_dir, cache          where the cache is; may this binary be used?
-    locks, diagnostics, failures, depfile, resources
+    limits, locks, diagnostics, failures, depfile, resources
     build                     a miss → staging directory → ninja → checked → published
     tools, rocm_tree, hip_clang, toolchain     which compiler, and why not the others
     registry, hip_module      module entry + variant + architecture + toolchain → spec

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from hipforge import settings
 from hipforge.errors import BuildError, HipforgeError
-from hipforge.jit import cache, cache_dir, failures, ninja, resources
+from hipforge.jit import cache, cache_dir, failures, limits, ninja, resources
 from hipforge.jit.depfile import missing_headers, read_depfile
 from hipforge.jit.diagnostics import StepFailure
 from hipforge.jit.digest import ABSENT, DigestStore, file_digest
@@ -72,7 +72,7 @@ def ensure(spec: BuildSpec, *, validate: Validate | None = None) -> Built:
     digests = cache_dir.digests()
     entry = cache.present(spec)
     if entry is not None:
-        return Built(entry, built=False)
+        return Built(limits.checked(entry, spec), built=False)
     root = cache_dir.writing_root()
     try:
         return _build_locked(spec, root, digests, validate)
@@ -92,7 +92,7 @@ def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore, validate: V
     with building(root, cache.build_name(spec), spec.title):
         entry = cache.find([root], spec, digests)
         if entry is not None and cache.hold(entry):
-            return Built(entry, built=False)
+            return Built(limits.checked(entry, spec), built=False)
         remembered = failures.recall([root], spec, digests)
         if remembered is not None:
             raise remembered
@@ -226,10 +226,10 @@ def finish(
         raise _failure(spec, root, staging, failed, digests)
     library = staging / spec.library
     try:
-        kernels, gfx_targets = resources.check(spec, library)
+        kernels, gfx_targets = resources.read(spec, library)
     except BuildError as error:
         place = failures.keep(staging, root, spec)
-        message = f"{spec.title} was refused: log: {place / 'build.log'}\n{error}"
+        message = f"{spec.title} was refused\nlog: {place / 'build.log'}\n{error}"
         failures.remember(place, spec, message, closure(spec, place, digests))
         raise BuildError(message) from None
     if validate is not None:
@@ -259,7 +259,7 @@ def finish(
     path = cache.publish(staging, root, spec, manifest)
     failures.forget(root, spec)
     log.info("built %s in %.1f s", spec.title, seconds)
-    return cache.Entry(path, manifest)
+    return limits.checked(cache.Entry(path, manifest), spec)
 
 
 def _generated(spec: BuildSpec, staging: Path) -> dict[str, str]:

@@ -22,7 +22,18 @@ from hipforge.jit.digest import DigestStore
 
 log = logging.getLogger("hipforge")
 
-UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.ELOOP, errno.EEXIST})
+UNUSABLE = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.ENOTDIR,
+        errno.EEXIST,
+        errno.ELOOP,
+    }
+)
 """Errors that say something about the directory rather than about hipforge."""
 
 _refused: dict[Path, str] = {}

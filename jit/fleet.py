@@ -21,6 +21,7 @@ from hipforge.jit import (
     cache_dir,
     failures,
     hip_module,
+    limits,
     maintenance,
     ninja,
     prebuilt,
@@ -116,8 +117,11 @@ def _plan(request: Request) -> Planned:
     except HipforgeError as error:
         return Planned(request, None, ready, estimate, None if ready else error)
     ready = ready or cache.find(cache_dir.reading_roots(), spec, cache_dir.digests())
-    remembered = None if ready else failures.recall(cache_dir.reading_roots(), spec, cache_dir.digests())
-    return Planned(request, spec, ready, estimate, remembered)
+    if ready is not None:
+        refused = limits.problem(ready, spec)
+        return Planned(request, spec, None if refused else ready, estimate, refused)
+    remembered = failures.recall(cache_dir.reading_roots(), spec, cache_dir.digests())
+    return Planned(request, spec, None, estimate, remembered)
 
 
 def build_many(wanted: Iterable[Request], jobs: int | None, on_event: OnEvent) -> list[BuildOutcome]:

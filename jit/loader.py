@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hipforge import devices, settings
 from hipforge.errors import BuildError, MissingModuleError, ToolchainError
-from hipforge.jit import cache, cache_dir, hip_module, prebuilt, registry, toolchain
+from hipforge.jit import cache, cache_dir, hip_module, limits, prebuilt, registry, toolchain
 from hipforge.jit.hip_module import Request
 from hipforge.jit.spec import VariantValue
 
@@ -106,7 +106,7 @@ def _cached_or_built(wanted: Request, validate: Callable[[Path], None]) -> tuple
         raise MissingModuleError(missing_message(wanted)) from error
     entry = cache.present(spec)
     if entry is not None:
-        return entry, False
+        return limits.checked(entry, spec), False
     if not may_build:
         raise MissingModuleError(missing_message(wanted))
     # Only a miss pays for importing what builds.

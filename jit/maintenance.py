@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from hipforge.errors import ToolchainError
-from hipforge.jit import build, cache, cache_dir, failures, hip_module, prebuilt, registry, toolchain
+from hipforge.jit import build, cache, cache_dir, failures, hip_module, limits, prebuilt, registry, toolchain
 from hipforge.jit.cache import Entry
 from hipforge.jit.digest import ABSENT, text_digest
 from hipforge.jit.spec import BuildSpec, VariantValue
@@ -197,6 +197,9 @@ def why(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> E
     roots = cache_dir.reading_roots()
     ready = cache.find(roots, spec, digests)
     if ready is not None:
+        refused = limits.problem(ready, spec)
+        if refused is not None:
+            return Explanation(title, "failed", ready.path, ready.path, (), str(refused))
         return Explanation(title, "hit", ready.path, ready.path, (), "every ingredient and every file is unchanged")
     failed = failures.recall(roots, spec, digests)
     if failed is not None:

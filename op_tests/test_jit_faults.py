@@ -176,7 +176,8 @@ NOBODY = 65534
 
 def _as_nobody(box: StandIn, body: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``body`` as a user who owns nothing, since root may write anywhere; that user may not even see Python."""
-    drop = f"import filelock, msgpack\nif os.geteuid() == 0:\n    os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
+    leave = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
+    drop = f"import filelock, msgpack\nif os.geteuid() == 0:\n    {leave}\n"
     return subprocess.run(
         [sys.executable, "-c", box.child_code(body, first=drop)], env={**box.environment(), **environment},
         capture_output=True, text=True, timeout=120,
