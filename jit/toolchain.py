@@ -187,7 +187,7 @@ def _inspect(path: Path, arch: str) -> HipClang:
     inner = identify(llvm / "clang++", digests) if is_hipcc and (llvm / "clang++").is_file() else tool
     if not is_hipcc:
         _check_parts(llvm, version)
-    rocm = _rocm_for(path, llvm, is_hipcc, version)
+    rocm = _rocm_for(path, is_hipcc, version)
     found = HipClang(
         cxx=tool,
         inner=inner,
@@ -229,7 +229,7 @@ def has_hip(tree: Path) -> bool:
     return (tree / "include/hip/hip_runtime.h").is_file() and bitcode_dir(tree) is not None
 
 
-def _rocm_for(path: Path, llvm: Path, is_hipcc: bool, version: int) -> Path:
+def _rocm_for(path: Path, is_hipcc: bool, version: int) -> Path:
     beside = [path.parent.parent] if is_hipcc else []
     for tree in [*beside, *rocm_dirs()]:
         if has_hip(tree):
@@ -247,7 +247,7 @@ def _rocm_for(path: Path, llvm: Path, is_hipcc: bool, version: int) -> Path:
     for root in cache_dir.reading_roots():
         if rocm_tree.is_complete(root / name):
             return root / name
-    return rocm_tree.assemble(source, cache_dir.writing_root(), name, llvm / "clang")
+    return rocm_tree.assemble(source, cache_dir.writing_root(), name, path)
 
 
 def _check_arch(toolchain: HipClang, arch: str) -> None:
