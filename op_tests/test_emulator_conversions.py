@@ -7,9 +7,10 @@ and rounding is a search for the nearest table entry.
 from __future__ import annotations
 
 import functools
-import subprocess
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,126 +18,7 @@ import torch
 
 from hipforge import emulator
 
-LANES = 64
-FIRST_INPUT, FIRST_OUTPUT = 8, 80
-
-# --- machine code -----------------------------------------------------------------------------------------------------
-
-KERNEL = """
-.text
-.globl {name}
-.p2align 8
-.type {name},@function
-{name}:
-  s_load_dwordx2 s[2:3], s[0:1], 0
-  s_load_dwordx2 s[4:5], s[0:1], 8
-  v_lshlrev_b32 v0, 2, v0
-  s_waitcnt lgkmcnt(0)
-{loads}
-  s_waitcnt vmcnt(0)
-  s_nop 4
-  {instruction}
-  s_nop 4
-{stores}
-  s_endpgm
-.rodata
-.p2align 6
-.amdhsa_kernel {name}
-  .amdhsa_next_free_vgpr 128
-  .amdhsa_next_free_sgpr 16
-  .amdhsa_accum_offset 128
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_fp16_overflow {overflow}
-.end_amdhsa_kernel
-"""
-
-METADATA = """
-.amdgpu_metadata
-amdhsa.version: [1, 2]
-amdhsa.kernels:
-{kernels}
-.end_amdgpu_metadata
-"""
-
-METADATA_KERNEL = """  - .name: {name}
-    .symbol: {name}.kd
-    .kernarg_segment_size: 16
-    .kernarg_segment_align: 8
-    .group_segment_fixed_size: 0
-    .private_segment_fixed_size: 0
-    .wavefront_size: 64
-    .sgpr_count: 16
-    .vgpr_count: 128
-    .agpr_count: 0
-    .max_flat_workgroup_size: 64
-    .args:
-      - {{.size: 8, .offset: 0, .value_kind: global_buffer, .address_space: global}}
-      - {{.size: 8, .offset: 8, .value_kind: global_buffer, .address_space: global}}
-"""
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One instruction with its operands: inputs in v8 and up, the result in v80 and up."""
-
-    text: str  # with {d}, {a}, {b}, {c} for the operands
-    widths: tuple[int, ...]  # registers of each source
-    outputs: int  # registers of the result
-    overflow: int = 0  # MODE.FP16_OVFL
-
-    @property
-    def name(self) -> str:
-        """A symbol for this instruction and its modifiers."""
-        return "".join(c if c.isalnum() else "_" for c in self.text) + f"_{self.overflow}"
-
-    def assembly(self) -> str:
-        """Kernel source: in[register][lane] and the old result after it, out[register][lane]."""
-        registers, first = [], FIRST_INPUT
-        for width in self.widths:
-            first += first % 2
-            registers.append((first, width))
-            first += width
-        operand = lambda at, n: f"v{at}" if n == 1 else f"v[{at}:{at + n - 1}]"  # noqa: E731
-        names = {letter: operand(*register) for letter, register in zip("abc", registers, strict=False)}
-        flat = [at + i for at, width in registers for i in range(width)] + [
-            FIRST_OUTPUT + i for i in range(self.outputs)
-        ]
-        loads = [_access("global_load_dword v{r}, v0, s[2:3]", "s2", "s3", i, r) for i, r in enumerate(flat)]
-        results = range(FIRST_OUTPUT, FIRST_OUTPUT + self.outputs)
-        stores = [_access("global_store_dword v0, v{r}, s[4:5]", "s4", "s5", i, r) for i, r in enumerate(results)]
-        return KERNEL.format(
-            name=self.name, loads="\n".join(loads), stores="\n".join(stores), overflow=self.overflow,
-            instruction=self.text.format(d=operand(FIRST_OUTPUT, self.outputs), **names),
-        )  # fmt: skip
-
-
-def _access(text: str, low: str, high: str, index: int, register: int) -> str:
-    """One dword per lane at row `index`; the base moves on every 8 rows because offsets have 13 bits."""
-    step = f"  s_add_u32 {low}, {low}, 0x800\n  s_addc_u32 {high}, {high}, 0\n" if index and index % 8 == 0 else ""
-    return f"{step}  {text.format(r=register)} offset:{index % 8 * 256}"
-
-
-def assemble(arch: str, instructions: list[Instruction], folder) -> emulator.CodeObject:
-    body = [f'.amdgcn_target "amdgcn-amd-amdhsa--{arch}"', ".amdhsa_code_object_version 6"]
-    body += [instruction.assembly() for instruction in instructions]
-    body.append(METADATA.format(kernels="".join(METADATA_KERNEL.format(name=i.name) for i in instructions)))
-    source, image = folder / "k.s", folder / "k.hsaco"
-    source.write_text("\n".join(body))
-    command = ["clang-22", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", str(source), "-o", str(image)]
-    subprocess.run(command, check=True)
-    return emulator.CodeObject(image)
-
-
-def execute(
-    code: emulator.CodeObject, instruction: Instruction, inputs: list[np.ndarray], old: np.ndarray
-) -> np.ndarray:
-    """inputs[i] is [registers, lanes]; returns [outputs, lanes]."""
-    rows = np.concatenate([*inputs, old]).astype(np.uint32)
-    out = np.zeros((instruction.outputs, LANES), np.uint32)
-    tensors = [torch.from_numpy(rows.view(np.int32)), torch.from_numpy(out.view(np.int32))]
-    emulator.launch(code.kernels[instruction.name], 1, LANES, tensors)
-    return out
-
+from .emulator_asm import LANES, Instruction, assemble, execute
 
 # --- reference formats ------------------------------------------------------------------------------------------------
 
@@ -627,9 +509,6 @@ def test_conversion(code_objects: dict[str, emulator.CodeObject], case: Case) ->
 
 def test_every_small_float_conversion_is_in_the_cases() -> None:
     """All mnemonics of the table whose names speak of fp8, bf8, fp6, bf6, fp4 or bf16, and the packed f16 ones."""
-    import re
-    from pathlib import Path
-
     table = (Path(__file__).resolve().parents[1] / "csrc" / "emulator" / "isa_valu.inc").read_text()
     wanted = set(re.findall(r"\b(v_cvt_\w*(?:fp8|bf8|fp6|bf6|fp4|bf16)\w*|v_cvt_(?:pk|sr)_f16_f32)\b", table))
     covered = {re.sub(r"_(e32|sdwa)$", "", case.instruction.text.split()[0]) for case in CASES}

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from witnesses import elementwise, memory, rows, runner
-from witnesses.base import Witness
+from .witnesses import elementwise, memory, rows, runner
+from .witnesses.base import Witness
 
 MODULES = (elementwise, memory, rows)
 CASES = [

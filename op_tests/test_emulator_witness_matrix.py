@@ -6,15 +6,10 @@ cannot pass here. Integer data must come out exactly.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from witnesses import dots, runner, scaled
-from witnesses.base import Witness
+from .witnesses import dots, runner, scaled
+from .witnesses.base import Witness
 
 MODULES = (dots, scaled)
 CASES = [
