@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pkgutil
+import signal
 import subprocess
 import sys
 import threading
@@ -54,6 +55,15 @@ void overrun_out(hf::Tensor out, hipStream_t stream) {
 }
 HF_EXPORT(overrun_out);
 
+__global__ void endless(float* out) {
+  while (*static_cast<volatile float*>(out) == 0.f) {}
+}
+void endless_out(hf::Tensor out, hipStream_t stream) {
+  endless<<<1, 64, 0, stream>>>(out.data<float>());
+  HF_HIP(hipGetLastError());
+}
+HF_EXPORT(endless_out);
+
 void bad_grid_out(hf::Tensor out, hipStream_t stream) {
   overrun<<<1, 4096, 0, stream>>>(out.data<float>(), 0);
   HF_HIP(hipGetLastError());
@@ -91,6 +101,10 @@ def wrong_arch_out(out: torch.Tensor) -> None: ...
 
 @compile_ops("module_test_scale")
 def overrun_out(out: torch.Tensor) -> None: ...
+
+
+@compile_ops("module_test_scale")
+def endless_out(out: torch.Tensor) -> None: ...
 
 
 @compile_ops("module_test_scale")
@@ -373,6 +387,19 @@ def test_a_refused_launch_is_a_launch_error_or_its_fault():
 
     with pytest.raises(LaunchError, match="bad_grid_out"):
         bad_grid_out(torch.empty(8))
+
+
+def test_ctrl_c_ends_an_emulated_launch_and_the_next_call_works():
+    endless_out(torch.ones(1))  # loaded, and ends at once
+    out = torch.zeros(1)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            endless_out(out)
+    finally:
+        timer.cancel()  # an interrupt that came later would end pytest
+    endless_out(torch.ones(1))
 
 
 # ---- torch ----
