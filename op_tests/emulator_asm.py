@@ -40,7 +40,7 @@ KERNEL = """
 .rodata
 .p2align 6
 .amdhsa_kernel {name}
-  .amdhsa_next_free_vgpr 128
+  .amdhsa_next_free_vgpr 160
   .amdhsa_next_free_sgpr 16
   .amdhsa_accum_offset 128
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
@@ -64,8 +64,8 @@ METADATA_KERNEL = """  - .name: {name}
     .private_segment_fixed_size: 0
     .wavefront_size: 64
     .sgpr_count: 16
-    .vgpr_count: 128
-    .agpr_count: 0
+    .vgpr_count: 160
+    .agpr_count: 32
     .max_flat_workgroup_size: 64
     .args:
       - {{.size: 8, .offset: 0, .value_kind: global_buffer, .address_space: global}}
