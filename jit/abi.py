@@ -28,6 +28,7 @@ from hipforge.errors import (
     GuardError,
     HipforgeError,
     LaunchError,
+    MissingModuleError,
     ToolchainError,
 )
 from hipforge.jit.signature import KINDS, Signature
@@ -219,7 +220,7 @@ def make_binder(environment: Environment, implementation: Implementation | None 
     if implementation != "ctypes":
         try:
             maker = import_extension(_extension_path(), "hipforge_binding").make_binder
-        except (ToolchainError, BuildError) as error:
+        except (ToolchainError, BuildError, MissingModuleError) as error:
             if implementation is not None:
                 raise
             log.warning("each call takes some 20 us longer, because the binding cannot be compiled: %s", error)
@@ -244,8 +245,6 @@ def _extension_path() -> Path:
 
     here = Path(__file__).parent
     include = Path(sysconfig.get_path("include"))
-    if not (include / "Python.h").is_file():
-        raise ToolchainError(f"no Python.h in {include}; Debian and Ubuntu have it in python3-dev")
     # The limited API makes one binary for all Pythons from 3.10; free-threaded builds have no limited API.
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     limited = [] if free_threaded else ["-DPy_LIMITED_API=0x030A0000"]
@@ -253,6 +252,7 @@ def _extension_path() -> Path:
         "hipforge_binding",
         sources=[here / "binding.c"],
         cflags=["-O2", *limited, f"-I{include}"],
+        required={include / "Python.h": f"no Python.h in {include}; Debian and Ubuntu have it in python3-dev"},
     )
 
 

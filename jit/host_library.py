@@ -150,32 +150,49 @@ def _link(cplusplus: bool, objects: Sequence[str], ldflags: Sequence[str]) -> St
 
 
 def build(
-    name: str, *, sources: Sequence[Path], cflags: Sequence[str] = (), ldflags: Sequence[str] = ()
+    name: str,
+    *,
+    sources: Sequence[Path],
+    cflags: Sequence[str] = (),
+    ldflags: Sequence[str] = (),
+    required: Mapping[Path, str] | None = None,
 ) -> Path:
     """Return the shared library made of ``sources``: prebuilt, else cached, else built now.
 
     Compiled with ``-fPIC -I<package>/csrc/include`` and then ``cflags``, in order; linked with ``-shared``, the
-    objects and then ``ldflags``. Flags may use ``${CSRC}`` and ``${JIT}``.
+    objects and then ``ldflags``. Flags may use ``${CSRC}`` and ``${JIT}``. ``required`` names files without which a
+    build makes no sense, each with what to say when it is missing; a library that is there needs none of them.
 
     Raises:
         BuildError: a source does not compile or is missing.
         MissingModuleError: it is not built and ``HIPFORGE_DISABLE_JIT=1``.
-        ToolchainError: there is no host compiler.
+        ToolchainError: there is no host compiler, or a required file is missing.
     """
-    resolved = tuple(Path(os.path.realpath(source)) for source in sources)
-    return entry(name, sources=resolved, cflags=tuple(cflags), ldflags=tuple(ldflags)).library
+    return entry(name, sources=sources, cflags=cflags, ldflags=ldflags, required=required).library
 
 
 def entry(
-    name: str, *, sources: Sequence[Path], cflags: Sequence[str] = (), ldflags: Sequence[str] = ()
+    name: str,
+    *,
+    sources: Sequence[Path],
+    cflags: Sequence[str] = (),
+    ldflags: Sequence[str] = (),
+    required: Mapping[Path, str] | None = None,
 ) -> cache.Entry:
     """Like :func:`build`, but return the whole entry: its manifest says how and in how many seconds it was built."""
-    return _entry(name, tuple(sources), tuple(cflags), tuple(ldflags), cache_dir.configured()[0])
+    resolved = tuple(Path(os.path.realpath(source)) for source in sources)
+    needs = tuple((required or {}).items())
+    return _entry(name, resolved, tuple(cflags), tuple(ldflags), needs, cache_dir.configured()[0])
 
 
 @functools.cache
 def _entry(
-    name: str, sources: tuple[Path, ...], cflags: tuple[str, ...], ldflags: tuple[str, ...], _root: Path
+    name: str,
+    sources: tuple[Path, ...],
+    cflags: tuple[str, ...],
+    ldflags: tuple[str, ...],
+    required: tuple[tuple[Path, str], ...],
+    _root: Path,
 ) -> cache.Entry:
     wanted = request(name, sources=sources, cflags=cflags, ldflags=ldflags)
     ready = prebuilt.find(name, TARGET, wanted.portable, wanted.roots)
@@ -190,9 +207,13 @@ def _entry(
             raise
     if ready is None and not may_build:
         raise MissingModuleError(
-            f"{name} is not built and HIPFORGE_DISABLE_JIT=1; build it ahead of time: hipforge build --all"
+            f"the library {name!r} is not built and HIPFORGE_DISABLE_JIT=1; run once without that setting, or name a "
+            "directory that holds it with HIPFORGE_PREBUILT_DIR"
         )
     if ready is None:
+        for path, complaint in required:
+            if not path.exists():
+                raise ToolchainError(complaint)
         # Only a miss pays for importing what builds.
         from hipforge.jit.build import ensure
 
