@@ -29,8 +29,11 @@ def keep(staging: Path, root: Path, spec: BuildSpec) -> Path:
     target = directory(root, spec)
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists():
-            discard(target, root)
+        # Each edit of a broken source has a key of its own; only the latest failure is of use.
+        same_stem = target.name.rpartition("-")[0]
+        for earlier in target.parent.iterdir():
+            if earlier.name.rpartition("-")[0] == same_stem:
+                discard(earlier, root)
         staging.rename(target)
         return target
     return staging

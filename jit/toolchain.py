@@ -258,7 +258,7 @@ def _check_arch(toolchain: HipClang, arch: str) -> None:
         f"{toolchain.cxx.path} {toolchain.rocm} {arch} {environment}",
         [str(toolchain.cxx.path), *flags, "-###", "-c", "/dev/null", "-o", "/dev/null"],
         Path(os.path.realpath(toolchain.cxx.path)),
-        (toolchain.rocm / "share/hip/version",),
+        (toolchain.rocm / "share/hip/version", bitcode_dir(toolchain.rocm) or toolchain.rocm),
     )
     if status:
         lines = [line for line in text.splitlines() if "error" in line] or text.splitlines()[-1:]

@@ -22,6 +22,7 @@ from hipforge.jit import cache_dir
 from hipforge.jit.digest import DigestStore
 
 _VERSION_TIMEOUT_S = 20
+_SIGNAL_STATUS = 128
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def stamp(path: Path) -> list[int]:
 def ask(question: str, argv: list[str], program: Path, extra_stamps: tuple[Path, ...] = ()) -> tuple[int, str]:
     """Return exit status and output (both streams) of a command, remembered for as long as ``program`` is unchanged.
 
+    ``extra_stamps`` are other files and folders the answer depends on. A command that a signal ended is asked again.
+
     Raises:
         OSError: the command cannot be started.
     """
@@ -116,7 +119,8 @@ def ask(question: str, argv: list[str], program: Path, extra_stamps: tuple[Path,
     except subprocess.TimeoutExpired:
         return 124, f"no answer within {_VERSION_TIMEOUT_S} s"
     text = done.stdout.decode(errors="replace")
-    probes().put(question, mark, [done.returncode, text])
+    if 0 <= done.returncode < _SIGNAL_STATUS:
+        probes().put(question, mark, [done.returncode, text])
     return done.returncode, text
 
 

@@ -47,6 +47,15 @@ def test_a_link_error_is_reported_and_remembered_too(stand_in: StandIn) -> None:
     assert len(stand_in.compiles()) == 1
 
 
+def test_only_the_latest_failure_of_a_module_is_kept(stand_in: StandIn) -> None:  # noqa: F811
+    for name in ("one", "two"):
+        stand_in.write("sample.cu", f'extern "C" int value() {{ return {name}; }}\n')
+        assert name in failure_of(stand_in)
+    assert len(list((stand_in.cache / "failed").iterdir())) == 1
+    assert "two" in failure_of(stand_in)
+    assert len(stand_in.compiles()) == 2
+
+
 @pytest.mark.parametrize(
     ("output", "first", "deterministic"),
     [

@@ -185,6 +185,20 @@ def test_answers_are_remembered_until_the_compiler_changes(machine: Path) -> Non
     assert select_as_a_new_process() == first + 2
 
 
+def test_a_refusal_is_looked_at_again_when_the_rocm_tree_changes(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = rocm(machine / "rocm")
+    monkeypatch.setenv("ROCM_PATH", str(root))
+    compiler = script(root / "bin/hipcc", "HIP version: 7.0\nAMD clang version 20.0.0git")
+    text = compiler.read_text()
+    library = root / "amdgcn/bitcode/oclc_isa_version_950.bc"
+    compiler.write_text(text.replace('case "$*" in', f'case "$*" in *-###*) test -f {library}; exit $?;;', 1))
+    assert isinstance(toolchain.probe_all()[0], Refused)
+    library.write_text("")
+    assert isinstance(toolchain.probe_all()[0], Accepted)
+
+
 def test_a_compiler_in_two_versions_named_alike_is_looked_at_once_per_file(machine: Path) -> None:
     script(machine / "bin/clang++-22", "clang version 22.1.8")
     add_llvm(machine / "bin")
