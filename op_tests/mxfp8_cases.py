@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 
 import torch
@@ -141,3 +144,25 @@ def embedded(tensor: torch.Tensor, fill: int, margin: int = 64) -> torch.Tensor:
     inside = flat[margin : margin + tensor.numel()].view(tensor.shape)
     inside.copy_(tensor)
     return inside
+
+
+def refusal_on_gfx942(stub: str, arguments: str, **environment: str) -> str:
+    """Call a stub in a process of its own, whose device is a gfx942, and return the ArchError's message."""
+    program = f"""
+import torch
+from hipforge import emulator
+from hipforge.errors import ArchError
+from hipforge.ops import smallm_gemm_mxfp8 as ops
+zeros = lambda *shape: torch.zeros(shape, dtype=torch.uint8)
+with emulator.options(arch="gfx942"):
+    try:
+        operands = zeros(2, 64), zeros(2, 2), zeros(8, 64), zeros(8, 2)
+        ops.{stub}(torch.zeros(2, 8, dtype=torch.bfloat16), *operands, {arguments})
+    except ArchError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -40,7 +40,14 @@ constexpr int kStep = 64 * kLaneBytes;  // k per wave and step
 constexpr int kPair = 2 * kStep;        // two steps share one scale load
 constexpr int kMaxRows = 16;
 
+// Masks of sched_barrier: nothing may cross, or anything but memory accesses.
+constexpr int kNothingCrosses = 0;
+constexpr int kOnlyMemoryInOrder = 1;
+
 static_assert(kMxBlock == 2 * kLaneBytes, "two neighbouring lanes share a scale block");
+
+/// Waves per SIMD that registers must allow: as many as keep memory busy at small M, two where vector issue is the bound.
+constexpr int least_waves(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : 2; }
 
 /// The most columns that a wave accumulates at once: more of them share the unpacked X, until registers run out.
 constexpr int most_columns(int rows) { return rows <= 8 ? 4 : 2; }
@@ -122,53 +129,66 @@ struct SubTile {
     x_rows.load_scales(x_scales_next, offset);
   }
 
-  // Takes up the scales loaded last: notes the highest byte of each row (0xFF makes its outputs NaN) and takes both
-  // biases out of X's exponents.
+  // Takes up the scales loaded last: notes the highest byte of each row (0xFF makes its outputs NaN) and unbiases all.
   __device__ void take_scales() {
 #pragma unroll
     for (int c = 0; c < kCols; ++c) {
-      w_scales[c] = w_scales_next[c];
-      highest_w[c] = max(highest_w[c], w_scales[c]);
+      highest_w[c] = max(highest_w[c], w_scales_next[c]);
+      w_scales[c] = w_scales_next[c] - kE8m0Bias;
     }
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       highest_x[m] = max(highest_x[m], x_scales_next[m]);
-      x_scales[m] = x_scales_next[m] - 2 * kE8m0Bias;
+      x_scales[m] = x_scales_next[m] - kE8m0Bias;
     }
   }
 
-  // One step: per output a dot product of 16, scaled exactly by ldexp (one instruction, any exponent from -254 to 254).
-  // With kReload, X is requested for the step at next_k.
+  // Adds row m's dot products of 16 with kCount columns from first_column, each scaled exactly by ldexp: one instruction
+  // for any exponent from -254 to 254.
+  template <bool kOddStep, int kCount>
+  __device__ void add_dots(int m, int first_column, const dev::f32x2 (&values)[8], const dev::f32x2 (&w)[kCount][8]) {
+    dev::f32x2 dot[kCount];
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) dot[c] = values[0] * w[c][0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) {
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) dot[c] = __builtin_elementwise_fma(values[i], w[c][i], dot[c]);
+    }
+    const uint32_t x_exponent = dev::from_pair_lane<kOddStep>(x_scales[m]);
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) {
+      const int column = first_column + c;
+      const uint32_t exponent = x_exponent + dev::from_pair_lane<kOddStep>(w_scales[column]);
+      acc[m * kCols + column] += __builtin_ldexpf(dot[c].x + dot[c].y, static_cast<int>(exponent));
+    }
+  }
+
+  // One step. With kReload, each row of X is requested for the step at next_k as soon as it is unpacked. What is unpacked
+  // ahead of its use costs registers and gains nothing: one row goes by pairs of columns, several rows one by one.
   template <bool kOddStep, bool kReload>
   __device__ void accumulate(const dev::u32x4 (&w_packed)[kCols], uint32_t next_k) {
-    dev::f32x2 w[kCols][8];
-#pragma unroll
-    for (int c = 0; c < kCols; ++c) dev::unpack_fp8x16(w_packed[c], w[c]);
+    constexpr int kGroup = kRows == 1 && kCols > 2 ? 2 : kCols;
     const uint32_t next_offset = kReload ? payload_offset(next_k) : 0;
+    dev::f32x2 values[8];
 #pragma unroll
-    for (int m = 0; m < kRows; ++m) {
-      dev::f32x2 values[8];
-      dev::unpack_fp8x16(x[m], values);
-      if constexpr (kReload) {
-        if constexpr (kRows > 1) __builtin_amdgcn_sched_barrier(0);
-        x[m] = x_rows.load(m, next_offset);
+    for (int first = 0; first < kCols; first += kGroup) {
+      dev::f32x2 w[kGroup][8];
+#pragma unroll
+      for (int c = 0; c < kGroup; ++c) dev::unpack_fp8x16(w_packed[first + c], w[c]);
+#pragma unroll
+      for (int m = 0; m < kRows; ++m) {
+        if (first == 0) {
+          dev::unpack_fp8x16(x[m], values);
+          if constexpr (kReload) {
+            if constexpr (kRows > 1) __builtin_amdgcn_sched_barrier(kNothingCrosses);
+            x[m] = x_rows.load(m, next_offset);
+            __builtin_amdgcn_sched_barrier(kOnlyMemoryInOrder);
+          }
+        }
+        add_dots<kOddStep>(m, first, values, w);
+        __builtin_amdgcn_sched_barrier(kNothingCrosses);
       }
-      dev::f32x2 dot[kCols];
-#pragma unroll
-      for (int c = 0; c < kCols; ++c) dot[c] = values[0] * w[c][0];
-#pragma unroll
-      for (int i = 1; i < 8; ++i) {
-#pragma unroll
-        for (int c = 0; c < kCols; ++c) dot[c] = __builtin_elementwise_fma(values[i], w[c][i], dot[c]);
-      }
-      const uint32_t x_exponent = dev::from_pair_lane<kOddStep>(x_scales[m]);
-#pragma unroll
-      for (int c = 0; c < kCols; ++c) {
-        const uint32_t exponent = x_exponent + dev::from_pair_lane<kOddStep>(w_scales[c]);
-        acc[m * kCols + c] += __builtin_ldexpf(dot[c].x + dot[c].y, static_cast<int>(exponent));
-      }
-      // Rows in order: unpacking them ahead of their use costs registers and gains nothing.
-      if constexpr (kRows > 1) __builtin_amdgcn_sched_barrier(0);
     }
   }
 
@@ -176,21 +196,22 @@ struct SubTile {
     load_scales(0);
     w_rows.load(w_even, payload_offset(0));
     x_rows.load(x, payload_offset(0));
+    w_rows.load(w_odd, payload_offset(kStep));
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) asm("v_mov_b32 %0, 0" : "=v"(highest_x[m]));
+#pragma unroll
+    for (int c = 0; c < kCols; ++c) asm("v_mov_b32 %0, 0" : "=v"(highest_w[c]));
     uint32_t first_k = 0;
-    // The loop and its prologue share one branch, so that the wait for each load is an exact count of those after it.
-    if (k > kStep) {
-      w_rows.load(w_odd, payload_offset(kStep));
-      for (; first_k + kPair < k; first_k += kPair) {
-        take_scales();
-        load_scales(first_k + kPair);
-        accumulate<false, true>(w_even, first_k + kStep);
-        w_rows.load(w_even, payload_offset(first_k + kPair));
-        // Without this the compiler interleaves both steps and waits for all loads at once.
-        __builtin_amdgcn_sched_barrier(0);
-        accumulate<true, true>(w_odd, first_k + kPair);
-        w_rows.load(w_odd, payload_offset(first_k + kPair + kStep));
-        __builtin_amdgcn_sched_barrier(0);
-      }
+    for (; first_k + kPair < k; first_k += kPair) {
+      take_scales();
+      load_scales(first_k + kPair);
+      accumulate<false, true>(w_even, first_k + kStep);
+      w_rows.load(w_even, payload_offset(first_k + kPair));
+      // Without this the compiler interleaves both steps and waits for all loads at once.
+      __builtin_amdgcn_sched_barrier(kNothingCrosses);
+      accumulate<true, true>(w_odd, first_k + kPair);
+      w_rows.load(w_odd, payload_offset(first_k + kPair + kStep));
+      __builtin_amdgcn_sched_barrier(kNothingCrosses);
     }
     // The last step, or the last two. Where there is only one, its reload of X is out of range and moves nothing.
     take_scales();
@@ -209,7 +230,7 @@ struct SubTile {
 /// Grid: ceil(n / (kWaves * columns_per_wave)) work-groups of kThreads; columns_per_wave is a multiple of kCols.
 /// m <= kRows; m k and n k below 2^31; k a multiple of 32; xq and wq aligned to 16 bytes.
 template <int kRows, int kCols>
-__global__ __launch_bounds__(kThreads) void smallm_mxfp8_gemv(
+__global__ __launch_bounds__(kThreads, least_waves(kRows)) void smallm_mxfp8_gemv(
     [[maybe_unused]] dev::bf16* out, [[maybe_unused]] const uint8_t* xq, [[maybe_unused]] const uint8_t* xs,
     [[maybe_unused]] const uint8_t* wq, [[maybe_unused]] const uint8_t* ws, [[maybe_unused]] uint32_t m,
     [[maybe_unused]] uint32_t n, [[maybe_unused]] uint32_t k, [[maybe_unused]] uint32_t columns_per_wave) {
