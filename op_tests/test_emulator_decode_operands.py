@@ -8,6 +8,8 @@ import pytest
 from decoding.llvm import assemble
 from decoding.ours import decoder
 
+from hipforge.emulator import library
+
 CONSTANT_CASES: tuple[tuple[str, int, int], ...] = (
     # instruction, source, the value an executor must see
     ("v_mov_b32 v0, -16", 0, 0xFFFFFFF0),
@@ -117,3 +119,12 @@ def test_truncated_instructions_are_refused(tmp_path: Path) -> None:
         code = assemble(text, "gfx950", tmp_path)
         assert decoder()(code, "gfx950")[0] == len(code)
         assert all(decoder()(code[:size], "gfx950") == (0, "") for size in range(len(code)))
+
+
+def test_the_emulator_library_disassembles_bytes(tmp_path: Path) -> None:
+    texts = ("v_add_f32_e32 v0, v1, v2", "ds_read_b128 v[4:7], v1 offset:16", "s_endpgm")
+    code = b"".join(assemble(text, "gfx950", tmp_path) for text in texts) + bytes([0xFF] * 4)
+    output = library.load().hfemu_disassemble_bytes(code, len(code), b"gfx950").decode()
+    lines = [line.split(": ", 1) for line in output.splitlines()]
+    assert [text for _, text in lines] == [*texts, "<unknown>"]
+    assert [int(address, 16) for address, _ in lines] == [0, 4, 12, 16]

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "inline_constants.h"
 #include "isa.h"
 
 namespace hfemu {
@@ -25,26 +26,18 @@ constexpr int32_t sign_extend(uint32_t value, unsigned width) {
   return static_cast<int32_t>((value ^ sign) - sign);
 }
 
-// 0.5, -0.5, 1, -1, 2, -2, 4, -4, 1/(2 pi): operand codes 240..248.
-constexpr uint16_t kF16[] = {0x3800, 0xb800, 0x3c00, 0xbc00, 0x4000, 0xc000, 0x4400, 0xc400, 0x3118};
-constexpr uint16_t kBf16[] = {0x3f00, 0xbf00, 0x3f80, 0xbf80, 0x4000, 0xc000, 0x4080, 0xc080, 0x3e22};
-constexpr uint32_t kF32[] = {0x3f000000, 0xbf000000, 0x3f800000, 0xbf800000, 0x40000000,
-                             0xc0000000, 0x40800000, 0xc0800000, 0x3e22f983};
-constexpr uint64_t kF64[] = {0x3fe0000000000000, 0xbfe0000000000000, 0x3ff0000000000000,
-                             0xbff0000000000000, 0x4000000000000000, 0xc000000000000000,
-                             0x4010000000000000, 0xc010000000000000, 0x3fc45f306dc9c882};
-
 uint64_t inline_float(unsigned i, ConstType type) {
+  const InlineFloat& f = kInlineFloats[i];
   switch (type) {
     case ConstType::i16:
     case ConstType::f16:
-    case ConstType::pk_f16: return kF16[i];
+    case ConstType::pk_f16: return f.f16;
     case ConstType::bf16:
-    case ConstType::pk_bf16: return kBf16[i];
+    case ConstType::pk_bf16: return f.bf16;
     case ConstType::i64:
-    case ConstType::f64: return kF64[i];
-    case ConstType::pk_f32: return kF32[i] | static_cast<uint64_t>(kF32[i]) << 32;
-    default: return kF32[i];
+    case ConstType::f64: return f.f64;
+    case ConstType::pk_f32: return f.f32 * 0x100000001ull;
+    default: return f.f32;
   }
 }
 

@@ -4,7 +4,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "decode.h"
+#include "disasm_immediates.h"
+#include "inline_constants.h"
 #include "isa.h"
 
 namespace hfemu {
@@ -18,29 +19,10 @@ const char* const kUnused[] = {"UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"};
 const char* const kSpecial[] = {"src_shared_base", "src_shared_limit", "src_private_base", "src_private_limit",
                                 "src_pops_exiting_wave_id", "src_vccz", "src_execz", "src_scc", "src_lds_direct",
                                 "null"};
-const char* const kGprIdx[] = {"SRC0", "SRC1", "SRC2", "DST"};
-
-struct InlineFloat {
-  uint64_t f64;
-  uint32_t f32;
-  uint16_t f16, bf16;
-  const char* text;
-};
-constexpr InlineFloat kFloats[] = {
-    {0x3fe0000000000000, 0x3f000000, 0x3800, 0x3f00, "0.5"},
-    {0xbfe0000000000000, 0xbf000000, 0xb800, 0xbf00, "-0.5"},
-    {0x3ff0000000000000, 0x3f800000, 0x3c00, 0x3f80, "1.0"},
-    {0xbff0000000000000, 0xbf800000, 0xbc00, 0xbf80, "-1.0"},
-    {0x4000000000000000, 0x40000000, 0x4000, 0x4000, "2.0"},
-    {0xc000000000000000, 0xc0000000, 0xc000, 0xc000, "-2.0"},
-    {0x4010000000000000, 0x40800000, 0x4400, 0x4080, "4.0"},
-    {0xc010000000000000, 0xc0800000, 0xc400, 0xc080, "-4.0"},
-    {0x3fc45f306dc9c882, 0x3e22f983, 0x3118, 0x3e22, "0.15915494"},
-};
 
 // The text of `value` if it is one of the inline floating-point constants of `type`.
 const char* inline_float_text(uint64_t value, ConstType type) {
-  for (const InlineFloat& f : kFloats) {
+  for (const InlineFloat& f : kInlineFloats) {
     switch (type) {
       case ConstType::f64:
       case ConstType::i64:
@@ -234,25 +216,8 @@ class Printer {
     list({&inst_.src[0], &inst_.src[1]});
     if (row_.has(isa::imm_gpr_idx)) {
       separate();
-      gpr_idx();
+      out_ += gpr_idx_text(static_cast<uint16_t>(inst_.simm));
     }
-  }
-
-  void gpr_idx() {
-    const unsigned mode = static_cast<uint16_t>(inst_.simm);
-    if (mode > 15) {
-      add("0x%x", mode);
-      return;
-    }
-    out_ += "gpr_idx(";
-    bool first = true;
-    for (unsigned i = 0; i < 4; ++i) {
-      if ((mode >> i & 1) == 0) continue;
-      if (!first) out_ += ",";
-      out_ += kGprIdx[i];
-      first = false;
-    }
-    out_ += ")";
   }
 
   void sopk() {
@@ -274,68 +239,17 @@ class Printer {
     if (row_.has(isa::imm_hex)) {
       add("0x%x", value);
     } else if (row_.has(isa::imm_hwreg)) {
-      hwreg(value);
+      out_ += hwreg_text(value);
     } else if (row_.has(isa::imm_waitcnt)) {
-      waitcnt(value);
+      out_ += waitcnt_text(value);
     } else if (row_.has(isa::imm_message)) {
-      message(value);
+      out_ += message_text(value);
     } else if (row_.has(isa::imm_gpr_idx)) {
-      gpr_idx();
+      out_ += gpr_idx_text(static_cast<uint16_t>(inst_.simm));
     } else if (row_.has(isa::imm_branch | isa::imm_optional) || value <= 64) {
       add("%u", value);
     } else {
       add("0x%x", value);
-    }
-  }
-
-  void hwreg(unsigned value) {
-    const unsigned id = value & 63, offset = value >> 6 & 31, size = (value >> 11) + 1;
-    static const struct { unsigned id; const char* name; } kNames[] = {
-        {1, "HW_REG_MODE"}, {2, "HW_REG_STATUS"}, {3, "HW_REG_TRAPSTS"}, {4, "HW_REG_HW_ID"},
-        {5, "HW_REG_GPR_ALLOC"}, {6, "HW_REG_LDS_ALLOC"}, {7, "HW_REG_IB_STS"}, {15, "HW_REG_SH_MEM_BASES"},
-        {16, "HW_REG_TBA_LO"}, {17, "HW_REG_TBA_HI"}, {18, "HW_REG_TMA_LO"}, {19, "HW_REG_TMA_HI"},
-        {20, "HW_REG_XCC_ID"}, {21, "HW_REG_SQ_PERF_SNAPSHOT_DATA"}, {22, "HW_REG_SQ_PERF_SNAPSHOT_DATA1"},
-        {23, "HW_REG_SQ_PERF_SNAPSHOT_PC_LO"}, {24, "HW_REG_SQ_PERF_SNAPSHOT_PC_HI"}};
-    std::string name = std::to_string(id);
-    for (const auto& entry : kNames) {
-      if (entry.id == id) name = entry.name;
-    }
-    if (offset == 0 && size == 32) {
-      add("hwreg(%s)", name.c_str());
-    } else {
-      add("hwreg(%s, %u, %u)", name.c_str(), offset, size);
-    }
-  }
-
-  void waitcnt(unsigned value) {
-    const unsigned vm = (value & 15) | (value >> 14 & 3) << 4, exp = value >> 4 & 7, lgkm = value >> 8 & 15;
-    const bool all = vm == 63 && exp == 7 && lgkm == 15;
-    const char* space = "";
-    const struct { const char* name; unsigned value, max; } counters[] = {
-        {"vmcnt", vm, 63}, {"expcnt", exp, 7}, {"lgkmcnt", lgkm, 15}};
-    for (const auto& c : counters) {
-      if (c.value == c.max && !all) continue;
-      add("%s%s(%u)", space, c.name, c.value);
-      space = " ";
-    }
-  }
-
-  void message(unsigned value) {
-    static const struct { unsigned id; const char* name; } kNames[] = {
-        {1, "MSG_INTERRUPT"}, {4, "MSG_SAVEWAVE"}, {5, "MSG_STALL_WAVE_GEN"}, {6, "MSG_HALT_WAVES"},
-        {7, "MSG_ORDERED_PS_DONE"}, {8, "MSG_EARLY_PRIM_DEALLOC"}, {9, "MSG_GS_ALLOC_REQ"},
-        {10, "MSG_GET_DOORBELL"}};
-    const unsigned id = value & 15, operation = value >> 4 & 7, stream = value >> 8 & 3;
-    for (const auto& entry : kNames) {
-      if (entry.id == id && operation == 0 && stream == 0) {
-        add("sendmsg(%s)", entry.name);
-        return;
-      }
-    }
-    if ((id | operation << 4 | stream << 8) == value) {
-      add("sendmsg(%u, %u, %u)", id, operation, stream);
-    } else {
-      add("%u", value);
     }
   }
 
@@ -391,30 +305,7 @@ class Printer {
   }
 
   void dpp() {
-    const unsigned c = inst_.dpp_ctrl;
-    const unsigned n = c & 15;
-    if (c < 0x100) {
-      add(" quad_perm:[%u,%u,%u,%u]", c & 3, c >> 2 & 3, c >> 4 & 3, c >> 6 & 3);
-    } else if (c > 0x100 && c < 0x110) {
-      add(" row_shl:%u", n);
-    } else if (c > 0x110 && c < 0x120) {
-      add(" row_shr:%u", n);
-    } else if (c > 0x120 && c < 0x130) {
-      add(" row_ror:%u", n);
-    } else if (c >= 0x150 && c < 0x160) {
-      add(" row_newbcast:%u", n);
-    } else {
-      switch (c) {
-        case 0x130: out_ += " wave_shl:1"; break;
-        case 0x134: out_ += " wave_rol:1"; break;
-        case 0x138: out_ += " wave_shr:1"; break;
-        case 0x13c: out_ += " wave_ror:1"; break;
-        case 0x140: out_ += " row_mirror"; break;
-        case 0x141: out_ += " row_half_mirror"; break;
-        case 0x142: out_ += " row_bcast:15"; break;
-        default: out_ += " row_bcast:31"; break;
-      }
-    }
+    out_ += " " + dpp_text(inst_.dpp_ctrl);
     add(" row_mask:0x%x bank_mask:0x%x", inst_.row_mask, inst_.bank_mask);
     flag(inst_.bound_ctrl, " bound_ctrl:1");
   }
@@ -505,52 +396,11 @@ class Printer {
       if (inst_.offset != 0) add(" offset0:%d", static_cast<int>(inst_.offset));
       if (inst_.offset1 != 0) add(" offset1:%d", inst_.offset1);
     } else if (inst_.op == Op::ds_swizzle_b32) {
-      swizzle(static_cast<unsigned>(inst_.offset));
+      if (inst_.offset != 0) out_ += " offset:" + swizzle_text(static_cast<unsigned>(inst_.offset));
     } else if (inst_.offset != 0) {
       add(" offset:%d", static_cast<int>(inst_.offset));
     }
     flag(row_.has(isa::gws), " gds");
-  }
-
-  void swizzle(unsigned value) {
-    if (value == 0) return;
-    if ((value & 0xff00) == 0x8000) {
-      add(" offset:swizzle(QUAD_PERM,%u,%u,%u,%u)", value & 3, value >> 2 & 3, value >> 4 & 3, value >> 6 & 3);
-      return;
-    }
-    if (value >= 0xe000) {
-      add(" offset:swizzle(FFT,%u)", value & 31);
-      return;
-    }
-    if (value >= 0xc000) {
-      add(" offset:swizzle(ROTATE,%u,%u)", value >> 10 & 1, value >> 5 & 31);
-      return;
-    }
-    if ((value & 0x8000) != 0) {
-      add(" offset:%u", value);
-      return;
-    }
-    const unsigned and_mask = value & 31, or_mask = value >> 5 & 31, xor_mask = value >> 10 & 31;
-    if (and_mask == 31 && or_mask == 0 && xor_mask != 0 && (xor_mask & (xor_mask - 1)) == 0) {
-      add(" offset:swizzle(SWAP,%u)", xor_mask);
-      return;
-    }
-    if (and_mask == 31 && or_mask == 0 && xor_mask != 0 && (xor_mask & (xor_mask + 1)) == 0) {
-      add(" offset:swizzle(REVERSE,%u)", xor_mask + 1);
-      return;
-    }
-    const unsigned group = 32 - and_mask;
-    if (group > 1 && (group & (group - 1)) == 0 && group <= 32 && or_mask < group && xor_mask == 0) {
-      add(" offset:swizzle(BROADCAST,%u,%u)", group, or_mask);
-      return;
-    }
-    out_ += " offset:swizzle(BITMASK_PERM,\"";
-    for (unsigned b = 16; b != 0; b >>= 1) {
-      const bool p0 = ((0 & and_mask) | or_mask) ^ xor_mask ? (((or_mask ^ xor_mask) & b) != 0) : false;
-      const bool p1 = ((((b & and_mask) | or_mask) ^ xor_mask) & b) != 0;
-      out_ += p0 ? (p1 ? '1' : 'i') : (p1 ? 'p' : '0');
-    }
-    out_ += "\")";
   }
 
   void cache_policy() {
