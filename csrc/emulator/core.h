@@ -31,6 +31,7 @@ struct Launch;
 struct Workgroup;
 struct ThreadState;
 struct WaveShadow;
+struct UsageTable;
 
 // Floating-point mode of a wave, from rsrc1 or s_setreg.
 struct Mode {
@@ -60,6 +61,13 @@ struct Source {
   const uint32_t* row = nullptr;  // constants: splat rows (two for 64-bit operands)
 };
 
+// Where each lane of a DPP instruction reads.
+struct DppPlan {
+  uint8_t from[kLanes] = {};
+  uint64_t inside = 0;   // lanes whose source lies inside the row or wave
+  uint64_t enabled = 0;  // lanes the row and bank masks let through
+};
+
 struct alignas(64) ExecInst {
   Handler fn = nullptr;
   LaneKernel kernel = nullptr;
@@ -83,6 +91,7 @@ struct alignas(64) ExecInst {
   Source scale_a, scale_b;        // scaled MFMA
   bool sparse = false;            // SMFMAC: src[2] is the index
   MatrixFn matrix = nullptr;
+  const DppPlan* dpp = nullptr;   // null: not a DPP instruction
 };
 
 // A kernel's text, decoded and prepared.
@@ -94,6 +103,8 @@ struct Program {
   std::vector<ExecInst> code;       // parallel to insts, plus a final entry that faults
   std::vector<uint32_t> index_of;   // text dword -> index, kNoIndex inside an instruction
   std::vector<std::unique_ptr<uint32_t[]>> constants;
+  std::vector<std::unique_ptr<DppPlan>> dpp_plans;
+  mutable std::shared_ptr<const UsageTable> usage;  // for the checkers, on first use
   static constexpr uint32_t kNoIndex = ~0u;
 
   uint64_t host_pc(uint32_t index) const { return base + insts[index].pc; }
@@ -120,7 +131,7 @@ struct alignas(64) Wave {
   Launch* launch = nullptr;
   WaveShadow* shadow = nullptr;    // null: no register or wait checks
   uint8_t* scratch = nullptr;      // lane l's private memory: scratch + l * launch->private_bytes
-  uint32_t waits_outstanding = 0;
+  uint32_t initial_sgprs = 0;      // SGPRs the dispatch has set
 
   uint64_t s64(uint32_t reg) const {
     uint64_t x;

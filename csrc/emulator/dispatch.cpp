@@ -182,6 +182,7 @@ class Worker {
   // Every wave that has not ended waits.
   void pass_barrier(uint32_t count) {
     ++group_.barriers;
+    if (observer_) observer_->barrier(group_);
     for (uint32_t i = 0; i < count; ++i)
       if (arena_->waves[i].state == WaveState::barrier) arena_->waves[i].state = WaveState::running;
   }

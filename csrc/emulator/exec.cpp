@@ -131,21 +131,6 @@ int dpp_source_lane(uint32_t ctrl, int lane) {
   }
 }
 
-uint32_t select_bits(uint32_t x, Select sel, bool sext) {
-  switch (sel) {
-    case Select::byte0: case Select::byte1: case Select::byte2: case Select::byte3: {
-      const uint32_t b = x >> (8 * static_cast<int>(sel)) & 0xFF;
-      return sext ? static_cast<uint32_t>(static_cast<int8_t>(b)) : b;
-    }
-    case Select::word0: case Select::word1: {
-      const uint32_t h = sel == Select::word0 ? x & 0xFFFF : x >> 16;
-      return sext ? static_cast<uint32_t>(static_cast<int16_t>(h)) : h;
-    }
-    case Select::dword: break;
-  }
-  return x;
-}
-
 int rows_of(LaneType type) { return type == LaneType::b64 || type == LaneType::f64 ? 2 : 1; }
 
 uint32_t clamp_f32(uint32_t bits, bool dx10) {
@@ -200,67 +185,104 @@ void output_modifiers(const Wave& w, const Inst& inst, LaneType type, uint32_t* 
 
 }  // namespace
 
+DppPlan plan_dpp(const Inst& inst) {
+  DppPlan p;
+  for (int l = 0; l < kLanes; ++l) {
+    const int from = dpp_source_lane(inst.dpp_ctrl, l);
+    p.from[l] = static_cast<uint8_t>(from < 0 ? l : from);
+    p.inside |= uint64_t{from >= 0} << l;
+    p.enabled |= uint64_t{(inst.row_mask >> (l / 16) & 1) && (inst.bank_mask >> (l / 4 % 4) & 1)} << l;
+  }
+  return p;
+}
+
+namespace {
+
+// Lanes whose source lane exists and is active.
+uint64_t dpp_valid(const DppPlan& p, uint64_t exec) {
+  if (exec == kAllLanes) return p.inside;
+  uint64_t valid = 0;
+  for (int l = 0; l < kLanes; ++l) valid |= (exec >> p.from[l] & 1) << l;
+  return valid & p.inside;
+}
+
+// A source's bits as shifts and masks that are the same in every lane.
+struct BitField {
+  uint32_t left = 0, right = 0, keep = ~0u, flip = 0;
+  bool sign = false;
+};
+
+void move_bits(uint32_t* to, const uint32_t* from, const BitField& f) {
+  if (f.sign) {
+    for (int l = 0; l < kLanes; ++l)
+      to[l] = (static_cast<uint32_t>(static_cast<int32_t>(from[l] << f.left) >> f.right) & f.keep) ^ f.flip;
+  } else {
+    for (int l = 0; l < kLanes; ++l) to[l] = ((from[l] << f.left >> f.right) & f.keep) ^ f.flip;
+  }
+}
+
+BitField field_of(const Operand& o, LaneType type, bool sdwa) {
+  BitField f;
+  const bool sixteen = type == LaneType::b16 || type == LaneType::f16;
+  if (sdwa && o.select != Select::dword) {
+    const uint32_t sel = static_cast<uint32_t>(o.select), width = sel < 4 ? 8 : 16;
+    const uint32_t low = sel < 4 ? 8 * sel : 16 * (sel - 4);
+    f.left = 32 - width - low;
+    f.right = 32 - width;
+    f.sign = o.sext;
+  } else if (sixteen && o.op_sel) {
+    f.right = 16;
+  }
+  const uint32_t sign_bit = sixteen ? 0x8000 : 0x80000000;
+  if (o.abs) f.keep = ~sign_bit;
+  if (o.neg) f.flip = sign_bit;
+  return f;
+}
+
+}  // namespace
+
 const uint32_t* stage_source(const Wave& w, const ExecInst& in, int index, LaneType type, RowBuffer& buffer) {
-  const Source& s = in.src[index];
   const Inst& inst = *in.inst;
-  const uint32_t* row = source_row(w, s, buffer);
+  const uint32_t* row = source_row(w, in.src[index], buffer);
   if (index >= inst.num_src) return row;  // the accumulator: no modifiers
   const Operand& o = inst.src[index];
   const int rows = rows_of(type);
-  if (inst.dpp && index == 0) {
+  if (in.dpp != nullptr && index == 0) {
+    const DppPlan& p = *in.dpp;
+    const uint64_t valid = dpp_valid(p, w.exec());
     RowBuffer moved;
-    const uint64_t exec = w.exec();
-    for (int l = 0; l < kLanes; ++l) {
-      const int from = dpp_source_lane(inst.dpp_ctrl, l);
-      const bool valid = from >= 0 && (exec >> from & 1);
-      for (int r = 0; r < rows; ++r) moved.x[r * kLanes + l] = valid ? row[r * kLanes + from] : 0;
+    for (int r = 0; r < rows; ++r) {
+      uint32_t* to = moved.x + r * kLanes;
+      for (int l = 0; l < kLanes; ++l) to[l] = row[r * kLanes + p.from[l]];
+      if (valid != kAllLanes)
+        for (int l = 0; l < kLanes; ++l) to[l] = (valid >> l & 1) ? to[l] : 0;
     }
-    std::memcpy(buffer.x, moved.x, sizeof(uint32_t) * kLanes * rows);
+    std::memcpy(buffer.x, moved.x, sizeof(uint32_t) * kLanes * static_cast<size_t>(rows));
     row = buffer.x;
+  }
+  if (type == LaneType::pk16 || type == LaneType::pkf16) {
+    if (!o.op_sel && o.op_sel_hi && !o.neg && !o.neg_hi) return row;
+    const uint32_t low_shift = o.op_sel ? 16 : 0, high_shift = o.op_sel_hi ? 16 : 0;
+    const uint32_t flip = (o.neg ? 0x8000u : 0) | (o.neg_hi ? 0x80000000u : 0);
+    for (int l = 0; l < kLanes; ++l)
+      buffer.x[l] = ((row[l] >> low_shift & 0xFFFF) | row[l] >> high_shift << 16) ^ flip;
+    return buffer.x;
   }
   const bool selects = inst.sdwa && o.select != Select::dword;
   const bool sixteen = type == LaneType::b16 || type == LaneType::f16;
-  const bool packed = type == LaneType::pk16 || type == LaneType::pkf16;
-  // SDWA's whole-dword select still sign-extends a 16-bit operand to nothing: only the low half is read.
-  const bool modified = o.neg || o.abs || o.neg_hi;
-  if (!selects && !modified && !(sixteen && o.op_sel) && !(packed && (o.op_sel || !o.op_sel_hi))) return row;
-  for (int l = 0; l < kLanes; ++l) {
-    uint32_t x = row[l];
-    if (selects) x = select_bits(x, o.select, o.sext);
-    if (rows == 2) {
-      uint32_t hi = row[kLanes + l];
-      if (o.abs) hi &= 0x7FFFFFFF;
-      if (o.neg) hi ^= 0x80000000;
-      buffer.x[kLanes + l] = hi;
-    } else if (packed) {
-      uint32_t lo = o.op_sel ? x >> 16 : x & 0xFFFF, hi = o.op_sel_hi ? x >> 16 : x & 0xFFFF;
-      if (o.neg) lo ^= 0x8000;
-      if (o.neg_hi) hi ^= 0x8000;
-      x = lo | hi << 16;
-    } else if (sixteen) {
-      if (o.op_sel) x >>= 16;
-      if (o.abs) x &= 0x7FFF;
-      if (o.neg) x ^= 0x8000;
-    } else {
-      if (o.abs) x &= 0x7FFFFFFF;
-      if (o.neg) x ^= 0x80000000;
-    }
-    buffer.x[l] = x;
+  if (!selects && !o.neg && !o.abs && !(sixteen && o.op_sel)) return row;
+  if (rows == 2) {
+    if (row != buffer.x) std::memcpy(buffer.x, row, sizeof(Row));
+    move_bits(buffer.x + kLanes, row + kLanes, field_of(o, type, false));
+    return buffer.x;
   }
+  move_bits(buffer.x, row, field_of(o, type, inst.sdwa));
   return buffer.x;
 }
 
 uint64_t dpp_write_mask(const Wave& w, const ExecInst& in) {
-  const Inst& inst = *in.inst;
-  if (!inst.dpp) return kAllLanes;
-  const uint64_t exec = w.exec();
-  uint64_t mask = 0;
-  for (int l = 0; l < kLanes; ++l) {
-    if (!(inst.row_mask >> (l / 16) & 1) || !(inst.bank_mask >> (l / 4 % 4) & 1)) continue;
-    const int from = dpp_source_lane(inst.dpp_ctrl, l);
-    if (inst.bound_ctrl || (from >= 0 && (exec >> from & 1))) mask |= uint64_t{1} << l;
-  }
-  return mask;
+  if (in.dpp == nullptr) return kAllLanes;
+  return in.dpp->enabled & (in.inst->bound_ctrl ? kAllLanes : dpp_valid(*in.dpp, w.exec()));
 }
 
 void write_result(Wave& w, const ExecInst& in, LaneType type, uint32_t* rows, bool preserves_high) {

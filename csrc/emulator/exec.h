@@ -100,10 +100,9 @@ template <class C, class R, class... A> struct lane_traits<R (C::*)(A...) const>
 
 // One loop per lambda. Rows are either the same register or disjoint, so a lane never reads what another one wrote.
 template <class F>
-void lane_loop(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, const Mode& mode) {
+inline void lanes_of(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, const Mode m) {
   using T = lane_traits<F>;
   const F f{};
-  const Mode m = mode;
 #pragma GCC ivdep
   for (int l = 0; l < kLanes; ++l) {
     typename T::result r;
@@ -123,6 +122,23 @@ void lane_loop(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t
       else r = f(lane_load<A>(a, l), lane_load<B>(b, l), lane_load<C>(c, l));
     }
     lane_store(d, l, r);
+  }
+}
+
+template <class F>
+void lane_loop(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, const Mode& mode) {
+  if constexpr (lane_traits<F>::takes_mode) {
+    // Two loops, each for one kind of 8-bit float: a test inside would keep it from being vectorised.
+    Mode m = mode;
+    if (m.fnuz) {
+      m.fnuz = true;
+      lanes_of<F>(d, a, b, c, m);
+    } else {
+      m.fnuz = false;
+      lanes_of<F>(d, a, b, c, m);
+    }
+  } else {
+    lanes_of<F>(d, a, b, c, Mode{});
   }
 }
 
@@ -224,6 +240,9 @@ const OpTable& op_table();
 struct alignas(64) RowBuffer {
   uint32_t x[2 * kLanes];
 };
+
+// Source lanes of a DPP control, once per instruction.
+DppPlan plan_dpp(const Inst& inst);
 
 uint32_t special_value(const Wave& w, uint16_t special, bool high);
 // A scalar source's bits (sgpr, constant or special; one lane's worth).

@@ -1,5 +1,6 @@
 // The instruction-by-instruction loop: counts, register and wait checks, trace.
 #include "access.h"
+#include "checkers.h"
 #include "collect.h"
 #include "schedule.h"
 #include "stats.h"
@@ -10,14 +11,18 @@ namespace {
 
 uint32_t index_of(const Wave& w, const ExecInst& in) { return static_cast<uint32_t>(in.inst - w.launch->program->insts.data()); }
 
+bool checks_registers(const Options& o) { return o.check_uninit || o.check_waits || o.check_races; }
+
 class FullObserver final : public Observer {
  public:
-  explicit FullObserver(Launch& launch) : launch_(launch) {
+  FullObserver(Launch& launch, uint32_t waves, uint32_t lds_bytes) : launch_(launch) {
     if (launch.totals != nullptr) stats_ = std::make_unique<Stats>(launch);
+    if (checks_registers(launch.options)) checkers_ = std::make_unique<Checkers>(launch, waves, lds_bytes);
   }
   Stats* stats() override { return stats_.get(); }
 
-  void begin_group(Workgroup& group, Wave*, uint32_t, const TraceRequest* trace) override {
+  void begin_group(Workgroup& group, Wave* waves, uint32_t count, const TraceRequest* trace) override {
+    if (checkers_) checkers_->begin_group(group, waves, count);
     tracing_ = trace->sink != nullptr && trace->workgroup == group.flat && trace_applies(*trace, launch_);
     trace_ = trace;
   }
@@ -27,15 +32,21 @@ class FullObserver final : public Observer {
     const uint64_t exec = w.exec();
     if (stats_) stats_->instruction(w.pc, static_cast<uint32_t>(std::popcount(exec)));
     const bool traced = tracing_ && w.index == trace_->wave;
+    const uint32_t index = w.pc;
+    if (checkers_) checkers_->before(w, in, index);
     if (w.state == WaveState::indexing) {
       step_indexed(w);
     } else {
       ++w.pc;
       in.fn(w, in);
     }
+    if (checkers_) checkers_->after(w, in, index, exec);
     if (traced) trace_instruction(w, in, exec, *trace_);
   }
 
+  void barrier(Workgroup& group) override {
+    if (group.shadow != nullptr) ++group.shadow->epoch;
+  }
   void end_group(uint64_t) override {}
   void finish() override {
     if (!stats_) return;
@@ -46,36 +57,44 @@ class FullObserver final : public Observer {
  private:
   Launch& launch_;
   std::unique_ptr<Stats> stats_;
+  std::unique_ptr<Checkers> checkers_;
   const TraceRequest* trace_ = nullptr;
   bool tracing_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Observer> Observer::create(Launch& launch, const TraceRequest& trace, uint32_t, uint32_t) {
+std::unique_ptr<Observer> Observer::create(Launch& launch, const TraceRequest& trace, uint32_t waves,
+                                           uint32_t lds_bytes) {
   const bool traced = trace.sink != nullptr && trace_applies(trace, launch);
-  if (launch.totals == nullptr && !traced) return nullptr;
-  return std::make_unique<FullObserver>(launch);
+  if (launch.totals == nullptr && !traced && !checks_registers(launch.options)) return nullptr;
+  return std::make_unique<FullObserver>(launch, waves, lds_bytes);
 }
 
 LaunchObservation::LaunchObservation(Launch& launch, const TraceRequest& trace) : launch_(launch) {
   tracing_ = trace.sink != nullptr && trace_applies(trace, launch);
   if (collecting()) launch.totals = new LaunchTotals(launch);
+  if (launch.options.check_global_races) launch.global_races = new GlobalRaces;
 }
-LaunchObservation::~LaunchObservation() { delete launch_.totals; }
-bool LaunchObservation::single_thread() const { return tracing_; }
+LaunchObservation::~LaunchObservation() {
+  delete launch_.totals;
+  delete launch_.global_races;
+}
+bool LaunchObservation::single_thread() const { return tracing_ || launch_.global_races != nullptr; }
 void LaunchObservation::finish(const LaunchRequest& request, uint64_t groups, double seconds) const {
   if (launch_.totals != nullptr) collect_launch(launch_, launch_.totals->stats, request, groups, seconds);
 }
 
 void note_global(Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes, Access access) {
   if (w.thread->stats != nullptr) w.thread->stats->global(index_of(w, in), a, exec, bytes, access);
+  if (w.launch->global_races != nullptr) w.launch->global_races->access(w, in, a, exec, bytes, access);
 }
 void note_scalar(Wave& w, const ExecInst& in, uint64_t address, uint32_t bytes, Access access) {
   if (w.thread->stats != nullptr) w.thread->stats->scalar(index_of(w, in), address, bytes, access);
 }
-void note_lds(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t exec, uint32_t bytes, Access) {
+void note_lds(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t exec, uint32_t bytes, Access access) {
   if (w.thread->stats != nullptr) w.thread->stats->lds(index_of(w, in), a, exec, bytes);
+  if (w.wg->shadow != nullptr) check_lds_access(w, in, a, exec, bytes, access);
 }
 void note_scratch(Wave& w, const ExecInst& in, uint64_t exec, uint32_t bytes, Access) {
   if (w.thread->stats != nullptr) w.thread->stats->scratch(index_of(w, in), exec, bytes);

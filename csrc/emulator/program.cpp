@@ -174,6 +174,10 @@ ExecInst Preparer::prepare(const Inst& inst) {
   x.inst = &inst;
   const OpEntry& e = op_table().entry(inst.op);
   x.op_class = e.op_class;
+  if (inst.dpp) {
+    program_.dpp_plans.push_back(std::make_unique<DppPlan>(plan_dpp(inst)));
+    x.dpp = program_.dpp_plans.back().get();
+  }
   for (int i = 0; i < 3 && i < inst.num_src; ++i) x.src[i] = source(inst.src[i]);
   // SOPK compares name their register as a source only.
   const Operand& dst = inst.dst.kind == OperandKind::none && inst.format == Format::SOPK ? inst.src[0] : inst.dst;

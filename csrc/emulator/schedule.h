@@ -63,6 +63,7 @@ class Observer {
   virtual Stats* stats() = 0;
   virtual void begin_group(Workgroup& group, Wave* waves, uint32_t count, const TraceRequest* trace) = 0;
   virtual void step(Wave& w) = 0;
+  virtual void barrier(Workgroup& group) = 0;  // every wave has arrived
   virtual void end_group(uint64_t executed) = 0;
   virtual void finish() = 0;  // merges into the launch's totals
 };

@@ -69,6 +69,8 @@ void init_wave(Wave& w, const WaveStart& start) {
     if (k.rsrc2 >> (7 + i) & 1) push(w.wg->id[i]);
   if (k.rsrc2 >> 10 & 1) push(0);
 
+  w.initial_sgprs = n;
+
   const uint32_t* block = start.request->block;
   const uint32_t items = block[0] * block[1] * block[2];
   const uint32_t first = w.index * kLanes;
