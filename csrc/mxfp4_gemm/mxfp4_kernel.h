@@ -50,52 +50,64 @@ struct Plan {
 
 #if defined(__gfx950__)
 
-// kTiles x 16 rows of one operand as a lane sees them.
+// kTiles x 16 rows of one operand as a lane sees them. Rows that do not exist have offsets out of range.
 template <int kTiles>
 struct Panel {
   dev::Buffer payload, scales;
-  uint32_t blocks;                 // K / 32
-  uint32_t group;                  // lane / 16
+  uint32_t payload_bytes, scale_bytes;
+  uint32_t payload_stride;    // from step to step
   bool shuffled;
-  uint32_t data_at[kTiles];        // offset of the lane's 16 bytes of step 0
-  uint32_t scale_at[kTiles];       // offset of the lane's scale of step 0
-  bool exists[kTiles];
+  uint32_t group;             // lane / 16
+  uint32_t data_at[kTiles];   // offset of the lane's 16 bytes of step 0
+  uint32_t scale_at[kTiles];  // offset of the lane's scale of step 0
 
   __device__ Panel(const uint8_t* data, const uint8_t* scale_data, uint32_t first_row, uint32_t rows, uint32_t k,
                    uint32_t lane, bool is_shuffled, const Plan& plan)
-      : blocks(k / kMxBlock), group(lane / kTile), shuffled(is_shuffled) {
-    payload = dev::make_buffer(data, rows * (k / 2));
-    scales = dev::make_buffer(scale_data, shuffled ? plan.scale_rows * plan.scale_columns : rows * blocks);
+      : payload_bytes(rows * (k / 2)),
+        scale_bytes(is_shuffled ? plan.scale_rows * plan.scale_columns : rows * (k / kMxBlock)),
+        payload_stride(is_shuffled ? kTile * kStepBytes : kStepBytes),
+        shuffled(is_shuffled),
+        group(lane / kTile) {
+    payload = dev::make_buffer(data, payload_bytes);
+    scales = dev::make_buffer(scale_data, scale_bytes);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const uint32_t row = first_row + t * kTile + lane % kTile;
-      exists[t] = row < rows;
-      if (shuffled) {
-        // Byte (n, kb) lives at ((n/16) (Kb/32) + kb/32) 512 + ((kb%32)/16) 256 + (n%16) 16 + kb%16: the 16-byte columns
-        // of 16 rows follow each other.
-        data_at[t] = row / kTile * kTile * (k / 2) + group * kTileBytes + row % kTile * kLaneBytes;
-        // Scale (m, s) lives at (m/32) 32 S + (s/8) 256 + (s%4) 64 + (m%16) 4 + ((s%8)/4) 2 + (m%32)/16; here s = group.
-        scale_at[t] = row / kScaleRows * kScaleRows * plan.scale_columns + group * 64 + row % 16 * 4 + row % 32 / 16;
-      } else {
-        data_at[t] = row * (k / 2) + group * kLaneBytes;
-        scale_at[t] = row * blocks + group;
-      }
+      // Shuffled, byte (n, kb) lives at ((n/16) (Kb/32) + kb/32) 512 + ((kb%32)/16) 256 + (n%16) 16 + kb%16: the 16-byte
+      // columns of 16 rows follow each other. Scale (n, s) lives at (n/32) 32 S + (s/8) 256 + (s%4) 64 + (n%16) 4 +
+      // ((s%8)/4) 2 + (n%32)/16, and s = group in step 0.
+      const uint32_t data_offset = shuffled ? row / kTile * kTile * (k / 2) + group * kTileBytes + row % kTile * kLaneBytes
+                                            : row * (k / 2) + group * kLaneBytes;
+      const uint32_t scale_offset =
+          shuffled ? row / kScaleRows * kScaleRows * plan.scale_columns + group * 64 + row % 16 * 4 + row % 32 / 16
+                   : row * (k / kMxBlock) + group;
+      data_at[t] = row < rows ? data_offset : dev::kOutOfRange;
+      scale_at[t] = row < rows ? scale_offset : dev::kOutOfRange;
     }
   }
 
-  // Offset of step `step` past that of step 0, for payload and scales.
-  __device__ uint32_t payload_step(uint32_t step) const { return shuffled ? step * (kTile * kStepBytes) : step * kStepBytes; }
   __device__ uint32_t scale_step(uint32_t step) const {
     return shuffled ? step / 2 * (kScaleRows * kScaleColumns) + step % 2 * 2 : step * (kStep / kMxBlock);
   }
 
-  __device__ void load(dev::u32x4 (&data)[kTiles], uint32_t (&scale)[kTiles], uint32_t step, bool wanted) const {
-    const bool has_block = wanted && step * (kStep / kMxBlock) + group < blocks;
+  // A step that the wave does not have starts at the end of the tensor, where every lane is out of range.
+  __device__ void load(dev::u32x4 (&data)[kTiles], uint32_t (&scale)[kTiles], uint32_t step, bool exists) const {
+    const uint32_t at = exists ? step * payload_stride : payload_bytes;
+    const uint32_t scale_from = exists ? scale_step(step) : scale_bytes;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const bool there = has_block && exists[t];
-      data[t] = dev::load_b128(payload, there ? data_at[t] : dev::kOutOfRange, wanted ? payload_step(step) : 0);
-      scale[t] = dev::load_u8(scales, there ? scale_at[t] : dev::kOutOfRange, wanted ? scale_step(step) : 0);
+      data[t] = dev::load_b128(payload, data_at[t], at);
+      scale[t] = dev::load_u8(scales, scale_at[t], scale_from);
+    }
+  }
+
+  // The last step of a K that is no multiple of 128: lanes past K read nothing.
+  __device__ void load_partial(dev::u32x4 (&data)[kTiles], uint32_t (&scale)[kTiles], uint32_t step, uint32_t k) const {
+    const bool has_block = step * (kStep / kMxBlock) + group < k / kMxBlock;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      data[t] = dev::load_b128(payload, has_block ? data_at[t] : dev::kOutOfRange, step * payload_stride);
+      scale[t] = dev::load_u8(scales, has_block ? scale_at[t] : dev::kOutOfRange, scale_step(step));
     }
   }
 };
@@ -126,27 +138,44 @@ __global__ __launch_bounds__(kThreads, 2) void mxfp4_mfma(
 
   const Panel<kMSub> x(xq, xs, row0, m, k, lane, false, plan);
   const Panel<kNSub> w(wq, ws, column0, n, k, lane, plan.shuffled, plan);
+  const uint32_t whole_end = min(end, k / kStep);
   Step<kMSub, kNSub> ring[kRing];
   dev::f32x4 acc[kMSub][kNSub] = {};
   const auto load = [&](Step<kMSub, kNSub>& step, uint32_t index) {
-    w.load(step.w, step.w_scale, index, index < end);
-    x.load(step.x, step.x_scale, index, index < end);
+    w.load(step.w, step.w_scale, index, index < whole_end);
+    x.load(step.x, step.x_scale, index, index < whole_end);
+  };
+  const auto multiply = [&](const Step<kMSub, kNSub>& step) {
+#pragma unroll
+    for (int a = 0; a < kMSub; ++a)
+#pragma unroll
+      for (int b = 0; b < kNSub; ++b)
+        acc[a][b] = dev::mfma_scaled_e2m1(step.w[b], step.w_scale[b], step.x[a], step.x_scale[a], acc[a][b]);
   };
 #pragma unroll
-  for (int j = 0; j < kRing; ++j) load(ring[j], begin + j);
-  for (uint32_t step = begin; step < end; step += kRing) {
-    // Steps past the end hold zeros and are not multiplied, so that an MFMA is counted only where it does work.
+  for (int j = 0; j < kRing; ++j) {
+    load(ring[j], begin + j);
+    // In the order of their use: loads return in order, so the first step waits for no other.
+    __builtin_amdgcn_sched_barrier(0);
+  }
+  uint32_t step = begin;
+  for (; step + kRing <= whole_end; step += kRing) {
 #pragma unroll
     for (int j = 0; j < kRing; ++j) {
-      if (step + j < end) {
-#pragma unroll
-        for (int a = 0; a < kMSub; ++a)
-#pragma unroll
-          for (int b = 0; b < kNSub; ++b)
-            acc[a][b] = dev::mfma_scaled_e2m1(ring[j].w[b], ring[j].w_scale[b], ring[j].x[a], ring[j].x_scale[a], acc[a][b]);
-      }
+      multiply(ring[j]);
       load(ring[j], step + kRing + j);
+      __builtin_amdgcn_sched_barrier(0);
     }
+  }
+#pragma unroll
+  for (int j = 0; j < kRing - 1; ++j) {
+    if (step + j >= whole_end) break;
+    multiply(ring[j]);
+  }
+  if (whole_end < end) {
+    w.load_partial(ring[0].w, ring[0].w_scale, whole_end, k);
+    x.load_partial(ring[0].x, ring[0].x_scale, whole_end, k);
+    multiply(ring[0]);
   }
 
 #pragma unroll
