@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from decoding.encodings import table
 from decoding.llvm import assemble
 from decoding.ours import decoder
 
@@ -43,6 +45,26 @@ CONSTANT_CASES: tuple[tuple[str, int, int], ...] = (
 @pytest.mark.parametrize(("text", "index", "value"), CONSTANT_CASES, ids=[case[0] for case in CONSTANT_CASES])
 def test_constants_are_widened_for_their_operand(text: str, index: int, value: int, tmp_path: Path) -> None:
     assert decoder().constant(assemble(text, "gfx950", tmp_path), "gfx950", index) == value
+
+
+ONE = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000, "f64": 0x3FF0000000000000}
+WIDE = re.compile(r"scalef32_(2xpk16|pk32|sr_pk32)|^v_fma_mix")  # registers only; both widths in one instruction
+
+
+def test_the_mnemonic_names_the_type_of_the_first_source() -> None:
+    seen = 0
+    for row in table():
+        bases = {"VOP1": 0xD1400000, "VOP2": 0xD1000000, "VOPC": 0xD0000000, "VOP3": 0xD0000000, "VOP3P": 0xD3800000}
+        suffix = re.search(r"_(bf16|f16|f32|f64)$", row.name)
+        if row.encoding not in bases or suffix is None or "e32_only" in row.arguments or WIDE.search(row.name):
+            continue
+        code = (bases[row.encoding] + (row.opcode << 16) + (242 << 32)).to_bytes(8, "little")  # 242 is 1.0
+        packed_f32 = row.encoding == "VOP3P" or "sr_pk_fp4_f32" in row.name
+        one = ONE["f32"] * 0x1_0000_0001 if suffix[1] == "f32" and packed_f32 else ONE[suffix[1]]
+        arch = "gfx942" if row.exists_on("gfx942") else "gfx950"
+        assert decoder().constant(code, arch, 0) == one, row
+        seen += 1
+    assert seen > 250
 
 
 OPERAND_CASES: tuple[tuple[str, str], ...] = (
