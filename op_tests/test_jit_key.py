@@ -13,7 +13,7 @@ from jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
 
 import hipforge
 from hipforge import settings
-from hipforge.jit import cache_dir, hip_clang, hip_module, host_library, registry, spec, tools
+from hipforge.jit import cache_dir, digest, hip_clang, hip_module, host_library, registry, spec, tools
 from hipforge.jit.build import Built, ensure
 from hipforge.jit.spec import INGREDIENTS, KEY_ENVIRONMENT, BuildSpec, category
 
@@ -241,7 +241,8 @@ def test_a_header_that_only_the_device_pass_includes_is_in_the_key(stand_in: Sta
     assert stand_in.build().built
 
 
-def test_new_content_with_an_older_mtime_is_a_miss(stand_in: StandIn) -> None:  # noqa: F811
+def test_new_content_with_an_older_mtime_is_a_miss(stand_in: StandIn, monkeypatch: Patch) -> None:  # noqa: F811
+    monkeypatch.setattr(digest, "_RACE_NS", 0)  # remember digests of files made a moment ago
     stand_in.build()
     header = stand_in.sources / "value.h"
     header.write_text("#define VALUE 7\n")
@@ -251,7 +252,10 @@ def test_new_content_with_an_older_mtime_is_a_miss(stand_in: StandIn) -> None:  
     assert library_value(built.entry) == 7
 
 
-def test_new_content_with_the_same_size_and_mtime_is_a_miss(stand_in: StandIn) -> None:  # noqa: F811
+def test_new_content_with_the_same_size_and_mtime_is_a_miss(
+    stand_in: StandIn, monkeypatch: Patch  # noqa: F811
+) -> None:
+    monkeypatch.setattr(digest, "_RACE_NS", 0)  # remember digests of files made a moment ago
     header = stand_in.sources / "value.h"
     stand_in.build()
     before = header.stat()
