@@ -6,6 +6,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,13 +17,23 @@ from hipforge.errors import ConfigError
 _INIT = re.compile(rb"\0PyInit_(\w+)\0")
 
 
-@functools.cache
+_lock = threading.RLock()
+
+
 def import_extension(library: Path, module_name: str) -> ModuleType:
     """Import the built ``library`` under the name its PYBIND11_MODULE has; it is not put into ``sys.modules``.
+
+    Once per process: threads that call two stubs of one module for the first time share the import.
 
     Raises:
         ConfigError: it defines no PYBIND11_MODULE, or several and none is called ``module_name``.
     """
+    with _lock:
+        return _import_extension(library, module_name)
+
+
+@functools.cache
+def _import_extension(library: Path, module_name: str) -> ModuleType:
     names = sorted({name.decode() for name in _INIT.findall(library.read_bytes())})
     name = module_name if module_name in names else names[0] if len(names) == 1 else None
     if name is None:

@@ -601,6 +601,52 @@ def test_without_a_dispatcher_a_subclass_is_taken_as_the_tensor_it_is(bound):
     assert facts[2] == x.data_ptr()
 
 
+# ---- variants ----
+
+
+@pytest.mark.parametrize("names", [("A",), ("A", "B"), ()], ids=["one value", "two values", "no value"])
+def test_a_variant_is_looked_up_once_and_then_found(library, implementation, names):
+    binder = abi.make_binder(environment(library, "host"), implementation)
+    signature = signature_of(renamed_add, mutates=("out",))
+    bound = abi.bind(library, "renamed_add", signature, binder=binder)
+    entries, asked = {}, []
+
+    def load(args):
+        asked.append(args[2])
+        entries[1 if names == ("A",) else (1, 1)[: len(names)]] = bound
+        return bound
+
+    def variant(out, x, n):
+        return dict.fromkeys(names, x.shape[0] - 9)
+
+    call = binder.dispatch("op", signature.names, (5,), variant, entries, load)
+    out, x = torch.zeros(10, dtype=torch.int64), torch.arange(10)
+    for n in (7, 8):
+        call(out, n=n, x=x)
+        assert torch.equal(out, x + n)
+    call(out, x)
+    assert torch.equal(out, x + 5) and asked == [7]
+
+
+def test_what_a_variant_function_or_a_load_raises_comes_out(library, implementation):
+    binder = abi.make_binder(environment(library, "host"), implementation)
+
+    def load(args):
+        raise GuardError(f"no variant for {args}")
+
+    call = binder.dispatch("op", ("x",), (), lambda x: {"M": x.shape[0]}, {}, load)
+    with pytest.raises(GuardError, match="no variant for"):
+        call(3)  # an int has no shape: load() is asked, and says so
+    with pytest.raises(TypeError, match="missing argument 'x'"):
+        call()
+
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        binder.dispatch("op", ("x",), (), interrupted, {}, load)(torch.zeros(1))
+
+
 # ---- stub against module ----
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import typing
 from pathlib import Path
 
@@ -325,7 +326,13 @@ def test_reference_runs_no_kernels_and_says_so():
 def test_sixteen_threads_that_call_first_get_one_load(monkeypatch):
     loads = []
     real = loader.load
-    monkeypatch.setattr(loader, "load", lambda *args: loads.append(args) or real(*args))
+
+    def slow_load(*args):
+        loads.append(args)
+        time.sleep(0.05)  # long enough for every thread to come this far
+        return real(*args)
+
+    monkeypatch.setattr(loader, "load", slow_load)
 
     @compile_ops("module_test_scale", fc_name="scale_out")
     def threaded_out(
@@ -464,6 +471,17 @@ def test_fake_and_meta_tensors_run_no_kernel():
         variant_out(torch.empty(3), torch.empty(3))
     assert out.shape == (5,)
     scale_out(torch.empty(5, device="meta"), torch.empty(5, device="meta"))
+
+
+def test_a_first_call_on_fake_tensors_builds_nothing(isolated_cache):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    @compile_ops("module_test_broken")
+    def fake_first_out(out: torch.Tensor) -> None: ...
+
+    with FakeTensorMode():
+        fake_first_out(torch.empty(1))
+    assert list(isolated_cache.rglob("*")) == []
 
 
 def test_two_stubs_of_one_name_get_two_operators():

@@ -1,0 +1,59 @@
+"""Which ``libamdhip64`` is loaded, with stand-ins for the library: found where ROCm keeps it, or an error that says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from hipforge.errors import LaunchError
+from hipforge.jit import hip_runtime, host_library
+
+
+@pytest.fixture
+def rocm(tmp_path, monkeypatch):
+    """A ROCm folder whose libamdhip64 has hipGetDevice and answers 7."""
+    source = tmp_path / "hip.c"
+    source.write_text("int hipGetDevice(int* out) { *out = 7; return 0; }\nint hipSetDevice(int i) { return i; }\n")
+    (tmp_path / "lib").mkdir()
+    shutil.copy(host_library.build("test_hip_runtime", sources=[source]), tmp_path / "lib" / "libamdhip64.so.7")
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    hip_runtime.load.cache_clear()
+    yield tmp_path
+    hip_runtime.load.cache_clear()
+
+
+def test_the_runtime_of_rocm_path_is_loaded_with_global_symbols(rocm):
+    code = (
+        "import ctypes; from hipforge.jit import hip_runtime; hip_runtime.load();"
+        "index = ctypes.c_int(); ctypes.CDLL(None).hipGetDevice(ctypes.byref(index)); print(index.value)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "7"
+
+
+def test_a_library_that_is_already_mapped_wins_over_any_other(rocm):
+    """As with a ROCm torch: its own copy is in the process, and a second one would be a second HIP."""
+    (rocm / "torch").mkdir()
+    mapped = rocm / "torch" / "libamdhip64.so"
+    shutil.copy(rocm / "lib" / "libamdhip64.so.7", mapped)
+    code = (
+        f"import ctypes; ctypes.CDLL({str(mapped)!r}); from hipforge.jit import hip_runtime;"
+        "print(next(hip_runtime.candidates())); print(hip_runtime.load()._name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(mapped)] * 2
+
+
+def test_a_machine_without_the_library_is_told_what_was_tried(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libamdhip64.so").write_text("not a library")
+    hip_runtime.load.cache_clear()
+    with pytest.raises(LaunchError, match=r"libamdhip64.so: .*HIPFORGE_DEVICE=emulator"):
+        hip_runtime.load()
+    (tmp_path / "lib" / "libamdhip64.so").unlink()
+    with pytest.raises(LaunchError, match=r"no libamdhip64.so in this process"):
+        hip_runtime.load()
