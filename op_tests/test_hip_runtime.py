@@ -25,10 +25,17 @@ def rocm(tmp_path, monkeypatch):
     hip_runtime.load.cache_clear()
 
 
-def test_the_runtime_of_rocm_path_is_loaded_with_global_symbols(rocm):
+def test_the_library_of_rocm_path_is_a_candidate(rocm):
+    assert rocm / "lib" / "libamdhip64.so.7" in list(hip_runtime.candidates())
+
+
+def test_the_library_is_loaded_with_global_symbols(rocm):
+    """In a new process that knows only this candidate, whatever else the machine has."""
     code = (
-        "import ctypes; from hipforge.jit import hip_runtime; hip_runtime.load();"
-        "index = ctypes.c_int(); ctypes.CDLL(None).hipGetDevice(ctypes.byref(index)); print(index.value)"
+        "import ctypes, pathlib; from hipforge.jit import hip_runtime;"
+        f"hip_runtime.candidates = lambda: iter([pathlib.Path({str(rocm / 'lib' / 'libamdhip64.so.7')!r})]);"
+        "hip_runtime.load(); index = ctypes.c_int();"
+        "ctypes.CDLL(None).hipGetDevice(ctypes.byref(index)); print(index.value)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "7"
@@ -48,12 +55,12 @@ def test_a_library_that_is_already_mapped_wins_over_any_other(rocm):
 
 
 def test_a_machine_without_the_library_is_told_what_was_tried(tmp_path, monkeypatch):
-    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "libamdhip64.so").write_text("not a library")
+    broken = tmp_path / "libamdhip64.so"
+    broken.write_text("not a library")
     hip_runtime.load.cache_clear()
+    monkeypatch.setattr(hip_runtime, "candidates", lambda: iter([broken]))
     with pytest.raises(LaunchError, match=r"libamdhip64.so: .*HIPFORGE_DEVICE=emulator"):
         hip_runtime.load()
-    (tmp_path / "lib" / "libamdhip64.so").unlink()
+    monkeypatch.setattr(hip_runtime, "candidates", lambda: iter([]))
     with pytest.raises(LaunchError, match=r"no libamdhip64.so in this process"):
         hip_runtime.load()
