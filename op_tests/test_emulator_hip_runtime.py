@@ -142,6 +142,8 @@ def test_device_variables_keep_their_values_and_pointers_between_them_are_reloca
 def test_copies_past_a_device_variable_are_refused(hip: ctypes.CDLL) -> None:
     assert hip.set_table((ctypes.c_int * 4)(), ctypes.c_size_t(4), ctypes.c_size_t(1)) == INVALID_VALUE
     assert "16 bytes at offset 4 of table, which has 16 bytes" in report()
+    assert hip.set_table((ctypes.c_int * 1)(), ctypes.c_size_t(1), ctypes.c_size_t(4)) == INVALID_VALUE
+    assert "4 bytes at offset 16 of table" in report()
     size = ctypes.c_size_t()
     assert hip.table_size(ctypes.byref(size)) == 0
     assert size.value == 16
