@@ -1,0 +1,43 @@
+"""Every decode shape of MiniMax-M3 with every batch size that serving meets, on real data. Long: run with --full."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from mxfp8_cases import Operands, assert_close, dequantize, normal
+
+from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv, smallm_mxfp8_gemv, smallm_mxfp8_mfma
+from hipforge.tuning.cases import DECODE_M, MINIMAX_M3
+
+ODD_M = (3, 5, 7, 9, 17, 33, 63)
+
+
+@functools.lru_cache(maxsize=1)  # cases of one shape follow each other and share its weight
+def weight(k: int, n: int) -> tuple[Operands, torch.Tensor]:
+    case = normal(max(DECODE_M), n, k)
+    return case, dequantize(case.wq, case.ws)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("k", "n"), (*MINIMAX_M3, (4096, 4096)))
+def test_every_batch_size_is_within_the_bounds(k: int, n: int) -> None:
+    case, dense = weight(k, n)
+    reference = dequantize(case.xq, case.xs) @ dense.T
+    for m in sorted((*DECODE_M, *ODD_M)):
+        operands = (case.xq[:m], case.xs[:m], case.wq, case.ws)
+        got = mxfp8_gemv(*operands)
+        if got is None:  # routed to the fallback; the kernel takes it all the same
+            got = smallm_mxfp8_mfma(*operands, torch.bfloat16)
+        assert_close(got, reference[:m])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("k", "n"), ((6144, 1152), (768, 6144)))
+@pytest.mark.parametrize("block_n", (4, 8, 16, 32, 64))
+def test_every_gemv_instance_is_within_the_bounds(k: int, n: int, block_n: int) -> None:
+    case, dense = weight(k, n)
+    for m in (1, 2, 4, 8, 16):
+        got = smallm_mxfp8_gemv(case.xq[:m], case.xs[:m], case.wq, case.ws, torch.bfloat16, block_n)
+        assert_close(got, dequantize(case.xq[:m], case.xs[:m]) @ dense.T)
