@@ -20,25 +20,8 @@ the compiler had read: no lock, no process, no compiler.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-# Not lazy: the submodule has the function's name, and importing it later would put the submodule in its place.
 from hipforge.jit.compile_ops import compile_ops
-
-_LAZY = {
-    "load": "hipforge.jit.loader",
-    "register": "hipforge.jit.registry",
-}
+from hipforge.jit.loader import load
+from hipforge.jit.registry import register
 
 __all__ = ["compile_ops", "load", "register"]
-
-if TYPE_CHECKING:
-    from hipforge.jit.loader import load as load
-    from hipforge.jit.registry import register as register
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'hipforge.jit' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -26,6 +26,10 @@ def package_dir(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))).resolve()
 
 
+# A root is looked at for every spec; resolving one takes 20 us, and a process does not see its own package move.
+_real = functools.lru_cache(maxsize=256)(os.path.realpath)
+
+
 @dataclass(frozen=True)
 class Roots:
     """Placeholder name → absolute path, with the two translations."""
@@ -35,7 +39,7 @@ class Roots:
 
     def __post_init__(self) -> None:
         for name, path in self.paths.items():
-            for form in {path, os.path.realpath(path)}:
+            for form in {path, _real(path)}:
                 self._by_length.append((form, name))
         self._by_length.sort(key=lambda item: -len(item[0]))
 
