@@ -276,6 +276,14 @@ def test_blocks_with_a_special_value(special, mode):
         assert back[1, 5].isnan() == (mode != "triton" or math.isnan(special))
 
 
+def test_nan_elements_have_one_code_whatever_their_sign_and_payload():
+    bits = [0x7F80 + p | s for p in (1, 0x40, 0x7F) for s in (0, 0x8000)]
+    blocks = own_blocks(bf16(bits))
+    assert (quantize_mxfp8(blocks, torch.float8_e4m3fn)[0].view(torch.uint8)[:, 0] == 0x7F).all()
+    assert (quantize_mxfp8(blocks, torch.float8_e4m3fnuz)[0].view(torch.uint8)[:, 0] == 0x80).all()
+    assert (unpack_e2m1(quantize_mxfp4(blocks)[0])[:, 0] == 7).all()
+
+
 def test_finite_maximum_that_rounds_to_infinity_is_clamped_like_one():
     x = torch.full((1, BLOCK), torch.finfo(torch.float32).max)
     assert quantize_mxfp4(x, "even")[1].item() == 254

@@ -9,6 +9,7 @@ import hipforge.ops.tables
 from hipforge.errors import ConfigError
 from hipforge.ops.tables import SMALLM_MXFP8
 from hipforge.ops.tuned import TableSchema, clear_tables, load_table, read_rows, read_table
+from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, cells
 
 HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source"
 GEMV = "gfx950,256,1,1536,6144,gemv,8,0,0,1,,,,0.0016,model:1"
@@ -149,3 +150,13 @@ def test_every_shipped_csv_has_a_schema_and_is_valid(path):
     rows = read_rows(by_file[path.name], path)  # also rejects duplicates
     assert rows
     assert all(not str(row.values["source"]).startswith("model:") or row.values["us"] is None for row in rows)
+
+
+def test_the_shipped_smallm_table_is_the_model_over_all_default_cells():
+    shipped = Path(str(resources.files("hipforge.configs"))) / SMALLM_MXFP8.file_name
+    rows = {row.key: row for row in read_rows(SMALLM_MXFP8, shipped)}
+    assert set(rows) == {("gfx950", 256, cell.m, cell.n, cell.k) for cell in cells(MINIMAX_M3, DECODE_M)}
+    assert len(rows) == 105
+    for row in rows.values():
+        assert str(row.values["source"]).startswith("model:") and row.integer("use_hip") == 1
+        assert 0 < row.values["err"] < 3e-3

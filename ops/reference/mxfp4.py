@@ -37,7 +37,7 @@ def f32_to_e2m1(x: torch.Tensor, rounding: Rounding = "rne") -> torch.Tensor:
         rounding: ties to the even code (``rne``) or away from zero (``half_up``, what older quantisers did).
 
     Returns:
-        uint8 of the same shape, 0..15. NaN gives the code of ±6.
+        uint8 of the same shape, 0..15. NaN gives 7, the code of 6.
 
     Raises:
         GuardError: another dtype or rounding.
@@ -49,8 +49,10 @@ def f32_to_e2m1(x: torch.Tensor, rounding: Rounding = "rne") -> torch.Tensor:
     for below, midpoint in enumerate(_MIDPOINTS):
         up_on_tie = rounding == "half_up" or below % 2 == 1
         code += (magnitude >= midpoint if up_on_tie else magnitude > midpoint).to(torch.uint8)
-    code = torch.where(magnitude.isnan(), 7, code)
-    return code | (torch.signbit(x).to(torch.uint8) << 3)
+    is_nan = magnitude.isnan()
+    code = torch.where(is_nan, 7, code)
+    # Not the sign of a NaN: devices differ in it.
+    return code | ((torch.signbit(x) & ~is_nan).to(torch.uint8) << 3)
 
 
 def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:

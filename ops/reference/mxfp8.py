@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from hipforge.ops.reference.checks import (
@@ -39,8 +41,10 @@ def quantize_mxfp8(
     scale = choose_scale(blocks.abs().amax(dim=-1), fmt, mode)
     # 254 - byte is the byte of the reciprocal; 255 has none, and its elements do not matter.
     inverse = e8m0_to_f32(254 - scale.clamp(max=254)).unsqueeze(-1)
-    elements = (blocks * inverse).clamp(-fmt.max_value, fmt.max_value).to(dtype)
-    return elements.flatten(-2), scale
+    elements = (blocks * inverse).clamp(-fmt.max_value, fmt.max_value)
+    # Devices differ in the sign of a NaN that went through arithmetic, so it gets one sign: 0x7F (fnuz: 0x80).
+    elements = torch.where(blocks.isnan(), math.nan, elements)
+    return elements.to(dtype).flatten(-2), scale
 
 
 def dequantize_mxfp8(
