@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hipforge import devices
 from hipforge.errors import (
@@ -32,6 +32,9 @@ from hipforge.errors import (
     ToolchainError,
 )
 from hipforge.jit.signature import KINDS, Signature
+
+if TYPE_CHECKING:
+    from hipforge.jit.cache import Entry
 
 log = logging.getLogger("hipforge")
 
@@ -219,7 +222,7 @@ def make_binder(environment: Environment, implementation: Implementation | None 
     maker: Callable[..., Binder] = abi_ctypes.make_binder
     if implementation != "ctypes":
         try:
-            maker = import_extension(_extension_path(), "hipforge_binding").make_binder
+            maker = import_extension(extension_entry().library, "hipforge_binding").make_binder
         except (ToolchainError, BuildError, MissingModuleError) as error:
             if implementation is not None:
                 raise
@@ -240,7 +243,12 @@ def make_binder(environment: Environment, implementation: Implementation | None 
     )
 
 
-def _extension_path() -> Path:
+def extension_entry() -> Entry:
+    """Return the compiled binding: prebuilt, cached, or built now.
+
+    Raises:
+        BuildError, MissingModuleError, ToolchainError: it is not there and cannot be built.
+    """
     from hipforge.jit import host_library
 
     here = Path(__file__).parent
@@ -248,7 +256,7 @@ def _extension_path() -> Path:
     # The limited API makes one binary for all Pythons from 3.10; free-threaded builds have no limited API.
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     limited = [] if free_threaded else ["-DPy_LIMITED_API=0x030A0000"]
-    return host_library.build(
+    return host_library.entry(
         "hipforge_binding",
         sources=[here / "binding.c"],
         cflags=["-O2", *limited, f"-I{include}"],

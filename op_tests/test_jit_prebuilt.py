@@ -182,11 +182,9 @@ def test_an_op_runs_from_prebuilt_modules_without_any_compiler_and_writes_nothin
     from hipforge.emulator import library as emulator_library
     from hipforge.jit import abi, build, hip_module, registry, toolchain
 
-    entries = []
-    for path in (emulator_library.build(), abi._extension_path()):
-        entry = cache.read_entry(path.parent)
-        assert entry is not None
-        entries.append(entry)
+    emulator_entry = cache.read_entry(emulator_library.build().parent)
+    assert emulator_entry is not None
+    entries = [emulator_entry, abi.extension_entry()]
     wanted = hip_module.request(registry.module("module_smallm_mxfp8_dense"), {"HF_ROWS": 1}, "gfx950")
     entries.append(build.ensure(hip_module.specification(wanted, toolchain.select("gfx950"))).entry)
     prebuilt.export(entries, tmp_path / "prebuilt")

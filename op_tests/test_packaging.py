@@ -79,6 +79,35 @@ print(torch.allclose(y.float(), mxfp8_mm(*q).float(), rtol=2**-7, atol=2**-7))
     assert out[1] == "True"
 
 
+def test_a_wheel_built_ahead_needs_no_compiler_and_writes_nothing(tmp_path):
+    """--march native takes the emulator that this machine's cache already holds; the packing is the same."""
+    script = [sys.executable, str(ROOT / ".ci" / "wheel_aot.py"), "--march", "native", "--outdir", str(tmp_path)]
+    result = subprocess.run([*script, "--modules", "module_fp8_quant"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    (path,) = tmp_path.glob("hipforge-*linux_x86_64.whl")
+    site, home = tmp_path / "site", tmp_path / "home"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    environment = {"PATH": "/nonexistent", "HOME": str(home), "PYTHONPATH": str(site), "HIPFORGE_EMULATOR_QUIET": "1"}
+    out = run(
+        """
+import torch, hipforge
+from hipforge.ops.fp8_linear import to_fp8
+from hipforge.ops.fp8_quant import fp8_quant_tensorwise
+from hipforge.jit import loader
+x = torch.randn(64, 64)
+got, inv, _ = fp8_quant_tensorwise(x)
+want, want_inv = to_fp8(x, got.dtype)
+assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)) and torch.equal(inv, want_inv)
+print(hipforge.__file__, *(module.path for module in loader.loaded()))
+""",
+        cwd=tmp_path,
+        env=environment,
+    ).split()
+    assert all(Path(name).is_relative_to(site) for name in out), out
+    assert not home.exists()
+
+
 def test_importing_is_quick_and_imports_no_torch(tmp_path):
     code = """
 import sys, time
