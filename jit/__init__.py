@@ -1,18 +1,21 @@
 """Build, cache, load and bind HIP modules.
 
-The files in dependency order; none imports a later one::
+The files in dependency order; none imports a later one (``build`` reaches for ``maintenance`` only to keep a size
+limit, when it runs)::
 
     digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
     spec                      everything that determines a binary, as one value
     cache_dir, cache          where the cache is; may this binary be used?
+    demangle, code_object     which GPUs and kernels a library is for
     limits, locks, diagnostics, failures, depfile, resources
     build                     a miss → staging directory → ninja → checked → published
-    tools, rocm_tree, hip_clang, toolchain     which compiler, and why not the others
+    tools, rocm_tree, units, hip_clang, toolchain     which compiler, and why not the others
     registry, hip_module      module entry + variant + architecture + toolchain → spec
-    prebuilt, loader          built ahead, else cached, else built; loaded once
+    host_cpu, prebuilt        modules built ahead of time
+    loader                    prebuilt, else cached, else built; loaded once
     host_library              the same for host-only libraries
-    fleet, maintenance        building many at once; listing, explaining and pruning the cache
-    abi, signature, compile_ops                the call from Python
+    maintenance, fleet        listing, explaining and pruning the cache; building many modules at once
+    hip_runtime, python_module, signature, abi_ctypes, abi, torch_library, compile_ops, bench_hook     the call itself
 
 A module's first use costs one compile. Every later use, in any process, costs looking at the stat of each file that
 the compiler had read: no lock, no process, no compiler.
