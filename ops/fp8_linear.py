@@ -192,7 +192,7 @@ class _Float8Matmul(torch.autograd.Function):
         return scaled_mm(x8, w8.t(), x_inv, w_inv, out_dtype=x.dtype, use_fast_accum=True)
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: torch.autograd.function.FunctionCtx, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         x8, x_inv, w8, w_inv = ctx.saved_tensors  # type: ignore[attr-defined]

@@ -95,7 +95,7 @@ class _BuildProgress:
 
 
 def _show_plan(console: Console, planned: list[Planned], as_json: bool) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "module": item.title,
             "state": "hit" if item.entry is not None else "problem" if item.problem is not None else "miss",
