@@ -392,3 +392,20 @@ def test_the_build_id_of_an_elf_file_is_what_readelf_says() -> None:
     assert build_id is not None
     assert f"Build ID: {build_id}" in shown
     assert tools.build_id(Path(__file__)) is None
+
+
+def test_places_with_spaces_and_dollars_work_throughout(tmp_path: Path) -> None:
+    box = StandIn(tmp_path / "a $b 'c' #d")
+    box.folder.mkdir()
+    box.write("sample.cu", KERNEL)
+    box.write("device_only.h", "#define WAVE 64\n")
+    box.write("host_only.h", "#define VALUE 11\n")
+    box.module(extra_include=["an include"])
+    with settings.scope(CACHE_DIR=box.cache, HIPCC=Path(CLANG or "")):
+        entry = box.build().entry
+        assert not box.build().built
+        box.write("device_only.h", "#define WAVE 32\n")
+        assert box.build().built
+    assert "${MODULE_DIR}/device_only.h" in {path for path, _ in entry.manifest.dependencies}
+    registry._registered.clear()
+    toolchain._selected.clear()
