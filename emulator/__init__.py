@@ -25,26 +25,24 @@ _LAZY = {
     "EmulatorFault": ("hipforge.errors", "EmulatorFault"),
     "Kernel": ("hipforge.emulator.code_object", "Kernel"),
     "Options": ("hipforge.emulator.configuration", "Options"),
-    "counters": ("hipforge.emulator.counting", "collect"),
+    "counters": ("hipforge.emulator.counting", "counters"),
     "launch": ("hipforge.emulator.launching", "launch"),
-    "options": ("hipforge.emulator.configuration", "scope"),
+    "options": ("hipforge.emulator.configuration", "options"),
     "trace": ("hipforge.emulator.tracing", "trace"),
 }
 
 __all__ = list(_LAZY)
 
 if TYPE_CHECKING:
-    from hipforge.emulator import configuration, counting
     from hipforge.emulator.code_object import CodeObject as CodeObject
     from hipforge.emulator.code_object import Kernel as Kernel
     from hipforge.emulator.configuration import Options as Options
+    from hipforge.emulator.configuration import options as options
     from hipforge.emulator.counting import Counters as Counters
+    from hipforge.emulator.counting import counters as counters
     from hipforge.emulator.launching import launch as launch
     from hipforge.emulator.tracing import trace as trace
     from hipforge.errors import EmulatorFault as EmulatorFault
-
-    counters = counting.collect
-    options = configuration.scope
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from hipforge import devices, settings
 from hipforge.emulator import library
@@ -67,7 +67,7 @@ def from_settings() -> Options:
     """Return the options that the environment asks for (``HIPFORGE_EMULATE``, ``HIPFORGE_EMULATOR_*``)."""
     info = devices.arch_info(settings.EMULATE.get())
     base = Options(arch=info.name, cu_count=info.cu_count, threads=settings.EMULATOR_THREADS.get())
-    return base.with_checks(settings.EMULATOR_CHECKS.get())
+    return base.with_checks(cast(Checks, settings.EMULATOR_CHECKS.get()))
 
 
 def current() -> Options:
@@ -82,8 +82,8 @@ def current() -> Options:
     return Options(**values)
 
 
-def apply(options: Options, *, to: ctypes.CDLL | None = None) -> None:
-    """Put ``options`` into effect for the process.
+def apply(wanted: Options, *, to: ctypes.CDLL | None = None) -> None:
+    """Put ``wanted`` into effect for the process.
 
     Raises:
         ConfigError: a value is out of range; the message names it.
@@ -92,16 +92,16 @@ def apply(options: Options, *, to: ctypes.CDLL | None = None) -> None:
         from hipforge.emulator import runtime
 
         to = runtime.load().library
-    if options.wave_order not in WAVE_ORDERS:
-        raise ConfigError(f"wave_order={options.wave_order!r}; accepted: {', '.join(WAVE_ORDERS)}")
-    values: dict[str, Any] = {name: getattr(options, name) for name, _ in library.RawOptions._fields_}
-    values.update(arch=options.arch.encode(), wave_order=WAVE_ORDERS.index(options.wave_order))
+    if wanted.wave_order not in WAVE_ORDERS:
+        raise ConfigError(f"wave_order={wanted.wave_order!r}; accepted: {', '.join(WAVE_ORDERS)}")
+    values: dict[str, Any] = {name: getattr(wanted, name) for name, _ in library.RawOptions._fields_}
+    values.update(arch=wanted.arch.encode(), wave_order=WAVE_ORDERS.index(wanted.wave_order))
     if to.hfemu_set_options(ctypes.byref(library.RawOptions(**values))):
         raise ConfigError(library.last_error() or "the emulator refused its options")
 
 
 @contextlib.contextmanager
-def scope(
+def options(
     *, checks: Checks | None = None, arch: str | None = None, cu_count: int | None = None, **changes: Any
 ) -> Iterator[Options]:
     """Change options for a ``with`` block: ``options(checks="all", wave_order="random", seed=7)``.

@@ -176,7 +176,7 @@ class Collector:
 
 
 @contextlib.contextmanager
-def collect(*, per_pc: bool = False) -> Iterator[Collector]:
+def counters(*, per_pc: bool = False) -> Iterator[Collector]:
     """Count every launch that this thread makes in the block, by ops or by :func:`hipforge.emulator.launch`.
 
     Args:

@@ -62,19 +62,19 @@ def launch(
         KeyboardInterrupt: on Ctrl-C, which ends the launch.
     """
     if options is not None:
-        with configuration.scope(**{name: getattr(options, name) for name in Options.__dataclass_fields__}):
+        with configuration.options(**{name: getattr(options, name) for name in Options.__dataclass_fields__}):
             return launch(kernel, grid, block, args, dynamic_lds)
     emulator = runtime.load().library
     device = configuration.current()
     arch = kernel.code_object.arch
     if device.arch != arch:
-        with configuration.scope(arch=arch):
+        with configuration.options(arch=arch):
             return launch(kernel, grid, block, args, dynamic_lds)
     prepared = _prepare(kernel, args)
     handle = kernel.code_object.handle
     extents = (library.Extent * max(1, len(prepared.extents)))(*prepared.extents)
     emulator.hfemu_clear_error()
-    with counting.collect() as collected:
+    with counting.counters() as collected:
         emulator.hfemu_push_extents(extents, len(prepared.extents))
         try:
             status = emulator.hfemu_launch(

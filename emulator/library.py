@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from hipforge.errors import EmulatorFault, LaunchError
@@ -118,9 +119,10 @@ def load() -> ctypes.CDLL:
 
 
 @functools.lru_cache(maxsize=1)
-def _restore_exception() -> ctypes._CFuncPtr:
+def _restore_exception() -> Callable[[], int]:
     # A "Python API" prototype: called with the GIL held, and an exception that it leaves set is raised here.
-    return ctypes.PYFUNCTYPE(ctypes.c_int)(("hfemu_restore_exception", load()))
+    restore: Callable[[], int] = ctypes.PYFUNCTYPE(ctypes.c_int)(("hfemu_restore_exception", load()))
+    return restore
 
 
 def last_error() -> str | None:
