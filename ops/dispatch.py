@@ -131,7 +131,7 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
         raise GuardError(f"explain knows {', '.join(sorted(_planners)) or 'no op yet'}; got {name}")
     decision = planner(*args, **kwargs)
     taken = decision.accepted
-    refused = {refusal.path: refusal.reason for refusal in decision.refused}
+    refused: dict[str, str] = {refusal.path: refusal.reason for refusal in decision.refused}
     if taken is not None:
         row, reason = taken.row, taken.reason
     else:

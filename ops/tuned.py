@@ -144,17 +144,18 @@ def _parse(column: Column, text: str) -> Value:
         if column.optional:
             return None
         raise ValueError(f"column {column.name} is empty")
-    value: Value
+    value: int | float | str
     if column.type is str:
         value = text
     else:
         kind = "an integer" if column.type is int else "a number"
         try:
-            value = column.type(text)
+            number = int(text) if column.type is int else float(text)
         except ValueError:
             raise ValueError(f"column {column.name} must be {kind}; got {text!r}") from None
-        if column.minimum is not None and not value >= column.minimum:
+        if column.minimum is not None and not number >= column.minimum:
             raise ValueError(f"column {column.name} must be at least {column.minimum:g}; got {text}")
+        value = number
     if column.accepted is not None and value not in column.accepted:
         raise ValueError(f"column {column.name} must be one of {', '.join(map(str, column.accepted))}; got {text!r}")
     return value

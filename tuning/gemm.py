@@ -24,7 +24,7 @@ from hipforge.tuning.search import Candidate
 if TYPE_CHECKING:
     from hipforge.emulator.counting import Counters, KernelCount
 
-Operands = tuple[torch.Tensor, ...]
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 Baselines = tuple[float, float] | None
 
@@ -154,7 +154,8 @@ class MeasuredProblem:
         self.expected = family.reference(first)
         free, _ = torch.cuda.mem_get_info(device)
         count = timing.rotation(sum(tensor.nbytes for tensor in first), free)
-        self.copies = [first, *(tuple(tensor.clone() for tensor in first) for _ in range(count - 1))]
+        self.copies: list[Operands] = [first]
+        self.copies += [(xq.clone(), xs.clone(), wq.clone(), ws.clone()) for xq, xs, wq, ws in [first] * (count - 1)]
 
     def run(self, candidate: Candidate) -> float:
         """Run once and return the relative Frobenius error of the output."""

@@ -48,7 +48,13 @@ def _reference(parts: Operands) -> torch.Tensor:
 
 
 def _call(candidate: Candidate, parts: Operands) -> torch.Tensor:
-    return run_mxfp4(*parts, **candidate.configuration)
+    configuration = candidate.configuration
+    return run_mxfp4(
+        *parts,
+        m_sub=configuration["m_sub"],
+        n_sub=configuration["n_sub"],
+        k_splits=configuration["k_splits"],
+    )
 
 
 def _columns(candidate: Candidate) -> Mapping[str, Value]:

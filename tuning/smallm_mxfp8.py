@@ -7,7 +7,7 @@ rejected if its result is wrong or its build exceeds the module's resource limit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -36,7 +36,7 @@ from hipforge.tuning.search import Candidate
 # wrong scale byte in one block of a K of 6144 gives more than 1e-2.
 MAX_ERROR = 3e-3
 
-KERNELS = {"gemv": ops.smallm_mxfp8_gemv, "mfma": ops.smallm_mxfp8_mfma}
+KERNELS: dict[str, Callable[..., torch.Tensor]] = {"gemv": ops.smallm_mxfp8_gemv, "mfma": ops.smallm_mxfp8_mfma}
 
 # What the model has to know of the kernels' pipelines.
 GEMV_WAVES = 4

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def mxfp8_dot_scaled_kernel(  # noqa: ANN201 - triton reads the annotations as types of its own
+def mxfp8_dot_scaled_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201 - triton reads annotations as its own
     x_ptr,  # noqa: ANN001
     x_scale_ptr,  # noqa: ANN001
     w_ptr,  # noqa: ANN001
