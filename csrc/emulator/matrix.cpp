@@ -18,6 +18,10 @@
 
 #include "matrix_elements.h"
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
 namespace hfemu {
 namespace {
 
@@ -39,6 +43,14 @@ constexpr Shape kShapes[] = {
 #undef MATRIX_OP
 };
 
+// What load_tile relies on: several blocks and several lane groups per block never meet, except in f64.
+constexpr bool blocks_or_groups() {
+  for (const Shape& s : kShapes)
+    if (s.a != Element::f64 && s.blocks > 1 && (s.groups(s.m) > 1 || s.groups(s.n) > 1)) return false;
+  return true;
+}
+static_assert(blocks_or_groups());
+
 constexpr int kMaxTile = 128 * 16;       // blocks * K * M of the largest operand
 constexpr int kMaxResult = 2 * 32 * 32;  // blocks * M * N of the largest result
 
@@ -49,27 +61,30 @@ constexpr int k_of_item(int bits, int items_per_lane, int groups, int g, int j) 
   return chunk * g + j % chunk + chunk * groups * (j / chunk);
 }
 
+// f64 operands, one item per lane as a register pair, as a tile [block][k][edge].
+void load_f64_tile(const Row* regs, int edge, int blocks, int depth, double* tile) {
+  for (int lane = 0; lane < kMatrixLanes; ++lane) {
+    const int group = lane / edge, block = group % blocks, k = group / blocks;
+    const uint64_t bits = static_cast<uint64_t>(regs[1][lane]) << 32 | regs[0][lane];
+    tile[(block * depth + k) * edge + lane % edge] = bits_to_double(bits);
+  }
+}
+
 // Operand registers as a tile [block][k][edge] of doubles. Sparse A gives [slot][edge], slots in lane-group order.
+// Successive groups of `edge` lanes are either blocks or, with one block, stretches of k: evenly spaced in the tile.
 void load_tile(const Row* regs, Element element, bool fnuz, int edge, int blocks, int k_per_lane, bool in_k_order,
                double* tile) {
   const int bits = element_bits(element), groups = kMatrixLanes / (edge * blocks), depth = k_per_lane * groups;
-  const DecodeFn decoder = decoder_of(element, fnuz);
-  alignas(64) double values[kMatrixLanes];
+  if (element == Element::f64) return load_f64_tile(regs, edge, blocks, depth, tile);
+  const auto k_of = [&](int g, int item) {
+    return in_k_order ? k_of_item(bits, k_per_lane, groups, g, item) : g * k_per_lane + item;
+  };
+  const int stride = edge * (blocks > 1 ? depth : k_of(1, 0) - k_of(0, 0));
+  const DecodeFn decode = decoder_of(element, fnuz, edge);
+  alignas(64) uint32_t codes[kMatrixLanes];
   for (int item = 0; item < k_per_lane; ++item) {
-    load_item(regs, element, decoder, item, values);
-    for (int g = 0; g < groups; ++g) {
-      const int k = in_k_order ? k_of_item(bits, k_per_lane, groups, g, item) : g * k_per_lane + item;
-      for (int block = 0; block < blocks; ++block) {
-        double* to = tile + (block * depth + k) * edge;
-        const double* from = values + edge * (block + blocks * g);
-        if (edge == 16)
-          std::memcpy(to, from, 16 * sizeof(double));
-        else if (edge == 32)
-          std::memcpy(to, from, 32 * sizeof(double));
-        else
-          std::memcpy(to, from, 4 * sizeof(double));
-      }
-    }
+    extract_codes(regs, bits, item, codes);
+    decode(codes, tile + edge * k_of(0, item), stride);
   }
 }
 
@@ -138,12 +153,29 @@ constexpr int kVector = 4;
 constexpr int kVector = 2;
 #endif
 
-// acc[M][N] += A[k][M]^T B[k][N]. Four rows by two vectors live in registers over the whole k loop; products are
-// exact, so it makes no difference whether the compiler fuses the multiply and the add.
+template <int width>
+struct VectorOf {
+  typedef double Type __attribute__((vector_size(width * sizeof(double))));
+};
+
+// sum + x * y. The product is exact, so fusing changes nothing but the speed; the build forbids it elsewhere.
+template <int width>
+inline typename VectorOf<width>::Type multiply_add(double x, typename VectorOf<width>::Type y,
+                                                   typename VectorOf<width>::Type sum) {
+#if defined(__AVX512F__)
+  if constexpr (width == 8) return _mm512_fmadd_pd(_mm512_set1_pd(x), y, sum);
+#endif
+#if defined(__FMA__)
+  if constexpr (width == 4) return _mm256_fmadd_pd(_mm256_set1_pd(x), y, sum);
+#endif
+  return sum + x * y;
+}
+
+// acc[M][N] += A[k][M]^T B[k][N]. Four rows by two vectors live in registers over the whole k loop.
 template <int M, int N>
 void multiply(const double* a, const double* b, int depth, double* acc) {
   constexpr int width = N < kVector ? N : kVector, vectors = N >= 2 * width ? 2 : 1;
-  typedef double Vector __attribute__((vector_size(width * sizeof(double))));
+  using Vector = typename VectorOf<width>::Type;
   for (int i = 0; i < M; i += 4)
     for (int j = 0; j < N; j += width * vectors) {
       Vector sum[4][vectors];
@@ -153,7 +185,7 @@ void multiply(const double* a, const double* b, int depth, double* acc) {
         Vector right[vectors];
         for (int v = 0; v < vectors; ++v) std::memcpy(&right[v], b + k * N + j + width * v, sizeof(Vector));
         for (int r = 0; r < 4; ++r)
-          for (int v = 0; v < vectors; ++v) sum[r][v] += a[k * M + i + r] * right[v];
+          for (int v = 0; v < vectors; ++v) sum[r][v] = multiply_add<width>(a[k * M + i + r], right[v], sum[r][v]);
       }
       for (int r = 0; r < 4; ++r)
         for (int v = 0; v < vectors; ++v) std::memcpy(acc + (i + r) * N + j + width * v, &sum[r][v], sizeof(Vector));
@@ -175,14 +207,16 @@ void load_scales(const Row* scale, int byte, double* out) {
 // Each block's partial sum gets both factors at once: two exponents at most 127 in size stay far inside double.
 template <int M, int N>
 void multiply_scaled(const double* a, const double* b, int depth, const double* scale_a, const double* scale_b,
-                     double* acc) {
+                     double* __restrict acc) {
   alignas(64) double partial[M * N];
   for (int block = 0; block < depth / 32; ++block) {
     std::memset(partial, 0, sizeof(partial));
     multiply<M, N>(a + block * 32 * M, b + block * 32 * N, 32, partial);
+    const double* columns = scale_b + N * block;
     for (int i = 0; i < M; ++i) {
       const double row = scale_a[M * block + i];
-      for (int j = 0; j < N; ++j) acc[i * N + j] += partial[i * N + j] * (row * scale_b[N * block + j]);
+      const double* __restrict from = partial + i * N;
+      for (int j = 0; j < N; ++j) acc[i * N + j] += from[j] * (row * columns[j]);
     }
   }
 }

@@ -49,64 +49,61 @@ inline void extract_codes(const Row* regs, int bits, int item, uint32_t* __restr
   }
 }
 
+// One element type: its value from its code.
 template <int kExponentBits, int kMantissaBits, int kBias, Specials kSpecials>
-inline void decode_codes(const uint32_t* __restrict codes, double* __restrict out) {
-  for (int lane = 0; lane < kMatrixLanes; ++lane)
-    out[lane] = decode_small<kExponentBits, kMantissaBits, kBias, kSpecials>(codes[lane]);
-}
-
-inline void decode_f32(const uint32_t* __restrict codes, double* __restrict out) {
-  for (int lane = 0; lane < kMatrixLanes; ++lane) out[lane] = bits_to_float(codes[lane]);
-}
-
+struct SmallFloat {
+  static double value(uint32_t code) { return decode_small<kExponentBits, kMantissaBits, kBias, kSpecials>(code); }
+};
+struct SingleFloat {
+  static double value(uint32_t code) { return bits_to_float(code); }
+};
+struct BrainFloat {
+  static double value(uint32_t code) { return bits_to_float(code << 16); }
+};
+struct SignedByte {
+  static double value(uint32_t code) { return static_cast<int8_t>(code); }
+};
 // xf32 keeps ten mantissa bits of an f32. Rounding to nearest even is an assumption: the ISA documents do not say.
-inline void decode_xf32(const uint32_t* __restrict codes, double* __restrict out) {
-  for (int lane = 0; lane < kMatrixLanes; ++lane) {
-    const uint32_t bits = codes[lane];
-    const bool finite = (bits & 0x7F800000u) != 0x7F800000u;
-    const uint32_t rounded = (bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFFu;
-    out[lane] = bits_to_float(finite ? rounded : bits);
+struct ReducedFloat {
+  static double value(uint32_t code) {
+    const bool finite = (code & 0x7F800000u) != 0x7F800000u;
+    const uint32_t rounded = (code + 0xFFF + (code >> 13 & 1)) & ~0x1FFFu;
+    return bits_to_float(finite ? rounded : code);
   }
+};
+
+// Decodes one item of all lanes: `edge` lanes at a time go to out, out + stride, out + 2 * stride, ...
+using DecodeFn = void (*)(const uint32_t* __restrict codes, double* __restrict out, int stride);
+
+template <class E, int kEdge>
+void decode_item(const uint32_t* __restrict codes, double* __restrict out, int stride) {
+  for (int group = 0; group < kMatrixLanes / kEdge; ++group)
+    for (int i = 0; i < kEdge; ++i) out[group * stride + i] = E::value(codes[group * kEdge + i]);
 }
 
-inline void decode_bf16(const uint32_t* __restrict codes, double* __restrict out) {
-  for (int lane = 0; lane < kMatrixLanes; ++lane) out[lane] = bits_to_float(codes[lane] << 16);
+template <class E>
+DecodeFn decoder_for_edge(int edge) {
+  return edge == 32 ? decode_item<E, 32> : edge == 16 ? decode_item<E, 16> : decode_item<E, 4>;
 }
 
-inline void decode_i8(const uint32_t* __restrict codes, double* __restrict out) {
-  for (int lane = 0; lane < kMatrixLanes; ++lane) out[lane] = static_cast<int8_t>(codes[lane]);
-}
-
-using DecodeFn = void (*)(const uint32_t* __restrict codes, double* __restrict out);
-
-inline DecodeFn decoder_of(Element e, bool fnuz) {
+inline DecodeFn decoder_of(Element e, bool fnuz, int edge) {
   switch (e) {
-    case Element::f32: return decode_f32;
-    case Element::xf32: return decode_xf32;
-    case Element::f16: return decode_codes<5, 10, 15, Specials::ieee>;
-    case Element::bf16: return decode_bf16;
-    case Element::i8: return decode_i8;
-    case Element::fp8: return fnuz ? decode_codes<4, 3, 8, Specials::fnuz> : decode_codes<4, 3, 7, Specials::fn>;
-    case Element::bf8: return fnuz ? decode_codes<5, 2, 16, Specials::fnuz> : decode_codes<5, 2, 15, Specials::ieee>;
-    case Element::fp6: return decode_codes<2, 3, 1, Specials::finite>;
-    case Element::bf6: return decode_codes<3, 2, 3, Specials::finite>;
-    case Element::fp4: return decode_codes<2, 1, 1, Specials::finite>;
+    case Element::f32: return decoder_for_edge<SingleFloat>(edge);
+    case Element::xf32: return decoder_for_edge<ReducedFloat>(edge);
+    case Element::f16: return decoder_for_edge<SmallFloat<5, 10, 15, Specials::ieee>>(edge);
+    case Element::bf16: return decoder_for_edge<BrainFloat>(edge);
+    case Element::i8: return decoder_for_edge<SignedByte>(edge);
+    case Element::fp8:
+      return fnuz ? decoder_for_edge<SmallFloat<4, 3, 8, Specials::fnuz>>(edge)
+                  : decoder_for_edge<SmallFloat<4, 3, 7, Specials::fn>>(edge);
+    case Element::bf8:
+      return fnuz ? decoder_for_edge<SmallFloat<5, 2, 16, Specials::fnuz>>(edge)
+                  : decoder_for_edge<SmallFloat<5, 2, 15, Specials::ieee>>(edge);
+    case Element::fp6: return decoder_for_edge<SmallFloat<2, 3, 1, Specials::finite>>(edge);
+    case Element::bf6: return decoder_for_edge<SmallFloat<3, 2, 3, Specials::finite>>(edge);
+    case Element::fp4: return decoder_for_edge<SmallFloat<2, 1, 1, Specials::finite>>(edge);
     default: return nullptr;
   }
-}
-
-// One item of all lanes as doubles. f64 items are register pairs and need no code of their own.
-inline void load_item(const Row* regs, Element e, DecodeFn decoder, int item, double* __restrict out) {
-  if (e == Element::f64) {
-    const uint32_t* low = regs[2 * item];
-    const uint32_t* high = regs[2 * item + 1];
-    for (int lane = 0; lane < kMatrixLanes; ++lane)
-      out[lane] = bits_to_double(static_cast<uint64_t>(high[lane]) << 32 | low[lane]);
-    return;
-  }
-  alignas(64) uint32_t codes[kMatrixLanes];
-  extract_codes(regs, element_bits(e), item, codes);
-  decoder(codes, out);
 }
 
 }  // namespace hfemu
