@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -122,14 +122,20 @@ def _candidates() -> Iterator[Judge]:
     if named is not None:
         yield lambda arch: _judge(f"HIPFORGE_HIPCC={named}", named, arch)
     seen: set[str] = set()
-    for name, path in _paths():
-        real = os.path.realpath(path)
-        # hipcc and clang may be links to one file; what they do depends on the name they are called by.
-        if real + path.name not in seen:
-            seen.add(real + path.name)
-            yield lambda arch, name=name, path=path: _judge(name, path, arch)  # type: ignore[misc]
-    if not seen and named is None:
-        yield lambda arch: Refused("hipcc, amdclang++, clang++", None, "not found in ROCM_PATH, /opt/rocm or PATH")
+    for kind, paths in (("hipcc", _hipccs()), ("amdclang++ or clang++", _clangs())):
+        found = False
+        for path in paths:
+            found = True
+            # hipcc and clang may be links to one file; what they do depends on the name they are called by.
+            real = os.path.realpath(path) + path.name
+            if real not in seen:
+                seen.add(real)
+                yield lambda arch, path=path: _judge(str(path), path, arch)  # type: ignore[misc]
+        if not found:
+            yield lambda arch, kind=kind: Refused(kind, None, _NOWHERE)  # type: ignore[misc]
+
+
+_NOWHERE = "not found in ROCM_PATH, HIP_PATH, /opt/rocm or PATH"
 
 
 def rocm_dirs() -> list[Path]:
@@ -138,29 +144,27 @@ def rocm_dirs() -> list[Path]:
     return [Path(path) for path in dict.fromkeys(named) if path and Path(path).is_dir()]
 
 
-def _paths() -> Iterator[tuple[str, Path]]:
-    def on_path(name: str) -> Iterator[Path]:
-        found = shutil.which(name)
-        if found:
-            yield Path(found)
+def _hipccs() -> Iterator[Path]:
+    yield from _executables(rocm / "bin/hipcc" for rocm in rocm_dirs())
+    yield from _on_path("hipcc")
 
-    def executable(path: Path) -> Iterator[Path]:
-        if os.access(path, os.X_OK) and path.is_file():
-            yield path
 
-    for rocm in rocm_dirs():
-        for path in executable(rocm / "bin/hipcc"):
-            yield f"{path}", path
-    for path in on_path("hipcc"):
-        yield f"{path}", path
-    for rocm in rocm_dirs():
-        for inside in ("bin/amdclang++", "llvm/bin/amdclang++", "llvm/bin/clang++"):
-            for path in executable(rocm / inside):
-                yield f"{path}", path
-    numbered = [f"clang++-{version}" for version in range(_NEWEST_CLANG, MIN_CLANG - 1, -1)]
+def _clangs() -> Iterator[Path]:
+    inside = ("bin/amdclang++", "llvm/bin/amdclang++", "llvm/bin/clang++")
+    yield from _executables(rocm / name for rocm in rocm_dirs() for name in inside)
+    numbered = (f"clang++-{version}" for version in range(_NEWEST_CLANG, MIN_CLANG - 1, -1))
     for name in ("amdclang++", "clang++", *numbered):
-        for path in on_path(name):
-            yield f"{path}", path
+        yield from _on_path(name)
+
+
+def _on_path(name: str) -> Iterator[Path]:
+    found = shutil.which(name)
+    if found:
+        yield Path(found)
+
+
+def _executables(paths: Iterable[Path]) -> Iterator[Path]:
+    return (path for path in paths if path.is_file() and os.access(path, os.X_OK))
 
 
 def _judge(name: str, path: Path, arch: str) -> Verdict:

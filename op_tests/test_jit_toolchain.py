@@ -100,7 +100,8 @@ def test_the_setting_comes_before_everything_and_is_not_replaced_when_it_fails(m
         toolchain._selected.clear()
         with pytest.raises(ToolchainError, match=f"HIPFORGE_HIPCC={named}: there is no such file"):
             toolchain.select("gfx950")
-        assert len(toolchain.probe_all()) == 2, "doctor still shows the others"
+        others = [verdict.name for verdict in toolchain.probe_all()[1:]]
+        assert others == [f"{machine}/bin/hipcc", "amdclang++ or clang++"], "doctor still shows the others"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_refused_compiler_has_a_reason(
     script(machine / "bin/clang++", version, plan=plan, say=say)
     if parts is not None:
         add_llvm(machine / "bin", parts)
-    (verdict,) = toolchain.probe_all()
+    _, verdict = toolchain.probe_all()
     assert isinstance(verdict, Refused)
     assert reason in verdict.reason
     with pytest.raises(ToolchainError) as raised:
@@ -134,7 +135,7 @@ def test_a_missing_bundler_names_its_package(machine: Path) -> None:
     script(machine / "bin/clang++", "clang version 22.1.8")
     add_llvm(machine / "bin")
     (machine / "bin/clang-offload-bundler").unlink()
-    (verdict,) = toolchain.probe_all()
+    _, verdict = toolchain.probe_all()
     assert isinstance(verdict, Refused)
     assert "clang-offload-bundler is missing: install clang-tools-22" in verdict.reason
 
@@ -145,16 +146,16 @@ def test_without_rocm_and_triton_the_reason_says_what_to_install(
     script(machine / "bin/clang++", "clang version 22.1.8")
     add_llvm(machine / "bin")
     monkeypatch.setattr(rocm_tree, "triton_files", lambda: None)
-    (verdict,) = toolchain.probe_all()
+    _, verdict = toolchain.probe_all()
     assert isinstance(verdict, Refused)
     assert "pip install hipforge[compiler]" in verdict.reason
 
 
-def test_nothing_at_all_is_one_refusal_and_a_typed_error(machine: Path) -> None:
-    (verdict,) = toolchain.probe_all()
-    assert isinstance(verdict, Refused)
-    assert verdict.path is None
-    with pytest.raises(ToolchainError, match="not found in ROCM_PATH, /opt/rocm or PATH"):
+def test_what_is_not_there_is_a_refusal_too_and_nothing_at_all_a_typed_error(machine: Path) -> None:
+    found = toolchain.probe_all()
+    assert [verdict.name for verdict in found] == ["hipcc", "amdclang++ or clang++"]
+    assert all(isinstance(verdict, Refused) and verdict.path is None for verdict in found)
+    with pytest.raises(ToolchainError, match="not found in ROCM_PATH, HIP_PATH, /opt/rocm or PATH"):
         toolchain.select("gfx950")
 
 
@@ -203,7 +204,7 @@ def test_a_compiler_in_two_versions_named_alike_is_looked_at_once_per_file(machi
     script(machine / "bin/clang++-22", "clang version 22.1.8")
     add_llvm(machine / "bin")
     (machine / "bin/clang++").symlink_to(machine / "bin/clang++-22")
-    assert [Path(verdict.name).name for verdict in toolchain.probe_all()] == ["clang++", "clang++-22"]
+    assert [Path(verdict.name).name for verdict in toolchain.probe_all()] == ["hipcc", "clang++", "clang++-22"]
 
 
 def test_hipcc_amdclang_and_clang_get_the_same_commands(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
