@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hipforge import emulator
 
+from . import hip_compile
 from .emulator_asm import Instruction, assemble, execute
 from .matrix_reference import (
     BITS,
@@ -240,3 +242,50 @@ def test_exec_does_not_matter_to_a_matrix_instruction(tmp_path: Path) -> None:
     c = random_result(rng, ins)
     got = execute(code, instruction, [a_regs, b_regs, result_registers(ins, c)], np.zeros((4, 64), np.uint32))
     assert (read_result(ins, got) == c + a @ b.transpose(0, 2, 1)).all()
+
+
+K_ORDER_KERNEL = """
+typedef int v8i __attribute__((ext_vector_type(8)));
+typedef int v4i __attribute__((ext_vector_type(4)));
+typedef float v4f __attribute__((ext_vector_type(4)));
+// D = A @ B^T of 16x128 e4m3 rows with one scale per 32 elements. FIRST and SECOND: where a lane's two 16-byte pieces
+// of a row come from.
+extern "C" __attribute__((global, amdgpu_flat_work_group_size(64, 64)))
+void NAME(const char* a, const char* b, const unsigned char* a_scale, const unsigned char* b_scale, float* d) {
+  unsigned lane = __builtin_amdgcn_workitem_id_x(), row = lane % 16, g = lane / 16;
+  v8i x, y;
+  *(v4i*)&x = *(const v4i*)(a + 128 * row + FIRST);
+  *((v4i*)&x + 1) = *(const v4i*)(a + 128 * row + SECOND);
+  *(v4i*)&y = *(const v4i*)(b + 128 * row + FIRST);
+  *((v4i*)&y + 1) = *(const v4i*)(b + 128 * row + SECOND);
+  int sa = a_scale[4 * row + g], sb = b_scale[4 * row + g];
+  v4f c = {0, 0, 0, 0};
+  c = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(x, y, c, 0, 0, 0, sa, 0, sb);
+  for (unsigned r = 0; r < 4; ++r) d[16 * (4 * g + r) + row] = c[r];
+}
+"""
+
+
+def test_a_kernel_with_the_contiguous_k_order_is_right_until_scales_differ(tmp_path: Path) -> None:
+    """Reading 32 contiguous e4m3 per lane pairs the data with the wrong blocks' scales; 16-byte chunks do not."""
+    orders = {"contiguous": ("32 * g", "32 * g + 16"), "chunked": ("16 * g", "64 + 16 * g")}
+    text = "".join(
+        K_ORDER_KERNEL.replace("NAME", name).replace("FIRST", first).replace("SECOND", second)
+        for name, (first, second) in orders.items()
+    )
+    code = emulator.CodeObject(hip_compile.device_elf(text, tmp_path, "gfx950", ["-nogpuinc"]))
+    g = torch.Generator().manual_seed(25)
+    a, b = (torch.randint(-4, 5, (16, 128), generator=g).to(torch.float8_e4m3fn) for _ in range(2))
+    different = torch.randint(124, 131, (2, 16, 4), generator=g, dtype=torch.uint8)
+    for scales, wrong_orders in ((torch.full_like(different, 127), set()), (different, {"contiguous"})):
+        factors = torch.exp2(scales.double() - 127).repeat_interleave(32, dim=2)
+        want = ((a.double() * factors[0]) @ (b.double() * factors[1]).T).float()
+        wrong = set()
+        for name in orders:
+            d = torch.zeros((16, 16))
+            emulator.launch(code.kernels[name], 1, 64, [a, b, scales[0], scales[1], d])
+            if (d != want).double().mean() > 0.9:
+                wrong.add(name)
+            else:
+                assert torch.equal(d, want)
+        assert wrong == wrong_orders
