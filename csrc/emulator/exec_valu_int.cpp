@@ -114,9 +114,9 @@ void bits(OpTable& t) {
   LANE(v_lshrrev_b64, (u32 a, u64 b) { return b >> (a & 63); });
   LANE(v_ashrrev_i64, (u32 a, i64 b) { return b >> (a & 63); });
   LANE(v_bfe_u32, (u32 a, u32 b, u32 c) { return a >> (b & 31) & ((1u << (c & 31)) - 1); });
-  LANE(v_bfe_i32, (u32 a, u32 b, u32 c) {
+  LANE(v_bfe_i32, (i32 a, u32 b, u32 c) {
     const u32 width = c & 31, up = (32 - width) & 31;
-    const i32 r = static_cast<i32>(a >> (b & 31) << up) >> up;
+    const i32 r = static_cast<i32>(static_cast<u32>(a >> (b & 31)) << up) >> up;
     return width ? r : 0;
   });
   LANE(v_bfi_b32, (u32 a, u32 b, u32 c) { return (a & b) | (~a & c); });
