@@ -217,6 +217,19 @@ def test_a_fault_does_not_outlive_its_launch(code: emulator.CodeObject) -> None:
     assert y.eq(1).all()
 
 
+@pytest.mark.parametrize(
+    ("body", "service"), [('printf("%d", out[0]);', "printf"), ("out = new int[2]; out[0] = 1;", "malloc")]
+)
+def test_services_of_the_host_are_named_when_a_kernel_needs_them(body: str, service: str, tmp_path: Path) -> None:
+    text = "#include <hip/hip_runtime.h>\n__global__ void f(int* out) { if (out[0] == 0) { " + body + " } out[1] = 5; }"
+    own = emulator.CodeObject(hip_compile.device_elf(text, tmp_path))
+    with pytest.raises(EmulatorFault, match=rf"^{service}.* in a kernel need.* not emulated\n"):
+        emulator.launch(own.kernels["f"], 1, 1, [ints(2)])
+    untouched = torch.tensor([1, 0], dtype=torch.int32)
+    emulator.launch(own.kernels["f"], 1, 1, [untouched])
+    assert untouched.tolist() == [1, 5]
+
+
 # --- options ---
 
 

@@ -76,6 +76,9 @@ KernelArg parse_argument(const MsgValue& entry) {
       {"hidden_dynamic_lds_size", ArgKind::hidden_dynamic_lds_size},
       {"hidden_private_base", ArgKind::hidden_private_base},
       {"hidden_shared_base", ArgKind::hidden_shared_base},
+      {"hidden_hostcall_buffer", ArgKind::hidden_hostcall},
+      {"hidden_printf_buffer", ArgKind::hidden_hostcall},
+      {"hidden_heap_v1", ArgKind::hidden_heap},
       {"hidden_", ArgKind::hidden_none},
       {"global_buffer", ArgKind::buffer},
   };
@@ -393,6 +396,8 @@ std::vector<uint8_t> build_kernarg(const Kernel& kernel, const void* explicit_by
       case ArgKind::hidden_dynamic_lds_size: value = dynamic_lds; break;
       case ArgKind::hidden_private_base: value = kPrivateApertureHigh; break;
       case ArgKind::hidden_shared_base: value = kSharedApertureHigh; break;
+      case ArgKind::hidden_hostcall: value = kHostcallAddress; break;
+      case ArgKind::hidden_heap: value = kHeapAddress; break;
       default: continue;  // explicit, or a hidden argument that is zero: whole groups, no offset, no queue
     }
     std::memcpy(segment.data() + arg.offset, &value, std::min<size_t>(arg.bytes, sizeof value));

@@ -36,10 +36,15 @@ bool parse_arch(std::string_view text, Arch* out);  // features after ':' are ig
 
 enum class ArgKind : uint8_t {
   value, buffer,
-  hidden_none,  // and every other hidden argument that is null here (queues, hostcall, printf, heap)
+  hidden_none,  // and every other hidden argument that is null here (queues, grid synchronisation)
   hidden_block_count, hidden_group_size, hidden_remainder, hidden_global_offset,
   hidden_grid_dims, hidden_dynamic_lds_size, hidden_private_base, hidden_shared_base,
+  hidden_hostcall, hidden_heap,
 };
+
+// What a kernel gets for services that the emulator lacks: addresses beyond user space, so that using one is a fault
+// which launch() can explain.
+constexpr uint64_t kHostcallAddress = 0x1CA11'0000'0000, kHeapAddress = 0x14EA9'0000'0000;
 
 struct KernelArg {
   ArgKind kind = ArgKind::value;

@@ -1,6 +1,7 @@
 #include "runtime.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <mutex>
 #include <utility>
 
@@ -105,6 +106,18 @@ hipError_t not_provided(const char* call) {
 
 namespace {
 
+// A fault at one of the stand-in addresses means that the kernel asked for a service; say which.
+std::string explained(const std::string& text) {
+  const auto mentions = [&](uint64_t address) {
+    char prefix[24];  // all but the digits that an offset changes
+    std::snprintf(prefix, sizeof prefix, "0x%llx", static_cast<unsigned long long>(address >> 20));
+    return text.find(prefix) != std::string::npos;
+  };
+  if (mentions(kHostcallAddress)) return "printf and assert in a kernel need a host service that is not emulated\n" + text;
+  if (mentions(kHeapAddress)) return "malloc and new in a kernel need a device heap that is not emulated\n" + text;
+  return text;
+}
+
 hipError_t refuse(const Kernel& kernel, hipError_t error, const std::string& why) {
   record(error, "launch of " + kernel.info.name + ": " + why);
   return launch_failed();
@@ -149,7 +162,7 @@ hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[
   request.dynamic_lds = static_cast<uint32_t>(dynamic_lds);
   Fault fault;
   if (run_launch(request, options, trace, poll, &fault)) return hipSuccess;
-  record(error_of(fault.kind), fault.text);
+  record(error_of(fault.kind), fault.kind == FaultKind::memory ? explained(fault.text) : fault.text);
   return launch_failed();
 }
 
