@@ -84,6 +84,14 @@ index=
 [ -z "$PIP_INDEX" ] || index="--extra-index-url $PIP_INDEX"
 if [ "$rocm_torch" = yes ]; then
   "$PYTHON" -m venv --system-site-packages "$VENV"
+  # Where $PYTHON is itself a virtual environment, "system" means the interpreter below it: name its packages too.
+  "$PYTHON" -c '
+import sys, sysconfig
+paths = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+open(sys.argv[1] + "/base-environment.pth", "w").write("\n".join(paths) + "\n")
+' "$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+  "$VENV/bin/python" -c 'import sys, torch; sys.exit(not torch.version.hip)' ||
+    fail "the ROCm torch of $PYTHON is not visible in $VENV; remove $VENV and run again"
   requirements=$("$VENV/bin/python" .ci/requirements.py --without torch triton)
   # shellcheck disable=SC2086
   "$VENV/bin/python" -m pip install -q $index $requirements
