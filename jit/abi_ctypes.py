@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hipforge.jit.signature import BOOL, FLOAT, INT, KINDS, OPTIONAL_TENSOR, TENSOR, Parameter, Signature
+from hipforge.jit.signature import BOOL, FLOAT, INT, MUST_BE, OPTIONAL_TENSOR, TENSOR, Parameter, Signature
 
 _KIND_NONE, _KIND_TENSOR, _KIND_INT, _KIND_FLOAT, _KIND_BOOL, _KIND_STRING = range(6)
 _LAUNCH, _OTHER = 3, 4  # hf_error_kind
@@ -193,7 +193,7 @@ class CtypesBinder:
                 arg.kind = _KIND_NONE
                 return
             if not isinstance(value, self.tensor_type):
-                raise self._refusal(op, parameter, KINDS[kind][0].replace(" | ", " or "), value)
+                raise self._refusal(op, parameter, MUST_BE[kind], value)
             if can_divert and (type(value) not in self.plain_types or value.is_meta):
                 raise _Diverted
             arg.kind = _KIND_TENSOR
@@ -203,7 +203,7 @@ class CtypesBinder:
             try:
                 number = value.__index__()
             except AttributeError:
-                raise self._refusal(op, parameter, "an int", value) from None
+                raise self._refusal(op, parameter, MUST_BE[kind], value) from None
             if not -(2**63) <= number < 2**63:
                 raise self.errors[1](f"{op}: argument '{parameter.name}' = {value!r} does not fit 64 bits")
             arg.value.i = number
@@ -212,15 +212,15 @@ class CtypesBinder:
             try:
                 arg.value.f = float(value) if not isinstance(value, (str, bytes)) else None
             except TypeError:
-                raise self._refusal(op, parameter, "a float", value) from None
+                raise self._refusal(op, parameter, MUST_BE[kind], value) from None
         elif kind == BOOL:
             if not isinstance(value, bool):
-                raise self._refusal(op, parameter, "True or False", value)
+                raise self._refusal(op, parameter, MUST_BE[kind], value)
             arg.kind = _KIND_BOOL
             arg.value.i = value
         else:
             if not isinstance(value, str):
-                raise self._refusal(op, parameter, "a str", value)
+                raise self._refusal(op, parameter, MUST_BE[kind], value)
             if "\0" in value:
                 raise self._refusal(op, parameter, "a str without zero characters", value)
             arg.kind = _KIND_STRING
@@ -265,8 +265,6 @@ class CtypesBinder:
         return int(tensor.device_index)
 
     def _refusal(self, op: str, parameter: Parameter, accepted: str, value: Any) -> Exception:
-        if accepted.startswith("torch"):
-            accepted = f"a {accepted}"
         got = "None" if value is None else type(value).__name__
         return self.errors[1](f"{op}: argument '{parameter.name}' must be {accepted}; got {got}")
 

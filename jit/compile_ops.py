@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hipforge import devices
 from hipforge.errors import ArchError, ConfigError, GuardError
-from hipforge.jit.signature import BOOL, FLOAT, INT, KINDS, OPTIONAL_TENSOR, STR, Signature, signature_of
+from hipforge.jit.signature import BOOL, FLOAT, INT, MUST_BE, OPTIONAL_TENSOR, STR, Signature, signature_of
 
 if TYPE_CHECKING:
     from hipforge.jit.registry import ModuleEntry
@@ -202,7 +202,8 @@ class Stub:
         loaded = loader.load(self.module_name, variant, arch)
         if module.ffi == "pybind11":
             extension = python_module.import_extension(loaded.path / "module.so", module.name)
-            return abi.wrap(python_module.function_of(extension, module.name, self.entry), self.signature)
+            function = abi.wrap(python_module.function_of(extension, module.name, self.entry), self.signature)
+            return function if divert is None else _diverting(function, self.signature, divert)
         return abi.bind(loaded.library, self.entry, self.signature, divert=divert)
 
 
@@ -284,7 +285,7 @@ def _check_kinds(signature: Signature, args: tuple[Any, ...]) -> None:
         if not fits:
             got = "None" if value is None else type(value).__name__
             raise GuardError(
-                f"{signature.name}: argument '{parameter.name}' must be a {KINDS[parameter.kind][0]}; got {got}"
+                f"{signature.name}: argument '{parameter.name}' must be {MUST_BE[parameter.kind]}; got {got}"
             )
 
 
@@ -300,6 +301,16 @@ def _belongs_to_dispatcher(values: Sequence[Any]) -> bool:
         return True
     plain = (torch.Tensor, torch.nn.Parameter)
     return any(isinstance(value, torch.Tensor) and (type(value) not in plain or value.is_meta) for value in values)
+
+
+def _diverting(function: Callable[..., Any], signature: Signature, divert: Callable[..., Any]) -> Callable[..., Any]:
+    """Do for a pybind11 module's function what the binding does for an entry: fakes go to the torch operator."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = signature.bind(args, kwargs)
+        return divert(*values) if _belongs_to_dispatcher(values) else function(*values)
+
+    return call
 
 
 def _arch(device: devices.Device, values: Sequence[Any]) -> str:

@@ -27,6 +27,15 @@ KINDS: dict[str, tuple[str, str]] = {
     BOOL: ("bool", "bool"),
     STR: ("str", "str"),
 }
+# how a message says what an argument must be; binding.c has the same words
+MUST_BE: dict[str, str] = {
+    TENSOR: "a torch.Tensor",
+    OPTIONAL_TENSOR: "a torch.Tensor or None",
+    INT: "an int",
+    FLOAT: "a float",
+    BOOL: "True or False",
+    STR: "a str",
+}
 _BY_NAME = {"Tensor": TENSOR, "int": INT, "float": FLOAT, "bool": BOOL, "str": STR}
 _DEFAULT_TYPES: dict[str, tuple[type, ...]] = {INT: (int,), FLOAT: (int, float), BOOL: (bool,), STR: (str,)}
 
@@ -157,7 +166,10 @@ def _check_default(stub: str, parameter: Parameter, default: Any) -> None:
     accepted = _DEFAULT_TYPES.get(parameter.kind)
     fits = default is None if accepted is None else isinstance(default, accepted)
     if parameter.kind == TENSOR or not fits or (parameter.kind in (INT, FLOAT) and isinstance(default, bool)):
-        raise ConfigError(f"stub {stub}: default {default!r} of '{parameter.name}' is not a {KINDS[parameter.kind][0]}")
+        raise ConfigError(
+            f"stub {stub}: default {default!r} of '{parameter.name}' does not fit its annotation; "
+            f"it must be {MUST_BE[parameter.kind]}"
+        )
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:

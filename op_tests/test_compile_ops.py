@@ -160,8 +160,8 @@ def _stub(**annotations):
         (_stub(), ("result",), r"mutates names \['result'\]"),
         (_stub(), ("x",), r"first parameter must be the output, a torch.Tensor that mutates=\('x',\) names"),
         (_stub(**{"return": torch.Tensor}), ("out",), "must return None"),
-        (_stub(x=torch.Tensor), ("out",), "default None of 'x' is not a torch.Tensor"),
-        (_stub(x=int), ("out",), "default None of 'x' is not a int"),
+        (_stub(x=torch.Tensor), ("out",), "default None of 'x' does not fit its annotation; it must be a torch.Tensor"),
+        (_stub(x=int), ("out",), "default None of 'x' .*must be an int"),
         (lambda *args: None, (), "plain positional-or-keyword"),
         (lambda *, out: None, (), "plain positional-or-keyword"),
         (lambda out: None, ("out",), "parameter 'out' has no annotation"),
@@ -239,7 +239,7 @@ def test_a_wrong_argument_of_a_first_call_builds_nothing(isolated_cache):
     @compile_ops("module_test_broken")
     def never_built_out(out: torch.Tensor, n: int) -> None: ...
 
-    with pytest.raises(GuardError, match="argument 'n' must be a int; got str"):
+    with pytest.raises(GuardError, match="argument 'n' must be an int; got str"):
         never_built_out(torch.empty(1), "x")
     assert list(isolated_cache.rglob("*.so")) == []
 

@@ -112,6 +112,15 @@ def test_a_function_that_is_not_defined_lists_those_that_are():
         missing(torch.empty(1))
 
 
+def test_fake_tensors_run_nothing():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    add_objects(torch.empty(2), torch.ones(2))
+    with FakeTensorMode():
+        add_objects(torch.empty(2), torch.empty(2))
+    add_objects(torch.empty(2, device="meta"), torch.empty(2, device="meta"))
+
+
 def test_torch_compile_takes_it_too():
     torch._dynamo.reset()
 
