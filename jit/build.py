@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +36,6 @@ log = logging.getLogger("hipforge")
 
 _BYTES_PER_JOB = 1_500_000_000
 """Peak memory of one compile, both passes of a large kernel file: measured 0.3 to 1.2 GB with clang 22."""
-
-Validate = Callable[[Path], None]
-"""Called with the finished library before it is published; raises to refuse it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def capped_jobs(jobs: int | None = None) -> int:
     return max(1, min(wanted or cores, cores, free // _BYTES_PER_JOB))
 
 
-def ensure(spec: BuildSpec, *, validate: Validate | None = None) -> Built:
+def ensure(spec: BuildSpec) -> Built:
     """Return a usable entry for ``spec``, building it if there is none.
 
     Raises:
@@ -75,17 +72,17 @@ def ensure(spec: BuildSpec, *, validate: Validate | None = None) -> Built:
         return Built(limits.checked(entry, spec), built=False)
     root = cache_dir.writing_root()
     try:
-        return _build_locked(spec, root, digests, validate)
+        return _build_locked(spec, root, digests)
     except OSError as error:
         if error.errno not in cache_dir.UNUSABLE:
             raise
         path, named = cache_dir.configured()
         if root != path:
             raise BuildError(f"{spec.title} cannot be built: {error.strerror} in {root}") from error
-        return _build_locked(spec, cache_dir.refuse(path, named, error.strerror or str(error)), digests, validate)
+        return _build_locked(spec, cache_dir.refuse(path, named, error.strerror or str(error)), digests)
 
 
-def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore, validate: Validate | None) -> Built:
+def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore) -> Built:
     remembered = failures.recall([root], spec, digests)
     if remembered is not None:
         raise remembered
@@ -99,7 +96,7 @@ def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore, validate: V
         sweep(root, own=cache.build_name(spec))
         staging = cache.staging_dir(root, cache.build_name(spec))
         try:
-            entry = _build(spec, root, staging, digests, validate)
+            entry = _build(spec, root, staging, digests)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         cache.hold(entry)
@@ -148,15 +145,13 @@ def prepare(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, po
     return spec
 
 
-def _build(
-    spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, validate: Validate | None
-) -> cache.Entry:
+def _build(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore) -> cache.Entry:
     log.info("building %s", spec.title)
     started = time.monotonic()
     spec = prepare(spec, root, staging, digests)
     with start_ninja(staging.parent, f"{staging.name}/build.ninja", staging / "tmp", capped_jobs()) as process:
         process.wait()
-    return finish(spec, root, staging, digests, time.monotonic() - started, validate)
+    return finish(spec, root, staging, digests, time.monotonic() - started)
 
 
 def generate(
@@ -207,17 +202,12 @@ def start_ninja(
 
 
 def finish(
-    spec: BuildSpec,
-    root: Path,
-    staging: Path,
-    digests: DigestStore,
-    seconds: float,
-    validate: Validate | None,
+    spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, seconds: float
 ) -> cache.Entry:
     """Turn what ninja left in ``staging`` into a published entry.
 
     Raises:
-        BuildError: a step failed, the kernels exceed the module's ``resource_limits``, or ``validate`` refused.
+        BuildError: a step failed, or the kernels exceed the module's ``resource_limits``.
         OSError: the cache directory cannot be written.
     """
     failed = next(iter(step_failures(spec, staging)), None)
@@ -232,8 +222,6 @@ def finish(
         message = f"{spec.title} was refused\nlog: {place / 'build.log'}\n{error}"
         failures.remember(place, spec, message, closure(spec, place, digests))
         raise BuildError(message) from None
-    if validate is not None:
-        validate(library)
     manifest = cache.Manifest(
         module=spec.module,
         variant=dict(spec.variant),

@@ -281,7 +281,7 @@ class _Fleet:
     def _end(self, module: _Running) -> None:
         item, seconds = module.planned, module.seconds()
         try:
-            entry = build.finish(module.spec, self.root, module.staging, self.digests, seconds, None)
+            entry = build.finish(module.spec, self.root, module.staging, self.digests, seconds)
         except (HipforgeError, OSError) as error:
             self.outcomes[module.number] = _failed(item, _as_build_error(error, item), self.on_event, seconds)
         else:

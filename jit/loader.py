@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,19 +84,18 @@ def loaded() -> tuple[LoadedModule, ...]:
 def _load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> LoadedModule:
     started = time.perf_counter()
     wanted = hip_module.request(registry.module(module), variant, arch)
-    opened: list[ctypes.CDLL] = []
     entry = prebuilt.find(wanted.stem, wanted.arch, wanted.portable, wanted.roots)
     built = False
     if entry is None:
-        entry, built = _cached_or_built(wanted, lambda library: opened.append(open_library(library)))
+        entry, built = _cached_or_built(wanted)
         cache_dir.digests().save()
-    library = opened[0] if opened else open_library(entry.library)
+    library = open_library(entry.library)
     seconds = time.perf_counter() - started
     log.debug("loaded %s in %.1f ms", entry.path, seconds * 1e3)
     return LoadedModule(module, entry.path, entry.manifest, library, seconds, built)
 
 
-def _cached_or_built(wanted: Request, validate: Callable[[Path], None]) -> tuple[cache.Entry, bool]:
+def _cached_or_built(wanted: Request) -> tuple[cache.Entry, bool]:
     may_build = not settings.DISABLE_JIT.get()
     try:
         spec = hip_module.specification(wanted, toolchain.select(wanted.arch))
@@ -112,7 +111,7 @@ def _cached_or_built(wanted: Request, validate: Callable[[Path], None]) -> tuple
     # Only a miss pays for importing what builds.
     from hipforge.jit import build
 
-    result = build.ensure(spec, validate=validate)
+    result = build.ensure(spec)
     return result.entry, result.built
 
 

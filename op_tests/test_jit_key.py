@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -287,6 +288,12 @@ def check_out_again_with_older_mtimes(box: StandIn) -> None:
         os.utime(path, (1_000_000_000, 1_000_000_000))
 
 
+def set_the_clock_ahead(box: StandIn) -> None:
+    tomorrow = time.time() + 86_400
+    for path in [*box.sources.rglob("*"), box.hipcc]:
+        os.utime(path, (tomorrow, tomorrow))
+
+
 def move_the_clone(box: StandIn) -> None:
     moved = box.folder / "elsewhere"
     shutil.move(box.sources, moved)
@@ -320,6 +327,7 @@ def set_unrelated_variables(box: StandIn) -> None:
     [
         touch_everything,
         check_out_again_with_older_mtimes,
+        set_the_clock_ahead,
         move_the_clone,
         move_the_compiler,
         ask_for_other_jobs_and_more_words,
