@@ -47,6 +47,8 @@ class Witness:
         async_copy: Compile with global-to-LDS copies (`triton.knobs.amd.use_async_copy`).
         contains: Regular expressions, each of which must match a mnemonic of the machine code, by architecture;
             under "" for all. A witness that became something else proves nothing.
+        replicated: Several waves write the same bytes to the same LDS words, as Triton does with replicated layouts:
+            harmless, and a race to the checker.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Witness:
     options: Mapping[str, Any] = field(default_factory=dict)
     async_copy: bool | None = None
     contains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    replicated: bool = False
 
     def required(self, arch: str) -> tuple[str, ...]:
         """The patterns that the machine code for `arch` must contain."""

@@ -7,9 +7,10 @@ import re
 import torch
 from triton import knobs
 
+from hipforge import emulator
 from hipforge.emulator import triton as emulated
 
-from .base import BF16, EXACT, Approximate, Problem, Witness
+from .base import BF16, EXACT, Approximate, Witness
 
 MIN_EQUAL = 0.999  # of the elements, after rounding both sides to bf16
 
@@ -19,25 +20,34 @@ def mnemonics(assembly: str) -> set[str]:
     return set(re.findall(r"^\s+([a-z]\w+)", assembly, re.MULTILINE))
 
 
-def run(witness: Witness, arch: str, seed: int = 0) -> Problem:
-    """Compile `witness` for `arch`, check what it became, run it, and compare every output.
+def run(witness: Witness, arch: str, seed: int = 0) -> None:
+    """Compile `witness` for `arch`, check what it became, and hold its outputs to the reference, twice.
+
+    The first run takes the executor's plain path; the second has every checker on and advances waves and work-groups
+    in random order.
 
     Raises:
         AssertionError: an instruction that the witness stands for is missing, or a result is wrong.
+        EmulatorFault: a checker objects.
     """
-    problem = witness.problem(arch, torch.Generator().manual_seed(seed))
     kernel = emulated.jit(witness.kernel, arch=arch)
     with knobs.amd.scope():
         if witness.async_copy is not None:
             knobs.amd.use_async_copy = witness.async_copy
+        problem = witness.problem(arch, torch.Generator().manual_seed(seed))
         compiled = kernel.compile(**problem.args, **witness.options)
         present = mnemonics(compiled.triton.asm["amdgcn"])
         for pattern in witness.required(arch):
             assert any(re.search(pattern, name) for name in present), f"no instruction matches {pattern!r}"
-        kernel[problem.grid](**problem.args, **witness.options)
-    for name, want in problem.expected.items():
-        check(name, problem.args[name], want, problem.compare)
-    return problem
+        for options in (
+            {},
+            {"checks": "all", "check_races": not witness.replicated, "wave_order": "random", "seed": 7},
+        ):
+            problem = witness.problem(arch, torch.Generator().manual_seed(seed))
+            with emulator.options(**options):
+                kernel[problem.grid](**problem.args, **witness.options)
+            for name, want in problem.expected.items():
+                check(name, problem.args[name], want, problem.compare)
 
 
 def check(name: str, got: torch.Tensor, want: torch.Tensor, compare: str | Approximate) -> None:
