@@ -12,6 +12,7 @@ device objects (``-fgpu-rdc``) are refused by name: they hold no kernels yet.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import struct
 import zlib
@@ -23,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hipforge.errors import HipforgeError
+from hipforge.jit import zstd as zstd_decoder
 from hipforge.jit.demangle import base_name, short_name
 
 ELF_MAGIC = b"\x7fELF"
@@ -174,7 +176,7 @@ def read_code_objects(source: str | Path | bytes, *, zstd: Decompress | None = N
     Args:
         source: a path, or the bytes, of a host ``.so`` or ``.o`` with a ``.hip_fatbin`` section, an offload bundle,
             a compressed bundle, or a bare AMDGPU ELF.
-        zstd: used for compressed bundles instead of this Python's own zstd, which only 3.14 has without a package.
+        zstd: used for compressed bundles instead of Python's own decoder (a native one is faster).
 
     Raises:
         CodeObjectError: the bytes are none of these, or are damaged.
@@ -274,19 +276,12 @@ def _decompress(fat: bytes, position: int, zstd: Decompress) -> tuple[bytes, int
 
 
 def _zstd(payload: bytes, raw_bytes: int) -> bytes:
-    for module in ("compression.zstd", "backports.zstd"):
-        try:
-            return bytes(importlib.import_module(module).decompress(payload))
-        except ImportError:
-            continue
+    with contextlib.suppress(ImportError):  # Python 3.14
+        return bytes(importlib.import_module("compression.zstd").decompress(payload))
     try:
-        decompressor = importlib.import_module("zstandard").ZstdDecompressor()
-    except ImportError:
-        raise CodeObjectError(
-            "a zstd-compressed bundle, and this Python has no zstd: install 'zstandard', use Python 3.14, "
-            "or build without --offload-compress"
-        ) from None
-    return bytes(decompressor.decompress(payload, max_output_size=raw_bytes))
+        return zstd_decoder.decompress(payload, raw_bytes)
+    except zstd_decoder.ZstdError as error:
+        raise CodeObjectError(f"damaged zstd data: {error}") from None
 
 
 # --- ELF ---

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from hipforge import emulator
-from hipforge.emulator.code_object import _zstd as zstd
+from hipforge.emulator.code_object import _zstd as native_zstd
 from hipforge.errors import ArchError
-from hipforge.jit import toolchain
+from hipforge.jit import toolchain, zstd
 from hipforge.jit.code_object import (
     COMPRESSED_MAGIC,
     FATBIN_SECTION,
     CodeObject,
     CodeObjectError,
+    Decompress,
     KernelResources,
     _section,
     device_images,
@@ -179,11 +180,11 @@ def test_lds_limits_resident_work_groups() -> None:
     assert resources(lds_bytes=161 * 1024).waves_per_simd(256) == 0
 
 
-def test_a_zstd_bundle_is_read_through_the_emulators_own_decoder(built: dict[str, Path]) -> None:
+def test_a_zstd_bundle_is_read_by_both_decoders(built: dict[str, Path]) -> None:
+    plain = {code.arch: code.image for code in read_code_objects(built["so"])}
+    assert {code.arch: code.image for code in read_code_objects(built["compressed"])} == plain
     for arch in ("gfx950", "gfx942"):
-        compressed = emulator.CodeObject(built["compressed"], arch=arch)
-        plain = emulator.CodeObject(built["so"], arch=arch)
-        assert compressed._parsed.image == plain._parsed.image
+        assert emulator.CodeObject(built["compressed"], arch=arch)._parsed.image == plain[arch]
 
 
 def test_a_zlib_bundle_is_read(built: dict[str, Path]) -> None:
@@ -240,9 +241,15 @@ def test_an_architecture_that_is_not_there_is_an_arch_error(built: dict[str, Pat
         emulator.CodeObject(built["elf"], arch="gfx942")
 
 
+ZSTD_DECODERS = pytest.mark.parametrize("zstd", [native_zstd, zstd.decompress], ids=["native", "python"])
+
+
+@ZSTD_DECODERS
 @pytest.mark.parametrize("size", [1, 1000, 300_000])
 @pytest.mark.parametrize("level", [1, 3, 19])
-def test_the_zstd_decoder_on_what_clangs_bundler_writes(size: int, level: int, tmp_path: Path) -> None:
+def test_the_zstd_decoders_on_what_clangs_bundler_writes(
+    zstd: Decompress, size: int, level: int, tmp_path: Path
+) -> None:
     text = b"".join(f"{i * i % 977} line {i}\n".encode() for i in range(size // 8 + 1))[: size // 2]
     plain = text + random.Random(size).randbytes(size - len(text))
     (tmp_path / "plain").write_bytes(plain)
@@ -257,7 +264,8 @@ def test_the_zstd_decoder_on_what_clangs_bundler_writes(size: int, level: int, t
     assert list(device_images(packed, zstd=zstd)) == [("hipv4-amdgcn-amd-amdhsa--gfx950", plain)]
 
 
-def test_damaged_zstd_data_never_crashes_the_decoder(built: dict[str, Path]) -> None:
+@ZSTD_DECODERS
+def test_damaged_zstd_data_never_crashes_a_decoder(zstd: Decompress, built: dict[str, Path]) -> None:
     fat = hip_fat_section(built["compressed"])
     header = 32
     random_bytes = random.Random(0)
