@@ -1,4 +1,4 @@
-"""Floating-point operations of the emulator against exact rationals: one rounding, NaN, infinities, denormals, zeros."""
+"""Floating-point operations of the emulator against exact rationals: one rounding, NaN, infinities, denormals."""
 
 from __future__ import annotations
 

@@ -91,6 +91,11 @@ void note_global(Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t e
 }
 void note_scalar(Wave& w, const ExecInst& in, uint64_t address, uint32_t bytes, Access access) {
   if (w.thread->stats != nullptr) w.thread->stats->scalar(index_of(w, in), address, bytes, access);
+  if (w.launch->global_races != nullptr) {
+    LaneAddresses one;
+    one.at[0] = address;
+    w.launch->global_races->access(w, in, one, 1, bytes, access);
+  }
 }
 void note_lds(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t exec, uint32_t bytes, Access access) {
   if (w.thread->stats != nullptr) w.thread->stats->lds(index_of(w, in), a, exec, bytes);
