@@ -89,11 +89,16 @@ def reading_roots() -> list[Path]:
     if named:
         return [path]
     roots = [] if _foreign(path) else [path]
+    return [*roots, *_own_private_dir()]
+
+
+def _own_private_dir() -> list[Path]:
+    """Return the private directory if there is one and it is this user's."""
     private = Path(tempfile.gettempdir()) / f"hipforge-{os.geteuid()}"
     with contextlib.suppress(OSError):
-        if path in _refused or private.lstat().st_uid == os.geteuid():
-            roots.append(private_dir())
-    return roots
+        if private.lstat().st_uid == os.geteuid() or _one_time_dir.cache_info().currsize:
+            return [private_dir()]
+    return []
 
 
 def writing_root() -> Path:
@@ -141,19 +146,19 @@ def _write_problem(path: Path) -> str | None:
     return None
 
 
-def state_dir() -> Path:
-    """Return where remembered digests and probes are kept: the cache directory if it can be written, else beside it."""
+def state_dir() -> Path | None:
+    """Return where remembered digests and answers of compilers are kept; None if nowhere is both ours and writable."""
     path, named = configured()
-    if named or not path.exists() or os.access(path, os.W_OK):
+    if named or (not _foreign(path) and (not path.exists() or os.access(path, os.W_OK))):
         return path
-    return reading_roots()[-1]
+    return next(iter(_own_private_dir()), None)
 
 
 @functools.lru_cache(maxsize=8)
-def _store(path: Path) -> DigestStore:
-    return DigestStore(path / "digests.json")
+def _store(path: Path | None) -> DigestStore:
+    return DigestStore(path / "digests.json" if path else None)
 
 
 def digests() -> DigestStore:
-    """Return the stat-cached digests of the configured cache directory."""
+    """Return the stat-cached digests of the cache directory in use."""
     return _store(state_dir())

@@ -87,13 +87,13 @@ class HipClang:
     def device_flags(self, arch: str) -> tuple[str, ...]:
         """Return the flags that make this a device compile for ``arch``."""
         tree = () if self.is_hipcc else ("--rocm-path=${ROCM}",)
-        return ("-x", "hip", f"--offload-arch={arch}", *tree, "--cuda-device-only")
+        return ("-x", "hip", f"--offload-arch={arch}", *tree, "--gpu-bundle-output", "--cuda-device-only")
 
     def compile(self, unit: Unit, module: str, arch: str) -> Compiled:
         """Return the commands that compile one source."""
         host_object = f"{unit.name}.o"
         if not unit.is_hip:
-            step = self._step(f"{unit.name}.host", ("-O2", *unit.flags), unit.source, ("-c",), host_object)
+            step = self._step(f"{unit.name}.host", ("-O2", *unit.flags), unit.source, host_object)
             return Compiled((step,), (host_object,), {})
         cuid = f"{module}_{unit.number}"
         device = f"{unit.name}.hipfb"
@@ -102,22 +102,20 @@ class HipClang:
         host_flags = (*device_flags[:-1], "--cuda-host-only")
         common = (f"-cuid={cuid}", *unit.flags)
         steps = (
-            self._step(
-                f"{unit.name}.device", (*device_flags, "-O3", *common), unit.source, ("--gpu-bundle-output",), device
-            ),
-            self._step(f"{unit.name}.host", (*host_flags, "-O1", *common), unit.source, ("-c",), host_object),
+            self._step(f"{unit.name}.device", (*device_flags, "-O3", *common), unit.source, device),
+            self._step(f"{unit.name}.host", (*host_flags, "-O1", *common), unit.source, host_object),
         )
         text = _EMBED.format(symbol=fatbin_symbol(cuid), device=device)
         return Compiled(steps, (host_object, assembly), {assembly: text})
 
-    def _step(self, name: str, flags: Sequence[str], source: str, kind: Sequence[str], output: str) -> Step:
+    def _step(self, name: str, flags: Sequence[str], source: str, output: str) -> Step:
         depfile = f"{name}.d"
         base = ("${HIPCXX}", *flags, "-fPIC", "-Wno-unused-command-line-argument")
         # Through the frontend, because the driver ignores -MD in a device compile and removes the file on an error.
         listing = _frontend("-dependency-file", depfile, "-MT", output, "-sys-header-deps")
         return Step(
             name=name,
-            argv=(*base, *listing, *kind, source, "-o", output),
+            argv=(*base, *listing, "-c", source, "-o", output),
             outputs=(output,),
             depfile=depfile,
             scan=(*base, *listing, *_frontend("-MG"), "-fsyntax-only", source),

@@ -49,13 +49,13 @@ class Tool:
 class ProbeStore:
     """Answers of programs, kept with the stat of the program's file: ``{question: [stamp, answer]}``."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path | None) -> None:
         self.file = file
         self._answers = self._read()
 
     def _read(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):
-            loaded = json.loads(self.file.read_bytes())
+            loaded = json.loads(self.file.read_bytes()) if self.file else None
             if isinstance(loaded, dict):
                 return loaded
         return {}
@@ -68,6 +68,8 @@ class ProbeStore:
     def put(self, question: str, stamp: list[int], answer: Any) -> None:
         """Remember an answer; failing to write it is not an error."""
         self._answers[question] = [stamp, answer]
+        if self.file is None:
+            return
         self._answers = {**self._read(), **self._answers}
         with contextlib.suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,12 +79,12 @@ class ProbeStore:
 
 
 @functools.lru_cache(maxsize=8)
-def _probe_store(root: Path) -> ProbeStore:
-    return ProbeStore(root / "toolchains.json")
+def _probe_store(root: Path | None) -> ProbeStore:
+    return ProbeStore(root / "toolchains.json" if root else None)
 
 
 def probes() -> ProbeStore:
-    """Return the remembered answers of the configured cache directory."""
+    """Return the remembered answers of the cache directory in use."""
     return _probe_store(cache_dir.state_dir())
 
 
