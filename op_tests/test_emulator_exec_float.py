@@ -531,3 +531,15 @@ def test_mixed_fma_rounds_once_to_half() -> None:
         for h, y, z in zip(halves, b, c, strict=True)
     ]
     assert machine.v[10].tolist() == want
+
+
+def test_bits_of_two_over_pi() -> None:
+    """Segment by segment they add up: the sum of the first three is 2/pi to 159 bits."""
+    machine = Machine()
+    machine.set_row64(0, [0x3FF0000000000000] * 64)
+    machine.v[2] = np.arange(64)
+    machine.run("v_trig_preop_f64 v[10:11], v[0:1], v2")
+    total = sum(to_fraction(code, 64) for code in machine.row64(10)[:3])
+    # 2/pi from pi's continued fraction convergent 245850922/78256779, which is good to 2^-56.
+    assert abs(total - Fraction(2 * 78256779, 245850922)) < Fraction(1, 2**54)
+    assert Fraction(1, 2**159) > abs(total - sum(to_fraction(code, 64) for code in machine.row64(10)[:6])) > 0

@@ -128,7 +128,7 @@ void step_indexed(Wave& w) {
 void register_control(OpTable& t) {
   using C = OpClass;
   for (const Op op : {Op::s_nop, Op::s_sethalt, Op::s_setprio, Op::s_icache_inv, Op::s_incperflevel, Op::s_decperflevel,
-                      Op::s_ttracedata, Op::s_wakeup})
+                      Op::s_ttracedata, Op::s_wakeup, Op::v_nop, Op::v_clrexcp})
     t.special(op, C::other, &no_operation);
   t.special(Op::s_waitcnt, C::waitcnt, &no_operation);
   t.special(Op::s_sleep, C::other, &sleep);

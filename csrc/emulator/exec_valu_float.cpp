@@ -1,4 +1,6 @@
 // f32 and f64 vector arithmetic, conversions between them and integers, transcendentals, division helpers.
+#include <iterator>
+
 #include "exec.h"
 #include "float_rules.h"
 
@@ -252,6 +254,26 @@ void conversions(OpTable& t) {
   });
 }
 
+// The first 1248 bits of 2/pi after the binary point.
+constexpr u32 kTwoOverPi[] = {
+    0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB, 0xDEBBC561,
+    0xB7246E3A, 0x424DD2E0, 0x06492EEA, 0x09D1921C, 0xFE1DEB1C, 0xB129A73E, 0xE88235F5, 0x2EBB4484,
+    0xE99C7026, 0xB45F7E41, 0x3991D639, 0x835339F4, 0x9C845F8B, 0xBDF9283B, 0x1FF897FF, 0xDE05980F,
+    0xEF2F118B, 0x5A0A6D1F, 0x6D367ECF, 0x27CB09B7, 0x4F463F66, 0x9E5FEA2D, 0x7527BAC7, 0xEBE5F17B,
+    0x3D0739F7, 0x8A5292EA, 0x6BFB5FB1, 0x1F8D5D08, 0x56033046, 0xFC7B6BAB, 0xF0CFBC20,
+};
+
+// v_trig_preop_f64: 53 bits of 2/pi, chosen by the segment and the argument's exponent, in their place.
+inline double trig_preop(double x, u32 segment) {
+  const int exponent = exponent_field(x);
+  const u32 shift = (segment & 31) * 53 + static_cast<u32>(exponent > 1077 ? exponent - 1077 : 0);
+  const u32 word = shift / 32, bit = shift % 32;
+  if (word + 2 >= std::size(kTwoOverPi)) return 0.0;
+  u64 bits = u64{kTwoOverPi[word]} << 32 | kTwoOverPi[word + 1];
+  if (bit) bits = bits << bit | kTwoOverPi[word + 2] >> (32 - bit);
+  return std::ldexp(static_cast<double>(bits >> 11), -53 - static_cast<int>(shift) + (exponent >= 1968 ? 128 : 0));
+}
+
 template <class F, LaneType type>
 void run_div_scale(Wave& w, const ExecInst& in) {
   RowBuffer x, y, z, out;
@@ -298,6 +320,7 @@ void register_valu_float(OpTable& t) {
   t.special(Op::v_div_scale_f64, OpClass::valu, &run_div_scale<double, LaneType::f64>);
   t.special(Op::v_div_fmas_f32, OpClass::valu, &run_div_fmas<float, LaneType::f32>);
   t.special(Op::v_div_fmas_f64, OpClass::valu, &run_div_fmas<double, LaneType::f64>);
+  t.lane(Op::v_trig_preop_f64, [](double a, u32 b) { return trig_preop(a, b); });
   t.lane(Op::v_div_fixup_f32, [](float a, float b, float c) { return div_fixup(a, b, c); });
   t.lane(Op::v_div_fixup_f64, [](double a, double b, double c) { return div_fixup(a, b, c); });
 }
