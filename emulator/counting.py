@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -127,6 +127,15 @@ class Counters:
     def lane_efficiency(self) -> float:
         """Active lanes per lane slot of vector instructions, 0 to 1; 1 where there are none."""
         return self.active_lanes / self.lane_slots if self.lane_slots else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counters as plain dictionaries, lists and numbers, ready for JSON."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values.update({name: dict(values[name]) for name in ("by_class", "by_mnemonic")})
+        values["tensors"] = {name: asdict(traffic) for name, traffic in self.tensors.items()}
+        values.update({name: asdict(values[name]) for name in ("lines64", "lines128")})
+        values.update({name: [asdict(row) for row in values[name]] for name in ("kernels", "per_pc")})
+        return values
 
     def count(self, mnemonic: str) -> int:
         """Return executions of ``mnemonic``, 0 if it never ran."""

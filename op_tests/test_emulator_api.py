@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 import struct
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from hipforge import emulator
-from hipforge.emulator import configuration, report, runtime
+from hipforge.emulator import configuration, counting, report, runtime
 from hipforge.errors import ConfigError, EmulatorFault, GuardError, LaunchError
 
 from . import hip_compile
@@ -327,6 +328,12 @@ def test_counts_are_exact(code: emulator.CodeObject) -> None:
     assert done.count("v_no_such_thing") == 0
     assert (done.kernels[0].grid, done.kernels[0].block) == ((2, 1, 1), (256, 1, 1))
     assert done.lines64.bytes == 3600
+
+
+def test_counters_go_through_json_and_back(code: emulator.CodeObject) -> None:
+    with emulator.counters(per_pc=True) as collected:
+        emulator.launch(code.kernels["axpy"], 1, 64, [torch.ones(64), torch.ones(64), 1.0, 64])
+    assert counting.from_json(json.dumps(collected.as_dict())) == collected.result
 
 
 def test_a_collector_sums_over_launches_and_nests(code: emulator.CodeObject) -> None:

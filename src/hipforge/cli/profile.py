@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -92,9 +92,10 @@ def command(op: str, shape: str, listing: bool, as_json: bool) -> None:
         result = call()
     if result is None:
         raise ConfigError(f"{op} answered None for {shape}: the shape is outside its envelope")
+    counts = counted.result
     if as_json:
-        click.echo(json.dumps(asdict(counted), indent=1, default=dict))
+        click.echo(json.dumps(counts.as_dict(), indent=1))
         return
-    click.echo(report.text(report.profile(counted, device.arch_of())))
+    click.echo(report.text(report.profile(counts, device.arch_of())))
     if listing:
-        click.echo("\n" + report.listing(counted))
+        click.echo("\n" + report.listing(counts))
