@@ -106,6 +106,41 @@ def test_every_matrix_mnemonic_is_covered(lib):
     assert len(MNEMONICS) == 70
 
 
+# First k of register v0, v1, ... in each lane group, as the CDNA4 ISA's tables print them (sections 7.1.5.1, 7.5.1).
+# bits, items per lane, lane groups: {register: (k in group 0, group 1, ...)}
+ISA_TABLES = {
+    "fp8 16x16x128": (8, 32, 4, {0: (0, 16, 32, 48), 3: (12, 28, 44, 60), 4: (64, 80, 96, 112), 7: (76, 92, 108, 124)}),
+    "fp8 32x32x64": (8, 32, 2, {0: (0, 16), 3: (12, 28), 4: (32, 48), 7: (44, 60)}),
+    "fp6 16x16x128": (6, 32, 4, {0: (0, 32, 64, 96), 3: (16, 48, 80, 112)}),
+    "fp6 32x32x64": (6, 32, 2, {0: (0, 32), 3: (16, 48)}),
+    "fp4 16x16x128": (4, 32, 4, {0: (0, 32, 64, 96), 3: (24, 56, 88, 120)}),
+    "fp4 32x32x64": (4, 32, 2, {0: (0, 32), 3: (24, 56)}),
+    "bf16 16x16x32": (16, 8, 4, {0: (0, 8, 16, 24), 3: (6, 14, 22, 30)}),
+    "bf16 32x32x16": (16, 8, 2, {0: (0, 8), 3: (6, 14)}),
+    "i8 16x16x64": (8, 16, 4, {0: (0, 16, 32, 48), 3: (12, 28, 44, 60)}),
+    "i8 32x32x32": (8, 16, 2, {0: (0, 16), 3: (12, 28)}),
+    "sparse B, 16-bit 16x16x32": (16, 8, 4, {0: (0, 8, 16, 24), 3: (6, 14, 22, 30)}),
+    "sparse B, 8-bit 16x16x64": (8, 16, 4, {0: (0, 16, 32, 48), 3: (12, 28, 44, 60)}),
+    "sparse B, 16-bit 16x16x64": (
+        16,
+        16,
+        4,
+        {0: (0, 8, 16, 24), 3: (6, 14, 22, 30), 4: (32, 40, 48, 56), 7: (38, 46, 54, 62)},
+    ),
+    "sparse B, 16-bit 32x32x32": (16, 16, 2, {0: (0, 8), 3: (6, 14), 4: (16, 24), 7: (22, 30)}),
+    "sparse B, 8-bit 16x16x128": (8, 32, 4, {0: (0, 16, 32, 48), 4: (64, 80, 96, 112), 7: (76, 92, 108, 124)}),
+    "sparse B, 8-bit 32x32x64": (8, 32, 2, {0: (0, 16), 3: (12, 28), 4: (32, 48), 7: (44, 60)}),
+}
+
+
+@pytest.mark.parametrize("name", ISA_TABLES)
+def test_the_k_order_is_the_one_that_the_isa_tables_print(name):
+    bits, per_lane, groups, registers = ISA_TABLES[name]
+    for register, starts in registers.items():
+        item = register * 32 // bits
+        assert tuple(k_of_item(bits, per_lane, groups, group, item) for group in range(groups)) == starts
+
+
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_integers_are_exact(lib, name):
     ins = parse(name)

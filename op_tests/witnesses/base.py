@@ -11,6 +11,10 @@ import torch
 GFX950, GFX942 = "gfx950", "gfx942"
 BOTH = (GFX950, GFX942)
 
+# Copies from global memory to LDS that pass no register, in buffer and in 64-bit form.
+LDS_DMA = {"use_async_copy": True}
+LDS_DMA_GLOBAL = {"use_async_copy": True, "use_buffer_ops": False}
+
 # How a result is compared with its float64 (or integer) reference.
 EXACT = "exact"  # bit for bit, after one rounding of the reference to the output's dtype
 BF16 = "bf16"  # within 1 bf16 ulp, and at least 99.9 % equal after rounding both to bf16
@@ -44,7 +48,8 @@ class Witness:
         problem: Makes arguments and expectation for an architecture from a seeded generator.
         archs: Where it is run.
         options: Triton's compile options (`num_warps`, `num_stages`, `matrix_instr_nonkdim`, ...).
-        async_copy: Compile with global-to-LDS copies (`triton.knobs.amd.use_async_copy`).
+        knobs: Settings of `triton.knobs.amd` to compile under (`use_async_copy`: global-to-LDS copies,
+            `use_buffer_ops=False`: 64-bit addresses).
         contains: Regular expressions, each of which must match a mnemonic of the machine code, by architecture;
             under "" for all. A witness that became something else proves nothing.
         replicated: Several waves write the same bytes to the same LDS words, as Triton does with replicated layouts:
@@ -56,7 +61,7 @@ class Witness:
     problem: Callable[[str, torch.Generator], Problem]
     archs: tuple[str, ...] = BOTH
     options: Mapping[str, Any] = field(default_factory=dict)
-    async_copy: bool | None = None
+    knobs: Mapping[str, bool] = field(default_factory=dict)
     contains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     replicated: bool = False
 

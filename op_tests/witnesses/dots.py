@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .base import BF16, EXACT, GFX942, GFX950, Problem, Witness, integers, normal
+from .base import BF16, EXACT, GFX942, GFX950, LDS_DMA, LDS_DMA_GLOBAL, Problem, Witness, integers, normal
 
 
 @triton.jit
@@ -127,7 +127,7 @@ def matmul_witness(
     real: bool = False,
     transposed_b: bool = False,
     precision: str = "ieee",
-    async_copy: bool | None = None,
+    knobs: dict[str, bool] | None = None,
     contains: tuple[str, ...] = (),
     **options: int,
 ) -> Witness:
@@ -152,7 +152,7 @@ def matmul_witness(
         return Problem(args, (m // block[0], n // block[1]), {"c_ptr": want}, BF16 if real else EXACT)
 
     patterns = {arch: (pattern,) for arch, pattern in instruction.items()} | {"": contains}
-    return Witness(name, matmul, problem, archs, options, async_copy, patterns)
+    return Witness(name, matmul, problem, archs, options, knobs or {}, patterns)
 
 
 def both(pattern_950: str, pattern_942: str) -> dict[str, str]:
@@ -262,16 +262,32 @@ def witnesses() -> list[Witness]:
         matmul_witness("dot_bf16_pipeline_3", ("bf16", "bf16"), (64, 64, 256), (64, 64, 32),
                        both("mfma_f32", "mfma_f32"), num_warps=4, num_stages=3, contains=("s_barrier",)),
         matmul_witness("dot_bf16_lds_dma", ("bf16", "bf16"), (64, 64, 256), (64, 64, 64), {GFX950: "mfma_f32"},
-                       archs=(GFX950,), num_warps=4, num_stages=3, async_copy=True,
+                       archs=(GFX950,), num_warps=4, num_stages=3, knobs=LDS_DMA,
                        contains=("(buffer|global)_load_(lds_)?dwordx4",)),
         matmul_witness("dot_f16_lds_dma_transposed", ("f16", "f16"), (64, 64, 256), (64, 64, 64), {GFX950: "mfma_f32"},
-                       archs=(GFX950,), num_warps=4, num_stages=3, async_copy=True, transposed_b=True, real=True),
+                       archs=(GFX950,), num_warps=4, num_stages=3, knobs=LDS_DMA, transposed_b=True, real=True),
         matmul_witness("dot_e4_lds_dma", ("e4", "e4"), (64, 64, 512), (64, 64, 128), {GFX950: "f8f6f4|fp8"},
-                       archs=(GFX950,), num_warps=4, num_stages=3, async_copy=True),
+                       archs=(GFX950,), num_warps=4, num_stages=3, knobs=LDS_DMA),
         matmul_witness("dot_e4_real", ("e4", "e4"), (64, 64, 256), (64, 64, 64), both("f8f6f4|fp8", "fp8"),
                        num_warps=4, real=True),
         matmul_witness("dot_bf16_wide_tile", ("bf16", "bf16"), (128, 128, 64), (128, 128, 64),
                        both("mfma_f32", "mfma_f32"), num_warps=8),
+        matmul_witness("dot_e4_16x16_k128", ("e4", "e4"), (32, 32, 256), (32, 32, 128),
+                       {GFX950: "mfma_f32_16x16x128_f8f6f4"}, archs=(GFX950,), matrix_instr_nonkdim=16, num_warps=1),
+        matmul_witness("dot_e5_16x16_k128", ("e5", "e4"), (32, 32, 256), (16, 32, 128),
+                       {GFX950: "mfma_f32_16x16x128_f8f6f4"}, archs=(GFX950,), matrix_instr_nonkdim=16, num_warps=1),
+        matmul_witness("dot_bf16_global_lds_dma", ("bf16", "bf16"), (64, 64, 256), (64, 64, 64),
+                       {GFX950: "global_load_lds_dwordx4"}, archs=(GFX950,), num_warps=4, num_stages=3,
+                       knobs=LDS_DMA_GLOBAL),
+        matmul_witness("dot_f16_64_bit_addresses", ("f16", "f16"), (64, 32, 64), (32, 32, 32),
+                       both("global_load_(lds_)?dword", "global_load_dwordx"), num_warps=2,
+                       knobs={"use_buffer_ops": False}),
+        matmul_witness("dot_bf16_spilling", ("bf16", "bf16"), (256, 128, 32), (256, 128, 32),
+                       both("scratch_load_dword|v_accvgpr_read", "scratch_load_dword|v_accvgpr_read"), num_warps=1),
+        matmul_witness("dot_f16_tall", ("f16", "f16"), (128, 16, 64), (128, 16, 64), both("mfma_f32", "mfma_f32"),
+                       num_warps=4),
+        matmul_witness("dot_i8_flat", ("i8", "i8"), (16, 128, 128), (16, 128, 128), both("mfma_i32", "mfma_i32"),
+                       num_warps=4),
         Witness("dot_masked_edges", masked_matmul, masked_problem, options={"num_warps": 2}),
         Witness("dot_batched", batched_dot, batched_problem, options={"num_warps": 4}, contains={"": ("mfma",)}),
         Witness("dot_attention", chained_dots, attention_problem, options={"num_warps": 2},

@@ -64,6 +64,17 @@ def integer_ops(x_ptr, y_ptr, div_ptr, mod_ptr, high_ptr, shift_ptr, bits_ptr, w
 
 
 @triton.jit
+def short_ops(x_ptr, y_ptr, sum_ptr, product_ptr, shift_ptr, pick_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at)
+    y = tl.load(y_ptr + at)
+    tl.store(sum_ptr + at, x + y * 3)
+    tl.store(product_ptr + at, x * y - (x & y))
+    tl.store(shift_ptr + at, (x << 3) | (y >> 2))
+    tl.store(pick_ptr + at, tl.where((x > y) & (x != 5), x, tl.maximum(y, x // 2 * 2)))
+
+
+@triton.jit
 def convert(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < N)
@@ -181,6 +192,23 @@ def integer_problem(arch: str, g: torch.Generator) -> Problem:
     args = {"x_ptr": x, "y_ptr": y, "BLOCK": n}
     args |= {name: torch.zeros(n, dtype=torch.int64 if name == "wide_ptr" else torch.int32) for name in want}
     return Problem(args, (1,), want)
+
+
+def short_problem(dtype: torch.dtype):
+    def problem(arch: str, g: torch.Generator) -> Problem:
+        info = torch.iinfo(dtype)
+        x, y = (torch.randint(info.min, info.max + 1, (1024,), generator=g).to(dtype) for _ in range(2))
+        a, b = x.long(), y.long()
+        half = torch.div(a, 2, rounding_mode="trunc") * 2
+        want = {
+            "sum_ptr": a + b * 3, "product_ptr": a * b - (a & b), "shift_ptr": (a << 3) | (b >> 2),
+            "pick_ptr": torch.where((a > b) & (a != 5), a, torch.maximum(b, half)),
+        }  # fmt: skip
+        want = {name: value.to(dtype) for name, value in want.items()}
+        args = {"x_ptr": x, "y_ptr": y, "BLOCK": 512} | {name: torch.zeros_like(x) for name in want}
+        return Problem(args, (2,), want)
+
+    return problem
 
 
 FP8 = {GFX950: (torch.float8_e4m3fn, torch.float8_e5m2), GFX942: (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)}
@@ -303,6 +331,9 @@ def witnesses() -> list[Witness]:
         Witness("transcendental", transcendental, transcendental_problem, contains={"": approximate}),
         Witness("exact_float", exact_float, exact_float_problem, contains={"": ("v_div_fixup_f32", "v_fma")}),
         Witness("integer_ops", integer_ops, integer_problem, contains={"": ("v_mul_hi_u32",)}),
+        Witness("short_ops_i16", short_ops, short_problem(torch.int16)),
+        Witness("short_ops_u8", short_ops, short_problem(torch.uint8)),
+        Witness("short_ops_i8", short_ops, short_problem(torch.int8)),
         Witness("double_math", double_math, double_problem, contains={"": ("v_div_fixup_f64",)}),
         Witness("divide_f32", divide, division_problem(torch.float32), contains={"": ("v_div_scale_f32",)}),
         Witness("divide_f64", divide, division_problem(torch.float64), contains={"": ("v_div_scale_f64",)}),

@@ -32,8 +32,8 @@ def run(witness: Witness, arch: str, seed: int = 0) -> None:
     """
     kernel = emulated.jit(witness.kernel, arch=arch)
     with knobs.amd.scope():
-        if witness.async_copy is not None:
-            knobs.amd.use_async_copy = witness.async_copy
+        for knob, value in witness.knobs.items():
+            setattr(knobs.amd, knob, value)
         problem = witness.problem(arch, torch.Generator().manual_seed(seed))
         compiled = kernel.compile(**problem.args, **witness.options)
         present = mnemonics(compiled.triton.asm["amdgcn"])

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .base import BF16, EXACT, GFX950, Problem, Witness, integers
+from .base import BF16, EXACT, GFX950, LDS_DMA, Problem, Witness, integers
 
 FP4_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
 
@@ -67,7 +67,7 @@ def scaled_witness(
     scaled: tuple[bool, bool] = (True, True),
     real: bool = False,
     archs: tuple[str, ...] = (GFX950,),
-    async_copy: bool | None = None,
+    knobs: dict[str, bool] | None = None,
     **options: int,
 ) -> Witness:
     m, n, k = shape
@@ -91,7 +91,7 @@ def scaled_witness(
 
     # Scales that feed a 16-bit product are replicated over the waves.
     replicated = not all(scaled) and formats[0] in ("bf16", "fp16")
-    return Witness(name, scaled_matmul, problem, archs, options, async_copy, {GFX950: (pattern,)}, replicated)
+    return Witness(name, scaled_matmul, problem, archs, options, knobs or {}, {GFX950: (pattern,)}, replicated)
 
 
 def witnesses() -> list[Witness]:
@@ -121,8 +121,8 @@ def witnesses() -> list[Witness]:
         scaled_witness("scaled_only_a", ("e4m3", "e4m3"), (32, 32, 128), (32, 32, 128), "mfma_scale",
                        scaled=(True, False), num_warps=2),
         scaled_witness("scaled_pipeline_lds_dma", ("e4m3", "e4m3"), (64, 64, 512), (64, 64, 128), "mfma_scale",
-                       num_warps=4, num_stages=3, async_copy=True),
+                       num_warps=4, num_stages=3, knobs=LDS_DMA),
         scaled_witness("scaled_fp4_pipeline_lds_dma", ("e2m1", "e2m1"), (64, 64, 1024), (64, 64, 256), "mfma_scale",
-                       num_warps=4, num_stages=3, async_copy=True),
+                       num_warps=4, num_stages=3, knobs=LDS_DMA),
     ]  # fmt: skip
     return found
