@@ -106,6 +106,10 @@ def test_col_major_keeps_values_and_changes_strides():
     y = fp8.to_col_major(x)
     assert torch.equal(x, y) and y.stride() == (1, 2)
     assert fp8.to_col_major(y).data_ptr() == y.data_ptr()
+    for shape in ((0, 4), (1, 4), (4, 1)):
+        assert fp8.to_col_major(torch.zeros(shape)).shape == shape
+    with pytest.raises(GuardError, match=r"2 dimensions; got shape \(3,\)"):
+        fp8.to_col_major(torch.zeros(3))
 
 
 def operands(m=32, n=48, k=64, dtype=torch.float8_e4m3fn, seed=0):
@@ -238,6 +242,13 @@ def test_dimensions_off_sixteen_fall_back_to_bf16(batch, in_features, out_featur
     assert recorder.products == []
     want = torch.nn.functional.linear(x.bfloat16(), plain.weight.bfloat16(), plain.bias.bfloat16())
     assert torch.equal(got, want)
+
+
+def test_one_row_runs_in_bf16():
+    plain, converted = layer()
+    x = torch.randn(1, 128)
+    want = torch.nn.functional.linear(x.bfloat16(), plain.weight.bfloat16(), plain.bias.bfloat16())
+    assert torch.equal(converted(x), want)
 
 
 def test_an_empty_batch_gives_an_empty_result():

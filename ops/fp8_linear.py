@@ -109,7 +109,13 @@ def to_fp8(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Ten
 
 
 def to_col_major(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x[R, C]`` with the same values and strides ``(1, R)``; one transposing copy unless it is so already."""
+    """Return ``x[R, C]`` with the same values and strides ``(1, R)``; one transposing copy unless it is so already.
+
+    Raises:
+        GuardError: x does not have two dimensions.
+    """
+    if x.dim() != 2:
+        raise GuardError(f"x must have 2 dimensions; got shape {tuple(x.shape)}")
     return x.t().contiguous().t()
 
 
