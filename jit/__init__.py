@@ -6,7 +6,7 @@ limit, when it runs)::
     digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
     spec                      everything that determines a binary, as one value
     cache_dir, cache          where the cache is; may this binary be used?
-    demangle, code_object     which GPUs and kernels a library is for
+    demangle, zstd, code_object     which GPUs and kernels a library is for
     limits, locks, diagnostics, failures, depfile, resources
     build                     a miss → staging directory → ninja → checked → published
     tools, rocm_tree, units, hip_clang, toolchain     which compiler, and why not the others
