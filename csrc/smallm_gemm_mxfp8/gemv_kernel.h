@@ -1,4 +1,5 @@
-// MX-FP8 GEMV, Y = X W^T for 1 to 16 rows of X: out[m, n] = sum_b 2^(xs[m,b] + ws[n,b] - 254) sum_{k in b} x[m,k] w[n,k]
+// MX-FP8 GEMV, Y = X W^T for 1 to 16 rows of X:
+// out[m, n] = sum_b 2^(xs[m, b] + ws[n, b] - 254) sum_{k in b} x[m, k] w[n, k]
 //
 //        k ->   one step: 1024 bytes of a row, 16 per lane, one coalesced 1-KiB load
 //        | lane 0 | lane 1 | lane 2 | ...                             | lane 63 |
@@ -12,9 +13,9 @@
 //
 // Bytes: each weight byte is loaded once, by one wave; a work-group reads X once per sub-tile of each wave, which stays
 // in cache (M K bytes). Per KiB of weight and row of X a wave issues 8 packed FMAs and 4 scale instructions, and 8
-// conversions per KiB that the rows share: 26 vector instructions at M = 1. At 8 TB/s, 256 CUs and 2.4 GHz one CU
-// receives a KiB each 79 cycles and issues one vector instruction per cycle, so memory is the bound up to M = 4 and
-// vector issue beyond it; there the MFMA kernel takes over.
+// conversions per KiB that the rows share; counted with everything else 29 instructions at M = 1, 49 at 2, 81 at 4, 145
+// at 8 and 327 at 16. At 8 TB/s, 256 CUs and 2.4 GHz one CU receives a KiB each 79 cycles and issues one vector
+// instruction per cycle, so memory is the bound up to M = 4 and vector issue beyond; there the MFMA kernel takes over.
 //
 // Scales live in registers: even lanes load the byte of an even step, odd lanes that of the odd step after it, and DPP
 // hands each to its neighbour inside the addition xs + ws, so that a row costs half a scale load per step.
@@ -46,7 +47,7 @@ constexpr int kOnlyMemoryInOrder = 1;
 
 static_assert(kMxBlock == 2 * kLaneBytes, "two neighbouring lanes share a scale block");
 
-/// Waves per SIMD that registers must allow: as many as keep memory busy at small M, two where vector issue is the bound.
+/// Waves per SIMD that registers must allow: as many as keep memory busy at small M, two where issue is the bound.
 constexpr int least_waves(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : 2; }
 
 /// The most columns that a wave accumulates at once: more of them share the unpacked X, until registers run out.
@@ -62,14 +63,26 @@ struct Rows {
   uint32_t payload_row[kCount];
   uint32_t scale_row[kCount];
 
+  // Rows first, first + 1, ... of the tensor's `rows`.
   __device__ Rows(dev::Buffer payload_buffer, dev::Buffer scale_buffer, uint32_t first, uint32_t rows, uint32_t k)
       : payload(payload_buffer), scales(scale_buffer) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const uint32_t row = first + i < rows ? first + i : rows;
-      payload_row[i] = row * k;
-      scale_row[i] = row * (k / kMxBlock);
-    }
+    for (int i = 0; i < kCount; ++i) place(i, first + i, rows, k);
+  }
+
+  // Any rows, the same in all lanes; one that is not below `rows` reads 0.
+  __device__ Rows(dev::Buffer payload_buffer, dev::Buffer scale_buffer, const uint32_t (&row)[kCount], uint32_t rows,
+                  uint32_t k)
+      : payload(payload_buffer), scales(scale_buffer) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) place(i, row[i], rows, k);
+  }
+
+  // No row starts past the end: the hardware compares the lane's offset with num_records less the row's, unsigned.
+  __device__ void place(int i, uint32_t row, uint32_t rows, uint32_t k) {
+    row = min(row, rows);
+    payload_row[i] = row * k;
+    scale_row[i] = row * (k / kMxBlock);
   }
 
   __device__ dev::u32x4 load(int row, uint32_t lane_offset) const {
@@ -143,8 +156,8 @@ struct SubTile {
     }
   }
 
-  // Adds row m's dot products of 16 with kCount columns from first_column, each scaled exactly by ldexp: one instruction
-  // for any exponent from -254 to 254.
+  // Adds row m's dot products of 16 with kCount columns from first_column, each scaled exactly by ldexp: one
+  // instruction for any exponent from -254 to 254.
   template <bool kOddStep, int kCount>
   __device__ void add_dots(int m, int first_column, const dev::f32x2 (&values)[8], const dev::f32x2 (&w)[kCount][8]) {
     dev::f32x2 dot[kCount];
@@ -164,8 +177,8 @@ struct SubTile {
     }
   }
 
-  // One step. With kReload, each row of X is requested for the step at next_k as soon as it is unpacked. What is unpacked
-  // ahead of its use costs registers and gains nothing: one row goes by pairs of columns, several rows one by one.
+  // One step. With kReload, each row of X is requested for the step at next_k as soon as it is unpacked. What is
+  // unpacked ahead of its use costs registers and gains nothing: one row goes by pairs of columns, several one by one.
   template <bool kOddStep, bool kReload>
   __device__ void accumulate(const dev::u32x4 (&w_packed)[kCols], uint32_t next_k) {
     constexpr int kGroup = kRows == 1 && kCols > 2 ? 2 : kCols;

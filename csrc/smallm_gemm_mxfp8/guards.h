@@ -1,4 +1,4 @@
-// What every dense small-M MX-FP8 entry demands of its operands, with the messages that say so.
+// What every small-M MX-FP8 entry demands of its operands, with the messages that say so.
 #pragma once
 
 #include "hipforge/module.h"
@@ -14,24 +14,37 @@ struct Shape {
 constexpr int64_t kMaxBytes = (int64_t{1} << 31) - 1;
 constexpr int kLoadBytes = 16;
 
-inline void check_payload(const Tensor& tensor, const char* name) {
+inline void check_elements(const Tensor& tensor, const char* name) {
   HF_CHECK(tensor.dtype() == HF_E4M3FN || tensor.dtype() == HF_U8, name,
            " holds e4m3fn elements: float8_e4m3fn, or uint8 with the same bits; got ", tensor.dtype());
+}
+
+inline void check_payload(const Tensor& tensor, const char* name) {
+  check_elements(tensor, name);
   HF_CHECK(tensor.dim() == 2, name, " must have 2 dimensions, [rows, K]; got ", tensor);
 }
 
-inline void check_scales(const Tensor& tensor, const char* name, int64_t rows, int64_t k) {
+inline void check_scale_dtype(const Tensor& tensor, const char* name) {
   HF_CHECK(tensor.dtype() == HF_U8 || tensor.dtype() == HF_E8M0FNU, name,
            " holds e8m0 bytes: uint8 or float8_e8m0fnu; got ", tensor.dtype());
+}
+
+inline void check_scales(const Tensor& tensor, const char* name, int64_t rows, int64_t k) {
+  check_scale_dtype(tensor, name);
   HF_CHECK(tensor.is_shape(rows, k / kMxBlock), name, " must be [", rows, ", ", k / kMxBlock,
            "], one scale per row and 32 elements of K; got ", tensor);
 }
 
-inline void check_layout(const Tensor& tensor, const char* name, const Tensor& like) {
+inline void check_layout(const Tensor& tensor, const char* name, const Tensor& like, const char* like_name = "Wq") {
   HF_CHECK(tensor.is_contiguous(), name, " must be contiguous (row-major); got ", tensor,
            " with other strides: pass ", name, ".contiguous()");
   HF_CHECK(tensor.on_gpu() == like.on_gpu() && tensor.device_index() == like.device_index(), name,
-           " must be on the device of Wq");
+           " must be on the device of ", like_name);
+}
+
+inline void check_alignment(const Tensor& tensor, const char* name) {
+  HF_CHECK(reinterpret_cast<uintptr_t>(tensor.data()) % kLoadBytes == 0, name,
+           " must start at a multiple of 16 bytes (lanes load 16 bytes at once); pass a copy of this view");
 }
 
 inline void check_bytes(int64_t rows, int64_t k, const char* name, const char* rows_name) {
@@ -62,9 +75,8 @@ inline Shape check_operands(const Tensor& out, const Tensor& xq, const Tensor& x
   check_layout(wq, "Wq", wq);
   check_layout(ws, "Ws", wq);
   check_layout(out, "out", wq);
-  for (const Tensor* payload : {&xq, &wq})
-    HF_CHECK(reinterpret_cast<uintptr_t>(payload->data()) % kLoadBytes == 0, payload == &xq ? "Xq" : "Wq",
-             " must start at a multiple of 16 bytes (lanes load 16 bytes at once); pass a copy of this view");
+  check_alignment(xq, "Xq");
+  check_alignment(wq, "Wq");
   HF_CHECK_ARCH(wq, "gfx950");
   return shape;
 }

@@ -3,18 +3,19 @@
 //            W rows n0 .. n0+15   n0+16 .. n0+31        one wave: 16 rows of X (M) x 16 n_sub rows of W (N),
 //          +--------------------+--------------------+  K from step `begin` to step `end` of its split
 //   X rows |  accumulator 0     |  accumulator 1 ... |
-//   m0..15 +--------------------+--------------------+  operands: lane l holds row l % 16, k = 16 (l / 16) and 64 past it
+//   m0..15 +--------------------+--------------------+  operands: lane l has row l % 16, k = 16 (l / 16) and 64 past it
 //
 // Work-group: one wave. Grid: ceil(N / (16 n_sub)) x k_splits x ceil(M / 16). W is the instruction's A operand, so that
 // a lane ends with four neighbouring columns of one output row and stores them at once.
 //
-// Each 128-k step is exactly one MFMA per tile: lane group g hands in the scale byte of block g, so nothing is masked or
-// repeated. Two to four steps of operands are in flight (a ring of registers); their scales arrive as one dword per step, four
-// steps per 16-byte load, and one shift selects the lane's byte.
+// Each 128-k step is exactly one MFMA per tile: lane group g hands in the scale byte of block g, so nothing is masked
+// or repeated. Two to four steps of operands are in flight (a ring of registers); their scales arrive as one dword per
+// step, four steps per 16-byte load, and one shift selects the lane's byte.
 //
 // Bytes: a weight byte is loaded once per 16 rows of X, 64 consecutive bytes of 16 rows per instruction; X is loaded
-// once per wave, from cache. Per 2 KiB of weight a wave issues 1 MFMA, 2 (1 + 1 / n_sub) payload loads and 1 + 1 / n_sub
-// shifts. At 8 TB/s, 256 CUs and 2.4 GHz a CU receives 2 KiB each 158 cycles: memory is the bound, whatever M.
+// once per wave, from cache. Per 2 KiB of weight a wave issues 1 MFMA, 2 (1 + 1 / n_sub) payload loads and
+// 1 + 1 / n_sub shifts; counted with everything else 20 instructions at n_sub = 1 and 9 at 4. At 8 TB/s, 256 CUs and
+// 2.4 GHz a CU receives 2 KiB each 158 cycles: memory is the bound, whatever M.
 //
 // Split K: step ranges differ by at most one step. Each split writes its partial sums to partials[split, M, N] and a
 // second kernel adds them in the order of the splits, so results do not depend on timing.
@@ -44,12 +45,14 @@ constexpr int kMaxRows = 64;
 static_assert(kStepBlocks == dev::kMfmaGroups, "lane group g supplies the scale of block g");
 static_assert(kScaleSteps * kStepBlocks == 16, "one 16-byte load holds the scales of kScaleSteps steps");
 
-/// Steps of operands in flight: about 16 loads per wave, and at most 256 registers.
-constexpr int ring_steps(int sub_tiles) { return sub_tiles <= 2 ? 4 : 2; }
+/// Steps of operands in flight for so many tiles of one side and one of the other: about 16 loads per wave, and at most
+/// 256 registers.
+constexpr int ring_steps(int tiles) { return tiles <= 2 ? 4 : 2; }
 
 #if defined(__gfx950__)
 
-// kTiles x 16 rows of one operand as a lane sees them: row lane % 16 of each tile, chunks 16 (lane / 16) and 64 past it.
+// kTiles x 16 rows of one operand as a lane sees them: row lane % 16 of each tile, the chunk at 16 (lane / 16) and the
+// one 64 past it.
 template <int kTiles>
 struct Panel {
   dev::Buffer payload, scales;
@@ -58,19 +61,27 @@ struct Panel {
   uint32_t first[kTiles], second[kTiles];  // offsets of the lane's two chunks of step 0
   uint32_t scale_row[kTiles];              // offset of the lane's row of scales
 
+  // Rows first_row, first_row + 1, ... of the tensor's `rows`.
   __device__ Panel(const uint8_t* data, const uint8_t* scale_data, uint32_t first_row, uint32_t rows, uint32_t k,
                    uint32_t lane)
-      : payload_bytes(rows * k), scale_bytes(rows * (k / kMxBlock)), group(lane / kTile) {
-    payload = dev::make_buffer(data, payload_bytes);
-    scales = dev::make_buffer(scale_data, scale_bytes);
+      : Panel(data, scale_data, rows, k, lane) {
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const uint32_t row = first_row + t * kTile + lane % kTile;
-      const bool exists = row < rows;
-      first[t] = exists ? row * k + group * dev::kMfmaLaneBytes : dev::kOutOfRange;
-      second[t] = exists ? first[t] + dev::kMfmaHalf : dev::kOutOfRange;
-      scale_row[t] = exists ? row * (k / kMxBlock) : dev::kOutOfRange;
-    }
+    for (int t = 0; t < kTiles; ++t) place(t, first_row + t * kTile + lane % kTile, rows, k);
+  }
+
+  // Any rows: the lane's own row of each tile; one that is not below `rows` reads 0.
+  __device__ Panel(const uint8_t* data, const uint8_t* scale_data, const uint32_t (&row)[kTiles], uint32_t rows,
+                   uint32_t k, uint32_t lane)
+      : Panel(data, scale_data, rows, k, lane) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) place(t, row[t], rows, k);
+  }
+
+  __device__ void place(int t, uint32_t row, uint32_t rows, uint32_t k) {
+    const bool exists = row < rows;
+    first[t] = exists ? row * k + group * dev::kMfmaLaneBytes : dev::kOutOfRange;
+    second[t] = exists ? first[t] + dev::kMfmaHalf : dev::kOutOfRange;
+    scale_row[t] = exists ? row * (k / kMxBlock) : dev::kOutOfRange;
   }
 
   // A step that the wave does not have starts at the end of the tensor, where every lane is out of range.
@@ -99,37 +110,45 @@ struct Panel {
   }
 
   // The scale byte of the lane's own block, 0 past K, as element `slot`.
-  __device__ void load_scale_bytes(dev::u32x4 (&words)[kTiles], int slot, uint32_t step, uint32_t k, bool exists) const {
+  __device__ void load_scale_bytes(dev::u32x4 (&words)[kTiles], int slot, uint32_t step, uint32_t k,
+                                   bool exists) const {
     const bool has_block = step * kStepBlocks + group < k / kMxBlock;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
       words[t][slot] = dev::load_u8(scales, has_block ? scale_row[t] + group : dev::kOutOfRange,
                                     exists ? step * kStepBlocks : scale_bytes);
   }
+
+ private:
+  __device__ Panel(const uint8_t* data, const uint8_t* scale_data, uint32_t rows, uint32_t k, uint32_t lane)
+      : payload_bytes(rows * k), scale_bytes(rows * (k / kMxBlock)), group(lane / kTile) {
+    payload = dev::make_buffer(data, payload_bytes);
+    scales = dev::make_buffer(scale_data, scale_bytes);
+  }
 };
 
-// One wave's 16 x (16 kSub) piece of the output.
-template <int kSub>
+// One wave's (16 kRowTiles) x (16 kSub) piece of the output; acc[r kSub + s] is the tile of row tile r and sub-tile s.
+template <int kSub, int kRowTiles = 1>
 struct Tile {
   struct Step {
-    dev::i32x8 x[1], w[kSub];
+    dev::i32x8 x[kRowTiles], w[kSub];
   };
   struct Scales {
-    dev::u32x4 x[1], w[kSub];
+    dev::u32x4 x[kRowTiles], w[kSub];
   };
 
-  static constexpr int kRing = ring_steps(kSub);
+  static constexpr int kRing = ring_steps(kSub + kRowTiles - 1);
   static_assert(kScaleSteps % kRing == 0);
 
-  const Panel<1>& x;
+  const Panel<kRowTiles>& x;
   const Panel<kSub>& w;
   const uint32_t k;
   const bool aligned_scales;
   Step ring[kRing];
   Scales scales;
-  dev::f32x4 acc[kSub] = {};
+  dev::f32x4 acc[kRowTiles * kSub] = {};
 
-  __device__ Tile(const Panel<1>& x_panel, const Panel<kSub>& w_panel, uint32_t depth, bool scales_aligned)
+  __device__ Tile(const Panel<kRowTiles>& x_panel, const Panel<kSub>& w_panel, uint32_t depth, bool scales_aligned)
       : x(x_panel), w(w_panel), k(depth), aligned_scales(scales_aligned) {}
 
   __device__ void load(Step& step, uint32_t index, bool exists) const {
@@ -155,13 +174,19 @@ struct Tile {
     const uint32_t shift = aligned_scales ? 8 * x.group : 0;
 #pragma unroll
     for (int s = 0; s < kSub; ++s) scales.w[s] = loaded.w[s] >> shift;
-    scales.x[0] = loaded.x[0] >> shift;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) scales.x[r] = loaded.x[r] >> shift;
   }
 
   __device__ void multiply(const Step& step, int slot) {
 #pragma unroll
-    for (int s = 0; s < kSub; ++s)
-      acc[s] = dev::mfma_scaled_e4m3(step.w[s], scales.w[s][slot], step.x[0], scales.x[0][slot], acc[s]);
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int s = 0; s < kSub; ++s) {
+        dev::f32x4& sum = acc[r * kSub + s];
+        sum = dev::mfma_scaled_e4m3(step.w[s], scales.w[s][slot], step.x[r], scales.x[r][slot], sum);
+      }
+    }
   }
 
   __device__ void run(uint32_t begin, uint32_t end) {
@@ -244,8 +269,8 @@ __device__ inline void compute(const Problem& p, uint32_t row0, uint32_t column0
 
 #endif  // __gfx950__
 
-/// Grid: ceil(n / (16 kSub)) x splits x ceil(m / 16) work-groups of one wave. With partials, split s writes partials[s];
-/// without, there is one split and it writes out. m k and n k below 2^31; k a multiple of 32.
+/// Grid: ceil(n / (16 kSub)) x splits x ceil(m / 16) work-groups of one wave. With partials, split s writes
+/// partials[s]; without, there is one split and it writes out. m k and n k below 2^31; k a multiple of 32.
 template <int kSub>
 __global__ __launch_bounds__(kThreads, 2) void smallm_mxfp8_mfma([[maybe_unused]] Problem problem) {
 #if defined(__gfx950__)

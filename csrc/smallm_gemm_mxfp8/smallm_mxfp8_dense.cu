@@ -1,7 +1,7 @@
 // Small-M MX-FP8 GEMV for gfx950: out[M, N] = X[M, K] W[N, K]^T for M of 1 to 16. gemv_kernel.h has the kernel.
 //
-// A variant serves the values of M that fit in HF_ROWS (1, 2, 4, 8 or 16) accumulated rows, with one kernel per width of
-// a wave's sub-tile; surplus rows read as 0 and are not stored.
+// A variant serves the values of M that fit in HF_ROWS (1, 2, 4, 8 or 16) accumulated rows, with one kernel per width
+// of a wave's sub-tile; surplus rows read as 0 and are not stored.
 #include <hip/hip_runtime.h>
 
 #include "hipforge/module.h"

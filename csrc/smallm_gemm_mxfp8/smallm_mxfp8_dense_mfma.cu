@@ -31,7 +31,8 @@ static void check_workspace(const OptionalTensor& workspace, const hf::smallm_mx
 void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor workspace,
                            int64_t n_sub, int64_t k_splits, hipStream_t stream) {
   const auto shape = hf::smallm_mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows);
-  HF_CHECK(n_sub == 1 || n_sub == 2 || n_sub == 4, "n_sub must be 1, 2 or 4 (tiles of 16 columns per wave); got ", n_sub);
+  HF_CHECK(n_sub == 1 || n_sub == 2 || n_sub == 4, "n_sub must be 1, 2 or 4 (tiles of 16 columns per wave); got ",
+           n_sub);
   HF_CHECK(n_sub == HF_N_SUB, "this variant of the module has n_sub = ", HF_N_SUB, "; got ", n_sub);
   const int64_t steps = hf::ceil_div(shape.k, kStep);
   hf::check_k_splits(k_splits, steps, shape.k);
@@ -52,7 +53,8 @@ void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
       .aligned_scales = shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4),
       .aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 &&
                         (partials ? hf::aligned_to(partials, 16) : hf::aligned_to(out.data(), 8))};
-  const dim3 grid(hf::ceil_div(shape.n, kTile * HF_N_SUB), static_cast<uint32_t>(k_splits), hf::ceil_div(shape.m, kTile));
+  const dim3 grid(hf::ceil_div(shape.n, kTile * HF_N_SUB), static_cast<uint32_t>(k_splits),
+                  hf::ceil_div(shape.m, kTile));
   smallm_mxfp8_mfma<HF_N_SUB><<<grid, kThreads, 0, stream>>>(problem);
   HF_HIP(hipGetLastError());
   if (k_splits > 1)

@@ -21,6 +21,22 @@ __device__ inline uint32_t from_pair_lane(uint32_t value) {
   return __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kQuadPerm, 0xF, 0xF, true);
 }
 
+/// The value that lane `lane` (per lane, modulo 64) holds; every lane must be active.
+__device__ inline uint32_t from_lane(uint32_t value, uint32_t lane) {
+  return __builtin_amdgcn_ds_bpermute(static_cast<int32_t>(4 * lane), static_cast<int32_t>(value));
+}
+
+/// Moves the values of the lanes that keep theirs to the front, in order, and sets `count` to how many there are (the
+/// same in all lanes). What lanes from `count` on receive has no meaning.
+__device__ inline uint32_t kept_to_front(uint32_t value, bool keep, uint32_t lane, uint32_t& count) {
+  const uint64_t kept = __builtin_amdgcn_ballot_w64(keep);
+  const uint32_t before =
+      __builtin_amdgcn_mbcnt_hi(static_cast<uint32_t>(kept >> 32), __builtin_amdgcn_mbcnt_lo(static_cast<uint32_t>(kept), 0));
+  count = static_cast<uint32_t>(__builtin_popcountll(kept));
+  const uint32_t place = keep ? before : count + lane - before;  // a permutation, so that no lane is written twice
+  return __builtin_amdgcn_ds_permute(static_cast<int32_t>(4 * place), static_cast<int32_t>(value));
+}
+
 namespace detail {
 
 // value + (value rotated right by kLanes inside each row of 16 lanes)
@@ -82,7 +98,8 @@ __device__ inline float wave_sums(const float (&values)[kCount], int lane) {
   constexpr int kHalves = kCount >= 2 ? kCount / 2 : 1;
   float half[kHalves];
 #pragma unroll
-  for (int i = 0; i < kHalves; ++i) half[i] = detail::add_half_waves(values[2 * i % kCount], values[(2 * i + 1) % kCount]);
+  for (int i = 0; i < kHalves; ++i)
+    half[i] = detail::add_half_waves(values[2 * i % kCount], values[(2 * i + 1) % kCount]);
 
   constexpr int kRows = kCount >= 4 ? kCount / 4 : 1;
   float total = 0.f;

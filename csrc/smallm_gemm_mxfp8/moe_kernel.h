@@ -1,0 +1,170 @@
+// MX-FP8 grouped GEMM of a mixture of experts: out[slot] = A[slot / a_div] W[expert of slot]^T, for few rows per expert.
+//
+//   sorted_token_ids   | tile 0: block_m slots of one expert | tile 1 | ...          expert_ids: one per tile
+//                        s0 pad s1 pad pad s2 ...      ->  s0 s1 s2  (64 entries at a time, moved to the front)
+//
+//                 columns column0 .. column0 + kBlockN - 1 of that expert's W          one work-group: 4 waves
+//               +-------------------------------------------------------------+
+//     slot s0   |  up to 4 slots: wave w owns kBlockN / 4 columns and all of K |      the sub-tile of gemv_kernel.h
+//     slot s1   |  more slots: wave w owns the columns and a quarter of K,     |      the tile of mfma_kernel.h,
+//     slot s2   |  16 to 64 slots at once; quarters are added in LDS           |      one matrix instruction per step
+//               +-------------------------------------------------------------+
+//
+// Which path a tile takes depends on how many slots it really holds, which only the device knows. Slots may lie anywhere
+// in a tile: an entry that is not in 0 .. num_valid - 1, negative ones included, is padding. Nothing is assumed of tiles
+// that hold padding only.
+//
+// Grid: ceil(N / kBlockN) x min(tiles, num_valid). Row y of the grid walks tiles y, y + gridDim.y, ... up to
+// num_tokens_post_padded: an index that pads every expert has at most num_valid tiles in use, however long its buffers are,
+// so no work-group starts in vain, and any other index is still computed completely.
+//
+// Bytes: per tile an expert's weight byte is loaded once for up to 64 slots; A comes from cache. What gemv_kernel.h and
+// mfma_kernel.h say of instructions per KiB of weight holds here too: up to 4 rows the sub-tile issues fewer vector
+// instructions than memory leaves time for, beyond them only the matrix instruction does.
+//
+// Addresses: each expert's W has a resource of its own on a 64-bit base, so only N K is limited to 2^31 - 1, not E N K.
+//
+// The four quarters are added in the order of the waves, so results do not depend on timing.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "gemv_kernel.h"
+#include "mfma_kernel.h"
+
+namespace hf::moe {
+
+constexpr int kWaves = gemv::kWaves;
+constexpr int kThreads = gemv::kThreads;
+constexpr int kTile = mfma::kTile;
+constexpr int kGemvRows = 4;                     // slots up to which the vector path is taken
+constexpr int kChunk = dev::kWaveSize;           // entries of a tile that are looked at together
+constexpr int kMaxRowTiles = kChunk / kTile;
+constexpr int kTileOutputs = kTile * kTile;
+
+static_assert(kTileOutputs == kThreads, "a thread adds one output of each row tile");
+
+/// What a launch computes, on device pointers; the kernel's only argument.
+struct Problem {
+  dev::bf16* out;
+  const uint8_t *a, *a_scales, *w, *w_scales;
+  const int32_t *sorted_ids, *expert_ids, *padded;
+  const float* slot_weights;  // null: outputs are not weighted
+  uint32_t num_valid, a_rows, n, k, experts, a_div, block_m, tiles;
+  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
+};
+
+#if defined(__gfx950__)
+
+using Partials = float[kWaves][kMaxRowTiles][kTileOutputs];
+
+// Up to 64 slots of one tile, and the weights that they meet.
+struct Group {
+  const Problem& p;
+  const uint8_t *w, *w_scales;  // of the tile's expert
+  uint32_t slots;               // lane i holds slot i
+  uint32_t count;
+  uint32_t column0, lane, wave;
+
+  __device__ void store(uint32_t slot, uint32_t column, float value) const {
+    if (p.slot_weights) value *= p.slot_weights[slot];
+    p.out[uint64_t{slot} * p.n + column] = static_cast<dev::bf16>(value);
+  }
+
+  // count <= kRows slots; the wave's columns and all of K.
+  template <int kRows, int kBlockN>
+  __device__ void by_rows() const {
+    constexpr int kCols = kBlockN / kWaves, kOutputs = kRows * kCols;
+    const uint32_t first_column = column0 + wave * kCols;
+    if (first_column >= p.n) return;
+    uint32_t a_row[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      a_row[i] = static_cast<uint32_t>(i) < count
+                     ? dev::uniform(__builtin_amdgcn_readlane(static_cast<int32_t>(slots), i)) / p.a_div
+                     : p.a_rows;
+    const uint32_t blocks = p.k / kMxBlock;
+    const gemv::Rows<kRows> a_side(dev::make_buffer(p.a, p.a_rows * p.k),
+                                   dev::make_buffer(p.a_scales, p.a_rows * blocks), a_row, p.a_rows, p.k);
+    const gemv::Rows<kCols> w_side(dev::make_buffer(w, p.n * p.k), dev::make_buffer(w_scales, p.n * blocks),
+                                   first_column, p.n, p.k);
+    gemv::SubTile<kRows, kCols> tile(a_side, w_side, p.k, lane);
+    tile.run();
+    const float total = dev::wave_sums(tile.acc, lane);
+    const uint32_t output = dev::wave_sums_index<kOutputs>(lane);
+    const uint32_t row = output / kCols, column = first_column + output % kCols;
+    const uint32_t slot = dev::from_lane(slots, row);
+    if (output < kOutputs && row < count && column < p.n) store(slot, column, total);
+  }
+
+  // count <= 16 kRowTiles slots; all columns and the wave's quarter of K.
+  template <int kRowTiles, int kBlockN>
+  __device__ void by_tiles(Partials& partials) const {
+    uint32_t a_row[kRowTiles];
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+      const uint32_t index = t * kTile + lane % kTile;
+      const uint32_t slot = dev::from_lane(slots, index);
+      a_row[t] = index < count ? slot / p.a_div : p.a_rows;
+    }
+    const mfma::Panel<kRowTiles> a_side(p.a, p.a_scales, a_row, p.a_rows, p.k, lane);
+    const mfma::Panel<1> w_side(w, w_scales, column0, min(p.n, column0 + kBlockN), p.k, lane);
+    mfma::Tile<1, kRowTiles> tile(a_side, w_side, p.k, p.aligned_scales);
+    const uint32_t steps = (p.k + mfma::kStep - 1) / mfma::kStep;
+    tile.run(steps * wave / kWaves, steps * (wave + 1) / kWaves);
+
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+      float* at = &partials[wave][t][lane % kTile * kTile + lane / kTile * dev::kColumnsPerLane];
+      *reinterpret_cast<dev::f32x4*>(at) = tile.acc[t];
+    }
+    __syncthreads();
+    const uint32_t output = wave * dev::kWaveSize + lane, column = column0 + output % kTile;
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+      float sum = partials[0][t][output];
+#pragma unroll
+      for (int quarter = 1; quarter < kWaves; ++quarter) sum += partials[quarter][t][output];
+      const uint32_t row = t * kTile + output / kTile;
+      const uint32_t slot = dev::from_lane(slots, row);
+      if (row < count && output % kTile < kBlockN && column < p.n) store(slot, column, sum);
+    }
+    __syncthreads();  // the next group writes the same LDS
+  }
+};
+
+#endif  // __gfx950__
+
+/// Grid: ceil(n / kBlockN) x any number of rows; work-groups of kThreads. a_rows k and n k below 2^31; k a multiple of 32;
+/// every slot / a_div below a_rows; a and w aligned to 16 bytes.
+template <int kBlockN>
+__global__ __launch_bounds__(kThreads, 3) void smallm_mxfp8_moe([[maybe_unused]] Problem p) {
+#if defined(__gfx950__)
+  __shared__ Partials partials;
+  const uint32_t lane = threadIdx.x % dev::kWaveSize;
+  const uint32_t wave = dev::uniform(threadIdx.x / dev::kWaveSize);
+  const int64_t used = *p.padded;
+  const uint64_t expert_bytes = uint64_t{p.n} * p.k;
+  for (uint32_t tile = blockIdx.y; tile < p.tiles && int64_t{tile} * p.block_m < used; tile += gridDim.y) {
+    const uint32_t expert = static_cast<uint32_t>(p.expert_ids[tile]);
+    if (expert >= p.experts) continue;
+    for (uint32_t first = 0; first < p.block_m; first += kChunk) {
+      const uint32_t entry = first + lane;
+      uint32_t slot = p.num_valid;
+      if (entry < p.block_m) slot = static_cast<uint32_t>(p.sorted_ids[tile * p.block_m + entry]);
+      uint32_t count;
+      const uint32_t slots = dev::kept_to_front(slot, slot < p.num_valid, lane, count);
+      const Group group{p,     p.w + expert * expert_bytes, p.w_scales + expert * (expert_bytes / kMxBlock), slots,
+                        count, blockIdx.x * kBlockN,        lane,                                            wave};
+      if (count > 2 * kTile) group.by_tiles<4, kBlockN>(partials);
+      else if (count > kTile) group.by_tiles<2, kBlockN>(partials);
+      else if (count > kGemvRows) group.by_tiles<1, kBlockN>(partials);
+      else if (count > 2) group.by_rows<kGemvRows, kBlockN>();
+      else if (count == 2) group.by_rows<2, kBlockN>();
+      else if (count == 1) group.by_rows<1, kBlockN>();
+    }
+  }
+#endif
+}
+
+}  // namespace hf::moe
