@@ -13,7 +13,8 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,14 @@ class StandIn:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Return as soon as ``condition()`` is true; fail when it never is."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what the test waits for did not happen"
+        time.sleep(0.01)
 
 
 def library_value(entry: cache.Entry) -> int:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
+from jit_stand_in import StandIn, library_value, stand_in, wait_until  # noqa: F401
 
 from hipforge import settings
 from hipforge.errors import BuildError, ConfigError, ToolchainError
@@ -237,8 +237,7 @@ def test_a_module_that_another_process_builds_is_waited_for(stand_in: StandIn) -
     stand_in.install(before='if [ -f "$here/slow" ]; then sleep 1; fi')
     (stand_in.hipcc.parent / "slow").touch()
     other = stand_in.start_child("ensure()")
-    while not stand_in.compiles():
-        pass
+    wait_until(stand_in.compiles)
     outcomes = fleet.build_many(fleet.requests(["sample", "good"], ["gfx950"]), 2, lambda _: None)
     assert [outcome.status for outcome in outcomes] == ["built"] * 3
     assert len([call for call in stand_in.compiles() if any("sample.cu" in word for word in call)]) == 1

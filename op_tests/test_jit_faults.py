@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
+from jit_stand_in import StandIn, library_value, stand_in, wait_until  # noqa: F401
 
 from hipforge import settings
 from hipforge.errors import BuildError, ConfigError
@@ -108,18 +108,18 @@ def test_after_sigkill_the_next_caller_builds_at_once_and_sweeps(stand_in: Stand
     slow = stand_in.hipcc.parent / "slow"
     slow.touch()
     victim = stand_in.start_child("ensure()")
-    deadline = time.monotonic() + 60
     wanted = {"at once": 0, "compiling": 2, "linking": 3}[when]
     staging = stand_in.cache / "staging"
-    while time.monotonic() < deadline:
+
+    def reached() -> bool:
         busy = [call for call in stand_in.calls() if "-###" not in call and call != ["--version"]]
-        if staging.exists() and list(staging.iterdir()) and len(busy) >= wanted:
-            break
-        time.sleep(0.01)
+        return staging.exists() and any(staging.iterdir()) and len(busy) >= wanted
+
+    wait_until(reached)
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     slow.unlink()
-    assert not list((stand_in.cache / "gfx950").glob("*")) if (stand_in.cache / "gfx950").exists() else True
+    assert not list(stand_in.cache.glob("gfx950/*")), "nothing half-written is ever visible"
     started = time.monotonic()
     assert library_value(stand_in.build().entry) == 3
     assert time.monotonic() - started < 20, "the next caller must not wait for a dead one"
@@ -367,8 +367,7 @@ def test_an_interrupted_build_leaves_nothing_and_is_not_remembered(stand_in: Sta
     slow = stand_in.hipcc.parent / "slow"
     slow.touch()
     child = stand_in.start_child("ensure()")
-    while not stand_in.compiles():
-        time.sleep(0.01)
+    wait_until(stand_in.compiles)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=60)
     assert "KeyboardInterrupt" in err
