@@ -204,21 +204,21 @@ void load_scales(const Row* scale, int byte, double* out) {
   for (int lane = 0; lane < kMatrixLanes; ++lane) out[lane] = decode_e8m0((*scale)[lane] >> (8 * byte));
 }
 
-// Each block's partial sum gets both factors at once: two exponents at most 127 in size stay far inside double.
-template <int M, int N>
-void multiply_scaled(const double* a, const double* b, int depth, const double* scale_a, const double* scale_b,
-                     double* __restrict acc) {
-  alignas(64) double partial[M * N];
-  for (int block = 0; block < depth / 32; ++block) {
-    std::memset(partial, 0, sizeof(partial));
-    multiply<M, N>(a + block * 32 * M, b + block * 32 * N, 32, partial);
-    const double* columns = scale_b + N * block;
-    for (int i = 0; i < M; ++i) {
-      const double row = scale_a[M * block + i];
-      const double* __restrict from = partial + i * N;
-      for (int j = 0; j < N; ++j) acc[i * N + j] += from[j] * (row * columns[j]);
+// tile[k][i] *= scale[k / 32][i]: exact, and a NaN scale makes its whole block NaN, zeros included. Two exponents of at
+// most 127 in size leave the products far inside double.
+template <int kEdge>
+void apply_scales(double* tile, int depth, const double* scale) {
+  using Vector = typename VectorOf<kVector>::Type;
+  for (int block = 0; block < depth / 32; ++block)
+    for (int i = 0; i < kEdge; i += kVector) {
+      Vector factor, value;
+      std::memcpy(&factor, scale + block * kEdge + i, sizeof(Vector));
+      for (int k = 32 * block; k < 32 * block + 32; ++k) {
+        std::memcpy(&value, tile + k * kEdge + i, sizeof(Vector));
+        value *= factor;
+        std::memcpy(tile + k * kEdge + i, &value, sizeof(Vector));
+      }
     }
-  }
 }
 
 // acc[i][:] += A[slot][i] * B[k(slot, i)][:], where k is picked by two index bits among the four of the slot's group.
@@ -305,6 +305,15 @@ void run(const MatrixArgs& args) {
   load_tile(a_regs, element_a, args.fnuz, S.m, S.blocks, a_items, !S.sparse, a);
   load_tile(b_regs, element_b, args.fnuz, S.n, S.blocks, b_items, true, b);
 
+  if constexpr (mixed) {
+    if (args.scale_a != nullptr) {
+      alignas(64) double scale_a[kMatrixLanes], scale_b[kMatrixLanes];
+      load_scales(args.scale_a, args.scale_sel_a, scale_a);
+      load_scales(args.scale_b, args.scale_sel_b, scale_b);
+      apply_scales<S.m>(a, S.k, scale_a);
+      apply_scales<S.n>(b, S.k, scale_b);
+    }
+  }
   if constexpr (S.sparse) {
     multiply_sparse<S>(args, a, b, acc);
   } else if constexpr (S.a == Element::f64) {
@@ -313,13 +322,6 @@ void run(const MatrixArgs& args) {
     if (args.blgp & 4) negate(acc, S.blocks * S.m * S.n);
     for (int block = 0; block < S.blocks; ++block)
       multiply_f64(a + block * S.k * S.m, b + block * S.k * S.n, S.m, S.n, S.k, acc + block * S.m * S.n);
-  } else if (mixed && args.scale_a != nullptr) {
-    if constexpr (mixed) {
-      alignas(64) double scale_a[kMatrixLanes], scale_b[kMatrixLanes];
-      load_scales(args.scale_a, args.scale_sel_a, scale_a);
-      load_scales(args.scale_b, args.scale_sel_b, scale_b);
-      multiply_scaled<S.m, S.n>(a, b, S.k, scale_a, scale_b, acc);
-    }
   } else {
     for (int block = 0; block < S.blocks; ++block)
       multiply<S.m, S.n>(a + block * S.k * S.m, b + block * S.k * S.n, S.k, acc + block * S.m * S.n);
