@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hipforge.errors import BuildError, HipforgeError
+from hipforge.devices import arch_info
+from hipforge.errors import ArchError, BuildError, HipforgeError
 from hipforge.jit import (
     build,
     cache,
@@ -92,16 +93,22 @@ def requests(modules: Iterable[str], archs: Sequence[str]) -> list[Request]:
     """Return a request for every variant of ``modules`` and every arch of ``archs`` that a module has code for.
 
     Raises:
+        ArchError: no module has code for any of the architectures.
         ConfigError: a module or an architecture is not known.
     """
     entries = [registry.module(name) for name in modules]
-    return [
+    known = [arch_info(arch).name for arch in archs]
+    wanted = [
         hip_module.request(entry, variant, arch)
         for entry in entries
-        for arch in archs
+        for arch in known
         if arch in entry.archs
         for variant in entry.all_variants()
     ]
+    if entries and not wanted:
+        has = "; ".join(f"{entry.name} is built for {', '.join(entry.archs)}" for entry in entries)
+        raise ArchError(f"there is nothing to build for {', '.join(known) or 'no architecture'}: {has}")
+    return wanted
 
 
 def plan(wanted: Iterable[Request]) -> list[Planned]:

@@ -10,7 +10,7 @@ import pytest
 from jit_stand_in import StandIn, library_value, stand_in, wait_until  # noqa: F401
 
 from hipforge import settings
-from hipforge.errors import BuildError, ConfigError, ToolchainError
+from hipforge.errors import ArchError, BuildError, ConfigError, ToolchainError
 from hipforge.jit import build, cache, fleet, ninja, registry
 from hipforge.jit.depfile import missing_headers, parse_depfile
 from hipforge.jit.diagnostics import StepFailure
@@ -293,7 +293,12 @@ def test_an_entry_is_readable_by_others_as_the_umask_says(stand_in: StandIn) -> 
     assert cache.read_entry(entry.path) is not None
 
 
-def test_an_unknown_module_is_a_config_error_that_lists_the_known(stand_in: StandIn) -> None:  # noqa: F811
+def test_what_cannot_be_asked_for_is_refused_with_what_can(stand_in: StandIn) -> None:  # noqa: F811
     with pytest.raises(ConfigError, match="sample"):
         fleet.requests(["nope"], ["gfx950"])
+    with pytest.raises(ConfigError, match="unknown architecture 'gfx1100'; known: gfx950, gfx942"):
+        fleet.requests(["sample"], ["gfx950", "gfx1100"])
+    stand_in.module(archs=["gfx950"])
+    with pytest.raises(ArchError, match="nothing to build for gfx942: sample is built for gfx950"):
+        fleet.requests(["sample"], ["gfx942"])
     assert registry.module("sample")
