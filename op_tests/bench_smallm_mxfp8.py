@@ -226,8 +226,8 @@ HEADINGS = {
     "floor_us": "floor us",
     "instructions": "instr",
     "memory": "mem",
-    "bytes_loaded": "bytes in",
-    "weight_loads": "W loads",
+    "bytes_loaded": "bytes",
+    "weight_loads": "W x",
     "occupancy": "occ",
 }
 
@@ -246,7 +246,8 @@ def table_of(rows: Sequence[Row]) -> Table:
     """Return the rows as a table of the columns that hold something, with each cell's ratio to ours."""
     measured = rows[0].us is not None
     shown = [field.name for field in fields(Row) if any(getattr(row, field.name) is not None for row in rows)]
-    shown.remove("source")
+    for name in ("source",) if measured else ("source", "floor_us", "other"):  # all are in the CSV
+        shown.remove(name)
     table = Table(
         title=f"{rows[0].source}: {'microseconds' if measured else 'wave-instructions; no time is implied'}",
         padding=(0, 1, 0, 0),
