@@ -145,6 +145,15 @@ extern "C" __global__ void write_after_read(int* y, int barrier) {
   __syncthreads();
   y[threadIdx.x] = data[threadIdx.x];
 }
+extern "C" __global__ void one_reads_one_writes(int* y) {
+  __shared__ int data[128];
+  data[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  if (threadIdx.x < 64) y[threadIdx.x] = data[threadIdx.x + 64];
+  else data[threadIdx.x] = 1;
+  __syncthreads();
+  y[threadIdx.x + 64] = data[threadIdx.x];
+}
 extern "C" __global__ void bytes_side_by_side(unsigned char* y) {
   __shared__ unsigned char data[256];
   data[(threadIdx.x % 64) * 4 + threadIdx.x / 64] = threadIdx.x;
@@ -358,6 +367,14 @@ def test_lds_races_are_named_with_both_places(code: emulator.CodeObject, name: s
             EmulatorFault, match=r"LDS race at 0x\w+: this (read|write) and a (read|write) by wave \d at pc"
         ):
             emulator.launch(code.kernels[name], 1, 256, [ints(256), 0])
+
+
+@pytest.mark.parametrize(
+    ("order", "found"), [("forward", "this write and a read by wave 0"), ("reverse", "this read and a write by wave 1")]
+)
+def test_a_race_is_found_whichever_side_comes_first(code: emulator.CodeObject, order: str, found: str) -> None:
+    with emulator.options(check_races=True, wave_order=order), pytest.raises(EmulatorFault, match=found):
+        emulator.launch(code.kernels["one_reads_one_writes"], 1, 128, [ints(192)])
 
 
 def test_neighbouring_bytes_and_atomics_do_not_race(code: emulator.CodeObject) -> None:
