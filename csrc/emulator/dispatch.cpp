@@ -191,7 +191,7 @@ class Worker {
     if (!shared_.shared_budget && executed > kDefaultBudget) out_of_budget();
     if (since_poll_ < 50000) return;
     since_poll_ = 0;
-    if (shared_.launch.stop.load(std::memory_order_relaxed)) throw FaultError{shared_.fault};
+    if (shared_.launch.stop.load(std::memory_order_acquire)) throw FaultError{shared_.fault};
     if (poll_ == nullptr || poll_->poll == nullptr) return;
     const auto now = Clock::now();
     if (now - last_poll_ < std::chrono::milliseconds(5)) return;
