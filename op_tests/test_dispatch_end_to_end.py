@@ -5,6 +5,7 @@ import torch
 
 from hipforge import devices
 from hipforge.ops import smallm_gemm_mxfp8 as ops
+from hipforge.ops.dispatch import explain
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 
 N, K = 40, 288
@@ -48,6 +49,23 @@ def test_tuned_larger_m_by_the_wrapper(m, tmp_path, monkeypatch):
     monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(path))
     ops.reload_tables()
     args = operands(m)
+    assert_close(ops.mxfp8_gemv(*args), args)
+
+
+def test_the_untuned_4096_square_engages_up_to_16_rows_and_not_beyond():
+    for m in (1, 4, 16):
+        args = operands(m, 4096, 4096)
+        assert explain("mxfp8_gemv", *args).row is None
+        assert_close(ops.mxfp8_gemv(*args), args)
+    for m in (64, 128):
+        assert ops.mxfp8_gemv(*operands(m, 4096, 4096)) is None
+    assert ops.mxfp8_gemv(*operands(1, 4096, 4096), out_dtype=torch.float16) is None
+
+
+def test_a_tuned_cell_runs_its_row():
+    args = operands(1, 768, 6144)
+    shown = explain("mxfp8_gemv", *args)
+    assert shown.file is not None and shown.file[0].name == "smallm_mxfp8_tuned.csv"
     assert_close(ops.mxfp8_gemv(*args), args)
 
 
