@@ -22,8 +22,7 @@ is a signed 32-bit number; the raw ops raise there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -61,41 +60,65 @@ def reload_tables() -> None:
     dispatch.clear_decisions()
 
 
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """An accepted decision in the form that a call needs: ``block_n`` 0 stands for the MFMA kernel."""
+
+    m: int
+    n: int
+    device: torch.device
+    block_n: int
+    n_sub: int
+    k_splits: int
+
+
+def _launch_of(taken: Accepted, m: int, n: int, device: torch.device) -> _Launch:
+    configuration = taken.configuration
+    if taken.kernel == "smallm_mxfp8_gemv":
+        return _Launch(m, n, device, configuration["block_n"], 0, 1)
+    return _Launch(m, n, device, 0, configuration["n_sub"], configuration["k_splits"])
+
+
 def _run_gemv(
     xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, w_scale: torch.Tensor, out: torch.Tensor, block_n: int
 ) -> None:
-    if xq.shape[0] > GEMV_MAX_M:
+    if xq.size(0) > GEMV_MAX_M:
         raise GuardError(f"the GEMV kernel needs M<={GEMV_MAX_M}; got M={xq.shape[0]}")
     smallm_mxfp8_gemv_out(out, xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous(), block_n)
 
 
 def _run_hip(
-    taken: Accepted,
+    launch: _Launch,
     xq: torch.Tensor,
     x_scale: torch.Tensor,
     wq: torch.Tensor,
     w_scale: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    m, n = xq.shape[0], wq.shape[0]
+    m, n, device = launch.m, launch.n, launch.device
     if out is None:
-        out = torch.empty((m, n), dtype=torch.bfloat16, device=xq.device)
-    configuration: Mapping[str, int] = taken.configuration
-    if taken.kernel == "smallm_mxfp8_gemv":
-        _run_gemv(xq, x_scale, wq, w_scale, out, configuration["block_n"])
+        out = torch.empty((m, n), dtype=torch.bfloat16, device=device)
+    if launch.block_n:
+        _run_gemv(xq, x_scale, wq, w_scale, out, launch.block_n)
         return out
-    k_splits = configuration["k_splits"]
     smallm_mxfp8_mfma_out(
         out,
         xq.contiguous(),
         x_scale.contiguous(),
         wq.contiguous(),
         w_scale.contiguous(),
-        split_k_workspace(m, n, k_splits, xq.device),
-        configuration["n_sub"],
-        k_splits,
+        split_k_workspace(m, n, launch.k_splits, device),
+        launch.n_sub,
+        launch.k_splits,
     )
     return out
+
+
+# What mxfp8_gemv launched for the shapes of xq and wq, the device and the output's dtype. A hit skips the planner's
+# look at dtypes and scales, which costs a microsecond: the module's own guards check them before every launch.
+_launches: dict[object, _Launch] = {}
+_MAX_CACHED_LAUNCHES = 1 << 16  # a server sees few shapes; this bounds one that sees all
+dispatch.on_clear(_launches.clear)
 
 
 @planned_by(plan_gemv)
@@ -124,8 +147,22 @@ def mxfp8_gemv(
         GuardError: dtypes or shapes that are no MX-FP8 operands, or tensors on the wrong device.
         BuildError, LaunchError: the kernel could not be built or run.
     """
-    taken = plan_gemv(xq, x_scale, wq, w_scale, out_dtype).accepted
-    return None if taken is None else _run_hip(taken, xq, x_scale, wq, w_scale, None)
+    if torch.compiler.is_dynamo_compiling():
+        taken = plan_gemv(xq, x_scale, wq, w_scale, out_dtype).accepted
+        if taken is None:
+            return None
+        return _run_hip(_launch_of(taken, xq.shape[0], wq.shape[0], xq.device), xq, x_scale, wq, w_scale, None)
+    device = xq.device
+    key = (xq.shape, wq.shape, device, out_dtype)
+    launch = _launches.get(key)
+    if launch is None:
+        taken = plan_gemv(xq, x_scale, wq, w_scale, out_dtype).accepted
+        if taken is None:
+            return None
+        if len(_launches) >= _MAX_CACHED_LAUNCHES:
+            _launches.clear()
+        launch = _launches[key] = _launch_of(taken, xq.shape[0], wq.shape[0], device)
+    return _run_hip(launch, xq, x_scale, wq, w_scale, None)
 
 
 def _plan_linear(
@@ -195,7 +232,7 @@ def mxfp8_linear(
         require_dtype("bias", bias, (torch.bfloat16,))
         require_shape("bias", bias, shape[1:], "[N]")
     if taken is not None and taken.path == "hip":
-        result = _run_hip(taken, xq, x_scale, wq, w_scale, out)
+        result = _run_hip(_launch_of(taken, *shape, xq.device), xq, x_scale, wq, w_scale, out)
     elif taken is not None and taken.path == "triton":
         from hipforge.ops.triton import mxfp8_dot_scaled as fallback
 
