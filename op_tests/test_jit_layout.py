@@ -1,4 +1,4 @@
-"""The package docstring of hipforge.jit lists its files in dependency order; this holds it to that."""
+"""The package docstring of hipforge.jit lists its files in dependency order, and docs/architecture.md all of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import hipforge.jit
 
 FOLDER = Path(hipforge.jit.__file__).parent
+ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 
 def documented_order() -> list[str]:
@@ -41,3 +42,14 @@ def test_no_file_imports_a_later_one() -> None:
     for name in order:
         later = imports_at_load(FOLDER / f"{name}.py") - set(order[: order.index(name)])
         assert not later, f"{name}.py imports {later}, which come later"
+
+
+def test_the_architecture_page_names_every_file_of_jit_and_the_emulator() -> None:
+    page = ARCHITECTURE.read_text()
+    jit, emulator = page.split("## jit/", 1)[1].split("\n## ", 1)[0], page.split("## The emulator", 1)[1]
+    written = {path.name for path in FOLDER.iterdir() if path.is_file() and path.name != "__init__.py"}
+    assert set(re.findall(r"`([a-zA-Z_]+\.(?:py|c|json))`", jit.split("\n\n")[1])) == written
+    patterns = re.findall(r"`([a-z_*]+\.(?:cpp|inc|h))`", emulator)
+    sources = list((ARCHITECTURE.parent.parent / "csrc" / "emulator").glob("*.cpp"))
+    assert [path.name for path in sources if not any(path.match(pattern) for pattern in patterns)] == []
+    assert [pattern for pattern in patterns if not list(sources[0].parent.glob(pattern))] == []
