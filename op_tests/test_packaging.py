@@ -70,6 +70,7 @@ x = torch.randn(4, 256, dtype=torch.bfloat16); w = torch.randn(48, 256, dtype=to
 q = (*quantize_mxfp8(x), *quantize_mxfp8(w))
 y = hipforge.mxfp8_gemv(*q)
 print(hipforge.__file__)
+# Both sum in float32 and round to bf16 once, in different orders: they may end one bf16 step apart, 2^-7 of the value.
 print(torch.allclose(y.float(), mxfp8_mm(*q).float(), rtol=2**-7, atol=2**-7))
 """,
         cwd=tmp_path,
@@ -138,9 +139,15 @@ def test_the_readme_lists_every_setting_with_its_default():
     known = {setting.env for setting in settings.ALL} | {settings.CONFIG_PREFIX + "<FAMILY>"}
     assert documented == known
     assert len({setting.env for setting in settings.ALL}) == len(settings.ALL)
+    for setting in settings.ALL:
+        default = "–" if setting.default in (None, (), "") else setting.default
+        shown = int(default) if isinstance(default, bool) else default
+        assert f"| `{setting.env}` | {shown} | {setting.doc} Accepts {setting.accepts}. |" in text
 
 
 def test_the_readme_example_runs_as_pasted(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    run(blocks[0], cwd=tmp_path)
+    example, *_, counting = blocks
+    printed = run(example + counting, cwd=tmp_path).split()
+    loaded, mfmas = printed[-2:]
+    assert (int(loaded), int(mfmas)) == (768 * 6144, 0)  # the GEMV reads each weight byte once
