@@ -75,9 +75,6 @@ def encode(fmt: Format, x: np.ndarray, saturate: bool) -> np.ndarray:
     return np.where(over, fmt.overflow, code) | sign * half
 
 
-SHIFT = {"f16": 10, "bf16": 7}
-
-
 def wide_values(kind: str, bits: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         if kind == "f32":
