@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
-from hipforge import devices
+from hipforge import devices, settings
 from hipforge.cli import output
 from hipforge.cli.inspect import matching_variants, parse_variant
-from hipforge.errors import ConfigError
 
 if TYPE_CHECKING:
     from hipforge.jit.maintenance import Explanation
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def parse_size(text: str) -> int:
-    """Return bytes for ``"500M"``, ``"2G"``, ``"4096"``.
+class Size(click.ParamType):
+    """A size in bytes, as :func:`hipforge.settings.parse_size` reads it."""
 
-    Raises:
-        ConfigError: the text is not a number with K, M or G behind it.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise ConfigError(f"--max-size {text!r}: expected bytes or a number with K, M or G, as in 500M")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return bytes; another text is a usage error."""
+        try:
+            return settings.parse_size(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no size: give bytes, or a number with K, M, G or T, as in 500M", param, ctx)
 
 
 def human(count: float) -> str:
@@ -93,13 +91,13 @@ def show_size(as_json: bool) -> None:
 
 
 @command.command("prune")
-@click.option("--max-size", required=True, help="Keep at most this much: bytes, or a number with K, M or G.")
+@click.option("--max-size", required=True, type=Size(), help="Keep at most this much, such as 500M or 4G.")
 @JSON_OPTION
-def prune(max_size: str, as_json: bool) -> None:
+def prune(max_size: int, as_json: bool) -> None:
     """Remove least recently used entries until the cache fits; entries in use stay."""
     from hipforge.jit import maintenance
 
-    _report_removed([str(path) for path in maintenance.prune(parse_size(max_size))], as_json)
+    _report_removed([str(path) for path in maintenance.prune(max_size)], as_json)
 
 
 @command.command("clear")
