@@ -45,9 +45,8 @@ constexpr int kMaxRows = 64;
 static_assert(kStepBlocks == dev::kMfmaGroups, "lane group g supplies the scale of block g");
 static_assert(kScaleSteps * kStepBlocks == 16, "one 16-byte load holds the scales of kScaleSteps steps");
 
-/// Steps of operands in flight for so many tiles of one side and one of the other: about 16 loads per wave, and at most
-/// 256 registers.
-constexpr int ring_steps(int tiles) { return tiles <= 2 ? 4 : 2; }
+/// Steps of operands in flight: about 16 loads per wave, and at most 256 registers.
+constexpr int ring_steps(int sub_tiles) { return sub_tiles <= 2 ? 4 : 2; }
 
 #if defined(__gfx950__)
 
@@ -128,7 +127,8 @@ struct Panel {
 };
 
 // One wave's (16 kRowTiles) x (16 kSub) piece of the output; acc[r kSub + s] is the tile of row tile r and sub-tile s.
-template <int kSub, int kRowTiles = 1>
+// kRing steps of operands are in flight.
+template <int kSub, int kRowTiles = 1, int kRing = ring_steps(kSub)>
 struct Tile {
   struct Step {
     dev::i32x8 x[kRowTiles], w[kSub];
@@ -137,7 +137,6 @@ struct Tile {
     dev::u32x4 x[kRowTiles], w[kSub];
   };
 
-  static constexpr int kRing = ring_steps(kSub + kRowTiles - 1);
   static_assert(kScaleSteps % kRing == 0);
 
   const Panel<kRowTiles>& x;

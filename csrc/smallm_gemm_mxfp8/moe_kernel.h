@@ -37,9 +37,9 @@ namespace hf::moe {
 constexpr int kWaves = gemv::kWaves;
 constexpr int kThreads = gemv::kThreads;
 constexpr int kTile = mfma::kTile;
-constexpr int kGemvRows = 4;                     // slots up to which the vector path is taken
+constexpr int kGemvRows = 2;                     // slots up to which the vector path is taken
 constexpr int kChunk = dev::kWaveSize;           // entries of a tile that are looked at together
-constexpr int kMaxRowTiles = kChunk / kTile;
+constexpr int kMaxRowTiles = 2;                  // of a wave; two waves share a part of K where a tile holds more slots
 constexpr int kTileOutputs = kTile * kTile;
 
 static_assert(kTileOutputs == kThreads, "a thread adds one output of each row tile");
@@ -64,7 +64,7 @@ struct Group {
   const uint8_t *w, *w_scales;  // of the tile's expert
   uint32_t slots;               // lane i holds slot i
   uint32_t count;
-  uint32_t column0, lane, wave;
+  uint32_t column0, lane_index, wave;
 
   __device__ void store(uint32_t slot, uint32_t column, float value) const {
     if (p.slot_weights) value *= p.slot_weights[slot];
@@ -74,6 +74,7 @@ struct Group {
   // count <= kRows slots; the wave's columns and all of K.
   template <int kRows, int kBlockN>
   __device__ void by_rows() const {
+    const uint32_t k = dev::wave_value_here(p.k), lane = dev::lane_value_here(lane_index);
     constexpr int kCols = kBlockN / kWaves, kOutputs = kRows * kCols;
     const uint32_t first_column = column0 + wave * kCols;
     if (first_column >= p.n) return;
@@ -83,12 +84,12 @@ struct Group {
       a_row[i] = static_cast<uint32_t>(i) < count
                      ? dev::uniform(__builtin_amdgcn_readlane(static_cast<int32_t>(slots), i)) / p.a_div
                      : p.a_rows;
-    const uint32_t blocks = p.k / kMxBlock;
-    const gemv::Rows<kRows> a_side(dev::make_buffer(p.a, p.a_rows * p.k),
-                                   dev::make_buffer(p.a_scales, p.a_rows * blocks), a_row, p.a_rows, p.k);
-    const gemv::Rows<kCols> w_side(dev::make_buffer(w, p.n * p.k), dev::make_buffer(w_scales, p.n * blocks),
-                                   first_column, p.n, p.k);
-    gemv::SubTile<kRows, kCols> tile(a_side, w_side, p.k, lane);
+    const uint32_t blocks = k / kMxBlock;
+    const gemv::Rows<kRows> a_side(dev::make_buffer(p.a, p.a_rows * k),
+                                   dev::make_buffer(p.a_scales, p.a_rows * blocks), a_row, p.a_rows, k);
+    const gemv::Rows<kCols> w_side(dev::make_buffer(w, p.n * k), dev::make_buffer(w_scales, p.n * blocks),
+                                   first_column, p.n, k);
+    gemv::SubTile<kRows, kCols> tile(a_side, w_side, k, lane);
     tile.run();
     const float total = dev::wave_sums(tile.acc, lane);
     const uint32_t output = dev::wave_sums_index<kOutputs>(lane);
@@ -97,21 +98,25 @@ struct Group {
     if (output < kOutputs && row < count && column < p.n) store(slot, column, total);
   }
 
-  // count <= 16 kRowTiles slots; all columns and the wave's quarter of K.
+  // All columns. Waves come in teams of `team`, each team taking 16 kRowTiles slots and each of its waves a part of K.
   template <int kRowTiles, int kBlockN>
-  __device__ void by_tiles(Partials& partials) const {
+  __device__ void by_tiles(Partials& partials, uint32_t team) const {
+    const uint32_t k = dev::wave_value_here(p.k), lane = dev::lane_value_here(lane_index);
+    constexpr uint32_t kTeamRows = kTile * kRowTiles;
+    constexpr int kRing = kRowTiles == 1 ? 4 : 2;  // steps in flight: what leaves registers for three waves per SIMD
+    const uint32_t part = wave % team, first = wave / team * kTeamRows;
     uint32_t a_row[kRowTiles];
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
-      const uint32_t index = t * kTile + lane % kTile;
+      const uint32_t index = first + t * kTile + lane % kTile;
       const uint32_t slot = dev::from_lane(slots, index);
       a_row[t] = index < count ? slot / p.a_div : p.a_rows;
     }
-    const mfma::Panel<kRowTiles> a_side(p.a, p.a_scales, a_row, p.a_rows, p.k, lane);
-    const mfma::Panel<1> w_side(w, w_scales, column0, min(p.n, column0 + kBlockN), p.k, lane);
-    mfma::Tile<1, kRowTiles> tile(a_side, w_side, p.k, p.aligned_scales);
-    const uint32_t steps = (p.k + mfma::kStep - 1) / mfma::kStep;
-    tile.run(steps * wave / kWaves, steps * (wave + 1) / kWaves);
+    const mfma::Panel<kRowTiles> a_side(p.a, p.a_scales, a_row, p.a_rows, k, lane);
+    const mfma::Panel<1> w_side(w, w_scales, column0, min(p.n, column0 + kBlockN), k, lane);
+    mfma::Tile<1, kRowTiles, kRing> tile(a_side, w_side, k, p.aligned_scales);
+    const uint32_t steps = (k + mfma::kStep - 1) / mfma::kStep;
+    tile.run(steps * part / team, steps * (part + 1) / team);
 
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
@@ -120,12 +125,11 @@ struct Group {
     }
     __syncthreads();
     const uint32_t output = wave * dev::kWaveSize + lane, column = column0 + output % kTile;
-#pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) {
-      float sum = partials[0][t][output];
-#pragma unroll
-      for (int quarter = 1; quarter < kWaves; ++quarter) sum += partials[quarter][t][output];
-      const uint32_t row = t * kTile + output / kTile;
+    for (uint32_t row0 = 0; row0 < count; row0 += kTile) {
+      const uint32_t owner = row0 / kTeamRows * team, t = row0 % kTeamRows / kTile;
+      float sum = partials[owner][t][output];
+      for (uint32_t other = 1; other < team; ++other) sum += partials[owner + other][t][output];
+      const uint32_t row = row0 + output / kTile;
       const uint32_t slot = dev::from_lane(slots, row);
       if (row < count && output % kTile < kBlockN && column < p.n) store(slot, column, sum);
     }
@@ -156,11 +160,9 @@ __global__ __launch_bounds__(kThreads, 3) void smallm_mxfp8_moe([[maybe_unused]]
       const uint32_t slots = dev::kept_to_front(slot, slot < p.num_valid, lane, count);
       const Group group{p,     p.w + expert * expert_bytes, p.w_scales + expert * (expert_bytes / kMxBlock), slots,
                         count, blockIdx.x * kBlockN,        lane,                                            wave};
-      if (count > 2 * kTile) group.by_tiles<4, kBlockN>(partials);
-      else if (count > kTile) group.by_tiles<2, kBlockN>(partials);
-      else if (count > kGemvRows) group.by_tiles<1, kBlockN>(partials);
-      else if (count > 2) group.by_rows<kGemvRows, kBlockN>();
-      else if (count == 2) group.by_rows<2, kBlockN>();
+      if (count > kTile) group.by_tiles<kMaxRowTiles, kBlockN>(partials, count > kMaxRowTiles * kTile ? kWaves / 2 : kWaves);
+      else if (count > kGemvRows) group.by_tiles<1, kBlockN>(partials, kWaves);
+      else if (count == kGemvRows) group.by_rows<kGemvRows, kBlockN>();
       else if (count == 1) group.by_rows<1, kBlockN>();
     }
   }

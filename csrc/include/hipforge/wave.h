@@ -13,6 +13,17 @@ constexpr int kWaveRow = 16;  // lanes that a DPP row operation spans
 /// A value known to be the same in all lanes, as a scalar register.
 __device__ inline uint32_t uniform(uint32_t value) { return __builtin_amdgcn_readfirstlane(value); }
 
+/// The same value (of one lane, or of the whole wave), in a way that keeps what follows from it where it is used. Without
+/// it the compiler computes the invariants of all branches ahead of a loop around them, and runs out of registers.
+__device__ inline uint32_t lane_value_here(uint32_t value) {
+  asm volatile("" : "+v"(value));
+  return value;
+}
+__device__ inline uint32_t wave_value_here(uint32_t value) {
+  asm volatile("" : "+s"(value));
+  return value;
+}
+
 /// The value held by the even (kOdd = false) or odd lane of each pair of neighbouring lanes. Usually costs nothing: the
 /// compiler folds the DPP quad permutation into the instruction that uses the result.
 template <bool kOdd>
