@@ -32,6 +32,11 @@ from hipforge.jit import torch_library
 from hipforge.jit.signature import signature_of
 from hipforge.ops import dispatch
 from hipforge.ops.dispatch import Accepted, Decision, Refused, planned_by
+from hipforge.ops.grouped_gemm_mxfp8 import (
+    grouped_gemm_mxfp8,
+    grouped_mxfp8_linear,
+    smallm_mxfp8_moe_grouped_gemm,
+)
 from hipforge.ops.reference.checks import require_dtype, require_shape
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 from hipforge.ops.smallm_mxfp8_kernels import (
@@ -46,11 +51,14 @@ from hipforge.ops.tables import GEMV_MAX_M
 from hipforge.ops.tuned import clear_tables
 
 __all__ = [
+    "grouped_gemm_mxfp8",
+    "grouped_mxfp8_linear",
     "mxfp8_gemv",
     "mxfp8_linear",
     "reload_tables",
     "smallm_mxfp8_gemv",
     "smallm_mxfp8_mfma",
+    "smallm_mxfp8_moe_grouped_gemm",
 ]
 
 

@@ -13,6 +13,7 @@ MFMA_K_STEP = 128
 MFMA_N_SUB = (1, 2, 4)
 MFMA_K_SPLITS = (1, 2, 4, 8)
 DEFAULT_BLOCK_N = 8
+MOE_BLOCK_N = (8, 16)
 
 
 def mfma_k_steps(k: int) -> int:
@@ -83,5 +84,26 @@ MXFP4_GEMM = register_schema(
         ),
         check=_check_mxfp4,
         legacy={},
+    )
+)
+
+
+def _check_moe(values: Mapping[str, Value]) -> str | None:
+    if values["block_n"] not in MOE_BLOCK_N:
+        return f"block_n must be one of {MOE_BLOCK_N}; got {values['block_n']}"
+    return None
+
+
+# A row speaks for every number of routed slots from the next smaller M of its key, exclusive, to its own M.
+SMALLM_MXFP8_MOE = register_schema(
+    TableSchema(
+        family="smallm_mxfp8_moe",
+        extra_key=(Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))),
+        config=(
+            Column("block_n", int, minimum=1),
+            Column("min_experts", int, minimum=0),
+            Column("use_hip", int, accepted=(0, 1)),
+        ),
+        check=_check_moe,
     )
 )

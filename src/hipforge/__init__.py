@@ -26,6 +26,10 @@ __version__ = "0.1.0"
 _LAZY: dict[str, str] = {
     "compile_ops": "hipforge.jit",
     "explain": "hipforge.ops.dispatch",
+    "fused_moe_mxfp8": "hipforge.ops.moe",
+    "grouped_gemm_mxfp8": "hipforge.ops.grouped_gemm_mxfp8",
+    "grouped_mxfp8_linear": "hipforge.ops.grouped_gemm_mxfp8",
+    "moe_align_block_size": "hipforge.ops.moe",
     "mxfp8_gemv": "hipforge.ops.smallm_gemm_mxfp8",
     "mxfp8_linear": "hipforge.ops.smallm_gemm_mxfp8",
 }
@@ -48,6 +52,10 @@ __all__ = [
 if TYPE_CHECKING:
     from hipforge.jit.compile_ops import compile_ops as compile_ops
     from hipforge.ops.dispatch import explain as explain
+    from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
+    from hipforge.ops.grouped_gemm_mxfp8 import grouped_mxfp8_linear as grouped_mxfp8_linear
+    from hipforge.ops.moe import fused_moe_mxfp8 as fused_moe_mxfp8
+    from hipforge.ops.moe import moe_align_block_size as moe_align_block_size
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv as mxfp8_gemv
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_linear as mxfp8_linear
 

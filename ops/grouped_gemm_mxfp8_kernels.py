@@ -1,0 +1,114 @@
+"""The raw MoE grouped GEMM over MX-FP8: the stub of its module, and the function that callers of the kernel use.
+
+Shapes, dtypes and the meaning of the indices are those of :mod:`hipforge.ops.grouped_gemm_mxfp8`. The raw op takes
+contiguous tensors and raises for anything that it does not take; it never returns None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.tables import DEFAULT_BLOCK_N, MOE_BLOCK_N
+
+
+def _variant(
+    out: torch.Tensor,
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    mul_weight_by: torch.Tensor | None,
+    E: int,
+    N: int,
+    K: int,
+    num_valid_tokens: int,
+    M_act: int,
+    a_div: int,
+    block_m: int,
+    block_n: int,
+) -> Mapping[str, int]:
+    return {"HF_BLOCK_N": block_n if block_n in MOE_BLOCK_N else DEFAULT_BLOCK_N}  # the guard refuses any other
+
+
+@compile_ops("module_smallm_mxfp8_moe", variant=_variant)
+def smallm_mxfp8_moe_out(
+    out: torch.Tensor,
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    mul_weight_by: torch.Tensor | None,
+    E: int,
+    N: int,
+    K: int,
+    num_valid_tokens: int,
+    M_act: int,
+    a_div: int,
+    block_m: int,
+    block_n: int,
+) -> None:
+    """Write the rows of ``out`` that tiles in use cover; ``block_n`` columns per work-group."""
+
+
+def smallm_mxfp8_moe_grouped_gemm(
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    out: torch.Tensor,
+    E: int,
+    N: int,
+    K: int,
+    num_valid_tokens: int,
+    M_act: int,
+    a_div: int,
+    block_m: int,
+    mul_weight_by: torch.Tensor | None = None,
+    block_n: int = DEFAULT_BLOCK_N,
+) -> torch.Tensor:
+    """Run the kernel on contiguous tensors, writing into ``out``.
+
+    Args:
+        a_q: activations [M_act, K]; slot t reads row t // ``a_div``.
+        a_scale: their scales [M_act, K/32].
+        w: weights [E, N, K]; N·K at most 2^31 - 1, any E.
+        w_scale: their scales [E, N, K/32].
+        sorted_token_ids: int32, whole tiles of ``block_m`` slots; an entry outside 0 … ``num_valid_tokens`` - 1,
+            negative ones included, is padding, wherever it stands in its tile.
+        expert_ids: int32, one per tile; one outside 0 … E - 1 skips the tile.
+        num_tokens_post_padded: int32 [1]; tiles that start there or later are skipped.
+        out: contiguous bfloat16 with at least ``num_valid_tokens`` · N elements; row t is slot t. Rows of slots that
+            no tile holds, and of skipped tiles, stay as they are.
+        E: experts, as ``w`` has them.
+        N: columns, as ``w`` has them.
+        K: depth, as ``w`` has it; a multiple of 32.
+        num_valid_tokens: slots, T · top_k.
+        M_act: rows of ``a_q``; at least ceil(``num_valid_tokens`` / ``a_div``).
+        a_div: slots per activation row: top_k where activations are per token, 1 where they are per slot.
+        block_m: entries of a tile, a multiple of 4.
+        mul_weight_by: float32 with one weight per slot, multiplied in float32 before the result is rounded.
+        block_n: columns per work-group, 8 or 16.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
+    """
+    smallm_mxfp8_moe_out(
+        out, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, mul_weight_by,
+        E, N, K, num_valid_tokens, M_act, a_div, block_m, block_n,
+    )  # fmt: skip
+    return out
