@@ -75,6 +75,7 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "hfemu_counters_begin": (ctypes.c_int64, (ctypes.c_int32,)),
     "hfemu_counters_end": (c_text, (ctypes.c_int64,)),
+    "hfemu_mnemonics": (c_text, (ctypes.c_int32,)),
     "hfemu_disassemble": (c_text, (ctypes.c_int64, c_text)),
     "hfemu_disassemble_bytes": (c_text, (c_text, ctypes.c_uint64, c_text)),
     "hfemu_set_trace": (

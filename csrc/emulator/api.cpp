@@ -10,6 +10,7 @@
 #include "counters.h"
 #include "decode.h"
 #include "disasm.h"
+#include "exec.h"
 #include "memory.h"
 #include "runtime.h"
 #include "zstd.h"
@@ -184,6 +185,17 @@ const char* hfemu_disassemble_bytes(const void* code, uint64_t bytes, const char
     const bool known = decode(data + at, bytes - at, at, target, inst);
     lines += address_text(at) + (known ? disassemble(inst) : std::string("<unknown>")) + "\n";
     at += known ? inst.bytes : 4;
+  }
+  return keep(&text, lines);
+}
+
+const char* hfemu_mnemonics(int32_t executable) {
+  thread_local std::string text;
+  std::string lines;
+  for (unsigned i = 1; i < static_cast<unsigned>(Op::count); ++i) {
+    const Op op = static_cast<Op>(i);
+    const OpEntry& entry = op_table().entry(op);
+    if ((entry.handler || entry.kernel) == (executable != 0)) lines += std::string(op_name(op)) + "\n";
   }
   return keep(&text, lines);
 }

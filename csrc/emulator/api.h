@@ -64,6 +64,9 @@ int32_t hfemu_launch(int64_t handle, const char* kernel, const uint32_t grid[3],
 int64_t hfemu_counters_begin(int32_t per_pc);
 const char* hfemu_counters_end(int64_t collector);
 
+// Every mnemonic that decodes and has (executable 1) or has not (0) a handler, one per line; owned by the library.
+const char* hfemu_mnemonics(int32_t executable);
+
 // Disassembly of a loaded kernel (llvm-objdump spelling), one instruction per line; owned by the library.
 const char* hfemu_disassemble(int64_t handle, const char* kernel);
 // Disassembly of raw bytes, for tests of the decoder.
