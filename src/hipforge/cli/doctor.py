@@ -27,14 +27,17 @@ class Finding:
 
 
 def toolchain_findings() -> list[Finding]:
-    """Probe every toolchain in search order; the first usable one is taken."""
+    """Probe every toolchain in search order; the first usable one is taken, a named one or none."""
     from hipforge.jit import toolchain
 
+    named = settings.HIPCC.get() is not None
     findings: list[Finding] = []
     for probe in toolchain.probe_all():
         usable = isinstance(probe, toolchain.Accepted)
-        taken = usable and not any(finding.taken for finding in findings)
         detail = probe.toolchain.description if isinstance(probe, toolchain.Accepted) else probe.reason
+        if named and findings:
+            usable, detail = False, f"{detail} (not considered: HIPFORGE_HIPCC names the one to use)"
+        taken = usable and not any(finding.taken for finding in findings)
         findings.append(Finding("toolchain", probe.name, usable, taken, detail))
     return findings
 
