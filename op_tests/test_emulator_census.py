@@ -63,8 +63,8 @@ v_subb_co_u32_e64 v_subbrev_co_u32_e32 v_subbrev_co_u32_e64 v_subrev_co_u32_e64 
 v_subrev_u32_e32 v_trunc_f32_e32 v_writelane_b32 v_xad_u32 v_xor_b32_e32
 """
 
-# Families that decode, so that a fault can name them, but do not execute: graphics and debugger business, scalar stores
-# through buffer resources, typed buffers, global wave sync, and a few byte operations that no compiler was seen to emit.
+# Families that decode, so that a fault can name them, but do not execute: graphics and debugger business, scalar
+# stores through buffer resources, typed buffers, global wave sync, and a few byte operations that no compiler emits.
 NOT_EXECUTED = re.compile(
     r"s_cbranch_(g_fork|i_fork|join)|s_rfe(_restore)?_b64|s_movrel[sd]_b(32|64)|s_setvskip|s_setkill|s_sendmsg(halt)?|"
     r"s_endpgm_(saved|ordered_ps_done)|v_screen_partition_4se_b32|v_cube(id|sc|tc|ma)_f32|v_m?qsad_(pk_u16|u32)_u8|"
