@@ -35,7 +35,6 @@ from typing import Any
 
 from hipforge.jit import cache_dir
 from hipforge.jit.digest import DigestStore, file_digest, text_digest
-from hipforge.jit.roots import Roots
 from hipforge.jit.spec import FORMAT, BuildSpec
 
 log = logging.getLogger("hipforge")
@@ -268,8 +267,3 @@ def discard(path: Path, root: Path) -> None:
         path.rename(aside)
         path = aside.parent
     shutil.rmtree(path, ignore_errors=True)
-
-
-def show_dependencies(dependencies: list[tuple[str, str]], roots: Roots) -> list[tuple[str, str]]:
-    """Return dependencies with this machine's paths."""
-    return [(roots.show(path), digest) for path, digest in dependencies]

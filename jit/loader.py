@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import shlex
 import threading
 import time
 from collections.abc import Mapping
@@ -117,9 +118,11 @@ def _cached_or_built(wanted: Request) -> tuple[cache.Entry, bool]:
 
 def missing_message(wanted: Request) -> str:
     """Return the error for a module that is not built where building is disabled."""
+    entry = wanted.entry
+    own = "" if entry.name in registry.shipped() else f" --register {shlex.quote(str(entry.origin))}"
     return (
         f"{wanted.stem} for {wanted.arch} is not built and HIPFORGE_DISABLE_JIT=1; "
-        f"build it ahead of time: hipforge build {wanted.entry.name} --arch {wanted.arch}"
+        f"build it ahead of time: hipforge build {entry.name} --arch {wanted.arch}{own}"
     )
 
 

@@ -221,7 +221,8 @@ _registered: dict[str, ModuleEntry] = {}
 
 
 @functools.cache
-def _shipped() -> dict[str, ModuleEntry]:
+def shipped() -> dict[str, ModuleEntry]:
+    """Return the modules of the package itself."""
     return read_file(package_dir("jit") / SHIPPED)
 
 
@@ -242,7 +243,7 @@ def register(path: str | Path) -> list[str]:
 
 def modules() -> dict[str, ModuleEntry]:
     """Return every known module, shipped ones first."""
-    return {**_shipped(), **_registered}
+    return {**shipped(), **_registered}
 
 
 def module(name: str) -> ModuleEntry:
@@ -251,7 +252,7 @@ def module(name: str) -> ModuleEntry:
     Raises:
         ConfigError: there is none of that name.
     """
-    entry = _registered.get(name) or _shipped().get(name)
+    entry = _registered.get(name) or shipped().get(name)
     if entry is None:
         raise ConfigError(
             f"there is no module {name!r}; known: {', '.join(modules()) or '(none)'}. Modules are described in "

@@ -15,7 +15,7 @@ from jit_stand_in import StandIn, stand_in  # noqa: F401
 
 from hipforge import devices, settings
 from hipforge.errors import ArchError, BuildError, MissingModuleError, ToolchainError
-from hipforge.jit import cache, host_library, loader, prebuilt, tools
+from hipforge.jit import cache, hip_module, host_library, loader, prebuilt, registry, tools
 
 
 class NoRuntime:
@@ -67,6 +67,11 @@ def test_a_module_that_cannot_be_loaded_is_the_same_error_again_without_another_
     assert loader.load("sample", None, "gfx950").library.value() == 8
 
 
+def test_the_command_for_a_shipped_module_registers_nothing() -> None:
+    wanted = hip_module.request(registry.module("module_fp8_quant"), {"HF_INPUT": "f32"}, "gfx942")
+    assert loader.missing_message(wanted).endswith("hipforge build module_fp8_quant --arch gfx942")
+
+
 def test_disabled_jit_names_the_exact_command(loading: StandIn) -> None:
     loading.module(variants={"M": [1, 2]})
     with settings.scope(DISABLE_JIT=True):
@@ -74,7 +79,7 @@ def test_disabled_jit_names_the_exact_command(loading: StandIn) -> None:
             loader.load("sample", {"M": 2}, "gfx950")
         assert str(raised.value) == (
             "sample-m2 for gfx950 is not built and HIPFORGE_DISABLE_JIT=1; "
-            "build it ahead of time: hipforge build sample --arch gfx950"
+            f"build it ahead of time: hipforge build sample --arch gfx950 --register {loading.sources / 'sample.json'}"
         )
         with settings.scope(HIPCC=loading.folder / "no-compiler"), pytest.raises(MissingModuleError):
             loader.load("sample", {"M": 2}, "gfx950")

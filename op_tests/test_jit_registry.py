@@ -142,7 +142,7 @@ def test_a_missing_source_names_the_path(tmp_path: Path) -> None:
 
 
 def test_every_shipped_entry_is_sound_and_its_sources_exist() -> None:
-    shipped = registry._shipped()
+    shipped = registry.shipped()
     assert shipped
     for entry in shipped.values():
         for arch in entry.archs:
