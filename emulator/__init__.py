@@ -29,6 +29,7 @@ _LAZY = {
     "launch": ("hipforge.emulator.launching", "launch"),
     "options": ("hipforge.emulator.configuration", "options"),
     "trace": ("hipforge.emulator.tracing", "trace"),
+    "uncounted": ("hipforge.emulator.counting", "uncounted"),
 }
 
 __all__ = list(_LAZY)
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from hipforge.emulator.configuration import options as options
     from hipforge.emulator.counting import Counters as Counters
     from hipforge.emulator.counting import counters as counters
+    from hipforge.emulator.counting import uncounted as uncounted
     from hipforge.emulator.launching import launch as launch
     from hipforge.emulator.tracing import trace as trace
     from hipforge.errors import EmulatorFault as EmulatorFault

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -191,11 +192,32 @@ def counters(*, per_pc: bool = False) -> Iterator[Collector]:
     Args:
         per_pc: also count every instruction by its address.
     """
-    emulator = runtime.load().library
     collector = Collector()
+    if _uncounted.get():
+        yield collector
+        collector._result = Counters()
+        return
+    emulator = runtime.load().library
     identity = emulator.hfemu_counters_begin(int(per_pc))
     try:
         yield collector
     finally:
         text = emulator.hfemu_counters_end(identity)
         collector._result = from_json(text.decode()) if text else Counters()
+
+
+_uncounted = contextvars.ContextVar("hipforge_uncounted", default=False)
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """Run launches at full speed in the block: nothing is counted, and what would return counters returns empty ones.
+
+    An op outside :func:`counters` counts nothing anyway; this is for :func:`hipforge.emulator.launch` and for Triton
+    kernels.
+    """
+    token = _uncounted.set(True)
+    try:
+        yield
+    finally:
+        _uncounted.reset(token)

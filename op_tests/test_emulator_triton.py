@@ -212,3 +212,11 @@ def test_the_process_is_left_as_it_was(isolated_cache: Path) -> None:
 def test_an_unknown_architecture_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown architecture 'gfx90a'"):
         emulated.jit(axpy, arch="gfx90a")
+
+
+def test_uncounted_launches_return_empty_counters_and_the_same_result() -> None:
+    x, y = torch.arange(1000.0), torch.ones(1000)
+    with emulator.uncounted():
+        counted = emulated.jit(axpy)[(4,)](y, x, 2.0, 1000, BLOCK=256)
+    assert counted.wave_instructions == 0 and counted.launches == 0
+    assert torch.equal(y, 1 + 2 * torch.arange(1000.0))

@@ -1,0 +1,174 @@
+"""How fast the emulator is on this machine: wave-instructions per second, scaled MFMAs, a whole GEMM, its own build.
+
+    python op_tests/bench_emulator.py [--repeats 5] [--json FILE]
+
+Every figure is *measured* here and is a median over the repeats; it says nothing about a GPU. Instruction counts come
+from one more run under the counters, since counting itself costs time. Exit status 1 if a bound is missed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+import hip_compile
+import torch
+from rich.table import Table
+
+from hipforge import devices, emulator
+from hipforge.cli.output import console
+from hipforge.emulator import library
+from hipforge.emulator import triton as emulated
+from hipforge.jit import cache
+from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
+from hipforge.ops.smallm_mxfp8_kernels import smallm_mxfp8_gemv
+from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
+from hipforge.ops.triton.mxfp8_kernels import mxfp8_dot_scaled_kernel
+
+GEMV = (1, 3072, 6144)  # M, N, K
+GEMM = (64, 5120, 6144)
+MFMAS = 4000
+
+MFMA_KERNEL = """
+#include <hip/hip_runtime.h>
+typedef int i32x8 __attribute__((ext_vector_type(8)));
+typedef float f32x4 __attribute__((ext_vector_type(4)));
+__global__ void mfmas(f32x4* out, const i32x8* in, int count) {
+  const i32x8 a = in[threadIdx.x], b = in[threadIdx.x + 64];
+  f32x4 acc = {};
+  for (int i = 0; i < count; ++i)
+    acc = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, acc, 0, 0, 0, 127 + (i & 1), 0, 126 - (i & 1));
+  out[threadIdx.x] = acc;
+}
+int main() { return 0; }
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure; ``bound`` is what it must keep: at least, or at most where ``smaller_is_better``."""
+
+    name: str
+    value: float
+    unit: str
+    bound: float | None = None
+    smaller_is_better: bool = False
+
+    @property
+    def missed(self) -> bool:
+        """Whether the value is on the wrong side of the bound."""
+        if self.bound is None:
+            return False
+        return self.value > self.bound if self.smaller_is_better else self.value < self.bound
+
+
+def median_seconds(call: Callable[[], object], repeats: int) -> float:
+    """Return the median seconds of a call after one that is not counted."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
+    """Return MX-FP8 operands of normal data, seed 0."""
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(m, k, generator=generator) * 0.5).bfloat16()
+    w = (torch.randn(n, k, generator=generator) * 0.1).bfloat16()
+    return (*quantize_mxfp8(x), *quantize_mxfp8(w))
+
+
+def gemv_rows(repeats: int) -> list[Row]:
+    """Wave-instructions per second of one thread on the GEMV, by checkers."""
+    data = operands(*GEMV)
+
+    def call() -> torch.Tensor:
+        return smallm_mxfp8_gemv(*data, torch.bfloat16)
+
+    with emulator.counters() as counted:
+        call()
+    rows = []
+    for checks, bound in (("off", 20.0), ("memory", 10.0), ("all", 5.0)):
+        with emulator.options(threads=1, checks=checks):
+            rate = counted.wave_instructions / median_seconds(call, repeats) / 1e6
+        rows.append(Row(f"GEMV {GEMV}, one thread, checks {checks}", rate, "M wave-instr/s", bound))
+    return rows
+
+
+def mfma_row(repeats: int) -> Row:
+    """Microseconds of a scaled MFMA, from a loop of them in one wave."""
+    payload = torch.randint(0, 100, (128, 32), dtype=torch.uint8).view(torch.int32)
+    out = torch.empty(64, 4)
+    with tempfile.TemporaryDirectory() as folder:
+        code = emulator.CodeObject(hip_compile.device_elf(MFMA_KERNEL, Path(folder)))
+        with emulator.options(threads=1, checks="off"), emulator.uncounted():
+            seconds = median_seconds(
+                lambda: emulator.launch(code.kernels["mfmas"], 1, 64, [out, payload, MFMAS]), repeats
+            )
+    return Row("scaled MFMA 16x16x128 fp8, loop included", seconds / MFMAS * 1e6, "us", 4.0, True)
+
+
+def gemm_rows(repeats: int) -> list[Row]:
+    """Seconds of a whole Triton MX-FP8 GEMM, on one thread and on all."""
+    m, n, k = GEMM
+    data = operands(m, n, k)
+    config = dot_scaled.STOCK
+    kernel = emulated.jit(mxfp8_dot_scaled_kernel, arch="gfx950")
+    out = torch.empty(m, n, dtype=torch.bfloat16)
+
+    arguments = (*(tensor.view(torch.uint8) for tensor in data), out, m, n, k)
+    meta = {**config.constants(n, k), "num_warps": config.num_warps, "num_stages": config.num_stages}
+
+    def call() -> object:
+        return kernel[config.grid(m, n)](*arguments, **meta)
+
+    rows = []
+    for name, threads, bound in (("one thread", 1, 0.4), ("all cores", 0, None)):
+        with emulator.options(threads=threads, checks="off"), emulator.uncounted():
+            rows.append(Row(f"Triton GEMM {GEMM}, {name}", median_seconds(call, repeats), "s", bound, True))
+    wrong = (out.double() - mxfp8_mm(*data).double()).norm() / out.double().norm()
+    if not wrong < 3e-3:
+        raise click.ClickException(f"the GEMM is wrong: relF {wrong:.2e}")
+    return rows
+
+
+def build_row() -> Row:
+    """Seconds that the emulator's own build took, as its manifest records."""
+    entry = cache.read_entry(library.build().parent)
+    assert entry is not None
+    return Row("emulator build (recorded)", entry.manifest.build_seconds, "s", 60.0, True)
+
+
+@click.command()
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1))
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the rows here.")
+def main(repeats: int, json_file: Path | None) -> None:
+    """Measure the emulator's speed on this machine."""
+    if devices.current().kind != "emulator":
+        raise click.ClickException("this bench measures the emulator: HIPFORGE_DEVICE=emulator")
+    rows = [*gemv_rows(repeats), mfma_row(repeats), *gemm_rows(repeats), build_row()]
+    table = Table(title="emulator speed (measured on this machine, medians)", show_edge=False)
+    for heading in ("what", "value", "unit", "bound"):
+        table.add_column(heading, justify="left" if heading in ("what", "unit") else "right")
+    for row in rows:
+        bound = "" if row.bound is None else f"{'<=' if row.smaller_is_better else '>='} {row.bound:g}"
+        table.add_row(row.name, f"[{'red' if row.missed else 'default'}]{row.value:.3g}[/]", row.unit, bound)
+    console().print(table)
+    if json_file:
+        json_file.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    if any(row.missed for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
