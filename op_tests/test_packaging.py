@@ -131,6 +131,23 @@ def test_every_public_name_resolves():
     assert set(hipforge.__all__) <= set(dir(hipforge))
     with pytest.raises(AttributeError, match="no_such_name"):
         hipforge.no_such_name  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no_such_name.*it has fp8_linear"):
+        hipforge.ops.no_such_name  # noqa: B018
+
+
+def test_op_families_are_found_without_an_import_of_their_own():
+    code = "import hipforge; print(hipforge.ops.reference.BLOCK, hipforge.ops.moe.__name__, *dir(hipforge.ops))"
+    words = run(code).split()
+    assert words[:2] == ["32", "hipforge.ops.moe"] and "fp8_quant" in words
+
+
+def test_explain_knows_every_op_by_its_name_alone():
+    code = """
+import torch, hipforge
+q = torch.zeros(2, 64, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8)
+print(hipforge.explain("mxfp8_gemv", *q, *q, torch.float16).path)
+"""
+    assert run(code).split() == ["none"]
 
 
 def test_the_readme_lists_every_setting_with_its_default():

@@ -126,6 +126,10 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
         GuardError: the op has no planner, or the arguments are ones that the op itself refuses.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    if isinstance(op, str):
+        import hipforge
+
+        getattr(hipforge, op, None)  # an op is known from the import of its module on
     planner = _planners.get(name)
     if planner is None:
         raise GuardError(f"explain knows {', '.join(sorted(_planners)) or 'no op yet'}; got {name}")

@@ -11,8 +11,8 @@ import torch
 
 from hipforge import devices
 from hipforge.errors import GuardError
-from hipforge.jit import compile_ops
-from hipforge.ops.fp8_linear import FP8_DTYPES, fp8_dtypes
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.fp8_linear import FP8_DTYPES, fp8_dtypes, to_fp8
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -75,7 +75,5 @@ def fp8_quant_tensorwise(
 def _reference(
     x: torch.Tensor, dtype: torch.dtype, transpose: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    from hipforge.ops.fp8_linear import to_fp8
-
     x8, inv_scale = to_fp8(x, dtype)
     return x8, inv_scale, x8.t().contiguous() if transpose else None

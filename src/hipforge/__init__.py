@@ -24,14 +24,22 @@ __version__ = "0.1.0"
 
 # public name -> module that defines it
 _LAZY: dict[str, str] = {
+    "Float8Linear": "hipforge.ops.fp8_linear",
+    "Float8LinearConfig": "hipforge.ops.fp8_linear",
     "compile_ops": "hipforge.jit",
+    "convert_to_float8_training": "hipforge.ops.fp8_linear",
+    "disable_fp8": "hipforge.ops.fp8_linear",
     "explain": "hipforge.ops.dispatch",
+    "fp8_quant_tensorwise": "hipforge.ops.fp8_quant",
     "fused_moe_mxfp8": "hipforge.ops.moe",
     "grouped_gemm_mxfp8": "hipforge.ops.grouped_gemm_mxfp8",
     "grouped_mxfp8_linear": "hipforge.ops.grouped_gemm_mxfp8",
     "moe_align_block_size": "hipforge.ops.moe",
+    "mxfp4_gemm": "hipforge.ops.mxfp4_gemm",
+    "mxfp4_linear": "hipforge.ops.mxfp4_gemm",
     "mxfp8_gemv": "hipforge.ops.smallm_gemm_mxfp8",
     "mxfp8_linear": "hipforge.ops.smallm_gemm_mxfp8",
+    "scaled_mm": "hipforge.ops.fp8_linear",
 }
 _SUBMODULES = ("devices", "emulator", "errors", "jit", "ops", "settings", "tuning")
 
@@ -52,10 +60,18 @@ __all__ = [
 if TYPE_CHECKING:
     from hipforge.jit.compile_ops import compile_ops as compile_ops
     from hipforge.ops.dispatch import explain as explain
+    from hipforge.ops.fp8_linear import Float8Linear as Float8Linear
+    from hipforge.ops.fp8_linear import Float8LinearConfig as Float8LinearConfig
+    from hipforge.ops.fp8_linear import convert_to_float8_training as convert_to_float8_training
+    from hipforge.ops.fp8_linear import disable_fp8 as disable_fp8
+    from hipforge.ops.fp8_linear import scaled_mm as scaled_mm
+    from hipforge.ops.fp8_quant import fp8_quant_tensorwise as fp8_quant_tensorwise
     from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
     from hipforge.ops.grouped_gemm_mxfp8 import grouped_mxfp8_linear as grouped_mxfp8_linear
     from hipforge.ops.moe import fused_moe_mxfp8 as fused_moe_mxfp8
     from hipforge.ops.moe import moe_align_block_size as moe_align_block_size
+    from hipforge.ops.mxfp4_gemm import mxfp4_gemm as mxfp4_gemm
+    from hipforge.ops.mxfp4_gemm import mxfp4_linear as mxfp4_linear
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv as mxfp8_gemv
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_linear as mxfp8_linear
 
