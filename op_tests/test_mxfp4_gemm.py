@@ -7,6 +7,7 @@ import torch
 
 from hipforge import emulator, explain
 from hipforge.errors import GuardError
+from hipforge.ops import dispatch
 from hipforge.ops import mxfp4_gemm as ops
 from hipforge.ops.reference import mxfp4_mm, mxfp4_mm_packed, quantize_mxfp4, shuffle_scale, shuffle_weight
 
@@ -129,13 +130,33 @@ def test_strides_do_not_matter():
     assert torch.equal(got, ops.mxfp4_gemm(xq, xs, wq, ws))
 
 
-def test_outside_the_envelope_is_none_and_the_total_function_answers():
+def test_another_output_dtype_is_none():
     parts, _ = operands(4, 32, 64)
     assert ops.mxfp4_gemm(*parts, torch.float16) is None
-    bias = torch.ones(32, dtype=torch.bfloat16)
-    plain = ops.mxfp4_linear(*parts)
-    assert torch.equal(ops.mxfp4_linear(*parts, bias), plain + bias)
-    assert "gfx950" in explain(ops.mxfp4_gemm, *parts).reason or explain(ops.mxfp4_gemm, *parts).path == "hip"
+    assert "torch.bfloat16; got torch.float16" in explain(ops.mxfp4_gemm, *parts, torch.float16).reason
+
+
+def test_linear_adds_the_bias_to_the_kernels_result():
+    parts, _ = operands(4, 32, 64)
+    bias = torch.arange(32).bfloat16()
+    assert explain(ops.mxfp4_linear, *parts, bias).path == "hip"
+    assert torch.equal(ops.mxfp4_linear(*parts, bias), ops.mxfp4_gemm(*parts) + bias)
+    with pytest.raises(GuardError, match=r"bias must have shape \(32,\)"):
+        ops.mxfp4_linear(*parts, bias[:31])
+
+
+@pytest.mark.parametrize("payload", [torch.uint8, torch.float4_e2m1fn_x2])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_linear_computes_in_torch_where_the_kernel_does_not(payload, shuffled, monkeypatch):
+    (xq, xs, wq, ws), _ = operands(4, 32, 64)
+    expected = mxfp4_mm_packed(xq, xs, wq, ws)
+    weights = (shuffle_weight(wq), shuffle_scale(ws)) if shuffled else (wq, ws)
+    parts = (xq.view(payload), xs, weights[0].view(payload), weights[1])
+    monkeypatch.setattr(dispatch, "target_of", lambda device: ("gfx942", 304))
+    assert ops.mxfp4_gemm(*parts, shuffled=shuffled) is None
+    found = explain("mxfp4_linear", *parts, shuffled=shuffled)
+    assert found.path == "torch" and "gfx942" in found.refused["hip"]
+    assert torch.equal(ops.mxfp4_linear(*parts, shuffled=shuffled), expected)
 
 
 @pytest.mark.parametrize(

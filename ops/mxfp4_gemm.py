@@ -215,6 +215,23 @@ def run_mxfp4(
     return out
 
 
+def _plan_linear(
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    shuffled: bool = False,
+) -> Decision:
+    """Return :func:`mxfp4_linear`'s decision: the HIP kernel, else torch."""
+    hip = plan_mxfp4(xq, x_scale, wq, w_scale, shuffled=shuffled)
+    if hip.accepted is not None:
+        return Decision(hip.accepted, (Refused("torch", "the HIP kernel takes this shape"),))
+    return Decision(Accepted("torch", "mxfp4_mm_packed", MappingProxyType({}), "the HIP kernel refused"), hip.refused)
+
+
+@planned_by(_plan_linear)
 def mxfp4_linear(
     xq: torch.Tensor,
     x_scale: torch.Tensor,
@@ -240,11 +257,14 @@ def mxfp4_linear(
     Raises:
         GuardError: dtypes or shapes that are no MXFP4 operands, or a bias of another shape or dtype.
     """
+    taken = _plan_linear(xq, x_scale, wq, w_scale, bias, shuffled=shuffled).accepted
     if bias is not None:
         require_dtype("bias", bias, (torch.bfloat16,))
         require_shape("bias", bias, (wq.shape[0],), "[N]")
-    result = mxfp4_gemm(xq, x_scale, wq, w_scale, shuffled=shuffled)
-    if result is None:
+    if taken is not None and taken.path == "hip":
+        result = run_mxfp4(xq, x_scale, wq, w_scale, shuffled=shuffled, **taken.configuration)
+    else:
+        xq, wq = xq.view(torch.uint8), wq.view(torch.uint8)
         if shuffled:
             w_scale = unshuffle_scale(w_scale, wq.shape[0], 2 * wq.shape[1] // BLOCK)
             wq = unshuffle_weight(wq)
