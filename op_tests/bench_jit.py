@@ -1,6 +1,6 @@
 """What the JIT costs: cold, warm, at import, after an edit, and per call; beside torch's own ways, in one run.
 
-    python op_tests/bench_jit.py [--sections cold,warm,import,edit,call] [--json FILE]
+    python op_tests/bench_jit.py [--sections cold,all,warm,import,edit,call] [--json FILE]
 
 Every number is measured in this run on this machine unless its note says "recorded" (a build that an earlier run did,
 from the module's manifest). Each measurement is a process of its own with its own cache directory. Per-call numbers
@@ -170,6 +170,41 @@ def cold(base: Path, scratch: Path) -> tuple[list[Row], float]:
             f"one after another, {whole['kernels']} kernels"),
     ]  # fmt: skip
     return rows, float(extension["ns"])
+
+
+# ---- all modules ----------------------------------------------------------------------------------------------------
+
+ALL_MODULES = """
+import json, time
+from hipforge.jit import fleet, registry
+wanted = fleet.requests(list(registry.modules()), ["gfx942", "gfx950"])
+start = time.perf_counter()
+outcomes = fleet.build_many(wanted, None, lambda event: None)
+seconds = time.perf_counter() - start
+failed = [outcome.planned.title for outcome in outcomes if outcome.status != "built"]
+assert not failed, failed
+each = {}
+for outcome in outcomes:
+    each.setdefault(f"{outcome.planned.request.entry.name} {outcome.planned.request.arch}", []).append(outcome.seconds)
+print(json.dumps({"seconds": seconds, "each": each}))
+"""
+
+
+def all_modules(base: Path, scratch: Path) -> list[Row]:
+    """Build every shipped module with all variants for both architectures, as ``hipforge build --all`` does."""
+    cache = scratch / "all"
+    machine_parts(base, cache)
+    report = run(ALL_MODULES, cache=cache)
+    each: dict[str, list[float]] = report["each"]  # type: ignore[assignment]
+    number = sum(len(seconds) for seconds in each.values())
+    note = f"one ninja, {number} libraries, {os.cpu_count()} cores"
+    return [
+        *(
+            Row("all", name, sum(seconds), "s", f"{len(seconds)} variants, each from its start to its publication")
+            for name, seconds in each.items()
+        ),
+        Row("all", "every shipped module, gfx942 and gfx950", float(report["seconds"]), "s", note),
+    ]  # fmt: skip
 
 
 # ---- warm and import ------------------------------------------------------------------------------------------------
@@ -386,7 +421,7 @@ def print_rows(rows: list[Row]) -> None:
 
 
 @click.command()
-@click.option("--sections", default="cold,warm,import,edit,call", show_default=True, help="What to measure.")
+@click.option("--sections", default="cold,all,warm,import,edit,call", show_default=True, help="What to measure.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the rows to a file too.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Cache that holds the machine's parts (default: own).")
 def main(sections: str, json_path: Path | None, cache: Path | None) -> None:
@@ -399,7 +434,7 @@ def main(sections: str, json_path: Path | None, cache: Path | None) -> None:
         if cache is not None:
             machine_parts(cache, base)
         prepared = float(run(PREPARE, cache=base)["seconds"])
-        note = "measured: emulator library, binding, ROCm tree" if prepared > 1 else "already there"
+        note = "emulator library, binding, ROCm tree: " + ("built" if cache is None else "found in --cache and loaded")
         rows.append(Row("machine", "parts built once per machine", prepared, "s", note))
         rows.append(Row("machine", "load average before the run", os.getloadavg()[0], "", f"{os.cpu_count()} cores"))
         extension_ns: float | None = None
@@ -407,6 +442,7 @@ def main(sections: str, json_path: Path | None, cache: Path | None) -> None:
             found, extension_ns = cold(base, scratch)
             rows += found
         steps: dict[str, Callable[[], list[Row]]] = {
+            "all": lambda: all_modules(base, scratch),
             "warm": lambda: warm(base),
             "import": lambda: import_time(base),
             "edit": lambda: edit(base, scratch),
