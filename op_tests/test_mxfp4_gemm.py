@@ -16,6 +16,13 @@ BENCH = [(4, 2880, 512, 1), (16, 2112, 7168, 1), (32, 4096, 512, 1), (32, 2880, 
          (256, 3072, 1536, 1)]
 
 
+@pytest.fixture(autouse=True)
+def every_checker():
+    """Uninitialised reads, missing waits and LDS races are faults here, besides memory bounds."""
+    with emulator.options(checks="all"):
+        yield
+
+
 def operands(m, n, k, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(m, k, generator=generator).bfloat16()
