@@ -26,6 +26,9 @@ lint: setup
 
 bench: setup
 	@$(BIN)/python op_tests/bench_jit.py
+	@$(BIN)/python op_tests/bench_emulator.py
+	@$(BIN)/python op_tests/bench_mxfp4.py
+	@$(BIN)/python op_tests/bench_smallm_mxfp8.py
 
 wheel: setup
 	@$(BIN)/python -m build --wheel --outdir dist .
