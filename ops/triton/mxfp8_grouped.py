@@ -45,6 +45,8 @@ class GroupedConfig:
 
 
 STOCK = GroupedConfig(block_n=64, block_k=128, num_warps=4)
+# What the tuner tries beside it when it looks for Triton's best.
+TUNED = (GroupedConfig(block_n=32, block_k=256, num_warps=2), GroupedConfig(block_n=128, block_k=128, num_warps=8))
 
 
 def unavailable(device: torch.device, block_m: int) -> str | None:

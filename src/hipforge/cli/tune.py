@@ -9,6 +9,7 @@ import click
 # family -> module whose ``command`` is its tuner
 TUNERS: dict[str, str] = {
     "smallm_mxfp8": "hipforge.tuning.smallm_mxfp8",
+    "smallm_mxfp8_moe": "hipforge.tuning.smallm_mxfp8_moe",
     "mxfp4_gemm": "hipforge.tuning.mxfp4_gemm",
 }
 
