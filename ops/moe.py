@@ -8,7 +8,7 @@ Slot t of T · top_k is entry t of the flattened ``topk_ids``: token t // top_k 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -22,8 +22,7 @@ PACKED_TOKEN_BITS = 24
 DEFAULT_BLOCK_M = 64  # an expert's weight is read once for so many slots
 
 
-@dataclass(frozen=True)
-class SortedSlots:
+class SortedSlots(NamedTuple):
     """Slots by expert, in tiles of ``block_m``, as the grouped GEMMs take them.
 
     Attributes:
@@ -35,9 +34,6 @@ class SortedSlots:
     sorted_token_ids: torch.Tensor
     expert_ids: torch.Tensor
     num_tokens_post_padded: torch.Tensor
-
-    def __iter__(self):  # type: ignore[no-untyped-def]  # noqa: ANN204 - unpacks like the tuple that others return
-        return iter((self.sorted_token_ids, self.expert_ids, self.num_tokens_post_padded))
 
 
 def moe_align_block_size(
