@@ -1,0 +1,142 @@
+// silu(gate) * up, then fp8 by one static scale. gate_up [rows, 2d] holds gate in columns [0, d) and up in [d, 2d).
+//
+//   the result flat, in chunks of 8:  | work-group 0: 512 chunks | work-group 1 | ... |
+//   thread t of a work-group:         chunk t and chunk t + 256, in whatever rows they lie
+//
+// All in fp32, without rounding in between: y = g / (1 + 2^(-g log2 e)) * u; q = y / scale. Lane pairs exchange chunks
+// before the store (fp8_encode.h): every access moves 16 bytes.
+// Bytes per result: 4 read, 1 written; memory is the bound. `next_buffer` is zeroed in the same launch.
+// -inf / inf makes g = -inf a NaN, as the formula says; g = +inf saturates, unless u is 0, which gives NaN.
+#include <hip/hip_runtime.h>
+
+#include "hipforge/fp8_encode.h"
+#include "hipforge/module.h"
+#include "hipforge/vector.h"
+
+#if !defined(HF_INPUT)
+#error "build with -DHF_INPUT=f16 or bf16"
+#endif
+
+namespace {
+
+struct input_f16 { using type = _Float16; };
+struct input_bf16 { using type = hf::dev::bf16; };
+
+#define HF_JOIN_(a, b) a##b
+#define HF_JOIN(a, b) HF_JOIN_(a, b)
+using Half = HF_JOIN(input_, HF_INPUT)::type;
+constexpr hf_dtype kInputDtype = __is_same(Half, _Float16) ? HF_F16 : HF_BF16;
+
+constexpr int kThreads = 256;
+constexpr int kPerThread = 2;  // chunks: two make the 16 bytes that a lane stores
+constexpr int kChunk = 8;      // elements per 16-byte load
+constexpr float kLog2E = 1.44269504089f;
+
+struct Arguments {
+  uint16_t* next_buffer;
+  int64_t next_count;
+  uint32_t count;          // chunks of the result
+  uint32_t chunks_of_row;  // of the result: d / width
+  float fp8_max;
+};
+
+template <int kWidth>
+using Vector = Half __attribute__((ext_vector_type(kWidth)));
+
+// The exponential comes from the instruction, which gives 0 for a subnormal result; 1 + it is 1 either way.
+__device__ inline float swiglu(float g, float u) { return g / (1.f + __builtin_amdgcn_exp2f(-g * kLog2E)) * u; }
+
+template <int kWidth>
+__global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments arguments, const Half* __restrict__ gate_up,
+                                                          const float* __restrict__ scale, uint8_t* __restrict__ out) {
+  using V = Vector<kWidth>;
+  const V* chunks = reinterpret_cast<const V*>(gate_up);
+  const float inverse = hf::dev::inverse_scale(*scale);
+  const uint32_t first = blockIdx.x * (kThreads * kPerThread) + threadIdx.x;
+  V gate[kPerThread] = {}, up[kPerThread] = {};
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const uint32_t at = first + i * kThreads;
+    if (at >= arguments.count) continue;
+    // Row r of the result starts r * chunks_of_row chunks in, its gate twice as far.
+    const int64_t gate_at = static_cast<int64_t>(at / arguments.chunks_of_row) * arguments.chunks_of_row + at;
+    gate[i] = chunks[gate_at];
+    up[i] = chunks[gate_at + arguments.chunks_of_row];
+  }
+  hf::dev::zero_fill(arguments.next_buffer, arguments.next_count,
+                     static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x,
+                     static_cast<int64_t>(gridDim.x) * kThreads);
+  float values[kPerThread][kWidth];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j)
+      values[i][j] = swiglu(static_cast<float>(gate[i][j]), static_cast<float>(up[i][j])) * inverse;
+  if constexpr (kWidth == kChunk) {
+    hf::dev::store_chunk_pairs(out, arguments.count, first, kThreads,
+                               hf::dev::encode_e4m3x8(values[0], arguments.fp8_max),
+                               hf::dev::encode_e4m3x8(values[1], arguments.fp8_max));
+  } else {
+    static_assert(kWidth == 1 || kWidth == kChunk);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const uint32_t at = first + i * kThreads;
+      if (at < arguments.count) out[at] = hf::dev::encode_e4m3(values[i][0], arguments.fp8_max);
+    }
+  }
+}
+
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+template <int kWidth>
+void launch(Arguments arguments, int64_t rows, int64_t cols, const Half* gate_up, const float* scale, uint8_t* out,
+            hipStream_t stream) {
+  constexpr int kPerGroup = kThreads * kPerThread;
+  const int64_t count = rows * cols / kWidth;
+  HF_CHECK(count < (INT64_C(1) << 32) - kPerGroup, "gate_up has ", rows, " rows of 2 x ", cols, ": more than 2^32 ",
+           kWidth == 1 ? "elements (the scalar path's limit)" : "pieces of 8 elements");
+  arguments.count = static_cast<uint32_t>(count);
+  arguments.chunks_of_row = static_cast<uint32_t>(cols / kWidth);
+  swiglu_kernel<kWidth><<<static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream>>>(
+      arguments, gate_up, scale, out);
+  HF_HIP(hipGetLastError());
+}
+
+}  // namespace
+
+void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, hf::Tensor scale,
+                    double fp8_max, bool force_scalar, hipStream_t stream) {
+  HF_CHECK_ARCH(gate_up, "gfx950", "gfx942");
+  const bool gfx942 = hf::arch_of(gate_up.device_index()).is("gfx942");
+  HF_CHECK(gate_up.dtype() == kInputDtype, "gate_up has another dtype than this variant was built for");
+  HF_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) >= 2 && gate_up.size(1) % 2 == 0,
+           "gate_up must be contiguous [rows, 2 d] with d at least 1; got ", gate_up);
+  const int64_t rows = gate_up.size(0), cols = gate_up.size(1) / 2;
+  HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == (gfx942 ? HF_E4M3FNUZ : HF_E4M3FN),
+           "out must be contiguous [", rows, ", ", cols, "], ",
+           gfx942 ? "float8_e4m3fnuz on gfx942" : "float8_e4m3fn on gfx950", "; got ", out);
+  HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "scale must be one float32; got ", scale);
+  const double largest = gfx942 ? 240 : 448;
+  HF_CHECK(fp8_max > 0 && fp8_max <= largest, "fp8_max must be above 0 and at most ", largest,
+           ", the largest value of the format; got ", fp8_max);
+  Arguments arguments{};
+  arguments.fp8_max = static_cast<float>(fp8_max);
+  if (next_buffer) {
+    const hf::Tensor buffer = *next_buffer;
+    HF_CHECK(buffer.dim() == 2 && buffer.size(0) == rows && buffer.is_contiguous() &&
+                 (buffer.dtype() == HF_F16 || buffer.dtype() == HF_BF16),
+             "next_buffer must be contiguous float16 or bfloat16 [", rows, ", buffer_cols]; got ", buffer);
+    arguments.next_buffer = buffer.data<uint16_t>();
+    arguments.next_count = buffer.numel();
+  }
+  if (rows == 0) return;
+  const bool vector = !force_scalar && cols % kChunk == 0 && aligned(gate_up.data()) && aligned(out.data());
+  if (vector) {
+    launch<kChunk>(arguments, rows, cols, gate_up.data<const Half>(), scale.data<const float>(), out.data<uint8_t>(),
+                   stream);
+  } else {
+    launch<1>(arguments, rows, cols, gate_up.data<const Half>(), scale.data<const float>(), out.data<uint8_t>(),
+              stream);
+  }
+}
+HF_EXPORT(swiglu_fp8_out);

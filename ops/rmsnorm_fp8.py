@@ -1,0 +1,89 @@
+"""Residual addition, RMS norm and FP8 quantisation by one static scale, in one launch."""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge import devices
+from hipforge.errors import GuardError
+from hipforge.jit import compile_ops
+from hipforge.ops import reference
+from hipforge.ops.fp8_linear import fp8_dtypes
+
+# torch dtype -> the module's variant
+_INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+@compile_ops(
+    "module_rmsnorm_fp8",
+    variant=lambda out, residual, next_buffer, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
+    mutates=("out", "residual", "next_buffer"),
+)
+def residual_rms_out(
+    out: torch.Tensor,
+    residual: torch.Tensor,
+    next_buffer: torch.Tensor | None,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    epsilon: float,
+    fp8_max: float,
+    force_scalar: bool,
+) -> None:
+    """Write ``out``, ``residual`` and ``next_buffer`` as :func:`residual_rms` says; every number is explicit here."""
+
+
+def residual_rms(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    scale_tensor: torch.Tensor | None = None,
+    next_buffer: torch.Tensor | None = None,
+    force_scalar: bool = False,
+    *,
+    fp8_max: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add input to residual in place, normalise the sum, and quantise the result by a static scale.
+
+    With H the inputs' own 16-bit type: ``r = H(input + residual)``, written to residual; ``v`` the mean of
+    ``float(r)^2`` over a row, in fp32; ``y = H(float(r) * rsqrt(v + epsilon))``; ``y = H(y * weight)``; then
+    ``q = clamp(float(y) * (1 / scale))``, rounded to nearest even. So ``y ≈ q.float() * scale``.
+
+    Values that are not ordinary: a scale of 0 stands for 1; an infinite scale gives zeros; a NaN scale, or a row with
+    a NaN, gives NaN. A row with an infinity has an infinite mean, so its finite elements become 0 and the infinities
+    NaN. A row of zeros with epsilon 0 gives NaN. With no rows nothing is launched.
+
+    Args:
+        input: contiguous float16 or bfloat16 [rows, cols], cols at least 1; any alignment, but cols that are a
+            multiple of 8 and data at multiples of 16 bytes are read 16 bytes at a time.
+        residual: like input, in other memory; overwritten.
+        weight: contiguous [cols] of the same dtype.
+        epsilon: added to the mean; finite, at least 0.
+        scale_tensor: one float32 on the device, or None for a result in the inputs' dtype.
+        next_buffer: contiguous float16 or bfloat16 [rows, buffer_cols], zeroed in the same launch.
+        force_scalar: take the path for unaligned data.
+        fp8_max: where q saturates; default: the format's largest value (448, on gfx942 240).
+
+    Returns:
+        ``(q, residual)``: q [rows, cols], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942, or the inputs' dtype
+        without a scale; residual is the argument.
+
+    Raises:
+        GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
+    """
+    if input.dtype not in _INPUTS:
+        raise GuardError(f"input must be float16 or bfloat16; got {input.dtype}")
+    if input.dim() != 2:
+        raise GuardError(f"input must be [rows, cols]; got shape {tuple(input.shape)}")
+    dtype = input.dtype if scale_tensor is None else fp8_dtypes(input.device)[0]
+    if devices.current().kind == "reference":
+        q, r = reference.residual_rms(input, residual, weight, epsilon, scale_tensor, dtype, fp8_max)
+        residual.copy_(r)
+        if next_buffer is not None:
+            next_buffer.zero_()
+        return q, residual
+    out = torch.empty(input.shape, dtype=dtype, device=input.device)
+    limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
+    residual_rms_out(out, residual, next_buffer, input, weight, scale_tensor, epsilon, limit, force_scalar)
+    return out, residual

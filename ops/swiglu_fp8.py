@@ -1,0 +1,76 @@
+"""SwiGLU and FP8 quantisation by one static scale, in one launch."""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge import devices
+from hipforge.errors import GuardError
+from hipforge.jit import compile_ops
+from hipforge.ops import reference
+from hipforge.ops.fp8_linear import fp8_dtypes
+
+# torch dtype -> the module's variant
+_INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+@compile_ops(
+    "module_swiglu_fp8",
+    variant=lambda out, next_buffer, gate_up, *rest: {"HF_INPUT": _INPUTS[gate_up.dtype]},
+    mutates=("out", "next_buffer"),
+)
+def swiglu_fp8_out(
+    out: torch.Tensor,
+    next_buffer: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    scale: torch.Tensor,
+    fp8_max: float,
+    force_scalar: bool,
+) -> None:
+    """Write ``out`` and ``next_buffer`` as :func:`swiglu_fp8` says; every number is explicit here."""
+
+
+def swiglu_fp8(
+    gate_up: torch.Tensor,
+    scale_tensor: torch.Tensor,
+    next_buffer: torch.Tensor | None = None,
+    *,
+    force_scalar: bool = False,
+    fp8_max: float | None = None,
+) -> torch.Tensor:
+    """Return ``silu(gate) * up`` quantised by a static scale.
+
+    In fp32 without a rounding in between: ``y = g / (1 + 2^(-g log2 e)) * u``, ``q = clamp(y * (1 / scale))``, rounded
+    to nearest even. So ``y ≈ q.float() * scale``.
+
+    Values that are not ordinary: a scale of 0 stands for 1; an infinite scale gives zeros; a NaN anywhere gives NaN. A
+    gate of -inf gives NaN (the quotient is -inf / inf); one of +inf saturates by u's sign, and gives NaN where u is 0.
+    With no rows nothing is launched.
+
+    Args:
+        gate_up: contiguous float16 or bfloat16 [rows, 2 d]: gate in columns [0, d), up in [d, 2 d), d at least 1. Any
+            alignment, but d that are a multiple of 8 and data at multiples of 16 bytes are read 16 bytes at a time.
+        scale_tensor: one float32 on the device.
+        next_buffer: contiguous float16 or bfloat16 [rows, buffer_cols], zeroed in the same launch.
+        force_scalar: take the path for unaligned data.
+        fp8_max: where q saturates; default: the format's largest value (448, on gfx942 240).
+
+    Returns:
+        q [rows, d], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942.
+
+    Raises:
+        GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
+    """
+    if gate_up.dtype not in _INPUTS:
+        raise GuardError(f"gate_up must be float16 or bfloat16; got {gate_up.dtype}")
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise GuardError(f"gate_up must be [rows, 2 d]; got shape {tuple(gate_up.shape)}")
+    dtype = fp8_dtypes(gate_up.device)[0]
+    if devices.current().kind == "reference":
+        if next_buffer is not None:
+            next_buffer.zero_()
+        return reference.swiglu_fp8(gate_up, scale_tensor, dtype, fp8_max)
+    out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=dtype, device=gate_up.device)
+    limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
+    swiglu_fp8_out(out, next_buffer, gate_up, scale_tensor, limit, force_scalar)
+    return out
