@@ -160,10 +160,26 @@ def test_linear_computes_in_torch_where_the_kernel_does_not(payload, shuffled, m
     weights = (shuffle_weight(wq), shuffle_scale(ws)) if shuffled else (wq, ws)
     parts = (xq.view(payload), xs, weights[0].view(payload), weights[1])
     monkeypatch.setattr(dispatch, "target_of", lambda device: ("gfx942", 304))
-    assert ops.mxfp4_gemm(*parts, shuffled=shuffled) is None
-    found = explain("mxfp4_linear", *parts, shuffled=shuffled)
-    assert found.path == "torch" and "gfx942" in found.refused["hip"]
-    assert torch.equal(ops.mxfp4_linear(*parts, shuffled=shuffled), expected)
+    dispatch.clear_decisions()
+    try:
+        assert ops.mxfp4_gemm(*parts, shuffled=shuffled) is None
+        found = explain("mxfp4_linear", *parts, shuffled=shuffled)
+        assert found.path == "torch" and "gfx942" in found.refused["hip"]
+        assert torch.equal(ops.mxfp4_linear(*parts, shuffled=shuffled), expected)
+    finally:
+        dispatch.clear_decisions()
+
+
+def test_the_wrappers_trace_as_one_graph():
+    def layer(xq, xs, wq, ws):
+        y = ops.mxfp4_gemm(xq, xs, wq, ws)
+        assert y is not None
+        return y * 2 + ops.mxfp4_linear(xq, xs, wq, ws)
+
+    traced = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for m in (1, 20):
+        parts, _ = operands(m, 48, 256)
+        assert torch.equal(traced(*parts), layer(*parts))
 
 
 @pytest.mark.parametrize(

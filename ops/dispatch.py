@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,7 @@ class Explanation:
 Planner = Callable[..., Decision]
 _planners: dict[str, Planner] = {}
 _clear_hooks: list[Callable[[], None]] = []
+_MAX_DECISIONS = 1 << 16  # per op; a server sees few shapes, this bounds one that sees all
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -151,6 +153,33 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
         file=(row.file, row.line) if row else None,
         refused=MappingProxyType(refused),
     )
+
+
+def remembered(decide: Callable[..., Decision]) -> Callable[..., Decision]:
+    """Return ``decide`` with its answers kept by its arguments until :func:`clear_decisions`.
+
+    The arguments are shapes, dtypes, devices and numbers, never tensors: torch.compile then asks for the decision while
+    it traces and keeps the answer as a constant of the graph.
+    """
+    decisions: dict[object, Decision] = {}
+
+    def decision(*key: Any) -> Decision:
+        found = decisions.get(key)
+        if found is None:
+            found = decide(*key)
+            if len(decisions) >= _MAX_DECISIONS:
+                decisions.clear()
+            decisions[key] = found
+        return found
+
+    decision._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    on_clear(decisions.clear)
+    return decision
+
+
+def constant_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return a tensor's shape as plain numbers, which specialises a graph that is being traced on them."""
+    return tuple(map(operator.index, tensor.shape))
 
 
 def on_clear(hook: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -21,7 +22,14 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import dispatch
 from hipforge.ops.dispatch import Accepted, Decision, Refused, planned_by
 from hipforge.ops.reference import mxfp4_mm_packed, unshuffle_scale, unshuffle_weight
-from hipforge.ops.reference.checks import require_choice, require_dtype, require_rank, require_shape
+from hipforge.ops.reference.checks import (
+    Described,
+    TensorSpec,
+    require_choice,
+    require_dtype,
+    require_rank,
+    require_shape,
+)
 from hipforge.ops.reference.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.tables import MFMA_K_SPLITS, MFMA_N_SUB, MXFP4_GEMM, mfma_k_steps
 from hipforge.ops.tuned import load_table
@@ -81,7 +89,7 @@ def default_configuration(m: int, n: int, k: int, cu_count: int) -> dict[str, in
 
 
 def _check(
-    xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, w_scale: torch.Tensor, shuffled: bool
+    xq: Described, x_scale: Described, wq: Described, w_scale: Described, shuffled: bool
 ) -> tuple[int, int, int]:
     require_rank("xq", xq, 2, "[M, K/2]")
     require_rank("wq", wq, 2, "[N, K/2]")
@@ -114,8 +122,17 @@ def plan_mxfp4(
     shuffled: bool = False,
 ) -> Decision:
     """Return the decision for a call; raises GuardError for operands that are malformed."""
-    m, n, k = _check(xq, x_scale, wq, w_scale, shuffled)
-    outcome = _decide(m, n, k, xq.device, out_dtype)
+    operands = (xq, x_scale, wq, w_scale)
+    shapes = map(dispatch.constant_shape, operands)
+    return _decision(*shapes, *(tensor.dtype for tensor in operands), shuffled, xq.device, out_dtype)
+
+
+@dispatch.remembered
+def _decision(*key: Any) -> Decision:
+    """Return the decision for the shapes and dtypes of the four operands, their order, the device and the output."""
+    operands = (TensorSpec(shape, dtype) for shape, dtype in zip(key[:4], key[4:8], strict=True))
+    shuffled, device, out_dtype = key[8:]
+    outcome = _decide(*_check(*operands, shuffled), device, out_dtype)
     return Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
 
 

@@ -5,7 +5,6 @@ The order of the steps is documented in :mod:`hipforge.ops.smallm_gemm_mxfp8`.
 
 from __future__ import annotations
 
-import operator
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +25,6 @@ from hipforge.ops.tuned import TunedRow, load_table
 
 ARCH = "gfx950"
 MAX_ELEMENTS = 2**31 - 1
-_MAX_CACHED_DECISIONS = 1 << 16  # a server sees few shapes; this bounds one that sees all
 
 _FP8_PAYLOADS = (torch.float8_e4m3fn, torch.uint8)
 _SCALES = (torch.uint8, E8M0_DTYPE)
@@ -103,28 +101,14 @@ def _decide_hip(m: int, n: int, k: int, device: torch.device, out_dtype: torch.d
     return _by_table(m, n, k, arch, cu_count) or _by_default(m, n, k)
 
 
-_decisions: dict[object, Decision] = {}
-
-
+@dispatch.remembered
 def _decision(*key: Any) -> Decision:
-    """Return the cached decision for the shapes and dtypes of the four operands, the device and the output's dtype.
-
-    Takes no tensor, so that torch.compile can ask for it while it traces and keep the answer as a constant.
-    """
-    decision = _decisions.get(key)
-    if decision is None:
-        shapes, dtypes, device, out_dtype = key[:4], key[4:8], key[8], key[9]
-        xq, x_scale, wq, w_scale = (TensorSpec(tuple(s), d) for s, d in zip(shapes, dtypes, strict=True))
-        _check_operands(xq, x_scale, wq, w_scale)
-        outcome = _decide_hip(xq.shape[0], wq.shape[0], xq.shape[1], device, out_dtype)
-        decision = Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
-        if len(_decisions) >= _MAX_CACHED_DECISIONS:
-            _decisions.clear()
-        _decisions[key] = decision
-    return decision
-
-
-_decision._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    """Return the decision for the shapes and dtypes of the four operands, the device and the output's dtype."""
+    shapes, dtypes, device, out_dtype = key[:4], key[4:8], key[8], key[9]
+    xq, x_scale, wq, w_scale = (TensorSpec(tuple(s), d) for s, d in zip(shapes, dtypes, strict=True))
+    _check_operands(xq, x_scale, wq, w_scale)
+    outcome = _decide_hip(xq.shape[0], wq.shape[0], xq.shape[1], device, out_dtype)
+    return Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
 
 
 def plan_gemv(
@@ -136,12 +120,10 @@ def plan_gemv(
 ) -> Decision:
     """Return the decision for a call; raises GuardError for operands that are malformed."""
     if torch.compiler.is_dynamo_compiling():  # the decision is a constant of the graph, so the shapes must be
-        shapes = [tuple(map(operator.index, tensor.shape)) for tensor in (xq, x_scale, wq, w_scale)]
+        shapes = [dispatch.constant_shape(tensor) for tensor in (xq, x_scale, wq, w_scale)]
         return _decision(*shapes, xq.dtype, x_scale.dtype, wq.dtype, w_scale.dtype, xq.device, out_dtype)
     return _decision(
         xq.shape, x_scale.shape, wq.shape, w_scale.shape,
         xq.dtype, x_scale.dtype, wq.dtype, w_scale.dtype, xq.device, out_dtype,
     )  # fmt: skip
 
-
-dispatch.on_clear(_decisions.clear)
