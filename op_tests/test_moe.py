@@ -423,3 +423,18 @@ assert relf(fused_moe_mxfp8(**parts), dense_layer(parts, rounded=True)) < SAME_R
         [sys.executable, "-c", program, here], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_layer_traces_as_one_graph() -> None:
+    generator = torch.Generator().manual_seed(3)
+    w1, w2 = (torch.randn(4, 64, k, generator=generator) * 0.1 for k in (64, 32))
+    weights = (*quantize_mxfp8(w1), *quantize_mxfp8(w2))
+    topk_ids = torch.randint(0, 4, (3, 2), generator=generator)
+    topk_weights = torch.rand(3, 2, generator=generator)
+
+    def layer(hidden: torch.Tensor) -> torch.Tensor:
+        return fused_moe_mxfp8(hidden, *weights, topk_weights, topk_ids, block_m=4)
+
+    hidden = torch.randn(3, 64, generator=generator).bfloat16()
+    traced = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert torch.equal(traced(hidden), layer(hidden))

@@ -6,6 +6,7 @@ The order of the steps is documented in :mod:`hipforge.ops.grouped_gemm_mxfp8`.
 from __future__ import annotations
 
 import functools
+import operator
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,6 @@ from hipforge.ops.tuned import TunedRow, load_table
 ARCH = "gfx950"
 KERNEL = "smallm_mxfp8_moe_grouped_gemm"
 MAX_ELEMENTS = 2**31 - 1
-_MAX_CACHED_DECISIONS = 1 << 16
 
 # Without a tuned row: (most routed slots, least experts). With many experts few slots fall on each, so that the
 # kernel keeps to its strength, few rows per expert, for more slots.
@@ -117,33 +117,20 @@ def _decide_hip(
     return _by_row(bucket, experts, what)
 
 
-_decisions: dict[object, Decision] = {}
-
-
+@dispatch.remembered
 def _decision(*key: Any) -> Decision:
-    """Return the cached decision for shapes and dtypes of the four operands and the scalars."""
-    decision = _decisions.get(key)
-    if decision is None:
-        (*shapes_dtypes, slots, block_m, a_div, has_weight, device, out_dtype) = key
-        a_q, a_scale, w, w_scale = (
-            TensorSpec(tuple(s), d) for s, d in zip(shapes_dtypes[:4], shapes_dtypes[4:], strict=True)
-        )
-        _check_operands(a_q, a_scale, w, w_scale, slots, block_m, a_div)
-        (m_act, k), (experts, n, _) = a_q.shape, w.shape
-        outcome = _decide_hip(slots, experts, n, k, m_act, block_m, a_div, has_weight, device, out_dtype)
-        decision = Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
-        if len(_decisions) >= _MAX_CACHED_DECISIONS:
-            _decisions.clear()
-        _decisions[key] = decision
-    return decision
+    """Return the decision for shapes and dtypes of the four operands and the scalars."""
+    (*shapes_dtypes, slots, block_m, a_div, has_weight, device, out_dtype) = key
+    a_q, a_scale, w, w_scale = (
+        TensorSpec(tuple(s), d) for s, d in zip(shapes_dtypes[:4], shapes_dtypes[4:], strict=True)
+    )
+    _check_operands(a_q, a_scale, w, w_scale, slots, block_m, a_div)
+    (m_act, k), (experts, n, _) = a_q.shape, w.shape
+    outcome = _decide_hip(slots, experts, n, k, m_act, block_m, a_div, has_weight, device, out_dtype)
+    return Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
 
 
-def _clear() -> None:
-    _decisions.clear()
-    _buckets.cache_clear()
-
-
-dispatch.on_clear(_clear)
+dispatch.on_clear(_buckets.cache_clear)
 
 
 def plan_grouped(
@@ -163,7 +150,8 @@ def plan_grouped(
     topk_ids: torch.Tensor | None = None,
 ) -> Decision:
     """Return the decision for a call of ``grouped_gemm_mxfp8``; raises GuardError for operands that are malformed."""
+    shapes = map(dispatch.constant_shape, (a_q, a_scale, w, w_scale))
     return _decision(
-        a_q.shape, a_scale.shape, w.shape, w_scale.shape, a_q.dtype, a_scale.dtype, w.dtype, w_scale.dtype,
-        num_valid_tokens, block_m, a_div, mul_weight_by is not None, a_q.device, out_dtype,
+        *shapes, a_q.dtype, a_scale.dtype, w.dtype, w_scale.dtype,
+        *map(operator.index, (num_valid_tokens, block_m, a_div)), mul_weight_by is not None, a_q.device, out_dtype,
     )  # fmt: skip
