@@ -130,9 +130,9 @@ def plan_mxfp4(
 @dispatch.remembered
 def _decision(*key: Any) -> Decision:
     """Return the decision for the shapes and dtypes of the four operands, their order, the device and the output."""
-    operands = (TensorSpec(shape, dtype) for shape, dtype in zip(key[:4], key[4:8], strict=True))
+    xq, x_scale, wq, w_scale = (TensorSpec(shape, dtype) for shape, dtype in zip(key[:4], key[4:8], strict=True))
     shuffled, device, out_dtype = key[8:]
-    outcome = _decide(*_check(*operands, shuffled), device, out_dtype)
+    outcome = _decide(*_check(xq, x_scale, wq, w_scale, shuffled), device, out_dtype)
     return Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
 
 
