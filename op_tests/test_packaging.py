@@ -168,3 +168,10 @@ def test_the_readme_example_runs_as_pasted(tmp_path):
     printed = run(example + counting, cwd=tmp_path).split()
     loaded, mfmas = printed[-2:]
     assert (int(loaded), int(mfmas)) == (768 * 6144, 0)  # the GEMV reads each weight byte once
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_runs(path, tmp_path):
+    result = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.strip()
