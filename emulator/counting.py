@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hipforge.emulator import runtime
+from hipforge.errors import HipforgeError
 
 
 @dataclass(frozen=True)
@@ -173,10 +174,10 @@ class Collector:
         """The counts of the whole block.
 
         Raises:
-            RuntimeError: the block has not ended yet.
+            HipforgeError: the block has not ended yet.
         """
         if self._result is None:
-            raise RuntimeError("counters are complete only when their `with` block has ended")
+            raise HipforgeError("counters are complete only when their `with` block has ended; read them after it")
         return self._result
 
     def __getattr__(self, name: str) -> Any:

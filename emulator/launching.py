@@ -46,7 +46,8 @@ def launch(
         grid: blocks in x, y, z (a number, or one to three of them).
         block: work items per block in x, y, z.
         args: one value per explicit argument: a torch CPU tensor, an int, a float (the width is the kernel's own), a
-            bool, None for a null pointer, or bytes for a struct passed by value. A mapping names them: faults and
+            bool, None for a null pointer, or bytes for a struct passed by value. Metadata tells the width of a number
+            but not its kind: for a float parameter pass 2.0, because 2 is the integer. A mapping names them: faults and
             counters then print its keys, else ``arg0``, ``arg1``, ... Triton's two trailing scratch pointers may be
             left out.
         dynamic_lds: bytes of LDS per block beyond the static ones.

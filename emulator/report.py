@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from hipforge import devices
 from hipforge.emulator.counting import Counters, PcCount
+from hipforge.errors import GuardError
 
 SIMDS_PER_CU = 4
 VALU_CYCLES = 4  # 64 lanes on a SIMD of 16
@@ -149,14 +150,14 @@ def listing(counters: Counters, kernel: str = "") -> str:
         kernel: only kernels whose symbol contains this.
 
     Raises:
-        ValueError: the counters were collected without ``per_pc``, or no kernel matches.
+        GuardError: the counters were collected without ``per_pc``, or no kernel matches.
     """
     rows: dict[str, list[PcCount]] = {}
     for row in counters.per_pc:
         if kernel in row.kernel:
             rows.setdefault(row.kernel, []).append(row)
     if not rows:
-        raise ValueError(
+        raise GuardError(
             f"no counts per instruction for {kernel!r}; collect with counters(per_pc=True), and one of: "
             + (", ".join(sorted({row.kernel for row in counters.per_pc})) or "no kernel was counted")
         )
