@@ -14,9 +14,11 @@ from hipforge.tuning.cases import Cell
 
 
 def test_a_cell_is_counted_side_by_side_into_a_csv(tmp_path: Path) -> None:
-    target = tmp_path / "rows.csv"
-    result = CliRunner().invoke(bench.command, ["--shapes", "256,128", "-m", "16", "--csv", str(target)])
+    target, picture = tmp_path / "rows.csv", tmp_path / "rows.png"
+    arguments = ["--shapes", "256,128", "-m", "16", "--csv", str(target), "--plot", str(picture)]
+    result = CliRunner().invoke(bench.command, arguments)
     assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
     with target.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["implementation"].split()[0] for row in rows] == ["hipforge", "triton", "triton"]
