@@ -12,12 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 from jit_stand_in import StandIn, stand_in  # noqa: F401
 
-from hipforge import devices
 from hipforge.cli import demo
 from hipforge.cli.main import COMMANDS, cli
 from hipforge.jit import cache, toolchain
-
-EMULATED = devices.Device("emulator", "gfx950")
 
 
 def invoke(*words: str) -> Result:
