@@ -35,7 +35,7 @@ COUNTS = (1, 2, 3, 4, 15, 16, 17, 31, 32, 33, 48, 63, 64)
 @pytest.mark.parametrize("block_n", BLOCK_N)
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_number_of_slots_in_a_tile_is_exact(count: int, block_n: int) -> None:
-    case = exact([1] * count, experts=3, n=37, k=672, weighted=count % 2 == 0)
+    case = exact([1] * count, experts=3, n=37, k=1056, weighted=count % 2 == 0)
     with emulator.options(checks="all"):
         assert_bits(run(case, block_n), oracle(case))
 
@@ -161,7 +161,7 @@ def test_bytes_that_do_not_belong_to_a_row_never_take_part(count: int) -> None:
 
 @pytest.mark.parametrize("count", (1, 2, 5, 20))
 def test_a_nan_scale_or_element_reaches_exactly_its_outputs(count: int) -> None:
-    case = exact([1] * count, experts=2, n=12, k=288)
+    case = exact([1] * count, experts=2, n=12, k=1056)
     want = oracle(case)
     case.a_scale[0, 4] = SCALE_NAN
     case.w[1, 3, 100] = PAYLOAD_NAN
@@ -173,7 +173,7 @@ def test_a_nan_scale_or_element_reaches_exactly_its_outputs(count: int) -> None:
 @pytest.mark.parametrize("count", (1, 2, 3, 18, 36))
 def test_weights_multiply_before_the_result_is_rounded(count: int) -> None:
     # 1 + 2^-8 lies halfway between two bf16 and rounds to 1; times 3 it is 3 + 3 * 2^-8, which rounds to 3.015625.
-    case = exact([0] * count, experts=1, n=8, k=32)
+    case = exact([0] * count, experts=1, n=8, k=1024)
     for tensor in (case.a, case.w):
         tensor.zero_()
     case.a_scale.fill_(127), case.w_scale.fill_(127)

@@ -1,26 +1,30 @@
-// MX-FP8 grouped GEMM of a mixture of experts: out[slot] = A[slot / a_div] W[expert of slot]^T, for few rows per expert.
+// MX-FP8 grouped GEMM of a mixture of experts, for few rows per expert: out[slot] = A[slot / a_div] W[expert]^T.
 //
 //   sorted_token_ids   | tile 0: block_m slots of one expert | tile 1 | ...          expert_ids: one per tile
 //                        s0 pad s1 pad pad s2 ...      ->  s0 s1 s2  (64 entries at a time, moved to the front)
 //
 //                 columns column0 .. column0 + kBlockN - 1 of that expert's W          one work-group: 4 waves
 //               +-------------------------------------------------------------+
-//     slot s0   |  up to 4 slots: wave w owns kBlockN / 4 columns and all of K |      the sub-tile of gemv_kernel.h
+//     slot s0   |  up to 2 slots: wave w owns kBlockN / 4 columns and all of K |      the sub-tile of gemv_kernel.h
 //     slot s1   |  more slots: wave w owns the columns and a quarter of K,     |      the tile of mfma_kernel.h,
 //     slot s2   |  16 to 64 slots at once; quarters are added in LDS           |      one matrix instruction per step
 //               +-------------------------------------------------------------+
 //
-// Which path a tile takes depends on how many slots it really holds, which only the device knows. Slots may lie anywhere
-// in a tile: an entry that is not in 0 .. num_valid - 1, negative ones included, is padding. Nothing is assumed of tiles
-// that hold padding only.
+// Which path a tile takes depends on how many slots it really holds, which only the device knows. Slots may lie
+// anywhere in a tile: an entry that is not in 0 .. num_valid - 1, negative ones included, is padding. Nothing is
+// assumed of tiles that hold padding only.
 //
 // Grid: ceil(N / kBlockN) x min(tiles, num_valid). Row y of the grid walks tiles y, y + gridDim.y, ... up to
-// num_tokens_post_padded: an index that pads every expert has at most num_valid tiles in use, however long its buffers are,
-// so no work-group starts in vain, and any other index is still computed completely.
+// num_tokens_post_padded: an index that pads every expert has at most num_valid tiles in use, however long its buffers
+// are, so no work-group starts in vain, and any other index is still computed completely.
 //
-// Bytes: per tile an expert's weight byte is loaded once for up to 64 slots; A comes from cache. What gemv_kernel.h and
-// mfma_kernel.h say of instructions per KiB of weight holds here too: up to 4 rows the sub-tile issues fewer vector
-// instructions than memory leaves time for, beyond them only the matrix instruction does.
+// Bytes: per tile an expert's weight byte is loaded once for up to 32 slots; for up to 64 two waves of a work-group
+// load it side by side, one of them from cache. A comes from cache. Counted with everything else, at kBlockN = 16 and K
+// = 6144 a KiB of weight costs the vector path 41 instructions at one slot, 28 of them vector ones, and the matrix path
+// 24 for 1 to 16 slots and 32 for 32; the vector path makes a third fewer memory requests, each of 1 KiB in a row.
+// Memory leaves 316 issue slots per KiB, so it is the bound in both, and one or two slots take the path whose requests
+// are best. Below K = 1024 a vector step is not filled and the matrix path has fewer instructions for about as many
+// requests.
 //
 // Addresses: each expert's W has a resource of its own on a 64-bit base, so only N K is limited to 2^31 - 1, not E N K.
 //
@@ -37,7 +41,8 @@ namespace hf::moe {
 constexpr int kWaves = gemv::kWaves;
 constexpr int kThreads = gemv::kThreads;
 constexpr int kTile = mfma::kTile;
-constexpr int kGemvRows = 2;                     // slots up to which the vector path is taken
+constexpr int kVectorSlots = 2;                  // slots up to which the vector path is taken,
+constexpr int kLeastVectorK = gemv::kStep;       // where a step of it is filled
 constexpr int kChunk = dev::kWaveSize;           // entries of a tile that are looked at together
 constexpr int kMaxRowTiles = 2;                  // of a wave; two waves share a part of K where a tile holds more slots
 constexpr int kTileOutputs = kTile * kTile;
@@ -139,8 +144,8 @@ struct Group {
 
 #endif  // __gfx950__
 
-/// Grid: ceil(n / kBlockN) x any number of rows; work-groups of kThreads. a_rows k and n k below 2^31; k a multiple of 32;
-/// every slot / a_div below a_rows; a and w aligned to 16 bytes.
+/// Grid: ceil(n / kBlockN) x any number of rows; work-groups of kThreads. a_rows k and n k below 2^31; k a multiple of
+/// 32; every slot / a_div below a_rows; a and w aligned to 16 bytes.
 template <int kBlockN>
 __global__ __launch_bounds__(kThreads, 3) void smallm_mxfp8_moe([[maybe_unused]] Problem p) {
 #if defined(__gfx950__)
@@ -160,10 +165,16 @@ __global__ __launch_bounds__(kThreads, 3) void smallm_mxfp8_moe([[maybe_unused]]
       const uint32_t slots = dev::kept_to_front(slot, slot < p.num_valid, lane, count);
       const Group group{p,     p.w + expert * expert_bytes, p.w_scales + expert * (expert_bytes / kMxBlock), slots,
                         count, blockIdx.x * kBlockN,        lane,                                            wave};
-      if (count > kTile) group.by_tiles<kMaxRowTiles, kBlockN>(partials, count > kMaxRowTiles * kTile ? kWaves / 2 : kWaves);
-      else if (count > kGemvRows) group.by_tiles<1, kBlockN>(partials, kWaves);
-      else if (count == kGemvRows) group.by_rows<kGemvRows, kBlockN>();
-      else if (count == 1) group.by_rows<1, kBlockN>();
+      if (count > kTile) {
+        const uint32_t team = count > kMaxRowTiles * kTile ? kWaves / 2 : kWaves;
+        group.by_tiles<kMaxRowTiles, kBlockN>(partials, team);
+      } else if (count > kVectorSlots || (count > 0 && p.k < kLeastVectorK)) {
+        group.by_tiles<1, kBlockN>(partials, kWaves);
+      } else if (count == kVectorSlots) {
+        group.by_rows<kVectorSlots, kBlockN>();
+      } else if (count == 1) {
+        group.by_rows<1, kBlockN>();
+      }
     }
   }
 #endif

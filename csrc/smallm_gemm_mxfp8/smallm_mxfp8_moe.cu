@@ -69,27 +69,29 @@ static void check_indices(const Tensor& sorted, const Tensor& experts, const Ten
   check_index(sorted, "sorted_token_ids", w);
   check_index(experts, "expert_ids", w);
   check_index(padded, "num_tokens_post_padded", w);
-  HF_CHECK(shape.block_m >= 4 && shape.block_m % 4 == 0, "block_m must be a positive multiple of 4; got ", shape.block_m);
+  HF_CHECK(shape.block_m >= 4 && shape.block_m % 4 == 0, "block_m must be a positive multiple of 4; got ",
+           shape.block_m);
   const int64_t entries = sorted.numel();
   HF_CHECK(entries <= kMaxInt32, "sorted_token_ids must have at most 2^31 - 1 entries; got ", entries);
-  HF_CHECK(entries % shape.block_m == 0, "sorted_token_ids must hold whole tiles, a multiple of block_m = ", shape.block_m,
-           " entries; got ", entries);
+  HF_CHECK(entries % shape.block_m == 0, "sorted_token_ids must hold whole tiles, a multiple of block_m = ",
+           shape.block_m, " entries; got ", entries);
   HF_CHECK(experts.numel() >= entries / shape.block_m, "expert_ids must have one entry per tile, ",
            entries / shape.block_m, "; got ", experts.numel());
   HF_CHECK(padded.numel() >= 1, "num_tokens_post_padded must have 1 entry; got none");
 }
 
-/// Writes out[slot] for every slot of a tile in use; other rows stay as they are. out bf16, at least num_valid_tokens rows
-/// of N; a_q [M_act, K], w [E, N, K] e4m3fn (or uint8); their scales e8m0 (or uint8) [M_act, K/32], [E, N, K/32]; the index
-/// tensors int32; mul_weight_by float32 [num_valid_tokens] or None; block_n columns per work-group: 8 or 16.
+/// Writes out[slot] for every slot of a tile in use; other rows stay as they are. out bf16, at least num_valid_tokens
+/// rows of N; a_q [M_act, K], w [E, N, K] e4m3fn (or uint8); their scales e8m0 (or uint8) [M_act, K/32], [E, N, K/32];
+/// the index tensors int32; mul_weight_by float32 [num_valid_tokens] or None; block_n columns per work-group: 8 or 16.
 void smallm_mxfp8_moe_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
                           Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor mul_weight_by, int64_t E,
                           int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m,
                           int64_t block_n, hipStream_t stream) {
   const MoeShape shape{E, N, K, M_act, num_valid_tokens, a_div, block_m};
-  HF_CHECK(K > 0 && K % hf::kMxBlock == 0, "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ", K);
-  HF_CHECK(num_valid_tokens >= 0 && num_valid_tokens <= kMaxInt32, "num_valid_tokens must be between 0 and 2^31 - 1; got ",
-           num_valid_tokens);
+  HF_CHECK(K > 0 && K % hf::kMxBlock == 0, "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ",
+           K);
+  HF_CHECK(num_valid_tokens >= 0 && num_valid_tokens <= kMaxInt32,
+           "num_valid_tokens must be between 0 and 2^31 - 1; got ", num_valid_tokens);
   check_experts(w, w_scale, shape);
   check_activations(a_q, a_scale, w, shape);
   check_indices(sorted_token_ids, expert_ids, num_tokens_post_padded, w, shape);
@@ -97,8 +99,8 @@ void smallm_mxfp8_moe_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tens
   HF_CHECK(block_n == HF_BLOCK_N, "this variant of the module has block_n = ", HF_BLOCK_N, "; got ", block_n);
   HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out.dtype());
   check_layout(out, "out", w, "w");
-  HF_CHECK(out.numel() / N >= num_valid_tokens, "out has ", out.numel(), " elements; ", num_valid_tokens, " slots of N = ",
-           N, " columns need ", num_valid_tokens * N);
+  HF_CHECK(out.numel() / N >= num_valid_tokens, "out has ", out.numel(), " elements; ", num_valid_tokens,
+           " slots of N = ", N, " columns need ", num_valid_tokens * N);
   if (mul_weight_by.has_value()) {
     const Tensor weights = *mul_weight_by;
     HF_CHECK(weights.dtype() == HF_F32, "mul_weight_by must be float32; got ", weights.dtype());
@@ -130,7 +132,8 @@ void smallm_mxfp8_moe_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tens
       .tiles = static_cast<uint32_t>(tiles),
       .aligned_scales =
           K % hf::mfma::kStep == 0 && hf::aligned_to(a_scale.data(), 4) && hf::aligned_to(w_scale.data(), 4)};
-  const dim3 grid(hf::ceil_div(N, HF_BLOCK_N), static_cast<uint32_t>(tiles < num_valid_tokens ? tiles : num_valid_tokens));
+  const int64_t rows = tiles < num_valid_tokens ? tiles : num_valid_tokens;
+  const dim3 grid(hf::ceil_div(N, HF_BLOCK_N), static_cast<uint32_t>(rows));
   smallm_mxfp8_moe<HF_BLOCK_N><<<grid, kThreads, 0, stream>>>(problem);
   HF_HIP(hipGetLastError());
 }
