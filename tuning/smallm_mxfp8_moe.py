@@ -246,8 +246,8 @@ class MeasuredMoe:
         times = [
             self._time(
                 lambda out, index, config=config: triton_grouped.mxfp8_grouped(  # type: ignore[misc]
-                    out, parts.a, parts.a_scale, parts.w, parts.w_scale, *index, DEFAULT_BLOCK_M, cell.a_div,
-                    parts.weights, config,
+                    out, parts.a, parts.a_scale, parts.w, parts.w_scale, index.sorted_token_ids, index.expert_ids,
+                    index.num_tokens_post_padded, DEFAULT_BLOCK_M, cell.a_div, parts.weights, config,
                 )
             )
             for config in (triton_grouped.STOCK, *triton_grouped.TUNED)
