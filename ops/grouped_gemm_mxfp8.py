@@ -210,8 +210,7 @@ def grouped_mxfp8_linear(
         a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens, block_m,
         a_div, mul_weight_by,
     ).accepted  # fmt: skip
-    assert taken is not None
-    if taken.path == "hip":
+    if taken is not None and taken.path == "hip":
         return _run_hip(
             taken, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens,
             block_m, a_div, mul_weight_by,
@@ -219,7 +218,7 @@ def grouped_mxfp8_linear(
     _check_indices(
         sorted_token_ids, expert_ids, num_tokens_post_padded, block_m, num_valid_tokens, mul_weight_by, a_q.device
     )
-    if taken.path == "triton":
+    if taken is not None and taken.path == "triton":
         from hipforge.ops.triton import mxfp8_grouped as fallback
 
         out = torch.zeros((num_valid_tokens, w.shape[1]), dtype=torch.bfloat16, device=a_q.device)
