@@ -30,18 +30,24 @@ def problem(rows, d, dtype, seed=0, scale=2.0):
     return normal((rows, 2 * d), dtype, seed, scale)
 
 
-def ends(gate_up, scale, fp8_max):
-    """The codes at the two ends of what the roundings and the exponential's error allow."""
+def relative_error(gate_up):
+    """The exact y in float64, and by how much the kernel's (as float32) may differ, relatively."""
     gate, up = gate_up.double().chunk(2, dim=-1)
     constant = float(torch.tensor(LOG2_E))
-    exact = gate / (1 + torch.exp2(-gate * constant)) * up * inverse_scale(scale).double()
+    exact = gate / (1 + torch.exp2(-gate * constant)) * up
     # The product g log2 e is rounded once, which changes the power relatively by ln 2 |g| log2 e U = |g| U; the
     # instruction is within one unit in the last place, 2 U. Of that the sum 1 + power keeps the share sigmoid(-g). The
-    # sum, the quotient and two products round once each; the exact value becomes float32 before the cast: one more,
-    # and one for second order. Where |g| U reaches 1/2 the power is 0 or infinite whatever its last bits.
-    relative = (((gate.abs() * 1.001 + 2) * torch.sigmoid(-gate) + 6) * U).clamp(max=0.5)
+    # sum, the quotient and up to two products round once each; the exact value becomes float32 before the cast: one
+    # more, and one for second order. Where |g| U reaches 1/2 the power is 0 or infinite whatever its last bits.
+    return exact, (((gate.abs() * 1.001 + 2) * torch.sigmoid(-gate) + 6) * U).clamp(max=0.5)
+
+
+def ends(gate_up, scale, fp8_max):
+    """The codes at the two ends of what the roundings and the exponential's error allow."""
+    exact, relative = relative_error(gate_up)
     limit = LARGEST if fp8_max is None else fp8_max
-    return [(exact * side).float().clamp(-limit, limit).to(FP8) for side in (1 - relative, 1 + relative)]
+    scaled = exact * inverse_scale(scale).double()
+    return [(scaled * side).float().clamp(-limit, limit).to(FP8) for side in (1 - relative, 1 + relative)]
 
 
 def check(gate_up, scale, *, next_buffer=None, scalar=False, fp8_max=None):

@@ -1,4 +1,4 @@
-"""Residual addition, RMS norm and FP8 quantisation by one static scale, in one launch."""
+"""Residual addition, RMS norm and FP8 quantisation, by one static scale or as MX-FP8, in one launch."""
 
 from __future__ import annotations
 
@@ -31,6 +31,24 @@ def residual_rms_out(
     force_scalar: bool,
 ) -> None:
     """Write ``out``, ``residual`` and ``next_buffer`` as :func:`residual_rms` says; every number is explicit here."""
+
+
+@compile_ops(
+    "module_rmsnorm_fp8",
+    variant=lambda out, block_scales, residual, next_buffer, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
+    mutates=("out", "block_scales", "residual", "next_buffer"),
+)
+def residual_rms_mxfp8_out(
+    out: torch.Tensor,
+    block_scales: torch.Tensor,
+    residual: torch.Tensor,
+    next_buffer: torch.Tensor | None,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    force_scalar: bool,
+) -> None:
+    """Write the first four as :func:`residual_rms_mxfp8` says."""
 
 
 def residual_rms(
@@ -72,10 +90,7 @@ def residual_rms(
     Raises:
         GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
     """
-    if input.dtype not in _INPUTS:
-        raise GuardError(f"input must be float16 or bfloat16; got {input.dtype}")
-    if input.dim() != 2:
-        raise GuardError(f"input must be [rows, cols]; got shape {tuple(input.shape)}")
+    _check(input)
     dtype = input.dtype if scale_tensor is None else fp8_dtypes(input.device)[0]
     if devices.current().kind == "reference":
         q, r = reference.residual_rms(input, residual, weight, epsilon, scale_tensor, dtype, fp8_max)
@@ -87,3 +102,53 @@ def residual_rms(
     limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
     residual_rms_out(out, residual, next_buffer, input, weight, scale_tensor, epsilon, limit, force_scalar)
     return out, residual
+
+
+def residual_rms_mxfp8(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    next_buffer: torch.Tensor | None = None,
+    force_scalar: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do what :func:`residual_rms` does, with an MX-FP8 result: what :func:`hipforge.mxfp8_gemv` takes as activations.
+
+    Each 32 columns share the smallest power of two that clips none of them (RCEIL), chosen from the 16-bit y. A block
+    with a NaN or an infinity gets scale byte 255, which makes all of it NaN.
+
+    Args:
+        input: as there, with cols a multiple of 32.
+        residual: as there; overwritten.
+        weight: as there.
+        epsilon: as there.
+        next_buffer: as there.
+        force_scalar: as there.
+
+    Returns:
+        ``(q, scales, residual)``: q [rows, cols], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; scales uint8
+        [rows, cols / 32], e8m0; residual is the argument.
+
+    Raises:
+        GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
+    """
+    _check(input)
+    dtype = fp8_dtypes(input.device)[0]
+    if devices.current().kind == "reference":
+        q, scales, r = reference.residual_rms_mxfp8(input, residual, weight, epsilon, dtype)
+        residual.copy_(r)
+        if next_buffer is not None:
+            next_buffer.zero_()
+        return q, scales, residual
+    rows, cols = input.shape
+    out = torch.empty((rows, cols), dtype=dtype, device=input.device)
+    block_scales = torch.empty((rows, cols // reference.BLOCK), dtype=torch.uint8, device=input.device)
+    residual_rms_mxfp8_out(out, block_scales, residual, next_buffer, input, weight, epsilon, force_scalar)
+    return out, block_scales, residual
+
+
+def _check(input: torch.Tensor) -> None:
+    if input.dtype not in _INPUTS:
+        raise GuardError(f"input must be float16 or bfloat16; got {input.dtype}")
+    if input.dim() != 2:
+        raise GuardError(f"input must be [rows, cols]; got shape {tuple(input.shape)}")

@@ -1,4 +1,4 @@
-"""SwiGLU and FP8 quantisation by one static scale, in one launch."""
+"""SwiGLU and FP8 quantisation, by one static scale or as MX-FP8, in one launch."""
 
 from __future__ import annotations
 
@@ -28,6 +28,21 @@ def swiglu_fp8_out(
     force_scalar: bool,
 ) -> None:
     """Write ``out`` and ``next_buffer`` as :func:`swiglu_fp8` says; every number is explicit here."""
+
+
+@compile_ops(
+    "module_swiglu_fp8",
+    variant=lambda out, block_scales, next_buffer, gate_up, *rest: {"HF_INPUT": _INPUTS[gate_up.dtype]},
+    mutates=("out", "block_scales", "next_buffer"),
+)
+def swiglu_mxfp8_out(
+    out: torch.Tensor,
+    block_scales: torch.Tensor,
+    next_buffer: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    force_scalar: bool,
+) -> None:
+    """Write the first three as :func:`swiglu_mxfp8` says."""
 
 
 def swiglu_fp8(
@@ -61,10 +76,7 @@ def swiglu_fp8(
     Raises:
         GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
     """
-    if gate_up.dtype not in _INPUTS:
-        raise GuardError(f"gate_up must be float16 or bfloat16; got {gate_up.dtype}")
-    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
-        raise GuardError(f"gate_up must be [rows, 2 d]; got shape {tuple(gate_up.shape)}")
+    _check(gate_up)
     dtype = fp8_dtypes(gate_up.device)[0]
     if devices.current().kind == "reference":
         if next_buffer is not None:
@@ -74,3 +86,43 @@ def swiglu_fp8(
     limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
     swiglu_fp8_out(out, next_buffer, gate_up, scale_tensor, limit, force_scalar)
     return out
+
+
+def swiglu_mxfp8(
+    gate_up: torch.Tensor, next_buffer: torch.Tensor | None = None, *, force_scalar: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``silu(gate) * up`` in MX-FP8: what :func:`hipforge.mxfp8_gemv` takes as activations.
+
+    y as in :func:`swiglu_fp8`, in fp32. Each 32 columns share the smallest power of two that clips none of them
+    (RCEIL). A block with a NaN or an infinity gets scale byte 255, which makes all of it NaN.
+
+    Args:
+        gate_up: as there, with d a multiple of 32.
+        next_buffer: as there.
+        force_scalar: as there.
+
+    Returns:
+        ``(q, scales)``: q [rows, d], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; scales uint8
+        [rows, d / 32], e8m0.
+
+    Raises:
+        GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
+    """
+    _check(gate_up)
+    dtype = fp8_dtypes(gate_up.device)[0]
+    if devices.current().kind == "reference":
+        if next_buffer is not None:
+            next_buffer.zero_()
+        return reference.swiglu_mxfp8(gate_up, dtype)
+    rows, d = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, d), dtype=dtype, device=gate_up.device)
+    block_scales = torch.empty((rows, d // reference.BLOCK), dtype=torch.uint8, device=gate_up.device)
+    swiglu_mxfp8_out(out, block_scales, next_buffer, gate_up, force_scalar)
+    return out, block_scales
+
+
+def _check(gate_up: torch.Tensor) -> None:
+    if gate_up.dtype not in _INPUTS:
+        raise GuardError(f"gate_up must be float16 or bfloat16; got {gate_up.dtype}")
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise GuardError(f"gate_up must be [rows, 2 d]; got shape {tuple(gate_up.shape)}")

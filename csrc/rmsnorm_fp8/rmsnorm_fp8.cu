@@ -1,4 +1,5 @@
-// residual += input, RMS norm of the sum, times weight, then fp8 by one static scale (or the 16-bit result itself).
+// residual += input, RMS norm of the sum, times weight, then fp8 by one static scale, or MX-FP8 with an e8m0 scale per
+// 32 elements, or the 16-bit result itself.
 //
 //   one work-group per row; thread t of T owns chunks t, t + T, t + 2T, ... of 8 elements
 //
@@ -6,14 +7,17 @@
 //   residual row | c0 | c1 | ... |           sum of squares in fp32: lane, wave, then one number per wave in LDS
 //   q row        | c0 | c1 | ... |   pass 2: y = r * rsqrt(mean + eps), y *= weight (both 16-bit), q = y / scale
 //
+// An MX block is 4 neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
 // A thread meets its own chunks in both passes, so the row in LDS needs no barrier; a row that does not fit is read
-// back from residual. Lane pairs exchange chunks before the store (fp8_encode.h): every access moves 16 bytes.
+// back from residual. Lane pairs exchange chunks before the store (fp8_encode.h): every access moves 16 bytes, but for
+// the e8m0 bytes, 16 neighbouring ones a wave.
 // Bytes per element: 2 + 2 read, 2 + 1 written; weight comes once from memory and then from L2. Memory is the bound.
 // `next_buffer`, what the following kernel accumulates into, is zeroed here, which saves its own launch.
 #include <hip/hip_runtime.h>
 
 #include "hipforge/fp8_encode.h"
 #include "hipforge/module.h"
+#include "hipforge/mx_encode.h"
 #include "hipforge/vector.h"
 #include "hipforge/wave.h"
 
@@ -36,13 +40,14 @@ constexpr int kMaxThreads = 1024;
 constexpr int kMaxWaves = kMaxThreads / hf::dev::kWaveSize;
 constexpr int kChunk = 8;  // elements per 16-byte access
 
-enum class Output { half, fp8 };
+enum class Output { half, fp8, mx };
 
 struct Arguments {
   const Half* input;
   const Half* weight;
   const float* scale;
   void* out;
+  uint8_t* block_scales;
   uint16_t* next_buffer;
   int64_t next_count;
   int64_t cols;
@@ -53,8 +58,8 @@ struct Arguments {
 template <int kWidth>
 using Vector = Half __attribute__((ext_vector_type(kWidth)));
 
-// 16-bit arithmetic: each operation rounds once to 16 bits. bf16 has no instructions; an fp32 sum of two bf16 is rounded
-// again, as torch does, and a product is exact in fp32.
+// 16-bit arithmetic: each operation rounds once to 16 bits. bf16 has no instructions; an fp32 sum of two bf16 is
+// rounded again, as torch does, and a product is exact in fp32.
 template <int kWidth>
 __device__ inline Vector<kWidth> add(Vector<kWidth> a, Vector<kWidth> b) {
   if constexpr (kIsF16) return a + b;
@@ -100,6 +105,23 @@ __device__ inline float reciprocal_root(float x) {
   return __builtin_amdgcn_rsqf(tiny ? x * 0x1p48f : x) * (tiny ? 0x1p24f : 1.f);
 }
 
+// y over its scale: the static one, whose inverse is given, or that of the chunk's block, which is stored here.
+template <Output kOutput, int kWidth>
+__device__ inline void scale_chunk(Vector<kWidth> y, float inverse, uint8_t* block_scales, int64_t chunk,
+                                   float (&result)[kWidth]) {
+  if constexpr (kOutput == Output::mx) {
+    constexpr int kLanes = hf::kMxBlock / kWidth;
+    uint32_t amax = 0;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) amax = hf::dev::larger(amax, hf::dev::magnitude_bits(static_cast<float>(y[i])));
+    const uint32_t byte = hf::dev::e4m3_block_scale(hf::dev::largest_of_lanes<kLanes>(amax));
+    if (chunk % kLanes == 0) block_scales[chunk / kLanes] = static_cast<uint8_t>(byte);
+    inverse = hf::dev::e8m0_inverse(byte);
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) result[i] = static_cast<float>(y[i]) * inverse;
+}
+
 template <Output kOutput, int kWidth, bool kCached>
 __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(const Arguments arguments, Half* __restrict__ residual) {
   extern __shared__ __attribute__((aligned(16))) char lds[];
@@ -113,7 +135,7 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(const Arguments ar
   V* cached = reinterpret_cast<V*>(lds);
 
   // Ahead of every store, so that it is a scalar load.
-  const float scale = kOutput == Output::half ? 1.f : *arguments.scale;
+  const float scale = kOutput == Output::fp8 ? *arguments.scale : 1.f;
   float squares = 0.f;
   for (int64_t at = thread; at < count; at += 2 * threads) {
     const bool two = at + threads < count;
@@ -145,11 +167,13 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(const Arguments ar
     return;
   }
   uint8_t* out = static_cast<uint8_t*>(arguments.out) + row * arguments.cols;
+  uint8_t* block_scales = arguments.block_scales + row * (arguments.cols / hf::kMxBlock);
   const float inverse = hf::dev::inverse_scale(scale);
   if constexpr (kWidth == 1) {
     for (int64_t at = thread; at < count; at += threads) {
-      const float y = static_cast<float>(normalise<1>(values[at], factor, weight[at])[0]);
-      out[at] = hf::dev::encode_e4m3(y * inverse, arguments.fp8_max);
+      float scaled_y[1];
+      scale_chunk<kOutput, 1>(normalise<1>(values[at], factor, weight[at]), inverse, block_scales, at, scaled_y);
+      out[at] = hf::dev::encode_e4m3(scaled_y[0], arguments.fp8_max);
     }
   } else {
     for (int64_t base = 0; base < count; base += 2 * threads) {
@@ -158,11 +182,10 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(const Arguments ar
       for (int half = 0; half < 2; ++half) {
         const int64_t at = base + half * threads + thread;
         if (at >= count) continue;
-        const V y = normalise<kWidth>(values[at], factor, weight[at]);
-        float scaled[kChunk];
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) scaled[i] = static_cast<float>(y[i]) * inverse;
-        codes[half] = hf::dev::encode_e4m3x8(scaled, arguments.fp8_max);
+        float scaled_y[kChunk];
+        const V y = normalise<kChunk>(values[at], factor, weight[at]);
+        scale_chunk<kOutput, kChunk>(y, inverse, block_scales, at, scaled_y);
+        codes[half] = hf::dev::encode_e4m3x8(scaled_y, arguments.fp8_max);
       }
       hf::dev::store_chunk_pairs(out, count, base + thread, threads, codes[0], codes[1]);
     }
@@ -170,10 +193,13 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(const Arguments ar
 }
 
 // LDS of one work-group that a row may take: what the hardware has, less the sums of the waves.
-int64_t cache_bytes(bool gfx942) { return (gfx942 ? 64 : 160) * 1024 - kMaxWaves * static_cast<int64_t>(sizeof(float)); }
+int64_t cache_bytes(bool gfx942) {
+  constexpr int64_t kOfWaves = kMaxWaves * sizeof(float);
+  return (gfx942 ? 64 : 160) * 1024 - kOfWaves;
+}
 
 template <Output kOutput, int kWidth>
-void launch(const Arguments& arguments, Half* residual, int64_t rows, bool gfx942, hipStream_t stream) {
+void launch_rows(const Arguments& arguments, Half* residual, int64_t rows, bool gfx942, hipStream_t stream) {
   const int64_t count = arguments.cols / kWidth;
   const int64_t waves = (count + hf::dev::kWaveSize - 1) / hf::dev::kWaveSize;
   const int threads = static_cast<int>(waves < kMaxWaves ? waves : kMaxWaves) * hf::dev::kWaveSize;
@@ -195,13 +221,9 @@ bool overlap(const hf::Tensor& a, const hf::Tensor& b) {
   return first < second + b.bytes() && second < first + a.bytes();
 }
 
-}  // namespace
-
-void residual_rms_out(hf::Tensor out, hf::Tensor residual, hf::OptionalTensor next_buffer, hf::Tensor input,
-                      hf::Tensor weight, hf::OptionalTensor scale, double epsilon, double fp8_max, bool force_scalar,
-                      hipStream_t stream) {
-  HF_CHECK_ARCH(input, "gfx950", "gfx942");
-  const bool gfx942 = hf::arch_of(input.device_index()).is("gfx942");
+// The checks that both entries share; everything but the scales is filled in.
+Arguments checked(hf::Tensor out, hf::Tensor residual, hf::OptionalTensor next_buffer, hf::Tensor input,
+                  hf::Tensor weight, double epsilon, hf_dtype out_dtype, const char* out_rule) {
   HF_CHECK(input.dtype() == kInputDtype, "input has another dtype than this variant was built for");
   HF_CHECK(input.dim() == 2 && input.is_contiguous(), "input must be contiguous [rows, cols]; got ", input);
   const int64_t rows = input.size(0), cols = input.size(1);
@@ -213,19 +235,14 @@ void residual_rms_out(hf::Tensor out, hf::Tensor residual, hf::OptionalTensor ne
   HF_CHECK(weight.is_shape(cols) && weight.is_contiguous() && weight.dtype() == kInputDtype,
            "weight must be contiguous [", cols, "] of input's dtype; got ", weight);
   HF_CHECK(epsilon >= 0 && epsilon < __builtin_inf(), "epsilon must be finite and at least 0; got ", epsilon);
-  const hf_dtype wanted = !scale ? kInputDtype : gfx942 ? HF_E4M3FNUZ : HF_E4M3FN;
-  HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == wanted, "out must be contiguous [", rows,
-           ", ", cols, "], ", !scale ? "of input's dtype where there is no scale"
-                              : gfx942 ? "float8_e4m3fnuz on gfx942" : "float8_e4m3fn on gfx950", "; got ", out);
-  if (scale) {
-    const hf::Tensor value = *scale;
-    HF_CHECK(value.dtype() == HF_F32 && value.numel() == 1, "scale must be one float32; got ", value);
-    const double largest = gfx942 ? 240 : 448;
-    HF_CHECK(fp8_max > 0 && fp8_max <= largest, "fp8_max must be above 0 and at most ", largest,
-             ", the largest value of the format; got ", fp8_max);
-  }
-  Arguments arguments{input.data<const Half>(), weight.data<const Half>(), scale.data<const float>(), out.data(),
-                      nullptr, 0, cols, static_cast<float>(epsilon), static_cast<float>(fp8_max)};
+  HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == out_dtype, "out must be contiguous [",
+           rows, ", ", cols, "], ", out_rule, "; got ", out);
+  Arguments arguments{};
+  arguments.input = input.data<const Half>();
+  arguments.weight = weight.data<const Half>();
+  arguments.out = out.data();
+  arguments.cols = cols;
+  arguments.epsilon = static_cast<float>(epsilon);
   if (next_buffer) {
     const hf::Tensor buffer = *next_buffer;
     HF_CHECK(buffer.dim() == 2 && buffer.size(0) == rows && buffer.is_contiguous() &&
@@ -234,16 +251,66 @@ void residual_rms_out(hf::Tensor out, hf::Tensor residual, hf::OptionalTensor ne
     arguments.next_buffer = buffer.data<uint16_t>();
     arguments.next_count = buffer.numel();
   }
+  return arguments;
+}
+
+template <Output kOutput>
+void launch(const Arguments& arguments, hf::Tensor residual, bool force_scalar, bool gfx942, hipStream_t stream) {
+  const int64_t rows = residual.size(0);
   if (rows == 0) return;
-  const bool vector = !force_scalar && cols % kChunk == 0 && aligned(arguments.input) && aligned(residual.data()) &&
-                      aligned(arguments.weight) && aligned(arguments.out);
   Half* kept = residual.data<Half>();
-  if (scale) {
-    vector ? launch<Output::fp8, kChunk>(arguments, kept, rows, gfx942, stream)
-           : launch<Output::fp8, 1>(arguments, kept, rows, gfx942, stream);
-  } else {
-    vector ? launch<Output::half, kChunk>(arguments, kept, rows, gfx942, stream)
-           : launch<Output::half, 1>(arguments, kept, rows, gfx942, stream);
+  const bool vector = !force_scalar && arguments.cols % kChunk == 0 && aligned(arguments.input) && aligned(kept) &&
+                      aligned(arguments.weight) && aligned(arguments.out);
+  vector ? launch_rows<kOutput, kChunk>(arguments, kept, rows, gfx942, stream)
+         : launch_rows<kOutput, 1>(arguments, kept, rows, gfx942, stream);
+}
+
+bool runs_gfx942(const hf::Tensor& input) {
+  HF_CHECK_ARCH(input, "gfx950", "gfx942");
+  return hf::arch_of(input.device_index()).is("gfx942");
+}
+
+hf_dtype fp8_dtype(bool gfx942) { return gfx942 ? HF_E4M3FNUZ : HF_E4M3FN; }
+const char* fp8_rule(bool gfx942) { return gfx942 ? "float8_e4m3fnuz on gfx942" : "float8_e4m3fn on gfx950"; }
+double fp8_largest(bool gfx942) { return gfx942 ? 240 : 448; }
+
+}  // namespace
+
+void residual_rms_out(hf::Tensor out, hf::Tensor residual, hf::OptionalTensor next_buffer, hf::Tensor input,
+                      hf::Tensor weight, hf::OptionalTensor scale, double epsilon, double fp8_max, bool force_scalar,
+                      hipStream_t stream) {
+  const bool gfx942 = runs_gfx942(input);
+  if (!scale) {
+    const Arguments arguments = checked(out, residual, next_buffer, input, weight, epsilon, kInputDtype,
+                                        "of input's dtype where there is no scale");
+    return launch<Output::half>(arguments, residual, force_scalar, gfx942, stream);
   }
+  Arguments arguments =
+      checked(out, residual, next_buffer, input, weight, epsilon, fp8_dtype(gfx942), fp8_rule(gfx942));
+  const hf::Tensor value = *scale;
+  HF_CHECK(value.dtype() == HF_F32 && value.numel() == 1, "scale must be one float32; got ", value);
+  HF_CHECK(fp8_max > 0 && fp8_max <= fp8_largest(gfx942), "fp8_max must be above 0 and at most ", fp8_largest(gfx942),
+           ", the largest value of the format; got ", fp8_max);
+  arguments.scale = value.data<const float>();
+  arguments.fp8_max = static_cast<float>(fp8_max);
+  launch<Output::fp8>(arguments, residual, force_scalar, gfx942, stream);
 }
 HF_EXPORT(residual_rms_out);
+
+void residual_rms_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::Tensor residual,
+                            hf::OptionalTensor next_buffer, hf::Tensor input, hf::Tensor weight, double epsilon,
+                            bool force_scalar, hipStream_t stream) {
+  const bool gfx942 = runs_gfx942(input);
+  Arguments arguments =
+      checked(out, residual, next_buffer, input, weight, epsilon, fp8_dtype(gfx942), fp8_rule(gfx942));
+  HF_CHECK(arguments.cols % hf::kMxBlock == 0, "cols must be a multiple of 32, the block that shares a scale; got ",
+           arguments.cols);
+  HF_CHECK(block_scales.is_shape(input.size(0), arguments.cols / hf::kMxBlock) && block_scales.is_contiguous() &&
+               (block_scales.dtype() == HF_U8 || block_scales.dtype() == HF_E8M0FNU),
+           "block_scales must be contiguous uint8 or float8_e8m0fnu [", input.size(0), ", ",
+           arguments.cols / hf::kMxBlock, "]; got ", block_scales);
+  arguments.block_scales = block_scales.data<uint8_t>();
+  arguments.fp8_max = static_cast<float>(fp8_largest(gfx942));
+  launch<Output::mx>(arguments, residual, force_scalar, gfx942, stream);
+}
+HF_EXPORT(residual_rms_mxfp8_out);

@@ -1,16 +1,19 @@
-// silu(gate) * up, then fp8 by one static scale. gate_up [rows, 2d] holds gate in columns [0, d) and up in [d, 2d).
+// silu(gate) * up, then fp8 by one static scale, or MX-FP8 with an e8m0 scale per 32 elements. gate_up [rows, 2d] holds
+// gate in columns [0, d) and up in [d, 2d).
 //
 //   the result flat, in chunks of 8:  | work-group 0: 512 chunks | work-group 1 | ... |
 //   thread t of a work-group:         chunk t and chunk t + 256, in whatever rows they lie
 //
 // All in fp32, without rounding in between: y = g / (1 + 2^(-g log2 e)) * u; q = y / scale. Lane pairs exchange chunks
-// before the store (fp8_encode.h): every access moves 16 bytes.
+// before the store (fp8_encode.h): every access moves 16 bytes, but for the e8m0 bytes, 16 neighbouring ones a wave. An
+// MX block is 4 neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
 // Bytes per result: 4 read, 1 written; memory is the bound. `next_buffer` is zeroed in the same launch.
 // -inf / inf makes g = -inf a NaN, as the formula says; g = +inf saturates, unless u is 0, which gives NaN.
 #include <hip/hip_runtime.h>
 
 #include "hipforge/fp8_encode.h"
 #include "hipforge/module.h"
+#include "hipforge/mx_encode.h"
 #include "hipforge/vector.h"
 
 #if !defined(HF_INPUT)
@@ -46,12 +49,14 @@ using Vector = Half __attribute__((ext_vector_type(kWidth)));
 // The exponential comes from the instruction, which gives 0 for a subnormal result; 1 + it is 1 either way.
 __device__ inline float swiglu(float g, float u) { return g / (1.f + __builtin_amdgcn_exp2f(-g * kLog2E)) * u; }
 
-template <int kWidth>
+// `scale` is one float, or for MX null; `block_scales` is null without MX.
+template <int kWidth, bool kMx>
 __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments arguments, const Half* __restrict__ gate_up,
-                                                          const float* __restrict__ scale, uint8_t* __restrict__ out) {
+                                                          const float* __restrict__ scale, uint8_t* __restrict__ out,
+                                                          uint8_t* __restrict__ block_scales) {
   using V = Vector<kWidth>;
   const V* chunks = reinterpret_cast<const V*>(gate_up);
-  const float inverse = hf::dev::inverse_scale(*scale);
+  const float inverse = kMx ? 1.f : hf::dev::inverse_scale(*scale);
   const uint32_t first = blockIdx.x * (kThreads * kPerThread) + threadIdx.x;
   V gate[kPerThread] = {}, up[kPerThread] = {};
 #pragma unroll
@@ -72,6 +77,20 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
 #pragma unroll
     for (int j = 0; j < kWidth; ++j)
       values[i][j] = swiglu(static_cast<float>(gate[i][j]), static_cast<float>(up[i][j])) * inverse;
+  if constexpr (kMx) {
+    constexpr uint32_t kLanes = hf::kMxBlock / kWidth;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      uint32_t amax = 0;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) amax = hf::dev::larger(amax, hf::dev::magnitude_bits(values[i][j]));
+      const uint32_t byte = hf::dev::e4m3_block_scale(hf::dev::largest_of_lanes<kLanes>(amax));
+      const uint32_t at = first + i * kThreads;
+      if (at < arguments.count && at % kLanes == 0) block_scales[at / kLanes] = static_cast<uint8_t>(byte);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[i][j] *= hf::dev::e8m0_inverse(byte);
+    }
+  }
   if constexpr (kWidth == kChunk) {
     hf::dev::store_chunk_pairs(out, arguments.count, first, kThreads,
                                hf::dev::encode_e4m3x8(values[0], arguments.fp8_max),
@@ -88,26 +107,8 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
 
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-template <int kWidth>
-void launch(Arguments arguments, int64_t rows, int64_t cols, const Half* gate_up, const float* scale, uint8_t* out,
-            hipStream_t stream) {
-  constexpr int kPerGroup = kThreads * kPerThread;
-  const int64_t count = rows * cols / kWidth;
-  HF_CHECK(count < (INT64_C(1) << 32) - kPerGroup, "gate_up has ", rows, " rows of 2 x ", cols, ": more than 2^32 ",
-           kWidth == 1 ? "elements (the scalar path's limit)" : "pieces of 8 elements");
-  arguments.count = static_cast<uint32_t>(count);
-  arguments.chunks_of_row = static_cast<uint32_t>(cols / kWidth);
-  swiglu_kernel<kWidth><<<static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream>>>(
-      arguments, gate_up, scale, out);
-  HF_HIP(hipGetLastError());
-}
-
-}  // namespace
-
-void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, hf::Tensor scale,
-                    double fp8_max, bool force_scalar, hipStream_t stream) {
-  HF_CHECK_ARCH(gate_up, "gfx950", "gfx942");
-  const bool gfx942 = hf::arch_of(gate_up.device_index()).is("gfx942");
+// The checks that both entries share; saturation at the format's largest value is filled in.
+Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, bool gfx942) {
   HF_CHECK(gate_up.dtype() == kInputDtype, "gate_up has another dtype than this variant was built for");
   HF_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) >= 2 && gate_up.size(1) % 2 == 0,
            "gate_up must be contiguous [rows, 2 d] with d at least 1; got ", gate_up);
@@ -115,12 +116,8 @@ void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor g
   HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == (gfx942 ? HF_E4M3FNUZ : HF_E4M3FN),
            "out must be contiguous [", rows, ", ", cols, "], ",
            gfx942 ? "float8_e4m3fnuz on gfx942" : "float8_e4m3fn on gfx950", "; got ", out);
-  HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "scale must be one float32; got ", scale);
-  const double largest = gfx942 ? 240 : 448;
-  HF_CHECK(fp8_max > 0 && fp8_max <= largest, "fp8_max must be above 0 and at most ", largest,
-           ", the largest value of the format; got ", fp8_max);
   Arguments arguments{};
-  arguments.fp8_max = static_cast<float>(fp8_max);
+  arguments.fp8_max = gfx942 ? 240.f : 448.f;
   if (next_buffer) {
     const hf::Tensor buffer = *next_buffer;
     HF_CHECK(buffer.dim() == 2 && buffer.size(0) == rows && buffer.is_contiguous() &&
@@ -129,14 +126,59 @@ void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor g
     arguments.next_buffer = buffer.data<uint16_t>();
     arguments.next_count = buffer.numel();
   }
-  if (rows == 0) return;
-  const bool vector = !force_scalar && cols % kChunk == 0 && aligned(gate_up.data()) && aligned(out.data());
-  if (vector) {
-    launch<kChunk>(arguments, rows, cols, gate_up.data<const Half>(), scale.data<const float>(), out.data<uint8_t>(),
-                   stream);
-  } else {
-    launch<1>(arguments, rows, cols, gate_up.data<const Half>(), scale.data<const float>(), out.data<uint8_t>(),
-              stream);
-  }
+  return arguments;
+}
+
+bool runs_gfx942(const hf::Tensor& gate_up) {
+  HF_CHECK_ARCH(gate_up, "gfx950", "gfx942");
+  return hf::arch_of(gate_up.device_index()).is("gfx942");
+}
+
+template <int kWidth, bool kMx>
+void launch_width(Arguments arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
+                  hipStream_t stream) {
+  constexpr int kPerGroup = kThreads * kPerThread;
+  const int64_t count = out.numel() / kWidth;
+  HF_CHECK(count < (INT64_C(1) << 32) - kPerGroup, "out has ", count, kWidth == 1 ? " elements" : " pieces of 8",
+           "; the kernel counts them in 32 bits", kWidth == 1 ? " on the path for unaligned data" : "");
+  arguments.count = static_cast<uint32_t>(count);
+  arguments.chunks_of_row = static_cast<uint32_t>(out.size(1) / kWidth);
+  swiglu_kernel<kWidth, kMx><<<static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream>>>(
+      arguments, gate_up.data<const Half>(), scale, out.data<uint8_t>(), block_scales);
+  HF_HIP(hipGetLastError());
+}
+
+template <bool kMx>
+void launch(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
+            bool force_scalar, hipStream_t stream) {
+  if (out.size(0) == 0) return;
+  const bool vector = !force_scalar && out.size(1) % kChunk == 0 && aligned(gate_up.data()) && aligned(out.data());
+  vector ? launch_width<kChunk, kMx>(arguments, out, gate_up, scale, block_scales, stream)
+         : launch_width<1, kMx>(arguments, out, gate_up, scale, block_scales, stream);
+}
+
+}  // namespace
+
+void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, hf::Tensor scale,
+                    double fp8_max, bool force_scalar, hipStream_t stream) {
+  Arguments arguments = checked(out, next_buffer, gate_up, runs_gfx942(gate_up));
+  HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "scale must be one float32; got ", scale);
+  HF_CHECK(fp8_max > 0 && fp8_max <= arguments.fp8_max, "fp8_max must be above 0 and at most ", arguments.fp8_max,
+           ", the largest value of the format; got ", fp8_max);
+  arguments.fp8_max = static_cast<float>(fp8_max);
+  launch<false>(arguments, out, gate_up, scale.data<const float>(), nullptr, force_scalar, stream);
 }
 HF_EXPORT(swiglu_fp8_out);
+
+void swiglu_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTensor next_buffer, hf::Tensor gate_up,
+                      bool force_scalar, hipStream_t stream) {
+  const Arguments arguments = checked(out, next_buffer, gate_up, runs_gfx942(gate_up));
+  const int64_t rows = out.size(0), cols = out.size(1);
+  HF_CHECK(cols % hf::kMxBlock == 0, "d must be a multiple of 32, the block that shares a scale; got ", cols);
+  HF_CHECK(block_scales.is_shape(rows, cols / hf::kMxBlock) && block_scales.is_contiguous() &&
+               (block_scales.dtype() == HF_U8 || block_scales.dtype() == HF_E8M0FNU),
+           "block_scales must be contiguous uint8 or float8_e8m0fnu [", rows, ", ", cols / hf::kMxBlock, "]; got ",
+           block_scales);
+  launch<true>(arguments, out, gate_up, nullptr, block_scales.data<uint8_t>(), force_scalar, stream);
+}
+HF_EXPORT(swiglu_mxfp8_out);

@@ -1,10 +1,11 @@
-"""Residual addition and RMS norm, with an optional fp8 result: the exact order of roundings, in torch."""
+"""Residual addition and RMS norm, with an fp8 or MX-FP8 result on request: the exact order of roundings, in torch."""
 
 from __future__ import annotations
 
 import torch
 
 from hipforge.ops.reference.fp8_static import to_fp8_static
+from hipforge.ops.reference.mxfp8 import quantize_mxfp8
 
 
 def residual_rms(
@@ -38,6 +39,26 @@ def residual_rms(
     if scale_tensor is None:
         return y, r
     return to_fp8_static(y.float(), scale_tensor, fp8_dtype, fp8_max), r
+
+
+def residual_rms_mxfp8(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    fp8_dtype: torch.dtype = torch.float8_e4m3fn,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ``(q, scales, r)``: the 16-bit result of :func:`residual_rms` in MX-FP8, and the sum.
+
+    Args:
+        input: float16 or bfloat16 [rows, cols], cols a multiple of 32.
+        residual: like input.
+        weight: [cols], of the same dtype.
+        epsilon: added to the mean.
+        fp8_dtype: dtype of q.
+    """
+    y, r = residual_rms(input, residual, weight, epsilon)
+    return (*quantize_mxfp8(y, fp8_dtype), r)
 
 
 def normalised(r: torch.Tensor, factor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

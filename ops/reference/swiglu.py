@@ -1,10 +1,11 @@
-"""SwiGLU with an fp8 result: the exact order of operations, in torch."""
+"""SwiGLU with an fp8 or MX-FP8 result: the exact order of operations, in torch."""
 
 from __future__ import annotations
 
 import torch
 
 from hipforge.ops.reference.fp8_static import to_fp8_static
+from hipforge.ops.reference.mxfp8 import quantize_mxfp8
 
 LOG2_E = 1.44269504089
 
@@ -39,3 +40,15 @@ def swiglu_fp8(
         fp8_max: where the result saturates; default: the format's largest value.
     """
     return to_fp8_static(swiglu(gate_up), scale_tensor, fp8_dtype, fp8_max)
+
+
+def swiglu_mxfp8(
+    gate_up: torch.Tensor, fp8_dtype: torch.dtype = torch.float8_e4m3fn
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return :func:`swiglu` in MX-FP8: ``(q, scales)``, quantised from float32.
+
+    Args:
+        gate_up: float16 or bfloat16 [rows, 2 d], d a multiple of 32.
+        fp8_dtype: dtype of q.
+    """
+    return quantize_mxfp8(swiglu(gate_up), fp8_dtype)

@@ -40,8 +40,10 @@ _LAZY: dict[str, str] = {
     "mxfp8_gemv": "hipforge.ops.smallm_gemm_mxfp8",
     "mxfp8_linear": "hipforge.ops.smallm_gemm_mxfp8",
     "residual_rms": "hipforge.ops.rmsnorm_fp8",
+    "residual_rms_mxfp8": "hipforge.ops.rmsnorm_fp8",
     "scaled_mm": "hipforge.ops.fp8_linear",
     "swiglu_fp8": "hipforge.ops.swiglu_fp8",
+    "swiglu_mxfp8": "hipforge.ops.swiglu_fp8",
 }
 _SUBMODULES = ("devices", "emulator", "errors", "jit", "ops", "settings", "tuning")
 
@@ -75,9 +77,11 @@ if TYPE_CHECKING:
     from hipforge.ops.mxfp4_gemm import mxfp4_gemm as mxfp4_gemm
     from hipforge.ops.mxfp4_gemm import mxfp4_linear as mxfp4_linear
     from hipforge.ops.rmsnorm_fp8 import residual_rms as residual_rms
+    from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8 as residual_rms_mxfp8
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv as mxfp8_gemv
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_linear as mxfp8_linear
     from hipforge.ops.swiglu_fp8 import swiglu_fp8 as swiglu_fp8
+    from hipforge.ops.swiglu_fp8 import swiglu_mxfp8 as swiglu_mxfp8
 
 
 def __getattr__(name: str) -> Any:
