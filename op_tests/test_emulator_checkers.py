@@ -117,6 +117,22 @@ extern "C" __global__ void unwaited_lds_write(int* y) {
                : "=&v"(v) : "v"(threadIdx.x * 4), "v"(threadIdx.x), "v"(at) : "memory");
   y[threadIdx.x] = v;
 }
+// Wave 1 signals through an LDS atomic; wave 0 polls it, or reads it behind a barrier that does not complete it.
+extern "C" __global__ void lds_flag(int* y, int barrier) {
+  extern __shared__ int data[];
+  if (threadIdx.x == 0) data[0] = 0;
+  __syncthreads();
+  y[threadIdx.x] = barrier;  // the arguments are loaded, so that no wait for them completes the atomic
+  if (threadIdx.x >= 64) asm volatile("ds_add_u32 %0, %1" : : "v"(0), "v"(1) : "memory");
+  int seen = 0;
+  if (barrier) {
+    asm volatile("s_barrier\n ds_read_b32 %0, %1\n s_waitcnt lgkmcnt(0)" : "=&v"(seen) : "v"(0) : "memory");
+  } else if (threadIdx.x < 64) {
+    while (seen != 64)
+      asm volatile("s_sleep 1\n ds_read_b32 %0, %1\n s_waitcnt lgkmcnt(0)" : "=&v"(seen) : "v"(0) : "memory");
+  }
+  y[threadIdx.x] = seen;
+}
 extern "C" __global__ void dma(int* y, const int* x, int wait) {
   __shared__ int data[64];
   const int base = __builtin_amdgcn_readfirstlane((int)(unsigned long)(__attribute__((address_space(3))) int*)data);
@@ -344,6 +360,16 @@ def test_waits_count_loads_in_order(code: emulator.CodeObject) -> None:
 def test_another_wave_sees_an_lds_write_only_after_its_wait(code: emulator.CodeObject) -> None:
     with pytest.raises(EmulatorFault, match=r"reads LDS 0x\w+ before wave 1 has waited \(s_waitcnt lgkmcnt\)"):
         run(code, "unwaited_lds_write", ints(128), block=128, dynamic_lds=512, check_waits=True)
+
+
+def test_a_polled_lds_flag_needs_no_wait_of_its_writer(code: emulator.CodeObject) -> None:
+    y = ints(128)
+    for order in ("forward", "reverse"):
+        with emulator.options(check_waits=True, check_races=True, wave_order=order):
+            emulator.launch(code.kernels["lds_flag"], grid=1, block=128, args=[y, 0], dynamic_lds=512)
+        assert y[:64].tolist() == [64] * 64
+    with emulator.options(check_waits=True), pytest.raises(EmulatorFault, match="before wave 1 has waited"):
+        emulator.launch(code.kernels["lds_flag"], grid=1, block=128, args=[y, 1], dynamic_lds=512)
 
 
 def test_lds_dma_lands_at_the_wait(code: emulator.CodeObject) -> None:

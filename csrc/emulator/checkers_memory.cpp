@@ -40,7 +40,9 @@ void check_lds_access(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t e
       const bool overlaps_write = (rec.write_bytes & mask) != 0;
       if (reads) {
         if (options.check_uninit && (rec.written & mask) != mask) w.shadow->lds_undefined |= uint64_t{1} << l;
-        if (options.check_waits && overlaps_write) {
+        // An atomic seen with no barrier since is a flag that another wave polls: the reader takes the old or the new value.
+        const bool flag = rec.write_atomic && rec.write_epoch == epoch;
+        if (options.check_waits && overlaps_write && !flag) {
           const WaveShadow& writer = *shadow.waves[rec.write_wave];
           const bool landed = rec.write_by_dma ? writer.vm_done >= rec.write_seq
                                                : rec.write_wave == wave || writer.lgkm_done >= rec.write_seq;
