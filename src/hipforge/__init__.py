@@ -42,6 +42,7 @@ _LAZY: dict[str, str] = {
     "residual_rms": "hipforge.ops.rmsnorm_fp8",
     "residual_rms_mxfp8": "hipforge.ops.rmsnorm_fp8",
     "scaled_mm": "hipforge.ops.fp8_linear",
+    "skinny_gemm": "hipforge.ops.skinny_gemm_fp8",
     "swiglu_fp8": "hipforge.ops.swiglu_fp8",
     "swiglu_mxfp8": "hipforge.ops.swiglu_fp8",
 }
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from hipforge.ops.mxfp4_gemm import mxfp4_linear as mxfp4_linear
     from hipforge.ops.rmsnorm_fp8 import residual_rms as residual_rms
     from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8 as residual_rms_mxfp8
+    from hipforge.ops.skinny_gemm_fp8 import skinny_gemm as skinny_gemm
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv as mxfp8_gemv
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_linear as mxfp8_linear
     from hipforge.ops.swiglu_fp8 import swiglu_fp8 as swiglu_fp8

@@ -1,0 +1,271 @@
+"""Skinny fp8 GEMM for decoding (gfx942 and gfx950): D += scale * (A @ B) with few rows.
+
+Shapes and dtypes everywhere in this module: ``a`` [m, k] row-major and ``b`` [k, n] column-major (``b.stride(0) == 1``,
+``b.stride(1)`` the pitch) hold e4m3 in the format of the architecture, ``torch.float8_e4m3fnuz`` on gfx942 and
+``torch.float8_e4m3fn`` on gfx950; ``scale`` is one float32, the product of both operands' scales; the result is float16
+[m, n]; k is a multiple of 32.
+
+Two ways to add up. The deterministic one (the default) keeps fp32 partial sums per split of k and consumer and adds
+them in a fixed order: results depend on nothing but the operands and the configuration. The atomic one adds rounded
+fp16 pairs to the output as they come: no workspace, but the result varies from run to run and carries one fp16 rounding
+per split and consumer; it needs an even n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops import dispatch
+from hipforge.ops.dispatch import Accepted, Decision, Refused, planned_by
+from hipforge.ops.reference import skinny as reference
+from hipforge.ops.reference.checks import require_choice, require_dtype, require_rank, require_shape
+
+FORMATS: Mapping[str, torch.dtype] = MappingProxyType(
+    {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+)
+OP_M = (8, 16, 32)
+B_LANES = (1, 2, 4)
+BLOCK_K: Mapping[int, int] = MappingProxyType({8: 256, 16: 256, 32: 128})
+K_MULTIPLE = 32
+MAX_M = 32
+MAX_BYTES = 2**31 - 1
+ALIGNMENT = 16  # bytes, of operands and of b's pitch
+MAX_SPLIT_K = 8  # of the default rule; beyond, the partial sums cost more than the idle compute units
+
+
+@compile_ops(
+    "module_skinny_gemm_fp8",
+    variant=lambda out, a, b, scale, workspace, accumulate, split_k, op_m, b_lanes, *_: {
+        "HF_OP_M": op_m,
+        "HF_B_LANES": b_lanes,
+    },
+    mutates=("out", "workspace"),
+)
+def skinny_gemm_fp8_out(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    workspace: torch.Tensor | None,
+    accumulate: bool,
+    split_k: int,
+    op_m: int,
+    b_lanes: int,
+    a_producers: int,
+    b_producers: int,
+    consumers: int,
+    qsize: int,
+    workgroups: int,
+) -> None:
+    """Write or add (``accumulate``) scale * (a @ b) to ``out`` fp16 [m, n].
+
+    ``workspace`` float32 [split_k * consumers, m, n] holds the partial sums; None adds with packed fp16 atomics, which
+    takes an even n and ``accumulate=True``.
+    """
+
+
+def default_configuration(m: int, n: int, k: int, cu_count: int) -> dict[str, int]:
+    """Return the configuration for a shape: tiles as high as m asks for, k split until every compute unit has a tile.
+
+    Two A and four or six B producers feed two consumers over four slots: at most 48 KB of LDS, ten waves.
+    """
+    op_m = 8 if m <= 8 else 16 if m <= 16 else 32
+    b_lanes = 1 if op_m == 32 else 2
+    columns = (32 if op_m == 32 else 16) * b_lanes
+    tiles = -(-m // op_m) * -(-n // columns)
+    blocks = -(-k // BLOCK_K[op_m])
+    split_k = max(1, min(-(-cu_count // tiles), MAX_SPLIT_K, blocks))
+    return {
+        "split_k": split_k,
+        "op_m": op_m,
+        "b_lanes": b_lanes,
+        "a_producers": 2,
+        "b_producers": 6 if b_lanes == 2 else 4,
+        "consumers": 2,
+        "qsize": 4,
+    }
+
+
+def _check(
+    a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, output: torch.Tensor | None
+) -> tuple[int, int, int]:
+    require_rank("a", a, 2, "[m, k]")
+    require_rank("b", b, 2, "[k, n]")
+    for name, operand in (("a", a), ("b", b)):
+        require_dtype(name, operand, tuple(FORMATS.values()))
+    if a.dtype != b.dtype:
+        raise GuardError(f"a and b must have the same fp8 format; got {a.dtype} and {b.dtype}")
+    m, k = a.shape
+    n = b.shape[1]
+    require_shape("b", b, (k, n), "its k is that of a")
+    if k < K_MULTIPLE or k % K_MULTIPLE:
+        raise GuardError(f"k must be a positive multiple of {K_MULTIPLE}; got {k}: pad both operands with zeros")
+    require_dtype("scale", scale, (torch.float32,))
+    if scale.numel() != 1:
+        raise GuardError(f"scale must be one float32; got shape {tuple(scale.shape)}")
+    tensors = {"b": b, "scale": scale}
+    if output is not None:
+        require_dtype("output", output, (torch.float16,))
+        require_shape("output", output, (m, n), "[m, n]")
+        if not output.is_contiguous():
+            raise GuardError(f"output must be contiguous; got strides {output.stride()}")
+        tensors["output"] = output
+    for name, tensor in tensors.items():
+        if tensor.device != a.device:
+            raise GuardError(f"{name} must be on the device of a ({a.device}); got {tensor.device}")
+    return m, n, k
+
+
+def plan_skinny_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    output: torch.Tensor | None = None,
+    split_k: int | None = None,
+    *,
+    deterministic: bool = True,
+) -> Decision:
+    """Return the decision for a call; raises GuardError for operands that are malformed."""
+    m, n, k = _check(a, b, scale, output)
+    outcome = _decide(m, n, k, a)
+    if isinstance(outcome, Accepted):
+        if not deterministic and n % 2:
+            raise GuardError(f"packed fp16 atomics need an even n; got {n}: pass deterministic=True")
+        if split_k is not None:
+            blocks = -(-k // BLOCK_K[outcome.configuration["op_m"]])
+            if not 1 <= split_k <= blocks:
+                raise GuardError(f"split_k must be 1 to {blocks}, the number of k blocks of k={k}; got {split_k}")
+            configuration = MappingProxyType({**outcome.configuration, "split_k": split_k})
+            outcome = Accepted("hip", outcome.kernel, configuration, "the default rule with the caller's split_k")
+        return Decision(outcome, (Refused("torch", "the HIP kernel takes this shape"),))
+    return Decision(Accepted("torch", "skinny_gemm", MappingProxyType({}), "the HIP kernel refused"), (outcome,))
+
+
+def _decide(m: int, n: int, k: int, a: torch.Tensor) -> Accepted | Refused:
+    target = dispatch.target_of(a.device)
+    if isinstance(target, Refused):
+        return target
+    arch, cu_count = target
+    if arch not in FORMATS:
+        return Refused("hip", f"the kernel is for {', '.join(FORMATS)}; the device is {arch}")
+    if a.dtype != FORMATS[arch]:
+        return Refused("hip", f"the matrix instructions of {arch} read {FORMATS[arch]}; the operands are {a.dtype}")
+    if not 1 <= m <= MAX_M or n < 1:
+        return Refused("hip", f"m must be 1 to {MAX_M} and n at least 1; got m={m}, n={n}")
+    if -(-k // ALIGNMENT) * ALIGNMENT * n > MAX_BYTES:
+        return Refused("hip", f"b must span at most 2^31 - 1 bytes; got {k * n}")
+    configuration = MappingProxyType(default_configuration(m, n, k, cu_count))
+    return Accepted("hip", "skinny_gemm_fp8", configuration, "the default rule")
+
+
+@planned_by(plan_skinny_gemm)
+def skinny_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    output: torch.Tensor | None = None,
+    split_k: int | None = None,
+    *,
+    deterministic: bool = True,
+) -> torch.Tensor:
+    """Return ``output + scale * (a @ b)``, always: the kernel where it applies, else torch.
+
+    Args:
+        a: activations, e4m3 [m, k], any strides; the kernel takes m from 1 to 32 and any k that is a multiple of 32.
+        b: weights, e4m3 [k, n] of a's dtype; column-major with a pitch that is a multiple of 16 is used in place,
+            anything else is copied first.
+        scale: one float32.
+        output: float16 [m, n], contiguous, added to in place and returned; None makes a new tensor.
+        split_k: parts that k is cut into; None for the default rule.
+        deterministic: fp32 partial sums in a fixed order; False adds with packed fp16 atomics, whose order, and with it
+            the rounding, varies from run to run (n must be even).
+
+    Returns:
+        float16 [m, n].
+
+    Raises:
+        GuardError: dtypes, shapes or devices that are not accepted, a split_k beyond the k blocks, an odd n with
+            ``deterministic=False``.
+        BuildError, LaunchError: the kernel could not be built or run.
+    """
+    taken = plan_skinny_gemm(a, b, scale, output, split_k, deterministic=deterministic).accepted
+    if taken is not None and taken.path == "hip":
+        return run_skinny_gemm(a, b, scale, output, deterministic=deterministic, **taken.configuration)
+    result = reference.skinny_gemm(a, b, scale, output)
+    return result if output is None else output.copy_(result)
+
+
+def _column_major(b: torch.Tensor) -> torch.Tensor:
+    k, n = b.shape
+    pitch_fits = n == 1 or (b.stride(1) % ALIGNMENT == 0 and b.stride(1) >= k)
+    span = k if n == 1 else (n - 1) * b.stride(1) + k
+    if b.stride(0) == 1 and pitch_fits and span <= MAX_BYTES and b.data_ptr() % ALIGNMENT == 0:
+        return b
+    return b.t().clone(memory_format=torch.contiguous_format).t()
+
+
+def run_skinny_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    output: torch.Tensor | None = None,
+    *,
+    deterministic: bool = True,
+    split_k: int = 1,
+    op_m: int = 8,
+    b_lanes: int = 2,
+    a_producers: int = 2,
+    b_producers: int = 6,
+    consumers: int = 2,
+    qsize: int = 4,
+    workgroups: int | None = None,
+) -> torch.Tensor:
+    """Run the kernel with the configuration given; any m and n. Shapes and dtypes as in the module's docstring.
+
+    Args:
+        a: e4m3 [m, k].
+        b: e4m3 [k, n].
+        scale: one float32.
+        output: float16 [m, n], added to in place; None makes a new tensor.
+        deterministic: as for :func:`skinny_gemm`.
+        split_k: parts that k is cut into, at most the number of k blocks (256 k; 128 k for op_m 32).
+        op_m: rows of a tile: 8 (sparse matrix instruction), 16 or 32.
+        b_lanes: tiles of 16 columns (32 for op_m 32) that a work-group computes at once: 1, 2 or 4.
+        a_producers: waves that load a.
+        b_producers: waves that load b.
+        consumers: waves that multiply; all three together at most 16.
+        qsize: slots of the LDS queue, at least a_producers, b_producers / b_lanes and consumers.
+        workgroups: size of the persistent grid; None for one per compute unit.
+
+    Returns:
+        float16 [m, n].
+
+    Raises:
+        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
+    """
+    require_choice("op_m", op_m, OP_M)
+    require_choice("b_lanes", b_lanes, B_LANES)
+    m, n, _ = _check(a, b, scale, output)
+    if workgroups is None:
+        target = dispatch.target_of(a.device)
+        workgroups = 1 if isinstance(target, Refused) else target[1]
+    accumulate = output is not None or not deterministic
+    if output is None:
+        allocate = torch.zeros if accumulate else torch.empty
+        output = allocate((m, n), dtype=torch.float16, device=a.device)
+    a = a.contiguous()
+    if a.data_ptr() % ALIGNMENT:
+        a = a.clone()
+    workspace = None
+    if deterministic:
+        workspace = torch.empty((max(split_k * consumers, 1), m, n), dtype=torch.float32, device=a.device)
+    skinny_gemm_fp8_out(
+        output, a, _column_major(b), scale, workspace, accumulate,
+        split_k, op_m, b_lanes, a_producers, b_producers, consumers, qsize, workgroups,
+    )  # fmt: skip
+    return output
