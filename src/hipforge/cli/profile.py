@@ -54,10 +54,30 @@ def _fp8_quant(rows: int, columns: int) -> Callable[[], object]:
     return lambda: fp8_quant_tensorwise(x, transpose=True)
 
 
+def _residual_rms(rows: int, columns: int) -> Callable[[], object]:
+    import torch
+
+    from hipforge.ops.rmsnorm_fp8 import residual_rms
+
+    x, residual, weight = _normal(rows, columns, 0), _normal(rows, columns, 1), _normal(1, columns, 2)[0]
+    return lambda: residual_rms(x, residual, weight, 1e-5, torch.tensor([0.02]))
+
+
+def _swiglu_fp8(rows: int, columns: int) -> Callable[[], object]:
+    import torch
+
+    from hipforge.ops.swiglu_fp8 import swiglu_fp8
+
+    gate_up = _normal(rows, 2 * columns, 0)
+    return lambda: swiglu_fp8(gate_up, torch.tensor([0.02]))
+
+
 SUBJECTS: dict[str, Subject] = {
     "mxfp8_gemv": Subject(("M", "N", "K"), _mxfp8_gemv),
     "mxfp4_gemm": Subject(("M", "N", "K"), _mxfp4_gemm),
     "fp8_quant_tensorwise": Subject(("R", "C"), _fp8_quant),
+    "residual_rms": Subject(("R", "C"), _residual_rms),
+    "swiglu_fp8": Subject(("R", "D"), _swiglu_fp8),
 }
 
 
