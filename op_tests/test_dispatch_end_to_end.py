@@ -122,3 +122,12 @@ def test_raw_ops_are_operators_with_declared_mutations():
 
     args = operands(9)
     assert torch.equal(torch.compile(raw, backend="aot_eager", fullgraph=True)(*args), raw(*args))
+
+
+def test_a_payload_view_off_sixteen_bytes_is_copied():
+    xq, xs, wq, ws = operands(4)
+    storage = torch.zeros(1 + xq.numel(), dtype=torch.uint8)
+    view = storage[1:].view_as(xq).copy_(xq.view(torch.uint8))
+    assert view.data_ptr() % 16
+    for op in (ops.mxfp8_gemv, ops.mxfp8_linear):
+        assert torch.equal(op(view, xs, wq, ws), op(xq, xs, wq, ws))

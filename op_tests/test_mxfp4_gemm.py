@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from moe_cases import sparse_bytes
 
 from hipforge import emulator, explain
 from hipforge.errors import GuardError
@@ -209,3 +210,30 @@ def test_refused_configurations():
     odd = codes(4, 24, 64, (127,))
     with pytest.raises(GuardError, match="N % 16 == 0"):
         ops.run_mxfp4(*odd, shuffled=True)
+
+
+def test_a_payload_view_off_sixteen_bytes_is_copied():
+    parts = codes(4, 32, 64, (127, 128), seed=5)
+    storage = torch.zeros(1 + parts[0].numel(), dtype=torch.uint8)
+    view = storage[1:].view_as(parts[0]).copy_(parts[0])
+    assert view.data_ptr() % 16
+    assert torch.equal(ops.mxfp4_gemm(view, *parts[1:]), ops.mxfp4_gemm(*parts))
+
+
+def test_the_total_function_writes_into_out():
+    parts = codes(4, 32, 64, (127, 128))
+    out = torch.empty(4, 32, dtype=torch.bfloat16)
+    assert ops.mxfp4_linear(*parts, out=out) is out
+    assert torch.equal(out, ops.mxfp4_linear(*parts))
+    with pytest.raises(GuardError, match="out"):
+        ops.mxfp4_linear(*parts, out=out[:2])
+
+
+def test_payloads_past_two_gigabytes_are_outside_the_envelope_and_refused_by_the_kernel():
+    rows, columns = 1 << 16, 1 << 15
+    wq = sparse_bytes(rows, columns)
+    ws = sparse_bytes(rows, columns // 16)
+    xq, xs = torch.zeros(1, columns, dtype=torch.uint8), torch.zeros(1, columns // 16, dtype=torch.uint8)
+    assert ops.mxfp4_gemm(xq, xs, wq, ws) is None
+    with pytest.raises(GuardError, match=r"Wq has 2147483648 bytes.*2 GB.*signed 32-bit"):
+        ops.run_mxfp4(xq, xs, wq, ws)

@@ -54,13 +54,18 @@ def fp8_dtypes(device_or_arch: torch.device | str) -> tuple[torch.dtype, torch.d
     Raises:
         ConfigError: an architecture name that is not known.
     """
-    key = str(device_or_arch)
+    key = _with_index(device_or_arch)
     if key not in _dtypes_of:
         fnuz = _arch_name(device_or_arch) == "gfx942"
         _dtypes_of[key] = (
             (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz) if fnuz else (torch.float8_e4m3fn, torch.float8_e5m2)
         )
     return _dtypes_of[key]
+
+
+def _with_index(device_or_arch: torch.device | str) -> str:
+    key = str(device_or_arch)
+    return f"cuda:{torch.cuda.current_device()}" if key == "cuda" else key
 
 
 # A plain dictionary, because torch.compile reads it as a constant where it cannot trace device queries.
@@ -140,7 +145,7 @@ def scaled_mm(
 
     Returns:
         [M, N] of ``out_dtype``. Where K or N is no multiple of 16, which ``torch._scaled_mm`` refuses, the product is
-        taken in bfloat16 instead (exact inputs, fp32 accumulation).
+        taken in bfloat16 instead (exact inputs, fp32 accumulation, one more rounding before the scales).
 
     Raises:
         GuardError: ranks, dtypes, inner dimensions or scales do not fit, both operands are e5m2, or an operand is in

@@ -20,6 +20,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import dispatch
+from hipforge.ops.alignment import realigned
 from hipforge.ops.dispatch import Accepted, Decision, Refused, planned_by
 from hipforge.ops.reference import mxfp4_mm_packed, unshuffle_scale, unshuffle_weight
 from hipforge.ops.reference.checks import (
@@ -227,8 +228,15 @@ def run_mxfp4(
     m, n, _ = _check(xq, x_scale, wq, w_scale, shuffled)
     out = torch.empty((m, n), dtype=torch.bfloat16, device=xq.device)
     workspace = torch.empty((k_splits, m, n), dtype=torch.float32, device=xq.device) if k_splits > 1 else None
-    operands = (xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous())
-    mxfp4_gemm_out(out, *operands, workspace, shuffled, m_sub, n_sub, k_splits)
+    x_scale, w_scale = x_scale.contiguous(), w_scale.contiguous()
+    configuration = (workspace, shuffled, m_sub, n_sub, k_splits)
+    try:
+        mxfp4_gemm_out(out, xq.contiguous(), x_scale, wq.contiguous(), w_scale, *configuration)
+    except GuardError:
+        copies = realigned(xq, wq)
+        if copies is None:
+            raise
+        mxfp4_gemm_out(out, copies[0], x_scale, copies[1], w_scale, *configuration)
     return out
 
 
@@ -238,6 +246,7 @@ def _plan_linear(
     wq: torch.Tensor,
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
     *,
     shuffled: bool = False,
 ) -> Decision:
@@ -255,6 +264,7 @@ def mxfp4_linear(
     wq: torch.Tensor,
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
     *,
     shuffled: bool = False,
 ) -> torch.Tensor:
@@ -266,15 +276,19 @@ def mxfp4_linear(
         wq: weights [N, K/2].
         w_scale: e8m0 bytes [N, K/32], or shuffled.
         bias: bfloat16 [N], added to the rounded product.
+        out: bfloat16 [M, N] to write into.
         shuffled: the weight and its scales are in the shuffled order.
 
     Returns:
-        bfloat16 [M, N].
+        bfloat16 [M, N]; ``out`` itself where it is given.
 
     Raises:
-        GuardError: dtypes or shapes that are no MXFP4 operands, or a bias of another shape or dtype.
+        GuardError: dtypes or shapes that are no MXFP4 operands, or a bias or an ``out`` of another shape or dtype.
     """
-    taken = _plan_linear(xq, x_scale, wq, w_scale, bias, shuffled=shuffled).accepted
+    taken = _plan_linear(xq, x_scale, wq, w_scale, bias, out, shuffled=shuffled).accepted
+    if out is not None:
+        require_dtype("out", out, (torch.bfloat16,))
+        require_shape("out", out, (xq.shape[0], wq.shape[0]), "[M, N]")
     if bias is not None:
         require_dtype("bias", bias, (torch.bfloat16,))
         require_shape("bias", bias, (wq.shape[0],), "[N]")
@@ -286,4 +300,6 @@ def mxfp4_linear(
             w_scale = unshuffle_scale(w_scale, wq.shape[0], 2 * wq.shape[1] // BLOCK)
             wq = unshuffle_weight(wq)
         result = mxfp4_mm_packed(xq, x_scale, wq, w_scale)
-    return result if bias is None else result.add_(bias)
+    if bias is not None:
+        result = result.add_(bias)
+    return result if out is None else out.copy_(result)

@@ -31,6 +31,7 @@ from hipforge.errors import GuardError
 from hipforge.jit import torch_library
 from hipforge.jit.signature import signature_of
 from hipforge.ops import dispatch
+from hipforge.ops.alignment import realigned
 from hipforge.ops.dispatch import Accepted, Decision, Refused, planned_by
 from hipforge.ops.grouped_gemm_mxfp8 import (
     grouped_gemm_mxfp8,
@@ -95,6 +96,29 @@ def _run_gemv(
     smallm_mxfp8_gemv_out(out, xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous(), block_n)
 
 
+def _launch_kernel(
+    launch: _Launch,
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    if launch.block_n:
+        _run_gemv(xq, x_scale, wq, w_scale, out, launch.block_n)
+        return
+    smallm_mxfp8_mfma_out(
+        out,
+        xq.contiguous(),
+        x_scale.contiguous(),
+        wq.contiguous(),
+        w_scale.contiguous(),
+        split_k_workspace(launch.m, launch.n, launch.k_splits, launch.device),
+        launch.n_sub,
+        launch.k_splits,
+    )
+
+
 def _run_hip(
     launch: _Launch,
     xq: torch.Tensor,
@@ -103,22 +127,15 @@ def _run_hip(
     w_scale: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    m, n, device = launch.m, launch.n, launch.device
     if out is None:
-        out = torch.empty((m, n), dtype=torch.bfloat16, device=device)
-    if launch.block_n:
-        _run_gemv(xq, x_scale, wq, w_scale, out, launch.block_n)
-        return out
-    smallm_mxfp8_mfma_out(
-        out,
-        xq.contiguous(),
-        x_scale.contiguous(),
-        wq.contiguous(),
-        w_scale.contiguous(),
-        split_k_workspace(m, n, launch.k_splits, device),
-        launch.n_sub,
-        launch.k_splits,
-    )
+        out = torch.empty((launch.m, launch.n), dtype=torch.bfloat16, device=launch.device)
+    try:
+        _launch_kernel(launch, xq, x_scale, wq, w_scale, out)
+    except GuardError:
+        copies = realigned(xq, wq)
+        if copies is None:
+            raise
+        _launch_kernel(launch, copies[0], x_scale, copies[1], w_scale, out)
     return out
 
 

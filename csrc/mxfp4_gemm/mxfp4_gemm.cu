@@ -19,23 +19,28 @@ constexpr int64_t kMaxBytes = (int64_t{1} << 31) - 1;
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
+void check_place(const Tensor& tensor, const char* name, const Tensor& like) {
+  HF_CHECK(tensor.is_contiguous(), name, " must be contiguous (row-major); got ", tensor,
+           " with other strides: pass ", name, ".contiguous()");
+  HF_CHECK(tensor.on_gpu() == like.on_gpu() && tensor.device_index() == like.device_index(), name,
+           " must be on the device of Wq");
+}
+
 void check_payload(const Tensor& tensor, const char* name, const Tensor& like) {
   HF_CHECK(tensor.dtype() == HF_U8 || tensor.dtype() == HF_E2M1FN_X2, name,
            " holds two e2m1 codes per byte: uint8 or float4_e2m1fn_x2; got ", tensor.dtype());
   HF_CHECK(tensor.dim() == 2, name, " must have 2 dimensions, [rows, K/2]; got ", tensor);
-  HF_CHECK(tensor.is_contiguous(), name, " must be contiguous: pass ", name, ".contiguous()");
+  check_place(tensor, name, like);
   HF_CHECK(tensor.bytes() <= kMaxBytes, name, " has ", tensor.bytes(),
            " bytes; the kernel takes at most 2^31 - 1 (2 GB), because a raw-buffer offset is a signed 32-bit number");
-  HF_CHECK(tensor.on_gpu() == like.on_gpu() && tensor.device_index() == like.device_index(), name,
-           " must be on the device of Wq");
   HF_CHECK(hf::aligned_to(tensor.data(), kLaneBytes), name, " must start at a multiple of 16 bytes; pass a copy");
 }
 
-void check_scales(const Tensor& tensor, const char* name, int64_t rows, int64_t columns) {
+void check_scales(const Tensor& tensor, const char* name, int64_t rows, int64_t columns, const Tensor& like) {
   HF_CHECK(tensor.dtype() == HF_U8 || tensor.dtype() == HF_E8M0FNU, name,
            " holds e8m0 bytes: uint8 or float8_e8m0fnu; got ", tensor.dtype());
   HF_CHECK(tensor.is_shape(rows, columns), name, " must be [", rows, ", ", columns, "]; got ", tensor);
-  HF_CHECK(tensor.is_contiguous(), name, " must be contiguous: pass ", name, ".contiguous()");
+  check_place(tensor, name, like);
 }
 
 }  // namespace
@@ -51,15 +56,15 @@ void mxfp4_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, Opti
   HF_CHECK(Wq.size(1) == Xq.size(1), "Xq and Wq must have the same K; got Xq ", Xq, " and Wq ", Wq);
   HF_CHECK(k > 0 && k % hf::kMxBlock == 0, "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ", k);
   HF_CHECK(m >= 1 && n >= 1, "M and N must be at least 1; got ", m, " and ", n);
-  check_scales(Xs, "Xs", m, k / hf::kMxBlock);
+  check_scales(Xs, "Xs", m, k / hf::kMxBlock, Wq);
   if (shuffled) {
     HF_CHECK(n % 16 == 0 && k % 64 == 0, "shuffled weights need N % 16 == 0 and K % 64 == 0; got N = ", n, ", K = ", k);
-    check_scales(Ws, "Ws (shuffled)", round_up(n, 256), round_up(k / hf::kMxBlock, kScaleColumns));
+    check_scales(Ws, "Ws (shuffled)", round_up(n, 256), round_up(k / hf::kMxBlock, kScaleColumns), Wq);
   } else {
-    check_scales(Ws, "Ws", n, k / hf::kMxBlock);
+    check_scales(Ws, "Ws", n, k / hf::kMxBlock, Wq);
   }
-  HF_CHECK(out.dtype() == HF_BF16 && out.is_shape(m, n) && out.is_contiguous(), "out must be contiguous bfloat16 [", m,
-           ", ", n, "]; got ", out);
+  HF_CHECK(out.dtype() == HF_BF16 && out.is_shape(m, n), "out must be bfloat16 [", m, ", ", n, "]; got ", out);
+  check_place(out, "out", Wq);
   HF_CHECK(m_sub == HF_M_SUB && n_sub == HF_N_SUB, "this variant has m_sub = ", HF_M_SUB, ", n_sub = ", HF_N_SUB,
            "; got ", m_sub, ", ", n_sub);
   hf::check_k_splits(k_splits, hf::ceil_div(k, kStep), k);
@@ -67,8 +72,9 @@ void mxfp4_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, Opti
   if (k_splits > 1) {
     HF_CHECK(workspace.has_value(), "k_splits = ", k_splits, " needs a workspace");
     const Tensor given = *workspace;
-    HF_CHECK(given.dtype() == HF_F32 && given.is_shape(k_splits, m, n) && given.is_contiguous(),
-             "workspace must be contiguous float32 [k_splits, M, N] = [", k_splits, ", ", m, ", ", n, "]; got ", given);
+    HF_CHECK(given.dtype() == HF_F32 && given.is_shape(k_splits, m, n),
+             "workspace must be float32 [k_splits, M, N] = [", k_splits, ", ", m, ", ", n, "]; got ", given);
+    check_place(given, "workspace", Wq);
     partials = given.data<float>();
   }
   HF_CHECK_ARCH(Wq, "gfx950");

@@ -75,6 +75,13 @@ def _positive_int(text: str) -> int:
     return value
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
 def _positive_float(text: str) -> float:
     value = float(text)
     if not value > 0:
@@ -123,7 +130,7 @@ EMULATOR_CHECKS = Setting(
     "Emulator checkers: memory bounds only, or also uninitialised reads, missing waits and races.",
 )
 EMULATOR_THREADS = Setting(
-    "HIPFORGE_EMULATOR_THREADS", 0, int, "an integer, 0 = one per core",
+    "HIPFORGE_EMULATOR_THREADS", 0, _count, "an integer, 0 = one per core",
     "Worker threads of one emulated launch.",
 )
 EMULATOR_QUIET = Setting(
