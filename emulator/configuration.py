@@ -96,7 +96,7 @@ def apply(wanted: Options, *, to: ctypes.CDLL | None = None) -> None:
         raise ConfigError(f"wave_order={wanted.wave_order!r}; accepted: {', '.join(WAVE_ORDERS)}")
     for name in ("cu_count", "threads", "seed", "instruction_budget"):
         value = getattr(wanted, name)
-        if not isinstance(value, int) or value < 0:
+        if not isinstance(value, int):
             raise ConfigError(f"{name}={value!r}; accepted: an integer, 0 or more")
     values: dict[str, Any] = {name: getattr(wanted, name) for name, _ in library.RawOptions._fields_}
     values.update(arch=wanted.arch.encode(), wave_order=WAVE_ORDERS.index(wanted.wave_order))
