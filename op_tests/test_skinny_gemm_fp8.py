@@ -86,6 +86,29 @@ def test_random_data_is_close_to_float64(m):
     assert relative_error(ops.skinny_gemm(a, b, scale), want) <= 2.0**-11 + 2.0**-12 < 2e-3
 
 
+def check_model_shape(m, n, k):
+    a, b, scale = normals(m, n, k, seed=m)
+    with emulator.counters() as counted:
+        got = ops.skinny_gemm(a, b, scale)
+    want = reference(a, b, scale, None, torch.float64, torch.float64)
+    # fp32 sums of 2^14 products stay far below the fp16 rounding: each addition is 2^-24 of a sum like the result.
+    assert relative_error(got, want) <= 2.0**-11 + 2.0**-12 < 2e-3
+    assert counted.tensors["b"].loaded == n * k
+    assert counted.lds_bank_conflicts == 0
+
+
+@pytest.mark.parametrize("m", [1, 8, 16, 32])
+def test_the_qkv_projection_reads_its_weights_once(m):
+    check_model_shape(m, 2304, 16384)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("m", [1, 8, 16, 32])
+@pytest.mark.parametrize(("n", "k"), [(13312, 16384), (16384, 6656)])
+def test_the_other_model_shapes(m, n, k):
+    check_model_shape(m, n, k)
+
+
 @pytest.mark.parametrize("m", [8, 16])
 def test_atomics_stay_within_one_fp16_rounding_per_addition(m):
     a, b, scale = normals(m, 96, 4096, seed=m)
