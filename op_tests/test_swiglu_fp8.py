@@ -94,6 +94,15 @@ def test_every_gate(dtype):
     check(torch.cat([finite, torch.ones_like(finite)], dim=1), torch.tensor([0.5]))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_quotient_is_not_a_product_with_a_reciprocal(dtype):
+    """1 + 2^127 and a little more have subnormal reciprocals, which the instruction gives as 0; the quotient is normal."""
+    gate = torch.linspace(-88.0, -88.35, 64)
+    gate_up = torch.cat([gate, torch.full((64,), 1024.0)]).to(dtype)[None]
+    q = check(gate_up, torch.tensor([2.0**-112]))
+    assert bool((q.float() < -1).all())
+
+
 @pytest.mark.parametrize("scalar", [False, True], ids=["vector", "scalar"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gates_and_ups_that_are_not_finite(dtype, scalar):
