@@ -1,0 +1,104 @@
+"""The skinny fp8 GEMM beside a split-K Triton kernel on fp8 tl.dot: counts of both machine codes on the emulator.
+
+Set HIPFORGE_EMULATE=gfx942 for MI300X. Counts are exact and no times; every result is checked first, and a wrong one
+ends the run with status 1.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import torch
+import triton
+import triton.language as tl
+from rich.table import Table
+
+from hipforge import devices, emulator
+from hipforge.cli.output import console
+from hipforge.emulator import Counters
+from hipforge.emulator import triton as emulated
+from hipforge.ops import skinny_gemm_fp8 as ops
+from hipforge.ops.reference.skinny import skinny_gemm as reference
+
+# (n, k) of a Llama-3.1-405B layer under tensor parallelism 8.
+SHAPES = {"qkv": (2304, 16384), "gate/up": (13312, 16384), "down": (16384, 6656)}
+ROWS = (1, 8, 16, 32)
+MAX_ERROR = 2e-3  # relative, Frobenius: one fp16 rounding is 4.9e-4 at most
+TRITON_BLOCK_N, TRITON_BLOCK_K = 32, 128
+
+
+@triton.jit
+def split_k_dot(
+    partials, a, b, m, n, k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
+):  # fmt: skip
+    """Write fp32 partial sums [SPLIT_K, m, n] of a [m, k] times b, stored as [n, k]."""
+    split = tl.program_id(1)
+    row, column = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for block in range(split, tl.cdiv(k, BLOCK_K), SPLIT_K):
+        at = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        left_mask = (row[:, None] < m) & (at[None, :] < k)
+        right_mask = (column[None, :] < n) & (at[:, None] < k)
+        left = tl.load(a + row[:, None] * k + at[None, :], mask=left_mask, other=0.0)
+        right = tl.load(b + column[None, :] * k + at[:, None], mask=right_mask, other=0.0)
+        total = tl.dot(left, right, total)
+    place = partials + split * m * n + row[:, None] * n + column[None, :]
+    tl.store(place, total, mask=(row[:, None] < m) & (column[None, :] < n))
+
+
+def run_triton(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, split_k: int) -> tuple[torch.Tensor, Counters]:
+    """Return the product, with the partial sums added in torch (uncounted), and the kernel's counters."""
+    m, k = a.shape
+    n = b.shape[1]
+    partials = torch.empty(split_k, m, n)
+    counted = emulated.jit(split_k_dot)[(-(-n // TRITON_BLOCK_N), split_k)](
+        partials, a, b.t(), m, n, k,
+        BLOCK_M=32 if m > 16 else 16, BLOCK_N=TRITON_BLOCK_N, BLOCK_K=TRITON_BLOCK_K, SPLIT_K=split_k, num_warps=4,
+    )  # fmt: skip
+    return (partials.sum(0) * scale).half(), counted
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--shape", "names", type=click.Choice(tuple(SHAPES)), multiple=True, help="Default: qkv.")
+@click.option("--rows", type=int, multiple=True, default=ROWS, show_default=True)
+def main(names: tuple[str, ...], rows: tuple[int, ...]) -> None:
+    """Count both kernels on the shapes asked for."""
+    device = devices.current()
+    if device.kind != "emulator":
+        raise click.UsageError(f"counts need the emulator; the device is {device.kind}: set HIPFORGE_DEVICE=emulator")
+    fp8 = ops.FORMATS[device.default_arch]
+    table = Table(title=f"{device.default_arch}, counted on the emulator (no times)")
+    columns = ("kernel", "n", "k", "m", "wave instr", "MFMA", "MFMA cycles", "MB loaded", "b loads", "LDS MB",
+               "conflicts", "rel err")  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name in names or ("qkv",):
+        n, k = SHAPES[name]
+        generator = torch.Generator().manual_seed(0)
+        b = torch.randn(n, k, generator=generator).to(fp8).t()
+        scale = torch.tensor([k**-0.5])
+        for m in rows:
+            a = torch.randn(m, k, generator=generator).to(fp8)
+            want = reference(a, b, scale, None, torch.float64, torch.float64)
+            configuration = ops.default_configuration(m, n, k, device.cu_count(0))
+            with emulator.counters() as ours:
+                got = ops.run_skinny_gemm(a, b, scale, **configuration)
+            theirs, theirs_counted = run_triton(a, b, scale, configuration["split_k"])
+            for label, result, counted in (("hipforge", got, ours), ("triton", theirs, theirs_counted)):
+                error = ((result.double() - want).norm() / want.norm()).item()
+                table.add_row(
+                    label, str(n), str(k), str(m), f"{counted.wave_instructions:,}", f"{counted.mfma_count:,}",
+                    f"{counted.mfma_cycles:,}", f"{counted.bytes_loaded / 1e6:.1f}",
+                    f"{counted.tensors['b'].loaded / (n * k):.3f}", f"{counted.lds_bytes / 1e6:.1f}",
+                    f"{counted.lds_bank_conflicts:,}", f"{error:.1e}",
+                )  # fmt: skip
+                if not error <= MAX_ERROR:
+                    console().print(table)
+                    sys.exit(f"{label} is wrong at m={m}, n={n}, k={k}: relative error {error:.2e}")
+    console().print(table)
+
+
+if __name__ == "__main__":
+    main()
