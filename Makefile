@@ -29,6 +29,7 @@ bench: setup
 	@$(BIN)/python op_tests/bench_emulator.py
 	@$(BIN)/python op_tests/bench_mxfp4.py
 	@$(BIN)/python op_tests/bench_smallm_mxfp8.py
+	@$(BIN)/python op_tests/bench_skinny_gemm.py
 
 wheel: setup
 	@$(BIN)/python -m build --wheel --outdir dist .
