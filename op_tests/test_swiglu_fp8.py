@@ -96,7 +96,7 @@ def test_every_gate(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_quotient_is_not_a_product_with_a_reciprocal(dtype):
-    """1 + 2^127 and a little more have subnormal reciprocals, which the instruction gives as 0; the quotient is normal."""
+    """1 + 2^127 and a little more have subnormal reciprocals, which the instruction flushes; the quotient is normal."""
     gate = torch.linspace(-88.0, -88.35, 64)
     gate_up = torch.cat([gate, torch.full((64,), 1024.0)]).to(dtype)[None]
     q = check(gate_up, torch.tensor([2.0**-112]))
