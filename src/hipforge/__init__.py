@@ -28,6 +28,8 @@ _LAZY: dict[str, str] = {
     "Float8LinearConfig": "hipforge.ops.fp8_linear",
     "compile_ops": "hipforge.jit",
     "convert_to_float8_training": "hipforge.ops.fp8_linear",
+    "decode_attention_fp8": "hipforge.ops.decode_attention_fp8",
+    "decode_attention_splitk": "hipforge.ops.decode_attention_fp8",
     "disable_fp8": "hipforge.ops.fp8_linear",
     "explain": "hipforge.ops.dispatch",
     "fp8_quant_tensorwise": "hipforge.ops.fp8_quant",
@@ -64,6 +66,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from hipforge.jit.compile_ops import compile_ops as compile_ops
+    from hipforge.ops.decode_attention_fp8 import decode_attention_fp8 as decode_attention_fp8
+    from hipforge.ops.decode_attention_fp8 import decode_attention_splitk as decode_attention_splitk
     from hipforge.ops.dispatch import explain as explain
     from hipforge.ops.fp8_linear import Float8Linear as Float8Linear
     from hipforge.ops.fp8_linear import Float8LinearConfig as Float8LinearConfig

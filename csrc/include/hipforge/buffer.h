@@ -32,6 +32,16 @@ __device__ inline u32x4 load_b128(Buffer buffer, uint32_t lane_offset, uint32_t 
                                                static_cast<int32_t>(wave_offset), 0);
 }
 
+/// 8 and 4 bytes, in the same way.
+__device__ inline u32x2 load_b64(Buffer buffer, uint32_t lane_offset, uint32_t wave_offset) {
+  return __builtin_amdgcn_raw_buffer_load_b64(buffer, static_cast<int32_t>(lane_offset),
+                                              static_cast<int32_t>(wave_offset), 0);
+}
+__device__ inline uint32_t load_b32(Buffer buffer, uint32_t lane_offset, uint32_t wave_offset) {
+  return __builtin_amdgcn_raw_buffer_load_b32(buffer, static_cast<int32_t>(lane_offset),
+                                              static_cast<int32_t>(wave_offset), 0);
+}
+
 /// One byte, zero-extended.
 __device__ inline uint32_t load_u8(Buffer buffer, uint32_t lane_offset, uint32_t wave_offset) {
   return __builtin_amdgcn_raw_buffer_load_b8(buffer, static_cast<int32_t>(lane_offset),
