@@ -462,10 +462,10 @@ def decode_attention_splitk(
             folded, k_data, v_data, block_tables, seqlens, None, None, k_rows, v_rows, factor, splits, causal
         )
     else:
-        values = (
+        keys, values = (
             dequantize_kv_fp8(data.contiguous().view(torch.int32), rows, _fp8_of(q.device))
             for data, rows in ((k_data, k_rows), (v_data, v_rows))
         )
-        out, lse = _reference(folded, *values, block_tables, seqlens, factor, causal)
+        out, lse = _reference(folded, keys, values, block_tables, seqlens, factor, causal)
     batch, mq = folded.shape[:2]
     return out.view(q.shape), lse.view(batch, q.shape[2], q.shape[3], mq)
