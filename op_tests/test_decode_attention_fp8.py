@@ -316,3 +316,12 @@ def test_the_matrix_of_decode_shapes(batch, keys, kv_heads, group, page_size):
         out, lse = decode_attention_fp8(q, k_pages, v_pages, tables, lengths, return_lse=True)
     error = check(q, k.double(), v.double(), lengths, out, lse, 128**-0.5)
     assert error.max() <= 5e-3
+
+
+def test_a_cache_that_is_not_fp8_is_refused_on_every_path():
+    q, k, v = case(1, 1, 1, 2, 64, 32, seed=3)
+    lengths = torch.tensor([32], dtype=torch.int32)
+    with pytest.raises(GuardError, match=r"k_cache must have dtype .*float32"):
+        decode_attention_fp8(q, k.float(), v, None, lengths, 1.0, 1.0)
+    with pytest.raises(GuardError, match=r"v_cache must have dtype .*float32"):
+        decode_attention_fp8(q, k, v.float(), None, lengths, 1.0, 1.0)

@@ -123,6 +123,9 @@ def _check_forced(forced: Mapping[str, int], default: Mapping[str, int]) -> None
             raise GuardError(f"force_kernel_config: {name} must be {default[name]}, what the kernel has; got {value}")
 
 
+_CACHE_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)
+
+
 def _check_plain(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -139,6 +142,8 @@ def _check_plain(
     pages, page_size, kv_heads, _ = k_cache.shape
     require_shape("k_cache", k_cache, (pages, page_size, kv_heads, d), "D of q")
     require_shape("v_cache", v_cache, k_cache.shape, "that of k_cache")
+    require_dtype("k_cache", k_cache, _CACHE_DTYPES)
+    require_dtype("v_cache", v_cache, (k_cache.dtype,))
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
         raise GuardError(f"Hq must be a positive multiple of Hkv; got Hq={heads}, Hkv={kv_heads}")
     require_shape("seqlens", seqlens, (batch,), "one length per sequence")
