@@ -261,8 +261,10 @@ const uint32_t* stage_source(const Wave& w, const ExecInst& in, int index, LaneT
     row = buffer.x;
   }
   if (type == LaneType::pk16 || type == LaneType::pkf16) {
-    if (!o.op_sel && o.op_sel_hi && !o.neg && !o.neg_hi) return row;
-    const uint32_t low_shift = o.op_sel ? 16 : 0, high_shift = o.op_sel_hi ? 16 : 0;
+    // Only VOP3P has an op_sel_hi field; the accumulating dot products and v_pk_fmac always take the high half.
+    const bool high = o.op_sel_hi || inst.format != Format::VOP3P;
+    if (!o.op_sel && high && !o.neg && !o.neg_hi) return row;
+    const uint32_t low_shift = o.op_sel ? 16 : 0, high_shift = high ? 16 : 0;
     const uint32_t flip = (o.neg ? 0x8000u : 0) | (o.neg_hi ? 0x80000000u : 0);
     for (int l = 0; l < kLanes; ++l)
       buffer.x[l] = ((row[l] >> low_shift & 0xFFFF) | row[l] >> high_shift << 16) ^ flip;

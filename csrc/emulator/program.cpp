@@ -104,7 +104,7 @@ bool has_modifiers(const Inst& i, const OpEntry& e) {
     const Operand& o = i.src[s];
     const LaneType type = s < 3 ? e.types[s + 1] : LaneType::none;
     const bool packed = type == LaneType::pk16 || type == LaneType::pkf16;
-    if (o.neg || o.abs || o.neg_hi || o.op_sel || (packed && !o.op_sel_hi)) return true;
+    if (o.neg || o.abs || o.neg_hi || o.op_sel || (packed && i.format == Format::VOP3P && !o.op_sel_hi)) return true;
   }
   return false;
 }
