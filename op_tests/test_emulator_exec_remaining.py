@@ -576,3 +576,41 @@ def test_f64_roots(name: str) -> None:
         machine.set_row64(0, [source] * 64)
         got = machine.run(f"{name} v[10:11], v[0:1]").row64(10)[0]
         assert is_nan(got, 64) if want == -1 else got == want, (hex(source), hex(got))
+
+
+@pytest.mark.parametrize("name", ["v_div_fixup_f16", "v_div_fixup_legacy_f16"])
+def test_division_fixup_replaces_special_quotients(name: str) -> None:
+    machine = Machine()
+    for rows in cases(INTERESTING_16, 16, 3, 15, rounds=2):
+        load(machine, rows, 16)
+        machine.run(f"{name} v10, v0, v2, v4")
+        for lane, (quotient, below, above) in enumerate(zip(*rows, strict=True)):
+            zeros = [not x & 0x7FFF for x in (below, above)]
+            infinite = [is_infinite(x, 16) for x in (below, above)]
+            negative = (below ^ above) & 0x8000
+            if is_nan(below, 16) or is_nan(above, 16) or all(zeros) or all(infinite):
+                want = -1
+            elif zeros[0] or infinite[1]:
+                want = INFINITY[16] | negative
+            elif zeros[1] or infinite[0]:
+                want = negative
+            elif is_nan(quotient, 16):
+                continue  # dividing finite numbers through f32 gives none, so that no program depends on it
+            else:
+                want = quotient & 0x7FFF | negative
+            got = int(machine.v[10][lane]) & 0xFFFF
+            assert is_nan(got, 16) if want == -1 else got == want, (hex(quotient), hex(below), hex(above), hex(got))
+
+
+@pytest.mark.parametrize("name", ["v_dot2c_f32_f16", "v_dot4c_i32_i8", "v_dot8c_i32_i4"])
+def test_accumulating_dots_take_their_first_source_through_dpp(name: str) -> None:
+    rng = np.random.default_rng(16)
+    plain, moved = Machine(), Machine()
+    halves_of = rng.standard_normal((2, 128)).astype(np.float16).view(np.uint32)
+    first, second = halves_of
+    moved.v[0], moved.v[2] = first, second
+    plain.v[0], plain.v[2] = first[np.arange(64) ^ 1], second
+    moved.run(f"{name} v4, v0, v2 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf")
+    plain.run(f"{name} v4, v0, v2")
+    assert moved.v[4].tolist() == plain.v[4].tolist()
+    assert len(set(plain.v[4].tolist())) > 30
