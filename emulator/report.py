@@ -45,7 +45,6 @@ class Profile:
         memory_bytes: bytes touched at least once, loads and stores apart: what must cross the memory bus (counted).
         repeated_bytes: bytes loaded or stored again, which caches may or may not absorb (counted).
         vector_cycles: issue cycles of the vector ALU over all SIMDs: 4 per wave-instruction, 16 per transcendental.
-        scalar_cycles: issue cycles of everything else but matrix instructions, one per wave-instruction.
         matrix_cycles: matrix-pipe cycles as the ISA gives them (counted).
         lds_cycles: cycles of the LDS pipe: 128 bytes per cycle and CU, and the counted bank conflicts.
         bytes_per_vector_instruction: memory bytes per VALU wave-instruction; low values mean issue-bound code.
@@ -58,7 +57,6 @@ class Profile:
     memory_bytes: int
     repeated_bytes: int
     vector_cycles: int
-    scalar_cycles: int
     matrix_cycles: int
     lds_cycles: int
     bytes_per_vector_instruction: float
@@ -82,7 +80,6 @@ def profile(counters: Counters, arch: str) -> Profile:
     by_class = counters.by_class
     transcendental = by_class.get("valu_trans", 0)
     vector = by_class.get("valu", 0)
-    matrix = by_class.get("mfma", 0)
     vector_cycles = vector * VALU_CYCLES + transcendental * TRANSCENDENTAL_CYCLES
     lds_cycles = -(-counters.lds_bytes // 128) + counters.lds_bank_conflicts
     simds = info.cu_count * SIMDS_PER_CU
@@ -95,7 +92,6 @@ def profile(counters: Counters, arch: str) -> Profile:
         memory_bytes=memory_bytes,
         repeated_bytes=moved - memory_bytes,
         vector_cycles=vector_cycles,
-        scalar_cycles=counters.wave_instructions - vector - transcendental - matrix,
         matrix_cycles=counters.mfma_cycles,
         lds_cycles=lds_cycles,
         bytes_per_vector_instruction=memory_bytes / max(1, vector + transcendental),

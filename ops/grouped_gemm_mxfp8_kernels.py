@@ -14,26 +14,10 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.tables import DEFAULT_BLOCK_N, MOE_BLOCK_N
 
 
-def _variant(
-    out: torch.Tensor,
-    a_q: torch.Tensor,
-    a_scale: torch.Tensor,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    num_tokens_post_padded: torch.Tensor,
-    mul_weight_by: torch.Tensor | None,
-    E: int,
-    N: int,
-    K: int,
-    num_valid_tokens: int,
-    M_act: int,
-    a_div: int,
-    block_m: int,
-    block_n: int,
-) -> Mapping[str, int]:
-    return {"HF_BLOCK_N": block_n if block_n in MOE_BLOCK_N else DEFAULT_BLOCK_N}  # the guard refuses any other
+def _variant(*args: torch.Tensor | int | None) -> Mapping[str, int]:
+    block_n = args[-1]
+    # The module's guard refuses any other block_n.
+    return {"HF_BLOCK_N": block_n if isinstance(block_n, int) and block_n in MOE_BLOCK_N else DEFAULT_BLOCK_N}
 
 
 @compile_ops("module_smallm_mxfp8_moe", variant=_variant)

@@ -11,7 +11,6 @@ that of :func:`hipforge.ops.reference.shuffle_scale` (activations stay plain); t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -43,22 +42,14 @@ _PAYLOADS = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", None))
 _SCALES = (torch.uint8, E8M0_DTYPE)
 
 
-def _variant(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    workspace: torch.Tensor | None,
-    shuffled: bool,
-    m_sub: int,
-    n_sub: int,
-    k_splits: int,
-) -> Mapping[str, int]:
-    return {"HF_M_SUB": m_sub, "HF_N_SUB": n_sub}
-
-
-@compile_ops("module_mxfp4_gemm", variant=_variant, mutates=("out", "workspace"))
+@compile_ops(
+    "module_mxfp4_gemm",
+    variant=lambda out, xq, xs, wq, ws, workspace, shuffled, m_sub, n_sub, k_splits: {
+        "HF_M_SUB": m_sub,
+        "HF_N_SUB": n_sub,
+    },
+    mutates=("out", "workspace"),
+)
 def mxfp4_gemm_out(
     out: torch.Tensor,
     Xq: torch.Tensor,
