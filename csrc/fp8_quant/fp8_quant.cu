@@ -15,8 +15,10 @@
 // and turns every output into NaN, as torch's amax does.
 #include <hip/hip_runtime.h>
 
+#include "hipforge/fp8_encode.h"
 #include "hipforge/module.h"
 #include "hipforge/vector.h"
+#include "hipforge/wave.h"
 
 #if !defined(HF_INPUT)
 #error "build with -DHF_INPUT=f32, f16 or bf16"
@@ -34,7 +36,6 @@ using Input = HF_JOIN(input_, HF_INPUT)::type;
 constexpr hf_dtype kInputDtype = __is_same(Input, float) ? HF_F32 : __is_same(Input, _Float16) ? HF_F16 : HF_BF16;
 
 constexpr int kThreads = 256;
-constexpr int kWaveSize = 64;
 constexpr int kPerLane = 16;  // elements a lane converts at once: one 16-byte store
 constexpr int kTile = 64;
 constexpr int kTilePitch = kTile / 4 + 1;  // dwords
@@ -42,7 +43,7 @@ constexpr int kMaxBlocks = 2048;           // grid-stride beyond: 8 work-groups 
 
 static_assert(kThreads * kPerLane == kTile * kTile, "a work-group converts one tile at once");
 
-enum class Format { e4m3, e5m2 };
+using Format = hf::dev::Fp8Format;
 
 #if defined(__gfx942__)
 constexpr float kMaxE4m3 = 240.0f;
@@ -63,7 +64,7 @@ __device__ inline uint32_t magnitude_bits(float value) { return __builtin_bit_ca
 __device__ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 __global__ __launch_bounds__(kThreads) void amax_kernel(const Input* x, int64_t count, bool vector, uint32_t* amax) {
-  __shared__ uint32_t of_wave[kThreads / kWaveSize];
+  __shared__ uint32_t of_wave[kThreads / hf::dev::kWaveSize];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   uint32_t best = 0;
@@ -76,13 +77,13 @@ __global__ __launch_bounds__(kThreads) void amax_kernel(const Input* x, int64_t 
   for (int64_t i = vectors * kVector + first; i < count; i += stride)
     best = larger(best, magnitude_bits(static_cast<float>(x[i])));
 #pragma unroll
-  for (int lanes = kWaveSize / 2; lanes; lanes /= 2)
+  for (int lanes = hf::dev::kWaveSize / 2; lanes; lanes /= 2)
     best = larger(best, static_cast<uint32_t>(__shfl_xor(static_cast<int>(best), lanes)));
-  if (threadIdx.x % kWaveSize == 0) of_wave[threadIdx.x / kWaveSize] = best;
+  if (threadIdx.x % hf::dev::kWaveSize == 0) of_wave[threadIdx.x / hf::dev::kWaveSize] = best;
   __syncthreads();
   if (threadIdx.x == 0) {
 #pragma unroll
-    for (int i = 1; i < kThreads / kWaveSize; ++i) best = larger(best, of_wave[i]);
+    for (int i = 1; i < kThreads / hf::dev::kWaveSize; ++i) best = larger(best, of_wave[i]);
     atomicMax(amax, best);
   }
 }
@@ -95,7 +96,7 @@ __device__ inline float scale_of(const uint32_t* amax) {
   return static_cast<float>(kLimit<kFormat> / largest);
 }
 
-// Sixteen values as bytes, clamped first: what an overflowing conversion gives depends on a mode bit. NaN stays NaN.
+// Sixteen values as bytes.
 template <Format kFormat>
 __device__ inline hf::dev::u32x4 convert(const float (&values)[kPerLane], float scale) {
   hf::dev::u32x4 packed;
@@ -103,20 +104,8 @@ __device__ inline hf::dev::u32x4 convert(const float (&values)[kPerLane], float 
   for (int dword = 0; dword < 4; ++dword) {
     float scaled[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float product = values[4 * dword + i] * scale;
-      const float clamped = __builtin_amdgcn_fmed3f(product, -kLimit<kFormat>, kLimit<kFormat>);
-      scaled[i] = product == product ? clamped : product;
-    }
-    int word;
-    if constexpr (kFormat == Format::e4m3) {
-      word = __builtin_amdgcn_cvt_pk_fp8_f32(scaled[0], scaled[1], 0, false);
-      word = __builtin_amdgcn_cvt_pk_fp8_f32(scaled[2], scaled[3], word, true);
-    } else {
-      word = __builtin_amdgcn_cvt_pk_bf8_f32(scaled[0], scaled[1], 0, false);
-      word = __builtin_amdgcn_cvt_pk_bf8_f32(scaled[2], scaled[3], word, true);
-    }
-    packed[dword] = static_cast<uint32_t>(word);
+    for (int i = 0; i < 4; ++i) scaled[i] = values[4 * dword + i] * scale;
+    packed[dword] = hf::dev::encode_fp8x4<kFormat>(scaled, kLimit<kFormat>);
   }
   return packed;
 }

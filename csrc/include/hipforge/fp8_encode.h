@@ -1,5 +1,5 @@
-// Floats to e4m3 with saturation, and 16-byte stores of codes from lanes that hold 8 elements each. The conversion
-// writes the architecture's own format: OCP e4m3fn on gfx950, e4m3fnuz on gfx942.
+// Floats to e4m3 or e5m2 with saturation, and 16-byte stores of codes from lanes that hold 8 elements each. The
+// conversion writes the architecture's own formats: OCP e4m3fn and e5m2 on gfx950, e4m3fnuz and e5m2fnuz on gfx942.
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -12,10 +12,28 @@ using u32x2 = uint32_t __attribute__((ext_vector_type(2)));
 // Rows of 8k codes start at multiples of 8 only; the hardware stores 16 bytes at any such address.
 typedef u32x4 u32x4_at8 __attribute__((aligned(8)));
 
+enum class Fp8Format { e4m3, e5m2 };
+
 /// `value` limited to [-limit, limit]; a NaN stays one. What an overflowing conversion gives depends on a mode bit.
 __device__ inline float saturated(float value, float limit) {
   const float clamped = __builtin_amdgcn_fmed3f(value, -limit, limit);
   return value == value ? clamped : value;
+}
+
+/// Four codes in memory order.
+template <Fp8Format kFormat>
+__device__ inline uint32_t encode_fp8x4(const float* values, float limit) {
+  const float a = saturated(values[0], limit), b = saturated(values[1], limit);
+  const float c = saturated(values[2], limit), d = saturated(values[3], limit);
+  int word;
+  if constexpr (kFormat == Fp8Format::e4m3) {
+    word = __builtin_amdgcn_cvt_pk_fp8_f32(a, b, 0, false);
+    word = __builtin_amdgcn_cvt_pk_fp8_f32(c, d, word, true);
+  } else {
+    word = __builtin_amdgcn_cvt_pk_bf8_f32(a, b, 0, false);
+    word = __builtin_amdgcn_cvt_pk_bf8_f32(c, d, word, true);
+  }
+  return static_cast<uint32_t>(word);
 }
 
 /// One code in the low byte.
@@ -25,15 +43,7 @@ __device__ inline uint8_t encode_e4m3(float value, float limit) {
 
 /// Eight codes in memory order.
 __device__ inline u32x2 encode_e4m3x8(const float (&values)[8], float limit) {
-  u32x2 codes;
-#pragma unroll
-  for (int dword = 0; dword < 2; ++dword) {
-    const float* v = values + 4 * dword;
-    int word = __builtin_amdgcn_cvt_pk_fp8_f32(saturated(v[0], limit), saturated(v[1], limit), 0, false);
-    word = __builtin_amdgcn_cvt_pk_fp8_f32(saturated(v[2], limit), saturated(v[3], limit), word, true);
-    codes[dword] = static_cast<uint32_t>(word);
-  }
-  return codes;
+  return {encode_fp8x4<Fp8Format::e4m3>(values, limit), encode_fp8x4<Fp8Format::e4m3>(values + 4, limit)};
 }
 
 /// Stores chunks of 8 codes, `low` as chunk `at` and `high` as chunk `at + step`, of `out`, which has `count` chunks.
