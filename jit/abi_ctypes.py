@@ -97,7 +97,8 @@ class CtypesBinder:
                     raise _Diverted
                 self._run(entry, signature, values, divert is not None)
             except _Diverted:
-                assert divert is not None
+                if divert is None:
+                    raise
                 return divert(*values)
             except SystemError as error:
                 # The emulator leaves a signal handler's exception set; ctypes wraps it.

@@ -221,18 +221,20 @@ class _Dispatch:
         self.lock = threading.Lock()
         os.register_at_fork(after_in_child=self._renew_lock)
         several_archs = device.kind == "hip" and len(_gpu_archs(device)) > 1
-        self.call: Callable[..., Any] = self._call_by_arch if several_archs else self._by_variant()
+        self.call: Callable[..., Any] = self._call_by_arch
+        # Without variants, the stub binds directly where there is one architecture.
+        if stub.variant is not None and not several_archs:
+            self.call = self._by_variant(stub.variant)
 
     def _renew_lock(self) -> None:
         self.lock = threading.Lock()
 
-    def _by_variant(self) -> Callable[..., Any]:
+    def _by_variant(self, variant: Callable[..., Mapping[str, int | str]]) -> Callable[..., Any]:
         from hipforge.jit import abi
 
         signature = self.stub.signature
-        assert self.stub.variant is not None  # _prepare binds directly otherwise
         return abi.process_binder().dispatch(
-            signature.name, signature.names, signature.defaults, self.stub.variant, self.entries, self._load
+            signature.name, signature.names, signature.defaults, variant, self.entries, self._load
         )
 
     def _call_by_arch(self, *args: Any, **kwargs: Any) -> Any:

@@ -144,14 +144,14 @@ def build_many(wanted: Iterable[Request], jobs: int | None, on_event: OnEvent) -
     """
     planned = plan(wanted)
     outcomes: dict[int, BuildOutcome] = {}
-    todo: dict[int, Planned] = {}
+    todo: dict[int, tuple[Planned, BuildSpec]] = {}
     for number, item in enumerate(planned):
         if item.entry is not None:
             outcomes[number] = BuildOutcome(item, "hit", 0.0, item.entry, None)
         elif item.problem is not None or item.spec is None:
             outcomes[number] = _failed(item, item.problem, on_event)
         else:
-            todo[number] = item
+            todo[number] = item, item.spec
     if todo:
         outcomes.update(_Fleet(todo, build.capped_jobs(jobs), on_event).run())
     cache_dir.digests().save()
@@ -211,7 +211,7 @@ def _mtime(path: Path) -> float | None:
 class _Fleet:
     """One run of ninja over the modules in ``todo``."""
 
-    def __init__(self, todo: dict[int, Planned], jobs: int, on_event: OnEvent) -> None:
+    def __init__(self, todo: dict[int, tuple[Planned, BuildSpec]], jobs: int, on_event: OnEvent) -> None:
         self.todo = todo
         self.jobs = jobs
         self.on_event = on_event
@@ -224,9 +224,8 @@ class _Fleet:
     def run(self) -> dict[int, BuildOutcome]:
         own = cache.staging_dir(self.root, "discarded")
         try:
-            for number, item in self.todo.items():
-                assert item.spec is not None
-                self._prepare(number, item, item.spec)
+            for number, (item, spec) in self.todo.items():
+                self._prepare(number, item, spec)
             if self.running:
                 self._run_ninja(own)
         finally:
@@ -235,7 +234,7 @@ class _Fleet:
                 module.lock.close()
             shutil.rmtree(own, ignore_errors=True)
         for number in self.elsewhere:
-            self._wait_for(number, self.todo[number])
+            self._wait_for(number, *self.todo[number])
         return self.outcomes
 
     def _prepare(self, number: int, item: Planned, spec: BuildSpec) -> None:
@@ -303,11 +302,10 @@ class _Fleet:
         shutil.rmtree(module.staging, ignore_errors=True)
         module.lock.close()
 
-    def _wait_for(self, number: int, item: Planned) -> None:
-        assert item.spec is not None
+    def _wait_for(self, number: int, item: Planned, spec: BuildSpec) -> None:
         started = time.monotonic()
         try:
-            entry = build.ensure(item.spec).entry
+            entry = build.ensure(spec).entry
         except (HipforgeError, OSError) as error:
             seconds = time.monotonic() - started
             self.outcomes[number] = _failed(item, _as_build_error(error, item), self.on_event, seconds)

@@ -42,8 +42,8 @@ def _import_extension(library: Path, module_name: str) -> ModuleType:
             "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"
         )
     loader = importlib.machinery.ExtensionFileLoader(name, str(library))
-    spec = importlib.util.spec_from_file_location(name, library, loader=loader)
-    assert spec is not None  # a loader was given
+    spec = importlib.machinery.ModuleSpec(name, loader, origin=str(library))
+    spec.has_location = True
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module

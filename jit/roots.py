@@ -22,7 +22,8 @@ PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
 def package_dir(name: str) -> Path:
     """Return the directory of the subpackage ``hipforge.<name>`` without importing it."""
     spec = importlib.util.find_spec(f"hipforge.{name}")
-    assert spec is not None and spec.submodule_search_locations
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"hipforge.{name} is not there: the installation is incomplete, install it again")
     return Path(next(iter(spec.submodule_search_locations))).resolve()
 
 
