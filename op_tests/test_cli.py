@@ -14,6 +14,7 @@ from jit_stand_in import StandIn, stand_in  # noqa: F401
 
 from hipforge.cli import demo
 from hipforge.cli.main import COMMANDS, cli
+from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.jit import cache, toolchain
 
 
@@ -154,6 +155,30 @@ def test_profile_counts_and_says_what_is_modelled() -> None:
     text = invoke("profile", "mxfp8_gemv", "1,16,64").output
     counted, modelled = text.split("modelled at peak rates", 1)
     assert " us\n" not in counted and modelled.count(" us\n") == 2
+
+
+SMALL_SHAPES = {
+    "mxfp8_gemv": "1,16,64",
+    "grouped_gemm_mxfp8": "2,16,128,2,1",
+    "mxfp4_gemm": "2,16,128",
+    "fp8_quant_tensorwise": "4,64",
+    "residual_rms": "2,64",
+    "swiglu_fp8": "2,64",
+    "skinny_gemm": "2,32,256",
+    "decode_attention_fp8": "1,70,1,2,64",
+}
+
+
+@pytest.mark.parametrize("op", SUBJECTS)
+def test_every_subject_of_profile_runs_a_kernel(op: str) -> None:
+    counts = answer("profile", op, SMALL_SHAPES[op])
+    assert counts["launches"] >= 1 and counts["wave_instructions"] > 0
+
+
+def test_profile_emulates_the_architecture_that_it_is_told() -> None:
+    words = [sys.executable, "-c", "from hipforge.cli.main import cli; cli()", "profile", "swiglu_fp8", "1,64", "--arch", "gfx942"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "on gfx942" in done.stdout
 
 
 def test_the_demo_ends_with_0_and_reports_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,149 @@
+"""What ``hipforge profile`` can call: one entry per op, which makes operands of a shape and returns the call on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hipforge import devices
+from hipforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An op that can be profiled: its shape's numbers, by name and with an example, and what makes the call of them."""
+
+    shape: tuple[str, ...]
+    example: tuple[int, ...]
+    call: Callable[..., Callable[[], object]]
+
+
+def _normal(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).bfloat16()
+
+
+def _e4m3(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    import torch
+
+    fnuz = devices.arch_info(devices.current().arch_of()).fp8_fnuz
+    return _normal(*shape, seed=seed, scale=scale).to(torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn)
+
+
+def _mxfp8_gemv(m: int, n: int, k: int) -> Callable[[], object]:
+    from hipforge.ops.reference import quantize_mxfp8
+    from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
+
+    x, w = _normal(m, k, seed=0, scale=0.5), _normal(n, k, seed=1, scale=0.1)
+    operands = (*quantize_mxfp8(x), *quantize_mxfp8(w))
+    return lambda: mxfp8_gemv(*operands)
+
+
+def _grouped_gemm_mxfp8(tokens: int, n: int, k: int, experts: int, top_k: int) -> Callable[[], object]:
+    import torch
+
+    from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8
+    from hipforge.ops.moe import DEFAULT_BLOCK_M, moe_align_block_size
+    from hipforge.ops.reference import quantize_mxfp8
+
+    if top_k > experts:
+        raise ConfigError(f"TOPK must be at most E ({experts}); got {top_k}")
+    routing = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(2))
+    topk_ids = routing.topk(top_k, dim=1).indices.to(torch.int32)
+    slots = moe_align_block_size(topk_ids, DEFAULT_BLOCK_M, experts)
+    x, w = _normal(tokens, k, seed=0, scale=0.5), _normal(experts * n, k, seed=1, scale=0.1)
+    wq, ws = quantize_mxfp8(w)
+    weights = (wq.view(experts, n, k), ws.view(experts, n, -1))
+    operands = (*quantize_mxfp8(x), *weights, *slots)
+    return lambda: grouped_gemm_mxfp8(
+        *operands, tokens * top_k, top_k, DEFAULT_BLOCK_M, torch.bfloat16, top_k, topk_ids=topk_ids
+    )
+
+
+def _mxfp4_gemm(m: int, n: int, k: int) -> Callable[[], object]:
+    from hipforge.ops.mxfp4_gemm import mxfp4_gemm
+    from hipforge.ops.reference import quantize_mxfp4
+
+    operands = (*quantize_mxfp4(_normal(m, k, seed=0)), *quantize_mxfp4(_normal(n, k, seed=1)))
+    return lambda: mxfp4_gemm(*operands)
+
+
+def _fp8_quant(rows: int, columns: int) -> Callable[[], object]:
+    from hipforge.ops.fp8_quant import fp8_quant_tensorwise
+
+    x = _normal(rows, columns, seed=0)
+    return lambda: fp8_quant_tensorwise(x, transpose=True)
+
+
+def _residual_rms(rows: int, columns: int) -> Callable[[], object]:
+    import torch
+
+    from hipforge.ops.rmsnorm_fp8 import residual_rms
+
+    x, residual = (_normal(rows, columns, seed=seed) for seed in (0, 1))
+    weight = _normal(columns, seed=2)
+    return lambda: residual_rms(x, residual, weight, 1e-5, torch.tensor([0.02]))
+
+
+def _swiglu_fp8(rows: int, columns: int) -> Callable[[], object]:
+    import torch
+
+    from hipforge.ops.swiglu_fp8 import swiglu_fp8
+
+    gate_up = _normal(rows, 2 * columns, seed=0)
+    return lambda: swiglu_fp8(gate_up, torch.tensor([0.02]))
+
+
+def _skinny_gemm(m: int, n: int, k: int) -> Callable[[], object]:
+    import torch
+
+    from hipforge.ops.skinny_gemm_fp8 import skinny_gemm
+
+    a, b = _e4m3(m, k, seed=0), _e4m3(n, k, seed=1, scale=0.1)
+    return lambda: skinny_gemm(a, b.t(), torch.tensor([0.5]))
+
+
+def _decode_attention_fp8(batch: int, keys: int, kv_heads: int, group: int, d: int) -> Callable[[], object]:
+    import torch
+
+    from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
+
+    page_size = 64
+    pages = -(-keys // page_size)
+    q = _normal(batch, 1, kv_heads * group, d, seed=0)
+    k_cache, v_cache = (_e4m3(batch * pages, page_size, kv_heads, d, seed=seed) for seed in (1, 2))
+    block_tables = torch.arange(batch * pages, dtype=torch.int32).view(batch, pages)
+    seqlens, scale = torch.full((batch,), keys, dtype=torch.int32), torch.tensor([0.5])
+    return lambda: decode_attention_fp8(q, k_cache, v_cache, block_tables, seqlens, scale, scale)
+
+
+SUBJECTS: dict[str, Subject] = {
+    "mxfp8_gemv": Subject(("M", "N", "K"), (4, 768, 6144), _mxfp8_gemv),
+    "grouped_gemm_mxfp8": Subject(("M", "N", "K", "E", "TOPK"), (4, 1536, 6144, 8, 2), _grouped_gemm_mxfp8),
+    "mxfp4_gemm": Subject(("M", "N", "K"), (4, 2880, 512), _mxfp4_gemm),
+    "fp8_quant_tensorwise": Subject(("R", "C"), (256, 512), _fp8_quant),
+    "residual_rms": Subject(("R", "C"), (4, 16384), _residual_rms),
+    "swiglu_fp8": Subject(("R", "D"), (4, 6656), _swiglu_fp8),
+    "skinny_gemm": Subject(("M", "N", "K"), (8, 2304, 16384), _skinny_gemm),
+    "decode_attention_fp8": Subject(("B", "MKV", "HKV", "G", "D"), (4, 2048, 1, 8, 128), _decode_attention_fp8),
+}
+
+
+def parse_shape(text: str, names: Sequence[str], example: Sequence[int]) -> list[int]:
+    """Return the positive integers of a text such as ``"4,768,6144"``.
+
+    Raises:
+        ConfigError: another count of numbers, or one that is not a positive integer.
+    """
+    parts = text.replace("x", ",").split(",")
+    if len(parts) != len(names) or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(
+            f"shape {text!r}: expected {','.join(names)} as positive integers, as in {','.join(map(str, example))}"
+        )
+    return [int(part) for part in parts]
