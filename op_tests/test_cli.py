@@ -176,7 +176,8 @@ def test_every_subject_of_profile_runs_a_kernel(op: str) -> None:
 
 
 def test_profile_emulates_the_architecture_that_it_is_told() -> None:
-    words = [sys.executable, "-c", "from hipforge.cli.main import cli; cli()", "profile", "swiglu_fp8", "1,64", "--arch", "gfx942"]
+    program = [sys.executable, "-c", "from hipforge.cli.main import cli; cli()"]
+    words = [*program, "profile", "swiglu_fp8", "1,64", "--arch", "gfx942"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "on gfx942" in done.stdout
 

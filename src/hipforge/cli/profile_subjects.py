@@ -1,4 +1,4 @@
-"""What ``hipforge profile`` can call: one entry per op, which makes operands of a shape and returns the call on them."""
+"""What ``hipforge profile`` can call: per op, what makes operands of a shape and returns the call on them."""
 
 from __future__ import annotations
 
