@@ -17,6 +17,7 @@ from hipforge import devices, emulator, explain
 from hipforge.errors import EmulatorFault, GuardError
 from hipforge.ops import skinny_gemm_fp8 as ops
 from hipforge.ops.reference.skinny import skinny_gemm as reference
+from hipforge.ops.skinny_gemm_fp8_space import Configuration
 
 ARCH = devices.current().default_arch
 FP8 = ops.FORMATS[ARCH]
@@ -73,7 +74,7 @@ def test_every_height_with_odd_widths(m):
 @pytest.mark.parametrize("split_k", [1, 2, 3, 4])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_splits_of_k_with_a_remainder(op_m, split_k, deterministic):
-    a, b = integers(5, 40, 4 * ops.BLOCK_K[op_m] + 352, seed=split_k)
+    a, b = integers(5, 40, 4 * Configuration(op_m).block_k + 352, seed=split_k)
     got = ops.run_skinny_gemm(a, b, ONE, op_m=op_m, split_k=split_k, consumers=3, deterministic=deterministic)
     assert torch.equal(got, exact(a, b))
 
@@ -190,7 +191,7 @@ def run_with(omitted, directory, order, seed=0):
     flags = ["-std=c++17", f"-I{CSRC}/include", "-DHF_OP_M=8", "-DHF_B_LANES=2", f"-DHF_SKINNY_OMIT={omitted}"]
     code = emulator.CodeObject(device_elf(source, directory, ARCH, flags))
     kernel = next(kernel for name, kernel in code.kernels.items() if "skinny_gemmILi8ELi2E" in name)
-    m, n, k, qsize, block_k = 8, 32, 4096, 1, ops.BLOCK_K[8]
+    m, n, k, qsize, block_k = 8, 32, 4096, 1, Configuration(8).block_k
     a, b = integers(m, n, k)
     partials = torch.zeros(1, m, n)
     problem = struct.pack("14I", m, n, k, k, m * k, n * k, 1, 1, 1, k // block_k, 1, 2, 1, qsize)
@@ -292,8 +293,8 @@ def test_refusals_name_argument_and_rule(change, message):
         ({"consumers": 0}, "consumers must be 1 to 16 waves; got 0"),
         ({"b_producers": 8, "a_producers": 4, "consumers": 5, "qsize": 6}, "at most 16 waves .*; got 17"),
         ({"b_producers": 6, "qsize": 2}, r"qsize must be at least .*got qsize 2 for 2, 6 / 2 and 2"),
-        ({"qsize": 40}, "bytes of LDS per slot; qsize = 40 exceeds"),
-        ({"split_k": 2}, "number of k blocks.*= 1; got 2"),
+        ({"qsize": 40}, "bytes of LDS per slot .*qsize = 40 exceeds"),
+        ({"split_k": 2}, "split_k must be 1 to 1, .* blocks of k=96; got 2"),
         ({"split_k": 0}, "split_k must be 1"),
         ({"workgroups": 0}, "workgroups must be at least 1; got 0"),
     ],

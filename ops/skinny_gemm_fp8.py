@@ -19,29 +19,10 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import dispatch
 from hipforge.ops.dispatch import Refused, planned_by
 from hipforge.ops.reference import skinny as reference
-from hipforge.ops.reference.checks import require_choice
-from hipforge.ops.skinny_gemm_fp8_plan import (
-    ALIGNMENT,
-    B_LANES,
-    BLOCK_K,
-    FORMATS,
-    MAX_BYTES,
-    OP_M,
-    check_operands,
-    default_configuration,
-    plan_skinny_gemm,
-)
+from hipforge.ops.skinny_gemm_fp8_plan import ALIGNMENT, FORMATS, MAX_BYTES, check_operands, plan_skinny_gemm
+from hipforge.ops.skinny_gemm_fp8_space import B_LANES, OP_M, Configuration, require
 
-__all__ = [
-    "BLOCK_K",
-    "B_LANES",
-    "FORMATS",
-    "OP_M",
-    "default_configuration",
-    "run_skinny_gemm",
-    "skinny_gemm",
-    "skinny_gemm_fp8_out",
-]
+__all__ = ["B_LANES", "FORMATS", "OP_M", "run_skinny_gemm", "skinny_gemm", "skinny_gemm_fp8_out"]
 
 
 @compile_ops(
@@ -93,7 +74,7 @@ def skinny_gemm(
             anything else is copied first.
         scale: one float32.
         output: float16 [m, n], contiguous, added to in place and returned; None makes a new tensor.
-        split_k: parts that k is cut into; None for the default rule.
+        split_k: parts that k is cut into; None for the tuned table's or the default rule's.
         deterministic: fp32 partial sums in a fixed order; False adds with packed fp16 atomics, whose order, and with it
             the rounding, varies from run to run (n must be even).
 
@@ -160,12 +141,11 @@ def run_skinny_gemm(
     Raises:
         GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
-    require_choice("op_m", op_m, OP_M)
-    require_choice("b_lanes", b_lanes, B_LANES)
-    m, n, _ = check_operands(a, b, scale, output)
-    if workgroups is None:
-        target = dispatch.target_of(a.device)
-        workgroups = 1 if isinstance(target, Refused) else target[1]
+    m, n, k = check_operands(a, b, scale, output)
+    target = dispatch.target_of(a.device)
+    if not isinstance(target, Refused) and target[0] in FORMATS:  # the stub refuses the other devices
+        require(Configuration(op_m, b_lanes, a_producers, b_producers, consumers, qsize, split_k), target[0], k)
+        workgroups = target[1] if workgroups is None else workgroups
     accumulate = output is not None or not deterministic
     if output is None:
         allocate = torch.zeros if accumulate else torch.empty
@@ -178,6 +158,6 @@ def run_skinny_gemm(
         workspace = torch.empty((max(split_k * consumers, 1), m, n), dtype=torch.float32, device=a.device)
     skinny_gemm_fp8_out(
         output, a, _column_major(b), scale, workspace, accumulate,
-        split_k, op_m, b_lanes, a_producers, b_producers, consumers, qsize, workgroups,
+        split_k, op_m, b_lanes, a_producers, b_producers, consumers, qsize, 1 if workgroups is None else workgroups,
     )  # fmt: skip
     return output

@@ -1,12 +1,15 @@
-"""Which configuration the skinny fp8 GEMM runs with, or why torch computes: operands, envelope, the default rule.
+"""Which configuration the skinny fp8 GEMM runs with, or why torch computes: operands, envelope, table, default rule.
 
-Shapes and dtypes as in :mod:`hipforge.ops.skinny_gemm_fp8`.
+Shapes and dtypes as in :mod:`hipforge.ops.skinny_gemm_fp8`. The configuration is that of the tuned row of the shape, of
+the tuned row of the next larger m, or of the default rule; a ``split_k`` of the caller's comes before each of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -14,11 +17,12 @@ from hipforge.errors import GuardError
 from hipforge.ops import dispatch
 from hipforge.ops.dispatch import Accepted, Decision, Refused
 from hipforge.ops.reference.checks import require_dtype, require_rank, require_shape
+from hipforge.ops.skinny_gemm_fp8_space import Configuration, require
+from hipforge.ops.tables import SKINNY_GEMM_FP8
+from hipforge.ops.tuned import TunedRow, load_table
 
+KERNEL = "skinny_gemm_fp8"
 FORMATS: Mapping[str, torch.dtype] = MappingProxyType({"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn})
-OP_M = (8, 16, 32)
-B_LANES = (1, 2, 4)
-BLOCK_K: Mapping[int, int] = MappingProxyType({8: 256, 16: 256, 32: 128})
 K_MULTIPLE = 32
 MAX_M = 32
 MAX_BYTES = 2**31 - 1
@@ -26,26 +30,16 @@ ALIGNMENT = 16  # bytes, of operands and of b's pitch
 MAX_SPLIT_K = 8  # of the default rule; beyond, the partial sums cost more than the idle compute units
 
 
-def default_configuration(m: int, n: int, k: int, cu_count: int) -> dict[str, int]:
+def default_configuration(m: int, n: int, k: int, cu_count: int) -> Configuration:
     """Return the configuration for a shape: tiles as high as m asks for, k split until every compute unit has a tile.
 
     Two A and four or six B producers feed two consumers over four slots: at most 48 KB of LDS, ten waves.
     """
     op_m = 8 if m <= 8 else 16 if m <= 16 else 32
     b_lanes = 1 if op_m == 32 else 2
-    columns = (32 if op_m == 32 else 16) * b_lanes
-    tiles = -(-m // op_m) * -(-n // columns)
-    blocks = -(-k // BLOCK_K[op_m])
-    split_k = max(1, min(-(-cu_count // tiles), MAX_SPLIT_K, blocks))
-    return {
-        "split_k": split_k,
-        "op_m": op_m,
-        "b_lanes": b_lanes,
-        "a_producers": 2,
-        "b_producers": 6 if b_lanes == 2 else 4,
-        "consumers": 2,
-        "qsize": 4,
-    }
+    whole = Configuration(op_m=op_m, b_lanes=b_lanes, b_producers=6 if b_lanes == 2 else 4)
+    split_k = min(-(-cu_count // whole.tiles(m, n)), MAX_SPLIT_K, whole.blocks(k))
+    return dataclasses.replace(whole, split_k=max(1, split_k))
 
 
 def check_operands(
@@ -90,32 +84,57 @@ def plan_skinny_gemm(
 ) -> Decision:
     """Return the decision for a call; raises GuardError for operands that are malformed."""
     m, n, k = check_operands(a, b, scale, output)
-    outcome = _decide(m, n, k, a)
+    decision = _decision(m, n, k, a.dtype, a.device, split_k)
+    if not deterministic and n % 2 and decision.accepted is not None and decision.accepted.path == "hip":
+        raise GuardError(f"packed fp16 atomics need an even n; got {n}: pass deterministic=True")
+    return decision
+
+
+@dispatch.remembered
+def _decision(*key: Any) -> Decision:
+    """Return the decision for (m, n, k, dtype, device, split_k); raises GuardError for a split_k that k has not."""
+    outcome = _decide(*key)
     if isinstance(outcome, Accepted):
-        if not deterministic and n % 2:
-            raise GuardError(f"packed fp16 atomics need an even n; got {n}: pass deterministic=True")
-        if split_k is not None:
-            blocks = -(-k // BLOCK_K[outcome.configuration["op_m"]])
-            if not 1 <= split_k <= blocks:
-                raise GuardError(f"split_k must be 1 to {blocks}, the number of k blocks of k={k}; got {split_k}")
-            configuration = MappingProxyType({**outcome.configuration, "split_k": split_k})
-            outcome = Accepted("hip", outcome.kernel, configuration, "the default rule with the caller's split_k")
         return Decision(outcome, (Refused("torch", "the HIP kernel takes this shape"),))
     return Decision(Accepted("torch", "skinny_gemm", MappingProxyType({}), "the HIP kernel refused"), (outcome,))
 
 
-def _decide(m: int, n: int, k: int, a: torch.Tensor) -> Accepted | Refused:
-    target = dispatch.target_of(a.device)
+def _decide(
+    m: int, n: int, k: int, dtype: torch.dtype, device: torch.device, split_k: int | None
+) -> Accepted | Refused:
+    target = dispatch.target_of(device)
     if isinstance(target, Refused):
         return target
     arch, cu_count = target
     if arch not in FORMATS:
         return Refused("hip", f"the kernel is for {', '.join(FORMATS)}; the device is {arch}")
-    if a.dtype != FORMATS[arch]:
-        return Refused("hip", f"the matrix instructions of {arch} read {FORMATS[arch]}; the operands are {a.dtype}")
+    if dtype != FORMATS[arch]:
+        return Refused("hip", f"the matrix instructions of {arch} read {FORMATS[arch]}; the operands are {dtype}")
     if not 1 <= m <= MAX_M or n < 1:
         return Refused("hip", f"m must be 1 to {MAX_M} and n at least 1; got m={m}, n={n}")
     if -(-k // ALIGNMENT) * ALIGNMENT * n > MAX_BYTES:
         return Refused("hip", f"b must span at most 2^31 - 1 bytes; got {k * n}")
-    configuration = MappingProxyType(default_configuration(m, n, k, cu_count))
-    return Accepted("hip", "skinny_gemm_fp8", configuration, "the default rule")
+    row, reason = _tuned_row(m, n, k, arch, cu_count)
+    if row is not None and row.integer("use_hip") == 0:
+        return Refused("hip", f"{reason} routes this shape to the fallback (use_hip=0)", row)
+    configuration = default_configuration(m, n, k, cu_count) if row is None else configuration_of(row)
+    if split_k is not None:
+        configuration = dataclasses.replace(configuration, split_k=split_k)
+        require(configuration, arch, k)
+        reason += " with the caller's split_k"
+    return Accepted("hip", KERNEL, MappingProxyType(configuration.parameters()), reason, row)
+
+
+def _tuned_row(m: int, n: int, k: int, arch: str, cu_count: int) -> tuple[TunedRow | None, str]:
+    """Return the row that speaks for a shape, or None for the default rule, and what to call it."""
+    table = load_table(SKINNY_GEMM_FP8.family)
+    for rows in range(m, MAX_M + 1):
+        row = table.find(arch, cu_count, rows, n, k)
+        if row is not None:
+            return row, "the tuned row of this shape" if rows == m else f"the tuned row of the next larger m ({rows})"
+    return None, "no tuned row; the default rule"
+
+
+def configuration_of(row: TunedRow) -> Configuration:
+    """Return the configuration that a row of the tuned table holds."""
+    return Configuration(**{field.name: row.integer(field.name) for field in dataclasses.fields(Configuration)})

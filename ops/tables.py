@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
+from hipforge.ops.skinny_gemm_fp8_space import LDS_BYTES, Configuration, refusal
 from hipforge.ops.tuned import ANY_CU, Column, TableSchema, Value, register_schema
 
 GEMV_MAX_M = 16
@@ -105,5 +107,26 @@ SMALLM_MXFP8_MOE = register_schema(
             Column("use_hip", int, accepted=(0, 1)),
         ),
         check=_check_moe,
+    )
+)
+
+
+def _check_skinny(values: Mapping[str, Value]) -> str | None:
+    arch = str(values["gfx"])
+    if arch not in LDS_BYTES:
+        return f"the kernel is for {', '.join(LDS_BYTES)}; got {arch}"
+    names = [parameter.name for parameter in dataclasses.fields(Configuration)]
+    return refusal(Configuration(**{name: int(values[name] or 0) for name in names}), arch, int(values["K"] or 0))
+
+
+# A row speaks for every m without a row of its own from the next smaller M of its shape, exclusive, to its own M.
+SKINNY_GEMM_FP8 = register_schema(
+    TableSchema(
+        family="skinny_gemm_fp8",
+        config=(
+            *(Column(parameter.name, int, minimum=1) for parameter in dataclasses.fields(Configuration)),
+            Column("use_hip", int, accepted=(0, 1)),
+        ),
+        check=_check_skinny,
     )
 )

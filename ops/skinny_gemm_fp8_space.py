@@ -1,0 +1,153 @@
+"""The configurations of the skinny fp8 GEMM: what they mean, and the rules that every one keeps.
+
+There is one list of rules. The guard of the op, the planner, the reader of the tuned table and the tuner all ask
+:func:`refusal`, so none of them takes what another refuses; the module's own guards refuse the same.
+
+A work-group computes tiles of ``op_m`` rows and ``tile_n`` columns, ``block_k`` of k at a time. ``a_producers`` and
+``b_producers`` waves load the operands of a block into one of ``qsize`` slots of a queue in LDS, ``consumers`` waves
+multiply them, and ``split_k`` work-groups share the k of a tile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hipforge.errors import GuardError
+
+OP_M = (8, 16, 32)
+B_LANES = (1, 2, 4)
+MAX_WAVES = 16  # of a work-group: 1024 threads
+LDS_BYTES: Mapping[str, int] = MappingProxyType({"gfx942": 64 * 1024, "gfx950": 160 * 1024})
+FLAG_BYTES = 4  # one flag per slot and operand tile; the flags end at a multiple of 16
+FLAG_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The parameters of one launch.
+
+    Attributes:
+        op_m: rows of a matrix instruction: 8 (sparse), 16 or 32.
+        b_lanes: tiles of 16 columns (32 for op_m 32) that a work-group computes at once.
+        a_producers: waves that load a.
+        b_producers: waves that load b.
+        consumers: waves that multiply.
+        qsize: slots of the queue.
+        split_k: parts that k is cut into.
+    """
+
+    op_m: int = 8
+    b_lanes: int = 2
+    a_producers: int = 2
+    b_producers: int = 6
+    consumers: int = 2
+    qsize: int = 4
+    split_k: int = 1
+
+    @property
+    def tile_n(self) -> int:
+        """Return the columns of a tile."""
+        return (32 if self.op_m == 32 else 16) * self.b_lanes
+
+    @property
+    def block_k(self) -> int:
+        """Return the k of a slot."""
+        return 128 if self.op_m == 32 else 256
+
+    @property
+    def waves(self) -> int:
+        """Return the waves of a work-group."""
+        return self.a_producers + self.b_producers + self.consumers
+
+    @property
+    def slot_bytes(self) -> int:
+        """Return the bytes of the operands in a slot, one per element."""
+        return (self.op_m + self.tile_n) * self.block_k
+
+    @property
+    def lds_bytes(self) -> int:
+        """Return the LDS of a work-group: the slots, and before them the flags."""
+        flags = FLAG_BYTES * (1 + self.b_lanes) * self.qsize
+        return -(-flags // FLAG_ALIGNMENT) * FLAG_ALIGNMENT + self.slot_bytes * self.qsize
+
+    def blocks(self, k: int) -> int:
+        """Return how many blocks ``k`` has; the last may be partial."""
+        return -(-k // self.block_k)
+
+    def tiles(self, m: int, n: int) -> int:
+        """Return how many tiles an [m, n] result takes, split parts counted."""
+        return -(-m // self.op_m) * -(-n // self.tile_n) * self.split_k
+
+    def parameters(self) -> dict[str, int]:
+        """Return the attributes by name."""
+        return dataclasses.asdict(self)
+
+
+Rule = Callable[[Configuration, str, int], str | None]
+
+
+def _instruction(c: Configuration, arch: str, k: int) -> str | None:
+    return None if c.op_m in OP_M else f"op_m must be one of {', '.join(map(str, OP_M))}; got {c.op_m}"
+
+
+def _columns(c: Configuration, arch: str, k: int) -> str | None:
+    return None if c.b_lanes in B_LANES else f"b_lanes must be one of {', '.join(map(str, B_LANES))}; got {c.b_lanes}"
+
+
+def _roles(c: Configuration, arch: str, k: int) -> str | None:
+    for name in ("a_producers", "b_producers", "consumers"):
+        if not 1 <= getattr(c, name) <= MAX_WAVES:
+            return f"{name} must be 1 to {MAX_WAVES} waves; got {getattr(c, name)}"
+    return None
+
+
+def _waves(c: Configuration, arch: str, k: int) -> str | None:
+    if c.waves <= MAX_WAVES:
+        return None
+    return (
+        f"a_producers + b_producers + consumers must be at most {MAX_WAVES} waves (1024 threads); got {c.waves} "
+        f"({c.a_producers} + {c.b_producers} + {c.consumers})"
+    )
+
+
+def _queue(c: Configuration, arch: str, k: int) -> str | None:
+    if c.qsize >= max(c.a_producers, -(-c.b_producers // c.b_lanes), c.consumers):
+        return None
+    return (
+        "qsize must be at least a_producers, b_producers / b_lanes and consumers, or waves have no slot of their own; "
+        f"got qsize {c.qsize} for {c.a_producers}, {c.b_producers} / {c.b_lanes} and {c.consumers}"
+    )
+
+
+def _lds(c: Configuration, arch: str, k: int) -> str | None:
+    if c.lds_bytes <= LDS_BYTES[arch]:
+        return None
+    return (
+        f"the queue needs {c.slot_bytes} bytes of LDS per slot and its flags; qsize = {c.qsize} exceeds the "
+        f"{LDS_BYTES[arch]} bytes of a work-group on {arch}"
+    )
+
+
+def _split(c: Configuration, arch: str, k: int) -> str | None:
+    if 1 <= c.split_k <= c.blocks(k):
+        return None
+    return f"split_k must be 1 to {c.blocks(k)}, the number of k blocks of k={k}; got {c.split_k}"
+
+
+# In an order in which each may take for granted what the ones before it have checked.
+RULES: tuple[Rule, ...] = (_instruction, _columns, _roles, _waves, _queue, _lds, _split)
+
+
+def refusal(configuration: Configuration, arch: str, k: int) -> str | None:
+    """Return the first rule that a configuration breaks for operands of ``k`` on ``arch``, or None."""
+    return next((reason for rule in RULES if (reason := rule(configuration, arch, k)) is not None), None)
+
+
+def require(configuration: Configuration, arch: str, k: int) -> None:
+    """Raise GuardError for a configuration that :func:`refusal` has a reason against."""
+    reason = refusal(configuration, arch, k)
+    if reason is not None:
+        raise GuardError(reason)
