@@ -279,7 +279,7 @@ def test_sparse_integers_are_exact_for_every_index_set(lib, name):
                     shift = chosen * index_bits + 2 * item
                     index[0, lane] = (int(index[0, lane]) & ~(3 << shift)) | int(pair[item % 2]) << shift
                     dense_item = item // 2 * 4 + pair[item % 2]
-                    k = k_of_item(BITS[ins.b], dense_items, groups, lane // ins.m, dense_item)
+                    k = dense_items * (lane // ins.m) + dense_item
                     a[lane % ins.m, k] = values[lane, item]
             c = random_result(rng, ins)
             got = run(

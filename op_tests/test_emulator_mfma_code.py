@@ -21,7 +21,6 @@ from .emulator_asm import Instruction, assemble, execute
 from .matrix_reference import (
     BITS,
     dense_case,
-    k_of_item,
     operand_registers,
     pack,
     parse,
@@ -174,7 +173,7 @@ def sparse(rng: np.random.Generator, form: Form, code: emulator.CodeObject, fnuz
             for i in range(2):
                 at = shift + 4 * quad + 2 * i
                 bits = bits & ~(3 << at) | pair[i] << at
-                k = k_of_item(BITS[ins.b], dense_items, groups, lane // ins.m, 4 * quad + pair[i])
+                k = dense_items * (lane // ins.m) + 4 * quad + pair[i]
                 a[lane % ins.m, k] = values[lane, 2 * quad + i]
         index[0, lane] = bits
     c = random_result(rng, ins)

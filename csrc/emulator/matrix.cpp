@@ -222,6 +222,8 @@ void apply_scales(double* tile, int depth, const double* scale) {
 }
 
 // acc[i][:] += A[slot][i] * B[k(slot, i)][:], where k is picked by two index bits among the four of the slot's group.
+// A's stored items fill at most 16 bytes of a lane, so its groups of four are contiguous over the lane groups even
+// where B's items come in interleaved chunks: lane group g of A meets other lane groups of B.
 template <const Shape& S>
 void multiply_sparse(const MatrixArgs& args, const double* a, const double* b, double* acc) {
   constexpr int groups = S.groups(S.m), dense = S.k / groups, stored = dense / 2;
@@ -234,7 +236,7 @@ void multiply_sparse(const MatrixArgs& args, const double* a, const double* b, d
       const double* left = a + (g * stored + item) * S.m;
       for (int i = 0; i < S.m; ++i) {
         const int position = index[i + S.m * g] >> (shift % 32) & 3;
-        const int k = k_of_item(element_bits(S.b), dense, groups, g, group_of_four + position);
+        const int k = dense * g + group_of_four + position;
         const double* right = b + k * S.n;
         double* to = acc + i * S.n;
         for (int j = 0; j < S.n; ++j) to[j] += left[i] * right[j];
