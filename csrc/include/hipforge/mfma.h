@@ -62,10 +62,12 @@ __device__ inline f32x4 mfma_k32(f16x8 a, f16x8 b, f32x4 accumulator) {
 
 __device__ inline f32x4 mfma_k32(bf16x8 a, bf16x8 b, f32x4 accumulator) {
   using i16x4 = int16_t __attribute__((ext_vector_type(4)));
-  accumulator = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(i16x4, a.lo),
-                                                          __builtin_bit_cast(i16x4, b.lo), accumulator, 0, 0, 0);
-  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(i16x4, a.hi), __builtin_bit_cast(i16x4, b.hi),
-                                                   accumulator, 0, 0, 0);
+  // The halves are copied out first: clang 22 reads the low half where bit_cast is given the swizzle .hi itself.
+  const bf16x4 a_low = a.lo, a_high = a.hi, b_low = b.lo, b_high = b.hi;
+  accumulator = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(i16x4, a_low),
+                                                          __builtin_bit_cast(i16x4, b_low), accumulator, 0, 0, 0);
+  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(i16x4, a_high),
+                                                   __builtin_bit_cast(i16x4, b_high), accumulator, 0, 0, 0);
 }
 __device__ inline f32x4 mfma_k32(f16x8 a, f16x8 b, f32x4 accumulator) {
   accumulator = __builtin_amdgcn_mfma_f32_16x16x16f16(a.lo, b.lo, accumulator, 0, 0, 0);
