@@ -39,7 +39,7 @@ void check_on_device(const Tensor& tensor, const char* name, const Tensor& like)
 
 Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale, const OptionalTensor& rows,
                const Tensor& q) {
-  HF_CHECK(data.dtype() == HF_U8 || data.dtype() == HF_E4M3FN, name,
+  HF_CHECK(data.dtype() == HF_U8 || data.dtype() == HF_E4M3FN || data.dtype() == HF_E4M3FNUZ, name,
            " holds fp8: float8_e4m3fn, or uint8 with its bits; got ",
            data.dtype());
   HF_CHECK(data.dim() == 4 && data.size(3) == kD, name, " must be [pages, page_size, Hkv, ", kD, "]; got ", data);
@@ -84,8 +84,9 @@ Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale
 void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q, Tensor k,
                               Tensor v, OptionalTensor block_tables, Tensor seqlens, OptionalTensor k_scale,
                               OptionalTensor v_scale, OptionalTensor k_scale_shift, OptionalTensor v_scale_shift,
-                              double scale, int64_t splits, bool causal, hipStream_t stream) {
-  HF_CHECK_ARCH(q, "gfx950");
+                              double scale, bool causal, int64_t block_n, int64_t waves, int64_t splits,
+                              hipStream_t stream) {
+  HF_CHECK_ARCH(q, "gfx950", "gfx942");
   HF_CHECK(q.dtype() == kInputDtype && q.dim() == 4 && q.size(3) == kD, "q must be ", kInputDtype, " [B, Mq, Hq, ", kD,
            "] for this variant; got ", q);
   HF_CHECK(q.is_contiguous() && aligned(q.data(), 16), "q must be contiguous and start at a multiple of 16 bytes");
@@ -101,6 +102,7 @@ void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, Op
            " and Hkv = ", kv_heads);
   const int64_t rows = heads / kv_heads * mq;
   HF_CHECK(batch * kv_heads <= kMaxGrid, "B * Hkv must be at most ", kMaxGrid, "; got ", batch * kv_heads);
+  HF_CHECK(block_n == kBlockN && waves == 1, "block_n must be 64 and waves 1; got ", block_n, " and ", waves);
   HF_CHECK(splits >= 1 && splits <= kMaxSplits, "split_k must be 1 to ", kMaxSplits, "; got ", splits);
   HF_CHECK(seqlens.dtype() == HF_I32 && seqlens.is_shape(batch) && seqlens.is_contiguous(),
            "seqlens must be contiguous int32 [", batch, "]; got ", seqlens);

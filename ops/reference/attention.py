@@ -146,3 +146,49 @@ def decode_attention(
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
     return torch.einsum("bghmk,bkgd->bmghd", weights, v64), lse
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    factor: float,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in float64 over dequantised paged caches, as the decode kernels lay their operands out.
+
+    Args:
+        q: [B, Mq, Hq, D].
+        k: [pages, page_size, Hkv, D]; [B, Mkv, Hkv, D] without block tables.
+        v: like ``k``.
+        block_tables: int32 [B, max_pages], or None; entries past a sequence's length may hold anything.
+        seqlens: int32 [B].
+        factor: factor of q.k.
+        causal: token t of Mq sees keys up to seqlen - Mq + t.
+
+    Returns:
+        (out like q, log-sum-exp float32 [B, Hq, Mq]).
+
+    Raises:
+        GuardError: shapes that do not fit.
+    """
+    if block_tables is not None:
+        page_size = k.shape[1]
+        k, v = (
+            gather_pages(cache.flatten(0, 1), _used_pages(block_tables, seqlens, page_size), page_size)
+            for cache in (k, v)
+        )
+    batch, mq, heads, d = q.shape
+    kv_heads = k.shape[2]
+    lengths = seqlens.clamp(0, k.shape[1])
+    folded = q.view(batch, mq, kv_heads, heads // kv_heads, d)
+    out, lse = decode_attention(folded, k, v, lengths, factor, causal)
+    return out.reshape(q.shape).to(q.dtype), lse.reshape(batch, heads, mq).to(torch.float32)
+
+
+def _used_pages(block_tables: torch.Tensor, seqlens: torch.Tensor, page_size: int) -> torch.Tensor:
+    """The tables with 0 for pages past a sequence's length, which may hold anything."""
+    first_key = torch.arange(block_tables.shape[1], device=block_tables.device) * page_size
+    return block_tables.masked_fill(first_key >= seqlens.view(-1, 1), 0)

@@ -1,0 +1,110 @@
+"""What decode attention accepts on every path, kernel or torch, and the packed layout as plain views."""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.reference.checks import require_dtype, require_rank, require_shape
+
+MAX_MQ = 16
+
+Scale = torch.Tensor | float
+
+_CACHE_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)
+
+
+def check_operands(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+) -> int:
+    """Refuse operands that no path takes; return the keys that a sequence may have."""
+    require_rank("q", q, 4, "[B, Mq, Hq, D]")
+    require_rank("k_cache", k_cache, 4, "[pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables")
+    batch, mq, heads, d = q.shape
+    if not 1 <= mq <= MAX_MQ:
+        raise GuardError(f"Mq must be 1 to {MAX_MQ} query tokens per sequence; got {mq}")
+    pages, page_size, kv_heads, _ = k_cache.shape
+    require_shape("k_cache", k_cache, (pages, page_size, kv_heads, d), "D of q")
+    require_shape("v_cache", v_cache, k_cache.shape, "that of k_cache")
+    require_dtype("k_cache", k_cache, _CACHE_DTYPES)
+    require_dtype("v_cache", v_cache, (k_cache.dtype,))
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
+        raise GuardError(f"Hq must be a positive multiple of Hkv; got Hq={heads}, Hkv={kv_heads}")
+    require_shape("seqlens", seqlens, (batch,), "one length per sequence")
+    require_dtype("seqlens", seqlens, (torch.int32,))
+    if block_tables is None:
+        require_shape("k_cache", k_cache, (batch, page_size, kv_heads, d), "one page per sequence without block_tables")
+        return page_size
+    require_rank("block_tables", block_tables, 2, "[B, max_pages]")
+    require_shape("block_tables", block_tables, (batch, block_tables.shape[1]), "one row per sequence")
+    require_dtype("block_tables", block_tables, (torch.int32,))
+    return page_size * block_tables.shape[1]
+
+
+def scale_tensor(name: str, scale: Scale, kv_heads: int, device: torch.device) -> torch.Tensor:
+    """Return a scale as float32 [1] or [Hkv] on ``device``."""
+    if not isinstance(scale, torch.Tensor):
+        return torch.tensor([float(scale)], dtype=torch.float32, device=device)
+    require_dtype(name, scale, (torch.float32,))
+    if scale.numel() != 1:
+        require_shape(name, scale, (kv_heads,), "one scale, or one per KV head")
+    return scale.contiguous()
+
+
+def _unpacked(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    scale_shift: torch.Tensor,
+    name: str,
+    batch: int,
+    page_size: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A packed cache as bytes [pages, page_size, G, D] and its words [pages, page_size, G], both views."""
+    groups, heads, d = q.shape[2:]
+    require_rank(name, cache, 5, "[1, rows, G, Hq, D/4]")
+    require_dtype(name, cache, (torch.int32,))
+    rows = cache.shape[1]
+    require_shape(name, cache, (1, rows, groups, heads, d // 4), "G, Hq and D of q, four fp8 values per word")
+    require_shape(f"{name}_scale_shift", scale_shift, (1, rows, groups, heads), "one word per row")
+    require_dtype(f"{name}_scale_shift", scale_shift, (torch.int32,))
+    if heads > 1 and (cache.stride(3) or scale_shift.stride(3)):
+        raise GuardError(
+            f"{name} and its scale_shift must be expanded along Hq (stride 0), since the heads of a group share their "
+            f"keys; got strides {cache.stride(3)} and {scale_shift.stride(3)}"
+        )
+    if cache.stride(4) != 1:
+        raise GuardError(f"{name} must have its last dimension contiguous; got stride {cache.stride(4)}")
+    per_page = rows // max(batch, 1) if page_size is None else page_size
+    if per_page < 1 or rows % per_page:
+        raise GuardError(f"{name} must hold whole pages of {per_page} rows; got {rows} rows")
+    data = cache[0, :, :, 0].unflatten(0, (-1, per_page)).view(torch.uint8)
+    return data, scale_shift[0, :, :, 0].unflatten(0, (-1, per_page))
+
+
+def prepare_packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale_shift: torch.Tensor,
+    v_scale_shift: torch.Tensor,
+    seqlens: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    page_size: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the packed layout's operands as (q [B, Mq, G*Hq, D], k, v [pages, page_size, G, D] bytes, their words)."""
+    require_rank("q", q, 5, "[1, B*Mq, G, Hq, D]")
+    batch = seqlens.shape[0] if seqlens.dim() == 1 else 0
+    if batch < 1 or q.shape[0] != 1 or q.shape[1] % batch:
+        raise GuardError(f"q must be [1, B*Mq, G, Hq, D] with B = {batch} of seqlens; got shape {tuple(q.shape)}")
+    if (block_tables is None) != (page_size is None):
+        raise GuardError(f"block_tables and page_size belong together; got page_size={page_size!r}")
+    if q.shape[-1] % 4:
+        raise GuardError(f"D must be a multiple of 4 (four fp8 values per word); got {q.shape[-1]}")
+    k_data, k_rows = _unpacked(q, k, k_scale_shift, "k", batch, page_size)
+    v_data, v_rows = _unpacked(q, v, v_scale_shift, "v", batch, page_size)
+    folded = q.reshape(batch, q.shape[1] // batch, q.shape[2] * q.shape[3], q.shape[4])
+    return folded, k_data, v_data, k_rows, v_rows

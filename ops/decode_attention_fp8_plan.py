@@ -1,0 +1,119 @@
+"""Which path and configuration decode attention takes: envelope, the tuner's filter, the split-K heuristic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops import dispatch
+from hipforge.ops.decode_attention_fp8_kernels import (
+    ARCH_DTYPES,
+    BLOCK_M,
+    CONFIGURATION,
+    HEAD_DIMS,
+    INPUTS,
+    MAX_SPLITS,
+    PAGE_MULTIPLE,
+    check_configuration,
+)
+from hipforge.ops.dispatch import Accepted, Decision, Refused
+
+MAX_TILE = 64  # of BLOCK_M and BLOCK_N; larger tiles keep too much in registers
+MAX_WAVES = 4
+DEFAULT = MappingProxyType({"block_n": 64, "waves": 1})
+
+
+def split_k_heuristic(batch: int, kv_heads: int, max_keys: int, page_size: int | None = None) -> int:
+    """Return the number of splits for a shape without a tuned row, 1 to 512.
+
+    Args:
+        batch: sequences.
+        kv_heads: KV heads; the queries of each are folded into rows, so that the head count of the formula is 1.
+        max_keys: keys that a sequence may have.
+        page_size: keys of a page for a kernel whose splits must not cross pages. Those of this module do.
+    """
+    rows = max(batch, 1)
+    split = max(max_keys + rows - 1, 1024) // rows
+    while split > 1 and max_keys / (split - 1) < DEFAULT["block_n"]:
+        split -= 1
+    enough = max(1024 // max(batch * kv_heads, 1), 1)
+    while split > enough:
+        split //= 2
+    split = max(split, 1)
+    if math.ceil(max_keys / split) % DEFAULT["block_n"]:
+        split += 1
+    split = min(max(split, 1), MAX_SPLITS)
+    if page_size is not None and math.ceil(max_keys / split) > page_size:
+        split = math.ceil(max_keys / page_size)
+    return split
+
+
+def accepts_configuration(block_m: int, block_n: int, waves: int) -> bool:
+    """Return whether a tuner may try a configuration: tiles up to 64 x 64 and at most four waves."""
+    return 1 <= block_m <= MAX_TILE and 1 <= block_n <= MAX_TILE and 1 <= waves <= MAX_WAVES
+
+
+def plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    max_keys: int,
+    paged: bool,
+    split_k: int | None,
+    force_kernel_config: Mapping[str, int] | None,
+) -> Decision:
+    """Return the decision for ``q`` [B, Mq, Hq, D] and ``k`` [pages, page_size, Hkv, D]: the HIP kernel, else torch.
+
+    Raises:
+        GuardError: a forced configuration that does not apply, or a split_k outside 1 to 512.
+    """
+    torch_path = Accepted("torch", "decode_attention", MappingProxyType({}), "the HIP kernel refused")
+    target = dispatch.target_of(q.device)
+    if isinstance(target, Refused):
+        return Decision(torch_path, (target,))
+    reason = _outside_envelope(q, k, paged, target[0])
+    if reason is not None:
+        if force_kernel_config is not None:
+            raise GuardError(f"force_kernel_config is given, but the kernel does not apply: {reason}")
+        return Decision(torch_path, (Refused("hip", reason),))
+    configuration = dict(DEFAULT)
+    if split_k is None:
+        configuration["split_k"] = split_k_heuristic(q.shape[0], k.shape[2], max_keys)
+        why = "no tuned row; the split-K heuristic"
+    else:
+        configuration["split_k"] = split_k
+        why = "split_k as given"
+    if force_kernel_config is not None:
+        configuration = _forced(force_kernel_config, configuration)
+        why = "force_kernel_config, which overrides everything"
+    check_configuration(configuration, q.shape[-1])
+    unused = Refused("torch", "the HIP kernel takes this shape")
+    return Decision(Accepted("hip", "decode_attention_fp8", MappingProxyType(configuration), why), (unused,))
+
+
+def _outside_envelope(q: torch.Tensor, k: torch.Tensor, paged: bool, arch: str) -> str | None:
+    if arch not in ARCH_DTYPES:
+        return f"the kernel is for {', '.join(ARCH_DTYPES)}; the device is {arch}"
+    if q.dtype not in INPUTS:
+        return f"q must be float16 or bfloat16; got {q.dtype}"
+    if q.shape[-1] not in HEAD_DIMS:
+        return f"D must be one of {', '.join(map(str, HEAD_DIMS))}; got {q.shape[-1]}"
+    if k.dtype not in (torch.uint8, ARCH_DTYPES[arch]):
+        return f"{arch} reads {ARCH_DTYPES[arch]}; the cache is {k.dtype}"
+    if paged and k.shape[1] % PAGE_MULTIPLE:
+        return f"page_size must be a multiple of {PAGE_MULTIPLE}, the keys of a matrix instruction; got {k.shape[1]}"
+    return None
+
+
+def _forced(forced: Mapping[str, int], default: Mapping[str, int]) -> dict[str, int]:
+    for name in forced:
+        if name not in ("block_m", *CONFIGURATION):
+            raise GuardError(f"force_kernel_config has block_m, {', '.join(CONFIGURATION)}; got {name!r}")
+    if forced.get("block_m", BLOCK_M) != BLOCK_M:
+        raise GuardError(
+            f"force_kernel_config: block_m must be {BLOCK_M}, what the kernel has; got {forced['block_m']}"
+        )
+    return {name: forced.get(name, value) for name, value in default.items()}
