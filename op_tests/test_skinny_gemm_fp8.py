@@ -24,7 +24,7 @@ FP8 = ops.FORMATS[ARCH]
 OTHER = next(dtype for dtype in ops.FORMATS.values() if dtype != FP8)
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 ONE = torch.tensor([1.0])
-VARIANTS = [(op_m, b_lanes) for op_m in ops.OP_M for b_lanes in ops.B_LANES]
+VARIANTS = [(op_m, b_lanes) for op_m in ops.OP_M for b_lanes in (1, 2, 4)]
 # Queue flags order the waves instead of barriers, which is all that the race checker knows; every other check is on.
 CHECKS = {"checks": "all", "check_races": False}
 
@@ -188,9 +188,10 @@ def test_the_queue_under_every_order_of_waves(order, op_m, waves):
 def run_with(omitted, directory, order, seed=0):
     """Launch the kernel for op_m 8 and two B lanes, built without one of its waits; return whether D is right."""
     source = f'#include "{CSRC}/skinny_gemm_fp8/skinny_gemm_fp8.cu"\n'
-    flags = ["-std=c++17", f"-I{CSRC}/include", "-DHF_OP_M=8", "-DHF_B_LANES=2", f"-DHF_SKINNY_OMIT={omitted}"]
+    variant = {"HF_OP_M": 8, "HF_A_LANES": 1, "HF_B_LANES": 2, "HF_OPS": 4, "HF_SKINNY_OMIT": omitted}
+    flags = ["-std=c++17", f"-I{CSRC}/include", *(f"-D{name}={value}" for name, value in variant.items())]
     code = emulator.CodeObject(device_elf(source, directory, ARCH, flags))
-    kernel = next(kernel for name, kernel in code.kernels.items() if "skinny_gemmILi8ELi2E" in name)
+    kernel = next(kernel for name, kernel in code.kernels.items() if "skinny_gemmILi8ELi2ELi4E" in name)
     m, n, k, qsize, block_k = 8, 32, 4096, 1, Configuration(8).block_k
     a, b = integers(m, n, k)
     partials = torch.zeros(1, m, n)
@@ -289,10 +290,12 @@ def test_refusals_name_argument_and_rule(change, message):
     ("change", "message"),
     [
         ({"op_m": 4}, "op_m"),
-        ({"b_lanes": 3}, "b_lanes"),
+        ({"b_lanes": 7}, "b_lanes"),
+        ({"ops": 6}, "ops"),
+        ({"a_lanes": 4}, "a_lanes"),
         ({"consumers": 0}, "consumers must be 1 to 16 waves; got 0"),
         ({"b_producers": 8, "a_producers": 4, "consumers": 5, "qsize": 6}, "at most 16 waves .*; got 17"),
-        ({"b_producers": 6, "qsize": 2}, r"qsize must be at least .*got qsize 2 for 2, 6 / 2 and 2"),
+        ({"b_producers": 6, "qsize": 2}, r"qsize must be at least .*got qsize 2 for 2 / 1, 6 / 2 and 2"),
         ({"qsize": 40}, "bytes of LDS per slot .*qsize = 40 exceeds"),
         ({"split_k": 2}, "split_k must be 1 to 1, .* blocks of k=96; got 2"),
         ({"split_k": 0}, "split_k must be 1"),
@@ -307,7 +310,7 @@ def test_refused_configurations(change, message):
 
 def test_the_raw_op_refuses_what_the_wrappers_repair():
     a, b = integers(4, 40, 96)
-    out, waves = torch.zeros(4, 40).half(), (1, 8, 2, 1, 1, 1, 1, 1)
+    out, waves = torch.zeros(4, 40).half(), (1, 8, 1, 2, 4, 1, 1, 1, 1, 1)
     with pytest.raises(GuardError, match="b must be column-major"):
         ops.skinny_gemm_fp8_out(out, a, b.contiguous(), ONE, None, True, *waves)
     with pytest.raises(GuardError, match="accumulate must be true"):

@@ -20,16 +20,18 @@ from hipforge.ops import dispatch
 from hipforge.ops.dispatch import Refused, planned_by
 from hipforge.ops.reference import skinny as reference
 from hipforge.ops.skinny_gemm_fp8_plan import ALIGNMENT, FORMATS, MAX_BYTES, check_operands, plan_skinny_gemm
-from hipforge.ops.skinny_gemm_fp8_space import B_LANES, OP_M, Configuration, require
+from hipforge.ops.skinny_gemm_fp8_space import A_LANES, B_LANES, OP_M, OPS, Configuration, require
 
-__all__ = ["B_LANES", "FORMATS", "OP_M", "run_skinny_gemm", "skinny_gemm", "skinny_gemm_fp8_out"]
+__all__ = ["A_LANES", "B_LANES", "FORMATS", "OPS", "OP_M", "run_skinny_gemm", "skinny_gemm", "skinny_gemm_fp8_out"]
 
 
 @compile_ops(
     "module_skinny_gemm_fp8",
-    variant=lambda out, a, b, scale, workspace, accumulate, split_k, op_m, b_lanes, *_: {
+    variant=lambda out, a, b, scale, workspace, accumulate, split_k, op_m, a_lanes, b_lanes, ops, *_: {
         "HF_OP_M": op_m,
+        "HF_A_LANES": a_lanes,
         "HF_B_LANES": b_lanes,
+        "HF_OPS": ops,
     },
     mutates=("out", "workspace"),
 )
@@ -42,7 +44,9 @@ def skinny_gemm_fp8_out(
     accumulate: bool,
     split_k: int,
     op_m: int,
+    a_lanes: int,
     b_lanes: int,
+    ops: int,
     a_producers: int,
     b_producers: int,
     consumers: int,
@@ -111,7 +115,9 @@ def run_skinny_gemm(
     deterministic: bool = True,
     split_k: int = 1,
     op_m: int = 8,
+    a_lanes: int = 1,
     b_lanes: int = 2,
+    ops: int = 4,
     a_producers: int = 2,
     b_producers: int = 6,
     consumers: int = 2,
@@ -126,13 +132,15 @@ def run_skinny_gemm(
         scale: one float32.
         output: float16 [m, n], added to in place; None makes a new tensor.
         deterministic: as for :func:`skinny_gemm`.
-        split_k: parts that k is cut into, at most the number of k blocks (256 k; 128 k for op_m 32).
-        op_m: rows of a tile: 8 (sparse matrix instruction), 16 or 32.
-        b_lanes: tiles of 16 columns (32 for op_m 32) that a work-group computes at once: 1, 2 or 4.
+        split_k: parts that k is cut into, at most the number of k blocks.
+        op_m: rows of a matrix instruction: 8 (sparse), 16 or 32.
+        a_lanes: instructions side by side along m: 1 to 3; a work-group computes op_m a_lanes rows at once.
+        b_lanes: and along n: 1 to 6; it computes 16 b_lanes columns (32 b_lanes for op_m 32) at once.
+        ops: depth of a k block, 4 or 8 instructions of gfx942: 512 / op_m * ops of k.
         a_producers: waves that load a.
         b_producers: waves that load b.
         consumers: waves that multiply; all three together at most 16.
-        qsize: slots of the LDS queue, at least a_producers, b_producers / b_lanes and consumers.
+        qsize: slots of the LDS queue, at least a_producers / a_lanes, b_producers / b_lanes and consumers.
         workgroups: size of the persistent grid; None for one per compute unit.
 
     Returns:
@@ -144,7 +152,8 @@ def run_skinny_gemm(
     m, n, k = check_operands(a, b, scale, output)
     target = dispatch.target_of(a.device)
     if not isinstance(target, Refused) and target[0] in FORMATS:  # the stub refuses the other devices
-        require(Configuration(op_m, b_lanes, a_producers, b_producers, consumers, qsize, split_k), target[0], k)
+        chosen = Configuration(op_m, a_lanes, b_lanes, ops, a_producers, b_producers, consumers, qsize, split_k)
+        require(chosen, target[0], k)
         workgroups = target[1] if workgroups is None else workgroups
     accumulate = output is not None or not deterministic
     if output is None:
@@ -158,6 +167,7 @@ def run_skinny_gemm(
         workspace = torch.empty((max(split_k * consumers, 1), m, n), dtype=torch.float32, device=a.device)
     skinny_gemm_fp8_out(
         output, a, _column_major(b), scale, workspace, accumulate,
-        split_k, op_m, b_lanes, a_producers, b_producers, consumers, qsize, 1 if workgroups is None else workgroups,
+        split_k, op_m, a_lanes, b_lanes, ops, a_producers, b_producers, consumers, qsize,
+        1 if workgroups is None else workgroups,
     )  # fmt: skip
     return output

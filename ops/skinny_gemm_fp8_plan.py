@@ -37,7 +37,7 @@ def default_configuration(m: int, n: int, k: int, cu_count: int) -> Configuratio
     """
     op_m = 8 if m <= 8 else 16 if m <= 16 else 32
     b_lanes = 1 if op_m == 32 else 2
-    whole = Configuration(op_m=op_m, b_lanes=b_lanes, b_producers=6 if b_lanes == 2 else 4)
+    whole = Configuration(op_m=op_m, b_lanes=b_lanes, ops=4 if op_m == 8 else 8, b_producers=6 if b_lanes == 2 else 4)
     split_k = min(-(-cu_count // whole.tiles(m, n)), MAX_SPLIT_K, whole.blocks(k))
     return dataclasses.replace(whole, split_k=max(1, split_k))
 

@@ -3,7 +3,7 @@
 There is one list of rules. The guard of the op, the planner, the reader of the tuned table and the tuner all ask
 :func:`refusal`, so none of them takes what another refuses; the module's own guards refuse the same.
 
-A work-group computes tiles of ``op_m`` rows and ``tile_n`` columns, ``block_k`` of k at a time. ``a_producers`` and
+A work-group computes tiles of ``tile_m`` rows and ``tile_n`` columns, ``block_k`` of k at a time. ``a_producers`` and
 ``b_producers`` waves load the operands of a block into one of ``qsize`` slots of a queue in LDS, ``consumers`` waves
 multiply them, and ``split_k`` work-groups share the k of a tile.
 """
@@ -18,7 +18,9 @@ from types import MappingProxyType
 from hipforge.errors import GuardError
 
 OP_M = (8, 16, 32)
-B_LANES = (1, 2, 4)
+A_LANES = (1, 2, 3)
+B_LANES = (1, 2, 3, 4, 5, 6)
+OPS = (4, 8)
 MAX_WAVES = 16  # of a work-group: 1024 threads
 LDS_BYTES: Mapping[str, int] = MappingProxyType({"gfx942": 64 * 1024, "gfx950": 160 * 1024})
 FLAG_BYTES = 4  # one flag per slot and operand tile; the flags end at a multiple of 16
@@ -31,7 +33,9 @@ class Configuration:
 
     Attributes:
         op_m: rows of a matrix instruction: 8 (sparse), 16 or 32.
-        b_lanes: tiles of 16 columns (32 for op_m 32) that a work-group computes at once.
+        a_lanes: instructions side by side along m.
+        b_lanes: and along n, 16 columns each (32 for op_m 32).
+        ops: depth of a block, in instructions of gfx942 (512 / op_m of k each).
         a_producers: waves that load a.
         b_producers: waves that load b.
         consumers: waves that multiply.
@@ -40,12 +44,19 @@ class Configuration:
     """
 
     op_m: int = 8
+    a_lanes: int = 1
     b_lanes: int = 2
+    ops: int = 4
     a_producers: int = 2
     b_producers: int = 6
     consumers: int = 2
     qsize: int = 4
     split_k: int = 1
+
+    @property
+    def tile_m(self) -> int:
+        """Return the rows of a tile."""
+        return self.op_m * self.a_lanes
 
     @property
     def tile_n(self) -> int:
@@ -55,7 +66,7 @@ class Configuration:
     @property
     def block_k(self) -> int:
         """Return the k of a slot."""
-        return 128 if self.op_m == 32 else 256
+        return 512 // self.op_m * self.ops
 
     @property
     def waves(self) -> int:
@@ -70,7 +81,7 @@ class Configuration:
     @property
     def lds_bytes(self) -> int:
         """Return the LDS of a work-group: the slots, and before them the flags."""
-        flags = FLAG_BYTES * (1 + self.b_lanes) * self.qsize
+        flags = FLAG_BYTES * (self.a_lanes + self.b_lanes) * self.qsize
         return -(-flags // FLAG_ALIGNMENT) * FLAG_ALIGNMENT + self.slot_bytes * self.qsize
 
     def blocks(self, k: int) -> int:
@@ -79,7 +90,7 @@ class Configuration:
 
     def tiles(self, m: int, n: int) -> int:
         """Return how many tiles an [m, n] result takes, split parts counted."""
-        return -(-m // self.op_m) * -(-n // self.tile_n) * self.split_k
+        return -(-m // self.tile_m) * -(-n // self.tile_n) * self.split_k
 
     def parameters(self) -> dict[str, int]:
         """Return the attributes by name."""
@@ -93,8 +104,11 @@ def _instruction(c: Configuration, arch: str, k: int) -> str | None:
     return None if c.op_m in OP_M else f"op_m must be one of {', '.join(map(str, OP_M))}; got {c.op_m}"
 
 
-def _columns(c: Configuration, arch: str, k: int) -> str | None:
-    return None if c.b_lanes in B_LANES else f"b_lanes must be one of {', '.join(map(str, B_LANES))}; got {c.b_lanes}"
+def _lanes(c: Configuration, arch: str, k: int) -> str | None:
+    for name, accepted in (("a_lanes", A_LANES), ("b_lanes", B_LANES), ("ops", OPS)):
+        if getattr(c, name) not in accepted:
+            return f"{name} must be one of {', '.join(map(str, accepted))}; got {getattr(c, name)}"
+    return None
 
 
 def _roles(c: Configuration, arch: str, k: int) -> str | None:
@@ -114,11 +128,12 @@ def _waves(c: Configuration, arch: str, k: int) -> str | None:
 
 
 def _queue(c: Configuration, arch: str, k: int) -> str | None:
-    if c.qsize >= max(c.a_producers, -(-c.b_producers // c.b_lanes), c.consumers):
+    if c.qsize >= max(-(-c.a_producers // c.a_lanes), -(-c.b_producers // c.b_lanes), c.consumers):
         return None
     return (
-        "qsize must be at least a_producers, b_producers / b_lanes and consumers, or waves have no slot of their own; "
-        f"got qsize {c.qsize} for {c.a_producers}, {c.b_producers} / {c.b_lanes} and {c.consumers}"
+        "qsize must be at least a_producers / a_lanes, b_producers / b_lanes and consumers, or waves have no slot of "
+        f"their own; got qsize {c.qsize} for {c.a_producers} / {c.a_lanes}, {c.b_producers} / {c.b_lanes} and "
+        f"{c.consumers}"
     )
 
 
@@ -138,7 +153,7 @@ def _split(c: Configuration, arch: str, k: int) -> str | None:
 
 
 # In an order in which each may take for granted what the ones before it have checked.
-RULES: tuple[Rule, ...] = (_instruction, _columns, _roles, _waves, _queue, _lds, _split)
+RULES: tuple[Rule, ...] = (_instruction, _lanes, _roles, _waves, _queue, _lds, _split)
 
 
 def refusal(configuration: Configuration, arch: str, k: int) -> str | None:

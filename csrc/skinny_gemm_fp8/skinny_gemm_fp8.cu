@@ -1,12 +1,13 @@
-// Skinny fp8 GEMM for gfx942 and gfx950; skinny_kernel.h has the picture. A variant serves one (op_m, b_lanes).
+// Skinny fp8 GEMM for gfx942 and gfx950; skinny_kernel.h has the picture. A variant serves one (op_m, a_lanes, b_lanes,
+// ops).
 #include <hip/hip_runtime.h>
 
 #include "hipforge/module.h"
 #include "hipforge/split_k.h"
 #include "skinny_kernel.h"
 
-#if !defined(HF_OP_M) || !defined(HF_B_LANES)
-#error "build a variant: -DHF_OP_M=8, 16 or 32 and -DHF_B_LANES=1, 2 or 4"
+#if !defined(HF_OP_M) || !defined(HF_A_LANES) || !defined(HF_B_LANES) || !defined(HF_OPS)
+#error "build a variant: -DHF_OP_M=8, 16 or 32, -DHF_A_LANES=1 to 3, -DHF_B_LANES=1 to 6 and -DHF_OPS=4 or 8"
 #endif
 
 using hf::OptionalTensor;
@@ -37,9 +38,10 @@ int64_t ceil_ratio(int64_t count, int64_t by) { return (count + by - 1) / by; }
 /// out fp16 [m, n]; a e4m3 [m, k]; b e4m3 [k, n] with stride(0) == 1; scale fp32 [1]; workspace fp32
 /// [split_k consumers, m, n], or None for packed fp16 atomics on out (then n must be even and out holds what is added to).
 void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalTensor workspace, bool accumulate,
-                         int64_t split_k, int64_t op_m, int64_t b_lanes, int64_t a_producers, int64_t b_producers,
-                         int64_t consumers, int64_t qsize, int64_t workgroups, hipStream_t stream) {
-  using S = Shape<HF_OP_M, HF_B_LANES>;
+                         int64_t split_k, int64_t op_m, int64_t a_lanes, int64_t b_lanes, int64_t ops,
+                         int64_t a_producers, int64_t b_producers, int64_t consumers, int64_t qsize, int64_t workgroups,
+                         hipStream_t stream) {
+  using S = Shape<HF_OP_M, HF_B_LANES, HF_OPS>;
   HF_CHECK_ARCH(b, "gfx942", "gfx950");
   const bool gfx950 = hf::arch_of(b.device_index()).is("gfx950");
   check_payload(a, "a", gfx950);
@@ -63,8 +65,10 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
     HF_CHECK(other->on_gpu() == b.on_gpu() && other->device_index() == b.device_index(),
              "out, a and scale must be on the device of b");
 
-  HF_CHECK(op_m == HF_OP_M && b_lanes == HF_B_LANES, "this variant has op_m = ", HF_OP_M, ", b_lanes = ", HF_B_LANES,
-           "; got ", op_m, ", ", b_lanes);
+  HF_CHECK(op_m == HF_OP_M && a_lanes == HF_A_LANES && b_lanes == HF_B_LANES && ops == HF_OPS, "this variant has op_m = ",
+           HF_OP_M, ", a_lanes = ", HF_A_LANES, ", b_lanes = ", HF_B_LANES, ", ops = ", HF_OPS, "; got ", op_m, ", ",
+           a_lanes, ", ", b_lanes, ", ", ops);
+  HF_CHECK(a_lanes == 1, "a_lanes must be 1; got ", a_lanes);
   check_waves(a_producers, "a_producers");
   check_waves(b_producers, "b_producers");
   check_waves(consumers, "consumers");
@@ -104,7 +108,7 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
                         u32(column_tiles), u32(split_k), u32(blocks), u32(a_producers), u32(b_producers),
                         u32(consumers), u32(qsize)};
   float* partials = workspace.data<float>();
-  skinny_gemm<HF_OP_M, HF_B_LANES>
+  skinny_gemm<HF_OP_M, HF_B_LANES, HF_OPS>
       <<<dim3(u32(tiles < workgroups ? tiles : workgroups)), dim3(u32(waves * hf::dev::kWaveSize)),
          S::lds_bytes(u32(qsize)), stream>>>(out.data<_Float16>(), a.data<uint8_t>(), b.data<uint8_t>(),
                                              scale.data<float>(), partials, problem);

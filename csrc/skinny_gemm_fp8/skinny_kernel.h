@@ -40,19 +40,19 @@ using dev::u32x2;
 using dev::u32x4;
 using Half2 = _Float16 __attribute__((ext_vector_type(2)));
 
-constexpr int kSteps = 4;  // fragments of a k block
 constexpr int kChunk = 16;  // bytes (and k) of a lane in a fragment
 constexpr int kMaxWaves = 16;
 constexpr int kMaxThreads = kMaxWaves * dev::kWaveSize;
-static_assert(kSteps % 2 == 0, "the 128-deep instruction takes two fragments");
 
-template <int kOpM, int kBLanes>
+template <int kOpM, int kBLanes, int kOps>
 struct Shape {
   static_assert(kOpM == 8 || kOpM == 16 || kOpM == 32);
   static constexpr bool kSparse = kOpM == 8;
   static constexpr int kRows = kOpM == 32 ? 32 : 16;  // lanes along i
   static constexpr int kStepK = kChunk * dev::kWaveSize / kRows;
-  static constexpr int kBlockK = kSteps * kStepK;
+  static constexpr int kBlockK = 512 / kOpM * kOps;
+  static constexpr int kSteps = kBlockK / kStepK;  // fragments of a k block
+  static_assert(kSteps % 2 == 0, "the 128-deep instruction takes two fragments");
   static constexpr int kColumns = kRows * kBLanes;
   static constexpr int kAFragment = kStepK * kOpM;
   static constexpr int kBFragment = kStepK * kRows;
@@ -116,9 +116,9 @@ __device__ inline void produce(const Problem& p, Lds lds, const uint8_t* base, u
       const uint32_t q = next / kLanes, part = next % kLanes;
       const uint32_t line = (kIsA ? tile.row : tile.column + part * S::kRows) + i;
       const uint32_t first_k = (tile.first_block + q - sequence) * S::kBlockK + chunk;
-      u32x4 loaded[kSteps];
+      u32x4 loaded[S::kSteps];
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < S::kSteps; ++step) {
         const uint32_t k = first_k + step * S::kStepK;
         loaded[step] = dev::load_b128(buffer, line < limit && k < p.k ? line * pitch + k : dev::kOutOfRange, 0);
       }
@@ -127,12 +127,12 @@ __device__ inline void produce(const Problem& p, Lds lds, const uint8_t* base, u
       uint8_t* slot = lds.slots + place.slot * S::kSlotBytes;
       wait_for<kProducerWait>(flag, place.free);
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < S::kSteps; ++step) {
         if constexpr (kHalve) {
           reinterpret_cast<u32x2*>(slot + step * S::kAFragment)[lane] = dev::sparse_half(loaded[step], lane);
         } else {
           const uint32_t fragment = kIsA ? step * S::kAFragment
-                                         : kSteps * S::kAFragment + (part * kSteps + step) * S::kBFragment;
+                                         : S::kSteps * S::kAFragment + (part * S::kSteps + step) * S::kBFragment;
           reinterpret_cast<u32x4*>(slot + fragment)[lane] = loaded[step];
         }
       }
@@ -206,31 +206,31 @@ __device__ inline void consume(const Problem& p, Lds lds, _Float16* out, const f
       const Place place(sequence + block, p.qsize);
       uint32_t* flags = lds.flags + place.slot * S::kParts;
       const uint8_t* slot = lds.slots + place.slot * S::kSlotBytes;
-      AFragment a[kSteps];
+      AFragment a[S::kSteps];
       wait_for<kConsumerWait>(flags, place.filled());
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step)
+      for (int step = 0; step < S::kSteps; ++step)
         a[step] = reinterpret_cast<const AFragment*>(slot + step * S::kAFragment)[lane];
       signal(flags, lane);
 #pragma unroll
       for (int l = 0; l < kBLanes; ++l) {
-        u32x4 b[kSteps];
+        u32x4 b[S::kSteps];
         wait_for<kConsumerWait>(flags + 1 + l, place.filled());
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-          b[step] = reinterpret_cast<const u32x4*>(slot + kSteps * S::kAFragment +
-                                                   (l * kSteps + step) * S::kBFragment)[lane];
+        for (int step = 0; step < S::kSteps; ++step)
+          b[step] = reinterpret_cast<const u32x4*>(slot + S::kSteps * S::kAFragment +
+                                                   (l * S::kSteps + step) * S::kBFragment)[lane];
         signal(flags + 1 + l, lane);
 #if defined(__gfx950__)
         if constexpr (kOpM == 16) {
 #pragma unroll
-          for (int step = 0; step < kSteps; step += 2)
+          for (int step = 0; step < S::kSteps; step += 2)
             sums[l] = dev::mfma_e4m3_16x16x128(b[step], b[step + 1], a[step], a[step + 1], sums[l]);
           continue;
         }
 #endif
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        for (int step = 0; step < S::kSteps; ++step) {
           if constexpr (kOpM == 8) sums[l] = dev::smfmac_e4m3_8x16x64(a[step], b[step], sums[l], lane);
           if constexpr (kOpM == 16) sums[l] = dev::mfma_e4m3_16x16x64(b[step], a[step], sums[l]);
           if constexpr (kOpM == 32) sums[l] = dev::mfma_e4m3_32x32x32(b[step], a[step], sums[l]);
@@ -260,10 +260,10 @@ __device__ inline void consume(const Problem& p, Lds lds, _Float16* out, const f
 }
 
 /// Grid: any number of work-groups up to tiles(); block: 64 x (a_producers + b_producers + consumers).
-template <int kOpM, int kBLanes>
+template <int kOpM, int kBLanes, int kOps>
 __global__ __launch_bounds__(kMaxThreads) void skinny_gemm(_Float16* out, const uint8_t* a, const uint8_t* b,
                                                            const float* scale, float* workspace, Problem p) {
-  using S = Shape<kOpM, kBLanes>;
+  using S = Shape<kOpM, kBLanes, kOps>;
   extern __shared__ __attribute__((aligned(16))) uint8_t memory[];
   const Lds lds{reinterpret_cast<uint32_t*>(memory), memory + S::flag_bytes(p.qsize)};
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
