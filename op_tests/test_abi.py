@@ -1,5 +1,7 @@
 """The C ABI from Python: what arrives in C++, what comes back, and what is refused before anything runs."""
 
+# ruff: noqa: F811 - the fixtures of abi_module are parameters of the same name
+
 from __future__ import annotations
 
 import ctypes
@@ -11,201 +13,31 @@ import threading
 
 import pytest
 import torch
+from abi_module import (
+    bound,  # noqa: F401
+    describe,
+    environment,
+    fail_with,
+    guard,
+    handler_raised,
+    implementation,  # noqa: F401
+    interrupted,
+    library,  # noqa: F401
+    renamed_add,
+    scalars,
+    wait_for_write,
+    with_stream,
+)
 
-from hipforge.errors import ArchError, ConfigError, EmulatorFault, GuardError, HipforgeError, LaunchError
+from hipforge.errors import ArchError, ConfigError, GuardError, HipforgeError, LaunchError
 from hipforge.jit import abi, host_library
 from hipforge.jit.signature import signature_of
-
-SOURCE = r"""
-#include <signal.h>
-#include <time.h>
-#include <stdexcept>
-#include "hipforge/export.h"
-
-// facts: [dtype, ndim, address, contiguous, numel, element bytes, device type, device index, sizes..., strides...]
-static void describe(hf::Tensor out, hf::Tensor x) {
-  int64_t* facts = out.data<int64_t>();
-  *facts++ = x.dtype();
-  *facts++ = x.dim();
-  *facts++ = reinterpret_cast<int64_t>(x.data());
-  *facts++ = x.is_contiguous();
-  *facts++ = x.numel();
-  *facts++ = x.element_bytes();
-  *facts++ = x.view().device_type;
-  *facts++ = x.device_index();
-  for (int64_t i = 0; i < x.dim(); ++i) *facts++ = x.size(i);
-  for (int64_t i = 0; i < x.dim(); ++i) *facts++ = x.stride(i);
-}
-HF_EXPORT(describe);
-
-static void scalars(hf::Tensor out, hf::OptionalTensor maybe, int64_t i, double d, bool b, const char* s) {
-  double* values = out.data<double>();
-  values[0] = maybe ? 1 : 0;
-  values[1] = static_cast<double>(i);
-  values[2] = d;
-  values[3] = b;
-  int64_t length = 0;
-  while (s[length]) ++length;
-  values[4] = static_cast<double>(length);
-  out.data<int64_t>()[5] = i;
-}
-HF_EXPORT(scalars);
-
-static void fail_with(hf::Tensor out, int64_t kind, const char* text) {
-  if (kind == 10) throw std::runtime_error(text);
-  if (kind == 11) throw 5;
-  HF_FAIL(static_cast<hf_error_kind>(kind), text, " with ", out, " ", -7, " ", 7u, " ", 0.5, " ", true);
-}
-HF_EXPORT(fail_with);
-
-static void guard(hf::Tensor out, int64_t axis) {
-  HF_CHECK(out.dim() == 2, "out must be [M, K]; got ", out);
-  HF_CHECK(out.is_shape(2, 3), "out must be 2 by 3");
-  (void)out.size(axis);
-}
-HF_EXPORT(guard);
-
-// Waits until another thread writes out[0]: impossible while the caller holds the GIL.
-static void wait_for_write(hf::Tensor out) {
-  volatile int64_t* flag = out.data<int64_t>();
-  for (int i = 0; i < 2000; ++i) {
-    if (*flag) return;
-    timespec pause = {0, 1000000};
-    nanosleep(&pause, nullptr);
-  }
-  HF_FAIL(HF_ERROR_OTHER, "nobody wrote");
-}
-HF_EXPORT(wait_for_write);
-
-static void interrupted(hf::Tensor out) {
-  (void)out;
-  raise(SIGINT);
-  HF_FAIL(HF_ERROR_LAUNCH, "aborted");
-}
-HF_EXPORT(interrupted);
-
-// What the emulator's poll does when a signal handler raises in mid-launch.
-extern "C" {
-extern void* PyExc_OSError;
-int PyGILState_Ensure();
-void PyGILState_Release(int);
-void PyErr_SetString(void*, const char*);
-}
-static void handler_raised(hf::Tensor out) {
-  const int state = PyGILState_Ensure();
-  PyErr_SetString(PyExc_OSError, "from a signal handler");
-  PyGILState_Release(state);
-  HF_CHECK(out.numel() == 0, "aborted");
-}
-HF_EXPORT(handler_raised);
-
-static void add(hf::Tensor out, hf::Tensor x, int64_t n) {
-  for (int64_t i = 0; i < out.numel(); ++i) out.data<int64_t>()[i] = x.data<int64_t>()[i] + n;
-}
-HF_EXPORT_AS(renamed_add, add);
-
-static int64_t last_stream;
-static void with_stream(hf::Tensor out, ihipStream_t* stream) {
-  (void)out;
-  last_stream = reinterpret_cast<int64_t>(stream);
-}
-HF_EXPORT(with_stream);
-extern "C" HF_API int64_t seen_stream() { return last_stream; }
-
-// Stand-ins for the emulator's and HIP's functions, recording what they are told.
-struct Extent { const char* name; uint64_t base, bytes; uint32_t writable, reserved; };
-static Extent live[16];
-static int live_count, depth, deepest, cleared;
-static const char* fault;
-static void count_extents(hf::Tensor out, hf::OptionalTensor x, hf::OptionalTensor y) {
-  (void)x, (void)y;
-  int64_t* facts = out.data<int64_t>();
-  facts[0] = live_count;
-  for (int i = 0; i < live_count; ++i) {
-    facts[1 + 4 * i] = live[i].name[0];
-    facts[2 + 4 * i] = static_cast<int64_t>(live[i].base);
-    facts[3 + 4 * i] = static_cast<int64_t>(live[i].bytes);
-    facts[4 + 4 * i] = live[i].writable;
-  }
-}
-HF_EXPORT(count_extents);
-extern "C" {
-HF_API void push(const Extent* extents, int32_t count) {
-  live_count = count;
-  for (int i = 0; i < count; ++i) live[i] = extents[i];
-  ++depth;
-  ++deepest;
-}
-HF_API void pop() { --depth; }
-HF_API const char* last_error() { return fault; }
-HF_API void clear_error() { ++cleared; }
-HF_API void set_fault(const char* text) { fault = text; }
-HF_API int open_scopes() { return depth; }
-HF_API int scopes_so_far() { return deepest; }
-HF_API int errors_cleared() { return cleared; }
-
-static int current = 3;
-static int history[8], changes;
-HF_API int get_device(int* out) { *out = current; return 0; }
-HF_API int set_device(int index) { if (index == 66) return 101; current = history[changes++ % 8] = index; return 0; }
-HF_API int device_change(int i) { return i < changes ? history[i] : -1; }
-HF_API void forget_changes() { changes = 0; current = 3; }
-}
-"""
 
 DTYPES = {
     torch.bool: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 4, torch.int32: 5, torch.int64: 6, torch.float16: 7,
     torch.bfloat16: 8, torch.float32: 9, torch.float64: 10, torch.float8_e4m3fn: 11, torch.float8_e4m3fnuz: 12,
     torch.float8_e5m2: 13, torch.float8_e5m2fnuz: 14, torch.float8_e8m0fnu: 15, torch.float4_e2m1fn_x2: 16,
 }  # fmt: skip
-
-
-def describe(out: torch.Tensor, x: torch.Tensor) -> None: ...
-def scalars(out: torch.Tensor, maybe: torch.Tensor | None, i: int, d: float = 0.5, b: bool = True, s: str = "abc") -> None: ...  # noqa: E501
-def fail_with(out: torch.Tensor, kind: int, text: str) -> None: ...
-def guard(out: torch.Tensor, axis: int) -> None: ...
-def wait_for_write(out: torch.Tensor) -> None: ...
-def interrupted(out: torch.Tensor) -> None: ...
-def handler_raised(out: torch.Tensor) -> None: ...
-def renamed_add(out: torch.Tensor, x: torch.Tensor, n: int) -> None: ...
-def with_stream(out: torch.Tensor) -> None: ...
-def count_extents(out: torch.Tensor, x: torch.Tensor | None, y: torch.Tensor | None) -> None: ...
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    source = tmp_path_factory.mktemp("abi") / "abi_module.cpp"
-    source.write_text(SOURCE)
-    path = host_library.build("test_abi_module", sources=[source], cflags=["-std=c++17", "-O1", "-Wall", "-Werror"])
-    return ctypes.CDLL(str(path))
-
-
-@pytest.fixture(params=["extension", "extension-without-table", "ctypes"])
-def implementation(request):
-    return request.param
-
-
-def address(library, name):
-    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-
-
-def environment(library, target):
-    return abi.Environment(
-        target,
-        emulator=tuple(address(library, name) for name in ("push", "pop", "last_error", "clear_error")),
-        hip=tuple(address(library, name) for name in ("get_device", "set_device")),
-    )
-
-
-@pytest.fixture
-def bound(library, implementation):
-    """Bind a stub of this file for a target, with the implementation under test."""
-
-    def bind(stub, target="host", mutates=("out",), **options):
-        binder = abi.make_binder(environment(library, target), implementation)
-        return abi.bind(library, stub.__name__, signature_of(stub, mutates=mutates), binder=binder, **options)
-
-    return bind
 
 
 # ---- what arrives ----
@@ -421,184 +253,6 @@ def test_many_threads_get_their_own_results(bound):
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-# ---- the emulator and HIP ----
-
-
-def extents_of(bound, *args, mutates=("out",)):
-    out = torch.zeros(64, dtype=torch.int64)
-    bound(count_extents, target="emulator", mutates=mutates)(out, *args)
-    count = int(out[0])
-    rows = out[1 : 1 + 4 * count].view(count, 4).tolist()
-    return out, [(chr(name), base, size, bool(writable)) for name, base, size, writable in rows]
-
-
-def test_the_emulator_is_told_the_exact_extent_of_every_tensor(bound, library):
-    x = torch.zeros(10, 7, dtype=torch.bfloat16)[2:9:3, 1:6:2]  # rows 2, 5, 8 and columns 1, 3, 5
-    out, extents = extents_of(bound, x, None)
-    last = (x.shape[0] - 1) * x.stride(0) + (x.shape[1] - 1) * x.stride(1)
-    assert extents == [("o", out.data_ptr(), 64 * 8, True), ("x", x.data_ptr(), (last + 1) * 2, False)]
-    assert library.open_scopes() == 0
-
-
-def test_extents_of_empty_scalar_expanded_and_fp4_tensors(bound):
-    empty, scalar = torch.zeros(0, 5), torch.zeros(9)[4]
-    assert [size for _, _, size, _ in extents_of(bound, empty, scalar)[1]] == [512, 0, 4]
-    expanded = torch.zeros(1, 3, dtype=torch.float64).expand(100, 3)
-    fp4 = torch.zeros(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    assert [size for _, _, size, _ in extents_of(bound, expanded, fp4)[1]] == [512, 24, 6]
-
-
-def test_mutated_arguments_are_writable_extents(bound):
-    y = torch.zeros(3)
-    assert [row[3] for row in extents_of(bound, y, y, mutates=("out", "y"))[1]] == [True, False, True]
-
-
-def test_extents_are_taken_back_when_the_entry_fails(bound, library):
-    before = library.scopes_so_far()
-    with pytest.raises(GuardError):
-        bound(fail_with, target="emulator")(torch.zeros(1), 1, "no")
-    assert library.scopes_so_far() == before + 1 and library.open_scopes() == 0
-
-
-@pytest.mark.parametrize("kind", [None, 3], ids=["entry forgot to ask", "entry reported it"])
-def test_an_emulator_fault_is_raised_with_the_emulators_report(bound, library, kind):
-    report = ctypes.create_string_buffer(b"read one byte past 'x'")
-    before = library.errors_cleared()
-    library.set_fault(report)
-    try:
-        with pytest.raises(EmulatorFault, match="read one byte past 'x'"):
-            if kind is None:
-                extents_of(bound, None, None)
-            else:
-                bound(fail_with, target="emulator")(torch.zeros(1), kind, "launch failed")
-    finally:
-        library.set_fault(None)
-    assert library.errors_cleared() == before + 1
-
-
-def test_a_launch_error_without_a_fault_stays_a_launch_error(bound):
-    with pytest.raises(LaunchError, match="launch failed") as caught:
-        bound(fail_with, target="emulator")(torch.zeros(1), 3, "launch failed")
-    assert type(caught.value) is LaunchError
-
-
-@pytest.fixture
-def on_gpu(library, monkeypatch):
-    """Pretend that each tensor lives on the GPU whose index is its first size; streams are 0x1000 + index."""
-    library.forget_changes()
-    monkeypatch.setattr(abi, "read_tensor", lambda t: (t.data_ptr(), 9, True, t.shape[0], tuple(t.shape), t.stride()))
-    monkeypatch.setattr(abi, "read_stream", lambda index: 0x1000 + index)
-
-    def bind(stub, implementation):
-        binder = abi.make_binder(environment(library, "hip"), implementation)
-        return abi.bind(library, stub.__name__, signature_of(stub, mutates=("out",)), binder=binder)
-
-    return bind
-
-
-@pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
-def test_a_gpu_call_gets_torchs_stream_on_the_tensors_own_device(on_gpu, library, implementation):
-    library.seen_stream.restype = ctypes.c_int64
-    on_gpu(with_stream, implementation)(torch.zeros(5))
-    assert library.seen_stream() == 0x1005
-    assert [library.device_change(i) for i in range(3)] == [5, 3, -1]  # there and back
-    library.forget_changes()
-    on_gpu(with_stream, implementation)(torch.zeros(3))
-    assert library.device_change(0) == -1  # already current
-
-
-@pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
-def test_tensors_of_two_gpus_are_refused(on_gpu, implementation):
-    with pytest.raises(GuardError, match=r"'x' is on GPU 2, an earlier one on GPU 4"):
-        on_gpu(describe, implementation)(torch.zeros(4), torch.zeros(2))
-
-
-@pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
-def test_a_device_that_hip_refuses_is_a_launch_error(on_gpu, implementation):
-    with pytest.raises(LaunchError, match="HIP error 101 on making GPU 66 the current one"):
-        on_gpu(with_stream, implementation)(torch.zeros(66))
-
-
-class _DlTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
-    )  # fmt: skip
-
-
-_VIEW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_DlTensor))
-_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
-
-
-class _Table(ctypes.Structure):
-    _fields_ = (
-        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("previous", ctypes.c_void_p),
-        ("allocate", ctypes.c_void_p), ("from_object", ctypes.c_void_p), ("to_object", ctypes.c_void_p),
-        ("view", _VIEW), ("stream", _STREAM),
-    )  # fmt: skip
-
-
-def test_the_exchange_table_of_a_rocm_torch_is_read_the_same_way(library, monkeypatch):
-    """A table such as a ROCm torch publishes: device type ROCm, a byte offset, a stream per device."""
-    dims = (ctypes.c_int64 * 1)(8)
-    ones = (ctypes.c_int64 * 1)(1)
-    asked = []
-
-    def view(tensor, out):
-        fields = (tensor.data_ptr() - 16, 10, 7, 1, 2, 32, 1, ctypes.addressof(dims), ctypes.addressof(ones), 16)
-        out[0] = _DlTensor(*fields)
-        return 0
-
-    def stream(device_type, index, out):
-        asked.append((device_type, index))
-        out[0] = 0x7000
-        return 0
-
-    table = _Table(1, 3, None, None, None, None, _VIEW(view), _STREAM(stream))
-    make_capsule = ctypes.pythonapi.PyCapsule_New
-    make_capsule.restype, make_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    capsule = make_capsule(ctypes.addressof(table), b"dlpack_exchange_api", None)
-    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", capsule)
-    library.forget_changes()
-    library.seen_stream.restype = ctypes.c_int64
-    binder = abi.make_binder(environment(library, "hip"), "extension")
-    out = torch.zeros(8)
-    abi.bind(library, "with_stream", signature_of(with_stream, mutates=("out",)), binder=binder)(out)
-    assert library.seen_stream() == 0x7000 and asked == [(10, 7)] and library.device_change(0) == 7
-    facts = torch.zeros(16, dtype=torch.int64)
-    abi.bind(library, "describe", signature_of(describe, mutates=("out",)), binder=binder)(facts, out)
-    assert facts.view(-1)[:8].tolist() == [9, 1, out.data_ptr(), 1, 8, 4, 1, 7]
-
-
-# ---- what torch must see ----
-
-
-def test_subclasses_meta_tensors_and_modes_are_diverted_with_all_arguments(bound):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    seen = []
-    call = bound(scalars, divert=lambda *args: seen.append(args) or "diverted")
-    plain, meta = torch.zeros(6, dtype=torch.float64), torch.zeros(6, device="meta")
-    with FakeTensorMode() as mode:
-        fake = mode.from_tensor(plain)
-        assert call(plain, None, 1) == "diverted"  # the mode alone is enough
-    assert call(fake, None, 2) == "diverted"
-    assert call(plain, meta, i=3) == "diverted"
-    assert [args[2:] for args in seen] == [(number, 0.5, True, "abc") for number in (1, 2, 3)]
-    assert call(plain, None, 4) is None and plain[1] == 4
-
-
-def test_without_a_dispatcher_a_subclass_is_taken_as_the_tensor_it_is(bound):
-    class Named(torch.Tensor):
-        pass
-
-    facts = torch.zeros(16, dtype=torch.int64)
-    x = torch.zeros(3).as_subclass(Named)
-    bound(describe)(facts, x)
-    assert facts[2] == x.data_ptr()
 
 
 # ---- variants ----

@@ -1,0 +1,60 @@
+"""The module that the tests of the binding call: its stubs, and fixtures that build it and bind its entries."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+
+from hipforge.jit import abi, host_library
+from hipforge.jit.signature import signature_of
+
+SOURCE = Path(__file__).with_name("abi_module.cpp")
+
+
+def describe(out: torch.Tensor, x: torch.Tensor) -> None: ...
+def scalars(out: torch.Tensor, maybe: torch.Tensor | None, i: int, d: float = 0.5, b: bool = True, s: str = "abc") -> None: ...  # noqa: E501
+def fail_with(out: torch.Tensor, kind: int, text: str) -> None: ...
+def guard(out: torch.Tensor, axis: int) -> None: ...
+def wait_for_write(out: torch.Tensor) -> None: ...
+def interrupted(out: torch.Tensor) -> None: ...
+def handler_raised(out: torch.Tensor) -> None: ...
+def renamed_add(out: torch.Tensor, x: torch.Tensor, n: int) -> None: ...
+def with_stream(out: torch.Tensor) -> None: ...
+def count_extents(out: torch.Tensor, x: torch.Tensor | None, y: torch.Tensor | None) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def library():
+    path = host_library.build("test_abi_module", sources=[SOURCE], cflags=["-std=c++17", "-O1", "-Wall", "-Werror"])
+    return ctypes.CDLL(str(path))
+
+
+@pytest.fixture(params=["extension", "extension-without-table", "ctypes"])
+def implementation(request):
+    return request.param
+
+
+def address(library, name):
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+
+
+def environment(library, target):
+    return abi.Environment(
+        target,
+        emulator=tuple(address(library, name) for name in ("push", "pop", "last_error", "clear_error")),
+        hip=tuple(address(library, name) for name in ("get_device", "set_device")),
+    )
+
+
+@pytest.fixture
+def bound(library, implementation):
+    """Bind a stub of this file for a target, with the implementation under test."""
+
+    def bind(stub, target="host", mutates=("out",), **options):
+        binder = abi.make_binder(environment(library, target), implementation)
+        return abi.bind(library, stub.__name__, signature_of(stub, mutates=mutates), binder=binder, **options)
+
+    return bind
