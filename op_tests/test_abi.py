@@ -1,6 +1,6 @@
 """The C ABI from Python: what arrives in C++, what comes back, and what is refused before anything runs."""
 
-# ruff: noqa: F811 - the fixtures of abi_module are parameters of the same name
+
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import threading
 import pytest
 import torch
 from abi_module import (
-    bound,  # noqa: F401
+    bound,
     describe,
     environment,
     fail_with,
     guard,
     handler_raised,
-    implementation,  # noqa: F401
+    implementation,
     interrupted,
-    library,  # noqa: F401
+    library,
     renamed_add,
     scalars,
     wait_for_write,
@@ -157,8 +157,8 @@ def test_a_wrong_argument_list_is_a_type_error_as_for_any_function(bound, args, 
 
 def test_a_gpu_tensor_on_the_emulator_is_told_about_the_setting(library, monkeypatch):
     monkeypatch.setattr(abi, "read_tensor", lambda tensor: (0, 6, True, 1, (2,), (1,)))
-    for implementation in ("extension-without-table", "ctypes"):
-        binder = abi.make_binder(environment(library, "emulator"), implementation)
+    for binding in ("extension-without-table", "ctypes"):
+        binder = abi.make_binder(environment(library, "emulator"), binding)
         call = abi.bind(library, "wait_for_write", signature_of(wait_for_write, mutates=("out",)), binder=binder)
         with pytest.raises(GuardError, match=r"'out' is on GPU 1, but .*emulator.*HIPFORGE_DEVICE=hip"):
             call(torch.ones(2))
