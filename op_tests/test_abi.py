@@ -1,6 +1,6 @@
 """The C ABI from Python: what arrives in C++, what comes back, and what is refused before anything runs."""
 
-
+# ruff: noqa: F811 - the fixtures of abi_module are parameters of the same name
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import threading
 import pytest
 import torch
 from abi_module import (
-    bound,
+    bound,  # noqa: F401
     describe,
     environment,
     fail_with,
     guard,
     handler_raised,
-    implementation,
+    implementation,  # noqa: F401
     interrupted,
-    library,
+    library,  # noqa: F401
     renamed_add,
     scalars,
     wait_for_write,

@@ -1,6 +1,6 @@
 """The C ABI and devices: extents for the emulator, streams and devices of HIP, and what torch must see."""
 
-
+# ruff: noqa: F811 - the fixtures of abi_module are parameters of the same name
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import ctypes
 import pytest
 import torch
 from abi_module import (
-    bound,
+    bound,  # noqa: F401
     count_extents,
     describe,
     environment,
     fail_with,
-    implementation,
-    library,
+    implementation,  # noqa: F401
+    library,  # noqa: F401
     scalars,
     with_stream,
 )
