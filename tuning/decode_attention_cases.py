@@ -1,0 +1,109 @@
+"""Problems of decode attention over a packed fp8 cache: operands, and the float64 result of the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hipforge.ops.reference.attention import decode_attention, dequantize_kv_fp8, gather_pages, quantize_kv_fp8
+
+FP8 = {"gfx950": torch.float8_e4m3fn, "gfx942": torch.float8_e4m3fnuz}
+
+
+@dataclass(frozen=True, order=True)
+class AttentionCell:
+    """One problem size, a query token per sequence and every sequence full.
+
+    Attributes:
+        kv_heads: KV heads.
+        group: query heads per KV head.
+        d: head dimension.
+        page_size: keys of a page; 0 for a cache without pages.
+        keys: keys of each sequence.
+        batch: sequences.
+    """
+
+    kv_heads: int
+    group: int
+    d: int
+    page_size: int
+    keys: int
+    batch: int
+
+    def __str__(self) -> str:
+        pages = f" page={self.page_size}" if self.page_size else ""
+        return f"B={self.batch} Mkv={self.keys} Hkv={self.kv_heads} G={self.group} D={self.d}{pages}"
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the bytes of K's elements, or of V's."""
+        return self.batch * self.keys * self.kv_heads * self.d
+
+
+@dataclass(frozen=True)
+class AttentionOperands:
+    """A cell's tensors.
+
+    Attributes:
+        arch: whose fp8 the caches hold.
+        q: bfloat16 [B, 1, Hkv * G, D].
+        k: int32 words [pages, page_size, Hkv, D/4]; [B, Mkv, Hkv, D/4] without pages.
+        k_rows: int32 [pages, page_size, Hkv], float16 scale and shift.
+        v: like ``k``.
+        v_rows: like ``k_rows``.
+        seqlens: int32 [B].
+        block_tables: int32 [B, max_pages] in random order, or None.
+    """
+
+    arch: str
+    q: torch.Tensor
+    k: torch.Tensor
+    k_rows: torch.Tensor
+    v: torch.Tensor
+    v_rows: torch.Tensor
+    seqlens: torch.Tensor
+    block_tables: torch.Tensor | None
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of q.k."""
+        return float(self.q.shape[-1] ** -0.5)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the operands that a call reads."""
+        parts = (self.q, self.k, self.k_rows, self.v, self.v_rows, self.seqlens)
+        return parts if self.block_tables is None else (*parts, self.block_tables)
+
+
+def operands(cell: AttentionCell, arch: str, device: torch.device | str = "cpu") -> AttentionOperands:
+    """Return normally distributed data, quantised; the same for a cell on every run."""
+    generator = torch.Generator().manual_seed(10)
+    q = torch.randn(cell.batch, 1, cell.kv_heads * cell.group, cell.d, generator=generator).bfloat16()
+    slots = cell.page_size or cell.keys
+    pages = -(-cell.keys // slots) * cell.batch
+    caches = [
+        quantize_kv_fp8(torch.randn(pages, slots, cell.kv_heads, cell.d, generator=generator), FP8[arch])
+        for _ in range(2)
+    ]
+    (k, k_rows), (v, v_rows) = caches
+    tables = None
+    if cell.page_size:
+        tables = torch.randperm(pages, generator=generator).to(torch.int32).view(cell.batch, -1).to(device)
+    seqlens = torch.full((cell.batch,), cell.keys, dtype=torch.int32)
+    moved = (tensor.to(device) for tensor in (q, k, k_rows, v, v_rows, seqlens))
+    return AttentionOperands(arch, *moved, tables)
+
+
+def expected(parts: AttentionOperands) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return float64 (out [B, 1, Hkv * G, D], log-sum-exp [B, Hkv * G, 1]) of the same bits."""
+    k, v = (
+        dequantize_kv_fp8(words, rows, FP8[parts.arch])
+        for words, rows in ((parts.k, parts.k_rows), (parts.v, parts.v_rows))
+    )
+    if parts.block_tables is not None:
+        k, v = (gather_pages(cache.flatten(0, 1), parts.block_tables, cache.shape[1]) for cache in (k, v))
+    batch, mq, heads, d = parts.q.shape
+    folded = parts.q.view(batch, mq, k.shape[2], heads // k.shape[2], d)
+    out, lse = decode_attention(folded, k, v, parts.seqlens, parts.scale)
+    return out.view(batch, mq, heads, d), lse.view(batch, heads, mq)
