@@ -30,7 +30,7 @@ MFMA = Candidate("mfma", {"n_sub": 2, "k_splits": 4})
 
 def modelled_row(m=1, n=1536, k=6144, candidate=GEMV8, cu_num=256):
     return driver.row_for(
-        smallm_mxfp8.FAMILY, Cell(n, k, m), cu_num, Trial(candidate, 5e-6, 0.0017), model.SOURCE, None, 3.0
+        smallm_mxfp8.FAMILY, Cell(n, k, m), cu_num, Trial(candidate, 5e-6, 0.0017), model.MI355X.source, None, 3.0
     )
 
 
@@ -77,7 +77,7 @@ def test_candidates_are_what_the_kernels_accept(cell, gemv, mfma):
 
 
 class FakeProblem:
-    source = model.SOURCE
+    source = model.MI355X.source
 
     def __init__(self, outcomes):
         self.outcomes = outcomes
@@ -132,7 +132,7 @@ def test_use_hip_asks_for_3_percent_over_the_best_measured_baseline(best_baselin
 def test_modelled_rows_have_no_microseconds_and_use_hip():
     row = modelled_row()
     assert (row["us"], row["stock_us"], row["best_baseline_us"], row["use_hip"]) == (None, None, None, 1)
-    assert row["source"] == f"model:{model.MODEL_VERSION}" and row["err"] == 0.0017
+    assert row["source"] == "model:cdna4-counts-1" and row["err"] == 0.0017
 
 
 def test_compare_keeps_the_old_configuration_unless_it_is_beaten_clearly():
@@ -366,7 +366,7 @@ def test_the_command_tunes_on_the_emulator_resumes_and_compares(tmp_path, emulat
     assert first.exit_code == 0, first.output
     table = read_table(SMALLM_MXFP8, [path])
     assert {row.key for row in table.rows} == {("gfx950", 256, m, 48, 256) for m in (1, 16, 33)}
-    assert all(row.values["source"] == model.SOURCE and row.values["us"] is None for row in table.rows)
+    assert all(row.values["source"] == model.MI355X.source and row.values["us"] is None for row in table.rows)
     assert all(0 < row.values["err"] < 3e-3 for row in table.rows)
     assert table.find("gfx950", 256, 33, 48, 256).values["kernel"] == "mfma"
     resumed = CliRunner().invoke(cli, [*arguments, "--resume"], catch_exceptions=False)

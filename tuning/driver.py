@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -67,6 +68,32 @@ def _is_measured(row: Mapping[str, Value] | None) -> bool:
     return row is not None and str(row["source"]).startswith("measured:")
 
 
+def family_of_device(families: Sequence[GemmFamily]) -> GemmFamily:
+    """Return the family, of one op's on several architectures, whose kernels run on the current device.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    device = devices.current()
+    arch = device.kind if device.kind == "reference" else device.arch_of()
+    for family in families:
+        if family.arch == arch:
+            return family
+    raise ConfigError(
+        f"the kernels are for {', '.join(family.arch for family in families)}; the device is {arch} "
+        "(HIPFORGE_DEVICE, HIPFORGE_EMULATE)"
+    )
+
+
+def _search(family: GemmFamily, cell: Cell, on_gpu: bool) -> tuple[list[Trial], GemmProblem]:
+    if on_gpu:
+        measured = MeasuredProblem(family, cell, torch.device("cuda", 0))
+        return search(measured, family.candidates(cell), family.max_error), measured
+    modelled = ModelledProblem(family, cell)
+    bound = family.bound and functools.partial(family.bound, cell=cell)  # of the model's times, not of measured ones
+    return search(modelled, family.candidates(cell), family.max_error, bound=bound), modelled
+
+
 def tune(
     family: GemmFamily,
     wanted: list[Cell],
@@ -97,12 +124,8 @@ def tune(
     Raises:
         ConfigError: the device has no such kernels, ``output`` is malformed, or no candidate of a cell is usable.
     """
+    family_of_device((family,))
     device = devices.current()
-    if device.kind == "reference" or device.arch_of() != family.arch:
-        seen = device.kind if device.kind == "reference" else device.arch_of()
-        raise ConfigError(
-            f"the kernels are for {family.arch}; the device is {seen} (HIPFORGE_DEVICE, HIPFORGE_EMULATE)"
-        )
     cu_num = device.cu_count()
     existing = read_existing(family.schema, output)
     written = 0
@@ -116,12 +139,7 @@ def tune(
         if _is_measured(old) and device.kind != "hip":
             say(f"{where}: {output} has a measured row, which a model does not replace")
             continue
-        problem: GemmProblem = (
-            MeasuredProblem(family, cell, torch.device("cuda", 0))
-            if device.kind == "hip"
-            else ModelledProblem(family, cell)
-        )
-        trials = search(problem, family.candidates(cell), family.max_error)
+        trials, problem = _search(family, cell, device.kind == "hip")
         rejected = [trial for trial in trials if trial.rejected]
         for trial in rejected:
             say(f"    rejected {trial.candidate}: {trial.rejected}")
@@ -137,10 +155,15 @@ def tune(
     return written
 
 
-def command_for(family: GemmFamily, summary: str) -> click.Command:
-    """Return the tuner's command, ``hipforge tune <family>``; ``summary`` is its help."""
+def command_for(families: Sequence[GemmFamily], summary: str) -> click.Command:
+    """Return an op's tuner as a command, ``hipforge tune <family>``.
 
-    @click.command(family.schema.family, help=summary)
+    Args:
+        families: the op's, one per architecture, all with the same default cells; the device's is tuned.
+        summary: the command's help.
+    """
+
+    @click.command(families[0].schema.family, help=summary)
     @click.option("-i", "--untuned", type=click.Path(path_type=Path), help="CSV with columns M,N,K of cells to tune.")
     @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Table to merge rows into.")
     @click.option("--shapes", multiple=True, metavar="K,N", help="Weight shape; may be repeated. Needs -m.")
@@ -157,9 +180,10 @@ def command_for(family: GemmFamily, summary: str) -> click.Command:
         min_improvement_pct: float,
         resume: bool,
     ) -> None:
+        wanted = _wanted(families[0], untuned, shapes, batches)
         count = tune(
-            family,
-            _wanted(family, untuned, shapes, batches),
+            family_of_device(families),
+            wanted,
             output,
             resume=resume,
             compare=compare,

@@ -1,7 +1,7 @@
 """What the tuners need to know of a GEMM family, and one cell of it as a problem: run, check, cost.
 
-Operands are always (xq, x_scale, wq, w_scale) of X[M, K] @ W[N, K]^T, and the modules' entries call them Xq, Xs, Wq,
-Ws, out and workspace, which is where the counters find them.
+Operands are always (xq, x_scale, wq, w_scale) of X[M, K] @ W[N, K]^T. Counters are found by the names that the modules'
+entries give their tensors: out, workspace, and the weight's, which the family says.
 """
 
 from __future__ import annotations
@@ -35,6 +35,23 @@ def no_baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """What the model has to know of a kernel's code; the attributes are those of :class:`hipforge.tuning.model.Work`.
+
+    Attributes:
+        in_flight_bytes: weight bytes that one wave requests ahead, on average over the waves of a work-group.
+        restarts: how often a wave fills its pipeline.
+        matrix_waves: waves of a work-group that have matrix instructions; None for all of them.
+        busiest: what the busiest work-group does, over what the average one does.
+    """
+
+    in_flight_bytes: int
+    restarts: int = 1
+    matrix_waves: int | None = None
+    busiest: float = 1.0
+
+
+@dataclass(frozen=True)
 class GemmFamily:
     """One op family as its tuner sees it.
 
@@ -49,8 +66,12 @@ class GemmFamily:
         call: launches a candidate on operands.
         columns: a candidate's values of the configuration columns, ``use_hip`` left out.
         instance: module and variant that a candidate runs for M rows.
-        pipeline: (weight bytes that one wave requests ahead, how often it fills its pipeline), for M rows.
+        pipeline: how a candidate streams the weight of a cell.
         baselines: microseconds of (stock, best) alternatives over copies of the operands, on a GPU.
+        machine: whose rates the model takes.
+        weight: the weight's name in the modules' entries.
+        bound: a time in seconds that the model never goes below for a candidate, known without running it; candidates
+            are then tried by it, the rest left out once it exceeds the best time. None: all are tried.
     """
 
     schema: TableSchema
@@ -63,8 +84,11 @@ class GemmFamily:
     call: Callable[[Candidate, Operands], torch.Tensor]
     columns: Callable[[Candidate], Mapping[str, Value]]
     instance: Callable[[Candidate, int], tuple[str, dict[str, int]]]
-    pipeline: Callable[[Candidate, int], tuple[int, int]]
+    pipeline: Callable[[Candidate, Cell], Pipeline]
     baselines: Callable[[Cell, Sequence[Operands]], Baselines] = no_baselines
+    machine: model.Machine = model.MI355X
+    weight: str = "Wq"
+    bound: Callable[[Candidate, Cell], float] | None = None
 
 
 def _normal(rows: int, columns: int, factor: float, seed: int) -> torch.Tensor:
@@ -108,10 +132,9 @@ class GemmProblem(Protocol):
 class ModelledProblem:
     """Costs a candidate by the model over the counts of its run on the emulator."""
 
-    source = model.SOURCE
-
     def __init__(self, family: GemmFamily, cell: Cell) -> None:
         self.family = family
+        self.source = family.machine.source
         self.cell = cell
         self.operands = random_operands(cell, torch.device("cpu"), family.quantize)
         self.expected = family.reference(self.operands)
@@ -133,8 +156,8 @@ class ModelledProblem:
         module, variant = self.family.instance(candidate, self.cell.m)
         manifest = loader.load(module, variant, self.family.arch).manifest
         occupancy = {symbol: int(kernel["occupancy"]) for symbol, kernel in manifest.kernels.items()}
-        pipeline = self.family.pipeline(candidate, self.cell.m)
-        estimates = [model.estimate(work) for work in works(self._counts, pipeline, occupancy)]
+        found = works(self._counts, self.family.pipeline(candidate, self.cell), occupancy, self.family.weight)
+        estimates = [model.estimate(work, self.family.machine) for work in found]
         note = " + ".join(f"{item.seconds * 1e6:.2f} ({item.bound})" for item in estimates)
         return model.total(estimates), note
 
@@ -171,13 +194,14 @@ class MeasuredProblem:
         return self.family.baselines(self.cell, self.copies)
 
 
-def works(counts: Counters, pipeline: tuple[int, int], occupancy: Mapping[str, int]) -> list[model.Work]:
+def works(counts: Counters, pipeline: Pipeline, occupancy: Mapping[str, int], weight: str) -> list[model.Work]:
     """Return the launches of a counted call as the model takes them: the product, then the sum over splits, if any.
 
     Args:
         counts: of exactly one call.
-        pipeline: (weight bytes that one wave requests ahead, how often it fills its pipeline) of the product.
+        pipeline: of the product.
         occupancy: waves per SIMD by kernel symbol.
+        weight: the weight's name in the module's entry.
     """
     product, *rest = counts.kernels
     workspace = counts.tensors.get("workspace")
@@ -194,10 +218,12 @@ def works(counts: Counters, pipeline: tuple[int, int], occupancy: Mapping[str, i
             matrix_cycles=counts.mfma_cycles,
             loaded_bytes=counts.bytes_loaded - partial_bytes,
             unique_bytes=counts.unique_bytes - (partial_bytes + out_bytes if rest else 0),
-            streamed_bytes=counts.tensors["Wq"].loaded,
+            streamed_bytes=counts.tensors[weight].loaded,
             occupancy=occupancy[product.name],
-            in_flight_bytes=pipeline[0],
-            restarts=pipeline[1],
+            in_flight_bytes=pipeline.in_flight_bytes,
+            restarts=pipeline.restarts,
+            matrix_waves=pipeline.matrix_waves,
+            busiest=pipeline.busiest,
         )
     ]
     for kernel in rest:

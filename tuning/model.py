@@ -17,26 +17,28 @@ issue     the busiest SIMD's cycles: its waves' vector instructions (4 cycles ea
           and wait for its matrix instructions.
 cache     bytes that the busiest CU loads, repeats included, / 64 bytes per cycle of its vector cache.
 
-"Busiest" counts whole work-groups per CU: 257 work-groups on 256 CUs take twice as long as 256.
+"Busiest" counts whole work-groups per CU: 257 work-groups on 256 CUs take twice as long as 256. Where work-groups stay
+and take one tile after another, the busiest of them has more to do than the average one: ``busiest`` says how much.
 
-Rates are public figures of the MI355X, except ``memory_latency_s`` and ``launch_s``, which are assumptions of the right
-order: what matters is that a second launch costs about as much as reading 10 MB.
+Rates are the manufacturer's figures for the MI355X and the MI300X (peak engine clock, peak memory bandwidth), except
+``memory_latency_s`` and ``launch_s``, which are assumptions of the right order, the same for both: what matters is that
+a second launch costs about as much as reading 10 MB.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 OVERLAP_LOSS = 0.1
-MODEL_VERSION = "cdna4-counts-1"
-SOURCE = f"model:{MODEL_VERSION}"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of one GPU."""
+    """Rates of one GPU, and the version that rows modelled with them carry."""
 
     name: str
+    model_version: str
     cu_count: int
     clock_hz: float
     bandwidth: float  # bytes per second
@@ -46,8 +48,20 @@ class Machine:
     vector_issue_cycles: int = 4  # 64 lanes on a 16-lane SIMD
     cache_bytes_per_cycle: int = 64  # per CU
 
+    @property
+    def source(self) -> str:
+        """Return the ``source`` column of rows modelled for this GPU."""
+        return f"model:{self.model_version}"
 
-MI355X = Machine("MI355X", cu_count=256, clock_hz=2.4e9, bandwidth=8e12, memory_latency_s=0.8e-6, launch_s=1.2e-6)
+
+MI355X = Machine(
+    "MI355X", "cdna4-counts-1",
+    cu_count=256, clock_hz=2.4e9, bandwidth=8e12, memory_latency_s=0.8e-6, launch_s=1.2e-6,
+)  # fmt: skip
+MI300X = Machine(
+    "MI300X", "cdna3-counts-1",
+    cu_count=304, clock_hz=2.1e9, bandwidth=5.3e12, memory_latency_s=0.8e-6, launch_s=1.2e-6,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,8 @@ class Work:
         occupancy: waves per SIMD that registers and LDS allow.
         in_flight_bytes: of the streamed operand, bytes that one wave has requested ahead.
         restarts: how often a wave fills its pipeline anew.
+        matrix_waves: waves of a work-group that have matrix instructions; None for all of them.
+        busiest: what the busiest work-group does, over what the average one does.
     """
 
     workgroups: int
@@ -79,6 +95,8 @@ class Work:
     occupancy: int
     in_flight_bytes: int
     restarts: int = 1
+    matrix_waves: int | None = None
+    busiest: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +126,7 @@ def estimate(work: Work, machine: Machine = MI355X) -> Estimate:
     in_flight = min(resident_waves * work.in_flight_bytes, work.streamed_bytes) or 1
     bandwidth = min(machine.bandwidth, in_flight / machine.memory_latency_s)
     memory = work.unique_bytes / bandwidth
-    streamed_per_start = _ceil_div(work.streamed_bytes, waves * work.restarts)
+    streamed_per_start = math.ceil(work.busiest * work.streamed_bytes / (waves * work.restarts))
     trips = 1 + work.restarts * _ceil_div(streamed_per_start, work.in_flight_bytes)
     latency = generations * trips * machine.memory_latency_s
 
@@ -116,10 +134,11 @@ def estimate(work: Work, machine: Machine = MI355X) -> Estimate:
     waves_per_simd = _ceil_div(workgroups_per_cu * work.waves_per_workgroup, machine.simds_per_cu)
     vector = waves_per_simd * work.vector_instructions / waves * machine.vector_issue_cycles
     matrix = waves_per_simd * work.matrix_cycles / waves
-    alone = (work.instructions * machine.vector_issue_cycles + work.matrix_cycles) / waves
+    matrix_waves = work.workgroups * (work.matrix_waves or work.waves_per_workgroup)
+    alone = work.instructions * machine.vector_issue_cycles / waves + work.matrix_cycles / matrix_waves
     serial = alone * _ceil_div(waves_per_simd, work.occupancy)
-    issue = max(vector, matrix, serial) / machine.clock_hz
-    busiest_cu_bytes = work.loaded_bytes / work.workgroups * workgroups_per_cu
+    issue = work.busiest * max(vector, matrix, serial) / machine.clock_hz
+    busiest_cu_bytes = work.busiest * work.loaded_bytes / work.workgroups * workgroups_per_cu
     cache = busiest_cu_bytes / machine.cache_bytes_per_cycle / machine.clock_hz
 
     bounds = {"memory": memory, "latency": latency, "issue": issue, "cache": cache}

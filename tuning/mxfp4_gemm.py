@@ -13,7 +13,7 @@ from hipforge.ops.tables import MFMA_K_SPLITS, MXFP4_GEMM, mfma_k_steps
 from hipforge.ops.tuned import Value
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.driver import command_for
-from hipforge.tuning.gemm import GemmFamily, Operands
+from hipforge.tuning.gemm import GemmFamily, Operands, Pipeline
 from hipforge.tuning.search import Candidate
 
 MAX_ERROR = 3e-3  # as for MX-FP8: one rounding to bf16 gives 1.7e-3
@@ -66,9 +66,9 @@ def _instance(candidate: Candidate, m: int) -> tuple[str, dict[str, int]]:
     return "module_mxfp4_gemm", {"HF_M_SUB": configuration["m_sub"], "HF_N_SUB": configuration["n_sub"]}
 
 
-def _pipeline(candidate: Candidate, m: int) -> tuple[int, int]:
+def _pipeline(candidate: Candidate, cell: Cell) -> Pipeline:
     m_sub, n_sub = candidate.configuration["m_sub"], candidate.configuration["n_sub"]
-    return ring_steps(m_sub, n_sub) * STEP_BYTES * n_sub, 1
+    return Pipeline(ring_steps(m_sub, n_sub) * STEP_BYTES * n_sub)
 
 
 FAMILY = GemmFamily(
@@ -86,7 +86,7 @@ FAMILY = GemmFamily(
 )
 
 command = command_for(
-    FAMILY,
+    (FAMILY,),
     "Choose m_sub, n_sub and k_splits of the MXFP4 GEMM for each cell; by default the shapes of the MXFP4 GEMM task. "
     "On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
 )

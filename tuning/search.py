@@ -71,11 +71,25 @@ def search(
     candidates: Iterable[Candidate],
     max_error: float,
     report: Callable[[Trial], None] = lambda trial: None,
+    bound: Callable[[Candidate], float] | None = None,
 ) -> list[Trial]:
-    """Return every candidate's trial, fastest first and rejected ones last; equal times keep their order."""
+    """Return every candidate's trial, fastest first and rejected ones last; equal times keep their order.
+
+    Args:
+        problem: the cell.
+        candidates: what to try.
+        max_error: largest relative error of a right result.
+        report: called with each trial as it is made.
+        bound: seconds that the candidate's cost cannot go below, without running it. Candidates are then tried in its
+            order, and those whose bound is above the best cost so far are left out: none of them can be the fastest.
+    """
     trials = []
-    for candidate in candidates:
+    best = math.inf
+    for candidate in candidates if bound is None else sorted(candidates, key=bound):
+        if bound is not None and bound(candidate) > best:
+            break
         trial = try_candidate(problem, candidate, max_error)
         report(trial)
         trials.append(trial)
+        best = min(best, math.inf if trial.seconds is None else trial.seconds)
     return sorted(trials, key=lambda trial: math.inf if trial.seconds is None else trial.seconds)

@@ -29,7 +29,7 @@ from hipforge.ops.tuned import Value
 from hipforge.tuning import timing
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells
 from hipforge.tuning.driver import command_for
-from hipforge.tuning.gemm import Baselines, GemmFamily, Operands, random_operands, relative_error
+from hipforge.tuning.gemm import Baselines, GemmFamily, Operands, Pipeline, random_operands, relative_error
 from hipforge.tuning.search import Candidate
 
 # float32 accumulation and one rounding to bf16 give 1.7e-3 (uniform rounding within half a unit of 8 bits); a single
@@ -85,13 +85,13 @@ def _instance(candidate: Candidate, m: int) -> tuple[str, dict[str, int]]:
     return "module_smallm_mxfp8_dense_mfma", {"HF_N_SUB": candidate.configuration["n_sub"]}
 
 
-def _pipeline(candidate: Candidate, m: int) -> tuple[int, int]:
+def _pipeline(candidate: Candidate, cell: Cell) -> Pipeline:
     if candidate.kernel == "mfma":
         n_sub = candidate.configuration["n_sub"]
-        return MFMA_STEPS_AHEAD[n_sub] * MFMA_STEP_BYTES * n_sub, 1
+        return Pipeline(MFMA_STEPS_AHEAD[n_sub] * MFMA_STEP_BYTES * n_sub)
     columns = candidate.configuration["block_n"] // GEMV_WAVES
-    at_once = min(columns, GEMV_MOST_COLUMNS[ops.gemv_rows(m)])
-    return GEMV_STEPS_AHEAD * GEMV_STEP_BYTES * at_once, columns // at_once
+    at_once = min(columns, GEMV_MOST_COLUMNS[ops.gemv_rows(cell.m)])
+    return Pipeline(GEMV_STEPS_AHEAD * GEMV_STEP_BYTES * at_once, columns // at_once)
 
 
 def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
@@ -124,7 +124,7 @@ FAMILY = GemmFamily(
 )
 
 command = command_for(
-    FAMILY,
+    (FAMILY,),
     "Choose kernel, block_n, n_sub and k_splits of the small-M MX-FP8 GEMM for each cell; by default the 15 weight "
     "shapes of MiniMax-M3 x M = 1 to 64. On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
 )

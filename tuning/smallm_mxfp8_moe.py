@@ -156,7 +156,7 @@ def candidates() -> list[Candidate]:
 class ModelledMoe:
     """Costs a candidate by the model over the counts of its run on the emulator."""
 
-    source = model.SOURCE
+    source = model.MI355X.source
 
     def __init__(self, cell: MoeCell) -> None:
         self.cell = cell
