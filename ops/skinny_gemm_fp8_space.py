@@ -76,7 +76,7 @@ class Configuration:
     @property
     def slot_bytes(self) -> int:
         """Return the bytes of the operands in a slot, one per element."""
-        return (self.op_m + self.tile_n) * self.block_k
+        return (self.tile_m + self.tile_n) * self.block_k
 
     @property
     def lds_bytes(self) -> int:
