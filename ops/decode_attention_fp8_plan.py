@@ -1,4 +1,4 @@
-"""Which path and configuration decode attention takes: envelope, the tuner's filter, the split-K heuristic."""
+"""Which path and configuration decode attention takes: envelope, the tuner's filter, tuned table, split-K heuristic."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from hipforge.ops.decode_attention_fp8_kernels import (
     check_configuration,
 )
 from hipforge.ops.dispatch import Accepted, Decision, Refused
+from hipforge.ops.tables import DECODE_ATTENTION_FP8
+from hipforge.ops.tuned import TunedRow, load_table
 
 MAX_TILE = 64  # of BLOCK_M and BLOCK_N; larger tiles keep too much in registers
 MAX_WAVES = 4
@@ -37,9 +39,7 @@ def split_k_heuristic(batch: int, kv_heads: int, max_keys: int, page_size: int |
         page_size: keys of a page for a kernel whose splits must not cross pages. Those of this module do.
     """
     rows = max(batch, 1)
-    split = max(max_keys + rows - 1, 1024) // rows
-    while split > 1 and max_keys / (split - 1) < DEFAULT["block_n"]:
-        split -= 1
+    split = min(max(max_keys + rows - 1, 1024) // rows, max_keys // DEFAULT["block_n"] + 1)
     enough = max(1024 // max(batch * kv_heads, 1), 1)
     while split > enough:
         split //= 2
@@ -79,19 +79,50 @@ def plan(
         if force_kernel_config is not None:
             raise GuardError(f"force_kernel_config is given, but the kernel does not apply: {reason}")
         return Decision(torch_path, (Refused("hip", reason),))
-    configuration = dict(DEFAULT)
-    if split_k is None:
-        configuration["split_k"] = split_k_heuristic(q.shape[0], k.shape[2], max_keys)
-        why = "no tuned row; the split-K heuristic"
-    else:
-        configuration["split_k"] = split_k
-        why = "split_k as given"
-    if force_kernel_config is not None:
-        configuration = _forced(force_kernel_config, configuration)
-        why = "force_kernel_config, which overrides everything"
+    configuration, why, row = _configured(q, k, max_keys, paged, split_k, force_kernel_config, *target)
     check_configuration(configuration, q.shape[-1])
     unused = Refused("torch", "the HIP kernel takes this shape")
-    return Decision(Accepted("hip", "decode_attention_fp8", MappingProxyType(configuration), why), (unused,))
+    return Decision(Accepted("hip", "decode_attention_fp8", MappingProxyType(configuration), why, row), (unused,))
+
+
+def _configured(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    max_keys: int,
+    paged: bool,
+    split_k: int | None,
+    forced: Mapping[str, int] | None,
+    arch: str,
+    cu_count: int,
+) -> tuple[dict[str, int], str, TunedRow | None]:
+    """Return the configuration, why it is this one, and the tuned row that it comes from, if any."""
+    row = tuned_row(arch, cu_count, q, k, max_keys, paged) if forced is None else None
+    if row is not None:
+        configuration, why = {name: row.integer(name) for name in CONFIGURATION}, "the tuned row of the shape's bucket"
+    else:
+        split = split_k_heuristic(q.shape[0], k.shape[2], max_keys)
+        configuration, why = {**DEFAULT, "split_k": split}, "no tuned row; the split-K heuristic"
+    if split_k is not None:
+        configuration["split_k"] = split_k
+        why = "split_k as given" if row is None else f"{why}, with split_k as given"
+    if forced is not None:
+        return _forced(forced, configuration), "force_kernel_config, which overrides everything", None
+    return configuration, why, row
+
+
+def bucket(number: int) -> int:
+    """Return the least power of two that is not below ``number``, at least 1: what a tuned row is filed under."""
+    return 1 << (max(number, 1) - 1).bit_length()
+
+
+def tuned_row(
+    arch: str, cu_count: int, q: torch.Tensor, k: torch.Tensor, max_keys: int, paged: bool
+) -> TunedRow | None:
+    """Return the row that speaks for ``q`` [B, Mq, Hq, D] and ``k`` [pages, page_size, Hkv, D], or None."""
+    batch, mq, heads, d = q.shape
+    page_size, kv_heads = k.shape[1:3]
+    shape = (bucket(batch), kv_heads, bucket(heads // kv_heads * mq), d, bucket(max_keys), page_size if paged else 0)
+    return load_table(DECODE_ATTENTION_FP8.family).find(arch, cu_count, *shape)
 
 
 def _outside_envelope(q: torch.Tensor, k: torch.Tensor, paged: bool, arch: str) -> str | None:

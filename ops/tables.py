@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from hipforge.errors import GuardError
+from hipforge.ops.decode_attention_fp8_kernels import CONFIGURATION, HEAD_DIMS, PAGE_MULTIPLE, check_configuration
 from hipforge.ops.skinny_gemm_fp8_space import LDS_BYTES, Configuration, refusal
 from hipforge.ops.tuned import ANY_CU, Column, TableSchema, Value, register_schema
 
@@ -128,5 +130,35 @@ SKINNY_GEMM_FP8 = register_schema(
             Column("use_hip", int, accepted=(0, 1)),
         ),
         check=_check_skinny,
+    )
+)
+
+
+def _check_attention(values: Mapping[str, Value]) -> str | None:
+    for name in ("B", "G", "Mkv"):
+        if (number := int(values[name] or 0)) & (number - 1):
+            return f"{name} is a bucket, the power of two that ends it; got {number}"
+    if values["D"] not in HEAD_DIMS:
+        return f"D must be one of {', '.join(map(str, HEAD_DIMS))}; got {values['D']}"
+    if int(values["page_size"] or 0) % PAGE_MULTIPLE:
+        return f"page_size must be a multiple of {PAGE_MULTIPLE}, or 0 for none; got {values['page_size']}"
+    try:
+        check_configuration({name: int(values[name] or 0) for name in CONFIGURATION}, int(values["D"] or 0))
+    except GuardError as refusal:
+        return str(refusal)
+    return None
+
+
+# A row speaks for every B, G and Mkv from half of its own, exclusive, to its own. G is rows per KV head, query heads
+# times tokens; page_size is 0 for a cache without pages.
+DECODE_ATTENTION_FP8 = register_schema(
+    TableSchema(
+        family="decode_attention_fp8",
+        shape=(
+            *(Column(name, int, minimum=1) for name in ("B", "Hkv", "G", "D", "Mkv")),
+            Column("page_size", int, minimum=0),
+        ),
+        config=tuple(Column(name, int, minimum=1) for name in CONFIGURATION),
+        check=_check_attention,
     )
 )

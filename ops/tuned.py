@@ -23,7 +23,7 @@ from hipforge.errors import ConfigError
 Value = int | float | str | None
 Key = tuple[int | str, ...]
 
-KEY_COLUMNS = ("gfx", "cu_num", "M", "N", "K")
+DEVICE_COLUMNS = ("gfx", "cu_num")
 EVIDENCE_COLUMNS = ("us", "stock_us", "best_baseline_us", "err", "source")
 ANY_CU = 0  # cu_num of rows whose file does not say for which number of compute units they were tuned
 
@@ -41,13 +41,17 @@ class Column:
     optional: bool = False
 
 
+GEMM_SHAPE = tuple(Column(name, int, minimum=1) for name in ("M", "N", "K"))
+
+
 @dataclass(frozen=True)
 class TableSchema:
     """The columns of one op family's tuned table.
 
     Attributes:
         family: file stem and name of the override variable, as in ``smallm_mxfp8``.
-        extra_key: key columns after ``gfx,cu_num,M,N,K``.
+        shape: key columns after ``gfx,cu_num``.
+        extra_key: key columns after those.
         config: the op's configuration columns.
         check: cross-column rule; returns what is wrong with a row's values, or None.
         legacy: other headers that are understood, each with the values it implies for missing columns.
@@ -55,6 +59,7 @@ class TableSchema:
 
     family: str
     config: tuple[Column, ...]
+    shape: tuple[Column, ...] = GEMM_SHAPE
     extra_key: tuple[Column, ...] = ()
     check: Callable[[Mapping[str, Value]], str | None] = lambda values: None
     legacy: Mapping[tuple[str, ...], Mapping[str, Value]] = field(default_factory=dict)
@@ -69,13 +74,13 @@ class TableSchema:
         """Return every column in file order: key, configuration, evidence."""
         key = (
             Column("gfx", str),
-            *(Column(name, int, minimum=1) for name in KEY_COLUMNS[1:]),
+            Column("cu_num", int, minimum=1),
         )
         evidence = (
             *(Column(name, float, minimum=0.0, optional=True) for name in EVIDENCE_COLUMNS[:-1]),
             Column("source", str),
         )
-        return (*key, *self.extra_key, *self.config, *evidence)
+        return (*key, *self.shape, *self.extra_key, *self.config, *evidence)
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -85,7 +90,7 @@ class TableSchema:
     @property
     def key_names(self) -> tuple[str, ...]:
         """Return the names of the columns that identify a cell."""
-        return (*KEY_COLUMNS, *(column.name for column in self.extra_key))
+        return (*DEVICE_COLUMNS, *(column.name for column in (*self.shape, *self.extra_key)))
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ class TunedTable:
         return tuple(row for cell in self._cells.values() for row in cell.values())
 
     def find(self, gfx: str, cu_num: int, *rest: int | str) -> TunedRow | None:
-        """Return the row of a cell (``M, N, K`` and the family's extra keys), or None.
+        """Return the row of a cell (the family's shape and extra keys), or None.
 
         A row for exactly ``cu_num`` compute units comes before one whose file does not say.
         """
