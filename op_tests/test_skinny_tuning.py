@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hipforge.tuning import model
+import hipforge
+from hipforge import devices, explain
+from hipforge.cli.main import cli
+from hipforge.ops.dispatch import clear_decisions
+from hipforge.ops.reference.skinny import skinny_gemm as reference
+from hipforge.ops.skinny_gemm_fp8_plan import FORMATS, configuration_of
+from hipforge.ops.skinny_gemm_fp8_space import Configuration, refusal
+from hipforge.ops.tables import SKINNY_GEMM_FP8
+from hipforge.ops.tuned import clear_tables, read_rows
+from hipforge.tuning import model, skinny_gemm_fp8
+from hipforge.tuning.cases import Cell
+from hipforge.tuning.driver import command_for
+from hipforge.tuning.gemm import ModelledProblem, relative_error
 from hipforge.tuning.search import Candidate, search
+
+ARCH = devices.current().default_arch
 
 # 304 work-groups of 10 waves, 6 of which stream, 2 of which multiply.
 WORK = model.Work(
@@ -70,12 +91,10 @@ class Costs:
         return self.seconds[candidate.kernel], ""
 
 
-def test_a_search_with_bounds_tries_the_promising_first_and_leaves_out_what_cannot_win():
+def test_a_search_with_bounds_leaves_out_what_cannot_win():
     problem = Costs({"a": 9.0, "b": 4.0, "c": 5.0, "d": 3.5, "e": None})
     bounds = {"a": 8.0, "b": 2.0, "c": 4.5, "d": 3.0, "e": 1.0}
-    trials = search(
-        problem, [Candidate(name, {}) for name in "abcde"], 1.0, bound=lambda candidate: bounds[candidate.kernel]
-    )
+    trials = search(problem, [Candidate(name, {}) for name in "ebdca"], 1.0, bound=lambda c: bounds[c.kernel])
     assert problem.tried == [
         "e",
         "b",
@@ -83,3 +102,107 @@ def test_a_search_with_bounds_tries_the_promising_first_and_leaves_out_what_cann
     ]  # a wrong result sets no limit; b's 4.0 admits d, d's 3.5 leaves out c and a
     assert [trial.candidate.kernel for trial in trials] == ["d", "b", "e"]
     assert trials[-1].rejected
+
+
+# ---- the tuner -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", FORMATS)
+def test_every_candidate_keeps_the_rules_reads_weights_once_and_has_the_deepest_queue(arch):
+    for cell in skinny_gemm_fp8.FAMILIES[arch].default_cells:
+        found = [Configuration(**c.configuration) for c in skinny_gemm_fp8.candidates(cell, arch)]
+        assert len(found) == len(set(found)) > 1000
+        for c in found:
+            assert refusal(c, arch, cell.k) is None and c.tile_m >= cell.m
+            assert c.qsize == 6 or refusal(dataclasses.replace(c, qsize=c.qsize + 1), arch, cell.k) is not None
+
+
+def test_the_default_cells_are_three_projections_by_four_values_of_m():
+    for family in skinny_gemm_fp8.FAMILIES.values():
+        assert {(cell.n, cell.k) for cell in family.default_cells} == {(2304, 16384), (13312, 16384), (16384, 6656)}
+        assert len(family.default_cells) == 12
+
+
+def test_tiles_hold_all_rows_and_are_not_half_empty():
+    assert [skinny_gemm_fp8.tiles_for(m) for m in (1, 8, 9, 16, 17, 24, 32)] == [
+        [(8, 1)], [(8, 1)], [(8, 2), (16, 1)], [(8, 2), (16, 1)], [(8, 3), (16, 2), (32, 1)],
+        [(8, 3), (16, 2), (32, 1)], [(16, 2), (32, 1)],
+    ]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(columns=st.integers(1, 40), splits=st.integers(1, 8), extra=st.integers(0, 40), cu_count=st.integers(1, 50))
+def test_the_busiest_share_is_that_of_the_kernels_runs(columns, splits, extra, cu_count):
+    blocks = splits + extra
+    each = blocks // splits
+    # As tile_at and Run of the kernel: the split is the slowest index, its last part takes what is left.
+    work = [blocks - split * each if split + 1 == splits else each for split in range(splits) for _ in range(columns)]
+    workgroups = min(len(work), cu_count)
+    runs = [sum(work[len(work) * w // workgroups : len(work) * (w + 1) // workgroups]) for w in range(workgroups)]
+    assert skinny_gemm_fp8.busiest_share(len(work), splits, blocks, cu_count) == pytest.approx(
+        max(runs) * workgroups / sum(work)
+    )
+
+
+def test_the_bound_is_below_the_cost_that_counts_give():
+    family = skinny_gemm_fp8.FAMILIES[ARCH]
+    cell = Cell(n=200, k=1056, m=5)
+    problem = ModelledProblem(family, cell)
+    for b_lanes, waves, split_k in [(1, (1, 4, 2), 1), (2, (2, 6, 2), 3), (3, (1, 4, 3), 2)]:
+        chosen = Configuration(8, 1, b_lanes, 4, *waves, 4, split_k)
+        candidate = Candidate("skinny_gemm_fp8", chosen.parameters())
+        assert problem.run(candidate) <= family.max_error
+        seconds, _ = problem.cost(candidate)
+        assert 0.5 * seconds < family.bound(candidate, cell) < seconds
+
+
+def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    family = skinny_gemm_fp8.FAMILIES[ARCH]
+    few = dataclasses.replace(family, most_trials=2)
+    command = command_for([few], "two trials")
+    result = CliRunner().invoke(command, ["-o", str(path), "--shapes", "544,96", "-m", "3"], catch_exceptions=False)
+    assert result.exit_code == 0 and "1 rows written" in result.output
+    [row] = read_rows(SKINNY_GEMM_FP8, path)
+    assert row.key == (ARCH, family.machine.cu_count, 3, 96, 544)
+    assert row.values["source"] == family.machine.source and row.values["us"] is None and row.integer("use_hip") == 1
+    assert 0 < row.values["err"] <= 2.0**-11
+
+    monkeypatch.setenv("HIPFORGE_CONFIG_SKINNY_GEMM_FP8", str(path))
+    clear_tables()
+    clear_decisions()
+    try:
+        generator = torch.Generator().manual_seed(0)
+        a, b = (torch.randn(rows, 544, generator=generator).to(FORMATS[ARCH]) for rows in (3, 96))
+        found = explain("skinny_gemm", a, b.t(), torch.ones(1))
+        assert found.file == (path, 2) and dict(found.configuration) == configuration_of(row).parameters()
+        assert found.reason == "the tuned row of this shape"
+        want = reference(a, b.t(), torch.ones(1), None, torch.float64, torch.float64)
+        assert relative_error(hipforge.skinny_gemm(a, b.t(), torch.ones(1)), want) <= 2e-3
+    finally:
+        monkeypatch.undo()
+        clear_tables()
+        clear_decisions()
+
+
+def test_the_command_is_listed():
+    result = CliRunner().invoke(cli, ["tune", "skinny_gemm_fp8", "--help"])
+    assert result.exit_code == 0 and "Llama-3.1-405B" in result.output
+
+
+def test_the_same_holds_on_gfx942():
+    """The device is fixed per process, so the other architecture gets a process of its own."""
+    environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "bound_is or command_writes",
+        __file__,
+    ]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0 and "2 passed" in result.stdout, result.stdout[-3000:]

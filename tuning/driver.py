@@ -86,12 +86,16 @@ def family_of_device(families: Sequence[GemmFamily]) -> GemmFamily:
 
 
 def _search(family: GemmFamily, cell: Cell, on_gpu: bool) -> tuple[list[Trial], GemmProblem]:
-    if on_gpu:
+    found = family.candidates(cell)
+    bound = family.bound and functools.partial(family.bound, cell=cell)
+    if bound is not None:
+        found = sorted(found, key=bound)
+    found = found[: family.most_trials]
+    if on_gpu:  # the bound is of the model's times, not of measured ones
         measured = MeasuredProblem(family, cell, torch.device("cuda", 0))
-        return search(measured, family.candidates(cell), family.max_error), measured
+        return search(measured, found, family.max_error), measured
     modelled = ModelledProblem(family, cell)
-    bound = family.bound and functools.partial(family.bound, cell=cell)  # of the model's times, not of measured ones
-    return search(modelled, family.candidates(cell), family.max_error, bound=bound), modelled
+    return search(modelled, found, family.max_error, bound=bound), modelled
 
 
 def tune(

@@ -70,8 +70,9 @@ class GemmFamily:
         baselines: microseconds of (stock, best) alternatives over copies of the operands, on a GPU.
         machine: whose rates the model takes.
         weight: the weight's name in the modules' entries.
-        bound: a time in seconds that the model never goes below for a candidate, known without running it; candidates
-            are then tried by it, the rest left out once it exceeds the best time. None: all are tried.
+        bound: seconds that the model never goes below for a candidate, known without running it; where there is one,
+            candidates are tried in its order, and a modelled search ends where it passes the best time.
+        most_trials: how many candidates are tried at most; None for all.
     """
 
     schema: TableSchema
@@ -89,6 +90,7 @@ class GemmFamily:
     machine: model.Machine = model.MI355X
     weight: str = "Wq"
     bound: Callable[[Candidate, Cell], float] | None = None
+    most_trials: int | None = None
 
 
 def _normal(rows: int, columns: int, factor: float, seed: int) -> torch.Tensor:

@@ -80,12 +80,12 @@ def search(
         candidates: what to try.
         max_error: largest relative error of a right result.
         report: called with each trial as it is made.
-        bound: seconds that the candidate's cost cannot go below, without running it. Candidates are then tried in its
-            order, and those whose bound is above the best cost so far are left out: none of them can be the fastest.
+        bound: seconds that a candidate's cost cannot go below, known without running it; candidates must be in its
+            order. Those whose bound is above the best cost so far are left out: none of them can be the fastest.
     """
     trials = []
     best = math.inf
-    for candidate in candidates if bound is None else sorted(candidates, key=bound):
+    for candidate in candidates:
         if bound is not None and bound(candidate) > best:
             break
         trial = try_candidate(problem, candidate, max_error)

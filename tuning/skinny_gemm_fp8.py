@@ -1,0 +1,198 @@
+"""The tuner of the skinny fp8 GEMM: tile, block, waves by role and splits of k for each (M, N, K) and architecture.
+
+Candidates are what the rules of :mod:`hipforge.ops.skinny_gemm_fp8_space` allow, with one row of tiles, so that a
+weight byte is loaded once, and the deepest queue that fits. They are thousands: the model over what is known without
+running them (bytes, trips to memory, the share of the busiest work-group) picks the most promising, which on a GPU are
+timed. On the emulator they are run, at full size, and the model ranks them by their counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+
+from hipforge.ops.fp8_linear import to_fp8
+from hipforge.ops.reference.skinny import skinny_gemm as reference
+from hipforge.ops.skinny_gemm_fp8 import run_skinny_gemm
+from hipforge.ops.skinny_gemm_fp8_plan import FORMATS
+from hipforge.ops.skinny_gemm_fp8_space import A_LANES, B_LANES, OP_M, OPS, Configuration, refusal
+from hipforge.ops.tables import SKINNY_GEMM_FP8
+from hipforge.ops.tuned import Value
+from hipforge.tuning import model, timing
+from hipforge.tuning.cases import Cell, cells
+from hipforge.tuning.driver import command_for
+from hipforge.tuning.gemm import Baselines, GemmFamily, Operands, Pipeline
+from hipforge.tuning.search import Candidate
+
+# One rounding to fp16 gives at most 2^-11 = 4.9e-4, fp32 sums of 2^14 products less; a single wrong block of 256 k of
+# 16384 gives more than 1e-1.
+MAX_ERROR = 2e-3
+
+# (K, N) of Llama-3.1-405B under tensor parallelism 8: QKV, gate/up and down projection.
+LLAMA_405B: tuple[tuple[int, int], ...] = ((16384, 2304), (16384, 13312), (6656, 16384))
+ROWS = (1, 8, 16, 32)
+
+A_PRODUCERS = (1, 2, 4)
+B_PRODUCERS = (4, 6, 8, 10, 12)
+CONSUMERS = (2, 3)  # the model knows no LDS latency, which a single consumer would have to bear alone
+MOST_TRIALS = 24
+QSIZE = (6, 5, 4, 3, 2, 1)
+SPLIT_K = tuple(range(1, 17))
+REDUCE_THREADS, REDUCE_WAVES = 256, 4  # of a work-group of the sum over partial results
+MOST_OCCUPANCY = 8
+MACHINES: Mapping[str, model.Machine] = MappingProxyType({"gfx942": model.MI300X, "gfx950": model.MI355X})
+
+
+def tiles_for(m: int) -> list[tuple[int, int]]:
+    """Return the (op_m, a_lanes) whose tile is the lowest of its op_m that holds m rows, and is not half empty."""
+    shapes = [(op_m, -(-m // op_m)) for op_m in OP_M]
+    return [(op_m, lanes) for op_m, lanes in shapes if lanes in A_LANES and (op_m == OP_M[0] or m > op_m // 2)]
+
+
+def candidates(cell: Cell, arch: str) -> list[Candidate]:
+    """Return the configurations that may be tried for a cell, few splits and waves first: ties go to them."""
+    found = []
+    for split_k in SPLIT_K:
+        for waves in ((a, b, c) for b in B_PRODUCERS for c in CONSUMERS for a in A_PRODUCERS):
+            for op_m, a_lanes in tiles_for(cell.m):
+                for tile in ((op_m, a_lanes, b_lanes, ops) for b_lanes in B_LANES for ops in OPS):
+                    possible = (Configuration(*tile, *waves, qsize, split_k) for qsize in QSIZE)
+                    deepest = next((c for c in possible if refusal(c, arch, cell.k) is None), None)
+                    if deepest is not None:
+                        found.append(Candidate("skinny_gemm_fp8", MappingProxyType(deepest.parameters())))
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def busiest_share(tiles: int, splits: int, blocks: int, cu_count: int) -> float:
+    """Return the k blocks of the busiest work-group over those of the average one.
+
+    Work-groups take contiguous runs of the ``tiles`` (split parts counted, the last split's last); the last split has
+    the blocks that are left over.
+    """
+    workgroups = min(tiles, cu_count)
+    first_of_last = tiles - tiles // splits  # its parts come last
+    each = blocks // splits
+    more = blocks - splits * each
+
+    def run(workgroup: int) -> int:
+        begin, end = (tiles * index // workgroups for index in (workgroup, workgroup + 1))
+        return (end - begin) * each + max(0, end - max(begin, first_of_last)) * more
+
+    return max(map(run, range(workgroups))) * workgroups / (tiles // splits * blocks)
+
+
+def pipeline(candidate: Candidate, cell: Cell, cu_count: int) -> Pipeline:
+    """Return how a candidate streams b: each producer has one part of a block in flight, and the slower side leads."""
+    c = Configuration(**candidate.configuration)
+    blocks_per_trip = min(c.a_producers / c.a_lanes, c.b_producers / c.b_lanes)
+    return Pipeline(
+        in_flight_bytes=int(blocks_per_trip * c.tile_n * c.block_k / c.waves),
+        matrix_waves=c.consumers,
+        busiest=busiest_share(c.tiles(cell.m, cell.n), c.split_k, c.blocks(cell.k), cu_count),
+    )
+
+
+def bound(candidate: Candidate, cell: Cell, machine: model.Machine) -> float:
+    """Return the model's seconds for a candidate whose instructions take no time: bytes, and trips to memory, alone."""
+    c = Configuration(**candidate.configuration)
+    streams = pipeline(candidate, cell, machine.cu_count)
+    a_bytes, b_bytes, elements = cell.m * cell.k, cell.n * cell.k, cell.m * cell.n
+    column_tiles = -(-cell.n // c.tile_n)
+    partial_bytes = 4 * elements * c.split_k * c.consumers
+    product = model.Work(
+        workgroups=min(c.tiles(cell.m, cell.n), machine.cu_count),
+        waves_per_workgroup=c.waves,
+        vector_instructions=0,
+        instructions=0,
+        matrix_cycles=0,
+        loaded_bytes=b_bytes + column_tiles * a_bytes,
+        unique_bytes=a_bytes + b_bytes,
+        streamed_bytes=b_bytes,
+        occupancy=MOST_OCCUPANCY,
+        in_flight_bytes=streams.in_flight_bytes,
+        busiest=streams.busiest,
+    )
+    workgroups = -(-elements // REDUCE_THREADS)
+    addition = model.Work(
+        workgroups=workgroups,
+        waves_per_workgroup=REDUCE_WAVES,
+        vector_instructions=0,
+        instructions=0,
+        matrix_cycles=0,
+        loaded_bytes=partial_bytes,
+        unique_bytes=partial_bytes + 2 * elements,
+        streamed_bytes=partial_bytes,
+        occupancy=MOST_OCCUPANCY,
+        in_flight_bytes=-(-partial_bytes // (workgroups * REDUCE_WAVES)),
+    )
+    return model.total([model.estimate(work, machine) for work in (product, addition)])
+
+
+def _reference(parts: Operands) -> torch.Tensor:
+    a, a_scale, b, b_scale = parts
+    return reference(a, b.t(), a_scale * b_scale, None, torch.float32, torch.float32)
+
+
+def _call(candidate: Candidate, parts: Operands) -> torch.Tensor:
+    a, a_scale, b, b_scale = parts
+    return run_skinny_gemm(a, b.t(), a_scale * b_scale, **candidate.configuration)
+
+
+def _columns(candidate: Candidate) -> Mapping[str, Value]:
+    return candidate.configuration
+
+
+def _instance(candidate: Candidate, m: int) -> tuple[str, dict[str, int]]:
+    names = ("op_m", "a_lanes", "b_lanes", "ops")
+    return "module_skinny_gemm_fp8", {f"HF_{name.upper()}": candidate.configuration[name] for name in names}
+
+
+def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
+    """Return microseconds of ``torch._scaled_mm`` (hipBLASLt), stock and best at once: it has nothing to choose."""
+
+    def call(index: int) -> torch.Tensor:
+        a, a_scale, b, b_scale = copies[index]
+        return torch._scaled_mm(a, b.t(), a_scale, b_scale, out_dtype=torch.float16)
+
+    us = timing.microseconds_per_call(call, len(copies))
+    return us, us
+
+
+def _quantizer(dtype: torch.dtype) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    return functools.partial(to_fp8, dtype=dtype)
+
+
+def _family(arch: str) -> GemmFamily:
+    machine = MACHINES[arch]
+    return GemmFamily(
+        schema=SKINNY_GEMM_FP8,
+        arch=arch,
+        max_error=MAX_ERROR,
+        default_cells=tuple(cells(LLAMA_405B, ROWS)),
+        candidates=functools.partial(candidates, arch=arch),
+        quantize=_quantizer(FORMATS[arch]),
+        reference=_reference,
+        call=_call,
+        columns=_columns,
+        instance=_instance,
+        pipeline=functools.partial(pipeline, cu_count=machine.cu_count),
+        baselines=_baselines,
+        machine=machine,
+        weight="b",
+        bound=functools.partial(bound, machine=machine),
+        most_trials=MOST_TRIALS,
+    )
+
+
+FAMILIES: Mapping[str, GemmFamily] = MappingProxyType({arch: _family(arch) for arch in FORMATS})
+
+command = command_for(
+    tuple(FAMILIES.values()),
+    "Choose tile, block, waves and split_k of the skinny fp8 GEMM for each cell; by default the QKV, gate/up and down "
+    "projections of Llama-3.1-405B under TP8 x M = 1, 8, 16, 32. On a GPU cells are measured; elsewhere a model ranks "
+    "them and rows say so.",
+)
