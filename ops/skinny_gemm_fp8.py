@@ -78,7 +78,8 @@ def skinny_gemm(
             anything else is copied first.
         scale: one float32.
         output: float16 [m, n], contiguous, added to in place and returned; None makes a new tensor.
-        split_k: parts that k is cut into; None for the tuned table's or the default rule's.
+        split_k: parts that k is cut into, at most as many as there are k blocks; None for the tuned table's or the
+            default rule's.
         deterministic: fp32 partial sums in a fixed order; False adds with packed fp16 atomics, whose order, and with it
             the rounding, varies from run to run (n must be even).
 
@@ -86,7 +87,7 @@ def skinny_gemm(
         float16 [m, n].
 
     Raises:
-        GuardError: dtypes, shapes or devices that are not accepted, a split_k beyond the k blocks, an odd n with
+        GuardError: dtypes, shapes or devices that are not accepted, a split_k below 1, an odd n with
             ``deterministic=False``.
         BuildError, LaunchError: the kernel could not be built or run.
     """

@@ -92,7 +92,7 @@ def plan_skinny_gemm(
 
 @dispatch.remembered
 def _decision(*key: Any) -> Decision:
-    """Return the decision for (m, n, k, dtype, device, split_k); raises GuardError for a split_k that k has not."""
+    """Return the decision for (m, n, k, dtype, device, split_k); raises GuardError for a split_k below 1."""
     outcome = _decide(*key)
     if isinstance(outcome, Accepted):
         return Decision(outcome, (Refused("torch", "the HIP kernel takes this shape"),))
@@ -119,7 +119,8 @@ def _decide(
         return Refused("hip", f"{reason} routes this shape to the fallback (use_hip=0)", row)
     configuration = default_configuration(m, n, k, cu_count) if row is None else configuration_of(row)
     if split_k is not None:
-        configuration = dataclasses.replace(configuration, split_k=split_k)
+        # A split beyond the last block would have nothing to add.
+        configuration = dataclasses.replace(configuration, split_k=min(split_k, configuration.blocks(k)))
         require(configuration, arch, k)
         reason += " with the caller's split_k"
     return Accepted("hip", KERNEL, MappingProxyType(configuration.parameters()), reason, row)
