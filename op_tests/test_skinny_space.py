@@ -1,0 +1,158 @@
+"""The skinny GEMM's rules for configurations: each refuses what it must, with its reason, and all who ask agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from hipforge import devices
+from hipforge.errors import ConfigError, GuardError
+from hipforge.ops import skinny_gemm_fp8 as ops
+from hipforge.ops.skinny_gemm_fp8_plan import FORMATS
+from hipforge.ops.skinny_gemm_fp8_space import (
+    B_LANES,
+    LDS_BYTES,
+    OP_M,
+    OPS,
+    RULES,
+    Configuration,
+    refusal,
+    require,
+)
+from hipforge.ops.tables import SKINNY_GEMM_FP8
+from hipforge.ops.tuned import read_rows
+
+ARCH = devices.current().default_arch
+K = 1024
+QUEUE = "qsize must be at least a_producers / a_lanes, b_producers / b_lanes and consumers"
+
+# (what is changed in a configuration that every rule accepts, the whole reason)
+REFUSED = [
+    ({"op_m": 4}, "op_m must be one of 8, 16, 32; got 4"),
+    ({"a_lanes": 0}, "a_lanes must be one of 1, 2, 3; got 0"),
+    ({"a_lanes": 4}, "a_lanes must be one of 1, 2, 3; got 4"),
+    ({"b_lanes": 7}, "b_lanes must be one of 1, 2, 3, 4, 5, 6; got 7"),
+    ({"ops": 6}, "ops must be one of 4, 8; got 6"),
+    ({"a_producers": 0}, "a_producers must be 1 to 16 waves; got 0"),
+    ({"b_producers": 17}, "b_producers must be 1 to 16 waves; got 17"),
+    ({"consumers": -1}, "consumers must be 1 to 16 waves; got -1"),
+    (
+        {"a_producers": 4, "b_producers": 10, "consumers": 3, "qsize": 5},
+        "a_producers + b_producers + consumers must be at most 16 waves (1024 threads); got 17 (4 + 10 + 3)",
+    ),
+    (
+        {"a_producers": 5},
+        f"{QUEUE}, or waves have no slot of their own; got qsize 4 for 5 / 1, 6 / 2 and 2",
+    ),
+    (
+        {"b_producers": 9},
+        f"{QUEUE}, or waves have no slot of their own; got qsize 4 for 2 / 1, 9 / 2 and 2",
+    ),
+    (
+        {"consumers": 5},
+        f"{QUEUE}, or waves have no slot of their own; got qsize 4 for 2 / 1, 6 / 2 and 5",
+    ),
+    (
+        {"qsize": 7},
+        "the queue needs 10240 bytes of LDS per slot and its flags; qsize = 7 exceeds the 65536 bytes of a work-group "
+        "on gfx942",
+    ),
+    ({"split_k": 0}, "split_k must be 1 to 4, the number of k blocks of k=1024; got 0"),
+    ({"split_k": 5}, "split_k must be 1 to 4, the number of k blocks of k=1024; got 5"),
+]
+
+# The same rules from their other side.
+ACCEPTED = [
+    {},
+    {"op_m": 32, "ops": 8},
+    {"op_m": 16, "a_lanes": 3, "ops": 8, "qsize": 3},
+    {"b_lanes": 6, "qsize": 2},
+    {"a_producers": 4, "b_producers": 8, "consumers": 4},
+    {"a_producers": 8, "a_lanes": 2, "b_producers": 6},
+    {"qsize": 6},
+    {"split_k": 4},
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED)
+def test_each_rule_says_what_is_wrong_and_what_is_accepted(change, reason):
+    assert refusal(dataclasses.replace(Configuration(), **change), "gfx942", K) == reason
+    with pytest.raises(GuardError) as caught:
+        require(dataclasses.replace(Configuration(), **change), "gfx942", K)
+    assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize("change", ACCEPTED)
+def test_the_rules_accept_what_is_at_their_edge(change):
+    require(dataclasses.replace(Configuration(), **change), "gfx942", K)
+
+
+def test_every_rule_has_a_refusal_of_its_own():
+    broken = {
+        next(rule for rule in RULES if rule(dataclasses.replace(Configuration(), **change), "gfx942", K))
+        for change, _ in REFUSED
+    }
+    assert broken == set(RULES)
+
+
+def test_the_queue_fills_lds_to_the_last_slot():
+    for arch, limit in LDS_BYTES.items():
+        for op_m in OP_M:
+            for b_lanes in B_LANES:
+                for block in OPS:
+                    one = Configuration(op_m, 1, b_lanes, block, 1, 1, 1, 1)
+                    elements = (one.tile_m + one.tile_n) * one.block_k
+                    fits = max(q for q in range(1, 200) if q * elements + -(-4 * (1 + b_lanes) * q // 16) * 16 <= limit)
+                    assert refusal(dataclasses.replace(one, qsize=fits), arch, K) is None
+                    assert "LDS" in refusal(dataclasses.replace(one, qsize=fits + 1), arch, K)
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED)
+def test_a_row_of_the_table_is_held_to_the_same_rules(change, reason, tmp_path):
+    values = dataclasses.replace(Configuration(), **change).parameters()
+    path = tmp_path / "t.csv"
+    row = ["gfx942", 304, 8, 2304, K, *values.values(), 1, "", "", "", "0.0002", "model:test"]
+    path.write_text(",".join(SKINNY_GEMM_FP8.header) + "\n" + ",".join(map(str, row)) + "\n")
+    with pytest.raises(ConfigError) as caught:
+        read_rows(SKINNY_GEMM_FP8, path)
+    assert str(caught.value).startswith(f"{path}:2: ")
+    assert reason in str(caught.value) or min(values.values()) < 1  # then the column's own minimum speaks first
+
+
+def test_a_row_for_another_architecture_is_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    row = ["gfx90a", 104, 8, 2304, K, *Configuration().parameters().values(), 1, "", "", "", "0.0002", "model:test"]
+    path.write_text(",".join(SKINNY_GEMM_FP8.header) + "\n" + ",".join(map(str, row)) + "\n")
+    with pytest.raises(ConfigError, match=r"t\.csv:2: the kernel is for gfx942, gfx950; got gfx90a"):
+        read_rows(SKINNY_GEMM_FP8, path)
+
+
+@pytest.mark.parametrize("tile", [(8, 1, 2, 4), (16, 1, 3, 8)])
+def test_the_modules_guards_refuse_exactly_what_the_rules_refuse(tile):
+    """The raw op has no rules of Python's before it, so that what it raises is the module's own."""
+    generator = random.Random(0)
+    m, n, k = 3, 40, K
+    a, b = torch.ones(m, k).to(FORMATS[ARCH]), torch.ones(n, k).to(FORMATS[ARCH]).t()
+    slots = (LDS_BYTES[ARCH] - 512) // Configuration(*tile).slot_bytes
+    blocks = Configuration(*tile).blocks(k)
+    rules = set()
+    for _ in range(120):
+        waves = generator.choice([0, 1, 2, 3, 4]), generator.choice([1, 2, 4, 6, 8, 11]), generator.choice([1, 1, 2, 4])
+        qsize = generator.choice([3, 4, 4, 6, slots, slots, slots + 1])
+        split_k = generator.choice([0, 1, 1, 1, 2, 3, blocks, blocks, blocks + 1])
+        c = Configuration(*tile, *waves, qsize, split_k)
+        out, workspace = torch.zeros(m, n).half(), torch.empty(max(split_k * c.consumers, 1), m, n)
+        try:
+            ops.skinny_gemm_fp8_out(
+                out, a, b, torch.ones(1), workspace, False, split_k, *tile, *waves, qsize, 2
+            )  # fmt: skip
+        except GuardError:
+            assert refusal(c, ARCH, k) is not None, c
+        else:
+            assert refusal(c, ARCH, k) is None, c
+            assert torch.equal(out, torch.full((m, n), float(k)).half())
+        rules.add(next((rule for rule in RULES if rule(c, ARCH, k)), None))
+    assert rules == {None, *RULES[2:]}  # the first two are about what the variant fixes
