@@ -44,6 +44,7 @@ KERNEL = """
   .amdhsa_next_free_sgpr 16
   .amdhsa_accum_offset 128
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
+  .amdhsa_float_denorm_mode_32 3
   .amdhsa_fp16_overflow {overflow}
 .end_amdhsa_kernel
 """

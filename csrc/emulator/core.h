@@ -33,20 +33,30 @@ struct ThreadState;
 struct WaveShadow;
 struct UsageTable;
 
-// Floating-point mode of a wave, from rsrc1 or s_setreg.
+// The modelled fields of a wave's MODE register, from rsrc1 or s_setreg; the others fault when they are set.
 struct Mode {
-  uint8_t round32 = 0, round64 = 0;    // 0 nearest-even, 1 up, 2 down, 3 toward zero
-  uint8_t denorm32 = 3, denorm64 = 3;  // bit 0 inputs kept, bit 1 outputs kept
+  uint8_t round32 = 0, round64 = 0;    // 0 nearest-even, 1 up, 2 down, 3 toward zero; round64 is f16's too
+  uint8_t denorm32 = 3, denorm64 = 3;  // bit 0 inputs kept, bit 1 outputs kept; denorm64 is f16's too
   bool dx10_clamp = true, ieee = true, fp16_ovfl = false;
-  bool fnuz = false;                   // 8-bit floats of gfx942
-  bool flush32() const { return denorm32 != 3; }
+  bool disable_perf = false;           // no effect: there are no hardware counters to stop
+  bool vskip = false;                  // vector instructions are not executed
+  uint8_t csp = 0;                     // entries on the fork/join stack
+  bool fnuz = false;                   // 8-bit floats of gfx942; no field of MODE
+  // The plain loop rounds to nearest and keeps denormals; anything else is for the careful one.
+  bool plain_arithmetic() const { return (round32 | round64) == 0 && (denorm32 & denorm64) == 3; }
 };
+// The same, for lane operations whose loop is compiled once for each kind of 8-bit float.
+struct FormatMode : Mode {};
 
 using Handler = void (*)(Wave&, const ExecInst&);
 // Rows of 64 dwords; a 64-bit value takes two rows. A compare writes 64 bytes of 0 or 0xFF instead.
 using LaneKernel = void (*)(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, const Mode& mode);
 
 enum class LaneType : uint8_t { none, b16, f16, b32, f32, b64, f64, pk16, pkf16, mask };
+
+// Whose rounding mode the host's registers must have while a handler runs. Handlers that round by themselves, and those
+// whose hardware counterpart ignores MODE, need nearest-even.
+enum class HostRounding : uint8_t { nearest, single, wide };
 
 enum class OpClass : uint8_t {
   salu, smem, valu, valu_trans, mfma, lds, vmem_load, vmem_store, atomic, branch, barrier, waitcnt, other, count
@@ -70,6 +80,7 @@ struct DppPlan {
 
 struct alignas(64) ExecInst {
   Handler fn = nullptr;
+  Handler careful = nullptr;      // instead of fn where MODE's rounding or denormals are not the default; null: fn knows
   LaneKernel kernel = nullptr;
   Source src[3];
   Source address;                 // memory: vaddr
@@ -84,6 +95,8 @@ struct alignas(64) ExecInst {
   LaneType result = LaneType::none;
   bool plain = true;              // no source or output modifiers
   bool writes_exec = false;       // v_cmpx
+  bool accumulates = false;       // src[2] is the destination
+  HostRounding rounding = HostRounding::nearest;
   OpClass op_class = OpClass::other;
   uint32_t target = 0;            // branches: index of the target; s_waitcnt: the immediate
   int64_t offset = 0;
@@ -114,8 +127,9 @@ struct Program {
 // Decodes and prepares on first use, under a lock.
 Program& program_of(LoadedCode& code);
 
-// sleeping: gives way until its next turn; indexing: running with s_set_gpr_idx on.
-enum class WaveState : uint8_t { running, indexing, sleeping, barrier, ended };
+// careful: running with VGPR indexing, VSKIP or a floating-point mode that the plain loop does not have. sleeping: gives
+// way until its next turn.
+enum class WaveState : uint8_t { running, careful, sleeping, barrier, ended };
 
 struct alignas(64) Wave {
   Row v[kVgprs];
@@ -124,6 +138,8 @@ struct alignas(64) Wave {
   uint32_t pc = 0;                 // index of the next instruction
   uint32_t scc = 0;
   WaveState state = WaveState::running;
+  bool indexing = false;           // MODE.GPR_IDX_EN
+  uint8_t priority = 0;            // of s_setprio; only STATUS shows it
   uint32_t index = 0;              // within the work-group
   Mode mode;
   Workgroup* wg = nullptr;
@@ -140,21 +156,32 @@ struct alignas(64) Wave {
   }
   void set_s64(uint32_t reg, uint64_t x) { std::memcpy(&s[reg], &x, 8); }
   uint64_t exec() const { return s64(kExec); }
+  // What a wave that can go on does next.
+  WaveState awake() const {
+    return indexing || mode.vskip || !mode.plain_arithmetic() ? WaveState::careful : WaveState::running;
+  }
 };
 
-// FLOAT_MODE and the two bits above it (dx10_clamp, ieee) as in rsrc1[21:12] order of the MODE register.
-void set_mode(Wave& w, uint32_t float_mode, bool fp16_ovfl);
-// Executes one instruction while the VGPR indexing mode is on.
-void step_indexed(Wave& w);
+// --- MODE (exec_mode.cpp) ---------------------------------------------------------------------------------------------
+uint32_t mode_register(const Wave& w);
+// Null, or the name of a field set in `bits` that is not modelled.
+const char* unmodelled_mode(uint32_t bits);
+void set_mode_register(Wave& w, uint32_t bits);
+// Executes, or under VSKIP skips, one instruction of a wave in the careful state.
+void step_careful(Wave& w);
+// VSKIP makes the wave step over `in`.
+bool skips(const Wave& w, const ExecInst& in);
 
 struct LdsShadow;
 class Stats;
+class HostFloat;
 
 struct Workgroup {
   uint32_t id[3] = {0, 0, 0};
   uint32_t flat = 0;               // index in the grid, x fastest
   uint8_t* lds = nullptr;
   uint32_t lds_bytes = 0;
+  uint32_t waves = 1;
   LdsShadow* shadow = nullptr;     // null: no LDS checks
   uint32_t barriers = 0;           // passed so far: the epoch of race checks
 };
@@ -164,6 +191,7 @@ struct ThreadState {
   AddressMap::Run last[2];         // recently hit runs, most recent first
   AddressMap::Run last_scalar;
   Stats* stats = nullptr;          // null: nothing is counted
+  HostFloat* host = nullptr;       // the host's rounding mode while waves run
 };
 
 class GlobalRaces;

@@ -103,13 +103,15 @@ class Worker {
 
   // False: stopped early because `until` passed (the caller may then start helpers).
   bool run(Clock::time_point until) {
-    HostMode mode;
+    HostFloat host;
+    thread_.host = &host;
     while (!shared_.launch.stop.load(std::memory_order_relaxed)) {
       const uint64_t i = shared_.next.fetch_add(1, std::memory_order_relaxed);
       if (i >= shared_.groups) break;
       try {
-        run_group(shared_.group_at(i), mode);
+        run_group(shared_.group_at(i));
       } catch (const FaultError& e) {
+        host.round(0);
         shared_.fail(e.fault);
       }
       if (Clock::now() >= until) return false;
@@ -121,7 +123,7 @@ class Worker {
   }
 
  private:
-  void run_group(uint64_t flat, HostMode& mode) {
+  void run_group(uint64_t flat) {
     const uint32_t* grid = shared_.request.grid;
     group_.flat = static_cast<uint32_t>(flat);
     group_.id[0] = static_cast<uint32_t>(flat % grid[0]);
@@ -131,6 +133,7 @@ class Worker {
     group_.lds_bytes = shared_.lds_bytes;
     group_.barriers = 0;
     const uint32_t count = shared_.waves_per_group;
+    group_.waves = count;
     for (uint32_t i = 0; i < count; ++i) init_wave(arena_->waves[i], shared_.start);
     if (observer_) observer_->begin_group(group_, arena_->waves, count, shared_.trace);
     Scheduler scheduler(shared_.launch.options, flat, count);
@@ -142,7 +145,6 @@ class Worker {
         Wave& w = arena_->waves[scheduler.wave(turn)];
         if (w.state == WaveState::ended || w.state == WaveState::barrier) continue;
         ran = true;
-        mode.set(w.mode);
         executed += slice(w, scheduler.quantum());
         if (w.state == WaveState::ended) --left;
       }
@@ -154,10 +156,10 @@ class Worker {
   }
 
   uint32_t slice(Wave& w, uint32_t quantum) {
-    if (w.state == WaveState::sleeping) w.state = WaveState::running;
+    if (w.state == WaveState::sleeping) w.state = w.awake();
     uint32_t done = 0;
     if (observer_) {
-      while (done < quantum && w.state <= WaveState::indexing) {
+      while (done < quantum && w.state <= WaveState::careful) {
         observer_->step(w);
         ++done;
       }
@@ -169,11 +171,12 @@ class Worker {
         in.fn(w, in);
         ++done;
       }
-      while (done < quantum && w.state == WaveState::indexing) {
-        step_indexed(w);
+      while (done < quantum && w.state == WaveState::careful) {
+        step_careful(w);
         ++done;
       }
     }
+    thread_.host->round(0);
     if (shared_.shared_budget && shared_.budget.fetch_sub(done, std::memory_order_relaxed) < done) out_of_budget();
     since_poll_ += done;
     return done;
@@ -184,7 +187,7 @@ class Worker {
     ++group_.barriers;
     if (observer_) observer_->barrier(group_);
     for (uint32_t i = 0; i < count; ++i)
-      if (arena_->waves[i].state == WaveState::barrier) arena_->waves[i].state = WaveState::running;
+      if (arena_->waves[i].state == WaveState::barrier) arena_->waves[i].state = arena_->waves[i].awake();
   }
 
   void check_progress(uint64_t executed) {
@@ -255,6 +258,8 @@ bool valid(const LaunchRequest& r, const Options& options, Fault* fault) {
     return refuse(fault, r, format("it asks for %llu bytes of LDS; a work-group can have %llu",
                                    static_cast<unsigned long long>(lds), static_cast<unsigned long long>(limit)));
   if (r.kernel->properties >> 10 & 1) return refuse(fault, r, "it is wave32 code");
+  if (const char* field = unmodelled_descriptor(*r.kernel))
+    return refuse(fault, r, format("its kernel descriptor sets %s, which the emulator does not model", field));
   if (r.kernarg_bytes < r.kernel->kernarg_bytes)
     return refuse(fault, r, format("its kernarg segment has %u bytes, %zu were given", r.kernel->kernarg_bytes, r.kernarg_bytes));
   return true;

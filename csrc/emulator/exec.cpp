@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #endif
 
+#include "float_rules.h"
 #include "formats.h"
 
 namespace hfemu {
@@ -27,11 +28,18 @@ uint16_t float_to_half(float x) {
 
 uint16_t double_to_half(double x) { return static_cast<uint16_t>(encode(f16_format, x)); }
 
+uint16_t double_to_half(double x, const Mode& mode) {
+  static constexpr Rounding rounding[] = {Rounding::nearest_even, Rounding::up, Rounding::down, Rounding::toward_zero};
+  const bool saturate = mode.fp16_ovfl && std::isfinite(x);  // a true infinity stays one
+  return static_cast<uint16_t>(encode(f16_format, x, saturate, rounding[mode.round64]));
+}
+
 const OpTable& op_table() {
   static const OpTable* table = [] {
     auto* t = new OpTable();
     register_salu(*t);
     register_control(*t);
+    register_mode(*t);
     register_valu_int(*t);
     register_valu_float(*t);
     register_valu_half(*t);
@@ -145,25 +153,32 @@ uint16_t clamp_f16(uint16_t bits, bool dx10) {
   return bits & 0x8000 ? 0 : magnitude > 0x3C00 ? 0x3C00 : bits;
 }
 
-uint16_t omod_f16(uint16_t bits, uint8_t omod) {
-  static constexpr float factor[4] = {1.0f, 2.0f, 4.0f, 0.5f};
-  return float_to_half(half_to_float(bits) * factor[omod]);
+constexpr float kOmodFactor[4] = {1.0f, 2.0f, 4.0f, 0.5f};
+
+// Output modifiers scale, flush denormals and turn -0 into +0.
+template <class F>
+F scaled_output(F x, uint8_t omod) {
+  const F r = flushed(x * F(kOmodFactor[omod]));
+  return r == 0 ? F(0) : r;
+}
+uint16_t scaled_output_f16(uint16_t bits, uint8_t omod, const Mode& mode) {
+  const uint16_t r = double_to_half(static_cast<double>(half_to_float(bits)) * static_cast<double>(kOmodFactor[omod]), mode);
+  return r & 0x7C00 ? r : 0;
 }
 
 void output_modifiers(const Wave& w, const Inst& inst, LaneType type, uint32_t* r) {
   const bool dx10 = w.mode.dx10_clamp;
-  static constexpr float factor[4] = {1.0f, 2.0f, 4.0f, 0.5f};
   // omod is ignored while the mode keeps output denormals, and in IEEE mode.
   const bool omod32 = inst.omod && !(w.mode.denorm32 & 2) && !w.mode.ieee;
   const bool omod64 = inst.omod && !(w.mode.denorm64 & 2) && !w.mode.ieee;
   for (int l = 0; l < kLanes; ++l) {
     switch (type) {
       case LaneType::f32:
-        if (omod32) r[l] = std::bit_cast<uint32_t>(std::bit_cast<float>(r[l]) * factor[inst.omod]);
+        if (omod32) r[l] = as_bits(scaled_output(std::bit_cast<float>(r[l]), inst.omod));
         if (inst.clamp) r[l] = clamp_f32(r[l], dx10);
         break;
       case LaneType::f16:
-        if (omod64) r[l] = omod_f16(static_cast<uint16_t>(r[l]), inst.omod);
+        if (omod64) r[l] = scaled_output_f16(static_cast<uint16_t>(r[l]), inst.omod, w.mode);
         if (inst.clamp) r[l] = clamp_f16(static_cast<uint16_t>(r[l]), dx10);
         break;
       case LaneType::pkf16:
@@ -173,7 +188,7 @@ void output_modifiers(const Wave& w, const Inst& inst, LaneType type, uint32_t* 
         break;
       case LaneType::f64: {
         double x = lane_load<double>(r, l);
-        if (omod64) x *= static_cast<double>(factor[inst.omod]);
+        if (omod64) x = scaled_output(x, inst.omod);
         if (inst.clamp) x = x != x ? (dx10 ? 0.0 : x) : x > 1.0 ? 1.0 : x > 0.0 ? x : 0.0;
         lane_store(r, l, x);
         break;
@@ -285,6 +300,12 @@ const uint32_t* stage_source(const Wave& w, const ExecInst& in, int index, LaneT
 uint64_t dpp_write_mask(const Wave& w, const ExecInst& in) {
   if (in.dpp == nullptr) return kAllLanes;
   return in.dpp->enabled & (in.inst->bound_ctrl ? kAllLanes : dpp_valid(*in.dpp, w.exec()));
+}
+
+void write_mask(Wave& w, const ExecInst& in, const uint32_t* bytes) {
+  const uint64_t mask = pack_mask(bytes) & w.exec();
+  w.set_s64(in.dst, mask);
+  if (in.writes_exec) w.set_s64(kExec, mask);
 }
 
 void write_result(Wave& w, const ExecInst& in, LaneType type, uint32_t* rows, bool preserves_high) {

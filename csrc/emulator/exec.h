@@ -20,7 +20,8 @@ namespace hfemu {
 // --- lane values --------------------------------------------------------------------------------------------------
 float half_to_float(uint16_t bits);
 uint16_t float_to_half(float x);    // nearest even
-uint16_t double_to_half(double x);  // one rounding
+uint16_t double_to_half(double x);  // nearest even, one rounding
+uint16_t double_to_half(double x, const Mode& mode);  // by MODE's rounding, saturating an overflow under FP16_OVFL
 
 struct Half {
   uint16_t bits = 0;
@@ -87,20 +88,30 @@ struct OpEntry {
   bool accumulates = false;        // the destination is also the last source
   bool writes_exec = false;         // a compare that also writes EXEC
   bool preserves_high = false;     // a 16-bit result leaves the destination's other half alone
+  bool keeps_denormals = false;    // MODE's denormal control does not apply, or the operation applies it by itself
+  HostRounding rounding = HostRounding::nearest;
   OpClass op_class = OpClass::other;
 };
 
+// The rounding field of MODE that a result of this type obeys.
+constexpr HostRounding rounding_of(LaneType result) {
+  return result == LaneType::f32 ? HostRounding::single
+         : result == LaneType::f64 || result == LaneType::f16 || result == LaneType::pkf16 ? HostRounding::wide
+                                                                                           : HostRounding::nearest;
+}
+
 template <class F> struct lane_traits : lane_traits<decltype(&F::operator())> {};
 template <class C, class R, class... A> struct lane_traits<R (C::*)(A...) const> {
-  static constexpr bool takes_mode = (std::is_same_v<A, const Mode&> || ...);
+  static constexpr bool by_format = (std::is_same_v<A, const FormatMode&> || ...);
+  static constexpr bool takes_mode = by_format || (std::is_same_v<A, const Mode&> || ...);
   static constexpr int sources = static_cast<int>(sizeof...(A)) - (takes_mode ? 1 : 0);
   using result = R;
   template <int I> using arg = std::tuple_element_t<I, std::tuple<A..., void, void, void>>;
 };
 
 // One loop per lambda. Rows are either the same register or disjoint, so a lane never reads what another one wrote.
-template <class F>
-inline void lanes_of(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, const Mode m) {
+template <class F, class M>
+inline void lanes_of(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, const M m) {
   using T = lane_traits<F>;
   const F f{};
 #pragma GCC ivdep
@@ -127,9 +138,9 @@ inline void lanes_of(uint32_t* d, const uint32_t* a, const uint32_t* b, const ui
 
 template <class F>
 void lane_loop(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, const Mode& mode) {
-  if constexpr (lane_traits<F>::takes_mode) {
+  if constexpr (lane_traits<F>::by_format) {
     // Two loops, each for one kind of 8-bit float: a test inside would keep it from being vectorised.
-    Mode m = mode;
+    FormatMode m{mode};
     if (m.fnuz) {
       m.fnuz = true;
       lanes_of<F>(d, a, b, c, m);
@@ -138,7 +149,7 @@ void lane_loop(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t
       lanes_of<F>(d, a, b, c, m);
     }
   } else {
-    lanes_of<F>(d, a, b, c, Mode{});
+    lanes_of<F>(d, a, b, c, mode);
   }
 }
 
@@ -194,6 +205,7 @@ class OpTable {
     e.sources = T::sources;
     e.op_class = op_class;
     e.types[0] = lane_type_of<typename T::result>::value;
+    e.rounding = rounding_of(e.types[0]);
     fill<T>(e, std::make_integer_sequence<int, T::sources>{});
     return e;
   }
@@ -221,6 +233,7 @@ class OpTable {
 
 void register_salu(OpTable& table);
 void register_control(OpTable& table);
+void register_mode(OpTable& table);
 void register_valu_int(OpTable& table);
 void register_valu_float(OpTable& table);
 void register_valu_half(OpTable& table);
@@ -262,12 +275,22 @@ inline const uint32_t* source_row(const Wave& w, const Source& s, RowBuffer& buf
   return buffer.x;
 }
 
+// Denormals of `type` as zeros of their sign: `row` itself, or `buffer` filled. Rows of non-float types stay.
+const uint32_t* flush_denormals(const uint32_t* row, LaneType type, RowBuffer& buffer);
+// MODE lets denormals of `type` in, or out.
+inline bool keeps_inputs(const Mode& m, LaneType type) { return (type == LaneType::f32 ? m.denorm32 : m.denorm64) & 1; }
+inline bool keeps_outputs(const Mode& m, LaneType type) { return (type == LaneType::f32 ? m.denorm32 : m.denorm64) & 2; }
+// The lane operation of `in` between those two: ExecInst::careful of lane operations.
+void run_careful(Wave& w, const ExecInst& in);
+
 // A source with every modifier of its Operand applied (DPP and SDWA too); `index` is 0..2.
 const uint32_t* stage_source(const Wave& w, const ExecInst& in, int index, LaneType type, RowBuffer& buffer);
 // Lanes a DPP instruction may write; all lanes otherwise.
 uint64_t dpp_write_mask(const Wave& w, const ExecInst& in);
 // Output modifiers, SDWA destination, op_sel destination and EXEC; `rows` is overwritten.
 void write_result(Wave& w, const ExecInst& in, LaneType type, uint32_t* rows, bool preserves_high = false);
+// The mask of a comparison: EXEC's lanes only, and EXEC itself for v_cmpx.
+void write_mask(Wave& w, const ExecInst& in, const uint32_t* bytes);
 
 // d[l] = x[l] where the mask has a one.
 void merge_row(uint32_t* d, const uint32_t* x, uint64_t mask);

@@ -72,6 +72,9 @@ void register_compare(OpTable& t) {
   PAIR(class, f16, (Half a, u32 b) { return (half_class(a) & b) != 0; });
   PAIR(class, f32, (float a, u32 b) { return (class_bit(a) & b) != 0; });
   PAIR(class, f64, (double a, u32 b) { return (class_bit(a) & b) != 0; });
+  for (const Op op : {Op::v_cmp_class_f16, Op::v_cmp_class_f32, Op::v_cmp_class_f64, Op::v_cmpx_class_f16,
+                      Op::v_cmpx_class_f32, Op::v_cmpx_class_f64})
+    t.entry(op).keeps_denormals = true;
 }
 
 }  // namespace hfemu

@@ -2,7 +2,7 @@
 //
 // Facts (CDNA4 ISA): a scale is the exponent field of an f32, 2^(e - 127); decoding multiplies by it, encoding divides.
 // Encoding rounds to nearest even or stochastically, whatever MODE says; FP16_OVFL saturates 8-bit results; 4- and 6-bit
-// results always saturate. f32 inputs obey MODE's denormal control. A stochastic conversion of several elements takes
+// results always saturate. Inputs of f32 and results of f16 obey MODE's denormal control. A stochastic conversion of several elements takes
 // the next state of v_prng_b32 for each. Products of a decoded element and its scale are rounded once.
 #include "exec.h"
 #include "float_rules.h"
@@ -307,17 +307,23 @@ u16 pack_scaled(u32 low, u32 high, u32 scale, const Mode& m) {
 
 // Selected halves of the destination are written, so these results keep the other half.
 void register_unscaled(OpTable& t) {
-  LANE(v_cvt_f32_fp8, (u32 a, const Mode& m) { return Fp8::value(a & 0xFF, m); });
-  LANE(v_cvt_f32_bf8, (u32 a, const Mode& m) { return Bf8::value(a & 0xFF, m); });
-  LANE(v_cvt_pk_f32_fp8, (u32 a, const Mode& m) { return unpack_f32<Fp8>(a, m); });
-  LANE(v_cvt_pk_f32_bf8, (u32 a, const Mode& m) { return unpack_f32<Bf8>(a, m); });
+  LANE(v_cvt_f32_fp8, (u32 a, const FormatMode& m) { return Fp8::value(a & 0xFF, m); });
+  LANE(v_cvt_f32_bf8, (u32 a, const FormatMode& m) { return Bf8::value(a & 0xFF, m); });
+  LANE(v_cvt_pk_f32_fp8, (u32 a, const FormatMode& m) { return unpack_f32<Fp8>(a, m); });
+  LANE(v_cvt_pk_f32_bf8, (u32 a, const FormatMode& m) { return unpack_f32<Bf8>(a, m); });
   LANE(v_cvt_f32_bf16, (u16 a) { return bf16_to_f32(a); });
   LANE(v_cvt_pk_bf16_f32, (float a, float b) { return u32{f32_to_bf16(a)} | u32{f32_to_bf16(b)} << 16; });
-  LANE(v_cvt_pk_f16_f32, (float a, float b) { return u32{float_to_half(a)} | u32{float_to_half(b)} << 16; });
-  LANE(v_cvt_pk_fp8_f32, (float a, float b, const Mode& m) {
+  LANE(v_cvt_pk_f16_f32, (float a, float b, const Mode& m) {
+    const auto one = [&](float x) {
+      const u32 h = (m.round64 | m.fp16_ovfl) == 0 ? float_to_half(x) : double_to_half(static_cast<double>(x), m);
+      return !(m.denorm64 & 2) && !(h & 0x7C00) ? h & 0x8000 : h;
+    };
+    return one(a) | one(b) << 16;
+  });
+  LANE(v_cvt_pk_fp8_f32, (float a, float b, const FormatMode& m) {
     return pack_scaled<Fp8, F32>(float_to_bits(a), float_to_bits(b), kUnitScale, m);
   }).preserves_high = true;
-  LANE(v_cvt_pk_bf8_f32, (float a, float b, const Mode& m) {
+  LANE(v_cvt_pk_bf8_f32, (float a, float b, const FormatMode& m) {
     return pack_scaled<Bf8, F32>(float_to_bits(a), float_to_bits(b), kUnitScale, m);
   }).preserves_high = true;
   t.special(Op::v_cvt_sr_fp8_f32, OpClass::valu, stochastic_byte<Fp8, F32>);
@@ -327,22 +333,22 @@ void register_unscaled(OpTable& t) {
 }
 
 #define EIGHT_BIT_SCALED(small, Small)                                                                               \
-  LANE(v_cvt_scalef32_pk_##small##_f32, (float a, float b, u32 scale, const Mode& m) {                               \
+  LANE(v_cvt_scalef32_pk_##small##_f32, (float a, float b, u32 scale, const FormatMode& m) {                               \
     return pack_scaled<Small, F32>(float_to_bits(a), float_to_bits(b), scale, m);                                    \
   }).preserves_high = true;                                                                                          \
-  LANE(v_cvt_scalef32_pk_##small##_f16, (u32 pair, u32 scale, const Mode& m) {                                       \
+  LANE(v_cvt_scalef32_pk_##small##_f16, (u32 pair, u32 scale, const FormatMode& m) {                                       \
     return pack_scaled<Small, F16>(pair & 0xFFFF, pair >> 16, scale, m);                                             \
   }).preserves_high = true;                                                                                          \
-  LANE(v_cvt_scalef32_pk_##small##_bf16, (u32 pair, u32 scale, const Mode& m) {                                      \
+  LANE(v_cvt_scalef32_pk_##small##_bf16, (u32 pair, u32 scale, const FormatMode& m) {                                      \
     return pack_scaled<Small, Bf16>(pair & 0xFFFF, pair >> 16, scale, m);                                            \
   }).preserves_high = true;                                                                                          \
-  LANE(v_cvt_scalef32_pk_f32_##small, (u16 pair, u32 scale, const Mode& m) {                                         \
+  LANE(v_cvt_scalef32_pk_f32_##small, (u16 pair, u32 scale, const FormatMode& m) {                                         \
     return unpack_scaled_f32<Small>(pair, scale, m);                                                                 \
   });                                                                                                                \
-  LANE(v_cvt_scalef32_pk_f16_##small, (u16 pair, u32 scale, const Mode& m) {                                         \
+  LANE(v_cvt_scalef32_pk_f16_##small, (u16 pair, u32 scale, const FormatMode& m) {                                         \
     return unpack_scaled_half<Small, F16>(pair, scale, m);                                                           \
   });                                                                                                                \
-  LANE(v_cvt_scalef32_pk_bf16_##small, (u16 pair, u32 scale, const Mode& m) {                                        \
+  LANE(v_cvt_scalef32_pk_bf16_##small, (u16 pair, u32 scale, const FormatMode& m) {                                        \
     return unpack_scaled_half<Small, Bf16>(pair, scale, m);                                                          \
   });                                                                                                                \
   t.special(Op::v_cvt_scalef32_f32_##small, OpClass::valu, decode_byte<Small, F32>);                                 \

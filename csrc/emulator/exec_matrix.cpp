@@ -39,6 +39,7 @@ void multiply(Wave& w, const ExecInst& in) {
   args.abid = inst.abid;
   args.blgp = inst.blgp;
   args.fnuz = w.mode.fnuz;
+  args.flush_f32 = !(w.mode.denorm32 & 1);
   alignas(64) Row index[1], scale_a[1], scale_b[1];
   if (in.sparse) {
     copy(in.src[2], index, 1);

@@ -32,17 +32,18 @@ extern "C" __attribute__((visibility("default"))) const char* hfemu_exec_one(
   std::memcpy(w->v, vgprs, sizeof w->v);
   std::memcpy(w->s, sgprs, sizeof w->s);
   w->scc = *scc;
-  set_mode(*w, mode & 0x3FF, mode >> 10 & 1);
   w->mode.fnuz = text.arch == Arch::gfx942;
+  set_mode_register(*w, mode);
+  HostFloat host;
+  thread.host = &host;
   try {
-    const HostMode host(w->mode);
     // Everything the bytes hold is executed, so that s_set_gpr_idx_on and the like have something to act on.
     while (w->pc + 1 < program.code.size() && w->state <= WaveState::sleeping) {
-      if (w->state == WaveState::indexing) {
-        step_indexed(*w);
+      if (w->state == WaveState::sleeping) w->state = w->awake();
+      if (w->state == WaveState::careful) {
+        step_careful(*w);
         continue;
       }
-      w->state = WaveState::running;
       const ExecInst& in = program.code[w->pc++];
       in.fn(*w, in);
     }

@@ -5,6 +5,7 @@
 #include "exec.h"
 #include "float_rules.h"
 #include "formats.h"
+#include "half_rules.h"
 
 namespace hfemu {
 namespace {
@@ -17,6 +18,10 @@ using i64 = int64_t;
 using u64 = uint64_t;
 
 // --- f32 pairs --------------------------------------------------------------------------------------------------------
+
+inline float clamped(float x, bool dx10) {
+  return x > 1.0f ? 1.0f : x > 0.0f ? x : x != x && !dx10 ? x : 0.0f;
+}
 
 // The row one half of a packed f32 operation reads: op_sel picks the register for the low half, op_sel_hi for the high.
 inline const u32* half_row(const Wave& w, const ExecInst& in, int index, bool high, RowBuffer& buffer) {
@@ -41,20 +46,26 @@ inline const u32* half_row(const Wave& w, const ExecInst& in, int index, bool hi
 template <class F>
 void packed_f32(Wave& w, const ExecInst& in) {
   using T = lane_traits<F>;
-  RowBuffer x, y, z, out;
+  RowBuffer x, y, z, fx, fy, fz, out;
   const u64 exec = w.exec();
   u32* d = w.v[in.dst];
+  const bool flush_in = !(w.mode.denorm32 & 1), flush_out = !(w.mode.denorm32 & 2);
   for (int h = 0; h < 2; ++h) {
     const u32* a = half_row(w, in, 0, h, x);
     const u32* b = half_row(w, in, 1, h, y);
     const u32* c = nullptr;
     if constexpr (T::sources == 3) c = half_row(w, in, 2, h, z);
+    if (flush_in) [[unlikely]] {
+      a = flush_denormals(a, LaneType::f32, fx);
+      b = flush_denormals(b, LaneType::f32, fy);
+      if constexpr (T::sources == 3) c = flush_denormals(c, LaneType::f32, fz);
+    }
     arithmetic_loop<F>(out.x + h * kLanes, a, b, c, w.mode);
   }
-  if (in.inst->clamp) [[unlikely]] {
+  if (flush_out || in.inst->clamp) [[unlikely]] {
     for (int l = 0; l < 2 * kLanes; ++l) {
-      const float r = std::bit_cast<float>(out.x[l]);
-      out.x[l] = r > 1.0f ? 0x3F800000 : r > 0.0f ? out.x[l] : r != r && !w.mode.dx10_clamp ? out.x[l] : 0;
+      const float r = flush_out ? flushed(std::bit_cast<float>(out.x[l])) : std::bit_cast<float>(out.x[l]);
+      out.x[l] = in.inst->clamp ? as_bits(clamped(r, w.mode.dx10_clamp)) : as_bits(r);
     }
   }
   if (exec == kAllLanes) std::memcpy(d, out.x, sizeof out.x);
@@ -73,27 +84,11 @@ void packed_mov(Wave& w, const ExecInst& in) {
 
 // --- 16-bit pairs -----------------------------------------------------------------------------------------------------
 
-inline Half half_result(double r, Half a, Half b, Half c = Half(0)) {
-  if (r == r) return Half::from(r);
-  for (const Half x : {a, b, c})
-    if ((x.bits & 0x7FFF) > 0x7C00) return Half(static_cast<u16>(x.bits | 0x200));
-  return Half(0x7E00);
-}
-inline Half half_min_max(Half a, Half b, bool maximum, bool ieee) {
-  const auto nan = [](Half x) { return (x.bits & 0x7FFF) > 0x7C00; };
-  const auto signaling = [&](Half x) { return nan(x) && !(x.bits & 0x200); };
-  if (ieee && signaling(a)) return Half(static_cast<u16>(a.bits | 0x200));
-  if (ieee && signaling(b)) return Half(static_cast<u16>(b.bits | 0x200));
-  if (nan(a)) return b;
-  if (nan(b)) return a;
-  if (a.value() == b.value()) return Half(maximum ? a.bits & b.bits : a.bits | b.bits);
-  return (a.value() > b.value()) == maximum ? a : b;
-}
 // IEEE 754-2019: a NaN wins.
 inline Half half_extreme(Half a, Half b, bool maximum) {
   for (const Half x : {a, b})
-    if ((x.bits & 0x7FFF) > 0x7C00) return Half(static_cast<u16>(x.bits | 0x200));
-  return half_min_max(a, b, maximum, false);
+    if (half_nan(x)) return quiet_half(x);
+  return maximum ? min_max_half<true>(a, b, false) : min_max_half<false>(a, b, false);
 }
 
 template <class T, class W> inline T saturated(W x) {
@@ -147,21 +142,22 @@ void sixteen_bit_pairs(OpTable& t) {
   });
 }
 
-inline double wide(Half x) { return x.value(); }
-inline Half fma_half(Half a, Half b, Half c) { return half_result(wide(a) * wide(b) + wide(c), a, b, c); }
+#define HALF_PAIR2(name, expr)                                              \
+  t.lane(Op::name, [](H2 a, H2 b, const Mode& m) {                          \
+    const auto one = [&](Half x, Half y) { return expr; };                  \
+    return H2{one(a.lo, b.lo), one(a.hi, b.hi)};                            \
+  })
 
 void half_pairs(OpTable& t) {
-  PAIR2(v_pk_add_f16, H2, Half, half_result(wide(x) + wide(y), x, y));
-  PAIR2(v_pk_mul_f16, H2, Half, half_result(wide(x) * wide(y), x, y));
-  LANE(v_pk_min_f16, (H2 a, H2 b, const Mode& m) {
-    return H2{half_min_max(a.lo, b.lo, false, m.ieee), half_min_max(a.hi, b.hi, false, m.ieee)};
+  HALF_PAIR2(v_pk_add_f16, half_result(m, wide(x) + wide(y), x, y));
+  HALF_PAIR2(v_pk_mul_f16, half_result(m, wide(x) * wide(y), x, y));
+  HALF_PAIR2(v_pk_min_f16, min_max_half<false>(x, y, m.ieee));
+  HALF_PAIR2(v_pk_max_f16, min_max_half<true>(x, y, m.ieee));
+  LANE(v_pk_fma_f16, (H2 a, H2 b, H2 c, const Mode& m) {
+    return H2{fma_half(m, a.lo, b.lo, c.lo), fma_half(m, a.hi, b.hi, c.hi)};
   });
-  LANE(v_pk_max_f16, (H2 a, H2 b, const Mode& m) {
-    return H2{half_min_max(a.lo, b.lo, true, m.ieee), half_min_max(a.hi, b.hi, true, m.ieee)};
-  });
-  LANE(v_pk_fma_f16, (H2 a, H2 b, H2 c) { return H2{fma_half(a.lo, b.lo, c.lo), fma_half(a.hi, b.hi, c.hi)}; });
-  LANE(v_pk_fmac_f16, (H2 a, H2 b, H2 c) {
-    return H2{fma_half(a.lo, b.lo, c.lo), fma_half(a.hi, b.hi, c.hi)};
+  LANE(v_pk_fmac_f16, (H2 a, H2 b, H2 c, const Mode& m) {
+    return H2{fma_half(m, a.lo, b.lo, c.lo), fma_half(m, a.hi, b.hi, c.hi)};
   }).accumulates = true;
   LANE(v_pk_minimum3_f16, (H2 a, H2 b, H2 c) {
     return H2{half_extreme(half_extreme(a.lo, b.lo, false), c.lo, false),
@@ -186,13 +182,13 @@ inline i64 dot_integers(u32 a, u32 b) {
   return sum;
 }
 
-inline float bf16_value(u32 bits) { return std::bit_cast<float>(bits << 16); }
-inline float dot_half(H2 a, H2 b, float c) {
-  return static_cast<float>(wide(a.lo) * wide(b.lo) + wide(a.hi) * wide(b.hi) + c);
-}
-inline float dot_bf16(U2 a, U2 b, float c) {
-  return static_cast<float>(static_cast<double>(bf16_value(a.lo)) * bf16_value(b.lo) +
-                            static_cast<double>(bf16_value(a.hi)) * bf16_value(b.hi) + c);
+// The floating-point dot products round to nearest and flush denormals, in and out, whatever MODE says (ISA,
+// "Denormalized and Rounding Modes").
+inline double dot_value(Half x) { return x.bits & 0x7C00 ? wide(x) : wide(Half(x.bits & 0x8000)); }
+inline double dot_value(u16 bf16) { return flushed(std::bit_cast<float>(u32{bf16} << 16)); }
+template <class P>
+inline float dot_pair(P a, P b, float c) {
+  return flushed(static_cast<float>(dot_value(a.lo) * dot_value(b.lo) + dot_value(a.hi) * dot_value(b.hi) + flushed(c)));
 }
 
 #define DOT(name, bits, is_signed, T)                                                                             \
@@ -215,15 +211,28 @@ void dots(OpTable& t) {
   LANE(v_dot2c_i32_i16, (I2 a, I2 b, u32 c) {
     return static_cast<u32>(i64{a.lo} * b.lo + i64{a.hi} * b.hi) + c;
   }).accumulates = true;
-  LANE(v_dot2_f32_f16, (H2 a, H2 b, float c) { return dot_half(a, b, c); });
-  LANE(v_dot2c_f32_f16, (H2 a, H2 b, float c) { return dot_half(a, b, c); }).accumulates = true;
-  LANE(v_dot2_f32_bf16, (U2 a, U2 b, float c) { return dot_bf16(a, b, c); });
-  LANE(v_dot2c_f32_bf16, (U2 a, U2 b, float c) { return dot_bf16(a, b, c); }).accumulates = true;
+#define FLOAT_DOT(name, P)                                                            \
+  t.lane(Op::name, [](P a, P b, float c) { return dot_pair(a, b, c); });              \
+  t.entry(Op::name).rounding = HostRounding::nearest;                                 \
+  t.entry(Op::name).keeps_denormals = true
+  FLOAT_DOT(v_dot2_f32_f16, H2);
+  FLOAT_DOT(v_dot2c_f32_f16, H2);
+  FLOAT_DOT(v_dot2_f32_bf16, U2);
+  FLOAT_DOT(v_dot2c_f32_bf16, U2);
+  t.entry(Op::v_dot2c_f32_f16).accumulates = true;
+  t.entry(Op::v_dot2c_f32_bf16).accumulates = true;
 }
 
 // --- fma_mix ----------------------------------------------------------------------------------------------------------
 
 enum class MixResult : uint8_t { f32, low_half, high_half };
+
+// The NaN that a NaN result is: the first source that is one, made quiet, or the positive default.
+inline float first_nan(const float (&x)[3]) {
+  for (const float source : x)
+    if (source != source) return quieted(source);
+  return from_bits<float>(0x7FC00000);
+}
 
 template <MixResult kind>
 void fma_mix(Wave& w, const ExecInst& in) {
@@ -231,39 +240,50 @@ void fma_mix(Wave& w, const ExecInst& in) {
   const u32* rows[3];
   for (int i = 0; i < 3; ++i) rows[i] = source_row(w, in.src[i], buffers[i]);
   const Inst& inst = *in.inst;
+  const Mode& m = w.mode;
   const u32* d = w.v[in.dst];
   for (int l = 0; l < kLanes; ++l) {
     float x[3];
     for (int i = 0; i < 3; ++i) {
       const Operand& o = inst.src[i];
       const u32 bits = rows[i][l];
-      x[i] = o.op_sel_hi ? half_to_float(static_cast<u16>(o.op_sel ? bits >> 16 : bits)) : std::bit_cast<float>(bits);
+      if (o.op_sel_hi) {
+        const Half h(static_cast<u16>(o.op_sel ? bits >> 16 : bits));
+        x[i] = (m.denorm64 & 1) || (h.bits & 0x7C00) ? h.value() : Half(h.bits & 0x8000).value();
+      } else {
+        x[i] = m.denorm32 & 1 ? std::bit_cast<float>(bits) : flushed(std::bit_cast<float>(bits));
+      }
       if (o.abs || o.neg_hi) x[i] = std::fabs(x[i]);
       if (o.neg) x[i] = -x[i];
     }
-    float r = __builtin_fmaf(x[0], x[1], x[2]);
     if (kind == MixResult::f32) {
-      if (inst.clamp) r = r > 1.0f ? 1.0f : r > 0.0f ? r : 0.0f;
-      out.x[l] = std::bit_cast<u32>(r);
+      float r = __builtin_fmaf(x[0], x[1], x[2]);
+      if (r != r) r = first_nan(x);
+      if (!(m.denorm32 & 2)) r = flushed(r);
+      out.x[l] = as_bits(inst.clamp ? clamped(r, m.dx10_clamp) : r);
       continue;
     }
-    // The f16 result is rounded once from the exact sum, not from the f32 one.
-    u32 h = static_cast<u16>(double_to_half(sticky_fma(x[0], x[1], x[2])));
-    if (inst.clamp) h = r > 1.0f ? 0x3C00 : r > 0.0f ? h : 0;
-    out.x[l] = kind == MixResult::low_half ? (d[l] & 0xFFFF0000) | h : (d[l] & 0xFFFF) | h << 16;
+    // The f16 result is rounded once from the exact sum, not from the f32 one, and then clamped.
+    const double exact = sticky_fma(x[0], x[1], x[2]);
+    Half h = rounded_half(exact == exact ? exact : static_cast<double>(first_nan(x)), m);
+    if (!(m.denorm64 & 2) && !(h.bits & 0x7C00)) h.bits &= 0x8000;
+    if (inst.clamp) h = half_nan(h) ? (m.dx10_clamp ? Half(0) : h) : Half::from(clamped(h.value(), true));
+    out.x[l] = kind == MixResult::low_half ? (d[l] & 0xFFFF0000) | h.bits : (d[l] & 0xFFFF) | u32{h.bits} << 16;
   }
   write_rows(w, in.dst, out.x, 1, w.exec());
 }
 
 }  // namespace
 
+#define PACKED_F32(name, ...) \
+  t.special(Op::name, OpClass::valu, &packed_f32<decltype([] __VA_ARGS__)>).rounding = HostRounding::single
+
 void register_packed(OpTable& t) {
-  t.special(Op::v_pk_fma_f32, OpClass::valu,
-            &packed_f32<decltype([](float a, float b, float c) { return __builtin_fmaf(a, b, c); })>);
-  t.special(Op::v_pk_mul_f32, OpClass::valu, &packed_f32<decltype([](float a, float b) { return a * b; })>);
-  t.special(Op::v_pk_add_f32, OpClass::valu, &packed_f32<decltype([](float a, float b) { return a + b; })>);
+  PACKED_F32(v_pk_fma_f32, (float a, float b, float c) { return __builtin_fmaf(a, b, c); });
+  PACKED_F32(v_pk_mul_f32, (float a, float b) { return a * b; });
+  PACKED_F32(v_pk_add_f32, (float a, float b) { return a + b; });
   t.special(Op::v_pk_mov_b32, OpClass::valu, &packed_mov);
-  t.special(Op::v_fma_mix_f32, OpClass::valu, &fma_mix<MixResult::f32>);
+  t.special(Op::v_fma_mix_f32, OpClass::valu, &fma_mix<MixResult::f32>).rounding = HostRounding::single;
   t.special(Op::v_fma_mixlo_f16, OpClass::valu, &fma_mix<MixResult::low_half>);
   t.special(Op::v_fma_mixhi_f16, OpClass::valu, &fma_mix<MixResult::high_half>);
   sixteen_bit_pairs(t);

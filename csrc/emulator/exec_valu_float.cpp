@@ -13,9 +13,8 @@ using u64 = uint64_t;
 
 #define LANE(name, ...) t.lane(Op::name, [] __VA_ARGS__)
 #define ARITHMETIC(name, ...) t.arithmetic(Op::name, [] __VA_ARGS__)
-#define TRANSCENDENTAL(name, ...) t.lane(Op::name, [] __VA_ARGS__, OpClass::valu_trans)
-
-inline float fix(float x, const Mode& m) { return m.flush32() ? flushed(x) : x; }
+#define TRANSCENDENTAL(name, ...) \
+  t.lane(Op::name, [] __VA_ARGS__, OpClass::valu_trans).rounding = HostRounding::nearest
 
 // 2^x for finite x: the nearest integer goes into the exponent, a degree-13 Taylor polynomial (error below 2^-52 on
 // |r| <= 1/2) covers the rest.
@@ -117,13 +116,12 @@ inline u32 to_u32(double x) {
   return !(x > 0.0) ? 0u : x >= 4294967295.0 ? 0xFFFFFFFFu : static_cast<u32>(static_cast<int64_t>(x));
 }
 
-inline float ldexp_f32(float x, i32 e, const Mode& m) {
+inline float ldexp_f32(float x, i32 e) {
   if (x != x) return quieted(x);
-  const float in = fix(x, m);
   const i32 k = e > 600 ? 600 : e < -600 ? -600 : e;
   // Exact in double for every f32 and |k| <= 600, then one rounding.
   const double factor = std::bit_cast<double>(static_cast<u64>(k + 1023) << 52);
-  return fix(static_cast<float>(in * factor), m);
+  return static_cast<float>(x * factor);
 }
 inline double ldexp_f64(double x, i32 e) {
   return x != x ? quieted(x) : std::ldexp(x, e > 5000 ? 5000 : e < -5000 ? -5000 : e);
@@ -146,15 +144,15 @@ void single(OpTable& t) {
   ARITHMETIC(v_fmac_f32, (float a, float b, float c) { return __builtin_fmaf(a, b, c); }).accumulates = true;
   ARITHMETIC(v_fmamk_f32, (float a, float b, float c) { return __builtin_fmaf(a, b, c); });
   ARITHMETIC(v_fmaak_f32, (float a, float b, float c) { return __builtin_fmaf(a, b, c); });
-  LANE(v_min_f32, (float a, float b, const Mode& m) { return fix(min_max<float, false>(a, b, m.ieee), m); });
-  LANE(v_max_f32, (float a, float b, const Mode& m) { return fix(min_max<float, true>(a, b, m.ieee), m); });
+  LANE(v_min_f32, (float a, float b, const Mode& m) { return min_max<float, false>(a, b, m.ieee); });
+  LANE(v_max_f32, (float a, float b, const Mode& m) { return min_max<float, true>(a, b, m.ieee); });
   LANE(v_min3_f32, (float a, float b, float c, const Mode& m) {
-    return fix(min_max<float, false>(min_max<float, false>(a, b, m.ieee), c, m.ieee), m);
+    return min_max<float, false>(min_max<float, false>(a, b, m.ieee), c, m.ieee);
   });
   LANE(v_max3_f32, (float a, float b, float c, const Mode& m) {
-    return fix(min_max<float, true>(min_max<float, true>(a, b, m.ieee), c, m.ieee), m);
+    return min_max<float, true>(min_max<float, true>(a, b, m.ieee), c, m.ieee);
   });
-  LANE(v_med3_f32, (float a, float b, float c, const Mode& m) { return fix(median(a, b, c, m.ieee), m); });
+  LANE(v_med3_f32, (float a, float b, float c, const Mode& m) { return median(a, b, c, m.ieee); });
   // IEEE 754-2019 minimum and maximum: a NaN wins.
   LANE(v_minimum3_f32, (float a, float b, float c) {
     if (a != a) return quieted(a);
@@ -173,7 +171,7 @@ void single(OpTable& t) {
   LANE(v_floor_f32, (float a) { return __builtin_floorf(a); });
   LANE(v_rndne_f32, (float a) { return __builtin_roundevenf(a); });
   LANE(v_fract_f32, (float a) { return fract(a); });
-  LANE(v_ldexp_f32, (float a, i32 b, const Mode& m) { return ldexp_f32(a, b, m); });
+  LANE(v_ldexp_f32, (float a, i32 b) { return ldexp_f32(a, b); });
   LANE(v_frexp_exp_i32_f32, (float a) { return frexp_exponent(a); });
   LANE(v_frexp_mant_f32, (float a) { return frexp_mantissa(a); });
 }
@@ -189,6 +187,10 @@ void transcendental(OpTable& t) {
   TRANSCENDENTAL(v_sqrt_f32, (float a) { return sqrt_f32(a); });
   TRANSCENDENTAL(v_sin_f32, (float a) { return sin_f32(a); });
   TRANSCENDENTAL(v_cos_f32, (float a) { return cos_f32(a); });
+  // These flush denormals by themselves.
+  for (const Op op : {Op::v_exp_f32, Op::v_exp_legacy_f32, Op::v_log_f32, Op::v_log_legacy_f32, Op::v_rcp_f32,
+                      Op::v_rcp_iflag_f32, Op::v_rsq_f32, Op::v_sqrt_f32, Op::v_sin_f32, Op::v_cos_f32})
+    t.entry(op).keeps_denormals = true;
   TRANSCENDENTAL(v_rcp_f64, (double a) { return a != a ? quieted(a) : 1.0 / a; });
   TRANSCENDENTAL(v_rsq_f64, (double a) {
     return a != a ? quieted(a) : a < 0 ? from_bits<double>(0x7FF8000000000000) : 1.0 / std::sqrt(a);
@@ -220,8 +222,8 @@ void conversions(OpTable& t) {
   LANE(v_cvt_f32_u32, (u32 a) { return static_cast<float>(a); });
   LANE(v_cvt_i32_f32, (float a) { return to_i32(a); });
   LANE(v_cvt_u32_f32, (float a) { return to_u32(a); });
-  LANE(v_cvt_rpi_i32_f32, (float a) { return to_i32(std::floor(static_cast<double>(a) + 0.5)); });
-  LANE(v_cvt_flr_i32_f32, (float a) { return to_i32(std::floor(static_cast<double>(a))); });
+  LANE(v_cvt_rpi_i32_f32, (float a) { return to_i32(std::floor(static_cast<double>(a) + 0.5)); }).keeps_denormals = true;
+  LANE(v_cvt_flr_i32_f32, (float a) { return to_i32(std::floor(static_cast<double>(a))); }).keeps_denormals = true;
   LANE(v_cvt_off_f32_i4, (u32 a) { return static_cast<float>(static_cast<i32>(a << 28) >> 28) * 0.0625f; });
   LANE(v_cvt_f32_ubyte0, (u32 a) { return static_cast<float>(a & 0xFF); });
   LANE(v_cvt_f32_ubyte1, (u32 a) { return static_cast<float>(a >> 8 & 0xFF); });
@@ -231,8 +233,8 @@ void conversions(OpTable& t) {
   LANE(v_cvt_u32_f64, (double a) { return to_u32(a); });
   LANE(v_cvt_f64_i32, (i32 a) { return static_cast<double>(a); });
   LANE(v_cvt_f64_u32, (u32 a) { return static_cast<double>(a); });
-  LANE(v_cvt_f32_f64, (double a, const Mode& m) { return fix(static_cast<float>(a), m); });
-  LANE(v_cvt_f64_f32, (float a, const Mode& m) { return static_cast<double>(fix(a, m)); });
+  LANE(v_cvt_f32_f64, (double a) { return static_cast<float>(a); }).rounding = HostRounding::wide;
+  LANE(v_cvt_f64_f32, (float a) { return static_cast<double>(a); });
   // One byte of the third source is replaced by the saturated integer.
   LANE(v_cvt_pk_u8_f32, (float a, u32 b, u32 c) {
     const double r = a != a ? 0.0 : __builtin_roundeven(static_cast<double>(a));
@@ -274,18 +276,27 @@ inline double trig_preop(double x, u32 segment) {
   return std::ldexp(static_cast<double>(bits >> 11), -53 - static_cast<int>(shift) + (exponent >= 1968 ? 128 : 0));
 }
 
+// A source of a division step, its denormals flushed where MODE says so.
+template <LaneType type>
+const uint32_t* division_source(const Wave& w, const ExecInst& in, int index, RowBuffer& staged, RowBuffer& flushed) {
+  const uint32_t* row = stage_source(w, in, index, type, staged);
+  return keeps_inputs(w.mode, type) ? row : flush_denormals(row, type, flushed);
+}
+
+// The reciprocal and the quotient that v_div_scale looks at are exponents, not results: MODE does not flush them.
 template <class F, LaneType type>
 void run_div_scale(Wave& w, const ExecInst& in) {
-  RowBuffer x, y, z, out;
-  const uint32_t* a = stage_source(w, in, 0, type, x);
-  const uint32_t* b = stage_source(w, in, 1, type, y);
-  const uint32_t* c = stage_source(w, in, 2, type, z);
+  RowBuffer x[3], y[3], out;
+  const uint32_t* a = division_source<type>(w, in, 0, x[0], y[0]);
+  const uint32_t* b = division_source<type>(w, in, 1, x[1], y[1]);
+  const uint32_t* c = division_source<type>(w, in, 2, x[2], y[2]);
   uint64_t mask = 0;
   for (int l = 0; l < kLanes; ++l) {
     bool flag = false;
     lane_store(out.x, l, div_scale(lane_load<F>(a, l), lane_load<F>(b, l), lane_load<F>(c, l), &flag));
     mask |= uint64_t{flag} << l;
   }
+  if (!keeps_outputs(w.mode, type)) flush_denormals(out.x, type, out);
   const uint64_t exec = w.exec();
   write_result(w, in, type, out.x);
   w.set_s64(in.dst2, mask & exec);
@@ -294,18 +305,23 @@ void run_div_scale(Wave& w, const ExecInst& in) {
 template <class F, LaneType type>
 void run_div_fmas(Wave& w, const ExecInst& in) {
   constexpr int step = sizeof(F) == 4 ? 64 : 128;
-  RowBuffer x, y, z, out;
-  const uint32_t* a = stage_source(w, in, 0, type, x);
-  const uint32_t* b = stage_source(w, in, 1, type, y);
-  const uint32_t* c = stage_source(w, in, 2, type, z);
+  RowBuffer x[3], y[3], out;
+  const uint32_t* a = division_source<type>(w, in, 0, x[0], y[0]);
+  const uint32_t* b = division_source<type>(w, in, 1, x[1], y[1]);
+  const uint32_t* c = division_source<type>(w, in, 2, x[2], y[2]);
   const uint64_t vcc = w.s64(kVcc);
   for (int l = 0; l < kLanes; ++l) {
     const F p = lane_load<F>(a, l), q = lane_load<F>(b, l), r = lane_load<F>(c, l);
+    const int k = !(vcc >> l & 1) ? 0 : exponent_field(r) > float_bits<F>::bias ? step : -step;
     F result;
-    if (!(vcc >> l & 1)) result = std::fma(p, q, r);
-    else result = scaled_fma(p, q, r, exponent_field(r) > float_bits<F>::bias ? step : -step);
+    if constexpr (sizeof(F) == 4) {
+      result = k == 0 && w.mode.round32 == 0 ? std::fma(p, q, r) : scaled_fma(p, q, r, k, w.mode.round32);
+    } else {
+      result = k == 0 ? std::fma(p, q, r) : scaled_fma(p, q, r, k);
+    }
     lane_store(out.x, l, result);
   }
+  if (!keeps_outputs(w.mode, type)) flush_denormals(out.x, type, out);
   write_result(w, in, type, out.x);
 }
 
@@ -319,7 +335,7 @@ void register_valu_float(OpTable& t) {
   t.special(Op::v_div_scale_f32, OpClass::valu, &run_div_scale<float, LaneType::f32>);
   t.special(Op::v_div_scale_f64, OpClass::valu, &run_div_scale<double, LaneType::f64>);
   t.special(Op::v_div_fmas_f32, OpClass::valu, &run_div_fmas<float, LaneType::f32>);
-  t.special(Op::v_div_fmas_f64, OpClass::valu, &run_div_fmas<double, LaneType::f64>);
+  t.special(Op::v_div_fmas_f64, OpClass::valu, &run_div_fmas<double, LaneType::f64>).rounding = HostRounding::wide;
   t.lane(Op::v_trig_preop_f64, [](double a, u32 b) { return trig_preop(a, b); });
   t.lane(Op::v_div_fixup_f32, [](float a, float b, float c) { return div_fixup(a, b, c); });
   t.lane(Op::v_div_fixup_f64, [](double a, double b, double c) { return div_fixup(a, b, c); });

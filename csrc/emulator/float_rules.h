@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "formats.h"
+
 namespace hfemu {
 
 template <class F> struct float_bits;
@@ -144,11 +146,15 @@ inline double sticky_fma(float a, float b, float c) {
   return from_bits<double>(away ? as_bits(s) + 1 : as_bits(s) - 1);
 }
 
-// fma(a, b, c) * 2^k, rounded once.
-inline float scaled_fma(float a, float b, float c, int k) {
-  return static_cast<float>(std::ldexp(sticky_fma(a, b, c), k));
+// fma(a, b, c) * 2^k, rounded once, in MODE's direction: f32 with the host's rounding at nearest...
+inline float scaled_fma(float a, float b, float c, int k, int rounding) {
+  static constexpr Rounding directions[] = {Rounding::nearest_even, Rounding::up, Rounding::down, Rounding::toward_zero};
+  const double exact = std::ldexp(sticky_fma(a, b, c), k);
+  if (exact == 0 || !std::isfinite(exact)) return static_cast<float>(exact);
+  return bits_to_float(encode(f32_format, exact, false, directions[rounding]));
 }
 
+// ... and f64 with the host's rounding set to that direction, which its quadruple arithmetic obeys too.
 inline double scaled_fma(double a, double b, double c, int k) {
   // 113 bits hold the exact product and all of the sum that can matter here: c is within a few bits of the result.
   const __float128 s = static_cast<__float128>(a) * b + c;

@@ -72,15 +72,15 @@ void load_f64_tile(const Row* regs, int edge, int blocks, int depth, double* til
 
 // Operand registers as a tile [block][k][edge] of doubles. Sparse A gives [slot][edge], slots in lane-group order.
 // Successive groups of `edge` lanes are either blocks or, with one block, stretches of k: evenly spaced in the tile.
-void load_tile(const Row* regs, Element element, bool fnuz, int edge, int blocks, int k_per_lane, bool in_k_order,
-               double* tile) {
+void load_tile(const Row* regs, Element element, const MatrixArgs& args, int edge, int blocks, int k_per_lane,
+               bool in_k_order, double* tile) {
   const int bits = element_bits(element), groups = kMatrixLanes / (edge * blocks), depth = k_per_lane * groups;
   if (element == Element::f64) return load_f64_tile(regs, edge, blocks, depth, tile);
   const auto k_of = [&](int g, int item) {
     return in_k_order ? k_of_item(bits, k_per_lane, groups, g, item) : g * k_per_lane + item;
   };
   const int stride = edge * (blocks > 1 ? depth : k_of(1, 0) - k_of(0, 0));
-  const DecodeFn decode = decoder_of(element, fnuz, edge);
+  const DecodeFn decode = decoder_of(element, args.fnuz, args.flush_f32, edge);
   alignas(64) uint32_t codes[kMatrixLanes];
   for (int item = 0; item < k_per_lane; ++item) {
     extract_codes(regs, bits, item, codes);
@@ -304,8 +304,8 @@ void run(const MatrixArgs& args) {
       b_regs = b_copy;
     }
   }
-  load_tile(a_regs, element_a, args.fnuz, S.m, S.blocks, a_items, !S.sparse, a);
-  load_tile(b_regs, element_b, args.fnuz, S.n, S.blocks, b_items, true, b);
+  load_tile(a_regs, element_a, args, S.m, S.blocks, a_items, !S.sparse, a);
+  load_tile(b_regs, element_b, args, S.n, S.blocks, b_items, true, b);
 
   if constexpr (mixed) {
     if (args.scale_a != nullptr) {

@@ -1,4 +1,7 @@
 // Matrix instructions as pure functions over register rows: no wave state, no decoding.
+//
+// MODE (CDNA3 ISA 7.3, CDNA4 ISA 7.4): rounding is always to nearest even; A and B of f32 obey FP_DENORM's single
+// input bit; xf32, narrower and f64 operands, C and D keep their denormals.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +25,7 @@ struct MatrixArgs {
   uint8_t scale_sel_a = 0, scale_sel_b = 0;
   const Row* index = nullptr;  // smfmac: sparse indices (src2); c is then d
   bool fnuz = false;           // 8-bit floats are e4m3fnuz/e5m2fnuz (gfx942)
+  bool flush_f32 = false;      // MODE flushes f32 input denormals
 };
 
 using MatrixFn = void (*)(const MatrixArgs&);

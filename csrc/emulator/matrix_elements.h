@@ -57,6 +57,9 @@ struct SmallFloat {
 struct SingleFloat {
   static double value(uint32_t code) { return bits_to_float(code); }
 };
+struct FlushedSingle {
+  static double value(uint32_t code) { return bits_to_float(code & 0x7F800000u ? code : code & 0x80000000u); }
+};
 struct BrainFloat {
   static double value(uint32_t code) { return bits_to_float(code << 16); }
 };
@@ -86,9 +89,9 @@ DecodeFn decoder_for_edge(int edge) {
   return edge == 32 ? decode_item<E, 32> : edge == 16 ? decode_item<E, 16> : decode_item<E, 4>;
 }
 
-inline DecodeFn decoder_of(Element e, bool fnuz, int edge) {
+inline DecodeFn decoder_of(Element e, bool fnuz, bool flush_f32, int edge) {
   switch (e) {
-    case Element::f32: return decoder_for_edge<SingleFloat>(edge);
+    case Element::f32: return flush_f32 ? decoder_for_edge<FlushedSingle>(edge) : decoder_for_edge<SingleFloat>(edge);
     case Element::xf32: return decoder_for_edge<ReducedFloat>(edge);
     case Element::f16: return decoder_for_edge<SmallFloat<5, 10, 15, Specials::ieee>>(edge);
     case Element::bf16: return decoder_for_edge<BrainFloat>(edge);

@@ -29,13 +29,17 @@ class FullObserver final : public Observer {
 
   void step(Wave& w) override {
     const ExecInst& in = w.code[w.pc];
+    if (skips(w, in)) {
+      ++w.pc;
+      return;
+    }
     const uint64_t exec = w.exec();
     if (stats_) stats_->instruction(w.pc, static_cast<uint32_t>(std::popcount(exec)));
     const bool traced = tracing_ && w.index == trace_->wave;
     const uint32_t index = w.pc;
     if (checkers_) checkers_->before(w, in, index);
-    if (w.state == WaveState::indexing) {
-      step_indexed(w);
+    if (w.state == WaveState::careful) {
+      step_careful(w);
     } else {
       ++w.pc;
       in.fn(w, in);

@@ -67,18 +67,13 @@ void run_staged(Wave& w, const ExecInst& in) {
   write_result(w, in, in.result, out.x, op_table().entry(in.inst->op).preserves_high);
 }
 
-void write_mask(Wave& w, const ExecInst& in, uint64_t mask) {
-  w.set_s64(in.dst, mask);
-  if (in.writes_exec) w.set_s64(kExec, mask);
-}
-
 void run_compare(Wave& w, const ExecInst& in) {
   RowBuffer buffers[3];
   alignas(64) uint32_t bytes[16];
   const uint32_t* rows[3];
   for (int i = 0; i < 3; ++i) rows[i] = row_or_splat(w, in.src[i], buffers[i]);
   in.kernel(bytes, rows[0], rows[1], rows[2], w.mode);
-  write_mask(w, in, pack_mask(bytes) & w.exec());
+  write_mask(w, in, bytes);
 }
 
 void run_compare_staged(Wave& w, const ExecInst& in) {
@@ -87,7 +82,7 @@ void run_compare_staged(Wave& w, const ExecInst& in) {
   const uint32_t* rows[3];
   staged_rows(w, in, buffers, rows);
   in.kernel(bytes, rows[0], rows[1], rows[2], w.mode);
-  write_mask(w, in, pack_mask(bytes) & w.exec());
+  write_mask(w, in, bytes);
 }
 
 void run_unknown(Wave& w, const ExecInst& in) {
@@ -117,6 +112,7 @@ void choose_lane_handler(const OpEntry& e, const Inst& inst, ExecInst& x) {
   x.kernel = e.kernel;
   x.result = e.types[0];
   x.writes_exec = e.writes_exec;
+  x.careful = &run_careful;
   if (inst.clamp && !is_float(e.types[0]) && e.types[0] != LaneType::mask) {
     if (e.saturating == nullptr) {
       x.fn = &run_unsupported_modifier;
@@ -174,6 +170,7 @@ ExecInst Preparer::prepare(const Inst& inst) {
   x.inst = &inst;
   const OpEntry& e = op_table().entry(inst.op);
   x.op_class = e.op_class;
+  x.rounding = e.rounding;
   if (inst.dpp) {
     program_.dpp_plans.push_back(std::make_unique<DppPlan>(plan_dpp(inst)));
     x.dpp = program_.dpp_plans.back().get();
@@ -185,6 +182,7 @@ ExecInst Preparer::prepare(const Inst& inst) {
   x.dst_dwords = dst.dwords;
   x.dst_is_vgpr = dst.kind == OperandKind::vgpr || dst.kind == OperandKind::agpr;
   x.dst2 = destination(inst.dst2);
+  x.accumulates = e.accumulates;
   if (e.accumulates && inst.num_src < e.sources) x.src[e.sources - 1] = source(inst.dst);
   switch (inst.format) {
     case Format::SMEM: case Format::DS: case Format::FLAT: case Format::GLOBAL: case Format::SCRATCH:

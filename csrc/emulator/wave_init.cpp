@@ -19,7 +19,24 @@ enum Property : uint32_t {
   private_segment_size = 1u << 6,
 };
 
+// COMPUTE_PGM_RSRC1 as MODE: FLOAT_MODE, DX10_CLAMP, IEEE_MODE and FP16_OVFL.
+uint32_t descriptor_mode(const KernelInfo& k) {
+  return (k.rsrc1 >> 12 & 0xFF) | (k.rsrc1 >> 21 & 1) << 8 | (k.rsrc1 >> 23 & 1) << 9 | (k.rsrc1 >> 26 & 1) << 23;
+}
+
 }  // namespace
+
+const char* unmodelled_descriptor(const KernelInfo& k) {
+  // Scratch needs no set-up on these architectures: both would be for older ones.
+  if (k.properties & private_segment_buffer) return "ENABLE_SGPR_PRIVATE_SEGMENT_BUFFER";
+  if (k.properties & flat_scratch_init) return "ENABLE_SGPR_FLAT_SCRATCH_INIT";
+  if (k.rsrc1 >> 20 & 1) return "PRIV";
+  if (k.rsrc1 >> 22 & 1) return "DEBUG_MODE";
+  if (k.rsrc1 >> 25 & 1) return "CDBG_USER";
+  if (k.rsrc2 >> 13 & 3) return "ENABLE_EXCEPTION_ADDRESS_WATCH or ENABLE_EXCEPTION_MEMORY";
+  if (k.rsrc2 >> 24 & 0x7F) return "ENABLE_EXCEPTION_IEEE_754_FP or ENABLE_EXCEPTION_INT_DIVIDE_BY_ZERO";
+  return nullptr;
+}
 
 DispatchPacket make_packet(const LaunchRequest& r, uint64_t kernarg) {
   DispatchPacket p{};
@@ -48,13 +65,10 @@ void init_wave(Wave& w, const WaveStart& start) {
     push(static_cast<uint32_t>(x));
     push(static_cast<uint32_t>(x >> 32));
   };
-  if (k.properties & private_segment_buffer)
-    for (int i = 0; i < 4; ++i) push(0);
   if (k.properties & dispatch_ptr) push64(start.packet);
   if (k.properties & queue_ptr) push64(0);
   if (k.properties & kernarg_ptr) push64(start.kernarg);
   if (k.properties & dispatch_id) push64(1);
-  if (k.properties & flat_scratch_init) push64(0);
   if (k.properties & private_segment_size) push(k.private_bytes);
   for (uint32_t i = 0; i < k.preload_dwords && n < 128; ++i) {
     uint32_t x = 0;
@@ -67,7 +81,8 @@ void init_wave(Wave& w, const WaveStart& start) {
   if (n < user) n = user;
   for (int i = 0; i < 3; ++i)
     if (k.rsrc2 >> (7 + i) & 1) push(w.wg->id[i]);
-  if (k.rsrc2 >> 10 & 1) push(0);
+  // The work-group information: first wave, the wave's number, the number of waves.
+  if (k.rsrc2 >> 10 & 1) push(uint32_t{w.index == 0} << 31 | w.index << 20 | w.wg->waves);
 
   w.initial_sgprs = n;
 
@@ -82,11 +97,10 @@ void init_wave(Wave& w, const WaveStart& start) {
   w.set_s64(kExec, live == kLanes ? kAllLanes : (uint64_t{1} << live) - 1);
   w.set_s64(kVcc, 0);
   w.scc = 0;
-  w.state = WaveState::running;
   w.pc = start.entry;
-  const uint32_t mode = k.rsrc1 >> 12 & 0xFF;
-  set_mode(w, mode | (k.rsrc1 >> 21 & 1) << 8 | (k.rsrc1 >> 23 & 1) << 9, k.rsrc1 >> 26 & 1);
+  w.priority = 0;
   w.mode.fnuz = start.request->code->arch == Arch::gfx942;
+  set_mode_register(w, descriptor_mode(k));
 }
 
 }  // namespace hfemu

@@ -20,6 +20,9 @@ struct WaveStart {
   uint32_t entry = 0;                // index of the first instruction
 };
 
+// Null, or what a kernel descriptor asks for that the emulator does not model.
+const char* unmodelled_descriptor(const KernelInfo& kernel);
+
 // Sets SGPRs, v0, EXEC, MODE and the PC; w.index and w.wg must be set. Other VGPRs keep what an earlier wave left.
 void init_wave(Wave& w, const WaveStart& start);
 void poison_wave(Wave& w, uint32_t registers);
