@@ -37,6 +37,9 @@ log = logging.getLogger("hipforge")
 _BYTES_PER_JOB = 1_500_000_000
 """Peak memory of one compile, both passes of a large kernel file: measured 0.3 to 1.2 GB with clang 22."""
 
+_DISCARDED_FOR_S = 3600.0
+"""Age in seconds at which a directory without a lock is a leftover; no build of many modules uses one for so long."""
+
 
 @dataclass(frozen=True)
 class Built:
@@ -115,12 +118,15 @@ def sweep(root: Path, *, own: str = "") -> None:
     if not parent.is_dir():
         return
     for path in parent.iterdir():
-        name = path.name.rpartition(".")[0]
+        name = cache.staged_build(path.name)
+        if name is None:
+            continue
         if name == own:
             shutil.rmtree(path, ignore_errors=True)
-        elif name == "discarded":
-            if time.time() - path.stat().st_mtime > 60:
-                shutil.rmtree(path, ignore_errors=True)
+        elif name == cache.DISCARDED:
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _DISCARDED_FOR_S:
+                    shutil.rmtree(path, ignore_errors=True)
         else:
             with try_building(root, name) as free:
                 if free:

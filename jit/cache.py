@@ -16,6 +16,9 @@ Invariant: an entry appears by one rename of a finished directory, and is never 
 mtime alone moves: it is the time of last use). Readers take no lock that could wait: a shared flock on the manifest,
 for as long as the process lives, tells :mod:`hipforge.jit.maintenance` that the entry is in use.
 
+The directory may be one that other programs use too (a home directory, ``~/.cache``): what is removed is recognised
+by its name, which ends in digests, and nothing else is touched.
+
 Known gap: a new header that shadows a known one earlier on the include path is not noticed.
 """
 
@@ -26,6 +29,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -40,6 +44,13 @@ from hipforge.jit.spec import FORMAT, BuildSpec
 log = logging.getLogger("hipforge")
 
 MANIFEST = "manifest.json"
+
+_ENTRY_NAME = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{16}")
+_BUILD_NAME = re.compile(r"[^-]+-.+-[0-9a-f]{24}")
+DISCARDED = "discarded"
+"""Name of staging directories that no lock guards: what is being removed, and what is assembled for a moment."""
+
+_STAGING_SUFFIX = re.compile(r"\.[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,23 @@ def entry_name(spec: BuildSpec, dependencies: str) -> str:
 def build_name(spec: BuildSpec) -> str:
     """Return the name of this build's lock, staging directories and failure record."""
     return f"{spec.target}-{spec.stem}-{spec.key[:24]}"
+
+
+def is_entry_name(name: str) -> bool:
+    """Return whether a directory of this name is one that :func:`publish` made."""
+    return _ENTRY_NAME.fullmatch(name) is not None
+
+
+def is_build_name(name: str) -> bool:
+    """Return whether ``name`` is what :func:`build_name` returns for some spec."""
+    return _BUILD_NAME.fullmatch(name) is not None
+
+
+def staged_build(name: str) -> str | None:
+    """Return the build, or ``discarded``, to which a directory under ``staging`` belongs; None if it is not ours."""
+    stem, suffix = name[:-9], name[-9:]
+    ours = _STAGING_SUFFIX.fullmatch(suffix) is not None and (stem == DISCARDED or is_build_name(stem))
+    return stem if ours else None
 
 
 def read_entry(path: Path) -> Entry | None:
@@ -263,7 +291,7 @@ def staging_dir(root: Path, name: str) -> Path:
 def discard(path: Path, root: Path) -> None:
     """Remove a directory so that no reader ever sees half of it; failing to is not an error."""
     with contextlib.suppress(OSError):
-        aside = staging_dir(root, "discarded") / path.name
+        aside = staging_dir(root, DISCARDED) / path.name
         path.rename(aside)
         path = aside.parent
     shutil.rmtree(path, ignore_errors=True)

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from hipforge.errors import BuildError
-from hipforge.jit.cache import build_name, discard, write_durably
+from hipforge.jit.cache import build_name, discard, is_build_name, write_durably
 from hipforge.jit.digest import DigestStore
 from hipforge.jit.spec import BuildSpec
 
@@ -66,3 +66,18 @@ def forget(root: Path, spec: BuildSpec) -> None:
     target = directory(root, spec)
     if target.exists():
         shutil.rmtree(target, ignore_errors=True)
+
+
+def directories(root: Path) -> list[Path]:
+    """Return the directories of every failed build under ``root``."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in (root / "failed").iterdir() if is_build_name(path.name))
+    return []
+
+
+def forget_all(root: Path) -> None:
+    """Remove the records and logs of every failed build under ``root``."""
+    for path in directories(root):
+        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (root / "failed").rmdir()

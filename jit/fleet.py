@@ -222,7 +222,7 @@ class _Fleet:
         self.elsewhere: list[int] = []
 
     def run(self) -> dict[int, BuildOutcome]:
-        own = cache.staging_dir(self.root, "discarded")
+        own = cache.staging_dir(self.root, cache.DISCARDED)
         try:
             for number, (item, spec) in self.todo.items():
                 self._prepare(number, item, spec)

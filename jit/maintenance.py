@@ -1,7 +1,8 @@
 """Looking after the cache: what is in it, why something missed, and removing what is not used.
 
 Pruning removes least recently used entries first and never one in use: a process that loaded an entry holds a shared
-flock on its manifest until it ends (:func:`hipforge.jit.cache.hold`), and removal needs the exclusive one.
+flock on its manifest until it ends (:func:`hipforge.jit.cache.hold`), and removal needs the exclusive one. Only what
+hipforge wrote, recognised by its name, is listed, measured or removed: the directory may hold other people's files.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import difflib
 import fcntl
 import os
-import shutil
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +24,32 @@ from hipforge.jit.digest import ABSENT, text_digest
 from hipforge.jit.spec import BuildSpec, VariantValue
 
 _OTHER_DIRS = ("failed", "staging", "locks", "rocm-tree")
+_STATE_FILES = ("digests.json", "toolchains.json")
+_TRITON = "triton"
+_TRITON_NAME = re.compile(r"[A-Z2-7]{52}")
+"""Triton names its entries by sha256 in base32; it keeps them here when its kernels are compiled for the emulator."""
+
+_ROCM_TREE_NAME = re.compile(r"[0-9a-f]{16}")
 _SHORT = 72
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One entry for a listing; ``bytes`` is its size on disk, ``last_used`` a Unix time, ``module`` None if damaged."""
+    """One entry for a listing: its size on disk in bytes, and when it was last used as a Unix time.
+
+    ``entry`` is None where there is no manifest to read: the entry is ``damaged``, or Triton's.
+    """
 
     path: Path
     entry: Entry | None
     bytes: int
     last_used: float
     in_use: bool
+
+    @property
+    def damaged(self) -> bool:
+        """Whether this is an entry of ours that nothing can use."""
+        return self.entry is None and self.path.parent.name != _TRITON
 
 
 @dataclass(frozen=True)
@@ -70,20 +85,38 @@ def _roots(root: Path | None) -> list[Path]:
 
 
 def _entries(root: Path) -> Iterator[CacheEntry]:
+    for path in _entry_paths(root):
+        yield _describe(path)
+
+
+def _entry_paths(root: Path) -> Iterator[Path]:
+    for target in _listed(root):
+        if target.name not in _OTHER_DIRS and target.is_dir():
+            ours = _TRITON_NAME.fullmatch if target.name == _TRITON else cache.is_entry_name
+            yield from (path for path in _listed(target) if ours(path.name) and path.is_dir())
+
+
+def _listed(directory: Path) -> list[Path]:
     with contextlib.suppress(OSError):
-        for target in sorted(root.iterdir()):
-            if target.is_dir() and target.name not in _OTHER_DIRS:
-                for path in sorted(target.iterdir()):
-                    if path.is_dir():
-                        yield _describe(path)
+        return sorted(directory.iterdir())
+    return []
+
+
+def _own_paths(root: Path) -> Iterator[Path]:
+    """Yield the files and directories under ``root`` that hipforge wrote."""
+    yield from _entry_paths(root)
+    yield from failures.directories(root)
+    yield from (path for path in _listed(root / "staging") if cache.staged_build(path.name) is not None)
+    yield from (path for path in _listed(root / "locks") if cache.is_build_name(path.stem))
+    yield from (path for path in _listed(root / "rocm-tree") if _ROCM_TREE_NAME.fullmatch(path.name))
+    yield from (root / name for name in _STATE_FILES)
 
 
 def _describe(path: Path) -> CacheEntry:
     manifest = path / cache.MANIFEST
-    try:
-        last_used = manifest.stat().st_mtime
-    except OSError:
-        last_used = 0.0
+    last_used = 0.0
+    with contextlib.suppress(OSError):
+        last_used = (path if path.parent.name == _TRITON else manifest).stat().st_mtime
     return CacheEntry(path, cache.read_entry(path), tree_bytes(path), last_used, _is_held(manifest))
 
 
@@ -111,8 +144,11 @@ def _exclusive(manifest: Path) -> Iterator[bool]:
 
 
 def tree_bytes(path: Path) -> int:
-    """Return the size on disk of everything under ``path``, in bytes, links not followed."""
+    """Return the size on disk of a file, or of everything under a directory, in bytes; links are not followed."""
     total = 0
+    with contextlib.suppress(OSError):
+        if not path.is_dir():
+            return path.lstat().st_blocks * 512
     for directory, _, files in os.walk(path):
         for name in files:
             with contextlib.suppress(OSError):
@@ -122,7 +158,11 @@ def tree_bytes(path: Path) -> int:
 
 def size(root: Path | None = None) -> int:
     """Return the size on disk of the whole cache, in bytes."""
-    return sum(tree_bytes(place) for place in _roots(root))
+    return sum(_own_bytes(place) for place in _roots(root))
+
+
+def _own_bytes(root: Path) -> int:
+    return sum(map(tree_bytes, _own_paths(root)))
 
 
 def prune(max_bytes: int, root: Path | None = None) -> list[Path]:
@@ -133,7 +173,7 @@ def prune(max_bytes: int, root: Path | None = None) -> list[Path]:
     removed: list[Path] = []
     for place in _roots(root):
         build.sweep(place)
-        total = tree_bytes(place)
+        total = _own_bytes(place)
         for item in sorted(_entries(place), key=lambda item: item.last_used):
             if total <= max_bytes:
                 break
@@ -147,8 +187,8 @@ def clear(root: Path | None = None) -> list[Path]:
     """Remove every entry that is not in use, all records of failed builds, and leftovers; returns removed entries."""
     removed = prune(0, root)
     for place in _roots(root):
-        shutil.rmtree(place / "failed", ignore_errors=True)
-        for name in ("digests.json", "toolchains.json"):
+        failures.forget_all(place)
+        for name in _STATE_FILES:
             with contextlib.suppress(OSError):
                 (place / name).unlink(missing_ok=True)
     return removed

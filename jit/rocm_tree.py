@@ -82,7 +82,7 @@ def assemble(source: Path, root: Path, name: Path, clang: Path) -> Path:
 
 
 def _assemble(source: Path, root: Path, tree: Path, clang: Path) -> None:
-    staging = cache.staging_dir(root, "discarded")
+    staging = cache.staging_dir(root, cache.DISCARDED)
     try:
         bitcode = staging / "amdgcn/bitcode"
         bitcode.mkdir(parents=True)

@@ -129,11 +129,11 @@ def test_after_sigkill_the_next_caller_builds_at_once_and_sweeps(stand_in: Stand
 
 def test_leftovers_of_another_module_are_swept_too_but_not_those_of_a_live_builder(stand_in: StandIn) -> None:  # noqa: F811
     staging = stand_in.cache / "staging"
-    dead = staging / "gfx950-other-0123.abcd1234"
-    alive = staging / "gfx950-third-4567.abcd1234"
+    dead = staging / f"gfx950-other-{'0' * 24}.abcd1234"
+    alive = staging / f"gfx950-third-{'4' * 24}.abcd1234"
     for path in (dead, alive):
         path.mkdir(parents=True)
-    with locks.building(stand_in.cache, "gfx950-third-4567", "third"):
+    with locks.building(stand_in.cache, alive.stem, "third"):
         stand_in.build()
     assert not dead.exists()
     assert alive.exists()

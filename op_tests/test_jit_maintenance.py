@@ -149,6 +149,34 @@ def test_clearing_removes_entries_failures_and_remembered_digests(stand_in: Stan
     assert not (stand_in.cache / "digests.json").exists()
 
 
+def test_files_of_others_in_the_cache_directory_are_left_alone(stand_in: StandIn) -> None:  # noqa: F811
+    # HIPFORGE_CACHE_DIR=~/.cache is a plausible value; these are names that others have under such a directory.
+    others = [
+        stand_in.cache / name
+        for name in ("pip/http/f", "staging/site/f", "staging/site.1/f", "failed/exam/f", "locks/f", "triton/src/f")
+    ]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1 << 20))
+    with settings.scope(CACHE_LIMIT=0):
+        stand_in.build()
+    assert [item.entry is not None for item in maintenance.entries()] == [True]
+    assert maintenance.size() < 1 << 20
+    maintenance.prune(0)
+    maintenance.clear()
+    assert all(path.stat().st_size == 1 << 20 for path in others)
+
+
+def test_what_triton_kept_for_the_emulator_is_an_entry_that_is_not_damaged(stand_in: StandIn) -> None:  # noqa: F811
+    kept = stand_in.cache / "triton" / "ZF6ZV2UD2HGMANMJH6ZGO3LIWPKUP74RWPYNQ6DHUEYTFHV3EA7Q"
+    kept.mkdir(parents=True)
+    (kept / "kernel.hsaco").write_bytes(bytes(4096))
+    (item,) = maintenance.entries()
+    assert (item.path, item.damaged, item.bytes) == (kept, False, maintenance.size())
+    assert maintenance.clear() == [kept]
+    assert not kept.exists()
+
+
 def test_recorded_seconds_prefer_the_same_variant(stand_in: StandIn) -> None:  # noqa: F811
     stand_in.module(variants={"M": [1, 2]})
     assert maintenance.recorded_seconds("sample", "sample-m1", "gfx950") is None

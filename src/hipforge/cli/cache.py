@@ -73,7 +73,8 @@ def list_entries(as_json: bool) -> None:
     for heading in ("entry", "size", "build", "last used", ""):
         table.add_column(heading, no_wrap=True)
     for item in found:
-        seconds = f"{item.entry.manifest.build_seconds:.1f} s" if item.entry else "damaged"
+        state = "damaged" if item.damaged else ""
+        seconds = f"{item.entry.manifest.build_seconds:.1f} s" if item.entry else state
         when = datetime.datetime.fromtimestamp(item.last_used).isoformat(" ", "minutes")
         name = f"{item.path.parent.name}/{item.path.name}"
         table.add_row(name, human(item.bytes), seconds, when, "in use" if item.in_use else "")
