@@ -1,42 +1,38 @@
 """Random C++ functions without undefined behaviour, which give the same bits on every machine and optimisation level.
 
-Each is a function of four words and a private table. Integers wrap because they are unsigned where it matters, shifts
-are masked, divisors are odd, indices are masked, float-to-integer conversions are guarded, and NaNs are made canonical
+Each is a function of four words, private tables, a slice of LDS and a slice of global memory. Integers wrap because
+they are unsigned where it matters, shifts are masked, divisors are odd, indices are masked, float-to-integer
+conversions are guarded, every half-precision operation is rounded where it is written, and NaNs are made canonical
 where their bits become visible. The operands of unsigned divisions are hidden from the optimiser: clang 22 at -O0
 divides sign-extended bytes as if they were 7-bit numbers (AMDGPU's 24-bit division), which is the compiler's mistake.
+So are what is assigned in the cases of a switch (its structurizer moves free instructions such as element extractions
+out of a case and onto other paths, llvm-project#183792) and what is rounded to half precision (it fuses a product with
+the addend +0, which loses the sign of a negative zero, and takes 0 - x for -x).
 """
 
 from __future__ import annotations
 
 import random
 
-PRELUDE = """
-typedef unsigned char u8; typedef unsigned short u16; typedef unsigned u32; typedef unsigned long long u64;
-typedef int i32; typedef long long i64; typedef short i16; typedef signed char i8;
-HD static inline u32 bits32(float x) { return x != x ? 0x7FC00000u : __builtin_bit_cast(u32, x); }
-HD static inline u64 bits64(double x) { return x != x ? 0x7FF8000000000000ull : __builtin_bit_cast(u64, x); }
-HD static inline float from32(u32 x) { return __builtin_bit_cast(float, x); }
-HD static inline double from64(u64 x) { return __builtin_bit_cast(double, x); }
-HD static inline i32 to_i32(float x) { return x > -2e9f && x < 2e9f ? (i32)x : 7; }
-HD static inline u32 to_u32(float x) { return x >= 0.0f && x < 4e9f ? (u32)x : 9u; }
-HD static inline i64 to_i64(double x) { return x > -9e18 && x < 9e18 ? (i64)x : 11; }
-template <class T> HD static inline T hidden(T x) { asm volatile("" : REGISTER(x)); return x; }
-template <class T> HD static inline T quotient(T a, T b) { return hidden(a) / (hidden(b) | 1); }
-template <class T> HD static inline T rest(T a, T b) { return hidden(a) % (hidden(b) | 1); }
-HD static inline i32 divide(i32 a, i32 b) { return a == (i32)0x80000000 && b == -1 ? 3 : a / (b | 1); }
-HD static inline i32 modulo(i32 a, i32 b) { return (b | 1) == -1 ? 5 : a % (b | 1); }
-HD static inline u32 mix(u32 h, u32 x) { h ^= x; h *= 0x9E3779B1u; return h ^ h >> 15; }
-HD static inline u32 mix64(u32 h, u64 x) { return mix(mix(h, (u32)x), (u32)(x >> 32)); }
-"""
+from random_prelude import DEVICE, END, HOST, START, STARTING
 
-TYPES = ("u32", "i32", "u64", "i64", "f32", "f64", "u16", "i8")
-C_NAME = {"f32": "float", "f64": "double"}
+INTEGERS = {"u8": 8, "i8": 8, "u16": 16, "i16": 16, "u32": 32, "i32": 32, "u64": 64, "i64": 64}
+FLOATS = ("f16", "bf16", "f32", "f64")
+VECTORS = {
+    "u32x4": ("u32", 4), "i16x2": ("i16", 2), "u8x4": ("u8", 4), "i64x2": ("i64", 2),
+    "f16x2": ("f16", 2), "f32x2": ("f32", 2), "f32x4": ("f32", 4), "f64x2": ("f64", 2),
+}  # fmt: skip
+SCALARS = (*INTEGERS, *FLOATS)
+TYPES = (*SCALARS, *VECTORS)
+# Words are what programs mostly compute with, and what helps the rarer types to meet each other.
+WEIGHTS = [3 if kind in ("u32", "i32", "f32") else 1 for kind in TYPES]
 
 
 class Writer:
     """Writes one function from a seed."""
 
     def __init__(self, name: str, seed: int) -> None:
+        """Begin with no variables."""
         self.name = name
         self.rng = random.Random(seed)
         self.variables: dict[str, list[str]] = {kind: [] for kind in TYPES}
@@ -47,15 +43,24 @@ class Writer:
     def pick(self, *options: str) -> str:
         return self.rng.choice(options)
 
+    def scalar(self) -> str:
+        return self.pick(*SCALARS)
+
     def constant(self, kind: str) -> str:
         rng = self.rng
+        if kind in VECTORS:
+            element, count = VECTORS[kind]
+            return f"(({kind}){{{', '.join(self.constant(element) for _ in range(count))}}})"
+        if kind in ("f16", "bf16"):
+            number = self.pick("0.5f", "-1.25f", "3.0f", "6e4f", "6e-8f", "-0.0f", f"{rng.uniform(-100, 100):.3f}f")
+            return f"({kind})({number})"
         if kind == "f32":
             return self.pick(
                 "0.5f", "-1.25f", "3.0f", "1e20f", "1e-30f", "-0.0f", f"{rng.uniform(-100, 100):.6g}f + 0.0f"
             )
         if kind == "f64":
             return self.pick("0.5", "-1.25", "3.0", "1e200", "1e-300", f"({rng.uniform(-100, 100)!r})")
-        if kind in ("u64", "i64"):
+        if INTEGERS[kind] == 64:
             return f"({kind}){rng.getrandbits(rng.choice((4, 20, 40, 63)))}ull"
         return f"({kind}){rng.getrandbits(rng.choice((3, 8, 16, 31)))}u"
 
@@ -66,14 +71,71 @@ class Writer:
     def expression(self, kind: str, depth: int) -> str:
         if depth == 0 or self.rng.random() < 0.1:
             return self.leaf(kind)
-        make = {"f32": self.float_expression, "f64": self.float_expression}.get(kind, self.integer_expression)
-        return make(kind, depth - 1)
+        if kind in VECTORS:
+            return self.vector_expression(kind, depth - 1)
+        if kind in ("f16", "bf16"):
+            return self.half_expression(kind, depth - 1)
+        return (self.float_expression if kind in FLOATS else self.integer_expression)(kind, depth - 1)
+
+    def memory_index(self, count: int) -> str:
+        return f"{self.expression('u32', 1)} & {count - 1}"
+
+    def vector_expression(self, kind: str, depth: int) -> str:
+        element, count = VECTORS[kind]
+        a, b = self.expression(kind, depth), self.expression(kind, depth)
+        form = self.rng.randrange(6)
+        if form == 0:
+            return f"(({kind}){{{', '.join(self.expression(element, depth) for _ in range(count))}}})"
+        if form == 1:
+            order = ", ".join(str(self.rng.randrange(2 * count)) for _ in range(count))
+            return f"__builtin_shufflevector({a}, {b}, {order})"
+        if form == 2 and count == 4:
+            other = self.pick("u32x4", "u8x4") if element in INTEGERS else "u8x4"
+            return f"__builtin_convertvector({self.expression(other, depth)}, {kind})"
+        if form == 3 and kind == "f32x4":
+            return f"VECTOR({self.memory_index(2)})"
+        if element in INTEGERS:
+            if form == 4:
+                return f"__builtin_elementwise_{self.pick('min', 'max', 'add_sat', 'sub_sat')}({a}, {b})"
+            if form == 5:
+                unsigned = element.replace("i", "u")
+                amount = f"__builtin_convertvector({b}, vec<{unsigned}, {count}>) & ({unsigned}){INTEGERS[element] - 1}"
+                shifted = f"(__builtin_convertvector({a}, vec<{unsigned}, {count}>) {self.pick('<<', '>>')} ({amount}))"
+                return f"__builtin_convertvector({shifted}, {kind})"
+            wide = f"vec<{element.replace('i', 'u')}, {count}>"
+            operation = (
+                f"__builtin_convertvector({a}, {wide}) {self.pick(*'+-*&|^')} __builtin_convertvector({b}, {wide})"
+            )
+            return f"__builtin_convertvector({operation}, {kind})"
+        return f"({a} {self.pick('+', '-', '*')} {b})"
+
+    def element(self, kind: str, depth: int) -> str | None:
+        """An element of a vector at an index that only the machine knows."""
+        fitting = [name for name, (element, _) in VECTORS.items() if element == kind and self.variables[name]]
+        if not fitting:
+            return None
+        vector = self.rng.choice(fitting)
+        return f"{self.leaf(vector)}[{self.expression('u32', depth)} & {VECTORS[vector][1] - 1}]"
+
+    def half_expression(self, kind: str, depth: int) -> str:
+        a, b = self.expression(kind, depth), self.expression(kind, depth)
+        form = self.rng.randrange(8)
+        if form < 3:
+            return f"({kind})({a} {self.pick('+', '-', '*')} {b})"
+        if form == 3 and kind == "f16":
+            return f"(f16)({a} / {b})"
+        if form == 4:
+            return f"({self.condition(depth)} ? {a} : {b})"
+        if form == 5:
+            return f"({kind})hidden({self.expression('f32', depth)})"
+        if form == 6 and kind == "f16":
+            return f"(f16)hidden({self.expression(self.pick('i16', 'u16', 'i32', 'f64'), depth)})"
+        return self.element(kind, depth) or f"({kind})(-({a}))"
 
     def float_expression(self, kind: str, depth: int) -> str:
         a, b = self.expression(kind, depth), self.expression(kind, depth)
-        other = "f64" if kind == "f32" else "f32"
         suffix = "f" if kind == "f32" else ""
-        form = self.rng.randrange(9)
+        form = self.rng.randrange(13)
         if form < 3:
             return f"({a} {self.pick('+', '-', '*')} {b})"
         if form == 3:
@@ -81,19 +143,28 @@ class Writer:
         if form == 4:
             return f"({self.condition(depth)} ? {a} : {b})"
         if form == 5:
-            return f"({C_NAME[kind]})({self.expression(other, depth)})"
+            other = self.pick("f64", "f16", "bf16") if kind == "f32" else self.pick("f32", "f16")
+            return f"({kind})({self.expression(other, depth)})"
         if form == 6:
-            return f"({C_NAME[kind]})({self.expression(self.pick('i32', 'u32', 'i64', 'u64', 'u16', 'i8'), depth)})"
+            return f"({kind})({self.expression(self.pick(*INTEGERS), depth)})"
         if form == 7:
-            return f"__builtin_{self.pick('fabs', 'trunc', 'floor', 'ceil', 'rint')}{suffix}({a})"
+            return f"__builtin_{self.pick('fabs', 'trunc', 'floor', 'ceil', 'rint', 'round')}{suffix}({a})"
+        if form == 8:
+            return f"__builtin_fma{suffix}({a}, {b}, {self.expression(kind, depth)})"
+        if form == 9:
+            return f"__builtin_sqrt{suffix}(__builtin_fabs{suffix}({a}))"
+        if form == 10:
+            return f"__builtin_ldexp{suffix}({a}, (i32)({self.expression('u32', depth)} & 255) - 128)"
+        if form == 11:
+            return self.element(kind, depth) or f"__builtin_copysign{suffix}({a}, {b})"
         return f"(-({a}))"
 
     def integer_expression(self, kind: str, depth: int) -> str:
         a, b = self.expression(kind, depth), self.expression(kind, depth)
-        wide = kind in ("u64", "i64")
-        unsigned = "u64" if wide else "u32"
-        mask = 63 if wide else 31 if kind in ("u32", "i32") else 7
-        form = self.rng.randrange(13)
+        bits = INTEGERS[kind]
+        unsigned = "u64" if bits == 64 else "u32"
+        mask = bits - 1
+        form = self.rng.randrange(19)
         if form < 4:
             return f"({kind})(({unsigned}){a} {self.pick('+', '-', '*', '&', '|', '^')} ({unsigned}){b})"
         if form == 4:
@@ -101,115 +172,165 @@ class Writer:
         if form == 5:
             return f"({kind})({a} >> ({self.expression('u32', depth)} & {mask}))"
         if form == 6:
-            if kind == "i32":
+            if kind in ("i32", "i64"):
                 return f"{self.pick('divide', 'modulo')}({a}, {b})"
             return f"({kind}){self.pick('quotient', 'rest')}(({unsigned}){a}, ({unsigned}){b})"
         if form == 7:
             return f"({self.condition(depth)} ? {a} : {b})"
         if form == 8:
-            return f"({kind})({self.expression(self.pick('u32', 'i32', 'u64', 'i64', 'u16', 'i8'), depth)})"
+            return f"({kind})({self.expression(self.pick(*INTEGERS), depth)})"
         if form == 9:
-            conversion = self.pick("to_i32", "to_u32", "to_i64")
-            return f"({kind}){conversion}({self.expression('f64' if conversion == 'to_i64' else 'f32', depth)})"
+            conversion = self.pick("to_i32", "to_u32", "to_i64", "to_u64", "to_i16")
+            source = {"to_i64": "f64", "to_u64": "f64", "to_i16": "f16"}.get(conversion, "f32")
+            return f"({kind}){conversion}({self.expression(source, depth)})"
         if form == 10:
-            if self.rng.random() < 0.5:
-                return f"({kind})bits32({self.expression('f32', depth)})"
-            return f"({kind})bits64({self.expression('f64', depth)})"
+            return f"({kind})bits({self.expression(self.pick(*FLOATS), depth)})"
         if form == 11:
             x = self.expression("u32", depth)
             count = self.pick(f"popcount({x})", f"clz({x} | 1u)", f"ctz({x} | 8u)")
             return f"({kind})__builtin_{count}"
+        if form == 12:
+            x, wide = self.expression(unsigned, depth), bits if bits == 64 else 32
+            turned = self.pick(f"bitreverse{wide}({x})", f"bswap{wide}({x})",
+                               f"rotateleft{wide}({x}, {self.expression(unsigned, depth)})")  # fmt: skip
+            return f"({kind})__builtin_{turned}"
+        if form == 13:
+            return f"__builtin_elementwise_{self.pick('min', 'max', 'add_sat', 'sub_sat')}({a}, {b})"
+        if form == 14 and bits == 64:
+            return f"high({a}, {b})"
+        if form == 15:
+            return self.element(kind, depth) or f"({kind})(~({a}))"
+        if form == 16:
+            memory = {"u64": f"WIDE({self.memory_index(4)})", "u8": f"BYTE({self.memory_index(8)})"}
+            return memory.get(kind, f"({kind})WORD({self.memory_index(8)})")
+        if form == 17:
+            return f"({kind})g[{self.memory_index(8)}]"
         return f"({kind})(~({a}))"
 
     def condition(self, depth: int) -> str:
-        kind = self.rng.choice(TYPES)
+        kind = self.scalar()
         a, b = self.expression(kind, depth), self.expression(kind, depth)
-        return f"({a} {self.pick('<', '<=', '==', '!=', '>', '>=')} {b})"
+        test = f"({a} {self.pick('<', '<=', '==', '!=', '>', '>=')} {b})"
+        if depth and self.rng.random() < 0.2:
+            return f"({test} {self.pick('&&', '||')} {self.condition(depth - 1)})"
+        return test
 
     def declare(self, indent: str, depth: int = 3) -> None:
-        kind = self.rng.choice(TYPES)
-        name = f"v{self.count}"
+        kind = self.rng.choices(TYPES, WEIGHTS)[0]
+        name = f"x{self.count}"
         self.count += 1
-        self.lines.append(f"{indent}{C_NAME.get(kind, kind)} {name} = {self.expression(kind, depth)};")
+        self.lines.append(f"{indent}{kind} {name} = {self.expression(kind, 2 if kind in VECTORS else depth)};")
         self.variables[kind].append(name)
+
+    def assign_hidden(self, indent: str) -> None:
+        """Assign a value that the optimiser cannot move."""
+        kind = self.rng.choice([kind for kind in ("u32", "i32", "f32", "u64", "i64", "f64") if self.variables[kind]])
+        self.lines.append(f"{indent}{self.rng.choice(self.variables[kind])} = hidden({self.expression(kind, 2)});")
 
     def assign(self, indent: str) -> None:
         kind = self.rng.choice([kind for kind in TYPES if self.variables[kind]])
-        self.lines.append(f"{indent}{self.rng.choice(self.variables[kind])} = {self.expression(kind, 2)};")
+        name = self.rng.choice(self.variables[kind])
+        if kind in VECTORS and self.rng.random() < 0.5:
+            element, count = VECTORS[kind]
+            self.lines.append(f"{indent}{name}[{self.memory_index(count)}] = {self.expression(element, 2)};")
+        else:
+            self.lines.append(f"{indent}{name} = {self.expression(kind, 1 if kind in VECTORS else 2)};")
+
+    def store(self) -> None:
+        """Write to a private table, to LDS or to global memory, plainly or atomically."""
+        place, count, kind = self.rng.choice(
+            (("table[{}]", 8, "u32"), ("WORD({})", 8, "u32"), ("WIDE({})", 4, "u64"), ("BYTE({})", 8, "u8"),
+             ("VECTOR({})", 2, "f32x4"), ("g[{}]", 8, "u32"))
+        )  # fmt: skip
+        target = place.format(self.memory_index(count))
+        if place in ("WORD({})", "WIDE({})", "g[{}]") and self.rng.random() < 0.5:
+            operation = self.pick("add", "sub", "and", "or", "xor")
+            name = f"x{self.count}"
+            self.count += 1
+            value = self.expression(kind, 2)
+            self.lines.append(f"  {kind} {name} = ATOMIC(fetch_{operation}, &{target}, {value});")
+            self.variables[kind].append(name)
+        else:
+            self.lines.append(f"  {target} = {self.expression(kind, 1 if kind in VECTORS else 2)};")
+
+    def loop(self) -> None:
+        index = f"n{self.count}"
+        self.count += 1
+        self.lines.append(f"  for (u32 {index} = 0; {index} < ({self.expression('u32', 1)} & 5); ++{index}) {{")
+        self.assign("    ")
+        leave = self.rng.randrange(3)
+        if leave:
+            self.lines.append(f"    if {self.condition(1)} {'break' if leave == 1 else 'continue'};")
+        if self.rng.random() < 0.4:
+            self.lines.append(f"    for (u32 inner = {index}; inner < 4; ++inner) {{")
+            self.assign("      ")
+            self.lines.append("    }")
+        self.lines.append(f"    table[{index} & 7] ^= {self.expression('u32', 1)};")
+        self.lines.append("  }")
 
     def statement(self) -> None:
-        form = self.rng.randrange(8)
-        if form < 3:
+        form = self.rng.randrange(11)
+        if form < 4:
             self.declare("  ")
-        elif form == 3:
+        elif form == 4:
             self.lines.append(f"  if {self.condition(1)} {{")
             self.assign("    ")
             self.assign("    ")
             self.lines.append("  } else {")
             self.assign("    ")
             self.lines.append("  }")
-        elif form == 4:
-            loop = f"n{self.count}"
-            self.count += 1
-            self.lines.append(f"  for (u32 {loop} = 0; {loop} < ({self.expression('u32', 1)} & 5); ++{loop}) {{")
-            self.assign("    ")
-            self.lines.append(f"    table[{loop} & 7] ^= {self.expression('u32', 1)};")
-            self.lines.append("  }")
         elif form == 5:
-            self.lines.append(f"  table[{self.expression('u32', 1)} & 7] = {self.expression('u32', 2)};")
-            name = f"v{self.count}"
-            self.count += 1
-            self.lines.append(f"  u32 {name} = table[{self.expression('u32', 1)} & 7];")
-            self.variables["u32"].append(name)
-        elif form == 6:
-            self.lines.append(f"  switch ({self.expression('u32', 1)} & 3) {{")
-            for case in range(3):
+            self.loop()
+        elif form < 8:
+            self.store()
+        elif form == 8:
+            self.lines.append(f"  switch ({self.expression('u32', 1)} & 7) {{")
+            for case in range(self.rng.randrange(3, 8)):
                 self.lines.append(f"    case {case}:")
-                self.assign("      ")
+                self.assign_hidden("      ")
                 self.lines.append("      break;" if case != 1 else "      // and on")
             self.lines.append("    default: break;\n  }")
         else:
             self.call()
 
     def call(self) -> None:
-        """A function that is not inlined, with a float and an integer argument."""
+        """A function that is not inlined, with arguments of any types, perhaps one that calls itself."""
         inner = Writer(f"{self.name}_f{len(self.helpers)}", self.rng.getrandbits(32))
-        inner.variables["u32"], inner.variables["f32"] = ["a"], ["b"]
-        body = inner.expression("u32", 3)
+        kinds = [*self.rng.choices(TYPES, k=self.rng.randrange(1, 5)), "u32", "f32"]
+        for i, kind in enumerate(kinds):
+            inner.variables[kind].append(f"a{i}")
+        result = self.rng.choice(SCALARS)
+        parameters = ", ".join(f"{kind} a{i}" for i, kind in enumerate(kinds))
+        body = f"return {inner.expression(result, 3)};"
+        if self.rng.random() < 0.3:
+            again = ", ".join(f"a{i}" for i in range(len(kinds)))
+            body = f"if (depth < 3 && {inner.condition(1)}) a{len(kinds) - 2} += (u32)bits({inner.name}(depth + 1, g, {again})); {body}"
         self.helpers.append(
-            f"HD __attribute__((noinline)) static u32 {inner.name}(u32 a, float b) {{ return {body}; }}"
+            f"HD __attribute__((noinline)) static {result} {inner.name}(u32 depth, u32* g, {parameters}) {{ {body} }}"
         )
-        name = f"v{self.count}"
+        name = f"x{self.count}"
         self.count += 1
-        self.lines.append(f"  u32 {name} = {inner.name}({self.expression('u32', 2)}, {self.expression('f32', 2)});")
-        self.variables["u32"].append(name)
+        arguments = ", ".join(self.expression(kind, 1) for kind in kinds)
+        self.lines.append(f"  {result} {name} = {inner.name}(0, g, {arguments});")
+        self.variables[result].append(name)
 
-    def function(self, statements: int = 14) -> str:
-        """The C++ text: helper functions and `u32 NAME(u32 w0, u32 w1, u32 w2, u32 w3)`."""
-        for i in range(4):
-            self.variables["u32"].append(f"w{i}")
-        self.lines += [
-            "  u32 table[8];", "  for (u32 i = 0; i < 8; ++i) table[i] = w0 * i + w1;", "  i32 i0 = (i32)w2;",
-            "  float f0 = from32(w3), f1 = (float)(i32)w1 * 0.01f;", "  double d0 = from64((u64)w0 << 32 | w1);",
-            "  u64 q0 = (u64)w2 << 32 | w3;", "  i64 j0 = (i64)q0;", "  u16 h0 = (u16)w0;", "  i8 b0 = (i8)w3;",
-        ]  # fmt: skip
-        for kind, names in {"i32": ["i0"], "f32": ["f0", "f1"], "f64": ["d0"], "u64": ["q0"], "i64": ["j0"],
-                            "u16": ["h0"], "i8": ["b0"]}.items():  # fmt: skip
+    def function(self, statements: int = 18) -> str:
+        """The C++ text: helper functions and `u32 NAME(u32 w0, u32 w1, u32 w2, u32 w3, u32* g)`; g has eight words."""
+        for kind, names in STARTING.items():
             self.variables[kind] += names
         for _ in range(statements):
             self.statement()
         self.lines.append("  u32 h = 1;")
         for kind, names in self.variables.items():
             for name in names:
-                if kind == "f32":
-                    self.lines.append(f"  h = mix(h, bits32({name}));")
-                elif kind == "f64":
-                    self.lines.append(f"  h = mix64(h, bits64({name}));")
+                if kind in VECTORS:
+                    element, count = VECTORS[kind]
+                    self.lines.append(f"  h = mix_all<{element}, {count}>(h, {name});")
                 else:
-                    self.lines.append(f"  h = mix64(h, (u64){name});")
-        self.lines.append("  for (u32 i = 0; i < 8; ++i) h = mix(h, table[i]);\n  return h;")
+                    self.lines.append(f"  h = mix64(h, (u64)bits({name}));")
         body = "\n".join(self.lines)
-        return "\n".join([*self.helpers, f"HD static u32 {self.name}(u32 w0, u32 w1, u32 w2, u32 w3) {{\n{body}\n}}"])
+        head = f"HD static u32 {self.name}(u32 w0, u32 w1, u32 w2, u32 w3, u32* g) {{"
+        return "\n".join([*self.helpers, f"{head}\n{START}{body}\n{END}}}"])
 
 
 def functions(seed: int, count: int) -> list[tuple[str, str]]:
@@ -218,26 +339,27 @@ def functions(seed: int, count: int) -> list[tuple[str, str]]:
 
 
 def device_source(programs: list[tuple[str, str]]) -> str:
-    """HIP text with a kernel NAME_kernel(const u32 in[][4], u32* out) per function, one item per function call."""
-    parts = ["#define HD __attribute__((device))", '#define REGISTER(x) "+v"(x)', PRELUDE]
+    """HIP text with a kernel NAME_kernel(const u32 in[][4], u32 g[][8], u32* out) per function, an item per call."""
+    parts = [DEVICE]
     for name, text in programs:
         parts.append(text)
         parts.append(
-            f'extern "C" __attribute__((global)) void {name}_kernel(const u32* in, u32* out) {{\n'
+            f'extern "C" __attribute__((global, amdgpu_flat_work_group_size(64, 64)))\n'
+            f"void {name}_kernel(const u32* in, u32* g, u32* out) {{\n"
             "  u32 t = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();\n"
-            f"  out[t] = {name}(in[4 * t], in[4 * t + 1], in[4 * t + 2], in[4 * t + 3]);\n}}"
+            f"  out[t] = {name}(in[4 * t], in[4 * t + 1], in[4 * t + 2], in[4 * t + 3], g + 8 * t);\n}}"
         )
     return "\n".join(parts)
 
 
 def host_source(programs: list[tuple[str, str]]) -> str:
-    """C++ text with `void NAME_host(const u32* in, u32* out, u32 n)` per function."""
-    parts = ["#define HD", '#define REGISTER(x) "+r"(x)', PRELUDE]
+    """C++ text with `void NAME_host(const u32* in, u32* g, u32* out, u32 n)` per function."""
+    parts = [HOST]
     for name, text in programs:
         parts.append(text)
         parts.append(
-            f'extern "C" void {name}_host(const u32* in, u32* out, u32 n) {{\n'
-            "  for (u32 t = 0; t < n; ++t, in += 4)\n"
-            f"    out[t] = {name}(in[0], in[1], in[2], in[3]);\n}}"
+            f'extern "C" void {name}_host(const u32* in, u32* g, u32* out, u32 n) {{\n'
+            "  for (u32 t = 0; t < n; ++t, in += 4, g += 8)\n"
+            f"    out[t] = {name}(in[0], in[1], in[2], in[3], g);\n}}"
         )
     return "\n".join(parts)

@@ -21,6 +21,8 @@ from . import hip_compile, random_programs
 ITEMS = 128
 LEVELS = ("-O0", "-O1", "-O3")
 STRICT = ("-std=c++20", "-ffp-contract=off", "-fno-strict-aliasing", "-w")
+# Half-precision operations are rounded one by one, as the GPU does, also where x86 computes them in float.
+HALVES = ("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none")
 
 
 def inputs(seed: int) -> torch.Tensor:
@@ -36,32 +38,44 @@ def inputs(seed: int) -> torch.Tensor:
     return picked.to(torch.int32)
 
 
-def host_results(programs: list[tuple[str, str]], words: torch.Tensor, directory: Path) -> dict[str, torch.Tensor]:
+def host_results(
+    programs: list[tuple[str, str]], words: torch.Tensor, memory: torch.Tensor, directory: Path
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Each program's results and what it leaves in global memory."""
     source, library = directory / "host.cpp", directory / "host.so"
     source.write_text(random_programs.host_source(programs))
     clang = toolchain.select("gfx950").roots()["HIPCXX"]
-    subprocess.run([clang, *STRICT, "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    command = [clang, *STRICT, *HALVES, "-O1", "-shared", "-fPIC", str(source), "-o", str(library), "-lm"]
+    subprocess.run(command, check=True)
     loaded = ctypes.CDLL(str(library))
     found = {}
     for name, _ in programs:
-        out = torch.zeros(ITEMS, dtype=torch.int32)
-        getattr(loaded, f"{name}_host")(ctypes.c_void_p(words.data_ptr()), ctypes.c_void_p(out.data_ptr()), ITEMS)
-        found[name] = out
+        out, left = torch.zeros(ITEMS, dtype=torch.int32), memory.clone()
+        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (words, left, out)]
+        getattr(loaded, f"{name}_host")(*pointers, ITEMS)
+        found[name] = out, left
     return found
 
 
 def check(arch: str, seed: int, count: int, directory: Path) -> None:
+    """Hold `count` programs to the host's results at every level.
+
+    Raises:
+        AssertionError: with the program and the inputs of the first item that differs.
+    """
     programs = random_programs.functions(seed, count)
     words = inputs(seed)
-    expected = host_results(programs, words, directory)
+    memory = inputs(seed + 1)[:, [0, 1, 2, 3, 0, 1, 2, 3]].contiguous()
+    expected = host_results(programs, words, memory, directory)
     text = random_programs.device_source(programs)
     for level in LEVELS:
         elf = hip_compile.device_elf(text, directory, arch, [*STRICT, level, "-nogpuinc"])
         code = emulator.CodeObject(elf)
         for name, program in programs:
-            out = torch.full((ITEMS,), -1, dtype=torch.int32)
-            emulator.launch(code.kernels[f"{name}_kernel"], ITEMS // 64, 64, [words, out])
-            wrong = (out != expected[name]).nonzero()[:, 0].tolist()
+            out, left = torch.full((ITEMS,), -1, dtype=torch.int32), memory.clone()
+            emulator.launch(code.kernels[f"{name}_kernel"], ITEMS // 64, 64, [words, left, out])
+            want, want_left = expected[name]
+            wrong = ((out != want) | (left != want_left).any(1)).nonzero()[:, 0].tolist()
             assert not wrong, (
                 f"{arch} {level}, {name}: {len(wrong)} items differ from the host, first item {wrong[0]} with inputs "
                 f"{words[wrong[0]].tolist()}\n{program}"
