@@ -304,7 +304,8 @@ class Writer:
         body = f"return {inner.expression(result, 3)};"
         if self.rng.random() < 0.3:
             again = ", ".join(f"a{i}" for i in range(len(kinds)))
-            body = f"if (depth < 3 && {inner.condition(1)}) a{len(kinds) - 2} += (u32)bits({inner.name}(depth + 1, g, {again})); {body}"
+            call = f"(u32)bits({inner.name}(depth + 1, g, {again}))"
+            body = f"if (depth < 3 && {inner.condition(1)}) a{len(kinds) - 2} += {call}; {body}"
         self.helpers.append(
             f"HD __attribute__((noinline)) static {result} {inner.name}(u32 depth, u32* g, {parameters}) {{ {body} }}"
         )
