@@ -16,7 +16,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,13 +161,7 @@ def triton_contender(config: baseline.SplitConfig, parts: AttentionOperands, spl
     """Return a Triton kernel, on the GPU or compiled for the emulated architecture."""
 
     def prepared(given: AttentionOperands) -> baseline.Call:
-        return baseline.prepare(
-            baseline.Problem(
-                given.q, given.k, given.k_rows, given.v, given.v_rows, given.seqlens, given.block_tables,
-                given.scale, split_k, given.arch,
-            ),
-            config,
-        )  # fmt: skip
+        return baseline.prepare(given.triton_problem(split_k), config)
 
     def bind(kernel: Any) -> Any:
         if on_gpu:
@@ -235,14 +229,8 @@ def measured(
     """Run and time on the GPU; return the result and the measured fields of a row."""
     result = contender.call(parts)
     free, _ = torch.cuda.mem_get_info()
-    count = timing.rotation(sum(tensor.nbytes for tensor in parts.tensors()), free)
-    copies = [parts]
-    for _ in range(count - 1):
-        moved = {f.name: getattr(parts, f.name) for f in fields(parts)}
-        copies.append(
-            replace(parts, **{n: t.clone() for n, t in moved.items() if isinstance(t, torch.Tensor)})  # type: ignore[arg-type]
-        )
-    us = timing.microseconds_per_call(lambda i: contender.call(copies[i]), count)
+    copies = [parts, *(parts.clone() for _ in range(timing.rotation(parts.nbytes, free) - 1))]
+    us = timing.microseconds_per_call(lambda i: contender.call(copies[i]), len(copies))
     return result, {"source": timing.measured_source(), "us": us}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hipforge.ops.reference.attention import decode_attention, dequantize_kv_fp8, gather_pages, quantize_kv_fp8
+from hipforge.ops.triton.decode_attention_fp8 import Problem
 
 FP8 = {"gfx950": torch.float8_e4m3fn, "gfx942": torch.float8_e4m3fnuz}
 
@@ -70,10 +71,25 @@ class AttentionOperands:
         """Return the factor of q.k."""
         return float(self.q.shape[-1] ** -0.5)
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return the operands that a call reads."""
-        parts = (self.q, self.k, self.k_rows, self.v, self.v_rows, self.seqlens)
-        return parts if self.block_tables is None else (*parts, self.block_tables)
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that a call reads."""
+        tables = 0 if self.block_tables is None else self.block_tables.nbytes
+        return tables + sum(t.nbytes for t in (self.q, self.k, self.k_rows, self.v, self.v_rows, self.seqlens))
+
+    def clone(self) -> AttentionOperands:
+        """Return a copy in memory of its own."""
+        return AttentionOperands(
+            self.arch, self.q.clone(), self.k.clone(), self.k_rows.clone(), self.v.clone(), self.v_rows.clone(),
+            self.seqlens.clone(), None if self.block_tables is None else self.block_tables.clone(),
+        )  # fmt: skip
+
+    def triton_problem(self, split_k: int) -> Problem:
+        """Return the same problem for the Triton kernels."""
+        return Problem(
+            self.q, self.k, self.k_rows, self.v, self.v_rows, self.seqlens, self.block_tables, self.scale, split_k,
+            self.arch,
+        )  # fmt: skip
 
 
 def operands(cell: AttentionCell, arch: str, device: torch.device | str = "cpu") -> AttentionOperands:

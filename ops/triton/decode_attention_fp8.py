@@ -17,6 +17,9 @@ from typing import Any
 import torch
 
 from hipforge.errors import GuardError
+from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
+
+__all__ = ["RESIDENT", "RESIDENT_64", "STREAMING", "Call", "Launch", "Problem", "SplitConfig", "prepare", "unavailable"]
 
 BLOCK_M = 16
 MERGE_STEP = 8  # splits that the merge kernel loads at a time

@@ -1,0 +1,138 @@
+"""The tuner of decode attention: its candidates, that counts at a reduced size are those at full size, and its rows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from hipforge import devices, emulator
+from hipforge.emulator.counting import PcCount
+from hipforge.errors import ConfigError
+from hipforge.ops.decode_attention_fp8_kernels import BLOCK_M, BLOCKS_N, CONFIGURATION, WAVES
+from hipforge.ops.decode_attention_fp8_plan import accepts_configuration
+from hipforge.ops.tables import DECODE_ATTENTION_FP8
+from hipforge.tuning import decode_attention as tuner
+from hipforge.tuning import decode_attention_counts as counting
+from hipforge.tuning.decode_attention_cases import AttentionCell, operands
+from hipforge.tuning.search import Candidate, Trial
+from hipforge.tuning.table_writer import merge_rows, read_existing
+
+ARCH = devices.current().default_arch
+CU_COUNT = devices.current().cu_count()
+SMALL = AttentionCell(1, 4, 64, 0, 256, 2)
+KEY = (ARCH, CU_COUNT, 2, 1, 4, 64, 256, 0)
+
+
+@pytest.mark.parametrize("refused", [(64, 8), (128, 1), (65, 4), (64, 0)])
+def test_tiles_over_64_by_64_and_more_than_4_waves_are_refused(refused: tuple[int, int]) -> None:
+    assert not accepts_configuration(BLOCK_M, *refused)
+    assert not accepts_configuration(128, 64, 1) and accepts_configuration(64, 64, 4)
+
+
+def test_candidates_pass_the_filter_and_leave_no_split_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "BLOCKS_N", (*BLOCKS_N, 128))
+    monkeypatch.setattr(tuner, "WAVES", (*WAVES, 8))
+    monkeypatch.setattr(tuner, "_exists", lambda configuration, d: True)
+    found = tuner.candidates(AttentionCell(1, 8, 128, 0, 8192 - 64, 4))
+    tried = {(one.configuration["block_n"], one.configuration["waves"]) for one in found}
+    assert tried == {(block_n, waves) for block_n in BLOCKS_N for waves in WAVES}
+    for one in found:
+        block_n, waves, split_k = (one.configuration[name] for name in CONFIGURATION)
+        blocks = math.ceil((8192 - 64) / block_n)
+        each = math.ceil(blocks / (split_k * waves)) * waves
+        assert (split_k - 1) * each < blocks <= split_k * each
+
+
+def test_one_block_of_keys_has_nothing_to_split() -> None:
+    splits = {one.configuration["split_k"] for one in tuner.candidates(AttentionCell(1, 8, 128, 0, min(BLOCKS_N), 4))}
+    assert splits == {1}
+
+
+@pytest.mark.parametrize("page_size", [0, 64], ids=["dense", "paged"])
+@pytest.mark.parametrize("group", [4, 24], ids=["one tile", "two tiles"])
+@pytest.mark.parametrize("blocks", [1, 3, 11])
+def test_counts_at_a_reduced_size_are_those_at_full_size(page_size: int, group: int, blocks: int) -> None:
+    first = next(one for one in tuner.candidates(AttentionCell(1, group, 64, 0, 1 << 16, 1))).configuration
+    configuration = {**first, "split_k": 4}
+    keys = 4 * counting.ranges(configuration, 64) * blocks * configuration["block_n"]
+    cell = AttentionCell(2, group, 64, page_size, keys, 3)
+    predicted, error = counting.works(cell, ARCH, configuration)
+    with emulator.counters(per_pc=True) as counted:
+        counting.run(operands(cell, ARCH), configuration)
+    whole = counting.count(cell, ARCH, configuration)
+    assert error < tuner.MAX_ERROR
+    for work, launch, full in zip(predicted, counted.result.kernels, whole, strict=True):
+        assert full is not None
+        assert work.workgroups == math.prod(launch.grid) and 64 * work.waves_per_workgroup == math.prod(launch.block)
+        assert work.instructions == launch.wave_instructions == full.instructions
+        assert (work.vector_instructions, work.matrix_cycles) == (full.vector, full.matrix_cycles)
+        assert (work.loaded_bytes, work.occupancy) == (full.loaded, full.occupancy)
+        assert work.in_flight_bytes == round(work.streamed_bytes / full.trips)
+    traffic = counted.result.tensors
+    cache = sum(traffic[name].loaded for name in ("k", "v"))
+    assert predicted[0].streamed_bytes == cache
+    per_row = sum(traffic[name].unique_loaded for name in ("k", "v", "k_scale_shift", "v_scale_shift", "q"))
+    written = sum(traffic[name].unique_stored for name in ("partial", "partial_lse"))
+    assert predicted[0].unique_bytes == per_row + written
+    assert predicted[1].unique_bytes == written + traffic["out"].unique_stored + traffic["lse"].unique_stored
+    assert predicted[1].streamed_bytes == sum(traffic[name].unique_loaded for name in ("partial", "partial_lse"))
+
+
+def test_a_trip_is_a_wait_for_loads_issued_since_the_last_one() -> None:
+    texts = (
+        "s_load_dwordx4 s[0:3], s[4:5], 0x0", "s_waitcnt lgkmcnt(0)", "global_load_dword v1, v0, s[0:1]",
+        "buffer_load_dword v2, v0, s[0:3], 0 offen", "s_waitcnt vmcnt(1)", "s_waitcnt vmcnt(0)",
+        "buffer_load_dword v2, v0, s[0:3], 0 offen", "s_waitcnt lgkmcnt(0)", "s_waitcnt vmcnt(0) lgkmcnt(0)",
+    )  # fmt: skip
+    rows = [PcCount("k", 4 * pc, text, 10 + pc, 0, 0) for pc, text in enumerate(texts)]
+    assert counting.trips(reversed(rows), scalar=False) == 14 + 18
+    assert counting.trips(rows, scalar=True) == 11 + 14 + 17  # a scalar one too, and the next wait of either kind
+
+
+def test_the_tuner_writes_modelled_rows_resumes_and_leaves_measured_ones(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    said: list[str] = []
+    assert tuner.tune([SMALL], table, say=said.append) == 1
+    row = dict(read_existing(DECODE_ATTENTION_FP8, table)[KEY])
+    assert row["us"] is None and row["source"] == tuner.MACHINES[ARCH].source
+    assert isinstance(row["err"], float) and 0 < row["err"] < tuner.MAX_ERROR
+    assert "decode_attention_fp8(block_n=" in said[-1]
+    assert tuner.tune([SMALL], table, resume=True, say=said.append) == 0 and "already in" in said[-1]
+    merge_rows(table, DECODE_ATTENTION_FP8, [{**row, "us": 5.0, "source": "measured:GPU/versions"}])
+    assert tuner.tune([SMALL], table, say=said.append) == 0 and "a model does not replace" in said[-1]
+    assert read_existing(DECODE_ATTENTION_FP8, table)[KEY]["us"] == 5.0
+
+
+def test_a_wrong_result_cannot_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = counting.run
+    monkeypatch.setattr(counting, "run", lambda parts, configuration: (right(parts, configuration)[0] * 1.01, None))
+    counting.sampled_blocks.cache_clear()
+    counting.sampled_merge.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=r"no candidate is usable: wrong result"):
+            tuner.tune([SMALL], tmp_path / "table.csv")
+    finally:
+        counting.sampled_blocks.cache_clear()
+        counting.sampled_merge.cache_clear()
+    assert not (tmp_path / "table.csv").exists()
+
+
+def test_a_measured_row_has_its_microseconds_and_triton_s() -> None:
+    trial = Trial(Candidate("decode_attention_fp8", {"block_n": 64, "waves": 1, "split_k": 2}), 7e-6, 0.002)
+    row = tuner.row_for(KEY, trial, "measured:GPU/versions", (30.0, 20.0))
+    assert (row["us"], row["stock_us"], row["best_baseline_us"]) == (pytest.approx(7.0), 30.0, 20.0)
+    modelled = tuner.row_for(KEY, trial, "model:1", None)
+    assert (modelled["us"], modelled["stock_us"], modelled["split_k"]) == (None, None, 2)
+
+
+def test_the_default_cells_hold_the_shapes_of_the_tests_and_of_the_known_benchmark() -> None:
+    shapes = {(cell.batch, cell.keys, cell.kv_heads, cell.group, cell.page_size) for cell in tuner.DEFAULT_CELLS}
+    assert shapes >= {
+        (batch, keys, kv_heads, group, page_size)
+        for batch in (1, 16, 64) for keys in (2048, 8192) for kv_heads in (1, 2) for group in (1, 8)
+        for page_size in (64, 256)
+    }  # fmt: skip
+    benchmark = {(max(1, 65536 >> log2), 1 << log2) for log2 in range(9, 18)}
+    assert shapes >= {(b, keys, heads, 16 // heads, 0) for b, keys in benchmark for heads in (1, 2)}

@@ -1,0 +1,204 @@
+"""What decode attention executes at full size, from counts at a reduced one.
+
+A cache of 128 sequences of 131072 keys is 4 GB of work for a CPU. The reduction is exact where splits divide the
+blocks, and a test holds it to runs at full size:
+
+- Every work-group does the same work: one of them, for one sequence and one KV head, stands for all. Splits that do
+  not divide the blocks leave less to the last work-group, which is counted as a whole one.
+- What a work-group executes is a number for its start and end plus one for each block: two short runs give both.
+- The merge is run with as many splits as it has to merge, for one sequence and one KV head.
+
+How much a wave has in flight is read off the machine code as well: each wait for loads that were issued since the wait
+before is a trip to memory, and the bytes of a trip are those of the launch over its trips.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hipforge.errors import ConfigError
+from hipforge.jit import loader
+from hipforge.ops.decode_attention_fp8_kernels import BLOCK_M, BLOCKS_N, run_decode_attention
+from hipforge.tuning import model
+from hipforge.tuning.decode_attention_cases import AttentionCell, AttentionOperands, expected, operands
+from hipforge.tuning.gemm import relative_error
+
+if TYPE_CHECKING:
+    from hipforge.emulator.counting import PcCount
+
+SAMPLED_BLOCKS = (4, 8)  # of a wave: what the line through the counts is drawn by
+WAVE_COLUMNS = 128  # of a row that a wave works on, at most: two waves share the rows of 256
+
+
+def ranges(configuration: Mapping[str, int], d: int) -> int:
+    """Return into how many parts the waves of a work-group cut its keys."""
+    return configuration["waves"] // max(1, d // WAVE_COLUMNS)
+
+
+def blocks_per_wave(configuration: Mapping[str, int], d: int, keys: int) -> int:
+    """Return the blocks of the first wave, which has the most."""
+    return math.ceil(math.ceil(keys / configuration["block_n"]) / (configuration["split_k"] * ranges(configuration, d)))
+
+
+def run(parts: AttentionOperands, configuration: Mapping[str, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernel in one configuration and return (out, log-sum-exp)."""
+    return run_decode_attention(
+        parts.q, parts.k.view(torch.uint8), parts.v.view(torch.uint8), parts.block_tables, parts.seqlens,
+        k_scale_shift=parts.k_rows, v_scale_shift=parts.v_rows, scale=parts.scale, configuration=configuration,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Counts of one launch, or of one work-group of it, and what its code asks for.
+
+    ``loaded`` is bytes of every access; ``trips`` waits for loads, added up over waves; ``error`` the relative error of
+    the call's output.
+    """
+
+    instructions: float
+    vector: float
+    matrix_cycles: float
+    loaded: float
+    trips: float
+    occupancy: int
+    error: float
+
+    def per(self, workgroups: int) -> Counted:
+        """Return the share of one of ``workgroups``."""
+        values = (self.instructions, self.vector, self.matrix_cycles, self.loaded, self.trips)
+        return Counted(*(value / workgroups for value in values), self.occupancy, self.error)
+
+
+def trips(rows: Iterable[PcCount], scalar: bool) -> int:
+    """Return how often waves wait for memory: waits with a load since the last one, in the order of addresses.
+
+    Args:
+        rows: counts of every instruction of a kernel.
+        scalar: whether scalar loads count; those of tables and arguments, which caches keep, should not.
+    """
+    loads = ("buffer_load", "global_load", "flat_load", *(("s_load",) if scalar else ()))
+    counters = ("vmcnt", *(("lgkmcnt",) if scalar else ()))
+    found, pending = 0, False
+    for row in sorted(rows, key=lambda item: item.pc):
+        if row.text.startswith(loads):
+            pending = True
+        elif pending and row.text.startswith("s_waitcnt") and any(name in row.text for name in counters):
+            found, pending = found + row.count, False
+    return found
+
+
+def count(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> tuple[Counted, Counted | None]:
+    """Run a cell on the emulator and return the counts of its split kernel and of its merge kernel, if it has one."""
+    from hipforge import emulator
+
+    parts = operands(cell, arch)
+    with emulator.counters(per_pc=True) as collector:
+        out, _ = run(parts, configuration)
+    counts = collector.result
+    error = relative_error(out, expected(parts)[0])
+    resources = {symbol: kernel for module in loader.loaded() for symbol, kernel in module.manifest.kernels.items()}
+
+    def of(name: str, matrix_cycles: int, scalar: bool) -> Counted:
+        rows = [row for row in counts.per_pc if row.kernel == name]
+        return Counted(
+            instructions=sum(row.count for row in rows),
+            vector=sum(row.count for row in rows if row.text.startswith("v_") and "mfma" not in row.text),
+            matrix_cycles=matrix_cycles,
+            loaded=sum(row.bytes for row in rows if "_load" in row.text),
+            trips=trips(rows, scalar),
+            occupancy=int(resources[name]["occupancy"]),
+            error=error,
+        )
+
+    split, *merge = counts.kernels
+    # The merge has no tables: its scalar loads are of what the split kernel has just written.
+    return of(split.name, counts.mfma_cycles, False), of(merge[0].name, 0, True) if merge else None
+
+
+@functools.lru_cache(maxsize=4096)
+def sampled_blocks(group: int, d: int, paged: bool, arch: str, block_n: int, waves: int, blocks: int) -> Counted:
+    """Return the counts of one work-group whose waves have ``blocks`` blocks each."""
+    configuration = {"block_n": block_n, "waves": waves, "split_k": 2}
+    keys = 2 * ranges(configuration, d) * blocks * block_n
+    split, _ = count(AttentionCell(1, group, d, 64 if paged else 0, keys, 1), arch, configuration)
+    return split.per(2 * math.ceil(group / BLOCK_M))
+
+
+def workgroup(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> Counted:
+    """Return the counts of one work-group of a cell, drawn from two short runs."""
+    few, many = (
+        sampled_blocks(
+            cell.group, cell.d, cell.page_size > 0, arch, configuration["block_n"], configuration["waves"], blocks
+        )
+        for blocks in SAMPLED_BLOCKS
+    )
+    place = (blocks_per_wave(configuration, cell.d, cell.keys) - SAMPLED_BLOCKS[0]) / (
+        SAMPLED_BLOCKS[1] - SAMPLED_BLOCKS[0]
+    )
+
+    def at(name: str) -> float:
+        first, last = float(getattr(few, name)), float(getattr(many, name))
+        return first + place * (last - first)
+
+    counts = (at(name) for name in ("instructions", "vector", "matrix_cycles", "loaded", "trips"))
+    return Counted(*counts, few.occupancy, max(few.error, many.error))
+
+
+@functools.lru_cache(maxsize=4096)
+def sampled_merge(group: int, d: int, arch: str, split_k: int) -> Counted:
+    """Return the counts of the merge for one sequence and KV head."""
+    configuration = {"block_n": max(BLOCKS_N), "waves": max(1, d // WAVE_COLUMNS), "split_k": split_k}
+    _, merge = count(AttentionCell(1, group, d, 0, split_k * max(BLOCKS_N), 1), arch, configuration)
+    if merge is None:
+        raise ConfigError(f"a merge needs at least 2 splits; got {split_k}")
+    return merge
+
+
+def works(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> tuple[list[model.Work], float]:
+    """Return the launches of a call at full size as the model takes them, and the error of the runs they come from."""
+    one = workgroup(cell, arch, configuration)
+    splits, waves = configuration["split_k"], configuration["waves"]
+    pairs = cell.batch * cell.kv_heads
+    tiles = math.ceil(cell.group / BLOCK_M)
+    workgroups = tiles * pairs * splits
+    rows = pairs * cell.group
+    q_bytes = 2 * rows * cell.d
+    partial_bytes = 4 * rows * splits * (cell.d + 1) if splits > 1 else 0
+    out_bytes = q_bytes + 4 * rows
+    streamed = 2 * tiles * cell.cache_bytes
+    split = model.Work(
+        workgroups=workgroups,
+        waves_per_workgroup=waves,
+        vector_instructions=round(one.vector * workgroups),
+        instructions=round(one.instructions * workgroups),
+        matrix_cycles=round(one.matrix_cycles * workgroups),
+        loaded_bytes=round(one.loaded * workgroups),
+        unique_bytes=2 * cell.cache_bytes + 8 * cell.batch * cell.keys * cell.kv_heads + q_bytes
+        + (partial_bytes or out_bytes),
+        streamed_bytes=streamed,
+        occupancy=one.occupancy,
+        in_flight_bytes=round(streamed / (one.trips * workgroups)),
+    )  # fmt: skip
+    if splits == 1:
+        return [split], one.error
+    merged = sampled_merge(cell.group, cell.d, arch, splits)
+    merge = model.Work(
+        workgroups=rows,
+        waves_per_workgroup=1,
+        vector_instructions=round(merged.vector * pairs),
+        instructions=round(merged.instructions * pairs),
+        matrix_cycles=0,
+        loaded_bytes=round(merged.loaded * pairs),
+        unique_bytes=partial_bytes + out_bytes,
+        streamed_bytes=partial_bytes,
+        occupancy=merged.occupancy,
+        in_flight_bytes=round(partial_bytes / (merged.trips * pairs)),
+    )
+    return [split, merge], max(one.error, merged.error)
