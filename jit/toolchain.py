@@ -120,7 +120,9 @@ Judge = Callable[[str], Verdict]
 def _candidates() -> Iterator[Judge]:
     named = settings.HIPCC.get()
     if named is not None:
-        yield lambda arch: _judge(f"HIPFORGE_HIPCC={named}", named, arch)
+        # A bare name is looked for on PATH, as in CXX=clang++.
+        path = next(_on_path(str(named)), named) if len(named.parts) == 1 else named
+        yield lambda arch: _judge(f"HIPFORGE_HIPCC={named}", path, arch)
     seen: set[str] = set()
     for kind, paths in (("hipcc", _hipccs()), ("amdclang++ or clang++", _clangs())):
         found = False
@@ -176,8 +178,10 @@ def _judge(name: str, path: Path, arch: str) -> Verdict:
 
 
 def _inspect(path: Path, arch: str) -> HipClang:
-    if not path.is_file():
+    if not path.exists():
         raise ToolchainError("there is no such file")
+    if not path.is_file():
+        raise ToolchainError("it is a directory; name the compiler in it, as in <directory>/bin/hipcc")
     if not os.access(path, os.X_OK):
         raise ToolchainError("it is not executable")
     digests = cache_dir.digests()

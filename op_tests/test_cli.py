@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 from jit_stand_in import StandIn, stand_in  # noqa: F401
 
+from hipforge import devices
 from hipforge.cli import demo
+from hipforge.cli.inspect import without_parameters
 from hipforge.cli.main import COMMANDS, cli
 from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.jit import cache, toolchain
@@ -69,6 +71,39 @@ def test_doctor_ends_with_1_where_nothing_can_build(monkeypatch: pytest.MonkeyPa
     assert "there is none" in result.output and "Nothing here can build" in result.output
 
 
+def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    assert all(item["usable"] for item in answer("doctor") if item["kind"] == "setting")
+    monkeypatch.setenv("HIPFORGE_MAX_JOBS", "many")
+    monkeypatch.setenv("HIPFORGE_DEVCE", "hip")
+    monkeypatch.setenv("HIPFORGE_PREBUILT_DIR", "/tmp:/no/such")
+    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", "/no/such.csv")
+    monkeypatch.setenv("HIPFORGE_CONFIG_SMALM", "/no/such.csv")
+    result = invoke("doctor", "--json")
+    refused = {
+        item["name"].partition("=")[0]: item["detail"]
+        for item in json.loads(result.stdout)
+        if item["kind"] == "setting" and not item["usable"]
+    }
+    assert result.exit_code == 1
+    assert refused["HIPFORGE_MAX_JOBS"] == "HIPFORGE_MAX_JOBS='many' is not valid: expected a positive integer"
+    assert "did you mean HIPFORGE_DEVICE?" in refused["HIPFORGE_DEVCE"]
+    assert refused["HIPFORGE_PREBUILT_DIR"] == "there is no directory /no/such"
+    assert "HIPFORGE_CONFIG_SMALLM_MXFP8 names this file" in refused["HIPFORGE_CONFIG_SMALLM_MXFP8"]
+    assert "no tuned table 'smalm'; known: smallm_mxfp8" in refused["HIPFORGE_CONFIG_SMALM"]
+    assert len(refused) == 5
+
+
+def test_doctor_survives_a_refused_device(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    devices.current.cache_clear()
+    monkeypatch.setenv("HIPFORGE_DEVICE", "cuda")
+    result = invoke("doctor", "--json")
+    devices.current.cache_clear()
+    gpu = next(item for item in json.loads(result.stdout) if item["name"] == "AMD GPU")
+    assert result.exit_code == 1 and "HIPFORGE_DEVICE='cuda' is not valid" in gpu["detail"]
+
+
 # ---- build -----------------------------------------------------------------------------------------------------------
 
 
@@ -89,6 +124,12 @@ def test_a_failure_stops_no_other_build_and_ends_with_1(stand_in: StandIn) -> No
     result = invoke("build", "broken", "sample")
     assert result.exit_code == 1
     assert "1 built" in result.output and "1 failed" in result.output and "missing" in result.output
+
+
+def test_brackets_of_a_compiler_message_are_printed_as_they_are(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.write("broken.cu", '#error "use [compiler] and [/red]"\n')
+    stand_in.module("broken", srcs=["broken.cu"])
+    assert "use [compiler] and [/red]" in invoke("build", "broken").output
 
 
 @pytest.mark.parametrize(
@@ -169,10 +210,27 @@ SMALL_SHAPES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("hf::gemv::k<1, 2>(int*, F(int))", "hf::gemv::k<1, 2>"),
+        ("(anonymous namespace)::k<(E)1>(int)", "(anonymous namespace)::k<(E)1>"),
+        ("k", "k"),
+    ],
+)
+def test_a_kernel_is_shown_without_its_parameters(name: str, shown: str) -> None:
+    assert without_parameters(name) == shown
+
+
 @pytest.mark.parametrize("op", SUBJECTS)
 def test_every_subject_of_profile_runs_a_kernel(op: str) -> None:
     counts = answer("profile", op, SMALL_SHAPES[op])
     assert counts["launches"] >= 1 and counts["wave_instructions"] > 0
+
+
+def test_profile_says_why_no_kernel_ran() -> None:
+    result = invoke("profile", "mxfp8_gemv", "65,16,64")
+    assert result.exit_code == 1 and "M must be 1 to 64" in result.output
 
 
 def test_profile_emulates_the_architecture_that_it_is_told() -> None:

@@ -104,6 +104,14 @@ def test_the_setting_comes_before_everything_and_is_not_replaced_when_it_fails(m
         assert others == [f"{machine}/bin/hipcc", "amdclang++ or clang++"], "doctor still shows the others"
 
 
+def test_the_setting_may_be_a_name_on_path_but_not_a_directory(machine: Path) -> None:
+    there = script(machine / "bin/hipcc", "HIP version: 7.0\nAMD clang version 20.0.0git")
+    with settings.scope(HIPCC=Path("hipcc")):
+        assert toolchain.select("gfx950").roots()["HIPCXX"] == str(there)
+    with settings.scope(HIPCC=machine), pytest.raises(ToolchainError, match="it is a directory; name the compiler"):
+        toolchain.select("gfx950")
+
+
 @pytest.mark.parametrize(
     ("version", "parts", "plan", "say", "reason"),
     [

@@ -258,6 +258,11 @@ def read_table(schema: TableSchema, paths: Iterable[Path]) -> TunedTable:
 _SCHEMAS: dict[str, TableSchema] = {}
 
 
+def families() -> tuple[str, ...]:
+    """Return the names of the families that have a tuned table, as far as their modules are imported."""
+    return tuple(_SCHEMAS)
+
+
 def register_schema(schema: TableSchema) -> TableSchema:
     """Make a family known by name; returns the schema, for use in an assignment."""
     _SCHEMAS[schema.family] = schema
@@ -273,8 +278,14 @@ def load_table(family: str) -> TunedTable:
     """
     schema = _SCHEMAS[family]
     shipped = shipped_path(schema)
-    paths = [shipped] if shipped.is_file() else []
-    return read_table(schema, [*paths, *settings.config_override(family)])
+    rows = read_rows(schema, shipped) if shipped.is_file() else []
+    for path in settings.config_override(family):
+        try:
+            rows += read_rows(schema, path)
+        except ConfigError as error:
+            variable = settings.CONFIG_PREFIX + family.upper()
+            raise ConfigError(f"{error} ({variable} names this file; correct it, or unset the variable)") from None
+    return TunedTable(schema, rows)
 
 
 def clear_tables() -> None:

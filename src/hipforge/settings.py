@@ -150,7 +150,7 @@ DISABLE_JIT = Setting(
     "Never build: a module that is not there is a MissingModuleError naming the build command.",
 )
 HIPCC = Setting[Path | None](
-    "HIPFORGE_HIPCC", None, _path, "path of a hipcc or HIP-capable clang++",
+    "HIPFORGE_HIPCC", None, _path, "path, or name on PATH, of a hipcc or HIP-capable clang++",
     "The compiler to use, before any that is found.",
 )
 COMPILER_LAUNCHER = Setting(
@@ -159,7 +159,7 @@ COMPILER_LAUNCHER = Setting(
 )
 HOST_MARCH = Setting(
     "HIPFORGE_HOST_MARCH", "native", _choice("native", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"),
-    "native or an x86-64 level",
+    "native, x86-64, x86-64-v2, x86-64-v3 or x86-64-v4",
     "CPU for which host libraries (the emulator) are built; a level such as x86-64-v3 for ones that travel.",
 )
 CACHE_LIMIT = Setting[int | None](

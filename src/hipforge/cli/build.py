@@ -112,9 +112,9 @@ def _show_plan(console: Console, planned: list[Planned], as_json: bool) -> None:
         estimate = "" if row["estimate_seconds"] is None else f"  about {row['estimate_seconds']:.1f} s"
         console.print(f"{row['state']:8}{row['module']}{estimate}", highlight=False)
         for line in row["commands"]:
-            console.print(f"        {line}", highlight=False, soft_wrap=True)
+            console.print(f"        {line}", markup=False, highlight=False, soft_wrap=True)
         if row["problem"]:
-            console.print(f"        {row['problem']}", highlight=False, soft_wrap=True, style="red")
+            console.print(f"        {row['problem']}", markup=False, highlight=False, soft_wrap=True, style="red")
 
 
 def _as_dict(outcome: BuildOutcome) -> dict[str, Any]:
@@ -137,4 +137,5 @@ def _summarise(console: Console, outcomes: list[BuildOutcome]) -> None:
     )
     for outcome in outcomes:
         if outcome.error is not None:
-            console.print(f"\n[red]{outcome.planned.title}[/]\n{outcome.error}", highlight=False, soft_wrap=True)
+            console.print(f"\n[red]{outcome.planned.title}[/]", highlight=False, soft_wrap=True)
+            console.print(str(outcome.error), markup=False, highlight=False, soft_wrap=True)

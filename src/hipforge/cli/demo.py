@@ -250,7 +250,7 @@ def _build_lines() -> dict[str, str]:
 
 def _print(console: Console, header: dict[str, str], rows: list[Row]) -> None:
     for name, value in header.items():
-        console.print(f"{name + ':':16}{value}", soft_wrap=True, highlight=False)
+        console.print(f"{name + ':':16}{value}", markup=False, soft_wrap=True, highlight=False)
     table = Table(show_edge=False, pad_edge=False)
     for heading in ("(K, N)", "M", "kernel", "relF vs float64", "integers", "weight bytes loaded", "VGPR", "spills",
                     "waves/SIMD", ""):

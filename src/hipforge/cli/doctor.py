@@ -1,18 +1,25 @@
-"""``hipforge doctor``: what can build, what can run, and why everything else was refused."""
+"""``hipforge doctor``: what can build, what can run, which settings are in effect, and why all else was refused."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import json
+import os
 import platform
 import sys
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from hipforge import __version__, devices, settings
 from hipforge.cli import output
 from hipforge.errors import HipforgeError
+
+PREFIX = "HIPFORGE_"
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,12 @@ def device_findings() -> list[Finding]:
     """Report the GPU, the emulator and the reference, and which of them this process would use."""
     import torch
 
-    wanted = settings.DEVICE.get()
     try:
+        wanted, emulated = settings.DEVICE.get(), settings.EMULATE.get()
         kind: str | None = devices.current().kind
         problem = ""
     except HipforgeError as error:
+        wanted, emulated = os.environ.get(settings.DEVICE.env, ""), os.environ.get(settings.EMULATE.env, "")
         kind, problem = None, str(error)
     if getattr(torch.version, "hip", None) is None:
         gpu = f"torch {torch.__version__} is not a ROCm build"
@@ -59,23 +67,72 @@ def device_findings() -> list[Finding]:
     else:
         gpu = torch.cuda.get_device_properties(0).gcnArchName
     gpu_usable = getattr(torch.version, "hip", None) is not None and torch.cuda.is_available()
-    chosen = f"HIPFORGE_DEVICE={wanted}"
+    chosen = f"HIPFORGE_DEVICE={wanted or settings.DEVICE.default}"
     return [
         Finding("device", "AMD GPU", gpu_usable, kind == "hip", problem or gpu),
         Finding("device", "emulator", True, kind == "emulator",
-                f"{settings.EMULATE.get()} on the CPU ({chosen})"),
+                f"{emulated or settings.EMULATE.default} on the CPU ({chosen})"),
         Finding("device", "reference", True, kind == "reference", f"torch only, no kernels ({chosen})"),
     ]
+
+
+def setting_findings() -> list[Finding]:
+    """Check every ``HIPFORGE_*`` variable that is set: is it a setting, and is its value accepted?"""
+    known = {setting.env: setting for setting in settings.ALL}
+    findings: list[Finding] = []
+    for name, text in sorted(os.environ.items()):
+        if not name.startswith(PREFIX) or not text:
+            continue
+        if name.startswith(settings.CONFIG_PREFIX):
+            problem = _table_problem(name.removeprefix(settings.CONFIG_PREFIX).lower())
+            meaning = "tuned CSVs that override the shipped table"
+        elif name in known:
+            problem, meaning = _setting_problem(known[name]), known[name].doc
+        else:
+            near = difflib.get_close_matches(name, known, n=1)
+            problem = "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
+            meaning = ""
+        findings.append(Finding("setting", f"{name}={text}", not problem, not problem, problem or meaning))
+    return findings
+
+
+def _setting_problem(setting: settings.Setting[Any]) -> str:
+    try:
+        value = setting.get()
+    except HipforgeError as error:
+        return str(error)
+    if setting is settings.PREBUILT_DIR:
+        missing = [str(path) for path in value if not path.is_dir()]
+        return f"there is no directory {', '.join(missing)}" if missing else ""
+    return ""
+
+
+def _table_problem(family: str) -> str:
+    from hipforge.ops import tuned
+
+    importlib.import_module("hipforge.ops.tables")  # registers the families
+    if family not in tuned.families():
+        return f"there is no tuned table {family!r}; known: {', '.join(tuned.families())}"
+    try:
+        tuned.load_table(family)
+    except HipforgeError as error:
+        return str(error)
+    return ""
 
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print findings as JSON.")
 def command(as_json: bool) -> None:
-    """List toolchains and devices, each with the reason it was taken or refused; exit 1 when nothing can build."""
+    """List toolchains, devices and settings, each with the reason it was taken or refused.
+
+    Exit 1 when nothing can build, or a setting is refused or asks for a device that is not there.
+    """
     from hipforge.jit import cache_dir
 
-    findings = [*toolchain_findings(), *device_findings()]
+    findings = [*toolchain_findings(), *device_findings(), *setting_findings()]
     can_build = any(finding.usable for finding in findings if finding.kind == "toolchain")
+    can_run = any(finding.taken for finding in findings if finding.kind == "device")
+    refused = any(finding.kind == "setting" and not finding.usable for finding in findings)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -86,6 +143,7 @@ def command(as_json: bool) -> None:
             "and `pip install hipforge[compiler]`; or point HIPFORGE_HIPCC at a hipcc.",
             err=True,
         )
+    if refused or not (can_build and can_run):
         sys.exit(1)
 
 
@@ -94,11 +152,11 @@ def _print(findings: list[Finding], cache_root: str) -> None:
     console.print(
         f"hipforge {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
-    console.print(f"cache: {cache_root}", soft_wrap=True)
+    console.print(f"cache: {cache_root}", markup=False, soft_wrap=True)
     table = Table(show_edge=False, pad_edge=False)
     for heading in ("", "kind", "name", "what it is, or why it was refused"):
         table.add_column(heading, overflow="fold", no_wrap=heading != "what it is, or why it was refused")
     for finding in findings:
         mark = "[green]in use[/]" if finding.taken else "usable" if finding.usable else "[red]refused[/]"
-        table.add_row(mark, finding.kind, finding.name, finding.detail)
+        table.add_row(mark, finding.kind, escape(finding.name), escape(finding.detail))
     console.print(table)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from hipforge import devices
@@ -81,6 +82,16 @@ def command(module: str, arch: str | None, variants: tuple[str, ...], as_json: b
         _print(rows, module, arch)
 
 
+def without_parameters(name: str) -> str:
+    """Return a demangled kernel name without its parameter list: ``k<(E)1>(int*)`` → ``k<(E)1>``."""
+    depth = 0
+    for at in range(len(name) - 1, 0, -1):
+        depth += (name[at] == ")") - (name[at] == "(")
+        if depth <= 0:
+            return name[:at] if name.endswith(")") else name
+    return name
+
+
 def _print(rows: list[dict[str, Any]], module: str, arch: str) -> None:
     table = Table(title=f"{module} for {arch}, from the code objects' own metadata", show_edge=False, pad_edge=False)
     table.add_column("variant", no_wrap=True)
@@ -88,5 +99,6 @@ def _print(rows: list[dict[str, Any]], module: str, arch: str) -> None:
     for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(row["variant"], row["name"].split("(")[0], *(str(row[column]) for column in COLUMNS))
+        kernel = escape(without_parameters(row["name"]))
+        table.add_row(row["variant"], kernel, *(str(row[column]) for column in COLUMNS))
     output.console().print(table)

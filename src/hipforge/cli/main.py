@@ -13,7 +13,7 @@ from hipforge.errors import HipforgeError
 # name -> (module, one-line help shown without importing it)
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("hipforge.cli.demo", "Build the MX-FP8 GEMV, run it on decode shapes, check every number."),
-    "doctor": ("hipforge.cli.doctor", "List toolchains and devices, each with the reason it was taken or refused."),
+    "doctor": ("hipforge.cli.doctor", "List toolchains, devices and settings, and why each was taken or refused."),
     "build": ("hipforge.cli.build", "Build modules ahead of their first call."),
     "inspect": ("hipforge.cli.inspect", "Show registers, spills, LDS and occupancy of a module's kernels."),
     "cache": ("hipforge.cli.cache", "List, measure, prune, clear the cache, or explain a miss."),

@@ -8,7 +8,7 @@ import os
 import click
 
 from hipforge import devices
-from hipforge.cli.profile_subjects import SUBJECTS, parse_shape
+from hipforge.cli.profile_subjects import SUBJECTS, parse_shape, refusal
 from hipforge.errors import ConfigError
 
 _SHAPES = "\n".join(
@@ -39,7 +39,7 @@ def command(op: str, shape: str, arch: str | None, listing: bool, as_json: bool)
         result = call()
     counts = counted.result
     if result is None or not counts.launches:
-        raise ConfigError(f"{op} ran no kernel for {shape} on {device.arch_of()}: the shape is outside its envelope")
+        raise ConfigError(f"{op} ran no kernel for {shape} on {device.arch_of()}: {refusal(call)}")
     if as_json:
         click.echo(json.dumps(counts.as_dict(), indent=1))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hipforge import devices
@@ -19,7 +20,14 @@ class Subject:
 
     shape: tuple[str, ...]
     example: tuple[int, ...]
-    call: Callable[..., Callable[[], object]]
+    call: Callable[..., partial[object]]
+
+
+def refusal(call: partial[object]) -> str:
+    """Return why the op of ``call`` answers None to its arguments."""
+    from hipforge.ops.dispatch import explain
+
+    return explain(call.func, *call.args, **call.keywords).reason
 
 
 def _normal(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -36,16 +44,16 @@ def _e4m3(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
     return _normal(*shape, seed=seed, scale=scale).to(torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn)
 
 
-def _mxfp8_gemv(m: int, n: int, k: int) -> Callable[[], object]:
+def _mxfp8_gemv(m: int, n: int, k: int) -> partial[object]:
     from hipforge.ops.reference import quantize_mxfp8
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
 
     x, w = _normal(m, k, seed=0, scale=0.5), _normal(n, k, seed=1, scale=0.1)
     operands = (*quantize_mxfp8(x), *quantize_mxfp8(w))
-    return lambda: mxfp8_gemv(*operands)
+    return partial(mxfp8_gemv, *operands)
 
 
-def _grouped_gemm_mxfp8(tokens: int, n: int, k: int, experts: int, top_k: int) -> Callable[[], object]:
+def _grouped_gemm_mxfp8(tokens: int, n: int, k: int, experts: int, top_k: int) -> partial[object]:
     import torch
 
     from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8
@@ -61,55 +69,62 @@ def _grouped_gemm_mxfp8(tokens: int, n: int, k: int, experts: int, top_k: int) -
     wq, ws = quantize_mxfp8(w)
     weights = (wq.view(experts, n, k), ws.view(experts, n, -1))
     operands = (*quantize_mxfp8(x), *weights, *slots)
-    return lambda: grouped_gemm_mxfp8(
-        *operands, tokens * top_k, top_k, DEFAULT_BLOCK_M, torch.bfloat16, top_k, topk_ids=topk_ids
+    return partial(
+        grouped_gemm_mxfp8,
+        *operands,
+        tokens * top_k,
+        top_k,
+        DEFAULT_BLOCK_M,
+        torch.bfloat16,
+        top_k,
+        topk_ids=topk_ids,
     )
 
 
-def _mxfp4_gemm(m: int, n: int, k: int) -> Callable[[], object]:
+def _mxfp4_gemm(m: int, n: int, k: int) -> partial[object]:
     from hipforge.ops.mxfp4_gemm import mxfp4_gemm
     from hipforge.ops.reference import quantize_mxfp4
 
     operands = (*quantize_mxfp4(_normal(m, k, seed=0)), *quantize_mxfp4(_normal(n, k, seed=1)))
-    return lambda: mxfp4_gemm(*operands)
+    return partial(mxfp4_gemm, *operands)
 
 
-def _fp8_quant(rows: int, columns: int) -> Callable[[], object]:
+def _fp8_quant(rows: int, columns: int) -> partial[object]:
     from hipforge.ops.fp8_quant import fp8_quant_tensorwise
 
     x = _normal(rows, columns, seed=0)
-    return lambda: fp8_quant_tensorwise(x, transpose=True)
+    return partial(fp8_quant_tensorwise, x, transpose=True)
 
 
-def _residual_rms(rows: int, columns: int) -> Callable[[], object]:
+def _residual_rms(rows: int, columns: int) -> partial[object]:
     import torch
 
     from hipforge.ops.rmsnorm_fp8 import residual_rms
 
     x, residual = (_normal(rows, columns, seed=seed) for seed in (0, 1))
     weight = _normal(columns, seed=2)
-    return lambda: residual_rms(x, residual, weight, 1e-5, torch.tensor([0.02]))
+    return partial(residual_rms, x, residual, weight, 1e-5, torch.tensor([0.02]))
 
 
-def _swiglu_fp8(rows: int, columns: int) -> Callable[[], object]:
+def _swiglu_fp8(rows: int, columns: int) -> partial[object]:
     import torch
 
     from hipforge.ops.swiglu_fp8 import swiglu_fp8
 
     gate_up = _normal(rows, 2 * columns, seed=0)
-    return lambda: swiglu_fp8(gate_up, torch.tensor([0.02]))
+    return partial(swiglu_fp8, gate_up, torch.tensor([0.02]))
 
 
-def _skinny_gemm(m: int, n: int, k: int) -> Callable[[], object]:
+def _skinny_gemm(m: int, n: int, k: int) -> partial[object]:
     import torch
 
     from hipforge.ops.skinny_gemm_fp8 import skinny_gemm
 
     a, b = _e4m3(m, k, seed=0), _e4m3(n, k, seed=1, scale=0.1)
-    return lambda: skinny_gemm(a, b.t(), torch.tensor([0.5]))
+    return partial(skinny_gemm, a, b.t(), torch.tensor([0.5]))
 
 
-def _decode_attention_fp8(batch: int, keys: int, kv_heads: int, group: int, d: int) -> Callable[[], object]:
+def _decode_attention_fp8(batch: int, keys: int, kv_heads: int, group: int, d: int) -> partial[object]:
     import torch
 
     from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
@@ -120,7 +135,7 @@ def _decode_attention_fp8(batch: int, keys: int, kv_heads: int, group: int, d: i
     k_cache, v_cache = (_e4m3(batch * pages, page_size, kv_heads, d, seed=seed) for seed in (1, 2))
     block_tables = torch.arange(batch * pages, dtype=torch.int32).view(batch, pages)
     seqlens, scale = torch.full((batch,), keys, dtype=torch.int32), torch.tensor([0.5])
-    return lambda: decode_attention_fp8(q, k_cache, v_cache, block_tables, seqlens, scale, scale)
+    return partial(decode_attention_fp8, q, k_cache, v_cache, block_tables, seqlens, scale, scale)
 
 
 SUBJECTS: dict[str, Subject] = {
