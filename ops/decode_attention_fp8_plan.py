@@ -21,7 +21,7 @@ from hipforge.ops.decode_attention_fp8_kernels import (
     check_configuration,
 )
 from hipforge.ops.dispatch import Accepted, Decision, Refused
-from hipforge.ops.tables import DECODE_ATTENTION_FP8
+from hipforge.ops.tables import ANY_PAGE_SIZE, DECODE_ATTENTION_FP8
 from hipforge.ops.tuned import TunedRow, load_table
 
 MAX_TILE = 64  # of BLOCK_M and BLOCK_N; larger tiles keep too much in registers
@@ -121,8 +121,10 @@ def tuned_row(
     """Return the row that speaks for ``q`` [B, Mq, Hq, D] and ``k`` [pages, page_size, Hkv, D], or None."""
     batch, mq, heads, d = q.shape
     page_size, kv_heads = k.shape[1:3]
-    shape = (bucket(batch), kv_heads, bucket(heads // kv_heads * mq), d, bucket(max_keys), page_size if paged else 0)
-    return load_table(DECODE_ATTENTION_FP8.family).find(arch, cu_count, *shape)
+    shape = (bucket(batch), kv_heads, bucket(heads // kv_heads * mq), d, bucket(max_keys))
+    table = load_table(DECODE_ATTENTION_FP8.family)
+    own = table.find(arch, cu_count, *shape, page_size) if paged else None
+    return own or table.find(arch, cu_count, *shape, ANY_PAGE_SIZE)
 
 
 def _outside_envelope(q: torch.Tensor, k: torch.Tensor, paged: bool, arch: str) -> str | None:

@@ -18,6 +18,7 @@ MFMA_N_SUB = (1, 2, 4)
 MFMA_K_SPLITS = (1, 2, 4, 8)
 DEFAULT_BLOCK_N = 8
 MOE_BLOCK_N = (8, 16)
+ANY_PAGE_SIZE = 0
 
 
 def mfma_k_steps(k: int) -> int:
@@ -141,7 +142,7 @@ def _check_attention(values: Mapping[str, Value]) -> str | None:
     if values["D"] not in HEAD_DIMS:
         return f"D must be one of {', '.join(map(str, HEAD_DIMS))}; got {values['D']}"
     if int(values["page_size"] or 0) % PAGE_MULTIPLE:
-        return f"page_size must be a multiple of {PAGE_MULTIPLE}, or 0 for none; got {values['page_size']}"
+        return f"page_size must be a multiple of {PAGE_MULTIPLE}, or {ANY_PAGE_SIZE} for any; got {values['page_size']}"
     try:
         check_configuration({name: int(values[name] or 0) for name in CONFIGURATION}, int(values["D"] or 0))
     except GuardError as refusal:
@@ -150,7 +151,7 @@ def _check_attention(values: Mapping[str, Value]) -> str | None:
 
 
 # A row speaks for every B, G and Mkv from half of its own, exclusive, to its own. G is rows per KV head, query heads
-# times tokens; page_size is 0 for a cache without pages.
+# times tokens. A page_size of 0 speaks for caches without pages, and for every page size without a row of its own.
 DECODE_ATTENTION_FP8 = register_schema(
     TableSchema(
         family="decode_attention_fp8",

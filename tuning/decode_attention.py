@@ -9,7 +9,7 @@ resource limits. Caches have a scale and a shift per row, the more costly of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,7 +27,7 @@ from hipforge.ops.decode_attention_fp8_kernels import (
     check_configuration,
 )
 from hipforge.ops.decode_attention_fp8_plan import accepts_configuration, bucket
-from hipforge.ops.tables import DECODE_ATTENTION_FP8
+from hipforge.ops.tables import ANY_PAGE_SIZE, DECODE_ATTENTION_FP8
 from hipforge.ops.triton import decode_attention_fp8 as triton_attention
 from hipforge.ops.tuned import Key
 from hipforge.tuning import model, timing
@@ -46,15 +46,27 @@ MACHINES: Mapping[str, model.Machine] = MappingProxyType({"gfx942": model.MI300X
 # S = 2^i and 3 * 2^i; a compute unit more or less decides nothing that the model sees.
 SPLITS = tuple(sorted({base << shift for base in (1, 3) for shift in range(10) if base << shift <= MAX_SPLITS}))
 
-# (KV heads, query heads per KV head) of a model's layer on one GPU.
+# (KV heads, query heads per KV head) of a layer on one GPU.
 HEADS = ((1, 1), (1, 8), (1, 16), (2, 1), (2, 8))
-PAGE_SIZES = (0, 64, 256)
-DEFAULT_CELLS: tuple[AttentionCell, ...] = tuple(
-    AttentionCell(kv_heads, group, 128, page_size, 1 << keys, 1 << batch)
-    for kv_heads, group in HEADS
-    for page_size in PAGE_SIZES
-    for keys in range(8, 18)
-    for batch in range(8)
+BATCHES = tuple(1 << shift for shift in range(8))
+KEYS = tuple(1 << shift for shift in range(8, 18))
+HEAD_DIM = 128
+# Any page size, then the pages and sizes that are common enough to have rows of their own.
+DEFAULT_CELLS: tuple[AttentionCell, ...] = (
+    *(
+        AttentionCell(kv_heads, group, HEAD_DIM, ANY_PAGE_SIZE, keys, batch)
+        for kv_heads, group in HEADS
+        for keys in KEYS
+        for batch in BATCHES
+    ),
+    *(
+        AttentionCell(kv_heads, group, HEAD_DIM, page_size, keys, batch)
+        for page_size in (64, 256)
+        for kv_heads in (1, 2)
+        for group in (1, 8)
+        for keys in (2048, 8192)
+        for batch in (1, 16, 64)
+    ),
 )
 
 
@@ -224,15 +236,15 @@ def tune(
 @click.command(
     DECODE_ATTENTION_FP8.family,
     help="Choose block_n, waves and split_k of decode attention for each problem size; by default B 1 to 128 x keys "
-    "256 to 131072 x the usual heads and page sizes at D = 128. On a GPU cells are measured; elsewhere a model ranks "
-    "them and rows say so.",
+    "256 to 131072 x the usual heads at D = 128, for any page size. On a GPU cells are measured; elsewhere a model "
+    "ranks them and rows say so.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Table to merge rows into.")
 @click.option("-b", "--batch", "batches", multiple=True, type=click.IntRange(min=1), help="B; may be repeated.")
 @click.option("--keys", multiple=True, type=click.IntRange(min=1), help="Mkv; may be repeated.")
 @click.option("--heads", multiple=True, type=(int, int), metavar="HKV G", help="KV heads, query heads of each.")
-@click.option("--page-size", "page_sizes", multiple=True, type=click.IntRange(min=0), help="0 for none.")
-@click.option("--d", "dims", multiple=True, type=click.IntRange(min=1), help="Head dimension; default 128.")
+@click.option("--page-size", "page_sizes", multiple=True, type=click.IntRange(min=0), help="0 stands for any.")
+@click.option("--d", "dims", multiple=True, type=click.IntRange(min=1), help="Head dimension.")
 @click.option("--resume", is_flag=True, help="Skip cells that the output already has.")
 def command(
     output: Path,
@@ -243,14 +255,16 @@ def command(
     dims: tuple[int, ...],
     resume: bool,
 ) -> None:
-    """Tune every combination of what is given, defaults for the rest."""
-    wanted = sorted(
-        AttentionCell(kv_heads, group, d, page_size, length, batch)
-        for kv_heads, group in heads or HEADS
-        for d in dims or (128,)
-        for page_size in page_sizes or PAGE_SIZES
-        for length in keys or sorted({cell.keys for cell in DEFAULT_CELLS})
-        for batch in batches or sorted({cell.batch for cell in DEFAULT_CELLS})
-    )
-    count_written = tune(wanted, output, resume=resume, say=click.echo)
+    """Tune the default cells, or every combination of what is given with defaults for the rest."""
+    wanted: Iterable[AttentionCell] = DEFAULT_CELLS
+    if batches or keys or heads or page_sizes or dims:
+        wanted = sorted(
+            AttentionCell(kv_heads, group, d, page_size, length, batch)
+            for kv_heads, group in heads or HEADS
+            for d in dims or (HEAD_DIM,)
+            for page_size in page_sizes or (ANY_PAGE_SIZE,)
+            for length in keys or KEYS
+            for batch in batches or BATCHES
+        )
+    count_written = tune(list(wanted), output, resume=resume, say=click.echo)
     click.echo(f"{count_written} rows written to {output}")
