@@ -107,8 +107,9 @@ def operands(cell: AttentionCell, arch: str, device: torch.device | str = "cpu")
     if cell.page_size:
         tables = torch.randperm(pages, generator=generator).to(torch.int32).view(cell.batch, -1).to(device)
     seqlens = torch.full((cell.batch,), cell.keys, dtype=torch.int32)
-    moved = (tensor.to(device) for tensor in (q, k, k_rows, v, v_rows, seqlens))
-    return AttentionOperands(arch, *moved, tables)
+    return AttentionOperands(
+        arch, q.to(device), k.to(device), k_rows.to(device), v.to(device), v_rows.to(device), seqlens.to(device), tables
+    )
 
 
 def expected(parts: AttentionOperands) -> tuple[torch.Tensor, torch.Tensor]:

@@ -72,8 +72,15 @@ class Counted:
 
     def per(self, workgroups: int) -> Counted:
         """Return the share of one of ``workgroups``."""
-        values = (self.instructions, self.vector, self.matrix_cycles, self.loaded, self.trips)
-        return Counted(*(value / workgroups for value in values), self.occupancy, self.error)
+        return Counted(
+            instructions=self.instructions / workgroups,
+            vector=self.vector / workgroups,
+            matrix_cycles=self.matrix_cycles / workgroups,
+            loaded=self.loaded / workgroups,
+            trips=self.trips / workgroups,
+            occupancy=self.occupancy,
+            error=self.error,
+        )
 
 
 def trips(rows: Iterable[PcCount], scalar: bool) -> int:
@@ -143,12 +150,15 @@ def workgroup(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) 
         SAMPLED_BLOCKS[1] - SAMPLED_BLOCKS[0]
     )
 
-    def at(name: str) -> float:
-        first, last = float(getattr(few, name)), float(getattr(many, name))
-        return first + place * (last - first)
-
-    counts = (at(name) for name in ("instructions", "vector", "matrix_cycles", "loaded", "trips"))
-    return Counted(*counts, few.occupancy, max(few.error, many.error))
+    return Counted(
+        instructions=few.instructions + place * (many.instructions - few.instructions),
+        vector=few.vector + place * (many.vector - few.vector),
+        matrix_cycles=few.matrix_cycles + place * (many.matrix_cycles - few.matrix_cycles),
+        loaded=few.loaded + place * (many.loaded - few.loaded),
+        trips=few.trips + place * (many.trips - few.trips),
+        occupancy=few.occupancy,
+        error=max(few.error, many.error),
+    )
 
 
 @functools.lru_cache(maxsize=4096)
