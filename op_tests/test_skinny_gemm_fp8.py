@@ -1,56 +1,18 @@
-"""The skinny fp8 GEMM against float64, on both emulated architectures: exact data, tails, the LDS queue, refusals."""
+"""The skinny fp8 GEMM against float64, on both emulated architectures: exact data, tails, traffic, refusals."""
 
 from __future__ import annotations
 
-import os
-import re
-import struct
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from hip_compile import device_elf
+from skinny_cases import ARCH, FP8, ONE, OTHER, exact, integers, normals, passes_on_gfx942, relative_error
 
-from hipforge import devices, emulator, explain
-from hipforge.errors import EmulatorFault, GuardError
+from hipforge import emulator, explain
+from hipforge.errors import GuardError
 from hipforge.ops import skinny_gemm_fp8 as ops
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.ops.skinny_gemm_fp8_space import Configuration
 
-ARCH = devices.current().default_arch
-FP8 = ops.FORMATS[ARCH]
-OTHER = next(dtype for dtype in ops.FORMATS.values() if dtype != FP8)
-CSRC = Path(__file__).resolve().parents[1] / "csrc"
-ONE = torch.tensor([1.0])
 VARIANTS = [(op_m, b_lanes) for op_m in ops.OP_M for b_lanes in (1, 2, 4)]
-# Queue flags order the waves instead of barriers, which is all that the race checker knows; every other check is on.
-CHECKS = {"checks": "all", "check_races": False}
-
-
-def integers(m, n, k, seed=0):
-    """Operands in -2..2: sums of at most 2112 products are below 2^24, and of these sizes below 2^11: exact in fp16."""
-    generator = torch.Generator().manual_seed(seed)
-    a = torch.randint(-2, 3, (m, k), generator=generator).float().to(FP8)
-    b = torch.randint(-2, 3, (n, k), generator=generator).float().to(FP8).t()
-    return a, b
-
-
-def normals(m, n, k, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(m, k, generator=generator).to(FP8), torch.randn(n, k, generator=generator).to(FP8).t(),
-            torch.tensor([k**-0.5]))  # fmt: skip
-
-
-def exact(a, b, scale=ONE, output=None):
-    want = reference(a, b, scale, output, torch.float64, torch.float64)
-    assert torch.equal(want.half().double(), want), "the data does not test exactness"
-    return want.half()
-
-
-def relative_error(got, want):
-    return ((got.double() - want).norm() / want.norm()).item()
 
 
 @pytest.mark.parametrize(("op_m", "b_lanes"), VARIANTS)
@@ -159,78 +121,8 @@ def test_one_sparse_instruction_does_the_work_of_two_dense_ones():
         with emulator.counters() as counted:
             ops.run_skinny_gemm(a, b, ONE, op_m=op_m)
         counts.append(counted.mfma_count)
-    columns, dense_k = 2, {"gfx942": 32, "gfx950": 128}[ARCH]
-    assert counts == [columns * 1024 // 64, columns * 1024 // dense_k]
-
-
-# --- the queue --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
-@pytest.mark.parametrize("op_m", ops.OP_M)
-@pytest.mark.parametrize(
-    "waves",
-    [
-        {"a_producers": 1, "b_producers": 1, "consumers": 1, "qsize": 1},
-        {"a_producers": 1, "b_producers": 2, "consumers": 1, "qsize": 1},
-        {"a_producers": 2, "b_producers": 3, "consumers": 2, "qsize": 2},
-        {"a_producers": 3, "b_producers": 5, "consumers": 3, "qsize": 3},
-    ],
-)
-def test_the_queue_under_every_order_of_waves(order, op_m, waves):
-    a, b = integers(11, 70, 1312)
-    for seed in range(4 if order == "random" else 1):
-        with emulator.options(**CHECKS, wave_order=order, seed=seed):
-            got = ops.run_skinny_gemm(a, b, ONE, op_m=op_m, split_k=2, workgroups=2, **waves)
-        assert torch.equal(got, exact(a, b))
-
-
-def run_with(omitted, directory, order, seed=0):
-    """Launch the kernel for op_m 8 and two B lanes, built without one of its waits; return whether D is right."""
-    source = f'#include "{CSRC}/skinny_gemm_fp8/skinny_gemm_fp8.cu"\n'
-    variant = {"HF_OP_M": 8, "HF_A_LANES": 1, "HF_B_LANES": 2, "HF_OPS": 4, "HF_SKINNY_OMIT": omitted}
-    flags = ["-std=c++17", f"-I{CSRC}/include", *(f"-D{name}={value}" for name, value in variant.items())]
-    code = emulator.CodeObject(device_elf(source, directory, ARCH, flags))
-    kernel = next(kernel for name, kernel in code.kernels.items() if "skinny_gemmILi8ELi2ELi4E" in name)
-    m, n, k, qsize, block_k = 8, 32, 4096, 1, Configuration(8).block_k
-    a, b = integers(m, n, k)
-    partials = torch.zeros(1, m, n)
-    problem = struct.pack("14I", m, n, k, k, m * k, n * k, 1, 1, 1, k // block_k, 1, 2, 1, qsize)
-    flag_bytes = -(-4 * 3 * qsize // 16) * 16
-    with emulator.options(**CHECKS, wave_order=order, seed=seed, instruction_budget=200_000):
-        emulator.launch(
-            kernel, grid=1, block=4 * 64, args=[None, a, b.t(), ONE, partials, problem],
-            dynamic_lds=flag_bytes + qsize * block_k * (m + n),
-        )  # fmt: skip
-    return torch.equal(partials.sum(0).half(), exact(a, b))
-
-
-ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
-
-
-def test_the_harness_of_the_removed_waits_accepts_the_queue_itself(tmp_path):
-    assert all(run_with(0, tmp_path, *order) for order in ORDERS)
-
-
-@pytest.mark.parametrize(
-    ("omitted", "message"),
-    [
-        # A producer that waits for no free slot runs ahead: the flag passes the value that the consumer waits for.
-        (1, "instruction budget"),
-        # A consumer that does not wait for data reads LDS that nothing has written yet, or that is still being written.
-        (2, r"never written|before wave \d has waited"),
-        # A signal that does not wait for the LDS writes before it.
-        (3, r"before wave \d has waited \(s_waitcnt lgkmcnt\) for its write"),
-    ],
-)
-def test_each_removed_wait_is_caught(omitted, message, tmp_path):
-    caught = []
-    for order in ORDERS:
-        try:
-            assert run_with(omitted, tmp_path, *order), "a wrong result is no fault: the checkers should have seen it"
-        except EmulatorFault as fault:
-            caught.append(str(fault))
-    assert caught and all(re.search(message, text) for text in caught)
+    columns, (sparse_k, dense_k) = 2, {"gfx942": (64, 32), "gfx950": (128, 128)}[ARCH]
+    assert counts == [columns * 1024 // sparse_k, columns * 1024 // dense_k]
 
 
 # --- who computes, and what is refused --------------------------------------------------------------------------------
@@ -294,7 +186,10 @@ def test_refusals_name_argument_and_rule(change, message):
         ({"ops": 6}, "ops"),
         ({"a_lanes": 4}, "a_lanes"),
         ({"consumers": 0}, "consumers must be 1 to 16 waves; got 0"),
-        ({"b_producers": 8, "a_producers": 4, "consumers": 5, "qsize": 6}, "at most 16 waves .*; got 17"),
+        (
+            {"b_producers": 8, "a_producers": 4, "consumers": 5, "qsize": 6},
+            r"at most 16 waves \(1024 threads\); got 17",
+        ),
         ({"b_producers": 6, "qsize": 2}, r"qsize must be at least .*got qsize 2 for 2 / 1, 6 / 2 and 2"),
         ({"qsize": 40}, "bytes of LDS per slot .*qsize = 40 exceeds"),
         ({"split_k": 2}, "split_k must be 1 to 1, .* blocks of k=96; got 2"),
@@ -325,9 +220,4 @@ def test_the_raw_op_refuses_what_the_wrappers_repair():
 
 
 def test_the_same_holds_on_gfx942():
-    """The device is fixed per process, so the other architecture gets a process of its own."""
-    environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not on_gfx942", __file__]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert " passed" in result.stdout
+    passes_on_gfx942(__file__)

@@ -79,6 +79,16 @@ class Configuration:
         return (self.tile_m + self.tile_n) * self.block_k
 
     @property
+    def sums(self) -> int:
+        """Return the registers that a lane of a consumer adds up in."""
+        return self.a_lanes * self.b_lanes * (16 if self.op_m == 32 else 4)
+
+    @property
+    def max_waves(self) -> int:
+        """Return the largest work-group whose waves still have registers for the sums: 512 for every four waves."""
+        return MAX_WAVES if self.sums <= 64 else 8 if self.sums <= 192 else 4
+
+    @property
     def lds_bytes(self) -> int:
         """Return the LDS of a work-group: the slots, and before them the flags."""
         flags = FLAG_BYTES * (self.a_lanes + self.b_lanes) * self.qsize
@@ -119,10 +129,11 @@ def _roles(c: Configuration, arch: str, k: int) -> str | None:
 
 
 def _waves(c: Configuration, arch: str, k: int) -> str | None:
-    if c.waves <= MAX_WAVES:
+    if c.waves <= c.max_waves:
         return None
+    why = "1024 threads" if c.max_waves == MAX_WAVES else f"a lane's {c.sums} sums take the registers of more"
     return (
-        f"a_producers + b_producers + consumers must be at most {MAX_WAVES} waves (1024 threads); got {c.waves} "
+        f"a_producers + b_producers + consumers must be at most {c.max_waves} waves ({why}); got {c.waves} "
         f"({c.a_producers} + {c.b_producers} + {c.consumers})"
     )
 

@@ -28,7 +28,7 @@ void check_payload(const Tensor& tensor, const char* name, bool gfx950) {
 }
 
 void check_waves(int64_t count, const char* name) {
-  HF_CHECK(count >= 1 && count <= kMaxWaves, name, " must be 1 to ", kMaxWaves, " waves; got ", count);
+  HF_CHECK(count >= 1 && count <= kMostWaves, name, " must be 1 to ", kMostWaves, " waves; got ", count);
 }
 
 int64_t ceil_ratio(int64_t count, int64_t by) { return (count + by - 1) / by; }
@@ -41,7 +41,7 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
                          int64_t split_k, int64_t op_m, int64_t a_lanes, int64_t b_lanes, int64_t ops,
                          int64_t a_producers, int64_t b_producers, int64_t consumers, int64_t qsize, int64_t workgroups,
                          hipStream_t stream) {
-  using S = Shape<HF_OP_M, HF_B_LANES, HF_OPS>;
+  using S = Shape<HF_OP_M, HF_A_LANES, HF_B_LANES, HF_OPS>;
   HF_CHECK_ARCH(b, "gfx942", "gfx950");
   const bool gfx950 = hf::arch_of(b.device_index()).is("gfx950");
   check_payload(a, "a", gfx950);
@@ -68,16 +68,17 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
   HF_CHECK(op_m == HF_OP_M && a_lanes == HF_A_LANES && b_lanes == HF_B_LANES && ops == HF_OPS, "this variant has op_m = ",
            HF_OP_M, ", a_lanes = ", HF_A_LANES, ", b_lanes = ", HF_B_LANES, ", ops = ", HF_OPS, "; got ", op_m, ", ",
            a_lanes, ", ", b_lanes, ", ", ops);
-  HF_CHECK(a_lanes == 1, "a_lanes must be 1; got ", a_lanes);
   check_waves(a_producers, "a_producers");
   check_waves(b_producers, "b_producers");
   check_waves(consumers, "consumers");
   const int64_t waves = a_producers + b_producers + consumers;
-  HF_CHECK(waves <= kMaxWaves, "a_producers + b_producers + consumers must be at most ", kMaxWaves,
-           " waves (1024 threads); got ", waves);
-  HF_CHECK(qsize >= a_producers && qsize * b_lanes >= b_producers && qsize >= consumers,
-           "qsize must be at least a_producers, b_producers / b_lanes and consumers, or waves have no slot of their own; "
-           "got qsize ", qsize, " for ", a_producers, ", ", b_producers, " / ", b_lanes, " and ", consumers);
+  HF_CHECK(waves <= S::kMaxWaves, "a_producers + b_producers + consumers must be at most ",
+           static_cast<int64_t>(S::kMaxWaves), " waves (", S::kMaxWaves == kMostWaves ? "1024 threads" : "a lane's sums "
+           "take the registers of more", "); got ", waves, " (", a_producers, " + ", b_producers, " + ", consumers, ")");
+  HF_CHECK(qsize * a_lanes >= a_producers && qsize * b_lanes >= b_producers && qsize >= consumers,
+           "qsize must be at least a_producers / a_lanes, b_producers / b_lanes and consumers, or waves have no slot of "
+           "their own; got qsize ", qsize, " for ", a_producers, " / ", a_lanes, ", ", b_producers, " / ", b_lanes, " and ",
+           consumers);
   const int64_t lds_limit = gfx950 ? 160 * 1024 : 64 * 1024;
   HF_CHECK(qsize <= lds_limit && S::lds_bytes(static_cast<uint32_t>(qsize)) <= lds_limit, "the queue needs ",
            static_cast<int64_t>(S::lds_bytes(1)), " bytes of LDS per slot; qsize = ", qsize, " exceeds the ", lds_limit,
@@ -98,23 +99,38 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
     HF_CHECK(accumulate, "the atomic mode adds to out: accumulate must be true, and out zero where nothing is to be added");
   }
 
-  const int64_t row_tiles = ceil_ratio(m, HF_OP_M), column_tiles = ceil_ratio(n, S::kColumns);
+  const int64_t row_tiles = ceil_ratio(m, S::kTileM), column_tiles = ceil_ratio(n, S::kColumns);
   const int64_t tiles = row_tiles * column_tiles * split_k;
   // The sequence number of a part counts every k block of a work-group's run, times b_lanes.
   HF_CHECK(tiles * blocks <= (int64_t{1} << 29), "m, n, k and split_k make ", tiles, " tiles of up to ", blocks,
            " k blocks; their product must be at most 2^29");
   const auto u32 = [](int64_t value) { return static_cast<uint32_t>(value); };
-  const Problem problem{u32(m), u32(n), u32(k), u32(pitch), u32(a.bytes()), u32(b_bytes), u32(row_tiles),
-                        u32(column_tiles), u32(split_k), u32(blocks), u32(a_producers), u32(b_producers),
-                        u32(consumers), u32(qsize)};
+  const int64_t grid = tiles < workgroups ? tiles : workgroups;
+  const Problem problem{.m = u32(m),
+                        .n = u32(n),
+                        .k = u32(k),
+                        .pitch = u32(pitch),
+                        .a_bytes = u32(a.bytes()),
+                        .b_bytes = u32(b_bytes),
+                        .row_tiles = u32(row_tiles),
+                        .column_tiles = u32(column_tiles),
+                        .split_k = u32(split_k),
+                        .blocks = u32(blocks),
+                        .split_blocks = u32(blocks / split_k),
+                        .run = u32(tiles / grid),
+                        .longer_runs = u32(tiles % grid),
+                        .row_divider = Divider::by(u32(row_tiles)),
+                        .column_divider = Divider::by(u32(column_tiles)),
+                        .a_producers = u32(a_producers),
+                        .b_producers = u32(b_producers),
+                        .consumers = u32(consumers),
+                        .qsize = u32(qsize)};
   float* partials = workspace.data<float>();
-  skinny_gemm<HF_OP_M, HF_B_LANES, HF_OPS>
-      <<<dim3(u32(tiles < workgroups ? tiles : workgroups)), dim3(u32(waves * hf::dev::kWaveSize)),
-         S::lds_bytes(u32(qsize)), stream>>>(out.data<_Float16>(), a.data<uint8_t>(), b.data<uint8_t>(),
-                                             scale.data<float>(), partials, problem);
+  skinny_gemm<S><<<dim3(u32(grid)), dim3(u32(waves * hf::dev::kWaveSize)), S::lds_bytes(u32(qsize)), stream>>>(
+      out.data<_Float16>(), a.data<uint8_t>(), b.data<uint8_t>(), scale.data<float>(), partials, problem);
   HF_HIP(hipGetLastError());
   if (!partials) return;
-  reduce_partials<<<hf::ceil_div(m * n, kReduceThreads), kReduceThreads, 0, stream>>>(
+  reduce_partials<<<hf::ceil_div(m * n, kReduceThreads * kReducePerThread), kReduceThreads, 0, stream>>>(
       out.data<_Float16>(), partials, scale.data<float>(), static_cast<uint64_t>(m * n), u32(slices), accumulate);
   HF_HIP(hipGetLastError());
 }

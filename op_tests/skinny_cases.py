@@ -1,0 +1,56 @@
+"""Operands and references that the tests of the skinny fp8 GEMM share, and a run of a file on the other architecture."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from hipforge import devices
+from hipforge.ops import skinny_gemm_fp8 as ops
+from hipforge.ops.reference.skinny import skinny_gemm as reference
+
+ARCH = devices.current().default_arch
+FP8 = ops.FORMATS[ARCH]
+OTHER = next(dtype for dtype in ops.FORMATS.values() if dtype != FP8)
+ONE = torch.tensor([1.0])
+
+
+def integers(m: int, n: int, k: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Operands in -2..2: sums of at most 2112 products are below 2^24, and of these sizes below 2^11: exact in fp16."""
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randint(-2, 3, (m, k), generator=generator).float().to(FP8)
+    b = torch.randint(-2, 3, (n, k), generator=generator).float().to(FP8).t()
+    return a, b
+
+
+def normals(m: int, n: int, k: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Operands of N(0, 1), and a scale that gives their product that distribution too."""
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(m, k, generator=generator).to(FP8)
+    return a, torch.randn(n, k, generator=generator).to(FP8).t(), torch.tensor([k**-0.5])
+
+
+def exact(
+    a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor = ONE, output: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The product in float64, which must be a float16 value everywhere."""
+    want = reference(a, b, scale, output, torch.float64, torch.float64)
+    assert torch.equal(want.half().double(), want), "the data does not test exactness"
+    return want.half()
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def passes_on_gfx942(file: str) -> None:
+    """The device is fixed per process, so the other architecture gets a process of its own."""
+    environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not on_gfx942", str(Path(file))]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert " passed" in result.stdout
