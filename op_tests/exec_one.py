@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import struct
 import subprocess
 import tempfile
@@ -39,6 +40,7 @@ def _hook() -> Callable[..., bytes | None]:
 
 
 _assembled: dict[tuple[str, str], bytes] = {}
+executed: set[tuple[str, str]] = set()  # mnemonic without its encoding's suffix, architecture
 
 
 def assemble(text: str, arch: str = "gfx950") -> bytes:
@@ -84,8 +86,9 @@ def _sections(elf: bytes) -> dict[str, bytes]:
 class Machine:
     """One wave's registers and 64 KiB of LDS."""
 
-    def __init__(self) -> None:
+    def __init__(self, arch: str = "gfx950") -> None:
         """Zero everything; all lanes are active."""
+        self.arch = arch
         self.v: Words = np.zeros((512, LANES), np.uint32)
         self.s: Words = np.zeros(128, np.uint32)
         self.lds: npt.NDArray[np.uint8] = np.zeros(65536, np.uint8)
@@ -110,12 +113,15 @@ class Machine:
         """Read a VGPR pair as one integer per lane."""
         return [int(low) | int(high) << 32 for low, high in zip(self.v[register], self.v[register + 1], strict=True)]
 
-    def run(self, text: str, arch: str = "gfx950") -> Machine:
-        """Execute assembly text.
+    def run(self, text: str, arch: str | None = None) -> Machine:
+        """Execute assembly text, by default for the machine's architecture.
 
         Raises:
             RuntimeError: the emulator's fault report.
         """
+        arch = arch or self.arch
+        names = re.findall(r"^\s*([a-z]\w+?)(?:_e32|_e64|_sdwa|_dpp)?(?:\s|$)", text, re.MULTILINE)
+        executed.update((name, arch) for name in names)
         code = assemble(text, arch)
         scc = ctypes.c_uint32(self.scc)
         report = _hook()(

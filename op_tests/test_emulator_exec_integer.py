@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from exec_one import EXEC, VCC, Machine, assemble_all, signed
+from exec_one import EXEC, VCC, Machine, signed
+from exec_registry import assemble_for, holds, holds_each
 
 M16, M32, M64 = 2**16 - 1, 2**32 - 1, 2**64 - 1
 EDGES = (
@@ -193,11 +194,14 @@ def text_of(name: str, sources: int, suffix: str = "") -> str:
     return f"{name}{'' if e64_only else suffix} v10, " + ", ".join(f"v{i}" for i in range(sources))
 
 
+def text(name: str) -> str:
+    return text_of(name, 1 if name in ONE else 3 if name in THREE else 2)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _assembled() -> None:
-    texts = [text_of(name, 2) for name in (*TWO, *PACKED)] + [text_of(name, 3) for name in THREE]
-    texts += [text_of(name, 1) for name in ONE] + [f"{name} v10, v0, v1 clamp" for name in SATURATING]
-    assemble_all(texts)
+    assemble_for(text, (*TWO, *PACKED, *THREE, *ONE))
+    assemble_for(lambda name: f"{name} v10, v0, v1 clamp", SATURATING)
 
 
 def operands(count: int) -> list[list[int]]:
@@ -212,8 +216,8 @@ def operands(count: int) -> list[list[int]]:
     return rows
 
 
-def run_all(text: str, count: int, want: Callable[..., int]) -> None:
-    machine = Machine()
+def run_all(arch: str, text: str, count: int, want: Callable[..., int]) -> None:
+    machine = Machine(arch)
     for rows in operands(count):
         for register, row in enumerate(rows):
             machine.v[register] = row
@@ -225,52 +229,52 @@ def run_all(text: str, count: int, want: Callable[..., int]) -> None:
         assert not wrong, f"{text} of {wrong[0][1]}: {got[wrong[0][0]]:#x}, expected {expected[wrong[0][0]]:#x}"
 
 
-@pytest.mark.parametrize("name", TWO)
-def test_two_sources(name: str) -> None:
-    run_all(text_of(name, 2), 2, TWO[name])
+@holds_each("name", TWO)
+def test_two_sources(name: str, arch: str) -> None:
+    run_all(arch, text(name), 2, TWO[name])
 
 
-@pytest.mark.parametrize("name", THREE)
-def test_three_sources(name: str) -> None:
-    run_all(text_of(name, 3), 3, THREE[name])
+@holds_each("name", THREE)
+def test_three_sources(name: str, arch: str) -> None:
+    run_all(arch, text(name), 3, THREE[name])
 
 
-@pytest.mark.parametrize("name", ONE)
-def test_one_source(name: str) -> None:
-    run_all(text_of(name, 1), 1, ONE[name])
+@holds_each("name", ONE)
+def test_one_source(name: str, arch: str) -> None:
+    run_all(arch, text(name), 1, ONE[name])
 
 
-@pytest.mark.parametrize("name", PACKED)
-def test_both_halves(name: str) -> None:
+@holds_each("name", PACKED)
+def test_both_halves(name: str, arch: str) -> None:
     function = PACKED[name]
     run_all(
-        text_of(name, 2), 2, lambda a, b: function(a & M16, b & M16) & M16 | (function(a >> 16, b >> 16) & M16) << 16
+        arch, text(name), 2, lambda a, b: function(a & M16, b & M16) & M16 | (function(a >> 16, b >> 16) & M16) << 16
     )
 
 
-@pytest.mark.parametrize("name", SATURATING)
-def test_clamp_saturates(name: str) -> None:
+@holds_each("name", SATURATING)
+def test_clamp_saturates(name: str, arch: str) -> None:
     function, low, high, mask = SATURATING[name]
     keeps = 0x55550000 if name in ("v_add_i16", "v_sub_i16") else 0  # VOP3-only forms leave the high half alone
-    run_all(f"{name} v10, v0, v1 clamp", 2, lambda a, b: clamp(function(a, b), low, high) & mask | keeps)
+    run_all(arch, f"{name} v10, v0, v1 clamp", 2, lambda a, b: clamp(function(a, b), low, high) & mask | keeps)
 
 
-@pytest.mark.parametrize("table", [0x00, 0x3C, 0x96, 0xCA, 0xE8, 0xFE, 0xFF])
-def test_bitop3_is_a_truth_table(table: int) -> None:
+@holds_each("table", [0x00, 0x3C, 0x96, 0xCA, 0xE8, 0xFE, 0xFF], lambda table: ["v_bitop3_b32"])
+def test_bitop3_is_a_truth_table(table: int, arch: str) -> None:
     def want(a: int, b: int, c: int) -> int:
         return sum((table >> ((a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1)) & 1) << i for i in range(32))
 
-    run_all(f"v_bitop3_b32 v10, v0, v1, v2 bitop3:{table:#x}", 3, want)
+    run_all(arch, f"v_bitop3_b32 v10, v0, v1, v2 bitop3:{table:#x}", 3, want)
 
 
 ADDENDS = (0, 1, M64, 1 << 63, (1 << 63) - 1, 0x0123456789ABCDEF)
 
 
-@pytest.mark.parametrize("is_signed", [False, True])
-def test_multiply_add_of_64_bits_and_its_carry(is_signed: bool) -> None:
+@holds_each("is_signed", [False, True], lambda is_signed: ["v_mad_i64_i32" if is_signed else "v_mad_u64_u32"])
+def test_multiply_add_of_64_bits_and_its_carry(is_signed: bool, arch: str) -> None:
     name = "v_mad_i64_i32" if is_signed else "v_mad_u64_u32"
     rng = np.random.default_rng(3)
-    machine = Machine()
+    machine = Machine(arch)
     for a, b in operands(2):
         c = [ADDENDS[i] for i in rng.integers(0, len(ADDENDS), 64)]
         machine.v[0], machine.v[1] = a, b
@@ -287,17 +291,18 @@ def test_multiply_add_of_64_bits_and_its_carry(is_signed: bool) -> None:
             assert machine.get64(20) >> lane & 1 == carry
 
 
-@pytest.mark.parametrize(
-    ("name", "function"),
+@holds_each(
+    "name, function",
     [
         ("v_lshlrev_b64", lambda a, b: b << (a & 63)),
         ("v_lshrrev_b64", lambda a, b: b >> (a & 63)),
         ("v_ashrrev_i64", lambda a, b: signed(b, 64) >> (a & 63)),
     ],
+    lambda name, function: [name],
 )
-def test_shifts_of_64_bits(name: str, function: Callable[[int, int], int]) -> None:
+def test_shifts_of_64_bits(name: str, function: Callable[[int, int], int], arch: str) -> None:
     amounts = [*range(60), 63, 64, 65, 127]
-    machine = Machine()
+    machine = Machine(arch)
     for value in (1, M64, 1 << 63, 0x0123456789ABCDEF):
         machine.v[0] = amounts
         machine.set_row64(2, [value] * 64)
@@ -306,8 +311,9 @@ def test_shifts_of_64_bits(name: str, function: Callable[[int, int], int]) -> No
         assert machine.row64(2) == [function(a, value) & M64 for a in amounts]
 
 
-def test_add_of_shifted_64_bits() -> None:
-    machine = Machine()
+@holds("v_lshl_add_u64")
+def test_add_of_shifted_64_bits(arch: str) -> None:
+    machine = Machine(arch)
     for amount in range(5):
         machine.set_row64(2, [M64 - lane for lane in range(64)])
         machine.set_row64(4, [lane << 40 for lane in range(64)])
@@ -325,10 +331,10 @@ CARRIES: dict[str, Callable[[int, int, int], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", CARRIES)
-def test_carries_in_and_out(name: str) -> None:
+@holds_each("name", CARRIES)
+def test_carries_in_and_out(name: str, arch: str) -> None:
     takes = name in ("v_addc_co_u32", "v_subb_co_u32", "v_subbrev_co_u32")
-    machine = Machine()
+    machine = Machine(arch)
     mask = 0x00FFF0F0F0FFFFFF
     for a, b in operands(2):
         machine.v[0], machine.v[1], machine.v[10] = a, b, 77
@@ -344,45 +350,3 @@ def test_carries_in_and_out(name: str) -> None:
             assert machine.v[10][lane] == exact & M32
             carries |= int(not 0 <= exact <= M32) << lane
         assert machine.get64(VCC) == carries, "an inactive lane gives 0"
-
-
-COMPARES: dict[str, Callable[[int, int], bool]] = {
-    "lt": lambda a, b: a < b,
-    "eq": lambda a, b: a == b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ne": lambda a, b: a != b,
-    "ge": lambda a, b: a >= b,
-}
-
-
-@pytest.mark.parametrize("kind", ["i16", "u16", "i32", "u32", "i64", "u64"])
-def test_integer_compares(kind: str) -> None:
-    bits = int(kind[1:])
-    machine = Machine()
-    mask = 0xFFFF00FF0FF0FFFF
-    machine.set64(EXEC, mask)
-    for name, function in COMPARES.items():
-        for low, high in ([rows[0], rows[1]] for rows in operands(2)[:6]):
-            if bits == 64:
-                left = [x << 32 | y for x, y in zip(low, high, strict=True)]
-                right = [x << 32 | y for x, y in zip(low, reversed(high), strict=True)]
-                machine.set_row64(0, left)
-                machine.set_row64(2, right)
-                text = f"v_cmp_{name}_{kind} s[20:21], v[0:1], v[2:3]"
-            else:
-                left, right = [x & (1 << bits) - 1 for x in low], [x & (1 << bits) - 1 for x in high]
-                machine.v[0], machine.v[1] = low, high
-                text = f"v_cmp_{name}_{kind} s[20:21], v0, v1"
-            machine.run(text)
-            read = (lambda x: signed(x, bits)) if kind[0] == "i" else (lambda x: x)
-            want = sum(function(read(a), read(b)) << lane for lane, (a, b) in enumerate(zip(left, right, strict=True)))
-            assert machine.get64(20) == want & mask, text
-
-
-def test_cmpx_narrows_exec() -> None:
-    machine = Machine()
-    machine.v[0] = np.arange(64)
-    machine.set64(EXEC, 0xFFFFFFFF)
-    machine.run("v_cmpx_lt_u32_e32 vcc, 7, v0")
-    assert machine.get64(EXEC) == machine.get64(VCC) == 0xFFFFFF00

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from exec_one import ACC, EXEC, M0, MODE_IEEE, VCC, Machine
+from exec_registry import holds, on_each_arch
 
 LANE = np.arange(64, dtype=np.uint32)
 M32 = 2**32 - 1
@@ -21,8 +22,8 @@ def as_float(machine: Machine, register: int = 10) -> np.ndarray:
 
 
 @pytest.fixture
-def machine() -> Machine:
-    fresh = Machine()
+def machine(arch: str) -> Machine:
+    fresh = Machine(arch)
     rng = np.random.default_rng(1)
     fresh.v[:20] = rng.integers(0, 2**32, (20, 64), dtype=np.uint32)
     fresh.v[30] = floats(np.linspace(-3, 3, 64))
@@ -30,7 +31,8 @@ def machine() -> Machine:
     return fresh
 
 
-def test_negation_and_magnitude_of_sources(machine: Machine) -> None:
+@holds("v_cndmask_b32")
+def test_negation_and_magnitude_of_sources(machine: Machine, arch: str) -> None:
     a, b = as_float(machine, 30).copy(), as_float(machine, 31).copy()
     machine.run("v_add_f32 v10, -v30, |v31|")
     np.testing.assert_array_equal(as_float(machine), -a + abs(b))
@@ -40,7 +42,8 @@ def test_negation_and_magnitude_of_sources(machine: Machine) -> None:
     np.testing.assert_array_equal(as_float(machine), abs(b))
 
 
-def test_clamp_to_the_unit_interval_makes_nan_zero(machine: Machine) -> None:
+@on_each_arch
+def test_clamp_to_the_unit_interval_makes_nan_zero(machine: Machine, arch: str) -> None:
     machine.v[30] = floats(np.linspace(-2, 2, 64))
     machine.v[30][0] = 0x7FC00000
     machine.run("v_mul_f32 v10, 1.0, v30 clamp")
@@ -50,7 +53,10 @@ def test_clamp_to_the_unit_interval_makes_nan_zero(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("text", "factor"), [("mul:2", 2), ("mul:4", 4), ("div:2", 0.5)])
-def test_output_multiplier_works_only_where_denormals_are_flushed(machine: Machine, text: str, factor: float) -> None:
+@on_each_arch
+def test_output_multiplier_works_only_where_denormals_are_flushed(
+    machine: Machine, arch: str, text: str, factor: float
+) -> None:
     a = as_float(machine, 30).copy()
     machine.run(f"v_add_f32 v10, 1.0, v30 {text}")
     np.testing.assert_array_equal(as_float(machine), a + 1)
@@ -60,7 +66,8 @@ def test_output_multiplier_works_only_where_denormals_are_flushed(machine: Machi
     assert not machine.mode & MODE_IEEE
 
 
-def test_inactive_lanes_keep_their_value(machine: Machine) -> None:
+@on_each_arch
+def test_inactive_lanes_keep_their_value(machine: Machine, arch: str) -> None:
     mask = 0x0F0F_F0F0_00FF_FF00
     machine.set64(EXEC, mask)
     before = machine.v[10].copy()
@@ -69,13 +76,15 @@ def test_inactive_lanes_keep_their_value(machine: Machine) -> None:
     np.testing.assert_array_equal(machine.v[10], np.where(active, machine.v[0] + machine.v[1], before))
 
 
-def test_vcc_source_is_read_before_the_compare_writes_it(machine: Machine) -> None:
+@on_each_arch
+def test_vcc_source_is_read_before_the_compare_writes_it(machine: Machine, arch: str) -> None:
     machine.set64(VCC, 0x5)
     machine.run("v_cmp_eq_u32_e64 vcc, vcc_lo, 5")
     assert machine.get64(VCC) == 2**64 - 1
 
 
-def test_op_sel_reads_and_writes_halves(machine: Machine) -> None:
+@on_each_arch
+def test_op_sel_reads_and_writes_halves(machine: Machine, arch: str) -> None:
     a, b, old = machine.v[0].copy(), machine.v[1].copy(), machine.v[10].copy()
     machine.run("v_add_i16 v10, v0, v1 op_sel:[1,0,0]")
     np.testing.assert_array_equal(machine.v[10], old & 0xFFFF0000 | (a >> 16) + b & 0xFFFF)
@@ -106,7 +115,8 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("select", SELECTS)
-def test_sdwa_sources(machine: Machine, select: str) -> None:
+@on_each_arch
+def test_sdwa_sources(machine: Machine, arch: str, select: str) -> None:
     machine.run(f"v_add_u32_sdwa v10, v0, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:{select} src1_sel:DWORD")
     np.testing.assert_array_equal(machine.v[10], SELECTS[select](machine.v[0]) + machine.v[1])
     if select == "DWORD":
@@ -121,7 +131,8 @@ def test_sdwa_sources(machine: Machine, select: str) -> None:
 
 
 @pytest.mark.parametrize("select", FIELDS)
-def test_sdwa_destinations(machine: Machine, select: str) -> None:
+@on_each_arch
+def test_sdwa_destinations(machine: Machine, arch: str, select: str) -> None:
     low, width = FIELDS[select]
     old = machine.v[10].copy()
     field = np.uint32((1 << width) - 1)
@@ -140,7 +151,8 @@ def test_sdwa_destinations(machine: Machine, select: str) -> None:
     np.testing.assert_array_equal(machine.v[10], want)
 
 
-def test_sdwa_compare_and_float_modifiers(machine: Machine) -> None:
+@on_each_arch
+def test_sdwa_compare_and_float_modifiers(machine: Machine, arch: str) -> None:
     machine.run("v_cmp_eq_u16_sdwa vcc, v0, v0 src0_sel:BYTE_1 src1_sel:BYTE_1")
     assert machine.get64(VCC) == 2**64 - 1
     machine.run("v_add_f32_sdwa v10, -v30, |v31| dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:DWORD")
@@ -168,7 +180,8 @@ DPP: dict[str, Callable[[int], int | None]] = {
 @pytest.mark.parametrize("control", DPP)
 @pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("mask", [2**64 - 1, 0xFFFF00FF0FF0F731])
-def test_dpp(machine: Machine, control: str, bound: bool, mask: int) -> None:
+@on_each_arch
+def test_dpp(machine: Machine, arch: str, control: str, bound: bool, mask: int) -> None:
     machine.set64(EXEC, mask)
     source, old = machine.v[0].copy(), machine.v[10].copy()
     rows, banks = 0xB, 0xE
@@ -187,13 +200,15 @@ def test_dpp(machine: Machine, control: str, bound: bool, mask: int) -> None:
         assert machine.v[10][lane] == want, lane
 
 
-def test_dpp_modifies_only_the_first_source(machine: Machine) -> None:
+@on_each_arch
+def test_dpp_modifies_only_the_first_source(machine: Machine, arch: str) -> None:
     machine.run("v_sub_u32_dpp v10, v0, v1 row_ror:1 row_mask:0xf bank_mask:0xf")
     rotated = machine.v[0].reshape(4, 16)[:, (LANE[:16] - 1) % 16].reshape(64)
     np.testing.assert_array_equal(machine.v[10], rotated - machine.v[1])
 
 
-def test_reading_and_writing_lanes_ignores_exec(machine: Machine) -> None:
+@holds("v_readlane_b32", "v_readfirstlane_b32", "v_writelane_b32")
+def test_reading_and_writing_lanes_ignores_exec(machine: Machine, arch: str) -> None:
     machine.set64(EXEC, 0)
     machine.run("v_readlane_b32 s4, v0, 17\nv_readfirstlane_b32 s5, v0")
     assert (machine.s[4], machine.s[5]) == (machine.v[0][17], machine.v[0][0])
@@ -205,12 +220,14 @@ def test_reading_and_writing_lanes_ignores_exec(machine: Machine) -> None:
     assert machine.s[5] == machine.v[0][40]
 
 
-def test_counting_lanes_below(machine: Machine) -> None:
+@holds("v_mbcnt_lo_u32_b32", "v_mbcnt_hi_u32_b32")
+def test_counting_lanes_below(machine: Machine, arch: str) -> None:
     machine.run("v_mbcnt_lo_u32_b32 v10, -1, 0\nv_mbcnt_hi_u32_b32 v10, -1, v10")
     np.testing.assert_array_equal(machine.v[10], LANE)
 
 
-def test_swaps(machine: Machine) -> None:
+@holds("v_swap_b32", "v_permlane32_swap_b32", "v_permlane16_swap_b32")
+def test_swaps(machine: Machine, arch: str) -> None:
     a, b = machine.v[0].copy(), machine.v[1].copy()
     machine.run("v_swap_b32 v0, v1")
     np.testing.assert_array_equal(machine.v[0:2], [b, a])
@@ -223,13 +240,15 @@ def test_swaps(machine: Machine) -> None:
     np.testing.assert_array_equal(machine.v[1], np.concatenate([a[16:32], b[16:32], a[48:], b[48:]]))
 
 
-def test_accumulation_registers_are_a_second_file(machine: Machine) -> None:
+@holds("v_accvgpr_write_b32", "v_accvgpr_mov_b32", "v_accvgpr_read_b32")
+def test_accumulation_registers_are_a_second_file(machine: Machine, arch: str) -> None:
     machine.run("v_accvgpr_write_b32 a3, v0\nv_accvgpr_mov_b32 a4, a3\nv_accvgpr_read_b32 v10, a4")
     np.testing.assert_array_equal(machine.v[ACC + 3], machine.v[0])
     np.testing.assert_array_equal(machine.v[10], machine.v[0])
 
 
-def test_register_indexing_moves_what_it_is_told_to(machine: Machine) -> None:
+@holds("s_set_gpr_idx_on", "s_set_gpr_idx_off")
+def test_register_indexing_moves_what_it_is_told_to(machine: Machine, arch: str) -> None:
     machine.s[4] = 5
     machine.run("s_set_gpr_idx_on s4, gpr_idx(SRC0)\nv_mov_b32 v10, v1\ns_set_gpr_idx_off\nv_mov_b32 v11, v1")
     np.testing.assert_array_equal(machine.v[10], machine.v[6])
@@ -239,17 +258,20 @@ def test_register_indexing_moves_what_it_is_told_to(machine: Machine) -> None:
     assert machine.s[M0] & 0xFF == 5
 
 
-def test_register_indexing_past_the_file_is_a_fault(machine: Machine) -> None:
+@on_each_arch
+def test_register_indexing_past_the_file_is_a_fault(machine: Machine, arch: str) -> None:
     machine.s[4] = 255
     with pytest.raises(RuntimeError, match="outside the register file"):
         machine.run("s_set_gpr_idx_on s4, gpr_idx(SRC0)\nv_mov_b32 v10, v1\ns_set_gpr_idx_off")
 
 
-def test_an_instruction_without_a_handler_is_named(machine: Machine) -> None:
+@on_each_arch
+def test_an_instruction_without_a_handler_is_named(machine: Machine, arch: str) -> None:
     with pytest.raises(RuntimeError, match=r"instruction v_cubeid_f32\n.*v_cubeid_f32 v10, v0, v1, v2"):
         machine.run("v_cubeid_f32 v10, v0, v1, v2")
 
 
-def test_bytes_that_are_no_instruction_are_shown(machine: Machine) -> None:
+@on_each_arch
+def test_bytes_that_are_no_instruction_are_shown(machine: Machine, arch: str) -> None:
     with pytest.raises(RuntimeError, match="no instruction"):
         machine.run(".long 0xbfff0000")

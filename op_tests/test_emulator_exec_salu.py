@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from exec_one import EXEC, VCC, Machine, assemble_all, signed
+from exec_registry import ARCHS, holds, holds_each, on_each_arch
 
 MASK32, MASK64 = 2**32 - 1, 2**64 - 1
 VALUES = (0, 1, 2, 31, 32, 33, 63, 64, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x00100003, 0x0040FFFF, 0xDEADBEEF)
@@ -203,12 +204,13 @@ def _assembled() -> None:
     one = [f"{name} s10, s4" for name in ONE_32] + [f"{name} s[10:11], s[4:5]" for name in ONE_64]
     one += [f"{name} s10, s[4:5]" for name in WIDE_TO_32]
     compares = [f"s_cmp_{name}_{kind} s4, s6" for name in COMPARES for kind in ("i32", "u32")]
-    assemble_all(two + one + compares)
+    for arch in ARCHS:
+        assemble_all(two + one + compares, arch)
 
 
-@pytest.mark.parametrize("name", TWO_32)
-def test_two_words(name: str) -> None:
-    text, machine = f"{name} s10, s4, s6", Machine()
+@holds_each("name", TWO_32)
+def test_two_words(name: str, arch: str) -> None:
+    text, machine = f"{name} s10, s4, s6", Machine(arch)
     for a in VALUES:
         for b in VALUES:
             for scc in (0, 1):
@@ -216,10 +218,10 @@ def test_two_words(name: str) -> None:
                 check(machine.run(text), text, int(machine.s[10]), TWO_32[name](a, b, scc), scc, (a, b))
 
 
-@pytest.mark.parametrize("name", [*TWO_64, *WIDE_BY_32])
-def test_two_double_words(name: str) -> None:
+@holds_each("name", [*TWO_64, *WIDE_BY_32])
+def test_two_double_words(name: str, arch: str) -> None:
     wide = name in TWO_64
-    text, machine = f"{name} s[10:11], s[4:5], {'s[6:7]' if wide else 's6'}", Machine()
+    text, machine = f"{name} s[10:11], s[4:5], {'s[6:7]' if wide else 's6'}", Machine(arch)
     for a in WIDE:
         for b in WIDE if wide else VALUES:
             machine.set64(4, a)
@@ -229,13 +231,13 @@ def test_two_double_words(name: str) -> None:
             check(machine.run(text), text, machine.get64(10), want, a & 1, (a, b))
 
 
-@pytest.mark.parametrize("name", [*ONE_32, *ONE_64, *WIDE_TO_32])
-def test_one_source(name: str) -> None:
+@holds_each("name", [*ONE_32, *ONE_64, *WIDE_TO_32])
+def test_one_source(name: str, arch: str) -> None:
     rng = np.random.default_rng(7)
     random = [int(x) for x in rng.integers(0, 2**64, 20, dtype=np.uint64)]
     result = "s[10:11]" if name in ONE_64 else "s10"
     source = "s4" if name in ONE_32 else "s[4:5]"
-    text, machine = f"{name} {result}, {source}", Machine()
+    text, machine = f"{name} {result}, {source}", Machine(arch)
     for x in (*VALUES, *WIDE, *random):
         a = x & MASK32 if name in ONE_32 else x
         machine.set64(4, a)
@@ -245,9 +247,9 @@ def test_one_source(name: str) -> None:
         check(machine, text, machine.get64(10) if name in ONE_64 else int(machine.s[10]), want, 1, (a,))
 
 
-@pytest.mark.parametrize("name", COMPARES)
-def test_compares(name: str) -> None:
-    machine = Machine()
+@holds_each("name", COMPARES, lambda name: [f"s_cmp_{name}_{kind}" for kind in ("i32", "u32")])
+def test_compares(name: str, arch: str) -> None:
+    machine = Machine(arch)
     for a in VALUES:
         for b in VALUES:
             machine.s[4], machine.s[6] = a, b
@@ -255,17 +257,18 @@ def test_compares(name: str) -> None:
             assert machine.run(f"s_cmp_{name}_i32 s4, s6").scc == COMPARES[name](s32(a), s32(b)), (a, b)
 
 
-@pytest.mark.parametrize("name", COMPARES)
-def test_compares_with_an_immediate_extend_it_by_kind(name: str) -> None:
-    machine = Machine()
+@holds_each("name", COMPARES, lambda name: [f"s_cmpk_{name}_{kind}" for kind in ("i32", "u32")])
+def test_compares_with_an_immediate_extend_it_by_kind(name: str, arch: str) -> None:
+    machine = Machine(arch)
     for a in (0, 5, 0xFFF0, 0xFFFFFFF0, 0x7FFFFFFF):
         machine.s[4] = a
         assert machine.run(f"s_cmpk_{name}_u32 s4, 0xfff0").scc == COMPARES[name](a, 0xFFF0)
         assert machine.run(f"s_cmpk_{name}_i32 s4, 0xfff0").scc == COMPARES[name](s32(a), -16)
 
 
-def test_compares_of_64_bits() -> None:
-    machine = Machine()
+@holds("s_cmp_eq_u64", "s_cmp_lg_u64")
+def test_compares_of_64_bits(arch: str) -> None:
+    machine = Machine(arch)
     for a in WIDE:
         for b in WIDE:
             machine.set64(4, a)
@@ -274,8 +277,11 @@ def test_compares_of_64_bits() -> None:
             assert machine.run("s_cmp_lg_u64 s[4:5], s[6:7]").scc == (a != b)
 
 
-def test_bit_tests_and_single_bits() -> None:
-    machine = Machine()
+@holds(
+    "s_bitcmp0_b32", "s_bitcmp1_b32", "s_bitset0_b32", "s_bitset1_b32", "s_bitset1_b64", "s_bfm_b64"
+)  # fmt: skip
+def test_bit_tests_and_single_bits(arch: str) -> None:
+    machine = Machine(arch)
     machine.s[4] = 0x80000001
     for amount in (0, 1, 31, 32, 33, 63):
         machine.s[6] = amount
@@ -293,8 +299,8 @@ def test_bit_tests_and_single_bits() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("name", "function"),
+@holds_each(
+    "name, function",
     [
         ("s_and_saveexec_b64", lambda s, e: s & e),
         ("s_or_saveexec_b64", lambda s, e: s | e),
@@ -307,9 +313,10 @@ def test_bit_tests_and_single_bits() -> None:
         ("s_andn1_saveexec_b64", lambda s, e: ~s & e),
         ("s_orn1_saveexec_b64", lambda s, e: ~s | e),
     ],
+    lambda name, function: [name],
 )
-def test_saveexec_keeps_the_old_mask(name: str, function: Callable[[int, int], int]) -> None:
-    machine = Machine()
+def test_saveexec_keeps_the_old_mask(name: str, function: Callable[[int, int], int], arch: str) -> None:
+    machine = Machine(arch)
     for source in WIDE:
         for mask in (MASK64, 0, 0x00FF00FF00FF00FF):
             machine.set64(4, source)
@@ -319,8 +326,9 @@ def test_saveexec_keeps_the_old_mask(name: str, function: Callable[[int, int], i
             assert (machine.get64(10), machine.get64(EXEC), machine.scc) == (mask, want, int(want != 0))
 
 
-def test_constants_and_immediates() -> None:
-    machine = Machine()
+@holds("s_movk_i32", "s_mov_b64", "s_mov_b32", "s_addk_i32", "s_mulk_i32")
+def test_constants_and_immediates(arch: str) -> None:
+    machine = Machine(arch)
     assert machine.run("s_movk_i32 s10, 0x8000").s[10] == 0xFFFF8000
     assert machine.run("s_mov_b64 s[10:11], -1").get64(10) == MASK64
     assert machine.run("s_mov_b64 s[10:11], 0xdeadbeef").get64(10) == 0xDEADBEEF
@@ -333,28 +341,32 @@ def test_constants_and_immediates() -> None:
     assert machine.run("s_mulk_i32 s10, 0xffff").s[10] == (-3) & MASK32
 
 
-def test_aperture_registers_are_outside_user_space() -> None:
-    machine = Machine()
+@on_each_arch
+def test_aperture_registers_are_outside_user_space(arch: str) -> None:
+    machine = Machine(arch)
     for name in ("src_shared_base", "src_private_base"):
         machine.run(f"s_mov_b64 s[10:11], {name}")
         assert machine.s[10] == 0
         assert int(machine.s[11]) << 32 >= 2**47
 
 
-def test_mode_register_reads_back_what_was_written() -> None:
-    machine = Machine()
+@holds("s_getreg_b32", "s_setreg_imm32_b32")
+def test_mode_register_reads_back_what_was_written(arch: str) -> None:
+    machine = Machine(arch)
     assert machine.run("s_getreg_b32 s10, hwreg(HW_REG_MODE, 0, 10)").s[10] == machine.mode
     machine.run("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0\ns_getreg_b32 s10, hwreg(HW_REG_MODE, 0, 10)")
     assert machine.s[10] == machine.mode & ~0x30
 
 
-def test_unknown_hardware_registers_are_named() -> None:
+@on_each_arch
+def test_unknown_hardware_registers_are_named(arch: str) -> None:
     with pytest.raises(RuntimeError, match="hardware register IB_STS"):
-        Machine().run("s_getreg_b32 s10, hwreg(HW_REG_IB_STS)")
+        Machine(arch).run("s_getreg_b32 s10, hwreg(HW_REG_IB_STS)")
 
 
-def test_vcc_is_an_ordinary_pair() -> None:
-    machine = Machine()
+@on_each_arch
+def test_vcc_is_an_ordinary_pair(arch: str) -> None:
+    machine = Machine(arch)
     machine.set64(VCC, 0x123456789)
     machine.run("s_and_b64 vcc, vcc, exec\ns_mov_b32 s10, vcc_hi")
     assert machine.s[10] == 1
