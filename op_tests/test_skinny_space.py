@@ -44,6 +44,16 @@ REFUSED = [
         "a_producers + b_producers + consumers must be at most 16 waves (1024 threads); got 17 (4 + 10 + 3)",
     ),
     (
+        {"op_m": 32, "b_lanes": 5, "qsize": 2},
+        "a_producers + b_producers + consumers must be at most 8 waves (a lane's 80 sums take the registers of more); "
+        "got 10 (2 + 6 + 2)",
+    ),
+    (
+        {"op_m": 32, "a_lanes": 3, "b_lanes": 5, "a_producers": 1, "b_producers": 2, "qsize": 2},
+        "a_producers + b_producers + consumers must be at most 4 waves (a lane's 240 sums take the registers of more); "
+        "got 5 (1 + 2 + 2)",
+    ),
+    (
         {"a_producers": 5},
         f"{QUEUE}, or waves have no slot of their own; got qsize 4 for 5 / 1, 6 / 2 and 2",
     ),
@@ -71,6 +81,9 @@ ACCEPTED = [
     {"op_m": 16, "a_lanes": 3, "ops": 8, "qsize": 3},
     {"b_lanes": 6, "qsize": 2},
     {"a_producers": 4, "b_producers": 8, "consumers": 4},
+    {"op_m": 16, "a_lanes": 3, "b_lanes": 5, "b_producers": 12, "qsize": 3},
+    {"op_m": 32, "b_lanes": 5, "b_producers": 4, "qsize": 2},
+    {"op_m": 32, "a_lanes": 3, "b_lanes": 5, "a_producers": 1, "b_producers": 1, "qsize": 2},
     {"a_producers": 8, "a_lanes": 2, "b_producers": 6},
     {"qsize": 6},
     {"split_k": 4},
@@ -130,7 +143,7 @@ def test_a_row_for_another_architecture_is_refused(tmp_path):
         read_rows(SKINNY_GEMM_FP8, path)
 
 
-@pytest.mark.parametrize("tile", [(8, 1, 2, 4), (16, 1, 3, 8)])
+@pytest.mark.parametrize("tile", [(8, 1, 2, 4), (16, 2, 3, 4)])
 def test_the_modules_guards_refuse_exactly_what_the_rules_refuse(tile):
     """The raw op has no rules of Python's before it, so that what it raises is the module's own."""
     generator = random.Random(0)

@@ -135,10 +135,12 @@ def test_tiles_hold_all_rows_and_are_not_half_empty():
 def test_the_busiest_share_is_that_of_the_kernels_runs(columns, splits, extra, cu_count):
     blocks = splits + extra
     each = blocks // splits
-    # As tile_at and Run of the kernel: the split is the slowest index, its last part takes what is left.
+    # As the kernel's Tiles: the split is the slowest index and its last part takes what is left; of the runs, the first
+    # are longer.
     work = [blocks - split * each if split + 1 == splits else each for split in range(splits) for _ in range(columns)]
     workgroups = min(len(work), cu_count)
-    runs = [sum(work[len(work) * w // workgroups : len(work) * (w + 1) // workgroups]) for w in range(workgroups)]
+    lengths = [len(work) // workgroups + (w < len(work) % workgroups) for w in range(workgroups)]
+    runs = [sum(work[sum(lengths[:w]) : sum(lengths[: w + 1])]) for w in range(workgroups)]
     assert skinny_gemm_fp8.busiest_share(len(work), splits, blocks, cu_count) == pytest.approx(
         max(runs) * workgroups / sum(work)
     )

@@ -70,16 +70,17 @@ def candidates(cell: Cell, arch: str) -> list[Candidate]:
 def busiest_share(tiles: int, splits: int, blocks: int, cu_count: int) -> float:
     """Return the k blocks of the busiest work-group over those of the average one.
 
-    Work-groups take contiguous runs of the ``tiles`` (split parts counted, the last split's last); the last split has
-    the blocks that are left over.
+    Work-groups take contiguous runs of the ``tiles`` (split parts counted, the last split's last), the first ones one
+    more where they do not divide; the last split has the blocks that are left over.
     """
     workgroups = min(tiles, cu_count)
+    length, longer = divmod(tiles, workgroups)
     first_of_last = tiles - tiles // splits  # its parts come last
     each = blocks // splits
     more = blocks - splits * each
 
     def run(workgroup: int) -> int:
-        begin, end = (tiles * index // workgroups for index in (workgroup, workgroup + 1))
+        begin, end = (index * length + min(index, longer) for index in (workgroup, workgroup + 1))
         return (end - begin) * each + max(0, end - max(begin, first_of_last)) * more
 
     return max(map(run, range(workgroups))) * workgroups / (tiles // splits * blocks)
