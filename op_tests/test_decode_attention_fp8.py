@@ -266,7 +266,7 @@ def test_a_forced_configuration_overrides_and_says_so():
     assert told.configuration["split_k"] == 5 and "force_kernel_config" in told.reason
     out = decode_attention_fp8(q, k, v, None, lengths, split_k=2, force_kernel_config=forced)
     assert torch.equal(out, decode_attention_fp8(q, k, v, None, lengths, split_k=5))
-    with pytest.raises(GuardError, match="block_n must be one of 64"):
+    with pytest.raises(GuardError, match="block_n must be one of 16, 32, 64"):
         decode_attention_fp8(q, k, v, None, lengths, force_kernel_config={"block_n": 128})
 
 

@@ -15,8 +15,9 @@ INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
 HEAD_DIMS = (64, 128, 256)
 BLOCK_M = 16  # rows of one matrix instruction
 PAGE_MULTIPLE = 16  # keys of one matrix instruction
-BLOCKS_N = (64,)
-WAVES = (1,)
+BLOCKS_N = (16, 32, 64)
+WAVES = (1, 2, 4)
+PART_COLUMNS = 128  # of V that a wave owns; two waves share a key range at D = 256
 MAX_SPLITS = 512
 CONFIGURATION = ("block_n", "waves", "split_k")
 
@@ -26,6 +27,7 @@ CONFIGURATION = ("block_n", "waves", "split_k")
     variant=lambda out, lse, partial, partial_lse, q, *rest: {
         "HF_HEAD_DIM": q.shape[-1],
         "HF_INPUT": INPUTS[q.dtype],
+        "HF_BLOCK_N": rest[-3],
     },
     mutates=("out", "lse", "partial", "partial_lse"),
 )
@@ -60,7 +62,8 @@ def check_configuration(configuration: Mapping[str, int], head_dim: int) -> None
     """
     if set(configuration) != set(CONFIGURATION):
         raise GuardError(f"a configuration has {', '.join(CONFIGURATION)}; got {', '.join(configuration) or 'nothing'}")
-    for name, accepted in (("block_n", BLOCKS_N), ("waves", WAVES)):
+    waves = tuple(count for count in WAVES if count * PART_COLUMNS >= head_dim)
+    for name, accepted in (("block_n", BLOCKS_N), ("waves", waves)):
         if configuration[name] not in accepted:
             raise GuardError(
                 f"{name} must be one of {', '.join(map(str, accepted))} at D={head_dim}; got {configuration[name]}"

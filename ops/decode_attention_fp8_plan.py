@@ -18,6 +18,7 @@ from hipforge.ops.decode_attention_fp8_kernels import (
     INPUTS,
     MAX_SPLITS,
     PAGE_MULTIPLE,
+    PART_COLUMNS,
     check_configuration,
 )
 from hipforge.ops.dispatch import Accepted, Decision, Refused
@@ -26,7 +27,7 @@ from hipforge.ops.tuned import TunedRow, load_table
 
 MAX_TILE = 64  # of BLOCK_M and BLOCK_N; larger tiles keep too much in registers
 MAX_WAVES = 4
-DEFAULT = MappingProxyType({"block_n": 64, "waves": 1})
+BLOCK_N = 64  # without a tuned row, and the heuristic's grain
 
 
 def split_k_heuristic(batch: int, kv_heads: int, max_keys: int, page_size: int | None = None) -> int:
@@ -39,12 +40,12 @@ def split_k_heuristic(batch: int, kv_heads: int, max_keys: int, page_size: int |
         page_size: keys of a page for a kernel whose splits must not cross pages. Those of this module do.
     """
     rows = max(batch, 1)
-    split = min(max(max_keys + rows - 1, 1024) // rows, max_keys // DEFAULT["block_n"] + 1)
+    split = min(max(max_keys + rows - 1, 1024) // rows, max_keys // BLOCK_N + 1)
     enough = max(1024 // max(batch * kv_heads, 1), 1)
     while split > enough:
         split //= 2
     split = max(split, 1)
-    if math.ceil(max_keys / split) % DEFAULT["block_n"]:
+    if math.ceil(max_keys / split) % BLOCK_N:
         split += 1
     split = min(max(split, 1), MAX_SPLITS)
     if page_size is not None and math.ceil(max_keys / split) > page_size:
@@ -101,7 +102,9 @@ def _configured(
         configuration, why = {name: row.integer(name) for name in CONFIGURATION}, "the tuned row of the shape's bucket"
     else:
         split = split_k_heuristic(q.shape[0], k.shape[2], max_keys)
-        configuration, why = {**DEFAULT, "split_k": split}, "no tuned row; the split-K heuristic"
+        waves = max(q.shape[-1] // PART_COLUMNS, 1)
+        configuration = {"block_n": BLOCK_N, "waves": waves, "split_k": split}
+        why = "no tuned row; the split-K heuristic"
     if split_k is not None:
         configuration["split_k"] = split_k
         why = "split_k as given" if row is None else f"{why}, with split_k as given"

@@ -1,12 +1,13 @@
-// Decode attention over an fp8 K/V cache, gfx950 (e4m3fn). decode_kernel.h has the kernels.
-// A variant serves one head dimension and one dtype of q.
+// Decode attention over an fp8 K/V cache, gfx950 (e4m3fn) and gfx942 (e4m3fnuz). decode_kernel.h and merge_kernel.h have the
+// kernels. A variant serves one head dimension, one dtype of q and one block of keys.
 #include <hip/hip_runtime.h>
 
 #include "decode_kernel.h"
 #include "hipforge/module.h"
+#include "merge_kernel.h"
 
-#if !defined(HF_HEAD_DIM) || !defined(HF_INPUT)
-#error "build a variant: -DHF_HEAD_DIM=64, 128 or 256 and -DHF_INPUT=f16 or bf16"
+#if !defined(HF_HEAD_DIM) || !defined(HF_INPUT) || !defined(HF_BLOCK_N)
+#error "build a variant: -DHF_HEAD_DIM=64, 128 or 256, -DHF_INPUT=f16 or bf16 and -DHF_BLOCK_N=16, 32 or 64"
 #endif
 
 using hf::OptionalTensor;
@@ -23,10 +24,13 @@ struct input_bf16 { using type = hf::dev::bf16; };
 using Half = HF_JOIN(input_, HF_INPUT)::type;
 constexpr hf_dtype kInputDtype = __is_same(Half, _Float16) ? HF_F16 : HF_BF16;
 constexpr int kD = HF_HEAD_DIM;
+constexpr int kBlockN = HF_BLOCK_N;
+using Layout = Shape<Half, kD>;
+static_assert(kBlockN % kTileN == 0 && kBlockN <= kMaxBlockN);
 
 constexpr int64_t kMaxSplits = 512;
 constexpr int64_t kMaxGrid = 65535;  // of the grid's second and third axes
-constexpr int64_t kMaxKeys = (int64_t{1} << 31) - 1 - kBlockN;
+constexpr int64_t kMaxKeys = (int64_t{1} << 31) - 1 - kMaxBlockN;
 // A tile of 16 keys is one raw buffer, of at most 2^31 - 1 bytes.
 constexpr int64_t kMaxSlotStride = ((int64_t{1} << 31) - 1) / kTileN - kD;
 
@@ -52,7 +56,11 @@ Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale
            kMaxSlotStride, " are addressed");
   HF_CHECK(aligned(data.data(), 16), name, " must start at a multiple of 16 bytes; pass a copy");
   HF_CHECK(scale.has_value() != rows.has_value(), name, " needs one scale per tensor or head, or one word per row, not both");
-  Cache cache{data.data<const uint8_t>(), data.stride(0), data.stride(1), data.stride(2), nullptr, 0, nullptr, 0, 0, 0};
+  Cache cache = {};
+  cache.data = data.data<const uint8_t>();
+  cache.page_stride = data.stride(0);
+  cache.slot_stride = static_cast<uint32_t>(data.stride(1));
+  cache.head_stride = data.stride(2);
   if (scale) {
     const Tensor value = *scale;
     HF_CHECK(value.dtype() == HF_F32 && value.is_contiguous() && (value.numel() == 1 || value.is_shape(data.size(2))), name,
@@ -68,10 +76,10 @@ Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale
     for (int axis = 0; axis < 3; ++axis)
       HF_CHECK(value.stride(axis) >= 0, name, "'s scale_shift must not have negative strides");
     HF_CHECK(value.stride(1) <= kMaxSlotStride / 4, name, "'s scale_shift has rows ", value.stride(1), " words apart");
-    cache.rows = value.data<const uint32_t>();
-    cache.rows_page_stride = value.stride(0);
-    cache.rows_slot_stride = value.stride(1);
-    cache.rows_head_stride = value.stride(2);
+    cache.rows = static_cast<const uint8_t*>(value.data());
+    cache.rows_page_stride = 4 * value.stride(0);
+    cache.rows_slot_stride = 4 * static_cast<uint32_t>(value.stride(1));
+    cache.rows_head_stride = 4 * value.stride(2);
   }
   return cache;
 }
@@ -102,7 +110,9 @@ void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, Op
            " and Hkv = ", kv_heads);
   const int64_t rows = heads / kv_heads * mq;
   HF_CHECK(batch * kv_heads <= kMaxGrid, "B * Hkv must be at most ", kMaxGrid, "; got ", batch * kv_heads);
-  HF_CHECK(block_n == kBlockN && waves == 1, "block_n must be 64 and waves 1; got ", block_n, " and ", waves);
+  HF_CHECK(block_n == kBlockN, "block_n must be ", kBlockN, " for this variant; got ", block_n);
+  HF_CHECK((waves == 1 || waves == 2 || waves == 4) && waves >= Layout::kParts, "waves must be ", Layout::kParts,
+           kD == 256 ? " (which share a key range) or 4" : ", 2 or 4", "; got ", waves);
   HF_CHECK(splits >= 1 && splits <= kMaxSplits, "split_k must be 1 to ", kMaxSplits, "; got ", splits);
   HF_CHECK(seqlens.dtype() == HF_I32 && seqlens.is_shape(batch) && seqlens.is_contiguous(),
            "seqlens must be contiguous int32 [", batch, "]; got ", seqlens);
@@ -151,15 +161,18 @@ void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, Op
   p.group = static_cast<uint32_t>(heads / kv_heads);
   p.mq = static_cast<uint32_t>(mq);
   p.splits = static_cast<uint32_t>(splits);
+  p.ranges = static_cast<uint32_t>(waves / Layout::kParts);
   p.causal = causal;
   p.factor = static_cast<float>(scale) * kLog2E;
 
   const auto pairs = static_cast<uint32_t>(batch * kv_heads);
   const dim3 grid(static_cast<uint32_t>((rows + kBlockM - 1) / kBlockM), pairs, p.splits);
+  const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
+  const uint32_t lds = Layout::lds_bytes(kBlockN, static_cast<int>(waves), p.k.rows != nullptr);
   if (p.k.rows) {
-    decode_split<Half, kD, true><<<grid, hf::dev::kWaveSize, 0, stream>>>(p);
+    decode_split<Half, kD, kBlockN, true><<<grid, threads, lds, stream>>>(p);
   } else {
-    decode_split<Half, kD, false><<<grid, hf::dev::kWaveSize, 0, stream>>>(p);
+    decode_split<Half, kD, kBlockN, false><<<grid, threads, lds, stream>>>(p);
   }
   HF_HIP(hipGetLastError());
   if (splits == 1) return;

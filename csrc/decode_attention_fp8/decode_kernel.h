@@ -1,200 +1,139 @@
-// Split-K decode attention over an fp8 cache: one wave per 16 query rows, KV head, sequence and split.
+// Split-K decode attention over an fp8 cache: a wave (two at D = 256) per 16 query rows, KV head, sequence and key range.
 //
-//   rows:  the query heads that share a KV head and their Mq tokens are folded, row m = head * Mq + token
-//   keys:  blocks of 64, a split's blocks follow each other
+//   rows:    the query heads that share a KV head and their Mq tokens are folded, row m = head * Mq + token
+//   keys:    blocks of 64, 32 or 16; a split's blocks follow each other, and so do those of its `ranges`, one per wave
+//   columns: a wave owns 128 of V (all 64 at D = 64). At D = 256 two waves share a range: each multiplies its half of K and
+//            q, they exchange the sums through LDS, and each owns half of V's columns
 //
 //   scores^T [64 keys x 16 rows] = K [64 x D] Q^T      lane (g = lane / 16, i = lane % 16): keys 16 t + 4 g + r of row i
 //   out^T    [D x 16 rows]      += V^T [D x 64] P^T    lane: d = (4 g + r) D/16 + j of row i, j < D/16
 //
 // Both products are transposed, so that a lane holds one row's statistics, and the scores leave the first product as the
 // second one takes them: no exchange between lanes but the row's maximum. The k index of an MFMA is permuted at will where
-// both operands agree: K and Q take d = 64 c + 16 g + 8 h + j (one 16-byte load each), V takes D/16 neighbouring bytes of
-// a key per lane, 16 lanes to a row.
+// both operands agree: K and Q take d = 64 c + 16 g + j (one 16-byte load each), V takes D/16 neighbouring bytes of a key
+// per lane, 16 lanes to a row.
 //
-// fp8 -> bf16 (or f16 for K where q is f16) is exact and happens next to its use; scales stay out of the products:
+// K enters its product as it lies in memory, against q as two e4m3 terms that add up to its bf16 value exactly (query.h):
+// no instruction converts K. V has to be transposed to enter one, byte by byte; its conversion to bf16, exact, does that
+// along the way, and the weights enter as bf16. Scales stay out of the products:
 //   q.(s k + t) = s (q.k) + t sum(q)        sum p (s v + t) = sum (p s) v + sum p t
 // Bytes per key and KV head: 2 D, each read once; 16 rows or fewer share them. Memory is the bound: 2 D bytes for
-// 4 * 16 * D flops of MFMA.
+// 6 * 16 * D flops of MFMA.
 #pragma once
 
 #include <hip/hip_runtime.h>
 
 #include "hipforge/buffer.h"
 #include "hipforge/fp8.h"
+#include "hipforge/fp8_mfma.h"
 #include "hipforge/mfma.h"
 #include "hipforge/vector.h"
 #include "hipforge/wave.h"
+#include "problem.h"
+#include "query.h"
 
 namespace hf::decode_attention {
 
-constexpr int kBlockM = 16;
-constexpr int kBlockN = 64;
-constexpr int kTileN = 16;  // keys of one MFMA; a page holds whole tiles
-constexpr int kTiles = kBlockN / kTileN;
-constexpr int kMaxMq = 16;
-constexpr float kLog2E = 1.44269504088896340736f;
-constexpr float kLn2 = 0.69314718055994530942f;
+/// How D is spread over waves, and the LDS they need.
+template <class Half, int kD>
+struct Shape {
+  static constexpr int kColumns = kD < 128 ? kD : 128;  // that a wave owns
+  static constexpr int kParts = kD / kColumns;          // waves that share a key range
+  static constexpr int kChunks = kColumns / 64;         // 16-byte loads of a key per lane, for the first product
+  static_assert(kD % kColumns == 0 && kColumns % 64 == 0, "a lane loads whole 16-byte pieces of a key");
 
-/// Bytes of the cache: [page, slot, KV head, D]; a sequence without block table is one page.
-struct Cache {
-  const uint8_t* data;
-  int64_t page_stride;  // bytes, as all of these
-  int64_t slot_stride;
-  int64_t head_stride;
-  const float* scale;    // per tensor or per head; null where rows have their own
-  int64_t scale_stride;  // 0 or 1
-  const uint32_t* rows;  // f16 scale in the low half, f16 shift in the high half; null where scale is used
-  int64_t rows_page_stride;  // words, as all of these
-  int64_t rows_slot_stride;
-  int64_t rows_head_stride;
-};
-
-struct Problem {
-  Cache k, v;
-  const void* q;  // [B, Mq, Hkv * group, D]
-  void* out;      // like q
-  float* lse;     // [B, Hkv * group, Mq], natural logarithm
-  float* partial;      // [splits, B * Hkv * M, D], normalised
-  float* partial_lse;  // [splits, B * Hkv * M], base 2
-  const int32_t* seqlens;
-  const int32_t* block_tables;  // [B, max_pages]
-  uint32_t max_pages;  // 0 without block tables: sequence b is page b (block_tables then points to something readable)
-  uint32_t page_size;
-  uint32_t max_keys;
-  uint32_t kv_heads, group, mq;
-  uint32_t splits;
-  bool causal;
-  float factor;  // scale * log2(e)
-};
-
-template <class T, int kCount>
-using Vector = T __attribute__((ext_vector_type(kCount)));
-
-/// The larger or the sum over the four lanes that share lane % 16.
-__device__ inline float column_max(float value) {
-  value = fmaxf(value, __shfl_xor(value, 16));
-  return fmaxf(value, __shfl_xor(value, 32));
-}
-__device__ inline float column_sum(float value) {
-  value += __shfl_xor(value, 16);
-  return value + __shfl_xor(value, 32);
-}
-
-__device__ inline float row_scale(uint32_t word) {
-  return static_cast<float>(__builtin_bit_cast(_Float16, static_cast<uint16_t>(word)));
-}
-__device__ inline float row_shift(uint32_t word) {
-  return static_cast<float>(__builtin_bit_cast(_Float16, static_cast<uint16_t>(word >> 16)));
-}
-
-/// What a wave works on, the same in all lanes. A division leaves its result in a vector register: wave_value_here moves
-/// it, for a buffer that is built from vector registers costs a loop around each of its loads.
-struct Work {
-  uint32_t batch, head;
-  uint32_t length;      // keys of the sequence
-  uint32_t begin, end;  // keys of this split
-
-  __device__ Work(const Problem& p, uint32_t batch_and_head, uint32_t split)
-      : batch(dev::wave_value_here(batch_and_head / p.kv_heads)), head(batch_and_head - batch * p.kv_heads) {
-    const auto given = static_cast<int32_t>(dev::uniform(p.seqlens[batch]));
-    length = given < 0 ? 0 : min(static_cast<uint32_t>(given), p.max_keys);
-    const uint32_t blocks = (length + kBlockN - 1) / kBlockN;
-    const uint32_t each = dev::wave_value_here((blocks + p.splits - 1) / p.splits) * kBlockN;
-    begin = min(split * each, length);
-    end = min(begin + each, length);
+  /// Bytes that one wave writes while it runs: a block's scores, or the words of its keys.
+  static constexpr uint32_t slot_bytes(int block_n, bool row_scales) {
+    const uint32_t scores = kParts > 1 ? block_n * kBlockM * 4 : 0;
+    const uint32_t words = row_scales ? block_n * 4 : 0;
+    return scores > words ? scores : words;
+  }
+  /// Bytes of a work-group of `waves` waves: the finer terms of q, then a slot per wave. The ranges' statistics and sums
+  /// take the place of both at the end.
+  static constexpr uint32_t lds_bytes(int block_n, int waves, bool row_scales) {
+    const uint32_t running = kParts * Query<Half, kChunks>::kLdsBytes + waves * slot_bytes(block_n, row_scales);
+    const uint32_t merge = waves > kParts ? waves / 2 * kColumns * kBlockM * 4 : 0;
+    return running > merge ? running : merge;
   }
 };
 
-/// Walks the tiles of a split, the same in all lanes and without branches, which would cut the schedule of the products
-/// into pieces. Past the end it stays at the last tile that has keys.
-struct Cursor {
-  uint32_t first;  // key
-  uint32_t index, slot;  // page of the sequence, and the key's place in it
-
-  __device__ Cursor(const Problem& p, uint32_t key)
-      : first(key), index(dev::wave_value_here(key / p.page_size)), slot(key - index * p.page_size) {}
-
-  __device__ void advance(const Problem& p, uint32_t end) {
-    const uint32_t step = first + kTileN < end ? kTileN : 0;
-    first += step;
-    slot += step;
-    const bool turned = slot >= p.page_size;
-    slot = turned ? 0 : slot;
-    index += turned ? 1 : 0;
-  }
-};
-
-template <class Half, int kD, bool kRowScales>
+template <class Half, int kD, int kBlockN, bool kRowScales>
 class Wave {
- public:
-  static constexpr int kChunks = kD / 64;   // 16-byte loads of a key per lane, for the first product
-  static constexpr int kTilesInFlight = kD > 64 ? 1 : kRowScales ? 2 : 4;  // of K, as many as registers hold
-  static constexpr int kPerLane = kD / 16;  // bytes of a key per lane, for the second product
-  static_assert(kD % 64 == 0, "a lane loads whole 16-byte pieces of a key");
+  using Layout = Shape<Half, kD>;
 
-  __device__ Wave(const Problem& problem, uint32_t row0, const Work& work)
-      : p(problem), work(work), group(threadIdx.x / kTileN), column(threadIdx.x % kTileN) {
-    const uint32_t rows = p.group * p.mq;
-    row = row0 + column;
-    exists = row < rows;
-    const uint32_t loaded = exists ? row : rows - 1;
-    const uint32_t token = loaded % p.mq;
-    offset = ((uint64_t{work.batch} * p.mq + token) * p.kv_heads * p.group + work.head * p.group + loaded / p.mq) * kD;
-    const int32_t hidden = p.causal ? static_cast<int32_t>(p.mq - 1 - token) : 0;
+ public:
+  static constexpr int kTiles = kBlockN / kTileN;
+  static constexpr int kColumns = Layout::kColumns;
+  static constexpr int kParts = Layout::kParts;
+  static constexpr int kChunks = Layout::kChunks;
+  static constexpr int kPerLane = kColumns / 16;  // bytes of a key per lane, for the second product
+  // Tiles of K whose loads wait together: as many as registers hold.
+  static constexpr bool kRoom = kParts == 1 && !kRowScales && kTerms<Half> == 2;
+  static constexpr int kTilesInFlight = kTiles == 1 ? 1 : kChunks == 1 ? kTiles : kRoom ? 2 : 1;
+  static constexpr int kStep = kTiles > 1 ? 2 : 1;  // tiles of one instruction of the second product
+
+  /// `finer`: where the finer terms of q go; `own` and `other`: the slots of the wave and of that with the other half of D.
+  __device__ Wave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, uint32_t range, uint32_t part,
+                  uint8_t* finer, uint8_t* own, const uint8_t* other)
+      : p(problem), work(work), row0(row0), part(part), own_slot(own), other_slot(other),
+        finer(reinterpret_cast<dev::u32x4*>(finer)), lane(dev::lane_index()),
+        query(static_cast<const Half*>(problem.q) + Row(*this, lane).offset + 16 * (lane / kTileN),
+              reinterpret_cast<dev::u32x4*>(finer), lane, range == 0) {
+    const uint32_t group = lane / kTileN, column = lane % kTileN;
+    const int32_t hidden = p.causal ? static_cast<int32_t>(p.mq - 1 - Row(*this, lane).token) : 0;
     const int32_t seen = static_cast<int32_t>(work.length) - hidden;
-    limit = seen < 0 ? 0 : seen;
-    table = p.block_tables + static_cast<uint64_t>(work.batch) * p.max_pages;
-    k_data = p.k.data + work.head * p.k.head_stride;
-    v_data = p.v.data + work.head * p.v.head_stride;
-    k_offset = column * static_cast<uint32_t>(p.k.slot_stride) + 16 * group;
-    v_offset = 4 * group * static_cast<uint32_t>(p.v.slot_stride) + kPerLane * column;
+    limit = static_cast<int32_t>(min(static_cast<uint32_t>(seen < 0 ? 0 : seen), work.end)) - 4 * static_cast<int32_t>(group);
+    k_data = p.k.data + work.head * p.k.head_stride + part * kColumns;
+    v_data = p.v.data + work.head * p.v.head_stride + part * kColumns;
+    k_offset = column * p.k.slot_stride + 16 * group;
+    v_offset = 4 * group * p.v.slot_stride + kPerLane * column;
     if constexpr (kRowScales) {
       k_rows = p.k.rows + work.head * p.k.rows_head_stride;
       v_rows = p.v.rows + work.head * p.v.rows_head_stride;
-      k_rows_offset = 16 * group * static_cast<uint32_t>(p.k.rows_slot_stride);
-      v_rows_offset = 16 * group * static_cast<uint32_t>(p.v.rows_slot_stride);
     }
-    const Half* from = static_cast<const Half*>(p.q) + offset + 16 * group;
-    float sum = 0.f;
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        q[c][h] = *reinterpret_cast<const Vector<Half, 8>*>(from + 64 * c + 8 * h);
-        if constexpr (kRowScales)
-#pragma unroll
-          for (int j = 0; j < 8; ++j) sum += static_cast<float>(q[c][h][j]);
-      }
-    q_sum = kRowScales ? column_sum(sum) * p.factor : 0.f;
-    factor = kRowScales ? p.factor : p.factor * p.k.scale[p.k.scale_stride * work.head];
+    const float scale = kRowScales ? p.factor : p.factor * p.k.scale[p.k.scale_stride * work.head];
+    factor = __builtin_ldexpf(scale, -query.exponent);
+    q_sum = query.sum * p.factor;
   }
 
   __device__ void run() {
     const uint32_t hidden = p.causal ? p.mq - 1 : 0;
     const uint32_t seen_by_all = work.length > hidden ? work.length - hidden : 0;
-    Cursor cursor(p, work.begin);
     const uint32_t whole = min(work.end, seen_by_all);
-    for (uint32_t key = work.begin; key < work.end; key += kBlockN) block(key, key + kBlockN > whole, cursor);
+    // Waves that share a range meet at barriers in every block, so they and the other ranges' run equally often.
+    const uint32_t stop = kParts > 1 ? work.begin + work.trips * kBlockN : work.end;
+    Cursor cursor(p, work.batch, work.begin, work.end, work.length);
+    for (uint32_t key = work.begin; key < stop; key += kBlockN) block(key, key + kBlockN > whole, cursor);
   }
 
-  __device__ void finish(uint32_t split, uint32_t batch_heads) {
-    const float sum = column_sum(total);
-    const float inverse = sum > 0.f || sum != sum ? 1.f / sum : 0.f;
-    const float shift = kRowScales ? column_sum(shifted) * inverse : 0.f;
+  dev::f32x4 acc[kPerLane] = {};
+  float maximum = -__builtin_inff();
+  dev::f32x2 total = {}, shifted = {};  // of the lane's own keys, in two sums each
+
+  /// Stores the lane's D/4 neighbouring columns of its row, whose weights add up to `total` and, times the shift of V, to
+  /// `shifted`.
+  __device__ void store(uint32_t split, uint32_t batch_heads, float total, float shifted) const {
+    const float inverse = total > 0.f || total != total ? 1.f / total : 0.f;
+    const float shift = kRowScales ? shifted * inverse : 0.f;
     const float scale = kRowScales ? inverse : inverse * p.v.scale[p.v.scale_stride * work.head];
-    const float lse = sum > 0.f || sum != sum ? maximum + __builtin_amdgcn_logf(sum) : -__builtin_inff();
-    if (!exists) return;
+    const float lse = total > 0.f || total != total ? maximum + __builtin_amdgcn_logf(total) : -__builtin_inff();
+    // Computed again, not kept in registers over the loop.
+    const uint32_t own_lane = dev::lane_index();
+    const Row row(*this, own_lane);
     const uint32_t rows = p.group * p.mq;
-    const uint64_t folded = (uint64_t{work.batch} * p.kv_heads + work.head) * rows + row;
-    const uint64_t at = 4 * kPerLane * group;
+    if (row.index >= rows) return;
+    const uint32_t group = own_lane / kTileN;
+    const uint64_t folded = (uint64_t{work.batch} * p.kv_heads + work.head) * rows + row.index;
+    const uint32_t at = 4 * kPerLane * group;
+    const bool first = group == 0 && part == 0;
     if (p.splits == 1) {
-      store(static_cast<Half*>(p.out) + offset + at, scale, shift);
-      if (group == 0) p.lse[folded] = lse * kLn2;
+      store_columns(static_cast<Half*>(p.out) + row.offset + at, scale, shift);
+      if (first) p.lse[folded] = lse * kLn2;
       return;
     }
     const uint64_t slice = uint64_t{split} * batch_heads * rows + folded;
-    store(p.partial + slice * kD + at, scale, shift);
-    if (group == 0) p.partial_lse[slice] = lse;
+    store_columns(p.partial + slice * kD + part * kColumns + at, scale, shift);
+    if (first) p.partial_lse[slice] = lse;
   }
 
  private:
@@ -204,44 +143,55 @@ class Wave {
   // Without these the compiler loads and converts all keys of a block ahead of their products and runs out of registers.
   __device__ static void stay_in_order() { __builtin_amdgcn_sched_barrier(0); }
 
-  __device__ int64_t page_at(const Cursor& cursor) const {
-    const auto listed = static_cast<int32_t>(dev::uniform(table[cursor.index]));
-    return p.max_pages ? listed : static_cast<int32_t>(work.batch);
-  }
-  __device__ uint32_t keys_from(uint32_t key) const {
-    return key < work.end ? min(work.end - key, static_cast<uint32_t>(kTileN)) : 0;
-  }
-  // The tile's keys of this split: the buffer's range check answers every other one with 0.
-  __device__ dev::Buffer tile_of(const uint8_t* from, const Cache& cache, const Cursor& cursor, uint32_t key) const {
-    const uint32_t keys = keys_from(key);
-    return dev::make_buffer(from + page_at(cursor) * cache.page_stride + cursor.slot * cache.slot_stride,
-                            keys * static_cast<uint32_t>(cache.slot_stride));
-  }
-  __device__ dev::Buffer rows_of(const uint32_t* from, const Cache& cache, const Cursor& cursor, uint32_t key) const {
-    const uint32_t keys = keys_from(key);
-    return dev::make_buffer(from + page_at(cursor) * cache.rows_page_stride + cursor.slot * cache.rows_slot_stride,
-                            keys * 4 * static_cast<uint32_t>(cache.rows_slot_stride));
+  struct Row {
+    uint32_t index, token;
+    uint64_t offset;  // of the wave's columns in q and out
+
+    // Lanes without a row of their own load the last one.
+    __device__ Row(const Wave& wave, uint32_t lane) : index(wave.row0 + lane % kTileN) {
+      const Problem& p = wave.p;
+      const uint32_t loaded = min(index, p.group * p.mq - 1);
+      token = loaded % p.mq;
+      offset = ((uint64_t{wave.work.batch} * p.mq + token) * p.kv_heads * p.group + wave.work.head * p.group +
+                loaded / p.mq) * kD + wave.part * kColumns;
+    }
+  };
+
+  // `keys` keys of the tile: the buffer's range check answers every other one with 0.
+  __device__ static dev::Buffer tile_of(const uint8_t* from, int64_t page_stride, uint32_t slot_stride, const Tile& tile) {
+    return dev::make_buffer(from + tile.page * page_stride + uint64_t{tile.slot} * slot_stride, tile.keys * slot_stride);
   }
 
   __device__ void block(uint32_t key, bool masked, Cursor& cursor) {
-    dev::f32x4 scores[kTiles];
-    Cursor values = cursor;
+    Tile tiles[kTiles];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      scores[t] = score_tile(key + t * kTileN, cursor);
-      cursor.advance(p, work.end);
-      if (t % kTilesInFlight == kTilesInFlight - 1) stay_in_order();
-    }
+    for (int t = 0; t < kTiles; ++t) tiles[t] = cursor.next();
 
+    uint32_t word = 0;
+    if constexpr (kRowScales) word = load_word(k_rows, p.k.rows_page_stride, p.k.rows_slot_stride, tiles);
+    dev::f32x4 scores[kTiles];
+#pragma unroll
+    for (int t = 0; t < kTiles; t += kTilesInFlight) products(tiles + t, scores + t);
+    if constexpr (kRowScales) {
+      const uint8_t* words = share_word(word);
+      const float shift = dev::lane_float_here(q_sum);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const RowWords own = words_of(words, t);
+        scores[t] = own.scale * scores[t] + own.shift * shift;
+        stay_in_order();
+      }
+    }
+    if constexpr (kParts > 1) add_other_part(scores);
     if (masked) {
-      // Keys that the row sees from the lane's first one on.
-      const auto left = static_cast<int32_t>(min(limit, work.end)) - static_cast<int32_t>(key + 4 * group);
+      const int32_t left = limit - static_cast<int32_t>(key);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
         for (int r = 0; r < 4; ++r)
           if (left <= kTileN * t + r) scores[t][r] = -__builtin_inff();
     }
+    if constexpr (kRowScales) word = load_word(v_rows, p.v.rows_page_stride, p.v.rows_slot_stride, tiles);
 
     float largest = -__builtin_inff();
 #pragma unroll
@@ -256,116 +206,170 @@ class Wave {
     shifted *= keep;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) acc[j] *= keep;
-    if (kRowScales && kD == 128) stay_in_order();
 
+    const uint8_t* words = nullptr;
+    if constexpr (kRowScales) words = share_word(word);
     Weights weights[kTiles];
-    Cursor again = values;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      weights[t] = weights_of(key + t * kTileN, again, scores[t], base);
-      again.advance(p, work.end);
-      if (kRowScales && kD == 128) stay_in_order();
+      dev::f32x4 weight = scores[t] - base;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) weight[r] = __builtin_amdgcn_exp2f(weight[r]);
+      total += weight.lo + weight.hi;
+      if constexpr (kRowScales) {
+        const RowWords own = words_of(words, t);
+        shifted += weight.lo * own.shift.lo;
+        shifted += weight.hi * own.shift.hi;
+        weight *= own.scale;
+        stay_in_order();
+      }
+      weights[t] = dev::nearest_bf16(weight);
     }
     stay_in_order();
 #pragma unroll
-    for (int t = 0; t < kTiles; t += 2) add_values(key + t * kTileN, values, weights[t], weights[t + 1]);
+    for (int t = 0; t < kTiles; t += kStep) add_values(tiles + t, weights + t);
   }
 
-  // Scores in base 2 of the tile's keys 4 g + r.
-  __device__ dev::f32x4 score_tile(uint32_t key, const Cursor& cursor) {
-    const dev::Buffer tile = tile_of(k_data, p.k, cursor, key);
-    dev::u32x4 bytes[kChunks];
+  // q by K of the next kTilesInFlight tiles: keys 4 g + r of row i.
+  __device__ void products(const Tile* tiles, dev::f32x4* sums) const {
+    dev::u32x4 bytes[kTilesInFlight][kChunks];
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) bytes[c] = dev::load_b128(tile, k_offset + 64 * c, 0);
-    dev::f32x4 sum = {};
+    for (int t = 0; t < kTilesInFlight; ++t) {
+      const dev::Buffer buffer = tile_of(k_data, p.k.page_stride, p.k.slot_stride, tiles[t]);
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c)
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        sum = dev::mfma_k32(dev::fp8x8_as<Half>(bytes[c][2 * h], bytes[c][2 * h + 1]), q[c][h], sum);
-    if constexpr (kRowScales) {
-      if (kD == 128) stay_in_order();
-      const dev::Buffer rows = rows_of(k_rows, p.k, cursor, key);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const uint32_t word = dev::load_b32(rows, k_rows_offset, 4 * r * static_cast<uint32_t>(p.k.rows_slot_stride));
-        sum[r] = row_scale(word) * (factor * sum[r]) + row_shift(word) * q_sum;
-      }
-    } else {
-      sum *= factor;
+      for (int c = 0; c < kChunks; ++c) bytes[t][c] = dev::load_b128(buffer, k_offset, 64 * c);
+      sums[t] = {};
     }
+    // Read from LDS again for each group of tiles, and one term after the other: registers are what is short.
+    const uint32_t place = dev::lane_index();
+#pragma unroll
+    for (int term = kTerms<Half> - 1; term >= 0; --term) {
+      stay_in_order();
+      dev::u32x4 row[kChunks];
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        row[c] = term < query.kKept ? query.kept[term % query.kKept][c] : finer[query.place(term, c, place)];
+#pragma unroll
+      for (int t = 0; t < kTilesInFlight; ++t) sums[t] = multiplied(bytes[t], row, term, sums[t]);
+    }
+    const float times = dev::lane_float_here(factor);
+#pragma unroll
+    for (int t = 0; t < kTilesInFlight; ++t) sums[t] = dev::lane_vector_here(sums[t] * times);
+    stay_in_order();
+  }
+
+  // sum + K by one term of q. What the terms from 1 on add up to is brought to the scale of term 0 along the way.
+  __device__ static dev::f32x4 multiplied(const dev::u32x4 (&bytes)[kChunks], const dev::u32x4 (&row)[kChunks], int term,
+                                          dev::f32x4 sum) {
+#if defined(__gfx950__)
+    if constexpr (kChunks == 2) {
+      constexpr uint32_t kOne = 127;  // e8m0
+      return dev::mfma_scaled_e4m3(dev::mfma_operand(bytes[0], bytes[1]), kOne, dev::mfma_operand(row[0], row[1]),
+                                   kOne - kTermBits * term, sum);
+    }
+#endif
+    if (term < kTerms<Half> - 1) sum *= 1.f / (1 << kTermBits);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) sum = dev::mfma_e4m3_16x16x64(bytes[c], row[c], sum);
     return sum;
   }
 
-  // 2^(score - base) of the tile's keys 4 g + r, times the scale of the row of V where it has one.
-  __device__ Weights weights_of(uint32_t key, const Cursor& cursor, dev::f32x4 scores, float base) {
-    dev::f32x4 weights;
+  // Adds what the wave with the other half of D has for the same rows and keys.
+  __device__ void add_other_part(dev::f32x4 (&scores)[kTiles]) {
+    const uint32_t lane = dev::lane_index();
+    auto* own = reinterpret_cast<dev::f32x4*>(own_slot) + lane;
+    const auto* other = reinterpret_cast<const dev::f32x4*>(other_slot) + lane;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      weights[r] = __builtin_amdgcn_exp2f(scores[r] - base);
-      total += weights[r];
-    }
-    if constexpr (kRowScales) {
-      const dev::Buffer rows = rows_of(v_rows, p.v, cursor, key);
+    for (int t = 0; t < kTiles; ++t) own[t * dev::kWaveSize] = scores[t];
+    __syncthreads();
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const uint32_t word = dev::load_b32(rows, v_rows_offset, 4 * r * static_cast<uint32_t>(p.v.rows_slot_stride));
-        shifted += weights[r] * row_shift(word);
-        weights[r] *= row_scale(word);
-      }
-    }
-    return __builtin_convertvector(weights, Weights);
+    for (int t = 0; t < kTiles; ++t) scores[t] += other[t * dev::kWaveSize];
+    __syncthreads();  // before a slot is written again
   }
 
-  // The second product's next 32 keys: element 4 u + r of a lane is key 16 u + 4 g + r.
-  __device__ void add_values(uint32_t key, Cursor& cursor, Weights first, Weights second) {
-    const dev::bf16x8 weights = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7);
-    Bytes bytes[8];
+  // Scale and shift of key i of tile g. A lane without a key takes another's, so that no address is outside the cache.
+  __device__ uint32_t load_word(const uint8_t* from, int64_t page_stride, uint32_t slot_stride,
+                                const Tile (&tiles)[kTiles]) const {
+    const uint32_t lane = dev::lane_index();
+    Tile own = tiles[0];
 #pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      const dev::Buffer tile = tile_of(v_data, p.v, cursor, key + u * kTileN);
-      cursor.advance(p, work.end);
+    for (int t = 1; t < kTiles; ++t) {
+      const bool mine = lane >= kTileN * t;
+      own.page = mine ? tiles[t].page : own.page;
+      own.slot = mine ? tiles[t].slot : own.slot;
+      own.keys = mine ? tiles[t].keys : own.keys;
+    }
+    const uint32_t slot = own.slot + (lane % kTileN < own.keys ? lane % kTileN : 0);
+    return *reinterpret_cast<const uint32_t*>(from + own.page * page_stride + uint64_t{slot} * slot_stride);
+  }
+  // Hands the words on through LDS; returns where words_of finds the lane's. The wave alone reads them.
+  __device__ const uint8_t* share_word(uint32_t word) const {
+    const uint32_t lane = dev::lane_index();
+    if (kTiles == 4 || lane < kTileN * kTiles) reinterpret_cast<uint32_t*>(own_slot)[lane] = word;
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+    return own_slot + lane / kTileN * 16;
+  }
+  struct RowWords {
+    dev::f32x4 scale, shift;
+  };
+  // Those of the tile's keys 4 g + r.
+  __device__ static RowWords words_of(const uint8_t* words, int tile) {
+    using Halves = Vector<_Float16, 8>;
+    const auto four = *reinterpret_cast<const Halves*>(words + 4 * kTileN * tile);
+    return {__builtin_convertvector(four.even, dev::f32x4), __builtin_convertvector(four.odd, dev::f32x4)};
+  }
+
+  // The second product's next kStep tiles: element 4 u + r of a lane is key 16 u + 4 g + r.
+  __device__ void add_values(const Tile* tiles, const Weights* weights) {
+    Bytes bytes[4 * kStep];
+#pragma unroll
+    for (int u = 0; u < kStep; ++u) {
+      const dev::Buffer buffer = tile_of(v_data, p.v.page_stride, p.v.slot_stride, tiles[u]);
 #pragma unroll
       for (int r = 0; r < 4; ++r)
-        bytes[4 * u + r] = load_bytes(tile, v_offset, r * static_cast<uint32_t>(p.v.slot_stride));
+        bytes[4 * u + r] = load_bytes(buffer, v_offset, r * p.v.slot_stride);
     }
 #pragma unroll
     for (int word = 0; word < kPerLane / 4; ++word) {
-      uint32_t column_bytes[8];
+      uint32_t keys[4 * kStep];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) column_bytes[i] = bytes[i][word];
-      add_word<0>(column_bytes, weights, acc[4 * word], acc[4 * word + 1]);
+      for (int i = 0; i < 4 * kStep; ++i) keys[i] = bytes[i][word];
+      add_pair<0>(keys, weights, acc[4 * word], acc[4 * word + 1]);
       stay_in_order();
-      add_word<1>(column_bytes, weights, acc[4 * word + 2], acc[4 * word + 3]);
+      add_pair<1>(keys, weights, acc[4 * word + 2], acc[4 * word + 3]);
       stay_in_order();
     }
   }
 
   __device__ static Bytes load_bytes(dev::Buffer tile, uint32_t lane_offset, uint32_t wave_offset) {
-    if constexpr (kPerLane == 16) return dev::load_b128(tile, lane_offset, wave_offset);
     if constexpr (kPerLane == 8) return dev::load_b64(tile, lane_offset, wave_offset);
     if constexpr (kPerLane == 4) return dev::load_b32(tile, lane_offset, wave_offset);
   }
 
-  // Bytes 2 kPair and 2 kPair + 1 of eight keys' words: two rows of V^T.
+  // Bytes 2 kPair and 2 kPair + 1 of the keys' words: two rows of V^T.
   template <int kPair>
-  __device__ static void add_word(const uint32_t (&words)[8], dev::bf16x8 weights, dev::f32x4& even,
+  __device__ static void add_pair(const uint32_t (&keys)[4 * kStep], const Weights* weights, dev::f32x4& even,
                                   dev::f32x4& odd) {
-    dev::u32x4 even_row, odd_row;
+    Vector<uint32_t, 2 * kStep> even_row, odd_row;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const dev::f32x2 a = kPair ? dev::fp8_high_pair(words[2 * i]) : dev::fp8_low_pair(words[2 * i]);
-      const dev::f32x2 b = kPair ? dev::fp8_high_pair(words[2 * i + 1]) : dev::fp8_low_pair(words[2 * i + 1]);
-      even_row[i] = dev::exact_bf16_pair(a[0], b[0]);
-      odd_row[i] = dev::exact_bf16_pair(a[1], b[1]);
+    for (int i = 0; i < 2 * kStep; ++i) {
+      const dev::u32x2 pair = dev::zip_fp8_as_bf16<kPair>(keys[2 * i], keys[2 * i + 1]);
+      even_row[i] = pair[0];
+      odd_row[i] = pair[1];
     }
-    even = dev::mfma_k32(__builtin_bit_cast(dev::bf16x8, even_row), weights, even);
-    odd = dev::mfma_k32(__builtin_bit_cast(dev::bf16x8, odd_row), weights, odd);
+    even = multiplied(even_row, weights, even);
+    odd = multiplied(odd_row, weights, odd);
+  }
+  __device__ static dev::f32x4 multiplied(Vector<uint32_t, 2 * kStep> values, const Weights* weights, dev::f32x4 sum) {
+    if constexpr (kStep == 1) return dev::mfma_k16(__builtin_bit_cast(dev::bf16x4, values), weights[0], sum);
+    if constexpr (kStep == 2) {
+      const dev::bf16x8 both = __builtin_shufflevector(weights[0], weights[1], 0, 1, 2, 3, 4, 5, 6, 7);
+      return dev::mfma_k32(__builtin_bit_cast(dev::bf16x8, values), both, sum);
+    }
   }
 
-  // A lane's D/4 neighbouring elements of its row.
   template <class T>
-  __device__ void store(T* at, float scale, float shift) const {
+  __device__ void store_columns(T* at, float scale, float shift) const {
     using Four = Vector<T, 4>;
 #pragma unroll
     for (int r = 0; r < 4; ++r)
@@ -377,63 +381,81 @@ class Wave {
   }
 
   const Problem& p;
-  const Work& work;
-  const uint32_t group, column;
-  uint32_t row;
-  bool exists;
-  uint64_t offset;  // of the row in q and out
-  uint32_t limit;   // keys that the row sees
-  const int32_t* table;  // of the sequence
+  const Work<kBlockN>& work;
+  const uint32_t row0;
+  const uint32_t part;
+  uint8_t* const own_slot;
+  const uint8_t* const other_slot;
+  const dev::u32x4* const finer;
+  const uint32_t lane;
+  const Query<Half, kChunks> query;
+  int32_t limit;  // keys that the row sees, less 4 g
   const uint8_t *k_data, *v_data;  // of the KV head
-  const uint32_t *k_rows, *v_rows;
-  uint32_t k_offset, v_offset, k_rows_offset, v_rows_offset;  // of the lane in a tile, in bytes
+  const uint8_t *k_rows, *v_rows;
+  uint32_t k_offset, v_offset;  // of the lane in a tile, in bytes
   float factor, q_sum;
-  Vector<Half, 8> q[kChunks][2];
-  dev::f32x4 acc[kPerLane] = {};
-  float maximum = -__builtin_inff(), total = 0.f, shifted = 0.f;
 };
 
-// Waves per SIMD that the registers are to leave room for.
-constexpr int waves_per_simd(int d) { return d <= 128 ? 4 : 2; }
-
-/// Grid: (ceil(M / 16), B * Hkv, splits).
-template <class Half, int kD, bool kRowScales>
-__global__ __launch_bounds__(dev::kWaveSize, waves_per_simd(kD)) void decode_split(const Problem problem) {
-  const Work work(problem, blockIdx.y, blockIdx.z);
-  Wave<Half, kD, kRowScales> wave(problem, blockIdx.x * kBlockM, work);
-  wave.run();
-  wave.finish(blockIdx.z, gridDim.y);
+/// Adds up the ranges of a work-group in range 0, (0 + 2) + (1 + 3), and sets each row's sums. Every wave calls it.
+template <int kParts, class AnyWave>
+__device__ void merge_ranges(AnyWave& wave, uint32_t ranges, uint32_t range, uint32_t part, uint8_t* lds, float& total,
+                             float& shifted) {
+  const uint32_t lane = dev::lane_index();
+  total = column_sum(wave.total[0] + wave.total[1]);
+  shifted = column_sum(wave.shifted[0] + wave.shifted[1]);
+  if (ranges == 1) return;
+  using Statistics = dev::f32x4;
+  auto* statistics = reinterpret_cast<Statistics*>(lds) + lane % kBlockM;
+  __syncthreads();  // the slots are read
+  if (part == 0 && lane < kBlockM) statistics[range * kBlockM] = Statistics{wave.maximum, total, shifted, 0.f};
+  __syncthreads();
+  float largest = -__builtin_inff();
+  for (uint32_t i = 0; i < ranges; ++i) largest = fmaxf(largest, statistics[i * kBlockM][0]);
+  const float base = largest == -__builtin_inff() ? 0.f : largest;
+  const float keep = __builtin_amdgcn_exp2f(wave.maximum - base);
+  wave.maximum = largest;
+  total = shifted = 0.f;
+  for (uint32_t i = 0; i < ranges; ++i) {
+    const Statistics one = statistics[i * kBlockM];
+    const float weight = __builtin_amdgcn_exp2f(one[0] - base);
+    total += weight * one[1];
+    shifted += weight * one[2];
+  }
+  constexpr int kCount = sizeof(wave.acc) / sizeof(dev::f32x4);
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) wave.acc[j] *= keep;
+  for (uint32_t half = ranges / 2; half > 0; half /= 2) {
+    __syncthreads();  // statistics, and the sums of the step before, are read
+    auto* sums = reinterpret_cast<dev::f32x4*>(lds) + (range % half * kParts + part) * kCount * dev::kWaveSize + lane;
+    if (range >= half && range < 2 * half)
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) sums[j * dev::kWaveSize] = wave.acc[j];
+    __syncthreads();
+    if (range < half)
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) wave.acc[j] += sums[j * dev::kWaveSize];
+  }
 }
 
-/// out = sum of 2^(lse_s - L) partial_s / sum of 2^(lse_s - L), L the largest lse_s; the splits are added in their order.
-/// Grid: (M, B * Hkv); a wave owns one row.
-template <class Half, int kD>
-__global__ __launch_bounds__(dev::kWaveSize) void decode_merge(const Problem problem) {
-  constexpr int kPerLane = kD / dev::kWaveSize;
-  using Values = Vector<float, kPerLane>;
-  const uint32_t rows = gridDim.x, lane = threadIdx.x;
-  const uint64_t folded = uint64_t{blockIdx.y} * rows + blockIdx.x;
-  const uint64_t stride = uint64_t{gridDim.y} * rows;
-  float largest = -__builtin_inff();
-  for (uint32_t s = 0; s < problem.splits; ++s) largest = fmaxf(largest, problem.partial_lse[s * stride + folded]);
-  const float base = largest == -__builtin_inff() ? 0.f : largest;
-  Values sum = {};
-  float weights = 0.f;
-  for (uint32_t s = 0; s < problem.splits; ++s) {
-    const float weight = __builtin_amdgcn_exp2f(problem.partial_lse[s * stride + folded] - base);
-    weights += weight;
-    sum += weight * *reinterpret_cast<const Values*>(problem.partial + (s * stride + folded) * kD + lane * kPerLane);
-  }
-  const bool seen = weights > 0.f || weights != weights;
-  const uint32_t batch = blockIdx.y / problem.kv_heads, head = blockIdx.y % problem.kv_heads;
-  const uint32_t token = blockIdx.x % problem.mq;
-  const uint64_t offset = ((uint64_t{batch} * problem.mq + token) * problem.kv_heads * problem.group +
-                           head * problem.group + blockIdx.x / problem.mq) * kD;
-  Half* out = static_cast<Half*>(problem.out) + offset + lane * kPerLane;
-  const float inverse = seen ? 1.f / weights : 0.f;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) out[i] = static_cast<Half>(Values(sum * inverse)[i]);
-  if (lane == 0) problem.lse[folded] = seen ? (base + __builtin_amdgcn_logf(weights)) * kLn2 : -__builtin_inff();
+/// Grid: (ceil(M / 16), B * Hkv, splits); block: `ranges` times Shape::kParts waves, part fastest; dynamic LDS:
+/// Shape::lds_bytes.
+template <class Half, int kD, int kBlockN, bool kRowScales>
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, 4) void decode_split(const Problem problem) {
+  extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+  using Layout = Shape<Half, kD>;
+  constexpr int kParts = Layout::kParts;
+  const uint32_t index = dev::uniform(threadIdx.x / dev::kWaveSize);
+  const uint32_t range = index / kParts, part = index % kParts;
+  const Work<kBlockN> work(problem, blockIdx.y, blockIdx.z, range);
+  constexpr uint32_t kSlot = Layout::slot_bytes(kBlockN, kRowScales), kFiner = Query<Half, Layout::kChunks>::kLdsBytes;
+  uint8_t* const slots = lds + kParts * kFiner;
+  Wave<Half, kD, kBlockN, kRowScales> wave(problem, blockIdx.x * kBlockM, work, range, part, lds + part * kFiner,
+                                           slots + index * kSlot, slots + (index ^ (kParts - 1)) * kSlot);
+  if (problem.ranges > 1) __syncthreads();  // the finer terms are written
+  wave.run();
+  float total, shifted;
+  merge_ranges<kParts>(wave, problem.ranges, range, part, lds, total, shifted);
+  if (range == 0) wave.store(blockIdx.z, gridDim.y, total, shifted);
 }
 
 }  // namespace hf::decode_attention

@@ -34,28 +34,35 @@ __device__ inline uint32_t exact_bf16_pair(float low, float high) {
   return __builtin_amdgcn_perm(__builtin_bit_cast(uint32_t, high), __builtin_bit_cast(uint32_t, low), kUpperHalves);
 }
 
-/// Four payload bytes as four bf16 or f16, exactly, in two registers.
-template <class Half>
-__device__ inline void fp8x4_as(uint32_t packed, uint32_t& first, uint32_t& second) {
-  const f32x2 low = fp8_low_pair(packed), high = fp8_high_pair(packed);
-  if constexpr (__is_same(Half, bf16)) {
-    first = exact_bf16_pair(low[0], low[1]);
-    second = exact_bf16_pair(high[0], high[1]);
-  } else {
-    first = __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_pkrtz(low[0], low[1]));
-    second = __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_pkrtz(high[0], high[1]));
-  }
+/// The nearest bf16 of four floats below 2^112 in magnitude, ties to even; NaN stays NaN.
+__device__ inline bf16x4 nearest_bf16(f32x4 values) {
+#if defined(__gfx950__)
+  return __builtin_convertvector(values, bf16x4);
+#else
+  // gfx942 converts in software. A float's upper 8 bits are what is left of t - (t - x) with t = (2^16 + 1) x, if each
+  // step rounds on its own.
+#pragma clang fp contract(off)
+  const f32x4 large = values * 65537.f;
+  const f32x4 rounded = large - (large - values);
+  const u32x2 pairs = {exact_bf16_pair(rounded[0], rounded[1]), exact_bf16_pair(rounded[2], rounded[3])};
+  return __builtin_bit_cast(bf16x4, pairs);
+#endif
 }
 
-/// Eight payload bytes (the four of `first`, then those of `second`) as eight bf16 or f16, exactly.
-template <class Half>
-__device__ inline auto fp8x8_as(uint32_t first, uint32_t second) {
-  using Result = Half __attribute__((ext_vector_type(8)));
-  uint32_t words[4];
-  fp8x4_as<Half>(first, words[0], words[1]);
-  fp8x4_as<Half>(second, words[2], words[3]);
-  const u32x4 packed = {words[0], words[1], words[2], words[3]};
-  return __builtin_bit_cast(Result, packed);
+/// Two words zipped: the pairs (a[i], b[i]) for the bytes i = 2 kPair and 2 kPair + 1 of both, each as two bf16, exactly.
+template <int kPair>
+__device__ inline u32x2 zip_fp8_as_bf16(uint32_t a, uint32_t b) {
+#if defined(__gfx950__)
+  constexpr uint32_t kZipped = kPair ? 0x07030602 : 0x05010400;
+  const uint32_t bytes = __builtin_amdgcn_perm(b, a, kZipped);
+  const bf16x2 first = __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(bytes, 1.f, false);
+  const bf16x2 second = __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(bytes, 1.f, true);
+  return u32x2{__builtin_bit_cast(uint32_t, first), __builtin_bit_cast(uint32_t, second)};
+#else
+  const f32x2 of_a = kPair ? fp8_high_pair(a) : fp8_low_pair(a);
+  const f32x2 of_b = kPair ? fp8_high_pair(b) : fp8_low_pair(b);
+  return u32x2{exact_bf16_pair(of_a[0], of_b[0]), exact_bf16_pair(of_a[1], of_b[1])};
+#endif
 }
 
 }  // namespace hf::dev

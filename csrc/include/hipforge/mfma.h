@@ -1,4 +1,4 @@
-// Matrix instructions: those of gfx950 with MX block scales, and the dense 16-bit ones of both architectures.
+// Matrix instructions: those of gfx950 with MX block scales, and the dense bf16 ones of both architectures.
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -46,39 +46,23 @@ __device__ inline f32x4 mfma_scaled_e2m1(u32x4 a, uint32_t a_scale, u32x4 b, uin
 
 #endif  // __gfx950__
 
-// 16 x 16 x 32 of bf16 or f16: lane l has row i = l % 16 of A (column i of B), k = 8 (l / 16) .. + 7; register r of the
-// result is row 4 (l / 16) + r of A, column i of B. gfx942 takes the lane's elements in two halves, so k comes in another
-// order there; it is the same for both operands.
-#if defined(__gfx950__)
-
-__device__ inline f32x4 mfma_k32(bf16x8 a, bf16x8 b, f32x4 accumulator) {
-  return __builtin_amdgcn_mfma_f32_16x16x32_bf16(a, b, accumulator, 0, 0, 0);
-}
-__device__ inline f32x4 mfma_k32(f16x8 a, f16x8 b, f32x4 accumulator) {
-  return __builtin_amdgcn_mfma_f32_16x16x32_f16(a, b, accumulator, 0, 0, 0);
-}
-
-#elif defined(__gfx942__)
-
-__device__ inline f32x4 mfma_k32(bf16x8 a, bf16x8 b, f32x4 accumulator) {
+// 16 x 16 x 32 (or x 16) of bf16: lane l has row i = l % 16 of A (column i of B), k = 8 (l / 16) .. + 7 (4 (l / 16) .. + 3);
+// register r of the result is row 4 (l / 16) + r of A, column i of B. gfx942 takes a lane's eight elements in two halves, so
+// k comes in another order there; it is the same for both operands.
+__device__ inline f32x4 mfma_k16(bf16x4 a, bf16x4 b, f32x4 accumulator) {
   using i16x4 = int16_t __attribute__((ext_vector_type(4)));
+  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(i16x4, a), __builtin_bit_cast(i16x4, b),
+                                                   accumulator, 0, 0, 0);
+}
+
+__device__ inline f32x4 mfma_k32(bf16x8 a, bf16x8 b, f32x4 accumulator) {
+#if defined(__gfx950__)
+  return __builtin_amdgcn_mfma_f32_16x16x32_bf16(a, b, accumulator, 0, 0, 0);
+#else
   // The halves are copied out first: clang 22 reads the low half where bit_cast is given the swizzle .hi itself.
   const bf16x4 a_low = a.lo, a_high = a.hi, b_low = b.lo, b_high = b.hi;
-  accumulator = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(i16x4, a_low),
-                                                          __builtin_bit_cast(i16x4, b_low), accumulator, 0, 0, 0);
-  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(i16x4, a_high),
-                                                   __builtin_bit_cast(i16x4, b_high), accumulator, 0, 0, 0);
-}
-__device__ inline f32x4 mfma_k32(f16x8 a, f16x8 b, f32x4 accumulator) {
-  accumulator = __builtin_amdgcn_mfma_f32_16x16x16f16(a.lo, b.lo, accumulator, 0, 0, 0);
-  return __builtin_amdgcn_mfma_f32_16x16x16f16(a.hi, b.hi, accumulator, 0, 0, 0);
-}
-
-#else  // the host pass only reads the declarations
-
-__device__ f32x4 mfma_k32(bf16x8 a, bf16x8 b, f32x4 accumulator);
-__device__ f32x4 mfma_k32(f16x8 a, f16x8 b, f32x4 accumulator);
-
+  return mfma_k16(a_high, b_high, mfma_k16(a_low, b_low, accumulator));
 #endif
+}
 
 }  // namespace hf::dev

@@ -19,6 +19,14 @@ __device__ inline uint32_t lane_value_here(uint32_t value) {
   asm volatile("" : "+v"(value));
   return value;
 }
+__device__ inline float lane_float_here(float value) {
+  asm volatile("" : "+v"(value));
+  return value;
+}
+__device__ inline f32x4 lane_vector_here(f32x4 value) {
+  asm volatile("" : "+v"(value));
+  return value;
+}
 __device__ inline uint32_t wave_value_here(uint32_t value) {
   asm volatile("" : "+s"(value));
   return value;
@@ -30,6 +38,12 @@ template <bool kOdd>
 __device__ inline uint32_t from_pair_lane(uint32_t value) {
   constexpr int kQuadPerm = kOdd ? (1 | 1 << 2 | 3 << 4 | 3 << 6) : (0 | 0 << 2 | 2 << 4 | 2 << 6);
   return __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kQuadPerm, 0xF, 0xF, true);
+}
+
+/// The lane's index in its wave, computed where it stands: nothing keeps it, or threadIdx, in a register till then.
+__device__ inline uint32_t lane_index() {
+  const uint32_t all = wave_value_here(~0u);
+  return __builtin_amdgcn_mbcnt_hi(all, __builtin_amdgcn_mbcnt_lo(all, 0));
 }
 
 /// The value that lane `lane` (per lane, modulo 64) holds; every lane must be active.
@@ -66,6 +80,24 @@ __device__ inline float row_sum(float value) {
   value = detail::add_row_rotated<4>(value);
   value = detail::add_row_rotated<2>(value);
   return detail::add_row_rotated<1>(value);
+}
+
+/// combine(x, y) over the four lanes that share lane % 16, in all of them; `combine` is associative and commutative.
+template <class Combine>
+__device__ inline float column_combined(float value, Combine combine) {
+#if defined(__gfx950__)
+  const auto bits = [](float x) { return __builtin_bit_cast(uint32_t, x); };
+  const auto both = [&](auto swapped) {  // copied out first: see add_pair
+    const uint32_t first = swapped[0], second = swapped[1];
+    return combine(__builtin_bit_cast(float, first), __builtin_bit_cast(float, second));
+  };
+  value = both(__builtin_amdgcn_permlane16_swap(bits(value), bits(value), false, false));
+  return both(__builtin_amdgcn_permlane32_swap(bits(value), bits(value), false, false));
+#else
+  constexpr int kXor16 = 16 << 10 | 0x1F;  // ds_swizzle: the lane of its half wave whose index differs in bit 4
+  value = combine(value, __builtin_bit_cast(float, __builtin_amdgcn_ds_swizzle(__builtin_bit_cast(int32_t, value), kXor16)));
+  return combine(value, __builtin_bit_cast(float, from_lane(__builtin_bit_cast(uint32_t, value), lane_index() ^ 32)));
+#endif
 }
 
 #if defined(__gfx950__)
