@@ -81,7 +81,7 @@ def test_any_call_is_exact(call, workgroups, order, seed, padding):
 
 
 @pytest.mark.full
-@settings(max_examples=1000, **COMMON)
+@settings(max_examples=400, **COMMON)
 @given(call=calls(ALL_TILES), **ARGUMENTS)
 def test_any_call_of_any_tile_is_exact(call, workgroups, order, seed, padding):
     check(call, workgroups, order, seed, padding)

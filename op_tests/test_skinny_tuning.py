@@ -22,10 +22,10 @@ from hipforge.ops.skinny_gemm_fp8_plan import FORMATS, configuration_of
 from hipforge.ops.skinny_gemm_fp8_space import Configuration, refusal
 from hipforge.ops.tables import SKINNY_GEMM_FP8
 from hipforge.ops.tuned import clear_tables, read_rows
-from hipforge.tuning import model, skinny_gemm_fp8
+from hipforge.tuning import model, skinny_gemm_fp8, timing
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.driver import command_for
-from hipforge.tuning.gemm import ModelledProblem, relative_error
+from hipforge.tuning.gemm import ModelledProblem, random_operands, relative_error
 from hipforge.tuning.search import Candidate, search
 
 ARCH = devices.current().default_arch
@@ -185,6 +185,21 @@ def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
         monkeypatch.undo()
         clear_tables()
         clear_decisions()
+
+
+def test_the_baseline_is_torchs_scaled_mm_on_the_same_operands(monkeypatch):
+    family = skinny_gemm_fp8.FAMILIES[ARCH]
+    cell = Cell(n=48, k=256, m=4)
+    parts = random_operands(cell, torch.device("cpu"), family.quantize)
+    results = []
+
+    def once(call, copies):
+        results.extend(call(index) for index in range(copies))
+        return 7.0
+
+    monkeypatch.setattr(timing, "microseconds_per_call", once)
+    assert family.baselines(cell, [parts, parts]) == (7.0, 7.0)
+    assert len(results) == 2 and all(relative_error(got, family.reference(parts)) <= 2.0**-11 for got in results)
 
 
 def test_the_command_is_listed():
