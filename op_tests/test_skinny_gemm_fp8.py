@@ -129,7 +129,7 @@ def test_one_sparse_instruction_does_the_work_of_two_dense_ones():
 
 
 def test_the_planner_says_what_runs():
-    a, b, scale = normals(8, 64, 512)
+    a, b, scale = normals(8, 64, 1024)
     found = explain(ops.skinny_gemm, a, b, scale)
     assert (found.path, found.configuration["op_m"]) == ("hip", 8)
     assert explain(ops.skinny_gemm, a, b, scale, split_k=2).configuration["split_k"] == 2

@@ -27,19 +27,35 @@ K_MULTIPLE = 32
 MAX_M = 32
 MAX_BYTES = 2**31 - 1
 ALIGNMENT = 16  # bytes, of operands and of b's pitch
-MAX_SPLIT_K = 8  # of the default rule; beyond, the partial sums cost more than the idle compute units
+MAX_SPLIT_K = 16  # of the default rule
+
+
+# The default rule's tile and waves for m up to the key: few instructions, 32 to 48 KB of weights in flight in a
+# work-group, at most 60 KB of LDS.
+_DEFAULTS: Mapping[int, Configuration] = MappingProxyType(
+    {
+        8: Configuration(op_m=8, b_lanes=2, ops=8, a_producers=2, b_producers=4, consumers=2, qsize=3),
+        16: Configuration(op_m=16, b_lanes=3, ops=8, a_producers=2, b_producers=6, consumers=2, qsize=3),
+        32: Configuration(op_m=32, b_lanes=2, ops=8, a_producers=2, b_producers=6, consumers=2, qsize=4),
+    }
+)
 
 
 def default_configuration(m: int, n: int, k: int, cu_count: int) -> Configuration:
-    """Return the configuration for a shape: tiles as high as m asks for, k split until every compute unit has a tile.
+    """Return the configuration for a shape: tiles as high as m asks for, and the split of k that costs least.
 
-    Two A and four or six B producers feed two consumers over four slots: at most 48 KB of LDS, ten waves.
+    Split parts fill the compute units of the last round, and add to the traffic: every part writes and reads fp32 sums
+    of its own. The cost is that of both in units of one read of the weights by all compute units.
     """
-    op_m = 8 if m <= 8 else 16 if m <= 16 else 32
-    b_lanes = 1 if op_m == 32 else 2
-    whole = Configuration(op_m=op_m, b_lanes=b_lanes, ops=4 if op_m == 8 else 8, b_producers=6 if b_lanes == 2 else 4)
-    split_k = min(-(-cu_count // whole.tiles(m, n)), MAX_SPLIT_K, whole.blocks(k))
-    return dataclasses.replace(whole, split_k=max(1, split_k))
+    whole = _DEFAULTS[next((height for height in _DEFAULTS if m <= height), MAX_M)]
+    tiles = whole.tiles(m, n)
+
+    def cost(split_k: int) -> float:
+        rounds = -(-tiles * split_k // cu_count)
+        return rounds * cu_count / (tiles * split_k) + 2 * 4 * m * split_k * whole.consumers / k
+
+    splits = range(1, min(MAX_SPLIT_K, whole.blocks(k)) + 1)
+    return dataclasses.replace(whole, split_k=min(splits, key=cost))
 
 
 def check_operands(

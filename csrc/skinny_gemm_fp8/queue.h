@@ -39,7 +39,7 @@ struct Place {
   /// Moves on; `by` is at most `size`.
   __device__ void advance(uint32_t by, uint32_t size) {
     index += by;
-    if (index < size) return;
+    if (index < size) [[likely]] return;
     index -= size;
     free += 2;
   }

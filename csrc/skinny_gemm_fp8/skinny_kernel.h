@@ -145,7 +145,7 @@ __device__ inline void produce(const Problem& p, Queue<S> queue, const uint8_t* 
       block += blocks_ahead;
       part += parts_ahead;
       offset += ahead;
-      if (part >= kLanes) {
+      if (part >= kLanes) [[unlikely]] {  // never where the waves are a multiple of the lanes
         part -= kLanes;
         ++block;
         offset += wrap;
