@@ -9,7 +9,8 @@ blocks, and a test holds it to runs at full size:
 - The merge is run with as many splits as it has to merge, for one sequence and one KV head.
 
 How much a wave has in flight is read off the machine code as well: each wait for loads that were issued since the wait
-before is a trip to memory, and the bytes of a trip are those of the launch over its trips.
+before is a trip to memory, and the bytes of a trip are those of the launch over its trips. Each counts as one to memory
+itself, which is too much for block tables, and the same too much for every configuration.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from hipforge.tuning.decode_attention_cases import AttentionCell, AttentionOpera
 from hipforge.tuning.gemm import relative_error
 
 if TYPE_CHECKING:
-    from hipforge.emulator.counting import PcCount
+    from hipforge.emulator.counting import KernelCount, PcCount
 
 SAMPLED_BLOCKS = (4, 8)  # of a wave: what the line through the counts is drawn by
+WAVE_SIZE = 64
 WAVE_COLUMNS = 128  # of a row that a wave works on, at most: two waves share the rows of 256
 
 
@@ -58,8 +60,8 @@ def run(parts: AttentionOperands, configuration: Mapping[str, int]) -> tuple[tor
 class Counted:
     """Counts of one launch, or of one work-group of it, and what its code asks for.
 
-    ``loaded`` is bytes of every access; ``trips`` waits for loads, added up over waves; ``error`` the relative error of
-    the call's output.
+    ``loaded`` is bytes of every access; ``trips`` waits for loads, added up over waves; ``waves`` the waves of a
+    work-group; ``error`` the relative error of the call's output.
     """
 
     instructions: float
@@ -67,6 +69,7 @@ class Counted:
     matrix_cycles: float
     loaded: float
     trips: float
+    waves: int
     occupancy: int
     error: float
 
@@ -78,6 +81,7 @@ class Counted:
             matrix_cycles=self.matrix_cycles / workgroups,
             loaded=self.loaded / workgroups,
             trips=self.trips / workgroups,
+            waves=self.waves,
             occupancy=self.occupancy,
             error=self.error,
         )
@@ -112,21 +116,22 @@ def count(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
     error = relative_error(out, expected(parts)[0])
     resources = {symbol: kernel for module in loader.loaded() for symbol, kernel in module.manifest.kernels.items()}
 
-    def of(name: str, matrix_cycles: int, scalar: bool) -> Counted:
-        rows = [row for row in counts.per_pc if row.kernel == name]
+    def of(launch: KernelCount, matrix_cycles: int, scalar: bool) -> Counted:
+        rows = [row for row in counts.per_pc if row.kernel == launch.name]
         return Counted(
             instructions=sum(row.count for row in rows),
             vector=sum(row.count for row in rows if row.text.startswith("v_") and "mfma" not in row.text),
             matrix_cycles=matrix_cycles,
             loaded=sum(row.bytes for row in rows if "_load" in row.text),
             trips=trips(rows, scalar),
-            occupancy=int(resources[name]["occupancy"]),
+            waves=math.ceil(math.prod(launch.block) / WAVE_SIZE),
+            occupancy=int(resources[launch.name]["occupancy"]),
             error=error,
         )
 
     split, *merge = counts.kernels
     # The merge has no tables: its scalar loads are of what the split kernel has just written.
-    return of(split.name, counts.mfma_cycles, False), of(merge[0].name, 0, True) if merge else None
+    return of(split, counts.mfma_cycles, False), of(merge[0], 0, True) if merge else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -156,6 +161,7 @@ def workgroup(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) 
         matrix_cycles=few.matrix_cycles + place * (many.matrix_cycles - few.matrix_cycles),
         loaded=few.loaded + place * (many.loaded - few.loaded),
         trips=few.trips + place * (many.trips - few.trips),
+        waves=few.waves,
         occupancy=few.occupancy,
         error=max(few.error, many.error),
     )
@@ -174,7 +180,7 @@ def sampled_merge(group: int, d: int, arch: str, split_k: int) -> Counted:
 def works(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> tuple[list[model.Work], float]:
     """Return the launches of a call at full size as the model takes them, and the error of the runs they come from."""
     one = workgroup(cell, arch, configuration)
-    splits, waves = configuration["split_k"], configuration["waves"]
+    splits = configuration["split_k"]
     pairs = cell.batch * cell.kv_heads
     tiles = math.ceil(cell.group / BLOCK_M)
     workgroups = tiles * pairs * splits
@@ -185,7 +191,7 @@ def works(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
     streamed = 2 * tiles * cell.cache_bytes
     split = model.Work(
         workgroups=workgroups,
-        waves_per_workgroup=waves,
+        waves_per_workgroup=one.waves,
         vector_instructions=round(one.vector * workgroups),
         instructions=round(one.instructions * workgroups),
         matrix_cycles=round(one.matrix_cycles * workgroups),
@@ -201,7 +207,7 @@ def works(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
     merged = sampled_merge(cell.group, cell.d, arch, splits)
     merge = model.Work(
         workgroups=rows,
-        waves_per_workgroup=1,
+        waves_per_workgroup=merged.waves,
         vector_instructions=round(merged.vector * pairs),
         instructions=round(merged.instructions * pairs),
         matrix_cycles=0,
