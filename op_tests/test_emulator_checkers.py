@@ -390,7 +390,7 @@ def test_lds_races_are_named_with_both_places(code: emulator.CodeObject, name: s
     with emulator.options(check_races=True, wave_order=order):
         emulator.launch(code.kernels[name], 1, 256, [ints(256), 1])
         with pytest.raises(
-            EmulatorFault, match=r"LDS race at 0x\w+: this (read|write) and a (read|write) by wave \d at pc"
+            EmulatorFault, match=r"LDS race at 0x\w+: this (read|write) and a (read|write) by wave \d, lane \d+ at pc"
         ):
             emulator.launch(code.kernels[name], 1, 256, [ints(256), 0])
 

@@ -59,10 +59,13 @@ Checkers::Checkers(Launch& launch, uint32_t waves, uint32_t lds_bytes)
   }
   lds_.dwords.resize(lds_bytes / 4 + 1);
   lds_.waves = pointers_.data();
+  lds_.usage = &usage_;
+  lds_.plain_flags = usage_.polls && options_.check_races;
 }
 
 void Checkers::begin_group(Workgroup& group, Wave* waves, uint32_t count) {
-  lds_.group_start = ++lds_.epoch;
+  lds_.begin_group();
+  lds_.wave_count = count;
   group.shadow = &lds_;
   for (uint32_t i = 0; i < count; ++i) {
     WaveShadow& s = *shadows_[i];
@@ -120,9 +123,11 @@ void Checkers::check_defined(const Wave& w, const ExecInst& in, const RegisterUs
 void Checkers::before(Wave& w, const ExecInst& in, uint32_t index) {
   const RegisterUse& u = usage_.uses[index];
   WaveShadow& s = *w.shadow;
-  if (options_.check_waits) {
-    if (in.op_class == OpClass::waitcnt) apply_wait(s, static_cast<uint32_t>(in.inst->simm));
-    else check_pending(w, in, u);
+  if (in.op_class == OpClass::waitcnt) {
+    apply_wait(s, static_cast<uint32_t>(in.inst->simm));
+    if (!s.acquires.empty()) apply_acquires(lds_, s);
+  } else if (options_.check_waits) {
+    check_pending(w, in, u);
   }
   if (options_.check_uninit) {
     check_defined(w, in, u, index);
@@ -146,6 +151,7 @@ void Checkers::before(Wave& w, const ExecInst& in, uint32_t index) {
 
 void Checkers::after(Wave& w, const ExecInst& in, uint32_t index, uint64_t exec) {
   if (options_.check_uninit) propagate(w, in, usage_.uses[index], index, exec);
+  if (!lds_.conflicts.empty()) [[unlikely]] resolve_conflicts(w, in);
 }
 
 void Checkers::propagate(Wave& w, const ExecInst& in, const RegisterUse& u, uint32_t index, uint64_t exec) {

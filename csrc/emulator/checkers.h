@@ -4,7 +4,7 @@
 // where it matters: addresses, compares and branches, EXEC, and data stored to memory. A write of part of a register
 // makes it defined, so halves are never reported wrongly.
 // Loads land at once but are marked pending until s_waitcnt has counted them; any use before that is reported.
-// LDS accesses of different waves between two barriers race when one of them writes and not both are atomic.
+// The rules of races are in lds_shadow.h and global_races.h.
 #pragma once
 
 #include <memory>
@@ -12,6 +12,7 @@
 
 #include "access.h"
 #include "core.h"
+#include "lds_shadow.h"
 #include "usage.h"
 
 namespace hfemu {
@@ -25,21 +26,15 @@ struct WaveShadow {
   uint32_t pending_from[kRegisters];  // index of that load
   uint32_t vm_issued = 0, vm_done = 0, lgkm_issued = 0, lgkm_done = 0, last_smem = 0, last_flat = 0;
   uint64_t lds_undefined = 0;      // lanes whose LDS read in progress met bytes never written
-};
 
-struct LdsRecord {
-  uint32_t touched = 0;            // epoch of the last use; older than the work-group: the record is void
-  uint32_t write_epoch = 0, read_epoch = 0;
-  uint32_t write_pc = 0, read_pc = 0, write_seq = 0;
-  uint8_t write_wave = 0, read_wave = 0, write_bytes = 0, read_bytes = 0;
-  uint8_t written = 0;             // bytes ever written
-  bool write_atomic = false, read_atomic = false, read_several = false, write_by_dma = false;
-};
-
-struct LdsShadow {
-  std::vector<LdsRecord> dwords;
-  uint32_t epoch = 1, group_start = 1;
-  WaveShadow* const* waves = nullptr;  // by wave index
+  Clock clock;                     // of the other waves; the own entries are the counters above
+  uint32_t learned = 0;            // counts changes of `clock`
+  struct Acquire {
+    uint32_t seq, clock;           // takes effect when lgkm_done reaches seq
+  };
+  std::vector<Acquire> acquires;
+  // The last clock released, and what it was made from.
+  uint32_t released = ClockPool::kNone, released_from[5] = {};
 };
 
 class Checkers {
@@ -49,6 +44,7 @@ class Checkers {
   // Around the execution of the instruction at `index`.
   void before(Wave& w, const ExecInst& in, uint32_t index);
   void after(Wave& w, const ExecInst& in, uint32_t index, uint64_t exec);
+  void barrier() { lds_.barrier(); }  // every wave has arrived
 
  private:
   void check_pending(const Wave& w, const ExecInst& in, const RegisterUse& u);
@@ -64,9 +60,6 @@ class Checkers {
   LdsShadow lds_;
   uint64_t select_mask_ = 0;  // of the v_cndmask in progress
 };
-
-// Called from note_lds when the work-group has a shadow.
-void check_lds_access(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t exec, uint32_t bytes, Access access);
 
 // Non-atomic accesses of different work-groups to the same byte, at least one a write. One host thread only.
 class GlobalRaces {

@@ -119,6 +119,7 @@ const UsageTable& usage_of(const Program& program) {
     auto table = std::make_shared<UsageTable>();
     Builder builder(*table);
     for (const ExecInst& in : program.code) table->uses.push_back(builder.build(in));
+    find_polls(program, *table);
     program.usage = table;
   }
   return *program.usage;

@@ -33,12 +33,17 @@ struct RegisterUse {
   Flow flow = Flow::none;
   bool partial = false;        // some bits of the destination keep their value
   bool counts_vm = false, counts_lgkm = false, is_smem = false, is_flat = false;
+  bool polls = false;          // reads LDS at one address until the value changes (polls.cpp)
 };
 
 struct UsageTable {
   std::vector<RegisterUse> uses;  // by instruction index
   std::vector<uint16_t> registers;
+  bool polls = false;             // any of them does
 };
+
+// Marks the instructions that poll.
+void find_polls(const Program& program, UsageTable& table);
 
 // Built on first use, then shared.
 const UsageTable& usage_of(const Program& program);

@@ -52,8 +52,6 @@ class Witness:
             `use_buffer_ops=False`: 64-bit addresses).
         contains: Regular expressions, each of which must match a mnemonic of the machine code, by architecture;
             under "" for all. A witness that became something else proves nothing.
-        replicated: Several waves write the same bytes to the same LDS words, as Triton does with replicated layouts:
-            harmless, and a race to the checker.
     """
 
     name: str
@@ -63,7 +61,6 @@ class Witness:
     options: Mapping[str, Any] = field(default_factory=dict)
     knobs: Mapping[str, bool] = field(default_factory=dict)
     contains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    replicated: bool = False
 
     def required(self, arch: str) -> tuple[str, ...]:
         """The patterns that the machine code for `arch` must contain."""

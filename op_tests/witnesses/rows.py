@@ -226,15 +226,8 @@ def witnesses() -> list[Witness]:
     one, two, four = ({"num_warps": n} for n in (1, 2, 4))
     return [
         Witness("reduce_one_wave", reduce_rows, reduction_problem(8, 64), options=one, contains=exchange),
-        Witness(
-            "reduce_across_waves",
-            reduce_rows,
-            reduction_problem(2, 512),
-            options=four,
-            contains=barrier,
-            replicated=True,
-        ),
-        Witness("reduce_columns", reduce_columns, column_problem, options=four, replicated=True),
+        Witness("reduce_across_waves", reduce_rows, reduction_problem(2, 512), options=four, contains=barrier),
+        Witness("reduce_columns", reduce_columns, column_problem, options=four),
         Witness("softmax_f32", softmax, softmax_problem(torch.float32, 1000, 1024), options=four, contains=exp),
         Witness("softmax_bf16_one_wave", softmax, softmax_problem(torch.bfloat16, 100, 128), options=one),
         Witness("layer_norm", layer_norm, layer_norm_problem, options=four),
@@ -243,5 +236,5 @@ def witnesses() -> list[Witness]:
         Witness("sort_i32", sort_rows, sort_problem(torch.int32, False), options=two),
         Witness("sort_f32_descending", sort_rows, sort_problem(torch.float32, True), options=one),
         Witness("welford", welford_rows, welford_problem, options=four),
-        Witness("histogram", histogram, histogram_problem, options=four, contains={"": ("ds_add",)}, replicated=True),
+        Witness("histogram", histogram, histogram_problem, options=four, contains={"": ("ds_add",)}),
     ]

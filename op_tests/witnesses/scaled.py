@@ -89,9 +89,7 @@ def scaled_witness(
         }  # fmt: skip
         return Problem(args, (m // block[0], n // block[1]), {"c_ptr": left @ right.T}, BF16 if real else EXACT)
 
-    # Scales that feed a 16-bit product are replicated over the waves.
-    replicated = not all(scaled) and formats[0] in ("bf16", "fp16")
-    return Witness(name, scaled_matmul, problem, archs, options, knobs or {}, {GFX950: (pattern,)}, replicated)
+    return Witness(name, scaled_matmul, problem, archs, options, knobs or {}, {GFX950: (pattern,)})
 
 
 def witnesses() -> list[Witness]:

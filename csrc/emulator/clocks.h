@@ -1,0 +1,67 @@
+// What a wave knows of the memory accesses of the others: positions in each wave's own counters of issued accesses.
+//
+// An access is known by its wave and its place in the counter that completes it: lgkmcnt for LDS operations (DS and
+// FLAT), vmcnt for LDS DMA and global memory. Those counters are the vector clock: wave v's access with sequence number
+// n lies before everything that wave w does from now on if w's clock has at least n for v.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace hfemu {
+
+constexpr uint32_t kMaxWaves = 16;  // of a work-group: 1024 work-items
+
+struct Clock {
+  uint32_t lgkm[kMaxWaves] = {}, vm[kMaxWaves] = {};                // complete: s_waitcnt has waited for them
+  uint32_t lgkm_issued[kMaxWaves] = {}, vm_issued[kMaxWaves] = {};  // issued, complete or not
+
+  void join(const Clock& o) {
+    const auto maximum = [](uint32_t* a, const uint32_t* b) {
+      for (uint32_t i = 0; i < kMaxWaves; ++i) a[i] = std::max(a[i], b[i]);
+    };
+    maximum(lgkm, o.lgkm);
+    maximum(vm, o.vm);
+    maximum(lgkm_issued, o.lgkm_issued);
+    maximum(vm_issued, o.vm_issued);
+  }
+};
+
+// The clocks that releases have left in words. They never change; words and waves hold their numbers. A barrier tells
+// every wave all that was released before it, so the older ones have nothing left to say and are forgotten.
+class ClockPool {
+ public:
+  static constexpr uint32_t kNone = 0;
+
+  uint32_t add(const Clock& c) {
+    clocks_.push_back(c);
+    return first_ + static_cast<uint32_t>(clocks_.size()) - 1;
+  }
+  // Null: none, or older than the last barrier.
+  const Clock* find(uint32_t id) const { return id < first_ ? nullptr : &clocks_[id - first_]; }
+  // What a read-modify-write leaves behind: its own release and those that it read.
+  uint32_t join(uint32_t a, uint32_t b) {
+    if (a == b || find(a) == nullptr) return b;
+    uint32_t& known = joins_[uint64_t{a} << 32 | b];
+    if (known == kNone) {
+      Clock c = *find(a);
+      c.join(*find(b));
+      known = add(c);
+    }
+    return known;
+  }
+  void forget() {
+    first_ += static_cast<uint32_t>(clocks_.size());
+    clocks_.clear();
+    joins_.clear();
+  }
+
+ private:
+  std::vector<Clock> clocks_;
+  std::unordered_map<uint64_t, uint32_t> joins_;
+  uint32_t first_ = 1;
+};
+
+}  // namespace hfemu
