@@ -29,9 +29,11 @@ class Options:
         check_memory: every global and scratch access lies inside a live allocation or an argument's exact extent.
         check_uninit: reads of registers or LDS that were never written.
         check_waits: results become visible only when ``s_waitcnt`` says so.
-        check_races: LDS races between the waves of a work-group, between barriers.
-        check_global_races: conflicting non-atomic accesses of different work-groups (never part of ``checks="all"``:
-            benign races are common, such as several work-groups writing one value).
+        check_races: LDS accesses of different waves that no barrier, flag or lock orders (the rules stand in
+            ``csrc/emulator/lds_shadow.h``).
+        check_global_races: accesses of global memory by different work-groups that no atomic with its fences orders
+            (``csrc/emulator/global_races.h``). Runs work-groups one after another on one thread and remembers every
+            writable dword, so it is never part of ``checks="all"``.
         wave_order: the order in which waves and work-groups advance.
         seed: of ``wave_order="random"``.
         instruction_budget: wave-instructions per launch before it counts as hung, 0 for the default.

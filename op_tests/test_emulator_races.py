@@ -1,4 +1,4 @@
-"""LDS races: what orders two waves, and what only seems to. Each kernel that is ordered is clean, each broken one caught."""
+"""LDS races: what orders two waves, and what only seems to. Ordered kernels are clean, broken ones are caught."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ SOURCE = r"""
 // LDS of every kernel: 64 data words, then flags. Data is touched by these, whose waits nobody but the kernel places.
 constexpr int kFlags = 64 * 4;
 __device__ inline int lane() { return threadIdx.x % 64; }
-__device__ inline void put(int at, int value) { asm volatile("ds_write_b32 %0, %1" : : "v"(at), "v"(value) : "memory"); }
+__device__ inline void put(int at, int value) {
+  asm volatile("ds_write_b32 %0, %1" : : "v"(at), "v"(value) : "memory");
+}
 __device__ inline int get(int at) {
   int v;
   asm volatile("ds_read_b32 %0, %1" : "=v"(v) : "v"(at) : "memory");
@@ -120,7 +122,7 @@ extern "C" __global__ void volatile_flag(int* y, int which) {
   }
 }
 
-// Wave 0 -> wave 1 -> wave 2, each through a flag of its own; wave 2 uses what wave 0 wrote, or does not wait for wave 1.
+// Wave 0 -> wave 1 -> wave 2 through two flags. Wave 2 uses what both wrote; the wrong flag is wave 0's.
 extern "C" __global__ void pipeline(int* y, int wrong_flag) {
   clear_flags(2);
   const int wave = threadIdx.x / 64;
@@ -194,6 +196,7 @@ extern "C" __global__ void lock(int* y, int locked) {
   __syncthreads();
   y[threadIdx.x] = lds[0];
 }
+#define SPIN "v_cmp_ne_u32 vcc, 1, %0\n s_cbranch_vccnz 1b\n"
 // The value is read before anybody waited for the flag that permits it.
 extern "C" __global__ void early_read(int* y, int early) {
   clear_flags(1);
@@ -204,11 +207,11 @@ extern "C" __global__ void early_read(int* y, int early) {
   } else {
     int f, v;
     if (early)
-      asm volatile("1: ds_read_b32 %0, %2\n ds_read_b32 %1, %3\n" WAIT_LDS "v_cmp_ne_u32 vcc, 1, %0\n s_cbranch_vccnz 1b"
+      asm volatile("1: ds_read_b32 %0, %2\n ds_read_b32 %1, %3\n" WAIT_LDS SPIN
                    : "=&v"(f), "=&v"(v) : "v"(kFlags), "v"(4 * lane()) : "vcc", "memory");
     else
-      asm volatile("1: ds_read_b32 %0, %2\n" WAIT_LDS "v_cmp_ne_u32 vcc, 1, %0\n s_cbranch_vccnz 1b\n ds_read_b32 %1, %3\n"
-                   WAIT_LDS : "=&v"(f), "=&v"(v) : "v"(kFlags), "v"(4 * lane()) : "vcc", "memory");
+      asm volatile("1: ds_read_b32 %0, %2\n" WAIT_LDS SPIN "ds_read_b32 %1, %3\n" WAIT_LDS
+                   : "=&v"(f), "=&v"(v) : "v"(kFlags), "v"(4 * lane()) : "vcc", "memory");
     y[lane()] = v;
   }
 }
@@ -217,7 +220,8 @@ template <bool wait>
 __device__ void dma_queue(int* y, const int* x) {
   clear_flags(1);
   if (threadIdx.x >= 64) {
-    asm volatile("s_mov_b32 m0, 0\n s_nop 0\n global_load_lds_dword %0, %1" : : "v"(4 * lane()), "s"(x) : "memory", "m0");
+    asm volatile("s_mov_b32 m0, 0\n s_nop 0\n global_load_lds_dword %0, %1"
+                 : : "v"(4 * lane()), "s"(x) : "memory", "m0");
     if (wait) asm volatile("s_waitcnt vmcnt(0)" : : : "memory");
     drain();
     advance(0);
@@ -257,6 +261,21 @@ __device__ void read_before_barrier(int* y) {
 }
 extern "C" __global__ void drained_read(int* y) { read_before_barrier<true>(y); }
 extern "C" __global__ void undrained_read(int* y) { read_before_barrier<false>(y); }
+// Waves 0 and 1 count; wave 2 resets the counter after the first `known` of them have said that they have counted.
+extern "C" __global__ void reset_of_a_counter(int* y, int known) {
+  clear_flags(3);
+  const int wave = threadIdx.x / 64;
+  if (wave < 2) {
+    __hip_atomic_fetch_add(flag(2), 1, __ATOMIC_RELAXED, WORKGROUP);
+    drain();
+    advance(wave);
+  } else {
+    for (int i = 0; i < known; ++i) wait_for(i, 1);
+    set(2, 0);
+  }
+  __syncthreads();
+  y[threadIdx.x] = *flag(2);
+}
 // Every wave stores to the same words.
 extern "C" __global__ void same_words(int* y, int factor, int barrier) {
   put(4 * lane(), 5 + factor * (threadIdx.x / 64));
@@ -384,6 +403,11 @@ def test_every_reader_must_be_known_to_a_writer(code: emulator.CodeObject) -> No
     caught = launch(code, "readers", 4, 2)
     assert_caught(caught, r"this write and a read by wave 2, lane 0", r"this read and a write by wave 3, lane 0")
     assert any("by wave 2" in text for text in caught.values()), "no order has the reads come first"
+
+
+def test_every_atomic_must_be_known_to_a_plain_write(code: emulator.CodeObject) -> None:
+    assert_clean(launch(code, "reset_of_a_counter", 3, 2, checks=ALL), [0] * 192)
+    assert_caught(launch(code, "reset_of_a_counter", 3, 1), RACE)
 
 
 def test_a_barrier_covers_what_was_waited_for(code: emulator.CodeObject) -> None:

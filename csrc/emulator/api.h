@@ -23,8 +23,8 @@ typedef struct hfemu_options {
   int32_t check_memory;    // 1: every access inside a live extent or allocation
   int32_t check_uninit;    // 1: reads of registers or LDS never written
   int32_t check_waits;     // 1: results land only when s_waitcnt says so
-  int32_t check_races;     // 1: LDS races between barriers
-  int32_t check_global_races;  // 1: non-atomic conflicts between work-groups
+  int32_t check_races;     // 1: LDS races between waves
+  int32_t check_global_races;  // 1: races between work-groups in global memory
   int32_t wave_order;      // 0 forward, 1 reverse, 2 seeded random
   uint64_t seed;
   uint64_t instruction_budget;  // wave-instructions per launch, 0: the default bound

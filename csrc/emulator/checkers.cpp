@@ -19,11 +19,6 @@ std::string register_name(uint32_t r) {
 
 constexpr uint32_t kNever = ~0u;  // undefined_at: nothing has read it yet
 
-std::string place(const Wave& w, uint32_t index) {
-  const Inst& i = w.launch->program->insts[index];
-  return format("pc 0x%llx (%s)", static_cast<unsigned long long>(i.pc), instruction_text(i, nullptr).c_str());
-}
-
 bool defined(const WaveShadow& s, uint32_t r, uint64_t lanes) {
   return r < kVgprs ? !(lanes & ~s.defined[r]) : s.sdefined[r - kSgprBase];
 }
@@ -41,7 +36,7 @@ bool defined(const WaveShadow& s, uint32_t r, uint64_t lanes) {
 }
 
 void apply_wait(WaveShadow& s, uint32_t imm) {
-  const uint32_t vm = (imm & 15) | (imm >> 10 & 0x30), lgkm = imm >> 8 & 15;
+  const uint32_t vm = vmcnt_of(imm), lgkm = imm >> 8 & 15;
   if (vm < 63 && s.vm_issued - s.vm_done > vm) s.vm_done = s.vm_issued - vm;
   // Scalar loads return in any order, so while one is outstanding only a count of zero says anything.
   const bool disorder = s.last_smem > s.lgkm_done || s.last_flat > s.lgkm_done;
@@ -51,8 +46,13 @@ void apply_wait(WaveShadow& s, uint32_t imm) {
 
 }  // namespace
 
+std::string place(const Wave& w, uint32_t index) {
+  const Inst& i = w.launch->program->insts[index];
+  return format("pc 0x%llx (%s)", static_cast<unsigned long long>(i.pc), instruction_text(i, nullptr).c_str());
+}
+
 Checkers::Checkers(Launch& launch, uint32_t waves, uint32_t lds_bytes)
-    : usage_(usage_of(*launch.program)), options_(launch.options) {
+    : usage_(usage_of(*launch.program)), options_(launch.options), global_(launch.global_races) {
   for (uint32_t i = 0; i < waves; ++i) {
     shadows_.push_back(std::make_unique<WaveShadow>());
     pointers_.push_back(shadows_.back().get());
@@ -60,13 +60,15 @@ Checkers::Checkers(Launch& launch, uint32_t waves, uint32_t lds_bytes)
   lds_.dwords.resize(lds_bytes / 4 + 1);
   lds_.waves = pointers_.data();
   lds_.usage = &usage_;
-  lds_.plain_flags = usage_.polls && options_.check_races;
+  lds_.orders = options_.check_races || global_ != nullptr;
+  lds_.plain_flags = usage_.polls && lds_.orders;
 }
 
 void Checkers::begin_group(Workgroup& group, Wave* waves, uint32_t count) {
   lds_.begin_group();
   lds_.wave_count = count;
   group.shadow = &lds_;
+  if (global_ != nullptr) global_->begin_group(group);
   for (uint32_t i = 0; i < count; ++i) {
     WaveShadow& s = *shadows_[i];
     s = WaveShadow{};
@@ -129,6 +131,7 @@ void Checkers::before(Wave& w, const ExecInst& in, uint32_t index) {
   } else if (options_.check_waits) {
     check_pending(w, in, u);
   }
+  if (global_ != nullptr) [[unlikely]] global_->before(w, in);
   if (options_.check_uninit) {
     check_defined(w, in, u, index);
     // v_cndmask may overwrite nothing it reads, but its mask is needed once it has run.
@@ -152,6 +155,7 @@ void Checkers::before(Wave& w, const ExecInst& in, uint32_t index) {
 void Checkers::after(Wave& w, const ExecInst& in, uint32_t index, uint64_t exec) {
   if (options_.check_uninit) propagate(w, in, usage_.uses[index], index, exec);
   if (!lds_.conflicts.empty()) [[unlikely]] resolve_conflicts(w, in);
+  if (global_ != nullptr) [[unlikely]] global_->after(w, in);
 }
 
 void Checkers::propagate(Wave& w, const ExecInst& in, const RegisterUse& u, uint32_t index, uint64_t exec) {

@@ -12,6 +12,7 @@
 
 #include "access.h"
 #include "core.h"
+#include "global_races.h"
 #include "lds_shadow.h"
 #include "usage.h"
 
@@ -30,9 +31,12 @@ struct WaveShadow {
   Clock clock;                     // of the other waves; the own entries are the counters above
   uint32_t learned = 0;            // counts changes of `clock`
   struct Acquire {
-    uint32_t seq, clock;           // takes effect when lgkm_done reaches seq
+    uint32_t seq, from;            // takes effect when lgkm_done reaches seq
   };
-  std::vector<Acquire> acquires;
+  std::vector<Acquire> acquires;   // of LDS words
+  std::vector<Acquire> signals;    // of global memory; effective when vm_done reaches seq
+  uint32_t write_back[kMaxWaves] = {};  // what a buffer_wbl2 covers once it is waited for
+  bool writing_back = false;
   // The last clock released, and what it was made from.
   uint32_t released = ClockPool::kNone, released_from[5] = {};
 };
@@ -57,26 +61,14 @@ class Checkers {
   const Options options_;
   std::vector<std::unique_ptr<WaveShadow>> shadows_;
   std::vector<WaveShadow*> pointers_;
+  GlobalRaces* const global_;  // null: not asked for
   LdsShadow lds_;
   uint64_t select_mask_ = 0;  // of the v_cndmask in progress
 };
 
-// Non-atomic accesses of different work-groups to the same byte, at least one a write. One host thread only.
-class GlobalRaces {
- public:
-  void access(const Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes, Access access);
-
- private:
-  struct Byte {
-    uint32_t writer = 0, reader = 0;  // work-group + 1; kAtomic and kSeveral are flags
-    uint32_t write_pc = 0, read_pc = 0;
-  };
-  struct Shadow {
-    uint64_t begin = 0, end = 0;
-    std::vector<Byte> bytes;
-  };
-  Shadow& shadow_of(const Launch& launch, uint64_t address);
-  std::vector<std::unique_ptr<Shadow>> shadows_;
-};
+// "pc 0x1c (ds_read_b32 v0, v1)"
+std::string place(const Wave& w, uint32_t index);
+// The count that an s_waitcnt immediate demands of vmcnt; 63: none.
+inline uint32_t vmcnt_of(uint32_t imm) { return (imm & 15) | (imm >> 10 & 0x30); }
 
 }  // namespace hfemu

@@ -4,11 +4,6 @@
 namespace hfemu {
 namespace {
 
-std::string at_pc(const Wave& w, uint32_t index) {
-  const Inst& i = w.launch->program->insts[index];
-  return format("pc 0x%llx (%s)", static_cast<unsigned long long>(i.pc), instruction_text(i, nullptr).c_str());
-}
-
 // One instruction's access.
 struct LdsAccess {
   Wave& w;
@@ -32,11 +27,11 @@ struct Other {
   const uint32_t issued = other.dma ? known.vm_issued[other.wave] : known.lgkm_issued[other.wave];
   std::string text =
       format("LDS race at 0x%x: this %s and a %s by wave %u, lane %u at %s have no barrier or flag between them", address,
-             what, other.writes ? "write" : "read", other.wave, other.lane, at_pc(w, other.pc).c_str());
+             what, other.writes ? "write" : "read", other.wave, other.lane, place(w, other.pc).c_str());
   if (issued >= other.seq)
     text = format("LDS race at 0x%x: between this %s and a %s by wave %u, lane %u at %s, wave %u did signal or reach a "
                   "barrier, but without waiting for that %s before (s_waitcnt %s)",
-                  address, what, other.writes ? "write" : "read", other.wave, other.lane, at_pc(w, other.pc).c_str(),
+                  address, what, other.writes ? "write" : "read", other.wave, other.lane, place(w, other.pc).c_str(),
                   other.wave, other.writes ? "write" : "read", other.dma ? "vmcnt" : "lgkmcnt");
   fault(w, in, FaultKind::lds_race, text, lane);
 }
@@ -65,8 +60,16 @@ void check_wait(const LdsAccess& c, const LdsRecord& rec, uint32_t address, int 
   if (rec.write_wave != c.wave && tolerated(c, rec)) return;
   fault(c.w, c.in, FaultKind::missing_wait,
         format("reads LDS 0x%x before wave %u has waited (s_waitcnt %s) for its write at %s", address, rec.write_wave,
-               rec.dma ? "vmcnt" : "lgkmcnt", at_pc(c.w, rec.write_pc).c_str()),
+               rec.dma ? "vmcnt" : "lgkmcnt", place(c.w, rec.write_pc).c_str()),
         lane);
+}
+
+// A plain write meets atomics that are not the last write.
+void check_atomics(const LdsAccess& c, const LdsRecord& rec, uint32_t address, int lane) {
+  const WaveSet& set = c.shadow.sets[rec.writers];
+  for (uint32_t v = 0; v < c.shadow.wave_count; ++v)
+    if (v != c.wave && c.me.clock.lgkm[v] < set.seq[v])
+      race(c.w, c.in, c.me.clock, address, lane, "write", {v, set.lane[v], set.pc[v], set.seq[v], true, false});
 }
 
 // A plain write meets the reads since the last one.
@@ -77,8 +80,23 @@ void check_readers(const LdsAccess& c, const LdsRecord& rec, uint32_t address, i
       race(c.w, c.in, known, address, lane, "write", {wave, from_lane, pc, seq, false, false});
   };
   if (!rec.several) return check(rec.read_wave, rec.read_seq, rec.read_pc, rec.read_lane);
-  const ReadSet& set = c.shadow.read_sets[rec.readers];
+  const WaveSet& set = c.shadow.sets[rec.readers];
   for (uint32_t v = 0; v < c.shadow.wave_count; ++v) check(v, set.seq[v], set.pc[v], set.lane[v]);
+}
+
+void put(WaveSet& set, uint32_t wave, uint32_t seq, uint32_t pc, uint8_t lane) {
+  set.seq[wave] = seq;
+  set.pc[wave] = pc;
+  set.lane[wave] = lane;
+}
+// An empty set at `index`.
+void claim(LdsShadow& shadow, uint32_t& index, bool& owned) {
+  if (!owned) {
+    index = static_cast<uint32_t>(shadow.sets.size());
+    owned = true;
+    shadow.sets.emplace_back();
+  }
+  shadow.sets[index] = WaveSet{};
 }
 
 void remember_read(const LdsAccess& c, LdsRecord& rec, int lane) {
@@ -86,31 +104,20 @@ void remember_read(const LdsAccess& c, LdsRecord& rec, int lane) {
   const auto lane8 = static_cast<uint8_t>(lane);
   if (rec.several && rec.read_epoch != c.shadow.epoch) {
     // A barrier later one of them may be enough again.
-    const ReadSet& set = c.shadow.read_sets[rec.readers];
+    const WaveSet& set = c.shadow.sets[rec.readers];
     rec.several = false;
     for (uint32_t v = 0; v < c.shadow.wave_count; ++v) rec.several |= v != c.wave && known[v] < set.seq[v];
     if (!rec.several) rec.has_read = false;
   }
   if (!rec.several && rec.has_read && rec.read_wave != c.wave && known[rec.read_wave] < rec.read_seq) {
-    if (!rec.own_readers) {
-      rec.readers = static_cast<uint32_t>(c.shadow.read_sets.size());
-      rec.own_readers = true;
-      c.shadow.read_sets.emplace_back();
-    }
-    ReadSet& set = c.shadow.read_sets[rec.readers];
-    std::fill_n(set.seq, kMaxWaves, 0);
-    set.seq[rec.read_wave] = rec.read_seq;
-    set.pc[rec.read_wave] = rec.read_pc;
-    set.lane[rec.read_wave] = rec.read_lane;
+    claim(c.shadow, rec.readers, rec.own_readers);
+    put(c.shadow.sets[rec.readers], rec.read_wave, rec.read_seq, rec.read_pc, rec.read_lane);
     rec.several = true;
   }
   rec.has_read = true;
   rec.read_epoch = c.shadow.epoch;
   if (rec.several) {
-    ReadSet& set = c.shadow.read_sets[rec.readers];
-    set.seq[c.wave] = c.seq;
-    set.pc[c.wave] = c.index;
-    set.lane[c.wave] = lane8;
+    put(c.shadow.sets[rec.readers], c.wave, c.seq, c.index, lane8);
   } else {
     rec.read_wave = static_cast<uint8_t>(c.wave);
     rec.read_seq = c.seq;
@@ -129,15 +136,18 @@ void acquire(LdsAccess& c, uint32_t id) {
 void touch(LdsAccess& c, LdsRecord& rec, uint32_t address, uint32_t bytes, int lane) {
   const bool meets = rec.has_write;
   if (meets && c.reads && c.options.check_waits) check_wait(c, rec, address, lane);
-  if (c.options.check_races) {
+  if (c.shadow.orders) {
     const bool open = meets && !ordered_write(c, rec) && !tolerated(c, rec);
-    if (open && c.reads)
+    if (open && c.reads && c.options.check_races)
       race(c.w, c.in, c.me.clock, address, lane, c.atomic ? "atomic" : c.writes ? "write" : "read", writer(rec));
-    if (open && !c.reads) {
+    if (open && !c.reads && c.options.check_races) {
       StoreConflict& conflict = c.shadow.conflicts.emplace_back(StoreConflict{rec, address, bytes, lane, {}});
       std::memcpy(conflict.old, c.w.wg->lds + address, bytes);
     }
-    if (c.writes && !c.atomic && rec.has_read) check_readers(c, rec, address, lane);
+    if (c.writes && !c.atomic && c.options.check_races) {
+      if (rec.has_read) check_readers(c, rec, address, lane);
+      if (rec.several_atomics && !rec.polled && !(rec.seen >> c.wave & 1)) check_atomics(c, rec, address, lane);
+    }
     if (c.reads && (c.atomic ? c.in.inst->dst.kind != OperandKind::none : c.polls || rec.atomic)) {
       acquire(c, rec.sync);
       rec.seen = static_cast<uint16_t>(rec.seen | 1u << c.wave);
@@ -146,6 +156,16 @@ void touch(LdsAccess& c, LdsRecord& rec, uint32_t address, uint32_t bytes, int l
   }
   if (!c.writes) return;
   rec.sync = c.atomic ? c.shadow.clocks.join(rec.sync, c.sync) : c.sync;
+  if (!c.atomic) {
+    rec.several_atomics = false;
+  } else if (rec.several_atomics || (rec.atomic && rec.write_wave != c.wave)) {
+    if (!rec.several_atomics) {
+      claim(c.shadow, rec.writers, rec.own_writers);
+      put(c.shadow.sets[rec.writers], rec.write_wave, rec.write_seq, rec.write_pc, rec.write_lane);
+    }
+    rec.several_atomics = true;
+    put(c.shadow.sets[rec.writers], c.wave, c.seq, c.index, static_cast<uint8_t>(lane));
+  }
   rec.has_write = true;
   rec.has_read = rec.several = false;
   rec.seen = 0;
@@ -157,6 +177,13 @@ void touch(LdsAccess& c, LdsRecord& rec, uint32_t address, uint32_t bytes, int l
   rec.atomic = c.atomic;
   rec.polled = c.polls;
   rec.dma = c.dma;
+}
+
+void copy_set(LdsShadow& shadow, uint32_t& index, bool& owned, bool used) {
+  if (!used) return;
+  const WaveSet set = shadow.sets[index];
+  claim(shadow, index, owned);
+  shadow.sets[index] = set;
 }
 
 // A record stands for a dword until an access takes part of it; then each byte has its own, until all are written again.
@@ -176,21 +203,17 @@ void touch_dword(LdsAccess& c, uint32_t address, uint32_t bytes, int lane) {
       rec.own_parts = true;
       c.shadow.parts.emplace_back();
     }
-    LdsRecord copy = rec;
-    copy.own_readers = false;  // four records cannot share one set
-    if (rec.several) copy.own_readers = true;
     for (LdsRecord& part : c.shadow.parts[rec.parts]) {
-      part = copy;
-      if (!rec.several) continue;
-      part.readers = static_cast<uint32_t>(c.shadow.read_sets.size());
-      const ReadSet set = c.shadow.read_sets[rec.readers];
-      c.shadow.read_sets.push_back(set);
+      part = rec;
+      part.own_readers = part.own_writers = false;  // four records cannot share one set
+      copy_set(c.shadow, part.readers, part.own_readers, rec.several);
+      copy_set(c.shadow, part.writers, part.own_writers, rec.several_atomics);
     }
     rec.split = true;
   }
   const uint32_t part = rec.parts;
   for (uint32_t b = 0; b < bytes; ++b) touch(c, c.shadow.parts[part][(address & 3) + b], address + b, 1, lane);
-  if (bytes < 4 || !c.writes) return;
+  if (bytes < 4 || !c.writes || c.atomic) return;
   LdsRecord whole = c.shadow.parts[part][0];
   whole.parts = part;
   whole.own_parts = true;
@@ -198,6 +221,8 @@ void touch_dword(LdsAccess& c, uint32_t address, uint32_t bytes, int lane) {
   whole.defined = 15;
   whole.readers = rec.readers;
   whole.own_readers = rec.own_readers;
+  whole.writers = rec.writers;
+  whole.own_writers = rec.own_writers;
   rec = whole;
 }
 
@@ -216,7 +241,7 @@ void LdsShadow::begin_group() {
   ++group;
   ++epoch;
   parts.clear();
-  read_sets.clear();
+  sets.clear();
   conflicts.clear();
   clocks.forget();
 }
@@ -245,7 +270,7 @@ Clock released_clock(const WaveShadow& s, uint32_t index) {
 void apply_acquires(LdsShadow& lds, WaveShadow& s) {
   std::erase_if(s.acquires, [&](const WaveShadow::Acquire& a) {
     if (a.seq > s.lgkm_done) return false;
-    s.clock.join(*lds.clocks.find(a.clock));
+    s.clock.join(*lds.clocks.find(a.from));
     ++s.learned;
     return true;
   });
@@ -267,7 +292,7 @@ void check_lds_access(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t e
   const bool atomic = access == Access::atomic;
   LdsAccess c{w, in, shadow, me, w.launch->options, w.index, index, dma ? me.vm_issued : me.lgkm_issued,
               access != Access::store, access != Access::load, atomic, dma, false};
-  if (c.options.check_races) {
+  if (shadow.orders) {
     c.polls = shadow.plain_flags && !dma && shadow.usage->uses[index].polls;
     if (atomic || (shadow.plain_flags && c.writes && !dma && bytes <= 8)) c.sync = release(shadow, me, w.index);
   }

@@ -17,6 +17,9 @@ constexpr uint32_t kMaxWaves = 16;  // of a work-group: 1024 work-items
 struct Clock {
   uint32_t lgkm[kMaxWaves] = {}, vm[kMaxWaves] = {};                // complete: s_waitcnt has waited for them
   uint32_t lgkm_issued[kMaxWaves] = {}, vm_issued[kMaxWaves] = {};  // issued, complete or not
+  // For races between work-groups (global_races.h): stores that a buffer_wbl2 covers, signals of other groups that were
+  // read, and those that a buffer_inv has followed.
+  uint32_t written_back[kMaxWaves] = {}, signals_read[kMaxWaves] = {}, acquired[kMaxWaves] = {};
 
   void join(const Clock& o) {
     const auto maximum = [](uint32_t* a, const uint32_t* b) {
@@ -26,6 +29,9 @@ struct Clock {
     maximum(vm, o.vm);
     maximum(lgkm_issued, o.lgkm_issued);
     maximum(vm_issued, o.vm_issued);
+    maximum(written_back, o.written_back);
+    maximum(signals_read, o.signals_read);
+    maximum(acquired, o.acquired);
   }
 };
 

@@ -40,19 +40,20 @@ struct LdsRecord {
   uint32_t write_seq = 0, write_pc = 0, write_epoch = 0;
   uint32_t read_seq = 0, read_pc = 0, read_epoch = 0;
   uint32_t sync = 0;               // clock that the last write released
-  uint32_t readers = 0;            // index of a ReadSet, if `several`
+  uint32_t readers = 0;            // index of a WaveSet, if `several`: reads since the last write
+  uint32_t writers = 0;            // the same, if `several_atomics`: atomics since the last plain write
   uint32_t parts = 0;              // index of the bytes' own records, if `split`
   uint8_t write_wave = 0, write_lane = 0, read_wave = 0, read_lane = 0;
   uint8_t defined = 0;             // bytes ever written
   bool has_write = false, has_read = false;
   bool atomic = false, polled = false, dma = false;  // the last write: atomic, in a poll, by LDS DMA
-  bool several = false, split = false;
-  bool own_readers = false, own_parts = false;       // the indices above are taken
+  bool several = false, several_atomics = false, split = false;
+  bool own_readers = false, own_writers = false, own_parts = false;  // the indices above are taken
   uint16_t seen = 0;               // waves that acquired the last write: what they store there comes after it
 };
 
-struct ReadSet {
-  uint32_t seq[kMaxWaves], pc[kMaxWaves];  // 0: this wave has not read since the last write
+struct WaveSet {
+  uint32_t seq[kMaxWaves], pc[kMaxWaves];  // 0: none by this wave
   uint8_t lane[kMaxWaves];
 };
 
@@ -69,11 +70,12 @@ struct WaveShadow;
 struct LdsShadow {
   std::vector<LdsRecord> dwords;
   std::vector<std::array<LdsRecord, 4>> parts;
-  std::vector<ReadSet> read_sets;
+  std::vector<WaveSet> sets;
   std::vector<StoreConflict> conflicts;  // of the instruction in progress
   ClockPool clocks;
   uint32_t group = 0, epoch = 1;         // epoch: counts barriers
   const UsageTable* usage = nullptr;
+  bool orders = false;                   // order between waves is wanted: for races of LDS or of global memory
   bool plain_flags = false;              // the program polls: plain stores may be releases
   WaveShadow* const* waves = nullptr;    // by wave index
   uint32_t wave_count = 0;

@@ -11,7 +11,9 @@ namespace {
 
 uint32_t index_of(const Wave& w, const ExecInst& in) { return static_cast<uint32_t>(in.inst - w.launch->program->insts.data()); }
 
-bool checks_registers(const Options& o) { return o.check_uninit || o.check_waits || o.check_races; }
+bool checks_registers(const Options& o) {
+  return o.check_uninit || o.check_waits || o.check_races || o.check_global_races;
+}
 
 class FullObserver final : public Observer {
  public:
