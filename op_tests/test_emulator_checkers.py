@@ -55,6 +55,21 @@ extern "C" __global__ void undefined_branch(int* y) {
   asm volatile("s_mov_b64 vcc, s[70:71]\n s_cbranch_vccnz 0" : : : "vcc", "s70", "s71");
   y[threadIdx.x] = 1;
 }
+// Only the low byte of a mask is ever written.
+extern "C" __global__ void mask_within_exec(int* y) {
+  asm volatile("s_mov_b64 s[72:73], exec\n s_mov_b64 exec, 0xff\n s_or_b64 s[70:71], s[70:71], exec\n"
+               "s_and_b64 vcc, exec, s[70:71]\n s_cbranch_vccz 0\n s_and_saveexec_b64 s[74:75], s[70:71]\n"
+               "s_andn2_b64 s[76:77], exec, s[70:71]\n s_cselect_b64 vcc, s[76:77], s[76:77]\n s_cbranch_vccnz 0\n"
+               "s_mov_b64 exec, s[72:73]"
+               : : : "vcc", "scc", "s70", "s71", "s72", "s73", "s74", "s75", "s76", "s77");
+  y[threadIdx.x] = 1;
+}
+extern "C" __global__ void mask_beyond_exec(int* y) {
+  asm volatile("s_mov_b64 s[72:73], exec\n s_mov_b64 exec, 0xff\n s_or_b64 s[70:71], s[70:71], exec\n"
+               "s_or_saveexec_b64 s[74:75], s[70:71]\n s_mov_b64 exec, s[72:73]"
+               : : : "scc", "s70", "s71", "s72", "s73", "s74", "s75");
+  y[threadIdx.x] = 1;
+}
 extern "C" __global__ void undefined_lds(int* y) {
   __shared__ int data[128];
   data[threadIdx.x] = threadIdx.x;
@@ -304,6 +319,7 @@ def test_lds_is_bounded_by_the_dispatch(code: emulator.CodeObject) -> None:
         ("undefined_address", "the address"),
         ("undefined_compare", "the comparison"),
         ("undefined_branch", "the branch"),
+        ("mask_beyond_exec", "EXEC"),
     ],
 )
 def test_registers_never_written(code: emulator.CodeObject, name: str, use: str) -> None:
@@ -325,6 +341,10 @@ def test_lds_never_written(code: emulator.CodeObject) -> None:
 
 def test_undefined_values_that_go_nowhere_are_no_fault(code: emulator.CodeObject) -> None:
     run(code, "undefined_but_unused", ints(64), check_uninit=True)
+
+
+def test_logical_operations_remove_undefined_bits(code: emulator.CodeObject) -> None:
+    run(code, "mask_within_exec", ints(64), check_uninit=True)
 
 
 # --- waits ------------------------------------------------------------------------------------------------------------

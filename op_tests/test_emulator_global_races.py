@@ -16,7 +16,7 @@ SOURCE = r"""
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define WORKGROUP __HIP_MEMORY_SCOPE_WORKGROUP
 
-enum Omit { kNothing, kCounter, kRelease, kBarrier, kAcquire };
+enum Omit { kNothing, kCounter, kRelease, kWriteBack, kBarrier, kAcquire };
 
 // Every work-group leaves 128 partial sums; the last one adds those of all.
 template <int omit>
@@ -25,7 +25,8 @@ __device__ void last_group(int* out, int* partial, int* counter) {
   partial[blockIdx.x * 128 + threadIdx.x] = blockIdx.x + threadIdx.x;
   if (omit != kBarrier) __syncthreads();
   if (threadIdx.x == 0) {
-    if (omit != kRelease) __threadfence();
+    if (omit == kWriteBack) asm volatile("s_waitcnt vmcnt(0)" : : : "memory");
+    else if (omit != kRelease) __threadfence();
     last = omit == kCounter ? blockIdx.x == gridDim.x - 1 : atomicAdd(counter, 1) == gridDim.x - 1;
   }
   __syncthreads();
@@ -40,6 +41,7 @@ __device__ void last_group(int* out, int* partial, int* counter) {
 LAST(complete, kNothing)
 LAST(no_counter, kCounter)
 LAST(no_release, kRelease)
+LAST(no_write_back, kWriteBack)
 LAST(no_barrier, kBarrier)
 LAST(no_acquire, kAcquire)
 
@@ -153,7 +155,7 @@ extern "C" __global__ void one_byte_each(int* out, int* partial, int* counter) {
 GROUPS = 6
 RACE = (
     r"global race at 0x\w+ \(inside arg1 at offset \d+\): "
-    r"this (read|write|atomic) and a (read|write) by work-group \d, wave \d, lane \d+ at pc 0x\w+ \(global_"
+    r"this (read|write|atomic) and a (read|write) by work-group \d, wave \d, lane \d+ at pc 0x\w+ \((global_|s_load_)"
 )
 
 
@@ -196,6 +198,7 @@ def test_the_last_group_may_read_what_a_counter_covers(
     [
         ("no_counter", "are not ordered\n"),
         ("no_release", r"did signal, but not after it had written back \(buffer_wbl2 sc1\) and waited for that write"),
+        ("no_write_back", r"did signal, but not after it had written back"),
         ("no_barrier", r"did signal, but not after it had written back"),
         ("no_acquire", r"has been read, but no buffer_inv sc1 \(acquire fence\) has followed"),
         ("relaxed", r"did signal, but not after it had written back"),

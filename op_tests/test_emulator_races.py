@@ -90,6 +90,25 @@ QUEUES(atomic, false)
 QUEUES(plain, true)
 QUEUE(spin_by_atomic, kNothing, false, true)
 
+// One flag that both sides set by plain stores: 1 full, 0 empty.
+extern "C" __global__ void mailbox(int* y, int turns) {
+  clear_flags(1);
+  const auto wait_until = [](int value) {
+    while (__hip_atomic_load(flag(0), __ATOMIC_RELAXED, WORKGROUP) != value) __builtin_amdgcn_s_sleep(1);
+    asm volatile("" : : : "memory");
+  };
+  int sum = 0;
+  for (int i = 0; i < turns; ++i) {
+    const bool producer = threadIdx.x >= 64;
+    wait_until(producer ? 0 : 1);
+    if (producer) put(4 * lane(), i * 100 + lane());
+    else sum += arrived(get(4 * lane()));
+    drain();
+    set(0, producer ? 1 : 0);
+  }
+  y[threadIdx.x] = sum;
+}
+
 // What the language's own orders compile to.
 extern "C" __global__ void language_orders(int* y, int plain) {
   clear_flags(65);
@@ -342,7 +361,7 @@ def handed_over(lane: int) -> int:
     return sum(100 * i + lane for i in range(TURNS))
 
 
-@pytest.mark.parametrize("name", ["atomic_complete", "plain_complete", "spin_by_atomic"])
+@pytest.mark.parametrize("name", ["atomic_complete", "plain_complete", "spin_by_atomic", "mailbox"])
 def test_a_queue_ordered_by_flags_is_clean(code: emulator.CodeObject, name: str) -> None:
     assert_clean(launch(code, name, 2, TURNS, checks=ALL), [handed_over(lane) for lane in range(64)])
 

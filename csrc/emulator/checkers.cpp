@@ -17,10 +17,11 @@ std::string register_name(uint32_t r) {
   }
 }
 
+constexpr uint32_t kAllBits = ~0u;
 constexpr uint32_t kNever = ~0u;  // undefined_at: nothing has read it yet
 
 bool defined(const WaveShadow& s, uint32_t r, uint64_t lanes) {
-  return r < kVgprs ? !(lanes & ~s.defined[r]) : s.sdefined[r - kSgprBase];
+  return r < kVgprs ? !(lanes & ~s.defined[r]) : s.sdefined[r - kSgprBase] == kAllBits;
 }
 
 [[noreturn]] void undefined(const Wave& w, const ExecInst& in, uint32_t r, uint32_t index, uint64_t lanes,
@@ -74,8 +75,8 @@ void Checkers::begin_group(Workgroup& group, Wave* waves, uint32_t count) {
     s = WaveShadow{};
     std::memset(s.undefined_at, 0xFF, sizeof s.undefined_at);
     s.defined[0] = kAllLanes;
-    for (uint32_t r = 0; r < waves[i].initial_sgprs; ++r) s.sdefined[r] = 1;
-    s.sdefined[kExec] = s.sdefined[kExec + 1] = 1;
+    for (uint32_t r = 0; r < waves[i].initial_sgprs; ++r) s.sdefined[r] = kAllBits;
+    s.sdefined[kExec] = s.sdefined[kExec + 1] = kAllBits;
     waves[i].shadow = &s;
   }
 }
@@ -114,12 +115,23 @@ void Checkers::check_defined(const Wave& w, const ExecInst& in, const RegisterUs
     case Flow::branch: require("the branch"); break;
     case Flow::scalar: {
       const bool jumps = in.op_class == OpClass::branch;
-      const bool writes_exec = in.inst->dst.kind == OperandKind::sgpr && (in.dst == kExec || in.dst == kExec + 1);
-      if (jumps || writes_exec) require(jumps ? "the jump" : "EXEC");
+      const bool to_exec = in.inst->dst.kind == OperandKind::sgpr && (in.dst == kExec || in.dst == kExec + 1);
+      if (scalar_.known && (to_exec || scalar_.to_exec)) {
+        const uint64_t needed = in.dst_dwords == 2 ? kAllLanes : uint64_t{kAllBits};
+        if ((scalar_.defined & needed) == needed) break;
+      }
+      if (jumps || to_exec || scalar_.to_exec) require(jumps ? "the jump" : "EXEC");
       break;
     }
     default: break;
   }
+}
+
+bool Checkers::wholly_defined(const WaveShadow& s, const RegisterUse& u) const {
+  const uint16_t* r = &usage_.registers[u.first];
+  for (uint32_t k = 0; k < uint32_t{u.addresses} + u.reads; ++k)
+    if (!defined(s, r[k], 0)) return false;
+  return true;
 }
 
 void Checkers::before(Wave& w, const ExecInst& in, uint32_t index) {
@@ -133,6 +145,7 @@ void Checkers::before(Wave& w, const ExecInst& in, uint32_t index) {
   }
   if (global_ != nullptr) [[unlikely]] global_->before(w, in);
   if (options_.check_uninit) {
+    scalar_ = u.flow == Flow::scalar && !wholly_defined(s, u) ? scalar_result(w, in) : ScalarResult{};
     check_defined(w, in, u, index);
     // v_cndmask may overwrite nothing it reads, but its mask is needed once it has run.
     if (u.flow == Flow::select && in.src[2].kind == SourceKind::sgpr) select_mask_ = w.s64(in.src[2].reg);
@@ -169,7 +182,7 @@ void Checkers::propagate(Wave& w, const ExecInst& in, const RegisterUse& u, uint
   const auto look = [&](uint32_t from) {
     for (uint32_t k = from; k < reads; ++k) {
       const bool vector = r[k] < kVgprs;
-      if (vector ? (exec & ~s.defined[r[k]]) == 0 : s.sdefined[r[k] - kSgprBase] != 0) continue;
+      if (vector ? (exec & ~s.defined[r[k]]) == 0 : s.sdefined[r[k] - kSgprBase] == kAllBits) continue;
       if (vector) lanes &= s.defined[r[k]];
       else scalars = false;
       if (s.undefined_at[r[k]] != kNever) origin = s.undefined_at[r[k]];
@@ -200,17 +213,19 @@ void Checkers::propagate(Wave& w, const ExecInst& in, const RegisterUse& u, uint
       const auto of = [&](int i) {
         const Source& src = in.src[i];
         if (src.kind == SourceKind::vgpr) return s.defined[src.reg];
-        return src.kind == SourceKind::sgpr && !s.sdefined[src.reg] ? uint64_t{0} : kAllLanes;
+        return src.kind == SourceKind::sgpr && s.sdefined[src.reg] != kAllBits ? uint64_t{0} : kAllLanes;
       };
       look(0);
       lanes = (of(0) & ~mask) | (of(1) & mask);
+      if (in.src[2].kind == SourceKind::sgpr)
+        lanes &= s.sdefined[in.src[2].reg] | uint64_t{s.sdefined[in.src[2].reg + 1]} << 32;
       scalars = true;
       break;
     }
     case Flow::to_scalar: {
       const uint32_t from = r[0];
       const bool ok = from >= kVgprs || s.defined[from] != 0;
-      s.sdefined[in.dst] = ok;
+      s.sdefined[in.dst] = ok ? kAllBits : 0;
       if (!ok) s.undefined_at[kSgprBase + in.dst] = s.undefined_at[from] == kNever ? index : s.undefined_at[from];
       return;
     }
@@ -229,8 +244,9 @@ void Checkers::propagate(Wave& w, const ExecInst& in, const RegisterUse& u, uint
       s.undefined_at[d] = exec & ~lanes ? origin : kNever;
     } else {
       const bool ok = u.flow != Flow::scalar || scalars;
-      s.sdefined[d - kSgprBase] = ok;
-      s.undefined_at[d] = ok ? kNever : origin;
+      s.sdefined[d - kSgprBase] = ok ? kAllBits : 0;
+      if (scalar_.known && !scalar_.to_exec) s.sdefined[d - kSgprBase] = static_cast<uint32_t>(scalar_.defined >> 32 * k);
+      s.undefined_at[d] = s.sdefined[d - kSgprBase] == kAllBits ? kNever : origin;
     }
   }
 }
@@ -252,7 +268,7 @@ bool Checkers::propagate_halves(WaveShadow& s, const ExecInst& in, uint32_t inde
     const bool vector = src.kind == SourceKind::vgpr;
     if (!vector && src.kind != SourceKind::sgpr) return;
     const uint32_t r = vector ? src.reg + which : kSgprBase + src.reg + which;
-    const uint64_t ok = vector ? s.defined[r] : s.sdefined[r - kSgprBase] ? kAllLanes : 0;
+    const uint64_t ok = vector ? s.defined[r] : s.sdefined[r - kSgprBase] == kAllBits ? kAllLanes : 0;
     if (!(exec & ~ok)) return;
     lanes[half] &= ok;
     if (s.undefined_at[r] != kNever) origin[half] = s.undefined_at[r];
@@ -276,7 +292,7 @@ bool Checkers::propagate_halves(WaveShadow& s, const ExecInst& in, uint32_t inde
     s.defined[in.dst + h] = (s.defined[in.dst + h] & ~exec) | (lanes[h] & exec);
     s.undefined_at[in.dst + h] = exec & ~lanes[h] ? origin[h] : kNever;
   }
-  if (i.dst2.kind == OperandKind::sgpr) s.sdefined[in.dst2] = s.sdefined[in.dst2 + 1] = 1;
+  if (i.dst2.kind == OperandKind::sgpr) s.sdefined[in.dst2] = s.sdefined[in.dst2 + 1] = kAllBits;
   return true;
 }
 

@@ -20,7 +20,7 @@ namespace hfemu {
 
 struct WaveShadow {
   uint64_t defined[kVgprs];        // lanes
-  uint8_t sdefined[128];
+  uint32_t sdefined[128];          // bits
   uint32_t undefined_at[kRegisters];  // instruction that first read the undefined value behind a register
   uint32_t pending_vm[kRegisters];    // sequence number of the load that will write a register, 0 none
   uint32_t pending_lgkm[kRegisters];
@@ -41,6 +41,14 @@ struct WaveShadow {
   uint32_t released = ClockPool::kNone, released_from[5] = {};
 };
 
+// Of a logical operation with an operand that is not wholly defined.
+struct ScalarResult {
+  bool known = false;              // false: no such operation
+  bool to_exec = false;            // the result goes to EXEC, and EXEC's old value to the destination
+  uint64_t defined = 0;            // bits
+};
+ScalarResult scalar_result(const Wave& w, const ExecInst& in);
+
 class Checkers {
  public:
   Checkers(Launch& launch, uint32_t waves, uint32_t lds_bytes);
@@ -53,6 +61,7 @@ class Checkers {
  private:
   void check_pending(const Wave& w, const ExecInst& in, const RegisterUse& u);
   void check_defined(const Wave& w, const ExecInst& in, const RegisterUse& u, uint32_t index);
+  bool wholly_defined(const WaveShadow& s, const RegisterUse& u) const;
   void propagate(Wave& w, const ExecInst& in, const RegisterUse& u, uint32_t index, uint64_t exec);
   static bool propagate_halves(WaveShadow& s, const ExecInst& in, uint32_t index, uint64_t exec);
   static void propagate_matrix(WaveShadow& s, const ExecInst& in);
@@ -64,6 +73,7 @@ class Checkers {
   GlobalRaces* const global_;  // null: not asked for
   LdsShadow lds_;
   uint64_t select_mask_ = 0;  // of the v_cndmask in progress
+  ScalarResult scalar_;       // of the instruction in progress
 };
 
 // "pc 0x1c (ds_read_b32 v0, v1)"
