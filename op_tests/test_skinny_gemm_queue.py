@@ -85,8 +85,8 @@ def test_the_harness_of_the_removed_waits_accepts_the_queue_itself(without):
 @pytest.mark.parametrize(
     ("omitted", "message"),
     [
-        # A producer that waits for no free slot overwrites what its consumer reads, or its flag passes the value that the
-        # consumer waits for.
+        # A producer that waits for no free slot overwrites what its consumer reads, or moves the flag past the value
+        # that the consumer waits for.
         (PRODUCER_WAIT, f"instruction budget|{RACE}"),
         # A consumer that does not wait for data reads LDS that nothing has written yet, or that is being written.
         (CONSUMER_WAIT, f"never written|{RACE}"),
