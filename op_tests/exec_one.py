@@ -93,6 +93,7 @@ class Machine:
         self.s: Words = np.zeros(128, np.uint32)
         self.lds: npt.NDArray[np.uint8] = np.zeros(65536, np.uint8)
         self.scc = 0
+        self.private_bytes = 0  # scratch of each lane, which lasts for one run
         self.mode = MODE_DEFAULT
         self.set64(EXEC, ALL)
 
@@ -127,7 +128,7 @@ class Machine:
         report = _hook()(
             code, ctypes.c_uint64(len(code)), int(arch[3:]), self.mode, self.s.ctypes.data_as(ctypes.c_void_p),
             self.v.ctypes.data_as(ctypes.c_void_p), ctypes.byref(scc), self.lds.ctypes.data_as(ctypes.c_void_p),
-            ctypes.c_uint32(self.lds.size),
+            ctypes.c_uint32(self.lds.size), ctypes.c_uint32(self.private_bytes),
         )  # fmt: skip
         if report is not None:
             raise RuntimeError(report.decode())

@@ -42,7 +42,6 @@ struct Smax {
 };
 struct Inc { template <class T> T operator()(T o, T x) const { return o >= x ? 0 : o + 1; } };
 struct Dec { template <class T> T operator()(T o, T x) const { return o == 0 || o > x ? x : o - 1; } };
-struct Wrap { template <class T> T operator()(T o, T x) const { return o >= x ? o - x : o + x; } };
 template <class F>
 struct FloatAdd {
   template <class T> T operator()(T o, T x) const { return as_bits(from_bits<F>(o) + from_bits<F>(x)); }
@@ -169,8 +168,10 @@ void scalar_atomic(Wave& w, const ExecInst& in) {
   if (in.inst->sc0) std::memcpy(&w.s[in.dst], &old, sizeof old);
 }
 
-// LDS: data0 is the operand; cmpst compares with data0 and writes data1, mskor clears data0's bits and sets data1's.
+// LDS: data0 is the operand; cmpst compares with data0 and writes data1, mskor clears data0's bits and sets data1's,
+// wrap takes data0 off what has reached it and otherwise adds data1.
 struct CompareStore {};
+struct Wrap {};
 struct MaskOr {};
 template <class F> struct CompareStoreFloat {};
 
@@ -180,6 +181,7 @@ T lds_result(T old, T data0, T data1) {
   else if constexpr (std::is_same_v<F, CompareStoreFloat<float>>) return from_bits<float>(old) == from_bits<float>(data0) ? data1 : old;
   else if constexpr (std::is_same_v<F, CompareStoreFloat<double>>) return from_bits<double>(old) == from_bits<double>(data0) ? data1 : old;
   else if constexpr (std::is_same_v<F, MaskOr>) return (old & ~data0) | data1;
+  else if constexpr (std::is_same_v<F, Wrap>) return old >= data0 ? old - data0 : old + data1;
   else return F{}(old, data0);
 }
 

@@ -9,7 +9,7 @@ namespace hfemu {
 
 extern "C" __attribute__((visibility("default"))) const char* hfemu_exec_one(
     const uint8_t* code, uint64_t bytes, int32_t arch, uint32_t mode, uint32_t* sgprs, uint32_t* vgprs, uint32_t* scc,
-    uint8_t* lds, uint32_t lds_bytes) {
+    uint8_t* lds, uint32_t lds_bytes, uint32_t private_bytes) {
   thread_local std::string error;
   LoadedCode text;
   text.arch = arch == 942 ? Arch::gfx942 : Arch::gfx950;
@@ -19,7 +19,7 @@ extern "C" __attribute__((visibility("default"))) const char* hfemu_exec_one(
   Launch launch;
   launch.program = &program;
   launch.options.check_memory = false;
-  launch.private_bytes = 0;
+  launch.private_bytes = private_bytes;
   Workgroup group;
   group.lds = lds;
   group.lds_bytes = lds_bytes;
@@ -29,6 +29,8 @@ extern "C" __attribute__((visibility("default"))) const char* hfemu_exec_one(
   w->wg = &group;
   w->thread = &thread;
   w->launch = &launch;
+  std::vector<uint8_t> scratch(size_t{private_bytes} * kLanes);  // zeroed for every call
+  w->scratch = scratch.data();
   std::memcpy(w->v, vgprs, sizeof w->v);
   std::memcpy(w->s, sgprs, sizeof w->s);
   w->scc = *scc;
