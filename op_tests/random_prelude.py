@@ -31,6 +31,8 @@ HD static inline i64 divide(i64 a, i64 b) { return (u64)a == 1ull << 63 && (b | 
 HD static inline i64 modulo(i64 a, i64 b) { return (b | 1) == -1 ? 5 : a % (b | 1); }
 HD static inline u64 high(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
 HD static inline i64 high(i64 a, i64 b) { return (i64)((__int128)a * b >> 64); }
+HD static inline f32 with_sign(f32 x, f32 y) { return y != y ? x : __builtin_copysignf(x, y); }
+HD static inline f64 with_sign(f64 x, f64 y) { return y != y ? x : __builtin_copysign(x, y); }
 HD static inline u32 mix(u32 h, u32 x) { h ^= x; h *= 0x9E3779B1u; return h ^ h >> 15; }
 HD static inline u32 mix64(u32 h, u64 x) { return mix(mix(h, (u32)x), (u32)(x >> 32)); }
 template <class T, int n> HD static inline u32 mix_all(u32 h, vec<T, n> v) {

@@ -7,7 +7,7 @@ where their bits become visible. The operands of unsigned divisions are hidden f
 divides sign-extended bytes as if they were 7-bit numbers (AMDGPU's 24-bit division), which is the compiler's mistake.
 So are what is assigned in the cases of a switch (its structurizer moves free instructions such as element extractions
 out of a case and onto other paths, llvm-project#183792) and what is rounded to half precision (it fuses a product with
-the addend +0, which loses the sign of a negative zero, and takes 0 - x for -x).
+the addend +0, which loses the sign of a negative zero, takes 0 - x for -x, and packs a constant -0 as +0).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Writer:
             element, count = VECTORS[kind]
             return f"(({kind}){{{', '.join(self.constant(element) for _ in range(count))}}})"
         if kind in ("f16", "bf16"):
-            number = self.pick("0.5f", "-1.25f", "3.0f", "6e4f", "6e-8f", "-0.0f", f"{rng.uniform(-100, 100):.3f}f")
+            number = self.pick("0.5f", "-1.25f", "3.0f", "6e4f", "6e-8f", f"{rng.uniform(-100, 100):.3f}f")
             return f"({kind})({number})"
         if kind == "f32":
             return self.pick(
@@ -156,7 +156,7 @@ class Writer:
         if form == 10:
             return f"__builtin_ldexp{suffix}({a}, (i32)({self.expression('u32', depth)} & 255) - 128)"
         if form == 11:
-            return self.element(kind, depth) or f"__builtin_copysign{suffix}({a}, {b})"
+            return self.element(kind, depth) or f"with_sign({a}, {b})"
         return f"(-({a}))"
 
     def integer_expression(self, kind: str, depth: int) -> str:
