@@ -7,6 +7,7 @@ call is a lookup of the variant, if the module has variants, and the bound entry
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 import threading
@@ -151,6 +152,7 @@ class Stub:
         return self.kernel(*args, **kwargs)
 
     def _divert(self, *args: Any) -> Any:
+        _check_meta(self.signature, args)
         return self.operator()(*args)
 
     def _first_call(self, way: str, *args: Any, **kwargs: Any) -> Any:
@@ -249,7 +251,8 @@ class _Dispatch:
         if self.divert is not None and _belongs_to_dispatcher(args):
             return self.divert
         _check_kinds(self.stub.signature, args)
-        variant = dict(self.stub.variant(*args)) if self.stub.variant else {}
+        chosen = self.stub.variant(*args) if self.stub.variant else {}
+        variant = {name: value if isinstance(value, str) else operator.index(value) for name, value in chosen.items()}
         values = tuple(variant.values())
         key = (arch, values) if arch is not None else values[0] if len(values) == 1 else values
         with self.lock:
@@ -303,6 +306,22 @@ def _belongs_to_dispatcher(values: Sequence[Any]) -> bool:
         return True
     plain = (torch.Tensor, torch.nn.Parameter)
     return any(isinstance(value, torch.Tensor) and (type(value) not in plain or value.is_meta) for value in values)
+
+
+def _check_meta(signature: Signature, args: tuple[Any, ...]) -> None:
+    """Refuse meta tensors beside real ones: torch would take the fake, and the results would never be written."""
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    named = zip(signature.names, args, strict=True)
+    devices_of = {name: value.device for name, value in named if type(value) in plain}
+    meta = [name for name, device in devices_of.items() if device.type == "meta"]
+    if meta and len(meta) < len(devices_of):
+        real = next(name for name in devices_of if name not in meta)
+        raise GuardError(
+            f"{signature.name}: '{meta[0]}' is on the meta device, but '{real}' is on {devices_of[real]}; pass tensors "
+            "of one device"
+        )
 
 
 def _diverting(function: Callable[..., Any], signature: Signature, divert: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from torch import nn
 
 from hipforge import devices
 from hipforge.errors import ConfigError, GuardError
+from hipforge.ops.reference.checks import require_device, require_tensor
 
 E5M2_DTYPES = (torch.float8_e5m2, torch.float8_e5m2fnuz)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, *E5M2_DTYPES)
@@ -102,6 +103,7 @@ def to_fp8(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Ten
     Raises:
         GuardError: x is not floating point, or dtype is not float8.
     """
+    require_tensor(x=x)
     if not x.is_floating_point():
         raise GuardError(f"x must be floating point; got {x.dtype}")
     if dtype not in FP8_DTYPES:
@@ -148,8 +150,8 @@ def scaled_mm(
         taken in bfloat16 instead (exact inputs, fp32 accumulation, one more rounding before the scales).
 
     Raises:
-        GuardError: ranks, dtypes, inner dimensions or scales do not fit, both operands are e5m2, or an operand is in
-            the wrong memory order; the message says which and how to mend it.
+        GuardError: ranks, dtypes, devices, inner dimensions or scales do not fit, both operands are e5m2, or an operand
+            is in the wrong memory order; the message says which and how to mend it.
     """
     _check_operands(a, b, scale_a, scale_b)
     k, n = b.shape
@@ -164,6 +166,7 @@ def scaled_mm(
 
 
 def _check_operands(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> None:
+    require_tensor(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
     for name, operand in (("a", a), ("b", b)):
         if operand.dim() != 2:
             raise GuardError(f"{name} must have 2 dimensions; got shape {tuple(operand.shape)}")
@@ -187,6 +190,8 @@ def _check_operands(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, sca
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale.dtype != torch.float32 or scale.numel() != 1:
             raise GuardError(f"{name} must be one float32; got {scale.dtype} of shape {tuple(scale.shape)}")
+    for name, tensor in (("b", b), ("scale_a", scale_a), ("scale_b", scale_b)):
+        require_device(name, tensor, a.device)
 
 
 class _Float8Matmul(torch.autograd.Function):

@@ -13,6 +13,7 @@ from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.fp8_linear import FP8_DTYPES, fp8_dtypes, to_fp8
+from hipforge.ops.reference.checks import require_tensor
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -52,6 +53,7 @@ def fp8_quant_tensorwise(
     Raises:
         GuardError: x or dtype is not one of these (ArchError: a device that is neither gfx942 nor gfx950).
     """
+    require_tensor(x=x)
     if x.dtype not in _INPUTS:
         raise GuardError(f"x must be float32, float16 or bfloat16; got {x.dtype}")
     if not x.is_contiguous():

@@ -6,7 +6,6 @@ The order of the steps is documented in :mod:`hipforge.ops.grouped_gemm_mxfp8`.
 from __future__ import annotations
 
 import functools
-import operator
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +14,16 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.ops import dispatch
 from hipforge.ops.dispatch import Accepted, Decision, Refused
-from hipforge.ops.reference.checks import TensorSpec, require_dtype, require_last_multiple, require_rank, require_shape
+from hipforge.ops.reference.checks import (
+    TensorSpec,
+    require_dtype,
+    require_int,
+    require_last_multiple,
+    require_rank,
+    require_shape,
+    require_tensor,
+    require_torch_dtype,
+)
 from hipforge.ops.reference.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.tables import DEFAULT_BLOCK_N, SMALLM_MXFP8_MOE
 from hipforge.ops.tuned import TunedRow, load_table
@@ -126,6 +134,7 @@ def _decision(*key: Any) -> Decision:
     )
     _check_operands(a_q, a_scale, w, w_scale, slots, block_m, a_div)
     (m_act, k), (experts, n, _) = a_q.shape, w.shape
+    require_torch_dtype("out_dtype", out_dtype)
     outcome = _decide_hip(slots, experts, n, k, m_act, block_m, a_div, has_weight, device, out_dtype)
     return Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
 
@@ -150,8 +159,15 @@ def plan_grouped(
     topk_ids: torch.Tensor | None = None,
 ) -> Decision:
     """Return the decision for a call of ``grouped_gemm_mxfp8``; raises GuardError for operands that are malformed."""
+    require_tensor(a_q=a_q, a_scale=a_scale, w=w, w_scale=w_scale)
+    require_tensor(
+        sorted_token_ids=sorted_token_ids, expert_ids=expert_ids, num_tokens_post_padded=num_tokens_post_padded
+    )
+    if mul_weight_by is not None:
+        require_tensor(mul_weight_by=mul_weight_by)
     shapes = map(dispatch.constant_shape, (a_q, a_scale, w, w_scale))
+    counts = {"num_valid_tokens": num_valid_tokens, "block_m": block_m, "a_div": a_div}
     return _decision(
         *shapes, a_q.dtype, a_scale.dtype, w.dtype, w_scale.dtype,
-        *map(operator.index, (num_valid_tokens, block_m, a_div)), mul_weight_by is not None, a_q.device, out_dtype,
+        *(require_int(name, count) for name, count in counts.items()), mul_weight_by is not None, a_q.device, out_dtype,
     )  # fmt: skip

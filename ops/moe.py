@@ -14,7 +14,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.grouped_gemm_mxfp8 import grouped_mxfp8_linear
-from hipforge.ops.reference.checks import require_dtype, require_rank, require_shape
+from hipforge.ops.reference.checks import require_device, require_dtype, require_rank, require_shape, require_tensor
 from hipforge.ops.reference.moe import moe_align_block_size as _align
 from hipforge.ops.reference.mxfp8 import quantize_mxfp8
 
@@ -56,12 +56,14 @@ def moe_align_block_size(
         The sorted slots; unpacks into (sorted_token_ids, expert_ids, num_tokens_post_padded).
 
     Raises:
-        GuardError: ``topk_ids`` or ``expert_map`` of another shape or dtype, or ``block_m`` < 1.
+        GuardError: ``topk_ids`` or ``expert_map`` of another shape, dtype or device, ``block_m`` < 1,
+            ``num_experts`` < 0, or buffers of more than 2^31 - 1 entries.
     """
     ids, experts, total = _align(topk_ids, block_m, num_experts)
     if expert_map is not None:
         require_dtype("expert_map", expert_map, (torch.int32, torch.int64))
         require_shape("expert_map", expert_map, (num_experts,), "one entry per expert of all ranks")
+        require_device("expert_map", expert_map, topk_ids.device)
         local = expert_map.to(torch.int32)[experts.clamp(min=0).to(torch.int64)]
         experts = torch.where(experts < 0, experts, local)
     return SortedSlots(ids, experts, total)
@@ -152,6 +154,7 @@ def fused_moe_mxfp8(
         GuardError: a shape, dtype or device that is not accepted.
         BuildError, LaunchError: a kernel could not be built or run.
     """
+    require_tensor(w1_scale=w1_scale, w2_scale=w2_scale)
     require_rank("hidden", hidden, 2, "[T, H]")
     require_rank("w1", w1, 3, "[E, 2*I, H]")
     require_rank("w2", w2, 3, "[E, H, I]")
@@ -162,11 +165,17 @@ def fused_moe_mxfp8(
     require_shape("w2", w2, (experts, width, inner), "[E, H, I] with hidden's H")
     require_shape("topk_ids", topk_ids, (tokens, topk_ids.shape[1]), "one row per token")
     require_shape("topk_weights", topk_weights, topk_ids.shape, "one weight per choice")
+    if not topk_weights.is_floating_point():
+        raise GuardError(f"topk_weights must be floating point; got {topk_weights.dtype}")
+    for name, tensor in {"topk_weights": topk_weights, "topk_ids": topk_ids}.items():
+        require_device(name, tensor, hidden.device)
     top_k = topk_ids.shape[1]
     slots = tokens * top_k
     if slots == 0:
         return torch.zeros_like(hidden)
 
+    if expert_map is not None:
+        require_rank("expert_map", expert_map, 1, "[experts of all ranks]")
     aligned = moe_align_block_size(topk_ids, block_m, experts if expert_map is None else expert_map.numel(), expert_map)
     a_q, a_scale = quantize_mxfp8(hidden)
     gate_up = grouped_mxfp8_linear(a_q, a_scale, w1, w1_scale, *aligned, slots, block_m, top_k)

@@ -26,9 +26,12 @@ from hipforge.ops.reference.checks import (
     Described,
     TensorSpec,
     require_choice,
+    require_device,
     require_dtype,
     require_rank,
     require_shape,
+    require_tensor,
+    require_torch_dtype,
 )
 from hipforge.ops.reference.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.tables import MFMA_K_SPLITS, MFMA_N_SUB, MXFP4_GEMM, mfma_k_steps
@@ -114,6 +117,7 @@ def plan_mxfp4(
     shuffled: bool = False,
 ) -> Decision:
     """Return the decision for a call; raises GuardError for operands that are malformed."""
+    require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
     operands = (xq, x_scale, wq, w_scale)
     shapes = map(dispatch.constant_shape, operands)
     return _decision(*shapes, *(tensor.dtype for tensor in operands), shuffled, xq.device, out_dtype)
@@ -124,6 +128,7 @@ def _decision(*key: Any) -> Decision:
     """Return the decision for the shapes and dtypes of the four operands, their order, the device and the output."""
     xq, x_scale, wq, w_scale = (TensorSpec(shape, dtype) for shape, dtype in zip(key[:4], key[4:8], strict=True))
     shuffled, device, out_dtype = key[8:]
+    require_torch_dtype("out_dtype", out_dtype)
     outcome = _decide(*_check(xq, x_scale, wq, w_scale, shuffled), device, out_dtype)
     return Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
 
@@ -274,15 +279,18 @@ def mxfp4_linear(
         bfloat16 [M, N]; ``out`` itself where it is given.
 
     Raises:
-        GuardError: dtypes or shapes that are no MXFP4 operands, or a bias or an ``out`` of another shape or dtype.
+        GuardError: dtypes or shapes that are no MXFP4 operands, or a bias or an ``out`` of another shape, dtype or
+            device.
     """
     taken = _plan_linear(xq, x_scale, wq, w_scale, bias, out, shuffled=shuffled).accepted
     if out is not None:
         require_dtype("out", out, (torch.bfloat16,))
         require_shape("out", out, (xq.shape[0], wq.shape[0]), "[M, N]")
+        require_device("out", out, xq.device)
     if bias is not None:
         require_dtype("bias", bias, (torch.bfloat16,))
         require_shape("bias", bias, (wq.shape[0],), "[N]")
+        require_device("bias", bias, xq.device)
     if taken is not None and taken.path == "hip":
         result = run_mxfp4(xq, x_scale, wq, w_scale, shuffled=shuffled, **taken.configuration)
     else:

@@ -9,6 +9,7 @@ from hipforge.errors import GuardError
 from hipforge.jit import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.fp8_linear import fp8_dtypes
+from hipforge.ops.reference.checks import require_tensor
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -148,6 +149,7 @@ def residual_rms_mxfp8(
 
 
 def _check(input: torch.Tensor) -> None:
+    require_tensor(input=input)
     if input.dtype not in _INPUTS:
         raise GuardError(f"input must be float16 or bfloat16; got {input.dtype}")
     if input.dim() != 2:

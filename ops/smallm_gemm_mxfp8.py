@@ -38,7 +38,7 @@ from hipforge.ops.grouped_gemm_mxfp8 import (
     grouped_mxfp8_linear,
     smallm_mxfp8_moe_grouped_gemm,
 )
-from hipforge.ops.reference.checks import require_dtype, require_shape
+from hipforge.ops.reference.checks import require_device, require_dtype, require_shape, require_tensor
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 from hipforge.ops.smallm_mxfp8_kernels import (
     smallm_mxfp8_gemv,
@@ -131,6 +131,9 @@ def _run_hip(
         out = torch.empty((launch.m, launch.n), dtype=torch.bfloat16, device=launch.device)
     try:
         _launch_kernel(launch, xq, x_scale, wq, w_scale, out)
+    except AttributeError:
+        require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
+        raise
     except GuardError:
         copies = realigned(xq, wq)
         if copies is None:
@@ -177,8 +180,12 @@ def mxfp8_gemv(
         if taken is None:
             return None
         return _run_hip(_launch_of(taken, xq.shape[0], wq.shape[0], xq.device), xq, x_scale, wq, w_scale, None)
-    device = xq.device
-    key = (xq.shape, wq.shape, device, out_dtype)
+    try:
+        device = xq.device
+        key = (xq.shape, wq.shape, device, out_dtype)
+    except AttributeError:
+        require_tensor(xq=xq, wq=wq)
+        raise
     launch = _launches.get(key)
     if launch is None:
         taken = plan_gemv(xq, x_scale, wq, w_scale, out_dtype).accepted
@@ -251,11 +258,13 @@ def mxfp8_linear(
     if out is not None:
         require_dtype("out", out, (torch.bfloat16,))
         require_shape("out", out, shape, "[M, N]")
-        if not out.is_contiguous() or out.device != xq.device:
-            raise GuardError(f"out must be contiguous and on {xq.device}; got strides {out.stride()} on {out.device}")
+        require_device("out", out, xq.device)
+        if not out.is_contiguous():
+            raise GuardError(f"out must be contiguous; got strides {out.stride()} for shape {tuple(out.shape)}")
     if bias is not None:
         require_dtype("bias", bias, (torch.bfloat16,))
         require_shape("bias", bias, shape[1:], "[N]")
+        require_device("bias", bias, xq.device)
     if taken is not None and taken.path == "hip":
         result = _run_hip(_launch_of(taken, *shape, xq.device), xq, x_scale, wq, w_scale, out)
     elif taken is not None and taken.path == "triton":

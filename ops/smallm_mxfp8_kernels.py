@@ -12,7 +12,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.reference.checks import require_rank
+from hipforge.ops.reference.checks import require_int, require_rank
 from hipforge.ops.tables import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
 
 # Past 16 rows any variant does: its guard refuses M.
@@ -137,7 +137,7 @@ def smallm_mxfp8_mfma(
         GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     _check_raw(Xq, Wq, out_dtype)
-    m, n = Xq.shape[0], Wq.shape[0]
+    m, n, k_splits = Xq.shape[0], Wq.shape[0], require_int("k_splits", k_splits)
     out = torch.empty((m, n), dtype=torch.bfloat16, device=Xq.device)
     workspace = split_k_workspace(m, n, min(k_splits, MFMA_K_SPLITS[-1]), Xq.device)
     smallm_mxfp8_mfma_out(out, Xq, Xs, Wq, Ws, workspace, n_sub, k_splits)

@@ -18,6 +18,8 @@ from hipforge.ops.reference.checks import (
     require_last_multiple,
     require_rank,
     require_shape,
+    require_tensor,
+    require_torch_dtype,
 )
 from hipforge.ops.reference.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.tables import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_MAX_M, SMALLM_MXFP8, mfma_k_steps
@@ -107,6 +109,7 @@ def _decision(*key: Any) -> Decision:
     shapes, dtypes, device, out_dtype = key[:4], key[4:8], key[8], key[9]
     xq, x_scale, wq, w_scale = (TensorSpec(tuple(s), d) for s, d in zip(shapes, dtypes, strict=True))
     _check_operands(xq, x_scale, wq, w_scale)
+    require_torch_dtype("out_dtype", out_dtype)
     outcome = _decide_hip(xq.shape[0], wq.shape[0], xq.shape[1], device, out_dtype)
     return Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
 
@@ -119,11 +122,14 @@ def plan_gemv(
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Decision:
     """Return the decision for a call; raises GuardError for operands that are malformed."""
-    if torch.compiler.is_dynamo_compiling():  # the decision is a constant of the graph, so the shapes must be
-        shapes = [dispatch.constant_shape(tensor) for tensor in (xq, x_scale, wq, w_scale)]
-        return _decision(*shapes, xq.dtype, x_scale.dtype, wq.dtype, w_scale.dtype, xq.device, out_dtype)
-    return _decision(
-        xq.shape, x_scale.shape, wq.shape, w_scale.shape,
-        xq.dtype, x_scale.dtype, wq.dtype, w_scale.dtype, xq.device, out_dtype,
-    )  # fmt: skip
-
+    try:
+        if torch.compiler.is_dynamo_compiling():  # the decision is a constant of the graph, so the shapes must be
+            shapes = [dispatch.constant_shape(tensor) for tensor in (xq, x_scale, wq, w_scale)]
+            return _decision(*shapes, xq.dtype, x_scale.dtype, wq.dtype, w_scale.dtype, xq.device, out_dtype)
+        return _decision(
+            xq.shape, x_scale.shape, wq.shape, w_scale.shape,
+            xq.dtype, x_scale.dtype, wq.dtype, w_scale.dtype, xq.device, out_dtype,
+        )  # fmt: skip
+    except AttributeError:  # looked into afterwards, so that a good call does not pay for it
+        require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
+        raise

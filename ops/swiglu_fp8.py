@@ -9,6 +9,7 @@ from hipforge.errors import GuardError
 from hipforge.jit import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.fp8_linear import fp8_dtypes
+from hipforge.ops.reference.checks import require_tensor
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -122,6 +123,7 @@ def swiglu_mxfp8(
 
 
 def _check(gate_up: torch.Tensor) -> None:
+    require_tensor(gate_up=gate_up)
     if gate_up.dtype not in _INPUTS:
         raise GuardError(f"gate_up must be float16 or bfloat16; got {gate_up.dtype}")
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:

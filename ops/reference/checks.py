@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,30 @@ class TensorSpec:
 Described = torch.Tensor | TensorSpec
 
 
+def require_tensor(**named: object) -> None:
+    """Refuse arguments that are no tensors, each given under its name."""
+    for name, value in named.items():
+        if not isinstance(value, (torch.Tensor, TensorSpec)):
+            raise GuardError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
+
+
+def require_torch_dtype(name: str, value: object) -> None:
+    """Refuse what is no dtype at all, such as the name of one."""
+    if not isinstance(value, torch.dtype):
+        raise GuardError(f"{name} must be a torch.dtype, as torch.bfloat16; got {value!r}")
+
+
+def require_int(name: str, value: object, minimum: int | None = None) -> int:
+    """Return an integer argument as an ``int``; refuse what is none, or one below ``minimum``."""
+    try:
+        number = int(operator.index(value))  # type: ignore[arg-type] (int, because True is its own index)
+    except TypeError:
+        raise GuardError(f"{name} must be an int; got {type(value).__name__} {value!r}") from None
+    if minimum is not None and number < minimum:
+        raise GuardError(f"{name} must be at least {minimum}; got {number}")
+    return number
+
+
 def require_real(name: str, x: Described) -> None:
     """Refuse anything but float32, bfloat16 and float16 (float64 would be rounded twice)."""
     require_dtype(name, x, _REAL_INPUTS)
@@ -34,6 +59,9 @@ def require_real(name: str, x: Described) -> None:
 
 def require_dtype(name: str, x: Described, accepted: Sequence[torch.dtype | None]) -> None:
     """Refuse a tensor whose dtype is not among ``accepted`` (None entries stand for dtypes torch lacks)."""
+    require_tensor(**{name: x})
+    if not isinstance(x.dtype, torch.dtype):  # a TensorSpec of something that only looks like a tensor
+        raise GuardError(f"{name} must be a torch.Tensor; got an array of dtype {x.dtype}")
     if x.dtype not in accepted:
         names = ", ".join(str(dtype) for dtype in accepted if dtype is not None)
         raise GuardError(f"{name} must have dtype {names}; got {x.dtype}")
@@ -41,6 +69,7 @@ def require_dtype(name: str, x: Described, accepted: Sequence[torch.dtype | None
 
 def require_last_multiple(name: str, x: Described, multiple: int) -> None:
     """Refuse a 0-dimensional tensor, or one whose last dimension is not a multiple of ``multiple``."""
+    require_tensor(**{name: x})
     if x.dim() == 0:
         raise GuardError(f"{name} must have at least 1 dimension; got a scalar")
     if x.shape[-1] % multiple != 0:
@@ -52,14 +81,22 @@ def require_last_multiple(name: str, x: Described, multiple: int) -> None:
 
 def require_rank(name: str, x: Described, rank: int, layout: str) -> None:
     """Refuse a tensor that does not have ``rank`` dimensions; ``layout`` says which, as in ``[M, K]``."""
+    require_tensor(**{name: x})
     if x.dim() != rank:
         raise GuardError(f"{name} must be {layout} ({rank} dimensions); got shape {tuple(x.shape)}")
 
 
 def require_shape(name: str, x: Described, shape: Sequence[int], why: str) -> None:
     """Refuse a tensor whose shape is not ``shape``; ``why`` says where that shape comes from."""
+    require_tensor(**{name: x})
     if tuple(x.shape) != tuple(shape):
         raise GuardError(f"{name} must have shape {tuple(shape)} ({why}); got {tuple(x.shape)}")
+
+
+def require_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+    """Refuse a tensor that is not on ``device``."""
+    if x.device != device:
+        raise GuardError(f"{name} must be on {device}, where the other tensors are; got {x.device}")
 
 
 def require_choice(name: str, value: object, accepted: Sequence[object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.reference.checks import require_last_multiple, require_rank
+from hipforge.ops.reference.checks import require_int, require_last_multiple, require_rank
 from hipforge.ops.reference.e8m0 import as_scale_bytes
 
 _TILE_ROWS, _TILE_BYTES = 16, 32  # a weight tile: 16 rows of 32 bytes, kept as two halves of 16 x 16
@@ -87,6 +87,7 @@ def unshuffle_scale(shuffled: torch.Tensor, rows: int, columns: int) -> torch.Te
         GuardError: another rank, dtype or shape, or a result larger than the padded scales.
     """
     require_rank("shuffled", shuffled, 2, "[padded M, padded K/32]")
+    rows, columns = require_int("rows", rows), require_int("columns", columns)
     bytes_ = as_scale_bytes("shuffled", shuffled)
     m, s = bytes_.shape
     if m % SCALE_ROWS or s % SCALE_COLUMNS or not (0 <= rows <= m and 0 <= columns <= s):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.reference.checks import require_dtype, require_rank, require_shape
+from hipforge.ops.reference.checks import require_dtype, require_int, require_rank, require_shape
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
+
+MAX_ENTRIES = 2**31 - 1
 
 
 def moe_align_block_size(
@@ -27,15 +29,22 @@ def moe_align_block_size(
         and -1 past the last used one, num_tokens_post_padded int32 [1]).
 
     Raises:
-        GuardError: ``topk_ids`` is not [T, top_k] of an integer dtype, or ``block_m`` < 1.
+        GuardError: ``topk_ids`` is not [T, top_k] of an integer dtype, ``block_m`` < 1, ``num_experts`` < 0, or the
+            buffers would have more than 2^31 - 1 entries.
     """
     require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
     require_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
-    if block_m < 1:
-        raise GuardError(f"block_m must be at least 1; got {block_m}")
+    block_m = require_int("block_m", block_m, minimum=1)
+    num_experts = require_int("num_experts", num_experts, minimum=0)
     expert = topk_ids.flatten().to(torch.int64)
     slots, device = expert.numel(), expert.device
-    tiles = -(-(slots + num_experts * (block_m - 1)) // block_m)
+    worst = slots + num_experts * (block_m - 1)
+    if worst > MAX_ENTRIES:
+        raise GuardError(
+            f"T * top_k + E * (block_m - 1) must be at most 2^31 - 1, as indices are int32; got {worst} with "
+            f"{slots} slots, E={num_experts} and block_m={block_m}"
+        )
+    tiles = -(-worst // block_m)
     local = (expert >= 0) & (expert < num_experts)
     bucket = torch.where(local, expert, num_experts)  # one bucket more, for slots that are left out
     counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=device).scatter_add_(

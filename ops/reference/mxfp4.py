@@ -12,11 +12,13 @@ import torch
 
 from hipforge.ops.reference.checks import (
     require_choice,
+    require_device,
     require_dtype,
     require_last_multiple,
     require_rank,
     require_real,
     require_shape,
+    require_tensor,
 )
 from hipforge.ops.reference.e8m0 import ScaleMode, choose_scale, e8m0_to_f32, expand_scale
 from hipforge.ops.reference.formats import BLOCK, E2M1
@@ -130,6 +132,7 @@ def dequantize_mxfp4(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dty
     require_last_multiple("packed", packed, BLOCK // 2)
     columns = packed.shape[-1] * 2
     require_shape("scale", scale, (*packed.shape[:-1], columns // BLOCK), f"one byte per {BLOCK} elements")
+    require_device("scale", scale, packed.device)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     blocks = mxfp4_to_f32(packed).to(compute).unflatten(-1, (columns // BLOCK, BLOCK))
     return (blocks * expand_scale(scale, columns).to(compute)).flatten(-2).to(dtype)
@@ -159,9 +162,11 @@ def mxfp4_mm_packed(
     Raises:
         GuardError: a dtype or shape that is not accepted.
     """
+    require_tensor(a_scale=a_scale, b_scale=b_scale)
     require_rank("aq", aq, 2, "[M, K/2]")
     require_rank("bq", bq, 2, "[N, K/2]")
     require_shape("bq", bq, (bq.shape[0], aq.shape[1]), "its K is that of aq")
+    require_device("bq", bq, aq.device)
     a = dequantize_mxfp4(aq, a_scale, compute_dtype)
     b = dequantize_mxfp4(bq, b_scale, compute_dtype)
     return torch.nn.functional.linear(a, b).to(out_dtype)

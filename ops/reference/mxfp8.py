@@ -7,11 +7,13 @@ import math
 import torch
 
 from hipforge.ops.reference.checks import (
+    require_device,
     require_dtype,
     require_last_multiple,
     require_rank,
     require_real,
     require_shape,
+    require_tensor,
 )
 from hipforge.ops.reference.e8m0 import ScaleMode, choose_scale, e8m0_to_f32, expand_scale
 from hipforge.ops.reference.formats import BLOCK, fp8_format
@@ -73,6 +75,7 @@ def dequantize_mxfp8(
         fp8_format(fp8_dtype)
         q = q.view(fp8_dtype)
     require_shape("scale", scale, (*q.shape[:-1], q.shape[-1] // BLOCK), f"one byte per {BLOCK} elements of q")
+    require_device("scale", scale, q.device)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     blocks = q.to(torch.float32).to(compute).unflatten(-1, (q.shape[-1] // BLOCK, BLOCK))
     return (blocks * expand_scale(scale, q.shape[-1]).to(compute)).flatten(-2).to(dtype)
@@ -104,9 +107,11 @@ def mxfp8_mm(
     Raises:
         GuardError: a dtype or shape that is not accepted.
     """
+    require_tensor(x_scale=x_scale, w_scale=w_scale)
     require_rank("xq", xq, 2, "[M, K]")
     require_rank("wq", wq, 2, "[N, K]")
     require_shape("wq", wq, (wq.shape[0], xq.shape[1]), "its K is that of xq")
+    require_device("wq", wq, xq.device)
     x = dequantize_mxfp8(xq, x_scale, compute_dtype, fp8_dtype)
     w = dequantize_mxfp8(wq, w_scale, compute_dtype, fp8_dtype)
     return torch.nn.functional.linear(x, w).to(out_dtype)

@@ -1,0 +1,174 @@
+"""What every public op says to arguments that are no tensors, no numbers, or on another device than the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hipforge
+from hipforge.errors import GuardError
+from hipforge.ops import reference
+from hipforge.ops.mxfp4_gemm import run_mxfp4
+from hipforge.ops.smallm_gemm_mxfp8 import smallm_mxfp8_gemv, smallm_mxfp8_mfma
+
+BF16 = torch.bfloat16
+T, TOP_K, E, N, K, BLOCK_M = 3, 2, 4, 16, 64, 16
+
+
+def _normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(BF16)
+
+
+def _mxfp8(m: int = 4, n: int = 16) -> dict[str, Any]:
+    (xq, x_scale), (wq, w_scale) = (reference.quantize_mxfp8(_normal(rows, 256)) for rows in (m, n))
+    return {"xq": xq, "x_scale": x_scale, "wq": wq, "w_scale": w_scale}
+
+
+def _raw() -> dict[str, Any]:
+    names = ("Xq", "Xs", "Wq", "Ws")
+    return {**dict(zip(names, _mxfp8().values(), strict=True)), "out_dtype": BF16}
+
+
+def _mxfp4() -> dict[str, Any]:
+    (xq, x_scale), (wq, w_scale) = (reference.quantize_mxfp4(_normal(rows, 256)) for rows in (4, 16))
+    return {"xq": xq, "x_scale": x_scale, "wq": wq, "w_scale": w_scale}
+
+
+def _grouped() -> dict[str, Any]:
+    a_q, a_scale = reference.quantize_mxfp8(_normal(T, K))
+    w, w_scale = reference.quantize_mxfp8(_normal(E, N, K))
+    slots = hipforge.moe_align_block_size(torch.tensor([[0, 1], [1, 2], [3, 0]]), BLOCK_M, E)
+    operands = {"a_q": a_q, "a_scale": a_scale, "w": w, "w_scale": w_scale, **slots._asdict()}
+    return {
+        **operands, "num_valid_tokens": T * TOP_K, "block_m": BLOCK_M, "a_div": TOP_K,
+        "mul_weight_by": torch.ones(T * TOP_K),
+    }  # fmt: skip
+
+
+def _moe() -> dict[str, Any]:
+    w1, w1_scale = reference.quantize_mxfp8(_normal(E, 64, 64))
+    w2, w2_scale = reference.quantize_mxfp8(_normal(E, 64, 32))
+    weights = {"w1": w1, "w1_scale": w1_scale, "w2": w2, "w2_scale": w2_scale}
+    routing = {"topk_weights": torch.ones(T, TOP_K), "topk_ids": torch.tensor([[0, 1], [1, 2], [3, 0]])}
+    return {"hidden": _normal(T, 64), **weights, **routing, "expert_map": torch.arange(E), "block_m": BLOCK_M}
+
+
+def _norm() -> dict[str, Any]:
+    return {"input": _normal(4, 64), "residual": _normal(4, 64), "weight": _normal(64), "epsilon": 1e-5}
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
+    "mxfp8_gemv": (hipforge.mxfp8_gemv, _mxfp8),
+    "mxfp8_linear": (
+        hipforge.mxfp8_linear, lambda: {**_mxfp8(), "bias": _normal(16), "out": torch.empty(4, 16, dtype=BF16)}
+    ),
+    "smallm_mxfp8_gemv": (smallm_mxfp8_gemv, lambda: {**_raw(), "block_n": 8}),
+    "smallm_mxfp8_mfma": (smallm_mxfp8_mfma, lambda: {**_raw(), "n_sub": 1, "k_splits": 2}),
+    "grouped_gemm_mxfp8": (
+        hipforge.grouped_gemm_mxfp8, lambda: {**_grouped(), "top_k": TOP_K, "out_dtype": BF16}
+    ),
+    "grouped_mxfp8_linear": (hipforge.grouped_mxfp8_linear, _grouped),
+    "fused_moe_mxfp8": (hipforge.fused_moe_mxfp8, _moe),
+    "moe_align_block_size": (
+        hipforge.moe_align_block_size, lambda: {"topk_ids": torch.tensor([[0, 1]]), "block_m": 16, "num_experts": 4}
+    ),
+    "mxfp4_gemm": (hipforge.mxfp4_gemm, _mxfp4),
+    "mxfp4_linear": (
+        hipforge.mxfp4_linear, lambda: {**_mxfp4(), "bias": _normal(16), "out": torch.empty(4, 16, dtype=BF16)}
+    ),
+    "run_mxfp4": (run_mxfp4, lambda: {**_mxfp4(), "m_sub": 1, "n_sub": 1, "k_splits": 2}),
+    "fp8_quant_tensorwise": (hipforge.fp8_quant_tensorwise, lambda: {"x": _normal(4, 64)}),
+    "residual_rms": (hipforge.residual_rms, lambda: {**_norm(), "scale_tensor": torch.ones(1)}),
+    "residual_rms_mxfp8": (hipforge.residual_rms_mxfp8, _norm),
+    "swiglu_fp8": (hipforge.swiglu_fp8, lambda: {"gate_up": _normal(4, 64), "scale_tensor": torch.ones(1)}),
+    "swiglu_mxfp8": (hipforge.swiglu_mxfp8, lambda: {"gate_up": _normal(4, 64)}),
+    "scaled_mm": (
+        hipforge.scaled_mm,
+        lambda: {
+            "a": _normal(16, 32).to(torch.float8_e4m3fn),
+            "b": _normal(16, 32).to(torch.float8_e4m3fn).t(),
+            "scale_a": torch.ones(()),
+            "scale_b": torch.ones(()),
+        },
+    ),
+    "quantize_mxfp8": (reference.quantize_mxfp8, lambda: {"x": _normal(4, 64)}),
+    "quantize_mxfp4": (reference.quantize_mxfp4, lambda: {"x": _normal(4, 64)}),
+    "mxfp8_mm": (reference.mxfp8_mm, _mxfp8),
+}
+TENSORS = [(op, name) for op, (_, make) in CALLS.items() for name, value in make().items() if torch.is_tensor(value)]
+UNUSED = "top_k"  # accepted because callers pass it
+INTS = [
+    (op, name)
+    for op, (_, make) in CALLS.items()
+    for name, value in make().items()
+    if type(value) is int and name != UNUSED
+]
+
+
+def _call(op: str, **changed: Any) -> Any:
+    function, make = CALLS[op]
+    return function(**{**make(), **changed})
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_the_calls_that_are_spoilt_below_are_good(op: str) -> None:
+    assert _call(op) is not None
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS, ids=str)
+def test_what_is_no_tensor_is_refused_under_its_name(op: str, name: str) -> None:
+    for wrong in ([[1.0]], np.ones((4, 64), dtype=np.float32), "tensor", 3):
+        with pytest.raises(GuardError) as raised:
+            _call(op, **{name: wrong})
+        said = str(raised.value)
+        assert name.removesuffix("_tensor") in said, said
+        assert "must be a torch.Tensor" in said or "must be a tensor" in said, said
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [(op, name) for op, name in TENSORS if len(CALLS[op][1]()) > 1], ids=str
+)
+def test_one_meta_tensor_among_real_ones_never_gives_a_result(op: str, name: str) -> None:
+    # torch takes the fake of an operator as soon as one tensor is meta: the result would be whatever memory held.
+    if sum(torch.is_tensor(value) for value in CALLS[op][1]().values()) == 1:
+        assert _call(op, **{name: CALLS[op][1]()[name].to("meta")})[0].is_meta
+        return
+    try:
+        result = _call(op, **{name: CALLS[op][1]()[name].to("meta")})
+    except (GuardError, RuntimeError):
+        return
+    assert result is None, "None sends the caller to a fallback"
+
+
+@pytest.mark.parametrize(("op", "name"), INTS, ids=str)
+def test_what_is_no_integer_is_refused_under_its_name(op: str, name: str) -> None:
+    for wrong in (2.5, "8", None):
+        with pytest.raises(GuardError, match=name):
+            _call(op, **{name: wrong})
+
+
+@pytest.mark.parametrize("op", ["mxfp8_gemv", "grouped_gemm_mxfp8", "mxfp4_gemm"])
+def test_the_name_of_a_dtype_is_no_dtype(op: str) -> None:
+    with pytest.raises(GuardError, match=r"out_dtype must be a torch.dtype, as torch.bfloat16; got 'bfloat16'"):
+        _call(op, out_dtype="bfloat16")
+
+
+def test_buffers_of_a_sorting_beyond_int32_are_refused_before_they_are_allocated() -> None:
+    with pytest.raises(GuardError, match=r"at most 2\^31 - 1, as indices are int32"):
+        _call("moe_align_block_size", num_experts=2**31)
+    with pytest.raises(GuardError, match="num_experts must be at least 0; got -1"):
+        _call("moe_align_block_size", num_experts=-1)
+
+
+def test_routing_weights_are_floating_point() -> None:
+    with pytest.raises(GuardError, match=r"topk_weights must be floating point; got torch\.int64"):
+        _call("fused_moe_mxfp8", topk_weights=torch.ones(T, TOP_K, dtype=torch.int64))
+
+
+def test_a_tensor_of_one_integer_chooses_a_variant_like_the_integer() -> None:
+    want = _call("smallm_mxfp8_mfma", n_sub=2)
+    assert torch.equal(_call("smallm_mxfp8_mfma", n_sub=torch.tensor(2)), want)
