@@ -69,7 +69,7 @@ def without(tmp_path_factory):
 
 
 def is_right(entry, order, seed):
-    """Run one tile of 16 blocks through a queue of one slot and two consumers' worth of waiting."""
+    """Run one tile of 16 blocks through a queue of one slot, so that both sides wait for each other at every block."""
     m, n, k = 8, 32, 16 * Configuration(8).block_k
     a, b = integers(m, n, k)
     out, workspace = torch.zeros(m, n).half(), torch.zeros(1, m, n)

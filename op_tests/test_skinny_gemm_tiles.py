@@ -40,7 +40,7 @@ def check_edges(tile, deterministic):
     for m, n, k in shapes:
         a, b = integers(m, n if deterministic else n + n % 2, k, seed=sum(tile))
         settings = {**c.parameters(), "split_k": min(2, c.blocks(k)), "workgroups": 3}
-        with emulator.options(checks="all", check_races=False), emulator.counters() as counted:
+        with emulator.options(checks="all"), emulator.counters() as counted:
             got = ops.run_skinny_gemm(a, b, ONE, deterministic=deterministic, **settings)
         assert torch.equal(got, exact(a, b)), (m, n, k)
         assert counted.tensors["b"].loaded == b.numel() * -(-m // c.tile_m)
@@ -79,7 +79,7 @@ def test_poison_around_the_operands_is_never_read(op_m, deterministic):
     padded = torch.full((n + 2, pitch), 0xFF, dtype=torch.uint8)
     padded[1:-1, :k] = narrow.t().contiguous().view(torch.uint8)
     a, b = around[32 : 32 + m * k].view(FP8).view(m, k), padded.view(FP8)[1:-1, :k].t()
-    with emulator.options(checks="all", check_races=False), emulator.counters() as counted:
+    with emulator.options(checks="all"), emulator.counters() as counted:
         got = ops.run_skinny_gemm(a, b, ONE, op_m=op_m, deterministic=deterministic)
     assert torch.equal(got, exact(rows, narrow))
     assert counted.tensors["b"].loaded == n * k
