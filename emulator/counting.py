@@ -45,11 +45,15 @@ class LineUse:
 
 @dataclass(frozen=True)
 class KernelCount:
-    """The launches of one kernel with one geometry; ``seconds`` is host wall time."""
+    """The launches of one kernel with one geometry.
+
+    ``lds_bytes`` is what a work-group has, static and dynamic; ``seconds`` is host wall time.
+    """
 
     name: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    lds_bytes: int
     launches: int
     wave_instructions: int
     seconds: float

@@ -27,15 +27,15 @@ from rich.table import Table
 
 from hipforge import devices
 from hipforge.cli.output import console
-from hipforge.jit import loader
 from hipforge.ops.decode_attention_fp8 import decode_attention_splitk
 from hipforge.ops.dispatch import explain
 from hipforge.ops.triton import decode_attention_fp8 as baseline
 from hipforge.tuning import timing
 from hipforge.tuning.decode_attention_cases import AttentionCell, AttentionOperands, expected, operands
+from hipforge.tuning.decode_attention_counts import loaded_kernel, occupancy
 
 if TYPE_CHECKING:
-    from hipforge.emulator import Counters
+    from hipforge.emulator.code_object import Kernel
 
 # Relative, Frobenius. Uniform rounding to the 8 bits of bfloat16 gives 1.7e-3; Triton rounds K, V, the weights and the
 # output, 3.3e-3 together.
@@ -53,9 +53,9 @@ TENSORS = {
 class Row:
     """One implementation; what its ``source`` does not know is None.
 
-    Registers, scratch and LDS are those of the split kernel, per lane and per work-group; the counts are of both
-    launches. ``bytes_of`` has bytes by tensor and direction, as in ``k_loaded``; ``k_reads`` and ``v_reads`` are
-    bytes loaded over the bytes that the cache's elements have.
+    Registers, scratch and LDS are those of the split kernel, per lane and per work-group, and ``occupancy`` is what
+    they allow; the counts are of both launches. ``bytes_of`` has bytes by tensor and direction, as in ``k_loaded``;
+    ``k_reads`` and ``v_reads`` are bytes loaded over the bytes that the cache's elements have.
     """
 
     implementation: str
@@ -102,12 +102,12 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """``call(operands)`` returns (out, lse); ``resources(counters)`` the split kernel's fields of a row."""
+    """``call(operands)`` returns (out, lse); ``kernel(symbol)`` the split kernel, after a call on the emulator."""
 
     implementation: str
     configuration: str
     call: Callable[[AttentionOperands], tuple[torch.Tensor, torch.Tensor]]
-    resources: Callable[[Counters], dict[str, int]]
+    kernel: Callable[[str], Kernel]
 
 
 def packed(parts: AttentionOperands) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
@@ -140,21 +140,8 @@ def hip_contender(parts: AttentionOperands, split_k: int | None) -> tuple[Conten
         out, lse = decode_attention_splitk(*positional, **named, split_k=split_k)
         return out.view(given.q.shape), lse.view(given.q.shape[0], -1, 1)
 
-    def resources(counts: Counters) -> dict[str, int]:
-        split = counts.kernels[0].name
-        manifests = (module.manifest.kernels for module in loader.loaded())
-        found = next(kernels[split] for kernels in manifests if split in kernels)
-        return {
-            "vgprs": int(found["vgpr"]),
-            "agprs": int(found["agpr"]),
-            "spills": int(found["vgpr_spills"]) + int(found["sgpr_spills"]),
-            "scratch_bytes": int(found["scratch_bytes"]),
-            "lds_bytes": int(found["lds_bytes"]),
-            "occupancy": int(found["occupancy"]),
-        }
-
     text = " ".join(f"{name}={value}" for name, value in configuration.items())
-    return Contender("hipforge", text, call, resources), configuration["split_k"]
+    return Contender("hipforge", text, call, loaded_kernel), configuration["split_k"]
 
 
 def triton_contender(config: baseline.SplitConfig, parts: AttentionOperands, split_k: int, on_gpu: bool) -> Contender:
@@ -170,22 +157,14 @@ def triton_contender(config: baseline.SplitConfig, parts: AttentionOperands, spl
 
         return emulated.jit(kernel, arch=parts.arch)
 
-    def resources(_counts: Counters) -> dict[str, int]:
+    def compiled(_symbol: str) -> Kernel:
         split = prepared(parts).split
-        compiled = bind(split.kernel).compile(*split.arguments, **split.constants)
-        kernel, shared = compiled.kernel, int(compiled.triton.metadata.shared)
-        return {
-            "vgprs": kernel.vgpr,
-            "agprs": kernel.agpr,
-            "spills": kernel.vgpr_spills + kernel.sgpr_spills,
-            "scratch_bytes": kernel.scratch_bytes,
-            "lds_bytes": kernel.lds_bytes + shared,
-            "occupancy": kernel.waves_per_simd(64 * config.num_warps, shared),
-        }
+        kernel: Kernel = bind(split.kernel).compile(*split.arguments, **split.constants).kernel
+        return kernel
 
     name = "triton " + ("resident" if config.resident else "streaming")
     text = f"block_n={config.block_n} waves={config.num_warps} parts={config.parts} split_k={split_k}"
-    return Contender(name, text, lambda given: prepared(given).run(bind), resources)
+    return Contender(name, text, lambda given: prepared(given).run(bind), compiled)
 
 
 def counted(contender: Contender, parts: AttentionOperands) -> tuple[tuple[torch.Tensor, torch.Tensor], dict[str, Any]]:
@@ -197,6 +176,8 @@ def counted(contender: Contender, parts: AttentionOperands) -> tuple[tuple[torch
         result = contender.call(parts)
     counts = collector.result
     bounds = report.profile(counts, parts.arch)
+    split = counts.kernels[0]
+    kernel = contender.kernel(split.name)
     by_tensor = {
         f"{TENSORS.get(name, name)}_{direction}": amount
         for name, traffic in counts.tensors.items()
@@ -205,7 +186,12 @@ def counted(contender: Contender, parts: AttentionOperands) -> tuple[tuple[torch
     }
     return result, {
         "source": "counted",
-        **contender.resources(counts),
+        "vgprs": kernel.vgpr,
+        "agprs": kernel.agpr,
+        "spills": kernel.vgpr_spills + kernel.sgpr_spills,
+        "scratch_bytes": kernel.scratch_bytes,
+        "lds_bytes": split.lds_bytes,
+        "occupancy": occupancy(kernel, split),
         "instructions": counts.wave_instructions,
         "merge_instructions": sum(kernel.wave_instructions for kernel in counts.kernels[1:]),
         "by_class": {name: amount for name, amount in counts.by_class.items() if amount},

@@ -145,7 +145,8 @@ def test_launches_that_the_device_cannot_run_are_launch_errors(code: emulator.Co
 
 def test_dynamic_lds_has_the_size_that_was_asked_for(code: emulator.CodeObject) -> None:
     out = ints(64)
-    emulator.launch(code.kernels["through_lds"], 1, 64, [out], dynamic_lds=256)
+    counts = emulator.launch(code.kernels["through_lds"], 1, 64, [out], dynamic_lds=256)
+    assert counts.kernels[0].lds_bytes == code.kernels["through_lds"].lds_bytes + 256
     assert torch.equal(out, torch.arange(64, dtype=torch.int32) ^ 1)
     with pytest.raises(EmulatorFault, match="through_lds"):
         emulator.launch(code.kernels["through_lds"], 1, 64, [out], dynamic_lds=252)
@@ -430,9 +431,7 @@ def test_importing_the_emulator_needs_neither_torch_nor_a_compiler() -> None:
         "import sys, hipforge.emulator as e; names = sorted(e.__all__); [getattr(e, n) for n in names];"
         "print('torch' in sys.modules, 'triton' in sys.modules, callable(e.counters), callable(e.options))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PATH": ""}
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PATH": ""})
     assert done.stdout.split() == ["False", "False", "True", "True"]
 
 

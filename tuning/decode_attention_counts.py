@@ -31,6 +31,7 @@ from hipforge.tuning.decode_attention_cases import AttentionCell, AttentionOpera
 from hipforge.tuning.gemm import relative_error
 
 if TYPE_CHECKING:
+    from hipforge.emulator.code_object import Kernel
     from hipforge.emulator.counting import KernelCount, PcCount
 
 SAMPLED_BLOCKS = (4, 8)  # of a wave: what the line through the counts is drawn by
@@ -105,6 +106,21 @@ def trips(rows: Iterable[PcCount], scalar: bool) -> int:
     return found
 
 
+def loaded_kernel(symbol: str) -> Kernel:
+    """Return a kernel of the modules that this process has loaded."""
+    from hipforge.emulator import CodeObject
+
+    for module in loader.loaded():
+        if symbol in module.manifest.kernels:
+            return CodeObject(module.path / "module.so").kernels[symbol]
+    raise ConfigError(f"no loaded module has a kernel {symbol}")
+
+
+def occupancy(kernel: Kernel, launch: KernelCount) -> int:
+    """Return waves per SIMD that registers and the LDS of a launch allow."""
+    return kernel.waves_per_simd(math.prod(launch.block), launch.lds_bytes - kernel.lds_bytes)
+
+
 def count(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> tuple[Counted, Counted | None]:
     """Run a cell on the emulator and return the counts of its split kernel and of its merge kernel, if it has one."""
     from hipforge import emulator
@@ -114,7 +130,6 @@ def count(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
         out, _ = run(parts, configuration)
     counts = collector.result
     error = relative_error(out, expected(parts)[0])
-    resources = {symbol: kernel for module in loader.loaded() for symbol, kernel in module.manifest.kernels.items()}
 
     def of(launch: KernelCount, matrix_cycles: int, scalar: bool) -> Counted:
         rows = [row for row in counts.per_pc if row.kernel == launch.name]
@@ -125,7 +140,7 @@ def count(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
             loaded=sum(row.bytes for row in rows if "_load" in row.text),
             trips=trips(rows, scalar),
             waves=math.ceil(math.prod(launch.block) / WAVE_SIZE),
-            occupancy=int(resources[launch.name]["occupancy"]),
+            occupancy=occupancy(loaded_kernel(launch.name), launch),
             error=error,
         )
 

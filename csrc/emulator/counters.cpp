@@ -22,6 +22,7 @@ struct Tensor {
 struct KernelTotals {
   std::string name;
   uint32_t grid[3], block[3];
+  uint32_t lds_bytes;  // of a work-group, static and dynamic
   uint64_t launches = 0, wave_instructions = 0;
   double seconds = 0;
 };
@@ -126,12 +127,14 @@ void add_launch(Collector& c, const Launch& launch, const Stats& s, const Launch
     t.unique_stored += ones(count.stored_bits);
   }
   KernelTotals* k = nullptr;
+  const uint32_t lds = launch.kernel->lds_bytes + r.dynamic_lds;
   for (KernelTotals& known : c.kernels)
     if (known.name == launch.kernel->name && std::equal(r.grid, r.grid + 3, known.grid) &&
-        std::equal(r.block, r.block + 3, known.block))
+        std::equal(r.block, r.block + 3, known.block) && known.lds_bytes == lds)
       k = &known;
   if (k == nullptr) {
-    c.kernels.push_back({launch.kernel->name, {r.grid[0], r.grid[1], r.grid[2]}, {r.block[0], r.block[1], r.block[2]}});
+    c.kernels.push_back(
+        {launch.kernel->name, {r.grid[0], r.grid[1], r.grid[2]}, {r.block[0], r.block[1], r.block[2]}, lds});
     k = &c.kernels.back();
   }
   ++k->launches;
@@ -178,8 +181,8 @@ std::string json(const Collector& c) {
                               number("unique_loaded", t.unique_loaded), number("unique_stored", t.unique_stored)}));
   for (const KernelTotals& k : c.kernels)
     kernels.push_back(object({"\"name\":" + quoted(k.name), three("grid", k.grid), three("block", k.block),
-                              number("launches", k.launches), number("wave_instructions", k.wave_instructions),
-                              real("seconds", k.seconds)}));
+                              number("lds_bytes", k.lds_bytes), number("launches", k.launches),
+                              number("wave_instructions", k.wave_instructions), real("seconds", k.seconds)}));
   for (const auto& [key, p] : c.pcs)
     pcs.push_back(object({"\"kernel\":" + quoted(key.first), number("pc", key.second), "\"text\":" + quoted(p.text),
                           number("count", p.count), number("lanes", p.lanes), number("bytes", p.bytes)}));

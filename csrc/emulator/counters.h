@@ -13,7 +13,7 @@
 //   scalar_bytes, scratch_bytes
 //   lds_bytes, lds_accesses, lds_bank_conflicts (extra cycles beyond the conflict-free number; banks: lds_banks)
 //   mfma_count, mfma_cycles
-//   kernels             [{name, grid, block, launches, wave_instructions, seconds}]
+//   kernels             [{name, grid, block, lds_bytes, launches, wave_instructions, seconds}]
 //   per_pc              when asked: [{kernel, pc, text, count, lanes, bytes}]
 #pragma once
 
