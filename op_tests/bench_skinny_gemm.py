@@ -14,13 +14,12 @@ import triton
 import triton.language as tl
 from rich.table import Table
 
-from hipforge import devices, emulator
+from hipforge import devices, emulator, explain
 from hipforge.cli.output import console
 from hipforge.emulator import Counters
 from hipforge.emulator import triton as emulated
 from hipforge.ops import skinny_gemm_fp8 as ops
 from hipforge.ops.reference.skinny import skinny_gemm as reference
-from hipforge.ops.skinny_gemm_fp8_plan import default_configuration
 
 # (n, k) of a Llama-3.1-405B layer under tensor parallelism 8.
 SHAPES = {"qkv": (2304, 16384), "gate/up": (13312, 16384), "down": (16384, 6656)}
@@ -83,7 +82,7 @@ def main(names: tuple[str, ...], rows: tuple[int, ...]) -> None:
         for m in rows:
             a = torch.randn(m, k, generator=generator).to(fp8)
             want = reference(a, b, scale, None, torch.float64, torch.float64)
-            configuration = default_configuration(m, n, k, device.cu_count(0)).parameters()
+            configuration = explain(ops.skinny_gemm, a, b, scale).configuration
             with emulator.counters() as ours:
                 got = ops.run_skinny_gemm(a, b, scale, **configuration)
             theirs, theirs_counted = run_triton(a, b, scale, configuration["split_k"])
