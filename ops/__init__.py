@@ -9,13 +9,17 @@ import importlib
 from types import ModuleType
 
 _FAMILIES = (
+    "decode_attention_fp8",
     "fp8_linear",
     "fp8_quant",
     "grouped_gemm_mxfp8",
     "moe",
     "mxfp4_gemm",
     "reference",
+    "rmsnorm_fp8",
+    "skinny_gemm_fp8",
     "smallm_gemm_mxfp8",
+    "swiglu_fp8",
 )
 
 

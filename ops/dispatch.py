@@ -127,14 +127,16 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
     Raises:
         GuardError: the op has no planner, or the arguments are ones that the op itself refuses.
     """
+    import hipforge
+
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
     if isinstance(op, str):
-        import hipforge
-
         getattr(hipforge, op, None)  # an op is known from the import of its module on
     planner = _planners.get(name)
     if planner is None:
-        raise GuardError(f"explain knows {', '.join(sorted(_planners)) or 'no op yet'}; got {name}")
+        for public in hipforge.__all__:
+            getattr(hipforge, public)
+        raise GuardError(f"explain knows {', '.join(sorted(_planners))}; got {name}")
     decision = planner(*args, **kwargs)
     taken = decision.accepted
     refused: dict[str, str] = {refusal.path: refusal.reason for refusal in decision.refused}
@@ -191,6 +193,21 @@ def clear_decisions() -> None:
     """Forget every cached decision, so that changed tables or settings take effect in this process."""
     for hook in _clear_hooks:
         hook()
+
+
+def plan_kernel(kernel: str, device: torch.device, configuration: Mapping[str, int] | None = None) -> Decision:
+    """Return the decision of an op whose HIP kernel takes every call and whose torch reference needs no device.
+
+    Raises:
+        GuardError: the tensors are where neither runs.
+    """
+    target = target_of(device)
+    if not isinstance(target, Refused):
+        taken = Accepted("hip", kernel, MappingProxyType(dict(configuration or {})), f"the kernel runs on {target[0]}")
+        return Decision(taken, (Refused("torch", "the HIP kernel takes every call"),))
+    if devices.current().kind != "reference":
+        raise GuardError(f"{kernel}: {target.reason}")
+    return Decision(Accepted("torch", kernel, MappingProxyType({}), "the reference needs no device"), (target,))
 
 
 def target_of(device: torch.device) -> tuple[str, int] | Refused:

@@ -86,6 +86,9 @@ def _arch_name(device_or_arch: torch.device | str) -> str | None:
     return current.default_arch if device.type == "cpu" and current.kind == "emulator" else None
 
 
+_arch_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def to_fp8(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise a tensor with one scale: ``x ≈ x8.float() * inv_scale``. Device-side throughout, no host sync.
 

@@ -12,6 +12,7 @@ import torch
 from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.dispatch import Decision, plan_kernel, planned_by
 from hipforge.ops.fp8_linear import FP8_DTYPES, fp8_dtypes, to_fp8
 from hipforge.ops.reference.checks import require_tensor
 
@@ -34,6 +35,12 @@ def fp8_quant_tensorwise_out(
     """Write x's codes to ``out``, their transpose to ``out_t`` [C, R], and the factor back to ``inv_scale`` [1]."""
 
 
+def _plan(x: torch.Tensor, dtype: torch.dtype | None = None, *, transpose: bool = False) -> Decision:
+    _check(x, transpose)
+    return plan_kernel("fp8_quant_tensorwise", x.device)
+
+
+@planned_by(_plan)
 def fp8_quant_tensorwise(
     x: torch.Tensor, dtype: torch.dtype | None = None, *, transpose: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -53,18 +60,12 @@ def fp8_quant_tensorwise(
     Raises:
         GuardError: x or dtype is not one of these (ArchError: a device that is neither gfx942 nor gfx950).
     """
-    require_tensor(x=x)
-    if x.dtype not in _INPUTS:
-        raise GuardError(f"x must be float32, float16 or bfloat16; got {x.dtype}")
-    if not x.is_contiguous():
-        raise GuardError(f"x must be contiguous; got strides {x.stride()} for shape {tuple(x.shape)}")
-    if transpose and x.dim() != 2:
-        raise GuardError(f"x must have 2 dimensions for a transposed copy; got shape {tuple(x.shape)}")
+    _check(x, transpose)
     if dtype is None:
         dtype = fp8_dtypes(x.device)[0]
     elif dtype not in FP8_DTYPES:
         raise GuardError(f"dtype must be one of {', '.join(map(str, FP8_DTYPES))}; got {dtype}")
-    if devices.current().kind == "reference":
+    if devices.kind() == "reference":
         return _reference(x, dtype, transpose)
     out = torch.empty_like(x, dtype=dtype)
     out_t = torch.empty(x.shape[::-1], dtype=dtype, device=x.device) if transpose else None
@@ -72,6 +73,16 @@ def fp8_quant_tensorwise(
     workspace = torch.empty(1, dtype=torch.int32, device=x.device)
     fp8_quant_tensorwise_out(out, out_t, inv_scale, workspace, x)
     return out, inv_scale, out_t
+
+
+def _check(x: torch.Tensor, transpose: bool) -> None:
+    require_tensor(x=x)
+    if x.dtype not in _INPUTS:
+        raise GuardError(f"x must be float32, float16 or bfloat16; got {x.dtype}")
+    if not x.is_contiguous():
+        raise GuardError(f"x must be contiguous; got strides {x.stride()} for shape {tuple(x.shape)}")
+    if transpose and x.dim() != 2:
+        raise GuardError(f"x must have 2 dimensions for a transposed copy; got shape {tuple(x.shape)}")
 
 
 def _reference(

@@ -8,6 +8,7 @@ from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.jit import compile_ops
 from hipforge.ops import reference
+from hipforge.ops.dispatch import Decision, plan_kernel, planned_by
 from hipforge.ops.fp8_linear import fp8_dtypes
 from hipforge.ops.reference.checks import require_tensor
 
@@ -52,6 +53,17 @@ def residual_rms_mxfp8_out(
     """Write the first four as :func:`residual_rms_mxfp8` says."""
 
 
+def _plan_rms(input: torch.Tensor, *args: object, **kwargs: object) -> Decision:
+    _check(input)
+    return plan_kernel("residual_rms", input.device)
+
+
+def _plan_rms_mxfp8(input: torch.Tensor, *args: object, **kwargs: object) -> Decision:
+    _check(input)
+    return plan_kernel("residual_rms_mxfp8", input.device)
+
+
+@planned_by(_plan_rms)
 def residual_rms(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -93,7 +105,7 @@ def residual_rms(
     """
     _check(input)
     dtype = input.dtype if scale_tensor is None else fp8_dtypes(input.device)[0]
-    if devices.current().kind == "reference":
+    if devices.kind() == "reference":
         q, r = reference.residual_rms(input, residual, weight, epsilon, scale_tensor, dtype, fp8_max)
         residual.copy_(r)
         if next_buffer is not None:
@@ -102,9 +114,11 @@ def residual_rms(
     out = torch.empty(input.shape, dtype=dtype, device=input.device)
     limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
     residual_rms_out(out, residual, next_buffer, input, weight, scale_tensor, epsilon, limit, force_scalar)
+    _tell_autograd(residual)
     return out, residual
 
 
+@planned_by(_plan_rms_mxfp8)
 def residual_rms_mxfp8(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -135,7 +149,7 @@ def residual_rms_mxfp8(
     """
     _check(input)
     dtype = fp8_dtypes(input.device)[0]
-    if devices.current().kind == "reference":
+    if devices.kind() == "reference":
         q, scales, r = reference.residual_rms_mxfp8(input, residual, weight, epsilon, dtype)
         residual.copy_(r)
         if next_buffer is not None:
@@ -145,6 +159,7 @@ def residual_rms_mxfp8(
     out = torch.empty((rows, cols), dtype=dtype, device=input.device)
     block_scales = torch.empty((rows, cols // reference.BLOCK), dtype=torch.uint8, device=input.device)
     residual_rms_mxfp8_out(out, block_scales, residual, next_buffer, input, weight, epsilon, force_scalar)
+    _tell_autograd(residual)
     return out, block_scales, residual
 
 
@@ -154,3 +169,9 @@ def _check(input: torch.Tensor) -> None:
         raise GuardError(f"input must be float16 or bfloat16; got {input.dtype}")
     if input.dim() != 2:
         raise GuardError(f"input must be [rows, cols]; got shape {tuple(input.shape)}")
+
+
+def _tell_autograd(written: torch.Tensor) -> None:
+    # A kernel writes behind torch's back: without this, a backward that saved the old values would use the new ones.
+    if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling() and not written.is_inference():
+        torch.autograd.graph.increment_version(written)

@@ -8,6 +8,7 @@ from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.jit import compile_ops
 from hipforge.ops import reference
+from hipforge.ops.dispatch import Decision, plan_kernel, planned_by
 from hipforge.ops.fp8_linear import fp8_dtypes
 from hipforge.ops.reference.checks import require_tensor
 
@@ -46,6 +47,17 @@ def swiglu_mxfp8_out(
     """Write the first three as :func:`swiglu_mxfp8` says."""
 
 
+def _plan_swiglu(gate_up: torch.Tensor, *args: object, **kwargs: object) -> Decision:
+    _check(gate_up)
+    return plan_kernel("swiglu_fp8", gate_up.device)
+
+
+def _plan_swiglu_mxfp8(gate_up: torch.Tensor, *args: object, **kwargs: object) -> Decision:
+    _check(gate_up)
+    return plan_kernel("swiglu_mxfp8", gate_up.device)
+
+
+@planned_by(_plan_swiglu)
 def swiglu_fp8(
     gate_up: torch.Tensor,
     scale_tensor: torch.Tensor,
@@ -79,7 +91,7 @@ def swiglu_fp8(
     """
     _check(gate_up)
     dtype = fp8_dtypes(gate_up.device)[0]
-    if devices.current().kind == "reference":
+    if devices.kind() == "reference":
         if next_buffer is not None:
             next_buffer.zero_()
         return reference.swiglu_fp8(gate_up, scale_tensor, dtype, fp8_max)
@@ -89,6 +101,7 @@ def swiglu_fp8(
     return out
 
 
+@planned_by(_plan_swiglu_mxfp8)
 def swiglu_mxfp8(
     gate_up: torch.Tensor, next_buffer: torch.Tensor | None = None, *, force_scalar: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,7 +124,7 @@ def swiglu_mxfp8(
     """
     _check(gate_up)
     dtype = fp8_dtypes(gate_up.device)[0]
-    if devices.current().kind == "reference":
+    if devices.kind() == "reference":
         if next_buffer is not None:
             next_buffer.zero_()
         return reference.swiglu_mxfp8(gate_up, dtype)

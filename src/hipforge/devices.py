@@ -128,3 +128,11 @@ def current() -> Device:
             arch,
         )
     return Device("emulator", arch)
+
+
+def kind() -> DeviceKind:
+    """Return the kind of this process's device, which torch.compile takes as a constant of the graph."""
+    return current().kind
+
+
+kind._dynamo_marked_constant = True  # type: ignore[attr-defined]

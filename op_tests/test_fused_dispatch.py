@@ -1,0 +1,85 @@
+"""Ops whose kernel takes every call: what explain says, and what torch.compile and autograd see of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import hipforge
+from hipforge import devices, ops
+from hipforge.errors import GuardError
+from hipforge.ops import fp8_linear
+from hipforge.ops.dispatch import explain
+
+
+def _normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
+CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "fp8_quant_tensorwise": lambda: (_normal(4, 64),),
+    "residual_rms": lambda: (_normal(4, 64), _normal(4, 64), _normal(64), 1e-5, torch.ones(1)),
+    "residual_rms_mxfp8": lambda: (_normal(4, 64), _normal(4, 64), _normal(64), 1e-5),
+    "swiglu_fp8": lambda: (_normal(4, 64), torch.ones(1)),
+    "swiglu_mxfp8": lambda: (_normal(4, 64),),
+}
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_explain_says_that_the_kernel_runs_or_that_the_reference_does(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = explain(op, *CALLS[op]())
+    assert (shown.path, shown.kernel, set(shown.refused)) == ("hip", op, {"torch"})
+    monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
+    shown = explain(getattr(hipforge, op), *CALLS[op]())
+    assert shown.path == "torch" and "HIPFORGE_DEVICE=reference" in shown.refused["hip"]
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_explain_refuses_what_the_op_refuses(op: str) -> None:
+    with pytest.raises(GuardError) as said:
+        explain(op, *(argument.to(torch.int32) for argument in CALLS[op]()[:1]), *CALLS[op]()[1:])
+    with pytest.raises(GuardError) as raised:
+        getattr(hipforge, op)(*(argument.to(torch.int32) for argument in CALLS[op]()[:1]), *CALLS[op]()[1:])
+    assert str(said.value) == str(raised.value)
+
+
+def test_explain_knows_the_same_ops_whatever_was_imported_before() -> None:
+    code = "import hipforge\ntry: hipforge.explain('nothing')\nexcept hipforge.GuardError as error: print(error)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for op in (*CALLS, "mxfp8_gemv", "mxfp8_linear", "grouped_gemm_mxfp8", "mxfp4_linear", "skinny_gemm"):
+        assert op in said
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_tracing_gives_no_warning(op: str) -> None:
+    torch._dynamo.reset()
+    fp8_linear._dtypes_of.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.compile(getattr(hipforge, op), backend="eager", fullgraph=True)(*CALLS[op]())
+
+
+@pytest.mark.parametrize("op", ["residual_rms", "residual_rms_mxfp8"])
+def test_a_backward_that_needs_the_overwritten_residual_is_refused(op: str) -> None:
+    weight = torch.ones(4, 64, dtype=torch.bfloat16, requires_grad=True)
+    input, residual, *rest = CALLS[op]()
+    product = (weight * residual).sum()  # saves residual for weight's gradient
+    getattr(hipforge, op)(input, residual, *rest)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+    with torch.inference_mode():  # whose tensors count no versions
+        getattr(hipforge, op)(*(part.clone() if torch.is_tensor(part) else part for part in CALLS[op]()))
+
+
+def test_every_family_is_an_attribute_of_ops() -> None:
+    families = [name for name in dir(ops) if not name.startswith("_")]
+    for name in ("rmsnorm_fp8", "swiglu_fp8", "skinny_gemm_fp8", "decode_attention_fp8"):
+        assert name in families
+    homes = {module.rpartition(".")[2] for module in hipforge._LAZY.values() if module.startswith("hipforge.ops.")}
+    assert homes - {"dispatch"} <= set(families)
