@@ -90,7 +90,7 @@ class Cursor {
   }
 
   __device__ Tile next() {
-    const auto listed = static_cast<int32_t>(dev::uniform(table[index]));
+    const int32_t listed = dev::load_constant(table + index);
     const Tile tile = {p.max_pages ? listed : static_cast<int32_t>(batch), slot,
                        key < end ? min(end - key, static_cast<uint32_t>(kTileN)) : 0};
     key += kTileN;

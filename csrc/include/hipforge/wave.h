@@ -40,6 +40,13 @@ __device__ inline uint32_t from_pair_lane(uint32_t value) {
   return __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kQuadPerm, 0xF, 0xF, true);
 }
 
+/// A word at an address that is the same in all lanes and that the kernel never writes, loaded by the scalar unit. The
+/// compiler takes that path by itself only where it can prove both.
+__device__ inline int32_t load_constant(const int32_t* address) {
+  using Constant = const __attribute__((address_space(4))) int32_t;
+  return *reinterpret_cast<Constant*>(reinterpret_cast<uintptr_t>(address));
+}
+
 /// The lane's index in its wave, computed where it stands: nothing keeps it, or threadIdx, in a register till then.
 __device__ inline uint32_t lane_index() {
   const uint32_t all = wave_value_here(~0u);
