@@ -1,0 +1,189 @@
+"""Which configuration the skinny GEMM runs with: the caller's split_k, then the tuned table, then the default rule."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import hipforge
+from hipforge import devices, explain
+from hipforge.errors import GuardError
+from hipforge.ops.dispatch import clear_decisions
+from hipforge.ops.reference.skinny import skinny_gemm as reference
+from hipforge.ops.skinny_gemm_fp8_plan import FORMATS, MAX_SPLIT_K, configuration_of, default_configuration
+from hipforge.ops.skinny_gemm_fp8_space import Configuration
+from hipforge.ops.tables import SKINNY_GEMM_FP8
+from hipforge.ops.tuned import clear_tables, read_rows, shipped_path
+from hipforge.tuning import skinny_gemm_fp8 as tuner
+from hipforge.tuning.cases import Cell
+from hipforge.tuning.gemm import ModelledProblem
+from hipforge.tuning.search import Candidate
+
+ARCH = devices.current().default_arch
+OTHER = next(arch for arch in FORMATS if arch != ARCH)
+CU_COUNT = devices.current().cu_count(0)
+N, K = 96, 1056
+TUNED = Configuration(b_lanes=3, a_producers=1, b_producers=4, consumers=3, qsize=3, split_k=2)
+MODELLED = ["", "", "", "0.0002", "model:test"]
+
+
+def row(m: int, configuration: Configuration, arch: str = ARCH, cu_count: int = CU_COUNT) -> list[object]:
+    return [arch, cu_count, m, N, K, *configuration.parameters().values(), 1, *MODELLED]
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A table with rows for m = 3 and 8 and, for m = 2, only rows that are not for this device."""
+    path = tmp_path / "t.csv"
+    rows = [
+        row(3, TUNED),
+        row(8, Configuration(split_k=5)),
+        row(2, Configuration(split_k=1), arch=OTHER),
+        row(2, Configuration(split_k=1), cu_count=CU_COUNT - 1),
+        [
+            ARCH,
+            CU_COUNT,
+            16,
+            N,
+            K,
+            *Configuration(16).parameters().values(),
+            0,
+            "9",
+            "8",
+            "8",
+            "0.0002",
+            "measured:a/b",
+        ],
+    ]
+    path.write_text("\n".join(",".join(map(str, line)) for line in [SKINNY_GEMM_FP8.header, *rows]) + "\n")
+    monkeypatch.setenv("HIPFORGE_CONFIG_SKINNY_GEMM_FP8", str(path))
+    clear_tables()
+    clear_decisions()
+    yield path
+    clear_tables()
+    clear_decisions()
+
+
+def operands(m: int, n: int = N, k: int = K) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(m)
+    a, b = (torch.randint(-2, 3, (rows, k), generator=generator).float() for rows in (m, n))
+    return a.to(FORMATS[ARCH]), b.to(FORMATS[ARCH]).t(), torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("m", "line", "reason"),
+    [
+        (3, 2, "the tuned row of this shape"),
+        (1, 2, "the tuned row of the next larger m (3)"),
+        (2, 2, "the tuned row of the next larger m (3)"),
+        (8, 3, "the tuned row of this shape"),
+        (4, 3, "the tuned row of the next larger m (8)"),
+    ],
+)
+def test_the_row_of_the_shape_or_of_the_next_larger_m_decides_and_is_named(table, m, line, reason):
+    found = explain("skinny_gemm", *operands(m))
+    want = TUNED if line == 2 else Configuration(split_k=5)
+    assert (found.path, dict(found.configuration)) == ("hip", want.parameters())
+    assert (found.file, found.reason) == ((table, line), reason)
+    a, b, scale = operands(m)
+    exact = reference(a, b, scale, None, torch.float64, torch.float64)
+    assert torch.equal(hipforge.skinny_gemm(a, b, scale).double(), exact)
+
+
+def test_without_a_row_the_default_rule_decides(table):
+    for m, n in [(17, N), (3, N + 1)]:
+        found = explain("skinny_gemm", *operands(m, n))
+        assert dict(found.configuration) == default_configuration(m, n, K, CU_COUNT).parameters()
+        assert (found.file, found.reason) == (None, "no tuned row; the default rule")
+
+
+def test_the_callers_split_k_comes_before_the_table_and_the_rule(table):
+    found = explain("skinny_gemm", *operands(3), split_k=4)
+    assert dict(found.configuration) == {**TUNED.parameters(), "split_k": 4}
+    assert (found.file, found.reason) == ((table, 2), "the tuned row of this shape with the caller's split_k")
+    found = explain("skinny_gemm", *operands(20), split_k=3)
+    assert dict(found.configuration) == {**default_configuration(20, N, K, CU_COUNT).parameters(), "split_k": 3}
+
+
+def test_more_splits_than_blocks_are_as_many_as_there_are_blocks(table):
+    found = explain("skinny_gemm", *operands(3), split_k=1000)
+    assert found.configuration["split_k"] == TUNED.blocks(K) == 5
+    a, b, scale = operands(3)
+    assert torch.equal(hipforge.skinny_gemm(a, b, scale, split_k=1000), hipforge.skinny_gemm(a, b, scale, split_k=5))
+    with pytest.raises(GuardError, match=r"split_k must be 1 to 5, .* k=1056; got -1"):
+        hipforge.skinny_gemm(a, b, scale, split_k=-1)
+
+
+def test_a_measured_row_can_send_a_shape_to_torch(table):
+    for m in (9, 16):
+        found = explain("skinny_gemm", *operands(m))
+        assert found.path == "torch" and "use_hip=0" in found.refused["hip"]
+        a, b, scale = operands(m)
+        assert torch.equal(hipforge.skinny_gemm(a, b, scale), reference(a, b, scale))
+
+
+def test_the_default_rule_fills_the_compute_units_within_the_rules():
+    for arch, cu_count in (("gfx942", 304), ("gfx950", 256)):
+        for m in (1, 8, 9, 16, 17, 32):
+            for n, k in [(1, 32), (2304, 16384), (13312, 16384), (16384, 6656), (100_000, 64)]:
+                c = default_configuration(m, n, k, cu_count)
+                assert hipforge.ops.skinny_gemm_fp8_space.refusal(c, arch, k) is None
+                assert c.tile_m >= m
+                tiles = c.tiles(m, n)
+                rounds = -(-tiles // cu_count)
+                assert tiles >= 0.8 * rounds * cu_count or c.split_k in (MAX_SPLIT_K, c.blocks(k)), (m, n, k, c)
+
+
+# ---- the shipped table -----------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_table_has_the_models_rows_for_both_architectures():
+    rows = {tuned.key: tuned for tuned in read_rows(SKINNY_GEMM_FP8, shipped_path(SKINNY_GEMM_FP8))}
+    cells = {
+        (arch, family.machine.cu_count, cell.m, cell.n, cell.k)
+        for arch, family in tuner.FAMILIES.items()
+        for cell in family.default_cells
+    }
+    assert set(rows) == cells and len(cells) == 24
+    for key, tuned in rows.items():
+        assert tuned.values["source"] == tuner.FAMILIES[key[0]].machine.source and tuned.integer("use_hip") == 1
+        assert tuned.values["us"] is None
+        # One fp16 rounding is at most 2^-11 of each value; fp32 sums of 16384 products add less than half of that.
+        assert 0 < tuned.values["err"] <= 2.0**-11 + 2.0**-12 < tuner.MAX_ERROR
+        # Reads of the weights are not repeated, whatever the batch that the row speaks for.
+        assert configuration_of(tuned).tile_m >= key[2]
+
+
+@pytest.mark.parametrize("m", [1, 5, 8, 12, 32])
+def test_the_planner_takes_the_shipped_rows_for_the_model(m):
+    clear_tables()
+    clear_decisions()
+    for k, n in tuner.LLAMA_405B:
+        a, b = (torch.empty(rows, k, dtype=FORMATS[ARCH]) for rows in (m, n))
+        found = explain("skinny_gemm", a, b.t(), torch.ones(1))
+        assert found.path == "hip" and found.file is not None and found.file[0] == shipped_path(SKINNY_GEMM_FP8)
+        assert found.row["M"] == min(rows for rows in tuner.ROWS if rows >= m)
+
+
+@pytest.mark.parametrize("m", [1, 32])
+def test_the_error_of_a_shipped_row_is_that_of_the_kernel(m):
+    family = tuner.FAMILIES[ARCH]
+    rows = {tuned.key: tuned for tuned in read_rows(SKINNY_GEMM_FP8, shipped_path(SKINNY_GEMM_FP8))}
+    tuned = rows[ARCH, CU_COUNT, m, 2304, 16384]
+    problem = ModelledProblem(family, Cell(n=2304, k=16384, m=m))
+    error = problem.run(Candidate("skinny_gemm_fp8", configuration_of(tuned).parameters()))
+    assert error == pytest.approx(tuned.values["err"], rel=1e-5)  # the table keeps six digits; the run is deterministic
+
+
+def test_the_same_holds_on_gfx942():
+    """The device is fixed per process, so the other architecture gets a process of its own."""
+    environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not on_gfx942", __file__]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0 and " passed" in result.stdout, result.stdout[-3000:]
