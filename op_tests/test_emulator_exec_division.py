@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from exec_one import INTERESTING_16, Machine, cases, from_fraction, is_infinite, is_nan, to_fraction
+from fractions import Fraction
+
+import numpy as np
+from exec_one import VCC, Machine, cases, from_fraction, is_infinite, is_nan, to_fraction
 from exec_registry import holds_each
-from float_reference import INFINITY, INTERESTING, load, register, sign
+from float_reference import INFINITY, INTERESTING, QUIET, check, fma, load, register, sign
 
 
 @holds_each("bits", [32, 64], lambda bits: [f"v_div_{step}_f{bits}" for step in ("scale", "fmas", "fixup")])
@@ -58,25 +60,62 @@ def test_the_division_sequence_gives_the_rounded_quotient(bits: int, arch: str) 
             assert got[lane] == want, f"{b:#x} / {a:#x}: {got[lane]:#x}, expected {want:#x}"
 
 
-@pytest.mark.parametrize("name", ["v_div_fixup_f16", "v_div_fixup_legacy_f16"])
-def test_division_fixup_replaces_special_quotients(name: str) -> None:
-    machine = Machine()
-    for rows in cases(INTERESTING_16, 16, 3, 15, rounds=2):
-        load(machine, rows, 16)
-        machine.run(f"{name} v10, v0, v2, v4")
-        for lane, (quotient, below, above) in enumerate(zip(*rows, strict=True)):
-            zeros = [not x & 0x7FFF for x in (below, above)]
-            infinite = [is_infinite(x, 16) for x in (below, above)]
-            negative = (below ^ above) & 0x8000
-            if is_nan(below, 16) or is_nan(above, 16) or all(zeros) or all(infinite):
-                want = -1
-            elif zeros[0] or infinite[1]:
-                want = INFINITY[16] | negative
-            elif zeros[1] or infinite[0]:
-                want = negative
-            elif is_nan(quotient, 16):
-                continue  # dividing finite numbers through f32 gives none, so that no program depends on it
-            else:
-                want = quotient & 0x7FFF | negative
-            got = int(machine.v[10][lane]) & 0xFFFF
-            assert is_nan(got, 16) if want == -1 else got == want, (hex(quotient), hex(below), hex(above), hex(got))
+INVALID = {16: 0xFE00, 32: 0xFFC00000, 64: 0xFFF8 << 48}
+EXPONENT_BITS = {16: (10, 31), 32: (23, 255), 64: (52, 2047)}
+UNDERFLOW = {32: -150, 64: -1075}
+
+
+def fixed_up(quotient: int, below: int, above: int, bits: int) -> int:
+    """The ISA's cases in its order; -1 for any NaN."""
+    for operand in (above, below):
+        if is_nan(operand, bits):
+            return operand | QUIET[bits]
+    zeros = [not x & (1 << bits - 1) - 1 for x in (below, above)]
+    infinite = [is_infinite(x, bits) for x in (below, above)]
+    if all(zeros) or all(infinite):
+        return INVALID[bits]
+    negative = (below ^ above) & 1 << bits - 1
+    if zeros[0] or infinite[1]:
+        return INFINITY[bits] | negative
+    if zeros[1] or infinite[0]:
+        return negative
+    shift, mask = EXPONENT_BITS[bits]
+    if bits > 16 and (above >> shift & mask) - (below >> shift & mask) < UNDERFLOW[bits]:
+        return negative
+    if is_nan(quotient, bits):
+        # Beyond the range the steps before meet infinity minus infinity; half precision has no such steps.
+        return -1 if bits == 16 else INFINITY[bits] | negative
+    return quotient & (1 << bits - 1) - 1 | negative
+
+
+@holds_each("name", ["v_div_fixup_f16", "v_div_fixup_legacy_f16", "v_div_fixup_f32", "v_div_fixup_f64"])
+def test_division_fixup_replaces_special_quotients(name: str, arch: str) -> None:
+    bits = int(name[-2:])
+    text = f"{name} {register(10, bits)}, {register(0, bits)}, {register(2, bits)}, {register(4, bits)}"
+    rows = [*cases(INTERESTING[bits], bits, 3, 15, rounds=4)]
+    rows += [[b, c, a] for a, b, c in rows] + [[c, a, b] for a, b, c in rows]  # every source meets every special value
+    check(Machine(arch), text, (bits, bits), 3, lambda *x: fixed_up(*x, bits), rows)
+
+
+@holds_each("bits", [32, 64], lambda bits: [f"v_div_fmas_f{bits}"])
+def test_division_fma_is_scaled_where_vcc_says(bits: int, arch: str) -> None:
+    """By 2^64 (f64: 2^128) upward for addends from 2 on, downward below: exact, as the results stay normal."""
+    text = f"v_div_fmas_f{bits} " + ", ".join(register(i, bits) for i in (10, 0, 2, 4))
+    rng = np.random.default_rng(17)
+    machine = Machine(arch)
+    mask, step = 0x0F0F_5555_AAAA_FF00, 64 if bits == 32 else 128
+    for _ in range(6):
+        numbers = rng.standard_normal((3, 64)) * 2.0 ** rng.integers(-12, 12, (3, 64))
+        numbers[2] = np.copysign(np.abs(numbers[2]) + 2.0**-10, numbers[2])
+        codes = numbers.astype(np.float32).view(np.uint32) if bits == 32 else numbers.view(np.uint64)
+        rows = [[int(x) for x in row] for row in codes]
+        load(machine, rows, bits)
+        machine.set64(VCC, mask)
+        got = machine.run(text).row64(10)
+        for lane, (a, b, c) in enumerate(zip(*rows, strict=True)):
+            want = fma(a, b, c, bits)
+            if mask >> lane & 1:
+                shift, field = EXPONENT_BITS[bits]
+                up = c >> shift & field > field // 2
+                want = from_fraction(to_fraction(want, bits) * Fraction(2) ** (step if up else -step), bits)
+            assert got[lane] & (1 << bits) - 1 == want, (hex(a), hex(b), hex(c))

@@ -70,10 +70,10 @@ void arithmetic(OpTable& t) {
     return r.bits == 0x3C00 ? Half(0x3BFF) : r;  // never 1
   });
   t.lane(Op::v_div_fixup_f16, [](Half a, Half b, Half c, const Mode& m) {
-     return half_result(m, div_fixup<double>(wide(a), wide(b), wide(c)), c, b, a);
+     return div_fixup_half(m, a, b, c);
    }).preserves_high = true;
   LANE(v_div_fixup_legacy_f16, (Half a, Half b, Half c, const Mode& m) {
-    return half_result(m, div_fixup<double>(wide(a), wide(b), wide(c)), c, b, a);
+    return div_fixup_half(m, a, b, c);
   });
   LANE(v_pack_b32_f16, (Half a, Half b) { return u32{a.bits} | u32{b.bits} << 16; }).keeps_denormals = true;
 }

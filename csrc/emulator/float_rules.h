@@ -118,8 +118,9 @@ inline F div_scale(F s0, F s1, F s2, bool* flag) {
   return s0;
 }
 
-// v_div_fixup: the special cases of s2 / s1; s0 is the quotient the preceding steps found.
-template <class F>
+// v_div_fixup: the special cases of s2 / s1; s0 is the quotient the preceding steps found. Half precision, computed
+// through F, has no Newton steps whose NaN would mean an overflow.
+template <class F, bool newton = true>
 inline F div_fixup(F s0, F s1, F s2) {
   const bits_of<F> sign = (as_bits(s1) ^ as_bits(s2)) & sign_mask<F>;
   const F invalid = from_bits<F>(sign_mask<F> | infinity_bits<F> | quiet_bit<F>);
@@ -132,7 +133,7 @@ inline F div_fixup(F s0, F s1, F s2) {
   constexpr int underflow = sizeof(F) == 4 ? -150 : -1075;
   if (exponent_field(s2) - exponent_field(s1) < underflow) return from_bits<F>(sign);
   // A quotient beyond the range makes the Newton steps meet inf - inf; the hardware turns that NaN into an infinity.
-  if (is_nan(s0)) return from_bits<F>(sign | infinity_bits<F>);
+  if (newton && is_nan(s0)) return from_bits<F>(sign | infinity_bits<F>);
   return from_bits<F>(sign | magnitude(s0));
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "exec.h"
+#include "float_rules.h"
 
 namespace hfemu {
 
@@ -24,6 +25,18 @@ inline Half half_result(const Mode& m, double r, Half a, Half b = Half(0), Half 
 // Products are exact in double. The sum rounds to nearest there, or in the very direction of the result: a sum that
 // double cannot hold is so close to a result that a second rounding either leaves it or goes the same way.
 inline Half fma_half(const Mode& m, Half a, Half b, Half c) { return half_result(m, wide(a) * wide(b) + wide(c), a, b, c); }
+
+// The quotient's NaN keeps its payload under the operands' sign; 0 / 0 and inf / inf are the negative default NaN.
+inline Half div_fixup_half(const Mode& m, Half quotient, Half below, Half above) {
+  if (half_nan(above)) return quiet_half(above);
+  if (half_nan(below)) return quiet_half(below);
+  const double r = div_fixup<double, false>(wide(quotient), wide(below), wide(above));
+  if (r == r) return rounded_half(r, m);
+  const bool finite = std::isfinite(wide(below)) && std::isfinite(wide(above)), zeros = wide(below) == 0;
+  if (!finite || zeros) return Half(kHalfNan | 0x8000);
+  const int sign = (below.bits ^ above.bits) & 0x8000;
+  return Half(static_cast<uint16_t>((quiet_half(quotient).bits & 0x7FFF) | sign));
+}
 
 // A NaN loses to a number; in IEEE mode a signaling NaN wins and is made quiet; -0 < +0.
 template <bool maximum>
