@@ -19,6 +19,7 @@ import torch
 from hipforge import emulator
 
 from .emulator_asm import LANES, Instruction, assemble, execute
+from .exec_registry import base
 
 # --- reference formats ------------------------------------------------------------------------------------------------
 
@@ -486,6 +487,7 @@ def sixteen_bit_cases() -> list[Case]:
 
 
 CASES = pack_cases() + fp4_encode_cases() + decode_cases() + six_bit_cases() + stochastic_cases() + sixteen_bit_cases()
+HELD = {(base(case.instruction.text.split()[0]), case.arch) for case in CASES}
 
 
 @pytest.fixture(scope="module")

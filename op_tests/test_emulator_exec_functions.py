@@ -151,8 +151,8 @@ def test_second_names_of_f32_functions_are_within_one_ulp(
             assert abs(result - want) <= float(np.spacing(np.float32(abs(want)))), (value, result, want)
 
 
-@holds_each("name", ["v_sqrt_f64", "v_rsq_f64"])
-def test_f64_roots(name: str, arch: str) -> None:
+@holds_each("name", ["v_sqrt_f64", "v_rsq_f64", "v_rcp_f64"])
+def test_f64_roots_and_reciprocal(name: str, arch: str) -> None:
     # sqrt rounds once, which is half an ulp or 2^-53 of the value; its reciprocal adds a second rounding. On squares
     # the error is that of the result alone: compare squares, whose relative error is twice 2^-52 and a little.
     rng = np.random.default_rng(14)
@@ -161,12 +161,13 @@ def test_f64_roots(name: str, arch: str) -> None:
     machine.set_row64(0, x.view(np.uint64).tolist())
     machine.run(f"{name} v[10:11], v[0:1]")
     for value, code in zip(x.tolist(), machine.row64(10), strict=True):
-        square = to_fraction(code, 64) ** 2
-        ratio = square / Fraction(value) if "sqrt" in name else square * Fraction(value)
+        power = to_fraction(code, 64) ** (1 if "rcp" in name else 2)
+        ratio = power / Fraction(value) if "sqrt" in name else power * Fraction(value)
         assert abs(ratio - 1) < Fraction(5, 2) / 2**52, value
     specials = {
         "v_sqrt_f64": [(0, 0), (1 << 63, 1 << 63), (INFINITY[64], INFINITY[64]), (0xBFF0 << 48, -1)],
         "v_rsq_f64": [(0, INFINITY[64]), (1 << 63, INFINITY[64] | 1 << 63), (INFINITY[64], 0), (0xBFF0 << 48, -1)],
+        "v_rcp_f64": [(0, INFINITY[64]), (1 << 63, INFINITY[64] | 1 << 63), (INFINITY[64] | 1 << 63, 1 << 63)],
     }
     for source, want in specials[name]:
         machine.set_row64(0, [source] * 64)

@@ -226,12 +226,17 @@ def test_counting_lanes_below(machine: Machine, arch: str) -> None:
     np.testing.assert_array_equal(machine.v[10], LANE)
 
 
-@holds("v_swap_b32", "v_permlane32_swap_b32", "v_permlane16_swap_b32")
-def test_swaps(machine: Machine, arch: str) -> None:
+@holds("v_swap_b32")
+def test_swap(machine: Machine, arch: str) -> None:
     a, b = machine.v[0].copy(), machine.v[1].copy()
     machine.run("v_swap_b32 v0, v1")
     np.testing.assert_array_equal(machine.v[0:2], [b, a])
-    machine.run("v_swap_b32 v0, v1\nv_permlane32_swap_b32 v0, v1")
+
+
+@holds("v_permlane32_swap_b32", "v_permlane16_swap_b32")
+def test_rows_trade_places(machine: Machine, arch: str) -> None:
+    a, b = machine.v[0].copy(), machine.v[1].copy()
+    machine.run("v_permlane32_swap_b32 v0, v1")
     np.testing.assert_array_equal(machine.v[0], np.concatenate([a[:32], b[:32]]))
     np.testing.assert_array_equal(machine.v[1], np.concatenate([a[32:], b[32:]]))
     machine.v[0], machine.v[1] = a, b

@@ -18,6 +18,7 @@ from hipforge import emulator
 
 from . import hip_compile
 from .emulator_asm import Instruction, assemble, execute
+from .exec_registry import base
 from .matrix_reference import (
     BITS,
     dense_case,
@@ -98,6 +99,7 @@ def forms() -> list[Form]:
 
 
 FORMS = forms()
+HELD = {(base(form.name), form.arch) for form in FORMS}
 
 
 @pytest.fixture(scope="module")
