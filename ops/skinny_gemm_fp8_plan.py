@@ -28,6 +28,7 @@ MAX_M = 32
 MAX_BYTES = 2**31 - 1
 ALIGNMENT = 16  # bytes, of operands and of b's pitch
 MAX_SPLIT_K = 16  # of the default rule
+TILE_BLOCKS = 0.25  # what the end of a tile costs there, in k blocks: its stores, most of them behind the next loads
 
 
 # The default rule's tile and waves for m up to the key: few instructions, 32 to 48 KB of weights in flight in a
@@ -44,15 +45,16 @@ _DEFAULTS: Mapping[int, Configuration] = MappingProxyType(
 def default_configuration(m: int, n: int, k: int, cu_count: int) -> Configuration:
     """Return the configuration for a shape: tiles as high as m asks for, and the split of k that costs least.
 
-    Split parts fill the compute units of the last round, and add to the traffic: every part writes and reads fp32 sums
-    of its own. The cost is that of both in units of one read of the weights by all compute units.
+    Split parts fill the compute units of the last round, and add tiles and traffic: every part writes and reads fp32
+    sums of its own. The cost is that of all three in units of one read of the weights by all compute units.
     """
     whole = _DEFAULTS[next((height for height in _DEFAULTS if m <= height), MAX_M)]
     tiles = whole.tiles(m, n)
 
     def cost(split_k: int) -> float:
         rounds = -(-tiles * split_k // cu_count)
-        return rounds * cu_count / (tiles * split_k) + 2 * 4 * m * split_k * whole.consumers / k
+        idle, sums = rounds * cu_count / (tiles * split_k), 2 * 4 * m * split_k * whole.consumers / k
+        return idle + sums + TILE_BLOCKS * split_k / whole.blocks(k)
 
     splits = range(1, min(MAX_SPLIT_K, whole.blocks(k)) + 1)
     return dataclasses.replace(whole, split_k=min(splits, key=cost))
