@@ -32,6 +32,7 @@ CONSTANT_CASES: tuple[tuple[str, int, int], ...] = (
     ("v_pk_add_f16 v0, v1, 1.0", 1, 0x00003C00),  # packed 16-bit: op_sel_hi chooses, the constant is not repeated
     ("v_pk_add_u16 v0, v1, -2", 1, 0xFFFFFFFE),
     ("v_pk_add_u16 v0, v1, 7", 1, 7),
+    ("v_pk_add_u16 v0, v1, 1.0", 1, 0x3F800000),  # LLVM's getInlineEncodingV216: f32 for packed integers
     ("v_pk_mul_f32 v[0:1], v[2:3], 4.0", 1, 0x4080000040800000),
     ("v_fmaak_f32 v0, v1, v2, 0x3f800001", 2, 0x3F800001),
     ("v_fmamk_f32 v0, v1, 0x3f800001, v2", 1, 0x3F800001),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
+import hip_compile
 import numpy as np
 import pytest
+import torch
 from exec_one import ACC, EXEC, M0, MODE_IEEE, VCC, Machine
 from exec_registry import holds, on_each_arch
+
+from hipforge import emulator
 
 LANE = np.arange(64, dtype=np.uint32)
 M32 = 2**32 - 1
@@ -272,11 +278,35 @@ def test_register_indexing_past_the_file_is_a_fault(machine: Machine, arch: str)
 
 @on_each_arch
 def test_an_instruction_without_a_handler_is_named(machine: Machine, arch: str) -> None:
-    with pytest.raises(RuntimeError, match=r"instruction v_cubeid_f32\n.*v_cubeid_f32 v10, v0, v1, v2"):
-        machine.run("v_cubeid_f32 v10, v0, v1, v2")
+    with pytest.raises(RuntimeError, match=r"instruction s_rfe_b64\n.*s_rfe_b64 s\[4:5\]"):
+        machine.run("s_rfe_b64 s[4:5]")
 
 
 @on_each_arch
 def test_bytes_that_are_no_instruction_are_shown(machine: Machine, arch: str) -> None:
     with pytest.raises(RuntimeError, match="no instruction"):
         machine.run(".long 0xbfff0000")
+
+
+PACKED = """
+#include <hip/hip_runtime.h>
+typedef unsigned short u16x2 __attribute__((ext_vector_type(2)));
+extern "C" __global__ void scale(u16x2* p) { p[threadIdx.x] = p[threadIdx.x] * (u16x2){0x3f80, 0}; }
+"""
+
+
+def test_float_constants_of_packed_integers_are_single_precision(tmp_path: Path) -> None:
+    """LLVM writes the pair (0x3f80, 0) as the halves of 1.0, 0x3f800000, swapped by op_sel: so must the operand be."""
+    code = emulator.CodeObject(hip_compile.device_elf(PACKED, tmp_path))
+    assert re.search(r"v_pk_mul_lo_u16 .*1\.0", code.kernels["scale"].disassembly())
+    values = torch.arange(128, dtype=torch.int16)
+    emulator.launch(code.kernels["scale"], 1, 64, [values])
+    want = np.where(np.arange(128) % 2 == 0, np.arange(128) * 0x3F80, 0).astype(np.uint16)
+    np.testing.assert_array_equal(values.numpy().view(np.uint16), want)
+    machine = Machine()
+    machine.v[1] = 0x00020003
+    assert machine.run("v_pk_add_u16 v0, v1, 1.0").v[0][0] == 0x3F820003
+    assert machine.run("v_pk_add_u16 v0, v1, 1.0 op_sel_hi:[1,0]").v[0][0] == 0x00020003
+    assert machine.run("v_pk_add_u16 v0, v1, -2 op_sel_hi:[1,1]").v[0][0] == 0x00010001
+    assert machine.run("v_pk_add_f16 v0, 0, 1.0 op_sel_hi:[0,0]").v[0][0] == 0x3C003C00
+    assert machine.run("v_add_u16_e32 v0, 1.0, v1").v[0][0] & 0xFFFF == 0x3C03

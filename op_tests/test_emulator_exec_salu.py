@@ -360,7 +360,7 @@ def test_mode_register_reads_back_what_was_written(arch: str) -> None:
 
 @on_each_arch
 def test_unknown_hardware_registers_are_named(arch: str) -> None:
-    with pytest.raises(RuntimeError, match="hardware register IB_STS"):
+    with pytest.raises(RuntimeError, match="HW_REG_IB_STS"):
         Machine(arch).run("s_getreg_b32 s10, hwreg(HW_REG_IB_STS)")
 
 

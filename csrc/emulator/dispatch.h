@@ -94,9 +94,8 @@ bool run_launch(const LaunchRequest& request, const Options& options, const Trac
 std::string disassemble_kernel(LoadedCode& code, const KernelInfo& kernel);
 
 // Executes one instruction on given registers (op tests). `vgprs` is [512][64] (256 VGPR rows, then 256 AccVGPR rows),
-// `sgprs` [128] (VCC 106, M0 124, EXEC 126); `mode` the FLOAT_MODE bits (0xF0 default) | 0x100 dx10_clamp |
-// 0x200 ieee | 0x400 fp16_ovfl; `scc` in and out; `private_bytes` of
-// zeroed scratch per lane. Returns null, or the fault's text (valid until the thread's next call).
+// `sgprs` [128] (VCC 106, M0 124, EXEC 126); `mode` the MODE register; `scc` in and out; `private_bytes` of zeroed
+// scratch per lane. Returns null, or the fault's text (valid until the thread's next call).
 extern "C" const char* hfemu_exec_one(const uint8_t* code, uint64_t bytes, int32_t arch, uint32_t mode,
                                       uint32_t* sgprs, uint32_t* vgprs, uint32_t* scc, uint8_t* lds,
                                       uint32_t lds_bytes, uint32_t private_bytes);

@@ -53,6 +53,8 @@ const OpTable& op_table() {
     register_buffer(*t);
     register_lds(*t);
     register_atomics(*t);
+    register_lds_atomics(*t);
+    register_buffer_format(*t);
     return t;
   }();
   return *table;

@@ -247,6 +247,8 @@ void register_global(OpTable& table);
 void register_buffer(OpTable& table);
 void register_lds(OpTable& table);
 void register_atomics(OpTable& table);
+void register_lds_atomics(OpTable& table);
+void register_buffer_format(OpTable& table);
 const OpTable& op_table();
 
 // --- operand stages -----------------------------------------------------------------------------------------------

@@ -225,6 +225,15 @@ void global_load_lds(Wave& w, const ExecInst& in) {
   check_global(w, in, a, exec, shape_bytes(shape), Access::load);
   store_to_lds(w, in, shape, a, exec, exec, (w.s[kM0] & 0x3FFFC) + static_cast<u32>(in.offset));
 }
+template <MemoryShape shape>
+void scratch_load_lds(Wave& w, const ExecInst& in) {
+  const u64 exec = w.exec();
+  if (exec == 0) return;
+  LaneAddresses a;
+  scratch_addresses(w, in, a, exec, shape_bytes(shape));
+  if (observed(w)) note_scratch(w, in, exec, shape_bytes(shape), Access::load);
+  store_to_lds(w, in, shape, a, exec, exec, (w.s[kM0] & 0x3FFFC) + static_cast<u32>(in.offset));
+}
 
 }  // namespace
 
@@ -323,6 +332,11 @@ void register_global(OpTable& t) {
   STORES(flat_store, flat_store);
   LOADS(scratch_load, scratch_load);
   STORES(scratch_store, scratch_store);
+  t.special(Op::scratch_load_lds_ubyte, C::vmem_load, &scratch_load_lds<S::ubyte>);
+  t.special(Op::scratch_load_lds_sbyte, C::vmem_load, &scratch_load_lds<S::sbyte>);
+  t.special(Op::scratch_load_lds_ushort, C::vmem_load, &scratch_load_lds<S::ushort>);
+  t.special(Op::scratch_load_lds_sshort, C::vmem_load, &scratch_load_lds<S::sshort>);
+  t.special(Op::scratch_load_lds_dword, C::vmem_load, &scratch_load_lds<S::dword1>);
   t.special(Op::global_load_lds_ubyte, C::vmem_load, &global_load_lds<S::ubyte>);
   t.special(Op::global_load_lds_sbyte, C::vmem_load, &global_load_lds<S::sbyte>);
   t.special(Op::global_load_lds_ushort, C::vmem_load, &global_load_lds<S::ushort>);

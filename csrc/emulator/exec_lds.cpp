@@ -1,4 +1,8 @@
-// ds_* reads, writes, lane permutations and transpose reads. LDS atomics are in exec_atomics.cpp.
+// ds_* reads, writes, lane permutations and transpose reads. LDS atomics are in exec_lds_atomics.cpp.
+//
+// Reads and writes may be misaligned: the HSA runtime sets SH_MEM_CONFIG.ALIGNMENT_MODE to UNALIGNED, which holds for
+// LDS too (ISA, "Out-of-Range behavior"), and LLVM counts on it: gfx9 has unaligned-ds-access, and the amdhsa targets
+// unaligned-access-mode, so clang emits ds_read_b128 and ds_read_b64 for packed data of any alignment.
 #include "addressing.h"
 #include "exec.h"
 #include "lds.h"

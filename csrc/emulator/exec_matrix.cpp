@@ -29,6 +29,7 @@ void multiply(Wave& w, const ExecInst& in) {
         splat(to[i], static_cast<uint32_t>(s.dwords == 2 && i % 2 ? x >> 32 : x));
     }
   };
+  if (const char* wrong = matrix_modifier_fault(inst.op, inst.cbsz, inst.abid, inst.blgp)) unsupported(w, in, wrong);
   MatrixArgs args;
   copy(in.src[0], a, inst.src[0].dwords);
   copy(in.src[1], b, inst.src[1].dwords);
@@ -40,6 +41,7 @@ void multiply(Wave& w, const ExecInst& in) {
   args.blgp = inst.blgp;
   args.fnuz = w.mode.fnuz;
   args.flush_f32 = !(w.mode.denorm32 & 1);
+  args.saturate = w.mode.fp16_ovfl;
   alignas(64) Row index[1], scale_a[1], scale_b[1];
   if (in.sparse) {
     copy(in.src[2], index, 1);

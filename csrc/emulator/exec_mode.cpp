@@ -11,6 +11,7 @@
 //   - 8-, 6- and 4-bit conversions round to nearest or stochastically. Matrix instructions: see matrix.h.
 // Assumptions, where the documents are silent: a result is tiny after rounding (so 0x007FFFFF and a half rounds up to
 // the smallest normal and is not flushed); the approximations (v_rcp_f64, v_exp_f16, ...) round to nearest.
+#include "disasm_immediates.h"
 #include "exec.h"
 #include "host_mode.h"
 
@@ -29,16 +30,6 @@ struct HardwareRegister {
 };
 constexpr u32 kRegMode = 1, kRegStatus = 2, kRegHwId = 4, kRegXccId = 20;
 
-std::string register_name(u32 id) {
-  static constexpr const char* low[] = {"0", "MODE", "STATUS", "TRAPSTS", "HW_ID", "GPR_ALLOC", "LDS_ALLOC", "IB_STS"};
-  static constexpr const char* high[] = {"SH_MEM_BASES", "TBA_LO", "TBA_HI", "TMA_LO", "TMA_HI", "XCC_ID",
-                                         "SQ_PERF_SNAPSHOT_DATA", "SQ_PERF_SNAPSHOT_DATA1", "SQ_PERF_SNAPSHOT_PC_LO",
-                                         "SQ_PERF_SNAPSHOT_PC_HI"};
-  if (id < 8) return format("hardware register %s", low[id]);
-  if (id >= 15 && id < 25) return format("hardware register %s", high[id - 15]);
-  return format("hardware register %u", id);
-}
-
 u32 status_register(const Wave& w) {
   const bool in_group = w.wg != nullptr && w.wg->waves > 1;
   const bool scratch = w.launch != nullptr && w.launch->private_bytes != 0;
@@ -56,14 +47,14 @@ void getreg(Wave& w, const ExecInst& in) {
     // Every work-group runs on the first compute unit, its waves spread over four SIMDs.
     case kRegHwId: value = (w.index / 4 & 15) | (w.index & 3) << 4; break;
     case kRegXccId: value = 0; break;
-    default: unsupported(w, in, "reading " + register_name(r.id));
+    default: unsupported(w, in, "reading " + hwreg_text(static_cast<u32>(in.inst->simm) & 0xFFFF));
   }
   w.s[in.dst] = value >> r.offset & r.mask;
 }
 
 void setreg(Wave& w, const ExecInst& in) {
   const HardwareRegister r(in.inst->simm);
-  if (r.id != kRegMode) unsupported(w, in, "writing " + register_name(r.id));
+  if (r.id != kRegMode) unsupported(w, in, "writing " + hwreg_text(static_cast<u32>(in.inst->simm) & 0xFFFF));
   const u32 value = static_cast<u32>(scalar_source(w, in.src[0]));
   const u32 bits = (mode_register(w) & ~(r.mask << r.offset)) | (value & r.mask) << r.offset;
   if (const char* field = unmodelled_mode(bits)) unsupported(w, in, format("MODE.%s set (MODE = 0x%08x)", field, bits));

@@ -53,6 +53,31 @@ void scalar_immediate(Wave& w, const ExecInst& in) {
   else w.s[in.dst] = static_cast<uint32_t>(r);
 }
 
+// s_movrel: M0 is added to the number of the source's or the destination's register.
+uint16_t relative_register(const Wave& w, const ExecInst& in, const char* which, bool is_sgpr, uint16_t reg, uint32_t width) {
+  if (!is_sgpr) unsupported(w, in, format("a relative %s that is not an SGPR", which));
+  const uint64_t moved = uint64_t{reg} + w.s[kM0];
+  constexpr uint64_t sgprs = 102;
+  if (moved + width > sgprs)
+    fault(w, in, FaultKind::unsupported,
+          format("relative %s s%llu lies outside the SGPRs 0 to 101", which, static_cast<unsigned long long>(moved)));
+  if (width == 2 && moved % 2)
+    fault(w, in, FaultKind::unsupported,
+          format("relative %s s%llu of a pair is odd", which, static_cast<unsigned long long>(moved)));
+  return static_cast<uint16_t>(moved);
+}
+template <class T, bool destination>
+void move_relative(Wave& w, const ExecInst& in) {
+  constexpr uint32_t width = sizeof(T) / 4;
+  ExecInst moved = in;
+  if (destination)
+    moved.dst = relative_register(w, in, "destination", in.inst->dst.kind == OperandKind::sgpr, in.dst, width);
+  else
+    moved.src[0].reg = relative_register(w, in, "source", in.src[0].kind == SourceKind::sgpr, in.src[0].reg, width);
+  const T x = read_scalar<T>(w, moved.src[0]);
+  std::memcpy(&w.s[moved.dst], &x, sizeof x);
+}
+
 template <class F>
 void save_exec(Wave& w, const ExecInst& in) {
   const F f{};
@@ -245,6 +270,10 @@ void bitwise(OpTable& t) {
 void moves(OpTable& t) {
   SCALAR(s_mov_b32, (u32 a, u32&) { return a; });
   SCALAR(s_mov_b64, (u64 a, u32&) { return a; });
+  t.special(Op::s_movrels_b32, OpClass::salu, &move_relative<uint32_t, false>);
+  t.special(Op::s_movrels_b64, OpClass::salu, &move_relative<uint64_t, false>);
+  t.special(Op::s_movreld_b32, OpClass::salu, &move_relative<uint32_t, true>);
+  t.special(Op::s_movreld_b64, OpClass::salu, &move_relative<uint64_t, true>);
   t.special(Op::s_cmov_b32, OpClass::salu, &conditional_move<u32>);
   t.special(Op::s_cmov_b64, OpClass::salu, &conditional_move<u64>);
   SCALAR(s_cselect_b32, (u32 a, u32 b, u32& scc) { return scc ? a : b; });

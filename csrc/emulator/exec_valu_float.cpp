@@ -134,6 +134,17 @@ inline F fract(F x) {
   return r < below_one || r != r ? r : below_one;
 }
 
+// v_cube*: the face of the largest coordinate (z before y before x), the coordinates on it, and the largest itself.
+struct CubeFace {
+  float id, s, t, major;
+};
+inline CubeFace cube(float x, float y, float z) {
+  const float ax = std::fabs(x), ay = std::fabs(y), az = std::fabs(z);
+  if (az >= ax && az >= ay) return {z < 0 ? 5.0f : 4.0f, z < 0 ? -x : x, -y, z};
+  if (ay >= ax) return {y < 0 ? 3.0f : 2.0f, x, y < 0 ? -z : z, y};
+  return {x < 0 ? 1.0f : 0.0f, x < 0 ? z : -z, -y, x};
+}
+
 void single(OpTable& t) {
   ARITHMETIC(v_add_f32, (float a, float b) { return a + b; });
   ARITHMETIC(v_sub_f32, (float a, float b) { return a - b; });
@@ -166,6 +177,11 @@ void single(OpTable& t) {
     if (c != c) return quieted(c);
     return min_max<float, true>(min_max<float, true>(a, b, false), c, false);
   });
+  // The cube map face that (a, b, c) points to: ids 0 to 5 are +x, -x, +y, -y, +z, -z.
+  LANE(v_cubeid_f32, (float a, float b, float c) { return cube(a, b, c).id; });
+  LANE(v_cubesc_f32, (float a, float b, float c) { return cube(a, b, c).s; });
+  LANE(v_cubetc_f32, (float a, float b, float c) { return cube(a, b, c).t; });
+  LANE(v_cubema_f32, (float a, float b, float c) { return 2.0f * cube(a, b, c).major; });
   LANE(v_trunc_f32, (float a) { return __builtin_truncf(a); });
   LANE(v_ceil_f32, (float a) { return __builtin_ceilf(a); });
   LANE(v_floor_f32, (float a) { return __builtin_floorf(a); });
@@ -217,6 +233,12 @@ void twice(OpTable& t) {
   LANE(v_frexp_mant_f64, (double a) { return frexp_mantissa(a); });
 }
 
+inline u32 with_byte(float x, u32 which, u32 old) {
+  const double r = x != x ? 0.0 : __builtin_roundeven(static_cast<double>(x));
+  const u32 byte = r <= 0 ? 0 : r >= 255 ? 255 : static_cast<u32>(r), shift = 8 * (which & 3);
+  return (old & ~(0xFFu << shift)) | byte << shift;
+}
+
 void conversions(OpTable& t) {
   LANE(v_cvt_f32_i32, (i32 a) { return static_cast<float>(a); });
   LANE(v_cvt_f32_u32, (u32 a) { return static_cast<float>(a); });
@@ -235,12 +257,9 @@ void conversions(OpTable& t) {
   LANE(v_cvt_f64_u32, (u32 a) { return static_cast<double>(a); });
   LANE(v_cvt_f32_f64, (double a) { return static_cast<float>(a); }).rounding = HostRounding::wide;
   LANE(v_cvt_f64_f32, (float a) { return static_cast<double>(a); });
-  // One byte of the third source is replaced by the saturated integer.
-  LANE(v_cvt_pk_u8_f32, (float a, u32 b, u32 c) {
-    const double r = a != a ? 0.0 : __builtin_roundeven(static_cast<double>(a));
-    const u32 byte = r <= 0 ? 0 : r >= 255 ? 255 : static_cast<u32>(r), shift = 8 * (b & 3);
-    return (c & ~(0xFFu << shift)) | byte << shift;
-  });
+  // One byte of the third source, or of the destination, is replaced by the saturated integer.
+  LANE(v_cvt_pk_u8_f32, (float a, u32 b, u32 c) { return with_byte(a, b, c); });
+  LANE(v_cvt_pkaccum_u8_f32, (float a, u32 b, u32 c) { return with_byte(a, b, c); }).accumulates = true;
   LANE(v_cvt_pknorm_i16_f32, (float a, float b) {
     const auto one = [](float x) {
       const double r = x != x ? 0.0 : __builtin_roundeven((x < -1 ? -1.0 : x > 1 ? 1.0 : static_cast<double>(x)) * 32767.0);

@@ -180,24 +180,55 @@ void sixteen_bit(OpTable& t) {
   LANE(v_mad_legacy_i16, (u16 a, u16 b, u16 c) { return u16(u32{a} * b + c); });
 }
 
+// Sums of the bytes' distances; the masked one leaves out the positions where b has a zero byte.
+inline u32 difference(u32 a, u32 b) {
+  u32 sum = 0;
+  for (int i = 0; i < 4; ++i) sum += distance(byte_of(a, i), byte_of(b, i));
+  return sum;
+}
+inline u32 masked_difference(u32 a, u32 b) {
+  u32 sum = 0;
+  for (int i = 0; i < 4; ++i) sum += byte_of(b, i) ? distance(byte_of(a, i), byte_of(b, i)) : 0;
+  return sum;
+}
+template <class F>
+inline u64 four_positions(u64 a, u64 c, F at) {
+  u64 r = 0;
+  for (int i = 0; i < 4; ++i) r |= ((c >> (16 * i)) + at(static_cast<u32>(a >> (8 * i))) & 0xFFFF) << (16 * i);
+  return r;
+}
+// v_mqsad_u32_u8: the third source and the result have four registers.
+void mqsad_u32(Wave& w, const ExecInst& in) {
+  if (in.inst->clamp) unsupported(w, in, "clamp on v_mqsad_u32_u8");
+  RowBuffer x, y;
+  const u32* a = source_row(w, in.src[0], x);
+  const u32* b = source_row(w, in.src[1], y);
+  alignas(64) u32 out[4][kLanes];
+  for (int i = 0; i < 4; ++i)
+    for (int l = 0; l < kLanes; ++l) {
+      const u32 addend = in.src[2].kind == SourceKind::vgpr ? w.v[in.src[2].reg + i][l] : 0;
+      out[i][l] = addend + masked_difference(static_cast<u32>(lane_load<u64>(a, l) >> (8 * i)), b[l]);
+    }
+  if (in.src[2].kind != SourceKind::vgpr) unsupported(w, in, "a third source that is not a vector register");
+  write_rows(w, in.dst, out[0], 4, w.exec());
+}
+
 void differences(OpTable& t) {
-  LANE(v_sad_u8, (u32 a, u32 b, u32 c) {
-    for (int i = 0; i < 4; ++i) c += distance(byte_of(a, i), byte_of(b, i));
-    return c;
-  });
-  LANE(v_sad_hi_u8, (u32 a, u32 b, u32 c) {
-    u32 sum = 0;
-    for (int i = 0; i < 4; ++i) sum += distance(byte_of(a, i), byte_of(b, i));
-    return (sum << 16) + c;
-  });
+  LANE(v_sad_u8, (u32 a, u32 b, u32 c) { return c + difference(a, b); });
+  LANE(v_sad_hi_u8, (u32 a, u32 b, u32 c) { return c + (difference(a, b) << 16); });
   LANE(v_sad_u16, (u32 a, u32 b, u32 c) {
     return distance(a & 0xFFFF, b & 0xFFFF) + distance(a >> 16, b >> 16) + c;
   });
   LANE(v_sad_u32, (u32 a, u32 b, u32 c) { return distance(a, b) + c; });
-  LANE(v_msad_u8, (u32 a, u32 b, u32 c) {
-    for (int i = 0; i < 4; ++i) c += byte_of(b, i) ? distance(byte_of(a, i), byte_of(b, i)) : 0;
-    return c;
+  LANE(v_msad_u8, (u32 a, u32 b, u32 c) { return c + masked_difference(a, b); });
+  // Four positions of the four bytes of b along the eight of a.
+  LANE(v_qsad_pk_u16_u8, (u64 a, u32 b, u64 c) {
+    return four_positions(a, c, [b](u32 x) { return difference(x, b); });
   });
+  LANE(v_mqsad_pk_u16_u8, (u64 a, u32 b, u64 c) {
+    return four_positions(a, c, [b](u32 x) { return masked_difference(x, b); });
+  });
+  t.special(Op::v_mqsad_u32_u8, OpClass::valu, &mqsad_u32);
   LANE(v_lerp_u8, (u32 a, u32 b, u32 c) {
     u32 r = 0;
     for (int i = 0; i < 4; ++i) r |= ((byte_of(a, i) + byte_of(b, i) + (byte_of(c, i) & 1)) >> 1) << (8 * i);

@@ -124,7 +124,9 @@ void load_result(const Row* c, double* acc) {
 }
 
 template <const Shape& S>
-void store_result(const double* acc, Row* d) {
+void store_result(const double* acc, Row* d, bool saturate) {
+  const bool limit = saturate && S.a != Element::f8f6f4;
+  constexpr double single = 0x1.fffffep127, integer = 2147483647;
   constexpr ResultLayout layout(S);
   for (int b = 0; b < S.blocks; ++b)
     for (int i = 0; i < S.m; ++i) {
@@ -136,9 +138,12 @@ void store_result(const double* acc, Row* d) {
           d[2 * item][lane + j] = static_cast<uint32_t>(bits);
           d[2 * item + 1][lane + j] = static_cast<uint32_t>(bits >> 32);
         } else if (S.cd == Element::i32) {
-          d[item][lane + j] = static_cast<uint32_t>(static_cast<int64_t>(from[j]));
+          const double x = limit ? std::fmin(std::fmax(from[j], -integer - 1), integer) : from[j];
+          d[item][lane + j] = static_cast<uint32_t>(static_cast<int64_t>(x));
         } else {
-          d[item][lane + j] = float_to_bits(static_cast<float>(from[j]));
+          const bool finite = limit && std::isfinite(from[j]);
+          const double x = finite ? std::fmin(std::fmax(from[j], -single), single) : from[j];
+          d[item][lane + j] = float_to_bits(static_cast<float>(x));
         }
       }
     }
@@ -285,7 +290,7 @@ void run(const MatrixArgs& args) {
   load_result<S>(c, acc);
   if (mixed && (element_a == Element::f8f6f4 || element_b == Element::f8f6f4)) {  // reserved CBSZ or BLGP
     for (double& value : acc) value = std::nan("");
-    store_result<S>(acc, args.d);
+    store_result<S>(acc, args.d, args.saturate);
     return;
   }
 
@@ -328,7 +333,7 @@ void run(const MatrixArgs& args) {
     for (int block = 0; block < S.blocks; ++block)
       multiply<S.m, S.n>(a + block * S.k * S.m, b + block * S.k * S.n, S.k, acc + block * S.m * S.n);
   }
-  store_result<S>(acc, args.d);
+  store_result<S>(acc, args.d, args.saturate);
 }
 
 constexpr std::size_t kCount = sizeof(kShapes) / sizeof(kShapes[0]);
@@ -356,6 +361,18 @@ std::size_t row_of(Op op) { return kRowOfOp[static_cast<std::size_t>(op)]; }
 }  // namespace
 
 MatrixFn matrix_function(Op op) { return row_of(op) < kCount ? kFunctions[row_of(op)] : nullptr; }
+
+const char* matrix_modifier_fault(Op op, uint8_t cbsz, uint8_t abid, uint8_t blgp) {
+  if (row_of(op) >= kCount) return nullptr;
+  const Shape& s = kShapes[row_of(op)];
+  if (s.a == Element::f8f6f4) return nullptr;  // formats; the decoder knows the reserved ones
+  if (s.sparse) return blgp ? "BLGP on a sparse matrix instruction" : nullptr;
+  if (s.a == Element::f64) return cbsz || abid ? "CBSZ or ABID on an f64 matrix instruction" : nullptr;
+  if ((s.a == Element::fp8 || s.a == Element::bf8) && (cbsz || abid || blgp))
+    return "CBSZ, ABID or BLGP on an 8-bit float matrix instruction";
+  if (1 << cbsz > s.blocks) return "a CBSZ that broadcasts to more blocks than the instruction has";
+  return abid >= 1 << cbsz ? "an ABID beyond the blocks that CBSZ broadcasts to" : nullptr;
+}
 
 int matrix_cycles(Op op, uint8_t cbsz, uint8_t blgp, Arch arch) {
   if (row_of(op) >= kCount) return 0;

@@ -1,7 +1,9 @@
 // Matrix instructions as pure functions over register rows: no wave state, no decoding.
 //
 // MODE (CDNA3 ISA 7.3, CDNA4 ISA 7.4): rounding is always to nearest even; A and B of f32 obey FP_DENORM's single
-// input bit; xf32, narrower and f64 operands, C and D keep their denormals.
+// input bit; xf32, narrower and f64 operands, C and D keep their denormals. FP16_OVFL makes a finite f32 or i32 sum
+// that overflows the largest value of its sign instead of an infinity or its low bits, except in the f8f6f4
+// instructions; that the sparse ones obey it is an assumption. There is no clamp bit.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +28,17 @@ struct MatrixArgs {
   const Row* index = nullptr;  // smfmac: sparse indices (src2); c is then d
   bool fnuz = false;           // 8-bit floats are e4m3fnuz/e5m2fnuz (gfx942)
   bool flush_f32 = false;      // MODE flushes f32 input denormals
+  bool saturate = false;       // MODE.FP16_OVFL
 };
 
 using MatrixFn = void (*)(const MatrixArgs&);
 
 // The function of an MFMA/SMFMAC mnemonic, or null if it is not implemented.
 MatrixFn matrix_function(Op op);
+
+// Null, or what is wrong with the modifiers of a matrix instruction: the ISA leaves undefined a CBSZ beyond the blocks
+// and an ABID beyond CBSZ's copies, and names no use of the fields for the operands that are refused here.
+const char* matrix_modifier_fault(Op op, uint8_t cbsz, uint8_t abid, uint8_t blgp);
 
 // Issue cycles (passes * 4) of one such instruction on `arch`, from the ISA documents; 0 if unknown.
 int matrix_cycles(Op op, uint8_t cbsz, uint8_t blgp, Arch arch);

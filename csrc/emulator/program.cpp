@@ -251,7 +251,8 @@ void decode_text(const LoadedCode& code, Program& p) {
 bool is_branch(const Inst& i) {
   switch (i.op) {
     case Op::s_branch: case Op::s_cbranch_scc0: case Op::s_cbranch_scc1: case Op::s_cbranch_vccz:
-    case Op::s_cbranch_vccnz: case Op::s_cbranch_execz: case Op::s_cbranch_execnz: case Op::s_call_b64: return true;
+    case Op::s_cbranch_vccnz: case Op::s_cbranch_execz: case Op::s_cbranch_execnz: case Op::s_call_b64:
+    case Op::s_cbranch_i_fork: return true;
     default: return false;
   }
 }
