@@ -44,7 +44,7 @@ def require_torch_dtype(name: str, value: object) -> None:
 def require_int(name: str, value: object, minimum: int | None = None) -> int:
     """Return an integer argument as an ``int``; refuse what is none, or one below ``minimum``."""
     try:
-        number = int(operator.index(value))  # type: ignore[arg-type] (int, because True is its own index)
+        number = int(operator.index(value))  # type: ignore[arg-type]
     except TypeError:
         raise GuardError(f"{name} must be an int; got {type(value).__name__} {value!r}") from None
     if minimum is not None and number < minimum:

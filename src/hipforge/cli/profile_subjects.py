@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hipforge import devices
 from hipforge.errors import ConfigError
@@ -20,10 +20,10 @@ class Subject:
 
     shape: tuple[str, ...]
     example: tuple[int, ...]
-    call: Callable[..., partial[object]]
+    call: Callable[..., partial[Any]]
 
 
-def refusal(call: partial[object]) -> str:
+def refusal(call: partial[Any]) -> str:
     """Return why the op of ``call`` answers None to its arguments."""
     from hipforge.ops.dispatch import explain
 
@@ -44,7 +44,7 @@ def _e4m3(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
     return _normal(*shape, seed=seed, scale=scale).to(torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn)
 
 
-def _mxfp8_gemv(m: int, n: int, k: int) -> partial[object]:
+def _mxfp8_gemv(m: int, n: int, k: int) -> partial[Any]:
     from hipforge.ops.reference import quantize_mxfp8
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
 
@@ -53,7 +53,7 @@ def _mxfp8_gemv(m: int, n: int, k: int) -> partial[object]:
     return partial(mxfp8_gemv, *operands)
 
 
-def _grouped_gemm_mxfp8(tokens: int, n: int, k: int, experts: int, top_k: int) -> partial[object]:
+def _grouped_gemm_mxfp8(tokens: int, n: int, k: int, experts: int, top_k: int) -> partial[Any]:
     import torch
 
     from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8
@@ -81,7 +81,7 @@ def _grouped_gemm_mxfp8(tokens: int, n: int, k: int, experts: int, top_k: int) -
     )
 
 
-def _mxfp4_gemm(m: int, n: int, k: int) -> partial[object]:
+def _mxfp4_gemm(m: int, n: int, k: int) -> partial[Any]:
     from hipforge.ops.mxfp4_gemm import mxfp4_gemm
     from hipforge.ops.reference import quantize_mxfp4
 
@@ -89,14 +89,14 @@ def _mxfp4_gemm(m: int, n: int, k: int) -> partial[object]:
     return partial(mxfp4_gemm, *operands)
 
 
-def _fp8_quant(rows: int, columns: int) -> partial[object]:
+def _fp8_quant(rows: int, columns: int) -> partial[Any]:
     from hipforge.ops.fp8_quant import fp8_quant_tensorwise
 
     x = _normal(rows, columns, seed=0)
     return partial(fp8_quant_tensorwise, x, transpose=True)
 
 
-def _residual_rms(rows: int, columns: int) -> partial[object]:
+def _residual_rms(rows: int, columns: int) -> partial[Any]:
     import torch
 
     from hipforge.ops.rmsnorm_fp8 import residual_rms
@@ -106,7 +106,7 @@ def _residual_rms(rows: int, columns: int) -> partial[object]:
     return partial(residual_rms, x, residual, weight, 1e-5, torch.tensor([0.02]))
 
 
-def _swiglu_fp8(rows: int, columns: int) -> partial[object]:
+def _swiglu_fp8(rows: int, columns: int) -> partial[Any]:
     import torch
 
     from hipforge.ops.swiglu_fp8 import swiglu_fp8
@@ -115,7 +115,7 @@ def _swiglu_fp8(rows: int, columns: int) -> partial[object]:
     return partial(swiglu_fp8, gate_up, torch.tensor([0.02]))
 
 
-def _skinny_gemm(m: int, n: int, k: int) -> partial[object]:
+def _skinny_gemm(m: int, n: int, k: int) -> partial[Any]:
     import torch
 
     from hipforge.ops.skinny_gemm_fp8 import skinny_gemm
@@ -124,7 +124,7 @@ def _skinny_gemm(m: int, n: int, k: int) -> partial[object]:
     return partial(skinny_gemm, a, b.t(), torch.tensor([0.5]))
 
 
-def _decode_attention_fp8(batch: int, keys: int, kv_heads: int, group: int, d: int) -> partial[object]:
+def _decode_attention_fp8(batch: int, keys: int, kv_heads: int, group: int, d: int) -> partial[Any]:
     import torch
 
     from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
