@@ -268,21 +268,23 @@ def test_append_and_consume_move_a_counter_by_the_active_lanes(arch: str) -> Non
     assert machine.lds[0x48] == 10
 
 
-SCALAR = [f"s_atomic_{name}{wide}" for name in GLOBAL for wide in ("", "_x2")]
+SCALAR = [f"s_{kind}atomic_{name}{wide}" for kind in ("", "buffer_") for name in GLOBAL for wide in ("", "_x2")]
 
 
 @holds_each("name", SCALAR)
 def test_scalar_atomics(name: str, arch: str) -> None:
     bits = 64 if name.endswith("_x2") else 32
-    update = INTEGERS[name.split("_")[2]]
+    update = INTEGERS[name.removesuffix("_x2").split("_")[-1]]
     rng = np.random.default_rng(9)
     machine = Machine(arch)
     register = "s[20:21]" if bits == 64 else "s20"
+    base = "s[4:7]" if "buffer" in name else "s[4:5]"  # a descriptor of 16 bytes begins with their address
+    machine.s[6] = 16
     for old, x in zip(values(name, bits, 40, rng), values(name, bits, 40, rng), strict=True):
         cell = np.array([0, old], np.uint64)
         machine.set64(4, int(cell.ctypes.data))
         machine.set64(20, x)
-        machine.run(f"{name} {register}, s[4:5], 0x8 glc")
+        machine.run(f"{name} {register}, {base}, 0x8 glc")
         assert machine.get64(20) & 2**bits - 1 == old
         assert int(cell[1]) == update(old, x, 0, bits) & 2**bits - 1, (old, x)
 

@@ -9,8 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from exec_one import EXEC, M0, MODE_DEFAULT, Machine, from_fraction
+from exec_registry import ARCHS, holds, holds_each
 
-ARCHS = ("gfx942", "gfx950")
 ALL = 2**64 - 1
 
 
@@ -40,8 +40,10 @@ meet:
 """
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("fork", ["s_cbranch_g_fork s[24:25], s[20:21]", "s_cbranch_i_fork s[24:25], pass"])
+FORKS = ("s_cbranch_g_fork s[24:25], s[20:21]", "s_cbranch_i_fork s[24:25], pass")
+
+
+@holds_each("fork", FORKS, lambda fork: [fork.split()[0], "s_cbranch_join"])
 @pytest.mark.parametrize("mask", [0, ALL, 0xFF, ALL ^ 0xFF, 0xFFFFFFFF])
 def test_a_fork_runs_both_halves_and_joins(arch: str, fork: str, mask: int) -> None:
     machine = Machine()
@@ -76,7 +78,7 @@ def test_a_join_without_a_fork_is_a_fault() -> None:
         machine.run("s_cbranch_join s30")
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@holds("s_movrels_b32", "s_movrels_b64", "s_movreld_b32", "s_movreld_b64")
 def test_relative_moves_add_m0_to_the_register(arch: str) -> None:
     machine = Machine()
     machine.s[:100] = np.arange(100, dtype=np.uint32) + 1000
@@ -99,7 +101,7 @@ def test_relative_moves_out_of_the_file_are_faults(text: str, m0: int, why: str)
         machine.run(text)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@holds("s_sendmsg", "s_setkill", "s_sethalt")
 def test_an_interrupt_message_has_no_receiver_and_others_are_refused(arch: str) -> None:
     Machine().run("s_sendmsg sendmsg(MSG_INTERRUPT)\ns_setkill 0\ns_sethalt 0", arch)
     refused = ("s_sendmsg sendmsg(MSG_GET_DOORBELL)", "s_sendmsg sendmsg(MSG_SAVEWAVE)",
@@ -117,8 +119,7 @@ def absolute(a: list[int], b: list[int], masked: bool) -> int:
     return sum(abs(x - y) for x, y in zip(a, b, strict=True) if y or not masked)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", ["v_qsad_pk_u16_u8", "v_mqsad_pk_u16_u8", "v_mqsad_u32_u8"])
+@holds_each("name", ["v_qsad_pk_u16_u8", "v_mqsad_pk_u16_u8", "v_mqsad_u32_u8"])
 def test_four_sums_of_byte_differences(arch: str, name: str) -> None:
     rng = np.random.default_rng(3)
     machine = Machine()
@@ -140,7 +141,7 @@ def test_four_sums_of_byte_differences(arch: str, name: str) -> None:
             assert [machine.row64(20)[lane] >> 16 * i & 0xFFFF for i in range(4)] == want
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@holds("v_cvt_pkaccum_u8_f32")
 def test_converted_bytes_accumulate_in_the_destination(arch: str) -> None:
     machine = Machine()
     machine.v[0] = np.linspace(-10, 300, 64).astype(np.float32).view(np.uint32)
@@ -160,7 +161,7 @@ FACES = {  # the id, then (s, t, major) as (sign, axis)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@holds("v_cubeid_f32", "v_cubesc_f32", "v_cubetc_f32", "v_cubema_f32")
 def test_cube_map_faces(arch: str) -> None:
     machine = Machine()
     triples = list(itertools.product([-3.0, -2.0, 2.0, 3.0], repeat=3))
@@ -192,7 +193,7 @@ class Scalars:
         self.machine.s[20:24] = [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@holds("s_buffer_store_dword", "s_buffer_store_dwordx2", "s_buffer_store_dwordx4")
 def test_scalar_buffer_stores_end_with_the_range(arch: str) -> None:
     memory = Scalars()
     memory.machine.run("s_buffer_store_dword s20, s[8:11], 0x4\ns_buffer_store_dwordx2 s[20:21], s[8:11], 0x8\n"
@@ -200,20 +201,25 @@ def test_scalar_buffer_stores_end_with_the_range(arch: str) -> None:
     assert memory.words.tolist() == [100, 1, 1, 2, 104, 105, 106, 107, 1, 2, *range(110, 116)]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@holds("s_buffer_atomic_cmpswap", "s_buffer_atomic_cmpswap_x2")
 def test_scalar_buffer_atomics_return_the_old_value_and_end_with_the_range(arch: str) -> None:
     memory = Scalars()
     machine = memory.machine
     machine.s[24:26] = [7, 108]  # compare and swap: the new value, then the one compared with
+    machine.s[12:16] = [8, 9, 106, 107]
     machine.run("s_buffer_atomic_add s20, s[8:11], 0x4 glc\ns_buffer_atomic_umax s23, s[8:11], 0x8\n"
                 "s_buffer_atomic_cmpswap s[24:25], s[8:11], 0x20 glc\n"
                 "s_buffer_atomic_swap_x2 s[22:23], s[8:11], 0x10 glc\n"
+                "s_buffer_atomic_cmpswap_x2 s[12:15], s[8:11], 0x18 glc\n"
                 "s_buffer_atomic_or s21, s[8:11], 0x28 glc", arch)  # fmt: skip
-    assert memory.words.tolist() == [100, 102, 102, 103, 3, 4, 106, 107, 7, 109, *range(110, 116)]
+    assert memory.words.tolist() == [100, 102, 102, 103, 3, 4, 8, 9, 7, 109, *range(110, 116)]
+    assert machine.s[12:14].tolist() == [106, 107]
     assert machine.s[20:25].tolist() == [101, 0, 104, 105, 108]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@holds(
+    *(f"s_scratch_{way}_{width}" for way in ("load", "store") for width in ("dword", "dwordx2", "dwordx4")),
+)
 def test_scalar_scratch_counts_its_register_offset_in_64_bytes(arch: str) -> None:
     memory = Scalars()
     memory.words = np.arange(100, 164, dtype=np.uint32)
@@ -229,7 +235,7 @@ def test_scalar_scratch_counts_its_register_offset_in_64_bytes(arch: str) -> Non
     assert memory.words[20:24].tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@holds("s_dcache_discard", "s_dcache_discard_x2", "s_atc_probe", "s_atc_probe_buffer")
 def test_cache_hints_change_nothing(arch: str) -> None:
     memory = Scalars()
     before = memory.words.copy()
@@ -241,7 +247,7 @@ def test_cache_hints_change_nothing(arch: str) -> None:
 # --- LDS --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@holds("ds_condxchg32_rtn_b64")
 def test_conditional_exchange_writes_the_dwords_whose_top_bit_is_set(arch: str) -> None:
     machine = Machine()
     words = machine.lds.view(np.uint32)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exec_registry import ARCHS, on_each_arch
 
 from hipforge import emulator
 from hipforge.errors import EmulatorFault
@@ -82,7 +83,10 @@ def run(folder: Path, arch: str, load: str) -> np.ndarray:
     return out.numpy()
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+HELD = {(f"scratch_load_lds_{width}", arch) for width in WIDTHS for arch in ARCHS}
+
+
+@on_each_arch
 @pytest.mark.parametrize("width", WIDTHS)
 def test_private_memory_reaches_lds_lane_by_lane(tmp_path: Path, arch: str, width: str) -> None:
     got = run(tmp_path, arch, f"scratch_load_lds_{width} off, off offset:4")
