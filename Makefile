@@ -30,6 +30,7 @@ bench: setup
 	@$(BIN)/python op_tests/bench_mxfp4.py
 	@$(BIN)/python op_tests/bench_smallm_mxfp8.py
 	@$(BIN)/python op_tests/bench_skinny_gemm.py
+	@$(BIN)/python op_tests/bench_decode_attention.py
 
 wheel: setup
 	@$(BIN)/python -m build --wheel --outdir dist .
