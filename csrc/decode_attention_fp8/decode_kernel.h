@@ -281,7 +281,7 @@ class Wave {
     const auto* other = reinterpret_cast<const dev::f32x4*>(other_slot) + lane;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) own[t * dev::kWaveSize] = scores[t];
-    __syncthreads();
+    __syncthreads();  // before the other slot is read
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) scores[t] += other[t * dev::kWaveSize];
     __syncthreads();  // before a slot is written again
