@@ -47,21 +47,43 @@ class LineUse:
 class KernelCount:
     """The launches of one kernel with one geometry.
 
-    ``lds_bytes`` is what a work-group has, static and dynamic; ``seconds`` is host wall time.
+    Attributes:
+        name: the kernel's symbol.
+        grid: in work-groups.
+        block: in work-items.
+        launches: how many there were.
+        wave_instructions: of all of them.
+        vgprs: registers per lane, architected and accumulation.
+        lds_bytes: of a work-group, static and dynamic.
+        scratch_bytes: private memory of a lane.
+        workgroups_per_cu: how many fit a compute unit at once, by registers, waves and LDS.
+        seconds: host wall time.
     """
 
     name: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    lds_bytes: int
     launches: int
     wave_instructions: int
+    vgprs: int
+    lds_bytes: int
+    scratch_bytes: int
+    workgroups_per_cu: int
     seconds: float
+
+    @property
+    def occupancy(self) -> float:
+        """Waves per SIMD when compute units are full: work-groups that fit one, times their waves, over four SIMDs."""
+        waves = -(-self.block[0] * self.block[1] * self.block[2] // 64)
+        return self.workgroups_per_cu * waves / 4
 
 
 @dataclass(frozen=True)
 class PcCount:
-    """One instruction: ``count`` executions by a wave, ``lanes`` active lanes in all, ``bytes`` it moved."""
+    """One instruction: ``count`` executions by a wave, ``lanes`` active lanes in all, ``bytes`` it moved.
+
+    ``lds_bank_conflicts`` are the cycles that LDS took beyond the conflict-free number.
+    """
 
     kernel: str
     pc: int
@@ -69,6 +91,7 @@ class PcCount:
     count: int
     lanes: int
     bytes: int
+    lds_bank_conflicts: int = 0
 
 
 def _empty() -> Mapping[str, Any]:

@@ -13,10 +13,12 @@ from types import MappingProxyType
 from hipforge import devices
 from hipforge.emulator.counting import Counters, PcCount
 from hipforge.errors import GuardError
+from hipforge.jit.demangle import short_name
 
 SIMDS_PER_CU = 4
 VALU_CYCLES = 4  # 64 lanes on a SIMD of 16
 TRANSCENDENTAL_CYCLES = 16  # a quarter of the rate
+LONGEST_INSTRUCTION = 16  # bytes: a scaled MFMA
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,13 @@ def text(found: Profile) -> str:
         f"  matrix-pipe cycles     {found.matrix_cycles:>14,}  ({c.mfma_count:,} instructions)",
         f"  vector issue cycles    {found.vector_cycles:>14,}",
         "",
+        "kernel                       grid        block  launches  VGPRs      LDS  scratch  waves/SIMD",
+        *(
+            f"{short_name(k.name)}\n{_sizes(k.grid):>33} {_sizes(k.block):>12} {k.launches:>9,} {k.vgprs:>6} "
+            f"{k.lds_bytes:>8,} {k.scratch_bytes:>8,} {k.occupancy:>11.3g}"
+            for k in c.kernels
+        ),
+        "",
         "tensor                        size        loaded   loaded once        stored   stored once",
         *(
             f"{name:<20} {t.bytes:>13,} {t.loaded:>13,} {t.unique_loaded:>13,} {t.stored:>13,} {t.unique_stored:>13,}"
@@ -138,8 +147,15 @@ def text(found: Profile) -> str:
     return "\n".join(lines)
 
 
+def _sizes(extent: tuple[int, int, int]) -> str:
+    return "x".join(map(str, extent[: 3 if extent[2] > 1 else 2 if extent[1] > 1 else 1]))
+
+
 def listing(counters: Counters, kernel: str = "") -> str:
     """Return every executed instruction with its counts, in address order, kernel by kernel.
+
+    ``lanes`` is the mean of active lanes where an instruction works on lanes; ``conflicts`` are LDS cycles; a line of
+    dots stands for instructions that never ran.
 
     Args:
         counters: collected with ``per_pc=True``.
@@ -160,9 +176,14 @@ def listing(counters: Counters, kernel: str = "") -> str:
     lines: list[str] = []
     for name, counted in rows.items():
         total = sum(row.count for row in counted)
-        lines += [name, "  address       count   share  lanes         bytes  instruction"]
+        lines += [short_name(name), "  address       count   share  lanes         bytes  conflicts  instruction"]
+        end = None
         for row in sorted(counted, key=lambda item: item.pc):
-            lanes = f"{row.lanes / row.count:5.1f}" if row.count and row.lanes else "    -"
+            if end is not None and row.pc > end:
+                lines.append("      ...")
+            end = row.pc + LONGEST_INSTRUCTION
+            lanes = "    -" if row.text.startswith("s_") else f"{row.lanes / row.count:5.1f}"
             moved = f"{row.bytes:>13,}" if row.bytes else " " * 13
-            lines.append(f"  {row.pc:7x} {row.count:>11,} {row.count / total:7.2%}  {lanes} {moved}  {row.text}")
+            conflicts = f"{row.lds_bank_conflicts:>10,}" if row.lds_bank_conflicts else " " * 10
+            lines.append(f"  {row.pc:7x} {row.count:>11,} {row.count / total:7.2%}  {lanes} {moved} {conflicts}  {row.text}")
     return "\n".join(lines)

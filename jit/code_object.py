@@ -52,6 +52,8 @@ MAX_WAVES_PER_SIMD = 8
 SGPRS_FOR_EIGHT_WAVES = 100
 SIMDS_PER_CU = 4
 LDS_PER_CU: Mapping[str, int] = MappingProxyType({"gfx942": 64 * 1024, "gfx950": 160 * 1024})
+# What LDS is handed out in: LLVM's getLdsDwGranularity, 320 dwords where a CU has 160 KB, else 128.
+LDS_GRANULE: Mapping[int, int] = MappingProxyType({64 * 1024: 512, 160 * 1024: 1280})
 
 
 class CodeObjectError(HipforgeError, ValueError):
@@ -122,7 +124,8 @@ class KernelResources:
         groups = self.occupancy * SIMDS_PER_CU // waves
         lds = self.lds_bytes + dynamic_lds
         if lds:
-            groups = min(groups, self.lds_per_cu // lds)
+            granule = LDS_GRANULE[self.lds_per_cu]
+            groups = min(groups, self.lds_per_cu // (-(-lds // granule) * granule))
         resident = groups * waves
         return max(1, resident // SIMDS_PER_CU) if resident else 0
 

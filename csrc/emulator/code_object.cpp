@@ -284,8 +284,8 @@ class ElfLoader {
       kernel.info.private_bytes = static_cast<uint32_t>(entry.integer_at(".private_segment_fixed_size", 0));
       kernel.info.dynamic_stack = entry.integer_at(".uses_dynamic_stack", 0) != 0;
       kernel.info.max_workgroup = static_cast<uint32_t>(entry.integer_at(".max_flat_workgroup_size", 1024));
-      kernel.vgprs = static_cast<uint32_t>(entry.integer_at(".vgpr_count", 0));
-      kernel.sgprs = static_cast<uint32_t>(entry.integer_at(".sgpr_count", 0));
+      kernel.info.vgprs = static_cast<uint32_t>(entry.integer_at(".vgpr_count", 0));
+      kernel.info.sgprs = static_cast<uint32_t>(entry.integer_at(".sgpr_count", 0));
       if (const MsgValue* args = entry.find(".args"))
         for (const MsgValue& arg : args->items) {
           kernel.args.push_back(parse_argument(arg));

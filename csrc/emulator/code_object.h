@@ -57,7 +57,6 @@ struct KernelArg {
 struct Kernel {
   KernelInfo info;
   std::vector<KernelArg> args;
-  uint32_t vgprs = 0, sgprs = 0;  // unified VGPRs per lane and SGPRs per wave, from the metadata
 };
 
 struct Variable {

@@ -22,14 +22,14 @@ struct Tensor {
 struct KernelTotals {
   std::string name;
   uint32_t grid[3], block[3];
-  uint32_t lds_bytes;  // of a work-group, static and dynamic
+  uint32_t vgprs, lds_bytes, scratch_bytes, groups_per_cu;
   uint64_t launches = 0, wave_instructions = 0;
   double seconds = 0;
 };
 
 struct PcTotals {
   std::string text;
-  uint64_t count = 0, lanes = 0, bytes = 0;
+  uint64_t count = 0, lanes = 0, bytes = 0, conflicts = 0;
 };
 
 struct Collector {
@@ -91,6 +91,7 @@ void add_instructions(Collector& c, const Launch& launch, const Stats& s, uint64
       pc.count += n;
       pc.lanes += s.lanes_[i];
       pc.bytes += s.bytes_[i];
+      pc.conflicts += s.conflicts_[i];
     }
   }
 }
@@ -129,12 +130,14 @@ void add_launch(Collector& c, const Launch& launch, const Stats& s, const Launch
   KernelTotals* k = nullptr;
   const uint32_t lds = launch.kernel->lds_bytes + r.dynamic_lds;
   for (KernelTotals& known : c.kernels)
-    if (known.name == launch.kernel->name && std::equal(r.grid, r.grid + 3, known.grid) &&
-        std::equal(r.block, r.block + 3, known.block) && known.lds_bytes == lds)
+    if (known.name == launch.kernel->name && known.lds_bytes == lds && std::equal(r.grid, r.grid + 3, known.grid) &&
+        std::equal(r.block, r.block + 3, known.block))
       k = &known;
   if (k == nullptr) {
-    c.kernels.push_back(
-        {launch.kernel->name, {r.grid[0], r.grid[1], r.grid[2]}, {r.block[0], r.block[1], r.block[2]}, lds});
+    const uint32_t fit =
+        groups_per_cu(*launch.kernel, launch.program->arch, static_cast<uint32_t>(items), r.dynamic_lds);
+    c.kernels.push_back({launch.kernel->name, {r.grid[0], r.grid[1], r.grid[2]}, {r.block[0], r.block[1], r.block[2]},
+                         launch.kernel->vgprs, lds, launch.kernel->private_bytes, fit});
     k = &c.kernels.back();
   }
   ++k->launches;
@@ -181,11 +184,14 @@ std::string json(const Collector& c) {
                               number("unique_loaded", t.unique_loaded), number("unique_stored", t.unique_stored)}));
   for (const KernelTotals& k : c.kernels)
     kernels.push_back(object({"\"name\":" + quoted(k.name), three("grid", k.grid), three("block", k.block),
-                              number("lds_bytes", k.lds_bytes), number("launches", k.launches),
-                              number("wave_instructions", k.wave_instructions), real("seconds", k.seconds)}));
+                              number("launches", k.launches), number("wave_instructions", k.wave_instructions),
+                              number("vgprs", k.vgprs), number("lds_bytes", k.lds_bytes),
+                              number("scratch_bytes", k.scratch_bytes), number("workgroups_per_cu", k.groups_per_cu),
+                              real("seconds", k.seconds)}));
   for (const auto& [key, p] : c.pcs)
     pcs.push_back(object({"\"kernel\":" + quoted(key.first), number("pc", key.second), "\"text\":" + quoted(p.text),
-                          number("count", p.count), number("lanes", p.lanes), number("bytes", p.bytes)}));
+                          number("count", p.count), number("lanes", p.lanes), number("bytes", p.bytes),
+                          number("lds_bank_conflicts", p.conflicts)}));
   std::vector<std::string> fields = {
       number("launches", c.launches),
       number("workgroups", c.workgroups),

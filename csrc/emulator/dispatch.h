@@ -36,7 +36,11 @@ struct KernelInfo {
   uint32_t private_bytes = 0;   // scratch per lane
   bool dynamic_stack = false;
   uint32_t max_workgroup = 1024;  // .max_flat_workgroup_size
+  uint32_t vgprs = 0, sgprs = 0;  // unified VGPRs per lane and SGPRs per wave, from the metadata
 };
+
+// Work-groups of `threads` items that fit one CU at once, by registers, waves and LDS.
+uint32_t groups_per_cu(const KernelInfo& kernel, Arch arch, uint32_t threads, uint64_t dynamic_lds);
 
 struct LaunchRequest {
   LoadedCode* code = nullptr;         // program is filled in on first use; keep it alive during the call

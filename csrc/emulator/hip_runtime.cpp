@@ -129,7 +129,7 @@ hipError_t fill_attributes(hipFuncAttributes* out, const ihipModuleSymbol_t& fun
   out->sharedSizeBytes = info.lds_bytes;
   out->maxDynamicSharedSizeBytes = static_cast<int>(lds_limit(function.object->arch()) - info.lds_bytes);
   out->maxThreadsPerBlock = static_cast<int>(info.max_workgroup);
-  out->numRegs = static_cast<int>(function.kernel->vgprs);
+  out->numRegs = static_cast<int>(info.vgprs);
   return hipSuccess;
 }
 

@@ -167,15 +167,20 @@ hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[
 }
 
 int blocks_per_cu(const CodeObject& object, const Kernel& kernel, uint32_t threads, uint64_t dynamic_lds) {
+  return static_cast<int>(groups_per_cu(kernel.info, object.arch(), threads, dynamic_lds));
+}
+
+uint32_t groups_per_cu(const KernelInfo& kernel, Arch arch, uint32_t threads, uint64_t dynamic_lds) {
   constexpr uint32_t kVgprFile = 512, kMaxWaves = 8, kSimds = 4, kSgprsForAllWaves = 100;
-  if (threads == 0 || threads > kernel.info.max_workgroup) return 0;
+  if (threads == 0 || threads > kernel.max_workgroup) return 0;
   const uint32_t vgprs = std::max<uint32_t>(1, kernel.vgprs), granted = (vgprs + 7) / 8 * 8;
   uint32_t waves = std::min(kMaxWaves, kVgprFile / granted);
   if (kernel.sgprs > kSgprsForAllWaves) waves = std::min(waves, kMaxWaves - 1);
-  uint32_t blocks = waves * kSimds / ((threads + 63) / 64);
-  const uint64_t lds = kernel.info.lds_bytes + dynamic_lds;
-  if (lds) blocks = static_cast<uint32_t>(std::min<uint64_t>(blocks, lds_limit(object.arch()) / lds));
-  return static_cast<int>(blocks);
+  const uint32_t groups = waves * kSimds / ((threads + 63) / 64);
+  // LDS is handed out in granules (LLVM's getLdsDwGranularity: 320 dwords on gfx950, 128 before).
+  const uint64_t granule = arch == Arch::gfx950 ? 1280 : 512;
+  const uint64_t lds = (kernel.lds_bytes + dynamic_lds + granule - 1) / granule * granule;
+  return lds ? static_cast<uint32_t>(std::min<uint64_t>(groups, lds_limit(arch) / lds)) : groups;
 }
 
 }  // namespace hfemu

@@ -9,6 +9,7 @@ Stats::Stats(const Launch& launch) : lds_banks_(lds_banks(launch.program->arch))
   count_.assign(n, 0);
   lanes_.assign(n, 0);
   bytes_.assign(n, 0);
+  conflicts_.assign(n, 0);
 }
 
 namespace {
@@ -93,7 +94,9 @@ void Stats::scalar(uint32_t index, uint64_t address, uint32_t bytes, Access acce
 }
 
 // Lanes are served in consecutive groups that could use every bank once; a group takes as many cycles as its busiest
-// bank has different dwords. Lanes that read the same dword share it.
+// bank has different dwords. Lanes that read the same dword share it. That a group is neighbouring lanes is an
+// assumption: AMD's documentation of CK Tile confirms it for 128-bit writes, and pairs lanes 0-3 with 20-23, 4-7 with
+// 16-19 and so on for 128-bit reads.
 void Stats::lds(uint32_t index, const uint32_t* a, uint64_t exec, uint32_t bytes) {
   const uint32_t active = static_cast<uint32_t>(std::popcount(exec));
   bytes_[index] += uint64_t{bytes} * active;
@@ -119,7 +122,9 @@ void Stats::lds(uint32_t index, const uint32_t* a, uint64_t exec, uint32_t bytes
         worst = std::max<uint32_t>(worst, depth[bank]);
       }
     }
-    if (any) lds_conflicts_ += worst - 1;
+    if (!any) continue;
+    lds_conflicts_ += worst - 1;
+    conflicts_[index] += worst - 1;
   }
 }
 
@@ -136,6 +141,7 @@ void Stats::merge(const Stats& o) {
   add(count_, o.count_);
   add(lanes_, o.lanes_);
   add(bytes_, o.bytes_);
+  add(conflicts_, o.conflicts_);
   for (const auto& [extent, from] : o.tensors_) {
     TensorCount& to = tensors_[extent];
     to.loaded += from.loaded;

@@ -36,7 +36,7 @@ class Stats {
   void merge(const Stats& other);
 
   // Totals, read by the collectors.
-  std::vector<uint64_t> count_, lanes_, bytes_;
+  std::vector<uint64_t> count_, lanes_, bytes_, conflicts_;
   std::map<uint32_t, TensorCount> tensors_;  // by extent
   LineCount lines_;
   uint64_t scalar_bytes_ = 0, scratch_bytes_ = 0, lds_bytes_ = 0, lds_accesses_ = 0, lds_conflicts_ = 0;
@@ -57,8 +57,9 @@ struct LaunchTotals {
   explicit LaunchTotals(const Launch& launch) : stats(launch) {}
 };
 
-// LDS banks, each four bytes wide: 32 on gfx942 (LLVM's LDSBankCount of gfx9). 64 on gfx950 is an assumption drawn from
-// its doubled LDS bandwidth of 256 bytes per cycle for a wave.
+// LDS banks, each four bytes wide: 32 on gfx942 (LLVM's LDSBankCount of gfx9), 64 on gfx950: AMD's Triton backend counts
+// 64 there (triton-lang/triton pull request 6065), and so do AMD's kernels, which give bank = address / 4 % 64 and 256
+// bytes per cycle (ROCm/rocm-libraries pull request 10102).
 constexpr uint32_t lds_banks(Arch arch) { return arch == Arch::gfx950 ? 64 : 32; }
 
 }  // namespace hfemu
