@@ -178,6 +178,8 @@ def test_lds_limits_resident_work_groups() -> None:
     assert resources(lds_bytes=80 * 1024).waves_per_simd(256) == 2
     assert resources(lds_bytes=80 * 1024).waves_per_simd(256, dynamic_lds=1) == 1
     assert resources(lds_bytes=161 * 1024).waves_per_simd(256) == 0
+    # 27200 bytes take 22 granules of 1280: five work-groups in 160 KB, although six times 27200 bytes would fit.
+    assert resources(lds_bytes=27200).waves_per_simd(256) == 5
 
 
 def test_a_zstd_bundle_is_read_by_both_decoders(built: dict[str, Path]) -> None:

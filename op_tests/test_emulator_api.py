@@ -366,7 +366,10 @@ def test_counts_per_instruction_add_up_and_make_a_listing(code: emulator.CodeObj
     assert [(row.count, row.lanes, row.bytes) for row in stores] == [(5, 300, 1200)]
     listing = report.listing(counts, "axpy")
     assert "global_store_dword" in listing
-    assert len(listing.splitlines()) == 2 + len(counts.per_pc)
+    rows = [line for line in listing.splitlines()[2:] if line.strip() != "..."]
+    assert len(rows) == len(counts.per_pc)
+    # Active lanes mean nothing where no lane takes part.
+    assert all((row.split()[3] == "-") == (" s_" in row) for row in rows)
     with pytest.raises(ValueError, match="no counts per instruction for 'absent'"):
         report.listing(counts, "absent")
 
@@ -398,6 +401,9 @@ def test_a_profile_names_what_is_modelled(code: emulator.CodeObject) -> None:
     assert found.modelled_memory_us == pytest.approx(found.memory_bytes / 8e6)
     assert found.bound in ("memory", "issue")
     text = report.text(found)
+    (launched,) = counts.kernels
+    assert launched.workgroups_per_cu == 8 and launched.occupancy == 8.0
+    assert "axpy" in text and f"{launched.vgprs} " in text
     assert text.index("counted") < text.index("modelled at peak rates")
     assert not re.search(r"\bus\b", text[: text.index("modelled")])
     with pytest.raises(ConfigError, match="unknown architecture"):
