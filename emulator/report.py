@@ -185,5 +185,6 @@ def listing(counters: Counters, kernel: str = "") -> str:
             lanes = "    -" if row.text.startswith("s_") else f"{row.lanes / row.count:5.1f}"
             moved = f"{row.bytes:>13,}" if row.bytes else " " * 13
             conflicts = f"{row.lds_bank_conflicts:>10,}" if row.lds_bank_conflicts else " " * 10
-            lines.append(f"  {row.pc:7x} {row.count:>11,} {row.count / total:7.2%}  {lanes} {moved} {conflicts}  {row.text}")
+            share = f"{row.count / total:7.2%}"
+            lines.append(f"  {row.pc:7x} {row.count:>11,} {share}  {lanes} {moved} {conflicts}  {row.text}")
     return "\n".join(lines)
