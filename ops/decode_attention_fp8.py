@@ -1,13 +1,14 @@
-"""Decode attention over an fp8 K/V cache, split-K, for gfx950 (e4m3fn); torch elsewhere.
+"""Decode attention over an fp8 K/V cache, split-K, for gfx950 (e4m3fn) and gfx942 (e4m3fnuz); torch elsewhere.
 
 A few query tokens per sequence attend over its cached keys. The queries that share a KV head are folded into rows of
-one tile of 16; a wave owns a tile, a KV head, a sequence and a part of its keys (a split), in blocks of 64; a second
-kernel merges the splits by their log-sum-exp, always in the same order.
+one tile of 16; a wave (two at D = 256) owns a tile, a KV head, a sequence and a range of its keys, in blocks of 64, 32
+or 16. The waves of a work-group merge their ranges, and a second kernel merges the splits by their log-sum-exp, always
+in the same order.
 
-Arithmetic: every fp8 value is exact in bfloat16 and in float16, so K and V enter the products without rounding, and
-their scales and shifts are applied in float32 outside. What is rounded is a weight 2^(score - maximum), times the
-scale of its row of V where rows have one, to bfloat16 (a relative error of 2^-8 at most), and the output. Rounding q
-and the weights to fp8 instead would save the conversions and cost relative errors of up to 2^-4 in each.
+Arithmetic: K is multiplied as it lies in memory by q as a sum of fp8 terms, which is exact but for elements of q below
+2^-13 of their row's largest (those lose at most 2^-21 of it). V is exact in bfloat16. Scales and shifts are applied in
+float32 outside the products. What is rounded is a weight 2^(score - maximum), times the scale of its row of V where
+rows have one, to bfloat16 (a relative error of 2^-8 at most), and the output.
 
 Token t of Mq sees keys up to seqlen - Mq + t (``causal``), so Mq = 1 sees the whole sequence. A row that sees no key
 gives zeros and a log-sum-exp of -inf.
@@ -84,8 +85,8 @@ def decode_attention_fp8(
     Args:
         q: bfloat16 or float16 [B, Mq, Hq, D], Mq 1 to 16; D 64, 128 or 256 for the kernel.
         k_cache: float8 of the device (e4m3fn on gfx950, e4m3fnuz on gfx942; or uint8 with its bits)
-            [pages, page_size, Hkv, D], page_size a multiple of 16; the last dimension contiguous, the other strides
-            multiples of 16. Without block tables [B, Mkv, Hkv, D], any Mkv.
+            [pages, page_size, Hkv, D], page_size a multiple of 16 for the kernel; the last dimension contiguous, the
+            other strides multiples of 16. Without block tables [B, Mkv, Hkv, D], any Mkv.
         v_cache: like ``k_cache``.
         block_tables: int32 [B, max_pages], the page of each page_size keys of a sequence, or None. Only the entries
             of a sequence's own keys are read.
@@ -96,8 +97,8 @@ def decode_attention_fp8(
         return_lse: also return the log-sum-exp.
         causal: token t of Mq sees keys up to seqlen - Mq + t; otherwise each sees all.
         split_k: parts that the keys of a sequence are cut into, 1 to 512; None decides by shape.
-        force_kernel_config: ``split_k`` and the tile (``block_m`` 16, ``block_n`` 64, ``waves`` 1), which override
-            ``split_k`` and every table.
+        force_kernel_config: any of ``block_n`` (16, 32, 64), ``waves`` (1, 2, 4; from 2 at D 256), ``split_k`` and
+            ``block_m`` (16), which override ``split_k``, the tuned table and the heuristic.
 
     Returns:
         out like q; with ``return_lse`` (out, float32 [B, Hq, Mq]), natural logarithm, -inf where nothing is seen.
@@ -188,7 +189,7 @@ def decode_attention_splitk(
         v_scale_shift: the same of V.
         seqlens: int32 [B]; rows past a sequence's length are ignored.
         block_tables: int32 [B, max_pages], with ``page_size``.
-        page_size: rows of a page, a multiple of 64.
+        page_size: rows of a page, a multiple of 16 for the kernel.
         scale: factor of q.k; 1/sqrt(D) by default.
         split_k: as for :func:`decode_attention_fp8`.
         force_kernel_config: as for :func:`decode_attention_fp8`.
