@@ -349,3 +349,39 @@ def test_an_mlp_learns_as_well_as_in_bf16():
     bf16, float8 = train(False), train(True)
     assert bf16 < 0.1  # it learns: the untrained loss is above 0.3
     assert abs(float8 - bf16) <= 0.02 * bf16, (float8, bf16)
+
+
+def test_a_layer_in_several_places_stays_one_layer():
+    shared = nn.Linear(128, 128)
+    model = nn.ModuleDict({"a": nn.Sequential(shared), "b": nn.Sequential(shared), "c": nn.Sequential()})
+    model["c"].first = model["c"].second = shared
+    fp8.convert_to_float8_training(model)
+    places = [model["a"][0], model["b"][0], model["c"].first, model["c"].second]
+    assert all(place is places[0] for place in places) and isinstance(places[0], fp8.Float8Linear)
+    with fp8.disable_fp8(model):
+        inside = [model["a"][0], model["b"][0], model["c"].first, model["c"].second]
+        assert all(place is inside[0] for place in inside) and type(inside[0]) is nn.Linear
+    assert model["c"].second is places[0]
+
+
+def test_hooks_move_along():
+    seen = []
+    model = nn.Sequential(nn.Linear(128, 128))
+    handle = model[0].register_forward_hook(lambda module, args, out: seen.append(type(module)))
+    model[0].register_forward_pre_hook(lambda module, args, kwargs: seen.append(sorted(kwargs)), with_kwargs=True)
+    fp8.convert_to_float8_training(model)
+    model(torch.zeros(16, 128))
+    assert seen == [[], fp8.Float8Linear]
+    with fp8.disable_fp8(model):
+        model(torch.zeros(16, 128))
+    assert seen[2:] == [[], nn.Linear]
+    handle.remove()
+    model(torch.zeros(16, 128))
+    assert seen[4:] == [[]], "a handle from before the conversion still removes its hook"
+
+
+def test_a_parametrized_layer_is_refused_with_the_way_out():
+    model = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(128, 128)))
+    with pytest.raises(GuardError, match=r"computes its weight by a parametrization; .*module_filter_fn"):
+        fp8.convert_to_float8_training(model)
+    assert fp8.convert_to_float8_training(model, module_filter_fn=lambda layer, name: False) is model

@@ -22,10 +22,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize
 
 from hipforge import devices
 from hipforge.errors import ConfigError, GuardError
@@ -261,23 +263,27 @@ class Float8Linear(nn.Linear):
 
     @classmethod
     def from_float(cls, mod: nn.Linear, config: Float8LinearConfig | None = None) -> Float8Linear:
-        """Return a Float8Linear that shares ``mod``'s parameters."""
+        """Return a Float8Linear that shares ``mod``'s parameters and has its hooks.
+
+        Raises:
+            GuardError: a parametrization computes the layer's weight, so that there is no parameter to share.
+        """
+        if parametrize.is_parametrized(mod):
+            names = ", ".join(mod.parametrizations)  # type: ignore[arg-type]
+            raise GuardError(
+                f"{mod} computes its {names} by a parametrization; make it a parameter with "
+                "torch.nn.utils.parametrize.remove_parametrizations, or leave the layer out with module_filter_fn"
+            )
         with torch.device("meta"):
             new = cls(mod.in_features, mod.out_features, bias=mod.bias is not None, config=config)
-        new.weight = mod.weight
-        new.bias = mod.bias
-        new.training = mod.training
         fp8_dtypes(mod.weight.device)
-        return new
+        return _taking_over(new, mod)
 
     def to_float(self) -> nn.Linear:
-        """Return a plain ``nn.Linear`` that shares this module's parameters."""
+        """Return a plain ``nn.Linear`` that shares this module's parameters and has its hooks."""
         with torch.device("meta"):
             new = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
-        new.weight = self.weight
-        new.bias = self.bias
-        new.training = self.training
-        return new
+        return _taking_over(new, self)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Apply the layer to ``input[..., in_features]``; returns ``[..., out_features]`` in the compute dtype.
@@ -305,6 +311,20 @@ class Float8Linear(nn.Linear):
         return self.config.compute_dtype
 
 
+Linear = TypeVar("Linear", bound=nn.Linear)
+
+
+def _taking_over(new: Linear, old: nn.Linear) -> Linear:
+    """Give ``new`` the parameters, hooks and mode of ``old``."""
+    new.weight = old.weight
+    new.bias = old.bias
+    new.training = old.training
+    for name, hooks in vars(old).items():
+        if name.endswith("_hooks") or "_hooks_" in name:
+            vars(new)[name] = hooks  # the dictionary itself, so that handles given out still remove from it
+    return new
+
+
 def default_module_filter(module: nn.Module, fqn: str) -> bool:
     """Whether a layer is worth converting: both feature counts multiples of 16 and at least 128."""
     if not isinstance(module, nn.Linear):
@@ -325,23 +345,36 @@ def convert_to_float8_training(
         module: the model, or a single linear layer.
         config: applies to every layer converted.
         module_filter_fn: called as ``f(layer, fully_qualified_name)``, True to convert; default: both feature counts
-            multiples of 16 and at least 128. Converted layers are left alone.
+            multiples of 16 and at least 128. Converted layers are left alone; one that stands in several places is
+            asked about once and converted once.
 
     Returns:
         The model; a new object only where ``module`` is itself a linear layer that was converted.
+
+    Raises:
+        GuardError: a layer to convert has a parametrization, as :meth:`Float8Linear.from_float` says.
     """
     wanted = module_filter_fn or default_module_filter
 
+    converted: dict[nn.Module, nn.Module] = {}  # a layer that stands in several places stays one layer
+
     def convert(child: nn.Module, fqn: str) -> nn.Module:
-        for name, grandchild in child.named_children():
+        if child in converted:
+            return converted[child]
+        for name, grandchild in _slots(child):
             replacement = convert(grandchild, f"{fqn}.{name}" if fqn else name)
             if replacement is not grandchild:
                 setattr(child, name, replacement)
-        if isinstance(child, nn.Linear) and not isinstance(child, Float8Linear) and wanted(child, fqn):
-            return Float8Linear.from_float(child, config)
-        return child
+        wants = isinstance(child, nn.Linear) and not isinstance(child, Float8Linear) and wanted(child, fqn)
+        converted[child] = Float8Linear.from_float(child, config) if wants else child
+        return converted[child]
 
     return convert(module, "")
+
+
+def _slots(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return every name of a child and what it holds; ``named_children`` leaves out what it has already named."""
+    return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
 @contextlib.contextmanager
@@ -357,11 +390,12 @@ def disable_fp8(model: nn.Module) -> Iterator[None]:
     if isinstance(model, Float8Linear):
         raise GuardError("model is itself a Float8Linear and has no parent to swap it in; use model.to_float()")
     swapped: list[tuple[nn.Module, str, Float8Linear]] = []
+    plain: dict[Float8Linear, nn.Linear] = {}
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in _slots(parent):
             if isinstance(child, Float8Linear):
                 swapped.append((parent, name, child))
-                setattr(parent, name, child.to_float())
+                setattr(parent, name, plain.setdefault(child, child.to_float()))
     try:
         yield
     finally:
