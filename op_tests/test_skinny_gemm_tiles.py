@@ -85,5 +85,18 @@ def test_poison_around_the_operands_is_never_read(op_m, deterministic):
     assert counted.tensors["b"].loaded == n * k
 
 
+@pytest.mark.parametrize("op_m", OP_M)
+def test_lanes_past_the_last_column_load_nothing_however_large_the_pitch(op_m):
+    # 15 times this pitch is 2^32 plus an offset inside b: what wraps would be read.
+    n, k, pitch = 2, 32, 301_989_888
+    a, narrow = integers(1, n, k)
+    b = torch.empty(pitch + k, dtype=torch.uint8).as_strided((k, n), (1, pitch)).view(FP8)
+    b.copy_(narrow)
+    with emulator.counters() as counted:
+        got = ops.run_skinny_gemm(a, b, ONE, op_m=op_m)
+    assert torch.equal(got, exact(a, narrow))
+    assert counted.tensors["b"].loaded == n * k
+
+
 def test_the_tiles_hold_on_gfx942():
     passes_on_gfx942(__file__)
