@@ -111,6 +111,42 @@ def test_extreme_scales_stay_finite_and_right():
         check(q, k.double() * k_scale, v.double() * v_scale, seqlens, out, lse, 64**-0.5)
 
 
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("power", [-90, 90])
+def test_a_power_of_two_moves_from_q_to_the_scale_without_a_trace(d, power):
+    q, k, v = case(1, 2, 1, 4, d, 100, seed=d)
+    plain = decode_attention_fp8(q, k, v, None, lengths(100), scale=0.1, split_k=2)
+    moved = decode_attention_fp8(q * 2.0**power, k, v, None, lengths(100), scale=0.1 * 2.0**-power, split_k=2)
+    assert torch.equal(moved, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+def test_elements_of_q_of_very_different_magnitudes(dtype):
+    q, k, v = case(1, 1, 1, 16, 128, 40, seed=5, dtype=dtype)
+    exponents = torch.randint(-14, 1, q.shape, generator=rng(6))
+    q = (q * 2.0**exponents).to(dtype)
+    q[0, 0, 0] = 0.0
+    out, lse = decode_attention_fp8(q, k, v, None, lengths(40), return_lse=True, scale=0.3, split_k=1)
+    check(q, k.double(), v.double(), lengths(40), out, lse, 0.3)
+
+
+def test_a_row_of_q_that_is_not_finite_spoils_itself_alone():
+    q, k, v = case(1, 1, 1, 4, 128, 50, seed=7)
+    clean = decode_attention_fp8(q, k, v, None, lengths(50), split_k=2)
+    q[0, 0, 1, 3], q[0, 0, 2, 100] = float("nan"), float("inf")
+    out = decode_attention_fp8(q, k, v, None, lengths(50), split_k=2)
+    assert out[0, 0, 1:3].isnan().all()
+    assert torch.equal(out[0, 0, ::3], clean[0, 0, ::3])
+
+
+def test_caches_that_share_one_tensor_and_bytes_without_a_dtype():
+    q, k, v = case(2, 1, 2, 2, 64, 96, seed=8)
+    seqlens = lengths(96, 50)
+    both = torch.stack((k.view(torch.uint8), v.view(torch.uint8)), dim=2)  # [B, Mkv, 2, Hkv, D]
+    got = decode_attention_fp8(q, both[:, :, 0], both[:, :, 1], None, seqlens, split_k=2)
+    assert torch.equal(got, decode_attention_fp8(q, k, v, None, seqlens, split_k=2))
+
+
 def test_rows_past_the_length_may_hold_nan():
     q, k, v = case(1, 1, 1, 2, 64, 100)
     seqlens = lengths(37)

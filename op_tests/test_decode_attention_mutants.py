@@ -35,7 +35,8 @@ class Mutant:
 
 
 WHOLE = Mutant("whole", "problem.h", "", "")
-KERNEL, PROBLEM, QUERY, MERGE = "decode_kernel.h", "problem.h", "query.h", "merge_kernel.h"
+KERNEL, PROBLEM, QUERY = "decode_kernel.h", "problem.h", "query.h"
+RANGES, MERGE = "merge_ranges.h", "merge_kernel.h"
 TWO_HALVES = {"d": 256, "waves": 2}
 MUTANTS = [
     Mutant("one_key_too_many", KERNEL, "if (left <= kTileN * t + r)", "if (left < kTileN * t + r)"),
@@ -46,7 +47,7 @@ MUTANTS = [
     Mutant("page_never_turned", PROBLEM, "index += turned ? 1 : 0;", ""),
     Mutant("keys_past_the_end", PROBLEM, "end = min(begin + each * kBlockN, length);", "end = begin + each * kBlockN;"),
     Mutant("splits_weighed_alike", MERGE, "weights += weight;", "weights += 1.f;"),
-    Mutant("ranges_not_rescaled", KERNEL, "wave.acc[j] *= keep;", "wave.acc[j] *= 1.f;", waves=2),
+    Mutant("ranges_not_rescaled", RANGES, "wave.acc[j] *= keep;", "wave.acc[j] *= 1.f;", waves=2),
     Mutant("half_of_d_forgotten", KERNEL, "scores[t] += other[t * dev::kWaveSize];", ";", **TWO_HALVES),
     Mutant("half_not_waited_for", KERNEL, "__syncthreads();  // before the other slot is read", "", **TWO_HALVES),
     Mutant("slot_taken_while_read", KERNEL, "__syncthreads();  // before a slot is written again", "", **TWO_HALVES),

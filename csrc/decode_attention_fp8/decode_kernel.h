@@ -37,8 +37,10 @@
 #include "hipforge/mfma.h"
 #include "hipforge/vector.h"
 #include "hipforge/wave.h"
+#include "merge_ranges.h"
 #include "problem.h"
 #include "query.h"
+#include "row_words.h"
 
 namespace hf::decode_attention {
 
@@ -176,16 +178,16 @@ class Wave {
     for (int t = 0; t < kTiles; ++t) tiles[t] = cursor.next();
 
     uint32_t word = 0;
-    if constexpr (kRowScales) word = load_word(k_rows, p.k.rows_page_stride, p.k.rows_slot_stride, tiles);
+    if constexpr (kRowScales) word = load_row_word(k_rows, p.k.rows_page_stride, p.k.rows_slot_stride, tiles);
     dev::f32x4 scores[kTiles];
 #pragma unroll
     for (int t = 0; t < kTiles; t += kTilesInFlight) products(tiles + t, scores + t);
     if constexpr (kRowScales) {
-      const uint8_t* words = share_word(word);
+      const uint8_t* words = share_row_words<kTiles>(own_slot, word);
       const float shift = dev::lane_float_here(q_sum);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        const RowWords own = words_of(words, t);
+        const RowWords own = row_words(words, t);
         scores[t] = own.scale * scores[t] + own.shift * shift;
         stay_in_order();
       }
@@ -199,7 +201,7 @@ class Wave {
         for (int r = 0; r < 4; ++r)
           if (left <= kTileN * t + r) scores[t][r] = -__builtin_inff();
     }
-    if constexpr (kRowScales) word = load_word(v_rows, p.v.rows_page_stride, p.v.rows_slot_stride, tiles);
+    if constexpr (kRowScales) word = load_row_word(v_rows, p.v.rows_page_stride, p.v.rows_slot_stride, tiles);
 
     float largest = -__builtin_inff();
 #pragma unroll
@@ -216,7 +218,7 @@ class Wave {
     for (int j = 0; j < kPerLane; ++j) acc[j] *= keep;
 
     const uint8_t* words = nullptr;
-    if constexpr (kRowScales) words = share_word(word);
+    if constexpr (kRowScales) words = share_row_words<kTiles>(own_slot, word);
     Weights weights[kTiles];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -225,7 +227,7 @@ class Wave {
       for (int r = 0; r < 4; ++r) weight[r] = __builtin_amdgcn_exp2f(weight[r]);
       total += weight.lo + weight.hi;
       if constexpr (kRowScales) {
-        const RowWords own = words_of(words, t);
+        const RowWords own = row_words(words, t);
         shifted += weight.lo * own.shift.lo;
         shifted += weight.hi * own.shift.hi;
         weight *= own.scale;
@@ -293,38 +295,6 @@ class Wave {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) scores[t] += other[t * dev::kWaveSize];
     __syncthreads();  // before a slot is written again
-  }
-
-  // Scale and shift of key i of tile g. A lane without a key takes another's, so that no address is outside the cache.
-  __device__ uint32_t load_word(const uint8_t* from, int64_t page_stride, uint32_t slot_stride,
-                                const Tile (&tiles)[kTiles]) const {
-    const uint32_t lane = dev::lane_index();
-    Tile own = tiles[0];
-#pragma unroll
-    for (int t = 1; t < kTiles; ++t) {
-      const bool mine = lane >= kTileN * t;
-      own.page = mine ? tiles[t].page : own.page;
-      own.slot = mine ? tiles[t].slot : own.slot;
-      own.keys = mine ? tiles[t].keys : own.keys;
-    }
-    const uint32_t slot = own.slot + (lane % kTileN < own.keys ? lane % kTileN : 0);
-    return *reinterpret_cast<const uint32_t*>(from + own.page * page_stride + uint64_t{slot} * slot_stride);
-  }
-  // Hands the words on through LDS; returns where words_of finds the lane's. The wave alone reads them.
-  __device__ const uint8_t* share_word(uint32_t word) const {
-    const uint32_t lane = dev::lane_index();
-    if (kTiles == 4 || lane < kTileN * kTiles) reinterpret_cast<uint32_t*>(own_slot)[lane] = word;
-    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
-    return own_slot + lane / kTileN * 16;
-  }
-  struct RowWords {
-    dev::f32x4 scale, shift;
-  };
-  // Those of the tile's keys 4 g + r.
-  __device__ static RowWords words_of(const uint8_t* words, int tile) {
-    using Halves = Vector<_Float16, 8>;
-    const auto four = *reinterpret_cast<const Halves*>(words + 4 * kTileN * tile);
-    return {__builtin_convertvector(four.even, dev::f32x4), __builtin_convertvector(four.odd, dev::f32x4)};
   }
 
   // The second product's next kStep tiles: element 4 u + r of a lane is key 16 u + 4 g + r.
@@ -403,47 +373,6 @@ class Wave {
   uint32_t k_offset, v_offset;  // of the lane in a tile, in bytes
   float factor, q_sum;
 };
-
-/// Adds up the ranges of a work-group in range 0, (0 + 2) + (1 + 3), and sets each row's sums. Every wave calls it.
-template <int kParts, class AnyWave>
-__device__ void merge_ranges(AnyWave& wave, uint32_t ranges, uint32_t range, uint32_t part, uint8_t* lds, float& total,
-                             float& shifted) {
-  const uint32_t lane = dev::lane_index();
-  total = column_sum(wave.total[0] + wave.total[1]);
-  shifted = column_sum(wave.shifted[0] + wave.shifted[1]);
-  if (ranges == 1) return;
-  using Statistics = dev::f32x4;
-  auto* statistics = reinterpret_cast<Statistics*>(lds) + lane % kBlockM;
-  __syncthreads();  // the slots are read
-  if (part == 0 && lane < kBlockM) statistics[range * kBlockM] = Statistics{wave.maximum, total, shifted, 0.f};
-  __syncthreads();
-  float largest = -__builtin_inff();
-  for (uint32_t i = 0; i < ranges; ++i) largest = fmaxf(largest, statistics[i * kBlockM][0]);
-  const float base = largest == -__builtin_inff() ? 0.f : largest;
-  const float keep = __builtin_amdgcn_exp2f(wave.maximum - base);
-  wave.maximum = largest;
-  total = shifted = 0.f;
-  for (uint32_t i = 0; i < ranges; ++i) {
-    const Statistics one = statistics[i * kBlockM];
-    const float weight = __builtin_amdgcn_exp2f(one[0] - base);
-    total += weight * one[1];
-    shifted += weight * one[2];
-  }
-  constexpr int kCount = sizeof(wave.acc) / sizeof(dev::f32x4);
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) wave.acc[j] *= keep;
-  for (uint32_t half = ranges / 2; half > 0; half /= 2) {
-    __syncthreads();  // statistics, and the sums of the step before, are read
-    auto* sums = reinterpret_cast<dev::f32x4*>(lds) + (range % half * kParts + part) * kCount * dev::kWaveSize + lane;
-    if (range >= half && range < 2 * half)
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) sums[j * dev::kWaveSize] = wave.acc[j];
-    __syncthreads();
-    if (range < half)
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) wave.acc[j] += sums[j * dev::kWaveSize];
-  }
-}
 
 /// Grid: (ceil(M / 16), B * Hkv, splits); block: `ranges` times Shape::kParts waves, part fastest; dynamic LDS:
 /// Shape::lds_bytes.
