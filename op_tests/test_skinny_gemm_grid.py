@@ -67,10 +67,11 @@ QUICK = covering([case for case in GRID if not too_large(case)])
 
 @pytest.fixture(scope="module", autouse=True, params=TILES, ids=lambda lanes: f"b_lanes{lanes}")
 def b_lanes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The planner's table in effect: one row for each shape of the grid, M = 8, which speaks for smaller m too."""
+    """The planner's table in effect: a row for each m, n and k of the grid, over those that are shipped."""
     path = tmp_path_factory.mktemp("table") / "t.csv"
     parameters = TILES[request.param].parameters().values()
-    rows = [[ARCH, CU_COUNT, 8, n, k, *parameters, 1, "", "", "", "0.0002", "model:test"] for n, k in SHAPES]
+    evidence = ["", "", "", "0.0002", "model:test"]
+    rows = [[ARCH, CU_COUNT, *cell, *parameters, 1, *evidence] for cell in itertools.product(MS, NS, KS)]
     path.write_text("\n".join(",".join(map(str, row)) for row in [SKINNY_GEMM_FP8.header, *rows]) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HIPFORGE_CONFIG_SKINNY_GEMM_FP8", str(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hipforge.errors import ConfigError
 from hipforge.ops.tuned import Key, Value
 from hipforge.tuning.cases import Cell, cells, parse_shape, read_untuned
 from hipforge.tuning.gemm import Baselines, GemmFamily, GemmProblem, MeasuredProblem, ModelledProblem
-from hipforge.tuning.search import Trial, search
+from hipforge.tuning.search import Candidate, Trial, search
 from hipforge.tuning.table_writer import Row, merge_rows, read_existing
 
 
@@ -86,11 +85,12 @@ def family_of_device(families: Sequence[GemmFamily]) -> GemmFamily:
 
 
 def _search(family: GemmFamily, cell: Cell, on_gpu: bool) -> tuple[list[Trial], GemmProblem]:
-    found = family.candidates(cell)
-    bound = family.bound and functools.partial(family.bound, cell=cell)
-    if bound is not None:
-        found = sorted(found, key=bound)
-    found = found[: family.most_trials]
+    lowest = family.bound
+
+    def bound(candidate: Candidate) -> float:
+        return 0.0 if lowest is None else lowest(candidate, cell)
+
+    found = sorted(family.candidates(cell), key=bound)[: family.most_trials]
     if on_gpu:  # the bound is of the model's times, not of measured ones
         measured = MeasuredProblem(family, cell, torch.device("cuda", 0))
         return search(measured, found, family.max_error), measured
