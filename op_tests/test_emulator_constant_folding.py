@@ -1,166 +1,131 @@
 """LLVM as witness: what clang folds from constants at compile time, the emulator must compute from the instruction.
 
-Each operation is compiled twice into one code object: with its operands as literals, which clang folds to a stored
-constant, and with the same operands loaded from memory, which leaves the instruction. The counters prove both: the
-operation's mnemonic executes in the second kernel and not in the first.
+Each operation is compiled three times into one code object: with its operands as literals, which clang folds to a
+stored constant; with the same operands loaded by each lane, which leaves the vector instruction; and loaded by whole
+work-groups, which leaves scalar ones. The counters prove it: the operation's mnemonic executes in the second and third
+kernel and not in the first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
+import folded_operations
 import hip_compile
 import pytest
 import torch
+from folded_operations import C_TYPE, OPERATIONS, Folded
 
 from hipforge import emulator
 
-F32 = (
-    0x00000000, 0x80000000, 0x00000001, 0x807FFFFF, 0x00800000, 0x3F800000, 0xBFC00000, 0x3F000000, 0x40490FDB,
-    0x4B000001, 0xCB7FFFFF, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x33D6BF95, 0x5F000000, 0x3EAAAAAB, 0xC2F6E979,
-)  # fmt: skip
-I32 = (
-    0x00000000, 0x00000001, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x0000001F, 0x00000020, 0x000000FF, 0x00010000,
-    0xDEADBEEF, 0x12345678, 0x00800000, 0xFF7FFFFF, 0x00000018,
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Folded:
-    """One operation: its text over a, b, c; the mnemonic it must leave; whether operands are floats."""
-
-    name: str
-    text: str
-    mnemonic: str
-    floats: bool
-    returns_float: bool
-
-
-def f(name: str, text: str, mnemonic: str, returns_float: bool = True) -> Folded:
-    return Folded(name, text, mnemonic, True, returns_float)
-
-
-def i(name: str, text: str, mnemonic: str) -> Folded:
-    return Folded(name, text, mnemonic, False, False)
-
-
-OPERATIONS = (
-    f("add", "a + b", "v_add_f32"),
-    f("sub", "a - b", "v_sub_f32"),
-    f("mul", "a * b", "v_mul_f32"),
-    f("fma", "__builtin_fmaf(a, b, c)", "v_fma_f32|v_fmac_f32"),
-    f("min", "__builtin_fminf(a, b)", "v_min_f32"),
-    f("max", "__builtin_fmaxf(a, b)", "v_max_f32"),
-    f("floor", "__builtin_floorf(a)", "v_floor_f32"),
-    f("ceil", "__builtin_ceilf(a)", "v_ceil_f32"),
-    f("trunc", "__builtin_truncf(a)", "v_trunc_f32"),
-    f("rint", "__builtin_rintf(a)", "v_rndne_f32"),
-    f("ldexp", "__builtin_amdgcn_ldexpf(a, (int)(__builtin_bit_cast(unsigned, b) >> 22) - 300)", "v_ldexp_f32"),
-    f("frexp_mant", "__builtin_amdgcn_frexp_mantf(a)", "v_frexp_mant_f32"),
-    f("frexp_exp", "__builtin_amdgcn_frexp_expf(a)", "v_frexp_exp_i32_f32", returns_float=False),
-    f("med3", "__builtin_amdgcn_fmed3f(a, b, c)", "v_med3_f32"),
-    f("less", "a < b", "v_cmp_lt_f32|v_cmp_gt_f32|v_cmp_nlt_f32|v_cmp_ngt_f32", returns_float=False),
-    f("unordered_equal", "!(a < b || a > b)", "v_cmp_nlg_f32|v_cmp_lg_f32", returns_float=False),
-    f("class", "__builtin_amdgcn_classf(a, 0x2d5)", "v_cmp_class_f32", returns_float=False),
-    f("to_half", "(float)(_Float16)a", "v_cvt_f16_f32"),
-    f("half_add", "(float)((_Float16)a + (_Float16)b)", "v_add_f16"),
-    f("double_mul", "(u32)(__builtin_bit_cast(unsigned long, (double)a * (double)b) >> 32)", "v_mul_f64"),
-    f("double_fma", "(float)__builtin_fma((double)a, (double)b, (double)c)", "v_fma_f64|v_fmac_f64"),
-    i("add", "a + b", "v_add_u32"),
-    i("mul", "a * b", "v_mul_lo_u32"),
-    i("mul_hi_u", "(unsigned)(((unsigned long)a * b) >> 32)", "v_mul_hi_u32|v_mad_u64_u32"),
-    i("mul_hi_i", "(unsigned)(((long)(int)a * (int)b) >> 32)", "v_mul_hi_i32|v_mad_i64_i32"),
-    i("mul_u24", "(a & 0xFFFFFFu) * (b & 0xFFFFFFu)", "v_mul_u32_u24"),
-    i("shl", "a << (b & 31)", "v_lshlrev_b32"),
-    i("shr", "a >> (b & 31)", "v_lshrrev_b32"),
-    i("sar", "(unsigned)((int)a >> (b & 31))", "v_ashrrev_i32"),
-    i("shr64", "(unsigned)(((unsigned long)a << 32 | b) >> (c & 63))", "v_lshrrev_b64"),
-    i("ubfe", "__builtin_amdgcn_ubfe(a, b & 31, c & 31)", "v_bfe_u32"),
-    i("sbfe", "__builtin_amdgcn_sbfe(a, b & 31, c & 31)", "v_bfe_i32"),
-    i("alignbit", "__builtin_amdgcn_alignbit(a, b, c)", "v_alignbit_b32"),
-    i("perm", "__builtin_amdgcn_perm(a, b, 0x0c070d02u)", "v_perm_b32"),
-    i("popcount", "__builtin_popcount(a)", "v_bcnt_u32_b32"),
-    i("leading", "a ? __builtin_clz(a) : 32u", "v_ffbh_u32"),
-    i("trailing", "a ? __builtin_ctz(a) : 32u", "v_ffbl_b32"),
-    i("reverse", "__builtin_bitreverse32(a)", "v_bfrev_b32"),
-    i("min_i", "(int)a < (int)b ? a : b", "v_min_i32"),
-    i("max_u", "a > b ? a : b", "v_max_u32"),
-    i("max3", "__builtin_elementwise_max(__builtin_elementwise_max((int)a, (int)b), (int)c)", "v_max3_i32"),
-    i("from_int", "__builtin_bit_cast(unsigned, (float)(int)a)", "v_cvt_f32_i32"),
-    i("from_unsigned", "__builtin_bit_cast(unsigned, (float)a)", "v_cvt_f32_u32"),
-    i("saturating_add", "__builtin_elementwise_add_sat(a, b)", "v_add_u32"),
-)
-
-# These also compute addresses or make constants (v_bfrev_b32 of 1 is 0x80000000).
-ALSO_FOR_OTHERS = ("v_add_u32", "v_lshlrev_b32", "v_bfrev_b32")
-
 HEADER = """
-typedef unsigned u32;
-__device__ inline float as_float(u32 x) { return __builtin_bit_cast(float, x); }
-__device__ inline u32 bits(float x) { return __builtin_bit_cast(u32, x); }
-__device__ inline u32 bits(u32 x) { return x; }
-__device__ inline u32 bits(int x) { return x; }
-__device__ inline u32 bits(bool x) { return x; }
+typedef unsigned u32; typedef unsigned long u64; typedef unsigned short u16; typedef short i16;
+typedef _Float16 half2 __attribute__((ext_vector_type(2)));
+typedef u16 short2_ __attribute__((ext_vector_type(2)));
+template <class T> __device__ inline u64 bits(T x) { return (u64)(u32)x; }
+__device__ inline u64 bits(float x) { return __builtin_bit_cast(u32, x); }
+__device__ inline u64 bits(_Float16 x) { return __builtin_bit_cast(u16, x); }
+__device__ inline u64 bits(double x) { return __builtin_bit_cast(u64, x); }
+__device__ inline u64 bits(u64 x) { return x; }
+template <class T> __device__ inline T from(u64 x) { return (T)x; }
+template <> __device__ inline float from<float>(u64 x) { return __builtin_bit_cast(float, (u32)x); }
+template <> __device__ inline double from<double>(u64 x) { return __builtin_bit_cast(double, x); }
+template <> __device__ inline _Float16 from<_Float16>(u64 x) { return __builtin_bit_cast(_Float16, (u16)x); }
+template <class T> __device__ inline T larger(T x, T y) { return __builtin_elementwise_max(x, y); }
+template <class T> __device__ inline T smaller(T x, T y) { return __builtin_elementwise_min(x, y); }
+extern "C" __device__ int sffbh(int) __asm("llvm.amdgcn.sffbh.i32");
+extern "C" __device__ float mul_legacy(float, float) __asm("llvm.amdgcn.fmul.legacy");
+template <class T> __device__ inline u32 pair(T x) { return __builtin_bit_cast(u32, x); }
+__device__ inline short2_ halves(u32 x) { return __builtin_bit_cast(short2_, x); }
 """
 
 
-def cases(operation: Folded) -> list[tuple[int, int, int]]:
-    """Operand triples: every pair of special values, the third cycling."""
-    values = F32 if operation.floats else I32
-    pairs = [(a, b) for a in values for b in values]
-    return [(a, b, values[(number * 7 + 3) % len(values)]) for number, (a, b) in enumerate(pairs)]
+def typed(operation: Folded) -> str:
+    """The expression; the library functions of half precision return a type of their own."""
+    return f"(_Float16)({operation.text})" if operation.result == "h" else operation.text
 
 
-def source() -> str:
-    """One folded and one executed kernel per operation."""
-    parts = ['#include <hip/hip_runtime.h>', HEADER]
+def source(kind_of_operands: str) -> str:
+    """The kernels of every operation on this kind of operands."""
+    parts = ["#include <hip/hip_runtime.h>", HEADER]
     for number, operation in enumerate(OPERATIONS):
-        kind, wrap = ("float", "as_float") if operation.floats else ("u32", "")
+        if operation.kind != kind_of_operands:
+            continue
+        kind = C_TYPE[operation.kind]
         lines = [
-            f"{{ const {kind} a = {wrap}(0x{a:08x}u), b = {wrap}(0x{b:08x}u), c = {wrap}(0x{c:08x}u); "
-            f"(void)b; (void)c; out[{index}] = bits({operation.text}); }}"
-            for index, (a, b, c) in enumerate(cases(operation))
+            f"{{ const {kind} a = from<{kind}>(0x{a:x}ul), b = from<{kind}>(0x{b:x}ul), c = from<{kind}>(0x{c:x}ul); "
+            f"(void)b; (void)c; out[{index}] = bits({typed(operation)}); }}"
+            for index, (a, b, c) in enumerate(folded_operations.cases(operation))
         ]
-        parts.append(f'extern "C" __global__ void folded{number}(u32* out) {{\n' + "\n".join(lines) + "\n}")
+        parts.append(f'extern "C" __global__ void folded{number}(u64* out) {{\n' + "\n".join(lines) + "\n}")
+        load = ", ".join(f"{name} = from<{kind}>(in[3 * i + {at}])" for at, name in enumerate("abc"))
+        body = f"const {kind} {load}; (void)b; (void)c; out[i] = bits({typed(operation)});"
+        arguments = "u64* __restrict__ out, const u64* __restrict__ in, int count"
         parts.append(
-            f'extern "C" __global__ void executed{number}(u32* out, const u32* in, int count) {{\n'
-            "  const int i = blockIdx.x * 64 + threadIdx.x;\n  if (i >= count) return;\n"
-            f"  const {kind} a = {wrap}(in[3 * i]), b = {wrap}(in[3 * i + 1]), c = {wrap}(in[3 * i + 2]);\n"
-            f"  (void)b; (void)c;\n  out[i] = bits({operation.text});\n}}"
+            f'extern "C" __global__ void executed{number}({arguments}) {{\n'
+            f"  const int i = blockIdx.x * 64 + threadIdx.x;\n  if (i >= count) return;\n  {body}\n}}"
         )
+        parts.append(f'extern "C" __global__ void uniform{number}({arguments}) {{ const int i = blockIdx.x; {body} }}')
     return "\n".join(parts)
 
 
 @pytest.fixture(scope="module", params=["gfx950", "gfx942"])
-def code(request, tmp_path_factory) -> emulator.CodeObject:
-    folder: Path = tmp_path_factory.mktemp(f"folding-{request.param}")
-    return emulator.CodeObject(hip_compile.device_elf(source(), folder, request.param, ["-ffp-contract=off"]))
+def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, emulator.CodeObject]:
+    """One code object for each kind of operands: counters of a launch cover all of its code."""
+    found = {}
+    for kind in C_TYPE:
+        folder: Path = tmp_path_factory.mktemp(f"folding-{request.param}-{kind}")
+        elf = hip_compile.device_elf(source(kind), folder, request.param, ["-ffp-contract=off"])
+        found[kind] = emulator.CodeObject(elf)
+    return found
 
 
-def is_nan(words: torch.Tensor) -> torch.Tensor:
-    return (words & 0x7FFFFFFF) > 0x7F800000
+INFINITY = {"f": 0x7F800000, "d": 0x7FF0000000000000, "h": 0x7C00}
 
 
-@pytest.mark.parametrize("number", range(len(OPERATIONS)), ids=lambda n: f"{n}-{OPERATIONS[n].name}")
-def test_the_emulator_computes_what_clang_folds(code: emulator.CodeObject, number: int) -> None:
+def same(x: int, y: int, kind: str) -> bool:
+    """Equal bits; IEEE 754 leaves a NaN's sign and payload open, in each half of a pair."""
+    if kind == "p":
+        return same(x & 0xFFFF, y & 0xFFFF, "h") and same(x >> 16, y >> 16, "h")
+    if kind in INFINITY:
+        mask = {"f": 0x7FFFFFFF, "d": 2**63 - 1, "h": 0x7FFF}[kind]
+        return x == y or (x & mask > INFINITY[kind] and y & mask > INFINITY[kind])
+    return x == y
+
+
+def base(names: Iterable[str]) -> set[str]:
+    return {name.removesuffix("_e32").removesuffix("_e64").removesuffix("_sdwa") for name in names}
+
+
+def wrong(operation: Folded, folded: torch.Tensor, executed: torch.Tensor) -> list[tuple[str, ...]]:
+    rows = zip(folded_operations.cases(operation), folded.tolist(), executed.tolist(), strict=True)
+    return [
+        tuple(f"{word & 2**64 - 1:x}" for word in (*operands, x, y))
+        for operands, x, y in rows
+        if not same(x & 2**64 - 1, y & 2**64 - 1, operation.result)
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(OPERATIONS)), ids=lambda n: OPERATIONS[n].id)
+def test_the_emulator_computes_what_clang_folds(code: dict[str, emulator.CodeObject], number: int) -> None:
     operation = OPERATIONS[number]
-    operands = torch.tensor(cases(operation), dtype=torch.int64).to(torch.int32)
-    count = len(operands)
-    folded, executed = torch.zeros(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
-    at_compile_time = emulator.launch(code.kernels[f"folded{number}"], 1, 1, [folded])
-    at_run_time = emulator.launch(code.kernels[f"executed{number}"], -(-count // 64), 64, [executed, operands, count])
+    kernels = code[operation.kind].kernels
+    rows = folded_operations.cases(operation)
+    operands = torch.tensor([[x - 2**64 if x >> 63 else x for x in row] for row in rows])
+    count = len(rows)
+    folded, executed, uniform = (torch.zeros(count, dtype=torch.int64) for _ in range(3))
+    at_compile_time = emulator.launch(kernels[f"folded{number}"], 1, 1, [folded])
+    by_lanes = emulator.launch(kernels[f"executed{number}"], -(-count // 64), 64, [executed, operands, count])
+    by_groups = emulator.launch(kernels[f"uniform{number}"], count, 1, [uniform, operands, count])
 
-    names = set(operation.mnemonic.split("|"))
-    ran = {name.removesuffix("_e32").removesuffix("_e64") for name in at_run_time.by_mnemonic}
-    assert names & ran, f"the executed kernel holds none of {sorted(names)}: {sorted(ran)}"
-    if operation.mnemonic not in ALSO_FOR_OTHERS:
-        precomputed = {name.removesuffix("_e32").removesuffix("_e64") for name in at_compile_time.by_mnemonic}
-        assert not names & precomputed, "clang did not fold this operation"
-
-    different = folded != executed
-    if operation.returns_float:  # IEEE 754 leaves a NaN's sign and payload open
-        different &= ~(is_nan(folded) & is_nan(executed))
-    wrong = [tuple(f"{word & 0xFFFFFFFF:08x}" for word in (*operands[n].tolist(), folded[n].item(), executed[n].item()))
-             for n in different.nonzero().flatten().tolist()[:5]]  # fmt: skip
-    assert not wrong, f"(a, b, c, clang, emulator): {wrong}"
+    vector, scalar = (set(names.split("|")) - {""} for names in (operation.mnemonics, operation.scalar))
+    ran = base(by_lanes.by_mnemonic)
+    assert vector & ran, f"the executed kernel holds none of {sorted(vector)}: {sorted(ran)}"
+    ran = base(by_groups.by_mnemonic)
+    assert (scalar or vector) & ran, f"the uniform kernel holds none of {sorted(scalar or vector)}: {sorted(ran)}"
+    if not operation.also:
+        assert not vector & base(at_compile_time.by_mnemonic), "clang did not fold this operation"
+    for found in (executed, uniform):
+        bad = wrong(operation, folded, found)
+        assert not bad, f"{len(bad)} of {count} differ, (a, b, c, clang, emulator): {bad[:5]}"
