@@ -14,9 +14,11 @@
 // Lane -> operand: i = lane % rows is the row of A or column of B, g = lane / rows the chunk of 16 k, with rows = 16 (32 for
 // op_m 32). Dense tiles compute the transpose, so that a lane holds neighbouring columns of one row of D. With op_m 8 the
 // sparse MFMA takes each dense row as two sparse ones: 64 k per instruction, no padding of m. Its producer loads each byte
-// once, 8 rows x 128 k at a time, and splits a lane's chunk into what the two sparse rows keep: 16 neighbouring bytes of LDS.
+// once, 8 rows x 128 k at a time, and splits a lane's chunk into what the two sparse rows keep, 16 neighbouring bytes of
+// LDS.
 //
-// gfx950 takes two fragments a side in one instruction: 16x16x128 for op_m 8 (sparse) and 16, 32x32x64 for op_m 32.
+// gfx950 takes two fragments a side in one instruction: 16x16x128 for op_m 8 (sparse) and 16, 32x32x64 for op_m 32; each
+// takes half the cycles of gfx942's for the same k.
 //
 // Bounds: a part is addressed through a buffer that begins at its first byte and ends with the tensor, so that rows and
 // columns past the matrix read 0 without memory traffic and nothing past a tensor is touched; only the k block that holds
@@ -190,7 +192,8 @@ __device__ inline void put(const Sink& sink, typename Multiply<S>::Sum sums, uin
   } else {
 #pragma unroll
     for (int u = 0; u < 4; ++u)
-      sink.put_columns(f32x4{sums[4 * u], sums[4 * u + 1], sums[4 * u + 2], sums[4 * u + 3]}, row + i, column + 8 * u + 4 * g);
+      sink.put_columns(f32x4{sums[4 * u], sums[4 * u + 1], sums[4 * u + 2], sums[4 * u + 3]}, row + i,
+                       column + 8 * u + 4 * g);
   }
 }
 
