@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from exec_one import EXEC, M0, MODE_DEFAULT, Machine, from_fraction
-from exec_registry import ARCHS, holds, holds_each
+from exec_registry import ARCHS, holds, holds_each, on_each_arch
 
 ALL = 2**64 - 1
 
@@ -242,6 +242,23 @@ def test_cache_hints_change_nothing(arch: str) -> None:
     memory.machine.run("s_dcache_discard s[4:5], 0x0\ns_dcache_discard_x2 s[4:5], 0x0\ns_atc_probe 1, s[4:5], 0x0\n"
                        "s_atc_probe_buffer 1, s[8:11], 0x0", arch)  # fmt: skip
     np.testing.assert_array_equal(memory.words, before)
+
+
+# --- what belongs elsewhere -------------------------------------------------------------------------------------------
+
+
+@on_each_arch
+@pytest.mark.parametrize(("text", "why"), [
+    (".long 0xd8010000, 0x00000100", "global data share on ds_add_u32"),  # the GDS bit, which the assembler refuses
+    (".long 0x7e1402fe", "LDS_DIRECT or POPS_EXITING_WAVE_ID on v_mov_b32"),
+    (".long 0x7e1402ef", "LDS_DIRECT or POPS_EXITING_WAVE_ID on v_mov_b32"),
+    (".long 0xbe8a00ef", "LDS_DIRECT or POPS_EXITING_WAVE_ID on s_mov_b32"),
+    ("v_add_co_u32_e64 v10, vcc, v0, v1 clamp", "clamp on this operation"),
+    (".long 0xd3b3c00a, 0x18020500", "clamp on a move"),  # v_pk_mov_b32 with the clamp bit
+])  # fmt: skip
+def test_encodings_that_mean_something_else_are_refused(arch: str, text: str, why: str) -> None:
+    with pytest.raises(RuntimeError, match=why):
+        Machine(arch).run(text)
 
 
 # --- LDS --------------------------------------------------------------------------------------------------------------

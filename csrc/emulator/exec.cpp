@@ -312,6 +312,9 @@ void write_mask(Wave& w, const ExecInst& in, const uint32_t* bytes) {
 
 void write_result(Wave& w, const ExecInst& in, LaneType type, uint32_t* rows, bool preserves_high) {
   const Inst& inst = *in.inst;
+  const bool is_float = type == LaneType::f16 || type == LaneType::f32 || type == LaneType::f64 || type == LaneType::pkf16;
+  // A lane operation on integers has chosen its saturating kernel by now.
+  if (inst.clamp && !is_float && in.kernel == nullptr) unsupported(w, in, "clamp on this operation");
   if (inst.clamp || inst.omod) output_modifiers(w, inst, type, rows);
   uint32_t* d = w.v[in.dst];
   if (inst.sdwa && inst.dst_select != Select::dword) {

@@ -49,8 +49,6 @@ void carry_op(Wave& w, const ExecInst& in) {
   }
   const u64 exec = w.exec();
   const u64 produced = pack_mask(carry_bytes) & exec & dpp_write_mask(w, in);
-  const Inst& inst = *in.inst;
-  if (inst.clamp) unsupported(w, in, "clamp on a carry operation");
   write_result(w, in, b32, out.x);
   w.set_s64(in.dst2, produced);
 }

@@ -73,6 +73,7 @@ void packed_f32(Wave& w, const ExecInst& in) {
 }
 
 void packed_mov(Wave& w, const ExecInst& in) {
+  if (in.inst->clamp) unsupported(w, in, "clamp on a move");
   RowBuffer x, y, out;
   const u32* a = half_row(w, in, 0, false, x);
   std::memcpy(out.x, a, sizeof(Row));

@@ -89,6 +89,10 @@ void run_unknown(Wave& w, const ExecInst& in) {
   unsupported(w, in, in.inst->op == Op::invalid ? "these bytes are no instruction of this architecture"
                                                 : format("instruction %s", op_name(in.inst->op)));
 }
+void run_unsupported_operand(Wave& w, const ExecInst& in) {
+  unsupported(w, in, format("%s on %s", in.inst->gds ? "the global data share" : "LDS_DIRECT or POPS_EXITING_WAVE_ID",
+                            op_name(in.inst->op)));
+}
 void run_unsupported_modifier(Wave& w, const ExecInst& in) {
   unsupported(w, in, format("modifier on %s", op_name(in.inst->op)));
 }
@@ -100,6 +104,16 @@ bool has_modifiers(const Inst& i, const OpEntry& e) {
     const LaneType type = s < 3 ? e.types[s + 1] : LaneType::none;
     const bool packed = type == LaneType::pk16 || type == LaneType::pkf16;
     if (o.neg || o.abs || o.neg_hi || o.op_sel || (packed && i.format == Format::VOP3P && !o.op_sel_hi)) return true;
+  }
+  return false;
+}
+
+// Encodings that decode but belong to graphics or to older chips: LDS or the order of pixel waves as an operand, GDS.
+bool foreign_operands(const Inst& i) {
+  if (i.gds) return true;
+  for (const Operand& o : i.src) {
+    const auto special = static_cast<Special>(o.reg);
+    if (o.kind == OperandKind::special && (special == Special::lds_direct || special == Special::pops_exiting)) return true;
   }
   return false;
 }
@@ -209,7 +223,9 @@ ExecInst Preparer::prepare(const Inst& inst) {
       break;
     default: break;
   }
-  if (e.handler != nullptr) {
+  if (foreign_operands(inst) && (e.handler != nullptr || e.kernel != nullptr)) {
+    x.fn = &run_unsupported_operand;
+  } else if (e.handler != nullptr) {
     x.plain = !has_modifiers(inst, e);
     x.fn = e.handler;
   } else if (e.kernel != nullptr) {

@@ -38,7 +38,8 @@ class Decoder:
 @functools.cache
 def decoder() -> Decoder:
     """Return the decoder, built if the cache has none for these sources."""
-    sources = [SOURCES / f"{name}.cpp" for name in ("isa", "decode", "disasm", "disasm_immediates")]
+    names = ("isa", "decode", "decode_vector", "decode_memory", "disasm", "disasm_immediates")
+    sources = [SOURCES / f"{name}.cpp" for name in names]
     path = host_library.build(
         "emulator_decoder",
         sources=[*sources, Path(__file__).with_name("shim.cpp")],
