@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -134,10 +138,12 @@ def matmul_witness(
     """C = A @ B in one operand kind each; integers compared exactly, `real` data by bf16."""
     m, n, k = shape
 
-    def problem(arch: str, g: torch.Generator) -> Problem:
+    def problem(arch: str, g: torch.Generator, real: bool = real) -> Problem:
         make = normal if real else integers
         a = make(g, (m, k), dtype_of(kinds[0], arch))
         b = make(g, (k, n), dtype_of(kinds[1], arch))
+        if kinds[0] == "xf32":  # what the instruction keeps of an f32: ten bits of mantissa
+            a, b = ((x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b))
         if transposed_b:
             b = b.t().contiguous().t()
         want = a.to(torch.float64) @ b.to(torch.float64)
@@ -176,6 +182,16 @@ def fp8_pairs() -> list[Witness]:
             found.append(matmul_witness(f"dot_{a}_{b}_32x32", (a, b), (64, 32, 128), (64, 32, 128), large,
                                         matrix_instr_nonkdim=32, num_warps=2))  # fmt: skip
     return found
+
+
+def real_data(found: list[Witness]) -> list[Witness]:
+    """The same kernels on normally distributed data, for every floating-point operand kind and tile."""
+    tiles = re.compile(r"dot_(f16|bf16|f32|xf32|e[45]_e[45])_(16x16|32x32)(_short_k)?")
+    return [
+        replace(witness, name=f"{witness.name}_real_data", problem=functools.partial(witness.problem, real=True))
+        for witness in found
+        if tiles.fullmatch(witness.name)
+    ]
 
 
 def masked_problem(arch: str, g: torch.Generator) -> Problem:
@@ -295,4 +311,5 @@ def witnesses() -> list[Witness]:
         Witness("dot_split_k_atomic", split_k_matmul, split_k_problem, options={"num_warps": 2},
                 contains={"": ("atomic_add_f32|atomic_pk_add",)}),
     ]  # fmt: skip
-    return found + fp8_pairs()
+    found += fp8_pairs()
+    return found + real_data(found)

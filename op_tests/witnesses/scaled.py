@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -72,7 +76,7 @@ def scaled_witness(
 ) -> Witness:
     m, n, k = shape
 
-    def problem(arch: str, g: torch.Generator) -> Problem:
+    def problem(arch: str, g: torch.Generator, real: bool = real) -> Problem:
         a, a_values = operand(g, formats[0], m, k, real)
         b, b_values = operand(g, formats[1], n, k, real)
         a_scale, a_factors = scales(g, m, k)
@@ -123,4 +127,8 @@ def witnesses() -> list[Witness]:
         scaled_witness("scaled_fp4_pipeline_lds_dma", ("e2m1", "e2m1"), (64, 64, 1024), (64, 64, 256), "mfma_scale",
                        num_warps=4, num_stages=3, knobs=LDS_DMA),
     ]  # fmt: skip
-    return found
+    return found + [
+        replace(witness, name=f"{witness.name}_real_data", problem=functools.partial(witness.problem, real=True))
+        for witness in found
+        if re.fullmatch(r"scaled_\w+_(e4m3|e5m2|e2m1)(_\d+x\d+)?", witness.name)
+    ]
