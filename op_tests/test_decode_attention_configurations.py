@@ -88,7 +88,7 @@ def test_splits_up_to_512_also_where_there_are_fewer_keys(split_k):
     assert torch.equal(out[1], torch.zeros_like(out[1])) and (lse[1] == -math.inf).all()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(s, marks=pytest.mark.full) for s in range(4, 40))])
 def test_random_problems_in_random_configurations(seed):
     g = rng(1000 + seed)
 
@@ -98,7 +98,7 @@ def test_random_problems_in_random_configurations(seed):
     d, mq, page_size = pick(64, 128, 256), pick(1, 2, 5, 16), pick(16, 32, 48, 128)
     kv_heads, group, batch = pick(1, 3), pick(1, 4, 9), pick(1, 2, 5)
     keys = int(torch.randint(1, 300, (1,), generator=g))
-    q, k, v = case(batch, mq, kv_heads, group, d, keys, seed=seed, dtype=pick(torch.bfloat16, torch.float16))
+    q, k, v = case(batch, mq, kv_heads, group, d, keys, seed=seed)
     seqlens = torch.randint(0, keys + 1, (batch,), generator=g, dtype=torch.int32)
     (k_pages, tables), (v_pages, _) = paged(k, page_size, seed), paged(v, page_size, seed)
     configuration = settings(pick(*BLOCKS_N), pick(2, 4), pick(1, 2, 5, 40))
@@ -246,4 +246,5 @@ def test_every_split_count(d, dtype, keys):
 
 
 def test_the_same_holds_on_gfx942():
-    passes_on_gfx942(__file__, "-k", "once or (share_the_keys and (32-128 or 64-256)) or random or limits or lies")
+    chosen = "once or lies or (share_the_keys and (32-128-4 or 16-256-4))"
+    passes_on_gfx942(__file__, "-k", chosen)
