@@ -66,7 +66,8 @@ class Row:
     largest_lse_error: float
     vgprs: int | None = None
     agprs: int | None = None
-    spills: int | None = None
+    vgpr_spills: int | None = None
+    sgpr_spills: int | None = None
     scratch_bytes: int | None = None
     lds_bytes: int | None = None
     occupancy: int | None = None
@@ -87,7 +88,7 @@ class Row:
     us: float | None = None
 
 
-COMPILED = ("vgprs", "agprs", "spills", "scratch_bytes", "lds_bytes", "occupancy")
+COMPILED = ("vgprs", "agprs", "vgpr_spills", "sgpr_spills", "scratch_bytes", "lds_bytes", "occupancy")
 CHECKED = ("relative_error", "largest_error", "largest_lse_error")
 COUNTED = ("instructions", "merge_instructions", "by_class", "mfma", "mfma_cycles", "lds_traffic", "scratch_traffic",
            "bytes_loaded", "bytes_stored", "k_reads", "v_reads", "bytes_of")  # fmt: skip
@@ -188,7 +189,8 @@ def counted(contender: Contender, parts: AttentionOperands) -> tuple[tuple[torch
         "source": "counted",
         "vgprs": kernel.vgpr,
         "agprs": kernel.agpr,
-        "spills": kernel.vgpr_spills + kernel.sgpr_spills,
+        "vgpr_spills": kernel.vgpr_spills,
+        "sgpr_spills": kernel.sgpr_spills,
         "scratch_bytes": kernel.scratch_bytes,
         "lds_bytes": split.lds_bytes,
         "occupancy": occupancy(kernel, split),

@@ -24,7 +24,7 @@ def invoke(*words: str) -> Result:
 def test_ours_reads_the_cache_once_with_fewer_registers_than_triton(page_size: int) -> None:
     ours, *others = bench.bench(AttentionCell(1, 8, 128, page_size, 512, 2), ARCH, on_gpu=False, split_k=4)
     assert (ours.implementation, ours.source, ours.us) == ("hipforge", "counted", None)
-    assert (ours.spills, ours.scratch_bytes, ours.scratch_traffic) == (0, 0, 0)
+    assert (ours.vgpr_spills, ours.sgpr_spills, ours.scratch_bytes, ours.scratch_traffic) == (0, 0, 0, 0)
     names = [row.implementation for row in others]
     assert names == ["triton resident"] * (1 if page_size else 2) + ["triton streaming"]  # 128 keys span pages of 64
     for row in (ours, *others):
