@@ -229,6 +229,13 @@ def test_the_total_function_writes_into_out():
         ops.mxfp4_linear(*parts, out=out[:2])
 
 
+def test_an_output_inside_an_operand_is_refused():
+    parts = codes(4, 32, 64, (127, 128))
+    held = parts[2].view(-1)[:256].view(torch.bfloat16).view(4, 32)
+    with pytest.raises(GuardError, match="out is written and must not share memory with Wq"):
+        ops.mxfp4_gemm_out(held, *parts, None, False, 1, 1, 1)
+
+
 def test_payloads_past_two_gigabytes_are_outside_the_envelope_and_refused_by_the_kernel():
     rows, columns = 1 << 16, 1 << 15
     wq = sparse_bytes(rows, columns)

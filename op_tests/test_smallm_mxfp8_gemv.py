@@ -299,6 +299,11 @@ def test_the_output_is_guarded(out: torch.Tensor, message: str) -> None:
     refused(GOOD, message, out=out)
 
 
+def test_an_output_inside_an_operand_is_refused():
+    held = GOOD.wq.view(-1)[:32].view(torch.bfloat16).view(2, 8)
+    refused(GOOD, "out is written and must not share memory with Wq", out=held)
+
+
 def test_more_than_2_gib_of_weight_is_refused_before_anything_is_touched() -> None:
     # Expanded views: nothing of this size is allocated.
     n, k = 32769, 65536

@@ -193,6 +193,8 @@ def test_refusals_name_argument_value_and_rule():
             swiglu_fp8(gate_up, scale, fp8_max=fp8_max)
     with pytest.raises(GuardError, match=r"next_buffer must be contiguous float16 or bfloat16 \[2, buffer_cols\]"):
         swiglu_fp8(gate_up, scale, torch.empty(3, 8, dtype=torch.float16))
+    with pytest.raises(GuardError, match="next_buffer is written and must not share memory with gate_up"):
+        swiglu_fp8(gate_up, scale, gate_up)
     with pytest.raises(GuardError, match="out must be contiguous"):
         swiglu_fp8_out(torch.empty(2, 32, dtype=other), None, gate_up, scale, LARGEST, False)
 

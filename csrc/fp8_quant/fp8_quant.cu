@@ -15,6 +15,7 @@
 // and turns every output into NaN, as torch's amax does.
 #include <hip/hip_runtime.h>
 
+#include "hipforge/addresses.h"
 #include "hipforge/fp8_encode.h"
 #include "hipforge/module.h"
 #include "hipforge/vector.h"
@@ -192,8 +193,6 @@ __global__ __launch_bounds__(kThreads) void cast_transpose_kernel(const Input* x
   }
 }
 
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 int blocks_for(int64_t work) {
   return static_cast<int>(work < 1 ? 1 : work > kMaxBlocks ? kMaxBlocks : work);
 }
@@ -211,7 +210,7 @@ struct Call {
 template <Format kFormat>
 void launch(const Call& call) {
   HF_HIP(hipMemsetAsync(call.amax, 0, sizeof(uint32_t), call.stream));
-  const bool vector_in = aligned(call.x);
+  const bool vector_in = hf::aligned_to(call.x, 16);
   if (call.count) {
     const int64_t per_block = static_cast<int64_t>(kThreads) * kVector;
     amax_kernel<<<blocks_for((call.count + per_block - 1) / per_block), kThreads, 0, call.stream>>>(
@@ -220,15 +219,15 @@ void launch(const Call& call) {
   }
   if (call.out_t) {
     // Rows start aligned only if a row is a whole number of 16-byte pieces.
-    const bool vector = vector_in && aligned(call.out) && call.cols % kPerLane == 0;
-    const bool vector_t = aligned(call.out_t) && call.rows % kPerLane == 0;
+    const bool vector = vector_in && hf::aligned_to(call.out, 16) && call.cols % kPerLane == 0;
+    const bool vector_t = hf::aligned_to(call.out_t, 16) && call.rows % kPerLane == 0;
     const int64_t tiles = ((call.rows + kTile - 1) / kTile) * ((call.cols + kTile - 1) / kTile);
     cast_transpose_kernel<kFormat><<<blocks_for(tiles), kThreads, 0, call.stream>>>(
         call.x, call.rows, call.cols, vector, vector_t, call.amax, call.out, call.out_t, call.inv_scale);
   } else {
     const int64_t per_block = static_cast<int64_t>(kThreads) * kPerLane;
     cast_kernel<kFormat><<<blocks_for((call.count + per_block - 1) / per_block), kThreads, 0, call.stream>>>(
-        call.x, call.count, vector_in && aligned(call.out), call.amax, call.out, call.inv_scale);
+        call.x, call.count, vector_in && hf::aligned_to(call.out, 16), call.amax, call.out, call.inv_scale);
   }
   HF_HIP(hipGetLastError());
 }

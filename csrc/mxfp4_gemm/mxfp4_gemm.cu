@@ -2,6 +2,7 @@
 // A variant serves one tile of 16 HF_M_SUB rows by 16 HF_N_SUB columns per wave.
 #include <hip/hip_runtime.h>
 
+#include "hipforge/addresses.h"
 #include "hipforge/module.h"
 #include "mxfp4_kernel.h"
 
@@ -65,6 +66,7 @@ void mxfp4_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, Opti
   }
   HF_CHECK(out.dtype() == HF_BF16 && out.is_shape(m, n), "out must be bfloat16 [", m, ", ", n, "]; got ", out);
   check_place(out, "out", Wq);
+  hf::check_apart({out, "out"}, {{Xq, "Xq"}, {Xs, "Xs"}, {Wq, "Wq"}, {Ws, "Ws"}});
   HF_CHECK(m_sub == HF_M_SUB && n_sub == HF_N_SUB, "this variant has m_sub = ", HF_M_SUB, ", n_sub = ", HF_N_SUB,
            "; got ", m_sub, ", ", n_sub);
   hf::check_k_splits(k_splits, hf::ceil_div(k, kStep), k);

@@ -16,6 +16,7 @@
 #include <hip/hip_runtime.h>
 
 #include "hipforge/fp8_encode.h"
+#include "hipforge/fused_fp8_guards.h"
 #include "hipforge/module.h"
 #include "hipforge/mx_encode.h"
 #include "hipforge/vector.h"
@@ -214,12 +215,7 @@ void launch_rows(const Arguments& arguments, Half* residual, int64_t rows, bool 
   HF_HIP(hipGetLastError());
 }
 
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
-bool overlap(const hf::Tensor& a, const hf::Tensor& b) {
-  const char *first = a.data<char>(), *second = b.data<char>();
-  return first < second + b.bytes() && second < first + a.bytes();
-}
+using hf::fused_fp8::Format;
 
 // The checks that both entries share; everything but the scales is filled in.
 Arguments checked(hf::Tensor out, hf::Tensor residual, hf::OptionalTensor next_buffer, hf::Tensor input,
@@ -231,7 +227,6 @@ Arguments checked(hf::Tensor out, hf::Tensor residual, hf::OptionalTensor next_b
   HF_CHECK(rows < INT64_C(1) << 31, "input must have fewer than 2^31 rows, one work-group each; got ", rows);
   HF_CHECK(residual.is_shape(rows, cols) && residual.is_contiguous() && residual.dtype() == kInputDtype,
            "residual must be contiguous with input's shape and dtype, ", input, "; got ", residual);
-  HF_CHECK(rows == 0 || !overlap(input, residual), "residual is written in place and must not share memory with input");
   HF_CHECK(weight.is_shape(cols) && weight.is_contiguous() && weight.dtype() == kInputDtype,
            "weight must be contiguous [", cols, "] of input's dtype; got ", weight);
   HF_CHECK(epsilon >= 0 && epsilon < __builtin_inf(), "epsilon must be finite and at least 0; got ", epsilon);
@@ -243,14 +238,15 @@ Arguments checked(hf::Tensor out, hf::Tensor residual, hf::OptionalTensor next_b
   arguments.out = out.data();
   arguments.cols = cols;
   arguments.epsilon = static_cast<float>(epsilon);
+  hf::check_apart({residual, "residual"}, {{input, "input"}, {weight, "weight"}});
+  hf::check_apart({out, "out"}, {{input, "input"}, {residual, "residual"}, {weight, "weight"}});
+  const hf::fused_fp8::NextBuffer next(next_buffer, rows);
   if (next_buffer) {
-    const hf::Tensor buffer = *next_buffer;
-    HF_CHECK(buffer.dim() == 2 && buffer.size(0) == rows && buffer.is_contiguous() &&
-                 (buffer.dtype() == HF_F16 || buffer.dtype() == HF_BF16),
-             "next_buffer must be contiguous float16 or bfloat16 [", rows, ", buffer_cols]; got ", buffer);
-    arguments.next_buffer = buffer.data<uint16_t>();
-    arguments.next_count = buffer.numel();
+    hf::check_apart({*next_buffer, "next_buffer"},
+                    {{input, "input"}, {residual, "residual"}, {weight, "weight"}, {out, "out"}});
   }
+  arguments.next_buffer = next.data;
+  arguments.next_count = next.count;
   return arguments;
 }
 
@@ -259,58 +255,41 @@ void launch(const Arguments& arguments, hf::Tensor residual, bool force_scalar, 
   const int64_t rows = residual.size(0);
   if (rows == 0) return;
   Half* kept = residual.data<Half>();
-  const bool vector = !force_scalar && arguments.cols % kChunk == 0 && aligned(arguments.input) && aligned(kept) &&
-                      aligned(arguments.weight) && aligned(arguments.out);
+  bool vector = !force_scalar && arguments.cols % kChunk == 0;
+  for (const void* pointer : {static_cast<const void*>(arguments.input), static_cast<const void*>(arguments.weight),
+                              static_cast<const void*>(kept), static_cast<const void*>(arguments.out)})
+    vector = vector && hf::aligned_to(pointer, 16);
   vector ? launch_rows<kOutput, kChunk>(arguments, kept, rows, gfx942, stream)
          : launch_rows<kOutput, 1>(arguments, kept, rows, gfx942, stream);
 }
-
-bool runs_gfx942(const hf::Tensor& input) {
-  HF_CHECK_ARCH(input, "gfx950", "gfx942");
-  return hf::arch_of(input.device_index()).is("gfx942");
-}
-
-hf_dtype fp8_dtype(bool gfx942) { return gfx942 ? HF_E4M3FNUZ : HF_E4M3FN; }
-const char* fp8_rule(bool gfx942) { return gfx942 ? "float8_e4m3fnuz on gfx942" : "float8_e4m3fn on gfx950"; }
-double fp8_largest(bool gfx942) { return gfx942 ? 240 : 448; }
 
 }  // namespace
 
 void residual_rms_out(hf::Tensor out, hf::Tensor residual, hf::OptionalTensor next_buffer, hf::Tensor input,
                       hf::Tensor weight, hf::OptionalTensor scale, double epsilon, double fp8_max, bool force_scalar,
                       hipStream_t stream) {
-  const bool gfx942 = runs_gfx942(input);
+  const Format format = hf::fused_fp8::format_of(input);
   if (!scale) {
     const Arguments arguments = checked(out, residual, next_buffer, input, weight, epsilon, kInputDtype,
                                         "of input's dtype where there is no scale");
-    return launch<Output::half>(arguments, residual, force_scalar, gfx942, stream);
+    return launch<Output::half>(arguments, residual, force_scalar, format.fnuz, stream);
   }
-  Arguments arguments =
-      checked(out, residual, next_buffer, input, weight, epsilon, fp8_dtype(gfx942), fp8_rule(gfx942));
-  const hf::Tensor value = *scale;
-  HF_CHECK(value.dtype() == HF_F32 && value.numel() == 1, "scale must be one float32; got ", value);
-  HF_CHECK(fp8_max > 0 && fp8_max <= fp8_largest(gfx942), "fp8_max must be above 0 and at most ", fp8_largest(gfx942),
-           ", the largest value of the format; got ", fp8_max);
-  arguments.scale = value.data<const float>();
-  arguments.fp8_max = static_cast<float>(fp8_max);
-  launch<Output::fp8>(arguments, residual, force_scalar, gfx942, stream);
+  Arguments arguments = checked(out, residual, next_buffer, input, weight, epsilon, format.dtype(), format.rule());
+  arguments.scale = hf::fused_fp8::scale_of(*scale);
+  hf::check_apart({residual, "residual"}, {{*scale, "scale"}});
+  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{*scale, "scale"}});
+  arguments.fp8_max = hf::fused_fp8::limit_of(fp8_max, format);
+  launch<Output::fp8>(arguments, residual, force_scalar, format.fnuz, stream);
 }
 HF_EXPORT(residual_rms_out);
 
 void residual_rms_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::Tensor residual,
                             hf::OptionalTensor next_buffer, hf::Tensor input, hf::Tensor weight, double epsilon,
                             bool force_scalar, hipStream_t stream) {
-  const bool gfx942 = runs_gfx942(input);
-  Arguments arguments =
-      checked(out, residual, next_buffer, input, weight, epsilon, fp8_dtype(gfx942), fp8_rule(gfx942));
-  HF_CHECK(arguments.cols % hf::kMxBlock == 0, "cols must be a multiple of 32, the block that shares a scale; got ",
-           arguments.cols);
-  HF_CHECK(block_scales.is_shape(input.size(0), arguments.cols / hf::kMxBlock) && block_scales.is_contiguous() &&
-               (block_scales.dtype() == HF_U8 || block_scales.dtype() == HF_E8M0FNU),
-           "block_scales must be contiguous uint8 or float8_e8m0fnu [", input.size(0), ", ",
-           arguments.cols / hf::kMxBlock, "]; got ", block_scales);
-  arguments.block_scales = block_scales.data<uint8_t>();
-  arguments.fp8_max = static_cast<float>(fp8_largest(gfx942));
-  launch<Output::mx>(arguments, residual, force_scalar, gfx942, stream);
+  const Format format = hf::fused_fp8::format_of(input);
+  Arguments arguments = checked(out, residual, next_buffer, input, weight, epsilon, format.dtype(), format.rule());
+  arguments.block_scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "cols");
+  arguments.fp8_max = static_cast<float>(format.largest());
+  launch<Output::mx>(arguments, residual, force_scalar, format.fnuz, stream);
 }
 HF_EXPORT(residual_rms_mxfp8_out);

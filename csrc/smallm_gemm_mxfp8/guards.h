@@ -1,6 +1,7 @@
 // What every small-M MX-FP8 entry demands of its operands, with the messages that say so.
 #pragma once
 
+#include "hipforge/addresses.h"
 #include "hipforge/module.h"
 #include "hipforge/mx.h"
 
@@ -77,6 +78,7 @@ inline Shape check_operands(const Tensor& out, const Tensor& xq, const Tensor& x
   check_layout(out, "out", wq);
   check_alignment(xq, "Xq");
   check_alignment(wq, "Wq");
+  check_apart({out, "out"}, {{xq, "Xq"}, {xs, "Xs"}, {wq, "Wq"}, {ws, "Ws"}});
   HF_CHECK_ARCH(wq, "gfx950");
   return shape;
 }

@@ -108,6 +108,7 @@ void smallm_mxfp8_moe_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tens
     HF_CHECK(weights.numel() >= num_valid_tokens, "mul_weight_by must have one weight per slot, ", num_valid_tokens,
              "; got ", weights.numel());
   }
+  hf::check_apart({out, "out"}, {{a_q, "a_q"}, {a_scale, "a_scale"}, {w, "w"}, {w_scale, "w_scale"}});
   HF_CHECK_ARCH(w, "gfx950");
 
   const int64_t tiles = sorted_token_ids.numel() / block_m;

@@ -12,6 +12,7 @@
 #include <hip/hip_runtime.h>
 
 #include "hipforge/fp8_encode.h"
+#include "hipforge/fused_fp8_guards.h"
 #include "hipforge/module.h"
 #include "hipforge/mx_encode.h"
 #include "hipforge/vector.h"
@@ -105,34 +106,26 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
   }
 }
 
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+using hf::fused_fp8::Format;
 
 // The checks that both entries share; saturation at the format's largest value is filled in.
-Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, bool gfx942) {
+Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, Format format) {
   HF_CHECK(gate_up.dtype() == kInputDtype, "gate_up has another dtype than this variant was built for");
   HF_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) >= 2 && gate_up.size(1) % 2 == 0,
            "gate_up must be contiguous [rows, 2 d] with d at least 1; got ", gate_up);
   const int64_t rows = gate_up.size(0), cols = gate_up.size(1) / 2;
-  HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == (gfx942 ? HF_E4M3FNUZ : HF_E4M3FN),
-           "out must be contiguous [", rows, ", ", cols, "], ",
-           gfx942 ? "float8_e4m3fnuz on gfx942" : "float8_e4m3fn on gfx950", "; got ", out);
+  HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == format.dtype(),
+           "out must be contiguous [", rows, ", ", cols, "], ", format.rule(), "; got ", out);
+  hf::check_apart({out, "out"}, {{gate_up, "gate_up"}});
   Arguments arguments{};
-  arguments.fp8_max = gfx942 ? 240.f : 448.f;
-  if (next_buffer) {
-    const hf::Tensor buffer = *next_buffer;
-    HF_CHECK(buffer.dim() == 2 && buffer.size(0) == rows && buffer.is_contiguous() &&
-                 (buffer.dtype() == HF_F16 || buffer.dtype() == HF_BF16),
-             "next_buffer must be contiguous float16 or bfloat16 [", rows, ", buffer_cols]; got ", buffer);
-    arguments.next_buffer = buffer.data<uint16_t>();
-    arguments.next_count = buffer.numel();
-  }
+  arguments.fp8_max = static_cast<float>(format.largest());
+  const hf::fused_fp8::NextBuffer next(next_buffer, rows);
+  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{gate_up, "gate_up"}, {out, "out"}});
+  arguments.next_buffer = next.data;
+  arguments.next_count = next.count;
   return arguments;
 }
 
-bool runs_gfx942(const hf::Tensor& gate_up) {
-  HF_CHECK_ARCH(gate_up, "gfx950", "gfx942");
-  return hf::arch_of(gate_up.device_index()).is("gfx942");
-}
 
 template <int kWidth, bool kMx>
 void launch_width(Arguments arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
@@ -152,7 +145,8 @@ template <bool kMx>
 void launch(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
             bool force_scalar, hipStream_t stream) {
   if (out.size(0) == 0) return;
-  const bool vector = !force_scalar && out.size(1) % kChunk == 0 && aligned(gate_up.data()) && aligned(out.data());
+  const bool vector = !force_scalar && out.size(1) % kChunk == 0 && hf::aligned_to(gate_up.data(), 16) &&
+                      hf::aligned_to(out.data(), 16);
   vector ? launch_width<kChunk, kMx>(arguments, out, gate_up, scale, block_scales, stream)
          : launch_width<1, kMx>(arguments, out, gate_up, scale, block_scales, stream);
 }
@@ -161,24 +155,19 @@ void launch(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, cons
 
 void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, hf::Tensor scale,
                     double fp8_max, bool force_scalar, hipStream_t stream) {
-  Arguments arguments = checked(out, next_buffer, gate_up, runs_gfx942(gate_up));
-  HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "scale must be one float32; got ", scale);
-  HF_CHECK(fp8_max > 0 && fp8_max <= arguments.fp8_max, "fp8_max must be above 0 and at most ", arguments.fp8_max,
-           ", the largest value of the format; got ", fp8_max);
-  arguments.fp8_max = static_cast<float>(fp8_max);
-  launch<false>(arguments, out, gate_up, scale.data<const float>(), nullptr, force_scalar, stream);
+  const Format format = hf::fused_fp8::format_of(gate_up);
+  Arguments arguments = checked(out, next_buffer, gate_up, format);
+  const float* value = hf::fused_fp8::scale_of(scale);
+  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{scale, "scale"}});
+  arguments.fp8_max = hf::fused_fp8::limit_of(fp8_max, format);
+  launch<false>(arguments, out, gate_up, value, nullptr, force_scalar, stream);
 }
 HF_EXPORT(swiglu_fp8_out);
 
 void swiglu_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTensor next_buffer, hf::Tensor gate_up,
                       bool force_scalar, hipStream_t stream) {
-  const Arguments arguments = checked(out, next_buffer, gate_up, runs_gfx942(gate_up));
-  const int64_t rows = out.size(0), cols = out.size(1);
-  HF_CHECK(cols % hf::kMxBlock == 0, "d must be a multiple of 32, the block that shares a scale; got ", cols);
-  HF_CHECK(block_scales.is_shape(rows, cols / hf::kMxBlock) && block_scales.is_contiguous() &&
-               (block_scales.dtype() == HF_U8 || block_scales.dtype() == HF_E8M0FNU),
-           "block_scales must be contiguous uint8 or float8_e8m0fnu [", rows, ", ", cols / hf::kMxBlock, "]; got ",
-           block_scales);
-  launch<true>(arguments, out, gate_up, nullptr, block_scales.data<uint8_t>(), force_scalar, stream);
+  const Arguments arguments = checked(out, next_buffer, gate_up, hf::fused_fp8::format_of(gate_up));
+  uint8_t* scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "d");
+  launch<true>(arguments, out, gate_up, nullptr, scales, force_scalar, stream);
 }
 HF_EXPORT(swiglu_mxfp8_out);

@@ -4,6 +4,7 @@
 
 #include <hip/hip_runtime.h>
 
+#include "hipforge/addresses.h"
 #include "hipforge/module.h"
 #include "hipforge/vector.h"
 
@@ -59,8 +60,6 @@ __global__ __launch_bounds__(kReduceThreads) void reduce_splits(bf16* out, const
 namespace hf {
 
 inline uint32_t ceil_div(int64_t count, int64_t by) { return static_cast<uint32_t>((count + by - 1) / by); }
-
-inline bool aligned_to(const void* pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 inline void check_k_splits(int64_t k_splits, int64_t steps, int64_t k) {
   HF_CHECK(k_splits == 1 || k_splits == 2 || k_splits == 4 || k_splits == 8, "k_splits must be 1, 2, 4 or 8; got ",
