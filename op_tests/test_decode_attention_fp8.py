@@ -272,6 +272,18 @@ def test_a_cache_that_is_not_fp8_is_refused_on_every_path():
         decode_attention_fp8(q, k, v.float(), None, seqlens, 1.0, 1.0)
 
 
+def test_a_traced_call_is_the_eager_one():
+    q, k, v = case(2, 1, 2, 4, 64, 96)
+    seqlens = lengths(96, 50)
+
+    def attend(q, k, v, seqlens):
+        return decode_attention_fp8(q, k, v, None, seqlens, 0.5, 0.7, return_lse=True, split_k=2)
+
+    traced = torch.compile(attend, backend="eager", fullgraph=True)(q, k, v, seqlens)
+    for got, want in zip(traced, attend(q, k, v, seqlens), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_the_same_holds_on_gfx942():
     chosen = "(head_dimensions and (bf16 or 256-f16)) or exact or nan or (packed_rows and 16)"
     passes_on_gfx942(__file__, "-k", chosen)

@@ -13,7 +13,7 @@ from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
 from hipforge.ops.decode_attention_fp8_kernels import ARCH_DTYPES, CONFIGURATION
 from hipforge.ops.decode_attention_fp8_plan import accepts_configuration, split_k_heuristic
-from hipforge.ops.dispatch import Explanation
+from hipforge.ops.dispatch import Explanation, clear_decisions
 from hipforge.ops.tables import DECODE_ATTENTION_FP8
 from hipforge.ops.tuned import clear_tables, load_table, read_rows
 
@@ -27,8 +27,10 @@ ROW = f"{ARCH},{CU_COUNT},4,2,8,128,512,0,64,1,7,,,,0.002,model:test"
 @pytest.fixture(autouse=True)
 def fresh_tables() -> Iterator[None]:
     clear_tables()
+    clear_decisions()
     yield
     clear_tables()
+    clear_decisions()
 
 
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -71,46 +72,48 @@ def plan(
     Raises:
         GuardError: a forced configuration that does not apply, or a split_k outside 1 to 512.
     """
-    torch_path = Accepted("torch", "decode_attention", MappingProxyType({}), "the HIP kernel refused")
-    target = dispatch.target_of(q.device)
-    if isinstance(target, Refused):
-        return Decision(torch_path, (target,))
-    reason = _outside_envelope(q, k, paged, target[0])
-    if reason is not None:
-        if force_kernel_config is not None:
-            raise GuardError(f"force_kernel_config is given, but the kernel does not apply: {reason}")
-        return Decision(torch_path, (Refused("hip", reason),))
-    configuration, why, row = _configured(q, k, max_keys, paged, split_k, force_kernel_config, *target)
-    check_configuration(configuration, q.shape[-1])
-    unused = Refused("torch", "the HIP kernel takes this shape")
-    return Decision(Accepted("hip", "decode_attention_fp8", MappingProxyType(configuration), why, row), (unused,))
+    forced = None if force_kernel_config is None else tuple(force_kernel_config.items())
+    shapes = (dispatch.constant_shape(q), dispatch.constant_shape(k))
+    return _decided(q.device, q.dtype, k.dtype, *shapes, operator.index(max_keys), paged, split_k, forced)
 
 
-def _configured(
-    q: torch.Tensor,
-    k: torch.Tensor,
+@dispatch.remembered
+def _decided(
+    device: torch.device,
+    q_dtype: torch.dtype,
+    k_dtype: torch.dtype,
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
     max_keys: int,
     paged: bool,
     split_k: int | None,
-    forced: Mapping[str, int] | None,
-    arch: str,
-    cu_count: int,
-) -> tuple[dict[str, int], str, TunedRow | None]:
-    """Return the configuration, why it is this one, and the tuned row that it comes from, if any."""
-    row = tuned_row(arch, cu_count, q, k, max_keys, paged) if forced is None else None
+    forced: tuple[tuple[str, int], ...] | None,
+) -> Decision:
+    torch_path = Accepted("torch", "decode_attention", MappingProxyType({}), "the HIP kernel refused")
+    target = dispatch.target_of(device)
+    if isinstance(target, Refused):
+        return Decision(torch_path, (target,))
+    reason = _outside_envelope(q_dtype, k_dtype, q_shape[-1], k_shape[1] if paged else None, target[0])
+    if reason is not None:
+        if forced is not None:
+            raise GuardError(f"force_kernel_config is given, but the kernel does not apply: {reason}")
+        return Decision(torch_path, (Refused("hip", reason),))
+    row = tuned_row(*target, q_shape, k_shape, max_keys, paged) if forced is None else None
     if row is not None:
         configuration, why = {name: row.integer(name) for name in CONFIGURATION}, "the tuned row of the shape's bucket"
     else:
-        split = split_k_heuristic(q.shape[0], k.shape[2], max_keys)
-        waves = max(q.shape[-1] // PART_COLUMNS, 1)
-        configuration = {"block_n": BLOCK_N, "waves": waves, "split_k": split}
+        split = split_k_heuristic(q_shape[0], k_shape[2], max_keys)
+        configuration = {"block_n": BLOCK_N, "waves": max(q_shape[-1] // PART_COLUMNS, 1), "split_k": split}
         why = "no tuned row; the split-K heuristic"
     if split_k is not None:
         configuration["split_k"] = split_k
         why = "split_k as given" if row is None else f"{why}, with split_k as given"
     if forced is not None:
-        return _forced(forced, configuration), "force_kernel_config, which overrides everything", None
-    return configuration, why, row
+        configuration = _forced(dict(forced), configuration)
+        why = "force_kernel_config, which overrides everything"
+    check_configuration(configuration, q_shape[-1])
+    unused = Refused("torch", "the HIP kernel takes this shape")
+    return Decision(Accepted("hip", "decode_attention_fp8", MappingProxyType(configuration), why, row), (unused,))
 
 
 def bucket(number: int) -> int:
@@ -119,28 +122,30 @@ def bucket(number: int) -> int:
 
 
 def tuned_row(
-    arch: str, cu_count: int, q: torch.Tensor, k: torch.Tensor, max_keys: int, paged: bool
+    arch: str, cu_count: int, q_shape: tuple[int, ...], k_shape: tuple[int, ...], max_keys: int, paged: bool
 ) -> TunedRow | None:
-    """Return the row that speaks for ``q`` [B, Mq, Hq, D] and ``k`` [pages, page_size, Hkv, D], or None."""
-    batch, mq, heads, d = q.shape
-    page_size, kv_heads = k.shape[1:3]
+    """Return the row that speaks for q [B, Mq, Hq, D] and k [pages, page_size, Hkv, D], or None."""
+    batch, mq, heads, d = q_shape
+    page_size, kv_heads = k_shape[1:3]
     shape = (bucket(batch), kv_heads, bucket(heads // kv_heads * mq), d, bucket(max_keys))
     table = load_table(DECODE_ATTENTION_FP8.family)
     own = table.find(arch, cu_count, *shape, page_size) if paged else None
     return own or table.find(arch, cu_count, *shape, ANY_PAGE_SIZE)
 
 
-def _outside_envelope(q: torch.Tensor, k: torch.Tensor, paged: bool, arch: str) -> str | None:
+def _outside_envelope(
+    q_dtype: torch.dtype, k_dtype: torch.dtype, head_dim: int, page_size: int | None, arch: str
+) -> str | None:
     if arch not in ARCH_DTYPES:
         return f"the kernel is for {', '.join(ARCH_DTYPES)}; the device is {arch}"
-    if q.dtype not in INPUTS:
-        return f"q must be float16 or bfloat16; got {q.dtype}"
-    if q.shape[-1] not in HEAD_DIMS:
-        return f"D must be one of {', '.join(map(str, HEAD_DIMS))}; got {q.shape[-1]}"
-    if k.dtype not in (torch.uint8, ARCH_DTYPES[arch]):
-        return f"{arch} reads {ARCH_DTYPES[arch]}; the cache is {k.dtype}"
-    if paged and k.shape[1] % PAGE_MULTIPLE:
-        return f"page_size must be a multiple of {PAGE_MULTIPLE}, the keys of a matrix instruction; got {k.shape[1]}"
+    if q_dtype not in INPUTS:
+        return f"q must be float16 or bfloat16; got {q_dtype}"
+    if head_dim not in HEAD_DIMS:
+        return f"D must be one of {', '.join(map(str, HEAD_DIMS))}; got {head_dim}"
+    if k_dtype not in (torch.uint8, ARCH_DTYPES[arch]):
+        return f"{arch} reads {ARCH_DTYPES[arch]}; the cache is {k_dtype}"
+    if page_size is not None and page_size % PAGE_MULTIPLE:
+        return f"page_size must be a multiple of {PAGE_MULTIPLE}, the keys of a matrix instruction; got {page_size}"
     return None
 
 
