@@ -18,8 +18,7 @@ from hipforge.ops.skinny_gemm_fp8_plan import FORMATS
 from hipforge.ops.skinny_gemm_fp8_space import A_LANES, B_LANES, MAX_WAVES, OP_M, OPS, Configuration, refusal
 
 ARCH = devices.current().default_arch
-# A work-group's queue orders its waves by flags, not by barriers, which are all that the race checker knows.
-CHECKS = {"checks": "all", "check_races": False}
+CHECKS = {"checks": "all"}
 
 # (op_m, a_lanes, b_lanes, ops): every op_m with one and with several lanes of either side, and both depths.
 FEW_TILES = [(8, 1, 2, 4), (8, 2, 5, 4), (16, 1, 3, 8), (16, 3, 1, 4), (32, 1, 1, 8), (32, 2, 2, 4)]
