@@ -163,11 +163,15 @@ def magnitudes(words, rows):
     return (elements * halves[..., :1]).abs(), halves[..., 1:].abs().expand_as(elements)
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("d", "dtype"),
+    [(64, torch.bfloat16), (128, torch.bfloat16), (256, torch.bfloat16), (256, torch.float16)],
+    ids=["64", "128", "256", "256-f16"],
+)
 @pytest.mark.parametrize("page_size", [None, 64, 16])
-def test_packed_rows_with_scale_and_shift(d, page_size):
+def test_packed_rows_with_scale_and_shift(d, dtype, page_size):
     batch, mq, groups, heads, keys = 2, 2, 2, 3, 128
-    q, (k, k_rows), (v, v_rows) = packed_case(batch, mq, groups, heads, d, keys, seed=d)
+    q, (k, k_rows), (v, v_rows) = packed_case(batch, mq, groups, heads, d, keys, seed=d, dtype=dtype)
     seqlens = lengths(keys, 45)
     tables = None
     operands = [k, v, k_rows, v_rows]
