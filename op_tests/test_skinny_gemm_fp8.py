@@ -219,5 +219,23 @@ def test_the_raw_op_refuses_what_the_wrappers_repair():
         ops.skinny_gemm_fp8_out(odd, a, b[:, :39], ONE, None, True, *waves)
 
 
+def test_what_is_written_stands_apart_from_what_is_read():
+    memory = torch.zeros(96 * 40, dtype=torch.uint8)
+    a, b = memory[: 4 * 96].view(FP8).view(4, 96), memory.view(FP8).view(40, 96).t()
+    out = torch.zeros(4, 40).half()
+    other_a, other_b = integers(4, 40, 96)
+    waves = (1, 8, 1, 2, 4, 1, 1, 1, 1, 1)
+    inside = memory[:320].view(torch.float16).view(4, 40)
+    with pytest.raises(GuardError, match="out is written and must not share memory with a"):
+        ops.skinny_gemm_fp8_out(inside, a, other_b, ONE, None, True, *waves)
+    with pytest.raises(GuardError, match="out is written and must not share memory with b"):
+        ops.skinny_gemm_fp8_out(memory[-320:].view(torch.float16).view(4, 40), other_a, b, ONE, None, True, *waves)
+    workspace = memory[:640].view(torch.float32).view(1, 4, 40)
+    with pytest.raises(GuardError, match="workspace is written and must not share memory with b"):
+        ops.skinny_gemm_fp8_out(out, other_a, b, ONE, workspace, False, *waves)
+    with pytest.raises(GuardError, match="workspace is written and must not share memory with out"):
+        ops.skinny_gemm_fp8_out(inside, other_a, other_b, ONE, workspace, False, *waves)
+
+
 def test_the_same_holds_on_gfx942():
     passes_on_gfx942(__file__)

@@ -2,8 +2,8 @@
 // ops).
 #include <hip/hip_runtime.h>
 
+#include "hipforge/addresses.h"
 #include "hipforge/module.h"
-#include "hipforge/split_k.h"
 #include "skinny_kernel.h"
 
 #if !defined(HF_OP_M) || !defined(HF_A_LANES) || !defined(HF_B_LANES) || !defined(HF_OPS)
@@ -65,6 +65,14 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
     HF_CHECK(other->on_gpu() == b.on_gpu() && other->device_index() == b.device_index(),
              "out, a and scale must be on the device of b");
 
+  const auto check_written = [&](const Tensor& written, const char* name) {
+    hf::check_apart({written, name}, {{a, "a"}, {scale, "scale"}});
+    const char *first = written.data<char>(), *columns = b.data<char>();
+    HF_CHECK(first + written.bytes() <= columns || columns + b_bytes <= first, name,
+             " is written and must not share memory with b; pass a tensor of its own");
+  };
+  check_written(out, "out");
+
   HF_CHECK(op_m == HF_OP_M && a_lanes == HF_A_LANES && b_lanes == HF_B_LANES && ops == HF_OPS, "this variant has op_m = ",
            HF_OP_M, ", a_lanes = ", HF_A_LANES, ", b_lanes = ", HF_B_LANES, ", ops = ", HF_OPS, "; got ", op_m, ", ",
            a_lanes, ", ", b_lanes, ", ", ops);
@@ -93,6 +101,8 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
     HF_CHECK(given.dtype() == HF_F32 && given.is_shape(slices, m, n) && given.is_contiguous(),
              "workspace must be contiguous float32 [split_k * consumers, m, n] = [", slices, ", ", m, ", ", n, "]; got ",
              given);
+    check_written(given, "workspace");
+    hf::check_apart({given, "workspace"}, {{out, "out"}});
   } else {
     HF_CHECK(n % 2 == 0, "packed fp16 atomics need an even n; got ", n, ": pass a workspace (the deterministic mode)");
     HF_CHECK(hf::aligned_to(out.data(), 4), "packed fp16 atomics need out to start at a multiple of 4 bytes");
@@ -130,7 +140,7 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
       out.data<_Float16>(), a.data<uint8_t>(), b.data<uint8_t>(), scale.data<float>(), partials, problem);
   HF_HIP(hipGetLastError());
   if (!partials) return;
-  reduce_partials<<<hf::ceil_div(m * n, kReduceThreads * kReducePerThread), kReduceThreads, 0, stream>>>(
+  reduce_partials<<<u32(ceil_ratio(m * n, kReduceThreads * kReducePerThread)), kReduceThreads, 0, stream>>>(
       out.data<_Float16>(), partials, scale.data<float>(), static_cast<uint64_t>(m * n), u32(slices), accumulate);
   HF_HIP(hipGetLastError());
 }
