@@ -281,6 +281,14 @@ def test_mixed_precision_rounds_by_its_result(rounding: int) -> None:
     assert set(machine.v[10].tolist()) == {code | code << 16}
 
 
+def test_mixed_precision_rounds_the_exact_sum_once() -> None:
+    """1 * (1 + 2^-11) + 2^-60 is above the middle of two f16 numbers, but on it once double has dropped the 2^-60."""
+    machine = Machine()
+    machine.v[0], machine.v[1], machine.v[2] = 0x3F800000, 0x3F801000, 0x21800000
+    machine.run("v_fma_mixlo_f16 v10, v0, v1, v2\nv_fma_mixlo_f16 v11, v0, v1, 0")
+    assert (int(machine.v[10][0]), int(machine.v[11][0])) == (0x3C01, 0x3C00)
+
+
 @pytest.mark.parametrize("denorm", range(4))
 def test_mixed_precision_flushes_each_source_by_its_type(denorm: int) -> None:
     machine = Machine()

@@ -10,7 +10,9 @@
 //     them and round to nearest; v_cmp_class and moves see the bits as they are.
 //   - 8-, 6- and 4-bit conversions round to nearest or stochastically. Matrix instructions: see matrix.h.
 // Assumptions, where the documents are silent: a result is tiny after rounding (so 0x007FFFFF and a half rounds up to
-// the smallest normal and is not flushed); the approximations (v_rcp_f64, v_exp_f16, ...) round to nearest.
+// the smallest normal and is not flushed); the approximations (v_rcp_f64, v_exp_f16, ...) round to nearest; arithmetic
+// makes NaNs quiet in either IEEE mode, which decides for minimum, maximum and median only. Exceptions are neither
+// recorded nor taken: enabling one, and reading TRAPSTS, faults.
 #include "disasm_immediates.h"
 #include "exec.h"
 #include "host_mode.h"
