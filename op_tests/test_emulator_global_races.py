@@ -9,6 +9,7 @@ import torch
 from hip_compile import device_elf
 
 from hipforge import emulator
+from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.errors import EmulatorFault
 
 SOURCE = r"""
@@ -233,3 +234,23 @@ def test_groups_may_store_the_same_value_and_neighbouring_bytes(code: emulator.C
     for order in ORDERS:
         assert launch(code, "same_value", *order)[1][:128] == [7] * 128
         assert launch(code, "one_byte_each", *order)[1][0] == 0x04030201
+
+
+SMALL = {
+    "mxfp8_gemv": (2, 256, 1024),
+    "grouped_gemm_mxfp8": (4, 256, 512, 4, 2),
+    "mxfp4_gemm": (4, 256, 512),
+    "fp8_quant_tensorwise": (64, 256),
+    "residual_rms": (4, 2048),
+    "swiglu_fp8": (4, 1024),
+    "skinny_gemm": (8, 256, 1024),
+    "decode_attention_fp8": (2, 512, 1, 8, 128),
+}
+
+
+@pytest.mark.parametrize("op", sorted(SUBJECTS))
+def test_the_ops_are_free_of_races(op: str) -> None:
+    call = SUBJECTS[op].call(*SMALL[op])
+    for order in ("forward", "random"):
+        with emulator.options(checks="all", check_global_races=True, wave_order=order, seed=1):
+            assert call() is not None
