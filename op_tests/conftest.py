@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("HIPFORGE_EMULATOR_QUIET", "1")
+# Every kernel a test runs is checked for undefined values, missing waits and LDS races, not only for its extents.
+os.environ.setdefault("HIPFORGE_EMULATOR_CHECKS", "all")
 
 # A shell's background job ignores SIGINT, and so would every child of it; the Ctrl-C tests need it to arrive.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,12 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
     return emulator.CodeObject(device_elf(SOURCE, tmp_path_factory.mktemp("checkers")))
 
 
+@pytest.fixture(autouse=True)
+def only_what_a_test_asks_for() -> Iterator[None]:
+    with emulator.options(checks="memory"):
+        yield
+
+
 def run(code: emulator.CodeObject, name: str, *args: object, grid: int = 1, block: int = 64, **options: object) -> None:
     lds = options.pop("dynamic_lds", 0)
     assert isinstance(lds, int)
@@ -449,7 +456,7 @@ def test_global_races_between_work_groups(code: emulator.CodeObject) -> None:
 @pytest.mark.parametrize("order", ["forward", "reverse", "random"])
 def test_waves_that_wait_on_each_other_make_progress(code: emulator.CodeObject, order: str) -> None:
     y = ints(128)
-    with emulator.options(wave_order=order):
+    with emulator.options(wave_order=order, checks="all"):
         emulator.launch(code.kernels["spin"], 1, 128, [y, 1])
     assert y.tolist() == [1] * 128
 

@@ -167,7 +167,8 @@ def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def launch(code: emulator.CodeObject, name: str, order: str = "forward", seed: int = 0) -> tuple[list[int], list[int]]:
     out, partial, counter = (torch.zeros(n, dtype=torch.int32) for n in (128, 128 * GROUPS, 64))
-    with emulator.options(arch=code.arch, check_global_races=True, wave_order=order, seed=seed):
+    settings = {"arch": code.arch, "wave_order": order, "seed": seed}
+    with emulator.options(checks="memory", check_global_races=True, **settings):
         emulator.launch(code.kernels[name], GROUPS, 128, [out, partial, counter])
     return out.tolist(), partial.tolist()
 

@@ -333,7 +333,8 @@ def launch(
     for order, seed in ORDERS:
         y = torch.full((64 * waves,), -1, dtype=torch.int32)
         chosen = {f"check_{check}": True for check in checks}
-        with emulator.options(arch=code.arch, wave_order=order, seed=seed, instruction_budget=200_000, **chosen):
+        settings = {"arch": code.arch, "wave_order": order, "seed": seed, "instruction_budget": 200_000}
+        with emulator.options(checks="memory", **settings, **chosen):
             try:
                 emulator.launch(code.kernels[name], 1, 64 * waves, [y, *args], dynamic_lds=1024)
                 found[order, seed] = y.tolist()

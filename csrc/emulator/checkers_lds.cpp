@@ -134,10 +134,12 @@ void acquire(LdsAccess& c, uint32_t id) {
 
 // `bytes` bytes at `address`, which the record stands for.
 void touch(LdsAccess& c, LdsRecord& rec, uint32_t address, uint32_t bytes, int lane) {
-  const bool meets = rec.has_write;
-  if (meets && c.reads && c.options.check_waits) check_wait(c, rec, address, lane);
+  const bool ordered = !rec.has_write || ordered_write(c, rec);
+  // What another wave has told of is complete; a wave's own DMA need not be.
+  if (c.reads && c.options.check_waits && (!ordered || (rec.dma && rec.write_wave == c.wave)))
+    check_wait(c, rec, address, lane);
   if (c.shadow.orders) {
-    const bool open = meets && !ordered_write(c, rec) && !tolerated(c, rec);
+    const bool open = !ordered && !tolerated(c, rec);
     if (open && c.reads && c.options.check_races)
       race(c.w, c.in, c.me.clock, address, lane, c.atomic ? "atomic" : c.writes ? "write" : "read", writer(rec));
     if (open && !c.reads && c.options.check_races) {
@@ -152,7 +154,7 @@ void touch(LdsAccess& c, LdsRecord& rec, uint32_t address, uint32_t bytes, int l
       acquire(c, rec.sync);
       rec.seen = static_cast<uint16_t>(rec.seen | 1u << c.wave);
     }
-    if (!c.writes && !c.polls && (!meets || ordered_write(c, rec))) remember_read(c, rec, lane);
+    if (!c.writes && !c.polls && ordered) remember_read(c, rec, lane);
   }
   if (!c.writes) return;
   rec.sync = c.atomic ? c.shadow.clocks.join(rec.sync, c.sync) : c.sync;

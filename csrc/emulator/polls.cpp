@@ -3,7 +3,7 @@
 // Machine code does not mark volatile and atomic loads, but it shows them: a load whose address a loop does not change,
 // in a loop without stores and barriers, would have been moved in front of the loop if it could be; it stayed because
 // another wave is expected to change the word. Compilers peel the first turn off such a loop, so the same load directly
-// in front of it is a poll too.
+// in front of it is a poll too. Generic (FLAT) loads do carry a mark: sc0 or sc1 where they are atomic or volatile.
 #include <algorithm>
 #include <bitset>
 
@@ -41,6 +41,11 @@ class PollFinder {
   PollFinder(const Program& program, UsageTable& table) : code_(program.code), table_(table) {}
 
   void find() {
+    for (uint32_t i = 0; i < code_.size(); ++i) {
+      const Inst& inst = *code_[i].inst;
+      if (inst.format == Format::FLAT && inst.vdata.kind == OperandKind::none && (inst.sc0 || inst.sc1))
+        table_.uses[i].polls = table_.polls = true;
+    }
     for (uint32_t last = 0; last < code_.size(); ++last)
       if (jumps(code_[last].inst->op) && code_[last].target <= last && last - code_[last].target < kLongestLoop)
         look_at(code_[last].target, last);
