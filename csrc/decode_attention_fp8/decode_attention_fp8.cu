@@ -28,7 +28,6 @@ constexpr int kBlockN = HF_BLOCK_N;
 using Layout = Shape<Half, kD>;
 static_assert(kBlockN % kTileN == 0 && kBlockN <= kMaxBlockN);
 
-constexpr int64_t kMaxSplits = 512;
 constexpr int64_t kMaxGrid = 65535;  // of the grid's second and third axes
 constexpr int64_t kMaxKeys = (int64_t{1} << 31) - 1 - kMaxBlockN;
 // A tile of 16 keys is one raw buffer, of at most 2^31 - 1 bytes.
@@ -176,7 +175,7 @@ void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, Op
   }
   HF_HIP(hipGetLastError());
   if (splits == 1) return;
-  decode_merge<Half, kD><<<dim3(static_cast<uint32_t>(rows), pairs), hf::dev::kWaveSize, 0, stream>>>(p);
+  decode_merge<Half, kD><<<dim3(static_cast<uint32_t>(rows), pairs), kMergeThreads, 0, stream>>>(p);
   HF_HIP(hipGetLastError());
 }
 HF_EXPORT(decode_attention_fp8_out);
