@@ -7,7 +7,8 @@ where their bits become visible. The operands of unsigned divisions are hidden f
 divides sign-extended bytes as if they were 7-bit numbers (AMDGPU's 24-bit division), which is the compiler's mistake.
 So are what is assigned in the cases of a switch (its structurizer moves free instructions such as element extractions
 out of a case and onto other paths, llvm-project#183792) and what is rounded to half precision (it fuses a product with
-the addend +0, which loses the sign of a negative zero, takes 0 - x for -x, and packs a constant -0 as +0).
+the addend +0, which loses the sign of a negative zero, takes 0 - x for -x, and packs a constant -0 as +0), and the
+operands of saturating 64-bit additions (a product's last addition is merged into the one whose carry decides).
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class Writer:
             return f"VECTOR({self.memory_index(2)})"
         if element in INTEGERS:
             if form == 4:
-                return f"__builtin_elementwise_{self.pick('min', 'max', 'add_sat', 'sub_sat')}({a}, {b})"
+                saturating = ("add_sat", "sub_sat") if INTEGERS[element] < 64 else ()
+                return f"__builtin_elementwise_{self.pick('min', 'max', *saturating)}({a}, {b})"
             if form == 5:
                 unsigned = element.replace("i", "u")
                 amount = f"__builtin_convertvector({b}, vec<{unsigned}, {count}>) & ({unsigned}){INTEGERS[element] - 1}"
@@ -195,7 +197,8 @@ class Writer:
                                f"rotateleft{wide}({x}, {self.expression(unsigned, depth)})")  # fmt: skip
             return f"({kind})__builtin_{turned}"
         if form == 13:
-            return f"__builtin_elementwise_{self.pick('min', 'max', 'add_sat', 'sub_sat')}({a}, {b})"
+            left, right = (f"hidden({x})" if bits == 64 else x for x in (a, b))
+            return f"__builtin_elementwise_{self.pick('min', 'max', 'add_sat', 'sub_sat')}({left}, {right})"
         if form == 14 and bits == 64:
             return f"high({a}, {b})"
         if form == 15:
