@@ -320,14 +320,17 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
     """
     paths: dict[str, None] = {}
     relative: list[str] = []
+    where = os.path.realpath(staging)  # the compilers' working directory
     for step in spec.steps:
         if step.depfile is None:
             continue
         if failed and not (staging / step.depfile).exists():
             _scan(spec, step, staging)
         for path in read_depfile(staging / step.depfile):
-            if os.path.isabs(path):  # noqa: PTH117
-                paths[spec.roots.hide(path)] = None
+            # ccache with a base_dir makes all paths relative; the build's own files stay out.
+            full = os.path.normpath(os.path.join(where, path))  # noqa: PTH118
+            if os.path.isabs(path) or not full.startswith(where + os.sep) and Path(full).exists():  # noqa: PTH117
+                paths[spec.roots.hide(full)] = None
             else:
                 relative.append(path)
     found = [(hidden, digests.of(spec.roots.show(hidden))) for hidden in sorted(paths)]

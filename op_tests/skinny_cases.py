@@ -1,4 +1,4 @@
-"""Operands and references that the tests of the skinny fp8 GEMM share, and a run of a file on the other architecture."""
+"""Operands and references of the skinny fp8 GEMM's tests, and a run of a file on the other architecture."""
 
 from __future__ import annotations
 

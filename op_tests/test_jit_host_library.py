@@ -52,6 +52,23 @@ def test_c_and_cpp_sources_become_one_library_found_again_by_content(box: Path) 
     assert build(box) == first
 
 
+def test_a_header_named_by_a_relative_path_is_in_the_key_too(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ccache names them, whose base_dir makes the arguments of the compiler relative."""
+    compiler = box / "relative-g++"
+    compiler.write_text(
+        '#!/bin/sh\nfor word; do\n  shift\n'
+        f'  case $word in {box}/*.cpp) word=$(realpath --relative-to="$PWD" "$word");; esac\n'
+        '  set -- "$@" "$word"\ndone\nexec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    first = build(box)
+    (box / "a.h").write_text("#define N 4\n")
+    assert build(box) != first
+    (box / "a.h").write_text("#define N 21\n")
+    assert build(box) == first
+
+
 def test_flags_reach_compiler_and_linker_in_order(box: Path) -> None:
     (box / "a.cpp").write_text('extern "C" int f() { return X; }\n')
     library = build(box, cflags=["-DX=1", "-UX", "-DX=7"], ldflags=["-Wl,-soname,libsample.so", "-lm"])

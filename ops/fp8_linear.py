@@ -365,8 +365,9 @@ def convert_to_float8_training(
             replacement = convert(grandchild, f"{fqn}.{name}" if fqn else name)
             if replacement is not grandchild:
                 setattr(child, name, replacement)
-        wants = isinstance(child, nn.Linear) and not isinstance(child, Float8Linear) and wanted(child, fqn)
-        converted[child] = Float8Linear.from_float(child, config) if wants else child
+        converted[child] = child
+        if isinstance(child, nn.Linear) and not isinstance(child, Float8Linear) and wanted(child, fqn):
+            converted[child] = Float8Linear.from_float(child, config)
         return converted[child]
 
     return convert(module, "")
