@@ -329,7 +329,7 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
         for path in read_depfile(staging / step.depfile):
             # ccache with a base_dir makes all paths relative; the build's own files stay out.
             full = os.path.normpath(os.path.join(where, path))  # noqa: PTH118
-            if os.path.isabs(path) or not full.startswith(where + os.sep) and Path(full).exists():  # noqa: PTH117
+            if os.path.isabs(path) or (not full.startswith(where + os.sep) and Path(full).exists()):  # noqa: PTH117
                 paths[spec.roots.hide(full)] = None
             else:
                 relative.append(path)
