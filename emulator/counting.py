@@ -33,8 +33,8 @@ class TensorTraffic:
 class LineUse:
     """How well vector loads and stores use cache lines of one size.
 
-    ``lines`` counts lines per access (one wave instruction); ``efficiency`` is bytes / (lines x line size), at most 1
-    unless lanes read the same bytes.
+    ``lines`` counts lines per access (one wave instruction), ``bytes`` the different bytes of each access, those that
+    several lanes share once; ``efficiency`` is bytes / (lines x line size), at most 1.
     """
 
     accesses: int

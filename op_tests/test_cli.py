@@ -226,6 +226,7 @@ def test_a_kernel_is_shown_without_its_parameters(name: str, shown: str) -> None
 def test_every_subject_of_profile_runs_a_kernel(op: str) -> None:
     counts = answer("profile", op, SMALL_SHAPES[op])
     assert counts["launches"] >= 1 and counts["wave_instructions"] > 0
+    assert all(0 < counts[lines]["efficiency"] <= 1 for lines in ("lines64", "lines128")), "shared bytes count once"
 
 
 def test_profile_says_why_no_kernel_ran() -> None:

@@ -57,12 +57,17 @@ void Stats::global(uint32_t index, const LaneAddresses& a, uint64_t exec, uint32
   if (access != Access::store) bytes_loaded_ += total;
   if (access != Access::load) bytes_stored_ += total;
   // Neighbouring lanes that continue each other are one span.
+  struct Span {
+    uint64_t begin, end;
+  };
+  Span spans[kLanes];
   uint64_t lines[2 * kLanes];
-  uint32_t count = 0;
+  uint32_t span_count = 0, count = 0;
   uint64_t begin = 0, end = 0;
   const auto flush = [&] {
     if (begin == end) return;
     span(begin, end, access);
+    spans[span_count++] = {begin, end};
     for (uint64_t line = begin / 64; line <= (end - 1) / 64; ++line)
       if (count == 0 || lines[count - 1] != line) lines[count++] = line;
   };
@@ -77,12 +82,19 @@ void Stats::global(uint32_t index, const LaneAddresses& a, uint64_t exec, uint32
     end = at + bytes;
   }
   flush();
+  const auto before = [](const Span& x, const Span& y) { return x.begin < y.begin; };
+  if (!std::is_sorted(spans, spans + span_count, before)) std::sort(spans, spans + span_count, before);
+  uint64_t reached = 0;  // bytes that several lanes access count once
+  for (uint32_t i = 0; i < span_count; ++i) {
+    const uint64_t from = std::max(spans[i].begin, reached);
+    reached = std::max(reached, spans[i].end);
+    lines_.bytes += reached - std::min(from, reached);
+  }
   if (!std::is_sorted(lines, lines + count)) std::sort(lines, lines + count);
   count = static_cast<uint32_t>(std::unique(lines, lines + count) - lines);
   lines_.lines64 += count;
   for (uint32_t i = 0; i < count; ++i) lines_.lines128 += i == 0 || lines[i] / 2 != lines[i - 1] / 2;
   lines_.accesses += 1;
-  lines_.bytes += total;
 }
 
 void Stats::scalar(uint32_t index, uint64_t address, uint32_t bytes, Access access) {
