@@ -113,6 +113,7 @@ def _table_problem(family: str) -> str:
     importlib.import_module("hipforge.ops.tables")  # registers the families
     if family not in tuned.families():
         return f"there is no tuned table {family!r}; known: {', '.join(tuned.families())}"
+    tuned.clear_tables()  # what the variable names now, not what was read before
     try:
         tuned.load_table(family)
     except HipforgeError as error:
