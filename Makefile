@@ -33,6 +33,7 @@ bench: setup
 	@$(BIN)/python op_tests/bench_decode_attention.py
 
 wheel: setup
+	@rm -rf build
 	@$(BIN)/python -m build --wheel --outdir dist .
 
 wheel-aot: setup
