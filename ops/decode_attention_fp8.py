@@ -21,10 +21,12 @@ from collections.abc import Mapping
 
 import torch
 
+from hipforge.errors import GuardError
 from hipforge.ops import dispatch
 from hipforge.ops.decode_attention_fp8_checks import Scale, check_operands, prepare_packed, scale_tensor
 from hipforge.ops.decode_attention_fp8_kernels import ARCH_DTYPES, run_decode_attention
 from hipforge.ops.decode_attention_fp8_plan import accepts_configuration, plan, split_k_heuristic
+from hipforge.ops.decode_attention_int4 import attend_int4, plan_int4, prepare_int4
 from hipforge.ops.dispatch import Decision, Refused, planned_by
 from hipforge.ops.reference.attention import dequantize_kv_fp8, paged_attention
 
@@ -138,12 +140,25 @@ def decode_attention_fp8(
     return (out, lse) if return_lse else out
 
 
+def _refuse_words(*given: torch.Tensor | None) -> None:
+    if any(words is not None for words in given):
+        raise GuardError("k_scale_shift and v_scale_shift must be None with num_groups: int4 rows hold their scales")
+
+
+def _words_of(k: torch.Tensor | None, v: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    if k is None or v is None:
+        raise GuardError(
+            "k_scale_shift and v_scale_shift must be given for an fp8 cache; got None (an int4 one needs num_groups)"
+        )
+    return k, v
+
+
 def _plan_packed(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    k_scale_shift: torch.Tensor,
-    v_scale_shift: torch.Tensor,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
     seqlens: torch.Tensor,
     block_tables: torch.Tensor | None = None,
     page_size: int | None = None,
@@ -152,8 +167,14 @@ def _plan_packed(
     force_kernel_config: Mapping[str, int] | None = None,
     *,
     causal: bool = True,
+    num_groups: int | None = None,
 ) -> Decision:
     """Return :func:`decode_attention_splitk`'s decision: the HIP kernel, else torch."""
+    if num_groups is not None:
+        _refuse_words(k_scale_shift, v_scale_shift)
+        folded, k_data, _ = prepare_int4(q, k, v, seqlens, block_tables, page_size, num_groups)
+        return plan_int4(folded, k_data, block_tables, split_k, force_kernel_config)
+    k_scale_shift, v_scale_shift = _words_of(k_scale_shift, v_scale_shift)
     folded, k_data, v_data, _, _ = prepare_packed(
         q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size
     )
@@ -166,8 +187,8 @@ def decode_attention_splitk(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    k_scale_shift: torch.Tensor,
-    v_scale_shift: torch.Tensor,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
     seqlens: torch.Tensor,
     block_tables: torch.Tensor | None = None,
     page_size: int | None = None,
@@ -176,24 +197,28 @@ def decode_attention_splitk(
     force_kernel_config: Mapping[str, int] | None = None,
     *,
     causal: bool = True,
+    num_groups: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention and its log-sum-exp over a packed fp8 cache with a scale and a shift per row.
+    """Return attention and its log-sum-exp over a packed fp8 or int4 cache with scales and shifts in the rows' words.
 
     Args:
         q: bfloat16 or float16 [1, B*Mq, G, Hq, D]: G KV heads with Hq queries each.
         k: int32 [1, B*Mkv, G, Hq, D/4], expanded along Hq (stride 0): four fp8 values of the device per word, element
-            d in bits 8 (d % 4) of word d / 4. Paged: [1, pages*page_size, G, Hq, D/4].
+            d in bits 8 (d % 4) of word d / 4. Paged: [1, pages*page_size, G, Hq, D/4]. With ``num_groups`` int4:
+            num_groups + D/8 words per row, first a word like those of ``k_scale_shift`` for each group of
+            D / num_groups neighbouring elements, then eight elements per word, element d in bits 4 (d % 8).
         v: like ``k``.
         k_scale_shift: int32 [1, rows, G, Hq], expanded likewise: float16 scale in the low half, float16 shift in the
-            high half; an element is fp8 * scale + shift.
+            high half; an element is fp8 * scale + shift. None with ``num_groups``.
         v_scale_shift: the same of V.
         seqlens: int32 [B]; rows past a sequence's length are ignored.
         block_tables: int32 [B, max_pages], with ``page_size``.
         page_size: rows of a page, a multiple of 16 for the kernel.
         scale: factor of q.k; 1/sqrt(D) by default.
         split_k: as for :func:`decode_attention_fp8`.
-        force_kernel_config: as for :func:`decode_attention_fp8`.
+        force_kernel_config: as for :func:`decode_attention_fp8`; with ``num_groups`` ``waves`` and ``split_k``.
         causal: as for :func:`decode_attention_fp8`.
+        num_groups: 1, 2, 4 or 8: k and v are int4 with so many scales per row. None: they are fp8.
 
     Returns:
         (out like q, log-sum-exp float32 [B, G, Hq, Mq]).
@@ -202,6 +227,13 @@ def decode_attention_splitk(
         GuardError: operands that do not fit each other or the kernel.
         BuildError, LaunchError: the kernel could not be built or run.
     """
+    if num_groups is not None:
+        _refuse_words(k_scale_shift, v_scale_shift)
+        folded, k_data, v_data = prepare_int4(q, k, v, seqlens, block_tables, page_size, num_groups)
+        decision = plan_int4(folded, k_data, block_tables, split_k, force_kernel_config)
+        out, lse = attend_int4(folded, k_data, v_data, block_tables, seqlens, num_groups, scale, causal, decision)
+        return out.view(q.shape), lse.view(folded.shape[0], q.shape[2], q.shape[3], folded.shape[1])
+    k_scale_shift, v_scale_shift = _words_of(k_scale_shift, v_scale_shift)
     folded, k_data, v_data, k_rows, v_rows = prepare_packed(
         q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size
     )

@@ -1,6 +1,13 @@
 """Pure-torch references: the exact semantics of every op, on any device, without a build."""
 
-from hipforge.ops.reference.attention import decode_attention, dequantize_kv_fp8, gather_pages, quantize_kv_fp8
+from hipforge.ops.reference.attention import (
+    decode_attention,
+    dequantize_kv_fp8,
+    dequantize_kv_int4,
+    gather_pages,
+    quantize_kv_fp8,
+    quantize_kv_int4,
+)
 from hipforge.ops.reference.e8m0 import choose_scale, e8m0_to_f32, f32_to_e8m0
 from hipforge.ops.reference.fnuz import fn_to_fnuz, fnuz_to_fn
 from hipforge.ops.reference.formats import BLOCK, E2M1, E4M3FN, E4M3FNUZ, ElementFormat
@@ -29,6 +36,7 @@ __all__ = [
     "choose_scale",
     "decode_attention",
     "dequantize_kv_fp8",
+    "dequantize_kv_int4",
     "dequantize_mxfp4",
     "dequantize_mxfp8",
     "e8m0_to_f32",
@@ -45,6 +53,7 @@ __all__ = [
     "mxfp8_mm",
     "pack_e2m1",
     "quantize_kv_fp8",
+    "quantize_kv_int4",
     "quantize_mxfp4",
     "quantize_mxfp8",
     "residual_rms",

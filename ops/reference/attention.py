@@ -1,7 +1,8 @@
-"""Decode attention over an FP8 K/V cache with one scale and shift per row, in float64.
+"""Decode attention over an FP8 or int4 K/V cache, in float64.
 
-A cache row of D elements is D/4 int32 words, element d in bits 8·(d % 4) of word d / 4, and one int32 word with the
-row's float16 scale in the low half and its float16 shift in the high half; x = fp8 * scale + shift.
+An FP8 cache row of D elements is D/4 int32 words, element d in bits 8·(d % 4) of word d / 4, and one int32 word with
+the row's float16 scale in the low half and its float16 shift in the high half; x = fp8 * scale + shift.
+An int4 row is a word like that per group of neighbouring elements, then D/8 words of eight nibbles.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.reference.checks import (
+    require_choice,
     require_dtype,
     require_last_multiple,
     require_rank,
@@ -19,6 +21,8 @@ from hipforge.ops.reference.checks import (
     require_shape,
 )
 from hipforge.ops.reference.formats import fp8_format
+
+INT4_GROUPS = (1, 2, 4, 8)
 
 
 def quantize_kv_fp8(x: torch.Tensor, fp8_dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,6 +83,64 @@ def dequantize_kv_fp8(
     elements = words.contiguous().view(torch.uint8).view(fp8_dtype).to(torch.float32).to(torch.float64)
     halves = scale_shift.contiguous().unsqueeze(-1).view(torch.float16).to(torch.float64)
     return (elements * halves[..., :1] + halves[..., 1:]).to(dtype)
+
+
+def quantize_kv_int4(x: torch.Tensor, num_groups: int = 1) -> torch.Tensor:
+    """Quantise cache rows to 4 bits: shift = a group's least element, scale = its range / 15.
+
+    Scale and shift are rounded to float16 first and elements quantised with the rounded values. A group of equal
+    values, and one whose range is too small or too large for a float16 scale, keeps its shift alone (code 0).
+
+    Args:
+        x: float32, bfloat16 or float16 [..., D], D a multiple of 8 and of ``num_groups``.
+        num_groups: groups of neighbouring elements in a row: 1, 2, 4 or 8.
+
+    Returns:
+        int32 [..., num_groups + D/8]: a word per group, float16 scale in the low half and float16 shift in the high
+        half, then the elements, element d in bits 4 (d % 8) of word d / 8.
+
+    Raises:
+        GuardError: a dtype, last dimension or number of groups that is not accepted.
+    """
+    require_real("x", x)
+    require_choice("num_groups", num_groups, INT4_GROUPS)
+    require_last_multiple("x", x, 8)
+    groups = x.to(torch.float32).unflatten(-1, (num_groups, -1))
+    least, largest = groups.aminmax(dim=-1, keepdim=True)
+    shift = least.to(torch.float16)
+    scale = ((largest - least) / 15.0).to(torch.float16)
+    scale = torch.where(scale.isfinite(), scale, torch.zeros_like(scale))
+    steps = (groups - shift.to(torch.float32)) / torch.where(scale > 0, scale, torch.ones_like(scale)).to(torch.float32)
+    codes = torch.where(scale > 0, (steps + 0.5).floor().clamp(0, 15), torch.zeros_like(steps)).to(torch.uint8)
+    codes = codes.flatten(-2)
+    words = (codes[..., ::2] | codes[..., 1::2] << 4).contiguous().view(torch.int32)
+    heads = torch.cat((scale, shift), dim=-1).contiguous().view(torch.int32).squeeze(-1)
+    return torch.cat((heads, words), dim=-1)
+
+
+def dequantize_kv_int4(rows: torch.Tensor, num_groups: int = 1, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Return the cache rows that :func:`quantize_kv_int4` packed.
+
+    Args:
+        rows: int32 [..., num_groups + D/8].
+        num_groups: 1, 2, 4 or 8.
+        dtype: the result's dtype; the arithmetic is float64.
+
+    Returns:
+        ``dtype`` [..., D].
+
+    Raises:
+        GuardError: a dtype, shape or number of groups that is not accepted.
+    """
+    require_dtype("rows", rows, (torch.int32,))
+    require_choice("num_groups", num_groups, INT4_GROUPS)
+    if rows.shape[-1] <= num_groups:
+        raise GuardError(f"rows must be [..., {num_groups} + D/8] words; got a last dimension of {rows.shape[-1]}")
+    words = rows[..., num_groups:].contiguous().view(torch.uint8)
+    codes = torch.stack((words & 15, words >> 4), dim=-1).flatten(-2)
+    halves = rows[..., :num_groups].contiguous().unsqueeze(-1).view(torch.float16).to(torch.float64)
+    elements = codes.to(torch.float64).unflatten(-1, (num_groups, -1))
+    return (elements * halves[..., :1] + halves[..., 1:]).flatten(-2).to(dtype)
 
 
 def gather_pages(cache: torch.Tensor, block_tables: torch.Tensor, page_size: int) -> torch.Tensor:
