@@ -81,8 +81,8 @@ def wide_codes(kind: str, values: np.ndarray) -> np.ndarray:
             return values.astype(np.float16).view(np.uint16).astype(np.uint32)
     # Values of small floats times powers of two: exact in f32 or subnormal there, where bf16 keeps 7 bits fewer.
     spacing = 2.0 ** (np.maximum(np.floor(np.log2(np.maximum(np.abs(values), 1e-300))), -126) - 7)
-    rounded = np.where(np.isfinite(values), np.round(values / spacing) * spacing, values)
     with np.errstate(over="ignore", invalid="ignore"):
+        rounded = np.where(np.isfinite(values), np.round(values / spacing) * spacing, values)
         return rounded.astype(np.float32).view(np.uint32) >> 16
 
 
