@@ -3,8 +3,8 @@
 #include <hip/hip_runtime.h>
 
 #include "decode_kernel.h"
+#include "guards.h"
 #include "hipforge/module.h"
-#include "merge_kernel.h"
 
 #if !defined(HF_HEAD_DIM) || !defined(HF_INPUT) || !defined(HF_BLOCK_N)
 #error "build a variant: -DHF_HEAD_DIM=64, 128 or 256, -DHF_INPUT=f16 or bf16 and -DHF_BLOCK_N=16, 32 or 64"
@@ -28,18 +28,6 @@ constexpr int kBlockN = HF_BLOCK_N;
 using Layout = Shape<Half, kD>;
 static_assert(kBlockN % kTileN == 0 && kBlockN <= kMaxBlockN);
 
-constexpr int64_t kMaxGrid = 65535;  // of the grid's second and third axes
-constexpr int64_t kMaxKeys = (int64_t{1} << 31) - 1 - kMaxBlockN;
-// A tile of 16 keys is one raw buffer, of at most 2^31 - 1 bytes.
-constexpr int64_t kMaxSlotStride = ((int64_t{1} << 31) - 1) / kTileN - kD;
-
-bool aligned(const void* pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-
-void check_on_device(const Tensor& tensor, const char* name, const Tensor& like) {
-  HF_CHECK(tensor.on_gpu() == like.on_gpu() && tensor.device_index() == like.device_index(), name,
-           " must be on the device of q");
-}
-
 Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale, const OptionalTensor& rows,
                const Tensor& q) {
   HF_CHECK(data.dtype() == HF_U8 || data.dtype() == HF_E4M3FN || data.dtype() == HF_E4M3FNUZ, name,
@@ -51,9 +39,9 @@ Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale
   for (int axis = 0; axis < 3; ++axis)
     HF_CHECK(data.stride(axis) >= 0 && data.stride(axis) % 16 == 0, name,
              " must have strides that are multiples of 16 bytes; got ", data.stride(axis), " along axis ", axis);
-  HF_CHECK(data.stride(1) <= kMaxSlotStride, name, " has keys ", data.stride(1), " bytes apart; at most ",
-           kMaxSlotStride, " are addressed");
-  HF_CHECK(aligned(data.data(), 16), name, " must start at a multiple of 16 bytes; pass a copy");
+  HF_CHECK(data.stride(1) <= max_slot_stride(kD), name, " has keys ", data.stride(1), " bytes apart; at most ",
+           max_slot_stride(kD), " are addressed");
+  HF_CHECK(hf::aligned_to(data.data(), 16), name, " must start at a multiple of 16 bytes; pass a copy");
   HF_CHECK(scale.has_value() != rows.has_value(), name, " needs one scale per tensor or head, or one word per row, not both");
   Cache cache = {};
   cache.data = data.data<const uint8_t>();
@@ -74,7 +62,7 @@ Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale
     check_on_device(value, name, q);
     for (int axis = 0; axis < 3; ++axis)
       HF_CHECK(value.stride(axis) >= 0, name, "'s scale_shift must not have negative strides");
-    HF_CHECK(value.stride(1) <= kMaxSlotStride / 4, name, "'s scale_shift has rows ", value.stride(1), " words apart");
+    HF_CHECK(value.stride(1) <= max_slot_stride(kD) / 4, name, "'s scale_shift has rows ", value.stride(1), " words apart");
     cache.rows = static_cast<const uint8_t*>(value.data());
     cache.rows_page_stride = 4 * value.stride(0);
     cache.rows_slot_stride = 4 * static_cast<uint32_t>(value.stride(1));
@@ -93,89 +81,26 @@ void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, Op
                               OptionalTensor v_scale, OptionalTensor k_scale_shift, OptionalTensor v_scale_shift,
                               double scale, bool causal, int64_t block_n, int64_t waves, int64_t splits,
                               hipStream_t stream) {
-  HF_CHECK_ARCH(q, "gfx950", "gfx942");
-  HF_CHECK(q.dtype() == kInputDtype && q.dim() == 4 && q.size(3) == kD, "q must be ", kInputDtype, " [B, Mq, Hq, ", kD,
-           "] for this variant; got ", q);
-  HF_CHECK(q.is_contiguous() && aligned(q.data(), 16), "q must be contiguous and start at a multiple of 16 bytes");
-  const int64_t batch = q.size(0), mq = q.size(1), heads = q.size(2);
-  HF_CHECK(mq >= 1 && mq <= kMaxMq, "Mq must be 1 to ", kMaxMq, " query tokens per sequence; got ", mq);
+  check_query(q, kInputDtype, kD);
   Problem p = {};
   p.k = cache_of(k, "k", k_scale, k_scale_shift, q);
   p.v = cache_of(v, "v", v_scale, v_scale_shift, q);
   HF_CHECK(k_scale.has_value() == v_scale.has_value(), "k and v must be scaled in the same way");
-  HF_CHECK(v.is_shape(k.size(0), k.size(1), k.size(2), k.size(3)), "v must have the shape of k, ", k, "; got ", v);
-  const int64_t kv_heads = k.size(2);
-  HF_CHECK(kv_heads >= 1 && heads >= 1 && heads % kv_heads == 0, "Hq must be a positive multiple of Hkv; got Hq = ", heads,
-           " and Hkv = ", kv_heads);
-  const int64_t rows = heads / kv_heads * mq;
-  HF_CHECK(batch * kv_heads <= kMaxGrid, "B * Hkv must be at most ", kMaxGrid, "; got ", batch * kv_heads);
   HF_CHECK(block_n == kBlockN, "block_n must be ", kBlockN, " for this variant; got ", block_n);
   HF_CHECK((waves == 1 || waves == 2 || waves == 4) && waves >= Layout::kParts, "waves must be ", Layout::kParts,
            kD == 256 ? " (which share a key range) or 4" : ", 2 or 4", "; got ", waves);
-  HF_CHECK(splits >= 1 && splits <= kMaxSplits, "split_k must be 1 to ", kMaxSplits, "; got ", splits);
-  HF_CHECK(seqlens.dtype() == HF_I32 && seqlens.is_shape(batch) && seqlens.is_contiguous(),
-           "seqlens must be contiguous int32 [", batch, "]; got ", seqlens);
-  check_on_device(seqlens, "seqlens", q);
-  int64_t max_keys = k.size(1);
-  if (block_tables) {
-    const Tensor tables = *block_tables;
-    HF_CHECK(tables.dtype() == HF_I32 && tables.dim() == 2 && tables.size(0) == batch && tables.is_contiguous(),
-             "block_tables must be contiguous int32 [", batch, ", max_pages]; got ", tables);
-    check_on_device(tables, "block_tables", q);
-    HF_CHECK(k.size(1) >= kTileN && k.size(1) % kTileN == 0, "page_size must be a positive multiple of ", kTileN,
-             " (keys of one matrix instruction); got ", k.size(1));
-    p.block_tables = tables.data<const int32_t>();
-    p.max_pages = static_cast<uint32_t>(tables.size(1));
-    max_keys *= tables.size(1);
-  } else {
-    p.block_tables = seqlens.data<const int32_t>();
-    HF_CHECK(k.size(0) == batch, "k without block_tables must be [B, Mkv, Hkv, D] with B = ", batch, "; got ", k);
-  }
-  HF_CHECK(max_keys <= kMaxKeys, "a sequence may have at most ", kMaxKeys, " keys; got room for ", max_keys);
-  HF_CHECK(out.dtype() == q.dtype() && out.is_shape(batch, mq, heads, kD) && out.is_contiguous() && aligned(out.data(), 8),
-           "out must be contiguous and like q, ", q, "; got ", out);
-  check_on_device(out, "out", q);
-  HF_CHECK(lse.dtype() == HF_F32 && lse.is_shape(batch, heads, mq) && lse.is_contiguous(), "lse must be float32 [", batch,
-           ", ", heads, ", ", mq, "]; got ", lse);
-  check_on_device(lse, "lse", q);
-  if (splits > 1) {
-    HF_CHECK(partial && partial_lse, "split_k > 1 needs both workspaces");
-    const Tensor values = *partial, statistics = *partial_lse;
-    HF_CHECK(values.dtype() == HF_F32 && values.is_shape(splits, batch, heads * mq, kD) && values.is_contiguous() &&
-                 aligned(values.data(), 16),
-             "partial must be float32 [", splits, ", ", batch, ", ", heads * mq, ", ", kD, "]; got ", values);
-    HF_CHECK(statistics.dtype() == HF_F32 && statistics.is_shape(splits, batch, heads * mq) && statistics.is_contiguous(),
-             "partial_lse must be float32 [", splits, ", ", batch, ", ", heads * mq, "]; got ", statistics);
-    p.partial = values.data<float>();
-    p.partial_lse = statistics.data<float>();
-  }
-  if (batch == 0) return;
-  p.q = q.data();
-  p.out = out.data();
-  p.lse = lse.data<float>();
-  p.seqlens = seqlens.data<const int32_t>();
-  p.page_size = static_cast<uint32_t>(k.size(1));
-  p.max_keys = static_cast<uint32_t>(max_keys);
-  p.kv_heads = static_cast<uint32_t>(kv_heads);
-  p.group = static_cast<uint32_t>(heads / kv_heads);
-  p.mq = static_cast<uint32_t>(mq);
-  p.splits = static_cast<uint32_t>(splits);
+  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens}, scale, causal, splits);
   p.ranges = static_cast<uint32_t>(waves / Layout::kParts);
-  p.causal = causal;
-  p.factor = static_cast<float>(scale) * kLog2E;
-
-  const auto pairs = static_cast<uint32_t>(batch * kv_heads);
-  const dim3 grid(static_cast<uint32_t>((rows + kBlockM - 1) / kBlockM), pairs, p.splits);
+  const int64_t batch = q.size(0);
+  if (batch == 0) return;
   const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
   const uint32_t lds = Layout::lds_bytes(kBlockN, static_cast<int>(waves), p.k.rows != nullptr);
   if (p.k.rows) {
-    decode_split<Half, kD, kBlockN, true><<<grid, threads, lds, stream>>>(p);
+    decode_split<Half, kD, kBlockN, true><<<split_grid(p, batch), threads, lds, stream>>>(p);
   } else {
-    decode_split<Half, kD, kBlockN, false><<<grid, threads, lds, stream>>>(p);
+    decode_split<Half, kD, kBlockN, false><<<split_grid(p, batch), threads, lds, stream>>>(p);
   }
   HF_HIP(hipGetLastError());
-  if (splits == 1) return;
-  decode_merge<Half, kD><<<dim3(static_cast<uint32_t>(rows), pairs), kMergeThreads, 0, stream>>>(p);
-  HF_HIP(hipGetLastError());
+  launch_merge<Half, kD>(p, batch, stream);
 }
 HF_EXPORT(decode_attention_fp8_out);
