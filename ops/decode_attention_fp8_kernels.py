@@ -72,6 +72,23 @@ def check_configuration(configuration: Mapping[str, int], head_dim: int) -> None
         raise GuardError(f"split_k must be 1 to {MAX_SPLITS}; got {configuration['split_k']}")
 
 
+def allocate_results(
+    q: torch.Tensor, splits: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return what a kernel writes for q [B, Mq, Hq, D]: out like q, float32 lse [B, Hq, Mq], and both of each split.
+
+    The last two, float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq], are None where there is one split.
+    """
+    batch, mq, heads, d = q.shape
+    out = torch.empty((batch, mq, heads, d), dtype=q.dtype, device=q.device)
+    lse = torch.empty((batch, heads, mq), dtype=torch.float32, device=q.device)
+    if splits == 1:
+        return out, lse, None, None
+    partial = torch.empty((splits, batch, heads * mq, d), dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty((splits, batch, heads * mq), dtype=torch.float32, device=q.device)
+    return out, lse, partial, partial_lse
+
+
 def run_decode_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -115,15 +132,9 @@ def run_decode_attention(
         raise GuardError(
             f"q must be float16 or bfloat16 [B, Mq, Hq, D] with D in {HEAD_DIMS}; got {q.dtype} {tuple(q.shape)}"
         )
-    batch, mq, heads, d = q.shape
-    check_configuration(configuration, d)
+    check_configuration(configuration, q.shape[-1])
     splits = configuration["split_k"]
-    out = torch.empty((batch, mq, heads, d), dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, heads, mq), dtype=torch.float32, device=q.device)
-    partial = partial_lse = None
-    if splits > 1:
-        partial = torch.empty((splits, batch, heads * mq, d), dtype=torch.float32, device=q.device)
-        partial_lse = torch.empty((splits, batch, heads * mq), dtype=torch.float32, device=q.device)
+    out, lse, partial, partial_lse = allocate_results(q, splits)
     decode_attention_fp8_out(
         out,
         lse,

@@ -17,7 +17,15 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import dispatch
 from hipforge.ops.decode_attention_fp8_checks import MAX_MQ
-from hipforge.ops.decode_attention_fp8_kernels import ARCH_DTYPES, HEAD_DIMS, INPUTS, MAX_SPLITS, PAGE_MULTIPLE, WAVES
+from hipforge.ops.decode_attention_fp8_kernels import (
+    ARCH_DTYPES,
+    HEAD_DIMS,
+    INPUTS,
+    MAX_SPLITS,
+    PAGE_MULTIPLE,
+    WAVES,
+    allocate_results,
+)
 from hipforge.ops.decode_attention_fp8_plan import split_k_heuristic
 from hipforge.ops.dispatch import Accepted, Decision, Refused
 from hipforge.ops.reference.attention import INT4_GROUPS, dequantize_kv_int4, paged_attention
@@ -170,19 +178,13 @@ def attend_int4(
     Returns:
         (out like q [B, Mq, Hq, D], log-sum-exp float32 [B, Hq, Mq], natural logarithm).
     """
-    batch, mq, heads, d = q.shape
-    factor = 1.0 / math.sqrt(d) if scale is None else scale
+    factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     taken = decision.accepted
     if taken is None or taken.path != "hip":
         keys, values = (dequantize_kv_int4(cache, num_groups) for cache in (k, v))
         return paged_attention(q, keys, values, block_tables, seqlens, factor, causal)
     splits = taken.configuration["split_k"]
-    out = torch.empty((batch, mq, heads, d), dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, heads, mq), dtype=torch.float32, device=q.device)
-    partial = partial_lse = None
-    if splits > 1:
-        partial = torch.empty((splits, batch, heads * mq, d), dtype=torch.float32, device=q.device)
-        partial_lse = torch.empty((splits, batch, heads * mq), dtype=torch.float32, device=q.device)
+    out, lse, partial, partial_lse = allocate_results(q, splits)
     decode_attention_int4_out(
         out,
         lse,
