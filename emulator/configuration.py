@@ -30,9 +30,9 @@ class Options:
         check_uninit: reads of registers or LDS that were never written.
         check_waits: results become visible only when ``s_waitcnt`` says so.
         check_races: LDS accesses of different waves that no barrier, flag or lock orders (the rules stand in
-            ``csrc/emulator/lds_shadow.h``).
+            ``emulator/native/lds_shadow.h``).
         check_global_races: accesses of global memory by different work-groups that no atomic with its fences orders
-            (``csrc/emulator/global_races.h``). Runs work-groups one after another on one thread and remembers every
+            (``emulator/native/global_races.h``). Runs work-groups one after another on one thread and remembers every
             writable dword, so it is never part of ``checks="all"``.
         wave_order: the order in which waves and work-groups advance.
         seed: of ``wave_order="random"``.

@@ -172,7 +172,7 @@ class Counters:
 
 
 def from_json(text: str) -> Counters:
-    """Return the counters that a collector's JSON holds (``csrc/emulator/counters.h``)."""
+    """Return the counters that a collector's JSON holds (``emulator/native/counters.h``)."""
     raw: dict[str, Any] = json.loads(text)
     values: dict[str, Any] = {item.name: raw[item.name] for item in fields(Counters) if item.name in raw}
     for name in ("by_class", "by_mnemonic"):

@@ -87,9 +87,7 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
 
 def source_dir() -> Path:
     """Return the folder of the emulator's C++ sources."""
-    import hipforge.csrc
-
-    return Path(hipforge.csrc.__file__).parent / "emulator"
+    return Path(__file__).parent / "native"
 
 
 def build() -> Path:

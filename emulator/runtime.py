@@ -11,7 +11,7 @@ from hipforge.emulator import configuration, library
 
 @dataclass(frozen=True)
 class Runtime:
-    """The loaded emulator. ``library`` has the C interface of ``csrc/emulator/api.h`` and every HIP symbol."""
+    """The loaded emulator. ``library`` has the C interface of ``emulator/native/api.h`` and every HIP symbol."""
 
     library: ctypes.CDLL
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hipforge")
 
-ABI_VERSION = 1  # HF_ABI_VERSION of csrc/include/hipforge/abi.h
+ABI_VERSION = 1  # HF_ABI_VERSION of csrc/include/hipforge/host/abi.h
 
 Target = Literal["host", "emulator", "hip"]
 Implementation = Literal["extension", "extension-without-table", "ctypes"]

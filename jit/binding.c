@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "hipforge/abi.h"
+#include "hipforge/host/abi.h"
 
 #if defined(Py_LIMITED_API) && Py_LIMITED_API < 0x030C0000
 /* Exported by every CPython from 3.9 on; only its place in the limited API came with 3.12. */

@@ -127,7 +127,8 @@ def specification(wanted: Request) -> BuildSpec:
 def _compile(number: int, source: str, cflags: Sequence[str]) -> Step:
     name = f"{number}_{Path(source).stem}"
     tool = "${CXX}" if _is_cplusplus(Path(source)) else "${CC}"
-    flags = ("-fPIC", "-I${CSRC}/include", "-ffile-prefix-map=${CSRC}=csrc", "-ffile-prefix-map=${JIT}=jit", *cflags)
+    maps = (f"-ffile-prefix-map=${{{name}}}={name.lower()}" for name in ("CSRC", "JIT", "EMULATOR"))
+    flags = ("-fPIC", "-I${CSRC}/include", *maps, *cflags)
     depfile = f"{name}.d"
     return Step(
         name=name,
@@ -160,8 +161,8 @@ def build(
     """Return the shared library made of ``sources``: prebuilt, else cached, else built now.
 
     Compiled with ``-fPIC -I<package>/csrc/include`` and then ``cflags``, in order; linked with ``-shared``, the
-    objects and then ``ldflags``. Flags may use ``${CSRC}`` and ``${JIT}``. ``required`` names files without which a
-    build makes no sense, each with what to say when it is missing; a library that is there needs none of them.
+    objects and then ``ldflags``. Flags may use ``${CSRC}``, ``${JIT}`` and ``${EMULATOR}``. ``required`` names files
+    without which a build makes no sense, each with what to say when it is missing; a library that is there needs none.
 
     Raises:
         BuildError: a source does not compile or is missing.

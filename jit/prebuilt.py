@@ -26,7 +26,7 @@ from hipforge.jit.spec import PORTABLE, BuildSpec, category
 
 log = logging.getLogger("hipforge")
 
-_OWN_FILES = ("${CSRC}/", "${JIT}/", "${MODULE_DIR}/", "${SOURCE")
+_OWN_FILES = ("${CSRC}/", "${JIT}/", "${EMULATOR}/", "${MODULE_DIR}/", "${SOURCE")
 _KEY_DIGITS = 16
 
 

@@ -25,6 +25,7 @@ from hipforge.jit.spec import LIMITS, VariantValue
 PLACEHOLDERS = {
     "CSRC": "the package's csrc folder",
     "JIT": "the package's jit folder",
+    "EMULATOR": "the package's emulator folder",
     "ROCM": "the ROCm tree the compiler uses",
     "MODULE_DIR": "the folder of the JSON file",
     "GEN": "the folder into which blob_gen_cmd writes",

@@ -93,5 +93,5 @@ def unknown_placeholders(texts: Iterable[str], known: Iterable[str]) -> list[str
 
 
 def package_roots() -> Roots:
-    """Return the roots every build knows: ``${CSRC}`` and ``${JIT}``."""
-    return Roots({"CSRC": str(package_dir("csrc")), "JIT": str(package_dir("jit"))})
+    """Return the roots every build knows: ``${CSRC}``, ``${JIT}`` and ``${EMULATOR}``."""
+    return Roots({name.upper(): str(package_dir(name)) for name in ("csrc", "jit", "emulator")})

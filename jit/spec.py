@@ -24,7 +24,7 @@ FORMAT = 1
 """Raised when a new hipforge would misread an older entry."""
 
 ABI_VERSION = 1
-"""``HF_ABI_VERSION`` of csrc/include/hipforge/abi.h."""
+"""``HF_ABI_VERSION`` of csrc/include/hipforge/host/abi.h."""
 
 KEY_ENVIRONMENT = (
     "CCC_OVERRIDE_OPTIONS",

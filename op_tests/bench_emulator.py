@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-import hip_compile
 import torch
+from helpers import hip_compile
 from rich.table import Table
 
 from hipforge import devices, emulator

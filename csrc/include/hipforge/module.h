@@ -4,7 +4,7 @@
 
 #include <hip/hip_runtime.h>
 
-#include "hipforge/export.h"
+#include "hipforge/host/export.h"
 
 namespace hf __attribute__((visibility("hidden"))) {
 

@@ -1,0 +1,106 @@
+// Decode attention over an fp8 K/V cache, gfx950 (e4m3fn) and gfx942 (e4m3fnuz). decode_kernel.h and merge_kernel.h have the
+// kernels. A variant serves one head dimension, one dtype of q and one block of keys.
+#include <hip/hip_runtime.h>
+
+#include "decode_kernel.h"
+#include "../guards.h"
+#include "hipforge/module.h"
+
+#if !defined(HF_HEAD_DIM) || !defined(HF_INPUT) || !defined(HF_BLOCK_N)
+#error "build a variant: -DHF_HEAD_DIM=64, 128 or 256, -DHF_INPUT=f16 or bf16 and -DHF_BLOCK_N=16, 32 or 64"
+#endif
+
+using hf::OptionalTensor;
+using hf::Tensor;
+using namespace hf::decode_attention;
+
+namespace {
+
+struct input_f16 { using type = _Float16; };
+struct input_bf16 { using type = hf::dev::bf16; };
+
+#define HF_JOIN_(a, b) a##b
+#define HF_JOIN(a, b) HF_JOIN_(a, b)
+using Half = HF_JOIN(input_, HF_INPUT)::type;
+constexpr hf_dtype kInputDtype = __is_same(Half, _Float16) ? HF_F16 : HF_BF16;
+constexpr int kD = HF_HEAD_DIM;
+constexpr int kBlockN = HF_BLOCK_N;
+using Layout = Shape<Half, kD>;
+static_assert(kBlockN % kTileN == 0 && kBlockN <= kMaxBlockN);
+
+Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale, const OptionalTensor& rows,
+               const Tensor& q) {
+  HF_CHECK(data.dtype() == HF_U8 || data.dtype() == HF_E4M3FN || data.dtype() == HF_E4M3FNUZ, name,
+           " holds fp8: float8_e4m3fn, or uint8 with its bits; got ",
+           data.dtype());
+  HF_CHECK(data.dim() == 4 && data.size(3) == kD, name, " must be [pages, page_size, Hkv, ", kD, "]; got ", data);
+  check_on_device(data, name, q);
+  HF_CHECK(data.stride(3) == 1, name, " must have its last dimension contiguous; got stride ", data.stride(3));
+  for (int axis = 0; axis < 3; ++axis)
+    HF_CHECK(data.stride(axis) >= 0 && data.stride(axis) % 16 == 0, name,
+             " must have strides that are multiples of 16 bytes; got ", data.stride(axis), " along axis ", axis);
+  HF_CHECK(data.stride(1) <= max_slot_stride(kD), name, " has keys ", data.stride(1), " bytes apart; at most ",
+           max_slot_stride(kD), " are addressed");
+  HF_CHECK(hf::aligned_to(data.data(), 16), name, " must start at a multiple of 16 bytes; pass a copy");
+  HF_CHECK(scale.has_value() != rows.has_value(), name, " needs one scale per tensor or head, or one word per row, not both");
+  Cache cache = {};
+  cache.data = data.data<const uint8_t>();
+  cache.page_stride = data.stride(0);
+  cache.slot_stride = static_cast<uint32_t>(data.stride(1));
+  cache.head_stride = data.stride(2);
+  if (scale) {
+    const Tensor value = *scale;
+    HF_CHECK(value.dtype() == HF_F32 && value.is_contiguous() && (value.numel() == 1 || value.is_shape(data.size(2))), name,
+             "'s scale must be float32, one element or [", data.size(2), "] (one per KV head); got ", value);
+    check_on_device(value, name, q);
+    cache.scale = value.data<const float>();
+    cache.scale_stride = value.numel() == 1 ? 0 : 1;
+  } else {
+    const Tensor value = *rows;
+    HF_CHECK(value.dtype() == HF_I32 && value.is_shape(data.size(0), data.size(1), data.size(2)), name,
+             "'s scale_shift must be int32 [", data.size(0), ", ", data.size(1), ", ", data.size(2), "]; got ", value);
+    check_on_device(value, name, q);
+    for (int axis = 0; axis < 3; ++axis)
+      HF_CHECK(value.stride(axis) >= 0, name, "'s scale_shift must not have negative strides");
+    HF_CHECK(value.stride(1) <= max_slot_stride(kD) / 4, name, "'s scale_shift has rows ", value.stride(1), " words apart");
+    cache.rows = static_cast<const uint8_t*>(value.data());
+    cache.rows_page_stride = 4 * value.stride(0);
+    cache.rows_slot_stride = 4 * static_cast<uint32_t>(value.stride(1));
+    cache.rows_head_stride = 4 * value.stride(2);
+  }
+  return cache;
+}
+
+}  // namespace
+
+/// out like q [B, Mq, Hq, D]; lse float32 [B, Hq, Mq]; k, v fp8 [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without
+/// block_tables int32 [B, max_pages]; seqlens int32 [B]; scales float32 [1] or [Hkv], or scale_shift words int32
+/// [pages, page_size, Hkv]; workspaces float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq] where splits > 1.
+void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q, Tensor k,
+                              Tensor v, OptionalTensor block_tables, Tensor seqlens, OptionalTensor k_scale,
+                              OptionalTensor v_scale, OptionalTensor k_scale_shift, OptionalTensor v_scale_shift,
+                              double scale, bool causal, int64_t block_n, int64_t waves, int64_t splits,
+                              hipStream_t stream) {
+  check_query(q, kInputDtype, kD);
+  Problem p = {};
+  p.k = cache_of(k, "k", k_scale, k_scale_shift, q);
+  p.v = cache_of(v, "v", v_scale, v_scale_shift, q);
+  HF_CHECK(k_scale.has_value() == v_scale.has_value(), "k and v must be scaled in the same way");
+  HF_CHECK(block_n == kBlockN, "block_n must be ", kBlockN, " for this variant; got ", block_n);
+  HF_CHECK((waves == 1 || waves == 2 || waves == 4) && waves >= Layout::kParts, "waves must be ", Layout::kParts,
+           kD == 256 ? " (which share a key range) or 4" : ", 2 or 4", "; got ", waves);
+  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens}, scale, causal, splits);
+  p.ranges = static_cast<uint32_t>(waves / Layout::kParts);
+  const int64_t batch = q.size(0);
+  if (batch == 0) return;
+  const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
+  const uint32_t lds = Layout::lds_bytes(kBlockN, static_cast<int>(waves), p.k.rows != nullptr);
+  if (p.k.rows) {
+    decode_split<Half, kD, kBlockN, true><<<split_grid(p, batch), threads, lds, stream>>>(p);
+  } else {
+    decode_split<Half, kD, kBlockN, false><<<split_grid(p, batch), threads, lds, stream>>>(p);
+  }
+  HF_HIP(hipGetLastError());
+  launch_merge<Half, kD>(p, batch, stream);
+}
+HF_EXPORT(decode_attention_fp8_out);

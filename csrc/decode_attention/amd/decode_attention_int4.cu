@@ -1,0 +1,70 @@
+// Decode attention over an int4 K/V cache with a scale and a shift per group, gfx950 and gfx942. int4_kernel.h and
+// merge_kernel.h have the kernels. A variant serves one head dimension and one dtype of q.
+#include <hip/hip_runtime.h>
+
+#include "../guards.h"
+#include "hipforge/module.h"
+#include "int4_kernel.h"
+
+#if !defined(HF_HEAD_DIM) || !defined(HF_INPUT)
+#error "build a variant: -DHF_HEAD_DIM=64, 128 or 256 and -DHF_INPUT=f16 or bf16"
+#endif
+
+using hf::OptionalTensor;
+using hf::Tensor;
+using namespace hf::decode_attention;
+
+namespace {
+
+struct input_f16 { using type = _Float16; };
+struct input_bf16 { using type = hf::dev::bf16; };
+
+#define HF_JOIN_(a, b) a##b
+#define HF_JOIN(a, b) HF_JOIN_(a, b)
+using Half = HF_JOIN(input_, HF_INPUT)::type;
+constexpr hf_dtype kInputDtype = __is_same(Half, _Float16) ? HF_F16 : HF_BF16;
+constexpr int kD = HF_HEAD_DIM;
+
+Cache cache_of(const Tensor& data, const char* name, int64_t words, const Tensor& q) {
+  HF_CHECK(data.dtype() == HF_I32 && data.dim() == 4 && data.size(3) == words, name,
+           " must be int32 [pages, page_size, Hkv, ", words, "], the words of scales and those of ", kD,
+           " nibbles; got ", data);
+  check_on_device(data, name, q);
+  HF_CHECK(data.stride(3) == 1, name, " must have its last dimension contiguous; got stride ", data.stride(3));
+  for (int axis = 0; axis < 3; ++axis)
+    HF_CHECK(data.stride(axis) >= 0, name, " must not have negative strides; got ", data.stride(axis), " along axis ", axis);
+  HF_CHECK(data.stride(1) <= max_slot_stride(kD) / 4, name, " has keys ", data.stride(1), " words apart; at most ",
+           max_slot_stride(kD) / 4, " are addressed");
+  Cache cache = {};
+  cache.data = static_cast<const uint8_t*>(data.data());
+  cache.page_stride = 4 * data.stride(0);
+  cache.slot_stride = 4 * static_cast<uint32_t>(data.stride(1));
+  cache.head_stride = 4 * data.stride(2);
+  return cache;
+}
+
+}  // namespace
+
+/// out like q [B, Mq, Hq, D]; lse float32 [B, Hq, Mq]; k, v int32 [pages, page_size, Hkv, groups + D/8], or
+/// [B, Mkv, Hkv, groups + D/8] without block_tables int32 [B, max_pages]; seqlens int32 [B]; workspaces float32
+/// [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq] where splits > 1.
+void decode_attention_int4_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q, Tensor k,
+                               Tensor v, OptionalTensor block_tables, Tensor seqlens, int64_t groups, double scale,
+                               bool causal, int64_t waves, int64_t splits, hipStream_t stream) {
+  check_query(q, kInputDtype, kD);
+  HF_CHECK(groups == 1 || groups == 2 || groups == 4 || groups == 8, "groups must be 1, 2, 4 or 8 per row; got ", groups);
+  HF_CHECK(waves == 1 || waves == 2 || waves == 4, "waves must be 1, 2 or 4; got ", waves);
+  Problem p = {};
+  p.k = cache_of(k, "k", groups + kD / 8, q);
+  p.v = cache_of(v, "v", groups + kD / 8, q);
+  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens}, scale, causal, splits);
+  p.ranges = static_cast<uint32_t>(waves);
+  const int64_t batch = q.size(0);
+  if (batch == 0) return;
+  const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
+  const uint32_t lds = int4_lds_bytes(kD, static_cast<int>(waves));
+  decode_split_int4<Half, kD><<<split_grid(p, batch), threads, lds, stream>>>(p, static_cast<uint32_t>(groups));
+  HF_HIP(hipGetLastError());
+  launch_merge<Half, kD>(p, batch, stream);
+}
+HF_EXPORT(decode_attention_int4_out);

@@ -1,0 +1,398 @@
+// Split-K decode attention over an fp8 cache: a wave (two at D = 256) per 16 query rows, KV head, sequence and key range.
+//
+//   rows:    the query heads that share a KV head and their Mq tokens are folded, row m = head * Mq + token
+//   keys:    blocks of 64, 32 or 16; a split's blocks follow each other, and so do those of its `ranges`, one per wave
+//   columns: a wave owns 128 of V (all 64 at D = 64). At D = 256 two waves share a range: each multiplies its half of K and
+//            q, they exchange the sums through LDS, and each owns half of V's columns
+//
+//   scores^T [64 keys x 16 rows] = K [64 x D] Q^T      lane (g = lane / 16, i = lane % 16): keys 16 t + 4 g + r of row i
+//   out^T    [D x 16 rows]      += V^T [D x 64] P^T    lane: d = (4 g + r) D/16 + j of row i, j < D/16
+//
+// Both products are transposed, so that a lane holds one row's statistics, and the scores leave the first product as the
+// second one takes them: no exchange between lanes but the row's maximum. The k index of an MFMA is permuted at will where
+// both operands agree: K and Q take d = 64 c + 16 g + j (one 16-byte load each), V takes D/16 neighbouring bytes of a key
+// per lane, 16 lanes to a row.
+//
+// K enters its product as it lies in memory, against q as two e4m3 terms that add up to its bf16 value exactly (three for
+// f16; query.h): no instruction converts K. V has to be transposed to enter one, byte by byte; its conversion to bf16, exact,
+// does that along the way, and the weights enter as bf16, off by at most 2^-8 of each. That is the only rounding of the
+// products: worst output error 3.4e-4 on outputs of 3.6e-2 (root mean square, 2,048 keys), 1e-6 of the log-sum-exp. Weights as
+// two fp8 terms take 30 instructions per block more, as one ten times the error; q as one term 1e-2 of the log-sum-exp.
+// Scales stay out of the products:
+//   q.(s k + t) = s (q.k) + t sum(q)        sum p (s v + t) = sum (p s) v + sum p t
+//
+// Bytes per key and KV head: 2 D, each read once; 16 rows or fewer share them. Memory is the bound: 2 D bytes for
+// 6 * 16 * D flops of MFMA.
+//
+// Registers: at most 104 VGPRs (80 at D = 64) and no spills, so four (six) waves per SIMD; the registry's limits hold every
+// variant to it. LDS of a work-group: Shape::lds_bytes; with bf16 and blocks of 64, 2 KiB at D = 128, 12 KiB at D = 256 (8 KiB
+// with blocks of 32, which leaves gfx942's 64 KiB four waves per SIMD).
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/buffer.h"
+#include "hipforge/amd/fp8.h"
+#include "hipforge/amd/fp8_mfma.h"
+#include "hipforge/amd/mfma.h"
+#include "hipforge/amd/vector.h"
+#include "hipforge/amd/wave.h"
+#include "merge_ranges.h"
+#include "../problem.h"
+#include "query.h"
+#include "row_words.h"
+
+namespace hf::decode_attention {
+
+/// How D is spread over waves, and the LDS they need.
+template <class Half, int kD>
+struct Shape {
+  static constexpr int kColumns = kD < 128 ? kD : 128;  // that a wave owns
+  static constexpr int kParts = kD / kColumns;          // waves that share a key range
+  static constexpr int kChunks = kColumns / 64;         // 16-byte loads of a key per lane, for the first product
+  static_assert(kD % kColumns == 0 && kColumns % 64 == 0, "a lane loads whole 16-byte pieces of a key");
+
+  /// Bytes that one wave writes while it runs: a block's scores, or the words of its keys.
+  static constexpr uint32_t slot_bytes(int block_n, bool row_scales) {
+    const uint32_t scores = kParts > 1 ? block_n * kBlockM * 4 : 0;
+    const uint32_t words = row_scales ? block_n * 4 : 0;
+    return scores > words ? scores : words;
+  }
+  /// Bytes of a work-group of `waves` waves: the finer terms of q, then a slot per wave. The ranges' statistics and sums
+  /// take the place of both at the end.
+  static constexpr uint32_t lds_bytes(int block_n, int waves, bool row_scales) {
+    const uint32_t running = kParts * Query<Half, kChunks>::kLdsBytes + waves * slot_bytes(block_n, row_scales);
+    const uint32_t merge = waves > kParts ? waves / 2 * kColumns * kBlockM * 4 : 0;
+    return running > merge ? running : merge;
+  }
+};
+
+template <class Half, int kD, int kBlockN, bool kRowScales>
+class Wave {
+  using Layout = Shape<Half, kD>;
+
+ public:
+  static constexpr int kTiles = kBlockN / kTileN;
+  static constexpr int kColumns = Layout::kColumns;
+  static constexpr int kParts = Layout::kParts;
+  static constexpr int kChunks = Layout::kChunks;
+  static constexpr int kPerLane = kColumns / 16;  // bytes of a key per lane, for the second product
+  // Tiles of K whose loads wait together: as many as registers hold.
+  static constexpr bool kRoom = kParts == 1 && !kRowScales && kTerms<Half> == 2;
+  static constexpr int kTilesInFlight = kTiles == 1 ? 1 : kChunks == 1 ? kTiles : kRoom ? 2 : 1;
+  static constexpr int kStep = kTiles > 1 ? 2 : 1;  // tiles of one instruction of the second product
+
+  /// `finer`: where the finer terms of q go; `own` and `other`: the slots of the wave and of that with the other half of D.
+  __device__ Wave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, uint32_t range, uint32_t part,
+                  uint8_t* finer, uint8_t* own, const uint8_t* other)
+      : p(problem), work(work), row0(row0), part(part), own_slot(own), other_slot(other),
+        finer(reinterpret_cast<dev::u32x4*>(finer)), lane(dev::lane_index()),
+        query(static_cast<const Half*>(problem.q) + Row(*this, lane).offset + 16 * (lane / kTileN),
+              reinterpret_cast<dev::u32x4*>(finer), lane, range == 0) {
+    const uint32_t group = lane / kTileN, column = lane % kTileN;
+    const int32_t hidden = p.causal ? static_cast<int32_t>(p.mq - 1 - Row(*this, lane).token) : 0;
+    const int32_t seen = static_cast<int32_t>(work.length) - hidden;
+    limit = static_cast<int32_t>(min(static_cast<uint32_t>(seen < 0 ? 0 : seen), work.end)) - 4 * static_cast<int32_t>(group);
+    k_data = p.k.data + work.head * p.k.head_stride + part * kColumns;
+    v_data = p.v.data + work.head * p.v.head_stride + part * kColumns;
+    k_offset = column * p.k.slot_stride + 16 * group;
+    v_offset = 4 * group * p.v.slot_stride + kPerLane * column;
+    if constexpr (kRowScales) {
+      k_rows = p.k.rows + work.head * p.k.rows_head_stride;
+      v_rows = p.v.rows + work.head * p.v.rows_head_stride;
+    }
+    const float scale = kRowScales ? p.factor : p.factor * p.k.scale[p.k.scale_stride * work.head];
+    factor = __builtin_ldexpf(scale, -query.exponent);
+    q_sum = query.sum * p.factor;
+  }
+
+  __device__ void run() {
+    const uint32_t hidden = p.causal ? p.mq - 1 : 0;
+    const uint32_t seen_by_all = work.length > hidden ? work.length - hidden : 0;
+    const uint32_t whole = min(work.end, seen_by_all);
+    // Waves that share a range meet at barriers in every block, so they and the other ranges' run equally often.
+    const uint32_t stop = kParts > 1 ? work.begin + work.trips * kBlockN : work.end;
+    Cursor cursor(p, work.batch, work.begin, work.end, work.length);
+    for (uint32_t key = work.begin; key < stop; key += kBlockN) block(key, key + kBlockN > whole, cursor);
+  }
+
+  dev::f32x4 acc[kPerLane] = {};
+  float maximum = -__builtin_inff();
+  dev::f32x2 total = {}, shifted = {};  // of the lane's own keys, in two sums each
+
+  /// Stores the lane's D/4 neighbouring columns of its row, whose weights add up to `total` and, times the shift of V, to
+  /// `shifted`.
+  __device__ void store(uint32_t split, uint32_t batch_heads, float total, float shifted) const {
+    const float inverse = total > 0.f || total != total ? 1.f / total : 0.f;
+    const float shift = kRowScales ? shifted * inverse : 0.f;
+    const float scale = kRowScales ? inverse : inverse * p.v.scale[p.v.scale_stride * work.head];
+    const float lse = total > 0.f || total != total ? maximum + __builtin_amdgcn_logf(total) : -__builtin_inff();
+    // Computed again, not kept in registers over the loop.
+    const uint32_t own_lane = dev::lane_index();
+    const Row row(*this, own_lane);
+    const uint32_t rows = p.group * p.mq;
+    if (row.index >= rows) return;
+    const uint32_t group = own_lane / kTileN;
+    const uint64_t folded = (uint64_t{work.batch} * p.kv_heads + work.head) * rows + row.index;
+    const uint32_t at = 4 * kPerLane * group;
+    const bool first = group == 0 && part == 0;
+    if (p.splits == 1) {
+      store_columns(static_cast<Half*>(p.out) + row.offset + at, scale, shift);
+      if (first) p.lse[folded] = lse * kLn2;
+      return;
+    }
+    const uint64_t slice = uint64_t{split} * batch_heads * rows + folded;
+    store_columns(p.partial + slice * kD + part * kColumns + at, scale, shift);
+    if (first) p.partial_lse[slice] = lse;
+  }
+
+ private:
+  using Bytes = Vector<uint32_t, kPerLane / 4>;
+  using Weights = dev::bf16x4;
+
+  // Without these the compiler loads and converts all keys of a block ahead of their products and runs out of registers.
+  __device__ static void stay_in_order() { __builtin_amdgcn_sched_barrier(0); }
+
+  struct Row {
+    uint32_t index, token;
+    uint64_t offset;  // of the wave's columns in q and out
+
+    // Lanes without a row of their own load the last one.
+    __device__ Row(const Wave& wave, uint32_t lane) : index(wave.row0 + lane % kTileN) {
+      const Problem& p = wave.p;
+      const uint32_t loaded = min(index, p.group * p.mq - 1);
+      token = loaded % p.mq;
+      offset = ((uint64_t{wave.work.batch} * p.mq + token) * p.kv_heads * p.group + wave.work.head * p.group +
+                loaded / p.mq) * kD + wave.part * kColumns;
+    }
+  };
+
+  // `keys` keys of the tile: the buffer's range check answers every other one with 0.
+  __device__ static dev::Buffer tile_of(const uint8_t* from, int64_t page_stride, uint32_t slot_stride, const Tile& tile) {
+    return dev::make_buffer(from + tile.page * page_stride + uint64_t{tile.slot} * slot_stride, tile.keys * slot_stride);
+  }
+
+  __device__ void block(uint32_t key, bool masked, Cursor& cursor) {
+    Tile tiles[kTiles];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) tiles[t] = cursor.next();
+
+    uint32_t word = 0;
+    if constexpr (kRowScales) word = load_row_word(k_rows, p.k.rows_page_stride, p.k.rows_slot_stride, tiles);
+    dev::f32x4 scores[kTiles];
+#pragma unroll
+    for (int t = 0; t < kTiles; t += kTilesInFlight) products(tiles + t, scores + t);
+    if constexpr (kRowScales) {
+      const uint8_t* words = share_row_words<kTiles>(own_slot, word);
+      const float shift = dev::lane_float_here(q_sum);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const RowWords own = row_words(words, t);
+        scores[t] = own.scale * scores[t] + own.shift * shift;
+        stay_in_order();
+      }
+    }
+    if constexpr (kParts > 1) add_other_part(scores);
+    if (masked) {
+      const int32_t left = limit - static_cast<int32_t>(key);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+          if (left <= kTileN * t + r) scores[t][r] = -__builtin_inff();
+    }
+    if constexpr (kRowScales) word = load_row_word(v_rows, p.v.rows_page_stride, p.v.rows_slot_stride, tiles);
+
+    float largest = -__builtin_inff();
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) largest = fmaxf(largest, scores[t][r]);
+    const float next = fmaxf(maximum, column_max(largest));
+    const float base = next == -__builtin_inff() ? 0.f : next;  // nothing seen yet: -inf - 0 instead of -inf + inf
+    const float keep = __builtin_amdgcn_exp2f(maximum - base);
+    maximum = next;
+    total *= keep;
+    shifted *= keep;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) acc[j] *= keep;
+
+    const uint8_t* words = nullptr;
+    if constexpr (kRowScales) words = share_row_words<kTiles>(own_slot, word);
+    Weights weights[kTiles];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      dev::f32x4 weight = scores[t] - base;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) weight[r] = __builtin_amdgcn_exp2f(weight[r]);
+      total += weight.lo + weight.hi;
+      if constexpr (kRowScales) {
+        const RowWords own = row_words(words, t);
+        shifted += weight.lo * own.shift.lo;
+        shifted += weight.hi * own.shift.hi;
+        weight *= own.scale;
+        stay_in_order();
+      }
+      weights[t] = dev::nearest_bf16(weight);
+    }
+    stay_in_order();
+#pragma unroll
+    for (int t = 0; t < kTiles; t += kStep) add_values(tiles + t, weights + t);
+  }
+
+  // q by K of the next kTilesInFlight tiles: keys 4 g + r of row i.
+  __device__ void products(const Tile* tiles, dev::f32x4* sums) const {
+    dev::u32x4 bytes[kTilesInFlight][kChunks];
+#pragma unroll
+    for (int t = 0; t < kTilesInFlight; ++t) {
+      const dev::Buffer buffer = tile_of(k_data, p.k.page_stride, p.k.slot_stride, tiles[t]);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) bytes[t][c] = dev::load_b128(buffer, k_offset, 64 * c);
+      sums[t] = {};
+    }
+    // Read from LDS again for each group of tiles, and one term after the other: registers are what is short.
+    const uint32_t place = dev::lane_index();
+#pragma unroll
+    for (int term = kTerms<Half> - 1; term >= 0; --term) {
+      stay_in_order();
+      dev::u32x4 row[kChunks];
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        row[c] = term < query.kKept ? query.kept[term % query.kKept][c] : finer[query.place(term, c, place)];
+#pragma unroll
+      for (int t = 0; t < kTilesInFlight; ++t) sums[t] = multiplied(bytes[t], row, term, sums[t]);
+    }
+    const float times = dev::lane_float_here(factor);
+#pragma unroll
+    for (int t = 0; t < kTilesInFlight; ++t) sums[t] = dev::lane_vector_here(sums[t] * times);
+    stay_in_order();
+  }
+
+  // sum + K by one term of q. What the terms from 1 on add up to is brought to the scale of term 0 along the way.
+  __device__ static dev::f32x4 multiplied(const dev::u32x4 (&bytes)[kChunks], const dev::u32x4 (&row)[kChunks], int term,
+                                          dev::f32x4 sum) {
+#if defined(__gfx950__)
+    if constexpr (kChunks == 2) {
+      constexpr uint32_t kOne = 127;  // e8m0
+      return dev::mfma_scaled_e4m3(dev::mfma_operand(bytes[0], bytes[1]), kOne, dev::mfma_operand(row[0], row[1]),
+                                   kOne - kTermBits * term, sum);
+    }
+#endif
+    if (term < kTerms<Half> - 1) sum *= 1.f / (1 << kTermBits);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) sum = dev::mfma_e4m3_16x16x64(bytes[c], row[c], sum);
+    return sum;
+  }
+
+  // Adds what the wave with the other half of D has for the same rows and keys.
+  __device__ void add_other_part(dev::f32x4 (&scores)[kTiles]) {
+    const uint32_t lane = dev::lane_index();
+    auto* own = reinterpret_cast<dev::f32x4*>(own_slot) + lane;
+    const auto* other = reinterpret_cast<const dev::f32x4*>(other_slot) + lane;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) own[t * dev::kWaveSize] = scores[t];
+    __syncthreads();  // before the other slot is read
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) scores[t] += other[t * dev::kWaveSize];
+    __syncthreads();  // before a slot is written again
+  }
+
+  // The second product's next kStep tiles: element 4 u + r of a lane is key 16 u + 4 g + r.
+  __device__ void add_values(const Tile* tiles, const Weights* weights) {
+    Bytes bytes[4 * kStep];
+#pragma unroll
+    for (int u = 0; u < kStep; ++u) {
+      const dev::Buffer buffer = tile_of(v_data, p.v.page_stride, p.v.slot_stride, tiles[u]);
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        bytes[4 * u + r] = load_bytes(buffer, v_offset, r * p.v.slot_stride);
+    }
+#pragma unroll
+    for (int word = 0; word < kPerLane / 4; ++word) {
+      uint32_t keys[4 * kStep];
+#pragma unroll
+      for (int i = 0; i < 4 * kStep; ++i) keys[i] = bytes[i][word];
+      add_pair<0>(keys, weights, acc[4 * word], acc[4 * word + 1]);
+      stay_in_order();
+      add_pair<1>(keys, weights, acc[4 * word + 2], acc[4 * word + 3]);
+      stay_in_order();
+    }
+  }
+
+  __device__ static Bytes load_bytes(dev::Buffer tile, uint32_t lane_offset, uint32_t wave_offset) {
+    if constexpr (kPerLane == 8) return dev::load_b64(tile, lane_offset, wave_offset);
+    if constexpr (kPerLane == 4) return dev::load_b32(tile, lane_offset, wave_offset);
+  }
+
+  // Bytes 2 kPair and 2 kPair + 1 of the keys' words: two rows of V^T.
+  template <int kPair>
+  __device__ static void add_pair(const uint32_t (&keys)[4 * kStep], const Weights* weights, dev::f32x4& even,
+                                  dev::f32x4& odd) {
+    Vector<uint32_t, 2 * kStep> even_row, odd_row;
+#pragma unroll
+    for (int i = 0; i < 2 * kStep; ++i) {
+      const dev::u32x2 pair = dev::zip_fp8_as_bf16<kPair>(keys[2 * i], keys[2 * i + 1]);
+      even_row[i] = pair[0];
+      odd_row[i] = pair[1];
+    }
+    even = multiplied(even_row, weights, even);
+    odd = multiplied(odd_row, weights, odd);
+  }
+  __device__ static dev::f32x4 multiplied(Vector<uint32_t, 2 * kStep> values, const Weights* weights, dev::f32x4 sum) {
+    if constexpr (kStep == 1) return dev::mfma_k16(__builtin_bit_cast(dev::bf16x4, values), weights[0], sum);
+    if constexpr (kStep == 2) {
+      const dev::bf16x8 both = __builtin_shufflevector(weights[0], weights[1], 0, 1, 2, 3, 4, 5, 6, 7);
+      return dev::mfma_k32(__builtin_bit_cast(dev::bf16x8, values), both, sum);
+    }
+  }
+
+  template <class T>
+  __device__ void store_columns(T* at, float scale, float shift) const {
+    using Four = Vector<T, 4>;
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+#pragma unroll
+      for (int j = 0; j < kPerLane; j += 4) {
+        const dev::f32x4 values = {acc[j][r], acc[j + 1][r], acc[j + 2][r], acc[j + 3][r]};
+        *reinterpret_cast<Four*>(at + r * kPerLane + j) = __builtin_convertvector(values * scale + shift, Four);
+      }
+  }
+
+  const Problem& p;
+  const Work<kBlockN>& work;
+  const uint32_t row0;
+  const uint32_t part;
+  uint8_t* const own_slot;
+  const uint8_t* const other_slot;
+  const dev::u32x4* const finer;
+  const uint32_t lane;
+  const Query<Half, kChunks> query;
+  int32_t limit;  // keys that the row sees, less 4 g
+  const uint8_t *k_data, *v_data;  // of the KV head
+  const uint8_t *k_rows, *v_rows;
+  uint32_t k_offset, v_offset;  // of the lane in a tile, in bytes
+  float factor, q_sum;
+};
+
+/// Grid: (ceil(M / 16), B * Hkv, splits); block: `ranges` times Shape::kParts waves, part fastest; dynamic LDS:
+/// Shape::lds_bytes.
+template <class Half, int kD, int kBlockN, bool kRowScales>
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, 4) void decode_split(const Problem problem) {
+  extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+  using Layout = Shape<Half, kD>;
+  constexpr int kParts = Layout::kParts;
+  const uint32_t index = dev::uniform(threadIdx.x / dev::kWaveSize);
+  const uint32_t range = index / kParts, part = index % kParts;
+  const Work<kBlockN> work(problem, blockIdx.y, blockIdx.z, range);
+  constexpr uint32_t kSlot = Layout::slot_bytes(kBlockN, kRowScales), kFiner = Query<Half, Layout::kChunks>::kLdsBytes;
+  uint8_t* const slots = lds + kParts * kFiner;
+  Wave<Half, kD, kBlockN, kRowScales> wave(problem, blockIdx.x * kBlockM, work, range, part, lds + part * kFiner,
+                                           slots + index * kSlot, slots + (index ^ (kParts - 1)) * kSlot);
+  if (problem.ranges > 1) __syncthreads();  // the finer terms are written
+  wave.run();
+  float total, shifted;
+  merge_ranges<kParts>(wave, problem.ranges, range, part, lds, total, shifted);
+  if (range == 0) wave.store(blockIdx.z, gridDim.y, total, shifted);
+}
+
+}  // namespace hf::decode_attention

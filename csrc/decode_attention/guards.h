@@ -1,0 +1,109 @@
+// What decode attention demands of everything but the rows of its caches, whichever format they have, and the launch of
+// the merge that follows either kernel.
+#pragma once
+
+#include "hipforge/host/addresses.h"
+#include "hipforge/module.h"
+#include "amd/merge_kernel.h"
+#include "problem.h"
+
+namespace hf::decode_attention {
+
+constexpr int64_t kMaxGrid = 65535;  // of the grid's second and third axes
+constexpr int64_t kMaxKeys = (int64_t{1} << 31) - 1 - kMaxBlockN;
+// A tile of 16 keys is one raw buffer, of at most 2^31 - 1 bytes.
+constexpr int64_t max_slot_stride(int d) { return ((int64_t{1} << 31) - 1) / kTileN - d; }
+
+struct Operands {
+  Tensor out, lse;
+  OptionalTensor partial, partial_lse;
+  Tensor q, k, v;
+  OptionalTensor block_tables;
+  Tensor seqlens;
+};
+
+inline void check_on_device(const Tensor& tensor, const char* name, const Tensor& q) {
+  HF_CHECK(tensor.on_gpu() == q.on_gpu() && tensor.device_index() == q.device_index(), name, " must be on the device of q");
+}
+
+inline void check_query(const Tensor& q, hf_dtype input, int d) {
+  HF_CHECK_ARCH(q, "gfx950", "gfx942");
+  HF_CHECK(q.dtype() == input && q.dim() == 4 && q.size(3) == d, "q must be ", input, " [B, Mq, Hq, ", d,
+           "] for this variant; got ", q);
+  HF_CHECK(q.is_contiguous() && aligned_to(q.data(), 16), "q must be contiguous and start at a multiple of 16 bytes");
+  HF_CHECK(q.size(1) >= 1 && q.size(1) <= kMaxMq, "Mq must be 1 to ", kMaxMq, " query tokens per sequence; got ", q.size(1));
+}
+
+/// Checks the operands, whose q and caches have been checked, and fills what the problem has besides its caches.
+inline void fill_problem(Problem& p, const Operands& o, double scale, bool causal, int64_t splits) {
+  const auto& [out, lse, partial, partial_lse, q, k, v, block_tables, seqlens] = o;
+  const int64_t batch = q.size(0), mq = q.size(1), heads = q.size(2), d = q.size(3), kv_heads = k.size(2);
+  HF_CHECK(v.is_shape(k.size(0), k.size(1), k.size(2), k.size(3)), "v must have the shape of k, ", k, "; got ", v);
+  HF_CHECK(kv_heads >= 1 && heads >= 1 && heads % kv_heads == 0, "Hq must be a positive multiple of Hkv; got Hq = ", heads,
+           " and Hkv = ", kv_heads);
+  HF_CHECK(batch * kv_heads <= kMaxGrid, "B * Hkv must be at most ", kMaxGrid, "; got ", batch * kv_heads);
+  HF_CHECK(splits >= 1 && splits <= kMaxSplits, "split_k must be 1 to ", kMaxSplits, "; got ", splits);
+  HF_CHECK(seqlens.dtype() == HF_I32 && seqlens.is_shape(batch) && seqlens.is_contiguous(),
+           "seqlens must be contiguous int32 [", batch, "]; got ", seqlens);
+  check_on_device(seqlens, "seqlens", q);
+  int64_t max_keys = k.size(1);
+  if (block_tables) {
+    const Tensor tables = *block_tables;
+    HF_CHECK(tables.dtype() == HF_I32 && tables.dim() == 2 && tables.size(0) == batch && tables.is_contiguous(),
+             "block_tables must be contiguous int32 [", batch, ", max_pages]; got ", tables);
+    check_on_device(tables, "block_tables", q);
+    HF_CHECK(k.size(1) >= kTileN && k.size(1) % kTileN == 0, "page_size must be a positive multiple of ", kTileN,
+             " (keys of one matrix instruction); got ", k.size(1));
+    p.block_tables = tables.data<const int32_t>();
+    p.max_pages = static_cast<uint32_t>(tables.size(1));
+    max_keys *= tables.size(1);
+  } else {
+    p.block_tables = seqlens.data<const int32_t>();
+    HF_CHECK(k.size(0) == batch, "k without block_tables must have a page per sequence, with B = ", batch, "; got ", k);
+  }
+  HF_CHECK(max_keys <= kMaxKeys, "a sequence may have at most ", kMaxKeys, " keys; got room for ", max_keys);
+  HF_CHECK(out.dtype() == q.dtype() && out.is_shape(batch, mq, heads, d) && out.is_contiguous() && aligned_to(out.data(), 8),
+           "out must be contiguous and like q, ", q, "; got ", out);
+  check_on_device(out, "out", q);
+  HF_CHECK(lse.dtype() == HF_F32 && lse.is_shape(batch, heads, mq) && lse.is_contiguous(), "lse must be float32 [", batch,
+           ", ", heads, ", ", mq, "]; got ", lse);
+  check_on_device(lse, "lse", q);
+  if (splits > 1) {
+    HF_CHECK(partial && partial_lse, "split_k > 1 needs both workspaces");
+    const Tensor values = *partial, statistics = *partial_lse;
+    HF_CHECK(values.dtype() == HF_F32 && values.is_shape(splits, batch, heads * mq, d) && values.is_contiguous() &&
+                 aligned_to(values.data(), 16),
+             "partial must be float32 [", splits, ", ", batch, ", ", heads * mq, ", ", d, "]; got ", values);
+    HF_CHECK(statistics.dtype() == HF_F32 && statistics.is_shape(splits, batch, heads * mq) && statistics.is_contiguous(),
+             "partial_lse must be float32 [", splits, ", ", batch, ", ", heads * mq, "]; got ", statistics);
+    p.partial = values.data<float>();
+    p.partial_lse = statistics.data<float>();
+  }
+  p.q = q.data();
+  p.out = out.data();
+  p.lse = lse.data<float>();
+  p.seqlens = seqlens.data<const int32_t>();
+  p.page_size = static_cast<uint32_t>(k.size(1));
+  p.max_keys = static_cast<uint32_t>(max_keys);
+  p.kv_heads = static_cast<uint32_t>(kv_heads);
+  p.group = static_cast<uint32_t>(heads / kv_heads);
+  p.mq = static_cast<uint32_t>(mq);
+  p.splits = static_cast<uint32_t>(splits);
+  p.causal = causal;
+  p.factor = static_cast<float>(scale) * kLog2E;
+}
+
+/// Work-groups of either kernel over `batch` sequences: (tiles of query rows, B * Hkv, splits).
+inline dim3 split_grid(const Problem& p, int64_t batch) {
+  return dim3((p.group * p.mq + kBlockM - 1) / kBlockM, static_cast<uint32_t>(batch) * p.kv_heads, p.splits);
+}
+
+/// What follows the kernel where there are several splits.
+template <class Half, int kD>
+void launch_merge(const Problem& p, int64_t batch, hipStream_t stream) {
+  if (p.splits == 1) return;
+  decode_merge<Half, kD><<<dim3(p.group * p.mq, static_cast<uint32_t>(batch) * p.kv_heads), kMergeThreads, 0, stream>>>(p);
+  HF_HIP(hipGetLastError());
+}
+
+}  // namespace hf::decode_attention

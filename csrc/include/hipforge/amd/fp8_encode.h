@@ -1,0 +1,82 @@
+// Floats to e4m3 or e5m2 with saturation, and 16-byte stores of codes from lanes that hold 8 elements each. The
+// conversion writes the architecture's own formats: OCP e4m3fn and e5m2 on gfx950, e4m3fnuz and e5m2fnuz on gfx942.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/vector.h"
+
+namespace hf::dev {
+
+using u32x2 = uint32_t __attribute__((ext_vector_type(2)));
+// Rows of 8k codes start at multiples of 8 only; the hardware stores 16 bytes at any such address.
+typedef u32x4 u32x4_at8 __attribute__((aligned(8)));
+
+enum class Fp8Format { e4m3, e5m2 };
+
+/// `value` limited to [-limit, limit]; a NaN stays one. What an overflowing conversion gives depends on a mode bit.
+__device__ inline float saturated(float value, float limit) {
+  const float clamped = __builtin_amdgcn_fmed3f(value, -limit, limit);
+  return value == value ? clamped : value;
+}
+
+/// Four codes in memory order.
+template <Fp8Format kFormat>
+__device__ inline uint32_t encode_fp8x4(const float* values, float limit) {
+  const float a = saturated(values[0], limit), b = saturated(values[1], limit);
+  const float c = saturated(values[2], limit), d = saturated(values[3], limit);
+  int word;
+  if constexpr (kFormat == Fp8Format::e4m3) {
+    word = __builtin_amdgcn_cvt_pk_fp8_f32(a, b, 0, false);
+    word = __builtin_amdgcn_cvt_pk_fp8_f32(c, d, word, true);
+  } else {
+    word = __builtin_amdgcn_cvt_pk_bf8_f32(a, b, 0, false);
+    word = __builtin_amdgcn_cvt_pk_bf8_f32(c, d, word, true);
+  }
+  return static_cast<uint32_t>(word);
+}
+
+/// One code in the low byte.
+__device__ inline uint8_t encode_e4m3(float value, float limit) {
+  return static_cast<uint8_t>(__builtin_amdgcn_cvt_pk_fp8_f32(saturated(value, limit), 0.f, 0, false));
+}
+
+/// Eight codes in memory order.
+__device__ inline u32x2 encode_e4m3x8(const float (&values)[8], float limit) {
+  return {encode_fp8x4<Fp8Format::e4m3>(values, limit), encode_fp8x4<Fp8Format::e4m3>(values + 4, limit)};
+}
+
+/// Stores chunks of 8 codes, `low` as chunk `at` and `high` as chunk `at + step`, of `out`, which has `count` chunks.
+/// Lanes 2i and 2i + 1 hold neighbouring chunks (`at` and `step` even in lane 0); each gives the other one of its two,
+/// so that either has 16 contiguous bytes to store. All lanes of the wave must be active.
+__device__ inline void store_chunk_pairs(uint8_t* out, int64_t count, int64_t at, int64_t step, u32x2 low, u32x2 high) {
+  constexpr int kSwapPair = 1 | 0 << 2 | 3 << 4 | 2 << 6;
+  const bool odd = threadIdx.x & 1;
+  const u32x2 given = odd ? low : high, kept = odd ? high : low;
+  u32x2 taken;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t word = given[i];
+    taken[i] = __builtin_amdgcn_mov_dpp(static_cast<int32_t>(word), kSwapPair, 0xF, 0xF, true);
+  }
+  const int64_t first = odd ? at + step - 1 : at;
+  const u32x2 left = odd ? taken : kept, right = odd ? kept : taken;
+  if (first + 1 < count) {
+    *reinterpret_cast<u32x4_at8*>(out + 8 * first) = u32x4{left[0], left[1], right[0], right[1]};
+  } else if (first < count) {
+    *reinterpret_cast<u32x2*>(out + 8 * first) = left;
+  }
+}
+
+/// What the quotient by a static scale is multiplied with; a scale of 0 stands for 1.
+__device__ inline float inverse_scale(float scale) { return scale == 0.f ? 1.f : 1.f / scale; }
+
+/// The share of thread `thread` of `threads` in zeroing `count` 16-bit elements.
+__device__ inline void zero_fill(uint16_t* out, int64_t count, int64_t thread, int64_t threads) {
+  constexpr int kPerStore = 8;
+  const int64_t vectors = reinterpret_cast<uintptr_t>(out) % 16 == 0 ? count / kPerStore : 0;
+  for (int64_t i = thread; i < vectors; i += threads) reinterpret_cast<u32x4*>(out)[i] = u32x4{0, 0, 0, 0};
+  for (int64_t i = vectors * kPerStore + thread; i < count; i += threads) out[i] = 0;
+}
+
+}  // namespace hf::dev

@@ -1,0 +1,166 @@
+// Wave-level helpers (wave64): lane exchange inside a quad, and sums over the wave that reduce several values at once.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/vector.h"
+
+namespace hf::dev {
+
+constexpr int kWaveSize = 64;
+constexpr int kWaveRow = 16;  // lanes that a DPP row operation spans
+
+/// A value known to be the same in all lanes, as a scalar register.
+__device__ inline uint32_t uniform(uint32_t value) { return __builtin_amdgcn_readfirstlane(value); }
+
+/// The same value (of one lane, or of the whole wave), in a way that keeps what follows from it where it is used. Without
+/// it the compiler computes the invariants of all branches ahead of a loop around them, and runs out of registers.
+__device__ inline uint32_t lane_value_here(uint32_t value) {
+  asm volatile("" : "+v"(value));
+  return value;
+}
+__device__ inline float lane_float_here(float value) {
+  asm volatile("" : "+v"(value));
+  return value;
+}
+__device__ inline f32x4 lane_vector_here(f32x4 value) {
+  asm volatile("" : "+v"(value));
+  return value;
+}
+__device__ inline uint32_t wave_value_here(uint32_t value) {
+  asm volatile("" : "+s"(value));
+  return value;
+}
+
+/// The value held by the even (kOdd = false) or odd lane of each pair of neighbouring lanes. Usually costs nothing: the
+/// compiler folds the DPP quad permutation into the instruction that uses the result.
+template <bool kOdd>
+__device__ inline uint32_t from_pair_lane(uint32_t value) {
+  constexpr int kQuadPerm = kOdd ? (1 | 1 << 2 | 3 << 4 | 3 << 6) : (0 | 0 << 2 | 2 << 4 | 2 << 6);
+  return __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kQuadPerm, 0xF, 0xF, true);
+}
+
+/// A word at an address that is the same in all lanes and that the kernel never writes, loaded by the scalar unit. The
+/// compiler takes that path by itself only where it can prove both.
+__device__ inline int32_t load_constant(const int32_t* address) {
+  using Constant = const __attribute__((address_space(4))) int32_t;
+  return *reinterpret_cast<Constant*>(reinterpret_cast<uintptr_t>(address));
+}
+
+/// The lane's index in its wave, computed where it stands: nothing keeps it, or threadIdx, in a register till then.
+__device__ inline uint32_t lane_index() {
+  const uint32_t all = wave_value_here(~0u);
+  return __builtin_amdgcn_mbcnt_hi(all, __builtin_amdgcn_mbcnt_lo(all, 0));
+}
+
+/// The value that lane `lane` (per lane, modulo 64) holds; every lane must be active.
+__device__ inline uint32_t from_lane(uint32_t value, uint32_t lane) {
+  return __builtin_amdgcn_ds_bpermute(static_cast<int32_t>(4 * lane), static_cast<int32_t>(value));
+}
+
+/// Moves the values of the lanes that keep theirs to the front, in order, and sets `count` to how many there are (the
+/// same in all lanes). What lanes from `count` on receive has no meaning.
+__device__ inline uint32_t kept_to_front(uint32_t value, bool keep, uint32_t lane, uint32_t& count) {
+  const uint64_t kept = __builtin_amdgcn_ballot_w64(keep);
+  const uint32_t before =
+      __builtin_amdgcn_mbcnt_hi(static_cast<uint32_t>(kept >> 32), __builtin_amdgcn_mbcnt_lo(static_cast<uint32_t>(kept), 0));
+  count = static_cast<uint32_t>(__builtin_popcountll(kept));
+  const uint32_t place = keep ? before : count + lane - before;  // a permutation, so that no lane is written twice
+  return __builtin_amdgcn_ds_permute(static_cast<int32_t>(4 * place), static_cast<int32_t>(value));
+}
+
+namespace detail {
+
+// value + (value rotated right by kLanes inside each row of 16 lanes)
+template <int kLanes>
+__device__ inline float add_row_rotated(float value) {
+  constexpr int kRowRor = 0x120 + kLanes;
+  const int32_t rotated = __builtin_amdgcn_mov_dpp(__builtin_bit_cast(int32_t, value), kRowRor, 0xF, 0xF, true);
+  return value + __builtin_bit_cast(float, rotated);
+}
+
+}  // namespace detail
+
+/// The sum over each row of 16 lanes, in all lanes of the row.
+__device__ inline float row_sum(float value) {
+  value = detail::add_row_rotated<8>(value);
+  value = detail::add_row_rotated<4>(value);
+  value = detail::add_row_rotated<2>(value);
+  return detail::add_row_rotated<1>(value);
+}
+
+/// combine(x, y) over the four lanes that share lane % 16, in all of them; `combine` is associative and commutative.
+template <class Combine>
+__device__ inline float column_combined(float value, Combine combine) {
+#if defined(__gfx950__)
+  const auto bits = [](float x) { return __builtin_bit_cast(uint32_t, x); };
+  const auto both = [&](auto swapped) {  // copied out first: see add_pair
+    const uint32_t first = swapped[0], second = swapped[1];
+    return combine(__builtin_bit_cast(float, first), __builtin_bit_cast(float, second));
+  };
+  value = both(__builtin_amdgcn_permlane16_swap(bits(value), bits(value), false, false));
+  return both(__builtin_amdgcn_permlane32_swap(bits(value), bits(value), false, false));
+#else
+  constexpr int kXor16 = 16 << 10 | 0x1F;  // ds_swizzle: the lane of its half wave whose index differs in bit 4
+  value = combine(value, __builtin_bit_cast(float, __builtin_amdgcn_ds_swizzle(__builtin_bit_cast(int32_t, value), kXor16)));
+  return combine(value, __builtin_bit_cast(float, from_lane(__builtin_bit_cast(uint32_t, value), lane_index() ^ 32)));
+#endif
+}
+
+#if defined(__gfx950__)
+
+namespace detail {
+
+// The elements are copied out first: clang 22 reads element 0 whichever element of a vector is given to bit_cast.
+template <class Pair>
+__device__ inline float add_pair(Pair swapped) {
+  const uint32_t first = swapped[0], second = swapped[1];
+  return __builtin_bit_cast(float, first) + __builtin_bit_cast(float, second);
+}
+
+__device__ inline float add_half_waves(float low, float high) {
+  return add_pair(__builtin_amdgcn_permlane32_swap(__builtin_bit_cast(uint32_t, low),
+                                                   __builtin_bit_cast(uint32_t, high), false, false));
+}
+
+__device__ inline float add_row_pairs(float even, float odd) {
+  return add_pair(__builtin_amdgcn_permlane16_swap(__builtin_bit_cast(uint32_t, even),
+                                                   __builtin_bit_cast(uint32_t, odd), false, false));
+}
+
+}  // namespace detail
+
+/// Which of the kCount values summed by wave_sums a lane receives.
+template <int kCount>
+__device__ inline int wave_sums_index(int lane) {
+  if constexpr (kCount == 1) return 0;
+  if constexpr (kCount == 2) return lane / 32;
+  const int row = lane / kWaveRow;
+  return 4 * (lane % kWaveRow) + 2 * (row & 1) + (row >> 1);
+}
+
+/// Sums kCount per-lane values (a power of two, at most 64) over the wave at once; the lane whose wave_sums_index is v
+/// receives the total of values[v]. Swapping halves between two registers lets one addition serve two values, so four
+/// values cost 10 instructions instead of 24. The order of additions is fixed.
+template <int kCount>
+__device__ inline float wave_sums(const float (&values)[kCount], int lane) {
+  static_assert(kCount >= 1 && kCount <= kWaveSize && (kCount & (kCount - 1)) == 0);
+  constexpr int kHalves = kCount >= 2 ? kCount / 2 : 1;
+  float half[kHalves];
+#pragma unroll
+  for (int i = 0; i < kHalves; ++i)
+    half[i] = detail::add_half_waves(values[2 * i % kCount], values[(2 * i + 1) % kCount]);
+
+  constexpr int kRows = kCount >= 4 ? kCount / 4 : 1;
+  float total = 0.f;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const float sum = row_sum(detail::add_row_pairs(half[2 * i % kHalves], half[(2 * i + 1) % kHalves]));
+    total = (i == 0 || lane % kWaveRow == i) ? sum : total;
+  }
+  return total;
+}
+
+#endif  // __gfx950__
+
+}  // namespace hf::dev

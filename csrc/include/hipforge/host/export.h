@@ -1,0 +1,131 @@
+// HF_EXPORT(function): makes a host function callable over the C ABI. The signature string and the conversion of the
+// arguments come from the function's own type, so they cannot drift apart.
+#pragma once
+
+#include <exception>
+
+#include "hipforge/host/tensor.h"
+
+struct ihipStream_t;  // what a HIP stream points to; declared here so that this header needs no HIP
+
+#define HF_API __attribute__((visibility("default")))
+
+namespace hf __attribute__((visibility("hidden"))) {
+
+struct Cursor {
+  const hf_arg* next;
+  void* stream;
+};
+
+template <class T>
+struct Argument {
+  static_assert(sizeof(T) == 0,
+                "HF_EXPORT: parameters are hf::Tensor, hf::OptionalTensor, int64_t, double, bool or const char*, "
+                "and hipStream_t as the last one");
+};
+template <>
+struct Argument<Tensor> {
+  static constexpr char letter = 'T';
+  static Tensor take(Cursor& c) { return Tensor((c.next++)->value.tensor); }
+};
+template <>
+struct Argument<OptionalTensor> {
+  static constexpr char letter = 't';
+  static OptionalTensor take(Cursor& c) {
+    const hf_arg* arg = c.next++;
+    return arg->kind == HF_KIND_NONE ? OptionalTensor() : OptionalTensor(arg->value.tensor);
+  }
+};
+template <>
+struct Argument<int64_t> {
+  static constexpr char letter = 'i';
+  static int64_t take(Cursor& c) { return (c.next++)->value.i; }
+};
+template <>
+struct Argument<double> {
+  static constexpr char letter = 'd';
+  static double take(Cursor& c) { return (c.next++)->value.f; }
+};
+template <>
+struct Argument<bool> {
+  static constexpr char letter = 'b';
+  static bool take(Cursor& c) { return (c.next++)->value.i != 0; }
+};
+template <>
+struct Argument<const char*> {
+  static constexpr char letter = 's';
+  static const char* take(Cursor& c) { return (c.next++)->value.s; }
+};
+// Not an argument of the caller: its letter ends the signature string.
+template <>
+struct Argument<ihipStream_t*> {
+  static constexpr char letter = '\0';
+  static ihipStream_t* take(Cursor& c) { return static_cast<ihipStream_t*>(c.stream); }
+};
+template <class T>
+struct Argument<const T&> : Argument<T> {};
+
+template <class F>
+struct Entry;
+
+template <class... A>
+struct Entry<void (*)(A...)> {
+  static constexpr char signature[] = {Argument<A>::letter..., '\0'};
+
+  static constexpr int arity() {
+    int count = 0;
+    while (signature[count]) ++count;
+    return count;
+  }
+  static_assert(arity() + 1 >= static_cast<int>(sizeof...(A)), "HF_EXPORT: hipStream_t must be the last parameter");
+
+  // Elements of a braced list are evaluated left to right, which a plain call does not promise.
+  struct Invocation {
+    Invocation(void (*fn)(A...), A... args) { fn(args...); }
+  };
+
+  static int run(void (*fn)(A...), hf_call* call) noexcept {
+    TextBuffer error(call->error, sizeof(call->error));
+    try {
+      HF_CHECK(call->num_args == arity(), "the entry takes ", arity(), " arguments; got ", call->num_args);
+      Cursor cursor{call->args, call->stream};
+      (void)cursor;
+      Invocation{fn, Argument<A>::take(cursor)...};
+      return call->error_kind = HF_OK;
+    } catch (const Failure& failure) {
+      error.add(failure.message);
+      return call->error_kind = failure.kind;
+    } catch (const std::exception& other) {
+      error.add("C++ exception: ");
+      error.add(other.what());
+    } catch (...) {
+      error.add("a C++ exception of an unknown type");
+    }
+    return call->error_kind = HF_ERROR_OTHER;
+  }
+};
+template <class... A>
+constexpr char Entry<void (*)(A...)>::signature[];
+
+}  // namespace hf
+
+// The device pass has no use for the host's constants.
+#if defined(__HIP_DEVICE_COMPILE__)
+#define HF_HOST_CONSTANT_(declaration, value) static_assert(true, "")
+#else
+#define HF_HOST_CONSTANT_(declaration, value) \
+  extern "C" HF_API __attribute__((weak)) declaration; \
+  declaration = value
+#endif
+
+HF_HOST_CONSTANT_(const uint32_t hf_abi_version, HF_ABI_VERSION);
+
+// Exports `function`, void(args..., hipStream_t), as the entry `name`.
+#define HF_EXPORT_AS(name, function)                                                            \
+  HF_HOST_CONSTANT_(const char* hf_signature_##name, ::hf::Entry<decltype(&function)>::signature); \
+  extern "C" HF_API int hf_entry_##name(hf_call* call) {                                        \
+    return ::hf::Entry<decltype(&function)>::run(&function, call);                              \
+  }                                                                                             \
+  static_assert(true, "HF_EXPORT ends with a semicolon")
+
+#define HF_EXPORT(function) HF_EXPORT_AS(function, function)

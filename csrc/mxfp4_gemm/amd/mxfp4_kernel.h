@@ -1,0 +1,197 @@
+// MXFP4 GEMM on the scaled MFMA: out = X W^T from e2m1 operands with e8m0 scales per 32 elements of K.
+//
+//            W rows n0 .. n0+15   n0+16 .. n0+31         one wave: 16 kMSub rows of X x 16 kNSub rows of W, K from step
+//          +--------------------+--------------------+   `begin` to step `end` of its split
+//   X rows |  acc[0][0]         |  acc[0][1]  ...    |
+//   m0..15 +--------------------+--------------------+   lane l holds row l % 16 of each tile, k = 32 g .. 32 g + 31 of a
+//  m16..31 |  acc[1][0]         |  acc[1][1]  ...    |   128-k step, g = l / 16: 16 bytes, exactly one scale block
+//          +--------------------+--------------------+
+//
+// Work-group: one wave. Grid: ceil(N / (16 kNSub)) x k_splits x ceil(M / (16 kMSub)). W is the instruction's A operand, so
+// that a lane ends with four neighbouring columns of one output row.
+//
+// Weights come plain (row-major [N, K/2]) or shuffled in 16 x 16-byte tiles, where the 16 bytes of 16 rows are neighbours and a
+// load of a wave is 1 KiB without a gap. Scales come plain ([rows, K/32]) or, with shuffled weights, in the shuffled order.
+//
+// Bytes: a weight byte is loaded once per 16 kMSub rows of X, an X byte once per 16 kNSub rows of W. At kMSub = 1 a wave
+// issues one MFMA per KiB of weight; at 8 TB/s and 2.4 GHz a CU of 256 receives a KiB each 79 cycles and the MFMA takes 16:
+// memory is the bound until M passes 64.
+//
+// Tails: rows that do not exist and lanes whose 32 k lie past K read zeros, which is the value 0 with the scale 2^-127.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/buffer.h"
+#include "hipforge/amd/mfma.h"
+#include "hipforge/amd/mx.h"
+#include "hipforge/amd/split_k.h"
+#include "hipforge/amd/wave.h"
+
+namespace hf::mxfp4 {
+
+constexpr int kThreads = dev::kWaveSize;
+constexpr int kTile = dev::kMfmaTile;
+constexpr int kStep = dev::kMfmaK;
+constexpr int kLaneBytes = kMxBlock / 2;          // a lane's operand: one block of a row
+constexpr int kStepBytes = kStep / 2;
+constexpr int kTileBytes = kTile * kLaneBytes;    // a shuffled tile of one 16-byte column
+constexpr int kScaleRows = 32, kScaleColumns = 8;  // a tile of shuffled scales
+
+static_assert(kLaneBytes == 16 && kStepBytes == dev::kMfmaGroups * kLaneBytes);
+
+struct Plan {
+  uint32_t log2_splits;
+  uint32_t shuffled;         // weights and their scales
+  uint32_t scale_columns;    // of the shuffled scales: K/32 rounded up to 8
+  uint32_t scale_rows;       // of the shuffled scales: N rounded up to 256
+  uint32_t aligned_output;
+};
+
+#if defined(__gfx950__)
+
+// kTiles x 16 rows of one operand as a lane sees them. Rows that do not exist have offsets out of range.
+template <int kTiles>
+struct Panel {
+  dev::Buffer payload, scales;
+  uint32_t payload_bytes, scale_bytes;
+  uint32_t payload_stride;    // from step to step
+  bool shuffled;
+  uint32_t group;             // lane / 16
+  uint32_t data_at[kTiles];   // offset of the lane's 16 bytes of step 0
+  uint32_t scale_at[kTiles];  // offset of the lane's scale of step 0
+
+  __device__ Panel(const uint8_t* data, const uint8_t* scale_data, uint32_t first_row, uint32_t rows, uint32_t k,
+                   uint32_t lane, bool is_shuffled, const Plan& plan)
+      : payload_bytes(rows * (k / 2)),
+        scale_bytes(is_shuffled ? plan.scale_rows * plan.scale_columns : rows * (k / kMxBlock)),
+        payload_stride(is_shuffled ? kTile * kStepBytes : kStepBytes),
+        shuffled(is_shuffled),
+        group(lane / kTile) {
+    payload = dev::make_buffer(data, payload_bytes);
+    scales = dev::make_buffer(scale_data, scale_bytes);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const uint32_t row = first_row + t * kTile + lane % kTile;
+      // Shuffled, byte (n, kb) lives at ((n/16) (Kb/32) + kb/32) 512 + ((kb%32)/16) 256 + (n%16) 16 + kb%16: the 16-byte
+      // columns of 16 rows follow each other. Scale (n, s) lives at (n/32) 32 S + (s/8) 256 + (s%4) 64 + (n%16) 4 +
+      // ((s%8)/4) 2 + (n%32)/16, and s = group in step 0.
+      const uint32_t data_offset = shuffled ? row / kTile * kTile * (k / 2) + group * kTileBytes + row % kTile * kLaneBytes
+                                            : row * (k / 2) + group * kLaneBytes;
+      const uint32_t scale_offset =
+          shuffled ? row / kScaleRows * kScaleRows * plan.scale_columns + group * 64 + row % 16 * 4 + row % 32 / 16
+                   : row * (k / kMxBlock) + group;
+      data_at[t] = row < rows ? data_offset : dev::kOutOfRange;
+      scale_at[t] = row < rows ? scale_offset : dev::kOutOfRange;
+    }
+  }
+
+  __device__ uint32_t scale_step(uint32_t step) const {
+    return shuffled ? step / 2 * (kScaleRows * kScaleColumns) + step % 2 * 2 : step * (kStep / kMxBlock);
+  }
+
+  // A step that the wave does not have starts at the end of the tensor, where every lane is out of range.
+  __device__ void load(dev::u32x4 (&data)[kTiles], uint32_t (&scale)[kTiles], uint32_t step, bool exists) const {
+    const uint32_t at = exists ? step * payload_stride : payload_bytes;
+    const uint32_t scale_from = exists ? scale_step(step) : scale_bytes;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      data[t] = dev::load_b128(payload, data_at[t], at);
+      scale[t] = dev::load_u8(scales, scale_at[t], scale_from);
+    }
+  }
+
+  // The last step of a K that is no multiple of 128: lanes past K read nothing.
+  __device__ void load_partial(dev::u32x4 (&data)[kTiles], uint32_t (&scale)[kTiles], uint32_t step, uint32_t k) const {
+    const bool has_block = step * (kStep / kMxBlock) + group < k / kMxBlock;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      data[t] = dev::load_b128(payload, has_block ? data_at[t] : dev::kOutOfRange, step * payload_stride);
+      scale[t] = dev::load_u8(scales, has_block ? scale_at[t] : dev::kOutOfRange, scale_step(step));
+    }
+  }
+};
+
+template <int kMSub, int kNSub>
+struct Step {
+  dev::u32x4 x[kMSub], w[kNSub];
+  uint32_t x_scale[kMSub], w_scale[kNSub];
+};
+
+#endif  // __gfx950__
+
+/// Steps of operands in flight: as many as leave registers for the accumulators.
+constexpr int ring_steps(int m_sub, int n_sub) { return m_sub + n_sub <= 4 ? 4 : 2; }
+
+template <int kMSub, int kNSub>
+__global__ __launch_bounds__(kThreads, 2) void mxfp4_mfma(
+    [[maybe_unused]] dev::bf16* out, [[maybe_unused]] float* partials, [[maybe_unused]] const uint8_t* xq,
+    [[maybe_unused]] const uint8_t* xs, [[maybe_unused]] const uint8_t* wq, [[maybe_unused]] const uint8_t* ws,
+    [[maybe_unused]] uint32_t m, [[maybe_unused]] uint32_t n, [[maybe_unused]] uint32_t k,
+    [[maybe_unused]] Plan plan) {
+#if defined(__gfx950__)
+  constexpr int kRing = ring_steps(kMSub, kNSub);
+  const uint32_t lane = threadIdx.x;
+  const uint32_t row0 = blockIdx.z * (kTile * kMSub), column0 = blockIdx.x * (kTile * kNSub);
+  const uint32_t steps = (k + kStep - 1) / kStep;
+  const uint32_t begin = steps * blockIdx.y >> plan.log2_splits, end = steps * (blockIdx.y + 1) >> plan.log2_splits;
+
+  const Panel<kMSub> x(xq, xs, row0, m, k, lane, false, plan);
+  const Panel<kNSub> w(wq, ws, column0, n, k, lane, plan.shuffled, plan);
+  const uint32_t whole_end = min(end, k / kStep);
+  Step<kMSub, kNSub> ring[kRing];
+  dev::f32x4 acc[kMSub][kNSub] = {};
+  const auto load = [&](Step<kMSub, kNSub>& step, uint32_t index) {
+    w.load(step.w, step.w_scale, index, index < whole_end);
+    x.load(step.x, step.x_scale, index, index < whole_end);
+  };
+  const auto multiply = [&](const Step<kMSub, kNSub>& step) {
+#pragma unroll
+    for (int a = 0; a < kMSub; ++a)
+#pragma unroll
+      for (int b = 0; b < kNSub; ++b)
+        acc[a][b] = dev::mfma_scaled_e2m1(step.w[b], step.w_scale[b], step.x[a], step.x_scale[a], acc[a][b]);
+  };
+#pragma unroll
+  for (int j = 0; j < kRing; ++j) {
+    load(ring[j], begin + j);
+    // In the order of their use: loads return in order, so the first step waits for no other.
+    __builtin_amdgcn_sched_barrier(0);
+  }
+  uint32_t step = begin;
+  for (; step + kRing <= whole_end; step += kRing) {
+#pragma unroll
+    for (int j = 0; j < kRing; ++j) {
+      multiply(ring[j]);
+      load(ring[j], step + kRing + j);
+      __builtin_amdgcn_sched_barrier(0);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kRing - 1; ++j) {
+    if (step + j >= whole_end) break;
+    multiply(ring[j]);
+  }
+  if (whole_end < end) {
+    w.load_partial(ring[0].w, ring[0].w_scale, whole_end, k);
+    x.load_partial(ring[0].x, ring[0].x_scale, whole_end, k);
+    multiply(ring[0]);
+  }
+
+#pragma unroll
+  for (int a = 0; a < kMSub; ++a) {
+    const uint32_t row = row0 + a * kTile + lane % kTile;
+    if (row >= m) continue;
+#pragma unroll
+    for (int b = 0; b < kNSub; ++b) {
+      const uint32_t column = column0 + b * kTile + lane / kTile * dev::kColumnsPerLane;
+      if (partials)
+        dev::store_columns(partials + uint64_t{blockIdx.y} * m * n, acc[a][b], row, column, n, plan.aligned_output);
+      else
+        dev::store_columns(out, acc[a][b], row, column, n, plan.aligned_output);
+    }
+  }
+#endif
+}
+
+}  // namespace hf::mxfp4

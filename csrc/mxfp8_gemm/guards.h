@@ -1,0 +1,86 @@
+// What every small-M MX-FP8 entry demands of its operands, with the messages that say so.
+#pragma once
+
+#include "hipforge/host/addresses.h"
+#include "hipforge/module.h"
+#include "hipforge/amd/mx.h"
+
+namespace hf::smallm_mxfp8 {
+
+struct Shape {
+  int64_t m, n, k;
+};
+
+// Raw-buffer offsets are signed 32-bit numbers; a wrapped one is a GPU fault that nothing can catch.
+constexpr int64_t kMaxBytes = (int64_t{1} << 31) - 1;
+constexpr int kLoadBytes = 16;
+
+inline void check_elements(const Tensor& tensor, const char* name) {
+  HF_CHECK(tensor.dtype() == HF_E4M3FN || tensor.dtype() == HF_U8, name,
+           " holds e4m3fn elements: float8_e4m3fn, or uint8 with the same bits; got ", tensor.dtype());
+}
+
+inline void check_payload(const Tensor& tensor, const char* name) {
+  check_elements(tensor, name);
+  HF_CHECK(tensor.dim() == 2, name, " must have 2 dimensions, [rows, K]; got ", tensor);
+}
+
+inline void check_scale_dtype(const Tensor& tensor, const char* name) {
+  HF_CHECK(tensor.dtype() == HF_U8 || tensor.dtype() == HF_E8M0FNU, name,
+           " holds e8m0 bytes: uint8 or float8_e8m0fnu; got ", tensor.dtype());
+}
+
+inline void check_scales(const Tensor& tensor, const char* name, int64_t rows, int64_t k) {
+  check_scale_dtype(tensor, name);
+  HF_CHECK(tensor.is_shape(rows, k / kMxBlock), name, " must be [", rows, ", ", k / kMxBlock,
+           "], one scale per row and 32 elements of K; got ", tensor);
+}
+
+inline void check_layout(const Tensor& tensor, const char* name, const Tensor& like, const char* like_name = "Wq") {
+  HF_CHECK(tensor.is_contiguous(), name, " must be contiguous (row-major); got ", tensor,
+           " with other strides: pass ", name, ".contiguous()");
+  HF_CHECK(tensor.on_gpu() == like.on_gpu() && tensor.device_index() == like.device_index(), name,
+           " must be on the device of ", like_name);
+}
+
+inline void check_alignment(const Tensor& tensor, const char* name) {
+  HF_CHECK(reinterpret_cast<uintptr_t>(tensor.data()) % kLoadBytes == 0, name,
+           " must start at a multiple of 16 bytes (lanes load 16 bytes at once); pass a copy of this view");
+}
+
+inline void check_bytes(int64_t rows, int64_t k, const char* name, const char* rows_name) {
+  HF_CHECK(rows * k <= kMaxBytes, name, " has ", rows_name, "*K = ", rows, "*", k, " = ", rows * k,
+           " bytes; the kernel takes at most 2^31 - 1 (2 GB), because a raw-buffer offset is a signed 32-bit number: "
+           "split ", rows_name, " over several calls");
+}
+
+// Checks everything that the entries share and returns the problem's shape.
+inline Shape check_operands(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
+                            int64_t max_m) {
+  check_payload(xq, "Xq");
+  check_payload(wq, "Wq");
+  const Shape shape{xq.size(0), wq.size(0), xq.size(1)};
+  const auto [m, n, k] = shape;
+  HF_CHECK(wq.size(1) == k, "Xq and Wq must have the same K; got Xq ", xq, " and Wq ", wq);
+  HF_CHECK(k > 0 && k % kMxBlock == 0, "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ", k);
+  HF_CHECK(m >= 1 && m <= max_m, "M must be between 1 and ", max_m, "; got ", m);
+  HF_CHECK(n >= 1, "N must be at least 1; got ", n);
+  check_scales(xs, "Xs", m, k);
+  check_scales(ws, "Ws", n, k);
+  HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out.dtype());
+  HF_CHECK(out.is_shape(m, n), "out must be [", m, ", ", n, "]; got ", out);
+  check_bytes(n, k, "Wq", "N");
+  check_bytes(m, k, "Xq", "M");
+  check_layout(xq, "Xq", wq);
+  check_layout(xs, "Xs", wq);
+  check_layout(wq, "Wq", wq);
+  check_layout(ws, "Ws", wq);
+  check_layout(out, "out", wq);
+  check_alignment(xq, "Xq");
+  check_alignment(wq, "Wq");
+  check_apart({out, "out"}, {{xq, "Xq"}, {xs, "Xs"}, {wq, "Wq"}, {ws, "Ws"}});
+  HF_CHECK_ARCH(wq, "gfx950");
+  return shape;
+}
+
+}  // namespace hf::smallm_mxfp8

@@ -1,0 +1,173 @@
+// silu(gate) * up, then fp8 by one static scale, or MX-FP8 with an e8m0 scale per 32 elements. gate_up [rows, 2d] holds
+// gate in columns [0, d) and up in [d, 2d).
+//
+//   the result flat, in chunks of 8:  | work-group 0: 512 chunks | work-group 1 | ... |
+//   thread t of a work-group:         chunk t and chunk t + 256, in whatever rows they lie
+//
+// All in fp32, without rounding in between: y = g / (1 + 2^(-g log2 e)) * u; q = y / scale. Lane pairs exchange chunks
+// before the store (fp8_encode.h): every access moves 16 bytes, but for the e8m0 bytes, 16 neighbouring ones a wave. An
+// MX block is 4 neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
+// Bytes per result: 4 read, 1 written; memory is the bound. `next_buffer` is zeroed in the same launch.
+// -inf / inf makes g = -inf a NaN, as the formula says; g = +inf saturates, unless u is 0, which gives NaN.
+#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/fp8_encode.h"
+#include "hipforge/host/fused_fp8_guards.h"
+#include "hipforge/module.h"
+#include "hipforge/amd/mx_encode.h"
+#include "hipforge/amd/vector.h"
+
+#if !defined(HF_INPUT)
+#error "build with -DHF_INPUT=f16 or bf16"
+#endif
+
+namespace {
+
+struct input_f16 { using type = _Float16; };
+struct input_bf16 { using type = hf::dev::bf16; };
+
+#define HF_JOIN_(a, b) a##b
+#define HF_JOIN(a, b) HF_JOIN_(a, b)
+using Half = HF_JOIN(input_, HF_INPUT)::type;
+constexpr hf_dtype kInputDtype = __is_same(Half, _Float16) ? HF_F16 : HF_BF16;
+
+constexpr int kThreads = 256;
+constexpr int kPerThread = 2;  // chunks: two make the 16 bytes that a lane stores
+constexpr int kChunk = 8;      // elements per 16-byte load
+constexpr float kLog2E = 1.44269504089f;
+
+struct Arguments {
+  uint16_t* next_buffer;
+  int64_t next_count;
+  uint32_t count;          // chunks of the result
+  uint32_t chunks_of_row;  // of the result: d / width
+  float fp8_max;
+};
+
+template <int kWidth>
+using Vector = Half __attribute__((ext_vector_type(kWidth)));
+
+// The exponential comes from the instruction, which gives 0 for a subnormal result; 1 + it is 1 either way.
+__device__ inline float swiglu(float g, float u) { return g / (1.f + __builtin_amdgcn_exp2f(-g * kLog2E)) * u; }
+
+// `scale` is one float, or for MX null; `block_scales` is null without MX.
+template <int kWidth, bool kMx>
+__global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments arguments, const Half* __restrict__ gate_up,
+                                                          const float* __restrict__ scale, uint8_t* __restrict__ out,
+                                                          uint8_t* __restrict__ block_scales) {
+  using V = Vector<kWidth>;
+  const V* chunks = reinterpret_cast<const V*>(gate_up);
+  const float inverse = kMx ? 1.f : hf::dev::inverse_scale(*scale);
+  const uint32_t first = blockIdx.x * (kThreads * kPerThread) + threadIdx.x;
+  V gate[kPerThread] = {}, up[kPerThread] = {};
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const uint32_t at = first + i * kThreads;
+    if (at >= arguments.count) continue;
+    // Row r of the result starts r * chunks_of_row chunks in, its gate twice as far.
+    const int64_t gate_at = static_cast<int64_t>(at / arguments.chunks_of_row) * arguments.chunks_of_row + at;
+    gate[i] = chunks[gate_at];
+    up[i] = chunks[gate_at + arguments.chunks_of_row];
+  }
+  hf::dev::zero_fill(arguments.next_buffer, arguments.next_count,
+                     static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x,
+                     static_cast<int64_t>(gridDim.x) * kThreads);
+  float values[kPerThread][kWidth];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j)
+      values[i][j] = swiglu(static_cast<float>(gate[i][j]), static_cast<float>(up[i][j])) * inverse;
+  if constexpr (kMx) {
+    constexpr uint32_t kLanes = hf::kMxBlock / kWidth;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      uint32_t amax = 0;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) amax = hf::dev::larger(amax, hf::dev::magnitude_bits(values[i][j]));
+      const uint32_t byte = hf::dev::e4m3_block_scale(hf::dev::largest_of_lanes<kLanes>(amax));
+      const uint32_t at = first + i * kThreads;
+      if (at < arguments.count && at % kLanes == 0) block_scales[at / kLanes] = static_cast<uint8_t>(byte);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[i][j] *= hf::dev::e8m0_inverse(byte);
+    }
+  }
+  if constexpr (kWidth == kChunk) {
+    hf::dev::store_chunk_pairs(out, arguments.count, first, kThreads,
+                               hf::dev::encode_e4m3x8(values[0], arguments.fp8_max),
+                               hf::dev::encode_e4m3x8(values[1], arguments.fp8_max));
+  } else {
+    static_assert(kWidth == 1 || kWidth == kChunk);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const uint32_t at = first + i * kThreads;
+      if (at < arguments.count) out[at] = hf::dev::encode_e4m3(values[i][0], arguments.fp8_max);
+    }
+  }
+}
+
+using hf::fused_fp8::Format;
+
+// The checks that both entries share; saturation at the format's largest value is filled in.
+Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, Format format) {
+  HF_CHECK(gate_up.dtype() == kInputDtype, "gate_up has another dtype than this variant was built for");
+  HF_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) >= 2 && gate_up.size(1) % 2 == 0,
+           "gate_up must be contiguous [rows, 2 d] with d at least 1; got ", gate_up);
+  const int64_t rows = gate_up.size(0), cols = gate_up.size(1) / 2;
+  HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == format.dtype(),
+           "out must be contiguous [", rows, ", ", cols, "], ", format.rule(), "; got ", out);
+  hf::check_apart({out, "out"}, {{gate_up, "gate_up"}});
+  Arguments arguments{};
+  arguments.fp8_max = static_cast<float>(format.largest());
+  const hf::fused_fp8::NextBuffer next(next_buffer, rows);
+  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{gate_up, "gate_up"}, {out, "out"}});
+  arguments.next_buffer = next.data;
+  arguments.next_count = next.count;
+  return arguments;
+}
+
+
+template <int kWidth, bool kMx>
+void launch_width(Arguments arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
+                  hipStream_t stream) {
+  constexpr int kPerGroup = kThreads * kPerThread;
+  const int64_t count = out.numel() / kWidth;
+  HF_CHECK(count < (INT64_C(1) << 32) - kPerGroup, "out has ", count, kWidth == 1 ? " elements" : " pieces of 8",
+           "; the kernel counts them in 32 bits", kWidth == 1 ? " on the path for unaligned data" : "");
+  arguments.count = static_cast<uint32_t>(count);
+  arguments.chunks_of_row = static_cast<uint32_t>(out.size(1) / kWidth);
+  swiglu_kernel<kWidth, kMx><<<static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream>>>(
+      arguments, gate_up.data<const Half>(), scale, out.data<uint8_t>(), block_scales);
+  HF_HIP(hipGetLastError());
+}
+
+template <bool kMx>
+void launch(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
+            bool force_scalar, hipStream_t stream) {
+  if (out.size(0) == 0) return;
+  const bool vector = !force_scalar && out.size(1) % kChunk == 0 && hf::aligned_to(gate_up.data(), 16) &&
+                      hf::aligned_to(out.data(), 16);
+  vector ? launch_width<kChunk, kMx>(arguments, out, gate_up, scale, block_scales, stream)
+         : launch_width<1, kMx>(arguments, out, gate_up, scale, block_scales, stream);
+}
+
+}  // namespace
+
+void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, hf::Tensor scale,
+                    double fp8_max, bool force_scalar, hipStream_t stream) {
+  const Format format = hf::fused_fp8::format_of(gate_up);
+  Arguments arguments = checked(out, next_buffer, gate_up, format);
+  const float* value = hf::fused_fp8::scale_of(scale);
+  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{scale, "scale"}});
+  arguments.fp8_max = hf::fused_fp8::limit_of(fp8_max, format);
+  launch<false>(arguments, out, gate_up, value, nullptr, force_scalar, stream);
+}
+HF_EXPORT(swiglu_fp8_out);
+
+void swiglu_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTensor next_buffer, hf::Tensor gate_up,
+                      bool force_scalar, hipStream_t stream) {
+  const Arguments arguments = checked(out, next_buffer, gate_up, hf::fused_fp8::format_of(gate_up));
+  uint8_t* scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "d");
+  launch<true>(arguments, out, gate_up, nullptr, scales, force_scalar, stream);
+}
+HF_EXPORT(swiglu_mxfp8_out);

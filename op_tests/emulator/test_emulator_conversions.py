@@ -1,0 +1,416 @@
+"""Every conversion instruction of the small floats, assembled by LLVM and run, against tables built here.
+
+The references share nothing with the emulator: fp8 values are torch's, fp6 and fp4 values come from their definition,
+and rounding is a search for the nearest table entry.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.emulator_asm import LANES, Instruction, assemble, execute
+from helpers.exec_registry import base
+from helpers.small_float_reference import (
+    Format,
+    encode,
+    random_scale,
+    random_wide,
+    same_codes,
+    same_wide,
+    scale_factor,
+    small,
+    wide_codes,
+    wide_values,
+)
+
+from hipforge import emulator
+
+# --- cases ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """An instruction and a check of its result: check(rng, run) calls run(inputs, old) as often as it likes."""
+
+    arch: str
+    instruction: Instruction
+    check: Callable
+
+    @property
+    def id(self) -> str:
+        return f"{self.instruction.text.split()[0]}-{self.instruction.name[-24:]}-{self.arch}"
+
+
+def selection(count: int, which: int) -> str:
+    """op_sel text for the destination byte (count 4) or half (count 2)."""
+    return f"op_sel:[0,0,{which & 1},{which >> 1}]" if count == 4 else f"op_sel:[0,0,0,{which}]"
+
+
+def put(old: np.ndarray, field: np.ndarray, bits: int, which: int) -> np.ndarray:
+    mask = np.uint32(((1 << bits) - 1) << (bits * which))
+    return (old & ~mask) | field.astype(np.uint32) << np.uint32(bits * which)
+
+
+def field(row: np.ndarray, bits: int, which: int) -> np.ndarray:
+    return row >> np.uint32(bits * which) & np.uint32((1 << bits) - 1)
+
+
+def pack_cases() -> list[Case]:
+    """Two values to two bytes, RNE: unscaled from f32, scaled from f32, f16 and bf16; both overflow modes."""
+    cases = []
+    for name in ("fp8", "bf8"):
+        for half in (0, 1):
+            for overflow in (0, 1):
+                for arch in ("gfx950", "gfx942"):
+                    fmt = small(name, arch)
+
+                    def unscaled(rng, run, fmt=fmt, half=half, overflow=overflow):
+                        a, b = random_wide(rng, "f32", LANES), random_wide(rng, "f32", LANES)
+                        old = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                        got = run([a[None], b[None]], old[None])[0]
+                        assert (field(got, 16, 1 - half) == field(old, 16, 1 - half)).all()
+                        for i, source in enumerate((a, b)):
+                            want = encode(fmt, wide_values("f32", source), bool(overflow))
+                            assert same_codes(field(field(got, 16, half), 8, i), want, fmt)
+
+                    text = f"v_cvt_pk_{name}_f32 {{d}}, {{a}}, {{b}} {selection(2, half).replace('0,0,0', '0,0')}"
+                    cases.append(Case(arch, Instruction(text, (1, 1), 1, overflow), unscaled))
+                for kind in ("f32", "f16", "bf16"):
+                    fmt = small(name)
+
+                    def scaled(rng, run, fmt=fmt, half=half, overflow=overflow, kind=kind):
+                        scale = random_scale(rng)
+                        old = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                        pair = [random_wide(rng, kind, LANES), random_wide(rng, kind, LANES)]
+                        sources = [pair[0][None], pair[1][None]] if kind == "f32" else [(pair[0] | pair[1] << 16)[None]]
+                        got = run([*sources, scale[None]], old[None])[0]
+                        assert (field(got, 16, 1 - half) == field(old, 16, 1 - half)).all()
+                        for i in range(2):
+                            want = encode(fmt, wide_values(kind, pair[i]) / scale_factor(scale), bool(overflow))
+                            assert same_codes(field(field(got, 16, half), 8, i), want, fmt)
+
+                    if kind == "f32":
+                        text = f"v_cvt_scalef32_pk_{name}_f32 {{d}}, {{a}}, {{b}}, {{c}} {selection(2, half)}"
+                        widths: tuple[int, ...] = (1, 1, 1)
+                    else:
+                        text = f"v_cvt_scalef32_pk_{name}_{kind} {{d}}, {{a}}, {{b}} op_sel:[0,0,{half}]"
+                        widths = (1, 1)
+                    cases.append(Case("gfx950", Instruction(text, widths, 1, overflow), scaled))
+    return cases
+
+
+def fp4_encode_cases() -> list[Case]:
+    cases = []
+    fmt = small("fp4")
+    for byte in range(4):
+        for kind in ("f32", "f16", "bf16"):
+
+            def check(rng, run, byte=byte, kind=kind):
+                scale = random_scale(rng)
+                old = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                pair = [random_wide(rng, kind, LANES), random_wide(rng, kind, LANES)]
+                sources = [pair[0][None], pair[1][None]] if kind == "f32" else [(pair[0] | pair[1] << 16)[None]]
+                got = run([*sources, scale[None]], old[None])[0]
+                codes = [encode(fmt, wide_values(kind, x) / scale_factor(scale), True) for x in pair]
+                assert (got == put(old, codes[0] | codes[1] << 4, 8, byte)).all()
+
+            if kind == "f32":
+                text = f"v_cvt_scalef32_pk_fp4_f32 {{d}}, {{a}}, {{b}}, {{c}} {selection(4, byte)}"
+                cases.append(Case("gfx950", Instruction(text, (1, 1, 1), 1), check))
+            else:
+                text = f"v_cvt_scalef32_pk_fp4_{kind} {{d}}, {{a}}, {{b}} {selection(4, byte)}"
+                cases.append(Case("gfx950", Instruction(text, (1, 1), 1), check))
+    return cases
+
+
+def decode_cases() -> list[Case]:
+    """Bytes, words and fp4 bytes to wide values, plain and scaled: all 256 codes go through each."""
+    cases = []
+    for name in ("fp8", "bf8"):
+        for arch in ("gfx950", "gfx942"):
+            fmt = small(name, arch)
+
+            def plain(rng, run, fmt=fmt, byte=0):
+                for start in range(0, 256, LANES):
+                    codes = np.arange(start, start + LANES, dtype=np.uint32)
+                    noise = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                    got = run([put(noise, codes, 8, byte)[None]], noise[None])[0]
+                    assert same_wide(got, wide_codes("f32", fmt.values[codes]), "f32")
+
+            def pair(rng, run, fmt=fmt, word=0):
+                for start in range(0, 256, LANES):
+                    codes = np.arange(start, start + LANES, dtype=np.uint32)
+                    other = rng.permutation(256)[:LANES].astype(np.uint32)
+                    noise = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                    source = put(noise, codes | other << 8, 16, word)
+                    got = run([source[None]], np.stack([noise, noise]))
+                    assert same_wide(got[0], wide_codes("f32", fmt.values[codes]), "f32")
+                    assert same_wide(got[1], wide_codes("f32", fmt.values[other]), "f32")
+
+            text = f"v_cvt_f32_{name}"
+            cases.append(Case(arch, Instruction(f"{text}_e32 {{d}}, {{a}}", (1,), 1), plain))
+            for byte in range(4):
+                sdwa = f"{text}_sdwa {{d}}, {{a}} src0_sel:BYTE_{byte}"
+                cases.append(Case(arch, Instruction(sdwa, (1,), 1), functools.partial(plain, byte=byte)))
+            text = f"v_cvt_pk_f32_{name}"
+            cases.append(Case(arch, Instruction(f"{text}_e32 {{d}}, {{a}}", (1,), 2), pair))
+            sdwa = f"{text}_sdwa {{d}}, {{a}} src0_sel:WORD_1"
+            cases.append(Case(arch, Instruction(sdwa, (1,), 2), functools.partial(pair, word=1)))
+        default = small(name)
+        for kind in ("f32", "f16", "bf16"):
+            for word in range(2):
+
+                def scaled_pair(rng, run, fmt=default, kind=kind, word=word):
+                    for start in range(0, 256, LANES):
+                        codes = np.arange(start, start + LANES, dtype=np.uint32)
+                        other = rng.permutation(256)[:LANES].astype(np.uint32)
+                        noise = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                        scale = random_scale(rng)
+                        outputs = 2 if kind == "f32" else 1
+                        source = put(noise, codes | other << 8, 16, word)
+                        got = run([source[None], scale[None]], np.stack([noise] * outputs))
+                        halves = got if kind == "f32" else [field(got[0], 16, 0), field(got[0], 16, 1)]
+                        for value, code in zip(halves, (codes, other), strict=True):
+                            assert same_wide(value, wide_codes(kind, fmt.values[code] * scale_factor(scale)), kind)
+
+                text = f"v_cvt_scalef32_pk_{kind}_{name} {{d}}, {{a}}, {{b}} op_sel:[{word},0,0]"
+                cases.append(Case("gfx950", Instruction(text, (1, 1), 2 if kind == "f32" else 1), scaled_pair))
+        for kind in ("f32", "f16"):
+            for byte in range(4):
+                for half in range(2 if kind == "f16" else 1):
+
+                    def scaled_byte(rng, run, fmt=default, kind=kind, byte=byte, half=half):
+                        for start in range(0, 256, LANES):
+                            codes = np.arange(start, start + LANES, dtype=np.uint32)
+                            noise = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                            scale = random_scale(rng)
+                            got = run([put(noise, codes, 8, byte)[None], scale[None]], noise[None])[0]
+                            if kind == "f16":
+                                assert (field(got, 16, 1 - half) == field(noise, 16, 1 - half)).all()
+                                got = field(got, 16, half)
+                            assert same_wide(got, wide_codes(kind, fmt.values[codes] * scale_factor(scale)), kind)
+
+                    text = f"v_cvt_scalef32_{kind}_{name} {{d}}, {{a}}, {{b}} op_sel:[{byte & 1},{byte >> 1},{half}]"
+                    cases.append(Case("gfx950", Instruction(text, (1, 1), 1), scaled_byte))
+    for kind in ("f32", "f16", "bf16"):
+        for byte in range(4):
+
+            def fp4_pair(rng, run, kind=kind, byte=byte):
+                fmt = small("fp4")
+                for start in range(0, 256, LANES):
+                    codes = np.arange(start, start + LANES, dtype=np.uint32)
+                    noise = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                    scale = random_scale(rng)
+                    source = put(noise, codes, 8, byte)
+                    got = run([source[None], scale[None]], np.stack([noise] * (2 if kind == "f32" else 1)))
+                    halves = got if kind == "f32" else [field(got[0], 16, 0), field(got[0], 16, 1)]
+                    for value, code in zip(halves, (codes & 15, codes >> 4), strict=True):
+                        assert same_wide(value, wide_codes(kind, fmt.values[code] * scale_factor(scale)), kind)
+
+            text = f"v_cvt_scalef32_pk_{kind}_fp4 {{d}}, {{a}}, {{b}} op_sel:[{byte & 1},{byte >> 1},0]"
+            cases.append(Case("gfx950", Instruction(text, (1, 1), 2 if kind == "f32" else 1), fp4_pair))
+    return cases
+
+
+def six_bit(codes: np.ndarray) -> np.ndarray:
+    """codes[32, lanes] → [6, lanes] dwords."""
+    out = np.zeros((6, LANES), np.uint32)
+    for item in range(32):
+        wide = codes[item].astype(np.uint64) << np.uint64(6 * item % 32)
+        out[6 * item // 32] |= (wide & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        if 6 * item % 32 > 26:
+            out[6 * item // 32 + 1] |= (wide >> np.uint64(32)).astype(np.uint32)
+    return out
+
+
+def pack_wide(items: np.ndarray, kind: str) -> np.ndarray:
+    return items if kind == "f32" else items[0::2] | items[1::2] << 16
+
+
+def six_bit_cases() -> list[Case]:
+    cases = []
+    for name in ("fp6", "bf6"):
+        fmt = small(name)
+        for kind in ("f16", "bf16", "f32"):
+
+            def decode(rng, run, fmt=fmt, kind=kind):
+                codes = rng.integers(0, 64, (32, LANES)).astype(np.uint32)
+                codes[:, 0], codes[:, 1] = np.arange(32), np.arange(32, 64)
+                scale = random_scale(rng)
+                rows = 32 if kind == "f32" else 16
+                got = run([six_bit(codes), scale[None]], np.zeros((rows, LANES), np.uint32))
+                want = wide_codes(kind, fmt.values[codes] * scale_factor(scale))
+                assert (got == pack_wide(want, kind)).all()
+
+            text = f"v_cvt_scalef32_pk32_{kind}_{name} {{d}}, {{a}}, {{b}}"
+            cases.append(Case("gfx950", Instruction(text, (6, 1), 32 if kind == "f32" else 16), decode))
+
+            def encode32(rng, run, fmt=fmt, kind=kind):
+                items = random_wide(rng, kind, (32, LANES))
+                scale = random_scale(rng)
+                want = six_bit(encode(fmt, wide_values(kind, items) / scale_factor(scale), True))
+                sources = [items[0::2], items[1::2]] if kind == "f32" else [pack_wide(items, kind)]
+                got = run([*sources, scale[None]], np.zeros((6, LANES), np.uint32))
+                assert (got == want).all()
+
+            if kind == "f32":
+                text = f"v_cvt_scalef32_2xpk16_{name}_f32 {{d}}, {{a}}, {{b}}, {{c}}"
+                cases.append(Case("gfx950", Instruction(text, (16, 16, 1), 6), encode32))
+            else:
+                text = f"v_cvt_scalef32_pk32_{name}_{kind} {{d}}, {{a}}, {{b}}"
+                cases.append(Case("gfx950", Instruction(text, (16, 1), 6), encode32))
+    return cases
+
+
+def next_random(state: np.ndarray) -> np.ndarray:
+    return state << np.uint32(1) ^ np.where(state >> 31, np.uint32(197), np.uint32(0)).astype(np.uint32)
+
+
+def encode_stochastic(fmt: Format, x: np.ndarray, random: np.ndarray, saturate: bool) -> np.ndarray:
+    """The lower neighbour, or the upper one when fraction + random / 2^32 reaches one."""
+    magnitude = np.abs(x)
+    table = fmt.values[: fmt.top + 1]
+    low = np.clip(np.searchsorted(table, magnitude, side="right") - 1, 0, fmt.top)
+    step = table[-1] - table[-2]
+    upper = np.append(table[1:], table[-1] + step)[low]
+    with np.errstate(invalid="ignore"):
+        fraction = (magnitude - table[low]) / (upper - table[low])
+    up = np.floor(fraction * 2.0**32) + random >= 2.0**32
+    code = np.where(up, low + 1, low)
+    code = np.where(np.isinf(magnitude) | (magnitude >= upper), fmt.top + 1, code)
+    rounded = np.where(code > fmt.top, np.inf, table[np.minimum(code, fmt.top)])
+    return encode(fmt, np.copysign(rounded, x), saturate)
+
+
+def stochastic_cases() -> list[Case]:
+    cases = []
+    for name in ("fp8", "bf8"):
+        for byte in (0, 3):
+            for arch in ("gfx950", "gfx942"):
+                fmt = small(name, arch)
+
+                def plain(rng, run, fmt=fmt, byte=byte):
+                    x, random = random_wide(rng, "f32", LANES), rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                    old = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                    got = run([x[None], random[None]], old[None])[0]
+                    want = encode_stochastic(fmt, wide_values("f32", x), random, False)
+                    assert (got & ~np.uint32(255 << 8 * byte) == old & ~np.uint32(255 << 8 * byte)).all()
+                    assert same_codes(field(got, 8, byte), want, fmt)
+
+                text = f"v_cvt_sr_{name}_f32 {{d}}, {{a}}, {{b}} {selection(4, byte)}"
+                cases.append(Case(arch, Instruction(text, (1, 1), 1), plain))
+            for kind in ("f32", "f16", "bf16"):
+                fmt = small(name)
+
+                def scaled(rng, run, fmt=fmt, kind=kind, byte=byte):
+                    x, random = random_wide(rng, kind, LANES), rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                    scale = random_scale(rng)
+                    got = run([x[None], random[None], scale[None]], np.zeros((1, LANES), np.uint32))[0]
+                    want = encode_stochastic(fmt, wide_values(kind, x) / scale_factor(scale), random, False)
+                    assert same_codes(field(got, 8, byte), want, fmt)
+
+                text = f"v_cvt_scalef32_sr_{name}_{kind} {{d}}, {{a}}, {{b}}, {{c}} {selection(4, byte)}"
+                cases.append(Case("gfx950", Instruction(text, (1, 1, 1), 1), scaled))
+    for kind in ("f32", "f16", "bf16"):
+
+        def fp4(rng, run, kind=kind):
+            pair = random_wide(rng, kind, (2, LANES))
+            random, scale = rng.integers(0, 1 << 32, LANES, dtype=np.uint32), random_scale(rng)
+            got = run([pack_wide(pair, kind), random[None], scale[None]], np.zeros((1, LANES), np.uint32))[0]
+            values = wide_values(kind, pair) / scale_factor(scale)
+            low = encode_stochastic(small("fp4"), values[0], random, True)
+            high = encode_stochastic(small("fp4"), values[1], next_random(random), True)
+            assert (got == (low | high << 4) << 16).all()
+
+        text = f"v_cvt_scalef32_sr_pk_fp4_{kind} {{d}}, {{a}}, {{b}}, {{c}} {selection(4, 2)}"
+        cases.append(Case("gfx950", Instruction(text, (2 if kind == "f32" else 1, 1, 1), 1), fp4))
+        for name in ("fp6", "bf6"):
+            fmt = small(name)
+
+            def six(rng, run, fmt=fmt, kind=kind):
+                items = random_wide(rng, kind, (32, LANES))
+                random, scale = rng.integers(0, 1 << 32, LANES, dtype=np.uint32), random_scale(rng)
+                got = run([pack_wide(items, kind), random[None], scale[None]], np.zeros((6, LANES), np.uint32))
+                codes, state = [], random
+                for item in items:
+                    codes.append(encode_stochastic(fmt, wide_values(kind, item) / scale_factor(scale), state, True))
+                    state = next_random(state)
+                assert (got == six_bit(np.stack(codes))).all()
+
+            text = f"v_cvt_scalef32_sr_pk32_{name}_{kind} {{d}}, {{a}}, {{b}}, {{c}}"
+            cases.append(Case("gfx950", Instruction(text, (32 if kind == "f32" else 16, 1, 1), 6), six))
+    for kind, table_bits in (("f16", 10), ("bf16", 7)):
+        for half in range(2):
+
+            def sixteen(rng, run, kind=kind, kept=table_bits, half=half):
+                values = (rng.standard_normal(LANES) * 100).astype(np.float32)
+                random = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                old = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                got = run([values.view(np.uint32)[None], random[None]], old[None])[0]
+                dropped = 23 - kept
+                bits = values.view(np.uint32).astype(np.uint64) + (random >> np.uint32(32 - dropped))
+                truncated = (bits & ~np.uint64((1 << dropped) - 1)).astype(np.uint32).view(np.float32)
+                assert (field(got, 16, half) == wide_codes(kind, truncated.astype(np.float64))).all()
+                assert (field(got, 16, 1 - half) == field(old, 16, 1 - half)).all()
+
+            text = f"v_cvt_sr_{kind}_f32 {{d}}, {{a}}, {{b}} op_sel:[0,0,{half}]"
+            cases.append(Case("gfx950", Instruction(text, (1, 1), 1), sixteen))
+    return cases
+
+
+def sixteen_bit_cases() -> list[Case]:
+    def bf16_values(rng, run):
+        for start in range(0, 1 << 16, LANES * 16):
+            codes = np.arange(start, start + LANES, dtype=np.uint32)
+            got = run([codes[None] | 0xABCD0000], np.zeros((1, LANES), np.uint32))[0]
+            assert same_wide(got, codes << 16, "f32")
+
+    def pair(kind):
+        def check(rng, run):
+            for _ in range(16):
+                a, b = random_wide(rng, "f32", LANES), random_wide(rng, "f32", LANES)
+                got = run([a[None], b[None]], np.zeros((1, LANES), np.uint32))[0]
+                for i, source in enumerate((a, b)):
+                    assert same_wide(field(got, 16, i), wide_codes(kind, wide_values("f32", source)), kind)
+
+        return check
+
+    return [
+        Case("gfx950", Instruction("v_cvt_f32_bf16_e32 {d}, {a}", (1,), 1), bf16_values),
+        Case("gfx950", Instruction("v_cvt_pk_bf16_f32 {d}, {a}, {b}", (1, 1), 1), pair("bf16")),
+        Case("gfx950", Instruction("v_cvt_pk_f16_f32 {d}, {a}, {b}", (1, 1), 1), pair("f16")),
+    ]
+
+
+CASES = pack_cases() + fp4_encode_cases() + decode_cases() + six_bit_cases() + stochastic_cases() + sixteen_bit_cases()
+HELD = {(base(case.instruction.text.split()[0]), case.arch) for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def code_objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, emulator.CodeObject]:
+    found = {}
+    for arch in ("gfx950", "gfx942"):
+        unique = {case.instruction.name: case.instruction for case in CASES if case.arch == arch}
+        found[arch] = assemble(arch, list(unique.values()), tmp_path_factory.mktemp(arch))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_conversion(code_objects: dict[str, emulator.CodeObject], case: Case) -> None:
+    code = code_objects[case.arch]
+    rng = np.random.default_rng(11)
+    case.check(rng, lambda inputs, old: execute(code, case.instruction, inputs, old))
+
+
+def test_every_small_float_conversion_is_in_the_cases() -> None:
+    """All mnemonics of the table whose names speak of fp8, bf8, fp6, bf6, fp4 or bf16, and the packed f16 ones."""
+    table = (Path(__file__).resolve().parents[2] / "emulator" / "native" / "isa_valu.inc").read_text()
+    wanted = set(re.findall(r"\b(v_cvt_\w*(?:fp8|bf8|fp6|bf6|fp4|bf16)\w*|v_cvt_(?:pk|sr)_f16_f32)\b", table))
+    covered = {re.sub(r"_(e32|sdwa)$", "", case.instruction.text.split()[0]) for case in CASES}
+    assert wanted == covered

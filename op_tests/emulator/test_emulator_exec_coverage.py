@@ -1,0 +1,44 @@
+"""Every operation that executes is held to its result by a test, on every architecture that has it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from helpers.exec_registry import ARCHS, Held, archs_of, held_by
+
+from hipforge.emulator import library
+
+FOLDER = Path(__file__).parent
+MODULES = sorted(
+    path.stem
+    for path in FOLDER.glob("test_emulator_*.py")
+    if re.search("@holds|^HELD", path.read_text(), re.MULTILINE) and path.stem != Path(__file__).stem
+)
+
+
+def executable() -> set[str]:
+    return set(library.load().hfemu_mnemonics(1).decode().split())
+
+
+@pytest.fixture(scope="module")
+def held() -> dict[str, Held]:
+    return {name: held_by(importlib.import_module(f"{__package__}.{name}")) for name in MODULES}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_executable_operation_is_held_by_a_test(held: dict[str, Held], arch: str) -> None:
+    everything = set().union(*held.values())
+    missing = sorted(name for name in executable() if arch in archs_of(name) and (name, arch) not in everything)
+    assert not missing, f"{len(missing)} operations execute on {arch} without a test: {' '.join(missing)}"
+
+
+def test_every_module_that_registers_holds_something(held: dict[str, Held]) -> None:
+    assert {name for name, operations in held.items() if not operations} == set()
+
+
+def test_nothing_is_held_that_does_not_execute(held: dict[str, Held]) -> None:
+    known = executable()
+    assert {name for operations in held.values() for name, _ in operations} - known == set()

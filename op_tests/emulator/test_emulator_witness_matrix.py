@@ -1,0 +1,24 @@
+"""Matrix instructions in kernels that Triton laid out: tl.dot and tl.dot_scaled in every operand format and tile shape.
+
+The references know nothing of lanes and registers, so a layout that the emulator and its own tests both misread
+cannot pass here. Integer data must come out exactly.
+"""
+
+from __future__ import annotations
+
+import pytest
+from helpers.witnesses import dots, runner, scaled
+from helpers.witnesses.base import Witness
+
+MODULES = (dots, scaled)
+CASES = [
+    pytest.param(witness, arch, id=f"{witness.name}-{arch}")
+    for module in MODULES
+    for witness in module.witnesses()
+    for arch in witness.archs
+]
+
+
+@pytest.mark.parametrize(("witness", "arch"), CASES)
+def test_witness(witness: Witness, arch: str) -> None:
+    runner.run(witness, arch)

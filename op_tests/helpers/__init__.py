@@ -1,0 +1,1 @@
+"""What the tests share: cases, references, assemblers, stand-ins and witnesses."""

@@ -1,0 +1,272 @@
+"""The command line: what each command prints, as text and as JSON, and with which status it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner, Result
+from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
+
+from hipforge import devices
+from hipforge.cli import demo
+from hipforge.cli.inspect import without_parameters
+from hipforge.cli.main import COMMANDS, cli
+from hipforge.cli.profile_subjects import SUBJECTS
+from hipforge.jit import cache, toolchain
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words))
+
+
+def answer(*words: str) -> object:
+    result = invoke(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_help_names_every_command_and_imports_none() -> None:
+    code = """
+import sys
+from click.testing import CliRunner
+from hipforge.cli.main import cli
+print(CliRunner().invoke(cli, ["--help"]).output)
+print("imported:", *(name for name in ("torch", "rich", "hipforge.jit") if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+    assert done.stdout.splitlines()[-1] == "imported:"
+
+
+# ---- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_gives_each_toolchain_and_device_a_reason_and_takes_one_of_each(stand_in: StandIn) -> None:  # noqa: F811
+    findings = answer("doctor")
+    for kind in ("toolchain", "device"):
+        taken = [item for item in findings if item["kind"] == kind and item["taken"]]
+        assert len(taken) == 1 and taken[0]["usable"]
+    assert all(item["detail"] for item in findings)
+    assert str(stand_in.hipcc) in next(item["name"] for item in findings if item["taken"])
+
+
+def test_doctor_replaces_a_named_compiler_by_no_other(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.hipcc.unlink()
+    result = invoke("doctor", "--json")
+    found = [item for item in json.loads(result.stdout) if item["kind"] == "toolchain"]
+    assert result.exit_code == 1 and not any(item["usable"] for item in found)
+    assert found[0]["detail"] == "there is no such file" and "HIPFORGE_HIPCC" in found[-1]["detail"]
+
+
+def test_doctor_ends_with_1_where_nothing_can_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = toolchain.Refused("hipcc", None, "there is none")
+    monkeypatch.setattr(toolchain, "probe_all", lambda: [refused])
+    result = invoke("doctor")
+    assert result.exit_code == 1
+    assert "there is none" in result.output and "Nothing here can build" in result.output
+
+
+def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    assert all(item["usable"] for item in answer("doctor") if item["kind"] == "setting")
+    monkeypatch.setenv("HIPFORGE_MAX_JOBS", "many")
+    monkeypatch.setenv("HIPFORGE_DEVCE", "hip")
+    monkeypatch.setenv("HIPFORGE_PREBUILT_DIR", "/tmp:/no/such")
+    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", "/no/such.csv")
+    monkeypatch.setenv("HIPFORGE_CONFIG_SMALM", "/no/such.csv")
+    result = invoke("doctor", "--json")
+    refused = {
+        item["name"].partition("=")[0]: item["detail"]
+        for item in json.loads(result.stdout)
+        if item["kind"] == "setting" and not item["usable"]
+    }
+    assert result.exit_code == 1
+    assert refused["HIPFORGE_MAX_JOBS"] == "HIPFORGE_MAX_JOBS='many' is not valid: expected a positive integer"
+    assert "did you mean HIPFORGE_DEVICE?" in refused["HIPFORGE_DEVCE"]
+    assert refused["HIPFORGE_PREBUILT_DIR"] == "there is no directory /no/such"
+    assert "HIPFORGE_CONFIG_SMALLM_MXFP8 names this file" in refused["HIPFORGE_CONFIG_SMALLM_MXFP8"]
+    assert "no tuned table 'smalm'; known: smallm_mxfp8" in refused["HIPFORGE_CONFIG_SMALM"]
+    assert len(refused) == 5
+
+
+def test_doctor_survives_a_refused_device(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    devices.current.cache_clear()
+    monkeypatch.setenv("HIPFORGE_DEVICE", "cuda")
+    result = invoke("doctor", "--json")
+    devices.current.cache_clear()
+    gpu = next(item for item in json.loads(result.stdout) if item["name"] == "AMD GPU")
+    assert result.exit_code == 1 and "HIPFORGE_DEVICE='cuda' is not valid" in gpu["detail"]
+
+
+# ---- build -----------------------------------------------------------------------------------------------------------
+
+
+def test_build_makes_every_variant_once_and_a_dry_run_makes_none(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.module(variants={"M": [1, 2]})
+    planned = answer("build", "sample", "--dry-run")
+    assert [row["state"] for row in planned] == ["miss", "miss"] and all(row["commands"] for row in planned)
+    assert stand_in.compiles() == []
+    assert [row["status"] for row in answer("build", "sample")] == ["built", "built"]
+    assert [row["status"] for row in answer("build", "sample")] == ["hit", "hit"]
+    assert [row["state"] for row in answer("build", "sample", "--dry-run")] == ["hit", "hit"]
+    assert len(stand_in.compiles()) == 2
+
+
+def test_a_failure_stops_no_other_build_and_ends_with_1(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.write("broken.cu", "int f() { return missing; }\n")
+    stand_in.module("broken", srcs=["broken.cu"])
+    result = invoke("build", "broken", "sample")
+    assert result.exit_code == 1
+    assert "1 built" in result.output and "1 failed" in result.output and "missing" in result.output
+
+
+def test_brackets_of_a_compiler_message_are_printed_as_they_are(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.write("broken.cu", '#error "use [compiler] and [/red]"\n')
+    stand_in.module("broken", srcs=["broken.cu"])
+    assert "use [compiler] and [/red]" in invoke("build", "broken").output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("build",), "name the modules to build, or give --all"),
+        (("build", "sample", "--all"), "not both"),
+        (("build", "no_such_module"), "no_such_module"),
+        (("inspect", "sample", "--variant", "M"), "expected NAME=VALUE"),
+        (("inspect", "sample", "--variant", "M=1"), "no variant parameter 'M'"),
+        (("profile", "mxfp8_gemv", "1,16"), "expected M,N,K as positive integers"),
+    ],
+)
+def test_what_cannot_be_done_is_one_message_and_status_1(
+    words: tuple[str, ...], message: str, stand_in: StandIn  # noqa: F811
+) -> None:
+    result = invoke(*words)
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ") and message in result.output and "Traceback" not in result.output
+
+
+# ---- inspect and cache -----------------------------------------------------------------------------------------------
+
+
+def test_inspect_prints_what_the_manifest_keeps(stand_in: StandIn) -> None:  # noqa: F811
+    (row,) = answer("inspect", "sample")
+    kept = stand_in.build().entry.manifest.kernels
+    assert kept[row["symbol"]]["vgpr"] == row["vgpr"] and row["arch"] == "gfx950" and row["vgpr_spills"] == 0
+    text = invoke("inspect", "sample").output
+    assert "empty" in text and "waves/SIMD" in text
+
+
+def test_the_cache_is_listed_measured_explained_pruned_and_cleared(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.build()
+    (listed,) = answer("cache", "list")
+    assert (listed["module"], listed["target"], listed["in_use"]) == ("sample", "gfx950", True)
+    assert listed["bytes"] <= answer("cache", "size")["bytes"]
+    assert answer("cache", "why", "sample")[0]["status"] == "hit"
+    header = stand_in.write("value.h", "#define VALUE 4\n")
+    (why,) = answer("cache", "why", "sample")
+    assert why["status"] == "miss" and len(why["changes"]) == 1
+    (change,) = why["changes"]
+    assert change["name"].endswith(header.name) and change["old"] != change["new"]
+    assert change["name"] in invoke("cache", "why", "sample").output
+    assert answer("cache", "prune", "--max-size", "1T") == {"removed": []}
+    for descriptor in cache._held.values():  # this process ends its use of the entry
+        os.close(descriptor)
+    cache._held.clear()
+    assert answer("cache", "clear") == {"removed": [listed["path"]]}
+    assert answer("cache", "list") == []
+
+
+def test_a_size_that_is_none_is_a_usage_error(stand_in: StandIn) -> None:  # noqa: F811
+    result = invoke("cache", "prune", "--max-size", "3Q")
+    assert result.exit_code == 2 and "as in 500M" in result.output
+
+
+# ---- profile and demo ------------------------------------------------------------------------------------------------
+
+
+def test_profile_counts_and_says_what_is_modelled() -> None:
+    counts = answer("profile", "mxfp8_gemv", "1,16,64")
+    assert counts["launches"] == 1 and counts["tensors"]["Wq"]["unique_loaded"] == 16 * 64
+    text = invoke("profile", "mxfp8_gemv", "1,16,64").output
+    counted, modelled = text.split("modelled at peak rates", 1)
+    assert " us\n" not in counted and modelled.count(" us\n") == 2
+
+
+SMALL_SHAPES = {
+    "mxfp8_gemv": "1,16,64",
+    "grouped_gemm_mxfp8": "2,16,128,2,1",
+    "mxfp4_gemm": "2,16,128",
+    "fp8_quant_tensorwise": "4,64",
+    "residual_rms": "2,64",
+    "swiglu_fp8": "2,64",
+    "skinny_gemm": "2,32,256",
+    "decode_attention_fp8": "1,70,1,2,64",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("hf::gemv::k<1, 2>(int*, F(int))", "hf::gemv::k<1, 2>"),
+        ("(anonymous namespace)::k<(E)1>(int)", "(anonymous namespace)::k<(E)1>"),
+        ("k", "k"),
+    ],
+)
+def test_a_kernel_is_shown_without_its_parameters(name: str, shown: str) -> None:
+    assert without_parameters(name) == shown
+
+
+@pytest.mark.parametrize("op", SUBJECTS)
+def test_every_subject_of_profile_runs_a_kernel(op: str) -> None:
+    counts = answer("profile", op, SMALL_SHAPES[op])
+    assert counts["launches"] >= 1 and counts["wave_instructions"] > 0
+    assert all(0 < counts[lines]["efficiency"] <= 1 for lines in ("lines64", "lines128")), "shared bytes count once"
+
+
+def test_profile_says_why_no_kernel_ran() -> None:
+    result = invoke("profile", "mxfp8_gemv", "65,16,64")
+    assert result.exit_code == 1 and "M must be 1 to 64" in result.output
+
+
+def test_profile_emulates_the_architecture_that_it_is_told() -> None:
+    program = [sys.executable, "-c", "from hipforge.cli.main import cli; cli()"]
+    words = [*program, "profile", "swiglu_fp8", "1,64", "--arch", "gfx942"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "on gfx942" in done.stdout
+
+
+def test_the_demo_ends_with_0_and_reports_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "SHAPES", ((256, 64),))
+    monkeypatch.setattr(demo, "ROWS", (1,))
+    monkeypatch.setattr(demo, "second_process", lambda: 1.0)
+    monkeypatch.setattr(demo, "emulator_speed", lambda: 1e7)
+    report = answer("demo")
+    (row,) = report["rows"]
+    assert row["exact"] and row["misses"] == [] and row["weight_ratio"] == 1.0 and row["spills"] == 0
+    assert {"compiler", "device", "cold build", "warm load"} <= set(report["header"])
+    monkeypatch.setattr(demo, "MAX_WEIGHT_RATIO", 0.5)
+    missed = invoke("demo")
+    assert missed.exit_code == 1 and "weight bytes loaded 1.000x > 0.5x" in missed.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"relative_error": float("nan")}, "relative error nan"),
+        ({"relative_error": 3.1e-3}, "relative error 3.10e-03"),
+        ({"exact": False}, "not bit-exact"),
+        ({"weight_ratio": 1.06}, "weight bytes loaded 1.060x"),
+        ({"spills": 1}, "1 spilled registers"),
+    ],
+)
+def test_a_demo_row_misses_each_bound_by_itself(change: dict[str, float], message: str) -> None:
+    good = demo.Row(6144, 768, 1, "gemv", 1.7e-3, True, 1.0, 64, 0, 8)
+    assert good.misses == []
+    (miss,) = replace(good, **change).misses
+    assert message in miss

@@ -1,0 +1,55 @@
+"""The package docstring of hipforge.jit lists its files in dependency order, and docs/architecture.md all of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import hipforge.jit
+
+FOLDER = Path(hipforge.jit.__file__).parent
+ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
+
+
+def documented_order() -> list[str]:
+    block = (hipforge.jit.__doc__ or "").split("::\n", 1)[1]
+    names: list[str] = []
+    for line in block.splitlines():
+        if line.startswith("    "):
+            files, *_ = re.split(r"\s{3,}", line.strip())
+            names += files.split(", ")
+    return names
+
+
+def imports_at_load(path: Path) -> set[str]:
+    """The files of hipforge.jit that ``path`` imports at module level, not inside a function or for type checking."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hipforge.jit"):
+            inside = (node.module or "").removeprefix("hipforge.jit").removeprefix(".")
+            found |= {inside} if inside else {alias.name for alias in node.names}
+    return found
+
+
+def test_every_file_is_listed_once() -> None:
+    order = documented_order()
+    assert sorted(order) == sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+
+
+def test_no_file_imports_a_later_one() -> None:
+    order = documented_order()
+    for name in order:
+        later = imports_at_load(FOLDER / f"{name}.py") - set(order[: order.index(name)])
+        assert not later, f"{name}.py imports {later}, which come later"
+
+
+def test_the_architecture_page_names_every_file_of_jit_and_the_emulator() -> None:
+    page = ARCHITECTURE.read_text()
+    jit, emulator = page.split("## jit/", 1)[1].split("\n## ", 1)[0], page.split("## The emulator", 1)[1]
+    written = {path.name for path in FOLDER.iterdir() if path.is_file() and path.name != "__init__.py"}
+    assert set(re.findall(r"`([a-zA-Z_]+\.(?:py|c|json))`", jit.split("\n\n")[1])) == written
+    patterns = re.findall(r"`([a-z_*]+\.(?:cpp|inc|h))`", emulator)
+    sources = list((ARCHITECTURE.parent.parent / "emulator" / "native").glob("*.cpp"))
+    assert [path.name for path in sources if not any(path.match(pattern) for pattern in patterns)] == []
+    assert [pattern for pattern in patterns if not list(sources[0].parent.glob(pattern))] == []

@@ -1,0 +1,147 @@
+"""The tests of decode attention on kernels with one deliberate mistake each: all of them must be noticed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.attention_cases import ARCH, FP8, ONE, case, check, lengths, paged, rng
+
+import hipforge.csrc
+from hipforge import emulator
+from hipforge.errors import EmulatorFault
+from hipforge.jit import registry
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops import decode_attention_fp8_kernels as kernels
+from hipforge.ops.reference.attention import dequantize_kv_fp8, quantize_kv_fp8
+
+SOURCES = Path(hipforge.csrc.__file__).parent / "decode_attention"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A line of one source, what takes its place, and the head dimension and waves where it matters."""
+
+    name: str
+    file: str
+    line: str
+    becomes: str
+    d: int = 64
+    waves: int = 1
+
+
+WHOLE = Mutant("whole", "problem.h", "", "")
+KERNEL, PROBLEM, QUERY = "amd/decode_kernel.h", "problem.h", "amd/query.h"
+RANGES, MERGE = "amd/merge_ranges.h", "amd/merge_kernel.h"
+TWO_HALVES = {"d": 256, "waves": 2}
+MUTANTS = [
+    Mutant("one_key_too_many", KERNEL, "if (left <= kTileN * t + r)", "if (left < kTileN * t + r)"),
+    Mutant("sums_not_rescaled", KERNEL, "j < kPerLane; ++j) acc[j] *= keep;", "j < kPerLane; ++j) acc[j] *= 1.f;"),
+    Mutant("finer_term_lost", QUERY, "values[3] = (values[3] - high[1]) * (1 << kTermBits);", "values[3] = 0.f;"),
+    Mutant("shift_of_k_forgotten", KERNEL, "own.scale * scores[t] + own.shift * shift", "own.scale * scores[t]"),
+    Mutant("shift_of_v_forgotten", KERNEL, "shifted += weight.hi * own.shift.hi;", ""),
+    Mutant("page_never_turned", PROBLEM, "index += turned ? 1 : 0;", ""),
+    Mutant("keys_past_the_end", PROBLEM, "end = min(begin + each * kBlockN, length);", "end = begin + each * kBlockN;"),
+    Mutant("splits_weighed_alike", MERGE, "kMergeThreads] = lse[i];", "kMergeThreads] = 1.f;"),
+    Mutant("ranges_not_rescaled", RANGES, "wave.acc[j] *= keep;", "wave.acc[j] *= 1.f;", waves=2),
+    Mutant("half_of_d_forgotten", KERNEL, "scores[t] += other[t * dev::kWaveSize];", ";", **TWO_HALVES),
+    Mutant("half_not_waited_for", KERNEL, "__syncthreads();  // before the other slot is read", "", **TWO_HALVES),
+    Mutant("slot_taken_while_read", KERNEL, "__syncthreads();  // before a slot is written again", "", **TWO_HALVES),
+]
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory):
+    """The raw op of every mutant, and of the kernel itself."""
+    root = tmp_path_factory.mktemp("mutants")
+    modules = {}
+    for mutant in (WHOLE, *MUTANTS):
+        folder = root / mutant.name
+        shutil.copytree(SOURCES, folder)
+        source = folder / mutant.file
+        text = source.read_text()
+        assert mutant is WHOLE or text.count(mutant.line) == 1, mutant.name
+        source.write_text(text.replace(mutant.line, mutant.becomes) if mutant.line else text)
+        modules[f"module_attention_{mutant.name}"] = {
+            "srcs": [str(folder / "amd" / "decode_attention_fp8.cu")],
+            "archs": [ARCH],
+            "variants": {"HF_HEAD_DIM": [64, 256], "HF_INPUT": ["bf16"], "HF_BLOCK_N": [32]},
+        }
+    path = root / "modules.json"
+    path.write_text(json.dumps(modules))
+    registry.register(path)
+    shipped = kernels.decode_attention_fp8_out
+    options = {"variant": shipped.stub.variant, "mutates": ("out", "lse", "partial", "partial_lse")}
+    return {
+        name.removeprefix("module_attention_"): compile_ops(name, fc_name="decode_attention_fp8_out", **options)(
+            shipped.__wrapped__
+        )
+        for name in modules
+    }
+
+
+def plain_is_right(d, waves):
+    q, k, v = case(2, 2, 1, 3, d, 144, seed=1)
+    seqlens = lengths(144, 37)
+    (k_pages, tables), (v_pages, _) = paged(k, 48), paged(v, 48)
+    configuration = {"block_n": 32, "waves": waves, "split_k": 2}
+    got = kernels.run_decode_attention(
+        q, k_pages, v_pages, tables, seqlens, ONE, ONE, scale=1.0, configuration=configuration
+    )
+    check(q, k.double(), v.double(), seqlens, *got, 1.0)
+
+
+def packed_is_right():
+    """Rows of equal elements are their shift alone, so that only the shift's own terms count."""
+    q, _, _ = case(1, 1, 1, 3, 64, 1, seed=2)
+    rows = torch.randn(1, 80, 1, 1, generator=rng(3)).half().float().expand(-1, -1, -1, 64)
+    words, shifts = quantize_kv_fp8(rows, FP8)
+    x = dequantize_kv_fp8(words, shifts, FP8)
+    data = words.view(torch.uint8)
+    got = kernels.run_decode_attention(
+        q,
+        data,
+        data,
+        None,
+        lengths(80),
+        k_scale_shift=shifts,
+        v_scale_shift=shifts,
+        scale=0.1,
+        configuration={"block_n": 32, "waves": 1, "split_k": 2},
+    )
+    check(q, x, x, lengths(80), *got, 0.1)
+
+
+def noticed(monkeypatch, entry, d, waves):
+    monkeypatch.setattr(kernels, "decode_attention_fp8_out", entry)
+    try:
+        for order in ("forward", "reverse"):
+            with emulator.options(checks="all", wave_order=order):
+                plain_is_right(d, waves)
+        if d == 64:
+            with emulator.options(checks="all"):
+                packed_is_right()
+    except (AssertionError, EmulatorFault):
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("d", "waves"), sorted({(m.d, m.waves) for m in MUTANTS}))
+def test_the_kernel_itself_passes(entries, monkeypatch, d, waves):
+    assert not noticed(monkeypatch, entries["whole"], d, waves)
+
+
+# One of each kind; the others run with --full.
+QUICK = {"one_key_too_many", "finer_term_lost", "splits_weighed_alike", "half_not_waited_for"}
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(m, id=m.name, marks=() if m.name in QUICK else pytest.mark.full) for m in MUTANTS],
+)
+def test_a_mistake_is_noticed(entries, monkeypatch, mutant):
+    assert noticed(monkeypatch, entries[mutant.name], mutant.d, mutant.waves)

@@ -1,0 +1,66 @@
+"""Every script op_tests/tune_*.py runs: one tiny problem, from the command line to a valid row in a new table."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from hipforge import devices
+from hipforge.cli.tune import TUNERS
+from hipforge.ops.tuned import clear_tables, load_table, read_rows
+from hipforge.tuning.smallm_mxfp8_moe import MoeCell
+
+FOLDER = Path(__file__).resolve().parents[1]
+GEMM = ("--shapes", "256,64", "-m", "1")
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a script is asked: its family, the arguments of a tiny problem, and names to replace in its tuner."""
+
+    family: str
+    arguments: tuple[str, ...] = GEMM
+    replaced: dict[str, object] = field(default_factory=dict)
+
+
+SCRIPTS = {
+    "tune_smallm_mxfp8.py": Script("smallm_mxfp8"),
+    "tune_smallm_mxfp8_moe.py": Script(
+        "smallm_mxfp8_moe", (), {"DEFAULT_CELLS": (MoeCell(64, 256, 4, False, 4, experts=6),)}
+    ),
+    "tune_mxfp4_gemm.py": Script("mxfp4_gemm"),
+    "tune_skinny_gemm_fp8.py": Script("skinny_gemm_fp8", replaced={"B_LANES": (1,), "OPS": (4,)}),
+    "tune_decode_attention.py": Script(
+        "decode_attention_fp8", ("-b", "1", "--keys", "64", "--heads", "1", "1", "--page-size", "0", "--d", "64")
+    ),
+}
+
+
+def test_every_script_is_run_here_and_every_family_has_one() -> None:
+    assert {path.name for path in FOLDER.glob("tune_*.py")} == set(SCRIPTS)
+    assert {script.family for script in SCRIPTS.values()} == set(TUNERS)
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_a_script_tunes_into_a_new_table(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, table = SCRIPTS[name], tmp_path / "tuned.csv"
+    tuner = importlib.import_module(TUNERS[script.family])
+    for attribute, value in script.replaced.items():
+        monkeypatch.setattr(tuner, attribute, value)
+    monkeypatch.setattr(sys, "argv", [name, *script.arguments, "-o", str(table)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+    assert ended.value.code == 0
+    assert f"1 rows written to {table}" in capsys.readouterr().out
+    schema = load_table(script.family).schema
+    (row,) = read_rows(schema, table)
+    assert row.key[:2] == (devices.current().default_arch, devices.current().cu_count())
+    assert str(row.values["source"]).startswith("model:") and row.values["us"] is None
+    clear_tables()
