@@ -419,9 +419,8 @@ assert relf(fused_moe_mxfp8(**parts), dense_layer(parts, rounded=True)) < SAME_R
 """
     environment = {**os.environ, "HIPFORGE_DEVICE": "reference"}
     here = Path(__file__).resolve().parent
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(here), str(here.parent)], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", program, str(here), str(here.parent)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
