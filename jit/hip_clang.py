@@ -1,14 +1,17 @@
 """clang as a HIP compiler, called as clang++, amdclang++ or through hipcc: one set of commands for all three.
 
-A source is compiled by two commands that run side by side, one for the device and one for the host, joined at link
-time by a small assembly file that embeds the device code::
+A source is compiled by two commands that run side by side, one for the device and one for the host. The device code
+is wrapped into an object of its own by a small assembly file, and both objects are linked::
 
-    x.cu ──► device code  0_x.hipfb ─┐
-      └────► host object  0_x.o ─────┴─► module.so
+    x.cu ──► device code  0_x.hipfb ──► object  0_x.fatbin.o ─┐
+      └────► host object  0_x.o ──────────────────────────────┴─► module.so
 
 Two reasons. The driver writes a depfile for the host pass only, so a header included under ``#if
 defined(__gfx950__)`` would never be noticed; and the two passes, of about equal length for a small kernel, overlap.
 The host object refers to its device code by the symbol ``__hip_fatbin_<hash of -cuid>``.
+
+The assembly file is not handed to the link: hipcc adds ``--hip-link`` to every call without ``-c``, and clang then
+treats it as a HIP source, once for the host and once for the device, which defines the symbol twice.
 """
 
 from __future__ import annotations
@@ -97,16 +100,25 @@ class HipClang:
             return Compiled((step,), (host_object,), {})
         cuid = f"{module}_{unit.number}"
         device = f"{unit.name}.hipfb"
-        assembly = f"{unit.name}.fatbin.s"
+        assembly, device_object = f"{unit.name}.fatbin.s", f"{unit.name}.fatbin.o"
         device_flags = self.device_flags(arch)
         host_flags = (*device_flags[:-1], "--cuda-host-only")
         common = (f"-cuid={cuid}", *unit.flags)
         steps = (
             self._step(f"{unit.name}.device", (*device_flags, "-O3", *common), unit.source, device),
             self._step(f"{unit.name}.host", (*host_flags, "-O1", *common), unit.source, host_object),
+            Step(
+                name=f"{unit.name}.embed",
+                argv=("${HIPCXX}", "-Wno-unused-command-line-argument", "-c", assembly, "-o", device_object),
+                outputs=(device_object,),
+                # The host object too: ninja starts what has most steps ahead of it first, and would compile the device
+                # code of every module before it finished one.
+                inputs=(device, host_object),
+                compiles=False,
+            ),
         )
         text = _EMBED.format(symbol=fatbin_symbol(cuid), device=device)
-        return Compiled(steps, (host_object, assembly), {assembly: text})
+        return Compiled(steps, (host_object, device_object), {assembly: text})
 
     def _step(self, name: str, flags: Sequence[str], source: str, output: str) -> Step:
         depfile = f"{name}.d"
@@ -128,14 +140,9 @@ class HipClang:
             name="link",
             argv=(*argv, *objects, *ldflags, "-o", library),
             outputs=(library,),
-            inputs=tuple(name for name in _made(objects)),
+            inputs=tuple(objects),
             compiles=False,
         )
-
-
-def _made(objects: Sequence[str]) -> list[str]:
-    """Return the files that steps make among the link's inputs, an assembly file standing for what it embeds."""
-    return [name.replace(".fatbin.s", ".hipfb") for name in objects]
 
 
 def _frontend(*words: str) -> tuple[str, ...]:

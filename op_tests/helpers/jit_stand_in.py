@@ -1,8 +1,9 @@
 """Stand-in compilers for tests of the build machinery: they record their arguments and answer in milliseconds.
 
 ``hipcc`` here is a shell script that speaks like ROCm's: it knows ``--version``, plans (``-###``), compiles the device
-pass by copying canned device code, the host pass with gcc, and links. The sources of these tests are therefore plain
-C++ without HIP; that the real clang obeys the same commands is shown apart, in test_jit_toolchain.py.
+pass by copying canned device code, the host pass with gcc, assembles, and links. As the real one does, it takes an
+assembly file in a call without ``-c`` for a HIP source and compiles it twice. The sources of these tests are therefore
+plain C++ without HIP; that the real clang obeys the same commands is shown apart, in test_jit_toolchain.py.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ case "$line" in
   *"|-###|"*) exit 0;;
 esac
 {before}
-depfile= output= kind=compile plain=
+depfile= output= kind=compile plain= assembly=
 while [ $# -gt 0 ]; do
   case "$1" in
     -Xclang) shift; if [ "$1" = -dependency-file ]; then depfile="$3"; shift; shift; fi
@@ -54,6 +55,7 @@ while [ $# -gt 0 ]; do
     --offload-arch=*) arch="${{1#*=}}";;
     --*|-cuid=*|-fuse-ld=*|-no-hip-rt|-Wno-unused-command-line-argument|-c) ;;
     *.cu) plain="$plain -x c++ $1";;
+    *.s) assembly="$1";;
     *) plain="$plain $1";;
   esac
   shift
@@ -61,9 +63,10 @@ done
 case $kind in
   device) gcc $plain -D__{macro}__ -fsyntax-only -MD -MF "$depfile" || exit 1
           cp "$here/$arch.hipfb" "$output";;
-  compile) gcc $plain -c -MD -MF "$depfile" -o "$output";;
+  compile) if [ "$assembly" ]; then gcc -c "$assembly" -o "$output"
+           else gcc $plain -c -MD -MF "$depfile" -o "$output"; fi;;
   scan) gcc $plain -M -MF "$depfile";;
-  link) gcc $plain -o "$output";;
+  link) gcc $plain $assembly $assembly -o "$output";;
 esac
 """
 

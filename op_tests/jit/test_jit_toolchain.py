@@ -351,12 +351,14 @@ def test_a_wrapper_that_records_and_calls_the_real_clang_builds_the_same_module(
 ) -> None:
     real.module(flags_extra_hip=["-DFIRST=1", "-DSECOND=2"])
     direct = real.build().entry
-    # A hipcc looks for ROCm by itself; this one knows where the tree is.
+    # A hipcc looks for ROCm by itself (this one knows where the tree is) and links for HIP whenever there is no -c.
     tree = toolchain.select("gfx950").roots()["ROCM"]
-    extra = f"--rocm-path={tree}" if name == "hipcc" else ""
+    as_hipcc = f'extra=--rocm-path={tree}\ncase " $* " in *" -c "*) ;; *) extra="$extra --hip-link";; esac\n'
     wrapper = tmp_path / name
     record = f'printf "%s\\n" "$@" > {tmp_path}/call.$$\n'  # a file each: both passes run at once
-    wrapper.write_text(f'#!/bin/sh\n{record}exec {CLANG} {extra} "$@"\n')
+    wrapper.write_text(
+        f'#!/bin/sh\n{record}{as_hipcc if name == "hipcc" else "extra="}\nexec {CLANG} $extra "$@"\n'
+    )
     wrapper.chmod(0o755)
     with settings.scope(HIPCC=wrapper):
         built = real.build()
