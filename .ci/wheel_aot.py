@@ -16,8 +16,10 @@ from pathlib import Path
 
 from hipforge import settings
 from hipforge.emulator import library
-from hipforge.jit import abi, fleet, host_library, prebuilt, registry
-from hipforge.jit.cache import Entry
+from hipforge.jit import fleet, host_library, registry
+from hipforge.jit.cache import prebuilt
+from hipforge.jit.cache.store import Entry
+from hipforge.jit.call import abi
 
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORM = "linux_x86_64"

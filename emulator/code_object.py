@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hipforge.emulator import library, runtime
 from hipforge.errors import ArchError
-from hipforge.jit import code_object as reader
-from hipforge.jit.code_object import KernelArg, KernelResources
+from hipforge.jit.backends.amd import code_object as reader
+from hipforge.jit.backends.amd.code_object import KernelArg, KernelResources
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from hipforge.emulator.code_object import Kernel
 from hipforge.emulator.configuration import Options
 from hipforge.emulator.counting import Counters
 from hipforge.errors import GuardError
-from hipforge.jit.code_object import KernelArg
+from hipforge.jit.backends.amd.code_object import KernelArg
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from hipforge import devices
 from hipforge.emulator.counting import Counters, PcCount
 from hipforge.errors import GuardError
-from hipforge.jit.demangle import short_name
+from hipforge.jit.backends.amd.demangle import short_name
 
 SIMDS_PER_CU = 4
 VALU_CYCLES = 4  # 64 lanes on a SIMD of 16

@@ -28,7 +28,7 @@ from hipforge.emulator.code_object import CodeObject, Kernel
 from hipforge.emulator.counting import Counters
 from hipforge.emulator.launching import launch
 from hipforge.errors import ConfigError, GuardError
-from hipforge.jit import cache_dir
+from hipforge.jit.cache import cache_dir
 
 WAVE_SIZE = 64
 

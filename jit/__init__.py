@@ -5,17 +5,18 @@ limit, when it runs)::
 
     digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
     spec                      everything that determines a binary, as one value
-    cache_dir, cache          where the cache is; may this binary be used?
-    demangle, zstd, code_object     which GPUs and kernels a library is for
-    limits, locks, diagnostics, failures, depfile, resources
+    cache.cache_dir, cache.store     where the cache is; may this binary be used?
+    backends.amd.demangle, backends.amd.zstd, backends.amd.code_object     which GPUs and kernels a library is for
+    cache.limits, cache.locks, diagnostics, cache.failures, cache.depfile, backends.amd.resources
     build                     a miss → staging directory → ninja → checked → published
-    tools, rocm_tree, units, hip_clang, toolchain     which compiler, and why not the others
+    tools, backends.amd.rocm_tree, units, backends.amd.hip_clang, toolchain     which compiler, and why not the others
     registry, hip_module      module entry + variant + architecture + toolchain → spec
-    host_cpu, prebuilt        modules built ahead of time
+    host_cpu, cache.prebuilt      modules built ahead of time
     loader                    prebuilt, else cached, else built; loaded once
     host_library              the same for host-only libraries
     maintenance, fleet        listing, explaining and pruning the cache; building many modules at once
-    hip_runtime, python_module, signature, abi_ctypes, abi, torch_library, compile_ops, bench_hook     the call itself
+    backends.amd.hip_runtime, call.python_module, call.signature, call.abi_ctypes, call.abi     binding
+    call.torch_library, compile_ops, call.bench_hook     the call itself
 
 A module's first use costs one compile. Every later use, in any process, costs looking at the stat of each file that
 the compiler had read: no lock, no process, no compiler.

@@ -24,11 +24,13 @@ from pathlib import Path
 
 from hipforge import settings
 from hipforge.errors import BuildError, HipforgeError
-from hipforge.jit import cache, cache_dir, failures, limits, ninja, resources
-from hipforge.jit.depfile import missing_headers, read_depfile
+from hipforge.jit import ninja
+from hipforge.jit.backends.amd import resources
+from hipforge.jit.cache import cache_dir, failures, limits, store
+from hipforge.jit.cache.depfile import missing_headers, read_depfile
+from hipforge.jit.cache.locks import building, try_building
 from hipforge.jit.diagnostics import StepFailure
 from hipforge.jit.digest import ABSENT, DigestStore, file_digest
-from hipforge.jit.locks import building, try_building
 from hipforge.jit.ninja import Step
 from hipforge.jit.spec import BuildSpec, Generator
 
@@ -45,7 +47,7 @@ _DISCARDED_FOR_S = 3600.0
 class Built:
     """A usable entry, and whether this call built it."""
 
-    entry: cache.Entry
+    entry: store.Entry
     built: bool
 
 
@@ -70,7 +72,7 @@ def ensure(spec: BuildSpec) -> Built:
         ConfigError: the cache directory that the user named cannot be written.
     """
     digests = cache_dir.digests()
-    entry = cache.present(spec)
+    entry = store.present(spec)
     if entry is not None:
         return Built(limits.checked(entry, spec), built=False)
     root = cache_dir.writing_root()
@@ -89,20 +91,20 @@ def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore) -> Built:
     remembered = failures.recall([root], spec, digests)
     if remembered is not None:
         raise remembered
-    with building(root, cache.build_name(spec), spec.title):
-        entry = cache.find([root], spec, digests)
-        if entry is not None and cache.hold(entry):
+    with building(root, store.build_name(spec), spec.title):
+        entry = store.find([root], spec, digests)
+        if entry is not None and store.hold(entry):
             return Built(limits.checked(entry, spec), built=False)
         remembered = failures.recall([root], spec, digests)
         if remembered is not None:
             raise remembered
-        sweep(root, own=cache.build_name(spec))
-        staging = cache.staging_dir(root, cache.build_name(spec))
+        sweep(root, own=store.build_name(spec))
+        staging = store.staging_dir(root, store.build_name(spec))
         try:
             entry = _build(spec, root, staging, digests)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        cache.hold(entry)
+        store.hold(entry)
         digests.save()
     limit = settings.CACHE_LIMIT.get()
     if limit is not None:
@@ -118,12 +120,12 @@ def sweep(root: Path, *, own: str = "") -> None:
     if not parent.is_dir():
         return
     for path in parent.iterdir():
-        name = cache.staged_build(path.name)
+        name = store.staged_build(path.name)
         if name is None:
             continue
         if name == own:
             shutil.rmtree(path, ignore_errors=True)
-        elif name == cache.DISCARDED:
+        elif name == store.DISCARDED:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _DISCARDED_FOR_S:
                     shutil.rmtree(path, ignore_errors=True)
@@ -151,7 +153,7 @@ def prepare(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, po
     return spec
 
 
-def _build(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore) -> cache.Entry:
+def _build(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore) -> store.Entry:
     log.info("building %s", spec.title)
     started = time.monotonic()
     spec = prepare(spec, root, staging, digests)
@@ -209,7 +211,7 @@ def start_ninja(
 
 def finish(
     spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, seconds: float
-) -> cache.Entry:
+) -> store.Entry:
     """Turn what ninja left in ``staging`` into a published entry.
 
     Raises:
@@ -228,7 +230,7 @@ def finish(
         message = f"{spec.title} was refused\nlog: {place / 'build.log'}\n{error}"
         failures.remember(place, spec, message, closure(spec, place, digests))
         raise BuildError(message) from None
-    manifest = cache.Manifest(
+    manifest = store.Manifest(
         module=spec.module,
         variant=dict(spec.variant),
         target=spec.target,
@@ -250,10 +252,10 @@ def finish(
             if item.name != "build.log":
                 item.unlink()
     shutil.rmtree(staging / "tmp", ignore_errors=True)
-    path = cache.publish(staging, root, spec, manifest)
+    path = store.publish(staging, root, spec, manifest)
     failures.forget(root, spec)
     log.info("built %s in %.1f s", spec.title, seconds)
-    return limits.checked(cache.Entry(path, manifest), spec)
+    return limits.checked(store.Entry(path, manifest), spec)
 
 
 def _generated(spec: BuildSpec, staging: Path) -> dict[str, str]:

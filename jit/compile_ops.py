@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hipforge import devices
 from hipforge.errors import ArchError, ConfigError, GuardError
-from hipforge.jit.signature import BOOL, FLOAT, INT, MUST_BE, OPTIONAL_TENSOR, STR, Signature, signature_of
+from hipforge.jit.call.signature import BOOL, FLOAT, INT, MUST_BE, OPTIONAL_TENSOR, STR, Signature, signature_of
 
 if TYPE_CHECKING:
     from hipforge.jit.registry import ModuleEntry
@@ -132,7 +132,7 @@ class Stub:
     def operator_name(self) -> str:
         """Return the name under ``torch.ops.hipforge``; the operator is registered now if it was not yet."""
         if self._operator_name is None:
-            from hipforge.jit.torch_library import register
+            from hipforge.jit.call.torch_library import register
 
             with self._lock:
                 if self._operator_name is None:
@@ -194,7 +194,8 @@ class Stub:
     def _bind(
         self, module: ModuleEntry, variant: Mapping[str, int | str], arch: str, divert: Callable[..., Any] | None
     ) -> Callable[..., Any]:
-        from hipforge.jit import abi, loader, python_module
+        from hipforge.jit import loader
+        from hipforge.jit.call import abi, python_module
 
         if module.archs and arch not in module.archs:
             raise ArchError(
@@ -232,7 +233,7 @@ class _Dispatch:
         self.lock = threading.Lock()
 
     def _by_variant(self, variant: Callable[..., Mapping[str, int | str]]) -> Callable[..., Any]:
-        from hipforge.jit import abi
+        from hipforge.jit.call import abi
 
         signature = self.stub.signature
         return abi.process_binder().dispatch(

@@ -16,21 +16,10 @@ from typing import Literal
 
 from hipforge.devices import arch_info
 from hipforge.errors import ArchError, BuildError, HipforgeError
-from hipforge.jit import (
-    build,
-    cache,
-    cache_dir,
-    failures,
-    hip_module,
-    limits,
-    maintenance,
-    ninja,
-    prebuilt,
-    registry,
-    toolchain,
-)
+from hipforge.jit import build, hip_module, maintenance, ninja, registry, toolchain
+from hipforge.jit.cache import cache_dir, failures, limits, prebuilt, store
+from hipforge.jit.cache.locks import try_building
 from hipforge.jit.hip_module import Request
-from hipforge.jit.locks import try_building
 from hipforge.jit.spec import BuildSpec
 
 _POLL_S = 0.05
@@ -49,7 +38,7 @@ class Planned:
 
     request: Request
     spec: BuildSpec | None
-    entry: cache.Entry | None
+    entry: store.Entry | None
     estimate: float | None
     problem: HipforgeError | None
 
@@ -73,7 +62,7 @@ class BuildOutcome:
     planned: Planned
     status: Status
     seconds: float
-    entry: cache.Entry | None
+    entry: store.Entry | None
     error: HipforgeError | None
 
 
@@ -123,7 +112,7 @@ def _plan(request: Request) -> Planned:
         spec = hip_module.specification(request, toolchain.select(request.arch))
     except HipforgeError as error:
         return Planned(request, None, ready, estimate, None if ready else error)
-    ready = ready or cache.find(cache_dir.reading_roots(), spec, cache_dir.digests())
+    ready = ready or store.find(cache_dir.reading_roots(), spec, cache_dir.digests())
     if ready is not None:
         refused = limits.problem(ready, spec)
         return Planned(request, spec, None if refused else ready, estimate, refused)
@@ -222,7 +211,7 @@ class _Fleet:
         self.elsewhere: list[int] = []
 
     def run(self) -> dict[int, BuildOutcome]:
-        own = cache.staging_dir(self.root, cache.DISCARDED)
+        own = store.staging_dir(self.root, store.DISCARDED)
         try:
             for number, (item, spec) in self.todo.items():
                 self._prepare(number, item, spec)
@@ -239,17 +228,17 @@ class _Fleet:
 
     def _prepare(self, number: int, item: Planned, spec: BuildSpec) -> None:
         lock = contextlib.ExitStack()
-        name = cache.build_name(spec)
+        name = store.build_name(spec)
         if not lock.enter_context(try_building(self.root, name)):
             self.elsewhere.append(number)
             return
-        entry = cache.find([self.root], spec, self.digests)
+        entry = store.find([self.root], spec, self.digests)
         if entry is not None:
             lock.close()
             self.outcomes[number] = BuildOutcome(item, "hit", 0.0, entry, None)
             return
         build.sweep(self.root, own=name)
-        staging = cache.staging_dir(self.root, name)
+        staging = store.staging_dir(self.root, name)
         module = _Running(number, item, spec, staging, lock)
         self.running.append(module)
         try:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hipforge.devices import arch_info
 from hipforge.errors import ArchError, ConfigError
-from hipforge.jit import cache_dir
+from hipforge.jit.cache import cache_dir
 from hipforge.jit.digest import ABSENT
 from hipforge.jit.ninja import Step, body
 from hipforge.jit.registry import ModuleEntry

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hipforge import settings
 from hipforge.errors import BuildError, MissingModuleError, ToolchainError
-from hipforge.jit import cache, cache_dir, prebuilt
+from hipforge.jit.cache import cache_dir, prebuilt, store
 from hipforge.jit.digest import ABSENT
 from hipforge.jit.host_cpu import native
 from hipforge.jit.ninja import Step, body
@@ -179,7 +179,7 @@ def entry(
     cflags: Sequence[str] = (),
     ldflags: Sequence[str] = (),
     required: Mapping[Path, str] | None = None,
-) -> cache.Entry:
+) -> store.Entry:
     """Like :func:`build`, but return the whole entry: its manifest says how and in how many seconds it was built."""
     resolved = tuple(Path(os.path.realpath(source)) for source in sources)
     needs = tuple((required or {}).items())
@@ -194,7 +194,7 @@ def _entry(
     ldflags: tuple[str, ...],
     required: tuple[tuple[Path, str], ...],
     _root: Path,
-) -> cache.Entry:
+) -> store.Entry:
     wanted = request(name, sources=sources, cflags=cflags, ldflags=ldflags)
     ready = prebuilt.find(name, TARGET, wanted.portable, wanted.roots)
     if ready is not None:
@@ -202,7 +202,7 @@ def _entry(
     may_build = not settings.DISABLE_JIT.get()
     try:
         spec = specification(wanted)
-        ready = cache.present(spec)
+        ready = store.present(spec)
     except ToolchainError:
         if may_build:
             raise

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from hipforge import devices, settings
 from hipforge.errors import BuildError, MissingModuleError, ToolchainError
-from hipforge.jit import cache, cache_dir, hip_module, limits, prebuilt, registry, toolchain
+from hipforge.jit import hip_module, registry, toolchain
+from hipforge.jit.cache import cache_dir, limits, prebuilt, store
 from hipforge.jit.hip_module import Request
 from hipforge.jit.spec import VariantValue
 
@@ -31,7 +32,7 @@ class LoadedModule:
 
     name: str
     path: Path
-    manifest: cache.Manifest
+    manifest: store.Manifest
     library: ctypes.CDLL
     seconds: float
     built: bool
@@ -96,7 +97,7 @@ def _load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) ->
     return LoadedModule(module, entry.path, entry.manifest, library, seconds, built)
 
 
-def _cached_or_built(wanted: Request) -> tuple[cache.Entry, bool]:
+def _cached_or_built(wanted: Request) -> tuple[store.Entry, bool]:
     may_build = not settings.DISABLE_JIT.get()
     try:
         spec = hip_module.specification(wanted, toolchain.select(wanted.arch))
@@ -104,7 +105,7 @@ def _cached_or_built(wanted: Request) -> tuple[cache.Entry, bool]:
         if may_build:
             raise
         raise MissingModuleError(missing_message(wanted)) from error
-    entry = cache.present(spec)
+    entry = store.present(spec)
     if entry is not None:
         return limits.checked(entry, spec), False
     if not may_build:

@@ -1,7 +1,7 @@
 """Looking after the cache: what is in it, why something missed, and removing what is not used.
 
 Pruning removes least recently used entries first and never one in use: a process that loaded an entry holds a shared
-flock on its manifest until it ends (:func:`hipforge.jit.cache.hold`), and removal needs the exclusive one. Only what
+flock on its manifest until it ends (``cache.store.hold``), and removal needs the exclusive one. Only what
 hipforge wrote, recognised by its name, is listed, measured or removed: the directory may hold other people's files.
 """
 
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from hipforge.errors import ToolchainError
-from hipforge.jit import build, cache, cache_dir, failures, hip_module, limits, prebuilt, registry, toolchain
-from hipforge.jit.cache import Entry
+from hipforge.jit import build, hip_module, registry, toolchain
+from hipforge.jit.cache import cache_dir, failures, limits, prebuilt, store
+from hipforge.jit.cache.store import Entry
 from hipforge.jit.digest import ABSENT, text_digest
 from hipforge.jit.spec import BuildSpec, VariantValue
 
@@ -92,7 +93,7 @@ def _entries(root: Path) -> Iterator[CacheEntry]:
 def _entry_paths(root: Path) -> Iterator[Path]:
     for target in _listed(root):
         if target.name not in _OTHER_DIRS and target.is_dir():
-            ours = _TRITON_NAME.fullmatch if target.name == _TRITON else cache.is_entry_name
+            ours = _TRITON_NAME.fullmatch if target.name == _TRITON else store.is_entry_name
             yield from (path for path in _listed(target) if ours(path.name) and path.is_dir())
 
 
@@ -106,18 +107,18 @@ def _own_paths(root: Path) -> Iterator[Path]:
     """Yield the files and directories under ``root`` that hipforge wrote."""
     yield from _entry_paths(root)
     yield from failures.directories(root)
-    yield from (path for path in _listed(root / "staging") if cache.staged_build(path.name) is not None)
-    yield from (path for path in _listed(root / "locks") if cache.is_build_name(path.stem))
+    yield from (path for path in _listed(root / "staging") if store.staged_build(path.name) is not None)
+    yield from (path for path in _listed(root / "locks") if store.is_build_name(path.stem))
     yield from (path for path in _listed(root / "rocm-tree") if _ROCM_TREE_NAME.fullmatch(path.name))
     yield from (root / name for name in _STATE_FILES)
 
 
 def _describe(path: Path) -> CacheEntry:
-    manifest = path / cache.MANIFEST
+    manifest = path / store.MANIFEST
     last_used = 0.0
     with contextlib.suppress(OSError):
         last_used = (path if path.parent.name == _TRITON else manifest).stat().st_mtime
-    return CacheEntry(path, cache.read_entry(path), tree_bytes(path), last_used, _is_held(manifest))
+    return CacheEntry(path, store.read_entry(path), tree_bytes(path), last_used, _is_held(manifest))
 
 
 def _is_held(manifest: Path) -> bool:
@@ -195,9 +196,9 @@ def clear(root: Path | None = None) -> list[Path]:
 
 
 def _remove(path: Path, root: Path) -> bool:
-    with _exclusive(path / cache.MANIFEST) as free:
+    with _exclusive(path / store.MANIFEST) as free:
         if free:
-            cache.discard(path, root)
+            store.discard(path, root)
     return free and not path.exists()
 
 
@@ -207,7 +208,7 @@ def recorded_seconds(module: str, stem: str, target: str) -> float | None:
     for root in cache_dir.reading_roots():
         with contextlib.suppress(OSError):
             for path in (root / target).glob(f"{module}*"):
-                entry = cache.read_entry(path)
+                entry = store.read_entry(path)
                 if entry is not None and entry.manifest.module == module:
                     name = path.name.rsplit("-", 2)[0]
                     this = (entry.manifest.built_at, entry.manifest.build_seconds)
@@ -235,7 +236,7 @@ def why(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> E
         return Explanation(title, "miss", None, None, (), str(error))
     digests = cache_dir.digests()
     roots = cache_dir.reading_roots()
-    ready = cache.find(roots, spec, digests)
+    ready = store.find(roots, spec, digests)
     if ready is not None:
         refused = limits.problem(ready, spec)
         if refused is not None:
@@ -262,7 +263,7 @@ def _explain_miss(title: str, spec: BuildSpec, roots: list[Path]) -> Explanation
     # The same key with other headers explains more than the latest build with another key.
     item, entry = max(readable, key=lambda pair: (pair[1].manifest.key == spec.key, pair[1].manifest.built_at))
     changes = tuple(changed(entry, spec))
-    note = "" if changes else f"{item.path}: {cache.damage(entry, cache_dir.digests())}"
+    note = "" if changes else f"{item.path}: {store.damage(entry, cache_dir.digests())}"
     return Explanation(title, "miss", None, item.path, changes, note)
 
 

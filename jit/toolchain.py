@@ -18,8 +18,9 @@ from typing import Protocol
 
 from hipforge import settings
 from hipforge.errors import ConfigError, ToolchainError
-from hipforge.jit import cache_dir, rocm_tree
-from hipforge.jit.hip_clang import HipClang, bitcode_dir
+from hipforge.jit.backends.amd import rocm_tree
+from hipforge.jit.backends.amd.hip_clang import HipClang, bitcode_dir
+from hipforge.jit.cache import cache_dir
 from hipforge.jit.ninja import Step
 from hipforge.jit.spec import KEY_ENVIRONMENT
 from hipforge.jit.tools import Tool, ask, identify

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hipforge.jit import cache_dir
+from hipforge.jit.cache import cache_dir
 from hipforge.jit.digest import DigestStore
 
 _VERSION_TIMEOUT_S = 20

@@ -26,7 +26,7 @@ from hipforge import devices, emulator
 from hipforge.cli.output import console
 from hipforge.emulator import library
 from hipforge.emulator import triton as emulated
-from hipforge.jit import cache
+from hipforge.jit.cache import store as cache
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 from hipforge.ops.smallm_mxfp8_kernels import smallm_mxfp8_gemv
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled

@@ -4,7 +4,7 @@
 
 Every number is measured in this run on this machine unless its note says "recorded" (a build that an earlier run did,
 from the module's manifest). Each measurement is a process of its own with its own cache directory. Per-call numbers
-are taken with the bench hook (``hipforge.jit.bench_hook``): launches return at once, everything before them is real.
+are taken with the bench hook (``jit/call/bench_hook.py``): launches return at once, everything before them is real.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ print(json.dumps({"seconds": seconds, "cpu": used.ru_utime + used.ru_stime}))
 PREPARE = """
 import json, time
 from hipforge import devices
-from hipforge.jit import abi, bench_hook, registry, toolchain
+from hipforge.jit import registry, toolchain
+from hipforge.jit.call import abi, bench_hook
 start = time.perf_counter()
 abi.process_binder()
 bench_hook.library()
@@ -229,7 +230,7 @@ call = time.perf_counter()
 from hipforge.jit import loader
 loaded = loader.load(stub.module_name, stub.variant(*values), devices.current().arch_of())
 end = time.perf_counter()
-from hipforge.jit import abi
+from hipforge.jit.call import abi
 abi.process_binder()
 binder = time.perf_counter()
 children = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -28,8 +28,8 @@ from types import MappingProxyType
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.jit import torch_library
-from hipforge.jit.signature import signature_of
+from hipforge.jit.call import torch_library
+from hipforge.jit.call.signature import signature_of
 from hipforge.ops import dispatch
 from hipforge.ops.alignment import realigned
 from hipforge.ops.dispatch import Accepted, Decision, Refused, planned_by

@@ -16,7 +16,8 @@ from helpers.decoding.ours import ARCHS, decoder
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hipforge.jit import build, code_object, hip_module, registry, toolchain
+from hipforge.jit import build, hip_module, registry, toolchain
+from hipforge.jit.backends.amd import code_object
 
 HIP_SOURCE = """
 #include <hip/hip_runtime.h>

@@ -14,7 +14,7 @@ from helpers import hip_compile
 
 from hipforge import emulator
 from hipforge.emulator import library, runtime
-from hipforge.jit import rocm_tree
+from hipforge.jit.backends.amd import rocm_tree
 
 SOURCE = (Path(hip_compile.__file__).parent / "hip_runtime_module.hip").read_text()
 

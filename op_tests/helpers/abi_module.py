@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hipforge.jit import abi, host_library
-from hipforge.jit.signature import signature_of
+from hipforge.jit import host_library
+from hipforge.jit.call import abi
+from hipforge.jit.call.signature import signature_of
 
 SOURCE = Path(__file__).with_name("abi_module.cpp")
 

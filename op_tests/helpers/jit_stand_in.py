@@ -23,7 +23,9 @@ from typing import Any
 import pytest
 
 from hipforge import settings
-from hipforge.jit import build, cache, cache_dir, hip_module, registry, toolchain
+from hipforge.jit import build, hip_module, registry, toolchain
+from hipforge.jit.cache import cache_dir
+from hipforge.jit.cache import store as cache
 from hipforge.jit.spec import BuildSpec
 
 HIPCC = r"""#!/bin/sh
@@ -162,7 +164,8 @@ class StandIn:
         return (
             "import logging, os, sys, time\n"
             "from hipforge.errors import HipforgeError\n"
-            "from hipforge.jit import build, cache, cache_dir, hip_module, maintenance, registry, toolchain\n"
+            "from hipforge.jit import build, hip_module, maintenance, registry, toolchain\n"
+            "from hipforge.jit.cache import cache_dir\nfrom hipforge.jit.cache import store as cache\n"
             f"{first}"
             f"registry.register({str(self.sources / (name + '.json'))!r})\n"
             "def ensure():\n"

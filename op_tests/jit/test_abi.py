@@ -30,8 +30,9 @@ from helpers.abi_module import (
 )
 
 from hipforge.errors import ArchError, ConfigError, GuardError, HipforgeError, LaunchError
-from hipforge.jit import abi, host_library
-from hipforge.jit.signature import signature_of
+from hipforge.jit import host_library
+from hipforge.jit.call import abi
+from hipforge.jit.call.signature import signature_of
 
 DTYPES = {
     torch.bool: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 4, torch.int32: 5, torch.int64: 6, torch.float16: 7,
@@ -339,7 +340,7 @@ def test_another_abi_version_is_refused(tmp_path):
 
 
 def test_python_and_c_agree_on_the_abi_version_and_dtype_codes():
-    header = (abi.Path(abi.__file__).parent.parent / "csrc/include/hipforge/host/abi.h").read_text()
+    header = (abi.Path(abi.__file__).parents[2] / "csrc/include/hipforge/host/abi.h").read_text()
     assert f"#define HF_ABI_VERSION {abi.ABI_VERSION}\n" in header
     assert abi.dtype_codes() == DTYPES
     for code, name in [(2, "HF_U8"), (8, "HF_BF16"), (11, "HF_E4M3FN"), (15, "HF_E8M0FNU"), (16, "HF_E2M1FN_X2")]:
@@ -349,7 +350,7 @@ def test_python_and_c_agree_on_the_abi_version_and_dtype_codes():
 def test_a_machine_without_a_c_compiler_still_calls(tmp_path):
     """A process whose PATH has no compiler: one warning, then the same result through ctypes."""
     code = (
-        "import logging, torch; from hipforge.jit import abi;"
+        "import logging, torch; from hipforge.jit.call import abi;"
         "logging.basicConfig(format='%(message)s');"
         "binder = abi.make_binder(abi.Environment('host')); print(type(binder).__name__)"
     )

@@ -21,8 +21,8 @@ from helpers.abi_module import (
 )
 
 from hipforge.errors import EmulatorFault, GuardError, LaunchError
-from hipforge.jit import abi
-from hipforge.jit.signature import signature_of
+from hipforge.jit.call import abi
+from hipforge.jit.call.signature import signature_of
 
 # ---- the emulator and HIP ----
 

@@ -17,7 +17,8 @@ from hipforge.cli import demo
 from hipforge.cli.inspect import without_parameters
 from hipforge.cli.main import COMMANDS, cli
 from hipforge.cli.profile_subjects import SUBJECTS
-from hipforge.jit import cache, toolchain
+from hipforge.jit import toolchain
+from hipforge.jit.cache import store as cache
 
 
 def invoke(*words: str) -> Result:

@@ -15,8 +15,9 @@ from helpers import hip_compile
 from hipforge import emulator
 from hipforge.emulator.code_object import _zstd as native_zstd
 from hipforge.errors import ArchError
-from hipforge.jit import toolchain, zstd
-from hipforge.jit.code_object import (
+from hipforge.jit import toolchain
+from hipforge.jit.backends.amd import zstd
+from hipforge.jit.backends.amd.code_object import (
     COMPRESSED_MAGIC,
     FATBIN_SECTION,
     CodeObject,
@@ -27,7 +28,7 @@ from hipforge.jit.code_object import (
     device_images,
     read_code_objects,
 )
-from hipforge.jit.demangle import base_name, short_name
+from hipforge.jit.backends.amd.demangle import base_name, short_name
 
 SOURCE = """
 #include <hip/hip_runtime.h>

@@ -22,8 +22,8 @@ import hipforge.ops
 from hipforge import settings
 from hipforge.errors import ArchError, BuildError, ConfigError, GuardError, MissingModuleError
 from hipforge.jit import loader, registry
+from hipforge.jit.call.signature import signature_of
 from hipforge.jit.compile_ops import Stub, compile_ops
-from hipforge.jit.signature import signature_of
 
 SOURCE = r"""
 #include "hipforge/module.h"
@@ -413,11 +413,11 @@ def test_ctrl_c_ends_an_emulated_launch_and_the_next_call_works():
 
 
 def run_with_hook(code, registered):
-    from hipforge.jit import bench_hook
+    from hipforge.jit.call import bench_hook
 
     prologue = (
         "import json, timeit, torch\n"
-        "from hipforge.jit import bench_hook, register\n"
+        "from hipforge.jit import register; from hipforge.jit.call import bench_hook\n"
         "from hipforge.jit.compile_ops import compile_ops\n"
         f"register({str(registered)!r})\n"
         "@compile_ops('module_test_scale')\n"

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from hipforge.errors import LaunchError
-from hipforge.jit import hip_runtime, host_library
+from hipforge.jit import host_library
+from hipforge.jit.backends.amd import hip_runtime
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_the_library_of_rocm_path_is_a_candidate(rocm):
 def test_the_library_is_loaded_with_global_symbols(rocm):
     """In a new process that knows only this candidate, whatever else the machine has."""
     code = (
-        "import ctypes, pathlib; from hipforge.jit import hip_runtime;"
+        "import ctypes, pathlib; from hipforge.jit.backends.amd import hip_runtime;"
         f"hip_runtime.candidates = lambda: iter([pathlib.Path({str(rocm / 'lib' / 'libamdhip64.so.7')!r})]);"
         "hip_runtime.load(); index = ctypes.c_int();"
         "ctypes.CDLL(None).hipGetDevice(ctypes.byref(index)); print(index.value)"
@@ -47,7 +48,7 @@ def test_a_library_that_is_already_mapped_wins_over_any_other(rocm):
     mapped = rocm / "torch" / "libamdhip64.so"
     shutil.copy(rocm / "lib" / "libamdhip64.so.7", mapped)
     code = (
-        f"import ctypes; ctypes.CDLL({str(mapped)!r}); from hipforge.jit import hip_runtime;"
+        f"import ctypes; ctypes.CDLL({str(mapped)!r}); from hipforge.jit.backends.amd import hip_runtime;"
         "print(next(hip_runtime.candidates())); print(hip_runtime.load()._name)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

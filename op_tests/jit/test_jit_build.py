@@ -11,8 +11,9 @@ from helpers.jit_stand_in import StandIn, library_value, stand_in, wait_until  #
 
 from hipforge import settings
 from hipforge.errors import ArchError, BuildError, ConfigError, ToolchainError
-from hipforge.jit import build, cache, fleet, ninja, registry
-from hipforge.jit.depfile import missing_headers, parse_depfile
+from hipforge.jit import build, fleet, ninja, registry
+from hipforge.jit.cache import store as cache
+from hipforge.jit.cache.depfile import missing_headers, parse_depfile
 from hipforge.jit.diagnostics import StepFailure
 from hipforge.jit.roots import Roots, quote
 

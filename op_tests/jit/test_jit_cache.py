@@ -16,8 +16,10 @@ import pytest
 from helpers.jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
 
 from hipforge import settings
-from hipforge.jit import build, cache, cache_dir, digest, maintenance
-from hipforge.jit.cache import Entry
+from hipforge.jit import build, digest, maintenance
+from hipforge.jit.cache import cache_dir
+from hipforge.jit.cache import store as cache
+from hipforge.jit.cache.store import Entry
 from hipforge.jit.digest import ABSENT, DigestStore, file_digest
 from hipforge.jit.roots import Roots
 from hipforge.jit.spec import BuildSpec

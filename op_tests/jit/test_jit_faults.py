@@ -16,7 +16,9 @@ from helpers.jit_stand_in import StandIn, library_value, stand_in, wait_until  #
 
 from hipforge import settings
 from hipforge.errors import BuildError, ConfigError
-from hipforge.jit import build, cache, cache_dir, failures, locks
+from hipforge.jit import build
+from hipforge.jit.cache import cache_dir, failures, locks
+from hipforge.jit.cache import store as cache
 
 PROCESSES = 16
 
@@ -144,7 +146,7 @@ def test_a_waiter_says_whom_it_waits_for_and_gives_up_naming_them(
 ) -> None:
     spec = stand_in.spec()
     holder = stand_in.start_child(
-        f"from hipforge.jit import locks\nfrom pathlib import Path\n"
+        f"from hipforge.jit.cache import locks\nfrom pathlib import Path\n"
         f"with locks.building(Path({str(stand_in.cache)!r}), {cache.build_name(spec)!r}, 'x'):\n"
         "    print('held', flush=True)\n    time.sleep(60)\n"
     )

@@ -11,7 +11,8 @@ import pytest
 
 from hipforge import settings
 from hipforge.errors import BuildError, MissingModuleError, ToolchainError
-from hipforge.jit import cache_dir, host_cpu, host_library, prebuilt, tools
+from hipforge.jit import host_cpu, host_library, tools
+from hipforge.jit.cache import cache_dir, prebuilt
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ from helpers.jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
 
 import hipforge
 from hipforge import settings
-from hipforge.jit import cache_dir, digest, hip_clang, hip_module, host_library, registry, spec, tools
+from hipforge.jit import digest, hip_module, host_library, registry, spec, tools
+from hipforge.jit.backends.amd import hip_clang
 from hipforge.jit.build import Built, ensure
+from hipforge.jit.cache import cache_dir
 from hipforge.jit.spec import INGREDIENTS, KEY_ENVIRONMENT, BuildSpec, category
 
 Patch = pytest.MonkeyPatch

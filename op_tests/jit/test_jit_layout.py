@@ -28,27 +28,30 @@ def imports_at_load(path: Path) -> set[str]:
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hipforge.jit"):
             inside = (node.module or "").removeprefix("hipforge.jit").removeprefix(".")
-            found |= {inside} if inside else {alias.name for alias in node.names}
+            room = not inside or (FOLDER / inside.replace(".", "/")).is_dir()
+            found |= {f"{inside}.{alias.name}".removeprefix(".") for alias in node.names} if room else {inside}
     return found
 
 
 def test_every_file_is_listed_once() -> None:
     order = documented_order()
-    assert sorted(order) == sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+    files = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.py") if path.stem != "__init__")
+    assert sorted(order) == sorted(str(path).replace("/", ".") for path in files)
 
 
 def test_no_file_imports_a_later_one() -> None:
     order = documented_order()
     for name in order:
-        later = imports_at_load(FOLDER / f"{name}.py") - set(order[: order.index(name)])
+        later = imports_at_load(FOLDER / f"{name.replace('.', '/')}.py") - set(order[: order.index(name)])
         assert not later, f"{name}.py imports {later}, which come later"
 
 
 def test_the_architecture_page_names_every_file_of_jit_and_the_emulator() -> None:
     page = ARCHITECTURE.read_text()
     jit, emulator = page.split("## jit/", 1)[1].split("\n## ", 1)[0], page.split("## The emulator", 1)[1]
-    written = {path.name for path in FOLDER.iterdir() if path.is_file() and path.name != "__init__.py"}
-    assert set(re.findall(r"`([a-zA-Z_]+\.(?:py|c|json))`", jit.split("\n\n")[1])) == written
+    files = (path for path in FOLDER.rglob("*") if path.suffix in (".py", ".c", ".json") and path.name != "__init__.py")
+    named = set(re.findall(r"`([a-zA-Z_/]+\.(?:py|c|json))`", jit.split("\n\n")[2]))
+    assert named == {str(path.relative_to(FOLDER)) for path in files}
     patterns = re.findall(r"`([a-z_*]+\.(?:cpp|inc|h))`", emulator)
     sources = list((ARCHITECTURE.parent.parent / "emulator" / "native").glob("*.cpp"))
     assert [path.name for path in sources if not any(path.match(pattern) for pattern in patterns)] == []

@@ -10,7 +10,9 @@ from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
 
 from hipforge import settings
 from hipforge.errors import BuildError, ConfigError
-from hipforge.jit import cache, maintenance, prebuilt, tools
+from hipforge.jit import maintenance, tools
+from hipforge.jit.cache import prebuilt
+from hipforge.jit.cache import store as cache
 from hipforge.jit.digest import ABSENT, file_digest
 from hipforge.jit.maintenance import Change, Explanation
 

@@ -15,7 +15,9 @@ from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
 
 from hipforge import devices, settings
 from hipforge.errors import ArchError, BuildError, MissingModuleError, ToolchainError
-from hipforge.jit import cache, hip_module, host_library, loader, prebuilt, registry, tools
+from hipforge.jit import hip_module, host_library, loader, registry, tools
+from hipforge.jit.cache import prebuilt
+from hipforge.jit.cache import store as cache
 
 
 class NoRuntime:
@@ -189,7 +191,8 @@ print(loader.loaded()[0].path)
 def test_an_op_runs_from_prebuilt_modules_without_any_compiler_and_writes_nothing(tmp_path: Path) -> None:
     """The emulator, the binding and one kernel, as a wheel built ahead of time carries them."""
     from hipforge.emulator import library as emulator_library
-    from hipforge.jit import abi, build, hip_module, registry, toolchain
+    from hipforge.jit import build, hip_module, registry, toolchain
+    from hipforge.jit.call import abi
 
     emulator_entry = cache.read_entry(emulator_library.build().parent)
     assert emulator_entry is not None

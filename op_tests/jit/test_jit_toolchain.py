@@ -14,8 +14,10 @@ from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
 
 from hipforge import settings
 from hipforge.errors import BuildError, ToolchainError
-from hipforge.jit import cache_dir, hip_clang, registry, rocm_tree, toolchain, tools
-from hipforge.jit.code_object import read_code_objects
+from hipforge.jit import registry, toolchain, tools
+from hipforge.jit.backends.amd import hip_clang, rocm_tree
+from hipforge.jit.backends.amd.code_object import read_code_objects
+from hipforge.jit.cache import cache_dir
 from hipforge.jit.toolchain import Accepted, Refused
 
 CLANG = shutil.which("clang++-22")

@@ -55,7 +55,7 @@ def installed(wheel, tmp_path_factory):
 def test_the_wheel_carries_sources_tables_and_registry_and_nothing_stray(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     wanted = {f"hipforge/{name}" for name in tracked_files("csrc", "configs", "emulator/native")}
-    wanted |= {"hipforge/jit/optCompilerConfig.json", "hipforge/jit/binding.c", "hipforge/py.typed"}
+    wanted |= {"hipforge/jit/optCompilerConfig.json", "hipforge/jit/call/binding.c", "hipforge/py.typed"}
     assert wanted <= set(names), sorted(wanted - set(names))
     tops = {name.split("/")[0] for name in names}
     assert all(top == "hipforge" or top.endswith(".dist-info") for top in tops), tops

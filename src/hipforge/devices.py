@@ -93,7 +93,7 @@ def _load_runtime(kind: DeviceKind) -> Any:
     if kind == "emulator":
         return importlib.import_module("hipforge.emulator.runtime").load()
     if kind == "hip":
-        return importlib.import_module("hipforge.jit.hip_runtime").load()
+        return importlib.import_module("hipforge.jit.backends.amd.hip_runtime").load()
     raise ConfigError("HIPFORGE_DEVICE=reference runs no kernels and so has no HIP runtime")
 
 

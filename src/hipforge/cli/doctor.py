@@ -128,7 +128,7 @@ def command(as_json: bool) -> None:
 
     Exit 1 when nothing can build, or a setting is refused or asks for a device that is not there.
     """
-    from hipforge.jit import cache_dir
+    from hipforge.jit.cache import cache_dir
 
     findings = [*toolchain_findings(), *device_findings(), *setting_findings()]
     can_build = any(finding.usable for finding in findings if finding.kind == "toolchain")

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from hipforge.errors import BuildError
-from hipforge.jit.cache import build_name, discard, is_build_name, write_durably
+from hipforge.jit.cache.store import build_name, discard, is_build_name, write_durably
 from hipforge.jit.digest import DigestStore
 from hipforge.jit.spec import BuildSpec
 

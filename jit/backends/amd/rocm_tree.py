@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 from hipforge.errors import ToolchainError
-from hipforge.jit import cache
+from hipforge.jit.cache import store
 from hipforge.jit.digest import DigestStore, text_digest
 
 _RECIPE = 1
@@ -72,7 +72,7 @@ def assemble(source: Path, root: Path, name: Path, clang: Path) -> Path:
         ToolchainError: the compiler could not make them.
         OSError: the directory cannot be written.
     """
-    from hipforge.jit.locks import building  # imports filelock, which a warm path never needs
+    from hipforge.jit.cache.locks import building  # imports filelock, which a warm path never needs
 
     tree = root / name
     with building(root, f"rocm-tree-{tree.name}", "the ROCm tree"):
@@ -82,7 +82,7 @@ def assemble(source: Path, root: Path, name: Path, clang: Path) -> Path:
 
 
 def _assemble(source: Path, root: Path, tree: Path, clang: Path) -> None:
-    staging = cache.staging_dir(root, cache.DISCARDED)
+    staging = store.staging_dir(root, store.DISCARDED)
     try:
         bitcode = staging / "amdgcn/bitcode"
         bitcode.mkdir(parents=True)

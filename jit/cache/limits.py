@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hipforge.errors import BuildError
-from hipforge.jit.cache import Entry
+from hipforge.jit.cache.store import Entry
 from hipforge.jit.spec import LIMITS, BuildSpec
 
 

@@ -24,8 +24,8 @@ from types import MappingProxyType
 from typing import Any
 
 from hipforge.errors import HipforgeError
-from hipforge.jit import zstd as zstd_decoder
-from hipforge.jit.demangle import base_name, short_name
+from hipforge.jit.backends.amd import zstd as zstd_decoder
+from hipforge.jit.backends.amd.demangle import base_name, short_name
 
 ELF_MAGIC = b"\x7fELF"
 BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"

@@ -1,9 +1,9 @@
 """Bind ``hf_entry_*`` of a loaded module to a Python callable.
 
 The callable is a METH_FASTCALL function of ``binding.c``, compiled once per machine; where no C compiler is found,
-:mod:`hipforge.jit.abi_ctypes` does the same in Python, several microseconds slower. Both read tensors as plain views,
-check kinds and devices, release the GIL around the entry and turn its error into the exception of its kind. On the
-emulator they also declare the exact byte extent of every tensor argument, under the argument's name.
+:mod:`hipforge.jit.call.abi_ctypes` does the same in Python, several microseconds slower. Both read tensors as plain
+views, check kinds and devices, release the GIL around the entry and turn its error into the exception of its kind. On
+the emulator they also declare the exact byte extent of every tensor argument, under the argument's name.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from hipforge.errors import (
     MissingModuleError,
     ToolchainError,
 )
-from hipforge.jit.signature import KINDS, Signature
+from hipforge.jit.call.signature import KINDS, Signature
 
 if TYPE_CHECKING:
-    from hipforge.jit.cache import Entry
+    from hipforge.jit.cache.store import Entry
 
 log = logging.getLogger("hipforge")
 
@@ -62,7 +62,7 @@ class Environment:
 
 
 class Binder(Protocol):
-    """Makes callables of entry addresses; ``binding.c`` and :mod:`hipforge.jit.abi_ctypes` each have one."""
+    """Makes callables of entry addresses; ``binding.c`` and :mod:`hipforge.jit.call.abi_ctypes` each have one."""
 
     def bind(
         self,
@@ -158,7 +158,7 @@ def wrap(function: Callable[..., Any], signature: Signature) -> Callable[..., An
     """Make a pybind11 module's function take the stub's keywords and defaults, and run under the emulator's checks."""
     environment = process_environment()
     if environment.target == "emulator":
-        from hipforge.jit.abi_ctypes import declaring_extents
+        from hipforge.jit.call.abi_ctypes import declaring_extents
 
         return declaring_extents(
             function,
@@ -216,8 +216,8 @@ def make_binder(environment: Environment, implementation: Implementation | None 
     """
     import torch
 
-    from hipforge.jit import abi_ctypes
-    from hipforge.jit.python_module import import_extension
+    from hipforge.jit.call import abi_ctypes
+    from hipforge.jit.call.python_module import import_extension
 
     maker: Callable[..., Binder] = abi_ctypes.make_binder
     if implementation != "ctypes":

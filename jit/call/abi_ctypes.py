@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hipforge.jit.signature import BOOL, FLOAT, INT, MUST_BE, OPTIONAL_TENSOR, TENSOR, Parameter, Signature
+from hipforge.jit.call.signature import BOOL, FLOAT, INT, MUST_BE, OPTIONAL_TENSOR, TENSOR, Parameter, Signature
 
 _KIND_NONE, _KIND_TENSOR, _KIND_INT, _KIND_FLOAT, _KIND_BOOL, _KIND_STRING = range(6)
 _LAUNCH, _OTHER = 3, 4  # hf_error_kind

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import hipforge
 from hipforge import settings
-from hipforge.jit import cache
-from hipforge.jit.cache import Entry
+from hipforge.jit.cache import store
+from hipforge.jit.cache.store import Entry
 from hipforge.jit.digest import DigestStore
 from hipforge.jit.host_cpu import can_run
 from hipforge.jit.roots import Roots
@@ -47,7 +47,7 @@ def find(stem: str, target: str, portable: Mapping[str, str], roots: Roots) -> E
     """
     for directory in directories():
         for path in _named(directory / target, stem):
-            entry = cache.read_entry(path)
+            entry = store.read_entry(path)
             reason = "it cannot be read" if entry is None else misfit(entry, portable, roots)
             if reason is None:
                 return entry
@@ -76,7 +76,7 @@ def misfit(entry: Entry, portable: Mapping[str, str], roots: Roots) -> str | Non
     for hidden, digest in entry.manifest.dependencies:
         if hidden.startswith(_OWN_FILES) and digests.of(roots.show(hidden)) != digest:
             return f"{hidden} changed"
-    return cache.damage(entry, digests)
+    return store.damage(entry, digests)
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def export(entries: Iterable[Entry], directory: Path) -> list[Path]:
     for entry in entries:
         target = directory / entry.manifest.target / entry.path.name
         target.mkdir(parents=True, exist_ok=True)
-        for name in (BuildSpec.library, cache.MANIFEST):
+        for name in (BuildSpec.library, store.MANIFEST):
             shutil.copyfile(entry.path / name, target / name)
         written.append(target)
     return written

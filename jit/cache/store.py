@@ -37,7 +37,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hipforge.jit import cache_dir
+from hipforge.jit.cache import cache_dir
 from hipforge.jit.digest import DigestStore, file_digest, text_digest
 from hipforge.jit.spec import FORMAT, BuildSpec
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hipforge.errors import BuildError
-from hipforge.jit.code_object import CodeObjectError, read_code_objects
+from hipforge.jit.backends.amd.code_object import CodeObjectError, read_code_objects
 from hipforge.jit.spec import BuildSpec
 
 

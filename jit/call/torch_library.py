@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hipforge.jit.signature import Signature
+from hipforge.jit.call.signature import Signature
 
 NAMESPACE = "hipforge"
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hipforge.jit import cache_dir
+from hipforge.jit.cache import cache_dir
 from hipforge.jit.ninja import Step
 from hipforge.jit.spec import environment_ingredients
 from hipforge.jit.tools import Tool

@@ -1,0 +1,1 @@
+"""What belongs to one vendor's compilers, binaries and runtime: a folder per vendor."""
