@@ -110,7 +110,11 @@ void merge_row(uint32_t* d, const uint32_t* x, uint64_t mask) {
   for (int i = 0; i < 4; ++i) {
     const uint32_t bits = static_cast<uint32_t>(mask >> (16 * i));
 #pragma GCC ivdep
-    for (uint32_t k = 0; k < 16; ++k) d[16 * i + k] = (bits >> k & 1) ? x[16 * i + k] : d[16 * i + k];
+    for (uint32_t k = 0; k < 16; ++k) {
+      // Not a conditional of x and d: for AVX2, GCC 12 makes 0 of some lanes that follow an unset bit.
+      const uint32_t take = 0u - (bits >> k & 1);
+      d[16 * i + k] = (x[16 * i + k] & take) | (d[16 * i + k] & ~take);
+    }
   }
 #endif
 }

@@ -17,6 +17,7 @@ from hipforge import emulator
 
 LANE = np.arange(64, dtype=np.uint32)
 M32 = 2**32 - 1
+M64 = 2**64 - 1
 
 
 def floats(values: list[float] | np.ndarray) -> np.ndarray:
@@ -46,6 +47,21 @@ def test_negation_and_magnitude_of_sources(machine: Machine, arch: str) -> None:
     np.testing.assert_array_equal(as_float(machine), -abs(a) * b)
     machine.run("v_cndmask_b32 v10, -v30, |v31|, exec")
     np.testing.assert_array_equal(as_float(machine), abs(b))
+
+
+@holds("v_cndmask_b32")
+def test_masks_that_begin_anywhere_choose_lane_by_lane(machine: Machine, arch: str) -> None:
+    random = np.random.default_rng(2).integers(0, 2**64, 32, dtype=np.uint64).tolist()
+    for mask in [M64 << shift & M64 for shift in range(65)] + [M64 >> shift for shift in range(65)] + random:
+        set_lanes = np.array([mask >> lane & 1 for lane in range(64)], bool)
+        machine.set64(VCC, mask)
+        machine.run("v_cndmask_b32 v10, v30, v31, vcc")
+        np.testing.assert_array_equal(machine.v[10], np.where(set_lanes, machine.v[31], machine.v[30]))
+        old = machine.v[11].copy()
+        machine.set64(EXEC, mask)
+        machine.run("v_mov_b32 v11, v31")
+        machine.set64(EXEC, M64)
+        np.testing.assert_array_equal(machine.v[11], np.where(set_lanes, machine.v[31], old))
 
 
 @on_each_arch
