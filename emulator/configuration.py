@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from hipforge import devices, settings
+from hipforge import archs, settings
 from hipforge.emulator import library
 from hipforge.errors import ConfigError
 
@@ -67,17 +68,28 @@ class Options:
 
 def from_settings() -> Options:
     """Return the options that the environment asks for (``HIPFORGE_EMULATE``, ``HIPFORGE_EMULATOR_*``)."""
-    info = devices.arch_info(settings.EMULATE.get())
+    info = archs.get(settings.EMULATE.get())
     base = Options(arch=info.name, cu_count=info.cu_count, threads=settings.EMULATOR_THREADS.get())
     return base.with_checks(cast(Checks, settings.EMULATOR_CHECKS.get()))
 
 
+@functools.lru_cache(maxsize=1)
+def configured_library() -> ctypes.CDLL:
+    """Load the library with global symbols and set its options from the environment; once per process.
+
+    Raises:
+        BuildError, ToolchainError: the library is not built yet and cannot be.
+        ConfigError: an ``HIPFORGE_EMULATOR_*`` setting is not valid.
+    """
+    loaded = library.load()
+    apply(from_settings(), to=loaded)
+    return loaded
+
+
 def current() -> Options:
     """Return the options in effect."""
-    from hipforge.emulator import runtime
-
     raw = library.RawOptions()
-    runtime.load().library.hfemu_get_options(ctypes.byref(raw))
+    configured_library().hfemu_get_options(ctypes.byref(raw))
     values = {name: getattr(raw, name) for name, _ in library.RawOptions._fields_}
     flags = {name: bool(value) for name, value in values.items() if name.startswith("check_")}
     values.update(flags, arch=raw.arch.decode(), wave_order=WAVE_ORDERS[raw.wave_order])
@@ -90,10 +102,7 @@ def apply(wanted: Options, *, to: ctypes.CDLL | None = None) -> None:
     Raises:
         ConfigError: a value is out of range; the message names it.
     """
-    if to is None:
-        from hipforge.emulator import runtime
-
-        to = runtime.load().library
+    to = to or configured_library()
     if wanted.wave_order not in WAVE_ORDERS:
         raise ConfigError(f"wave_order={wanted.wave_order!r}; accepted: {', '.join(WAVE_ORDERS)}")
     for name in ("cu_count", "threads", "seed", "instruction_budget"):
@@ -124,7 +133,7 @@ def options(
     before = current()
     after = before if checks is None else before.with_checks(checks)
     if arch is not None:
-        info = devices.arch_info(arch)
+        info = archs.get(arch)
         after = replace(after, arch=info.name, cu_count=info.cu_count)
     if cu_count is not None:
         after = replace(after, cu_count=cu_count)

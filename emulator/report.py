@@ -6,35 +6,16 @@ no launch can beat and most do not reach.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
-from hipforge import devices
+from hipforge import archs
 from hipforge.emulator.counting import Counters, PcCount
 from hipforge.errors import GuardError
 from hipforge.jit.backends.amd.demangle import short_name
 
-SIMDS_PER_CU = 4
 VALU_CYCLES = 4  # 64 lanes on a SIMD of 16
 TRANSCENDENTAL_CYCLES = 16  # a quarter of the rate
 LONGEST_INSTRUCTION = 16  # bytes: a scaled MFMA
-
-
-@dataclass(frozen=True)
-class PeakRates:
-    """Public peak figures: ``clock_hz`` of the compute units, ``bandwidth`` of the memory in bytes per second."""
-
-    clock_hz: float
-    bandwidth: float
-
-
-PEAKS: Mapping[str, PeakRates] = MappingProxyType(
-    {
-        "gfx950": PeakRates(clock_hz=2.4e9, bandwidth=8.0e12),
-        "gfx942": PeakRates(clock_hz=2.1e9, bandwidth=5.3e12),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -77,14 +58,13 @@ def profile(counters: Counters, arch: str) -> Profile:
     Raises:
         ConfigError: the architecture is not known.
     """
-    info = devices.arch_info(arch)
-    peaks = PEAKS[info.name]
+    info = archs.get(arch)
     by_class = counters.by_class
     transcendental = by_class.get("valu_trans", 0)
     vector = by_class.get("valu", 0)
     vector_cycles = vector * VALU_CYCLES + transcendental * TRANSCENDENTAL_CYCLES
     lds_cycles = -(-counters.lds_bytes // 128) + counters.lds_bank_conflicts
-    simds = info.cu_count * SIMDS_PER_CU
+    simds = info.cu_count * info.simds_per_cu
     busiest = max(vector_cycles / simds, counters.mfma_cycles / simds, lds_cycles / info.cu_count)
     memory_bytes = counters.unique_bytes
     moved = counters.bytes_loaded + counters.bytes_stored
@@ -97,8 +77,8 @@ def profile(counters: Counters, arch: str) -> Profile:
         matrix_cycles=counters.mfma_cycles,
         lds_cycles=lds_cycles,
         bytes_per_vector_instruction=memory_bytes / max(1, vector + transcendental),
-        modelled_memory_us=memory_bytes / peaks.bandwidth * 1e6,
-        modelled_issue_us=busiest / peaks.clock_hz * 1e6,
+        modelled_memory_us=memory_bytes / info.bandwidth * 1e6,
+        modelled_issue_us=busiest / info.clock_hz * 1e6,
     )
 
 

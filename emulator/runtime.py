@@ -6,7 +6,7 @@ import ctypes
 import functools
 from dataclasses import dataclass
 
-from hipforge.emulator import configuration, library
+from hipforge.emulator import configuration
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ def load() -> Runtime:
         BuildError, ToolchainError: the library is not built yet and cannot be.
         ConfigError: an ``HIPFORGE_EMULATOR_*`` setting is not valid.
     """
-    loaded = library.load()
-    configuration.apply(configuration.from_settings(), to=loaded)
+    loaded = configuration.configured_library()
     loaded.hfemu_poll_python()
     return Runtime(loaded)

@@ -23,7 +23,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver as triton_driver
 
-from hipforge import devices, settings
+from hipforge import archs, settings
 from hipforge.emulator.code_object import CodeObject, Kernel
 from hipforge.emulator.counting import Counters
 from hipforge.emulator.launching import launch
@@ -54,7 +54,7 @@ class EmulatedKernel:
 
     def __init__(self, function: Any, arch: str | None) -> None:
         self._function = function
-        self._arch = None if arch is None else devices.arch_info(arch).name
+        self._arch = None if arch is None else archs.get(arch).name
 
     @property
     def arch(self) -> str:
@@ -117,7 +117,7 @@ class _Utils:
         """Nothing to do: a CodeObject unloads itself."""
 
     def get_device_properties(self, _device: int) -> dict[str, Any]:
-        info = devices.arch_info(self._arch)
+        info = archs.get(self._arch)
         return {
             "arch": info.name,
             "warpSize": WAVE_SIZE,

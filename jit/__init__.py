@@ -7,7 +7,7 @@ limit, when it runs)::
     spec                      everything that determines a binary, as one value
     cache.cache_dir, cache.store     where the cache is; may this binary be used?
     backends.amd.demangle, backends.amd.zstd, backends.amd.code_object     which GPUs and kernels a library is for
-    cache.limits, cache.locks, diagnostics, cache.failures, cache.depfile, backends.amd.resources
+    cache.limits, cache.locks, cache.leftovers, diagnostics, cache.failures, cache.depfile, backends.amd.resources
     build                     a miss → staging directory → ninja → checked → published
     tools, backends.amd.rocm_tree, units, backends.amd.hip_clang, toolchain     which compiler, and why not the others
     registry, hip_module      module entry + variant + architecture + toolchain → spec

@@ -26,9 +26,9 @@ from hipforge import settings
 from hipforge.errors import BuildError, HipforgeError
 from hipforge.jit import ninja
 from hipforge.jit.backends.amd import resources
-from hipforge.jit.cache import cache_dir, failures, limits, store
+from hipforge.jit.cache import cache_dir, failures, leftovers, limits, store
 from hipforge.jit.cache.depfile import missing_headers, read_depfile
-from hipforge.jit.cache.locks import building, try_building
+from hipforge.jit.cache.locks import building
 from hipforge.jit.diagnostics import StepFailure
 from hipforge.jit.digest import ABSENT, DigestStore, file_digest
 from hipforge.jit.ninja import Step
@@ -38,9 +38,6 @@ log = logging.getLogger("hipforge")
 
 _BYTES_PER_JOB = 1_500_000_000
 """Peak memory of one compile, both passes of a large kernel file: measured 0.3 to 1.2 GB with clang 22."""
-
-_DISCARDED_FOR_S = 3600.0
-"""Age in seconds at which a directory without a lock is a leftover; no build of many modules uses one for so long."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore) -> Built:
         remembered = failures.recall([root], spec, digests)
         if remembered is not None:
             raise remembered
-        sweep(root, own=store.build_name(spec))
+        leftovers.sweep(root, own=store.build_name(spec))
         staging = store.staging_dir(root, store.build_name(spec))
         try:
             entry = _build(spec, root, staging, digests)
@@ -108,31 +105,10 @@ def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore) -> Built:
         digests.save()
     limit = settings.CACHE_LIMIT.get()
     if limit is not None:
-        from hipforge.jit import maintenance  # imports this module
+        from hipforge.jit import maintenance  # imports the toolchains, which a build no longer needs
 
         maintenance.prune(limit, root)
     return Built(entry, built=True)
-
-
-def sweep(root: Path, *, own: str = "") -> None:
-    """Remove staging directories whose builder is gone; the caller holds the lock of the build ``own``."""
-    parent = root / "staging"
-    if not parent.is_dir():
-        return
-    for path in parent.iterdir():
-        name = store.staged_build(path.name)
-        if name is None:
-            continue
-        if name == own:
-            shutil.rmtree(path, ignore_errors=True)
-        elif name == store.DISCARDED:
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _DISCARDED_FOR_S:
-                    shutil.rmtree(path, ignore_errors=True)
-        else:
-            with try_building(root, name) as free:
-                if free:
-                    shutil.rmtree(path, ignore_errors=True)
 
 
 def prepare(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, pool: str = "") -> BuildSpec:

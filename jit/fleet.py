@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hipforge.devices import arch_info
+from hipforge import archs as architectures
 from hipforge.errors import ArchError, BuildError, HipforgeError
 from hipforge.jit import build, hip_module, maintenance, ninja, registry, toolchain
-from hipforge.jit.cache import cache_dir, failures, limits, prebuilt, store
+from hipforge.jit.cache import cache_dir, failures, leftovers, limits, prebuilt, store
 from hipforge.jit.cache.locks import try_building
 from hipforge.jit.hip_module import Request
 from hipforge.jit.spec import BuildSpec
@@ -86,7 +86,7 @@ def requests(modules: Iterable[str], archs: Sequence[str]) -> list[Request]:
         ConfigError: a module or an architecture is not known.
     """
     entries = [registry.module(name) for name in modules]
-    known = [arch_info(arch).name for arch in archs]
+    known = [architectures.get(arch).name for arch in archs]
     wanted = [
         hip_module.request(entry, variant, arch)
         for entry in entries
@@ -237,7 +237,7 @@ class _Fleet:
             lock.close()
             self.outcomes[number] = BuildOutcome(item, "hit", 0.0, entry, None)
             return
-        build.sweep(self.root, own=name)
+        leftovers.sweep(self.root, own=name)
         staging = store.staging_dir(self.root, name)
         module = _Running(number, item, spec, staging, lock)
         self.running.append(module)

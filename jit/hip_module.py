@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hipforge.devices import arch_info
+from hipforge import archs
 from hipforge.errors import ArchError, ConfigError
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.digest import ABSENT
@@ -58,7 +58,7 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
         ArchError: the module has no code for ``arch``.
         ConfigError: the variant or the architecture is not known, or a source is missing.
     """
-    arch = arch_info(arch).name
+    arch = archs.get(arch).name
     if arch not in entry.archs:
         raise ArchError(f"{entry.name} is built for {', '.join(entry.archs)}; this device is {arch}")
     checked = entry.check_variant(variant or {})

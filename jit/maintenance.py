@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from hipforge.errors import ToolchainError
-from hipforge.jit import build, hip_module, registry, toolchain
-from hipforge.jit.cache import cache_dir, failures, limits, prebuilt, store
+from hipforge.jit import hip_module, registry, toolchain
+from hipforge.jit.cache import cache_dir, failures, leftovers, limits, prebuilt, store
 from hipforge.jit.cache.store import Entry
 from hipforge.jit.digest import ABSENT, text_digest
 from hipforge.jit.spec import BuildSpec, VariantValue
@@ -173,7 +173,7 @@ def prune(max_bytes: int, root: Path | None = None) -> list[Path]:
     """
     removed: list[Path] = []
     for place in _roots(root):
-        build.sweep(place)
+        leftovers.sweep(place)
         total = _own_bytes(place)
         for item in sorted(_entries(place), key=lambda item: item.last_used):
             if total <= max_bytes:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hipforge.devices import ARCHS
+from hipforge.archs import ARCHS
 from hipforge.errors import ConfigError
 from hipforge.jit.roots import package_dir, unknown_placeholders
 from hipforge.jit.spec import LIMITS, VariantValue

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrize
 
-from hipforge import devices
+from hipforge import archs, devices
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.reference.checks import require_device, require_tensor
 
@@ -77,7 +77,7 @@ _dtypes_of: dict[str, tuple[torch.dtype, torch.dtype]] = {}
 
 def _arch_name(device_or_arch: torch.device | str) -> str | None:
     if isinstance(device_or_arch, str) and device_or_arch.startswith("gfx"):
-        return devices.arch_info(device_or_arch).name
+        return archs.get(device_or_arch).name
     device = torch.device(device_or_arch)
     if device.type == "cuda":
         if getattr(torch.version, "hip", None) is None:

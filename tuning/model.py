@@ -30,6 +30,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hipforge import archs
+
 OVERLAP_LOSS = 0.1
 
 
@@ -44,7 +46,7 @@ class Machine:
     bandwidth: float  # bytes per second
     memory_latency_s: float
     launch_s: float
-    simds_per_cu: int = 4
+    simds_per_cu: int
     vector_issue_cycles: int = 4  # 64 lanes on a 16-lane SIMD
     cache_bytes_per_cycle: int = 64  # per CU
 
@@ -54,14 +56,15 @@ class Machine:
         return f"model:{self.model_version}"
 
 
-MI355X = Machine(
-    "MI355X", "cdna4-counts-1",
-    cu_count=256, clock_hz=2.4e9, bandwidth=8e12, memory_latency_s=0.8e-6, launch_s=1.2e-6,
-)  # fmt: skip
-MI300X = Machine(
-    "MI300X", "cdna3-counts-1",
-    cu_count=304, clock_hz=2.1e9, bandwidth=5.3e12, memory_latency_s=0.8e-6, launch_s=1.2e-6,
-)  # fmt: skip
+def _machine(info: archs.ArchInfo, model_version: str) -> Machine:
+    return Machine(
+        info.product, model_version, cu_count=info.cu_count, clock_hz=info.clock_hz, bandwidth=info.bandwidth,
+        memory_latency_s=0.8e-6, launch_s=1.2e-6, simds_per_cu=info.simds_per_cu,
+    )  # fmt: skip
+
+
+MI355X = _machine(archs.get("gfx950"), "cdna4-counts-1")
+MI300X = _machine(archs.get("gfx942"), "cdna3-counts-1")
 
 
 @dataclass(frozen=True)

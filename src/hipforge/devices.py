@@ -12,41 +12,12 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hipforge import settings
+from hipforge import archs, settings
 from hipforge.errors import ConfigError
 
 log = logging.getLogger("hipforge")
 
 DeviceKind = Literal["hip", "emulator", "reference"]
-
-
-@dataclass(frozen=True)
-class ArchInfo:
-    """Fixed facts of one architecture (counts per device, sizes in bytes)."""
-
-    name: str
-    cu_count: int
-    lds_bytes: int
-    fp8_fnuz: bool
-
-
-ARCHS: dict[str, ArchInfo] = {
-    "gfx950": ArchInfo("gfx950", cu_count=256, lds_bytes=160 * 1024, fp8_fnuz=False),
-    "gfx942": ArchInfo("gfx942", cu_count=304, lds_bytes=64 * 1024, fp8_fnuz=True),
-}
-
-
-def arch_info(arch: str) -> ArchInfo:
-    """Return the facts of ``arch`` (``gfx950`` or ``gfx942``, features after ``:`` ignored).
-
-    Raises:
-        ConfigError: the architecture is not known.
-    """
-    name = arch.split(":", 1)[0]
-    try:
-        return ARCHS[name]
-    except KeyError:
-        raise ConfigError(f"unknown architecture {arch!r}; known: {', '.join(ARCHS)}") from None
 
 
 @dataclass(frozen=True)
@@ -70,7 +41,7 @@ class Device:
             import torch
 
             return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
-        return arch_info(self.arch_of(device_index)).cu_count
+        return archs.get(self.arch_of(device_index)).cu_count
 
     def load_runtime(self) -> Any:
         """Load the HIP runtime that modules bind to; returns the emulator's runtime object, or None on a GPU.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from hipforge.archs import ARCHS
 from hipforge.errors import ConfigError
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ DEVICE = Setting(
     "Fixed at first use.",
 )
 EMULATE = Setting(
-    "HIPFORGE_EMULATE", "gfx950", _choice("gfx950", "gfx942"), "gfx950 or gfx942",
+    "HIPFORGE_EMULATE", "gfx950", _choice(*ARCHS), " or ".join(ARCHS),
     "The architecture that the emulator presents. Fixed at first use.",
 )
 EMULATOR_CHECKS = Setting(

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from hipforge.archs import ARCHS, ArchInfo
 from hipforge.errors import HipforgeError
 from hipforge.jit.backends.amd import zstd as zstd_decoder
 from hipforge.jit.backends.amd.demangle import base_name, short_name
@@ -50,10 +51,6 @@ VGPR_FILE = 512
 VGPR_GRANULE = 8
 MAX_WAVES_PER_SIMD = 8
 SGPRS_FOR_EIGHT_WAVES = 100
-SIMDS_PER_CU = 4
-LDS_PER_CU: Mapping[str, int] = MappingProxyType({"gfx942": 64 * 1024, "gfx950": 160 * 1024})
-# What LDS is handed out in: LLVM's getLdsDwGranularity, 320 dwords where a CU has 160 KB, else 128.
-LDS_GRANULE: Mapping[int, int] = MappingProxyType({64 * 1024: 512, 160 * 1024: 1280})
 
 
 class CodeObjectError(HipforgeError, ValueError):
@@ -99,7 +96,7 @@ class KernelResources:
     vgpr_allocated: int
     wavefront_size: int = 64
     language: str = ""
-    lds_per_cu: int = field(default=LDS_PER_CU["gfx950"], repr=False)
+    device: ArchInfo = field(default=ARCHS["gfx950"], repr=False)
 
     @property
     def short_name(self) -> str:
@@ -121,13 +118,13 @@ class KernelResources:
         is the average ``groups * waves // 4``, at least 0 (0: the work-group cannot run at all).
         """
         waves = -(-threads // self.wavefront_size)
-        groups = self.occupancy * SIMDS_PER_CU // waves
+        groups = self.occupancy * self.device.simds_per_cu // waves
         lds = self.lds_bytes + dynamic_lds
         if lds:
-            granule = LDS_GRANULE[self.lds_per_cu]
-            groups = min(groups, self.lds_per_cu // (-(-lds // granule) * granule))
+            granule = self.device.lds_granule_bytes
+            groups = min(groups, self.device.lds_bytes // (-(-lds // granule) * granule))
         resident = groups * waves
-        return max(1, resident // SIMDS_PER_CU) if resident else 0
+        return max(1, resident // self.device.simds_per_cu) if resident else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,5 +397,5 @@ def _kernel(entry: dict[str, Any], descriptors: dict[str, bytes], arch: str) -> 
         vgpr_allocated=((rsrc1 & 0x3F) + 1) * VGPR_GRANULE,
         wavefront_size=int(entry.get(".wavefront_size", 64)),
         language=str(entry.get(".language", "")),
-        lds_per_cu=LDS_PER_CU.get(arch, LDS_PER_CU["gfx942"]),
+        device=ARCHS.get(arch, ARCHS["gfx942"]),
     )

@@ -7,7 +7,7 @@ import os
 
 import click
 
-from hipforge import devices
+from hipforge import archs, devices
 from hipforge.cli.profile_subjects import SUBJECTS, parse_shape, refusal
 from hipforge.errors import ConfigError
 
@@ -20,7 +20,7 @@ _SHAPES = "\n".join(
 @click.command("profile", epilog=f"\b\nSHAPE by OP:\n{_SHAPES}")
 @click.argument("op", type=click.Choice(sorted(SUBJECTS)), metavar="OP")
 @click.argument("shape")
-@click.option("--arch", type=click.Choice(list(devices.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says.")
+@click.option("--arch", type=click.Choice(list(archs.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says.")
 @click.option("--listing", is_flag=True, help="Also print every instruction with its counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counters as JSON.")
 def command(op: str, shape: str, arch: str | None, listing: bool, as_json: bool) -> None:

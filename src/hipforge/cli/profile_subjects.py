@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hipforge import devices
+from hipforge import archs, devices
 from hipforge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _normal(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
 def _e4m3(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
     import torch
 
-    fnuz = devices.arch_info(devices.current().arch_of()).fp8_fnuz
+    fnuz = archs.get(devices.current().arch_of()).fp8_fnuz
     return _normal(*shape, seed=seed, scale=scale).to(torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn)
 
 
