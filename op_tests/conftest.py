@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +25,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect (not skip) what is marked full, so that a plain run reports no skips it did not need."""
-    if config.getoption("--full"):
-        return
-    kept = [item for item in items if item.get_closest_marker("full") is None]
-    dropped = [item for item in items if item.get_closest_marker("full") is not None]
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
+    """Deselect (not skip) what is not for this run, so that a plain run reports no skips it did not need."""
+
+    def is_wanted(item: pytest.Item) -> bool:
+        if item.get_closest_marker("full") is not None and not config.getoption("--full"):
+            return False
+        # The gfx942 process of the fixture below must not start another.
+        return not (os.environ.get("HIPFORGE_EMULATE") == "gfx942" and "on_gfx942" in getattr(item, "fixturenames", ()))
+
+    kept = [item for item in items if is_wanted(item)]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
         items[:] = kept
+
+
+@pytest.fixture
+def on_gfx942(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Runs the tests of this file again in a process that emulates gfx942, since a process has one device.
+
+    The arguments are pytest's (``"-k", "exact"``); tests that use this fixture are left out. Returns the output;
+    fails unless every test passed and at least one ran.
+    """
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, str(request.path)]
+        environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert result.returncode == 0 and " passed" in result.stdout, result.stdout[-3000:] + result.stderr[-1000:]
+        return result.stdout
+
+    return run
 
 
 @pytest.fixture

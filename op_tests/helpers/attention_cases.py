@@ -15,10 +15,6 @@ The log-sum-exp moves by the scores' error and by 2^-20 for the float32 exponent
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import torch
 
@@ -106,12 +102,3 @@ def check(q, k, v, seqlens, got, lse, factor, causal=True, weighted=None, k_part
     off = (lse - want_lse)[seen].abs()
     assert (off <= (score.transpose(2, 3) + 2.0**-20 * (1 + want_lse.abs()))[seen]).all()
     return error, off
-
-
-def passes_on_gfx942(file: str, *selection: str) -> None:
-    """The device is fixed per process, so the other architecture gets a process of its own."""
-    environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection, str(Path(file))]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert " passed" in result.stdout

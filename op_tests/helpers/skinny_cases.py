@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
 
 from hipforge import devices
@@ -45,12 +40,3 @@ def exact(
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got.double() - want).norm() / want.norm()).item()
-
-
-def passes_on_gfx942(file: str) -> None:
-    """The device is fixed per process, so the other architecture gets a process of its own."""
-    environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not on_gfx942", str(Path(file))]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert " passed" in result.stdout

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from helpers.attention_cases import ARCH, ONE, case, check, lengths, packed_case, paged, passes_on_gfx942, rng
+from helpers.attention_cases import ARCH, ONE, case, check, lengths, packed_case, paged, rng
 
 import hipforge
 from hipforge import emulator
@@ -245,6 +245,6 @@ def test_every_split_count(d, dtype, keys):
             check(q, k.double(), v.double(), seqlens, *got, d**-0.5)
 
 
-def test_the_same_holds_on_gfx942():
+def test_the_same_holds_on_gfx942(on_gfx942):
     chosen = "once or lies or (share_the_keys and (32-128-4 or 16-256-4))"
-    passes_on_gfx942(__file__, "-k", chosen)
+    on_gfx942("-k", chosen)

@@ -18,7 +18,6 @@ from helpers.attention_cases import (
     lengths,
     packed_case,
     paged,
-    passes_on_gfx942,
     rng,
 )
 
@@ -288,6 +287,6 @@ def test_a_traced_call_is_the_eager_one():
         assert torch.equal(got, want)
 
 
-def test_the_same_holds_on_gfx942():
+def test_the_same_holds_on_gfx942(on_gfx942):
     chosen = "(head_dimensions and (bf16 or 256-f16)) or exact or nan or (packed_rows and 16)"
-    passes_on_gfx942(__file__, "-k", chosen)
+    on_gfx942("-k", chosen)

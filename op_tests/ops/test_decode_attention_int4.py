@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.attention_cases import ARCH, lengths, passes_on_gfx942, rng
+from helpers.attention_cases import ARCH, lengths, rng
 
 import hipforge
 import hipforge.csrc
@@ -343,5 +343,5 @@ def test_long_sequences(keys, num_groups, dtype):
     check(q, k, v, num_groups, seqlens, out, lse)
 
 
-def test_the_same_holds_on_gfx942():
-    passes_on_gfx942(__file__, "-k", "(groups_and_dtypes and (1-64 or 4-128 or 8-256)) or dominant or nan or bytes")
+def test_the_same_holds_on_gfx942(on_gfx942):
+    on_gfx942("-k", "(groups_and_dtypes and (1-64 or 4-128 or 8-256)) or dominant or nan or bytes")

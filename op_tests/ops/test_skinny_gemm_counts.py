@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from bench_skinny_gemm import run_triton
-from helpers.skinny_cases import normals, passes_on_gfx942, relative_error
+from helpers.skinny_cases import normals, relative_error
 
 from hipforge import emulator
 from hipforge.ops import skinny_gemm_fp8 as ops
@@ -33,5 +33,5 @@ def test_fewer_instructions_than_the_compiled_dot(m):
     assert ours.tensors["b"].loaded == N * K
 
 
-def test_the_counts_hold_on_gfx942():
-    passes_on_gfx942(__file__)
+def test_the_counts_hold_on_gfx942(on_gfx942):
+    on_gfx942()

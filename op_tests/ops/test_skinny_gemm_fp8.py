@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.skinny_cases import ARCH, FP8, ONE, OTHER, exact, integers, normals, passes_on_gfx942, relative_error
+from helpers.skinny_cases import ARCH, FP8, ONE, OTHER, exact, integers, normals, relative_error
 
 from hipforge import emulator, explain
 from hipforge.errors import GuardError
@@ -237,5 +237,5 @@ def test_what_is_written_stands_apart_from_what_is_read():
         ops.skinny_gemm_fp8_out(inside, other_a, other_b, ONE, workspace, False, *waves)
 
 
-def test_the_same_holds_on_gfx942():
-    passes_on_gfx942(__file__)
+def test_the_same_holds_on_gfx942(on_gfx942):
+    on_gfx942()

@@ -9,10 +9,7 @@ that there the larger splits are as many as there are blocks.
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -132,20 +129,11 @@ def test_the_quick_part_holds_every_pair_of_values_but_the_largest_weights(b_lan
     assert left_out == {((1, n), (2, 16384)) for n in (6656, 13312)}
 
 
-def run_on_gfx942(*arguments: str) -> str:
-    """The device is fixed per process, so the other architecture gets a process of its own."""
-    environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, __file__]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout[-3000:]
-    return result.stdout
-
-
-def test_the_quick_part_on_gfx942(b_lanes: int) -> None:
-    assert " passed" in run_on_gfx942("-k", f"a_quick_part and b_lanes{b_lanes}")
+def test_the_quick_part_on_gfx942(b_lanes: int, on_gfx942: Callable[..., str]) -> None:
+    on_gfx942("-k", f"a_quick_part and b_lanes{b_lanes}")
 
 
 @pytest.mark.full
-def test_the_whole_grid_on_gfx942(b_lanes: int) -> None:
-    chosen = f"the_whole_grid and b_lanes{b_lanes} and not gfx942"
-    assert f"{len(SHAPES)} passed" in run_on_gfx942("--full", "-k", chosen)
+def test_the_whole_grid_on_gfx942(b_lanes: int, on_gfx942: Callable[..., str]) -> None:
+    chosen = f"the_whole_grid and b_lanes{b_lanes}"
+    assert f"{len(SHAPES)} passed" in on_gfx942("--full", "-k", chosen)

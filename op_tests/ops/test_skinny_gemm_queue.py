@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from helpers.skinny_cases import ARCH, ONE, exact, integers, passes_on_gfx942
+from helpers.skinny_cases import ARCH, ONE, exact, integers
 
 from hipforge import emulator
 from hipforge.errors import EmulatorFault
@@ -107,5 +107,5 @@ def test_each_removed_wait_is_caught(omitted, message, without):
     assert all(re.search(message, text) for text in caught), caught
 
 
-def test_the_queue_holds_on_gfx942():
-    passes_on_gfx942(__file__)
+def test_the_queue_holds_on_gfx942(on_gfx942):
+    on_gfx942()

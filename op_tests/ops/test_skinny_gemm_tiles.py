@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.skinny_cases import ARCH, FP8, ONE, exact, integers, passes_on_gfx942
+from helpers.skinny_cases import ARCH, FP8, ONE, exact, integers
 
 from hipforge import emulator
 from hipforge.jit import fleet
@@ -98,5 +98,5 @@ def test_lanes_past_the_last_column_load_nothing_however_large_the_pitch(op_m):
     assert counted.tensors["b"].loaded == n * k
 
 
-def test_the_tiles_hold_on_gfx942():
-    passes_on_gfx942(__file__)
+def test_the_tiles_hold_on_gfx942(on_gfx942):
+    on_gfx942()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,9 +178,5 @@ def test_the_error_of_a_shipped_row_is_that_of_the_kernel(m):
     assert error == pytest.approx(tuned.values["err"], rel=1e-5)  # the table keeps six digits; the run is deterministic
 
 
-def test_the_same_holds_on_gfx942():
-    """The device is fixed per process, so the other architecture gets a process of its own."""
-    environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not on_gfx942", __file__]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0 and " passed" in result.stdout, result.stdout[-3000:]
+def test_the_same_holds_on_gfx942(on_gfx942):
+    on_gfx942()
