@@ -82,6 +82,7 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
         None,
         (TRACE_SINK, ctypes.c_void_p, c_text, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32),
     ),
+    "hfemu_set_recorder": (None, (ctypes.c_void_p,)),
 }
 
 

@@ -27,7 +27,9 @@ void note_scratch(Wave& w, const ExecInst& in, uint64_t exec, uint32_t bytes, Ac
 [[noreturn]] void lds_fault(const Wave& w, const ExecInst& in, const uint32_t* addresses, uint64_t exec,
                             uint32_t bytes);
 
-inline bool observed(const Wave& w) { return w.thread->stats != nullptr || w.launch->global_races != nullptr; }
+inline bool observed(const Wave& w) {
+  return w.thread->stats != nullptr || w.launch->global_races != nullptr || w.thread->recorder != nullptr;
+}
 
 inline void check_global(Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes,
                          Access access) {
@@ -66,7 +68,8 @@ inline void check_lds(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t e
   uint32_t beyond = size < bytes;
   for (int l = 0; l < kLanes; ++l) beyond |= static_cast<uint32_t>(a[l] > limit);
   if (beyond) [[unlikely]] lds_fault(w, in, a, exec, bytes);
-  if (w.thread->stats != nullptr || w.wg->shadow != nullptr) [[unlikely]] note_lds(w, in, a, exec, bytes, access);
+  if (w.thread->stats != nullptr || w.wg->shadow != nullptr || w.thread->recorder != nullptr) [[unlikely]]
+    note_lds(w, in, a, exec, bytes, access);
 }
 
 }  // namespace hfemu

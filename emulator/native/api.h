@@ -76,6 +76,59 @@ const char* hfemu_disassemble_bytes(const void* code, uint64_t bytes, const char
 typedef void (*hfemu_trace_sink)(const char* line, void* context);
 void hfemu_set_trace(hfemu_trace_sink sink, void* context, const char* kernel, uint32_t workgroup, uint32_t wave,
                      uint32_t lane);
+
+// Recording: which instructions the waves of chosen work-groups executed and which memory they touched.
+enum hfemu_unit {
+  HFEMU_SALU, HFEMU_SMEM, HFEMU_VALU, HFEMU_TRANSCENDENTAL, HFEMU_MATRIX, HFEMU_LDS, HFEMU_VMEM_LOAD, HFEMU_VMEM_STORE,
+  HFEMU_ATOMIC, HFEMU_BRANCH, HFEMU_BARRIER, HFEMU_WAITCNT, HFEMU_NOP, HFEMU_END, HFEMU_OTHER
+};
+typedef struct hfemu_instruction {
+  uint64_t pc;              // relative to the code object's load base
+  const char* text;         // disassembly
+  uint32_t first_register;  // into hfemu_recorded_launch::registers: those read, then those written
+  uint16_t reads, writes;
+  uint16_t matrix_cycles;   // of the matrix pipe, from the ISA documents
+  uint8_t bytes;            // encoded size
+  uint8_t unit;             // hfemu_unit
+  uint8_t lane_bytes;       // memory: bytes per lane
+  uint8_t counters;         // 1: counts in vmcnt, 2: in lgkmcnt, 4: to LDS
+  int32_t immediate;        // s_waitcnt, s_nop, s_sleep, s_setprio
+} hfemu_instruction;
+typedef struct hfemu_recorded_launch {
+  const char* kernel;
+  const char* arch;
+  uint32_t grid[3], block[3];
+  uint64_t groups;
+  uint32_t waves;           // per work-group
+  uint32_t groups_per_cu;   // that fit one compute unit at once
+  uint32_t lds_bytes, vgprs;
+  const hfemu_instruction* instructions;
+  uint64_t instruction_count;
+  const uint16_t* registers;  // 0-511 VGPRs and AccVGPRs, from 512 SGPRs
+  const hfemu_extent* extents;
+  uint64_t extent_count;
+} hfemu_recorded_launch;
+// `accesses` has, for every executed instruction of a memory unit in order: the number n of accesses, then n times a
+// header and its words. Header: bits 0-1 kind (0 load, 1 store, 2 atomic, 3 LDS), bits 2-15 count, bits 16-31 extent
+// (0xFFFF: none). Global accesses have `count` words: 64-byte sectors, relative to the extent's first byte rounded down
+// to 64, ascending; LDS accesses have none and `count` is the cycles that the banks need.
+typedef struct hfemu_recorded_wave {
+  const uint32_t* instructions;  // indices
+  uint64_t instruction_count;
+  const uint32_t* accesses;
+  uint64_t words;
+} hfemu_recorded_wave;
+typedef struct hfemu_recorder {
+  void* context;
+  void (*begin)(void* context, const hfemu_recorded_launch* launch);
+  // How many instructions of each wave to execute and record; 0: skip the work-group; -1: execute without recording.
+  int64_t (*choose)(void* context, uint64_t group);
+  void (*group)(void* context, uint64_t group, const hfemu_recorded_wave* waves);  // one call at a time
+  void (*end)(void* context);
+  int32_t skip_matrix;       // do not compute matrix products: nothing but values may depend on them
+} hfemu_recorder;
+// Launches from this thread are recorded until it is set to null.
+void hfemu_set_recorder(const hfemu_recorder* recorder);
 }
 
 #pragma GCC visibility pop

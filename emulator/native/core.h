@@ -174,6 +174,7 @@ bool skips(const Wave& w, const ExecInst& in);
 
 struct LdsShadow;
 class Stats;
+class GroupRecorder;
 class HostFloat;
 
 struct Workgroup {
@@ -191,11 +192,13 @@ struct ThreadState {
   AddressMap::Run last[2];         // recently hit runs, most recent first
   AddressMap::Run last_scalar;
   Stats* stats = nullptr;          // null: nothing is counted
+  GroupRecorder* recorder = nullptr;  // null: nothing is recorded
   HostFloat* host = nullptr;       // the host's rounding mode while waves run
 };
 
 class GlobalRaces;
 struct LaunchTotals;
+struct LaunchRecording;
 
 struct Launch {
   const Program* program = nullptr;
@@ -205,6 +208,7 @@ struct Launch {
   uint32_t private_bytes = 0;
   GlobalRaces* global_races = nullptr;
   LaunchTotals* totals = nullptr;  // null: no collector is open
+  LaunchRecording* recording = nullptr;  // null: no recorder is set
   std::atomic<bool> stop{false};
 };
 

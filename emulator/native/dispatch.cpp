@@ -9,6 +9,7 @@
 #include "core.h"
 #include "decode.h"
 #include "host_mode.h"
+#include "record.h"
 #include "schedule.h"
 #include "wave_init.h"
 
@@ -89,6 +90,7 @@ class Worker {
     if (arena_->scratch.size() < scratch) arena_->scratch.assign(scratch, 0xBD);
     observer_ = Observer::create(shared.launch, *shared.trace, shared.waves_per_group, shared.lds_bytes);
     thread_.stats = observer_ ? observer_->stats() : nullptr;
+    thread_.recorder = observer_ ? observer_->recorder() : nullptr;
     for (uint32_t i = 0; i < shared.waves_per_group; ++i) {
       Wave& w = arena_->waves[i];
       w.code = shared.launch.program->code.data();
@@ -124,6 +126,7 @@ class Worker {
 
  private:
   void run_group(uint64_t flat) {
+    if (thread_.recorder != nullptr && !thread_.recorder->choose(flat)) return;
     const uint32_t* grid = shared_.request.grid;
     group_.flat = static_cast<uint32_t>(flat);
     group_.id[0] = static_cast<uint32_t>(flat % grid[0]);
@@ -301,7 +304,7 @@ bool run_launch(const LaunchRequest& request, const Options& options, const Trac
   shared.budget = static_cast<int64_t>(options.instruction_budget);
   shared.trace = &trace;
   choose_group_order(options, shared.groups, &shared.stride, &shared.shift);
-  const LaunchObservation observation(launch, trace);
+  const LaunchObservation observation(launch, request, trace);
 
   uint64_t threads = options.threads > 0 ? static_cast<uint64_t>(options.threads) : std::thread::hardware_concurrency();
   if (observation.single_thread()) threads = 1;

@@ -2,6 +2,7 @@
 #include "access.h"
 #include "checkers.h"
 #include "collect.h"
+#include "record.h"
 #include "schedule.h"
 #include "stats.h"
 #include "trace.h"
@@ -19,9 +20,11 @@ class FullObserver final : public Observer {
  public:
   FullObserver(Launch& launch, uint32_t waves, uint32_t lds_bytes) : launch_(launch) {
     if (launch.totals != nullptr) stats_ = std::make_unique<Stats>(launch);
+    if (launch.recording != nullptr) recorder_ = std::make_unique<GroupRecorder>(*launch.recording, waves);
     if (checks_registers(launch.options)) checkers_ = std::make_unique<Checkers>(launch, waves, lds_bytes);
   }
   Stats* stats() override { return stats_.get(); }
+  GroupRecorder* recorder() override { return recorder_.get(); }
 
   void begin_group(Workgroup& group, Wave* waves, uint32_t count, const TraceRequest* trace) override {
     if (checkers_) checkers_->begin_group(group, waves, count);
@@ -39,6 +42,10 @@ class FullObserver final : public Observer {
     if (stats_) stats_->instruction(w.pc, static_cast<uint32_t>(std::popcount(exec)));
     const bool traced = tracing_ && w.index == trace_->wave;
     const uint32_t index = w.pc;
+    if (recorder_ && recorder_->before(w, in, index)) {
+      ++w.pc;
+      return;
+    }
     if (checkers_) checkers_->before(w, in, index);
     if (w.state == WaveState::careful) {
       step_careful(w);
@@ -48,12 +55,15 @@ class FullObserver final : public Observer {
     }
     if (checkers_) checkers_->after(w, in, index, exec);
     if (traced) trace_instruction(w, in, exec, *trace_);
+    if (recorder_) recorder_->after(w);
   }
 
   void barrier(Workgroup& group) override {
     if (group.shadow != nullptr) checkers_->barrier();
   }
-  void end_group(uint64_t) override {}
+  void end_group(uint64_t) override {
+    if (recorder_) recorder_->end_group();
+  }
   void finish() override {
     if (!stats_) return;
     const std::lock_guard lock(launch_.totals->mutex);
@@ -64,6 +74,7 @@ class FullObserver final : public Observer {
   Launch& launch_;
   std::unique_ptr<Stats> stats_;
   std::unique_ptr<Checkers> checkers_;
+  std::unique_ptr<GroupRecorder> recorder_;
   const TraceRequest* trace_ = nullptr;
   bool tracing_ = false;
 };
@@ -73,16 +84,20 @@ class FullObserver final : public Observer {
 std::unique_ptr<Observer> Observer::create(Launch& launch, const TraceRequest& trace, uint32_t waves,
                                            uint32_t lds_bytes) {
   const bool traced = trace.sink != nullptr && trace_applies(trace, launch);
-  if (launch.totals == nullptr && !traced && !checks_registers(launch.options)) return nullptr;
+  if (launch.totals == nullptr && launch.recording == nullptr && !traced && !checks_registers(launch.options))
+    return nullptr;
   return std::make_unique<FullObserver>(launch, waves, lds_bytes);
 }
 
-LaunchObservation::LaunchObservation(Launch& launch, const TraceRequest& trace) : launch_(launch) {
+LaunchObservation::LaunchObservation(Launch& launch, const LaunchRequest& request, const TraceRequest& trace)
+    : launch_(launch) {
+  launch.recording = begin_recording(launch, request);
   tracing_ = trace.sink != nullptr && trace_applies(trace, launch);
   if (collecting()) launch.totals = new LaunchTotals(launch);
   if (launch.options.check_global_races) launch.global_races = new GlobalRaces;
 }
 LaunchObservation::~LaunchObservation() {
+  end_recording(launch_.recording);
   delete launch_.totals;
   delete launch_.global_races;
 }
@@ -93,10 +108,12 @@ void LaunchObservation::finish(const LaunchRequest& request, uint64_t groups, do
 
 void note_global(Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes, Access access) {
   if (w.thread->stats != nullptr) w.thread->stats->global(index_of(w, in), a, exec, bytes, access);
+  if (w.thread->recorder != nullptr) w.thread->recorder->global(w, a, exec, bytes, access);
   if (w.launch->global_races != nullptr) w.launch->global_races->access(w, in, a, exec, bytes, access);
 }
 void note_scalar(Wave& w, const ExecInst& in, uint64_t address, uint32_t bytes, Access access) {
   if (w.thread->stats != nullptr) w.thread->stats->scalar(index_of(w, in), address, bytes, access);
+  if (w.thread->recorder != nullptr) w.thread->recorder->scalar(w, address, bytes, access);
   if (w.launch->global_races != nullptr) {
     LaneAddresses one;
     one.at[0] = address;
@@ -105,6 +122,7 @@ void note_scalar(Wave& w, const ExecInst& in, uint64_t address, uint32_t bytes, 
 }
 void note_lds(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t exec, uint32_t bytes, Access access) {
   if (w.thread->stats != nullptr) w.thread->stats->lds(index_of(w, in), a, exec, bytes);
+  if (w.thread->recorder != nullptr) w.thread->recorder->lds(w, a, exec, bytes);
   if (w.wg->shadow != nullptr) check_lds_access(w, in, a, exec, bytes, access);
 }
 void note_scratch(Wave& w, const ExecInst& in, uint64_t exec, uint32_t bytes, Access) {

@@ -61,6 +61,7 @@ class Observer {
   static std::unique_ptr<Observer> create(Launch& launch, const TraceRequest& trace, uint32_t waves,
                                           uint32_t lds_bytes);
   virtual Stats* stats() = 0;
+  virtual GroupRecorder* recorder() = 0;
   virtual void begin_group(Workgroup& group, Wave* waves, uint32_t count, const TraceRequest* trace) = 0;
   virtual void step(Wave& w) = 0;
   virtual void barrier(Workgroup& group) = 0;  // every wave has arrived
@@ -71,7 +72,7 @@ class Observer {
 // The launch's side: what the thread's open collectors and the options ask for.
 class LaunchObservation {
  public:
-  LaunchObservation(Launch& launch, const TraceRequest& trace);
+  LaunchObservation(Launch& launch, const LaunchRequest& request, const TraceRequest& trace);
   ~LaunchObservation();
   LaunchObservation(const LaunchObservation&) = delete;
   LaunchObservation& operator=(const LaunchObservation&) = delete;

@@ -105,26 +105,31 @@ void Stats::scalar(uint32_t index, uint64_t address, uint32_t bytes, Access acce
   span(address, address + bytes, access);
 }
 
-// Lanes are served in consecutive groups that could use every bank once; a group takes as many cycles as its busiest
-// bank has different dwords. Lanes that read the same dword share it. That a group is neighbouring lanes is an
-// assumption: AMD's documentation of CK Tile confirms it for 128-bit writes, and pairs lanes 0-3 with 20-23, 4-7 with
-// 16-19 and so on for 128-bit reads.
 void Stats::lds(uint32_t index, const uint32_t* a, uint64_t exec, uint32_t bytes) {
   const uint32_t active = static_cast<uint32_t>(std::popcount(exec));
   bytes_[index] += uint64_t{bytes} * active;
   lds_bytes_ += uint64_t{bytes} * active;
   ++lds_accesses_;
-  const uint32_t dwords = std::max<uint32_t>(1, bytes / 4), group = std::max<uint32_t>(1, lds_banks_ / dwords);
+  const uint32_t conflicts = lds_conflict_cycles(a, exec, bytes, lds_banks_);
+  lds_conflicts_ += conflicts;
+  conflicts_[index] += conflicts;
+}
+
+// Lanes are served in consecutive groups that could use every bank once; a group takes as many cycles as its busiest
+// bank has different dwords. Lanes that read the same dword share it. That a group is neighbouring lanes is an
+// assumption: AMD's documentation of CK Tile confirms it for 128-bit writes, and pairs lanes 0-3 with 20-23, 4-7 with
+// 16-19 and so on for 128-bit reads.
+uint32_t lds_conflict_cycles(const uint32_t* a, uint64_t exec, uint32_t bytes, uint32_t banks) {
+  uint32_t conflicts = 0;
+  const uint32_t dwords = std::max<uint32_t>(1, bytes / 4), group = std::max<uint32_t>(1, banks / dwords);
   for (uint32_t first = 0; first < kLanes; first += group) {
     uint32_t seen[64][8];
     uint8_t depth[64] = {};
     uint32_t worst = 1;
-    bool any = false;
     for (uint32_t l = first; l < first + group && l < kLanes; ++l) {
       if (!(exec >> l & 1)) continue;
-      any = true;
       for (uint32_t d = 0; d < dwords; ++d) {
-        const uint32_t word = a[l] / 4 + d, bank = word % lds_banks_;
+        const uint32_t word = a[l] / 4 + d, bank = word % banks;
         bool known = false;
         const uint32_t kept = std::min<uint32_t>(depth[bank], 8);
         for (uint32_t k = 0; k < kept && !known; ++k) known = seen[bank][k] == word;
@@ -134,10 +139,9 @@ void Stats::lds(uint32_t index, const uint32_t* a, uint64_t exec, uint32_t bytes
         worst = std::max<uint32_t>(worst, depth[bank]);
       }
     }
-    if (!any) continue;
-    lds_conflicts_ += worst - 1;
-    conflicts_[index] += worst - 1;
+    conflicts += worst - 1;
   }
+  return conflicts;
 }
 
 void Stats::scratch(uint32_t index, uint64_t exec, uint32_t bytes) {

@@ -62,4 +62,7 @@ struct LaunchTotals {
 // bytes per cycle (ROCm/rocm-libraries pull request 10102).
 constexpr uint32_t lds_banks(Arch arch) { return arch == Arch::gfx950 ? 64 : 32; }
 
+// Cycles beyond the conflict-free number that the banks need for one LDS access.
+uint32_t lds_conflict_cycles(const uint32_t* a, uint64_t exec, uint32_t bytes, uint32_t banks);
+
 }  // namespace hfemu

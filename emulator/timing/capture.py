@@ -1,0 +1,91 @@
+"""Captures: what the work-groups of launches execute, recorded by the emulator for the simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hipforge.emulator.timing import library
+from hipforge.errors import GuardError
+
+WHOLE = 1 << 62
+"""Record a work-group to its end."""
+RUN = -1
+"""Execute a work-group without recording it."""
+SKIP = 0
+"""Do not execute a work-group."""
+
+
+class Capture:
+    """Recorded launches. Work-groups that differ only in their addresses share one instruction stream."""
+
+    def __init__(self) -> None:
+        self._library = library.load()
+        self.handle = self._library.hftime_capture_new()
+        weakref.finalize(self, self._library.hftime_capture_free, self.handle)
+
+    @contextlib.contextmanager
+    def recording(
+        self,
+        chosen: Mapping[int, int] | None = None,
+        *,
+        others: int = WHOLE,
+        merge: bool = False,
+        skip_matrix: bool = False,
+    ) -> Iterator[None]:
+        """Record this thread's launches for a ``with`` block.
+
+        Args:
+            chosen: by work-group, the instructions of each wave to execute and record, or WHOLE, RUN or SKIP.
+            others: the same for work-groups that ``chosen`` does not name.
+            merge: add to the last launch instead of starting another; it must be the same launch.
+            skip_matrix: do not compute matrix products. Nothing but values may depend on them.
+        """
+        from hipforge.emulator import runtime
+
+        emulator = runtime.load().library
+        picked = chosen or {}
+        count = len(picked)
+        groups = (ctypes.c_uint64 * max(1, count))(*picked.keys())
+        limits = (ctypes.c_int64 * max(1, count))(*picked.values())
+        self._library.hftime_capture_policy(self.handle, others, groups, limits, count, merge, skip_matrix)
+        emulator.hfemu_set_recorder(self._library.hftime_capture_recorder(self.handle))
+        try:
+            yield
+        finally:
+            emulator.hfemu_set_recorder(None)
+
+    def launches(self) -> list[dict[str, Any]]:
+        """Return each launch's kernel, grid, block, resources, buffers, and how much of it is recorded."""
+        found: list[dict[str, Any]] = json.loads(self._library.hftime_capture_describe(self.handle))
+        return found
+
+    def prefix(self, launch: int, template: int) -> int:
+        """Return after how many instructions every wave of a template has loaded from each buffer that it loads."""
+        return int(self._library.hftime_prefix(self.handle, launch, template))
+
+    def save(self, path: Path) -> None:
+        """Write the capture to a file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if not self._library.hftime_capture_save(self.handle, str(path).encode()):
+            raise OSError(f"cannot write {path}")
+
+    @staticmethod
+    def read(path: Path) -> Capture:
+        """Return the capture that :meth:`save` wrote.
+
+        Raises:
+            GuardError: the file is not a capture of this version.
+        """
+        capture = Capture()
+        if not capture._library.hftime_capture_load(capture.handle, str(path).encode()):
+            raise GuardError(f"{path} is not a capture of this version; record the launch again")
+        return capture

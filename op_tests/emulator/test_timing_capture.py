@@ -1,0 +1,110 @@
+"""Recording of work-groups for the model of time: what is executed, what is recorded, what counts as a repetition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import hip_compile
+
+from hipforge import emulator
+from hipforge.emulator.timing.capture import RUN, SKIP, WHOLE, Capture
+from hipforge.errors import GuardError
+
+SOURCE = r"""
+#include <hip/hip_runtime.h>
+__global__ void twice(int* out, const int* in) {
+  const int i = blockIdx.x * 64 + threadIdx.x;
+  out[i] = 2 * in[i];
+}
+__global__ void gather(int* out, const int* in, const int* where) {
+  out[blockIdx.x * 64 + threadIdx.x] = in[where[blockIdx.x] + threadIdx.x];
+}
+__global__ void uneven(int* out, const int* count) {
+  int sum = 0;
+  for (int i = 0; i < count[blockIdx.x]; ++i) sum = sum * 3 + out[blockIdx.x * 64 + threadIdx.x];
+  out[blockIdx.x * 64 + threadIdx.x] = sum;
+}
+"""
+GROUPS = 12
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
+    return emulator.CodeObject(hip_compile.device_elf(SOURCE, tmp_path_factory.mktemp("capture")))
+
+
+def run_twice(code: emulator.CodeObject) -> torch.Tensor:
+    out, given = torch.zeros(GROUPS * 64, dtype=torch.int32), torch.arange(GROUPS * 64, dtype=torch.int32)
+    emulator.launch(code.kernels["twice"], GROUPS, 64, [out, given])
+    return out.view(GROUPS, 64)
+
+
+def test_recording_changes_no_result_and_counts_what_the_counters_count(code: emulator.CodeObject) -> None:
+    capture = Capture()
+    with emulator.counters() as counted, capture.recording():
+        out = run_twice(code)
+    assert torch.equal(out.flatten(), 2 * torch.arange(GROUPS * 64, dtype=torch.int32))
+    (launch,) = capture.launches()
+    assert (launch["groups"], launch["recorded"], launch["whole"]) == (GROUPS, GROUPS, GROUPS)
+    assert launch["templates"] == [counted.wave_instructions // GROUPS]
+    assert launch["groups_per_cu"] == counted.kernels[0].occupancy * 4
+
+
+def test_skipped_groups_do_not_run_and_unrecorded_ones_do(code: emulator.CodeObject) -> None:
+    capture = Capture()
+    with capture.recording({0: WHOLE, 5: RUN}, others=SKIP):
+        out = run_twice(code)
+    ran = out.ne(0).any(dim=1).nonzero().flatten().tolist()
+    assert ran == [0, 5]
+    assert capture.launches()[0]["recorded"] == 1
+
+
+def test_a_beginning_is_matched_with_the_group_that_it_repeats(code: emulator.CodeObject) -> None:
+    capture = Capture()
+    with capture.recording({0: WHOLE}, others=SKIP):
+        run_twice(code)
+    prefix = capture.prefix(0, 0)
+    assert 0 < prefix < capture.launches()[0]["templates"][0]
+    with capture.recording(dict.fromkeys(range(1, GROUPS), prefix), others=SKIP, merge=True):
+        out = run_twice(code)
+    assert not out[1:].any()  # they ended before their stores
+    (launch,) = capture.launches()
+    assert (launch["recorded"], launch["whole"], launch["unmatched"]) == (GROUPS, 1, [])
+
+
+def test_equal_code_at_irregular_addresses_shares_a_template(code: emulator.CodeObject) -> None:
+    where = torch.tensor([i * i * 64 for i in range(GROUPS)], dtype=torch.int32)
+    given = torch.arange(GROUPS * GROUPS * 64, dtype=torch.int32)
+    # The index of a work-group is in one of two 64-byte sectors, so `where` is read at two addresses.
+    out = torch.zeros(GROUPS * 64, dtype=torch.int32)
+    capture = Capture()
+    with capture.recording():
+        emulator.launch(code.kernels["gather"], GROUPS, 64, {"out": out, "in": given, "where": where})
+    (launch,) = capture.launches()
+    assert len(launch["templates"]) == 1
+    assert launch["unmatched"] == []
+
+
+def test_another_number_of_iterations_is_another_template(code: emulator.CodeObject) -> None:
+    counts = torch.tensor([1 + i % 3 for i in range(GROUPS)], dtype=torch.int32)
+    out = torch.ones(GROUPS * 64, dtype=torch.int32)
+    capture = Capture()
+    with capture.recording():
+        emulator.launch(code.kernels["uneven"], GROUPS, 64, [out, counts])
+    assert len(capture.launches()[0]["templates"]) == 3
+
+
+def test_a_capture_survives_a_file(code: emulator.CodeObject, tmp_path: Path) -> None:
+    capture = Capture()
+    with capture.recording():
+        run_twice(code)
+    capture.save(tmp_path / "twice")
+    assert Capture.read(tmp_path / "twice").launches() == capture.launches()
+
+
+def test_a_file_that_is_no_capture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("kernel,us\n")
+    with pytest.raises(GuardError, match="not a capture of this version"):
+        Capture.read(tmp_path / "text")
