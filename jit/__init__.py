@@ -8,11 +8,13 @@ limit, when it runs)::
     cache.cache_dir, cache.store     where the cache is; may this binary be used?
     backends.amd.demangle, backends.amd.zstd, backends.amd.code_object     which GPUs and kernels a library is for
     cache.limits, cache.locks, cache.leftovers, diagnostics, cache.failures, cache.depfile, backends.amd.resources
+    host_cpu, cache.prebuilt      modules built ahead of time
+    lookup                    prebuilt, cached, failed before or missing?
     build                     a miss → staging directory → ninja → checked → published
+    ladder                    what the look-up found, else a build of it
     tools, backends.amd.rocm_tree, units, backends.amd.hip_clang, toolchain     which compiler, and why not the others
     registry, hip_module      module entry + variant + architecture + toolchain → spec
-    host_cpu, cache.prebuilt      modules built ahead of time
-    loader                    prebuilt, else cached, else built; loaded once
+    loader                    loaded once per process
     host_library              the same for host-only libraries
     maintenance, fleet        listing, explaining and pruning the cache; building many modules at once
     backends.amd.hip_runtime, call.python_module, call.signature, call.abi_ctypes, call.abi     binding

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from hipforge import settings
 from hipforge.errors import BuildError, HipforgeError
-from hipforge.jit import ninja
+from hipforge.jit import lookup, ninja
 from hipforge.jit.backends.amd import resources
 from hipforge.jit.cache import cache_dir, failures, leftovers, limits, store
 from hipforge.jit.cache.depfile import missing_headers, read_depfile
@@ -68,10 +68,24 @@ def ensure(spec: BuildSpec) -> Built:
             depended on changes.
         ConfigError: the cache directory that the user named cannot be written.
     """
+    found = lookup.look_for(spec, cache_dir.reading_roots())
+    return make(spec) if isinstance(found, lookup.Missing) else _found(found)
+
+
+def _found(found: lookup.Ready | lookup.Failed) -> Built:
+    if isinstance(found, lookup.Failed):
+        raise found.error
+    return Built(found.entry, built=False)
+
+
+def make(spec: BuildSpec) -> Built:
+    """Build what a look has missed, unless another process does so first; then return that one's entry.
+
+    Raises:
+        BuildError: it cannot be built.
+        ConfigError: the cache directory that the user named cannot be written.
+    """
     digests = cache_dir.digests()
-    entry = store.present(spec)
-    if entry is not None:
-        return Built(limits.checked(entry, spec), built=False)
     root = cache_dir.writing_root()
     try:
         return _build_locked(spec, root, digests)
@@ -85,30 +99,28 @@ def ensure(spec: BuildSpec) -> Built:
 
 
 def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore) -> Built:
-    remembered = failures.recall([root], spec, digests)
-    if remembered is not None:
-        raise remembered
     with building(root, store.build_name(spec), spec.title):
-        entry = store.find([root], spec, digests)
-        if entry is not None and store.hold(entry):
-            return Built(limits.checked(entry, spec), built=False)
-        remembered = failures.recall([root], spec, digests)
-        if remembered is not None:
-            raise remembered
+        found = lookup.look_for(spec, [root])
+        if not isinstance(found, lookup.Missing):
+            return _found(found)
         leftovers.sweep(root, own=store.build_name(spec))
         staging = store.staging_dir(root, store.build_name(spec))
         try:
             entry = _build(spec, root, staging, digests)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        store.hold(entry)
         digests.save()
+    keep_limit(root)
+    return Built(entry, built=True)
+
+
+def keep_limit(root: Path) -> None:
+    """Remove the least recently used entries under ``root`` where the cache is larger than the setting allows."""
     limit = settings.CACHE_LIMIT.get()
     if limit is not None:
-        from hipforge.jit import maintenance  # imports the toolchains, which a build no longer needs
+        from hipforge.jit import maintenance  # imports what explains a miss, which a build does not need
 
         maintenance.prune(limit, root)
-    return Built(entry, built=True)
 
 
 def prepare(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, pool: str = "") -> BuildSpec:
@@ -228,10 +240,11 @@ def finish(
             if item.name != "build.log":
                 item.unlink()
     shutil.rmtree(staging / "tmp", ignore_errors=True)
-    path = store.publish(staging, root, spec, manifest)
+    entry = store.Entry(store.publish(staging, root, spec, manifest), manifest)
+    store.hold(entry)
     failures.forget(root, spec)
     log.info("built %s in %.1f s", spec.title, seconds)
-    return limits.checked(store.Entry(path, manifest), spec)
+    return limits.checked(entry, spec)
 
 
 def _generated(spec: BuildSpec, staging: Path) -> dict[str, str]:

@@ -16,8 +16,8 @@ from typing import Literal
 
 from hipforge import archs as architectures
 from hipforge.errors import ArchError, BuildError, HipforgeError
-from hipforge.jit import build, hip_module, maintenance, ninja, registry, toolchain
-from hipforge.jit.cache import cache_dir, failures, leftovers, limits, prebuilt, store
+from hipforge.jit import build, hip_module, lookup, maintenance, ninja, registry
+from hipforge.jit.cache import cache_dir, leftovers, store
 from hipforge.jit.cache.locks import try_building
 from hipforge.jit.hip_module import Request
 from hipforge.jit.spec import BuildSpec
@@ -102,22 +102,17 @@ def requests(modules: Iterable[str], archs: Sequence[str]) -> list[Request]:
 
 def plan(wanted: Iterable[Request]) -> list[Planned]:
     """Return what building ``wanted`` would do; nothing is built."""
-    return [_plan(request) for request in wanted]
+    return [_plan(request, use=False) for request in wanted]
 
 
-def _plan(request: Request) -> Planned:
+def _plan(request: Request, *, use: bool) -> Planned:
     estimate = maintenance.recorded_seconds(request.entry.name, request.stem, request.arch)
-    ready = prebuilt.find(request.stem, request.arch, request.portable, request.roots)
-    try:
-        spec = hip_module.specification(request, toolchain.select(request.arch))
-    except HipforgeError as error:
-        return Planned(request, None, ready, estimate, None if ready else error)
-    ready = ready or store.find(cache_dir.reading_roots(), spec, cache_dir.digests())
-    if ready is not None:
-        refused = limits.problem(ready, spec)
-        return Planned(request, spec, None if refused else ready, estimate, refused)
-    remembered = failures.recall(cache_dir.reading_roots(), spec, cache_dir.digests())
-    return Planned(request, spec, None, estimate, remembered)
+    found = lookup.look(request, use=use)
+    if isinstance(found, lookup.Missing):
+        return Planned(request, found.spec, None, estimate, found.problem)
+    if isinstance(found, lookup.Failed):
+        return Planned(request, None, None, estimate, found.error)
+    return Planned(request, None, found.entry, estimate, None)
 
 
 def build_many(wanted: Iterable[Request], jobs: int | None, on_event: OnEvent) -> list[BuildOutcome]:
@@ -131,7 +126,7 @@ def build_many(wanted: Iterable[Request], jobs: int | None, on_event: OnEvent) -
     Raises:
         ConfigError: the cache directory that the user named cannot be written.
     """
-    planned = plan(wanted)
+    planned = [_plan(request, use=True) for request in wanted]
     outcomes: dict[int, BuildOutcome] = {}
     todo: dict[int, tuple[Planned, BuildSpec]] = {}
     for number, item in enumerate(planned):
@@ -142,7 +137,9 @@ def build_many(wanted: Iterable[Request], jobs: int | None, on_event: OnEvent) -
         else:
             todo[number] = item, item.spec
     if todo:
-        outcomes.update(_Fleet(todo, build.capped_jobs(jobs), on_event).run())
+        fleet = _Fleet(todo, build.capped_jobs(jobs), on_event)
+        outcomes.update(fleet.run())
+        build.keep_limit(fleet.root)
     cache_dir.digests().save()
     return [outcomes[number] for number in range(len(planned))]
 
@@ -232,10 +229,14 @@ class _Fleet:
         if not lock.enter_context(try_building(self.root, name)):
             self.elsewhere.append(number)
             return
-        entry = store.find([self.root], spec, self.digests)
-        if entry is not None:
+        found = lookup.look_for(spec, [self.root])  # another process may have built it since the plan was made
+        if not isinstance(found, lookup.Missing):
             lock.close()
-            self.outcomes[number] = BuildOutcome(item, "hit", 0.0, entry, None)
+            self.outcomes[number] = (
+                BuildOutcome(item, "hit", 0.0, found.entry, None)
+                if isinstance(found, lookup.Ready)
+                else _failed(item, found.error, self.on_event)
+            )
             return
         leftovers.sweep(self.root, own=name)
         staging = store.staging_dir(self.root, name)

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hipforge import archs
 from hipforge.errors import ArchError, ConfigError
+from hipforge.jit import registry, toolchain
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.digest import ABSENT
 from hipforge.jit.ninja import Step, body
 from hipforge.jit.registry import ModuleEntry
 from hipforge.jit.roots import Roots, package_roots
-from hipforge.jit.spec import BuildSpec, Generator, VariantValue, common_ingredients, variant_label
+from hipforge.jit.spec import BuildSpec, Generator, VariantValue, common_ingredients, title, variant_label
 from hipforge.jit.toolchain import Toolchain
 from hipforge.jit.units import Unit
 
@@ -36,13 +39,53 @@ _SOURCE_SUFFIXES = (*_HIP_SUFFIXES, ".cpp", ".cc", ".cxx", ".c")
 
 @dataclass(frozen=True)
 class Request:
-    """One module, variant and architecture, before any compiler is known."""
+    """One module, variant and architecture, before any compiler is known: a :class:`hipforge.jit.lookup.Request`."""
 
     entry: ModuleEntry
     variant: Mapping[str, VariantValue]
     arch: str
     roots: Roots
     portable: Mapping[str, str]
+
+    @property
+    def target(self) -> str:
+        """The architecture."""
+        return self.arch
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return title(self.entry.name, self.variant, self.arch)
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """The ``resource_limits`` of the registry entry."""
+        return self.entry.resource_limits
+
+    @property
+    def how_to_get(self) -> str:
+        """The error's text for a module that is not built where building is disabled."""
+        entry = self.entry
+        own = "" if entry.name in registry.shipped() else f" --register {shlex.quote(str(entry.origin))}"
+        return (
+            f"{self.stem} for {self.arch} is not built and HIPFORGE_DISABLE_JIT=1; "
+            f"build it ahead of time: hipforge build {entry.name} --arch {self.arch}{own}"
+        )
+
+    def specify(self) -> BuildSpec:
+        """Return the spec as the selected toolchain would build it.
+
+        Raises:
+            ToolchainError: no toolchain can build for the architecture.
+        """
+        return specification(self, toolchain.select(self.arch))
+
+    def check_buildable(self) -> None:
+        """Nothing is needed but the toolchain."""
+
+    def again(self) -> Request:
+        """Return the same request with the sources as they are now."""
+        return request(self.entry, self.variant, self.arch)
 
     @property
     def stem(self) -> str:
@@ -112,8 +155,8 @@ def _pybind11_include() -> str:
     return str(importlib.import_module("pybind11").get_include())
 
 
-def specification(wanted: Request, toolchain: Toolchain) -> BuildSpec:
-    """Return the spec of ``wanted`` as ``toolchain`` would build it."""
+def specification(wanted: Request, compiler: Toolchain) -> BuildSpec:
+    """Return the spec of ``wanted`` as the toolchain ``compiler`` would build it."""
     entry = wanted.entry
     generator = None
     sample: tuple[str, ...] = ()
@@ -122,23 +165,23 @@ def specification(wanted: Request, toolchain: Toolchain) -> BuildSpec:
             tuple(_expand_generated(command) for command in entry.blob_gen_cmd),
             GENERATED,
             _SOURCE_SUFFIXES,
-            lambda generated: _plan(wanted, toolchain, generated),
+            lambda generated: _plan(wanted, compiler, generated),
         )
         # Stands for the sources to come, so that the flags they will get are in the key.
         sample = ("generated.cu",)
-    steps, files = _plan(wanted, toolchain, sample)
-    ingredients = {**wanted.portable, **toolchain.ingredients(wanted.arch)}
+    steps, files = _plan(wanted, compiler, sample)
+    ingredients = {**wanted.portable, **compiler.ingredients(wanted.arch)}
     ingredients["steps"] = body(steps, wanted.stem)
     ingredients["files"] = json.dumps(files)
     return BuildSpec(
         module=entry.name,
         variant=wanted.variant,
         target=wanted.arch,
-        roots=wanted.roots.with_paths(**toolchain.roots()),
+        roots=wanted.roots.with_paths(**compiler.roots()),
         steps=steps,
         files=files,
         ingredients=ingredients,
-        toolchain=toolchain.description,
+        toolchain=compiler.description,
         generator=generator,
         is_device_code=generator is not None or any(Path(source).suffix in _HIP_SUFFIXES for source in entry.srcs),
         limits=entry.resource_limits,
@@ -147,16 +190,16 @@ def specification(wanted: Request, toolchain: Toolchain) -> BuildSpec:
 
 
 def _plan(
-    wanted: Request, toolchain: Toolchain, generated: tuple[str, ...]
+    wanted: Request, compiler: Toolchain, generated: tuple[str, ...]
 ) -> tuple[tuple[Step, ...], Mapping[str, str]]:
     entry = wanted.entry
     sources = (*entry.srcs, *(f"{GENERATED}/{name}" for name in generated))
     compiled = [
-        toolchain.compile(_unit(wanted, number, source), entry.name, wanted.arch)
+        compiler.compile(_unit(wanted, number, source), entry.name, wanted.arch)
         for number, source in enumerate(sources)
     ]
     objects = [name for part in compiled for name in part.objects]
-    link = toolchain.link(objects, _expand_generated(entry.extra_ldflags), BuildSpec.library)
+    link = compiler.link(objects, _expand_generated(entry.extra_ldflags), BuildSpec.library)
     files = {name: text for part in compiled for name, text in part.files.items()}
     return (*(step for part in compiled for step in part.steps), link), files
 

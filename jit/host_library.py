@@ -11,17 +11,19 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
 from hipforge import settings
-from hipforge.errors import BuildError, MissingModuleError, ToolchainError
-from hipforge.jit.cache import cache_dir, prebuilt, store
+from hipforge.errors import BuildError, ToolchainError
+from hipforge.jit import ladder
+from hipforge.jit.cache import cache_dir, store
 from hipforge.jit.digest import ABSENT
 from hipforge.jit.host_cpu import native
 from hipforge.jit.ninja import Step, body
 from hipforge.jit.roots import Roots, package_roots
-from hipforge.jit.spec import BuildSpec, common_ingredients, environment_ingredients
+from hipforge.jit.spec import BuildSpec, common_ingredients, environment_ingredients, title
 from hipforge.jit.tools import identify
 
 TARGET = "host"
@@ -53,7 +55,7 @@ def _is_cplusplus(source: Path) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """One host library before any compiler is known; all paths with placeholders."""
+    """One host library before any compiler is known, all paths with placeholders: a ``lookup.Request``."""
 
     name: str
     sources: tuple[str, ...]
@@ -61,9 +63,62 @@ class Request:
     ldflags: tuple[str, ...]
     roots: Roots
     portable: Mapping[str, str]
+    required: Mapping[Path, str] = field(default_factory=dict)
+
+    target = TARGET
+    limits: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def stem(self) -> str:
+        """The first part of an entry's directory name."""
+        return self.name
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return title(self.name, {}, TARGET)
+
+    @property
+    def how_to_get(self) -> str:
+        """The error's text for a library that is not built where building is disabled."""
+        return (
+            f"the library {self.name!r} is not built and HIPFORGE_DISABLE_JIT=1; run once without that setting, or "
+            "name a directory that holds it with HIPFORGE_PREBUILT_DIR"
+        )
+
+    def specify(self) -> BuildSpec:
+        """Return the spec as this machine's compilers would build it.
+
+        Raises:
+            ToolchainError: there is no host compiler.
+        """
+        return specification(self)
+
+    def check_buildable(self) -> None:
+        """Look for the files without which a build makes no sense.
+
+        Raises:
+            ToolchainError: one of them is missing.
+        """
+        for path, complaint in self.required.items():
+            if not path.exists():
+                raise ToolchainError(complaint)
+
+    def again(self) -> Request:
+        """Return the same request with the sources as they are now."""
+        sources = [Path(self.roots.show(source)) for source in self.sources]
+        flags = [self.roots.show(flag) if flag.startswith("-I${INCLUDE") else flag for flag in self.cflags]
+        return request(self.name, sources=sources, cflags=flags, ldflags=self.ldflags, required=self.required)
 
 
-def request(name: str, *, sources: Sequence[Path], cflags: Sequence[str], ldflags: Sequence[str]) -> Request:
+def request(
+    name: str,
+    *,
+    sources: Sequence[Path],
+    cflags: Sequence[str],
+    ldflags: Sequence[str],
+    required: Mapping[Path, str] | None = None,
+) -> Request:
     """Complete a request for a host library; the arguments are those of :func:`build`.
 
     Raises:
@@ -84,7 +139,7 @@ def request(name: str, *, sources: Sequence[Path], cflags: Sequence[str], ldflag
         portable[f"source:{path}"] = digests.of(str(source))
         if portable[f"source:{path}"] == ABSENT:
             raise BuildError(f"{name}: there is no source {source}")
-    return Request(name, hidden, flags, tuple(ldflags), roots, portable)
+    return Request(name, hidden, flags, tuple(ldflags), roots, portable, required or {})
 
 
 def specification(wanted: Request) -> BuildSpec:
@@ -195,29 +250,5 @@ def _entry(
     required: tuple[tuple[Path, str], ...],
     _root: Path,
 ) -> store.Entry:
-    wanted = request(name, sources=sources, cflags=cflags, ldflags=ldflags)
-    ready = prebuilt.find(name, TARGET, wanted.portable, wanted.roots)
-    if ready is not None:
-        return ready
-    may_build = not settings.DISABLE_JIT.get()
-    try:
-        spec = specification(wanted)
-        ready = store.present(spec)
-    except ToolchainError:
-        if may_build:
-            raise
-    if ready is None and not may_build:
-        raise MissingModuleError(
-            f"the library {name!r} is not built and HIPFORGE_DISABLE_JIT=1; run once without that setting, or name a "
-            "directory that holds it with HIPFORGE_PREBUILT_DIR"
-        )
-    if ready is None:
-        for path, complaint in required:
-            if not path.exists():
-                raise ToolchainError(complaint)
-        # Only a miss pays for importing what builds.
-        from hipforge.jit.build import ensure
-
-        ready = ensure(spec).entry
-    cache_dir.digests().save()
-    return ready
+    wanted = request(name, sources=sources, cflags=cflags, ldflags=ldflags, required=dict(required))
+    return ladder.obtain(wanted).entry

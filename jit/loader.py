@@ -1,4 +1,4 @@
-"""From a module's name to its loaded library: prebuilt, else cached, else built.
+"""From a module's name to its loaded library.
 
 A library is loaded once per process. What it is (its digest, the GPU it is for) is checked before ``dlopen``, because
 loading cannot be undone.
@@ -9,18 +9,16 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import shlex
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hipforge import devices, settings
-from hipforge.errors import BuildError, MissingModuleError, ToolchainError
-from hipforge.jit import hip_module, registry, toolchain
-from hipforge.jit.cache import cache_dir, limits, prebuilt, store
-from hipforge.jit.hip_module import Request
+from hipforge import devices
+from hipforge.errors import BuildError
+from hipforge.jit import hip_module, ladder, registry
+from hipforge.jit.cache import store
 from hipforge.jit.spec import VariantValue
 
 log = logging.getLogger("hipforge")
@@ -85,46 +83,12 @@ def loaded() -> tuple[LoadedModule, ...]:
 
 def _load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> LoadedModule:
     started = time.perf_counter()
-    wanted = hip_module.request(registry.module(module), variant, arch)
-    entry = prebuilt.find(wanted.stem, wanted.arch, wanted.portable, wanted.roots)
-    built = False
-    if entry is None:
-        entry, built = _cached_or_built(wanted)
-        cache_dir.digests().save()
+    obtained = ladder.obtain(hip_module.request(registry.module(module), variant, arch))
+    entry = obtained.entry
     library = open_library(entry.library)
     seconds = time.perf_counter() - started
     log.debug("loaded %s in %.1f ms", entry.path, seconds * 1e3)
-    return LoadedModule(module, entry.path, entry.manifest, library, seconds, built)
-
-
-def _cached_or_built(wanted: Request) -> tuple[store.Entry, bool]:
-    may_build = not settings.DISABLE_JIT.get()
-    try:
-        spec = hip_module.specification(wanted, toolchain.select(wanted.arch))
-    except ToolchainError as error:
-        if may_build:
-            raise
-        raise MissingModuleError(missing_message(wanted)) from error
-    entry = store.present(spec)
-    if entry is not None:
-        return limits.checked(entry, spec), False
-    if not may_build:
-        raise MissingModuleError(missing_message(wanted))
-    # Only a miss pays for importing what builds.
-    from hipforge.jit import build
-
-    result = build.ensure(spec)
-    return result.entry, result.built
-
-
-def missing_message(wanted: Request) -> str:
-    """Return the error for a module that is not built where building is disabled."""
-    entry = wanted.entry
-    own = "" if entry.name in registry.shipped() else f" --register {shlex.quote(str(entry.origin))}"
-    return (
-        f"{wanted.stem} for {wanted.arch} is not built and HIPFORGE_DISABLE_JIT=1; "
-        f"build it ahead of time: hipforge build {entry.name} --arch {wanted.arch}{own}"
-    )
+    return LoadedModule(module, entry.path, entry.manifest, library, seconds, obtained.built)
 
 
 def open_library(library: Path) -> ctypes.CDLL:

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hipforge.errors import ToolchainError
-from hipforge.jit import hip_module, registry, toolchain
-from hipforge.jit.cache import cache_dir, failures, leftovers, limits, prebuilt, store
+from hipforge.jit import hip_module, lookup, registry
+from hipforge.jit.cache import cache_dir, failures, leftovers, store
 from hipforge.jit.cache.store import Entry
 from hipforge.jit.digest import ABSENT, text_digest
 from hipforge.jit.spec import BuildSpec, VariantValue
@@ -227,26 +226,18 @@ def why(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> E
     """
     wanted = hip_module.request(registry.module(module), variant, arch)
     title = f"{wanted.stem} for {wanted.arch}"
-    ready = prebuilt.find(wanted.stem, wanted.arch, wanted.portable, wanted.roots)
-    if ready is not None:
-        return Explanation(title, "prebuilt", ready.path, ready.path, (), "built ahead of time; no compiler is needed")
-    try:
-        spec = hip_module.specification(wanted, toolchain.select(wanted.arch))
-    except ToolchainError as error:
-        return Explanation(title, "miss", None, None, (), str(error))
-    digests = cache_dir.digests()
-    roots = cache_dir.reading_roots()
-    ready = store.find(roots, spec, digests)
-    if ready is not None:
-        refused = limits.problem(ready, spec)
-        if refused is not None:
-            return Explanation(title, "failed", ready.path, ready.path, (), str(refused))
-        return Explanation(title, "hit", ready.path, ready.path, (), "every ingredient and every file is unchanged")
-    failed = failures.recall(roots, spec, digests)
-    if failed is not None:
-        place = next(failures.directory(root, spec) for root in roots if failures.directory(root, spec).exists())
-        return Explanation(title, "failed", place, None, (), str(failed))
-    return _explain_miss(title, spec, roots)
+    found = lookup.look(wanted, use=False)
+    if isinstance(found, lookup.Failed):
+        compared = None if found.entry is None else found.path
+        return Explanation(title, "failed", found.path, compared, (), str(found.error))
+    if isinstance(found, lookup.Missing):
+        if found.spec is None:
+            return Explanation(title, "miss", None, None, (), str(found.problem))
+        return _explain_miss(title, found.spec, cache_dir.reading_roots())
+    path = found.entry.path
+    if found.prebuilt:
+        return Explanation(title, "prebuilt", path, path, (), "built ahead of time; no compiler is needed")
+    return Explanation(title, "hit", path, path, (), "every ingredient and every file is unchanged")
 
 
 def _explain_miss(title: str, spec: BuildSpec, roots: list[Path]) -> Explanation:

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import hipforge
 from hipforge.jit.digest import text_digest
@@ -88,6 +89,12 @@ def variant_label(variant: Mapping[str, VariantValue]) -> str:
     return "-".join(re.sub(r"[^a-z0-9_.+]", "_", f"{name}{value}".lower()) for name, value in variant.items())
 
 
+def title(module: str, variant: Mapping[str, VariantValue], target: str) -> str:
+    """Return what messages call a module: ``module_x (M=4) for gfx950``."""
+    values = ", ".join(f"{name}={value}" for name, value in variant.items())
+    return f"{module}{f' ({values})' if values else ''} for {target}"
+
+
 def category(ingredient: str) -> str:
     """Return the part of an ingredient's name before the colon."""
     return ingredient.split(":", 1)[0]
@@ -123,7 +130,7 @@ class BuildSpec:
     ingredients: Mapping[str, str]
     toolchain: str
     generator: Generator | None = None
-    limits: Mapping[str, object] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
     is_device_code: bool = True
     verbose: bool = False
 
@@ -138,8 +145,7 @@ class BuildSpec:
     @property
     def title(self) -> str:
         """What messages call this build."""
-        values = ", ".join(f"{name}={value}" for name, value in self.variant.items())
-        return f"{self.module}{f' ({values})' if values else ''} for {self.target}"
+        return title(self.module, self.variant, self.target)
 
     @functools.cached_property
     def key(self) -> str:

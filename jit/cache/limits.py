@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from hipforge.errors import BuildError
 from hipforge.jit.cache.store import Entry
-from hipforge.jit.spec import LIMITS, BuildSpec
+from hipforge.jit.spec import LIMITS
 
 
-def problem(entry: Entry, spec: BuildSpec) -> BuildError | None:
+class Limited(Protocol):
+    """What has limits: a request, or the spec that was made of it."""
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """The ``resource_limits`` of its registry entry."""
+
+
+def problem(entry: Entry, spec: Limited) -> BuildError | None:
     """Return the error for an entry whose kernels exceed the spec's limits, or None."""
     if not spec.limits:
         return None
@@ -29,7 +41,7 @@ def problem(entry: Entry, spec: BuildSpec) -> BuildError | None:
     )
 
 
-def checked(entry: Entry, spec: BuildSpec) -> Entry:
+def checked(entry: Entry, spec: Limited) -> Entry:
     """Return ``entry``.
 
     Raises:

@@ -37,7 +37,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hipforge.jit.cache import cache_dir
 from hipforge.jit.digest import DigestStore, file_digest, text_digest
 from hipforge.jit.spec import FORMAT, BuildSpec
 
@@ -226,12 +225,6 @@ def hold(entry: Entry) -> bool:
         os.utime(descriptor)
     _held[entry.path] = descriptor
     return True
-
-
-def present(spec: BuildSpec) -> Entry | None:
-    """Return the usable cached entry, marked as in use, or None; takes no lock and starts no process."""
-    entry = find(cache_dir.reading_roots(), spec, cache_dir.digests())
-    return entry if entry is not None and hold(entry) else None
 
 
 def publish(staging: Path, root: Path, spec: BuildSpec, manifest: Manifest) -> Path:

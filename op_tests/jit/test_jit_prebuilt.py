@@ -71,7 +71,7 @@ def test_a_module_that_cannot_be_loaded_is_the_same_error_again_without_another_
 
 def test_the_command_for_a_shipped_module_registers_nothing() -> None:
     wanted = hip_module.request(registry.module("module_fp8_quant"), {"HF_INPUT": "f32"}, "gfx942")
-    assert loader.missing_message(wanted).endswith("hipforge build module_fp8_quant --arch gfx942")
+    assert wanted.how_to_get.endswith("hipforge build module_fp8_quant --arch gfx942")
 
 
 def test_disabled_jit_names_the_exact_command(loading: StandIn) -> None:

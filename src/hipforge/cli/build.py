@@ -11,6 +11,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hipforge.cli import output
+from hipforge.cli.inspect import REGISTER_OPTION
 from hipforge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--all", "everything", is_flag=True, help="Every registered module.")
 @click.option("--arch", default="gfx950", show_default=True, help="Architectures, separated by commas.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Compile jobs; default from cores and free memory.")
-@click.option("--register", "registries", multiple=True, type=click.Path(path_type=Path), help="A module JSON file.")
+@REGISTER_OPTION
 @click.option("--dry-run", is_flag=True, help="Show hits, misses and commands; build nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print outcomes as JSON.")
 def command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from hipforge import devices, settings
 from hipforge.cli import output
-from hipforge.cli.inspect import matching_variants, parse_variant
+from hipforge.cli.inspect import REGISTER_OPTION, matching_variants, parse_variant
 
 if TYPE_CHECKING:
     from hipforge.jit.maintenance import Explanation
@@ -121,11 +122,16 @@ def _report_removed(paths: list[str], as_json: bool) -> None:
 @click.argument("module")
 @click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
+@REGISTER_OPTION
 @JSON_OPTION
-def why(module: str, arch: str | None, variants: tuple[str, ...], as_json: bool) -> None:
+def why(
+    module: str, arch: str | None, variants: tuple[str, ...], registries: tuple[Path, ...], as_json: bool
+) -> None:
     """Say whether MODULE would be a hit, and if not, the exact field or file that changed, old and new digest."""
     from hipforge.jit import maintenance, registry
 
+    for path in registries:
+        registry.register(path)
     entry = registry.module(module)
     if arch is None:
         default = devices.current().default_arch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,11 @@ from hipforge.errors import ConfigError
 
 COLUMNS = ("vgpr", "agpr", "sgpr", "vgpr_spills", "sgpr_spills", "lds_bytes", "scratch_bytes", "occupancy")
 HEADINGS = ("VGPR", "of it AGPR", "SGPR", "VGPR spills", "SGPR spills", "LDS B", "scratch B", "waves/SIMD")
+
+
+REGISTER_OPTION = click.option(
+    "--register", "registries", multiple=True, type=click.Path(path_type=Path), help="A module JSON file of your own."
+)
 
 
 def parse_variant(texts: tuple[str, ...]) -> dict[str, str]:
@@ -60,11 +66,16 @@ def matching_variants(module: str, wanted: Mapping[str, str]) -> Iterator[dict[s
 @click.argument("module")
 @click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
+@REGISTER_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def command(module: str, arch: str | None, variants: tuple[str, ...], as_json: bool) -> None:
+def command(
+    module: str, arch: str | None, variants: tuple[str, ...], registries: tuple[Path, ...], as_json: bool
+) -> None:
     """Show registers, spills, LDS, scratch and occupancy of MODULE's kernels; builds what is not built yet."""
-    from hipforge.jit import build, hip_module, registry, toolchain
+    from hipforge.jit import hip_module, ladder, registry
 
+    for path in registries:
+        registry.register(path)
     entry = registry.module(module)
     if arch is None:
         default = devices.current().default_arch
@@ -72,8 +83,7 @@ def command(module: str, arch: str | None, variants: tuple[str, ...], as_json: b
     rows: list[dict[str, Any]] = []
     for variant in matching_variants(module, parse_variant(variants)):
         wanted = hip_module.request(entry, variant, arch)
-        result = build.ensure(hip_module.specification(wanted, toolchain.select(wanted.arch)))
-        for symbol, kernel in result.entry.manifest.kernels.items():
+        for symbol, kernel in ladder.obtain(wanted).entry.manifest.kernels.items():
             label = " ".join(f"{name}={value}" for name, value in variant.items())
             rows.append({"module": module, "variant": label, "arch": wanted.arch, "symbol": symbol, **kernel})
     if as_json:
