@@ -7,6 +7,7 @@ limit, when it runs)::
     spec                      everything that determines a binary, as one value
     cache.cache_dir, cache.store     where the cache is; may this binary be used?
     backends.amd.demangle, backends.amd.zstd, backends.amd.code_object     which GPUs and kernels a library is for
+    backends.amd.scaled_mfma     does its code compute what its source says?
     cache.limits, cache.locks, cache.leftovers, diagnostics, cache.failures, cache.depfile, backends.amd.resources
     host_cpu, cache.prebuilt      modules built ahead of time
     lookup                    prebuilt, cached, failed before or missing?

@@ -203,7 +203,8 @@ def finish(
     """Turn what ninja left in ``staging`` into a published entry.
 
     Raises:
-        BuildError: a step failed, or the kernels exceed the module's ``resource_limits``.
+        BuildError: a step failed, the device code was refused, or the kernels exceed the module's
+            ``resource_limits``.
         OSError: the cache directory cannot be written.
     """
     failed = next(iter(step_failures(spec, staging)), None)
@@ -212,7 +213,7 @@ def finish(
         raise _failure(spec, root, staging, failed, digests)
     library = staging / spec.library
     try:
-        kernels, gfx_targets = resources.read(spec, library)
+        code = resources.read(spec, library)
     except BuildError as error:
         place = failures.keep(staging, root, spec)
         message = f"{spec.title} was refused\nlog: {place / 'build.log'}\n{error}"
@@ -231,8 +232,9 @@ def finish(
         built_at=time.time(),
         toolchain=spec.toolchain,
         commands=[step.command() for step in spec.steps],
-        gfx_targets=gfx_targets,
-        kernels=kernels,
+        gfx_targets=code.gfx_targets,
+        kernels=code.kernels,
+        checks=code.checks,
         generated=_generated(spec, staging),
     )
     for pattern in ("*.o", "*.hipfb", ".ninja_*", "*.started", "*.done", "*.log"):

@@ -21,7 +21,7 @@ from hipforge.jit.digest import text_digest
 from hipforge.jit.ninja import Step, body
 from hipforge.jit.roots import Roots
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a new hipforge would misread an older entry."""
 
 ABI_VERSION = 1

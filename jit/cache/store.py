@@ -52,11 +52,19 @@ DISCARDED = "discarded"
 _STAGING_SUFFIX = re.compile(r"\.[0-9a-f]{8}")
 
 
+CODE_CHECKS = ("scaled MFMA operands",)
+"""What :func:`hipforge.jit.backends.amd.resources.read` checks of device code before it is published.
+
+An entry with device code whose manifest lacks one of these is not used: it is built again.
+"""
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What an entry knows about itself. Paths are written with placeholders.
 
-    ``kernels`` holds per-kernel resources as the code object's metadata states them; times are in seconds.
+    ``kernels`` holds per-kernel resources as the code object's metadata states them, ``checks`` the
+    :data:`CODE_CHECKS` that its device code passed; times are in seconds.
     """
 
     module: str
@@ -74,7 +82,13 @@ class Manifest:
     gfx_targets: list[str] = field(default_factory=list)
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
     generated: dict[str, str] = field(default_factory=dict)
+    checks: list[str] = field(default_factory=list)
     format: int = FORMAT
+
+    @property
+    def unchecked(self) -> list[str]:
+        """The :data:`CODE_CHECKS` that the device code, if any, has not passed."""
+        return [name for name in CODE_CHECKS if self.gfx_targets and name not in self.checks]
 
     def to_json(self) -> str:
         """Return the manifest's text."""
@@ -175,6 +189,9 @@ def stale_reason(entry: Entry, spec: BuildSpec, digests: DigestStore) -> str | N
 
 def damage(entry: Entry, digests: DigestStore) -> str | None:
     """Return what is wrong with an entry's library, or None."""
+    unchecked = entry.manifest.unchecked
+    if unchecked:
+        return f"its device code was not checked for: {', '.join(unchecked)}"
     try:
         if entry.library.stat().st_size != entry.manifest.library_bytes:
             return "module.so is truncated"
@@ -253,6 +270,8 @@ def publish(staging: Path, root: Path, spec: BuildSpec, manifest: Manifest) -> P
 
 
 def _intact(entry: Entry) -> bool:
+    if entry.manifest.unchecked:
+        return False
     try:
         return file_digest(entry.library) == entry.manifest.library_sha256
     except OSError:

@@ -232,6 +232,23 @@ def test_an_inline_constant_scale_is_the_exponent_of_that_float(tmp_path: Path) 
     assert (read_result(ins, got) == c + 2 * (a @ b.transpose(0, 2, 1))).all()
 
 
+@pytest.mark.parametrize(("a_scale", "b_scale", "factor"), [(0x40800000, 0x3F000000, 2), (127, 0x3F800000, 2.0**-127)])
+def test_a_scalar_register_as_scale_is_the_exponent_of_a_float_too(
+    tmp_path: Path, a_scale: int, b_scale: int, factor: float
+) -> None:
+    """Bits 30:23, no byte, count (LLVM pull request 158117): a constant e8m0 of 127 there is 2^-127 instead of 1."""
+    scales = f"s_mov_b32 s8, {a_scale:#x}\n  s_mov_b32 s9, {b_scale:#x}\n  s_nop 4"
+    words = f".long 0xd3ac0000, {8 | 9 << 9:#x}, 0xd3ad0850, 0x04622108"
+    instruction = Instruction(f"{scales}\n  {words}", (8, 8, 4), 4)
+    code = assemble("gfx950", [instruction], tmp_path)
+    ins = parse("v_mfma_scale_f32_16x16x128_f8f6f4")
+    rng = np.random.default_rng(25)
+    a, b, a_regs, b_regs = dense_case(rng, ins)
+    c = random_result(rng, ins)
+    got = execute(code, instruction, [a_regs, b_regs, result_registers(ins, c)], np.zeros((4, 64), np.uint32))
+    assert (read_result(ins, got) == (c + factor * (a @ b.transpose(0, 2, 1))).astype(np.float32)).all()
+
+
 def test_exec_does_not_matter_to_a_matrix_instruction(tmp_path: Path) -> None:
     body = "s_mov_b64 exec, 0x55\n  v_mfma_f32_16x16x32_f16 {d}, {a}, {b}, {c}\n  s_mov_b64 exec, -1\n  s_nop 15"
     instruction = Instruction(body, (4, 4, 4), 4)

@@ -250,6 +250,7 @@ class Wave {
       for (int c = 0; c < kChunks; ++c) bytes[t][c] = dev::load_b128(buffer, k_offset, 64 * c);
       sums[t] = {};
     }
+    uint32_t scales = kRowScales ? 0 : term_scales();
     // Read from LDS again for each group of tiles, and one term after the other: registers are what is short.
     const uint32_t place = dev::lane_index();
 #pragma unroll
@@ -260,7 +261,11 @@ class Wave {
       for (int c = 0; c < kChunks; ++c)
         row[c] = term < query.kKept ? query.kept[term % query.kKept][c] : finer[query.place(term, c, place)];
 #pragma unroll
-      for (int t = 0; t < kTilesInFlight; ++t) sums[t] = multiplied(bytes[t], row, term, sums[t]);
+      for (int t = 0; t < kTilesInFlight; ++t) {
+        // With a scale per row no register is left for it between the products.
+        if (kRowScales && term > 0) scales = term_scales();
+        sums[t] = multiplied(bytes[t], row, term, scales, sums[t]);
+      }
     }
     const float times = dev::lane_float_here(factor);
 #pragma unroll
@@ -268,14 +273,26 @@ class Wave {
     stay_in_order();
   }
 
+  // The e8m0 scales of the terms 1 and 2 in bytes 1 and 2. Half of the exponent: both sides of the product take it, so that
+  // one register holds all.
+  __device__ static uint32_t term_scales() {
+    static_assert(kTermBits % 2 == 0 && kTerms<Half> <= 3);
+#if defined(__gfx950__)
+    constexpr uint32_t kOne = 127, kStep = kTermBits / 2;
+    if constexpr (kChunks == 2) return dev::scale_in_vgpr((kOne - kStep) << 8 | (kOne - 2 * kStep) << 16);
+#endif
+    return 0;
+  }
+
   // sum + K by one term of q. What the terms from 1 on add up to is brought to the scale of term 0 along the way.
   __device__ static dev::f32x4 multiplied(const dev::u32x4 (&bytes)[kChunks], const dev::u32x4 (&row)[kChunks], int term,
-                                          dev::f32x4 sum) {
+                                          [[maybe_unused]] uint32_t scales, dev::f32x4 sum) {
 #if defined(__gfx950__)
     if constexpr (kChunks == 2) {
-      constexpr uint32_t kOne = 127;  // e8m0
-      return dev::mfma_scaled_e4m3(dev::mfma_operand(bytes[0], bytes[1]), kOne, dev::mfma_operand(row[0], row[1]),
-                                   kOne - kTermBits * term, sum);
+      if (term == 0) return dev::mfma_e4m3_16x16x128(bytes[0], bytes[1], row[0], row[1], sum);
+      const dev::i32x8 keys = dev::mfma_operand(bytes[0], bytes[1]), queries = dev::mfma_operand(row[0], row[1]);
+      return term == 1 ? dev::mfma_scaled_e4m3<1>(keys, scales, queries, scales, sum)
+                       : dev::mfma_scaled_e4m3<2>(keys, scales, queries, scales, sum);
     }
 #endif
     if (term < kTerms<Half> - 1) sum *= 1.f / (1 << kTermBits);

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -34,9 +35,13 @@ COMPRESSED_MAGIC = b"CCOB"
 EM_AMDGPU = 224
 FATBIN_SECTION = b".hip_fatbin"
 NT_AMDGPU_METADATA = 32
+SHT_SYMTAB = 2
 SHT_NOBITS = 8
 SHT_NOTE = 7
 SHT_DYNSYM = 11
+SHF_EXECINSTR = 4
+STT_NOTYPE = 0
+STT_FUNC = 2
 ET_REL = 1
 DESCRIPTOR_BYTES = 64
 
@@ -294,6 +299,7 @@ class _Section:
     address: int
     data: bytes
     link: int
+    executable: bool
 
 
 def _machine(elf: bytes) -> int:
@@ -316,8 +322,9 @@ def _sections(elf: bytes) -> list[_Section]:
             address=address,
             data=b"" if kind == SHT_NOBITS else elf[offset : offset + size],
             link=link,
+            executable=bool(flags & SHF_EXECINSTR),
         )
-        for name, kind, _flags, address, offset, size, link, _info in rows
+        for name, kind, flags, address, offset, size, link, _info in rows
     ]
 
 
@@ -334,7 +341,7 @@ def _read_elf(image: bytes, target: str) -> CodeObject:
     (flags,) = struct.unpack_from("<I", image, 48)
     arch = ARCH_OF_FLAGS.get(flags & 0xFF, f"amdgpu-0x{flags & 0xFF:02x}")
     sections = _sections(image)
-    descriptors = _descriptors(image, sections)
+    descriptors = _descriptors(sections)
     kernels = {
         kernel.name: kernel for kernel in (_kernel(entry, descriptors, arch) for entry in _metadata(sections))
     }
@@ -359,18 +366,61 @@ def _metadata(sections: list[_Section]) -> list[dict[str, Any]]:
     raise CodeObjectError("an AMDGPU ELF without its metadata note")
 
 
-def _descriptors(image: bytes, sections: list[_Section]) -> dict[str, bytes]:
-    """Return the 64-byte kernel descriptors by symbol (``NAME.kd``)."""
-    found: dict[str, bytes] = {}
-    for table in (section for section in sections if section.kind == SHT_DYNSYM):
+@dataclass(frozen=True)
+class _Symbol:
+    name: str
+    kind: int
+    address: int
+    section: _Section
+
+
+def _symbols(sections: list[_Section], table_kind: int) -> Iterator[_Symbol]:
+    """Yield the symbols that a section of the file defines, from tables of one kind."""
+    for table in (section for section in sections if section.kind == table_kind):
         names = sections[table.link].data
         for position in range(0, len(table.data), 24):
-            name, _info, _other, index, value, _size = struct.unpack_from("<IBBHQQ", table.data, position)
-            symbol = names[name : names.index(b"\0", name)]
-            if symbol.endswith(b".kd") and 0 < index < len(sections):
-                offset = value - sections[index].address
-                found[symbol.decode()] = sections[index].data[offset : offset + DESCRIPTOR_BYTES]
+            name, info, _other, index, value, _size = struct.unpack_from("<IBBHQQ", table.data, position)
+            if 0 < index < len(sections):
+                text = names[name : names.index(b"\0", name)].decode(errors="replace")
+                yield _Symbol(text, info & 15, value, sections[index])
+
+
+def _descriptors(sections: list[_Section]) -> dict[str, bytes]:
+    """Return the 64-byte kernel descriptors by symbol (``NAME.kd``)."""
+    found: dict[str, bytes] = {}
+    for symbol in _symbols(sections, SHT_DYNSYM):
+        if symbol.name.endswith(".kd"):
+            offset = symbol.address - symbol.section.address
+            found[symbol.name] = symbol.section.data[offset : offset + DESCRIPTOR_BYTES]
     return found
+
+
+@dataclass(frozen=True)
+class Function:
+    """The machine code from one label of a code object to the next; ``symbol`` is empty for code ahead of any label."""
+
+    symbol: str
+    code: bytes = field(repr=False)
+
+
+def functions(image: bytes) -> Iterator[Function]:
+    """Yield all machine code of a device ELF, function by function.
+
+    Raises:
+        CodeObjectError: ``image`` is not a 64-bit little-endian ELF.
+    """
+    _machine(image)
+    sections = _sections(image)
+    symbols = [symbol for kind in (SHT_SYMTAB, SHT_DYNSYM) for symbol in _symbols(sections, kind)]
+    for section in sections:
+        if not section.executable:
+            continue
+        labels = {0: "", **{symbol.address - section.address: symbol.name for symbol in symbols
+                            if symbol.section is section and symbol.kind in (STT_NOTYPE, STT_FUNC)}}  # fmt: skip
+        starts = [*sorted(labels), len(section.data)]
+        for start, end in itertools.pairwise(starts):
+            if start < end:
+                yield Function(labels[start], section.data[start:end])
 
 
 def _kernel(entry: dict[str, Any], descriptors: dict[str, bytes], arch: str) -> KernelResources:

@@ -1,23 +1,36 @@
-"""Which GPUs a finished module is for, and which resources each of its kernels takes."""
+"""What device code a finished module holds: for which GPUs, with which resources, and whether it may be used at all."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hipforge.errors import BuildError
-from hipforge.jit.backends.amd.code_object import CodeObjectError, read_code_objects
+from hipforge.jit.backends.amd.code_object import CodeObject, CodeObjectError, read_code_objects
+from hipforge.jit.backends.amd.scaled_mfma import scaled_mfmas
+from hipforge.jit.cache.store import CODE_CHECKS
 from hipforge.jit.spec import BuildSpec
 
 
-def read(spec: BuildSpec, library: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return each kernel's resources and the library's gfx targets.
+@dataclass(frozen=True)
+class DeviceCode:
+    """What the manifest records: each kernel's resources by symbol, the gfx targets, and the checks that passed."""
+
+    kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
+    gfx_targets: list[str] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)
+
+
+def read(spec: BuildSpec, library: Path) -> DeviceCode:
+    """Return what a module's library holds; nothing for a host library.
 
     Raises:
-        BuildError: the library holds no code for the spec's target.
+        BuildError: the library holds no code for the spec's target, or code that computes something else than its
+            source says (see :mod:`hipforge.jit.backends.amd.scaled_mfma`).
     """
     if not spec.is_device_code:
-        return {}, []
+        return DeviceCode()
     try:
         objects = read_code_objects(library)
     except CodeObjectError as error:
@@ -25,6 +38,8 @@ def read(spec: BuildSpec, library: Path) -> tuple[dict[str, dict[str, Any]], lis
     targets = sorted({item.arch for item in objects})
     if targets != [spec.target]:
         raise BuildError(f"{library.name} holds code for {', '.join(targets) or 'no GPU'}, not for {spec.target}")
+    for item in objects:
+        _check_scales(item, spec)
     kernels: dict[str, dict[str, Any]] = {}
     for item in objects:
         for symbol, kernel in item.kernels.items():
@@ -41,4 +56,14 @@ def read(spec: BuildSpec, library: Path) -> tuple[dict[str, dict[str, Any]], lis
                 "max_workgroup_size": kernel.max_workgroup_size,
                 "occupancy": kernel.occupancy,
             }
-    return kernels, targets
+    return DeviceCode(kernels, targets, list(CODE_CHECKS))
+
+
+def _check_scales(code: CodeObject, spec: BuildSpec) -> None:
+    wrong = [str(found) for found in scaled_mfmas(code) if found.misplaced]
+    if wrong:
+        raise BuildError(
+            "scaled MFMA with a block scale outside the vector registers, where gfx950 reads bits 30:23 instead of the "
+            f"selected byte; built with {spec.toolchain}. Build with clang 22 or newer, or keep the scale in a VGPR: "
+            "hf::dev::scale_in_vgpr of hipforge/amd/mfma.h\n" + "\n".join(wrong)
+        )

@@ -72,20 +72,20 @@ __device__ inline f32x4 smfmac_e4m3_8x16x64(u32x2 a, u32x4 b, f32x4 accumulator,
 #if defined(__gfx950__)
 
 // The deeper instructions take two chunks of either dense side: the k that a lane holds of the second chunk follow those of
-// the first by 64 (by 32 for 32 x 32), as in the instructions for one chunk. A constant e8m0 of 0 on both sides selects the
-// encoding without block scales.
-constexpr uint32_t kUnscaled = 0;
+// the first by 64 (by 32 for 32 x 32), as in the instructions for one chunk. The constant 0 as the scale of both sides
+// selects the encoding without block scales.
+constexpr int kE4m3 = 0, kNoByte = 0, kUnscaled = 0;
 
 /// accumulator + A B over 128 k, 16 x 16: one instruction for two chunks of either side.
 __device__ inline f32x4 mfma_e4m3_16x16x128(u32x4 a0, u32x4 a1, u32x4 b0, u32x4 b1, f32x4 accumulator) {
-  return mfma_scaled_e4m3(mfma_operand(a0, a1), kUnscaled, mfma_operand(b0, b1), kUnscaled, accumulator);
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(mfma_operand(a0, a1), mfma_operand(b0, b1), accumulator, kE4m3,
+                                                          kE4m3, kNoByte, kUnscaled, kNoByte, kUnscaled);
 }
 
 /// accumulator + A B over 64 k, 32 x 32; the result as mfma_e4m3_32x32x32.
 __device__ inline f32x16 mfma_e4m3_32x32x64(u32x4 a0, u32x4 a1, u32x4 b0, u32x4 b1, f32x16 accumulator) {
-  constexpr int kE4m3 = 0, kLowByte = 0;
   return __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(mfma_operand(a0, a1), mfma_operand(b0, b1), accumulator, kE4m3,
-                                                         kE4m3, kLowByte, kUnscaled, kLowByte, kUnscaled);
+                                                         kE4m3, kNoByte, kUnscaled, kNoByte, kUnscaled);
 }
 
 /// accumulator + A B over 128 k for 8 dense rows; A's fragments in the order of sparse_chunk, all else as

@@ -4,6 +4,7 @@
 #include <hip/hip_runtime.h>
 
 #include "hipforge/amd/vector.h"
+#include "hipforge/amd/wave.h"
 
 namespace hf::dev {
 
@@ -26,11 +27,18 @@ __device__ inline i32x8 mfma_operand(u32x4 first_half, u32x4 second_half) {
                                  3, 4, 5, 6, 7);
 }
 
-/// accumulator + (A scaled by a_scale) (B scaled by b_scale); only the low byte of each scale counts.
+/// A scale that is the same in all lanes, a constant for example, in a vector register. From a scalar register or an inline
+/// constant gfx950 takes bits 30:23, as if it were a float, instead of the selected byte; clang before 22 does not know that
+/// (LLVM pull request 158117). The build refuses a module with a scale outside the vector registers. Scales that each lane
+/// loads for itself need nothing: no scalar register can hold them, and an asm on them costs registers (8 in mxfp4_gemm).
+__device__ inline uint32_t scale_in_vgpr(uint32_t scale) { return lane_value_here(scale); }
+
+/// accumulator + (A scaled by a_scale) (B scaled by b_scale); only byte kByte of each scale counts.
+template <int kByte = 0>
 __device__ inline f32x4 mfma_scaled_e4m3(i32x8 a, uint32_t a_scale, i32x8 b, uint32_t b_scale, f32x4 accumulator) {
-  constexpr int kE4m3 = 0, kLowByte = 0;
-  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, accumulator, kE4m3, kE4m3, kLowByte,
-                                                          static_cast<int32_t>(a_scale), kLowByte,
+  constexpr int kE4m3 = 0;
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, accumulator, kE4m3, kE4m3, kByte,
+                                                          static_cast<int32_t>(a_scale), kByte,
                                                           static_cast<int32_t>(b_scale));
 }
 
