@@ -258,8 +258,13 @@ void fp8_quant_tensorwise_out(hf::Tensor out, hf::OptionalTensor out_t, hf::Tens
     HF_CHECK(transposed.dim() == 2 && transposed.size(0) == call.cols && transposed.size(1) == call.rows &&
                  transposed.is_contiguous() && transposed.dtype() == out.dtype(),
              "out_t must be contiguous [", call.cols, ", ", call.rows, "] of out's dtype; got ", transposed);
+    hf::check_apart({transposed, "out_t"}, {{x, "x"}, {out, "out"}, {inv_scale, "inv_scale"}, {workspace, "workspace"}});
     call.out_t = transposed.data<uint8_t>();
   }
+  // The scale is read and written between the passes over x.
+  hf::check_apart({out, "out"}, {{x, "x"}, {inv_scale, "inv_scale"}, {workspace, "workspace"}});
+  hf::check_apart({inv_scale, "inv_scale"}, {{x, "x"}, {workspace, "workspace"}});
+  hf::check_apart({workspace, "workspace"}, {{x, "x"}});
   if (e4m3) {
     launch<Format::e4m3>(call);
   } else {
