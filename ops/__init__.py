@@ -14,6 +14,7 @@ _FAMILIES = (
     "fp8_quant",
     "grouped_gemm_mxfp8",
     "moe",
+    "mx_quantize",
     "mxfp4_gemm",
     "reference",
     "rmsnorm_fp8",

@@ -196,18 +196,36 @@ def clear_decisions() -> None:
 
 
 def plan_kernel(kernel: str, device: torch.device, configuration: Mapping[str, int] | None = None) -> Decision:
-    """Return the decision of an op whose HIP kernel takes every call and whose torch reference needs no device.
+    """Return the decision of an op whose HIP kernel takes every call and whose torch reference runs everywhere else.
 
     Raises:
-        GuardError: the tensors are where neither runs.
+        GuardError: the tensors are where no kernel runs, though moving them would help.
     """
     target = target_of(device)
-    if not isinstance(target, Refused):
-        taken = Accepted("hip", kernel, MappingProxyType(dict(configuration or {})), f"the kernel runs on {target[0]}")
-        return Decision(taken, (Refused("torch", "the HIP kernel takes every call"),))
-    if devices.current().kind != "reference":
-        raise GuardError(f"{kernel}: {target.reason}")
-    return Decision(Accepted("torch", kernel, MappingProxyType({}), "the reference needs no device"), (target,))
+    if isinstance(target, Refused):
+        return Decision(Accepted("torch", kernel, MappingProxyType({}), "torch runs on every device"), (target,))
+    taken = Accepted("hip", kernel, MappingProxyType(dict(configuration or {})), f"the kernel runs on {target[0]}")
+    return Decision(taken, (Refused("torch", "the HIP kernel takes every call"),))
+
+
+_runs_kernel: dict[torch.device, bool] = {}
+on_clear(_runs_kernel.clear)
+
+
+def runs_kernel(device: torch.device) -> bool:
+    """Return whether an op that :func:`plan_kernel` plans takes its HIP kernel for tensors on ``device``.
+
+    Raises:
+        GuardError: as :func:`plan_kernel`.
+    """
+    found = _runs_kernel.get(device)
+    if found is None:
+        found = _runs_kernel[device] = not isinstance(target_of(device), Refused)
+    return found
+
+
+# torch.compile runs this while it traces and keeps the answer as a constant of the graph.
+runs_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def target_of(device: torch.device) -> tuple[str, int] | Refused:

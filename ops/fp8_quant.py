@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.dispatch import Decision, plan_kernel, planned_by
+from hipforge.ops.dispatch import Decision, plan_kernel, planned_by, runs_kernel
 from hipforge.ops.fp8_linear import FP8_DTYPES, fp8_dtypes, to_fp8
 from hipforge.ops.reference.checks import require_tensor
 
@@ -65,7 +64,7 @@ def fp8_quant_tensorwise(
         dtype = fp8_dtypes(x.device)[0]
     elif dtype not in FP8_DTYPES:
         raise GuardError(f"dtype must be one of {', '.join(map(str, FP8_DTYPES))}; got {dtype}")
-    if devices.kind() == "reference":
+    if not runs_kernel(x.device):
         return _reference(x, dtype, transpose)
     out = torch.empty_like(x, dtype=dtype)
     out_t = torch.empty(x.shape[::-1], dtype=dtype, device=x.device) if transpose else None

@@ -1,16 +1,21 @@
-"""Residual addition, RMS norm and FP8 quantisation, by one static scale or as MX-FP8, in one launch."""
+"""RMS norm, alone or of a residual sum, with a 16-bit, FP8 or MX-FP8 result, in one launch."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 
-from hipforge import devices
 from hipforge.errors import GuardError
-from hipforge.jit import compile_ops
+from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.dispatch import Decision, plan_kernel, planned_by
+from hipforge.ops.dispatch import Decision, plan_kernel, planned_by, runs_kernel
 from hipforge.ops.fp8_linear import fp8_dtypes
+from hipforge.ops.outputs import written
 from hipforge.ops.reference.checks import require_tensor
+from hipforge.ops.reference.fp8_static import to_fp8_static
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -18,52 +23,69 @@ _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
 
 @compile_ops(
     "module_rmsnorm_fp8",
-    variant=lambda out, residual, next_buffer, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
-    mutates=("out", "residual", "next_buffer"),
+    variant=lambda out, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
+    mutates=("out", "residual", "next_buffer", "also_out"),
 )
 def residual_rms_out(
     out: torch.Tensor,
-    residual: torch.Tensor,
+    residual: torch.Tensor | None,
     next_buffer: torch.Tensor | None,
+    also_out: torch.Tensor | None,
     input: torch.Tensor,
     weight: torch.Tensor,
     scale: torch.Tensor | None,
     epsilon: float,
+    weight_offset: float,
     fp8_max: float,
     force_scalar: bool,
 ) -> None:
-    """Write ``out``, ``residual`` and ``next_buffer`` as :func:`residual_rms` says; every number is explicit here."""
+    """Write the first four as :func:`residual_rms` says; without a residual it is the norm of ``input`` itself."""
 
 
 @compile_ops(
     "module_rmsnorm_fp8",
-    variant=lambda out, block_scales, residual, next_buffer, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
-    mutates=("out", "block_scales", "residual", "next_buffer"),
+    variant=lambda out, block_scales, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
+    mutates=("out", "block_scales", "residual", "next_buffer", "also_out"),
 )
 def residual_rms_mxfp8_out(
     out: torch.Tensor,
     block_scales: torch.Tensor,
-    residual: torch.Tensor,
+    residual: torch.Tensor | None,
     next_buffer: torch.Tensor | None,
+    also_out: torch.Tensor | None,
     input: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
+    weight_offset: float,
     force_scalar: bool,
 ) -> None:
-    """Write the first four as :func:`residual_rms_mxfp8` says."""
+    """Write the first five as :func:`residual_rms_mxfp8` says; without a residual it is the norm of ``input``."""
 
 
-def _plan_rms(input: torch.Tensor, *args: object, **kwargs: object) -> Decision:
-    _check(input)
-    return plan_kernel("residual_rms", input.device)
+def _plan(name: str) -> Callable[..., Decision]:
+    def plan(input: torch.Tensor, *args: object, **kwargs: object) -> Decision:
+        _check(input)
+        return plan_kernel(name, input.device)
+
+    return plan
 
 
-def _plan_rms_mxfp8(input: torch.Tensor, *args: object, **kwargs: object) -> Decision:
-    _check(input)
-    return plan_kernel("residual_rms_mxfp8", input.device)
+class _Given(NamedTuple):
+    """Arguments that every norm has; the outputs are those that the caller gave."""
+
+    input: torch.Tensor
+    residual: torch.Tensor | None
+    weight: torch.Tensor
+    epsilon: float
+    weight_offset: float = 0.0
+    next_buffer: torch.Tensor | None = None
+    force_scalar: bool = False
+    out: torch.Tensor | None = None
+    scale_out: torch.Tensor | None = None
+    also_out: torch.Tensor | None = None
 
 
-@planned_by(_plan_rms)
+@planned_by(_plan("residual_rms"))
 def residual_rms(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -73,17 +95,21 @@ def residual_rms(
     next_buffer: torch.Tensor | None = None,
     force_scalar: bool = False,
     *,
+    weight_offset: float = 0.0,
     fp8_max: float | None = None,
+    out: torch.Tensor | None = None,
+    also_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add input to residual in place, normalise the sum, and quantise the result by a static scale.
 
     With H the inputs' own 16-bit type: ``r = H(input + residual)``, written to residual; ``v`` the mean of
-    ``float(r)^2`` over a row, in fp32; ``y = H(float(r) * rsqrt(v + epsilon))``; ``y = H(y * weight)``; then
+    ``float(r)^2`` over a row, in fp32; ``y = H(float(r) * rsqrt(v + epsilon))``; ``y = H(y * weight)``, or with
+    an offset ``y = H(float(r) * rsqrt(v + epsilon) * (weight_offset + float(weight)))``, rounded once; then
     ``q = clamp(float(y) * (1 / scale))``, rounded to nearest even. So ``y ≈ q.float() * scale``.
 
-    Values that are not ordinary: a scale of 0 stands for 1; an infinite scale gives zeros; a NaN scale, or a row with
-    a NaN, gives NaN. A row with an infinity has an infinite mean, so its finite elements become 0 and the infinities
-    NaN. A row of zeros with epsilon 0 gives NaN. With no rows nothing is launched.
+    Special values: a scale of 0 stands for 1; an infinite scale gives zeros; a NaN scale, or a row with a NaN, gives
+    NaN. A row with an infinity has an infinite mean, so its finite elements become 0 and the infinities NaN. A row of
+    zeros with epsilon 0 gives NaN. With no rows nothing is launched.
 
     Args:
         input: contiguous float16 or bfloat16 [rows, cols], cols at least 1; any alignment, but cols that are a
@@ -94,31 +120,23 @@ def residual_rms(
         scale_tensor: one float32 on the device, or None for a result in the inputs' dtype.
         next_buffer: contiguous float16 or bfloat16 [rows, buffer_cols], zeroed in the same launch.
         force_scalar: take the path for unaligned data.
+        weight_offset: added to the weight; finite. 1 for Gemma and MiniMax-M3, whose weights are differences from 1.
         fp8_max: where q saturates; default: the format's largest value (448, on gfx942 240).
+        out: where to write q; default: a new tensor.
+        also_out: also write y here, [rows, cols] of input's dtype; only with a scale.
 
     Returns:
         ``(q, residual)``: q [rows, cols], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942, or the inputs' dtype
         without a scale; residual is the argument.
 
     Raises:
-        GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
+        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
     """
-    _check(input)
-    dtype = input.dtype if scale_tensor is None else fp8_dtypes(input.device)[0]
-    if devices.kind() == "reference":
-        q, r = reference.residual_rms(input, residual, weight, epsilon, scale_tensor, dtype, fp8_max)
-        residual.copy_(r)
-        if next_buffer is not None:
-            next_buffer.zero_()
-        return q, residual
-    out = torch.empty(input.shape, dtype=dtype, device=input.device)
-    limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
-    residual_rms_out(out, residual, next_buffer, input, weight, scale_tensor, epsilon, limit, force_scalar)
-    _tell_autograd(residual)
-    return out, residual
+    given = _Given(input, residual, weight, epsilon, weight_offset, next_buffer, force_scalar, out, None, also_out)
+    return _norm(given, scale_tensor, fp8_max), residual
 
 
-@planned_by(_plan_rms_mxfp8)
+@planned_by(_plan("residual_rms_mxfp8"))
 def residual_rms_mxfp8(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -126,11 +144,16 @@ def residual_rms_mxfp8(
     epsilon: float,
     next_buffer: torch.Tensor | None = None,
     force_scalar: bool = False,
+    *,
+    weight_offset: float = 0.0,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    also_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Do what :func:`residual_rms` does, with an MX-FP8 result: what :func:`hipforge.mxfp8_gemv` takes as activations.
 
     Each 32 columns share the smallest power of two that clips none of them (RCEIL), chosen from the 16-bit y. A block
-    with a NaN or an infinity gets scale byte 255, which makes all of it NaN.
+    with a NaN or an infinity gets scale byte 255 and NaN elements.
 
     Args:
         input: as there, with cols a multiple of 32.
@@ -139,28 +162,171 @@ def residual_rms_mxfp8(
         epsilon: as there.
         next_buffer: as there.
         force_scalar: as there.
+        weight_offset: as there.
+        out: where to write q; default: a new tensor.
+        scale_out: where to write the scales, uint8 or float8_e8m0fnu; default: a new uint8 tensor.
+        also_out: also write y here, [rows, cols] of input's dtype.
 
     Returns:
         ``(q, scales, residual)``: q [rows, cols], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; scales uint8
         [rows, cols / 32], e8m0; residual is the argument.
 
     Raises:
-        GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
+        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
     """
-    _check(input)
-    dtype = fp8_dtypes(input.device)[0]
-    if devices.kind() == "reference":
-        q, scales, r = reference.residual_rms_mxfp8(input, residual, weight, epsilon, dtype)
-        residual.copy_(r)
-        if next_buffer is not None:
-            next_buffer.zero_()
-        return q, scales, residual
-    rows, cols = input.shape
-    out = torch.empty((rows, cols), dtype=dtype, device=input.device)
-    block_scales = torch.empty((rows, cols // reference.BLOCK), dtype=torch.uint8, device=input.device)
-    residual_rms_mxfp8_out(out, block_scales, residual, next_buffer, input, weight, epsilon, force_scalar)
-    _tell_autograd(residual)
-    return out, block_scales, residual
+    given = _Given(input, residual, weight, epsilon, weight_offset, next_buffer, force_scalar, out, scale_out, also_out)
+    return (*_norm_mxfp8(given), residual)
+
+
+@planned_by(_plan("rms_norm"))
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    *,
+    weight_offset: float = 0.0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the RMS norm of each row of x times weight, rounded as the y of :func:`residual_rms`.
+
+    Args:
+        x: contiguous float16 or bfloat16 [rows, cols].
+        weight: contiguous [cols] of the same dtype.
+        epsilon: added to the mean; finite, at least 0.
+        weight_offset: added to the weight; finite.
+        out: where to write the result, in other memory than x; default: a new tensor.
+
+    Returns:
+        [rows, cols] of x's dtype; ``out`` itself where it is given.
+
+    Raises:
+        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
+
+    Example:
+        >>> import torch, hipforge
+        >>> hipforge.rms_norm(torch.full((1, 2), 3.0).half(), torch.ones(2).half(), 0.0).tolist()
+        [[1.0, 1.0]]
+    """
+    return _norm(_Given(x, None, weight, epsilon, weight_offset, out=out), None, None)
+
+
+@planned_by(_plan("rms_norm_fp8"))
+def rms_norm_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    scale_tensor: torch.Tensor,
+    *,
+    weight_offset: float = 0.0,
+    fp8_max: float | None = None,
+    out: torch.Tensor | None = None,
+    also_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return :func:`rms_norm` quantised by a static scale, as :func:`residual_rms` quantises.
+
+    Args:
+        x: as there.
+        weight: as there.
+        epsilon: as there.
+        scale_tensor: one float32 on the device.
+        weight_offset: as there.
+        fp8_max: where q saturates; default: the format's largest value.
+        out: where to write q; default: a new tensor.
+        also_out: also write the 16-bit norm here.
+
+    Returns:
+        q [rows, cols], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; ``out`` itself where it is given.
+
+    Raises:
+        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
+    """
+    require_tensor(scale_tensor=scale_tensor)
+    return _norm(_Given(x, None, weight, epsilon, weight_offset, out=out, also_out=also_out), scale_tensor, fp8_max)
+
+
+@planned_by(_plan("rms_norm_mxfp8"))
+def rms_norm_mxfp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    *,
+    weight_offset: float = 0.0,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    also_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return :func:`rms_norm` in MX-FP8, as :func:`residual_rms_mxfp8` quantises.
+
+    Args:
+        x: as there, cols a multiple of 32.
+        weight: as there.
+        epsilon: as there.
+        weight_offset: as there.
+        out: where to write q; default: a new tensor.
+        scale_out: where to write the scales, uint8 or float8_e8m0fnu; default: a new uint8 tensor.
+        also_out: also write the 16-bit norm here.
+
+    Returns:
+        ``(q, scales)``: q [rows, cols], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; scales uint8
+        [rows, cols / 32], e8m0.
+
+    Raises:
+        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
+    """
+    return _norm_mxfp8(_Given(x, None, weight, epsilon, weight_offset, out=out, scale_out=scale_out, also_out=also_out))
+
+
+def _norm(given: _Given, scale: torch.Tensor | None, fp8_max: float | None) -> torch.Tensor:
+    _check(given.input)
+    dtype = given.input.dtype if scale is None else fp8_dtypes(given.input.device)[0]
+    if not runs_kernel(given.input.device):
+        y = _reference_norm(given, quantised=scale is not None)
+        result = y if scale is None else to_fp8_static(y.float(), scale, dtype, fp8_max)
+        return written("out", given.out, result)
+    out = torch.empty(given.input.shape, dtype=dtype, device=given.input.device) if given.out is None else given.out
+    limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
+    residual_rms_out(
+        out, given.residual, given.next_buffer, given.also_out, given.input, given.weight, scale, given.epsilon,
+        given.weight_offset, limit, given.force_scalar,
+    )  # fmt: skip
+    _tell_autograd(given.residual)
+    return out
+
+
+def _norm_mxfp8(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(given.input)
+    dtype = fp8_dtypes(given.input.device)[0]
+    if not runs_kernel(given.input.device):
+        q, scales = reference.quantize_mxfp8(_reference_norm(given, quantised=True), dtype)
+        return written("out", given.out, q), written("scale_out", given.scale_out, scales)
+    rows, cols = given.input.shape
+    out, scale_out = given.out, given.scale_out
+    if out is None:
+        out = torch.empty((rows, cols), dtype=dtype, device=given.input.device)
+    if scale_out is None:
+        scale_out = torch.empty((rows, cols // reference.BLOCK), dtype=torch.uint8, device=given.input.device)
+    residual_rms_mxfp8_out(
+        out, scale_out, given.residual, given.next_buffer, given.also_out, given.input, given.weight, given.epsilon,
+        given.weight_offset, given.force_scalar,
+    )  # fmt: skip
+    _tell_autograd(given.residual)
+    return out, scale_out
+
+
+def _reference_norm(given: _Given, *, quantised: bool) -> torch.Tensor:
+    """Return y; the residual, also_out and the next buffer are written."""
+    if not math.isfinite(given.weight_offset):
+        raise GuardError(f"weight_offset must be finite; got {given.weight_offset}")
+    if given.also_out is not None and not quantised:
+        raise GuardError("also_out is the 16-bit copy of a quantised result; without a scale, out is that already")
+    r = given.input
+    if given.residual is not None:
+        r = given.residual.copy_(given.input + given.residual)
+    y = reference.rms_norm(r, given.weight, given.epsilon, given.weight_offset)
+    written("also_out", given.also_out, y)
+    if given.next_buffer is not None:
+        given.next_buffer.zero_()
+    return y
 
 
 def _check(input: torch.Tensor) -> None:
@@ -171,7 +337,9 @@ def _check(input: torch.Tensor) -> None:
         raise GuardError(f"input must be [rows, cols]; got shape {tuple(input.shape)}")
 
 
-def _tell_autograd(written: torch.Tensor) -> None:
+def _tell_autograd(changed: torch.Tensor | None) -> None:
     # A kernel writes behind torch's back: without this, a backward that saved the old values would use the new ones.
-    if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling() and not written.is_inference():
-        torch.autograd.graph.increment_version(written)
+    if changed is None or not torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
+        return
+    if not changed.is_inference():
+        torch.autograd.graph.increment_version(changed)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.jit import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.dispatch import Decision, plan_kernel, planned_by
+from hipforge.ops.dispatch import Decision, plan_kernel, planned_by, runs_kernel
 from hipforge.ops.fp8_linear import fp8_dtypes
+from hipforge.ops.outputs import written
 from hipforge.ops.reference.checks import require_tensor
 
 # torch dtype -> the module's variant
@@ -27,9 +29,13 @@ def swiglu_fp8_out(
     gate_up: torch.Tensor,
     scale: torch.Tensor,
     fp8_max: float,
+    alpha: float,
+    beta: float,
+    limit: float,
+    interleaved: bool,
     force_scalar: bool,
 ) -> None:
-    """Write ``out`` and ``next_buffer`` as :func:`swiglu_fp8` says; every number is explicit here."""
+    """Write ``out`` and ``next_buffer`` as :func:`swiglu_fp8` says; every number is explicit, no limit infinite."""
 
 
 @compile_ops(
@@ -42,18 +48,41 @@ def swiglu_mxfp8_out(
     block_scales: torch.Tensor,
     next_buffer: torch.Tensor | None,
     gate_up: torch.Tensor,
+    alpha: float,
+    beta: float,
+    limit: float,
+    interleaved: bool,
     force_scalar: bool,
 ) -> None:
     """Write the first three as :func:`swiglu_mxfp8` says."""
 
 
-def _plan_swiglu(gate_up: torch.Tensor, *args: object, **kwargs: object) -> Decision:
+def _plan_swiglu(
+    gate_up: torch.Tensor,
+    scale_tensor: torch.Tensor,
+    next_buffer: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    **rest: object,
+) -> Decision:
     _check(gate_up)
+    check_activation(alpha, beta, limit)
     return plan_kernel("swiglu_fp8", gate_up.device)
 
 
-def _plan_swiglu_mxfp8(gate_up: torch.Tensor, *args: object, **kwargs: object) -> Decision:
+def _plan_swiglu_mxfp8(
+    gate_up: torch.Tensor,
+    next_buffer: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    **rest: object,
+) -> Decision:
     _check(gate_up)
+    check_activation(alpha, beta, limit)
     return plan_kernel("swiglu_mxfp8", gate_up.device)
 
 
@@ -63,76 +92,128 @@ def swiglu_fp8(
     scale_tensor: torch.Tensor,
     next_buffer: torch.Tensor | None = None,
     *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    interleaved: bool = False,
     force_scalar: bool = False,
     fp8_max: float | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return ``silu(gate) * up`` quantised by a static scale.
+    """Return ``g * sigmoid(alpha g) * (u + beta)`` quantised by a static scale; plain SwiGLU is the default.
 
-    In fp32 without a rounding in between: ``y = g / (1 + 2^(-g log2 e)) * u``, ``q = clamp(y * (1 / scale))``, rounded
-    to nearest even. So ``y ≈ q.float() * scale``.
+    ``g = min(gate, limit)`` and ``u = clamp(up, -limit, limit)``, both of which keep a NaN. In fp32 without a rounding
+    in between: ``y = g / (1 + 2^(-g alpha log2 e)) * (u + beta)``, ``q = clamp(y * (1 / scale))``, rounded to nearest
+    even. So ``y ≈ q.float() * scale``. MiniMax-M3 and gpt-oss use alpha 1.702, beta 1 and limit 7, gpt-oss interleaved.
 
-    Values that are not ordinary: a scale of 0 stands for 1; an infinite scale gives zeros; a NaN anywhere gives NaN. A
-    gate of -inf gives NaN (the quotient is -inf / inf); one of +inf saturates by u's sign, and gives NaN where u is 0.
-    With no rows nothing is launched.
+    Special values: a scale of 0 stands for 1; an infinite scale gives zeros; a NaN anywhere gives NaN. A gate of -inf
+    gives NaN (the quotient is -inf / inf). Without a limit, a gate of +inf saturates by u's sign, and gives NaN where u
+    is 0. With no rows nothing is launched.
 
     Args:
         gate_up: contiguous float16 or bfloat16 [rows, 2 d]: gate in columns [0, d), up in [d, 2 d), d at least 1. Any
             alignment, but d that are a multiple of 8 and data at multiples of 16 bytes are read 16 bytes at a time.
         scale_tensor: one float32 on the device.
         next_buffer: contiguous float16 or bfloat16 [rows, buffer_cols], zeroed in the same launch.
+        alpha: factor of the gate inside the sigmoid; finite.
+        beta: added to up after the clamp; finite. Callers of vLLM's that give alpha alone mean beta = 1.
+        limit: where gate and up are clamped; positive and finite, or None.
+        interleaved: gate in the even columns of ``gate_up``, up in the odd ones.
         force_scalar: take the path for unaligned data.
         fp8_max: where q saturates; default: the format's largest value (448, on gfx942 240).
+        out: where to write q; default: a new tensor.
 
     Returns:
-        q [rows, d], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942.
+        q [rows, d], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; ``out`` itself where it is given.
 
     Raises:
-        GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
+        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
+
+    Example:
+        >>> import torch, hipforge
+        >>> q = hipforge.swiglu_fp8(torch.ones(2, 64).half(), torch.ones(1), alpha=1.702, beta=1.0, limit=7.0)
+        >>> q.shape
+        torch.Size([2, 32])
     """
     _check(gate_up)
+    largest = check_activation(alpha, beta, limit)
     dtype = fp8_dtypes(gate_up.device)[0]
-    if devices.kind() == "reference":
+    if not runs_kernel(gate_up.device):
         if next_buffer is not None:
             next_buffer.zero_()
-        return reference.swiglu_fp8(gate_up, scale_tensor, dtype, fp8_max)
-    out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=dtype, device=gate_up.device)
-    limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
-    swiglu_fp8_out(out, next_buffer, gate_up, scale_tensor, limit, force_scalar)
+        q = reference.swiglu_fp8(gate_up, scale_tensor, dtype, fp8_max, alpha, beta, limit, interleaved)
+        return written("out", out, q)
+    if out is None:
+        out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=dtype, device=gate_up.device)
+    fp8_limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
+    activation = (alpha, beta, largest, interleaved)
+    swiglu_fp8_out(out, next_buffer, gate_up, scale_tensor, fp8_limit, *activation, force_scalar)
     return out
 
 
 @planned_by(_plan_swiglu_mxfp8)
 def swiglu_mxfp8(
-    gate_up: torch.Tensor, next_buffer: torch.Tensor | None = None, *, force_scalar: bool = False
+    gate_up: torch.Tensor,
+    next_buffer: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    interleaved: bool = False,
+    force_scalar: bool = False,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``silu(gate) * up`` in MX-FP8: what :func:`hipforge.mxfp8_gemv` takes as activations.
+    """Return :func:`swiglu_fp8`'s y in MX-FP8: what :func:`hipforge.mxfp8_gemv` takes as activations.
 
-    y as in :func:`swiglu_fp8`, in fp32. Each 32 columns share the smallest power of two that clips none of them
-    (RCEIL). A block with a NaN or an infinity gets scale byte 255, which makes all of it NaN.
+    y as there, in fp32. Each 32 columns share the smallest power of two that clips none of them (RCEIL). A block with a
+    NaN or an infinity gets scale byte 255 and NaN elements.
 
     Args:
         gate_up: as there, with d a multiple of 32.
         next_buffer: as there.
+        alpha: as there.
+        beta: as there.
+        limit: as there.
+        interleaved: as there.
         force_scalar: as there.
+        out: where to write q; default: a new tensor.
+        scale_out: where to write the scales, uint8 or float8_e8m0fnu; default: a new uint8 tensor.
 
     Returns:
         ``(q, scales)``: q [rows, d], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; scales uint8
         [rows, d / 32], e8m0.
 
     Raises:
-        GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
+        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
     """
     _check(gate_up)
+    largest = check_activation(alpha, beta, limit)
     dtype = fp8_dtypes(gate_up.device)[0]
-    if devices.kind() == "reference":
+    if not runs_kernel(gate_up.device):
         if next_buffer is not None:
             next_buffer.zero_()
-        return reference.swiglu_mxfp8(gate_up, dtype)
+        q, scales = reference.swiglu_mxfp8(gate_up, dtype, alpha, beta, limit, interleaved)
+        return written("out", out, q), written("scale_out", scale_out, scales)
     rows, d = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, d), dtype=dtype, device=gate_up.device)
-    block_scales = torch.empty((rows, d // reference.BLOCK), dtype=torch.uint8, device=gate_up.device)
-    swiglu_mxfp8_out(out, block_scales, next_buffer, gate_up, force_scalar)
-    return out, block_scales
+    if out is None:
+        out = torch.empty((rows, d), dtype=dtype, device=gate_up.device)
+    if scale_out is None:
+        scale_out = torch.empty((rows, d // reference.BLOCK), dtype=torch.uint8, device=gate_up.device)
+    swiglu_mxfp8_out(out, scale_out, next_buffer, gate_up, alpha, beta, largest, interleaved, force_scalar)
+    return out, scale_out
+
+
+def check_activation(alpha: float, beta: float, limit: float | None) -> float:
+    """Refuse parameters that no clamped SwiGLU has; return the limit as the kernel takes it, infinity for None."""
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if not math.isfinite(value):
+            raise GuardError(f"{name} must be finite; got {value}")
+    if limit is None:
+        return math.inf
+    if not (math.isfinite(limit) and limit > 0):
+        raise GuardError(f"limit must be positive and finite, or None for no clamp; got {limit}")
+    return limit
 
 
 def _check(gate_up: torch.Tensor) -> None:

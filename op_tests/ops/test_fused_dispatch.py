@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import hipforge
-from hipforge import devices, ops
+from hipforge import devices, emulator, ops
 from hipforge.errors import GuardError
-from hipforge.ops import fp8_linear
+from hipforge.ops import dispatch, fp8_linear
 from hipforge.ops.dispatch import explain
 
 
@@ -26,6 +26,11 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "fp8_quant_tensorwise": lambda: (_normal(4, 64),),
     "residual_rms": lambda: (_normal(4, 64), _normal(4, 64), _normal(64), 1e-5, torch.ones(1)),
     "residual_rms_mxfp8": lambda: (_normal(4, 64), _normal(4, 64), _normal(64), 1e-5),
+    "rms_norm": lambda: (_normal(4, 64), _normal(64), 1e-5),
+    "rms_norm_fp8": lambda: (_normal(4, 64), _normal(64), 1e-5, torch.ones(1)),
+    "rms_norm_mxfp8": lambda: (_normal(4, 64), _normal(64), 1e-5),
+    "mxfp8_quantize": lambda: (_normal(4, 64),),
+    "mxfp4_quantize": lambda: (_normal(4, 64),),
     "swiglu_fp8": lambda: (_normal(4, 64), torch.ones(1)),
     "swiglu_mxfp8": lambda: (_normal(4, 64),),
 }
@@ -38,6 +43,38 @@ def test_explain_says_that_the_kernel_runs_or_that_the_reference_does(op: str, m
     monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
     shown = explain(getattr(hipforge, op), *CALLS[op]())
     assert shown.path == "torch" and "HIPFORGE_DEVICE=reference" in shown.refused["hip"]
+
+
+@pytest.mark.skipif(torch.version.hip is not None, reason="a torch for AMD GPUs has no NVIDIA devices")
+def test_tensors_on_an_nvidia_device_are_planned_for_torch_whatever_runs_kernels() -> None:
+    decision = dispatch.plan_kernel("swiglu_fp8", torch.device("cuda:0"))
+    assert decision.accepted is not None and decision.accepted.path == "torch"
+    assert decision.refused[0].reason == "the tensors are on an NVIDIA device"
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_an_op_whose_tensors_are_where_no_kernel_runs_takes_torch(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = CALLS[op]()
+    copies = tuple(part.clone() if torch.is_tensor(part) else part for part in arguments)
+    want = getattr(hipforge, op)(*arguments)
+    elsewhere = dispatch.Refused("hip", "the tensors are on an NVIDIA device")
+    monkeypatch.setattr(dispatch, "target_of", lambda device: elsewhere)
+    dispatch.clear_decisions()
+    try:
+        with emulator.counters() as counted:
+            got = getattr(hipforge, op)(*copies)
+        assert explain(op, *copies).path == "torch"
+    finally:
+        monkeypatch.undo()
+        dispatch.clear_decisions()
+    assert counted.launches == 0
+    for part, expected in zip(_parts(got), _parts(want), strict=True):
+        # The kernels' sums and roots differ from torch's in the last place: a rounding or two of 256 bytes.
+        assert (part.flatten().view(torch.uint8) != expected.flatten().view(torch.uint8)).sum() <= 4
+
+
+def _parts(result: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(x for x in (result if isinstance(result, tuple) else (result,)) if x is not None)
 
 
 @pytest.mark.parametrize("op", CALLS)

@@ -30,29 +30,34 @@ def problem(rows, d, dtype, seed=0, scale=2.0):
     return normal((rows, 2 * d), dtype, seed, scale)
 
 
-def relative_error(gate_up):
+def relative_error(gate_up, alpha=1.0, beta=0.0, limit=None, interleaved=False):
     """The exact y in float64, and by how much the kernel's (as float32) may differ, relatively."""
-    gate, up = gate_up.double().chunk(2, dim=-1)
-    constant = float(torch.tensor(LOG2_E))
-    exact = gate / (1 + torch.exp2(-gate * constant)) * up
-    # The product g log2 e is rounded once, which changes the power relatively by ln 2 |g| log2 e U = |g| U; the
-    # instruction is within one unit in the last place, 2 U. Of that the sum 1 + power keeps the share sigmoid(-g). The
-    # sum, the quotient and up to two products round once each; the exact value becomes float32 before the cast: one
-    # more, and one for second order. Where |g| U reaches 1/2 the power is 0 or infinite whatever its last bits.
-    return exact, (((gate.abs() * 1.001 + 2) * torch.sigmoid(-gate) + 6) * U).clamp(max=0.5)
+    x = gate_up.double()
+    gate, up = (x[:, 0::2], x[:, 1::2]) if interleaved else x.chunk(2, dim=-1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    constant = float(torch.tensor(alpha * LOG2_E))
+    exact = gate / (1 + torch.exp2(-gate * constant)) * (up + beta)
+    # The product g alpha log2 e is rounded once, which changes the power relatively by ln 2 |g| alpha log2 e U =
+    # |alpha g| U; the instruction is within one unit in the last place, 2 U. Of that the sum 1 + power keeps the share
+    # sigmoid(-alpha g). The two sums, the quotient and up to two products round once each; the exact value becomes
+    # float32 before the cast: one more, and one for second order. Where |g| U reaches 1/2 the power is 0 or infinite
+    # whatever its last bits.
+    power = alpha * gate
+    return exact, (((power.abs() * 1.001 + 2) * torch.sigmoid(-power) + 7) * U).clamp(max=0.5)
 
 
-def ends(gate_up, scale, fp8_max):
+def ends(gate_up, scale, fp8_max, **parameters):
     """The codes at the two ends of what the roundings and the exponential's error allow."""
-    exact, relative = relative_error(gate_up)
+    exact, relative = relative_error(gate_up, **parameters)
     limit = LARGEST if fp8_max is None else fp8_max
     scaled = exact * inverse_scale(scale).double()
     return [(scaled * side).float().clamp(-limit, limit).to(FP8) for side in (1 - relative, 1 + relative)]
 
 
-def check(gate_up, scale, *, next_buffer=None, scalar=False, fp8_max=None):
-    q = swiglu_fp8(gate_up, scale, next_buffer, force_scalar=scalar, fp8_max=fp8_max)
-    one, other = ends(gate_up, scale, fp8_max)
+def check(gate_up, scale, *, next_buffer=None, scalar=False, fp8_max=None, **parameters):
+    q = swiglu_fp8(gate_up, scale, next_buffer, force_scalar=scalar, fp8_max=fp8_max, **parameters)
+    one, other = ends(gate_up, scale, fp8_max, **parameters)
     # The interval is at most 2 * 20 U = 2.4e-6 wide against steps of at least 2^-4: a share of 4e-5 is open; and small
     # cases are one element away from their share, hence the count.
     assert_between(q, one, other, 1 - (0.001 + 2 / q.numel()))
@@ -196,7 +201,7 @@ def test_refusals_name_argument_value_and_rule():
     with pytest.raises(GuardError, match="next_buffer is written and must not share memory with gate_up"):
         swiglu_fp8(gate_up, scale, gate_up)
     with pytest.raises(GuardError, match="out must be contiguous"):
-        swiglu_fp8_out(torch.empty(2, 32, dtype=other), None, gate_up, scale, LARGEST, False)
+        swiglu_fp8_out(torch.empty(2, 32, dtype=other), None, gate_up, scale, LARGEST, 1.0, 0.0, INF, False, False)
 
 
 @pytest.mark.full

@@ -24,7 +24,13 @@ from hipforge.ops.reference.mxfp4 import (
     unpack_e2m1,
 )
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8, mxfp8_mm, quantize_mxfp8
-from hipforge.ops.reference.rmsnorm import residual_rms, residual_rms_mxfp8
+from hipforge.ops.reference.rmsnorm import (
+    residual_rms,
+    residual_rms_mxfp8,
+    rms_norm,
+    rms_norm_fp8,
+    rms_norm_mxfp8,
+)
 from hipforge.ops.reference.swiglu import swiglu_fp8, swiglu_mxfp8
 
 __all__ = [
@@ -58,6 +64,9 @@ __all__ = [
     "quantize_mxfp8",
     "residual_rms",
     "residual_rms_mxfp8",
+    "rms_norm",
+    "rms_norm_fp8",
+    "rms_norm_mxfp8",
     "shuffle_scale",
     "shuffle_weight",
     "swiglu_fp8",

@@ -15,7 +15,7 @@ from hipforge.ops.reference.checks import (
     require_shape,
     require_tensor,
 )
-from hipforge.ops.reference.e8m0 import ScaleMode, choose_scale, e8m0_to_f32, expand_scale
+from hipforge.ops.reference.e8m0 import E8M0_NAN, ScaleMode, choose_scale, e8m0_to_f32, expand_scale
 from hipforge.ops.reference.formats import BLOCK, fp8_format
 
 
@@ -30,8 +30,8 @@ def quantize_mxfp8(
         mode: how the scale is chosen, see :mod:`hipforge.ops.reference.e8m0`.
 
     Returns:
-        (elements ``dtype`` [..., K], scales uint8 [..., K/32]). A block with a NaN or an infinity gets scale 255,
-        so all of it reads back as NaN (in mode ``triton`` scale 254; then only NaN elements do).
+        (elements ``dtype`` [..., K], scales uint8 [..., K/32]). A block with a NaN or an infinity gets scale 255 and
+        NaN elements, 0x7F (fnuz: 0x80); in mode ``triton`` it gets scale 254, and only NaN elements stay NaN.
 
     Raises:
         GuardError: a dtype, mode or last dimension that is not accepted.
@@ -41,11 +41,11 @@ def quantize_mxfp8(
     fmt = fp8_format(dtype)
     blocks = x.to(torch.float32).unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
     scale = choose_scale(blocks.abs().amax(dim=-1), fmt, mode)
-    # 254 - byte is the byte of the reciprocal; 255 has none, and its elements do not matter.
+    # 254 - byte is the byte of the reciprocal; 255 has none.
     inverse = e8m0_to_f32(254 - scale.clamp(max=254)).unsqueeze(-1)
     elements = (blocks * inverse).clamp(-fmt.max_value, fmt.max_value)
     # Devices differ in the sign of a NaN that went through arithmetic, so it gets one sign: 0x7F (fnuz: 0x80).
-    elements = torch.where(blocks.isnan(), math.nan, elements)
+    elements = torch.where(blocks.isnan() | (scale == E8M0_NAN).unsqueeze(-1), math.nan, elements)
     return elements.to(dtype).flatten(-2), scale
 
 

@@ -39,10 +39,15 @@ _LAZY: dict[str, str] = {
     "moe_align_block_size": "hipforge.ops.moe",
     "mxfp4_gemm": "hipforge.ops.mxfp4_gemm",
     "mxfp4_linear": "hipforge.ops.mxfp4_gemm",
+    "mxfp4_quantize": "hipforge.ops.mx_quantize",
     "mxfp8_gemv": "hipforge.ops.smallm_gemm_mxfp8",
     "mxfp8_linear": "hipforge.ops.smallm_gemm_mxfp8",
+    "mxfp8_quantize": "hipforge.ops.mx_quantize",
     "residual_rms": "hipforge.ops.rmsnorm_fp8",
     "residual_rms_mxfp8": "hipforge.ops.rmsnorm_fp8",
+    "rms_norm": "hipforge.ops.rmsnorm_fp8",
+    "rms_norm_fp8": "hipforge.ops.rmsnorm_fp8",
+    "rms_norm_mxfp8": "hipforge.ops.rmsnorm_fp8",
     "scaled_mm": "hipforge.ops.fp8_linear",
     "skinny_gemm": "hipforge.ops.skinny_gemm_fp8",
     "swiglu_fp8": "hipforge.ops.swiglu_fp8",
@@ -79,10 +84,15 @@ if TYPE_CHECKING:
     from hipforge.ops.grouped_gemm_mxfp8 import grouped_mxfp8_linear as grouped_mxfp8_linear
     from hipforge.ops.moe import fused_moe_mxfp8 as fused_moe_mxfp8
     from hipforge.ops.moe import moe_align_block_size as moe_align_block_size
+    from hipforge.ops.mx_quantize import mxfp4_quantize as mxfp4_quantize
+    from hipforge.ops.mx_quantize import mxfp8_quantize as mxfp8_quantize
     from hipforge.ops.mxfp4_gemm import mxfp4_gemm as mxfp4_gemm
     from hipforge.ops.mxfp4_gemm import mxfp4_linear as mxfp4_linear
     from hipforge.ops.rmsnorm_fp8 import residual_rms as residual_rms
     from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8 as residual_rms_mxfp8
+    from hipforge.ops.rmsnorm_fp8 import rms_norm as rms_norm
+    from hipforge.ops.rmsnorm_fp8 import rms_norm_fp8 as rms_norm_fp8
+    from hipforge.ops.rmsnorm_fp8 import rms_norm_mxfp8 as rms_norm_mxfp8
     from hipforge.ops.skinny_gemm_fp8 import skinny_gemm as skinny_gemm
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv as mxfp8_gemv
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_linear as mxfp8_linear

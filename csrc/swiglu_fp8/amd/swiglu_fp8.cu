@@ -1,12 +1,18 @@
-// silu(gate) * up, then fp8 by one static scale, or MX-FP8 with an e8m0 scale per 32 elements. gate_up [rows, 2d] holds
-// gate in columns [0, d) and up in [d, 2d).
+// silu(gate) * up with the parameters of clamped SwiGLU, then fp8 by one static scale, or MX-FP8 with an e8m0 scale per
+// 32 elements. gate_up [rows, 2d] holds gate in columns [0, d) and up in [d, 2d), or, interleaved, gate in the even and
+// up in the odd columns.
 //
 //   the result flat, in chunks of 8:  | work-group 0: 512 chunks | work-group 1 | ... |
 //   thread t of a work-group:         chunk t and chunk t + 256, in whatever rows they lie
 //
-// All in fp32, without rounding in between: y = g / (1 + 2^(-g log2 e)) * u; q = y / scale. Lane pairs exchange chunks
-// before the store (fp8_encode.h): every access moves 16 bytes, but for the e8m0 bytes, 16 neighbouring ones a wave. An
-// MX block is 4 neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
+//   halves        chunk c of row r reads chunk c of the row's gate and of its up
+//   interleaved   chunk c reads chunks 2c and 2c + 1 of gate_up: neighbouring lanes share cache lines, and 8 byte
+//                 permutations a chunk part gate from up
+//
+// All in fp32, without rounding in between: g = min(gate, limit), u = clamp(up, -limit, limit) (both keep a NaN), then
+// y = g / (1 + 2^(-g alpha log2 e)) * (u + beta); q = y / scale. Lane pairs exchange chunks before the store
+// (fp8_encode.h): every access moves 16 bytes, but for the e8m0 bytes, 16 neighbouring ones a wave. An MX block is 4
+// neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
 // Bytes per result: 4 read, 1 written; memory is the bound. `next_buffer` is zeroed in the same launch.
 // -inf / inf makes g = -inf a NaN, as the formula says; g = +inf saturates, unless u is 0, which gives NaN.
 #include <hip/hip_runtime.h>
@@ -34,7 +40,7 @@ constexpr hf_dtype kInputDtype = __is_same(Half, _Float16) ? HF_F16 : HF_BF16;
 constexpr int kThreads = 256;
 constexpr int kPerThread = 2;  // chunks: two make the 16 bytes that a lane stores
 constexpr int kChunk = 8;      // elements per 16-byte load
-constexpr float kLog2E = 1.44269504089f;
+constexpr double kLog2E = 1.44269504089;
 
 struct Arguments {
   uint16_t* next_buffer;
@@ -42,13 +48,38 @@ struct Arguments {
   uint32_t count;          // chunks of the result
   uint32_t chunks_of_row;  // of the result: d / width
   float fp8_max;
+  float power;  // -alpha log2 e
+  float beta;   // -0 where there is none: adding it changes nothing, the sign of a zero included
+  float limit;  // infinity where there is none
+  bool modified;
+  bool interleaved;
 };
 
 template <int kWidth>
 using Vector = Half __attribute__((ext_vector_type(kWidth)));
 
 // The exponential comes from the instruction, which gives 0 for a subnormal result; 1 + it is 1 either way.
-__device__ inline float swiglu(float g, float u) { return g / (1.f + __builtin_amdgcn_exp2f(-g * kLog2E)) * u; }
+__device__ inline float swiglu(float g, float u, float power) {
+  return g / (1.f + __builtin_amdgcn_exp2f(g * power)) * u;
+}
+
+// min(value, limit) that keeps a NaN, which the instruction for it drops.
+__device__ inline float limited_above(float value, float limit) { return value > limit ? limit : value; }
+
+// The even elements of the 16 that a and b hold into a, the odd ones into b, in order.
+__device__ inline void part_pairs(Vector<kChunk>& a, Vector<kChunk>& b) {
+  constexpr uint32_t kLowHalves = 0x05040100, kHighHalves = 0x07060302;
+  const auto first = __builtin_bit_cast(hf::dev::u32x4, a), second = __builtin_bit_cast(hf::dev::u32x4, b);
+  const uint32_t pairs[] = {first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3]};
+  hf::dev::u32x4 even, odd;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    even[i] = __builtin_amdgcn_perm(pairs[2 * i + 1], pairs[2 * i], kLowHalves);
+    odd[i] = __builtin_amdgcn_perm(pairs[2 * i + 1], pairs[2 * i], kHighHalves);
+  }
+  a = __builtin_bit_cast(Vector<kChunk>, even);
+  b = __builtin_bit_cast(Vector<kChunk>, odd);
+}
 
 // `scale` is one float, or for MX null; `block_scales` is null without MX.
 template <int kWidth, bool kMx>
@@ -64,20 +95,40 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
   for (int i = 0; i < kPerThread; ++i) {
     const uint32_t at = first + i * kThreads;
     if (at >= arguments.count) continue;
-    // Row r of the result starts r * chunks_of_row chunks in, its gate twice as far.
-    const int64_t gate_at = static_cast<int64_t>(at / arguments.chunks_of_row) * arguments.chunks_of_row + at;
+    int64_t gate_at, up_at;
+    if (arguments.interleaved) {
+      gate_at = 2 * static_cast<int64_t>(at);
+      up_at = gate_at + 1;
+    } else {
+      // Row r of the result starts r * chunks_of_row chunks in, its gate twice as far.
+      gate_at = static_cast<int64_t>(at / arguments.chunks_of_row) * arguments.chunks_of_row + at;
+      up_at = gate_at + arguments.chunks_of_row;
+    }
     gate[i] = chunks[gate_at];
-    up[i] = chunks[gate_at + arguments.chunks_of_row];
+    up[i] = chunks[up_at];
   }
   hf::dev::zero_fill(arguments.next_buffer, arguments.next_count,
                      static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x,
                      static_cast<int64_t>(gridDim.x) * kThreads);
   float values[kPerThread][kWidth];
+  if constexpr (kWidth == kChunk) {
+    if (arguments.interleaved) {
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) part_pairs(gate[i], up[i]);
+    }
+  }
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i)
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j)
-      values[i][j] = swiglu(static_cast<float>(gate[i][j]), static_cast<float>(up[i][j])) * inverse;
+    for (int j = 0; j < kWidth; ++j) {
+      float g = static_cast<float>(gate[i][j]), u = static_cast<float>(up[i][j]);
+      if (arguments.modified) {
+        g = limited_above(g, arguments.limit);
+        u = hf::dev::saturated(u, arguments.limit) + arguments.beta;
+      }
+      values[i][j] = swiglu(g, u, arguments.power) * inverse;
+    }
+  uint32_t bytes[kPerThread] = {};
   if constexpr (kMx) {
     constexpr uint32_t kLanes = hf::kMxBlock / kWidth;
 #pragma unroll
@@ -85,31 +136,43 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
       uint32_t amax = 0;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) amax = hf::dev::larger(amax, hf::dev::magnitude_bits(values[i][j]));
-      const uint32_t byte = hf::dev::e4m3_block_scale(hf::dev::largest_of_lanes<kLanes>(amax));
+      bytes[i] = hf::dev::e4m3_block_scale(hf::dev::largest_of_lanes<kLanes>(amax));
       const uint32_t at = first + i * kThreads;
-      if (at < arguments.count && at % kLanes == 0) block_scales[at / kLanes] = static_cast<uint8_t>(byte);
+      if (at < arguments.count && at % kLanes == 0) block_scales[at / kLanes] = static_cast<uint8_t>(bytes[i]);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) values[i][j] *= hf::dev::e8m0_inverse(byte);
+      for (int j = 0; j < kWidth; ++j) values[i][j] *= hf::dev::e8m0_inverse(bytes[i]);
     }
   }
   if constexpr (kWidth == kChunk) {
-    hf::dev::store_chunk_pairs(out, arguments.count, first, kThreads,
-                               hf::dev::encode_e4m3x8(values[0], arguments.fp8_max),
-                               hf::dev::encode_e4m3x8(values[1], arguments.fp8_max));
+    hf::dev::u32x2 codes[kPerThread];
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+      codes[i] = kMx ? hf::dev::encode_mx_e4m3x8(values[i], bytes[i])
+                     : hf::dev::encode_e4m3x8(values[i], arguments.fp8_max);
+    hf::dev::store_chunk_pairs(out, arguments.count, first, kThreads, codes[0], codes[1]);
   } else {
     static_assert(kWidth == 1 || kWidth == kChunk);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const uint32_t at = first + i * kThreads;
-      if (at < arguments.count) out[at] = hf::dev::encode_e4m3(values[i][0], arguments.fp8_max);
+      if (at >= arguments.count) continue;
+      out[at] = kMx ? hf::dev::encode_mx_e4m3(values[i][0], bytes[i])
+                    : hf::dev::encode_e4m3(values[i][0], arguments.fp8_max);
     }
   }
 }
 
 using hf::fused_fp8::Format;
 
+// The model's parameters; `limit` is infinite where there is none.
+struct Activation {
+  double alpha, beta, limit;
+  bool interleaved;
+};
+
 // The checks that both entries share; saturation at the format's largest value is filled in.
-Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, Format format) {
+Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, const Activation& activation,
+                  Format format) {
   HF_CHECK(gate_up.dtype() == kInputDtype, "gate_up has another dtype than this variant was built for");
   HF_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) >= 2 && gate_up.size(1) % 2 == 0,
            "gate_up must be contiguous [rows, 2 d] with d at least 1; got ", gate_up);
@@ -119,13 +182,20 @@ Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gat
   hf::check_apart({out, "out"}, {{gate_up, "gate_up"}});
   Arguments arguments{};
   arguments.fp8_max = static_cast<float>(format.largest());
+  HF_CHECK(__builtin_isfinite(activation.alpha), "alpha must be finite; got ", activation.alpha);
+  HF_CHECK(__builtin_isfinite(activation.beta), "beta must be finite; got ", activation.beta);
+  HF_CHECK(activation.limit > 0, "limit must be positive; got ", activation.limit);
+  arguments.power = static_cast<float>(-activation.alpha * kLog2E);
+  arguments.beta = activation.beta == 0 ? -0.f : static_cast<float>(activation.beta);
+  arguments.limit = static_cast<float>(activation.limit);
+  arguments.modified = activation.beta != 0 || activation.limit < __builtin_inf();
+  arguments.interleaved = activation.interleaved;
   const hf::fused_fp8::NextBuffer next(next_buffer, rows);
   if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{gate_up, "gate_up"}, {out, "out"}});
   arguments.next_buffer = next.data;
   arguments.next_count = next.count;
   return arguments;
 }
-
 
 template <int kWidth, bool kMx>
 void launch_width(Arguments arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
@@ -154,10 +224,12 @@ void launch(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, cons
 }  // namespace
 
 void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, hf::Tensor scale,
-                    double fp8_max, bool force_scalar, hipStream_t stream) {
+                    double fp8_max, double alpha, double beta, double limit, bool interleaved, bool force_scalar,
+                    hipStream_t stream) {
   const Format format = hf::fused_fp8::format_of(gate_up);
-  Arguments arguments = checked(out, next_buffer, gate_up, format);
+  Arguments arguments = checked(out, next_buffer, gate_up, {alpha, beta, limit, interleaved}, format);
   const float* value = hf::fused_fp8::scale_of(scale);
+  hf::check_apart({out, "out"}, {{scale, "scale"}});
   if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{scale, "scale"}});
   arguments.fp8_max = hf::fused_fp8::limit_of(fp8_max, format);
   launch<false>(arguments, out, gate_up, value, nullptr, force_scalar, stream);
@@ -165,9 +237,13 @@ void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor g
 HF_EXPORT(swiglu_fp8_out);
 
 void swiglu_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTensor next_buffer, hf::Tensor gate_up,
-                      bool force_scalar, hipStream_t stream) {
-  const Arguments arguments = checked(out, next_buffer, gate_up, hf::fused_fp8::format_of(gate_up));
+                      double alpha, double beta, double limit, bool interleaved, bool force_scalar,
+                      hipStream_t stream) {
+  const Format format = hf::fused_fp8::format_of(gate_up);
+  const Arguments arguments = checked(out, next_buffer, gate_up, {alpha, beta, limit, interleaved}, format);
   uint8_t* scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "d");
+  hf::check_apart({block_scales, "block_scales"}, {{gate_up, "gate_up"}, {out, "out"}});
+  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{block_scales, "block_scales"}});
   launch<true>(arguments, out, gate_up, nullptr, scales, force_scalar, stream);
 }
 HF_EXPORT(swiglu_mxfp8_out);

@@ -1,12 +1,62 @@
-// The e8m0 scale of an MX block from its largest magnitude, by integer operations on fp32 bits (RCEIL: the smallest
-// power of two that clips nothing), and the maximum over the lanes that hold a block.
+// MX blocks on the way out: the e8m0 scale of a block from its largest magnitude, by integer operations on fp32 bits, the
+// maximum over the lanes that hold a block, and e4m3 codes under such a scale.
 #pragma once
 
 #include <hip/hip_runtime.h>
 
+#include "hipforge/amd/fp8_encode.h"
 #include "hipforge/amd/mx.h"
 
 namespace hf::dev {
+
+/// An element format: exponent of its largest power of two, mantissa bits, and its largest value as an integer and as the
+/// fraction field of that value's fp32 bits.
+struct MxFormat {
+  uint32_t exponent, mantissa_bits, largest, largest_fraction;
+};
+
+constexpr MxFormat kE2m1{2, 1, 6, 0x400000};
+constexpr MxFormat kE4m3fn{8, 3, 448, 0x600000};
+constexpr MxFormat kE4m3fnuz{7, 3, 240, 0x700000};
+
+#if defined(__gfx942__)
+constexpr MxFormat kE4m3 = kE4m3fnuz;
+constexpr uint32_t kE4m3Nan = 0x80;
+#else
+constexpr MxFormat kE4m3 = kE4m3fn;
+constexpr uint32_t kE4m3Nan = 0x7F;
+#endif
+
+enum class ScaleMode { round_down, round_up, even, ceil, triton };
+
+/// A mode as constants: the byte is ((bits + rounding) >> 23) - exponent, not below 0, and not below 1 for bits above
+/// one_above; bits from special_from on (infinity and NaN, or what rounds to infinity) get the byte `special`.
+struct ScaleRule {
+  uint32_t rounding, exponent, special_from, special, one_above;
+};
+
+constexpr ScaleRule scale_rule(ScaleMode mode, MxFormat format) {
+  constexpr uint32_t kInfinity = 0x7F800000, kFractionMask = 0x7FFFFF, kNever = 0xFFFFFFFF;
+  switch (mode) {
+    case ScaleMode::round_down: return {0, format.exponent, kInfinity, kE8m0Nan, kNever};
+    // The quotient amax / largest in fp32: largest * 2^-150 is the tie between 0 and the smallest subnormal.
+    case ScaleMode::round_up:
+      return {kFractionMask - format.largest_fraction, format.exponent, kInfinity, kE8m0Nan, format.largest / 2};
+    case ScaleMode::ceil: return {kFractionMask, format.exponent, kInfinity, kE8m0Nan, kNever};
+    case ScaleMode::triton: return {0x200000, format.exponent, kInfinity - 0x200000, kE8m0Nan - 1, kNever};
+    case ScaleMode::even: break;
+  }
+  const uint32_t rounding = 1u << (22 - format.mantissa_bits);
+  const bool e2m1 = format.mantissa_bits == 1;  // whose rule is Triton's
+  return {rounding, format.exponent, e2m1 ? kInfinity - rounding : kInfinity, e2m1 ? kE8m0Nan - 1 : kE8m0Nan, kNever};
+}
+
+/// The e8m0 byte of a block whose largest magnitude has these bits.
+__device__ inline uint32_t block_scale(uint32_t amax_bits, ScaleRule rule) {
+  const int32_t exponent = static_cast<int32_t>((amax_bits + rule.rounding) >> 23) - static_cast<int32_t>(rule.exponent);
+  const int32_t least = amax_bits > rule.one_above ? 1 : 0;
+  return amax_bits >= rule.special_from ? rule.special : static_cast<uint32_t>(exponent > least ? exponent : least);
+}
 
 /// The bits of |value|: they order as integers, and a NaN is above infinity.
 __device__ inline uint32_t magnitude_bits(float value) { return __builtin_bit_cast(uint32_t, value) & 0x7FFFFFFFu; }
@@ -26,20 +76,10 @@ __device__ inline uint32_t largest_of_lanes(uint32_t value) {
   return value;
 }
 
-/// The e8m0 byte of an e4m3 block whose largest magnitude has these bits; kE8m0Nan for infinity and NaN. As in
-/// ceil(log2(amax / max)) with the quotient in fp32, one that is subnormal gets byte 1 and one that is zero byte 0.
+/// block_scale of an e4m3 block that clips nothing (round_up).
 __device__ inline uint32_t e4m3_block_scale(uint32_t amax_bits) {
-#if defined(__gfx942__)
-  constexpr uint32_t kMax = 240, kExponent = 7, kFraction = 0x700000;
-#else
-  constexpr uint32_t kMax = 448, kExponent = 8, kFraction = 0x600000;
-#endif
-  constexpr uint32_t kInfinity = 0x7F800000, kFractionMask = 0x7FFFFF;
-  constexpr uint32_t kTieWithZero = kMax / 2;  // max * 2^-150 as a count of smallest subnormals; ties go to zero
-  const int32_t exponent = static_cast<int32_t>(amax_bits >> 23) - static_cast<int32_t>(kExponent) +
-                           ((amax_bits & kFractionMask) > kFraction ? 1 : 0);
-  const int32_t least = amax_bits > kTieWithZero ? 1 : 0;
-  return amax_bits >= kInfinity ? kE8m0Nan : static_cast<uint32_t>(exponent > least ? exponent : least);
+  constexpr ScaleRule kRule = scale_rule(ScaleMode::round_up, kE4m3);
+  return block_scale(amax_bits, kRule);
 }
 
 /// The factor 2^(127 - byte) that brings a block's elements into range. kE8m0Nan has none; its elements do not matter.
@@ -47,6 +87,31 @@ __device__ inline float e8m0_inverse(uint32_t byte) {
   constexpr uint32_t kSubnormal = 0x00400000;  // 2^-127
   const uint32_t inverse = byte >= 2 * kE8m0Bias ? kSubnormal : (2 * kE8m0Bias - byte) << 23;
   return __builtin_bit_cast(float, inverse);
+}
+
+/// The code of one scaled element of an e4m3 block; all codes of a block with scale kE8m0Nan are NaN.
+__device__ inline uint8_t encode_mx_e4m3(float scaled, uint32_t byte) {
+  constexpr float kLimit = static_cast<float>(kE4m3.largest);
+  const float clamped = __builtin_amdgcn_fmed3f(scaled, -kLimit, kLimit);
+  const int code = __builtin_amdgcn_cvt_pk_fp8_f32(clamped, 0.f, 0, false);
+  return static_cast<uint8_t>(byte == kE8m0Nan ? kE4m3Nan : static_cast<uint32_t>(code));
+}
+
+/// Eight codes in memory order. A NaN can be in a block with another scale only in ScaleMode::triton; it is not kept.
+__device__ inline u32x2 encode_mx_e4m3x8(const float (&scaled)[8], uint32_t byte) {
+  constexpr float kLimit = static_cast<float>(kE4m3.largest);
+  constexpr uint32_t kNans = kE4m3Nan * 0x01010101u;
+  u32x2 codes;
+#pragma unroll
+  for (int word = 0; word < 2; ++word) {
+    float clamped[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) clamped[i] = __builtin_amdgcn_fmed3f(scaled[4 * word + i], -kLimit, kLimit);
+    int packed = __builtin_amdgcn_cvt_pk_fp8_f32(clamped[0], clamped[1], 0, false);
+    packed = __builtin_amdgcn_cvt_pk_fp8_f32(clamped[2], clamped[3], packed, true);
+    codes[word] = byte == kE8m0Nan ? kNans : static_cast<uint32_t>(packed);
+  }
+  return codes;
 }
 
 }  // namespace hf::dev

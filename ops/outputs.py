@@ -1,0 +1,28 @@
+"""Results that a caller may give memory for, where torch computes them."""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.reference.checks import require_device, require_shape, require_tensor
+from hipforge.ops.reference.formats import E8M0_DTYPE
+
+
+def written(name: str, out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
+    """Return ``out`` with ``value`` written into it, or ``value`` where there is no ``out``.
+
+    Raises:
+        GuardError: ``out`` is not contiguous, or of another shape, dtype (float8_e8m0fnu holds uint8) or device.
+    """
+    if out is None:
+        return value
+    require_tensor(**{name: out})
+    require_shape(name, out, value.shape, "the result's")
+    require_device(name, out, value.device)
+    if out.dtype != value.dtype and not (value.dtype == torch.uint8 and out.dtype == E8M0_DTYPE):
+        raise GuardError(f"{name} must have dtype {value.dtype}; got {out.dtype}")
+    if not out.is_contiguous():
+        raise GuardError(f"{name} must be contiguous; got strides {out.stride()} for shape {tuple(out.shape)}")
+    out.view(value.dtype).copy_(value)
+    return out
