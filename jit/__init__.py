@@ -8,7 +8,8 @@ limit, when it runs)::
     cache.cache_dir, cache.store     where the cache is; may this binary be used?
     backends.amd.demangle, backends.amd.zstd, backends.amd.code_object     which GPUs and kernels a library is for
     backends.amd.scaled_mfma     does its code compute what its source says?
-    cache.limits, cache.locks, cache.leftovers, diagnostics, cache.failures, cache.depfile, backends.amd.resources
+    cache.limits, cache.locks, cache.leftovers, diagnostics, cache.failures, cache.depfile, cache.stability
+    backends.amd.resources    what the kernels of a finished library need
     host_cpu, cache.prebuilt      modules built ahead of time
     lookup                    prebuilt, cached, failed before or missing?
     build                     a miss → staging directory → ninja → checked → published

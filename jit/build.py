@@ -18,17 +18,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from hipforge import settings
 from hipforge.errors import BuildError, HipforgeError
 from hipforge.jit import lookup, ninja
 from hipforge.jit.backends.amd import resources
-from hipforge.jit.cache import cache_dir, failures, leftovers, limits, store
+from hipforge.jit.cache import cache_dir, failures, leftovers, limits, stability, store
 from hipforge.jit.cache.depfile import missing_headers, read_depfile
 from hipforge.jit.cache.locks import building
+from hipforge.jit.cache.stability import InputsChanged
 from hipforge.jit.diagnostics import StepFailure
 from hipforge.jit.digest import ABSENT, DigestStore, file_digest
 from hipforge.jit.ninja import Step
@@ -38,6 +40,9 @@ log = logging.getLogger("hipforge")
 
 _BYTES_PER_JOB = 1_500_000_000
 """Peak memory of one compile, both passes of a large kernel file: measured 0.3 to 1.2 GB with clang 22."""
+
+_ATTEMPTS = 4
+"""Builds of one module during which somebody edits a header, before that is an error."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +109,26 @@ def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore) -> Built:
         if not isinstance(found, lookup.Missing):
             return _found(found)
         leftovers.sweep(root, own=store.build_name(spec))
-        staging = store.staging_dir(root, store.build_name(spec))
-        try:
-            entry = _build(spec, root, staging, digests)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+        entry = _build_until_stable(spec, root, digests)
         digests.save()
     keep_limit(root)
     return Built(entry, built=True)
+
+
+def _build_until_stable(spec: BuildSpec, root: Path, digests: DigestStore) -> store.Entry:
+    before: dict[str, str] = {}
+    for attempt in range(1, _ATTEMPTS + 1):
+        staging = store.staging_dir(root, store.build_name(spec))
+        try:
+            return _build(spec, root, staging, digests, before)
+        except InputsChanged as error:
+            if error.in_key or attempt == _ATTEMPTS:
+                raise
+            log.info("%s; building it again", error)
+            before = dict(error.dependencies)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def keep_limit(root: Path) -> None:
@@ -141,13 +158,15 @@ def prepare(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, po
     return spec
 
 
-def _build(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore) -> store.Entry:
+def _build(
+    spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, before: Mapping[str, str]
+) -> store.Entry:
     log.info("building %s", spec.title)
-    started = time.monotonic()
+    began_ns, started = stability.start(), time.monotonic()
     spec = prepare(spec, root, staging, digests)
     with start_ninja(staging.parent, f"{staging.name}/build.ninja", staging / "tmp", capped_jobs()) as process:
         process.wait()
-    return finish(spec, root, staging, digests, time.monotonic() - started)
+    return finish(spec, root, staging, digests, time.monotonic() - started, began_ns, before)
 
 
 def generate(
@@ -167,7 +186,7 @@ def generate(
             log_file.write(f"$ {shlex.join(argv)}\n{done.stdout}\n")
         if done.returncode:
             failed = StepFailure("generator", done.returncode, shlex.join(argv), done.stdout)
-            raise _failure(spec, root, staging, failed, digests)
+            raise _failure(spec, root, staging, failed, digests, stability.start())
     written = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
     sources = tuple(name for name in written if name.endswith(generator.suffixes))
     if not sources and not spec.steps:
@@ -198,11 +217,20 @@ def start_ninja(
 
 
 def finish(
-    spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, seconds: float
+    spec: BuildSpec,
+    root: Path,
+    staging: Path,
+    digests: DigestStore,
+    seconds: float,
+    began_ns: int,
+    before: Mapping[str, str] = MappingProxyType({}),
 ) -> store.Entry:
     """Turn what ninja left in ``staging`` into a published entry.
 
+    ``began_ns`` and ``before`` are as :func:`hipforge.jit.cache.stability.check` takes them.
+
     Raises:
+        InputsChanged: a file changed while it was being compiled; nothing is published or remembered.
         BuildError: a step failed, the device code was refused, or the kernels exceed the module's
             ``resource_limits``.
         OSError: the cache directory cannot be written.
@@ -210,14 +238,16 @@ def finish(
     failed = next(iter(step_failures(spec, staging)), None)
     write_log(spec, staging)
     if failed is not None:
-        raise _failure(spec, root, staging, failed, digests)
+        raise _failure(spec, root, staging, failed, digests, began_ns, before)
+    dependencies = closure(spec, staging, digests)
+    stability.check(spec, dependencies, began_ns, before)
     library = staging / spec.library
     try:
         code = resources.read(spec, library)
     except BuildError as error:
         place = failures.keep(staging, root, spec)
         message = f"{spec.title} was refused\nlog: {place / 'build.log'}\n{error}"
-        failures.remember(place, spec, message, closure(spec, place, digests))
+        failures.remember(place, spec, message, dependencies)
         raise BuildError(message) from None
     manifest = store.Manifest(
         module=spec.module,
@@ -225,7 +255,7 @@ def finish(
         target=spec.target,
         key=spec.key,
         ingredients=dict(spec.ingredients),
-        dependencies=closure(spec, staging, digests),
+        dependencies=dependencies,
         library_sha256=file_digest(library),
         library_bytes=library.stat().st_size,
         build_seconds=round(seconds, 3),
@@ -290,10 +320,19 @@ def write_log(spec: BuildSpec, staging: Path) -> None:
         print(text, file=sys.stderr)
 
 
-def _failure(spec: BuildSpec, root: Path, staging: Path, failed: StepFailure, digests: DigestStore) -> HipforgeError:
+def _failure(
+    spec: BuildSpec,
+    root: Path,
+    staging: Path,
+    failed: StepFailure,
+    digests: DigestStore,
+    began_ns: int,
+    before: Mapping[str, str] = MappingProxyType({}),
+) -> HipforgeError:
     if failed.out_of_space:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging))
     dependencies = closure(spec, staging, digests, failed=True) if failed.deterministic else []
+    stability.check(spec, [pair for pair in dependencies if pair[1] != ABSENT], began_ns, before)
     place = failures.keep(staging, root, spec)
     message = (
         f"{spec.title} failed to build with {spec.toolchain}\n"
@@ -334,11 +373,17 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
     return found
 
 
+_INCLUDE_OPTIONS = ("-I", "-iquote", "-isystem", "-idirafter")
+_INCLUDE_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+_SYSTEM_INCLUDES = ("/usr/local/include", "/usr/include")
+
+
 def _include_dirs(spec: BuildSpec) -> list[str]:
     words = [spec.roots.show(word) for step in spec.steps for word in step.argv]
-    joined = [word[2:] for word in words if word.startswith("-I") and len(word) > 2]
-    apart = [path for option, path in itertools.pairwise(words) if option in ("-I", "-isystem")]
-    return list(dict.fromkeys([*joined, *apart]))
+    joined = [word.removeprefix(option) for word in words for option in _INCLUDE_OPTIONS if word.startswith(option)]
+    apart = [path for option, path in itertools.pairwise(words) if option in _INCLUDE_OPTIONS]
+    named = [path for name in _INCLUDE_VARIABLES for path in os.environ.get(name, "").split(os.pathsep)]
+    return [path for path in dict.fromkeys([*joined, *apart, *named, *_SYSTEM_INCLUDES]) if path]
 
 
 def _scan(spec: BuildSpec, step: Step, staging: Path) -> None:

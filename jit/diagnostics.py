@@ -11,11 +11,15 @@ _ERROR = re.compile(
     re.MULTILINE,
 )
 
-# Signs that the machine failed rather than the source: the next attempt may well succeed.
+# Signs that the machine failed rather than the source, or that it lacks something: the next attempt may well succeed.
 _TRANSIENT = re.compile(
     r"(?i:No space left on device|Disk quota exceeded|Cannot allocate memory|out of memory|bad_alloc|"
     r"due to signal|unable to execute command|Bus error|Input/output error|Too many open files|"
     r"Resource temporarily unavailable|Text file busy|Stale file handle|Permission denied)|"
+    # a compiler that crashed, in gcc's words and in clang's
+    r"internal compiler error|signal terminated|PLEASE submit a bug report|Segmentation fault|"
+    # what is missing lies on the linker's own search path, where nothing tells that it has appeared
+    r"cannot find -l|unable to find library -l|library not found for -l|"
     # with capitals, as a shell or a driver reports a signal; gcc ends every fatal error with "compilation terminated."
     r"\bKilled\b|\bTerminated\b",
 )

@@ -3,8 +3,10 @@
 Question: what are the bytes of this file now? A digest is remembered with the file's size, mtime, inode and ctime; all
 four equal means the same bytes. ctime cannot be set by a user, so restoring an mtime does not deceive it.
 
-Known gap: none on a local filesystem. A file changed less than ``_RACE_NS`` before it was read is never remembered on
-disk, because a second write within the same clock tick would leave the four values alike.
+A digest is remembered only of a file that had been left alone for ``_RACE_NS`` when it was read: after a shorter time,
+a second write within the same tick of the file system's clock would leave the four values alike. Known gap: a network
+file system whose clock is ahead of this machine's by more than that remembers nothing, and one whose clock is behind
+may remember too early.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class DigestStore:
         self._known: dict[str, _Row] = {}
         self._loaded = file is None
         self._dirty: set[str] = set()
+        self._fresh: set[str] = set()  # changed so shortly before they were read that their stat proves nothing
         self._lock = threading.Lock()
         self.reads = 0
         """How many files were read in full: zero on a warm path."""
@@ -84,15 +87,22 @@ class DigestStore:
             and known[1] == stat.st_mtime_ns
             and known[2] == stat.st_ino
             and known[3] == stat.st_ctime_ns
+            and path not in self._fresh
         ):
             return known[4]
         stamp = _stamp(stat)
         self.reads += 1
+        opened_at = time.time_ns()
         digest = file_digest(path)
         if _stamp(os.stat(path)) != stamp:  # noqa: PTH116 (changed while it was read)
             return digest
         self._known[path] = (*stamp, digest)
-        self._dirty.add(path)
+        if opened_at - max(stat.st_mtime_ns, stat.st_ctime_ns) > _RACE_NS:
+            self._fresh.discard(path)
+            self._dirty.add(path)
+        else:
+            self._fresh.add(path)
+            self._dirty.discard(path)
         return digest
 
     def all_match(self, expected: Iterable[tuple[str, str]]) -> bool:
@@ -104,14 +114,7 @@ class DigestStore:
         if self.file is None or not self._dirty:
             return
         with self._lock, contextlib.suppress(OSError, ValueError):
-            now = time.time_ns()
-            settled = {
-                path: self._known[path]
-                for path in self._dirty
-                if now - max(self._known[path][1], self._known[path][3]) > _RACE_NS
-            }
-            if not settled:
-                return
+            settled = {path: self._known[path] for path in self._dirty}
             merged = {**_read(self.file), **settled}
             if len(merged) > _MAX_REMEMBERED:
                 merged = dict(list(merged.items())[-_MAX_REMEMBERED // 2 :])
@@ -135,6 +138,8 @@ def _read(file: Path) -> dict[str, _Row]:
         rows: dict[str, _Row] = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    # Rows are lists here; that they have five items is all that is relied on.
-    sound = isinstance(rows, dict) and all(type(row) is list and len(row) == 5 for row in rows.values())
+    # Rows are lists here; of what is in them, only the digest is used other than by comparison.
+    sound = isinstance(rows, dict) and all(
+        type(row) is list and len(row) == 5 and type(row[4]) is str for row in rows.values()
+    )
     return rows if sound else {}

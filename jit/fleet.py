@@ -17,7 +17,7 @@ from typing import Literal
 from hipforge import archs as architectures
 from hipforge.errors import ArchError, BuildError, HipforgeError
 from hipforge.jit import build, hip_module, lookup, maintenance, ninja, registry
-from hipforge.jit.cache import cache_dir, leftovers, store
+from hipforge.jit.cache import cache_dir, leftovers, stability, store
 from hipforge.jit.cache.locks import try_building
 from hipforge.jit.hip_module import Request
 from hipforge.jit.spec import BuildSpec
@@ -163,6 +163,7 @@ class _Running:
     spec: BuildSpec
     staging: Path
     lock: contextlib.ExitStack
+    began_ns: int
     announced: bool = False
 
     def settled(self) -> bool:
@@ -220,7 +221,7 @@ class _Fleet:
                 module.lock.close()
             shutil.rmtree(own, ignore_errors=True)
         for number in self.elsewhere:
-            self._wait_for(number, *self.todo[number])
+            self._wait_for(number, self.todo[number][0])
         return self.outcomes
 
     def _prepare(self, number: int, item: Planned, spec: BuildSpec) -> None:
@@ -240,7 +241,7 @@ class _Fleet:
             return
         leftovers.sweep(self.root, own=name)
         staging = store.staging_dir(self.root, name)
-        module = _Running(number, item, spec, staging, lock)
+        module = _Running(number, item, spec, staging, lock, stability.start())
         self.running.append(module)
         try:
             module.spec = build.prepare(spec, self.root, staging, self.digests, ninja.COMPILE_POOL)
@@ -277,7 +278,9 @@ class _Fleet:
     def _end(self, module: _Running) -> None:
         item, seconds = module.planned, module.seconds()
         try:
-            entry = build.finish(module.spec, self.root, module.staging, self.digests, seconds)
+            entry = build.finish(module.spec, self.root, module.staging, self.digests, seconds, module.began_ns)
+        except build.InputsChanged:
+            self.elsewhere.append(module.number)  # built again by itself, at the end
         except (HipforgeError, OSError) as error:
             self.outcomes[module.number] = _failed(item, _as_build_error(error, item), self.on_event, seconds)
         else:
@@ -292,10 +295,10 @@ class _Fleet:
         shutil.rmtree(module.staging, ignore_errors=True)
         module.lock.close()
 
-    def _wait_for(self, number: int, item: Planned, spec: BuildSpec) -> None:
+    def _wait_for(self, number: int, item: Planned) -> None:
         started = time.monotonic()
         try:
-            entry = build.ensure(spec).entry
+            entry = build.ensure(item.request.again().specify()).entry
         except (HipforgeError, OSError) as error:
             seconds = time.monotonic() - started
             self.outcomes[number] = _failed(item, _as_build_error(error, item), self.on_event, seconds)

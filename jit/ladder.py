@@ -19,8 +19,8 @@ class Obtained:
     built: bool
 
 
-def obtain(request: lookup.Request) -> Obtained:
-    """Return the entry for ``request``, building it if need be.
+def obtain(request: lookup.Request, *, attempts: int = 4) -> Obtained:
+    """Return the entry for ``request``, building it if need be; again if a source was edited meanwhile.
 
     Raises:
         BuildError: it does not compile, or its kernels exceed the limits of its registry entry.
@@ -44,5 +44,10 @@ def obtain(request: lookup.Request) -> Obtained:
     # Only a miss pays for importing what builds.
     from hipforge.jit import build
 
-    made = build.make(spec)
+    try:
+        made = build.make(spec)
+    except build.InputsChanged as error:
+        if not error.in_key or attempts <= 1:
+            raise
+        return obtain(request.again(), attempts=attempts - 1)
     return Obtained(made.entry, made.built)

@@ -1,0 +1,91 @@
+"""Did a file change while a compiler was reading it? Then the digest taken afterwards is not that of what was compiled.
+
+Whether one did is seen from its status-change time, which no program can set, and where that leaves a doubt (a file
+system whose clock is not this machine's, a file changed just before the build), from a second build between two looks
+at the contents.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+
+from hipforge.errors import BuildError
+from hipforge.jit.digest import ABSENT
+from hipforge.jit.spec import BuildSpec, category
+
+_SECOND_NS = 1_000_000_000
+_COARSE = 5  # Linux's CLOCK_REALTIME_COARSE, by which files are stamped; the time module has no name for it
+
+
+class InputsChanged(BuildError):
+    """A file that determines the binary changed during the build.
+
+    ``dependencies`` are the files that were read with their digests after the build; ``in_key`` says that one of them
+    is a source, so that the key no longer describes what was compiled.
+    """
+
+    def __init__(self, title: str, changed: list[str], dependencies: list[tuple[str, str]], in_key: bool) -> None:
+        super().__init__(
+            f"{title}: {', '.join(changed)} changed while it was being built; build again when nobody edits "
+            f"{'it' if len(changed) == 1 else 'them'}"
+        )
+        self.dependencies = dependencies
+        self.in_key = in_key
+
+
+def start() -> int:
+    """Return the time, in nanoseconds, that no file changed before now carries and every later change reaches.
+
+    The kernel stamps files with the time of its last tick, so this waits for the next one (10 ms at most): else a file
+    written just before a build would look as if it had changed during it.
+    """
+    first = time.clock_gettime_ns(_COARSE)
+    while (now := time.clock_gettime_ns(_COARSE)) == first:
+        time.sleep(0.0005)
+    return now
+
+
+def check(
+    spec: BuildSpec, dependencies: Iterable[tuple[str, str]], began_ns: int, before: Mapping[str, str]
+) -> None:
+    """Make sure that what was read is what is there now.
+
+    Args:
+        spec: what was built.
+        dependencies: every file read, by placeholder, with its digest after the build.
+        began_ns: when the build began, as :func:`start` gives it.
+        before: digests of files from just before it, where they are known.
+
+    Raises:
+        InputsChanged: a file changed meanwhile.
+    """
+    found = list(dependencies)
+    now = dict(found)
+    sources = _digests_in_key(spec)
+    changed = [path for path, digest in sources.items() if now.get(path, digest) != digest]
+    if changed:
+        raise InputsChanged(spec.title, changed, found, in_key=True)
+    known = {**before, **sources}
+    changed = [
+        path
+        for path, digest in found
+        if (known[path] != digest if path in known else _touched_since(spec.roots.show(path), digest, began_ns))
+    ]
+    if changed:
+        raise InputsChanged(spec.title, changed, found, in_key=False)
+
+
+def _digests_in_key(spec: BuildSpec) -> dict[str, str]:
+    named = (name.partition(":")[2] for name in spec.ingredients if category(name) == "source")
+    return {path: spec.ingredients[f"source:{path}"] for path in named}
+
+
+def _touched_since(path: str, digest: str, began_ns: int) -> bool:
+    try:
+        changed_at = os.stat(path).st_ctime_ns  # noqa: PTH116
+    except OSError:
+        return digest != ABSENT
+    # A stamp without a fraction may stand for any time within its second.
+    return changed_at >= began_ns if changed_at % _SECOND_NS else changed_at + _SECOND_NS > began_ns
