@@ -27,8 +27,8 @@ from rich.table import Table
 
 from hipforge import devices
 from hipforge.cli.output import console
+from hipforge.ops.core.dispatch import explain
 from hipforge.ops.decode_attention_fp8 import decode_attention_splitk
-from hipforge.ops.dispatch import explain
 from hipforge.ops.triton import decode_attention_fp8 as baseline
 from hipforge.tuning import timing
 from hipforge.tuning.decode_attention_cases import AttentionCell, AttentionOperands, expected, operands
@@ -132,7 +132,7 @@ def hip_contender(parts: AttentionOperands, split_k: int | None) -> tuple[Conten
     """Return the op as dispatch configures it, and its split_k."""
     arguments, keywords = packed(parts)
     decision = explain(decode_attention_splitk, *arguments, **keywords, split_k=split_k)
-    if decision.path != "hip":
+    if decision.path != "kernel":
         raise click.ClickException(f"the kernel does not take this problem: {decision.refused.get('hip')}")
     configuration = dict(decision.configuration)
 

@@ -23,7 +23,7 @@ from rich.table import Table
 from hipforge import devices
 from hipforge.cli.output import console
 from hipforge.jit import loader
-from hipforge.ops.dispatch import explain
+from hipforge.ops.core.dispatch import explain
 from hipforge.ops.reference import mxfp8_mm
 from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
 from hipforge.ops.smallm_mxfp8_kernels import gemv_rows
@@ -97,7 +97,7 @@ def default_mfma(cell: Cell) -> dict[str, int]:
 def hip_contender(cell: Cell, data: Operands) -> Contender:
     """Return the kernel that dispatch chooses for a cell, or where it chooses none the untuned MFMA."""
     decision = explain(mxfp8_gemv, *data)
-    if decision.path == "hip" and decision.kernel is not None:
+    if decision.path == "kernel" and decision.kernel is not None:
         kernel, configuration, note = decision.kernel, dict(decision.configuration), ""
     else:
         kernel, configuration, note = "smallm_mxfp8_mfma", default_mfma(cell), " (untuned)"

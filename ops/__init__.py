@@ -1,34 +1,81 @@
-"""GPU ops: envelope, tuned lookup, dispatch; one file per op family.
+"""GPU ops: one package per tuned op family, one module per simple op; ``FAMILIES`` and ``SIMPLE_OPS`` list them.
 
-Families are imported on first use: ``hipforge.ops.reference`` works after ``import hipforge`` alone.
+Modules are imported on first use: ``hipforge.ops.reference`` works after ``import hipforge`` alone. Public names,
+tuned tables, tuners and the subjects of ``hipforge profile`` are found through the lists.
 """
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any, NamedTuple
 
-_FAMILIES = (
-    "decode_attention_fp8",
-    "fp8_linear",
-    "fp8_quant",
-    "grouped_gemm_mxfp8",
-    "moe",
-    "mx_quantize",
-    "mxfp4_gemm",
-    "reference",
-    "rmsnorm_fp8",
-    "skinny_gemm_fp8",
-    "smallm_gemm_mxfp8",
-    "swiglu_fp8",
+
+class Room(NamedTuple):
+    """Where an op family is, without importing it.
+
+    Attributes:
+        name: its package under ``hipforge.ops``.
+        tables: names of its tuned tables; ``hipforge tune <table>`` is its tuner.
+        public: names that it gives the package ``hipforge``.
+        alias: a module path that names it too.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    public: tuple[str, ...]
+    alias: str | None = None
+
+
+FAMILIES = (
+    Room("smallm_gemm_mxfp8", ("smallm_mxfp8",), ("mxfp8_gemv", "mxfp8_linear")),
+    Room("grouped_gemm_mxfp8", ("smallm_mxfp8_moe",), ("grouped_gemm_mxfp8", "grouped_mxfp8_linear")),
+    Room("mxfp4_gemm", ("mxfp4_gemm",), ("mxfp4_gemm", "mxfp4_linear")),
+    Room("skinny_gemm_fp8", ("skinny_gemm_fp8",), ("skinny_gemm",)),
+    Room("decode_attention_fp8", ("decode_attention_fp8",), ("decode_attention_fp8", "decode_attention_splitk")),
 )
+
+# module -> names that it gives the package ``hipforge``
+SIMPLE_OPS: dict[str, tuple[str, ...]] = {
+    "fp8_linear": (
+        "Float8Linear", "Float8LinearConfig", "convert_to_float8_training", "disable_fp8", "scaled_mm",
+    ),
+    "fp8_quant": ("fp8_quant_tensorwise",),
+    "moe": ("fused_moe_mxfp8", "moe_align_block_size"),
+    "mx_quantize": ("mxfp4_quantize", "mxfp8_quantize"),
+    "rmsnorm_fp8": ("residual_rms", "residual_rms_mxfp8", "rms_norm", "rms_norm_fp8", "rms_norm_mxfp8"),
+    "swiglu_fp8": ("swiglu_fp8", "swiglu_mxfp8"),
+}  # fmt: skip
+
+
+def public_names() -> dict[str, str]:
+    """Return the public ops by name, each with the module that defines it."""
+    found = {name: room.name for room in FAMILIES for name in room.public}
+    found.update({name: module for module, names in SIMPLE_OPS.items() for name in names})
+    return {name: f"{__name__}.{found[name]}" for name in sorted(found)}
+
+
+def table_names() -> tuple[str, ...]:
+    """Return the names of the tuned tables."""
+    return tuple(table for room in FAMILIES for table in room.tables)
+
+
+def schema_of(table: str) -> Any:
+    """Return the schema of a tuned table; raises KeyError for a name that :func:`table_names` does not have."""
+    return importlib.import_module(f"{__name__}.tables").SCHEMAS[table]
+
+
+def _homes() -> set[str]:
+    aliases = {room.alias for room in FAMILIES if room.alias is not None}
+    return {"core", "reference", *SIMPLE_OPS, *(room.name for room in FAMILIES), *aliases}
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name not in _FAMILIES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(_FAMILIES)}")
+    homes = _homes()
+    if name not in homes:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FAMILIES})
+    return sorted({*globals(), *_homes()})

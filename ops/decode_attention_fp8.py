@@ -22,12 +22,12 @@ from collections.abc import Mapping
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops import dispatch
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.dispatch import Decision, Refused, planned_by
 from hipforge.ops.decode_attention_fp8_checks import Scale, check_operands, prepare_packed, scale_tensor
 from hipforge.ops.decode_attention_fp8_kernels import ARCH_DTYPES, run_decode_attention
 from hipforge.ops.decode_attention_fp8_plan import accepts_configuration, plan, split_k_heuristic
 from hipforge.ops.decode_attention_int4 import attend_int4, plan_int4, prepare_int4
-from hipforge.ops.dispatch import Decision, Refused, planned_by
 from hipforge.ops.reference.attention import dequantize_kv_fp8, paged_attention
 
 __all__ = [
@@ -116,7 +116,7 @@ def decode_attention_fp8(
         for name, given in (("k_scale", k_scale), ("v_scale", v_scale))
     ]
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if taken is not None and taken.path == "hip":
+    if taken is not None and taken.path == "kernel":
         out, lse = run_decode_attention(
             q,
             k_cache,
@@ -240,7 +240,7 @@ def decode_attention_splitk(
     max_keys = check_operands(folded, k_data, v_data, block_tables, seqlens)
     taken = plan(folded, k_data, max_keys, block_tables is not None, split_k, force_kernel_config).accepted
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if taken is not None and taken.path == "hip":
+    if taken is not None and taken.path == "kernel":
         out, lse = run_decode_attention(
             folded,
             k_data,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.reference.checks import require_dtype, require_rank, require_shape
+from hipforge.ops.core.checks import require_dtype, require_rank, require_shape
 
 MAX_MQ = 16
 

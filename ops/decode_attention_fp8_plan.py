@@ -10,7 +10,9 @@ from types import MappingProxyType
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops import dispatch
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.dispatch import Accepted, Decision, Refused
+from hipforge.ops.core.tuned import TunedRow, load_table
 from hipforge.ops.decode_attention_fp8_kernels import (
     ARCH_DTYPES,
     BLOCK_M,
@@ -22,9 +24,7 @@ from hipforge.ops.decode_attention_fp8_kernels import (
     PART_COLUMNS,
     check_configuration,
 )
-from hipforge.ops.dispatch import Accepted, Decision, Refused
 from hipforge.ops.tables import ANY_PAGE_SIZE, DECODE_ATTENTION_FP8
-from hipforge.ops.tuned import TunedRow, load_table
 
 MAX_TILE = 64  # of BLOCK_M and BLOCK_N; larger tiles keep too much in registers
 MAX_WAVES = 4
@@ -97,7 +97,7 @@ def _decided(
     if reason is not None:
         if forced is not None:
             raise GuardError(f"force_kernel_config is given, but the kernel does not apply: {reason}")
-        return Decision(torch_path, (Refused("hip", reason),))
+        return Decision(torch_path, (Refused("kernel", reason),))
     row = tuned_row(*target, q_shape, k_shape, max_keys, paged) if forced is None else None
     if row is not None:
         configuration, why = {name: row.integer(name) for name in CONFIGURATION}, "the tuned row of the shape's bucket"
@@ -113,7 +113,7 @@ def _decided(
         why = "force_kernel_config, which overrides everything"
     check_configuration(configuration, q_shape[-1])
     unused = Refused("torch", "the HIP kernel takes this shape")
-    return Decision(Accepted("hip", "decode_attention_fp8", MappingProxyType(configuration), why, row), (unused,))
+    return Decision(Accepted("kernel", "decode_attention_fp8", MappingProxyType(configuration), why, row), (unused,))
 
 
 def bucket(number: int) -> int:
@@ -128,7 +128,7 @@ def tuned_row(
     batch, mq, heads, d = q_shape
     page_size, kv_heads = k_shape[1:3]
     shape = (bucket(batch), kv_heads, bucket(heads // kv_heads * mq), d, bucket(max_keys))
-    table = load_table(DECODE_ATTENTION_FP8.family)
+    table = load_table(DECODE_ATTENTION_FP8)
     own = table.find(arch, cu_count, *shape, page_size) if paged else None
     return own or table.find(arch, cu_count, *shape, ANY_PAGE_SIZE)
 

@@ -15,7 +15,9 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops import dispatch
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.checks import require_choice, require_dtype, require_rank, require_shape
+from hipforge.ops.core.dispatch import Accepted, Decision, Refused
 from hipforge.ops.decode_attention_fp8_checks import MAX_MQ
 from hipforge.ops.decode_attention_fp8_kernels import (
     ARCH_DTYPES,
@@ -27,9 +29,7 @@ from hipforge.ops.decode_attention_fp8_kernels import (
     allocate_results,
 )
 from hipforge.ops.decode_attention_fp8_plan import split_k_heuristic
-from hipforge.ops.dispatch import Accepted, Decision, Refused
 from hipforge.ops.reference.attention import INT4_GROUPS, dequantize_kv_int4, paged_attention
-from hipforge.ops.reference.checks import require_choice, require_dtype, require_rank, require_shape
 
 CONFIGURATION = ("waves", "split_k")
 
@@ -129,7 +129,7 @@ def plan_int4(
         if force_kernel_config is not None:
             raise GuardError(f"force_kernel_config is given, but the kernel does not apply: {reason}")
         torch_path = Accepted("torch", "decode_attention", MappingProxyType({}), "the HIP kernel refused")
-        return Decision(torch_path, (Refused("hip", reason),))
+        return Decision(torch_path, (Refused("kernel", reason),))
     max_keys = k.shape[1] * (1 if block_tables is None else block_tables.shape[1])
     split = split_k_heuristic(q.shape[0], k.shape[2], max_keys)
     configuration = {"waves": 1, "split_k": split if split_k is None else split_k}
@@ -144,7 +144,7 @@ def plan_int4(
     if not 1 <= configuration["split_k"] <= MAX_SPLITS:
         raise GuardError(f"split_k must be 1 to {MAX_SPLITS}; got {configuration['split_k']}")
     unused = Refused("torch", "the HIP kernel takes this shape")
-    return Decision(Accepted("hip", "decode_attention_int4", MappingProxyType(configuration), why), (unused,))
+    return Decision(Accepted("kernel", "decode_attention_int4", MappingProxyType(configuration), why), (unused,))
 
 
 def _outside_envelope(q: torch.Tensor, page_size: int | None) -> str | None:
@@ -180,7 +180,7 @@ def attend_int4(
     """
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     taken = decision.accepted
-    if taken is None or taken.path != "hip":
+    if taken is None or taken.path != "kernel":
         keys, values = (dequantize_kv_int4(cache, num_groups) for cache in (k, v))
         return paged_attention(q, keys, values, block_tables, seqlens, factor, causal)
     splits = taken.configuration["split_k"]

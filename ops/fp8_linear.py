@@ -29,95 +29,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrize
 
-from hipforge import archs, devices
 from hipforge.errors import ConfigError, GuardError
-from hipforge.ops.reference.checks import require_device, require_tensor
-
-E5M2_DTYPES = (torch.float8_e5m2, torch.float8_e5m2fnuz)
-FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, *E5M2_DTYPES)
+from hipforge.ops.core.checks import require_device, require_tensor
+from hipforge.ops.core.fp8 import E5M2_DTYPES as E5M2_DTYPES
+from hipforge.ops.core.fp8 import FP8_DTYPES as FP8_DTYPES
+from hipforge.ops.core.fp8 import fp8_dtypes as fp8_dtypes
+from hipforge.ops.core.fp8 import to_fp8 as to_fp8
 
 # _scaled_mm reads 16 fp8 elements at a time along K and along N.
 ALIGNMENT = 16
 # Below this a tensor-wise FP8 product gains less than quantising costs (the rule of torchao's recipe filter too).
 MIN_FEATURES = 128
-# Keeps the scale of an all-zero tensor finite: 448 / 1e-12 fits fp32.
-AMAX_FLOOR = 1e-12
-
-
-def fp8_dtypes(device_or_arch: torch.device | str) -> tuple[torch.dtype, torch.dtype]:
-    """Return the (forward, gradient) FP8 dtypes of a device or an architecture.
-
-    Args:
-        device_or_arch: a ``torch.device``, a device string (``"cuda:1"``, ``"cpu"``) or an architecture name, with or
-            without features (``"gfx942:sramecc+:xnack-"``). The CPU takes the emulated architecture's formats.
-
-    Returns:
-        ``(float8_e4m3fnuz, float8_e5m2fnuz)`` on gfx942, ``(float8_e4m3fn, float8_e5m2)`` elsewhere.
-
-    Raises:
-        ConfigError: an architecture name that is not known.
-    """
-    key = _with_index(device_or_arch)
-    if key not in _dtypes_of:
-        fnuz = _arch_name(device_or_arch) == "gfx942"
-        _dtypes_of[key] = (
-            (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz) if fnuz else (torch.float8_e4m3fn, torch.float8_e5m2)
-        )
-    return _dtypes_of[key]
-
-
-def _with_index(device_or_arch: torch.device | str) -> str:
-    key = str(device_or_arch)
-    return f"cuda:{torch.cuda.current_device()}" if key == "cuda" else key
-
-
-# A plain dictionary, because torch.compile reads it as a constant where it cannot trace device queries.
-_dtypes_of: dict[str, tuple[torch.dtype, torch.dtype]] = {}
-
-
-def _arch_name(device_or_arch: torch.device | str) -> str | None:
-    if isinstance(device_or_arch, str) and device_or_arch.startswith("gfx"):
-        return archs.get(device_or_arch).name
-    device = torch.device(device_or_arch)
-    if device.type == "cuda":
-        if getattr(torch.version, "hip", None) is None:
-            return None
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return str(torch.cuda.get_device_properties(index).gcnArchName).split(":", 1)[0]
-    current = devices.current()
-    return current.default_arch if device.type == "cpu" and current.kind == "emulator" else None
-
-
-_arch_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def to_fp8(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise a tensor with one scale: ``x ≈ x8.float() * inv_scale``. Device-side throughout, no host sync.
-
-    ``scale = finfo(dtype).max / max(amax, 1e-12)`` computed in double and rounded to fp32; ``x8 = clamp(x * scale)``
-    rounded to nearest even.
-
-    Args:
-        x: floating-point tensor of any shape; also empty.
-        dtype: one of the four float8 dtypes.
-
-    Returns:
-        ``(x8, inv_scale)``: ``x8`` has x's shape and, where x is dense, its strides; ``inv_scale`` is a 0-dim fp32
-        tensor, what ``_scaled_mm`` takes. A NaN or infinity in x makes every element NaN.
-
-    Raises:
-        GuardError: x is not floating point, or dtype is not float8.
-    """
-    require_tensor(x=x)
-    if not x.is_floating_point():
-        raise GuardError(f"x must be floating point; got {x.dtype}")
-    if dtype not in FP8_DTYPES:
-        raise GuardError(f"dtype must be one of {', '.join(map(str, FP8_DTYPES))}; got {dtype}")
-    limit = torch.finfo(dtype).max
-    x32 = x.float()
-    amax = x32.abs().amax() if x.numel() else x32.new_zeros(())
-    scale = (limit / amax.double().clamp(min=AMAX_FLOOR)).float()
-    return (x32 * scale).clamp(-limit, limit).to(dtype), scale.reciprocal()
 
 
 def to_col_major(x: torch.Tensor) -> torch.Tensor:
@@ -165,9 +87,7 @@ def scaled_mm(
     if k % ALIGNMENT or n % ALIGNMENT:
         product = torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16))
         return (product.float() * (scale_a * scale_b)).to(out_dtype)
-    return torch._scaled_mm(
-        a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, use_fast_accum=use_fast_accum
-    )
+    return torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, use_fast_accum=use_fast_accum)
 
 
 def _check_operands(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> None:
@@ -226,7 +146,11 @@ class _Float8Matmul(torch.autograd.Function):
             grad_x = scaled_mm(go8, to_col_major(w8), go_inv, w_inv, out_dtype=grad_output.dtype)
         if needs_weight:
             grad_weight = scaled_mm(
-                go8.t().contiguous(), to_col_major(x8), go_inv, x_inv, out_dtype=ctx.weight_dtype  # type: ignore[attr-defined]
+                go8.t().contiguous(),
+                to_col_major(x8),
+                go_inv,
+                x_inv,
+                out_dtype=ctx.weight_dtype,  # type: ignore[attr-defined]
             )
         return grad_x, grad_weight
 

@@ -11,9 +11,9 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.dispatch import Decision, plan_kernel, planned_by, runs_kernel
-from hipforge.ops.fp8_linear import FP8_DTYPES, fp8_dtypes, to_fp8
-from hipforge.ops.reference.checks import require_tensor
+from hipforge.ops.core.checks import require_tensor
+from hipforge.ops.core.dispatch import Decision, plan_kernel, planned_by, runs_kernel
+from hipforge.ops.core.fp8 import FP8_DTYPES, fp8_dtypes, to_fp8
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}

@@ -29,10 +29,10 @@ from types import MappingProxyType
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.dispatch import Accepted, Decision, Refused, planned_by
+from hipforge.ops.core.checks import require_dtype
+from hipforge.ops.core.dispatch import Accepted, Decision, Refused, planned_by
 from hipforge.ops.grouped_gemm_mxfp8_kernels import smallm_mxfp8_moe_grouped_gemm, smallm_mxfp8_moe_out
 from hipforge.ops.grouped_gemm_mxfp8_plan import plan_grouped
-from hipforge.ops.reference.checks import require_dtype
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 
 __all__ = [
@@ -210,7 +210,7 @@ def grouped_mxfp8_linear(
         a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens, block_m,
         a_div, mul_weight_by,
     ).accepted  # fmt: skip
-    if taken is not None and taken.path == "hip":
+    if taken is not None and taken.path == "kernel":
         return _run_hip(
             taken, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens,
             block_m, a_div, mul_weight_by,

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops import dispatch
-from hipforge.ops.dispatch import Accepted, Decision, Refused
-from hipforge.ops.reference.checks import (
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.checks import (
     TensorSpec,
     require_dtype,
     require_int,
@@ -24,9 +23,10 @@ from hipforge.ops.reference.checks import (
     require_tensor,
     require_torch_dtype,
 )
-from hipforge.ops.reference.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.dispatch import Accepted, Decision, Refused
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.tuned import TunedRow, load_table
 from hipforge.ops.tables import DEFAULT_BLOCK_N, SMALLM_MXFP8_MOE
-from hipforge.ops.tuned import TunedRow, load_table
 
 ARCH = "gfx950"
 KERNEL = "smallm_mxfp8_moe_grouped_gemm"
@@ -68,21 +68,21 @@ def _check_operands(
 def _by_row(row: TunedRow, experts: int, what: str) -> Accepted | Refused:
     reason = f"the tuned row of {what}, up to M={row.integer('M')}"
     if row.integer("use_hip") == 0:
-        return Refused("hip", f"{reason}, routes this call to the fallback (use_hip=0)", row)
+        return Refused("kernel", f"{reason}, routes this call to the fallback (use_hip=0)", row)
     least = row.integer("min_experts")
     if experts < least:
-        return Refused("hip", f"{reason}, asks for at least {least} experts; got E={experts}", row)
+        return Refused("kernel", f"{reason}, asks for at least {least} experts; got E={experts}", row)
     return _accept(row.integer("block_n"), reason, row)
 
 
 def _accept(block_n: int, reason: str, row: TunedRow | None = None) -> Accepted:
-    return Accepted("hip", KERNEL, MappingProxyType({"block_n": block_n}), reason, row)
+    return Accepted("kernel", KERNEL, MappingProxyType({"block_n": block_n}), reason, row)
 
 
 @functools.lru_cache(maxsize=1024)
 def _buckets(arch: str, cu_count: int, n: int, k: int, a_div: int, has_weight: int) -> tuple[TunedRow, ...]:
     """Return the rows of a key by ascending M; where two give the same M, the one for just this CU count."""
-    table = load_table(SMALLM_MXFP8_MOE.family)
+    table = load_table(SMALLM_MXFP8_MOE)
     routed = {int(row.key[2]) for row in table.rows if row.key[0] == arch and row.key[3:] == (n, k, a_div, has_weight)}
     found = (table.find(arch, cu_count, m, n, k, a_div, has_weight) for m in sorted(routed))
     return tuple(row for row in found if row is not None)
@@ -93,7 +93,7 @@ def _by_default(slots: int, experts: int, what: str) -> Accepted | Refused:
         if slots <= most and experts >= least:
             return _accept(DEFAULT_BLOCK_N, f"no tuned row of {what}; the default up to M={most}")
     rules = " or ".join(f"M at most {most} with E at least {least}" for most, least in DEFAULT_BUCKETS)
-    return Refused("hip", f"no tuned row of {what}; the default needs {rules}; got M={slots}, E={experts}")
+    return Refused("kernel", f"no tuned row of {what}; the default needs {rules}; got M={slots}, E={experts}")
 
 
 def _decide_hip(
@@ -101,27 +101,29 @@ def _decide_hip(
     device: torch.device, out_dtype: torch.dtype,
 ) -> Accepted | Refused:  # fmt: skip
     if out_dtype != torch.bfloat16:
-        return Refused("hip", f"the output dtype must be torch.bfloat16; got {out_dtype}")
+        return Refused("kernel", f"the output dtype must be torch.bfloat16; got {out_dtype}")
     target = dispatch.target_of(device)
     if isinstance(target, Refused):
         return target
     arch, cu_count = target
     if arch != ARCH:
-        return Refused("hip", f"the kernel is for {ARCH}; the device is {arch}")
+        return Refused("kernel", f"the kernel is for {ARCH}; the device is {arch}")
     if min(slots, experts, n, k) < 1:
-        return Refused("hip", f"M, E, N and K must be at least 1; got M={slots}, E={experts}, N={n}, K={k}")
+        return Refused("kernel", f"M, E, N and K must be at least 1; got M={slots}, E={experts}, N={n}, K={k}")
     if block_m % 4:
-        return Refused("hip", f"block_m must be a multiple of 4; got {block_m}")
+        return Refused("kernel", f"block_m must be a multiple of 4; got {block_m}")
     largest = max(n, m_act) * k
     if largest > MAX_ELEMENTS:
-        return Refused("hip", f"N*K and M_act*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {largest}")
+        return Refused(
+            "kernel", f"N*K and M_act*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {largest}"
+        )
     what = f"(N, K, a_div, has_weight)=({n}, {k}, {a_div}, {has_weight})"
     rows = _buckets(arch, cu_count, n, k, a_div, int(has_weight))
     if not rows:
         return _by_default(slots, experts, what)
     bucket = next((row for row in rows if slots <= row.integer("M")), None)
     if bucket is None:
-        return Refused("hip", f"the tuned rows of {what} end at M={rows[-1].integer('M')}; got M={slots}", rows[-1])
+        return Refused("kernel", f"the tuned rows of {what} end at M={rows[-1].integer('M')}; got M={slots}", rows[-1])
     return _by_row(bucket, experts, what)
 
 

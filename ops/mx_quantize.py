@@ -10,12 +10,12 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.dispatch import Decision, plan_kernel, planned_by, runs_kernel
-from hipforge.ops.fp8_linear import fp8_dtypes
+from hipforge.ops.core.checks import require_choice, require_dtype, require_last_multiple, require_rank
+from hipforge.ops.core.dispatch import Decision, plan_kernel, planned_by, runs_kernel
+from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.outputs import written
-from hipforge.ops.reference.checks import require_choice, require_dtype, require_last_multiple, require_rank
 from hipforge.ops.reference.e8m0 import SCALE_MODES, ScaleMode
-from hipforge.ops.reference.formats import BLOCK
 from hipforge.ops.reference.layout import SCALE_COLUMNS, SCALE_ROWS
 
 # torch dtype -> the module's variant

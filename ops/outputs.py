@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.reference.checks import require_device, require_shape, require_tensor
-from hipforge.ops.reference.formats import E8M0_DTYPE
+from hipforge.ops.core.checks import require_device, require_shape, require_tensor
+from hipforge.ops.core.formats import E8M0_DTYPE
 
 
 def written(name: str, out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:

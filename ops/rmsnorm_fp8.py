@@ -11,10 +11,10 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.dispatch import Decision, plan_kernel, planned_by, runs_kernel
-from hipforge.ops.fp8_linear import fp8_dtypes
+from hipforge.ops.core.checks import require_tensor
+from hipforge.ops.core.dispatch import Decision, plan_kernel, planned_by, runs_kernel
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.outputs import written
-from hipforge.ops.reference.checks import require_tensor
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
 # torch dtype -> the module's variant

@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops import dispatch
-from hipforge.ops.dispatch import Refused, planned_by
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.dispatch import Refused, planned_by
 from hipforge.ops.reference import skinny as reference
 from hipforge.ops.skinny_gemm_fp8_plan import ALIGNMENT, FORMATS, MAX_BYTES, check_operands, plan_skinny_gemm
 from hipforge.ops.skinny_gemm_fp8_space import A_LANES, B_LANES, OP_M, OPS, Configuration, require
@@ -92,7 +92,7 @@ def skinny_gemm(
         BuildError, LaunchError: the kernel could not be built or run.
     """
     taken = plan_skinny_gemm(a, b, scale, output, split_k, deterministic=deterministic).accepted
-    if taken is not None and taken.path == "hip":
+    if taken is not None and taken.path == "kernel":
         return run_skinny_gemm(a, b, scale, output, deterministic=deterministic, **taken.configuration)
     result = reference.skinny_gemm(a, b, scale, output)
     return result if output is None else output.copy_(result)

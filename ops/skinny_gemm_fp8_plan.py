@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops import dispatch
-from hipforge.ops.dispatch import Accepted, Decision, Refused
-from hipforge.ops.reference.checks import require_dtype, require_rank, require_shape
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.checks import require_dtype, require_rank, require_shape
+from hipforge.ops.core.dispatch import Accepted, Decision, Refused
+from hipforge.ops.core.tuned import TunedRow, load_table
 from hipforge.ops.skinny_gemm_fp8_space import Configuration, require
 from hipforge.ops.tables import SKINNY_GEMM_FP8
-from hipforge.ops.tuned import TunedRow, load_table
 
 KERNEL = "skinny_gemm_fp8"
 FORMATS: Mapping[str, torch.dtype] = MappingProxyType({"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn})
@@ -103,7 +103,7 @@ def plan_skinny_gemm(
     """Return the decision for a call; raises GuardError for operands that are malformed."""
     m, n, k = check_operands(a, b, scale, output)
     decision = _decision(m, n, k, a.dtype, a.device, split_k)
-    if not deterministic and n % 2 and decision.accepted is not None and decision.accepted.path == "hip":
+    if not deterministic and n % 2 and decision.accepted is not None and decision.accepted.path == "kernel":
         raise GuardError(f"packed fp16 atomics need an even n; got {n}: pass deterministic=True")
     return decision
 
@@ -125,28 +125,28 @@ def _decide(
         return target
     arch, cu_count = target
     if arch not in FORMATS:
-        return Refused("hip", f"the kernel is for {', '.join(FORMATS)}; the device is {arch}")
+        return Refused("kernel", f"the kernel is for {', '.join(FORMATS)}; the device is {arch}")
     if dtype != FORMATS[arch]:
-        return Refused("hip", f"the matrix instructions of {arch} read {FORMATS[arch]}; the operands are {dtype}")
+        return Refused("kernel", f"the matrix instructions of {arch} read {FORMATS[arch]}; the operands are {dtype}")
     if not 1 <= m <= MAX_M or n < 1:
-        return Refused("hip", f"m must be 1 to {MAX_M} and n at least 1; got m={m}, n={n}")
+        return Refused("kernel", f"m must be 1 to {MAX_M} and n at least 1; got m={m}, n={n}")
     if -(-k // ALIGNMENT) * ALIGNMENT * n > MAX_BYTES:
-        return Refused("hip", f"b must span at most 2^31 - 1 bytes; got {k * n}")
+        return Refused("kernel", f"b must span at most 2^31 - 1 bytes; got {k * n}")
     row, reason = _tuned_row(m, n, k, arch, cu_count)
     if row is not None and row.integer("use_hip") == 0:
-        return Refused("hip", f"{reason} routes this shape to the fallback (use_hip=0)", row)
+        return Refused("kernel", f"{reason} routes this shape to the fallback (use_hip=0)", row)
     configuration = default_configuration(m, n, k, cu_count) if row is None else configuration_of(row)
     if split_k is not None:
         # A split beyond the last block would have nothing to add.
         configuration = dataclasses.replace(configuration, split_k=min(split_k, configuration.blocks(k)))
         require(configuration, arch, k)
         reason += " with the caller's split_k"
-    return Accepted("hip", KERNEL, MappingProxyType(configuration.parameters()), reason, row)
+    return Accepted("kernel", KERNEL, MappingProxyType(configuration.parameters()), reason, row)
 
 
 def _tuned_row(m: int, n: int, k: int, arch: str, cu_count: int) -> tuple[TunedRow | None, str]:
     """Return the row that speaks for a shape, or None for the default rule, and what to call it."""
-    table = load_table(SKINNY_GEMM_FP8.family)
+    table = load_table(SKINNY_GEMM_FP8)
     for rows in range(m, MAX_M + 1):
         row = table.find(arch, cu_count, rows, n, k)
         if row is not None:

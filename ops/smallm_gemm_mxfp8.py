@@ -30,15 +30,16 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.call import torch_library
 from hipforge.jit.call.signature import signature_of
-from hipforge.ops import dispatch
-from hipforge.ops.alignment import realigned
-from hipforge.ops.dispatch import Accepted, Decision, Refused, planned_by
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.alignment import realigned
+from hipforge.ops.core.checks import require_device, require_dtype, require_shape, require_tensor
+from hipforge.ops.core.dispatch import Accepted, Decision, Refused, planned_by
+from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.grouped_gemm_mxfp8 import (
     grouped_gemm_mxfp8,
     grouped_mxfp8_linear,
     smallm_mxfp8_moe_grouped_gemm,
 )
-from hipforge.ops.reference.checks import require_device, require_dtype, require_shape, require_tensor
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 from hipforge.ops.smallm_mxfp8_kernels import (
     smallm_mxfp8_gemv,
@@ -49,7 +50,6 @@ from hipforge.ops.smallm_mxfp8_kernels import (
 )
 from hipforge.ops.smallm_mxfp8_plan import plan_gemv
 from hipforge.ops.tables import GEMV_MAX_M
-from hipforge.ops.tuned import clear_tables
 
 __all__ = [
     "grouped_gemm_mxfp8",
@@ -265,7 +265,7 @@ def mxfp8_linear(
         require_dtype("bias", bias, (torch.bfloat16,))
         require_shape("bias", bias, shape[1:], "[N]")
         require_device("bias", bias, xq.device)
-    if taken is not None and taken.path == "hip":
+    if taken is not None and taken.path == "kernel":
         result = _run_hip(_launch_of(taken, *shape, xq.device), xq, x_scale, wq, w_scale, out)
     elif taken is not None and taken.path == "triton":
         from hipforge.ops.triton import mxfp8_dot_scaled as fallback

@@ -12,7 +12,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.reference.checks import require_int, require_rank
+from hipforge.ops.core.checks import require_int, require_rank
 from hipforge.ops.tables import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
 
 # Past 16 rows any variant does: its guard refuses M.

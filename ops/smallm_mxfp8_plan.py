@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from hipforge.ops import dispatch
-from hipforge.ops.dispatch import Accepted, Decision, Refused
-from hipforge.ops.reference.checks import (
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.checks import (
     TensorSpec,
     require_dtype,
     require_last_multiple,
@@ -21,9 +20,10 @@ from hipforge.ops.reference.checks import (
     require_tensor,
     require_torch_dtype,
 )
-from hipforge.ops.reference.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.dispatch import Accepted, Decision, Refused
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.tuned import TunedRow, load_table
 from hipforge.ops.tables import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_MAX_M, SMALLM_MXFP8, mfma_k_steps
-from hipforge.ops.tuned import TunedRow, load_table
 
 ARCH = "gfx950"
 MAX_ELEMENTS = 2**31 - 1
@@ -47,16 +47,18 @@ def _check_operands(xq: TensorSpec, x_scale: TensorSpec, wq: TensorSpec, w_scale
 
 
 def _gemv(block_n: int, reason: str, row: TunedRow | None = None) -> Accepted:
-    return Accepted("hip", "smallm_mxfp8_gemv", MappingProxyType({"block_n": block_n}), reason, row)
+    return Accepted("kernel", "smallm_mxfp8_gemv", MappingProxyType({"block_n": block_n}), reason, row)
 
 
 def _mfma(n_sub: int, k_splits: int, reason: str, row: TunedRow | None = None) -> Accepted:
-    return Accepted("hip", "smallm_mxfp8_mfma", MappingProxyType({"n_sub": n_sub, "k_splits": k_splits}), reason, row)
+    return Accepted(
+        "kernel", "smallm_mxfp8_mfma", MappingProxyType({"n_sub": n_sub, "k_splits": k_splits}), reason, row
+    )
 
 
 def _by_row(row: TunedRow, reason: str) -> Accepted | Refused:
     if row.integer("use_hip") == 0:
-        return Refused("hip", f"{reason} routes this shape to the fallback (use_hip=0)", row)
+        return Refused("kernel", f"{reason} routes this shape to the fallback (use_hip=0)", row)
     if row.values["kernel"] == "gemv":
         block_n = row.values["block_n"]
         return _gemv(DEFAULT_BLOCK_N if block_n is None else row.integer("block_n"), reason, row)
@@ -64,7 +66,7 @@ def _by_row(row: TunedRow, reason: str) -> Accepted | Refused:
 
 
 def _by_table(m: int, n: int, k: int, arch: str, cu_count: int) -> Accepted | Refused | None:
-    table = load_table(SMALLM_MXFP8.family)
+    table = load_table(SMALLM_MXFP8)
     row = table.find(arch, cu_count, m, n, k)
     if row is not None:
         return _by_row(row, "the tuned row of this shape")
@@ -83,23 +85,23 @@ def _by_default(m: int, n: int, k: int) -> Accepted | Refused:
         return _mfma(1, k_splits, f"no tuned row; the default for M={m} is MFMA")
     if m <= GEMV_MAX_M:
         return _gemv(DEFAULT_BLOCK_N, f"no tuned row; the default for M={m} is GEMV")
-    return Refused("hip", f"M={m} needs a tuned row for (K, N)=({k}, {n}), and there is none")
+    return Refused("kernel", f"M={m} needs a tuned row for (K, N)=({k}, {n}), and there is none")
 
 
 def _decide_hip(m: int, n: int, k: int, device: torch.device, out_dtype: torch.dtype) -> Accepted | Refused:
     if out_dtype != torch.bfloat16:
-        return Refused("hip", f"the output dtype must be torch.bfloat16; got {out_dtype}")
+        return Refused("kernel", f"the output dtype must be torch.bfloat16; got {out_dtype}")
     target = dispatch.target_of(device)
     if isinstance(target, Refused):
         return target
     arch, cu_count = target
     if arch != ARCH:
-        return Refused("hip", f"the kernels are for {ARCH}; the device is {arch}")
+        return Refused("kernel", f"the kernels are for {ARCH}; the device is {arch}")
     if not 1 <= m <= MFMA_MAX_M or n == 0 or k == 0:
-        return Refused("hip", f"M must be 1 to {MFMA_MAX_M}, N and K at least 1; got M={m}, N={n}, K={k}")
+        return Refused("kernel", f"M must be 1 to {MFMA_MAX_M}, N and K at least 1; got M={m}, N={n}, K={k}")
     largest = max(m, n) * k
     if largest > MAX_ELEMENTS:
-        return Refused("hip", f"M*K and N*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {largest}")
+        return Refused("kernel", f"M*K and N*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {largest}")
     return _by_table(m, n, k, arch, cu_count) or _by_default(m, n, k)
 
 

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from hipforge.errors import GuardError
+from hipforge.ops.core.tuned import ANY_CU, Column, TableSchema, Value
 from hipforge.ops.decode_attention_fp8_kernels import CONFIGURATION, HEAD_DIMS, PAGE_MULTIPLE, check_configuration
+from hipforge.ops.mxfp4_gemm.family import FAMILY as _MXFP4
 from hipforge.ops.skinny_gemm_fp8_space import LDS_BYTES, Configuration, refusal
-from hipforge.ops.tuned import ANY_CU, Column, TableSchema, Value, register_schema
 
 GEMV_MAX_M = 16
 GEMV_BLOCK_N = (4, 8, 16, 32, 64)
@@ -45,51 +46,27 @@ def _check_smallm(values: Mapping[str, Value]) -> str | None:
     return None
 
 
-SMALLM_MXFP8 = register_schema(
-    TableSchema(
-        family="smallm_mxfp8",
-        config=(
-            Column("kernel", str, accepted=("gemv", "mfma")),
-            Column("block_n", int, minimum=0),
-            Column("n_sub", int, minimum=0),
-            Column("k_splits", int, minimum=0),
-            Column("use_hip", int, accepted=(0, 1)),
-        ),
-        check=_check_smallm,
-        # The format of earlier small-M kernels: always gfx950, no block_n column.
-        legacy={
-            ("K", "N", "M", "kernel", "n_sub", "k_splits", "use_hip"): {
-                "gfx": "gfx950",
-                "cu_num": ANY_CU,
-                "block_n": None,
-                "source": "legacy",
-            }
-        },
-    )
-)
+MXFP4_GEMM = _MXFP4.table
 
-
-def _check_mxfp4(values: Mapping[str, Value]) -> str | None:
-    m_sub, n_sub, k_splits, k = (int(values[name] or 0) for name in ("m_sub", "n_sub", "k_splits", "K"))
-    if m_sub not in MFMA_N_SUB or n_sub not in MFMA_N_SUB or k_splits not in MFMA_K_SPLITS:
-        return f"m_sub and n_sub are in {MFMA_N_SUB}, k_splits in {MFMA_K_SPLITS}; got {m_sub}, {n_sub}, {k_splits}"
-    if k_splits > mfma_k_steps(k):
-        return f"k_splits cannot exceed the {mfma_k_steps(k)} K steps of {MFMA_K_STEP}; got {k_splits}"
-    return None
-
-
-MXFP4_GEMM = register_schema(
-    TableSchema(
-        family="mxfp4_gemm",
-        config=(
-            Column("m_sub", int, minimum=1),
-            Column("n_sub", int, minimum=1),
-            Column("k_splits", int, minimum=1),
-            Column("use_hip", int, accepted=(0, 1)),
-        ),
-        check=_check_mxfp4,
-        legacy={},
-    )
+SMALLM_MXFP8 = TableSchema(
+    family="smallm_mxfp8",
+    config=(
+        Column("kernel", str, accepted=("gemv", "mfma")),
+        Column("block_n", int, minimum=0),
+        Column("n_sub", int, minimum=0),
+        Column("k_splits", int, minimum=0),
+        Column("use_hip", int, accepted=(0, 1)),
+    ),
+    check=_check_smallm,
+    # The format of earlier small-M kernels: always gfx950, no block_n column.
+    legacy={
+        ("K", "N", "M", "kernel", "n_sub", "k_splits", "use_hip"): {
+            "gfx": "gfx950",
+            "cu_num": ANY_CU,
+            "block_n": None,
+            "source": "legacy",
+        }
+    },
 )
 
 
@@ -100,17 +77,15 @@ def _check_moe(values: Mapping[str, Value]) -> str | None:
 
 
 # A row speaks for every number of routed slots from the next smaller M of its key, exclusive, to its own M.
-SMALLM_MXFP8_MOE = register_schema(
-    TableSchema(
-        family="smallm_mxfp8_moe",
-        extra_key=(Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))),
-        config=(
-            Column("block_n", int, minimum=1),
-            Column("min_experts", int, minimum=0),
-            Column("use_hip", int, accepted=(0, 1)),
-        ),
-        check=_check_moe,
-    )
+SMALLM_MXFP8_MOE = TableSchema(
+    family="smallm_mxfp8_moe",
+    extra_key=(Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))),
+    config=(
+        Column("block_n", int, minimum=1),
+        Column("min_experts", int, minimum=0),
+        Column("use_hip", int, accepted=(0, 1)),
+    ),
+    check=_check_moe,
 )
 
 
@@ -123,15 +98,13 @@ def _check_skinny(values: Mapping[str, Value]) -> str | None:
 
 
 # A row speaks for every m without a row of its own from the next smaller M of its shape, exclusive, to its own M.
-SKINNY_GEMM_FP8 = register_schema(
-    TableSchema(
-        family="skinny_gemm_fp8",
-        config=(
-            *(Column(parameter.name, int, minimum=1) for parameter in dataclasses.fields(Configuration)),
-            Column("use_hip", int, accepted=(0, 1)),
-        ),
-        check=_check_skinny,
-    )
+SKINNY_GEMM_FP8 = TableSchema(
+    family="skinny_gemm_fp8",
+    config=(
+        *(Column(parameter.name, int, minimum=1) for parameter in dataclasses.fields(Configuration)),
+        Column("use_hip", int, accepted=(0, 1)),
+    ),
+    check=_check_skinny,
 )
 
 
@@ -152,14 +125,17 @@ def _check_attention(values: Mapping[str, Value]) -> str | None:
 
 # A row speaks for every B, G and Mkv from half of its own, exclusive, to its own. G is rows per KV head, query heads
 # times tokens. A page_size of 0 speaks for caches without pages, and for every page size without a row of its own.
-DECODE_ATTENTION_FP8 = register_schema(
-    TableSchema(
-        family="decode_attention_fp8",
-        shape=(
-            *(Column(name, int, minimum=1) for name in ("B", "Hkv", "G", "D", "Mkv")),
-            Column("page_size", int, minimum=0),
-        ),
-        config=tuple(Column(name, int, minimum=1) for name in CONFIGURATION),
-        check=_check_attention,
-    )
+DECODE_ATTENTION_FP8 = TableSchema(
+    family="decode_attention_fp8",
+    shape=(
+        *(Column(name, int, minimum=1) for name in ("B", "Hkv", "G", "D", "Mkv")),
+        Column("page_size", int, minimum=0),
+    ),
+    config=tuple(Column(name, int, minimum=1) for name in CONFIGURATION),
+    check=_check_attention,
 )
+
+SCHEMAS = {
+    schema.family: schema
+    for schema in (SMALLM_MXFP8, SMALLM_MXFP8_MOE, MXFP4_GEMM, SKINNY_GEMM_FP8, DECODE_ATTENTION_FP8)
+}

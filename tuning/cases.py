@@ -21,6 +21,11 @@ class Cell:
     def __str__(self) -> str:
         return f"M={self.m} N={self.n} K={self.k}"
 
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Return M, N and K."""
+        return self.m, self.n, self.k
+
 
 # (K, N) of the dense layers of MiniMax-M3 at tensor-parallel degrees 1, 2, 4 and 8.
 MINIMAX_M3: tuple[tuple[int, int], ...] = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hipforge.ops.core.tuned import bucket
 from hipforge.ops.reference.attention import decode_attention, dequantize_kv_fp8, gather_pages, quantize_kv_fp8
 from hipforge.ops.triton.decode_attention_fp8 import Problem
 
@@ -35,6 +36,11 @@ class AttentionCell:
     def __str__(self) -> str:
         pages = f" page={self.page_size}" if self.page_size else ""
         return f"B={self.batch} Mkv={self.keys} Hkv={self.kv_heads} G={self.group} D={self.d}{pages}"
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Return B, Hkv, G, D, Mkv and page_size as the row that covers the cell has them."""
+        return bucket(self.batch), self.kv_heads, bucket(self.group), self.d, bucket(self.keys), self.page_size
 
     @property
     def cache_bytes(self) -> int:

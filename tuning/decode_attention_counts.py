@@ -28,7 +28,7 @@ from hipforge.jit import loader
 from hipforge.ops.decode_attention_fp8_kernels import BLOCK_M, BLOCKS_N, run_decode_attention
 from hipforge.tuning import model
 from hipforge.tuning.decode_attention_cases import AttentionCell, AttentionOperands, expected, operands
-from hipforge.tuning.gemm import relative_error
+from hipforge.tuning.tuner import relative_error
 
 if TYPE_CHECKING:
     from hipforge.emulator.code_object import Kernel

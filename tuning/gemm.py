@@ -1,7 +1,7 @@
-"""What the tuners need to know of a GEMM family, and one cell of it as a problem: run, check, cost.
+"""The tuner of a GEMM family: operands, counts, and the options of its command.
 
 Operands are always (xq, x_scale, wq, w_scale) of X[M, K] @ W[N, K]^T. Counters are found by the names that the modules'
-entries give their tensors: out, workspace, and the weight's, which the family says.
+entries give their tensors: out, workspace, and the weight's.
 """
 
 from __future__ import annotations
@@ -10,28 +10,26 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import click
 import torch
 
 from hipforge.errors import ConfigError
 from hipforge.jit import loader
-from hipforge.ops.tuned import TableSchema, Value
-from hipforge.tuning import model, timing
-from hipforge.tuning.cases import Cell
-from hipforge.tuning.search import Candidate
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.family import Family
+from hipforge.tuning import model
+from hipforge.tuning.cases import Cell, cells, parse_shape, read_untuned
+from hipforge.tuning.driver import command_for
+from hipforge.tuning.tuner import Counted, Tuner, relative_error
 
 if TYPE_CHECKING:
     from hipforge.emulator.counting import Counters, KernelCount
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-Baselines = tuple[float, float] | None
-
-
-def no_baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
-    """Return None: the family has nothing to be compared with."""
-    return None
 
 
 @dataclass(frozen=True)
@@ -51,46 +49,76 @@ class Pipeline:
     busiest: float = 1.0
 
 
-@dataclass(frozen=True)
-class GemmFamily:
-    """One op family as its tuner sees it.
+def gemm_tuner(
+    family: Family[Any],
+    *,
+    max_error: float,
+    default_cells: Sequence[Cell],
+    quantize: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]],
+    reference: Callable[[Operands], torch.Tensor],
+    run: Callable[[Choice, Operands], torch.Tensor],
+    instance: Callable[[Choice, int], tuple[str, dict[str, int]]],
+    pipeline: Callable[[Choice, Cell, str], Pipeline],
+    weight: str = "Wq",
+    **more: Any,
+) -> Tuner[Cell, Operands]:
+    """Return the tuner of a GEMM family.
 
-    Attributes:
-        schema: of its table.
-        arch: the architecture of its kernels.
+    Args:
+        family: its table and candidates.
         max_error: largest relative Frobenius error of a right result.
         default_cells: what is tuned where nothing is asked for.
-        candidates: every configuration that the kernels accept for a cell, simplest first, so that ties go to it.
-        quantize: a float matrix → (elements, scales).
-        reference: operands → float32 product of the same bits.
-        call: launches a candidate on operands.
-        columns: a candidate's values of the configuration columns, ``use_hip`` left out.
+        quantize: (a float matrix, architecture) -> (elements, scales).
+        reference: operands -> float32 product of the same bits.
+        run: launches a candidate on operands.
         instance: module and variant that a candidate runs for M rows.
-        pipeline: how a candidate streams the weight of a cell.
-        baselines: microseconds of (stock, best) alternatives over copies of the operands, on a GPU.
-        machine: whose rates the model takes.
+        pipeline: how a candidate streams the weight of a cell on an architecture.
         weight: the weight's name in the modules' entries.
-        bound: seconds that the model never goes below for a candidate, known without running it; where there is one,
-            candidates are tried in its order, and a modelled search ends where it passes the best time.
-        most_trials: how many candidates are tried at most; None for all.
+        **more: further attributes of :class:`~hipforge.tuning.tuner.Tuner`.
     """
 
-    schema: TableSchema
-    arch: str
-    max_error: float
-    default_cells: tuple[Cell, ...]
-    candidates: Callable[[Cell], list[Candidate]]
-    quantize: Quantizer
-    reference: Callable[[Operands], torch.Tensor]
-    call: Callable[[Candidate, Operands], torch.Tensor]
-    columns: Callable[[Candidate], Mapping[str, Value]]
-    instance: Callable[[Candidate, int], tuple[str, dict[str, int]]]
-    pipeline: Callable[[Candidate, Cell], Pipeline]
-    baselines: Callable[[Cell, Sequence[Operands]], Baselines] = no_baselines
-    machine: model.Machine = model.MI355X
-    weight: str = "Wq"
-    bound: Callable[[Candidate, Cell], float] | None = None
-    most_trials: int | None = None
+    def operands(cell: Cell, arch: str, device: torch.device) -> Operands:
+        return random_operands(cell, device, _of_arch(quantize, arch))
+
+    def count(cell: Cell, arch: str) -> Counted:
+        parts = operands(cell, arch, torch.device("cpu"))
+        expected = reference(parts)
+
+        def counted(choice: Choice) -> tuple[list[model.Work], float]:
+            from hipforge import emulator
+
+            with emulator.counters() as collector:
+                got = run(choice, parts)
+            module, variant = instance(choice, cell.m)
+            kernels = loader.load(module, variant, arch).manifest.kernels
+            occupancy = {symbol: int(kernel["occupancy"]) for symbol, kernel in kernels.items()}
+            launches = works(collector.result, pipeline(choice, cell, arch), occupancy, weight)
+            return launches, relative_error(got, expected)
+
+        return counted
+
+    return Tuner(
+        family=family,
+        max_error=max_error,
+        default_cells=tuple(default_cells),
+        operands=operands,
+        expected=lambda cell, parts: reference(parts),
+        run=lambda choice, cell, parts: run(choice, parts),
+        count=count,
+        copies=lambda parts, number: [parts, *(_clone(parts) for _ in range(number - 1))],
+        bytes_per_call=lambda parts: sum(tensor.nbytes for tensor in parts),
+        **more,
+    )
+
+
+def _clone(parts: Operands) -> Operands:
+    xq, x_scale, wq, w_scale = parts
+    return xq.clone(), x_scale.clone(), wq.clone(), w_scale.clone()
+
+
+@functools.cache
+def _of_arch(quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]], arch: str) -> Quantizer:
+    return functools.partial(quantize, arch=arch)
 
 
 def _normal(rows: int, columns: int, factor: float, seed: int) -> torch.Tensor:
@@ -110,90 +138,26 @@ def random_operands(cell: Cell, device: torch.device, quantize: Quantizer) -> Op
     return (xq.to(device), x_scale.to(device), *_weight(cell.n, cell.k, device, quantize))
 
 
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the Frobenius norm of the difference over that of ``expected``."""
-    difference = got.to(torch.float64) - expected.to(torch.float64)
-    return float(difference.norm() / expected.to(torch.float64).norm())
+def gemm_command(tuner: Tuner[Cell, Operands], summary: str) -> click.Command:
+    """Return the command of a GEMM family's tuner."""
+    options = [
+        click.Option(["-i", "--untuned"], type=click.Path(path_type=Path), help="CSV with columns M,N,K of cells."),
+        click.Option(["--shapes"], multiple=True, metavar="K,N", help="Weight shape; may be repeated."),
+        click.Option(["-m", "--batch", "batches"], multiple=True, type=click.IntRange(min=1), help="M; repeatable."),
+    ]
+    return command_for(tuner, summary, options, functools.partial(_wanted, tuner.default_cells))
 
 
-class GemmProblem(Protocol):
-    """One cell: run a candidate, say what a call costs, and what there is to beat."""
-
-    source: str
-
-    def run(self, candidate: Candidate) -> float:
-        """Run once and return the relative Frobenius error of the output."""
-
-    def cost(self, candidate: Candidate) -> tuple[float, str]:
-        """Return the seconds of a call and a note on them."""
-
-    def baselines(self) -> Baselines:
-        """Return microseconds of the stock and the best alternative, or None."""
-
-
-class ModelledProblem:
-    """Costs a candidate by the model over the counts of its run on the emulator."""
-
-    def __init__(self, family: GemmFamily, cell: Cell) -> None:
-        self.family = family
-        self.source = family.machine.source
-        self.cell = cell
-        self.operands = random_operands(cell, torch.device("cpu"), family.quantize)
-        self.expected = family.reference(self.operands)
-        self._counts: Counters | None = None
-
-    def run(self, candidate: Candidate) -> float:
-        """Run and count one call; the counts are kept for :meth:`cost`."""
-        from hipforge import emulator
-
-        with emulator.counters() as collector:
-            got = self.family.call(candidate, self.operands)
-        self._counts = collector.result
-        return relative_error(got, self.expected)
-
-    def cost(self, candidate: Candidate) -> tuple[float, str]:
-        """Return the model's seconds for the call that :meth:`run` made, and the bound of each launch."""
-        if self._counts is None:
-            raise ConfigError("cost() needs the counts of a run() before it")
-        module, variant = self.family.instance(candidate, self.cell.m)
-        manifest = loader.load(module, variant, self.family.arch).manifest
-        occupancy = {symbol: int(kernel["occupancy"]) for symbol, kernel in manifest.kernels.items()}
-        found = works(self._counts, self.family.pipeline(candidate, self.cell), occupancy, self.family.weight)
-        estimates = [model.estimate(work, self.family.machine) for work in found]
-        note = " + ".join(f"{item.seconds * 1e6:.2f} ({item.bound})" for item in estimates)
-        return model.total(estimates), note
-
-    def baselines(self) -> Baselines:
-        """Return None: nothing is measured without a GPU."""
-        return None
-
-
-class MeasuredProblem:
-    """Times a candidate on the GPU, over rotating copies of its operands."""
-
-    def __init__(self, family: GemmFamily, cell: Cell, device: torch.device) -> None:
-        self.family = family
-        self.cell = cell
-        self.source = timing.measured_source(device.index or 0)
-        first = random_operands(cell, device, family.quantize)
-        self.expected = family.reference(first)
-        free, _ = torch.cuda.mem_get_info(device)
-        count = timing.rotation(sum(tensor.nbytes for tensor in first), free)
-        self.copies: list[Operands] = [first]
-        self.copies += [(xq.clone(), xs.clone(), wq.clone(), ws.clone()) for xq, xs, wq, ws in [first] * (count - 1)]
-
-    def run(self, candidate: Candidate) -> float:
-        """Run once and return the relative Frobenius error of the output."""
-        return relative_error(self.family.call(candidate, self.copies[0]), self.expected)
-
-    def cost(self, candidate: Candidate) -> tuple[float, str]:
-        """Return the measured seconds of a call."""
-        us = timing.microseconds_per_call(lambda i: self.family.call(candidate, self.copies[i]), len(self.copies))
-        return us * 1e-6, f"{us:.2f} us"
-
-    def baselines(self) -> Baselines:
-        """Return microseconds of the family's alternatives."""
-        return self.family.baselines(self.cell, self.copies)
+def _wanted(
+    by_default: Sequence[Cell], untuned: Path | None, shapes: tuple[str, ...], batches: tuple[int, ...]
+) -> list[Cell]:
+    if untuned is not None:
+        if shapes or batches:
+            raise ConfigError("give either -i FILE or --shapes and -m, not both")
+        return read_untuned(untuned)
+    if not shapes:
+        return [cell for cell in by_default if not batches or cell.m in batches]
+    return cells([parse_shape(text) for text in shapes], batches or sorted({cell.m for cell in by_default}))
 
 
 def works(counts: Counters, pipeline: Pipeline, occupancy: Mapping[str, int], weight: str) -> list[model.Work]:

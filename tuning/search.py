@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from hipforge.errors import BuildError, GuardError
+from hipforge.ops.core.dispatch import Choice
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """One kernel with its parameters."""
-
-    kernel: str
-    configuration: Mapping[str, int]
-
-    def __str__(self) -> str:
-        return f"{self.kernel}({', '.join(f'{name}={value}' for name, value in self.configuration.items())})"
+Candidate = Choice
 
 
 @dataclass(frozen=True)

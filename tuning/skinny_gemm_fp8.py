@@ -9,23 +9,23 @@ timed. On the emulator they are run, at full size, and the model ranks them by t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
 
-from hipforge.ops.fp8_linear import to_fp8
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.fp8 import to_fp8
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.ops.skinny_gemm_fp8 import run_skinny_gemm
 from hipforge.ops.skinny_gemm_fp8_plan import FORMATS
 from hipforge.ops.skinny_gemm_fp8_space import A_LANES, B_LANES, OP_M, OPS, Configuration, refusal
 from hipforge.ops.tables import SKINNY_GEMM_FP8
-from hipforge.ops.tuned import Value
 from hipforge.tuning import model, timing
 from hipforge.tuning.cases import Cell, cells
-from hipforge.tuning.driver import command_for
-from hipforge.tuning.gemm import Baselines, GemmFamily, Operands, Pipeline
+from hipforge.tuning.gemm import Operands, Pipeline, gemm_command, gemm_tuner
 from hipforge.tuning.search import Candidate
+from hipforge.tuning.tuner import MACHINES, Baselines, family_of
 
 # One rounding to fp16 gives at most 2^-11 = 4.9e-4, fp32 sums of 2^14 products less; a single wrong block of 256 k of
 # 16384 gives more than 1e-1.
@@ -43,7 +43,6 @@ QSIZE = (6, 5, 4, 3, 2, 1)
 SPLIT_K = tuple(range(1, 17))
 REDUCE_THREADS, REDUCE_WAVES = 256, 4  # of a work-group of the sum over partial results
 MOST_OCCUPANCY = 8
-MACHINES: Mapping[str, model.Machine] = MappingProxyType({"gfx942": model.MI300X, "gfx950": model.MI355X})
 
 
 def tiles_for(m: int) -> list[tuple[int, int]]:
@@ -138,18 +137,14 @@ def _reference(parts: Operands) -> torch.Tensor:
     return reference(a, b.t(), a_scale * b_scale, None, torch.float32, torch.float32)
 
 
-def _call(candidate: Candidate, parts: Operands) -> torch.Tensor:
+def _run(choice: Choice, parts: Operands) -> torch.Tensor:
     a, a_scale, b, b_scale = parts
-    return run_skinny_gemm(a, b.t(), a_scale * b_scale, None, deterministic=True, **candidate.configuration)
+    return run_skinny_gemm(a, b.t(), a_scale * b_scale, None, deterministic=True, **choice.configuration)
 
 
-def _columns(candidate: Candidate) -> Mapping[str, Value]:
-    return candidate.configuration
-
-
-def _instance(candidate: Candidate, m: int) -> tuple[str, dict[str, int]]:
+def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
     names = ("op_m", "a_lanes", "b_lanes", "ops")
-    return "module_skinny_gemm_fp8", {f"HF_{name.upper()}": candidate.configuration[name] for name in names}
+    return "module_skinny_gemm_fp8", {f"HF_{name.upper()}": choice.configuration[name] for name in names}
 
 
 def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
@@ -163,36 +158,23 @@ def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
     return us, us
 
 
-def _quantizer(dtype: torch.dtype) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    return functools.partial(to_fp8, dtype=dtype)
+TUNER = gemm_tuner(
+    family_of(SKINNY_GEMM_FP8, tuple(FORMATS), lambda cell, arch: candidates(cell, arch)),
+    max_error=MAX_ERROR,
+    default_cells=cells(LLAMA_405B, ROWS),
+    quantize=lambda x, arch: to_fp8(x, FORMATS[arch]),
+    reference=_reference,
+    run=_run,
+    instance=_instance,
+    pipeline=lambda choice, cell, arch: pipeline(choice, cell, MACHINES[arch].cu_count),
+    baselines=_baselines,
+    weight="b",
+    bound=bound,
+    most_trials=MOST_TRIALS,
+)
 
-
-def _family(arch: str) -> GemmFamily:
-    machine = MACHINES[arch]
-    return GemmFamily(
-        schema=SKINNY_GEMM_FP8,
-        arch=arch,
-        max_error=MAX_ERROR,
-        default_cells=tuple(cells(LLAMA_405B, ROWS)),
-        candidates=functools.partial(candidates, arch=arch),
-        quantize=_quantizer(FORMATS[arch]),
-        reference=_reference,
-        call=_call,
-        columns=_columns,
-        instance=_instance,
-        pipeline=functools.partial(pipeline, cu_count=machine.cu_count),
-        baselines=_baselines,
-        machine=machine,
-        weight="b",
-        bound=functools.partial(bound, machine=machine),
-        most_trials=MOST_TRIALS,
-    )
-
-
-FAMILIES: Mapping[str, GemmFamily] = MappingProxyType({arch: _family(arch) for arch in FORMATS})
-
-command = command_for(
-    tuple(FAMILIES.values()),
+command = gemm_command(
+    TUNER,
     "Choose tile, block, waves and split_k of the skinny fp8 GEMM for each cell; by default the QKV, gate/up and down "
     "projections of Llama-3.1-405B under TP8 x M = 1, 8, 16, 32. On a GPU cells are measured; elsewhere a model ranks "
     "them and rows say so.",

@@ -13,6 +13,8 @@ from types import MappingProxyType
 import torch
 
 from hipforge.ops import smallm_mxfp8_kernels as ops
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.tuned import Value
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 from hipforge.ops.smallm_mxfp8_plan import ARCH
 from hipforge.ops.tables import (
@@ -25,12 +27,11 @@ from hipforge.ops.tables import (
     mfma_k_steps,
 )
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
-from hipforge.ops.tuned import Value
 from hipforge.tuning import timing
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells
-from hipforge.tuning.driver import command_for
-from hipforge.tuning.gemm import Baselines, GemmFamily, Operands, Pipeline, random_operands, relative_error
+from hipforge.tuning.gemm import Operands, Pipeline, gemm_command, gemm_tuner, random_operands
 from hipforge.tuning.search import Candidate
+from hipforge.tuning.tuner import Baselines, family_of, relative_error
 
 # float32 accumulation and one rounding to bf16 give 1.7e-3 (uniform rounding within half a unit of 8 bits); a single
 # wrong scale byte in one block of a K of 6144 gives more than 1e-2.
@@ -67,29 +68,21 @@ def operands(cell: Cell, device: torch.device) -> Operands:
     return random_operands(cell, device, quantize_mxfp8)
 
 
-def _reference(parts: Operands) -> torch.Tensor:
-    return mxfp8_mm(*parts, out_dtype=torch.float32)
+def _columns(choice: Choice) -> Mapping[str, Value]:
+    return {"kernel": choice.kernel, "block_n": 0, "n_sub": 0, "k_splits": 0, **choice.configuration}
 
 
-def _call(candidate: Candidate, parts: Operands) -> torch.Tensor:
-    return KERNELS[candidate.kernel](*parts, torch.bfloat16, **candidate.configuration)
-
-
-def _columns(candidate: Candidate) -> Mapping[str, Value]:
-    return {"kernel": candidate.kernel, "block_n": 0, "n_sub": 0, "k_splits": 0, **candidate.configuration}
-
-
-def _instance(candidate: Candidate, m: int) -> tuple[str, dict[str, int]]:
-    if candidate.kernel == "gemv":
+def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
+    if choice.kernel == "gemv":
         return "module_smallm_mxfp8_dense", {"HF_ROWS": ops.gemv_rows(m)}
-    return "module_smallm_mxfp8_dense_mfma", {"HF_N_SUB": candidate.configuration["n_sub"]}
+    return "module_smallm_mxfp8_dense_mfma", {"HF_N_SUB": choice.configuration["n_sub"]}
 
 
-def _pipeline(candidate: Candidate, cell: Cell) -> Pipeline:
-    if candidate.kernel == "mfma":
-        n_sub = candidate.configuration["n_sub"]
+def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
+    if choice.kernel == "mfma":
+        n_sub = choice.configuration["n_sub"]
         return Pipeline(MFMA_STEPS_AHEAD[n_sub] * MFMA_STEP_BYTES * n_sub)
-    columns = candidate.configuration["block_n"] // GEMV_WAVES
+    columns = choice.configuration["block_n"] // GEMV_WAVES
     at_once = min(columns, GEMV_MOST_COLUMNS[ops.gemv_rows(cell.m)])
     return Pipeline(GEMV_STEPS_AHEAD * GEMV_STEP_BYTES * at_once, columns // at_once)
 
@@ -108,25 +101,23 @@ def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
     return stock, min(stock, *(time(config) for config in dot_scaled.TUNED))
 
 
-FAMILY = GemmFamily(
-    schema=SMALLM_MXFP8,
-    arch=ARCH,
+TUNER = gemm_tuner(
+    family_of(SMALLM_MXFP8, (ARCH,), lambda cell, arch: candidates(cell)),
     max_error=MAX_ERROR,
-    default_cells=tuple(cells(MINIMAX_M3, DECODE_M)),
-    candidates=candidates,
-    quantize=quantize_mxfp8,
-    reference=_reference,
-    call=_call,
-    columns=_columns,
+    default_cells=cells(MINIMAX_M3, DECODE_M),
+    quantize=lambda x, arch: quantize_mxfp8(x),
+    reference=lambda parts: mxfp8_mm(*parts, out_dtype=torch.float32),
+    run=lambda choice, parts: KERNELS[choice.kernel](*parts, torch.bfloat16, **choice.configuration),
     instance=_instance,
     pipeline=_pipeline,
+    columns=_columns,
     baselines=_baselines,
 )
 
-command = command_for(
-    (FAMILY,),
+command = gemm_command(
+    TUNER,
     "Choose kernel, block_n, n_sub and k_splits of the small-M MX-FP8 GEMM for each cell; by default the 15 weight "
     "shapes of MiniMax-M3 x M = 1 to 64. On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
 )
 
-__all__ = ["FAMILY", "KERNELS", "MAX_ERROR", "candidates", "command", "operands", "relative_error"]
+__all__ = ["KERNELS", "MAX_ERROR", "TUNER", "candidates", "command", "operands", "relative_error"]

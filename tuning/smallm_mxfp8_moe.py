@@ -11,17 +11,16 @@ experts, is given here with the cells and not searched.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import click
 import torch
 
-from hipforge import devices
 from hipforge.errors import ConfigError
 from hipforge.jit import loader
+from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.grouped_gemm_mxfp8_kernels import smallm_mxfp8_moe_grouped_gemm
 from hipforge.ops.grouped_gemm_mxfp8_plan import ARCH
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
@@ -30,10 +29,9 @@ from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 from hipforge.ops.tables import MOE_BLOCK_N, SMALLM_MXFP8_MOE
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning import model, timing
-from hipforge.tuning.gemm import relative_error
-from hipforge.tuning.search import Candidate, Trial, search
+from hipforge.tuning.driver import command_for
 from hipforge.tuning.smallm_mxfp8 import MAX_ERROR
-from hipforge.tuning.table_writer import Row, merge_rows, read_existing
+from hipforge.tuning.tuner import Baselines, Counted, Tuner, family_of, relative_error
 
 # What the model has to know of the kernel's pipelines (moe_kernel.h).
 WAVES = 4
@@ -66,6 +64,11 @@ class MoeCell:
     experts: int = 128
     top_k: int = 4
 
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Return M, N, K, a_div and has_weight."""
+        return self.m, self.n, self.k, self.a_div, int(self.has_weight)
+
     def __str__(self) -> str:
         return f"M={self.m} N={self.n} K={self.k} a_div={self.a_div} has_weight={int(self.has_weight)}"
 
@@ -89,6 +92,7 @@ class MoeOperands:
     weights: torch.Tensor | None
     index: SortedSlots
     topk_ids: torch.Tensor
+    out: torch.Tensor
 
     @property
     def busy(self) -> list[int]:
@@ -100,11 +104,10 @@ def _normal(rows: int, columns: int, factor: float, seed: int) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).mul_(factor).bfloat16()
 
 
-def route(cell: MoeCell, seed: int) -> torch.Tensor:
+def route(slots: int, top_k: int, experts: int, seed: int) -> torch.Tensor:
     """Return topk_ids [T, top_k]: each token's experts are distinct, drawn uniformly."""
     generator = torch.Generator().manual_seed(seed)
-    tokens = -(-cell.m // cell.top_k)
-    return torch.stack([torch.randperm(cell.experts, generator=generator)[: cell.top_k] for _ in range(tokens)]).int()
+    return torch.stack([torch.randperm(experts, generator=generator)[:top_k] for _ in range(-(-slots // top_k))]).int()
 
 
 def operands(cell: MoeCell, device: torch.device) -> MoeOperands:
@@ -115,7 +118,7 @@ def operands(cell: MoeCell, device: torch.device) -> MoeOperands:
     """
     if cell.m % cell.top_k:
         raise ConfigError(f"M must be a multiple of top_k = {cell.top_k}; got {cell.m}")
-    topk_ids = route(cell, seed=2)
+    topk_ids = route(cell.m, cell.top_k, cell.experts, seed=2)
     a, a_scale = quantize_mxfp8(_normal(-(-cell.m // cell.a_div), cell.k, 0.5, seed=0))
     base, base_scale = quantize_mxfp8(_normal(cell.n, cell.k, 0.1, seed=1))
     w = torch.zeros((cell.experts, cell.n, cell.k), dtype=torch.uint8, device=device)
@@ -126,7 +129,8 @@ def operands(cell: MoeCell, device: torch.device) -> MoeOperands:
     weights = torch.rand(cell.m, generator=torch.Generator().manual_seed(3)).to(device) if cell.has_weight else None
     topk_ids = topk_ids.to(device)
     index = moe_align_block_size(topk_ids, DEFAULT_BLOCK_M, cell.experts)
-    return MoeOperands(a.view(torch.uint8).to(device), a_scale.to(device), w, w_scale, weights, index, topk_ids)
+    out = torch.zeros((cell.m, cell.n), dtype=torch.bfloat16, device=device)
+    return MoeOperands(a.view(torch.uint8).to(device), a_scale.to(device), w, w_scale, weights, index, topk_ids, out)
 
 
 def expected(cell: MoeCell, parts: MoeOperands) -> torch.Tensor:
@@ -140,45 +144,36 @@ def expected(cell: MoeCell, parts: MoeOperands) -> torch.Tensor:
 
 
 def run(cell: MoeCell, parts: MoeOperands, block_n: int) -> torch.Tensor:
-    """Launch the kernel into a new zeroed output [M, N]."""
-    out = torch.zeros((cell.m, cell.n), dtype=torch.bfloat16, device=parts.a.device)
+    """Launch the kernel into the operands' output [M, N], every row of which has a slot."""
     return smallm_mxfp8_moe_grouped_gemm(
-        parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index, out, cell.experts, cell.n, cell.k, cell.m,
+        parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index, parts.out, cell.experts, cell.n, cell.k, cell.m,
         parts.a.shape[0], cell.a_div, DEFAULT_BLOCK_M, parts.weights, block_n,
     )  # fmt: skip
 
 
-def candidates() -> list[Candidate]:
+def candidates() -> list[Choice]:
     """Return every configuration that the kernel accepts."""
-    return [Candidate("moe", MappingProxyType({"block_n": block_n})) for block_n in MOE_BLOCK_N]
+    return [Choice("moe", MappingProxyType({"block_n": block_n})) for block_n in MOE_BLOCK_N]
 
 
-class ModelledMoe:
-    """Costs a candidate by the model over the counts of its run on the emulator."""
+def _count(cell: MoeCell, arch: str) -> Counted:
+    parts = operands(cell, torch.device("cpu"))
+    right = expected(cell, parts)
 
-    source = model.MI355X.source
-
-    def __init__(self, cell: MoeCell) -> None:
-        self.cell = cell
-        self.parts = operands(cell, torch.device("cpu"))
-        self.expected = expected(cell, self.parts)
-        self._work: model.Work | None = None
-
-    def run(self, candidate: Candidate) -> float:
-        """Run and count one call; the counts are kept for :meth:`cost`."""
+    def counted(choice: Choice) -> tuple[list[model.Work], float]:
         from hipforge import emulator
 
-        block_n = candidate.configuration["block_n"]
+        block_n = choice.configuration["block_n"]
         with emulator.counters() as collector:
-            got = run(self.cell, self.parts, block_n)
+            got = run(cell, parts, block_n)
         counts = collector.result
         (launch,) = counts.kernels
-        manifest = loader.load("module_smallm_mxfp8_moe", {"HF_BLOCK_N": block_n}, ARCH).manifest
-        fullest = int(self.parts.topk_ids.flatten().bincount().max())
+        manifest = loader.load("module_smallm_mxfp8_moe", {"HF_BLOCK_N": block_n}, arch).manifest
+        fullest = int(parts.topk_ids.flatten().bincount().max())
         in_flight = VECTOR_IN_FLIGHT * block_n // WAVES if fullest <= VECTOR_SLOTS else MATRIX_IN_FLIGHT * block_n
         # Work-groups whose tile is past the last one in use end at once; the others are what the model is about.
-        tiles = int(self.parts.index.num_tokens_post_padded) // DEFAULT_BLOCK_M
-        self._work = model.Work(
+        tiles = int(parts.index.num_tokens_post_padded) // DEFAULT_BLOCK_M
+        work = model.Work(
             workgroups=math.prod(launch.grid) // launch.grid[1] * min(tiles, launch.grid[1]),
             waves_per_workgroup=WAVES,
             vector_instructions=counts.by_class.get("valu", 0) + counts.by_class.get("valu_trans", 0),
@@ -190,148 +185,56 @@ class ModelledMoe:
             occupancy=int(manifest.kernels[launch.name]["occupancy"]),
             in_flight_bytes=in_flight,
         )
-        return relative_error(got, self.expected)
+        return [work], relative_error(got, right)
 
-    def cost(self, candidate: Candidate) -> tuple[float, str]:
-        """Return the model's seconds for the call that :meth:`run` made, and its bound."""
-        if self._work is None:
-            raise ConfigError("cost() needs the counts of a run() before it")
-        estimate = model.estimate(self._work)
-        return estimate.seconds, f"{estimate.seconds * 1e6:.2f} ({estimate.bound})"
+    return counted
 
-    def baselines(self) -> tuple[float, float] | None:
-        """Return None: nothing is measured without a GPU."""
+
+def _rerouted(parts: MoeOperands, number: int) -> list[MoeOperands]:
+    """Return operands whose calls route to other experts each, so that weights come from memory."""
+    slots, top_k = parts.topk_ids.shape
+    experts = parts.w.shape[0]
+    routings = (route(slots * top_k, top_k, experts, seed).to(parts.a.device) for seed in range(2, 2 + number))
+    return [replace(parts, index=moe_align_block_size(ids, DEFAULT_BLOCK_M, experts), topk_ids=ids) for ids in routings]
+
+
+def _baselines(cell: MoeCell, copies: Sequence[MoeOperands]) -> Baselines:
+    """Return microseconds of Triton's grouped kernel (stock and best), or None without triton."""
+    if triton_grouped.unavailable(copies[0].a.device, DEFAULT_BLOCK_M) is not None:
         return None
 
+    def time(config: triton_grouped.GroupedConfig) -> float:
+        def call(i: int) -> None:
+            parts = copies[i]
+            triton_grouped.mxfp8_grouped(
+                parts.out, parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index, DEFAULT_BLOCK_M, cell.a_div,
+                parts.weights, config,
+            )  # fmt: skip
 
-class MeasuredMoe:
-    """Times a candidate on the GPU; calls of a replay route to other experts, so that weights come from memory."""
+        return timing.microseconds_per_call(call, len(copies))
 
-    def __init__(self, cell: MoeCell, device: torch.device) -> None:
-        self.cell = cell
-        self.source = timing.measured_source(device.index or 0)
-        self.parts = operands(cell, device)
-        self.expected = expected(cell, self.parts)
-        per_call = len(self.parts.busy) * cell.n * cell.k
-        free, _ = torch.cuda.mem_get_info(device)
-        self.routings = [
-            moe_align_block_size(route(cell, seed).to(device), DEFAULT_BLOCK_M, cell.experts)
-            for seed in range(2, 2 + timing.rotation(per_call, free))
-        ]
-
-    def run(self, candidate: Candidate) -> float:
-        """Run once and return the relative Frobenius error of the output."""
-        return relative_error(run(self.cell, self.parts, candidate.configuration["block_n"]), self.expected)
-
-    def _time(self, call: Callable[[torch.Tensor, SortedSlots], object]) -> float:
-        out = torch.zeros((self.cell.m, self.cell.n), dtype=torch.bfloat16, device=self.parts.a.device)
-        return timing.microseconds_per_call(lambda i: call(out, self.routings[i]), len(self.routings))
-
-    def cost(self, candidate: Candidate) -> tuple[float, str]:
-        """Return the measured seconds of a call."""
-        cell, parts, block_n = self.cell, self.parts, candidate.configuration["block_n"]
-        us = self._time(
-            lambda out, index: smallm_mxfp8_moe_grouped_gemm(
-                parts.a, parts.a_scale, parts.w, parts.w_scale, *index, out, cell.experts, cell.n, cell.k, cell.m,
-                parts.a.shape[0], cell.a_div, DEFAULT_BLOCK_M, parts.weights, block_n,
-            )
-        )  # fmt: skip
-        return us * 1e-6, f"{us:.2f} us"
-
-    def baselines(self) -> tuple[float, float] | None:
-        """Return microseconds of Triton's grouped kernel (stock and best), or None without triton."""
-        cell, parts = self.cell, self.parts
-        if triton_grouped.unavailable(parts.a.device, DEFAULT_BLOCK_M) is not None:
-            return None
-        times = [
-            self._time(
-                lambda out, index, config=config: triton_grouped.mxfp8_grouped(  # type: ignore[misc]
-                    out, parts.a, parts.a_scale, parts.w, parts.w_scale, index.sorted_token_ids, index.expert_ids,
-                    index.num_tokens_post_padded, DEFAULT_BLOCK_M, cell.a_div, parts.weights, config,
-                )
-            )
-            for config in (triton_grouped.STOCK, *triton_grouped.TUNED)
-        ]  # fmt: skip
-        return times[0], min(times)
+    stock = time(triton_grouped.STOCK)
+    return stock, min(stock, *(time(config) for config in triton_grouped.TUNED))
 
 
-def row_for(
-    cell: MoeCell, cu_num: int, trial: Trial, source: str, baselines: tuple[float, float] | None, min_pct: float
-) -> Row:
-    """Return the table row of a cell's best trial; ``use_hip`` is 0 only where a measured baseline is not beaten."""
-    measured = source.startswith("measured:")
-    us = trial.seconds * 1e6 if measured and trial.seconds is not None else None
-    stock_us, best_us = baselines if measured and baselines else (None, None)
-    wins = us is None or best_us is None or best_us > us * (1 + min_pct / 100)
-    row: Row = {
-        "gfx": ARCH,
-        "cu_num": cu_num,
-        "M": cell.m,
-        "N": cell.n,
-        "K": cell.k,
-        "a_div": cell.a_div,
-        "has_weight": int(cell.has_weight),
-        "block_n": trial.candidate.configuration["block_n"],
-        "min_experts": cell.min_experts,
-        "use_hip": int(wins),
-        "us": us,
-        "stock_us": stock_us,
-        "best_baseline_us": best_us,
-        "err": trial.error,
-        "source": source,
-    }
-    return row
-
-
-def tune(
-    wanted: list[MoeCell], output: Path, *, min_pct: float = 3.0, say: Callable[[str], None] = lambda text: None
-) -> int:
-    """Tune cells one by one, merging each row into ``output``; a model does not replace a measured row.
-
-    Returns:
-        How many rows were written.
-
-    Raises:
-        ConfigError: the device has no such kernel, ``output`` is malformed, or no candidate of a cell is usable.
-    """
-    device = devices.current()
-    if device.kind == "reference" or device.arch_of() != ARCH:
-        seen = device.kind if device.kind == "reference" else device.arch_of()
-        raise ConfigError(f"the kernel is for {ARCH}; the device is {seen} (HIPFORGE_DEVICE, HIPFORGE_EMULATE)")
-    cu_num = device.cu_count()
-    existing = read_existing(SMALLM_MXFP8_MOE, output)
-    written = 0
-    for number, cell in enumerate(wanted, 1):
-        where = f"[{number}/{len(wanted)}] {cell}"
-        old = existing.get((ARCH, cu_num, cell.m, cell.n, cell.k, cell.a_div, int(cell.has_weight)))
-        if old is not None and str(old["source"]).startswith("measured:") and device.kind != "hip":
-            say(f"{where}: {output} has a measured row, which a model does not replace")
-            continue
-        problem: MeasuredMoe | ModelledMoe = (
-            MeasuredMoe(cell, torch.device("cuda", 0)) if device.kind == "hip" else ModelledMoe(cell)
-        )
-        trials = search(problem, candidates(), MAX_ERROR)
-        for trial in trials:
-            say(f"    {trial.candidate}: {trial.rejected or trial.note}")
-        if trials[0].rejected:
-            raise ConfigError(f"{cell}: no candidate is usable: {trials[0].rejected}")
-        row = row_for(cell, cu_num, trials[0], problem.source, problem.baselines(), min_pct)
-        merge_rows(output, SMALLM_MXFP8_MOE, [row])
-        written += 1
-        say(f"{where}: {trials[0].candidate}, {trials[0].note}{'' if row['use_hip'] else ', fallback is faster'}")
-    return written
-
-
-@click.command(
-    SMALLM_MXFP8_MOE.family,
-    help="Choose block_n of the MoE grouped GEMM for each weight shape. On a GPU cells are measured; elsewhere a "
-    "model ranks them and rows say so.",
+TUNER = Tuner(
+    family=family_of(SMALLM_MXFP8_MOE, (ARCH,), lambda cell, arch: candidates()),
+    max_error=MAX_ERROR,
+    default_cells=DEFAULT_CELLS,
+    operands=lambda cell, arch, device: operands(cell, device),
+    expected=expected,
+    run=lambda choice, cell, parts: run(cell, parts, choice.configuration["block_n"]),
+    count=_count,
+    copies=_rerouted,
+    bytes_per_call=lambda parts: len(parts.busy) * parts.w[0].numel(),
+    given=lambda cell: {"min_experts": cell.min_experts},
+    baselines=_baselines,
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Table to merge rows into.")
-@click.option("--n", "columns", multiple=True, type=click.IntRange(min=1), help="Only cells with this N; repeatable.")
-@click.option("--min-improvement-pct", default=3.0, show_default=True, help="By how much a baseline must be beaten.")
-def command(output: Path, columns: tuple[int, ...], min_improvement_pct: float) -> None:
-    """Tune the default cells."""
-    wanted = [cell for cell in DEFAULT_CELLS if not columns or cell.n in columns]
-    count = tune(wanted, output, min_pct=min_improvement_pct, say=click.echo)
-    click.echo(f"{count} rows written to {output}")
+
+command = command_for(
+    TUNER,
+    "Choose block_n of the MoE grouped GEMM for each weight shape. On a GPU cells are measured; elsewhere a model "
+    "ranks them and rows say so.",
+    [click.Option(["--n", "columns"], multiple=True, type=click.IntRange(min=1), help="Only this N; repeatable.")],
+    lambda columns: [cell for cell in DEFAULT_CELLS if not columns or cell.n in columns],
+)

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from hipforge import settings
 from hipforge.errors import ConfigError
-from hipforge.ops.tuned import Key, TableSchema, Value, read_rows
+from hipforge.ops.core.tuned import Key, TableSchema, Value, read_rows
 
 Row = Mapping[str, Value]
 
@@ -40,13 +40,13 @@ def _text(value: Value) -> str:
 
 
 def _sort_key(key: Key) -> tuple[tuple[int, int | str], ...]:
-    """Numbers in order and before texts; gfx, cu_num, then N, K, M, so that a weight's rows stand together."""
-    gfx, cu_num, m, n, k, *rest = key
-    return tuple((isinstance(part, str), part) for part in (gfx, cu_num, n, k, *rest, m))
+    """Numbers in order and before texts; the batch (M or B) last: rows of one weight stand together."""
+    gfx, cu_num, batch, *rest = key
+    return tuple((isinstance(part, str), part) for part in (gfx, cu_num, *rest, batch))
 
 
 def render(schema: TableSchema, rows: Mapping[Key, Row]) -> str:
-    """Return the CSV's text: header, then rows by architecture, weight shape and M."""
+    """Return the CSV's text: header, then rows by architecture, shape and M."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(schema.header)
@@ -102,7 +102,7 @@ def merge_rows(path: Path, schema: TableSchema, rows: Iterable[Row]) -> None:
         rows: complete rows, one value per column of the schema.
 
     Raises:
-        ConfigError: the file that is there is malformed, a new row breaks the schema, or the lock is not to be had.
+        ConfigError: the file that is there is malformed, a new row breaks the schema, or the lock cannot be acquired.
     """
     new = {key_of(schema, row): row for row in rows}
     path.parent.mkdir(parents=True, exist_ok=True)

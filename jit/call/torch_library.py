@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from hipforge.jit.call.signature import Signature
@@ -27,27 +26,40 @@ def _library() -> Any:
     return torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
-def register(
-    signature: Signature, kernel: Callable[..., Any], gen_fake: Callable[..., Any] | None = None
-) -> str:
+def register(signature: Signature, kernel: Callable[..., Any], gen_fake: Callable[..., Any] | None = None) -> str:
     """Make an operator of a stub and return its name under ``torch.ops.hipforge``.
 
     ``kernel`` runs it on real tensors; ``gen_fake`` takes the stub's arguments and returns what the stub returns,
     without touching data. A name that is taken gets a number appended: two modules may have entries of one name.
     """
+    schema = signature.schema().removeprefix(signature.name)
+    return str(define(signature.name, schema, kernel, gen_fake or _nothing)._schema.name.partition("::")[2])
+
+
+def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Make an operator of a function and return it; ``schema`` is torch.library's, from its parenthesis on."""
     import torch
 
     library = _library()
     with _lock:
         packet = getattr(torch.ops, NAMESPACE)
-        name, number = signature.name, 1
-        while hasattr(packet, name):
+        free, number = name, 1
+        while hasattr(packet, free):
             number += 1
-            name = f"{signature.name}_{number}"
-        library.define(replace(signature, name=name).schema(), tags=_tags())
-        library.impl(name, kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", gen_fake or _nothing, lib=library)
-        return name
+            free = f"{name}_{number}"
+        library.define(free + schema, tags=_tags())
+        library.impl(free, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{free}", fake, lib=library)
+        _registered.append(free)
+        return getattr(packet, free).default
+
+
+_registered: list[str] = []
+
+
+def registered() -> tuple[str, ...]:
+    """Return the names of the operators that exist so far."""
+    return tuple(_registered)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -202,7 +202,7 @@ def test_a_forced_configuration_overrides_and_says_so():
     q, k, v = case(1, 1, 1, 2, 64, 100)
     seqlens = lengths(100)
     told = hipforge.explain(decode_attention_fp8, q, k, v, None, seqlens)
-    assert told.path == "hip" and told.configuration["split_k"] == split_k_heuristic(1, 1, 100)
+    assert told.path == "kernel" and told.configuration["split_k"] == split_k_heuristic(1, 1, 100)
     forced = {"block_m": 16, "block_n": 32, "waves": 2, "split_k": 5}
     told = hipforge.explain(decode_attention_fp8, q, k, v, None, seqlens, split_k=2, force_kernel_config=forced)
     assert told.configuration == settings(32, 2, 5) and "force_kernel_config" in told.reason

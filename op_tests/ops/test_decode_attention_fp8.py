@@ -210,7 +210,7 @@ def test_what_the_kernel_does_not_take_runs_in_torch():
     q, k, v = case(2, 1, 1, 2, 32, 50)
     seqlens = lengths(50, 0)
     told = hipforge.explain(decode_attention_fp8, q, k, v, None, seqlens)
-    assert told.path == "torch" and "D must be one of" in told.refused["hip"]
+    assert told.path == "torch" and "D must be one of" in told.refused["kernel"]
     out, lse = decode_attention_fp8(q, k, v, None, seqlens, return_lse=True)
     check(q, k.double(), v.double(), seqlens, out, lse, 32**-0.5)
 
@@ -220,7 +220,7 @@ def test_pages_of_other_than_whole_tiles_run_in_torch():
     seqlens = lengths(40, 9)
     (k_pages, tables), (v_pages, _) = paged(k, 8), paged(v, 8)
     told = hipforge.explain(decode_attention_fp8, q, k_pages, v_pages, tables, seqlens)
-    assert told.path == "torch" and "page_size must be a multiple of 16" in told.refused["hip"]
+    assert told.path == "torch" and "page_size must be a multiple of 16" in told.refused["kernel"]
     out, lse = decode_attention_fp8(q, k_pages, v_pages, tables, seqlens, return_lse=True)
     check(q, k.double(), v.double(), seqlens, out, lse, 64**-0.5)
 

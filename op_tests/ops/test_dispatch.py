@@ -9,7 +9,7 @@ import hipforge
 from hipforge import devices, settings
 from hipforge.errors import BuildError, ConfigError, GuardError
 from hipforge.ops import smallm_gemm_mxfp8 as ops
-from hipforge.ops.dispatch import explain
+from hipforge.ops.core.dispatch import explain
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 
 HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source\n"
@@ -167,10 +167,10 @@ def test_a_next_larger_row_with_use_hip_0_is_none(table):
 
 
 def test_matrices_past_the_buffer_offset_limit_are_none(monkeypatch):
-    monkeypatch.setattr("hipforge.ops.dispatch.target_of", lambda device: ("gfx950", 256))
+    monkeypatch.setattr("hipforge.ops.core.dispatch.target_of", lambda device: ("gfx950", 256))
     shown = explain(ops.mxfp8_gemv, *meta_operands(1, 349_526, 6144))
     assert shown.path == "none" and "at most 2^31 - 1" in shown.reason and "2147487744" in shown.reason
-    assert explain(ops.mxfp8_gemv, *meta_operands(1, 349_525, 6144)).path == "hip"
+    assert explain(ops.mxfp8_gemv, *meta_operands(1, 349_525, 6144)).path == "kernel"
 
 
 # ---- None against exceptions -----------------------------------------------------------------------------------------
@@ -293,18 +293,19 @@ def test_linear_refuses_a_wrong_out_or_bias():
 
 def test_explain_names_every_path_once():
     taken = explain(hipforge.mxfp8_linear, *operands(4))
-    assert taken.path == "hip" and set(taken.refused) == {"triton", "torch"}
+    assert taken.path == "kernel" and set(taken.refused) == {"triton", "torch"}
     fallen_back = explain(hipforge.mxfp8_linear, *operands(100))
-    assert fallen_back.path == "torch" and set(fallen_back.refused) == {"hip", "triton"}
-    assert "M must be 1 to 64" in fallen_back.refused["hip"]
+    assert fallen_back.path == "torch" and set(fallen_back.refused) == {"kernel", "triton"}
+    assert "M must be 1 to 64" in fallen_back.refused["kernel"]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        fallen_back.path = "hip"
+        fallen_back.path = "kernel"
 
 
 def test_explain_reads_as_text(table):
     path = table(f"4,{N},{K},gemv,16,0,0,1")
     assert str(explain("mxfp8_gemv", *operands(4))) == (
-        f"mxfp8_gemv: hip, smallm_mxfp8_gemv(block_n=16)\n  because the tuned row of this shape\n  tuned row {path}:2"
+        "mxfp8_gemv: kernel, smallm_mxfp8_gemv(block_n=16)\n  because the tuned row of this shape\n"
+        f"  tuned row {path}:2"
     )
 
 

@@ -5,7 +5,7 @@ import torch
 
 from hipforge import devices
 from hipforge.ops import smallm_gemm_mxfp8 as ops
-from hipforge.ops.dispatch import explain
+from hipforge.ops.core.dispatch import explain
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 
 N, K = 40, 288

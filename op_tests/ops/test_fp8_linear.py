@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops import fp8_linear as fp8
+from hipforge.ops.core import fp8 as core_fp8
 
 FORWARD_DTYPES = [torch.float8_e4m3fn, torch.float8_e4m3fnuz]
 
@@ -53,7 +54,7 @@ def test_the_architecture_of_a_gpu_decides(monkeypatch):
     class Properties:
         gcnArchName = "gfx942:sramecc+:xnack-"
 
-    monkeypatch.setattr(fp8, "_dtypes_of", {})
+    monkeypatch.setattr(core_fp8, "_dtypes_of", {})
     monkeypatch.setattr(torch.version, "hip", "7.0", raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
     assert fp8.fp8_dtypes(torch.device("cuda", 0))[0] is torch.float8_e4m3fnuz

@@ -14,8 +14,8 @@ import torch
 import hipforge
 from hipforge import devices, emulator, ops
 from hipforge.errors import GuardError
-from hipforge.ops import dispatch, fp8_linear
-from hipforge.ops.dispatch import explain
+from hipforge.ops.core import dispatch, fp8
+from hipforge.ops.core.dispatch import explain
 
 
 def _normal(*shape: int) -> torch.Tensor:
@@ -39,10 +39,10 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("op", CALLS)
 def test_explain_says_that_the_kernel_runs_or_that_the_reference_does(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = explain(op, *CALLS[op]())
-    assert (shown.path, shown.kernel, set(shown.refused)) == ("hip", op, {"torch"})
+    assert (shown.path, shown.kernel, set(shown.refused)) == ("kernel", op, {"torch"})
     monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
     shown = explain(getattr(hipforge, op), *CALLS[op]())
-    assert shown.path == "torch" and "HIPFORGE_DEVICE=reference" in shown.refused["hip"]
+    assert shown.path == "torch" and "HIPFORGE_DEVICE=reference" in shown.refused["kernel"]
 
 
 @pytest.mark.skipif(torch.version.hip is not None, reason="a torch for AMD GPUs has no NVIDIA devices")
@@ -57,7 +57,7 @@ def test_an_op_whose_tensors_are_where_no_kernel_runs_takes_torch(op: str, monke
     arguments = CALLS[op]()
     copies = tuple(part.clone() if torch.is_tensor(part) else part for part in arguments)
     want = getattr(hipforge, op)(*arguments)
-    elsewhere = dispatch.Refused("hip", "the tensors are on an NVIDIA device")
+    elsewhere = dispatch.Refused("kernel", "the tensors are on an NVIDIA device")
     monkeypatch.setattr(dispatch, "target_of", lambda device: elsewhere)
     dispatch.clear_decisions()
     try:
@@ -96,7 +96,7 @@ def test_explain_knows_the_same_ops_whatever_was_imported_before() -> None:
 @pytest.mark.parametrize("op", CALLS)
 def test_tracing_gives_no_warning(op: str) -> None:
     torch._dynamo.reset()
-    fp8_linear._dtypes_of.clear()
+    fp8._dtypes_of.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.compile(getattr(hipforge, op), backend="eager", fullgraph=True)(*CALLS[op]())

@@ -123,7 +123,7 @@ def call(case: Moe, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor | N
     )  # fmt: skip
 
 
-def explained(case: Moe, out_dtype: torch.dtype = torch.bfloat16) -> hipforge.ops.dispatch.Explanation:
+def explained(case: Moe, out_dtype: torch.dtype = torch.bfloat16) -> hipforge.ops.core.dispatch.Explanation:
     return hipforge.explain(
         grouped_gemm_mxfp8, case.a, case.a_scale, case.w, case.w_scale, *case.sorted(), case.slots, 4, case.block_m,
         out_dtype, case.a_div, case.weights,
@@ -209,7 +209,7 @@ def test_the_shipped_table_has_the_measured_bounds(
         taken = {
             s
             for s in (1, 2, 8, 9, 16, 17, 64, 65)
-            if explained(sparse(experts, n, k, s, a_div, weighted)).path == "hip"
+            if explained(sparse(experts, n, k, s, a_div, weighted)).path == "kernel"
         }
         assert taken == {s for s in (1, 2, 8, 9, 16, 17, 64, 65) if s <= most}, experts
     shown = explained(sparse(256, n, k, 8, a_div, weighted))
@@ -218,7 +218,7 @@ def test_the_shipped_table_has_the_measured_bounds(
 
 
 def test_without_a_row_few_slots_per_expert_are_taken() -> None:
-    for experts, slots, path in ((2, 16, "hip"), (2, 17, "none"), (128, 64, "hip"), (128, 65, "none")):
+    for experts, slots, path in ((2, 16, "kernel"), (2, 17, "none"), (128, 64, "kernel"), (128, 65, "none")):
         assert explained(sparse(experts, 512, 256, slots)).path == path
     assert explained(sparse(2, 512, 256, 4)).configuration == {"block_n": 8}
 
@@ -231,7 +231,7 @@ def test_what_lies_outside_the_envelope_gives_none_with_a_reason() -> None:
     assert call(huge) is None and "2^31 - 1" in explained(huge).reason
     assert call(exact(random_owners(20, 2), experts=2, n=16, k=96)) is None
     # More than 2 GB of weights in all is inside it.
-    assert explained(sparse(256, 1536, 6144, 16, 4)).path == "hip"
+    assert explained(sparse(256, 1536, 6144, 16, 4)).path == "kernel"
 
 
 def test_malformed_operands_raise() -> None:

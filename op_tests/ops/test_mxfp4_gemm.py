@@ -8,8 +8,8 @@ from helpers.moe_cases import sparse_bytes
 
 from hipforge import emulator, explain
 from hipforge.errors import GuardError
-from hipforge.ops import dispatch
 from hipforge.ops import mxfp4_gemm as ops
+from hipforge.ops.core import dispatch
 from hipforge.ops.reference import mxfp4_mm, mxfp4_mm_packed, quantize_mxfp4, shuffle_scale, shuffle_weight
 
 TASKS = [(8, 2112, 7168, 124), (16, 3072, 1536, 6635), (64, 3072, 1536, 45), (256, 2880, 512, 78)]
@@ -147,7 +147,7 @@ def test_another_output_dtype_is_none():
 def test_linear_adds_the_bias_to_the_kernels_result():
     parts, _ = operands(4, 32, 64)
     bias = torch.arange(32).bfloat16()
-    assert explain(ops.mxfp4_linear, *parts, bias).path == "hip"
+    assert explain(ops.mxfp4_linear, *parts, bias).path == "kernel"
     assert torch.equal(ops.mxfp4_linear(*parts, bias), ops.mxfp4_gemm(*parts) + bias)
     with pytest.raises(GuardError, match=r"bias must have shape \(32,\)"):
         ops.mxfp4_linear(*parts, bias[:31])
@@ -165,7 +165,7 @@ def test_linear_computes_in_torch_where_the_kernel_does_not(payload, shuffled, m
     try:
         assert ops.mxfp4_gemm(*parts, shuffled=shuffled) is None
         found = explain("mxfp4_linear", *parts, shuffled=shuffled)
-        assert found.path == "torch" and "gfx942" in found.refused["hip"]
+        assert found.path == "torch" and "gfx942" in found.refused["kernel"]
         assert torch.equal(ops.mxfp4_linear(*parts, shuffled=shuffled), expected)
     finally:
         dispatch.clear_decisions()

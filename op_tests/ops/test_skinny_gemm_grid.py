@@ -16,11 +16,11 @@ import torch
 
 import hipforge
 from hipforge import devices
-from hipforge.ops.dispatch import clear_decisions
+from hipforge.ops.core.dispatch import clear_decisions
+from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.skinny_gemm_fp8_plan import FORMATS
 from hipforge.ops.skinny_gemm_fp8_space import Configuration
 from hipforge.ops.tables import SKINNY_GEMM_FP8
-from hipforge.ops.tuned import clear_tables
 
 ARCH = devices.current().default_arch
 CU_COUNT = devices.current().cu_count(0)

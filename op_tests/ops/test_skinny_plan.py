@@ -11,12 +11,12 @@ import torch
 import hipforge
 from hipforge import devices, explain
 from hipforge.errors import GuardError
-from hipforge.ops.dispatch import clear_decisions
+from hipforge.ops.core.dispatch import clear_decisions
+from hipforge.ops.core.tuned import clear_tables, read_rows, shipped_path
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.ops.skinny_gemm_fp8_plan import FORMATS, MAX_SPLIT_K, configuration_of, default_configuration
 from hipforge.ops.skinny_gemm_fp8_space import Configuration
 from hipforge.ops.tables import SKINNY_GEMM_FP8
-from hipforge.ops.tuned import clear_tables, read_rows, shipped_path
 from hipforge.tuning import skinny_gemm_fp8 as tuner
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.gemm import ModelledProblem
@@ -86,7 +86,7 @@ def operands(m: int, n: int = N, k: int = K) -> tuple[torch.Tensor, torch.Tensor
 def test_the_row_of_the_shape_or_of_the_next_larger_m_decides_and_is_named(table, m, line, reason):
     found = explain("skinny_gemm", *operands(m))
     want = TUNED if line == 2 else Configuration(split_k=5)
-    assert (found.path, dict(found.configuration)) == ("hip", want.parameters())
+    assert (found.path, dict(found.configuration)) == ("kernel", want.parameters())
     assert (found.file, found.reason) == ((table, line), reason)
     a, b, scale = operands(m)
     exact = reference(a, b, scale, None, torch.float64, torch.float64)
@@ -120,7 +120,7 @@ def test_more_splits_than_blocks_are_as_many_as_there_are_blocks(table):
 def test_a_measured_row_can_send_a_shape_to_torch(table):
     for m in (9, 16):
         found = explain("skinny_gemm", *operands(m))
-        assert found.path == "torch" and "use_hip=0" in found.refused["hip"]
+        assert found.path == "torch" and "use_hip=0" in found.refused["kernel"]
         a, b, scale = operands(m)
         assert torch.equal(hipforge.skinny_gemm(a, b, scale), reference(a, b, scale))
 
@@ -164,7 +164,7 @@ def test_the_planner_takes_the_shipped_rows_for_the_model(m):
     for k, n in tuner.LLAMA_405B:
         a, b = (torch.empty(rows, k, dtype=FORMATS[ARCH]) for rows in (m, n))
         found = explain("skinny_gemm", a, b.t(), torch.ones(1))
-        assert found.path == "hip" and found.file is not None and found.file[0] == shipped_path(SKINNY_GEMM_FP8)
+        assert found.path == "kernel" and found.file is not None and found.file[0] == shipped_path(SKINNY_GEMM_FP8)
         assert found.row["M"] == min(rows for rows in tuner.ROWS if rows >= m)
 
 

@@ -11,6 +11,7 @@ import torch
 from hipforge import devices
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops import skinny_gemm_fp8 as ops
+from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.skinny_gemm_fp8_plan import FORMATS
 from hipforge.ops.skinny_gemm_fp8_space import (
     B_LANES,
@@ -23,7 +24,6 @@ from hipforge.ops.skinny_gemm_fp8_space import (
     require,
 )
 from hipforge.ops.tables import SKINNY_GEMM_FP8
-from hipforge.ops.tuned import read_rows
 
 ARCH = devices.current().default_arch
 K = 1024

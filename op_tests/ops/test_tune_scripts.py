@@ -12,7 +12,7 @@ import pytest
 
 from hipforge import devices
 from hipforge.cli.tune import TUNERS
-from hipforge.ops.tuned import clear_tables, load_table, read_rows
+from hipforge.ops.core.tuned import clear_tables, load_table, read_rows
 from hipforge.tuning.smallm_mxfp8_moe import MoeCell
 
 FOLDER = Path(__file__).resolve().parents[1]

@@ -7,8 +7,8 @@ import pytest
 
 import hipforge.ops.tables
 from hipforge.errors import ConfigError
+from hipforge.ops.core.tuned import TableSchema, clear_tables, load_table, read_rows, read_table
 from hipforge.ops.tables import SMALLM_MXFP8
-from hipforge.ops.tuned import TableSchema, clear_tables, load_table, read_rows, read_table
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, cells
 
 HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source"

@@ -17,9 +17,11 @@ from click.testing import CliRunner
 from hipforge import devices, settings
 from hipforge.cli.main import cli
 from hipforge.errors import BuildError, ConfigError, EmulatorFault
+from hipforge.ops.core.tuned import read_rows, read_table
+from hipforge.ops.mxfp4_gemm import tuner as mxfp4_gemm
+from hipforge.ops.mxfp4_gemm.family import candidates as mxfp4_candidates
 from hipforge.ops.tables import MXFP4_GEMM, SMALLM_MXFP8
-from hipforge.ops.tuned import read_rows, read_table
-from hipforge.tuning import driver, model, mxfp4_gemm, smallm_mxfp8, table_writer, timing
+from hipforge.tuning import driver, model, smallm_mxfp8, table_writer, timing
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape, read_untuned
 from hipforge.tuning.search import Candidate, Trial, search
 from hipforge.tuning.table_writer import merge_rows
@@ -30,7 +32,8 @@ MFMA = Candidate("mfma", {"n_sub": 2, "k_splits": 4})
 
 def modelled_row(m=1, n=1536, k=6144, candidate=GEMV8, cu_num=256):
     return driver.row_for(
-        smallm_mxfp8.FAMILY, Cell(n, k, m), cu_num, Trial(candidate, 5e-6, 0.0017), model.MI355X.source, None, 3.0
+        smallm_mxfp8.TUNER, Cell(n, k, m), ("gfx950", cu_num), Trial(candidate, 5e-6, 0.0017), model.MI355X.source,
+        None, 3.0,
     )
 
 
@@ -123,7 +126,7 @@ def test_a_device_fault_ends_the_search():
 def test_use_hip_asks_for_3_percent_over_the_best_measured_baseline(best_baseline, use_hip):
     baselines = None if best_baseline is None else (30.0, best_baseline)
     row = driver.row_for(
-        smallm_mxfp8.FAMILY, Cell(64, 128, 1), 256, Trial(GEMV8, 7e-6, 0.001), "measured:X/y", baselines, 3.0
+        smallm_mxfp8.TUNER, Cell(64, 128, 1), ("gfx950", 256), Trial(GEMV8, 7e-6, 0.001), "measured:X/y", baselines, 3.0
     )
     assert row["use_hip"] == use_hip and row["us"] == pytest.approx(7.0)
     assert row["stock_us"] == (None if baselines is None else 30.0)
@@ -138,12 +141,12 @@ def test_modelled_rows_have_no_microseconds_and_use_hip():
 def test_compare_keeps_the_old_configuration_unless_it_is_beaten_clearly():
     fast, slow = Trial(MFMA, 1.00e-6, 0.001), Trial(GEMV8, 1.02e-6, 0.001)
     old = modelled_row(candidate=GEMV8)
-    assert driver.keep_old(smallm_mxfp8.FAMILY, old, [fast, slow], 3.0) is slow
-    assert driver.keep_old(smallm_mxfp8.FAMILY, old, [fast, slow], 1.0) is None
-    assert driver.keep_old(smallm_mxfp8.FAMILY, None, [fast, slow], 3.0) is None
+    assert driver.keep_old(smallm_mxfp8.TUNER, old, [fast, slow], 3.0) is slow
+    assert driver.keep_old(smallm_mxfp8.TUNER, old, [fast, slow], 1.0) is None
+    assert driver.keep_old(smallm_mxfp8.TUNER, None, [fast, slow], 3.0) is None
     assert (
         driver.keep_old(
-            smallm_mxfp8.FAMILY, modelled_row(candidate=Candidate("gemv", {"block_n": 16})), [fast, slow], 3.0
+            smallm_mxfp8.TUNER, modelled_row(candidate=Candidate("gemv", {"block_n": 16})), [fast, slow], 3.0
         )
         is None
     )
@@ -155,11 +158,11 @@ def test_compare_keeps_the_old_configuration_unless_it_is_beaten_clearly():
 def test_a_model_does_not_overrule_a_measurement(tmp_path, emulated):
     path = tmp_path / "t.csv"
     measured = driver.row_for(
-        smallm_mxfp8.FAMILY, Cell(48, 256, 1), 256, Trial(GEMV8, 7e-6, 0.001), "measured:X/y", None, 3
+        smallm_mxfp8.TUNER, Cell(48, 256, 1), ("gfx950", 256), Trial(GEMV8, 7e-6, 0.001), "measured:X/y", None, 3
     )
     merge_rows(path, SMALLM_MXFP8, [measured])
     said = []
-    assert driver.tune(smallm_mxfp8.FAMILY, [Cell(48, 256, 1)], path, say=said.append) == 0
+    assert driver.tune(smallm_mxfp8.TUNER, [Cell(48, 256, 1)], path, say=said.append) == 0
     assert "measured row" in said[0] and dict(read_rows(SMALLM_MXFP8, path)[0].values) == measured
 
 
@@ -175,7 +178,8 @@ def test_merging_replaces_equal_cells_keeps_others_and_sorts(tmp_path):
 def test_what_is_written_reads_back_the_same(tmp_path):
     path = tmp_path / "t.csv"
     row = driver.row_for(
-        smallm_mxfp8.FAMILY, Cell(64, 512, 8), 256, Trial(MFMA, 7.125e-6, 1.5e-3), "measured:X/y", (30.5, 20.25), 3.0
+        smallm_mxfp8.TUNER, Cell(64, 512, 8), ("gfx950", 256), Trial(MFMA, 7.125e-6, 1.5e-3), "measured:X/y",
+        (30.5, 20.25), 3.0,
     )
     merge_rows(path, SMALLM_MXFP8, [row])
     assert dict(read_rows(SMALLM_MXFP8, path)[0].values) == row
@@ -351,7 +355,7 @@ def test_the_model_knows_the_pipelines_that_the_kernels_have():
     assert {rows: columns(rows) for rows in (1, 2, 4, 8, 16)} == smallm_mxfp8.GEMV_MOST_COLUMNS
     assert {n_sub: ring(n_sub) for n_sub in (1, 2, 4)} == smallm_mxfp8.MFMA_STEPS_AHEAD
     assert "dev::u32x4 w_even[kCols], w_odd[kCols];" in gemv  # two steps of W ahead
-    mxfp4 = (sources.parent / "mxfp4_gemm" / "mxfp4_kernel.h").read_text()
+    mxfp4 = (sources.parents[1] / "mxfp4_gemm" / "amd" / "mxfp4_kernel.h").read_text()
     assert "ring_steps(int m_sub, int n_sub) { return m_sub + n_sub <= 4 ? 4 : 2; }" in mxfp4
     assert [mxfp4_gemm.ring_steps(a, b) for a, b in ((1, 1), (2, 2), (1, 4), (4, 4))] == [4, 4, 2, 2]
 
@@ -379,15 +383,10 @@ def test_the_command_tunes_on_the_emulator_resumes_and_compares(tmp_path, emulat
 def test_the_mxfp4_family_tunes_by_the_same_driver(tmp_path, emulated):
     path = tmp_path / "t.csv"
     cell = Cell(48, 256, 20)
-    assert (
-        driver.tune(
-            dataclasses.replace(mxfp4_gemm.FAMILY, candidates=lambda c: mxfp4_gemm.candidates(c)[:3]), [cell], path
-        )
-        == 1
-    )
+    assert driver.tune(dataclasses.replace(mxfp4_gemm.TUNER, most_trials=3), [cell], path) == 1
     [row] = read_rows(MXFP4_GEMM, path)
     assert row.key == ("gfx950", 256, 20, 48, 256) and row.values["m_sub"] in (1, 2, 4) and row.values["err"] < 3e-3
-    assert {c.configuration["m_sub"] for c in mxfp4_gemm.candidates(cell)} == {1, 2}
+    assert {c.configuration["m_sub"] for c in mxfp4_candidates(cell)} == {1, 2}
 
 
 def test_the_command_refuses_other_devices_and_mixed_arguments(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Pure-torch references: the exact semantics of every op, on any device, without a build."""
 
+from hipforge.ops.core.formats import BLOCK, E2M1, E4M3FN, E4M3FNUZ, ElementFormat
 from hipforge.ops.reference.attention import (
     decode_attention,
     dequantize_kv_fp8,
@@ -10,7 +11,6 @@ from hipforge.ops.reference.attention import (
 )
 from hipforge.ops.reference.e8m0 import choose_scale, e8m0_to_f32, f32_to_e8m0
 from hipforge.ops.reference.fnuz import fn_to_fnuz, fnuz_to_fn
-from hipforge.ops.reference.formats import BLOCK, E2M1, E4M3FN, E4M3FNUZ, ElementFormat
 from hipforge.ops.reference.layout import shuffle_scale, shuffle_weight, unshuffle_scale, unshuffle_weight
 from hipforge.ops.reference.moe import grouped_gemm_mxfp8, moe_align_block_size
 from hipforge.ops.reference.mxfp4 import (

@@ -12,7 +12,7 @@ import math
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.reference.checks import (
+from hipforge.ops.core.checks import (
     require_choice,
     require_dtype,
     require_last_multiple,
@@ -20,7 +20,7 @@ from hipforge.ops.reference.checks import (
     require_real,
     require_shape,
 )
-from hipforge.ops.reference.formats import fp8_format
+from hipforge.ops.core.formats import fp8_format
 
 INT4_GROUPS = (1, 2, 4, 8)
 

@@ -24,8 +24,8 @@ from typing import Literal, get_args
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.reference.checks import require_choice, require_dtype
-from hipforge.ops.reference.formats import BLOCK, E2M1, E8M0_DTYPE, ElementFormat
+from hipforge.ops.core.checks import require_choice, require_dtype
+from hipforge.ops.core.formats import BLOCK, E2M1, E8M0_DTYPE, ElementFormat
 
 ScaleMode = Literal["round_down", "round_up", "even", "ceil", "triton"]
 SCALE_MODES: tuple[str, ...] = get_args(ScaleMode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from hipforge.ops.reference.checks import require_dtype
+from hipforge.ops.core.checks import require_dtype
 
 _FNUZ_NAN = 0x80
 _FN_NAN = 0x7F

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.reference.checks import require_int, require_last_multiple, require_rank
+from hipforge.ops.core.checks import require_int, require_last_multiple, require_rank
 from hipforge.ops.reference.e8m0 import as_scale_bytes
 
 _TILE_ROWS, _TILE_BYTES = 16, 32  # a weight tile: 16 rows of 32 bytes, kept as two halves of 16 x 16

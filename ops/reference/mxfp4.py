@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import torch
 
-from hipforge.ops.reference.checks import (
+from hipforge.ops.core.checks import (
     require_choice,
     require_device,
     require_dtype,
@@ -20,8 +20,8 @@ from hipforge.ops.reference.checks import (
     require_shape,
     require_tensor,
 )
+from hipforge.ops.core.formats import BLOCK, E2M1
 from hipforge.ops.reference.e8m0 import ScaleMode, choose_scale, e8m0_to_f32, expand_scale
-from hipforge.ops.reference.formats import BLOCK, E2M1
 
 Rounding = Literal["rne", "half_up"]
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)

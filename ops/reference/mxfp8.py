@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from hipforge.ops.reference.checks import (
+from hipforge.ops.core.checks import (
     require_device,
     require_dtype,
     require_last_multiple,
@@ -15,8 +15,8 @@ from hipforge.ops.reference.checks import (
     require_shape,
     require_tensor,
 )
+from hipforge.ops.core.formats import BLOCK, fp8_format
 from hipforge.ops.reference.e8m0 import E8M0_NAN, ScaleMode, choose_scale, e8m0_to_f32, expand_scale
-from hipforge.ops.reference.formats import BLOCK, fp8_format
 
 
 def quantize_mxfp8(

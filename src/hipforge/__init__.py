@@ -19,39 +19,16 @@ from hipforge.errors import (
     MissingModuleError,
     ToolchainError,
 )
+from hipforge.ops import public_names
 
 __version__ = "0.1.0"
 
 # public name -> module that defines it
 _LAZY: dict[str, str] = {
-    "Float8Linear": "hipforge.ops.fp8_linear",
-    "Float8LinearConfig": "hipforge.ops.fp8_linear",
     "compile_ops": "hipforge.jit",
-    "convert_to_float8_training": "hipforge.ops.fp8_linear",
-    "decode_attention_fp8": "hipforge.ops.decode_attention_fp8",
-    "decode_attention_splitk": "hipforge.ops.decode_attention_fp8",
-    "disable_fp8": "hipforge.ops.fp8_linear",
-    "explain": "hipforge.ops.dispatch",
-    "fp8_quant_tensorwise": "hipforge.ops.fp8_quant",
-    "fused_moe_mxfp8": "hipforge.ops.moe",
-    "grouped_gemm_mxfp8": "hipforge.ops.grouped_gemm_mxfp8",
-    "grouped_mxfp8_linear": "hipforge.ops.grouped_gemm_mxfp8",
-    "moe_align_block_size": "hipforge.ops.moe",
-    "mxfp4_gemm": "hipforge.ops.mxfp4_gemm",
-    "mxfp4_linear": "hipforge.ops.mxfp4_gemm",
-    "mxfp4_quantize": "hipforge.ops.mx_quantize",
-    "mxfp8_gemv": "hipforge.ops.smallm_gemm_mxfp8",
-    "mxfp8_linear": "hipforge.ops.smallm_gemm_mxfp8",
-    "mxfp8_quantize": "hipforge.ops.mx_quantize",
-    "residual_rms": "hipforge.ops.rmsnorm_fp8",
-    "residual_rms_mxfp8": "hipforge.ops.rmsnorm_fp8",
-    "rms_norm": "hipforge.ops.rmsnorm_fp8",
-    "rms_norm_fp8": "hipforge.ops.rmsnorm_fp8",
-    "rms_norm_mxfp8": "hipforge.ops.rmsnorm_fp8",
-    "scaled_mm": "hipforge.ops.fp8_linear",
-    "skinny_gemm": "hipforge.ops.skinny_gemm_fp8",
-    "swiglu_fp8": "hipforge.ops.swiglu_fp8",
-    "swiglu_mxfp8": "hipforge.ops.swiglu_fp8",
+    "explain": "hipforge.ops.core.dispatch",
+    "register_operators": "hipforge.ops.core.operator",
+    **public_names(),
 }
 _SUBMODULES = ("devices", "emulator", "errors", "jit", "ops", "settings", "tuning")
 
@@ -71,9 +48,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from hipforge.jit.compile_ops import compile_ops as compile_ops
+    from hipforge.ops.core.dispatch import explain as explain
     from hipforge.ops.decode_attention_fp8 import decode_attention_fp8 as decode_attention_fp8
     from hipforge.ops.decode_attention_fp8 import decode_attention_splitk as decode_attention_splitk
-    from hipforge.ops.dispatch import explain as explain
     from hipforge.ops.fp8_linear import Float8Linear as Float8Linear
     from hipforge.ops.fp8_linear import Float8LinearConfig as Float8LinearConfig
     from hipforge.ops.fp8_linear import convert_to_float8_training as convert_to_float8_training

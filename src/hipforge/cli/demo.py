@@ -121,7 +121,7 @@ def measure_row(m: int, n: int, k: int, device: devices.Device) -> Row:
     """Run one cell on real and on integer data and return what was found."""
     import torch
 
-    from hipforge.ops.dispatch import explain
+    from hipforge.ops.core.dispatch import explain
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
 
     place = "cuda" if device.kind == "hip" else "cpu"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import os
 import platform
@@ -108,11 +107,11 @@ def _setting_problem(setting: settings.Setting[Any]) -> str:
 
 
 def _table_problem(family: str) -> str:
-    from hipforge.ops import tuned
+    from hipforge import ops
+    from hipforge.ops.core import tuned
 
-    importlib.import_module("hipforge.ops.tables")  # registers the families
-    if family not in tuned.families():
-        return f"there is no tuned table {family!r}; known: {', '.join(tuned.families())}"
+    if family not in ops.table_names():
+        return f"there is no tuned table {family!r}; known: {', '.join(ops.table_names())}"
     tuned.clear_tables()  # what the variable names now, not what was read before
     try:
         tuned.load_table(family)

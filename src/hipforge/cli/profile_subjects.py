@@ -25,7 +25,7 @@ class Subject:
 
 def refusal(call: partial[Any]) -> str:
     """Return why the op of ``call`` answers None to its arguments."""
-    from hipforge.ops.dispatch import explain
+    from hipforge.ops.core.dispatch import explain
 
     return explain(call.func, *call.args, **call.keywords).reason
 

@@ -10,7 +10,7 @@ import click
 TUNERS: dict[str, str] = {
     "smallm_mxfp8": "hipforge.tuning.smallm_mxfp8",
     "smallm_mxfp8_moe": "hipforge.tuning.smallm_mxfp8_moe",
-    "mxfp4_gemm": "hipforge.tuning.mxfp4_gemm",
+    "mxfp4_gemm": "hipforge.ops.mxfp4_gemm.tuner",
     "decode_attention_fp8": "hipforge.tuning.decode_attention",
     "skinny_gemm_fp8": "hipforge.tuning.skinny_gemm_fp8",
 }

@@ -1,0 +1,122 @@
+"""Argument checks of ops and references: each names the argument, the value seen and the rule."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from hipforge.errors import GuardError
+
+_REAL_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, dtype and device of a tensor that is not at hand; checks and planners take it in a tensor's place."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+
+Described = torch.Tensor | TensorSpec
+
+
+def require_tensor(**named: object) -> None:
+    """Refuse arguments that are no tensors, each given under its name."""
+    for name, value in named.items():
+        if not isinstance(value, (torch.Tensor, TensorSpec)):
+            raise GuardError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
+
+
+def require_torch_dtype(name: str, value: object) -> None:
+    """Refuse what is no dtype at all, such as the name of one."""
+    if not isinstance(value, torch.dtype):
+        raise GuardError(f"{name} must be a torch.dtype, as torch.bfloat16; got {value!r}")
+
+
+def require_int(name: str, value: object, minimum: int | None = None) -> int:
+    """Return an integer argument as an ``int``; refuse what is none, or one below ``minimum``."""
+    try:
+        number = int(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise GuardError(f"{name} must be an int; got {type(value).__name__} {value!r}") from None
+    if minimum is not None and number < minimum:
+        raise GuardError(f"{name} must be at least {minimum}; got {number}")
+    return number
+
+
+def require_real(name: str, x: Described) -> None:
+    """Refuse anything but float32, bfloat16 and float16 (float64 would be rounded twice)."""
+    require_dtype(name, x, _REAL_INPUTS)
+
+
+def require_dtype(name: str, x: Described, accepted: Sequence[torch.dtype | None]) -> None:
+    """Refuse a tensor whose dtype is not among ``accepted`` (None entries stand for dtypes torch lacks)."""
+    require_tensor(**{name: x})
+    if not isinstance(x.dtype, torch.dtype):  # a TensorSpec of something that only looks like a tensor
+        raise GuardError(f"{name} must be a torch.Tensor; got an array of dtype {x.dtype}")
+    if x.dtype not in accepted:
+        names = ", ".join(str(dtype) for dtype in accepted if dtype is not None)
+        raise GuardError(f"{name} must have dtype {names}; got {x.dtype}")
+
+
+def require_last_multiple(name: str, x: Described, multiple: int) -> None:
+    """Refuse a 0-dimensional tensor, or one whose last dimension is not a multiple of ``multiple``."""
+    require_tensor(**{name: x})
+    if x.dim() == 0:
+        raise GuardError(f"{name} must have at least 1 dimension; got a scalar")
+    if x.shape[-1] % multiple != 0:
+        raise GuardError(
+            f"the last dimension of {name} must be a multiple of {multiple}; got {x.shape[-1]} "
+            f"(shape {tuple(x.shape)}); pad it with zeros"
+        )
+
+
+def require_rank(name: str, x: Described, rank: int, layout: str) -> None:
+    """Refuse a tensor that does not have ``rank`` dimensions; ``layout`` says which, as in ``[M, K]``."""
+    require_tensor(**{name: x})
+    if x.dim() != rank:
+        raise GuardError(f"{name} must be {layout} ({rank} dimensions); got shape {tuple(x.shape)}")
+
+
+def require_shape(name: str, x: Described, shape: Sequence[int], why: str) -> None:
+    """Refuse a tensor whose shape is not ``shape``; ``why`` says where that shape comes from."""
+    require_tensor(**{name: x})
+    if tuple(x.shape) != tuple(shape):
+        raise GuardError(f"{name} must have shape {tuple(shape)} ({why}); got {tuple(x.shape)}")
+
+
+def require_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+    """Refuse a tensor that is not on ``device``."""
+    if x.device != device:
+        raise GuardError(f"{name} must be on {device}, where the other tensors are; got {x.device}")
+
+
+def require_choice(name: str, value: object, accepted: Sequence[object]) -> None:
+    """Refuse a value that is not one of ``accepted``."""
+    if value not in accepted:
+        raise GuardError(f"{name} must be one of {', '.join(map(repr, accepted))}; got {value!r}")
+
+
+def require_out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse an ``out`` that a result of this shape and dtype cannot be written into."""
+    require_dtype("out", out, (dtype,))
+    require_shape("out", out, shape, "the result's shape")
+    require_device("out", out, device)
+    if not out.is_contiguous():
+        raise GuardError(f"out must be contiguous; got strides {out.stride()} for shape {tuple(out.shape)}")
+
+
+def require_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a bias that is not [N] of the result's dtype and device."""
+    require_dtype("bias", bias, (dtype,))
+    require_shape("bias", bias, (n,), "[N]")
+    require_device("bias", bias, device)

@@ -1,0 +1,278 @@
+"""What an op decides before it runs, as values: the path it takes and why it takes no other.
+
+Every op has a planner, which looks at shapes, dtypes and device and returns a :class:`Decision`. The op runs what the
+decision says, and :func:`explain` shows the same decision.
+
+Example:
+    >>> from hipforge.ops.core.dispatch import Accepted, Decision, Refused
+    >>> decision = Decision(None, (Refused("kernel", "M must be at most 64; got 65"),))
+    >>> decision.accepted is None, decision.refused[0].reason
+    (True, 'M must be at most 64; got 65')
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from hipforge import devices
+from hipforge.errors import GuardError
+from hipforge.ops.core.tuned import TunedRow, Value
+
+PathName = Literal["kernel", "triton", "torch", "none"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One kernel with its parameters: what a default rule, a tuned row or a tuner's candidate names."""
+
+    kernel: str
+    configuration: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.kernel}({', '.join(f'{name}={value}' for name, value in self.configuration.items())})"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The path that an op takes.
+
+    Attributes:
+        path: ``kernel`` (a HIP module, on a GPU or the emulator), ``triton`` or ``torch``.
+        kernel: the raw op or Triton kernel that runs.
+        configuration: its parameters.
+        reason: why this configuration: a tuned row, or the default rule.
+        row: the tuned row it comes from, or None.
+    """
+
+    path: PathName
+    kernel: str
+    configuration: Mapping[str, int]
+    reason: str
+    row: TunedRow | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A path that an op does not take, and the first reason found."""
+
+    path: PathName
+    reason: str
+    row: TunedRow | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The outcome of a planner: what is run (None: the op returns None) and what is not."""
+
+    accepted: Accepted | None
+    refused: tuple[Refused, ...] = ()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` returns; ``print`` it for the text form.
+
+    Attributes:
+        op: the op's name.
+        path: the path taken; ``none`` where the op returns None.
+        kernel: what runs, or None.
+        configuration: its parameters.
+        reason: where the configuration comes from, or why the op returns None.
+        row: values of the tuned row that decided, or None.
+        file: the file of that row and its line, or None.
+        refused: reason per path that was not taken.
+    """
+
+    op: str
+    path: PathName
+    kernel: str | None
+    configuration: Mapping[str, int]
+    reason: str
+    row: Mapping[str, Value] | None
+    file: tuple[Path, int] | None
+    refused: Mapping[str, str]
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in self.configuration.items())
+        lines = [f"{self.op}: {self.path}" + (f", {self.kernel}({settings})" if self.kernel else " (returns None)")]
+        lines.append(f"  because {self.reason}")
+        if self.file:
+            lines.append(f"  tuned row {self.file[0]}:{self.file[1]}")
+        lines += [f"  not {path}: {reason}" for path, reason in self.refused.items()]
+        return "\n".join(lines)
+
+
+Planner = Callable[..., Decision]
+_planners: dict[str, Planner] = {}
+_clear_hooks: list[Callable[[], None]] = []
+MAX_DECISIONS = 1 << 16  # per op; a server sees few shapes, this bounds one that sees all
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def planned_by(planner: Planner) -> Callable[[F], F]:
+    """Say which planner decides for an op, taking the op's own arguments; used as a decorator on the op."""
+
+    def register(op: F) -> F:
+        register_planner(op.__name__, planner)
+        return op
+
+    return register
+
+
+def register_planner(name: str, planner: Planner) -> None:
+    """Make ``planner`` the one that :func:`explain` asks about the op called ``name``."""
+    _planners[name] = planner
+
+
+def planner_of(name: str) -> Planner:
+    """Return the planner of an op whose module is imported."""
+    return _planners[name]
+
+
+def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanation:
+    """Return what ``op(*args, **kwargs)`` would run and why, without running it.
+
+    Args:
+        op: an op of hipforge, or its name.
+        *args: the op's arguments.
+        **kwargs: the op's keyword arguments.
+
+    Raises:
+        GuardError: the op has no planner, or the arguments are ones that the op itself refuses.
+    """
+    import hipforge
+
+    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    if isinstance(op, str):
+        getattr(hipforge, op, None)  # an op is known from the import of its module on
+    planner = _planners.get(name)
+    if planner is None:
+        for public in hipforge.__all__:
+            getattr(hipforge, public)
+        raise GuardError(f"explain knows {', '.join(sorted(_planners))}; got {name}")
+    decision = planner(*args, **kwargs)
+    taken = decision.accepted
+    refused: dict[str, str] = {refusal.path: refusal.reason for refusal in decision.refused}
+    if taken is not None:
+        row, reason = taken.row, taken.reason
+    else:
+        row = next((refusal.row for refusal in decision.refused if refusal.row is not None), None)
+        reason = decision.refused[0].reason if decision.refused else "no path applies"
+    return Explanation(
+        op=name,
+        path=taken.path if taken else "none",
+        kernel=taken.kernel if taken else None,
+        configuration=taken.configuration if taken else MappingProxyType({}),
+        reason=reason,
+        row=row.values if row else None,
+        file=(row.file, row.line) if row else None,
+        refused=MappingProxyType(refused),
+    )
+
+
+def remembered(decide: Callable[..., Decision]) -> Callable[..., Decision]:
+    """Return ``decide`` with its answers kept by its arguments until :func:`clear_decisions`.
+
+    The arguments are shapes, dtypes, devices and numbers, never tensors: torch.compile then asks for the decision while
+    it traces and keeps the answer as a constant of the graph.
+    """
+    decisions: dict[object, Decision] = {}
+
+    def decision(*key: Any) -> Decision:
+        found = decisions.get(key)
+        if found is None:
+            found = decide(*key)
+            if len(decisions) >= MAX_DECISIONS:
+                decisions.clear()
+            decisions[key] = found
+        return found
+
+    decision._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    on_clear(decisions.clear)
+    return decision
+
+
+def constant_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return a tensor's shape as plain numbers, which specialises a graph that is being traced on them."""
+    return tuple(map(operator.index, tensor.shape))
+
+
+def on_clear(hook: Callable[[], None]) -> None:
+    """Have ``hook`` called by :func:`clear_decisions`; ops register the clearing of their caches."""
+    _clear_hooks.append(hook)
+
+
+def clear_decisions() -> None:
+    """Forget every cached decision, so that changed tables or settings take effect in this process."""
+    for hook in _clear_hooks:
+        hook()
+
+
+def plan_kernel(kernel: str, device: torch.device, configuration: Mapping[str, int] | None = None) -> Decision:
+    """Return the decision of an op whose HIP kernel takes every call and whose torch reference runs everywhere else.
+
+    Raises:
+        GuardError: the tensors are where no kernel runs, though moving them would help.
+    """
+    target = target_of(device)
+    if isinstance(target, Refused):
+        return Decision(Accepted("torch", kernel, MappingProxyType({}), "torch runs on every device"), (target,))
+    taken = Accepted("kernel", kernel, MappingProxyType(dict(configuration or {})), f"the kernel runs on {target[0]}")
+    return Decision(taken, (Refused("torch", "the kernel takes every call"),))
+
+
+_runs_kernel: dict[torch.device, bool] = {}
+on_clear(_runs_kernel.clear)
+
+
+def runs_kernel(device: torch.device) -> bool:
+    """Return whether an op that :func:`plan_kernel` plans takes its HIP kernel for tensors on ``device``.
+
+    Raises:
+        GuardError: as :func:`plan_kernel`.
+    """
+    found = _runs_kernel.get(device)
+    if found is None:
+        found = _runs_kernel[device] = not isinstance(target_of(device), Refused)
+    return found
+
+
+# torch.compile runs this while it traces and keeps the answer as a constant of the graph.
+runs_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def target_of(device: torch.device) -> tuple[str, int] | Refused:
+    """Return (architecture, number of compute units) of the tensors' device, or why no HIP kernel runs there.
+
+    Raises:
+        GuardError: the tensors are not where kernels run, though moving them would help: CPU tensors while a GPU is
+            the device, or the other way round.
+    """
+    current = devices.current()
+    if current.kind == "reference":
+        return Refused("kernel", "HIPFORGE_DEVICE=reference runs no kernels")
+    if device.type == "cuda":
+        if getattr(torch.version, "hip", None) is None:
+            return Refused("kernel", "the tensors are on an NVIDIA device")
+        if current.kind == "emulator":
+            raise GuardError(
+                f"the tensors are on {device} but kernels run on the emulator; pass CPU tensors, "
+                "or set HIPFORGE_DEVICE=hip to run on the GPU"
+            )
+    elif device.type != "cpu":
+        return Refused("kernel", f"the tensors are on {device}, where no HIP kernel runs")
+    elif current.kind == "hip":
+        raise GuardError(
+            "the tensors are on the CPU but kernels run on the GPU; move them with .cuda(), "
+            "or set HIPFORGE_DEVICE=emulator to run on the emulator"
+        )
+    index = device.index or 0
+    return current.arch_of(index), current.cu_count(index)

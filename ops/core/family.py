@@ -1,0 +1,116 @@
+"""A tuned op family as one value, and the pipeline that decides for it: envelope, tuned row, default rule.
+
+A family's ``Problem`` is a frozen dataclass with all that a decision depends on: sizes, dtypes, flags and the device,
+never tensors. :meth:`Family.decide` turns it into a Decision; :meth:`Family.decide_total` adds the fallbacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.dispatch import Accepted, Choice, Decision, PathName, Refused
+from hipforge.ops.core.lookup import find_row
+from hipforge.ops.core.tuned import TableSchema, TunedRow
+
+
+class Problem(Protocol):
+    """What a decision depends on."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the operands are."""
+
+    @property
+    def key(self) -> Sequence[int]:
+        """Return the shape as the key columns of the family's table have it."""
+
+
+P = TypeVar("P", bound=Problem)
+
+
+def nothing_else(problem: Any, row: TunedRow) -> str | None:
+    """Return None: a row that is found applies."""
+    return None
+
+
+@dataclass(frozen=True)
+class Family(Generic[P]):
+    """One op family: its table, where its kernels apply, and which one runs.
+
+    Attributes:
+        table: the schema of its tuned table, with how far rows reach.
+        archs: architectures that it has kernels for.
+        envelope: why the kernels do not take a problem on an architecture, or None.
+        default: the choice without a tuned row, for (problem, arch, compute units), or why there is none.
+        from_row: the choice that a row names.
+        candidates: what a tuner may try for a cell on an architecture, simplest first, so that ties go to it.
+        reference: the name of the torch function that computes where nothing else does.
+        triton: the Triton path for a problem, or why it does not apply; None for a family that has none.
+        row_refusal: why a row that was found does not apply to a problem, or None.
+        adjust: (problem, arch, choice, reason) -> the choice and its reason after what the caller demands; raises
+            GuardError for demands that the kernel cannot meet.
+    """
+
+    table: TableSchema
+    archs: tuple[str, ...]
+    envelope: Callable[[P, str], str | None]
+    default: Callable[[P, str, int], Choice | str]
+    from_row: Callable[[TunedRow], Choice]
+    candidates: Callable[[Any, str], list[Choice]]
+    reference: str
+    triton: Callable[[P], Accepted | Refused] | None = None
+    row_refusal: Callable[[P, TunedRow], str | None] = nothing_else
+    adjust: Callable[[P, str, Choice, str], tuple[Choice, str]] | None = None
+
+    def decide(self, problem: P) -> Decision:
+        """Return the kernel that runs a problem, or why none does."""
+        outcome = self._decide(problem)
+        return Decision(outcome) if isinstance(outcome, Accepted) else Decision(None, (outcome,))
+
+    def _decide(self, problem: P) -> Accepted | Refused:
+        target = dispatch.target_of(problem.device)
+        if isinstance(target, Refused):
+            return target
+        arch, cu_count = target
+        if arch not in self.archs:
+            return Refused("kernel", f"the kernels are for {', '.join(self.archs)}; the device is {arch}")
+        reason = self.envelope(problem, arch)
+        if reason is not None:
+            return Refused("kernel", reason)
+        row, why = find_row(self.table, arch, cu_count, problem.key)
+        if row is None:
+            default = self.default(problem, arch, cu_count)
+            if isinstance(default, str):
+                return Refused("kernel", default)
+            choice, why = default, f"{why}; the default rule"
+        else:
+            if row.values.get("use_hip") == 0:
+                return Refused("kernel", f"{why} routes this shape to the fallback (use_hip=0)", row)
+            refusal = self.row_refusal(problem, row)
+            if refusal is not None:
+                return Refused("kernel", f"{why} {refusal}", row)
+            choice = self.from_row(row)
+        if self.adjust is not None:
+            choice, why = self.adjust(problem, arch, choice, why)
+        return Accepted("kernel", choice.kernel, choice.configuration, why, row)
+
+    def decide_total(self, problem: P) -> Decision:
+        """Return the path of a function that always computes: the kernel, else Triton, else torch."""
+        kernel = self.decide(problem)
+        below: tuple[PathName, ...] = ("torch",) if self.triton is None else ("triton", "torch")
+        if kernel.accepted is not None:
+            return Decision(kernel.accepted, tuple(Refused(path, "the kernel takes this call") for path in below))
+        refused = kernel.refused
+        if self.triton is not None:
+            triton = self.triton(problem)
+            if isinstance(triton, Accepted):
+                return Decision(triton, (*refused, Refused("torch", "Triton runs on this device")))
+            refused = (*refused, triton)
+        reason = "no kernel applies" if self.triton is None else "neither the kernel nor Triton applies"
+        return Decision(Accepted("torch", self.reference, MappingProxyType({}), reason), refused)

@@ -1,0 +1,339 @@
+"""Tuned tables: which kernel and configuration to use for a shape, read from CSV and never written here.
+
+A table is the shipped ``configs/<family>_tuned.csv`` overlaid by the files of ``HIPFORGE_CONFIG_<FAMILY>``, later
+files winning cell by cell. Each file has one header line and one row per cell; within one file a cell may appear
+once. A file is validated whole when it is read, and every complaint names file and line. Files are read once per
+process; :func:`clear_tables` makes the next lookup read them again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+
+from hipforge import settings
+from hipforge.errors import ConfigError
+
+Value = int | float | str | None
+Key = tuple[int | str, ...]
+
+DEVICE_COLUMNS = ("gfx", "cu_num")
+EVIDENCE_COLUMNS = ("us", "stock_us", "best_baseline_us", "err", "source")
+ANY_CU = 0  # cu_num of rows whose file does not say for which number of compute units they were tuned
+
+_SOURCE = re.compile(r"(measured:[^,/]+/[^,]+|model:[^,]+)")
+
+
+def bucket(number: int) -> int:
+    """Return the least power of two that is not below ``number``, at least 1."""
+    return 1 << (max(number, 1) - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a row applies along one key column.
+
+    Attributes:
+        name: ``exact``, ``next`` (up to the row's value, from the next smaller one, exclusive), or ``bucket`` (up to
+            the row's value, a power of two, from half of it, exclusive).
+        values: (a shape's value, the column's values in the table, ascending) -> the row values that may serve it,
+            best first.
+    """
+
+    name: str
+    values: Callable[[int, Sequence[int]], Iterable[int]]
+
+
+def next_value(value: int, tuned: Sequence[int]) -> Sequence[int]:
+    """Return the tuned values from ``value`` on."""
+    return tuned[bisect.bisect_left(tuned, value) :]
+
+
+EXACT = Reach("exact", lambda value, tuned: (value,))
+NEXT = Reach("next", next_value)
+BUCKET = Reach("bucket", lambda value, tuned: (bucket(value),))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One CSV column: its name, its type, the values it may take (None: any), and, in a key, how far a row reaches."""
+
+    name: str
+    type: type[int] | type[float] | type[str]
+    accepted: tuple[Value, ...] | None = None
+    minimum: float | None = None
+    optional: bool = False
+    reach: Reach = EXACT
+
+
+def gemm_shape(m: Reach = EXACT) -> tuple[Column, ...]:
+    """Return the key columns M, N and K of a GEMM whose rows reach as ``m`` says along M."""
+    return Column("M", int, minimum=1, reach=m), Column("N", int, minimum=1), Column("K", int, minimum=1)
+
+
+GEMM_SHAPE = gemm_shape()
+USE_HIP = Column("use_hip", int, accepted=(0, 1))
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The columns of one op family's tuned table.
+
+    Attributes:
+        family: file stem and name of the override variable, as in ``smallm_mxfp8``.
+        shape: key columns after ``gfx,cu_num``.
+        extra_key: key columns after those.
+        config: the op's configuration columns.
+        check: cross-column rule; returns what is wrong with a row's values, or None.
+        legacy: other headers that are understood, each with the values it implies for missing columns.
+    """
+
+    family: str
+    config: tuple[Column, ...]
+    shape: tuple[Column, ...] = GEMM_SHAPE
+    extra_key: tuple[Column, ...] = ()
+    check: Callable[[Mapping[str, Value]], str | None] = lambda values: None
+    legacy: Mapping[tuple[str, ...], Mapping[str, Value]] = field(default_factory=dict)
+
+    @property
+    def file_name(self) -> str:
+        """Return the name of the shipped CSV."""
+        return f"{self.family}_tuned.csv"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Return every column in file order: key, configuration, evidence."""
+        key = (
+            Column("gfx", str),
+            Column("cu_num", int, minimum=1),
+        )
+        evidence = (
+            *(Column(name, float, minimum=0.0, optional=True) for name in EVIDENCE_COLUMNS[:-1]),
+            Column("source", str),
+        )
+        return (*key, *self.shape, *self.extra_key, *self.config, *evidence)
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """Return the header line's fields."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Return the names of the columns that identify a cell."""
+        return (*DEVICE_COLUMNS, *(column.name for column in self.key))
+
+    @property
+    def key(self) -> tuple[Column, ...]:
+        """Return the columns that identify a cell beside the device's."""
+        return (*self.shape, *self.extra_key)
+
+
+@dataclass(frozen=True)
+class TunedRow:
+    """One cell of a table: every column's value (None where the file leaves it empty), and where it was read."""
+
+    key: Key
+    values: Mapping[str, Value]
+    file: Path
+    line: int
+
+    def integer(self, name: str) -> int:
+        """Return the value of an integer column."""
+        value = self.values[name]
+        if not isinstance(value, int):
+            raise ConfigError(f"{self.file}:{self.line}: column {name} must be an integer; got {value!r}")
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class TunedTable:
+    """The rows of one family, by key; build it with :func:`read_table` or :func:`load_table`."""
+
+    def __init__(self, schema: TableSchema, rows: Iterable[TunedRow]) -> None:
+        self.schema = schema
+        self._cells: dict[Key, dict[int | str, TunedRow]] = {}
+        self._values: dict[int, tuple[int, ...]] = {}
+        for row in rows:  # later rows win
+            gfx, cu_num, *rest = row.key
+            cell = self._cells.setdefault((gfx, *rest), {})
+            if cu_num == ANY_CU:  # applies to every number of compute units, so it replaces the earlier rows
+                cell.clear()
+            cell[cu_num] = row
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def rows(self) -> tuple[TunedRow, ...]:
+        """Return every row that is in effect."""
+        return tuple(row for cell in self._cells.values() for row in cell.values())
+
+    def values(self, column: int) -> tuple[int, ...]:
+        """Return the values of a key column (its place after gfx and cu_num) in the table, ascending."""
+        if column not in self._values:
+            found = {part for row in self.rows if isinstance(part := row.key[2 + column], int)}
+            self._values[column] = tuple(sorted(found))
+        return self._values[column]
+
+    def find(self, gfx: str, cu_num: int, *rest: int | str) -> TunedRow | None:
+        """Return the row of a cell (the family's shape and extra keys), or None.
+
+        A row for exactly ``cu_num`` compute units comes before one whose file does not say.
+        """
+        cell = self._cells.get((gfx, *rest), {})
+        return cell.get(cu_num) or cell.get(ANY_CU)
+
+
+def _parse(column: Column, text: str) -> Value:
+    """Return the typed value; raises ValueError with the reason."""
+    if text == "":
+        if column.optional:
+            return None
+        raise ValueError(f"column {column.name} is empty")
+    value: int | float | str
+    if column.type is str:
+        value = text
+    else:
+        kind = "an integer" if column.type is int else "a number"
+        try:
+            number = int(text) if column.type is int else float(text)
+        except ValueError:
+            raise ValueError(f"column {column.name} must be {kind}; got {text!r}") from None
+        if column.minimum is not None and not number >= column.minimum:
+            raise ValueError(f"column {column.name} must be at least {column.minimum:g}; got {text}")
+        value = number
+    if column.accepted is not None and value not in column.accepted:
+        raise ValueError(f"column {column.name} must be one of {', '.join(map(str, column.accepted))}; got {text!r}")
+    return value
+
+
+def check_evidence(values: Mapping[str, Value]) -> str | None:
+    """Return what is wrong with a row's evidence columns, or None."""
+    source = str(values["source"])
+    if not _SOURCE.fullmatch(source):
+        return f"column source must read measured:<device>/<versions> or model:<version>; got {source!r}"
+    timed = [name for name in ("us", "stock_us", "best_baseline_us") if values[name] is not None]
+    if source.startswith("model:") and timed:
+        return f"a modelled row must leave microseconds empty; got {', '.join(f'{n}={values[n]}' for n in timed)}"
+    if source.startswith("model:") and values.get("use_hip") == 0:
+        return "a modelled row cannot set use_hip=0: only a measurement may send a cell to the fallback"
+    if source.startswith("measured:") and values["us"] is None:
+        return "a measured row must fill column us"
+    return None
+
+
+def _row_values(schema: TableSchema, header: tuple[str, ...], fields: list[str]) -> dict[str, Value]:
+    """Return a row's values; raises ValueError with the reason."""
+    if len(fields) != len(header):
+        raise ValueError(f"expected {len(header)} fields ({','.join(header)}); got {len(fields)}")
+    by_name = dict(zip(header, (text.strip() for text in fields), strict=True))
+    legacy = schema.legacy.get(header)
+    values: dict[str, Value] = {}
+    for column in schema.columns:
+        if column.name in by_name:
+            values[column.name] = _parse(column, by_name[column.name])
+        else:
+            values[column.name] = (legacy or {}).get(column.name)
+    complaint = schema.check(values) or (None if legacy is not None else check_evidence(values))
+    if complaint:
+        raise ValueError(complaint)
+    return values
+
+
+def read_rows(schema: TableSchema, path: Path) -> list[TunedRow]:
+    """Read and validate one CSV.
+
+    Raises:
+        ConfigError: the file cannot be read, its header is not one of the family's, a value is not accepted, or a
+            cell appears twice; the message starts with ``file:line``.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.reader(stream)
+            lines = [(reader.line_num, fields) for fields in reader if fields]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}:1: cannot read the tuned table of {schema.family}: {error}") from error
+    if not lines:
+        raise ConfigError(f"{path}:1: the file is empty; expected the header {','.join(schema.header)}")
+    header_line, header_fields = lines[0]
+    header = tuple(name.strip() for name in header_fields)
+    if header != schema.header and header not in schema.legacy:
+        accepted = " or ".join(",".join(names) for names in (schema.header, *schema.legacy))
+        raise ConfigError(f"{path}:{header_line}: unknown header {','.join(header)}; accepted: {accepted}")
+    rows: list[TunedRow] = []
+    first_seen: dict[Key, int] = {}
+    for line, fields in lines[1:]:
+        try:
+            values = _row_values(schema, header, fields)
+        except ValueError as error:
+            raise ConfigError(f"{path}:{line}: {error}") from None
+        key: Key = tuple(_key_part(values[name]) for name in schema.key_names)
+        if key in first_seen:
+            cell = ", ".join(f"{name}={part}" for name, part in zip(schema.key_names, key, strict=True))
+            raise ConfigError(f"{path}:{line}: {cell} is already given in line {first_seen[key]}; keep one of the two")
+        first_seen[key] = line
+        rows.append(TunedRow(key, MappingProxyType(values), path, line))
+    return rows
+
+
+def _key_part(value: Value) -> int | str:
+    if isinstance(value, (int, str)):
+        return value
+    raise ValueError(f"a key column holds {value!r}")
+
+
+def shipped_path(schema: TableSchema) -> Path:
+    """Return where the package keeps the family's CSV (which may not exist)."""
+    return Path(str(resources.files("hipforge.configs") / schema.file_name))
+
+
+def read_table(schema: TableSchema, paths: Iterable[Path]) -> TunedTable:
+    """Read several files into one table; rows of later files win.
+
+    Raises:
+        ConfigError: as :func:`read_rows`.
+    """
+    return TunedTable(schema, [row for path in paths for row in read_rows(schema, path)])
+
+
+_tables: dict[str, TunedTable] = {}
+
+
+def load_table(table: TableSchema | str) -> TunedTable:
+    """Return the table in effect, read once per process: shipped rows (none where no file is shipped), then overrides.
+
+    Args:
+        table: its schema, or its name in the list of op families.
+
+    Raises:
+        ConfigError: a file is malformed, or an override names a file that does not exist.
+    """
+    if isinstance(table, str):
+        from hipforge import ops
+
+        return load_table(ops.schema_of(table))
+    if table.family not in _tables:
+        shipped = shipped_path(table)
+        rows = read_rows(table, shipped) if shipped.is_file() else []
+        for path in settings.config_override(table.family):
+            try:
+                rows += read_rows(table, path)
+            except ConfigError as error:
+                variable = settings.CONFIG_PREFIX + table.family.upper()
+                raise ConfigError(f"{error} ({variable} names this file; correct it, or unset the variable)") from None
+        _tables[table.family] = TunedTable(table, rows)
+    return _tables[table.family]
+
+
+def clear_tables() -> None:
+    """Forget the tables, so that the next lookup reads the files and the override variables again."""
+    _tables.clear()

@@ -1,0 +1,128 @@
+"""MXFP4 GEMM for gfx950: Y = X @ W^T with e2m1 operands on both sides, through scaled MFMA.
+
+Shapes and dtypes everywhere in this package: ``xq`` [M, K/2] and ``wq`` [N, K/2] hold two e2m1 codes per byte, the even
+element in the low nibble (uint8 or float4_e2m1fn_x2); ``x_scale`` [M, K/32] and ``w_scale`` [N, K/32] hold e8m0 bytes
+(uint8 or float8_e8m0fnu); the output [M, N] is bfloat16; K is a multiple of 32. Products are accumulated in float32 and
+rounded once, to nearest even. A scale byte of 255 makes the outputs that it takes part in NaN.
+
+With ``shuffled=True`` the weight is in the order of :func:`hipforge.ops.reference.shuffle_weight` and its scales in
+that of :func:`hipforge.ops.reference.shuffle_scale` (activations stay plain); then N % 16 == 0 and K % 64 == 0.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.ops.core.checks import require_bias, require_out
+from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.operator import operator
+from hipforge.ops.mxfp4_gemm import reference
+from hipforge.ops.mxfp4_gemm.family import FAMILY, SUB_TILES, Problem
+from hipforge.ops.mxfp4_gemm.kernels import launch, mxfp4_gemm_out, run_mxfp4
+
+__all__ = ["FAMILY", "SUB_TILES", "mxfp4_gemm", "mxfp4_gemm_out", "mxfp4_linear", "run_mxfp4"]
+
+
+def _new(xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    return torch.empty((xq.shape[0], wq.shape[0]), dtype=torch.bfloat16, device=xq.device)
+
+
+def _plan(
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    shuffled: bool = False,
+) -> Decision:
+    return FAMILY.decide(Problem.of(xq, x_scale, wq, w_scale, out_dtype, shuffled=shuffled))
+
+
+@operator(_plan, fake=_new)
+def mxfp4_gemm(
+    taken: Accepted,
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    shuffled: bool = False,
+) -> torch.Tensor | None:
+    """Return X @ W^T from MXFP4 operands, or None where the caller must use its fallback.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        xq: activations [M, K/2], any strides.
+        x_scale: e8m0 bytes [M, K/32].
+        wq: weights [N, K/2].
+        w_scale: e8m0 bytes [N, K/32].
+        out_dtype: ``torch.bfloat16`` (another dtype gives None).
+        shuffled: the weight and its scales are in the shuffled order.
+
+    Returns:
+        bfloat16 [M, N]; None on a device other than gfx950, past 2 GB, or where the tuned table says so.
+
+    Raises:
+        GuardError: dtypes or shapes that are not valid MXFP4 operands.
+        BuildError, LaunchError: the kernel could not be built or run.
+    """
+    return launch(_new(xq, x_scale, wq), xq, x_scale, wq, w_scale, shuffled, **taken.configuration)
+
+
+def _plan_linear(
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    shuffled: bool = False,
+) -> Decision:
+    return FAMILY.decide_total(Problem.of(xq, x_scale, wq, w_scale, shuffled=shuffled))
+
+
+@operator(_plan_linear, fake=_new, outs=("out",))
+def mxfp4_linear(
+    taken: Accepted,
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    shuffled: bool = False,
+) -> torch.Tensor:
+    """Return X @ W^T + bias from MXFP4 operands, always: the kernel where it applies, else torch.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        xq: activations [M, K/2].
+        x_scale: e8m0 bytes [M, K/32].
+        wq: weights [N, K/2].
+        w_scale: e8m0 bytes [N, K/32], or shuffled.
+        bias: bfloat16 [N], added to the rounded product.
+        out: contiguous bfloat16 [M, N] to write into.
+        shuffled: the weight and its scales are in the shuffled order.
+
+    Returns:
+        bfloat16 [M, N]; ``out`` itself where it is given.
+
+    Raises:
+        GuardError: operands, ``bias`` or ``out`` of the wrong dtype, shape or device.
+        BuildError, LaunchError: the kernel could not be built or run.
+    """
+    m, n = xq.shape[0], wq.shape[0]
+    if out is not None:
+        require_out(out, (m, n), torch.bfloat16, xq.device)
+    if bias is not None:
+        require_bias(bias, n, torch.bfloat16, xq.device)
+    result = _new(xq, x_scale, wq) if out is None else out
+    if taken.path == "kernel":
+        launch(result, xq, x_scale, wq, w_scale, shuffled, **taken.configuration)
+    else:
+        result.copy_(reference.linear(xq, x_scale, wq, w_scale, shuffled))
+    return result if bias is None else result.add_(bias)

@@ -1,0 +1,155 @@
+"""The MXFP4 GEMM as a family: its problem, table, envelope, default rule and candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.core.checks import (
+    Described,
+    require_dtype,
+    require_rank,
+    require_shape,
+    require_tensor,
+    require_torch_dtype,
+)
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.family import Family
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.tuned import USE_HIP, Column, TableSchema, TunedRow, Value
+
+SUB_TILES = (1, 2, 4)  # of 16 rows or columns, per wave
+K_SPLITS = (1, 2, 4, 8)
+K_STEP = 128
+MAX_BYTES = 2**31 - 1
+PARAMETERS = ("m_sub", "n_sub", "k_splits")
+
+_PAYLOADS = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", None))
+_SCALES = (torch.uint8, E8M0_DTYPE)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """X[M, K] @ W[N, K]^T; ``shuffled`` says in which order the weight and its scales are."""
+
+    m: int
+    n: int
+    k: int
+    shuffled: bool
+    out_dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Return M, N and K."""
+        return self.m, self.n, self.k
+
+    @classmethod
+    def of(
+        cls,
+        xq: Described,
+        x_scale: Described,
+        wq: Described,
+        w_scale: Described,
+        out_dtype: torch.dtype = torch.bfloat16,
+        *,
+        shuffled: bool = False,
+    ) -> Problem:
+        """Return the problem of operands; raises GuardError for ones that are malformed."""
+        require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
+        require_rank("xq", xq, 2, "[M, K/2]")
+        require_rank("wq", wq, 2, "[N, K/2]")
+        for name, payload in (("xq", xq), ("wq", wq)):
+            require_dtype(name, payload, _PAYLOADS)
+        for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
+            require_dtype(name, scale, _SCALES)
+        m, n, k = xq.shape[0], wq.shape[0], 2 * xq.shape[1]
+        require_shape("wq", wq, (n, k // 2), "its K is that of xq")
+        if k % BLOCK:
+            raise GuardError(f"K must be a multiple of {BLOCK} (one e8m0 scale per {BLOCK} elements); got K={k}")
+        require_shape("x_scale", x_scale, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
+        if shuffled:
+            if n % 16 or k % 64:
+                raise GuardError(f"shuffled weights need N % 16 == 0 and K % 64 == 0; got N={n}, K={k}")
+            padded = (-(-n // 256) * 256, -(-(k // BLOCK) // 8) * 8)
+            require_shape("w_scale", w_scale, padded, "shuffled scales are padded to 256 rows and 8 columns")
+        else:
+            require_shape("w_scale", w_scale, (n, k // BLOCK), f"one byte per {BLOCK} elements of wq")
+        require_torch_dtype("out_dtype", out_dtype)
+        return cls(m, n, k, shuffled, out_dtype, xq.device)
+
+
+def k_steps(k: int) -> int:
+    """Return how many 128-wide K steps the kernel takes; the last may be partial."""
+    return -(-k // K_STEP)
+
+
+def _check_row(values: Mapping[str, Value]) -> str | None:
+    m_sub, n_sub, k_splits, k = (int(values[name] or 0) for name in (*PARAMETERS, "K"))
+    if m_sub not in SUB_TILES or n_sub not in SUB_TILES or k_splits not in K_SPLITS:
+        return f"m_sub and n_sub are in {SUB_TILES}, k_splits in {K_SPLITS}; got {m_sub}, {n_sub}, {k_splits}"
+    if k_splits > k_steps(k):
+        return f"k_splits cannot exceed the {k_steps(k)} K steps of {K_STEP}; got {k_splits}"
+    return None
+
+
+def _envelope(problem: Problem, arch: str) -> str | None:
+    if problem.out_dtype != torch.bfloat16:
+        return f"the output dtype must be torch.bfloat16; got {problem.out_dtype}"
+    m, n, k = problem.key
+    if min(m, n, k) < 1:
+        return f"M, N and K must be at least 1; got M={m}, N={n}, K={k}"
+    if max(m, n) * k // 2 > MAX_BYTES:
+        return f"a payload must be at most 2^31 - 1 bytes; got {max(m, n) * k // 2}"
+    return None
+
+
+def _choice(m_sub: int, n_sub: int, k_splits: int) -> Choice:
+    return Choice("mxfp4_gemm", MappingProxyType({"m_sub": m_sub, "n_sub": n_sub, "k_splits": k_splits}))
+
+
+def _from_row(row: TunedRow) -> Choice:
+    return _choice(*map(row.integer, PARAMETERS))
+
+
+def _default(problem: Problem, arch: str, cu_count: int) -> Choice:
+    """Rows per wave grow with M, so that weights are loaded seldom; K is split until every compute unit has a wave."""
+    m, n, k = problem.key
+    m_sub = 1 if m <= 16 else 2 if m <= 32 else 4
+    waves = -(-n // 16) * -(-m // (16 * m_sub))
+    k_splits = 1
+    while k_splits < 8 and waves * k_splits < cu_count and 2 * k_splits <= k_steps(k):
+        k_splits *= 2
+    return _choice(m_sub, 1, k_splits)
+
+
+def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
+    """Return the configurations that leave no tile of rows without work, fewest splits first."""
+    return [
+        _choice(m_sub, n_sub, k_splits)
+        for k_splits in K_SPLITS
+        if k_splits <= k_steps(cell.k)
+        for m_sub in SUB_TILES
+        if m_sub == 1 or 16 * m_sub // 2 < cell.m
+        for n_sub in SUB_TILES
+    ]
+
+
+FAMILY = Family[Problem](
+    table=TableSchema(
+        family="mxfp4_gemm",
+        config=(*(Column(name, int, minimum=1) for name in PARAMETERS), USE_HIP),
+        check=_check_row,
+    ),
+    archs=("gfx950",),
+    envelope=_envelope,
+    default=_default,
+    from_row=_from_row,
+    candidates=candidates,
+    reference="mxfp4_mm_packed",
+)

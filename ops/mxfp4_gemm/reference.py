@@ -1,0 +1,19 @@
+"""The MXFP4 GEMM in torch, over operands as the kernel takes them."""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.reference import mxfp4_mm_packed, unshuffle_scale, unshuffle_weight
+
+
+def linear(
+    xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, w_scale: torch.Tensor, shuffled: bool
+) -> torch.Tensor:
+    """Return X @ W^T in bfloat16, accumulated in float32."""
+    xq, wq = xq.view(torch.uint8), wq.view(torch.uint8)
+    if shuffled:
+        w_scale = unshuffle_scale(w_scale, wq.shape[0], 2 * wq.shape[1] // BLOCK)
+        wq = unshuffle_weight(wq)
+    return mxfp4_mm_packed(xq, x_scale, wq, w_scale)

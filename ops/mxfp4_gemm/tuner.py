@@ -1,0 +1,59 @@
+"""The tuner of the MXFP4 GEMM: tile per wave and K splits for each (M, N, K)."""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.mxfp4_gemm.family import FAMILY
+from hipforge.ops.mxfp4_gemm.kernels import run_mxfp4
+from hipforge.ops.reference import mxfp4_mm_packed, quantize_mxfp4
+from hipforge.tuning.cases import Cell
+from hipforge.tuning.gemm import Operands, Pipeline, gemm_command, gemm_tuner
+
+MAX_ERROR = 3e-3  # as for MX-FP8: one rounding to bf16 gives 1.7e-3
+STEP_BYTES = 1024  # of 16 weight rows, per wave and step
+
+# (m, n, k) of the MXFP4 GEMM task: its tests and its benchmarks.
+TASKS = (
+    (8, 2112, 7168), (16, 3072, 1536), (64, 3072, 1536), (256, 2880, 512),
+    (4, 2880, 512), (16, 2112, 7168), (32, 4096, 512), (32, 2880, 512), (64, 7168, 2048), (256, 3072, 1536),
+)  # fmt: skip
+
+
+def ring_steps(m_sub: int, n_sub: int) -> int:
+    """Return how many K steps a wave has in flight."""
+    return 4 if m_sub + n_sub <= 4 else 2
+
+
+def _run(choice: Choice, parts: Operands) -> torch.Tensor:
+    xq, x_scale, wq, w_scale = parts
+    return run_mxfp4(xq, x_scale, wq, w_scale, **choice.configuration)  # type: ignore[arg-type]
+
+
+def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
+    configuration = choice.configuration
+    return "module_mxfp4_gemm", {"HF_M_SUB": configuration["m_sub"], "HF_N_SUB": configuration["n_sub"]}
+
+
+def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
+    m_sub, n_sub = choice.configuration["m_sub"], choice.configuration["n_sub"]
+    return Pipeline(ring_steps(m_sub, n_sub) * STEP_BYTES * n_sub)
+
+
+TUNER = gemm_tuner(
+    FAMILY,
+    max_error=MAX_ERROR,
+    default_cells=sorted({Cell(n, k, m) for m, n, k in TASKS}),
+    quantize=lambda x, arch: quantize_mxfp4(x),
+    reference=lambda parts: mxfp4_mm_packed(*parts, out_dtype=torch.float32),
+    run=_run,
+    instance=_instance,
+    pipeline=_pipeline,
+)
+
+command = gemm_command(
+    TUNER,
+    "Choose m_sub, n_sub and k_splits of the MXFP4 GEMM for each cell; by default the shapes of the MXFP4 GEMM task. "
+    "On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
+)

@@ -1,0 +1,154 @@
+"""What a tuner is: an op family with cells, operands and counts; and its cells as problems, modelled or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.family import Family
+from hipforge.ops.core.tuned import Key, TableSchema, Value
+from hipforge.tuning import model, timing
+
+Baselines = tuple[float, float] | None
+MACHINES: Mapping[str, model.Machine] = MappingProxyType({"gfx942": model.MI300X, "gfx950": model.MI355X})
+
+
+class Cell(Protocol):
+    """One problem size of a tuned table."""
+
+    @property
+    def key(self) -> Sequence[int]:
+        """Return the size as the key columns of the family's table have it."""
+
+
+C = TypeVar("C", bound=Cell)
+O = TypeVar("O")  # noqa: E741
+Counted = Callable[[Choice], tuple[list[model.Work], float]]
+
+
+def no_baselines(cell: Any, copies: Sequence[Any]) -> Baselines:
+    """Return None: the family has nothing to be compared with."""
+    return None
+
+
+@dataclass(frozen=True)
+class Tuner(Generic[C, O]):
+    """One op family as the driver sees it; C is its cells' type and O its operands'.
+
+    Attributes:
+        family: its table, architectures and candidates.
+        max_error: largest relative Frobenius error of a right result.
+        default_cells: what is tuned where nothing is asked for.
+        operands: data of a cell on an architecture's device, the same on every run.
+        expected: the exact result of operands.
+        run: launches a candidate on operands and returns the result.
+        count: (cell, arch) -> a function from a candidate to its launches, counted on the emulator, and the error of
+            the run that they come from.
+        copies: operands and how many calls' worth of them to rotate over on a GPU -> so many operands.
+        bytes_per_call: bytes that a call reads from its operands.
+        columns: a candidate's values of the configuration columns, ``use_hip`` left out.
+        given: values of further columns that the cell decides.
+        baselines: microseconds of (stock, best) alternatives over copies of the operands, on a GPU.
+        bound: (candidate, cell, machine) -> seconds that the model never goes below, known without running it; where
+            there is one, candidates are tried in its order, and a modelled search ends where it passes the best time.
+        most_trials: how many candidates are tried at most; None for all.
+    """
+
+    family: Family[Any]
+    max_error: float
+    default_cells: tuple[C, ...]
+    operands: Callable[[C, str, torch.device], O]
+    expected: Callable[[C, O], torch.Tensor]
+    run: Callable[[Choice, C, O], torch.Tensor]
+    count: Callable[[C, str], Counted]
+    copies: Callable[[O, int], Sequence[O]]
+    bytes_per_call: Callable[[O], int]
+    columns: Callable[[Choice], Mapping[str, Value]] = lambda choice: choice.configuration
+    given: Callable[[C], Mapping[str, Value]] = lambda cell: {}
+    baselines: Callable[[C, Sequence[O]], Baselines] = no_baselines
+    bound: Callable[[Choice, C, model.Machine], float] | None = None
+    most_trials: int | None = None
+
+    def candidates(self, cell: C, arch: str) -> list[Choice]:
+        """Return what is tried for a cell: by the bound, if there is one, and no more than ``most_trials``."""
+        found: list[Choice] = self.family.candidates(cell, arch)
+        lowest = self.bound
+        if lowest is not None:
+            found = sorted(found, key=lambda choice: lowest(choice, cell, MACHINES[arch]))
+        return found[: self.most_trials]
+
+    def key(self, cell: C, arch: str, cu_num: int) -> Key:
+        """Return the key of a cell's row."""
+        return (arch, cu_num, *cell.key)
+
+
+def family_of(
+    table: TableSchema, archs: tuple[str, ...], candidates: Callable[[Any, str], list[Choice]]
+) -> Family[Any]:
+    """Return what a tuner needs of a family that is not a value yet."""
+
+    def unused(*args: Any) -> Any:
+        raise NotImplementedError
+
+    return Family(table, archs, unused, unused, unused, candidates, "")
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the Frobenius norm of the difference over that of ``expected``."""
+    difference = got.to(torch.float64) - expected.to(torch.float64)
+    return float(difference.norm() / expected.to(torch.float64).norm())
+
+
+class Modelled(Generic[C, O]):
+    """A cell whose candidates cost what the model says of their counts on the emulator."""
+
+    def __init__(self, tuner: Tuner[C, O], cell: C, arch: str) -> None:
+        self.machine = MACHINES[arch]
+        self.source = self.machine.source
+        self._count = tuner.count(cell, arch)
+        self._launches: list[model.Work] = []
+
+    def run(self, choice: Choice) -> float:
+        """Run and count a candidate and return the relative Frobenius error of its output."""
+        self._launches, error = self._count(choice)
+        return error
+
+    def cost(self, choice: Choice) -> tuple[float, str]:
+        """Return the model's seconds for the call that :meth:`run` counted, and the bound of each launch."""
+        estimates = [model.estimate(work, self.machine) for work in self._launches]
+        return model.total(estimates), " + ".join(f"{item.seconds * 1e6:.2f} ({item.bound})" for item in estimates)
+
+    def baselines(self) -> Baselines:
+        """Return None: nothing is measured without a GPU."""
+        return None
+
+
+class Measured(Generic[C, O]):
+    """A cell whose candidates are timed on the GPU, over rotating copies of its operands."""
+
+    def __init__(self, tuner: Tuner[C, O], cell: C, arch: str, device: torch.device) -> None:
+        self.tuner = tuner
+        self.cell = cell
+        self.source = timing.measured_source(device.index or 0)
+        first = tuner.operands(cell, arch, device)
+        self.expected = tuner.expected(cell, first)
+        free, _ = torch.cuda.mem_get_info(device)
+        self.copies = tuner.copies(first, timing.rotation(tuner.bytes_per_call(first), free))
+
+    def run(self, choice: Choice) -> float:
+        """Run once and return the relative Frobenius error of the output."""
+        return relative_error(self.tuner.run(choice, self.cell, self.copies[0]), self.expected)
+
+    def cost(self, choice: Choice) -> tuple[float, str]:
+        """Return the measured seconds of a call."""
+        us = timing.microseconds_per_call(lambda i: self.tuner.run(choice, self.cell, self.copies[i]), len(self.copies))
+        return us * 1e-6, f"{us:.2f} us"
+
+    def baselines(self) -> Baselines:
+        """Return microseconds of the family's alternatives."""
+        return self.tuner.baselines(self.cell, self.copies)
