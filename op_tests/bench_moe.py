@@ -25,13 +25,12 @@ from hipforge.ops.grouped_gemm_mxfp8_plan import ARCH
 from hipforge.ops.moe import DEFAULT_BLOCK_M
 from hipforge.ops.tables import MOE_BLOCK_N
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
-from hipforge.tuning.gemm import relative_error
 from hipforge.tuning.model import MI355X
 from hipforge.tuning.search import Candidate
 from hipforge.tuning.smallm_mxfp8 import MAX_ERROR
 from hipforge.tuning.smallm_mxfp8_moe import (
     DEFAULT_CELLS,
-    MeasuredMoe,
+    TUNER,
     MoeCell,
     MoeOperands,
     candidates,
@@ -39,6 +38,7 @@ from hipforge.tuning.smallm_mxfp8_moe import (
     operands,
     run,
 )
+from hipforge.tuning.tuner import Measured, relative_error
 
 # One slot per expert is what few tokens give; all slots on few experts show the matrix path.
 CROWDED = (
@@ -177,16 +177,17 @@ def bench_counted(cell: MoeCell) -> list[Row]:
 
 def bench_measured(cell: MoeCell) -> list[Row]:
     """Return a cell's rows, measured on the GPU: each configuration, and Triton's stock and best."""
-    problem = MeasuredMoe(cell, torch.device("cuda", 0))
+    problem = Measured(TUNER, cell, ARCH, torch.device("cuda", 0))
+    parts = problem.copies[0]
     rows = []
     for candidate in candidates():
         relf = problem.run(candidate)
         seconds, _ = problem.cost(candidate)
         name = f"hipforge {_text(candidate)}"
-        rows.append(replace(base_row(cell, problem.parts, name, relf, problem.source), us=seconds * 1e6))
+        rows.append(replace(base_row(cell, parts, name, relf, problem.source), us=seconds * 1e6))
     baselines = problem.baselines()
     for name, us in zip(("triton stock", "triton best"), baselines or (), strict=False):
-        rows.append(replace(base_row(cell, problem.parts, name, 0.0, problem.source), us=us))
+        rows.append(replace(base_row(cell, parts, name, 0.0, problem.source), us=us))
     return rows
 
 

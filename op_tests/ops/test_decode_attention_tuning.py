@@ -15,6 +15,7 @@ from hipforge.ops.decode_attention_fp8_plan import accepts_configuration
 from hipforge.ops.tables import DECODE_ATTENTION_FP8
 from hipforge.tuning import decode_attention as tuner
 from hipforge.tuning import decode_attention_counts as counting
+from hipforge.tuning import driver
 from hipforge.tuning.decode_attention_cases import AttentionCell, operands
 from hipforge.tuning.search import Candidate, Trial
 from hipforge.tuning.table_writer import merge_rows, read_existing
@@ -94,14 +95,14 @@ def test_a_trip_is_a_wait_for_loads_issued_since_the_last_one() -> None:
 def test_the_tuner_writes_modelled_rows_resumes_and_leaves_measured_ones(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     said: list[str] = []
-    assert tuner.tune([SMALL], table, say=said.append) == 1
+    assert driver.tune(tuner.TUNER, [SMALL], table, say=said.append) == 1
     row = dict(read_existing(DECODE_ATTENTION_FP8, table)[KEY])
     assert row["us"] is None and row["source"] == tuner.MACHINES[ARCH].source
     assert isinstance(row["err"], float) and 0 < row["err"] < tuner.MAX_ERROR
     assert "decode_attention_fp8(block_n=" in said[-1]
-    assert tuner.tune([SMALL], table, resume=True, say=said.append) == 0 and "already in" in said[-1]
+    assert driver.tune(tuner.TUNER, [SMALL], table, resume=True, say=said.append) == 0 and "already in" in said[-1]
     merge_rows(table, DECODE_ATTENTION_FP8, [{**row, "us": 5.0, "source": "measured:GPU/versions"}])
-    assert tuner.tune([SMALL], table, say=said.append) == 0 and "a model does not replace" in said[-1]
+    assert driver.tune(tuner.TUNER, [SMALL], table, say=said.append) == 0 and "a model does not replace" in said[-1]
     assert read_existing(DECODE_ATTENTION_FP8, table)[KEY]["us"] == 5.0
 
 
@@ -112,7 +113,7 @@ def test_a_wrong_result_cannot_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     counting.sampled_merge.cache_clear()
     try:
         with pytest.raises(ConfigError, match=r"no candidate is usable: wrong result"):
-            tuner.tune([SMALL], tmp_path / "table.csv")
+            driver.tune(tuner.TUNER, [SMALL], tmp_path / "table.csv")
     finally:
         counting.sampled_blocks.cache_clear()
         counting.sampled_merge.cache_clear()
@@ -121,9 +122,9 @@ def test_a_wrong_result_cannot_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_measured_row_has_its_microseconds_and_triton_s() -> None:
     trial = Trial(Candidate("decode_attention_fp8", {"block_n": 64, "waves": 1, "split_k": 2}), 7e-6, 0.002)
-    row = tuner.row_for(KEY, trial, "measured:GPU/versions", (30.0, 20.0))
+    row = driver.row_for(tuner.TUNER, SMALL, KEY[:2], trial, "measured:GPU/versions", (30.0, 20.0), 3.0)
     assert (row["us"], row["stock_us"], row["best_baseline_us"]) == (pytest.approx(7.0), 30.0, 20.0)
-    modelled = tuner.row_for(KEY, trial, "model:1", None)
+    modelled = driver.row_for(tuner.TUNER, SMALL, KEY[:2], trial, "model:1", None, 3.0)
     assert (modelled["us"], modelled["stock_us"], modelled["split_k"]) == (None, None, 2)
 
 

@@ -12,8 +12,9 @@ from helpers.mxfp8_cases import assert_bits
 
 import hipforge
 from hipforge.ops.tables import SMALLM_MXFP8_MOE
+from hipforge.tuning.driver import tune
 from hipforge.tuning.smallm_mxfp8 import MAX_ERROR
-from hipforge.tuning.smallm_mxfp8_moe import MoeCell, tune
+from hipforge.tuning.smallm_mxfp8_moe import TUNER, MoeCell
 from hipforge.tuning.table_writer import merge_rows, read_existing
 
 CELLS = [
@@ -24,13 +25,13 @@ CELLS = [
 
 def test_the_tuner_writes_a_modelled_row_per_cell_and_leaves_measured_ones(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    assert tune(CELLS, table) == 2
+    assert tune(TUNER, CELLS, table) == 2
     rows = read_existing(SMALLM_MXFP8_MOE, table)
     row = dict(rows["gfx950", 256, 8, 64, 256, 4, 0])
     assert row["min_experts"] == 2 and row["us"] is None and str(row["source"]).startswith("model:")
     assert isinstance(row["err"], float) and 0 < row["err"] < MAX_ERROR
     merge_rows(table, SMALLM_MXFP8_MOE, [{**row, "block_n": 8, "us": 5.0, "source": "measured:MI355X/versions"}])
-    assert tune(CELLS, table) == 1
+    assert tune(TUNER, CELLS, table) == 1
     assert read_existing(SMALLM_MXFP8_MOE, table)["gfx950", 256, 8, 64, 256, 4, 0]["us"] == 5.0
 
 

@@ -19,8 +19,8 @@ from hipforge.ops.skinny_gemm_fp8_space import Configuration
 from hipforge.ops.tables import SKINNY_GEMM_FP8
 from hipforge.tuning import skinny_gemm_fp8 as tuner
 from hipforge.tuning.cases import Cell
-from hipforge.tuning.gemm import ModelledProblem
 from hipforge.tuning.search import Candidate
+from hipforge.tuning.tuner import MACHINES, Modelled
 
 ARCH = devices.current().default_arch
 OTHER = next(arch for arch in FORMATS if arch != ARCH)
@@ -143,13 +143,13 @@ def test_the_default_rule_fills_the_compute_units_within_the_rules():
 def test_the_shipped_table_has_the_models_rows_for_both_architectures():
     rows = {tuned.key: tuned for tuned in read_rows(SKINNY_GEMM_FP8, shipped_path(SKINNY_GEMM_FP8))}
     cells = {
-        (arch, family.machine.cu_count, cell.m, cell.n, cell.k)
-        for arch, family in tuner.FAMILIES.items()
-        for cell in family.default_cells
+        (arch, MACHINES[arch].cu_count, cell.m, cell.n, cell.k)
+        for arch in FORMATS
+        for cell in tuner.TUNER.default_cells
     }
     assert set(rows) == cells and len(cells) == 24
     for key, tuned in rows.items():
-        assert tuned.values["source"] == tuner.FAMILIES[key[0]].machine.source and tuned.integer("use_hip") == 1
+        assert tuned.values["source"] == MACHINES[key[0]].source and tuned.integer("use_hip") == 1
         assert tuned.values["us"] is None
         # One fp16 rounding is at most 2^-11 of each value; fp32 sums of 16384 products add less than half of that.
         assert 0 < tuned.values["err"] <= 2.0**-11 + 2.0**-12 < tuner.MAX_ERROR
@@ -170,10 +170,9 @@ def test_the_planner_takes_the_shipped_rows_for_the_model(m):
 
 @pytest.mark.parametrize("m", [1, 32])
 def test_the_error_of_a_shipped_row_is_that_of_the_kernel(m):
-    family = tuner.FAMILIES[ARCH]
     rows = {tuned.key: tuned for tuned in read_rows(SKINNY_GEMM_FP8, shipped_path(SKINNY_GEMM_FP8))}
     tuned = rows[ARCH, CU_COUNT, m, 2304, 16384]
-    problem = ModelledProblem(family, Cell(n=2304, k=16384, m=m))
+    problem = Modelled(tuner.TUNER, Cell(n=2304, k=16384, m=m), ARCH)
     error = problem.run(Candidate("skinny_gemm_fp8", configuration_of(tuned).parameters()))
     assert error == pytest.approx(tuned.values["err"], rel=1e-5)  # the table keeps six digits; the run is deterministic
 

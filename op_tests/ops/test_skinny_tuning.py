@@ -21,9 +21,9 @@ from hipforge.ops.skinny_gemm_fp8_space import Configuration, refusal
 from hipforge.ops.tables import SKINNY_GEMM_FP8
 from hipforge.tuning import model, skinny_gemm_fp8, timing
 from hipforge.tuning.cases import Cell
-from hipforge.tuning.driver import command_for
-from hipforge.tuning.gemm import ModelledProblem, random_operands, relative_error
+from hipforge.tuning.gemm import gemm_command
 from hipforge.tuning.search import Candidate, search
+from hipforge.tuning.tuner import MACHINES, Modelled, relative_error
 
 ARCH = devices.current().default_arch
 
@@ -106,7 +106,7 @@ def test_a_search_with_bounds_leaves_out_what_cannot_win():
 
 @pytest.mark.parametrize("arch", FORMATS)
 def test_every_candidate_keeps_the_rules_reads_weights_once_and_has_the_deepest_queue(arch):
-    for cell in skinny_gemm_fp8.FAMILIES[arch].default_cells:
+    for cell in skinny_gemm_fp8.TUNER.default_cells:
         found = [Configuration(**c.configuration) for c in skinny_gemm_fp8.candidates(cell, arch)]
         assert len(found) == len(set(found)) > 1000
         for c in found:
@@ -115,9 +115,9 @@ def test_every_candidate_keeps_the_rules_reads_weights_once_and_has_the_deepest_
 
 
 def test_the_default_cells_are_three_projections_by_four_values_of_m():
-    for family in skinny_gemm_fp8.FAMILIES.values():
-        assert {(cell.n, cell.k) for cell in family.default_cells} == {(2304, 16384), (13312, 16384), (16384, 6656)}
-        assert len(family.default_cells) == 12
+    cells = skinny_gemm_fp8.TUNER.default_cells
+    assert {(cell.n, cell.k) for cell in cells} == {(2304, 16384), (13312, 16384), (16384, 6656)}
+    assert len(cells) == 12
 
 
 def test_tiles_hold_all_rows_and_are_not_half_empty():
@@ -144,27 +144,27 @@ def test_the_busiest_share_is_that_of_the_kernels_runs(columns, splits, extra, c
 
 
 def test_the_bound_is_below_the_cost_that_counts_give():
-    family = skinny_gemm_fp8.FAMILIES[ARCH]
+    tuner = skinny_gemm_fp8.TUNER
     cell = Cell(n=200, k=1056, m=5)
-    problem = ModelledProblem(family, cell)
+    problem = Modelled(tuner, cell, ARCH)
     for b_lanes, waves, split_k in [(1, (1, 4, 2), 1), (2, (2, 6, 2), 3), (3, (1, 4, 3), 2)]:
         chosen = Configuration(8, 1, b_lanes, 4, *waves, 4, split_k)
         candidate = Candidate("skinny_gemm_fp8", chosen.parameters())
-        assert problem.run(candidate) <= family.max_error
+        assert problem.run(candidate) <= tuner.max_error
         seconds, _ = problem.cost(candidate)
-        assert 0.5 * seconds < family.bound(candidate, cell) < seconds
+        assert 0.5 * seconds < tuner.bound(candidate, cell, MACHINES[ARCH]) < seconds
 
 
 def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
-    family = skinny_gemm_fp8.FAMILIES[ARCH]
-    few = dataclasses.replace(family, most_trials=2)
-    command = command_for([few], "two trials")
+    tuner = skinny_gemm_fp8.TUNER
+    few = dataclasses.replace(tuner, most_trials=2)
+    command = gemm_command(few, "two trials")
     result = CliRunner().invoke(command, ["-o", str(path), "--shapes", "544,96", "-m", "3"], catch_exceptions=False)
     assert result.exit_code == 0 and "1 rows written" in result.output
     [row] = read_rows(SKINNY_GEMM_FP8, path)
-    assert row.key == (ARCH, family.machine.cu_count, 3, 96, 544)
-    assert row.values["source"] == family.machine.source and row.values["us"] is None and row.integer("use_hip") == 1
+    assert row.key == (ARCH, MACHINES[ARCH].cu_count, 3, 96, 544)
+    assert row.values["source"] == MACHINES[ARCH].source and row.values["us"] is None and row.integer("use_hip") == 1
     assert 0 < row.values["err"] <= 2.0**-11
 
     monkeypatch.setenv("HIPFORGE_CONFIG_SKINNY_GEMM_FP8", str(path))
@@ -185,9 +185,9 @@ def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
 
 
 def test_the_baseline_is_torchs_scaled_mm_on_the_same_operands(monkeypatch):
-    family = skinny_gemm_fp8.FAMILIES[ARCH]
+    tuner = skinny_gemm_fp8.TUNER
     cell = Cell(n=48, k=256, m=4)
-    parts = random_operands(cell, torch.device("cpu"), family.quantize)
+    parts = tuner.operands(cell, ARCH, torch.device("cpu"))
     results = []
 
     def once(call, copies):
@@ -195,8 +195,8 @@ def test_the_baseline_is_torchs_scaled_mm_on_the_same_operands(monkeypatch):
         return 7.0
 
     monkeypatch.setattr(timing, "microseconds_per_call", once)
-    assert family.baselines(cell, [parts, parts]) == (7.0, 7.0)
-    assert len(results) == 2 and all(relative_error(got, family.reference(parts)) <= 2.0**-11 for got in results)
+    assert tuner.baselines(cell, [parts, parts]) == (7.0, 7.0)
+    assert len(results) == 2 and all(relative_error(got, tuner.expected(cell, parts)) <= 2.0**-11 for got in results)
 
 
 def test_the_command_is_listed():
