@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -188,11 +189,11 @@ def register_operators() -> tuple[str, ...]:
     """
     import hipforge
 
-    modules = {inspect.getmodule(getattr(hipforge, name)) for name in hipforge.__all__}
-    found = set(torch_library.registered())
-    for module in filter(None, modules):
-        for value in vars(module).values():
-            stub = getattr(value, "stub", None)
-            if stub is not None:
-                found.add(stub.operator_name())
-    return tuple(sorted(found))
+    for name in hipforge.__all__:
+        getattr(hipforge, name)
+    found = set()
+    for path, module in tuple(sys.modules.items()):
+        if path.startswith("hipforge.ops."):
+            stubs = (getattr(value, "stub", None) for value in vars(module).values())
+            found.update(stub.operator_name() for stub in stubs if stub is not None)
+    return tuple(sorted(found | set(torch_library.registered())))
