@@ -7,6 +7,7 @@ tuned tables, tuners and the subjects of ``hipforge profile`` are found through 
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -63,6 +64,24 @@ def table_names() -> tuple[str, ...]:
 def schema_of(table: str) -> Any:
     """Return the schema of a tuned table; raises KeyError for a name that :func:`table_names` does not have."""
     return importlib.import_module(f"{__name__}.tables").SCHEMAS[table]
+
+
+def register_operators() -> tuple[str, ...]:
+    """Make every operator of hipforge known to torch, the stubs' included; return their names.
+
+    Operators are registered when the module of their op is imported, or, for stubs, when a trace first needs them.
+    A process that loads an exported program calls this first.
+    """
+    from hipforge.jit.call import torch_library
+
+    found: set[str] = set()
+    for home in sorted({module for module in public_names().values()}):
+        importlib.import_module(home)
+    for path, module in tuple(sys.modules.items()):
+        if path.startswith(f"{__name__}."):
+            stubs = (getattr(value, "stub", None) for value in vars(module).values())
+            found.update(stub.operator_name() for stub in stubs if stub is not None)
+    return tuple(sorted(found.union(torch_library.registered())))
 
 
 def _homes() -> set[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -179,21 +178,3 @@ _accepts._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _spec(part: Any) -> Any:
     return TensorSpec(*part[1:]) if isinstance(part, tuple) and part[:1] == ("tensor",) else part
-
-
-def register_operators() -> tuple[str, ...]:
-    """Make every operator of hipforge known to torch, the stubs' included; return their names.
-
-    Operators are registered when the module of their op is imported, or, for stubs, when a trace first needs them.
-    A process that loads an exported program calls this first.
-    """
-    import hipforge
-
-    for name in hipforge.__all__:
-        getattr(hipforge, name)
-    found = set()
-    for path, module in tuple(sys.modules.items()):
-        if path.startswith("hipforge.ops."):
-            stubs = (getattr(value, "stub", None) for value in vars(module).values())
-            found.update(stub.operator_name() for stub in stubs if stub is not None)
-    return tuple(sorted(found | set(torch_library.registered())))

@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 _LAZY: dict[str, str] = {
     "compile_ops": "hipforge.jit",
     "explain": "hipforge.ops.core.dispatch",
-    "register_operators": "hipforge.ops.core.operator",
+    "register_operators": "hipforge.ops",
     **public_names(),
 }
 _SUBMODULES = ("devices", "emulator", "errors", "jit", "ops", "settings", "tuning")
