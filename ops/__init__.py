@@ -75,7 +75,7 @@ def register_operators() -> tuple[str, ...]:
     from hipforge.jit.call import torch_library
 
     found: set[str] = set()
-    for home in sorted({module for module in public_names().values()}):
+    for home in sorted(set(public_names().values())):
         importlib.import_module(home)
     for path, module in tuple(sys.modules.items()):
         if path.startswith(f"{__name__}."):
