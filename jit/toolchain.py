@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -205,8 +205,7 @@ def _inspect(path: Path, arch: str) -> HipClang:
         rocm=rocm,
         is_hipcc=is_hipcc,
     )
-    _check_arch(found, arch)
-    return found
+    return replace(found, bitcode=_check_arch(found, arch))
 
 
 def _clang_version(tool: Tool) -> int:
@@ -259,16 +258,30 @@ def _rocm_for(path: Path, is_hipcc: bool, version: int) -> Path:
     return rocm_tree.assemble(source, cache_dir.writing_root(), name, path)
 
 
-def _check_arch(toolchain: HipClang, arch: str) -> None:
-    """Let the driver plan a compile: it refuses an unknown architecture or a broken ROCm tree by itself."""
+_DEVICE_LIBRARY = re.compile(r'"-mlink-builtin-bitcode" "([^"]+)/ocml\.bc"')
+
+
+def _check_arch(toolchain: HipClang, arch: str) -> Path | None:
+    """Let the driver plan a compile; returns the folder of the device libraries that it would link.
+
+    It refuses an unknown architecture or a broken ROCm tree by itself, and it alone knows where a distribution keeps
+    the device libraries: Debian has them among clang's own files.
+    """
     flags = [word.replace("${ROCM}", str(toolchain.rocm)) for word in toolchain.device_flags(arch)]
     environment = " ".join(f"{name}={os.environ.get(name, '')}" for name in _SEARCH_ENVIRONMENT[1:])
     status, text = ask(
         f"{toolchain.cxx.path} {toolchain.rocm} {arch} {environment}",
         [str(toolchain.cxx.path), *flags, "-###", "-c", "/dev/null", "-o", "/dev/null"],
         Path(os.path.realpath(toolchain.cxx.path)),
-        (toolchain.rocm / "share/hip/version", bitcode_dir(toolchain.rocm) or toolchain.rocm),
+        (toolchain.rocm / "share/hip/version", bitcode_dir(toolchain.rocm) or toolchain.rocm, *_own_bitcode(toolchain)),
     )
     if status:
         lines = [line for line in text.splitlines() if "error" in line] or text.splitlines()[-1:]
         raise ToolchainError(f"it cannot build for {arch}: {lines[0].strip() if lines else f'status {status}'}")
+    planned = _DEVICE_LIBRARY.search(text)
+    return Path(planned.group(1)) if planned else bitcode_dir(toolchain.rocm)
+
+
+def _own_bitcode(toolchain: HipClang) -> list[Path]:
+    """Return the folders among clang's own files that hold device libraries, or would."""
+    return [version / "amdgcn/bitcode" for version in sorted((toolchain.llvm / "lib/clang").glob("*"))]

@@ -225,42 +225,55 @@ HFEMU_HIP_API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* out, 
 HFEMU_HIP_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int device) {
   if (!value) return record(hipErrorInvalidValue);
   const hipDeviceProp_tR0600 p = properties();
-  switch (attribute) {  // hipDeviceAttribute_t
-    case 4: *value = p.canMapHostMemory; break;
-    case 8: *value = p.concurrentKernels; break;
-    case 9: *value = p.concurrentManagedAccess; break;
-    case 10: *value = p.cooperativeLaunch; break;
-    case 17: *value = p.integrated; break;
-    case 19: *value = p.l2CacheSize; break;
-    case 23: *value = p.major; break;
-    case 24: *value = p.managedMemory; break;
-    case 25: *value = p.maxBlocksPerMultiProcessor; break;
-    case 26: case 27: case 28: *value = p.maxThreadsDim[attribute - 26]; break;
-    case 29: case 30: case 31: *value = p.maxGridSize[attribute - 29]; break;
-    case 56: *value = p.maxThreadsPerBlock; break;
-    case 57: *value = p.maxThreadsPerMultiProcessor; break;
-    case 58: *value = static_cast<int>(p.memPitch); break;
-    case 61: *value = p.minor; break;
-    case 63: case 10015: *value = p.multiProcessorCount; break;
-    case 65: *value = p.pageableMemoryAccess; break;
-    case 71: *value = p.regsPerBlock; break;
-    case 72: *value = p.regsPerMultiprocessor; break;
-    case 74: *value = static_cast<int>(p.sharedMemPerBlock); break;
-    case 75: *value = static_cast<int>(p.sharedMemPerBlockOptin); break;
-    case 76: *value = static_cast<int>(p.sharedMemPerMultiprocessor); break;
-    case 10002: *value = static_cast<int>(p.maxSharedMemoryPerMultiProcessor); break;
-    case 82: *value = static_cast<int>(p.texturePitchAlignment); break;
-    case 83: *value = static_cast<int>(p.totalConstMem); break;
-    case 85: *value = p.unifiedAddressing; break;
-    case 87: *value = p.warpSize; break;
-    case 89: *value = p.hostRegisterSupported; break;
-    case 10018: *value = 8; break;  // XCDs
-    case 10019: *value = 512; break;  // VGPRs per lane
+  switch (attribute) {
+    case hipDeviceAttributeCanMapHostMemory: *value = p.canMapHostMemory; break;
+    case hipDeviceAttributeConcurrentKernels: *value = p.concurrentKernels; break;
+    case hipDeviceAttributeConcurrentManagedAccess: *value = p.concurrentManagedAccess; break;
+    case hipDeviceAttributeCooperativeLaunch: *value = p.cooperativeLaunch; break;
+    case hipDeviceAttributeIntegrated: *value = p.integrated; break;
+    case hipDeviceAttributeL2CacheSize: *value = p.l2CacheSize; break;
+    case hipDeviceAttributeComputeCapabilityMajor: *value = p.major; break;
+    case hipDeviceAttributeManagedMemory: *value = p.managedMemory; break;
+    case hipDeviceAttributeMaxBlocksPerMultiProcessor: *value = p.maxBlocksPerMultiProcessor; break;
+    case hipDeviceAttributeMaxBlockDimX:
+    case hipDeviceAttributeMaxBlockDimY:
+    case hipDeviceAttributeMaxBlockDimZ: *value = p.maxThreadsDim[attribute - hipDeviceAttributeMaxBlockDimX]; break;
+    case hipDeviceAttributeMaxGridDimX:
+    case hipDeviceAttributeMaxGridDimY:
+    case hipDeviceAttributeMaxGridDimZ: *value = p.maxGridSize[attribute - hipDeviceAttributeMaxGridDimX]; break;
+    case hipDeviceAttributeMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
+    case hipDeviceAttributeMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
+    case hipDeviceAttributeMaxPitch: *value = static_cast<int>(p.memPitch); break;
+    case hipDeviceAttributeComputeCapabilityMinor: *value = p.minor; break;
+    case hipDeviceAttributeMultiprocessorCount:
+    case hipDeviceAttributePhysicalMultiProcessorCount: *value = p.multiProcessorCount; break;
+    case hipDeviceAttributePageableMemoryAccess: *value = p.pageableMemoryAccess; break;
+    case hipDeviceAttributeMaxRegistersPerBlock: *value = p.regsPerBlock; break;
+    case hipDeviceAttributeMaxRegistersPerMultiprocessor: *value = p.regsPerMultiprocessor; break;
+    case hipDeviceAttributeMaxSharedMemoryPerBlock: *value = static_cast<int>(p.sharedMemPerBlock); break;
+    case hipDeviceAttributeSharedMemPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); break;
+    case hipDeviceAttributeSharedMemPerMultiprocessor: *value = static_cast<int>(p.sharedMemPerMultiprocessor); break;
+    case hipDeviceAttributeMaxSharedMemoryPerMultiprocessor:
+      *value = static_cast<int>(p.maxSharedMemoryPerMultiProcessor);
+      break;
+    case hipDeviceAttributeTexturePitchAlignment: *value = static_cast<int>(p.texturePitchAlignment); break;
+    case hipDeviceAttributeTotalConstantMemory: *value = static_cast<int>(p.totalConstMem); break;
+    case hipDeviceAttributeUnifiedAddressing: *value = p.unifiedAddressing; break;
+    case hipDeviceAttributeWarpSize: *value = p.warpSize; break;
+    case hipDeviceAttributeHostRegisterSupported: *value = p.hostRegisterSupported; break;
+    case hipDeviceAttributeNumberOfXccs: *value = 8; break;
+    case hipDeviceAttributeMaxAvailableVgprsPerThread: *value = 512; break;
     // Clocks, bus widths and bandwidths: a functional emulator has none to give.
-    case 5: case 59: case 60: case 10000: case 10017:
+    case hipDeviceAttributeClockRate:
+    case hipDeviceAttributeMemoryBusWidth:
+    case hipDeviceAttributeMemoryClockRate:
+    case hipDeviceAttributeClockInstructionRate:
+    case hipDeviceAttributeWallClockRate:
       return record(hipErrorNotSupported, "hipDeviceGetAttribute: the emulator models no clock or memory bus");
     default:
-      if (attribute < 0 || (attribute > 91 && attribute < 10000) || attribute > 10020)
+      if (attribute < 0 || attribute > hipDeviceAttributePciChipId ||
+          (attribute > hipDeviceAttributeMemoryPoolSupportedHandleTypes &&
+           attribute < hipDeviceAttributeClockInstructionRate))
         return record(hipErrorInvalidValue, "hipDeviceGetAttribute: attribute " + std::to_string(attribute));
       *value = 0;  // the remaining ones ask for features that the emulator lacks
   }

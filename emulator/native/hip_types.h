@@ -1,5 +1,6 @@
 // The HIP 7 types that the emulator's entry points exchange with modules, declared here so that building the emulator
-// needs no HIP headers. op_tests/test_emulator_hip_runtime.py compares sizes and offsets with the real headers.
+// needs no HIP headers. op_tests/emulator/test_emulator_hip_runtime.py compares sizes, offsets
+// and values with the real headers.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +34,52 @@ enum : int {
 
 typedef int hipMemoryType;
 enum : int { hipMemoryTypeUnregistered = 0, hipMemoryTypeHost = 1, hipMemoryTypeDevice = 2, hipMemoryTypeManaged = 3 };
+
+typedef int hipDeviceAttribute_t;
+enum : int {
+  hipDeviceAttributeCanMapHostMemory = 3,
+  hipDeviceAttributeClockRate = 5,
+  hipDeviceAttributeConcurrentKernels = 8,
+  hipDeviceAttributeConcurrentManagedAccess = 9,
+  hipDeviceAttributeCooperativeLaunch = 10,
+  hipDeviceAttributeIntegrated = 16,
+  hipDeviceAttributeL2CacheSize = 19,
+  hipDeviceAttributeComputeCapabilityMajor = 23,
+  hipDeviceAttributeManagedMemory = 24,
+  hipDeviceAttributeMaxBlocksPerMultiProcessor = 25,
+  hipDeviceAttributeMaxBlockDimX = 26,
+  hipDeviceAttributeMaxBlockDimY = 27,
+  hipDeviceAttributeMaxBlockDimZ = 28,
+  hipDeviceAttributeMaxGridDimX = 29,
+  hipDeviceAttributeMaxGridDimY = 30,
+  hipDeviceAttributeMaxGridDimZ = 31,
+  hipDeviceAttributeMaxThreadsPerBlock = 56,
+  hipDeviceAttributeMaxThreadsPerMultiProcessor = 57,
+  hipDeviceAttributeMaxPitch = 58,
+  hipDeviceAttributeMemoryBusWidth = 59,
+  hipDeviceAttributeMemoryClockRate = 60,
+  hipDeviceAttributeComputeCapabilityMinor = 61,
+  hipDeviceAttributeMultiprocessorCount = 63,
+  hipDeviceAttributePageableMemoryAccess = 65,
+  hipDeviceAttributeMaxRegistersPerBlock = 71,
+  hipDeviceAttributeMaxRegistersPerMultiprocessor = 72,
+  hipDeviceAttributeMaxSharedMemoryPerBlock = 74,
+  hipDeviceAttributeSharedMemPerBlockOptin = 75,
+  hipDeviceAttributeSharedMemPerMultiprocessor = 76,
+  hipDeviceAttributeTexturePitchAlignment = 82,
+  hipDeviceAttributeTotalConstantMemory = 83,
+  hipDeviceAttributeUnifiedAddressing = 85,
+  hipDeviceAttributeWarpSize = 87,
+  hipDeviceAttributeHostRegisterSupported = 90,
+  hipDeviceAttributeMemoryPoolSupportedHandleTypes = 91,
+  hipDeviceAttributeClockInstructionRate = 10000,
+  hipDeviceAttributeMaxSharedMemoryPerMultiprocessor = 10002,
+  hipDeviceAttributePhysicalMultiProcessorCount = 10015,
+  hipDeviceAttributeWallClockRate = 10017,
+  hipDeviceAttributeNumberOfXccs = 10018,
+  hipDeviceAttributeMaxAvailableVgprsPerThread = 10019,
+  hipDeviceAttributePciChipId = 10020,
+};
 
 struct hipPointerAttribute_t {
   hipMemoryType type;

@@ -14,7 +14,7 @@ from helpers import hip_compile
 
 from hipforge import emulator
 from hipforge.emulator import library, runtime
-from hipforge.jit.backends.amd import rocm_tree
+from hipforge.jit import toolchain
 
 SOURCE = (Path(hip_compile.__file__).parent / "hip_runtime_module.hip").read_text()
 
@@ -238,6 +238,14 @@ def test_attributes_and_occupancy(hip: ctypes.CDLL) -> None:
     assert (block, grid) == (1024, 2 * 256)
 
 
+def test_attribute_numbers_are_those_of_the_header(hip: ctypes.CDLL) -> None:
+    """Three that lie between others: one number off, and a neighbour's value comes back."""
+    value = ctypes.c_int(-1)
+    for number, expected in ((3, 1), (16, 0), (90, 1)):  # CanMapHostMemory, Integrated, HostRegisterSupported
+        assert runtime.load().library.hipDeviceGetAttribute(ctypes.byref(value), number, 0) == 0
+        assert value.value == expected
+
+
 def test_error_names_and_texts(hip: ctypes.CDLL) -> None:
     assert hip.error_name(0) == b"hipSuccess"
     assert hip.error_name(719) == b"hipErrorLaunchFailure"
@@ -311,9 +319,8 @@ def test_the_library_has_its_own_soname() -> None:
 
 
 def hip_headers() -> Path:
-    package = rocm_tree.triton_files()
-    assert package is not None
-    return package / "include"
+    """The headers that modules are compiled with: ROCm's or a distribution's where there are any, else triton's."""
+    return Path(toolchain.select("gfx950").roots()["ROCM"]) / "include"
 
 
 def test_every_function_of_the_hip_api_is_there() -> None:
@@ -343,8 +350,9 @@ def test_types_agree_with_the_hip_headers(tmp_path: Path) -> None:
     assert len(checks) > 100
     errors = re.findall(r"HFEMU_HIP_ERROR\((\w+), (\d+),", (own.parent / "hip_errors.inc").read_text())
     checks += [f"static_assert(int(::{name}) == {code});" for name, code in errors]
-    kinds = re.findall(r"(hipMem\w+) = (\d+)", own.read_text())
-    checks += [f"static_assert(int(::{name}) == {value});" for name, value in kinds]
+    constants = re.findall(r"(hip(?:Mem|DeviceAttribute)\w+) = (\d+)", own.read_text())
+    assert len(constants) > 50
+    checks += [f"static_assert(int(::{name}) == {value});" for name, value in constants]
     text = re.sub(r"#pragma once|#include <\w+>", "", own.read_text())
     text = text.replace('extern "C" {', "namespace ours {", 1)
     source = tmp_path / "types.cpp"

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hipforge.jit import toolchain
+from hipforge.jit.roots import Roots
 
 
 def _command(arch: str) -> list[str]:
-    roots = toolchain.select(arch).roots()
-    return [roots["HIPCXX"], "-x", "hip", f"--rocm-path={roots['ROCM']}", "-O3"]
+    chosen = toolchain.select(arch)
+    roots = Roots(chosen.roots())
+    return [*map(roots.show, ("${HIPCXX}", "-x", "hip", *chosen.tree_flags(), "-O3"))]
 
 
 def _run(command: Sequence[str]) -> None:

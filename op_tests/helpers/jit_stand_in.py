@@ -76,11 +76,21 @@ VERSION = "20.0.0git (roc-7.0.0)"
 
 
 @functools.cache
+def real_clang() -> Path:
+    """The clang++ that the product would take here if there were no hipcc."""
+    verdicts = toolchain.probe_all()
+    usable = [verdict for verdict in verdicts if isinstance(verdict, toolchain.Accepted)]
+    clangs = [verdict.path for verdict in usable if "hipcc" not in verdict.path.name]
+    assert clangs, f"no usable clang++: {verdicts}"
+    return clangs[0]
+
+
+@functools.cache
 def device_code(arch: str) -> bytes:
-    """Real device code for ``arch``: one empty kernel in an offload bundle, made once by clang."""
+    """Real device code for ``arch``: one empty kernel in an offload bundle, made once by the machine's clang."""
     source = 'extern "C" __attribute__((global)) void empty() {}\n'
-    command = ["clang++-22", "-x", "hip", f"--offload-arch={arch}", "-nogpulib", "-nogpuinc", "--cuda-device-only"]
-    command += ["-O1", "-c", "-", "-o", "-"]
+    flags = ["-x", "hip", f"--offload-arch={arch}", "-nogpulib", "-nogpuinc", "--cuda-device-only"]
+    command = [str(real_clang()), *flags, "-O1", "-c", "-", "-o", "-"]
     return subprocess.run(command, input=source.encode(), stdout=subprocess.PIPE, check=True).stdout
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,17 @@ def rocm(tmp_path, monkeypatch):
 
 def test_the_library_of_rocm_path_is_a_candidate(rocm):
     assert rocm / "lib" / "libamdhip64.so.7" in list(hip_runtime.candidates())
+
+
+def test_the_library_of_a_distribution_is_a_candidate_after_rocms(rocm, monkeypatch):
+    """Debian's libamdhip64 lies in the multiarch folder."""
+    folder = rocm / "usr/lib/x86_64-linux-gnu"
+    folder.mkdir(parents=True)
+    shutil.copy(rocm / "lib" / "libamdhip64.so.7", folder / "libamdhip64.so.6")
+    assert Path("/usr/lib/x86_64-linux-gnu") in hip_runtime._DISTRIBUTION_DIRS
+    monkeypatch.setattr(hip_runtime, "_DISTRIBUTION_DIRS", (folder,))
+    found = list(hip_runtime.candidates())
+    assert found.index(rocm / "lib" / "libamdhip64.so.7") < found.index(folder / "libamdhip64.so.6")
 
 
 def test_the_library_is_loaded_with_global_symbols(rocm):

@@ -190,7 +190,7 @@ def _as_nobody(box: StandIn, body: str, **environment: str) -> subprocess.Comple
 def open_to_all(stand_in: StandIn, tmp_path: Path) -> StandIn:  # noqa: F811
     """The stand-in, readable by every user, and a world-writable temporary directory."""
     for path in (tmp_path, *tmp_path.parents):
-        if path.stat().st_uid == os.geteuid() and path.name.startswith(("pytest-", "test_")):
+        if path.stat().st_uid == os.geteuid() and path.name.startswith(("pytest-", "popen-", "test_")):
             path.chmod(0o755)
     (stand_in.hipcc.parent / "calls").touch()
     (stand_in.hipcc.parent / "calls").chmod(0o666)

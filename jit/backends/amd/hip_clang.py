@@ -44,7 +44,10 @@ _EMBED = """\
 
 @dataclass(frozen=True)
 class HipClang:
-    """A clang with an AMDGPU target and a ROCm tree; ``inner`` is the clang behind a hipcc."""
+    """A clang with an AMDGPU target and a ROCm tree; ``inner`` is the clang behind a hipcc.
+
+    ``bitcode`` is the folder of the device libraries, as the driver's own plan names it.
+    """
 
     cxx: Tool
     inner: Tool
@@ -52,11 +55,14 @@ class HipClang:
     llvm: Path
     rocm: Path
     is_hipcc: bool
+    bitcode: Path | None = None
 
     @property
     def description(self) -> str:
-        """Name and version, for people."""
-        return f"{self.cxx.path.name}: {self.cxx.version}"
+        """Name and version, for people; of a hipcc its clang's too."""
+        clang = next((line for line in self.cxx.version_text.splitlines() if "clang version" in line), "").strip()
+        version = self.cxx.version if clang in self.cxx.version else f"{self.cxx.version}, {clang}"
+        return f"{self.cxx.path.name}: {version}"
 
     def roots(self) -> dict[str, str]:
         """Return ``${HIPCXX}``, ``${ROCM}`` and ``${LLVM}``."""
@@ -78,19 +84,28 @@ class HipClang:
         return found
 
     def _device_libraries(self, arch: str) -> list[Path]:
-        folder = bitcode_dir(self.rocm)
-        if folder is None:
+        if self.bitcode is None:
             return []
         other_isa = "oclc_isa_version_"
         own = f"{other_isa}{arch.removeprefix('gfx')}.bc"
         return sorted(
-            path for path in folder.glob("*.bc") if not path.name.startswith(other_isa) or path.name == own
+            path for path in self.bitcode.glob("*.bc") if not path.name.startswith(other_isa) or path.name == own
         )
+
+    def tree_flags(self) -> tuple[str, ...]:
+        """Return the flags that name the ROCm tree; a hipcc finds its own.
+
+        clang looks into the tree's headers last, after /usr/include, where a distribution may have another HIP.
+        """
+        if self.is_hipcc:
+            return ()
+        # /usr/include itself stays where it is: the C++ library's headers must be found before the C library's.
+        own = () if self.rocm == Path("/usr") else ("-isystem", "${ROCM}/include")
+        return ("--rocm-path=${ROCM}", *own)
 
     def device_flags(self, arch: str) -> tuple[str, ...]:
         """Return the flags that make this a device compile for ``arch``."""
-        tree = () if self.is_hipcc else ("--rocm-path=${ROCM}",)
-        return ("-x", "hip", f"--offload-arch={arch}", *tree, "--gpu-bundle-output", "--cuda-device-only")
+        return ("-x", "hip", f"--offload-arch={arch}", *self.tree_flags(), "--gpu-bundle-output", "--cuda-device-only")
 
     def compile(self, unit: Unit, module: str, arch: str) -> Compiled:
         """Return the commands that compile one source."""
