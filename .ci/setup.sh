@@ -5,13 +5,14 @@ set -eu
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
 PIP_INDEX=${PIP_INDEX:-}
+NO_SUDO=${NO_SUDO:-}
 LLVM=22
 COMPILER_PACKAGES="clang-$LLVM lld-$LLVM llvm-$LLVM clang-tools-$LLVM"
 
 say() { printf '%s\n' "$*" >&2; }
 fail() { say "error: $*"; exit 1; }
 
-# Installs distribution packages, or says exactly which are missing.
+# Installs distribution packages, or says exactly which are missing. Each command is shown before it runs.
 install_packages() {
   wanted=$*
   if ! command -v apt-get >/dev/null 2>&1; then
@@ -19,65 +20,77 @@ install_packages() {
   fi
   sudo=
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null 2>&1 || fail "missing: $wanted. Install them as root: apt-get install $wanted"
+    by_hand="Run 'apt-get install $wanted' as root, then run again."
+    [ "$NO_SUDO" != 1 ] || fail "missing: $wanted. NO_SUDO=1 forbids to install them. $by_hand"
+    command -v sudo >/dev/null 2>&1 || fail "missing: $wanted. There is no sudo here. $by_hand"
     sudo=sudo
   fi
-  say "installing from the distribution: $wanted"
+  apt update -qq || true
   # shellcheck disable=SC2086
-  $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $wanted >/dev/null 2>&1 && return
-  $sudo apt-get update -qq >/dev/null 2>&1 || true
-  # shellcheck disable=SC2086
-  $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $wanted >/dev/null ||
+  apt install -y -qq --no-install-recommends $wanted ||
     fail "could not install: $wanted. This release may not carry them; install a ROCm with hipcc, or LLVM >= 20 with" \
       "the packages clang, lld, llvm and clang-tools of one version, and run again."
 }
 
-have_rocm() {
-  [ -n "${HIPFORGE_HIPCC:-}" ] && return 0
-  [ -x "${ROCM_PATH:-/opt/rocm}/bin/hipcc" ] && return 0
-  command -v hipcc >/dev/null 2>&1
+# Runs apt-get, as root through sudo ($sudo) where needed, and shows the command first. Its output is for failures only.
+apt() {
+  say "running: ${sudo:+sudo }env DEBIAN_FRONTEND=noninteractive apt-get $*"
+  # shellcheck disable=SC2086
+  if output=$($sudo env DEBIAN_FRONTEND=noninteractive apt-get "$@" 2>&1); then return 0; fi
+  say "$output"
+  return 1
 }
 
-# A clang >= 20 whose lld and offload bundler are of the same version.
-have_clang() {
-  for version in 24 23 22 21 20; do
-    if command -v "clang++-$version" >/dev/null 2>&1 && command -v "ld.lld-$version" >/dev/null 2>&1 &&
-      command -v "clang-offload-bundler-$version" >/dev/null 2>&1; then
-      return 0
-    fi
-  done
-  return 1
+python_usable() { command -v "$PYTHON" >/dev/null 2>&1; }
+
+# What this Python lacks for an environment with compiled extensions, as package names.
+python_parts() {
+  "$PYTHON" -c '
+import importlib.util, pathlib, sysconfig
+header = pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h"
+venv = all(importlib.util.find_spec(name) for name in ("venv", "ensurepip"))
+print(*[name for name, there in (("python3-venv", venv), ("python3-dev", header.exists())) if not there])'
+}
+
+# Whether the toolchain search accepts a compiler; $answer is what it says. Without a Python to ask, any is believed.
+answer=
+have_compiler() {
+  if python_usable; then answer=$("$PYTHON" .ci/find_compiler.py --before-setup); return; fi
+  [ -n "${HIPFORGE_HIPCC:-}" ] || [ -x "${ROCM_PATH:-/opt/rocm}/bin/hipcc" ] || command -v hipcc >/dev/null 2>&1 ||
+    command -v "clang++-$LLVM" >/dev/null 2>&1
+}
+
+# A ROCm build of torch that the interpreter has is used as it is; nothing may replace it or its triton.
+has_rocm_torch() {
+  python_usable && "$PYTHON" -c '
+import importlib.util, sys
+if importlib.util.find_spec("torch") is None:
+    sys.exit(1)
+import torch
+sys.exit(not torch.version.hip)' 2>/dev/null
 }
 
 [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || fail "hipforge builds kernels on Linux x86-64 only; this is $(uname -sm)"
 
-missing=
-command -v "$PYTHON" >/dev/null 2>&1 || missing="python3 python3-venv python3-dev"
-command -v g++ >/dev/null 2>&1 || missing="$missing g++"
-have_rocm || have_clang || missing="$missing $COMPILER_PACKAGES"
-# shellcheck disable=SC2086
-[ -z "$missing" ] || install_packages $missing
-
-"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-  fail "$PYTHON is $("$PYTHON" -V 2>&1); Python 3.10 or newer is needed: make ... PYTHON=/path/to/python3.10"
-probe=$("$PYTHON" -c '
-import importlib.util, pathlib, sysconfig
-print("" if importlib.util.find_spec("ensurepip") else "python3-venv", end=" ")
-header = pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h"
-print("" if header.exists() else "python3-dev")')
-# shellcheck disable=SC2086
-[ -z "$(echo $probe)" ] || install_packages $probe
-
-# A ROCm build of torch that the interpreter has is used as it is; nothing may replace it or its triton.
-rocm_torch=$("$PYTHON" -c '
-try:
-    import torch
-    print("yes" if torch.version.hip else "no")
-except Exception:
-    print("no")')
-
+if has_rocm_torch; then rocm_torch=yes; else rocm_torch=no; fi
 stamp="$VENV/.hipforge-$(cat pyproject.toml constraints.txt .ci/setup.sh | cksum | cut -d' ' -f1)-$rocm_torch"
 [ -f "$stamp" ] && exit 0
+
+if python_usable; then
+  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    fail "$PYTHON is $("$PYTHON" -V 2>&1); Python 3.10 or newer is needed: make ... PYTHON=/path/to/python3.10"
+  missing=$(python_parts)
+else
+  [ "$PYTHON" = python3 ] || fail "there is no $PYTHON; name a Python 3.10 or newer: make ... PYTHON=/path/to/python"
+  missing="python3 python3-venv python3-dev"
+fi
+command -v g++ >/dev/null 2>&1 || missing="$missing g++"
+if ! have_compiler; then
+  [ -z "${HIPFORGE_HIPCC:-}" ] || fail "$answer"
+  missing="$missing $COMPILER_PACKAGES"
+fi
+# shellcheck disable=SC2086
+[ -z "$(echo $missing)" ] || install_packages $missing
 
 say "setting up $VENV (once)"
 index=
@@ -98,8 +111,12 @@ open(sys.argv[1] + "/base-environment.pth", "w").write("\n".join(paths) + "\n")
   "$VENV/bin/python" -m pip install -q --no-deps --no-build-isolation -e .
 else
   [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+  [ -n "$PIP_INDEX" ] || say "pip takes torch from its configured index: from pypi.org that is the CUDA build," \
+    "2.7 GB to download and 5 GB in $VENV; the README says how PIP_INDEX gets the CPU build, a tenth of it"
   # shellcheck disable=SC2086
   "$VENV/bin/python" -m pip install -q $index -c constraints.txt -e '.[compiler,test,plots]'
 fi
+found=$("$VENV/bin/python" .ci/find_compiler.py) || fail "$found"
+say "compiler: $found"
 rm -f "$VENV"/.hipforge-*
 : >"$stamp"

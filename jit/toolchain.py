@@ -70,11 +70,15 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Refused:
-    """A compiler that was looked at, and why it cannot be used."""
+    """A compiler that was looked at, and why it cannot be used.
+
+    ``lacks_headers_only``: all it lacks is HIP headers and device libraries, which the triton wheel carries.
+    """
 
     name: str
     path: Path | None
     reason: str
+    lacks_headers_only: bool = False
 
 
 Verdict = Accepted | Refused
@@ -174,7 +178,7 @@ def _judge(name: str, path: Path, arch: str) -> Verdict:
     try:
         toolchain = _inspect(path, arch)
     except (ToolchainError, ConfigError, OSError) as error:
-        return Refused(name, path, str(error))
+        return Refused(name, path, str(error), isinstance(error, _NoHeadersError))
     return Accepted(name, path, toolchain)
 
 
@@ -237,6 +241,10 @@ def has_hip(tree: Path) -> bool:
     return (tree / "include/hip/hip_runtime.h").is_file() and bitcode_dir(tree) is not None
 
 
+class _NoHeadersError(ToolchainError):
+    """A compiler without HIP headers and device libraries."""
+
+
 def _rocm_for(path: Path, is_hipcc: bool, version: int) -> Path:
     beside = [path.parent.parent] if is_hipcc else []
     for tree in [*beside, *rocm_dirs()]:
@@ -247,7 +255,7 @@ def _rocm_for(path: Path, is_hipcc: bool, version: int) -> Path:
         return path.parent.parent
     source = rocm_tree.triton_files()
     if source is None:
-        raise ToolchainError(
+        raise _NoHeadersError(
             "it has no HIP headers and device libraries: no ROCm in ROCM_PATH or /opt/rocm, and no triton wheel; "
             "pip install hipforge[compiler]"
         )
