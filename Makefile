@@ -1,11 +1,15 @@
 # make demo | make test do all the set-up on a fresh Debian/Ubuntu machine. Settings:
 #   PYTHON=/path/to/python   interpreter for the environment (>= 3.10); a ROCm torch it has is used as it is
 #   PIP_INDEX=URL            an extra package index, for another build of torch
+#   NO_SUDO=1                never call sudo: say which distribution packages are missing and stop
+#   TEST_JOBS=4              processes of `make test`; default one per core
 #   ARCH=gfx950              architecture of `make wheel-aot`
 
 PYTHON    ?= python3
 VENV      ?= .venv
 PIP_INDEX ?=
+NO_SUDO   ?=
+TEST_JOBS ?= auto
 ARCH      ?= gfx950
 BIN       := $(VENV)/bin
 
@@ -15,10 +19,10 @@ demo: setup
 	@$(BIN)/hipforge demo
 
 test: setup
-	@$(BIN)/python -m pytest op_tests
+	@$(BIN)/python -m pytest op_tests -n $(TEST_JOBS) --dist worksteal
 
 test-full: setup
-	@$(BIN)/python -m pytest op_tests --full
+	@$(BIN)/python -m pytest op_tests --full -n $(TEST_JOBS) --dist worksteal
 
 lint: setup
 	@$(BIN)/ruff check .
@@ -40,7 +44,7 @@ wheel-aot: setup
 	@$(BIN)/python .ci/wheel_aot.py --arch $(ARCH) --outdir dist
 
 setup:
-	@PYTHON='$(PYTHON)' VENV='$(VENV)' PIP_INDEX='$(PIP_INDEX)' sh .ci/setup.sh
+	@PYTHON='$(PYTHON)' VENV='$(VENV)' PIP_INDEX='$(PIP_INDEX)' NO_SUDO='$(NO_SUDO)' sh .ci/setup.sh
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -15,6 +15,11 @@ os.environ.setdefault("HIPFORGE_EMULATOR_QUIET", "1")
 # Every kernel a test runs is checked for undefined values, missing waits and LDS races, not only for its extents.
 os.environ.setdefault("HIPFORGE_EMULATOR_CHECKS", "all")
 
+# Test processes side by side share the cores: torch would take all of them in each.
+_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if _PROCESSES > 1:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // _PROCESSES)))
+
 # A shell's background job ignores SIGINT, and so would every child of it; the Ctrl-C tests need it to arrive.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
