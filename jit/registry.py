@@ -34,6 +34,7 @@ PLACEHOLDERS = {
 """What ``${NAME}`` may be in an entry."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_COMPILER = re.compile(r"clang \d+(\.\d+)*\Z")
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class ModuleEntry:
     """One HIP module as its JSON entry describes it.
 
     ``variants`` names the ``-D`` macros a build is specialised on and the values each may have. ``resource_limits``
-    bounds registers, spills, scratch and occupancy of every kernel; under ``kernels`` a pattern of kernel names may
-    have its own.
+    bounds registers, spills, scratch, LDS and occupancy of every kernel, whatever compiled it; ``expected`` in it holds
+    the figures of certain compilers, and under ``kernels`` a pattern of kernel names may have its own of both kinds.
     """
 
     name: str
@@ -146,17 +147,37 @@ class _Reader:
         return {name: tuple(values) for name, values in value.items()}
 
     def limits(self, key: str, value: Any) -> dict[str, Any]:
+        checked = self.limit_group(key, value, ("expected", "kernels"))
+        expected = checked.get("expected")
+        if expected is not None:
+            self.compilers(f"{key}.expected", self.limit_group(f"{key}.expected", expected, ("compilers",)))
+        kernels = checked.get("kernels", {})
+        if not isinstance(kernels, dict):
+            raise self.fail(f"{key}.kernels", f"expected an object of patterns; got {kernels!r}")
+        for pattern, overrides in kernels.items():
+            where = f"{key}.kernels[{pattern!r}]"
+            inner = self.limit_group(where, overrides, ("expected",)).get("expected", {})
+            self.limit_group(f"{where}.expected", inner, ())
+            if inner and expected is None:
+                raise self.fail(f"{where}.expected", f"{key}.expected must name the compilers of these figures")
+        return checked
+
+    def limit_group(self, key: str, value: Any, others: tuple[str, ...]) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise self.fail(key, f"expected an object; got {value!r}")
         for name, limit in value.items():
-            if name == "kernels" and key == "resource_limits" and isinstance(limit, dict):
-                for pattern, overrides in limit.items():
-                    self.limits(f"{key}.kernels[{pattern!r}]", overrides)
-            elif name not in LIMITS:
-                raise self.fail(key, f"unknown limit {name!r}; known: {', '.join([*LIMITS, 'kernels'])}")
-            elif type(limit) is not int or limit < 0:
+            if name in others:
+                continue
+            if name not in LIMITS:
+                raise self.fail(key, f"unknown limit {name!r}; known: {', '.join([*LIMITS, *others])}")
+            if type(limit) is not int or limit < 0:
                 raise self.fail(key, f"{name} must be an integer, 0 or more; got {limit!r}")
         return value
+
+    def compilers(self, key: str, value: dict[str, Any]) -> None:
+        names = value.get("compilers")
+        if not isinstance(names, list) or not names or not all(_COMPILER.match(str(name)) for name in names):
+            raise self.fail(key, f'compilers must be a list such as ["clang 22.1"]; got {names!r}')
 
 
 _KEYS = {

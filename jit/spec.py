@@ -79,7 +79,8 @@ LIMITS = {
     "max_lds": ("lds_bytes", True),
     "min_occupancy": ("occupancy", False),
 }
-"""Limits a registry entry may set for every kernel, or under ``kernels`` for those whose name matches a pattern."""
+"""Limits a registry entry may set for every kernel, or under ``kernels`` for those whose name matches a pattern; in
+either place hard, or under ``expected`` for the compilers listed there (see :mod:`hipforge.jit.cache.limits`)."""
 
 VariantValue = int | str
 

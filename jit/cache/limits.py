@@ -1,4 +1,10 @@
-"""``resource_limits`` of a registry entry: a kernel that takes more than it may fails the build, with the numbers.
+"""``resource_limits`` of a registry entry: what its kernels may take, and what they are expected to take.
+
+Two kinds, because compilers differ. *Hard* limits (memory a kernel promises not to use: scratch, LDS) hold for every
+binary: whoever exceeds one is refused, with the numbers. *Expected* figures (registers, spills into other registers,
+occupancy) are what certain compilers reach; they are held for binaries of those compilers, where exceeding one is a
+regression of the kernel, and are one warning at build time for every other compiler, whose kernels still compute the
+same. A kernel whose largest work-group can never be resident is refused with the hard limits.
 
 The limits do not determine the binary, so they are not in its key: they are checked against the resources in the
 manifest whenever a module is looked up. Tightening a limit refuses the cached binary; loosening it needs no build.
@@ -7,12 +13,20 @@ manifest whenever a module is looked up. Tightening a limit refuses the cached b
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from hipforge import archs
 from hipforge.errors import BuildError
-from hipforge.jit.cache.store import Entry
+from hipforge.jit.cache.store import Entry, Manifest
 from hipforge.jit.spec import LIMITS
+
+log = logging.getLogger("hipforge")
+
+_SHOWN = 3
+"""How many kernels a warning names."""
 
 
 class Limited(Protocol):
@@ -27,22 +41,30 @@ class Limited(Protocol):
         """The ``resource_limits`` of its registry entry."""
 
 
+def compiler(manifest: Manifest) -> str:
+    """Return the compiler that made an entry as limits name it: ``clang 22.1.8``, also for the clang inside a hipcc."""
+    texts = [manifest.ingredients.get(f"compiler{part}:version", "") for part in (":clang", "")]
+    match = re.search(r"clang version (\d+(?:\.\d+)*)", "\n".join(texts))
+    return f"clang {match.group(1)}" if match else "an unknown compiler"
+
+
 def problem(entry: Entry, spec: Limited) -> BuildError | None:
-    """Return the error for an entry whose kernels exceed the spec's limits, or None."""
+    """Return the error for an entry whose kernels exceed what holds for them, or None."""
     if not spec.limits:
         return None
-    kernels = entry.manifest.kernels
-    excess = [line for symbol, values in kernels.items() for line in _excess(symbol, values, spec.limits)]
-    if not excess:
+    lines = list(_excess(entry, spec, expected=False))
+    if _is_recorded(entry, spec):
+        lines += _excess(entry, spec, expected=True)
+    if not lines:
         return None
     return BuildError(
         f"{spec.title} exceeds the resource_limits of its registry entry\nlog: {entry.path / 'build.log'}\n"
-        + "\n".join(excess)
+        f"built with {compiler(entry.manifest)}{_recorded_with(spec)}\n" + "\n".join(lines)
     )
 
 
 def checked(entry: Entry, spec: Limited) -> Entry:
-    """Return ``entry``.
+    """Return an entry that was just built; log one warning if a compiler without recorded figures exceeds them.
 
     Raises:
         BuildError: its kernels exceed the spec's limits.
@@ -50,19 +72,65 @@ def checked(entry: Entry, spec: Limited) -> Entry:
     error = problem(entry, spec)
     if error is not None:
         raise error
+    if spec.limits and not _is_recorded(entry, spec):
+        lines = list(_excess(entry, spec, expected=True))
+        if lines:
+            more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+            log.warning(
+                "%s built with %s works, but takes more than expected%s: %s%s",
+                spec.title, compiler(entry.manifest), _recorded_with(spec), "; ".join(lines[:_SHOWN]), more,
+            )  # fmt: skip
     return entry
 
 
-def _excess(symbol: str, values: dict[str, Any], limits: Mapping[str, Any]) -> list[str]:
-    names = (symbol, values["name"])
-    applied = {name: value for name, value in limits.items() if name in LIMITS}
-    for pattern, overrides in limits.get("kernels", {}).items():
-        if any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            applied.update(overrides)
+def _compilers(spec: Limited) -> list[str]:
+    return list(spec.limits.get("expected", {}).get("compilers", ()))
+
+
+def _recorded_with(spec: Limited) -> str:
+    names = " and ".join(_compilers(spec))
+    return f" (figures recorded with {names})" if names else ""
+
+
+def _is_recorded(entry: Entry, spec: Limited) -> bool:
+    """Return whether the expected figures are those of the entry's compiler: ``clang 22.1`` stands for 22.1.8 too."""
+    used = f"{compiler(entry.manifest)}."
+    return any(used.startswith(f"{name}.") for name in _compilers(spec))
+
+
+def _excess(entry: Entry, spec: Limited, *, expected: bool) -> Iterator[str]:
+    for symbol, values in entry.manifest.kernels.items():
+        if not expected:
+            yield from _not_resident(values, archs.get(entry.manifest.target))
+        yield from _beyond(values, _applied(symbol, values, spec.limits, expected))
+
+
+def _applied(symbol: str, values: Mapping[str, Any], limits: Mapping[str, Any], expected: bool) -> dict[str, int]:
+    """Return the limits of one kind that hold for one kernel: those of all, then those of each pattern it matches."""
+    matching = (
+        overrides
+        for pattern, overrides in limits.get("kernels", {}).items()
+        if any(fnmatch.fnmatchcase(name, pattern) for name in (symbol, values["name"]))
+    )
+    found: dict[str, int] = {}
+    for level in (limits, *matching):
+        chosen = level.get("expected", {}) if expected else level
+        found.update({name: value for name, value in chosen.items() if name in LIMITS})
+    return found
+
+
+def _beyond(values: Mapping[str, Any], limits: Mapping[str, int]) -> Iterator[str]:
     seen = {**values, "spills": values["vgpr_spills"] + values["sgpr_spills"]}
-    lines: list[str] = []
-    for name, limit in applied.items():
+    for name, limit in limits.items():
         resource, is_upper = LIMITS[name]
         if seen[resource] > limit if is_upper else seen[resource] < limit:
-            lines.append(f"{values['name']}: {resource.replace('_', ' ')} is {seen[resource]}, {name} is {limit}")
-    return lines
+            yield f"{values['name']}: {resource.replace('_', ' ')} is {seen[resource]}, {name} is {limit}"
+
+
+def _not_resident(values: Mapping[str, Any], arch: archs.ArchInfo) -> Iterator[str]:
+    waves, room = -(-values["max_workgroup_size"] // arch.wave), arch.simds_per_cu * values["occupancy"]
+    if waves > room:
+        yield (
+            f"{values['name']}: a work-group of {values['max_workgroup_size']} is {waves} waves, its registers leave "
+            f"room for {room} per CU: lower its __launch_bounds__ or its registers"
+        )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.jit_stand_in import StandIn, library_value, stand_in, wait_until  # noqa: F401
@@ -12,6 +14,7 @@ from helpers.jit_stand_in import StandIn, library_value, stand_in, wait_until  #
 from hipforge import settings
 from hipforge.errors import ArchError, BuildError, ConfigError, ToolchainError
 from hipforge.jit import build, fleet, ninja, registry
+from hipforge.jit.cache import limits
 from hipforge.jit.cache import store as cache
 from hipforge.jit.cache.depfile import missing_headers, parse_depfile
 from hipforge.jit.diagnostics import StepFailure
@@ -153,6 +156,73 @@ def test_exceeding_a_resource_limit_fails_with_the_numbers_and_is_remembered(sta
     stand_in.module(resource_limits={"max_lds": 0, "max_vgprs": 7})
     assert "max_vgprs is 7" in failure_of(stand_in), "a limit tightened later refuses the cached binary"
     assert len(stand_in.compiles()) == 1, "limits do not determine the binary"
+
+
+OLD, NEW = "20.0.0git (roc-7.0.0)", "22.1.8"
+
+
+def expecting(*compilers: str, **figures: int) -> dict[str, Any]:
+    return {"max_scratch": 0, "expected": {"compilers": list(compilers), **figures}}
+
+
+@pytest.mark.parametrize(("version", "compilers"), [(NEW, ["clang 22.1"]), (OLD, ["clang 22.1", "clang 20"])])
+def test_expected_figures_fail_the_build_with_the_compilers_they_were_recorded_with(
+    stand_in: StandIn, version: str, compilers: list[str]  # noqa: F811
+) -> None:
+    stand_in.install(version=version)
+    stand_in.module(resource_limits=expecting(*compilers, max_vgprs=4, max_spills=0))
+    message = failure_of(stand_in)
+    assert message.splitlines()[-1] == "empty: vgpr allocated is 8, max_vgprs is 4"
+    assert f"figures recorded with {' and '.join(compilers)}" in message
+
+
+@pytest.mark.parametrize(("version", "compilers"), [(OLD, ["clang 22.1"]), (NEW, ["clang 22.2", "clang 2"])])
+def test_expected_figures_are_one_warning_with_another_compiler(
+    stand_in: StandIn, caplog: pytest.LogCaptureFixture, version: str, compilers: list[str]  # noqa: F811
+) -> None:
+    stand_in.install(version=version)
+    stand_in.module(resource_limits=expecting(*compilers, max_vgprs=4, min_occupancy=9))
+    with caplog.at_level("WARNING", "hipforge"):
+        assert stand_in.build().built
+    (line,) = caplog.messages
+    used = "clang 20.0.0" if version == OLD else "clang 22.1.8"
+    assert line == (
+        f"sample for gfx950 built with {used} works, but takes more than expected (figures recorded with "
+        f"{' and '.join(compilers)}): empty: vgpr allocated is 8, max_vgprs is 4; empty: occupancy is 8, "
+        "min_occupancy is 9"
+    )
+    with caplog.at_level("WARNING", "hipforge"):
+        assert not stand_in.build().built
+    assert len(caplog.messages) == 1, "a later lookup has nothing new to say"
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_hard_limits_fail_the_build_with_every_compiler(stand_in: StandIn, version: str) -> None:  # noqa: F811
+    stand_in.install(version=version)
+    stand_in.module(resource_limits={"max_vgprs": 4, "expected": {"compilers": ["clang 22.1"], "max_spills": 0}})
+    assert "empty: vgpr allocated is 8, max_vgprs is 4" in failure_of(stand_in)
+
+
+def test_expected_figures_of_some_kernels_override_the_general_ones(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.install(version=NEW)
+    general = expecting("clang 22.1", max_vgprs=4)
+    stand_in.module(resource_limits={**general, "kernels": {"emp*": {"expected": {"max_vgprs": 8}}}})
+    assert stand_in.build().built
+    stand_in.module(resource_limits={**general, "kernels": {"other*": {"expected": {"max_vgprs": 8}}}})
+    assert "max_vgprs is 4" in failure_of(stand_in)
+
+
+def test_a_work_group_that_cannot_be_resident_is_refused_with_every_compiler(stand_in: StandIn) -> None:  # noqa: F811
+    built = stand_in.build().entry
+    large = {"empty": {**built.manifest.kernels["empty"], "max_workgroup_size": 1024, "occupancy": 3}}
+    manifest = dataclasses.replace(built.manifest, kernels=large)
+    stand_in.module(resource_limits={"max_scratch": 0})
+    error = limits.problem(dataclasses.replace(built, manifest=manifest), stand_in.spec())
+    assert error is not None
+    assert str(error).splitlines()[-1].startswith(
+        "empty: a work-group of 1024 is 16 waves, its registers leave room for 12 per CU"
+    )
+    assert limits.problem(built, stand_in.spec()) is None
 
 
 def test_a_limit_for_some_kernels_overrides_the_general_one(stand_in: StandIn) -> None:  # noqa: F811

@@ -63,6 +63,16 @@ def test_an_entry_is_read_with_paths_relative_to_its_file(tmp_path: Path) -> Non
         ({"srcs": ["a.cu"], "resource_limits": {"max_regs": 1}}, "unknown limit 'max_regs'; known: max_vgprs"),
         ({"srcs": ["a.cu"], "resource_limits": {"max_vgprs": -1}}, "max_vgprs must be an integer, 0 or more; got -1"),
         ({"srcs": ["a.cu"], "resource_limits": {"kernels": {"k*": {"oops": 1}}}}, r"\['k\*'\]: unknown limit 'oops'"),
+        ({"srcs": ["a.cu"], "resource_limits": {"compilers": ["clang 22"]}}, "unknown limit 'compilers'; known: max"),
+        ({"srcs": ["a.cu"], "resource_limits": {"expected": {"max_vgprs": 1}}}, r"compilers must be a list .*got None"),
+        ({"srcs": ["a.cu"], "resource_limits": {"expected": {"compilers": ["gcc"]}}}, r"got \['gcc'\]"),
+        ({"srcs": ["a.cu"], "resource_limits": {"expected": {"compilers": ["clang 22"], "kernels": {}}}},
+         r"resource_limits.expected: unknown limit 'kernels'; known: .*, compilers"),
+        ({"srcs": ["a.cu"], "resource_limits": {"kernels": {"k*": {"expected": {"max_vgprs": 1}}}}},
+         r"\['k\*'\].expected: resource_limits.expected must name the compilers"),
+        ({"srcs": ["a.cu"], "resource_limits": {"kernels": {"k*": {"expected": {"compilers": ["clang 22"]}}}}},
+         r"\['k\*'\].expected: unknown limit 'compilers'"),
+        ({"srcs": ["a.cu"], "resource_limits": {"kernels": [1]}}, r"kernels: expected an object of patterns; got"),
     ],
 )
 def test_a_mistake_is_refused_naming_file_module_and_key(tmp_path: Path, keys: dict[str, Any], complaint: str) -> None:
