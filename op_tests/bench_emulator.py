@@ -27,8 +27,8 @@ from hipforge.cli.output import console
 from hipforge.emulator import library
 from hipforge.emulator import triton as emulated
 from hipforge.jit.cache import store as cache
+from hipforge.ops.mxfp8_dense.kernels import smallm_mxfp8_gemv
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
-from hipforge.ops.smallm_mxfp8_kernels import smallm_mxfp8_gemv
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.ops.triton.mxfp8_kernels import mxfp8_dot_scaled_kernel
 

@@ -23,11 +23,11 @@ from hipforge.cli.output import console
 from hipforge.jit import loader
 from hipforge.ops.grouped_gemm_mxfp8_plan import ARCH
 from hipforge.ops.moe import DEFAULT_BLOCK_M
+from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
 from hipforge.ops.tables import MOE_BLOCK_N
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning.model import MI355X
 from hipforge.tuning.search import Candidate
-from hipforge.tuning.smallm_mxfp8 import MAX_ERROR
 from hipforge.tuning.smallm_mxfp8_moe import (
     DEFAULT_CELLS,
     TUNER,

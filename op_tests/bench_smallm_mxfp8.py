@@ -24,18 +24,22 @@ from hipforge import devices
 from hipforge.cli.output import console
 from hipforge.jit import loader
 from hipforge.ops.core.dispatch import explain
+from hipforge.ops.mxfp8_dense.family import FAMILY
+from hipforge.ops.mxfp8_dense.kernels import gemv_rows
+from hipforge.ops.mxfp8_dense.tuner import KERNELS, MAX_ERROR, operands
 from hipforge.ops.reference import mxfp8_mm
 from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
-from hipforge.ops.smallm_mxfp8_kernels import gemv_rows
-from hipforge.ops.smallm_mxfp8_plan import ARCH
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.tuning import timing
 from hipforge.tuning.cases import MINIMAX_M3, Cell, cells, parse_shape
 from hipforge.tuning.model import MI355X
-from hipforge.tuning.smallm_mxfp8 import KERNELS, MAX_ERROR, operands, relative_error
+from hipforge.tuning.tuner import relative_error
 
 DEFAULT_M = (1, 4, 16, 64)
 Operands = tuple[torch.Tensor, ...]
+
+
+(ARCH,) = FAMILY.archs
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def hip_contender(cell: Cell, data: Operands) -> Contender:
     kind = "gemv" if "gemv" in kernel else "mfma"
 
     def call(arguments: Operands) -> torch.Tensor:
-        return KERNELS[kind](*arguments, torch.bfloat16, **configuration)
+        return KERNELS[kernel](*arguments, torch.bfloat16, **configuration)
 
     def resources() -> tuple[int, int]:
         name = "module_smallm_mxfp8_dense" + ("" if kind == "gemv" else "_mfma")

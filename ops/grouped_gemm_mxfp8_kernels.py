@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import torch
 
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.tables import DEFAULT_BLOCK_N, MOE_BLOCK_N
+from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N
+from hipforge.ops.tables import MOE_BLOCK_N
 
 
 def _variant(*args: torch.Tensor | int | None) -> Mapping[str, int]:

@@ -26,7 +26,8 @@ from hipforge.ops.core.checks import (
 from hipforge.ops.core.dispatch import Accepted, Decision, Refused
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.tuned import TunedRow, load_table
-from hipforge.ops.tables import DEFAULT_BLOCK_N, SMALLM_MXFP8_MOE
+from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N
+from hipforge.ops.tables import SMALLM_MXFP8_MOE
 
 ARCH = "gfx950"
 KERNEL = "smallm_mxfp8_moe_grouped_gemm"

@@ -6,68 +6,19 @@ import dataclasses
 from collections.abc import Mapping
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.tuned import ANY_CU, Column, TableSchema, Value
+from hipforge.ops.core.tuned import Column, TableSchema, Value
 from hipforge.ops.decode_attention_fp8_kernels import CONFIGURATION, HEAD_DIMS, PAGE_MULTIPLE, check_configuration
 from hipforge.ops.mxfp4_gemm.family import FAMILY as _MXFP4
+from hipforge.ops.mxfp8_dense.family import TABLE
 from hipforge.ops.skinny_gemm_fp8_space import LDS_BYTES, Configuration, refusal
 
-GEMV_MAX_M = 16
-GEMV_BLOCK_N = (4, 8, 16, 32, 64)
-MFMA_MAX_M = 64
-MFMA_K_STEP = 128
-MFMA_N_SUB = (1, 2, 4)
-MFMA_K_SPLITS = (1, 2, 4, 8)
-DEFAULT_BLOCK_N = 8
 MOE_BLOCK_N = (8, 16)
 ANY_PAGE_SIZE = 0
 
 
-def mfma_k_steps(k: int) -> int:
-    """Return how many 128-wide K steps the MFMA kernel takes (the last may be partial)."""
-    return -(-k // MFMA_K_STEP)
-
-
-def _check_smallm(values: Mapping[str, Value]) -> str | None:
-    m, k, n_sub, k_splits = (int(values[name] or 0) for name in ("M", "K", "n_sub", "k_splits"))
-    block_n = values["block_n"]
-    given = f"got M={m}, K={k}, block_n={block_n}, n_sub={n_sub}, k_splits={k_splits}"
-    if values["kernel"] == "gemv":
-        if m > GEMV_MAX_M:
-            return f"a gemv row needs M of at most {GEMV_MAX_M}; {given}"
-        if block_n not in (*GEMV_BLOCK_N, None) or (n_sub, k_splits) != (0, 0):
-            return f"a gemv row needs block_n in {GEMV_BLOCK_N} and n_sub=k_splits=0; {given}"
-        return None
-    if m > MFMA_MAX_M:
-        return f"an mfma row needs M of at most {MFMA_MAX_M}; {given}"
-    if n_sub not in MFMA_N_SUB or k_splits not in MFMA_K_SPLITS or block_n not in (0, None):
-        return f"an mfma row needs n_sub in {MFMA_N_SUB}, k_splits in {MFMA_K_SPLITS} and block_n=0; {given}"
-    if k_splits > mfma_k_steps(k):
-        return f"k_splits cannot exceed the {mfma_k_steps(k)} K steps of {MFMA_K_STEP}; {given}"
-    return None
-
-
 MXFP4_GEMM = _MXFP4.table
 
-SMALLM_MXFP8 = TableSchema(
-    family="smallm_mxfp8",
-    config=(
-        Column("kernel", str, accepted=("gemv", "mfma")),
-        Column("block_n", int, minimum=0),
-        Column("n_sub", int, minimum=0),
-        Column("k_splits", int, minimum=0),
-        Column("use_hip", int, accepted=(0, 1)),
-    ),
-    check=_check_smallm,
-    # The format of earlier small-M kernels: always gfx950, no block_n column.
-    legacy={
-        ("K", "N", "M", "kernel", "n_sub", "k_splits", "use_hip"): {
-            "gfx": "gfx950",
-            "cu_num": ANY_CU,
-            "block_n": None,
-            "source": "legacy",
-        }
-    },
-)
+SMALLM_MXFP8 = TABLE
 
 
 def _check_moe(values: Mapping[str, Value]) -> str | None:

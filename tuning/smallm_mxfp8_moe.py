@@ -24,13 +24,13 @@ from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.grouped_gemm_mxfp8_kernels import smallm_mxfp8_moe_grouped_gemm
 from hipforge.ops.grouped_gemm_mxfp8_plan import ARCH
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
+from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
 from hipforge.ops.reference import quantize_mxfp8
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 from hipforge.ops.tables import MOE_BLOCK_N, SMALLM_MXFP8_MOE
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning import model, timing
 from hipforge.tuning.driver import command_for
-from hipforge.tuning.smallm_mxfp8 import MAX_ERROR
 from hipforge.tuning.tuner import Baselines, Counted, Tuner, family_of, relative_error
 
 # What the model has to know of the kernel's pipelines (moe_kernel.h).

@@ -8,8 +8,9 @@ import torch
 import hipforge
 from hipforge import devices, settings
 from hipforge.errors import BuildError, ConfigError, GuardError
-from hipforge.ops import smallm_gemm_mxfp8 as ops
+from hipforge.ops import mxfp8_dense as ops
 from hipforge.ops.core.dispatch import explain
+from hipforge.ops.mxfp8_dense import kernels
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 
 HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source\n"
@@ -72,8 +73,8 @@ def calls(monkeypatch):
         made.append(("mfma", (out, *arguments[:4]), arguments[4:]))
         out.copy_(mxfp8_mm(*arguments[:4]))
 
-    monkeypatch.setattr(ops, "smallm_mxfp8_gemv_out", gemv)
-    monkeypatch.setattr(ops, "smallm_mxfp8_mfma_out", mfma)
+    monkeypatch.setattr(kernels, "smallm_mxfp8_gemv_out", gemv)
+    monkeypatch.setattr(kernels, "smallm_mxfp8_mfma_out", mfma)
     return made
 
 
@@ -197,7 +198,7 @@ def test_failures_of_the_kernel_are_raised_not_turned_into_none(monkeypatch):
     def broken(*args):
         raise BuildError("no compiler today")
 
-    monkeypatch.setattr(ops, "smallm_mxfp8_gemv_out", broken)
+    monkeypatch.setattr(kernels, "smallm_mxfp8_gemv_out", broken)
     with pytest.raises(BuildError, match="no compiler today"):
         ops.mxfp8_gemv(*operands(1))
     with pytest.raises(BuildError, match="no compiler today"):

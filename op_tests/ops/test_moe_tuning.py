@@ -11,9 +11,9 @@ from helpers.moe_cases import exact, oracle
 from helpers.mxfp8_cases import assert_bits
 
 import hipforge
+from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
 from hipforge.ops.tables import SMALLM_MXFP8_MOE
 from hipforge.tuning.driver import tune
-from hipforge.tuning.smallm_mxfp8 import MAX_ERROR
 from hipforge.tuning.smallm_mxfp8_moe import TUNER, MoeCell
 from hipforge.tuning.table_writer import merge_rows, read_existing
 

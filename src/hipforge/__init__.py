@@ -65,14 +65,14 @@ if TYPE_CHECKING:
     from hipforge.ops.mx_quantize import mxfp8_quantize as mxfp8_quantize
     from hipforge.ops.mxfp4_gemm import mxfp4_gemm as mxfp4_gemm
     from hipforge.ops.mxfp4_gemm import mxfp4_linear as mxfp4_linear
+    from hipforge.ops.mxfp8_dense import mxfp8_gemv as mxfp8_gemv
+    from hipforge.ops.mxfp8_dense import mxfp8_linear as mxfp8_linear
     from hipforge.ops.rmsnorm_fp8 import residual_rms as residual_rms
     from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8 as residual_rms_mxfp8
     from hipforge.ops.rmsnorm_fp8 import rms_norm as rms_norm
     from hipforge.ops.rmsnorm_fp8 import rms_norm_fp8 as rms_norm_fp8
     from hipforge.ops.rmsnorm_fp8 import rms_norm_mxfp8 as rms_norm_mxfp8
     from hipforge.ops.skinny_gemm_fp8 import skinny_gemm as skinny_gemm
-    from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv as mxfp8_gemv
-    from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_linear as mxfp8_linear
     from hipforge.ops.swiglu_fp8 import swiglu_fp8 as swiglu_fp8
     from hipforge.ops.swiglu_fp8 import swiglu_mxfp8 as swiglu_mxfp8
 

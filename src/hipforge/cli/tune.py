@@ -8,7 +8,7 @@ import click
 
 # family -> module whose ``command`` is its tuner
 TUNERS: dict[str, str] = {
-    "smallm_mxfp8": "hipforge.tuning.smallm_mxfp8",
+    "smallm_mxfp8": "hipforge.ops.mxfp8_dense.tuner",
     "smallm_mxfp8_moe": "hipforge.tuning.smallm_mxfp8_moe",
     "mxfp4_gemm": "hipforge.ops.mxfp4_gemm.tuner",
     "decode_attention_fp8": "hipforge.tuning.decode_attention",

@@ -1,19 +1,21 @@
 """The raw small-M MX-FP8 ops: stubs of the two modules, and the functions that allocate what they write.
 
-Shapes and dtypes are those of :mod:`hipforge.ops.smallm_gemm_mxfp8`, whose dispatch chooses between them. Raw ops take
+Shapes and dtypes are those of :mod:`hipforge.ops.mxfp8_dense`, whose dispatch chooses between them. Raw ops take
 contiguous tensors and raise for anything that they do not take; they never return None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.core.checks import require_int, require_rank
-from hipforge.ops.tables import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
+from hipforge.ops.core.alignment import realigned
+from hipforge.ops.core.checks import require_int, require_rank, require_tensor
+from hipforge.ops.core.dispatch import Accepted
+from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
 
 # Past 16 rows any variant does: its guard refuses M.
 _ROWS = (1, 1, 2, 4, 4, 8, 8, 8, 8, *(16,) * 8)
@@ -141,4 +143,52 @@ def smallm_mxfp8_mfma(
     out = torch.empty((m, n), dtype=torch.bfloat16, device=Xq.device)
     workspace = split_k_workspace(m, n, min(k_splits, MFMA_K_SPLITS[-1]), Xq.device)
     smallm_mxfp8_mfma_out(out, Xq, Xs, Wq, Ws, workspace, n_sub, k_splits)
+    return out
+
+
+def _run_gemv(
+    xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, w_scale: torch.Tensor, out: torch.Tensor, block_n: int
+) -> None:
+    if xq.size(0) > GEMV_MAX_M:
+        raise GuardError(f"the GEMV kernel needs M<={GEMV_MAX_M}; got M={xq.shape[0]}")
+    smallm_mxfp8_gemv_out(out, xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous(), block_n)
+
+
+def _run_mfma(
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    out: torch.Tensor,
+    n_sub: int,
+    k_splits: int,
+) -> None:
+    workspace = split_k_workspace(out.shape[0], out.shape[1], k_splits, out.device) if k_splits > 1 else None
+    operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
+    smallm_mxfp8_mfma_out(out, *operands, workspace, n_sub, k_splits)
+
+
+_RUN: Mapping[str, Callable[..., None]] = {"smallm_mxfp8_gemv": _run_gemv, "smallm_mxfp8_mfma": _run_mfma}
+
+
+def launch(
+    taken: Accepted,
+    out: torch.Tensor,
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+) -> torch.Tensor:
+    """Run the kernel that was decided into ``out``; payloads that start off a 16-byte boundary are copied."""
+    run = _RUN[taken.kernel]
+    try:
+        run(xq, x_scale, wq, w_scale, out, *taken.configuration.values())
+    except AttributeError:  # looked into afterwards, so that a good call does not pay for it
+        require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
+        raise
+    except GuardError:
+        copies = realigned(xq, wq)
+        if copies is None:
+            raise
+        run(copies[0], x_scale, copies[1], w_scale, out, *taken.configuration.values())
     return out

@@ -8,36 +8,28 @@ rejected if its result is wrong or its build exceeds the module's resource limit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import torch
 
-from hipforge.ops import smallm_mxfp8_kernels as ops
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
+from hipforge.ops.mxfp8_dense.family import FAMILY
+from hipforge.ops.mxfp8_dense.kernels import gemv_rows, smallm_mxfp8_gemv, smallm_mxfp8_mfma
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
-from hipforge.ops.smallm_mxfp8_plan import ARCH
-from hipforge.ops.tables import (
-    GEMV_BLOCK_N,
-    GEMV_MAX_M,
-    MFMA_K_SPLITS,
-    MFMA_MAX_M,
-    MFMA_N_SUB,
-    SMALLM_MXFP8,
-    mfma_k_steps,
-)
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.tuning import timing
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells
 from hipforge.tuning.gemm import Operands, Pipeline, gemm_command, gemm_tuner, random_operands
-from hipforge.tuning.search import Candidate
-from hipforge.tuning.tuner import Baselines, family_of, relative_error
+from hipforge.tuning.tuner import Baselines
 
 # float32 accumulation and one rounding to bf16 give 1.7e-3 (uniform rounding within half a unit of 8 bits); a single
 # wrong scale byte in one block of a K of 6144 gives more than 1e-2.
 MAX_ERROR = 3e-3
 
-KERNELS: dict[str, Callable[..., torch.Tensor]] = {"gemv": ops.smallm_mxfp8_gemv, "mfma": ops.smallm_mxfp8_mfma}
+KERNELS: dict[str, Callable[..., torch.Tensor]] = {
+    "smallm_mxfp8_gemv": smallm_mxfp8_gemv,
+    "smallm_mxfp8_mfma": smallm_mxfp8_mfma,
+}
 
 # What the model has to know of the kernels' pipelines.
 GEMV_WAVES = 4
@@ -48,42 +40,27 @@ MFMA_STEP_BYTES = 2048  # of 16 weight rows, per wave and step
 MFMA_STEPS_AHEAD = {1: 4, 2: 4, 4: 2}  # by n_sub
 
 
-def candidates(cell: Cell) -> list[Candidate]:
-    """Return every configuration that the kernels accept for a cell, simplest first, so that ties go to it."""
-    found = []
-    if cell.m <= GEMV_MAX_M:
-        found += [Candidate("gemv", MappingProxyType({"block_n": block_n})) for block_n in GEMV_BLOCK_N]
-    if cell.m <= MFMA_MAX_M:
-        found += [
-            Candidate("mfma", MappingProxyType({"n_sub": n_sub, "k_splits": k_splits}))
-            for k_splits in MFMA_K_SPLITS
-            if k_splits <= mfma_k_steps(cell.k)
-            for n_sub in MFMA_N_SUB
-        ]
-    return found
-
-
 def operands(cell: Cell, device: torch.device) -> Operands:
     """Return (xq, x_scale, wq, w_scale) of normally distributed data, the same for a cell on every run."""
     return random_operands(cell, device, quantize_mxfp8)
 
 
 def _columns(choice: Choice) -> Mapping[str, Value]:
-    return {"kernel": choice.kernel, "block_n": 0, "n_sub": 0, "k_splits": 0, **choice.configuration}
+    return {"kernel": choice.kernel.rpartition("_")[2], "block_n": 0, "n_sub": 0, "k_splits": 0, **choice.configuration}
 
 
 def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
-    if choice.kernel == "gemv":
-        return "module_smallm_mxfp8_dense", {"HF_ROWS": ops.gemv_rows(m)}
+    if choice.kernel == "smallm_mxfp8_gemv":
+        return "module_smallm_mxfp8_dense", {"HF_ROWS": gemv_rows(m)}
     return "module_smallm_mxfp8_dense_mfma", {"HF_N_SUB": choice.configuration["n_sub"]}
 
 
 def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
-    if choice.kernel == "mfma":
+    if choice.kernel == "smallm_mxfp8_mfma":
         n_sub = choice.configuration["n_sub"]
         return Pipeline(MFMA_STEPS_AHEAD[n_sub] * MFMA_STEP_BYTES * n_sub)
     columns = choice.configuration["block_n"] // GEMV_WAVES
-    at_once = min(columns, GEMV_MOST_COLUMNS[ops.gemv_rows(cell.m)])
+    at_once = min(columns, GEMV_MOST_COLUMNS[gemv_rows(cell.m)])
     return Pipeline(GEMV_STEPS_AHEAD * GEMV_STEP_BYTES * at_once, columns // at_once)
 
 
@@ -102,7 +79,7 @@ def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
 
 
 TUNER = gemm_tuner(
-    family_of(SMALLM_MXFP8, (ARCH,), lambda cell, arch: candidates(cell)),
+    FAMILY,
     max_error=MAX_ERROR,
     default_cells=cells(MINIMAX_M3, DECODE_M),
     quantize=lambda x, arch: quantize_mxfp8(x),
@@ -119,5 +96,3 @@ command = gemm_command(
     "Choose kernel, block_n, n_sub and k_splits of the small-M MX-FP8 GEMM for each cell; by default the 15 weight "
     "shapes of MiniMax-M3 x M = 1 to 64. On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
 )
-
-__all__ = ["KERNELS", "MAX_ERROR", "TUNER", "candidates", "command", "operands", "relative_error"]

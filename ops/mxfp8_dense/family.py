@@ -1,0 +1,196 @@
+"""The dense MX-FP8 GEMM as a family: its problem, table, envelope, default rule and candidates.
+
+The order of the steps is documented in :mod:`hipforge.ops.mxfp8_dense`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from hipforge.ops.core.checks import (
+    Described,
+    require_dtype,
+    require_last_multiple,
+    require_rank,
+    require_shape,
+    require_tensor,
+    require_torch_dtype,
+)
+from hipforge.ops.core.dispatch import Accepted, Choice, Refused
+from hipforge.ops.core.family import Family
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.tuned import ANY_CU, USE_HIP, Column, Reach, TableSchema, TunedRow, Value, gemm_shape
+
+MAX_ELEMENTS = 2**31 - 1
+GEMV_MAX_M = 16
+GEMV_BLOCK_N = (4, 8, 16, 32, 64)
+DEFAULT_BLOCK_N = 8
+MFMA_MAX_M = 64
+MFMA_K_STEP = 128
+MFMA_N_SUB = (1, 2, 4)
+MFMA_K_SPLITS = (1, 2, 4, 8)
+
+FP8_PAYLOADS = (torch.float8_e4m3fn, torch.uint8)
+SCALES = (torch.uint8, E8M0_DTYPE)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """X[M, K] @ W[N, K]^T."""
+
+    m: int
+    n: int
+    k: int
+    out_dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Return M, N and K."""
+        return self.m, self.n, self.k
+
+    @classmethod
+    def of(
+        cls,
+        xq: Described,
+        x_scale: Described,
+        wq: Described,
+        w_scale: Described,
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> Problem:
+        """Return the problem of operands; raises GuardError for ones that are malformed."""
+        require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
+        require_rank("xq", xq, 2, "[M, K]")
+        require_rank("wq", wq, 2, "[N, K]")
+        require_dtype("xq", xq, FP8_PAYLOADS)
+        require_dtype("wq", wq, FP8_PAYLOADS)
+        require_dtype("x_scale", x_scale, SCALES)
+        require_dtype("w_scale", w_scale, SCALES)
+        (m, k), n = xq.shape, wq.shape[0]
+        require_shape("wq", wq, (n, k), "its K is that of xq")
+        require_last_multiple("xq", xq, BLOCK)
+        require_shape("x_scale", x_scale, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
+        require_shape("w_scale", w_scale, (n, k // BLOCK), f"one byte per {BLOCK} elements of wq")
+        require_torch_dtype("out_dtype", out_dtype)
+        return cls(m, n, k, out_dtype, xq.device)
+
+
+def mfma_k_steps(k: int) -> int:
+    """Return how many 128-wide K steps the MFMA kernel takes (the last may be partial)."""
+    return -(-k // MFMA_K_STEP)
+
+
+def _check_row(values: Mapping[str, Value]) -> str | None:
+    m, k, n_sub, k_splits = (int(values[name] or 0) for name in ("M", "K", "n_sub", "k_splits"))
+    block_n = values["block_n"]
+    given = f"got M={m}, K={k}, block_n={block_n}, n_sub={n_sub}, k_splits={k_splits}"
+    if values["kernel"] == "gemv":
+        if m > GEMV_MAX_M:
+            return f"a gemv row needs M of at most {GEMV_MAX_M}; {given}"
+        if block_n not in (*GEMV_BLOCK_N, None) or (n_sub, k_splits) != (0, 0):
+            return f"a gemv row needs block_n in {GEMV_BLOCK_N} and n_sub=k_splits=0; {given}"
+        return None
+    if m > MFMA_MAX_M:
+        return f"an mfma row needs M of at most {MFMA_MAX_M}; {given}"
+    if n_sub not in MFMA_N_SUB or k_splits not in MFMA_K_SPLITS or block_n not in (0, None):
+        return f"an mfma row needs n_sub in {MFMA_N_SUB}, k_splits in {MFMA_K_SPLITS} and block_n=0; {given}"
+    if k_splits > mfma_k_steps(k):
+        return f"k_splits cannot exceed the {mfma_k_steps(k)} K steps of {MFMA_K_STEP}; {given}"
+    return None
+
+
+def _reach(m: int, tuned: Sequence[int]) -> tuple[int, ...]:
+    """A row is for its own M; rows of 32 and 64 also for the M below them down to 17, which have no kernel shape."""
+    below = GEMV_MAX_M < m < MFMA_MAX_M and m != 32
+    return (m, *(larger for larger in (32, MFMA_MAX_M) if below and larger > m))
+
+
+TABLE = TableSchema(
+    family="smallm_mxfp8",
+    shape=gemm_shape(Reach("next", _reach)),
+    config=(
+        Column("kernel", str, accepted=("gemv", "mfma")),
+        Column("block_n", int, minimum=0),
+        Column("n_sub", int, minimum=0),
+        Column("k_splits", int, minimum=0),
+        USE_HIP,
+    ),
+    check=_check_row,
+    # The format of earlier small-M kernels: always gfx950, no block_n column.
+    legacy={
+        ("K", "N", "M", "kernel", "n_sub", "k_splits", "use_hip"): {
+            "gfx": "gfx950",
+            "cu_num": ANY_CU,
+            "block_n": None,
+            "source": "legacy",
+        }
+    },
+)
+
+
+def _envelope(problem: Problem, arch: str) -> str | None:
+    if problem.out_dtype != torch.bfloat16:
+        return f"the output dtype must be torch.bfloat16; got {problem.out_dtype}"
+    m, n, k = problem.key
+    if not 1 <= m <= MFMA_MAX_M or n == 0 or k == 0:
+        return f"M must be 1 to {MFMA_MAX_M}, N and K at least 1; got M={m}, N={n}, K={k}"
+    if max(m, n) * k > MAX_ELEMENTS:
+        return f"M*K and N*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {max(m, n) * k}"
+    return None
+
+
+def _gemv(block_n: int) -> Choice:
+    return Choice("smallm_mxfp8_gemv", MappingProxyType({"block_n": block_n}))
+
+
+def _mfma(n_sub: int, k_splits: int) -> Choice:
+    return Choice("smallm_mxfp8_mfma", MappingProxyType({"n_sub": n_sub, "k_splits": k_splits}))
+
+
+def _from_row(row: TunedRow) -> Choice:
+    if row.values["kernel"] == "mfma":
+        return _mfma(row.integer("n_sub"), row.integer("k_splits"))
+    return _gemv(DEFAULT_BLOCK_N if row.values["block_n"] is None else row.integer("block_n"))
+
+
+def _default(problem: Problem, arch: str, cu_count: int) -> Choice | str:
+    m, n, k = problem.key
+    if m in (8, 16):
+        return _mfma(1, next((splits for splits in (4, 2) if mfma_k_steps(k) % splits == 0), 1))
+    if m <= GEMV_MAX_M:
+        return _gemv(DEFAULT_BLOCK_N)
+    return f"M={m} needs a tuned row for (K, N)=({k}, {n}), and there is none"
+
+
+def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
+    """Return every configuration that the kernels accept for a cell, simplest first, so that ties go to it."""
+    gemv = [_gemv(block_n) for block_n in GEMV_BLOCK_N if cell.m <= GEMV_MAX_M]
+    splits = [k_splits for k_splits in MFMA_K_SPLITS if k_splits <= mfma_k_steps(cell.k) and cell.m <= MFMA_MAX_M]
+    return [*gemv, *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB)]
+
+
+def _triton(problem: Problem) -> Accepted | Refused:
+    from hipforge.ops.triton import mxfp8_dot_scaled
+
+    reason = mxfp8_dot_scaled.unavailable(problem.device)
+    if reason is not None:
+        return Refused("triton", reason)
+    configuration = MappingProxyType(mxfp8_dot_scaled.configuration(problem.m).as_dict())
+    return Accepted("triton", "mxfp8_dot_scaled", configuration, "the kernel does not apply")
+
+
+FAMILY = Family[Problem](
+    table=TABLE,
+    archs=("gfx950",),
+    envelope=_envelope,
+    default=_default,
+    from_row=_from_row,
+    candidates=candidates,
+    reference="mxfp8_mm",
+    triton=_triton,
+)
