@@ -95,7 +95,7 @@ def family_of(
     def unused(*args: Any) -> Any:
         raise NotImplementedError
 
-    return Family(table, archs, unused, unused, unused, candidates, "")
+    return Family(unused, table, archs, unused, unused, unused, candidates, "")
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:

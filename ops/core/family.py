@@ -6,7 +6,9 @@ never tensors. :meth:`Family.decide` turns it into a Decision; :meth:`Family.dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -34,6 +36,11 @@ class Problem(Protocol):
 P = TypeVar("P", bound=Problem)
 
 
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
 def nothing_else(problem: Any, row: TunedRow) -> str | None:
     """Return None: a row that is found applies."""
     return None
@@ -44,6 +51,8 @@ class Family(Generic[P]):
     """One op family: its table, where its kernels apply, and which one runs.
 
     Attributes:
+        problem: makes the problem of a call from the op's arguments by name, without those that it has no parameter
+            for; raises GuardError for operands that no path takes.
         table: the schema of its tuned table, with how far rows reach.
         archs: architectures that it has kernels for.
         envelope: why the kernels do not take a problem on an architecture, or None.
@@ -57,6 +66,7 @@ class Family(Generic[P]):
             GuardError for demands that the kernel cannot meet.
     """
 
+    problem: Callable[..., P]
     table: TableSchema
     archs: tuple[str, ...]
     envelope: Callable[[P, str], str | None]
@@ -67,6 +77,18 @@ class Family(Generic[P]):
     triton: Callable[[P], Accepted | Refused] | None = None
     row_refusal: Callable[[P, TunedRow], str | None] = nothing_else
     adjust: Callable[[P, str, Choice, str], tuple[Choice, str]] | None = None
+
+    def plan(self, **given: Any) -> Decision:
+        """Return the decision of an op that may return None, called with the arguments given."""
+        return self.decide(self._problem(given))
+
+    def plan_total(self, **given: Any) -> Decision:
+        """Return the decision of an op that always computes, called with the arguments given."""
+        return self.decide_total(self._problem(given))
+
+    def _problem(self, given: Mapping[str, Any]) -> P:
+        known = _parameters(self.problem)
+        return self.problem(**{name: value for name, value in given.items() if name in known})
 
     def decide(self, problem: P) -> Decision:
         """Return the kernel that runs a problem, or why none does."""

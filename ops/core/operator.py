@@ -30,9 +30,9 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def operator(
-    plan: Callable[P, Decision],
+    plan: Callable[..., Decision],
     *,
-    key: Callable[P, object] | None = None,
+    key: Callable[..., object] | None = None,
     fake: Callable[..., Any] | None = None,
     outs: Sequence[str] = (),
     mutates: Sequence[str] = (),
@@ -40,9 +40,10 @@ def operator(
     """Make an op of a function whose first parameter takes the accepted path.
 
     Args:
-        plan: the op's own arguments -> its Decision; GuardError for malformed arguments. It looks at shapes, dtypes,
-            devices and numbers alone, because tracing passes :class:`~hipforge.ops.core.checks.TensorSpec` values for
-            tensors. Where nothing is accepted the op returns None.
+        plan: the op's arguments, by name and with defaults filled in -> its Decision; GuardError for malformed ones. It
+            looks at shapes, dtypes, devices and numbers alone, because tracing passes
+            :class:`~hipforge.ops.core.checks.TensorSpec` values for tensors. Where nothing is accepted the op returns
+            None.
         key: what the decision depends on, hashable; everything the arguments say by default. A key that leaves
             something out relies on the kernel's own guards for it.
         fake: the op's arguments without ``outs`` -> new empty results, from shapes that may be symbolic. Without it
@@ -56,11 +57,18 @@ def operator(
         name = body.__name__
         launches: dict[object, Accepted] = {}
         dispatch.on_clear(launches.clear)
-        dispatch.register_planner(name, plan)
+        signature = _public_signature(body)
+
+        def planner(*args: Any, **kwargs: Any) -> Decision:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            return plan(**given.arguments)
+
+        dispatch.register_planner(name, planner)
         key_of: Callable[..., object] = key or describe
 
         def decide(args: tuple[Any, ...], kwargs: dict[str, Any], at: object) -> Accepted | None:
-            accepted = plan(*args, **kwargs).accepted
+            accepted = planner(*args, **kwargs).accepted
             if accepted is not None and at is not None:
                 if len(launches) >= dispatch.MAX_DECISIONS:
                     launches.clear()
@@ -81,8 +89,8 @@ def operator(
                 accepted = decide(args, kwargs, None)
             return None if accepted is None else body(accepted, *args, **kwargs)
 
-        traced = None if fake is None else _traced(body, plan, call, fake, tuple(outs), tuple(mutates))
-        call.__signature__ = _public_signature(body)  # type: ignore[attr-defined]
+        traced = None if fake is None else _traced(body, signature, call, fake, tuple(outs), tuple(mutates))
+        call.__signature__ = signature  # type: ignore[attr-defined]
         return typing.cast(Callable[P, R], call)
 
     return decorate
@@ -105,14 +113,13 @@ def _public_signature(body: Callable[..., Any]) -> inspect.Signature:
 
 def _traced(
     body: Callable[..., Any],
-    plan: Callable[..., Decision],
+    public: inspect.Signature,
     eager: Callable[..., Any],
     fake: Callable[..., Any],
     outs: tuple[str, ...],
     mutates: tuple[str, ...],
 ) -> Callable[..., Any]:
     """Register the torch operator of an op and return the function that calls it while torch traces."""
-    public = _public_signature(body)
     names = tuple(public.parameters)
     inputs = [parameter for name, parameter in public.parameters.items() if name not in outs]
     returns, may_be_none = _without_none(public.return_annotation)
@@ -120,7 +127,8 @@ def _traced(
     def kernel(*args: Any, **kwargs: Any) -> Any:
         result = eager(*args, **kwargs)
         if result is None:
-            raise GuardError(f"{body.__name__}: {plan(*args, **kwargs).refused[0].reason}")
+            refused = dispatch.planner_of(body.__name__)(*args, **kwargs).refused
+            raise GuardError(f"{body.__name__}: {refused[0].reason}")
         return result
 
     kernel.__signature__ = inspect.Signature(inputs, return_annotation=returns)  # type: ignore[attr-defined]

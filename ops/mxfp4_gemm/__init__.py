@@ -14,10 +14,10 @@ from __future__ import annotations
 import torch
 
 from hipforge.ops.core.checks import require_bias, require_out
-from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
 from hipforge.ops.mxfp4_gemm import reference
-from hipforge.ops.mxfp4_gemm.family import FAMILY, SUB_TILES, Problem
+from hipforge.ops.mxfp4_gemm.family import FAMILY, SUB_TILES
 from hipforge.ops.mxfp4_gemm.kernels import launch, mxfp4_gemm_out, run_mxfp4
 
 __all__ = ["FAMILY", "SUB_TILES", "mxfp4_gemm", "mxfp4_gemm_out", "mxfp4_linear", "run_mxfp4"]
@@ -27,19 +27,7 @@ def _new(xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, *args: objec
     return torch.empty((xq.shape[0], wq.shape[0]), dtype=torch.bfloat16, device=xq.device)
 
 
-def _plan(
-    xq: torch.Tensor,
-    x_scale: torch.Tensor,
-    wq: torch.Tensor,
-    w_scale: torch.Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
-    *,
-    shuffled: bool = False,
-) -> Decision:
-    return FAMILY.decide(Problem.of(xq, x_scale, wq, w_scale, out_dtype, shuffled=shuffled))
-
-
-@operator(_plan, fake=_new)
+@operator(FAMILY.plan, fake=_new)
 def mxfp4_gemm(
     taken: Accepted,
     xq: torch.Tensor,
@@ -71,20 +59,7 @@ def mxfp4_gemm(
     return launch(_new(xq, x_scale, wq), xq, x_scale, wq, w_scale, shuffled, **taken.configuration)
 
 
-def _plan_linear(
-    xq: torch.Tensor,
-    x_scale: torch.Tensor,
-    wq: torch.Tensor,
-    w_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    shuffled: bool = False,
-) -> Decision:
-    return FAMILY.decide_total(Problem.of(xq, x_scale, wq, w_scale, shuffled=shuffled))
-
-
-@operator(_plan_linear, fake=_new, outs=("out",))
+@operator(FAMILY.plan_total, fake=_new, outs=("out",))
 def mxfp4_linear(
     taken: Accepted,
     xq: torch.Tensor,

@@ -140,7 +140,8 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
     ]
 
 
-FAMILY = Family[Problem](
+FAMILY = Family(
+    problem=Problem.of,
     table=TableSchema(
         family="mxfp4_gemm",
         config=(*(Column(name, int, minimum=1) for name in PARAMETERS), USE_HIP),

@@ -26,10 +26,10 @@ import torch
 
 from hipforge.ops.core import dispatch
 from hipforge.ops.core.checks import require_bias, require_out
-from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.tuned import clear_tables
-from hipforge.ops.mxfp8_dense.family import FAMILY, Problem
+from hipforge.ops.mxfp8_dense.family import FAMILY
 from hipforge.ops.mxfp8_dense.kernels import (
     _run_gemv,
     launch,
@@ -45,7 +45,6 @@ __all__ = [
     "_run_gemv",
     "mxfp8_gemv",
     "mxfp8_linear",
-    "plan_gemv",
     "reload_tables",
     "smallm_mxfp8_gemv",
     "smallm_mxfp8_gemv_out",
@@ -66,17 +65,6 @@ def _new(xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, *args: objec
     return torch.empty((xq.size(0), wq.size(0)), dtype=_BF16, device=xq.device)
 
 
-def plan_gemv(
-    xq: torch.Tensor,
-    x_scale: torch.Tensor,
-    wq: torch.Tensor,
-    w_scale: torch.Tensor,
-    out_dtype: torch.dtype = _BF16,
-) -> Decision:
-    """Return the decision for a call; raises GuardError for operands that are malformed."""
-    return FAMILY.decide(Problem.of(xq, x_scale, wq, w_scale, out_dtype))
-
-
 def _gemv_key(
     xq: torch.Tensor,
     x_scale: torch.Tensor,
@@ -88,7 +76,7 @@ def _gemv_key(
     return xq.shape, wq.shape, xq.device, out_dtype
 
 
-@operator(plan_gemv, key=_gemv_key, fake=_new)
+@operator(FAMILY.plan, key=_gemv_key, fake=_new)
 def mxfp8_gemv(
     taken: Accepted,
     xq: torch.Tensor,
@@ -119,17 +107,6 @@ def mxfp8_gemv(
     return launch(taken, _new(xq, x_scale, wq), xq, x_scale, wq, w_scale)
 
 
-def _plan_linear(
-    xq: torch.Tensor,
-    x_scale: torch.Tensor,
-    wq: torch.Tensor,
-    w_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> Decision:
-    return FAMILY.decide_total(Problem.of(xq, x_scale, wq, w_scale))
-
-
 def _linear_key(
     xq: torch.Tensor,
     x_scale: torch.Tensor,
@@ -142,7 +119,7 @@ def _linear_key(
     return xq.shape, x_scale.shape, wq.shape, w_scale.shape, xq.dtype, x_scale.dtype, wq.dtype, w_scale.dtype, xq.device
 
 
-@operator(_plan_linear, key=_linear_key, fake=_new, outs=("out",))
+@operator(FAMILY.plan_total, key=_linear_key, fake=_new, outs=("out",))
 def mxfp8_linear(
     taken: Accepted,
     xq: torch.Tensor,

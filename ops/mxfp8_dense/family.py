@@ -184,7 +184,8 @@ def _triton(problem: Problem) -> Accepted | Refused:
     return Accepted("triton", "mxfp8_dot_scaled", configuration, "the kernel does not apply")
 
 
-FAMILY = Family[Problem](
+FAMILY = Family(
+    problem=Problem.of,
     table=TABLE,
     archs=("gfx950",),
     envelope=_envelope,
