@@ -10,7 +10,8 @@ The machine code that hipcc or Triton produced runs wave by wave; nothing is rec
         hipforge.mxfp8_gemv(...)
     print(c.bytes_loaded)
 
-It is a functional model with exact counts. It reports no microseconds.
+It is a functional model with exact counts. ``timed()`` adds a model of time, whose microseconds are *modelled*
+(:mod:`hipforge.emulator.timing`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _LAZY = {
     "counters": ("hipforge.emulator.counting", "counters"),
     "launch": ("hipforge.emulator.launching", "launch"),
     "options": ("hipforge.emulator.configuration", "options"),
+    "timed": ("hipforge.emulator.timing.context", "timed"),
     "trace": ("hipforge.emulator.tracing", "trace"),
     "uncounted": ("hipforge.emulator.counting", "uncounted"),
 }
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from hipforge.emulator.counting import counters as counters
     from hipforge.emulator.counting import uncounted as uncounted
     from hipforge.emulator.launching import launch as launch
+    from hipforge.emulator.timing.context import timed as timed
     from hipforge.emulator.tracing import trace as trace
     from hipforge.errors import EmulatorFault as EmulatorFault
 

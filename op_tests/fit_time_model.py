@@ -27,9 +27,10 @@ BATCH = "2026-02"
 """The batch that is fitted: the largest of those that agree with each other."""
 HUBER = 0.08
 """Residuals beyond this count linearly: rows with a gap that the model does not explain must not bend it."""
+MANY_ROWS = 50
 PRIOR = 0.3
 """How strongly a parameter is held near the middle of its plausible range, in units of its width."""
-SAMPLING = model.Sampling(rounds=(3, 6), iterations=(8, 16))
+SAMPLING = model.Sampling(rounds=(2, 4), iterations=(6, 12))
 
 Predict = Callable[[Sequence[Row], Mapping[str, float]], np.ndarray]
 
@@ -117,41 +118,50 @@ def fit(
     u = np.clip((np.array([start[name] for name in names]) - low) / width, 0.01, 0.99)
     r = residuals(u)
     best, damping = loss(r, u), 0.03
+    jacobian, fresh = np.zeros((len(rows), len(names))), False
     for step in range(steps):
-        jacobian = np.empty((len(rows), len(names)))
-        for j in range(len(names)):
-            moved = u.copy()
-            moved[j] += 0.06 if u[j] < 0.5 else -0.06
-            jacobian[:, j] = (residuals(moved) - r) / (moved[j] - u[j])
+        if not jacobian.any():
+            for j in range(len(names)):
+                moved = u.copy()
+                moved[j] += 0.06 if u[j] < 0.5 else -0.06
+                jacobian[:, j] = (residuals(moved) - r) / (moved[j] - u[j])
+            fresh = True
         robust = weight * np.minimum(1, HUBER / np.maximum(1e-9, np.abs(r)))
         prior = (HUBER * PRIOR) ** 2
         normal = jacobian.T @ (robust[:, None] * jacobian) + prior * np.eye(len(names))
         slope = jacobian.T @ (robust * r) + prior * (u - 0.5)
-        improved = False
-        for _ in range(5):
+        gain = 0.0
+        for _ in range(3):
             move = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope)
             there = np.clip(u + np.clip(move, -0.25, 0.25), 0, 1)
             tried = residuals(there)
+            moved_by = there - u
+            if moved_by @ moved_by:  # Broyden's update: what the trial showed, whether it is taken or not
+                jacobian += np.outer(tried - r - jacobian @ moved_by, moved_by) / (moved_by @ moved_by)
             if loss(tried, there) < best:
                 gain, u, r, best = best - loss(tried, there), there, tried, loss(tried, there)
-                damping, improved = damping / 3, True
+                damping /= 3
                 break
             damping *= 4
         size = np.abs(np.exp(r) - 1)
         log(f"step {step}: loss {best:.4f} median {np.median(size):.3f} p90 {np.quantile(size, 0.9):.3f}")
-        if not improved or gain < 0.002 * best:
-            break
+        if gain < 0.003 * best:
+            if fresh and step:
+                break
+            jacobian[:] = 0  # it has grown old: start it anew
+        fresh = False
     return dict(zip(names, (low + u * width).tolist(), strict=True))
 
 
 def choose(rows: Sequence[Row], per_kernel: int, seed: int) -> list[Row]:
-    """Return up to ``per_kernel`` rows of each kernel, spread over short and long times."""
+    """Return up to ``per_kernel`` rows of each kernel, more of common ones, spread over short and long times."""
     rng = random.Random(seed)
     out = []
     for kernel in sorted({row.kernel for row in rows}):
         of = sorted((row for row in rows if row.kernel == kernel), key=lambda row: row.us)
-        if len(of) > per_kernel:
-            cuts = [round(i * len(of) / per_kernel) for i in range(per_kernel + 1)]
+        wanted = per_kernel * (2 if len(of) >= MANY_ROWS else 1)
+        if len(of) > wanted:
+            cuts = [round(i * len(of) / wanted) for i in range(wanted + 1)]
             of = [rng.choice(of[a:b]) for a, b in itertools.pairwise(cuts)]
         out += of
     return out

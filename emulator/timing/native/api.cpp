@@ -136,7 +136,8 @@ const char* hftime_simulate(Capture* c, uint64_t launch, const double* parameter
            ",\"iterations\":" + whole(o.iterations) + ",\"total_iterations\":" + whole(o.total_iterations) +
            ",\"l1_lines\":" + whole(t.l1_lines) + ",\"l1_hits\":" + whole(t.l1_hits) + ",\"l2_lines\":" +
            whole(t.l2_lines) + ",\"l2_hits\":" + whole(t.l2_hits) + ",\"mall_lines\":" + whole(t.mall_lines) +
-           ",\"hbm_lines\":" + whole(t.hbm_lines) + ",\"stored_bytes\":" + whole(t.stored_bytes);
+           ",\"hbm_lines\":" + whole(t.hbm_lines) + ",\"hbm_bytes\":" + number(t.hbm_bytes) + ",\"stored_bytes\":" +
+           whole(t.stored_bytes);
     if (detail) {
       text += ",\"hot\":[";
       bool first = true;

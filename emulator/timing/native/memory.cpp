@@ -4,11 +4,25 @@
 
 namespace hftime {
 
+// Consecutive addresses stay in one channel of HBM for 4 KB and in one of L2 for 256 bytes (CDNA3 white paper); a hash
+// of the rest chooses it (assumption: without one, rows with power-of-two strides would be several times slower).
+constexpr uint64_t kHbmInterleave = 4096 / kLineBytes, kL2Interleave = 256 / kLineBytes;
+
+uint64_t pick(uint64_t block, uint64_t channels) { return (mix(block) >> 48) * channels >> 16; }
+
 Device::Device(const Machine& m, uint32_t active_xcds, bool all_xcds)
-    : all_xcds_(all_xcds), hbm_latency_(m.hbm_latency_ns * m.clock_ghz), mall_latency_(m.mall_latency_ns * m.clock_ghz) {
-  // One XCD alone sees its part of the bandwidth.
-  const double gbps = all_xcds ? m.hbm_gbps : m.hbm_gbps / active_xcds;
-  hbm_cycles_ = kLineBytes / gbps * m.clock_ghz;
+    : all_xcds_(all_xcds), hbm_latency_(m.hbm_latency_ns * m.clock_ghz), mall_latency_(m.mall_latency_ns * m.clock_ghz),
+      // One XCD alone sees its part of the channels.
+      hbm_free_(static_cast<size_t>(all_xcds ? m.hbm_channels : m.hbm_channels / active_xcds), 0) {
+  hbm_cycles_ = kLineBytes / (m.hbm_gbps / m.hbm_channels) * m.clock_ghz;
+}
+
+// A line's way through its channel; neighbouring lines share a channel, as the addresses interleave.
+double Device::transfer(uint64_t line, double t, double share) {
+  double& free = hbm_free_[pick(line / kHbmInterleave, hbm_free_.size())];
+  const double start = std::max(t, free);
+  free = start + hbm_cycles_ * share;
+  return start + hbm_latency_;
 }
 
 double Device::fetch(uint64_t line, double t, Origin origin, Traffic& traffic) {
@@ -22,16 +36,16 @@ double Device::fetch(uint64_t line, double t, Origin origin, Traffic& traffic) {
       ++traffic.mall_lines;
       return std::max(t + mall_latency_, at->second);
     }
-    const double start = std::max(t, hbm_free_);
-    hbm_free_ = start + hbm_cycles_;
     ++traffic.hbm_lines;
-    return at->second = start + hbm_latency_;
+    traffic.hbm_bytes += kLineBytes;
+    return at->second = transfer(line, t, 1);
   }
-  const double start = std::max(t, hbm_free_);
-  hbm_free_ = start + hbm_cycles_ * origin.share;
   ++traffic.hbm_lines;
-  return start + hbm_latency_;
+  traffic.hbm_bytes += kLineBytes * origin.share;
+  return transfer(line, t, origin.share);
 }
+
+double& L2::channel(uint64_t line) { return channel_free_[pick(line / kL2Interleave, channel_free_.size())]; }
 
 L2::L2(const Machine& m, Device& device, uint32_t active_xcds)
     : device_(device), cache_(static_cast<uint64_t>(m.l2_bytes)), latency_(m.l2_latency_ns * m.clock_ghz),
@@ -41,32 +55,32 @@ L2::L2(const Machine& m, Device& device, uint32_t active_xcds)
       channel_free_(static_cast<size_t>(m.l2_channels), 0) {}
 
 double L2::load(uint64_t line, uint64_t hash, double t, Origin origin) {
-  double& free = channel(hash);
+  double& free = channel(line);
   const double start = std::max(t, free);
   ++traffic.l2_lines;
-  if (double* ready = cache_.find(line, hash)) {
+  if (Line* found = cache_.find(line, hash)) {
     ++traffic.l2_hits;
     free = start + line_cycles_;
-    return std::max(start, *ready) + latency_;
+    return std::max(start, found->ready) + latency_;
   }
   free = start + line_cycles_ * (1 + miss_extra_);
-  double* ready = cache_.insert(line, hash);
+  Line* fresh = cache_.insert(line, hash);
   if (origin.level == Level::l2) {
     ++traffic.l2_hits;
-    *ready = start;
+    fresh->ready = start;
   } else {
     const double sent = std::max(start, fabric_free_);
     fabric_free_ = sent + fabric_cycles_;
-    *ready = device_.fetch(line, sent, origin, traffic);
+    fresh->ready = device_.fetch(line, sent, origin, traffic);
   }
-  return *ready + latency_;
+  return fresh->ready + latency_;
 }
 
 double L2::store(uint64_t line, uint64_t hash, double t, double bytes) {
-  double& free = channel(hash);
+  double& free = channel(line);
   const double start = std::max(t, free);
   free = start + line_cycles_;
-  if (cache_.find(line, hash) == nullptr) *cache_.insert(line, hash) = start;
+  if (cache_.find(line, hash) == nullptr) *cache_.insert(line, hash) = {start};
   drain_free_ = std::max(drain_free_, start) + bytes * store_cycles_per_byte_;
   traffic.stored_bytes += static_cast<uint64_t>(bytes);
   return start + latency_;
@@ -75,7 +89,7 @@ double L2::store(uint64_t line, uint64_t hash, double t, double bytes) {
 // Read, changed and written back in its channel: nothing else passes meanwhile.
 double L2::atomic(uint64_t line, uint64_t hash, double t, Origin origin) {
   const double at = load(line, hash, t, origin);
-  channel(hash) += line_cycles_;
+  channel(line) += line_cycles_;
   return at;
 }
 

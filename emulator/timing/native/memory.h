@@ -16,37 +16,40 @@ namespace hftime {
 
 constexpr uint64_t kLineBytes = 128;
 
-// Set-associative, least recently used. Each line has the time at which its data is there.
+struct Line {
+  double ready = 0;  // when its data is there
+};
+
 // The number of sets is a power of two; `hash` is mix(line), whose low bits choose the set.
 template <uint32_t ways>
 class Cache {
  public:
   explicit Cache(uint64_t bytes) : sets_(std::bit_floor(std::max<uint64_t>(1, bytes / kLineBytes / ways))) {}
-  // The line's ready time, or null; a hit counts as a use.
-  double* find(uint64_t line, uint64_t hash) {
+  // The line, or null; a hit counts as a use.
+  Line* find(uint64_t line, uint64_t hash) {
     Set& s = sets_[hash & (sets_.size() - 1)];
     for (uint32_t i = 0; i < ways; ++i)
       if (s.tags[i] == line) {
         s.used[i] = ++tick_;
-        return &s.ready[i];
+        return &s.lines[i];
       }
     return nullptr;
   }
-  double* insert(uint64_t line, uint64_t hash) {
+  Line* insert(uint64_t line, uint64_t hash) {
     Set& s = sets_[hash & (sets_.size() - 1)];
     uint32_t oldest = 0;
     for (uint32_t i = 1; i < ways; ++i)
       if (s.used[i] < s.used[oldest]) oldest = i;
     s.tags[oldest] = line;
     s.used[oldest] = ++tick_;
-    return &s.ready[oldest];
+    return &s.lines[oldest];
   }
 
  private:
   struct Set {
     uint64_t tags[ways];
     uint32_t used[ways] = {};
-    double ready[ways] = {};
+    Line lines[ways];
     Set() { std::fill_n(tags, ways, ~uint64_t{0}); }
   };
   uint32_t tick_ = 0;
@@ -70,6 +73,7 @@ struct Origin {
 
 struct Traffic {
   uint64_t l1_hits = 0, l1_lines = 0, l2_hits = 0, l2_lines = 0, mall_lines = 0, hbm_lines = 0, stored_bytes = 0;
+  double hbm_bytes = 0;  // one XCD's part of transfers that several share
 };
 
 // Shared by the XCDs.
@@ -80,8 +84,10 @@ class Device {
   double fetch(uint64_t line, double t, Origin origin, Traffic& traffic);
 
  private:
+  double transfer(uint64_t line, double t, double share);
   const bool all_xcds_;
-  double hbm_cycles_, hbm_latency_, mall_latency_, hbm_free_ = 0;
+  double hbm_cycles_, hbm_latency_, mall_latency_;
+  std::vector<double> hbm_free_;  // by channel
   std::unordered_map<uint64_t, double> mall_;
 };
 
@@ -97,7 +103,7 @@ class L2 {
   Traffic traffic;
 
  private:
-  double& channel(uint64_t hash) { return channel_free_[(hash >> 48) * channel_free_.size() >> 16]; }
+  double& channel(uint64_t line);
   Device& device_;
   Cache<16> cache_;
   double latency_, line_cycles_, miss_extra_, fabric_cycles_, store_cycles_per_byte_, fabric_free_ = 0, drain_free_ = 0;

@@ -123,6 +123,7 @@ class Simulation {
       out_.traffic.l2_lines += t.l2_lines;
       out_.traffic.mall_lines += t.mall_lines;
       out_.traffic.hbm_lines += t.hbm_lines;
+      out_.traffic.hbm_bytes += t.hbm_bytes;
       out_.traffic.stored_bytes += t.stored_bytes;
     }
     out_.stalls[tail] += end - out_.last_wave;
@@ -378,12 +379,12 @@ class Simulation {
       for (uint32_t i = 0; i < count; ++i) {
         const uint64_t line = shift.line(words[i]), hash = mix(line);
         Cache<8>& cache = xcd.fronts[w.cu / 2].scalar;
-        double* ready = cache.find(line, hash);
-        if (ready == nullptr) {
+        Line* found = cache.find(line, hash);
+        if (found == nullptr) {
           const double at = xcd.l2.load(line, hash, w.ready + m_.scalar_latency_cycles, shift.origin);
-          *(ready = cache.insert(line, hash)) = at;
+          (found = cache.insert(line, hash))->ready = at;
         }
-        done = std::max(done, *ready + m_.scalar_latency_cycles);
+        done = std::max(done, found->ready + m_.scalar_latency_cycles);
       }
     });
     if (in.lgkm) w.lgkm.push(done);
@@ -416,14 +417,14 @@ class Simulation {
           done = std::max(done, xcd.l2.atomic(line, hash, lookup, shift.origin));
         } else {
           ++out_.traffic.l1_lines;
-          double* ready = cu.l1.find(line, hash);
-          if (ready == nullptr) {
+          const Line* found = cu.l1.find(line, hash);
+          if (found == nullptr) {
             const double at = xcd.l2.load(line, hash, lookup, shift.origin);
-            *(ready = cu.l1.insert(line, hash)) = at;
+            cu.l1.insert(line, hash)->ready = at;
             done = std::max(done, at);
           } else {
             ++out_.traffic.l1_hits;
-            done = std::max({done, *ready, lookup + m_.l1_latency_cycles});
+            done = std::max({done, found->ready, lookup + m_.l1_latency_cycles});
           }
         }
       }

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("hipforge.cli.inspect", "Show registers, spills, LDS and occupancy of a module's kernels."),
     "cache": ("hipforge.cli.cache", "List, measure, prune, clear the cache, or explain a miss."),
     "profile": ("hipforge.cli.profile", "Count instructions and bytes of an op on the emulator."),
+    "time": ("hipforge.cli.time", "Model the microseconds of an op on an MI355X or MI300X."),
     "tune": ("hipforge.cli.tune", "Search configurations of an op and write its tuned table."),
 }
 

@@ -1,0 +1,150 @@
+"""The model of time as a library and on the command line: ``timed``, ``estimate``, the tables of parameters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import hip_compile
+
+from hipforge import emulator
+from hipforge.cli.main import cli
+from hipforge.emulator.timing import estimate, library, machine, machines, model, report
+from hipforge.errors import ConfigError, GuardError
+
+SOURCE = r"""
+#include <hip/hip_runtime.h>
+__global__ void axpy(float* y, const float* x, float a, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] += a * x[i];
+}
+"""
+SIZE = 64 * 1024
+
+
+@pytest.fixture(scope="module")
+def axpy(tmp_path_factory: pytest.TempPathFactory) -> emulator.Kernel:
+    return emulator.CodeObject(hip_compile.device_elf(SOURCE, tmp_path_factory.mktemp("timing"))).kernels["axpy"]
+
+
+def run(axpy: emulator.Kernel, size: int = SIZE) -> torch.Tensor:
+    y, x = torch.ones(size), torch.arange(size, dtype=torch.float32)
+    emulator.launch(axpy, size // 256, 256, [y, x, 2.0, size])
+    return y
+
+
+def test_timing_leaves_the_results_alone(axpy: emulator.Kernel) -> None:
+    with emulator.timed() as timed:
+        y = run(axpy)
+    assert torch.equal(y, 1 + 2 * torch.arange(SIZE, dtype=torch.float32))
+    assert 2 < timed.result.kernel_us < 5  # little more than a launch: the smallest published times are 3.4 us
+
+
+def test_a_replayed_kernel_starts_sooner(axpy: emulator.Kernel) -> None:
+    with emulator.timed() as timed:
+        run(axpy)
+    gap = machines.MI355X["start_ns"] - machines.MI355X["replay_gap_ns"]
+    assert timed.result.kernel_us - timed.result.replay_us == pytest.approx(gap / 1e3)
+
+
+def test_operands_in_the_infinity_cache_are_sooner_there(axpy: emulator.Kernel) -> None:
+    times = []
+    for start in model.STARTS:
+        with emulator.timed(start=start) as timed:
+            run(axpy)
+        times.append(timed.result.kernel_us)
+    assert times[0] > times[1] > times[2]
+
+
+def test_the_shares_of_the_waves_time_add_up_to_one(axpy: emulator.Kernel) -> None:
+    with emulator.timed() as timed:
+        run(axpy)
+    assert sum(timed.result.stalls.values()) == pytest.approx(1)
+    assert timed.result.bound in model.STALLS
+
+
+def test_memory_traffic_is_what_the_kernel_touches(axpy: emulator.Kernel) -> None:
+    with emulator.timed() as timed:
+        run(axpy, 1 << 20)
+    # y and x are read, y is written, 4 bytes each; code, arguments and the first lines of neighbours are the rest.
+    assert timed.result.hbm_bytes == pytest.approx(3 * 4 * (1 << 20), rel=0.05)
+
+
+def test_launches_of_a_block_add_up(axpy: emulator.Kernel) -> None:
+    with emulator.timed(start="mall") as one:
+        run(axpy)
+    with emulator.timed(start="mall") as two:
+        run(axpy)
+        run(axpy)
+    assert two.result.kernel_us == pytest.approx(2 * one.result.kernel_us, rel=0.02)
+
+
+def test_a_block_that_launches_nothing_has_no_time() -> None:
+    with emulator.timed() as timed:
+        pass
+    with pytest.raises(GuardError, match="launched nothing"):
+        _ = timed.result
+
+
+def test_code_for_another_architecture_is_refused(axpy: emulator.Kernel) -> None:
+    with emulator.timed() as timed:
+        run(axpy)
+    with pytest.raises(GuardError, match="code for gfx950; the MI300X runs gfx942"):
+        estimate(timed.capture, "MI300X")
+
+
+def test_the_simulator_and_the_tables_name_the_same_parameters() -> None:
+    names = library.load().hftime_parameter_names().decode().split()
+    for table in machines.MACHINES.values():
+        assert sorted(names) == sorted(table.parameters)
+
+
+def test_fitted_parameters_are_few_and_plausible() -> None:
+    fitted = {name: item for name, item in machines.MI355X.parameters.items() if item.fitted}
+    assert len(fitted) <= 12
+    for name, item in fitted.items():
+        assert item.low <= item.value <= item.high, name
+    for item in machines.MI355X.parameters.values():
+        assert item.source.split(":")[0] in ("document", "microbenchmark", "assumption", "fitted"), item.source
+
+
+def test_a_machine_can_have_fewer_compute_units() -> None:
+    assert machine("MI300X").cu_count == 304
+    assert machine("MI300X", 80).cu_count == 80
+    with pytest.raises(ConfigError, match="cu_count=81"):
+        machine("MI300X", 81)
+    with pytest.raises(ConfigError, match="there are parameters for MI355X, MI300X"):
+        machine("MI100")
+
+
+def test_unknown_parameters_are_refused_and_values_are_frozen() -> None:
+    with pytest.raises(ConfigError, match="unknown parameters hbm_tbps"):
+        machines.MI355X.with_values({"hbm_tbps": 8})
+    with pytest.raises(FrozenInstanceError):
+        machines.MI355X.parameters["clock_ghz"].value = 3  # type: ignore[misc]
+
+
+def test_the_report_says_modelled_and_lists_instructions(axpy: emulator.Kernel) -> None:
+    with emulator.timed() as timed:
+        run(axpy)
+    text = report.text(timed.result, report.hottest(timed.capture, machines.MI355X))
+    assert text.startswith("modelled on MI355X")
+    assert "not measured" in text
+    assert "global_load_dword" in text or "s_waitcnt vmcnt(0)" in text
+
+
+def test_the_command_models_an_op() -> None:
+    done = CliRunner().invoke(cli, ["time", "residual_rms", "4,1024", "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.output[done.output.index("{") :])
+    assert result["gpu"].startswith("MI355X")
+    assert 2 < result["replay_us"] < result["kernel_us"] < 8
+
+
+def test_the_command_refuses_a_call_that_runs_no_kernel() -> None:
+    done = CliRunner().invoke(cli, ["time", "mxfp8_gemv", "1,768,100"])
+    assert done.exit_code == 1
+    assert "Error" in done.output
