@@ -168,9 +168,10 @@ def big_copy(code: emulator.CodeObject, groups: int, per_group: int, *, stores: 
 def test_reading_much_data_is_bound_by_hbm(code: emulator.CodeObject) -> None:
     capture = big_copy(code, 2048, 2048, stores=False)  # 64 MB
     fast = {"fabric_gbps_per_xcd": 1e6, "l2_bytes_per_cycle": 1e6, "store_gbps": 1e6}
-    for gbps in (2000.0, 4000.0):
-        took = cycles(capture, hbm_gbps=gbps, **fast) / 2.4  # ns
-        assert took == pytest.approx(2048 * 2048 * 16 / gbps, rel=0.1)  # the first loads' latency is the rest
+    slow, quick = (cycles(capture, hbm_gbps=gbps, **fast) / 2.4 for gbps in (1000.0, 2000.0))  # ns
+    # 4 KB at a time go through one channel: what is read at once is not spread evenly, which costs up to a third.
+    assert 1.0 < slow / (2048 * 2048 * 16 / 1000) < 1.33
+    assert slow / quick == pytest.approx(2, rel=0.05)
 
 
 def test_writing_much_data_is_bound_by_the_store_path(code: emulator.CodeObject) -> None:
