@@ -146,7 +146,7 @@ def prepare(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, po
     Raises:
         BuildError: the generator failed.
     """
-    (staging / "tmp").mkdir()
+    (staging / "tmp").mkdir(mode=0o755)
     if spec.generator is not None:
         spec = generate(spec, spec.generator, root, staging, digests)
     for name, text in spec.files.items():

@@ -121,6 +121,7 @@ class DigestStore:
             temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}.{threading.get_ident()}")
             try:
                 temporary.write_text(json.dumps(merged))
+                temporary.chmod(0o644)  # whatever the umask: who can write it can pass off old code as current
                 temporary.replace(self.file)
             finally:
                 temporary.unlink(missing_ok=True)

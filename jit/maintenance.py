@@ -135,8 +135,9 @@ def _exclusive(manifest: Path) -> Iterator[bool]:
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        yield False
+    except OSError as error:
+        # Where nobody can hold a file, removing one that is loaded is safe too: its pages stay until it is unloaded.
+        yield error.errno in store.NO_FLOCK
     else:
         yield True
     finally:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hipforge.jit.cache import cache_dir
+from hipforge.jit.cache.trust import make_directory
 from hipforge.jit.digest import DigestStore
 
 _VERSION_TIMEOUT_S = 20
@@ -72,15 +73,16 @@ class ProbeStore:
             return
         self._answers = {**self._read(), **self._answers}
         with contextlib.suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self.file.parent)
             temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}")
             temporary.write_text(json.dumps(self._answers))
+            temporary.chmod(0o644)  # whatever the umask
             temporary.replace(self.file)
 
 
 @functools.lru_cache(maxsize=8)
 def _probe_store(root: Path | None) -> ProbeStore:
-    return ProbeStore(root / "toolchains.json" if root else None)
+    return ProbeStore(cache_dir.own_file(root, "toolchains.json"))
 
 
 def probes() -> ProbeStore:

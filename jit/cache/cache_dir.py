@@ -2,7 +2,8 @@
 
 A directory the user named (``HIPFORGE_CACHE_DIR``) is used or refused with an error, never silently replaced. The
 default one falls back to a private directory with one warning: a full or read-only home must not stop a program.
-A default directory that belongs to a third party is not even read, since loading a library is running its code.
+A directory that a third party owns or can write is not even read, since loading a library is running its code; one that
+the user named is then an error, unless ``HIPFORGE_TRUST_SHARED_DIRS`` is set.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from hipforge import settings
 from hipforge.errors import ConfigError
+from hipforge.jit.cache import trust
 from hipforge.jit.digest import DigestStore
 
 log = logging.getLogger("hipforge")
@@ -36,6 +38,8 @@ UNUSABLE = frozenset(
 )
 """Errors that say something about the directory rather than about hipforge."""
 
+CACHE_DIR = settings.CACHE_DIR.env
+
 _refused: dict[Path, str] = {}
 
 
@@ -48,14 +52,26 @@ def configured() -> tuple[Path, bool]:
     return Path(base) / "hipforge", False
 
 
-def _foreign(path: Path) -> str | None:
-    try:
-        owner = path.stat().st_uid
-    except OSError:
+def _distrusted(path: Path, named: bool) -> str | None:
+    """Return why code from ``path`` may not run, or None."""
+    if named and settings.TRUST_SHARED_DIRS.get():
         return None
-    if owner in (os.geteuid(), 0):
-        return None
-    return f"it belongs to user id {owner}, not to {os.geteuid()}"
+    return trust.directory_problem(path)
+
+
+def checked(path: Path, setting: str) -> Path:
+    """Return a directory that the user named.
+
+    Raises:
+        ConfigError: others own it or can write it, and the user has not said that this is so on purpose.
+    """
+    problem = _distrusted(path, named=True)
+    if problem is not None:
+        raise ConfigError(
+            f"{setting}={path} cannot be used: {problem}. Code in it would run as this user; make it this user's own, "
+            "or set HIPFORGE_TRUST_SHARED_DIRS=1 if everyone who can write it is trusted"
+        )
+    return path
 
 
 def private_dir() -> Path:
@@ -87,8 +103,8 @@ def reading_roots() -> list[Path]:
     """Return the directories in which entries are looked up, in order."""
     path, named = configured()
     if named:
-        return [path]
-    roots = [] if _foreign(path) else [path]
+        return [checked(path, CACHE_DIR)]
+    roots = [] if _distrusted(path, named) else [path]
     return [*roots, *_own_private_dir()]
 
 
@@ -108,7 +124,9 @@ def writing_root() -> Path:
         ConfigError: the user named a directory that cannot be written, or nothing can.
     """
     path, named = configured()
-    problem = _refused.get(path) or (None if named else _foreign(path)) or _write_problem(path)
+    if named:
+        checked(path, CACHE_DIR)
+    problem = _refused.get(path) or (None if named else _distrusted(path, named)) or _write_problem(path)
     return path if problem is None else refuse(path, named, problem)
 
 
@@ -132,7 +150,7 @@ def refuse(path: Path, named: bool, problem: str) -> Path:
 
 def _write_problem(path: Path) -> str | None:
     try:
-        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        trust.make_directory(path)
         descriptor, name = tempfile.mkstemp(dir=path, prefix=".probe-")
         try:
             os.write(descriptor, b"hipforge")
@@ -149,14 +167,25 @@ def _write_problem(path: Path) -> str | None:
 def state_dir() -> Path | None:
     """Return where remembered digests and answers of compilers are kept; None if nowhere is both ours and writable."""
     path, named = configured()
-    if named or (not _foreign(path) and (not path.exists() or os.access(path, os.W_OK))):
+    if not _distrusted(path, named) and (named or not path.exists() or os.access(path, os.W_OK)):
         return path
     return next(iter(_own_private_dir()), None)
 
 
+def own_file(directory: Path | None, name: str) -> Path | None:
+    """Return where a file of remembered answers is kept; one that others can write is removed first."""
+    if directory is None:
+        return None
+    path = directory / name
+    if trust.problem(path) is not None and not settings.TRUST_SHARED_DIRS.get():
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return path
+
+
 @functools.lru_cache(maxsize=8)
 def _store(path: Path | None) -> DigestStore:
-    return DigestStore(path / "digests.json" if path else None)
+    return DigestStore(own_file(path, "digests.json"))
 
 
 def digests() -> DigestStore:

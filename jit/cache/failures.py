@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hipforge.errors import BuildError
 from hipforge.jit.cache.store import build_name, discard, is_build_name, write_durably
+from hipforge.jit.cache.trust import make_directory
 from hipforge.jit.digest import DigestStore
 from hipforge.jit.spec import BuildSpec
 
@@ -28,7 +29,7 @@ def keep(staging: Path, root: Path, spec: BuildSpec) -> Path:
     """Move a failed build's directory to where its log can be read; returns that place."""
     target = directory(root, spec)
     with contextlib.suppress(OSError):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(target.parent)
         # Each edit of a broken source has a key of its own; only the latest failure is of use.
         same_stem = target.name.rpartition("-")[0]
         for earlier in target.parent.iterdir():

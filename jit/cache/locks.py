@@ -1,11 +1,14 @@
-"""One builder per key at a time, across processes, with a wait that speaks and ends.
+"""One builder per key at a time, across processes; waiters log progress and time out.
 
-flock is released by the kernel when its holder dies, so a killed builder never blocks the next one.
+flock is released by the kernel when its holder dies, so a killed builder never blocks the next one. On a file system
+without flock (some network ones) a lock file that is made exclusively takes its place; it says which process made it,
+so that on the same host the lock of a dead process is broken.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -14,14 +17,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from hipforge import settings
 from hipforge.errors import BuildError
+from hipforge.jit.cache.store import NO_FLOCK
+from hipforge.jit.cache.trust import make_directory
 
 log = logging.getLogger("hipforge")
 
 _SPEAK_EVERY_S = 5.0
+_POLL_S = 0.02
 
 
 @contextlib.contextmanager
@@ -33,12 +39,13 @@ def building(root: Path, name: str, title: str) -> Iterator[None]:
         OSError: the lock file cannot be made.
     """
     path = root / "locks" / f"{name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
+    make_directory(path.parent)
+    lock = _lock(path)
     try:
         _acquire(lock, path, title)
     except NotImplementedError:
-        # A file system without flock: two builds of one module may run, and the rename keeps either result whole.
+        # filelock found out by itself that flock is missing. Two builds of one module may run, and the rename keeps
+        # either result whole.
         log.debug("%s: no file locks here, building without one", root)
         yield
         return
@@ -58,9 +65,9 @@ def building(root: Path, name: str, title: str) -> Iterator[None]:
 def try_building(root: Path, name: str) -> Iterator[bool]:
     """Hold the lock of the build ``name`` if nobody else does; yields whether it is held."""
     path = root / "locks" / f"{name}.lock"
-    lock = FileLock(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
+        lock = _lock(path)
         lock.acquire(timeout=0)
     except (Timeout, OSError, NotImplementedError):
         yield False
@@ -71,14 +78,62 @@ def try_building(root: Path, name: str) -> Iterator[bool]:
         lock.release()
 
 
-def _acquire(lock: FileLock, path: Path, title: str) -> None:
+def _lock(path: Path) -> BaseFileLock:
+    """Return the lock at ``path`` of the kind that its file system has; a soft one of a dead process is broken."""
+    if _has_flock(path):
+        return FileLock(path)
+    soft = path.with_suffix(".soft")
+    _break_if_dead(soft, path)
+    return SoftFileLock(soft)
+
+
+_flock_works: dict[Path, bool] = {}
+
+
+def _has_flock(path: Path) -> bool:
+    if path.parent not in _flock_works:
+        _flock_works[path.parent] = _try_flock(path)
+    return _flock_works[path.parent]
+
+
+def _try_flock(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in NO_FLOCK
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _break_if_dead(soft: Path, path: Path) -> None:
+    """Remove a soft lock whose holder, a process of this host, no longer runs."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        holder = json.loads(_holder_file(path).read_text())
+        if holder["host"] == socket.gethostname() and not _runs(int(holder["pid"])):
+            soft.unlink()
+            log.debug("%s: broke the lock of process %s, which has ended", soft, holder["pid"])
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _acquire(lock: BaseFileLock, path: Path, title: str) -> None:
     started = time.monotonic()
     limit = settings.LOCK_TIMEOUT.get()
     while True:
         waited = time.monotonic() - started
         slice_s = 0.0 if not waited else min(_SPEAK_EVERY_S, max(limit - waited, 0.01))
         try:
-            lock.acquire(timeout=slice_s, poll_interval=0.02)
+            lock.acquire(timeout=slice_s, poll_interval=_POLL_S)
             return
         except Timeout:
             waited = time.monotonic() - started
@@ -88,7 +143,11 @@ def _acquire(lock: FileLock, path: Path, title: str) -> None:
                 f"waited {waited:.0f} s for {title}, which {holder} is building; end that process, or raise "
                 f"HIPFORGE_LOCK_TIMEOUT (now {limit:.0f} s)"
             )
-        log.info("waiting for %s, which %s is building (%.0f s so far)", title, holder, waited)
+        # The first seconds are the rule where many processes start together; after that a user wonders.
+        level = logging.WARNING if waited >= _SPEAK_EVERY_S else logging.INFO
+        log.log(level, "waiting for %s, which %s is building (%.0f s so far)", title, holder, waited)
+        if isinstance(lock, SoftFileLock):
+            _break_if_dead(Path(lock.lock_file), path)
 
 
 def _holder_file(lock_path: Path) -> Path:
@@ -99,6 +158,6 @@ def describe_holder(lock_path: Path) -> str:
     """Return words for who holds a lock: process, host and for how long."""
     try:
         holder = json.loads(_holder_file(lock_path).read_text())
-        return f"process {holder['pid']} on {holder['host']} (for {time.time() - holder['since']:.0f} s)"
+        return f"process {int(holder['pid'])} on {str(holder['host'])!r} (for {time.time() - holder['since']:.0f} s)"
     except (OSError, ValueError, LookupError, TypeError):
         return "another process"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import hipforge
 from hipforge import settings
-from hipforge.jit.cache import store
+from hipforge.jit.cache import cache_dir, store, trust
 from hipforge.jit.cache.store import Entry
 from hipforge.jit.digest import DigestStore
 from hipforge.jit.host_cpu import can_run
@@ -32,8 +32,13 @@ _KEY_DIGITS = 16
 
 def directories() -> list[Path]:
     """Return the directories of prebuilt modules that exist, in order."""
-    packaged = Path(hipforge.__file__).parent / "prebuilt"
-    return [path for path in (*settings.PREBUILT_DIR.get(), packaged) if path.is_dir()]
+    named = [cache_dir.checked(path, settings.PREBUILT_DIR.env) for path in settings.PREBUILT_DIR.get()]
+    # Who can write into the package can run code without a prebuilt module.
+    return [path for path in (*named, _packaged()) if path.is_dir()]
+
+
+def _packaged() -> Path:
+    return Path(hipforge.__file__).parent / "prebuilt"
 
 
 def find(stem: str, target: str, portable: Mapping[str, str], roots: Roots) -> Entry | None:
@@ -47,11 +52,13 @@ def find(stem: str, target: str, portable: Mapping[str, str], roots: Roots) -> E
     """
     for directory in directories():
         for path in _named(directory / target, stem):
-            entry = store.read_entry(path)
-            reason = "it cannot be read" if entry is None else misfit(entry, portable, roots)
-            if reason is None:
-                return entry
-            log.debug("prebuilt %s does not fit: %s", path, reason)
+            reason = store.distrusted(directory, path) if directory != _packaged() else None
+            entry = store.read_entry(path) if reason is None else None
+            if entry is not None:
+                reason = misfit(entry, portable, roots)
+                if reason is None:
+                    return entry
+            log.debug("prebuilt %s does not fit: %s", path, reason or "it cannot be read")
     return None
 
 
@@ -93,8 +100,9 @@ def export(entries: Iterable[Entry], directory: Path) -> list[Path]:
     written: list[Path] = []
     for entry in entries:
         target = directory / entry.manifest.target / entry.path.name
-        target.mkdir(parents=True, exist_ok=True)
+        trust.make_directory(target)
         for name in (BuildSpec.library, store.MANIFEST):
             shutil.copyfile(entry.path / name, target / name)
+        trust.withdraw_write(target)
         written.append(target)
     return written

@@ -25,6 +25,7 @@ Known gap: a new header that shadows a known one earlier on the include path is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -37,12 +38,17 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hipforge import settings
+from hipforge.jit.cache import trust
 from hipforge.jit.digest import DigestStore, file_digest, text_digest
 from hipforge.jit.spec import FORMAT, BuildSpec
 
 log = logging.getLogger("hipforge")
 
 MANIFEST = "manifest.json"
+
+NO_FLOCK = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+"""How a file system says that it has no flock."""
 
 _ENTRY_NAME = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{16}")
 _BUILD_NAME = re.compile(r"[^-]+-.+-[0-9a-f]{24}")
@@ -187,6 +193,13 @@ def stale_reason(entry: Entry, spec: BuildSpec, digests: DigestStore) -> str | N
     return damage(entry, digests)
 
 
+def distrusted(root: Path, path: Path) -> str | None:
+    """Return why the entry at ``path`` may not be loaded, given that its root may: others could have written it."""
+    if settings.TRUST_SHARED_DIRS.get():
+        return None
+    return trust.entry_problem(root, path, (MANIFEST, BuildSpec.library))
+
+
 def damage(entry: Entry, digests: DigestStore) -> str | None:
     """Return what is wrong with an entry's library, or None."""
     unchecked = entry.manifest.unchecked
@@ -206,9 +219,10 @@ def find(roots: list[Path], spec: BuildSpec, digests: DigestStore) -> Entry | No
     """Return a usable entry, or None. Takes no lock, starts no process, writes nothing."""
     for root in roots:
         for path in candidates(root, spec):
-            entry = read_entry(path)
+            reason = distrusted(root, path)
+            entry = read_entry(path) if reason is None else None
             if entry is None:
-                log.debug("%s is not an entry", path)
+                log.debug("%s is not an entry: %s", path, reason or "its manifest cannot be read")
                 continue
             reason = stale_reason(entry, spec, digests)
             if reason is None:
@@ -253,8 +267,9 @@ def publish(staging: Path, root: Path, spec: BuildSpec, manifest: Manifest) -> P
         OSError: the directory cannot be written.
     """
     target = root / spec.target / entry_name(spec, dependencies_digest(manifest.dependencies, manifest.generated))
-    target.parent.mkdir(parents=True, exist_ok=True)
+    trust.make_directory(target.parent)
     write_durably(staging / MANIFEST, manifest.to_json())
+    trust.withdraw_write(staging)
     for _ in range(3):
         try:
             staging.rename(target)
@@ -296,7 +311,8 @@ def staging_dir(root: Path, name: str) -> Path:
     """
     path = root / "staging" / f"{name}.{secrets.token_hex(4)}"
     # Not tempfile.mkdtemp, whose directories nobody else may read: a cache may be shared.
-    path.mkdir(parents=True)
+    trust.make_directory(path.parent)
+    path.mkdir(mode=0o755)
     return path
 
 

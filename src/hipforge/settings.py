@@ -146,6 +146,11 @@ PREBUILT_DIR = Setting[tuple[Path, ...]](
     "HIPFORGE_PREBUILT_DIR", (), _paths, "directories separated by ':'",
     "Read-only directories of modules built ahead of time, searched before the cache.",
 )
+TRUST_SHARED_DIRS = Setting(
+    "HIPFORGE_TRUST_SHARED_DIRS", False, _flag, _FLAG,
+    "Load code from a named cache or prebuilt directory that other users own or can write; they can then run code as "
+    "this user.",
+)
 DISABLE_JIT = Setting(
     "HIPFORGE_DISABLE_JIT", False, _flag, _FLAG,
     "Never build: a module that is not there is a MissingModuleError naming the build command.",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hipforge.errors import ToolchainError
 from hipforge.jit.cache import store
+from hipforge.jit.cache.trust import make_directory
 from hipforge.jit.digest import DigestStore, text_digest
 
 _RECIPE = 1
@@ -92,7 +93,7 @@ def _assemble(source: Path, root: Path, tree: Path, clang: Path) -> None:
         _compile_constants(bitcode, clang)
         (staging / "share/hip").mkdir(parents=True)
         (staging / "share/hip/version").write_text(_version_text(source / "include/hip/hip_version.h"))
-        tree.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(tree.parent)
         try:
             staging.rename(tree)
         except OSError:

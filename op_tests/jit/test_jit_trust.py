@@ -1,0 +1,186 @@
+"""Only code that nobody else could have written is loaded: owners and modes of the cache, its entries and its files."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
+
+from hipforge import settings
+from hipforge.errors import ConfigError
+from hipforge.jit import build, hip_module, lookup, registry
+from hipforge.jit.cache import cache_dir, prebuilt, trust
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+
+
+def others_can_write(path: Path) -> list[Path]:
+    """Everything at and below ``path`` that its group or others can write, links apart."""
+    every = [path, *path.rglob("*")]
+    return [item for item in every if item.lstat().st_mode & 0o022 and not stat.S_ISLNK(item.lstat().st_mode)]
+
+
+@pytest.fixture
+def home(stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # noqa: F811
+    """The default cache directory, empty, with the private one beside it."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr(cache_dir.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(cache_dir, "_refused", {})
+    trust.problem_above.cache_clear()
+    with settings.scope(CACHE_DIR=None):
+        yield tmp_path / "xdg/hipforge"
+    trust.problem_above.cache_clear()
+
+
+# ---- what hipforge makes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["build", "probes", "failure"])
+def test_whatever_the_umask_nobody_else_can_write_what_is_made(stand_in: StandIn, first: str) -> None:  # noqa: F811
+    body = {
+        "build": "ensure()",
+        "probes": "toolchain.select('gfx950')",
+        "failure": "try:\n    ensure()\nexcept HipforgeError:\n    pass\n",
+    }[first]
+    if first == "failure":
+        stand_in.write("sample.cu", "broken\n")
+    body = "import stat\nos.umask(0)\n" + body
+    done = stand_in.start_child(body)
+    assert done.wait(60) == 0, done.communicate()
+    assert stand_in.cache.is_dir()
+    # Lock files hold nothing, and of a failed build nothing is ever loaded.
+    harmless = {*stand_in.cache.glob("locks/*"), *stand_in.cache.glob("failed/*/**/*")}
+    assert set(others_can_write(stand_in.cache)) <= harmless
+    assert not [path for path in others_can_write(stand_in.cache) if path.is_dir()]
+
+
+def test_an_export_can_be_used_at_once_whatever_the_umask(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+    before = os.umask(0)
+    try:
+        prebuilt.export([stand_in.build().entry], tmp_path / "ahead")
+    finally:
+        os.umask(before)
+    assert others_can_write(tmp_path / "ahead") == []
+
+
+# ---- what it refuses -------------------------------------------------------------------------------------------------
+
+
+def planted(box: StandIn, path: str) -> Path:
+    """The sample's entry, or a file of it, or a directory above it, by name."""
+    entry = box.build().entry.path
+    return {"root": box.cache, "target": entry.parent, "entry": entry}.get(path) or entry / path
+
+
+@pytest.mark.parametrize("path", ["target", "entry", "module.so", "manifest.json"])
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_an_entry_that_others_can_write_is_not_loaded(stand_in: StandIn, path: str, mode: int) -> None:  # noqa: F811
+    planted(stand_in, path).chmod(mode)
+    wanted = hip_module.request(registry.module("sample"), None, "gfx950")
+    assert isinstance(lookup.look(wanted), lookup.Missing)
+
+
+@needs_root
+@pytest.mark.parametrize("path", ["target", "entry", "module.so", "manifest.json"])
+def test_an_entry_of_another_user_is_not_loaded(stand_in: StandIn, path: str) -> None:  # noqa: F811
+    os.chown(planted(stand_in, path), 12345, 12345)
+    wanted = hip_module.request(registry.module("sample"), None, "gfx950")
+    assert isinstance(lookup.look(wanted), lookup.Missing)
+
+
+def test_an_entry_that_is_a_link_is_not_loaded(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+    entry = planted(stand_in, "entry")
+    entry.rename(tmp_path / "elsewhere")
+    entry.symlink_to(tmp_path / "elsewhere")
+    wanted = hip_module.request(registry.module("sample"), None, "gfx950")
+    assert isinstance(lookup.look(wanted), lookup.Missing)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_default_directory_that_others_can_write_is_not_used(home: Path, stand_in: StandIn, mode: int) -> None:  # noqa: F811
+    entry = build.ensure(stand_in.spec()).entry
+    assert entry.path.is_relative_to(home)
+    home.chmod(mode)
+    cache_dir._store.cache_clear()
+    made = build.ensure(stand_in.spec())
+    assert made.built
+    assert made.entry.path.is_relative_to(home.parents[1] / "tmp")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_named_directory_that_others_can_write_is_an_error_unless_the_user_says_so(
+    stand_in: StandIn, mode: int  # noqa: F811
+) -> None:
+    stand_in.build()
+    stand_in.cache.chmod(mode)
+    text = rf"HIPFORGE_CACHE_DIR=.*cache cannot be used: others can write it \(mode {mode:04o}\).*TRUST_SHARED_DIRS=1"
+    with pytest.raises(ConfigError, match=text):
+        stand_in.build()
+    with settings.scope(TRUST_SHARED_DIRS=True):
+        assert not stand_in.build().built
+
+
+def test_a_directory_whose_parent_lets_others_replace_it_is_refused_unless_sticky(
+    stand_in: StandIn, tmp_path: Path  # noqa: F811
+) -> None:
+    above = tmp_path / "shared"
+    above.mkdir()
+    with settings.scope(CACHE_DIR=above / "cache"):
+        stand_in.build()
+        above.chmod(0o777)
+        trust.problem_above.cache_clear()
+        with pytest.raises(ConfigError, match=r"others can replace it, because .*/shared has mode 0777"):
+            stand_in.build()
+        above.chmod(0o1777)
+        trust.problem_above.cache_clear()
+        assert not stand_in.build().built
+    trust.problem_above.cache_clear()
+
+
+def test_a_prebuilt_directory_that_others_can_write_is_an_error(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+    ahead = tmp_path / "ahead"
+    prebuilt.export([stand_in.build().entry], ahead)
+    wanted = hip_module.request(registry.module("sample"), None, "gfx950")
+    with settings.scope(PREBUILT_DIR=(ahead,)):
+        found = lookup.look(wanted)
+        assert isinstance(found, lookup.Ready) and found.prebuilt
+        next(ahead.glob("gfx950/*/module.so")).chmod(0o666)
+        found = lookup.look(wanted)
+        assert isinstance(found, lookup.Ready) and not found.prebuilt
+        ahead.chmod(0o777)
+        with pytest.raises(ConfigError, match=r"HIPFORGE_PREBUILT_DIR=.*ahead cannot be used: others can write it"):
+            lookup.look(wanted)
+
+
+def test_remembered_answers_that_others_can_write_are_thrown_away(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.build()
+    for name in ("toolchains.json", "digests.json"):
+        path = stand_in.cache / name
+        path.write_text("{}")
+        path.chmod(0o666)
+        assert cache_dir.own_file(stand_in.cache, name) == path
+        assert not path.exists()
+
+
+@needs_root
+def test_the_code_of_another_user_in_a_directory_open_to_all_never_runs(home: Path, stand_in: StandIn) -> None:  # noqa: F811
+    """The whole attack: the default directory is open to all, and somebody else swaps the library in an entry."""
+    entry = build.ensure(stand_in.spec()).entry
+    (home / "digests.json").unlink(missing_ok=True)
+    for path in [home, *home.rglob("*")]:
+        path.chmod(0o777)
+    for path in entry.path.rglob("*"):
+        os.chown(path, 12345, 12345)
+    code = stand_in.child_code("print(ensure().entry.path)")
+    environment = {**stand_in.environment(), "XDG_CACHE_HOME": str(home.parent), "TMPDIR": str(home.parents[1] / "tmp")}
+    del environment["HIPFORGE_CACHE_DIR"]
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert not done.stdout.startswith(str(home)), done.stderr
+    assert library_value(entry) == 3
