@@ -14,6 +14,7 @@ from hipforge.emulator.configuration import Options
 from hipforge.emulator.counting import Counters
 from hipforge.errors import GuardError
 from hipforge.jit.backends.amd.code_object import KernelArg
+from hipforge.jit.call import tensors
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +135,9 @@ def _encode(where: str, value: Any, arg: KernelArg) -> bytes:
     if _is_tensor(value):
         if value.device.type != "cpu":
             raise GuardError(f"{where}: a tensor on {value.device}; the emulator takes CPU tensors")
+        wrong = tensors.problem(value)
+        if wrong is not None:
+            raise GuardError(f"{where}: it {wrong}")
         value = value.data_ptr()
         if arg.size != _POINTER_BYTES:
             raise GuardError(f"{where}: a tensor for a parameter of {arg.size} bytes that is no pointer")

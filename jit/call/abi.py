@@ -31,14 +31,14 @@ from hipforge.errors import (
     MissingModuleError,
     ToolchainError,
 )
+from hipforge.jit.call import tensors
 from hipforge.jit.call.signature import KINDS, Signature
+from hipforge.jit.spec import ABI_VERSION
 
 if TYPE_CHECKING:
     from hipforge.jit.cache.store import Entry
 
 log = logging.getLogger("hipforge")
-
-ABI_VERSION = 1  # HF_ABI_VERSION of csrc/include/hipforge/host/abi.h
 
 Target = Literal["host", "emulator", "hip"]
 Implementation = Literal["extension", "extension-without-table", "ctypes"]
@@ -165,7 +165,9 @@ def wrap(function: Callable[..., Any], signature: Signature) -> Callable[..., An
             signature,
             addresses=environment.emulator,
             fault_error=EmulatorFault,
+            guard_error=GuardError,
             read_tensor=read_tensor,
+            problem=tensors.problem,
         )
     count = len(signature.parameters)
 
@@ -240,6 +242,7 @@ def make_binder(environment: Environment, implementation: Implementation | None 
         read_stream,
         table,
         (*environment.emulator, *environment.hip),
+        (tensors.problem, torch.Tensor.is_neg, torch.is_grad_enabled, tensors.dropped_gradient),
     )
 
 

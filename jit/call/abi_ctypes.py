@@ -12,6 +12,7 @@ from hipforge.jit.call.signature import BOOL, FLOAT, INT, MUST_BE, OPTIONAL_TENS
 _KIND_NONE, _KIND_TENSOR, _KIND_INT, _KIND_FLOAT, _KIND_BOOL, _KIND_STRING = range(6)
 _LAUNCH, _OTHER = 3, 4  # hf_error_kind
 _HOST, _EMULATOR, _HIP = range(3)
+_FLOATS = range(7, 11)  # hf_dtype of float16, bfloat16, float32, float64
 _ITEM_BYTES = (1, 1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 1, 1, 1, 1, 1, 1)  # by hf_dtype
 
 
@@ -69,6 +70,9 @@ class CtypesBinder:
     mode_depth: Callable[[], int]
     read_tensor: Callable[[Any], tuple[int, int, bool, int, tuple[int, ...], tuple[int, ...]]]
     read_stream: Callable[[int], int]
+    problem: Callable[[Any], str | None]
+    grad_enabled: Callable[[], bool]
+    drop_gradient: Callable[[str, str], None]
     plain_types: tuple[type, ...]
     functions: tuple[Callable[..., Any], ...]
 
@@ -238,10 +242,24 @@ class CtypesBinder:
                 f"{op}: argument '{parameter.name}' has dtype {value.dtype}, which no kernel takes; accepted: bool, "
                 "uint8, int8 to int64, float16, bfloat16, float32, float64, float8 types and float4_e2m1fn_x2"
             )
+        problem = self.problem(value)
+        if problem is not None:
+            raise self.errors[1](f"{op}: argument '{parameter.name}' {problem}")
+        self._check_gradient(op, parameter, value, code)
         dims = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
         keep.extend(dims)
         pointers = (ctypes.cast(item, ctypes.POINTER(ctypes.c_int64)) for item in dims)
         return _Tensor(data, *pointers, len(shape), code, on_gpu, index)
+
+    def _check_gradient(self, op: str, parameter: Parameter, value: Any, code: int) -> None:
+        if code not in _FLOATS or not (self.grad_enabled() and value.requires_grad):
+            return
+        if parameter.mutated:
+            raise self.errors[1](
+                f"{op}: argument '{parameter.name}' is written and requires grad, which autograd would not see; pass "
+                "it detached, or call under torch.no_grad()"
+            )
+        self.drop_gradient(op, parameter.name)
 
     def _check_device(self, op: str, parameter: Parameter, tensor: _Tensor, device: int) -> int:
         where = f"{op}: argument '{parameter.name}' is "
@@ -276,12 +294,15 @@ def declaring_extents(
     *,
     addresses: tuple[int, ...],
     fault_error: type[Exception],
+    guard_error: type[Exception],
+    problem: Callable[[Any], str | None],
     read_tensor: Callable[[Any], tuple[int, int, bool, int, tuple[int, ...], tuple[int, ...]]],
 ) -> Callable[..., Any]:
     """Wrap a function of a pybind11 module for the emulator: its tensor arguments become extents during the call.
 
     ``addresses``: push, pop, last_error and clear_error of the emulator. A fault in a kernel that the function
-    launched is raised as ``fault_error`` even if the function did not look for it.
+    launched is raised as ``fault_error`` even if the function did not look for it; a tensor that is not what its data
+    pointer says, as ``problem`` tells, is a ``guard_error`` before.
     """
     push, pop, last_error, clear_error = _prototyped(addresses)
 
@@ -291,6 +312,9 @@ def declaring_extents(
         count = 0
         for parameter, value in zip(signature.parameters, values, strict=True):
             if parameter.kind in (TENSOR, OPTIONAL_TENSOR) and value is not None:
+                wrong = problem(value)
+                if wrong is not None:
+                    raise guard_error(f"{signature.name}: argument '{parameter.name}' {wrong}")
                 data, code, _, _, shape, strides = read_tensor(value)
                 size = _bytes_of(code, shape, strides)
                 extents[count] = _Extent(parameter.name.encode(), data, size, parameter.mutated, 0)
@@ -346,10 +370,21 @@ def make_binder(
     read_stream: Callable[[int], int],
     table_capsule: object,
     addresses: tuple[int, ...],
+    checks: tuple[Any, Any, Any, Any],
 ) -> CtypesBinder:
     """Return a binder; arguments as ``binding.c``'s ``make_binder`` takes them (the table is not used)."""
     del table_capsule
-    functions = _prototyped(addresses)
+    problem, _, grad_enabled, drop_gradient = checks
     return CtypesBinder(
-        target, tensor_type, errors, mode_depth, read_tensor, read_stream, (tensor_type, parameter_type), functions
+        target,
+        tensor_type,
+        errors,
+        mode_depth,
+        read_tensor,
+        read_stream,
+        problem,
+        grad_enabled,
+        drop_gradient,
+        (tensor_type, parameter_type),
+        _prototyped(addresses),
     )

@@ -103,6 +103,10 @@ typedef struct {
   PyObject* mode_depth;     /* torch's count of active dispatch modes */
   PyObject* read_tensor;    /* tensor -> (data, dtype, is_gpu, index, shape, strides); used without a table */
   PyObject* read_stream;    /* device index -> stream; used without a table */
+  PyObject* problem;        /* tensor -> str or None: what its data pointer, shape and strides do not say */
+  PyObject* is_negative;    /* tensor -> whether its negative bit is set */
+  PyObject* grad_enabled;   /* whether torch records gradients now */
+  PyObject* drop_gradient;  /* (op, argument): an input requires grad */
   const DlExchangeTable* table;
   void (*push_extents)(const Extent*, int32_t);
   void (*pop_extents)(void);
@@ -136,6 +140,7 @@ typedef struct {
 } Entry;
 
 static PyObject* entry_type;
+static PyObject* requires_grad_name;
 
 static const char* type_name(PyObject* object, PyObject** keep) {
   *keep = PyObject_GetAttrString((PyObject*)Py_TYPE(object), "__name__");
@@ -344,8 +349,58 @@ static int is_plain(const Binder* env, PyObject* object) {
   return type == env->tensor_type || type == env->parameter_type;
 }
 
+/* Facts of a tensor that no view carries. All of them cost a microsecond, which only a GPU's launches would notice:
+ * there a missing storage shows by its address, and only floats of 16, 32 and 64 bits come with a negative bit (as
+ * imaginary parts of conjugated complex numbers). */
+static int check_hidden(Entry* self, Py_ssize_t i, PyObject* object, const hf_tensor* tensor) {
+  const Binder* env = self->env;
+  if (env->target == ON_HIP && (tensor->data || !extent_bytes(tensor))) {
+    if (tensor->dtype != HF_F16 && tensor->dtype != HF_F32 && tensor->dtype != HF_F64) return 0;
+    PyObject* negative = PyObject_CallFunctionObjArgs(env->is_negative, object, NULL);
+    if (!negative) return -1;
+    const int set = negative == Py_True;
+    Py_DECREF(negative);
+    if (!set) return 0;
+  }
+  PyObject* words = PyObject_CallFunctionObjArgs(env->problem, object, NULL);
+  if (!words) return -1;
+  const int bad = words != Py_None;
+  if (bad) PyErr_Format(env->errors[HF_ERROR_GUARD], "%s: argument '%s' %U", self->name, self->texts[i], words);
+  Py_DECREF(words);
+  return bad ? -1 : 0;
+}
+
+/* *recording: whether torch records gradients, -1 until asked. */
+static int check_gradient(Entry* self, Py_ssize_t i, PyObject* object, int32_t dtype, int* recording) {
+  const Binder* env = self->env;
+  if (dtype != HF_BF16 && dtype != HF_F16 && dtype != HF_F32 && dtype != HF_F64) return 0;
+  if (*recording < 0) {
+    PyObject* enabled = PyObject_CallNoArgs(env->grad_enabled);
+    if (!enabled) return -1;
+    *recording = enabled == Py_True;
+    Py_DECREF(enabled);
+  }
+  if (!*recording) return 0;
+  PyObject* required = PyObject_GetAttr(object, requires_grad_name);
+  if (!required) return -1;
+  const int requires = required == Py_True;
+  Py_DECREF(required);
+  if (!requires) return 0;
+  if (self->writable[i]) {
+    PyErr_Format(env->errors[HF_ERROR_GUARD],
+                 "%s: argument '%s' is written and requires grad, which autograd would not see; pass it detached, or "
+                 "call under torch.no_grad()",
+                 self->name, self->texts[i]);
+    return -1;
+  }
+  PyObject* done = PyObject_CallFunction(env->drop_gradient, "ss", self->name, self->texts[i]);
+  Py_XDECREF(done);
+  return done ? 0 : -1;
+}
+
 /* 0 converted, 1 the call must take the torch dispatcher, -1 error set */
-static int convert(Entry* self, Py_ssize_t i, PyObject* object, hf_arg* arg, int* device_index, void** dims) {
+static int convert(Entry* self, Py_ssize_t i, PyObject* object, hf_arg* arg, int* device_index, void** dims,
+                   int* recording) {
   const Binder* env = self->env;
   switch (self->kinds[i]) {
     case 't':
@@ -374,7 +429,8 @@ static int convert(Entry* self, Py_ssize_t i, PyObject* object, hf_arg* arg, int
         Py_XDECREF(dtype);
         return -1;
       }
-      return check_device(self, i, tensor, device_index);
+      if (check_device(self, i, tensor, device_index) || check_hidden(self, i, object, tensor)) return -1;
+      return check_gradient(self, i, object, tensor->dtype, recording);
     }
     case 'i': {
       arg->kind = HF_KIND_INT;
@@ -579,9 +635,10 @@ static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t 
   call.error[0] = 0;
   void* dims = NULL;
   int device_index = -1;
+  int recording = -1;
   int status = 0;
   for (Py_ssize_t i = 0; i < self->count && !status; ++i)
-    status = convert(self, i, args[i], &converted[i], &device_index, &dims);
+    status = convert(self, i, args[i], &converted[i], &device_index, &dims, &recording);
   if (status == 0) {
     status = env->target == ON_HIP        ? run_on_hip(self, &call, device_index)
              : env->target == ON_EMULATOR ? run_on_emulator(self, &call)
@@ -710,16 +767,19 @@ static PyObject* binder_dispatch(PyObject* binder, PyObject* args) {
 }
 
 /* make_binder(target, tensor_type, parameter_type, errors, mode_depth, read_tensor, read_stream, table_capsule,
- *           addresses): target 0 host, 1 emulator, 2 hip; errors: five exception classes, EmulatorFault first;
+ *           addresses, checks): target 0 host, 1 emulator, 2 hip; errors: five exception classes, EmulatorFault first;
  * addresses: six ints: push, pop, last_error, clear_error of the emulator, hipGetDevice, hipSetDevice (0: none).
+ * checks: (problem, is_negative, grad_enabled, drop_gradient), as in Binder.
  * table_capsule: torch's DLPack exchange table, or None to read tensors through the two callables. */
 static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   (void)module;
   int target = 0;
   PyObject *tensor_type, *parameter_type, *errors, *mode_depth, *read_tensor, *read_stream, *capsule;
+  PyObject *problem, *is_negative, *grad_enabled, *drop_gradient;
   unsigned long long a[6];
-  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKK)", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
-                        &mode_depth, &read_tensor, &read_stream, &capsule, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5]))
+  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKK)(OOOO)", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
+                        &mode_depth, &read_tensor, &read_stream, &capsule, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5],
+                        &problem, &is_negative, &grad_enabled, &drop_gradient))
     return NULL;
   if (PyTuple_Size(errors) != 5 || target < ON_HOST || target > ON_HIP) {
     PyErr_SetString(PyExc_ValueError, "five exception classes and a target of 0, 1 or 2 are expected");
@@ -741,6 +801,10 @@ static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   env->mode_depth = Py_NewRef(mode_depth);
   env->read_tensor = Py_NewRef(read_tensor);
   env->read_stream = Py_NewRef(read_stream);
+  env->problem = Py_NewRef(problem);
+  env->is_negative = Py_NewRef(is_negative);
+  env->grad_enabled = Py_NewRef(grad_enabled);
+  env->drop_gradient = Py_NewRef(drop_gradient);
   env->table = table;
   env->push_extents = (void (*)(const Extent*, int32_t))(uintptr_t)a[0];
   env->pop_extents = (void (*)(void))(uintptr_t)a[1];
@@ -760,6 +824,10 @@ static void binder_dealloc(PyObject* object) {
   Py_XDECREF(env->mode_depth);
   Py_XDECREF(env->read_tensor);
   Py_XDECREF(env->read_stream);
+  Py_XDECREF(env->problem);
+  Py_XDECREF(env->is_negative);
+  Py_XDECREF(env->grad_enabled);
+  Py_XDECREF(env->drop_gradient);
   freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(object);
   Py_DECREF(type);
@@ -789,7 +857,8 @@ PyMODINIT_FUNC PyInit_hipforge_binding(void) {
   if (!module) return NULL;
   entry_type = PyType_FromSpec(&entry_spec);
   binder_type = PyType_FromSpec(&binder_spec);
-  if (!entry_type || !binder_type) {
+  requires_grad_name = PyUnicode_InternFromString("requires_grad");
+  if (!entry_type || !binder_type || !requires_grad_name) {
     Py_DECREF(module);
     return NULL;
   }
