@@ -30,7 +30,7 @@ STORAGE = {
     "freed": (lambda: freed(), "reaches byte 32 of a storage of 0 bytes"),
     "freed behind an offset": (lambda: freed(3), "reaches byte 32 of a storage of 0 bytes"),
     "one byte short": (lambda: shrunk(31), "reaches byte 32 of a storage of 31 bytes"),
-    "a transposed view of a shrunk storage": (lambda: shrunk(28, transpose=True), "reaches byte 32 of a storage of 28 bytes"),
+    "a transposed view": (lambda: shrunk(28, transpose=True), "reaches byte 32 of a storage of 28 bytes"),
     "zeros without storage": (lambda: torch._efficientzerotensor(3), "is a tensor of zeros without storage"),
 }
 SIGNS = {
