@@ -29,9 +29,19 @@ static void scalars(hf::Tensor out, hf::OptionalTensor maybe, int64_t i, double 
   int64_t length = 0;
   while (s[length]) ++length;
   values[4] = static_cast<double>(length);
-  out.data<int64_t>()[5] = i;
+  static_cast<int64_t*>(out.data())[5] = i;
 }
 HF_EXPORT(scalars);
+
+// Reads `x` as the type that `type` names.
+static void read_as(hf::Tensor x, hf::OptionalTensor y, const char* type) {
+#define HF_TRY(T) \
+  if (!__builtin_strcmp(type, #T)) (void)x.data<T>(), (void)x.data<const T>(), (void)y.data<T>();
+  HF_TRY(char) HF_TRY(bool) HF_TRY(uint8_t) HF_TRY(uint16_t) HF_TRY(uint32_t) HF_TRY(uint64_t)
+  HF_TRY(int8_t) HF_TRY(int16_t) HF_TRY(int32_t) HF_TRY(int64_t) HF_TRY(float) HF_TRY(double)
+#undef HF_TRY
+}
+HF_EXPORT(read_as);
 
 static void fail_with(hf::Tensor out, int64_t kind, const char* text) {
   if (kind == 10) throw std::runtime_error(text);
@@ -87,7 +97,7 @@ static void add(hf::Tensor out, hf::Tensor x, int64_t n) {
 HF_EXPORT_AS(renamed_add, add);
 
 static int64_t last_stream;
-static void with_stream(hf::Tensor out, ihipStream_t* stream) {
+static void with_stream(hf::Tensor out, void* stream) {
   (void)out;
   last_stream = reinterpret_cast<int64_t>(stream);
 }

@@ -1,12 +1,23 @@
 // What a HIP module includes: tensor views, guards, the export macro, and the few HIP runtime calls that guards and
-// launches need. No torch, no pybind11. HIP names appear only in this file, so that another runtime means one file.
+// launches need. No torch, no pybind11. What is in hipforge/host/ names no runtime and no vendor; this file binds it to
+// HIP, and kernels and the headers in hipforge/amd/ use HIP and AMD's instructions beside it.
 #pragma once
 
 #include <hip/hip_runtime.h>
 
+#if defined(__HIP_DEVICE_COMPILE__)
+#define HF_DEVICE_PASS 1
+#endif
+
 #include "hipforge/host/export.h"
 
 namespace hf __attribute__((visibility("hidden"))) {
+
+template <>
+struct Argument<hipStream_t> : Stream<ihipStream_t> {};
+
+template <> struct HoldsElement<_Float16> : HoldsDtype<HF_F16> {};
+template <> struct HoldsElement<__bf16> : HoldsDtype<HF_BF16> {};
 
 // Longest architecture name kept, without its features ("gfx950").
 constexpr int kArchBytes = 16;

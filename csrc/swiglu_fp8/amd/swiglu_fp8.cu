@@ -18,7 +18,7 @@
 #include <hip/hip_runtime.h>
 
 #include "hipforge/amd/fp8_encode.h"
-#include "hipforge/host/fused_fp8_guards.h"
+#include "hipforge/amd/fused_fp8_guards.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/mx_encode.h"
 #include "hipforge/amd/vector.h"

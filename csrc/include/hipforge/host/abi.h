@@ -1,10 +1,10 @@
-/* The C ABI between Python and a HIP module: plain views in, error kind and message out.
+/* The C ABI between Python and a module of GPU code: plain views in, error kind and message out.
  *
  * A module exports, per entry point NAME,
  *     int  hf_entry_NAME(hf_call* call);      0 on success, else one of hf_error_kind
  *     const char* hf_signature_NAME;          one letter per argument, see hf_kind
  *     and once  const uint32_t hf_abi_version = HF_ABI_VERSION;
- * Nothing here needs torch, pybind11, HIP or C++.
+ * Nothing here needs torch, pybind11, a GPU's runtime or C++.
  */
 #ifndef HIPFORGE_ABI_H
 #define HIPFORGE_ABI_H
@@ -80,7 +80,7 @@ typedef struct hf_call {
   const hf_arg* args;
   int32_t num_args;
   int32_t error_kind;
-  void* stream; /* hipStream_t: torch's current stream of the tensors' device; null on the emulator */
+  void* stream; /* torch's current stream of the tensors' device, as its runtime has it; null on the emulator */
   char error[HF_ERROR_MESSAGE_BYTES];
 } hf_call;
 

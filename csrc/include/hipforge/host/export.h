@@ -6,8 +6,6 @@
 
 #include "hipforge/host/tensor.h"
 
-struct ihipStream_t;  // what a HIP stream points to; declared here so that this header needs no HIP
-
 #define HF_API __attribute__((visibility("default")))
 
 namespace hf __attribute__((visibility("hidden"))) {
@@ -21,7 +19,7 @@ template <class T>
 struct Argument {
   static_assert(sizeof(T) == 0,
                 "HF_EXPORT: parameters are hf::Tensor, hf::OptionalTensor, int64_t, double, bool or const char*, "
-                "and hipStream_t as the last one");
+                "and the runtime's stream as the last one");
 };
 template <>
 struct Argument<Tensor> {
@@ -56,12 +54,15 @@ struct Argument<const char*> {
   static constexpr char letter = 's';
   static const char* take(Cursor& c) { return (c.next++)->value.s; }
 };
-// Not an argument of the caller: its letter ends the signature string.
-template <>
-struct Argument<ihipStream_t*> {
+// The stream, which is not an argument of the caller: its letter ends the signature string. A runtime's header makes
+// its own type of stream one: template <> struct Argument<the_stream*> : Stream<the_stream> {};
+template <class T>
+struct Stream {
   static constexpr char letter = '\0';
-  static ihipStream_t* take(Cursor& c) { return static_cast<ihipStream_t*>(c.stream); }
+  static T* take(Cursor& c) { return static_cast<T*>(c.stream); }
 };
+template <>
+struct Argument<void*> : Stream<void> {};
 template <class T>
 struct Argument<const T&> : Argument<T> {};
 
@@ -77,7 +78,7 @@ struct Entry<void (*)(A...)> {
     while (signature[count]) ++count;
     return count;
   }
-  static_assert(arity() + 1 >= static_cast<int>(sizeof...(A)), "HF_EXPORT: hipStream_t must be the last parameter");
+  static_assert(arity() + 1 >= static_cast<int>(sizeof...(A)), "HF_EXPORT: the stream must be the last parameter");
 
   // Elements of a braced list are evaluated left to right, which a plain call does not promise.
   struct Invocation {
@@ -110,7 +111,7 @@ constexpr char Entry<void (*)(A...)>::signature[];
 }  // namespace hf
 
 // The device pass has no use for the host's constants.
-#if defined(__HIP_DEVICE_COMPILE__)
+#if defined(HF_DEVICE_PASS)
 #define HF_HOST_CONSTANT_(declaration, value) static_assert(true, "")
 #else
 #define HF_HOST_CONSTANT_(declaration, value) \
@@ -120,7 +121,7 @@ constexpr char Entry<void (*)(A...)>::signature[];
 
 HF_HOST_CONSTANT_(const uint32_t hf_abi_version, HF_ABI_VERSION);
 
-// Exports `function`, void(args..., hipStream_t), as the entry `name`.
+// Exports `function`, void(args..., stream), as the entry `name`.
 #define HF_EXPORT_AS(name, function)                                                            \
   HF_HOST_CONSTANT_(const char* hf_signature_##name, ::hf::Entry<decltype(&function)>::signature); \
   extern "C" HF_API int hf_entry_##name(hf_call* call) {                                        \

@@ -18,12 +18,60 @@ inline int64_t dtype_bytes(int32_t dtype) {
   }
 }
 
+// Whether a tensor of a dtype may be read as elements T. Signed integers and floats take their own dtype; unsigned ones
+// any of their size, because they stand for bits (fp8 payloads, scales, packed values, words of a workspace); char
+// takes all, for addresses in bytes. A header that knows another type adds `template <> struct HoldsElement<T>`.
+template <class T>
+struct HoldsElement {
+  static_assert(sizeof(T) == 0, "data<T>(): T is no element type; take data() and cast, or specialise HoldsElement");
+};
+template <int32_t kDtype>
+struct HoldsDtype {
+  static bool in(int32_t dtype) { return dtype == kDtype; }
+  static const char* name() { return dtype_name(kDtype); }
+};
+template <int64_t kBytes>
+struct HoldsBits {
+  static bool in(int32_t dtype) { return dtype_bytes(dtype) == kBytes; }
+  static const char* name() {
+    return kBytes == 1 ? "elements of 1 byte" : kBytes == 2 ? "elements of 2 bytes"
+         : kBytes == 4 ? "elements of 4 bytes" : "elements of 8 bytes";
+  }
+};
+struct HoldsAnything {
+  static bool in(int32_t) { return true; }
+  static const char* name() { return "bytes"; }
+};
+template <> struct HoldsElement<char> : HoldsAnything {};
+template <> struct HoldsElement<uint8_t> : HoldsBits<1> {};
+template <> struct HoldsElement<uint16_t> : HoldsBits<2> {};
+template <> struct HoldsElement<uint32_t> : HoldsBits<4> {};
+template <> struct HoldsElement<uint64_t> : HoldsBits<8> {};
+template <> struct HoldsElement<int8_t> : HoldsDtype<HF_I8> {};
+template <> struct HoldsElement<int16_t> : HoldsDtype<HF_I16> {};
+template <> struct HoldsElement<int32_t> : HoldsDtype<HF_I32> {};
+template <> struct HoldsElement<int64_t> : HoldsDtype<HF_I64> {};
+template <> struct HoldsElement<float> : HoldsDtype<HF_F32> {};
+template <> struct HoldsElement<double> : HoldsDtype<HF_F64> {};
+template <> struct HoldsElement<bool> : HoldsDtype<HF_BOOL> {};
+template <class T> struct HoldsElement<const T> : HoldsElement<T> {};
+
+template <class T>
+T* elements(const hf_tensor& view) {
+  using Holds = HoldsElement<T>;
+  HF_CHECK(Holds::in(view.dtype), "the kernel reads ", Holds::name(), "; got a tensor of ", view,
+           ". Convert it, or view it as what the kernel takes");
+  return static_cast<T*>(view.data);
+}
+
 class Tensor {
  public:
   explicit Tensor(const hf_tensor& view) : view_(&view) {}
 
+  // The elements as T, which must be what the tensor holds: a GuardError otherwise. See HoldsElement.
   template <class T>
-  T* data() const { return static_cast<T*>(view_->data); }
+  T* data() const { return elements<T>(*view_); }
+  // The address alone, whatever the dtype.
   void* data() const { return view_->data; }
 
   int64_t dim() const { return view_->ndim; }
@@ -59,7 +107,7 @@ class Tensor {
     return true;
   }
   bool on_gpu() const { return view_->device_type == HF_DEVICE_GPU; }
-  // Index of the HIP device that runs the kernel; 0 on the emulator.
+  // Index of the device that runs the kernel; 0 on the emulator.
   int device_index() const { return view_->device_index; }
   const hf_tensor& view() const { return *view_; }
 
@@ -92,7 +140,7 @@ class OptionalTensor {
   Tensor operator*() const { return value(); }
   // Null when the tensor was not given: kernels test the pointer.
   template <class T>
-  T* data() const { return view_ ? static_cast<T*>(view_->data) : nullptr; }
+  T* data() const { return view_ ? elements<T>(*view_) : nullptr; }
 
  private:
   const hf_tensor* view_;
