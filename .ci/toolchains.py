@@ -1,9 +1,10 @@
 """Record what one toolchain makes of this checkout, and print records side by side as docs/toolchains.md.
 
-    python .ci/toolchains.py record OUT.json [--tests 'TEXT'] [--note 'TEXT']   builds every variant that is missing
+    python .ci/toolchains.py record OUT.json [--at-most N] [--tests 'TEXT'] [--note 'TEXT']
     python .ci/toolchains.py table REFERENCE.json [OTHER.json ...] > docs/toolchains.md
 
-Registers and spills are compared with the first record's.
+``record`` builds what is missing: every variant, or N of each module and architecture, spread evenly. Registers and
+spills are compared with the first record's.
 """
 
 from __future__ import annotations
@@ -19,23 +20,35 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from hipforge.jit import fleet, registry, toolchain
+from hipforge.jit.hip_module import Request
+
 ROOT = Path(__file__).resolve().parent.parent
 ARCHS = ("gfx950", "gfx942")
 
 _HEAD = """\
 # Toolchains
 
-What each compiler makes of the modules, all variants for gfx950 and gfx942, written by `.ci/toolchains.py`; `.ci/rocm`
+What each compiler makes of the modules for gfx950 and gfx942, written by `.ci/toolchains.py`; `.ci/rocm`
 repeats a column on any machine where a Debian root can be made. Registers, spills and LDS are *compiled*: they are read
 from the code objects. Nothing here ran on a GPU: tests and demo run the built code on the emulator.
 """
 
 
-def record(out: Path, tests: str, note: str) -> None:
-    """Build every variant with the toolchain in use and write what came out."""
-    from hipforge.jit import fleet, registry, toolchain
+def chosen(at_most: int | None) -> list[Request]:
+    """Return the requests to record: of each module and architecture all, or ``at_most`` spread evenly."""
+    wanted = []
+    for name, entry in registry.modules().items():
+        for arch in (arch for arch in ARCHS if arch in entry.archs):
+            found = fleet.requests([name], [arch])
+            count = min(at_most or len(found), len(found))
+            wanted += [found[number * len(found) // count] for number in range(count)]
+    return wanted
 
-    outcomes = fleet.build_many(fleet.requests(registry.modules(), ARCHS), None, lambda event: None)
+
+def record(out: Path, at_most: int | None, tests: str, note: str) -> None:
+    """Build the variants with the toolchain in use and write what came out."""
+    outcomes = fleet.build_many(chosen(at_most), None, lambda event: sys.stderr.write(f"{event.kind} {event.planned.title}\n"))
     variants: dict[str, Any] = {}
     for outcome in outcomes:
         if outcome.entry is None:
@@ -54,6 +67,7 @@ def record(out: Path, tests: str, note: str) -> None:
         "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
         "tests": tests,
         "note": note,
+        "registered": len(fleet.requests(registry.modules(), ARCHS)),
         "variants": variants,
     }
     out.write_text(json.dumps(made, indent=1) + "\n")
@@ -84,7 +98,7 @@ def table(records: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {made['compiler']} | {made['date']}, {made['commit']} "
             f"| {made['python']}, {packages['torch']}, {packages['triton']} "
-            f"| {built} of {len(variants)} | {changed} | {made['tests'] or 'not run'} |"
+            f"| {built} of {len(variants)} tried, of {made['registered']} | {changed} | {made['tests'] or 'not run'} |"
         )
     lines += [f"\n{made['compiler']}: {made['note']}" for made in records if made["note"]]
     for made in records:
@@ -116,13 +130,14 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record")
     recording.add_argument("out", type=Path)
+    recording.add_argument("--at-most", type=int, help="variants of each module and architecture; default all")
     recording.add_argument("--tests", default="", help="what the tests gave, for the table")
     recording.add_argument("--note", default="")
     printing = commands.add_parser("table")
     printing.add_argument("records", type=Path, nargs="+")
     options = parser.parse_args()
     if options.command == "record":
-        record(options.out, options.tests, options.note)
+        record(options.out, options.at_most, options.tests, options.note)
     else:
         sys.stdout.write(table([json.loads(path.read_text()) for path in options.records]))
 
