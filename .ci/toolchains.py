@@ -48,7 +48,10 @@ def chosen(at_most: int | None) -> list[Request]:
 
 def record(out: Path, at_most: int | None, tests: str, note: str) -> None:
     """Build the variants with the toolchain in use and write what came out."""
-    outcomes = fleet.build_many(chosen(at_most), None, lambda event: sys.stderr.write(f"{event.kind} {event.planned.title}\n"))
+    def report(event: fleet.Event) -> None:
+        sys.stderr.write(f"{event.kind} {event.planned.title}\n")
+
+    outcomes = fleet.build_many(chosen(at_most), None, report)
     variants: dict[str, Any] = {}
     for outcome in outcomes:
         if outcome.entry is None:
