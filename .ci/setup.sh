@@ -111,8 +111,8 @@ open(sys.argv[1] + "/base-environment.pth", "w").write("\n".join(paths) + "\n")
   "$VENV/bin/python" -m pip install -q --no-deps --no-build-isolation -e .
 else
   [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
-  [ -n "$PIP_INDEX" ] || say "pip takes torch from its configured index: from pypi.org that is the CUDA build," \
-    "2.7 GB to download and 5 GB in $VENV; the README says how PIP_INDEX gets the CPU build, a tenth of it"
+  [ -n "$PIP_INDEX" ] || say "pip takes torch from its configured index: from the public one that is the CUDA build," \
+    "5 GB in $VENV; the README says how PIP_INDEX gets the CPU build, which is half of that"
   # shellcheck disable=SC2086
   "$VENV/bin/python" -m pip install -q $index -c constraints.txt -e '.[compiler,test,plots]'
 fi
