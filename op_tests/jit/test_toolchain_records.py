@@ -21,8 +21,9 @@ def toolchains() -> ModuleType:
 
 
 def made(compiler: str, variants: dict[str, Any]) -> dict[str, Any]:
-    return {"compiler": compiler, "date": "2026-01-02", "commit": "abc1234", "python": "3.11.7", "tests": "",
-            "note": "", "packages": {"torch": "2.13.0", "triton": "3.7.1"}, "registered": 9, "variants": variants}  # fmt: skip
+    packages = {"torch": "2.13.0", "triton": "3.7.1"}
+    return {"compiler": compiler, "date": "2026-01-02", "commit": "abc1234", "python": "3.11.7", "packages": packages,
+            "tests": "", "note": "", "registered": 9, "variants": variants}  # fmt: skip
 
 
 def test_the_page_names_differences_and_refusals_and_nothing_that_is_alike(toolchains: ModuleType) -> None:
