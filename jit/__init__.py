@@ -5,7 +5,8 @@ limit, when it runs)::
 
     digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
     spec                      everything that determines a binary, as one value
-    cache.trust, cache.cache_dir, cache.store     who can write there; where the cache is; may this binary be used?
+    cache.trust, cache.shapes, cache.cache_dir     who can write there; what JSON must hold; where the cache is
+    cache.store               may this binary be used?
     backends.amd.demangle, backends.amd.zstd, backends.amd.code_object     which GPUs and kernels a library is for
     backends.amd.scaled_mfma     does its code compute what its source says?
     cache.limits, cache.locks, cache.leftovers, diagnostics, cache.failures, cache.depfile, cache.stability

@@ -23,6 +23,9 @@ from pathlib import Path
 ABSENT = "absent"
 """Digest of a path where there is no file: a build can depend on that too."""
 
+UNREADABLE = "unreadable"
+"""What stands for the digest of a directory, of a file without permission, of a name that no file can have."""
+
 # Linux stamps files with the time of the last scheduler tick: at most 10 ms (HZ=100) old. Network file systems stamp
 # with the server's clock; 2 s covers clocks kept by NTP and file systems that store whole seconds.
 _RACE_NS = 2_000_000_000
@@ -105,9 +108,16 @@ class DigestStore:
             self._dirty.discard(path)
         return digest
 
+    def of_any(self, path: str) -> str:
+        """Return the digest of ``path``, :data:`ABSENT`, or :data:`UNREADABLE` for what is no file that can be read."""
+        try:
+            return self.of(path)
+        except (OSError, ValueError):
+            return UNREADABLE
+
     def all_match(self, expected: Iterable[tuple[str, str]]) -> bool:
         """Return whether every (path, digest) pair still holds."""
-        return all(self.of(path) == digest for path, digest in expected)
+        return all(self.of_any(path) == digest for path, digest in expected)
 
     def save(self) -> None:
         """Write new digests back, merged with what other processes wrote; failing to is not an error."""

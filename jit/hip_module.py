@@ -22,7 +22,7 @@ from hipforge import archs
 from hipforge.errors import ArchError, ConfigError
 from hipforge.jit import registry, toolchain
 from hipforge.jit.cache import cache_dir
-from hipforge.jit.digest import ABSENT
+from hipforge.jit.digest import ABSENT, DigestStore
 from hipforge.jit.ninja import Step, body
 from hipforge.jit.registry import ModuleEntry
 from hipforge.jit.roots import Roots, package_roots
@@ -120,7 +120,7 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
         }
     )
     for source in entry.srcs:
-        portable[f"source:{source}"] = _source_digest(entry, roots.show(source), digests.of(roots.show(source)))
+        portable[f"source:{source}"] = _source_digest(entry, roots.show(source), digests)
     for number, command in enumerate(entry.blob_gen_cmd):
         portable[f"generator:{number}"] = " ".join(command)
         for word in _files_read(command, roots):
@@ -145,7 +145,11 @@ def _files_read(command: tuple[str, ...], roots: Roots) -> list[str]:
     return list(found)
 
 
-def _source_digest(entry: ModuleEntry, path: str, digest: str) -> str:
+def _source_digest(entry: ModuleEntry, path: str, digests: DigestStore) -> str:
+    try:
+        digest = digests.of(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{entry.origin}: {entry.name}: srcs: {path!r} cannot be read: {error}") from None
     if digest == ABSENT:
         raise ConfigError(f"{entry.origin}: {entry.name}: srcs: there is no {path}")
     return digest

@@ -268,7 +268,7 @@ def changed(entry: Entry, spec: BuildSpec) -> Iterator[Change]:
     digests = cache_dir.digests()
     for hidden, digest in entry.manifest.dependencies:
         try:
-            now = digests.of(spec.roots.show(hidden))
+            now = digests.of_any(spec.roots.show(hidden))
         except KeyError:
             now = ABSENT
         if now != digest and f"source:{hidden}" not in new:

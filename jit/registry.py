@@ -100,6 +100,10 @@ class _Reader:
     def strings(self, key: str, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.fail(key, f"expected a list of strings; got {value!r}")
+        for item in value:
+            bad = next((character for character in item if not character.isprintable()), None)
+            if bad is not None:
+                raise self.fail(key, f"{item!r} contains {bad!r}; no line breaks, tabs or other control characters")
         self.known(key, value)
         return tuple(value)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hipforge.jit.cache import cache_dir
+from hipforge.jit.cache.shapes import fits
 from hipforge.jit.cache.trust import make_directory
 from hipforge.jit.digest import DigestStore
 
@@ -108,9 +109,10 @@ def ask(question: str, argv: list[str], program: Path, extra_stamps: tuple[Path,
         OSError: the command cannot be started.
     """
     mark = [number for path in (program, *extra_stamps) for number in stamp(path)]
-    kept = probes().get(question, mark)
-    if kept is not None:
-        return int(kept[0]), str(kept[1])
+    kept: Any = probes().get(question, mark)
+    if fits(kept, (int, str)):
+        status, text = kept
+        return int(status), str(text)
     try:
         done = subprocess.run(
             argv,

@@ -12,12 +12,14 @@ import shutil
 from pathlib import Path
 
 from hipforge.errors import BuildError
+from hipforge.jit.cache.shapes import fits
 from hipforge.jit.cache.store import build_name, discard, is_build_name, write_durably
 from hipforge.jit.cache.trust import make_directory
 from hipforge.jit.digest import DigestStore
 from hipforge.jit.spec import BuildSpec
 
 _RECORD = "failure.json"
+_SHAPE = {"key": str, "message": str, "dependencies": [(str, str)]}
 
 
 def directory(root: Path, spec: BuildSpec) -> Path:
@@ -52,7 +54,7 @@ def recall(roots: list[Path], spec: BuildSpec, digests: DigestStore) -> BuildErr
     for root in roots:
         try:
             record = json.loads((directory(root, spec) / _RECORD).read_bytes())
-            if record["key"] != spec.key:
+            if not fits(record, _SHAPE) or record["key"] != spec.key:
                 continue
             pairs = [(spec.roots.show(path), digest) for path, digest in record["dependencies"]]
             if digests.all_match(pairs):

@@ -81,7 +81,7 @@ def misfit(entry: Entry, portable: Mapping[str, str], roots: Roots) -> str | Non
         return "it was built for another CPU"
     digests = _in_memory()
     for hidden, digest in entry.manifest.dependencies:
-        if hidden.startswith(_OWN_FILES) and digests.of(roots.show(hidden)) != digest:
+        if hidden.startswith(_OWN_FILES) and digests.of_any(roots.show(hidden)) != digest:
             return f"{hidden} changed"
     return store.damage(entry, digests)
 

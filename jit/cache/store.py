@@ -40,6 +40,7 @@ from typing import Any
 
 from hipforge import settings
 from hipforge.jit.cache import trust
+from hipforge.jit.cache.shapes import NUMBER, fits
 from hipforge.jit.digest import DigestStore, file_digest, text_digest
 from hipforge.jit.spec import FORMAT, BuildSpec
 
@@ -63,6 +64,21 @@ CODE_CHECKS = ("scaled MFMA operands",)
 
 An entry with device code whose manifest lacks one of these is not used: it is built again.
 """
+
+
+_KERNEL = {"name": str} | dict.fromkeys(
+    (
+        "vgpr", "agpr", "sgpr", "vgpr_allocated", "vgpr_spills", "sgpr_spills", "lds_bytes", "scratch_bytes",
+        "max_workgroup_size", "occupancy",
+    ),
+    int,
+)  # fmt: skip
+_SHAPE = {
+    "module": str, "variant": {str: (int | str)}, "target": str, "key": str, "ingredients": {str: str},
+    "dependencies": [(str, str)], "library_sha256": str, "library_bytes": int, "build_seconds": NUMBER,
+    "built_at": NUMBER, "toolchain": str, "commands": [str], "gfx_targets": [str], "kernels": {str: _KERNEL},
+    "generated": {str: str}, "checks": [str],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,10 +126,12 @@ class Manifest:
         raw = json.loads(text)
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ValueError("not a manifest of this format")
+        if not fits(raw, _SHAPE):
+            raise ValueError("not what a manifest of this format holds")
         missing = [item.name for item in fields(Manifest) if item.name not in raw]
         if missing:
             raise ValueError(f"manifest lacks {', '.join(missing)}")
-        return Manifest(**raw)
+        return Manifest(**{item.name: raw[item.name] for item in fields(Manifest)})
 
 
 @dataclass(frozen=True)
@@ -188,7 +206,7 @@ def stale_reason(entry: Entry, spec: BuildSpec, digests: DigestStore) -> str | N
             path = spec.roots.show(hidden)
         except KeyError as error:
             return f"{hidden}: this machine has no ${{{error.args[0]}}}"
-        if digests.of(path) != digest:
+        if digests.of_any(path) != digest:
             return f"{hidden} changed"
     return damage(entry, digests)
 

@@ -1,0 +1,116 @@
+"""JSON that parses but does not hold what its reader expects is a miss or a ConfigError, never another exception."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
+
+from hipforge.errors import BuildError, HipforgeError
+from hipforge.jit import hip_module, lookup, maintenance, registry, toolchain, tools
+from hipforge.jit.cache import cache_dir, failures, prebuilt, shapes
+from hipforge.jit.cache import store as cache
+
+SEED = 20261122
+CASES = 300
+WRONG = (
+    None, True, 0, -1, 2**70, 1.5, "", "x", "a/b", "\n", "${X}", "${CSRC}/x", "..", "\x00", "\ud800", [], ["x"], [[]],
+    [["a", "b", "c"]], [1, 2], [None], {}, {"a": 1}, {"a": {"b": []}},
+)  # fmt: skip
+
+
+def mutants(document: Any) -> Iterator[Any]:
+    """Copies of a document with one to three values, keys or items changed."""
+    choose = random.Random(SEED)
+    for _ in range(CASES):
+        changed = copy.deepcopy(document)
+        for _ in range(choose.choice((1, 1, 2, 3))):
+            parent, key, node = None, None, changed
+            while isinstance(node, (dict, list)) and node and (parent is None or choose.random() < 0.8):
+                parent, key = node, choose.choice(list(node) if isinstance(node, dict) else range(len(node)))
+                node = node[key]
+            if parent is None:
+                changed = choose.choice(WRONG)
+            elif choose.random() < 0.8:
+                parent[key] = copy.deepcopy(choose.choice(WRONG))
+            else:
+                parent.pop(key)
+        yield changed
+
+
+def each(document: Any, path: Path, read: Callable[[], object]) -> None:
+    for number, changed in enumerate(mutants(document)):
+        path.write_text(json.dumps(changed))
+        try:
+            read()
+        except HipforgeError:
+            pass
+        except Exception as error:
+            raise AssertionError(f"seed {SEED}, case {number}: {json.dumps(changed)[:2000]}") from error
+
+
+def test_the_examples_of_the_checker_hold():
+    assert doctest.testmod(shapes).failed == 0
+
+
+def test_manifests(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.module(resource_limits={"max_vgprs": 512})
+    entry, spec = stand_in.build().entry, stand_in.spec()
+    wanted = hip_module.request(registry.module("sample"), None, "gfx950")
+
+    def read() -> None:
+        assert not isinstance(lookup.look(wanted, use=False), lookup.Failed)
+        maintenance.entries()
+        maintenance.recorded_seconds("sample", "sample", "gfx950")
+        maintenance.why("sample", None, "gfx950")
+        found = cache.read_entry(entry.path)
+        if found is not None:
+            list(maintenance.changed(found, spec))
+            prebuilt.misfit(found, wanted.portable, wanted.roots)
+
+    each(json.loads((entry.path / "manifest.json").read_text()), entry.path / "manifest.json", read)
+
+
+def test_failure_records(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.write("sample.cu", "broken\n")
+    with pytest.raises(BuildError):
+        stand_in.build()
+    spec = stand_in.spec()
+    record = failures.directory(stand_in.cache, spec) / "failure.json"
+    each(json.loads(record.read_text()), record, lambda: failures.recall([stand_in.cache], spec, cache_dir.digests()))
+
+
+def test_remembered_answers_of_compilers_and_digests(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.build()
+    cache_dir.digests().save()
+    answers = stand_in.cache / "toolchains.json"
+
+    def ask() -> None:
+        tools._probe_store.cache_clear()
+        toolchain._selected.clear()
+        toolchain.select("gfx950")
+
+    each(json.loads(answers.read_text()), answers, ask)
+
+
+def test_registries(tmp_path: Path) -> None:
+    shipped = json.loads((Path(registry.__file__).parent / registry.SHIPPED).read_text())
+    name = next(name for name, entry in shipped.items() if "variants" in entry)
+    more = {"blob_gen_cmd": ["${PYTHON} x.py ${GEN}"], "extra_include": ["/x"], "extra_ldflags": ["-lx"], "ffi": "abi"}
+    document = {name: {**shipped[name], **more, "flags_extra_cc": ["-O2"], "verbose": False}}
+    path = tmp_path / "own.json"
+
+    def read() -> None:
+        for entry in registry.read_file(path).values():
+            for variant in entry.all_variants():
+                hip_module.request(entry, variant, entry.archs[0])
+                break
+
+    each(document, path, read)
