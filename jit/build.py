@@ -365,11 +365,28 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
                 paths[spec.roots.hide(full)] = None
             else:
                 relative.append(path)
-    found = [(hidden, digests.of(spec.roots.show(hidden))) for hidden in sorted(paths)]
+    paths.update(dict.fromkeys(map(spec.roots.hide, _embedded(spec, paths, where))))
+    found = [(hidden, digests.of_any(spec.roots.show(hidden))) for hidden in sorted(paths)]
     if failed:
         relative = [path for path in relative if not (staging / path).exists()]
         tried = missing_headers(relative, [spec.roots.show(hidden) for hidden in paths], _include_dirs(spec))
         found += [(spec.roots.hide(path), ABSENT) for path in tried if digests.of(path) == ABSENT]
+    return found
+
+
+_INCBIN = re.compile(r"""\.incbin\s+\\?["']([^"'\\]+)""")
+
+
+def _embedded(spec: BuildSpec, paths: Iterable[str], where: str) -> list[str]:
+    """Return the files that sources and headers of the module embed with ``.incbin``, which no depfile lists."""
+    found: list[str] = []
+    for hidden in paths:
+        if hidden.startswith(("${CSRC}/", "${MODULE_DIR}/")):
+            with contextlib.suppress(OSError):
+                text = Path(spec.roots.show(hidden)).read_text(errors="replace")
+                for name in _INCBIN.findall(text) if ".incbin" in text else ():
+                    places = (Path(folder) / name for folder in (where, *_include_dirs(spec)))
+                    found += [str(place) for place in places if place.is_file()][:1]
     return found
 
 

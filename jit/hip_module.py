@@ -121,6 +121,8 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
     )
     for source in entry.srcs:
         portable[f"source:{source}"] = _source_digest(entry, roots.show(source), digests)
+    for path in _files_linked(entry.extra_ldflags, roots):
+        portable[f"source:{path}"] = digests.of_any(roots.show(path))
     for number, command in enumerate(entry.blob_gen_cmd):
         portable[f"generator:{number}"] = " ".join(command)
         for word in _files_read(command, roots):
@@ -143,6 +145,24 @@ def _files_read(command: tuple[str, ...], roots: Roots) -> list[str]:
             if path.suffix == ".py":
                 found.update(dict.fromkeys(roots.hide(beside) for beside in sorted(path.parent.glob("*.py"))))
     return list(found)
+
+
+def _files_linked(flags: tuple[str, ...], roots: Roots) -> list[str]:
+    """Return the files that link flags name, by path or as ``-l`` with the ``-L`` before it, with placeholders.
+
+    A library that the linker finds on its own search path is part of the system, like its headers.
+    """
+    folders = [roots.show(flag[2:]) for flag in flags if flag.startswith("-L")]
+    found: list[str] = []
+    for flag in flags:
+        path = Path(roots.show(flag))
+        if flag.startswith("-l"):
+            names = [flag[3:]] if flag.startswith("-l:") else [f"lib{flag[2:]}.so", f"lib{flag[2:]}.a"]
+            places = (Path(folder) / name for folder in folders for name in names)
+            path = next((place for place in places if place.is_file()), path)
+        if path.is_absolute() and path.is_file():
+            found.append(roots.hide(path))
+    return found
 
 
 def _source_digest(entry: ModuleEntry, path: str, digests: DigestStore) -> str:

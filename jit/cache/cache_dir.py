@@ -48,7 +48,9 @@ def configured() -> tuple[Path, bool]:
     named = settings.CACHE_DIR.get()
     if named is not None:
         return Path(os.path.abspath(named)), True  # noqa: PTH100 (resolve() would follow a link that may move)
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # noqa: PTH117 (its specification: a relative one is to be ignored)
+        base = str(Path("~/.cache").expanduser())
     return Path(base) / "hipforge", False
 
 
@@ -82,7 +84,8 @@ def private_dir() -> Path:
     """
     path = Path(tempfile.gettempdir()) / f"hipforge-{os.geteuid()}"
     try:
-        path.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # somebody's file, or a link that leads nowhere
+            path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
             path = _one_time_dir()

@@ -81,8 +81,13 @@ def misfit(entry: Entry, portable: Mapping[str, str], roots: Roots) -> str | Non
         return "it was built for another CPU"
     digests = _in_memory()
     for hidden, digest in entry.manifest.dependencies:
-        if hidden.startswith(_OWN_FILES) and digests.of_any(roots.show(hidden)) != digest:
-            return f"{hidden} changed"
+        if hidden.startswith(_OWN_FILES):
+            try:
+                path = roots.show(hidden)
+            except KeyError as error:
+                return f"{hidden}: this installation has no ${{{error.args[0]}}}"
+            if digests.of_any(path) != digest:
+                return f"{hidden} changed"
     return store.damage(entry, digests)
 
 

@@ -19,7 +19,10 @@ for as long as the process lives, tells :mod:`hipforge.jit.maintenance` that the
 The directory may be one that other programs use too (a home directory, ``~/.cache``): what is removed is recognised
 by its name, which ends in digests, and nothing else is touched.
 
-Known gap: a new header that shadows a known one earlier on the include path is not noticed.
+Known gap: a new file is not noticed that shadows a known header earlier on the include path, or that makes a false
+``__has_include`` true: compilers do not report where they looked in vain, and asking for the directories of the include
+path at every look-up would cost more than all other checks together. So is a compiler that a wrapper script runs, if
+the script stays as it is and ``--version`` says the same.
 """
 
 from __future__ import annotations

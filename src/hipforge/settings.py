@@ -108,7 +108,10 @@ def parse_size(text: str) -> int:
 
 
 def _path(text: str) -> Path:
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~name of a user that does not exist
+        raise ValueError(str(error)) from None
 
 
 def _paths(text: str) -> tuple[Path, ...]:
