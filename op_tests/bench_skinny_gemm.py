@@ -18,7 +18,7 @@ from hipforge import devices, emulator, explain
 from hipforge.cli.output import console
 from hipforge.emulator import Counters
 from hipforge.emulator import triton as emulated
-from hipforge.ops import skinny_gemm_fp8 as ops
+from hipforge.ops import fp8_skinny_gemm as ops
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 
 # (n, k) of a Llama-3.1-405B layer under tensor parallelism 8.

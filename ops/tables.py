@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from hipforge.errors import GuardError
 from hipforge.ops.core.tuned import Column, TableSchema, Value
 from hipforge.ops.decode_attention_fp8_kernels import CONFIGURATION, HEAD_DIMS, PAGE_MULTIPLE, check_configuration
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY as _SKINNY
 from hipforge.ops.mxfp4_gemm.family import FAMILY as _MXFP4
 from hipforge.ops.mxfp8_dense.family import TABLE
-from hipforge.ops.skinny_gemm_fp8_space import LDS_BYTES, Configuration, refusal
 
 MOE_BLOCK_N = (8, 16)
 ANY_PAGE_SIZE = 0
 
 
 MXFP4_GEMM = _MXFP4.table
+SKINNY_GEMM_FP8 = _SKINNY.table
 
 SMALLM_MXFP8 = TABLE
 
@@ -37,25 +37,6 @@ SMALLM_MXFP8_MOE = TableSchema(
         Column("use_hip", int, accepted=(0, 1)),
     ),
     check=_check_moe,
-)
-
-
-def _check_skinny(values: Mapping[str, Value]) -> str | None:
-    arch = str(values["gfx"])
-    if arch not in LDS_BYTES:
-        return f"the kernel is for {', '.join(LDS_BYTES)}; got {arch}"
-    names = [parameter.name for parameter in dataclasses.fields(Configuration)]
-    return refusal(Configuration(**{name: int(values[name] or 0) for name in names}), arch, int(values["K"] or 0))
-
-
-# A row speaks for every m without a row of its own from the next smaller M of its shape, exclusive, to its own M.
-SKINNY_GEMM_FP8 = TableSchema(
-    family="skinny_gemm_fp8",
-    config=(
-        *(Column(parameter.name, int, minimum=1) for parameter in dataclasses.fields(Configuration)),
-        Column("use_hip", int, accepted=(0, 1)),
-    ),
-    check=_check_skinny,
 )
 
 

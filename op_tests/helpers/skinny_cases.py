@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hipforge import devices
-from hipforge.ops import skinny_gemm_fp8 as ops
+from hipforge.ops import fp8_skinny_gemm as ops
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 
 ARCH = devices.current().default_arch

@@ -8,9 +8,9 @@ from bench_skinny_gemm import run_triton
 from helpers.skinny_cases import normals, relative_error
 
 from hipforge import emulator
-from hipforge.ops import skinny_gemm_fp8 as ops
+from hipforge.ops import fp8_skinny_gemm as ops
+from hipforge.ops.fp8_skinny_gemm.family import default_configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
-from hipforge.ops.skinny_gemm_fp8_plan import default_configuration
 
 N, K, COMPUTE_UNITS = 576, 8192, 72  # an eighth of the QKV projection: the same work for each of fewer compute units
 

@@ -8,9 +8,9 @@ from helpers.skinny_cases import ARCH, FP8, ONE, OTHER, exact, integers, normals
 
 from hipforge import emulator, explain
 from hipforge.errors import GuardError
-from hipforge.ops import skinny_gemm_fp8 as ops
+from hipforge.ops import fp8_skinny_gemm as ops
+from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
-from hipforge.ops.skinny_gemm_fp8_space import Configuration
 
 VARIANTS = [(op_m, b_lanes) for op_m in ops.OP_M for b_lanes in (1, 2, 4)]
 

@@ -18,8 +18,8 @@ import hipforge
 from hipforge import devices
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables
-from hipforge.ops.skinny_gemm_fp8_plan import FORMATS
-from hipforge.ops.skinny_gemm_fp8_space import Configuration
+from hipforge.ops.fp8_skinny_gemm.family import FORMATS
+from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.tables import SKINNY_GEMM_FP8
 
 ARCH = devices.current().default_arch

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hipforge import devices, emulator
+from hipforge.ops.fp8_skinny_gemm import run_skinny_gemm
+from hipforge.ops.fp8_skinny_gemm.family import FORMATS
+from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, MAX_WAVES, OP_M, OPS, Configuration, refusal
 from hipforge.ops.reference.skinny import skinny_gemm as reference
-from hipforge.ops.skinny_gemm_fp8 import run_skinny_gemm
-from hipforge.ops.skinny_gemm_fp8_plan import FORMATS
-from hipforge.ops.skinny_gemm_fp8_space import A_LANES, B_LANES, MAX_WAVES, OP_M, OPS, Configuration, refusal
 
 ARCH = devices.current().default_arch
 CHECKS = {"checks": "all"}

@@ -13,8 +13,8 @@ from hipforge import emulator
 from hipforge.errors import EmulatorFault
 from hipforge.jit import registry
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops import skinny_gemm_fp8 as ops
-from hipforge.ops.skinny_gemm_fp8_space import Configuration
+from hipforge.ops import fp8_skinny_gemm as ops
+from hipforge.ops.fp8_skinny_gemm.space import Configuration
 
 CHECKS = {"checks": "all"}
 ORDERS = [("forward", 0), ("reverse", 0), *(("random", seed) for seed in range(4))]

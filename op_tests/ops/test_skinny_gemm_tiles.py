@@ -12,8 +12,8 @@ from helpers.skinny_cases import ARCH, FP8, ONE, exact, integers
 
 from hipforge import emulator
 from hipforge.jit import fleet
-from hipforge.ops import skinny_gemm_fp8 as ops
-from hipforge.ops.skinny_gemm_fp8_space import A_LANES, B_LANES, OP_M, OPS, Configuration, refusal
+from hipforge.ops import fp8_skinny_gemm as ops
+from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, OP_M, OPS, Configuration, refusal
 
 EVERY = [(op_m, a, b, depth) for op_m in OP_M for a in A_LANES for b in B_LANES for depth in OPS]
 # The smallest and the largest tile of each instruction, and odd and even lanes between them.

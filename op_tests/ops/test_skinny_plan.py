@@ -13,11 +13,11 @@ from hipforge import devices, explain
 from hipforge.errors import GuardError
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables, read_rows, shipped_path
+from hipforge.ops.fp8_skinny_gemm import tuner
+from hipforge.ops.fp8_skinny_gemm.family import FORMATS, MAX_SPLIT_K, configuration_of, default_configuration
+from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
-from hipforge.ops.skinny_gemm_fp8_plan import FORMATS, MAX_SPLIT_K, configuration_of, default_configuration
-from hipforge.ops.skinny_gemm_fp8_space import Configuration
 from hipforge.ops.tables import SKINNY_GEMM_FP8
-from hipforge.tuning import skinny_gemm_fp8 as tuner
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.search import Candidate
 from hipforge.tuning.tuner import MACHINES, Modelled
@@ -130,7 +130,7 @@ def test_the_default_rule_fills_the_compute_units_within_the_rules():
         for m in (1, 8, 9, 16, 17, 32):
             for n, k in [(1, 32), (2304, 16384), (13312, 16384), (16384, 6656), (100_000, 64)]:
                 c = default_configuration(m, n, k, cu_count)
-                assert hipforge.ops.skinny_gemm_fp8_space.refusal(c, arch, k) is None
+                assert hipforge.ops.fp8_skinny_gemm.space.refusal(c, arch, k) is None
                 assert c.tile_m >= m
                 tiles = c.tiles(m, n)
                 rounds = -(-tiles // cu_count)

@@ -8,14 +8,13 @@ import random
 import pytest
 import torch
 
-from hipforge import devices
+from hipforge import archs, devices
 from hipforge.errors import ConfigError, GuardError
-from hipforge.ops import skinny_gemm_fp8 as ops
+from hipforge.ops import fp8_skinny_gemm as ops
 from hipforge.ops.core.tuned import read_rows
-from hipforge.ops.skinny_gemm_fp8_plan import FORMATS
-from hipforge.ops.skinny_gemm_fp8_space import (
+from hipforge.ops.fp8_skinny_gemm.family import FORMATS
+from hipforge.ops.fp8_skinny_gemm.space import (
     B_LANES,
-    LDS_BYTES,
     OP_M,
     OPS,
     RULES,
@@ -27,6 +26,7 @@ from hipforge.ops.tables import SKINNY_GEMM_FP8
 
 ARCH = devices.current().default_arch
 K = 1024
+LDS_BYTES = {arch: archs.get(arch).lds_bytes for arch in FORMATS}
 QUEUE = "qsize must be at least a_producers / a_lanes, b_producers / b_lanes and consumers"
 
 # (what is changed in a configuration that every rule accepts, the whole reason)

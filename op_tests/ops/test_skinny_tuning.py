@@ -15,11 +15,12 @@ from hipforge import devices, explain
 from hipforge.cli.main import cli
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables, read_rows
+from hipforge.ops.fp8_skinny_gemm import tuner as skinny_gemm_fp8
+from hipforge.ops.fp8_skinny_gemm.family import FORMATS, configuration_of
+from hipforge.ops.fp8_skinny_gemm.space import Configuration, refusal
 from hipforge.ops.reference.skinny import skinny_gemm as reference
-from hipforge.ops.skinny_gemm_fp8_plan import FORMATS, configuration_of
-from hipforge.ops.skinny_gemm_fp8_space import Configuration, refusal
 from hipforge.ops.tables import SKINNY_GEMM_FP8
-from hipforge.tuning import model, skinny_gemm_fp8, timing
+from hipforge.tuning import model, timing
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.gemm import gemm_command
 from hipforge.tuning.search import Candidate, search

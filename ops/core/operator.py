@@ -36,6 +36,7 @@ def operator(
     fake: Callable[..., Any] | None = None,
     outs: Sequence[str] = (),
     mutates: Sequence[str] = (),
+    adds: str | None = None,
 ) -> Callable[[Callable[Concatenate[Accepted, P], R]], Callable[P, R]]:
     """Make an op of a function whose first parameter takes the accepted path.
 
@@ -51,6 +52,7 @@ def operator(
             depends on shapes.
         outs: the parameters that take tensors to write results into, in the order of the results, None by default.
         mutates: further parameters that the op writes.
+        adds: the parameter, None by default, that takes a tensor to add the only result to and to return.
     """
 
     def decorate(body: Callable[Concatenate[Accepted, P], R]) -> Callable[P, R]:
@@ -89,7 +91,7 @@ def operator(
                 accepted = decide(args, kwargs, None)
             return None if accepted is None else body(accepted, *args, **kwargs)
 
-        traced = None if fake is None else _traced(body, signature, call, fake, tuple(outs), tuple(mutates))
+        traced = None if fake is None else _traced(body, signature, call, fake, tuple(outs), tuple(mutates), adds)
         call.__signature__ = signature  # type: ignore[attr-defined]
         return typing.cast(Callable[P, R], call)
 
@@ -118,13 +120,20 @@ def _traced(
     fake: Callable[..., Any],
     outs: tuple[str, ...],
     mutates: tuple[str, ...],
+    adds: str | None,
 ) -> Callable[..., Any]:
     """Register the torch operator of an op and return the function that calls it while torch traces."""
     names = tuple(public.parameters)
     inputs = [parameter for name, parameter in public.parameters.items() if name not in outs]
     returns, may_be_none = _without_none(public.return_annotation)
 
+    names_in = tuple(parameter.name for parameter in inputs)
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if adds is not None:  # an operator may not return its input, so it adds to a copy, which `traced` copies back
+            kwargs = {**dict(zip(names_in, args)), **kwargs}  # noqa: B905
+            args = ()
+            kwargs[adds] = None if kwargs.get(adds) is None else kwargs[adds].clone()
         result = eager(*args, **kwargs)
         if result is None:
             refused = dispatch.planner_of(body.__name__)(*args, **kwargs).refused
@@ -146,6 +155,9 @@ def _traced(
             if not _accepts(body.__name__, parts, tuple(keywords), more):
                 return None
         results = overload(*positional, **keywords)
+        if adds is not None:
+            target = keywords.get(adds, dict(zip(names_in, positional)).get(adds))  # noqa: B905
+            return results if target is None else target.copy_(results)
         if not given:
             return results
         several = results if isinstance(results, tuple) else (results,)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from hipforge.ops.fp8_linear import disable_fp8 as disable_fp8
     from hipforge.ops.fp8_linear import scaled_mm as scaled_mm
     from hipforge.ops.fp8_quant import fp8_quant_tensorwise as fp8_quant_tensorwise
+    from hipforge.ops.fp8_skinny_gemm import skinny_gemm as skinny_gemm
     from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
     from hipforge.ops.grouped_gemm_mxfp8 import grouped_mxfp8_linear as grouped_mxfp8_linear
     from hipforge.ops.moe import fused_moe_mxfp8 as fused_moe_mxfp8
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
     from hipforge.ops.rmsnorm_fp8 import rms_norm as rms_norm
     from hipforge.ops.rmsnorm_fp8 import rms_norm_fp8 as rms_norm_fp8
     from hipforge.ops.rmsnorm_fp8 import rms_norm_mxfp8 as rms_norm_mxfp8
-    from hipforge.ops.skinny_gemm_fp8 import skinny_gemm as skinny_gemm
     from hipforge.ops.swiglu_fp8 import swiglu_fp8 as swiglu_fp8
     from hipforge.ops.swiglu_fp8 import swiglu_mxfp8 as swiglu_mxfp8
 

@@ -118,7 +118,7 @@ def _swiglu_fp8(rows: int, columns: int) -> partial[Any]:
 def _skinny_gemm(m: int, n: int, k: int) -> partial[Any]:
     import torch
 
-    from hipforge.ops.skinny_gemm_fp8 import skinny_gemm
+    from hipforge.ops.fp8_skinny_gemm import skinny_gemm
 
     a, b = _e4m3(m, k, seed=0), _e4m3(n, k, seed=1, scale=0.1)
     return partial(skinny_gemm, a, b.t(), torch.tensor([0.5]))

@@ -12,7 +12,7 @@ TUNERS: dict[str, str] = {
     "smallm_mxfp8_moe": "hipforge.tuning.smallm_mxfp8_moe",
     "mxfp4_gemm": "hipforge.ops.mxfp4_gemm.tuner",
     "decode_attention_fp8": "hipforge.tuning.decode_attention",
-    "skinny_gemm_fp8": "hipforge.tuning.skinny_gemm_fp8",
+    "skinny_gemm_fp8": "hipforge.ops.fp8_skinny_gemm.tuner",
 }
 
 

@@ -1,7 +1,7 @@
 """The configurations of the skinny fp8 GEMM: what they mean, and the rules that every one keeps.
 
-There is one list of rules. The guard of the op, the planner, the reader of the tuned table and the tuner all ask
-:func:`refusal`, so none of them takes what another refuses; the module's own guards refuse the same.
+The op's guard, the planner, the reader of the tuned table and the tuner all ask :func:`refusal`, so none of them takes
+what the others refuse. The module checks the same rules again before a launch, and the kernel at compile time.
 
 A work-group computes tiles of ``tile_m`` rows and ``tile_n`` columns, ``block_k`` of k at a time. ``a_producers`` and
 ``b_producers`` waves load the operands of a block into one of ``qsize`` slots of a queue in LDS, ``consumers`` waves
@@ -11,10 +11,10 @@ multiply them, and ``split_k`` work-groups share the k of a tile.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 
+from hipforge import archs
 from hipforge.errors import GuardError
 
 OP_M = (8, 16, 32)
@@ -22,7 +22,6 @@ A_LANES = (1, 2, 3)
 B_LANES = (1, 2, 3, 4, 5, 6)
 OPS = (4, 8)
 MAX_WAVES = 16  # of a work-group: 1024 threads
-LDS_BYTES: Mapping[str, int] = MappingProxyType({"gfx942": 64 * 1024, "gfx950": 160 * 1024})
 FLAG_BYTES = 4  # one flag per slot and operand tile; the flags end at a multiple of 16
 FLAG_ALIGNMENT = 16
 
@@ -149,11 +148,12 @@ def _queue(c: Configuration, arch: str, k: int) -> str | None:
 
 
 def _lds(c: Configuration, arch: str, k: int) -> str | None:
-    if c.lds_bytes <= LDS_BYTES[arch]:
+    limit = archs.get(arch).lds_bytes
+    if c.lds_bytes <= limit:
         return None
     return (
         f"the queue needs {c.slot_bytes} bytes of LDS per slot and its flags; qsize = {c.qsize} exceeds the "
-        f"{LDS_BYTES[arch]} bytes of a work-group on {arch}"
+        f"{limit} bytes of a work-group on {arch}"
     )
 
 

@@ -1,6 +1,6 @@
 """The tuner of the skinny fp8 GEMM: tile, block, waves by role and splits of k for each (M, N, K) and architecture.
 
-Candidates are what the rules of :mod:`hipforge.ops.skinny_gemm_fp8_space` allow, with one row of tiles, so that a
+Candidates are what the rules of :mod:`hipforge.ops.fp8_skinny_gemm.space` allow, with one row of tiles, so that a
 weight byte is loaded once, and the deepest queue that fits. They are thousands: the model over what is known without
 running them (bytes, trips to memory, the share of the busiest work-group) picks the most promising, which on a GPU are
 timed. On the emulator they are run, at full size, and the model ranks them by their counts.
@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from types import MappingProxyType
 
 import torch
 
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.fp8 import to_fp8
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS
+from hipforge.ops.fp8_skinny_gemm.kernels import run_skinny_gemm
+from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
-from hipforge.ops.skinny_gemm_fp8 import run_skinny_gemm
-from hipforge.ops.skinny_gemm_fp8_plan import FORMATS
-from hipforge.ops.skinny_gemm_fp8_space import A_LANES, B_LANES, OP_M, OPS, Configuration, refusal
-from hipforge.ops.tables import SKINNY_GEMM_FP8
 from hipforge.tuning import model, timing
 from hipforge.tuning.cases import Cell, cells
 from hipforge.tuning.gemm import Operands, Pipeline, gemm_command, gemm_tuner
-from hipforge.tuning.search import Candidate
-from hipforge.tuning.tuner import MACHINES, Baselines, family_of
+from hipforge.tuning.tuner import MACHINES, Baselines
 
 # One rounding to fp16 gives at most 2^-11 = 4.9e-4, fp32 sums of 2^14 products less; a single wrong block of 256 k of
 # 16384 gives more than 1e-1.
@@ -35,34 +32,9 @@ MAX_ERROR = 2e-3
 LLAMA_405B: tuple[tuple[int, int], ...] = ((16384, 2304), (16384, 13312), (6656, 16384))
 ROWS = (1, 8, 16, 32)
 
-A_PRODUCERS = (1, 2, 4)
-B_PRODUCERS = (4, 6, 8, 10, 12)
-CONSUMERS = (2, 3)  # the model knows no LDS latency, which a single consumer would have to bear alone
 MOST_TRIALS = 12
-QSIZE = (6, 5, 4, 3, 2, 1)
-SPLIT_K = tuple(range(1, 17))
 REDUCE_THREADS, REDUCE_WAVES = 256, 4  # of a work-group of the sum over partial results
 MOST_OCCUPANCY = 8
-
-
-def tiles_for(m: int) -> list[tuple[int, int]]:
-    """Return the (op_m, a_lanes) whose tile is the lowest of its op_m that holds m rows, and is not half empty."""
-    shapes = [(op_m, -(-m // op_m)) for op_m in OP_M]
-    return [(op_m, lanes) for op_m, lanes in shapes if lanes in A_LANES and (op_m == OP_M[0] or m > op_m // 2)]
-
-
-def candidates(cell: Cell, arch: str) -> list[Candidate]:
-    """Return the configurations that may be tried for a cell, few splits and waves first: ties go to them."""
-    found = []
-    for split_k in SPLIT_K:
-        for waves in ((a, b, c) for b in B_PRODUCERS for c in CONSUMERS for a in A_PRODUCERS):
-            for op_m, a_lanes in tiles_for(cell.m):
-                for tile in ((op_m, a_lanes, b_lanes, ops) for b_lanes in B_LANES for ops in OPS):
-                    possible = (Configuration(*tile, *waves, qsize, split_k) for qsize in QSIZE)
-                    deepest = next((c for c in possible if refusal(c, arch, cell.k) is None), None)
-                    if deepest is not None:
-                        found.append(Candidate("skinny_gemm_fp8", MappingProxyType(deepest.parameters())))
-    return found
 
 
 @functools.lru_cache(maxsize=4096)
@@ -85,7 +57,7 @@ def busiest_share(tiles: int, splits: int, blocks: int, cu_count: int) -> float:
     return max(map(run, range(workgroups))) * workgroups / (tiles // splits * blocks)
 
 
-def pipeline(candidate: Candidate, cell: Cell, cu_count: int) -> Pipeline:
+def pipeline(candidate: Choice, cell: Cell, cu_count: int) -> Pipeline:
     """Return how a candidate streams b: each producer has one part of a block in flight, and the slower side leads."""
     c = Configuration(**candidate.configuration)
     blocks_per_trip = min(c.a_producers / c.a_lanes, c.b_producers / c.b_lanes)
@@ -96,7 +68,7 @@ def pipeline(candidate: Candidate, cell: Cell, cu_count: int) -> Pipeline:
     )
 
 
-def bound(candidate: Candidate, cell: Cell, machine: model.Machine) -> float:
+def bound(candidate: Choice, cell: Cell, machine: model.Machine) -> float:
     """Return the model's seconds for a candidate whose instructions take no time: bytes, and trips to memory, alone."""
     c = Configuration(**candidate.configuration)
     streams = pipeline(candidate, cell, machine.cu_count)
@@ -159,7 +131,7 @@ def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
 
 
 TUNER = gemm_tuner(
-    family_of(SKINNY_GEMM_FP8, tuple(FORMATS), lambda cell, arch: candidates(cell, arch)),
+    FAMILY,
     max_error=MAX_ERROR,
     default_cells=cells(LLAMA_405B, ROWS),
     quantize=lambda x, arch: to_fp8(x, FORMATS[arch]),

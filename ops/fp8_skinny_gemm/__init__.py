@@ -1,0 +1,78 @@
+"""Skinny fp8 GEMM for decoding (gfx942 and gfx950): D += scale * (A @ B) with few rows.
+
+Shapes and dtypes everywhere in this package: ``a`` [m, k] row-major and ``b`` [k, n] column-major (``b.stride(0)`` is 1,
+``b.stride(1)`` the pitch) hold e4m3 in the format of the architecture, ``torch.float8_e4m3fnuz`` on gfx942 and
+``torch.float8_e4m3fn`` on gfx950; ``scale`` is one float32, the product of both operands' scales; the result is float16
+[m, n]; k is a multiple of 32.
+
+Two ways to add up. The deterministic one (the default) keeps fp32 partial sums per split of k and consumer and adds
+them in a fixed order: results depend only on the operands and the configuration. The atomic one adds rounded fp16 pairs
+to the output as they come: no workspace, but the result varies from run to run and carries one fp16 rounding per split
+and consumer; it needs an even n.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.ops.core.dispatch import Accepted
+from hipforge.ops.core.operator import operator
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS, Problem
+from hipforge.ops.fp8_skinny_gemm.kernels import launch, run_skinny_gemm, skinny_gemm_fp8_out
+from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, OP_M, OPS
+from hipforge.ops.reference import skinny as reference
+
+__all__ = [
+    "A_LANES", "B_LANES", "FAMILY", "FORMATS", "OPS", "OP_M", "run_skinny_gemm", "skinny_gemm", "skinny_gemm_fp8_out",
+]  # fmt: skip
+
+
+def _new(a: torch.Tensor, b: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    return torch.empty((a.shape[0], b.shape[1]), dtype=torch.float16, device=a.device)
+
+
+@operator(FAMILY.plan_total, fake=_new, adds="output")
+def skinny_gemm(
+    taken: Accepted,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    output: torch.Tensor | None = None,
+    split_k: int | None = None,
+    *,
+    deterministic: bool = True,
+) -> torch.Tensor:
+    """Return ``output + scale * (a @ b)``, always: the kernel where it applies, else torch.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        a: activations, e4m3 [m, k], any strides; the kernel takes m from 1 to 32 and any k that is a multiple of 32.
+        b: weights, e4m3 [k, n] of a's dtype; column-major with a pitch that is a multiple of 16 is used in place,
+            anything else is copied first.
+        scale: one float32.
+        output: float16 [m, n], contiguous, added to in place and returned; None makes a new tensor.
+        split_k: parts that k is cut into, at most as many as there are k blocks; None for the tuned table's or the
+            default rule's.
+        deterministic: fp32 partial sums in a fixed order; False adds with packed fp16 atomics, whose order, and with it
+            the rounding, varies from run to run (n must be even).
+
+    Returns:
+        float16 [m, n].
+
+    Raises:
+        GuardError: dtypes, shapes or devices that are not accepted, a split_k below 1, an odd n with
+            ``deterministic=False``.
+        BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> a, b = (torch.randn(*shape).to(torch.float8_e4m3fn) for shape in ((4, 256), (64, 256)))
+        >>> hipforge.skinny_gemm(a, b.t(), torch.tensor([0.5])).shape
+        torch.Size([4, 64])
+    """
+    # The decision was made from shapes; what it did not see is checked with every call.
+    Problem.of(a, b, scale, output, split_k, deterministic=deterministic)
+    if taken.path == "kernel":
+        return launch(a, b, scale, output, deterministic=deterministic, **taken.configuration)
+    result = reference.skinny_gemm(a, b, scale, output)
+    return result if output is None else output.copy_(result)

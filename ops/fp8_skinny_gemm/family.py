@@ -1,0 +1,206 @@
+"""The skinny fp8 GEMM as a family: its problem, table, envelope, default rule and candidates.
+
+The configuration is that of the tuned row of the shape, of the tuned row of the next larger m, or of the default rule;
+a ``split_k`` of the caller's replaces the split of each of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from hipforge import archs
+from hipforge.errors import GuardError
+from hipforge.ops.core.checks import Described, require_dtype, require_rank, require_shape
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.family import Family
+from hipforge.ops.core.tuned import NEXT, USE_HIP, Column, TableSchema, TunedRow, Value, gemm_shape
+from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, OP_M, OPS, Configuration, refusal, require
+
+PARAMETERS = tuple(field.name for field in dataclasses.fields(Configuration))
+ARCHS = ("gfx942", "gfx950")
+FORMATS: Mapping[str, torch.dtype] = MappingProxyType(
+    {arch: getattr(torch, archs.get(arch).fp8_e4m3) for arch in ARCHS}
+)
+K_MULTIPLE = 32
+MAX_M = 32
+MAX_BYTES = 2**31 - 1
+ALIGNMENT = 16  # bytes, of operands and of b's pitch
+MAX_SPLIT_K = 16  # of the default rule
+TILE_BLOCKS = 0.25  # what the end of a tile costs there, in k blocks: its stores, most of them behind the next loads
+
+
+# The default rule's tile and waves for m up to the key: few instructions, 32 to 48 KB of weights in flight in a
+# work-group, at most 60 KB of LDS.
+_DEFAULTS: Mapping[int, Configuration] = MappingProxyType(
+    {
+        8: Configuration(op_m=8, b_lanes=2, ops=8, a_producers=2, b_producers=4, consumers=2, qsize=3),
+        16: Configuration(op_m=16, b_lanes=3, ops=8, a_producers=2, b_producers=6, consumers=2, qsize=3),
+        32: Configuration(op_m=32, b_lanes=2, ops=8, a_producers=2, b_producers=6, consumers=2, qsize=4),
+    }
+)
+
+
+def default_configuration(m: int, n: int, k: int, cu_count: int) -> Configuration:
+    """Return the configuration for a shape: tiles as high as m asks for, and the split of k that costs least.
+
+    Split parts fill the compute units of the last round, and add tiles and traffic: every part writes and reads fp32
+    sums of its own. The cost is that of all three in units of one read of the weights by all compute units.
+    """
+    whole = _DEFAULTS[next((height for height in _DEFAULTS if m <= height), MAX_M)]
+    tiles = whole.tiles(m, n)
+
+    def cost(split_k: int) -> float:
+        rounds = -(-tiles * split_k // cu_count)
+        idle, sums = rounds * cu_count / (tiles * split_k), 2 * 4 * m * split_k * whole.consumers / k
+        return idle + sums + TILE_BLOCKS * split_k / whole.blocks(k)
+
+    splits = range(1, min(MAX_SPLIT_K, whole.blocks(k)) + 1)
+    return dataclasses.replace(whole, split_k=min(splits, key=cost))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """[m, k] @ [k, n] in one fp8 format; ``split_k`` is the caller's, if any."""
+
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    device: torch.device
+    split_k: int | None = None
+    deterministic: bool = True
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Return m, n and k."""
+        return self.m, self.n, self.k
+
+    @classmethod
+    def of(
+        cls,
+        a: Described,
+        b: Described,
+        scale: Described,
+        output: Described | None = None,
+        split_k: int | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> Problem:
+        """Return the problem of operands; raises GuardError for ones that are malformed."""
+        require_rank("a", a, 2, "[m, k]")
+        require_rank("b", b, 2, "[k, n]")
+        for name, operand in (("a", a), ("b", b)):
+            require_dtype(name, operand, tuple(FORMATS.values()))
+        if a.dtype != b.dtype:
+            raise GuardError(f"a and b must have the same fp8 format; got {a.dtype} and {b.dtype}")
+        m, k = a.shape
+        n = b.shape[1]
+        require_shape("b", b, (k, n), "its k is that of a")
+        if k < K_MULTIPLE or k % K_MULTIPLE:
+            raise GuardError(f"k must be a positive multiple of {K_MULTIPLE}; got {k}: pad both operands with zeros")
+        require_dtype("scale", scale, (torch.float32,))
+        if tuple(scale.shape) not in ((), (1,)) and set(scale.shape) != {1}:
+            raise GuardError(f"scale must be one float32; got shape {tuple(scale.shape)}")
+        tensors = {"b": b, "scale": scale}
+        if output is not None:
+            require_dtype("output", output, (torch.float16,))
+            require_shape("output", output, (m, n), "[m, n]")
+            if isinstance(output, torch.Tensor) and not output.is_contiguous():
+                raise GuardError(f"output must be contiguous; got strides {output.stride()}")
+            tensors["output"] = output
+        for name, tensor in tensors.items():
+            if tensor.device != a.device:
+                raise GuardError(f"{name} must be on the device of a ({a.device}); got {tensor.device}")
+        return cls(m, n, k, a.dtype, a.device, split_k, deterministic)
+
+
+def _check_row(values: Mapping[str, Value]) -> str | None:
+    if values["gfx"] not in ARCHS:
+        return f"the kernel is for {', '.join(ARCHS)}; got {values['gfx']}"
+    given = {name: int(values[name] or 0) for name in PARAMETERS}
+    return refusal(Configuration(**given), str(values["gfx"]), int(values["K"] or 0))
+
+
+def _envelope(problem: Problem, arch: str) -> str | None:
+    m, n, k = problem.key
+    if problem.dtype != FORMATS[arch]:
+        return f"the matrix instructions of {arch} read {FORMATS[arch]}; the operands are {problem.dtype}"
+    if not 1 <= m <= MAX_M or n < 1:
+        return f"m must be 1 to {MAX_M} and n at least 1; got m={m}, n={n}"
+    if -(-k // ALIGNMENT) * ALIGNMENT * n > MAX_BYTES:
+        return f"b must span at most 2^31 - 1 bytes; got {k * n}"
+    return None
+
+
+def _choice(configuration: Configuration) -> Choice:
+    return Choice("skinny_gemm_fp8", MappingProxyType(configuration.parameters()))
+
+
+def configuration_of(row: TunedRow) -> Configuration:
+    """Return the configuration that a row of the tuned table holds."""
+    return Configuration(**{name: row.integer(name) for name in PARAMETERS})
+
+
+def _adjust(problem: Problem, arch: str, choice: Choice, reason: str) -> tuple[Choice, str]:
+    if not problem.deterministic and problem.n % 2:
+        raise GuardError(f"packed fp16 atomics need an even n; got {problem.n}: pass deterministic=True")
+    if problem.split_k is None:
+        return choice, reason
+    configuration = Configuration(**choice.configuration)
+    # split_k is capped at the number of k blocks.
+    configuration = dataclasses.replace(configuration, split_k=min(problem.split_k, configuration.blocks(problem.k)))
+    require(configuration, arch, problem.k)
+    return _choice(configuration), f"{reason} with the caller's split_k"
+
+
+# What the tuner tries of each parameter beside the space's own values; the model knows no LDS latency, which a single
+# consumer would have to bear alone.
+A_PRODUCERS = (1, 2, 4)
+B_PRODUCERS = (4, 6, 8, 10, 12)
+CONSUMERS = (2, 3)
+QSIZE = (6, 5, 4, 3, 2, 1)
+SPLIT_K = tuple(range(1, 17))
+
+
+def tiles_for(m: int) -> list[tuple[int, int]]:
+    """Return the (op_m, a_lanes) whose tile is the lowest of its op_m that holds m rows, and is not half empty."""
+    shapes = [(op_m, -(-m // op_m)) for op_m in OP_M]
+    return [(op_m, lanes) for op_m, lanes in shapes if lanes in A_LANES and (op_m == OP_M[0] or m > op_m // 2)]
+
+
+def candidates(cell: Any, arch: str) -> list[Choice]:
+    """Return the configurations that may be tried for a cell, few splits and waves first: ties go to them."""
+    found = []
+    for split_k in SPLIT_K:
+        for waves in ((a, b, c) for b in B_PRODUCERS for c in CONSUMERS for a in A_PRODUCERS):
+            for op_m, a_lanes in tiles_for(cell.m):
+                for tile in ((op_m, a_lanes, b_lanes, ops) for b_lanes in B_LANES for ops in OPS):
+                    possible = (Configuration(*tile, *waves, qsize, split_k) for qsize in QSIZE)
+                    deepest = next((c for c in possible if refusal(c, arch, cell.k) is None), None)
+                    if deepest is not None:
+                        found.append(_choice(deepest))
+    return found
+
+
+FAMILY = Family[Problem](
+    problem=Problem.of,
+    table=TableSchema(
+        family="skinny_gemm_fp8",
+        shape=gemm_shape(NEXT),
+        config=(*(Column(name, int, minimum=1) for name in PARAMETERS), USE_HIP),
+        check=_check_row,
+    ),
+    archs=ARCHS,
+    envelope=_envelope,
+    default=lambda problem, arch, cu_count: _choice(default_configuration(*problem.key, cu_count)),
+    from_row=lambda row: _choice(configuration_of(row)),
+    candidates=candidates,
+    reference="skinny_gemm",
+    adjust=_adjust,
+)
