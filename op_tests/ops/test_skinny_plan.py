@@ -77,8 +77,8 @@ def operands(m: int, n: int = N, k: int = K) -> tuple[torch.Tensor, torch.Tensor
     ("m", "line", "reason"),
     [
         (3, 2, "the tuned row of this shape"),
-        (1, 2, "the tuned row of the next larger m (3)"),
-        (2, 2, "the tuned row of the next larger m (3)"),
+        (1, 2, "the tuned row of the next larger M (3)"),
+        (2, 2, "the tuned row of the next larger M (3)"),
         (8, 3, "the tuned row of this shape"),
         (4, 3, "the tuned row of the next larger m (8)"),
     ],

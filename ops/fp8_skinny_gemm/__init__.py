@@ -1,6 +1,6 @@
 """Skinny fp8 GEMM for decoding (gfx942 and gfx950): D += scale * (A @ B) with few rows.
 
-Shapes and dtypes everywhere in this package: ``a`` [m, k] row-major and ``b`` [k, n] column-major (``b.stride(0)`` is 1,
+Shapes and dtypes everywhere in this package: ``a`` [m, k] row-major and ``b`` [k, n] column-major (``b.stride(0)`` 1,
 ``b.stride(1)`` the pitch) hold e4m3 in the format of the architecture, ``torch.float8_e4m3fnuz`` on gfx942 and
 ``torch.float8_e4m3fn`` on gfx950; ``scale`` is one float32, the product of both operands' scales; the result is float16
 [m, n]; k is a multiple of 32.
