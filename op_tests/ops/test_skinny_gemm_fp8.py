@@ -239,3 +239,19 @@ def test_what_is_written_stands_apart_from_what_is_read():
 
 def test_the_same_holds_on_gfx942(on_gfx942):
     on_gfx942()
+
+
+def test_one_graph_serves_every_number_of_rows_and_adds_in_place():
+    _, b = integers(1, 48, 256, seed=1)
+
+    def call(a: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        return ops.skinny_gemm(a, b, ONE, output) + 1
+
+    traced = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (2, 5, 9):
+            a, _ = integers(m, 48, 256, seed=m)
+            output = torch.ones(m, 48, dtype=torch.float16)
+            want = exact(a, b, ONE, output)
+            assert torch.equal(traced(a, output), want + 1)
+            assert torch.equal(output, want)

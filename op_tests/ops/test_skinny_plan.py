@@ -80,7 +80,7 @@ def operands(m: int, n: int = N, k: int = K) -> tuple[torch.Tensor, torch.Tensor
         (1, 2, "the tuned row of the next larger M (3)"),
         (2, 2, "the tuned row of the next larger M (3)"),
         (8, 3, "the tuned row of this shape"),
-        (4, 3, "the tuned row of the next larger m (8)"),
+        (4, 3, "the tuned row of the next larger M (8)"),
     ],
 )
 def test_the_row_of_the_shape_or_of_the_next_larger_m_decides_and_is_named(table, m, line, reason):

@@ -15,6 +15,7 @@ from hipforge import devices, explain
 from hipforge.cli.main import cli
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables, read_rows
+from hipforge.ops.fp8_skinny_gemm import family
 from hipforge.ops.fp8_skinny_gemm import tuner as skinny_gemm_fp8
 from hipforge.ops.fp8_skinny_gemm.family import FORMATS, configuration_of
 from hipforge.ops.fp8_skinny_gemm.space import Configuration, refusal
@@ -108,7 +109,7 @@ def test_a_search_with_bounds_leaves_out_what_cannot_win():
 @pytest.mark.parametrize("arch", FORMATS)
 def test_every_candidate_keeps_the_rules_reads_weights_once_and_has_the_deepest_queue(arch):
     for cell in skinny_gemm_fp8.TUNER.default_cells:
-        found = [Configuration(**c.configuration) for c in skinny_gemm_fp8.candidates(cell, arch)]
+        found = [Configuration(**c.configuration) for c in family.candidates(cell, arch)]
         assert len(found) == len(set(found)) > 1000
         for c in found:
             assert refusal(c, arch, cell.k) is None and c.tile_m >= cell.m
@@ -122,7 +123,7 @@ def test_the_default_cells_are_three_projections_by_four_values_of_m():
 
 
 def test_tiles_hold_all_rows_and_are_not_half_empty():
-    assert [skinny_gemm_fp8.tiles_for(m) for m in (1, 8, 9, 16, 17, 24, 32)] == [
+    assert [family.tiles_for(m) for m in (1, 8, 9, 16, 17, 24, 32)] == [
         [(8, 1)], [(8, 1)], [(8, 2), (16, 1)], [(8, 2), (16, 1)], [(8, 3), (16, 2), (32, 1)],
         [(8, 3), (16, 2), (32, 1)], [(16, 2), (32, 1)],
     ]  # fmt: skip
