@@ -21,25 +21,24 @@ from rich.table import Table
 from hipforge import devices
 from hipforge.cli.output import console
 from hipforge.jit import loader
-from hipforge.ops.grouped_gemm_mxfp8_plan import ARCH
 from hipforge.ops.moe import DEFAULT_BLOCK_M
 from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
-from hipforge.ops.tables import MOE_BLOCK_N
-from hipforge.ops.triton import mxfp8_grouped as triton_grouped
-from hipforge.tuning.model import MI355X
-from hipforge.tuning.search import Candidate
-from hipforge.tuning.smallm_mxfp8_moe import (
+from hipforge.ops.mxfp8_grouped.family import FAMILY, MOE_BLOCK_N, candidates
+from hipforge.ops.mxfp8_grouped.tuner import (
     DEFAULT_CELLS,
     TUNER,
     MoeCell,
     MoeOperands,
-    candidates,
     expected,
     operands,
     run,
 )
+from hipforge.ops.triton import mxfp8_grouped as triton_grouped
+from hipforge.tuning.model import MI355X
+from hipforge.tuning.search import Candidate
 from hipforge.tuning.tuner import Measured, relative_error
 
+(ARCH,) = FAMILY.archs
 # One slot per expert is what few tokens give; all slots on few experts show the matrix path.
 CROWDED = (
     MoeCell(1536, 6144, 4, False, 16, experts=4, top_k=4),
@@ -180,7 +179,7 @@ def bench_measured(cell: MoeCell) -> list[Row]:
     problem = Measured(TUNER, cell, ARCH, torch.device("cuda", 0))
     parts = problem.copies[0]
     rows = []
-    for candidate in candidates():
+    for candidate in candidates(cell):
         relf = problem.run(candidate)
         seconds, _ = problem.cost(candidate)
         name = f"hipforge {_text(candidate)}"

@@ -14,7 +14,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank, require_shape, require_tensor
-from hipforge.ops.grouped_gemm_mxfp8 import grouped_mxfp8_linear
+from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear
 from hipforge.ops.reference.moe import moe_align_block_size as _align
 from hipforge.ops.reference.mxfp8 import quantize_mxfp8
 

@@ -10,8 +10,8 @@ from hipforge.ops.decode_attention_fp8_kernels import CONFIGURATION, HEAD_DIMS, 
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY as _SKINNY
 from hipforge.ops.mxfp4_gemm.family import FAMILY as _MXFP4
 from hipforge.ops.mxfp8_dense.family import TABLE
+from hipforge.ops.mxfp8_grouped.family import TABLE as SMALLM_MXFP8_MOE
 
-MOE_BLOCK_N = (8, 16)
 ANY_PAGE_SIZE = 0
 
 
@@ -19,25 +19,6 @@ MXFP4_GEMM = _MXFP4.table
 SKINNY_GEMM_FP8 = _SKINNY.table
 
 SMALLM_MXFP8 = TABLE
-
-
-def _check_moe(values: Mapping[str, Value]) -> str | None:
-    if values["block_n"] not in MOE_BLOCK_N:
-        return f"block_n must be one of {MOE_BLOCK_N}; got {values['block_n']}"
-    return None
-
-
-# A row speaks for every number of routed slots from the next smaller M of its key, exclusive, to its own M.
-SMALLM_MXFP8_MOE = TableSchema(
-    family="smallm_mxfp8_moe",
-    extra_key=(Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))),
-    config=(
-        Column("block_n", int, minimum=1),
-        Column("min_experts", int, minimum=0),
-        Column("use_hip", int, accepted=(0, 1)),
-    ),
-    check=_check_moe,
-)
 
 
 def _check_attention(values: Mapping[str, Value]) -> str | None:

@@ -12,9 +12,9 @@ from helpers.mxfp8_cases import assert_bits
 
 import hipforge
 from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
+from hipforge.ops.mxfp8_grouped.tuner import TUNER, MoeCell
 from hipforge.ops.tables import SMALLM_MXFP8_MOE
 from hipforge.tuning.driver import tune
-from hipforge.tuning.smallm_mxfp8_moe import TUNER, MoeCell
 from hipforge.tuning.table_writer import merge_rows, read_existing
 
 CELLS = [

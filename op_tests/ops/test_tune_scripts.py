@@ -13,7 +13,7 @@ import pytest
 from hipforge import devices
 from hipforge.cli.tune import TUNERS
 from hipforge.ops.core.tuned import clear_tables, load_table, read_rows
-from hipforge.tuning.smallm_mxfp8_moe import MoeCell
+from hipforge.ops.mxfp8_grouped.tuner import MoeCell
 
 FOLDER = Path(__file__).resolve().parents[1]
 GEMM = ("--shapes", "256,64", "-m", "1")

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from hipforge.ops.fp8_linear import scaled_mm as scaled_mm
     from hipforge.ops.fp8_quant import fp8_quant_tensorwise as fp8_quant_tensorwise
     from hipforge.ops.fp8_skinny_gemm import skinny_gemm as skinny_gemm
-    from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
-    from hipforge.ops.grouped_gemm_mxfp8 import grouped_mxfp8_linear as grouped_mxfp8_linear
     from hipforge.ops.moe import fused_moe_mxfp8 as fused_moe_mxfp8
     from hipforge.ops.moe import moe_align_block_size as moe_align_block_size
     from hipforge.ops.mx_quantize import mxfp4_quantize as mxfp4_quantize
@@ -68,6 +66,8 @@ if TYPE_CHECKING:
     from hipforge.ops.mxfp4_gemm import mxfp4_linear as mxfp4_linear
     from hipforge.ops.mxfp8_dense import mxfp8_gemv as mxfp8_gemv
     from hipforge.ops.mxfp8_dense import mxfp8_linear as mxfp8_linear
+    from hipforge.ops.mxfp8_grouped import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
+    from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear as grouped_mxfp8_linear
     from hipforge.ops.rmsnorm_fp8 import residual_rms as residual_rms
     from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8 as residual_rms_mxfp8
     from hipforge.ops.rmsnorm_fp8 import rms_norm as rms_norm

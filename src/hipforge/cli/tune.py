@@ -9,7 +9,7 @@ import click
 # family -> module whose ``command`` is its tuner
 TUNERS: dict[str, str] = {
     "smallm_mxfp8": "hipforge.ops.mxfp8_dense.tuner",
-    "smallm_mxfp8_moe": "hipforge.tuning.smallm_mxfp8_moe",
+    "smallm_mxfp8_moe": "hipforge.ops.mxfp8_grouped.tuner",
     "mxfp4_gemm": "hipforge.ops.mxfp4_gemm.tuner",
     "decode_attention_fp8": "hipforge.tuning.decode_attention",
     "skinny_gemm_fp8": "hipforge.ops.fp8_skinny_gemm.tuner",

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import click
 import torch
@@ -21,17 +20,16 @@ import torch
 from hipforge.errors import ConfigError
 from hipforge.jit import loader
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.grouped_gemm_mxfp8_kernels import smallm_mxfp8_moe_grouped_gemm
-from hipforge.ops.grouped_gemm_mxfp8_plan import ARCH
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
 from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
+from hipforge.ops.mxfp8_grouped.family import FAMILY
+from hipforge.ops.mxfp8_grouped.kernels import smallm_mxfp8_moe_grouped_gemm
 from hipforge.ops.reference import quantize_mxfp8
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
-from hipforge.ops.tables import MOE_BLOCK_N, SMALLM_MXFP8_MOE
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning import model, timing
 from hipforge.tuning.driver import command_for
-from hipforge.tuning.tuner import Baselines, Counted, Tuner, family_of, relative_error
+from hipforge.tuning.tuner import Baselines, Counted, Tuner, relative_error
 
 # What the model has to know of the kernel's pipelines (moe_kernel.h).
 WAVES = 4
@@ -151,11 +149,6 @@ def run(cell: MoeCell, parts: MoeOperands, block_n: int) -> torch.Tensor:
     )  # fmt: skip
 
 
-def candidates() -> list[Choice]:
-    """Return every configuration that the kernel accepts."""
-    return [Choice("moe", MappingProxyType({"block_n": block_n})) for block_n in MOE_BLOCK_N]
-
-
 def _count(cell: MoeCell, arch: str) -> Counted:
     parts = operands(cell, torch.device("cpu"))
     right = expected(cell, parts)
@@ -218,7 +211,7 @@ def _baselines(cell: MoeCell, copies: Sequence[MoeOperands]) -> Baselines:
 
 
 TUNER = Tuner(
-    family=family_of(SMALLM_MXFP8_MOE, (ARCH,), lambda cell, arch: candidates()),
+    family=FAMILY,
     max_error=MAX_ERROR,
     default_cells=DEFAULT_CELLS,
     operands=lambda cell, arch, device: operands(cell, device),

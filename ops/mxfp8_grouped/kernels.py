@@ -1,6 +1,6 @@
 """The raw MoE grouped GEMM over MX-FP8: the stub of its module, and the function that callers of the kernel use.
 
-Shapes, dtypes and the meaning of the indices are those of :mod:`hipforge.ops.grouped_gemm_mxfp8`. The raw op takes
+Shapes, dtypes and the meaning of the indices are those of :mod:`hipforge.ops.mxfp8_grouped`. The raw op takes
 contiguous tensors and raises for anything that it does not take; it never returns None.
 """
 
@@ -12,7 +12,8 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N
-from hipforge.ops.tables import MOE_BLOCK_N
+from hipforge.ops.mxfp8_grouped.family import MOE_BLOCK_N
+from hipforge.ops.mxfp8_grouped.reference import Operands
 
 
 def _variant(*args: torch.Tensor | int | None) -> Mapping[str, int]:
@@ -97,3 +98,14 @@ def smallm_mxfp8_moe_grouped_gemm(
         E, N, K, num_valid_tokens, M_act, a_div, block_m, block_n,
     )  # fmt: skip
     return out
+
+
+def launch(out: torch.Tensor, parts: Operands, block_n: int) -> None:
+    """Run the kernel on operands of any strides, writing the rows of ``out`` that tiles in use cover."""
+    experts, n, k = parts.w.shape
+    smallm_mxfp8_moe_out(
+        out, parts.a_q.contiguous(), parts.a_scale.contiguous(), parts.w.contiguous(), parts.w_scale.contiguous(),
+        parts.sorted_token_ids.contiguous(), parts.expert_ids.contiguous(), parts.num_tokens_post_padded.contiguous(),
+        None if parts.mul_weight_by is None else parts.mul_weight_by.contiguous(),
+        experts, n, k, parts.num_valid_tokens, parts.a_q.shape[0], parts.a_div, parts.block_m, block_n,
+    )  # fmt: skip

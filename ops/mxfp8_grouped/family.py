@@ -1,0 +1,187 @@
+"""The grouped MX-FP8 GEMM as a family: its problem, table, envelope, default rule and candidates.
+
+The order of the steps is documented in :mod:`hipforge.ops.mxfp8_grouped`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.core.checks import (
+    Described,
+    require_dtype,
+    require_int,
+    require_last_multiple,
+    require_rank,
+    require_shape,
+    require_tensor,
+    require_torch_dtype,
+)
+from hipforge.ops.core.dispatch import Accepted, Choice, Refused
+from hipforge.ops.core.family import Family
+from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.tuned import NEXT, USE_HIP, Column, TableSchema, TunedRow, Value, gemm_shape, load_table
+from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, FP8_PAYLOADS, MAX_ELEMENTS, SCALES
+
+KERNEL = "smallm_mxfp8_moe_grouped_gemm"
+MOE_BLOCK_N = (8, 16)
+
+# Without a tuned row: (most routed slots, least experts). With many experts few slots fall on each, so that the
+# kernel keeps to its strength, few rows per expert, for more slots.
+DEFAULT_BUCKETS = ((16, 0), (64, 128))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``slots`` rows of ``m_act`` activations [M_act, K], each times its expert's weight [N, K]."""
+
+    slots: int
+    experts: int
+    n: int
+    k: int
+    m_act: int
+    block_m: int
+    a_div: int
+    has_weight: bool
+    out_dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Return M, N, K, a_div and has_weight."""
+        return self.slots, self.n, self.k, self.a_div, int(self.has_weight)
+
+    @classmethod
+    def of(
+        cls,
+        a_q: Described,
+        a_scale: Described,
+        w: Described,
+        w_scale: Described,
+        sorted_token_ids: Described,
+        expert_ids: Described,
+        num_tokens_post_padded: Described,
+        num_valid_tokens: int,
+        block_m: int,
+        a_div: int,
+        mul_weight_by: Described | None = None,
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> Problem:
+        """Return the problem of operands; raises GuardError for ones that are malformed."""
+        require_tensor(a_q=a_q, a_scale=a_scale, w=w, w_scale=w_scale)
+        require_tensor(
+            sorted_token_ids=sorted_token_ids, expert_ids=expert_ids, num_tokens_post_padded=num_tokens_post_padded
+        )
+        if mul_weight_by is not None:
+            require_tensor(mul_weight_by=mul_weight_by)
+        counts = {"num_valid_tokens": num_valid_tokens, "block_m": block_m, "a_div": a_div}
+        slots, block_m, a_div = (require_int(name, count) for name, count in counts.items())
+        require_rank("a_q", a_q, 2, "[M_act, K]")
+        require_rank("w", w, 3, "[E, N, K]")
+        require_dtype("a_q", a_q, FP8_PAYLOADS)
+        require_dtype("w", w, FP8_PAYLOADS)
+        require_dtype("a_scale", a_scale, SCALES)
+        require_dtype("w_scale", w_scale, SCALES)
+        (m_act, k), (experts, n, _) = a_q.shape, w.shape
+        require_shape("w", w, (experts, n, k), "its K is that of a_q")
+        require_last_multiple("a_q", a_q, BLOCK)
+        require_shape("a_scale", a_scale, (m_act, k // BLOCK), f"one byte per {BLOCK} elements of a_q")
+        require_shape("w_scale", w_scale, (experts, n, k // BLOCK), f"one byte per {BLOCK} elements of w")
+        if block_m < 1 or a_div < 1 or slots < 0:
+            raise GuardError(
+                "block_m and a_div must be positive and num_valid_tokens not negative; "
+                f"got {block_m}, {a_div} and {slots}"
+            )
+        if m_act < -(-slots // a_div):
+            raise GuardError(
+                f"a_q must have a row for each {a_div} of the {slots} slots (num_valid_tokens), {-(-slots // a_div)}; "
+                f"got M_act={m_act}"
+            )
+        require_torch_dtype("out_dtype", out_dtype)
+        has_weight = mul_weight_by is not None
+        return cls(slots, experts, n, k, m_act, block_m, a_div, has_weight, out_dtype, a_q.device)
+
+
+def _check_row(values: Mapping[str, Value]) -> str | None:
+    if values["block_n"] not in MOE_BLOCK_N:
+        return f"block_n must be one of {MOE_BLOCK_N}; got {values['block_n']}"
+    return None
+
+
+TABLE = TableSchema(
+    family="smallm_mxfp8_moe",
+    shape=gemm_shape(NEXT),
+    extra_key=(Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))),
+    config=(Column("block_n", int, minimum=1), Column("min_experts", int, minimum=0), USE_HIP),
+    check=_check_row,
+)
+
+
+def _envelope(problem: Problem, arch: str) -> str | None:
+    slots, experts, n, k = problem.slots, problem.experts, problem.n, problem.k
+    if problem.out_dtype != torch.bfloat16:
+        return f"the output dtype must be torch.bfloat16; got {problem.out_dtype}"
+    if min(slots, experts, n, k) < 1:
+        return f"M, E, N and K must be at least 1; got M={slots}, E={experts}, N={n}, K={k}"
+    if problem.block_m % 4:
+        return f"block_m must be a multiple of 4; got {problem.block_m}"
+    largest = max(n, problem.m_act) * k
+    if largest > MAX_ELEMENTS:
+        return f"N*K and M_act*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {largest}"
+    return None
+
+
+def _choice(block_n: int) -> Choice:
+    return Choice(KERNEL, MappingProxyType({"block_n": block_n}))
+
+
+def _row_refusal(problem: Problem, row: TunedRow) -> str | None:
+    least = row.integer("min_experts")
+    return f"asks for at least {least} experts; got E={problem.experts}" if problem.experts < least else None
+
+
+def _default(problem: Problem, arch: str, cu_count: int) -> Choice | str:
+    slots, *rest = problem.key
+    table = load_table(TABLE)
+    tuned = [m for m in table.values(0) if table.find(arch, cu_count, m, *rest) is not None]
+    if tuned:
+        return f"the tuned rows of (N, K, a_div, has_weight)={tuple(rest)} end at M={tuned[-1]}; got M={slots}"
+    if any(slots <= most and problem.experts >= least for most, least in DEFAULT_BUCKETS):
+        return _choice(DEFAULT_BLOCK_N)
+    rules = " or ".join(f"M at most {most} with E at least {least}" for most, least in DEFAULT_BUCKETS)
+    return f"no tuned row; the default needs {rules}; got M={slots}, E={problem.experts}"
+
+
+def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
+    """Return every configuration that the kernel accepts."""
+    return [_choice(block_n) for block_n in MOE_BLOCK_N]
+
+
+def _triton(problem: Problem) -> Accepted | Refused:
+    from hipforge.ops.triton import mxfp8_grouped
+
+    reason = mxfp8_grouped.unavailable(problem.device, problem.block_m)
+    if reason is not None:
+        return Refused("triton", reason)
+    configuration = MappingProxyType(mxfp8_grouped.STOCK.as_dict())
+    return Accepted("triton", "mxfp8_grouped", configuration, "the kernel does not apply")
+
+
+FAMILY = Family(
+    problem=Problem.of,
+    table=TABLE,
+    archs=("gfx950",),
+    envelope=_envelope,
+    default=_default,
+    from_row=lambda row: _choice(row.integer("block_n")),
+    candidates=candidates,
+    reference="grouped_mm",
+    triton=_triton,
+    row_refusal=_row_refusal,
+)
