@@ -21,6 +21,7 @@
 #include "hipforge/amd/fp8_encode.h"
 #include "hipforge/amd/fused_fp8_guards.h"
 #include "hipforge/module.h"
+#include "hipforge/amd/math.h"
 #include "hipforge/amd/mx_encode.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
@@ -111,12 +112,6 @@ __device__ inline float group_sum(float value) {
   return total;
 }
 
-// 1 / sqrt(x) by the instruction, which takes subnormals for 0.
-__device__ inline float reciprocal_root(float x) {
-  const bool tiny = x < 0x1p-100f;
-  return __builtin_amdgcn_rsqf(tiny ? x * 0x1p48f : x) * (tiny ? 0x1p24f : 1.f);
-}
-
 // y over its scale: the static one, whose inverse is given, or that of the chunk's block, which is stored here and returned.
 template <Output kOutput, int kWidth>
 __device__ inline uint32_t scale_chunk(Vector<kWidth> y, float inverse, uint8_t* block_scales, int64_t chunk,
@@ -177,7 +172,7 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(const Arguments ar
   }
   hf::dev::zero_fill(arguments.next_buffer, arguments.next_count, row * threads + thread, gridDim.x * threads);
   const float mean = group_sum(squares) / static_cast<float>(arguments.cols);
-  const float factor = reciprocal_root(mean + arguments.epsilon);
+  const float factor = hf::dev::reciprocal_root(mean + arguments.epsilon);
 
   const V* values = kCached ? cached : kept ? kept : input;
   if constexpr (kOutput == Output::half) {

@@ -107,6 +107,25 @@ __device__ inline float column_combined(float value, Combine combine) {
 #endif
 }
 
+/// combine(x, y) over each kLanes neighbouring lanes (a power of two), in all of them; `combine` is associative and
+/// commutative, the order of its uses fixed. Every lane must be active. T has 32 bits.
+template <int kLanes, class T, class Combine>
+__device__ inline T lanes_combined(T value, Combine combine) {
+  static_assert(kLanes >= 1 && kLanes <= kWaveSize && (kLanes & (kLanes - 1)) == 0 && sizeof(T) == 4);
+  constexpr int kSwapOne = 1 | 0 << 2 | 3 << 4 | 2 << 6, kSwapTwo = 2 | 3 << 2 | 0 << 4 | 1 << 6;
+  constexpr int kHalfRowMirror = 0x141, kRowMirror = 0x140;  // lanes that agree in fours and eights meet the others
+  constexpr int kXor16 = 16 << 10 | 0x1F;                    // ds_swizzle
+  const auto bits = [](T x) { return __builtin_bit_cast(int32_t, x); };
+  const auto with = [&](int32_t other) { return combine(value, __builtin_bit_cast(T, other)); };
+  if constexpr (kLanes >= 2) value = with(__builtin_amdgcn_mov_dpp(bits(value), kSwapOne, 0xF, 0xF, true));
+  if constexpr (kLanes >= 4) value = with(__builtin_amdgcn_mov_dpp(bits(value), kSwapTwo, 0xF, 0xF, true));
+  if constexpr (kLanes >= 8) value = with(__builtin_amdgcn_mov_dpp(bits(value), kHalfRowMirror, 0xF, 0xF, true));
+  if constexpr (kLanes >= 16) value = with(__builtin_amdgcn_mov_dpp(bits(value), kRowMirror, 0xF, 0xF, true));
+  if constexpr (kLanes >= 32) value = with(__builtin_amdgcn_ds_swizzle(bits(value), kXor16));
+  if constexpr (kLanes == 64) value = with(static_cast<int32_t>(from_lane(static_cast<uint32_t>(bits(value)), lane_index() ^ 32)));
+  return value;
+}
+
 #if defined(__gfx950__)
 
 namespace detail {
