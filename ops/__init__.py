@@ -47,10 +47,15 @@ SIMPLE_OPS: dict[str, tuple[str, ...]] = {
         "Float8Linear", "Float8LinearConfig", "convert_to_float8_training", "disable_fp8", "scaled_mm",
     ),
     "fp8_quant": ("fp8_quant_tensorwise",),
-    "moe": ("fused_moe_mxfp8", "moe_align_block_size"),
+    "moe": ("fused_moe_mxfp8",),
+    "moe_align": ("moe_align_block_size",),
+    "moe_combine": ("moe_combine",),
     "mx_quantize": ("mxfp4_quantize", "mxfp8_quantize"),
     "rmsnorm_fp8": ("residual_rms", "residual_rms_mxfp8", "rms_norm", "rms_norm_fp8", "rms_norm_mxfp8"),
+    "rope_and_cache": ("rope_and_cache",),
+    "router_gemm": ("router_gemm",),
     "swiglu_fp8": ("swiglu_fp8", "swiglu_mxfp8"),
+    "topk_gating": ("topk_gating",),
 }  # fmt: skip
 
 

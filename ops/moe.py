@@ -8,65 +8,16 @@ Slot t of T · top_k is entry t of the flattened ``topk_ids``: token t // top_k 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank, require_shape, require_tensor
+from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear
-from hipforge.ops.reference.moe import moe_align_block_size as _align
 from hipforge.ops.reference.mxfp8 import quantize_mxfp8
 
 PACKED_TOKEN_BITS = 24
 DEFAULT_BLOCK_M = 64  # an expert's weight is read once for so many slots
-
-
-class SortedSlots(NamedTuple):
-    """Slots by expert, in tiles of ``block_m``, as the grouped GEMMs take them.
-
-    Attributes:
-        sorted_token_ids: int32, whole tiles; entries that are no slot are padding.
-        expert_ids: int32, one per tile; -1 skips it.
-        num_tokens_post_padded: int32 [1], entries in use.
-    """
-
-    sorted_token_ids: torch.Tensor
-    expert_ids: torch.Tensor
-    num_tokens_post_padded: torch.Tensor
-
-
-def moe_align_block_size(
-    topk_ids: torch.Tensor, block_m: int, num_experts: int, expert_map: torch.Tensor | None = None
-) -> SortedSlots:
-    """Sort slots by expert and pad each expert's slots to whole tiles of ``block_m``.
-
-    Experts come in ascending order, an expert's slots too; the pad value is the number of slots. The buffers have the
-    length of the worst case, T · top_k + E · (block_m - 1) rounded up to ``block_m``, so nothing waits for the device
-    and a graph can capture it.
-
-    Args:
-        topk_ids: int32 or int64 [T, top_k]; slots of ids outside 0 … ``num_experts`` - 1 are left out.
-        block_m: entries of a tile.
-        num_experts: E, all ranks' experts where there is an ``expert_map``.
-        expert_map: integer [``num_experts``], the local number of each expert, -1 for one that lives on another rank;
-            its tiles stay, with expert -1, so that they are skipped.
-
-    Returns:
-        The sorted slots; unpacks into (sorted_token_ids, expert_ids, num_tokens_post_padded).
-
-    Raises:
-        GuardError: ``topk_ids`` or ``expert_map`` of another shape, dtype or device, ``block_m`` < 1,
-            ``num_experts`` < 0, or buffers of more than 2^31 - 1 entries.
-    """
-    ids, experts, total = _align(topk_ids, block_m, num_experts)
-    if expert_map is not None:
-        require_dtype("expert_map", expert_map, (torch.int32, torch.int64))
-        require_shape("expert_map", expert_map, (num_experts,), "one entry per expert of all ranks")
-        require_device("expert_map", expert_map, topk_ids.device)
-        local = expert_map.to(torch.int32)[experts.clamp(min=0).to(torch.int64)]
-        experts = torch.where(experts < 0, experts, local)
-    return SortedSlots(ids, experts, total)
 
 
 def from_packed_sorting(

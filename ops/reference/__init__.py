@@ -31,6 +31,8 @@ from hipforge.ops.reference.rmsnorm import (
     rms_norm_fp8,
     rms_norm_mxfp8,
 )
+from hipforge.ops.reference.rope import rms_norm_heads, rope_and_cache, rotate
+from hipforge.ops.reference.routing import moe_combine, router_gemm, topk_gating
 from hipforge.ops.reference.swiglu import swiglu_fp8, swiglu_mxfp8
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "gather_pages",
     "grouped_gemm_mxfp8",
     "moe_align_block_size",
+    "moe_combine",
     "mxfp4_mm",
     "mxfp4_mm_packed",
     "mxfp4_to_f32",
@@ -66,11 +69,16 @@ __all__ = [
     "residual_rms_mxfp8",
     "rms_norm",
     "rms_norm_fp8",
+    "rms_norm_heads",
     "rms_norm_mxfp8",
+    "rope_and_cache",
+    "rotate",
+    "router_gemm",
     "shuffle_scale",
     "shuffle_weight",
     "swiglu_fp8",
     "swiglu_mxfp8",
+    "topk_gating",
     "unpack_e2m1",
     "unshuffle_scale",
     "unshuffle_weight",

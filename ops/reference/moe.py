@@ -11,6 +11,22 @@ from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 MAX_ENTRIES = 2**31 - 1
 
 
+def aligned_sizes(slots: int, block_m: int, num_experts: int) -> tuple[int, int]:
+    """Return the entries of the sorted slots, whole tiles of the worst case, and the number of tiles.
+
+    Raises:
+        GuardError: more than 2^31 - 1 entries.
+    """
+    worst = slots + num_experts * (block_m - 1)
+    if worst > MAX_ENTRIES:
+        raise GuardError(
+            f"T * top_k + E * (block_m - 1) must be at most 2^31 - 1, as indices are int32; got {worst} with "
+            f"{slots} slots, E={num_experts} and block_m={block_m}"
+        )
+    tiles = -(-worst // block_m)
+    return tiles * block_m, tiles
+
+
 def moe_align_block_size(
     topk_ids: torch.Tensor, block_m: int, num_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -38,13 +54,7 @@ def moe_align_block_size(
     num_experts = require_int("num_experts", num_experts, minimum=0)
     expert = topk_ids.flatten().to(torch.int64)
     slots, device = expert.numel(), expert.device
-    worst = slots + num_experts * (block_m - 1)
-    if worst > MAX_ENTRIES:
-        raise GuardError(
-            f"T * top_k + E * (block_m - 1) must be at most 2^31 - 1, as indices are int32; got {worst} with "
-            f"{slots} slots, E={num_experts} and block_m={block_m}"
-        )
-    tiles = -(-worst // block_m)
+    tiles = aligned_sizes(slots, block_m, num_experts)[1]
     local = (expert >= 0) & (expert < num_experts)
     bucket = torch.where(local, expert, num_experts)  # one bucket more, for slots that are left out
     counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=device).scatter_add_(

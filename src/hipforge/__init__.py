@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from hipforge.ops.fp8_quant import fp8_quant_tensorwise as fp8_quant_tensorwise
     from hipforge.ops.fp8_skinny_gemm import skinny_gemm as skinny_gemm
     from hipforge.ops.moe import fused_moe_mxfp8 as fused_moe_mxfp8
-    from hipforge.ops.moe import moe_align_block_size as moe_align_block_size
+    from hipforge.ops.moe_align import moe_align_block_size as moe_align_block_size
+    from hipforge.ops.moe_combine import moe_combine as moe_combine
     from hipforge.ops.mx_quantize import mxfp4_quantize as mxfp4_quantize
     from hipforge.ops.mx_quantize import mxfp8_quantize as mxfp8_quantize
     from hipforge.ops.mxfp4_gemm import mxfp4_gemm as mxfp4_gemm
@@ -73,8 +74,11 @@ if TYPE_CHECKING:
     from hipforge.ops.rmsnorm_fp8 import rms_norm as rms_norm
     from hipforge.ops.rmsnorm_fp8 import rms_norm_fp8 as rms_norm_fp8
     from hipforge.ops.rmsnorm_fp8 import rms_norm_mxfp8 as rms_norm_mxfp8
+    from hipforge.ops.rope_and_cache import rope_and_cache as rope_and_cache
+    from hipforge.ops.router_gemm import router_gemm as router_gemm
     from hipforge.ops.swiglu_fp8 import swiglu_fp8 as swiglu_fp8
     from hipforge.ops.swiglu_fp8 import swiglu_mxfp8 as swiglu_mxfp8
+    from hipforge.ops.topk_gating import topk_gating as topk_gating
 
 
 def __getattr__(name: str) -> Any:

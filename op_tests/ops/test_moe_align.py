@@ -1,0 +1,166 @@
+"""Sorted slots on the emulated architecture: integers, so everything bit for bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.moe_cases import sort_slots
+from hypothesis import given, strategies
+from hypothesis import settings as hypothesis_settings
+
+import hipforge
+from hipforge import emulator
+from hipforge.errors import GuardError
+from hipforge.ops import reference
+from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
+
+
+def random_ids(tokens, top_k, low, high, seed=0, dtype=torch.int32):
+    return torch.randint(low, high, (tokens, top_k), generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def check(ids, block_m, experts, **options):
+    got = moe_align_block_size(ids, block_m, experts, **options)
+    want = reference.moe_align_block_size(ids, block_m, experts)
+    for one, other in zip(got, want, strict=True):
+        assert one.dtype == torch.int32 and torch.equal(one, other)
+    return got
+
+
+@hypothesis_settings(max_examples=80, deadline=None)
+@given(
+    tokens=strategies.integers(0, 40), top_k=strategies.integers(1, 9), experts=strategies.integers(1, 70),
+    block_m=strategies.sampled_from((1, 2, 3, 16, 20, 64)), seed=strategies.integers(0, 2**31),
+    wide=strategies.booleans(),
+)  # fmt: skip
+def test_slots_are_those_written_out_one_by_one(tokens, top_k, experts, block_m, seed, wide):
+    ids = random_ids(tokens, top_k, -2, experts + 2, seed, torch.int64 if wide else torch.int32)
+    got_ids, got_experts, padded = check(ids, block_m, experts)
+    want_ids, want_experts, want_padded = sort_slots(ids.flatten().tolist(), block_m, experts)
+    used = int(want_padded)
+    assert padded.tolist() == [used]
+    assert got_ids[:used].tolist() == want_ids.tolist() and bool((got_ids[used:] == ids.numel()).all())
+    assert got_experts[: used // block_m].tolist() == want_experts.tolist()
+    assert bool((got_experts[used // block_m :] == -1).all())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "block_m"),
+    [
+        (1, 8, 256, 64),
+        (64, 8, 256, 64),
+        (600, 9, 257, 64),
+        (1100, 8, 128, 16),
+        (2048, 8, 1024, 4),
+        (5000, 1, 1, 64),
+        (700, 6, 7, 128),
+    ],
+)
+def test_many_slots_over_several_work_groups(tokens, top_k, experts, block_m):
+    check(random_ids(tokens, top_k, 0, experts), block_m, experts)
+
+
+def test_one_expert_may_have_all_slots_and_none():
+    for chosen in (0, 99, -1, 100):
+        check(torch.full((1500, 4), chosen, dtype=torch.int32), 64, 100)
+
+
+def test_ids_far_out_of_range_are_dropped():
+    ids = torch.tensor([[2**40, -(2**40), 3], [2**32, 1, -1]])
+    check(ids, 4, 4)
+    extreme = torch.tensor([[2**31 - 1, -(2**31), 2]], dtype=torch.int32)
+    check(extreme, 4, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_an_expert_map_names_tiles_and_keeps_the_slots(dtype):
+    ids = random_ids(50, 4, -1, 13)
+    expert_map = torch.tensor([-1, 0, 1, -1, 2, 3, -1, -1, 4, 5, 6, 7], dtype=dtype)
+    plain = moe_align_block_size(ids, 8, 12)
+    mapped = moe_align_block_size(ids, 8, 12, expert_map)
+    assert torch.equal(mapped[0], plain[0]) and torch.equal(mapped[2], plain[2])
+    used = plain.expert_ids >= 0
+    assert torch.equal(mapped.expert_ids[used].long(), expert_map[plain.expert_ids[used].long()].long())
+    assert bool((mapped.expert_ids[~used] == -1).all())
+
+
+def test_results_are_written_where_asked():
+    ids = random_ids(5, 3, 0, 4)
+    out = SortedSlots(*(torch.full((n,), 77, dtype=torch.int32) for n in (44, 11, 1)))
+    got = check(ids, 4, 9, out=out)
+    assert all(one is other for one, other in zip(got, out, strict=True))
+
+
+def test_strided_ids_and_more_experts_than_the_kernel_counts():
+    wide = random_ids(6, 8, 0, 5)
+    check(wide[:, ::2], 4, 5)
+    assert hipforge.explain("moe_align_block_size", wide, 4, 1025).path == "torch"
+    check(wide, 4, 1025)
+    check(wide[:0], 4, 0)
+
+
+def test_one_launch_whose_bytes_are_the_ids_and_each_entry_once():
+    ids = random_ids(64, 8, 0, 128)
+    with emulator.counters() as counted:
+        got = moe_align_block_size(ids, 64, 128)
+    assert counted.launches == 1 and counted.scratch_bytes == 0
+    for name, tensor in (("sorted_ids", got[0]), ("expert_ids", got[1]), ("padded", got[2])):
+        assert counted.tensors[name].stored == tensor.nbytes
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
+def test_the_order_of_slots_depends_on_no_wave(order):
+    with emulator.options(checks="all", wave_order=order, check_global_races=True):
+        check(random_ids(1500, 4, -1, 30), 16, 29)
+
+
+def test_refusals_name_argument_value_and_rule():
+    ids = random_ids(2, 2, 0, 2)
+    out = SortedSlots(*(torch.zeros(n, dtype=torch.int32) for n in (12, 3, 1)))
+    for arguments, options, message in (
+        ((ids.flatten(), 4, 2), {}, r"topk_ids must be \[T, top_k\]"),
+        ((ids.float(), 4, 2), {}, r"topk_ids must have dtype .*got torch\.float32"),
+        ((ids, 0, 2), {}, "block_m must be at least 1; got 0"),
+        ((ids, 4, -1), {}, "num_experts must be at least 0; got -1"),
+        ((ids, 2**31, 2), {}, r"must be at most 2\^31 - 1"),
+        ((ids, 2**31 - 4, 1), {}, "as indices are int32"),
+        ((ids, 4, 2, torch.zeros(3, dtype=torch.int32)), {}, r"expert_map must have shape \(2,\)"),
+        ((ids, 4, 2, torch.zeros(2)), {}, "expert_map must have dtype"),
+        ((ids, 4, 2), {"out": (out[0].long(), *out[1:])}, "out must have dtype torch.int32"),
+        ((ids, 4, 2), {"out": (out[0][:8], *out[1:])}, r"out must have shape \(12,\)"),
+        (
+            (ids, 4, 2),
+            {"out": (out[0], out[0][:3], out[2])},
+            "sorted_ids is written and must not share memory with expert_ids",
+        ),
+        ((out[0][:4].view(2, 2), 4, 2), {"out": out}, "sorted_ids is written and must not share memory with topk_ids"),
+        ((ids, 4, 2, out[1][:2]), {"out": out}, "expert_ids is written and must not share memory with expert_map"),
+    ):
+        with pytest.raises(GuardError, match=message):
+            moe_align_block_size(*arguments, **options)
+
+
+def test_torch_compile_gives_the_same():
+    ids = random_ids(4, 2, 0, 6)
+    torch._dynamo.reset()
+    got = torch.compile(lambda x: tuple(moe_align_block_size(x, 4, 6)), backend="aot_eager", fullgraph=True)(ids)
+    for one, other in zip(got, moe_align_block_size(ids, 4, 6), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_reference_device_gives_the_same():
+    code = (
+        "import torch, hipforge\n"
+        "s = hipforge.moe_align_block_size(torch.tensor([[0, 2], [2, -1]]), 2, 3, torch.tensor([0, -1, 1]))\n"
+        "assert s.sorted_token_ids.tolist() == [0, 4, 1, 2, 4, 4, 4, 4], s\n"
+        "assert s.expert_ids.tolist() == [0, 1, -1, -1] and s.num_tokens_post_padded.tolist() == [4]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "HIPFORGE_DEVICE": "reference"}, check=True)
+
+
+def test_the_same_holds_on_gfx942(on_gfx942):
+    on_gfx942()

@@ -1,0 +1,179 @@
+"""The router's product on the emulated architecture: integers bit for bit, the rest within fp32's own rounding."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.fused_fp8_cases import normal
+
+import hipforge
+from hipforge import emulator
+from hipforge.errors import GuardError
+from hipforge.ops.router_gemm import router_gemm
+
+INPUTS = [torch.float32, torch.float16, torch.bfloat16]
+WEIGHTS = [torch.float32, torch.bfloat16]
+# (H, E) of models: 4096 x 8 Mixtral, 3072 x 256, 6144 x 128 and 256, 4096 x 192; 2880 x 32 gpt-oss
+SHAPES = [(4096, 8), (3072, 256), (6144, 128), (4096, 192), (2880, 32)]
+
+
+def integers(shape, dtype, seed, most=8):
+    return torch.randint(-most, most + 1, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def exact(tokens, hidden, experts, x_dtype=torch.bfloat16, w_dtype=torch.float32, biased=True):
+    """Integers whose sums stay below 2^24: any order of fp32 additions is exact."""
+    x, w = integers((tokens, hidden), x_dtype, 0), integers((experts, hidden), w_dtype, 1)
+    bias = integers((experts,), torch.float32, 2, 1000) if biased else None
+    got = router_gemm(x, w, bias)
+    want = x.double() @ w.double().T
+    if bias is not None:
+        want = want + bias
+    assert got.dtype == torch.float32 and torch.equal(got.double(), want)
+
+
+@pytest.mark.parametrize("w_dtype", WEIGHTS, ids=str)
+@pytest.mark.parametrize("x_dtype", INPUTS, ids=str)
+def test_integers_are_exact_in_every_dtype(x_dtype, w_dtype):
+    exact(5, 640, 13, x_dtype, w_dtype)
+    exact(70, 136, 6, x_dtype, w_dtype, biased=False)
+
+
+@pytest.mark.parametrize("hidden", [8, 16, 120, 128, 136, 1000, 2048, 2056, 8192, 8328])
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 1), (3, 4), (8, 5), (9, 8), (33, 3)])
+def test_integers_are_exact_at_every_edge(hidden, tokens, experts):
+    exact(tokens, hidden, experts)
+
+
+@pytest.mark.parametrize("tokens", [63, 64, 65, 97])
+def test_many_tokens_share_a_read_of_the_weights(tokens):
+    exact(tokens, 264, 7)
+
+
+@pytest.mark.parametrize(("hidden", "experts"), SHAPES)
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_the_shapes_of_models_keep_to_the_error_of_fp32(hidden, experts, tokens):
+    x, w = normal((tokens, hidden), torch.bfloat16, 1), normal((experts, hidden), torch.float32, 2, hidden**-0.5)
+    bias = normal((experts,), torch.float32, 3)
+    got = router_gemm(x, w, bias).double()
+    want = x.double() @ w.double().T + bias.double()
+    # A product and its addition: at most one rounding each, along at most H / 256 + 6 + 16 additions in a row, and the
+    # bias; relative to the sum of magnitudes.
+    steps = 2 * (hidden // 256 + 8) + 6 + 16 + 1
+    bound = steps * 2.0**-24 * (x.double().abs() @ w.double().abs().T + bias.double().abs())
+    assert bool(((got - want).abs() <= bound).all())
+    # What rounding the product to bf16, or w to bf16, would give: 2^-9 of it. Far above what is seen.
+    assert float((got - want).norm() / want.norm()) < 1e-6
+
+
+def test_float32_inputs_are_not_shortened():
+    x = torch.full((1, 128), 1 + 2.0**-23)
+    got = router_gemm(x, torch.eye(128)[:4].contiguous())
+    assert torch.equal(got, x[:, :4])
+
+
+def test_small_and_large_values():
+    x = torch.tensor([[2.0**-126, 2.0**126, float("inf"), float("nan"), 2.0**-149, 0, 0, 0]]).expand(5, 8).contiguous()
+    w = torch.zeros(8, 8)
+    w[0, 0], w[1, 1], w[2, 4] = 0.5, 2.0, 1.0
+    finite = x[:, [0, 1, 4, 5, 5, 5, 5, 5]].contiguous()
+    w_finite = torch.zeros(3, 8)
+    w_finite[0, 0], w_finite[1, 1], w_finite[2, 2] = 0.5, 2.0, 1.0
+    assert router_gemm(finite, w_finite)[0].tolist() == [2.0**-127, 2.0**127, 2.0**-149]
+    assert bool(router_gemm(x, w).isnan().all())  # NaN, and 0 times infinity
+
+
+def test_rows_with_a_stride_and_results_where_asked():
+    wide = integers((4, 400), torch.bfloat16, 0)
+    x, w = wide[:, 8:264], integers((5, 256), torch.float32, 1)
+    out = torch.empty(4, 5)
+    assert router_gemm(x, w, out=out) is out
+    assert torch.equal(out.double(), x.double() @ w.double().T)
+    odd = wide[:, 3:259]  # off 16 bytes: copied
+    assert torch.equal(router_gemm(odd, w).double(), odd.double() @ w.double().T)
+
+
+def test_what_the_kernel_does_not_take_goes_to_torch():
+    x, w = integers((3, 100), torch.bfloat16, 0), integers((5, 100), torch.float32, 1)
+    shown = hipforge.explain("router_gemm", x, w)
+    assert shown.path == "torch" and "H a multiple of 8" in shown.refused["kernel"]
+    assert torch.equal(router_gemm(x, w).double(), x.double() @ w.double().T)
+    assert router_gemm(x, w[:0]).shape == (3, 0)
+    assert router_gemm(x[:0, :96], w[:, :96]).shape == (0, 5)
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 32])
+def test_the_weights_are_loaded_once_per_eight_tokens(tokens):
+    x, w = integers((tokens, 1024), torch.bfloat16, 0), integers((32, 1024), torch.float32, 1)
+    with emulator.counters() as counted:
+        router_gemm(x, w)
+    assert counted.launches == 1 and counted.scratch_bytes == 0
+    assert counted.tensors["w"].loaded == w.nbytes * -(-tokens // 8)
+    # 8 groups of 4 experts, 2 tiles of 4 tokens in each 8, and 8 instructions for a step of 128.
+    assert counted.mfma_count == 32 // 4 * -(-tokens // 8) * 2 * (1024 // 128) * 8
+    assert counted.tensors["out"].stored == tokens * 32 * 4
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
+def test_wave_order_changes_nothing(order):
+    x, w = normal((9, 2048), torch.bfloat16), normal((5, 2048), torch.float32)
+    want = router_gemm(x, w)
+    with emulator.options(checks="all", wave_order=order, check_global_races=True):
+        assert torch.equal(router_gemm(x, w), want)
+
+
+def test_a_token_has_the_same_logits_in_any_batch_up_to_63():
+    x, w = normal((40, 1024), torch.bfloat16), normal((6, 1024), torch.float32)
+    whole = router_gemm(x, w)
+    for at in (0, 7, 8, 39):
+        assert torch.equal(router_gemm(x[at : at + 1], w)[0], whole[at])
+
+
+def test_refusals_name_argument_value_and_rule():
+    x, w = torch.zeros(2, 16).bfloat16(), torch.zeros(3, 16)
+    for arguments, options, message in (
+        ((x[0], w), {}, r"x must be \[T, H\]"),
+        ((x.double(), w), {}, r"x must have dtype .*got torch\.float64"),
+        ((x, w[0]), {}, r"w must be \[E, H\]"),
+        ((x, w.half()), {}, r"w must have dtype torch\.float32, torch\.bfloat16; got torch\.float16"),
+        ((x, w[:, :8]), {}, r"w must have shape \(3, 16\) \(H of x\)"),
+        ((x, w, torch.zeros(2)), {}, r"bias must have shape \(3,\)"),
+        ((x, w, torch.zeros(3).half()), {}, "bias must have dtype"),
+        ((x, w), {"out": torch.zeros(2, 4)}, r"out must have shape \(2, 3\)"),
+        ((x, w), {"out": torch.zeros(2, 3).half()}, "out must have dtype"),
+        ((x, w), {"out": torch.zeros(2, 6)[:, ::2]}, "out must be contiguous"),
+        ((x, w), {"out": w.flatten()[:6].view(2, 3)}, "out is written and must not share memory with w"),
+        ((x.float(), w, w.flatten()[:3]), {"out": torch.zeros(3, 2).t()}, "out must be contiguous"),
+    ):
+        with pytest.raises(GuardError, match=message):
+            router_gemm(*arguments, **options)
+    memory = torch.zeros(64)
+    with pytest.raises(GuardError, match="out is written and must not share memory with x"):
+        router_gemm(memory[:32].view(2, 16), w, out=memory[4:10].view(2, 3))
+    with pytest.raises(GuardError, match="out is written and must not share memory with bias"):
+        router_gemm(x, w, memory[:3], out=memory[:6].view(2, 3))
+
+
+def test_explain_and_torch_compile():
+    x, w = integers((2, 64), torch.bfloat16, 0), integers((4, 64), torch.float32, 1)
+    shown = hipforge.explain("router_gemm", x, w)
+    assert (shown.path, shown.kernel, set(shown.refused)) == ("kernel", "router_gemm", {"triton", "torch"})
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(router_gemm, backend="aot_eager", fullgraph=True)(x, w), router_gemm(x, w))
+
+
+def test_the_reference_device_gives_the_same():
+    code = (
+        "import torch, hipforge\n"
+        "got = hipforge.router_gemm(torch.ones(2, 4), torch.ones(3, 4), torch.ones(3))\n"
+        "assert torch.equal(got, torch.full((2, 3), 5.0))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "HIPFORGE_DEVICE": "reference"}, check=True)
+
+
+def test_the_same_holds_on_gfx942(on_gfx942):
+    on_gfx942()

@@ -1,0 +1,146 @@
+"""Slots of a mixture of experts, sorted by expert and padded to whole tiles, in one launch.
+
+Slot t of T · top_k is entry t of the flattened ``topk_ids``: token t // top_k and its choice t % top_k.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops import reference
+from hipforge.ops.core.checks import (
+    require_device,
+    require_dtype,
+    require_int,
+    require_out,
+    require_rank,
+    require_shape,
+)
+from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.operator import operator
+from hipforge.ops.device_path import plan_by_device
+from hipforge.ops.reference.moe import aligned_sizes
+
+MAX_EXPERTS = 1024  # whose counters fit the LDS of either architecture
+
+
+class SortedSlots(NamedTuple):
+    """Slots by expert, in tiles of ``block_m``, as the grouped GEMMs take them.
+
+    Attributes:
+        sorted_token_ids: int32, whole tiles; entries that are no slot are padding.
+        expert_ids: int32, one per tile; -1 skips it.
+        num_tokens_post_padded: int32 [1], entries in use.
+    """
+
+    sorted_token_ids: torch.Tensor
+    expert_ids: torch.Tensor
+    num_tokens_post_padded: torch.Tensor
+
+
+@compile_ops("module_moe_align", mutates=("sorted_ids", "expert_ids", "padded"))
+def moe_align_block_size_out(
+    sorted_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    padded: torch.Tensor,
+    topk_ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+    block_m: int,
+    experts: int,
+) -> None:
+    """Write the first three as :func:`moe_align_block_size` says."""
+
+
+def _plan(
+    topk_ids: torch.Tensor,
+    block_m: int,
+    num_experts: int,
+    expert_map: torch.Tensor | None = None,
+    *,
+    out: SortedSlots | None = None,
+) -> Decision:
+    require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
+    require_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
+    require_int("block_m", block_m, 1)
+    require_int("num_experts", num_experts, 0)
+    aligned_sizes(math.prod(topk_ids.shape), block_m, num_experts)
+    if expert_map is not None:
+        require_dtype("expert_map", expert_map, (torch.int32, torch.int64))
+        require_shape("expert_map", expert_map, (num_experts,), "one entry per expert of all ranks")
+        require_device("expert_map", expert_map, topk_ids.device)
+    taken = 1 <= num_experts <= MAX_EXPERTS
+    refusal = None if taken else f"the kernel takes 1 to {MAX_EXPERTS} experts; got {num_experts}"
+    return plan_by_device("moe_align_block_size", topk_ids.device, refusal, refusal)
+
+
+def _key(
+    topk_ids: torch.Tensor,
+    block_m: int,
+    num_experts: int,
+    expert_map: torch.Tensor | None = None,
+    *,
+    out: SortedSlots | None = None,
+) -> object:
+    mapped = None if expert_map is None else (expert_map.shape, expert_map.dtype, expert_map.device)
+    return topk_ids.shape, topk_ids.dtype, topk_ids.device, block_m, num_experts, mapped
+
+
+@operator(_plan, key=_key)
+def moe_align_block_size(
+    taken: Accepted,
+    topk_ids: torch.Tensor,
+    block_m: int,
+    num_experts: int,
+    expert_map: torch.Tensor | None = None,
+    *,
+    out: SortedSlots | None = None,
+) -> SortedSlots:
+    """Sort slots by expert and pad each expert's slots to whole tiles of ``block_m``.
+
+    Experts come in ascending order, an expert's slots too; the pad value is the number of slots. The buffers have the
+    length of the worst case, T · top_k + E · (block_m - 1) rounded up to ``block_m``, so nothing waits for the device
+    and a graph can capture it.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        topk_ids: int32 or int64 [T, top_k]; slots of ids outside 0 … ``num_experts`` - 1 are left out.
+        block_m: entries of a tile.
+        num_experts: E, all ranks' experts where there is an ``expert_map``; more than 1024 are sorted by torch.
+        expert_map: int32 or int64 [``num_experts``], the local number of each expert, -1 for one that lives on another
+            rank; its tiles stay, with expert -1, so that they are skipped.
+        out: the three tensors to write into.
+
+    Returns:
+        The sorted slots; unpacks into (sorted_token_ids, expert_ids, num_tokens_post_padded).
+
+    Raises:
+        GuardError: ``topk_ids`` or ``expert_map`` of another shape, dtype or device, ``block_m`` < 1,
+            ``num_experts`` < 0, or buffers of more than 2^31 - 1 entries.
+        BuildError, LaunchError: the kernel could not be built or run.
+    """
+    sizes = (*aligned_sizes(topk_ids.numel(), block_m, num_experts), 1)
+    if out is None:
+        out = SortedSlots(*(topk_ids.new_empty(size, dtype=torch.int32) for size in sizes))
+    else:
+        for tensor, size in zip(out, sizes, strict=True):
+            require_out(tensor, (size,), torch.int32, topk_ids.device)
+    if taken.path == "kernel":
+        moe_align_block_size_out(
+            *out, topk_ids.contiguous(), None if expert_map is None else expert_map.contiguous(), block_m, num_experts
+        )
+    elif taken.path == "triton":
+        from hipforge.ops.triton import routing as fallback
+
+        fallback.moe_align_block_size(*out, topk_ids, expert_map, block_m, num_experts)
+    else:
+        ids, experts, total = reference.moe_align_block_size(topk_ids, block_m, num_experts)
+        if expert_map is not None and num_experts:
+            local = expert_map.to(torch.int32)[experts.clamp(min=0).to(torch.int64)]
+            experts = torch.where(experts < 0, experts, local)
+        for written, result in zip(out, (ids, experts, total), strict=True):
+            written.copy_(result)
+    return SortedSlots(*out)

@@ -1,0 +1,166 @@
+"""The sum over a token's experts, in one launch."""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops import reference
+from hipforge.ops.core.checks import (
+    require_device,
+    require_dtype,
+    require_int,
+    require_out,
+    require_rank,
+    require_shape,
+)
+from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.operator import operator
+from hipforge.ops.device_path import plan_by_device
+
+# torch dtype -> the module's variant
+_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+@compile_ops(
+    "module_moe_combine",
+    variant=lambda out, rows, *rest: {"HF_INPUT": _DTYPES[rows.dtype], "HF_OUTPUT": _DTYPES[out.dtype]},
+)
+def moe_combine_out(
+    out: torch.Tensor,
+    rows: torch.Tensor,
+    weights: torch.Tensor | None,
+    ids: torch.Tensor | None,
+    expert_map: torch.Tensor | None,
+    top_k: int,
+    experts: int,
+) -> None:
+    """Write ``out`` as :func:`moe_combine` says; ``experts`` is -1 where ids have no upper limit."""
+
+
+def _plan(
+    rows: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
+    expert_map: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    top_k: int | None = None,
+    num_experts: int | None = None,
+) -> Decision:
+    _check(rows, weights, ids, expert_map, top_k, num_experts)
+    return plan_by_device("moe_combine", rows.device)
+
+
+def _new(
+    rows: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
+    expert_map: torch.Tensor | None = None,
+    *,
+    top_k: int | None = None,
+    num_experts: int | None = None,
+) -> torch.Tensor:
+    return rows.new_empty((rows.shape[0] // _top_k(weights, ids, top_k), rows.shape[1]))
+
+
+@operator(_plan, fake=_new, outs=("out",))
+def moe_combine(
+    taken: Accepted,
+    rows: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
+    expert_map: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    top_k: int | None = None,
+    num_experts: int | None = None,
+) -> torch.Tensor:
+    """Sum the rows of each token's slots: ``out[t] = sum over i of weights[t, i] * rows[t * k + i]``.
+
+    In fp32, each product and each sum rounded, in the order of i, then rounded once to out's dtype. A slot without an
+    expert here is left out and its row not read: an id below 0 or from ``num_experts`` on, or one that ``expert_map``
+    makes negative. A token without any such slot gets zeros.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        rows: contiguous float32, float16 or bfloat16 [T * k, N].
+        weights: float32 [T, k]; None where the rows are weighted already.
+        ids: int32 or int64 [T, k]; None: every slot counts.
+        expert_map: int32 or int64 [E]: the local number of each expert, negative for one that is not here.
+        out: contiguous [T, N] of any of these dtypes; that of ``rows`` by default.
+        top_k: k, needed where neither weights nor ids say it.
+        num_experts: E, where there is no ``expert_map``; None: only negative ids are left out.
+
+    Returns:
+        [T, N]; ``out`` itself where it is given.
+
+    Raises:
+        GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
+        BuildError, LaunchError: the kernel could not be built or run.
+    """
+    k = _top_k(weights, ids, top_k)
+    if out is None:
+        out = _new(rows, top_k=k)
+    else:
+        require_dtype("out", out, tuple(_DTYPES))
+        require_out(out, (rows.shape[0] // k, rows.shape[1]), out.dtype, rows.device)
+    limit = num_experts if expert_map is None else expert_map.numel()
+    if taken.path == "kernel":
+        moe_combine_out(out, rows, weights, ids, expert_map, k, -1 if limit is None else limit)
+    elif taken.path == "triton":
+        from hipforge.ops.triton import routing as fallback
+
+        fallback.moe_combine(out, rows, weights, ids, expert_map, k, limit)
+    else:
+        out.copy_(reference.moe_combine(rows, k, weights, ids, expert_map, num_experts, out.dtype))
+    return out
+
+
+def _top_k(weights: torch.Tensor | None, ids: torch.Tensor | None, top_k: int | None) -> int:
+    given = [tensor.shape[1] for tensor in (weights, ids) if tensor is not None]
+    if top_k is not None:
+        given.append(require_int("top_k", top_k, 1))
+    if not given:
+        raise GuardError("top_k must be given where there are neither weights nor ids, which are [T, k]")
+    if len(set(given)) > 1:
+        raise GuardError(f"weights, ids and top_k must agree on k; got {', '.join(map(str, given))}")
+    return given[0]
+
+
+def _check(
+    rows: torch.Tensor,
+    weights: torch.Tensor | None,
+    ids: torch.Tensor | None,
+    expert_map: torch.Tensor | None,
+    top_k: int | None,
+    num_experts: int | None,
+) -> None:
+    require_rank("rows", rows, 2, "[T * k, N]")
+    require_dtype("rows", rows, tuple(_DTYPES))
+    for name, tensor in {"weights": weights, "ids": ids}.items():
+        if tensor is not None:
+            require_rank(name, tensor, 2, "[T, k]")
+    k = _top_k(weights, ids, top_k)
+    if k < 1 or rows.shape[0] % k:
+        raise GuardError(f"rows must have k = {k} for each token; got {rows.shape[0]}")
+    tokens = rows.shape[0] // k
+    if weights is not None:
+        require_dtype("weights", weights, (torch.float32,))
+        require_shape("weights", weights, (tokens, k), "one weight per slot")
+    if ids is not None:
+        require_dtype("ids", ids, (torch.int32, torch.int64))
+        require_shape("ids", ids, (tokens, k), "one expert per slot")
+    if num_experts is not None:
+        require_int("num_experts", num_experts, 0)
+    if expert_map is not None:
+        if ids is None:
+            raise GuardError("expert_map needs ids, whose experts it maps; got none")
+        require_dtype("expert_map", expert_map, (torch.int32, torch.int64))
+        require_rank("expert_map", expert_map, 1, "[E]")
+        if num_experts is not None:
+            require_shape("expert_map", expert_map, (num_experts,), "one entry per expert, num_experts")
+    for name, tensor in {"weights": weights, "ids": ids, "expert_map": expert_map}.items():
+        if tensor is not None:
+            require_device(name, tensor, rows.device)

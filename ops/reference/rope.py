@@ -1,0 +1,148 @@
+"""Rotary position embedding of q and k, with a norm per head before it, and the write of k and v into a paged cache."""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.ops.reference.attention import quantize_kv_fp8, quantize_kv_int4
+from hipforge.ops.reference.fp8_static import to_fp8_static
+
+
+def rms_norm_heads(x: torch.Tensor, weight: torch.Tensor, epsilon: float, weight_offset: float = 0.0) -> torch.Tensor:
+    """Return the RMS norm of each head, rounded to x's dtype.
+
+    With H that dtype and ``n = float(x) * rsqrt(mean(float(x)^2) + epsilon)``: ``H(H(n) * weight)`` for a
+    ``weight_offset`` of 0, otherwise ``H(n * (weight_offset + float(weight)))``.
+
+    Args:
+        x: float16 or bfloat16 [..., D].
+        weight: [D], of the same dtype.
+        epsilon: added to the mean.
+        weight_offset: added to the weight.
+    """
+    wide = x.to(torch.float32)
+    n = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
+    return scaled_norm(n, weight, weight_offset)
+
+
+def scaled_norm(n: torch.Tensor, weight: torch.Tensor, weight_offset: float) -> torch.Tensor:
+    """Return the normalised float32 ``n`` times the weight, with the roundings of :func:`rms_norm_heads`."""
+    if weight_offset == 0.0:
+        return n.to(weight.dtype) * weight
+    return (n * (weight.to(torch.float32) + weight_offset)).to(weight.dtype)
+
+
+def rotate(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rotate the first ``rotary_dim`` elements of each head in float32 and round once to x's dtype.
+
+    Args:
+        x: [T, heads, D].
+        cos_sin: [max_pos, rotary_dim]: cosines in the first half of a row, sines in the second.
+        positions: integer [T]; one outside 0 … max_pos - 1 makes the rotated elements NaN.
+        interleaved: pairs are (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
+    """
+    width = cos_sin.shape[1]
+    known = (positions >= 0) & (positions < cos_sin.shape[0])
+    rows = cos_sin.to(torch.float32)[torch.where(known, positions, 0).to(torch.int64)]
+    rows = torch.where(known[:, None], rows, torch.nan).unsqueeze(1)
+    cos, sin = rows[..., : width // 2], rows[..., width // 2 :]
+    turning, rest = x[..., :width].to(torch.float32), x[..., width:]
+    if interleaved:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+    else:
+        a, b = turning[..., : width // 2], turning[..., width // 2 :]
+    one, other = a * cos - b * sin, b * cos + a * sin
+    turned = torch.stack((one, other), dim=-1).flatten(-2) if interleaved else torch.cat((one, other), dim=-1)
+    return torch.cat((turned.to(x.dtype), rest), dim=-1)
+
+
+def write_rows(cache: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Write ``rows`` [T, ...] to ``cache`` [pages, page_size, ...] at their slots; slots outside the cache are dropped.
+
+    Nothing depends on the data's values on the host: what is dropped repeats the write of a neighbour.
+    """
+    pages, page_size = cache.shape[:2]
+    tokens = rows.shape[0]
+    if tokens == 0 or pages * page_size == 0:
+        return
+    kept = (slot_mapping >= 0) & (slot_mapping < pages * page_size)
+    token = torch.arange(tokens, device=rows.device)
+    source = torch.where(kept, token, -1).cummax(0).values
+    source = torch.where(source < 0, kept.to(torch.int8).argmax(), source)
+    slot = torch.where(kept[source], slot_mapping[source], 0)
+    place = (slot // page_size, slot % page_size)
+    held = kept[source].view(-1, *[1] * (rows.dim() - 1))
+    cache[place] = torch.where(held, rows[source], cache[place])
+
+
+def rope_and_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    weight_offset: float = 0.0,
+    epsilon: float = 1e-6,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    k_scale_shift: torch.Tensor | None = None,
+    v_scale_shift: torch.Tensor | None = None,
+    num_groups: int | None = None,
+    fp8_dtype: torch.dtype = torch.float8_e4m3fn,
+) -> torch.Tensor:
+    """Return the rotated q; write k and v to the caches, and their words where rows have them.
+
+    Args:
+        q: float16 or bfloat16 [T, Hq, D].
+        k: [T, Hkv, D].
+        v: [T, Hkv, D].
+        cos_sin: [max_pos, rotary_dim].
+        positions: integer [T].
+        k_cache: [pages, page_size, Hkv, D]; int32 [..., num_groups + D/8] with ``num_groups``.
+        v_cache: like ``k_cache``.
+        slot_mapping: int64 [T], page * page_size + slot.
+        interleaved: the pairs of :func:`rotate`.
+        q_weight: [D], or None for no norm.
+        k_weight: [D], or None for no norm.
+        weight_offset: that of :func:`rms_norm_heads`.
+        epsilon: likewise.
+        k_scale: float32 [1] or [Hkv], for an fp8 cache without words.
+        v_scale: likewise.
+        k_scale_shift: int32 [pages, page_size, Hkv], for an fp8 cache with a word per row.
+        v_scale_shift: likewise.
+        num_groups: groups of an int4 row.
+        fp8_dtype: what an fp8 cache holds.
+    """
+    if q_weight is not None:
+        q = rms_norm_heads(q, q_weight, epsilon, weight_offset)
+    if k_weight is not None:
+        k = rms_norm_heads(k, k_weight, epsilon, weight_offset)
+    turned = rotate(q, cos_sin, positions, interleaved)
+    stored = (
+        (rotate(k, cos_sin, positions, interleaved), k_cache, k_scale, k_scale_shift),
+        (v, v_cache, v_scale, v_scale_shift),
+    )
+    for x, cache, scale, words in stored:
+        if num_groups is not None:
+            write_rows(cache, quantize_kv_int4(x, num_groups), slot_mapping)
+        elif cache.dtype == x.dtype:
+            write_rows(cache, x, slot_mapping)
+        elif words is not None:
+            codes, own = quantize_kv_fp8(x, fp8_dtype)
+            write_rows(cache.view(torch.uint8), codes.view(torch.uint8), slot_mapping)
+            write_rows(words, own, slot_mapping)
+        else:
+            scales = torch.ones(1, device=x.device) if scale is None else scale
+            per_head = scales.expand(x.shape[1]) if scales.numel() == 1 else scales
+            codes = torch.stack(
+                [to_fp8_static(x[:, h].to(torch.float32), per_head[h], fp8_dtype) for h in range(x.shape[1])], dim=1
+            )
+            write_rows(cache.view(torch.uint8), codes.view(torch.uint8), slot_mapping)
+    return turned

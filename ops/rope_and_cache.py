@@ -1,0 +1,350 @@
+"""RoPE, an RMS norm per head on request, and the write of k and v into a paged cache, in one launch.
+
+What stands in the cache is what :mod:`hipforge.ops.decode_attention_fp8` reads: fp8 with a scale per tensor or KV head,
+fp8 with a float16 scale and shift per row, int4 with a scale and shift per group of a row, or the 16-bit elements.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops import reference
+from hipforge.ops.core.checks import (
+    require_choice,
+    require_device,
+    require_dtype,
+    require_rank,
+    require_shape,
+    require_tensor,
+)
+from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.core.operator import operator
+from hipforge.ops.device_path import plan_by_device
+from hipforge.ops.reference.attention import INT4_GROUPS
+
+Scale = torch.Tensor | float
+Style = Literal["neox", "interleaved"]
+
+# torch dtype -> the module's variant
+_INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
+_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)
+STYLES = ("neox", "interleaved")
+
+
+def _variant(
+    q_out: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k_scale_shift: torch.Tensor | None, *rest: object
+) -> dict[str, int | str]:
+    if k_cache.dtype == torch.int32:
+        storage = "int4"
+    elif k_cache.dtype in _INPUTS:
+        storage = "half"
+    else:
+        storage = "fp8" if k_scale_shift is None else "rows"
+    return {"HF_INPUT": _INPUTS[q_out.dtype], "HF_CACHE": storage}
+
+
+@compile_ops(
+    "module_rope_and_cache",
+    variant=_variant,
+    mutates=("q_out", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift"),
+)
+def rope_and_cache_out(
+    q_out: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    k_scale_value: float,
+    v_scale_value: float,
+    interleaved: bool,
+    weight_offset: float,
+    epsilon: float,
+    num_groups: int,
+) -> None:
+    """Write the first five as :func:`rope_and_cache` says; ``q_out`` may be ``q``."""
+
+
+def _plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    style: Style = "neox",
+    rotary_dim: int | None = None,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    weight_offset: float = 0.0,
+    epsilon: float = 1e-6,
+    k_scale: Scale | None = None,
+    v_scale: Scale | None = None,
+    k_scale_shift: torch.Tensor | None = None,
+    v_scale_shift: torch.Tensor | None = None,
+    num_groups: int | None = None,
+    q_out: torch.Tensor | None = None,
+) -> Decision:
+    _check_heads(q, k, v, q_out)
+    _check_rotation(q, cos_sin, positions, slot_mapping, style, rotary_dim)
+    _check_weights(q, {"q_weight": q_weight, "k_weight": k_weight})
+    storage = _storage_of(q, k_cache, k_scale, v_scale, k_scale_shift, v_scale_shift, num_groups)
+    _check_caches(k, k_cache, v_cache, k_scale_shift, v_scale_shift, num_groups)
+    triton_refusal = "the Triton kernel writes no int4 rows" if storage == "int4" else None
+    return plan_by_device("rope_and_cache", q.device, None, triton_refusal)
+
+
+@operator(_plan)
+def rope_and_cache(
+    taken: Accepted,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    style: Style = "neox",
+    rotary_dim: int | None = None,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    weight_offset: float = 0.0,
+    epsilon: float = 1e-6,
+    k_scale: Scale | None = None,
+    v_scale: Scale | None = None,
+    k_scale_shift: torch.Tensor | None = None,
+    v_scale_shift: torch.Tensor | None = None,
+    num_groups: int | None = None,
+    q_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Normalise and rotate q and k, and store k and v in a paged cache as decode attention reads it.
+
+    With H the inputs' own 16-bit type, per head ``n = x * rsqrt(mean(x^2) + epsilon)`` in fp32, where there is a
+    weight w: ``y = H(H(n) * w)`` for a ``weight_offset`` of 0, else ``y = H(n * (weight_offset + w))``. The first
+    rotary_dim elements of y are rotated in fp32 and rounded once: ``H(a cos - b sin)`` and ``H(b cos + a sin)``. k is
+    quantised from that value, v as it is, saturating and to nearest even: ``H`` itself; fp8 of ``x * (1 / scale)``; fp8
+    of ``(x - shift) / scale`` with the words of :func:`hipforge.ops.reference.quantize_kv_fp8`; or the rows of
+    :func:`hipforge.ops.reference.quantize_kv_int4`. A scale of 0 stands for 1.
+
+    A token whose slot is negative or past the cache is not stored; its q is rotated all the same. A position outside
+    cos_sin makes what is rotated NaN. Two tokens with one slot: either may be stored, or parts of both.
+
+    Example:
+        >>> import torch, hipforge                                          # doctest: +SKIP
+        >>> q, k, v = qkv.split((32 * 128, 8 * 128, 8 * 128), dim=-1)       # doctest: +SKIP
+        >>> heads = [x.unflatten(-1, (-1, 128)) for x in (q, k, v)]         # doctest: +SKIP
+        >>> hipforge.rope_and_cache(*heads, cos_sin, positions, k_cache, v_cache, slots, k_scale=1.0, v_scale=1.0)
+        ... # doctest: +SKIP
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        q: float16 or bfloat16 [T, Hq, D], D a multiple of 8, at most 512; the last dimension contiguous, so that it
+            may be a slice of one fused projection.
+        k: like q, [T, Hkv, D].
+        v: like k.
+        cos_sin: contiguous [max_pos, rotary_dim], float32 or q's dtype: cosines in the first half of a row, sines in
+            the second.
+        positions: int32 or int64 [T].
+        k_cache: [pages, page_size, Hkv, D] of fp8 (the device's e4m3, or uint8 with its bits) or of q's dtype, rows
+            and pages at multiples of 16 bytes; with ``num_groups`` int32 [pages, page_size, Hkv, num_groups + D/8].
+        v_cache: like ``k_cache``.
+        slot_mapping: int64 [T]: page * page_size + slot.
+        style: ``neox`` pairs elements (i, i + rotary_dim / 2), ``interleaved`` (2i, 2i + 1).
+        rotary_dim: even, at most D; the columns of cos_sin, which is the default.
+        q_weight: [D] of q's dtype: normalise each head of q. None: no norm.
+        k_weight: the same of k.
+        weight_offset: added to either weight: 1 for models that store w - 1 (Gemma, MiniMax-M3).
+        epsilon: added to the mean; finite, at least 0.
+        k_scale: of an fp8 cache: what an element of K stands for, over its fp8 value: a number, or float32 [1] or
+            [Hkv].
+        v_scale: the same of V.
+        k_scale_shift: of an fp8 cache with words instead: int32 [pages, page_size, Hkv], written with the rows:
+            float16 scale in the low half, float16 shift in the high half.
+        v_scale_shift: the same of V.
+        num_groups: 1, 2, 4 or 8: the caches are int4 with so many scales per row. D is then a power of two.
+        q_out: like q, last dimension contiguous; None writes q in place.
+
+    Returns:
+        The rotated q [T, Hq, D]: ``q_out``, or q itself.
+
+    Raises:
+        GuardError: operands that do not fit each other, more or less than one kind of scale, or memory that is
+            written and read by two of them (ArchError: a device that is neither gfx942 nor gfx950).
+        BuildError, LaunchError: the kernel could not be built or run.
+    """
+    result = q if q_out is None else q_out
+    if taken.path == "kernel":
+        k_tensor, k_value = _scale_parts(k_scale)
+        v_tensor, v_value = _scale_parts(v_scale)
+        rope_and_cache_out(
+            result, k_cache, v_cache, k_scale_shift, v_scale_shift, q, k, v, cos_sin, positions, slot_mapping,
+            q_weight, k_weight, k_tensor, v_tensor, k_value, v_value, style == "interleaved", weight_offset, epsilon,
+            num_groups or 0,
+        )  # fmt: skip
+        return result
+    scales = [
+        None if scale is None else torch.as_tensor(scale, dtype=torch.float32, device=q.device).reshape(-1)
+        for scale in (k_scale, v_scale)
+    ]
+    fp8 = fp8_dtypes(q.device)[0] if k_cache.dtype not in _FP8[:2] else k_cache.dtype
+    if taken.path == "triton":
+        from hipforge.ops.triton import rope_and_cache as fallback
+
+        fallback.rope_and_cache(
+            result, q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping, interleaved=style == "interleaved",
+            q_weight=q_weight, k_weight=k_weight, weight_offset=weight_offset, epsilon=epsilon, k_scale=scales[0],
+            v_scale=scales[1], k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift, fp8_dtype=fp8,
+        )  # fmt: skip
+        return result
+    turned = reference.rope_and_cache(
+        q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping, interleaved=style == "interleaved",
+        q_weight=q_weight, k_weight=k_weight, weight_offset=weight_offset, epsilon=epsilon, k_scale=scales[0],
+        v_scale=scales[1], k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift, num_groups=num_groups,
+        fp8_dtype=fp8,
+    )  # fmt: skip
+    return result.copy_(turned)
+
+
+def _scale_parts(scale: Scale | None) -> tuple[torch.Tensor | None, float]:
+    if isinstance(scale, torch.Tensor):
+        return scale, 1.0
+    return None, 1.0 if scale is None else float(scale)
+
+
+def _check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_out: torch.Tensor | None) -> None:
+    require_tensor(q=q, k=k, v=v)
+    require_rank("q", q, 3, "[T, Hq, D]")
+    require_dtype("q", q, tuple(_INPUTS))
+    require_rank("k", k, 3, "[T, Hkv, D]")
+    tokens, _, dim = q.shape
+    require_shape("k", k, (tokens, k.shape[1], dim), "T and D of q")
+    require_shape("v", v, k.shape, "that of k")
+    for name, tensor in {"k": k, "v": v}.items():
+        require_dtype(name, tensor, (q.dtype,))
+        require_device(name, tensor, q.device)
+    if q_out is not None:
+        require_dtype("q_out", q_out, (q.dtype,))
+        require_shape("q_out", q_out, q.shape, "that of q")
+        require_device("q_out", q_out, q.device)
+
+
+def _check_rotation(
+    q: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    style: str,
+    rotary_dim: int | None,
+) -> None:
+    require_choice("style", style, STYLES)
+    require_rank("cos_sin", cos_sin, 2, "[max_pos, rotary_dim]")
+    require_dtype("cos_sin", cos_sin, (torch.float32, q.dtype))
+    width = cos_sin.shape[1]
+    if rotary_dim is not None and rotary_dim != width:
+        raise GuardError(f"rotary_dim must be the columns of cos_sin, {width}; got {rotary_dim}")
+    if width < 2 or width % 2 or width > q.shape[2]:
+        raise GuardError(f"rotary_dim (the columns of cos_sin) must be even, 2 to D = {q.shape[2]}; got {width}")
+    require_dtype("positions", positions, (torch.int32, torch.int64))
+    require_shape("positions", positions, q.shape[:1], "one per token of q")
+    require_dtype("slot_mapping", slot_mapping, (torch.int64,))
+    require_shape("slot_mapping", slot_mapping, q.shape[:1], "one per token of q")
+    for name, tensor in {"cos_sin": cos_sin, "positions": positions, "slot_mapping": slot_mapping}.items():
+        require_device(name, tensor, q.device)
+
+
+def _check_weights(q: torch.Tensor, weights: dict[str, torch.Tensor | None]) -> None:
+    dim = q.shape[2]
+    for name, weight in weights.items():
+        if weight is None:
+            continue
+        require_tensor(**{name: weight})
+        if weight.numel() != dim and weight.numel() % dim == 0:
+            raise GuardError(
+                f"{name} must have one weight per element of a head, [{dim}]; got {weight.numel()}, a norm over the "
+                "whole projection (as in MiniMax-M2), which is not computed here: normalise before the call"
+            )
+        require_shape(name, weight, (dim,), "one weight per element of a head")
+        require_dtype(name, weight, (q.dtype,))
+        require_device(name, weight, q.device)
+
+
+def _storage_of(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    k_scale: Scale | None,
+    v_scale: Scale | None,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    num_groups: int | None,
+) -> Literal["half", "fp8", "rows", "int4"]:
+    """Return what the caches hold; exactly the scales that this needs must be given."""
+    require_tensor(k_cache=k_cache)
+    given = {
+        "k_scale": k_scale is not None,
+        "v_scale": v_scale is not None,
+        "k_scale_shift": k_scale_shift is not None,
+        "v_scale_shift": v_scale_shift is not None,
+        "num_groups": num_groups is not None,
+    }
+    seen = ", ".join(name for name, here in given.items() if here) or "none"
+    if k_cache.dtype == torch.int32:
+        if seen != "num_groups":
+            raise GuardError(f"an int4 cache (int32 words) takes num_groups and no other scale; got {seen}")
+        require_choice("num_groups", num_groups, INT4_GROUPS)
+        return "int4"
+    if k_cache.dtype == q.dtype:
+        if seen != "none":
+            raise GuardError(f"a cache of q's dtype takes no scale; got {seen}")
+        return "half"
+    require_dtype("k_cache", k_cache, (*_FP8, torch.int32, q.dtype))
+    if seen == "k_scale, v_scale":
+        return "fp8"
+    if seen == "k_scale_shift, v_scale_shift":
+        return "rows"
+    raise GuardError(
+        "an fp8 cache takes exactly one kind of scale: k_scale and v_scale, or k_scale_shift and v_scale_shift; "
+        f"got {seen}"
+    )
+
+
+def _check_caches(
+    k: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    num_groups: int | None,
+) -> None:
+    require_rank("k_cache", k_cache, 4, "[pages, page_size, Hkv, D]")
+    _, heads, dim = k.shape
+    pages, page_size = k_cache.shape[:2]
+    width = dim if num_groups is None else num_groups + dim // 8
+    require_shape("k_cache", k_cache, (pages, page_size, heads, width), "Hkv and D of k")
+    require_shape("v_cache", v_cache, k_cache.shape, "that of k_cache")
+    require_dtype("v_cache", v_cache, (k_cache.dtype,))
+    for name, tensor in {"k_cache": k_cache, "v_cache": v_cache}.items():
+        require_device(name, tensor, k.device)
+    for name, words in {"k_scale_shift": k_scale_shift, "v_scale_shift": v_scale_shift}.items():
+        if words is not None:
+            require_dtype(name, words, (torch.int32,))
+            require_shape(name, words, (pages, page_size, heads), "one word per row of the cache")
+            require_device(name, words, k.device)
