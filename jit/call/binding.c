@@ -350,11 +350,12 @@ static int is_plain(const Binder* env, PyObject* object) {
 }
 
 /* Facts of a tensor that no view carries. All of them cost a microsecond, which only a GPU's launches would notice:
- * there a missing storage shows by its address, and only floats of 16, 32 and 64 bits come with a negative bit (as
- * imaginary parts of conjugated complex numbers). */
+ * there a missing storage shows by an address below 4 GiB (the bare offset), and only floats of 16, 32 and 64 bits come
+ * with a negative bit (as imaginary parts of conjugated complex numbers). */
 static int check_hidden(Entry* self, Py_ssize_t i, PyObject* object, const hf_tensor* tensor) {
   const Binder* env = self->env;
-  if (env->target == ON_HIP && (tensor->data || !extent_bytes(tensor))) {
+  const int plausible = (uint64_t)(uintptr_t)tensor->data >> 32 || !extent_bytes(tensor);
+  if (env->target == ON_HIP && plausible) {
     if (tensor->dtype != HF_F16 && tensor->dtype != HF_F32 && tensor->dtype != HF_F64) return 0;
     PyObject* negative = PyObject_CallFunctionObjArgs(env->is_negative, object, NULL);
     if (!negative) return -1;

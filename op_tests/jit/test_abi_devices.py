@@ -100,6 +100,22 @@ def on_gpu(library, monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_gpu_tensor_whose_storage_was_freed_is_refused(on_gpu, implementation, start):
+    x = torch.zeros(4)
+    view = x[start:]
+    x.untyped_storage().resize_(0)
+    with pytest.raises(GuardError, match="argument 'out' reaches byte 16 of a storage of 0 bytes"):
+        on_gpu(with_stream, implementation)(view)
+
+
+@pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
+def test_a_gpu_tensor_with_its_negative_bit_set_is_refused(on_gpu, implementation):
+    with pytest.raises(GuardError, match="argument 'out' has its negative bit set"):
+        on_gpu(with_stream, implementation)(torch._neg_view(torch.ones(3)))
+
+
+@pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
 def test_a_gpu_call_gets_torchs_stream_on_the_tensors_own_device(on_gpu, library, implementation):
     library.seen_stream.restype = ctypes.c_int64
     on_gpu(with_stream, implementation)(torch.zeros(5))
