@@ -52,7 +52,7 @@ def find(stem: str, target: str, portable: Mapping[str, str], roots: Roots) -> E
     """
     for directory in directories():
         for path in _named(directory / target, stem):
-            reason = store.distrusted(directory, path) if directory != _packaged() else None
+            reason = store.distrusted(path) if directory != _packaged() else None
             entry = store.read_entry(path) if reason is None else None
             if entry is not None:
                 reason = misfit(entry, portable, roots)

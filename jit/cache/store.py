@@ -206,19 +206,20 @@ def stale_reason(entry: Entry, spec: BuildSpec, digests: DigestStore) -> str | N
         return "its key is another"
     for hidden, digest in manifest.dependencies:
         try:
-            path = spec.roots.show(hidden)
+            if digests.of(spec.roots.show(hidden)) != digest:
+                return f"{hidden} changed"
         except KeyError as error:
             return f"{hidden}: this machine has no ${{{error.args[0]}}}"
-        if digests.of_any(path) != digest:
-            return f"{hidden} changed"
+        except (OSError, ValueError):
+            return f"{hidden} cannot be read"
     return damage(entry, digests)
 
 
-def distrusted(root: Path, path: Path) -> str | None:
+def distrusted(path: Path) -> str | None:
     """Return why the entry at ``path`` may not be loaded, given that its root may: others could have written it."""
     if settings.TRUST_SHARED_DIRS.get():
         return None
-    return trust.entry_problem(root, path, (MANIFEST, BuildSpec.library))
+    return trust.entry_problem(path, (MANIFEST, BuildSpec.library))
 
 
 def damage(entry: Entry, digests: DigestStore) -> str | None:
@@ -240,7 +241,7 @@ def find(roots: list[Path], spec: BuildSpec, digests: DigestStore) -> Entry | No
     """Return a usable entry, or None. Takes no lock, starts no process, writes nothing."""
     for root in roots:
         for path in candidates(root, spec):
-            reason = distrusted(root, path)
+            reason = distrusted(path)
             entry = read_entry(path) if reason is None else None
             if entry is None:
                 log.debug("%s is not an entry: %s", path, reason or "its manifest cannot be read")

@@ -53,16 +53,12 @@ def directory_problem(path: Path) -> str | None:
     return problem(path, follow=True) or problem_above(path)
 
 
-def entry_problem(root: Path, entry: Path, files: tuple[str, ...]) -> str | None:
-    """Return why an entry ``root/<target>/<name>`` may not be loaded, or None; ``root`` itself is checked apart."""
-    for path in (*(above for above in reversed(entry.parents) if root in above.parents), entry):
+def entry_problem(entry: Path, files: tuple[str, ...]) -> str | None:
+    """Return why an entry ``<root>/<target>/<name>`` may not be loaded, or None; the root is checked apart."""
+    for path in (entry.parent, entry, *(entry / name for name in files)):
         found = problem(path)
         if found is not None:
             return f"{path}: {found}"
-    for name in files:
-        found = problem(entry / name)
-        if found is not None:
-            return f"{entry / name}: {found}"
     return None
 
 

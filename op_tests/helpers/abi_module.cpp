@@ -6,7 +6,7 @@
 
 // facts: [dtype, ndim, address, contiguous, numel, element bytes, device type, device index, sizes..., strides...]
 static void describe(hf::Tensor out, hf::Tensor x) {
-  int64_t* facts = out.data<int64_t>();
+  int64_t* facts = static_cast<int64_t*>(out.data());
   *facts++ = x.dtype();
   *facts++ = x.dim();
   *facts++ = reinterpret_cast<int64_t>(x.data());
