@@ -11,10 +11,14 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
+from hipforge.ops import reference
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank, require_shape, require_tensor
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
+from hipforge.ops.moe_combine import moe_combine
+from hipforge.ops.mx_quantize import mxfp8_quantize
 from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear
-from hipforge.ops.reference.mxfp8 import quantize_mxfp8
+from hipforge.ops.swiglu_fp8 import check_activation, swiglu_mxfp8
 
 PACKED_TOKEN_BITS = 24
 DEFAULT_BLOCK_M = 64  # an expert's weight is read once for so many slots
@@ -79,17 +83,23 @@ def fused_moe_mxfp8(
     topk_ids: torch.Tensor,
     expert_map: torch.Tensor | None = None,
     block_m: int = DEFAULT_BLOCK_M,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     """Run a mixture-of-experts layer: quantise, gate and up, SwiGLU, quantise, down, weighted sum over the choices.
 
     Activations are quantised to e4m3fn with one e8m0 scale per 32 elements (round_up: nothing clips). Each GEMM
-    accumulates in float32 and rounds once to bfloat16; SwiGLU, silu(gate) · up, and the sum are float32. Routing
-    weights are multiplied into the second GEMM before it rounds. Both GEMMs run wherever
-    :func:`hipforge.ops.grouped_gemm_mxfp8.grouped_mxfp8_linear` does.
+    accumulates in float32 and rounds once to bfloat16; SwiGLU is that of :func:`hipforge.swiglu_mxfp8`, whose launch
+    quantises too; the sum is float32. Routing weights are multiplied into the second GEMM before it rounds. Both GEMMs
+    run wherever :func:`hipforge.ops.grouped_gemm_mxfp8.grouped_mxfp8_linear` does.
 
     Args:
         hidden: bfloat16, float16 or float32 [T, H], H a multiple of 32.
-        w1: e4m3fn elements (or uint8) [E, 2·I, H]: rows of the gate, then rows of up; I a multiple of 32.
+        w1: e4m3fn elements (or uint8) [E, 2·I, H]: rows of the gate, then rows of up, or by turns with
+            ``interleaved``; I a multiple of 32.
         w1_scale: e8m0 bytes [E, 2·I, H/32].
         w2: e4m3fn elements (or uint8) [E, H, I].
         w2_scale: e8m0 bytes [E, H, I/32].
@@ -97,6 +107,10 @@ def fused_moe_mxfp8(
         topk_ids: int32 or int64 [T, top_k]; choices of experts that are not here contribute zero.
         expert_map: integer, one entry per expert of all ranks: its place in ``w1`` and ``w2``, -1 if it is not here.
         block_m: entries of a tile, a multiple of 4.
+        alpha: of SwiGLU, as the next two; MiniMax-M3 and gpt-oss use 1.702, 1 and 7.
+        beta: added to up.
+        limit: where gate and up are clamped, or None.
+        interleaved: even rows of ``w1`` are the gate's, odd ones up's, as in gpt-oss.
 
     Returns:
         [T, H] of ``hidden``'s dtype.
@@ -120,6 +134,7 @@ def fused_moe_mxfp8(
         raise GuardError(f"topk_weights must be floating point; got {topk_weights.dtype}")
     for name, tensor in {"topk_weights": topk_weights, "topk_ids": topk_ids}.items():
         require_device(name, tensor, hidden.device)
+    check_activation(alpha, beta, limit)
     top_k = topk_ids.shape[1]
     slots = tokens * top_k
     if slots == 0:
@@ -128,10 +143,26 @@ def fused_moe_mxfp8(
     if expert_map is not None:
         require_rank("expert_map", expert_map, 1, "[experts of all ranks]")
     aligned = moe_align_block_size(topk_ids, block_m, experts if expert_map is None else expert_map.numel(), expert_map)
-    a_q, a_scale = quantize_mxfp8(hidden)
+    a_q, a_scale = _quantized(hidden.contiguous())
     gate_up = grouped_mxfp8_linear(a_q, a_scale, w1, w1_scale, *aligned, slots, block_m, top_k)
-    gate, up = gate_up.to(torch.float32).chunk(2, dim=1)
-    inner_q, inner_scale = quantize_mxfp8(torch.nn.functional.silu(gate) * up)
+    inner_q, inner_scale = _activated(gate_up, alpha, beta, limit, interleaved)
     weights = topk_weights.to(torch.float32).flatten()
     down = grouped_mxfp8_linear(inner_q, inner_scale, w2, w2_scale, *aligned, slots, block_m, 1, weights)
-    return down.view(tokens, top_k, width).sum(dim=1, dtype=torch.float32).to(hidden.dtype)
+    if down.dtype == hidden.dtype:
+        return moe_combine(down, top_k=top_k)
+    return moe_combine(down, top_k=top_k, out=torch.empty_like(hidden, memory_format=torch.contiguous_format))
+
+
+def _quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # Weights are e4m3fn everywhere; gfx942's kernels would write activations in its own format.
+    if fp8_dtypes(x.device)[0] is torch.float8_e4m3fn:
+        return mxfp8_quantize(x)
+    return reference.quantize_mxfp8(x)
+
+
+def _activated(
+    gate_up: torch.Tensor, alpha: float, beta: float, limit: float | None, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if fp8_dtypes(gate_up.device)[0] is torch.float8_e4m3fn:
+        return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
+    return reference.swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)

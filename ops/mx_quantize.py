@@ -24,19 +24,22 @@ _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 @compile_ops(
     "module_mx_quantize",
-    variant=lambda out, scale_out, x, mode: {"HF_INPUT": _INPUTS[x.dtype]},
+    variant=lambda out, scale_out, x, *rest: {"HF_INPUT": _INPUTS[x.dtype]},
     mutates=("out", "scale_out"),
 )
-def mxfp8_quantize_out(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor, mode: str) -> None:
+# torch has a parameter of its own called mode, so the stubs' has another name.
+def mxfp8_quantize_out(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor, scale_mode: str) -> None:
     """Write both outputs as :func:`mxfp8_quantize` says."""
 
 
 @compile_ops(
     "module_mx_quantize",
-    variant=lambda out, scale_out, x, mode, shuffled: {"HF_INPUT": _INPUTS[x.dtype]},
+    variant=lambda out, scale_out, x, *rest: {"HF_INPUT": _INPUTS[x.dtype]},
     mutates=("out", "scale_out"),
 )
-def mxfp4_quantize_out(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor, mode: str, shuffled: bool) -> None:
+def mxfp4_quantize_out(
+    out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor, scale_mode: str, shuffled: bool
+) -> None:
     """Write both outputs as :func:`mxfp4_quantize` says."""
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hypothesis import given, strategies
 from hypothesis import settings as hypothesis_settings
 
 import hipforge
+from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_mxfp8_linear
 from hipforge.ops.moe import from_packed_sorting, fused_moe_mxfp8, moe_align_block_size
@@ -319,7 +321,14 @@ def layer(tokens: int, top_k: int, experts: int, width: int, inner: int, seed: i
     }  # fmt: skip
 
 
-def dense_layer(parts: dict[str, torch.Tensor], rounded: bool) -> torch.Tensor:
+def dense_layer(
+    parts: dict[str, torch.Tensor],
+    rounded: bool,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float = float("inf"),
+    interleaved: bool = False,
+) -> torch.Tensor:
     """All experts for all tokens in float64, weighted by a dense [E, T] matrix.
 
     ``rounded``: with the layer's own quantisations and gate and up rounded to bf16; otherwise activations stay exact.
@@ -341,8 +350,9 @@ def dense_layer(parts: dict[str, torch.Tensor], rounded: bool) -> torch.Tensor:
     gate_up = torch.einsum("th,eoh->eto", hidden, weight("w1"))
     if rounded:
         gate_up = gate_up.bfloat16().double()
-    gate, up = gate_up.chunk(2, dim=2)
-    down = torch.einsum("eti,ehi->eth", quantized(torch.nn.functional.silu(gate) * up), weight("w2"))
+    gate, up = (gate_up[..., 0::2], gate_up[..., 1::2]) if interleaved else gate_up.chunk(2, dim=2)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + beta
+    down = torch.einsum("eti,ehi->eth", quantized(gate * torch.sigmoid(alpha * gate) * up), weight("w2"))
     return torch.einsum("te,eth->th", dense, down)
 
 
@@ -362,6 +372,35 @@ def test_the_layer_is_that_of_all_experts_in_float64(tokens: int, top_k: int, ex
     assert got.dtype == torch.bfloat16 and got.shape == (tokens, 128)
     assert relf(got, dense_layer(parts, rounded=True)) < SAME_ROUNDINGS
     assert relf(got, dense_layer(parts, rounded=False)) < EXACT_ACTIVATIONS
+
+
+@pytest.mark.parametrize(
+    "activation",
+    (
+        {"alpha": 1.702, "beta": 1.0, "limit": 0.7},
+        {"alpha": 1.702, "beta": 1.0, "limit": 0.7, "interleaved": True},
+        {"limit": 0.5},
+    ),
+    ids=("minimax", "gpt_oss", "limit"),
+)
+def test_the_activation_has_the_models_parameters(activation: dict[str, Any]) -> None:
+    """Gates and ups are about normal here, so that a limit below 1 acts on a third of them."""
+    parts = layer(4, 3, 8, width=128, inner=96)
+    got = fused_moe_mxfp8(**parts, **activation)
+    assert relf(got, dense_layer(parts, rounded=True, **activation)) < SAME_ROUNDINGS
+    for name, value in activation.items():  # each parameter is seen: without it the result is far off
+        without = {key: other for key, other in activation.items() if key != name}
+        assert relf(got, dense_layer(parts, rounded=True, **without)) > 5 * SAME_ROUNDINGS, (name, value)
+
+
+def test_every_step_is_one_launch() -> None:
+    parts = layer(4, 3, 8, width=128, inner=96)
+    with emulator.counters() as counted:
+        fused_moe_mxfp8(**parts)
+    assert counted.launches == 6  # the two GEMMs, the sorting and the sum over choices
+    for limit in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(GuardError, match="limit must be positive and finite, or None"):
+            fused_moe_mxfp8(**parts, limit=limit)
 
 
 def test_ranks_add_up_to_the_whole_layer() -> None:

@@ -35,6 +35,10 @@ def fp8_dtypes(device_or_arch: torch.device | str) -> tuple[torch.dtype, torch.d
     return _dtypes_of[key]
 
 
+# torch.compile runs this while it traces: a table that grows meanwhile makes it refuse other constants.
+fp8_dtypes._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _with_index(device_or_arch: torch.device | str) -> str:
     key = str(device_or_arch)
     return f"cuda:{torch.cuda.current_device()}" if key == "cuda" else key
