@@ -11,10 +11,11 @@ import torch
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.checks import require_choice, require_dtype, require_last_multiple, require_rank
-from hipforge.ops.core.dispatch import Decision, plan_kernel, planned_by, runs_kernel
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.outputs import written
+from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import written
 from hipforge.ops.reference.e8m0 import SCALE_MODES, ScaleMode
 from hipforge.ops.reference.layout import SCALE_COLUMNS, SCALE_ROWS
 
@@ -43,18 +44,39 @@ def mxfp4_quantize_out(
     """Write both outputs as :func:`mxfp4_quantize` says."""
 
 
-def _plan_mxfp8(x: torch.Tensor, *, mode: ScaleMode = "round_up", **rest: object) -> Decision:
+def _plan_mxfp8(
+    x: torch.Tensor,
+    *,
+    mode: ScaleMode = "round_up",
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+) -> Decision:
     _check(x, mode)
     return plan_kernel("mxfp8_quantize", x.device)
 
 
-def _plan_mxfp4(x: torch.Tensor, *, mode: ScaleMode = "even", shuffled: bool = False, **rest: object) -> Decision:
+def _plan_mxfp4(
+    x: torch.Tensor,
+    *,
+    mode: ScaleMode = "even",
+    shuffled: bool = False,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+) -> Decision:
     _check(x, mode)
     return plan_kernel("mxfp4_quantize", x.device)
 
 
-@planned_by(_plan_mxfp8)
+def _new_scales(x: torch.Tensor, shuffled: bool = False) -> torch.Tensor:
+    rows, blocks = x.shape[0], x.shape[1] // BLOCK
+    if shuffled:
+        rows, blocks = -(-rows // SCALE_ROWS) * SCALE_ROWS, -(-blocks // SCALE_COLUMNS) * SCALE_COLUMNS
+    return x.new_empty((rows, blocks), dtype=torch.uint8)
+
+
+@operator(_plan_mxfp8)
 def mxfp8_quantize(
+    _taken: Accepted,
     x: torch.Tensor,
     *,
     mode: ScaleMode = "round_up",
@@ -86,22 +108,21 @@ def mxfp8_quantize(
         >>> q.view(torch.uint8)[0, 0].item(), scales.item()
         (126, 127)
     """
-    _check(x, mode)
     dtype = fp8_dtypes(x.device)[0]
-    if not runs_kernel(x.device):
+    if _taken.path == "torch":
         q, scales = reference.quantize_mxfp8(x, dtype, mode)
         return written("out", out, q), written("scale_out", scale_out, scales)
-    rows, k = x.shape
     if out is None:
-        out = torch.empty((rows, k), dtype=dtype, device=x.device)
+        out = torch.empty_like(x, dtype=dtype)
     if scale_out is None:
-        scale_out = torch.empty((rows, k // BLOCK), dtype=torch.uint8, device=x.device)
+        scale_out = _new_scales(x)
     mxfp8_quantize_out(out, scale_out, x, mode)
     return out, scale_out
 
 
-@planned_by(_plan_mxfp4)
+@operator(_plan_mxfp4)
 def mxfp4_quantize(
+    _taken: Accepted,
     x: torch.Tensor,
     *,
     mode: ScaleMode = "even",
@@ -131,20 +152,15 @@ def mxfp4_quantize(
     Raises:
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
     """
-    _check(x, mode)
-    if not runs_kernel(x.device):
+    if _taken.path == "torch":
         packed, scales = reference.quantize_mxfp4(x, mode)
         if shuffled:
             packed, scales = reference.shuffle_weight(packed), reference.shuffle_scale(scales)
         return written("out", out, packed), written("scale_out", scale_out, scales)
-    rows, blocks = x.shape[0], x.shape[1] // BLOCK
     if out is None:
-        out = torch.empty((rows, x.shape[1] // 2), dtype=torch.uint8, device=x.device)
+        out = x.new_empty((x.shape[0], x.shape[1] // 2), dtype=torch.uint8)
     if scale_out is None:
-        shape = (rows, blocks)
-        if shuffled:
-            shape = (-(-rows // SCALE_ROWS) * SCALE_ROWS, -(-blocks // SCALE_COLUMNS) * SCALE_COLUMNS)
-        scale_out = torch.empty(shape, dtype=torch.uint8, device=x.device)
+        scale_out = _new_scales(x, shuffled)
     mxfp4_quantize_out(out, scale_out, x, mode, shuffled)
     return out, scale_out
 

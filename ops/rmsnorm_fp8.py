@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,9 +12,10 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.checks import require_tensor
-from hipforge.ops.core.dispatch import Decision, plan_kernel, planned_by, runs_kernel
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.outputs import written
+from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import written
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
 # torch dtype -> the module's variant
@@ -63,11 +64,30 @@ def residual_rms_mxfp8_out(
 
 
 def _plan(name: str) -> Callable[..., Decision]:
-    def plan(input: torch.Tensor, *args: object, **kwargs: object) -> Decision:
+    def plan(*args: Any, weight_offset: float = 0.0, **named: Any) -> Decision:
+        input: Any = args[0] if args else named.get("input", named.get("x"))
         _check(input)
+        if not math.isfinite(weight_offset):
+            raise GuardError(f"weight_offset must be finite; got {weight_offset}")
         return plan_kernel(name, input.device)
 
     return plan
+
+
+def _new(x: torch.Tensor, *rest: object, **settings: object) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _new_fp8(x: torch.Tensor, *rest: object, **settings: object) -> torch.Tensor:
+    return torch.empty_like(x, dtype=fp8_dtypes(x.device)[0])
+
+
+def _new_scales(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((x.shape[0], x.shape[1] // reference.BLOCK), dtype=torch.uint8)
+
+
+def _new_mxfp8(x: torch.Tensor, *rest: object, **settings: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return _new_fp8(x), _new_scales(x)
 
 
 class _Given(NamedTuple):
@@ -85,8 +105,9 @@ class _Given(NamedTuple):
     also_out: torch.Tensor | None = None
 
 
-@planned_by(_plan("residual_rms"))
+@operator(_plan("residual_rms"))
 def residual_rms(
+    _taken: Accepted,
     input: torch.Tensor,
     residual: torch.Tensor,
     weight: torch.Tensor,
@@ -133,11 +154,12 @@ def residual_rms(
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
     """
     given = _Given(input, residual, weight, epsilon, weight_offset, next_buffer, force_scalar, out, None, also_out)
-    return _norm(given, scale_tensor, fp8_max), residual
+    return _norm(_taken, given, scale_tensor, fp8_max), residual
 
 
-@planned_by(_plan("residual_rms_mxfp8"))
+@operator(_plan("residual_rms_mxfp8"))
 def residual_rms_mxfp8(
+    _taken: Accepted,
     input: torch.Tensor,
     residual: torch.Tensor,
     weight: torch.Tensor,
@@ -175,11 +197,12 @@ def residual_rms_mxfp8(
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
     """
     given = _Given(input, residual, weight, epsilon, weight_offset, next_buffer, force_scalar, out, scale_out, also_out)
-    return (*_norm_mxfp8(given), residual)
+    return (*_norm_mxfp8(_taken, given), residual)
 
 
-@planned_by(_plan("rms_norm"))
+@operator(_plan("rms_norm"), fake=_new, outs=("out",))
 def rms_norm(
+    _taken: Accepted,
     x: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
@@ -207,11 +230,12 @@ def rms_norm(
         >>> hipforge.rms_norm(torch.full((1, 2), 3.0).half(), torch.ones(2).half(), 0.0).tolist()
         [[1.0, 1.0]]
     """
-    return _norm(_Given(x, None, weight, epsilon, weight_offset, out=out), None, None)
+    return _norm(_taken, _Given(x, None, weight, epsilon, weight_offset, out=out), None, None)
 
 
-@planned_by(_plan("rms_norm_fp8"))
+@operator(_plan("rms_norm_fp8"), fake=_new_fp8, outs=("out",), mutates=("also_out",))
 def rms_norm_fp8(
+    _taken: Accepted,
     x: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
@@ -241,11 +265,13 @@ def rms_norm_fp8(
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
     """
     require_tensor(scale_tensor=scale_tensor)
-    return _norm(_Given(x, None, weight, epsilon, weight_offset, out=out, also_out=also_out), scale_tensor, fp8_max)
+    given = _Given(x, None, weight, epsilon, weight_offset, out=out, also_out=also_out)
+    return _norm(_taken, given, scale_tensor, fp8_max)
 
 
-@planned_by(_plan("rms_norm_mxfp8"))
+@operator(_plan("rms_norm_mxfp8"), fake=_new_mxfp8, outs=("out", "scale_out"), mutates=("also_out",))
 def rms_norm_mxfp8(
+    _taken: Accepted,
     x: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
@@ -273,17 +299,17 @@ def rms_norm_mxfp8(
     Raises:
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
     """
-    return _norm_mxfp8(_Given(x, None, weight, epsilon, weight_offset, out=out, scale_out=scale_out, also_out=also_out))
+    given = _Given(x, None, weight, epsilon, weight_offset, out=out, scale_out=scale_out, also_out=also_out)
+    return _norm_mxfp8(_taken, given)
 
 
-def _norm(given: _Given, scale: torch.Tensor | None, fp8_max: float | None) -> torch.Tensor:
-    _check(given.input)
+def _norm(taken: Accepted, given: _Given, scale: torch.Tensor | None, fp8_max: float | None) -> torch.Tensor:
     dtype = given.input.dtype if scale is None else fp8_dtypes(given.input.device)[0]
-    if not runs_kernel(given.input.device):
+    if taken.path == "torch":
         y = _reference_norm(given, quantised=scale is not None)
         result = y if scale is None else to_fp8_static(y.float(), scale, dtype, fp8_max)
         return written("out", given.out, result)
-    out = torch.empty(given.input.shape, dtype=dtype, device=given.input.device) if given.out is None else given.out
+    out = torch.empty_like(given.input, dtype=dtype) if given.out is None else given.out
     limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
     residual_rms_out(
         out, given.residual, given.next_buffer, given.also_out, given.input, given.weight, scale, given.epsilon,
@@ -293,18 +319,13 @@ def _norm(given: _Given, scale: torch.Tensor | None, fp8_max: float | None) -> t
     return out
 
 
-def _norm_mxfp8(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(given.input)
-    dtype = fp8_dtypes(given.input.device)[0]
-    if not runs_kernel(given.input.device):
+def _norm_mxfp8(taken: Accepted, given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
+    if taken.path == "torch":
+        dtype = fp8_dtypes(given.input.device)[0]
         q, scales = reference.quantize_mxfp8(_reference_norm(given, quantised=True), dtype)
         return written("out", given.out, q), written("scale_out", given.scale_out, scales)
-    rows, cols = given.input.shape
-    out, scale_out = given.out, given.scale_out
-    if out is None:
-        out = torch.empty((rows, cols), dtype=dtype, device=given.input.device)
-    if scale_out is None:
-        scale_out = torch.empty((rows, cols // reference.BLOCK), dtype=torch.uint8, device=given.input.device)
+    out = _new_fp8(given.input) if given.out is None else given.out
+    scale_out = _new_scales(given.input) if given.scale_out is None else given.scale_out
     residual_rms_mxfp8_out(
         out, scale_out, given.residual, given.next_buffer, given.also_out, given.input, given.weight, given.epsilon,
         given.weight_offset, given.force_scalar,
@@ -315,8 +336,6 @@ def _norm_mxfp8(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _reference_norm(given: _Given, *, quantised: bool) -> torch.Tensor:
     """Return y; the residual, also_out and the next buffer are written."""
-    if not math.isfinite(given.weight_offset):
-        raise GuardError(f"weight_offset must be finite; got {given.weight_offset}")
     if given.also_out is not None and not quantised:
         raise GuardError("also_out is the 16-bit copy of a quantised result; without a scale, out is that already")
     r = given.input

@@ -10,9 +10,10 @@ from hipforge.errors import GuardError
 from hipforge.jit import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.checks import require_tensor
-from hipforge.ops.core.dispatch import Decision, plan_kernel, planned_by, runs_kernel
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.outputs import written
+from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import written
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -65,7 +66,10 @@ def _plan_swiglu(
     alpha: float = 1.0,
     beta: float = 0.0,
     limit: float | None = None,
-    **rest: object,
+    interleaved: bool = False,
+    force_scalar: bool = False,
+    fp8_max: float | None = None,
+    out: torch.Tensor | None = None,
 ) -> Decision:
     _check(gate_up)
     check_activation(alpha, beta, limit)
@@ -79,15 +83,33 @@ def _plan_swiglu_mxfp8(
     alpha: float = 1.0,
     beta: float = 0.0,
     limit: float | None = None,
-    **rest: object,
+    interleaved: bool = False,
+    force_scalar: bool = False,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
 ) -> Decision:
     _check(gate_up)
     check_activation(alpha, beta, limit)
     return plan_kernel("swiglu_mxfp8", gate_up.device)
 
 
-@planned_by(_plan_swiglu)
+def _new(gate_up: torch.Tensor, *rest: object, **settings: object) -> torch.Tensor:
+    rows, columns = gate_up.shape
+    return gate_up.new_empty((rows, columns // 2), dtype=fp8_dtypes(gate_up.device)[0])
+
+
+def _new_scales(gate_up: torch.Tensor) -> torch.Tensor:
+    rows, columns = gate_up.shape
+    return gate_up.new_empty((rows, columns // 2 // reference.BLOCK), dtype=torch.uint8)
+
+
+def _new_mxfp8(gate_up: torch.Tensor, *rest: object, **settings: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return _new(gate_up), _new_scales(gate_up)
+
+
+@operator(_plan_swiglu, fake=_new, outs=("out",), mutates=("next_buffer",))
 def swiglu_fp8(
+    _taken: Accepted,
     gate_up: torch.Tensor,
     scale_tensor: torch.Tensor,
     next_buffer: torch.Tensor | None = None,
@@ -135,24 +157,23 @@ def swiglu_fp8(
         >>> q.shape
         torch.Size([2, 32])
     """
-    _check(gate_up)
-    largest = check_activation(alpha, beta, limit)
     dtype = fp8_dtypes(gate_up.device)[0]
-    if not runs_kernel(gate_up.device):
+    if _taken.path == "torch":
         if next_buffer is not None:
             next_buffer.zero_()
         q = reference.swiglu_fp8(gate_up, scale_tensor, dtype, fp8_max, alpha, beta, limit, interleaved)
         return written("out", out, q)
     if out is None:
-        out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=dtype, device=gate_up.device)
+        out = _new(gate_up)
     fp8_limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
-    activation = (alpha, beta, largest, interleaved)
+    activation = (alpha, beta, math.inf if limit is None else limit, interleaved)
     swiglu_fp8_out(out, next_buffer, gate_up, scale_tensor, fp8_limit, *activation, force_scalar)
     return out
 
 
-@planned_by(_plan_swiglu_mxfp8)
+@operator(_plan_swiglu_mxfp8, fake=_new_mxfp8, outs=("out", "scale_out"), mutates=("next_buffer",))
 def swiglu_mxfp8(
+    _taken: Accepted,
     gate_up: torch.Tensor,
     next_buffer: torch.Tensor | None = None,
     *,
@@ -187,33 +208,28 @@ def swiglu_mxfp8(
     Raises:
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
     """
-    _check(gate_up)
-    largest = check_activation(alpha, beta, limit)
-    dtype = fp8_dtypes(gate_up.device)[0]
-    if not runs_kernel(gate_up.device):
+    if _taken.path == "torch":
         if next_buffer is not None:
             next_buffer.zero_()
+        dtype = fp8_dtypes(gate_up.device)[0]
         q, scales = reference.swiglu_mxfp8(gate_up, dtype, alpha, beta, limit, interleaved)
         return written("out", out, q), written("scale_out", scale_out, scales)
-    rows, d = gate_up.shape[0], gate_up.shape[1] // 2
     if out is None:
-        out = torch.empty((rows, d), dtype=dtype, device=gate_up.device)
+        out = _new(gate_up)
     if scale_out is None:
-        scale_out = torch.empty((rows, d // reference.BLOCK), dtype=torch.uint8, device=gate_up.device)
-    swiglu_mxfp8_out(out, scale_out, next_buffer, gate_up, alpha, beta, largest, interleaved, force_scalar)
+        scale_out = _new_scales(gate_up)
+    activation = (alpha, beta, math.inf if limit is None else limit, interleaved)
+    swiglu_mxfp8_out(out, scale_out, next_buffer, gate_up, *activation, force_scalar)
     return out, scale_out
 
 
-def check_activation(alpha: float, beta: float, limit: float | None) -> float:
-    """Refuse parameters that no clamped SwiGLU has; return the limit as the kernel takes it, infinity for None."""
+def check_activation(alpha: float, beta: float, limit: float | None) -> None:
+    """Refuse parameters that no clamped SwiGLU has."""
     for name, value in (("alpha", alpha), ("beta", beta)):
         if not math.isfinite(value):
             raise GuardError(f"{name} must be finite; got {value}")
-    if limit is None:
-        return math.inf
-    if not (math.isfinite(limit) and limit > 0):
+    if limit is not None and not (math.isfinite(limit) and limit > 0):
         raise GuardError(f"limit must be positive and finite, or None for no clamp; got {limit}")
-    return limit
 
 
 def _check(gate_up: torch.Tensor) -> None:

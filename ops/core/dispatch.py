@@ -229,6 +229,10 @@ def plan_kernel(kernel: str, device: torch.device, configuration: Mapping[str, i
     return Decision(taken, (Refused("torch", "the kernel takes every call"),))
 
 
+# torch.compile runs this while it traces and keeps the answer as a constant of the graph.
+plan_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 _runs_kernel: dict[torch.device, bool] = {}
 on_clear(_runs_kernel.clear)
 
@@ -245,7 +249,6 @@ def runs_kernel(device: torch.device) -> bool:
     return found
 
 
-# torch.compile runs this while it traces and keeps the answer as a constant of the graph.
 runs_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

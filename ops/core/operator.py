@@ -81,10 +81,13 @@ def operator(
         def call(*args: Any, **kwargs: Any) -> Any:
             if traced is not None and (_is_dynamo_compiling() or _dispatch_modes()):
                 return traced(*args, **kwargs)
+            if _is_dynamo_compiling():  # what is decided becomes a constant of the graph; the cache stays as it is
+                accepted: Accepted | None = plan(*args, **kwargs).accepted
+                return None if accepted is None else body(accepted, *args, **kwargs)
             at = None
             try:
                 at = key_of(*args, **kwargs)
-                accepted: Accepted | None = launches[at]
+                accepted = launches[at]
             except KeyError:
                 accepted = decide(args, kwargs, at)
             except (AttributeError, TypeError):  # the planner says what is wrong; what cannot be hashed is planned anew
