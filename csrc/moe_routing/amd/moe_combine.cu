@@ -142,7 +142,7 @@ void moe_combine_out(hf::Tensor out, hf::Tensor rows, hf::OptionalTensor weights
     HF_CHECK(is_index(*ids) && ids.value().is_shape(tokens, top_k) && ids.value().is_contiguous(),
              "ids must be contiguous int32 or int64 [", tokens, ", ", top_k, "]; got ", *ids);
     hf::check_apart({out, "out"}, {{*ids, "ids"}});
-    a.ids = ids.data<const void>();
+    a.ids = ids.value().data();
     a.wide_ids = ids.value().dtype() == HF_I64;
   }
   if (expert_map) {
@@ -150,7 +150,7 @@ void moe_combine_out(hf::Tensor out, hf::Tensor rows, hf::OptionalTensor weights
     HF_CHECK(is_index(*expert_map) && expert_map.value().is_shape(experts) && expert_map.value().is_contiguous(),
              "expert_map must be contiguous int32 or int64 [", experts, "]; got ", *expert_map);
     hf::check_apart({out, "out"}, {{*expert_map, "expert_map"}});
-    a.expert_map = expert_map.data<const void>();
+    a.expert_map = expert_map.value().data();
     a.wide_map = expert_map.value().dtype() == HF_I64;
   }
   if (tokens == 0 || cols == 0) return;
