@@ -392,7 +392,7 @@ CacheRows cache_of(const Tensor& cache, const char* name, const OptionalTensor& 
            " must start at a multiple of 16 bytes; pass a copy");
   HF_CHECK(hf::Footprint(cache).distinct(), name, " must not be expanded: its rows share memory");
   CacheRows rows = {};
-  rows.data = cache.data<uint8_t>();
+  rows.data = static_cast<uint8_t*>(cache.data());
   rows.page_stride = cache.stride(0) * bytes;
   rows.slot_stride = cache.stride(1) * bytes;
   rows.head_stride = cache.stride(2) * bytes;
@@ -411,7 +411,7 @@ CacheRows cache_of(const Tensor& cache, const char* name, const OptionalTensor& 
     HF_CHECK(given.dtype() == HF_I32 && given.is_shape(cache.size(0), cache.size(1), heads), name,
              "'s scale_shift must be int32 [", cache.size(0), ", ", cache.size(1), ", ", heads, "]; got ", given);
     HF_CHECK(hf::Footprint(given).distinct(), name, "'s scale_shift must not be expanded: its words share memory");
-    rows.words = given.data<uint8_t>();
+    rows.words = static_cast<uint8_t*>(given.data());
     rows.words_page_stride = 4 * given.stride(0);
     rows.words_slot_stride = 4 * given.stride(1);
     rows.words_head_stride = 4 * given.stride(2);
