@@ -1,0 +1,246 @@
+"""Judge the model of time by AMD's published MI355X times: modelled against published, row by row.
+
+    python op_tests/bench_time_model.py --published DIR [--rows N --seed S | --all] [--fit] [--cache DIR]
+
+The kernels are sorted by their number of rows and dealt alternately into two halves. A row's time comes from the
+parameters that were fitted on the *other* half (``helpers/time_model_halves.json``, made by ``--fit``), so that no
+kernel is judged by parameters that saw it. The parameters that the package ships lie between the two. The baseline, a
+formula with seven parameters, is fitted and judged in the same way.
+
+Writes a table, ``time_model.csv`` and a scatter plot to ``--out``. The last line is one JSON object. Every time from
+the model is *modelled*; the published ones are AMD's (tuned tables of ROCm/aiter).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import fit_time_model as fitting
+import numpy as np
+from helpers import closed_form, published
+from helpers.published import Row
+from rich.table import Table
+
+from hipforge.cli.output import console
+from hipforge.emulator.timing import machines, model
+
+HALVES = Path(__file__).parent / "helpers" / "time_model_halves.json"
+DEFAULT_ROWS = 120
+FIT_PER_KERNEL = 6
+WITHIN = 0.10
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One row: published time, and the times of the model and the baseline that have not seen its kernel."""
+
+    kernel: str
+    m: int
+    n: int
+    k: int
+    batch: str
+    published_us: float
+    modelled_us: float
+    closed_form_us: float
+
+    @property
+    def error(self) -> float:
+        """Relative and signed: positive where the model is too slow."""
+        return self.modelled_us / self.published_us - 1
+
+
+def halves(rows: Sequence[Row]) -> tuple[set[str], set[str]]:
+    """Deal the kernels, most rows first, alternately into two halves."""
+    count: dict[str, int] = defaultdict(int)
+    for row in rows:
+        count[row.kernel] += 1
+    ranked = sorted(count, key=lambda kernel: (-count[kernel], kernel))
+    return set(ranked[::2]), set(ranked[1::2])
+
+
+def fit_halves(rows: Sequence[Row], predict: fitting.Predictor, steps: int) -> dict[str, Any]:
+    """Fit model and baseline on each half's rows of the fitted batch; return the parameters."""
+    start = {name: machines.MI355X[name] for name in fitting.fitted_names(machines.MI355X)}
+    out: dict[str, Any] = {}
+    for name, kernels in zip(("first", "second"), halves(rows), strict=True):
+        of = [row for row in rows if row.kernel in kernels and row.batch == fitting.BATCH]
+        chosen = fitting.choose(of, FIT_PER_KERNEL, 1)
+        print(f"fit on the {name} half: {len(chosen)} rows of {len(kernels)} kernels")
+        out[name] = {
+            "kernels": sorted(kernels),
+            "rows": len(chosen),
+            "model": fitting.fit(chosen, predict, start, fitting.model_limits(), steps=steps),
+            "closed_form": fitting.fit_closed_form(of),
+        }
+    return out
+
+
+def judge(rows: Sequence[Row], predict: fitting.Predictor, parameters: Mapping[str, Any]) -> list[Judged]:
+    """Return every row's times, from parameters fitted on the half that its kernel is not in."""
+    out: list[Judged] = []
+    for name, other in (("first", "second"), ("second", "first")):
+        of = [row for row in rows if row.kernel in set(parameters[name]["kernels"])]
+        if not of:
+            continue
+        unseen = parameters[other]
+        modelled = predict(of, unseen["model"], model.DEFAULT_SAMPLING)
+        out += [
+            Judged(
+                row.short, row.m, row.n, row.k, row.batch, row.us, float(us),
+                closed_form.microseconds(row, unseen["closed_form"]),
+            )
+            for row, us in zip(of, modelled, strict=True)
+        ]  # fmt: skip
+    return out
+
+
+def summary(errors: Sequence[float]) -> dict[str, float]:
+    """Return the median and the 90th percentile of |error|."""
+    size = np.abs(np.array(errors))
+    return {"rows": len(size), "median": float(np.median(size)), "p90": float(np.quantile(size, 0.9))}
+
+
+def per_kernel(rows: Sequence[Judged]) -> dict[str, dict[str, float]]:
+    """Return each kernel's rows, signed median and median |error|."""
+    of: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        of[row.kernel].append(row.error)
+    return {
+        kernel: {
+            "rows": len(errors),
+            "signed_median": float(np.median(errors)),
+            "median": float(np.median(np.abs(errors))),
+        }
+        for kernel, errors in sorted(of.items(), key=lambda item: -len(item[1]))
+    }
+
+
+def rank(
+    rows: Sequence[Row], predict: fitting.Predictor, parameters: Mapping[str, Any], count: int, seed: int
+) -> dict[str, Any]:
+    """Time every kernel at ``count`` published shapes: how often is the published winner within 10 % of the best?
+
+    A winner is timed with parameters that have not seen it; so is every other kernel.
+    """
+    by_kernel = {kernel: name for name in ("first", "second") for kernel in parameters[name]["kernels"]}
+    chosen = random.Random(seed).sample(list(rows), min(count, len(rows)))
+    shapes: dict[str, list[tuple[int, Row]]] = {"first": [], "second": []}
+    for number, row in enumerate(chosen):
+        for kernel, half in by_kernel.items():
+            shapes[half].append((number, Row(kernel, row.m, row.n, row.k, row.us, row.batch)))
+    times: list[dict[str, float]] = [{} for _ in chosen]
+    for half, other in (("first", "second"), ("second", "first")):
+        of = [row for _number, row in shapes[half]]
+        for (number, row), us in zip(
+            shapes[half], predict(of, parameters[other]["model"], fitting.SAMPLING), strict=True
+        ):
+            times[number][row.kernel] = float(us)
+    lost = [times[number][row.kernel] / min(times[number].values()) - 1 for number, row in enumerate(chosen)]
+    return {"shapes": len(chosen), "within_10_percent": sum(x <= WITHIN for x in lost) / max(1, len(lost)),
+            "median_loss": float(np.median(lost))}  # fmt: skip
+
+
+def plot(rows: Sequence[Judged], path: Path) -> bool:
+    """Draw modelled over published times; False where matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 7))
+    for batch in sorted({row.batch for row in rows}):
+        of = [row for row in rows if row.batch == batch]
+        axes.scatter([r.published_us for r in of], [r.modelled_us for r in of], s=8, label=f"{batch} ({len(of)})")
+    span = [min(r.published_us for r in rows), max(r.published_us for r in rows)]
+    axes.plot(span, span, color="black", linewidth=0.8)
+    for factor in (0.85, 1.15):
+        axes.plot(span, [factor * x for x in span], color="grey", linewidth=0.5)
+    axes.set(xscale="log", yscale="log", xlabel="published µs (MI355X)", ylabel="modelled µs, kernel not fitted")
+    axes.legend(title="batch (rows)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def report(rows: Sequence[Judged]) -> dict[str, Any]:
+    """Print the tables and return their figures."""
+    table = Table(title="error of modelled times on kernels that were not fitted")
+    for column in ("rows of", "rows", "median", "p90", "closed form median", "p90"):
+        table.add_column(column, justify="right")
+    figures: dict[str, Any] = {}
+    groups = {"all": list(rows)} | {b: [r for r in rows if r.batch == b] for b in sorted({r.batch for r in rows})}
+    for name, of in groups.items():
+        of_model = summary([row.error for row in of])
+        of_form = summary([row.closed_form_us / row.published_us - 1 for row in of])
+        shown = [f"{s[key]:.1%}" for s in (of_model, of_form) for key in ("median", "p90")]
+        table.add_row(name, str(len(of)), *shown)
+        figures[name] = {**of_model, "closed_form": of_form}
+    console.print(table)
+    kernels = per_kernel(rows)
+    table = Table(title="by kernel, not fitted")
+    for column in ("kernel", "rows", "signed median", "median"):
+        table.add_column(column, justify="right")
+    for kernel, of_kernel in kernels.items():
+        table.add_row(
+            kernel, str(int(of_kernel["rows"])), f"{of_kernel['signed_median']:+.1%}", f"{of_kernel['median']:.1%}"
+        )
+    console.print(table)
+    figures["median_of_kernels"] = float(np.median([of["median"] for of in kernels.values()]))
+    figures["worst_signed_median"] = max((abs(of["signed_median"]) for of in kernels.values()), default=0.0)
+    return figures
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
+@click.option("--published", "folder", type=click.Path(path_type=Path, exists=True), required=True)
+@click.option("--rows", "count", default=DEFAULT_ROWS, show_default=True, help="how many rows, drawn at random")
+@click.option("--all", "every", is_flag=True, help="all rows")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--fit", "refit", is_flag=True, help=f"fit both halves again and write {HALVES.name}")
+@click.option("--steps", default=5, show_default=True, help="of each fit")
+@click.option("--rank", "ranked", default=0, show_default=True, help="shapes of the ranking test; 100 for the goal")
+@click.option("--cache", type=click.Path(path_type=Path), help="folder for recordings, made on the first run")
+@click.option("--workers", default=2, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path(), help="folder of the CSV and the plot")
+def main(
+    folder: Path, count: int, every: bool, seed: int, refit: bool, steps: int, ranked: int, cache: Path | None,
+    workers: int, out: Path,
+) -> None:  # fmt: skip
+    began = time.perf_counter()
+    everything = published.rows(folder)
+    predict = fitting.Predictor(folder, cache, workers)
+    if refit:
+        HALVES.write_text(json.dumps(fit_halves(everything, predict, steps), indent=1) + "\n")
+    if not HALVES.exists():
+        raise click.ClickException(f"{HALVES} is missing: run with --fit once, which fits both halves")
+    parameters = json.loads(HALVES.read_text())
+    rows = everything if every else random.Random(seed).sample(everything, min(count, len(everything)))
+    judged = judge(rows, predict, parameters)
+    figures = report(judged)
+    if ranked:
+        figures["ranking"] = rank(everything, predict, parameters, ranked, seed)
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "time_model.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*asdict(judged[0]), "error"])
+        writer.writeheader()
+        for row in judged:
+            writer.writerow({**asdict(row), "error": f"{row.error:.4f}"})
+    if not plot(judged, out / "time_model.png"):
+        console.print("no plot: matplotlib is not installed")
+    figures |= {"seconds": round(time.perf_counter() - began, 1), "machine": machines.MI355X.version}
+    overall = figures["all"]
+    print(json.dumps({"rows": len(judged), "median": overall["median"], "p90": overall["p90"], **figures}))
+
+
+if __name__ == "__main__":
+    main()
