@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from hipforge.archs import ARCHS
 from hipforge.errors import ConfigError
-from hipforge.jit.roots import package_dir, unknown_placeholders
+from hipforge.jit.roots import name_problem, package_dir, unknown_placeholders
 from hipforge.jit.spec import LIMITS, VariantValue
 
 PLACEHOLDERS = {
@@ -206,6 +206,9 @@ def read_file(path: Path) -> dict[str, ModuleEntry]:
         ConfigError: it cannot be read, is not JSON, or an entry has an unknown key or a value of the wrong kind.
     """
     path = path.resolve()
+    problem = name_problem(path)
+    if problem is not None:
+        raise ConfigError(f"modules described in {str(path)!r} cannot be used: {problem}; rename the folder")
     try:
         raw = json.loads(path.read_text(), object_pairs_hook=_no_duplicates)
     except OSError as error:

@@ -71,6 +71,19 @@ class Roots:
         return self.paths[name] + rest
 
 
+_UNUSABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def name_problem(path: str | Path) -> str | None:
+    """Return why a path cannot be written into ninja files, depfiles and manifests, or None."""
+    found = _UNUSABLE.search(str(path))
+    if found is None:
+        return None
+    if found.group() >= "\ud800":
+        return "its name is not UTF-8"
+    return f"its name contains the control character {found.group()!r}"
+
+
 def quote(argument: str) -> str:
     """Quote one argument for the shell, leaving placeholders to be filled in with quoted paths."""
     pieces: list[str] = []

@@ -21,6 +21,7 @@ from hipforge import settings
 from hipforge.errors import ConfigError
 from hipforge.jit.cache import trust
 from hipforge.jit.digest import DigestStore
+from hipforge.jit.roots import name_problem
 
 log = logging.getLogger("hipforge")
 
@@ -152,6 +153,9 @@ def refuse(path: Path, named: bool, problem: str) -> Path:
 
 
 def _write_problem(path: Path) -> str | None:
+    problem = name_problem(path)
+    if problem is not None:
+        return problem
     try:
         trust.make_directory(path)
         descriptor, name = tempfile.mkstemp(dir=path, prefix=".probe-")
