@@ -242,7 +242,15 @@ def make_binder(environment: Environment, implementation: Implementation | None 
         read_stream,
         table,
         (*environment.emulator, *environment.hip),
-        (tensors.problem, torch.Tensor.is_neg, torch.is_grad_enabled, tensors.dropped_gradient),
+        (
+            tensors.problem,
+            torch.Tensor.is_neg,
+            torch.Tensor.untyped_storage,
+            torch.UntypedStorage.nbytes,
+            torch.Tensor.storage_offset,
+            torch.is_grad_enabled,
+            tensors.dropped_gradient,
+        ),
     )
 
 

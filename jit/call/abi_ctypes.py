@@ -370,11 +370,11 @@ def make_binder(
     read_stream: Callable[[int], int],
     table_capsule: object,
     addresses: tuple[int, ...],
-    checks: tuple[Any, Any, Any, Any],
+    checks: tuple[Any, ...],
 ) -> CtypesBinder:
     """Return a binder; arguments as ``binding.c``'s ``make_binder`` takes them (the table is not used)."""
     del table_capsule
-    problem, _, grad_enabled, drop_gradient = checks
+    problem, *_, grad_enabled, drop_gradient = checks
     return CtypesBinder(
         target,
         tensor_type,

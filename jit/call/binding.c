@@ -105,6 +105,9 @@ typedef struct {
   PyObject* read_stream;    /* device index -> stream; used without a table */
   PyObject* problem;        /* tensor -> str or None: what its data pointer, shape and strides do not say */
   PyObject* is_negative;    /* tensor -> whether its negative bit is set */
+  PyObject* storage;        /* tensor -> its storage */
+  PyObject* storage_bytes;  /* storage -> its size in bytes */
+  PyObject* storage_offset; /* tensor -> elements before its first one */
   PyObject* grad_enabled;   /* whether torch records gradients now */
   PyObject* drop_gradient;  /* (op, argument): an input requires grad */
   const DlExchangeTable* table;
@@ -349,20 +352,42 @@ static int is_plain(const Binder* env, PyObject* object) {
   return type == env->tensor_type || type == env->parameter_type;
 }
 
-/* Facts of a tensor that no view carries. All of them cost a microsecond, which only a GPU's launches would notice:
- * there a missing storage shows by an address below 4 GiB (the bare offset), and only floats of 16, 32 and 64 bits come
- * with a negative bit (as imaginary parts of conjugated complex numbers). */
-static int check_hidden(Entry* self, Py_ssize_t i, PyObject* object, const hf_tensor* tensor) {
-  const Binder* env = self->env;
-  const int plausible = (uint64_t)(uintptr_t)tensor->data >> 32 || !extent_bytes(tensor);
-  if (env->target == ON_HIP && plausible) {
-    if (tensor->dtype != HF_F16 && tensor->dtype != HF_F32 && tensor->dtype != HF_F64) return 0;
+/* The integer that `function` returns for `object`; -1 with an exception set. */
+static int64_t integer_of(PyObject* function, PyObject* object) {
+  PyObject* result = PyObject_CallFunctionObjArgs(function, object, NULL);
+  const int64_t value = result ? PyLong_AsLongLong(result) : -1;
+  Py_XDECREF(result);
+  return value;
+}
+
+/* Whether a tensor needs the long look of `problem`: 1, 0, or -1 with an exception set. A freed storage shows by an
+ * address below 4 GiB (the bare offset). Only a GPU's launches are so short that asking for the storage's size would
+ * count, so there a storage that was merely shrunk is not looked for. */
+static int is_suspicious(const Binder* env, PyObject* object, const hf_tensor* tensor) {
+  const uint64_t bytes = extent_bytes(tensor);
+  if (!bytes) return 0;
+  if (!((uint64_t)(uintptr_t)tensor->data >> 32)) return 1;
+  const int32_t dtype = tensor->dtype;
+  if (dtype == HF_F16 || dtype == HF_BF16 || dtype == HF_F32 || dtype == HF_F64) {
     PyObject* negative = PyObject_CallFunctionObjArgs(env->is_negative, object, NULL);
     if (!negative) return -1;
-    const int set = negative == Py_True;
     Py_DECREF(negative);
-    if (!set) return 0;
+    if (negative == Py_True) return 1;
   }
+  if (env->target == ON_HIP) return 0;
+  PyObject* storage = PyObject_CallFunctionObjArgs(env->storage, object, NULL);
+  if (!storage) return -1;
+  const int64_t held = integer_of(env->storage_bytes, storage);
+  Py_DECREF(storage);
+  const int64_t offset = held < 0 ? -1 : integer_of(env->storage_offset, object);
+  if (offset < 0) return PyErr_Occurred() ? -1 : 1;
+  return (uint64_t)offset * (uint64_t)dtype_bytes(dtype) + bytes > (uint64_t)held;
+}
+
+static int check_hidden(Entry* self, Py_ssize_t i, PyObject* object, const hf_tensor* tensor) {
+  const Binder* env = self->env;
+  const int suspicious = is_suspicious(env, object, tensor);
+  if (suspicious <= 0) return suspicious;
   PyObject* words = PyObject_CallFunctionObjArgs(env->problem, object, NULL);
   if (!words) return -1;
   const int bad = words != Py_None;
@@ -770,17 +795,17 @@ static PyObject* binder_dispatch(PyObject* binder, PyObject* args) {
 /* make_binder(target, tensor_type, parameter_type, errors, mode_depth, read_tensor, read_stream, table_capsule,
  *           addresses, checks): target 0 host, 1 emulator, 2 hip; errors: five exception classes, EmulatorFault first;
  * addresses: six ints: push, pop, last_error, clear_error of the emulator, hipGetDevice, hipSetDevice (0: none).
- * checks: (problem, is_negative, grad_enabled, drop_gradient), as in Binder.
+ * checks: (problem, is_negative, storage, storage_bytes, storage_offset, grad_enabled, drop_gradient), as in Binder.
  * table_capsule: torch's DLPack exchange table, or None to read tensors through the two callables. */
 static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   (void)module;
   int target = 0;
   PyObject *tensor_type, *parameter_type, *errors, *mode_depth, *read_tensor, *read_stream, *capsule;
-  PyObject *problem, *is_negative, *grad_enabled, *drop_gradient;
+  PyObject *problem, *is_negative, *storage, *storage_bytes, *storage_offset, *grad_enabled, *drop_gradient;
   unsigned long long a[6];
-  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKK)(OOOO)", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
+  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKK)(OOOOOOO)", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
                         &mode_depth, &read_tensor, &read_stream, &capsule, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5],
-                        &problem, &is_negative, &grad_enabled, &drop_gradient))
+                        &problem, &is_negative, &storage, &storage_bytes, &storage_offset, &grad_enabled, &drop_gradient))
     return NULL;
   if (PyTuple_Size(errors) != 5 || target < ON_HOST || target > ON_HIP) {
     PyErr_SetString(PyExc_ValueError, "five exception classes and a target of 0, 1 or 2 are expected");
@@ -804,6 +829,9 @@ static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   env->read_stream = Py_NewRef(read_stream);
   env->problem = Py_NewRef(problem);
   env->is_negative = Py_NewRef(is_negative);
+  env->storage = Py_NewRef(storage);
+  env->storage_bytes = Py_NewRef(storage_bytes);
+  env->storage_offset = Py_NewRef(storage_offset);
   env->grad_enabled = Py_NewRef(grad_enabled);
   env->drop_gradient = Py_NewRef(drop_gradient);
   env->table = table;
@@ -827,6 +855,9 @@ static void binder_dealloc(PyObject* object) {
   Py_XDECREF(env->read_stream);
   Py_XDECREF(env->problem);
   Py_XDECREF(env->is_negative);
+  Py_XDECREF(env->storage);
+  Py_XDECREF(env->storage_bytes);
+  Py_XDECREF(env->storage_offset);
   Py_XDECREF(env->grad_enabled);
   Py_XDECREF(env->drop_gradient);
   freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
