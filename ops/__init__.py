@@ -73,7 +73,12 @@ def table_names() -> tuple[str, ...]:
 
 def schema_of(table: str) -> Any:
     """Return the schema of a tuned table; raises KeyError for a name that :func:`table_names` does not have."""
-    return importlib.import_module(f"{__name__}.tables").SCHEMAS[table]
+    (home,) = (room.name for room in FAMILIES if table in room.tables) if table in table_names() else (None,)
+    if home is None:
+        raise KeyError(table)
+    if home == "decode_attention_fp8":
+        return importlib.import_module(f"{__name__}.tables").SCHEMAS[table]
+    return importlib.import_module(f"{__name__}.{home}.family").FAMILY.table
 
 
 def register_operators() -> tuple[str, ...]:

@@ -6,13 +6,12 @@ import importlib
 
 import click
 
-# family -> module whose ``command`` is its tuner
+from hipforge.ops import FAMILIES
+
+# table -> module whose ``command`` is its tuner
 TUNERS: dict[str, str] = {
-    "smallm_mxfp8": "hipforge.ops.mxfp8_dense.tuner",
-    "smallm_mxfp8_moe": "hipforge.ops.mxfp8_grouped.tuner",
-    "mxfp4_gemm": "hipforge.ops.mxfp4_gemm.tuner",
+    **{table: f"hipforge.ops.{room.name}.tuner" for room in FAMILIES for table in room.tables},
     "decode_attention_fp8": "hipforge.tuning.decode_attention",
-    "skinny_gemm_fp8": "hipforge.ops.fp8_skinny_gemm.tuner",
 }
 
 

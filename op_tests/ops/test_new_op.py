@@ -1,0 +1,84 @@
+"""``hipforge new-op`` writes an op family that works; what a tuned op takes in files and lists is counted here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hipforge.cli import new_op
+from hipforge.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("jit", "csrc", "emulator", "ops", "tuning", "configs")
+IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of this checkout, with a folder ``links`` in which it is importable as hipforge."""
+    copy = tmp_path / "checkout"
+    for part in (*PARTS, "src"):
+        shutil.copytree(ROOT / part, copy / part, ignore=IGNORED)
+    shutil.copytree(ROOT / "op_tests" / "helpers", copy / "op_tests" / "helpers", ignore=IGNORED)
+    for name in ("pyproject.toml", "op_tests/conftest.py"):
+        shutil.copy(ROOT / name, copy / name)
+    package = copy / "links" / "hipforge"
+    package.mkdir(parents=True)
+    for source in (copy / "src" / "hipforge").iterdir():
+        (package / source.name).symlink_to(source)
+    for part in PARTS:
+        (package / part).symlink_to(copy / part)
+    return copy
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for part in (*PARTS, "src", "op_tests") for p in
+            (root / part).rglob("*") if p.is_file() and p.suffix != ".pyc"}  # fmt: skip
+
+
+def run(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "links")}
+    return subprocess.run(
+        [sys.executable, *command], cwd=checkout, env=environment, text=True, capture_output=True, check=False
+    )
+
+
+def test_a_new_op_runs_its_own_tests_and_takes_four_edits(checkout):
+    before = tree(checkout)
+    done = run(checkout, "-c", "from hipforge.cli import main; main()", "new-op", "toy_scale")
+    assert done.returncode == 0, done.stderr
+    after = tree(checkout)
+    added = {name for name in after if name not in before}
+    assert added == {place.format(name="toy_scale") for place in new_op.FILES.values()}
+    edited = {name for name in before if after[name] != before[name]} | {"pyproject.toml"}
+    assert edited == set(new_op.LISTS) and len(edited) <= 5
+    tests = run(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "op_tests/ops/test_toy_scale.py")
+    assert tests.returncode == 0 and " passed" in tests.stdout, tests.stdout[-3000:] + tests.stderr[-2000:]
+    lint = run(checkout, "-m", "ruff", "check", "--no-cache", "ops", "op_tests", "src")
+    assert lint.returncode == 0, lint.stdout
+
+
+@pytest.mark.parametrize("name", ["Toy", "1op", "a-b", "class", "../x", ""])
+def test_a_name_that_is_no_identifier_is_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match="identifier in lower case"):
+        new_op.write(name, tmp_path)
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="not a checkout of hipforge"):
+        new_op.write("toy_scale", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_taken_changes_nothing(checkout):
+    before = tree(checkout)
+    with pytest.raises(ConfigError, match="mxfp4_gemm is taken"):
+        new_op.write("mxfp4_gemm", checkout)
+    with pytest.raises(ConfigError, match="swiglu_fp8 is taken"):
+        new_op.write("swiglu_fp8", checkout)
+    assert tree(checkout) == before

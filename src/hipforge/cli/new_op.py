@@ -1,0 +1,124 @@
+"""``hipforge new-op NAME``: write a tuned op family that works, to be turned into another one.
+
+The files are one room of :mod:`hipforge.ops`, its kernel and its test. Four lists name the op: the registry of modules,
+the families of ``ops``, the packages of ``pyproject.toml`` and the names that type checkers see.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+import click
+
+from hipforge.errors import ConfigError
+
+# template -> where its text goes in a checkout
+FILES = {
+    "kernel.cu.in": "csrc/{name}/amd/{name}.cu",
+    "init.py.in": "ops/{name}/__init__.py",
+    "family.py.in": "ops/{name}/family.py",
+    "kernels.py.in": "ops/{name}/kernels.py",
+    "reference.py.in": "ops/{name}/reference.py",
+    "tuner.py.in": "ops/{name}/tuner.py",
+    "test.py.in": "op_tests/ops/test_{name}.py",
+}
+
+
+def _registry(text: str, name: str) -> str:
+    entries = json.loads(text)
+    entries[f"module_{name}"] = {
+        "srcs": [f"${{CSRC}}/{name}/amd/{name}.cu"],
+        "archs": ["gfx942", "gfx950"],
+        "resource_limits": {"max_spills": 0, "max_scratch": 0},
+    }
+    return json.dumps(entries, indent=2) + "\n"
+
+
+def _families(text: str, name: str) -> str:
+    return _insert(text, r"(?ms)^FAMILIES = \(\n.*?(?=^\)\n)", f'    Room("{name}", ("{name}",), ("{name}",)),\n')
+
+
+def _packages(text: str, name: str) -> str:
+    text = _insert(text, r'(?m)^  "hipforge\.ops\.core",\n', f'  "hipforge.ops.{name}",\n')
+    return _insert(text, r'(?m)^"hipforge\.ops\.core" = .*\n', f'"hipforge.ops.{name}" = "ops/{name}"\n')
+
+
+def _typed_names(text: str, name: str) -> str:
+    line = f"    from hipforge.ops.{name} import {name} as {name}\n"
+    lines = re.findall(r"(?m)^    from hipforge\.ops\.\w+ import \w+ as \w+\n", text)
+    before = [other for other in lines if other < line]
+    return _insert(text, re.escape(before[-1] if before else "if TYPE_CHECKING:\n"), line)
+
+
+def _insert(text: str, pattern: str, addition: str) -> str:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ConfigError(f"found no place for {addition.strip()!r}: {pattern!r} does not match")
+    return text[: found.end()] + addition + text[found.end() :]
+
+
+LISTS: dict[str, Callable[[str, str], str]] = {
+    "jit/optCompilerConfig.json": _registry,
+    "ops/__init__.py": _families,
+    "pyproject.toml": _packages,
+    "src/hipforge/__init__.py": _typed_names,
+}
+
+
+def _render(template: str, name: str) -> str:
+    """Fill in a template; its imports are sorted again, since their order depends on the name."""
+    text = Template(template).substitute(name=name, NAME=name.upper())
+    block = re.compile(r"(?m)(?:^from hipforge\.\S+ import .*\n)+")
+    return block.sub(lambda found: "".join(sorted(found[0].splitlines(keepends=True), key=_module_of)), text)
+
+
+def _module_of(line: str) -> str:
+    return line.split()[1]
+
+
+def write(name: str, root: Path) -> list[Path]:
+    """Write the files of an op family and enter it in the lists of a checkout; return the files.
+
+    Args:
+        name: the op's and its family's name, a Python identifier in lower case.
+        root: the checkout.
+
+    Raises:
+        ConfigError: the name is not usable or taken, or ``root`` is no checkout of hipforge; nothing is written then.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ConfigError(f"an op's name is a Python identifier in lower case, as in rms_norm; got {name!r}")
+    missing = [place for place in LISTS if not (root / place).is_file()]
+    if missing:
+        raise ConfigError(f"{root} is not a checkout of hipforge: it has no {missing[0]}; name one with --root")
+    targets = {template: root / place.format(name=name) for template, place in FILES.items()}
+    taken = [path for path in (*targets.values(), root / "ops" / f"{name}.py") if path.exists()]
+    if taken or (root / "ops" / name).exists() or (root / "csrc" / name).exists():
+        raise ConfigError(f"{name} is taken: {taken[0] if taken else name} exists; choose another name")
+    lists = {root / place: edit((root / place).read_text(), name) for place, edit in LISTS.items()}
+    templates = resources.files("hipforge.cli") / "op_template"
+    for template, path in targets.items():
+        text = (templates / template).read_text()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_render(text, name))
+    for path, text in lists.items():
+        path.write_text(text)
+    return list(targets.values())
+
+
+@click.command("new-op")
+@click.argument("name")
+@click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The checkout; this folder by default.")
+def command(name: str, root: Path) -> None:
+    """Write a tuned op family called NAME that works: kernel, wrapper, family, tuner and test."""
+    for path in write(name, root):
+        click.echo(f"wrote {path}")
+    for place in LISTS:
+        click.echo(f"entered {name} in {root / place}")
+    click.echo(f"Next: pytest op_tests/ops/test_{name}.py, then make the kernel and the reference compute your op.")
