@@ -1,10 +1,10 @@
 """Record what one toolchain makes of this checkout, and print records side by side as docs/toolchains.md.
 
-    python .ci/toolchains.py record OUT.json [--at-most N] [--tests 'TEXT'] [--note 'TEXT']
+    python .ci/toolchains.py record OUT.json [--at-most N | --built] [--tests 'TEXT'] [--note 'TEXT']
     python .ci/toolchains.py table REFERENCE.json [OTHER.json ...] > docs/toolchains.md
 
-``record`` builds what is missing: every variant, or N of each module and architecture, spread evenly. Registers and
-spills are compared with the first record's.
+``record`` builds what is missing: every variant, or N of each module and architecture, spread evenly; with ``--built``
+it builds nothing and takes what is in the cache. Registers and spills are compared with the first record's.
 """
 
 from __future__ import annotations
@@ -46,12 +46,18 @@ def chosen(at_most: int | None) -> list[Request]:
     return wanted
 
 
-def record(out: Path, at_most: int | None, tests: str, note: str) -> None:
+def cached() -> list[Request]:
+    """Return the requests whose modules are in the cache."""
+    planned = fleet.plan(fleet.requests(registry.modules(), ARCHS))
+    return [plan.request for plan in planned if plan.entry is not None]
+
+
+def record(out: Path, requests: list[Request], tests: str, note: str) -> None:
     """Build the variants with the toolchain in use and write what came out."""
     def report(event: fleet.Event) -> None:
         sys.stderr.write(f"{event.kind} {event.planned.title}\n")
 
-    outcomes = fleet.build_many(chosen(at_most), None, report)
+    outcomes = fleet.build_many(requests, None, report)
     variants: dict[str, Any] = {}
     for outcome in outcomes:
         if outcome.entry is None:
@@ -95,13 +101,13 @@ def table(records: list[dict[str, Any]]) -> str:
              "|---|---|---|---|---|---|"]  # fmt: skip
     for made in records:
         variants = made["variants"]
-        built = sum("error" not in kernels for kernels in variants.values())
+        good = sum("error" not in kernels for kernels in variants.values())
         changed = "(reference)" if made is records[0] else f"{len(list(differences(records[0], made)))} kernels"
         packages = made["packages"]
         lines.append(
             f"| {made['compiler']} | {made['date']}, {made['commit']} "
             f"| {made['python']}, {packages['torch']}, {packages['triton']} "
-            f"| {built} of {len(variants)} tried, of {made['registered']} | {changed} | {made['tests'] or 'not run'} |"
+            f"| {good} of {len(variants)} tried, of {made['registered']} | {changed} | {made['tests'] or 'not run'} |"
         )
     lines += [f"\n{made['compiler']}: {made['note']}" for made in records if made["note"]]
     for made in records:
@@ -134,13 +140,15 @@ def main() -> None:
     recording = commands.add_parser("record")
     recording.add_argument("out", type=Path)
     recording.add_argument("--at-most", type=int, help="variants of each module and architecture; default all")
+    recording.add_argument("--built", action="store_true", help="only what is in the cache")
     recording.add_argument("--tests", default="", help="what the tests gave, for the table")
     recording.add_argument("--note", default="")
     printing = commands.add_parser("table")
     printing.add_argument("records", type=Path, nargs="+")
     options = parser.parse_args()
     if options.command == "record":
-        record(options.out, options.at_most, options.tests, options.note)
+        requests = cached() if options.built else chosen(options.at_most)
+        record(options.out, requests, options.tests, options.note)
     else:
         sys.stdout.write(table([json.loads(path.read_text()) for path in options.records]))
 
