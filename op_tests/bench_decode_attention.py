@@ -28,11 +28,11 @@ from rich.table import Table
 from hipforge import devices
 from hipforge.cli.output import console
 from hipforge.ops.core.dispatch import explain
+from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
+from hipforge.ops.decode_attention.counts import loaded_kernel, occupancy
 from hipforge.ops.decode_attention_fp8 import decode_attention_splitk
 from hipforge.ops.triton import decode_attention_fp8 as baseline
 from hipforge.tuning import timing
-from hipforge.tuning.decode_attention_cases import AttentionCell, AttentionOperands, expected, operands
-from hipforge.tuning.decode_attention_counts import loaded_kernel, occupancy
 
 if TYPE_CHECKING:
     from hipforge.emulator.code_object import Kernel

@@ -17,28 +17,33 @@ class Room(NamedTuple):
 
     Attributes:
         name: its package under ``hipforge.ops``.
-        tables: names of its tuned tables; ``hipforge tune <table>`` is its tuner.
+        table: name of its tuned table; ``hipforge tune <table>`` is its tuner.
         public: names that it gives the package ``hipforge``.
         alias: a module path that names it too.
     """
 
     name: str
-    tables: tuple[str, ...]
+    table: str
     public: tuple[str, ...]
     alias: str | None = None
 
 
 FAMILIES = (
-    Room("mxfp8_dense", ("smallm_mxfp8",), ("mxfp8_gemv", "mxfp8_linear"), alias="smallm_gemm_mxfp8"),
+    Room("mxfp8_dense", "smallm_mxfp8", ("mxfp8_gemv", "mxfp8_linear"), alias="smallm_gemm_mxfp8"),
     Room(
         "mxfp8_grouped",
-        ("smallm_mxfp8_moe",),
+        "smallm_mxfp8_moe",
         ("grouped_gemm_mxfp8", "grouped_mxfp8_linear"),
         alias="grouped_gemm_mxfp8",
     ),
-    Room("mxfp4_gemm", ("mxfp4_gemm",), ("mxfp4_gemm", "mxfp4_linear")),
-    Room("fp8_skinny_gemm", ("skinny_gemm_fp8",), ("skinny_gemm",), alias="skinny_gemm_fp8"),
-    Room("decode_attention_fp8", ("decode_attention_fp8",), ("decode_attention_fp8", "decode_attention_splitk")),
+    Room("mxfp4_gemm", "mxfp4_gemm", ("mxfp4_gemm", "mxfp4_linear")),
+    Room("fp8_skinny_gemm", "skinny_gemm_fp8", ("skinny_gemm",), alias="skinny_gemm_fp8"),
+    Room(
+        "decode_attention",
+        "decode_attention_fp8",
+        ("decode_attention_fp8", "decode_attention_splitk"),
+        alias="decode_attention_fp8",
+    ),
 )
 
 # module -> names that it gives the package ``hipforge``
@@ -68,16 +73,12 @@ def public_names() -> dict[str, str]:
 
 def table_names() -> tuple[str, ...]:
     """Return the names of the tuned tables."""
-    return tuple(table for room in FAMILIES for table in room.tables)
+    return tuple(room.table for room in FAMILIES)
 
 
 def schema_of(table: str) -> Any:
     """Return the schema of a tuned table; raises KeyError for a name that :func:`table_names` does not have."""
-    (home,) = (room.name for room in FAMILIES if table in room.tables) if table in table_names() else (None,)
-    if home is None:
-        raise KeyError(table)
-    if home == "decode_attention_fp8":
-        return importlib.import_module(f"{__name__}.tables").SCHEMAS[table]
+    home = {room.table: room.name for room in FAMILIES}[table]
     return importlib.import_module(f"{__name__}.{home}.family").FAMILY.table
 
 

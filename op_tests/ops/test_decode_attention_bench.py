@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hipforge import devices
-from hipforge.tuning.decode_attention_cases import AttentionCell
+from hipforge.ops.decode_attention.cases import AttentionCell
 
 ARCH = devices.current().default_arch
 

@@ -14,8 +14,8 @@ from hipforge import emulator
 from hipforge.errors import BuildError, GuardError
 from hipforge.jit import fleet, loader, registry
 from hipforge.ops import decode_attention_fp8 as ops
+from hipforge.ops.decode_attention.family import BLOCKS_N, HEAD_DIMS, INPUTS, MAX_SPLITS
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, run_decode_attention, split_k_heuristic
-from hipforge.ops.decode_attention_fp8_kernels import BLOCKS_N, HEAD_DIMS, INPUTS, MAX_SPLITS
 from hipforge.ops.reference.attention import dequantize_kv_fp8
 
 MODULE = "module_decode_attention_fp8"

@@ -30,7 +30,8 @@ from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError
 from hipforge.jit import registry
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops import decode_attention_int4 as int4
+from hipforge.ops.decode_attention import kernels
+from hipforge.ops.decode_attention.family import INT4_CONFIGURATION
 from hipforge.ops.decode_attention_fp8 import decode_attention_splitk
 from hipforge.ops.reference.attention import decode_attention, dequantize_kv_int4, quantize_kv_int4
 
@@ -196,7 +197,7 @@ def test_head_dimensions_groups_and_dtypes(d, num_groups, dtype):
 @pytest.mark.parametrize("keys", [1, 16, 33, 100])
 def test_waves_and_splits_over_lengths_around_tiles(keys, configuration):
     q, k, v = case(3, 1, 1, 2, 64, keys, 2, seed=keys)
-    forced = dict(zip(int4.CONFIGURATION, configuration, strict=True))
+    forced = dict(zip(INT4_CONFIGURATION, configuration, strict=True))
     seqlens = lengths(keys, 0, 1)
     out, lse = attend(q, k, v, seqlens, 2, force_kernel_config=forced)
     check(q, k, v, 2, seqlens, out, lse)
@@ -317,7 +318,7 @@ def test_a_mistake_is_noticed(tmp_path, monkeypatch, mutant):
     }
     (tmp_path / "modules.json").write_text(json.dumps({f"module_int4_{name}": module}))
     registry.register(tmp_path / "modules.json")
-    shipped = int4.decode_attention_int4_out
+    shipped = kernels.decode_attention_int4_out
     entry = compile_ops(
         f"module_int4_{name}",
         fc_name="decode_attention_int4_out",
@@ -325,7 +326,7 @@ def test_a_mistake_is_noticed(tmp_path, monkeypatch, mutant):
         mutates=("out", "lse", "partial", "partial_lse"),
     )(shipped.__wrapped__)
     small(64, 8, BF16, split_k=1)
-    monkeypatch.setattr(int4, "decode_attention_int4_out", entry)
+    monkeypatch.setattr(kernels, "decode_attention_int4_out", entry)
     with pytest.raises((AssertionError, EmulatorFault)):
         small(64, 8, BF16, split_k=1)
 

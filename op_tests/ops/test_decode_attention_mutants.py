@@ -16,7 +16,7 @@ from hipforge import emulator
 from hipforge.errors import EmulatorFault
 from hipforge.jit import registry
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops import decode_attention_fp8_kernels as kernels
+from hipforge.ops.decode_attention import kernels
 from hipforge.ops.reference.attention import dequantize_kv_fp8, quantize_kv_fp8
 
 SOURCES = Path(hipforge.csrc.__file__).parent / "decode_attention"

@@ -12,10 +12,9 @@ from hipforge import devices, explain
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.core.dispatch import Explanation, clear_decisions
 from hipforge.ops.core.tuned import clear_tables, load_table, read_rows
+from hipforge.ops.decode_attention.family import ARCH_DTYPES, CONFIGURATION, accepts_configuration, split_k_heuristic
+from hipforge.ops.decode_attention.family import TABLE as DECODE_ATTENTION_FP8
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
-from hipforge.ops.decode_attention_fp8_kernels import ARCH_DTYPES, CONFIGURATION
-from hipforge.ops.decode_attention_fp8_plan import accepts_configuration, split_k_heuristic
-from hipforge.ops.tables import DECODE_ATTENTION_FP8
 
 ARCH = devices.current().default_arch
 CU_COUNT = devices.current().cu_count()

@@ -10,15 +10,15 @@ import pytest
 from hipforge import devices, emulator
 from hipforge.emulator.counting import PcCount
 from hipforge.errors import ConfigError
-from hipforge.ops.decode_attention_fp8_kernels import BLOCK_M, BLOCKS_N, CONFIGURATION, WAVES
-from hipforge.ops.decode_attention_fp8_plan import accepts_configuration
-from hipforge.ops.tables import DECODE_ATTENTION_FP8
-from hipforge.tuning import decode_attention as tuner
-from hipforge.tuning import decode_attention_counts as counting
+from hipforge.ops.decode_attention import counts as counting
+from hipforge.ops.decode_attention import family, tuner
+from hipforge.ops.decode_attention.cases import AttentionCell, operands
+from hipforge.ops.decode_attention.family import BLOCK_M, BLOCKS_N, CONFIGURATION, WAVES, accepts_configuration
+from hipforge.ops.decode_attention.family import TABLE as DECODE_ATTENTION_FP8
 from hipforge.tuning import driver
-from hipforge.tuning.decode_attention_cases import AttentionCell, operands
 from hipforge.tuning.search import Candidate, Trial
 from hipforge.tuning.table_writer import merge_rows, read_existing
+from hipforge.tuning.tuner import MACHINES
 
 ARCH = devices.current().default_arch
 CU_COUNT = devices.current().cu_count()
@@ -33,10 +33,10 @@ def test_tiles_over_64_by_64_and_more_than_4_waves_are_refused(refused: tuple[in
 
 
 def test_candidates_pass_the_filter_and_leave_no_split_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "BLOCKS_N", (*BLOCKS_N, 128))
-    monkeypatch.setattr(tuner, "WAVES", (*WAVES, 8))
-    monkeypatch.setattr(tuner, "_exists", lambda configuration, d: True)
-    found = tuner.candidates(AttentionCell(1, 8, 128, 0, 8192 - 64, 4))
+    monkeypatch.setattr(family, "BLOCKS_N", (*BLOCKS_N, 128))
+    monkeypatch.setattr(family, "WAVES", (*WAVES, 8))
+    monkeypatch.setattr(family, "exists", lambda configuration, d: True)
+    found = family.candidates(AttentionCell(1, 8, 128, 0, 8192 - 64, 4))
     tried = {(one.configuration["block_n"], one.configuration["waves"]) for one in found}
     assert tried == {(block_n, waves) for block_n in BLOCKS_N for waves in WAVES}
     for one in found:
@@ -47,7 +47,7 @@ def test_candidates_pass_the_filter_and_leave_no_split_empty(monkeypatch: pytest
 
 
 def test_one_block_of_keys_has_nothing_to_split() -> None:
-    splits = {one.configuration["split_k"] for one in tuner.candidates(AttentionCell(1, 8, 128, 0, min(BLOCKS_N), 4))}
+    splits = {one.configuration["split_k"] for one in family.candidates(AttentionCell(1, 8, 128, 0, min(BLOCKS_N), 4))}
     assert splits == {1}
 
 
@@ -55,7 +55,7 @@ def test_one_block_of_keys_has_nothing_to_split() -> None:
 @pytest.mark.parametrize("group", [4, 24], ids=["one tile", "two tiles"])
 @pytest.mark.parametrize("blocks", [1, 3, 11])
 def test_counts_at_a_reduced_size_are_those_at_full_size(page_size: int, group: int, blocks: int) -> None:
-    first = next(one for one in tuner.candidates(AttentionCell(1, group, 64, 0, 1 << 16, 1))).configuration
+    first = next(one for one in family.candidates(AttentionCell(1, group, 64, 0, 1 << 16, 1))).configuration
     configuration = {**first, "split_k": 4}
     keys = 4 * counting.ranges(configuration, 64) * blocks * configuration["block_n"]
     cell = AttentionCell(2, group, 64, page_size, keys, 3)
@@ -97,7 +97,7 @@ def test_the_tuner_writes_modelled_rows_resumes_and_leaves_measured_ones(tmp_pat
     said: list[str] = []
     assert driver.tune(tuner.TUNER, [SMALL], table, say=said.append) == 1
     row = dict(read_existing(DECODE_ATTENTION_FP8, table)[KEY])
-    assert row["us"] is None and row["source"] == tuner.MACHINES[ARCH].source
+    assert row["us"] is None and row["source"] == MACHINES[ARCH].source
     assert isinstance(row["err"], float) and 0 < row["err"] < tuner.MAX_ERROR
     assert "decode_attention_fp8(block_n=" in said[-1]
     assert driver.tune(tuner.TUNER, [SMALL], table, resume=True, say=said.append) == 0 and "already in" in said[-1]

@@ -12,8 +12,8 @@ from helpers.mxfp8_cases import assert_bits
 
 import hipforge
 from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
+from hipforge.ops.mxfp8_grouped.family import TABLE as SMALLM_MXFP8_MOE
 from hipforge.ops.mxfp8_grouped.tuner import TUNER, MoeCell
-from hipforge.ops.tables import SMALLM_MXFP8_MOE
 from hipforge.tuning.driver import tune
 from hipforge.tuning.table_writer import merge_rows, read_existing
 

@@ -19,8 +19,8 @@ from hipforge import devices
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.fp8_skinny_gemm.family import FORMATS
+from hipforge.ops.fp8_skinny_gemm.family import TABLE as SKINNY_GEMM_FP8
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
-from hipforge.ops.tables import SKINNY_GEMM_FP8
 
 ARCH = devices.current().default_arch
 CU_COUNT = devices.current().cu_count(0)

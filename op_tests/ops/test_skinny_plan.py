@@ -15,9 +15,9 @@ from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables, read_rows, shipped_path
 from hipforge.ops.fp8_skinny_gemm import tuner
 from hipforge.ops.fp8_skinny_gemm.family import FORMATS, MAX_SPLIT_K, configuration_of, default_configuration
+from hipforge.ops.fp8_skinny_gemm.family import TABLE as SKINNY_GEMM_FP8
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
-from hipforge.ops.tables import SKINNY_GEMM_FP8
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.search import Candidate
 from hipforge.tuning.tuner import MACHINES, Modelled

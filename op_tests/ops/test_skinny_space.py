@@ -13,6 +13,7 @@ from hipforge.errors import ConfigError, GuardError
 from hipforge.ops import fp8_skinny_gemm as ops
 from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.fp8_skinny_gemm.family import FORMATS
+from hipforge.ops.fp8_skinny_gemm.family import TABLE as SKINNY_GEMM_FP8
 from hipforge.ops.fp8_skinny_gemm.space import (
     B_LANES,
     OP_M,
@@ -22,7 +23,6 @@ from hipforge.ops.fp8_skinny_gemm.space import (
     refusal,
     require,
 )
-from hipforge.ops.tables import SKINNY_GEMM_FP8
 
 ARCH = devices.current().default_arch
 K = 1024

@@ -18,9 +18,9 @@ from hipforge.ops.core.tuned import clear_tables, read_rows
 from hipforge.ops.fp8_skinny_gemm import family
 from hipforge.ops.fp8_skinny_gemm import tuner as skinny_gemm_fp8
 from hipforge.ops.fp8_skinny_gemm.family import FORMATS, configuration_of
+from hipforge.ops.fp8_skinny_gemm.family import TABLE as SKINNY_GEMM_FP8
 from hipforge.ops.fp8_skinny_gemm.space import Configuration, refusal
 from hipforge.ops.reference.skinny import skinny_gemm as reference
-from hipforge.ops.tables import SKINNY_GEMM_FP8
 from hipforge.tuning import model, timing
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.gemm import gemm_command

@@ -19,10 +19,11 @@ from hipforge.cli.main import cli
 from hipforge.errors import BuildError, ConfigError, EmulatorFault
 from hipforge.ops.core.tuned import read_rows, read_table
 from hipforge.ops.mxfp4_gemm import tuner as mxfp4_gemm
+from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
 from hipforge.ops.mxfp4_gemm.family import candidates as mxfp4_candidates
 from hipforge.ops.mxfp8_dense import tuner as smallm_mxfp8
+from hipforge.ops.mxfp8_dense.family import TABLE as SMALLM_MXFP8
 from hipforge.ops.mxfp8_dense.family import candidates
-from hipforge.ops.tables import MXFP4_GEMM, SMALLM_MXFP8
 from hipforge.tuning import driver, model, table_writer, timing
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape, read_untuned
 from hipforge.tuning.search import Candidate, Trial, search
@@ -229,7 +230,8 @@ WRITER = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from hipforge.ops.tables import MXFP4_GEMM, SMALLM_MXFP8
+    from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
+    from hipforge.ops.mxfp8_dense.family import TABLE as SMALLM_MXFP8
     from hipforge.tuning.table_writer import merge_rows
 
     path, first = Path(sys.argv[1]), int(sys.argv[2])

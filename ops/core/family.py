@@ -62,6 +62,8 @@ class Family(Generic[P]):
         reference: the name of the torch function that computes where nothing else does.
         triton: the Triton path for a problem, or why it does not apply; None for a family that has none.
         row_refusal: why a row that was found does not apply to a problem, or None.
+        demanded: (problem, arch, compute units) -> the choice that the caller demands whatever the table says, and its
+            reason, or None.
         adjust: (problem, arch, choice, reason) -> the choice and its reason after what the caller demands; raises
             GuardError for demands that the kernel cannot meet.
     """
@@ -76,6 +78,7 @@ class Family(Generic[P]):
     reference: str
     triton: Callable[[P], Accepted | Refused] | None = None
     row_refusal: Callable[[P, TunedRow], str | None] = nothing_else
+    demanded: Callable[[P, str, int], tuple[Choice, str] | None] | None = None
     adjust: Callable[[P, str, Choice, str], tuple[Choice, str]] | None = None
 
     def plan(self, **given: Any) -> Decision:
@@ -105,6 +108,9 @@ class Family(Generic[P]):
         reason = self.envelope(problem, arch)
         if reason is not None:
             return Refused("kernel", reason)
+        demanded = None if self.demanded is None else self.demanded(problem, arch, cu_count)
+        if demanded is not None:
+            return Accepted("kernel", demanded[0].kernel, demanded[0].configuration, demanded[1])
         row, why = find_row(self.table, arch, cu_count, problem.key)
         if row is None:
             default = self.default(problem, arch, cu_count)

@@ -188,14 +188,16 @@ def candidates(cell: Any, arch: str) -> list[Choice]:
     return found
 
 
+TABLE = TableSchema(
+    family="skinny_gemm_fp8",
+    shape=gemm_shape(NEXT),
+    config=(*(Column(name, int, minimum=1) for name in PARAMETERS), USE_HIP),
+    check=_check_row,
+)
+
 FAMILY = Family[Problem](
     problem=Problem.of,
-    table=TableSchema(
-        family="skinny_gemm_fp8",
-        shape=gemm_shape(NEXT),
-        config=(*(Column(name, int, minimum=1) for name in PARAMETERS), USE_HIP),
-        check=_check_row,
-    ),
+    table=TABLE,
     archs=ARCHS,
     envelope=_envelope,
     default=lambda problem, arch, cu_count: _choice(default_configuration(*problem.key, cu_count)),

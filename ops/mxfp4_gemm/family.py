@@ -140,13 +140,15 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
     ]
 
 
+TABLE = TableSchema(
+    family="mxfp4_gemm",
+    config=(*(Column(name, int, minimum=1) for name in PARAMETERS), USE_HIP),
+    check=_check_row,
+)
+
 FAMILY = Family(
     problem=Problem.of,
-    table=TableSchema(
-        family="mxfp4_gemm",
-        config=(*(Column(name, int, minimum=1) for name in PARAMETERS), USE_HIP),
-        check=_check_row,
-    ),
+    table=TABLE,
     archs=("gfx950",),
     envelope=_envelope,
     default=_default,

@@ -49,8 +49,8 @@ __all__ = [
 if TYPE_CHECKING:
     from hipforge.jit.compile_ops import compile_ops as compile_ops
     from hipforge.ops.core.dispatch import explain as explain
-    from hipforge.ops.decode_attention_fp8 import decode_attention_fp8 as decode_attention_fp8
-    from hipforge.ops.decode_attention_fp8 import decode_attention_splitk as decode_attention_splitk
+    from hipforge.ops.decode_attention import decode_attention_fp8 as decode_attention_fp8
+    from hipforge.ops.decode_attention import decode_attention_splitk as decode_attention_splitk
     from hipforge.ops.fp8_linear import Float8Linear as Float8Linear
     from hipforge.ops.fp8_linear import Float8LinearConfig as Float8LinearConfig
     from hipforge.ops.fp8_linear import convert_to_float8_training as convert_to_float8_training

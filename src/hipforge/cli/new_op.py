@@ -41,7 +41,7 @@ def _registry(text: str, name: str) -> str:
 
 
 def _families(text: str, name: str) -> str:
-    return _insert(text, r"(?ms)^FAMILIES = \(\n.*?(?=^\)\n)", f'    Room("{name}", ("{name}",), ("{name}",)),\n')
+    return _insert(text, r"(?ms)^FAMILIES = \(\n.*?(?=^\)\n)", f'    Room("{name}", "{name}", ("{name}",)),\n')
 
 
 def _packages(text: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""``hipforge tune``: the tuners of :mod:`hipforge.tuning`, one subcommand per op family."""
+"""``hipforge tune``: the tuners of the op families, one subcommand per op family."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import click
 
 from hipforge.ops import FAMILIES
 
-# table -> module whose ``command`` is its tuner
-TUNERS: dict[str, str] = {
-    **{table: f"hipforge.ops.{room.name}.tuner" for room in FAMILIES for table in room.tables},
-    "decode_attention_fp8": "hipforge.tuning.decode_attention",
-}
+# family -> module whose ``command`` is its tuner
+TUNERS: dict[str, str] = {room.table: f"hipforge.ops.{room.name}.tuner" for room in FAMILIES}
 
 
 class TunerGroup(click.Group):

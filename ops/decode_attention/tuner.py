@@ -1,43 +1,28 @@
 """The tuner of decode attention: keys of a block, waves of a work-group and splits, for each problem size.
 
 On a GPU candidates are timed at full size, with Triton's kernels beside them. On the emulator they are ranked by the
-model of :mod:`hipforge.tuning.model` over the counts of :mod:`hipforge.tuning.decode_attention_counts`. Either way
+model of :mod:`hipforge.tuning.model` over the counts of :mod:`hipforge.ops.decode_attention.counts`. Either way
 each candidate runs on real data first and is rejected if its result is wrong or its build exceeds the module's
 resource limits. Caches have a scale and a shift per row, the more costly of the two kinds.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import click
 
-from hipforge.errors import GuardError
-from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.decode_attention_fp8_kernels import (
-    BLOCK_M,
-    BLOCKS_N,
-    MAX_SPLITS,
-    WAVES,
-    check_configuration,
-)
-from hipforge.ops.decode_attention_fp8_plan import accepts_configuration
-from hipforge.ops.tables import ANY_PAGE_SIZE, DECODE_ATTENTION_FP8
+from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
+from hipforge.ops.decode_attention.counts import run, works
+from hipforge.ops.decode_attention.family import ANY_PAGE_SIZE, FAMILY
 from hipforge.ops.triton import decode_attention_fp8 as triton_attention
 from hipforge.tuning import timing
-from hipforge.tuning.decode_attention_cases import AttentionCell, AttentionOperands, expected, operands
-from hipforge.tuning.decode_attention_counts import blocks_per_wave, ranges, run, works
 from hipforge.tuning.driver import command_for
-from hipforge.tuning.tuner import MACHINES, Baselines, Counted, Tuner, family_of
+from hipforge.tuning.tuner import Baselines, Counted, Tuner
 
 # Rounding the weights and the output to bfloat16 gives 1.7e-3 each, 2.4e-3 together; a key left out of 4096 with equal
 # weights, the least that goes wrong, 1.6e-2.
 MAX_ERROR = 4e-3
-
-# S = 2^i and 3 * 2^i; a compute unit more or less decides nothing that the model sees.
-SPLITS = tuple(sorted({base << shift for base in (1, 3) for shift in range(10) if base << shift <= MAX_SPLITS}))
 
 # (KV heads, query heads per KV head) of a layer on one GPU.
 HEADS = ((1, 1), (1, 8), (1, 16), (2, 1), (2, 8))
@@ -63,32 +48,6 @@ DEFAULT_CELLS: tuple[AttentionCell, ...] = (
 )
 
 
-def candidates(cell: AttentionCell) -> list[Choice]:
-    """Return the configurations that the kernel has, the tuner may try and that leave no split empty.
-
-    Fewest splits and waves and the largest block first: ties go to them.
-    """
-    found = []
-    for split_k in SPLITS:
-        for waves in WAVES:
-            for block_n in sorted(BLOCKS_N, reverse=True):
-                configuration = {"block_n": block_n, "waves": waves, "split_k": split_k}
-                if not accepts_configuration(BLOCK_M, block_n, waves) or not _exists(configuration, cell.d):
-                    continue
-                of_a_split = blocks_per_wave(configuration, cell.d, cell.keys) * ranges(configuration, cell.d)
-                if math.ceil(cell.keys / block_n / of_a_split) == split_k:
-                    found.append(Choice("decode_attention_fp8", MappingProxyType(configuration)))
-    return found
-
-
-def _exists(configuration: Mapping[str, int], d: int) -> bool:
-    try:
-        check_configuration(configuration, d)
-    except GuardError:
-        return False
-    return True
-
-
 def _count(cell: AttentionCell, arch: str) -> Counted:
     return lambda choice: works(cell, arch, choice.configuration)
 
@@ -111,7 +70,7 @@ def _baselines(cell: AttentionCell, copies: Sequence[AttentionOperands]) -> Base
 
 
 TUNER = Tuner(
-    family=family_of(DECODE_ATTENTION_FP8, tuple(MACHINES), lambda cell, arch: candidates(cell)),
+    family=FAMILY,
     max_error=MAX_ERROR,
     default_cells=DEFAULT_CELLS,
     operands=operands,

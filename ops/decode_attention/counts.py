@@ -25,9 +25,10 @@ import torch
 
 from hipforge.errors import ConfigError
 from hipforge.jit import loader
-from hipforge.ops.decode_attention_fp8_kernels import BLOCK_M, BLOCKS_N, run_decode_attention
+from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
+from hipforge.ops.decode_attention.family import BLOCK_M, BLOCKS_N, PART_COLUMNS, blocks_per_wave, ranges
+from hipforge.ops.decode_attention.kernels import run_decode_attention
 from hipforge.tuning import model
-from hipforge.tuning.decode_attention_cases import AttentionCell, AttentionOperands, expected, operands
 from hipforge.tuning.tuner import relative_error
 
 if TYPE_CHECKING:
@@ -36,17 +37,6 @@ if TYPE_CHECKING:
 
 SAMPLED_BLOCKS = (4, 8)  # of a wave: what the line through the counts is drawn by
 WAVE_SIZE = 64
-WAVE_COLUMNS = 128  # of a row that a wave works on, at most: two waves share the rows of 256
-
-
-def ranges(configuration: Mapping[str, int], d: int) -> int:
-    """Return into how many parts the waves of a work-group cut its keys."""
-    return configuration["waves"] // max(1, d // WAVE_COLUMNS)
-
-
-def blocks_per_wave(configuration: Mapping[str, int], d: int, keys: int) -> int:
-    """Return the blocks of the first wave, which has the most."""
-    return math.ceil(math.ceil(keys / configuration["block_n"]) / (configuration["split_k"] * ranges(configuration, d)))
 
 
 def run(parts: AttentionOperands, configuration: Mapping[str, int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,7 +175,7 @@ def workgroup(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) 
 @functools.lru_cache(maxsize=4096)
 def sampled_merge(group: int, d: int, arch: str, split_k: int) -> Counted:
     """Return the counts of the merge for one sequence and KV head."""
-    configuration = {"block_n": max(BLOCKS_N), "waves": max(1, d // WAVE_COLUMNS), "split_k": split_k}
+    configuration = {"block_n": max(BLOCKS_N), "waves": max(1, d // PART_COLUMNS), "split_k": split_k}
     _, merge = count(AttentionCell(1, group, d, 0, split_k * max(BLOCKS_N), 1), arch, configuration)
     if merge is None:
         raise ConfigError(f"a merge needs at least 2 splits; got {split_k}")

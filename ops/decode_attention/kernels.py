@@ -1,4 +1,4 @@
-"""The stub of the decode attention module, and its call: workspaces allocated, an explicit configuration."""
+"""The stubs of the decode attention modules, and their calls: workspaces allocated, an explicit configuration."""
 
 from __future__ import annotations
 
@@ -8,18 +8,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-
-ARCH_DTYPES = {"gfx950": torch.float8_e4m3fn, "gfx942": torch.float8_e4m3fnuz}
-# dtype of q -> the module's variant
-INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
-HEAD_DIMS = (64, 128, 256)
-BLOCK_M = 16  # rows of one matrix instruction
-PAGE_MULTIPLE = 16  # keys of one matrix instruction
-BLOCKS_N = (16, 32, 64)
-WAVES = (1, 2, 4)
-PART_COLUMNS = 128  # of V that a wave owns; two waves share a key range at D = 256
-MAX_SPLITS = 512
-CONFIGURATION = ("block_n", "waves", "split_k")
+from hipforge.ops.decode_attention.family import HEAD_DIMS, INPUTS, check_configuration
 
 
 @compile_ops(
@@ -54,36 +43,50 @@ def decode_attention_fp8_out(
     """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq]."""
 
 
-def check_configuration(configuration: Mapping[str, int], head_dim: int) -> None:
-    """Refuse a configuration that the kernel does not have.
+@compile_ops(
+    "module_decode_attention_int4",
+    variant=lambda out, lse, partial, partial_lse, q, *rest: {"HF_HEAD_DIM": q.shape[-1], "HF_INPUT": INPUTS[q.dtype]},
+    mutates=("out", "lse", "partial", "partial_lse"),
+)
+def decode_attention_int4_out(
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    partial: torch.Tensor | None,
+    partial_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    groups: int,
+    scale: float,
+    causal: bool,
+    waves: int,
+    splits: int,
+) -> None:
+    """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq]."""
 
-    Raises:
-        GuardError: a missing or unknown name, or a value outside what the kernel has.
-    """
-    if set(configuration) != set(CONFIGURATION):
-        raise GuardError(f"a configuration has {', '.join(CONFIGURATION)}; got {', '.join(configuration) or 'nothing'}")
-    waves = tuple(count for count in WAVES if count * PART_COLUMNS >= head_dim)
-    for name, accepted in (("block_n", BLOCKS_N), ("waves", waves)):
-        if configuration[name] not in accepted:
-            raise GuardError(
-                f"{name} must be one of {', '.join(map(str, accepted))} at D={head_dim}; got {configuration[name]}"
-            )
-    if not 1 <= configuration["split_k"] <= MAX_SPLITS:
-        raise GuardError(f"split_k must be 1 to {MAX_SPLITS}; got {configuration['split_k']}")
+
+def empty_results(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory for the attention of q [B, Mq, Hq, D] and its log-sum-exp, float32 [B, Hq, Mq]."""
+    batch, mq, heads, _ = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return out, torch.empty((batch, heads, mq), dtype=torch.float32, device=q.device)
 
 
 def allocate_results(
-    q: torch.Tensor, splits: int
+    q: torch.Tensor, splits: int, out: torch.Tensor | None = None, lse: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return what a kernel writes for q [B, Mq, Hq, D]: out like q, float32 lse [B, Hq, Mq], and both of each split.
 
     The last two, float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq], are None where there is one split.
     """
-    batch, mq, heads, d = q.shape
-    out = torch.empty((batch, mq, heads, d), dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, heads, mq), dtype=torch.float32, device=q.device)
+    if out is None or lse is None:
+        fresh = empty_results(q)
+        out, lse = fresh[0] if out is None else out, fresh[1] if lse is None else lse
     if splits == 1:
         return out, lse, None, None
+    batch, mq, heads, d = q.shape
     partial = torch.empty((splits, batch, heads * mq, d), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((splits, batch, heads * mq), dtype=torch.float32, device=q.device)
     return out, lse, partial, partial_lse
@@ -103,6 +106,8 @@ def run_decode_attention(
     scale: float,
     configuration: Mapping[str, int],
     causal: bool = True,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel in one explicit configuration: what the planner calls, and a tuner.
 
@@ -120,6 +125,8 @@ def run_decode_attention(
         scale: factor of q.k.
         configuration: ``block_n``, ``waves`` and ``split_k``, all three.
         causal: token t of Mq sees keys up to seqlen - Mq + t; otherwise each sees all.
+        out: contiguous, like q, to write into.
+        lse: contiguous float32 [B, Hq, Mq] to write into.
 
     Returns:
         (out like q, log-sum-exp float32 [B, Hq, Mq], natural logarithm).
@@ -134,7 +141,7 @@ def run_decode_attention(
         )
     check_configuration(configuration, q.shape[-1])
     splits = configuration["split_k"]
-    out, lse, partial, partial_lse = allocate_results(q, splits)
+    out, lse, partial, partial_lse = allocate_results(q, splits, out, lse)
     decode_attention_fp8_out(
         out,
         lse,
@@ -155,4 +162,32 @@ def run_decode_attention(
         configuration["waves"],
         splits,
     )
+    return out, lse
+
+
+def run_int4(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    num_groups: int,
+    *,
+    scale: float,
+    configuration: Mapping[str, int],
+    causal: bool = True,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the int4 kernel on q [B, Mq, Hq, D] and k, v int32 [pages, page_size, Hkv, num_groups + D/8].
+
+    The rest as for :func:`run_decode_attention`; ``configuration`` has ``waves`` and ``split_k``.
+    """
+    waves, splits = configuration["waves"], configuration["split_k"]
+    out, lse, partial, partial_lse = allocate_results(q, splits, out, lse)
+    decode_attention_int4_out(
+        out, lse, partial, partial_lse, q.contiguous(), k, v,
+        None if block_tables is None else block_tables.contiguous(), seqlens.contiguous(),
+        num_groups, scale, causal, waves, splits,
+    )  # fmt: skip
     return out, lse

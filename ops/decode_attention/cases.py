@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from hipforge.ops.core.tuned import bucket
+from hipforge.ops.decode_attention.family import ARCH_DTYPES
 from hipforge.ops.reference.attention import decode_attention, dequantize_kv_fp8, gather_pages, quantize_kv_fp8
 from hipforge.ops.triton.decode_attention_fp8 import Problem
 
-FP8 = {"gfx950": torch.float8_e4m3fn, "gfx942": torch.float8_e4m3fnuz}
+FP8 = ARCH_DTYPES
 
 
 @dataclass(frozen=True, order=True)

@@ -1,11 +1,18 @@
-"""What decode attention accepts on every path, kernel or torch, and the packed layout as plain views."""
+"""What decode attention accepts on every path, kernel or torch, and the packed layouts as plain views.
+
+An fp8 row of K or V is D/4 words of four values, its float16 scale and shift in a word of another tensor. An int4 row
+is a word per group of neighbouring elements, float16 scale in the low half and float16 shift in the high half, and D/8
+words of eight nibbles; x = code * scale + shift. The kernel computes x in float32 and rounds it to q's dtype for K and
+to bfloat16 for V; weights are rounded to bfloat16, the output to q's dtype.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_dtype, require_rank, require_shape
+from hipforge.ops.core.checks import Described, require_choice, require_dtype, require_rank, require_shape
+from hipforge.ops.reference.attention import INT4_GROUPS
 
 MAX_MQ = 16
 
@@ -15,13 +22,9 @@ _CACHE_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)
 
 
 def check_operands(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-) -> int:
-    """Refuse operands that no path takes; return the keys that a sequence may have."""
+    q: Described, k_cache: Described, v_cache: Described, block_tables: Described | None, seqlens: Described
+) -> None:
+    """Refuse operands that no path takes."""
     require_rank("q", q, 4, "[B, Mq, Hq, D]")
     require_rank("k_cache", k_cache, 4, "[pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables")
     batch, mq, heads, d = q.shape
@@ -38,17 +41,16 @@ def check_operands(
     require_dtype("seqlens", seqlens, (torch.int32,))
     if block_tables is None:
         require_shape("k_cache", k_cache, (batch, page_size, kv_heads, d), "one page per sequence without block_tables")
-        return page_size
+        return
     require_rank("block_tables", block_tables, 2, "[B, max_pages]")
     require_shape("block_tables", block_tables, (batch, block_tables.shape[1]), "one row per sequence")
     require_dtype("block_tables", block_tables, (torch.int32,))
-    return page_size * block_tables.shape[1]
 
 
 def scale_tensor(name: str, scale: Scale, kv_heads: int, device: torch.device) -> torch.Tensor:
     """Return a scale as float32 [1] or [Hkv] on ``device``."""
     if not isinstance(scale, torch.Tensor):
-        return torch.tensor([float(scale)], dtype=torch.float32, device=device)
+        return torch.full((1,), float(scale), dtype=torch.float32, device=device)
     require_dtype(name, scale, (torch.float32,))
     if scale.numel() != 1:
         require_shape(name, scale, (kv_heads,), "one scale, or one per KV head")
@@ -108,3 +110,57 @@ def prepare_packed(
     v_data, v_rows = _unpacked(q, v, v_scale_shift, "v", batch, page_size)
     folded = q.reshape(batch, q.shape[1] // batch, q.shape[2] * q.shape[3], q.shape[4])
     return folded, k_data, v_data, k_rows, v_rows
+
+
+def prepare_int4(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seqlens: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    page_size: int | None,
+    num_groups: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (q [B, Mq, G*Hq, D], k and v int32 [pages, page_size, G, num_groups + D/8]), all views.
+
+    Raises:
+        GuardError: operands that no path takes.
+    """
+    require_choice("num_groups", num_groups, INT4_GROUPS)
+    require_rank("q", q, 5, "[1, B*Mq, G, Hq, D]")
+    require_rank("seqlens", seqlens, 1, "[B]")
+    require_dtype("seqlens", seqlens, (torch.int32,))
+    batch = seqlens.shape[0]
+    if batch < 1 or q.shape[0] != 1 or q.shape[1] % batch or not 1 <= q.shape[1] // batch <= MAX_MQ:
+        raise GuardError(
+            f"q must be [1, B*Mq, G, Hq, D] with B = {batch} of seqlens and Mq 1 to {MAX_MQ}; "
+            f"got shape {tuple(q.shape)}"
+        )
+    groups, heads, d = q.shape[2:]
+    if groups < 1 or heads < 1 or d < 8 or d % 8:
+        raise GuardError(f"q needs at least one head and a D that is a multiple of 8; got shape {tuple(q.shape)}")
+    if (block_tables is None) != (page_size is None):
+        raise GuardError(f"block_tables and page_size belong together; got page_size={page_size!r}")
+    if block_tables is not None:
+        require_rank("block_tables", block_tables, 2, "[B, max_pages]")
+        require_shape("block_tables", block_tables, (batch, block_tables.shape[1]), "one row per sequence")
+        require_dtype("block_tables", block_tables, (torch.int32,))
+    require_rank("k", k, 5, "[1, rows, G, Hq, num_groups + D/8]")
+    rows = k.shape[1]
+    per_page = rows // batch if page_size is None else page_size
+    if per_page < 1 or rows % per_page or (page_size is None and rows % batch):
+        raise GuardError(f"k must hold whole pages of {per_page} rows; got {rows} rows")
+    caches = []
+    for name, cache in (("k", k), ("v", v)):
+        require_dtype(name, cache, (torch.int32,))
+        shape = (1, rows, groups, heads, num_groups + d // 8)
+        require_shape(name, cache, shape, "G, Hq and D of q, the words of scales, eight nibbles per word")
+        if heads > 1 and cache.stride(3):
+            raise GuardError(
+                f"{name} must be expanded along Hq (stride 0), since the heads of a group share their keys; got stride "
+                f"{cache.stride(3)}"
+            )
+        if cache.stride(4) != 1:
+            raise GuardError(f"{name} must have its last dimension contiguous; got stride {cache.stride(4)}")
+        caches.append(cache[0, :, :, 0].unflatten(0, (-1, per_page)))
+    return q.reshape(batch, q.shape[1] // batch, groups * heads, d), caches[0], caches[1]

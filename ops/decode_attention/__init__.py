@@ -1,0 +1,330 @@
+"""Decode attention over an fp8 K/V cache, split-K, for gfx950 (e4m3fn) and gfx942 (e4m3fnuz); torch elsewhere.
+
+A few query tokens per sequence attend over its cached keys. The queries that share a KV head are folded into rows of
+one tile of 16; a wave (two at D = 256) owns a tile, a KV head, a sequence and a range of its keys, in blocks of 64, 32
+or 16. The waves of a work-group merge their ranges, and a second kernel merges the splits by their log-sum-exp, always
+in the same order.
+
+Arithmetic: K is multiplied as it lies in memory by q as a sum of fp8 terms, which is exact but for elements of q below
+2^-13 of their row's largest (those lose at most 2^-21 of it). V is exact in bfloat16. Scales and shifts are applied in
+float32 outside the products. What is rounded is a weight 2^(score - maximum), times the scale of its row of V where
+rows have one, to bfloat16 (a relative error of 2^-8 at most), and the output.
+
+Token t of Mq sees keys up to seqlen - Mq + t (``causal``), so Mq = 1 sees the whole sequence. A row that sees no key
+gives zeros and a log-sum-exp of -inf.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import NamedTuple
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.core.checks import require_out
+from hipforge.ops.core.dispatch import Accepted, Decision, planned_by, planner_of
+from hipforge.ops.core.operator import operator
+from hipforge.ops.decode_attention import reference
+from hipforge.ops.decode_attention.family import (
+    ARCH_DTYPES,
+    FAMILY,
+    INT4_FAMILY,
+    Forced,
+    accepts_configuration,
+    problem_of,
+    split_k_heuristic,
+)
+from hipforge.ops.decode_attention.kernels import empty_results, run_decode_attention, run_int4
+from hipforge.ops.decode_attention.layout import (
+    Scale,
+    check_operands,
+    prepare_int4,
+    prepare_packed,
+    scale_tensor,
+)
+
+__all__ = [
+    "ARCH_DTYPES",
+    "FAMILY",
+    "INT4_FAMILY",
+    "accepts_configuration",
+    "decode_attention_fp8",
+    "decode_attention_splitk",
+    "run_decode_attention",
+    "split_k_heuristic",
+]
+
+
+class _Call(NamedTuple):
+    """What both ops come down to: q [B, Mq, Hq, D], caches [pages, page_size, Hkv, D bytes or words].
+
+    Elements have a scale per tensor or head, or words of a scale and a shift per row, or int4 groups (``num_groups``).
+    ``forced`` is force_kernel_config as JSON, which a torch operator can take.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    block_tables: torch.Tensor | None
+    seqlens: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    k_scale_shift: torch.Tensor | None
+    v_scale_shift: torch.Tensor | None
+    num_groups: int | None
+    scale: float
+    causal: bool
+    split_k: int | None
+    forced: str | None
+
+
+def _plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    num_groups: int | None,
+    split_k: int | None,
+    forced: str | None,
+    **rest: object,
+) -> Decision:
+    if num_groups is None:
+        check_operands(q, k, v, block_tables, seqlens)
+    family = FAMILY if num_groups is None else INT4_FAMILY
+    demands = None if forced is None else json.loads(forced)
+    return family.decide_total(problem_of(q, k, block_tables, split_k, demands))
+
+
+def _new(q: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return empty_results(q)
+
+
+@operator(_plan, fake=_new, outs=("out", "lse_out"))
+def decode_attention(
+    taken: Accepted,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    num_groups: int | None,
+    scale: float,
+    causal: bool,
+    split_k: int | None,
+    forced: str | None,
+    out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (attention, log-sum-exp) of a call in the form of :class:`_Call`."""
+    batch, mq, heads, _ = q.shape
+    if out is not None:
+        require_out(out, q.shape, q.dtype, q.device)
+    if lse_out is not None:
+        require_out(lse_out, (batch, heads, mq), torch.float32, q.device)
+    if taken.path == "torch":
+        caches, scales, words = (k, v), (k_scale, v_scale), (k_scale_shift, v_scale_shift)
+        found, lse = reference.attend(q, caches, scales, words, num_groups, block_tables, seqlens, scale, causal)
+        return found if out is None else out.copy_(found), lse if lse_out is None else lse_out.copy_(lse)
+    chosen = taken.configuration
+    if num_groups is not None:
+        return run_int4(
+            q, k, v, block_tables, seqlens, num_groups, scale=scale, configuration=chosen, causal=causal, out=out,
+            lse=lse_out,
+        )  # fmt: skip
+    return run_decode_attention(
+        q, k, v, block_tables, seqlens, k_scale, v_scale, k_scale_shift, v_scale_shift, scale=scale,
+        configuration=chosen, causal=causal, out=out, lse=lse_out,
+    )  # fmt: skip
+
+
+def _factor(scale: float | None, q: torch.Tensor) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _json(forced: Forced) -> str | None:
+    return None if forced is None else json.dumps(dict(forced))
+
+
+def _plain(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    scale: float | None = None,
+    *,
+    causal: bool = True,
+    split_k: int | None = None,
+    force_kernel_config: Forced = None,
+    **outputs: object,
+) -> _Call:
+    check_operands(q, k_cache, v_cache, block_tables, seqlens)
+    k_factor = scale_tensor("k_scale", k_scale, k_cache.shape[2], q.device)
+    v_factor = scale_tensor("v_scale", v_scale, k_cache.shape[2], q.device)
+    return _Call(
+        q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, None, None, None,
+        _factor(scale, q), causal, split_k, _json(force_kernel_config),
+    )  # fmt: skip
+
+
+@planned_by(lambda *args, **kwargs: planner_of("decode_attention")(*_plain(*args, **kwargs)))
+def decode_attention_fp8(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    scale: float | None = None,
+    *,
+    return_lse: bool = False,
+    causal: bool = True,
+    split_k: int | None = None,
+    force_kernel_config: Forced = None,
+    out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return softmax(scale q K^T) V over an fp8 cache with one scale per tensor or KV head.
+
+    Args:
+        q: bfloat16 or float16 [B, Mq, Hq, D], Mq 1 to 16; D 64, 128 or 256 for the kernel.
+        k_cache: float8 of the device (e4m3fn on gfx950, e4m3fnuz on gfx942; or uint8 with its bits)
+            [pages, page_size, Hkv, D], page_size a multiple of 16 for the kernel; the last dimension contiguous, the
+            other strides multiples of 16. Without block tables [B, Mkv, Hkv, D], any Mkv.
+        v_cache: like ``k_cache``.
+        block_tables: int32 [B, max_pages], the page of each page_size keys of a sequence, or None. Only the entries
+            of a sequence's own keys are read.
+        seqlens: int32 [B], keys of each sequence; 0 gives zeros. Keys past what the tables hold do not exist.
+        k_scale: what an element of K stands for, times its fp8 value: a number, or float32 [1] or [Hkv].
+        v_scale: the same of V.
+        scale: factor of q.k; 1/sqrt(D) by default.
+        return_lse: also return the log-sum-exp.
+        causal: token t of Mq sees keys up to seqlen - Mq + t; otherwise each sees all.
+        split_k: parts that the keys of a sequence are cut into, 1 to 512; None decides by shape.
+        force_kernel_config: any of ``block_n`` (16, 32, 64), ``waves`` (1, 2, 4; from 2 at D 256), ``split_k`` and
+            ``block_m`` (16), which override ``split_k``, the tuned table and the heuristic.
+        out: contiguous, like q, to write the attention into.
+        lse_out: contiguous float32 [B, Hq, Mq] to write the log-sum-exp into.
+
+    Returns:
+        out like q; with ``return_lse`` (out, float32 [B, Hq, Mq]), natural logarithm, -inf where nothing is seen.
+
+    Raises:
+        GuardError: operands that do not fit each other or the kernel.
+        BuildError, LaunchError: the kernel could not be built or run.
+    """
+    call = _plain(
+        q, k_cache, v_cache, block_tables, seqlens, k_scale, v_scale, scale, causal=causal, split_k=split_k,
+        force_kernel_config=force_kernel_config,
+    )  # fmt: skip
+    found = decode_attention(*call, out=out, lse_out=lse_out)
+    return found if return_lse else found[0]
+
+
+def _packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    block_tables: torch.Tensor | None = None,
+    page_size: int | None = None,
+    scale: float | None = None,
+    split_k: int | None = None,
+    force_kernel_config: Forced = None,
+    *,
+    causal: bool = True,
+    num_groups: int | None = None,
+    **outputs: object,
+) -> _Call:
+    options = num_groups, _factor(scale, q), causal, split_k, _json(force_kernel_config)
+    if num_groups is not None:
+        if k_scale_shift is not None or v_scale_shift is not None:
+            raise GuardError(
+                "k_scale_shift and v_scale_shift must be None with num_groups: int4 rows hold their scales"
+            )
+        folded, k_data, v_data = prepare_int4(q, k, v, seqlens, block_tables, page_size, num_groups)
+        return _Call(folded, k_data, v_data, block_tables, seqlens, None, None, None, None, *options)
+    if k_scale_shift is None or v_scale_shift is None:
+        raise GuardError(
+            "k_scale_shift and v_scale_shift must be given for an fp8 cache; got None (an int4 one needs num_groups)"
+        )
+    folded, k_data, v_data, k_words, v_words = prepare_packed(
+        q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size
+    )
+    return _Call(folded, k_data, v_data, block_tables, seqlens, None, None, k_words, v_words, *options)
+
+
+@planned_by(lambda *args, **kwargs: planner_of("decode_attention")(*_packed(*args, **kwargs)))
+def decode_attention_splitk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    block_tables: torch.Tensor | None = None,
+    page_size: int | None = None,
+    scale: float | None = None,
+    split_k: int | None = None,
+    force_kernel_config: Forced = None,
+    *,
+    causal: bool = True,
+    num_groups: int | None = None,
+    out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention and its log-sum-exp over a packed fp8 or int4 cache with scales and shifts in the rows' words.
+
+    Args:
+        q: bfloat16 or float16 [1, B*Mq, G, Hq, D]: G KV heads with Hq queries each.
+        k: int32 [1, B*Mkv, G, Hq, D/4], expanded along Hq (stride 0): four fp8 values of the device per word, element
+            d in bits 8 (d % 4) of word d / 4. Paged: [1, pages*page_size, G, Hq, D/4]. With ``num_groups`` int4:
+            num_groups + D/8 words per row, first a word like those of ``k_scale_shift`` for each group of
+            D / num_groups neighbouring elements, then eight elements per word, element d in bits 4 (d % 8).
+        v: like ``k``.
+        k_scale_shift: int32 [1, rows, G, Hq], expanded likewise: float16 scale in the low half, float16 shift in the
+            high half; an element is fp8 * scale + shift. None with ``num_groups``.
+        v_scale_shift: the same of V.
+        seqlens: int32 [B]; rows past a sequence's length are ignored.
+        block_tables: int32 [B, max_pages], with ``page_size``.
+        page_size: rows of a page, a multiple of 16 for the kernel.
+        scale: factor of q.k; 1/sqrt(D) by default.
+        split_k: as for :func:`decode_attention_fp8`.
+        force_kernel_config: as for :func:`decode_attention_fp8`; with ``num_groups`` ``waves`` and ``split_k``.
+        causal: as for :func:`decode_attention_fp8`.
+        num_groups: 1, 2, 4 or 8: k and v are int4 with so many scales per row. None: they are fp8.
+        out: contiguous, like q, to write the attention into.
+        lse_out: contiguous float32 [B, G, Hq, Mq] to write the log-sum-exp into.
+
+    Returns:
+        (out like q, log-sum-exp float32 [B, G, Hq, Mq]).
+
+    Raises:
+        GuardError: operands that do not fit each other or the kernel.
+        BuildError, LaunchError: the kernel could not be built or run.
+    """
+    call = _packed(
+        q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, scale, split_k, force_kernel_config,
+        causal=causal, num_groups=num_groups,
+    )  # fmt: skip
+    folded, groups = call.q, (call.q.shape[0], q.shape[2], q.shape[3], call.q.shape[1])
+    if out is not None:
+        require_out(out, q.shape, q.dtype, q.device)
+        out = out.view(folded.shape)
+    if lse_out is not None:
+        require_out(lse_out, groups, torch.float32, q.device)
+        lse_out = lse_out.view(groups[0], groups[1] * groups[2], groups[3])
+    found, lse = decode_attention(*call, out=out, lse_out=lse_out)
+    return found.view(q.shape), lse.view(groups)
