@@ -14,7 +14,7 @@ from hipforge.emulator.configuration import Options
 from hipforge.emulator.counting import Counters
 from hipforge.errors import GuardError
 from hipforge.jit.backends.amd.code_object import KernelArg
-from hipforge.jit.call import tensors
+from hipforge.jit.call import tensors as storage
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,7 @@ Arguments = Sequence[Any] | Mapping[str, Any]
 
 _TRITON_SCRATCH_ARGS = 2  # global scratch and profile scratch, which Triton's compiler adds at the end
 _POINTER_BYTES = 8
+_MOST_KERNARG_BYTES = 1 << 16
 _FLOAT_CODES = {2: "<e", 4: "<f", 8: "<d"}
 
 
@@ -36,9 +37,12 @@ def launch(
     kernel: Kernel,
     grid: int | Sequence[int],
     block: int | Sequence[int],
-    args: Arguments,
+    args: Arguments = (),
     dynamic_lds: int = 0,
     options: Options | None = None,
+    *,
+    kernarg: bytes | None = None,
+    tensors: Mapping[int, torch.Tensor] | None = None,
 ) -> Counters:
     """Run a kernel to its end and return what it did.
 
@@ -52,6 +56,10 @@ def launch(
             counters then print its keys, else ``arg0``, ``arg1``, ... Triton's two trailing scratch pointers may be
             left out.
         dynamic_lds: bytes of LDS per block beyond the static ones.
+        kernarg: instead of ``args``, the kernel-argument segment without its hidden part, for kernels whose metadata
+            does not describe their arguments (hand-written ones).
+        tensors: with ``kernarg``, CPU tensors by the byte offset at which the kernel finds their address; it is written
+            there, and what the kernel may touch is their exact extent. Faults and counters call them ``kernarg+0x10``.
         options: for this launch; by default those in effect, with the architecture that the code object is for.
 
     Returns:
@@ -65,14 +73,18 @@ def launch(
     """
     if options is not None:
         with configuration.options(**{name: getattr(options, name) for name in Options.__dataclass_fields__}):
-            return launch(kernel, grid, block, args, dynamic_lds)
+            return launch(kernel, grid, block, args, dynamic_lds, kernarg=kernarg, tensors=tensors)
     emulator = runtime.load().library
     device = configuration.current()
     arch = kernel.code_object.arch
     if device.arch != arch:
         with configuration.options(arch=arch):
-            return launch(kernel, grid, block, args, dynamic_lds)
-    prepared = _prepare(kernel, args)
+            return launch(kernel, grid, block, args, dynamic_lds, kernarg=kernarg, tensors=tensors)
+    if kernarg is None and tensors is not None:
+        raise GuardError("tensors= goes with kernarg=; without it, pass them in args")
+    if not 0 <= dynamic_lds < 2**32:
+        raise GuardError(f"dynamic_lds={dynamic_lds}; accepted: bytes from 0 to {2**32 - 1}")
+    prepared = _prepare(kernel, args) if kernarg is None else _prepare_raw(kernel, args, kernarg, tensors or {})
     handle = kernel.code_object.handle
     extents = (library.Extent * max(1, len(prepared.extents)))(*prepared.extents)
     emulator.hfemu_clear_error()
@@ -117,9 +129,33 @@ def _prepare(kernel: Kernel, args: Arguments) -> _Prepared:
     extents: list[library.Extent] = []
     for (name, value), arg in zip(named, explicit, strict=True):
         where = f"{kernel.short_name}, argument {name}"
-        kernarg[arg.offset : arg.offset + arg.size] = _encode(where, value, arg)
         if _is_tensor(value):
-            extents.append(_extent(name, value))
+            if arg.size != _POINTER_BYTES:
+                raise GuardError(f"{where}: a tensor for a parameter of {arg.size} bytes that is no pointer")
+            extents.append(_extent(where, name, value))
+            value = int(extents[-1].base)
+        kernarg[arg.offset : arg.offset + arg.size] = _encode(where, value, arg)
+    return _Prepared(bytes(kernarg), extents)
+
+
+def _prepare_raw(kernel: Kernel, args: Arguments, given: bytes, tensors: Mapping[int, torch.Tensor]) -> _Prepared:
+    if len(args):
+        raise GuardError(f"{kernel.short_name}: both args and kernarg; pass one of them")
+    if len(given) > _MOST_KERNARG_BYTES:
+        raise GuardError(
+            f"{kernel.short_name}: kernarg of {len(given)} bytes; at most {_MOST_KERNARG_BYTES} are possible"
+        )
+    kernarg = bytearray(given)
+    extents = []
+    for offset, tensor in tensors.items():
+        where = f"{kernel.short_name}, tensor at kernarg offset {offset}"
+        if not 0 <= offset <= len(kernarg) - _POINTER_BYTES:
+            raise GuardError(f"{where}: a pointer does not fit there; kernarg has {len(kernarg)} bytes")
+        if not _is_tensor(tensor):
+            raise GuardError(f"{where}: {type(tensor).__name__} is not accepted; pass a tensor")
+        extent = _extent(where, f"kernarg+{offset:#x}", tensor)
+        kernarg[offset : offset + _POINTER_BYTES] = int(extent.base).to_bytes(_POINTER_BYTES, "little")
+        extents.append(extent)
     return _Prepared(bytes(kernarg), extents)
 
 
@@ -132,15 +168,6 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _encode(where: str, value: Any, arg: KernelArg) -> bytes:
-    if _is_tensor(value):
-        if value.device.type != "cpu":
-            raise GuardError(f"{where}: a tensor on {value.device}; the emulator takes CPU tensors")
-        wrong = tensors.problem(value)
-        if wrong is not None:
-            raise GuardError(f"{where}: it {wrong}")
-        value = value.data_ptr()
-        if arg.size != _POINTER_BYTES:
-            raise GuardError(f"{where}: a tensor for a parameter of {arg.size} bytes that is no pointer")
     if value is None:
         if arg.size != _POINTER_BYTES:
             raise GuardError(f"{where}: None for a parameter of {arg.size} bytes; only pointers may be null")
@@ -158,13 +185,16 @@ def _encode(where: str, value: Any, arg: KernelArg) -> bytes:
         if arg.size not in _FLOAT_CODES:
             raise GuardError(f"{where}: a float for a parameter of {arg.size} bytes; 2, 4 and 8 are floats")
         return struct.pack(_FLOAT_CODES[arg.size], value)
-    raise GuardError(
-        f"{where}: {type(value).__name__} is not accepted; pass a tensor, int, float, bool, None or bytes"
-    )
+    raise GuardError(f"{where}: {type(value).__name__} is not accepted; pass a tensor, int, float, bool, None or bytes")
 
 
-def _extent(name: str, tensor: torch.Tensor) -> library.Extent:
-    """Return the bytes from the first to the last element, whatever the strides."""
+def _extent(where: str, name: str, tensor: torch.Tensor) -> library.Extent:
+    """Return the bytes from the first to the last element, whatever the strides; they must lie in the storage."""
+    if tensor.device.type != "cpu":
+        raise GuardError(f"{where}: a tensor on {tensor.device}; the emulator takes CPU tensors")
+    wrong = storage.problem(tensor)
+    if wrong is not None:
+        raise GuardError(f"{where}: it {wrong}")
     elements = 0
     if tensor.numel():
         elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -30,6 +30,7 @@ from hipforge.jit.backends.amd import zstd as zstd_decoder
 from hipforge.jit.backends.amd.demangle import base_name, short_name
 
 ELF_MAGIC = b"\x7fELF"
+_MOST_BUNDLE_BYTES = 1 << 32
 BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED_MAGIC = b"CCOB"
 EM_AMDGPU = 224
@@ -269,8 +270,10 @@ def _decompress(fat: bytes, position: int, zstd: Decompress) -> tuple[bytes, int
     else:
         raise CodeObjectError(f"compressed bundle version {version} is unknown; versions 1 to 3 are read")
     payload = fat[position + header : position + total]
+    if raw_bytes > _MOST_BUNDLE_BYTES:
+        raise CodeObjectError(f"a compressed bundle promises {raw_bytes} bytes; at most {_MOST_BUNDLE_BYTES} are read")
     if method == 0:
-        bundle = zlib.decompress(payload)
+        bundle = zlib.decompressobj().decompress(payload, raw_bytes + 1)  # no more than shows that the header is wrong
     elif method == 1:
         bundle = zstd(payload, raw_bytes)
     else:
