@@ -202,7 +202,7 @@ def start_ninja(
     """Run a ninja file in ``directory``; how each step ended is read from what it left behind.
 
     Raises:
-        BuildError: ninja itself failed (a step that fails is no failure of ninja's).
+        BuildError: ninja itself failed (a failing step is reported separately).
     """
     command = [ninja.executable(), "-C", str(directory), "-f", file, "-j", str(jobs), *extra]
     # Compilers put their own temporary files where they are swept with the rest when a build is killed.

@@ -57,4 +57,4 @@ class StepFailure:
                 if line.startswith("Traceback"):
                     return next((later for later in lines[number + 1 :] if not later.startswith(" ")), line)
                 return line.strip()
-        return lines[-1].strip() if lines else f"the command ended with status {self.status} and said nothing"
+        return lines[-1].strip() if lines else f"the command exited with status {self.status} and no output"

@@ -109,7 +109,7 @@ class DigestStore:
         return digest
 
     def of_any(self, path: str) -> str:
-        """Return the digest of ``path``, :data:`ABSENT`, or :data:`UNREADABLE` for what is no file that can be read."""
+        """Return the digest of ``path``, :data:`ABSENT`, or :data:`UNREADABLE` for a file that cannot be read."""
         try:
             return self.of(path)
         except (OSError, ValueError):

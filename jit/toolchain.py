@@ -215,7 +215,7 @@ def _inspect(path: Path, arch: str) -> HipClang:
 def _clang_version(tool: Tool) -> int:
     match = re.search(r"clang version (\d+)", tool.version_text)
     if match is None:
-        raise ToolchainError(f"its --version names no clang: {tool.version!r}")
+        raise ToolchainError(f"its --version does not report a clang version: {tool.version!r}")
     return int(match.group(1))
 
 

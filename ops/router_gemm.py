@@ -73,7 +73,7 @@ def router_gemm(
     Args:
         taken: the path that was decided; callers do not pass it.
         x: float32, float16 or bfloat16 [T, H]; rows contiguous.
-        w: float32 or bfloat16 [E, H]. Where H is no multiple of 8, torch computes the product.
+        w: float32 or bfloat16 [E, H]. Where H is not a multiple of 8, torch computes the product.
         bias: float32 [E].
         out: contiguous float32 [T, E] to write into.
 

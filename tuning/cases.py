@@ -58,7 +58,7 @@ def read_untuned(path: Path) -> list[Cell]:
     """Return the cells of a CSV whose header names at least M, N and K; other columns are ignored.
 
     Raises:
-        ConfigError: the file cannot be read, a column is missing or a value is no positive integer; with file:line.
+        ConfigError: the file cannot be read, a column is missing or a value is not a positive integer; with file:line.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:

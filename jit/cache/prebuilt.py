@@ -75,7 +75,7 @@ def misfit(entry: Entry, portable: Mapping[str, str], roots: Roots) -> str | Non
     theirs = {name: value for name, value in entry.manifest.ingredients.items() if category(name) in PORTABLE}
     for name in sorted({*theirs, *portable}):
         if category(name) in PORTABLE and theirs.get(name) != portable.get(name):
-            return f"{name} is another"
+            return f"{name} differs"
     cpu = entry.manifest.ingredients.get("host cpu")
     if cpu is not None and not can_run(cpu):
         return "it was built for another CPU"

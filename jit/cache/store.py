@@ -20,7 +20,7 @@ The directory may be one that other programs use too (a home directory, ``~/.cac
 by its name, which ends in digests, and nothing else is touched.
 
 Known gap: a new file is not noticed that shadows a known header earlier on the include path, or that makes a false
-``__has_include`` true: compilers do not report where they looked in vain, and asking for the directories of the include
+``__has_include`` true: compilers do not report failed look-ups, and asking for the directories of the include
 path at every look-up would cost more than all other checks together. So is a compiler that a wrapper script runs, if
 the script stays as it is and ``--version`` says the same.
 """
@@ -203,7 +203,7 @@ def stale_reason(entry: Entry, spec: BuildSpec, digests: DigestStore) -> str | N
     """Return why ``entry`` may not be used for ``spec``, or None if it may."""
     manifest = entry.manifest
     if manifest.key != spec.key:
-        return "its key is another"
+        return "its key differs"
     for hidden, digest in manifest.dependencies:
         try:
             if digests.of(spec.roots.show(hidden)) != digest:

@@ -103,7 +103,7 @@ def test_unsigned_values_fit_as_well_as_signed_ones(code: emulator.CodeObject) -
         (3, -32769, "-32769 does not fit 2 bytes"),
         (4, None, None),
         (3, None, "None for a parameter of 2 bytes; only pointers may be null"),
-        (2, torch.zeros(1), "a tensor for a parameter of 1 bytes that is no pointer"),
+        (2, torch.zeros(1), "a tensor for a parameter of 1 bytes that is not a pointer"),
         (7, bytes(15), "15 bytes for a parameter of 16"),
         (7, 1.0, "a float for a parameter of 16 bytes"),
         (0, "text", "str is not accepted"),

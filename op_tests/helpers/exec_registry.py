@@ -93,7 +93,7 @@ def holds_each(
 
 
 def on_each_arch(test: Test) -> Test:
-    """Run a test that holds no operation of its own on every architecture."""
+    """Run a test that covers no operation of its own on every architecture."""
     return pytest.mark.parametrize("arch", ARCHS)(test)
 
 

@@ -17,7 +17,7 @@ MAX_POS = 40
 
 @dataclass
 class Case:
-    """Operands of one call; caches start with a pattern, so that a row written in vain is seen."""
+    """Operands of one call; caches start with a pattern, so that a row written by mistake is seen."""
 
     q: torch.Tensor
     k: torch.Tensor

@@ -71,7 +71,7 @@ def test_only_the_latest_failure_of_a_module_is_kept(stand_in: StandIn) -> None:
         ("Traceback (most recent call last):\n  File x\nValueError: no such shape", "ValueError: no such shape", True),
         ("x.cu:1:1: error: a\nclang: error: unable to execute command: Killed", "x.cu:1:1: error: a", False),
         ("LLVM ERROR: out of memory", "LLVM ERROR: out of memory", False),
-        ("", "the command ended with status 1 and said nothing", False),
+        ("", "the command exited with status 1 and no output", False),
     ],
 )
 def test_the_first_real_error_is_found(output: str, first: str, deterministic: bool) -> None:

@@ -116,7 +116,7 @@ def test_the_setting_may_be_a_name_on_path_but_not_a_directory(machine: Path) ->
     ("version", "parts", "plan", "say", "reason"),
     [
         ("clang version 14.0.6", "22", 0, "", "it is clang 14; clang 20 or newer is needed"),
-        ("gcc (Debian) 12", "22", 0, "", "its --version names no clang: 'gcc (Debian) 12'"),
+        ("gcc (Debian) 12", "22", 0, "", "its --version does not report a clang version: 'gcc (Debian) 12'"),
         ("clang version 22.1.8", None, 0, "", "ld.lld is missing: install lld-22"),
         ("clang version 22.1.8", "21", 0, "", "ld.lld is not of version 22: ['LLD 21.1.8"),
         ("clang version 22.1.8", "22", 1, "clang: error: unsupported HIP gpu architecture: gfx950",

@@ -37,7 +37,7 @@ def require_tensor(**named: object) -> None:
 
 
 def require_torch_dtype(name: str, value: object) -> None:
-    """Refuse what is no dtype at all, such as the name of one."""
+    """Refuse a value that is not a torch.dtype, such as a dtype's name."""
     if not isinstance(value, torch.dtype):
         raise GuardError(f"{name} must be a torch.dtype, as torch.bfloat16; got {value!r}")
 

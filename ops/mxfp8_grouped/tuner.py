@@ -4,8 +4,8 @@ On a GPU candidates are timed and compared with Triton; on the emulator they are
 :mod:`hipforge.tuning.model` over their exact counts. Either way each candidate runs once on real data first and is
 rejected if its result is wrong or its build exceeds the module's resource limits.
 
-A row speaks for every number of slots up to its M, from the next smaller one on; how far rows reach, and with how many
-experts, is given here with the cells and not searched.
+A row applies to all numbers of slots from the next smaller row's, exclusive, to its M; how far rows reach, and with
+how many experts, is given here with the cells and not searched.
 """
 
 from __future__ import annotations

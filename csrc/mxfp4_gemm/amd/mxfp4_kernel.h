@@ -101,7 +101,7 @@ struct Panel {
     }
   }
 
-  // The last step of a K that is no multiple of 128: lanes past K read nothing.
+  // The last step of a K that is not a multiple of 128: lanes past K read nothing.
   __device__ void load_partial(dev::u32x4 (&data)[kTiles], uint32_t (&scale)[kTiles], uint32_t step, uint32_t k) const {
     const bool has_block = step * (kStep / kMxBlock) + group < k / kMxBlock;
 #pragma unroll

@@ -98,7 +98,7 @@ struct Panel {
       data[t] = {dev::load_b128(payload, first[t], at), dev::load_b128(payload, second[t], at)};
   }
 
-  // The last step of a K that is no multiple of 128.
+  // The last step of a K that is not a multiple of 128.
   __device__ void load_partial(Halves (&data)[kTiles], uint32_t step, uint32_t k) const {
     const uint32_t at = step * kStep, lane_k = at + group * dev::kMfmaLaneBytes;
 #pragma unroll
@@ -283,7 +283,7 @@ __global__ __launch_bounds__(kThreads, 2) void smallm_mxfp8_mfma([[maybe_unused]
   const uint32_t column0 = blockIdx.x * (kTile * kSub);
   const uint32_t tiles = (problem.n - column0 + kTile - 1) / kTile;
   if (tiles >= kSub) return compute<kSub>(problem, row0, column0, blockIdx.y, lane);
-  // The last columns fill fewer tiles; none is computed in vain.
+  // The last columns fill fewer tiles; no tile is wasted.
   if constexpr (kSub == 4) {
     if (tiles >= 2) compute<2>(problem, row0, column0, blockIdx.y, lane);
     if (tiles == 2) return;

@@ -16,7 +16,7 @@
 //
 // Grid: ceil(N / kBlockN) x min(tiles, num_valid). Row y of the grid walks tiles y, y + gridDim.y, ... up to
 // num_tokens_post_padded: an index that pads every expert has at most num_valid tiles in use, however long its buffers
-// are, so no work-group starts in vain, and any other index is still computed completely.
+// are, so no work-group is wasted, and any other index is still computed completely.
 //
 // Bytes: per tile an expert's weight byte is loaded once for up to 32 slots; for up to 64 two waves of a work-group
 // load it side by side, one of them from cache. A comes from cache. Counted with everything else, at kBlockN = 16 and K

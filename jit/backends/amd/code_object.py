@@ -201,7 +201,7 @@ def device_images(data: bytes, *, zstd: Decompress | None = None) -> Iterator[tu
     """Yield ``(target, ELF bytes)`` of every device image in ``data``, see :func:`read_code_objects`.
 
     Raises:
-        CodeObjectError: ``data`` is no container of device code.
+        CodeObjectError: ``data`` is not a container of device code.
     """
     if data.startswith(ELF_MAGIC):
         if _machine(data) == EM_AMDGPU:
@@ -209,7 +209,7 @@ def device_images(data: bytes, *, zstd: Decompress | None = None) -> Iterator[tu
             return
         fat = _section(data, FATBIN_SECTION)
         if fat is None:
-            raise CodeObjectError("a host ELF without a .hip_fatbin section: it holds no device code")
+            raise CodeObjectError("a host ELF without a .hip_fatbin section: it has no device code")
         yield from _bundles(fat, zstd or _zstd)
     elif data.startswith((BUNDLE_MAGIC, COMPRESSED_MAGIC)):
         yield from _bundles(data, zstd or _zstd)
@@ -231,7 +231,7 @@ def _bundles(fat: bytes, zstd: Decompress) -> Iterator[tuple[str, bytes]]:
             yield from entries
         position += used
     if not found:
-        raise CodeObjectError("the .hip_fatbin section holds no offload bundle")
+        raise CodeObjectError("the .hip_fatbin section has no offload bundle")
 
 
 def _next_bundle(fat: bytes, start: int) -> int:

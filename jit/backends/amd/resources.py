@@ -34,7 +34,7 @@ def read(spec: BuildSpec, library: Path) -> DeviceCode:
     try:
         objects = read_code_objects(library)
     except CodeObjectError as error:
-        raise BuildError(f"{library.name} holds no readable device code: {error}") from error
+        raise BuildError(f"{library.name} has no readable device code: {error}") from error
     targets = sorted({item.arch for item in objects})
     if targets != [spec.target]:
         raise BuildError(f"{library.name} holds code for {', '.join(targets) or 'no GPU'}, not for {spec.target}")

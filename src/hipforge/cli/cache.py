@@ -30,7 +30,7 @@ class Size(click.ParamType):
         try:
             return settings.parse_size(str(value))
         except ValueError:
-            self.fail(f"{value!r} is no size: give bytes, or a number with K, M, G or T, as in 500M", param, ctx)
+            self.fail(f"{value!r} is not a size: give bytes, or a number with K, M, G or T, as in 500M", param, ctx)
 
 
 def human(count: float) -> str:

@@ -90,7 +90,7 @@ def write(name: str, root: Path) -> list[Path]:
         root: the checkout.
 
     Raises:
-        ConfigError: the name is not usable or taken, or ``root`` is no checkout of hipforge; nothing is written then.
+        ConfigError: the name is not usable or taken, or ``root`` is not a hipforge checkout; nothing is written then.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ConfigError(f"an op's name is a Python identifier in lower case, as in rms_norm; got {name!r}")

@@ -23,7 +23,7 @@ inline int64_t dtype_bytes(int32_t dtype) {
 // takes all, for addresses in bytes. A header that knows another type adds `template <> struct HoldsElement<T>`.
 template <class T>
 struct HoldsElement {
-  static_assert(sizeof(T) == 0, "data<T>(): T is no element type; take data() and cast, or specialise HoldsElement");
+  static_assert(sizeof(T) == 0, "data<T>(): T is not an element type; take data() and cast, or specialise HoldsElement");
 };
 template <int32_t kDtype>
 struct HoldsDtype {
