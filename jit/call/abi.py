@@ -218,7 +218,7 @@ def make_binder(environment: Environment, implementation: Implementation | None 
     """
     import torch
 
-    from hipforge.jit.call import abi_ctypes
+    from hipforge.jit.call import abi_ctypes, bench_hook
     from hipforge.jit.call.python_module import import_extension
 
     maker: Callable[..., Binder] = abi_ctypes.make_binder
@@ -245,7 +245,7 @@ def make_binder(environment: Environment, implementation: Implementation | None 
         (
             tensors.problem,
             torch.Tensor.is_neg,
-            torch.Tensor.untyped_storage,
+            None if bench_hook.active() else torch.Tensor.untyped_storage,
             torch.UntypedStorage.nbytes,
             torch.Tensor.storage_offset,
             torch.is_grad_enabled,

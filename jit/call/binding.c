@@ -105,7 +105,7 @@ typedef struct {
   PyObject* read_stream;    /* device index -> stream; used without a table */
   PyObject* problem;        /* tensor -> str or None: what its data pointer, shape and strides do not say */
   PyObject* is_negative;    /* tensor -> whether its negative bit is set */
-  PyObject* storage;        /* tensor -> its storage */
+  PyObject* storage;        /* tensor -> its storage; None: its size is not asked for, as on a GPU */
   PyObject* storage_bytes;  /* storage -> its size in bytes */
   PyObject* storage_offset; /* tensor -> elements before its first one */
   PyObject* grad_enabled;   /* whether torch records gradients now */
@@ -374,7 +374,7 @@ static int is_suspicious(const Binder* env, PyObject* object, const hf_tensor* t
     Py_DECREF(negative);
     if (negative == Py_True) return 1;
   }
-  if (env->target == ON_HIP) return 0;
+  if (env->target == ON_HIP || env->storage == Py_None) return 0;
   PyObject* storage = PyObject_CallFunctionObjArgs(env->storage, object, NULL);
   if (!storage) return -1;
   const int64_t held = integer_of(env->storage_bytes, storage);
