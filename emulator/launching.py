@@ -131,7 +131,7 @@ def _prepare(kernel: Kernel, args: Arguments) -> _Prepared:
         where = f"{kernel.short_name}, argument {name}"
         if _is_tensor(value):
             if arg.size != _POINTER_BYTES:
-                raise GuardError(f"{where}: a tensor for a parameter of {arg.size} bytes that is no pointer")
+                raise GuardError(f"{where}: a tensor for a parameter of {arg.size} bytes that is not a pointer")
             extents.append(_extent(where, name, value))
             value = int(extents[-1].base)
         kernarg[arg.offset : arg.offset + arg.size] = _encode(where, value, arg)
