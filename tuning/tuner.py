@@ -11,7 +11,7 @@ import torch
 
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
-from hipforge.ops.core.tuned import Key, TableSchema, Value
+from hipforge.ops.core.tuned import Key, Value
 from hipforge.tuning import model, timing
 
 Baselines = tuple[float, float] | None
@@ -85,17 +85,6 @@ class Tuner(Generic[C, O]):
     def key(self, cell: C, arch: str, cu_num: int) -> Key:
         """Return the key of a cell's row."""
         return (arch, cu_num, *cell.key)
-
-
-def family_of(
-    table: TableSchema, archs: tuple[str, ...], candidates: Callable[[Any, str], list[Choice]]
-) -> Family[Any]:
-    """Return what a tuner needs of a family that is not a value yet."""
-
-    def unused(*args: Any) -> Any:
-        raise NotImplementedError
-
-    return Family(unused, table, archs, unused, unused, unused, candidates, "")
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:

@@ -1,3 +1,0 @@
-"""The earlier path of :mod:`hipforge.ops.core.dispatch`."""
-
-from hipforge.ops.core.dispatch import *  # noqa: F403

@@ -1,3 +1,0 @@
-"""The earlier path of :mod:`hipforge.ops.core.tuned`."""
-
-from hipforge.ops.core.tuned import *  # noqa: F403
