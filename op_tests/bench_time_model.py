@@ -186,7 +186,7 @@ def report(rows: Sequence[Judged]) -> dict[str, Any]:
         shown = [f"{s[key]:.1%}" for s in (of_model, of_form) for key in ("median", "p90")]
         table.add_row(name, str(len(of)), *shown)
         figures[name] = {**of_model, "closed_form": of_form}
-    console.print(table)
+    console().print(table)
     kernels = per_kernel(rows)
     table = Table(title="by kernel, not fitted")
     for column in ("kernel", "rows", "signed median", "median"):
@@ -195,7 +195,7 @@ def report(rows: Sequence[Judged]) -> dict[str, Any]:
         table.add_row(
             kernel, str(int(of_kernel["rows"])), f"{of_kernel['signed_median']:+.1%}", f"{of_kernel['median']:.1%}"
         )
-    console.print(table)
+    console().print(table)
     figures["median_of_kernels"] = float(np.median([of["median"] for of in kernels.values()]))
     figures["worst_signed_median"] = max((abs(of["signed_median"]) for of in kernels.values()), default=0.0)
     return figures
@@ -236,7 +236,7 @@ def main(
         for row in judged:
             writer.writerow({**asdict(row), "error": f"{row.error:.4f}"})
     if not plot(judged, out / "time_model.png"):
-        console.print("no plot: matplotlib is not installed")
+        console().print("no plot: matplotlib is not installed")
     figures |= {"seconds": round(time.perf_counter() - began, 1), "machine": machines.MI355X.version}
     overall = figures["all"]
     print(json.dumps({"rows": len(judged), "median": overall["median"], "p90": overall["p90"], **figures}))
