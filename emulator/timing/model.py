@@ -34,8 +34,8 @@ class Sampling:
     iteration takes is the difference of the two. The last, partly filled round is always kept.
     """
 
-    rounds: tuple[int, int] = (3, 6)
-    iterations: tuple[int, int] = (8, 16)
+    rounds: tuple[int, int] = (4, 8)
+    iterations: tuple[int, int] = (12, 24)
 
 
 DEFAULT_SAMPLING = Sampling()
