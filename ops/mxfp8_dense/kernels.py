@@ -6,7 +6,7 @@ contiguous tensors and raise for anything that they do not take; they never retu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -168,9 +168,6 @@ def _run_mfma(
     smallm_mxfp8_mfma_out(out, *operands, workspace, n_sub, k_splits)
 
 
-_RUN: Mapping[str, Callable[..., None]] = {"smallm_mxfp8_gemv": _run_gemv, "smallm_mxfp8_mfma": _run_mfma}
-
-
 def launch(
     taken: Accepted,
     out: torch.Tensor,
@@ -180,9 +177,11 @@ def launch(
     w_scale: torch.Tensor,
 ) -> torch.Tensor:
     """Run the kernel that was decided into ``out``; payloads that start off a 16-byte boundary are copied."""
-    run = _RUN[taken.kernel]
     try:
-        run(xq, x_scale, wq, w_scale, out, *taken.configuration.values())
+        if taken.kernel == "smallm_mxfp8_gemv":
+            _run_gemv(xq, x_scale, wq, w_scale, out, taken.configuration["block_n"])
+        else:
+            _run_mfma(xq, x_scale, wq, w_scale, out, **taken.configuration)
     except AttributeError:  # looked into afterwards, so that a good call does not pay for it
         require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
         raise
@@ -190,5 +189,5 @@ def launch(
         copies = realigned(xq, wq)
         if copies is None:
             raise
-        run(copies[0], x_scale, copies[1], w_scale, out, *taken.configuration.values())
+        launch(taken, out, copies[0], x_scale, copies[1], w_scale)
     return out
