@@ -9,7 +9,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.checks import require_tensor
+from hipforge.ops.core.checks import require_device, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
@@ -72,6 +72,8 @@ def _plan_swiglu(
     out: torch.Tensor | None = None,
 ) -> Decision:
     _check(gate_up)
+    require_tensor(scale_tensor=scale_tensor)
+    require_device("scale_tensor", scale_tensor, gate_up.device)
     check_activation(alpha, beta, limit)
     return plan_kernel("swiglu_fp8", gate_up.device)
 

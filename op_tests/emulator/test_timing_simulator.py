@@ -189,9 +189,9 @@ def test_dispatch_takes_its_interval_on_every_xcd(code: emulator.CodeObject) -> 
 def test_one_xcd_stands_for_all_of_them(code: emulator.CodeObject) -> None:
     capture = big_copy(code, 512, 1024, stores=False)
     one, all_of_them = (model.simulate(capture, 0, machines.MI355X, all_xcds=flag)["cycles"] for flag in (False, True))
-    # One XCD has an eighth of the channels, over which its data falls otherwise: 8 groups of 4 KB more or less on the
-    # fullest of 16 channels, which hold 128 of them, are 3 % of the part of the time that is transfers.
-    assert one == pytest.approx(all_of_them, rel=0.04)
+    # One XCD has an eighth of the channels, over which its data falls otherwise: up to 8 groups of 4 KB more or less on
+    # the fullest of 16 channels, which hold 128 of them. How many depends on where the tensor lies.
+    assert one == pytest.approx(all_of_them, rel=8 / 128)
 
 
 def test_a_sample_of_rounds_and_iterations_gives_the_whole_time(code: emulator.CodeObject) -> None:

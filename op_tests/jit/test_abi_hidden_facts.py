@@ -55,9 +55,8 @@ def test_the_emulators_launch_refuses_them_too(case):
     from hipforge.emulator import launching
 
     make, words = STORAGE[case]
-    argument = type("Arg", (), {"size": 8})()
     with pytest.raises(GuardError, match=rf"k, argument x: it {words}"):
-        launching._encode("k, argument x", make(), argument)
+        launching._extent("k, argument x", "x", make())
 
 
 def test_storage_that_is_larger_or_exactly_as_large_is_taken(bound):  # noqa: F811

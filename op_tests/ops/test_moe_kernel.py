@@ -360,7 +360,7 @@ def test_another_architecture_is_refused_before_a_build_and_again_before_a_launc
 import torch
 from hipforge import emulator
 from hipforge.errors import ArchError
-from hipforge.ops.{smallm_mxfp8_moe_out.__module__.rsplit(".", 1)[1]} import smallm_mxfp8_moe_grouped_gemm
+from {smallm_mxfp8_moe_out.__module__} import smallm_mxfp8_moe_grouped_gemm
 u8 = lambda *shape: torch.zeros(shape, dtype=torch.uint8)
 i32 = lambda n: torch.zeros(n, dtype=torch.int32)
 out = torch.zeros(1, 8, dtype=torch.bfloat16)

@@ -52,8 +52,9 @@ def test_a_script_tunes_into_a_new_table(
 ) -> None:
     script, table = SCRIPTS[name], tmp_path / "tuned.csv"
     tuner = importlib.import_module(TUNERS[script.family])
+    family = importlib.import_module(TUNERS[script.family].replace(".tuner", ".family"))
     for attribute, value in script.replaced.items():
-        monkeypatch.setattr(tuner, attribute, value)
+        monkeypatch.setattr(tuner if hasattr(tuner, attribute) else family, attribute, value)
     monkeypatch.setattr(sys, "argv", [name, *script.arguments, "-o", str(table)])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(FOLDER / name), run_name="__main__")
