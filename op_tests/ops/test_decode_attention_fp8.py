@@ -266,6 +266,13 @@ def test_the_matrix_of_decode_shapes(batch, keys, kv_heads, group, page_size):
     assert torch.equal(out, dense) and torch.equal(lse, dense_lse)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float8_e5m2], ids=str)
+def test_queries_that_are_not_floats_are_refused(dtype):
+    q, k, v = case(1, 1, 1, 1, 64, 16)
+    with pytest.raises(GuardError, match=rf"q must have dtype .*float16.*; got {dtype}"):
+        hipforge.decode_attention_fp8(q.to(dtype), k, v, None, lengths(16), 1.0, 1.0)
+
+
 def test_a_cache_that_is_not_fp8_is_refused_on_every_path():
     q, k, v = case(1, 1, 1, 2, 64, 32, seed=3)
     seqlens = lengths(32)

@@ -18,6 +18,8 @@ MAX_MQ = 16
 
 Scale = torch.Tensor | float
 
+# The kernels take the 16-bit ones; torch computes the others.
+_QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _CACHE_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)
 
 
@@ -26,6 +28,7 @@ def check_operands(
 ) -> None:
     """Refuse operands that no path takes."""
     require_rank("q", q, 4, "[B, Mq, Hq, D]")
+    require_dtype("q", q, _QUERY_DTYPES)
     require_rank("k_cache", k_cache, 4, "[pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables")
     batch, mq, heads, d = q.shape
     if not 1 <= mq <= MAX_MQ:
@@ -128,6 +131,7 @@ def prepare_int4(
     """
     require_choice("num_groups", num_groups, INT4_GROUPS)
     require_rank("q", q, 5, "[1, B*Mq, G, Hq, D]")
+    require_dtype("q", q, _QUERY_DTYPES)
     require_rank("seqlens", seqlens, 1, "[B]")
     require_dtype("seqlens", seqlens, (torch.int32,))
     batch = seqlens.shape[0]
