@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -28,11 +28,21 @@ class Kernel(KernelResources):
 
     def disassembly(self) -> str:
         """Return the kernel's instructions, ``address: text`` per line, in llvm-objdump's spelling."""
-        emulator = runtime.load().library
-        text = emulator.hfemu_disassemble(self.code_object.handle, self.name.encode())
+        return self._ask(runtime.load().library.hfemu_disassemble)
+
+    def source_lines(self) -> list[str]:
+        """Return ``file:line`` of each of these instructions; empty where the compiler recorded none.
+
+        Compile with ``-gline-tables-only`` to have them; the machine code stays the same.
+        """
+        return self._ask(runtime.load().library.hfemu_source_lines).splitlines()
+
+    def _ask(self, question: Callable[[int, bytes], bytes | None]) -> str:
+        text = question(self.code_object.handle, self.name.encode())
         if text is None:
             library.raise_last_error(f"disassembly of {self.name}", fault=False)
-        return str(text.decode())
+            raise AssertionError
+        return text.decode()
 
 
 class Kernels(Mapping[str, Kernel]):

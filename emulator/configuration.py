@@ -7,13 +7,13 @@ import ctypes
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from hipforge import archs, settings
 from hipforge.emulator import library
 from hipforge.errors import ConfigError
 
-Checks = Literal["off", "memory", "all"]
+Checks = Literal["off", "memory", "all", "strict"]
 WaveOrder = Literal["forward", "reverse", "random"]
 
 WAVE_ORDERS: tuple[WaveOrder, ...] = ("forward", "reverse", "random")
@@ -35,7 +35,15 @@ class Options:
         check_global_races: accesses of global memory by different work-groups that no atomic with its fences orders
             (``emulator/native/global_races.h``). Runs work-groups one after another on one thread and remembers every
             writable dword, so it is never part of ``checks="all"``.
+        check_strict: with ``check_races``, also LDS reads that a wave has not waited for when it reaches a barrier
+            behind which another wave overwrites them. The LDS unit executes them in order, so no such kernel goes
+            wrong; but nothing keeps its compiler from moving the read.
+        max_reports: how many reports of checkers, at most one per instruction, a launch collects before it stops.
+            Memory faults stop it at once.
         wave_order: the order in which waves and work-groups advance.
+        quantum: instructions that a wave executes before the next wave's turn, 1 to 4096; with
+            ``wave_order="random"`` each turn has 1 to ``quantum``. Hand-written kernels that hand data from wave to
+            wave without a barrier count on short turns: they are right at 16 and below.
         seed: of ``wave_order="random"``.
         instruction_budget: wave-instructions per launch before it counts as hung, 0 for the default.
     """
@@ -48,22 +56,28 @@ class Options:
     check_waits: bool = False
     check_races: bool = False
     check_global_races: bool = False
+    check_strict: bool = False
+    max_reports: int = 1
     wave_order: WaveOrder = "forward"
+    quantum: int = 16
     seed: int = 0
     instruction_budget: int = 0
 
     def with_checks(self, checks: Checks) -> Options:
-        """Return the same options with a named set of checkers: none, memory bounds only, or all but global races.
+        """Return the same options with a named set of checkers.
+
+        ``off``: none; ``memory``: bounds only; ``all``: all but global races; ``strict``: ``all`` and ``check_strict``.
 
         Raises:
-            ConfigError: ``checks`` is none of ``off``, ``memory``, ``all``.
+            ConfigError: ``checks`` is none of them.
         """
-        if checks not in ("off", "memory", "all"):
-            raise ConfigError(f"checks={checks!r}; accepted: 'off', 'memory', 'all'")
-        every = checks == "all"
+        if checks not in get_args(Checks):
+            raise ConfigError(f"checks={checks!r}; accepted: {', '.join(repr(name) for name in get_args(Checks))}")
+        every = checks in ("all", "strict")
         return replace(
-            self, check_memory=checks != "off", check_uninit=every, check_waits=every, check_races=every
-        )
+            self, check_memory=checks != "off", check_uninit=every, check_waits=every, check_races=every,
+            check_strict=checks == "strict",
+        )  # fmt: skip
 
 
 def from_settings() -> Options:
@@ -105,7 +119,7 @@ def apply(wanted: Options, *, to: ctypes.CDLL | None = None) -> None:
     to = to or configured_library()
     if wanted.wave_order not in WAVE_ORDERS:
         raise ConfigError(f"wave_order={wanted.wave_order!r}; accepted: {', '.join(WAVE_ORDERS)}")
-    for name in ("cu_count", "threads", "seed", "instruction_budget"):
+    for name in ("cu_count", "threads", "quantum", "max_reports", "seed", "instruction_budget"):
         value = getattr(wanted, name)
         if not isinstance(value, int):
             raise ConfigError(f"{name}={value!r}; accepted: an integer, 0 or more")

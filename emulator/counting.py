@@ -82,7 +82,8 @@ class KernelCount:
 class PcCount:
     """One instruction: ``count`` executions by a wave, ``lanes`` active lanes in all, ``bytes`` it moved.
 
-    ``lds_bank_conflicts`` are the cycles that LDS took beyond the conflict-free number.
+    ``lds_bank_conflicts`` are the cycles that LDS took beyond the conflict-free number; ``source`` is ``file:line``
+    where the code object has a line table.
     """
 
     kernel: str
@@ -92,6 +93,7 @@ class PcCount:
     lanes: int
     bytes: int
     lds_bank_conflicts: int = 0
+    source: str = ""
 
 
 def _empty() -> Mapping[str, Any]:

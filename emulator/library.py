@@ -49,7 +49,10 @@ class RawOptions(ctypes.Structure):
         ("check_waits", ctypes.c_int32),
         ("check_races", ctypes.c_int32),
         ("check_global_races", ctypes.c_int32),
+        ("check_strict", ctypes.c_int32),
+        ("max_reports", ctypes.c_int32),
         ("wave_order", ctypes.c_int32),
+        ("quantum", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
         ("instruction_budget", ctypes.c_uint64),
     )
@@ -71,12 +74,13 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "hfemu_zstd": (ctypes.c_int64, (c_text, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)),
     "hfemu_launch": (
         ctypes.c_int32,
-        (ctypes.c_int64, c_text, Dim3, Dim3, c_text, ctypes.c_uint64, ctypes.c_uint32),
+        (ctypes.c_int64, c_text, Dim3, Dim3, c_text, ctypes.c_uint64, ctypes.c_uint64),
     ),
     "hfemu_counters_begin": (ctypes.c_int64, (ctypes.c_int32,)),
     "hfemu_counters_end": (c_text, (ctypes.c_int64,)),
     "hfemu_mnemonics": (c_text, (ctypes.c_int32,)),
     "hfemu_disassemble": (c_text, (ctypes.c_int64, c_text)),
+    "hfemu_source_lines": (c_text, (ctypes.c_int64, c_text)),
     "hfemu_disassemble_bytes": (c_text, (c_text, ctypes.c_uint64, c_text)),
     "hfemu_set_trace": (
         None,

@@ -157,11 +157,14 @@ def listing(counters: Counters, kernel: str = "") -> str:
     for name, counted in rows.items():
         total = sum(row.count for row in counted)
         lines += [short_name(name), "  address       count   share  lanes         bytes  conflicts  instruction"]
-        end = None
+        end, source = None, ""
         for row in sorted(counted, key=lambda item: item.pc):
             if end is not None and row.pc > end:
                 lines.append("      ...")
             end = row.pc + LONGEST_INSTRUCTION
+            if row.source and row.source != source:
+                source = row.source
+                lines.append(f"  ; {source}")
             lanes = "    -" if row.text.startswith("s_") else f"{row.lanes / row.count:5.1f}"
             moved = f"{row.bytes:>13,}" if row.bytes else " " * 13
             conflicts = f"{row.lds_bank_conflicts:>10,}" if row.lds_bank_conflicts else " " * 10

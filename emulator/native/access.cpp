@@ -24,6 +24,42 @@ const char* verb(Access access) {
         lane);
 }
 
+bool is_exchange(Op op) {
+  return op == Op::global_atomic_cmpswap || op == Op::flat_atomic_cmpswap || op == Op::buffer_atomic_cmpswap;
+}
+
+bool same_address(const Inst& a, const Inst& b) {
+  const auto same = [](const Operand& x, const Operand& y) { return x.kind == y.kind && x.reg == y.reg; };
+  return a.format == b.format && a.offset == b.offset && same(a.vaddr, b.vaddr) && same(a.saddr, b.saddr) &&
+         same(a.srsrc, b.srsrc) && same(a.soffset, b.soffset);
+}
+
+bool same_base(const Inst& exchange, const Inst& scalar_load) {
+  const Operand &base = exchange.saddr, &of_load = scalar_load.saddr;
+  return base.kind == of_load.kind && base.reg == of_load.reg && exchange.offset == scalar_load.offset;
+}
+
+// Compilers make an atomic on one or two bytes from a loop of compare-and-swap on the aligned dword around them, which
+// begins with a load of that dword. At the end of a tensor the dword reaches past it: legal as long as the bytes outside
+// keep their value.
+// Where the address is uniform, the load is a scalar one (`lane` is negative) and the exchange takes the same base.
+bool within_narrow_atomic(const Wave& w, const ExecInst& in, uint64_t address, uint32_t bytes, int lane) {
+  constexpr size_t kDistance = 64;
+  const AddressMap& map = w.launch->map;
+  if (bytes != 4 || address % 4 != 0) return false;
+  uint32_t outside = 0;
+  for (uint32_t b = 0; b < 4; ++b)
+    if (map.find(address + b, 1) == nullptr || !map.writable(address + b, 1)) outside |= 0xFFu << 8 * b;
+  if (outside == ~0u) return false;
+  if (is_exchange(in.inst->op)) return ((w.v[in.data][lane] ^ w.v[in.data + 1][lane]) & outside) == 0;
+  const std::vector<Inst>& insts = w.launch->program->insts;
+  const size_t from = static_cast<size_t>(in.inst - insts.data());
+  for (size_t i = from + 1; i < insts.size() && i <= from + kDistance; ++i)
+    if (is_exchange(insts[i].op) && (lane < 0 ? same_base(insts[i], *in.inst) : same_address(insts[i], *in.inst)))
+      return true;
+  return false;
+}
+
 bool allowed(const AddressMap& map, uint64_t address, uint32_t bytes, Access access) {
   const AddressMap::Run* run = map.find(address, bytes);
   if (run == nullptr) return false;
@@ -36,7 +72,8 @@ void check_extents_slow(const Wave& w, const ExecInst& in, const LaneAddresses& 
                         Access access) {
   for (uint64_t left = exec; left; left &= left - 1) {
     const int l = std::countr_zero(left);
-    if (!allowed(w.launch->map, a.at[l], bytes, access)) global_fault(w, in, a.at[l], bytes, access, l);
+    if (!allowed(w.launch->map, a.at[l], bytes, access) && !within_narrow_atomic(w, in, a.at[l], bytes, l))
+      global_fault(w, in, a.at[l], bytes, access, l);
   }
 }
 
@@ -45,8 +82,10 @@ void check_scalar_extent(Wave& w, const ExecInst& in, uint64_t address, uint32_t
     const AddressMap::Run& last = w.thread->last_scalar;
     const bool hit = access == Access::load && address >= last.begin && address < last.end && bytes <= last.end - address;
     if (!hit) {
-      if (!allowed(w.launch->map, address, bytes, access)) global_fault(w, in, address, bytes, access, -1);
-      w.thread->last_scalar = *w.launch->map.find(address, bytes);
+      if (allowed(w.launch->map, address, bytes, access))
+        w.thread->last_scalar = *w.launch->map.find(address, bytes);
+      else if (access != Access::load || !within_narrow_atomic(w, in, address, bytes, -1))
+        global_fault(w, in, address, bytes, access, -1);
     }
   }
   if (observed(w)) note_scalar(w, in, address, bytes, access);

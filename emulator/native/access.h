@@ -23,13 +23,17 @@ void note_global(Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t e
 void note_scalar(Wave& w, const ExecInst& in, uint64_t address, uint32_t bytes, Access access);
 // Counters, races, uninitialised and pending LDS bytes.
 void note_lds(Wave& w, const ExecInst& in, const uint32_t* addresses, uint64_t exec, uint32_t bytes, Access access);
-void note_scratch(Wave& w, const ExecInst& in, uint64_t exec, uint32_t bytes, Access access);
+// `addresses` are the host's.
+void note_scratch(Wave& w, const ExecInst& in, const LaneAddresses& addresses, uint64_t exec, uint32_t bytes,
+                  Access access);
 [[noreturn]] void lds_fault(const Wave& w, const ExecInst& in, const uint32_t* addresses, uint64_t exec,
                             uint32_t bytes);
 
 inline bool observed(const Wave& w) {
   return w.thread->stats != nullptr || w.launch->global_races != nullptr || w.thread->recorder != nullptr;
 }
+
+inline bool observed_scratch(const Wave& w) { return observed(w) || w.shadow != nullptr; }
 
 inline void check_global(Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes,
                          Access access) {

@@ -61,7 +61,10 @@ void hfemu_get_options(hfemu_options* out) {
   out->check_waits = options.check_waits;
   out->check_races = options.check_races;
   out->check_global_races = options.check_global_races;
+  out->check_strict = options.check_strict;
+  out->max_reports = static_cast<int32_t>(options.max_reports);
   out->wave_order = static_cast<int32_t>(options.wave_order);
+  out->quantum = static_cast<int32_t>(options.quantum);
   out->seed = options.seed;
   out->instruction_budget = options.instruction_budget;
 }
@@ -71,11 +74,16 @@ int hfemu_set_options(const hfemu_options* given) {
   if (!given->arch || !parse_arch(given->arch, &options.arch))
     return record(hipErrorInvalidValue, std::string("unknown architecture ") + (given->arch ? given->arch : "(null)") +
                                             "; gfx950 and gfx942 are emulated");
-  if (given->cu_count < 1 || given->threads < 0 || given->wave_order < 0 || given->wave_order > 2)
+  constexpr int32_t kMostQuantum = 4096;
+  if (given->cu_count < 1 || given->threads < 0 || given->wave_order < 0 || given->wave_order > 2 ||
+      given->quantum < 1 || given->quantum > kMostQuantum || given->max_reports < 1)
     return record(hipErrorInvalidValue, "emulator options: cu_count " + std::to_string(given->cu_count) + ", threads " +
                                             std::to_string(given->threads) + ", wave_order " +
-                                            std::to_string(given->wave_order) +
-                                            "; accepted: at least 1, at least 0, and 0 to 2");
+                                            std::to_string(given->wave_order) + ", quantum " +
+                                            std::to_string(given->quantum) + ", max_reports " +
+                                            std::to_string(given->max_reports) +
+                                            "; accepted: at least 1, at least 0, 0 to 2, 1 to " +
+                                            std::to_string(kMostQuantum) + ", and at least 1");
   options.cu_count = given->cu_count;
   options.threads = given->threads;
   options.check_memory = given->check_memory;
@@ -83,7 +91,10 @@ int hfemu_set_options(const hfemu_options* given) {
   options.check_waits = given->check_waits;
   options.check_races = given->check_races;
   options.check_global_races = given->check_global_races;
+  options.check_strict = given->check_strict;
+  options.max_reports = static_cast<uint32_t>(given->max_reports);
   options.wave_order = static_cast<WaveOrder>(given->wave_order);
+  options.quantum = static_cast<uint32_t>(given->quantum);
   options.seed = given->seed;
   options.instruction_budget = given->instruction_budget;
   set_options(options);
@@ -160,15 +171,29 @@ const char* hfemu_counters_end(int64_t collector) {
   return keep(&text, counters_end(collector));
 }
 
-const char* hfemu_disassemble(int64_t handle, const char* kernel) {
-  thread_local std::string text;
+namespace {
+
+template <class F>
+const char* text_of_kernel(std::string* slot, int64_t handle, const char* kernel, F f) {
   const std::shared_ptr<CodeObject> object = find(handle);
   const Kernel* found = object ? object->find_kernel(kernel) : nullptr;
   if (!found) {
     record(hipErrorNotFound, std::string("no kernel ") + kernel + " in this code object");
     return nullptr;
   }
-  return keep(&text, disassemble_kernel(object->code(), found->info));
+  return keep(slot, f(object->code(), found->info));
+}
+
+}  // namespace
+
+const char* hfemu_disassemble(int64_t handle, const char* kernel) {
+  thread_local std::string text;
+  return text_of_kernel(&text, handle, kernel, disassemble_kernel);
+}
+
+const char* hfemu_source_lines(int64_t handle, const char* kernel) {
+  thread_local std::string text;
+  return text_of_kernel(&text, handle, kernel, source_lines_of_kernel);
 }
 
 const char* hfemu_disassemble_bytes(const void* code, uint64_t bytes, const char* arch) {
@@ -213,7 +238,7 @@ void hfemu_set_trace(hfemu_trace_sink sink, void* context, const char* kernel, u
 }
 
 int32_t hfemu_launch(int64_t handle, const char* kernel, const uint32_t grid[3], const uint32_t block[3],
-                     const void* kernarg, uint64_t kernarg_bytes, uint32_t dynamic_lds) {
+                     const void* kernarg, uint64_t kernarg_bytes, uint64_t dynamic_lds) {
   const std::shared_ptr<CodeObject> object = find(handle);
   if (!object) return record(hipErrorInvalidHandle, "no code object " + std::to_string(handle) + " is loaded");
   const Kernel* found = object->find_kernel(kernel);

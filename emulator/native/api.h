@@ -25,7 +25,10 @@ typedef struct hfemu_options {
   int32_t check_waits;     // 1: results land only when s_waitcnt says so
   int32_t check_races;     // 1: LDS races between waves
   int32_t check_global_races;  // 1: races between work-groups in global memory
+  int32_t check_strict;    // 1: also unwaited LDS reads before a barrier
+  int32_t max_reports;     // of checkers, one per instruction, before the launch stops; at least 1
   int32_t wave_order;      // 0 forward, 1 reverse, 2 seeded random
+  int32_t quantum;         // instructions of one wave before the next one's turn, 1 to 4096
   uint64_t seed;
   uint64_t instruction_budget;  // wave-instructions per launch, 0: the default bound
 } hfemu_options;
@@ -58,7 +61,7 @@ void hfemu_unload(int64_t handle);
 int64_t hfemu_zstd(const void* data, uint64_t bytes, void* out, uint64_t out_bytes);
 // Launch with explicit kernel arguments already laid out (kernarg bytes without the hidden block).
 int32_t hfemu_launch(int64_t handle, const char* kernel, const uint32_t grid[3], const uint32_t block[3],
-                     const void* kernarg, uint64_t kernarg_bytes, uint32_t dynamic_lds);  // a hipError_t
+                     const void* kernarg, uint64_t kernarg_bytes, uint64_t dynamic_lds);  // a hipError_t
 
 // Counters: begin returns a collector id; end returns its JSON, owned by the library until the next end on the thread.
 int64_t hfemu_counters_begin(int32_t per_pc);
@@ -69,6 +72,8 @@ const char* hfemu_mnemonics(int32_t executable);
 
 // Disassembly of a loaded kernel (llvm-objdump spelling), one instruction per line; owned by the library.
 const char* hfemu_disassemble(int64_t handle, const char* kernel);
+// The source line of each of its instructions, "file:line" or empty, one per line; owned by the library.
+const char* hfemu_source_lines(int64_t handle, const char* kernel);
 // Disassembly of raw bytes, for tests of the decoder.
 const char* hfemu_disassemble_bytes(const void* code, uint64_t bytes, const char* arch);
 

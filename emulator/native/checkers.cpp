@@ -1,5 +1,7 @@
 #include "checkers.h"
 
+#include "smem.h"
+
 namespace hfemu {
 namespace {
 
@@ -24,16 +26,29 @@ bool defined(const WaveShadow& s, uint32_t r, uint64_t lanes) {
   return r < kVgprs ? !(lanes & ~s.defined[r]) : s.sdefined[r - kSgprBase] == kAllBits;
 }
 
-[[noreturn]] void undefined(const Wave& w, const ExecInst& in, uint32_t r, uint32_t index, uint64_t lanes,
+void undefined(const Wave& w, const ExecInst& in, uint32_t r, uint32_t index, uint64_t lanes,
                             const char* use) {
   const WaveShadow& s = *w.shadow;
   const uint32_t from = s.undefined_at[r];
   std::string text = format("%s depends on %s, which was never written", use, register_name(r).c_str());
   if (from != kNever && from != index)
-    text = format("%s depends on %s, whose value comes from a register or LDS that was never written, first read at %s",
+    text = format("%s depends on %s, whose value comes from a register, LDS or scratch that was never written, first read at %s",
                   use, register_name(r).c_str(), place(w, from).c_str());
   const uint64_t bad = r < kVgprs ? lanes & ~s.defined[r] : 0;
-  fault(w, in, FaultKind::uninitialised, text, bad ? std::countr_zero(bad) : -1);
+  report(w, in, FaultKind::uninitialised, text, bad ? std::countr_zero(bad) : -1);
+}
+
+uint64_t address_of(const Wave& w, const ExecInst& in) {
+  if (in.inst->saddr.kind != OperandKind::none) return scalar_address(w, in);
+  if (in.inst->srsrc.kind == OperandKind::none) return 0;
+  const ScalarBuffer b = scalar_buffer(w, in);
+  return b.base + b.offset;
+}
+
+// Whether `in` reads what the pending load at `from` reads, into the same registers.
+bool repeats(const Wave& w, const ExecInst& in, uint32_t from, uint64_t address) {
+  const ExecInst& earlier = w.code[from];
+  return earlier.inst->op == in.inst->op && earlier.dst == in.dst && address != 0 && address_of(w, in) == address;
 }
 
 void apply_wait(WaveShadow& s, uint32_t imm) {
@@ -47,13 +62,35 @@ void apply_wait(WaveShadow& s, uint32_t imm) {
 
 }  // namespace
 
+void check_scratch_access(Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes, Access access) {
+  WaveShadow& s = *w.shadow;
+  if (s.scratch_defined.empty()) return;
+  const auto base = reinterpret_cast<uint64_t>(w.scratch);
+  for (uint64_t left = exec; left; left &= left - 1) {
+    const int l = std::countr_zero(left);
+    uint8_t* bytes_of = &s.scratch_defined[a.at[l] - base];
+    if (access == Access::load) {
+      for (uint32_t b = 0; b < bytes; ++b)
+        if (!bytes_of[b]) s.lds_undefined |= uint64_t{1} << l;
+    } else {
+      for (uint32_t b = 0; b < bytes; ++b) bytes_of[b] = s.defined[in.data + b / 4] >> l & 1;
+    }
+  }
+}
+
 std::string place(const Wave& w, uint32_t index) {
   const Inst& i = w.launch->program->insts[index];
-  return format("pc 0x%llx (%s)", static_cast<unsigned long long>(i.pc), instruction_text(i, nullptr).c_str());
+  const std::string source = w.launch->program->source(i);
+  return format("pc 0x%llx (%s)%s%s", static_cast<unsigned long long>(i.pc), instruction_text(i, nullptr).c_str(),
+                source.empty() ? "" : " in ", source.c_str());
 }
 
 Checkers::Checkers(Launch& launch, uint32_t waves, uint32_t lds_bytes)
-    : usage_(usage_of(*launch.program)), options_(launch.options), global_(launch.global_races) {
+    : usage_(usage_of(*launch.program)),
+      options_(launch.options),
+      registers_(((launch.kernel->rsrc1 & 63) + 1) * 8),
+      first_acc_(((launch.kernel->rsrc3 & 63) + 1) * 4),
+      global_(launch.global_races) {
   for (uint32_t i = 0; i < waves; ++i) {
     shadows_.push_back(std::make_unique<WaveShadow>());
     pointers_.push_back(shadows_.back().get());
@@ -77,8 +114,20 @@ void Checkers::begin_group(Workgroup& group, Wave* waves, uint32_t count) {
     s.defined[0] = kAllLanes;
     for (uint32_t r = 0; r < waves[i].initial_sgprs; ++r) s.sdefined[r] = kAllBits;
     s.sdefined[kExec] = s.sdefined[kExec + 1] = kAllBits;
+    if (options_.check_uninit) s.scratch_defined.assign(size_t{waves[i].launch->private_bytes} * kLanes, 0);
     waves[i].shadow = &s;
   }
+}
+
+// A register beyond those that the kernel descriptor asks for belongs to another wave. Some code names VGPRs above its
+// accum_offset; both kinds share one file, so what counts is its size.
+void Checkers::check_range(const Wave& w, const ExecInst& in, const RegisterUse& u) {
+  const uint32_t last = std::max<uint32_t>(u.vgprs, u.agprs ? u.agprs + first_acc_ : 0);
+  if (last > registers_)
+    report(w, in, FaultKind::uninitialised,
+           format("%s is beyond the %u registers that the kernel descriptor asks for (accum_offset %u)",
+                  u.vgprs > registers_ ? register_name(u.vgprs - 1u).c_str() : register_name(kAcc + u.agprs - 1u).c_str(),
+                  registers_, first_acc_));
 }
 
 void Checkers::check_pending(const Wave& w, const ExecInst& in, const RegisterUse& u) {
@@ -90,12 +139,15 @@ void Checkers::check_pending(const Wave& w, const ExecInst& in, const RegisterUs
     const bool vm = s.pending_vm[r[k]] > s.vm_done, lgkm = s.pending_lgkm[r[k]] > s.lgkm_done;
     if (!vm && !lgkm) continue;
     const bool write = k >= reads;
+    // The same load again brings the same value, in whichever order they return.
+    if (write && u.is_smem && lgkm && !vm && repeats(w, in, s.pending_from[r[k]], s.smem_address[r[k] - kSgprBase])) continue;
     // Loads of one kind return in order, so a second one may name the same destination.
     if (write && !u.is_flat && ((vm && !lgkm && u.counts_vm) || (lgkm && !vm && u.counts_lgkm && !u.is_smem))) continue;
-    fault(w, in, FaultKind::missing_wait,
-          format("%s %s before s_waitcnt %s has waited for the load at %s", write ? "overwrites" : "reads",
-                 register_name(r[k]).c_str(), vm && lgkm ? "vmcnt and lgkmcnt" : vm ? "vmcnt" : "lgkmcnt",
-                 place(w, s.pending_from[r[k]]).c_str()));
+    report(w, in, FaultKind::missing_wait,
+           format("%s %s before s_waitcnt %s has waited for the load at %s", write ? "overwrites" : "reads",
+                  register_name(r[k]).c_str(), vm && lgkm ? "vmcnt and lgkmcnt" : vm ? "vmcnt" : "lgkmcnt",
+                  place(w, s.pending_from[r[k]]).c_str()));
+    return;
   }
 }
 
@@ -145,6 +197,7 @@ void Checkers::before(Wave& w, const ExecInst& in, uint32_t index) {
   }
   if (global_ != nullptr) [[unlikely]] global_->before(w, in);
   if (options_.check_uninit) {
+    if (std::max<uint32_t>(u.vgprs, u.agprs + first_acc_) > registers_) [[unlikely]] check_range(w, in, u);
     scalar_ = u.flow == Flow::scalar && !wholly_defined(s, u) ? scalar_result(w, in) : ScalarResult{};
     check_defined(w, in, u, index);
     // v_cndmask may overwrite nothing it reads, but its mask is needed once it has run.
@@ -161,6 +214,7 @@ void Checkers::before(Wave& w, const ExecInst& in, uint32_t index) {
   for (uint32_t k = 0; k < u.writes; ++k) {
     if (u.counts_vm) s.pending_vm[written[k]] = s.vm_issued;
     if (u.counts_lgkm) s.pending_lgkm[written[k]] = s.lgkm_issued;
+    if (u.is_smem) s.smem_address[written[k] - kSgprBase] = address_of(w, in);
     s.pending_from[written[k]] = index;
   }
 }
@@ -190,7 +244,8 @@ void Checkers::propagate(Wave& w, const ExecInst& in, const RegisterUse& u, uint
   };
   switch (u.flow) {
     case Flow::none: case Flow::private_store: case Flow::branch: return;
-    case Flow::store: case Flow::vector_load: case Flow::compare: break;  // results are defined
+    case Flow::store: case Flow::compare: break;  // results are defined
+    case Flow::vector_load:
     case Flow::lds_load:
       lanes = ~s.lds_undefined;
       s.lds_undefined = 0;

@@ -26,6 +26,8 @@ struct WaveShadow {
   uint32_t pending_lgkm[kRegisters];
   uint32_t pending_from[kRegisters];  // index of that load
   uint32_t vm_issued = 0, vm_done = 0, lgkm_issued = 0, lgkm_done = 0, last_smem = 0, last_flat = 0;
+  uint64_t smem_address[128] = {};    // of the scalar load that will write a register
+  std::vector<uint8_t> scratch_defined;  // by lane and byte
   uint64_t lds_undefined = 0;      // lanes whose LDS read in progress met bytes never written
 
   Clock clock;                     // of the other waves; the own entries are the counters above
@@ -59,6 +61,7 @@ class Checkers {
   void barrier() { lds_.barrier(); }  // every wave has arrived
 
  private:
+  void check_range(const Wave& w, const ExecInst& in, const RegisterUse& u);
   void check_pending(const Wave& w, const ExecInst& in, const RegisterUse& u);
   void check_defined(const Wave& w, const ExecInst& in, const RegisterUse& u, uint32_t index);
   bool wholly_defined(const WaveShadow& s, const RegisterUse& u) const;
@@ -68,6 +71,8 @@ class Checkers {
 
   const UsageTable& usage_;
   const Options options_;
+  const uint32_t registers_;  // granted to a wave: VGPRs and AccVGPRs together
+  const uint32_t first_acc_;  // of them, the first AccVGPR
   std::vector<std::unique_ptr<WaveShadow>> shadows_;
   std::vector<WaveShadow*> pointers_;
   GlobalRaces* const global_;  // null: not asked for
@@ -76,6 +81,8 @@ class Checkers {
   ScalarResult scalar_;       // of the instruction in progress
 };
 
+// Scratch keeps undefined values undefined, and bytes that were never written are.
+void check_scratch_access(Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes, Access access);
 // "pc 0x1c (ds_read_b32 v0, v1)"
 std::string place(const Wave& w, uint32_t index);
 // The count that an s_waitcnt immediate demands of vmcnt; 63: none.

@@ -22,7 +22,7 @@ struct Other {
   bool writes, dma;
 };
 
-[[noreturn]] void race(const Wave& w, const ExecInst& in, const Clock& known, uint32_t address, int lane,
+void race(const Wave& w, const ExecInst& in, const Clock& known, uint32_t address, int lane,
                        const char* what, const Other& other) {
   const uint32_t issued = other.dma ? known.vm_issued[other.wave] : known.lgkm_issued[other.wave];
   std::string text =
@@ -33,7 +33,7 @@ struct Other {
                   "barrier, but without waiting for that %s before (s_waitcnt %s)",
                   address, what, other.writes ? "write" : "read", other.wave, other.lane, place(w, other.pc).c_str(),
                   other.wave, other.writes ? "write" : "read", other.dma ? "vmcnt" : "lgkmcnt");
-  fault(w, in, FaultKind::lds_race, text, lane);
+  report(w, in, FaultKind::lds_race, text, lane);
 }
 
 Other writer(const LdsRecord& rec) {
@@ -58,8 +58,8 @@ void check_wait(const LdsAccess& c, const LdsRecord& rec, uint32_t address, int 
   const WaveShadow& s = *c.shadow.waves[rec.write_wave];
   if (rec.dma ? s.vm_done >= rec.write_seq : rec.write_wave == c.wave || s.lgkm_done >= rec.write_seq) return;
   if (rec.write_wave != c.wave && tolerated(c, rec)) return;
-  fault(c.w, c.in, FaultKind::missing_wait,
-        format("reads LDS 0x%x before wave %u has waited (s_waitcnt %s) for its write at %s", address, rec.write_wave,
+  report(c.w, c.in, FaultKind::missing_wait,
+         format("reads LDS 0x%x before wave %u has waited (s_waitcnt %s) for its write at %s", address, rec.write_wave,
                rec.dma ? "vmcnt" : "lgkmcnt", place(c.w, rec.write_pc).c_str()),
         lane);
 }
@@ -76,7 +76,10 @@ void check_atomics(const LdsAccess& c, const LdsRecord& rec, uint32_t address, i
 void check_readers(const LdsAccess& c, const LdsRecord& rec, uint32_t address, int lane) {
   const Clock& known = c.me.clock;
   const auto check = [&](uint32_t wave, uint32_t seq, uint32_t pc, uint32_t from_lane) {
-    if (wave != c.wave && known.lgkm[wave] < seq)
+    if (wave == c.wave || known.lgkm[wave] >= seq) return;
+    // Reads before a barrier reach the LDS unit before the writes behind it.
+    const bool in_order = rec.read_epoch < c.shadow.epoch && known.lgkm_issued[wave] >= seq;
+    if (c.options.check_strict || !in_order)
       race(c.w, c.in, known, address, lane, "write", {wave, from_lane, pc, seq, false, false});
   };
   if (!rec.several) return check(rec.read_wave, rec.read_seq, rec.read_pc, rec.read_lane);

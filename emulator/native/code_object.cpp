@@ -1,11 +1,13 @@
 // ELF64 of the AMDGPU machine: segments, relocations, symbols, kernel descriptors and their metadata note.
 #include "code_object.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
+#include "line_table.h"
 #include "memory.h"
 #include "msgpack.h"
 
@@ -14,8 +16,10 @@ namespace {
 
 constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kMaxImageBytes = uint64_t{1} << 32;
+constexpr uint64_t kMaxKernargBytes = 1 << 16;
 constexpr uint32_t kPtLoad = 1, kPtDynamic = 2, kPtNote = 4;
-constexpr uint32_t kShtSymtab = 2, kShtDynsym = 11;
+constexpr uint32_t kShtProgbits = 1, kShtSymtab = 2, kShtDynsym = 11;
+constexpr uint64_t kShfCompressed = 0x800;
 constexpr uint32_t kExecutable = 1, kWritable = 2;
 constexpr uint8_t kSttObject = 1, kSttFunction = 2;
 constexpr uint16_t kMachineAmdgpu = 224, kTypeDynamic = 3;
@@ -119,6 +123,7 @@ class ElfLoader {
     relocate();
     read_kernels();
     register_extents();
+    read_lines();
     return std::move(object_);
   }
 
@@ -165,10 +170,11 @@ class ElfLoader {
       top = std::max(top, segment.vaddr + segment.memsz);
     }
     const uint64_t size = (top + kPageBytes) / kPageBytes * kPageBytes;
-    object_->memory_ = static_cast<uint8_t*>(std::aligned_alloc(kPageBytes, size));
-    if (!object_->memory_) fail("no memory for its " + std::to_string(size) + " bytes");
+    // Pages of zeros until they are touched: headers may ask for far more than they bring.
+    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) fail("no memory for its " + std::to_string(size) + " bytes");
+    object_->memory_ = static_cast<uint8_t*>(memory);
     object_->memory_bytes_ = size;
-    std::memset(object_->memory_, 0, size);
     LoadedCode& code = object_->code_;
     code.base = object_->memory_;
     for (const Segment& segment : segments_) {
@@ -290,7 +296,9 @@ class ElfLoader {
         for (const MsgValue& arg : args->items) {
           kernel.args.push_back(parse_argument(arg));
           const uint64_t end = uint64_t{kernel.args.back().offset} + kernel.args.back().bytes;
-          if (end > kernel.info.kernarg_bytes) fail("an argument of " + symbol + " past its kernarg segment");
+          // Some hand-written kernels list arguments past the size that they state: the arguments count.
+          if (end > kMaxKernargBytes) fail("an argument of " + symbol + " at byte " + std::to_string(end) + " of its kernarg segment");
+          kernel.info.kernarg_bytes = std::max(kernel.info.kernarg_bytes, static_cast<uint32_t>(end));
         }
       read_descriptor(symbol, &kernel.info);
       object_->kernels_.emplace(kernel.info.name, kernel);
@@ -318,6 +326,26 @@ class ElfLoader {
     const LoadedCode& code = object_->code_;
     if (info->entry < code.text_begin || info->entry >= code.text_end)
       fail("kernel " + info->name + " starts at " + hex(info->entry) + ", outside its code");
+  }
+
+  // A damaged line table is none.
+  void read_lines() {
+    try {
+      const Section names = at<Section>(header_.shoff + uint64_t{header_.shstrndx} * header_.shentsize);
+      std::string_view found[3];
+      for (uint16_t i = 0; i < header_.shnum; ++i) {
+        const Section section = at<Section>(header_.shoff + uint64_t{i} * header_.shentsize);
+        if (section.type != kShtProgbits || section.flags & kShfCompressed || section.name >= names.size) continue;
+        const char* name = reinterpret_cast<const char*>(file(names.offset + section.name, 1));
+        const std::string_view text(name, strnlen(name, names.size - section.name));
+        const int which = text == ".debug_line" ? 0 : text == ".debug_str" ? 1 : text == ".debug_line_str" ? 2 : -1;
+        if (which >= 0)
+          found[which] = {reinterpret_cast<const char*>(file(section.offset, section.size)), section.size};
+      }
+      auto lines = std::make_shared<const LineTable>(found[0], found[1], found[2]);
+      if (!lines->empty()) object_->code_.lines = std::move(lines);
+    } catch (const std::runtime_error&) {
+    }
   }
 
   // Disjoint extents: each variable by its own name, what lies between as the segment's.
@@ -365,7 +393,7 @@ std::unique_ptr<CodeObject> CodeObject::load(const DeviceImage& image, const std
 
 CodeObject::~CodeObject() {
   for (uint64_t base : registered_) remove_allocation(base);
-  std::free(memory_);
+  if (memory_) munmap(memory_, memory_bytes_);
 }
 
 const Kernel* CodeObject::find_kernel(const std::string& symbol) const {
@@ -380,11 +408,11 @@ const Variable* CodeObject::find_variable(const std::string& name) const {
 
 std::vector<uint8_t> build_kernarg(const Kernel& kernel, const void* explicit_bytes, size_t count,
                                    const uint32_t grid[3], const uint32_t block[3], uint32_t dynamic_lds) {
-  std::vector<uint8_t> segment(kernel.info.kernarg_bytes, 0);
-  size_t explicit_end = 0;
+  // Everything before the hidden arguments, whatever the metadata lists there: it may be stale.
+  size_t copied = std::min<size_t>(count, kMaxKernargBytes);
   for (const KernelArg& arg : kernel.args)
-    if (!arg.hidden()) explicit_end = std::max(explicit_end, size_t{arg.offset} + arg.bytes);
-  const size_t copied = std::min({count, explicit_end, segment.size()});
+    if (arg.hidden()) copied = std::min<size_t>(copied, arg.offset);
+  std::vector<uint8_t> segment(std::max<size_t>(kernel.info.kernarg_bytes, copied), 0);
   if (copied) std::memcpy(segment.data(), explicit_bytes, copied);
   const uint32_t dimensions = grid[2] > 1 || block[2] > 1 ? 3 : grid[1] > 1 || block[1] > 1 ? 2 : 1;
   for (const KernelArg& arg : kernel.args) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -120,6 +121,10 @@ struct Program {
   mutable std::shared_ptr<const UsageTable> usage;  // for the checkers, on first use
   static constexpr uint32_t kNoIndex = ~0u;
 
+  std::shared_ptr<const LineTable> lines;  // null: none
+  // "kernel.cu:42", or empty.
+  std::string source(const Inst& inst) const;
+
   uint64_t host_pc(uint32_t index) const { return base + insts[index].pc; }
   // Index of the instruction at a host address, kNoIndex if there is none.
   uint32_t index_at(uint64_t host_address) const;
@@ -210,6 +215,8 @@ struct Launch {
   LaunchTotals* totals = nullptr;  // null: no collector is open
   LaunchRecording* recording = nullptr;  // null: no recorder is set
   std::atomic<bool> stop{false};
+  std::mutex reports_mutex;
+  std::vector<std::pair<const Inst*, Fault>> reports;
 };
 
 struct FaultError {
@@ -217,6 +224,9 @@ struct FaultError {
 };
 // Throws a FaultError whose text has the reason, kernel, PC, disassembly, work-group, wave and (lane >= 0) lane.
 [[noreturn]] void fault(const Wave& w, const ExecInst& in, FaultKind kind, const std::string& reason, int lane = -1);
+// What a checker found. Throws like fault(), unless the options allow more reports: then it is kept, once per
+// instruction, and the launch goes on.
+void report(const Wave& w, const ExecInst& in, FaultKind kind, const std::string& reason, int lane = -1);
 [[noreturn]] void unsupported(const Wave& w, const ExecInst& in, const std::string& what);
 
 std::string instruction_text(const Inst& inst, const uint8_t* bytes);

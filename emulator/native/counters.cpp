@@ -28,7 +28,7 @@ struct KernelTotals {
 };
 
 struct PcTotals {
-  std::string text;
+  std::string text, source;
   uint64_t count = 0, lanes = 0, bytes = 0, conflicts = 0;
 };
 
@@ -87,7 +87,10 @@ void add_instructions(Collector& c, const Launch& launch, const Stats& s, uint64
     }
     if (c.per_pc) {
       PcTotals& pc = c.pcs[{launch.kernel->name, inst.pc}];
-      if (pc.text.empty()) pc.text = instruction_text(inst, nullptr);
+      if (pc.text.empty()) {
+        pc.text = instruction_text(inst, nullptr);
+        pc.source = launch.program->source(inst);
+      }
       pc.count += n;
       pc.lanes += s.lanes_[i];
       pc.bytes += s.bytes_[i];
@@ -191,7 +194,7 @@ std::string json(const Collector& c) {
   for (const auto& [key, p] : c.pcs)
     pcs.push_back(object({"\"kernel\":" + quoted(key.first), number("pc", key.second), "\"text\":" + quoted(p.text),
                           number("count", p.count), number("lanes", p.lanes), number("bytes", p.bytes),
-                          number("lds_bank_conflicts", p.conflicts)}));
+                          number("lds_bank_conflicts", p.conflicts), "\"source\":" + quoted(p.source)}));
   std::vector<std::string> fields = {
       number("launches", c.launches),
       number("workgroups", c.workgroups),

@@ -11,6 +11,7 @@
 
 namespace hfemu {
 
+class LineTable;
 struct Program;  // the decoded text, built by the executor on the first launch
 
 // One code object after loading: segments mapped at one base, relocations applied. Addresses are host addresses, so
@@ -21,6 +22,7 @@ struct LoadedCode {
   const uint8_t* base = nullptr;         // host address of virtual address 0
   uint64_t text_begin = 0, text_end = 0;  // executable range, virtual addresses
   std::vector<uint64_t> functions;       // virtual addresses where decoding must start afresh (kernels, functions)
+  std::shared_ptr<const LineTable> lines;  // null: the code object has none
   std::shared_ptr<Program> program;      // owned by the executor; leave empty
 };
 
@@ -54,6 +56,10 @@ struct LaunchRequest {
 
 enum class WaveOrder : uint8_t { forward, reverse, random };
 
+// Hand-written kernels hand data from wave to wave without a barrier, counting on waves that advance together. AMD's
+// own (attention, MLA decode, int8 GEMM) give right results at 16 instructions per turn and wrong ones at 48.
+constexpr uint32_t kDefaultQuantum = 16;
+
 struct Options {
   Arch arch = Arch::gfx950;  // of the emulated device
   int cu_count = 256;
@@ -63,7 +69,10 @@ struct Options {
   bool check_waits = false;
   bool check_races = false;
   bool check_global_races = false;
+  bool check_strict = false;  // also what only compilers could break
+  uint32_t max_reports = 1;   // of checkers, before the launch stops
   WaveOrder wave_order = WaveOrder::forward;
+  uint32_t quantum = kDefaultQuantum;  // instructions that a wave may execute in its turn
   uint64_t seed = 0;
   uint64_t instruction_budget = 0;  // wave-instructions per launch; 0: kDefaultBudget per work-group
 };
@@ -96,6 +105,8 @@ bool run_launch(const LaunchRequest& request, const Options& options, const Trac
 
 // Disassembly of the kernel's instructions, "address: text" per line, up to the next function.
 std::string disassemble_kernel(LoadedCode& code, const KernelInfo& kernel);
+// The source line of each of them, "file:line" or an empty line.
+std::string source_lines_of_kernel(LoadedCode& code, const KernelInfo& kernel);
 
 // Executes one instruction on given registers (op tests). `vgprs` is [512][64] (256 VGPR rows, then 256 AccVGPR rows),
 // `sgprs` [128] (VCC 106, M0 124, EXEC 126); `mode` the MODE register; `scc` in and out; `private_bytes` of zeroed

@@ -199,7 +199,7 @@ void scratch_access(Wave& w, const ExecInst& in) {
   if (exec == 0) return;
   LaneAddresses a;
   scratch_addresses(w, in, a, exec, shape_bytes(shape));
-  if (observed(w)) note_scratch(w, in, exec, shape_bytes(shape), store ? Access::store : Access::load);
+  if (observed_scratch(w)) note_scratch(w, in, a, exec, shape_bytes(shape), store ? Access::store : Access::load);
   if constexpr (store) store_lanes(w, in, shape, a, exec);
   else load_lanes(w, in, shape, a, exec);
 }
@@ -231,7 +231,7 @@ void scratch_load_lds(Wave& w, const ExecInst& in) {
   if (exec == 0) return;
   LaneAddresses a;
   scratch_addresses(w, in, a, exec, shape_bytes(shape));
-  if (observed(w)) note_scratch(w, in, exec, shape_bytes(shape), Access::load);
+  if (observed_scratch(w)) note_scratch(w, in, a, exec, shape_bytes(shape), Access::load);
   store_to_lds(w, in, shape, a, exec, exec, (w.s[kM0] & 0x3FFFC) + static_cast<u32>(in.offset));
 }
 
@@ -261,9 +261,9 @@ void flat_translate(Wave& w, const ExecInst& in, LaneAddresses& a, u64 exec, u32
       if (shared >> l & 1) a.at[l] = reinterpret_cast<u64>(w.wg->lds) + lds[l];
   }
   if (priv) {
-    if (observed(w)) note_scratch(w, in, priv, bytes, access);
     for (int l = 0; l < kLanes; ++l)
       if (priv >> l & 1) a.at[l] = private_address(w, in, static_cast<u32>(a.at[l]), bytes, l, exec);
+    if (observed_scratch(w)) note_scratch(w, in, a, priv, bytes, access);
   }
   fill_inactive(a, exec);
 }

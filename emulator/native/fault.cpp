@@ -51,6 +51,8 @@ void fault(const Wave& w, const ExecInst& in, FaultKind kind, const std::string&
   else
     text += "  ";
   text += instruction_text(*in.inst, nullptr) + "\n";
+  if (launch != nullptr && launch->program != nullptr)
+    if (const std::string source = launch->program->source(*in.inst); !source.empty()) text += "  source " + source + "\n";
   if (w.wg != nullptr && launch != nullptr && launch->kernel != nullptr) {
     text += format("  work-group (%u, %u, %u), wave %u", w.wg->id[0], w.wg->id[1], w.wg->id[2], w.index);
     if (lane >= 0) text += format(", lane %d (work-item %u)", lane, w.index * kLanes + static_cast<uint32_t>(lane));
@@ -62,6 +64,20 @@ void fault(const Wave& w, const ExecInst& in, FaultKind kind, const std::string&
     text += listing_around(*launch->program, static_cast<uint32_t>(in.inst - launch->program->insts.data()), 4, 3);
   }
   throw error;
+}
+
+void report(const Wave& w, const ExecInst& in, FaultKind kind, const std::string& reason, int lane) {
+  Launch& launch = *w.launch;
+  if (launch.options.max_reports <= 1) fault(w, in, kind, reason, lane);
+  const std::lock_guard lock(launch.reports_mutex);
+  for (const auto& [inst, known] : launch.reports)
+    if (inst == in.inst && known.kind == kind) return;
+  try {
+    fault(w, in, kind, reason, lane);
+  } catch (const FaultError& e) {
+    launch.reports.emplace_back(in.inst, e.fault);
+    if (launch.reports.size() >= launch.options.max_reports) throw;
+  }
 }
 
 void unsupported(const Wave& w, const ExecInst& in, const std::string& what) {

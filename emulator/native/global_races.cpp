@@ -13,11 +13,16 @@ struct GlobalRaces::Visit {
 };
 
 void GlobalRaces::begin_group(const Workgroup& group) {
+  running_[group.flat + 1] = std::make_unique<Running>();
+  enter_group(group);
+}
+void GlobalRaces::enter_group(const Workgroup& group) {
   group_ = group.flat + 1;
-  for (uint32_t v = 0; v < kMaxWaves; ++v) {
-    knowledge_[v] = Knowledge{};
-    released_[v] = 0;
-  }
+  now_ = running_.at(group_).get();
+}
+void GlobalRaces::end_group() {
+  running_.erase(group_);
+  now_ = nullptr;
 }
 
 GlobalRaces::Shadow& GlobalRaces::shadow_of(const Launch& launch, uint64_t address) {
@@ -38,18 +43,18 @@ GlobalRaces::Shadow& GlobalRaces::shadow_of(const Launch& launch, uint64_t addre
 uint32_t GlobalRaces::release(const Wave& w) {
   const WaveShadow& s = *w.shadow;
   const uint32_t v = w.index;
-  if (released_[v] != 0 && released_done_[v] == s.vm_done && released_learned_[v] == s.learned) return released_[v];
+  if (now_->released[v] != 0 && now_->released_done[v] == s.vm_done && now_->released_learned[v] == s.learned) return now_->released[v];
   Release r;
   r.group = group_;
   std::copy_n(s.clock.vm_issued, kMaxWaves, r.loads);
   r.loads[v] = s.vm_done;
   std::copy_n(s.clock.written_back, kMaxWaves, r.stores);
   std::copy_n(s.clock.acquired, kMaxWaves, r.acquired);
-  released_[v] = static_cast<uint32_t>(releases_.size());
-  released_done_[v] = s.vm_done;
-  released_learned_[v] = s.learned;
+  now_->released[v] = static_cast<uint32_t>(releases_.size());
+  now_->released_done[v] = s.vm_done;
+  now_->released_learned[v] = s.learned;
   releases_.push_back(r);
-  return released_[v];
+  return now_->released[v];
 }
 
 // Opens what the waves of `group` had acquired, as far as it is new.
@@ -62,7 +67,7 @@ void GlobalRaces::follow(Knowledge& k, uint32_t group, Fact& fact, const uint32_
 }
 
 bool GlobalRaces::ordered(const Wave& w, const Other& other, bool without_invalidation) {
-  Knowledge& k = knowledge_[w.index];
+  Knowledge& k = now_->knowledge[w.index];
   const Clock& clock = w.shadow->clock;
   const auto covered = [&](const Fact& f) {
     return (other.writes ? f.stores[other.wave] : f.loads[other.wave]) >= other.seq;
@@ -127,11 +132,11 @@ void GlobalRaces::race(const Wave& w, const ExecInst& in, const char* what, cons
                             other.lane, place(w, other.pc).c_str());
   if (ordered(w, other, true)) {
     text += ": the signal that tells of it has been read, but no buffer_inv sc1 (acquire fence) has followed";
-  } else if (const auto& facts = knowledge_[w.index].facts; facts.contains(other.group)) {
+  } else if (const auto& facts = now_->knowledge[w.index].facts; facts.contains(other.group)) {
     text += format(": work-group %u did signal, but not after it had %s that %s (release fence)", other.group - 1,
                    other.writes ? "written back (buffer_wbl2 sc1) and waited for" : "waited for", kind);
   }
-  fault(w, in, FaultKind::global_race, text, lane);
+  report(w, in, FaultKind::global_race, text, lane);
 }
 
 void GlobalRaces::remember(uint32_t& list, const Past& now) {
@@ -239,6 +244,11 @@ void GlobalRaces::access(const Wave& w, const ExecInst& in, const LaneAddresses&
                          Access access) {
   Visit v{w, in, group_, static_cast<uint32_t>(in.inst - w.launch->program->insts.data()), w.shadow->vm_issued, 0,
           access != Access::store, access != Access::load, access == Access::atomic || in.inst->sc1, true};
+  // A scalar load with glc reads past the scalar cache, as polls do; it counts in lgkmcnt.
+  if (in.inst->format == Format::SMEM) {
+    v.device |= in.inst->sc0;
+    v.seq = w.shadow->vm_done;
+  }
   if (access == Access::atomic) v.returns = in.inst->sc0;
   if (v.device && v.writes) v.release = release(w);
   Shadow* s = nullptr;

@@ -1,6 +1,6 @@
 // Global races: accesses of one byte by different work-groups, at least one a write, that nothing orders.
 //
-// Order between work-groups comes from device-scope accesses: atomics, and loads and stores with sc1. One that writes
+// Order between work-groups comes from device-scope accesses: atomics, loads and stores with sc1, scalar loads with glc. One that writes
 // releases what its wave knows into the word, one that reads (or returns) acquires what the word holds. A release covers
 //   stores   that a buffer_wbl2 sc1 of the group wrote back, once its wave has waited for it (s_waitcnt vmcnt);
 //   loads    that are complete, if they are the wave's own;
@@ -12,8 +12,7 @@
 // Device-scope accesses do not race with each other, and neither do stores of different groups that write the value
 // which is there already. Accesses of one group are not held against each other.
 //
-// Work-groups run one after another on one thread, each to its end, so a group that waits for a later one never ends:
-// run such a kernel with the groups in the order of their dependence.
+// Work-groups run on one thread, one at a time; a group that waits gives way to the others (worker.h).
 #pragma once
 
 #include <array>
@@ -30,6 +29,8 @@ namespace hfemu {
 class GlobalRaces {
  public:
   void begin_group(const Workgroup& group);
+  void enter_group(const Workgroup& group);  // its accesses follow
+  void end_group();                          // the one that was entered last
   void access(const Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes, Access access);
   // Around each instruction: cache maintenance and waits before it, what its stores changed after it.
   void before(const Wave& w, const ExecInst& in);
@@ -98,7 +99,7 @@ class GlobalRaces {
   uint32_t release(const Wave& w);
   bool ordered(const Wave& w, const Other& other, bool without_invalidation = false);
   void follow(Knowledge& k, uint32_t group, Fact& fact, const uint32_t* acquired);
-  [[noreturn]] void race(const Wave& w, const ExecInst& in, const char* what, const Other& other, uint64_t address,
+  void race(const Wave& w, const ExecInst& in, const char* what, const Other& other, uint64_t address,
                          int lane);
 
   std::vector<std::unique_ptr<Shadow>> shadows_;
@@ -109,10 +110,14 @@ class GlobalRaces {
   std::vector<Signal> signals_{1};
   std::unordered_map<uint32_t, Acquired> acquired_;  // by group
   std::vector<Conflict> conflicts_;
-  // of the group in progress
-  uint32_t group_ = 0;
-  Knowledge knowledge_[kMaxWaves];
-  uint32_t released_[kMaxWaves] = {}, released_done_[kMaxWaves] = {}, released_learned_[kMaxWaves] = {};
+  // Of a group that has not ended, by wave: what it knows, its last release and what that was made of.
+  struct Running {
+    Knowledge knowledge[kMaxWaves];
+    uint32_t released[kMaxWaves] = {}, released_done[kMaxWaves] = {}, released_learned[kMaxWaves] = {};
+  };
+  std::unordered_map<uint32_t, std::unique_ptr<Running>> running_;  // by group
+  uint32_t group_ = 0;          // whose accesses come in
+  Running* now_ = nullptr;      // that group's
 };
 
 }  // namespace hfemu

@@ -12,6 +12,7 @@
 // (LLVM's AMDGPU memory model), so an unwaited DS access would in fact precede the signal; the wait is demanded
 // nevertheless, because it is the only trace that a fence leaves in machine code, and without the fence the compiler is
 // free to move the access behind the signal in its next version. For DMA and FLAT the hardware itself needs it.
+// Reads before a barrier are an exception: that the LDS unit keeps their order is enough unless the strict level is on.
 // An acquire takes effect once its wave has waited for the value.
 //
 // Which accesses never race with each other:

@@ -18,18 +18,20 @@ bool checks_registers(const Options& o) {
 
 class FullObserver final : public Observer {
  public:
-  FullObserver(Launch& launch, uint32_t waves, uint32_t lds_bytes) : launch_(launch) {
-    if (launch.totals != nullptr) stats_ = std::make_unique<Stats>(launch);
+  FullObserver(Launch& launch, uint32_t waves, uint32_t lds_bytes, Stats* stats) : launch_(launch), stats_(stats) {
     if (launch.recording != nullptr) recorder_ = std::make_unique<GroupRecorder>(*launch.recording, waves);
     if (checks_registers(launch.options)) checkers_ = std::make_unique<Checkers>(launch, waves, lds_bytes);
   }
-  Stats* stats() override { return stats_.get(); }
   GroupRecorder* recorder() override { return recorder_.get(); }
 
   void begin_group(Workgroup& group, Wave* waves, uint32_t count, const TraceRequest* trace) override {
     if (checkers_) checkers_->begin_group(group, waves, count);
     tracing_ = trace->sink != nullptr && trace->workgroup == group.flat && trace_applies(*trace, launch_);
     trace_ = trace;
+  }
+
+  void enter_group(const Workgroup& group) override {
+    if (launch_.global_races != nullptr) launch_.global_races->enter_group(group);
   }
 
   void step(Wave& w) override {
@@ -63,16 +65,12 @@ class FullObserver final : public Observer {
   }
   void end_group(uint64_t) override {
     if (recorder_) recorder_->end_group();
-  }
-  void finish() override {
-    if (!stats_) return;
-    const std::lock_guard lock(launch_.totals->mutex);
-    launch_.totals->stats.merge(*stats_);
+    if (launch_.global_races != nullptr) launch_.global_races->end_group();
   }
 
  private:
   Launch& launch_;
-  std::unique_ptr<Stats> stats_;
+  Stats* stats_;
   std::unique_ptr<Checkers> checkers_;
   std::unique_ptr<GroupRecorder> recorder_;
   const TraceRequest* trace_ = nullptr;
@@ -82,11 +80,11 @@ class FullObserver final : public Observer {
 }  // namespace
 
 std::unique_ptr<Observer> Observer::create(Launch& launch, const TraceRequest& trace, uint32_t waves,
-                                           uint32_t lds_bytes) {
+                                           uint32_t lds_bytes, Stats* stats) {
   const bool traced = trace.sink != nullptr && trace_applies(trace, launch);
   if (launch.totals == nullptr && launch.recording == nullptr && !traced && !checks_registers(launch.options))
     return nullptr;
-  return std::make_unique<FullObserver>(launch, waves, lds_bytes);
+  return std::make_unique<FullObserver>(launch, waves, lds_bytes, stats);
 }
 
 LaunchObservation::LaunchObservation(Launch& launch, const LaunchRequest& request, const TraceRequest& trace)
@@ -125,8 +123,9 @@ void note_lds(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t exec, uin
   if (w.thread->recorder != nullptr) w.thread->recorder->lds(w, a, exec, bytes);
   if (w.wg->shadow != nullptr) check_lds_access(w, in, a, exec, bytes, access);
 }
-void note_scratch(Wave& w, const ExecInst& in, uint64_t exec, uint32_t bytes, Access) {
+void note_scratch(Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes, Access access) {
   if (w.thread->stats != nullptr) w.thread->stats->scratch(index_of(w, in), exec, bytes);
+  if (w.shadow != nullptr) check_scratch_access(w, in, a, exec, bytes, access);
 }
 
 }  // namespace hfemu

@@ -5,9 +5,12 @@
 
 #include "decode.h"
 #include "exec.h"
+#include "line_table.h"
 #include "prepare.h"
 
 namespace hfemu {
+
+std::string Program::source(const Inst& inst) const { return lines ? lines->at(inst.pc) : std::string(); }
 
 uint32_t Program::index_at(uint64_t host_address) const {
   const uint64_t at = host_address - base - text_begin;
@@ -284,6 +287,7 @@ Program& program_of(LoadedCode& code) {
   p->arch = code.arch;
   p->base = reinterpret_cast<uint64_t>(code.base);
   p->text_begin = code.text_begin;
+  p->lines = code.lines;
   decode_text(code, *p);
   Preparer preparer(*p);
   p->code.reserve(p->insts.size());

@@ -146,7 +146,7 @@ hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[
                   "blocks of " + triple(block) + " work items; this kernel takes at most " +
                       std::to_string(kernel.info.max_workgroup) + " per block");
   const uint32_t limit = lds_limit(object.arch());
-  if (kernel.info.lds_bytes + dynamic_lds > limit)
+  if (dynamic_lds > limit || kernel.info.lds_bytes + dynamic_lds > limit)
     return refuse(kernel, hipErrorLaunchOutOfResources,
                   std::to_string(kernel.info.lds_bytes) + " static and " + std::to_string(dynamic_lds) +
                       " dynamic LDS bytes; " + arch_name(object.arch()) + " has " + std::to_string(limit));

@@ -1,5 +1,6 @@
 #include "usage.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "exec.h"
@@ -29,6 +30,11 @@ class Builder {
     u.writes += add(i.dst);
     u.writes += add(i.dst2);
     if (swaps(i.op)) u.writes += add(i.src[0]);
+    for (uint32_t k = u.first; k < t_.registers.size(); ++k) {
+      const uint16_t r = t_.registers[k];
+      if (r < kAcc) u.vgprs = std::max<uint16_t>(u.vgprs, static_cast<uint16_t>(r + 1));
+      else if (r < kVgprs) u.agprs = std::max<uint16_t>(u.agprs, static_cast<uint16_t>(r - kAcc + 1));
+    }
     u.flow = flow_of(in);
     u.partial = partial_write(i, op_table().entry(i.op));
     const bool vector_memory = i.format == Format::FLAT || i.format == Format::GLOBAL || i.format == Format::SCRATCH ||

@@ -30,6 +30,7 @@ enum class Flow : uint8_t {
 struct RegisterUse {
   uint32_t first = 0;          // into UsageTable::registers: addresses, then other reads, then writes
   uint8_t addresses = 0, reads = 0, writes = 0;
+  uint16_t vgprs = 0, agprs = 0;  // one more than the highest named, 0: none
   Flow flow = Flow::none;
   bool partial = false;        // some bits of the destination keep their value
   bool counts_vm = false, counts_lgkm = false, is_smem = false, is_flat = false;

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import struct
+import subprocess
 import zlib
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.emulator_asm import METADATA
 from helpers.hip_compile import device_elf
 
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError, HipforgeError
+from hipforge.jit import toolchain
 
 SOURCE = r"""
 #include <hip/hip_runtime.h>
+#define AGENT __HIP_MEMORY_SCOPE_AGENT
 extern "C" __global__ void add(float* y, const float* x, int n) {
   if (threadIdx.x < n) y[threadIdx.x] += x[threadIdx.x];
+}
+extern "C" __global__ void add_half(_Float16* y, int at) {
+  if (threadIdx.x == 0) __hip_atomic_fetch_add(y + at, (_Float16)1, __ATOMIC_RELAXED, AGENT);
+}
+extern "C" __global__ void dword_at(int* y, const _Float16* x, int at) { y[0] = *(const int*)(x + at); }
+extern "C" __global__ void swap_dword(unsigned* x, unsigned compare, unsigned value) {
+  if (threadIdx.x == 0) atomicCAS(x + 2, compare, value);
 }
 """
 
@@ -42,9 +53,8 @@ def freed() -> torch.Tensor:
     "make", [shrunk, freed, lambda: torch._efficientzerotensor(64)], ids=["shrunk", "freed", "zero"]
 )
 def test_tensors_whose_storage_does_not_hold_them_are_refused(code: emulator.CodeObject, make: object) -> None:
-    with pytest.raises(
-        GuardError, match=r"argument arg1: it (reaches byte 256 of a storage|is a tensor of zeros without)"
-    ):
+    wanted = r"argument arg1: it (reaches byte 256 of a storage|is a tensor of zeros without)"
+    with pytest.raises(GuardError, match=wanted):
         emulator.launch(code.kernels["add"], 1, 64, [torch.zeros(64), make(), 64])
 
 
@@ -84,6 +94,111 @@ def test_lds_sizes_past_32_bits_are_refused(code: emulator.CodeObject, dynamic_l
         emulator.launch(code.kernels["add"], 1, 64, [torch.zeros(4), torch.zeros(4), 4], dynamic_lds=dynamic_lds)
 
 
+# --- atomics on less than a dword -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 3, 4])
+def test_an_atomic_on_the_last_half_of_an_odd_tensor(code: emulator.CodeObject, at: int) -> None:
+    held = torch.zeros(8, dtype=torch.float16)
+    with emulator.options(checks="all"):
+        emulator.launch(code.kernels["add_half"], 1, 64, [held[:5], at])
+    assert held.tolist() == [float(i == at) for i in range(8)]
+
+
+def test_an_atomic_past_the_end_is_still_a_fault(code: emulator.CodeObject) -> None:
+    with pytest.raises(EmulatorFault, match="past the end of arg0"):
+        emulator.launch(code.kernels["add_half"], 1, 64, [torch.zeros(8, dtype=torch.float16)[:5], 6])
+
+
+def test_a_plain_dword_across_the_end_is_still_a_fault(code: emulator.CodeObject) -> None:
+    held = torch.zeros(8, dtype=torch.float16)
+    with pytest.raises(EmulatorFault, match="the last 2 bytes lie past the end of arg1"):
+        emulator.launch(code.kernels["dword_at"], 1, 64, [torch.zeros(1, dtype=torch.int32), held[:5], 4])
+
+
+def test_an_exchange_may_not_change_the_bytes_past_the_end(code: emulator.CodeObject) -> None:
+    held = torch.zeros(8, dtype=torch.float16)
+    emulator.launch(code.kernels["swap_dword"], 1, 64, [held[:5], 0, 0x3C00])
+    assert held[4] == 1
+    with pytest.raises(EmulatorFault, match="the last 2 bytes lie past the end of arg0"):
+        emulator.launch(code.kernels["swap_dword"], 1, 64, [held[:5], 0x3C00, 0x10000])
+
+
+# --- headers ----------------------------------------------------------------------------------------------------------
+
+STALE = """
+.amdgcn_target "amdgcn-amd-amdhsa--gfx950"
+.amdhsa_code_object_version 6
+.text
+.globl stale
+.p2align 8
+.type stale,@function
+stale:
+  s_load_dwordx2 s[2:3], s[0:1], 0
+  s_load_dword s4, s[0:1], 0x18
+  v_lshlrev_b32 v0, 2, v0
+  s_waitcnt lgkmcnt(0)
+  v_mov_b32 v1, s4
+  global_store_dword v0, v1, s[2:3]
+  s_endpgm
+.rodata
+.p2align 6
+.amdhsa_kernel stale
+  .amdhsa_next_free_vgpr 8
+  .amdhsa_next_free_sgpr 16
+  .amdhsa_accum_offset 8
+  .amdhsa_user_sgpr_kernarg_segment_ptr 1
+.end_amdhsa_kernel
+"""
+STALE_KERNEL = """  - .name: stale
+    .symbol: stale.kd
+    .kernarg_segment_size: 8
+    .kernarg_segment_align: 8
+    .group_segment_fixed_size: 0
+    .private_segment_fixed_size: 0
+    .wavefront_size: 64
+    .sgpr_count: 16
+    .vgpr_count: 8
+    .max_flat_workgroup_size: 64
+    .args:
+      - {.size: 8, .offset: 0, .value_kind: global_buffer, .address_space: global}
+      - {.size: 16, .offset: 8, .value_kind: by_value}
+      - {.size: 4, .offset: 24, .value_kind: by_value}
+"""
+
+
+@pytest.fixture(scope="module")
+def stale(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stale")
+    source, image = folder / "k.s", folder / "k.hsaco"
+    source.write_text(STALE + METADATA.format(kernels=STALE_KERNEL))
+    clang = toolchain.select("gfx950").roots()["HIPCXX"]
+    subprocess.run([clang, "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
+    return image
+
+
+def test_arguments_past_the_stated_segment_are_passed(stale: Path) -> None:
+    kernel = emulator.CodeObject(stale).kernels["stale"]
+    y = torch.zeros(64, dtype=torch.int32)
+    emulator.launch(kernel, 1, 64, [y, bytes(16), 7])
+    assert y.tolist() == [7] * 64
+    emulator.launch(kernel, 1, 64, kernarg=bytes(24) + struct.pack("<i", 9), tensors={0: y})
+    assert y.tolist() == [9] * 64
+
+
+def test_program_headers_that_ask_for_gigabytes_take_no_memory(stale: Path) -> None:
+    image = bytearray(stale.read_bytes())
+    offset, size, count = struct.unpack_from("<Q", image, 0x20)[0], *struct.unpack_from("<HH", image, 0x36)
+    loads = [offset + i * size for i in range(count) if struct.unpack_from("<I", image, offset + i * size)[0] == 1]
+    struct.pack_into("<Q", image, loads[-1] + 0x28, 0xF000_0000)  # p_memsz
+    before = resident_bytes()
+    code = emulator.CodeObject(bytes(image))
+    y = torch.zeros(64, dtype=torch.int32)
+    emulator.launch(code.kernels["stale"], 1, 64, [y, bytes(16), 5])
+    assert y.tolist() == [5] * 64
+    assert resident_bytes() - before < 2**28
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -97,3 +212,22 @@ def test_a_compressed_bundle_expands_no_further_than_its_header_says() -> None:
     assert resident_bytes() - before < 2**26
     with pytest.raises(HipforgeError, match="promises"):
         emulator.CodeObject(b"CCOB" + struct.pack("<HHQQQ", 3, 1, 32 + len(payload), 2**60, 0) + payload)
+
+
+@pytest.mark.parametrize(("register", "accepted"), [("v7", True), ("v8", False), ("v200", False), ("a0", False)])
+def test_registers_beyond_the_descriptors_are_reported(register: str, accepted: bool, tmp_path: Path) -> None:
+    write = f"v_accvgpr_write_b32 {register}, 1" if register[0] == "a" else f"v_mov_b32 {register}, 1"
+    source, image = tmp_path / "k.s", tmp_path / "k.hsaco"
+    source.write_text(STALE.replace("  s_endpgm", f"  {write}\n  s_endpgm") + METADATA.format(kernels=STALE_KERNEL))
+    clang = toolchain.select("gfx950").roots()["HIPCXX"]
+    subprocess.run([clang, "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
+    kernel = emulator.CodeObject(image).kernels["stale"]
+    arguments = [torch.zeros(64, dtype=torch.int32), bytes(16), 7]
+    with emulator.options(checks="memory"):
+        emulator.launch(kernel, 1, 64, arguments)
+    with emulator.options(checks="all"):
+        if accepted:
+            emulator.launch(kernel, 1, 64, arguments)
+        else:
+            with pytest.raises(EmulatorFault, match=f"{register} is beyond the 8 registers that the kernel descriptor"):
+                emulator.launch(kernel, 1, 64, arguments)

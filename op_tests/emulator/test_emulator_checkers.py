@@ -341,7 +341,7 @@ def test_the_report_names_where_the_undefined_value_was_read(code: emulator.Code
 
 
 def test_lds_never_written(code: emulator.CodeObject) -> None:
-    with pytest.raises(EmulatorFault, match="register or LDS that was never written") as caught:
+    with pytest.raises(EmulatorFault, match="register, LDS or scratch that was never written") as caught:
         run(code, "undefined_lds", ints(64), check_uninit=True)
     assert "lane 63" in str(caught.value)
 

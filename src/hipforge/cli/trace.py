@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """Print the instructions that one wave of OP executes at SHAPE, each with the registers it touches afterwards.
 
-    Addresses are those of `hipforge profile --listing`; shapes are those of `hipforge profile`.
+    Addresses are those of `hipforge disasm`; shapes are those of `hipforge profile`.
     """
     from hipforge import emulator
 
@@ -63,5 +63,5 @@ def command(
     if not printed:
         raise ConfigError(
             f"no instruction of work-group {workgroup}, wave {wave}" + (f" at {first:#x}" if first else "")
-            + " was executed; `hipforge profile --listing` prints the addresses"
+            + " was executed; `hipforge disasm` lists the addresses"
         )  # fmt: skip

@@ -1,0 +1,53 @@
+"""``hipforge disasm``: the instructions of a module's kernels, with their source lines where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from hipforge import devices
+from hipforge.cli.inspect import matching_variants, parse_variant
+from hipforge.emulator.code_object import CodeObject
+from hipforge.errors import ConfigError
+
+
+@click.command("disasm")
+@click.argument("module")
+@click.option("--kernel", default="", help="Only kernels whose name contains this.")
+@click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
+@click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
+def command(module: str, kernel: str, arch: str | None, variants: tuple[str, ...]) -> None:
+    """Print the machine code of MODULE, a registered module (built if need be) or a file with device code.
+
+    A line of a file compiled with -gline-tables-only stands before the instructions that it became.
+    """
+    printed = False
+    for code in _objects(module, arch, variants):
+        for name, found in code.kernels.items():
+            if kernel not in name and kernel not in found.short_name:
+                continue
+            printed = True
+            click.echo(f"{found.short_name} ({code.arch}):")
+            source = None
+            for instruction, line in zip(found.disassembly().splitlines(), found.source_lines(), strict=True):
+                if line and line != source:
+                    click.echo(f"; {line}")
+                    source = line
+                click.echo(f"  {instruction}")
+    if not printed:
+        raise ConfigError(f"{module} has no kernel whose name contains {kernel!r}")
+
+
+def _objects(module: str, arch: str | None, variants: tuple[str, ...]) -> Iterator[CodeObject]:
+    if Path(module).is_file():
+        yield CodeObject(Path(module), arch)
+        return
+    from hipforge.jit import hip_module, ladder, registry
+
+    entry = registry.module(module)
+    default = devices.current().default_arch
+    chosen = arch or (default if default in entry.archs else entry.archs[0])
+    for variant in matching_variants(module, parse_variant(variants)):
+        yield CodeObject(ladder.obtain(hip_module.request(entry, variant, chosen)).entry.library, chosen)
