@@ -141,8 +141,6 @@ def topk_gating(
         GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
         BuildError, LaunchError: the kernel could not be built or run.
     """
-    # 2.0 finds the decision of 2, so the planner has not seen it.
-    k, shared_experts = require_int("k", k), require_int("shared_experts", shared_experts)
     weights, ids = _new(logits, k, shared_experts=shared_experts)
     if out is not None:
         require_out(out, weights.shape, weights.dtype, logits.device)

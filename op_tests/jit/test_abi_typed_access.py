@@ -1,4 +1,4 @@
-"""``x.data<T>()`` gives only what the tensor holds, and the host's side of the ABI names no vendor."""
+"""``x.data<T>()`` gives only what the tensor holds, and the host's side of the ABI is free of vendors."""
 
 from __future__ import annotations
 

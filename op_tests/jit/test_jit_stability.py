@@ -1,4 +1,4 @@
-"""A file that changes while the compiler reads it, file systems with coarse clocks, failures that are mended."""
+"""A file that changes while the compiler reads it, file systems with coarse clocks, failures that are repaired."""
 
 from __future__ import annotations
 

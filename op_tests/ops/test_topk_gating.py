@@ -280,3 +280,10 @@ def test_the_reference_device_gives_the_same():
 
 def test_the_same_holds_on_gfx942(on_gfx942):
     on_gfx942()
+
+
+def test_a_float_is_refused_after_the_equal_int_was_decided() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    hipforge.topk_gating(logits, 2)
+    with pytest.raises(GuardError, match="k must be an int; got float"):
+        hipforge.topk_gating(logits, 2.0)

@@ -102,12 +102,15 @@ def operator(
 
 
 def describe(*args: Any, **kwargs: Any) -> tuple[object, ...]:
-    """Return all that arguments say to a planner: shape, dtype and device of tensors, other values as they are."""
+    """Return all that arguments say to a planner: shape, dtype and device of tensors, other values with their types.
+
+    Without its type 2.0 would find the decision of 2, and True that of 1, although the planner refuses them.
+    """
     return (*map(_part, args), *kwargs, *map(_part, kwargs.values()))
 
 
 def _part(value: Any) -> object:
-    return (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else value
+    return (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else (value.__class__, value)
 
 
 def _public_signature(body: Callable[..., Any]) -> inspect.Signature:

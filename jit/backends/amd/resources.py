@@ -26,7 +26,7 @@ def read(spec: BuildSpec, library: Path) -> DeviceCode:
     """Return what a module's library holds; nothing for a host library.
 
     Raises:
-        BuildError: the library holds no code for the spec's target, or code that computes something else than its
+        BuildError: the library has no code for the spec's target, or code that computes something else than its
             source says (see :mod:`hipforge.jit.backends.amd.scaled_mfma`).
     """
     if not spec.is_device_code:
