@@ -13,10 +13,13 @@ TEST_JOBS ?= auto
 ARCH      ?= gfx950
 BIN       := $(VENV)/bin
 
-.PHONY: demo test test-full lint bench wheel wheel-aot setup clean
+.PHONY: demo example test test-full stress lint docs bench wheel wheel-aot setup clean
 
 demo: setup
 	@$(BIN)/hipforge demo
+
+example: setup
+	@$(BIN)/python examples/generate.py qwen3
 
 test: setup
 	@$(BIN)/python -m pytest op_tests -n $(TEST_JOBS) --dist worksteal
@@ -24,9 +27,17 @@ test: setup
 test-full: setup
 	@$(BIN)/python -m pytest op_tests --full -n $(TEST_JOBS) --dist worksteal
 
+stress: setup
+	@$(BIN)/python op_tests/stress/run.py
+
 lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/python .ci/typecheck.py
+	@$(BIN)/python .ci/user_types.py
+
+docs: setup
+	@$(BIN)/python -m pytest -q op_tests/test_docs.py
+	@$(BIN)/python .ci/docs.py
 
 bench: setup
 	@$(BIN)/python op_tests/bench_jit.py
@@ -37,8 +48,9 @@ bench: setup
 	@$(BIN)/python op_tests/bench_decode_attention.py
 
 wheel: setup
+	@echo 'building the wheel and the source distribution into dist/ (a minute)' >&2
 	@rm -rf build
-	@$(BIN)/python -m build --wheel --outdir dist .
+	@$(BIN)/python -m build --outdir dist .
 
 wheel-aot: setup
 	@$(BIN)/python .ci/wheel_aot.py --arch $(ARCH) --outdir dist

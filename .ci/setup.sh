@@ -10,6 +10,15 @@ LLVM=22
 COMPILER_PACKAGES="clang-$LLVM lld-$LLVM llvm-$LLVM clang-tools-$LLVM"
 
 say() { printf '%s\n' "$*" >&2; }
+# The steps of a set-up, numbered: what happens and how long it may take.
+step=0
+step() { step=$((step + 1)); say "[$step/3] $*"; }
+# Runs pip; what it prints goes to $VENV/setup.log, whose end is shown if it fails.
+pip() {
+  "$VENV/bin/python" -m pip "$@" >>"$VENV/setup.log" 2>&1 && return 0
+  tail -n 20 "$VENV/setup.log" >&2 || true
+  fail "pip failed; all that it printed is in $VENV/setup.log"
+}
 fail() { say "error: $*"; exit 1; }
 
 # Installs distribution packages, or says exactly which are missing. Each command is shown before it runs.
@@ -89,13 +98,18 @@ if ! have_compiler; then
   [ -z "${HIPFORGE_HIPCC:-}" ] || fail "$answer"
   missing="$missing $COMPILER_PACKAGES"
 fi
-# shellcheck disable=SC2086
-[ -z "$(echo $missing)" ] || install_packages $missing
-
-say "setting up $VENV (once)"
+say "setting up $VENV (once; what pip prints goes to $VENV/setup.log)"
+if [ -z "$(echo $missing)" ]; then
+  step "packages of the distribution: all there"
+else
+  step "packages of the distribution:$missing"
+  # shellcheck disable=SC2086
+  install_packages $missing
+fi
 index=
 [ -z "$PIP_INDEX" ] || index="--extra-index-url $PIP_INDEX"
 if [ "$rocm_torch" = yes ]; then
+  step "Python packages beside the ROCm torch of $PYTHON (a minute)"
   "$PYTHON" -m venv --system-site-packages "$VENV"
   # Where $PYTHON is itself a virtual environment, "system" means the interpreter below it: name its packages too.
   "$PYTHON" -c '
@@ -107,16 +121,17 @@ open(sys.argv[1] + "/base-environment.pth", "w").write("\n".join(paths) + "\n")
     fail "the ROCm torch of $PYTHON is not visible in $VENV; remove $VENV and run again"
   requirements=$("$VENV/bin/python" .ci/requirements.py --without torch triton)
   # shellcheck disable=SC2086
-  "$VENV/bin/python" -m pip install -q $index $requirements
-  "$VENV/bin/python" -m pip install -q --no-deps --no-build-isolation -e .
+  pip install $index $requirements
+  pip install --no-deps --no-build-isolation -e .
 else
   [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+  step "Python packages: torch, triton and the test tools (some minutes: it is a large download)"
   [ -n "$PIP_INDEX" ] || say "pip takes torch from its configured index: from the public one that is the CUDA build," \
     "5 GB in $VENV; the README says how PIP_INDEX gets the CPU build, which is half of that"
   # shellcheck disable=SC2086
-  "$VENV/bin/python" -m pip install -q $index -c constraints.txt -e '.[compiler,test,plots]'
+  pip install $index -c constraints.txt -e '.[compiler,test,plots,docs]'
 fi
 found=$("$VENV/bin/python" .ci/find_compiler.py) || fail "$found"
-say "compiler: $found"
+step "compiler: $found"
 rm -f "$VENV"/.hipforge-*
 : >"$stamp"

@@ -1,28 +1,37 @@
 """Build a wheel that carries its modules, the emulator and the binding prebuilt, and so needs no compiler.
 
-    python .ci/wheel_aot.py --arch gfx950 --outdir dist
+    python .ci/wheel_aot.py --arch gfx942,gfx950 --ops rms_norm,mxfp8_gemv --outdir dist
 
-The plain wheel is built first; then the prebuilt entries are added to it and it is tagged for this platform.
+The plain wheel is built first; then the prebuilt entries are added to it, and it is tagged for the oldest manylinux
+that they run on.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
+
+import manylinux
 
 from hipforge import settings
+from hipforge.cli import output
+from hipforge.cli.build_progress import BuildProgress
 from hipforge.emulator import library
-from hipforge.jit import fleet, host_library, registry
+from hipforge.errors import ConfigError
+from hipforge.jit import fleet, host_library, notices, registry
 from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache.store import Entry
 from hipforge.jit.call import abi
+from hipforge.ops import public_names
 
+PACKING_S = 15.0
 ROOT = Path(__file__).resolve().parent.parent
-PLATFORM = "linux_x86_64"
 
 
 def host_entries() -> list[Entry]:
@@ -34,13 +43,42 @@ def host_entries() -> list[Entry]:
 
 def module_entries(modules: list[str], archs: list[str]) -> list[Entry]:
     """Build every variant of the modules; returns their cache entries or stops with what failed."""
-    outcomes = fleet.build_many(fleet.requests(modules, archs), None, lambda event: None)
+    with BuildProgress(output.console(stderr=True)) as progress:
+        outcomes = fleet.build_many(fleet.requests(modules, archs), None, progress.on_event, progress.on_plan)
     failed = [outcome for outcome in outcomes if outcome.entry is None]
     for outcome in failed:
         sys.stderr.write(f"{outcome.planned.title}: {outcome.error}\n")
     if failed:
         raise SystemExit(1)
     return [outcome.entry for outcome in outcomes if outcome.entry is not None]
+
+
+def modules_of(ops: list[str]) -> list[str]:
+    """Return the registered modules that some public ops call, themselves or through other ops.
+
+    Raises:
+        ConfigError: a name is not that of a public op.
+    """
+    homes = public_names()
+    unknown = [op for op in ops if op not in homes]
+    if unknown:
+        raise ConfigError(f"there is no op {unknown[0]!r}; known: {', '.join(homes)}")
+    found: dict[str, None] = {}
+    seen: set[str] = set()
+    pending = [homes[op] for op in ops]
+    while pending:
+        name = pending.pop()
+        if name in seen or name.startswith(("hipforge.ops.core", "hipforge.ops.reference")):
+            continue
+        seen.add(name)
+        for value in list(vars(importlib.import_module(name)).values()):
+            stub = getattr(value, "stub", None)
+            if stub is not None:
+                found[stub.module_name] = None
+            home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            if isinstance(home, str) and home.startswith("hipforge.ops."):
+                pending.append(home)
+    return [name for name in registry.modules() if name in found]
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> None:
@@ -64,8 +102,9 @@ def pack(entries: list[Entry], outdir: Path) -> Path:
         (work / "packed").mkdir()
         run(sys.executable, "-m", "wheel", "pack", "-d", work / "packed", tree)
         (packed,) = (work / "packed").glob("*.whl")
-        run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", PLATFORM, packed)
-        (tagged,) = (work / "packed").glob(f"*{PLATFORM}.whl")
+        tag = manylinux.platform(entry.library for entry in entries)
+        run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, packed)
+        (tagged,) = (work / "packed").glob(f"*{tag}.whl")
         outdir.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(tagged, outdir))
 
@@ -75,16 +114,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="gfx950", help="architectures, separated by commas")
     parser.add_argument("--modules", nargs="*", help="default: every registered module")
+    parser.add_argument("--ops", help="public ops, separated by commas: only the modules that they call")
     parser.add_argument("--march", default="x86-64-v3", help="the CPUs that may run the emulator (or native)")
     parser.add_argument("--outdir", type=Path, default=ROOT / "dist")
     options = parser.parse_args()
     archs = options.arch.split(",")
-    names = options.modules or [
+    asked = [*(options.modules or []), *(modules_of(options.ops.split(",")) if options.ops else [])]
+    names = asked or [
         name for name, entry in registry.modules().items() if set(entry.archs) & set(archs)
     ]
     with settings.scope(HOST_MARCH=options.march):
         entries = host_entries() + module_entries(names, archs)
-    wheel = pack(entries, options.outdir.resolve())
+    with notices.slow(f"packing a wheel with {len(entries)} libraries", PACKING_S):
+        wheel = pack(entries, options.outdir.resolve())
     sys.stdout.write(f"{wheel} ({wheel.stat().st_size / 2**20:.1f} MiB, {len(entries)} prebuilt libraries)\n")
 
 

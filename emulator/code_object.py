@@ -17,7 +17,17 @@ from hipforge.jit.backends.amd.code_object import KernelArg, KernelResources
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(KernelResources):
-    """One kernel of a :class:`CodeObject`: what :func:`hipforge.emulator.launch` takes."""
+    """One kernel of a :class:`CodeObject`: what :func:`hipforge.emulator.launch` takes.
+
+    Example:
+        >>> import hipforge, torch
+        >>> from hipforge import devices, emulator
+        >>> runtime, arch = devices.current().load_runtime(), devices.current().arch_of()
+        >>> module = hipforge.jit.load("module_fp8_quant", {"HF_INPUT": "f32"}, arch)
+        >>> kernel = emulator.CodeObject(module.path / "module.so").kernels["amax_kernel"]
+        >>> [argument.size for argument in kernel.explicit_args]
+        [8, 8, 1, 8]
+    """
 
     code_object: CodeObject = field(repr=False, compare=False)
 
@@ -78,9 +88,14 @@ class CodeObject:
         CodeObjectError: the bytes hold no readable device code.
         ArchError: there is no image for ``arch``, or several and none was chosen.
 
-    >>> code = CodeObject("module.so")           # doctest: +SKIP
-    >>> code.kernels["axpy"].vgpr                # doctest: +SKIP
-    12
+    Example:
+        >>> import hipforge
+        >>> from hipforge import devices, emulator
+        >>> runtime, arch = devices.current().load_runtime(), devices.current().arch_of()
+        >>> module = hipforge.jit.load("module_fp8_quant", {"HF_INPUT": "f32"}, arch)
+        >>> code = emulator.CodeObject(module.path / "module.so")
+        >>> code.kernels["amax_kernel"].vgpr > 0
+        True
     """
 
     def __init__(self, source: str | Path | bytes, arch: str | None = None) -> None:

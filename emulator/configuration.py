@@ -46,6 +46,10 @@ class Options:
             wave without a barrier count on short turns: they are right at 16 and below.
         seed: of ``wave_order="random"``.
         instruction_budget: wave-instructions per launch before it counts as hung, 0 for the default.
+
+    Example:
+        >>> Options("gfx950", 256).with_checks("all").check_waits
+        True
     """
 
     arch: str
@@ -143,6 +147,12 @@ def options(
 
     Raises:
         ConfigError: an unknown field or a value out of range.
+
+    Example:
+        >>> import torch, hipforge
+        >>> with hipforge.emulator.options(checks="all", threads=1):
+        ...     hipforge.moe_combine(torch.ones(2, 64), top_k=2)[0, 0].item()
+        2.0
     """
     before = current()
     after = before if checks is None else before.with_checks(checks)

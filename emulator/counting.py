@@ -122,6 +122,13 @@ class Counters:
         mfma_count, mfma_cycles: matrix instructions and the matrix-pipe cycles the ISA gives them.
         kernels: launches by kernel and geometry.
         per_pc: per instruction, when it was asked for.
+
+    Example:
+        >>> import torch, hipforge
+        >>> with hipforge.emulator.counters() as counted:
+        ...     _ = hipforge.moe_combine(torch.ones(2, 64), top_k=2)
+        >>> counted.result.tensors["rows"].loaded
+        512
     """
 
     launches: int = 0
@@ -221,6 +228,13 @@ def counters(*, per_pc: bool = False) -> Iterator[Collector]:
 
     Args:
         per_pc: also count every instruction by its address.
+
+    Example:
+        >>> import torch, hipforge
+        >>> with hipforge.emulator.counters() as counted:
+        ...     _ = hipforge.moe_combine(torch.ones(2, 64), top_k=2)
+        >>> [launch.grid for launch in counted.result.kernels]
+        [(1, 1, 1)]
     """
     collector = Collector()
     if _uncounted.get():
@@ -245,6 +259,17 @@ def uncounted() -> Iterator[None]:
 
     An op outside :func:`counters` counts nothing anyway; this is for :func:`hipforge.emulator.launch` and for Triton
     kernels.
+
+    Example:
+        >>> import hipforge, torch
+        >>> from hipforge import devices, emulator
+        >>> runtime, arch = devices.current().load_runtime(), devices.current().arch_of()
+        >>> module = hipforge.jit.load("module_fp8_quant", {"HF_INPUT": "f32"}, arch)
+        >>> kernel = emulator.CodeObject(module.path / "module.so").kernels["amax_kernel"]
+        >>> with emulator.uncounted():
+        ...     done = emulator.launch(kernel, 1, 256, [torch.ones(2), 2, False, torch.zeros(1)])
+        >>> done.wave_instructions
+        0
     """
     token = _uncounted.set(True)
     try:

@@ -70,6 +70,17 @@ def launch(
         EmulatorFault: the kernel was stopped; the message is the whole report.
         LaunchError: the launch was refused (block too large, too much LDS).
         KeyboardInterrupt: on Ctrl-C, which ends the launch.
+
+    Example:
+        >>> import hipforge, torch
+        >>> from hipforge import devices, emulator
+        >>> runtime, arch = devices.current().load_runtime(), devices.current().arch_of()
+        >>> module = hipforge.jit.load("module_fp8_quant", {"HF_INPUT": "f32"}, arch)
+        >>> kernel = emulator.CodeObject(module.path / "module.so").kernels["amax_kernel"]
+        >>> x, amax = torch.tensor([1.0, -3.0]), torch.zeros(1)
+        >>> done = emulator.launch(kernel, grid=1, block=256, args=[x, 2, False, amax])
+        >>> amax.item(), done.tensors["arg0"].loaded
+        (3.0, 8)
     """
     if options is not None:
         with configuration.options(**{name: getattr(options, name) for name in Options.__dataclass_fields__}):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hipforge import archs
 from hipforge.emulator.counting import Counters, PcCount
 from hipforge.errors import GuardError
-from hipforge.jit.backends.amd.demangle import short_name
+from hipforge.jit.backends.amd.demangle import fit, short_name
 
 VALU_CYCLES = 4  # 64 lanes on a SIMD of 16
 TRANSCENDENTAL_CYCLES = 16  # a quarter of the rate
@@ -82,8 +82,13 @@ def profile(counters: Counters, arch: str) -> Profile:
     )
 
 
-def text(found: Profile) -> str:
-    """Return the profile as lines for a terminal: counts, traffic by tensor, then the bounds."""
+def text(found: Profile, name_columns: int | None = None) -> str:
+    """Return the profile as lines for a terminal: counts, traffic by tensor, then the bounds.
+
+    Args:
+        found: what to print.
+        name_columns: longest kernel name; a longer one loses its middle. None: names in full.
+    """
     c = found.counters
     lines = [
         f"{c.launches} launch(es), {c.workgroups} work-groups, {c.waves} waves on {found.arch}",
@@ -106,16 +111,16 @@ def text(found: Profile) -> str:
         f"  matrix-pipe cycles     {found.matrix_cycles:>14,}  ({c.mfma_count:,} instructions)",
         f"  vector issue cycles    {found.vector_cycles:>14,}",
         "",
-        "kernel                       grid        block  launches  VGPRs      LDS  scratch  waves/SIMD",
+        "kernel          grid        block launches  VGPRs     LDS  scratch waves/SIMD",
         *(
-            f"{short_name(k.name)}\n{_sizes(k.grid):>33} {_sizes(k.block):>12} {k.launches:>9,} {k.vgprs:>6} "
-            f"{k.lds_bytes:>8,} {k.scratch_bytes:>8,} {k.occupancy:>11.3g}"
+            f"{fit(short_name(k.name), name_columns)}\n{_sizes(k.grid):>20} {_sizes(k.block):>12} "
+            f"{k.launches:>8,} {k.vgprs:>6} {k.lds_bytes:>7,} {k.scratch_bytes:>8,} {k.occupancy:>10.3g}"
             for k in c.kernels
         ),
         "",
-        "tensor                        size        loaded   loaded once        stored   stored once",
+        "tensor                  size      loaded loaded once      stored stored once",
         *(
-            f"{name:<20} {t.bytes:>13,} {t.loaded:>13,} {t.unique_loaded:>13,} {t.stored:>13,} {t.unique_stored:>13,}"
+            f"{name:<16} {t.bytes:>11,} {t.loaded:>11,} {t.unique_loaded:>11,} {t.stored:>11,} {t.unique_stored:>11,}"
             for name, t in c.tensors.items()
         ),
         "",

@@ -20,6 +20,14 @@ def trace(
         workgroup: the work-group, counted with x fastest.
         wave: the wave within it.
         lane: 0 to 63.
+
+    Example:
+        >>> import torch, hipforge
+        >>> lines = []
+        >>> with hipforge.emulator.trace(lines.append):
+        ...     _ = hipforge.moe_combine(torch.ones(2, 64), top_k=2)
+        >>> "s_endpgm" in lines[-1]
+        True
     """
     emulator = runtime.load().library
     forward = library.TRACE_SINK(lambda line, _context: sink(line.decode()) and None)

@@ -1,7 +1,7 @@
 """Build, cache, load and bind HIP modules.
 
-The files in dependency order; none imports a later one (``build`` reaches for ``maintenance`` only to keep a size
-limit, when it runs)::
+The files in dependency order; none imports a later one (``build`` reaches for ``maintenance`` only for an estimate
+and a size limit, when it runs)::
 
     digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
     spec                      everything that determines a binary, as one value
@@ -10,12 +10,16 @@ limit, when it runs)::
     backends.amd.demangle, backends.amd.zstd, backends.amd.code_object     which GPUs and kernels a library is for
     backends.amd.scaled_mfma     does its code compute what its source says?
     cache.limits, cache.locks, cache.leftovers, diagnostics, cache.failures, cache.depfile, cache.stability
+    closure                   the files that determined a build
     backends.amd.resources    what the kernels of a finished library need
+    tools, backends.amd.rocm_tree, units, backends.amd.hip_clang     the commands of one compiler
+    backends.amd.compilers, backends.amd.backend     which compilers there are; all that jit asks of the vendor
     host_cpu, cache.prebuilt      modules built ahead of time
     lookup                    prebuilt, cached, failed before or missing?
+    notices                   what a user is told while a build runs
     build                     a miss → staging directory → ninja → checked → published
     ladder                    what the look-up found, else a build of it
-    tools, backends.amd.rocm_tree, units, backends.amd.hip_clang, toolchain     which compiler, and why not the others
+    toolchain                 which compiler, and why not the others
     registry, hip_module      module entry + variant + architecture + toolchain → spec
     loader                    loaded once per process
     host_library              the same for host-only libraries

@@ -52,6 +52,13 @@ def compile_ops(
 
     Calls raise GuardError for refused arguments, ArchError, BuildError, ToolchainError, MissingModuleError, and
     LaunchError (EmulatorFault on the emulator).
+
+    Example:
+        >>> import torch
+        >>> @compile_ops("module_fp8_quant", mutates=("out",))
+        ... def fp8_quant_out(out: torch.Tensor, x: torch.Tensor) -> None: ...
+        >>> fp8_quant_out.stub.module_name, fp8_quant_out.stub.signature.letters
+        ('module_fp8_quant', 'TT')
     """
 
     def decorate(function: F) -> F:

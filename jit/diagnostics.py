@@ -1,9 +1,11 @@
-"""Compiler output → what a person needs: the first real error, how to rerun it, and whether it would come again."""
+"""Compiler output → what a person needs: the first real error, how to rerun it, and whether it is deterministic."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from hipforge.errors import BuildError
 
 _ERROR = re.compile(
     r"(?:^|[\s:])(?:fatal )?error:|undefined (?:reference|symbol)|: multiple definition of|^Traceback|"
@@ -25,6 +27,10 @@ _TRANSIENT = re.compile(
 )
 
 _SIGNAL_STATUS = 128
+
+
+class UnreadableError(BuildError):
+    """What a compiler wrote cannot be read: a fault of the disk or of the machine, which need not come again."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,10 @@ class DigestStore:
             return
         with self._lock, contextlib.suppress(OSError, ValueError):
             settled = {path: self._known[path] for path in self._dirty}
-            merged = {**_read(self.file), **settled}
+            there = _read(self.file)
+            if there is None:
+                return  # somebody else's file of that name stays as it is
+            merged = {**there, **settled}
             if len(merged) > _MAX_REMEMBERED:
                 merged = dict(list(merged.items())[-_MAX_REMEMBERED // 2 :])
             temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}.{threading.get_ident()}")
@@ -140,17 +143,24 @@ class DigestStore:
     def _load(self) -> None:
         with self._lock:
             if not self._loaded and self.file is not None:
-                self._known = {**_read(self.file), **self._known}
+                self._known = {**(_read(self.file) or {}), **self._known}
             self._loaded = True
 
 
-def _read(file: Path) -> dict[str, _Row]:
+def _read(file: Path) -> dict[str, _Row] | None:
+    """Return the digests in a file, none where there is no file, or None for a file of something else."""
     try:
         rows: dict[str, _Row] = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return {}
+    except (OSError, ValueError, RecursionError):
+        return None
+    return rows if holds_digests(rows) else None
+
+
+def holds_digests(document: object) -> bool:
+    """Return whether parsed JSON is what a store of digests writes."""
     # Rows are lists here; of what is in them, only the digest is used other than by comparison.
-    sound = isinstance(rows, dict) and all(
-        type(row) is list and len(row) == 5 and type(row[4]) is str for row in rows.values()
+    return isinstance(document, dict) and all(
+        type(row) is list and len(row) == 5 and type(row[4]) is str for row in document.values()
     )
-    return rows if sound else {}

@@ -9,6 +9,8 @@ is a Python file beside the script.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import importlib.util
 import json
 import shlex
 import sys
@@ -35,6 +37,10 @@ GENERATED = "gen"
 
 _HIP_SUFFIXES = (".cu", ".hip")
 _SOURCE_SUFFIXES = (*_HIP_SUFFIXES, ".cpp", ".cc", ".cxx", ".c")
+
+
+_TORCH_INCLUDES = ("-isystem${TORCH}/include", "-isystem${TORCH}/include/torch/csrc/api/include")
+_TORCH_LIBRARIES = ("c10", "c10_hip", "torch", "torch_cpu", "torch_hip", "torch_python")
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,8 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
     roots = package_roots().with_paths(MODULE_DIR=entry.module_dir, PYTHON=sys.executable)
     if entry.ffi == "pybind11":
         roots = roots.with_paths(PYTHON_INCLUDE=sysconfig.get_path("include"), PYBIND11_INCLUDE=_pybind11_include())
+        if not entry.torch_exclude:
+            roots = roots.with_paths(TORCH=_torch_dir())
     digests = cache_dir.digests()
     portable = common_ingredients(entry.name, checked, arch)
     portable["flags"] = json.dumps(
@@ -130,6 +138,8 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
     if entry.ffi == "pybind11":
         portable["python"] = f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}"
         portable["pybind11"] = str(importlib.import_module("pybind11").__version__)
+        if not entry.torch_exclude:
+            portable["torch"] = importlib.metadata.version("torch")
     return Request(entry, checked, arch, roots, portable)
 
 
@@ -173,6 +183,23 @@ def _source_digest(entry: ModuleEntry, path: str, digests: DigestStore) -> str:
     if digest == ABSENT:
         raise ConfigError(f"{entry.origin}: {entry.name}: srcs: there is no {path}")
     return digest
+
+
+def _torch_dir() -> Path:
+    """Return torch's folder without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ConfigError('modules with "ffi": "pybind11" may include torch\'s headers, and torch is not installed')
+    return Path(spec.origin).parent
+
+
+def _torch_flags(entry: ModuleEntry) -> tuple[str, ...]:
+    """Return link flags for torch's libraries, which the process has loaded already; unused ones are not recorded."""
+    if entry.ffi != "pybind11" or entry.torch_exclude:
+        return ()
+    there = sorted(path.name[3:-3] for path in (_torch_dir() / "lib").glob("lib*.so"))
+    names = [name for name in there if name in _TORCH_LIBRARIES]
+    return ("-Wl,--as-needed", "-L${TORCH}/lib", *(f"-l{name}" for name in names))
 
 
 def _pybind11_include() -> str:
@@ -223,7 +250,8 @@ def _plan(
         for number, source in enumerate(sources)
     ]
     objects = [name for part in compiled for name in part.objects]
-    link = compiler.link(objects, _expand_generated(entry.extra_ldflags), BuildSpec.library)
+    flags = (*_expand_generated(entry.extra_ldflags), *_torch_flags(entry))
+    link = compiler.link(objects, flags, BuildSpec.library)
     files = {name: text for part in compiled for name, text in part.files.items()}
     return (*(step for part in compiled for step in part.steps), link), files
 
@@ -235,10 +263,19 @@ def _unit(wanted: Request, number: int, source: str) -> Unit:
     includes = ("-I${CSRC}/include", *(f"-I{path}" for path in entry.extra_include))
     if entry.ffi == "pybind11":
         includes = (*includes, "-I${PYTHON_INCLUDE}", "-I${PYBIND11_INCLUDE}", f"-DTORCH_EXTENSION_NAME={entry.name}")
+        if not entry.torch_exclude:
+            includes = (*includes, *_TORCH_INCLUDES)
+        if not is_hip:
+            includes = (*includes, "-idirafter${ROCM}/include", "-D__HIP_PLATFORM_AMD__=1")
     extra = entry.flags_extra_hip if is_hip else entry.flags_extra_cc
-    standard = () if source.endswith(".c") else ("-std=c++17",)
+    standard = () if source.endswith(".c") else (_standard(entry),)
     maps = ("-ffile-prefix-map=${CSRC}=csrc", "-ffile-prefix-map=${MODULE_DIR}=.")
     return Unit(number, source, is_hip, (*standard, *maps, *includes, *defines, *_expand_generated(extra)))
+
+
+def _standard(entry: ModuleEntry) -> str:
+    """Return the C++ standard: C++20 where torch's headers may be included, which ask for it from torch 2.10 on."""
+    return "-std=c++20" if entry.ffi == "pybind11" and not entry.torch_exclude else "-std=c++17"
 
 
 def _expand_generated(words: tuple[str, ...]) -> tuple[str, ...]:

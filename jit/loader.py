@@ -65,6 +65,13 @@ def load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> 
         ConfigError: the module or the variant is not known.
         MissingModuleError: it is not built and ``HIPFORGE_DISABLE_JIT=1``.
         ToolchainError: it is not built and no compiler can build it.
+
+    Example:
+        >>> from hipforge import devices, jit
+        >>> runtime = devices.current().load_runtime()  # what a module's HIP calls are bound to
+        >>> module = jit.load("module_fp8_quant", {"HF_INPUT": "f32"}, devices.current().arch_of())
+        >>> any("amax_kernel" in symbol for symbol in module.manifest.kernels)
+        True
     """
     key = (module, tuple(sorted((variant or {}).items())), arch)
     found = _loaded.get(key)

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hipforge.jit import hip_module, lookup, registry
-from hipforge.jit.cache import cache_dir, failures, leftovers, store
+from hipforge.jit import hip_module, lookup, registry, tools
+from hipforge.jit.cache import cache_dir, failures, leftovers, locks, store
 from hipforge.jit.cache.store import Entry
-from hipforge.jit.digest import ABSENT, text_digest
+from hipforge.jit.digest import ABSENT, holds_digests, text_digest
 from hipforge.jit.spec import BuildSpec, VariantValue
 
 _OTHER_DIRS = ("failed", "staging", "locks", "rocm-tree")
-_STATE_FILES = ("digests.json", "toolchains.json")
+_STATE_FILES = {"digests.json": holds_digests, "toolchains.json": tools.holds_answers}
 _TRITON = "triton"
 _TRITON_NAME = re.compile(r"[A-Z2-7]{52}")
 """Triton names its entries by sha256 in base32; it keeps them here when its kernels are compiled for the emulator."""
@@ -189,9 +189,11 @@ def clear(root: Path | None = None) -> list[Path]:
     removed = prune(0, root)
     for place in _roots(root):
         failures.forget_all(place)
-        for name in _STATE_FILES:
-            with contextlib.suppress(OSError):
-                (place / name).unlink(missing_ok=True)
+        for name, is_own in _STATE_FILES.items():
+            if cache_dir.is_own_file(place / name, is_own):
+                with contextlib.suppress(OSError):
+                    (place / name).unlink()
+        locks.remove_idle(place, 0.0)
     return removed
 
 

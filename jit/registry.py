@@ -41,9 +41,10 @@ _COMPILER = re.compile(r"clang \d+(\.\d+)*\Z")
 class ModuleEntry:
     """One HIP module as its JSON entry describes it.
 
-    ``variants`` names the ``-D`` macros a build is specialised on and the values each may have. ``resource_limits``
-    bounds registers, spills, scratch, LDS and occupancy of every kernel, whatever compiled it; ``expected`` in it holds
-    the figures of certain compilers, and under ``kernels`` a pattern of kernel names may have its own of both kinds.
+    ``torch_exclude``: a module with ``"ffi": "pybind11"`` gets no headers and libraries of torch. ``variants`` names
+    the ``-D`` macros a build is specialised on and the values each may have. ``resource_limits`` bounds registers,
+    spills, scratch, LDS and occupancy of every kernel, whatever compiled it; ``expected`` in it holds the figures of
+    certain compilers, and under ``kernels`` a pattern of kernel names may have its own of both kinds.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ModuleEntry:
     blob_gen_cmd: tuple[tuple[str, ...], ...] = ()
     archs: tuple[str, ...] = tuple(ARCHS)
     ffi: Literal["abi", "pybind11"] = "abi"
+    torch_exclude: bool = False
     variants: Mapping[str, tuple[VariantValue, ...]] = field(default_factory=dict)
     resource_limits: Mapping[str, Any] = field(default_factory=dict)
 
@@ -194,6 +196,7 @@ _KEYS = {
     "blob_gen_cmd": _Reader.commands,
     "archs": _Reader.archs,
     "ffi": _Reader.ffi,
+    "torch_exclude": _Reader.boolean,
     "variants": _Reader.variants,
     "resource_limits": _Reader.limits,
 }
@@ -213,7 +216,7 @@ def read_file(path: Path) -> dict[str, ModuleEntry]:
         raw = json.loads(path.read_text(), object_pairs_hook=_no_duplicates)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected an object of modules; got {type(raw).__name__}")
@@ -260,8 +263,28 @@ def register(path: str | Path) -> list[str]:
 
     Raises:
         ConfigError: the file is malformed, or a name belongs to a module from another file.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = pathlib.Path(folder, "modules.json")
+        ...     _ = file.write_text(json.dumps({"module_of_mine": {"srcs": ["mine.cu"]}}))
+        ...     register(file)
+        ['module_of_mine']
     """
-    entries = read_file(Path(path))
+    return _add(read_file(Path(path)))
+
+
+def register_values(origin: Path, values: Mapping[str, Any]) -> list[str]:
+    """Add modules given as the values that a JSON file would hold; paths are relative to ``origin``'s folder.
+
+    Raises:
+        ConfigError: as :func:`register`.
+    """
+    return _add({name: _entry(origin, name, entry) for name, entry in values.items()})
+
+
+def _add(entries: Mapping[str, ModuleEntry]) -> list[str]:
     for name, entry in entries.items():
         present = modules().get(name)
         if present is not None and present.origin != entry.origin:

@@ -65,10 +65,13 @@ INGREDIENTS = (
     "environment",
     "python",
     "pybind11",
+    "torch",
 )
 """Every name an ingredient may have; one that exists per file or variable continues after a colon."""
 
-PORTABLE = ("format", "abi", "module", "target", "variant", "flags", "source", "generator", "python", "pybind11")
+PORTABLE = (
+    "format", "abi", "module", "target", "variant", "flags", "source", "generator", "python", "pybind11", "torch",
+)  # fmt: skip
 """What a module built elsewhere must agree on: all but this machine's tools."""
 
 LIMITS = {

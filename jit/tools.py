@@ -53,14 +53,17 @@ class ProbeStore:
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
-        self._answers = self._read()
+        self._answers = self._read() or {}
 
-    def _read(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            loaded = json.loads(self.file.read_bytes()) if self.file else None
-            if isinstance(loaded, dict):
-                return loaded
-        return {}
+    def _read(self) -> dict[str, Any] | None:
+        """Return the answers in the file, none where there is no file, or None for a file of something else."""
+        try:
+            loaded = json.loads(self.file.read_bytes()) if self.file else {}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError):
+            return None
+        return loaded if holds_answers(loaded) else None
 
     def get(self, question: str, stamp: list[int]) -> Any | None:
         """Return the remembered answer, if the program is the one that gave it."""
@@ -70,9 +73,10 @@ class ProbeStore:
     def put(self, question: str, stamp: list[int], answer: Any) -> None:
         """Remember an answer; failing to write it is not an error."""
         self._answers[question] = [stamp, answer]
-        if self.file is None:
+        there = self._read()
+        if self.file is None or there is None:  # somebody else's file of that name stays as it is
             return
-        self._answers = {**self._read(), **self._answers}
+        self._answers = {**there, **self._answers}
         with contextlib.suppress(OSError):
             make_directory(self.file.parent)
             temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}")
@@ -81,9 +85,16 @@ class ProbeStore:
             temporary.replace(self.file)
 
 
+def holds_answers(document: object) -> bool:
+    """Return whether parsed JSON is what a store of answers writes."""
+    return isinstance(document, dict) and all(
+        type(kept) is list and len(kept) == 2 and type(kept[0]) is list for kept in document.values()
+    )
+
+
 @functools.lru_cache(maxsize=8)
 def _probe_store(root: Path | None) -> ProbeStore:
-    return ProbeStore(cache_dir.own_file(root, "toolchains.json"))
+    return ProbeStore(cache_dir.own_file(root, "toolchains.json", holds_answers))
 
 
 def probes() -> ProbeStore:

@@ -111,8 +111,9 @@ def triton_contender(cell: MoeCell, parts: MoeOperands, config: triton_grouped.G
     out = torch.zeros((cell.m, cell.n), dtype=torch.bfloat16)
     weights = out if parts.weights is None else parts.weights
     arguments = (
-        parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index, weights, out, cell.m, cell.experts, cell.n, cell.k
-    )  # fmt: skip
+        parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index, weights, out, out, cell.m, cell.experts, cell.n,
+        cell.k,
+    )  # fmt: skip  # the first out stands where biases would
     # vLLM's launch covers the whole buffer as well.
     grid = config.grid(parts.index.expert_ids.numel(), cell.n)
 

@@ -311,7 +311,7 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
 
 
 @click.command()
-@click.option("--shapes", multiple=True, metavar="K,N", help="Weight shape; may be repeated. Default: MiniMax-M3's 15.")
+@click.option("--shapes", multiple=True, metavar="N,K", help="Weight shape; may be repeated. Default: MiniMax-M3's 15.")
 @click.option("-m", "--batch", "batches", multiple=True, type=click.IntRange(1, 64), help="M; may be repeated.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write all rows here.")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw them here (PNG; needs matplotlib).")

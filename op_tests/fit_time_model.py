@@ -28,6 +28,10 @@ BATCH = "2026-02"
 HUBER = 0.08
 """Residuals beyond this count linearly: rows with a gap that the model does not explain must not bend it."""
 MANY_ROWS = 50
+MOST_GROUPS = 1024
+"""Launches of more than four rounds are not fitted: each takes as long as five others and shows nothing else."""
+FEW_GROUPS = 80
+"""Work-groups up to which a launch waits for latency alone: these rows pin it, and the time to start."""
 PRIOR = 0.3
 """How strongly a parameter is held near the middle of its plausible range, in units of its width."""
 SAMPLING = model.Sampling(rounds=(2, 4), iterations=(6, 12))
@@ -148,17 +152,24 @@ def fit(
         if gain < 0.003 * best:
             if fresh and step:
                 break
-            jacobian[:] = 0  # it has grown old: start it anew
+            jacobian[:] = 0  # it is stale: start again
         fresh = False
     return dict(zip(names, (low + u * width).tolist(), strict=True))
 
 
 def choose(rows: Sequence[Row], per_kernel: int, seed: int) -> list[Row]:
-    """Return up to ``per_kernel`` rows of each kernel, more of common ones, spread over short and long times."""
+    """Return up to ``per_kernel`` rows of each kernel in the fitted batch, spread over short and long times.
+
+    Kernels with many rows give twice as many. Where the batch has few rows of few work-groups, those of other batches
+    are added, so that each set of kernels shows the latencies.
+    """
     rng = random.Random(seed)
+    fitted = [row for row in rows if row.batch == BATCH and row.groups <= MOST_GROUPS]
     out = []
-    for kernel in sorted({row.kernel for row in rows}):
-        of = sorted((row for row in rows if row.kernel == kernel), key=lambda row: row.us)
+    if sum(row.groups <= FEW_GROUPS for row in fitted) < per_kernel:
+        out = [row for row in rows if row.batch != BATCH and row.groups <= FEW_GROUPS]
+    for kernel in sorted({row.kernel for row in fitted}):
+        of = sorted((row for row in fitted if row.kernel == kernel), key=lambda row: row.us)
         wanted = per_kernel * (2 if len(of) >= MANY_ROWS else 1)
         if len(of) > wanted:
             cuts = [round(i * len(of) / wanted) for i in range(wanted + 1)]
@@ -196,7 +207,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=6)
     args = parser.parse_args()
-    rows = choose([r for r in published.rows(args.published) if r.batch == BATCH], args.per_kernel, args.seed)
+    rows = choose(published.rows(args.published), args.per_kernel, args.seed)
     predict = Predictor(args.published, args.cache, args.workers)
     start = {name: machines.MI355X[name] for name in fitted_names(machines.MI355X)}
     found = fit(rows, predict, start, model_limits(), steps=args.steps)

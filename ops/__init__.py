@@ -20,6 +20,10 @@ class Room(NamedTuple):
         table: name of its tuned table; ``hipforge tune <table>`` is its tuner.
         public: names that it gives the package ``hipforge``.
         alias: a module path that names it too.
+
+    Example:
+        >>> Room("mxfp4_gemm", "mxfp4_gemm", ("mxfp4_gemm", "mxfp4_linear")).table
+        'mxfp4_gemm'
     """
 
     name: str
@@ -29,7 +33,7 @@ class Room(NamedTuple):
 
 
 FAMILIES = (
-    Room("mxfp8_dense", "smallm_mxfp8", ("mxfp8_gemv", "mxfp8_linear"), alias="smallm_gemm_mxfp8"),
+    Room("mxfp8_dense", "smallm_mxfp8", ("mxfp8_gemm", "mxfp8_gemv", "mxfp8_linear"), alias="smallm_gemm_mxfp8"),
     Room(
         "mxfp8_grouped",
         "smallm_mxfp8_moe",
@@ -44,6 +48,7 @@ FAMILIES = (
         ("decode_attention_fp8", "decode_attention_splitk"),
         alias="decode_attention_fp8",
     ),
+    Room("decode_attention.int4", "decode_attention_int4", ()),
 )
 
 # module -> names that it gives the package ``hipforge``
@@ -65,19 +70,34 @@ SIMPLE_OPS: dict[str, tuple[str, ...]] = {
 
 
 def public_names() -> dict[str, str]:
-    """Return the public ops by name, each with the module that defines it."""
+    """Return the public ops by name, each with the module that defines it.
+
+    Example:
+        >>> public_names()["router_gemm"]
+        'hipforge.ops.router_gemm'
+    """
     found = {name: room.name for room in FAMILIES for name in room.public}
     found.update({name: module for module, names in SIMPLE_OPS.items() for name in names})
     return {name: f"{__name__}.{found[name]}" for name in sorted(found)}
 
 
 def table_names() -> tuple[str, ...]:
-    """Return the names of the tuned tables."""
+    """Return the names of the tuned tables.
+
+    Example:
+        >>> "decode_attention_int4" in table_names()
+        True
+    """
     return tuple(room.table for room in FAMILIES)
 
 
 def schema_of(table: str) -> Any:
-    """Return the schema of a tuned table; raises KeyError for a name that :func:`table_names` does not have."""
+    """Return the schema of a tuned table; raises KeyError for a name that :func:`table_names` does not have.
+
+    Example:
+        >>> [column.name for column in schema_of("mxfp4_gemm").shape]
+        ['M', 'N', 'K']
+    """
     home = {room.table: room.name for room in FAMILIES}[table]
     return importlib.import_module(f"{__name__}.{home}.family").FAMILY.table
 
@@ -87,6 +107,10 @@ def register_operators() -> tuple[str, ...]:
 
     Operators are registered when the module of their op is imported, or, for stubs, when a trace first needs them.
     A process that loads an exported program calls this first.
+
+    Example:
+        >>> "mxfp8_linear" in register_operators()
+        True
     """
     from hipforge.jit.call import torch_library
 
@@ -102,7 +126,7 @@ def register_operators() -> tuple[str, ...]:
 
 def _homes() -> set[str]:
     aliases = {room.alias for room in FAMILIES if room.alias is not None}
-    return {"core", "reference", *SIMPLE_OPS, *(room.name for room in FAMILIES), *aliases}
+    return {"core", "reference", *SIMPLE_OPS, *(room.name for room in FAMILIES if room.public), *aliases}
 
 
 def __getattr__(name: str) -> ModuleType:

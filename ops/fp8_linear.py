@@ -30,7 +30,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from hipforge.errors import ConfigError, GuardError
-from hipforge.ops.core.checks import require_device, require_tensor
+from hipforge.ops.core.arguments import naming_arguments, require_readable
+from hipforge.ops.core.checks import require_device, require_tensor, require_torch_dtype
 from hipforge.ops.core.fp8 import E5M2_DTYPES as E5M2_DTYPES
 from hipforge.ops.core.fp8 import FP8_DTYPES as FP8_DTYPES
 from hipforge.ops.core.fp8 import fp8_dtypes as fp8_dtypes
@@ -53,6 +54,7 @@ def to_col_major(x: torch.Tensor) -> torch.Tensor:
     return x.t().contiguous().t()
 
 
+@naming_arguments
 def scaled_mm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -68,19 +70,28 @@ def scaled_mm(
         a: [M, K] float8, row-major: strides ``(pitch, 1)``.
         b: [K, N] float8, column-major: strides ``(1, pitch)``; for a row-major ``w[N, K]`` pass ``w.t()``.
         scale_a: fp32, one element: the factor that turns a's codes into values (the inverse of the quantising scale).
-        scale_b: fp32, one element, likewise.
+        scale_b: fp32, one element: the same for b.
         out_dtype: dtype of the result.
         use_fast_accum: allow the lower-precision accumulation some devices offer.
 
     Returns:
-        [M, N] of ``out_dtype``. Where K or N is no multiple of 16, which ``torch._scaled_mm`` refuses, the product is
-        taken in bfloat16 instead (exact inputs, fp32 accumulation, one more rounding before the scales).
+        [M, N] of ``out_dtype``. Where K or N is not a multiple of 16, which ``torch._scaled_mm`` refuses, the product
+        is taken in bfloat16 instead (exact inputs, fp32 accumulation, one more rounding before the scales).
 
     Raises:
         GuardError: ranks, dtypes, devices, inner dimensions or scales do not fit, both operands are e5m2, or an operand
-            is in the wrong memory order; the message says which and how to mend it.
+            is in the wrong memory order; the message says which one, and how to fix it.
+
+    Example:
+        >>> import torch, hipforge
+        >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
+        >>> a = torch.ones(16, 32).to(torch.float8_e4m3fn)
+        >>> hipforge.scaled_mm(a, a.t(), one, two)[0, 0].item()
+        64.0
     """
+    require_torch_dtype("out_dtype", out_dtype)
     _check_operands(a, b, scale_a, scale_b)
+    require_readable(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
     k, n = b.shape
     if a.numel() == 0 or b.numel() == 0:
         return torch.zeros(a.shape[0], n, dtype=out_dtype, device=a.device)
@@ -157,7 +168,12 @@ class _Float8Matmul(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Float8LinearConfig:
-    """How a :class:`Float8Linear` computes. ``compute_dtype``: what inputs are cast to and outputs are given in."""
+    """How a :class:`Float8Linear` computes. ``compute_dtype``: what inputs are cast to and outputs are given in.
+
+    Example:
+        >>> Float8LinearConfig.from_recipe_name("tensorwise").compute_dtype
+        torch.bfloat16
+    """
 
     compute_dtype: torch.dtype = torch.bfloat16
 
@@ -177,8 +193,14 @@ class Float8Linear(nn.Linear):
     """A drop-in ``nn.Linear`` whose products run in FP8 with tensor-wise scales.
 
     Parameters keep their dtype and stay the master copy; the input is cast to the configuration's compute dtype (to
-    autocast's where that is on) and the output has it. Where the flattened batch or a feature count is no multiple of
-    16, the product runs in the compute dtype without FP8.
+    autocast's where that is on) and the output has it. Where the flattened batch or a feature count is not a multiple
+    of 16, the product runs in the compute dtype without FP8.
+
+    Example:
+        >>> import torch, hipforge
+        >>> layer = hipforge.Float8Linear(128, 128, bias=False)
+        >>> layer(torch.ones(16, 128)).shape
+        torch.Size([16, 128])
     """
 
     def __init__(self, *args: object, config: Float8LinearConfig | None = None, **kwargs: object) -> None:
@@ -215,6 +237,9 @@ class Float8Linear(nn.Linear):
         Raises:
             GuardError: the last dimension is not ``in_features``.
         """
+        require_tensor(input=input)
+        require_readable(input=input)
+        require_device("input", input, self.weight.device)
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise GuardError(
                 f"input must have last dimension in_features={self.in_features}; got shape {tuple(input.shape)}"
@@ -277,6 +302,12 @@ def convert_to_float8_training(
 
     Raises:
         GuardError: a layer to convert has a parametrization, as :meth:`Float8Linear.from_float` says.
+
+    Example:
+        >>> from torch import nn
+        >>> model = convert_to_float8_training(nn.Sequential(nn.Linear(128, 256), nn.Linear(256, 8)))
+        >>> [type(layer).__name__ for layer in model]
+        ['Float8Linear', 'Linear']
     """
     wanted = module_filter_fn or default_module_filter
 
@@ -311,6 +342,13 @@ def disable_fp8(model: nn.Module) -> Iterator[None]:
 
     Raises:
         GuardError: ``model`` is itself a Float8Linear.
+
+    Example:
+        >>> from torch import nn
+        >>> model = convert_to_float8_training(nn.Sequential(nn.Linear(128, 256)))
+        >>> with disable_fp8(model):
+        ...     type(model[0]).__name__
+        'Linear'
     """
     if isinstance(model, Float8Linear):
         raise GuardError("model is itself a Float8Linear and has no parent to swap it in; use model.to_float()")

@@ -12,8 +12,9 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_tensor
-from hipforge.ops.core.dispatch import Decision, plan_kernel, planned_by, runs_kernel
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import FP8_DTYPES, fp8_dtypes, to_fp8
+from hipforge.ops.core.operator import operator
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -34,21 +35,29 @@ def fp8_quant_tensorwise_out(
     """Write x's codes to ``out``, their transpose to ``out_t`` [C, R], and the factor back to ``inv_scale`` [1]."""
 
 
-def _plan(x: torch.Tensor, dtype: torch.dtype | None = None, *, transpose: bool = False) -> Decision:
-    _check(x, transpose)
+def _plan(x: torch.Tensor, dtype: torch.dtype | None, transpose: bool) -> Decision:
+    require_tensor(x=x)
+    if x.dtype not in _INPUTS:
+        raise GuardError(f"x must be float32, float16 or bfloat16; got {x.dtype}")
+    if dtype is not None and dtype not in FP8_DTYPES:
+        raise GuardError(f"dtype must be one of {', '.join(map(str, FP8_DTYPES))}; got {dtype}")
+    if transpose and x.dim() != 2:
+        raise GuardError(f"x must have 2 dimensions for a transposed copy; got shape {tuple(x.shape)}")
     return plan_kernel("fp8_quant_tensorwise", x.device)
 
 
-@planned_by(_plan)
+@operator(_plan)
 def fp8_quant_tensorwise(
-    x: torch.Tensor, dtype: torch.dtype | None = None, *, transpose: bool = False
+    taken: Accepted, x: torch.Tensor, dtype: torch.dtype | None = None, *, transpose: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Quantise a tensor with one scale on the device: ``x ≈ x8.float() * inv_scale``.
 
     ``scale = finfo(dtype).max / max(amax, 1e-12)`` in double, rounded to fp32; ``x8 = clamp(x * scale)`` rounded to
-    nearest even; ``inv_scale = 1 / scale``. A NaN or an infinity in x makes every code NaN.
+    nearest even; ``inv_scale = 1 / scale``. A NaN in x makes every code and inv_scale NaN. An infinity makes
+    the scale 0: its own code is NaN, those of finite elements are 0, and inv_scale is infinite.
 
     Args:
+        taken: the path that was decided; callers do not pass it.
         x: contiguous float32, float16 or bfloat16, any shape (2-D with ``transpose``); may be empty.
         dtype: float8 dtype of the device's own formats, e4m3 or e5m2; default: the e4m3 one.
         transpose: also write the transposed codes, in the same pass over x.
@@ -58,34 +67,22 @@ def fp8_quant_tensorwise(
 
     Raises:
         GuardError: x or dtype is not one of these (ArchError: a device that is neither gfx942 nor gfx950).
+
+    Example:
+        >>> import torch, hipforge
+        >>> x8, inv_scale, _ = hipforge.fp8_quant_tensorwise(torch.tensor([[1.0, -2.0]]))
+        >>> (x8.float() * inv_scale).tolist()
+        [[1.0, -2.0]]
     """
-    _check(x, transpose)
-    if dtype is None:
-        dtype = fp8_dtypes(x.device)[0]
-    elif dtype not in FP8_DTYPES:
-        raise GuardError(f"dtype must be one of {', '.join(map(str, FP8_DTYPES))}; got {dtype}")
-    if not runs_kernel(x.device):
-        return _reference(x, dtype, transpose)
+    if not x.is_contiguous():
+        raise GuardError(f"x must be contiguous; got strides {x.stride()} for shape {tuple(x.shape)}")
+    dtype = dtype or fp8_dtypes(x.device)[0]
+    if taken.path == "torch":
+        x8, inv_scale = to_fp8(x, dtype)
+        return x8, inv_scale, x8.t().contiguous() if transpose else None
     out = torch.empty_like(x, dtype=dtype)
     out_t = torch.empty(x.shape[::-1], dtype=dtype, device=x.device) if transpose else None
     inv_scale = torch.empty((), dtype=torch.float32, device=x.device)
     workspace = torch.empty(1, dtype=torch.int32, device=x.device)
     fp8_quant_tensorwise_out(out, out_t, inv_scale, workspace, x)
     return out, inv_scale, out_t
-
-
-def _check(x: torch.Tensor, transpose: bool) -> None:
-    require_tensor(x=x)
-    if x.dtype not in _INPUTS:
-        raise GuardError(f"x must be float32, float16 or bfloat16; got {x.dtype}")
-    if not x.is_contiguous():
-        raise GuardError(f"x must be contiguous; got strides {x.stride()} for shape {tuple(x.shape)}")
-    if transpose and x.dim() != 2:
-        raise GuardError(f"x must have 2 dimensions for a transposed copy; got shape {tuple(x.shape)}")
-
-
-def _reference(
-    x: torch.Tensor, dtype: torch.dtype, transpose: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    x8, inv_scale = to_fp8(x, dtype)
-    return x8, inv_scale, x8.t().contiguous() if transpose else None

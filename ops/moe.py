@@ -11,16 +11,18 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops import reference
+from hipforge.ops.core.arguments import naming_arguments, require_readable
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank, require_shape, require_tensor
-from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 from hipforge.ops.moe_combine import moe_combine
 from hipforge.ops.mx_quantize import mxfp8_quantize
+from hipforge.ops.mxfp8_dense.family import SCALES, has_fnuz
 from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear
 from hipforge.ops.swiglu_fp8 import check_activation, swiglu_mxfp8
 
 PACKED_TOKEN_BITS = 24
+_MXFP4_DTYPE = getattr(torch, "float4_e2m1fn_x2", None)
 DEFAULT_BLOCK_M = 64  # an expert's weight is read once for so many slots
 
 
@@ -73,6 +75,7 @@ def from_packed_sorting(
     return SortedSlots(padded, sorted_expert_ids[:tiles], num_valid_ids[:1])
 
 
+@naming_arguments
 def fused_moe_mxfp8(
     hidden: torch.Tensor,
     w1: torch.Tensor,
@@ -88,20 +91,26 @@ def fused_moe_mxfp8(
     beta: float = 0.0,
     limit: float | None = None,
     interleaved: bool = False,
+    hidden_scale: torch.Tensor | None = None,
+    w1_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run a mixture-of-experts layer: quantise, gate and up, SwiGLU, quantise, down, weighted sum over the choices.
 
-    Activations are quantised to e4m3fn with one e8m0 scale per 32 elements (round_up: nothing clips). Each GEMM
-    accumulates in float32 and rounds once to bfloat16; SwiGLU is that of :func:`hipforge.swiglu_mxfp8`, whose launch
-    quantises too; the sum is float32. Routing weights are multiplied into the second GEMM before it rounds. Both GEMMs
-    run wherever :func:`hipforge.ops.grouped_gemm_mxfp8.grouped_mxfp8_linear` does.
+    Activations are quantised to the device's e4m3 with one e8m0 scale per 32 elements (round_up: nothing clips). Each
+    GEMM accumulates in float32, adds its bias there and rounds once to bfloat16; SwiGLU is that of
+    :func:`hipforge.swiglu_mxfp8`, whose launch quantises too; the sum is float32. Routing weights are multiplied into
+    the second GEMM after its bias, before it rounds. Both GEMMs run wherever
+    :func:`hipforge.ops.grouped_gemm_mxfp8.grouped_mxfp8_linear` does; all else is one launch each.
 
     Args:
-        hidden: bfloat16, float16 or float32 [T, H], H a multiple of 32.
-        w1: e4m3fn elements (or uint8) [E, 2·I, H]: rows of the gate, then rows of up, or by turns with
+        hidden: bfloat16, float16 or float32 [T, H], H a multiple of 32; with ``hidden_scale`` MX-FP8 elements, as
+            :func:`hipforge.rms_norm_mxfp8` makes them, so that nothing is quantised twice.
+        w1: e4m3 elements (or uint8) [E, 2·I, H]: rows of the gate, then rows of up, or interleaved with
             ``interleaved``; I a multiple of 32.
         w1_scale: e8m0 bytes [E, 2·I, H/32].
-        w2: e4m3fn elements (or uint8) [E, H, I].
+        w2: e4m3 elements (or uint8) [E, H, I].
         w2_scale: e8m0 bytes [E, H, I/32].
         topk_weights: [T, top_k], floating point.
         topk_ids: int32 or int64 [T, top_k]; choices of experts that are not here contribute zero.
@@ -111,13 +120,27 @@ def fused_moe_mxfp8(
         beta: added to up.
         limit: where gate and up are clamped, or None.
         interleaved: even rows of ``w1`` are the gate's, odd ones up's, as in gpt-oss.
+        hidden_scale: e8m0 bytes [T, H/32] of ``hidden``.
+        w1_bias: float32 [E, 2·I], in the order of ``w1``'s rows.
+        w2_bias: float32 [E, H].
+        out: contiguous [T, H], bfloat16, float16 or float32, to write into.
 
     Returns:
-        [T, H] of ``hidden``'s dtype.
+        [T, H] of ``hidden``'s dtype, bfloat16 where that is MX-FP8; ``out`` itself where it is given.
 
     Raises:
-        GuardError: a shape, dtype or device that is not accepted.
+        GuardError: a shape, dtype or device that is not accepted; MXFP4 weights (packed, two elements in a byte).
         BuildError, LaunchError: a kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> tokens, experts, width, inner = 2, 4, 64, 32
+        >>> w1 = hipforge.mxfp8_quantize(torch.randn(experts * 2 * inner, width))
+        >>> w2 = hipforge.mxfp8_quantize(torch.randn(experts * width, inner))
+        >>> weights, ids = hipforge.topk_gating(torch.randn(tokens, experts), 2)
+        >>> parts = [part.view(experts, -1, part.shape[1]) for part in (*w1, *w2)]
+        >>> hipforge.fused_moe_mxfp8(torch.randn(tokens, width), *parts, weights, ids).shape
+        torch.Size([2, 64])
     """
     require_tensor(w1_scale=w1_scale, w2_scale=w2_scale)
     require_rank("hidden", hidden, 2, "[T, H]")
@@ -126,6 +149,7 @@ def fused_moe_mxfp8(
     require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
     tokens, width = hidden.shape
     experts, inner = w2.shape[0], w2.shape[2]
+    _refuse_mxfp4(w1, w1_scale, width)
     require_shape("w1", w1, (experts, 2 * inner, width), "[E, 2*I, H] with w2's E and I and hidden's H")
     require_shape("w2", w2, (experts, width, inner), "[E, H, I] with hidden's H")
     require_shape("topk_ids", topk_ids, (tokens, topk_ids.shape[1]), "one row per token")
@@ -134,35 +158,50 @@ def fused_moe_mxfp8(
         raise GuardError(f"topk_weights must be floating point; got {topk_weights.dtype}")
     for name, tensor in {"topk_weights": topk_weights, "topk_ids": topk_ids}.items():
         require_device(name, tensor, hidden.device)
+    for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
+        has_fnuz(**{name: weight})  # refuses fp8 that the device does not read
+        require_dtype(f"{name}_scale", scale, SCALES)
+        blocks = (*weight.shape[:2], weight.shape[2] // BLOCK)
+        require_shape(f"{name}_scale", scale, blocks, f"one byte per {BLOCK} elements")
+    require_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
     check_activation(alpha, beta, limit)
+    if out is None:
+        dtype = hidden.dtype if hidden_scale is None else torch.bfloat16
+        out = torch.empty((tokens, width), dtype=dtype, device=hidden.device)
     top_k = topk_ids.shape[1]
     slots = tokens * top_k
-    if slots == 0:
-        return torch.zeros_like(hidden)
+    if slots == 0:  # nothing reads the weights
+        given = {"hidden": hidden, "w1": w1, "w1_scale": w1_scale, "w2": w2, "w2_scale": w2_scale}
+        more = {"topk_weights": topk_weights, "w1_bias": w1_bias, "w2_bias": w2_bias}
+        more |= {"expert_map": expert_map, "hidden_scale": hidden_scale}
+        require_readable(**given, **more)
+        for name, each in {**given, **more}.items():
+            if each is not None:
+                require_device(name, each, hidden.device)
+        return out.zero_()
 
     if expert_map is not None:
         require_rank("expert_map", expert_map, 1, "[experts of all ranks]")
-    aligned = moe_align_block_size(topk_ids, block_m, experts if expert_map is None else expert_map.numel(), expert_map)
-    a_q, a_scale = _quantized(hidden.contiguous())
-    gate_up = grouped_mxfp8_linear(a_q, a_scale, w1, w1_scale, *aligned, slots, block_m, top_k)
-    inner_q, inner_scale = _activated(gate_up, alpha, beta, limit, interleaved)
+    everywhere = experts if expert_map is None else expert_map.numel()
+    aligned = moe_align_block_size(topk_ids, block_m, everywhere, expert_map)
+    if hidden_scale is None:
+        hidden, hidden_scale = mxfp8_quantize(hidden.contiguous())
+    # The sum leaves out slots without an expert here, so that neither GEMM's output needs to be filled first.
+    gate_up = grouped_mxfp8_linear(
+        hidden, hidden_scale, w1, w1_scale, *aligned, slots, block_m, top_k, bias=w1_bias, uncovered="undefined"
+    )
+    inner_q, inner_scale = swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
     weights = topk_weights.to(torch.float32).flatten()
-    down = grouped_mxfp8_linear(inner_q, inner_scale, w2, w2_scale, *aligned, slots, block_m, 1, weights)
-    if down.dtype == hidden.dtype:
-        return moe_combine(down, top_k=top_k)
-    return moe_combine(down, top_k=top_k, out=torch.empty_like(hidden, memory_format=torch.contiguous_format))
+    down = grouped_mxfp8_linear(
+        inner_q, inner_scale, w2, w2_scale, *aligned, slots, block_m, 1, weights, bias=w2_bias, uncovered="undefined"
+    )
+    return moe_combine(down, ids=topk_ids.contiguous(), expert_map=expert_map, num_experts=everywhere, out=out)
 
 
-def _quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Weights are e4m3fn everywhere; gfx942's kernels would write activations in its own format.
-    if fp8_dtypes(x.device)[0] is torch.float8_e4m3fn:
-        return mxfp8_quantize(x)
-    return reference.quantize_mxfp8(x)
-
-
-def _activated(
-    gate_up: torch.Tensor, alpha: float, beta: float, limit: float | None, interleaved: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if fp8_dtypes(gate_up.device)[0] is torch.float8_e4m3fn:
-        return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
-    return reference.swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
+def _refuse_mxfp4(w1: torch.Tensor, w1_scale: torch.Tensor, width: int) -> None:
+    if w1.dtype == _MXFP4_DTYPE or (w1_scale.dim() == 3 and 16 * w1_scale.shape[2] == w1.shape[2] == width // 2):
+        raise GuardError(
+            f"w1 must be MX-FP8, one e4m3 element per byte and a scale per 32; got MXFP4, two elements per byte: shape "
+            f"{tuple(w1.shape)} of {w1.dtype} with scales {tuple(w1_scale.shape)}. fused_moe_mxfp8 has no MXFP4 "
+            "kernel; dequantise these weights and quantise them with mxfp8_quantize"
+        )

@@ -20,10 +20,10 @@ from hipforge.ops.core.checks import (
     require_rank,
     require_shape,
 )
-from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
-from hipforge.ops.device_path import plan_by_device
 from hipforge.ops.reference.moe import aligned_sizes
+from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
 
 MAX_EXPERTS = 1024  # whose counters fit the LDS of either architecture
 
@@ -32,7 +32,7 @@ class SortedSlots(NamedTuple):
     """Slots by expert, in tiles of ``block_m``, as the grouped GEMMs take them.
 
     Attributes:
-        sorted_token_ids: int32, whole tiles; entries that are no slot are padding.
+        sorted_token_ids: int32, whole tiles; other entries are padding.
         expert_ids: int32, one per tile; -1 skips it.
         num_tokens_post_padded: int32 [1], entries in use.
     """
@@ -59,9 +59,7 @@ def _plan(
     topk_ids: torch.Tensor,
     block_m: int,
     num_experts: int,
-    expert_map: torch.Tensor | None = None,
-    *,
-    out: SortedSlots | None = None,
+    expert_map: torch.Tensor | None,
 ) -> Decision:
     require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
     require_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
@@ -74,16 +72,14 @@ def _plan(
         require_device("expert_map", expert_map, topk_ids.device)
     taken = 1 <= num_experts <= MAX_EXPERTS
     refusal = None if taken else f"the kernel takes 1 to {MAX_EXPERTS} experts; got {num_experts}"
-    return plan_by_device("moe_align_block_size", topk_ids.device, refusal, refusal)
+    return plan_kernel("moe_align_block_size", topk_ids.device, refusal, unavailable(topk_ids.device) or refusal)
 
 
 def _key(
     topk_ids: torch.Tensor,
     block_m: int,
     num_experts: int,
-    expert_map: torch.Tensor | None = None,
-    *,
-    out: SortedSlots | None = None,
+    expert_map: torch.Tensor | None,
 ) -> object:
     mapped = None if expert_map is None else (expert_map.shape, expert_map.dtype, expert_map.device)
     return topk_ids.shape, topk_ids.dtype, topk_ids.device, block_m, num_experts, mapped
@@ -119,8 +115,14 @@ def moe_align_block_size(
 
     Raises:
         GuardError: ``topk_ids`` or ``expert_map`` of another shape, dtype or device, ``block_m`` < 1,
-            ``num_experts`` < 0, or buffers of more than 2^31 - 1 entries.
+            ``num_experts`` < 0, more than 2^20 of them, or buffers of more than 2^31 - 1 entries.
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> slots = hipforge.moe_align_block_size(torch.tensor([[1], [0], [1]], dtype=torch.int32), 4, 2)
+        >>> slots.sorted_token_ids[:8].tolist(), slots.expert_ids[:2].tolist()
+        ([1, 3, 3, 3, 0, 2, 3, 3], [0, 1])
     """
     sizes = (*aligned_sizes(topk_ids.numel(), block_m, num_experts), 1)
     if out is None:

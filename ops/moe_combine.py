@@ -15,9 +15,9 @@ from hipforge.ops.core.checks import (
     require_rank,
     require_shape,
 )
-from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
-from hipforge.ops.device_path import plan_by_device
+from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
 
 # torch dtype -> the module's variant
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -41,16 +41,40 @@ def moe_combine_out(
 
 def _plan(
     rows: torch.Tensor,
-    weights: torch.Tensor | None = None,
-    ids: torch.Tensor | None = None,
-    expert_map: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    top_k: int | None = None,
-    num_experts: int | None = None,
+    weights: torch.Tensor | None,
+    ids: torch.Tensor | None,
+    expert_map: torch.Tensor | None,
+    top_k: int | None,
+    num_experts: int | None,
 ) -> Decision:
-    _check(rows, weights, ids, expert_map, top_k, num_experts)
-    return plan_by_device("moe_combine", rows.device)
+    require_rank("rows", rows, 2, "[T * k, N]")
+    require_dtype("rows", rows, tuple(_DTYPES))
+    for name, tensor in {"weights": weights, "ids": ids}.items():
+        if tensor is not None:
+            require_rank(name, tensor, 2, "[T, k]")
+    k = _top_k(weights, ids, top_k)
+    if k < 1 or rows.shape[0] % k:
+        raise GuardError(f"rows must have k = {k} for each token; got {rows.shape[0]}")
+    tokens = rows.shape[0] // k
+    if weights is not None:
+        require_dtype("weights", weights, (torch.float32,))
+        require_shape("weights", weights, (tokens, k), "one weight per slot")
+    if ids is not None:
+        require_dtype("ids", ids, (torch.int32, torch.int64))
+        require_shape("ids", ids, (tokens, k), "one expert per slot")
+    if num_experts is not None:
+        require_int("num_experts", num_experts, 0)
+    if expert_map is not None:
+        if ids is None:
+            raise GuardError("expert_map needs ids, whose experts it maps; got none")
+        require_dtype("expert_map", expert_map, (torch.int32, torch.int64))
+        require_rank("expert_map", expert_map, 1, "[E]")
+        if num_experts is not None:
+            require_shape("expert_map", expert_map, (num_experts,), "one entry per expert, num_experts")
+    for name, tensor in {"weights": weights, "ids": ids, "expert_map": expert_map}.items():
+        if tensor is not None:
+            require_device(name, tensor, rows.device)
+    return plan_kernel("moe_combine", rows.device, None, unavailable(rows.device))
 
 
 def _new(
@@ -99,6 +123,12 @@ def moe_combine(
     Raises:
         GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> hipforge.moe_combine(rows, torch.tensor([[0.5, 2.0]])).tolist()
+        [[6.5, 9.0]]
     """
     k = _top_k(weights, ids, top_k)
     if out is None:
@@ -124,43 +154,6 @@ def _top_k(weights: torch.Tensor | None, ids: torch.Tensor | None, top_k: int | 
         given.append(require_int("top_k", top_k, 1))
     if not given:
         raise GuardError("top_k must be given where there are neither weights nor ids, which are [T, k]")
-    if len(set(given)) > 1:
+    if any(k != given[0] for k in given):
         raise GuardError(f"weights, ids and top_k must agree on k; got {', '.join(map(str, given))}")
     return given[0]
-
-
-def _check(
-    rows: torch.Tensor,
-    weights: torch.Tensor | None,
-    ids: torch.Tensor | None,
-    expert_map: torch.Tensor | None,
-    top_k: int | None,
-    num_experts: int | None,
-) -> None:
-    require_rank("rows", rows, 2, "[T * k, N]")
-    require_dtype("rows", rows, tuple(_DTYPES))
-    for name, tensor in {"weights": weights, "ids": ids}.items():
-        if tensor is not None:
-            require_rank(name, tensor, 2, "[T, k]")
-    k = _top_k(weights, ids, top_k)
-    if k < 1 or rows.shape[0] % k:
-        raise GuardError(f"rows must have k = {k} for each token; got {rows.shape[0]}")
-    tokens = rows.shape[0] // k
-    if weights is not None:
-        require_dtype("weights", weights, (torch.float32,))
-        require_shape("weights", weights, (tokens, k), "one weight per slot")
-    if ids is not None:
-        require_dtype("ids", ids, (torch.int32, torch.int64))
-        require_shape("ids", ids, (tokens, k), "one expert per slot")
-    if num_experts is not None:
-        require_int("num_experts", num_experts, 0)
-    if expert_map is not None:
-        if ids is None:
-            raise GuardError("expert_map needs ids, whose experts it maps; got none")
-        require_dtype("expert_map", expert_map, (torch.int32, torch.int64))
-        require_rank("expert_map", expert_map, 1, "[E]")
-        if num_experts is not None:
-            require_shape("expert_map", expert_map, (num_experts,), "one entry per expert, num_experts")
-    for name, tensor in {"weights": weights, "ids": ids, "expert_map": expert_map}.items():
-        if tensor is not None:
-            require_device(name, tensor, rows.device)

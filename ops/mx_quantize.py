@@ -44,25 +44,12 @@ def mxfp4_quantize_out(
     """Write both outputs as :func:`mxfp4_quantize` says."""
 
 
-def _plan_mxfp8(
-    x: torch.Tensor,
-    *,
-    mode: ScaleMode = "round_up",
-    out: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-) -> Decision:
+def _plan_mxfp8(x: torch.Tensor, mode: ScaleMode) -> Decision:
     _check(x, mode)
     return plan_kernel("mxfp8_quantize", x.device)
 
 
-def _plan_mxfp4(
-    x: torch.Tensor,
-    *,
-    mode: ScaleMode = "even",
-    shuffled: bool = False,
-    out: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-) -> Decision:
+def _plan_mxfp4(x: torch.Tensor, mode: ScaleMode) -> Decision:
     _check(x, mode)
     return plan_kernel("mxfp4_quantize", x.device)
 
@@ -151,6 +138,12 @@ def mxfp4_quantize(
 
     Raises:
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
+
+    Example:
+        >>> import torch, hipforge
+        >>> q, scales = hipforge.mxfp4_quantize(torch.ones(1, 32))
+        >>> q.shape, scales.shape  # two elements in a byte
+        (torch.Size([1, 16]), torch.Size([1, 1]))
     """
     if _taken.path == "torch":
         packed, scales = reference.quantize_mxfp4(x, mode)

@@ -64,10 +64,10 @@ def residual_rms_mxfp8_out(
 
 
 def _plan(name: str) -> Callable[..., Decision]:
-    def plan(*args: Any, weight_offset: float = 0.0, **named: Any) -> Decision:
-        input: Any = args[0] if args else named.get("input", named.get("x"))
+    def plan(weight_offset: float = 0.0, **named: Any) -> Decision:
+        input: Any = named.get("input", named.get("x"))
         _check(input)
-        if not math.isfinite(weight_offset):
+        if not abs(weight_offset) < math.inf:  # a comparison, because torch traces it with a symbolic number
             raise GuardError(f"weight_offset must be finite; got {weight_offset}")
         return plan_kernel(name, input.device)
 
@@ -80,6 +80,13 @@ def _new(x: torch.Tensor, *rest: object, **settings: object) -> torch.Tensor:
 
 def _new_fp8(x: torch.Tensor, *rest: object, **settings: object) -> torch.Tensor:
     return torch.empty_like(x, dtype=fp8_dtypes(x.device)[0])
+
+
+def _new_static(
+    x: torch.Tensor, residual: object, weight: object, epsilon: float, scale_tensor: object = None, *rest: object,
+    **settings: object,
+) -> torch.Tensor:  # fmt: skip
+    return _new(x) if scale_tensor is None else _new_fp8(x)
 
 
 def _new_scales(x: torch.Tensor) -> torch.Tensor:
@@ -105,7 +112,10 @@ class _Given(NamedTuple):
     also_out: torch.Tensor | None = None
 
 
-@operator(_plan("residual_rms"))
+_WRITTEN = ("residual", "next_buffer", "also_out")
+
+
+@operator(_plan("residual_rms"), fake=_new_static, outs=("out",), mutates=_WRITTEN, returns=("residual",))
 def residual_rms(
     _taken: Accepted,
     input: torch.Tensor,
@@ -152,12 +162,22 @@ def residual_rms(
 
     Raises:
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, residual = torch.ones(1, 2).half(), torch.full((1, 2), 2.0).half()
+        >>> q, _ = hipforge.residual_rms(x, residual, torch.ones(2).half(), 0.0, torch.ones(1))
+        >>> q.float().tolist(), residual.tolist()
+        ([[1.0, 1.0]], [[3.0, 3.0]])
     """
+    require_tensor(residual=residual)
     given = _Given(input, residual, weight, epsilon, weight_offset, next_buffer, force_scalar, out, None, also_out)
     return _norm(_taken, given, scale_tensor, fp8_max), residual
 
 
-@operator(_plan("residual_rms_mxfp8"))
+@operator(
+    _plan("residual_rms_mxfp8"), fake=_new_mxfp8, outs=("out", "scale_out"), mutates=_WRITTEN, returns=("residual",)
+)
 def residual_rms_mxfp8(
     _taken: Accepted,
     input: torch.Tensor,
@@ -195,7 +215,15 @@ def residual_rms_mxfp8(
 
     Raises:
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, residual = torch.ones(1, 32).half(), torch.ones(1, 32).half()
+        >>> q, scale, _ = hipforge.residual_rms_mxfp8(x, residual, torch.ones(32).half(), 0.0)
+        >>> q.shape, scale.shape
+        (torch.Size([1, 32]), torch.Size([1, 1]))
     """
+    require_tensor(residual=residual)
     given = _Given(input, residual, weight, epsilon, weight_offset, next_buffer, force_scalar, out, scale_out, also_out)
     return (*_norm_mxfp8(_taken, given), residual)
 
@@ -263,6 +291,12 @@ def rms_norm_fp8(
 
     Raises:
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
+
+    Example:
+        >>> import torch, hipforge
+        >>> x = torch.full((1, 2), 3.0).half()
+        >>> hipforge.rms_norm_fp8(x, torch.ones(2).half(), 0.0, torch.tensor([0.5])).float().tolist()
+        [[2.0, 2.0]]
     """
     require_tensor(scale_tensor=scale_tensor)
     given = _Given(x, None, weight, epsilon, weight_offset, out=out, also_out=also_out)
@@ -298,6 +332,12 @@ def rms_norm_mxfp8(
 
     Raises:
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
+
+    Example:
+        >>> import torch, hipforge
+        >>> q, scale = hipforge.rms_norm_mxfp8(torch.ones(1, 32).half(), torch.ones(32).half(), 0.0)
+        >>> q.shape, scale.shape
+        (torch.Size([1, 32]), torch.Size([1, 1]))
     """
     given = _Given(x, None, weight, epsilon, weight_offset, out=out, scale_out=scale_out, also_out=also_out)
     return _norm_mxfp8(_taken, given)

@@ -21,11 +21,11 @@ from hipforge.ops.core.checks import (
     require_shape,
     require_tensor,
 )
-from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
-from hipforge.ops.device_path import plan_by_device
 from hipforge.ops.reference.attention import INT4_GROUPS
+from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
 
 Scale = torch.Tensor | float
 Style = Literal["neox", "interleaved"]
@@ -88,19 +88,16 @@ def _plan(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
-    *,
-    style: Style = "neox",
-    rotary_dim: int | None = None,
-    q_weight: torch.Tensor | None = None,
-    k_weight: torch.Tensor | None = None,
-    weight_offset: float = 0.0,
-    epsilon: float = 1e-6,
-    k_scale: Scale | None = None,
-    v_scale: Scale | None = None,
-    k_scale_shift: torch.Tensor | None = None,
-    v_scale_shift: torch.Tensor | None = None,
-    num_groups: int | None = None,
-    q_out: torch.Tensor | None = None,
+    style: Style,
+    rotary_dim: int | None,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    k_scale: Scale | None,
+    v_scale: Scale | None,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    num_groups: int | None,
+    q_out: torch.Tensor | None,
 ) -> Decision:
     _check_heads(q, k, v, q_out)
     _check_rotation(q, cos_sin, positions, slot_mapping, style, rotary_dim)
@@ -108,7 +105,7 @@ def _plan(
     storage = _storage_of(q, k_cache, k_scale, v_scale, k_scale_shift, v_scale_shift, num_groups)
     _check_caches(k, k_cache, v_cache, k_scale_shift, v_scale_shift, num_groups)
     triton_refusal = "the Triton kernel writes no int4 rows" if storage == "int4" else None
-    return plan_by_device("rope_and_cache", q.device, None, triton_refusal)
+    return plan_kernel("rope_and_cache", q.device, None, unavailable(q.device) or triton_refusal)
 
 
 @operator(_plan)

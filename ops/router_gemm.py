@@ -10,9 +10,9 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.alignment import LOAD_BYTES
 from hipforge.ops.core.checks import require_device, require_dtype, require_out, require_rank, require_shape
-from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
-from hipforge.ops.device_path import plan_by_device
+from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -29,9 +29,7 @@ def router_gemm_out(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: t
     """Write ``out`` as :func:`router_gemm` says."""
 
 
-def _plan(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
-) -> Decision:
+def _plan(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Decision:
     require_rank("x", x, 2, "[T, H]")
     require_dtype("x", x, tuple(_INPUTS))
     require_rank("w", w, 2, "[E, H]")
@@ -49,7 +47,7 @@ def _plan(
         refusal = f"the kernel needs experts and H a multiple of {PIECE}; got w {list(w.shape)}"
     elif size > MAX_BYTES:
         refusal = f"the kernel addresses {MAX_BYTES} bytes of w; got {size}"
-    return plan_by_device("router_gemm", x.device, refusal)
+    return plan_kernel("router_gemm", x.device, refusal, unavailable(x.device))
 
 
 def _new(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -83,6 +81,11 @@ def router_gemm(
     Raises:
         GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> hipforge.router_gemm(torch.ones(1, 8), torch.eye(8)[:2], torch.tensor([0.0, 1.0])).tolist()
+        [[1.0, 2.0]]
     """
     if out is None:
         out = _new(x, w)

@@ -59,17 +59,7 @@ def swiglu_mxfp8_out(
 
 
 def _plan_swiglu(
-    gate_up: torch.Tensor,
-    scale_tensor: torch.Tensor,
-    next_buffer: torch.Tensor | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    limit: float | None = None,
-    interleaved: bool = False,
-    force_scalar: bool = False,
-    fp8_max: float | None = None,
-    out: torch.Tensor | None = None,
+    gate_up: torch.Tensor, scale_tensor: torch.Tensor, alpha: float, beta: float, limit: float | None
 ) -> Decision:
     _check(gate_up)
     require_tensor(scale_tensor=scale_tensor)
@@ -78,18 +68,7 @@ def _plan_swiglu(
     return plan_kernel("swiglu_fp8", gate_up.device)
 
 
-def _plan_swiglu_mxfp8(
-    gate_up: torch.Tensor,
-    next_buffer: torch.Tensor | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    limit: float | None = None,
-    interleaved: bool = False,
-    force_scalar: bool = False,
-    out: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-) -> Decision:
+def _plan_swiglu_mxfp8(gate_up: torch.Tensor, alpha: float, beta: float, limit: float | None) -> Decision:
     _check(gate_up)
     check_activation(alpha, beta, limit)
     return plan_kernel("swiglu_mxfp8", gate_up.device)
@@ -209,6 +188,12 @@ def swiglu_mxfp8(
 
     Raises:
         GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
+
+    Example:
+        >>> import torch, hipforge
+        >>> q, scale = hipforge.swiglu_mxfp8(torch.ones(2, 64).half())
+        >>> q.shape, scale.shape
+        (torch.Size([2, 32]), torch.Size([2, 1]))
     """
     if _taken.path == "torch":
         if next_buffer is not None:
@@ -228,9 +213,9 @@ def swiglu_mxfp8(
 def check_activation(alpha: float, beta: float, limit: float | None) -> None:
     """Refuse parameters that no clamped SwiGLU has."""
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if not math.isfinite(value):
+        if not abs(value) < math.inf:  # comparisons, because torch traces them with symbolic numbers
             raise GuardError(f"{name} must be finite; got {value}")
-    if limit is not None and not (math.isfinite(limit) and limit > 0):
+    if limit is not None and not 0 < limit < math.inf:
         raise GuardError(f"limit must be positive and finite, or None for no clamp; got {limit}")
 
 

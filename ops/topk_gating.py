@@ -16,9 +16,9 @@ from hipforge.ops.core.checks import (
     require_rank,
     require_shape,
 )
-from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
-from hipforge.ops.device_path import plan_by_device
+from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
 
 SCORINGS = ("softmax", "sigmoid")
 MAX_EXPERTS = 512
@@ -53,21 +53,46 @@ def topk_gating_out(
 def _plan(
     logits: torch.Tensor,
     k: int,
-    *,
-    scoring: str = "softmax",
-    bias: torch.Tensor | None = None,
-    renormalize: bool = True,
-    groups: int | None = None,
-    topk_groups: int | None = None,
-    scale: float = 1.0,
-    shared_experts: int = 0,
-    out: torch.Tensor | None = None,
-    ids_out: torch.Tensor | None = None,
+    scoring: str,
+    bias: torch.Tensor | None,
+    groups: int | None,
+    topk_groups: int | None,
+    shared_experts: int,
 ) -> Decision:
-    _check(logits, k, scoring, bias, groups, topk_groups, shared_experts)
-    size = logits.shape[1] // (groups or 1)
-    refusal = f"Triton groups are a power of two of experts; these have {size}" if size & (size - 1) else None
-    return plan_by_device("topk_gating", logits.device, None, refusal if groups is not None else None)
+    require_rank("logits", logits, 2, "[T, E]")
+    require_dtype("logits", logits, tuple(_INPUTS))
+    require_choice("scoring", scoring, SCORINGS)
+    experts = logits.shape[1]
+    if not 1 <= experts <= MAX_EXPERTS:
+        raise GuardError(f"logits must have 1 to {MAX_EXPERTS} experts; got {experts}")
+    if bias is not None:
+        require_dtype("bias", bias, (torch.float32,))
+        require_shape("bias", bias, (experts,), "one per expert")
+        require_device("bias", bias, logits.device)
+    candidates = experts
+    if (groups is None) != (topk_groups is None):
+        raise GuardError(f"groups and topk_groups belong together; got {groups!r} and {topk_groups!r}")
+    if groups is not None and topk_groups is not None:
+        require_int("groups", groups, 1)
+        if experts % groups:
+            raise GuardError(f"groups must divide the number of experts, {experts}; got {groups}")
+        require_int("topk_groups", topk_groups, 1)
+        if topk_groups > groups:
+            raise GuardError(f"topk_groups must be 1 to groups = {groups}; got {topk_groups}")
+        candidates = experts // groups * topk_groups
+    require_int("k", k)
+    if not 1 <= k <= min(MAX_CHOICES, candidates):
+        raise GuardError(
+            f"k must be 1 to {MAX_CHOICES} and at most the experts in the kept groups, {candidates}; got {k}"
+        )
+    require_int("shared_experts", shared_experts)
+    if not 0 <= shared_experts <= MAX_SHARED:
+        raise GuardError(f"shared_experts must be 0 to {MAX_SHARED}; got {shared_experts}")
+    size = experts // (groups or 1)
+    refusal = (
+        f"Triton groups are a power of two of experts; these have {size}" if size & (size - 1) and groups else None
+    )
+    return plan_kernel("topk_gating", logits.device, None, unavailable(logits.device) or refusal)
 
 
 def _new(
@@ -132,7 +157,7 @@ def topk_gating(
         scale: finite.
         shared_experts: 0 to 16: ids E, E + 1, ... with weight 1 after the chosen ones.
         out: contiguous float32 [T, k + shared_experts] to write the weights into.
-        ids_out: contiguous int32, likewise for the ids.
+        ids_out: contiguous int32 [T, k + shared_experts] to write the ids into.
 
     Returns:
         ``(weights, ids)``: float32 and int32, both [T, k + shared_experts], in the order of choice.
@@ -167,43 +192,3 @@ def topk_gating(
         weights.copy_(results[0])
         ids.copy_(results[1])
     return weights, ids
-
-
-def _check(
-    logits: torch.Tensor,
-    k: int,
-    scoring: str,
-    bias: torch.Tensor | None,
-    groups: int | None,
-    topk_groups: int | None,
-    shared_experts: int,
-) -> None:
-    require_rank("logits", logits, 2, "[T, E]")
-    require_dtype("logits", logits, tuple(_INPUTS))
-    require_choice("scoring", scoring, SCORINGS)
-    experts = logits.shape[1]
-    if not 1 <= experts <= MAX_EXPERTS:
-        raise GuardError(f"logits must have 1 to {MAX_EXPERTS} experts; got {experts}")
-    if bias is not None:
-        require_dtype("bias", bias, (torch.float32,))
-        require_shape("bias", bias, (experts,), "one per expert")
-        require_device("bias", bias, logits.device)
-    candidates = experts
-    if (groups is None) != (topk_groups is None):
-        raise GuardError(f"groups and topk_groups belong together; got {groups!r} and {topk_groups!r}")
-    if groups is not None and topk_groups is not None:
-        require_int("groups", groups, 1)
-        if experts % groups:
-            raise GuardError(f"groups must divide the number of experts, {experts}; got {groups}")
-        require_int("topk_groups", topk_groups, 1)
-        if topk_groups > groups:
-            raise GuardError(f"topk_groups must be 1 to groups = {groups}; got {topk_groups}")
-        candidates = experts // groups * topk_groups
-    require_int("k", k)
-    if not 1 <= k <= min(MAX_CHOICES, candidates):
-        raise GuardError(
-            f"k must be 1 to {MAX_CHOICES} and at most the experts in the kept groups, {candidates}; got {k}"
-        )
-    require_int("shared_experts", shared_experts)
-    if not 0 <= shared_experts <= MAX_SHARED:
-        raise GuardError(f"shared_experts must be 0 to {MAX_SHARED}; got {shared_experts}")

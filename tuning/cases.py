@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hipforge import shapes
 from hipforge.errors import ConfigError
 
 
@@ -37,21 +38,19 @@ MINIMAX_M3: tuple[tuple[int, int], ...] = (
 DECODE_M: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
 
 
-def cells(shapes: Iterable[tuple[int, int]], ms: Sequence[int]) -> list[Cell]:
-    """Return every (K, N) of ``shapes`` with every M of ``ms``, without repeats, in a stable order."""
-    return sorted({Cell(n, k, m) for k, n in shapes for m in ms})
+def cells(weights: Iterable[tuple[int, int]], ms: Sequence[int]) -> list[Cell]:
+    """Return every (K, N) of ``weights`` with every M of ``ms``, without repeats, in a stable order."""
+    return sorted({Cell(n, k, m) for k, n in weights for m in ms})
 
 
 def parse_shape(text: str) -> tuple[int, int]:
-    """Return (K, N) of a text ``K,N`` or ``KxN``.
+    """Return (K, N) of a weight's shape ``N,K``, ``NxK`` or ``n=2304,k=6144``.
 
     Raises:
         ConfigError: the text is not two positive integers.
     """
-    parts = text.replace("x", ",").split(",")
-    if len(parts) != 2 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--shapes {text!r}: expected K,N, two positive integers, as in 6144,2304")
-    return int(parts[0]), int(parts[1])
+    n, k = shapes.parse(text, ("N", "K"), (2304, 6144))
+    return k, n
 
 
 def read_untuned(path: Path) -> list[Cell]:

@@ -142,7 +142,7 @@ def gemm_command(tuner: Tuner[Cell, Operands], summary: str) -> click.Command:
     """Return the command of a GEMM family's tuner."""
     options = [
         click.Option(["-i", "--untuned"], type=click.Path(path_type=Path), help="CSV with columns M,N,K of cells."),
-        click.Option(["--shapes"], multiple=True, metavar="K,N", help="Weight shape; may be repeated."),
+        click.Option(["--shapes"], multiple=True, metavar="N,K", help="Weight shape, or n=768,k=6144; repeatable."),
         click.Option(["-m", "--batch", "batches"], multiple=True, type=click.IntRange(min=1), help="M; repeatable."),
     ]
     return command_for(tuner, summary, options, functools.partial(_wanted, tuner.default_cells))

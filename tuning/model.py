@@ -82,7 +82,7 @@ class Work:
         streamed_bytes: bytes loaded of the operand that the kernel streams (its weight).
         occupancy: waves per SIMD that registers and LDS allow.
         in_flight_bytes: of the streamed operand, bytes that one wave has requested ahead.
-        restarts: how often a wave fills its pipeline anew.
+        restarts: how often a wave refills its pipeline.
         matrix_waves: waves of a work-group that have matrix instructions; None for all of them.
         busiest: what the busiest work-group does, over what the average one does.
     """

@@ -23,6 +23,7 @@ class Trial:
         error: relative Frobenius error of its output; None if there was none.
         rejected: why it cannot be chosen, or None.
         note: what the time is made of, for the log.
+        model_us: microseconds by the model of time, where it saw the candidate.
     """
 
     candidate: Candidate
@@ -30,10 +31,11 @@ class Trial:
     error: float | None = None
     rejected: str | None = None
     note: str = ""
+    model_us: float | None = None
 
 
 class Problem(Protocol):
-    """One cell's operands and yardstick."""
+    """One cell's operands and the result they should give."""
 
     def run(self, candidate: Candidate) -> float:
         """Run once and return the relative Frobenius error of the output."""
@@ -73,7 +75,7 @@ def search(
         max_error: largest relative error of a right result.
         report: called with each trial as it is made.
         bound: seconds that a candidate's cost cannot go below, known without running it; candidates must be in its
-            order. Those whose bound is above the best cost so far are left out: none of them can be the fastest.
+            order. The search ends at the first one whose bound is above the best cost so far.
     """
     trials = []
     best = math.inf

@@ -51,7 +51,7 @@ def render(schema: TableSchema, rows: Mapping[Key, Row]) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(schema.header)
     for key in sorted(rows, key=_sort_key):
-        writer.writerow([_text(rows[key][name]) for name in schema.header])
+        writer.writerow([_text(rows[key].get(name)) for name in schema.header])
     return stream.getvalue()
 
 
@@ -105,6 +105,7 @@ def merge_rows(path: Path, schema: TableSchema, rows: Iterable[Row]) -> None:
         ConfigError: the file that is there is malformed, a new row breaks the schema, or the lock cannot be acquired.
     """
     new = {key_of(schema, row): row for row in rows}
+    path = Path(os.path.realpath(path))  # a link stays a link, and tuners that name the file differently share its lock
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{path}.lock")
     try:

@@ -57,6 +57,8 @@ class Tuner(Generic[C, O]):
         bound: (candidate, cell, machine) -> seconds that the model never goes below, known without running it; where
             there is one, candidates are tried in its order, and a modelled search ends where it passes the best time.
         most_trials: how many candidates are tried at most; None for all.
+        timed: whether the model of time chooses among the candidates that the counts put first. False where the
+            emulator does not run calls at full size.
     """
 
     family: Family[Any]
@@ -73,6 +75,7 @@ class Tuner(Generic[C, O]):
     baselines: Callable[[C, Sequence[O]], Baselines] = no_baselines
     bound: Callable[[Choice, C, model.Machine], float] | None = None
     most_trials: int | None = None
+    timed: bool = True
 
     def candidates(self, cell: C, arch: str) -> list[Choice]:
         """Return what is tried for a cell: by the bound, if there is one, and no more than ``most_trials``."""
@@ -101,10 +104,12 @@ class Modelled(Generic[C, O]):
         self.source = self.machine.source
         self._count = tuner.count(cell, arch)
         self._launches: list[model.Work] = []
+        self.work: dict[str, list[model.Work]] = {}  # by candidate
 
     def run(self, choice: Choice) -> float:
         """Run and count a candidate and return the relative Frobenius error of its output."""
         self._launches, error = self._count(choice)
+        self.work[str(choice)] = self._launches
         return error
 
     def cost(self, choice: Choice) -> tuple[float, str]:

@@ -10,7 +10,6 @@
 namespace hf::decode_attention {
 
 constexpr int64_t kMaxGrid = 65535;  // of the grid's second and third axes
-constexpr int64_t kMaxKeys = (int64_t{1} << 31) - 1 - kMaxBlockN;
 // A tile of 16 keys is one raw buffer, of at most 2^31 - 1 bytes.
 constexpr int64_t max_slot_stride(int d) { return ((int64_t{1} << 31) - 1) / kTileN - d; }
 
@@ -20,6 +19,15 @@ struct Operands {
   Tensor q, k, v;
   OptionalTensor block_tables;
   Tensor seqlens;
+  OptionalTensor sinks;
+};
+
+/// What a token sees and how it is weighed; a window or softcap of 0 is none.
+struct Options {
+  double scale;
+  bool causal;
+  int64_t window;
+  double softcap;
 };
 
 inline void check_on_device(const Tensor& tensor, const char* name, const Tensor& q) {
@@ -34,9 +42,18 @@ inline void check_query(const Tensor& q, hf_dtype input, int d) {
   HF_CHECK(q.size(1) >= 1 && q.size(1) <= kMaxMq, "Mq must be 1 to ", kMaxMq, " query tokens per sequence; got ", q.size(1));
 }
 
+/// Checks the scale of a cache's elements, one or one per KV head, and puts it into `cache`.
+inline void fill_scale(Cache& cache, const Tensor& scale, const char* name, int64_t kv_heads, const Tensor& q) {
+  HF_CHECK(scale.dtype() == HF_F32 && scale.is_contiguous() && (scale.numel() == 1 || scale.is_shape(kv_heads)), name,
+           "'s scale must be float32, one element or [", kv_heads, "] (one per KV head); got ", scale);
+  check_on_device(scale, name, q);
+  cache.scale = scale.data<const float>();
+  cache.scale_stride = scale.numel() == 1 ? 0 : 1;
+}
+
 /// Checks the operands, whose q and caches have been checked, and fills what the problem has besides its caches.
-inline void fill_problem(Problem& p, const Operands& o, double scale, bool causal, int64_t splits) {
-  const auto& [out, lse, partial, partial_lse, q, k, v, block_tables, seqlens] = o;
+inline void fill_problem(Problem& p, const Operands& o, const Options& options, int64_t splits) {
+  const auto& [out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, sinks] = o;
   const int64_t batch = q.size(0), mq = q.size(1), heads = q.size(2), d = q.size(3), kv_heads = k.size(2);
   HF_CHECK(v.is_shape(k.size(0), k.size(1), k.size(2), k.size(3)), "v must have the shape of k, ", k, "; got ", v);
   HF_CHECK(kv_heads >= 1 && heads >= 1 && heads % kv_heads == 0, "Hq must be a positive multiple of Hkv; got Hq = ", heads,
@@ -89,8 +106,21 @@ inline void fill_problem(Problem& p, const Operands& o, double scale, bool causa
   p.group = static_cast<uint32_t>(heads / kv_heads);
   p.mq = static_cast<uint32_t>(mq);
   p.splits = static_cast<uint32_t>(splits);
-  p.causal = causal;
-  p.factor = static_cast<float>(scale) * kLog2E;
+  p.causal = options.causal;
+  p.factor = static_cast<float>(options.scale) * kLog2E;
+  HF_CHECK(options.window >= 0, "window must be at least 1, or 0 for none; got ", options.window);
+  HF_CHECK(options.window == 0 || options.causal, "a window needs causal attention");
+  p.window = options.window == 0 || options.window > kMaxKeys ? kNoWindow : static_cast<uint32_t>(options.window);
+  HF_CHECK(options.softcap >= 0, "softcap must be positive, or 0 for none; got ", options.softcap);
+  p.cap = static_cast<float>(options.softcap) * kLog2E;
+  p.cap_exponent = options.softcap > 0 ? static_cast<float>(2 / options.softcap) : 0.f;
+  if (sinks) {
+    const Tensor values = *sinks;
+    HF_CHECK(values.dtype() == HF_F32 && values.is_shape(heads) && values.is_contiguous(), "sinks must be contiguous float32 [",
+             heads, "], one per query head; got ", values);
+    check_on_device(values, "sinks", q);
+    p.sinks = values.data<const float>();
+  }
 }
 
 /// Work-groups of either kernel over `batch` sequences: (tiles of query rows, B * Hkv, splits).

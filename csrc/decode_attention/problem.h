@@ -12,6 +12,8 @@ constexpr int kTileN = 16;  // keys of one MFMA; a page holds whole tiles
 constexpr int kMaxBlockN = 64;
 constexpr int kMaxMq = 16;
 constexpr int kMaxWaves = 4;
+constexpr int64_t kMaxKeys = (int64_t{1} << 31) - 1 - kMaxBlockN;
+constexpr uint32_t kNoWindow = static_cast<uint32_t>(kMaxKeys);
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 
@@ -45,7 +47,27 @@ struct Problem {
   uint32_t splits;
   uint32_t ranges;  // parts of a split's keys, each of which a wave (two at D = 256) of the work-group takes
   bool causal;
-  float factor;  // scale * log2(e)
+  uint32_t window;     // keys that a token sees, its own the last one; kNoWindow for all
+  float factor;        // scale * log2(e)
+  float cap;           // softcap * log2(e), 0 for none
+  float cap_exponent;  // 2 / softcap
+  const float* sinks;  // [Hkv * group], natural logarithm; null for none
+};
+
+/// Which tiles of a sequence of `length` keys its tokens see: some of them those from `begin` on, all of them those from
+/// whole_begin to before whole_end.
+struct Sight {
+  uint32_t begin, whole_begin, whole_end;
+
+  /// `hidden`: keys after the first token's own.
+  __device__ Sight(uint32_t length, uint32_t hidden, uint32_t window) {
+    begin = tile_down(length > hidden + window ? length - hidden - window : 0);
+    whole_begin = tile_down((length > window ? length - window : 0) + kTileN - 1);
+    whole_end = max(whole_begin, hidden == 0 ? length : tile_down(length > hidden ? length - hidden : 0));
+  }
+
+ private:
+  __device__ static uint32_t tile_down(uint32_t key) { return key / kTileN * kTileN; }
 };
 
 /// What a wave works on, the same in all lanes. A division leaves its result in a vector register: wave_value_here moves
@@ -55,19 +77,39 @@ struct Work {
   uint32_t batch, head;
   uint32_t length;      // keys of the sequence
   uint32_t begin, end;  // keys of this wave
+  uint32_t split_begin, split_end;  // keys of the work-group; the end may lie past the sequence's
   uint32_t trips;       // blocks of the work-group's first range, which has the most
+  uint32_t whole_begin, whole_end;  // of these, the keys that every token sees
 
   __device__ Work(const Problem& p, uint32_t batch_and_head, uint32_t split, uint32_t range)
       : batch(dev::wave_value_here(batch_and_head / p.kv_heads)), head(batch_and_head - batch * p.kv_heads) {
     const auto given = static_cast<int32_t>(dev::uniform(p.seqlens[batch]));
     length = given < 0 ? 0 : min(static_cast<uint32_t>(given), p.max_keys);
-    const uint32_t blocks = (length + kBlockN - 1) / kBlockN;
+    const Sight sight(length, p.causal ? p.mq - 1 : 0, p.window);
+    const uint32_t seen_from = sight.begin;
+    const uint32_t blocks = (length - seen_from + kBlockN - 1) / kBlockN;
     const uint32_t parts = p.splits * p.ranges;
     const uint32_t each = dev::wave_value_here((blocks + parts - 1) / parts);
     const uint32_t first = split * p.ranges * each;
+    split_begin = seen_from + first * kBlockN;
+    split_end = split_begin + p.ranges * each * kBlockN;
     trips = first < blocks ? min(each, blocks - first) : 0;
-    begin = min((first + range * each) * kBlockN, length);
+    begin = min(seen_from + (first + range * each) * kBlockN, length);
     end = min(begin + each * kBlockN, length);
+    whole_begin = max(begin, sight.whole_begin);
+    whole_end = min(end, sight.whole_end);
+  }
+};
+
+/// Which keys of a tile a lane's row sees: those from `first` to before `end`, counted from the lane's first key on.
+struct Seen {
+  int32_t first, end;
+
+  __device__ bool operator()(int key) const { return key >= first && key < end; }
+  /// The same, compared again where it is used: a comparison that is kept takes two scalar registers.
+  __device__ Seen here() const {
+    return {static_cast<int32_t>(dev::lane_value_here(static_cast<uint32_t>(first))),
+            static_cast<int32_t>(dev::lane_value_here(static_cast<uint32_t>(end)))};
   }
 };
 
@@ -77,6 +119,16 @@ struct Tile {
   uint32_t slot;  // of its first key in the page
   uint32_t keys;  // that the wave works on, from the first one on; 0 past the end
 };
+
+/// The tile at `key` of the sequence, whoever works on it; `keys` as Cursor's.
+template <int kBlockN>
+__device__ Tile tile_at(const Problem& p, const Work<kBlockN>& work, uint32_t key) {
+  const bool any = key >= work.begin && key < work.end;
+  const uint32_t index = dev::wave_value_here(key / p.page_size);
+  const int32_t listed = dev::load_constant(p.block_tables + uint64_t{work.batch} * p.max_pages + index);
+  return {p.max_pages ? listed : static_cast<int32_t>(work.batch), key - index * p.page_size,
+          any ? min(work.end - key, static_cast<uint32_t>(kTileN)) : 0};
+}
 
 /// Walks the tiles of a wave, the same in all lanes and without branches, which would cut the schedule of the products
 /// into pieces. Past the end it stays at the last tile that has keys.

@@ -15,13 +15,14 @@ struct Shape {
 constexpr int64_t kMaxBytes = (int64_t{1} << 31) - 1;
 constexpr int kLoadBytes = 16;
 
-inline void check_elements(const Tensor& tensor, const char* name) {
-  HF_CHECK(tensor.dtype() == HF_E4M3FN || tensor.dtype() == HF_U8, name,
-           " holds e4m3fn elements: float8_e4m3fn, or uint8 with the same bits; got ", tensor.dtype());
+inline void check_elements(const Tensor& tensor, const char* name, int32_t dtype = HF_E4M3FN) {
+  const char* const format = dtype == HF_E4M3FN ? "e4m3fn" : "e4m3fnuz";
+  HF_CHECK(tensor.dtype() == dtype || tensor.dtype() == HF_U8, name, " holds ", format, " elements: float8_", format,
+           ", or uint8 with the same bits; got ", tensor.dtype());
 }
 
-inline void check_payload(const Tensor& tensor, const char* name) {
-  check_elements(tensor, name);
+inline void check_payload(const Tensor& tensor, const char* name, int32_t dtype = HF_E4M3FN) {
+  check_elements(tensor, name, dtype);
   HF_CHECK(tensor.dim() == 2, name, " must have 2 dimensions, [rows, K]; got ", tensor);
 }
 
@@ -48,17 +49,19 @@ inline void check_alignment(const Tensor& tensor, const char* name) {
            " must start at a multiple of 16 bytes (lanes load 16 bytes at once); pass a copy of this view");
 }
 
-inline void check_bytes(int64_t rows, int64_t k, const char* name, const char* rows_name) {
-  HF_CHECK(rows * k <= kMaxBytes, name, " has ", rows_name, "*K = ", rows, "*", k, " = ", rows * k,
+inline void check_bytes(int64_t rows, int64_t k, const char* name, const char* rows_name,
+                        int64_t max_bytes = kMaxBytes) {
+  HF_CHECK(rows * k <= max_bytes, name, " has ", rows_name, "*K = ", rows, "*", k, " = ", rows * k,
            " bytes; the kernel takes at most 2^31 - 1 (2 GB), because a raw-buffer offset is a signed 32-bit number: "
            "split ", rows_name, " over several calls");
 }
 
-// Checks everything that the entries share and returns the problem's shape.
-inline Shape check_operands(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
-                            int64_t max_m) {
-  check_payload(xq, "Xq");
-  check_payload(wq, "Wq");
+// Checks everything that the entries share and returns the problem's shape. Kernels with a resource of its own for each
+// tile take payloads of any size: max_bytes.
+inline Shape check_shapes(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
+                          int64_t max_m, int64_t max_bytes, int32_t payload) {
+  check_payload(xq, "Xq", payload);
+  check_payload(wq, "Wq", payload);
   const Shape shape{xq.size(0), wq.size(0), xq.size(1)};
   const auto [m, n, k] = shape;
   HF_CHECK(wq.size(1) == k, "Xq and Wq must have the same K; got Xq ", xq, " and Wq ", wq);
@@ -69,8 +72,8 @@ inline Shape check_operands(const Tensor& out, const Tensor& xq, const Tensor& x
   check_scales(ws, "Ws", n, k);
   HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out.dtype());
   HF_CHECK(out.is_shape(m, n), "out must be [", m, ", ", n, "]; got ", out);
-  check_bytes(n, k, "Wq", "N");
-  check_bytes(m, k, "Xq", "M");
+  check_bytes(n, k, "Wq", "N", max_bytes);
+  check_bytes(m, k, "Xq", "M", max_bytes);
   check_layout(xq, "Xq", wq);
   check_layout(xs, "Xs", wq);
   check_layout(wq, "Wq", wq);
@@ -79,8 +82,40 @@ inline Shape check_operands(const Tensor& out, const Tensor& xq, const Tensor& x
   check_alignment(xq, "Xq");
   check_alignment(wq, "Wq");
   check_apart({out, "out"}, {{xq, "Xq"}, {xs, "Xs"}, {wq, "Wq"}, {ws, "Ws"}});
+  return shape;
+}
+
+inline Shape check_operands(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
+                            int64_t max_m, int64_t max_bytes = kMaxBytes) {
+  const Shape shape = check_shapes(out, xq, xs, wq, ws, max_m, max_bytes, HF_E4M3FN);
   HF_CHECK_ARCH(wq, "gfx950");
   return shape;
+}
+
+/// The same where both architectures have the kernel, each in its own fp8 format.
+inline Shape check_gemm(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
+                        int64_t max_m, int64_t max_bytes) {
+  HF_CHECK_ARCH(wq, "gfx950", "gfx942");
+  return check_shapes(out, xq, xs, wq, ws, max_m, max_bytes, arch_of(wq.device_index()).is("gfx942") ? HF_E4M3FNUZ : HF_E4M3FN);
+}
+
+inline void check_workspace(const OptionalTensor& workspace, const Shape& shape, int64_t k_splits, const Tensor& like) {
+  HF_CHECK(workspace.has_value(), "k_splits = ", k_splits, " needs a workspace: float32 [", k_splits, ", ", shape.m,
+           ", ", shape.n, "]; got None");
+  const Tensor given = *workspace;
+  HF_CHECK(given.dtype() == HF_F32, "workspace must be float32; got ", given.dtype());
+  HF_CHECK(given.is_shape(k_splits, shape.m, shape.n), "workspace must be [k_splits, M, N] = [", k_splits, ", ",
+           shape.m, ", ", shape.n, "]; got ", given);
+  check_layout(given, "workspace", like);
+}
+
+inline void check_bias(const OptionalTensor& bias, int64_t n, const Tensor& like, const Tensor& out) {
+  if (!bias.has_value()) return;
+  const Tensor given = *bias;
+  HF_CHECK(given.dtype() == HF_BF16, "bias must be bfloat16; got ", given.dtype());
+  HF_CHECK(given.is_shape(n), "bias must be [N] = [", n, "]; got ", given);
+  check_layout(given, "bias", like);
+  check_apart({out, "out"}, {{given, "bias"}});
 }
 
 }  // namespace hf::smallm_mxfp8

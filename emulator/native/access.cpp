@@ -25,7 +25,11 @@ const char* verb(Access access) {
 }
 
 bool is_exchange(Op op) {
-  return op == Op::global_atomic_cmpswap || op == Op::flat_atomic_cmpswap || op == Op::buffer_atomic_cmpswap;
+  switch (op) {
+    case Op::global_atomic_cmpswap: case Op::flat_atomic_cmpswap: case Op::buffer_atomic_cmpswap:
+    case Op::global_atomic_cmpswap_x2: case Op::flat_atomic_cmpswap_x2: case Op::buffer_atomic_cmpswap_x2: return true;
+    default: return false;
+  }
 }
 
 bool same_address(const Inst& a, const Inst& b) {
@@ -44,7 +48,6 @@ bool same_base(const Inst& exchange, const Inst& scalar_load) {
 // keep their value.
 // Where the address is uniform, the load is a scalar one (`lane` is negative) and the exchange takes the same base.
 bool within_narrow_atomic(const Wave& w, const ExecInst& in, uint64_t address, uint32_t bytes, int lane) {
-  constexpr size_t kDistance = 64;
   const AddressMap& map = w.launch->map;
   if (bytes != 4 || address % 4 != 0) return false;
   uint32_t outside = 0;
@@ -52,12 +55,7 @@ bool within_narrow_atomic(const Wave& w, const ExecInst& in, uint64_t address, u
     if (map.find(address + b, 1) == nullptr || !map.writable(address + b, 1)) outside |= 0xFFu << 8 * b;
   if (outside == ~0u) return false;
   if (is_exchange(in.inst->op)) return ((w.v[in.data][lane] ^ w.v[in.data + 1][lane]) & outside) == 0;
-  const std::vector<Inst>& insts = w.launch->program->insts;
-  const size_t from = static_cast<size_t>(in.inst - insts.data());
-  for (size_t i = from + 1; i < insts.size() && i <= from + kDistance; ++i)
-    if (is_exchange(insts[i].op) && (lane < 0 ? same_base(insts[i], *in.inst) : same_address(insts[i], *in.inst)))
-      return true;
-  return false;
+  return begins_exchange(w, in, lane < 0);
 }
 
 bool allowed(const AddressMap& map, uint64_t address, uint32_t bytes, Access access) {
@@ -67,6 +65,16 @@ bool allowed(const AddressMap& map, uint64_t address, uint32_t bytes, Access acc
 }
 
 }  // namespace
+
+bool begins_exchange(const Wave& w, const ExecInst& in, bool uniform) {
+  constexpr size_t kDistance = 64;
+  const std::vector<Inst>& insts = w.launch->program->insts;
+  const size_t from = static_cast<size_t>(in.inst - insts.data());
+  for (size_t i = from + 1; i < insts.size() && i <= from + kDistance; ++i)
+    if (is_exchange(insts[i].op) && (uniform ? same_base(insts[i], *in.inst) : same_address(insts[i], *in.inst)))
+      return true;
+  return false;
+}
 
 void check_extents_slow(const Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes,
                         Access access) {

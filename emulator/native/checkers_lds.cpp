@@ -13,6 +13,7 @@ struct LdsAccess {
   const Options& options;
   uint32_t wave, index, seq;
   bool reads, writes, atomic, dma, polls;
+  bool data = false;                     // a volatile load that is no poll
   uint32_t sync = ClockPool::kNone;      // what a write leaves in the word
   uint32_t acquired = ClockPool::kNone;  // taken last; lanes often share one
 };
@@ -144,7 +145,7 @@ void touch(LdsAccess& c, LdsRecord& rec, uint32_t address, uint32_t bytes, int l
   if (c.shadow.orders) {
     const bool open = !ordered && !tolerated(c, rec);
     if (open && c.reads && c.options.check_races)
-      race(c.w, c.in, c.me.clock, address, lane, c.atomic ? "atomic" : c.writes ? "write" : "read", writer(rec));
+      race(c.w, c.in, c.me.clock, address, lane, c.atomic ? "atomic" : c.writes ? "write" : c.data ? "volatile read" : "read", writer(rec));
     if (open && !c.reads && c.options.check_races) {
       StoreConflict& conflict = c.shadow.conflicts.emplace_back(StoreConflict{rec, address, bytes, lane, {}});
       std::memcpy(conflict.old, c.w.wg->lds + address, bytes);
@@ -296,7 +297,7 @@ void check_lds_access(Wave& w, const ExecInst& in, const uint32_t* a, uint64_t e
   const bool dma = in.op_class == OpClass::vmem_load && access == Access::store;
   const bool atomic = access == Access::atomic;
   LdsAccess c{w, in, shadow, me, w.launch->options, w.index, index, dma ? me.vm_issued : me.lgkm_issued,
-              access != Access::store, access != Access::load, atomic, dma, false};
+              access != Access::store, access != Access::load, atomic, dma, false, shadow.usage->uses[index].volatile_data};
   if (shadow.orders) {
     c.polls = shadow.plain_flags && !dma && shadow.usage->uses[index].polls;
     if (atomic || (shadow.plain_flags && c.writes && !dma && bytes <= 8)) c.sync = release(shadow, me, w.index);

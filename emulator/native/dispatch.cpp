@@ -148,8 +148,9 @@ void each_instruction(LoadedCode& code, const KernelInfo& kernel, F f) {
   uint64_t end = code.text_end;
   for (const uint64_t f : code.functions)
     if (f > kernel.entry && f < end) end = f;
-  for (uint32_t i = p.index_at(p.base + kernel.entry); i + 1 < p.insts.size() && p.insts[i].pc < end; ++i)
-    f(p, p.insts[i]);
+  const uint32_t first = p.index_at(p.base + kernel.entry);
+  if (first == Program::kNoIndex) return;  // a damaged descriptor: its entry point is not an instruction
+  for (uint32_t i = first; i + 1 < p.insts.size() && p.insts[i].pc < end; ++i) f(p, p.insts[i]);
 }
 
 }  // namespace

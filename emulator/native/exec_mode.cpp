@@ -100,6 +100,13 @@ ExecInst indexed(const Wave& w, const ExecInst& in) {
     const u32 limit = reg < kAcc ? kAcc : kVgprs;
     if (reg + index + width > limit)
       fault(w, in, FaultKind::unsupported, format("indexed register v%u lies outside the register file", reg + index));
+    if (w.shadow != nullptr && w.launch->options.check_uninit && reg < kAcc) {
+      const u32 granted = ((w.launch->kernel->rsrc1 & 63) + 1) * 8;
+      if (reg + index + width > granted)
+        report(w, in, FaultKind::uninitialised,
+               format("v%u, moved by the index %u, is beyond the %u registers that the kernel descriptor asks for",
+                      reg + index + width - 1, index, granted));
+    }
     reg = static_cast<uint16_t>(reg + index);
   };
   for (u32 i = 0; i < 3; ++i) {

@@ -9,7 +9,7 @@ struct GlobalRaces::Visit {
   const Wave& w;
   const ExecInst& in;
   uint32_t group, index, seq, release;
-  bool reads, writes, device, returns;
+  bool reads, writes, device, returns, data;
 };
 
 void GlobalRaces::begin_group(const Workgroup& group) {
@@ -67,10 +67,11 @@ void GlobalRaces::follow(Knowledge& k, uint32_t group, Fact& fact, const uint32_
 }
 
 bool GlobalRaces::ordered(const Wave& w, const Other& other, bool without_invalidation) {
-  Knowledge& k = now_->knowledge[w.index];
+  Knowledge& k = (without_invalidation ? now_->uninvalidated : now_->knowledge)[w.index];
   const Clock& clock = w.shadow->clock;
   const auto covered = [&](const Fact& f) {
-    return (other.writes ? f.stores[other.wave] : f.loads[other.wave]) >= other.seq;
+    const bool waits = !other.writes || (without_invalidation && other.through);
+    return (waits ? f.loads[other.wave] : f.stores[other.wave]) >= other.seq;
   };
   const auto known = k.facts.find(other.group);
   if (known != k.facts.end() && covered(known->second)) return true;
@@ -132,7 +133,7 @@ void GlobalRaces::race(const Wave& w, const ExecInst& in, const char* what, cons
                             other.lane, place(w, other.pc).c_str());
   if (ordered(w, other, true)) {
     text += ": the signal that tells of it has been read, but no buffer_inv sc1 (acquire fence) has followed";
-  } else if (const auto& facts = now_->knowledge[w.index].facts; facts.contains(other.group)) {
+  } else if (const auto& facts = now_->uninvalidated[w.index].facts; facts.contains(other.group)) {
     text += format(": work-group %u did signal, but not after it had %s that %s (release fence)", other.group - 1,
                    other.writes ? "written back (buffer_wbl2 sc1) and waited for" : "waited for", kind);
   }
@@ -143,7 +144,7 @@ void GlobalRaces::remember(uint32_t& list, const Past& now) {
   // A group's accesses stand together at the head.
   for (uint32_t at = list; at != 0 && past_[at].group == now.group; at = past_[at].next) {
     Past& p = past_[at];
-    if (p.wave != now.wave || p.device != now.device) continue;
+    if (p.wave != now.wave || p.device != now.device || p.data != now.data) continue;
     const uint32_t next = p.next;
     p = now;
     p.next = next;
@@ -184,27 +185,31 @@ void GlobalRaces::copy_list(uint32_t& list) {
 }
 
 void GlobalRaces::touch(const Visit& v, Cell& cell, uint64_t address, uint32_t bytes, int lane) {
-  const char* what = v.reads && v.writes ? "atomic" : v.writes ? "write" : "read";
-  const auto meets_write = [&](const Other& other, bool device) {
-    if (other.group == v.group || (v.device && device) || ordered(v.w, other)) return;
+  const char* what = v.reads && v.writes ? "atomic" : v.writes ? "write" : v.data ? "volatile read" : "read";
+  const auto meets_write = [&](const Other& other, bool device, bool modifies) {
+    if (other.group == v.group || (v.device && device && (!v.data || modifies)) || ordered(v.w, other)) return;
+    if (v.data && device && ordered(v.w, other, true)) return;
     if (v.reads || device) race(v.w, v.in, what, other, address, lane);
     Conflict& c = conflicts_.emplace_back(Conflict{other, address, bytes, lane, {}});
     std::memcpy(c.old, reinterpret_cast<const void*>(address), bytes);
   };
-  const Past last{cell.writer, cell.write_seq, cell.write_pc, 0, cell.write_wave, cell.write_lane, cell.device};
-  if (cell.writer != 0) meets_write(other_of(last, true), cell.device);
-  for (uint32_t at = cell.writers; at != 0; at = past_[at].next) meets_write(other_of(past_[at], true), true);
+  const Past last{cell.writer, cell.write_seq, cell.write_pc, 0, cell.write_wave, cell.write_lane, cell.device,
+                  cell.modifies, false};
+  if (cell.writer != 0) meets_write(other_of(last, true), cell.device, cell.modifies);
+  for (uint32_t at = cell.writers; at != 0; at = past_[at].next)
+    meets_write(other_of(past_[at], true), true, past_[at].modifies);
   if (v.device && v.reads && v.returns && cell.signals != 0) {
     std::vector<WaveShadow::Acquire>& signals = v.w.shadow->signals;
     if (signals.empty() || signals.back().from != cell.signals) signals.push_back({v.seq, cell.signals});
   }
   if (!v.writes) {
     return remember(cell.readers, {v.group, v.seq, v.index, 0, static_cast<uint8_t>(v.w.index),
-                                   static_cast<uint8_t>(lane), v.device});
+                                   static_cast<uint8_t>(lane), v.device, false, v.data});
   }
   for (uint32_t at = cell.readers; at != 0; at = past_[at].next) {
     const Other other = other_of(past_[at], false);
-    if (other.group != v.group && !(v.device && past_[at].device) && !ordered(v.w, other))
+    const bool atomics = v.device && past_[at].device && (!past_[at].data || v.reads);
+    if (other.group != v.group && !atomics && !ordered(v.w, other))
       race(v.w, v.in, what, other, address, lane);
   }
   forget(cell.readers);
@@ -223,6 +228,7 @@ void GlobalRaces::touch(const Visit& v, Cell& cell, uint64_t address, uint32_t b
   cell.write_seq = v.seq;
   cell.write_pc = v.index;
   cell.device = v.device;
+  cell.modifies = v.reads;
 }
 
 void GlobalRaces::touch_dword(const Visit& v, Shadow& s, uint64_t address, uint32_t bytes, int lane) {
@@ -243,13 +249,20 @@ void GlobalRaces::touch_dword(const Visit& v, Shadow& s, uint64_t address, uint3
 void GlobalRaces::access(const Wave& w, const ExecInst& in, const LaneAddresses& a, uint64_t exec, uint32_t bytes,
                          Access access) {
   Visit v{w, in, group_, static_cast<uint32_t>(in.inst - w.launch->program->insts.data()), w.shadow->vm_issued, 0,
-          access != Access::store, access != Access::load, access == Access::atomic || in.inst->sc1, true};
+          access != Access::store, access != Access::load, access == Access::atomic || in.inst->sc1, true, false};
   // A scalar load with glc reads past the scalar cache, as polls do; it counts in lgkmcnt.
   if (in.inst->format == Format::SMEM) {
     v.device |= in.inst->sc0;
     v.seq = w.shadow->vm_done;
   }
   if (access == Access::atomic) v.returns = in.inst->sc0;
+  if (access == Access::load) {
+    v.data = w.wg->shadow->usage->uses[v.index].volatile_data;
+    if (!v.device && begins_exchange(w, in, in.inst->format == Format::SMEM)) {
+      v.device = true;
+      v.returns = false;
+    }
+  }
   if (v.device && v.writes) v.release = release(w);
   Shadow* s = nullptr;
   for (uint64_t left = exec; left; left &= left - 1) {

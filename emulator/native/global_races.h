@@ -9,7 +9,12 @@
 // and an acquire counts from the wave's next buffer_inv sc1 on, once it has waited for the value. This is what LLVM's
 // memory model for these processors makes of a release and an acquire at agent scope; without the cache instructions the
 // value may stay in, or come from, the L2 of another die or a stale line.
-// Device-scope accesses do not race with each other, and neither do stores of different groups that write the value
+// Volatile loads and stores carry the marks of system scope, but order nothing; machine code shows only that the value of
+// a load ends no loop and no acquire follows it (polls.cpp). Such a load races with another group's store, unless that
+// was complete when its wave gave a signal that this wave has read: both go past the caches. It does not race with
+// read-modify-writes: looking at a counter once is ordinary.
+// A load that begins a loop of compare-and-swap is part of that atomic operation: what it reads is only compared.
+// Otherwise device-scope accesses do not race with each other, and neither do stores of different groups that write the value
 // which is there already. Accesses of one group are not held against each other.
 //
 // Work-groups run on one thread, one at a time; a group that waits gives way to the others (worker.h).
@@ -47,11 +52,14 @@ class GlobalRaces {
     uint32_t parts = 0;                // 0: whole
     uint8_t write_wave = 0, write_lane = 0;
     bool device = false;               // the last write
+    bool modifies = false;             // the last write: a read-modify-write
   };
   struct Past {  // an access
     uint32_t group, seq, pc, next;
     uint8_t wave, lane;
     bool device;
+    bool modifies;                     // a read-modify-write
+    bool data;                         // a volatile load
   };
   struct Shadow {
     uint64_t begin = 0, end = 0;
@@ -78,9 +86,11 @@ class GlobalRaces {
   };
   struct Other {
     uint32_t group, wave, lane, seq, pc;
-    bool writes;
+    bool writes, through;              // through: written past the caches
   };
-  static Other other_of(const Past& p, bool writes) { return {p.group, p.wave, p.lane, p.seq, p.pc, writes}; }
+  static Other other_of(const Past& p, bool writes) {
+    return {p.group, p.wave, p.lane, p.seq, p.pc, writes, writes && p.device};
+  }
   struct Conflict {
     Other other;
     uint64_t address;
@@ -112,7 +122,7 @@ class GlobalRaces {
   std::vector<Conflict> conflicts_;
   // Of a group that has not ended, by wave: what it knows, its last release and what that was made of.
   struct Running {
-    Knowledge knowledge[kMaxWaves];
+    Knowledge knowledge[kMaxWaves], uninvalidated[kMaxWaves];  // the second: for accesses past the caches
     uint32_t released[kMaxWaves] = {}, released_done[kMaxWaves] = {}, released_learned[kMaxWaves] = {};
   };
   std::unordered_map<uint32_t, std::unique_ptr<Running>> running_;  // by group

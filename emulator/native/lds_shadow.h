@@ -21,9 +21,10 @@
 //   - polls with anything, and the store that releases a lock with the failed attempts of those who want it. A poll is
 //     a load (or an atomic of constant operands) at an address that its loop does not change, in a loop that stores
 //     nothing and has no barrier and whose end depends on the value: a compiler would have moved a load of ordinary
-//     data out of such a loop. FLAT loads marked sc0 or sc1, as atomic and volatile ones are, count as polls. A flag
-//     written by plain stores of more than 8 bytes, or tested without a loop, or code compiled at -O0 (addresses
-//     reloaded from the stack) is not recognised, and reported.
+//     data out of such a loop. FLAT loads marked sc0 or sc1, as atomic ones are, count as polls; those with both marks,
+//     as volatile ones are, only where their value can end a loop: a volatile access orders nothing. A flag written
+//     by plain stores of more than 8 bytes, or tested without a loop, or code compiled at -O0 (addresses reloaded from
+//     the stack) is not recognised, and reported.
 //   - stores of different waves that write the value which is there already: whichever comes last, the word is the same,
 //     and compilers do let every wave store one uniform value. A reader must still be ordered after the last of them.
 #pragma once

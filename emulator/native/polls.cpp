@@ -3,7 +3,9 @@
 // Machine code does not mark volatile and atomic loads, but it shows them: a load whose address a loop does not change,
 // in a loop without stores and barriers, would have been moved in front of the loop if it could be; it stayed because
 // another wave is expected to change the word. Compilers peel the first turn off such a loop, so the same load directly
-// in front of it is a poll too. Generic (FLAT) loads do carry a mark: sc0 or sc1 where they are atomic or volatile.
+// in front of it is a poll too. FLAT, GLOBAL and buffer loads do carry a mark: sc0 or sc1 where they are atomic, both
+// where they are volatile or atomic at system scope. Volatile accesses order nothing, so a load with both bits counts as
+// a signal only if its value can end a loop, or if a buffer_inv that makes it an acquire follows; any other one is data.
 #include <algorithm>
 #include <bitset>
 
@@ -14,6 +16,8 @@ namespace hfemu {
 namespace {
 
 constexpr uint32_t kLongestLoop = 64, kPeeledDistance = 16;
+constexpr uint32_t kLongestVolatileLoop = 4096;  // the mark makes a load in a longer loop recognisable, too
+constexpr uint32_t kAcquireDistance = 4;         // from a load to the buffer_inv of its acquire: a wait and little else
 constexpr uint32_t kScc = kRegisters;
 using Registers = std::bitset<kRegisters + 1>;
 
@@ -43,9 +47,11 @@ class PollFinder {
   void find() {
     for (uint32_t i = 0; i < code_.size(); ++i) {
       const Inst& inst = *code_[i].inst;
-      if (inst.format == Format::FLAT && inst.vdata.kind == OperandKind::none && (inst.sc0 || inst.sc1))
-        table_.uses[i].polls = table_.polls = true;
+      if (!is_load(i) || (!inst.sc0 && !inst.sc1)) continue;
+      if (marked(i) && !acquires(i)) table_.uses[i].volatile_data = true;
+      else if (inst.format == Format::FLAT) table_.uses[i].polls = table_.polls = true;
     }
+    find_volatile_polls();
     for (uint32_t last = 0; last < code_.size(); ++last)
       if (jumps(code_[last].inst->op) && code_[last].target <= last && last - code_[last].target < kLongestLoop)
         look_at(code_[last].target, last);
@@ -71,6 +77,37 @@ class PollFinder {
     const RegisterUse& u = table_.uses[i];
     if (inst.format != Format::DS && inst.format != Format::FLAT) return false;
     return u.writes != 0 && u.flow != Flow::across;
+  }
+  bool is_load(uint32_t i) const {
+    const Inst& inst = *code_[i].inst;
+    if (inst.format != Format::FLAT && inst.format != Format::GLOBAL && inst.format != Format::MUBUF) return false;
+    return inst.vdata.kind == OperandKind::none && table_.uses[i].writes != 0 && !inst.lds;
+  }
+  bool marked(uint32_t i) const { return is_load(i) && code_[i].inst->sc0 && code_[i].inst->sc1; }
+  bool acquires(uint32_t i) const {
+    for (uint32_t k = i + 1; k <= i + kAcquireDistance && k < code_.size(); ++k) {
+      if (code_[k].inst->op == Op::buffer_inv) return true;
+      if (code_[k].op_class == OpClass::branch) return false;
+    }
+    return false;
+  }
+  void find_volatile_polls() {
+    for (uint32_t i = 0; i < code_.size(); ++i) {
+      if (!table_.uses[i].volatile_data) continue;
+      for (uint32_t last = i; last < code_.size() && last - i < kLongestVolatileLoop; ++last) {
+        if (!jumps(code_[last].inst->op) || code_[last].target > i || last - code_[last].target >= kLongestVolatileLoop)
+          continue;
+        if (!decides(i, code_[last].target, last)) continue;
+        is_signal(i);
+        find_peeled(i, code_[last].target, last);
+        break;
+      }
+    }
+  }
+  void is_signal(uint32_t i) {
+    table_.uses[i].volatile_data = false;
+    if (code_[i].inst->format == Format::DS || code_[i].inst->format == Format::FLAT)
+      table_.uses[i].polls = table_.polls = true;
   }
   // Stores and barriers, and what leaves the loop in ways that are not followed here.
   bool spoils(uint32_t i) const {
@@ -99,7 +136,7 @@ class PollFinder {
       for (const uint16_t r : reads(i)) constant &= !changing[r];
       if (modifies && !constant) return;
       if (!may_poll(i) || !constant || !decides(i, first, last)) continue;
-      table_.uses[i].polls = table_.polls = true;
+      is_signal(i);
       find_peeled(i, first, last);
     }
   }
@@ -199,13 +236,14 @@ class PollFinder {
   bool same_read(uint32_t a, uint32_t b) const {
     const Inst &x = *code_[a].inst, &y = *code_[b].inst;
     if (x.op != y.op || x.offset != y.offset || x.offset1 != y.offset1) return false;
+    if (marked(a) && marked(b)) return true;  // their address may have been computed again
     const Span r = reads(a), s = reads(b);
     return r.count == s.count && std::equal(r.begin(), r.end(), s.begin());
   }
   // The same read shortly before the loop, with a branch between that enters the loop or leaves it out.
   void find_peeled(uint32_t poll, uint32_t first, uint32_t last) {
     for (uint32_t i = first > 4 * kPeeledDistance ? first - 4 * kPeeledDistance : 0; i < first; ++i)
-      if (same_read(i, poll) && leads_into(i, first, last)) table_.uses[i].polls = true;
+      if (same_read(i, poll) && leads_into(i, first, last)) is_signal(i);
   }
   bool leads_into(uint32_t read, uint32_t first, uint32_t last) const {
     bool branched = false;
@@ -214,7 +252,7 @@ class PollFinder {
       if (spoils(i)) return false;
       for (const uint16_t r : writes(i)) {
         const Span used = reads(read);
-        if (std::find(used.begin(), used.end(), r) != used.end()) return false;
+        if (!marked(read) && std::find(used.begin(), used.end(), r) != used.end()) return false;
       }
       if (!jumps(code_[i].inst->op)) continue;
       if (code_[i].target >= first && code_[i].target <= last) return true;

@@ -35,6 +35,7 @@ struct RegisterUse {
   bool partial = false;        // some bits of the destination keep their value
   bool counts_vm = false, counts_lgkm = false, is_smem = false, is_flat = false;
   bool polls = false;          // reads LDS at one address until the value changes (polls.cpp)
+  bool volatile_data = false;  // a volatile load whose value ends no loop (polls.cpp)
 };
 
 struct UsageTable {

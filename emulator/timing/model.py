@@ -20,7 +20,7 @@ STARTS: tuple[Start, ...] = ("cold", "mall", "l2")
 STALLS = (
     "issue", "valu", "matrix", "lds", "vector_memory", "vmcnt", "lgkmcnt", "barrier", "fetch", "tail",
 )  # fmt: skip
-ERROR_BAND: Mapping[str, float] = MappingProxyType({"gfx950": 0.23, "gfx942": 0.40})
+ERROR_BAND: Mapping[str, float] = MappingProxyType({"gfx950": 0.13, "gfx942": 0.40})
 """The 90th percentile of |error|: on kernels that were not fitted for gfx950, on the rows of docs/time-model.md for
 gfx942. Two times that differ by less are a tie."""
 
@@ -34,7 +34,7 @@ class Sampling:
     iteration takes is the difference of the two. The last, partly filled round is always kept.
     """
 
-    rounds: tuple[int, int] = (4, 8)
+    rounds: tuple[int, int] = (3, 8)
     iterations: tuple[int, int] = (12, 24)
 
 

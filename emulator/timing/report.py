@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hipforge.emulator.timing.capture import Capture
 from hipforge.emulator.timing.machines import Machine
@@ -13,12 +13,15 @@ from hipforge.emulator.timing.model import STALLS, Start, Timing, simulate
 from hipforge.errors import ConfigError
 from hipforge.jit.backends.amd.demangle import short_name
 
+if TYPE_CHECKING:
+    from hipforge.emulator.code_object import Kernel
+
 REASONS = {
     "issue": "issuing instructions",
     "valu": "vector ALU busy",
     "matrix": "matrix pipe or its result",
     "lds": "LDS busy",
-    "vector_memory": "vector memory pipe busy",
+    "vector_memory": "vector memory pipe, or no line of L1 free",
     "vmcnt": "waiting for global memory",
     "lgkmcnt": "waiting for LDS or scalar memory",
     "barrier": "barrier",
@@ -30,31 +33,48 @@ DETAIL_ROUNDS, DETAIL_ITERATIONS = 4, 24
 
 @dataclass(frozen=True)
 class HotInstruction:
-    """One instruction with the time that waves spent waiting to execute it."""
+    """One instruction with the time that waves spent waiting to execute it, and its source line where it is known."""
 
     kernel: str
     pc: int
     text: str
     count: int
     share: float
+    source: str = ""
 
 
-def hottest(capture: Capture, of: Machine, start: Start = "cold", most: int = 12) -> list[HotInstruction]:
-    """Return the instructions at which the waves wait longest, over all launches of a capture."""
+def _sources(kernel: Kernel) -> dict[int, str]:
+    """Return ``file:line`` by address, counted from the kernel's first instruction."""
+    at = [int(line.split(":", 1)[0], 16) for line in kernel.disassembly().splitlines()]
+    return {pc - at[0]: line for pc, line in zip(at, kernel.source_lines(), strict=False) if line}
+
+
+def hottest(
+    capture: Capture, of: Machine, start: Start = "cold", most: int = 12, kernels: Sequence[Kernel] = ()
+) -> list[HotInstruction]:
+    """Return the instructions at which the waves wait longest, over all launches of a capture.
+
+    Args:
+        capture: the recording.
+        of: the GPU.
+        start: where operands are at the start.
+        most: how many instructions.
+        kernels: those that were launched, for their source lines (compile with ``-gline-tables-only``).
+    """
+    sources = {kernel.name: _sources(kernel) for kernel in kernels}
     found: list[HotInstruction] = []
     total = 0.0
     for number, launch in enumerate(capture.launches()):
         done = simulate(capture, number, of, start, rounds=DETAIL_ROUNDS, iterations=DETAIL_ITERATIONS, detail=True)
         total += sum(done["stalls"])
+        lines = sources.get(launch["kernel"], {})
+        first = min(pc for pc, *_ in done["hot"])
         found += [
-            HotInstruction(short_name(launch["kernel"]), pc, text, count, stalled)
+            HotInstruction(short_name(launch["kernel"]), pc, text, count, stalled, lines.get(pc - first, ""))
             for pc, text, count, stalled in done["hot"]
         ]
     found.sort(key=lambda item: -item.share)
-    return [
-        HotInstruction(item.kernel, item.pc, item.text, item.count, item.share / max(1.0, total))
-        for item in found[:most]
-    ]
+    return [replace(item, share=item.share / max(1.0, total)) for item in found[:most]]
 
 
 def text(timing: Timing, hot: Sequence[HotInstruction] = ()) -> str:
@@ -79,12 +99,52 @@ def text(timing: Timing, hot: Sequence[HotInstruction] = ()) -> str:
     ]
     if hot:
         lines += ["", "where the waves wait longest", "   share      count   address  instruction"]
-        lines += [f"  {item.share:6.1%} {item.count:>10,}  {item.pc:8x}  {item.text}" for item in hot]
+        lines += [
+            f"  {item.share:6.1%} {item.count:>10,}  {item.pc:8x}  {item.text}"
+            + (f"  {item.source}" if item.source else "")
+            for item in hot
+        ]
     return "\n".join(lines)
 
 
+def compare(names: tuple[str, str], timings: tuple[Timing, Timing]) -> str:
+    """Return two timings side by side as lines for a terminal; a difference within the error is called a tie."""
+    one, two = timings
+    ratio = two.kernel_us / one.kernel_us
+    tie = max(ratio, 1 / ratio) <= 1 + one.error_band
+    verdict = (
+        f"a tie: they differ by less than the error of {one.error_band:.0%}"
+        if tie
+        else f"{names[1] if ratio < 1 else names[0]} is faster, by a factor of {max(ratio, 1 / ratio):.2f}"
+    )
+    rows = [
+        ("kernel, us", f"{one.kernel_us:.2f}", f"{two.kernel_us:.2f}"),
+        ("replayed in a graph, us", f"{one.replay_us:.2f}", f"{two.replay_us:.2f}"),
+        ("bound", one.bound, two.bound),
+        ("memory traffic, bytes", f"{one.hbm_bytes:,}", f"{two.hbm_bytes:,}"),
+        ("GB/s", f"{one.memory_gbps:.0f}", f"{two.memory_gbps:.0f}"),
+        ("L2 hit rate", f"{one.l2_hit_rate:.1%}", f"{two.l2_hit_rate:.1%}"),
+        *(
+            (REASONS[name], f"{one.stalls[name]:.1%}", f"{two.stalls[name]:.1%}")
+            for name in STALLS
+            if max(one.stalls[name], two.stalls[name]) >= 0.0005
+        ),
+    ]
+    wide = max(14, *(len(name) + 2 for name in names))
+    return "\n".join(
+        [
+            f"modelled on {one.gpu}, not measured: {verdict}",
+            f"  {'':<40}{names[0]:>{wide}}{names[1]:>{wide}}",
+            *(f"  {what:<40}{left:>{wide}}{right:>{wide}}" for what, left, right in rows),
+        ]
+    )
+
+
 def plot(capture: Capture, timing: Timing, of: Machine, start: Start, path: Path) -> None:
-    """Write a picture: the waves of one compute unit over time, and the waves' time by reason.
+    """Write a picture: per launch the waves of one compute unit over time, then a roofline and the waves' time.
+
+    The roofline is of pipe cycles: how busy the vector and matrix pipes are against their cycles per byte of memory
+    traffic. Above the slope the kernel would need more bandwidth than the model reaches, above the flat more pipes.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -97,21 +157,51 @@ def plot(capture: Capture, timing: Timing, of: Machine, start: Start, path: Path
     from matplotlib import pyplot
 
     launches = capture.launches()
-    figure, all_axes = pyplot.subplots(len(launches) + 1, 1, figsize=(10, 2.5 * (len(launches) + 1)), squeeze=False)
+    figure, all_axes = pyplot.subplots(len(launches) + 2, 1, figsize=(10, 2.7 * (len(launches) + 2)), squeeze=False)
+    points: list[tuple[str, float, float]] = []
     for number, launch in enumerate(launches):
         axes = all_axes[number][0]
         done: dict[str, Any] = simulate(
             capture, number, of, start, rounds=DETAIL_ROUNDS, iterations=DETAIL_ITERATIONS, detail=True
         )
+        name = short_name(launch["kernel"])
+        points.append((name, *roofline_point(done, of)))
         rows = sorted({(simd, wave) for simd, _group, wave, _begin, _end in done["spans"]})
         for simd, group, wave, begin, end in done["spans"]:
             at, length = begin / of["clock_ghz"] / 1e3, (end - begin) / of["clock_ghz"] / 1e3
             axes.barh(rows.index((simd, wave)), length, left=at, color=f"C{group % 10}", edgecolor="black")
-        axes.set(title=f"{short_name(launch['kernel'])}: waves of one compute unit (modelled)", xlabel="µs")
+        axes.set(title=f"{name}: waves of one compute unit (modelled)", xlabel="µs")
         axes.set_yticks(range(len(rows)), [f"SIMD {simd}, wave {wave}" for simd, wave in rows], fontsize=6)
+    axes = all_axes[-2][0]
+    _roofline(axes, points, of)
     axes = all_axes[-1][0]
     names = [name for name in STALLS if timing.stalls[name] >= 0.0005]
     axes.barh(names, [100 * timing.stalls[name] for name in names])
     axes.set(title=f"{timing.kernel_us:.2f} µs: the waves' time by reason (modelled)", xlabel="%")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def roofline_point(done: Mapping[str, Any], of: Machine) -> tuple[float, float]:
+    """Return (pipe cycles per byte of memory traffic, share of all pipes' time that they are busy) of a simulation."""
+    traffic = max(1.0, done["hbm_bytes"] + done["stored_bytes"])
+    pipes = of["cus_per_xcd"] * 4 * done["cycles"]
+    return done["pipe_cycles"] / traffic, done["pipe_cycles"] / pipes
+
+
+def _roofline(axes: Any, points: Sequence[tuple[str, float, float]], of: Machine) -> None:
+    bytes_per_cycle = of["hbm_gbps"] / of["clock_ghz"] / (of["xcds"] * of["cus_per_xcd"] * 4)  # per SIMD
+    ridge = 1 / bytes_per_cycle
+    span = [min(ridge, *(x for _, x, _ in points)) / 4, max(ridge, *(x for _, x, _ in points)) * 4]
+    axes.plot([span[0], ridge, span[1]], [span[0] * bytes_per_cycle, 1, 1], color="black")
+    for name, x, y in points:
+        axes.plot([x], [y], "o", label=name)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="pipe cycles per byte of memory traffic",
+        ylabel="share of pipes busy",
+        title=f"roofline: {of['hbm_gbps'] / 1e3:.1f} TB/s, {of.cu_count} CUs of four SIMDs (modelled)",
+    )
+    axes.legend(fontsize=6)

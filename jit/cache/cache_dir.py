@@ -11,16 +11,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import json
 import logging
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from hipforge import settings
 from hipforge.errors import ConfigError
 from hipforge.jit.cache import trust
-from hipforge.jit.digest import DigestStore
+from hipforge.jit.digest import DigestStore, holds_digests
 from hipforge.jit.roots import name_problem
 
 log = logging.getLogger("hipforge")
@@ -179,20 +181,33 @@ def state_dir() -> Path | None:
     return next(iter(_own_private_dir()), None)
 
 
-def own_file(directory: Path | None, name: str) -> Path | None:
-    """Return where a file of remembered answers is kept; one that others can write is removed first."""
+def own_file(directory: Path | None, name: str, is_own: Callable[[object], bool]) -> Path | None:
+    """Return where a file of remembered answers is kept, None where that would be somebody else's file of this name.
+
+    ``is_own`` says whether parsed JSON is what hipforge writes there. Such a file that others can write is removed.
+    """
     if directory is None:
         return None
     path = directory / name
     if trust.problem(path) is not None and not settings.TRUST_SHARED_DIRS.get():
+        if not is_own_file(path, is_own):
+            return None
         with contextlib.suppress(OSError):
             path.unlink()
     return path
 
 
+def is_own_file(path: Path, is_own: Callable[[object], bool]) -> bool:
+    """Return whether a file holds what hipforge writes there."""
+    try:
+        return is_own(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
 @functools.lru_cache(maxsize=8)
 def _store(path: Path | None) -> DigestStore:
-    return DigestStore(own_file(path, "digests.json"))
+    return DigestStore(own_file(path, "digests.json", holds_digests))
 
 
 def digests() -> DigestStore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _WORD = re.compile(r"(?:\\.|\$\$|[^\s\\])+")
@@ -33,6 +33,46 @@ def read_depfile(path: Path) -> list[str]:
         return parse_depfile(path.read_text(errors="surrogateescape"))
     except FileNotFoundError:
         return []
+
+
+_HAS_INCLUDE = re.compile(r"""__has_include(?:_next)?\s*\(\s*[<"]([^>"\n]+)[>"]""")
+
+
+def absent_headers(
+    headers: Sequence[str], sources: Sequence[str], search: Sequence[str], all_dirs: Sequence[str]
+) -> list[str]:
+    """Return where there is no file, and a new one would change what a compiler reads.
+
+    That is any place where one of ``headers`` would be found earlier than where it is: beside a file that may include
+    it, or in a folder of ``search`` before its own; and any place where what a false ``__has_include`` asks for may
+    appear.
+
+    Args:
+        headers: the project's headers that were read.
+        sources: the project's sources.
+        search: the project's include folders, in order.
+        all_dirs: every include folder, the system's too.
+    """
+    files = [*headers, *sources]
+    folders = list(dict.fromkeys(os.path.dirname(path) for path in files))  # noqa: PTH120
+    places: dict[str, None] = {}
+    for header in headers:
+        for number, folder in enumerate(search):
+            if header.startswith(folder + "/"):
+                name = header[len(folder) + 1 :]
+                places.update(dict.fromkeys(f"{place}/{name}" for place in (*folders, *search[:number])))
+        name = os.path.basename(header)  # noqa: PTH119
+        places.update(dict.fromkeys(f"{folder}/{name}" for folder in folders))
+    for path in files:
+        try:
+            text = Path(path).read_text(errors="replace")
+        except OSError:
+            continue
+        for name in _HAS_INCLUDE.findall(text):
+            asked = [f"{place}/{name}" for place in dict.fromkeys((os.path.dirname(path), *all_dirs))]  # noqa: PTH120
+            if not any(map(os.path.exists, asked)):
+                places.update(dict.fromkeys(asked))
+    return [place for place in places if not os.path.lexists(place)]
 
 
 def missing_headers(relative: Iterable[str], read: Iterable[str], include_dirs: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Compile errors that would come again are remembered, so that a failing module costs one attempt, not one per call.
+"""Caches deterministic compile errors, so that a broken module is compiled once and not once per call.
 
 A record holds what the attempt had read, with digests, and where a header was looked for and not found: as soon as
 any of it changes, the module is built again. A build that was killed or ran out of memory or disk leaves no record.
@@ -43,7 +43,7 @@ def keep(staging: Path, root: Path, spec: BuildSpec) -> Path:
 
 
 def remember(place: Path, spec: BuildSpec, message: str, dependencies: list[tuple[str, str]]) -> None:
-    """Write the record of a failure that would come again."""
+    """Write the record of a deterministic failure."""
     record = {"key": spec.key, "message": message, "dependencies": dependencies}
     with contextlib.suppress(OSError):
         write_durably(place / _RECORD, json.dumps(record, indent=1))
@@ -59,7 +59,7 @@ def recall(roots: list[Path], spec: BuildSpec, digests: DigestStore) -> BuildErr
             pairs = [(spec.roots.show(path), digest) for path, digest in record["dependencies"]]
             if digests.all_match(pairs):
                 return BuildError(record["message"])
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             continue
     return None
 

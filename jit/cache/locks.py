@@ -21,7 +21,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from hipforge import settings
 from hipforge.errors import BuildError
-from hipforge.jit.cache.store import NO_FLOCK
+from hipforge.jit.cache.store import NO_FLOCK, is_build_name
 from hipforge.jit.cache.trust import make_directory
 
 log = logging.getLogger("hipforge")
@@ -43,6 +43,8 @@ def building(root: Path, name: str, title: str) -> Iterator[None]:
     lock = _lock(path)
     try:
         _acquire(lock, path, title)
+        with contextlib.suppress(OSError):
+            os.utime(path)  # when it was last used
     except NotImplementedError:
         # filelock found out by itself that flock is missing. Two builds of one module may run, and the rename keeps
         # either result whole.
@@ -73,7 +75,7 @@ def try_building(root: Path, name: str) -> Iterator[bool]:
         yield False
         return
     try:
-        yield True
+        yield _guards_its_name(lock, path)
     finally:
         lock.release()
 
@@ -109,7 +111,7 @@ def _try_flock(path: Path) -> bool:
 
 def _break_if_dead(soft: Path, path: Path) -> None:
     """Remove a soft lock whose holder, a process of this host, no longer runs."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         holder = json.loads(_holder_file(path).read_text())
         if holder["host"] == socket.gethostname() and not _runs(int(holder["pid"])):
             soft.unlink()
@@ -134,7 +136,10 @@ def _acquire(lock: BaseFileLock, path: Path, title: str) -> None:
         slice_s = 0.0 if not waited else min(_SPEAK_EVERY_S, max(limit - waited, 0.01))
         try:
             lock.acquire(timeout=slice_s, poll_interval=_POLL_S)
-            return
+            if _guards_its_name(lock, path):
+                return
+            lock.release()
+            continue
         except Timeout:
             waited = time.monotonic() - started
         holder = describe_holder(path)
@@ -150,6 +155,37 @@ def _acquire(lock: BaseFileLock, path: Path, title: str) -> None:
             _break_if_dead(Path(lock.lock_file), path)
 
 
+def _guards_its_name(lock: BaseFileLock, path: Path) -> bool:
+    """Return whether the file that was locked is still the one at ``path``: an idle one may be removed at any time."""
+    if isinstance(lock, SoftFileLock):
+        return True
+    descriptor = getattr(getattr(lock, "_context", None), "lock_file_fd", None)
+    if descriptor is None:
+        return True
+    try:
+        return os.fstat(descriptor).st_ino == os.stat(path).st_ino  # noqa: PTH116
+    except FileNotFoundError:
+        return False
+
+
+def remove_idle(root: Path, unused_s: float) -> None:
+    """Remove lock files that nobody holds and nobody has used for ``unused_s`` seconds.
+
+    A builder that opened one just before finds, once it has the lock, that its name is gone, and takes the new one.
+    """
+    parent = root / "locks"
+    with contextlib.suppress(OSError):
+        for path in parent.iterdir():
+            if path.suffix != ".lock" or not is_build_name(path.stem):
+                continue
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime < unused_s:
+                    continue
+                with try_building(root, path.stem) as free:
+                    if free:
+                        path.unlink()
+
+
 def _holder_file(lock_path: Path) -> Path:
     return lock_path.with_suffix(".holder")
 
@@ -159,5 +195,5 @@ def describe_holder(lock_path: Path) -> str:
     try:
         holder = json.loads(_holder_file(lock_path).read_text())
         return f"process {int(holder['pid'])} on {str(holder['host'])!r} (for {time.time() - holder['since']:.0f} s)"
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return "another process"

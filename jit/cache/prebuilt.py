@@ -41,6 +41,23 @@ def _packaged() -> Path:
     return Path(hipforge.__file__).parent / "prebuilt"
 
 
+def entries() -> list[Entry]:
+    """Return every prebuilt entry that can be read, in the order in which they are searched; some may not fit here."""
+    found = (
+        store.read_entry(directory / target / name)
+        for directory in directories()
+        for target in _folders(directory)
+        for name in _folders(directory / target)
+    )
+    return [entry for entry in found if entry is not None]
+
+
+def _folders(directory: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(directory))  # noqa: PTH208
+    return []
+
+
 def find(stem: str, target: str, portable: Mapping[str, str], roots: Roots) -> Entry | None:
     """Return the prebuilt entry called ``stem`` that fits, or None.
 

@@ -16,7 +16,7 @@ from hipforge.jit.digest import ABSENT
 from hipforge.jit.spec import BuildSpec, category
 
 _SECOND_NS = 1_000_000_000
-_COARSE = 5  # Linux's CLOCK_REALTIME_COARSE, by which files are stamped; the time module has no name for it
+_COARSE = 5  # Linux's CLOCK_REALTIME_COARSE, the time of the last tick; the time module has no name for it
 
 
 class InputsChanged(BuildError):
@@ -38,11 +38,12 @@ class InputsChanged(BuildError):
 def start() -> int:
     """Return the time, in nanoseconds, that no file changed before now carries and every later change reaches.
 
-    The kernel stamps files with the time of its last tick, so this waits for the next one (10 ms at most): else a file
-    written just before a build would look as if it had changed during it.
+    The kernel stamps files with the time of its last tick, or, since Linux 6.13, with the exact time where somebody
+    looked at the file's times before. So this waits until the tick's time is past the exact time of now (two ticks,
+    20 ms at most): else a file written just before a build would look as if it had changed during it.
     """
-    first = time.clock_gettime_ns(_COARSE)
-    while (now := time.clock_gettime_ns(_COARSE)) == first:
+    exact = time.time_ns()
+    while (now := time.clock_gettime_ns(_COARSE)) <= exact:
         time.sleep(0.0005)
     return now
 

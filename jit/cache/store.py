@@ -126,7 +126,10 @@ class Manifest:
         Raises:
             ValueError: it is not one of this format.
         """
-        raw = json.loads(text)
+        try:
+            raw = json.loads(text)
+        except RecursionError as error:
+            raise ValueError(str(error)) from None
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ValueError("not a manifest of this format")
         if not fits(raw, _SHAPE):

@@ -246,6 +246,8 @@ class CtypesBinder:
         if problem is not None:
             raise self.errors[1](f"{op}: argument '{parameter.name}' {problem}")
         self._check_gradient(op, parameter, value, code)
+        if 0 in shape:  # its strides mean nothing, and torch calls it contiguous whatever they are
+            strides = _contiguous(shape)
         dims = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
         keep.extend(dims)
         pointers = (ctypes.cast(item, ctypes.POINTER(ctypes.c_int64)) for item in dims)
@@ -332,6 +334,13 @@ def declaring_extents(
 
     call.__name__ = signature.name
     return call
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides))
 
 
 def _extent_bytes(tensor: _Tensor) -> int:

@@ -280,6 +280,28 @@ static int view_through_table(const Binder* env, PyObject* object, hf_tensor* ou
   return 0;
 }
 
+/* Gives a tensor without elements the strides of a contiguous one: its own mean nothing, and torch calls it contiguous
+ * whatever they are. The dimensions are chained into *dims. */
+static int normalise_empty(hf_tensor* tensor, void** dims) {
+  int32_t i = 0;
+  while (i < tensor->ndim && tensor->shape[i]) ++i;
+  if (i == tensor->ndim || tensor->ndim > MAX_DIMS) return 0;
+  Dims* storage = PyMem_Malloc(sizeof(*storage));
+  if (!storage) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  storage->next = *dims;
+  *dims = storage;
+  int64_t stride = 1;
+  for (i = tensor->ndim; i-- > 0;) {
+    storage->values[i] = stride;
+    if (tensor->shape[i] > 1) stride *= tensor->shape[i];
+  }
+  tensor->strides = storage->values;
+  return 0;
+}
+
 /* Turns torch's refusal to describe a tensor into a GuardError that names the argument; a meta tensor has no data but
  * may have a dispatcher to go to: then 1, as convert(). */
 static int unreadable(Entry* self, Py_ssize_t i, PyObject* object) {
@@ -446,6 +468,7 @@ static int convert(Entry* self, Py_ssize_t i, PyObject* object, hf_arg* arg, int
       arg->kind = HF_KIND_TENSOR;
       if (env->table ? view_through_table(env, object, tensor) : view_through_python(env, object, tensor, dims))
         return unreadable(self, i, object);
+      if (normalise_empty(tensor, dims)) return -1;
       if (tensor->dtype == HF_UNKNOWN) {
         PyObject* dtype = PyObject_GetAttrString(object, "dtype");
         PyErr_Format(env->errors[HF_ERROR_GUARD],

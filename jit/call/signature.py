@@ -39,6 +39,8 @@ MUST_BE: dict[str, str] = {
 _BY_NAME = {"Tensor": TENSOR, "int": INT, "float": FLOAT, "bool": BOOL, "str": STR}
 _DEFAULT_TYPES: dict[str, tuple[type, ...]] = {INT: (int,), FLOAT: (int, float), BOOL: (bool,), STR: (str,)}
 
+MAX_ARGUMENTS = 64  # MAX_ARGS of binding.c
+
 _VARARGS, _VARKEYWORDS = 0x04, 0x08  # CO_VARARGS and CO_VARKEYWORDS; importing inspect would cost 5 ms
 
 
@@ -156,6 +158,8 @@ def signature_of(function: Callable[..., Any], *, mutates: Sequence[str]) -> Sig
         raise ConfigError(f"stub {name}: must return None (results go into the first parameter); annotated {returns!r}")
     if returns != "None" and _kind_of(returns) is None:
         raise ConfigError(f"stub {name}: return annotation {returns!r}; {_accepted()}")
+    if len(parameters) > MAX_ARGUMENTS:
+        raise ConfigError(f"stub {name}: has {len(parameters)} parameters; at most {MAX_ARGUMENTS} cross the C ABI")
     defaults = function.__defaults__ or ()
     for owner, default in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True):
         _check_default(name, owner, default)

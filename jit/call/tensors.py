@@ -20,8 +20,15 @@ def problem(tensor: Any) -> str | None:
         return "has its negative bit set: its elements are read with the other sign; pass resolve_neg() of it"
     if tensor.is_conj():
         return "has its conjugate bit set; pass resolve_conj() of it"
-    if tensor.numel() == 0:
+    return storage_problem(tensor)
+
+
+def storage_problem(tensor: Any) -> str | None:
+    """Return why a tensor's elements cannot be read from its storage, to follow the argument's name; or None."""
+    if str(tensor.layout) != "torch.strided" or tensor.device.type == "meta" or tensor.numel() == 0:
         return None
+    if tensor._is_zerotensor():
+        return None  # torch knows its elements
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
     held = tensor.untyped_storage().nbytes()
@@ -30,6 +37,8 @@ def problem(tensor: Any) -> str | None:
             f"reaches byte {needed} of a storage of {held} bytes: the storage was resized under it "
             "(untyped_storage().resize_, as sharded training frees parameters); gather or allocate it first"
         )
+    if not tensor.data_ptr():
+        return "has no memory behind it; pass a clone of what it was made from"
     return None
 
 

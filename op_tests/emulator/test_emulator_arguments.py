@@ -199,6 +199,19 @@ def test_program_headers_that_ask_for_gigabytes_take_no_memory(stale: Path) -> N
     assert resident_bytes() - before < 2**28
 
 
+def test_a_descriptor_whose_entry_is_no_instruction_has_no_disassembly_and_no_launch(stale: Path) -> None:
+    image = bytearray(stale.read_bytes())
+    table, size, count, names = struct.unpack_from("<Q", image, 0x28)[0], *struct.unpack_from("<HHH", image, 0x3A)
+    rows = [struct.unpack_from("<IIQQQQ", image, table + i * size) for i in range(count)]
+    (rodata,) = (row[4] for row in rows if image.startswith(b".rodata\0", rows[names][4] + row[0]))
+    (entry,) = struct.unpack_from("<q", image, rodata + 16)  # of the only kernel's descriptor
+    struct.pack_into("<q", image, rodata + 16, entry + 2)
+    kernel = emulator.CodeObject(bytes(image)).kernels["stale"]
+    assert kernel.disassembly() == "" and kernel.source_lines() == []
+    with pytest.raises(HipforgeError, match="its entry point is not an instruction"):
+        emulator.launch(kernel, 1, 64, [torch.zeros(64, dtype=torch.int32), bytes(16), 7])
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -230,4 +243,26 @@ def test_registers_beyond_the_descriptors_are_reported(register: str, accepted: 
             emulator.launch(kernel, 1, 64, arguments)
         else:
             with pytest.raises(EmulatorFault, match=f"{register} is beyond the 8 registers that the kernel descriptor"):
+                emulator.launch(kernel, 1, 64, arguments)
+
+
+@pytest.mark.parametrize(("index", "accepted"), [(6, True), (7, False), (254, False)])
+@pytest.mark.parametrize("operand", ["DST", "SRC0"])
+def test_indexed_registers_beyond_the_descriptors_are_reported(
+    operand: str, index: int, accepted: bool, tmp_path: Path
+) -> None:
+    moves = "\n".join(f"  v_mov_b32 v{i}, 1" for i in range(2, 8))
+    moves += f"\n  s_movk_i32 s5, {index}\n  s_set_gpr_idx_on s5, gpr_idx({operand})\n  v_mov_b32 v1, v1"
+    source, image = tmp_path / "k.s", tmp_path / "k.hsaco"
+    text = STALE.replace("  s_endpgm", f"{moves}\n  s_set_gpr_idx_off\n  s_endpgm")
+    source.write_text(text + METADATA.format(kernels=STALE_KERNEL))
+    clang = toolchain.select("gfx950").roots()["HIPCXX"]
+    subprocess.run([clang, "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
+    kernel = emulator.CodeObject(image).kernels["stale"]
+    arguments = [torch.zeros(64, dtype=torch.int32), bytes(16), 7]
+    with emulator.options(checks="all"):
+        if accepted:
+            emulator.launch(kernel, 1, 64, arguments)
+        else:
+            with pytest.raises(EmulatorFault, match=rf"v{index + 1}, moved by the index {index}, is beyond the 8 reg"):
                 emulator.launch(kernel, 1, 64, arguments)

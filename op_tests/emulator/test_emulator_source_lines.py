@@ -15,6 +15,8 @@ from hipforge import emulator
 from hipforge.cli.main import cli
 from hipforge.emulator import report
 from hipforge.errors import EmulatorFault
+from hipforge.jit import hip_module, ladder, registry
+from hipforge.jit.cache import cache_dir
 
 SOURCE = r"""
 #include <hip/hip_runtime.h>
@@ -116,6 +118,19 @@ def test_disasm_prints_instructions_under_their_lines(tmp_path: Path) -> None:
     missing = CliRunner().invoke(cli, ["disasm", str(path), "--kernel", "nothing"])
     assert missing.exit_code == 1
     assert "no kernel whose name contains 'nothing'" in missing.output
+
+
+def test_modules_are_built_with_lines_and_no_path_of_this_machine() -> None:
+    wanted = hip_module.request(registry.module("module_rmsnorm_fp8"), {"HF_INPUT": "bf16"}, "gfx950")
+    library = ladder.obtain(wanted).entry.library
+    (kernel,) = [k for k in emulator.CodeObject(library).kernels.values() if k.source_lines()][:1]
+    lines = [line for line in kernel.source_lines() if line]
+    assert len(lines) > 0.8 * len(kernel.source_lines())
+    assert any(re.match(r"./csrc/rmsnorm_fp8/amd/\S+:\d+$", line) for line in lines)
+    assert {line.split("/")[0] for line in lines} <= {".", "csrc", "rocm", ""}
+    held = library.read_bytes()
+    for place in (str(cache_dir.writing_root()), str(Path(__file__).parents[2])):
+        assert place.encode() not in held
 
 
 def test_trace_prints_what_a_wave_executes() -> None:

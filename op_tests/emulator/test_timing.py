@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,6 +135,55 @@ def test_the_report_says_modelled_and_lists_instructions(axpy: emulator.Kernel) 
     assert text.startswith("modelled on MI355X")
     assert "not measured" in text
     assert "global_load_dword" in text or "s_waitcnt vmcnt(0)" in text
+
+
+def test_hot_instructions_name_their_source_lines(tmp_path: Path) -> None:
+    code = emulator.CodeObject(hip_compile.device_elf(SOURCE, tmp_path, flags=["-gline-tables-only"]))
+    kernel = code.kernels["axpy"]
+    with emulator.timed() as timed:
+        run(kernel)
+    hot = report.hottest(timed.capture, machines.MI355X, kernels=[kernel])
+    line = next(n for n, text in enumerate(SOURCE.splitlines(), 1) if "y[i] +=" in text)
+    loads = [item for item in hot if item.text.startswith(("global_load", "s_waitcnt vmcnt"))]
+    assert loads
+    assert all(item.source.endswith(f":{line}") for item in loads)
+    assert loads[0].source in report.text(timed.result, hot)
+    assert not report.hottest(timed.capture, machines.MI355X)[0].source
+
+
+def test_two_timings_side_by_side_are_a_tie_within_the_error(axpy: emulator.Kernel) -> None:
+    times = []
+    for size in (SIZE, 64 * SIZE):
+        with emulator.timed() as timed:
+            run(axpy, size)
+        times.append(timed.result)
+    small, large = times
+    assert "a tie" in report.compare(("one", "other"), (small, small))
+    assert "small is faster" in report.compare(("small", "large"), (small, large))
+    assert "small is faster" in report.compare(("large", "small"), (large, small))
+
+
+def test_the_roofline_point_of_a_kernel_is_below_the_roof(axpy: emulator.Kernel) -> None:
+    with emulator.timed() as timed:
+        run(axpy, 64 * SIZE)
+    of = machines.MI355X
+    per_byte, busy = report.roofline_point(model.simulate(timed.capture, 0, of), of)
+    # Read x and y, write y: 12 bytes per item; a wave-instruction of 64 items takes 4 cycles.
+    vector = sum(item.count for item in report.hottest(timed.capture, of, most=99) if item.text.startswith("v_"))
+    waves = next(item.count for item in report.hottest(timed.capture, of, most=99) if item.text.startswith("s_endpgm"))
+    assert per_byte == pytest.approx(4 * vector / waves / (64 * 12), rel=0.02)
+    assert 0 < busy < per_byte * of["hbm_gbps"] / of["clock_ghz"] / (of.cu_count * 4)
+
+
+def test_the_command_draws_a_picture_and_compares(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "time.png"
+    done = CliRunner().invoke(
+        cli, ["time", "residual_rms", "4,1024", "--beside", "residual_rms", "64,4096", "--plot", str(picture)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "residual_rms 64,4096" in done.output and "not measured" in done.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_models_an_op() -> None:

@@ -34,6 +34,18 @@ TWO(lds_wide, "v_mov_b32 v1, 0\nds_read_b128 v[4:7], v1")
 TWO(lds_alone, "v_mov_b32 v1, 0\nds_read_b32 v4, v1\ns_waitcnt lgkmcnt(0)")
 __global__ void nothing() {}
 
+// Loads of 1 KB each, 4 KB apart, that nothing waits for.
+#define STREAM(n) \
+  __global__ void stream_##n(const char* from) { \
+    const uint64_t at = reinterpret_cast<uint64_t>(from) + threadIdx.x * 16; \
+    asm volatile("v_mov_b32 v1, 0x1000\nv_mov_b32 v2, %0\nv_mov_b32 v3, %1\n" \
+                 ".rept " #n "\nglobal_load_dwordx4 v[4:7], v[2:3], off\nv_add_co_u32 v2, vcc, v1, v2\n" \
+                 "v_addc_co_u32 v3, vcc, 0, v3, vcc\n.endr\ns_waitcnt vmcnt(0)" \
+                 :: "v"(uint32_t(at)), "v"(uint32_t(at >> 32)) : TAKEN, "vcc"); \
+  }
+STREAM(100)
+STREAM(260)
+
 template <int n> __device__ void chase(int* out, const int* in) {
   int at = 0;
   for (int i = 0; i < n; ++i) at = __builtin_nontemporal_load(in + at + (threadIdx.x >> 6));
@@ -157,6 +169,21 @@ def test_dependent_loads_show_the_latency_of_their_level(
 
     # 100 ns more on every load are 240 cycles.
     assert per_load(100) - per_load(0) == pytest.approx(240)
+
+
+@pytest.mark.parametrize(("l1_bytes", "loads"), [(32 << 10, 32), (16 << 10, 16)])
+def test_a_compute_unit_has_no_more_in_flight_than_its_l1_holds(
+    code: emulator.CodeObject, l1_bytes: int, loads: int
+) -> None:
+    memory = torch.zeros(301 * 1024, dtype=torch.int32)
+    short, long = (record(code, f"stream_{n}", 1, 64, memory) for n in (100, 260))
+
+    def per_load(more_ns: float) -> float:
+        values = {"hbm_latency_ns": machines.MI355X["hbm_latency_ns"] + more_ns, "l1_bytes": l1_bytes}
+        return (cycles(long, **values) - cycles(short, **values)) / 160  # a multiple of both numbers of loads
+
+    # A wave alone may have 62 loads under way; their lines fill L1 sooner, and 1000 ns are 2400 cycles.
+    assert per_load(1000) - per_load(0) == pytest.approx(2400 / loads)
 
 
 def big_copy(code: emulator.CodeObject, groups: int, per_group: int, *, stores: bool) -> Capture:

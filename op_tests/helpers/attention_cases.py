@@ -9,6 +9,7 @@ The error bound of an output, from the arithmetic that the kernel documents:
   scale, it is the product of both that is rounded.
 * float32 exponentials, sums and the merge of splits: 2^-18 of sum(p |v|) / sum(p).
 * the output is rounded to q's dtype: 2^-8 of it for bfloat16, 2^-11 for float16; below, a quantum of 1e-7.
+* a soft cap computes c tanh(x / c) in float32, off by at most 2^-20 c (CAP_STEP).
 The log-sum-exp moves by the scores' error and by 2^-20 for the float32 exponentials, logarithm and sums.
 """
 
@@ -28,6 +29,7 @@ NAN_CODE = 0x80 if ARCH == "gfx942" else 0x7F
 PRODUCT_ULP = 2.0**-24
 SPLIT_STEP = 2.0**-21
 WEIGHT_ULP = 2.0**-8
+CAP_STEP = 2.0**-20
 ONE = torch.ones(1)
 
 
@@ -75,22 +77,28 @@ def paged(dense, page_size, seed=0):
     return pages.view(dense.dtype), order.to(torch.int32)
 
 
-def check(q, k, v, seqlens, got, lse, factor, causal=True, weighted=None, k_parts=None):
+def check(q, k, v, seqlens, got, lse, factor, causal=True, weighted=None, k_parts=None, **options):
     """Compare with float64 attention over k, v [B, Mkv, Hkv, D]; return the errors of output and log-sum-exp.
 
+    ``options`` are sinks, window and softcap.
     Where rows have a shift: ``weighted`` is |v| without it, ``k_parts`` the sum of the magnitudes of its two parts.
     """
     batch, mq, heads, d = q.shape
     kv_heads = k.shape[2]
     folded = q.view(batch, mq, kv_heads, heads // kv_heads, d).double()
-    want, want_lse = decode_attention(folded, k, v, seqlens, factor, causal)
-    spread, _ = decode_attention(folded, k, v.abs() if weighted is None else weighted, seqlens, factor, causal)
-    size, _ = decode_attention(folded, k, v.abs(), seqlens, factor, causal)
+    want, want_lse = decode_attention(folded, k, v, seqlens, factor, causal, **options)
+    spread, _ = decode_attention(
+        folded, k, v.abs() if weighted is None else weighted, seqlens, factor, causal, **options
+    )
+    size, _ = decode_attention(folded, k, v.abs(), seqlens, factor, causal, **options)
     unused = (torch.arange(k.shape[1]) >= seqlens.view(-1, 1))[:, :, None, None]
     magnitude = (k.abs() if k_parts is None else k_parts).masked_fill(unused, 0.0)
     products = torch.einsum("bmghd,bkgd->bgmhk", folded.abs(), magnitude).amax(-1)  # [B, Hkv, Mq, group]
     split = folded.abs().amax(-1).permute(0, 2, 1, 3) * magnitude.sum(-1).amax(1)[:, :, None, None]
     score = abs(factor) * ((3 * d + 8) * PRODUCT_ULP * products + SPLIT_STEP * split)
+    score = score + CAP_STEP * (
+        options.get("softcap") or 0.0
+    )  # capping moves scores less, not more, than they were off
     per_row = score.permute(0, 2, 1, 3).unsqueeze(-1)
     rounding = 2.0**-8 if q.dtype == torch.bfloat16 else 2.0**-11
     bound = WEIGHT_ULP * spread + (2 * per_row + 2.0**-18) * size + rounding * want.abs() + 1e-7

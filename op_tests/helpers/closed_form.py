@@ -25,7 +25,7 @@ def microseconds(row: Row, p: Mapping[str, float]) -> float:
     """Return the formula's time of a row."""
     rows, columns = row.tile
     slots = XCDS * CUS_PER_XCD
-    groups = row.grid[0] * row.grid[1]
+    groups = row.groups
     rounds = -(-groups // slots)
     iterations = row.k / K_PER_ITERATION
     matrix = rows * columns * K_PER_ITERATION / (16 * 16 * 128) / 4 * p["matrix_cycles"] / 2400

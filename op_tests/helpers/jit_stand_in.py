@@ -55,6 +55,7 @@ while [ $# -gt 0 ]; do
     -shared) kind=link; plain="$plain $1";;
     -fsyntax-only) kind=scan;;
     --offload-arch=*) arch="${{1#*=}}";;
+    -gline-tables-only|-fdebug-compilation-dir=*) ;;
     --*|-cuid=*|-fuse-ld=*|-no-hip-rt|-Wno-unused-command-line-argument|-c) ;;
     *.cu) plain="$plain -x c++ $1";;
     *.s) assembly="$1";;

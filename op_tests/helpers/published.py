@@ -56,6 +56,11 @@ class Row:
         return -(-self.n // columns), -(-self.m // rows), 1
 
     @property
+    def groups(self) -> int:
+        """Work-groups of the launch."""
+        return self.grid[0] * self.grid[1]
+
+    @property
     def bytes_touched(self) -> int:
         """Operands, scales and result of one call."""
         return (self.m + self.n) * self.k // 2 + (self.m + self.n) * self.k // 32 + self.m * self.n * 2
@@ -162,7 +167,7 @@ class Objects:
             row: the problem.
             every_group: run every work-group to its end.
         """
-        groups = row.grid[0] * row.grid[1]
+        groups = row.groups
         slots = XCDS * CUS_PER_XCD
         kept = min(groups, groups - (-(-groups // slots) - ROUNDS) * slots)
         capture = Capture()

@@ -359,3 +359,53 @@ def test_a_machine_without_a_c_compiler_still_calls(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "CtypesBinder", done.stderr
     assert done.stderr.count("the binding cannot be compiled: no C compiler") == 1
+
+
+def test_a_tensor_without_elements_is_contiguous_whatever_its_strides_are(bound):
+    facts = torch.zeros(16, dtype=torch.int64)
+    empty = torch.empty_strided((0, 4, 3), (7, 1, 9), dtype=torch.float16)
+    bound(describe)(facts, empty)
+    assert facts[3] == 1 and facts[8:14].tolist() == [0, 4, 3, 12, 3, 1]
+
+
+@pytest.mark.parametrize("count", [17, 33, 64])
+def test_a_function_of_many_arguments_gets_each_of_them(tmp_path, implementation, count):
+    names = [f"n{i}" for i in range(1, count)]
+    source = tmp_path / "many.cpp"
+    source.write_text(
+        '#include "hipforge/host/export.h"\n'
+        f"static void many(hf::Tensor out, {', '.join(f'int64_t {name}' for name in names)}) {{\n"
+        + "".join(f"  out.data<int64_t>()[{i}] = {name};\n" for i, name in enumerate(names))
+        + "}\nHF_EXPORT(many);\n"
+        f"static void tensors({', '.join(f'hf::Tensor t{i}' for i in range(count))}) {{\n"
+        + "".join(f"  t0.data<int64_t>()[{i}] = t{i}.size(0);\n" for i in range(count))
+        + "}\nHF_EXPORT(tensors);\n"
+    )
+    path = host_library.build(f"test_many_{count}", sources=[source], cflags=["-std=c++17", "-O0"])
+    many, tensors = _stub("many", count, "int"), _stub("tensors", count, "torch.Tensor")
+    binder = abi.make_binder(abi.Environment("host"), implementation)
+    bind = {
+        stub.__name__: abi.bind(
+            ctypes.CDLL(str(path)), stub.__name__, signature_of(stub, mutates=("out",)), binder=binder
+        )
+        for stub in (many, tensors)
+    }
+    out = torch.zeros(count, dtype=torch.int64)
+    bind["many"](out, *range(100, 99 + count))
+    assert out.tolist() == [*range(100, 99 + count), 0]
+    bind["many"](out, **{name: i for i, name in enumerate(names)})
+    assert out.tolist()[:-1] == list(range(count - 1))
+    bind["tensors"](out, *(torch.zeros(i) for i in range(1, count)))
+    assert out.tolist() == [count, *range(1, count)]
+
+
+def _stub(name, count, kind):
+    scope = {"torch": torch}
+    parameters = ", ".join(f"n{i}: {kind}" for i in range(1, count))
+    exec(f"def {name}(out: torch.Tensor, {parameters}) -> None: ...", scope)
+    return scope[name]
+
+
+def test_more_arguments_than_cross_the_abi_are_refused_by_name():
+    with pytest.raises(ConfigError, match="stub wide: has 65 parameters; at most 64 cross the C ABI"):
+        signature_of(_stub("wide", 65, "int"), mutates=("out",))

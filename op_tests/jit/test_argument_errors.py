@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 import torch
 
 import hipforge
-from hipforge.errors import GuardError
+from hipforge import devices
+from hipforge.errors import ConfigError, GuardError
 from hipforge.ops import reference
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.arguments import naming_arguments
 from hipforge.ops.mxfp4_gemm import run_mxfp4
 from hipforge.ops.smallm_gemm_mxfp8 import smallm_mxfp8_gemv, smallm_mxfp8_mfma
 
@@ -157,9 +161,129 @@ def test_the_name_of_a_dtype_is_no_dtype(op: str) -> None:
         _call(op, out_dtype="bfloat16")
 
 
+ODD_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sparse": lambda x: x.to_sparse(),
+    "compressed": lambda x: x.to_sparse_csr(),
+    "nested": lambda x: torch.nested.nested_tensor([x, x]),
+    "quantized": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
+}
+PUBLIC = [(op, name) for op, name in TENSORS if hasattr(hipforge, op)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, about what is a prototype
+@pytest.mark.parametrize(("op", "name"), PUBLIC, ids=str)
+def test_tensors_without_a_plain_storage_are_refused(op: str, name: str) -> None:
+    good = CALLS[op][1]()[name]
+    made = 0
+    for make in ODD_TENSORS.values():
+        try:
+            odd = make(good)
+        except (RuntimeError, NotImplementedError, IndexError):  # torch has none of this dtype or shape
+            continue
+        made += 1
+        with pytest.raises(GuardError):
+            _call(op, **{name: odd})
+    assert made
+
+
+WRONG_NUMBERS = ("2.5", None, [1], {"a": 1}, 1j, torch.zeros(3))
+
+
+@pytest.mark.parametrize("wrong", WRONG_NUMBERS, ids=repr)
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("residual_rms", "weight_offset"), ("residual_rms", "epsilon"), ("swiglu_fp8", "alpha"), ("swiglu_mxfp8", "beta")],
+)
+def test_what_is_no_number_is_refused_under_its_name(op: str, name: str, wrong: object) -> None:
+    with pytest.raises(GuardError, match=name):
+        _call(op, **{name: wrong})
+
+
+@pytest.mark.parametrize("dtype", [[], {}, "bfloat16", None, 3])
+@pytest.mark.parametrize("op", ["mxfp8_gemv", "mxfp4_gemm", "grouped_gemm_mxfp8", "scaled_mm"])
+def test_a_dtype_that_is_none_is_refused_even_unhashable(op: str, dtype: object) -> None:
+    with pytest.raises(GuardError, match="out_dtype"):
+        _call(op, out_dtype=dtype)
+
+
+@pytest.mark.parametrize("op", ["mxfp8_linear", "scaled_mm"])
+def test_torch_reads_no_tensor_whose_storage_was_resized(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = CALLS[op][1]()
+    name = next(iter(made))
+    if op == "mxfp8_linear":  # K of one block: past the kernel's envelope on a device that runs none
+        monkeypatch.setattr(devices, "current", lambda: SimpleNamespace(kind="reference", default_arch="gfx950"))
+        dispatch.clear_decisions()
+    made[name] = made[name].clone()
+    made[name].untyped_storage().resize_(0)
+    try:
+        with pytest.raises(GuardError, match=f"argument '{name}' reaches byte .* of a storage of 0 bytes"):
+            getattr(hipforge, op)(**made)
+    finally:
+        dispatch.clear_decisions()
+
+
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("op", ["grouped_gemm_mxfp8", "grouped_mxfp8_linear"])
+def test_an_output_whose_storage_was_shrunk_is_refused_before_torch_fills_it(op: str, left: int) -> None:
+    out = torch.empty(T * TOP_K, N, dtype=BF16)
+    whole = out.untyped_storage().nbytes()
+    out.untyped_storage().resize_((whole - 1) * left)
+    with pytest.raises(GuardError, match=f"argument 'out' reaches byte {whole} of a storage"):
+        _call(op, out=out)
+
+
+def test_an_error_that_no_argument_explains_stays_what_it_is() -> None:
+    def broken(x: torch.Tensor, n: int = 1) -> None:
+        raise KeyError("a mistake of the op's own")
+
+    with pytest.raises(KeyError, match="a mistake of the op's own"):
+        naming_arguments(broken)(torch.zeros(1))
+    with pytest.raises(GuardError, match="broken: n must be an int"):
+        naming_arguments(broken)(torch.zeros(1), "one")
+
+
+def test_an_integer_past_64_bits_is_refused_by_torch_paths_too() -> None:
+    with pytest.raises(GuardError, match="a_div must fit 64 bits"):
+        _call("grouped_mxfp8_linear", a_div=2**63)
+
+
+def test_a_layer_without_tokens_is_checked_like_any_other() -> None:
+    empty = {"hidden": _normal(0, 64), "topk_weights": torch.ones(0, TOP_K), "topk_ids": torch.zeros(0, TOP_K).long()}
+    assert _call("fused_moe_mxfp8", **empty).shape == (0, 64)
+    with pytest.raises(GuardError, match="w1_scale must have dtype"):
+        _call("fused_moe_mxfp8", **{**empty, "w1_scale": torch.zeros(E, 64, 2)})
+
+
+@pytest.mark.parametrize("op", ["mxfp8_linear", "mxfp4_linear"])
+@pytest.mark.parametrize("start", [0, 16, 40])
+def test_a_bias_in_the_memory_of_the_output_is_refused(op: str, start: int) -> None:
+    out = torch.zeros(4, 16, dtype=BF16)
+    with pytest.raises(GuardError, match="bias must not share memory with out, which is written first; pass a clone"):
+        _call(op, out=out, bias=out.view(-1)[start : start + 16])
+    both = torch.zeros(80, dtype=BF16)
+    beside = _call(op, out=both[:64].view(4, 16), bias=both[64:])
+    assert torch.equal(beside, _call(op, out=out, bias=torch.zeros(16, dtype=BF16)))
+
+
+def test_messages_hold_no_control_characters_but_line_breaks_and_tabs() -> None:
+    said = str(ConfigError("a\x1b[2Jb\x07\x9b\u202ec\td\ne\r", 5))
+    assert said == str(("a\\x1b[2Jb\\x07\\x9b\\u202ec\td\ne\\r", 5))
+    assert str(GuardError("é ٣ ×")) == "é ٣ ×"
+
+
+def test_an_out_that_requires_grad_is_refused_on_every_path() -> None:
+    out = torch.empty(4, 16, dtype=BF16, requires_grad=True)
+    with pytest.raises(GuardError, match="out is written and requires grad"):
+        _call("mxfp8_linear", out=out)
+    with torch.no_grad():
+        assert _call("mxfp8_linear", out=out) is out
+
+
 def test_buffers_of_a_sorting_beyond_int32_are_refused_before_they_are_allocated() -> None:
     with pytest.raises(GuardError, match=r"at most 2\^31 - 1, as indices are int32"):
-        _call("moe_align_block_size", num_experts=2**31)
+        _call("moe_align_block_size", num_experts=2**20, block_m=4096)
+    with pytest.raises(GuardError, match="num_experts must be at most 1048576; got 1048577"):
+        _call("moe_align_block_size", num_experts=2**20 + 1, block_m=1)
     with pytest.raises(GuardError, match="num_experts must be at least 0; got -1"):
         _call("moe_align_block_size", num_experts=-1)
 

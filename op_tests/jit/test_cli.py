@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
 
-from hipforge import devices
-from hipforge.cli import demo
+from hipforge import devices, ops, settings, shapes
+from hipforge.cli import demo, doctor, inspect
+from hipforge.cli.build_progress import spoken_seconds
 from hipforge.cli.inspect import without_parameters
 from hipforge.cli.main import COMMANDS, cli
 from hipforge.cli.profile_subjects import SUBJECTS
-from hipforge.jit import toolchain
+from hipforge.errors import ConfigError
+from hipforge.jit import fleet, toolchain
+from hipforge.jit.backends.amd.demangle import fit
+from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache import store as cache
 
 
@@ -105,6 +112,51 @@ def test_doctor_survives_a_refused_device(stand_in: StandIn, monkeypatch: pytest
     assert result.exit_code == 1 and "HIPFORGE_DEVICE='cuda' is not valid" in gpu["detail"]
 
 
+def test_doctor_reports_what_is_broken_and_prints_no_traceback(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    def broken() -> list[object]:
+        raise OSError("libtorch_cpu.so: cannot open shared object file")
+
+    monkeypatch.setattr(doctor, "device_findings", broken)
+    result = invoke("doctor", "--json")
+    (device,) = [item for item in json.loads(result.stdout) if item["kind"] == "device"]
+    assert result.exit_code == 1 and not device["usable"] and device["detail"].startswith("OSError: libtorch_cpu.so")
+    assert isinstance(result.exception, SystemExit)
+
+
+@pytest.fixture
+def ahead(stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
+    """A directory with the stand-in's module and an emulator built ahead of time, and no compiler to build another."""
+    entry = stand_in.build().entry
+    host = replace(entry, manifest=replace(entry.manifest, target="host", module="emulator"))
+    folder = tmp_path / "ahead"
+    prebuilt.export([entry], folder)
+    shutil.copytree(next(folder.glob("gfx950/*")), folder / "host" / entry.path.name)
+    manifest = folder / "host" / entry.path.name / cache.MANIFEST
+    manifest.chmod(0o644)
+    stated = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**stated, "target": host.manifest.target, "module": host.manifest.module}))
+    monkeypatch.setenv("HIPFORGE_PREBUILT_DIR", str(folder))
+    monkeypatch.setattr(toolchain, "probe_all", lambda: [toolchain.Refused("hipcc", None, "there is none")])
+    return folder
+
+
+def test_doctor_ends_with_0_where_modules_built_ahead_run_without_a_compiler(ahead: Path) -> None:
+    result = invoke("doctor", "--json")
+    (found,) = [item for item in json.loads(result.stdout) if item["kind"] == "prebuilt"]
+    assert found["usable"] and found["detail"].startswith("1 of 1 libraries of kernels fit this installation (gfx950)")
+    assert result.exit_code == 0 and "Modules built ahead of time run without" in result.stderr
+    shutil.rmtree(ahead / "host")
+    assert invoke("doctor").exit_code == 1, "the emulator cannot be built here"
+
+
+def test_cache_list_shows_modules_built_ahead(ahead: Path) -> None:
+    rows = answer("cache", "list")
+    assert [row["prebuilt"] for row in rows if row["module"] == "sample"] == [True, False]
+    assert "prebuilt" in invoke("cache", "list").stdout
+
+
 # ---- build -----------------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +204,28 @@ def test_what_cannot_be_done_is_one_message_and_status_1(
     assert result.output.startswith("Error: ") and message in result.output and "Traceback" not in result.output
 
 
+def test_a_build_of_many_says_how_many_and_about_how_long_before_it_starts(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.module(variants={"M": [1, 2, 3]})
+    lines = invoke("build", "sample").stderr.splitlines()
+    assert re.match(r"3 libraries: 0 need no build, 3 to build with \d+ commands at once, about \d+ (s|min)", lines[0])
+    assert "libraries" not in invoke("build", "sample").stderr, "nothing is slow about hits"
+    stand_in.write("value.h", "#define VALUE 5\n")
+    assert "3 to build" in invoke("inspect", "sample").stderr
+    stand_in.write("value.h", "#define VALUE 6\n")
+    with settings.scope(QUIET=True):
+        assert invoke("build", "sample").stderr == ""
+
+
+def test_the_estimate_takes_the_mean_for_what_was_never_built_and_no_less_than_the_longest() -> None:
+    def planned(estimate: float | None) -> fleet.Planned:
+        return fleet.Planned(request=None, spec=None, entry=None, estimate=estimate, problem=None)
+
+    assert fleet.expected_seconds([planned(2.0), planned(4.0), planned(None)], 3) == 4.0
+    assert fleet.expected_seconds([planned(2.0), planned(4.0), planned(None)], 1) == 9.0
+    assert fleet.expected_seconds([], 2) == 0.0
+    assert [spoken_seconds(s) for s in (0.2, 40, 400, 7200)] == ["1 s", "40 s", "7 min", "2.0 h"]
+
+
 # ---- inspect and cache -----------------------------------------------------------------------------------------------
 
 
@@ -161,6 +235,21 @@ def test_inspect_prints_what_the_manifest_keeps(stand_in: StandIn) -> None:  # n
     assert kept[row["symbol"]]["vgpr"] == row["vgpr"] and row["arch"] == "gfx950" and row["vgpr_spills"] == 0
     text = invoke("inspect", "sample").output
     assert "empty" in text and "waves/SIMD" in text
+
+
+LONG = "hf::some_space::a_kernel_with_a_long_name<" + "(Layout)1, " * 20 + "true>"
+
+
+def test_kernel_names_fit_80_columns_unless_they_are_asked_for_in_full(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:
+    row = {"variant": "M=1", "name": LONG + "(int*)", **{key: 7 for keys in inspect.NUMBERS.values() for key in keys}}
+    inspect._print([row], "title", False)
+    short = capsys.readouterr().out
+    assert max(map(len, short.splitlines())) <= 80 and "hf::some_" in short and "true>" in short and "…" in short
+    inspect._print([row], "title", True)
+    assert LONG in capsys.readouterr().out
+    assert len(fit(LONG, 31)) == 31 and fit("k", 31) == "k" and fit(LONG, None) == LONG
 
 
 def test_the_cache_is_listed_measured_explained_pruned_and_cleared(stand_in: StandIn) -> None:  # noqa: F811
@@ -188,6 +277,22 @@ def test_a_size_that_is_none_is_a_usage_error(stand_in: StandIn) -> None:  # noq
     assert result.exit_code == 2 and "as in 500M" in result.output
 
 
+def drawn(folder: Path, *words: str) -> None:
+    result = invoke(*words, "--plot", str(folder / "picture.png"))
+    assert result.exit_code == 0, result.output
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+    refused = invoke(*words, "--plot", str(folder / "picture.nonsense"))
+    assert refused.exit_code == 1 and "picture.nonsense cannot be written" in refused.output
+
+
+def test_registers_are_drawn_against_occupancy(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+    drawn(tmp_path, "inspect", "sample")
+
+
+def test_a_profile_is_drawn(tmp_path: Path) -> None:
+    drawn(tmp_path, "profile", "mxfp8_gemv", "1,16,64")
+
+
 # ---- profile and demo ------------------------------------------------------------------------------------------------
 
 
@@ -199,8 +304,41 @@ def test_profile_counts_and_says_what_is_modelled() -> None:
     assert " us\n" not in counted and modelled.count(" us\n") == 2
 
 
+@pytest.mark.parametrize("text", ["4,768,6144", "4x768x6144", "m=4,n=768,k=6144", "K=6144, M=4, N=768"])
+def test_a_shape_is_read_in_one_order_or_by_name(text: str) -> None:
+    assert shapes.parse(text, ("M", "N", "K"), (4, 768, 6144)) == [4, 768, 6144]
+
+
+@pytest.mark.parametrize(
+    "text", ["4,768", "4,768,0", "m=4,n=768", "m=4,n=768,q=1", "m=4,m=4,n=7,k=8", "m=4,768,6144", ""]
+)
+def test_a_shape_that_is_none_names_the_order_and_both_ways_of_writing_it(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected M,N,K as positive integers, as in 4,7,9 or m=4,n=7,k=9"):
+        shapes.parse(text, ("M", "N", "K"), (4, 7, 9))
+
+
+def test_explain_says_what_is_taken_and_why_and_runs_nothing() -> None:
+    found = answer("explain", "mxfp8_gemv", "m=4,n=768,k=6144")
+    assert (found["path"], found["row"]["M"]) == ("kernel", 4)
+    refused = invoke("explain", "mxfp8_gemv", "65,768,6144").stdout
+    assert "returns None" in refused and "M must be 1 to 64" in refused
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("hipforge prof", "profile"), ("hipforge explain mxfp8_gemv", "mxfp8_gemv")]
+)
+def test_a_shell_completes_commands_and_ops(words: str, expected: str) -> None:
+    environment = {
+        **os.environ, "_HIPFORGE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")),
+    }  # fmt: skip
+    program = [sys.executable, "-c", "import sys; sys.argv[0] = 'hipforge'; from hipforge.cli import main; main()"]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"plain,{expected}"]
+
+
 SMALL_SHAPES = {
     "mxfp8_gemv": "1,16,64",
+    "mxfp8_gemm": "17,64,128",
     "grouped_gemm_mxfp8": "2,16,128,2,1",
     "mxfp4_gemm": "2,16,128",
     "fp8_quant_tensorwise": "4,64",
@@ -208,7 +346,28 @@ SMALL_SHAPES = {
     "swiglu_fp8": "2,64",
     "skinny_gemm": "2,32,256",
     "decode_attention_fp8": "1,70,1,2,64",
+    "decode_attention_splitk": "1,70,1,2,64",
+    "mxfp8_linear": "1,16,64",
+    "mxfp4_linear": "2,16,128",
+    "fused_moe_mxfp8": "2,64,128,2,1",
+    "mxfp8_quantize": "2,64",
+    "mxfp4_quantize": "2,64",
+    "rms_norm": "2,64",
+    "rms_norm_fp8": "2,64",
+    "rms_norm_mxfp8": "2,64",
+    "residual_rms_mxfp8": "2,64",
+    "swiglu_mxfp8": "2,64",
+    "router_gemm": "2,16,128",
+    "topk_gating": "2,16,2",
+    "moe_align_block_size": "4,8,2",
+    "moe_combine": "2,64,2",
+    "rope_and_cache": "4,2,1,64",
 }
+
+
+def test_every_public_op_with_a_kernel_can_be_profiled() -> None:
+    torch_only = {"Float8Linear", "Float8LinearConfig", "convert_to_float8_training", "disable_fp8", "scaled_mm"}
+    assert {*SUBJECTS, "grouped_mxfp8_linear"} == {*ops.public_names()} - torch_only
 
 
 @pytest.mark.parametrize(

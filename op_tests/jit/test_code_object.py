@@ -281,3 +281,24 @@ def test_damaged_zstd_data_never_crashes_a_decoder(zstd: Decompress, built: dict
         except CodeObjectError:
             refused += 1
     assert refused > 100  # the rest only changes literal bytes of the result
+
+
+def _compressed(raw_bytes: int, payload: bytes, version: int = 2) -> bytes:
+    form = "<4sHHIIQ" if version == 2 else "<4sHHQQQ"
+    return struct.pack(form, COMPRESSED_MAGIC, version, 0, struct.calcsize(form) + len(payload), raw_bytes, 0) + payload
+
+
+def test_a_header_that_promises_more_than_any_compressor_gains_is_refused_before_memory_is_taken() -> None:
+    payload = zlib.compress(bytes(100_000))
+    for version in (2, 3):
+        with pytest.raises(CodeObjectError, match=f"promises 4294967295 bytes from {len(payload)} compressed ones"):
+            read_code_objects(_compressed(2**32 - 1, payload, version))
+    with pytest.raises(CodeObjectError, match="gave 1001 bytes where its header promises 1000"):
+        read_code_objects(_compressed(1000, payload))
+
+
+def test_a_table_of_sections_past_any_address_is_damage(built: dict[str, Path]) -> None:
+    raw = bytearray(built["so"].read_bytes())
+    struct.pack_into("<Q", raw, 40, 2**64 - 1)
+    with pytest.raises(CodeObjectError, match="damaged or truncated"):
+        read_code_objects(bytes(raw))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -103,6 +104,16 @@ def test_a_build_that_failed_for_want_of_resources_is_tried_again(stand_in: Stan
     assert library_value(stand_in.build().entry) == 3
 
 
+def _processes_in(folder: Path) -> list[str]:
+    """The processes that work in a folder or below it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if entry.readlink().is_relative_to(folder):
+                found.append(entry.parent.name)
+    return found
+
+
 @pytest.mark.parametrize("when", ["at once", "compiling", "linking"])
 def test_after_sigkill_the_next_caller_builds_at_once_and_sweeps(stand_in: StandIn, when: str) -> None:  # noqa: F811
     pause = {"at once": "*", "compiling": '*"|--cuda-host-only|"*', "linking": "-shared*"}
@@ -118,6 +129,7 @@ def test_after_sigkill_the_next_caller_builds_at_once_and_sweeps(stand_in: Stand
         return staging.exists() and any(staging.iterdir()) and len(busy) >= wanted
 
     wait_until(reached)
+    assert when == "at once" or _processes_in(staging)
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     slow.unlink()
@@ -126,6 +138,8 @@ def test_after_sigkill_the_next_caller_builds_at_once_and_sweeps(stand_in: Stand
     assert library_value(stand_in.build().entry) == 3
     assert time.monotonic() - started < 20, "the next caller must not wait for a dead one"
     assert not list(staging.iterdir())
+    wait_until(lambda: not _processes_in(staging), 5)
+    assert not list(staging.iterdir()), "a compiler that lived on wrote into it"
     victim.communicate()
 
 
@@ -168,6 +182,8 @@ def test_a_waiter_says_whom_it_waits_for_and_gives_up_naming_them(
     assert len(spoken) >= 3
     assert f"process {holder.pid} on " in spoken[0]
     assert "s so far)" in spoken[0]
+    levels = [record.levelno for record in caplog.records if record.getMessage().startswith("waiting for")]
+    assert max(levels) >= logging.WARNING, "a wait that takes long is told without any set-up of logging"
     assert build.ensure(spec).built, "the holder is dead, so its lock is free"
 
 
@@ -376,3 +392,64 @@ def test_an_interrupted_build_leaves_nothing_and_is_not_remembered(stand_in: Sta
     assert not list((stand_in.cache / "staging").iterdir())
     slow.unlink()
     assert stand_in.build().built
+
+
+def test_a_library_that_cannot_be_read_is_built_again(stand_in: StandIn) -> None:  # noqa: F811
+    code = stand_in.hipcc.parent / "gfx950.hipfb"
+    whole = code.read_bytes()
+    code.write_bytes(b"what a full or broken disk may leave")
+    with pytest.raises(BuildError, match="no readable device code"):
+        stand_in.build()
+    code.write_bytes(whole)
+    assert library_value(stand_in.build().entry) == 3
+
+
+def test_lock_files_that_nobody_uses_are_removed_by_a_later_build(stand_in: StandIn) -> None:  # noqa: F811
+    stand_in.build()
+    (lock,) = (stand_in.cache / "locks").glob("*.lock")
+    foreign = stand_in.cache / "locks/notes.lock"
+    foreign.write_text("not ours")
+    for path in (lock, foreign):
+        os.utime(path, (0, 0))
+    stand_in.write("value.h", "#define VALUE 9\n")
+    held = locks.building(stand_in.cache, lock.stem, "held")
+    with held:
+        os.utime(lock, (0, 0))
+        locks.remove_idle(stand_in.cache, 0.0)
+        assert lock.exists(), "somebody holds it"
+    os.utime(lock, (0, 0))
+    stand_in.module("other", srcs=["sample.cu"])
+    stand_in.build("other")
+    assert not lock.exists()
+    assert foreign.exists()
+
+
+def test_a_lock_file_removed_between_opening_and_locking_it_guards_nothing(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    """Two builders of one key at once is what removing lock files must not lead to."""
+    name = cache.build_name(stand_in.spec())
+    path = stand_in.cache / "locks" / f"{name}.lock"
+    make = locks._lock
+    removed = []
+
+    def removed_meanwhile(where: Path) -> object:
+        lock = make(where)
+        acquire = lock.acquire
+
+        def slow(*args: object, **named: object) -> object:
+            found = acquire(*args, **named)
+            if not removed:
+                removed.append(where.unlink())  # as if it had been idle when it was opened
+            return found
+
+        lock.acquire = slow
+        return lock
+
+    monkeypatch.setattr(locks, "_lock", removed_meanwhile)
+    with locks.building(stand_in.cache, name, "first"):
+        assert removed == [None]
+        monkeypatch.setattr(locks, "_lock", make)
+        with locks.try_building(stand_in.cache, name) as free:
+            assert not free, "the first builder holds the lock of this name"
+        assert path.exists()

@@ -56,6 +56,37 @@ def test_an_embedded_file_that_changes_is_embedded_again(stand_in: StandIn) -> N
     assert library_value(stand_in.build().entry) == ord("B")
 
 
+@pytest.mark.parametrize("where", ["beside the source", "earlier on the path", "beside another header"])
+def test_a_new_header_that_shadows_a_known_one_is_compiled(stand_in: StandIn, where: str) -> None:  # noqa: F811
+    stand_in.module(extra_include=["first", "second"])
+    stand_in.write("first/empty.h", "")
+    stand_in.write("second/deep/part.h", '#include "inner.h"\n')
+    stand_in.write("second/inner.h", "#define VALUE 3\n")
+    text = "<deep/part.h>" if where == "earlier on the path" else '"deep/part.h"'
+    stand_in.write("sample.cu", f'#include {text}\nextern "C" int value() {{ return VALUE; }}\n')
+    assert library_value(stand_in.build().entry) == 3
+    assert not stand_in.build().built
+    new = {
+        "beside the source": "deep/part.h",
+        "earlier on the path": "first/deep/part.h",
+        "beside another header": "second/deep/inner.h",
+    }[where]
+    stand_in.write(new, "#define VALUE 8\n")
+    assert library_value(stand_in.build().entry) == 8
+    assert not stand_in.build().built
+
+
+@pytest.mark.parametrize("form", ["<extra.h>", '"extra.h"', '"deep/extra.h"'])
+def test_a_header_that_makes_a_has_include_true_is_compiled(stand_in: StandIn, form: str) -> None:  # noqa: F811
+    stand_in.module(extra_include=["own"])
+    stand_in.write("own/asks.h", f"#if __has_include({form})\n#include {form}\n#else\n#define VALUE 3\n#endif\n")
+    stand_in.write("sample.cu", '#include "asks.h"\nextern "C" int value() { return VALUE; }\n')
+    assert library_value(stand_in.build().entry) == 3
+    assert not stand_in.build().built
+    stand_in.write(f"own/{form[1:-1]}", "#define VALUE 6\n")
+    assert library_value(stand_in.build().entry) == 6
+
+
 @pytest.mark.parametrize("bad", ["-DX=1\nbuild x: run", "-DX=\t", "-I\x00"])
 def test_a_flag_with_a_control_character_never_reaches_ninja(stand_in: StandIn, bad: str) -> None:  # noqa: F811
     with pytest.raises(ConfigError, match="no line breaks, tabs or other control characters"):

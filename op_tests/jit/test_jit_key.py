@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import sysconfig
@@ -130,6 +131,11 @@ def change_pybind11(case: Case) -> None:
     case.patch.setattr(pybind11, "__version__", "99.0")
 
 
+def change_torch(case: Case) -> None:
+    original = importlib.metadata.version
+    case.patch.setattr(importlib.metadata, "version", lambda name: "99.0" if name == "torch" else original(name))
+
+
 GENERATOR = """\
 import sys, pathlib
 pathlib.Path(sys.argv[1], "made.cu").write_text('extern "C" int made() { return 1; }')
@@ -163,6 +169,7 @@ CHANGES: dict[str, tuple[Callable[[Case], None], set[str]]] = {
     "environment": (change_environment, set()),
     "python": (change_python, set()),
     "pybind11": (change_pybind11, set()),
+    "torch": (change_torch, set()),
 }
 
 

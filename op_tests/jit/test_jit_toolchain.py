@@ -14,7 +14,7 @@ from helpers.jit_stand_in import StandIn, real_clang, stand_in  # noqa: F401
 from hipforge import settings
 from hipforge.errors import BuildError, ToolchainError
 from hipforge.jit import registry, toolchain, tools
-from hipforge.jit.backends.amd import hip_clang, rocm_tree
+from hipforge.jit.backends.amd import compilers, hip_clang, rocm_tree
 from hipforge.jit.backends.amd.code_object import read_code_objects
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.toolchain import Accepted, Refused
@@ -29,7 +29,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for name in ("ROCM_PATH", "HIP_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(toolchain, "rocm_dirs", _without_opt_rocm)
+    monkeypatch.setattr(compilers, "rocm_dirs", _without_opt_rocm)
     toolchain._selected.clear()
     tools._probe_store.cache_clear()
     cache_dir._store.cache_clear()

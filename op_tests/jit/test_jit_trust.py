@@ -14,8 +14,10 @@ from helpers.jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
 
 from hipforge import settings
 from hipforge.errors import ConfigError
-from hipforge.jit import build, hip_module, lookup, registry
+from hipforge.jit import build, digest, hip_module, lookup, maintenance, registry, tools
 from hipforge.jit.cache import cache_dir, prebuilt, trust
+
+STATE = {"toolchains.json": tools.holds_answers, "digests.json": digest.holds_digests}
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 
@@ -161,12 +163,31 @@ def test_a_prebuilt_directory_that_others_can_write_is_an_error(stand_in: StandI
 
 def test_remembered_answers_that_others_can_write_are_thrown_away(stand_in: StandIn) -> None:  # noqa: F811
     stand_in.build()
-    for name in ("toolchains.json", "digests.json"):
+    for name, is_own in STATE.items():
         path = stand_in.cache / name
         path.write_text("{}")
         path.chmod(0o666)
-        assert cache_dir.own_file(stand_in.cache, name) == path
+        assert cache_dir.own_file(stand_in.cache, name, is_own) == path
         assert not path.exists()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o666])
+@pytest.mark.parametrize("text", ['{"project": {"version": 3}}', "[1, 2]", "no JSON at all", ""])
+def test_a_foreign_file_with_a_name_of_ours_is_neither_read_nor_written_nor_removed(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, text: str, mode: int  # noqa: F811
+) -> None:
+    monkeypatch.setattr(digest, "_RACE_NS", 0)
+    stand_in.cache.mkdir()
+    for name in STATE:
+        (stand_in.cache / name).write_text(text)
+        (stand_in.cache / name).chmod(mode)
+    tools._probe_store.cache_clear()
+    cache_dir._store.cache_clear()
+    assert stand_in.build().built
+    assert not stand_in.build().built
+    cache_dir.digests().save()
+    maintenance.clear(stand_in.cache)
+    assert [(stand_in.cache / name).read_text() for name in STATE] == [text, text]
 
 
 @needs_root

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import doctest
 import json
 import random
@@ -12,37 +11,20 @@ from typing import Any
 
 import pytest
 from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
+from helpers.json_mutants import mutant
 
-from hipforge.errors import BuildError, HipforgeError
+from hipforge.errors import BuildError, ConfigError, HipforgeError
 from hipforge.jit import hip_module, lookup, maintenance, registry, toolchain, tools
 from hipforge.jit.cache import cache_dir, failures, prebuilt, shapes
 from hipforge.jit.cache import store as cache
 
 SEED = 20261122
 CASES = 300
-WRONG = (
-    None, True, 0, -1, 2**70, 1.5, "", "x", "a/b", "\n", "${X}", "${CSRC}/x", "..", "\x00", "\ud800", [], ["x"], [[]],
-    [["a", "b", "c"]], [1, 2], [None], {}, {"a": 1}, {"a": {"b": []}},
-)  # fmt: skip
-
-
 def mutants(document: Any) -> Iterator[Any]:
     """Copies of a document with one to three values, keys or items changed."""
     choose = random.Random(SEED)
     for _ in range(CASES):
-        changed = copy.deepcopy(document)
-        for _ in range(choose.choice((1, 1, 2, 3))):
-            parent, key, node = None, None, changed
-            while isinstance(node, (dict, list)) and node and (parent is None or choose.random() < 0.8):
-                parent, key = node, choose.choice(list(node) if isinstance(node, dict) else range(len(node)))
-                node = node[key]
-            if parent is None:
-                changed = choose.choice(WRONG)
-            elif choose.random() < 0.8:
-                parent[key] = copy.deepcopy(choose.choice(WRONG))
-            else:
-                parent.pop(key)
-        yield changed
+        yield mutant(choose, document)
 
 
 def each(document: Any, path: Path, read: Callable[[], object]) -> None:
@@ -114,3 +96,20 @@ def test_registries(tmp_path: Path) -> None:
                 break
 
     each(document, path, read)
+
+
+DEEP = "[" * 100_000
+
+
+def test_json_nested_deeper_than_a_parser_goes_is_like_any_other_damage(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+    entry = stand_in.build().entry
+    (entry.path / "manifest.json").write_text(DEEP)
+    assert cache.read_entry(entry.path) is None
+    (stand_in.cache / "digests.json").write_text(DEEP)
+    (stand_in.cache / "toolchains.json").write_text(DEEP)
+    cache_dir._store.cache_clear()
+    tools._probe_store.cache_clear()
+    assert stand_in.build().built
+    (tmp_path / "own.json").write_text(DEEP)
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        registry.read_file(tmp_path / "own.json")

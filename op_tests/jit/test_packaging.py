@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import click
 import pytest
 
-from hipforge import settings
+from hipforge import settings, shapes
+from hipforge.cli.main import cli
+from hipforge.cli.profile_subjects import SUBJECTS
+from hipforge.errors import ConfigError
+from hipforge.jit import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,7 +92,8 @@ def test_a_wheel_built_ahead_needs_no_compiler_and_writes_nothing(tmp_path):
     script = [sys.executable, str(ROOT / ".ci" / "wheel_aot.py"), "--march", "native", "--outdir", str(tmp_path)]
     result = subprocess.run([*script, "--modules", "module_fp8_quant"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
-    (path,) = tmp_path.glob("hipforge-*linux_x86_64.whl")
+    (path,) = tmp_path.glob("hipforge-*linux*x86_64.whl")
+    assert "manylinux_2_" in path.name, "the emulator and the kernels ask the system for no more than libstdc++"
     site, home = tmp_path / "site", tmp_path / "home"
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(path)]
     subprocess.run(command, check=True, capture_output=True)
@@ -107,6 +115,50 @@ print(hipforge.__file__, *(module.path for module in loader.loaded()))
     ).split()
     assert all(Path(name).is_relative_to(site) for name in out), out
     assert not home.exists()
+
+
+def ci(name):
+    sys.path.insert(0, str(ROOT / ".ci"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / ".ci"))
+
+
+@pytest.mark.parametrize(
+    ("line", "tag"),
+    [
+        ("", "manylinux_2_17_x86_64"),
+        ('extern "C" int a(); asm(".symver a,stat@GLIBC_2.33"); int b() { return a(); }', "manylinux_2_34_x86_64"),
+        ('extern "C" int x(); asm(".symver x,_x@GLIBC_2.99"); int b() { return x(); }', None),
+    ],
+)
+def test_a_library_gets_the_oldest_platform_that_has_its_symbols(line, tag, tmp_path):
+    (tmp_path / "a.cpp").write_text(line or "int nothing() { return 0; }")
+    library = tmp_path / "a.so"
+    command = ["g++", "-shared", "-fPIC", "-nostartfiles", "a.cpp", "-o", str(library)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if tag is None:  # no library has that version, so that the linker refuses it: then nothing can ask for it
+        assert done.returncode != 0
+        return
+    assert done.returncode == 0, done.stderr
+    assert ci("manylinux").platform([library]) == tag
+
+
+def test_a_library_of_somebody_else_allows_no_manylinux(tmp_path):
+    import torch
+
+    library = next(Path(torch.__file__).parent.glob("lib/libtorch_python.so"))
+    assert ci("manylinux").platform([library]) == "linux_x86_64"
+    assert {"libtorch_cpu.so", "libc.so.6"} <= ci("manylinux").needs(library.read_bytes())[0] | {"libtorch_cpu.so"}
+
+
+def test_the_modules_of_an_op_are_found_through_the_ops_that_it_calls():
+    modules_of = ci("wheel_aot").modules_of
+    assert modules_of(["fp8_quant_tensorwise"]) == ["module_fp8_quant"]
+    assert set(modules_of(["grouped_gemm_mxfp8"])) < set(modules_of(["fused_moe_mxfp8"]))
+    with pytest.raises(ConfigError, match=r"no op 'rmsnorm'; known: .*rms_norm"):
+        modules_of(["rmsnorm"])
 
 
 def test_importing_is_quick_and_imports_no_torch(tmp_path):
@@ -167,7 +219,49 @@ def test_the_readme_example_runs_as_pasted(tmp_path):
     example, *_, counting = blocks
     printed = run(example + counting, cwd=tmp_path).split()
     loaded, mfmas = printed[-2:]
-    assert (int(loaded), int(mfmas)) == (768 * 6144, 0)  # the GEMV reads each weight byte once
+    # Each weight byte is read once, and an MFMA takes 16 rows of 128 of them.
+    assert (int(loaded), int(mfmas)) == (768 * 6144, 768 // 16 * (6144 // 128))
+
+
+def shell_lines(path: Path) -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", path.read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def check(command: click.Command, words: list[str]) -> None:
+    """Parse a command line to its last subcommand, as a shell would give it, and run nothing."""
+    try:
+        context = command.make_context(command.name or "hipforge", words)
+    except click.exceptions.Exit as ended:  # --help
+        assert ended.exit_code == 0
+        return
+    if isinstance(command, click.Group):
+        _, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert inner is not None
+        check(inner, rest)
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_of_the_documentation_parse_as_they_are_pasted(path):
+    commands = [shlex.split(line, comments=True) for line in shell_lines(path) if line.startswith("hipforge ")]
+    assert commands or path.name != "README.md"
+    for words in commands:
+        check(cli, words[1:])
+        if words[1] in ("explain", "profile", "time", "trace"):
+            subject = SUBJECTS[words[2]]
+            shapes.parse(words[3], subject.shape, subject.example)
+        if words[1] in ("inspect", "disasm", "build"):
+            names = [word for word in words[2:] if word.startswith("module_")]
+            assert set(names) <= set(registry.modules()), names
+
+
+def test_a_command_that_does_not_paste_is_seen():
+    for line in ("cache list | size", "inspect", "profile mxfp8_gmm 1,2,3", "build --everything"):
+        with pytest.raises(click.UsageError):
+            check(cli, line.split())
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)

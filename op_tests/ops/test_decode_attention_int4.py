@@ -291,11 +291,13 @@ def test_refusals_name_argument_value_and_rule(change, message):
         decode_attention_splitk(q, expanded(k, 2), expanded(v, 2), **given)
 
 
+KERNEL, WAVE = "int4_kernel.h", "row_wave.h"
 MUTANTS = [
-    ("one_key_too_many", "if (left <= kTileN * t + r)", "if (left < kTileN * t + r)"),
-    ("group_of_k", "((2 * group + half) * groups / 8)", "(group * groups / 8)"),
-    ("group_of_v", "(column * groups / 16)", "(column * groups / 32)"),
-    ("sums_not_rescaled", "acc[j] *= keep;", "acc[j] *= 1.f;"),
+    ("one_key_too_many", WAVE, "if (own_left <= kTileN * t + r)", "if (own_left < kTileN * t + r)"),
+    ("group_of_k", KERNEL, "((2 * group + half) * groups / 8)", "(group * groups / 8)"),
+    ("group_of_v", KERNEL, "(column * groups / 16)", "(column * groups / 32)"),
+    ("sums_not_rescaled", WAVE, "acc[j] *= keep;", "acc[j] *= 1.f;"),
+    ("hidden_key_seen", WAVE, "min(left - hidden, keys) - first", "min(left, keys) - first"),
 ]
 
 
@@ -304,10 +306,10 @@ MUTANTS = [
     [pytest.param(m, id=m[0], marks=() if m[0] == "group_of_k" else pytest.mark.full) for m in MUTANTS],
 )
 def test_a_mistake_is_noticed(tmp_path, monkeypatch, mutant):
-    name, line, becomes = mutant
+    name, file, line, becomes = mutant
     folder = tmp_path / name
     shutil.copytree(Path(hipforge.csrc.__file__).parent / "decode_attention", folder)
-    source = folder / "amd" / "int4_kernel.h"
+    source = folder / "amd" / file
     text = source.read_text()
     assert text.count(line) == 1
     source.write_text(text.replace(line, becomes))

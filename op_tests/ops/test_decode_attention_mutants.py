@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.attention_cases import ARCH, FP8, ONE, case, check, lengths, paged, rng
+from helpers.attention_cases import ARCH, FP8, NAN_CODE, ONE, case, check, lengths, paged, rng
 
 import hipforge.csrc
 from hipforge import emulator
@@ -36,10 +36,10 @@ class Mutant:
 
 WHOLE = Mutant("whole", "problem.h", "", "")
 KERNEL, PROBLEM, QUERY = "amd/decode_kernel.h", "problem.h", "amd/query.h"
-RANGES, MERGE = "amd/merge_ranges.h", "amd/merge_kernel.h"
+RANGES, MERGE, END = "amd/merge_ranges.h", "amd/merge_kernel.h", "amd/row_end.h"
 TWO_HALVES = {"d": 256, "waves": 2}
 MUTANTS = [
-    Mutant("one_key_too_many", KERNEL, "if (left <= kTileN * t + r)", "if (left < kTileN * t + r)"),
+    Mutant("one_key_too_many", KERNEL, "if (own_left <= kTileN * t + r)", "if (own_left < kTileN * t + r)"),
     Mutant("sums_not_rescaled", KERNEL, "j < kPerLane; ++j) acc[j] *= keep;", "j < kPerLane; ++j) acc[j] *= 1.f;"),
     Mutant("finer_term_lost", QUERY, "values[3] = (values[3] - high[1]) * (1 << kTermBits);", "values[3] = 0.f;"),
     Mutant("shift_of_k_forgotten", KERNEL, "own.scale * scores[t] + own.shift * shift", "own.scale * scores[t]"),
@@ -50,6 +50,25 @@ MUTANTS = [
     Mutant("ranges_not_rescaled", RANGES, "wave.acc[j] *= keep;", "wave.acc[j] *= 1.f;", waves=2),
     Mutant("half_of_d_forgotten", KERNEL, "scores[t] += other[t * dev::kWaveSize];", ";", **TWO_HALVES),
     Mutant("half_not_waited_for", KERNEL, "__syncthreads();  // before the other slot is read", "", **TWO_HALVES),
+    Mutant("sink_forgotten", END, "total * keep + __builtin_amdgcn_exp2f(sink - base)", "total * keep"),
+    Mutant("sink_in_every_split", KERNEL, "p.splits == 1 ? sink_of", "p.splits > 0 ? sink_of"),
+    Mutant("sink_of_another_head", MERGE, "problem.group + blockIdx.x / problem.mq", "problem.group"),
+    Mutant(
+        "window_off_by_one",
+        KERNEL,
+        "static_cast<int32_t>(p.window) - first,",
+        "static_cast<int32_t>(p.window) + 1 - first,",
+    ),
+    Mutant(
+        "window_of_the_first_token",
+        PROBLEM,
+        "length > window ? length - window : 0",
+        "length > window + 2 ? length - window - 2 : 0",
+    ),
+    Mutant("cap_forgotten", KERNEL, "if (p.cap != 0.f) cap_scores(p.cap, p.cap_exponent, scores);", ""),
+    Mutant("nan_left_in_a_hidden_key", KERNEL, "bytes[r][word] &= ~((nans >> 7) * 0xFF);", ""),
+    Mutant("nan_taken_from_all", KERNEL, "marks[r] = nans >> 1;", "marks[r] = 0;"),
+    Mutant("words_of_a_hidden_key", KERNEL, "return has_special_half(word) ? 0 : word;", "return word;"),
     Mutant("slot_taken_while_read", KERNEL, "__syncthreads();  // before a slot is written again", "", **TWO_HALVES),
 ]
 
@@ -116,6 +135,44 @@ def packed_is_right():
     check(q, x, x, lengths(80), *got, 0.1)
 
 
+def options_are_right():
+    q, k, v = case(2, 3, 2, 2, 64, 100, seed=4)
+    for splits in (1, 3):
+        for options in ({"sinks": torch.tensor([0.0, 3.0, -2.0, 1.0])}, {"window": 40}, {"softcap": 2.0}):
+            got = kernels.run_decode_attention(
+                q,
+                k,
+                v,
+                None,
+                lengths(100, 23),
+                ONE,
+                ONE,
+                scale=0.2,
+                configuration={"block_n": 32, "waves": 1, "split_k": splits},
+                **options,
+            )
+            check(q, k.double(), v.double(), lengths(100, 23), *got, 0.2, **options)
+
+
+def hidden_is_right():
+    """The last key's V is NaN, or its scale; of two tokens only the second one sees it."""
+    q, k, v = case(1, 2, 1, 3, 64, 37, seed=3)
+    words = torch.ones(1, 37, 1, 2, dtype=torch.float16).view(torch.int32).squeeze(-1)
+    spoiled, spoiled_words = v.clone(), words.clone()
+    spoiled.view(torch.uint8)[0, 36, 0, 5], spoiled_words[0, 36] = NAN_CODE, 0x7E007E00
+
+    def run(v, **scales):
+        return kernels.run_decode_attention(
+            q, k, v, None, lengths(37), **scales, scale=0.1, configuration={"block_n": 32, "waves": 1, "split_k": 1}
+        )[0][0]
+
+    clean, got = run(v, k_scale=ONE, v_scale=ONE), run(spoiled, k_scale=ONE, v_scale=ONE)
+    assert torch.equal(got[0], clean[0]) and torch.equal(got[1].isnan(), (torch.arange(64) == 5).expand(3, 64))
+    by_rows = {"k_scale_shift": words}
+    clean, got = (run(v, **by_rows, v_scale_shift=rows) for rows in (words, spoiled_words))
+    assert torch.equal(got[0], clean[0]) and got[1].isnan().all()
+
+
 def noticed(monkeypatch, entry, d, waves):
     monkeypatch.setattr(kernels, "decode_attention_fp8_out", entry)
     try:
@@ -125,6 +182,8 @@ def noticed(monkeypatch, entry, d, waves):
         if d == 64:
             with emulator.options(checks="all"):
                 packed_is_right()
+                hidden_is_right()
+                options_are_right()
     except (AssertionError, EmulatorFault):
         return True
     return False
@@ -136,7 +195,15 @@ def test_the_kernel_itself_passes(entries, monkeypatch, d, waves):
 
 
 # One of each kind; the others run with --full.
-QUICK = {"one_key_too_many", "finer_term_lost", "splits_weighed_alike", "half_not_waited_for"}
+QUICK = {
+    "one_key_too_many",
+    "finer_term_lost",
+    "splits_weighed_alike",
+    "half_not_waited_for",
+    "nan_left_in_a_hidden_key",
+    "window_off_by_one",
+    "sink_in_every_split",
+}
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,24 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
-from hipforge import devices, emulator
+from hipforge import decode_attention_splitk, devices, emulator, explain
 from hipforge.emulator.counting import PcCount
 from hipforge.errors import ConfigError
+from hipforge.ops.core.dispatch import clear_decisions
+from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.decode_attention import counts as counting
 from hipforge.ops.decode_attention import family, tuner
 from hipforge.ops.decode_attention.cases import AttentionCell, operands
 from hipforge.ops.decode_attention.family import BLOCK_M, BLOCKS_N, CONFIGURATION, WAVES, accepts_configuration
 from hipforge.ops.decode_attention.family import TABLE as DECODE_ATTENTION_FP8
+from hipforge.ops.decode_attention.int4 import tuner as int4_tuner
 from hipforge.tuning import driver
 from hipforge.tuning.search import Candidate, Trial
 from hipforge.tuning.table_writer import merge_rows, read_existing
 from hipforge.tuning.tuner import MACHINES
+from hipforge.tuning.work import row_for
 
 ARCH = devices.current().default_arch
 CU_COUNT = devices.current().cu_count()
@@ -122,9 +127,9 @@ def test_a_wrong_result_cannot_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_measured_row_has_its_microseconds_and_triton_s() -> None:
     trial = Trial(Candidate("decode_attention_fp8", {"block_n": 64, "waves": 1, "split_k": 2}), 7e-6, 0.002)
-    row = driver.row_for(tuner.TUNER, SMALL, KEY[:2], trial, "measured:GPU/versions", (30.0, 20.0), 3.0)
+    row = row_for(tuner.TUNER, SMALL, KEY[:2], trial, "measured:GPU/versions", (30.0, 20.0), 3.0)
     assert (row["us"], row["stock_us"], row["best_baseline_us"]) == (pytest.approx(7.0), 30.0, 20.0)
-    modelled = driver.row_for(tuner.TUNER, SMALL, KEY[:2], trial, "model:1", None, 3.0)
+    modelled = row_for(tuner.TUNER, SMALL, KEY[:2], trial, "model:1", None, 3.0)
     assert (modelled["us"], modelled["stock_us"], modelled["split_k"]) == (None, None, 2)
 
 
@@ -137,3 +142,70 @@ def test_the_default_cells_hold_the_shapes_of_the_tests_and_of_the_known_benchma
     }  # fmt: skip
     benchmark = {(max(1, 65536 >> log2), 1 << log2) for log2 in range(9, 18)}
     assert shapes >= {(b, keys, heads, 16 // heads, 0) for b, keys in benchmark for heads in (1, 2)}
+
+
+INT4_CELL = AttentionCell(1, 4, 64, 0, 512, 2, 4)
+
+
+def test_int4_candidates_leave_no_split_empty() -> None:
+    found = family.int4_candidates(AttentionCell(1, 8, 128, 0, 8192 - 32, 4, 4))
+    assert {one.configuration["waves"] for one in found} == set(WAVES) and len(found) < 60
+    for one in found:
+        waves, split_k = (one.configuration[name] for name in family.INT4_CONFIGURATION)
+        blocks = (8192 - 32) // family.INT4_BLOCK_N
+        each = math.ceil(blocks / (split_k * waves)) * waves
+        assert (split_k - 1) * each < blocks <= split_k * each
+
+
+@pytest.mark.parametrize(("page_size", "blocks", "waves"), [(0, 1, 1), (64, 3, 2), (0, 11, 4)])
+def test_int4_counts_at_a_reduced_size_are_those_at_full_size(page_size: int, blocks: int, waves: int) -> None:
+    configuration = {"waves": waves, "split_k": 4}
+    cell = AttentionCell(2, 24, 64, page_size, 4 * waves * blocks * family.INT4_BLOCK_N, 3, 4)
+    predicted, error = counting.works(cell, ARCH, configuration)
+    with emulator.counters(per_pc=True) as counted:
+        counting.run(operands(cell, ARCH), configuration)
+    whole = counting.count(cell, ARCH, configuration)
+    assert error < int4_tuner.MAX_ERROR
+    for work, launch, full in zip(predicted, counted.result.kernels, whole, strict=True):
+        assert full is not None
+        assert work.workgroups == math.prod(launch.grid) and 64 * work.waves_per_workgroup == math.prod(launch.block)
+        assert work.instructions == launch.wave_instructions == full.instructions
+        assert (work.vector_instructions, work.matrix_cycles) == (full.vector, full.matrix_cycles)
+        assert (work.loaded_bytes, work.occupancy) == (full.loaded, full.occupancy)
+    traffic = counted.result.tensors
+    read = sum(traffic[name].unique_loaded for name in ("k", "v", "q"))
+    written = sum(traffic[name].unique_stored for name in ("partial", "partial_lse"))
+    assert predicted[0].unique_bytes == read + written
+
+
+def test_int4_counts_do_not_depend_on_the_number_of_scales() -> None:
+    """Which is why a row applies to any number."""
+    counted = [
+        counting.works(AttentionCell(1, 8, 64, 0, 512, 2, groups), ARCH, {"waves": 2, "split_k": 4})[0][0]
+        for groups in (1, 2, 4, 8)
+    ]
+    assert len({(work.instructions, work.vector_instructions, work.loaded_bytes) for work in counted}) == 1
+
+
+def test_the_int4_tuner_writes_a_row_that_calls_of_its_bucket_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table.csv"
+    assert driver.tune(int4_tuner.TUNER, [INT4_CELL], table) == 1
+    (row,) = read_existing(family.INT4_TABLE, table).values()
+    merge_rows(table, family.INT4_TABLE, [{**row, "split_k": 3}])
+    monkeypatch.setenv("HIPFORGE_CONFIG_DECODE_ATTENTION_INT4", str(table))
+    clear_tables()
+    clear_decisions()
+    try:
+        for keys, num_groups, split_k in ((512, 4, 3), (400, 1, 3), (512, 8, 3), (256, 4, None)):
+            q = torch.empty(1, 2, 1, 4, 64, dtype=torch.bfloat16)
+            cache = torch.empty(1, 2 * keys, 1, 1, num_groups + 8, dtype=torch.int32).expand(-1, -1, -1, 4, -1)
+            lengths = torch.zeros(2, dtype=torch.int32)
+            told = explain(decode_attention_splitk, q, cache, cache, None, None, lengths, num_groups=num_groups)
+            assert told.kernel == "decode_attention_int4"
+            assert (told.file == (table, 2)) == (split_k == 3), told
+            assert split_k is None or told.configuration["split_k"] == split_k
+    finally:
+        clear_tables()
+        clear_decisions()

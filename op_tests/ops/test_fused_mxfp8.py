@@ -161,22 +161,24 @@ def test_bytes_moved_are_the_least_possible(dtype):
         assert counted.scratch_bytes == 0
 
 
-@pytest.mark.skipif(devices.current().default_arch == "gfx942", reason="mxfp8_gemv has kernels for gfx950 only")
-def test_results_feed_the_small_m_gemv():
+def test_results_feed_the_mxfp8_gemm():
     """norm, gate and up projection, activation, down projection, each by one op, against the references in fp64."""
-    from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
+    from hipforge.ops.mxfp8_dense import mxfp8_gemm
+    from hipforge.ops.reference.fnuz import mx_fn_to_fnuz
 
     rows, hidden, inner = 2, 512, 256
     x, residual, weight = problem(rows, hidden, torch.bfloat16)
     up_weight = reference.quantize_mxfp8(normal((2 * inner, hidden), torch.bfloat16, 3, 0.05))
     down_weight = reference.quantize_mxfp8(normal((hidden, inner), torch.bfloat16, 4, 0.05))
 
+    if devices.current().default_arch == "gfx942":
+        up_weight, down_weight = mx_fn_to_fnuz(*up_weight), mx_fn_to_fnuz(*down_weight)
     normed = residual_rms_mxfp8(x, residual, weight, EPSILON)[:2]
-    gate_up = mxfp8_gemv(*normed, *up_weight)
+    gate_up = mxfp8_gemm(*normed, *up_weight)
     assert gate_up is not None
     assert_close(gate_up, reference.mxfp8_mm(*normed, *up_weight, torch.float64, torch.float64))
     activated = swiglu_mxfp8(gate_up)
-    down = mxfp8_gemv(*activated, *down_weight)
+    down = mxfp8_gemm(*activated, *down_weight)
     assert down is not None
     assert_close(down, reference.mxfp8_mm(*activated, *down_weight, torch.float64, torch.float64))
 

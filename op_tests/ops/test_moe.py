@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from hypothesis import settings as hypothesis_settings
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_mxfp8_linear
 from hipforge.ops.moe import from_packed_sorting, fused_moe_mxfp8, moe_align_block_size
-from hipforge.ops.reference import quantize_mxfp8
+from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
 from hipforge.ops.smallm_gemm_mxfp8 import reload_tables
 
+ODD_TILES = 6  # entries of a tile, which only torch takes: the kernel's are multiples of 4
 HEADER = "gfx,cu_num,M,N,K,a_div,has_weight,block_n,min_experts,use_hip,us,stock_us,best_baseline_us,err,source"
 
 
@@ -253,15 +256,14 @@ def test_malformed_operands_raise() -> None:
 
 
 def test_the_linear_refuses_on_every_path_what_the_kernel_refuses() -> None:
-    # 20 slots of 2 experts go to torch.
-    good = exact(random_owners(20, 2), experts=2, n=16, k=96)
+    good = exact(random_owners(20, 2), experts=2, n=16, k=96, block_m=ODD_TILES)
     ids, experts, padded = good.sorted()
     for changes, message in (
         ({"weights": torch.ones(20, dtype=torch.float16)}, "mul_weight_by must have dtype torch.float32"),
         ({"weights": torch.ones(19)}, "mul_weight_by must have one weight per slot, 20"),
         ({"index": (ids.long(), experts, padded)}, "sorted_token_ids must have dtype torch.int32"),
-        ({"index": (ids[:-4], experts, padded)}, "whole tiles, a multiple of block_m = 64 entries"),
-        ({"index": (ids, experts[:1], padded)}, "expert_ids must have one entry per tile, 2; got 1"),
+        ({"index": (ids[:-3], experts, padded)}, "whole tiles, a multiple of block_m = 6 entries"),
+        ({"index": (ids, experts[:1], padded)}, f"expert_ids must have one entry per tile, {len(experts)}; got 1"),
         ({"index": (ids, experts, padded[:0])}, "num_tokens_post_padded must have 1 entry"),
         ({"index": (ids[None], experts, padded)}, "sorted_token_ids must have 1 dimension"),
     ):
@@ -272,14 +274,14 @@ def test_the_linear_refuses_on_every_path_what_the_kernel_refuses() -> None:
 @pytest.mark.parametrize("weighted", (False, True))
 def test_the_torch_path_computes_the_same(weighted: bool) -> None:
     owners = random_owners(40, 4)
-    case = exact(owners, experts=4, n=16, k=96, a_div=2, block_m=8, weighted=weighted)
-    ids, experts, padded = sort_slots(owners, 8, 4)
+    case = exact(owners, experts=4, n=16, k=96, a_div=2, block_m=ODD_TILES, weighted=weighted)
+    ids, experts, padded = sort_slots(owners, ODD_TILES, 4)
     experts[experts == 2] = -1
-    padded -= 8 * int((experts == 3).sum())  # the last expert's tiles fall past the end
+    padded -= ODD_TILES * int((experts == 3).sum())  # the last expert's tiles fall past the end
     case = case.but(index=(ids, experts, padded))
     assert (
         hipforge.explain(
-            grouped_mxfp8_linear, case.a, case.a_scale, case.w, case.w_scale, *case.sorted(), 40, 8, 2
+            grouped_mxfp8_linear, case.a, case.a_scale, case.w, case.w_scale, *case.sorted(), 40, ODD_TILES, 2
         ).path
         == "torch"
     )
@@ -328,6 +330,8 @@ def dense_layer(
     beta: float = 0.0,
     limit: float = float("inf"),
     interleaved: bool = False,
+    w1_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """All experts for all tokens in float64, weighted by a dense [E, T] matrix.
 
@@ -348,11 +352,15 @@ def dense_layer(
     dense = torch.zeros(hidden.shape[0], parts["w1"].shape[0], dtype=torch.float64)
     dense.scatter_(1, parts["topk_ids"].long(), parts["topk_weights"].double())
     gate_up = torch.einsum("th,eoh->eto", hidden, weight("w1"))
+    if w1_bias is not None:
+        gate_up = gate_up + w1_bias.double()[:, None]
     if rounded:
         gate_up = gate_up.bfloat16().double()
     gate, up = (gate_up[..., 0::2], gate_up[..., 1::2]) if interleaved else gate_up.chunk(2, dim=2)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + beta
     down = torch.einsum("eti,ehi->eth", quantized(gate * torch.sigmoid(alpha * gate) * up), weight("w2"))
+    if w2_bias is not None:
+        down = down + w2_bias.double()[:, None]
     return torch.einsum("te,eth->th", dense, down)
 
 
@@ -393,6 +401,108 @@ def test_the_activation_has_the_models_parameters(activation: dict[str, Any]) ->
         assert relf(got, dense_layer(parts, rounded=True, **without)) > 5 * SAME_ROUNDINGS, (name, value)
 
 
+def biases(parts: dict[str, torch.Tensor], size: float = 1.0) -> dict[str, torch.Tensor]:
+    """Biases as large as what they are added to, so that a missing or misplaced one shows."""
+    generator = torch.Generator().manual_seed(7)
+    experts, width, inner = parts["w2"].shape
+    return {
+        "w1_bias": size * torch.randn(experts, 2 * inner, generator=generator),
+        "w2_bias": size * torch.randn(experts, width, generator=generator),
+    }
+
+
+@pytest.mark.parametrize("tokens", (1, 4, 40))
+@pytest.mark.parametrize("block_m", (64, ODD_TILES))
+def test_biases_are_added_before_activation_and_routing_weight(tokens: int, block_m: int) -> None:
+    """One slot, several and more than a wave's tile of an expert, by the kernel and by torch."""
+    parts = layer(tokens, 3, 4, width=128, inner=96)
+    given = biases(parts)
+    got = fused_moe_mxfp8(**parts, **given, block_m=block_m)
+    assert relf(got, dense_layer(parts, rounded=True, **given)) < SAME_ROUNDINGS
+    for name in given:
+        without = {key: value for key, value in given.items() if key != name}
+        assert relf(got, dense_layer(parts, rounded=True, **without)) > 5 * SAME_ROUNDINGS
+        with pytest.raises(GuardError, match="bias must"):
+            fused_moe_mxfp8(**parts, **{**given, name: given[name][:, :-1].contiguous()}, block_m=block_m)
+        with pytest.raises(GuardError, match=r"bias must.*(float32|have dtype)"):
+            fused_moe_mxfp8(**parts, **{**given, name: given[name].bfloat16()}, block_m=block_m)
+
+
+@pytest.mark.parametrize("block_m", (4, 64, ODD_TILES))
+@pytest.mark.parametrize("weighted", (False, True))
+def test_a_bias_is_added_exactly_to_every_slot_of_its_expert(block_m: int, weighted: bool) -> None:
+    owners = (0, 0, 0, 2, 1, 1, *(2,) * 35)
+    case = exact(owners, experts=3, n=24, k=96, block_m=block_m, weighted=weighted)
+    bias = torch.randint(-8, 9, (3, 24), generator=torch.Generator().manual_seed(2)).float()
+    factors = torch.ones(len(owners)) if case.weights is None else case.weights
+    want = oracle(case) + bias.double()[list(owners)] * factors.double()[:, None]
+    got = grouped_mxfp8_linear(
+        case.a, case.a_scale, case.w, case.w_scale, *case.sorted(), case.slots, case.block_m, case.a_div, case.weights,
+        bias=bias,
+    )  # fmt: skip
+    assert_bits(got, want)
+
+
+def test_a_quantised_input_gives_the_same_and_saves_a_launch() -> None:
+    parts = layer(4, 3, 8, width=128, inner=96)
+    q, scale = hipforge.mxfp8_quantize(parts["hidden"])
+    with emulator.counters() as counted:
+        got = fused_moe_mxfp8(**{**parts, "hidden": q}, hidden_scale=scale)
+    assert counted.launches == 5
+    assert torch.equal(got, fused_moe_mxfp8(**parts))
+    out = torch.full((4, 128), 9.0, dtype=torch.float32)
+    assert fused_moe_mxfp8(**parts, out=out) is out and torch.equal(out.bfloat16(), got)
+
+
+def test_rows_of_experts_elsewhere_are_left_out_of_the_sum_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that no tile covers are undefined; NaN from one of them would reach the sum."""
+    parts = layer(3, 2, 4, width=64, inner=64)
+    parts["topk_ids"][1] = torch.tensor([-1, 4])
+    clean = fused_moe_mxfp8(**parts)
+    assert (clean[1] == 0).all()
+    filled = torch.empty
+
+    def full_of_nan(*shape: object, **named: object) -> torch.Tensor:
+        made = filled(*shape, **named)
+        return made.fill_(float("nan")) if made.dtype == torch.bfloat16 else made
+
+    monkeypatch.setattr(torch, "empty", full_of_nan)
+    assert torch.equal(fused_moe_mxfp8(**parts), clean)
+
+
+def test_mxfp4_weights_are_refused_by_name() -> None:
+    parts = layer(2, 2, 3, width=128, inner=64)
+    packed = {**parts, "w1": torch.zeros(3, 128, 64, dtype=torch.uint8), "w1_scale": torch.full((3, 128, 4), 127)}
+    with pytest.raises(GuardError, match=r"got MXFP4, two elements per byte.*has no MXFP4 kernel; dequantise"):
+        fused_moe_mxfp8(**packed)
+    with pytest.raises(GuardError, match="got MXFP4"):
+        fused_moe_mxfp8(**{**packed, "w1": packed["w1"].view(torch.float4_e2m1fn_x2)})
+
+
+def test_on_gfx942_all_but_the_gemms_runs_on_the_device(on_gfx942: Callable[..., str]) -> None:
+    on_gfx942("-k", "each_step_has_its_launch")
+
+
+def test_each_step_has_its_launch() -> None:
+    fnuz = fp8_dtypes("cpu")[0] == torch.float8_e4m3fnuz
+    parts = layer(4, 3, 8, width=128, inner=96)
+    quantizers = {name: hipforge.mxfp8_quantize(parts[name].float().flatten(0, 1)) for name in ("w1", "w2")}
+    for name, (q, scale) in quantizers.items():  # the device's own format, fnuz on gfx942
+        parts[name], parts[f"{name}_scale"] = q.view(parts[name].shape), scale.view(parts[f"{name}_scale"].shape)
+    with emulator.counters() as counted:
+        got = fused_moe_mxfp8(**parts)
+    names = [kernel.name for kernel in counted.kernels]
+    assert counted.launches == (4 if fnuz else 6), names
+    decoded = {name: dequantize_mxfp8(parts[name], parts[f"{name}_scale"], torch.float64) for name in ("w1", "w2")}
+    exact_layer = {**parts}
+    for name, values in decoded.items():  # in e4m3fn, as the oracle reads; the same numbers
+        exact_layer[name], exact_layer[f"{name}_scale"] = quantize_mxfp8(values.float())
+        assert torch.equal(dequantize_mxfp8(exact_layer[name], exact_layer[f"{name}_scale"], torch.float64), values)
+    # fnuz codes have the same spacing but other block scales where a block's maximum is between 240 and 448 units.
+    bound = EXACT_ACTIVATIONS if fnuz else SAME_ROUNDINGS
+    assert relf(got, dense_layer(exact_layer, rounded=not fnuz)) < bound
+
+
 def test_every_step_is_one_launch() -> None:
     parts = layer(4, 3, 8, width=128, inner=96)
     with emulator.counters() as counted:
@@ -418,9 +528,13 @@ def test_ranks_add_up_to_the_whole_layer() -> None:
 
 
 def test_the_layer_does_not_care_which_path_its_gemms_take() -> None:
-    # 40 slots of 2 experts: both GEMMs go to torch.
+    # The tables and the default rule leave 40 slots of 2 experts to Triton; where there is none, the kernel takes them.
     parts = layer(20, 2, 2, width=64, inner=64)
-    assert relf(fused_moe_mxfp8(**parts), dense_layer(parts, rounded=True)) < SAME_ROUNDINGS
+    for block_m, launches in ((64, 6), (ODD_TILES, 4)):
+        with emulator.counters() as counted:
+            got = fused_moe_mxfp8(**parts, block_m=block_m)
+        assert counted.launches == launches, block_m
+        assert relf(got, dense_layer(parts, rounded=True)) < SAME_ROUNDINGS
 
 
 def test_the_layer_checks_its_shapes() -> None:

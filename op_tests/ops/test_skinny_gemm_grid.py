@@ -67,7 +67,7 @@ def b_lanes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The planner's table in effect: a row for each m, n and k of the grid, over those that are shipped."""
     path = tmp_path_factory.mktemp("table") / "t.csv"
     parameters = TILES[request.param].parameters().values()
-    evidence = ["", "", "", "0.0002", "model:test"]
+    evidence = ["", "", "", "", "0.0002", "model:test"]  # us, model_us, stock_us, best_baseline_us, err, source
     rows = [[ARCH, CU_COUNT, *cell, *parameters, 1, *evidence] for cell in itertools.product(MS, NS, KS)]
     path.write_text("\n".join(",".join(map(str, row)) for row in [SKINNY_GEMM_FP8.header, *rows]) + "\n")
     with pytest.MonkeyPatch.context() as patch:

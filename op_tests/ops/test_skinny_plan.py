@@ -27,7 +27,7 @@ OTHER = next(arch for arch in FORMATS if arch != ARCH)
 CU_COUNT = devices.current().cu_count(0)
 N, K = 96, 1056
 TUNED = Configuration(b_lanes=3, a_producers=1, b_producers=4, consumers=3, qsize=3, split_k=2)
-MODELLED = ["", "", "", "0.0002", "model:test"]
+MODELLED = ["", "", "", "", "0.0002", "model:test"]
 
 
 def row(m: int, configuration: Configuration, arch: str = ARCH, cu_count: int = CU_COUNT) -> list[object]:
@@ -52,6 +52,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             *Configuration(16).parameters().values(),
             0,
             "9",
+            "",
             "8",
             "8",
             "0.0002",

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 import hipforge
 from hipforge import devices, explain
 from hipforge.cli.main import cli
+from hipforge.emulator.timing.context import gpu_of
+from hipforge.emulator.timing.machines import MACHINES as GPUS
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables, read_rows
 from hipforge.ops.fp8_skinny_gemm import family
@@ -162,11 +164,12 @@ def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
     tuner = skinny_gemm_fp8.TUNER
     few = dataclasses.replace(tuner, most_trials=2)
     command = gemm_command(few, "two trials")
-    result = CliRunner().invoke(command, ["-o", str(path), "--shapes", "544,96", "-m", "3"], catch_exceptions=False)
+    result = CliRunner().invoke(command, ["-o", str(path), "--shapes", "n=96,k=544", "-m", "3"], catch_exceptions=False)
     assert result.exit_code == 0 and "1 rows written" in result.output
     [row] = read_rows(SKINNY_GEMM_FP8, path)
     assert row.key == (ARCH, MACHINES[ARCH].cu_count, 3, 96, 544)
-    assert row.values["source"] == MACHINES[ARCH].source and row.values["us"] is None and row.integer("use_hip") == 1
+    assert row.values["source"] == f"model:{GPUS[gpu_of(ARCH)].version}"
+    assert row.values["us"] is None and row.values["model_us"] > 1 and row.integer("use_hip") == 1
     assert 0 < row.values["err"] <= 2.0**-11
 
     monkeypatch.setenv("HIPFORGE_CONFIG_SKINNY_GEMM_FP8", str(path))

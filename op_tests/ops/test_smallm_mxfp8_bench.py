@@ -15,7 +15,7 @@ from hipforge.tuning.cases import Cell
 
 def test_a_cell_is_counted_side_by_side_into_a_csv(tmp_path: Path) -> None:
     target, picture = tmp_path / "rows.csv", tmp_path / "rows.png"
-    arguments = ["--shapes", "256,128", "-m", "16", "--csv", str(target), "--plot", str(picture)]
+    arguments = ["--shapes", "128,256", "-m", "16", "--csv", str(target), "--plot", str(picture)]
     result = CliRunner().invoke(bench.command, arguments)
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -16,7 +16,7 @@ from hipforge.ops.core.tuned import clear_tables, load_table, read_rows
 from hipforge.ops.mxfp8_grouped.tuner import MoeCell
 
 FOLDER = Path(__file__).resolve().parents[1]
-GEMM = ("--shapes", "256,64", "-m", "1")
+GEMM = ("--shapes", "64,256", "-m", "1")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ SCRIPTS = {
     "tune_skinny_gemm_fp8.py": Script("skinny_gemm_fp8", replaced={"B_LANES": (1,), "OPS": (4,)}),
     "tune_decode_attention.py": Script(
         "decode_attention_fp8", ("-b", "1", "--keys", "64", "--heads", "1", "1", "--page-size", "0", "--d", "64")
+    ),
+    "tune_decode_attention_int4.py": Script(
+        "decode_attention_int4", ("-b", "1", "--keys", "64", "--heads", "1", "1", "--page-size", "0", "--d", "64")
     ),
 }
 

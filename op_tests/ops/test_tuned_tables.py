@@ -72,8 +72,12 @@ def test_a_cell_given_twice_names_both_lines(tmp_path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (GEMV.replace("gemv", "wvsplitk"), ":2: column kernel must be one of gemv, mfma; got 'wvsplitk'"),
+        (GEMV.replace("gemv", "wvsplitk"), ":2: column kernel must be one of gemv, mfma, wave_split; got 'wvsplitk'"),
         (GEMV.replace("256,1,", "256,one,"), ":2: column M must be an integer; got 'one'"),
+        (GEMV.replace("256,1,", "256,1_0,"), ":2: column M must be an integer; got '1_0'"),
+        (GEMV.replace("256,1,", "256,\u0663,"), ":2: column M must be an integer; got '\u0663'"),
+        (GEMV.replace("256,1,", "256,9223372036854775808,"), ":2: column M must fit 64 bits; got 9223372036854775808"),
+        (GEMV.replace("gfx950", "gfx951"), ":2: column gfx must be one of gfx950, gfx942; got 'gfx951'"),
         (GEMV.replace("256,1,", "256,0,"), ":2: column M must be at least 1; got 0"),
         (GEMV.replace("256,1,", "256,,"), ":2: column M is empty"),
         (GEMV + ",7", ":2: expected 15 fields"),
@@ -83,6 +87,9 @@ def test_a_cell_given_twice_names_both_lines(tmp_path):
         (MFMA.replace("0,1,8,", "0,3,8,"), ":2: an mfma row needs n_sub in (1, 2, 4)"),
         (MFMA.replace("0,1,8,", "8,1,8,"), ":2: an mfma row needs n_sub in"),
         (MFMA.replace("256,16,", "256,65,"), ":2: an mfma row needs M of at most 64"),
+        (MFMA.replace("mfma,0,1,8", "wave_split,0,3,8"), ":2: a wave_split row needs n_sub (tiles of 16 rows) in"),
+        (MFMA.replace("mfma,0,1,8", "wave_split,0,2,16"), ":2: a wave_split row has at most 8 waves"),
+        (MFMA.replace("mfma,0,1,8", "wave_split,0,1,8").replace("6144", "512"), ":2: a wave_split row needs block_n=0"),
         (MFMA.replace("6144", "512"), ":2: k_splits cannot exceed the 4 K steps of 128"),
         (GEMV.replace("model:1", "guess"), ":2: column source must read measured:<device>/<versions> or model:"),
         (GEMV.replace(",,,,0", ",7.2,,,0"), ":2: a modelled row must leave microseconds empty; got us=7.2"),
@@ -97,7 +104,8 @@ def test_a_bad_row_is_named_with_its_line(tmp_path, row, said):
 
 
 def test_bad_headers_and_files_are_named(tmp_path):
-    assert complaint(tmp_path, "gfx,M,N").startswith(f":1: unknown header gfx,M,N; accepted: {HEADER} or {UPSTREAM}")
+    written = HEADER.replace(",us,", ",us,model_us,")  # HEADER is that of files from before the column
+    assert complaint(tmp_path, "gfx,M,N").startswith(f":1: unknown header gfx,M,N; accepted: {written} or {UPSTREAM}")
     assert complaint(tmp_path, "").startswith(":1: the file is empty; expected the header gfx,cu_num")
     with pytest.raises(ConfigError, match=r"absent\.csv:1: cannot read the tuned table of smallm_mxfp8"):
         read_rows(SMALLM_MXFP8, tmp_path / "absent.csv")

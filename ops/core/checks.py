@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hipforge.errors import GuardError
+from hipforge.jit.call.tensors import storage_problem
 
 _REAL_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -30,7 +31,7 @@ Described = torch.Tensor | TensorSpec
 
 
 def require_tensor(**named: object) -> None:
-    """Refuse arguments that are no tensors, each given under its name."""
+    """Refuse arguments that are not tensors, each given under its name."""
     for name, value in named.items():
         if not isinstance(value, (torch.Tensor, TensorSpec)):
             raise GuardError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
@@ -43,13 +44,15 @@ def require_torch_dtype(name: str, value: object) -> None:
 
 
 def require_int(name: str, value: object, minimum: int | None = None) -> int:
-    """Return an integer argument as an ``int``; refuse what is none, or one below ``minimum``."""
+    """Return an integer argument as an ``int``; refuse anything else, and integers below ``minimum``."""
     try:
         number = int(operator.index(value))  # type: ignore[arg-type]
     except TypeError:
         raise GuardError(f"{name} must be an int; got {type(value).__name__} {value!r}") from None
     if minimum is not None and number < minimum:
         raise GuardError(f"{name} must be at least {minimum}; got {number}")
+    if not -(2**63) <= number < 2**63:
+        raise GuardError(f"{name} must fit 64 bits; got {number}")
     return number
 
 
@@ -111,8 +114,40 @@ def require_out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, dev
     require_dtype("out", out, (dtype,))
     require_shape("out", out, shape, "the result's shape")
     require_device("out", out, device)
+    require_writable("out", out)
     if not out.is_contiguous():
         raise GuardError(f"out must be contiguous; got strides {out.stride()} for shape {tuple(out.shape)}")
+
+
+def require_writable(name: str, out: torch.Tensor) -> None:
+    """Refuse to write into a tensor that requires grad, which autograd would not see."""
+    if out.requires_grad and torch.is_grad_enabled():
+        raise GuardError(
+            f"{name} is written and requires grad, which autograd would not see; pass it detached, or call under "
+            "torch.no_grad()"
+        )
+
+
+def require_apart(**named: torch.Tensor | None) -> None:
+    """Refuse tensors of which one is written while another is still read: two that share bytes.
+
+    The first of those named is the one that is written.
+    """
+    (written, out), *others = named.items()
+    if out is None:
+        return
+    for name, other in others:
+        if other is not None and _share_bytes(out, other):
+            raise GuardError(f"{name} must not share memory with {written}, which is written first; pass a clone")
+
+
+def _share_bytes(one: torch.Tensor, two: torch.Tensor) -> bool:
+    spans = []
+    for tensor in (one, two):
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        start = tensor.data_ptr()
+        spans.append((start, start + (last + 1) * tensor.element_size() if tensor.numel() else start))
+    return max(spans[0][0], spans[1][0]) < min(spans[0][1], spans[1][1])
 
 
 def require_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -120,3 +155,6 @@ def require_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.d
     require_dtype("bias", bias, (dtype,))
     require_shape("bias", bias, (n,), "[N]")
     require_device("bias", bias, device)
+    wrong = None if torch.compiler.is_dynamo_compiling() else storage_problem(bias)  # torch would read it all the same
+    if wrong is not None:
+        raise GuardError(f"bias {wrong}")

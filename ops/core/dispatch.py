@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +48,7 @@ class Accepted:
         configuration: its parameters.
         reason: why this configuration: a tuned row, or the default rule.
         row: the tuned row it comes from, or None.
+        problem: a tuned family's Problem that was decided, so that a call finds its sizes there; None of other ops.
     """
 
     path: PathName
@@ -56,6 +56,7 @@ class Accepted:
     configuration: Mapping[str, int]
     reason: str
     row: TunedRow | None = None
+    problem: Any = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,14 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
 
     Raises:
         GuardError: the op has no planner, or the arguments are ones that the op itself refuses.
+
+    Example:
+        >>> import torch, hipforge
+        >>> told = hipforge.explain(hipforge.rms_norm, torch.ones(1, 8).half(), torch.ones(8).half(), 1e-6)
+        >>> print(told)
+        rms_norm: kernel, rms_norm()
+          because the kernel runs on this device
+          not torch: the kernel takes this call
     """
     import hipforge
 
@@ -155,7 +164,7 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
         getattr(hipforge, op, None)  # an op is known from the import of its module on
     planner = _planners.get(name)
     if planner is None:
-        for public in hipforge.__all__:
+        for public in dir(hipforge):
             getattr(hipforge, public)
         raise GuardError(f"explain knows {', '.join(sorted(_planners))}; got {name}")
     decision = planner(*args, **kwargs)
@@ -200,11 +209,6 @@ def remembered(decide: Callable[..., Decision]) -> Callable[..., Decision]:
     return decision
 
 
-def constant_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape as plain numbers, which specialises a graph that is being traced on them."""
-    return tuple(map(operator.index, tensor.shape))
-
-
 def on_clear(hook: Callable[[], None]) -> None:
     """Have ``hook`` called by :func:`clear_decisions`; ops register the clearing of their caches."""
     _clear_hooks.append(hook)
@@ -216,40 +220,44 @@ def clear_decisions() -> None:
         hook()
 
 
-def plan_kernel(kernel: str, device: torch.device, configuration: Mapping[str, int] | None = None) -> Decision:
-    """Return the decision of an op whose HIP kernel takes every call and whose torch reference runs everywhere else.
+NO_TRITON = ""  # a refusal that is not worth a line
+
+
+def plan_kernel(
+    op: str, device: torch.device, refusal: str | None = None, triton_refusal: str | None = NO_TRITON
+) -> Decision:
+    """Return the decision of an op that always computes: the HIP kernel, else Triton where there is one, else torch.
+
+    Args:
+        op: the op's name.
+        device: where its tensors are.
+        refusal: why the HIP kernel does not take the call, or None.
+        triton_refusal: why the Triton kernel does not take it, or None; ``NO_TRITON`` for an op without one.
 
     Raises:
         GuardError: the tensors are where no kernel runs, though moving them would help.
     """
     target = target_of(device)
-    if isinstance(target, Refused):
-        return Decision(Accepted("torch", kernel, MappingProxyType({}), "torch runs on every device"), (target,))
-    taken = Accepted("kernel", kernel, MappingProxyType(dict(configuration or {})), f"the kernel runs on {target[0]}")
-    return Decision(taken, (Refused("torch", "the kernel takes every call"),))
+    why_not_kernel = target.reason if isinstance(target, Refused) else refusal
+    nothing: Mapping[str, int] = MappingProxyType({})
+    if why_not_kernel is None:
+        below: tuple[PathName, ...] = ("torch",) if triton_refusal == NO_TRITON else ("triton", "torch")
+        taken = Accepted("kernel", op, nothing, "the kernel runs on this device")
+        return Decision(taken, tuple(Refused(path, "the kernel takes this call") for path in below))
+    refused = (Refused("kernel", why_not_kernel),)
+    if triton_refusal == NO_TRITON:
+        return Decision(Accepted("torch", op, nothing, "torch runs on every device"), refused)
+    if devices.current().kind == "reference":
+        triton_refusal = why_not_kernel
+    if triton_refusal is None:
+        taken = Accepted("triton", op, nothing, "Triton runs on this device")
+        return Decision(taken, (*refused, Refused("torch", "Triton runs on this device")))
+    taken = Accepted("torch", op, nothing, "neither the kernel nor Triton applies")
+    return Decision(taken, (*refused, Refused("triton", triton_refusal)))
 
 
 # torch.compile runs this while it traces and keeps the answer as a constant of the graph.
 plan_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-_runs_kernel: dict[torch.device, bool] = {}
-on_clear(_runs_kernel.clear)
-
-
-def runs_kernel(device: torch.device) -> bool:
-    """Return whether an op that :func:`plan_kernel` plans takes its HIP kernel for tensors on ``device``.
-
-    Raises:
-        GuardError: as :func:`plan_kernel`.
-    """
-    found = _runs_kernel.get(device)
-    if found is None:
-        found = _runs_kernel[device] = not isinstance(target_of(device), Refused)
-    return found
-
-
-runs_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def target_of(device: torch.device) -> tuple[str, int] | Refused:

@@ -62,6 +62,9 @@ class Family(Generic[P]):
         reference: the name of the torch function that computes where nothing else does.
         triton: the Triton path for a problem, or why it does not apply; None for a family that has none.
         row_refusal: why a row that was found does not apply to a problem, or None.
+        without_triton: (problem, arch, compute units) -> the choice of an op that always computes, where the table or
+            the default rule leaves a problem inside the envelope to Triton, and there is none: slower than Triton may
+            be, yet far better than torch. None for a family whose default rule takes whatever the envelope does.
         demanded: (problem, arch, compute units) -> the choice that the caller demands whatever the table says, and its
             reason, or None.
         adjust: (problem, arch, choice, reason) -> the choice and its reason after what the caller demands; raises
@@ -78,6 +81,7 @@ class Family(Generic[P]):
     reference: str
     triton: Callable[[P], Accepted | Refused] | None = None
     row_refusal: Callable[[P, TunedRow], str | None] = nothing_else
+    without_triton: Callable[[P, str, int], Choice] | None = None
     demanded: Callable[[P, str, int], tuple[Choice, str] | None] | None = None
     adjust: Callable[[P, str, Choice, str], tuple[Choice, str]] | None = None
 
@@ -110,7 +114,7 @@ class Family(Generic[P]):
             return Refused("kernel", reason)
         demanded = None if self.demanded is None else self.demanded(problem, arch, cu_count)
         if demanded is not None:
-            return Accepted("kernel", demanded[0].kernel, demanded[0].configuration, demanded[1])
+            return Accepted("kernel", demanded[0].kernel, demanded[0].configuration, demanded[1], None, problem)
         row, why = find_row(self.table, arch, cu_count, problem.key)
         if row is None:
             default = self.default(problem, arch, cu_count)
@@ -126,7 +130,18 @@ class Family(Generic[P]):
             choice = self.from_row(row)
         if self.adjust is not None:
             choice, why = self.adjust(problem, arch, choice, why)
-        return Accepted("kernel", choice.kernel, choice.configuration, why, row)
+        return Accepted("kernel", choice.kernel, choice.configuration, why, row, problem)
+
+    def _without_triton(self, problem: P) -> Accepted | None:
+        target = dispatch.target_of(problem.device)
+        if self.without_triton is None or isinstance(target, Refused):
+            return None
+        arch, cu_count = target
+        if arch not in self.archs or self.envelope(problem, arch) is not None:
+            return None
+        choice = self.without_triton(problem, arch, cu_count)
+        why = "the table and the default rule leave this shape to Triton, which is not there"
+        return Accepted("kernel", choice.kernel, choice.configuration, why, None, problem)
 
     def decide_total(self, problem: P) -> Decision:
         """Return the path of a function that always computes: the kernel, else Triton, else torch."""
@@ -140,5 +155,8 @@ class Family(Generic[P]):
             if isinstance(triton, Accepted):
                 return Decision(triton, (*refused, Refused("torch", "Triton runs on this device")))
             refused = (*refused, triton)
+        only = self._without_triton(problem)
+        if only is not None:
+            return Decision(only, (*refused, Refused("torch", "the kernel takes this call")))
         reason = "no kernel applies" if self.triton is None else "neither the kernel nor Triton applies"
         return Decision(Accepted("torch", self.reference, MappingProxyType({}), reason), refused)

@@ -76,7 +76,8 @@ def to_fp8(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Ten
 
     Returns:
         ``(x8, inv_scale)``: ``x8`` has x's shape and, where x is dense, its strides; ``inv_scale`` is a 0-dim fp32
-        tensor, what ``_scaled_mm`` takes. A NaN or infinity in x makes every element NaN.
+        tensor, what ``_scaled_mm`` takes. A NaN in x makes every element NaN; an infinity makes itself NaN, all finite
+        elements 0 and ``inv_scale`` infinite.
 
     Raises:
         GuardError: x is not floating point, or dtype is not float8.

@@ -16,11 +16,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from hipforge.errors import GuardError
-from hipforge.jit.call import torch_library
+from hipforge.errors import HipforgeError
 from hipforge.ops.core import dispatch
-from hipforge.ops.core.checks import TensorSpec
+from hipforge.ops.core.arguments import blame, require_readable
 from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.traced import Written, traced_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,77 +36,187 @@ def operator(
     fake: Callable[..., Any] | None = None,
     outs: Sequence[str] = (),
     mutates: Sequence[str] = (),
+    returns: Sequence[str] = (),
     adds: str | None = None,
+    rows: Sequence[str] = (),
 ) -> Callable[[Callable[Concatenate[Accepted, P], R]], Callable[P, R]]:
     """Make an op of a function whose first parameter takes the accepted path.
 
     Args:
-        plan: the op's arguments, by name and with defaults filled in -> its Decision; GuardError for malformed ones. It
-            looks at shapes, dtypes, devices and numbers alone, because tracing passes
-            :class:`~hipforge.ops.core.checks.TensorSpec` values for tensors. Where nothing is accepted the op returns
-            None.
-        key: what the decision depends on, hashable; everything the arguments say by default. A key that leaves
-            something out relies on the kernel's own guards for it.
+        plan: takes those of the op's arguments that it names, defaults filled in (all of them if it has ``**``), and
+            returns its Decision; GuardError for malformed ones. It looks at shapes, dtypes, devices and numbers alone,
+            because tracing passes :class:`~hipforge.ops.core.checks.TensorSpec` values for tensors. Where nothing is
+            accepted the op returns None.
+        key: takes those arguments that it names and returns what the decision depends on, hashable; everything that
+            the arguments say by default. A key that leaves something out relies on the kernel's own guards for it.
         fake: the op's arguments without ``outs`` -> new empty results, from shapes that may be symbolic. Without it
             torch traces through the function to the stubs that it calls, which is right where nothing that is decided
             depends on shapes.
         outs: the parameters that take tensors to write results into, in the order of the results, None by default.
         mutates: further parameters that the op writes.
+        returns: those of ``mutates`` that the op returns, as they are, after its new results.
         adds: the parameter, None by default, that takes a tensor to add the only result to and to return.
+        rows: where the op may return None, the parameters whose first dimension is M: a trace decides for ranges of M.
+            Without it a traced graph holds for the shapes that it was traced with.
     """
 
     def decorate(body: Callable[Concatenate[Accepted, P], R]) -> Callable[P, R]:
         name = body.__name__
         launches: dict[object, Accepted] = {}
+        references: dict[object, Accepted] = {}  # decisions for torch, which reads what the binding would refuse
         dispatch.on_clear(launches.clear)
+        dispatch.on_clear(references.clear)
         signature = _public_signature(body)
+        planned = _named_by(plan, signature)
 
         def planner(*args: Any, **kwargs: Any) -> Decision:
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
-            return plan(**given.arguments)
+            return plan(**{each: given.arguments[each] for each in planned})
 
-        dispatch.register_planner(name, planner)
-        key_of: Callable[..., object] = key or describe
-
-        def decide(args: tuple[Any, ...], kwargs: dict[str, Any], at: object) -> Accepted | None:
-            accepted = planner(*args, **kwargs).accepted
-            if accepted is not None and at is not None:
-                if len(launches) >= dispatch.MAX_DECISIONS:
-                    launches.clear()
-                launches[at] = accepted
+        def decide(at: object, *args: Any, **kwargs: Any) -> Accepted | None:
+            accepted = references.get(at) or planner(*args, **kwargs).accepted
+            if accepted is None:
+                return None
+            on_torch = accepted.path == "torch"
+            if at is not None:
+                decisions = references if on_torch else launches
+                if len(decisions) >= dispatch.MAX_DECISIONS:
+                    decisions.clear()
+                decisions[at] = accepted
+            if on_torch:
+                require_readable(**signature.bind(*args, **kwargs).arguments)
             return accepted
 
-        @functools.wraps(body)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if traced is not None and (_is_dynamo_compiling() or _dispatch_modes()):
-                return traced(*args, **kwargs)
-            if _is_dynamo_compiling():  # what is decided becomes a constant of the graph; the cache stays as it is
-                accepted: Accepted | None = plan(*args, **kwargs).accepted
-                return None if accepted is None else body(accepted, *args, **kwargs)
-            at = None
-            try:
-                at = key_of(*args, **kwargs)
-                accepted = launches[at]
-            except KeyError:
-                accepted = decide(args, kwargs, at)
-            except (AttributeError, TypeError):  # the planner says what is wrong; what cannot be hashed is planned anew
-                accepted = decide(args, kwargs, None)
-            return None if accepted is None else body(accepted, *args, **kwargs)
+        def constant(decision: Decision, *args: Any, **kwargs: Any) -> Any:  # of the traced graph; no cache is involved
+            return None if decision.accepted is None else body(decision.accepted, *args, **kwargs)
 
-        traced = None if fake is None else _traced(body, signature, call, fake, tuple(outs), tuple(mutates), adds)
-        call.__signature__ = signature  # type: ignore[attr-defined]
+        def failed(*args: Any, **kwargs: Any) -> None:
+            blame(name, signature, args, kwargs)
+
+        def eager(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        dispatch.register_planner(name, planner)
+        traced = constant
+        if fake is not None:
+            written = Written(tuple(outs), tuple(mutates), tuple(returns), adds)
+            traced = traced_call(name, signature, eager, fake, written, frozenset(rows))
+        tracing = "compiling() or modes()" if fake else "compiling()"
+        decision = "" if fake else f"plan({', '.join(f'{each}={each}' for each in planned)}), "
+        call = _eager_call(
+            body, signature, plan, key, launches, decide, failed, traced, tracing=tracing, decision=decision
+        )
         return typing.cast(Callable[P, R], call)
 
     return decorate
 
 
-def describe(*args: Any, **kwargs: Any) -> tuple[object, ...]:
-    """Return all that arguments say to a planner: shape, dtype and device of tensors, other values with their types.
+# Generated with the op's own parameters, as dataclasses generate __init__: passing *args and **kwargs on would cost
+# every call half a microsecond. The names that `make` takes are the free variables of the call.
+_CALL = """
+def make(body, plan, key_of, part, launches, decide, failed, traced, compiling, modes, HipforgeError{defaults}):
+    def {name}({parameters}):
+        if {tracing}:
+            return traced({decision}{passed})
+        try:
+            try:
+                at = {key}
+                taken = launches[at]
+            except KeyError:
+                taken = decide(at, {passed})
+            except (AttributeError, TypeError):  # the planner says what is wrong; unhashable ones are not cached
+                taken = decide(None, {passed})
+            return None if taken is None else body(taken, {passed})
+        except HipforgeError:
+            raise
+        except Exception:
+            failed({passed})
+            raise
+    return {name}
+"""
+
+
+def _eager_call(
+    body: Callable[..., Any],
+    signature: inspect.Signature,
+    plan: Callable[..., Decision],
+    key: Callable[..., object] | None,
+    launches: dict[object, Accepted],
+    decide: Callable[..., Accepted | None],
+    failed: Callable[..., None],
+    traced: Callable[..., Any],
+    *,
+    tracing: str,
+    decision: str,
+) -> Callable[..., Any]:
+    """Return the function that callers see: it looks its decision up, decides on a miss, and runs the body."""
+    parameters = list(signature.parameters.values())
+    passed = ", ".join(f"{each.name}=" * (each.kind is each.KEYWORD_ONLY) + each.name for each in parameters)
+    defaults = {f"default_{each.name}": each.default for each in parameters if each.default is not each.empty}
+    bare = [
+        each.replace(annotation=each.empty, default=each.default if each.default is each.empty else _Default(each.name))
+        for each in parameters
+    ]
+    source = _CALL.format(
+        name=body.__name__,
+        parameters=str(inspect.Signature(bare))[1:-1],
+        defaults="".join(f", {name}" for name in defaults),
+        tracing=tracing,
+        decision=decision,
+        passed=passed,
+        key=f"key_of({', '.join(_named_by(key, signature))})" if key else f"({' '.join(map(_key_part, parameters))})",
+    )
+    made: dict[str, Any] = {}
+    exec(source, body.__globals__, made)
+    free = (
+        body,
+        plan,
+        key,
+        _part,
+        launches,
+        decide,
+        failed,
+        traced,
+        _is_dynamo_compiling,
+        _dispatch_modes,
+        HipforgeError,
+    )
+    call: Callable[..., Any] = functools.wraps(body)(made["make"](*free, **defaults))
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
+
+
+class _Default(str):
+    """A default value that is written as the name of the free variable that holds it."""
+
+    def __repr__(self) -> str:
+        return f"default_{self}"
+
+
+def _named_by(function: Callable[..., Any], signature: inspect.Signature) -> tuple[str, ...]:
+    """Return the op's parameters that its planner or key names, in that order; all for one that takes ``**``."""
+    named = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
+        return tuple(signature.parameters)
+    if not named.keys() <= signature.parameters.keys():
+        raise TypeError(f"{function.__qualname__} names {sorted(named.keys() - signature.parameters.keys())}")
+    return tuple(named)
+
+
+def _key_part(parameter: inspect.Parameter) -> str:
+    """Return the source of what an argument says to a planner: shape, dtype and device of a tensor, or value and type.
 
     Without its type 2.0 would find the decision of 2, and True that of 1, although the planner refuses them.
     """
-    return (*map(_part, args), *kwargs, *map(_part, kwargs.values()))
+    name = parameter.name
+    if parameter.annotation is torch.Tensor:
+        return f"{name}.shape, {name}.dtype, {name}.device,"
+    if parameter.annotation == torch.Tensor | None:
+        return f"None if {name} is None else ({name}.shape, {name}.dtype, {name}.device),"
+    if parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation):
+        return f"part({name}),"
+    return f"{name}.__class__, {name},"
 
 
 def _part(value: Any) -> object:
@@ -117,90 +227,3 @@ def _public_signature(body: Callable[..., Any]) -> inspect.Signature:
     """Return the signature that callers see, annotations evaluated: the function's without the accepted path."""
     signature = inspect.signature(body, eval_str=True)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _traced(
-    body: Callable[..., Any],
-    public: inspect.Signature,
-    eager: Callable[..., Any],
-    fake: Callable[..., Any],
-    outs: tuple[str, ...],
-    mutates: tuple[str, ...],
-    adds: str | None,
-) -> Callable[..., Any]:
-    """Register the torch operator of an op and return the function that calls it while torch traces."""
-    names = tuple(public.parameters)
-    inputs = [parameter for name, parameter in public.parameters.items() if name not in outs]
-    returns, may_be_none = _without_none(public.return_annotation)
-
-    names_in = tuple(parameter.name for parameter in inputs)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if adds is not None:  # an operator may not return its input, so it adds to a copy, which `traced` copies back
-            kwargs = {**dict(zip(names_in, args)), **kwargs}  # noqa: B905
-            args = ()
-            kwargs[adds] = None if kwargs.get(adds) is None else kwargs[adds].clone()
-        result = eager(*args, **kwargs)
-        if result is None:
-            refused = dispatch.planner_of(body.__name__)(*args, **kwargs).refused
-            raise GuardError(f"{body.__name__}: {refused[0].reason}")
-        return result
-
-    kernel.__signature__ = inspect.Signature(inputs, return_annotation=returns)  # type: ignore[attr-defined]
-    schema = torch.library.infer_schema(kernel, mutates_args=mutates)
-    overload = torch_library.define(body.__name__, schema, kernel, fake)
-
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        given = {name: value for name, value in zip(names, args) if name in outs}  # noqa: B905
-        given.update({name: value for name, value in kwargs.items() if name in outs})
-        positional = [value for name, value in zip(names, args) if name not in outs]  # noqa: B905
-        keywords = {name: value for name, value in kwargs.items() if name not in outs}
-        if may_be_none:
-            parts = tuple([_constant(value) for value in positional])
-            more = tuple([_constant(value) for value in keywords.values()])
-            if not _accepts(body.__name__, parts, tuple(keywords), more):
-                return None
-        results = overload(*positional, **keywords)
-        if adds is not None:
-            target = keywords.get(adds, dict(zip(names_in, positional)).get(adds))  # noqa: B905
-            return results if target is None else target.copy_(results)
-        if not given:
-            return results
-        several = results if isinstance(results, tuple) else (results,)
-        written = [
-            result if given.get(name) is None else given[name].copy_(result)
-            for name, result in zip(outs, several)  # noqa: B905
-        ]
-        return tuple(written) if isinstance(results, tuple) else written[0]
-
-    return traced
-
-
-def _without_none(annotation: Any) -> tuple[Any, bool]:
-    """Return a return annotation without its ``| None``, and whether it had one."""
-    members = typing.get_args(annotation)
-    if type(None) not in members:
-        return annotation, False
-    (only,) = (member for member in members if member is not type(None))
-    return only, True
-
-
-def _constant(value: Any) -> object:
-    """Return what a planner may know of an argument as constants, which specialises a traced graph on them."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return "tensor", dispatch.constant_shape(value), value.dtype, value.device
-
-
-def _accepts(name: str, parts: tuple[Any, ...], keywords: tuple[str, ...], more: tuple[Any, ...]) -> bool:
-    """Return whether the op's planner accepts arguments given as :func:`_constant` describes them."""
-    args = [_spec(part) for part in parts]
-    kwargs = dict(zip(keywords, map(_spec, more), strict=True))
-    return dispatch.planner_of(name)(*args, **kwargs).accepted is not None
-
-
-_accepts._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _spec(part: Any) -> Any:
-    return TensorSpec(*part[1:]) if isinstance(part, tuple) and part[:1] == ("tensor",) else part

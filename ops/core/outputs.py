@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_device, require_shape, require_tensor
+from hipforge.ops.core.checks import require_device, require_shape, require_tensor, require_writable
 from hipforge.ops.core.formats import E8M0_DTYPE
 
 
@@ -22,6 +22,7 @@ def written(name: str, out: torch.Tensor | None, value: torch.Tensor) -> torch.T
     require_device(name, out, value.device)
     if out.dtype != value.dtype and not (value.dtype == torch.uint8 and out.dtype == E8M0_DTYPE):
         raise GuardError(f"{name} must have dtype {value.dtype}; got {out.dtype}")
+    require_writable(name, out)
     if not out.is_contiguous():
         raise GuardError(f"{name} must be contiguous; got strides {out.stride()} for shape {tuple(out.shape)}")
     out.view(value.dtype).copy_(value)

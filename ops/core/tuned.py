@@ -18,13 +18,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hipforge import settings
+from hipforge.archs import ARCHS
 from hipforge.errors import ConfigError
 
 Value = int | float | str | None
 Key = tuple[int | str, ...]
 
 DEVICE_COLUMNS = ("gfx", "cu_num")
-EVIDENCE_COLUMNS = ("us", "stock_us", "best_baseline_us", "err", "source")
+EVIDENCE_COLUMNS = ("us", "model_us", "stock_us", "best_baseline_us", "err", "source")
+LATER_COLUMNS = ("model_us",)  # files from before there were such columns are read without them
 ANY_CU = 0  # cu_num of rows whose file does not say for which number of compute units they were tuned
 
 _SOURCE = re.compile(r"(measured:[^,/]+/[^,]+|model:[^,]+)")
@@ -110,7 +112,7 @@ class TableSchema:
     def columns(self) -> tuple[Column, ...]:
         """Return every column in file order: key, configuration, evidence."""
         key = (
-            Column("gfx", str),
+            Column("gfx", str, accepted=tuple(ARCHS)),
             Column("cu_num", int, minimum=1),
         )
         evidence = (
@@ -205,9 +207,13 @@ def _parse(column: Column, text: str) -> Value:
     else:
         kind = "an integer" if column.type is int else "a number"
         try:
+            if not text.isascii() or "_" in text:  # which Python reads, and no other reader of the table
+                raise ValueError
             number = int(text) if column.type is int else float(text)
         except ValueError:
             raise ValueError(f"column {column.name} must be {kind}; got {text!r}") from None
+        if column.type is int and abs(number) >= 2**63:
+            raise ValueError(f"column {column.name} must fit 64 bits; got {text[:40]}")
         if column.minimum is not None and not number >= column.minimum:
             raise ValueError(f"column {column.name} must be at least {column.minimum:g}; got {text}")
         value = number
@@ -266,7 +272,8 @@ def read_rows(schema: TableSchema, path: Path) -> list[TunedRow]:
         raise ConfigError(f"{path}:1: the file is empty; expected the header {','.join(schema.header)}")
     header_line, header_fields = lines[0]
     header = tuple(name.strip() for name in header_fields)
-    if header != schema.header and header not in schema.legacy:
+    earlier = tuple(name for name in schema.header if name not in LATER_COLUMNS)
+    if header not in (schema.header, earlier) and header not in schema.legacy:
         accepted = " or ".join(",".join(names) for names in (schema.header, *schema.legacy))
         raise ConfigError(f"{path}:{header_line}: unknown header {','.join(header)}; accepted: {accepted}")
     rows: list[TunedRow] = []

@@ -8,40 +8,53 @@ in the same order.
 Arithmetic: K is multiplied as it lies in memory by q as a sum of fp8 terms, which is exact but for elements of q below
 2^-13 of their row's largest (those lose at most 2^-21 of it). V is exact in bfloat16. Scales and shifts are applied in
 float32 outside the products. What is rounded is a weight 2^(score - maximum), times the scale of its row of V where
-rows have one, to bfloat16 (a relative error of 2^-8 at most), and the output.
+rows have one, to bfloat16 (a relative error of 2^-8 at most), and the output. A cache of q's own 16-bit dtype is
+multiplied as it is, by weights rounded to that dtype.
 
 Token t of Mq sees keys up to seqlen - Mq + t (``causal``), so Mq = 1 sees the whole sequence. A row that sees no key
-gives zeros and a log-sum-exp of -inf.
+gives zeros and a log-sum-exp of -inf (of its sink where heads have one). What a key holds that a token does not see
+does not reach that token's row, NaN included.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_out
+from hipforge.ops.core.arguments import naming_arguments
+from hipforge.ops.core.checks import require_device, require_out
 from hipforge.ops.core.dispatch import Accepted, Decision, planned_by, planner_of
 from hipforge.ops.core.operator import operator
 from hipforge.ops.decode_attention import reference
 from hipforge.ops.decode_attention.family import (
     ARCH_DTYPES,
     FAMILY,
+    HALF_FAMILY,
     INT4_FAMILY,
     Forced,
     accepts_configuration,
     problem_of,
     split_k_heuristic,
 )
-from hipforge.ops.decode_attention.kernels import empty_results, run_decode_attention, run_int4
+from hipforge.ops.decode_attention.kernels import (
+    empty_results,
+    run_decode_attention,
+    run_half,
+    run_int4,
+    workspace_bytes,
+)
 from hipforge.ops.decode_attention.layout import (
+    HALF_DTYPES,
     Scale,
     check_operands,
-    prepare_int4,
+    check_options,
     prepare_packed,
+    prepare_rows,
     scale_tensor,
 )
 
@@ -50,6 +63,7 @@ __all__ = [
     "FAMILY",
     "INT4_FAMILY",
     "accepts_configuration",
+    "attention_workspace_size",
     "decode_attention_fp8",
     "decode_attention_splitk",
     "run_decode_attention",
@@ -78,6 +92,9 @@ class _Call(NamedTuple):
     causal: bool
     split_k: int | None
     forced: str | None
+    sinks: torch.Tensor | None
+    window: int | None
+    softcap: float | None
 
 
 def _plan(
@@ -87,22 +104,27 @@ def _plan(
     block_tables: torch.Tensor | None,
     seqlens: torch.Tensor,
     num_groups: int | None,
+    causal: bool,
     split_k: int | None,
     forced: str | None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
     **rest: object,
 ) -> Decision:
     if num_groups is None:
         check_operands(q, k, v, block_tables, seqlens)
-    family = FAMILY if num_groups is None else INT4_FAMILY
+    check_options(q, causal, sinks, window, softcap)
+    family = INT4_FAMILY if num_groups is not None else HALF_FAMILY if k.dtype in HALF_DTYPES else FAMILY
     demands = None if forced is None else json.loads(forced)
-    return family.decide_total(problem_of(q, k, block_tables, split_k, demands))
+    return family.decide_total(problem_of(q, k, block_tables, split_k, demands, window))
 
 
 def _new(q: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
     return empty_results(q)
 
 
-@operator(_plan, fake=_new, outs=("out", "lse_out"))
+@operator(_plan, fake=_new, outs=("out", "lse_out", "workspace"))
 def decode_attention(
     taken: Accepted,
     q: torch.Tensor,
@@ -119,8 +141,12 @@ def decode_attention(
     causal: bool,
     split_k: int | None,
     forced: str | None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
     out: torch.Tensor | None = None,
     lse_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (attention, log-sum-exp) of a call in the form of :class:`_Call`."""
     batch, mq, heads, _ = q.shape
@@ -128,19 +154,32 @@ def decode_attention(
         require_out(out, q.shape, q.dtype, q.device)
     if lse_out is not None:
         require_out(lse_out, (batch, heads, mq), torch.float32, q.device)
+    if sinks is not None:
+        require_device("sinks", sinks, q.device)
+        sinks = sinks.contiguous()
+    options: dict[str, Any] = {"sinks": sinks, "window": window, "softcap": softcap}
     if taken.path == "torch":
         caches, scales, words = (k, v), (k_scale, v_scale), (k_scale_shift, v_scale_shift)
-        found, lse = reference.attend(q, caches, scales, words, num_groups, block_tables, seqlens, scale, causal)
+        found, lse = reference.attend(
+            q, caches, scales, words, num_groups, block_tables, seqlens, scale, causal, **options
+        )
         return found if out is None else out.copy_(found), lse if lse_out is None else lse_out.copy_(lse)
-    chosen = taken.configuration
+    chosen, options["workspace"] = taken.configuration, workspace
     if num_groups is not None:
         return run_int4(
             q, k, v, block_tables, seqlens, num_groups, scale=scale, configuration=chosen, causal=causal, out=out,
-            lse=lse_out,
+            lse=lse_out, **options,
+        )  # fmt: skip
+    if k.dtype in HALF_DTYPES:
+        if k_scale is None or v_scale is None:
+            raise GuardError("k_scale and v_scale must be given for a cache of 16-bit elements; got None")
+        return run_half(
+            q, k, v, block_tables, seqlens, k_scale, v_scale, scale=scale, configuration=chosen, causal=causal, out=out,
+            lse=lse_out, **options,
         )  # fmt: skip
     return run_decode_attention(
         q, k, v, block_tables, seqlens, k_scale, v_scale, k_scale_shift, v_scale_shift, scale=scale,
-        configuration=chosen, causal=causal, out=out, lse=lse_out,
+        configuration=chosen, causal=causal, out=out, lse=lse_out, **options,
     )  # fmt: skip
 
 
@@ -165,6 +204,9 @@ def _plain(
     causal: bool = True,
     split_k: int | None = None,
     force_kernel_config: Forced = None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
     **outputs: object,
 ) -> _Call:
     check_operands(q, k_cache, v_cache, block_tables, seqlens)
@@ -172,11 +214,84 @@ def _plain(
     v_factor = scale_tensor("v_scale", v_scale, k_cache.shape[2], q.device)
     return _Call(
         q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, None, None, None,
-        _factor(scale, q), causal, split_k, _json(force_kernel_config),
+        _factor(scale, q), causal, split_k, _json(force_kernel_config), sinks, window, softcap,
     )  # fmt: skip
 
 
+@overload
+def decode_attention_fp8(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    scale: float | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    causal: bool = True,
+    split_k: int | None = None,
+    force_kernel_config: Forced = None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def decode_attention_fp8(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    scale: float | None = None,
+    *,
+    return_lse: Literal[True],
+    causal: bool = True,
+    split_k: int | None = None,
+    force_kernel_config: Forced = None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def decode_attention_fp8(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    scale: float | None = None,
+    *,
+    return_lse: bool,
+    causal: bool = True,
+    split_k: int | None = None,
+    force_kernel_config: Forced = None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
 @planned_by(lambda *args, **kwargs: planner_of("decode_attention")(*_plain(*args, **kwargs)))
+@naming_arguments
 def decode_attention_fp8(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -191,16 +306,21 @@ def decode_attention_fp8(
     causal: bool = True,
     split_k: int | None = None,
     force_kernel_config: Forced = None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
     out: torch.Tensor | None = None,
     lse_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q K^T) V over an fp8 cache with one scale per tensor or KV head.
 
     Args:
         q: bfloat16 or float16 [B, Mq, Hq, D], Mq 1 to 16; D 64, 128 or 256 for the kernel.
         k_cache: float8 of the device (e4m3fn on gfx950, e4m3fnuz on gfx942; or uint8 with its bits)
-            [pages, page_size, Hkv, D], page_size a multiple of 16 for the kernel; the last dimension contiguous, the
-            other strides multiples of 16. Without block tables [B, Mkv, Hkv, D], any Mkv.
+            or of q's own 16-bit dtype, [pages, page_size, Hkv, D], page_size a multiple of 16 for the kernel; the last
+            dimension contiguous, the other strides multiples of 16 bytes. Without block tables [B, Mkv, Hkv, D], any
+            Mkv.
         v_cache: like ``k_cache``.
         block_tables: int32 [B, max_pages], the page of each page_size keys of a sequence, or None. Only the entries
             of a sequence's own keys are read.
@@ -212,9 +332,18 @@ def decode_attention_fp8(
         causal: token t of Mq sees keys up to seqlen - Mq + t; otherwise each sees all.
         split_k: parts that the keys of a sequence are cut into, 1 to 512; None decides by shape.
         force_kernel_config: any of ``block_n`` (16, 32, 64), ``waves`` (1, 2, 4; from 2 at D 256), ``split_k`` and
-            ``block_m`` (16), which override ``split_k``, the tuned table and the heuristic.
+            ``block_m`` (16), which override ``split_k``, the tuned table and the heuristic. A cache of 16-bit elements
+            has ``waves`` (1, 2, 4) and ``split_k``.
+        sinks: float32 [Hq]: for each head a score that no key has, finite or -inf, which adds to the sum of weights
+            alone; neither scaled nor capped. The log-sum-exp includes it.
+        window: a token sees the last ``window`` keys of those that ``causal`` lets it see, its own among them, at least
+            1. Pages before them are not read.
+        softcap: c > 0: scores become c tanh(score / c) before they are masked.
         out: contiguous, like q, to write the attention into.
         lse_out: contiguous float32 [B, Hq, Mq] to write the log-sum-exp into.
+        workspace: uint8 [bytes] for what the splits give before they are merged, at least
+            :func:`attention_workspace_size` of this call and at a multiple of 16; allocated if None. Calls on one
+            stream may share it. A traced graph manages its memory by itself and leaves it alone.
 
     Returns:
         out like q; with ``return_lse`` (out, float32 [B, Hq, Mq]), natural logarithm, -inf where nothing is seen.
@@ -222,12 +351,20 @@ def decode_attention_fp8(
     Raises:
         GuardError: operands that do not fit each other or the kernel.
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> fp8 = ARCH_DTYPES[hipforge.devices.current().arch_of()]
+        >>> q, cache = torch.ones(1, 1, 4, 64).half(), torch.ones(1, 32, 1, 64).to(fp8)
+        >>> lengths = torch.tensor([20], dtype=torch.int32)
+        >>> hipforge.decode_attention_fp8(q, cache, cache, None, lengths)[0, 0, 0, 0].item()
+        1.0
     """
     call = _plain(
         q, k_cache, v_cache, block_tables, seqlens, k_scale, v_scale, scale, causal=causal, split_k=split_k,
-        force_kernel_config=force_kernel_config,
+        force_kernel_config=force_kernel_config, sinks=sinks, window=window, softcap=softcap,
     )  # fmt: skip
-    found = decode_attention(*call, out=out, lse_out=lse_out)
+    found = decode_attention(*call, out=out, lse_out=lse_out, workspace=workspace)
     return found if return_lse else found[0]
 
 
@@ -246,16 +383,25 @@ def _packed(
     *,
     causal: bool = True,
     num_groups: int | None = None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
     **outputs: object,
 ) -> _Call:
-    options = num_groups, _factor(scale, q), causal, split_k, _json(force_kernel_config)
+    options = num_groups, _factor(scale, q), causal, split_k, _json(force_kernel_config), sinks, window, softcap
     if num_groups is not None:
         if k_scale_shift is not None or v_scale_shift is not None:
             raise GuardError(
                 "k_scale_shift and v_scale_shift must be None with num_groups: int4 rows hold their scales"
             )
-        folded, k_data, v_data = prepare_int4(q, k, v, seqlens, block_tables, page_size, num_groups)
+        folded, k_data, v_data = prepare_rows(q, k, v, seqlens, block_tables, page_size, num_groups)
         return _Call(folded, k_data, v_data, block_tables, seqlens, None, None, None, None, *options)
+    if isinstance(k, torch.Tensor) and k.dtype in HALF_DTYPES:
+        if k_scale_shift is not None or v_scale_shift is not None:
+            raise GuardError("k_scale_shift and v_scale_shift must be None for a cache that is not quantised")
+        folded, k_data, v_data = prepare_rows(q, k, v, seqlens, block_tables, page_size, None)
+        ones = scale_tensor("k_scale", 1.0, 1, q.device)
+        return _Call(folded, k_data, v_data, block_tables, seqlens, ones, ones, None, None, *options)
     if k_scale_shift is None or v_scale_shift is None:
         raise GuardError(
             "k_scale_shift and v_scale_shift must be given for an fp8 cache; got None (an int4 one needs num_groups)"
@@ -267,6 +413,7 @@ def _packed(
 
 
 @planned_by(lambda *args, **kwargs: planner_of("decode_attention")(*_packed(*args, **kwargs)))
+@naming_arguments
 def decode_attention_splitk(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -282,8 +429,12 @@ def decode_attention_splitk(
     *,
     causal: bool = True,
     num_groups: int | None = None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
     out: torch.Tensor | None = None,
     lse_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return attention and its log-sum-exp over a packed fp8 or int4 cache with scales and shifts in the rows' words.
 
@@ -292,10 +443,12 @@ def decode_attention_splitk(
         k: int32 [1, B*Mkv, G, Hq, D/4], expanded along Hq (stride 0): four fp8 values of the device per word, element
             d in bits 8 (d % 4) of word d / 4. Paged: [1, pages*page_size, G, Hq, D/4]. With ``num_groups`` int4:
             num_groups + D/8 words per row, first a word like those of ``k_scale_shift`` for each group of
-            D / num_groups neighbouring elements, then eight elements per word, element d in bits 4 (d % 8).
+            D / num_groups neighbouring elements, then eight elements per word, element d in bits 4 (d % 8). Not
+            quantised: of q's 16-bit dtype, [1, rows, G, Hq, D].
         v: like ``k``.
         k_scale_shift: int32 [1, rows, G, Hq], expanded likewise: float16 scale in the low half, float16 shift in the
-            high half; an element is fp8 * scale + shift. None with ``num_groups``.
+            high half; an element is fp8 * scale + shift. None with ``num_groups`` and
+            for a cache that is not quantised.
         v_scale_shift: the same of V.
         seqlens: int32 [B]; rows past a sequence's length are ignored.
         block_tables: int32 [B, max_pages], with ``page_size``.
@@ -305,8 +458,12 @@ def decode_attention_splitk(
         force_kernel_config: as for :func:`decode_attention_fp8`; with ``num_groups`` ``waves`` and ``split_k``.
         causal: as for :func:`decode_attention_fp8`.
         num_groups: 1, 2, 4 or 8: k and v are int4 with so many scales per row. None: they are fp8.
+        sinks: as for :func:`decode_attention_fp8`, [G * Hq].
+        window: as for :func:`decode_attention_fp8`.
+        softcap: as for :func:`decode_attention_fp8`.
         out: contiguous, like q, to write the attention into.
         lse_out: contiguous float32 [B, G, Hq, Mq] to write the log-sum-exp into.
+        workspace: as for :func:`decode_attention_fp8`.
 
     Returns:
         (out like q, log-sum-exp float32 [B, G, Hq, Mq]).
@@ -314,10 +471,19 @@ def decode_attention_splitk(
     Raises:
         GuardError: operands that do not fit each other or the kernel.
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> from hipforge.ops.reference import quantize_kv_int4
+        >>> rows = quantize_kv_int4(torch.ones(1, 32, 1, 1, 64), 1).expand(-1, -1, -1, 4, -1)
+        >>> q, lengths = torch.ones(1, 1, 1, 4, 64).half(), torch.tensor([20], dtype=torch.int32)
+        >>> out, _ = hipforge.decode_attention_splitk(q, rows, rows, None, None, lengths, num_groups=1)
+        >>> out[0, 0, 0, 0, 0].item()
+        1.0
     """
     call = _packed(
         q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, scale, split_k, force_kernel_config,
-        causal=causal, num_groups=num_groups,
+        causal=causal, num_groups=num_groups, sinks=sinks, window=window, softcap=softcap,
     )  # fmt: skip
     folded, groups = call.q, (call.q.shape[0], q.shape[2], q.shape[3], call.q.shape[1])
     if out is not None:
@@ -326,5 +492,37 @@ def decode_attention_splitk(
     if lse_out is not None:
         require_out(lse_out, groups, torch.float32, q.device)
         lse_out = lse_out.view(groups[0], groups[1] * groups[2], groups[3])
-    found, lse = decode_attention(*call, out=out, lse_out=lse_out)
+    found, lse = decode_attention(*call, out=out, lse_out=lse_out, workspace=workspace)
     return found.view(q.shape), lse.view(groups)
+
+
+def attention_workspace_size(attention: Callable[..., object], *args: object, **kwargs: object) -> int:
+    """Return the bytes of ``workspace`` that a call needs: 0 where one split, or torch, computes it.
+
+    Args:
+        attention: :func:`decode_attention_fp8` or :func:`decode_attention_splitk`.
+        args: the call's arguments.
+        kwargs: the call's keyword arguments.
+
+    Raises:
+        GuardError: what the call itself would raise, or another function.
+
+    Example:
+        >>> import torch
+        >>> from hipforge.ops.decode_attention import attention_workspace_size, decode_attention_fp8
+        >>> q, cache = torch.zeros(1, 1, 8, 64).bfloat16(), torch.zeros(1, 512, 1, 64).bfloat16()
+        >>> lengths = torch.tensor([512], dtype=torch.int32)
+        >>> attention_workspace_size(decode_attention_fp8, q, cache, cache, None, lengths, split_k=4)
+        8320
+    """
+    calls: dict[Callable[..., object], Callable[..., _Call]] = {
+        decode_attention_fp8: _plain,
+        decode_attention_splitk: _packed,
+    }
+    if attention not in calls:
+        raise GuardError(f"attention must be decode_attention_fp8 or decode_attention_splitk; got {attention!r}")
+    call = calls[attention](*args, **kwargs)
+    taken = planner_of("decode_attention")(*call).accepted
+    if taken is None or taken.path != "kernel":
+        return 0
+    return workspace_bytes(call.q, taken.configuration["split_k"])

@@ -1,4 +1,4 @@
-"""Problems of decode attention over a packed fp8 cache: operands, and the float64 result of the same bits."""
+"""Problems of decode attention over packed caches: operands, and the float64 result of the same bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import torch
 
 from hipforge.ops.core.tuned import bucket
 from hipforge.ops.decode_attention.family import ARCH_DTYPES
-from hipforge.ops.reference.attention import decode_attention, dequantize_kv_fp8, gather_pages, quantize_kv_fp8
+from hipforge.ops.reference.attention import (
+    decode_attention,
+    dequantize_kv_fp8,
+    dequantize_kv_int4,
+    gather_pages,
+    quantize_kv_fp8,
+    quantize_kv_int4,
+)
 from hipforge.ops.triton.decode_attention_fp8 import Problem
 
 FP8 = ARCH_DTYPES
@@ -25,6 +32,7 @@ class AttentionCell:
         page_size: keys of a page; 0 for a cache without pages.
         keys: keys of each sequence.
         batch: sequences.
+        num_groups: scales per row of an int4 cache; 0 for an fp8 cache.
     """
 
     kv_heads: int
@@ -33,10 +41,12 @@ class AttentionCell:
     page_size: int
     keys: int
     batch: int
+    num_groups: int = 0
 
     def __str__(self) -> str:
         pages = f" page={self.page_size}" if self.page_size else ""
-        return f"B={self.batch} Mkv={self.keys} Hkv={self.kv_heads} G={self.group} D={self.d}{pages}"
+        int4 = f" int4 groups={self.num_groups}" if self.num_groups else ""
+        return f"B={self.batch} Mkv={self.keys} Hkv={self.kv_heads} G={self.group} D={self.d}{pages}{int4}"
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -45,8 +55,14 @@ class AttentionCell:
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes of K's elements, or of V's."""
-        return self.batch * self.keys * self.kv_heads * self.d
+        """Return the bytes of K's elements, or of V's, with the words of scales that int4 rows hold."""
+        row = self.d // 2 + 4 * self.num_groups if self.num_groups else self.d
+        return self.batch * self.keys * self.kv_heads * row
+
+    @property
+    def scale_bytes(self) -> int:
+        """Return the bytes of the words of scales that K has beside its elements, or V."""
+        return 0 if self.num_groups else 4 * self.batch * self.keys * self.kv_heads
 
 
 @dataclass(frozen=True)
@@ -56,12 +72,13 @@ class AttentionOperands:
     Attributes:
         arch: whose fp8 the caches hold.
         q: bfloat16 [B, 1, Hkv * G, D].
-        k: int32 words [pages, page_size, Hkv, D/4]; [B, Mkv, Hkv, D/4] without pages.
-        k_rows: int32 [pages, page_size, Hkv], float16 scale and shift.
+        k: int32 words [pages, page_size, Hkv, D/4]; [B, Mkv, Hkv, D/4] without pages. int4: num_groups + D/8 words.
+        k_rows: int32 [pages, page_size, Hkv], float16 scale and shift; without elements for int4.
         v: like ``k``.
         v_rows: like ``k_rows``.
         seqlens: int32 [B].
         block_tables: int32 [B, max_pages] in random order, or None.
+        num_groups: scales per row of an int4 cache; 0 for an fp8 cache.
     """
 
     arch: str
@@ -72,6 +89,7 @@ class AttentionOperands:
     v_rows: torch.Tensor
     seqlens: torch.Tensor
     block_tables: torch.Tensor | None
+    num_groups: int = 0
 
     @property
     def scale(self) -> float:
@@ -88,7 +106,7 @@ class AttentionOperands:
         """Return a copy in memory of its own."""
         return AttentionOperands(
             self.arch, self.q.clone(), self.k.clone(), self.k_rows.clone(), self.v.clone(), self.v_rows.clone(),
-            self.seqlens.clone(), None if self.block_tables is None else self.block_tables.clone(),
+            self.seqlens.clone(), None if self.block_tables is None else self.block_tables.clone(), self.num_groups,
         )  # fmt: skip
 
     def triton_problem(self, split_k: int) -> Problem:
@@ -105,24 +123,28 @@ def operands(cell: AttentionCell, arch: str, device: torch.device | str = "cpu")
     q = torch.randn(cell.batch, 1, cell.kv_heads * cell.group, cell.d, generator=generator).bfloat16()
     slots = cell.page_size or cell.keys
     pages = -(-cell.keys // slots) * cell.batch
-    caches = [
-        quantize_kv_fp8(torch.randn(pages, slots, cell.kv_heads, cell.d, generator=generator), FP8[arch])
-        for _ in range(2)
-    ]
+    caches = []
+    for _ in range(2):
+        x = torch.randn(pages, slots, cell.kv_heads, cell.d, generator=generator)
+        packed = (quantize_kv_int4(x, cell.num_groups), torch.empty(0, dtype=torch.int32)) if cell.num_groups else None
+        caches.append(packed or quantize_kv_fp8(x, FP8[arch]))
     (k, k_rows), (v, v_rows) = caches
     tables = None
     if cell.page_size:
         tables = torch.randperm(pages, generator=generator).to(torch.int32).view(cell.batch, -1).to(device)
     seqlens = torch.full((cell.batch,), cell.keys, dtype=torch.int32)
     return AttentionOperands(
-        arch, q.to(device), k.to(device), k_rows.to(device), v.to(device), v_rows.to(device), seqlens.to(device), tables
-    )
+        arch, q.to(device), k.to(device), k_rows.to(device), v.to(device), v_rows.to(device), seqlens.to(device),
+        tables, cell.num_groups,
+    )  # fmt: skip
 
 
 def expected(parts: AttentionOperands) -> tuple[torch.Tensor, torch.Tensor]:
     """Return float64 (out [B, 1, Hkv * G, D], log-sum-exp [B, Hkv * G, 1]) of the same bits."""
     k, v = (
-        dequantize_kv_fp8(words, rows, FP8[parts.arch])
+        dequantize_kv_int4(words, parts.num_groups)
+        if parts.num_groups
+        else dequantize_kv_fp8(words, rows, FP8[parts.arch])
         for words, rows in ((parts.k, parts.k_rows), (parts.v, parts.v_rows))
     )
     if parts.block_tables is not None:

@@ -26,8 +26,15 @@ import torch
 from hipforge.errors import ConfigError
 from hipforge.jit import loader
 from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
-from hipforge.ops.decode_attention.family import BLOCK_M, BLOCKS_N, PART_COLUMNS, blocks_per_wave, ranges
-from hipforge.ops.decode_attention.kernels import run_decode_attention
+from hipforge.ops.decode_attention.family import (
+    BLOCK_M,
+    BLOCKS_N,
+    INT4_BLOCK_N,
+    PART_COLUMNS,
+    blocks_per_wave,
+    ranges,
+)
+from hipforge.ops.decode_attention.kernels import run_decode_attention, run_int4
 from hipforge.tuning import model
 from hipforge.tuning.tuner import relative_error
 
@@ -41,6 +48,11 @@ WAVE_SIZE = 64
 
 def run(parts: AttentionOperands, configuration: Mapping[str, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel in one configuration and return (out, log-sum-exp)."""
+    if parts.num_groups:
+        return run_int4(
+            parts.q, parts.k, parts.v, parts.block_tables, parts.seqlens, parts.num_groups, scale=parts.scale,
+            configuration=configuration,
+        )  # fmt: skip
     return run_decode_attention(
         parts.q, parts.k.view(torch.uint8), parts.v.view(torch.uint8), parts.block_tables, parts.seqlens,
         k_scale_shift=parts.k_rows, v_scale_shift=parts.v_rows, scale=parts.scale, configuration=configuration,
@@ -140,20 +152,21 @@ def count(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
 
 
 @functools.lru_cache(maxsize=4096)
-def sampled_blocks(group: int, d: int, paged: bool, arch: str, block_n: int, waves: int, blocks: int) -> Counted:
-    """Return the counts of one work-group whose waves have ``blocks`` blocks each."""
-    configuration = {"block_n": block_n, "waves": waves, "split_k": 2}
-    keys = 2 * ranges(configuration, d) * blocks * block_n
-    split, _ = count(AttentionCell(1, group, d, 64 if paged else 0, keys, 1), arch, configuration)
+def sampled_blocks(
+    group: int, d: int, paged: bool, num_groups: int, arch: str, tile: tuple[tuple[str, int], ...], blocks: int
+) -> Counted:
+    """Return the counts of one work-group whose waves have ``blocks`` blocks each; ``tile`` is all but the splits."""
+    configuration = {**dict(tile), "split_k": 2}
+    keys = 2 * ranges(configuration, d) * blocks * configuration.get("block_n", INT4_BLOCK_N)
+    split, _ = count(AttentionCell(1, group, d, 64 if paged else 0, keys, 1, num_groups), arch, configuration)
     return split.per(2 * math.ceil(group / BLOCK_M))
 
 
 def workgroup(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> Counted:
     """Return the counts of one work-group of a cell, drawn from two short runs."""
+    tile = tuple((name, value) for name, value in configuration.items() if name != "split_k")
     few, many = (
-        sampled_blocks(
-            cell.group, cell.d, cell.page_size > 0, arch, configuration["block_n"], configuration["waves"], blocks
-        )
+        sampled_blocks(cell.group, cell.d, cell.page_size > 0, cell.num_groups, arch, tile, blocks)
         for blocks in SAMPLED_BLOCKS
     )
     place = (blocks_per_wave(configuration, cell.d, cell.keys) - SAMPLED_BLOCKS[0]) / (
@@ -173,10 +186,12 @@ def workgroup(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) 
 
 
 @functools.lru_cache(maxsize=4096)
-def sampled_merge(group: int, d: int, arch: str, split_k: int) -> Counted:
+def sampled_merge(group: int, d: int, num_groups: int, arch: str, split_k: int) -> Counted:
     """Return the counts of the merge for one sequence and KV head."""
     configuration = {"block_n": max(BLOCKS_N), "waves": max(1, d // PART_COLUMNS), "split_k": split_k}
-    _, merge = count(AttentionCell(1, group, d, 0, split_k * max(BLOCKS_N), 1), arch, configuration)
+    if num_groups:
+        configuration = {"waves": 1, "split_k": split_k}
+    _, merge = count(AttentionCell(1, group, d, 0, split_k * max(BLOCKS_N), 1, num_groups), arch, configuration)
     if merge is None:
         raise ConfigError(f"a merge needs at least 2 splits; got {split_k}")
     return merge
@@ -201,7 +216,7 @@ def works(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
         instructions=round(one.instructions * workgroups),
         matrix_cycles=round(one.matrix_cycles * workgroups),
         loaded_bytes=round(one.loaded * workgroups),
-        unique_bytes=2 * cell.cache_bytes + 8 * cell.batch * cell.keys * cell.kv_heads + q_bytes
+        unique_bytes=2 * (cell.cache_bytes + cell.scale_bytes) + q_bytes
         + (partial_bytes or out_bytes),
         streamed_bytes=streamed,
         occupancy=one.occupancy,
@@ -209,7 +224,7 @@ def works(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
     )  # fmt: skip
     if splits == 1:
         return [split], one.error
-    merged = sampled_merge(cell.group, cell.d, arch, splits)
+    merged = sampled_merge(cell.group, cell.d, cell.num_groups, arch, splits)
     merge = model.Work(
         workgroups=rows,
         waves_per_workgroup=merged.waves,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +34,7 @@ MAX_WAVES = 4
 ANY_PAGE_SIZE = 0
 CONFIGURATION = ("block_n", "waves", "split_k")
 INT4_CONFIGURATION = ("waves", "split_k")
+INT4_BLOCK_N = 32  # keys of the int4 kernel's blocks
 # S = 2^i and 3 * 2^i; a compute unit more or less decides nothing that the model sees.
 SPLITS = tuple(sorted({base << shift for base in (1, 3) for shift in range(10) if base << shift <= MAX_SPLITS}))
 
@@ -73,10 +74,16 @@ def problem_of(
     block_tables: torch.Tensor | None,
     split_k: int | None = None,
     forced: Forced = None,
+    window: int | None = None,
 ) -> Problem:
-    """Return the problem of q [B, Mq, Hq, D] and k [pages, page_size, Hkv, ...], both checked before."""
+    """Return the problem of q [B, Mq, Hq, D] and k [pages, page_size, Hkv, ...], both checked before.
+
+    With a window a sequence has no more keys than its tokens see.
+    """
     (batch, mq, heads, d), (_, page_size, kv_heads) = q.shape, k.shape[:3]
     max_keys = page_size * (1 if block_tables is None else block_tables.shape[1])
+    if window is not None:
+        max_keys = min(max_keys, window + mq - 1)
     demands = None if forced is None else tuple(forced.items())
     paged = 0 if block_tables is None else page_size
     return Problem(batch, mq, heads, kv_heads, d, max_keys, paged, q.dtype, k.dtype, q.device, split_k, demands)
@@ -155,7 +162,10 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
 
 
 def _table(family: str, configuration: tuple[str, ...]) -> TableSchema:
-    """A page size of 0 is for caches without pages, and for every page size without a row of its own."""
+    """A page size of 0 is for caches without pages, and for every page size without a row of its own.
+
+    B, G and Mkv reach their buckets, Hkv and D themselves; an int4 row, whatever ``num_groups`` is.
+    """
     reach = {"B": BUCKET, "G": BUCKET, "Mkv": BUCKET}
     own_or_any = Reach("exact", lambda value, tuned: (value, ANY_PAGE_SIZE))
     return TableSchema(
@@ -170,6 +180,7 @@ def _table(family: str, configuration: tuple[str, ...]) -> TableSchema:
 
 
 TABLE = _table("decode_attention_fp8", CONFIGURATION)
+HALF_TABLE = _table("decode_attention_half", INT4_CONFIGURATION)
 INT4_TABLE = _table("decode_attention_int4", INT4_CONFIGURATION)
 
 
@@ -178,7 +189,7 @@ def _outside(problem: Problem, arch: str) -> str | None:
         return f"q must be float16 or bfloat16; got {problem.dtype}"
     if problem.d not in HEAD_DIMS:
         return f"D must be one of {', '.join(map(str, HEAD_DIMS))}; got {problem.d}"
-    if problem.cache not in (torch.uint8, torch.int32, ARCH_DTYPES[arch]):
+    if problem.cache not in (torch.uint8, torch.int32, problem.dtype, ARCH_DTYPES[arch]):
         return f"{arch} reads {ARCH_DTYPES[arch]}; the cache is {problem.cache}"
     if problem.page_size % PAGE_MULTIPLE:
         return (
@@ -210,7 +221,8 @@ def _family(table: TableSchema, names: tuple[str, ...], **more: Any) -> Family[P
         if problem.forced is None:
             return None
         forced = dict(problem.forced)
-        accepted, of = (("block_m", *names), "") if "block_n" in names else (names, " for int4")
+        of = "" if "block_n" in names else f" for {table.family.removeprefix('decode_attention_')}"
+        accepted = ("block_m", *names) if "block_n" in names else names
         for name in forced:
             if name not in accepted:
                 raise GuardError(f"force_kernel_config has {', '.join(accepted)}{of}; got {name!r}")
@@ -254,13 +266,24 @@ def exists(configuration: Mapping[str, int], head_dim: int) -> bool:
 
 
 def ranges(configuration: Mapping[str, int], d: int) -> int:
-    """Return into how many parts the waves of a work-group cut its keys."""
-    return configuration["waves"] // max(1, d // PART_COLUMNS)
+    """Return into how many parts the waves of a work-group cut its keys; a wave of the int4 kernel owns all columns."""
+    return configuration["waves"] // max(1, d // PART_COLUMNS if "block_n" in configuration else 1)
 
 
 def blocks_per_wave(configuration: Mapping[str, int], d: int, keys: int) -> int:
     """Return the blocks of the first wave, which has the most."""
-    return math.ceil(math.ceil(keys / configuration["block_n"]) / (configuration["split_k"] * ranges(configuration, d)))
+    blocks = math.ceil(keys / configuration.get("block_n", INT4_BLOCK_N))
+    return math.ceil(blocks / (configuration["split_k"] * ranges(configuration, d)))
+
+
+def _without_empty_splits(kernel: str, cell: Any, tried: Iterable[dict[str, int]]) -> list[Choice]:
+    found = []
+    for configuration in tried:
+        of_a_split = blocks_per_wave(configuration, cell.d, cell.keys) * ranges(configuration, cell.d)
+        blocks = cell.keys / configuration.get("block_n", INT4_BLOCK_N)
+        if math.ceil(blocks / of_a_split) == configuration["split_k"]:
+            found.append(Choice(kernel, MappingProxyType(configuration)))
+    return found
 
 
 def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
@@ -268,18 +291,23 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
 
     Fewest splits and waves and the largest block first: ties go to them.
     """
-    found = []
-    for split_k in SPLITS:
-        for waves in WAVES:
-            for block_n in sorted(BLOCKS_N, reverse=True):
-                configuration = {"block_n": block_n, "waves": waves, "split_k": split_k}
-                if not accepts_configuration(BLOCK_M, block_n, waves) or not exists(configuration, cell.d):
-                    continue
-                of_a_split = blocks_per_wave(configuration, cell.d, cell.keys) * ranges(configuration, cell.d)
-                if math.ceil(cell.keys / block_n / of_a_split) == split_k:
-                    found.append(Choice("decode_attention_fp8", MappingProxyType(configuration)))
-    return found
+    tried = (
+        {"block_n": block_n, "waves": waves, "split_k": split_k}
+        for split_k in SPLITS
+        for waves in WAVES
+        for block_n in sorted(BLOCKS_N, reverse=True)
+        if accepts_configuration(BLOCK_M, block_n, waves)
+    )
+    return _without_empty_splits("decode_attention_fp8", cell, (one for one in tried if exists(one, cell.d)))
+
+
+def int4_candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
+    """Return the configurations of the int4 kernel that leave no split empty, fewest splits and waves first."""
+    tried = ({"waves": waves, "split_k": split_k} for split_k in SPLITS for waves in WAVES)
+    return _without_empty_splits("decode_attention_int4", cell, tried)
 
 
 FAMILY = _family(TABLE, CONFIGURATION, candidates=candidates)
-INT4_FAMILY = _family(INT4_TABLE, INT4_CONFIGURATION, candidates=lambda cell, arch: [])
+# A cache of q's own dtype: the heuristic decides, there is no table yet.
+HALF_FAMILY = _family(HALF_TABLE, INT4_CONFIGURATION, candidates=lambda cell, arch: [])
+INT4_FAMILY = _family(INT4_TABLE, INT4_CONFIGURATION, candidates=int4_candidates)

@@ -8,7 +8,11 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.core.checks import require_device, require_dtype, require_rank
 from hipforge.ops.decode_attention.family import HEAD_DIMS, INPUTS, check_configuration
+
+FLOAT_BYTES = 4
+WORKSPACE_ALIGNMENT = 16
 
 
 @compile_ops(
@@ -34,13 +38,19 @@ def decode_attention_fp8_out(
     v_scale: torch.Tensor | None,
     k_scale_shift: torch.Tensor | None,
     v_scale_shift: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     scale: float,
     causal: bool,
+    window: int,
+    softcap: float,
     block_n: int,
     waves: int,
     splits: int,
 ) -> None:
-    """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq]."""
+    """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
+
+    A ``window`` or ``softcap`` of 0 is none.
+    """
 
 
 @compile_ops(
@@ -58,13 +68,50 @@ def decode_attention_int4_out(
     v: torch.Tensor,
     block_tables: torch.Tensor | None,
     seqlens: torch.Tensor,
+    sinks: torch.Tensor | None,
     groups: int,
     scale: float,
     causal: bool,
+    window: int,
+    softcap: float,
     waves: int,
     splits: int,
 ) -> None:
-    """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq]."""
+    """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
+
+    A ``window`` or ``softcap`` of 0 is none.
+    """
+
+
+@compile_ops(
+    "module_decode_attention_half",
+    variant=lambda out, lse, partial, partial_lse, q, *rest: {"HF_HEAD_DIM": q.shape[-1], "HF_INPUT": INPUTS[q.dtype]},
+    mutates=("out", "lse", "partial", "partial_lse"),
+)
+def decode_attention_half_out(
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    partial: torch.Tensor | None,
+    partial_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    sinks: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int,
+    softcap: float,
+    waves: int,
+    splits: int,
+) -> None:
+    """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
+
+    A ``window`` or ``softcap`` of 0 is none.
+    """
 
 
 def empty_results(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,18 +121,49 @@ def empty_results(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, torch.empty((batch, heads, mq), dtype=torch.float32, device=q.device)
 
 
+def workspace_bytes(q: torch.Tensor, splits: int) -> int:
+    """Return the bytes that the parts of ``splits`` splits take for q [B, Mq, Hq, D]: none for one split."""
+    return 0 if splits == 1 else FLOAT_BYTES * splits * (q.numel() + q.numel() // q.shape[-1])
+
+
+def _parts_in(workspace: torch.Tensor, q: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs and log-sum-exps of the splits as views of ``workspace``."""
+    needed = workspace_bytes(q, splits)
+    require_dtype("workspace", workspace, (torch.uint8,))
+    require_rank("workspace", workspace, 1, "[bytes]")
+    require_device("workspace", workspace, q.device)
+    if not workspace.is_contiguous() or workspace.data_ptr() % WORKSPACE_ALIGNMENT:
+        raise GuardError(f"workspace must be contiguous and start at a multiple of {WORKSPACE_ALIGNMENT} bytes")
+    if workspace.numel() < needed:
+        raise GuardError(
+            f"workspace must have at least {needed} bytes for split_k={splits}, as attention_workspace_size says; "
+            f"got {workspace.numel()}"
+        )
+    batch, mq, heads, d = q.shape
+    values = FLOAT_BYTES * splits * q.numel()
+    partial = workspace[:values].view(torch.float32).view(splits, batch, heads * mq, d)
+    return partial, workspace[values:needed].view(torch.float32).view(splits, batch, heads * mq)
+
+
 def allocate_results(
-    q: torch.Tensor, splits: int, out: torch.Tensor | None = None, lse: torch.Tensor | None = None
+    q: torch.Tensor,
+    splits: int,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return what a kernel writes for q [B, Mq, Hq, D]: out like q, float32 lse [B, Hq, Mq], and both of each split.
 
-    The last two, float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq], are None where there is one split.
+    The last two, float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq], are None where there is one split, and parts
+    of ``workspace`` where it is given.
     """
     if out is None or lse is None:
         fresh = empty_results(q)
         out, lse = fresh[0] if out is None else out, fresh[1] if lse is None else lse
     if splits == 1:
         return out, lse, None, None
+    if workspace is not None:
+        return out, lse, *_parts_in(workspace, q, splits)
     batch, mq, heads, d = q.shape
     partial = torch.empty((splits, batch, heads * mq, d), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((splits, batch, heads * mq), dtype=torch.float32, device=q.device)
@@ -106,8 +184,12 @@ def run_decode_attention(
     scale: float,
     configuration: Mapping[str, int],
     causal: bool = True,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel in one explicit configuration: what the planner calls, and a tuner.
 
@@ -125,8 +207,12 @@ def run_decode_attention(
         scale: factor of q.k.
         configuration: ``block_n``, ``waves`` and ``split_k``, all three.
         causal: token t of Mq sees keys up to seqlen - Mq + t; otherwise each sees all.
+        sinks: float32 [Hq], contiguous, or None.
+        window: keys that a token sees, its own the last one; None for all.
+        softcap: c of c tanh(score / c); None for none.
         out: contiguous, like q, to write into.
         lse: contiguous float32 [B, Hq, Mq] to write into.
+        workspace: uint8 [bytes] for what the splits give, at least :func:`workspace_bytes`; allocated if None.
 
     Returns:
         (out like q, log-sum-exp float32 [B, Hq, Mq], natural logarithm).
@@ -141,7 +227,7 @@ def run_decode_attention(
         )
     check_configuration(configuration, q.shape[-1])
     splits = configuration["split_k"]
-    out, lse, partial, partial_lse = allocate_results(q, splits, out, lse)
+    out, lse, partial, partial_lse = allocate_results(q, splits, out, lse, workspace)
     decode_attention_fp8_out(
         out,
         lse,
@@ -156,8 +242,11 @@ def run_decode_attention(
         v_scale,
         k_scale_shift,
         v_scale_shift,
+        sinks,
         scale,
         causal,
+        window or 0,
+        softcap or 0.0,
         configuration["block_n"],
         configuration["waves"],
         splits,
@@ -176,18 +265,55 @@ def run_int4(
     scale: float,
     configuration: Mapping[str, int],
     causal: bool = True,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the int4 kernel on q [B, Mq, Hq, D] and k, v int32 [pages, page_size, Hkv, num_groups + D/8].
 
     The rest as for :func:`run_decode_attention`; ``configuration`` has ``waves`` and ``split_k``.
     """
     waves, splits = configuration["waves"], configuration["split_k"]
-    out, lse, partial, partial_lse = allocate_results(q, splits, out, lse)
+    out, lse, partial, partial_lse = allocate_results(q, splits, out, lse, workspace)
     decode_attention_int4_out(
         out, lse, partial, partial_lse, q.contiguous(), k, v,
         None if block_tables is None else block_tables.contiguous(), seqlens.contiguous(),
-        num_groups, scale, causal, waves, splits,
+        sinks, num_groups, scale, causal, window or 0, softcap or 0.0, waves, splits,
+    )  # fmt: skip
+    return out, lse
+
+
+def run_half(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    *,
+    scale: float,
+    configuration: Mapping[str, int],
+    causal: bool = True,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernel for a cache of q's dtype on q [B, Mq, Hq, D] and k, v [pages, page_size, Hkv, D].
+
+    The rest as for :func:`run_decode_attention`; ``configuration`` has ``waves`` and ``split_k``.
+    """
+    waves, splits = configuration["waves"], configuration["split_k"]
+    out, lse, partial, partial_lse = allocate_results(q, splits, out, lse, workspace)
+    decode_attention_half_out(
+        out, lse, partial, partial_lse, q.contiguous(), k, v,
+        None if block_tables is None else block_tables.contiguous(), seqlens.contiguous(),
+        k_scale, v_scale, sinks, scale, causal, window or 0, softcap or 0.0, waves, splits,
     )  # fmt: skip
     return out, lse

@@ -8,10 +8,19 @@ to bfloat16 for V; weights are rounded to bfloat16, the output to q's dtype.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import Described, require_choice, require_dtype, require_rank, require_shape
+from hipforge.ops.core.checks import (
+    Described,
+    require_choice,
+    require_dtype,
+    require_int,
+    require_rank,
+    require_shape,
+)
 from hipforge.ops.reference.attention import INT4_GROUPS
 
 MAX_MQ = 16
@@ -21,6 +30,7 @@ Scale = torch.Tensor | float
 # The kernels take the 16-bit ones; torch computes the others.
 _QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _CACHE_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)
+HALF_DTYPES = (torch.float16, torch.bfloat16)  # of caches that are not quantised; q has the same
 
 
 def check_operands(
@@ -36,7 +46,7 @@ def check_operands(
     pages, page_size, kv_heads, _ = k_cache.shape
     require_shape("k_cache", k_cache, (pages, page_size, kv_heads, d), "D of q")
     require_shape("v_cache", v_cache, k_cache.shape, "that of k_cache")
-    require_dtype("k_cache", k_cache, _CACHE_DTYPES)
+    require_dtype("k_cache", k_cache, (*_CACHE_DTYPES, *(dtype for dtype in HALF_DTYPES if dtype == q.dtype)))
     require_dtype("v_cache", v_cache, (k_cache.dtype,))
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
         raise GuardError(f"Hq must be a positive multiple of Hkv; got Hq={heads}, Hkv={kv_heads}")
@@ -48,6 +58,21 @@ def check_operands(
     require_rank("block_tables", block_tables, 2, "[B, max_pages]")
     require_shape("block_tables", block_tables, (batch, block_tables.shape[1]), "one row per sequence")
     require_dtype("block_tables", block_tables, (torch.int32,))
+
+
+def check_options(
+    q: Described, causal: bool, sinks: Described | None, window: int | None, softcap: float | None
+) -> None:
+    """Refuse sinks, a window or a cap that no path takes; q is [B, Mq, Hq, D]."""
+    if sinks is not None:
+        require_dtype("sinks", sinks, (torch.float32,))
+        require_shape("sinks", sinks, (q.shape[2],), "one per query head")
+    if window is not None:
+        require_int("window", window, 1)
+        if not causal:
+            raise GuardError("a window needs causal=True: it counts back from each token's own key; got causal=False")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise GuardError(f"softcap must be positive and finite, or None; got {softcap!r}")
 
 
 def scale_tensor(name: str, scale: Scale, kv_heads: int, device: torch.device) -> torch.Tensor:
@@ -115,21 +140,24 @@ def prepare_packed(
     return folded, k_data, v_data, k_rows, v_rows
 
 
-def prepare_int4(
+def prepare_rows(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     seqlens: torch.Tensor,
     block_tables: torch.Tensor | None,
     page_size: int | None,
-    num_groups: int,
+    num_groups: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (q [B, Mq, G*Hq, D], k and v int32 [pages, page_size, G, num_groups + D/8]), all views.
+
+    Without ``num_groups`` k and v are of q's 16-bit dtype, [pages, page_size, G, D].
 
     Raises:
         GuardError: operands that no path takes.
     """
-    require_choice("num_groups", num_groups, INT4_GROUPS)
+    if num_groups is not None:
+        require_choice("num_groups", num_groups, INT4_GROUPS)
     require_rank("q", q, 5, "[1, B*Mq, G, Hq, D]")
     require_dtype("q", q, _QUERY_DTYPES)
     require_rank("seqlens", seqlens, 1, "[B]")
@@ -149,16 +177,20 @@ def prepare_int4(
         require_rank("block_tables", block_tables, 2, "[B, max_pages]")
         require_shape("block_tables", block_tables, (batch, block_tables.shape[1]), "one row per sequence")
         require_dtype("block_tables", block_tables, (torch.int32,))
-    require_rank("k", k, 5, "[1, rows, G, Hq, num_groups + D/8]")
+    require_rank("k", k, 5, "[1, rows, G, Hq, num_groups + D/8], or D for a cache that is not quantised")
     rows = k.shape[1]
     per_page = rows // batch if page_size is None else page_size
     if per_page < 1 or rows % per_page or (page_size is None and rows % batch):
         raise GuardError(f"k must hold whole pages of {per_page} rows; got {rows} rows")
     caches = []
     for name, cache in (("k", k), ("v", v)):
-        require_dtype(name, cache, (torch.int32,))
-        shape = (1, rows, groups, heads, num_groups + d // 8)
-        require_shape(name, cache, shape, "G, Hq and D of q, the words of scales, eight nibbles per word")
+        if num_groups is None:
+            require_dtype(name, cache, (q.dtype,))
+            require_shape(name, cache, (1, rows, groups, heads, d), "G, Hq and D of q")
+        else:
+            require_dtype(name, cache, (torch.int32,))
+            shape = (1, rows, groups, heads, num_groups + d // 8)
+            require_shape(name, cache, shape, "G, Hq and D of q, the words of scales, eight nibbles per word")
         if heads > 1 and cache.stride(3):
             raise GuardError(
                 f"{name} must be expanded along Hq (stride 0), since the heads of a group share their keys; got stride "

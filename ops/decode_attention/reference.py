@@ -18,6 +18,9 @@ def attend(
     seqlens: torch.Tensor,
     scale: float,
     causal: bool,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return attention and log-sum-exp; ``caches`` are of K and of V, with scales, scale_shifts or num_groups."""
     fp8 = fp8_dtypes(q.device)[0]
@@ -25,7 +28,7 @@ def attend(
         _elements(cache, one, words, num_groups, fp8)
         for cache, one, words in zip(caches, scales, scale_shifts, strict=True)
     )
-    return paged_attention(q, k, v, block_tables, seqlens, scale, causal)
+    return paged_attention(q, k, v, block_tables, seqlens, scale, causal, sinks, window, softcap)
 
 
 def _elements(

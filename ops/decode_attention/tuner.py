@@ -8,17 +8,19 @@ resource limits. Caches have a scale and a shift per row, the more costly of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import click
 
+from hipforge.ops.core.family import Family
 from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
 from hipforge.ops.decode_attention.counts import run, works
-from hipforge.ops.decode_attention.family import ANY_PAGE_SIZE, FAMILY
+from hipforge.ops.decode_attention.family import ANY_PAGE_SIZE, FAMILY, Problem
 from hipforge.ops.triton import decode_attention_fp8 as triton_attention
 from hipforge.tuning import timing
 from hipforge.tuning.driver import command_for
-from hipforge.tuning.tuner import Baselines, Counted, Tuner
+from hipforge.tuning.tuner import Baselines, Counted, Tuner, no_baselines
 
 # Rounding the weights and the output to bfloat16 gives 1.7e-3 each, 2.4e-3 together; a key left out of 4096 with equal
 # weights, the least that goes wrong, 1.6e-2.
@@ -69,48 +71,56 @@ def _baselines(cell: AttentionCell, copies: Sequence[AttentionOperands]) -> Base
     return resident, min(resident, streaming)
 
 
-TUNER = Tuner(
-    family=FAMILY,
-    max_error=MAX_ERROR,
-    default_cells=DEFAULT_CELLS,
-    operands=operands,
-    expected=lambda cell, parts: expected(parts)[0],
-    run=lambda choice, cell, parts: run(parts, choice.configuration)[0],
-    count=_count,
-    copies=lambda parts, number: [parts, *(parts.clone() for _ in range(number - 1))],
-    bytes_per_call=lambda parts: parts.nbytes,
-    baselines=_baselines,
-)
-
-
-def _wanted(
-    batches: tuple[int, ...],
-    keys: tuple[int, ...],
-    heads: tuple[tuple[int, int], ...],
-    page_sizes: tuple[int, ...],
-    dims: tuple[int, ...],
-) -> Sequence[AttentionCell]:
-    """Return the default cells, or every combination of what is given with defaults for the rest."""
-    if not (batches or keys or heads or page_sizes or dims):
-        return DEFAULT_CELLS
-    return sorted(
-        AttentionCell(kv_heads, group, d, page_size, length, batch)
-        for kv_heads, group in heads or HEADS
-        for d in dims or (HEAD_DIM,)
-        for page_size in page_sizes or (ANY_PAGE_SIZE,)
-        for length in keys or KEYS
-        for batch in batches or BATCHES
+def tuner_of(
+    family: Family[Problem],
+    max_error: float,
+    cells: tuple[AttentionCell, ...],
+    baselines: Callable[[AttentionCell, Sequence[AttentionOperands]], Baselines] = no_baselines,
+) -> Tuner[AttentionCell, AttentionOperands]:
+    """Return the tuner of a cache format."""
+    return Tuner(
+        family=family,
+        max_error=max_error,
+        default_cells=cells,
+        operands=operands,
+        expected=lambda cell, parts: expected(parts)[0],
+        run=lambda choice, cell, parts: run(parts, choice.configuration)[0],
+        count=_count,
+        copies=lambda parts, number: [parts, *(parts.clone() for _ in range(number - 1))],
+        bytes_per_call=lambda parts: parts.nbytes,
+        baselines=baselines,
+        timed=False,  # counted at a reduced size
     )
 
 
+TUNER = tuner_of(FAMILY, MAX_ERROR, DEFAULT_CELLS, _baselines)
 _POSITIVE = click.IntRange(min=1)
 
-command = command_for(
-    TUNER,
-    "Choose block_n, waves and split_k of decode attention for each problem size; by default B 1 to 128 x keys "
-    "256 to 131072 x the usual heads at D = 128, for any page size. On a GPU cells are measured; elsewhere a model "
-    "ranks them and rows say so.",
-    [
+
+def attention_command(tuner: Tuner[AttentionCell, AttentionOperands], summary: str) -> click.Command:
+    """Return the command of a tuner; cells are its default ones, or every combination of what is given."""
+
+    def wanted(
+        batches: tuple[int, ...],
+        keys: tuple[int, ...],
+        heads: tuple[tuple[int, int], ...],
+        page_sizes: tuple[int, ...],
+        dims: tuple[int, ...],
+    ) -> Sequence[AttentionCell]:
+        if not (batches or keys or heads or page_sizes or dims):
+            return tuner.default_cells
+        return sorted(
+            replace(
+                tuner.default_cells[0], kv_heads=kv_heads, group=group, d=d, page_size=page, keys=length, batch=batch
+            )
+            for kv_heads, group in heads or HEADS
+            for d in dims or (HEAD_DIM,)
+            for page in page_sizes or (ANY_PAGE_SIZE,)
+            for length in keys or KEYS
+            for batch in batches or BATCHES
+        )
+
+    options = [
         click.Option(["-b", "--batch", "batches"], multiple=True, type=_POSITIVE, help="B; may be repeated."),
         click.Option(["--keys"], multiple=True, type=_POSITIVE, help="Mkv; may be repeated."),
         click.Option(
@@ -120,6 +130,13 @@ command = command_for(
             ["--page-size", "page_sizes"], multiple=True, type=click.IntRange(min=0), help="0 stands for any."
         ),
         click.Option(["--d", "dims"], multiple=True, type=_POSITIVE, help="Head dimension."),
-    ],
-    _wanted,
+    ]
+    return command_for(tuner, summary, options, wanted)
+
+
+command = attention_command(
+    TUNER,
+    "Choose block_n, waves and split_k of decode attention for each problem size; by default B 1 to 128 x keys "
+    "256 to 131072 x the usual heads at D = 128, for any page size. On a GPU cells are measured; elsewhere a model "
+    "ranks them and rows say so.",
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from hipforge.ops.core.checks import require_bias, require_out
+from hipforge.ops.core.checks import require_apart, require_bias, require_out
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
 from hipforge.ops.mxfp4_gemm import reference
@@ -27,7 +27,7 @@ def _new(xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, *args: objec
     return torch.empty((xq.shape[0], wq.shape[0]), dtype=torch.bfloat16, device=xq.device)
 
 
-@operator(FAMILY.plan, fake=_new)
+@operator(FAMILY.plan, fake=_new, rows=("xq", "x_scale"))
 def mxfp4_gemm(
     taken: Accepted,
     xq: torch.Tensor,
@@ -55,6 +55,14 @@ def mxfp4_gemm(
     Raises:
         GuardError: dtypes or shapes that are not valid MXFP4 operands.
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.mxfp4_quantize(torch.ones(1, 128))
+        >>> w, w_scale = hipforge.mxfp4_quantize(torch.ones(16, 128))
+        >>> y = hipforge.mxfp4_gemm(x, x_scale, w, w_scale)
+        >>> None if y is None else y[0, 0].item()  # on gfx950
+        128.0
     """
     return launch(_new(xq, x_scale, wq), xq, x_scale, wq, w_scale, shuffled, **taken.configuration)
 
@@ -89,12 +97,20 @@ def mxfp4_linear(
     Raises:
         GuardError: operands, ``bias`` or ``out`` of the wrong dtype, shape or device.
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.mxfp4_quantize(torch.ones(1, 128))
+        >>> w, w_scale = hipforge.mxfp4_quantize(torch.ones(16, 128))
+        >>> hipforge.mxfp4_linear(x, x_scale, w, w_scale)[0, 0].item()
+        128.0
     """
     m, n = xq.shape[0], wq.shape[0]
     if out is not None:
         require_out(out, (m, n), torch.bfloat16, xq.device)
     if bias is not None:
         require_bias(bias, n, torch.bfloat16, xq.device)
+        require_apart(out=out, bias=bias)
     result = _new(xq, x_scale, wq) if out is None else out
     if taken.path == "kernel":
         launch(result, xq, x_scale, wq, w_scale, shuffled, **taken.configuration)

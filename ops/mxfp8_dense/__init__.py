@@ -1,4 +1,4 @@
-"""Small-M MX-FP8 GEMM for gfx950: Y = X @ W^T for decode batches, as a GEMV or through scaled MFMA.
+"""MX-FP8 GEMM: Y = X @ W^T, as a GEMV or through scaled MFMA for decode batches, in tiles for any M.
 
 Shapes and dtypes everywhere in this package: ``xq`` [M, K] and ``wq`` [N, K] hold e4m3fn elements (float8_e4m3fn, or
 uint8 with the same bits), ``x_scale`` [M, K/32] and ``w_scale`` [N, K/32] hold e8m0 bytes (uint8 or
@@ -9,7 +9,8 @@ Dispatch of :func:`mxfp8_gemv`, in this order:
 
 1. an output dtype other than bfloat16 → None;
 2. a device other than gfx950 → None;
-3. a row of the tuned table for (K, N, M): ``use_hip=0`` → None, otherwise its kernel and parameters;
+3. a row of the tuned table for (K, N, M): ``use_hip=0`` → None, otherwise its kernel and parameters (GEMV, MFMA, or
+   wave_split: K over the waves of a work-group, n_sub tiles of 16 rows, k_splits waves);
 4. no row and M = 8 or 16 → MFMA with n_sub = 1 and k_splits the largest of 4 and 2 that divides K/128, else 1;
 5. no row and any other M up to 16 → GEMV with block_n = 8;
 6. no row and 16 < M < 64, M other than 32: the row of the next larger tuned M decides as in 3;
@@ -18,6 +19,11 @@ Dispatch of :func:`mxfp8_gemv`, in this order:
 The envelope is wider than that of the kernels whose interface this is: every K that is a multiple of 32 and every M
 up to 16, none of it padded. A matrix of more than 2^31 - 1 elements → None, because the offset of a raw buffer load
 is a signed 32-bit number; the raw ops raise there.
+
+:func:`mxfp8_gemm` and :func:`mxfp8_linear` take tuned rows too. Without one they split K over waves
+(:mod:`hipforge.ops.mxfp8_dense.wave_split`) up to M = 64, and take the tile kernel
+(:mod:`hipforge.ops.mxfp8_dense.tile_kernel`) up to 16384 and for larger matrices; its tile and split of K follow from a
+rough model of its time. On gfx942 payloads are float8_e4m3fnuz, and every M is computed by splitting K over waves.
 """
 
 from __future__ import annotations
@@ -25,11 +31,11 @@ from __future__ import annotations
 import torch
 
 from hipforge.ops.core import dispatch
-from hipforge.ops.core.checks import require_bias, require_out
+from hipforge.ops.core.checks import require_apart, require_bias, require_out
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.tuned import clear_tables
-from hipforge.ops.mxfp8_dense.family import FAMILY
+from hipforge.ops.mxfp8_dense.family import FAMILY, GEMM
 from hipforge.ops.mxfp8_dense.kernels import (
     _run_gemv,
     launch,
@@ -38,13 +44,21 @@ from hipforge.ops.mxfp8_dense.kernels import (
     smallm_mxfp8_mfma,
     smallm_mxfp8_mfma_out,
 )
+from hipforge.ops.mxfp8_dense.tile_kernel import mxfp8_gemm_out, mxfp8_gemm_tiles
+from hipforge.ops.mxfp8_dense.wave_split import mxfp8_wave_split, mxfp8_wave_split_out
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 
 __all__ = [
     "FAMILY",
+    "GEMM",
     "_run_gemv",
+    "mxfp8_gemm",
+    "mxfp8_gemm_out",
+    "mxfp8_gemm_tiles",
     "mxfp8_gemv",
     "mxfp8_linear",
+    "mxfp8_wave_split",
+    "mxfp8_wave_split_out",
     "reload_tables",
     "smallm_mxfp8_gemv",
     "smallm_mxfp8_gemv_out",
@@ -65,18 +79,12 @@ def _new(xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, *args: objec
     return torch.empty((xq.size(0), wq.size(0)), dtype=_BF16, device=xq.device)
 
 
-def _gemv_key(
-    xq: torch.Tensor,
-    x_scale: torch.Tensor,
-    wq: torch.Tensor,
-    w_scale: torch.Tensor,
-    out_dtype: torch.dtype = _BF16,
-) -> tuple[object, ...]:
+def _gemv_key(xq: torch.Tensor, wq: torch.Tensor, out_dtype: torch.dtype) -> tuple[object, ...]:
     """Leave out dtypes and scales, whose descriptions cost a microsecond: the module's guards check them anyway."""
     return xq.shape, wq.shape, xq.device, out_dtype
 
 
-@operator(FAMILY.plan, key=_gemv_key, fake=_new)
+@operator(FAMILY.plan, key=_gemv_key, fake=_new, rows=("xq", "x_scale"))
 def mxfp8_gemv(
     taken: Accepted,
     xq: torch.Tensor,
@@ -98,28 +106,78 @@ def mxfp8_gemv(
     Returns:
         bfloat16 [M, N]; None outside the envelope or where the tuned table says so, in the order that the package's
         docstring gives. ``hipforge.explain(mxfp8_gemv, ...)`` says which. Under torch.compile the decision is made
-        while tracing, so a graph is for one M; :func:`mxfp8_linear` takes a dynamic M.
+        while tracing, for the whole range of M that has the same answer: a graph's guard is that range.
 
     Raises:
         GuardError: dtypes or shapes that are not valid MX-FP8 operands, or tensors on the wrong device.
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.mxfp8_quantize(torch.ones(1, 64))
+        >>> w, w_scale = hipforge.mxfp8_quantize(torch.full((8, 64), 0.5))
+        >>> y = hipforge.mxfp8_gemv(x, x_scale, w, w_scale)
+        >>> None if y is None else y[0, 0].item()  # on gfx950
+        32.0
     """
-    return launch(taken, _new(xq, x_scale, wq), xq, x_scale, wq, w_scale)
+    problem = taken.problem
+    out = torch.empty(problem.m, problem.n, dtype=_BF16, device=problem.device)
+    return launch(taken, out, xq, x_scale, wq, w_scale)
 
 
-def _linear_key(
+@operator(GEMM.plan, fake=_new, outs=("out",), rows=("xq", "x_scale"))
+def mxfp8_gemm(
+    taken: Accepted,
     xq: torch.Tensor,
     x_scale: torch.Tensor,
     wq: torch.Tensor,
     w_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-) -> tuple[object, ...]:
-    # The fallbacks have no guards of a module behind them.
-    return xq.shape, x_scale.shape, wq.shape, w_scale.shape, xq.dtype, x_scale.dtype, wq.dtype, w_scale.dtype, xq.device
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Return X @ W^T + bias from MX-FP8 operands for M up to 16384, or None where the caller must use its fallback.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        xq: activations [M, K], float8_e4m3fn or uint8, any strides.
+        x_scale: e8m0 bytes [M, K/32].
+        wq: weights [N, K].
+        w_scale: e8m0 bytes [N, K/32].
+        out: contiguous bfloat16 [M, N] to write into.
+        bias: bfloat16 [N], added in float32 before the one rounding.
+
+    Returns:
+        bfloat16 [M, N], ``out`` itself where it is given; None outside the envelope or where the tuned table says so.
+
+    Raises:
+        GuardError: operands, ``bias`` or ``out`` of the wrong dtype, shape or device.
+        BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.mxfp8_quantize(torch.ones(100, 64))
+        >>> w, w_scale = hipforge.mxfp8_quantize(torch.full((8, 64), 0.5))
+        >>> y = hipforge.mxfp8_gemm(x, x_scale, w, w_scale)
+        >>> None if y is None else y[0, 0].item()
+        32.0
+    """
+    result = _result(xq, x_scale, wq, out, bias)
+    return launch(taken, result, xq, x_scale, wq, w_scale, bias)
 
 
-@operator(FAMILY.plan_total, key=_linear_key, fake=_new, outs=("out",))
+def _result(
+    xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    if bias is not None:
+        require_bias(bias, wq.shape[0], _BF16, xq.device)
+        require_apart(out=out, bias=bias)
+    if out is None:
+        return _new(xq, x_scale, wq)
+    require_out(out, (xq.shape[0], wq.shape[0]), _BF16, xq.device)
+    return out
+
+
+@operator(GEMM.plan_total, fake=_new, outs=("out",))
 def mxfp8_linear(
     taken: Accepted,
     xq: torch.Tensor,
@@ -137,7 +195,7 @@ def mxfp8_linear(
         x_scale: e8m0 bytes [M, K/32].
         wq: weights [N, K].
         w_scale: e8m0 bytes [N, K/32].
-        bias: bfloat16 [N], added to the rounded product.
+        bias: bfloat16 [N], added in float32 before the one rounding.
         out: contiguous bfloat16 [M, N] to write into.
 
     Returns:
@@ -146,19 +204,21 @@ def mxfp8_linear(
     Raises:
         GuardError: operands, ``bias`` or ``out`` of the wrong dtype, shape or device.
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.mxfp8_quantize(torch.ones(1, 64))
+        >>> w, w_scale = hipforge.mxfp8_quantize(torch.full((8, 64), 0.5))
+        >>> hipforge.mxfp8_linear(x, x_scale, w, w_scale, torch.ones(8).bfloat16())[0, 0].item()
+        33.0
     """
-    m, n = xq.shape[0], wq.shape[0]
-    if out is not None:
-        require_out(out, (m, n), _BF16, xq.device)
-    if bias is not None:
-        require_bias(bias, n, _BF16, xq.device)
-    result = _new(xq, x_scale, wq) if out is None else out
+    result = _result(xq, x_scale, wq, out, bias)
     if taken.path == "kernel":
-        launch(taken, result, xq, x_scale, wq, w_scale)
-    elif taken.path == "triton":
+        return launch(taken, result, xq, x_scale, wq, w_scale, bias)
+    if taken.path == "triton":
         from hipforge.ops.triton import mxfp8_dot_scaled as fallback
 
-        fallback.mxfp8_dot_scaled(result, xq, x_scale, wq, w_scale, fallback.configuration(m))
-    else:
-        result.copy_(mxfp8_mm(xq, x_scale, wq, w_scale))
-    return result if bias is None else result.add_(bias)
+        fallback.mxfp8_dot_scaled(result, xq, x_scale, wq, w_scale, fallback.configuration(xq.shape[0]))
+        return result if bias is None else result.add_(bias)
+    product = mxfp8_mm(xq, x_scale, wq, w_scale, out_dtype=torch.float32)
+    return result.copy_(product if bias is None else product + bias)

@@ -6,7 +6,7 @@ The order of the steps is documented in :mod:`hipforge.ops.mxfp8_dense`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +24,9 @@ from hipforge.ops.core.checks import (
 from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.tuned import ANY_CU, USE_HIP, Column, Reach, TableSchema, TunedRow, Value, gemm_shape
+from hipforge.ops.mxfp8_dense import tile_kernel, wave_split
 
 MAX_ELEMENTS = 2**31 - 1
 GEMV_MAX_M = 16
@@ -36,7 +38,9 @@ MFMA_N_SUB = (1, 2, 4)
 MFMA_K_SPLITS = (1, 2, 4, 8)
 
 FP8_PAYLOADS = (torch.float8_e4m3fn, torch.uint8)
+TILE_ARCH = "gfx950"
 SCALES = (torch.uint8, E8M0_DTYPE)
+FNUZ_REFUSAL = "the Triton kernel reads e4m3fn; these are e4m3fnuz"
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Problem:
     k: int
     out_dtype: torch.dtype
     device: torch.device
+    fnuz: bool = False  # a payload is e4m3fnuz
+    all_fnuz: bool = False
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -67,8 +73,7 @@ class Problem:
         require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
         require_rank("xq", xq, 2, "[M, K]")
         require_rank("wq", wq, 2, "[N, K]")
-        require_dtype("xq", xq, FP8_PAYLOADS)
-        require_dtype("wq", wq, FP8_PAYLOADS)
+        fnuz = has_fnuz(xq=xq, wq=wq)
         require_dtype("x_scale", x_scale, SCALES)
         require_dtype("w_scale", w_scale, SCALES)
         (m, k), n = xq.shape, wq.shape[0]
@@ -77,7 +82,20 @@ class Problem:
         require_shape("x_scale", x_scale, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
         require_shape("w_scale", w_scale, (n, k // BLOCK), f"one byte per {BLOCK} elements of wq")
         require_torch_dtype("out_dtype", out_dtype)
-        return cls(m, n, k, out_dtype, xq.device)
+        all_fnuz = xq.dtype == wq.dtype == torch.float8_e4m3fnuz
+        return cls(m, n, k, out_dtype, xq.device, fnuz, all_fnuz)
+
+
+def has_fnuz(**payloads: Described) -> bool:
+    """Return whether an MX-FP8 payload is float8_e4m3fnuz, which only devices of that format are given.
+
+    Raises:
+        GuardError: a payload in an fp8 format that the device does not read.
+    """
+    for name, payload in payloads.items():
+        own = fp8_dtypes(payload.device)[0]
+        require_dtype(name, payload, FP8_PAYLOADS if own in FP8_PAYLOADS else (*FP8_PAYLOADS, own))
+    return any(payload.dtype == torch.float8_e4m3fnuz for payload in payloads.values())
 
 
 def mfma_k_steps(k: int) -> int:
@@ -96,7 +114,16 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
             return f"a gemv row needs block_n in {GEMV_BLOCK_N} and n_sub=k_splits=0; {given}"
         return None
     if m > MFMA_MAX_M:
-        return f"an mfma row needs M of at most {MFMA_MAX_M}; {given}"
+        which = "an mfma" if values["kernel"] == "mfma" else "a wave_split"
+        return f"{which} row needs M of at most {MFMA_MAX_M}; {given}"
+    if values["kernel"] == "wave_split":
+        if wave_split.K_STEP * k_splits > k + wave_split.K_STEP - 1 or block_n not in (0, None):
+            return f"a wave_split row needs block_n=0 and no more waves (k_splits) than K steps; {given}"
+        if 16 * n_sub not in wave_split.ROWS or k_splits not in wave_split.WAVES:
+            return f"a wave_split row needs n_sub (tiles of 16 rows) in (1, 2, 4), k_splits in 1 to 16; {given}"
+        if k_splits > wave_split.max_waves(16 * n_sub):
+            return f"a wave_split row has at most {wave_split.max_waves(16 * n_sub)} waves; {given}"
+        return None
     if n_sub not in MFMA_N_SUB or k_splits not in MFMA_K_SPLITS or block_n not in (0, None):
         return f"an mfma row needs n_sub in {MFMA_N_SUB}, k_splits in {MFMA_K_SPLITS} and block_n=0; {given}"
     if k_splits > mfma_k_steps(k):
@@ -114,7 +141,7 @@ TABLE = TableSchema(
     family="smallm_mxfp8",
     shape=gemm_shape(Reach("next", _reach)),
     config=(
-        Column("kernel", str, accepted=("gemv", "mfma")),
+        Column("kernel", str, accepted=("gemv", "mfma", "wave_split")),
         Column("block_n", int, minimum=0),
         Column("n_sub", int, minimum=0),
         Column("k_splits", int, minimum=0),
@@ -153,6 +180,8 @@ def _mfma(n_sub: int, k_splits: int) -> Choice:
 
 
 def _from_row(row: TunedRow) -> Choice:
+    if row.values["kernel"] == "wave_split":
+        return wave_split.choice(16 * row.integer("n_sub"), row.integer("k_splits"))
     if row.values["kernel"] == "mfma":
         return _mfma(row.integer("n_sub"), row.integer("k_splits"))
     return _gemv(DEFAULT_BLOCK_N if row.values["block_n"] is None else row.integer("block_n"))
@@ -171,13 +200,19 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
     """Return every configuration that the kernels accept for a cell, simplest first, so that ties go to it."""
     gemv = [_gemv(block_n) for block_n in GEMV_BLOCK_N if cell.m <= GEMV_MAX_M]
     splits = [k_splits for k_splits in MFMA_K_SPLITS if k_splits <= mfma_k_steps(cell.k) and cell.m <= MFMA_MAX_M]
-    return [*gemv, *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB)]
+    by_waves = [
+        wave_split.choice(rows, waves)
+        for rows in wave_split.ROWS
+        for waves in wave_split.WAVES
+        if waves <= min(wave_split.max_waves(rows), mfma_k_steps(cell.k)) and rows < 2 * max(cell.m, 16)
+    ]
+    return [*by_waves, *gemv, *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB)]
 
 
 def _triton(problem: Problem) -> Accepted | Refused:
     from hipforge.ops.triton import mxfp8_dot_scaled
 
-    reason = mxfp8_dot_scaled.unavailable(problem.device)
+    reason = FNUZ_REFUSAL if problem.fnuz else mxfp8_dot_scaled.unavailable(problem.device)
     if reason is not None:
         return Refused("triton", reason)
     configuration = MappingProxyType(mxfp8_dot_scaled.configuration(problem.m).as_dict())
@@ -194,4 +229,40 @@ FAMILY = Family(
     candidates=candidates,
     reference="mxfp8_mm",
     triton=_triton,
+    without_triton=lambda problem, arch, cu_count: _mfma(1, 1),
 )
+
+
+def _gemm_envelope(problem: Problem, arch: str) -> str | None:
+    if problem.out_dtype != torch.bfloat16:
+        return f"the output dtype must be torch.bfloat16; got {problem.out_dtype}"
+    m, n, k = problem.key
+    if not 1 <= m <= tile_kernel.MAX_M or n == 0 or not 0 < k <= tile_kernel.MAX_K:
+        limits = f"M must be 1 to {tile_kernel.MAX_M}, N at least 1 and K 1 to {tile_kernel.MAX_K}"
+        return f"{limits}; got M={m}, N={n}, K={k}"
+    if arch != TILE_ARCH and not problem.all_fnuz:
+        return f"on {arch} the kernel reads float8_e4m3fnuz (see mx_fn_to_fnuz); other payloads mean e4m3fn"
+    return None
+
+
+def _gemm_default(problem: Problem, arch: str, cu_count: int) -> Choice:
+    m, n, k = problem.key
+    if arch != TILE_ARCH or m <= MFMA_MAX_M:
+        return wave_split.default_choice(m, n, k)
+    return tile_kernel.tile_choice(m, n, k, cu_count)
+
+
+def _without_a_table(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:
+    """What the kernels with tuned rows do not take: larger problems, and gfx942."""
+    reason = f"the table is for {TILE_ARCH}" if arch != TILE_ARCH else _envelope(problem, arch)
+    return None if reason is None else (_gemm_default(problem, arch, cu_count), reason)
+
+
+GEMM = replace(
+    FAMILY,
+    archs=(TILE_ARCH, "gfx942"),
+    envelope=_gemm_envelope,
+    default=_gemm_default,
+    demanded=_without_a_table,
+)
+"""The same for any M, and on gfx942: kernels with tuned rows where they apply, and those for any M elsewhere."""

@@ -15,6 +15,7 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.alignment import realigned
 from hipforge.ops.core.checks import require_int, require_rank, require_tensor
 from hipforge.ops.core.dispatch import Accepted
+from hipforge.ops.mxfp8_dense import tile_kernel, wave_split
 from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
 
 # Past 16 rows any variant does: its guard refuses M.
@@ -27,7 +28,13 @@ def gemv_rows(m: int) -> int:
 
 
 def _gemv_variant(
-    out: torch.Tensor, Xq: torch.Tensor, Xs: torch.Tensor, Wq: torch.Tensor, Ws: torch.Tensor, block_n: int
+    out: torch.Tensor,
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    block_n: int,
+    *rest: object,
 ) -> Mapping[str, int]:
     return {"HF_ROWS": gemv_rows(Xq.shape[0])}
 
@@ -41,15 +48,22 @@ def _mfma_variant(
     workspace: torch.Tensor | None,
     n_sub: int,
     k_splits: int,
+    *rest: object,
 ) -> Mapping[str, int]:
     return {"HF_N_SUB": n_sub if n_sub in MFMA_N_SUB else 1}  # the module's guard refuses any other n_sub
 
 
 @compile_ops("module_smallm_mxfp8_dense", variant=_gemv_variant)
 def smallm_mxfp8_gemv_out(
-    out: torch.Tensor, Xq: torch.Tensor, Xs: torch.Tensor, Wq: torch.Tensor, Ws: torch.Tensor, block_n: int
+    out: torch.Tensor,
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    block_n: int,
+    bias: torch.Tensor | None = None,
 ) -> None:
-    """Write Xq @ Wq^T into ``out`` [M, N] bf16; ``block_n`` columns per work-group."""
+    """Write Xq @ Wq^T + ``bias`` into ``out`` [M, N] bf16; ``block_n`` columns per work-group."""
 
 
 @compile_ops("module_smallm_mxfp8_dense_mfma", variant=_mfma_variant, mutates=("out", "workspace"))
@@ -62,8 +76,9 @@ def smallm_mxfp8_mfma_out(
     workspace: torch.Tensor | None,
     n_sub: int,
     k_splits: int,
+    bias: torch.Tensor | None = None,
 ) -> None:
-    """Write Xq @ Wq^T into ``out`` [M, N] bf16; ``workspace`` float32 [k_splits, M, N] holds the partial sums."""
+    """Write Xq @ Wq^T + ``bias`` into ``out`` [M, N] bf16; ``workspace`` float32 [k_splits, M, N] takes partials."""
 
 
 def _check_raw(xq: torch.Tensor, wq: torch.Tensor, out_dtype: torch.dtype) -> None:
@@ -154,20 +169,6 @@ def _run_gemv(
     smallm_mxfp8_gemv_out(out, xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous(), block_n)
 
 
-def _run_mfma(
-    xq: torch.Tensor,
-    x_scale: torch.Tensor,
-    wq: torch.Tensor,
-    w_scale: torch.Tensor,
-    out: torch.Tensor,
-    n_sub: int,
-    k_splits: int,
-) -> None:
-    workspace = split_k_workspace(out.shape[0], out.shape[1], k_splits, out.device) if k_splits > 1 else None
-    operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
-    smallm_mxfp8_mfma_out(out, *operands, workspace, n_sub, k_splits)
-
-
 def launch(
     taken: Accepted,
     out: torch.Tensor,
@@ -175,13 +176,39 @@ def launch(
     x_scale: torch.Tensor,
     wq: torch.Tensor,
     w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Run the kernel that was decided into ``out``; payloads that start off a 16-byte boundary are copied."""
+    """Run the kernel that was decided into ``out``; payloads that start off a 16-byte boundary are copied.
+
+    ``bias`` is added in float32 before the one rounding.
+    """
+    configuration = taken.configuration
+    added = () if bias is None else (bias.contiguous(),)
     try:
         if taken.kernel == "smallm_mxfp8_gemv":
-            _run_gemv(xq, x_scale, wq, w_scale, out, taken.configuration["block_n"])
+            smallm_mxfp8_gemv_out(
+                out,
+                xq.contiguous(),
+                x_scale.contiguous(),
+                wq.contiguous(),
+                w_scale.contiguous(),
+                configuration["block_n"],
+                *added,
+            )
+        elif taken.kernel == wave_split.KERNEL:
+            operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
+            rows, waves = configuration["rows"], configuration["waves"]
+            wave_split.mxfp8_wave_split_out(out, *operands, added[0] if added else None, rows, waves)
+        elif taken.kernel == tile_kernel.KERNEL:
+            workspace = split_k_workspace(out.shape[0], out.shape[1], configuration["k_splits"], out.device)
+            operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
+            tile_kernel.mxfp8_gemm_out(
+                out, *operands, added[0] if added else None, workspace, configuration["tile"], configuration["k_splits"]
+            )
         else:
-            _run_mfma(xq, x_scale, wq, w_scale, out, **taken.configuration)
+            workspace = split_k_workspace(out.shape[0], out.shape[1], configuration["k_splits"], out.device)
+            operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
+            smallm_mxfp8_mfma_out(out, *operands, workspace, configuration["n_sub"], configuration["k_splits"], *added)
     except AttributeError:  # looked into afterwards, so that a good call does not pay for it
         require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
         raise
@@ -189,5 +216,5 @@ def launch(
         copies = realigned(xq, wq)
         if copies is None:
             raise
-        launch(taken, out, copies[0], x_scale, copies[1], w_scale)
+        return launch(taken, out, copies[0], x_scale, copies[1], w_scale, bias)
     return out

@@ -13,6 +13,7 @@ import torch
 
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
+from hipforge.ops.mxfp8_dense import wave_split
 from hipforge.ops.mxfp8_dense.family import FAMILY
 from hipforge.ops.mxfp8_dense.kernels import gemv_rows, smallm_mxfp8_gemv, smallm_mxfp8_mfma
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
@@ -46,22 +47,36 @@ def operands(cell: Cell, device: torch.device) -> Operands:
 
 
 def _columns(choice: Choice) -> Mapping[str, Value]:
+    if choice.kernel == wave_split.KERNEL:
+        tiles, waves = choice.configuration["rows"] // 16, choice.configuration["waves"]
+        return {"kernel": "wave_split", "block_n": 0, "n_sub": tiles, "k_splits": waves}
     return {"kernel": choice.kernel.rpartition("_")[2], "block_n": 0, "n_sub": 0, "k_splits": 0, **choice.configuration}
 
 
 def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
+    if choice.kernel == wave_split.KERNEL:
+        return "module_mxfp8_wave_split", {"HF_ROWS": choice.configuration["rows"]}
     if choice.kernel == "smallm_mxfp8_gemv":
         return "module_smallm_mxfp8_dense", {"HF_ROWS": gemv_rows(m)}
     return "module_smallm_mxfp8_dense_mfma", {"HF_N_SUB": choice.configuration["n_sub"]}
 
 
 def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
+    if choice.kernel == wave_split.KERNEL:
+        return Pipeline(wave_split.steps_ahead(choice.configuration["rows"]) * MFMA_STEP_BYTES)
     if choice.kernel == "smallm_mxfp8_mfma":
         n_sub = choice.configuration["n_sub"]
         return Pipeline(MFMA_STEPS_AHEAD[n_sub] * MFMA_STEP_BYTES * n_sub)
     columns = choice.configuration["block_n"] // GEMV_WAVES
     at_once = min(columns, GEMV_MOST_COLUMNS[gemv_rows(cell.m)])
     return Pipeline(GEMV_STEPS_AHEAD * GEMV_STEP_BYTES * at_once, columns // at_once)
+
+
+def _run(choice: Choice, parts: Operands) -> torch.Tensor:
+    if choice.kernel == wave_split.KERNEL:
+        rows, waves = choice.configuration["rows"], choice.configuration["waves"]
+        return wave_split.mxfp8_wave_split(*parts, rows=rows, waves=waves)
+    return KERNELS[choice.kernel](*parts, torch.bfloat16, **choice.configuration)
 
 
 def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
@@ -84,7 +99,7 @@ TUNER = gemm_tuner(
     default_cells=cells(MINIMAX_M3, DECODE_M),
     quantize=lambda x, arch: quantize_mxfp8(x),
     reference=lambda parts: mxfp8_mm(*parts, out_dtype=torch.float32),
-    run=lambda choice, parts: KERNELS[choice.kernel](*parts, torch.bfloat16, **choice.configuration),
+    run=_run,
     instance=_instance,
     pipeline=_pipeline,
     columns=_columns,

@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import torch
 
-from hipforge.ops.core.checks import require_out
+from hipforge.ops.core.arguments import require_readable
+from hipforge.ops.core.checks import require_choice, require_out
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
 from hipforge.ops.mxfp8_grouped.family import FAMILY
@@ -54,15 +55,19 @@ def _new(
     *rest: object,
     **named: object,
 ) -> torch.Tensor:
-    return torch.zeros((num_valid_tokens, w.shape[1]), dtype=torch.bfloat16, device=a_q.device)
+    return torch.empty((num_valid_tokens, w.shape[1]), dtype=torch.bfloat16, device=a_q.device)
 
 
-def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None) -> torch.Tensor:
-    """Write the product of operands, zero in rows that no tile covers."""
+def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: str) -> torch.Tensor:
+    """Write the product of operands; rows that no tile covers become zero or stay undefined."""
+    require_choice("uncovered", uncovered, ("zero", "undefined"))
+    shape = parts.num_valid_tokens, parts.w.shape[1]
     if out is None:
-        out = _new(*parts)
+        out = torch.empty(shape, dtype=torch.bfloat16, device=parts.a_q.device)
     else:
-        require_out(out, (parts.num_valid_tokens, parts.w.shape[1]), torch.bfloat16, parts.a_q.device)
+        require_out(out, shape, torch.bfloat16, parts.a_q.device)
+        require_readable(out=out)  # torch fills it with zeros before the kernel's own guards see it
+    if uncovered == "zero":
         out.zero_()
     if taken.path == "kernel":
         launch(out, parts, taken.configuration["block_n"])
@@ -73,7 +78,7 @@ def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None) -> torch.Te
     from hipforge.ops.triton import mxfp8_grouped as fallback
 
     fallback.mxfp8_grouped(
-        out, *parts[:7], parts.block_m, parts.a_div, parts.mul_weight_by, fallback.STOCK
+        out, *parts[:7], parts.block_m, parts.a_div, parts.mul_weight_by, fallback.STOCK, parts.bias
     )
     return out
 
@@ -96,7 +101,9 @@ def grouped_gemm_mxfp8(
     mul_weight_by: torch.Tensor | None = None,
     topk_ids: torch.Tensor | None = None,
     *,
+    bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    uncovered: str = "zero",
 ) -> torch.Tensor | None:
     """Multiply each slot's activation row with its expert's weight, or return None where the fallback must.
 
@@ -116,19 +123,32 @@ def grouped_gemm_mxfp8(
         a_div: slots per activation row, any positive number: top_k for the first GEMM, 1 for the second.
         mul_weight_by: float32 [num_valid_tokens], multiplied in float32 before the result is rounded.
         topk_ids: not used; callers pass it.
+        bias: float32 [E, N], the expert's row added in float32 before the weight is multiplied.
         out: contiguous bfloat16 [num_valid_tokens, N] to write into.
+        uncovered: what rows that no tile covers hold: ``zero``, or ``undefined`` for a caller that does not read
+            them, which saves the launch that fills the output.
 
     Returns:
-        bfloat16 [num_valid_tokens, N], zero in rows that no tile covers; None outside the envelope or where the tuned
-        table says so, in the order that the module's docstring gives. ``hipforge.explain(grouped_gemm_mxfp8, ...)``
-        says which.
+        bfloat16 [num_valid_tokens, N], with rows that no tile covers as ``uncovered`` says; None outside the envelope
+        or where the tuned table says so, in the order that the module's docstring gives.
+        ``hipforge.explain(grouped_gemm_mxfp8, ...)`` says which.
 
     Raises:
         GuardError: operands or indices of the wrong dtype, shape or device.
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.mxfp8_quantize(torch.ones(2, 64))
+        >>> w, w_scale = (part.view(2, 16, -1) for part in hipforge.mxfp8_quantize(torch.ones(32, 64)))
+        >>> slots = hipforge.moe_align_block_size(torch.tensor([[1], [0]], dtype=torch.int32), 16, 2)
+        >>> y = hipforge.grouped_gemm_mxfp8(x, x_scale, w, w_scale, *slots, 2, 1, 16, torch.bfloat16, 1)
+        >>> None if y is None else y[:, 0].tolist()  # on gfx950
+        [64.0, 64.0]
     """
     indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens
-    return _run(taken, Operands(a_q, a_scale, w, w_scale, *indices, block_m, a_div, mul_weight_by), out)
+    parts = Operands(a_q, a_scale, w, w_scale, *indices, block_m, a_div, mul_weight_by, bias)
+    return _run(taken, parts, out, uncovered)
 
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
@@ -146,7 +166,9 @@ def grouped_mxfp8_linear(
     a_div: int,
     mul_weight_by: torch.Tensor | None = None,
     *,
+    bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    uncovered: str = "zero",
 ) -> torch.Tensor:
     """Multiply each slot's activation row with its expert's weight, always: HIP, else Triton on a GPU, else torch.
 
@@ -163,14 +185,25 @@ def grouped_mxfp8_linear(
         block_m: entries of a tile.
         a_div: slots per activation row.
         mul_weight_by: float32 [num_valid_tokens].
+        bias: float32 [E, N].
         out: contiguous bfloat16 [num_valid_tokens, N] to write into.
+        uncovered: ``zero`` or ``undefined``.
 
     Returns:
-        bfloat16 [num_valid_tokens, N], zero in rows that no tile covers.
+        bfloat16 [num_valid_tokens, N], with rows that no tile covers as ``uncovered`` says.
 
     Raises:
         GuardError: operands or indices of the wrong dtype, shape or device.
         BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.mxfp8_quantize(torch.ones(2, 64))
+        >>> w, w_scale = (part.view(2, 16, -1) for part in hipforge.mxfp8_quantize(torch.ones(32, 64)))
+        >>> slots = hipforge.moe_align_block_size(torch.tensor([[1], [0]], dtype=torch.int32), 16, 2)
+        >>> hipforge.grouped_mxfp8_linear(x, x_scale, w, w_scale, *slots, 2, 16, 1)[:, 0].tolist()
+        [64.0, 64.0]
     """
     indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens
-    return _run(taken, Operands(a_q, a_scale, w, w_scale, *indices, block_m, a_div, mul_weight_by), out)
+    parts = Operands(a_q, a_scale, w, w_scale, *indices, block_m, a_div, mul_weight_by, bias)
+    return _run(taken, parts, out, uncovered)

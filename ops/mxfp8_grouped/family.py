@@ -27,7 +27,7 @@ from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.tuned import NEXT, USE_HIP, Column, TableSchema, TunedRow, Value, gemm_shape, load_table
-from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, FP8_PAYLOADS, MAX_ELEMENTS, SCALES
+from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, FNUZ_REFUSAL, MAX_ELEMENTS, SCALES, has_fnuz
 
 KERNEL = "smallm_mxfp8_moe_grouped_gemm"
 MOE_BLOCK_N = (8, 16)
@@ -51,6 +51,7 @@ class Problem:
     has_weight: bool
     out_dtype: torch.dtype
     device: torch.device
+    fnuz: bool = False
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -84,8 +85,7 @@ class Problem:
         slots, block_m, a_div = (require_int(name, count) for name, count in counts.items())
         require_rank("a_q", a_q, 2, "[M_act, K]")
         require_rank("w", w, 3, "[E, N, K]")
-        require_dtype("a_q", a_q, FP8_PAYLOADS)
-        require_dtype("w", w, FP8_PAYLOADS)
+        fnuz = has_fnuz(a_q=a_q, w=w)
         require_dtype("a_scale", a_scale, SCALES)
         require_dtype("w_scale", w_scale, SCALES)
         (m_act, k), (experts, n, _) = a_q.shape, w.shape
@@ -105,7 +105,7 @@ class Problem:
             )
         require_torch_dtype("out_dtype", out_dtype)
         has_weight = mul_weight_by is not None
-        return cls(slots, experts, n, k, m_act, block_m, a_div, has_weight, out_dtype, a_q.device)
+        return cls(slots, experts, n, k, m_act, block_m, a_div, has_weight, out_dtype, a_q.device, fnuz)
 
 
 def _check_row(values: Mapping[str, Value]) -> str | None:
@@ -166,7 +166,7 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
 def _triton(problem: Problem) -> Accepted | Refused:
     from hipforge.ops.triton import mxfp8_grouped
 
-    reason = mxfp8_grouped.unavailable(problem.device, problem.block_m)
+    reason = FNUZ_REFUSAL if problem.fnuz else mxfp8_grouped.unavailable(problem.device, problem.block_m)
     if reason is not None:
         return Refused("triton", reason)
     configuration = MappingProxyType(mxfp8_grouped.STOCK.as_dict())
@@ -184,4 +184,5 @@ FAMILY = Family(
     reference="grouped_mm",
     triton=_triton,
     row_refusal=_row_refusal,
+    without_triton=lambda problem, arch, cu_count: _choice(DEFAULT_BLOCK_N),
 )

@@ -33,6 +33,7 @@ def smallm_mxfp8_moe_out(
     expert_ids: torch.Tensor,
     num_tokens_post_padded: torch.Tensor,
     mul_weight_by: torch.Tensor | None,
+    bias: torch.Tensor | None,
     E: int,
     N: int,
     K: int,
@@ -63,6 +64,7 @@ def smallm_mxfp8_moe_grouped_gemm(
     block_m: int,
     mul_weight_by: torch.Tensor | None = None,
     block_n: int = DEFAULT_BLOCK_N,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run the kernel on contiguous tensors, writing into ``out``.
 
@@ -86,6 +88,7 @@ def smallm_mxfp8_moe_grouped_gemm(
         block_m: entries of a tile, a multiple of 4.
         mul_weight_by: float32 with one weight per slot, multiplied in float32 before the result is rounded.
         block_n: columns per work-group, 8 or 16.
+        bias: float32 [E, N], added in float32 before the weight.
 
     Returns:
         ``out``.
@@ -95,7 +98,7 @@ def smallm_mxfp8_moe_grouped_gemm(
     """
     smallm_mxfp8_moe_out(
         out, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, mul_weight_by,
-        E, N, K, num_valid_tokens, M_act, a_div, block_m, block_n,
+        bias, E, N, K, num_valid_tokens, M_act, a_div, block_m, block_n,
     )  # fmt: skip
     return out
 
@@ -107,5 +110,6 @@ def launch(out: torch.Tensor, parts: Operands, block_n: int) -> None:
         out, parts.a_q.contiguous(), parts.a_scale.contiguous(), parts.w.contiguous(), parts.w_scale.contiguous(),
         parts.sorted_token_ids.contiguous(), parts.expert_ids.contiguous(), parts.num_tokens_post_padded.contiguous(),
         None if parts.mul_weight_by is None else parts.mul_weight_by.contiguous(),
+        None if parts.bias is None else parts.bias.contiguous(),
         experts, n, k, parts.num_valid_tokens, parts.a_q.shape[0], parts.a_div, parts.block_m, block_n,
     )  # fmt: skip

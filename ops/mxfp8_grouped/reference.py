@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_dtype
+from hipforge.ops.core.checks import require_device, require_dtype, require_shape
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 
 
@@ -25,6 +25,7 @@ class Operands(NamedTuple):
     block_m: int
     a_div: int
     mul_weight_by: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
 
 def check_indices(parts: Operands) -> None:
@@ -53,6 +54,10 @@ def check_indices(parts: Operands) -> None:
                 f"mul_weight_by must have one weight per slot, {slots}, on {device}; "
                 f"got {weights.numel()} on {weights.device}"
             )
+    if (bias := parts.bias) is not None:
+        require_dtype("bias", bias, (torch.float32,))
+        require_shape("bias", bias, parts.w.shape[:2], "[E, N] of w")
+        require_device("bias", bias, device)
 
 
 def grouped_mm(parts: Operands) -> torch.Tensor:
@@ -71,6 +76,8 @@ def grouped_mm(parts: Operands) -> torch.Tensor:
         mine = slot[expert == e]
         weight = dequantize_mxfp8(parts.w[e], parts.w_scale[e], torch.float32)
         product = activations[mine // parts.a_div] @ weight.T
+        if parts.bias is not None:
+            product = product + parts.bias[e]
         factors = parts.mul_weight_by
         out[mine] = product if factors is None else product * factors.flatten()[mine].unsqueeze(1)
     return out

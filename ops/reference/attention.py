@@ -171,6 +171,9 @@ def decode_attention(
     seqlens: torch.Tensor,
     sm_scale: float | None = None,
     causal: bool = False,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention of a few query rows per sequence over its cached keys, in float64.
 
@@ -181,6 +184,10 @@ def decode_attention(
         seqlens: int [B]: keys of each sequence; rows past it are ignored. 0 gives zeros.
         sm_scale: factor of q·k; 1/sqrt(D) by default.
         causal: query row i of Mq sees keys up to seqlen - Mq + i only.
+        sinks: [G * Hq], a score for each head that no key has: it adds to the sum of weights alone. Neither scaled nor
+            capped.
+        window: with ``causal`` row i sees the last ``window`` of these keys only.
+        softcap: c > 0; scores become c tanh(score / c).
 
     Returns:
         (out float64 [B, Mq, G, Hq, D], log-sum-exp float64 [B, G, Hq, Mq], natural logarithm, -inf where nothing
@@ -190,7 +197,7 @@ def decode_attention(
         GuardError: shapes that do not fit.
     """
     require_rank("q", q, 5, "[B, Mq, G, Hq, D]")
-    batch, mq, groups, _, d = q.shape
+    batch, mq, groups, heads, d = q.shape
     require_rank("k", k, 4, "[B, Mkv, G, D]")
     require_shape("k", k, (batch, k.shape[1], groups, d), "B, G and D of q")
     require_shape("v", v, k.shape, "that of k")
@@ -199,15 +206,24 @@ def decode_attention(
     keys = torch.arange(k.shape[1], device=q.device)
     length = seqlens.to(torch.int64).view(batch, 1, 1)
     limit = length - mq + 1 + torch.arange(mq, device=q.device).view(1, mq, 1) if causal else length.expand(-1, mq, 1)
-    seen = (keys < limit)[:, None, None]  # [B, 1, 1, Mq, Mkv]
-    unused = (keys >= length)[:, 0, :, None, None]  # rows past the length may hold anything, NaN included
-    k64 = k.to(torch.float64).masked_fill(unused, 0.0)
-    v64 = v.to(torch.float64).masked_fill(unused, 0.0)
-    scores = torch.einsum("bmghd,bkgd->bghmk", q.to(torch.float64), k64) * factor
+    seen = keys < limit
+    if window is not None:
+        seen = seen & (keys >= limit - window)
+    seen = seen[:, None, None]  # [B, 1, 1, Mq, Mkv]
+    scores = torch.einsum("bmghd,bkgd->bghmk", q.to(torch.float64), k.to(torch.float64)) * factor
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores, dim=-1)
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks.to(torch.float64).view(groups, heads, 1))
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
-    return torch.einsum("bghmk,bkgd->bmghd", weights, v64), lse
+    return torch.stack([_weighted(weights[:, :, :, m], v, seen[:, 0, 0, m]) for m in range(mq)], dim=1), lse
+
+
+def _weighted(weights: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Add up one token's values over the keys that are ``seen`` [B, Mkv]; others may be NaN, and 0 times NaN is NaN."""
+    return torch.einsum("bghk,bkgd->bghd", weights, v.to(torch.float64).masked_fill(~seen[:, :, None, None], 0.0))
 
 
 def paged_attention(
@@ -218,6 +234,9 @@ def paged_attention(
     seqlens: torch.Tensor,
     factor: float,
     causal: bool,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention in float64 over dequantised paged caches, as the decode kernels lay their operands out.
 
@@ -229,6 +248,9 @@ def paged_attention(
         seqlens: int32 [B].
         factor: factor of q.k.
         causal: token t of Mq sees keys up to seqlen - Mq + t.
+        sinks: [Hq], as for :func:`decode_attention`.
+        window: as for :func:`decode_attention`.
+        softcap: as for :func:`decode_attention`.
 
     Returns:
         (out like q, log-sum-exp float32 [B, Hq, Mq]).
@@ -246,7 +268,7 @@ def paged_attention(
     kv_heads = k.shape[2]
     lengths = seqlens.clamp(0, k.shape[1])
     folded = q.view(batch, mq, kv_heads, heads // kv_heads, d)
-    out, lse = decode_attention(folded, k, v, lengths, factor, causal)
+    out, lse = decode_attention(folded, k, v, lengths, factor, causal, sinks, window, softcap)
     return out.reshape(q.shape).to(q.dtype), lse.reshape(batch, heads, mq).to(torch.float32)
 
 

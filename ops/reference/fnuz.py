@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from hipforge.errors import GuardError
 from hipforge.ops.core.checks import require_dtype
 
 _FNUZ_NAN = 0x80
@@ -34,6 +35,32 @@ def fn_to_fnuz(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor,
     is_nan = (byte & 0x7F) == _FN_NAN
     converted = torch.where(is_nan, _FNUZ_NAN, torch.where(byte == 0x80, 0, byte)).to(torch.uint8)
     return converted.view(torch.float8_e4m3fnuz), scale * 2
+
+
+def mx_fn_to_fnuz(
+    elements: torch.Tensor, scale: torch.Tensor, name: str = "weight"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same MX-FP8 numbers as e4m3fnuz elements with e8m0 bytes one larger, exactly; NaN stays NaN.
+
+    Args:
+        elements: float8_e4m3fn, any shape.
+        scale: uint8 e8m0 bytes, one per 32 elements; 255 stays.
+        name: what errors call the tensor.
+
+    Returns:
+        (float8_e4m3fnuz of the elements' shape, uint8 of the scales').
+
+    Raises:
+        GuardError: another dtype, or a scale byte of 254: 2^128 is not an e8m0 scale.
+    """
+    require_dtype("scale", scale, (torch.uint8,))
+    if bool((scale == 254).any()):
+        raise GuardError(
+            f"{name} cannot be converted to e4m3fnuz: its scales hold the byte 254, and one more is NaN; halve the "
+            "weights of that block, or run on gfx950"
+        )
+    unscaled = torch.zeros((), dtype=torch.float32)
+    return fn_to_fnuz(elements, unscaled)[0], torch.where(scale == 255, scale, scale + 1)
 
 
 def fnuz_to_fn(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

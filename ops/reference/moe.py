@@ -9,14 +9,17 @@ from hipforge.ops.core.checks import require_dtype, require_int, require_rank, r
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 
 MAX_ENTRIES = 2**31 - 1
+MAX_EXPERTS = 2**20  # whose counters are made in memory; no model has a thousandth of them
 
 
 def aligned_sizes(slots: int, block_m: int, num_experts: int) -> tuple[int, int]:
     """Return the entries of the sorted slots, whole tiles of the worst case, and the number of tiles.
 
     Raises:
-        GuardError: more than 2^31 - 1 entries.
+        GuardError: more than 2^31 - 1 entries, or more than 2^20 experts.
     """
+    if num_experts > MAX_EXPERTS:
+        raise GuardError(f"num_experts must be at most {MAX_EXPERTS}; got {num_experts}")
     worst = slots + num_experts * (block_m - 1)
     if worst > MAX_ENTRIES:
         raise GuardError(
@@ -45,8 +48,8 @@ def moe_align_block_size(
         and -1 past the last used one, num_tokens_post_padded int32 [1]).
 
     Raises:
-        GuardError: ``topk_ids`` is not [T, top_k] of an integer dtype, ``block_m`` < 1, ``num_experts`` < 0, or the
-            buffers would have more than 2^31 - 1 entries.
+        GuardError: ``topk_ids`` is not [T, top_k] of an integer dtype, ``block_m`` < 1, ``num_experts`` < 0, more
+            than 2^20 of them, or buffers of more than 2^31 - 1 entries.
     """
     require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
     require_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))

@@ -154,7 +154,7 @@ def mxfp4_mm_packed(
         bq: packed uint8 [N, K/2].
         b_scale: e8m0 bytes [N, K/32].
         out_dtype: the result's dtype.
-        compute_dtype: ``torch.float32``, or ``torch.float64`` for a yardstick.
+        compute_dtype: ``torch.float32``, or ``torch.float64`` for an exact comparison.
 
     Returns:
         ``out_dtype`` [M, N].

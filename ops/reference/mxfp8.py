@@ -98,7 +98,7 @@ def mxfp8_mm(
         wq: fp8 (or uint8 bits) [N, K].
         w_scale: e8m0 bytes [N, K/32].
         out_dtype: the result's dtype.
-        compute_dtype: ``torch.float32``, or ``torch.float64`` for a yardstick.
+        compute_dtype: ``torch.float32``, or ``torch.float64`` for an exact comparison.
         fp8_dtype: what the bits mean when a payload is uint8.
 
     Returns:

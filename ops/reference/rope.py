@@ -112,11 +112,11 @@ def rope_and_cache(
         q_weight: [D], or None for no norm.
         k_weight: [D], or None for no norm.
         weight_offset: that of :func:`rms_norm_heads`.
-        epsilon: likewise.
+        epsilon: that of :func:`rms_norm_heads`.
         k_scale: float32 [1] or [Hkv], for an fp8 cache without words.
-        v_scale: likewise.
+        v_scale: the same of V.
         k_scale_shift: int32 [pages, page_size, Hkv], for an fp8 cache with a word per row.
-        v_scale_shift: likewise.
+        v_scale_shift: the same of V.
         num_groups: groups of an int4 row.
         fp8_dtype: what an fp8 cache holds.
     """

@@ -20,7 +20,7 @@ def skinny_gemm(
         b: a float8 dtype [k, n], any strides.
         scale: one float32, the product of the two operands' scales.
         output: what is added to, [m, n]; None for nothing.
-        compute_dtype: float32, or float64 for a yardstick.
+        compute_dtype: float32, or float64 for an exact comparison.
         out_dtype: the result's dtype.
 
     Returns:

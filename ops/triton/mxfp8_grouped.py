@@ -29,11 +29,12 @@ class GroupedConfig:
         """Return the fields by name."""
         return dataclasses.asdict(self)
 
-    def constants(self, block_m: int, a_div: int, has_weight: bool) -> dict[str, int | bool]:
+    def constants(self, block_m: int, a_div: int, has_weight: bool, has_bias: bool = False) -> dict[str, int | bool]:
         """Return the kernel's compile-time arguments."""
         return {
             "A_DIV": a_div,
             "HAS_WEIGHT": has_weight,
+            "HAS_BIAS": has_bias,
             "BLOCK_M": block_m,
             "BLOCK_N": self.block_n,
             "BLOCK_K": self.block_k,
@@ -45,7 +46,7 @@ class GroupedConfig:
 
 
 STOCK = GroupedConfig(block_n=64, block_k=128, num_warps=4)
-# What the tuner tries beside it when it looks for Triton's best.
+# The tuner also tries these when it looks for Triton's best.
 TUNED = (GroupedConfig(block_n=32, block_k=256, num_warps=2), GroupedConfig(block_n=128, block_k=128, num_warps=8))
 
 
@@ -69,6 +70,7 @@ def mxfp8_grouped(
     a_div: int,
     mul_weight_by: torch.Tensor | None,
     config: GroupedConfig,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """Write the rows of ``out`` [num_valid_tokens, N] bf16 that tiles in use cover, on a GPU.
 
@@ -85,6 +87,7 @@ def mxfp8_grouped(
         a_div: slots per activation row.
         mul_weight_by: float32 [num_valid_tokens], or None.
         config: the rest of the tile.
+        bias: float32 [E, N], or None.
 
     Raises:
         GuardError: the tensors are not on a GPU, triton is not installed, or ``block_m`` does not suit it.
@@ -101,7 +104,7 @@ def mxfp8_grouped(
     indices = (tensor.contiguous() for tensor in (sorted_token_ids, expert_ids, num_tokens_post_padded))
     weights = out if mul_weight_by is None else mul_weight_by.contiguous()  # not read without HAS_WEIGHT
     mxfp8_grouped_kernel[config.grid(sorted_token_ids.numel() // block_m, n)](
-        *operands, *indices, weights, out, slots, w.shape[0], n, k,
-        **config.constants(block_m, a_div, mul_weight_by is not None),
+        *operands, *indices, weights, out if bias is None else bias.contiguous(), out, slots, w.shape[0], n, k,
+        **config.constants(block_m, a_div, mul_weight_by is not None, bias is not None),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -16,6 +16,7 @@ def mxfp8_grouped_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201 - trit
     expert_ptr,  # noqa: ANN001
     padded_ptr,  # noqa: ANN001
     weight_ptr,  # noqa: ANN001
+    bias_ptr,  # noqa: ANN001
     out_ptr,  # noqa: ANN001
     slots,  # noqa: ANN001
     experts,  # noqa: ANN001
@@ -26,6 +27,7 @@ def mxfp8_grouped_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201 - trit
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ):
     """One tile of BLOCK_M sorted entries times BLOCK_N columns of its expert per program; all operands uint8."""
     tile = tl.program_id(1)
@@ -61,6 +63,8 @@ def mxfp8_grouped_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201 - trit
         a_scale_ptrs += BLOCK_K // 32
         w_ptrs += BLOCK_K
         w_scale_ptrs += BLOCK_K // 32
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + w_rows, mask=column_ok, other=0.0)[None, :]
     if HAS_WEIGHT:
         acc *= tl.load(weight_ptr + slot, mask=row_ok, other=0.0)[:, None]
     out_ptrs = out_ptr + slot[:, None].to(tl.int64) * N + columns[None, :]

@@ -8,46 +8,48 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hipforge.errors import (
-    ArchError,
-    BuildError,
-    ConfigError,
-    EmulatorFault,
-    GuardError,
-    HipforgeError,
-    LaunchError,
-    MissingModuleError,
-    ToolchainError,
-)
-from hipforge.ops import public_names
+from hipforge.errors import ArchError as ArchError
+from hipforge.errors import BuildError as BuildError
+from hipforge.errors import ConfigError as ConfigError
+from hipforge.errors import EmulatorFault as EmulatorFault
+from hipforge.errors import GuardError as GuardError
+from hipforge.errors import HipforgeError as HipforgeError
+from hipforge.errors import LaunchError as LaunchError
+from hipforge.errors import MissingModuleError as MissingModuleError
+from hipforge.errors import ToolchainError as ToolchainError
 
 __version__ = "0.1.0"
 
-# public name -> module that defines it
-_LAZY: dict[str, str] = {
-    "compile_ops": "hipforge.jit",
-    "explain": "hipforge.ops.core.dispatch",
-    "register_operators": "hipforge.ops",
-    **public_names(),
-}
-_SUBMODULES = ("devices", "emulator", "errors", "jit", "ops", "settings", "tuning")
+_SUBMODULES = ("aiter_compat", "devices", "emulator", "errors", "jit", "nn", "ops", "settings", "tuning", "weights")
 
-__all__ = [
-    "ArchError",
-    "BuildError",
-    "ConfigError",
-    "EmulatorFault",
-    "GuardError",
-    "HipforgeError",
-    "LaunchError",
-    "MissingModuleError",
-    "ToolchainError",
-    "__version__",
-    *_LAZY,
-]
 
+def _lazy() -> dict[str, str]:
+    """Return the module of each public name that is resolved on first use; the list of ops is read then, too."""
+    from hipforge.ops import public_names
+
+    jit_and_ops = {
+        "compile_ops": "hipforge.jit",
+        "explain": "hipforge.ops.core.dispatch",
+        "register_operators": "hipforge.ops",
+    }
+    return {**jit_and_ops, **public_names()}
+
+
+# Type checkers see these imports and no __getattr__, so that a name that does not exist is an error to them.
+# .ci/public_names.py writes them; a test fails where they are not what it would write.
 if TYPE_CHECKING:
+    # begin generated
+    from hipforge import aiter_compat as aiter_compat
+    from hipforge import devices as devices
+    from hipforge import emulator as emulator
+    from hipforge import jit as jit
+    from hipforge import nn as nn
+    from hipforge import ops as ops
+    from hipforge import settings as settings
+    from hipforge import tuning as tuning
+    from hipforge import weights as weights
     from hipforge.jit.compile_ops import compile_ops as compile_ops
+    from hipforge.ops import register_operators as register_operators
     from hipforge.ops.core.dispatch import explain as explain
     from hipforge.ops.decode_attention import decode_attention_fp8 as decode_attention_fp8
     from hipforge.ops.decode_attention import decode_attention_splitk as decode_attention_splitk
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from hipforge.ops.mx_quantize import mxfp8_quantize as mxfp8_quantize
     from hipforge.ops.mxfp4_gemm import mxfp4_gemm as mxfp4_gemm
     from hipforge.ops.mxfp4_gemm import mxfp4_linear as mxfp4_linear
+    from hipforge.ops.mxfp8_dense import mxfp8_gemm as mxfp8_gemm
     from hipforge.ops.mxfp8_dense import mxfp8_gemv as mxfp8_gemv
     from hipforge.ops.mxfp8_dense import mxfp8_linear as mxfp8_linear
     from hipforge.ops.mxfp8_grouped import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
@@ -79,18 +82,31 @@ if TYPE_CHECKING:
     from hipforge.ops.swiglu_fp8 import swiglu_fp8 as swiglu_fp8
     from hipforge.ops.swiglu_fp8 import swiglu_mxfp8 as swiglu_mxfp8
     from hipforge.ops.topk_gating import topk_gating as topk_gating
+    # end generated
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-    elif name in _SUBMODULES:
-        value = importlib.import_module(f"hipforge.{name}")
-    else:
-        raise AttributeError(f"module 'hipforge' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+def _public() -> list[str]:
+    classes = {name: value for name, value in globals().items() if isinstance(value, type)}
+    errors = [name for name, value in classes.items() if issubclass(value, HipforgeError)]
+    return sorted([*errors, "__version__", *_lazy()])
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "_LAZY":
+            value = _lazy()
+        elif name == "__all__":
+            value = _public()
+        elif name in _SUBMODULES:
+            value = importlib.import_module(f"hipforge.{name}")
+        elif not name.startswith("__") and name in (homes := _lazy()):
+            value = getattr(importlib.import_module(homes[name]), name)
+        else:
+            raise AttributeError(f"module 'hipforge' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_SUBMODULES})
+    return sorted({*_public(), *_SUBMODULES, "__doc__", "__file__", "__name__", "__path__"})

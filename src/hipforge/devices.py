@@ -92,7 +92,7 @@ def current() -> Device:
             "or set HIPFORGE_DEVICE=emulator"
         )
     arch = settings.EMULATE.get()
-    if not settings.EMULATOR_QUIET.get():
+    if not (settings.EMULATOR_QUIET.get() or settings.QUIET.get()):
         log.warning(
             "no AMD GPU in use: kernels run on the built-in %s emulator "
             "(results are real, speed is not; HIPFORGE_EMULATOR_QUIET=1 silences this line)",

@@ -2,38 +2,102 @@
 
 from __future__ import annotations
 
+import re
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with control characters, but for line breaks and tabs, as escapes, as ``x1b``.
+
+    Messages quote files, arguments and compilers; what those hold must not move a terminal's cursor or hide a line.
+    """
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
 
 class HipforgeError(RuntimeError):
-    """Root of everything hipforge raises on purpose."""
+    """Root of everything hipforge raises on purpose; its message is printable whatever it quotes.
+
+    Example:
+        >>> issubclass(GuardError, HipforgeError), issubclass(BuildError, HipforgeError)
+        (True, True)
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(item) if isinstance(item, str) else item for item in args))
 
 
 class GuardError(HipforgeError, ValueError):
-    """An argument was refused before any launch; the message names it, its value and what is accepted."""
+    """An argument was refused before any launch; the message names it, its value and what is accepted.
+
+    Example:
+        >>> import torch, hipforge
+        >>> try:
+        ...     hipforge.rms_norm(torch.ones(4), torch.ones(4), 1e-6)
+        ... except hipforge.GuardError as error:
+        ...     print(error)
+        input must be float16 or bfloat16; got torch.float32
+    """
 
 
 class ArchError(GuardError):
-    """The tensors' device has an architecture for which the module has no kernel."""
+    """The tensors' device has an architecture for which the module has no kernel.
+
+    Example:
+        >>> issubclass(ArchError, GuardError)
+        True
+    """
 
 
 class ConfigError(HipforgeError, ValueError):
-    """A setting, tuned CSV or registry JSON is malformed."""
+    """A setting, tuned CSV or registry JSON is malformed.
+
+    Example:
+        >>> issubclass(ConfigError, ValueError)
+        True
+    """
 
 
 class ToolchainError(HipforgeError):
-    """No compiler on this machine can build for the asked architecture."""
+    """No compiler on this machine can build for the asked architecture.
+
+    Example:
+        >>> issubclass(ToolchainError, HipforgeError)
+        True
+    """
 
 
 class BuildError(HipforgeError):
-    """A module failed to build; the message ends with the first compiler error."""
+    """A module failed to build; the message ends with the first compiler error.
+
+    Example:
+        >>> issubclass(BuildError, GuardError)
+        False
+    """
 
 
 class MissingModuleError(HipforgeError):
-    """The module is not built and building on first call is disabled."""
+    """The module is not built and building on first call is disabled.
+
+    Example:
+        >>> issubclass(MissingModuleError, HipforgeError)
+        True
+    """
 
 
 class LaunchError(HipforgeError):
-    """The HIP runtime refused or aborted a launch."""
+    """The HIP runtime refused or aborted a launch.
+
+    Example:
+        >>> issubclass(EmulatorFault, LaunchError)
+        True
+    """
 
 
 class EmulatorFault(LaunchError):
-    """The emulator stopped a kernel: bad address, unknown instruction, missing wait, deadlock, and the like."""
+    """The emulator stopped a kernel: bad address, unknown instruction, missing wait, deadlock, and the like.
+
+    Example:
+        >>> issubclass(EmulatorFault, LaunchError)
+        True
+    """

@@ -141,6 +141,10 @@ EMULATOR_QUIET = Setting(
     "HIPFORGE_EMULATOR_QUIET", False, _flag, _FLAG,
     "Silence the log line that says emulation is in use.",
 )
+QUIET = Setting(
+    "HIPFORGE_QUIET", False, _flag, _FLAG,
+    "Say nothing on stderr about builds that start, how far they are and that emulation is in use.",
+)
 CACHE_DIR = Setting[Path | None](
     "HIPFORGE_CACHE_DIR", None, _path, "a directory",
     "Where built modules are kept; default $XDG_CACHE_HOME/hipforge.",

@@ -49,12 +49,7 @@ Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale
   cache.slot_stride = static_cast<uint32_t>(data.stride(1));
   cache.head_stride = data.stride(2);
   if (scale) {
-    const Tensor value = *scale;
-    HF_CHECK(value.dtype() == HF_F32 && value.is_contiguous() && (value.numel() == 1 || value.is_shape(data.size(2))), name,
-             "'s scale must be float32, one element or [", data.size(2), "] (one per KV head); got ", value);
-    check_on_device(value, name, q);
-    cache.scale = value.data<const float>();
-    cache.scale_stride = value.numel() == 1 ? 0 : 1;
+    fill_scale(cache, *scale, name, data.size(2), q);
   } else {
     const Tensor value = *rows;
     HF_CHECK(value.dtype() == HF_I32 && value.is_shape(data.size(0), data.size(1), data.size(2)), name,
@@ -75,12 +70,12 @@ Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale
 
 /// out like q [B, Mq, Hq, D]; lse float32 [B, Hq, Mq]; k, v fp8 [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without
 /// block_tables int32 [B, max_pages]; seqlens int32 [B]; scales float32 [1] or [Hkv], or scale_shift words int32
-/// [pages, page_size, Hkv]; workspaces float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq] where splits > 1.
+/// [pages, page_size, Hkv]; sinks float32 [Hq]; window and softcap 0 for none; workspaces float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq] where splits > 1.
 void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q, Tensor k,
                               Tensor v, OptionalTensor block_tables, Tensor seqlens, OptionalTensor k_scale,
                               OptionalTensor v_scale, OptionalTensor k_scale_shift, OptionalTensor v_scale_shift,
-                              double scale, bool causal, int64_t block_n, int64_t waves, int64_t splits,
-                              hipStream_t stream) {
+                              OptionalTensor sinks, double scale, bool causal, int64_t window, double softcap,
+                              int64_t block_n, int64_t waves, int64_t splits, hipStream_t stream) {
   check_query(q, kInputDtype, kD);
   Problem p = {};
   p.k = cache_of(k, "k", k_scale, k_scale_shift, q);
@@ -89,7 +84,8 @@ void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, Op
   HF_CHECK(block_n == kBlockN, "block_n must be ", kBlockN, " for this variant; got ", block_n);
   HF_CHECK((waves == 1 || waves == 2 || waves == 4) && waves >= Layout::kParts, "waves must be ", Layout::kParts,
            kD == 256 ? " (which share a key range) or 4" : ", 2 or 4", "; got ", waves);
-  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens}, scale, causal, splits);
+  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, sinks},
+               {scale, causal, window, softcap}, splits);
   p.ranges = static_cast<uint32_t>(waves / Layout::kParts);
   const int64_t batch = q.size(0);
   if (batch == 0) return;

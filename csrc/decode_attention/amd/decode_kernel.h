@@ -21,6 +21,9 @@
 // Scales stay out of the products:
 //   q.(s k + t) = s (q.k) + t sum(q)        sum p (s v + t) = sum (p s) v + sum p t
 //
+// Blocks hold keys that every token of the sequence sees. Tiles with keys that only some see come one by one before them: a
+// key's bytes may be NaN, which a weight of 0 does not hide (hidden_keys.h).
+//
 // Bytes per key and KV head: 2 D, each read once; 16 rows or fewer share them. Memory is the bound: 2 D bytes for
 // 6 * 16 * D flops of MFMA.
 //
@@ -37,9 +40,11 @@
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
+#include "hidden_keys.h"
 #include "merge_ranges.h"
 #include "../problem.h"
 #include "query.h"
+#include "row_end.h"
 #include "row_words.h"
 
 namespace hf::decode_attention {
@@ -80,7 +85,6 @@ class Wave {
   // Tiles of K whose loads wait together: as many as registers hold.
   static constexpr bool kRoom = kParts == 1 && !kRowScales && kTerms<Half> == 2;
   static constexpr int kTilesInFlight = kTiles == 1 ? 1 : kChunks == 1 ? kTiles : kRoom ? 2 : 1;
-  static constexpr int kStep = kTiles > 1 ? 2 : 1;  // tiles of one instruction of the second product
 
   /// `finer`: where the finer terms of q go; `own` and `other`: the slots of the wave and of that with the other half of D.
   __device__ Wave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, uint32_t range, uint32_t part,
@@ -90,9 +94,6 @@ class Wave {
         query(static_cast<const Half*>(problem.q) + Row(*this, lane).offset + 16 * (lane / kTileN),
               reinterpret_cast<dev::u32x4*>(finer), lane, range == 0) {
     const uint32_t group = lane / kTileN, column = lane % kTileN;
-    const int32_t hidden = p.causal ? static_cast<int32_t>(p.mq - 1 - Row(*this, lane).token) : 0;
-    const int32_t seen = static_cast<int32_t>(work.length) - hidden;
-    limit = static_cast<int32_t>(min(static_cast<uint32_t>(seen < 0 ? 0 : seen), work.end)) - 4 * static_cast<int32_t>(group);
     k_data = p.k.data + work.head * p.k.head_stride + part * kColumns;
     v_data = p.v.data + work.head * p.v.head_stride + part * kColumns;
     k_offset = column * p.k.slot_stride + 16 * group;
@@ -107,13 +108,25 @@ class Wave {
   }
 
   __device__ void run() {
-    const uint32_t hidden = p.causal ? p.mq - 1 : 0;
-    const uint32_t seen_by_all = work.length > hidden ? work.length - hidden : 0;
-    const uint32_t whole = min(work.end, seen_by_all);
+    const Sight sight(work.length, p.causal ? p.mq - 1 : 0, p.window);
+    for (uint32_t key = sight.begin;; key += kTileN) {
+      if (key >= sight.whole_begin) key = max(key, sight.whole_end);
+      // Waves that share a range go through the same tiles.
+      if (key >= min(work.length, kParts > 1 ? work.split_end : work.end)) break;
+      if (key < (kParts > 1 ? work.split_begin : work.begin)) continue;
+      const Tile tiles[1] = {tile_at(p, work, key)};
+      block<1, true>(tiles, static_cast<int32_t>(work.length - key));
+    }
+    const uint32_t begin = work.whole_begin, whole = work.whole_end;
     // Waves that share a range meet at barriers in every block, so they and the other ranges' run equally often.
-    const uint32_t stop = kParts > 1 ? work.begin + work.trips * kBlockN : work.end;
-    Cursor cursor(p, work.batch, work.begin, work.end, work.length);
-    for (uint32_t key = work.begin; key < stop; key += kBlockN) block(key, key + kBlockN > whole, cursor);
+    const uint32_t stop = kParts > 1 ? begin + work.trips * kBlockN : whole;
+    Cursor cursor(p, work.batch, begin, whole, work.length);
+    for (uint32_t key = begin; key < stop; key += kBlockN) {
+      Tile tiles[kTiles];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) tiles[t] = cursor.next();
+      block<kTiles, false>(tiles, static_cast<int32_t>(whole - key));
+    }
   }
 
   dev::f32x4 acc[kPerLane] = {};
@@ -123,13 +136,13 @@ class Wave {
   /// Stores the lane's D/4 neighbouring columns of its row, whose weights add up to `total` and, times the shift of V, to
   /// `shifted`.
   __device__ void store(uint32_t split, uint32_t batch_heads, float total, float shifted) const {
-    const float inverse = total > 0.f || total != total ? 1.f / total : 0.f;
-    const float shift = kRowScales ? shifted * inverse : 0.f;
-    const float scale = kRowScales ? inverse : inverse * p.v.scale[p.v.scale_stride * work.head];
-    const float lse = total > 0.f || total != total ? maximum + __builtin_amdgcn_logf(total) : -__builtin_inff();
     // Computed again, not kept in registers over the loop.
     const uint32_t own_lane = dev::lane_index();
     const Row row(*this, own_lane);
+    const float sink = p.splits == 1 ? sink_of(p.sinks, work.head * p.group + row.head) : -__builtin_inff();
+    const auto [inverse, lse] = RowEnd(maximum, total, sink);
+    const float shift = kRowScales ? shifted * inverse : 0.f;
+    const float scale = kRowScales || inverse == 0.f ? inverse : inverse * p.v.scale[p.v.scale_stride * work.head];
     const uint32_t rows = p.group * p.mq;
     if (row.index >= rows) return;
     const uint32_t group = own_lane / kTileN;
@@ -154,16 +167,17 @@ class Wave {
   __device__ static void stay_in_order() { __builtin_amdgcn_sched_barrier(0); }
 
   struct Row {
-    uint32_t index, token;
+    uint32_t index, token, head;  // the head of those that share the KV head
     uint64_t offset;  // of the wave's columns in q and out
 
     // Lanes without a row of their own load the last one.
     __device__ Row(const Wave& wave, uint32_t lane) : index(wave.row0 + lane % kTileN) {
       const Problem& p = wave.p;
       const uint32_t loaded = min(index, p.group * p.mq - 1);
+      head = loaded / p.mq;
       token = loaded % p.mq;
       offset = ((uint64_t{wave.work.batch} * p.mq + token) * p.kv_heads * p.group + wave.work.head * p.group +
-                loaded / p.mq) * kD + wave.part * kColumns;
+                head) * kD + wave.part * kColumns;
     }
   };
 
@@ -172,40 +186,47 @@ class Wave {
     return dev::make_buffer(from + tile.page * page_stride + uint64_t{tile.slot} * slot_stride, tile.keys * slot_stride);
   }
 
-  __device__ void block(uint32_t key, bool masked, Cursor& cursor) {
-    Tile tiles[kTiles];
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) tiles[t] = cursor.next();
-
+  // kPartly: rows may see some of the keys only; `left`, from the first key on, are of the sequence. Otherwise every row sees
+  // the first `left` keys and the others do not exist.
+  template <int kCount, bool kPartly>
+  __device__ void block(const Tile (&tiles)[kCount], int32_t left) {
     uint32_t word = 0;
     if constexpr (kRowScales) word = load_row_word(k_rows, p.k.rows_page_stride, p.k.rows_slot_stride, tiles);
-    dev::f32x4 scores[kTiles];
+    dev::f32x4 scores[kCount];
+    constexpr int kInFlight = kCount < kTilesInFlight ? kCount : kTilesInFlight;
 #pragma unroll
-    for (int t = 0; t < kTiles; t += kTilesInFlight) products(tiles + t, scores + t);
+    for (int t = 0; t < kCount; t += kInFlight) products<kInFlight>(tiles + t, scores + t);
     if constexpr (kRowScales) {
-      const uint8_t* words = share_row_words<kTiles>(own_slot, word);
+      const uint8_t* words = share_row_words<kCount>(own_slot, word);
       const float shift = dev::lane_float_here(q_sum);
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
+      for (int t = 0; t < kCount; ++t) {
         const RowWords own = row_words(words, t);
         scores[t] = own.scale * scores[t] + own.shift * shift;
         stay_in_order();
       }
     }
     if constexpr (kParts > 1) add_other_part(scores);
-    if (masked) {
-      const int32_t left = limit - static_cast<int32_t>(key);
+    if (p.cap != 0.f) cap_scores(p.cap, p.cap_exponent, scores);
+    Seen seen;
+    if constexpr (kPartly) {
+      seen = seen_of(left, static_cast<int32_t>(tiles[0].keys));
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t)
+      for (int r = 0; r < 4; ++r)
+        if (!seen(r)) scores[0][r] = -__builtin_inff();
+    } else if (left < kCount * kTileN) {
+      const int32_t own_left = left - 4 * static_cast<int32_t>(dev::lane_index() / kTileN);
+#pragma unroll
+      for (int t = 0; t < kCount; ++t)
 #pragma unroll
         for (int r = 0; r < 4; ++r)
-          if (left <= kTileN * t + r) scores[t][r] = -__builtin_inff();
+          if (own_left <= kTileN * t + r) scores[t][r] = -__builtin_inff();
     }
     if constexpr (kRowScales) word = load_row_word(v_rows, p.v.rows_page_stride, p.v.rows_slot_stride, tiles);
 
     float largest = -__builtin_inff();
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t)
+    for (int t = 0; t < kCount; ++t)
 #pragma unroll
       for (int r = 0; r < 4; ++r) largest = fmaxf(largest, scores[t][r]);
     const float next = fmaxf(maximum, column_max(largest));
@@ -218,10 +239,15 @@ class Wave {
     for (int j = 0; j < kPerLane; ++j) acc[j] *= keep;
 
     const uint8_t* words = nullptr;
-    if constexpr (kRowScales) words = share_row_words<kTiles>(own_slot, word);
-    Weights weights[kTiles];
+    if constexpr (kRowScales) {
+      // A lane without a key has another one's word, and 0 times that may be NaN.
+      word = static_cast<int32_t>(dev::lane_index()) < left ? word : 0;
+      if constexpr (kPartly) word = without_special_words(word, seen.here(), tiles[0].keys);
+      words = share_row_words<kCount>(own_slot, word);
+    }
+    Weights weights[kCount];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
+    for (int t = 0; t < kCount; ++t) {
       dev::f32x4 weight = scores[t] - base;
 #pragma unroll
       for (int r = 0; r < 4; ++r) weight[r] = __builtin_amdgcn_exp2f(weight[r]);
@@ -236,15 +262,44 @@ class Wave {
       weights[t] = dev::nearest_bf16(weight);
     }
     stay_in_order();
+    constexpr int kStep = kCount > 1 ? 2 : 1;  // tiles of one instruction of the second product
 #pragma unroll
-    for (int t = 0; t < kTiles; t += kStep) add_values(tiles + t, weights + t);
+    for (int t = 0; t < kCount; t += kStep) {
+      Bytes bytes[4 * kStep];
+      load_values<kStep>(tiles + t, bytes);
+      if constexpr (kPartly) take_nans(bytes, ones_where<dev::bf16>(seen.here()));
+      add_values<kStep>(bytes, weights + t);
+    }
   }
 
-  // q by K of the next kTilesInFlight tiles: keys 4 g + r of row i.
-  __device__ void products(const Tile* tiles, dev::f32x4* sums) const {
-    dev::u32x4 bytes[kTilesInFlight][kChunks];
+  // Which of the lane's keys in a tile its row sees; the tile starts `left` keys before the sequence's end, and the wave has
+  // `keys` of them.
+  __device__ Seen seen_of(int32_t left, int32_t keys) const {
+    const uint32_t own_lane = dev::lane_index();
+    const int32_t hidden = p.causal ? static_cast<int32_t>(p.mq - 1 - Row(*this, own_lane).token) : 0;
+    const auto first = 4 * static_cast<int32_t>(own_lane / kTileN);
+    return {left - hidden - static_cast<int32_t>(p.window) - first, min(left - hidden, keys) - first};
+  }
+
+  // The words of V of a tile: where the scale or shift of a key is no number, the rows that see it become NaN, and it is taken
+  // for 0. A key that the wave does not have is 0.
+  __device__ uint32_t without_special_words(uint32_t word, const Seen& seen, uint32_t keys) {
+    const uint32_t own_lane = dev::lane_index();
+    word = own_lane < keys ? word : 0;
+    const auto special = static_cast<uint32_t>(__builtin_amdgcn_ballot_w64(has_special_half(word)));
+    const uint32_t own = special >> (own_lane / kTileN * 4);
 #pragma unroll
-    for (int t = 0; t < kTilesInFlight; ++t) {
+    for (int r = 0; r < 4; ++r)
+      if (seen(r) && own >> r & 1) shifted[0] = __builtin_nanf("");
+    return has_special_half(word) ? 0 : word;
+  }
+
+  // q by K of the next kCount tiles: keys 4 g + r of row i.
+  template <int kCount>
+  __device__ void products(const Tile* tiles, dev::f32x4* sums) const {
+    dev::u32x4 bytes[kCount][kChunks];
+#pragma unroll
+    for (int t = 0; t < kCount; ++t) {
       const dev::Buffer buffer = tile_of(k_data, p.k.page_stride, p.k.slot_stride, tiles[t]);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) bytes[t][c] = dev::load_b128(buffer, k_offset, 64 * c);
@@ -261,7 +316,7 @@ class Wave {
       for (int c = 0; c < kChunks; ++c)
         row[c] = term < query.kKept ? query.kept[term % query.kKept][c] : finer[query.place(term, c, place)];
 #pragma unroll
-      for (int t = 0; t < kTilesInFlight; ++t) {
+      for (int t = 0; t < kCount; ++t) {
         // With a scale per row no register is left for it between the products.
         if (kRowScales && term > 0) scales = term_scales();
         sums[t] = multiplied(bytes[t], row, term, scales, sums[t]);
@@ -269,7 +324,7 @@ class Wave {
     }
     const float times = dev::lane_float_here(factor);
 #pragma unroll
-    for (int t = 0; t < kTilesInFlight; ++t) sums[t] = dev::lane_vector_here(sums[t] * times);
+    for (int t = 0; t < kCount; ++t) sums[t] = dev::lane_vector_here(sums[t] * times);
     stay_in_order();
   }
 
@@ -302,21 +357,22 @@ class Wave {
   }
 
   // Adds what the wave with the other half of D has for the same rows and keys.
-  __device__ void add_other_part(dev::f32x4 (&scores)[kTiles]) {
+  template <int kCount>
+  __device__ void add_other_part(dev::f32x4 (&scores)[kCount]) {
     const uint32_t lane = dev::lane_index();
     auto* own = reinterpret_cast<dev::f32x4*>(own_slot) + lane;
     const auto* other = reinterpret_cast<const dev::f32x4*>(other_slot) + lane;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) own[t * dev::kWaveSize] = scores[t];
+    for (int t = 0; t < kCount; ++t) own[t * dev::kWaveSize] = scores[t];
     __syncthreads();  // before the other slot is read
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) scores[t] += other[t * dev::kWaveSize];
+    for (int t = 0; t < kCount; ++t) scores[t] += other[t * dev::kWaveSize];
     __syncthreads();  // before a slot is written again
   }
 
-  // The second product's next kStep tiles: element 4 u + r of a lane is key 16 u + 4 g + r.
-  __device__ void add_values(const Tile* tiles, const Weights* weights) {
-    Bytes bytes[4 * kStep];
+  // V of the next kStep tiles: element 4 u + r of a lane is key 16 u + 4 g + r.
+  template <int kStep>
+  __device__ void load_values(const Tile* tiles, Bytes (&bytes)[4 * kStep]) const {
 #pragma unroll
     for (int u = 0; u < kStep; ++u) {
       const dev::Buffer buffer = tile_of(v_data, p.v.page_stride, p.v.slot_stride, tiles[u]);
@@ -324,14 +380,39 @@ class Wave {
       for (int r = 0; r < 4; ++r)
         bytes[4 * u + r] = load_bytes(buffer, v_offset, r * p.v.slot_stride);
     }
+  }
+
+  // The second product's next kStep tiles.
+  template <int kStep>
+  __device__ void add_values(const Bytes (&bytes)[4 * kStep], const Weights* weights) {
 #pragma unroll
     for (int word = 0; word < kPerLane / 4; ++word) {
       uint32_t keys[4 * kStep];
 #pragma unroll
       for (int i = 0; i < 4 * kStep; ++i) keys[i] = bytes[i][word];
-      add_pair<0>(keys, weights, acc[4 * word], acc[4 * word + 1]);
+      add_pair<0, kStep>(keys, weights, acc[4 * word], acc[4 * word + 1]);
       stay_in_order();
-      add_pair<1>(keys, weights, acc[4 * word + 2], acc[4 * word + 3]);
+      add_pair<1, kStep>(keys, weights, acc[4 * word + 2], acc[4 * word + 3]);
+      stay_in_order();
+    }
+  }
+
+  // Gives the NaNs of a tile of V to the rows that see them, those with a 1 in `seen`, and takes them for 0.
+  __device__ void take_nans(Bytes (&bytes)[4], Weights seen) {
+#pragma unroll
+    for (int word = 0; word < kPerLane / 4; ++word) {
+      uint32_t marks[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const uint32_t nans = dev::fp8_nan_bytes(bytes[r][word]);
+        marks[r] = nans >> 1;  // a code above 0 in both formats
+        bytes[r][word] &= ~((nans >> 7) * 0xFF);
+      }
+      dev::f32x4 counts[4] = {};
+      add_pair<0, 1>(marks, &seen, counts[0], counts[1]);
+      add_pair<1, 1>(marks, &seen, counts[2], counts[3]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) acc[4 * word + j] = spoiled(acc[4 * word + j], counts[j]);
       stay_in_order();
     }
   }
@@ -342,7 +423,7 @@ class Wave {
   }
 
   // Bytes 2 kPair and 2 kPair + 1 of the keys' words: two rows of V^T.
-  template <int kPair>
+  template <int kPair, int kStep>
   __device__ static void add_pair(const uint32_t (&keys)[4 * kStep], const Weights* weights, dev::f32x4& even,
                                   dev::f32x4& odd) {
     Vector<uint32_t, 2 * kStep> even_row, odd_row;
@@ -352,9 +433,10 @@ class Wave {
       even_row[i] = pair[0];
       odd_row[i] = pair[1];
     }
-    even = multiplied(even_row, weights, even);
-    odd = multiplied(odd_row, weights, odd);
+    even = multiplied<kStep>(even_row, weights, even);
+    odd = multiplied<kStep>(odd_row, weights, odd);
   }
+  template <int kStep>
   __device__ static dev::f32x4 multiplied(Vector<uint32_t, 2 * kStep> values, const Weights* weights, dev::f32x4 sum) {
     if constexpr (kStep == 1) return dev::mfma_k16(__builtin_bit_cast(dev::bf16x4, values), weights[0], sum);
     if constexpr (kStep == 2) {
@@ -384,7 +466,6 @@ class Wave {
   const dev::u32x4* const finer;
   const uint32_t lane;
   const Query<Half, kChunks> query;
-  int32_t limit;  // keys that the row sees, less 4 g
   const uint8_t *k_data, *v_data;  // of the KV head
   const uint8_t *k_rows, *v_rows;
   uint32_t k_offset, v_offset;  // of the lane in a tile, in bytes

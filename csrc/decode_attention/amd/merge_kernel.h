@@ -2,6 +2,8 @@
 //
 //   out = sum of 2^(lse_s - L) partial_s / sum of 2^(lse_s - L), L the largest lse_s
 //
+// A sink is one more lse_s, without a partial output. So it counts once, however many splits there are.
+//
 // A work-group of 256 threads owns a row: D/4 threads have four columns each of a split, and 1024/D splits are loaded at
 // a time. All log-sum-exps are loaded at once; of the partial outputs every thread has four loads in flight, so that 128
 // splits of D = 128 take four trips to memory after the first. Sums are made in an order that the number of splits fixes.
@@ -13,6 +15,7 @@
 #include "hipforge/amd/wave.h"
 #include "../problem.h"
 #include "query.h"
+#include "row_end.h"
 
 namespace hf::decode_attention {
 
@@ -56,7 +59,9 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
   const float of_wave = wave_max(fmaxf(lse[0], lse[1]));
   if (thread % dev::kWaveSize == 0) of_waves[0][wave] = of_wave;
   __syncthreads();
-  float largest = of_waves[0][0];
+  const uint32_t head = dev::uniform(blockIdx.y % problem.kv_heads * problem.group + blockIdx.x / problem.mq);
+  const float sink = sink_of(problem.sinks, head);
+  float largest = fmaxf(sink, of_waves[0][0]);
 #pragma unroll
   for (uint32_t w = 1; w < kMergeWaves; ++w) largest = fmaxf(largest, of_waves[0][w]);
   const float base = largest == -__builtin_inff() ? 0.f : largest;
@@ -71,6 +76,7 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
   float total = of_waves[1][0];
 #pragma unroll
   for (uint32_t w = 1; w < kMergeWaves; ++w) total += of_waves[1][w];
+  total += __builtin_amdgcn_exp2f(sink - base);
 
   const float* from = problem.partial + folded * kD + 4 * (thread % kColumnThreads);
   const uint32_t own = thread / kColumnThreads;
@@ -96,10 +102,8 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
   for (uint32_t i = 1; i < kAtOnce; ++i) sum += sums[i * kColumnThreads + thread];
 
   const bool seen = total > 0.f || total != total;
-  const uint32_t batch = blockIdx.y / problem.kv_heads, head = blockIdx.y % problem.kv_heads;
-  const uint32_t token = blockIdx.x % problem.mq;
-  const uint64_t offset = ((uint64_t{batch} * problem.mq + token) * problem.kv_heads * problem.group +
-                           head * problem.group + blockIdx.x / problem.mq) * kD;
+  const uint32_t batch = blockIdx.y / problem.kv_heads, token = blockIdx.x % problem.mq;
+  const uint64_t offset = ((uint64_t{batch} * problem.mq + token) * problem.kv_heads * problem.group + head) * kD;
   const float inverse = seen ? 1.f / total : 0.f;
   using Four = Vector<Half, 4>;
   *reinterpret_cast<Four*>(static_cast<Half*>(problem.out) + offset + 4 * thread) =

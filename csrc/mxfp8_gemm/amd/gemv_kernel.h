@@ -241,12 +241,13 @@ struct SubTile {
 #endif  // __gfx950__
 
 /// Grid: ceil(n / (kWaves * columns_per_wave)) work-groups of kThreads; columns_per_wave is a multiple of kCols.
-/// m <= kRows; m k and n k below 2^31; k a multiple of 32; xq and wq aligned to 16 bytes.
+/// m <= kRows; m k and n k below 2^31; k a multiple of 32; xq and wq aligned to 16 bytes; bias [n] or null.
 template <int kRows, int kCols>
 __global__ __launch_bounds__(kThreads, least_waves(kRows)) void smallm_mxfp8_gemv(
     [[maybe_unused]] dev::bf16* out, [[maybe_unused]] const uint8_t* xq, [[maybe_unused]] const uint8_t* xs,
     [[maybe_unused]] const uint8_t* wq, [[maybe_unused]] const uint8_t* ws, [[maybe_unused]] uint32_t m,
-    [[maybe_unused]] uint32_t n, [[maybe_unused]] uint32_t k, [[maybe_unused]] uint32_t columns_per_wave) {
+    [[maybe_unused]] uint32_t n, [[maybe_unused]] uint32_t k, [[maybe_unused]] uint32_t columns_per_wave,
+    [[maybe_unused]] const dev::bf16* bias) {
 #if defined(__gfx950__)
   constexpr int kOutputs = kRows * kCols;
   const uint32_t lane = threadIdx.x % dev::kWaveSize;
@@ -265,7 +266,10 @@ __global__ __launch_bounds__(kThreads, least_waves(kRows)) void smallm_mxfp8_gem
     const float total = dev::wave_sums(tile.acc, lane);
     const uint32_t output = dev::wave_sums_index<kOutputs>(lane);
     const uint32_t row = output / kCols, at = column + output % kCols;
-    if (output < kOutputs && row < m && at < n) out[uint64_t{row} * n + at] = static_cast<dev::bf16>(total);
+    if (output < kOutputs && row < m && at < n) {
+      const float added = bias ? static_cast<float>(bias[at]) : 0.f;
+      out[uint64_t{row} * n + at] = static_cast<dev::bf16>(total + added);
+    }
   }
 #endif
 }

@@ -243,6 +243,7 @@ struct Problem {
   dev::bf16* out;
   float* partials;  // null where there is one split
   const uint8_t *xq, *xs, *wq, *ws;
+  const dev::bf16* bias;  // [n], added to what is written to out; null: none
   uint32_t m, n, k;
   uint32_t log2_splits;
   uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
@@ -250,6 +251,15 @@ struct Problem {
 };
 
 #if defined(__gfx950__)
+
+// The sums of columns from `column` on, plus their bias where there is one.
+__device__ inline dev::f32x4 with_bias(const Problem& p, dev::f32x4 sums, uint32_t column) {
+  if (p.bias == nullptr) return sums;
+#pragma unroll
+  for (int i = 0; i < dev::kColumnsPerLane; ++i)
+    if (column + i < p.n) sums[i] += static_cast<float>(p.bias[column + i]);
+  return sums;
+}
 
 // One wave's tiles: 16 rows from row0, 16 kSub columns from column0, the steps of one split.
 template <int kSub>
@@ -268,7 +278,7 @@ __device__ inline void compute(const Problem& p, uint32_t row0, uint32_t column0
     if (p.partials)
       dev::store_columns(p.partials + uint64_t{split} * p.m * p.n, tile.acc[s], row, column, p.n, p.aligned_output);
     else
-      dev::store_columns(p.out, tile.acc[s], row, column, p.n, p.aligned_output);
+      dev::store_columns(p.out, with_bias(p, tile.acc[s], column), row, column, p.n, p.aligned_output);
   }
 }
 

@@ -55,6 +55,7 @@ struct Problem {
   const uint8_t *a, *a_scales, *w, *w_scales;
   const int32_t *sorted_ids, *expert_ids, *padded;
   const float* slot_weights;  // null: outputs are not weighted
+  const float* biases;        // [experts, n], added before the weight; null: none
   uint32_t num_valid, a_rows, n, k, experts, a_div, block_m, tiles;
   uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
 };
@@ -67,13 +68,25 @@ using Partials = float[kWaves][kMaxRowTiles][kTileOutputs];
 struct Group {
   const Problem& p;
   const uint8_t *w, *w_scales;  // of the tile's expert
-  uint32_t slots;               // lane i holds slot i
+  uint32_t expert;
+  uint32_t slots;  // lane i holds slot i
   uint32_t count;
   uint32_t column0, lane_index, wave;
 
+  // The kernel's arguments, read where they are needed: nothing keeps them in scalar registers till then, which the
+  // loops fill.
+  using Arguments = const __attribute__((address_space(4))) Problem;
+  __device__ static Arguments* arguments_here() {
+    auto* arguments = (Arguments*)__builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(arguments));
+    return arguments;
+  }
+
   __device__ void store(uint32_t slot, uint32_t column, float value) const {
-    if (p.slot_weights) value *= p.slot_weights[slot];
-    p.out[uint64_t{slot} * p.n + column] = static_cast<dev::bf16>(value);
+    Arguments& late = *arguments_here();
+    if (late.biases) value += late.biases[uint64_t{expert} * late.n + column];
+    if (late.slot_weights) value *= late.slot_weights[slot];
+    late.out[uint64_t{slot} * late.n + column] = static_cast<dev::bf16>(value);
   }
 
   // count <= kRows slots; the wave's columns and all of K.
@@ -163,8 +176,15 @@ __global__ __launch_bounds__(kThreads, 3) void smallm_mxfp8_moe([[maybe_unused]]
       if (entry < p.block_m) slot = static_cast<uint32_t>(p.sorted_ids[tile * p.block_m + entry]);
       uint32_t count;
       const uint32_t slots = dev::kept_to_front(slot, slot < p.num_valid, lane, count);
-      const Group group{p,     p.w + expert * expert_bytes, p.w_scales + expert * (expert_bytes / kMxBlock), slots,
-                        count, blockIdx.x * kBlockN,        lane,                                            wave};
+      const Group group{p,
+                        p.w + expert * expert_bytes,
+                        p.w_scales + expert * (expert_bytes / kMxBlock),
+                        dev::lane_value_here(expert),
+                        slots,
+                        count,
+                        blockIdx.x * kBlockN,
+                        lane,
+                        wave};
       if (count > kTile) {
         const uint32_t team = count > kMaxRowTiles * kTile ? kWaves / 2 : kWaves;
         group.by_tiles<kMaxRowTiles, kBlockN>(partials, team);

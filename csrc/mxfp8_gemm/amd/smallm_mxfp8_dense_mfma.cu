@@ -15,28 +15,20 @@ using hf::OptionalTensor;
 using hf::Tensor;
 using namespace hf::mfma;
 
-static void check_workspace(const OptionalTensor& workspace, const hf::smallm_mxfp8::Shape& shape, int64_t k_splits,
-                            const Tensor& like) {
-  HF_CHECK(workspace.has_value(), "k_splits = ", k_splits, " needs a workspace: float32 [", k_splits, ", ", shape.m,
-           ", ", shape.n, "]; got None");
-  const Tensor given = *workspace;
-  HF_CHECK(given.dtype() == HF_F32, "workspace must be float32; got ", given.dtype());
-  HF_CHECK(given.is_shape(k_splits, shape.m, shape.n), "workspace must be [k_splits, M, N] = [", k_splits, ", ",
-           shape.m, ", ", shape.n, "]; got ", given);
-  hf::smallm_mxfp8::check_layout(given, "workspace", like);
-}
-
 /// out bf16 [M, N]; Xq, Wq e4m3fn (or uint8) [M, K], [N, K]; Xs, Ws e8m0 (or uint8) [M, K/32], [N, K/32];
-/// workspace float32 [k_splits, M, N] where k_splits > 1; n_sub 1, 2 or 4; k_splits 1, 2, 4 or 8, at most ceil(K/128).
+/// workspace float32 [k_splits, M, N] where k_splits > 1; n_sub 1, 2 or 4; k_splits 1, 2, 4 or 8, at most ceil(K/128);
+/// bias bf16 [N] or None, added in float32.
 void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor workspace,
-                           int64_t n_sub, int64_t k_splits, hipStream_t stream) {
+                           int64_t n_sub, int64_t k_splits, OptionalTensor bias, hipStream_t stream) {
   const auto shape = hf::smallm_mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows);
   HF_CHECK(n_sub == 1 || n_sub == 2 || n_sub == 4, "n_sub must be 1, 2 or 4 (tiles of 16 columns per wave); got ",
            n_sub);
   HF_CHECK(n_sub == HF_N_SUB, "this variant of the module has n_sub = ", HF_N_SUB, "; got ", n_sub);
   const int64_t steps = hf::ceil_div(shape.k, kStep);
   hf::check_k_splits(k_splits, steps, shape.k);
-  if (k_splits > 1) check_workspace(workspace, shape, k_splits, Wq);
+  if (k_splits > 1) hf::smallm_mxfp8::check_workspace(workspace, shape, k_splits, Wq);
+
+  hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
 
   float* partials = k_splits > 1 ? workspace.data<float>() : nullptr;
   const Problem problem{
@@ -46,6 +38,7 @@ void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
       .xs = Xs.data<uint8_t>(),
       .wq = Wq.data<uint8_t>(),
       .ws = Ws.data<uint8_t>(),
+      .bias = bias.data<hf::dev::bf16>(),
       .m = static_cast<uint32_t>(shape.m),
       .n = static_cast<uint32_t>(shape.n),
       .k = static_cast<uint32_t>(shape.k),
@@ -58,6 +51,7 @@ void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
   smallm_mxfp8_mfma<HF_N_SUB><<<grid, kThreads, 0, stream>>>(problem);
   HF_HIP(hipGetLastError());
   if (k_splits > 1)
-    hf::launch_reduce_splits(out.data<hf::dev::bf16>(), partials, shape.m * shape.n, k_splits, stream);
+    hf::launch_reduce_splits(out.data<hf::dev::bf16>(), partials, shape.m * shape.n, k_splits, stream,
+                             problem.bias, shape.n);
 }
 HF_EXPORT(smallm_mxfp8_mfma_out);

@@ -82,11 +82,12 @@ static void check_indices(const Tensor& sorted, const Tensor& experts, const Ten
 
 /// Writes out[slot] for every slot of a tile in use; other rows stay as they are. out bf16, at least num_valid_tokens
 /// rows of N; a_q [M_act, K], w [E, N, K] e4m3fn (or uint8); their scales e8m0 (or uint8) [M_act, K/32], [E, N, K/32];
-/// the index tensors int32; mul_weight_by float32 [num_valid_tokens] or None; block_n columns per work-group: 8 or 16.
+/// the index tensors int32; mul_weight_by float32 [num_valid_tokens] or None; bias float32 [E, N] or None, added before
+/// the weight; block_n columns per work-group: 8 or 16.
 void smallm_mxfp8_moe_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
-                          Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor mul_weight_by, int64_t E,
-                          int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m,
-                          int64_t block_n, hipStream_t stream) {
+                          Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor mul_weight_by,
+                          OptionalTensor bias, int64_t E, int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act,
+                          int64_t a_div, int64_t block_m, int64_t block_n, hipStream_t stream) {
   const MoeShape shape{E, N, K, M_act, num_valid_tokens, a_div, block_m};
   HF_CHECK(K > 0 && K % hf::kMxBlock == 0, "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ",
            K);
@@ -108,6 +109,12 @@ void smallm_mxfp8_moe_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tens
     HF_CHECK(weights.numel() >= num_valid_tokens, "mul_weight_by must have one weight per slot, ", num_valid_tokens,
              "; got ", weights.numel());
   }
+  if (bias.has_value()) {
+    const Tensor biases = *bias;
+    HF_CHECK(biases.dtype() == HF_F32, "bias must be float32; got ", biases.dtype());
+    check_layout(biases, "bias", w, "w");
+    HF_CHECK(biases.is_shape(E, N), "bias must be [E, N] = [", E, ", ", N, "]; got ", biases);
+  }
   hf::check_apart({out, "out"}, {{a_q, "a_q"}, {a_scale, "a_scale"}, {w, "w"}, {w_scale, "w_scale"}});
   HF_CHECK_ARCH(w, "gfx950");
 
@@ -123,6 +130,7 @@ void smallm_mxfp8_moe_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tens
       .expert_ids = expert_ids.data<int32_t>(),
       .padded = num_tokens_post_padded.data<int32_t>(),
       .slot_weights = mul_weight_by.data<float>(),
+      .biases = bias.data<float>(),
       .num_valid = static_cast<uint32_t>(num_valid_tokens),
       .a_rows = static_cast<uint32_t>(M_act),
       .n = static_cast<uint32_t>(N),

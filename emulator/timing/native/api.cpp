@@ -137,7 +137,7 @@ const char* hftime_simulate(Capture* c, uint64_t launch, const double* parameter
            ",\"l1_lines\":" + whole(t.l1_lines) + ",\"l1_hits\":" + whole(t.l1_hits) + ",\"l2_lines\":" +
            whole(t.l2_lines) + ",\"l2_hits\":" + whole(t.l2_hits) + ",\"mall_lines\":" + whole(t.mall_lines) +
            ",\"hbm_lines\":" + whole(t.hbm_lines) + ",\"hbm_bytes\":" + number(t.hbm_bytes) + ",\"stored_bytes\":" +
-           whole(t.stored_bytes);
+           whole(t.stored_bytes) + ",\"pipe_cycles\":" + number(o.pipe_cycles);
     if (detail) {
       text += ",\"hot\":[";
       bool first = true;

@@ -30,11 +30,26 @@ struct Simd {
   uint32_t resident = 0;
 };
 
+// A miss takes its line of L1 when it is sent, and data returns in the order of the requests, hits included: what a CU
+// can have in flight is what its L1 holds.
 struct Cu {
   Simd simds[kSimds];
-  double vector_free = 0, lds_free = 0;
+  double vector_free = 0, lds_free = 0, returned = 0;
   Cache<4> l1;
-  explicit Cu(const Machine& m) : l1(static_cast<uint64_t>(m.l1_bytes)) {}
+  std::vector<double> in_flight;  // when each of the last requested lines was there
+  uint64_t requested = 0;
+  explicit Cu(const Machine& m)
+      : l1(static_cast<uint64_t>(m.l1_bytes)), in_flight(static_cast<size_t>(m.l1_bytes) / kLineBytes, 0) {}
+  // When `lines` more can be requested.
+  double room(uint64_t lines) const {
+    const uint64_t n = std::min<uint64_t>(lines, in_flight.size());
+    return n ? in_flight[(requested + n - 1) % in_flight.size()] : 0;
+  }
+  double arrive(double t) {
+    returned = std::max(returned, t);
+    in_flight[requested++ % in_flight.size()] = returned;
+    return returned;
+  }
 };
 
 // The instruction and scalar caches, which two CUs share.
@@ -227,7 +242,7 @@ class Simulation {
         }
         // A port that is taken: others may come first.
         const double free = port_free(w, in);
-        if (free > w.ready && !alone) {
+        if (free > w.ready && (in.shared || !alone)) {
           note(w, in.stall, free - w.ready, w.at);
           w.ready = free;
           push(w, free);
@@ -241,10 +256,26 @@ class Simulation {
   double port_free(const WaveState& w, const Static& in) const {
     const Simd& s = xcds_[w.xcd]->cus[w.cu].simds[w.simd];
     switch (in.unit) {
+      case HFEMU_VMEM_LOAD: return memory_free(w);
       case HFEMU_VALU: case HFEMU_TRANSCENDENTAL: return s.valu_free;
       case HFEMU_MATRIX: return std::max(s.valu_free, s.matrix_free);
       default: return 0;
     }
+  }
+
+  // When the CU's vector memory pipe takes the load at w.at: its lines have room, and the queue before it is short.
+  double memory_free(const WaveState& w) const {
+    const Cu& cu = xcds_[w.xcd]->cus[w.cu];
+    const std::vector<uint32_t>& words = w.stream->source->accesses;
+    uint32_t at = w.access, lines = 0;
+    for (uint32_t n = words[at++]; n--;) {
+      const uint32_t header = words[at++];
+      if ((header & 3) == 3) continue;
+      const uint32_t count = header >> 2 & 0x3FFF;
+      lines += (count + 1) / 2;
+      at += count;
+    }
+    return std::max(cu.room(lines), cu.vector_free - m_.vector_queue_cycles);
   }
 
   // The instruction at w.at; false: the wave does not go on by itself.
@@ -283,6 +314,7 @@ class Simulation {
         t = wait_for(w, simd.valu_free, valu);
         const double pass = in.unit == HFEMU_VALU ? m_.issue_cycles : m_.transcendental_cycles;
         simd.valu_free = t + pass;
+        out_.pipe_cycles += pass;
         next = t + m_.issue_cycles;
         if (pass > m_.issue_cycles) {
           note(w, valu, pass - m_.issue_cycles, w.at);
@@ -295,6 +327,7 @@ class Simulation {
         const double cycles = in.matrix_cycles + m_.matrix_extra_cycles;
         simd.valu_free = t + m_.issue_cycles;
         simd.matrix_free = t + cycles;
+        out_.pipe_cycles += cycles;
         next = t + m_.issue_cycles;
         const double done = t + cycles + m_.issue_cycles;
         for (const uint16_t* r = in.reads_end; r != in.writes_end; ++r)
@@ -419,12 +452,13 @@ class Simulation {
           ++out_.traffic.l1_lines;
           const Line* found = cu.l1.find(line, hash);
           if (found == nullptr) {
-            const double at = xcd.l2.load(line, hash, lookup, shift.origin);
+            const double at = cu.arrive(xcd.l2.load(line, hash, lookup, shift.origin));
             cu.l1.insert(line, hash)->ready = at;
             done = std::max(done, at);
           } else {
             ++out_.traffic.l1_hits;
-            done = std::max({done, found->ready, lookup + m_.l1_latency_cycles});
+            cu.returned = std::max({cu.returned, found->ready, lookup + m_.l1_latency_cycles});
+            done = std::max(done, cu.returned);
           }
         }
       }

@@ -31,6 +31,7 @@ struct Outcome {
   double last_wave = 0;          // the last wave's end
   double stalls[stall_count] = {};
   uint64_t instructions = 0, rounds = 0, total_rounds = 0, iterations = 0, total_iterations = 0;
+  double pipe_cycles = 0;        // of the vector and matrix pipes of all SIMDs, whichever were busy
   Traffic traffic;
   std::vector<double> stall_of;  // cycles by instruction, summed over waves
   std::vector<uint64_t> count_of;

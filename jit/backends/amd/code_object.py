@@ -31,6 +31,7 @@ from hipforge.jit.backends.amd.demangle import base_name, short_name
 
 ELF_MAGIC = b"\x7fELF"
 _MOST_BUNDLE_BYTES = 1 << 32
+_MOST_EXPANSION = 4096  # kernels compress 3- to 30-fold; zlib cannot expand more than 1032-fold
 BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED_MAGIC = b"CCOB"
 EM_AMDGPU = 224
@@ -193,8 +194,10 @@ def read_code_objects(source: str | Path | bytes, *, zstd: Decompress | None = N
         return [_read_elf(image, target) for target, image in device_images(data, zstd=zstd)]
     except CodeObjectError as error:
         raise CodeObjectError(f"{where}: {error}") from None
-    except (struct.error, zlib.error, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (struct.error, zlib.error, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CodeObjectError(f"{where}: damaged or truncated device code ({error})") from None
+    except (MemoryError, RecursionError) as error:
+        raise CodeObjectError(f"{where}: device code that takes more memory than there is ({error})") from None
 
 
 def device_images(data: bytes, *, zstd: Decompress | None = None) -> Iterator[tuple[str, bytes]]:
@@ -272,6 +275,8 @@ def _decompress(fat: bytes, position: int, zstd: Decompress) -> tuple[bytes, int
     payload = fat[position + header : position + total]
     if raw_bytes > _MOST_BUNDLE_BYTES:
         raise CodeObjectError(f"a compressed bundle promises {raw_bytes} bytes; at most {_MOST_BUNDLE_BYTES} are read")
+    if raw_bytes > _MOST_EXPANSION * len(payload):
+        raise CodeObjectError(f"a compressed bundle promises {raw_bytes} bytes from {len(payload)} compressed ones")
     if method == 0:
         bundle = zlib.decompressobj().decompress(payload, raw_bytes + 1)  # no more than shows that the header is wrong
     elif method == 1:
@@ -285,7 +290,8 @@ def _decompress(fat: bytes, position: int, zstd: Decompress) -> tuple[bytes, int
 
 def _zstd(payload: bytes, raw_bytes: int) -> bytes:
     with contextlib.suppress(ImportError):  # Python 3.14
-        return bytes(importlib.import_module("compression.zstd").decompress(payload))
+        decoder = importlib.import_module("compression.zstd").ZstdDecompressor()
+        return bytes(decoder.decompress(payload, raw_bytes + 1))  # no more than shows that the header is wrong
     try:
         return zstd_decoder.decompress(payload, raw_bytes)
     except zstd_decoder.ZstdError as error:

@@ -32,6 +32,18 @@ def short_name(symbol: str) -> str:
     return _names(symbol)[1]
 
 
+def fit(name: str, columns: int | None) -> str:
+    """Return ``name`` in at most ``columns`` characters, ``…`` for its middle where it is longer; None: in full.
+
+    >>> fit("hf::smallm_mxfp8_gemv<1, 8>", 16)
+    'hf::smal…v<1, 8>'
+    """
+    if columns is None or len(name) <= columns:
+        return name
+    kept = columns - 1
+    return name[: kept - kept // 2] + "…" + name[len(name) - kept // 2 :]
+
+
 @lru_cache(maxsize=4096)
 def _names(symbol: str) -> tuple[str, str]:
     if not symbol.startswith("_Z"):

@@ -31,6 +31,10 @@ from hipforge.jit.units import Compiled, Unit
 
 _GCC_INSTALLATIONS = "/usr/lib/gcc/x86_64-linux-gnu"
 
+# The emulator's faults, profiles and disassembly name file:line. Neither the code nor its metadata changes by a byte;
+# paths are relative, so that a module's bytes do not depend on where it was built.
+_LINE_TABLES = ("-gline-tables-only", "-fdebug-compilation-dir=.", "-fdebug-prefix-map=${ROCM}=rocm")
+
 _EMBED = """\
   .section .hip_fatbin, "a", @progbits
   .p2align 12
@@ -120,7 +124,7 @@ class HipClang:
         host_flags = (*device_flags[:-1], "--cuda-host-only")
         common = (f"-cuid={cuid}", *unit.flags)
         steps = (
-            self._step(f"{unit.name}.device", (*device_flags, "-O3", *common), unit.source, device),
+            self._step(f"{unit.name}.device", (*device_flags, "-O3", *_LINE_TABLES, *common), unit.source, device),
             self._step(f"{unit.name}.host", (*host_flags, "-O1", *common), unit.source, host_object),
             Step(
                 name=f"{unit.name}.embed",

@@ -10,6 +10,7 @@ from hipforge.errors import BuildError
 from hipforge.jit.backends.amd.code_object import CodeObject, CodeObjectError, read_code_objects
 from hipforge.jit.backends.amd.scaled_mfma import scaled_mfmas
 from hipforge.jit.cache.store import CODE_CHECKS
+from hipforge.jit.diagnostics import UnreadableError
 from hipforge.jit.spec import BuildSpec
 
 
@@ -34,7 +35,7 @@ def read(spec: BuildSpec, library: Path) -> DeviceCode:
     try:
         objects = read_code_objects(library)
     except CodeObjectError as error:
-        raise BuildError(f"{library.name} has no readable device code: {error}") from error
+        raise UnreadableError(f"{library.name} has no readable device code: {error}") from error
     targets = sorted({item.arch for item in objects})
     if targets != [spec.target]:
         raise BuildError(f"{library.name} holds code for {', '.join(targets) or 'no GPU'}, not for {spec.target}")

@@ -1,8 +1,9 @@
 """A minimal ROCm tree for machines without ROCm, assembled once in the cache directory.
 
-The ``triton`` wheel carries the HIP headers and the two device libraries of code (ocml, ockl). What clang also asks
-for are control constants (one-line bitcode files that say which architecture and which floating-point mode), an empty
-OpenCL library and a version file. ``triton`` is located, never imported.
+The ``triton`` wheel carries the HIP headers and the two device libraries of code (ocml, ockl). The headers of half
+precision and bfloat16, which it lacks, are those of ``csrc/hip_headers``. What clang also asks for are control
+constants (one-line bitcode files that say which architecture and which floating-point mode), an empty OpenCL library
+and a version file. ``triton`` is located, never imported.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from hipforge.errors import ToolchainError
 from hipforge.jit.cache import store
 from hipforge.jit.cache.trust import make_directory
 from hipforge.jit.digest import DigestStore, text_digest
+from hipforge.jit.roots import package_dir
 
-_RECIPE = 1
+_RECIPE = 2
 """Raised when the tree's contents change for the same triton."""
 
 # name of the file: (name of the constant, LLVM type, value). Both settings of a switch must exist, or clang takes the
@@ -58,7 +60,13 @@ def triton_files() -> Path | None:
 def name_of(source: Path, clang_version: str, digests: DigestStore) -> Path:
     """Return where in a cache directory the tree made from ``source`` for one version of clang lies."""
     header = digests.of(str(source / "include/hip/hip_version.h"))
-    return Path("rocm-tree", text_digest(f"{_RECIPE} {source} {header} {clang_version}")[:16])
+    own = " ".join(digests.of(str(path)) for path in own_headers())
+    return Path("rocm-tree", text_digest(f"{_RECIPE} {source} {header} {own} {clang_version}")[:16])
+
+
+def own_headers() -> list[Path]:
+    """Return the HIP headers that are written here, in a fixed order."""
+    return sorted((package_dir("csrc") / "hip_headers" / "hip").glob("*.h"))
 
 
 def is_complete(tree: Path) -> bool:
@@ -87,7 +95,7 @@ def _assemble(source: Path, root: Path, tree: Path, clang: Path) -> None:
     try:
         bitcode = staging / "amdgcn/bitcode"
         bitcode.mkdir(parents=True)
-        (staging / "include").symlink_to(source / "include")
+        _link_headers(source / "include", staging / "include")
         for library in ("ocml.bc", "ockl.bc"):
             (bitcode / library).symlink_to(source / "lib" / library)
         _compile_constants(bitcode, clang)
@@ -101,6 +109,17 @@ def _assemble(source: Path, root: Path, tree: Path, clang: Path) -> None:
                 raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _link_headers(source: Path, include: Path) -> None:
+    """Make ``include`` of links to ``source`` and copies of our headers; a header that ``source`` has is its own."""
+    (include / "hip").mkdir(parents=True)
+    for item in (*source.iterdir(), *(source / "hip").iterdir()):
+        if item != source / "hip":
+            (include / item.relative_to(source)).symlink_to(item)
+    for header in own_headers():
+        if not (include / "hip" / header.name).exists():
+            shutil.copyfile(header, include / "hip" / header.name)
 
 
 def _compile_constants(bitcode: Path, clang: Path) -> None:

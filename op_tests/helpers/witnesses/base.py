@@ -39,6 +39,21 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Omission:
+    """A version of a kernel that lacks one synchronisation: compile-time arguments to change, and the report expected.
+
+    Attributes:
+        name: Unique within the witness.
+        args: Replace arguments of the problem.
+        reason: Regular expression that the report must match.
+    """
+
+    name: str
+    args: Mapping[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Witness:
     """One kernel with one set of arguments and compile options.
 
@@ -52,6 +67,7 @@ class Witness:
             `use_buffer_ops=False`: 64-bit addresses).
         contains: Regular expressions, each of which must match a mnemonic of the machine code, by architecture;
             under "" for all. A witness that became something else proves nothing.
+        broken: Versions that lack one synchronisation.
     """
 
     name: str
@@ -61,6 +77,7 @@ class Witness:
     options: Mapping[str, Any] = field(default_factory=dict)
     knobs: Mapping[str, bool] = field(default_factory=dict)
     contains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    broken: tuple[Omission, ...] = ()
 
     def required(self, arch: str) -> tuple[str, ...]:
         """The patterns that the machine code for `arch` must contain."""

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .base import BF16, EXACT, GFX950, LDS_DMA, Problem, Witness, integers
+from .base import BF16, EXACT, GFX942, GFX950, LDS_DMA, Problem, Witness, integers
 
 FP4_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
 
@@ -96,9 +96,28 @@ def scaled_witness(
     return Witness(name, scaled_matmul, problem, archs, options, knobs or {}, {GFX950: (pattern,)})
 
 
+FORMATS = ("e4m3", "e5m2", "e2m1", "bf16", "fp16")
+
+
+def pairs() -> list[Witness]:
+    """Every pair of operand formats. gfx942 widens them all, gfx950 what it has no instruction for."""
+    found = []
+    for a in FORMATS:
+        for b in FORMATS:
+            wide = {a, b} & {"bf16", "fp16"}
+            # Triton has no scales for operands of 16 bits.
+            witness = scaled_witness(f"pair_{a}_{b}", (a, b), (32, 32, 128), (32, 32, 64), "", num_warps=2,
+                                     scaled=(a not in wide, b not in wide), archs=(GFX950, GFX942))  # fmt: skip
+            new = "mfma_f32.*f16" if wide else "mfma_scale"
+            # Two different wide formats meet in plain f32 arithmetic.
+            needed = {"": ("v_(pk_)?fma",)} if len(wide) == 2 else {GFX950: (new,), GFX942: ("mfma_f32.*f16",)}
+            found.append(replace(witness, contains=needed))
+    return found
+
+
 def witnesses() -> list[Witness]:
     """Every tl.dot_scaled witness."""
-    found = []
+    found = pairs()
     native = ("e4m3", "e5m2", "e2m1")
     for a in native:
         for b in native:

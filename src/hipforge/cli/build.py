@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hipforge.cli import output
-from hipforge.cli.inspect import REGISTER_OPTION
+from hipforge.cli.build_progress import BuildProgress
+from hipforge.cli.options import REGISTER_OPTION
 from hipforge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hipforge.jit.fleet import BuildOutcome, Event, Planned
+    from hipforge.jit.fleet import BuildOutcome, Planned
 
 
 @click.command("build")
@@ -50,49 +50,13 @@ def command(
     if dry_run:
         _show_plan(console, fleet.plan(wanted), as_json)
         return
-    with _BuildProgress(console) as progress:
-        outcomes = fleet.build_many(wanted, jobs, progress.on_event)
+    with BuildProgress(output.console(stderr=True)) as progress:
+        outcomes = fleet.build_many(wanted, jobs, progress.on_event, progress.on_plan)
     if as_json:
         click.echo(json.dumps([_as_dict(outcome) for outcome in outcomes], indent=1))
     _summarise(console, outcomes)
     if any(outcome.status == "failed" for outcome in outcomes):
         sys.exit(1)
-
-
-class _BuildProgress:
-    """A progress bar of the modules that are built, with what is being compiled and an estimate of the rest."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            console=console, transient=True,
-        )
-        self.task = self.progress.add_task("building", total=None)
-        self.running: dict[str, float | None] = {}
-
-    def __enter__(self) -> _BuildProgress:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.progress.stop()
-
-    def on_event(self, event: Event) -> None:
-        """Show one event of :func:`hipforge.jit.fleet.build_many`."""
-        title = event.planned.title
-        if event.kind == "started":
-            self.running[title] = event.planned.estimate
-        else:
-            self.running.pop(title, None)
-            self.progress.advance(self.task)
-            seconds = event.outcome.seconds if event.outcome else 0.0
-            mark = "[green]built[/]" if event.kind == "finished" else "[red]failed[/]"
-            self.console.print(f"{mark}  {title}  {seconds:.1f} s", highlight=False)
-        names = ", ".join(
-            name if estimate is None else f"{name} (about {estimate:.0f} s)" for name, estimate in self.running.items()
-        )
-        self.progress.update(self.task, description=names or "building")
 
 
 def _show_plan(console: Console, planned: list[Planned], as_json: bool) -> None:

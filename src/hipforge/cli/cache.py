@@ -12,9 +12,10 @@ from rich.table import Table
 
 from hipforge import devices, settings
 from hipforge.cli import output
-from hipforge.cli.inspect import REGISTER_OPTION, matching_variants, parse_variant
+from hipforge.cli.options import REGISTER_OPTION, matching_variants, parse_variant
 
 if TYPE_CHECKING:
+    from hipforge.jit.cache.store import Entry
     from hipforge.jit.maintenance import Explanation
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
@@ -50,12 +51,15 @@ def command() -> None:
 @command.command("list")
 @JSON_OPTION
 def list_entries(as_json: bool) -> None:
-    """List every entry, most recently used first."""
+    """List every entry, most recently used first, after the modules that were built ahead of time."""
     from hipforge.jit import maintenance
+    from hipforge.jit.cache import prebuilt
 
+    ahead = prebuilt.entries()
     found = maintenance.entries()
     if as_json:
-        rows = [
+        rows: list[dict[str, Any]] = [_prebuilt_row(entry) for entry in ahead]
+        rows += [
             {
                 "path": str(item.path),
                 "module": item.entry.manifest.module if item.entry else None,
@@ -65,6 +69,7 @@ def list_entries(as_json: bool) -> None:
                 "build_seconds": item.entry.manifest.build_seconds if item.entry else None,
                 "last_used": item.last_used,
                 "in_use": item.in_use,
+                "prebuilt": False,
             }
             for item in found
         ]
@@ -73,6 +78,10 @@ def list_entries(as_json: bool) -> None:
     table = Table(show_edge=False, pad_edge=False)
     for heading in ("entry", "size", "build", "last used", ""):
         table.add_column(heading, no_wrap=True)
+    for entry in ahead:
+        row = _prebuilt_row(entry)
+        name = f"{row['target']}/{entry.path.name}"
+        table.add_row(name, human(row["bytes"]), f"{row['build_seconds']:.1f} s", "", "prebuilt")
     for item in found:
         state = "damaged" if item.damaged else ""
         seconds = f"{item.entry.manifest.build_seconds:.1f} s" if item.entry else state
@@ -80,6 +89,23 @@ def list_entries(as_json: bool) -> None:
         name = f"{item.path.parent.name}/{item.path.name}"
         table.add_row(name, human(item.bytes), seconds, when, "in use" if item.in_use else "")
     output.console().print(table)
+
+
+def _prebuilt_row(entry: Entry) -> dict[str, Any]:
+    from hipforge.jit import maintenance
+
+    manifest = entry.manifest
+    return {
+        "path": str(entry.path),
+        "module": manifest.module,
+        "variant": manifest.variant,
+        "target": manifest.target,
+        "bytes": maintenance.tree_bytes(entry.path),
+        "build_seconds": manifest.build_seconds,
+        "last_used": None,
+        "in_use": False,
+        "prebuilt": True,
+    }
 
 
 @command.command("size")

@@ -14,6 +14,7 @@ from rich.table import Table
 from hipforge import __version__, devices
 from hipforge.cli import output
 from hipforge.errors import ConfigError
+from hipforge.jit import notices
 
 if TYPE_CHECKING:
     import torch
@@ -204,16 +205,18 @@ def command(as_json: bool) -> None:
         raise ConfigError("HIPFORGE_DEVICE=reference runs no kernels, so there is nothing to demonstrate")
     header = {"hipforge": __version__, "device": _device_line(device)}
     rows: list[Row] = []
-    with console.status("building (first run only) and running ..."):
-        device.load_runtime()
-        for k, n in SHAPES:
-            rows += [measure_row(m, n, k, device) for m in ROWS]
-        header.update(_build_lines())
-        header["warm load"] = f"{second_process():.1f} ms from call to loaded module in a second process (measured)"
-        if device.kind == "emulator":
-            header["emulator speed"] = (
-                f"{emulator_speed() / 1e6:.1f} million wave-instructions/s on one core (measured)"
-            )
+    steps = 4 if device.kind == "emulator" else 3
+    notices.say(f"[1/{steps}] HIP runtime: {header['device']}")
+    device.load_runtime()
+    notices.say(f"[2/{steps}] {len(SHAPES) * len(ROWS)} cells, each on random and on integer data")
+    for k, n in SHAPES:
+        rows += [measure_row(m, n, k, device) for m in ROWS]
+    header.update(_build_lines())
+    notices.say(f"[3/{steps}] loading a module in a second process")
+    header["warm load"] = f"{second_process():.1f} ms from call to loaded module in a second process (measured)"
+    if device.kind == "emulator":
+        notices.say(f"[4/{steps}] speed of the emulator on one core")
+        header["emulator speed"] = f"{emulator_speed() / 1e6:.1f} million wave-instructions/s on one core (measured)"
     if as_json:
         report = {"header": header, "rows": [{**vars(row), "misses": row.misses} for row in rows]}
         click.echo(json.dumps(report, indent=1))
@@ -222,7 +225,7 @@ def command(as_json: bool) -> None:
     missed = [row for row in rows if row.misses]
     if missed:
         for row in missed:
-            click.echo(f"M={row.m} (K,N)=({row.k},{row.n}): {'; '.join(row.misses)}", err=True)
+            click.echo(f"M,N,K = {row.m},{row.n},{row.k}: {'; '.join(row.misses)}", err=True)
         sys.exit(1)
 
 
@@ -252,12 +255,12 @@ def _print(console: Console, header: dict[str, str], rows: list[Row]) -> None:
     for name, value in header.items():
         console.print(f"{name + ':':16}{value}", markup=False, soft_wrap=True, highlight=False)
     table = Table(show_edge=False, pad_edge=False)
-    for heading in ("(K, N)", "M", "kernel", "relF vs float64", "integers", "weight bytes loaded", "VGPR", "spills",
+    for heading in ("M,N,K", "kernel", "relF vs float64", "integers", "weight bytes loaded", "VGPR", "spills",
                     "waves/SIMD", ""):
-        table.add_column(heading, justify="left" if heading in ("(K, N)", "kernel") else "right")
+        table.add_column(heading, justify="left" if heading in ("M,N,K", "kernel") else "right")
     for row in rows:
         table.add_row(
-            f"({row.k}, {row.n})", str(row.m), row.kernel, f"{row.relative_error:.2e}",
+            f"{row.m},{row.n},{row.k}", row.kernel, f"{row.relative_error:.2e}",
             "exact" if row.exact else "WRONG",
             "not counted" if row.weight_ratio is None else f"{row.weight_ratio:.3f} x",
             str(row.vgpr), str(row.spills), str(row.occupancy), "[red]MISS[/]" if row.misses else "[green]ok[/]",

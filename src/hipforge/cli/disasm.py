@@ -8,9 +8,11 @@ from pathlib import Path
 import click
 
 from hipforge import devices
-from hipforge.cli.inspect import matching_variants, parse_variant
+from hipforge.cli import output
+from hipforge.cli.options import matching_variants, parse_variant
 from hipforge.emulator.code_object import CodeObject
 from hipforge.errors import ConfigError
+from hipforge.jit.backends.amd.demangle import fit
 
 
 @click.command("disasm")
@@ -18,18 +20,22 @@ from hipforge.errors import ConfigError
 @click.option("--kernel", default="", help="Only kernels whose name contains this.")
 @click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
-def command(module: str, kernel: str, arch: str | None, variants: tuple[str, ...]) -> None:
+@output.WIDE_OPTION
+def command(module: str, kernel: str, arch: str | None, variants: tuple[str, ...], wide: bool) -> None:
     """Print the machine code of MODULE, a registered module (built if need be) or a file with device code.
 
     A line of a file compiled with -gline-tables-only stands before the instructions that it became.
     """
+    columns = output.name_columns(wide)
+    if columns is not None:
+        columns -= len(" (gfx950):")
     printed = False
     for code in _objects(module, arch, variants):
         for name, found in code.kernels.items():
             if kernel not in name and kernel not in found.short_name:
                 continue
             printed = True
-            click.echo(f"{found.short_name} ({code.arch}):")
+            click.echo(f"{fit(found.short_name, columns)} ({code.arch}):")
             source = None
             for instruction, line in zip(found.disassembly().splitlines(), found.source_lines(), strict=True):
                 if line and line != source:

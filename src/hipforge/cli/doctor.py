@@ -7,8 +7,9 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.markup import escape
@@ -17,6 +18,9 @@ from rich.table import Table
 from hipforge import __version__, devices, settings
 from hipforge.cli import output
 from hipforge.errors import HipforgeError
+
+if TYPE_CHECKING:
+    from hipforge.jit.cache.store import Entry
 
 PREFIX = "HIPFORGE_"
 
@@ -30,6 +34,51 @@ class Finding:
     usable: bool
     taken: bool
     detail: str
+
+
+def guarded(kind: str, find: Callable[[], list[Finding]]) -> list[Finding]:
+    """Return what ``find`` finds; an exception of any kind becomes a refused finding that names it.
+
+    A report on a broken installation must not break with it: torch may not import, a directory may not be readable.
+    """
+    try:
+        return find()
+    except Exception as error:
+        text = str(error) if isinstance(error, HipforgeError) else f"{type(error).__name__}: {error}"
+        return [Finding(kind, kind, False, False, text)]
+
+
+def prebuilt_findings() -> list[Finding]:
+    """Report each directory of modules built ahead of time, with how many of its libraries fit this installation."""
+    from hipforge.jit.cache import prebuilt
+
+    emulated = devices.current().kind == "emulator"
+    entries = prebuilt.entries()
+    findings = []
+    for directory in prebuilt.directories():
+        held = [entry for entry in entries if entry.path.is_relative_to(directory)]
+        kernels = [entry for entry in held if entry.manifest.target != "host"]
+        usable = sum(map(_fits, kernels))
+        targets = ", ".join(sorted({entry.manifest.target for entry in kernels})) or "no architecture"
+        detail = f"{usable} of {len(kernels)} libraries of kernels fit this installation ({targets})"
+        runtime = not emulated or any(entry.manifest.module == "emulator" for entry in held)
+        if not runtime:
+            detail += "; the emulator is not among them and has to be built"
+        taken = usable > 0 and runtime
+        findings.append(Finding("prebuilt", str(directory), taken, taken, detail))
+    return findings
+
+
+def _fits(entry: Entry) -> bool:
+    from hipforge.jit import hip_module, registry
+    from hipforge.jit.cache import prebuilt
+
+    manifest = entry.manifest
+    module = registry.modules().get(manifest.module)
+    if module is None or manifest.target not in module.archs:
+        return False
+    request = hip_module.request(module, manifest.variant, manifest.target)
+    return prebuilt.misfit(entry, request.portable, request.roots) is None
 
 
 def toolchain_findings() -> list[Finding]:
@@ -123,28 +172,48 @@ def _table_problem(family: str) -> str:
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print findings as JSON.")
 def command(as_json: bool) -> None:
-    """List toolchains, devices and settings, each with the reason it was taken or refused.
+    """List toolchains, prebuilt modules, devices and settings, each with the reason it was taken or refused.
 
-    Exit 1 when nothing can build, or a setting is refused or asks for a device that is not there.
+    Exit 0 where ops can run: a device is there, and kernels for it can be built or were built ahead of time. Exit 1
+    otherwise, and when a setting is refused.
     """
-    from hipforge.jit.cache import cache_dir
+    findings = [
+        *guarded("toolchain", toolchain_findings),
+        *guarded("prebuilt", prebuilt_findings),
+        *guarded("device", device_findings),
+        *guarded("setting", setting_findings),
+    ]
 
-    findings = [*toolchain_findings(), *device_findings(), *setting_findings()]
-    can_build = any(finding.usable for finding in findings if finding.kind == "toolchain")
-    can_run = any(finding.taken for finding in findings if finding.kind == "device")
-    refused = any(finding.kind == "setting" and not finding.usable for finding in findings)
+    def of(kind: str) -> list[Finding]:
+        return [finding for finding in findings if finding.kind == kind]
+
+    can_build = any(finding.usable for finding in of("toolchain"))
+    needs_kernels = not any(finding.taken and finding.name == "reference" for finding in of("device"))
+    has_kernels = can_build or any(finding.usable for finding in of("prebuilt"))
+    can_run = any(finding.taken for finding in of("device")) and (has_kernels or not needs_kernels)
+    refused = any(not finding.usable for finding in of("setting"))
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        _print(findings, str(cache_dir.configured()[0]))
+        _print(findings, _cache_root())
     if not can_build:
         click.echo(
             "Nothing here can build: install ROCm, or clang, lld, llvm and clang-tools of one version >= 20 "
-            "and `pip install hipforge[compiler]`; or point HIPFORGE_HIPCC at a hipcc.",
+            "and `pip install hipforge[compiler]`; or point HIPFORGE_HIPCC at a hipcc."
+            + (" Modules built ahead of time run without." if can_run and needs_kernels else ""),
             err=True,
         )
-    if refused or not (can_build and can_run):
+    if refused or not can_run:
         sys.exit(1)
+
+
+def _cache_root() -> str:
+    from hipforge.jit.cache import cache_dir
+
+    try:
+        return str(cache_dir.configured()[0])
+    except (HipforgeError, OSError) as error:
+        return f"cannot be used: {error}"
 
 
 def _print(findings: list[Finding], cache_root: str) -> None:

@@ -3,63 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
-from hipforge import devices
+from hipforge import devices, plots, settings
 from hipforge.cli import output
-from hipforge.errors import ConfigError
+from hipforge.cli.options import REGISTER_OPTION, matching_variants, parse_variant
+from hipforge.jit.backends.amd.demangle import fit
 
-COLUMNS = ("vgpr", "agpr", "sgpr", "vgpr_spills", "sgpr_spills", "lds_bytes", "scratch_bytes", "occupancy")
-HEADINGS = ("VGPR", "of it AGPR", "SGPR", "VGPR spills", "SGPR spills", "LDS B", "scratch B", "waves/SIMD")
+if TYPE_CHECKING:
+    from hipforge.jit.hip_module import Request
 
-
-REGISTER_OPTION = click.option(
-    "--register", "registries", multiple=True, type=click.Path(path_type=Path), help="A module JSON file of your own."
-)
-
-
-def parse_variant(texts: tuple[str, ...]) -> dict[str, str]:
-    """Return ``{"M": "4"}`` for ``("M=4",)``.
-
-    Raises:
-        ConfigError: a text has no ``=``.
-    """
-    variant: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--variant {text!r}: expected NAME=VALUE, as in M=4")
-        variant[name] = value
-    return variant
-
-
-def matching_variants(module: str, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the module's variants whose values agree with ``wanted``; names left out match all.
-
-    Raises:
-        ConfigError: the module has no such variant name, or no variant with such a value.
-    """
-    from hipforge.jit import registry
-
-    entry = registry.module(module)
-    unknown = set(wanted) - set(entry.variants)
-    if unknown:
-        names = ", ".join(entry.variants) or "none"
-        raise ConfigError(f"{module} has no variant parameter {sorted(unknown)[0]!r}; it has: {names}")
-    found = [
-        variant
-        for variant in entry.all_variants()
-        if all(str(variant[name]) == value for name, value in wanted.items())
-    ]
-    if not found:
-        raise ConfigError(f"{module} has no variant with {dict(wanted)}; its values: {dict(entry.variants)}")
-    yield from found
+NUMBERS = {
+    "VGPR": ("vgpr",),
+    "AGPR": ("agpr",),
+    "SGPR": ("sgpr",),
+    "spills": ("vgpr_spills", "sgpr_spills"),
+    "LDS B": ("lds_bytes",),
+    "scratch": ("scratch_bytes",),
+    "waves/SIMD": ("occupancy",),
+}
+"""The table's columns, each of one number of the manifest or several with + between them. AGPRs are among the VGPRs."""
 
 
 @click.command("inspect")
@@ -67,9 +34,17 @@ def matching_variants(module: str, wanted: Mapping[str, str]) -> Iterator[dict[s
 @click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
 @REGISTER_OPTION
+@output.WIDE_OPTION
+@plots.OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(
-    module: str, arch: str | None, variants: tuple[str, ...], registries: tuple[Path, ...], as_json: bool
+    module: str,
+    arch: str | None,
+    variants: tuple[str, ...],
+    registries: tuple[Path, ...],
+    wide: bool,
+    picture: Path | None,
+    as_json: bool,
 ) -> None:
     """Show registers, spills, LDS, scratch and occupancy of MODULE's kernels; builds what is not built yet."""
     from hipforge.jit import hip_module, ladder, registry
@@ -80,16 +55,30 @@ def command(
     if arch is None:
         default = devices.current().default_arch
         arch = default if default in entry.archs else entry.archs[0]
+    chosen = list(matching_variants(module, parse_variant(variants)))
+    wanted = [hip_module.request(entry, variant, arch) for variant in chosen]
+    _build_together(wanted)
     rows: list[dict[str, Any]] = []
-    for variant in matching_variants(module, parse_variant(variants)):
-        wanted = hip_module.request(entry, variant, arch)
-        for symbol, kernel in ladder.obtain(wanted).entry.manifest.kernels.items():
+    for variant, request in zip(chosen, wanted, strict=True):
+        for symbol, kernel in ladder.obtain(request).entry.manifest.kernels.items():
             label = " ".join(f"{name}={value}" for name, value in variant.items())
-            rows.append({"module": module, "variant": label, "arch": wanted.arch, "symbol": symbol, **kernel})
+            rows.append({"module": module, "variant": label, "arch": request.arch, "symbol": symbol, **kernel})
+    if picture is not None:
+        plots.inspect(rows, f"kernels of {module} for {arch}", picture)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
-        _print(rows, module, arch)
+        _print(rows, f"{module} for {arch}, from the code objects' own metadata", wide)
+
+
+def _build_together(wanted: Sequence[Request]) -> None:
+    """Build what is missing of several requests side by side; the error of one that fails is raised for it later."""
+    from hipforge.cli.build_progress import BuildProgress
+    from hipforge.jit import fleet
+
+    if len(wanted) > 1 and not settings.DISABLE_JIT.get():
+        with BuildProgress(output.console(stderr=True)) as progress:
+            fleet.build_many(wanted, None, progress.on_event, progress.on_plan)
 
 
 def without_parameters(name: str) -> str:
@@ -102,13 +91,17 @@ def without_parameters(name: str) -> str:
     return name
 
 
-def _print(rows: list[dict[str, Any]], module: str, arch: str) -> None:
-    table = Table(title=f"{module} for {arch}, from the code objects' own metadata", show_edge=False, pad_edge=False)
-    table.add_column("variant", no_wrap=True)
-    table.add_column("kernel", overflow="fold")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right")
+def _print(rows: list[dict[str, Any]], title: str, wide: bool) -> None:
+    """Print one line per kernel below its variant, in 80 columns or the terminal's unless ``wide``."""
+    widths = [max(len(heading), 4) for heading in NUMBERS]
+    room = None if wide else output.columns() - sum(widths) - len(widths) - 1
+    click.echo(f"{title}\n")
+    click.echo(" ".join(heading.rjust(width) for heading, width in zip(NUMBERS, widths, strict=True)) + "  kernel")
+    variant = ""
     for row in rows:
-        kernel = escape(without_parameters(row["name"]))
-        table.add_row(row["variant"], kernel, *(str(row[column]) for column in COLUMNS))
-    output.console().print(table)
+        if row["variant"] != variant:
+            variant = row["variant"]
+            click.echo(variant)
+        values = ("+".join(str(row[key]) for key in keys) for keys in NUMBERS.values())
+        name = fit(without_parameters(row["name"]), room)
+        click.echo(" ".join(value.rjust(width) for value, width in zip(values, widths, strict=True)) + f"  {name}")

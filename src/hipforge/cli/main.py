@@ -14,11 +14,13 @@ from hipforge.errors import HipforgeError
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("hipforge.cli.demo", "Build the MX-FP8 GEMV, run it on decode shapes, check every number."),
     "doctor": ("hipforge.cli.doctor", "List toolchains, devices and settings, and why each was taken or refused."),
+    "explain": ("hipforge.cli.explain", "Say which path an op takes at a shape, and why not another."),
     "build": ("hipforge.cli.build", "Build modules ahead of their first call."),
     "inspect": ("hipforge.cli.inspect", "Show registers, spills, LDS and occupancy of a module's kernels."),
     "cache": ("hipforge.cli.cache", "List, measure, prune, clear the cache, or explain a miss."),
     "profile": ("hipforge.cli.profile", "Count instructions and bytes of an op on the emulator."),
     "time": ("hipforge.cli.time", "Model the microseconds of an op on an MI355X or MI300X."),
+    "time-model": ("hipforge.cli.time_model", "Model a decode step of a model, op by op, from its config.json."),
     "new-op": ("hipforge.cli.new_op", "Write a tuned op that works, to be turned into another one."),
     "disasm": ("hipforge.cli.disasm", "Print a module's machine code, with source lines where it has them."),
     "trace": ("hipforge.cli.trace", "Print what one wave of an op executes on the emulator, with register values."),

@@ -7,7 +7,7 @@ import os
 import click
 
 from hipforge import archs, devices
-from hipforge.cli.profile_subjects import SUBJECTS, parse_shape
+from hipforge.cli.profile_subjects import SHAPES_HELP, SUBJECTS, call_of
 from hipforge.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ class _Address(click.ParamType):
             self.fail(f"{value!r} is not an address; examples: 0x1234, 4660", param, ctx)
 
 
-@click.command("trace")
+@click.command("trace", epilog=SHAPES_HELP)
 @click.argument("op", type=click.Choice(sorted(SUBJECTS)), metavar="OP")
 @click.argument("shape")
 @click.option("--arch", type=click.Choice(list(archs.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says.")
@@ -46,7 +46,7 @@ def command(
         os.environ["HIPFORGE_EMULATE"] = arch
     if devices.current().kind != "emulator":
         raise ConfigError(f"trace runs on the emulator, not on {devices.current().kind}; set HIPFORGE_DEVICE=emulator")
-    call = SUBJECTS[op].call(*parse_shape(shape, SUBJECTS[op].shape, SUBJECTS[op].example))
+    call = call_of(op, shape)
     printed, begun = 0, first == 0
 
     def sink(line: str) -> None:

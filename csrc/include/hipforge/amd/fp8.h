@@ -19,6 +19,17 @@ __device__ inline f32x2 fp8_high_pair(uint32_t packed) {
   return __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int32_t>(packed), true);
 }
 
+/// 0x80 in each byte of `packed` that is a NaN, 0 in the others.
+__device__ inline uint32_t fp8_nan_bytes(uint32_t packed) {
+  constexpr uint32_t kSigns = 0x80808080u;
+#if defined(__gfx950__)
+  return ((packed & ~kSigns) + 0x01010101u) & kSigns;  // 0x7F and 0xFF
+#else
+  const uint32_t others = packed ^ kSigns;  // 0x80 alone becomes 0
+  return ~(((others & ~kSigns) + ~kSigns) | others) & kSigns;
+#endif
+}
+
 /// Sixteen payload bytes as eight pairs of floats, in memory order.
 __device__ inline void unpack_fp8x16(u32x4 packed, f32x2 (&values)[8]) {
 #pragma unroll

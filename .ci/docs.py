@@ -1,0 +1,131 @@
+"""Build the documentation: write the pages of ops, then run mkdocs over them and docs/, every warning an error.
+
+    python .ci/docs.py [--site DIR]
+
+A page of ops has the docstrings of its module's ops, whose examples the tests run, and the modelled times of
+docs/op_times.json, which .ci/docs_times.py writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from typecheck import ROOT, link_tree
+
+DOCS = ROOT / "docs"
+
+
+def homes() -> dict[str, list[str]]:
+    """Return the public ops by the module that defines them."""
+    from hipforge.ops import public_names
+
+    found: dict[str, list[str]] = {}
+    for name, module in public_names().items():
+        found.setdefault(module, []).append(name)
+    return found
+
+
+def time_table(ops: list[str], times: dict[str, Any]) -> list[str]:
+    """Return the table of modelled times of some ops; empty where none has any."""
+    rows = [
+        f"| `{op}` | `{one['shape']}` | {one['gpu']} | {one['kernel_us']:.2f} | {one['replay_us']:.2f} | "
+        f"{one['launches']} | {one['bound']} |"
+        for op in ops
+        for one in (times[arch].get(op) for arch in times)
+        if one is not None
+    ]
+    if not rows:
+        return []
+    first = rows[0].split("`")
+    return [
+        "## Modelled times", "",
+        "Microseconds from [the model of time](../time-model.md), operands in HBM at the start. Not measured.", "",
+        "| op | shape | GPU | kernels, µs | replayed in a graph, µs | launches | bound |",
+        "|---|---|---|---|---|---|---|", *rows, "",
+        f"`hipforge time {first[1]} {first[3]}` prints them with what the waves wait for.", "",
+    ]  # fmt: skip
+
+
+def page(module: str, ops: list[str], times: dict[str, Any]) -> str:
+    """Return the page of one module's ops."""
+    from hipforge.cli.profile_subjects import SUBJECTS
+
+    lines = [f"# {module.rpartition('.')[2]}", "", f"::: {module}", "    options:", "      members: []",
+             "      show_root_heading: false", "      show_root_toc_entry: false", ""]  # fmt: skip
+    for op in ops:
+        lines += [f"::: {module}.{op}", ""]
+        if op in SUBJECTS:
+            subject = SUBJECTS[op]
+            example = ",".join(map(str, subject.example))
+            lines += [f"On the command line a shape of `{op}` is `{','.join(subject.shape)}`, as in `{example}`.", ""]
+    return "\n".join([*lines, *time_table(ops, times)])
+
+
+def write_pages(folder: Path) -> None:
+    """Write the pages of ops and their index below ``folder``."""
+    folder.mkdir(parents=True)
+    times = json.loads((DOCS / "op_times.json").read_text())
+    index = ["# Ops", "", "| page | ops |", "|---|---|"]
+    for module, ops in homes().items():
+        name = module.rpartition(".")[2]
+        (folder / f"{name}.md").write_text(page(module, ops, times))
+        index.append(f"| [{name}]({name}.md) | {', '.join(f'`{op}`' for op in ops)} |")
+    every = sorted({op for arch in times.values() for op in arch})
+    (folder / "index.md").write_text("\n".join([*index, "", *time_table(every, times)]))
+
+
+def with_example_sections(ops: Path) -> None:
+    """Replace the linked folder of ops by a copy that mkdocstrings reads as a reader should.
+
+    ``Examples:`` is the section that it knows (``Example:`` would become text, its prompts quotations), Sphinx's roles
+    become code, and the parameter that takes the decided path, which callers do not pass, is left out.
+    """
+    source = ops.resolve()
+    ops.unlink()
+    shutil.copytree(source, ops, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ops.rglob("*.py"):
+        text = path.read_text()
+        text = re.sub(r"^( +)Example:$", r"\1Examples:", text, flags=re.MULTILINE)
+        text = re.sub(r":(?:func|class|meth|mod|data):`~?([^`]+)`", r"`\1`", text)
+        text = re.sub(r"^    _?taken: Accepted,\n", "", text, flags=re.MULTILINE)
+        text = re.sub(r"^        _?taken: the path that was decided.*\n", "", text, flags=re.MULTILINE)
+        path.write_text(text)
+
+
+def build(site: Path) -> int:
+    """Build the site and return mkdocs's exit status."""
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        source, tree = top / "docs", top / "tree"
+        shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns("*.json", "*.py"))
+        shutil.copyfile(ROOT / "CHANGELOG.md", source / "changelog.md")
+        write_pages(source / "ops")
+        tree.mkdir()
+        with_example_sections(link_tree(tree) / "ops")
+        environment = {
+            **os.environ,
+            "HIPFORGE_DOCS_SOURCE": str(source), "HIPFORGE_DOCS_TREE": str(tree), "HIPFORGE_DOCS_SITE": str(site),
+            "NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"]
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def main() -> int:
+    """Command-line entry."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--site", type=Path, default=ROOT / "build" / "site")
+    return build(parser.parse_args().site.resolve())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+// Decode attention over a K/V cache of q's own dtype, bf16 or f16, gfx950 and gfx942. half_kernel.h and merge_kernel.h have
+// the kernels. A variant serves one head dimension and one dtype.
+#include <hip/hip_runtime.h>
+
+#include "../guards.h"
+#include "half_kernel.h"
+#include "hipforge/amd/element.h"
+#include "hipforge/module.h"
+
+#if !defined(HF_HEAD_DIM) || !defined(HF_INPUT)
+#error "build a variant: -DHF_HEAD_DIM=64, 128 or 256 and -DHF_INPUT=f16 or bf16"
+#endif
+
+using hf::OptionalTensor;
+using hf::Tensor;
+using namespace hf::decode_attention;
+
+namespace {
+
+using Half = HF_ELEMENT(HF_INPUT);
+constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
+constexpr int kD = HF_HEAD_DIM;
+
+Cache cache_of(const Tensor& data, const char* name, const Tensor& scale, const Tensor& q) {
+  HF_CHECK(data.dtype() == kInputDtype && data.dim() == 4 && data.size(3) == kD, name, " must be ", kInputDtype,
+           " [pages, page_size, Hkv, ", kD, "], like q; got ", data);
+  check_on_device(data, name, q);
+  HF_CHECK(data.stride(3) == 1, name, " must have its last dimension contiguous; got stride ", data.stride(3));
+  for (int axis = 0; axis < 3; ++axis)
+    HF_CHECK(data.stride(axis) >= 0 && data.stride(axis) % 8 == 0, name,
+             " must have strides that are multiples of 8 elements (16 bytes); got ", data.stride(axis), " along axis ", axis);
+  HF_CHECK(data.stride(1) <= max_slot_stride(2 * kD) / 2, name, " has keys ", data.stride(1), " elements apart; at most ",
+           max_slot_stride(2 * kD) / 2, " are addressed");
+  HF_CHECK(hf::aligned_to(data.data(), 16), name, " must start at a multiple of 16 bytes; pass a copy");
+  Cache cache = {};
+  cache.data = static_cast<const uint8_t*>(data.data());
+  cache.page_stride = 2 * data.stride(0);
+  cache.slot_stride = 2 * static_cast<uint32_t>(data.stride(1));
+  cache.head_stride = 2 * data.stride(2);
+  fill_scale(cache, scale, name, data.size(2), q);
+  return cache;
+}
+
+}  // namespace
+
+/// out like q [B, Mq, Hq, D]; lse float32 [B, Hq, Mq]; k, v of q's dtype [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D]
+/// without block_tables int32 [B, max_pages]; seqlens int32 [B]; scales float32 [1] or [Hkv]; sinks float32 [Hq]; window and
+/// softcap 0 for none; workspaces float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq] where splits > 1.
+void decode_attention_half_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q, Tensor k,
+                               Tensor v, OptionalTensor block_tables, Tensor seqlens, Tensor k_scale, Tensor v_scale,
+                               OptionalTensor sinks, double scale, bool causal, int64_t window, double softcap, int64_t waves,
+                               int64_t splits, hipStream_t stream) {
+  check_query(q, kInputDtype, kD);
+  HF_CHECK(waves == 1 || waves == 2 || waves == 4, "waves must be 1, 2 or 4; got ", waves);
+  Problem p = {};
+  p.k = cache_of(k, "k", k_scale, q);
+  p.v = cache_of(v, "v", v_scale, q);
+  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, sinks}, {scale, causal, window, softcap},
+               splits);
+  p.ranges = static_cast<uint32_t>(waves);
+  const int64_t batch = q.size(0);
+  if (batch == 0) return;
+  const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
+  const uint32_t lds = row_lds_bytes(kD, static_cast<int>(waves));
+  decode_split_half<Half, kD><<<split_grid(p, batch), threads, lds, stream>>>(p);
+  HF_HIP(hipGetLastError());
+  launch_merge<Half, kD>(p, batch, stream);
+}
+HF_EXPORT(decode_attention_half_out);

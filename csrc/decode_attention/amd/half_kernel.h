@@ -1,0 +1,174 @@
+// Split-K decode attention over a bf16 or f16 cache of q's dtype: a wave (row_wave.h) per 16 query rows, KV head, sequence and
+// key range.
+//
+// Every product is of the elements as they lie in memory: for K and q a lane has the elements 32 c + 8 g .. + 7 of a row; for
+// V the D/16 elements from i D/16 on, of four keys per tile, which are zipped into rows of V^T. Weights are rounded to the
+// elements' dtype. An f16 weight is 2^15 times what it stands for, so that it has all its bits down to 2^-29 of the largest.
+// A scale per tensor or head is applied in float32 outside the products.
+//
+// An infinite element of V counts as NaN in a tile that only some tokens see.
+//
+// Bytes per key and KV head: 4 D, each read once; 16 rows or fewer share them. Memory is the bound: 4 D bytes for 4 * 16 * D
+// flops of MFMA.
+//
+// Registers: at most 72, 112 and 160 VGPRs at D = 64, 128 and 256, no spills: seven, four and three waves per SIMD; the
+// registry's limits hold every variant to it. LDS: row_lds_bytes, none with one wave.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "merge_ranges.h"
+#include "row_wave.h"
+
+namespace hf::decode_attention {
+
+template <class Half, int kD>
+class HalfRows {
+  using Four = Vector<Half, 4>;
+  using Eight = Vector<Half, 8>;
+
+ public:
+  using Weight = Half;
+  static constexpr bool kF16 = __is_same(Half, _Float16);
+  static constexpr float kBias = kF16 ? 15.f : 0.f;
+  static constexpr int kWords = kD / 32;    // products of 32 elements
+  static constexpr int kPerLane = kD / 16;  // elements of a key per lane, for the second product
+
+  /// `q`: the lane's row.
+  __device__ HalfRows(const Problem& problem, uint32_t head, const Half* q) : p(problem), head(head) {
+    const uint32_t lane = dev::lane_index(), group = lane / kTileN, column = lane % kTileN;
+#pragma unroll
+    for (int c = 0; c < kWords; ++c) query[c] = *reinterpret_cast<const Vector<Half, 8>*>(q + 32 * c + 8 * group);
+    k_data = p.k.data + head * p.k.head_stride;
+    v_data = p.v.data + head * p.v.head_stride;
+    k_offset = column * p.k.slot_stride + 16 * group;
+    v_offset = 4 * group * p.v.slot_stride + 2 * kPerLane * column;
+    factor = p.factor * p.k.scale[p.k.scale_stride * head];
+  }
+
+  /// `inverse` times what an element of V still lacks.
+  __device__ float scaled(float inverse) const {
+    return inverse == 0.f ? 0.f : inverse * p.v.scale[p.v.scale_stride * head];
+  }
+
+  /// q by K: keys 4 g + r of row i.
+  template <int kCount>
+  __device__ void products(const Tile (&tiles)[kCount], dev::f32x4 (&scores)[kCount]) const {
+#pragma unroll
+    for (int t = 0; t < kCount; ++t) {
+      const dev::Buffer buffer = tile_of(p.k, k_data, tiles[t]);
+      scores[t] = {};
+#pragma unroll
+      for (int first = 0; first < kWords; first += kInFlight) {
+        dev::u32x4 keys[kInFlight];
+#pragma unroll
+        for (int c = 0; c < kInFlight; ++c) keys[c] = dev::load_b128(buffer, k_offset, 64 * (first + c));
+#pragma unroll
+        for (int c = 0; c < kInFlight; ++c)
+          scores[t] = product_k32(__builtin_bit_cast(Eight, keys[c]), query[first + c], scores[t]);
+        if (kWords == kInFlight * kCount) continue;  // two tiles in flight where registers hold them
+        stay_in_order();
+      }
+      scores[t] *= factor;
+    }
+  }
+
+  /// Adds the second product: element 4 u + r of a lane is key 16 u + 4 g + r.
+  template <int kCount, bool kPartly>
+  __device__ void add_values(const Tile (&tiles)[kCount], const Four (&weights)[kCount], const Seen& seen,
+                             dev::f32x4 (&acc)[kPerLane]) const {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      Piece values[4 * kCount];
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) {
+        const dev::Buffer buffer = tile_of(p.v, v_data, tiles[u]);
+#pragma unroll
+        for (int r = 0; r < 4; ++r) values[4 * u + r] = load_piece(buffer, v_offset + 4 * kPieceWords * piece, r * p.v.slot_stride);
+      }
+      dev::f32x4* sums = acc + 2 * kPieceWords * piece;
+      if constexpr (kPartly) take_specials(values, ones_where<Half>(seen), sums);
+#pragma unroll
+      for (int word = 0; word < kPieceWords; ++word) {
+        uint32_t keys[4 * kCount];
+#pragma unroll
+        for (int i = 0; i < 4 * kCount; ++i) keys[i] = values[i][word];
+        add_pair<kCount>(keys, weights, sums[2 * word], sums[2 * word + 1]);
+        stay_in_order();
+      }
+    }
+  }
+
+ private:
+  // Of one load of V per key; at D = 256 more do not fit into the registers of three waves.
+  static constexpr int kPieceWords = kD == 128 ? 4 : 2;
+  static constexpr int kPieces = kPerLane / (2 * kPieceWords);
+  static constexpr int kInFlight = kWords < 4 ? kWords : 4;  // loads of K that wait together
+  using Piece = Vector<uint32_t, kPieceWords>;
+  static_assert(kD % 32 == 0 && kPerLane % (2 * kPieceWords) == 0);
+
+  __device__ static Piece load_piece(dev::Buffer tile, uint32_t lane_offset, uint32_t wave_offset) {
+    if constexpr (kPieceWords == 2) return dev::load_b64(tile, lane_offset, wave_offset);
+    if constexpr (kPieceWords == 4) return dev::load_b128(tile, lane_offset, wave_offset);
+  }
+
+  // The low and the high halves of the keys' words: two rows of V^T.
+  template <int kCount>
+  __device__ static void add_pair(const uint32_t (&keys)[4 * kCount], const Four* weights, dev::f32x4& even,
+                                  dev::f32x4& odd) {
+    constexpr uint32_t kLowHalves = 0x05040100, kHighHalves = 0x07060302;
+    Vector<uint32_t, 2 * kCount> even_row, odd_row;
+#pragma unroll
+    for (int i = 0; i < 2 * kCount; ++i) {
+      even_row[i] = __builtin_amdgcn_perm(keys[2 * i + 1], keys[2 * i], kLowHalves);
+      odd_row[i] = __builtin_amdgcn_perm(keys[2 * i + 1], keys[2 * i], kHighHalves);
+    }
+    using Row = Vector<Half, 4 * kCount>;
+    even = weighted<kCount, Half>(__builtin_bit_cast(Row, even_row), weights, even);
+    odd = weighted<kCount, Half>(__builtin_bit_cast(Row, odd_row), weights, odd);
+  }
+
+  // Gives the elements of a tile of V that are infinite or NaN to the rows that see them, those with a 1 in `seen`, as NaN, and
+  // takes them for 0.
+  __device__ static void take_specials(Piece (&values)[4], Four seen, dev::f32x4* sums) {
+    constexpr uint32_t kExponent = kF16 ? 0x7C00 : 0x7F80, kOne = kF16 ? 0x3C00 : 0x3F80, kLow = 0xFFFF;
+#pragma unroll
+    for (int word = 0; word < kPieceWords; ++word) {
+      uint32_t marks[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const uint32_t pair = values[r][word];
+        const bool low = (pair & kExponent) == kExponent, high = (pair >> 16 & kExponent) == kExponent;
+        marks[r] = (low ? kOne : 0) | (high ? kOne << 16 : 0);
+        values[r][word] = pair & ((low ? 0 : kLow) | (high ? 0 : kLow << 16));
+      }
+      dev::f32x4 even = {}, odd = {};
+      add_pair<1>(marks, &seen, even, odd);
+      sums[2 * word] = spoiled(sums[2 * word], even);
+      sums[2 * word + 1] = spoiled(sums[2 * word + 1], odd);
+      stay_in_order();
+    }
+  }
+
+  const Problem& p;
+  const uint32_t head;
+  Eight query[kWords];
+  const uint8_t *k_data, *v_data;  // of the KV head
+  uint32_t k_offset, v_offset;     // of the lane in a tile, in bytes
+  float factor;
+};
+
+/// Grid: (ceil(M / 16), B * Hkv, splits); block: `ranges` waves; dynamic LDS: row_lds_bytes.
+template <class Half, int kD>
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD == 256 ? 3 : 4) void decode_split_half(const Problem problem) {
+  extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+  const uint32_t range = dev::uniform(threadIdx.x / dev::kWaveSize);
+  const Work<kRowBlockN> work(problem, blockIdx.y, blockIdx.z, range);
+  RowWave<Half, kD, HalfRows> wave(problem, blockIdx.x * kBlockM, work);
+  wave.run();
+  float total, shifted;
+  merge_ranges<1>(wave, problem.ranges, range, 0, lds, total, shifted);
+  if (range == 0) wave.store(blockIdx.z, gridDim.y, total);
+}
+
+}  // namespace hf::decode_attention

@@ -1,0 +1,188 @@
+// A wave of decode attention that owns all columns of its 16 query rows, whatever a row of the cache looks like: `Rows` reads
+// it (Int4Rows, HalfRows). The fp8 kernel, whose waves may share columns, has its own.
+//
+//   scores^T [32 keys x 16 rows] = K [32 x D] Q^T      lane (g = lane / 16, i = lane % 16): keys 16 t + 4 g + r of row i
+//   out^T    [D x 16 rows]      += V^T [D x 32] P^T    lane: d = (4 g + r) D/16 + j of row i, j < D/16
+//
+// Blocks of 32 hold keys that every token of the sequence sees. Tiles with keys that only some see come one by one before
+// them (hidden_keys.h).
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/buffer.h"
+#include "hipforge/amd/vector.h"
+#include "hipforge/amd/wave.h"
+#include "half_products.h"
+#include "hidden_keys.h"
+#include "../problem.h"
+#include "query.h"
+#include "row_end.h"
+
+namespace hf::decode_attention {
+
+constexpr int kRowBlockN = 32;
+
+/// Bytes of LDS of a work-group of `waves` waves: the ranges' statistics and sums at its end.
+constexpr uint32_t row_lds_bytes(int head_dim, int waves) {
+  return waves > 1 ? static_cast<uint32_t>(waves / 2 * head_dim * kBlockM * 4) : 0;
+}
+
+// Without these the compiler loads and converts all keys of a block ahead of their products and runs out of registers.
+__device__ inline void stay_in_order() { __builtin_amdgcn_sched_barrier(0); }
+
+/// `keys` keys of the tile: the buffer's range check answers every other one, its scales included, with 0.
+__device__ inline dev::Buffer tile_of(const Cache& cache, const uint8_t* data, const Tile& tile) {
+  return dev::make_buffer(data + tile.page * cache.page_stride + uint64_t{tile.slot} * cache.slot_stride,
+                          tile.keys * cache.slot_stride);
+}
+
+template <class Half, int kD, template <class, int> class AnyRows>
+class RowWave {
+  using Rows = AnyRows<Half, kD>;
+  using Weight = typename Rows::Weight;
+
+ public:
+  static constexpr int kBlockN = kRowBlockN;
+  static constexpr int kTiles = kBlockN / kTileN;
+  static constexpr int kPerLane = kD / 16;  // elements of a key per lane, for the second product
+
+  /// `more`: what Rows takes besides the problem.
+  template <class... More>
+  __device__ RowWave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, More... more)
+      : p(problem), work(work), row0(row0),
+        rows(problem, work.head, static_cast<const Half*>(problem.q) + Row(*this, dev::lane_index()).offset, more...) {}
+
+  __device__ void run() {
+    const Sight sight(work.length, p.causal ? p.mq - 1 : 0, p.window);
+    for (uint32_t key = sight.begin;; key += kTileN) {
+      if (key >= sight.whole_begin) key = max(key, sight.whole_end);
+      if (key >= work.end) break;
+      if (key < work.begin) continue;
+      const Tile tiles[1] = {tile_at(p, work, key)};
+      block<1, true>(tiles, static_cast<int32_t>(work.length - key));
+    }
+    const uint32_t begin = work.whole_begin, whole = work.whole_end;
+    Cursor cursor(p, work.batch, begin, whole, work.length);
+    for (uint32_t key = begin; key < whole; key += kBlockN) {
+      Tile tiles[kTiles];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) tiles[t] = cursor.next();
+      block<kTiles, false>(tiles, static_cast<int32_t>(whole - key));
+    }
+  }
+
+  dev::f32x4 acc[kPerLane] = {};
+  float maximum = -__builtin_inff();  // less Rows::kBias
+  dev::f32x2 total = {}, shifted = {};  // of the lane's own keys, in two sums; shifts are in the elements
+
+  /// Stores the lane's D/4 neighbouring columns of its row, whose weights add up to `total`.
+  __device__ void store(uint32_t split, uint32_t batch_heads, float total) const {
+    const uint32_t lane = dev::lane_index(), group = lane / kTileN;
+    const Row row(*this, lane);
+    const float sink = p.splits == 1 ? sink_of(p.sinks, work.head * p.group + row.head) : -__builtin_inff();
+    const auto [inverse, lse] = RowEnd(maximum, total, sink);
+    const float scale = rows.scaled(inverse);
+    const uint32_t count = p.group * p.mq;
+    if (row.index >= count) return;
+    const uint64_t folded = (uint64_t{work.batch} * p.kv_heads + work.head) * count + row.index;
+    const uint32_t at = 4 * kPerLane * group;
+    if (p.splits == 1) {
+      store_columns(static_cast<Half*>(p.out) + row.offset + at, scale);
+      if (group == 0) p.lse[folded] = lse * kLn2;
+      return;
+    }
+    const uint64_t slice = uint64_t{split} * batch_heads * count + folded;
+    store_columns(p.partial + slice * kD + at, scale);
+    if (group == 0) p.partial_lse[slice] = lse;
+  }
+
+ private:
+  struct Row {
+    uint32_t index, token, head;  // the head of those that share the KV head
+    uint64_t offset;  // in q and out
+
+    // Lanes without a row of their own load the last one.
+    __device__ Row(const RowWave& wave, uint32_t lane) : index(wave.row0 + lane % kTileN) {
+      const Problem& p = wave.p;
+      const uint32_t loaded = min(index, p.group * p.mq - 1);
+      head = loaded / p.mq;
+      token = loaded % p.mq;
+      offset = ((uint64_t{wave.work.batch} * p.mq + token) * p.kv_heads * p.group + wave.work.head * p.group + head) * kD;
+    }
+  };
+
+  // kPartly: rows may see some of the keys only; `left`, from the first key on, are of the sequence. Otherwise every row sees
+  // the first `left` keys and the others do not exist.
+  template <int kCount, bool kPartly>
+  __device__ void block(const Tile (&tiles)[kCount], int32_t left) {
+    dev::f32x4 scores[kCount];
+    rows.template products<kCount>(tiles, scores);
+    if (p.cap != 0.f) cap_scores(p.cap, p.cap_exponent, scores);
+    Seen seen;
+    if constexpr (kPartly) {
+      seen = seen_of(left, static_cast<int32_t>(tiles[0].keys));
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        if (!seen(r)) scores[0][r] = -__builtin_inff();
+    } else if (left < kCount * kTileN) {
+      const int32_t own_left = left - 4 * static_cast<int32_t>(dev::lane_index() / kTileN);
+#pragma unroll
+      for (int t = 0; t < kCount; ++t)
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+          if (own_left <= kTileN * t + r) scores[t][r] = -__builtin_inff();
+    }
+    float largest = -__builtin_inff();
+#pragma unroll
+    for (int t = 0; t < kCount; ++t)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) largest = fmaxf(largest, scores[t][r]);
+    const float next = fmaxf(maximum, column_max(largest) - Rows::kBias);
+    const float base = next == -__builtin_inff() ? 0.f : next;  // nothing seen yet: -inf - 0 instead of -inf + inf
+    const float keep = __builtin_amdgcn_exp2f(maximum - base);
+    maximum = next;
+    total *= keep;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) acc[j] *= keep;
+    Vector<Weight, 4> weights[kCount];
+#pragma unroll
+    for (int t = 0; t < kCount; ++t) {
+      dev::f32x4 weight = scores[t] - base;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) weight[r] = __builtin_amdgcn_exp2f(weight[r]);
+      total += weight.lo + weight.hi;
+      weights[t] = nearest<Weight>(weight);
+    }
+    stay_in_order();
+    rows.template add_values<kCount, kPartly>(tiles, weights, seen, acc);
+  }
+
+  // Which of the lane's keys in a tile its row sees; the tile starts `left` keys before the sequence's end, and the wave has
+  // `keys` of them.
+  __device__ Seen seen_of(int32_t left, int32_t keys) const {
+    const uint32_t lane = dev::lane_index();
+    const int32_t hidden = p.causal ? static_cast<int32_t>(p.mq - 1 - Row(*this, lane).token) : 0;
+    const auto first = 4 * static_cast<int32_t>(lane / kTileN);
+    return {left - hidden - static_cast<int32_t>(p.window) - first, min(left - hidden, keys) - first};
+  }
+
+  template <class T>
+  __device__ void store_columns(T* at, float scale) const {
+    using Four = Vector<T, 4>;
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+#pragma unroll
+      for (int j = 0; j < kPerLane; j += 4) {
+        const dev::f32x4 values = {acc[j][r], acc[j + 1][r], acc[j + 2][r], acc[j + 3][r]};
+        *reinterpret_cast<Four*>(at + r * kPerLane + j) = __builtin_convertvector(values * scale, Four);
+      }
+  }
+
+  const Problem& p;
+  const Work<kBlockN>& work;
+  const uint32_t row0;
+  Rows rows;
+};
+
+}  // namespace hf::decode_attention

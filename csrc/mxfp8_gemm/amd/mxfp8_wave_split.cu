@@ -1,0 +1,49 @@
+// MX-FP8 GEMM for decode batches on gfx950 and gfx942: out[M, N] = X[M, K] W[N, K]^T (+ bias), K split over the waves of a
+// work-group. wave_split_kernel.h has the kernel. A variant serves one number of rows per work-group (HF_ROWS).
+#include <hip/hip_runtime.h>
+
+#include "hipforge/module.h"
+#include "../guards.h"
+#include "wave_split_kernel.h"
+
+#ifndef HF_ROWS
+#error "build a variant: -DHF_ROWS=16, 32 or 64"
+#endif
+
+using hf::OptionalTensor;
+using hf::Tensor;
+using namespace hf::wave_split;
+
+constexpr int kRowTiles = HF_ROWS / kTile;
+constexpr int64_t kMaxK = 1 << 22, kMaxRows = int64_t{1} << 24;
+static_assert(HF_ROWS == 16 || HF_ROWS == 32 || HF_ROWS == 64);
+static_assert(HF_ROWS * kMaxK < (int64_t{1} << 31), "a work-group's rows are within one resource");
+
+/// out bf16 [M, N]; Xq, Wq e4m3 in the architecture's format (or uint8) [M, K], [N, K]; Xs, Ws e8m0 (or uint8) [M, K/32],
+/// [N, K/32]; bias bf16 [N] or none; waves 1, 2, 4, 8 or (rows 16) 16.
+void mxfp8_wave_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor bias, int64_t rows,
+                          int64_t waves, hipStream_t stream) {
+  const auto shape = hf::smallm_mxfp8::check_gemm(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
+  HF_CHECK(shape.k <= kMaxK, "K must be at most ", kMaxK, "; got ", shape.k);
+  HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
+  HF_CHECK((waves == 1 || waves == 2 || waves == 4 || waves == 8 || waves == 16) && waves <= max_waves(kRowTiles),
+           "waves must be 1, 2, 4, 8 or 16, at most ", max_waves(kRowTiles), " with ", HF_ROWS, " rows; got ", waves);
+  hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
+  const Problem problem{
+      .out = out.data<hf::dev::bf16>(),
+      .bias = bias.has_value() ? bias.data<hf::dev::bf16>() : nullptr,
+      .xq = Xq.data<uint8_t>(),
+      .xs = Xs.data<uint8_t>(),
+      .wq = Wq.data<uint8_t>(),
+      .ws = Ws.data<uint8_t>(),
+      .m = static_cast<uint32_t>(shape.m),
+      .n = static_cast<uint32_t>(shape.n),
+      .k = static_cast<uint32_t>(shape.k),
+      .aligned_scales = shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4),
+      .aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8)};
+  const dim3 grid(hf::ceil_div(shape.n, kTile), hf::ceil_div(shape.m, HF_ROWS));
+  const uint32_t lds = waves > 1 ? static_cast<uint32_t>(waves) * kRowTiles * kTileBytes : 0;
+  mxfp8_wave_split<kRowTiles><<<grid, static_cast<uint32_t>(waves) * hf::dev::kWaveSize, lds, stream>>>(problem);
+  HF_HIP(hipGetLastError());
+}
+HF_EXPORT(mxfp8_wave_split_out);

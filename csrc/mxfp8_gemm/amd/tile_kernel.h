@@ -1,0 +1,449 @@
+// MX-FP8 GEMM for any M: out = X W^T in large tiles that pass through LDS, on the scaled 32 x 32 x 64 MFMA of gfx950.
+//
+//              W rows n0 ..            one work-group: (32 kRowTiles kRowWaves) rows of X (M) by (32 kColumnTiles
+//            +---------+---------+     kColumnWaves) rows of W (N), for the K steps of its split
+//     X rows | wave 0  | wave 1  |     one wave: kRowTiles x kColumnTiles accumulators of 32 x 32
+//     m0 ..  +---------+---------+
+//            | wave 2  | wave 3  |     LDS: two to four stages of (BM + BN) rows x 128 k, and the scale bytes of 16 steps
+//            +---------+---------+
+//
+// W is the instruction's A operand: a lane ends with four neighbouring columns of one output row at a time.
+//
+// A stage is filled by loads that go straight to LDS, 1 KiB (8 whole rows) each. They write lane after lane, so what
+// is swizzled is where a lane loads from: the 16-byte chunk c of row r lies in slot c ^ (r / 2 % 8), and the 16 lanes
+// that LDS serves together touch all 64 banks once. Scale bytes come 64 to a row (16 steps), because a cache line is
+// the least that L2 delivers; word d of row r lies in slot d ^ (r / 4 % 16). Reads of operands have no bank conflicts.
+//
+// One step, 128 k, is two halves of 64 with registers of their own:
+//   first half:  multiply half 0 | read half 1 of this stage from LDS
+//   barrier:     this stage is read by all, the next one has arrived
+//   second half: multiply half 1 | read half 0 of the next stage | load a later step into this stage
+// so that loads have a step or more to arrive and LDS is read behind the matrix instructions. Where LDS holds two stages
+// only (256 x 256), the waves meet once more as soon as W's rows are read and load W's part of a later step at once:
+// loads then run dry in no part of a step.
+//
+// Bytes: a work-group loads (BM + BN) 128 bytes per step, of which its XCD's L2 has most: the work-groups of an XCD are
+// neighbouring tiles. 256 x 256: 64 KiB for 128 matrix instructions of 64 cycles on four SIMDs, 32 bytes a cycle; the
+// bound is what L2 delivers (26 bytes per cycle and CU are fitted, docs/time-model.md), then the matrix pipe.
+// Instructions per matrix instruction, counted over one whole tile at K = 4096: 15.0 for 256 x 256, 23.0 for 128 x 192,
+// 25.8 for 128 x 128, 40.7 for 128 x 64.
+//
+// Results leave through LDS, so that every store is a whole line. With split K each split writes f32 partial sums and a
+// second kernel adds them in the order of the splits.
+//
+// Tails: each tile's resources cover exactly its own rows, so rows past M and N read 0, and any tensor size works; a
+// lane whose chunk is past K, or past the last step of its split, is out of range too. Scales past the end are 0.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/buffer.h"
+#include "hipforge/amd/mfma.h"
+#include "hipforge/amd/mx.h"
+#include "hipforge/amd/wave.h"
+
+namespace hf::gemm {
+
+constexpr int kTile = 32;
+constexpr int kStep = 128;      // k of one stage
+constexpr int kHalf = kStep / 2;  // k of one matrix instruction
+constexpr int kChunk = 16;      // bytes that one lane moves
+constexpr int kRowChunks = kStep / kChunk;
+constexpr int kLoadRows = dev::kWaveSize / kRowChunks;  // rows that one load instruction fills
+constexpr int kMaxStages = 4;
+constexpr int kScaleSteps = 16;  // steps whose scales are in LDS together
+constexpr int kScaleRowBytes = kScaleSteps * kStep / kMxBlock;
+constexpr int kScaleLoadRows = dev::kWaveSize * 4 / kScaleRowBytes;
+constexpr int kXcds = 8;
+constexpr int kGroupRows = 8;  // row tiles that neighbouring work-groups walk before the next column tile
+
+static_assert(kLoadRows == 8 && kScaleLoadRows == 4 && kScaleRowBytes == 64);
+
+/// What a launch computes, on device pointers; the kernel's only argument.
+struct Problem {
+  dev::bf16* out;
+  float* partials;        // null where there is one split
+  const dev::bf16* bias;  // null for none; with partials the second kernel adds it
+  const uint8_t *xq, *xs, *wq, *ws;
+  uint32_t m, n, k;
+  uint32_t row_tiles, column_tiles, splits;
+  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
+  uint32_t aligned_output;  // 16 bytes of an output row can be stored at once
+};
+
+template <int kRowWaves_, int kColumnWaves_, int kRowTiles_, int kColumnTiles_>
+struct Config {
+  static constexpr int kRowWaves = kRowWaves_, kColumnWaves = kColumnWaves_;
+  static constexpr int kRowTiles = kRowTiles_, kColumnTiles = kColumnTiles_;
+  static constexpr int kWaves = kRowWaves * kColumnWaves, kThreads = kWaves * dev::kWaveSize;
+  static constexpr int kBlockM = kRowWaves * kRowTiles * kTile, kBlockN = kColumnWaves * kColumnTiles * kTile;
+  static constexpr int kRows = kBlockM + kBlockN;
+  static constexpr int kStageBytes = kRows * kStep, kScaleBytes = kRows * kScaleRowBytes;
+  static constexpr int kXLoads = kBlockM / kLoadRows / kWaves, kWLoads = kBlockN / kLoadRows / kWaves;
+  static constexpr int kLoads = kXLoads + kWLoads;  // of one wave and step
+  static constexpr int kMaxLds = 160 * 1024;
+  static constexpr int stages(int n) { return n == 2 || n * kStageBytes + 2 * kScaleBytes <= kMaxLds ? n : stages(n - 1); }
+  static constexpr int kStages = stages(kMaxStages);
+  static constexpr int kScaleBuffers = kStages * kStageBytes + 2 * kScaleBytes <= kMaxLds ? 2 : 1;
+  // With two stages only, the rows of W are handed back as soon as they are read, so that loads never run dry.
+  static constexpr bool kEarlyRows = kStages == 2;
+  static constexpr int kLdsBytes = kStages * kStageBytes + kScaleBuffers * kScaleBytes;
+
+  static_assert(kWaves % 2 == 0 && kXLoads * kLoadRows * kWaves == kBlockM && kWLoads * kLoadRows * kWaves == kBlockN,
+                "waves share the rows evenly, and the swizzle of a wave's rows is the same in all its loads");
+  static_assert(kLdsBytes <= kMaxLds);
+};
+
+#if defined(__gfx950__)
+
+using f32x16 = float __attribute__((ext_vector_type(16)));
+
+template <class T>
+__device__ inline __attribute__((address_space(3))) T* in_lds(uint32_t address) {
+  return reinterpret_cast<__attribute__((address_space(3))) T*>(address);
+}
+
+// Loads to LDS at `to` (the same in all lanes) + the lane's number times the size. In assembler, because the compiler waits
+// for all such loads before any read of LDS; the kernel waits for them itself, at its barriers.
+__device__ inline void load_b128_to_lds(uint32_t to, dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
+  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
+               :
+               : "s"(to), "v"(lane_offset), "s"(from), "s"(wave_offset)
+               : "memory");
+}
+__device__ inline void load_b32_to_lds(uint32_t to, dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
+  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dword %1, %2, %3 offen lds"
+               :
+               : "s"(to), "v"(lane_offset), "s"(from), "s"(wave_offset)
+               : "memory");
+}
+
+// All but the last kLeft loads of the wave have arrived and its LDS reads are done; then all waves meet.
+template <int kLeft>
+__device__ inline void wait_and_meet() {
+  asm volatile("s_waitcnt vmcnt(%0) lgkmcnt(0)\n\ts_barrier" : : "n"(kLeft) : "memory");
+}
+
+// All but the last kLeft LDS reads of the wave are done; then all waves meet.
+template <int kLeft>
+__device__ inline void meet_after_reads() {
+  asm volatile("s_waitcnt lgkmcnt(%0)\n\ts_barrier" : : "n"(kLeft) : "memory");
+}
+
+// Rows first .. first + (at most) kCount of one operand, as resources over exactly these rows.
+struct Side {
+  dev::Buffer payload, scales;
+
+  __device__ Side(const uint8_t* data, const uint8_t* scale_data, uint32_t first, uint32_t count, uint32_t rows,
+                  uint32_t k) {
+    const uint32_t here = min(count, rows - first), blocks = k / kMxBlock;
+    payload = dev::make_buffer(data + uint64_t{first} * k, here * k);
+    scales = dev::make_buffer(scale_data + uint64_t{first} * blocks, here * blocks);
+  }
+};
+
+template <class C>
+struct Tile {
+  struct Operands {
+    dev::u32x4 x[C::kRowTiles][2], w[C::kColumnTiles][2];
+  };
+  struct Scales {
+    uint32_t x[C::kRowTiles], w[C::kColumnTiles];
+  };
+
+  static constexpr int kMatrixes = C::kRowTiles * C::kColumnTiles;
+  static constexpr int kReads = 2 * (C::kRowTiles + C::kColumnTiles);
+
+  const uint32_t lds;  // address of the work-group's LDS
+  const Side x_side, w_side;
+  const uint32_t k, begin, end;  // steps
+  const bool aligned_scales;
+  const uint32_t lane, wave;
+  const uint32_t k_limit;     // k past which a lane loads nothing
+  const uint32_t load_k;      // the lane's k in a step, when it loads
+  const uint32_t load_offset;  // of the lane in the first rows that its wave loads
+  const uint32_t x_first, w_first;  // the wave's rows of X and W in a stage
+  const uint32_t read_base;   // of the lane's row in a tile, and of the chunk that it reads first there
+  const uint32_t scale_base;  // of its scales, and of word 0
+  f32x16 acc[C::kRowTiles][C::kColumnTiles] = {};
+  Operands half[2];
+  Scales scales, next_scales;
+
+  __device__ Tile(uint32_t shared, const Problem& p, uint32_t row0, uint32_t column0, uint32_t first_step,
+                  uint32_t last_step)
+      : lds(shared),
+        x_side(p.xq, p.xs, row0, C::kBlockM, p.m, p.k),
+        w_side(p.wq, p.ws, column0, C::kBlockN, p.n, p.k),
+        k(p.k),
+        begin(first_step),
+        end(last_step),
+        aligned_scales(p.aligned_scales),
+        lane(threadIdx.x % dev::kWaveSize),
+        wave(dev::uniform(threadIdx.x / dev::kWaveSize)),
+        k_limit(min(p.k, last_step * kStep)),
+        load_k((lane % kRowChunks ^ (wave * kLoadRows + lane / kRowChunks) / 2 % kRowChunks) * kChunk),
+        load_offset((wave * kLoadRows + lane / kRowChunks) * p.k + load_k),
+        x_first(wave / C::kColumnWaves * (C::kRowTiles * kTile)),
+        w_first(C::kBlockM + wave % C::kColumnWaves * (C::kColumnTiles * kTile)),
+        read_base(shared + lane % kTile * kStep + (lane / kTile ^ lane / 2 % kRowChunks) * kChunk),
+        scale_base(lane % kTile * kScaleRowBytes + lane % kTile / kScaleLoadRows * 4) {}
+
+  // --- from memory to LDS ---
+  // The t-th load of the wave for a step; rows of X first.
+  __device__ __forceinline__ void load(uint32_t step, int t) const {
+    // Kept apart from the lane's k, or the compiler counts both in one vector register.
+    const uint32_t at = dev::wave_value_here(step * kStep);
+    const uint32_t offset = load_k + at < k_limit ? load_offset : dev::kOutOfRange;
+    const uint32_t rows = (t < C::kXLoads ? t : t - C::kXLoads) * (kLoadRows * C::kWaves);
+    const uint32_t to = lds + (step - begin) % C::kStages * C::kStageBytes +
+                        (t < C::kXLoads ? 0 : C::kBlockM * kStep) + rows * kStep + wave * (kLoadRows * kStep);
+    load_b128_to_lds(to, t < C::kXLoads ? x_side.payload : w_side.payload, offset, rows * k + at);
+  }
+
+  __device__ __forceinline__ uint32_t scale_buffer(uint32_t step) const {
+    return lds + C::kStages * C::kStageBytes + (step - begin) / kScaleSteps % C::kScaleBuffers * C::kScaleBytes;
+  }
+
+  // Scale bytes of kScaleSteps steps from `step`, of all rows.
+  __device__ __forceinline__ void load_scales(uint32_t step) const {
+    const uint32_t blocks = k / kMxBlock, first_block = step * (kStep / kMxBlock);
+    if (aligned_scales) {
+      for (uint32_t j = wave; j < C::kRows / kScaleLoadRows; j += C::kWaves) {
+        const bool is_x = j < C::kBlockM / kScaleLoadRows;
+        const uint32_t row = (is_x ? j : j - C::kBlockM / kScaleLoadRows) * kScaleLoadRows;
+        const uint32_t offset = lane / kScaleSteps * blocks + (lane % kScaleSteps ^ j % kScaleSteps) * 4;
+        const uint32_t to = scale_buffer(step) + j * (kScaleLoadRows * kScaleRowBytes);
+        load_b32_to_lds(to, is_x ? x_side.scales : w_side.scales, offset, row * blocks + first_block);
+      }
+      return;
+    }
+    for (uint32_t i = dev::lane_value_here(threadIdx.x); i < C::kRows * kScaleSteps; i += C::kThreads) {
+      const uint32_t row = i / kScaleSteps, block = first_block + i % kScaleSteps * 4;
+      const bool is_x = row < C::kBlockM;
+      const uint32_t from = (is_x ? row : row - C::kBlockM) * blocks;
+      uint32_t word = 0;
+#pragma unroll
+      for (uint32_t b = 0; b < 4; ++b) {
+        const uint32_t at = block + b < blocks ? from + block + b : dev::kOutOfRange;
+        word |= (row < C::kBlockM ? dev::load_u8(x_side.scales, at, 0) : dev::load_u8(w_side.scales, at, 0)) << 8 * b;
+      }
+      const uint32_t slot = i % kScaleSteps ^ row / kScaleLoadRows % kScaleSteps;
+      *in_lds<uint32_t>(scale_buffer(step) + row * kScaleRowBytes + slot * 4) = word;
+    }
+  }
+
+  // --- from LDS to registers ---
+  // Addresses are made from one register each where they are used: kept over the loop, all of them would be 30.
+  // One of the kReads reads of a half, from a stage: W's chunks, then X's into registers that the half before has left.
+  // Rows of a tile start at multiples of 32, so that the swizzle is the lane's own.
+  __device__ __forceinline__ void read(Operands& to, uint32_t stage, int which_half, int index) const {
+    const bool is_x = index >= 2 * C::kColumnTiles;
+    const int tile = (is_x ? index - 2 * C::kColumnTiles : index) / 2, chunk = which_half * 4 + index % 2 * 2;
+    const uint32_t at = stage + read_base ^ chunk * kChunk;
+    const uint32_t rows = ((is_x ? x_first : w_first) + tile * kTile) * kStep;
+    (is_x ? to.x[tile] : to.w[tile])[index % 2] = *in_lds<dev::u32x4>(at + rows);
+  }
+
+  __device__ __forceinline__ uint32_t stage_at(uint32_t step) const {
+    return dev::wave_value_here((step - begin) % C::kStages * C::kStageBytes);
+  }
+
+  __device__ __forceinline__ void read_scales(Scales& to, uint32_t step) const {
+    const uint32_t here = scale_buffer(step), word = (step - begin) % kScaleSteps * 4;
+    const uint32_t at = dev::lane_value_here(scale_base ^ word);
+#pragma unroll
+    for (int t = 0; t < C::kRowTiles + C::kColumnTiles; ++t) {
+      const bool is_x = t < C::kRowTiles;
+      const uint32_t row = is_x ? x_first + t * kTile : w_first + (t - C::kRowTiles) * kTile;
+      // The key of a row is that of its lane, but for the bit that the number of its tile flips.
+      const uint32_t slot = at ^ row / kTile % 2 * (kScaleSteps / 2 * 4);
+      (is_x ? to.x[t] : to.w[t - C::kRowTiles]) = *in_lds<uint32_t>(here + row * kScaleRowBytes + slot);
+    }
+  }
+
+  // Lanes of the upper half of the wave hold the odd blocks: their byte comes to the bottom, that of the other half of
+  // the step two bytes above it.
+  __device__ __forceinline__ void take_scales() {
+#pragma unroll
+    for (int t = 0; t < C::kRowTiles; ++t) scales.x[t] = next_scales.x[t] >> lane / kTile * 8;
+#pragma unroll
+    for (int t = 0; t < C::kColumnTiles; ++t) scales.w[t] = next_scales.w[t] >> lane / kTile * 8;
+  }
+
+  template <int kWhichHalf>
+  __device__ __forceinline__ void multiply(int index) {
+    constexpr int kE4m3 = 0, kByte = kWhichHalf * 2;
+    const int r = index / C::kColumnTiles, c = index % C::kColumnTiles;
+    const Operands& from = half[kWhichHalf];
+    acc[r][c] = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(
+        dev::mfma_operand(from.w[c][0], from.w[c][1]), dev::mfma_operand(from.x[r][0], from.x[r][1]), acc[r][c], kE4m3,
+        kE4m3, kByte, static_cast<int32_t>(scales.w[c]), kByte, static_cast<int32_t>(scales.x[r]));
+  }
+
+  __device__ __forceinline__ void run() {
+    load_scales(begin);
+#pragma unroll
+    for (int stage = 0; stage < C::kStages; ++stage)
+#pragma unroll
+      for (int t = 0; t < C::kLoads; ++t) load(begin + stage, t);
+    wait_and_meet<(C::kStages - 1) * C::kLoads>();
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) read(half[0], stage_at(begin), 0, j);
+    read_scales(next_scales, begin);
+    for (uint32_t step = begin;;) {
+      // Two buffers of scales: the other one was left before the last barrier.
+      if (C::kScaleBuffers == 2 && step + kScaleSteps < end) load_scales(step + kScaleSteps);
+      const uint32_t chunk_end = min(step + kScaleSteps, end);
+      do multiply_step(step);
+      while (++step < chunk_end);
+      if (step >= end) break;
+      if (C::kScaleBuffers == 1) {
+        meet_after_reads<0>();
+        load_scales(step);
+        wait_and_meet<0>();
+        read_scales(next_scales, step);
+      }
+    }
+  }
+
+  // Without branches: where there is one, the compiler moves matrix instructions past it. The last steps load and read
+  // what does not exist: zeros, without traffic, into a stage and registers that are free.
+  __device__ __forceinline__ void multiply_step(uint32_t step) {
+    constexpr int kWReads = 2 * C::kColumnTiles, kEarly = C::kEarlyRows ? C::kWLoads : 0;
+    // All reads go behind the first three quarters of the half, so that no wave waits for them at its end.
+    constexpr int kReading = kMatrixes - kMatrixes / 4, kMeet = (kMatrixes * 3 + 7) / 8, kLoading = (kMatrixes + 3) / 4;
+    static_assert(!C::kEarlyRows || kMeet * kReads / kReading >= kWReads, "W is read when the waves meet");
+    take_scales();
+    uint32_t stage = stage_at(step);
+#pragma unroll
+    for (int i = 0; i < kMatrixes; ++i) {
+      if (C::kEarlyRows && i == kMeet) meet_after_reads<kMeet * kReads / kReading - kWReads>();
+      multiply<0>(i);
+#pragma unroll
+      for (int j = i * kReads / kReading; j < (i + 1) * kReads / kReading && j < kReads; ++j) read(half[1], stage, 1, j);
+#pragma unroll
+      for (int t = (i - kMeet) * kEarly / kLoading; i >= kMeet && t < (i + 1 - kMeet) * kEarly / kLoading && t < kEarly; ++t)
+        load(step + C::kStages, C::kXLoads + t);
+      __builtin_amdgcn_sched_barrier(0);
+    }
+    wait_and_meet<(C::kStages - 2) * C::kLoads + kEarly>();
+    read_scales(next_scales, step + 1);
+    stage = stage_at(step + 1);
+    constexpr int kNow = C::kLoads - kEarly, kIssuing = (kMatrixes + 1) / 2;
+#pragma unroll
+    for (int i = 0; i < kMatrixes; ++i) {
+      multiply<1>(i);
+#pragma unroll
+      for (int j = i * kReads / kMatrixes; j < (i + 1) * kReads / kMatrixes; ++j) read(half[0], stage, 0, j);
+#pragma unroll
+      for (int t = i * kNow / kIssuing; t < (i + 1) * kNow / kIssuing && t < kNow; ++t) load(step + C::kStages, t);
+      __builtin_amdgcn_sched_barrier(0);
+    }
+  }
+
+  // --- from registers through LDS to memory ---
+  // One band of 32 rows at a time as f32, in a part of LDS that is the wave's own.
+  static constexpr int kColumns = C::kColumnTiles * kTile, kBandRow = kColumns + 4;
+  static_assert(C::kWaves * kTile * kBandRow * 4 <= C::kLdsBytes);
+
+  __device__ __forceinline__ void stage_band(uint32_t band, int r) const {
+#pragma unroll
+    for (int c = 0; c < C::kColumnTiles; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const dev::f32x4 values = {acc[r][c][4 * i], acc[r][c][4 * i + 1], acc[r][c][4 * i + 2], acc[r][c][4 * i + 3]};
+        const uint32_t column = c * kTile + i * 8 + lane / kTile * 4;
+        *in_lds<dev::f32x4>(band + (lane % kTile * kBandRow + column) * 4) = values;
+      }
+    }
+  }
+
+  // The lane's kVector neighbouring outputs of a pass over the band whose first row is `row0`.
+  template <bool kAligned, class T>
+  __device__ __forceinline__ void store_piece(T* out, const dev::bf16* bias, uint32_t band, uint32_t pass, uint32_t row0,
+                                              uint32_t column0, uint32_t rows, uint32_t n) const {
+    constexpr int kVector = kChunk / sizeof(T), kLanesPerRow = kColumns / kVector;
+    using Vector = T __attribute__((ext_vector_type(kVector)));
+    using Floats = float __attribute__((ext_vector_type(kVector)));
+    const uint32_t index = pass * dev::kWaveSize + lane, band_row = index / kLanesPerRow;
+    const uint32_t at = index % kLanesPerRow * kVector, row = row0 + band_row, column = column0 + at;
+    if (band_row >= kTile || row >= rows || column >= n) return;
+    Floats values;
+#pragma unroll
+    for (int j = 0; j < kVector; j += 4)
+      *reinterpret_cast<dev::f32x4*>(reinterpret_cast<float*>(&values) + j) =
+          *in_lds<dev::f32x4>(band + (band_row * kBandRow + at + j) * 4);
+    T* to = out + uint64_t{row} * n + column;
+    if (kAligned) {
+      if (bias != nullptr) {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) values[j] += static_cast<float>(bias[column + j]);
+      }
+      *reinterpret_cast<Vector*>(to) = __builtin_convertvector(values, Vector);
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      if (column + j >= n) return;
+      to[j] = static_cast<T>(bias == nullptr ? values[j] : values[j] + static_cast<float>(bias[column + j]));
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ void store(T* out, const dev::bf16* bias, uint32_t row0, uint32_t column0, uint32_t rows,
+                                        uint32_t n, bool aligned) const {
+    constexpr int kLanesPerRow = kColumns * sizeof(T) / kChunk;
+    constexpr int kPasses = (kTile * kLanesPerRow + dev::kWaveSize - 1) / dev::kWaveSize;
+    const uint32_t band = lds + wave * (kTile * kBandRow * 4);
+    const uint32_t first_row = row0 + x_first, first_column = column0 + w_first - C::kBlockM;
+#pragma unroll
+    for (int r = 0; r < C::kRowTiles; ++r) {
+      stage_band(band, r);
+      if (aligned) {
+#pragma unroll 4
+        for (uint32_t pass = 0; pass < kPasses; ++pass)
+          store_piece<true>(out, bias, band, pass, first_row + r * kTile, first_column, rows, n);
+      } else {
+#pragma unroll 1
+        for (uint32_t pass = 0; pass < kPasses; ++pass)
+          store_piece<false>(out, bias, band, pass, first_row + r * kTile, first_column, rows, n);
+      }
+    }
+  }
+};
+
+#endif  // __gfx950__
+
+/// Grid: row_tiles column_tiles splits work-groups of C::kThreads; k a multiple of 32, below 2^22.
+template <class C>
+__global__ __launch_bounds__(C::kThreads, C::kWaves / 4) void mxfp8_gemm([[maybe_unused]] Problem p) {
+#if defined(__gfx950__)
+  __shared__ __attribute__((aligned(1024))) uint8_t lds[C::kLdsBytes];
+  const uint32_t lds_address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>((__attribute__((address_space(3))) uint8_t*)lds));
+  // Work-group i runs on XCD i % kXcds: each XCD gets neighbouring tiles, and walks kGroupRows of them down a column.
+  const uint32_t tiles = p.row_tiles * p.column_tiles, all = tiles * p.splits;
+  const uint32_t xcd = blockIdx.x % kXcds;
+  uint32_t tile = xcd * (all / kXcds) + min(xcd, all % kXcds) + blockIdx.x / kXcds;
+  const uint32_t split = tile / tiles;
+  tile -= split * tiles;
+  const uint32_t in_group = kGroupRows * p.column_tiles, group = tile / in_group;
+  const uint32_t group_rows = min<uint32_t>(kGroupRows, p.row_tiles - group * kGroupRows);
+  const uint32_t inside = tile - group * in_group, column = inside / group_rows;
+  // Divisions leave their results in vector registers.
+  const uint32_t row0 = dev::uniform((group * kGroupRows + inside - column * group_rows) * C::kBlockM);
+  const uint32_t column0 = dev::uniform(column * C::kBlockN);
+
+  const uint32_t steps = (p.k + kStep - 1) / kStep;
+  const uint32_t begin = dev::uniform(steps * split / p.splits);
+  const uint32_t end = dev::uniform(steps * (split + 1) / p.splits);
+  Tile<C> computed(lds_address, p, row0, column0, begin, end);
+  computed.run();
+  wait_and_meet<0>();  // the stages become room for results
+  if (p.partials != nullptr)
+    computed.store(p.partials + uint64_t{split} * p.m * p.n, nullptr, row0, column0, p.m, p.n, p.aligned_output);
+  else
+    computed.store(p.out, p.bias, row0, column0, p.m, p.n, p.aligned_output);
+#endif
+}
+
+}  // namespace hf::gemm

@@ -1,0 +1,320 @@
+// MX-FP8 GEMM whose K is split over the waves of a work-group: out = X W^T for decode batches, in one launch.
+//
+//                 k ->
+//               | wave 0 | wave 1 | ... | last wave |   each wave: all 16 kRowTiles x 16 outputs over its part of K
+//   X rows m0.. |========|========|     |===========|   \
+//   W rows n0.. |========|========|     |===========|   /  one matrix instruction per 16 x 16 x 128 (gfx950)
+//                    \        \     LDS      /
+//                     +--- sums in the order of the waves ---> out[m0 .., n0 .. n0 + 15]
+//
+// W is the instruction's A operand: lane l has column l % 16 of the tile as its row of X, and four neighbouring outputs
+// of it. Grid: ceil(n / 16) x ceil(m / (16 kRowTiles)).
+//
+// gfx950: a lane loads the 16 bytes at 16 (l / 16) and those 64 past it; the scaled instruction takes a step of 128 k.
+// gfx942: a lane loads the 8 bytes at 8 (l / 16) of each block of 32. One instruction is exactly one scale block; its sums
+// are scaled by ldexp with both exponents and added, 17 vector instructions per block. A scale byte of 255 is found by
+// the largest byte that an output has met.
+//
+// Both operands have the same offset in all lanes, relative to resources over just the work-group's rows: rows past the
+// end read 0, tensors may have any size, and a run of up to max_run steps needs no address but its first. Scales come as
+// one dword per row and step, four steps per load.
+//
+// Bytes: W is loaded once for every 16 kRowTiles rows of X, X once per work-group from L2. At 8 TB/s, 256 CUs and 2.4 GHz
+// a CU receives the 2 KiB of a step each 158 cycles and its four SIMDs multiply them in 8 kRowTiles: memory is the bound.
+// Instructions of one wave: about 70, 9 + 5 (kRowTiles - 1) for each step, and 8 for each wave whose sums are added.
+//
+// Tails: a last step shorter than 128, and scales whose rows are not aligned, go step by step with loads that are out of
+// range past K, scales included.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/buffer.h"
+#include "hipforge/amd/mfma.h"
+#include "hipforge/amd/mx.h"
+#include "hipforge/amd/split_k.h"
+#include "hipforge/amd/wave.h"
+
+namespace hf::wave_split {
+
+constexpr int kTile = 16;
+constexpr int kStep = 128;
+constexpr int kBlocks = kStep / kMxBlock;  // of a step: the bytes of one scale word
+
+/// Steps of straight code.
+#if defined(__gfx942__)
+constexpr int max_run(int row_tiles) { return row_tiles == 4 ? 2 : 4; }
+#else
+constexpr int max_run(int) { return 8; }
+#endif
+constexpr int kMaxWaves = 16;
+constexpr int kTileBytes = kTile * kTile * sizeof(float);
+
+static_assert(kBlocks == 4, "one dword holds the scales of a row and step");
+
+/// What a launch computes, on device pointers; the kernel's only argument.
+struct Problem {
+  dev::bf16* out;
+  const dev::bf16* bias;  // null for none
+  const uint8_t *xq, *xs, *wq, *ws;
+  uint32_t m, n, k;
+  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
+  uint32_t aligned_output;  // four neighbouring outputs can be stored at once
+};
+
+constexpr int max_waves(int row_tiles) { return row_tiles == 1 ? 16 : 8; }
+
+/// Steps whose operands are in flight: what 128 (one row tile) or 256 registers hold.
+#if defined(__gfx942__)
+constexpr int steps_ahead(int row_tiles) { return row_tiles == 1 ? 2 : row_tiles == 2 ? 3 : 1; }
+#else
+constexpr int steps_ahead(int row_tiles) { return row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3; }
+#endif
+
+template <int kRowTiles>
+struct Wave {
+#if defined(__gfx950__)
+  static constexpr int kPieces = 2, kPieceBytes = 16, kPieceStride = 64, kScaleRows = 1;
+  using Piece = dev::u32x4;
+#else
+  static constexpr int kPieces = 4, kPieceBytes = 8, kPieceStride = 32, kScaleRows = 4;
+  using Piece = dev::u32x2;
+#endif
+  static constexpr int kAhead = steps_ahead(kRowTiles), kMaxRun = max_run(kRowTiles);
+
+  struct Step {
+    Piece w[kPieces], x[kRowTiles][kPieces];
+  };
+  // Words of four steps. gfx942: of the four rows of W whose products a lane holds.
+  struct ScaleWords {
+    dev::u32x4 w[kScaleRows], x[kRowTiles];
+  };
+
+  const dev::Buffer x, xs, w, ws;
+  const uint32_t k, blocks, lane, group;
+  const uint32_t offset;          // of the lane's row and first piece, in either payload
+  const uint32_t row_scales;      // of the lane's row, in either scale tensor
+  const uint32_t w_scales;        // of the first row of W whose scales the lane takes
+  dev::f32x4 acc[kRowTiles] = {};
+  // gfx942: the largest byte so far.
+  uint32_t highest_w[kScaleRows] = {}, highest_x[kRowTiles] = {};
+
+  __device__ Wave(const Problem& p, uint32_t row0, uint32_t column0, uint32_t in_wave)
+      : x(rows_of(p.xq, row0, kTile * kRowTiles, p.m, p.k)),
+        xs(rows_of(p.xs, row0, kTile * kRowTiles, p.m, p.k / kMxBlock)),
+        w(rows_of(p.wq, column0, kTile, p.n, p.k)),
+        ws(rows_of(p.ws, column0, kTile, p.n, p.k / kMxBlock)),
+        k(p.k),
+        blocks(p.k / kMxBlock),
+        lane(in_wave),
+        group(in_wave / kTile),
+        offset(in_wave % kTile * p.k + in_wave / kTile * kPieceBytes),
+        row_scales(in_wave % kTile * (p.k / kMxBlock)),
+        w_scales(kScaleRows == 1 ? row_scales : in_wave / kTile * (kScaleRows * (p.k / kMxBlock))) {}
+
+  static __device__ dev::Buffer rows_of(const uint8_t* data, uint32_t first, uint32_t count, uint32_t rows, uint32_t stride) {
+    return dev::make_buffer(data + uint64_t{first} * stride, min(count, rows - first) * stride);
+  }
+
+  static __device__ Piece load_piece(dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
+#if defined(__gfx950__)
+    return dev::load_b128(from, lane_offset, wave_offset);
+#else
+    return dev::load_b64(from, lane_offset, wave_offset);
+#endif
+  }
+
+  __device__ __forceinline__ void load(Step& to, uint32_t at, int ahead) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) to.w[i] = load_piece(w, offset + ahead * kStep + i * kPieceStride, at);
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i)
+        to.x[t][i] = load_piece(x, offset + ahead * kStep + i * kPieceStride, at + t * kTile * k);
+  }
+
+  __device__ __forceinline__ void load_scales(ScaleWords& to, uint32_t step) const {
+#pragma unroll
+    for (int r = 0; r < kScaleRows; ++r) to.w[r] = dev::load_b128(ws, w_scales, step * kBlocks + r * blocks);
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) to.x[t] = dev::load_b128(xs, row_scales, step * kBlocks + t * kTile * blocks);
+  }
+
+#if defined(__gfx950__)
+  __device__ __forceinline__ void multiply(const Step& step, const ScaleWords& words, int which) {
+    const uint32_t w_scale = words.w[0][which] >> 8 * group;
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+      acc[t] = dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[0], step.w[1]), w_scale,
+                                     dev::mfma_operand(step.x[t][0], step.x[t][1]), words.x[t][which] >> 8 * group, acc[t]);
+  }
+#else
+  __device__ __forceinline__ void multiply_block(Piece w_piece, const Piece (&x_piece)[kRowTiles],
+                                                 const uint32_t (&w_byte)[kScaleRows], const uint32_t (&x_byte)[kRowTiles]) {
+#pragma unroll
+    for (int r = 0; r < kScaleRows; ++r) highest_w[r] = max(highest_w[r], w_byte[r]);
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+      highest_x[t] = max(highest_x[t], x_byte[t]);
+      const dev::f32x4 products = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(
+          __builtin_bit_cast(int64_t, w_piece), __builtin_bit_cast(int64_t, x_piece[t]), dev::f32x4{}, 0, 0, 0);
+      const int x_exponent = static_cast<int>(x_byte[t]) - 2 * kE8m0Bias;
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        acc[t][r] += __builtin_ldexpf(products[r], static_cast<int>(w_byte[r]) + x_exponent);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(const Step& step, const ScaleWords& words, int which) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      Piece x_piece[kRowTiles];
+      uint32_t w_byte[kScaleRows], x_byte[kRowTiles];
+#pragma unroll
+      for (int r = 0; r < kScaleRows; ++r) w_byte[r] = words.w[r][which] >> 8 * b & 0xFF;
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) {
+        x_byte[t] = words.x[t][which] >> 8 * b & 0xFF;
+        x_piece[t] = step.x[t][b];
+      }
+      multiply_block(step.w[b], x_piece, w_byte, x_byte);
+      __builtin_amdgcn_sched_barrier(0);  // bytes unpacked ahead of their use cost registers
+    }
+  }
+#endif
+
+  // kCount whole steps from `first`, at most kAhead of them in flight.
+  template <int kCount>
+  __device__ __forceinline__ void run_steps(uint32_t first) {
+    constexpr int kWords = (kCount + 3) / 4;
+    const uint32_t at = first * kStep;
+    ScaleWords words[kWords];
+    Step steps[kCount];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) load_scales(words[i], first + 4 * i);
+#pragma unroll
+    for (int i = 0; i < kAhead && i < kCount; ++i) {
+      load(steps[i], at, i);
+      // In the order of their use, here and below: loads return in order.
+      __builtin_amdgcn_sched_barrier(0);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      multiply(steps[i], words[i / 4], i % 4);
+      if (i + kAhead < kCount) load(steps[i + kAhead], at, i + kAhead);
+      __builtin_amdgcn_sched_barrier(0);
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void run_rest(uint32_t first) {
+    if constexpr (kCount < kMaxRun) run_steps<kCount>(first);
+  }
+
+  // A step that may be partial, or whose scales are not aligned.
+  __device__ void run_slowly(uint32_t step) {
+    const uint32_t at = step * kStep, block = step * kBlocks;
+    Step loaded;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const uint32_t here = at + group * kPieceBytes + i * kPieceStride < k ? offset + i * kPieceStride : dev::kOutOfRange;
+      loaded.w[i] = load_piece(w, here, at);
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) loaded.x[t][i] = load_piece(x, here, at + t * kTile * k);
+    }
+#if defined(__gfx950__)
+    ScaleWords words;
+    const bool exists = block + group < blocks;
+    // Into the byte that the lane takes.
+    words.w[0][0] = dev::load_u8(ws, exists ? w_scales + group : dev::kOutOfRange, block) << 8 * group;
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+      words.x[t][0] = dev::load_u8(xs, exists ? row_scales + group : dev::kOutOfRange, block + t * kTile * blocks) << 8 * group;
+    multiply(loaded, words, 0);
+#else
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const bool exists = block + b < blocks;
+      Piece x_piece[kRowTiles];
+      uint32_t w_byte[kScaleRows], x_byte[kRowTiles];
+#pragma unroll
+      for (int r = 0; r < kScaleRows; ++r)
+        w_byte[r] = dev::load_u8(ws, exists ? w_scales : dev::kOutOfRange, block + b + r * blocks);
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) {
+        x_byte[t] = dev::load_u8(xs, exists ? row_scales : dev::kOutOfRange, block + b + t * kTile * blocks);
+        x_piece[t] = loaded.x[t][b];
+      }
+      multiply_block(loaded.w[b], x_piece, w_byte, x_byte);
+    }
+#endif
+  }
+
+  __device__ __forceinline__ void run(uint32_t begin, uint32_t end, bool aligned) {
+    const uint32_t whole = aligned ? min(end, k / kStep) : begin;
+    uint32_t step = begin;
+    for (; step + kMaxRun <= whole; step += kMaxRun) run_steps<kMaxRun>(step);
+    switch (whole > step ? whole - step : 0) {
+      case 1: run_rest<1>(step); break;
+      case 2: run_rest<2>(step); break;
+      case 3: run_rest<3>(step); break;
+      case 4: run_rest<4>(step); break;
+      case 5: run_rest<5>(step); break;
+      case 6: run_rest<6>(step); break;
+      case 7: run_rest<7>(step); break;
+      default: break;
+    }
+    for (step = max(whole, begin); step < end; ++step) run_slowly(step);
+#if !defined(__gfx950__)
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+      for (int r = 0; r < kScaleRows; ++r)
+        if (max(highest_w[r], highest_x[t]) == kE8m0Nan) acc[t][r] = __builtin_nanf("");
+#endif
+  }
+};
+
+__device__ inline void store(const Problem& p, dev::f32x4 values, uint32_t row, uint32_t column) {
+  if (row >= p.m) return;
+  if (p.bias != nullptr) {
+#pragma unroll
+    for (int i = 0; i < dev::kColumnsPerLane; ++i)
+      if (column + i < p.n) values[i] += static_cast<float>(p.bias[column + i]);
+  }
+  dev::store_columns(p.out, values, row, column, p.n, p.aligned_output);
+}
+
+/// Work-groups of 1 to max_waves(kRowTiles) waves; LDS: kTileBytes for each wave and row tile, none for one wave. k a
+/// multiple of 32, below 2^22.
+template <int kRowTiles>
+__global__ __launch_bounds__(max_waves(kRowTiles) * dev::kWaveSize) void mxfp8_wave_split(Problem p) {
+  extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+  auto* sums = reinterpret_cast<dev::f32x4*>(lds);
+  const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
+  const uint32_t waves = blockDim.x / dev::kWaveSize, steps = (p.k + kStep - 1) / kStep;
+  const uint32_t column0 = blockIdx.x * kTile, row0 = blockIdx.y * (kTile * kRowTiles);
+  // The number of waves is a power of two.
+  const uint32_t log2_waves = __builtin_ctz(waves);
+  Wave<kRowTiles> mine(p, row0, column0, lane);
+  mine.run(steps * wave >> log2_waves, steps * (wave + 1) >> log2_waves, p.aligned_scales);
+
+  const uint32_t row = row0 + lane % kTile, column = column0 + lane / kTile * dev::kColumnsPerLane;
+  if (waves == 1) {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) store(p, mine.acc[t], row + t * kTile, column);
+    return;
+  }
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) sums[(wave * kRowTiles + t) * dev::kWaveSize + lane] = mine.acc[t];
+  __syncthreads();
+  // A wave adds up one row tile, or several where there are fewer waves.
+  for (uint32_t t = wave; t < kRowTiles; t += waves) {
+    dev::f32x4 total = sums[t * dev::kWaveSize + lane];
+    for (uint32_t i = 1; i < waves; ++i) total += sums[(i * kRowTiles + t) * dev::kWaveSize + lane];
+    store(p, total, row + t * kTile, column);
+  }
+}
+
+}  // namespace hf::wave_split

@@ -1,0 +1,279 @@
+"""A decoder of MX-FP8 layers, built from a model of the transformers library: what examples/generate.py runs.
+
+A layer is, with the residual stream beside it (each line a launch):
+
+    norm of x + residual, quantised            norm of x + residual, quantised, and a 16-bit copy
+    q, k, v projection                         router
+    norm, rotate and store k and v             choice of experts
+    attention                                  slots sorted by expert
+    quantise                                   gate and up of the chosen experts
+    output projection                          SwiGLU, quantised
+    norm of x + residual, quantised            down of the chosen experts
+    gate and up                                weighted sum
+    SwiGLU, quantised
+    down                                       (the right half follows the six of attention on the left)
+
+10 launches in a dense layer, 14 in one with experts; torch makes views and allocates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hipforge import residual_rms_mxfp8, rms_norm_mxfp8, swiglu_mxfp8
+from hipforge.nn import CacheStep, MXFP8Linear, MXFP8MoE, PagedKVCache
+from hipforge.nn.moe import Activation, Routing
+from hipforge.ops.reference import dequantize_mxfp8
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMS norms of a model: ``n * (offset + weight)``."""
+
+    epsilon: float
+    offset: float = 0.0
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, source: torch.nn.Module, index: int, norm: Norm) -> None:
+        super().__init__()
+        config: Any = source.config
+        self.index, self.norm, self.dim = index, norm, source.head_dim
+        self.heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        self.qkv = fused_linear(source.q_proj, source.k_proj, source.v_proj)
+        self.out = MXFP8Linear.from_linear(source.o_proj)
+        self.window: int | None = getattr(source, "sliding_window", None)
+        sinks = getattr(source, "sinks", None)
+        self.register_buffer("sinks", None if sinks is None else sinks.detach().to(torch.float32))
+        for name in ("q_norm", "k_norm"):
+            part = getattr(source, name, None)
+            self.register_buffer(name, None if part is None else part.weight.detach().to(torch.bfloat16))
+
+    def forward(
+        self, x: torch.Tensor, x_scale: torch.Tensor, step: CacheStep, cache: PagedKVCache, cos_sin: torch.Tensor
+    ) -> torch.Tensor:
+        tokens = x.shape[0]
+        heads = self.qkv(x, x_scale).view(tokens, sum(self.heads), self.dim)
+        q, k, v = heads.split(self.heads, dim=1)
+        rotated = torch.empty(tokens, self.heads[0], self.dim, dtype=heads.dtype, device=heads.device)
+        cache.rope_and_store(
+            self.index, q, k, v, cos_sin, step, q_weight=self.q_norm, k_weight=self.k_norm,
+            weight_offset=self.norm.offset, epsilon=self.norm.epsilon, q_out=rotated,
+        )  # fmt: skip
+        heads = cache.attend(self.index, rotated, step, sinks=self.sinks, window=self.window)
+        return self.out(heads.view(tokens, -1))
+
+
+class DenseMLP(torch.nn.Module):
+    """Gate, up and down; the activation quantises what down reads."""
+
+    wants_copy = False  # of its input in 16 bits
+
+    def __init__(self, gate_up: MXFP8Linear, down: MXFP8Linear, activation: Activation) -> None:
+        super().__init__()
+        self.gate_up, self.down, self.activation = gate_up, down, activation
+
+    def forward(self, quantized: tuple[torch.Tensor, torch.Tensor], copy: torch.Tensor | None) -> torch.Tensor:
+        act = self.activation
+        gate_up = self.gate_up(*quantized)
+        return self.down(*swiglu_mxfp8(gate_up, alpha=act.alpha, beta=act.beta, limit=act.limit))
+
+
+class Experts(torch.nn.Module):
+    wants_copy = True  # the router reads it
+
+    def __init__(self, moe: MXFP8MoE) -> None:
+        super().__init__()
+        self.moe = moe
+
+    def forward(self, quantized: tuple[torch.Tensor, torch.Tensor], copy: torch.Tensor | None) -> torch.Tensor:
+        return self.moe(copy, quantized)
+
+
+class DecoderLayer(torch.nn.Module):
+    """Attention and what follows it; x is what the layer before adds to the residual stream, None in the first."""
+
+    def __init__(self, source: torch.nn.Module, attention: Attention, mlp: DenseMLP | Experts, norm: Norm) -> None:
+        super().__init__()
+        self.attention, self.mlp, self.norm = attention, mlp, norm
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            self.register_buffer(name, getattr(source, name).weight.detach().to(torch.bfloat16))
+
+    def forward(
+        self,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        step: CacheStep,
+        cache: PagedKVCache,
+        cos_sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return what the layer adds last; ``residual`` is changed in place."""
+        q, scale = added_and_normed(x, residual, self.input_layernorm, self.norm)
+        x = self.attention(q, scale, step, cache, cos_sin)
+        copy = torch.empty_like(residual) if self.mlp.wants_copy else None
+        q, scale = added_and_normed(x, residual, self.post_attention_layernorm, self.norm, copy)
+        return self.mlp((q, scale), copy)
+
+
+def added_and_normed(
+    x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, norm: Norm, copy: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add x to residual in place and return the norm of the sum, quantised; ``copy`` takes it in 16 bits."""
+    if x is None:
+        return rms_norm_mxfp8(residual, weight, norm.epsilon, weight_offset=norm.offset, also_out=copy)
+    return residual_rms_mxfp8(x, residual, weight, norm.epsilon, weight_offset=norm.offset, also_out=copy)[:2]
+
+
+class Decoder(torch.nn.Module):
+    """Embedding, layers, last norm and head."""
+
+    def __init__(self, source: Any, layers: list[DecoderLayer], norm: Norm) -> None:
+        super().__init__()
+        inner = source.model
+        self.norm, self.layers = norm, torch.nn.ModuleList(layers)
+        self.register_buffer("embedding", inner.embed_tokens.weight.detach().to(torch.bfloat16))
+        self.register_buffer("last_norm", inner.norm.weight.detach().to(torch.bfloat16))
+        self.head = MXFP8Linear.from_linear(source.lm_head)
+        self.register_buffer("cos_sin", rotation_table(inner.rotary_emb, source.config.max_position_embeddings))
+
+    def forward(self, tokens: torch.Tensor, step: CacheStep, cache: PagedKVCache) -> torch.Tensor:
+        """Return logits bfloat16 [tokens, vocabulary]."""
+        residual = self.embedding[tokens]
+        x = None
+        for layer in self.layers:
+            x = layer(x, residual, step, cache, self.cos_sin)
+        return self.head(*added_and_normed(x, residual, self.last_norm, self.norm))
+
+    def make_cache(self, tokens: int, page_size: int = 16) -> PagedKVCache:
+        """Return a cache for so many tokens in all."""
+        attention = self.layers[0].attention
+        pages = -(-tokens // page_size)
+        place = self.embedding.device
+        return PagedKVCache(len(self.layers), pages, page_size, attention.heads[1], attention.dim, place)
+
+
+def rotation_table(rotary: torch.nn.Module, positions: int) -> torch.Tensor:
+    """Return float32 [positions, rotary_dim]: cosines, then sines, from a model's own module."""
+    inv_freq: Any = rotary.inv_freq
+    half = inv_freq.shape[0]
+    cos, sin = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(positions)[None])
+    return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1).contiguous()
+
+
+def fused_linear(*parts: Any) -> MXFP8Linear:
+    """Return linear layers of one input as one, their outputs next to each other."""
+    fused = torch.nn.Linear(parts[0].in_features, 1, bias=False, device="meta")
+    fused.weight = torch.nn.Parameter(torch.cat([part.weight.detach() for part in parts]))
+    layer = MXFP8Linear.from_linear(fused)
+    if parts[0].bias is not None:
+        layer.bias = torch.cat([part.bias.detach() for part in parts]).to(torch.bfloat16)
+    return layer
+
+
+def from_qwen3(source: Any) -> Decoder:
+    """Return a dense model with norms of q and k: Qwen3, and without those norms Llama."""
+    norm = Norm(source.config.rms_norm_eps)
+    layers = []
+    for index, layer in enumerate(source.model.layers):
+        mlp = layer.mlp
+        dense = DenseMLP(fused_linear(mlp.gate_proj, mlp.up_proj), MXFP8Linear.from_linear(mlp.down_proj), Activation())
+        layers.append(DecoderLayer(layer, Attention(layer.self_attn, index, norm), dense, norm))
+    return Decoder(source, layers, norm)
+
+
+def from_minimax_m3(source: Any) -> Decoder:
+    """Return MiniMax-M3's text model, every layer with full attention; the shared expert is the last of the experts."""
+    config = source.config
+    norm = Norm(config.rms_norm_eps, offset=1.0)
+    activation = Activation(config.swiglu_alpha, 1.0, config.swiglu_limit)
+    routing = Routing(config.num_experts_per_tok, "sigmoid", scale=config.routed_scaling_factor, shared_experts=1)
+    if set(config.layer_types) != {"full_attention"}:
+        raise SystemExit(f"every layer must have full_attention; got {config.layer_types}")
+    layers = []
+    for index, layer in enumerate(source.model.layers):
+        mlp: DenseMLP | Experts
+        if config.mlp_layer_types[index] == "dense":
+            gate_up, down = layer.mlp.gate_up_proj, layer.mlp.down_proj
+            mlp = DenseMLP(MXFP8Linear.from_linear(gate_up), MXFP8Linear.from_linear(down), activation)
+        else:
+            experts, shared, gate = layer.mlp.experts, layer.mlp.shared_experts, layer.mlp.gate
+            mlp = Experts(MXFP8MoE.from_weights(
+                torch.cat((experts.gate_up_proj.detach(), shared.gate_up_proj.weight.detach()[None])),
+                torch.cat((experts.down_proj.detach(), shared.down_proj.weight.detach()[None])),
+                gate.weight.detach().float(), routing, activation, correction_bias=gate.e_score_correction_bias,
+            ))  # fmt: skip
+        layers.append(DecoderLayer(layer, Attention(layer.self_attn, index, norm), mlp, norm))
+    return Decoder(source, layers, norm)
+
+
+def from_gpt_oss(source: Any) -> Decoder:
+    """Return gpt-oss: sinks, a window in every other layer, biases, rows of gate and up by turns."""
+    config = source.config
+    norm = Norm(config.rms_norm_eps)
+    activation = Activation(config.swiglu_alpha, 1.0, config.swiglu_limit, interleaved=True)
+    routing = Routing(config.num_experts_per_tok)  # a softmax over those chosen is one over all, renormalised
+    layers = []
+    for index, layer in enumerate(source.model.layers):
+        experts, router = layer.mlp.experts, layer.mlp.router
+        moe = MXFP8MoE.from_weights(
+            experts.gate_up_proj.detach().transpose(1, 2), experts.down_proj.detach().transpose(1, 2),
+            router.weight.detach().float(), routing, activation, router_bias=router.bias,
+            w1_bias=experts.gate_up_proj_bias, w2_bias=experts.down_proj_bias,
+        )  # fmt: skip
+        layers.append(DecoderLayer(layer, Attention(layer.self_attn, index, norm), Experts(moe), norm))
+    return Decoder(source, layers, norm)
+
+
+def decoded(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return dequantize_mxfp8(weight, scale, torch.float32)
+
+
+@torch.no_grad()
+def read_back(model: Decoder, source: Any) -> None:
+    """Give the transformers model the weights that ``model`` really holds: dequantised, biases rounded to bf16."""
+    source.lm_head.weight = torch.nn.Parameter(decoded(model.head.weight, model.head.weight_scale))
+    for layer, original in zip(model.layers, source.model.layers, strict=True):
+        attention, theirs = layer.attention, original.self_attn
+        _split(attention.qkv, theirs.q_proj, theirs.k_proj, theirs.v_proj)
+        _split(attention.out, theirs.o_proj)
+        mlp = original.mlp
+        if isinstance(layer.mlp, DenseMLP):
+            fused = getattr(mlp, "gate_up_proj", None)
+            _split(layer.mlp.gate_up, *([mlp.gate_proj, mlp.up_proj] if fused is None else [fused]))
+            _split(layer.mlp.down, mlp.down_proj)
+            continue
+        moe = layer.mlp.moe
+        gate_up, down = decoded(moe.w1, moe.w1_scale), decoded(moe.w2, moe.w2_scale)
+        if moe.activation.interleaved:  # stored [in, out]
+            mlp.experts.gate_up_proj.copy_(gate_up.transpose(1, 2))
+            mlp.experts.down_proj.copy_(down.transpose(1, 2))
+            continue
+        routed = moe.router.shape[0]
+        mlp.experts.gate_up_proj.copy_(gate_up[:routed])
+        mlp.experts.down_proj.copy_(down[:routed])
+        mlp.shared_experts.gate_up_proj.weight.copy_(gate_up[routed])
+        mlp.shared_experts.down_proj.weight.copy_(down[routed])
+
+
+def _split(layer: MXFP8Linear, *parts: Any) -> None:
+    rows = [part.out_features for part in parts]
+    for part, piece in zip(parts, decoded(layer.weight, layer.weight_scale).split(rows), strict=True):
+        part.weight.copy_(piece)
+    if layer.bias is not None:
+        for part, piece in zip(parts, layer.bias.float().split(rows), strict=True):
+            part.bias.copy_(piece)
+
+
+FROM: dict[str, Callable[[Any], Decoder]] = {
+    "qwen3": from_qwen3,
+    "minimax_m3": from_minimax_m3,
+    "gpt_oss": from_gpt_oss,
+}
+
+
+if __name__ == "__main__":  # the layers alone do nothing
+    print(__doc__)

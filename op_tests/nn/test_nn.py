@@ -1,0 +1,311 @@
+"""hipforge.nn: what the modules compute, keep, refuse and survive."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.mxfp8_cases import relf
+
+import hipforge
+from hipforge import emulator
+from hipforge.errors import GuardError
+from hipforge.nn import MXFP8Linear, MXFP8MoE, PagedKVCache, convert_to_mxfp8
+from hipforge.nn.moe import Activation, Routing
+from hipforge.nn.payload import accepted
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
+
+# Both sides share every quantisation; left are float32 sums and one rounding to bf16, 1.66e-3, or twice two of them.
+ONE_ROUNDING = 3e-3
+SEVERAL_ROUNDINGS = 5e-3
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def linear(k: int = 96, n: int = 40, bias: bool = True) -> torch.nn.Linear:
+    layer = torch.nn.Linear(k, n, bias=bias, dtype=torch.bfloat16)
+    with torch.no_grad():
+        layer.weight.copy_(normal(n, k) * k**-0.5)
+        if bias:
+            layer.bias.copy_(normal(n, seed=1))
+    return layer
+
+
+def quantised(x: torch.Tensor) -> torch.Tensor:
+    """x after MX-FP8 in this device's format, float64."""
+    q, scale = quantize_mxfp8(x.flatten(0, -2).float(), fp8_dtypes("cpu")[0])
+    return dequantize_mxfp8(q, scale, torch.float64).view(x.shape)
+
+
+@pytest.mark.parametrize("shape", ((1,), (3,), (2, 5), (2, 20), (0,)))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
+@torch.no_grad()
+def test_a_linear_layer_is_the_product_of_quantised_operands(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    source = linear()
+    layer = MXFP8Linear.from_linear(source)
+    x = normal(*shape, 96, seed=3, dtype=dtype)
+    got = layer(x)
+    want = quantised(x) @ quantised(source.weight).T + source.bias.double() if x.numel() else x.double()[..., :40]
+    assert got.dtype == dtype and got.shape == (*shape, 40)
+    assert relf(got, want) < ONE_ROUNDING
+
+
+@torch.no_grad()
+def test_a_linear_layer_takes_what_a_norm_has_quantised() -> None:
+    layer = MXFP8Linear.from_linear(linear(128))
+    x, weight = normal(4, 128, dtype=torch.bfloat16), torch.ones(128, dtype=torch.bfloat16)
+    q, scale = hipforge.rms_norm_mxfp8(x, weight, 1e-6)
+    out = torch.empty(4, 40, dtype=torch.bfloat16)
+    with emulator.counters() as counted:
+        assert layer(q, scale, out) is out
+    assert [kernel.name.split("<")[0].split("(")[0] for kernel in counted.kernels if "quantize" in kernel.name] == []
+    assert torch.equal(out, layer(hipforge.rms_norm(x, weight, 1e-6)))
+
+
+def stack() -> torch.nn.Sequential:
+    shared = torch.nn.Linear(64, 64, bias=False)
+    inner = torch.nn.Sequential(shared, torch.nn.Linear(64, 64))
+    return torch.nn.Sequential(torch.nn.Linear(96, 64), inner, shared, torch.nn.Linear(64, 8)).bfloat16()
+
+
+def test_conversion_replaces_what_is_not_skipped() -> None:
+    model = stack()
+    assert convert_to_mxfp8(model, skip=("3", "1.1")) is model
+    kinds = {name: type(part) for name, part in model.named_modules(remove_duplicate=False) if name not in ("", "1")}
+    assert kinds == {
+        "0": MXFP8Linear, "1.0": MXFP8Linear, "1.1": torch.nn.Linear, "2": MXFP8Linear, "3": torch.nn.Linear,
+    }  # fmt: skip
+    assert model[1][0] is model[2]
+    whole = convert_to_mxfp8(torch.nn.Linear(32, 3))
+    assert isinstance(whole, MXFP8Linear)
+
+
+def test_conversion_names_what_it_cannot_convert() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(48, 8))
+    with pytest.raises(GuardError, match=r"1 has in_features=48.*name it in skip"):
+        convert_to_mxfp8(model)
+    assert type(model[0]) is torch.nn.Linear  # nothing has been replaced
+    with pytest.raises(GuardError, match=r"'lm_head' matches none of the 2"):
+        convert_to_mxfp8(model, skip="lm_head")
+    assert type(convert_to_mxfp8(model, skip="1")[0]) is MXFP8Linear
+    with pytest.raises(GuardError, match=r"in_features must be a positive multiple of 32.*got 48"):
+        MXFP8Linear(48, 8)
+
+
+def moe(shared: int = 0, seed: int = 0, **biases: torch.Tensor | None) -> MXFP8MoE:
+    w1, w2 = normal(5, 128, 96, seed=seed) * 0.1, normal(5, 96, 64, seed=seed + 1) * 0.12
+    routing = Routing(top_k=2, scoring="sigmoid", scale=2.0, shared_experts=shared)
+    activation = Activation(alpha=1.702, beta=1.0, limit=1.5)
+    return MXFP8MoE.from_weights(w1, w2, normal(5 - shared, 96, seed=seed + 2) * 0.1, routing, activation, **biases)
+
+
+def moe_in_float64(layer: MXFP8MoE, x: torch.Tensor) -> torch.Tensor:
+    """Token by token and expert by expert."""
+    w1, w2 = (
+        dequantize_mxfp8(getattr(layer, name), getattr(layer, f"{name}_scale"), torch.float64) for name in ("w1", "w2")
+    )
+    scores = torch.sigmoid(x.double() @ layer.router.double().T)
+    choice = scores if layer.correction_bias is None else scores + layer.correction_bias.double()
+    rows = []
+    for token, inputs in enumerate(quantised(x)):
+        chosen = choice[token].topk(2).indices.tolist()
+        total = scores[token, chosen].sum()
+        parts = [(expert, 2.0 * scores[token, expert] / total) for expert in chosen]
+        parts += [(4, torch.tensor(1.0))] * layer.routing.shared_experts
+        row = torch.zeros(96, dtype=torch.float64)
+        for expert, weight in parts:
+            gate, up = (w1[expert] @ inputs).bfloat16().double().chunk(2)
+            gate, up = gate.clamp(max=1.5), up.clamp(-1.5, 1.5)
+            row += weight * (w2[expert] @ quantised(((up + 1) * gate * torch.sigmoid(1.702 * gate))[None])[0])
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("shared", (0, 1))
+@pytest.mark.parametrize("corrected", (False, True))
+@torch.no_grad()
+def test_a_mixture_of_experts_is_that_of_every_token_by_itself(shared: int, corrected: bool) -> None:
+    bias = torch.linspace(1.5, -1.5, 5 - shared) if corrected else None
+    layer = moe(shared, correction_bias=bias)
+    x = normal(2, 3, 96, seed=9, dtype=torch.bfloat16)
+    with emulator.counters() as counted:
+        got = layer(x)
+    assert counted.launches == (8 if fp8_dtypes("cpu")[0] == torch.float8_e4m3fn else 6)
+    assert got.shape == x.shape and got.dtype == torch.bfloat16
+    want = moe_in_float64(layer, x.flatten(0, 1)).view(x.shape)
+    assert relf(got, want) < SEVERAL_ROUNDINGS
+    if corrected:  # the bias decides: without it other experts are chosen
+        assert relf(got, moe_in_float64(moe(shared), x.flatten(0, 1)).view(x.shape)) > 0.1
+
+
+def test_a_mixture_refuses_weights_that_do_not_fit() -> None:
+    w1, w2, router = normal(3, 64, 32), normal(3, 32, 32), normal(3, 32)
+    with pytest.raises(GuardError, match=r"router must have shape \(3, 32\)"):
+        MXFP8MoE.from_weights(w1, w2, router[:2], Routing(2))
+    with pytest.raises(GuardError, match="at least top_k \\+ shared_experts experts, 4; got 3"):
+        MXFP8MoE.from_weights(w1, w2, router[:2], Routing(3, shared_experts=1))
+    with pytest.raises(GuardError, match=r"w1 must have shape \(3, 64, 32\)"):
+        MXFP8MoE.from_weights(w1[:, :32], w2, router, Routing(2))
+    with pytest.raises(GuardError, match=r"w2_bias must have shape \(3, 32\)"):
+        MXFP8MoE.from_weights(w1, w2, router, Routing(2), w2_bias=normal(3, 64))
+
+
+@pytest.mark.parametrize("make", (lambda: MXFP8Linear.from_linear(linear()), lambda: moe(1)), ids=("linear", "moe"))
+@torch.no_grad()
+def test_state_dict_and_pickle_bring_back_the_same_layer(make: Callable[[], torch.nn.Module]) -> None:
+    layer = make()
+    x = normal(3, 96, seed=5, dtype=torch.bfloat16)
+    want = layer(x)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    other = make()
+    for buffer in other.buffers():
+        (buffer.view(torch.uint8) if buffer.dtype.itemsize == 1 else buffer).zero_()
+    assert not torch.equal(other(x), want)
+    file.seek(0)
+    assert other.load_state_dict(torch.load(file)) == torch.nn.modules.module._IncompatibleKeys([], [])
+    assert torch.equal(other(x), want)
+
+
+@torch.no_grad()
+def test_casting_a_model_leaves_its_fp8_weights_alone() -> None:
+    model = torch.nn.Sequential(MXFP8Linear.from_linear(linear()), MXFP8Linear.from_linear(linear(64, 8)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for cast in (model.half, model.bfloat16, lambda: model.to(torch.float32), lambda: model.to("cpu")):
+        cast()
+        assert model[0].weight.dtype == fp8_dtypes("cpu")[0]
+        assert torch.equal(model[0].weight.view(torch.uint8), before["0.weight"].view(torch.uint8))
+
+
+@torch.no_grad()
+def test_layers_trace_as_one_graph() -> None:
+    x = normal(4, 96, seed=5, dtype=torch.bfloat16)
+    for layer in (MXFP8Linear.from_linear(linear()), moe(1, correction_bias=torch.zeros(4))):
+        traced = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        assert torch.equal(traced(x), layer(x))
+
+
+def test_a_layer_refuses_to_pretend_a_gradient() -> None:
+    x = normal(2, 96, dtype=torch.bfloat16).requires_grad_()
+    for layer, name in ((MXFP8Linear.from_linear(linear()), "MXFP8Linear"), (moe(), "MXFP8MoE")):
+        with pytest.raises(GuardError, match=f"{name} computes no gradients.*torch.no_grad"):
+            layer(x)
+        with torch.no_grad():
+            assert not layer(x).requires_grad
+
+
+def test_quantised_weights_are_checked() -> None:
+    q, scale = quantize_mxfp8(normal(8, 64))
+    same = MXFP8Linear.from_quantized(q.view(torch.uint8), scale.view(torch.float8_e8m0fnu))
+    assert torch.equal(dequantize_mxfp8(same.weight, same.weight_scale), dequantize_mxfp8(q, scale))
+    with pytest.raises(GuardError, match=r"weight_scale must have shape \(8, 2\)"):
+        MXFP8Linear.from_quantized(q, scale[:, :1])
+    with pytest.raises(GuardError, match="weight must have dtype"):
+        MXFP8Linear.from_quantized(q.float(), scale)
+    if fp8_dtypes("cpu")[0] == torch.float8_e4m3fnuz:
+        with pytest.raises(GuardError, match=r"layer.weight cannot be converted to e4m3fnuz.*byte 254"):
+            accepted(q, torch.full_like(scale, 254), "layer.weight")
+
+
+def cached_attention(steps: tuple[int, ...], pages: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two sequences of 40 tokens through a cache, in steps, and attention over the same rows in float64."""
+    cache = PagedKVCache(layers=2, pages=pages, page_size=16, kv_heads=2, head_dim=64)
+    cache.release(9)
+    cache.extend([9], 17)  # pages in use by another sequence
+    total = sum(steps)
+    q, k, v = (normal(2, total, heads, 64, seed=heads + i, dtype=torch.bfloat16) for i, heads in enumerate((4, 2, 2)))
+    table = torch.zeros(total, 64)
+    table[:, :32] = 1.0  # cosines of 1: no rotation
+    cache.k_scale.fill_(0.25)
+    outputs = []
+    first = 0
+    for tokens in steps:
+        step = cache.extend([3, 5], tokens)
+        part = [x[:, first : first + tokens].flatten(0, 1).contiguous() for x in (q, k, v)]
+        rotated = cache.rope_and_store(1, *part, table, step)
+        outputs.append(cache.attend(1, rotated, step).view(2, tokens, 4, 64))
+        first += tokens
+    own = fp8_dtypes("cpu")[0]
+    keys = (k.float() / 0.25).clamp(-torch.finfo(own).max, torch.finfo(own).max).to(own).double() * 0.25
+    values = v.float().to(own).double()
+    scores = torch.einsum("bthd,bshd->bhts", q.double(), keys.repeat_interleave(2, 2)) / 8
+    scores = scores.masked_fill(torch.ones(total, total).triu(1).bool(), -torch.inf)
+    want = torch.einsum("bhts,bshd->bthd", scores.softmax(-1), values.repeat_interleave(2, 2))
+    assert (cache.k[0].view(torch.uint8) == 0).all()  # the other layer is untouched
+    return torch.cat(outputs, 1), want
+
+
+@pytest.mark.parametrize("steps", ((16, 16, 7, 1), (10, 1, 1, 15, 1), (1,) * 3))
+def test_a_paged_cache_gives_the_attention_over_all_that_was_stored(steps: tuple[int, ...]) -> None:
+    got, want = cached_attention(steps)
+    # softmax weights rounded to bf16 (2^-9 of each, at random) and one rounding of the output
+    assert relf(got, want) < 4e-3
+
+
+def test_pages_are_given_out_returned_and_never_too_many() -> None:
+    cache = PagedKVCache(layers=1, pages=3, page_size=16, kv_heads=1, head_dim=64)
+    first = cache.extend([1], 16)
+    assert first.block_tables.shape == (1, 1) and cache.free_pages == 2
+    second = cache.extend([1, 2], 1)
+    assert second.seqlens.tolist() == [17, 1] and second.positions.tolist() == [16, 0]
+    held = second.block_tables
+    assert held[0, 0] == first.block_tables[0, 0] and cache.free_pages == 0
+    assert len({*held[0].tolist(), int(held[1, 0])}) == 3
+    assert second.slot_mapping.tolist() == [16 * int(held[0, 1]), 16 * int(held[1, 0])]
+    with pytest.raises(GuardError, match="has 0 free pages of 16 tokens; 16 more tokens of 1 sequences need 1"):
+        cache.extend([2], 16)
+    assert cache.length(2) == 1  # nothing has changed
+    cache.release(1)
+    assert cache.free_pages == 2 and cache.length(1) == 0
+    assert cache.extend([2], 16).seqlens.tolist() == [17]
+    with pytest.raises(GuardError, match="each once"):
+        cache.extend([2, 2], 1)
+    with pytest.raises(GuardError, match="page_size must be a multiple of 16; got 8"):
+        PagedKVCache(1, 1, 8, 1, 64)
+
+
+def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
+    on_gfx942("-k", "product_of or norm_has or token_by or by_itself or same_layer or casting or checked or paged")
+
+
+@torch.no_grad()
+def test_weights_written_for_one_architecture_load_on_the_other() -> None:
+    """A state dict in e4m3fn gives the same numbers on gfx942, where the layer holds e4m3fnuz."""
+    q, scale = quantize_mxfp8(normal(40, 96))
+    layer = MXFP8Linear(96, 40)
+    layer.load_state_dict({"weight": q, "weight_scale": scale})
+    assert layer.weight.dtype == fp8_dtypes("cpu")[0]
+    assert torch.equal(dequantize_mxfp8(layer.weight, layer.weight_scale), dequantize_mxfp8(q, scale))
+
+
+def test_weights_load_across_architectures(on_gfx942: Callable[..., str]) -> None:
+    on_gfx942("-k", "written_for_one")
+
+
+def test_without_kernels_the_modules_compute_in_torch() -> None:
+    program = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from test_nn import *
+with torch.no_grad():
+    test_a_linear_layer_is_the_product_of_quantised_operands((3,), torch.bfloat16)
+    layer = moe(1)
+    x = normal(6, 96, seed=9, dtype=torch.bfloat16)
+    assert relf(layer(x), moe_in_float64(layer, x)) < SEVERAL_ROUNDINGS
+    got, want = cached_attention((10, 1))
+    assert relf(got, want) < 4e-3
+"""
+    environment = {**os.environ, "HIPFORGE_DEVICE": "reference"}
+    here = Path(__file__).resolve().parent
+    command = [sys.executable, "-c", program, str(here), str(here.parent)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,90 @@
+"""hipforge time-model: what it reads, counts and refuses, on a model small enough to run in seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hipforge.cli import decode_step
+from hipforge.cli.main import cli
+from hipforge.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
+
+DENSE = {
+    "model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 384, "vocab_size": 256,
+}  # fmt: skip
+EXPERTS = {
+    **DENSE, "model_type": "minimax_m3_vl_text", "rotary_dim": 32, "intermediate_size": 128,
+    "dense_intermediate_size": 384, "shared_intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "swiglu_limit": 7.0, "mlp_layer_types": ["dense", "sparse", "sparse"],
+}  # fmt: skip
+
+
+def written(folder: Path, config: dict[str, Any]) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def modelled(path: Path, *options: str) -> list[dict[str, Any]]:
+    done = CliRunner().invoke(cli, ["time-model", str(path), "--json", *options])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)["modelled"]
+
+
+def test_a_step_has_every_op_of_every_layer(tmp_path: Path) -> None:
+    (dense,) = modelled(written(tmp_path, DENSE), "--context", "48")
+    calls = {line["op"]: line["calls"] for line in dense["lines"]}
+    assert calls == {
+        "norm + quantise": 7, "qkv": 3, "norm, rope, store k v": 3, "attention": 3, "quantise": 3, "o_proj": 3,
+        "gate_up": 3, "swiglu + quantise": 3, "down": 3, "lm_head": 1,
+    }  # fmt: skip
+    assert dense["us"] == pytest.approx(sum(line["us"] * line["calls"] for line in dense["lines"]))
+    assert all(line["launches"] == 1 and line["us"] > 0 for line in dense["lines"])  # 10 launches per layer
+    picture = tmp_path / "step.png"
+    two = modelled(
+        written(tmp_path, {"text_config": EXPERTS}), "--context", "48", "--context", "2048", "--tp", "2", "--plot",
+        str(picture),
+    )  # fmt: skip
+    counts = {line["op"]: line["calls"] * line["launches"] for line in two[0]["lines"]}
+    assert counts["norm + quantise, copy"] == counts["weighted sum"] == counts["experts' down"] == 2
+    assert counts["norm + quantise"] == 5 and counts["gate_up"] == 1
+    assert sum(counts.values()) == 10 + 2 * 14 + 2  # a dense layer, two of experts, the last norm and the head
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    # A longer context takes longer, and nothing but attention does.
+    short, long = ({line["op"]: line["us"] for line in step["lines"]} for step in two)
+    assert long["attention"] > short["attention"]
+    assert {op for op in short if short[op] != long[op]} == {"attention"}
+
+
+def test_the_shipped_configurations_divide_by_eight() -> None:
+    m3 = decode_step.divided(decode_step.read(CONFIGS / "minimax_m3.json"), 8)
+    assert (m3.heads, m3.expert_inner, m3.experts, m3.layers, m3.limit) == ((8, 1), 384, 128, (0, 60), 7.0)
+    llama = decode_step.divided(decode_step.read(CONFIGS / "llama_3_1_405b.json"), 8)
+    assert (llama.heads, llama.inner, llama.head_dim, llama.vocabulary) == ((16, 1), 6656, 128, 16032)
+    names = [piece.name for piece in decode_step.pieces(llama, 1, 8)]
+    assert "gate_up" in names and "router" not in names
+
+
+def test_what_cannot_be_modelled_is_refused(tmp_path: Path) -> None:
+    for config, message in (
+        ({**DENSE, "model_type": "mamba"}, "model_type must be llama, qwen3 or minimax_m3_vl_text; got 'mamba'"),
+        ({key: value for key, value in DENSE.items() if key != "vocab_size"}, "lacks the field 'vocab_size'"),
+        ({**EXPERTS, "shared_intermediate_size": 64}, "a shared expert must be as wide as a routed one, 128; got 64"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            decode_step.read(written(tmp_path, config))
+    shape = decode_step.read(written(tmp_path, DENSE))
+    with pytest.raises(ConfigError, match="--tp 3 does not divide query heads, 4"):
+        decode_step.divided(shape, 3)
+    with pytest.raises(ConfigError, match="--tp 8 does not divide query heads"):
+        decode_step.divided(shape, 8)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        decode_step.read(tmp_path / "config.json")

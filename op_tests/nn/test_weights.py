@@ -1,0 +1,293 @@
+"""hipforge.weights: real files, written by the safetensors library, in each published layout; and broken ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import hipforge
+from hipforge import weights
+from hipforge.errors import ConfigError, GuardError
+from hipforge.nn import MXFP8Linear
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.reference import (
+    dequantize_mxfp4,
+    dequantize_mxfp8,
+    quantize_mxfp4,
+    quantize_mxfp8,
+    shuffle_scale,
+    shuffle_weight,
+)
+
+N, K = 48, 128
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def fn_mxfp8(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """With zeros of both signs and NaN, whose codes differ between the formats."""
+    q, scale = quantize_mxfp8(normal(*shape))
+    q.view(torch.uint8).view(-1)[:4] = torch.tensor([0x80, 0x00, 0x7F, 0xFF], dtype=torch.uint8)
+    scale.view(-1)[-1] = 255
+    return q, scale
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.uint8)
+
+
+def state_of(path: Path, **options: Any) -> dict[str, tuple[torch.Tensor, weights.Meta]]:
+    return {name: (tensor, meta) for name, tensor, meta in weights.load(path, **options)}
+
+
+def checkpoint(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any] | None = None) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return folder
+
+
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "group_size": 32}}},
+}
+QUARK = {
+    "quant_method": "quark",
+    "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}},
+}
+
+
+def same_numbers(got: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    numbers = [dequantize_mxfp8(*pair, torch.float64) for pair in (got, want)]
+    return torch.equal(numbers[0].nan_to_num(1e9), numbers[1].nan_to_num(1e9))
+
+
+@pytest.mark.parametrize(
+    ("config", "as_bytes"),
+    ((COMPRESSED, False), ({"quant_method": "quark"}, False), ({"quant_method": "modelopt"}, True), (None, False)),
+    ids=("compressed", "quark", "modelopt", "undeclared"),
+)
+def test_mxfp8_weights_come_in_the_devices_format(tmp_path: Path, config: Any, as_bytes: bool) -> None:
+    q, scale = fn_mxfp8(N, K)
+    stored = {
+        "a.weight": bits(q) if as_bytes else q, "a.weight_scale": scale, "a.bias": normal(N), "norm.weight": normal(K),
+        "steps": torch.tensor([3]),
+    }  # fmt: skip
+    loaded = state_of(checkpoint(tmp_path, stored, config))
+    assert set(loaded) == set(stored)
+    elements, meta = loaded["a.weight"]
+    assert elements.dtype == fp8_dtypes("cpu")[0]
+    assert (meta.format, meta.part, meta.source, meta.file.name) == (
+        "mxfp8", "elements", "a.weight", "model.safetensors",
+    )  # fmt: skip
+    assert same_numbers((elements, loaded["a.weight_scale"][0]), (q, scale))
+    for name in ("a.bias", "norm.weight", "steps"):
+        assert torch.equal(loaded[name][0], stored[name]) and loaded[name][1].format == "plain"
+    layer = MXFP8Linear(K, N, bias=True)
+    layer.load_state_dict({name.removeprefix("a."): loaded[name][0] for name in stored if name.startswith("a.")})
+    assert same_numbers((layer.weight, layer.weight_scale), (q, scale))
+
+
+def test_modelopts_own_configuration_file_is_read(tmp_path: Path) -> None:
+    q, scale = quantize_mxfp8(normal(N, K))
+    checkpoint(tmp_path, {"a.weight": q, "a.weight_scale": scale.view(torch.float8_e8m0fnu)})
+    declared = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "MXFP8", "group_size": 32}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(declared))
+    assert state_of(tmp_path)["a.weight_scale"][0].dtype == torch.uint8
+    declared["quantization"]["group_size"] = 16
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(declared))
+    with pytest.raises(ConfigError, match="declares group_size 16; MX formats have 32"):
+        weights.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ("a.weight_packed", "a.weight"), ids=("compressed", "quark"))
+@pytest.mark.parametrize("shuffled", (False, True))
+def test_mxfp4_weights_come_as_rows_or_shuffled(tmp_path: Path, name: str, shuffled: bool) -> None:
+    packed, scale = quantize_mxfp4(normal(N, K))
+    loaded = state_of(checkpoint(tmp_path, {name: packed, "a.weight_scale": scale}, QUARK), shuffled=shuffled)
+    elements, meta = loaded["a.weight"]
+    assert meta.format == "mxfp4" and meta.layout == ("shuffled" if shuffled else "rows") and meta.source == name
+    assert torch.equal(elements, shuffle_weight(packed) if shuffled else packed)
+    assert torch.equal(loaded["a.weight_scale"][0], shuffle_scale(scale) if shuffled else scale)
+
+
+def test_gpt_oss_experts_come_as_packed_rows(tmp_path: Path) -> None:
+    experts = normal(3, N, K)
+    parts = [quantize_mxfp4(expert) for expert in experts]
+    packed, scale = (torch.stack(part) for part in zip(*parts, strict=True))
+    stored = {
+        "mlp.experts.down_proj_blocks": packed.view(3, N, K // 32, 16), "mlp.experts.down_proj_scales": scale,
+        "mlp.experts.down_proj_bias": normal(3, N),
+    }  # fmt: skip
+    loaded = state_of(checkpoint(tmp_path, stored, {"quant_method": "mxfp4"}), shuffled=True)
+    elements, meta = loaded["mlp.experts.down_proj"]
+    assert meta.format == "mxfp4" and meta.layout == "rows" and elements.shape == (3, N, K // 2)
+    got = dequantize_mxfp4(elements[1], loaded["mlp.experts.down_proj_scale"][0][1])
+    assert torch.equal(got, dequantize_mxfp4(*parts[1]))
+    # MXFP4 experts load; the layer that has no kernel for them says so by name.
+    down_scale = loaded["mlp.experts.down_proj_scale"][0]
+    w2, w2_scale = torch.zeros(3, K, 32).byte(), torch.zeros(3, K, 1).byte()
+    hidden, ids = torch.zeros(1, K).bfloat16(), torch.zeros(1, 1, dtype=torch.int32)
+    with pytest.raises(GuardError, match="got MXFP4"):
+        hipforge.fused_moe_mxfp8(hidden, elements, down_scale, w2, w2_scale, torch.ones(1, 1), ids)
+
+
+def test_shards_are_read_by_their_index_and_scales_may_be_elsewhere(tmp_path: Path) -> None:
+    q, scale = fn_mxfp8(2, N, K)
+    save_file({"e.weight": q, "x": normal(3)}, tmp_path / "part-1.safetensors")
+    save_file({"e.weight_scale": scale}, tmp_path / "part-2.safetensors")
+    save_file({"y": normal(3)}, tmp_path / "unlisted.safetensors")
+    listed = {"e.weight": "part-1.safetensors", "x": "part-1.safetensors", "e.weight_scale": "part-2.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": listed}))
+    loaded = state_of(tmp_path)
+    assert sorted(loaded) == ["e.weight", "e.weight_scale", "x"]
+    assert same_numbers((loaded["e.weight"][0], loaded["e.weight_scale"][0]), (q, scale))
+    assert list(loaded).index("e.weight_scale") == list(loaded).index("e.weight") + 1
+    (tmp_path / "part-2.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"part-2.safetensors is missing; model.safetensors.index.json lists it"):
+        weights.load(tmp_path)
+    index.write_text("[]")
+    with pytest.raises(ConfigError, match=r"index.json must hold a JSON object; got list"):
+        weights.load(tmp_path)
+
+
+BROKEN: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+    "no scales": ({"a.weight": fn_mxfp8(8, 32)[0]}, r"a.weight in .*model.safetensors is quantised, but there are no "
+                  r"scales a.weight_scale; a file of the checkpoint is missing"),
+    "block scales": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale_inv": torch.ones(1, 1)},
+                     r"no scales a.weight_scale; there is a.weight_scale_inv, which is no MX scale"),
+    "float scales": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(8, 1)},
+                     r"a.weight_scale in .* is F32; MX scales are e8m0 bytes"),
+    "wrong shape": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(8, 2, dtype=torch.uint8)},
+                    r"is F8_E4M3 \(8, 32\), beside scales for 64 elements"),
+    "wrong rows": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(4, 1, dtype=torch.uint8)},
+                   r"a.weight_scale in .* is \(4, 1\); a.weight \(8, 32\) needs one scale per 32 elements"),
+    "no elements": ({"a.weight_scale": torch.ones(8, 1, dtype=torch.uint8)}, r"a.weight_scale in .* has no elements"),
+    "two scales": ({"a.weight": torch.ones(8, 16, dtype=torch.uint8), "a.weight_scale": torch.ones(8, 1).byte(),
+                    "a.weight_scale_2": torch.ones(1)}, r"a.weight_scale_2 in .* a kind of quantisation"),
+    "blocks": ({"a_blocks": torch.ones(2, 8, 1, 8).byte(), "a_scales": torch.ones(2, 8, 1).byte()},
+               r"a_blocks in .* is U8 \(2, 8, 1, 8\); MXFP4 blocks beside scales \(2, 8, 1\) are U8 \(2, 8, 1, 16\)"),
+    "e5m2": ({"a": torch.ones(8, 32).to(torch.float8_e5m2)}, r"a in .* is F8_E5M2, and nothing says what it means"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_not_known_is_refused_by_name_before_anything_is_read(tmp_path: Path, case: str) -> None:
+    tensors, message = BROKEN[case]
+    with pytest.raises(ConfigError, match=message):
+        weights.load(checkpoint(tmp_path, tensors))
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is neither a safetensors file nor a folder"):
+        weights.load(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"holds no \*.safetensors file"):
+        weights.load(tmp_path)
+    file = checkpoint(tmp_path, {"a": normal(1000), "b": normal(10)}) / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20])
+    with pytest.raises(ConfigError, match=r"[ab] in .*model.safetensors is cut off: its bytes end at \d+, the file at"):
+        weights.load(file)
+    for damaged in (whole[:5], b"", b"\xff" * 64, whole[:40]):
+        file.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="is not a whole safetensors file"):
+            weights.load(tmp_path)
+    for old, new, message in (
+        (b'"F32"', b'"F33"', "has dtype F33, which is not known here"),
+        (b"[1000]", b"[1001]", "has 4000 bytes; F32 of shape"),
+        (b'"dtype"', b'"dtxpe"', "has no safetensors header"),
+        (b"{", b"[", "has no safetensors header"),
+    ):
+        assert old in whole
+        file.write_bytes(whole.replace(old, new, 1))
+        with pytest.raises(ConfigError, match=message):
+            weights.load(tmp_path)
+    file.write_bytes(whole)
+    stream = weights.load(tmp_path)
+    next(stream)
+    file.write_bytes(whole[:-20])  # cut off while it is being read
+    with pytest.raises(ConfigError, match="is cut off"):
+        list(stream)
+    file.write_bytes(whole)
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    with pytest.raises(ConfigError, match="declares quant_method 'awq'; known are compressed-tensors"):
+        weights.load(tmp_path)
+
+
+def test_shuffling_refuses_a_matrix_that_has_no_such_layout(tmp_path: Path) -> None:
+    packed, scale = quantize_mxfp4(normal(8, K))
+    folder = checkpoint(tmp_path, {"a.weight": packed, "a.weight_scale": scale})
+    with pytest.raises(ConfigError, match=r"a.weight in .* cannot be shuffled: rows must be a multiple of 16.*got 8"):
+        state_of(folder, shuffled=True)
+
+
+def test_a_scale_of_254_is_refused_where_fnuz_has_no_place_for_it(tmp_path: Path) -> None:
+    q, scale = quantize_mxfp8(normal(N, K))
+    scale[3, 1] = 254
+    folder = checkpoint(tmp_path, {"a.weight": q, "a.weight_scale": scale})
+    if fp8_dtypes("cpu")[0] == torch.float8_e4m3fn:
+        assert state_of(folder)["a.weight_scale"][0][3, 1] == 254
+        return
+    with pytest.raises(ConfigError, match=r"a.weight in .* cannot be converted to e4m3fnuz.*byte 254"):
+        state_of(folder)
+
+
+def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
+    on_gfx942("-k", "devices_format or elsewhere or 254")
+
+
+# Peak resident memory of a process that keeps every tensor, over what it had before, and what the tensors take, in MB.
+PEAK = """
+import sys
+from hipforge import weights
+
+def resident(which):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(which)) / 1024
+
+next(iter(weights.load(sys.argv[1])))       # what the first call of everything takes
+before = resident("VmRSS")
+with open("/proc/self/clear_refs", "w") as control:
+    control.write("5")                      # the peak starts anew
+kept = [tensor for _, tensor, _ in weights.load(sys.argv[2])]
+print(resident("VmHWM") - before, sum(tensor.nbytes for tensor in kept) / 2**20)
+"""
+
+
+def test_the_peak_is_what_is_kept_and_one_tensor(tmp_path: Path) -> None:
+    """In gfx942's format, which converts: six tensors of 48 MB in two shards."""
+    tensors = {}
+    for index in range(6):
+        tensors[f"{index}.weight"] = torch.full((6144, 8192), 0x38, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        tensors[f"{index}.weight_scale"] = torch.full((6144, 256), 127, dtype=torch.uint8)
+    names = list(tensors)
+    large, small = tmp_path / "large", tmp_path / "small"
+    large.mkdir(), small.mkdir()
+    for shard in range(2):
+        mine = {name: tensors[name] for name in names[6 * shard : 6 * shard + 6]}
+        save_file(mine, large / f"model-{shard}.safetensors")
+    q, scale = quantize_mxfp8(normal(N, K))
+    checkpoint(small, {"a.weight": q, "a.weight_scale": scale})
+    environment = {"HIPFORGE_EMULATE": "gfx942", "HIPFORGE_EMULATOR_QUIET": "1", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", PEAK, str(small), str(large)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    grown, kept = map(float, done.stdout.split())
+    assert 290 < kept < 310
+    assert grown < kept + 48, f"peak {grown:.0f} MB for {kept:.0f} MB kept"
+
+
+def test_importing_the_loader_is_light() -> None:
+    program = "import sys, hipforge.weights; assert 'torch' not in sys.modules and 'safetensors' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

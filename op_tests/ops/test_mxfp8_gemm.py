@@ -1,0 +1,314 @@
+"""The MX-FP8 GEMM in tiles through LDS: its raw op, and what mxfp8_gemm and mxfp8_linear make of any M."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+import torch
+from helpers.mxfp8_cases import (
+    BYTE_OF_INTEGER,
+    PAYLOAD_NAN,
+    SCALE_NAN,
+    SCALE_ONE,
+    Operands,
+    assert_bits,
+    assert_close,
+    embedded,
+    integers,
+    normal,
+    oracle,
+)
+
+import hipforge
+from hipforge import emulator
+from hipforge.errors import GuardError
+from hipforge.ops.mxfp8_dense import mxfp8_gemm, mxfp8_gemm_out, mxfp8_gemm_tiles, mxfp8_gemv, mxfp8_linear
+from hipforge.ops.mxfp8_dense.tile_kernel import TILES, tile_choice, tile_number
+
+TILE_NUMBERS = tuple(tile_number(tile) for tile in TILES)
+SMALLEST = TILE_NUMBERS[-1]
+
+
+def run(case: Operands, tile: int = SMALLEST, k_splits: int = 1, bias: torch.Tensor | None = None) -> torch.Tensor:
+    m, n, _ = case.mnk
+    out = case.out()
+    # What is in the workspace beforehand must not matter.
+    workspace = torch.full((k_splits, m, n), float("nan")) if k_splits > 1 else None
+    mxfp8_gemm_out(out, *case.args(), bias, workspace, tile, k_splits)
+    return out
+
+
+@pytest.mark.parametrize("order", ("forward", "reverse", "random"))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_every_tile_is_exact_on_integers_under_all_checks(tile: int, order: str) -> None:
+    # Two and a bit tiles each way; 37 steps are three loads of scales, the last of them partial, as the last step is.
+    case = integers(2 * (tile // 1000) + 7, tile % 1000 + 13, 36 * 128 + 32, scales=(126, 128))
+    with emulator.options(checks="all", wave_order=order):
+        assert_bits(run(case, tile), oracle(case))
+
+
+@pytest.mark.parametrize("k", (4096, 4096 + 96))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_turns_of_one_instruction_change_nothing(tile: int, k: int) -> None:
+    case = integers(65, 70, k, scales=(126, 128))
+    with emulator.options(checks="all", quantum=1):
+        assert_bits(run(case, tile), oracle(case))
+
+
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+@pytest.mark.parametrize("k", (32, 64, 96, 128, 160, 256, 384, 512, 544, 1024, 2048, 2080, 2176, 4224))
+def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int, tile: int) -> None:
+    case = integers(35, 33, k, scales=(126, 128))
+    assert_bits(run(case, tile), oracle(case))
+
+
+@pytest.mark.parametrize("k", (1024, 1152, 1408, 1440))
+@pytest.mark.parametrize("k_splits", (2, 4, 8))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_uneven_splits_are_exact(tile: int, k_splits: int, k: int) -> None:
+    case = integers(70, 40, k)
+    with emulator.options(checks="all"):
+        assert_bits(run(case, tile, k_splits), oracle(case))
+
+
+@pytest.mark.parametrize("m", (1, 17, 63, 64, 65, 127, 128, 129, 200))
+def test_every_m_is_exact(m: int) -> None:
+    case = integers(m, 72, 256)
+    assert_bits(run(case), oracle(case))
+
+
+@pytest.mark.parametrize("k_splits", (1, 2))
+@pytest.mark.parametrize("n", (1, 3, 4, 5, 8, 12, 20, 63, 64, 65, 66, 68, 127, 136))
+def test_every_n_is_exact(n: int, k_splits: int) -> None:
+    # Whether n is a multiple of 4 or 8 decides how outputs are stored.
+    case = integers(70, n, 256)
+    assert_bits(run(case, SMALLEST, k_splits), oracle(case))
+
+
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_each_row_and_block_uses_its_own_scale(tile: int) -> None:
+    m, n, k = tile // 1000, tile % 1000, 2048 + 128
+    ones = torch.zeros(m, k, dtype=torch.uint8)
+    ones[:, 5::32] = BYTE_OF_INTEGER[1]
+    case = Operands(
+        ones,
+        torch.full((m, k // 32), SCALE_ONE, dtype=torch.uint8),
+        ones[:1].expand(n, k).contiguous(),
+        torch.full((n, k // 32), SCALE_ONE, dtype=torch.uint8),
+    )
+    # Every row differs from its neighbours, every block from the one before; sums stay below 2^24 units of 2^-8.
+    rows, blocks = torch.arange(max(m, n))[:, None], torch.arange(k // 32)
+    case.xs.copy_((125 + (rows[:m] + 3 * blocks) % 5).to(torch.uint8))
+    case.ws.copy_((125 + (rows[:n] // 2 + blocks) % 4).to(torch.uint8))
+    assert_bits(run(case, tile), oracle(case))
+
+
+@pytest.mark.parametrize("k", (128, 160))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_each_element_meets_its_own_counterpart(tile: int, k: int) -> None:
+    # Row m of X selects element m of W's rows, whose elements are all different within 17.
+    table = torch.tensor([BYTE_OF_INTEGER[value] for value in range(-8, 9)], dtype=torch.uint8)
+    n = tile % 1000
+    w = table[(torch.arange(n)[:, None] * 5 + torch.arange(k) * 7) % 17]
+    x = torch.zeros(k, k, dtype=torch.uint8)
+    x[torch.arange(k), torch.arange(k)] = BYTE_OF_INTEGER[1]
+    case = Operands(
+        x, torch.full((k, k // 32), 128, dtype=torch.uint8), w, torch.full((n, k // 32), SCALE_ONE, dtype=torch.uint8)
+    )
+    assert_bits(run(case, tile), oracle(case))
+
+
+@pytest.mark.parametrize("k_splits", (1, 4))
+@pytest.mark.parametrize("block", (0, 3, 17, 63, 64, 71))
+def test_a_nan_scale_makes_exactly_its_outputs_nan(block: int, k_splits: int) -> None:
+    case = integers(70, 40, 2304, scales=(126, 128))
+    want = oracle(case)
+    case.xs[68, block] = SCALE_NAN
+    case.ws[33, block] = SCALE_NAN
+    want[68, :] = want[:, 33] = float("nan")
+    assert_bits(run(case, SMALLEST, k_splits), want)
+
+
+@pytest.mark.parametrize("byte", (0, 1, 127, 254))
+def test_extreme_scales_that_cancel_lose_nothing(byte: int) -> None:
+    case = integers(65, 7, 544)
+    case.xs.fill_(byte)
+    case.ws.fill_(254 - byte)
+    case.xs[:, ::3] = 254 - byte
+    case.ws[:, ::3] = byte
+    assert_bits(run(case), oracle(case))
+
+
+@pytest.mark.parametrize("k", (32, 96, 128, 544, 2176))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_neighbouring_bytes_never_take_part(tile: int, k: int) -> None:
+    # All around each tensor, and in every other row: NaN payloads and NaN scales.
+    case = integers(70, 66, k)
+    want = oracle(case)
+    for payload, scales in ((case.xq, case.xs), (case.wq, case.ws)):
+        payload[1::2] = PAYLOAD_NAN
+        scales[1::2] = SCALE_NAN
+    want[1::2] = want[:, 1::2] = float("nan")
+    surrounded = Operands(*(embedded(tensor, 0xFF) for tensor in case.args()))
+    assert_bits(run(surrounded, tile), want)
+
+
+@pytest.mark.parametrize("n", (24, 25))
+def test_output_outside_the_result_is_untouched(n: int) -> None:
+    case = integers(70, n, 256)
+    buffer = torch.full((70 * n + 33,), -123.0, dtype=torch.bfloat16)
+    for start in (16, 17):  # with and without the alignment that wide stores need
+        buffer.fill_(-123)
+        out = buffer[start : start + 70 * n].view(70, n)
+        mxfp8_gemm_out(out, *case.args(), None, None, SMALLEST, 1)
+        assert_bits(out, oracle(case))
+        assert (buffer[:start] == -123).all() and (buffer[start + 70 * n :] == -123).all()
+
+
+def test_scales_need_no_alignment() -> None:
+    case = integers(70, 6, 640)
+    moved = case.but(xs=embedded(case.xs, 0xFF, margin=61), ws=embedded(case.ws, 0xFF, margin=63))
+    assert_bits(run(moved), oracle(case))
+
+
+@pytest.mark.parametrize("n", (40, 37))
+@pytest.mark.parametrize("k_splits", (1, 2))
+def test_the_bias_is_added_before_the_only_rounding(k_splits: int, n: int) -> None:
+    case = integers(66, n, 256)
+    bias = (torch.arange(n) * 0.37 + 1e-3).to(torch.bfloat16)
+    want = oracle(case) + bias.double()
+    assert (want.to(torch.bfloat16) != (oracle(case).to(torch.bfloat16) + bias)).any(), "rounding twice would pass"
+    assert_bits(run(case, SMALLEST, k_splits, bias), want)
+    assert_bits(mxfp8_gemm(*case.args(), bias=bias), want)
+
+
+@pytest.mark.parametrize("n", (40, 37))
+@pytest.mark.parametrize("m", (1, 2, 3, 8, 11, 16, 20, 33, 64, 70))
+def test_every_kernel_of_the_linear_adds_the_bias_before_the_only_rounding(m: int, n: int) -> None:
+    case = integers(m, n, 1024, scales=(126, 128))
+    bias = (torch.arange(n) * 0.37 + 1e-3).to(torch.bfloat16)
+    want = oracle(case) + bias.double()
+    with emulator.counters() as counted:
+        got = mxfp8_linear(*case.args(), bias=bias)
+    assert_bits(got, want)
+    with emulator.counters() as plain:
+        mxfp8_linear(*case.args())
+    assert counted.launches == plain.launches
+    strided = torch.stack((bias, bias), 1)[:, 0]
+    assert_bits(mxfp8_linear(*case.args(), bias=strided), want)
+
+
+def test_results_do_not_depend_on_the_order_of_waves() -> None:
+    case = normal(150, 140, 2048)
+    first = run(case, tile_number((128, 128)), 2)
+    for order in ("reverse", "random"):
+        with emulator.options(wave_order=order):
+            again = run(case, tile_number((128, 128)), 2)
+        assert torch.equal(again.view(torch.int16), first.view(torch.int16))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), ((96, 200, 3072), (257, 140, 1440), (128, 96, 6144)))
+def test_real_data_is_within_the_bounds(m: int, n: int, k: int) -> None:
+    case = normal(m, n, k)
+    assert_close(mxfp8_linear(*case.args()), oracle(case))
+
+
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_what_one_tile_loads_and_multiplies(tile: int) -> None:
+    m, n = tile // 1000, tile % 1000
+    conflicts = set()
+    for k in (1024, 3072):
+        case = integers(m, n, k, scales=(126, 128))
+        with emulator.counters() as counters:
+            run(case, tile)
+        assert counters.mfma_count == m // 32 * (n // 32) * (k // 64)
+        assert counters.tensors["Xq"].loaded == case.xq.numel()
+        assert counters.tensors["Wq"].loaded == case.wq.numel()
+        assert counters.scratch_bytes == 0
+        conflicts.add(counters.lds_bank_conflicts)
+    assert len(conflicts) == 1, "only results on their way out may meet in a bank, not operands"
+
+
+@pytest.mark.full
+def test_a_weight_of_more_than_2_gib_is_read_to_its_last_row() -> None:
+    n, k = 2049, 1 << 20
+    case = Operands(
+        torch.zeros(1, k, dtype=torch.uint8),
+        torch.full((1, k // 32), SCALE_ONE, dtype=torch.uint8),
+        torch.zeros(n, k, dtype=torch.uint8),
+        torch.full((n, k // 32), SCALE_ONE, dtype=torch.uint8),
+    )
+    assert case.wq.numel() > 2**31
+    case.xq[0, -1] = case.wq[-1, -1] = case.wq[5, -1] = BYTE_OF_INTEGER[3]
+    out = run(case, tile_number((128, 192)))
+    assert out[0].nonzero().flatten().tolist() == [5, n - 1] and out[0, -1] == 9
+
+
+def test_the_total_function_takes_tiles_past_64_rows_and_small_kernels_below() -> None:
+    case = integers(65, 40, 256)
+    assert mxfp8_gemv(*case.args()) is None
+    assert hipforge.explain(mxfp8_linear, *case.args()).kernel == "mxfp8_gemm_tiles"
+    assert_bits(mxfp8_linear(*case.args()), oracle(case))
+    small = integers(16, 40, 256)
+    assert hipforge.explain(mxfp8_gemm, *small.args()).kernel == "mxfp8_wave_split"
+    assert_bits(mxfp8_gemm(*small.args()), oracle(small))
+
+
+def test_a_small_m_without_a_tuned_row_splits_k_over_waves() -> None:
+    case = integers(33, 40, 256)
+    assert mxfp8_gemv(*case.args()) is None
+    assert hipforge.explain(mxfp8_gemm, *case.args()).kernel == "mxfp8_wave_split"
+    assert_bits(mxfp8_gemm(*case.args(), out=(out := case.out())), oracle(case))
+    assert_bits(out, oracle(case))
+
+
+def test_strides_and_other_alignments_are_made_to_fit() -> None:
+    case = integers(70, 24, 256)
+    strided = case.but(
+        xq=case.xq.t().contiguous().t(), wq=embedded(case.wq, 0xFF, margin=61), xs=case.xs.t().contiguous().t()
+    )
+    assert_bits(mxfp8_gemm(*strided.args()), oracle(case))
+
+
+def test_past_16384_rows_there_is_no_kernel() -> None:
+    one = torch.zeros(1, 32, dtype=torch.uint8)
+    x, xs = one.expand(16385, 32), one[:, :1].expand(16385, 1)
+    assert mxfp8_gemm(x, xs, one, one[:, :1]) is None
+    assert "M must be 1 to 16384" in str(hipforge.explain(mxfp8_gemm, x, xs, one, one[:, :1]))
+
+
+@pytest.mark.parametrize("m", (65, 96, 128, 192, 256, 1024, 4096, 16384))
+def test_the_default_never_asks_for_more_splits_than_steps(m: int) -> None:
+    for k in (32, 128, 384, 6144):
+        chosen = tile_choice(m, 768, k, 256).configuration
+        assert chosen["tile"] in TILE_NUMBERS and chosen["k_splits"] <= ceil(k / 128)
+
+
+def test_square_matrices_get_the_large_tile() -> None:
+    assert dict(tile_choice(4096, 4096, 4096, 256).configuration) == {"tile": 256256, "k_splits": 1}
+
+
+GOOD = integers(70, 8, 256)
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    (
+        (torch.zeros(8), r"bias must be bfloat16; got float32"),
+        (torch.zeros(9, dtype=torch.bfloat16), r"bias must be \[N\] = \[8\]; got bfloat16 \[9\]"),
+    ),
+)
+def test_the_bias_is_guarded(bias: torch.Tensor, message: str) -> None:
+    with pytest.raises(GuardError, match=message):
+        run(GOOD, bias=bias)
+
+
+def test_a_split_k_needs_its_workspace() -> None:
+    with pytest.raises(GuardError, match=r"k_splits = 2 needs a workspace: float32 \[2, 70, 8\]; got None"):
+        mxfp8_gemm_out(GOOD.out(), *GOOD.args(), None, None, SMALLEST, 2)
+
+
+def test_other_tiles_are_refused_by_name() -> None:
+    with pytest.raises(GuardError, match=r"tile must be one of 256256, 128192, 128128, 128064; got 64064"):
+        mxfp8_gemm_tiles(*GOOD.args(), tile=64064)

@@ -1,0 +1,262 @@
+"""The MX-FP8 GEMM with K split over the waves of a work-group, on gfx950 and on gfx942 in its own fp8 format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers.mxfp8_cases import (
+    BLOCK,
+    E4M3FN,
+    E8M0,
+    PAYLOAD_NAN,
+    SCALE_NAN,
+    Operands,
+    assert_bits,
+    assert_close,
+    embedded,
+    integers,
+    normal,
+)
+
+import hipforge
+from hipforge import emulator
+from hipforge.errors import GuardError
+from hipforge.ops.mxfp8_dense import mxfp8_gemm, mxfp8_linear, mxfp8_wave_split, mxfp8_wave_split_out
+from hipforge.ops.mxfp8_dense.wave_split import ROWS, WAVES, max_waves
+
+INSTANCES = tuple((rows, waves) for rows in ROWS for waves in WAVES if waves <= max_waves(rows))
+# The same byte is half as much in e4m3fnuz, except for -0, which is its NaN, and the NaNs, which are 240.
+E4M3FNUZ = E4M3FN / 2
+E4M3FNUZ[0x80] = float("nan")
+E4M3FNUZ[0x7F], E4M3FNUZ[0xFF] = 240.0, -240.0
+
+
+@pytest.fixture
+def arch() -> str:
+    return os.environ.get("HIPFORGE_EMULATE", "gfx950")
+
+
+def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
+    on_gfx942()
+
+
+def oracle(case: Operands, arch: str) -> torch.Tensor:
+    values = E4M3FN if arch == "gfx950" else E4M3FNUZ
+
+    def dequantized(payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        return values[payload.long()] * E8M0[scales.long()].repeat_interleave(BLOCK, dim=1)
+
+    return dequantized(case.xq, case.xs) @ dequantized(case.wq, case.ws).T
+
+
+def nan_byte(arch: str) -> int:
+    return PAYLOAD_NAN if arch == "gfx950" else 0x80
+
+
+def run(case: Operands, rows: int = 16, waves: int = 4, bias: torch.Tensor | None = None) -> torch.Tensor:
+    out = case.out()
+    mxfp8_wave_split_out(out, *case.args(), bias, rows, waves)
+    return out
+
+
+@pytest.mark.parametrize("order", ("forward", "reverse", "random"))
+@pytest.mark.parametrize(("rows", "waves"), INSTANCES)
+def test_every_instance_is_exact_on_integers_under_all_checks(arch: str, rows: int, waves: int, order: str) -> None:
+    # 37 steps, the last partial: every wave has others than its neighbour; two and a bit tiles each way.
+    case = integers(2 * rows + 5, 37, 36 * 128 + 96, scales=(126, 128))
+    with emulator.options(checks="all", wave_order=order):
+        assert_bits(run(case, rows, waves), oracle(case, arch))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_turns_of_one_instruction_change_nothing(arch: str, rows: int) -> None:
+    case = integers(rows, 16, 1280)
+    with emulator.options(checks="all", quantum=1):
+        assert_bits(run(case, rows, 8), oracle(case, arch))
+
+
+@pytest.mark.parametrize("waves", (1, 2))
+@pytest.mark.parametrize(
+    "k", (32, 64, 96, 128, 160, 256, 384, 512, 544, 640, 768, 896, 1024, 1056, 1152, 1920, 2048, 2304)
+)
+def test_every_number_of_steps_and_kind_of_tail_is_exact(arch: str, k: int, waves: int) -> None:
+    for rows in ROWS:
+        case = integers(rows + 3, 17, k, scales=(126, 128))
+        assert_bits(run(case, rows, waves), oracle(case, arch))
+
+
+@pytest.mark.parametrize("m", (*range(1, 18), 31, 32, 33, 48, 63, 64, 65, 100))
+def test_every_m_is_taken_as_it_is(arch: str, m: int) -> None:
+    case = integers(m, 20, 512)
+    for rows in ROWS:
+        assert_bits(run(case, rows), oracle(case, arch))
+
+
+@pytest.mark.parametrize("n", (1, 2, 3, 4, 5, 15, 16, 17, 18, 20, 63, 64, 65))
+def test_every_n_is_exact(arch: str, n: int) -> None:
+    case = integers(3, n, 512)
+    for waves in (1, 4):
+        assert_bits(run(case, 16, waves), oracle(case, arch))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_each_row_and_block_uses_its_own_scale(arch: str, rows: int) -> None:
+    case = integers(rows, 16, 1088, scales=(126, 128))
+    at_rows, blocks = torch.arange(64)[:, None], torch.arange(1088 // 32)
+    case.xs.copy_((126 + (at_rows[:rows] + 2 * blocks) % 3).to(torch.uint8))
+    case.ws.copy_((126 + (at_rows[:16] // 2 + blocks) % 3).to(torch.uint8))
+    assert_bits(run(case, rows, 2), oracle(case, arch))
+
+
+@pytest.mark.parametrize("byte", (0, 1, 2, 126, 127, 128, 253, 254))
+def test_extreme_scales_that_cancel_lose_nothing(arch: str, byte: int) -> None:
+    case = integers(3, 7, 544)
+    case.xs.fill_(byte)
+    case.ws.fill_(254 - byte)
+    case.xs[:, ::3] = 254 - byte
+    case.ws[:, ::3] = byte
+    assert_bits(run(case), oracle(case, arch))
+
+
+@pytest.mark.parametrize("waves", (1, 4))
+@pytest.mark.parametrize("block", (0, 3, 4, 15, 16, 17))
+def test_a_nan_scale_makes_exactly_its_outputs_nan(arch: str, block: int, waves: int) -> None:
+    case = integers(20, 23, 576)
+    want = oracle(case, arch)
+    case.xs[18, block] = SCALE_NAN
+    case.ws[17, block] = SCALE_NAN
+    case.wq[17, 32 * block : 32 * block + 32] = 0  # even where its block is zero
+    want[18, :] = want[:, 17] = float("nan")
+    for rows in ROWS:
+        assert_bits(run(case, rows, waves), want)
+
+
+@pytest.mark.parametrize("k_index", (0, 63, 64, 127, 128, 543))
+def test_nan_payload_makes_exactly_its_outputs_nan(arch: str, k_index: int) -> None:
+    case = integers(3, 9, 544)
+    want = oracle(case, arch)
+    case.xq[2, k_index] = nan_byte(arch)
+    case.wq[5, k_index] = nan_byte(arch)
+    want[2, :] = want[:, 5] = float("nan")
+    assert_bits(run(case), want)
+
+
+@pytest.mark.parametrize("k", (32, 96, 128, 544, 1056))
+@pytest.mark.parametrize("m", (1, 17))
+def test_neighbouring_bytes_never_take_part(arch: str, m: int, k: int) -> None:
+    # All around each tensor, and in every other row: NaN payloads and NaN scales.
+    case = integers(2 * m, 20, k)
+    want = oracle(case, arch)
+    for payload, scales in ((case.xq, case.xs), (case.wq, case.ws)):
+        payload[1::2] = nan_byte(arch)
+        scales[1::2] = SCALE_NAN
+    want[1::2] = want[:, 1::2] = float("nan")
+    surrounded = Operands(*(embedded(tensor, nan_byte(arch) | 0x80) for tensor in case.args()))
+    for rows in ROWS:
+        assert_bits(run(surrounded, rows, 2), want)
+
+
+@pytest.mark.parametrize("n", (12, 13))
+def test_output_outside_the_result_is_untouched(arch: str, n: int) -> None:
+    case = integers(3, n, 256)
+    buffer = torch.full((3 * n + 33,), -123.0, dtype=torch.bfloat16)
+    for start in (16, 17):  # with and without the alignment that wide stores need
+        buffer.fill_(-123)
+        out = buffer[start : start + 3 * n].view(3, n)
+        mxfp8_wave_split_out(out, *case.args(), None, 16, 2)
+        assert_bits(out, oracle(case, arch))
+        assert (buffer[:start] == -123).all() and (buffer[start + 3 * n :] == -123).all()
+
+
+def test_scales_need_no_alignment(arch: str) -> None:
+    case = integers(35, 20, 640)
+    moved = case.but(xs=embedded(case.xs, 0xFF, margin=61), ws=embedded(case.ws, 0xFF, margin=63))
+    for rows in ROWS:
+        assert_bits(run(moved, rows), oracle(case, arch))
+
+
+@pytest.mark.parametrize("waves", (1, 4))
+def test_the_bias_is_added_before_the_only_rounding(arch: str, waves: int) -> None:
+    case = integers(6, 37, 256)
+    bias = (torch.arange(37) * 0.37 + 1e-3).to(torch.bfloat16)
+    want = oracle(case, arch) + bias.double()
+    twice = oracle(case, arch).to(torch.bfloat16) + bias
+    assert (want.to(torch.bfloat16) != twice).any(), "rounding twice would pass"
+    assert_bits(run(case, 16, waves, bias), want)
+
+
+@pytest.mark.parametrize("m", (1, 8, 64, 100))
+def test_the_ops_compute_on_either_architecture(arch: str, m: int) -> None:
+    case = normal(m, 40, 1024)
+    # Bytes of e4m3fn that e4m3fnuz has too: no -0 and nothing past its largest.
+    case = case.but(xq=case.xq.masked_fill(case.xq == 0x80, 0), wq=case.wq.masked_fill(case.wq == 0x80, 0))
+    want = oracle(case, arch)
+    own = torch.float8_e4m3fn if arch == "gfx950" else torch.float8_e4m3fnuz
+    typed = case.but(xq=case.xq.view(own), wq=case.wq.view(own))
+    assert hipforge.explain(mxfp8_linear, *typed.args()).path == "kernel"
+    got = mxfp8_gemm(*typed.args())
+    assert got is not None
+    assert_close(got, want)
+    assert_close(mxfp8_linear(*typed.args()), want)
+    # Bytes without a type are e4m3fn everywhere; gfx942 has no kernel for those.
+    assert (mxfp8_gemm(*case.args()) is None) == (arch == "gfx942")
+    assert_close(mxfp8_linear(*case.args()), oracle(case, "gfx950"))
+
+
+@pytest.mark.parametrize(("rows", "m"), ((16, 16), (32, 32), (64, 64)))
+def test_weights_are_loaded_once_in_one_launch(arch: str, rows: int, m: int) -> None:
+    case = integers(m, 64, 3072, scales=(126, 128))
+    with emulator.counters() as counters:
+        run(case, rows, 4)
+    assert counters.tensors["Wq"].loaded == case.wq.numel()
+    assert counters.mfma_count == 24 * 4 * (m // 16) * (1 if arch == "gfx950" else 4)
+    assert counters.launches == 1 and not counters.scratch_bytes and not counters.lds_bank_conflicts
+
+
+@pytest.mark.parametrize(
+    ("m", "waves", "most"), ((16, 8, 1730), (32, 8, 2120), (64, 8, 3020))
+)  # per work-group: those of (K, N) = (6144, 2304) over its 144
+def test_one_work_group_takes_no_more_instructions_than_recorded(arch: str, m: int, waves: int, most: int) -> None:
+    if arch != "gfx950":
+        pytest.skip("recorded for gfx950")
+    case = integers(m, 16, 6144, scales=(127, 128))
+    with emulator.counters() as counters:
+        run(case, m, waves)
+    assert counters.wave_instructions <= most
+
+
+@pytest.mark.full
+def test_a_weight_of_more_than_2_gib_is_read_to_its_last_row(arch: str) -> None:
+    n, k = 2049, 1 << 20
+    case = Operands(
+        torch.zeros(1, k, dtype=torch.uint8),
+        torch.full((1, k // 32), 127, dtype=torch.uint8),
+        torch.zeros(n, k, dtype=torch.uint8),
+        torch.full((n, k // 32), 127, dtype=torch.uint8),
+    )
+    assert case.wq.numel() > 2**31
+    case.xq[0, -1] = case.wq[-1, -1] = case.wq[5, -1] = 0x40
+    assert run(case, 16, 16)[0].nonzero().flatten().tolist() == [5, n - 1]
+
+
+GOOD = integers(2, 8, 256)
+
+
+@pytest.mark.parametrize(("rows", "waves"), ((16, 0), (16, 3), (32, 16), (64, 16)))
+def test_other_numbers_of_waves_are_refused(rows: int, waves: int) -> None:
+    with pytest.raises(GuardError, match=rf"waves must be 1, 2, 4, 8 or 16, at most \d+ with {rows} rows; got {waves}"):
+        run(GOOD, rows, waves)
+
+
+def test_other_rows_are_refused_by_name() -> None:
+    with pytest.raises(GuardError, match=r"rows must be 16, 32 or 64; got 48"):
+        mxfp8_wave_split(*GOOD.args(), rows=48)
+
+
+def test_the_other_architecture_s_format_is_refused(arch: str) -> None:
+    other = torch.float8_e4m3fnuz if arch == "gfx950" else torch.float8_e4m3fn
+    with pytest.raises(GuardError, match=r"Xq holds e4m3fn"):
+        mxfp8_wave_split(GOOD.xq.view(other), *GOOD.args()[1:])

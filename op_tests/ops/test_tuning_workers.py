@@ -1,0 +1,122 @@
+"""Tuning in several processes and on a Ray cluster: the same rows, nothing lost when a worker dies."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hipforge import devices
+from hipforge.cli.main import cli
+from hipforge.errors import ConfigError
+from hipforge.ops.core.tuned import read_rows
+from hipforge.ops.mxfp8_dense.family import TABLE as SMALLM_MXFP8
+from hipforge.ops.mxfp8_dense.tuner import TUNER
+from hipforge.tuning import driver, pool
+from hipforge.tuning.cases import Cell
+from hipforge.tuning.work import Done, Task
+
+SHAPES = ["--shapes", "n=48,k=256", "--shapes", "n=16,k=256", "-m", "1", "-m", "2"]
+
+
+def task(number: int, folder: Path) -> Task:
+    return Task("smallm_mxfp8", (number, str(folder)), ("gfx950", 256), on_gpu=False)
+
+
+def die_once(asked: Task) -> Done:
+    """Leave a mark; a worker that finds none for task 2 dies as a killed process does."""
+    number, folder = asked.cell
+    mark = Path(folder) / f"{number}.{os.getpid()}"
+    first = not list(Path(folder).glob(f"{number}.*"))
+    mark.touch()
+    if number == 2 and first:
+        os._exit(9)
+    return Done({"number": number}, [f"done {number}"])
+
+
+def die_always(asked: Task) -> Done:
+    number, _folder = asked.cell
+    if number == 1:
+        os._exit(9)
+    return Done({"number": number}, ["done"])
+
+
+def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
+    results = dict(pool.processes([task(n, tmp_path) for n in range(5)], 2, die_once))
+    assert {number: done.row["number"] for number, done in results.items()} == {n: n for n in range(5)}
+    assert len(list(tmp_path.glob("2.*"))) == 2  # it was run again, by another process
+
+
+def test_a_task_that_kills_every_worker_is_given_up_and_the_others_are_kept(tmp_path: Path) -> None:
+    results = dict(pool.processes([task(n, tmp_path) for n in range(3)], 2, die_always))
+    assert sorted(results) == [0, 1, 2]
+    assert results[1].row is None and "workers died" in results[1].error
+    assert results[0].row and results[2].row
+
+
+def test_workers_write_the_rows_that_one_process_writes_and_resume(tmp_path: Path) -> None:
+    command = ["tune", "smallm_mxfp8", "-o"]
+    alone, together = tmp_path / "alone.csv", tmp_path / "together.csv"
+    for path, more in ((alone, []), (together, ["--workers", "2"])):
+        done = CliRunner().invoke(cli, [*command, str(path), *SHAPES, *more])
+        assert done.exit_code == 0, done.output
+    assert "(4 of 4 done)" in done.output
+    assert alone.read_bytes() == together.read_bytes()
+    assert len(read_rows(SMALLM_MXFP8, together)) == 4
+    again = CliRunner().invoke(
+        cli, ["tune", "smallm_mxfp8", "-o", str(together), *SHAPES, "--workers", "2", "--resume"]
+    )
+    assert "0 rows written" in again.output
+
+
+def test_a_cell_that_fails_leaves_the_others_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "current", lambda: devices.Device("emulator", "gfx950"))
+
+    def results(tasks, work):
+        yield 1, Done(None, [], "N=16: no candidate is usable")
+        yield 0, work(tasks[0])
+
+    monkeypatch.setattr(pool, "here", results)
+    path = tmp_path / "t.csv"
+    with pytest.raises(ConfigError, match="N=16: no candidate is usable"):
+        driver.tune(TUNER, [Cell(48, 256, 1), Cell(16, 256, 1)], path)
+    assert [row.key[3] for row in read_rows(SMALLM_MXFP8, path)] == [48]
+
+
+def test_a_gpu_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.Device, "arch_of", lambda self, index=0: "gfx950")
+    monkeypatch.setattr(devices.Device, "cu_count", lambda self, index=0: 256)
+    monkeypatch.setattr(devices, "current", lambda: devices.Device("hip", "gfx950"))
+    with pytest.raises(ConfigError, match="disturb each other"):
+        driver.tune(TUNER, [Cell(48, 256, 1)], tmp_path / "t.csv", workers=2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_the_command_says_what_to_install(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["tune", "smallm_mxfp8", "-o", str(tmp_path / "t.csv"), *SHAPES, "--ray", "auto"])
+    assert done.exit_code == 1 and "pip install 'hipforge[ray]'" in done.output
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+def test_a_ray_cluster_of_two_nodes_tunes_and_survives_a_dead_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)  # where the workers find die_once
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        results = dict(pool.ray_cluster([task(n, tmp_path) for n in range(4)], cluster.address, die_once))
+        assert {number: done.row["number"] for number, done in results.items()} == {n: n for n in range(4)}
+        table = tmp_path / "t.csv"
+        done = CliRunner().invoke(cli, ["tune", "smallm_mxfp8", "-o", str(table), *SHAPES, "--ray", cluster.address])
+        assert done.exit_code == 0, done.output
+        assert len(read_rows(SMALLM_MXFP8, table)) == 4
+    finally:
+        cluster.shutdown()

@@ -1,0 +1,393 @@
+"""Trials of decode attention over fp8 and int4 caches, and of the rotation that fills them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from hipforge.ops.core.fp8 import fp8_dtypes
+from stress.case import Arguments, Op, Rng, first, integers, is_given
+from stress.floats import F32, FORMATS, FP8_MAX, Array, Span, raw_bytes, same, values
+
+HALVES = (torch.float16, torch.bfloat16)
+FN = torch.float8_e4m3fn
+
+
+def own_fp8() -> torch.dtype:
+    return fp8_dtypes(torch.device("cpu"))[0]
+
+
+def _fp8_cache(rng: Rng, *shape: int) -> torch.Tensor:
+    return (rng.finite(*shape).clamp(-6, 6)).to(own_fp8())
+
+
+def make_plain(rng: Rng) -> Arguments:
+    batch, mq, kv_heads, group, d = (
+        rng.pick((1, 2, 3)),
+        rng.pick((1, 1, 2, 4)),
+        rng.pick((1, 2)),
+        rng.pick((1, 3, 8)),
+        rng.pick((64, 128, 64, 256, 32)),
+    )
+    paged = rng.chance(0.6)
+    page_size, pages = (16 * rng.integer(1, 3), 4) if paged else (rng.pick((1, 17, 48, 100)), batch)
+    cache = [_fp8_cache(rng, pages, page_size, kv_heads, d) for _ in range(2)]
+    tables = (
+        torch.from_numpy(rng.numbers.integers(0, pages, (batch, rng.integer(1, 3))).astype(np.int32)) if paged else None
+    )
+    most = page_size * (tables.shape[1] if tables is not None else 1)
+    lengths = torch.from_numpy(rng.numbers.integers(0, most + 1, batch).astype(np.int32))
+    scales = [rng.pick((1.0, 0.5, torch.tensor([0.7]), rng.finite(kv_heads).abs())) for _ in range(2)]
+    q = rng.finite(batch, mq, kv_heads * group, d, dtype=rng.pick(HALVES))
+    as_bytes = rng.chance(0.3)
+    return {
+        "q": rng.strided(q), "k_cache": cache[0].view(torch.uint8) if as_bytes else cache[0],
+        "v_cache": cache[1].view(torch.uint8) if as_bytes else cache[1], "block_tables": tables, "seqlens": lengths,
+        "k_scale": scales[0], "v_scale": scales[1], "scale": rng.maybe(0.3, lambda: 0.1), "return_lse": rng.chance(0.6),
+        "causal": rng.chance(0.7), "split_k": rng.maybe(0.4, lambda: rng.integer(1, 5)),
+        "out": rng.maybe(0.3, lambda: torch.full(q.shape, 7.0, dtype=q.dtype)),
+    }  # fmt: skip
+
+
+def _rows(cache: Array, tables: Array | None) -> Array:
+    """Each sequence's rows [B, keys, heads, D]; a page outside the cache is NaN, as nothing may read it."""
+    if tables is None:
+        return cache
+    known = (tables >= 0) & (tables < len(cache))
+    rows = np.where(known[:, :, None, None, None], cache[np.where(known, tables, 0)], np.nan)
+    return rows.reshape(len(tables), -1, *cache.shape[2:])
+
+
+def attend(
+    q: Array, k: Array, v: Array, size_v: Array, lengths: Array, factor: float, causal: bool, rough_k: float
+) -> tuple[Span, Span, Array]:
+    """(attention, log-sum-exp, where both are judged).
+
+    ``size_v``: what errors of V are relative to, its parts where it is a sum; ``rough_k``: the relative error of K.
+    """
+    batch, mq, heads, _ = q.shape
+    group = heads // k.shape[2]
+    out, room = np.zeros(q.shape), np.zeros(q.shape)
+    lse, lse_room = np.full((batch, heads, mq), -np.inf), np.zeros((batch, heads, mq))
+    for b in range(batch):
+        length = int(np.clip(lengths[b], 0, k.shape[1]))
+        for token in range(mq):
+            seen = max(length - mq + token + 1, 0) if causal else length
+            for head in range(heads):
+                if not seen:
+                    continue
+                keys, rows, sizes = (part[b, :seen, head // group] for part in (k, v, size_v))
+                with np.errstate(all="ignore"):
+                    scores = keys @ q[b, token, head] * factor
+                    off = np.abs(keys) @ np.abs(q[b, token, head]) * abs(factor) * (rough_k + 2.0**-18)
+                    top = scores.max()
+                    powers = np.exp(scores - top)
+                    total = powers.sum()
+                    lse[b, head, token] = top + np.log(total)
+                    lse_room[b, head, token] = off.max() + 2.0**-16 * (1 + abs(top))
+                    weights = powers / total
+                    out[b, token, head] = weights @ rows
+                    # A weight is rounded to bfloat16, V to bfloat16 at most, scores are off, sums are float32.
+                    room[b, token, head] = (weights * (2 * off.max() + 2.0**-6.5)) @ sizes
+    judged = np.isfinite(out) & (room < 1e4)
+    return Span.of(out, room + 1e-6), Span.of(lse, lse_room + 1e-6), judged
+
+
+def _attention_complaint(before: Arguments, out: Any, lse: Any, found: tuple[Span, Span, Array]) -> str | None:
+    dtype = before["q"].dtype
+    if out.dtype != dtype:
+        return f"the result has dtype {out.dtype}"
+    wanted, wanted_lse, judged = found
+    shape = wanted.low.shape
+    got = values(out).reshape(shape)
+    complaint = (wanted.rounded(dtype) if dtype in FORMATS else wanted).complaint("result", got, judged)
+    if lse is None or complaint:
+        return complaint
+    rows = judged.all(axis=-1).transpose(0, 2, 1)
+    got = values(lse).reshape(wanted_lse.low.shape)
+    empty = np.isneginf(wanted_lse.low)
+    return first(
+        wanted_lse.complaint("lse", got, rows & ~empty),
+        same("lse of nothing", np.isneginf(got[empty]), np.ones(empty.sum(), bool)),
+    )  # fmt: skip
+
+
+def _per_head(scale: Any, heads: int) -> Array:
+    found = values(scale).reshape(-1) if isinstance(scale, torch.Tensor) else np.array([np.float64(np.float32(scale))])
+    return np.broadcast_to(found, (heads,))[:, None]
+
+
+def _has_foreign_pages(before: Arguments) -> bool:
+    """Whether a block table names a page that the cache does not have."""
+    tables = integers(before["block_tables"])
+    pages = len(before["k_cache"]) if "k_cache" in before else before["k"].shape[1] // int(before["page_size"])
+    return bool(((tables < 0) | (tables >= pages)).any())
+
+
+def judge_plain(before: Arguments, result: Any, after: Arguments) -> str | None:
+    q, fp8 = before["q"], own_fp8()
+    if before["k_cache"].dtype not in (fp8, torch.uint8, FN, torch.float8_e4m3fnuz):
+        raise ValueError("this is no fp8 cache")
+    tables = None if before.get("block_tables") is None else integers(before["block_tables"])
+    heads = before["k_cache"].shape[2]
+    caches = [
+        values(before[f"{name}_cache"], fp8) * _per_head(before.get(f"{name}_scale", 1.0), heads) for name in "kv"
+    ]
+    factor = 1 / math.sqrt(q.shape[-1]) if before.get("scale") is None else float(before["scale"])
+    causal = bool(before.get("causal", True))
+    k, v = (_rows(cache, tables) for cache in caches)
+    found = attend(values(q), k, v, np.abs(v), integers(before["seqlens"]), factor, causal, 0.0)
+    out, lse = result if before.get("return_lse") else (result, None)
+    return first(is_given(out, after.get("out"), "out"), _attention_complaint(before, out, lse, found))
+
+
+def _packed_rows(
+    rng: Rng, rows: int, groups: int, d: int, num_groups: int | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(words [1, rows, groups, 1, n], scale and shift words) of a random cache."""
+    halves = (rng.finite(rows, groups, num_groups or 1, 2) * 0.1).abs().half()
+    words = halves.view(torch.int32).squeeze(-1)
+    if num_groups is None:
+        data = _fp8_cache(rng, rows, groups, d).view(torch.uint8).view(torch.int32)
+        return data[None, :, :, None], words[None, :, :, None, 0]
+    codes = rng.codes(rows, groups, d // 2).view(torch.int32)
+    return torch.cat((words, codes), dim=-1)[None, :, :, None], None
+
+
+def make_packed(rng: Rng) -> Arguments:
+    batch, mq, groups, heads, d = (
+        rng.pick((1, 2)),
+        rng.pick((1, 2)),
+        rng.pick((1, 2)),
+        rng.pick((1, 4)),
+        rng.pick((64, 128, 256)),
+    )
+    num_groups, paged = rng.pick((None, None, 1, 2, 4)), rng.chance(0.5)
+    page_size, pages = (16 * rng.integer(1, 2), 4) if paged else (rng.pick((1, 20, 64)), batch)
+    tables = (
+        torch.from_numpy(rng.numbers.integers(0, pages, (batch, rng.integer(1, 3))).astype(np.int32)) if paged else None
+    )
+    most = page_size * (tables.shape[1] if tables is not None else 1)
+    (k, k_words), (v, v_words) = (_packed_rows(rng, pages * page_size, groups, d, num_groups) for _ in range(2))
+    wide = [None if x is None else x.expand(*x.shape[:3], heads, *x.shape[4:]) for x in (k, v, k_words, v_words)]
+    return {
+        "q": rng.finite(1, batch * mq, groups, heads, d, dtype=rng.pick(HALVES)), "k": wide[0], "v": wide[1],
+        "k_scale_shift": wide[2], "v_scale_shift": wide[3],
+        "seqlens": torch.from_numpy(rng.numbers.integers(0, most + 1, batch).astype(np.int32)), "block_tables": tables,
+        "page_size": page_size if paged else None, "split_k": rng.maybe(0.3, lambda: rng.integer(1, 4)),
+        "causal": rng.chance(0.7), "num_groups": num_groups,
+    }  # fmt: skip
+
+
+def _unpacked(words: torch.Tensor, scale_shift: torch.Tensor | None, num_groups: int | None) -> tuple[Array, Array]:
+    """The rows [rows, G, D] of a packed cache, and the size of the two parts that each element is the sum of."""
+    own = words[0, :, :, 0].contiguous()
+    if num_groups is None:
+        assert scale_shift is not None
+        halves = scale_shift[0, :, :, 0].contiguous().unsqueeze(-1).view(torch.float16).numpy().astype(np.float64)
+        scaled = values(own.view(torch.uint8), own_fp8()) * halves[..., :1]
+        return scaled + halves[..., 1:], np.abs(scaled) + np.abs(halves[..., 1:])
+    halves = own[..., :num_groups].contiguous().unsqueeze(-1).view(torch.float16).numpy().astype(np.float64)
+    codes = raw_bytes(own[..., num_groups:].contiguous())
+    elements = np.stack((codes & 15, codes >> 4), axis=-1).reshape(
+        *codes.shape[:2], num_groups, 2 * codes.shape[-1] // num_groups
+    )
+    shape = (*codes.shape[:2], 2 * codes.shape[-1])
+    sizes = (elements * np.abs(halves[..., :1]) + np.abs(halves[..., 1:])).reshape(shape)
+    return (elements * halves[..., :1] + halves[..., 1:]).reshape(shape), sizes
+
+
+def judge_packed(before: Arguments, result: Any, after: Arguments) -> str | None:
+    q, lengths, num_groups = before["q"], integers(before["seqlens"]), before.get("num_groups")
+    if before["k"].dtype != torch.int32 or before["v"].dtype != torch.int32:
+        raise ValueError("these are no packed caches")
+    batch, (_, _, groups, heads, d) = len(lengths), q.shape
+    tables = None if before.get("block_tables") is None else integers(before["block_tables"])
+    page = before["k"].shape[1] // batch if before.get("page_size") is None else int(before["page_size"])
+    caches = []
+    for name in "kv":
+        for part in _unpacked(before[name], before.get(f"{name}_scale_shift"), num_groups):
+            caches.append(_rows(part.reshape(-1, page, *part.shape[1:]), tables))
+    factor = 1 / math.sqrt(d) if before.get("scale") is None else float(before["scale"])
+    folded = values(q).reshape(batch, -1, groups * heads, d)
+    # K of int4 is rounded to q's dtype.
+    rough = 0.0 if num_groups is None else 2.0**-8
+    k, _, v, sizes = caches
+    found = attend(folded, k, v, sizes, lengths, factor, bool(before.get("causal", True)), rough)
+    out, lse = result
+    return _attention_complaint(before, out, lse, found)
+
+
+# ---- rotation --------------------------------------------------------------------------------------------------------
+
+
+def make_rope(rng: Rng) -> Arguments:
+    tokens, heads, kv_heads, d = rng.pick((0, 1, 4)), rng.pick((1, 4)), rng.pick((1, 2)), rng.pick((64, 128, 48))
+    dtype, storage = rng.pick(HALVES), rng.pick(("half", "fp8", "rows", "int4"))
+    d = 64 if storage == "int4" and d == 48 else d
+    pages, page_size, width = 3, rng.pick((1, 8, 16)), rng.pick((d, d // 2, 2))
+    num_groups = rng.pick((1, 2, 4)) if storage == "int4" else None
+    angle = rng.finite(17, width // 2) * 3
+    table = torch.cat((angle.cos(), angle.sin()), dim=1).to(rng.pick((torch.float32, dtype)))
+    slots = rng.numbers.permutation(pages * page_size)[:tokens]
+    slots = np.where(rng.numbers.random(len(slots)) < 0.1, rng.pick((-1, 10**6)), slots)
+    tokens = len(slots)
+    fused = rng.finite(tokens, heads + 2 * kv_heads, d, dtype=dtype)
+    q, k, v = fused.split((heads, kv_heads, kv_heads), dim=1)
+    cache_dtype = {"half": dtype, "fp8": own_fp8(), "rows": own_fp8(), "int4": torch.int32}[storage]
+    columns = d if num_groups is None else num_groups + d // 8
+    given: Arguments = {
+        "q": q, "k": k, "v": v, "cos_sin": table, "style": rng.pick(("neox", "interleaved")),
+        "positions": torch.from_numpy(rng.numbers.integers(0, 17, tokens).astype(rng.pick((np.int32, np.int64)))),
+        "k_cache": torch.zeros(pages, page_size, kv_heads, columns, dtype=cache_dtype),
+        "v_cache": torch.zeros(pages, page_size, kv_heads, columns, dtype=cache_dtype),
+        "slot_mapping": torch.from_numpy(slots.astype(np.int64)), "num_groups": num_groups,
+    }  # fmt: skip
+    if storage == "fp8":
+        given |= {"k_scale": rng.pick((0.5, torch.tensor([0.25]))), "v_scale": 0.03}
+    if storage == "rows":
+        given |= {f"{name}_scale_shift": torch.zeros(pages, page_size, kv_heads, dtype=torch.int32) for name in "kv"}
+    if rng.chance(0.5):
+        given |= {f"{name}_weight": rng.finite(d, dtype=dtype) for name in "qk"}
+        given["weight_offset"] = rng.pick((0.0, 1.0))
+    if rng.chance(0.5):
+        given["q_out"] = torch.zeros(tokens, heads, d, dtype=dtype)
+    return given
+
+
+def _turned(before: Arguments, name: str) -> tuple[Span, Array]:
+    """q or k normalised and rotated, and where it is judged."""
+    x, dtype = values(before[name]), before[name].dtype
+    weight, offset = before.get(f"{name}_weight"), float(before.get("weight_offset", 0.0))
+    y = Span.of(x)
+    if weight is not None:
+        with np.errstate(all="ignore"):
+            inverse = 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + float(before.get("epsilon", 1e-6)))
+        y = Span.of(x * inverse).widened((x.shape[-1] + 12) * F32)
+        if offset == 0.0:
+            y = y.rounded(dtype).times(values(weight)).widened(F32).rounded(dtype)
+        else:
+            y = y.times(values(weight) + offset).widened(4 * F32).rounded(dtype)
+    table, positions = values(before["cos_sin"]), integers(before["positions"])
+    width = table.shape[1]
+    known = (positions >= 0) & (positions < len(table))
+    some = table if len(table) else np.full((1, width), np.nan)
+    rows = np.where(known[:, None], some[np.where(known, positions, 0)], np.nan)[:, None]
+    cos, sin = rows[..., : width // 2], rows[..., width // 2 :]
+    if before.get("style", "neox") == "interleaved":
+        one, two = np.arange(0, width, 2), np.arange(1, width, 2)
+    else:
+        one, two = np.arange(width // 2), np.arange(width // 2, width)
+    low, high = y.low.copy(), y.high.copy()
+    for into, a, b, sign in ((one, one, two, -1.0), (two, two, one, 1.0)):
+        left, right = (
+            Span(y.low[..., a], y.high[..., a]).times(cos),
+            Span(y.low[..., b], y.high[..., b]).times(sign * sin),
+        )
+        with np.errstate(invalid="ignore"):
+            size = np.maximum(np.abs(left.low), np.abs(left.high)) + np.maximum(np.abs(right.low), np.abs(right.high))
+        summed = Span(left.low + right.low - 3 * F32 * size, left.high + right.high + 3 * F32 * size).rounded(dtype)
+        low[..., into], high[..., into] = summed.low, summed.high
+    return Span(low, high), np.isfinite(x).all(axis=-1, keepdims=True) & np.ones(x.shape, dtype=bool)
+
+
+def _stored(span: Span, judged: Array, before: Arguments, after: Arguments, name: str) -> str | None:
+    cache, slots = after[f"{name}_cache"], integers(before["slot_mapping"])
+    pages, page_size = cache.shape[:2]
+    kept = (slots >= 0) & (slots < pages * page_size)
+    # Of several tokens with one slot any may be stored.
+    alone = np.array([np.count_nonzero(slots == slot) == 1 for slot in slots], dtype=bool) & kept
+    place = slots[alone] // page_size, slots[alone] % page_size
+    span, judged = Span(span.low[alone], span.high[alone]), judged[alone]
+    given = before[f"{name}_cache"]
+    untouched = np.ones((pages, page_size), dtype=bool)
+    untouched[slots[kept] // page_size, slots[kept] % page_size] = False
+    left = same(f"{name}_cache of no token", raw(cache)[untouched], raw(given)[untouched])
+    rows = cache[place]
+    if cache.dtype == before[name].dtype:
+        found = span.complaint(f"{name}_cache", values(rows), judged)
+    elif cache.dtype == torch.int32:
+        found = _int4_complaint(span, judged, rows, int(before["num_groups"]), name)
+    elif before.get(f"{name}_scale_shift") is not None:
+        found = _rows_complaint(span, judged, rows, after[f"{name}_scale_shift"][place], name)
+    else:
+        scale = np.float32(_per_head(before[f"{name}_scale"], cache.shape[2])).astype(np.float64)
+        fp8 = own_fp8()
+        with np.errstate(all="ignore"):
+            codes = span.times(np.where(scale == 0, 1.0, 1 / scale)).widened(4 * F32, 1e-40)
+            codes = codes.map(lambda x: np.clip(x, -FP8_MAX[fp8], FP8_MAX[fp8])).rounded(fp8)
+        found = codes.complaint(f"{name}_cache", values(rows, fp8), judged)
+    return first(left, found)
+
+
+def raw(x: torch.Tensor) -> Array:
+    """The bits of a cache, one row per slot."""
+    return x.contiguous().view(torch.uint8).numpy().reshape(*x.shape[:2], -1)
+
+
+def _rows_complaint(span: Span, judged: Array, rows: torch.Tensor, words: torch.Tensor, name: str) -> str | None:
+    halves = words.contiguous().unsqueeze(-1).view(torch.float16).numpy().astype(np.float64)
+    scale, shift = halves[..., :1], halves[..., 1:]
+    fp8 = own_fp8()
+    exact = (span.low == span.high).all(axis=-1, keepdims=True) & judged.all(axis=-1, keepdims=True)
+    x = span.low
+    mean = x.mean(axis=-1, keepdims=True)
+    room = np.abs(x).sum(axis=-1, keepdims=True) * 4 * F32
+    shifts = Span.of(mean, room).rounded(torch.float16)
+    widest = np.abs(x - shift).max(axis=-1, keepdims=True, initial=0.0) / FP8_MAX[fp8]
+    scales = Span.of(widest).widened(8 * F32).rounded(torch.float16)
+    usable = exact & (scales.low > 0) & np.isfinite(scales.high)
+    codes = Span.of((x - shift) / np.where(scale > 0, scale, 1.0)).widened(8 * F32, 1e-9).rounded(fp8)
+    return first(
+        shifts.complaint(f"{name} shift", shift, exact), scales.complaint(f"{name} scale", scale, usable),
+        codes.complaint(f"{name}_cache", values(rows, fp8), np.broadcast_to(usable, x.shape)),
+    )  # fmt: skip
+
+
+def _int4_complaint(span: Span, judged: Array, rows: torch.Tensor, groups: int, name: str) -> str | None:
+    halves = rows[..., :groups].contiguous().unsqueeze(-1).view(torch.float16).numpy().astype(np.float64)
+    scale, shift = halves[..., :1], halves[..., 1:]
+    packed = raw_bytes(rows[..., groups:].contiguous())
+    codes = (
+        np.stack((packed & 15, packed >> 4), axis=-1)
+        .reshape(*packed.shape[:-1], groups, 2 * packed.shape[-1] // groups)
+        .astype(np.float64)
+    )
+    x = span.low.reshape(codes.shape)
+    exact = ((span.low == span.high) & judged).reshape(codes.shape).all(axis=-1, keepdims=True)
+    least, most = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+    scales = Span.of((most - least) / 15).widened(4 * F32).rounded(torch.float16)
+    usable = exact & (scales.low > 0) & np.isfinite(scales.high)
+    steps = (x - shift) / np.where(scale > 0, scale, 1.0) + 0.5
+    wanted = Span.of(steps).widened(0.0, 1e-5).map(lambda s: np.clip(np.floor(s), 0, 15))
+    return first(
+        Span.of(least).rounded(torch.float16).complaint(f"{name} shift", shift, exact),
+        scales.complaint(f"{name} scale", scale, usable),
+        wanted.complaint(f"{name}_cache", codes, np.broadcast_to(usable, x.shape)),
+    )  # fmt: skip
+
+
+def judge_rope(before: Arguments, result: Any, after: Arguments) -> str | None:
+    q, judged_q = _turned(before, "q")
+    k, judged_k = _turned(before, "k")
+    into = after["q"] if after.get("q_out") is None else after["q_out"]
+    v = Span.of(values(before["v"]))
+    return first(
+        is_given(result, into, "q_out"), q.complaint("q", values(result), judged_q),
+        _stored(k, judged_k, before, after, "k"), _stored(v, np.isfinite(v.low), before, after, "v"),
+    )  # fmt: skip
+
+
+OPS = (
+    Op("decode_attention_fp8", make_plain, judge_plain, writes=("out",), undefined=_has_foreign_pages),
+    Op("decode_attention_splitk", make_packed, judge_packed, writes=("out", "lse_out"), undefined=_has_foreign_pages),
+    Op(
+        "rope_and_cache",
+        make_rope,
+        judge_rope,
+        writes=("q", "q_out", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift"),
+    ),
+)

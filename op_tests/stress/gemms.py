@@ -1,0 +1,427 @@
+"""Trials of the matrix products: MX-FP8, MXFP4, skinny fp8, grouped, router, tensor-wise fp8, and the MoE layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from hipforge.ops.core.fp8 import fp8_dtypes
+from stress.case import Arguments, Op, Rng, first, integers, is_given
+from stress.floats import BF16_FORMAT, F32, Array, Span, e8m0, fp4_values, raw_bytes, values
+from stress.quantised import mx_codes, own_fp8
+
+BF16 = torch.bfloat16
+FN = torch.float8_e4m3fn
+NAN = (0x7F, 0xFF)
+TINY = 2.0**-120
+HUGE = 2.0**118  # from here on intermediate results may overflow float32
+
+
+def product(a: Array, b: Array, relative: float = 0.0) -> tuple[Span, Array]:
+    """a [M, K] @ b [N, K]^T with float32 sums in any order, and which elements cannot overflow on the way."""
+    with np.errstate(all="ignore"):
+        exact, size = a @ b.T, np.abs(a) @ np.abs(b).T
+    return Span.of(exact, size * ((a.shape[1] + 8) * F32 + relative) + TINY), np.isnan(size) | (size < HUGE)
+
+
+def with_bias(span: Span, bias: torch.Tensor | None) -> Span:
+    """The bfloat16 result; the bias may be added before the rounding or after it."""
+    if bias is None:
+        return span.rounded(BF16)
+    added = values(bias)
+    one = Span(span.low + added, span.high + added).rounded(BF16)
+    rounded = span.rounded(BF16)
+    two = Span(rounded.low + added, rounded.high + added).rounded(BF16)
+    return Span(np.minimum(one.low, two.low), np.maximum(one.high, two.high))
+
+
+def payload(rng: Rng, *shape: int) -> torch.Tensor:
+    codes = rng.codes(*shape, nan=NAN)
+    return codes.view(FN) if rng.chance(0.5) else codes
+
+
+def mx_values(q: torch.Tensor, scale: torch.Tensor) -> Array:
+    if q.dtype not in (FN, own_fp8(), torch.uint8) or scale.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+        raise ValueError("these are no MX-FP8 operands")
+    if q.shape[-1] != 32 * scale.shape[-1]:
+        raise ValueError("scales do not fit")
+    return values(q, FN) * np.repeat(e8m0(scale), 32, axis=-1)
+
+
+def make_mxfp8(rng: Rng) -> Arguments:
+    m, n = rng.pick((1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 32, 48, 64, 65)), rng.pick((1, 5, 8, 16, 24, 33, 64))
+    k = 32 * rng.pick((1, 2, 3, 4, 8, 12))
+    return {
+        "xq": rng.strided(payload(rng, m, k)), "x_scale": rng.as_scale_dtype(rng.strided(rng.scales(m, k // 32))),
+        "wq": rng.strided(payload(rng, n, k)), "w_scale": rng.as_scale_dtype(rng.scales(n, k // 32)),
+    }  # fmt: skip
+
+
+def make_linear(rng: Rng) -> Arguments:
+    given = make_mxfp8(rng)
+    m, n = given["xq"].shape[0], given["wq"].shape[0]
+    bias, out = rng.finite(n, dtype=BF16), torch.full((m, n), 7.0, dtype=BF16)
+    return {**given, "bias": rng.maybe(0.3, lambda: bias), "out": rng.maybe(0.3, lambda: out)}
+
+
+def make_gemm(rng: Rng) -> Arguments:
+    given = make_linear(rng)
+    if rng.chance(0.3):
+        m, k = rng.pick((100, 130, 257)), given["xq"].shape[1]
+        given |= {"xq": payload(rng, m, k), "x_scale": rng.scales(m, k // 32), "out": None}
+    return given
+
+
+def judge_mxfp8(before: Arguments, result: Any, after: Arguments) -> str | None:
+    if result is None:
+        return None
+    span, judged = product(mx_values(before["xq"], before["x_scale"]), mx_values(before["wq"], before["w_scale"]))
+    if result.dtype != BF16:
+        return f"the result has dtype {result.dtype}"
+    return first(
+        is_given(result, after.get("out"), "out"),
+        with_bias(span, before.get("bias")).complaint("result", values(result), judged),
+    )
+
+
+def make_mxfp4(rng: Rng) -> Arguments:
+    m, shuffled = rng.pick((1, 3, 8, 16, 17, 33)), rng.chance(0.3)
+    n, k = (
+        (16 * rng.integer(1, 3), 64 * rng.integer(1, 5))
+        if shuffled
+        else (rng.pick((1, 8, 20, 48)), 32 * rng.integer(1, 9))
+    )
+    wq, w_scale = rng.codes(n, k // 2), rng.scales(n, k // 32)
+    if shuffled:
+        wq, w_scale = _shuffled(wq), _shuffled_scale(w_scale)
+    return {
+        "xq": rng.strided(rng.codes(m, k // 2)), "x_scale": rng.as_scale_dtype(rng.scales(m, k // 32)),
+        "wq": wq, "w_scale": rng.as_scale_dtype(w_scale), "shuffled": shuffled,
+    }  # fmt: skip
+
+
+def make_mxfp4_linear(rng: Rng) -> Arguments:
+    given = make_mxfp4(rng)
+    m, n = given["xq"].shape[0], given["wq"].shape[0]
+    bias, out = rng.finite(n, dtype=BF16), torch.full((m, n), 7.0, dtype=BF16)
+    return {**given, "bias": rng.maybe(0.3, lambda: bias), "out": rng.maybe(0.3, lambda: out)}
+
+
+def _weight_places(n: int, columns: int) -> Array:
+    """Where byte (row, kb) of a plain weight stands in a shuffled one."""
+    row, kb = np.meshgrid(np.arange(n), np.arange(columns), indexing="ij")
+    return ((row // 16) * (columns // 32) + kb // 32) * 512 + (kb % 32) // 16 * 256 + row % 16 * 16 + kb % 16
+
+
+def _scale_places(rows: int, columns: int, padded: int) -> Array:
+    m, s = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    place = (m // 32) * 32 * padded + (s // 8) * 256 + s % 4 * 64 + m % 16 * 4
+    return place + s % 8 // 4 * 2 + m % 32 // 16
+
+
+def _shuffled(weight: torch.Tensor) -> torch.Tensor:
+    flat = np.zeros(weight.numel(), np.uint8)
+    flat[_weight_places(*weight.shape)] = weight.numpy()
+    return torch.from_numpy(flat.reshape(weight.shape))
+
+
+def _shuffled_scale(scale: torch.Tensor) -> torch.Tensor:
+    rows, columns = -(-scale.shape[0] // 256) * 256, -(-scale.shape[1] // 8) * 8
+    flat = np.full(rows * columns, 127, np.uint8)
+    flat[_scale_places(*scale.shape, columns)] = scale.numpy()
+    return torch.from_numpy(flat.reshape(rows, columns))
+
+
+def unshuffled(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight and its scales in plain order."""
+    n, columns = weight.shape
+    if n % 16 or columns % 32:
+        raise ValueError("this is no shuffled weight")
+    blocks, padded = columns // 16, -(-columns // 16 // 8) * 8
+    if tuple(scale.shape) != (-(-n // 256) * 256, padded):
+        raise ValueError("these are no shuffled scales")
+    plain = raw_bytes(weight).reshape(-1)[_weight_places(n, columns)]
+    return torch.from_numpy(plain), torch.from_numpy(raw_bytes(scale).reshape(-1)[_scale_places(n, blocks, padded)])
+
+
+def judge_mxfp4(before: Arguments, result: Any, after: Arguments) -> str | None:
+    if result is None:
+        return None
+    wq, w_scale = before["wq"], before["w_scale"]
+    if bool(before.get("shuffled")):
+        wq, w_scale = unshuffled(wq, w_scale)
+    sides = []
+    for q, scale in ((before["xq"], before["x_scale"]), (wq, w_scale)):
+        if q.dtype not in (torch.uint8, torch.float4_e2m1fn_x2) or q.shape[-1] != 16 * scale.shape[-1]:
+            raise ValueError("these are no MXFP4 operands")
+        sides.append(fp4_values(q) * np.repeat(e8m0(scale), 32, axis=-1))
+    span, judged = product(*sides)
+    return first(
+        is_given(result, after.get("out"), "out"),
+        with_bias(span, before.get("bias")).complaint("result", values(result), judged),
+    )
+
+
+def make_skinny(rng: Rng) -> Arguments:
+    fp8 = fp8_dtypes(torch.device("cpu"))[0]
+    m, n, k = rng.pick((1, 2, 5, 8, 9, 16, 20, 32)), rng.pick((2, 16, 34, 64)), 32 * rng.pick((1, 2, 8, 20))
+    nan = NAN if fp8 == FN else (0x80,)
+    a, b = rng.codes(m, k, nan=nan).view(fp8), rng.codes(n, k, nan=nan).view(fp8)
+    output = rng.finite(m, n, dtype=torch.float16)
+    return {
+        "a": rng.strided(a), "b": rng.strided(b).t(), "scale": torch.tensor([rng.pick((2.0**-12, 1e-4, 3e-5, 0.0))]),
+        "output": rng.maybe(0.4, lambda: output), "split_k": rng.maybe(0.3, lambda: rng.integer(1, 9)),
+        "deterministic": rng.chance(0.7),
+    }  # fmt: skip
+
+
+def judge_skinny(before: Arguments, result: Any, after: Arguments) -> str | None:
+    a, b, scale = before["a"], before["b"], float(before["scale"].reshape(()))
+    if a.dtype != b.dtype or not a.dtype.is_floating_point or a.dtype.itemsize != 1:
+        raise ValueError("these are no fp8 operands")
+    if result.dtype != torch.float16:
+        return f"the result has dtype {result.dtype}"
+    span, _ = product(values(a), values(b.t()))
+    with np.errstate(all="ignore"):
+        size = np.abs(values(a)) @ np.abs(values(b)) * abs(scale)
+    span = span.times(np.float64(scale)).widened(2 * F32)
+    output = before.get("output")
+    if output is not None:
+        start = values(output)
+        span, size = Span(span.low + start, span.high + start).widened(2 * F32), size + np.abs(start)
+    if not before.get("deterministic", True):  # an fp16 rounding for each of up to 16 splits and 16 consumers
+        span = Span(span.low - size * 2.0**-3, span.high + size * 2.0**-3)
+    elif output is not None:  # the product may be rounded before it is added
+        span = Span(span.low - size * 2.0**-10, span.high + size * 2.0**-10)
+    judged = np.isnan(size) | (size < 60000.0)
+    complaint = span.widened(0.0, 2.0**-24).rounded(torch.float16).complaint("result", values(result), judged)
+    return first(is_given(result, after.get("output"), "output"), complaint)
+
+
+def make_grouped(rng: Rng) -> Arguments:
+    experts, n, k = rng.pick((1, 3, 8)), rng.pick((8, 16, 40)), 32 * rng.pick((1, 2, 4, 8))
+    tokens, top_k, block_m = rng.pick((1, 2, 5)), rng.pick((1, 2, 4)), rng.pick((4, 8, 16))
+    slots, a_div = tokens * top_k, rng.pick((1, top_k))
+    owner = rng.numbers.integers(0, experts + 1, slots)  # the last one is on no rank
+    ids: list[int] = []
+    tiles: list[int] = []
+    for expert in range(experts):
+        mine = [int(slot) for slot in np.flatnonzero(owner == expert)]
+        mine += [slots] * (-len(mine) % block_m)
+        ids += mine
+        tiles += [-1 if rng.chance(0.1) else expert] * (len(mine) // block_m)
+    used = len(ids)
+    spare = rng.integer(0, 2)
+    ids += [slots] * (block_m * spare)
+    tiles += [rng.pick((0, -1, 99))] * spare
+    if not ids:
+        ids, tiles = [slots] * block_m, [0]
+    a_rows = -(-slots // a_div) + rng.integer(0, 1)
+    return {
+        "a_q": payload(rng, a_rows, k), "a_scale": rng.scales(a_rows, k // 32), "w": payload(rng, experts, n, k),
+        "w_scale": rng.scales(experts, n, k // 32), "sorted_token_ids": torch.tensor(ids, dtype=torch.int32),
+        "expert_ids": torch.tensor(tiles, dtype=torch.int32),
+        "num_tokens_post_padded": torch.tensor([used], dtype=torch.int32), "num_valid_tokens": slots,
+        "block_m": block_m, "a_div": a_div, "mul_weight_by": rng.maybe(0.4, lambda: rng.finite(slots)),
+        "out": rng.maybe(0.3, lambda: torch.full((slots, n), 7.0, dtype=BF16)),
+    }  # fmt: skip
+
+
+def make_grouped_gemm(rng: Rng) -> Arguments:
+    given = make_grouped(rng)
+    return {**given, "top_k": given["a_div"], "out_dtype": BF16}
+
+
+def judge_grouped(before: Arguments, result: Any, after: Arguments) -> str | None:
+    if result is None:
+        return None
+    slots, block_m, a_div = (int(before[name]) for name in ("num_valid_tokens", "block_m", "a_div"))
+    a, w = mx_values(before["a_q"], before["a_scale"]), mx_values(before["w"], before["w_scale"])
+    ids, tiles = integers(before["sorted_token_ids"]), integers(before["expert_ids"])
+    end = int(integers(before["num_tokens_post_padded"]).reshape(-1)[0])
+    owners: list[set[int]] = [set() for _ in range(slots)]
+    for tile in range(len(ids) // block_m):
+        if tile * block_m < end and 0 <= tiles[tile] < len(w):
+            for slot in ids[tile * block_m : (tile + 1) * block_m]:
+                if 0 <= slot < slots:
+                    owners[slot].add(int(tiles[tile]))
+    low, high = np.zeros((slots, w.shape[1])), np.zeros((slots, w.shape[1]))
+    judged = np.ones((slots, w.shape[1]), dtype=bool)
+    weights = None if before.get("mul_weight_by") is None else values(before["mul_weight_by"]).reshape(-1)
+    bias = None if before.get("bias") is None else values(before["bias"])
+    if before.get("uncovered", "zero") == "undefined":
+        judged[[not found for found in owners]] = False
+    for slot, found in enumerate(owners):
+        if len(found) > 1:  # two tiles write the row: either may come last
+            judged[slot] = False
+        for expert in found:
+            span, sound = product(a[slot // a_div][None], w[expert])
+            if bias is not None:
+                span = Span(span.low + bias[expert], span.high + bias[expert]).widened(2 * F32)
+            if weights is not None:
+                span = span.times(weights[slot]).widened(F32, TINY)
+            low[slot], high[slot], judged[slot] = span.low[0], span.high[0], judged[slot] & sound[0]
+    return first(
+        is_given(result, after.get("out"), "out"),
+        Span(low, high).rounded(BF16).complaint("result", values(result), judged),
+    )
+
+
+def make_router(rng: Rng) -> Arguments:
+    t, h, e = rng.pick((0, 1, 3, 17, 32, 33)), rng.pick((8, 24, 64, 200, 7)), rng.pick((1, 8, 31, 64))
+    x = rng.normal(t, h, dtype=rng.pick((torch.float32, torch.float16, BF16)))
+    w = rng.finite(e, h, dtype=rng.pick((torch.float32, BF16)))
+    return {
+        "x": rng.strided(x), "w": rng.strided(w), "bias": rng.maybe(0.3, lambda: rng.finite(e)),
+        "out": rng.maybe(0.3, lambda: torch.full((t, e), 7.0)),
+    }  # fmt: skip
+
+
+def judge_router(before: Arguments, result: Any, after: Arguments) -> str | None:
+    span, judged = product(values(before["x"]), values(before["w"]))
+    if before.get("bias") is not None:
+        bias = values(before["bias"])
+        span = Span(span.low + bias, span.high + bias).widened(2 * F32)
+    if result.dtype != torch.float32:
+        return f"the result has dtype {result.dtype}"
+    complaint = span.rounded(torch.float32).complaint("result", values(result), judged)
+    return first(is_given(result, after.get("out"), "out"), complaint)
+
+
+def make_scaled_mm(rng: Rng) -> Arguments:
+    m, k, n = rng.pick((1, 4, 16, 17)), rng.pick((16, 32, 48, 20)), rng.pick((16, 32, 9))
+    one, two = rng.pick(((FN, FN), (torch.float8_e5m2, FN), (FN, torch.float8_e5m2)))
+    a, b = (rng.finite(*shape).to(dtype) for shape, dtype in (((m, k), one), ((n, k), two)))
+    scales = [torch.tensor(rng.pick((1.0, 0.5, 3e-3))) for _ in range(2)]
+    return {
+        "a": a, "b": b.t(), "scale_a": scales[0], "scale_b": scales[1].reshape(rng.pick(((), (1,), (1, 1)))),
+        "out_dtype": rng.pick((BF16, torch.float32)), "use_fast_accum": rng.chance(0.3),
+    }  # fmt: skip
+
+
+def judge_scaled_mm(before: Arguments, result: Any, after: Arguments) -> str | None:
+    factor = float(before["scale_a"].reshape(())) * float(before["scale_b"].reshape(()))
+    span, judged = product(values(before["a"]), values(before["b"]).T)
+    dtype = before.get("out_dtype", BF16)
+    span = span.times(np.float64(factor)).widened(2.0**-8, 1e-30).rounded(dtype)
+    return span.complaint("result", values(result), judged) if result.dtype == dtype else f"dtype {result.dtype}"
+
+
+def make_float8_linear(rng: Rng) -> Arguments:
+    k, n = rng.pick((16, 32, 48, 20)), rng.pick((16, 32, 9))
+    x = rng.finite(*rng.pick(((16, k), (4, k), (2, 8, k), (k,), (0, k))), dtype=rng.pick((torch.float32, BF16)))
+    return {"input": x, "weight": rng.finite(n, k), "bias": rng.maybe(0.5, lambda: rng.finite(n))}
+
+
+def float8_linear(input: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    """One call of a Float8Linear made from a plain layer."""
+    from hipforge import Float8Linear
+
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        if bias is not None:
+            layer.bias.copy_(bias)
+        return Float8Linear.from_float(layer)(input)
+
+
+def judge_float8_linear(before: Arguments, result: Any, after: Arguments) -> str | None:
+    x, weight = values(before["input"]), values(before["weight"])
+    flat = x.reshape(-1, x.shape[-1])
+    with np.errstate(all="ignore"):
+        exact = flat @ weight.T
+        # Each operand is off by a quantum: 2^-4 of an element, or 2^-10 of the tensor's largest.
+        room = (np.abs(flat) * 2.0**-4 + np.abs(flat).max(initial=0.0) * 2.0**-9) @ np.abs(weight).T
+        room += np.abs(flat) @ (np.abs(weight) * 2.0**-4 + np.abs(weight).max(initial=0.0) * 2.0**-9).T
+    if before["bias"] is not None:
+        exact = exact + values(before["bias"])
+    got = values(result).reshape(exact.shape)
+    return Span.of(exact, room * 1.1 + np.abs(exact) * 2.0**-7 + 1e-6).complaint("result", got, np.isfinite(exact))
+
+
+def make_moe(rng: Rng) -> Arguments:
+    experts, width, inner = rng.pick((2, 4)), 32 * rng.integer(1, 2), 32 * rng.integer(1, 2)
+    tokens, top_k = rng.pick((0, 1, 3)), rng.pick((1, 2))
+    w1, w2 = payload(rng, experts, 2 * inner, width), payload(rng, experts, width, inner)
+    ids = rng.numbers.integers(-1, experts + 1, (tokens, top_k))
+    plain = rng.chance(0.5)
+    biases = rng.chance(0.3)
+    given = {
+        "hidden": rng.finite(tokens, width, dtype=rng.pick((BF16, torch.float16, torch.float32))), "w1": w1,
+        "w1_scale": torch.full((experts, 2 * inner, width // 32), 116, dtype=torch.uint8), "w2": w2,
+        "w2_scale": torch.full((experts, width, inner // 32), 116, dtype=torch.uint8),
+        "topk_weights": rng.finite(tokens, top_k).abs(), "topk_ids": torch.from_numpy(ids),
+        "block_m": rng.pick((4, 16)), "alpha": 1.0 if plain else 1.702, "beta": 0.0 if plain else 1.0,
+        "limit": None if plain else 7.0, "interleaved": rng.chance(0.3),
+    }  # fmt: skip
+    if biases:
+        given |= {"w1_bias": rng.finite(experts, 2 * inner), "w2_bias": rng.finite(experts, width)}
+    if rng.chance(0.2):
+        given["out"] = torch.full((tokens, width), 7.0, dtype=given["hidden"].dtype)
+    return given
+
+
+def quantised(x: Array) -> Array:
+    """x as MX-FP8 with a scale that clips nothing, read back."""
+    codes, scale = mx_codes(x.astype(np.float32), own_fp8(), "round_up")
+    return codes * np.repeat(scale, 32, axis=-1)
+
+
+def judge_moe(before: Arguments, result: Any, after: Arguments) -> str | None:
+    hidden, ids = values(before["hidden"]), integers(before["topk_ids"])
+    w1, w2 = mx_values(before["w1"], before["w1_scale"]), mx_values(before["w2"], before["w2_scale"])
+    weights, where = values(before["topk_weights"]), before.get("expert_map")
+    alpha, beta = float(before.get("alpha", 1.0)), float(before.get("beta", 0.0))
+    limit = None if before.get("limit") is None else float(before["limit"])
+    if not hidden.size or not ids.size:
+        return (
+            None
+            if result.shape == before["hidden"].shape and not values(result).any()
+            else "an empty layer is not zero"
+        )
+    exact, room = np.zeros_like(hidden), np.zeros_like(hidden)
+    local = None if where is None else integers(where)
+    quantised_before = before.get("hidden_scale") is not None
+    x = mx_values(before["hidden"], before["hidden_scale"]) if quantised_before else quantised(hidden)
+    with np.errstate(all="ignore"):
+        for token in range(len(ids)):
+            for choice, expert in enumerate(ids[token]):
+                if not 0 <= expert < (len(w1) if local is None else len(local)):
+                    continue
+                place = int(expert if local is None else local[expert])
+                if not 0 <= place < len(w1):
+                    continue
+                both = w1[place] @ x[token]
+                if before.get("w1_bias") is not None:
+                    both = both + values(before["w1_bias"])[place]
+                both = BF16_FORMAT.round(both)
+                gate, up = (both[::2], both[1::2]) if before.get("interleaved") else np.split(both, 2)
+                if limit is not None:
+                    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+                y = quantised((gate / (1 + np.exp(-alpha * gate)) * (up + beta))[None])[0]
+                down = w2[place] @ y
+                if before.get("w2_bias") is not None:
+                    down = down + values(before["w2_bias"])[place]
+                exact[token] += down * weights[token, choice]
+                # An element that lies near a tie may be quantised to the neighbour, an eighth away.
+                room[token] += np.abs(w2[place]) @ np.abs(y) * abs(weights[token, choice]) / 8
+    judged = np.isfinite(exact) & np.isfinite(room) & (np.abs(exact) < 60000)
+    return Span.of(exact, room + np.abs(exact) * 2.0**-6 + 1e-6).complaint("result", values(result), judged)
+
+
+OPS = (
+    Op("mxfp8_gemv", make_mxfp8, judge_mxfp8),
+    Op("mxfp8_linear", make_linear, judge_mxfp8, writes=("out",)),
+    Op("mxfp8_gemm", make_gemm, judge_mxfp8, writes=("out",)),
+    Op("mxfp4_gemm", make_mxfp4, judge_mxfp4),
+    Op("mxfp4_linear", make_mxfp4_linear, judge_mxfp4, writes=("out",)),
+    Op("skinny_gemm", make_skinny, judge_skinny, writes=("output",)),
+    Op("grouped_gemm_mxfp8", make_grouped_gemm, judge_grouped, writes=("out",)),
+    Op("grouped_mxfp8_linear", make_grouped, judge_grouped, writes=("out",)),
+    Op("router_gemm", make_router, judge_router, writes=("out",)),
+    Op("scaled_mm", make_scaled_mm, judge_scaled_mm),
+    Op("Float8Linear", make_float8_linear, judge_float8_linear, call=float8_linear, fixed=("weight", "bias")),
+    Op("fused_moe_mxfp8", make_moe, judge_moe, writes=("out",)),
+)

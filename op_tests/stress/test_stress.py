@@ -1,0 +1,23 @@
+"""The small version of every random trial, a minute on one core; ``make stress`` runs the long one."""
+
+from __future__ import annotations
+
+import pytest
+
+from hipforge.ops import public_names
+from stress import calls, run
+
+SEED = 20261122  # the same in every run of the suite; `make stress` draws one
+
+
+NO_CALLS = {"Float8LinearConfig", "convert_to_float8_training", "disable_fp8"}  # they set a model up
+
+
+def test_every_public_op_is_tried() -> None:
+    assert {op.name for op in calls.OPS} == set(public_names()) - NO_CALLS
+
+
+@pytest.mark.parametrize("part", run.SIZES)
+def test_a_random_trial_finds_nothing(part: str) -> None:
+    _, wrong = run.run(part, SEED, run.SIZES[part][1])
+    assert not wrong, f"python op_tests/stress/run.py {part} --small --seed {SEED}\n" + "\n".join(wrong[:5])

@@ -1,0 +1,76 @@
+"""The documentation: its examples run as they stand, and its generated parts are up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import hipforge
+from hipforge.cli.profile_subjects import SUBJECTS
+
+ROOT = Path(__file__).resolve().parents[1]
+GUIDE = {path.name: path for path in sorted((ROOT / "docs" / "guide").glob("*.md"))}
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"ci_{name}", ROOT / ".ci" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(ROOT / ".ci"))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / ".ci"))
+    return module
+
+
+def run(code: str, folder: Path) -> None:
+    (folder / "example.py").write_text(code)  # a file: torch.compile reads the source of what it traces
+    command = [sys.executable, "example.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{code}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("name", [name for name, path in GUIDE.items() if BLOCK.search(path.read_text())])
+def test_the_examples_of_a_page_run_as_pasted(name: str, tmp_path: Path) -> None:
+    run("\n".join(BLOCK.findall(GUIDE[name].read_text())), tmp_path)
+
+
+def test_the_modelled_times_are_of_ops_that_exist_on_both_architectures() -> None:
+    times = json.loads((ROOT / "docs" / "op_times.json").read_text())
+    assert set(times) == {"gfx950", "gfx942"}
+    for of_arch in times.values():
+        assert set(of_arch) <= set(SUBJECTS) and len(of_arch) > 10
+        assert all(one["kernel_us"] > 0 for one in of_arch.values())
+
+
+def test_an_example_that_breaks_is_seen(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="no_such_op"):
+        run("import hipforge; hipforge.no_such_op", tmp_path)
+
+
+def test_what_type_checkers_see_of_the_package_is_up_to_date() -> None:
+    names = script("public_names")
+    text = names.FACE.read_text()
+    assert names.with_imports(text) == text
+    assert names.with_imports(text.replace("import mxfp8_gemv as mxfp8_gemv", "import mxfp8_gem as x")) == text
+
+
+def test_dir_of_the_package_has_the_public_names_only() -> None:
+    shown = {name for name in dir(hipforge) if not name.startswith("__")}
+    assert shown == {name for name in hipforge.__all__ if not name.startswith("__")} | set(hipforge._SUBMODULES)
+
+
+def test_versions_agree() -> None:
+    version = hipforge.__version__
+    assert f'version = "{version}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()

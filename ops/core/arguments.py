@@ -1,0 +1,174 @@
+"""Which argument made an op fail? Asked after the failure, so that a good call pays nothing for it.
+
+Planners and kernels check what they rely on. What slips past them (a nested tensor, a list for a number) fails
+somewhere in torch or Python with an error that names no argument; here the arguments are held against the op's
+annotations.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from hipforge.errors import GuardError, HipforgeError
+from hipforge.jit.call import tensors
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_SHOWN = 120  # characters of a value in a message
+
+
+def blame(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise for the first argument that is not what its annotation says; return if there is none.
+
+    Raises:
+        GuardError: it names the argument, the value and what is accepted.
+    """
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:  # too many, missing or unknown arguments: Python's own words are right
+        return
+    found: dict[str, torch.Tensor] = {}
+    for parameter, value in given.items():
+        wrong = _problem(signature.parameters[parameter].annotation, value)
+        if wrong is not None:
+            raise GuardError(f"{name}: {parameter} {wrong}")
+        if isinstance(value, torch.Tensor):
+            found[parameter] = value
+    for parameter, value in found.items():
+        first = next(iter(found))
+        if value.device != found[first].device:
+            raise GuardError(
+                f"{name}: {parameter} is on {value.device}, but {first} is on {found[first].device}; pass tensors of "
+                "one device"
+            )
+
+
+def require_readable(**named: object) -> None:
+    """Refuse tensors that torch cannot read, each given under its name: sparse, or their storage resized under them.
+
+    Raises:
+        GuardError: it names the argument.
+    """
+    if _is_dynamo_compiling():  # traced tensors have no storage
+        return
+    for name, value in named.items():
+        wrong = _tensor_problem(value) if isinstance(value, torch.Tensor) else None
+        if wrong is not None:
+            raise GuardError(f"argument '{name}' {wrong}")
+
+
+def naming_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function that is not an ``@operator`` say which of its arguments made it fail."""
+    signature = inspect.signature(function, eval_str=True)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if _is_dynamo_compiling():
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except HipforgeError:
+            raise
+        except Exception:
+            blame(function.__name__, signature, args, kwargs)
+            raise
+
+    return call
+
+
+def _problem(annotation: Any, value: Any) -> str | None:
+    """Return what is wrong with a value, to follow the argument's name; or None."""
+    members = _members(annotation)
+    if value is None and type(None) in members:
+        return None
+    problems = [_problem_of_one(member, value) for member in members if member is not type(None)]
+    if not problems or None in problems:
+        return None
+    return problems[0] if len(problems) == 1 else f"must be one of {_words(members)}; got {_shown(value)}"
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _problem_of_one(kind: Any, value: Any) -> str | None:
+    if kind is torch.Tensor:
+        return _tensor_problem(value)
+    accepted = _SCALARS.get(kind)
+    if accepted is not None:
+        words, test = accepted
+        return None if test(value) else f"must be {words}; got {_shown(value)}"
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        choices = typing.get_args(kind)
+        fits = isinstance(value, str) and value in choices
+        return None if fits else f"must be one of {', '.join(map(repr, choices))}; got {_shown(value)}"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        fits = isinstance(value, Mapping) and all(isinstance(key, str) and _is_int(item) for key, item in value.items())
+        return None if fits else f"must be a dict of integers by name; got {_shown(value)}"
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        fits = isinstance(value, tuple) and all(_tensor_problem(item) is None for item in value)
+        return None if fits else f"must be a {kind.__name__}; got {_shown(value)}"
+    return None
+
+
+def _tensor_problem(value: Any) -> str | None:
+    if not isinstance(value, torch.Tensor):
+        return f"must be a torch.Tensor; got {_shown(value)}"
+    if value.is_nested:
+        return "must be a plain tensor; got a nested one"
+    if value.layout is not torch.strided:
+        return f"must be a strided tensor; got layout {value.layout}: pass to_dense() of it"
+    if value.is_quantized:
+        return f"must be a plain tensor; got the quantized {value.dtype}: pass dequantize() of it"
+    return tensors.storage_problem(value)
+
+
+def _is_int(value: Any) -> bool:
+    try:
+        return -(2**63) <= operator.index(value) < 2**63
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def _is_float(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return False
+    return not isinstance(value, (str, bytes))
+
+
+_SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    int: ("an int of 64 bits", _is_int),
+    float: ("a float", _is_float),
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    str: ("a str", lambda value: isinstance(value, str)),
+    torch.dtype: ("a torch.dtype, as torch.bfloat16", lambda value: isinstance(value, torch.dtype)),
+}
+
+
+def _words(members: tuple[Any, ...]) -> str:
+    return ", ".join("None" if member is type(None) else getattr(member, "__name__", str(member)) for member in members)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a torch.Tensor"
+    try:
+        text = repr(value)
+    except Exception:
+        text = "..."
+    return f"{type(value).__name__} {text[:_SHOWN]}"

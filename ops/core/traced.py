@@ -1,0 +1,182 @@
+"""What torch sees of an op while it traces: an opaque operator that plans inside, so that one graph serves every batch.
+
+An operator may neither return its inputs nor answer None. So results go into tensors that the caller gave, inputs that
+the op returns are returned, and None is decided, around the operator, in the traced graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import typing
+from collections.abc import Callable
+from operator import index
+from typing import Any, NamedTuple
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.jit.call import torch_library
+from hipforge.ops.core import dispatch
+from hipforge.ops.core.checks import TensorSpec
+
+_EVERY_M_TO = 256
+_LARGEST_M = 1 << 30
+
+Ranges = tuple[tuple[int, float], ...]
+
+
+class Written(NamedTuple):
+    """Parameters that an op writes; :func:`hipforge.ops.core.operator.operator` says what each means."""
+
+    outs: tuple[str, ...]
+    mutates: tuple[str, ...]
+    returns: tuple[str, ...]
+    adds: str | None
+
+
+def traced_call(
+    name: str,
+    public: inspect.Signature,
+    eager: Callable[..., Any],
+    fake: Callable[..., Any],
+    written: Written,
+    rows: frozenset[str],
+) -> Callable[..., Any]:
+    """Register the torch operator of an op and return the function that calls it while torch traces.
+
+    Args:
+        name: the op's name, under which its planner is registered.
+        public: its signature, annotations evaluated.
+        eager: the op on real tensors.
+        fake: its arguments without ``outs`` -> new empty results.
+        written: what it writes.
+        rows: parameters whose first dimension is M, where it may return None.
+    """
+    outs, mutates, returned, adds = written
+    names = tuple(public.parameters)
+    inputs = [parameter for each, parameter in public.parameters.items() if each not in outs]
+    annotation, may_be_none = _without_none(public.return_annotation)
+    names_in = tuple(parameter.name for parameter in inputs)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if adds is not None:  # the result is added to a copy, which `traced` copies back
+            kwargs = {**dict(zip(names_in, args)), **kwargs}  # noqa: B905
+            args = ()
+            kwargs[adds] = None if kwargs.get(adds) is None else kwargs[adds].clone()
+        result = eager(*args, **kwargs)
+        if result is None:
+            refused = dispatch.planner_of(name)(*args, **kwargs).refused
+            raise GuardError(f"{name}: {refused[0].reason}")
+        if returned:
+            result = result[: -len(returned)]
+            return result if len(result) > 1 else result[0]
+        return result
+
+    kernel.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        inputs, return_annotation=_without_last(annotation, len(returned))
+    )
+    schema = torch.library.infer_schema(kernel, mutates_args=mutates)
+    overload = torch_library.define(name, schema, kernel, fake)
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        values = {**dict(zip(names, args)), **kwargs}  # noqa: B905
+        given = [values.pop(each) for each in outs]
+        if may_be_none:
+            m = [values[each].shape[0] for each in names_in if each in rows][:1]
+            parts = tuple([(each, _constant(value, each in rows)) for each, value in values.items()])
+            ranges = _accepted_rows(name, parts)
+            if not (ranges if not m else any([low <= m[0] <= high for low, high in ranges])):  # noqa: C419
+                return None
+        results = overload(**values)
+        if adds is not None:
+            target = values[adds]
+            return results if target is None else target.copy_(results)
+        if not given and not returned:
+            return results
+        several = results if isinstance(results, tuple) else (results,)
+        if given:
+            several = tuple([each if out is None else out.copy_(each) for out, each in zip(given, several)])  # noqa: B905
+        several = (*several, *[values[each] for each in returned])
+        return several if len(several) > 1 else several[0]
+
+    return traced
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    """Return a return annotation without its ``| None``, and whether it had one."""
+    members = typing.get_args(annotation)
+    if type(None) not in members:
+        return annotation, False
+    (only,) = (member for member in members if member is not type(None))
+    return only, True
+
+
+def _without_last(annotation: Any, count: int) -> Any:
+    """Return the annotation of a tuple without its last members, or that of the one that is left."""
+    if not count:
+        return annotation
+    members = typing.get_args(annotation)[:-count]
+    return members[0] if len(members) == 1 else tuple.__class_getitem__(members)
+
+
+def _constant(value: Any, has_rows: bool) -> object:
+    """Return what a planner may know of an argument as constants, which specialises a traced graph on them.
+
+    The first dimension of a tensor that has rows is left out.
+    """
+    if isinstance(value, torch.Tensor):
+        shape = value.shape[1:] if has_rows else value.shape
+        return "tensor", has_rows, tuple([index(size) for size in shape]), value.dtype, value.device
+    return index(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _accepted_rows(name: str, parts: tuple[tuple[str, Any], ...]) -> Ranges:
+    return _ranges(name, parts)
+
+
+_accepted_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=1024)
+def _ranges(name: str, parts: tuple[tuple[str, Any], ...]) -> Ranges:
+    """Return the ranges of M, ends included, for which an op's planner accepts arguments that `_constant` described.
+
+    Every M to 256 is asked for, then powers of two; between two of those that differ the change is sought by halving.
+    Where no argument has rows the only range says whether the arguments are accepted as they are.
+    """
+
+    def accepts(m: int) -> bool:
+        return dispatch.planner_of(name)(**{each: _spec(part, m) for each, part in parts}).accepted is not None
+
+    if not any(_is_tensor(part) and part[1] for _, part in parts):
+        return ((0, float("inf")),) if accepts(0) else ()
+    probes = list(range(1, _EVERY_M_TO + 1))
+    while probes[-1] < _LARGEST_M:
+        probes.append(2 * probes[-1])
+    answers = {m: accepts(m) for m in probes}
+    starts = [(1, answers[1])]  # where a run of equal answers begins
+    for low, high in itertools.pairwise(probes):
+        if answers[low] != answers[high]:
+            before = answers[low]
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if accepts(middle) == before else (low, middle)
+            starts.append((high, not starts[-1][1]))
+    ends = [float(start - 1) for start, _ in starts[1:]] + [float("inf")]
+    return tuple((start, end) for (start, accepted), end in zip(starts, ends, strict=True) if accepted)
+
+
+dispatch.on_clear(_ranges.cache_clear)
+
+
+def _is_tensor(part: Any) -> bool:
+    return isinstance(part, tuple) and part[:1] == ("tensor",)
+
+
+def _spec(part: Any, m: int) -> Any:
+    if not _is_tensor(part):
+        return part
+    _, has_rows, shape, dtype, device = part
+    return TensorSpec((m, *shape) if has_rows else shape, dtype, device)

@@ -1,0 +1,116 @@
+"""The MX-FP8 GEMM whose tiles pass through LDS, for any M: its stub, its raw op and which tile a shape gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.core.checks import require_int, require_rank
+from hipforge.ops.core.dispatch import Choice
+
+KERNEL = "mxfp8_gemm_tiles"
+MAX_M = 16384
+MAX_K = 1 << 22
+K_STEP = 128
+K_SPLITS = (1, 2, 4, 8)
+
+# (rows of X, rows of W) of a tile -> modelled microseconds of one K step of 128 when all compute units are busy:
+# (4096, 4096, 4096) for the first, (M, 6144, 6144) with M = 1024, 512 and 128 for the others.
+TILES: Mapping[tuple[int, int], float] = MappingProxyType(
+    {(256, 256): 1.45, (128, 192): 0.94, (128, 128): 0.56, (128, 64): 0.46}
+)
+START_US = 3.5  # of a launch, with the first loads and the last stores
+REDUCE_US = 3.0  # of the second launch, which adds the splits
+PARTIAL_US = 1 / 0.7e6  # per element of partial sums, written and read
+
+
+def tile_number(tile: tuple[int, int]) -> int:
+    """Return how the module's variants name a tile."""
+    return tile[0] * 1000 + tile[1]
+
+
+def modelled_us(m: int, n: int, k: int, tile: tuple[int, int], k_splits: int, cu_count: int) -> float:
+    """Return a rough modelled time: rounds of work-groups times steps, and the second launch of a split K."""
+    groups = -(-m // tile[0]) * -(-n // tile[1]) * k_splits
+    steps = -(-k // (K_STEP * k_splits))
+    reduced = 0.0 if k_splits == 1 else REDUCE_US + k_splits * m * n * PARTIAL_US
+    return START_US + -(-groups // cu_count) * steps * TILES[tile] + reduced
+
+
+def tile_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
+    """Return the tile and split of K with the least modelled time, the larger tile and fewer splits in a tie."""
+    pairs = [(tile, splits) for splits in K_SPLITS if splits <= -(-k // K_STEP) for tile in TILES]
+    tile, k_splits = min(pairs, key=lambda pair: modelled_us(m, n, k, pair[0], pair[1], cu_count))
+    return Choice(KERNEL, MappingProxyType({"tile": tile_number(tile), "k_splits": k_splits}))
+
+
+def _variant(
+    out: torch.Tensor,
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+    tile: int,
+    k_splits: int,
+) -> Mapping[str, int]:
+    return {"HF_TILE": tile}
+
+
+@compile_ops("module_mxfp8_gemm", variant=_variant, mutates=("out", "workspace"))
+def mxfp8_gemm_out(
+    out: torch.Tensor,
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+    tile: int,
+    k_splits: int,
+) -> None:
+    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16; ``workspace`` float32 [k_splits, M, N] holds partial sums."""
+
+
+def mxfp8_gemm_tiles(
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    tile: int = tile_number((128, 128)),
+    k_splits: int = 1,
+) -> torch.Tensor:
+    """Run the tile kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_dense`.
+
+    Args:
+        Xq: activations [M, K]; K a multiple of 32, at most 2^22.
+        Xs: their scales [M, K/32].
+        Wq: weights [N, K].
+        Ws: their scales [N, K/32].
+        bias: bfloat16 [N], added in float32 before the only rounding.
+        tile: rows of X times 1000 plus rows of W that a work-group multiplies: 256256, 128192, 128128 or 128064.
+        k_splits: parts that K is cut into: 1, 2, 4 or 8, at most ceil(K / 128); their sums are added in a fixed order.
+
+    Returns:
+        bfloat16 [M, N].
+
+    Raises:
+        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
+    """
+    require_rank("Xq", Xq, 2, "[M, K]")
+    require_rank("Wq", Wq, 2, "[N, K]")
+    accepted = [tile_number(one) for one in TILES]
+    if require_int("tile", tile) not in accepted:
+        raise GuardError(f"tile must be one of {', '.join(map(str, accepted))}; got {tile}")
+    m, n, k_splits = Xq.shape[0], Wq.shape[0], require_int("k_splits", k_splits)
+    out = torch.empty((m, n), dtype=torch.bfloat16, device=Xq.device)
+    splits = min(k_splits, K_SPLITS[-1])
+    workspace = torch.empty((splits, m, n), dtype=torch.float32, device=Xq.device) if splits > 1 else None
+    mxfp8_gemm_out(out, Xq, Xs, Wq, Ws, bias, workspace, tile, k_splits)
+    return out

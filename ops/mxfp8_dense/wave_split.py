@@ -1,0 +1,105 @@
+"""The MX-FP8 GEMM whose K is split over the waves of a work-group: its stub, its raw op and its configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.core.checks import require_int, require_rank
+from hipforge.ops.core.dispatch import Choice
+
+KERNEL = "mxfp8_wave_split"
+K_STEP = 128
+ROWS = (16, 32, 64)
+WAVES = (1, 2, 4, 8, 16)
+MOST_STEPS = 6  # per wave, where there are enough waves: all of a wave's loads are then in flight at once or nearly
+
+
+def max_waves(rows: int) -> int:
+    """Return how many waves a work-group may have: registers decide."""
+    return 16 if rows == 16 else 8
+
+
+def steps_ahead(rows: int) -> int:
+    """Return how many K steps of its operands a wave has in flight on gfx950."""
+    return {16: 4, 32: 6, 64: 3}[rows]
+
+
+def choice(rows: int, waves: int) -> Choice:
+    """Return this kernel in a configuration."""
+    return Choice(KERNEL, MappingProxyType({"rows": rows, "waves": waves}))
+
+
+def default_choice(m: int, n: int, k: int) -> Choice:
+    """Return the least waves that leave each at most MOST_STEPS steps, with W read once for up to 64 rows."""
+    rows = next((rows for rows in ROWS if m <= rows), ROWS[-1])
+    steps = -(-k // K_STEP)
+    allowed = [waves for waves in WAVES if waves <= min(max_waves(rows), steps)]
+    return choice(rows, next((waves for waves in allowed if waves * MOST_STEPS >= steps), allowed[-1]))
+
+
+def _variant(
+    out: torch.Tensor,
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: int,
+    waves: int,
+) -> Mapping[str, int]:
+    return {"HF_ROWS": rows}
+
+
+@compile_ops("module_mxfp8_wave_split", variant=_variant)
+def mxfp8_wave_split_out(
+    out: torch.Tensor,
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: int,
+    waves: int,
+) -> None:
+    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16."""
+
+
+def mxfp8_wave_split(
+    Xq: torch.Tensor,
+    Xs: torch.Tensor,
+    Wq: torch.Tensor,
+    Ws: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    rows: int = ROWS[0],
+    waves: int = 8,
+) -> torch.Tensor:
+    """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_dense`.
+
+    Args:
+        Xq: activations [M, K] in the architecture's e4m3; K a multiple of 32, at most 2^22.
+        Xs: their scales [M, K/32].
+        Wq: weights [N, K].
+        Ws: their scales [N, K/32].
+        bias: bfloat16 [N], added in float32 before the only rounding.
+        rows: rows of X that a work-group multiplies with 16 rows of W: 16, 32 or 64.
+        waves: of a work-group, each with a part of K: 1, 2, 4, 8 or, with 16 rows, 16. Their sums are added in a fixed
+            order.
+
+    Returns:
+        bfloat16 [M, N].
+
+    Raises:
+        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
+    """
+    require_rank("Xq", Xq, 2, "[M, K]")
+    require_rank("Wq", Wq, 2, "[N, K]")
+    if require_int("rows", rows) not in ROWS:
+        raise GuardError(f"rows must be 16, 32 or 64; got {rows}")
+    out = torch.empty((Xq.shape[0], Wq.shape[0]), dtype=torch.bfloat16, device=Xq.device)
+    mxfp8_wave_split_out(out, Xq, Xs, Wq, Ws, bias, rows, waves)
+    return out

@@ -1,0 +1,38 @@
+"""What a profiled op is, and the data that its operands are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hipforge import archs, devices
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An op that can be profiled: its shape's numbers, by name and with an example, and what makes the call of them."""
+
+    shape: tuple[str, ...]
+    example: tuple[int, ...]
+    call: Callable[..., partial[Any]]
+
+
+def normal(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    """Return bfloat16 data N(0, scale), the same for a shape and a seed on every run."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).bfloat16()
+
+
+def e4m3(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    """Return :func:`normal` in the e4m3 format of the device."""
+    import torch
+
+    fnuz = archs.get(devices.current().arch_of()).fp8_fnuz
+    return normal(*shape, seed=seed, scale=scale).to(torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn)

@@ -1,0 +1,53 @@
+"""Options that several commands share: a module's architecture, its variants, and JSON files of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hipforge.errors import ConfigError
+
+REGISTER_OPTION = click.option(
+    "--register", "registries", multiple=True, type=click.Path(path_type=Path), help="A module JSON file of your own."
+)
+
+
+def parse_variant(texts: tuple[str, ...]) -> dict[str, str]:
+    """Return ``{"M": "4"}`` for ``("M=4",)``.
+
+    Raises:
+        ConfigError: a text has no ``=``.
+    """
+    variant: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--variant {text!r}: expected NAME=VALUE, as in M=4")
+        variant[name] = value
+    return variant
+
+
+def matching_variants(module: str, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the module's variants whose values agree with ``wanted``; names left out match all.
+
+    Raises:
+        ConfigError: the module has no such variant name, or no variant with such a value.
+    """
+    from hipforge.jit import registry
+
+    entry = registry.module(module)
+    unknown = set(wanted) - set(entry.variants)
+    if unknown:
+        names = ", ".join(entry.variants) or "none"
+        raise ConfigError(f"{module} has no variant parameter {sorted(unknown)[0]!r}; it has: {names}")
+    found = [
+        variant
+        for variant in entry.all_variants()
+        if all(str(variant[name]) == value for name, value in wanted.items())
+    ]
+    if not found:
+        raise ConfigError(f"{module} has no variant with {dict(wanted)}; its values: {dict(entry.variants)}")
+    yield from found

@@ -1,0 +1,154 @@
+"""``hipforge time-model``: the modelled microseconds of a model's decode step, op by op and in all."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hipforge import archs, devices
+from hipforge.cli import decode_step, output
+from hipforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Line:
+    """One op of a step: launches of a call, calls of a step, modelled microseconds of a call and of the step."""
+
+    op: str
+    launches: int
+    calls: int
+    us: float
+
+    @property
+    def step_us(self) -> float:
+        """Microseconds of all its calls."""
+        return self.us * self.calls
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step for ``batch`` sequences with ``context`` keys each."""
+
+    batch: int
+    context: int
+    lines: tuple[Line, ...]
+
+    @property
+    def us(self) -> float:
+        """Modelled microseconds, launches one after another in a graph."""
+        return sum(line.step_us for line in self.lines)
+
+
+def model_step(shape: decode_step.Shape, batch: int, context: int, known: dict[Any, Line]) -> Step:
+    """Return a step; ``known`` keeps the ops that do not depend on the context."""
+    from hipforge import emulator
+    from hipforge.emulator.timing import Start
+
+    lines = []
+    for piece in decode_step.pieces(shape, batch, context):
+        key = (piece.name, batch, context if piece.name == "attention" else None)
+        if key not in known:
+            call = piece.run()
+            start: Start = "mall" if piece.start == "mall" else "cold"
+            with emulator.timed(start=start) as timed:
+                call()
+            known[key] = Line(piece.name, len(timed.capture.launches()), piece.calls, timed.result.replay_us)
+        lines.append(known[key])
+    return Step(batch, context, tuple(lines))
+
+
+@click.command("time-model")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, default=(1,), help="Sequences; repeatable.")
+@click.option("--context", "contexts", type=click.IntRange(1), multiple=True, default=(1024,),
+              help="Keys of each sequence, the new token included; repeatable.")  # fmt: skip
+@click.option("--tp", type=click.IntRange(1), default=1, help="GPUs that share the model (tensor parallel).")
+@click.option("--arch", type=click.Choice(list(archs.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says.")
+@click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
+@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Also write stacked bars (needs matplotlib).")
+def command(
+    config: Path,
+    batches: tuple[int, ...],
+    contexts: tuple[int, ...],
+    tp: int,
+    arch: str | None,
+    as_json: bool,
+    picture: Path | None,
+) -> None:
+    """Model a decode step of the model that CONFIG (its config.json) describes, on one GPU of --tp.
+
+    Every op runs on the emulator at the model's own shape, and the model of time says how long it takes. Communication
+    between the GPUs is not in it. MiniMax-M3 attends in full; its sparse indexer is not modelled.
+    """
+    if arch is not None:
+        os.environ["HIPFORGE_EMULATE"] = arch
+    device = devices.current()
+    if device.kind != "emulator":
+        raise ConfigError(f"time-model works on the emulator, not on {device.kind}; set HIPFORGE_DEVICE=emulator")
+    shape = decode_step.divided(decode_step.read(config), tp)
+    console = output.console(stderr=as_json)
+    known: dict[Any, Line] = {}
+    steps = []
+    for batch in batches:
+        for context in contexts:
+            with console.status(f"batch {batch}, context {context} ..."):
+                steps.append(model_step(shape, batch, context, known))
+            if not as_json:
+                _print(console, shape.name, tp, steps[-1])
+    if as_json:
+        rows = [{**asdict(step), "us": step.us} for step in steps]
+        click.echo(json.dumps({"model": shape.name, "tp": tp, "arch": device.arch_of(), "modelled": rows}, indent=1))
+    if picture is not None:
+        plot(steps, f"{shape.name}, TP{tp}, {device.arch_of()}", picture)
+
+
+def _print(console: Console, name: str, tp: int, step: Step) -> None:
+    from rich.table import Table
+
+    title = f"{name} TP{tp}, batch {step.batch}, context {step.context}: modelled, without communication"
+    table = Table(title=title)
+    for column in ("op", "launches", "µs", "calls", "µs of the step", "share"):
+        table.add_column(column, justify="left" if column == "op" else "right")
+    for line in step.lines:
+        table.add_row(line.op, str(line.launches), f"{line.us:.2f}", str(line.calls), f"{line.step_us:.0f}",
+                      f"{line.step_us / step.us:.0%}")  # fmt: skip
+    launches = sum(line.launches * line.calls for line in step.lines)
+    table.add_section()
+    table.add_row("in all", str(launches), "", "", f"{step.us:.0f}", "")
+    console.print(table)
+
+
+def plot(steps: list[Step], title: str, path: Path) -> None:
+    """Write a bar per step, its ops on top of each other.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install 'hipforge[plots]'") from None
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots()
+    names = list(dict.fromkeys(line.op for step in steps for line in step.lines))
+    ticks = [f"batch {step.batch}\n{step.context}" for step in steps]
+    below = [0.0] * len(steps)
+    for number, name in enumerate(names):
+        heights = [sum(line.step_us for line in step.lines if line.op == name) / 1e3 for step in steps]
+        axes.bar(ticks, heights, bottom=below, label=name, color=colormaps["tab20"](number % 20))
+        below = [base + height for base, height in zip(below, heights, strict=True)]
+    axes.set_ylabel("modelled ms of a decode step")
+    axes.set_title(f"{title}: modelled, without communication")
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,237 @@
+"""A paged cache of keys and values: which page holds which tokens, and the two ops that write and read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.core.checks import require_int
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.decode_attention import decode_attention_fp8
+from hipforge.ops.rope_and_cache import Style, rope_and_cache
+
+# Four blocks of 64 keys are less work than the second launch that merging the parts of a sequence takes.
+UNSPLIT_KEYS = 256
+
+
+@dataclass(frozen=True)
+class CacheStep:
+    """Where the tokens of one step go and what they see.
+
+    Attributes:
+        tokens: new tokens of each sequence.
+        positions: int64 [B * tokens], the tokens of a sequence next to each other.
+        slot_mapping: int64 [B * tokens]: page * page_size + slot.
+        block_tables: int32 [B, pages of the longest sequence].
+        seqlens: int32 [B], the new tokens included.
+
+    Example:
+        >>> from hipforge.nn import PagedKVCache
+        >>> cache = PagedKVCache(layers=1, pages=8, page_size=16, kv_heads=1, head_dim=64)
+        >>> step = cache.extend([7], 2)
+        >>> step.tokens, step.positions.tolist()
+        (2, [0, 1])
+    """
+
+    tokens: int
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    seqlens: torch.Tensor
+
+
+class PagedKVCache:
+    """Keys and values of every layer in pages of fp8, with a scale per KV head.
+
+    Pages are handed out as sequences grow (:meth:`extend`) and come back when one ends (:meth:`release`). A layer
+    writes and reads through :meth:`rope_and_store` and :meth:`attend`, one launch each.
+
+    Args:
+        layers: of the model.
+        pages: in all; each serves every layer.
+        page_size: tokens of a page, a multiple of 16.
+        kv_heads: Hkv.
+        head_dim: D: 64, 128 or 256 for the kernel.
+        device: where the pages are.
+        dtype: the device's e4m3 by default.
+
+    Attributes:
+        k, v: [layers, pages, page_size, Hkv, D].
+        k_scale, v_scale: float32 [layers, Hkv], 1 until written: what an element stands for over its fp8 value.
+
+    Example:
+        >>> from hipforge.nn import PagedKVCache
+        >>> cache = PagedKVCache(layers=2, pages=8, page_size=16, kv_heads=1, head_dim=64)
+        >>> step = cache.extend([7], 20)
+        >>> step.seqlens.tolist(), tuple(step.block_tables.shape), cache.free_pages
+        ([20], (1, 2), 6)
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        sizes = {"layers": layers, "pages": pages, "page_size": page_size, "kv_heads": kv_heads, "head_dim": head_dim}
+        for name, size in sizes.items():
+            require_int(name, size, 1)
+        if page_size % 16:
+            raise GuardError(f"page_size must be a multiple of 16; got {page_size}")
+        place = torch.get_default_device() if device is None else torch.device(device)
+        own = fp8_dtypes(place)[0] if dtype is None else dtype
+        shape = (layers, pages, page_size, kv_heads, head_dim)
+        self.page_size, self.device = page_size, place
+        # Zeroed: a page that is read before it is full must not hold NaN.
+        self.k, self.v = (torch.zeros(shape, dtype=torch.uint8, device=place).view(own) for _ in range(2))
+        self.k_scale, self.v_scale = (torch.ones(layers, kv_heads, device=place) for _ in range(2))
+        self._free = list(range(pages - 1, -1, -1))
+        self._pages: dict[int, list[int]] = {}
+        self._lengths: dict[int, int] = {}
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no sequence holds."""
+        return len(self._free)
+
+    def length(self, sequence: int) -> int:
+        """Tokens of a sequence; 0 for one that is not there."""
+        return self._lengths.get(sequence, 0)
+
+    def extend(self, sequences: Sequence[int], tokens: int) -> CacheStep:
+        """Make room for so many further tokens of each sequence; those that are new begin.
+
+        Args:
+            sequences: their names, in the order of the batch; each once.
+            tokens: of each, at least 1. A decode step has 1, a chunk of a prompt up to 16, which attention takes at
+                once.
+
+        Returns:
+            Where the tokens go, as tensors on the device.
+
+        Raises:
+            GuardError: a sequence twice, or too few free pages; then nothing has changed.
+        """
+        require_int("tokens", tokens, 1)
+        if len(set(sequences)) != len(sequences) or not sequences:
+            raise GuardError(f"sequences must be one or more, each once; got {list(sequences)}")
+        missing = {
+            name: -(-(self.length(name) + tokens) // self.page_size) - len(self._pages.get(name, ()))
+            for name in sequences
+        }
+        if sum(missing.values()) > len(self._free):
+            raise GuardError(
+                f"the cache has {len(self._free)} free pages of {self.page_size} tokens; {tokens} more tokens of "
+                f"{len(sequences)} sequences need {sum(missing.values())}: release a sequence or make a larger cache"
+            )
+        positions: list[int] = []
+        slots: list[int] = []
+        for name in sequences:
+            held = self._pages.setdefault(name, [])
+            held += [self._free.pop() for _ in range(missing[name])]
+            first = self.length(name)
+            self._lengths[name] = first + tokens
+            for position in range(first, first + tokens):
+                positions.append(position)
+                slots.append(held[position // self.page_size] * self.page_size + position % self.page_size)
+        widest = max(len(self._pages[name]) for name in sequences)
+        tables = [self._pages[name] + [0] * (widest - len(self._pages[name])) for name in sequences]
+        return CacheStep(
+            tokens,
+            torch.tensor(positions, dtype=torch.int64, device=self.device),
+            torch.tensor(slots, dtype=torch.int64, device=self.device),
+            torch.tensor(tables, dtype=torch.int32, device=self.device),
+            torch.tensor([self._lengths[name] for name in sequences], dtype=torch.int32, device=self.device),
+        )
+
+    def release(self, sequence: int) -> None:
+        """Give a sequence's pages back; it is forgotten."""
+        self._free += reversed(self._pages.pop(sequence, []))
+        self._lengths.pop(sequence, None)
+
+    def rope_and_store(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        step: CacheStep,
+        *,
+        style: Style = "neox",
+        q_weight: torch.Tensor | None = None,
+        k_weight: torch.Tensor | None = None,
+        weight_offset: float = 0.0,
+        epsilon: float = 1e-6,
+        q_out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Normalise and rotate q and k, store k and v; return the rotated q: ``q_out``, or q itself.
+
+        Args:
+            layer: which.
+            q: float16 or bfloat16 [B * tokens, Hq, D].
+            k: [B * tokens, Hkv, D].
+            v: like ``k``.
+            cos_sin: [positions, rotary_dim], as :func:`hipforge.rope_and_cache` takes it, like all that follows.
+            step: of :meth:`extend`.
+            style: which elements rotate together.
+            q_weight: [D], a norm's.
+            k_weight: [D].
+            weight_offset: added to both.
+            epsilon: of both norms.
+            q_out: like q; None writes q in place.
+
+        Raises:
+            GuardError: operands that do not fit each other or the cache.
+        """
+        return rope_and_cache(
+            q, k, v, cos_sin, step.positions, self.k[layer], self.v[layer], step.slot_mapping, style=style,
+            q_weight=q_weight, k_weight=k_weight, weight_offset=weight_offset, epsilon=epsilon,
+            k_scale=self.k_scale[layer], v_scale=self.v_scale[layer], q_out=q_out,
+        )  # fmt: skip
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        step: CacheStep,
+        scale: float | None = None,
+        split_k: int | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """Return the attention of the step's tokens over their sequences, each over what is not after it.
+
+        Args:
+            layer: which.
+            q: float16 or bfloat16 [B * tokens, Hq, D], as :meth:`rope_and_store` returns it.
+            step: of :meth:`extend`; at most 16 tokens per sequence.
+            scale: factor of q.k; 1/sqrt(D) by default.
+            split_k: parts that the keys of a sequence are cut into, with a second launch to merge them; None: one part
+                for up to 256 keys, else what :func:`hipforge.decode_attention_fp8` decides by shape.
+            sinks: float32 [Hq], scores that no key has.
+            window: keys that a token sees at most, its own among them.
+
+        Returns:
+            [B * tokens, Hq, D] of q's dtype.
+
+        Raises:
+            GuardError: operands that do not fit each other or the cache.
+        """
+        batched = q.view(-1, step.tokens, *q.shape[1:])
+        if split_k is None and step.block_tables.shape[1] * self.page_size <= UNSPLIT_KEYS:
+            split_k = 1
+        found = decode_attention_fp8(
+            batched, self.k[layer], self.v[layer], step.block_tables, step.seqlens, self.k_scale[layer],
+            self.v_scale[layer], scale, split_k=split_k, sinks=sinks, window=window,
+        )  # fmt: skip
+        assert isinstance(found, torch.Tensor)
+        return found.view(q.shape)

@@ -1,0 +1,65 @@
+"""Turn the linear layers of a model into MX-FP8 ones."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.nn.linear import MXFP8Linear
+from hipforge.ops.core.formats import BLOCK
+
+
+def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> torch.nn.Module:
+    """Replace every ``torch.nn.Linear`` of a model by an :class:`~hipforge.nn.MXFP8Linear`, in place.
+
+    A layer that two places of the model share becomes one that they share. Weights that a linear layer shares with
+    something else (an embedding) are quantised for the layer alone. Parameters that are no ``Linear``, such as stacked
+    experts, stay: see :class:`~hipforge.nn.MXFP8MoE`.
+
+    Args:
+        model: on the device where its kernels run; a model that is a ``Linear`` itself is returned converted.
+        skip: names, or patterns of :mod:`fnmatch`, of layers to leave as they are: ``"lm_head"``,
+            ``"*.gate"``, ``"*.experts.*"``.
+
+    Returns:
+        The model.
+
+    Raises:
+        GuardError: a layer whose in_features is not a multiple of 32, by name; a pattern that matches no layer.
+
+    Example:
+        >>> import torch
+        >>> from hipforge.nn import convert_to_mxfp8
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        >>> [type(part).__name__ for part in convert_to_mxfp8(model, skip="2")]
+        ['MXFP8Linear', 'ReLU', 'Linear']
+    """
+    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
+    linears = {
+        name: part for name, part in model.named_modules(remove_duplicate=False) if type(part) is torch.nn.Linear
+    }
+    for pattern in patterns:
+        if not fnmatch.filter(linears, pattern):
+            raise GuardError(f"skip must match names of linear layers; {pattern!r} matches none of the {len(linears)}")
+    wanted = {
+        name: part
+        for name, part in linears.items()
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    for name, part in wanted.items():
+        if part.in_features % BLOCK:
+            raise GuardError(
+                f"{name or 'the model'} has in_features={part.in_features}, which is not a multiple of {BLOCK} (one "
+                f"e8m0 scale per {BLOCK} weights); name it in skip to leave it as it is"
+            )
+    made: dict[torch.nn.Linear, MXFP8Linear] = {}
+    for name, part in wanted.items():
+        if part not in made:
+            made[part] = MXFP8Linear.from_linear(part).train(part.training)
+        if not name:
+            return made[part]
+        model.set_submodule(name, made[part])
+    return model

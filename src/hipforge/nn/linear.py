@@ -1,0 +1,124 @@
+"""A linear layer with MX-FP8 weights that quantises its input."""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.nn.payload import Quantized, accepted, quantized, refuse_gradient
+from hipforge.ops.core.checks import require_rank
+from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.mx_quantize import mxfp8_quantize
+from hipforge.ops.mxfp8_dense import mxfp8_linear
+
+
+class MXFP8Linear(Quantized):
+    """``y = x W^T + bias`` with W as e4m3 elements and an e8m0 scale per 32 of them: 33 bytes for 32 weights.
+
+    The input is quantised in one launch (round_up: nothing clips), unless it comes quantised, and multiplied by
+    :func:`hipforge.mxfp8_linear`.
+
+    Args:
+        in_features: K, a multiple of 32.
+        out_features: N.
+        bias: whether there is one, bfloat16.
+        device: where the buffers are; the default device if None.
+
+    Attributes:
+        weight: the device's e4m3 [N, K].
+        weight_scale: uint8 e8m0 [N, K / 32].
+        bias: bfloat16 [N], or None.
+
+    Raises:
+        GuardError: ``in_features`` is not a positive multiple of 32.
+
+    Example:
+        >>> import torch
+        >>> from hipforge.nn import MXFP8Linear
+        >>> layer = MXFP8Linear.from_linear(torch.nn.Linear(64, 16, dtype=torch.bfloat16))
+        >>> with torch.no_grad():
+        ...     y = layer(torch.ones(2, 3, 64, dtype=torch.bfloat16))
+        >>> tuple(y.shape), y.dtype
+        ((2, 3, 16), torch.bfloat16)
+    """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = False, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        if in_features < BLOCK or in_features % BLOCK:
+            raise GuardError(
+                f"in_features must be a positive multiple of {BLOCK}, one e8m0 scale per {BLOCK} weights; "
+                f"got {in_features}"
+            )
+        self.in_features, self.out_features = in_features, out_features
+        place = torch.get_default_device() if device is None else torch.device(device)
+        self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=fp8_dtypes(place)[0], device=place))
+        self.register_buffer("weight_scale", torch.full((out_features, in_features // BLOCK), 127, dtype=torch.uint8,
+                                                        device=place))  # fmt: skip
+        self.register_buffer("bias", torch.zeros(out_features, dtype=torch.bfloat16, device=place) if bias else None)
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear) -> MXFP8Linear:
+        """Quantise a linear layer's weight, on its device.
+
+        Raises:
+            GuardError: its in_features is not a multiple of 32, or its weight not float32, float16 or bfloat16.
+        """
+        return cls.from_quantized(*quantized(linear.weight), linear.bias)
+
+    @classmethod
+    def from_quantized(
+        cls, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> MXFP8Linear:
+        """Make a layer of MX-FP8 tensors, as :func:`hipforge.weights.load` yields them; they are not copied.
+
+        Args:
+            weight: float8_e4m3fn, or uint8 with its bits, [N, K]; converted to e4m3fnuz on gfx942, where that may be
+                given too.
+            weight_scale: uint8 or float8_e8m0fnu [N, K / 32].
+            bias: floating point [N], rounded to bfloat16.
+
+        Raises:
+            GuardError: a dtype or shape that is not accepted.
+        """
+        weight, weight_scale = accepted(weight, weight_scale)
+        require_rank("weight", weight, 2, "[N, K]")
+        layer = cls(weight.shape[1], weight.shape[0], device="meta")
+        layer.weight, layer.weight_scale = weight, weight_scale
+        if bias is not None:
+            layer.bias = bias.detach().to(torch.bfloat16)
+        return layer
+
+    def forward(
+        self, x: torch.Tensor, x_scale: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the product.
+
+        Args:
+            x: float32, float16 or bfloat16 [..., K]; with ``x_scale`` e4m3 elements [M, K], as a norm or an activation
+                that quantises made them.
+            x_scale: e8m0 bytes [M, K / 32].
+            out: contiguous bfloat16 [M, N] to write into, M the rows of x.
+
+        Returns:
+            [..., N] of x's dtype (bfloat16 where x is quantised), from float32 sums rounded to bfloat16.
+
+        Raises:
+            GuardError: an argument is not of this form, or x requires a gradient while gradients are recorded.
+        """
+        if x_scale is not None:
+            return mxfp8_linear(x, x_scale, self.weight, self.weight_scale, self.bias, out)
+        refuse_gradient(x, "MXFP8Linear")
+        q, scale = mxfp8_quantize(x.reshape(-1, self.in_features).contiguous())
+        y = mxfp8_linear(q, scale, self.weight, self.weight_scale, self.bias, out)
+        return y.view(*x.shape[:-1], self.out_features).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Return what ``print`` shows between the parentheses."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -1,0 +1,92 @@
+"""MX-FP8 weights as buffers of a module: which format they are in, and what may be done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.core.checks import require_dtype, require_last_multiple, require_real, require_shape, require_tensor
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.mx_quantize import mxfp8_quantize
+from hipforge.ops.reference.fnuz import mx_fn_to_fnuz
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+
+
+def quantized(weight: torch.Tensor, name: str = "weight") -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (elements, scales) of a weight [..., K] in the format of its device, each matrix in a launch of its own.
+
+    Args:
+        weight: float32, float16 or bfloat16, K a multiple of 32.
+        name: what errors call it.
+    """
+    require_real(name, weight)
+    require_last_multiple(name, weight, BLOCK)
+    flat = weight.detach().reshape(-1, *weight.shape[-2:])
+    elements = torch.empty(flat.shape, dtype=fp8_dtypes(weight.device)[0], device=weight.device)
+    scales = flat.new_empty((*flat.shape[:-1], flat.shape[-1] // BLOCK), dtype=torch.uint8)
+    for matrix, out, scale_out in zip(flat, elements, scales, strict=True):
+        mxfp8_quantize(matrix.contiguous(), out=out, scale_out=scale_out)
+    return elements.view(weight.shape), scales.view(*weight.shape[:-1], -1)
+
+
+def accepted(elements: torch.Tensor, scales: torch.Tensor, name: str = "weight") -> tuple[torch.Tensor, torch.Tensor]:
+    """Return checked MX-FP8 tensors in the format of their device: e4m3fn becomes e4m3fnuz on gfx942.
+
+    Args:
+        elements: float8_e4m3fn, float8_e4m3fnuz on gfx942, or uint8 with e4m3fn's bits; [..., K], K a multiple of 32.
+        scales: uint8 or float8_e8m0fnu [..., K / 32].
+        name: what errors call ``elements``.
+
+    Raises:
+        GuardError: a dtype or shape that is not accepted, or a scale byte of 254, which e4m3fnuz has no place for.
+    """
+    require_tensor(**{name: elements, f"{name}_scale": scales})
+    own = fp8_dtypes(elements.device)[0]
+    require_dtype(name, elements, tuple({torch.float8_e4m3fn, own, torch.uint8}))
+    require_dtype(f"{name}_scale", scales, (torch.uint8, E8M0_DTYPE))
+    require_last_multiple(name, elements, BLOCK)
+    expected = (*elements.shape[:-1], elements.shape[-1] // BLOCK)
+    require_shape(f"{name}_scale", scales, expected, f"one byte per {BLOCK} elements of {name}")
+    scales = scales.view(torch.uint8)
+    if elements.dtype == torch.uint8:
+        elements = elements.view(torch.float8_e4m3fn)
+    if elements.dtype != own:
+        elements, scales = mx_fn_to_fnuz(elements, scales, name)
+    return elements.contiguous(), scales.contiguous()
+
+
+class Quantized(torch.nn.Module):
+    """A module with MX-FP8 buffers: they keep their format whatever the module is cast to, and are read back checked.
+
+    ``model.half()`` and ``model.to(torch.bfloat16)`` convert every floating-point buffer, which fp8 counts as.
+    """
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Quantized:
+        def kept(tensor: torch.Tensor) -> torch.Tensor:
+            return fn(tensor.view(torch.uint8)).view(tensor.dtype) if tensor.dtype in FP8 else fn(tensor)
+
+        return super()._apply(kept, recurse)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take weights of a checkpoint that was written on another architecture: copying would change their values."""
+        converted = dict(state_dict)
+        for name, buffer in self._buffers.items():
+            given = state_dict.get(f"{prefix}{name}")
+            if buffer is None or given is None or buffer.dtype not in FP8:
+                continue
+            scale = state_dict.get(f"{prefix}{name}_scale")
+            if given.dtype != buffer.dtype and scale is not None:
+                own = accepted(given.to(buffer.device), scale.to(buffer.device), f"{prefix}{name}")
+                converted[f"{prefix}{name}"], converted[f"{prefix}{name}_scale"] = own
+        super()._load_from_state_dict(converted, prefix, *rest)
+
+
+def refuse_gradient(x: torch.Tensor, module: str) -> None:
+    """Raise GuardError where a result would be expected to carry a gradient."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise GuardError(f"{module} computes no gradients, and its input requires one; call it under torch.no_grad()")

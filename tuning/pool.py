@@ -1,0 +1,98 @@
+"""Where tasks run: in this process, in several, or on a Ray cluster. Results come as they are ready, in any order.
+
+A worker that dies takes nothing with it: its task, and those that waited for it, are run again. A task during which
+workers die more than ``MOST_DEATHS`` times in a row, without any other task coming through, is given up with an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+
+from hipforge.errors import ConfigError
+from hipforge.tuning.work import Done, Task, tune_cell_elsewhere
+
+MOST_DEATHS = 3
+Results = Iterator[tuple[int, Done]]
+Work = Callable[[Task], Done]
+
+
+def here(tasks: Sequence[Task], work: Work) -> Results:
+    """Yield each task's number and result, done one after another in this process."""
+    for number, task in enumerate(tasks):
+        yield number, work(task)
+
+
+def processes(tasks: Sequence[Task], workers: int, work: Work = tune_cell_elsewhere) -> Results:
+    """Yield each task's number and result, done by ``workers`` processes.
+
+    Args:
+        tasks: what to do.
+        workers: how many processes.
+        work: importable, because it travels by name.
+    """
+    left = dict(enumerate(tasks))
+    deaths = 0
+    while left:
+        # Fresh interpreters: torch's threads and a loaded emulator do not survive a fork.
+        with ProcessPoolExecutor(min(workers, len(left)), mp_context=get_context("spawn")) as pool:
+            numbers = {pool.submit(work, task): number for number, task in left.items()}
+            try:
+                for future in as_completed(numbers):
+                    done = future.result()
+                    deaths = 0
+                    number = numbers[future]
+                    del left[number]
+                    yield number, done
+                continue
+            except BrokenProcessPool:
+                deaths += 1
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+        if deaths > MOST_DEATHS:
+            yield from _give_up(left, deaths)
+            return
+
+
+def ray_cluster(tasks: Sequence[Task], address: str, work: Work = tune_cell_elsewhere) -> Results:
+    """Yield each task's number and result, done by a Ray cluster whose nodes have hipforge installed.
+
+    Args:
+        tasks: what to do; each asks for one CPU.
+        address: as ``ray.init`` takes it: ``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``.
+        work: importable on every node.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no cluster at the address.
+    """
+    try:
+        import ray  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise ConfigError("--ray needs Ray: pip install 'hipforge[ray]'") from None
+    started = not ray.is_initialized()
+    if started:
+        try:
+            ray.init(address=address, log_to_driver=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"--ray {address}: there is no Ray cluster at this address: {error}") from error
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=MOST_DEATHS)(work)
+        numbers = {remote.remote(task): number for number, task in enumerate(tasks)}
+        while numbers:
+            ready, _ = ray.wait(list(numbers), num_returns=1)
+            number = numbers.pop(ready[0])
+            try:
+                done: Done = ray.get(ready[0])
+            except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
+                done = Done(None, [], f"{tasks[number].cell}: its worker died {MOST_DEATHS + 1} times: {error}")
+            yield number, done
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _give_up(left: dict[int, Task], deaths: int) -> Results:
+    for number, task in left.items():
+        yield number, Done(None, [], f"{task.cell}: not tuned, workers died {deaths} times in a row; run with --resume")

@@ -1,0 +1,178 @@
+"""One cell's search, apart from any table: what a worker does, in this process or in another one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hipforge import devices
+from hipforge.emulator.timing.model import ERROR_BAND
+from hipforge.errors import ConfigError, EmulatorFault, HipforgeError
+from hipforge.ops import FAMILIES
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.tuned import Value
+from hipforge.tuning.search import Trial, search
+from hipforge.tuning.shortlist import time_trials
+from hipforge.tuning.table_writer import Row
+from hipforge.tuning.tuner import MACHINES, Baselines, C, Measured, Modelled, O, Tuner
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell to tune.
+
+    Attributes:
+        family: name of the table whose tuner it is.
+        cell: the problem size.
+        device: architecture and number of compute units.
+        on_gpu: whether candidates are measured.
+        old: the row that the table has.
+        compare: keep the old row's configuration unless another one is faster by ``min_improvement_pct``, or, of
+            modelled times, by more than the model's error.
+        min_improvement_pct: what clearly faster is.
+    """
+
+    family: str
+    cell: Any
+    device: tuple[str, int]
+    on_gpu: bool
+    old: Mapping[str, Value] | None = None
+    compare: bool = False
+    min_improvement_pct: float = 3.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a task: a row, or the error; and lines for the log, the last one the verdict."""
+
+    row: Row | None
+    lines: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+def tuner_of(family: str) -> Tuner[Any, Any]:
+    """Return the tuner of a table's family.
+
+    Raises:
+        ConfigError: there is no such family.
+    """
+    for room in FAMILIES:
+        if room.table == family:
+            found: Tuner[Any, Any] = importlib.import_module(f"hipforge.ops.{room.name}.tuner").TUNER
+            return found
+    raise ConfigError(f"no op family has a table {family!r}; there are {', '.join(room.table for room in FAMILIES)}")
+
+
+def row_for(
+    tuner: Tuner[C, O],
+    cell: C,
+    device: tuple[str, int],
+    trial: Trial,
+    source: str,
+    baselines: Baselines,
+    min_improvement_pct: float,
+) -> Row:
+    """Return the table row of a cell's chosen trial on a device, (architecture, compute units).
+
+    ``use_hip`` is 0 only where the best baseline was measured and the kernel does not beat it by
+    ``min_improvement_pct`` percent.
+    """
+    table = tuner.family.table
+    measured = source.startswith("measured:")
+    us = trial.seconds * 1e6 if measured and trial.seconds is not None else None
+    stock_us, best_us = baselines if measured and baselines else (None, None)
+    wins = us is None or best_us is None or best_us > us * (1 + min_improvement_pct / 100)
+    row: dict[str, Value] = {
+        **dict(zip(table.key_names, tuner.key(cell, *device), strict=True)),
+        **tuner.columns(trial.candidate),
+        **tuner.given(cell),
+        "us": us,
+        "model_us": None if measured else trial.model_us,
+        "stock_us": stock_us,
+        "best_baseline_us": best_us,
+        "err": trial.error,
+        "source": source,
+    }
+    return {**row, "use_hip": int(wins)} if "use_hip" in table.header else row
+
+
+def _is_of(tuner: Tuner[C, O], old: Mapping[str, Value], choice: Choice) -> bool:
+    return all(old[name] == value for name, value in tuner.columns(choice).items())
+
+
+def keep_old(
+    tuner: Tuner[C, O], old: Mapping[str, Value] | None, trials: list[Trial], min_improvement_pct: float
+) -> Trial | None:
+    """Return the trial of the configuration that ``old`` names, unless the best one beats it by the given percent."""
+    if old is None or trials[0].seconds is None:
+        return None
+    for trial in trials:
+        if _is_of(tuner, old, trial.candidate) and trial.seconds is not None:
+            return trial if trial.seconds <= trials[0].seconds * (1 + min_improvement_pct / 100) else None
+    return None
+
+
+def _search(tuner: Tuner[C, O], task: Task) -> tuple[list[Trial], str, Baselines]:
+    """Return a cell's trials, the choice first, the source of their times, and what there is to beat."""
+    cell, arch = task.cell, task.device[0]
+    found = tuner.candidates(cell, arch)
+    if task.on_gpu:  # the bound is of the counts' model, not of measured times
+        measured = Measured(tuner, cell, arch, torch.device("cuda", 0))
+        return search(measured, found, tuner.max_error), measured.source, measured.baselines()
+    lowest = tuner.bound
+    bound = None if lowest is None else lambda choice: lowest(choice, cell, MACHINES[arch])
+    counted = Modelled(tuner, cell, arch)
+    trials = search(counted, found, tuner.max_error, bound=bound)
+    if not tuner.timed:
+        return trials, counted.source, None
+    old = task.old if task.compare else None
+    timed, source = time_trials(
+        tuner, cell, arch, counted, trials, lambda choice: old is not None and _is_of(tuner, old, choice)
+    )
+    return timed, source, None
+
+
+def tune_cell(task: Task, tuner: Tuner[Any, Any] | None = None) -> Done:
+    """Search one cell; what cannot be tuned comes back as an error, so that other cells go on.
+
+    Args:
+        task: the cell.
+        tuner: by default the family's own.
+    """
+    with_tuner = tuner or tuner_of(task.family)
+    lines: list[str] = []
+    try:
+        trials, source, baselines = _search(with_tuner, task)
+    except EmulatorFault:  # nothing after one can be trusted
+        raise
+    except HipforgeError as error:
+        return Done(None, lines, f"{task.cell}: {type(error).__name__}: {error}")
+    rejected = [trial for trial in trials if trial.rejected]
+    lines += [f"    rejected {trial.candidate}: {trial.rejected}" for trial in rejected]
+    if len(rejected) == len(trials):
+        reason = f": {rejected[0].rejected}" if rejected else ""
+        return Done(None, lines, f"{task.cell}: no candidate is usable{reason}")
+    least = task.min_improvement_pct
+    if with_tuner.timed and not task.on_gpu:  # modelled times that differ by less than the model's error are a tie
+        least = max(least, 100 * ERROR_BAND[task.device[0]])
+    kept = keep_old(with_tuner, task.old, trials, least) if task.compare else None
+    chosen = kept or trials[0]
+    row = row_for(with_tuner, task.cell, task.device, chosen, source, baselines, task.min_improvement_pct)
+    verdict = "" if row.get("use_hip", 1) else ", fallback is faster"
+    lines.append(f"{chosen.candidate}{' kept' if kept else ''}, {chosen.note}{verdict}")
+    return Done(row, lines)
+
+
+def tune_cell_elsewhere(task: Task) -> Done:
+    """Do a task in a process that has nothing else to do: it emulates the task's architecture on one core."""
+    os.environ["HIPFORGE_DEVICE"], os.environ["HIPFORGE_EMULATE"] = "emulator", task.device[0]
+    torch.set_num_threads(1)
+    found = devices.current()
+    if found.kind != "emulator" or found.arch_of() != task.device[0]:
+        return Done(None, [], f"{task.cell}: the worker's device is {found}, not an emulated {task.device[0]}")
+    return tune_cell(task)
