@@ -24,7 +24,12 @@ def problem(tensor: Any) -> str | None:
 
 
 def storage_problem(tensor: Any) -> str | None:
-    """Return why a tensor's elements cannot be read from its storage, to follow the argument's name; or None."""
+    """Return why a tensor's elements cannot be read from its storage, to follow the argument's name; or None.
+
+    Tensors that torch traces with have no storage, and none is looked for.
+    """
+    if _is_traced(tensor):
+        return None
     if str(tensor.layout) != "torch.strided" or tensor.device.type == "meta" or tensor.numel() == 0:
         return None
     if tensor._is_zerotensor():
@@ -40,6 +45,13 @@ def storage_problem(tensor: Any) -> str | None:
     if not tensor.data_ptr():
         return "has no memory behind it; pass a clone of what it was made from"
     return None
+
+
+def _is_traced(tensor: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return isinstance(tensor, FakeTensor | FunctionalTensor)
 
 
 _warned: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -11,8 +12,10 @@ import torch
 from click.testing import CliRunner
 from helpers import hip_compile
 
+import hipforge
 from hipforge import emulator
 from hipforge.cli.main import cli
+from hipforge.emulator import runtime
 from hipforge.emulator.timing import estimate, library, machine, machines, model, report
 from hipforge.errors import ConfigError, GuardError
 
@@ -198,3 +201,24 @@ def test_the_command_refuses_a_call_that_runs_no_kernel() -> None:
     done = CliRunner().invoke(cli, ["time", "mxfp8_gemv", "1,768,100"])
     assert done.exit_code == 1
     assert "Error" in done.output
+
+
+def test_time_does_not_depend_on_where_operands_lie_nor_on_what_else_is_allocated() -> None:
+    codes, scales = torch.full((48, 256), 0x38, dtype=torch.uint8), torch.full((48, 8), 127, dtype=torch.uint8)
+    weights = codes.view(torch.float8_e4m3fn)
+    hip = runtime.load().library
+    times, addresses, held, allocated = set(), set(), [], []
+    for size in (1, 17, 4096, 100_003, 1, 1, 1):
+        x = weights[:2].clone()
+        with emulator.timed() as timed:
+            hipforge.mxfp8_gemm(x, scales[:2], weights, scales)
+        times.add(timed.result.replay_us)
+        addresses.add(x.data_ptr())
+        held.append((x, torch.empty(size)))
+        pointer = ctypes.c_void_p()
+        assert hip.hipMalloc(ctypes.byref(pointer), ctypes.c_size_t(64)) == 0
+        allocated.append(pointer)
+    for pointer in allocated:
+        assert hip.hipFree(pointer) == 0
+    assert len(addresses) > 1
+    assert len(times) == 1, times

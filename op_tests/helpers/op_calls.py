@@ -168,14 +168,10 @@ CALLS: dict[str, Call] = {
     "rms_norm_fp8": Call(rows, lambda x: hipforge.rms_norm_fp8(x, WEIGHT, 1e-5, ONE)),
     "rms_norm_mxfp8": Call(rows, lambda x: hipforge.rms_norm_mxfp8(x, WEIGHT, 1e-5)),
     "residual_rms": Call(two_rows, lambda x, residual: add_and_norm(hipforge.residual_rms, x, residual, ONE)),
-    "residual_rms_mxfp8": Call(
-        two_rows, lambda x, residual: add_and_norm(hipforge.residual_rms_mxfp8, x, residual)
-    ),
+    "residual_rms_mxfp8": Call(two_rows, lambda x, residual: add_and_norm(hipforge.residual_rms_mxfp8, x, residual)),
     "swiglu_fp8": Call(rows, lambda x: hipforge.swiglu_fp8(x, ONE)),
     "swiglu_mxfp8": Call(rows, lambda x: hipforge.swiglu_mxfp8(x)),
-    "skinny_gemm": Call(
-        lambda batch: {"a": e4m3(batch, K)}, lambda a: hipforge.skinny_gemm(a, SKINNY.t(), ONE)
-    ),
+    "skinny_gemm": Call(lambda batch: {"a": e4m3(batch, K)}, lambda a: hipforge.skinny_gemm(a, SKINNY.t(), ONE)),
     "decode_attention_fp8": Call(
         attended, lambda q, k, v, seqlens: hipforge.decode_attention_fp8(q, k, v, None, seqlens, ONE, ONE)
     ),

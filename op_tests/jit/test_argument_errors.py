@@ -68,21 +68,22 @@ def _norm() -> dict[str, Any]:
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "mxfp8_gemv": (hipforge.mxfp8_gemv, _mxfp8),
     "mxfp8_linear": (
-        hipforge.mxfp8_linear, lambda: {**_mxfp8(), "bias": _normal(16), "out": torch.empty(4, 16, dtype=BF16)}
+        hipforge.mxfp8_linear,
+        lambda: {**_mxfp8(), "bias": _normal(16), "out": torch.empty(4, 16, dtype=BF16)},
     ),
     "smallm_mxfp8_gemv": (smallm_mxfp8_gemv, lambda: {**_raw(), "block_n": 8}),
     "smallm_mxfp8_mfma": (smallm_mxfp8_mfma, lambda: {**_raw(), "n_sub": 1, "k_splits": 2}),
-    "grouped_gemm_mxfp8": (
-        hipforge.grouped_gemm_mxfp8, lambda: {**_grouped(), "top_k": TOP_K, "out_dtype": BF16}
-    ),
+    "grouped_gemm_mxfp8": (hipforge.grouped_gemm_mxfp8, lambda: {**_grouped(), "top_k": TOP_K, "out_dtype": BF16}),
     "grouped_mxfp8_linear": (hipforge.grouped_mxfp8_linear, _grouped),
     "fused_moe_mxfp8": (hipforge.fused_moe_mxfp8, _moe),
     "moe_align_block_size": (
-        hipforge.moe_align_block_size, lambda: {"topk_ids": torch.tensor([[0, 1]]), "block_m": 16, "num_experts": 4}
+        hipforge.moe_align_block_size,
+        lambda: {"topk_ids": torch.tensor([[0, 1]]), "block_m": 16, "num_experts": 4},
     ),
     "mxfp4_gemm": (hipforge.mxfp4_gemm, _mxfp4),
     "mxfp4_linear": (
-        hipforge.mxfp4_linear, lambda: {**_mxfp4(), "bias": _normal(16), "out": torch.empty(4, 16, dtype=BF16)}
+        hipforge.mxfp4_linear,
+        lambda: {**_mxfp4(), "bias": _normal(16), "out": torch.empty(4, 16, dtype=BF16)},
     ),
     "run_mxfp4": (run_mxfp4, lambda: {**_mxfp4(), "m_sub": 1, "n_sub": 1, "k_splits": 2}),
     "fp8_quant_tensorwise": (hipforge.fp8_quant_tensorwise, lambda: {"x": _normal(4, 64)}),
@@ -133,9 +134,7 @@ def test_what_is_no_tensor_is_refused_under_its_name(op: str, name: str) -> None
         assert "must be a torch.Tensor" in said or "must be a tensor" in said, said
 
 
-@pytest.mark.parametrize(
-    ("op", "name"), [(op, name) for op, name in TENSORS if len(CALLS[op][1]()) > 1], ids=str
-)
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op, name in TENSORS if len(CALLS[op][1]()) > 1], ids=str)
 def test_one_meta_tensor_among_real_ones_never_gives_a_result(op: str, name: str) -> None:
     # torch takes the fake of an operator as soon as one tensor is meta: the result would be whatever memory held.
     if sum(torch.is_tensor(value) for value in CALLS[op][1]().values()) == 1:
@@ -296,3 +295,14 @@ def test_routing_weights_are_floating_point() -> None:
 def test_a_tensor_of_one_integer_chooses_a_variant_like_the_integer() -> None:
     want = _call("smallm_mxfp8_mfma", n_sub=2)
     assert torch.equal(_call("smallm_mxfp8_mfma", n_sub=torch.tensor(2)), want)
+
+
+def test_torch_ops_take_traced_tensors_inside_their_mode_and_outside() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        a = torch.zeros(16, 32, dtype=torch.float8_e4m3fn)
+        one = torch.ones(1)
+        assert hipforge.scaled_mm(a, a.t(), one, one).shape == (16, 16)
+    outside = hipforge.scaled_mm(a, a.t(), one, one)
+    assert outside.shape == (16, 16) and outside.fake_mode is mode

@@ -80,7 +80,8 @@ def test_doctor_ends_with_1_where_nothing_can_build(monkeypatch: pytest.MonkeyPa
 
 
 def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    stand_in: StandIn,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
 ) -> None:
     assert all(item["usable"] for item in answer("doctor") if item["kind"] == "setting")
     monkeypatch.setenv("HIPFORGE_MAX_JOBS", "many")
@@ -113,7 +114,8 @@ def test_doctor_survives_a_refused_device(stand_in: StandIn, monkeypatch: pytest
 
 
 def test_doctor_reports_what_is_broken_and_prints_no_traceback(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    stand_in: StandIn,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
 ) -> None:
     def broken() -> list[object]:
         raise OSError("libtorch_cpu.so: cannot open shared object file")
@@ -197,7 +199,9 @@ def test_brackets_of_a_compiler_message_are_printed_as_they_are(stand_in: StandI
     ],
 )
 def test_what_cannot_be_done_is_one_message_and_status_1(
-    words: tuple[str, ...], message: str, stand_in: StandIn  # noqa: F811
+    words: tuple[str, ...],
+    message: str,
+    stand_in: StandIn,  # noqa: F811
 ) -> None:
     result = invoke(*words)
     assert result.exit_code == 1
@@ -241,7 +245,9 @@ LONG = "hf::some_space::a_kernel_with_a_long_name<" + "(Layout)1, " * 20 + "true
 
 
 def test_kernel_names_fit_80_columns_unless_they_are_asked_for_in_full(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]  # noqa: F811
+    stand_in: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],  # noqa: F811
 ) -> None:
     row = {"variant": "M=1", "name": LONG + "(int*)", **{key: 7 for keys in inspect.NUMBERS.values() for key in keys}}
     inspect._print([row], "title", False)

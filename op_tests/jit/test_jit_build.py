@@ -64,8 +64,11 @@ def test_only_the_latest_failure_of_a_module_is_kept(stand_in: StandIn) -> None:
     ("output", "first", "deterministic"),
     [
         ("x.cu:1:1: warning: bad\nx.cu:2:3: error: real\nx.cu:4:1: error: later", "x.cu:2:3: error: real", True),
-        ("In file included from x.cu:1:\n./h.h:1:2: fatal error: 'n.h' file not found\n1 error generated.",
-         "./h.h:1:2: fatal error: 'n.h' file not found", True),
+        (
+            "In file included from x.cu:1:\n./h.h:1:2: fatal error: 'n.h' file not found\n1 error generated.",
+            "./h.h:1:2: fatal error: 'n.h' file not found",
+            True,
+        ),
         ("ld.lld: error: undefined symbol: foo", "ld.lld: error: undefined symbol: foo", True),
         ("h.h:1: fatal error: n.h: No file\ncompilation terminated.", "h.h:1: fatal error: n.h: No file", True),
         ("Traceback (most recent call last):\n  File x\nValueError: no such shape", "ValueError: no such shape", True),
@@ -97,7 +100,7 @@ def test_a_launcher_stands_before_compiles_but_not_before_the_link(stand_in: Sta
 
 
 def test_flags_reach_the_compiler_in_the_order_of_the_entry(stand_in: StandIn) -> None:  # noqa: F811
-    flags = ["-DZ=1", "-UZ", "-DZ=2", "-I${MODULE_DIR}/b", "-I${MODULE_DIR}/a", "-DTEXT=$HOME`x`\"it's\""]
+    flags = ["-DZ=1", "-UZ", "-DZ=2", "-I${MODULE_DIR}/b", "-I${MODULE_DIR}/a", '-DTEXT=$HOME`x`"it\'s"']
     stand_in.module(flags_extra_hip=flags, extra_ldflags=["-Wl,--as-needed", "-lm", "-Wl,--no-as-needed"])
     stand_in.build()
     shown = [flag.replace("${MODULE_DIR}", str(stand_in.sources)) for flag in flags]
@@ -111,9 +114,7 @@ def test_flags_reach_the_compiler_in_the_order_of_the_entry(stand_in: StandIn) -
 def test_sources_of_several_kinds_make_one_library(stand_in: StandIn) -> None:  # noqa: F811
     stand_in.write("other.cu", "int other() { return 20; }\n")
     stand_in.write("host.cpp", "#ifndef FOR_HOST\n#error\n#endif\nint host() { return 100; }\n")
-    stand_in.write(
-        "sample.cu", "int other();\nint host();\nextern \"C\" int value() { return 3 + other() + host(); }\n"
-    )
+    stand_in.write("sample.cu", 'int other();\nint host();\nextern "C" int value() { return 3 + other() + host(); }\n')
     stand_in.module(srcs=["sample.cu", "other.cu", "host.cpp"], flags_extra_cc=["-DFOR_HOST"])
     built = stand_in.build().entry
     assert library_value(built) == 123
@@ -167,7 +168,9 @@ def expecting(*compilers: str, **figures: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("version", "compilers"), [(NEW, ["clang 22.1"]), (OLD, ["clang 22.1", "clang 20"])])
 def test_expected_figures_fail_the_build_with_the_compilers_they_were_recorded_with(
-    stand_in: StandIn, version: str, compilers: list[str]  # noqa: F811
+    stand_in: StandIn,
+    version: str,
+    compilers: list[str],  # noqa: F811
 ) -> None:
     stand_in.install(version=version)
     stand_in.module(resource_limits=expecting(*compilers, max_vgprs=4, max_spills=0))
@@ -178,7 +181,10 @@ def test_expected_figures_fail_the_build_with_the_compilers_they_were_recorded_w
 
 @pytest.mark.parametrize(("version", "compilers"), [(OLD, ["clang 22.1"]), (NEW, ["clang 22.2", "clang 2"])])
 def test_expected_figures_are_one_warning_with_another_compiler(
-    stand_in: StandIn, caplog: pytest.LogCaptureFixture, version: str, compilers: list[str]  # noqa: F811
+    stand_in: StandIn,
+    caplog: pytest.LogCaptureFixture,
+    version: str,
+    compilers: list[str],  # noqa: F811
 ) -> None:
     stand_in.install(version=version)
     stand_in.module(resource_limits=expecting(*compilers, max_vgprs=4, min_occupancy=9))
@@ -219,8 +225,10 @@ def test_a_work_group_that_cannot_be_resident_is_refused_with_every_compiler(sta
     stand_in.module(resource_limits={"max_scratch": 0})
     error = limits.problem(dataclasses.replace(built, manifest=manifest), stand_in.spec())
     assert error is not None
-    assert str(error).splitlines()[-1].startswith(
-        "empty: a work-group of 1024 is 16 waves, its registers leave room for 12 per CU"
+    assert (
+        str(error)
+        .splitlines()[-1]
+        .startswith("empty: a work-group of 1024 is 16 waves, its registers leave room for 12 per CU")
     )
     assert limits.problem(built, stand_in.spec()) is None
 

@@ -86,7 +86,8 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(stand_in: StandIn, damage: Ca
 
 
 def test_a_warm_lookup_starts_no_process_takes_no_lock_and_reads_no_source(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    stand_in: StandIn,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
 ) -> None:
     stand_in.build()
     monkeypatch.setattr(digest, "_RACE_NS", 0)  # let digests of files made a moment ago be remembered
@@ -118,15 +119,30 @@ def _spec_with_dependencies(folder: Path, count: int) -> tuple[Entry, BuildSpec]
         path.write_text(f"#define H{number} {number}\n")
         pairs.append((f"${{HEADERS}}/h{number}.h", file_digest(path)))
     spec = BuildSpec(
-        module="many", variant={}, target="gfx950", roots=Roots({"HEADERS": str(headers)}), steps=(), files={},
-        ingredients={"module": "many"}, toolchain="none",
+        module="many",
+        variant={},
+        target="gfx950",
+        roots=Roots({"HEADERS": str(headers)}),
+        steps=(),
+        files={},
+        ingredients={"module": "many"},
+        toolchain="none",
     )
     library = folder / "library"
     library.write_bytes(b"\x7fELF" * 50_000)
     manifest = cache.Manifest(
-        module="many", variant={}, target="gfx950", key=spec.key, ingredients={}, dependencies=pairs,
-        library_sha256=file_digest(library), library_bytes=library.stat().st_size, build_seconds=1.0,
-        built_at=time.time(), toolchain="", commands=[],
+        module="many",
+        variant={},
+        target="gfx950",
+        key=spec.key,
+        ingredients={},
+        dependencies=pairs,
+        library_sha256=file_digest(library),
+        library_bytes=library.stat().st_size,
+        build_seconds=1.0,
+        built_at=time.time(),
+        toolchain="",
+        commands=[],
     )
     root = folder / "cache"
     staging = cache.staging_dir(root, "many")
@@ -236,7 +252,10 @@ def test_pruning_never_removes_an_entry_that_a_process_uses(stand_in: StandIn) -
     child = stand_in.start_child("print(ensure().built, flush=True)\nsys.stdin.read()\n")
     with_input = subprocess.Popen(
         [sys.executable, "-c", stand_in.child_code("print(ensure().built, flush=True)\nsys.stdin.read()\n")],
-        env=stand_in.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=stand_in.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     child.communicate(timeout=60)
     assert with_input.stdout is not None

@@ -156,7 +156,9 @@ def test_leftovers_of_another_module_are_swept_too_but_not_those_of_a_live_build
 
 
 def test_a_waiter_says_whom_it_waits_for_and_gives_up_naming_them(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture  # noqa: F811
+    stand_in: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,  # noqa: F811
 ) -> None:
     spec = stand_in.spec()
     holder = stand_in.start_child(
@@ -197,8 +199,11 @@ def _as_nobody(box: StandIn, body: str, **environment: str) -> subprocess.Comple
     leave = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
     drop = f"import filelock, msgpack\nif os.geteuid() == 0:\n    {leave}\n"
     return subprocess.run(
-        [sys.executable, "-c", box.child_code(body, first=drop)], env={**box.environment(), **environment},
-        capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", box.child_code(body, first=drop)],
+        env={**box.environment(), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -324,7 +329,11 @@ def _full_disk(under: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_disk_that_fills_up_before_publication(
-    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, named: bool  # noqa: F811
+    stand_in: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    named: bool,  # noqa: F811
 ) -> None:
     home = tmp_path / "home"
     temporary = tmp_path / "tmp"
@@ -348,7 +357,9 @@ def test_a_disk_that_fills_up_before_publication(
 
 
 def test_a_disk_that_is_full_for_the_compiler(
-    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    stand_in: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
 ) -> None:
     """The compiler writes into the cache directory too; what it says about a full disk counts as the directory's."""
     home = tmp_path / "home"
@@ -425,7 +436,8 @@ def test_lock_files_that_nobody_uses_are_removed_by_a_later_build(stand_in: Stan
 
 
 def test_a_lock_file_removed_between_opening_and_locking_it_guards_nothing(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    stand_in: StandIn,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
 ) -> None:
     """Two builders of one key at once is what removing lock files must not lead to."""
     name = cache.build_name(stand_in.spec())

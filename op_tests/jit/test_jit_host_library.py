@@ -57,7 +57,7 @@ def test_a_header_named_by_a_relative_path_is_in_the_key_too(box: Path, monkeypa
     """As ccache names them, whose base_dir makes the arguments of the compiler relative."""
     compiler = box / "relative-g++"
     compiler.write_text(
-        '#!/bin/sh\nfor word; do\n  shift\n'
+        "#!/bin/sh\nfor word; do\n  shift\n"
         f'  case $word in {box}/*.cpp) word=$(realpath --relative-to="$PWD" "$word");; esac\n'
         '  set -- "$@" "$word"\ndone\nexec g++ "$@"\n'
     )

@@ -263,7 +263,8 @@ def test_new_content_with_an_older_mtime_is_a_miss(stand_in: StandIn, monkeypatc
 
 
 def test_new_content_with_the_same_size_and_mtime_is_a_miss(
-    stand_in: StandIn, monkeypatch: Patch  # noqa: F811
+    stand_in: StandIn,
+    monkeypatch: Patch,  # noqa: F811
 ) -> None:
     monkeypatch.setattr(digest, "_RACE_NS", 0)  # remember digests of files made a moment ago
     header = stand_in.sources / "value.h"
@@ -345,7 +346,9 @@ def set_unrelated_variables(box: StandIn) -> None:
     ],
 )
 def test_what_does_not_determine_the_binary_is_still_a_hit(
-    stand_in: StandIn, change: Callable[[StandIn], None], monkeypatch: Patch  # noqa: F811
+    stand_in: StandIn,
+    change: Callable[[StandIn], None],
+    monkeypatch: Patch,  # noqa: F811
 ) -> None:
     monkeypatch.delenv("HIPFORGE_TEST_UNRELATED", raising=False)
     monkeypatch.setattr(settings, "_overrides", dict(settings._overrides))

@@ -14,7 +14,8 @@ from hipforge.jit import notices
 
 
 def test_a_build_is_announced_with_an_estimate_and_its_end(
-    stand_in: StandIn, capfd: pytest.CaptureFixture[str]  # noqa: F811
+    stand_in: StandIn,
+    capfd: pytest.CaptureFixture[str],  # noqa: F811
 ) -> None:
     stand_in.build()
     lines = capfd.readouterr().err.splitlines()
@@ -25,7 +26,8 @@ def test_a_build_is_announced_with_an_estimate_and_its_end(
 
 
 def test_a_build_that_fails_is_not_announced_as_done(
-    stand_in: StandIn, capfd: pytest.CaptureFixture[str]  # noqa: F811
+    stand_in: StandIn,
+    capfd: pytest.CaptureFixture[str],  # noqa: F811
 ) -> None:
     stand_in.write("sample.cu", "#error no\n")
     with pytest.raises(BuildError):

@@ -146,9 +146,7 @@ def change_target(box: StandIn) -> None:
     change_manifest(box, target="gfx942")
 
 
-@pytest.mark.parametrize(
-    "change", [edit_source, edit_header, change_flags, damage_library, change_abi, change_target]
-)
+@pytest.mark.parametrize("change", [edit_source, edit_header, change_flags, damage_library, change_abi, change_target])
 def test_a_prebuilt_module_that_does_not_fit_is_not_taken(ahead: StandIn, change: Any) -> None:
     change(ahead)
     with pytest.raises(ToolchainError):

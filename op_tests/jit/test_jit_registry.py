@@ -27,8 +27,12 @@ def write(folder: Path, name: str = "m", file: str = "modules.json", **keys: Any
 
 def test_an_entry_is_read_with_paths_relative_to_its_file(tmp_path: Path) -> None:
     path = write(
-        tmp_path, srcs=["a.cu", "${CSRC}/b.cu", "/abs/c.cu"], extra_include=["include"], archs=["gfx942"],
-        flags_extra_hip=["-DX=${MODULE_DIR}"], variants={"M": [1, 2], "KIND": ["a", "b"]},
+        tmp_path,
+        srcs=["a.cu", "${CSRC}/b.cu", "/abs/c.cu"],
+        extra_include=["include"],
+        archs=["gfx942"],
+        flags_extra_hip=["-DX=${MODULE_DIR}"],
+        variants={"M": [1, 2], "KIND": ["a", "b"]},
     )
     assert registry.register(path) == ["m"]
     entry = registry.module("m")
@@ -38,7 +42,10 @@ def test_an_entry_is_read_with_paths_relative_to_its_file(tmp_path: Path) -> Non
     assert entry.ffi == "abi"
     assert entry.module_dir == tmp_path
     assert list(entry.all_variants()) == [
-        {"M": 1, "KIND": "a"}, {"M": 1, "KIND": "b"}, {"M": 2, "KIND": "a"}, {"M": 2, "KIND": "b"},
+        {"M": 1, "KIND": "a"},
+        {"M": 1, "KIND": "b"},
+        {"M": 2, "KIND": "a"},
+        {"M": 2, "KIND": "b"},
     ]
 
 
@@ -66,12 +73,18 @@ def test_an_entry_is_read_with_paths_relative_to_its_file(tmp_path: Path) -> Non
         ({"srcs": ["a.cu"], "resource_limits": {"compilers": ["clang 22"]}}, "unknown limit 'compilers'; known: max"),
         ({"srcs": ["a.cu"], "resource_limits": {"expected": {"max_vgprs": 1}}}, r"compilers must be a list .*got None"),
         ({"srcs": ["a.cu"], "resource_limits": {"expected": {"compilers": ["gcc"]}}}, r"got \['gcc'\]"),
-        ({"srcs": ["a.cu"], "resource_limits": {"expected": {"compilers": ["clang 22"], "kernels": {}}}},
-         r"resource_limits.expected: unknown limit 'kernels'; known: .*, compilers"),
-        ({"srcs": ["a.cu"], "resource_limits": {"kernels": {"k*": {"expected": {"max_vgprs": 1}}}}},
-         r"\['k\*'\].expected: resource_limits.expected must name the compilers"),
-        ({"srcs": ["a.cu"], "resource_limits": {"kernels": {"k*": {"expected": {"compilers": ["clang 22"]}}}}},
-         r"\['k\*'\].expected: unknown limit 'compilers'"),
+        (
+            {"srcs": ["a.cu"], "resource_limits": {"expected": {"compilers": ["clang 22"], "kernels": {}}}},
+            r"resource_limits.expected: unknown limit 'kernels'; known: .*, compilers",
+        ),
+        (
+            {"srcs": ["a.cu"], "resource_limits": {"kernels": {"k*": {"expected": {"max_vgprs": 1}}}}},
+            r"\['k\*'\].expected: resource_limits.expected must name the compilers",
+        ),
+        (
+            {"srcs": ["a.cu"], "resource_limits": {"kernels": {"k*": {"expected": {"compilers": ["clang 22"]}}}}},
+            r"\['k\*'\].expected: unknown limit 'compilers'",
+        ),
         ({"srcs": ["a.cu"], "resource_limits": {"kernels": [1]}}, r"kernels: expected an object of patterns; got"),
     ],
 )

@@ -140,7 +140,9 @@ def test_a_header_that_appears_on_the_search_path_mends_the_failure(stand_in: St
 
 @pytest.mark.parametrize("variable", ["CPATH", "CPLUS_INCLUDE_PATH"])
 def test_a_header_that_appears_through_the_environment_mends_the_failure(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, variable: str  # noqa: F811
+    stand_in: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,  # noqa: F811
 ) -> None:
     extra = stand_in.folder / "extra"
     extra.mkdir()

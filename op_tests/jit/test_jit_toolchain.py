@@ -119,8 +119,13 @@ def test_the_setting_may_be_a_name_on_path_but_not_a_directory(machine: Path) ->
         ("gcc (Debian) 12", "22", 0, "", "its --version does not report a clang version: 'gcc (Debian) 12'"),
         ("clang version 22.1.8", None, 0, "", "ld.lld is missing: install lld-22"),
         ("clang version 22.1.8", "21", 0, "", "ld.lld is not of version 22: ['LLD 21.1.8"),
-        ("clang version 22.1.8", "22", 1, "clang: error: unsupported HIP gpu architecture: gfx950",
-         "it cannot build for gfx950: clang: error: unsupported HIP gpu architecture: gfx950"),
+        (
+            "clang version 22.1.8",
+            "22",
+            1,
+            "clang: error: unsupported HIP gpu architecture: gfx950",
+            "it cannot build for gfx950: clang: error: unsupported HIP gpu architecture: gfx950",
+        ),
     ],
 )
 def test_a_refused_compiler_has_a_reason(
@@ -387,9 +392,7 @@ def test_a_wrapper_that_records_and_calls_the_real_clang_builds_the_same_module(
     as_hipcc = f'extra=--rocm-path={tree}\ncase " $* " in *" -c "*) ;; *) extra="$extra --hip-link";; esac\n'
     wrapper = tmp_path / name
     record = f'printf "%s\\n" "$@" > {tmp_path}/call.$$\n'  # a file each: both passes run at once
-    wrapper.write_text(
-        f'#!/bin/sh\n{record}{as_hipcc if name == "hipcc" else "extra="}\nexec {CLANG} $extra "$@"\n'
-    )
+    wrapper.write_text(f'#!/bin/sh\n{record}{as_hipcc if name == "hipcc" else "extra="}\nexec {CLANG} $extra "$@"\n')
     wrapper.chmod(0o755)
     with settings.scope(HIPCC=wrapper):
         built = real.build()

@@ -118,7 +118,8 @@ def test_a_default_directory_that_others_can_write_is_not_used(home: Path, stand
 
 @pytest.mark.parametrize("mode", [0o777, 0o775])
 def test_a_named_directory_that_others_can_write_is_an_error_unless_the_user_says_so(
-    stand_in: StandIn, mode: int  # noqa: F811
+    stand_in: StandIn,
+    mode: int,  # noqa: F811
 ) -> None:
     stand_in.build()
     stand_in.cache.chmod(mode)
@@ -130,7 +131,8 @@ def test_a_named_directory_that_others_can_write_is_an_error_unless_the_user_say
 
 
 def test_a_directory_whose_parent_lets_others_replace_it_is_refused_unless_sticky(
-    stand_in: StandIn, tmp_path: Path  # noqa: F811
+    stand_in: StandIn,
+    tmp_path: Path,  # noqa: F811
 ) -> None:
     above = tmp_path / "shared"
     above.mkdir()
@@ -174,7 +176,10 @@ def test_remembered_answers_that_others_can_write_are_thrown_away(stand_in: Stan
 @pytest.mark.parametrize("mode", [0o644, 0o666])
 @pytest.mark.parametrize("text", ['{"project": {"version": 3}}', "[1, 2]", "no JSON at all", ""])
 def test_a_foreign_file_with_a_name_of_ours_is_neither_read_nor_written_nor_removed(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, text: str, mode: int  # noqa: F811
+    stand_in: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    mode: int,  # noqa: F811
 ) -> None:
     monkeypatch.setattr(digest, "_RACE_NS", 0)
     stand_in.cache.mkdir()

@@ -20,6 +20,8 @@ from hipforge.jit.cache import store as cache
 
 SEED = 20261122
 CASES = 300
+
+
 def mutants(document: Any) -> Iterator[Any]:
     """Copies of a document with one to three values, keys or items changed."""
     choose = random.Random(SEED)

@@ -127,7 +127,10 @@ def test_every_source_operand_has_the_name_that_llvm_gives_it(tmp_path: Path) ->
 @pytest.mark.parametrize("side", ["A", "B"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_hand_assembled_module_is_refused_for_each_kind_of_operand(
-    stand_in: StandIn, image: Image, kind: str, side: str  # noqa: F811
+    stand_in: StandIn,
+    image: Image,
+    kind: str,
+    side: str,  # noqa: F811
 ) -> None:
     operand, name = REFUSED[kind]
     good = words(SMALL, VGPR, VGPR + 1)
@@ -169,7 +172,8 @@ def test_nothing_else_is_taken_for_a_scaled_mfma(image: Image) -> None:
 
 
 def test_a_module_in_vector_registers_is_published_with_the_check_in_its_manifest(
-    stand_in: StandIn, image: Image  # noqa: F811
+    stand_in: StandIn,
+    image: Image,  # noqa: F811
 ) -> None:
     (stand_in.hipcc.parent / "gfx950.hipfb").write_bytes(bundle(image(words(LARGE, VGPR, VGPR + 255))))
     built = stand_in.build()

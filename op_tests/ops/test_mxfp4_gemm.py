@@ -13,8 +13,14 @@ from hipforge.ops.core import dispatch
 from hipforge.ops.reference import mxfp4_mm, mxfp4_mm_packed, quantize_mxfp4, shuffle_scale, shuffle_weight
 
 TASKS = [(8, 2112, 7168, 124), (16, 3072, 1536, 6635), (64, 3072, 1536, 45), (256, 2880, 512, 78)]
-BENCH = [(4, 2880, 512, 1), (16, 2112, 7168, 1), (32, 4096, 512, 1), (32, 2880, 512, 1), (64, 7168, 2048, 1),
-         (256, 3072, 1536, 1)]
+BENCH = [
+    (4, 2880, 512, 1),
+    (16, 2112, 7168, 1),
+    (32, 4096, 512, 1),
+    (32, 2880, 512, 1),
+    (64, 7168, 2048, 1),
+    (256, 3072, 1536, 1),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -145,6 +145,12 @@ Plan::Plan(const Launch& launch, const Machine& machine, const Setup& setup) {
     total_iterations = std::max(total_iterations, of);
     anchor.push_back(anchors(t));
   }
+  // Extents lie in the order of those that the kernel touches: other live allocations must not move them.
+  std::map<uint16_t, uint64_t> places;
+  for (const Template& t : launch.templates)
+    for (const uint16_t e : t.extents) places.emplace(e, 0);
+  uint64_t next_place = 0;
+  for (auto& [extent, place] : places) place = next_place++;
   // Which XCDs read the same part of an extent in the same round, and in which round a part is read first: the others
   // find it in the Infinity Cache, and share one transfer from HBM.
   std::map<std::pair<uint16_t, int64_t>, Users> users;
@@ -173,7 +179,8 @@ Plan::Plan(const Launch& launch, const Machine& machine, const Setup& setup) {
         Shift& s = p.shifts[e];
         const auto extent = static_cast<uint16_t>(e);
         const auto shift = g.shift.find(extent);
-        s.sector = kExtentSectors * (e + 1);
+        const auto place = places.find(extent);
+        s.sector = kExtentSectors * (1 + (place == places.end() ? places.size() : place->second));
         s.origin.level = setup.start;
         if (shift == g.shift.end()) {
           // Touched only where the recording had ended: what the work-group writes, which no other one reads.
