@@ -62,7 +62,7 @@ def capped_jobs(jobs: int | None = None) -> int:
     wanted = jobs or settings.MAX_JOBS.get()
     cores = len(os.sched_getaffinity(0))
     try:
-        with open("/proc/meminfo") as lines:  # noqa: PTH123
+        with open("/proc/meminfo") as lines:
             free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         free = cores * _BYTES_PER_JOB

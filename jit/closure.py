@@ -34,8 +34,8 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
             _scan(spec, step, staging)
         for path in read_depfile(staging / step.depfile):
             # ccache with a base_dir makes all paths relative; the build's own files stay out.
-            full = os.path.normpath(os.path.join(where, path))  # noqa: PTH118
-            if os.path.isabs(path) or (not full.startswith(where + os.sep) and Path(full).exists()):  # noqa: PTH117
+            full = os.path.normpath(os.path.join(where, path))
+            if os.path.isabs(path) or (not full.startswith(where + os.sep) and Path(full).exists()):
                 paths[spec.roots.hide(full)] = None
             else:
                 relative.append(path)

@@ -48,7 +48,7 @@ def file_digest(path: str | Path) -> str:
         OSError: the file cannot be read.
     """
     sha = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (hot: Path costs more than the call)
+    with open(path, "rb", buffering=0) as file:
         while chunk := file.read(1 << 20):
             sha.update(chunk)
     return sha.hexdigest()
@@ -80,7 +80,7 @@ class DigestStore:
         if not self._loaded:
             self._load()
         try:
-            stat = os.stat(path)  # noqa: PTH116 (hot)
+            stat = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return ABSENT
         known = self._known.get(path)
@@ -97,7 +97,7 @@ class DigestStore:
         self.reads += 1
         opened_at = time.time_ns()
         digest = file_digest(path)
-        if _stamp(os.stat(path)) != stamp:  # noqa: PTH116 (changed while it was read)
+        if _stamp(os.stat(path)) != stamp:  # changed while it was read
             return digest
         self._known[path] = (*stamp, digest)
         if opened_at - max(stat.st_mtime_ns, stat.st_ctime_ns) > _RACE_NS:

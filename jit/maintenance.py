@@ -153,7 +153,7 @@ def tree_bytes(path: Path) -> int:
     for directory, _, files in os.walk(path):
         for name in files:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(directory, name)).st_blocks * 512  # noqa: PTH118
+                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
     return total
 
 

@@ -50,9 +50,9 @@ def configured() -> tuple[Path, bool]:
     """Return the cache directory of this process, and whether the user named it."""
     named = settings.CACHE_DIR.get()
     if named is not None:
-        return Path(os.path.abspath(named)), True  # noqa: PTH100 (resolve() would follow a link that may move)
+        return Path(os.path.abspath(named)), True  # resolve() would follow a link that may move
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # noqa: PTH117 (its specification: a relative one is to be ignored)
+    if not os.path.isabs(base):  # its specification: a relative one is to be ignored
         base = str(Path("~/.cache").expanduser())
     return Path(base) / "hipforge", False
 

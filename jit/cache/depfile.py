@@ -54,14 +54,14 @@ def absent_headers(
         all_dirs: every include folder, the system's too.
     """
     files = [*headers, *sources]
-    folders = list(dict.fromkeys(os.path.dirname(path) for path in files))  # noqa: PTH120
+    folders = list(dict.fromkeys(os.path.dirname(path) for path in files))
     places: dict[str, None] = {}
     for header in headers:
         for number, folder in enumerate(search):
             if header.startswith(folder + "/"):
                 name = header[len(folder) + 1 :]
                 places.update(dict.fromkeys(f"{place}/{name}" for place in (*folders, *search[:number])))
-        name = os.path.basename(header)  # noqa: PTH119
+        name = os.path.basename(header)
         places.update(dict.fromkeys(f"{folder}/{name}" for folder in folders))
     for path in files:
         try:
@@ -69,7 +69,7 @@ def absent_headers(
         except OSError:
             continue
         for name in _HAS_INCLUDE.findall(text):
-            asked = [f"{place}/{name}" for place in dict.fromkeys((os.path.dirname(path), *all_dirs))]  # noqa: PTH120
+            asked = [f"{place}/{name}" for place in dict.fromkeys((os.path.dirname(path), *all_dirs))]
             if not any(map(os.path.exists, asked)):
                 places.update(dict.fromkeys(asked))
     return [place for place in places if not os.path.lexists(place)]
@@ -77,5 +77,5 @@ def absent_headers(
 
 def missing_headers(relative: Iterable[str], read: Iterable[str], include_dirs: Iterable[str]) -> list[str]:
     """Return where headers that were not found could appear: beside any file read, or on the include path."""
-    places = dict.fromkeys([*include_dirs, *(os.path.dirname(path) for path in read)])  # noqa: PTH120
+    places = dict.fromkeys([*include_dirs, *(os.path.dirname(path) for path in read)])
     return [f"{place}/{name}" for name in relative for place in places]

@@ -163,7 +163,7 @@ def _guards_its_name(lock: BaseFileLock, path: Path) -> bool:
     if descriptor is None:
         return True
     try:
-        return os.fstat(descriptor).st_ino == os.stat(path).st_ino  # noqa: PTH116
+        return os.fstat(descriptor).st_ino == os.stat(path).st_ino
     except FileNotFoundError:
         return False
 

@@ -54,7 +54,7 @@ def entries() -> list[Entry]:
 
 def _folders(directory: Path) -> list[str]:
     with contextlib.suppress(OSError):
-        return sorted(os.listdir(directory))  # noqa: PTH208
+        return sorted(os.listdir(directory))
     return []
 
 
@@ -82,7 +82,7 @@ def find(stem: str, target: str, portable: Mapping[str, str], roots: Roots) -> E
 def _named(directory: Path, stem: str) -> Iterable[Path]:
     suffix = 2 * (_KEY_DIGITS + 1)
     with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(directory)):  # noqa: PTH208
+        for name in sorted(os.listdir(directory)):
             if name[:-suffix] == stem:
                 yield directory / name
 

@@ -85,7 +85,7 @@ def _digests_in_key(spec: BuildSpec) -> dict[str, str]:
 
 def _touched_since(path: str, digest: str, began_ns: int) -> bool:
     try:
-        changed_at = os.stat(path).st_ctime_ns  # noqa: PTH116
+        changed_at = os.stat(path).st_ctime_ns
     except OSError:
         return digest != ABSENT
     # A stamp without a fraction may stand for any time within its second.

@@ -20,7 +20,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def problem(path: Path, *, follow: bool = False) -> str | None:
     """Return why what is at ``path`` is not to be trusted, or None; a path where there is nothing is trusted."""
     try:
-        found = os.stat(path, follow_symlinks=follow)  # noqa: PTH116 (hot)
+        found = os.stat(path, follow_symlinks=follow)
     except OSError:
         return None
     if found.st_uid not in (os.geteuid(), 0):

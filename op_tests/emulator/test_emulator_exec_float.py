@@ -145,7 +145,7 @@ def test_flush_mode_drops_denormals_on_both_sides(
     name: str, function: Callable[[int, int, int], int], arch: str
 ) -> None:
     mode = 0x3C0  # f32 denormals off, f16 and f64 on
-    want = lambda a, b: flushed(function(flushed(a), flushed(b), 32))  # noqa: E731
+    want = lambda a, b: flushed(function(flushed(a), flushed(b), 32))
     check(in_mode(arch, mode), text_of(name), (32, 32), 2, want)
 
 

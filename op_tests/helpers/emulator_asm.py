@@ -95,7 +95,7 @@ class Instruction:
             first += first % 2
             registers.append((first, width))
             first += width
-        operand = lambda at, n: f"v{at}" if n == 1 else f"v[{at}:{at + n - 1}]"  # noqa: E731
+        operand = lambda at, n: f"v{at}" if n == 1 else f"v[{at}:{at + n - 1}]"
         names = {letter: operand(*register) for letter, register in zip("abcef", registers, strict=False)}
         flat = [at + i for at, width in registers for i in range(width)] + [
             FIRST_OUTPUT + i for i in range(self.outputs)

@@ -1,7 +1,5 @@
 """The C ABI from Python: what arrives in C++, what comes back, and what is refused before anything runs."""
 
-# ruff: noqa: F811 - the fixtures of abi_module are parameters of the same name
-
 from __future__ import annotations
 
 import ctypes
@@ -14,15 +12,12 @@ import threading
 import pytest
 import torch
 from helpers.abi_module import (
-    bound,  # noqa: F401
     describe,
     environment,
     fail_with,
     guard,
     handler_raised,
-    implementation,  # noqa: F401
     interrupted,
-    library,  # noqa: F401
     renamed_add,
     scalars,
     wait_for_write,

@@ -1,24 +1,12 @@
 """The C ABI and devices: extents for the emulator, streams and devices of HIP, and what torch must see."""
 
-# ruff: noqa: F811 - the fixtures of abi_module are parameters of the same name
-
 from __future__ import annotations
 
 import ctypes
 
 import pytest
 import torch
-from helpers.abi_module import (
-    bound,  # noqa: F401
-    count_extents,
-    describe,
-    environment,
-    fail_with,
-    implementation,  # noqa: F401
-    library,  # noqa: F401
-    scalars,
-    with_stream,
-)
+from helpers.abi_module import count_extents, describe, environment, fail_with, scalars, with_stream
 
 from hipforge.errors import EmulatorFault, GuardError, LaunchError
 from hipforge.jit.call import abi

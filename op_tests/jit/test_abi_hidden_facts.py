@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from helpers.abi_module import bound, count_extents, describe, implementation, library, with_stream  # noqa: F401
+from helpers.abi_module import count_extents, describe, with_stream
 
 from hipforge.errors import GuardError
 from hipforge.jit.call import tensors
@@ -42,7 +42,7 @@ SIGNS = {
 
 @pytest.mark.parametrize("target", ["host", "emulator"])
 @pytest.mark.parametrize("case", [*STORAGE, *SIGNS])
-def test_what_no_kernel_could_read_rightly_is_refused(bound, target, case):  # noqa: F811
+def test_what_no_kernel_could_read_rightly_is_refused(bound, target, case):
     make, words = {**STORAGE, **SIGNS}[case]
     with pytest.raises(GuardError, match=rf"describe: argument 'x' {words}"):
         bound(describe, target)(torch.zeros(32, dtype=torch.int64), make())
@@ -59,14 +59,14 @@ def test_the_emulators_launch_refuses_them_too(case):
         launching._extent("k, argument x", "x", make())
 
 
-def test_storage_that_is_larger_or_exactly_as_large_is_taken(bound):  # noqa: F811
+def test_storage_that_is_larger_or_exactly_as_large_is_taken(bound):
     facts = torch.zeros(32, dtype=torch.int64)
     for x in (shrunk(32), torch.zeros(100)[3:7], torch.zeros(0), freed(8), torch.zeros(1).expand(5, 6)):
         bound(describe)(facts, x)
         assert facts[4] == x.numel()
 
 
-def test_resolved_signs_are_taken_and_read_with_them(bound):  # noqa: F811
+def test_resolved_signs_are_taken_and_read_with_them(bound):
     x = torch._neg_view(torch.ones(3)).resolve_neg()
     facts = torch.zeros(32, dtype=torch.int64)
     bound(describe)(facts, x)
@@ -86,7 +86,7 @@ def warnings_of(caplog) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_an_input_that_requires_grad_is_detached_with_one_warning(bound, caplog, dtype):  # noqa: F811
+def test_an_input_that_requires_grad_is_detached_with_one_warning(bound, caplog, dtype):
     caplog.set_level(logging.WARNING, logger="hipforge")
     facts, weight = torch.zeros(32, dtype=torch.int64), torch.ones(3, dtype=dtype, requires_grad=True)
     call = bound(describe)
@@ -97,7 +97,7 @@ def test_an_input_that_requires_grad_is_detached_with_one_warning(bound, caplog,
 
 
 @pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
-def test_without_recording_nothing_is_said_and_anything_may_be_written(bound, caplog, quiet):  # noqa: F811
+def test_without_recording_nothing_is_said_and_anything_may_be_written(bound, caplog, quiet):
     caplog.set_level(logging.WARNING, logger="hipforge")
     leaf = torch.ones(4, requires_grad=True)
     with quiet():
@@ -107,7 +107,7 @@ def test_without_recording_nothing_is_said_and_anything_may_be_written(bound, ca
 
 
 @pytest.mark.parametrize("leaf", [True, False])
-def test_writing_into_a_tensor_that_requires_grad_is_refused(bound, leaf):  # noqa: F811
+def test_writing_into_a_tensor_that_requires_grad_is_refused(bound, leaf):
     x = torch.ones(4, requires_grad=True)
     with pytest.raises(GuardError, match="argument 'x' is written and requires grad, which autograd would not see"):
         bound(count_extents, mutates=("out", "x"))(torch.zeros(8, dtype=torch.int64), x if leaf else x * 2, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.abi_module import bound, implementation, library, read_as  # noqa: F401
+from helpers.abi_module import read_as
 
 import hipforge.csrc
 from hipforge.errors import GuardError
@@ -34,7 +34,7 @@ def may_be_read(dtype: torch.dtype, type_name: str) -> bool:
 
 
 @pytest.mark.parametrize("type_name", ["char", *BITS, *EXACT])
-def test_a_tensor_is_read_only_as_what_it_holds(bound, type_name):  # noqa: F811
+def test_a_tensor_is_read_only_as_what_it_holds(bound, type_name):
     call = bound(read_as, mutates=("x",))
     for dtype in DTYPES:
         x = torch.zeros(16, dtype=torch.uint8).view(dtype)
@@ -46,7 +46,7 @@ def test_a_tensor_is_read_only_as_what_it_holds(bound, type_name):  # noqa: F811
                 call(x, None, type_name)
 
 
-def test_an_optional_tensor_is_held_to_its_type_too_and_may_be_absent(bound):  # noqa: F811
+def test_an_optional_tensor_is_held_to_its_type_too_and_may_be_absent(bound):
     call = bound(read_as, mutates=("x",))
     x = torch.zeros(2)
     call(x, None, "float")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn
 
 from hipforge import devices, ops, settings, shapes
 from hipforge.cli import demo, doctor, inspect
@@ -54,7 +54,7 @@ print("imported:", *(name for name in ("torch", "rich", "hipforge.jit") if name 
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_gives_each_toolchain_and_device_a_reason_and_takes_one_of_each(stand_in: StandIn) -> None:  # noqa: F811
+def test_doctor_gives_each_toolchain_and_device_a_reason_and_takes_one_of_each(stand_in: StandIn) -> None:
     findings = answer("doctor")
     for kind in ("toolchain", "device"):
         taken = [item for item in findings if item["kind"] == kind and item["taken"]]
@@ -63,7 +63,7 @@ def test_doctor_gives_each_toolchain_and_device_a_reason_and_takes_one_of_each(s
     assert str(stand_in.hipcc) in next(item["name"] for item in findings if item["taken"])
 
 
-def test_doctor_replaces_a_named_compiler_by_no_other(stand_in: StandIn) -> None:  # noqa: F811
+def test_doctor_replaces_a_named_compiler_by_no_other(stand_in: StandIn) -> None:
     stand_in.hipcc.unlink()
     result = invoke("doctor", "--json")
     found = [item for item in json.loads(result.stdout) if item["kind"] == "toolchain"]
@@ -81,7 +81,7 @@ def test_doctor_ends_with_1_where_nothing_can_build(monkeypatch: pytest.MonkeyPa
 
 def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
     stand_in: StandIn,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert all(item["usable"] for item in answer("doctor") if item["kind"] == "setting")
     monkeypatch.setenv("HIPFORGE_MAX_JOBS", "many")
@@ -104,7 +104,7 @@ def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
     assert len(refused) == 5
 
 
-def test_doctor_survives_a_refused_device(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_doctor_survives_a_refused_device(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.current.cache_clear()
     monkeypatch.setenv("HIPFORGE_DEVICE", "cuda")
     result = invoke("doctor", "--json")
@@ -115,7 +115,7 @@ def test_doctor_survives_a_refused_device(stand_in: StandIn, monkeypatch: pytest
 
 def test_doctor_reports_what_is_broken_and_prints_no_traceback(
     stand_in: StandIn,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken() -> list[object]:
         raise OSError("libtorch_cpu.so: cannot open shared object file")
@@ -128,7 +128,7 @@ def test_doctor_reports_what_is_broken_and_prints_no_traceback(
 
 
 @pytest.fixture
-def ahead(stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
+def ahead(stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with the stand-in's module and an emulator built ahead of time, and no compiler to build another."""
     entry = stand_in.build().entry
     host = replace(entry, manifest=replace(entry.manifest, target="host", module="emulator"))
@@ -162,7 +162,7 @@ def test_cache_list_shows_modules_built_ahead(ahead: Path) -> None:
 # ---- build -----------------------------------------------------------------------------------------------------------
 
 
-def test_build_makes_every_variant_once_and_a_dry_run_makes_none(stand_in: StandIn) -> None:  # noqa: F811
+def test_build_makes_every_variant_once_and_a_dry_run_makes_none(stand_in: StandIn) -> None:
     stand_in.module(variants={"M": [1, 2]})
     planned = answer("build", "sample", "--dry-run")
     assert [row["state"] for row in planned] == ["miss", "miss"] and all(row["commands"] for row in planned)
@@ -173,7 +173,7 @@ def test_build_makes_every_variant_once_and_a_dry_run_makes_none(stand_in: Stand
     assert len(stand_in.compiles()) == 2
 
 
-def test_a_failure_stops_no_other_build_and_ends_with_1(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_failure_stops_no_other_build_and_ends_with_1(stand_in: StandIn) -> None:
     stand_in.write("broken.cu", "int f() { return missing; }\n")
     stand_in.module("broken", srcs=["broken.cu"])
     result = invoke("build", "broken", "sample")
@@ -181,7 +181,7 @@ def test_a_failure_stops_no_other_build_and_ends_with_1(stand_in: StandIn) -> No
     assert "1 built" in result.output and "1 failed" in result.output and "missing" in result.output
 
 
-def test_brackets_of_a_compiler_message_are_printed_as_they_are(stand_in: StandIn) -> None:  # noqa: F811
+def test_brackets_of_a_compiler_message_are_printed_as_they_are(stand_in: StandIn) -> None:
     stand_in.write("broken.cu", '#error "use [compiler] and [/red]"\n')
     stand_in.module("broken", srcs=["broken.cu"])
     assert "use [compiler] and [/red]" in invoke("build", "broken").output
@@ -201,14 +201,14 @@ def test_brackets_of_a_compiler_message_are_printed_as_they_are(stand_in: StandI
 def test_what_cannot_be_done_is_one_message_and_status_1(
     words: tuple[str, ...],
     message: str,
-    stand_in: StandIn,  # noqa: F811
+    stand_in: StandIn,
 ) -> None:
     result = invoke(*words)
     assert result.exit_code == 1
     assert result.output.startswith("Error: ") and message in result.output and "Traceback" not in result.output
 
 
-def test_a_build_of_many_says_how_many_and_about_how_long_before_it_starts(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_build_of_many_says_how_many_and_about_how_long_before_it_starts(stand_in: StandIn) -> None:
     stand_in.module(variants={"M": [1, 2, 3]})
     lines = invoke("build", "sample").stderr.splitlines()
     assert re.match(r"3 libraries: 0 need no build, 3 to build with \d+ commands at once, about \d+ (s|min)", lines[0])
@@ -233,7 +233,7 @@ def test_the_estimate_takes_the_mean_for_what_was_never_built_and_no_less_than_t
 # ---- inspect and cache -----------------------------------------------------------------------------------------------
 
 
-def test_inspect_prints_what_the_manifest_keeps(stand_in: StandIn) -> None:  # noqa: F811
+def test_inspect_prints_what_the_manifest_keeps(stand_in: StandIn) -> None:
     (row,) = answer("inspect", "sample")
     kept = stand_in.build().entry.manifest.kernels
     assert kept[row["symbol"]]["vgpr"] == row["vgpr"] and row["arch"] == "gfx950" and row["vgpr_spills"] == 0
@@ -247,7 +247,7 @@ LONG = "hf::some_space::a_kernel_with_a_long_name<" + "(Layout)1, " * 20 + "true
 def test_kernel_names_fit_80_columns_unless_they_are_asked_for_in_full(
     stand_in: StandIn,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = {"variant": "M=1", "name": LONG + "(int*)", **{key: 7 for keys in inspect.NUMBERS.values() for key in keys}}
     inspect._print([row], "title", False)
@@ -258,7 +258,7 @@ def test_kernel_names_fit_80_columns_unless_they_are_asked_for_in_full(
     assert len(fit(LONG, 31)) == 31 and fit("k", 31) == "k" and fit(LONG, None) == LONG
 
 
-def test_the_cache_is_listed_measured_explained_pruned_and_cleared(stand_in: StandIn) -> None:  # noqa: F811
+def test_the_cache_is_listed_measured_explained_pruned_and_cleared(stand_in: StandIn) -> None:
     stand_in.build()
     (listed,) = answer("cache", "list")
     assert (listed["module"], listed["target"], listed["in_use"]) == ("sample", "gfx950", True)
@@ -278,7 +278,7 @@ def test_the_cache_is_listed_measured_explained_pruned_and_cleared(stand_in: Sta
     assert answer("cache", "list") == []
 
 
-def test_a_size_that_is_none_is_a_usage_error(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_size_that_is_none_is_a_usage_error(stand_in: StandIn) -> None:
     result = invoke("cache", "prune", "--max-size", "3Q")
     assert result.exit_code == 2 and "as in 500M" in result.output
 
@@ -291,7 +291,7 @@ def drawn(folder: Path, *words: str) -> None:
     assert refused.exit_code == 1 and "picture.nonsense cannot be written" in refused.output
 
 
-def test_registers_are_drawn_against_occupancy(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+def test_registers_are_drawn_against_occupancy(stand_in: StandIn, tmp_path: Path) -> None:
     drawn(tmp_path, "inspect", "sample")
 
 

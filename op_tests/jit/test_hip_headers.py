@@ -63,7 +63,7 @@ def expected(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         return torch.where(near.float().abs() > value.abs(), below, near).float()
 
     a, b, c, d = x.half(), y.half(), x.bfloat16(), y.bfloat16()
-    wide: Callable[[torch.Tensor], torch.Tensor] = lambda value: value.double()  # noqa: E731
+    wide: Callable[[torch.Tensor], torch.Tensor] = lambda value: value.double()
     return [
         a.float(), (a + b).float(), (a * b).float(), (wide(a) * wide(b) + wide(a)).half().float(),
         (a * b).float(), torch.fmax(a, b).float(), (a < b).float(), a.abs().float(), towards_zero(x),

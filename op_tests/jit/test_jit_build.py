@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.jit_stand_in import StandIn, library_value, stand_in, wait_until  # noqa: F401
+from helpers.jit_stand_in import StandIn, library_value, wait_until
 
 from hipforge import settings
 from hipforge.errors import ArchError, BuildError, ConfigError, ToolchainError
@@ -27,7 +27,7 @@ def failure_of(box: StandIn) -> str:
     return str(raised.value)
 
 
-def test_a_build_error_ends_with_the_first_compiler_error_and_says_how_to_rerun(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_build_error_ends_with_the_first_compiler_error_and_says_how_to_rerun(stand_in: StandIn) -> None:
     text = '#warning "look"\nextern "C" int value() { return first; }\nint f() { return second; }\n'
     stand_in.write("sample.cu", text)
     lines = failure_of(stand_in).splitlines()
@@ -43,7 +43,7 @@ def test_a_build_error_ends_with_the_first_compiler_error_and_says_how_to_rerun(
     assert subprocess.run(["sh", "-c", rerun], capture_output=True, text=True).returncode == 0
 
 
-def test_a_link_error_is_reported_and_remembered_too(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_link_error_is_reported_and_remembered_too(stand_in: StandIn) -> None:
     stand_in.module(extra_ldflags=["-Wl,-z,defs"])
     stand_in.write("sample.cu", 'extern "C" int elsewhere();\nextern "C" int value() { return elsewhere(); }\n')
     assert "undefined reference to `elsewhere'" in failure_of(stand_in).splitlines()[-1]
@@ -51,7 +51,7 @@ def test_a_link_error_is_reported_and_remembered_too(stand_in: StandIn) -> None:
     assert len(stand_in.compiles()) == 1
 
 
-def test_only_the_latest_failure_of_a_module_is_kept(stand_in: StandIn) -> None:  # noqa: F811
+def test_only_the_latest_failure_of_a_module_is_kept(stand_in: StandIn) -> None:
     for name in ("one", "two"):
         stand_in.write("sample.cu", f'extern "C" int value() {{ return {name}; }}\n')
         assert name in failure_of(stand_in)
@@ -88,7 +88,7 @@ def test_a_signal_is_never_the_sources_fault(status: int) -> None:
     assert not StepFailure("step", status, "", "x.cu:1:1: error: real").deterministic
 
 
-def test_a_launcher_stands_before_compiles_but_not_before_the_link(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_launcher_stands_before_compiles_but_not_before_the_link(stand_in: StandIn) -> None:
     launcher = stand_in.folder / "launcher"
     launcher.write_text(f'#!/bin/sh\necho "$@" >> {stand_in.folder}/launched\nexec "$@"\n')
     launcher.chmod(0o755)
@@ -99,7 +99,7 @@ def test_a_launcher_stands_before_compiles_but_not_before_the_link(stand_in: Sta
     assert all("-shared" not in line for line in launched)
 
 
-def test_flags_reach_the_compiler_in_the_order_of_the_entry(stand_in: StandIn) -> None:  # noqa: F811
+def test_flags_reach_the_compiler_in_the_order_of_the_entry(stand_in: StandIn) -> None:
     flags = ["-DZ=1", "-UZ", "-DZ=2", "-I${MODULE_DIR}/b", "-I${MODULE_DIR}/a", '-DTEXT=$HOME`x`"it\'s"']
     stand_in.module(flags_extra_hip=flags, extra_ldflags=["-Wl,--as-needed", "-lm", "-Wl,--no-as-needed"])
     stand_in.build()
@@ -111,7 +111,7 @@ def test_flags_reach_the_compiler_in_the_order_of_the_entry(stand_in: StandIn) -
     assert link[link.index("-Wl,--as-needed") :][:3] == ["-Wl,--as-needed", "-lm", "-Wl,--no-as-needed"]
 
 
-def test_sources_of_several_kinds_make_one_library(stand_in: StandIn) -> None:  # noqa: F811
+def test_sources_of_several_kinds_make_one_library(stand_in: StandIn) -> None:
     stand_in.write("other.cu", "int other() { return 20; }\n")
     stand_in.write("host.cpp", "#ifndef FOR_HOST\n#error\n#endif\nint host() { return 100; }\n")
     stand_in.write("sample.cu", 'int other();\nint host();\nextern "C" int value() { return 3 + other() + host(); }\n')
@@ -121,7 +121,7 @@ def test_sources_of_several_kinds_make_one_library(stand_in: StandIn) -> None:  
     assert len(stand_in.compiles()) == 2, "a .cpp has no device pass"
 
 
-def test_a_generator_writes_sources_and_its_output_is_recorded(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_generator_writes_sources_and_its_output_is_recorded(stand_in: StandIn) -> None:
     script = """\
         import pathlib, sys
         out = pathlib.Path(sys.argv[1])
@@ -139,14 +139,14 @@ def test_a_generator_writes_sources_and_its_output_is_recorded(stand_in: StandIn
     assert library_value(stand_in.build().entry) == 52
 
 
-def test_a_failing_generator_is_a_build_error_with_its_own_message(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_failing_generator_is_a_build_error_with_its_own_message(stand_in: StandIn) -> None:
     stand_in.write("make.py", "raise SystemExit('make.py: error: no such shape')\n")
     stand_in.module(blob_gen_cmd="${PYTHON} ${MODULE_DIR}/make.py ${GEN}")
     assert failure_of(stand_in).splitlines()[-1] == "make.py: error: no such shape"
     assert not stand_in.compiles()
 
 
-def test_exceeding_a_resource_limit_fails_with_the_numbers_and_is_remembered(stand_in: StandIn) -> None:  # noqa: F811
+def test_exceeding_a_resource_limit_fails_with_the_numbers_and_is_remembered(stand_in: StandIn) -> None:
     stand_in.module(resource_limits={"max_vgprs": 4, "min_occupancy": 9})
     message = failure_of(stand_in)
     assert "empty: vgpr allocated is 8, max_vgprs is 4" in message
@@ -170,7 +170,7 @@ def expecting(*compilers: str, **figures: int) -> dict[str, Any]:
 def test_expected_figures_fail_the_build_with_the_compilers_they_were_recorded_with(
     stand_in: StandIn,
     version: str,
-    compilers: list[str],  # noqa: F811
+    compilers: list[str],
 ) -> None:
     stand_in.install(version=version)
     stand_in.module(resource_limits=expecting(*compilers, max_vgprs=4, max_spills=0))
@@ -184,7 +184,7 @@ def test_expected_figures_are_one_warning_with_another_compiler(
     stand_in: StandIn,
     caplog: pytest.LogCaptureFixture,
     version: str,
-    compilers: list[str],  # noqa: F811
+    compilers: list[str],
 ) -> None:
     stand_in.install(version=version)
     stand_in.module(resource_limits=expecting(*compilers, max_vgprs=4, min_occupancy=9))
@@ -203,13 +203,13 @@ def test_expected_figures_are_one_warning_with_another_compiler(
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-def test_hard_limits_fail_the_build_with_every_compiler(stand_in: StandIn, version: str) -> None:  # noqa: F811
+def test_hard_limits_fail_the_build_with_every_compiler(stand_in: StandIn, version: str) -> None:
     stand_in.install(version=version)
     stand_in.module(resource_limits={"max_vgprs": 4, "expected": {"compilers": ["clang 22.1"], "max_spills": 0}})
     assert "empty: vgpr allocated is 8, max_vgprs is 4" in failure_of(stand_in)
 
 
-def test_expected_figures_of_some_kernels_override_the_general_ones(stand_in: StandIn) -> None:  # noqa: F811
+def test_expected_figures_of_some_kernels_override_the_general_ones(stand_in: StandIn) -> None:
     stand_in.install(version=NEW)
     general = expecting("clang 22.1", max_vgprs=4)
     stand_in.module(resource_limits={**general, "kernels": {"emp*": {"expected": {"max_vgprs": 8}}}})
@@ -218,7 +218,7 @@ def test_expected_figures_of_some_kernels_override_the_general_ones(stand_in: St
     assert "max_vgprs is 4" in failure_of(stand_in)
 
 
-def test_a_work_group_that_cannot_be_resident_is_refused_with_every_compiler(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_work_group_that_cannot_be_resident_is_refused_with_every_compiler(stand_in: StandIn) -> None:
     built = stand_in.build().entry
     large = {"empty": {**built.manifest.kernels["empty"], "max_workgroup_size": 1024, "occupancy": 3}}
     manifest = dataclasses.replace(built.manifest, kernels=large)
@@ -233,19 +233,19 @@ def test_a_work_group_that_cannot_be_resident_is_refused_with_every_compiler(sta
     assert limits.problem(built, stand_in.spec()) is None
 
 
-def test_a_limit_for_some_kernels_overrides_the_general_one(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_limit_for_some_kernels_overrides_the_general_one(stand_in: StandIn) -> None:
     stand_in.module(resource_limits={"max_vgprs": 4, "kernels": {"other*": {"max_vgprs": 2}, "emp*": {"max_vgprs": 8}}})
     assert stand_in.build().built
 
 
-def test_a_library_for_another_gpu_is_refused_before_it_is_published(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_library_for_another_gpu_is_refused_before_it_is_published(stand_in: StandIn) -> None:
     folder = stand_in.hipcc.parent
     (folder / "gfx950.hipfb").write_bytes((folder / "gfx942.hipfb").read_bytes())
     assert "holds code for gfx942, not for gfx950" in failure_of(stand_in)
     assert not (stand_in.cache / "gfx950").exists()
 
 
-def test_verbose_prints_commands_and_output(stand_in: StandIn, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_verbose_prints_commands_and_output(stand_in: StandIn, capfd: pytest.CaptureFixture[str]) -> None:
     stand_in.write("sample.cu", '#warning "look here"\nextern "C" int value() { return 1; }\n')
     with settings.scope(VERBOSE=True):
         stand_in.build()
@@ -276,7 +276,7 @@ def fleet_of(box: StandIn) -> list[fleet.Event]:
     return events
 
 
-def test_one_ninja_builds_all_and_a_failure_does_not_stop_the_others(stand_in: StandIn) -> None:  # noqa: F811
+def test_one_ninja_builds_all_and_a_failure_does_not_stop_the_others(stand_in: StandIn) -> None:
     events = fleet_of(stand_in)
     wanted = fleet.requests(["good", "bad", "sample"], ["gfx942", "gfx950"])
     assert len(wanted) == 2 * 2 + 1 + 2
@@ -296,7 +296,7 @@ def test_one_ninja_builds_all_and_a_failure_does_not_stop_the_others(stand_in: S
     assert len(stand_in.compiles()) == compiles, "a remembered failure is not built again"
 
 
-def test_a_plan_says_hit_or_miss_with_commands_and_an_estimate_and_builds_nothing(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_plan_says_hit_or_miss_with_commands_and_an_estimate_and_builds_nothing(stand_in: StandIn) -> None:
     fleet_of(stand_in)
     stand_in.build("good", {"N": 1})
     compiles = len(stand_in.compiles())
@@ -311,7 +311,7 @@ def test_a_plan_says_hit_or_miss_with_commands_and_an_estimate_and_builds_nothin
     assert len(stand_in.compiles()) == compiles
 
 
-def test_a_module_that_another_process_builds_is_waited_for(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_module_that_another_process_builds_is_waited_for(stand_in: StandIn) -> None:
     fleet_of(stand_in)
     stand_in.install(before='if [ -f "$here/slow" ]; then sleep 1; fi')
     (stand_in.hipcc.parent / "slow").touch()
@@ -323,7 +323,7 @@ def test_a_module_that_another_process_builds_is_waited_for(stand_in: StandIn) -
     other.communicate(timeout=60)
 
 
-def test_no_toolchain_is_one_failure_per_request_not_a_crash(stand_in: StandIn) -> None:  # noqa: F811
+def test_no_toolchain_is_one_failure_per_request_not_a_crash(stand_in: StandIn) -> None:
     with settings.scope(HIPCC=stand_in.folder / "nowhere"):
         (outcome,) = fleet.build_many(fleet.requests(["sample"], ["gfx950"]), 1, lambda _: None)
     assert outcome.status == "failed"
@@ -366,13 +366,13 @@ def test_a_quoted_word_reaches_the_command_unchanged(tmp_path: Path, word: str) 
     assert quote("plain") == "plain"
 
 
-def test_an_entry_is_readable_by_others_as_the_umask_says(stand_in: StandIn) -> None:  # noqa: F811
+def test_an_entry_is_readable_by_others_as_the_umask_says(stand_in: StandIn) -> None:
     entry = stand_in.build().entry
     assert entry.path.stat().st_mode & 0o055 == 0o055
     assert cache.read_entry(entry.path) is not None
 
 
-def test_what_cannot_be_asked_for_is_refused_with_what_can(stand_in: StandIn) -> None:  # noqa: F811
+def test_what_cannot_be_asked_for_is_refused_with_what_can(stand_in: StandIn) -> None:
     with pytest.raises(ConfigError, match="sample"):
         fleet.requests(["nope"], ["gfx950"])
     with pytest.raises(ConfigError, match="unknown architecture 'gfx1100'; known: gfx950, gfx942"):

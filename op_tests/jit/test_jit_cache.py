@@ -13,7 +13,7 @@ from pathlib import Path
 
 import filelock
 import pytest
-from helpers.jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn, library_value
 
 from hipforge import settings
 from hipforge.jit import build, digest, maintenance
@@ -75,7 +75,7 @@ def put_another_modules_entry_in_its_place(entry: Entry) -> None:
         put_another_modules_entry_in_its_place,
     ],
 )
-def test_a_damaged_entry_is_a_miss_and_is_replaced(stand_in: StandIn, damage: Callable[[Entry], None]) -> None:  # noqa: F811
+def test_a_damaged_entry_is_a_miss_and_is_replaced(stand_in: StandIn, damage: Callable[[Entry], None]) -> None:
     first = stand_in.build().entry
     damage(first)
     second = stand_in.build()
@@ -87,7 +87,7 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(stand_in: StandIn, damage: Ca
 
 def test_a_warm_lookup_starts_no_process_takes_no_lock_and_reads_no_source(
     stand_in: StandIn,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_in.build()
     monkeypatch.setattr(digest, "_RACE_NS", 0)  # let digests of files made a moment ago be remembered
@@ -211,7 +211,7 @@ def test_a_garbled_digest_file_is_ignored(tmp_path: Path) -> None:
         assert DigestStore(tmp_path / "digests.json").of(str(path)) == file_digest(path)
 
 
-def test_the_depfile_is_kept_and_system_headers_are_in_the_manifest(stand_in: StandIn) -> None:  # noqa: F811
+def test_the_depfile_is_kept_and_system_headers_are_in_the_manifest(stand_in: StandIn) -> None:
     stand_in.write("sample.cu", '#include <cstdint>\nextern "C" int value() { return 1; }\n')
     entry = stand_in.build().entry
     assert {path.name for path in entry.path.glob("*.d")} == {"0_sample.device.d", "0_sample.host.d"}
@@ -220,11 +220,11 @@ def test_the_depfile_is_kept_and_system_headers_are_in_the_manifest(stand_in: St
     assert all(not name.startswith(str(stand_in.sources)) for name in names)
 
 
-def _size_of_one(stand_in: StandIn) -> int:  # noqa: F811
+def _size_of_one(stand_in: StandIn) -> int:
     return max(item.bytes for item in maintenance.entries(stand_in.cache))
 
 
-def test_pruning_removes_the_least_recently_used_first(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_pruning_removes_the_least_recently_used_first(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_held", {})
     paths = []
     for value in (1, 2, 3):
@@ -246,7 +246,7 @@ def _let_go() -> None:
     cache._held.clear()
 
 
-def test_pruning_never_removes_an_entry_that_a_process_uses(stand_in: StandIn) -> None:  # noqa: F811
+def test_pruning_never_removes_an_entry_that_a_process_uses(stand_in: StandIn) -> None:
     entry = stand_in.build().entry
     _let_go()
     child = stand_in.start_child("print(ensure().built, flush=True)\nsys.stdin.read()\n")
@@ -269,7 +269,7 @@ def test_pruning_never_removes_an_entry_that_a_process_uses(stand_in: StandIn) -
     assert maintenance.prune(0, stand_in.cache) == [entry.path]
 
 
-def test_a_lookup_marks_the_time_of_use(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_lookup_marks_the_time_of_use(stand_in: StandIn) -> None:
     entry = stand_in.build().entry
     _let_go()
     os.utime(entry.path / cache.MANIFEST, (0, 0))
@@ -277,7 +277,7 @@ def test_a_lookup_marks_the_time_of_use(stand_in: StandIn) -> None:  # noqa: F81
     assert time.time() - maintenance.entries(stand_in.cache)[0].last_used < 60
 
 
-def test_an_entry_that_is_being_removed_is_a_miss(stand_in: StandIn) -> None:  # noqa: F811
+def test_an_entry_that_is_being_removed_is_a_miss(stand_in: StandIn) -> None:
     entry = stand_in.build().entry
     _let_go()
     with maintenance._exclusive(entry.path / cache.MANIFEST) as free:
@@ -286,7 +286,7 @@ def test_an_entry_that_is_being_removed_is_a_miss(stand_in: StandIn) -> None:  #
     assert cache.hold(entry)
 
 
-def test_the_size_limit_setting_prunes_after_a_build(stand_in: StandIn) -> None:  # noqa: F811
+def test_the_size_limit_setting_prunes_after_a_build(stand_in: StandIn) -> None:
     first = stand_in.build().entry
     _let_go()
     stand_in.write("value.h", "#define VALUE 9\n")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.jit_stand_in import StandIn, library_value, stand_in, wait_until  # noqa: F401
+from helpers.jit_stand_in import StandIn, library_value, wait_until
 
 from hipforge import settings
 from hipforge.errors import BuildError, ConfigError
@@ -41,14 +41,14 @@ def _all_at_once(box: StandIn) -> list[str]:
     return sorted(out for out, _ in outputs)
 
 
-def test_sixteen_processes_make_one_build_and_all_get_it(stand_in: StandIn) -> None:  # noqa: F811
+def test_sixteen_processes_make_one_build_and_all_get_it(stand_in: StandIn) -> None:
     stand_in.install(before="sleep 0.3")
     assert _all_at_once(stand_in) == ["False 3\n"] * (PROCESSES - 1) + ["True 3\n"]
     assert len(stand_in.compiles()) == 1
     assert not list((stand_in.cache / "staging").iterdir())
 
 
-def test_sixteen_processes_make_one_failing_attempt_and_all_get_its_error(stand_in: StandIn) -> None:  # noqa: F811
+def test_sixteen_processes_make_one_failing_attempt_and_all_get_its_error(stand_in: StandIn) -> None:
     stand_in.write("sample.cu", 'extern "C" int value() { return missing; }\n')
     outputs = _all_at_once(stand_in)
     assert len(set(outputs)) == 1
@@ -57,7 +57,7 @@ def test_sixteen_processes_make_one_failing_attempt_and_all_get_its_error(stand_
     assert len(stand_in.compiles()) == 1
 
 
-def test_a_failed_build_is_not_tried_again_until_something_it_read_changes(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_failed_build_is_not_tried_again_until_something_it_read_changes(stand_in: StandIn) -> None:
     stand_in.write("value.h", "#define VALUE missing\n")
     with pytest.raises(BuildError) as first:
         stand_in.build()
@@ -71,7 +71,7 @@ def test_a_failed_build_is_not_tried_again_until_something_it_read_changes(stand
     assert not failures.directory(stand_in.cache, stand_in.spec()).exists(), "a success must clear the record"
 
 
-def test_a_missing_header_is_tried_again_when_it_appears(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_missing_header_is_tried_again_when_it_appears(stand_in: StandIn) -> None:
     (stand_in.sources / "value.h").unlink()
     for _ in range(2):
         with pytest.raises(BuildError, match=r"value\.h"):
@@ -91,7 +91,7 @@ def test_a_missing_header_is_tried_again_when_it_appears(stand_in: StandIn) -> N
     ],
     ids=["out of memory", "killed by the kernel", "killed by a signal", "says nothing"],
 )
-def test_a_build_that_failed_for_want_of_resources_is_tried_again(stand_in: StandIn, fault: str) -> None:  # noqa: F811
+def test_a_build_that_failed_for_want_of_resources_is_tried_again(stand_in: StandIn, fault: str) -> None:
     # The compiler's bytes are in the key, so what makes it fail lies outside of it.
     stand_in.install(before='if [ -f "$here/fault" ]; then . "$here/fault"; fi')
     switch = stand_in.hipcc.parent / "fault"
@@ -115,7 +115,7 @@ def _processes_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("when", ["at once", "compiling", "linking"])
-def test_after_sigkill_the_next_caller_builds_at_once_and_sweeps(stand_in: StandIn, when: str) -> None:  # noqa: F811
+def test_after_sigkill_the_next_caller_builds_at_once_and_sweeps(stand_in: StandIn, when: str) -> None:
     pause = {"at once": "*", "compiling": '*"|--cuda-host-only|"*', "linking": "-shared*"}
     stand_in.install(before=f'if [ -f "$here/slow" ]; then case "$line" in {pause[when]}) sleep 30;; esac; fi')
     slow = stand_in.hipcc.parent / "slow"
@@ -143,7 +143,7 @@ def test_after_sigkill_the_next_caller_builds_at_once_and_sweeps(stand_in: Stand
     victim.communicate()
 
 
-def test_leftovers_of_another_module_are_swept_too_but_not_those_of_a_live_builder(stand_in: StandIn) -> None:  # noqa: F811
+def test_leftovers_of_another_module_are_swept_too_but_not_those_of_a_live_builder(stand_in: StandIn) -> None:
     staging = stand_in.cache / "staging"
     dead = staging / f"gfx950-other-{'0' * 24}.abcd1234"
     alive = staging / f"gfx950-third-{'4' * 24}.abcd1234"
@@ -158,7 +158,7 @@ def test_leftovers_of_another_module_are_swept_too_but_not_those_of_a_live_build
 def test_a_waiter_says_whom_it_waits_for_and_gives_up_naming_them(
     stand_in: StandIn,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     spec = stand_in.spec()
     holder = stand_in.start_child(
@@ -208,7 +208,7 @@ def _as_nobody(box: StandIn, body: str, **environment: str) -> subprocess.Comple
 
 
 @pytest.fixture
-def open_to_all(stand_in: StandIn, tmp_path: Path) -> StandIn:  # noqa: F811
+def open_to_all(stand_in: StandIn, tmp_path: Path) -> StandIn:
     """The stand-in, readable by every user, and a world-writable temporary directory."""
     for path in (tmp_path, *tmp_path.parents):
         if path.stat().st_uid == os.geteuid() and path.name.startswith(("pytest-", "popen-", "test_")):
@@ -333,7 +333,7 @@ def test_a_disk_that_fills_up_before_publication(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    named: bool,  # noqa: F811
+    named: bool,
 ) -> None:
     home = tmp_path / "home"
     temporary = tmp_path / "tmp"
@@ -359,7 +359,7 @@ def test_a_disk_that_fills_up_before_publication(
 def test_a_disk_that_is_full_for_the_compiler(
     stand_in: StandIn,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The compiler writes into the cache directory too; what it says about a full disk counts as the directory's."""
     home = tmp_path / "home"
@@ -374,7 +374,7 @@ def test_a_disk_that_is_full_for_the_compiler(
     assert entry.path.is_relative_to(temporary)
 
 
-def test_a_named_full_directory_is_an_error_and_leaves_nothing_behind(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_named_full_directory_is_an_error_and_leaves_nothing_behind(stand_in: StandIn) -> None:
     stand_in.install(before="echo 'error: x.o: No space left on device'; exit 1")
     with pytest.raises(ConfigError, match=r"HIPFORGE_CACHE_DIR=.*No space left on device"):
         stand_in.build()
@@ -383,7 +383,7 @@ def test_a_named_full_directory_is_an_error_and_leaves_nothing_behind(stand_in: 
     assert stand_in.build().built
 
 
-def test_locks_that_do_not_work_do_not_stop_a_build(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_locks_that_do_not_work_do_not_stop_a_build(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object, **__: object) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
 
@@ -391,7 +391,7 @@ def test_locks_that_do_not_work_do_not_stop_a_build(stand_in: StandIn, monkeypat
     assert library_value(stand_in.build().entry) == 3
 
 
-def test_an_interrupted_build_leaves_nothing_and_is_not_remembered(stand_in: StandIn) -> None:  # noqa: F811
+def test_an_interrupted_build_leaves_nothing_and_is_not_remembered(stand_in: StandIn) -> None:
     stand_in.install(before='if [ -f "$here/slow" ]; then sleep 30; fi')
     slow = stand_in.hipcc.parent / "slow"
     slow.touch()
@@ -405,7 +405,7 @@ def test_an_interrupted_build_leaves_nothing_and_is_not_remembered(stand_in: Sta
     assert stand_in.build().built
 
 
-def test_a_library_that_cannot_be_read_is_built_again(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_library_that_cannot_be_read_is_built_again(stand_in: StandIn) -> None:
     code = stand_in.hipcc.parent / "gfx950.hipfb"
     whole = code.read_bytes()
     code.write_bytes(b"what a full or broken disk may leave")
@@ -415,7 +415,7 @@ def test_a_library_that_cannot_be_read_is_built_again(stand_in: StandIn) -> None
     assert library_value(stand_in.build().entry) == 3
 
 
-def test_lock_files_that_nobody_uses_are_removed_by_a_later_build(stand_in: StandIn) -> None:  # noqa: F811
+def test_lock_files_that_nobody_uses_are_removed_by_a_later_build(stand_in: StandIn) -> None:
     stand_in.build()
     (lock,) = (stand_in.cache / "locks").glob("*.lock")
     foreign = stand_in.cache / "locks/notes.lock"
@@ -437,7 +437,7 @@ def test_lock_files_that_nobody_uses_are_removed_by_a_later_build(stand_in: Stan
 
 def test_a_lock_file_removed_between_opening_and_locking_it_guards_nothing(
     stand_in: StandIn,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two builders of one key at once is what removing lock files must not lead to."""
     name = cache.build_name(stand_in.spec())

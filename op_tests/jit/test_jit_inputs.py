@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn, library_value
 
 from hipforge import settings
 from hipforge.errors import ConfigError
@@ -23,7 +23,7 @@ def static_library(folder: Path, value: int) -> Path:
 
 
 @pytest.mark.parametrize("how", ["by path", "by name", "beside the module"])
-def test_a_static_library_that_changes_is_linked_again(stand_in: StandIn, how: str) -> None:  # noqa: F811
+def test_a_static_library_that_changes_is_linked_again(stand_in: StandIn, how: str) -> None:
     folder = stand_in.sources / "parts"
     library = static_library(folder, 4)
     flags = {
@@ -39,7 +39,7 @@ def test_a_static_library_that_changes_is_linked_again(stand_in: StandIn, how: s
     assert library_value(stand_in.build().entry) == 5
 
 
-def test_an_embedded_file_that_changes_is_embedded_again(stand_in: StandIn) -> None:  # noqa: F811
+def test_an_embedded_file_that_changes_is_embedded_again(stand_in: StandIn) -> None:
     stand_in.write("table.bin", "A")
     stand_in.module(extra_include=["."])
     stand_in.write(
@@ -57,7 +57,7 @@ def test_an_embedded_file_that_changes_is_embedded_again(stand_in: StandIn) -> N
 
 
 @pytest.mark.parametrize("where", ["beside the source", "earlier on the path", "beside another header"])
-def test_a_new_header_that_shadows_a_known_one_is_compiled(stand_in: StandIn, where: str) -> None:  # noqa: F811
+def test_a_new_header_that_shadows_a_known_one_is_compiled(stand_in: StandIn, where: str) -> None:
     stand_in.module(extra_include=["first", "second"])
     stand_in.write("first/empty.h", "")
     stand_in.write("second/deep/part.h", '#include "inner.h"\n')
@@ -77,7 +77,7 @@ def test_a_new_header_that_shadows_a_known_one_is_compiled(stand_in: StandIn, wh
 
 
 @pytest.mark.parametrize("form", ["<extra.h>", '"extra.h"', '"deep/extra.h"'])
-def test_a_header_that_makes_a_has_include_true_is_compiled(stand_in: StandIn, form: str) -> None:  # noqa: F811
+def test_a_header_that_makes_a_has_include_true_is_compiled(stand_in: StandIn, form: str) -> None:
     stand_in.module(extra_include=["own"])
     stand_in.write("own/asks.h", f"#if __has_include({form})\n#include {form}\n#else\n#define VALUE 3\n#endif\n")
     stand_in.write("sample.cu", '#include "asks.h"\nextern "C" int value() { return VALUE; }\n')
@@ -88,7 +88,7 @@ def test_a_header_that_makes_a_has_include_true_is_compiled(stand_in: StandIn, f
 
 
 @pytest.mark.parametrize("bad", ["-DX=1\nbuild x: run", "-DX=\t", "-I\x00"])
-def test_a_flag_with_a_control_character_never_reaches_ninja(stand_in: StandIn, bad: str) -> None:  # noqa: F811
+def test_a_flag_with_a_control_character_never_reaches_ninja(stand_in: StandIn, bad: str) -> None:
     with pytest.raises(ConfigError, match="no line breaks, tabs or other control characters"):
         stand_in.module(flags_extra_cc=[bad])
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn, library_value
 
 import hipforge
 from hipforge import settings
@@ -174,7 +174,7 @@ CHANGES: dict[str, tuple[Callable[[Case], None], set[str]]] = {
 
 
 @pytest.fixture
-def case(stand_in: StandIn, monkeypatch: Patch, request: pytest.FixtureRequest) -> Case:  # noqa: F811
+def case(stand_in: StandIn, monkeypatch: Patch, request: pytest.FixtureRequest) -> Case:
     for name in KEY_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     stand_in.write("make.py", GENERATOR)
@@ -221,7 +221,7 @@ def test_each_compiler_variable_is_in_the_key(case: Case, variable: str) -> None
     assert case.spec().key != before
 
 
-def test_an_edited_header_is_a_miss_and_restoring_it_a_hit(stand_in: StandIn) -> None:  # noqa: F811
+def test_an_edited_header_is_a_miss_and_restoring_it_a_hit(stand_in: StandIn) -> None:
     assert library_value(stand_in.build().entry) == 3
     stand_in.write("value.h", "#define VALUE 5\n")
     changed = stand_in.build()
@@ -233,7 +233,7 @@ def test_an_edited_header_is_a_miss_and_restoring_it_a_hit(stand_in: StandIn) ->
     assert library_value(restored.entry) == 3
 
 
-def test_a_header_behind_isystem_is_in_the_key(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_header_behind_isystem_is_in_the_key(stand_in: StandIn) -> None:
     stand_in.write("system/limit.h", "#define LIMIT 1\n")
     stand_in.write("sample.cu", '#include <limit.h>\nextern "C" int value() { return LIMIT; }\n')
     stand_in.module(flags_extra_hip=["-isystem", "${MODULE_DIR}/system"])
@@ -242,7 +242,7 @@ def test_a_header_behind_isystem_is_in_the_key(stand_in: StandIn) -> None:  # no
     assert library_value(stand_in.build().entry) == 2
 
 
-def test_a_header_that_only_the_device_pass_includes_is_in_the_key(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_header_that_only_the_device_pass_includes_is_in_the_key(stand_in: StandIn) -> None:
     stand_in.write("device.h", "#define WAVE 64\n")
     text = '#ifdef __gfx950__\n#include "device.h"\n#endif\nextern "C" int value() { return 1; }\n'
     stand_in.write("sample.cu", text)
@@ -251,7 +251,7 @@ def test_a_header_that_only_the_device_pass_includes_is_in_the_key(stand_in: Sta
     assert stand_in.build().built
 
 
-def test_new_content_with_an_older_mtime_is_a_miss(stand_in: StandIn, monkeypatch: Patch) -> None:  # noqa: F811
+def test_new_content_with_an_older_mtime_is_a_miss(stand_in: StandIn, monkeypatch: Patch) -> None:
     monkeypatch.setattr(digest, "_RACE_NS", 0)  # remember digests of files made a moment ago
     stand_in.build()
     header = stand_in.sources / "value.h"
@@ -264,7 +264,7 @@ def test_new_content_with_an_older_mtime_is_a_miss(stand_in: StandIn, monkeypatc
 
 def test_new_content_with_the_same_size_and_mtime_is_a_miss(
     stand_in: StandIn,
-    monkeypatch: Patch,  # noqa: F811
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(digest, "_RACE_NS", 0)  # remember digests of files made a moment ago
     header = stand_in.sources / "value.h"
@@ -278,7 +278,7 @@ def test_new_content_with_the_same_size_and_mtime_is_a_miss(
     assert library_value(stand_in.build().entry) == 8
 
 
-def test_a_compiler_replaced_in_place_by_one_of_the_same_version_is_a_miss(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_compiler_replaced_in_place_by_one_of_the_same_version_is_a_miss(stand_in: StandIn) -> None:
     stand_in.build()
     stand_in.install(before="# the same version, other bytes")
     assert stand_in.build().built
@@ -348,7 +348,7 @@ def set_unrelated_variables(box: StandIn) -> None:
 def test_what_does_not_determine_the_binary_is_still_a_hit(
     stand_in: StandIn,
     change: Callable[[StandIn], None],
-    monkeypatch: Patch,  # noqa: F811
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.delenv("HIPFORGE_TEST_UNRELATED", raising=False)
     monkeypatch.setattr(settings, "_overrides", dict(settings._overrides))
@@ -358,7 +358,7 @@ def test_what_does_not_determine_the_binary_is_still_a_hit(
     assert not stand_in.build().built
 
 
-def test_no_unordered_container_reaches_the_key(stand_in: StandIn) -> None:  # noqa: F811
+def test_no_unordered_container_reaches_the_key(stand_in: StandIn) -> None:
     """Two processes with different hash seeds agree on the key."""
     program = (
         "spec = hip_module.specification(hip_module.request(registry.module('sample'), None, 'gfx950'),"

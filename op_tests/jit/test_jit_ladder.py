@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn
 
 from hipforge import settings
 from hipforge.cli.main import cli
@@ -30,7 +30,7 @@ def request(variant: dict[str, int | str] | None = None) -> hip_module.Request:
 
 
 @pytest.fixture
-def ahead(stand_in: StandIn) -> Iterator[StandIn]:  # noqa: F811
+def ahead(stand_in: StandIn) -> Iterator[StandIn]:
     """The sample prebuilt into ``ahead``; no compiler, and a cache directory that does not exist."""
     prebuilt.export([stand_in.build().entry], stand_in.folder / "ahead")
     with settings.scope(
@@ -47,7 +47,7 @@ def ahead(stand_in: StandIn) -> Iterator[StandIn]:  # noqa: F811
 
 
 @pytest.fixture
-def built_meanwhile(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:  # noqa: F811
+def built_meanwhile(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """A fleet that planned a miss, and finds the module built by another process once it has the lock."""
     locked = fleet.try_building
 
@@ -75,7 +75,7 @@ def test_a_hit_after_the_lock_is_held_open_against_pruning(built_meanwhile: Stan
     assert outcome.entry.path in cache._held
 
 
-def test_what_the_fleet_built_or_found_at_once_is_held_open_too(stand_in: StandIn) -> None:  # noqa: F811
+def test_what_the_fleet_built_or_found_at_once_is_held_open_too(stand_in: StandIn) -> None:
     for status in ("built", "hit"):
         (outcome,) = fleet.build_many(fleet.requests(["sample"], ["gfx950"]), 1, lambda _: None)
         assert outcome.status == status and outcome.entry is not None
@@ -91,7 +91,7 @@ def test_inspect_reads_a_prebuilt_module_without_a_compiler(ahead: StandIn) -> N
     assert not (ahead.folder / "unused").exists()
 
 
-def test_inspect_does_not_build_where_building_is_disabled(stand_in: StandIn) -> None:  # noqa: F811
+def test_inspect_does_not_build_where_building_is_disabled(stand_in: StandIn) -> None:
     with settings.scope(DISABLE_JIT=True):
         result = CliRunner().invoke(cli, ["inspect", "sample"])
         assert result.exit_code == 1
@@ -108,7 +108,7 @@ def test_why_knows_a_prebuilt_module_without_a_compiler(ahead: StandIn) -> None:
     assert str(found["path"]).startswith(str(ahead.folder / "ahead"))
 
 
-def test_inspect_and_why_take_modules_that_a_user_registers(stand_in: StandIn) -> None:  # noqa: F811
+def test_inspect_and_why_take_modules_that_a_user_registers(stand_in: StandIn) -> None:
     own = stand_in.sources / "sample.json"
     for words in (("inspect", "sample"), ("cache", "why", "sample")):
         registry._registered.clear()
@@ -121,7 +121,7 @@ def test_inspect_and_why_take_modules_that_a_user_registers(stand_in: StandIn) -
 # ---- look ------------------------------------------------------------------------------------------------------------
 
 
-def test_look_answers_ready_failed_or_missing_and_builds_nothing(stand_in: StandIn) -> None:  # noqa: F811
+def test_look_answers_ready_failed_or_missing_and_builds_nothing(stand_in: StandIn) -> None:
     missing = lookup.look(request())
     assert isinstance(missing, lookup.Missing) and missing.spec is not None and missing.problem is None
     assert not stand_in.compiles()
@@ -139,14 +139,14 @@ def test_look_answers_ready_failed_or_missing_and_builds_nothing(stand_in: Stand
     assert isinstance(failed, lookup.Failed) and failed.entry is None and (failed.path / "build.log").exists()
 
 
-def test_look_without_a_compiler_is_missing_with_the_reason(stand_in: StandIn) -> None:  # noqa: F811
+def test_look_without_a_compiler_is_missing_with_the_reason(stand_in: StandIn) -> None:
     with settings.scope(HIPCC=stand_in.folder / "no-compiler"):
         found = lookup.look(request())
     assert isinstance(found, lookup.Missing) and found.spec is None
     assert "no-compiler" in str(found.problem)
 
 
-def test_look_leaves_no_trace_unless_the_entry_will_be_used(stand_in: StandIn) -> None:  # noqa: F811
+def test_look_leaves_no_trace_unless_the_entry_will_be_used(stand_in: StandIn) -> None:
     entry = stand_in.build().entry
     cache._held.pop(entry.path)
     assert isinstance(lookup.look(request(), use=False), lookup.Ready)
@@ -163,7 +163,7 @@ def test_a_prebuilt_module_is_held_to_the_limits_like_any_other(ahead: StandIn) 
 
 
 def test_a_remembered_failure_with_building_disabled_still_says_that_the_module_is_missing(
-    stand_in: StandIn,  # noqa: F811
+    stand_in: StandIn,
 ) -> None:
     stand_in.write("sample.cu", "broken\n")
     with pytest.raises(BuildError):

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from helpers.jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn, library_value
 
 from hipforge import settings
 from hipforge.errors import BuildError
@@ -20,7 +20,7 @@ from hipforge.jit.cache import store as cache
 
 
 @pytest.fixture(params=["ENOLCK", "EOPNOTSUPP", "ENOSYS"])
-def no_flock(request: pytest.FixtureRequest, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:  # noqa: F811
+def no_flock(request: pytest.FixtureRequest, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     def refuse(*_: object) -> None:
         raise OSError(getattr(errno, request.param), "no locks here")
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn
 
 from hipforge import settings
 from hipforge.errors import BuildError, ConfigError
@@ -22,20 +22,20 @@ def why(box: StandIn, variant: dict[str, int | str] | None = None) -> Explanatio
     return maintenance.why("sample", variant, "gfx950")
 
 
-def test_a_module_never_built_says_so(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_module_never_built_says_so(stand_in: StandIn) -> None:
     explanation = why(stand_in)
     assert explanation.status == "miss"
     assert explanation.note == "it was never built here"
     assert explanation.changes == ()
 
 
-def test_a_hit_says_where_it_lies(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_hit_says_where_it_lies(stand_in: StandIn) -> None:
     entry = stand_in.build().entry
     explanation = why(stand_in)
     assert (explanation.status, explanation.path) == ("hit", entry.path)
 
 
-def test_an_edited_source_is_named_once_with_both_digests(stand_in: StandIn) -> None:  # noqa: F811
+def test_an_edited_source_is_named_once_with_both_digests(stand_in: StandIn) -> None:
     stand_in.build()
     path = stand_in.sources / "sample.cu"
     old = file_digest(path)
@@ -45,7 +45,7 @@ def test_an_edited_source_is_named_once_with_both_digests(stand_in: StandIn) -> 
     assert explanation.changes == (Change("source:${MODULE_DIR}/sample.cu", old, file_digest(path)),)
 
 
-def test_an_edited_and_a_vanished_header_are_named(stand_in: StandIn) -> None:  # noqa: F811
+def test_an_edited_and_a_vanished_header_are_named(stand_in: StandIn) -> None:
     stand_in.build()
     path = stand_in.sources / "value.h"
     old = file_digest(path)
@@ -55,7 +55,7 @@ def test_an_edited_and_a_vanished_header_are_named(stand_in: StandIn) -> None:  
     assert why(stand_in).changes == (Change("file:${MODULE_DIR}/value.h", old, ABSENT),)
 
 
-def test_another_compiler_is_named_with_its_versions(stand_in: StandIn) -> None:  # noqa: F811
+def test_another_compiler_is_named_with_its_versions(stand_in: StandIn) -> None:
     stand_in.build()
     stand_in.install(version="20.0.1git (roc-7.0.1)")
     tools._probe_store.cache_clear()
@@ -65,7 +65,7 @@ def test_another_compiler_is_named_with_its_versions(stand_in: StandIn) -> None:
     assert "+ (roc-7.0.1)" in changes["compiler:version"].detail
 
 
-def test_a_changed_flag_shows_the_word(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_changed_flag_shows_the_word(stand_in: StandIn) -> None:
     stand_in.build()
     stand_in.module(flags_extra_hip=["-DFAST"])
     changes = {change.name: change for change in why(stand_in).changes}
@@ -73,13 +73,13 @@ def test_a_changed_flag_shows_the_word(stand_in: StandIn) -> None:  # noqa: F811
     assert "+ -DFAST" in changes["steps"].detail
 
 
-def test_a_set_variable_has_no_old_value(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_set_variable_has_no_old_value(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in.build()
     monkeypatch.setenv("CPATH", "/tmp")
     assert why(stand_in).changes == (Change("environment:CPATH", None, "/tmp"),)
 
 
-def test_a_damaged_entry_says_what_is_wrong_with_it(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_damaged_entry_says_what_is_wrong_with_it(stand_in: StandIn) -> None:
     entry = stand_in.build().entry
     entry.library.write_bytes(b"x" * entry.manifest.library_bytes)
     assert why(stand_in).note == f"{entry.path}: module.so is not what was built"
@@ -87,7 +87,7 @@ def test_a_damaged_entry_says_what_is_wrong_with_it(stand_in: StandIn) -> None: 
     assert "its manifest cannot be read" in why(stand_in).note
 
 
-def test_a_remembered_failure_shows_its_error(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_remembered_failure_shows_its_error(stand_in: StandIn) -> None:
     stand_in.write("sample.cu", "int f() { return missing; }\n")
     with pytest.raises(BuildError) as raised:
         stand_in.build()
@@ -98,7 +98,7 @@ def test_a_remembered_failure_shows_its_error(stand_in: StandIn) -> None:  # noq
     assert (explanation.path / "build.log").exists()
 
 
-def test_exceeded_limits_are_a_failure_that_needs_no_build(stand_in: StandIn) -> None:  # noqa: F811
+def test_exceeded_limits_are_a_failure_that_needs_no_build(stand_in: StandIn) -> None:
     stand_in.build()
     stand_in.module(resource_limits={"max_vgprs": 1})
     explanation = why(stand_in)
@@ -106,7 +106,7 @@ def test_exceeded_limits_are_a_failure_that_needs_no_build(stand_in: StandIn) ->
     assert "max_vgprs is 1" in explanation.note
 
 
-def test_a_prebuilt_module_is_said_to_be_one(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+def test_a_prebuilt_module_is_said_to_be_one(stand_in: StandIn, tmp_path: Path) -> None:
     prebuilt.export([stand_in.build().entry], tmp_path / "ahead")
     with settings.scope(PREBUILT_DIR=(tmp_path / "ahead",), HIPCC=tmp_path / "nowhere"):
         explanation = maintenance.why("sample", None, "gfx950")
@@ -115,19 +115,19 @@ def test_a_prebuilt_module_is_said_to_be_one(stand_in: StandIn, tmp_path: Path) 
     assert explanation.path.is_relative_to(tmp_path / "ahead")
 
 
-def test_no_compiler_is_the_reason_given(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+def test_no_compiler_is_the_reason_given(stand_in: StandIn, tmp_path: Path) -> None:
     with settings.scope(HIPCC=tmp_path / "nowhere"):
         explanation = maintenance.why("sample", None, "gfx950")
     assert explanation.status == "miss"
     assert "there is no such file" in explanation.note
 
 
-def test_why_starts_no_build(stand_in: StandIn) -> None:  # noqa: F811
+def test_why_starts_no_build(stand_in: StandIn) -> None:
     why(stand_in)
     assert not stand_in.compiles()
 
 
-def test_listing_and_size_agree_with_the_disk(stand_in: StandIn) -> None:  # noqa: F811
+def test_listing_and_size_agree_with_the_disk(stand_in: StandIn) -> None:
     stand_in.module(variants={"M": [1, 2]})
     for value in (1, 2):
         stand_in.build(variant={"M": value})
@@ -137,7 +137,7 @@ def test_listing_and_size_agree_with_the_disk(stand_in: StandIn) -> None:  # noq
     assert maintenance.size() == maintenance.tree_bytes(stand_in.cache)
 
 
-def test_clearing_removes_entries_failures_and_remembered_digests(stand_in: StandIn) -> None:  # noqa: F811
+def test_clearing_removes_entries_failures_and_remembered_digests(stand_in: StandIn) -> None:
     stand_in.build()
     for descriptor in cache._held.values():
         os.close(descriptor)
@@ -151,7 +151,7 @@ def test_clearing_removes_entries_failures_and_remembered_digests(stand_in: Stan
     assert not (stand_in.cache / "digests.json").exists()
 
 
-def test_files_of_others_in_the_cache_directory_are_left_alone(stand_in: StandIn) -> None:  # noqa: F811
+def test_files_of_others_in_the_cache_directory_are_left_alone(stand_in: StandIn) -> None:
     # HIPFORGE_CACHE_DIR=~/.cache is a plausible value; these are names that others have under such a directory.
     others = [
         stand_in.cache / name
@@ -169,7 +169,7 @@ def test_files_of_others_in_the_cache_directory_are_left_alone(stand_in: StandIn
     assert all(path.stat().st_size == 1 << 20 for path in others)
 
 
-def test_what_triton_kept_for_the_emulator_is_an_entry_that_is_not_damaged(stand_in: StandIn) -> None:  # noqa: F811
+def test_what_triton_kept_for_the_emulator_is_an_entry_that_is_not_damaged(stand_in: StandIn) -> None:
     kept = stand_in.cache / "triton" / "ZF6ZV2UD2HGMANMJH6ZGO3LIWPKUP74RWPYNQ6DHUEYTFHV3EA7Q"
     kept.mkdir(parents=True)
     (kept / "kernel.hsaco").write_bytes(bytes(4096))
@@ -179,7 +179,7 @@ def test_what_triton_kept_for_the_emulator_is_an_entry_that_is_not_damaged(stand
     assert not kept.exists()
 
 
-def test_recorded_seconds_prefer_the_same_variant(stand_in: StandIn) -> None:  # noqa: F811
+def test_recorded_seconds_prefer_the_same_variant(stand_in: StandIn) -> None:
     stand_in.module(variants={"M": [1, 2]})
     assert maintenance.recorded_seconds("sample", "sample-m1", "gfx950") is None
     built = stand_in.build(variant={"M": 1}).entry.manifest.build_seconds

@@ -6,7 +6,7 @@ import io
 import re
 
 import pytest
-from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn
 
 from hipforge import settings
 from hipforge.errors import BuildError
@@ -15,7 +15,7 @@ from hipforge.jit import notices
 
 def test_a_build_is_announced_with_an_estimate_and_its_end(
     stand_in: StandIn,
-    capfd: pytest.CaptureFixture[str],  # noqa: F811
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     stand_in.build()
     lines = capfd.readouterr().err.splitlines()
@@ -27,7 +27,7 @@ def test_a_build_is_announced_with_an_estimate_and_its_end(
 
 def test_a_build_that_fails_is_not_announced_as_done(
     stand_in: StandIn,
-    capfd: pytest.CaptureFixture[str],  # noqa: F811
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     stand_in.write("sample.cu", "#error no\n")
     with pytest.raises(BuildError):
@@ -35,7 +35,7 @@ def test_a_build_that_fails_is_not_announced_as_done(
     assert "done" not in capfd.readouterr().err
 
 
-def test_the_quiet_setting_silences_it(stand_in: StandIn, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_the_quiet_setting_silences_it(stand_in: StandIn, capfd: pytest.CaptureFixture[str]) -> None:
     with settings.scope(QUIET=True):
         stand_in.build()
     assert capfd.readouterr().err == ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn
 
 from hipforge import devices, settings
 from hipforge.errors import ArchError, BuildError, MissingModuleError, ToolchainError
@@ -29,7 +29,7 @@ class NoRuntime:
 
 
 @pytest.fixture
-def loading(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:  # noqa: F811
+def loading(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(devices, "current", NoRuntime)
     monkeypatch.setattr(loader, "_loaded", {})
     yield stand_in

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers.jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn, library_value
 
 from hipforge.errors import BuildError
 from hipforge.jit import digest, fleet, hip_module, ladder, registry
@@ -35,7 +35,7 @@ def request() -> hip_module.Request:
 # ---- edits during a build --------------------------------------------------------------------------------------------
 
 
-def test_a_header_edited_during_the_build_is_compiled_again(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_header_edited_during_the_build_is_compiled_again(stand_in: StandIn) -> None:
     edit_during_the_build(stand_in, stand_in.sources / "value.h", "#define VALUE 5\\n")
     entry = stand_in.build().entry
     assert (stand_in.hipcc.parent / "edited").exists()
@@ -44,27 +44,27 @@ def test_a_header_edited_during_the_build_is_compiled_again(stand_in: StandIn) -
     assert len(stand_in.compiles()) == 2
 
 
-def test_a_source_edited_during_the_build_is_asked_for_again(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_source_edited_during_the_build_is_asked_for_again(stand_in: StandIn) -> None:
     edit_during_the_build(stand_in, stand_in.sources / "sample.cu", 'extern \\"C\\" int value() { return 6; }\\n')
     assert library_value(ladder.obtain(request()).entry) == 6
     stand_in.write("sample.cu", '#include "value.h"\nextern "C" int value() { return VALUE; }\n')
     assert library_value(ladder.obtain(request()).entry) == 3, "the first text's key must not lead to the second's code"
 
 
-def test_the_fleet_builds_again_what_was_edited_meanwhile(stand_in: StandIn) -> None:  # noqa: F811
+def test_the_fleet_builds_again_what_was_edited_meanwhile(stand_in: StandIn) -> None:
     edit_during_the_build(stand_in, stand_in.sources / "sample.cu", 'extern \\"C\\" int value() { return 6; }\\n')
     (outcome,) = fleet.build_many(fleet.requests(["sample"], ["gfx950"]), 1, lambda _: None)
     assert outcome.status == "built" and outcome.entry is not None
     assert library_value(outcome.entry) == 6
 
 
-def test_a_failure_is_not_remembered_for_a_header_that_was_mended_during_the_build(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_failure_is_not_remembered_for_a_header_that_was_mended_during_the_build(stand_in: StandIn) -> None:
     stand_in.write("value.h", "#define VALUE broken\n")
     edit_during_the_build(stand_in, stand_in.sources / "value.h", "#define VALUE 7\\n")
     assert library_value(stand_in.build().entry) == 7
 
 
-def test_a_header_that_never_rests_is_an_error_that_names_it(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_header_that_never_rests_is_an_error_that_names_it(stand_in: StandIn) -> None:
     header = stand_in.sources / "value.h"
     stand_in.install(before=f'date +"#define VALUE 1%N" > {header}')
     with pytest.raises(BuildError, match=r"value\.h changed while it was being built; build again when nobody edits"):
@@ -72,7 +72,7 @@ def test_a_header_that_never_rests_is_an_error_that_names_it(stand_in: StandIn) 
     assert not list(stand_in.cache.glob("gfx950/*"))
 
 
-def test_a_header_written_just_before_the_build_costs_no_second_one(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_header_written_just_before_the_build_costs_no_second_one(stand_in: StandIn) -> None:
     for value in range(5):
         stand_in.write("value.h", f"#define VALUE {value}\n")
         stand_in.build()
@@ -125,7 +125,7 @@ def test_a_digest_taken_within_the_second_of_a_change_is_never_stored(
 
 
 @pytest.mark.parametrize("option", ["-iquote", "-idirafter", "-isystem", "-I"])
-def test_a_header_that_appears_on_the_search_path_mends_the_failure(stand_in: StandIn, option: str) -> None:  # noqa: F811
+def test_a_header_that_appears_on_the_search_path_mends_the_failure(stand_in: StandIn, option: str) -> None:
     extra = stand_in.folder / "extra"
     extra.mkdir()
     stand_in.module(flags_extra_hip=[option, str(extra)])
@@ -142,7 +142,7 @@ def test_a_header_that_appears_on_the_search_path_mends_the_failure(stand_in: St
 def test_a_header_that_appears_through_the_environment_mends_the_failure(
     stand_in: StandIn,
     monkeypatch: pytest.MonkeyPatch,
-    variable: str,  # noqa: F811
+    variable: str,
 ) -> None:
     extra = stand_in.folder / "extra"
     extra.mkdir()
@@ -154,7 +154,7 @@ def test_a_header_that_appears_through_the_environment_mends_the_failure(
     assert library_value(stand_in.build().entry) == 4
 
 
-def test_a_library_that_the_linker_did_not_find_is_looked_for_again(stand_in: StandIn) -> None:  # noqa: F811
+def test_a_library_that_the_linker_did_not_find_is_looked_for_again(stand_in: StandIn) -> None:
     stand_in.module(extra_ldflags=["-Wl,--no-as-needed", "-lhipforge_not_there"])
     with pytest.raises(BuildError, match="hipforge_not_there"):
         stand_in.build()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.jit_stand_in import StandIn, real_clang, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn, real_clang
 
 from hipforge import settings
 from hipforge.errors import BuildError, ToolchainError

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.jit_stand_in import StandIn, library_value, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn, library_value
 
 from hipforge import settings
 from hipforge.errors import ConfigError
@@ -29,7 +29,7 @@ def others_can_write(path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def home(stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # noqa: F811
+def home(stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The default cache directory, empty, with the private one beside it."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -45,7 +45,7 @@ def home(stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("first", ["build", "probes", "failure"])
-def test_whatever_the_umask_nobody_else_can_write_what_is_made(stand_in: StandIn, first: str) -> None:  # noqa: F811
+def test_whatever_the_umask_nobody_else_can_write_what_is_made(stand_in: StandIn, first: str) -> None:
     body = {
         "build": "ensure()",
         "probes": "toolchain.select('gfx950')",
@@ -63,7 +63,7 @@ def test_whatever_the_umask_nobody_else_can_write_what_is_made(stand_in: StandIn
     assert not [path for path in others_can_write(stand_in.cache) if path.is_dir()]
 
 
-def test_an_export_can_be_used_at_once_whatever_the_umask(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+def test_an_export_can_be_used_at_once_whatever_the_umask(stand_in: StandIn, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         prebuilt.export([stand_in.build().entry], tmp_path / "ahead")
@@ -83,7 +83,7 @@ def planted(box: StandIn, path: str) -> Path:
 
 @pytest.mark.parametrize("path", ["target", "entry", "module.so", "manifest.json"])
 @pytest.mark.parametrize("mode", [0o775, 0o757])
-def test_an_entry_that_others_can_write_is_not_loaded(stand_in: StandIn, path: str, mode: int) -> None:  # noqa: F811
+def test_an_entry_that_others_can_write_is_not_loaded(stand_in: StandIn, path: str, mode: int) -> None:
     planted(stand_in, path).chmod(mode)
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
     assert isinstance(lookup.look(wanted), lookup.Missing)
@@ -91,13 +91,13 @@ def test_an_entry_that_others_can_write_is_not_loaded(stand_in: StandIn, path: s
 
 @needs_root
 @pytest.mark.parametrize("path", ["target", "entry", "module.so", "manifest.json"])
-def test_an_entry_of_another_user_is_not_loaded(stand_in: StandIn, path: str) -> None:  # noqa: F811
+def test_an_entry_of_another_user_is_not_loaded(stand_in: StandIn, path: str) -> None:
     os.chown(planted(stand_in, path), 12345, 12345)
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
     assert isinstance(lookup.look(wanted), lookup.Missing)
 
 
-def test_an_entry_that_is_a_link_is_not_loaded(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+def test_an_entry_that_is_a_link_is_not_loaded(stand_in: StandIn, tmp_path: Path) -> None:
     entry = planted(stand_in, "entry")
     entry.rename(tmp_path / "elsewhere")
     entry.symlink_to(tmp_path / "elsewhere")
@@ -106,7 +106,7 @@ def test_an_entry_that_is_a_link_is_not_loaded(stand_in: StandIn, tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-def test_a_default_directory_that_others_can_write_is_not_used(home: Path, stand_in: StandIn, mode: int) -> None:  # noqa: F811
+def test_a_default_directory_that_others_can_write_is_not_used(home: Path, stand_in: StandIn, mode: int) -> None:
     entry = build.ensure(stand_in.spec()).entry
     assert entry.path.is_relative_to(home)
     home.chmod(mode)
@@ -119,7 +119,7 @@ def test_a_default_directory_that_others_can_write_is_not_used(home: Path, stand
 @pytest.mark.parametrize("mode", [0o777, 0o775])
 def test_a_named_directory_that_others_can_write_is_an_error_unless_the_user_says_so(
     stand_in: StandIn,
-    mode: int,  # noqa: F811
+    mode: int,
 ) -> None:
     stand_in.build()
     stand_in.cache.chmod(mode)
@@ -132,7 +132,7 @@ def test_a_named_directory_that_others_can_write_is_an_error_unless_the_user_say
 
 def test_a_directory_whose_parent_lets_others_replace_it_is_refused_unless_sticky(
     stand_in: StandIn,
-    tmp_path: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     above = tmp_path / "shared"
     above.mkdir()
@@ -148,7 +148,7 @@ def test_a_directory_whose_parent_lets_others_replace_it_is_refused_unless_stick
     trust.problem_above.cache_clear()
 
 
-def test_a_prebuilt_directory_that_others_can_write_is_an_error(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+def test_a_prebuilt_directory_that_others_can_write_is_an_error(stand_in: StandIn, tmp_path: Path) -> None:
     ahead = tmp_path / "ahead"
     prebuilt.export([stand_in.build().entry], ahead)
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
@@ -163,7 +163,7 @@ def test_a_prebuilt_directory_that_others_can_write_is_an_error(stand_in: StandI
             lookup.look(wanted)
 
 
-def test_remembered_answers_that_others_can_write_are_thrown_away(stand_in: StandIn) -> None:  # noqa: F811
+def test_remembered_answers_that_others_can_write_are_thrown_away(stand_in: StandIn) -> None:
     stand_in.build()
     for name, is_own in STATE.items():
         path = stand_in.cache / name
@@ -179,7 +179,7 @@ def test_a_foreign_file_with_a_name_of_ours_is_neither_read_nor_written_nor_remo
     stand_in: StandIn,
     monkeypatch: pytest.MonkeyPatch,
     text: str,
-    mode: int,  # noqa: F811
+    mode: int,
 ) -> None:
     monkeypatch.setattr(digest, "_RACE_NS", 0)
     stand_in.cache.mkdir()
@@ -196,7 +196,7 @@ def test_a_foreign_file_with_a_name_of_ours_is_neither_read_nor_written_nor_remo
 
 
 @needs_root
-def test_the_code_of_another_user_in_a_directory_open_to_all_never_runs(home: Path, stand_in: StandIn) -> None:  # noqa: F811
+def test_the_code_of_another_user_in_a_directory_open_to_all_never_runs(home: Path, stand_in: StandIn) -> None:
     """The whole attack: the default directory is open to all, and somebody else swaps the library in an entry."""
     entry = build.ensure(stand_in.spec()).entry
     (home / "digests.json").unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn
 from helpers.json_mutants import mutant
 
 from hipforge.errors import BuildError, ConfigError, HipforgeError
@@ -44,7 +44,7 @@ def test_the_examples_of_the_checker_hold():
     assert doctest.testmod(shapes).failed == 0
 
 
-def test_manifests(stand_in: StandIn) -> None:  # noqa: F811
+def test_manifests(stand_in: StandIn) -> None:
     stand_in.module(resource_limits={"max_vgprs": 512})
     entry, spec = stand_in.build().entry, stand_in.spec()
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
@@ -62,7 +62,7 @@ def test_manifests(stand_in: StandIn) -> None:  # noqa: F811
     each(json.loads((entry.path / "manifest.json").read_text()), entry.path / "manifest.json", read)
 
 
-def test_failure_records(stand_in: StandIn) -> None:  # noqa: F811
+def test_failure_records(stand_in: StandIn) -> None:
     stand_in.write("sample.cu", "broken\n")
     with pytest.raises(BuildError):
         stand_in.build()
@@ -71,7 +71,7 @@ def test_failure_records(stand_in: StandIn) -> None:  # noqa: F811
     each(json.loads(record.read_text()), record, lambda: failures.recall([stand_in.cache], spec, cache_dir.digests()))
 
 
-def test_remembered_answers_of_compilers_and_digests(stand_in: StandIn) -> None:  # noqa: F811
+def test_remembered_answers_of_compilers_and_digests(stand_in: StandIn) -> None:
     stand_in.build()
     cache_dir.digests().save()
     answers = stand_in.cache / "toolchains.json"
@@ -103,7 +103,7 @@ def test_registries(tmp_path: Path) -> None:
 DEEP = "[" * 100_000
 
 
-def test_json_nested_deeper_than_a_parser_goes_is_like_any_other_damage(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+def test_json_nested_deeper_than_a_parser_goes_is_like_any_other_damage(stand_in: StandIn, tmp_path: Path) -> None:
     entry = stand_in.build().entry
     (entry.path / "manifest.json").write_text(DEEP)
     assert cache.read_entry(entry.path) is None

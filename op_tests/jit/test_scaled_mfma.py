@@ -12,7 +12,7 @@ from helpers.decoding.llvm import assemble as encode
 from helpers.decoding.llvm import llvm_texts
 from helpers.decoding.ours import decoder
 from helpers.emulator_asm import Instruction, assemble
-from helpers.jit_stand_in import StandIn, stand_in  # noqa: F401
+from helpers.jit_stand_in import StandIn
 
 from hipforge import settings
 from hipforge.errors import BuildError
@@ -130,7 +130,7 @@ def test_a_hand_assembled_module_is_refused_for_each_kind_of_operand(
     stand_in: StandIn,
     image: Image,
     kind: str,
-    side: str,  # noqa: F811
+    side: str,
 ) -> None:
     operand, name = REFUSED[kind]
     good = words(SMALL, VGPR, VGPR + 1)
@@ -173,7 +173,7 @@ def test_nothing_else_is_taken_for_a_scaled_mfma(image: Image) -> None:
 
 def test_a_module_in_vector_registers_is_published_with_the_check_in_its_manifest(
     stand_in: StandIn,
-    image: Image,  # noqa: F811
+    image: Image,
 ) -> None:
     (stand_in.hipcc.parent / "gfx950.hipfb").write_bytes(bundle(image(words(LARGE, VGPR, VGPR + 255))))
     built = stand_in.build()
@@ -186,14 +186,14 @@ def without_checks(entry: store.Entry) -> None:
     (entry.path / store.MANIFEST).write_text(dataclasses.replace(entry.manifest, checks=[]).to_json())
 
 
-def test_an_unchecked_cached_module_is_built_again(stand_in: StandIn) -> None:  # noqa: F811
+def test_an_unchecked_cached_module_is_built_again(stand_in: StandIn) -> None:
     without_checks(stand_in.build().entry)
     assert maintenance.why("sample", None, "gfx950").status == "miss"
     assert stand_in.build().built
     assert not stand_in.build().built
 
 
-def test_an_unchecked_prebuilt_module_is_not_used(stand_in: StandIn, tmp_path: Path) -> None:  # noqa: F811
+def test_an_unchecked_prebuilt_module_is_not_used(stand_in: StandIn, tmp_path: Path) -> None:
     (exported,) = prebuilt.export([stand_in.build().entry], tmp_path / "prebuilt")
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
 

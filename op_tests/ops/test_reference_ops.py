@@ -153,7 +153,7 @@ def test_grouped_gemm_skips_foreign_experts_and_tiles_past_the_padded_total():
     w, w_scale = quantize_mxfp8(torch.ones(2, 3, 32))
     ids = torch.tensor([0, 4, 1, 4, 2, 4, 3, -1], dtype=torch.int32)
     owners = torch.tensor([0, -1, 2, 1], dtype=torch.int32)
-    run = lambda total: grouped_gemm_mxfp8(  # noqa: E731
+    run = lambda total: grouped_gemm_mxfp8(
         aq, a_scale, w, w_scale, ids, owners, torch.tensor([total], dtype=torch.int32), 4, 2, 1
     )
     assert run(8)[:, 0].tolist() == [32, 0, 0, 32]

@@ -80,6 +80,7 @@ def traced_call(
     schema = torch.library.infer_schema(kernel, mutates_args=mutates)
     overload = torch_library.define(name, schema, kernel, fake)
 
+    # torch traces what follows: lists where it would not inline a generator, and zip without strict=.
     def traced(*args: Any, **kwargs: Any) -> Any:
         values = {**dict(zip(names, args)), **kwargs}  # noqa: B905
         given = [values.pop(each) for each in outs]

@@ -1,7 +1,7 @@
 """Triton kernels of decode attention over a packed fp8 cache; importing this module imports triton."""
 
 # Triton reads annotations as its own, has no unpacking, and unrolls loops whose tuples grow.
-# ruff: noqa: ANN001, ANN201, RUF005
+# ruff: noqa: RUF005
 # mypy: disable-error-code="assignment"
 
 from __future__ import annotations

@@ -7,21 +7,21 @@ import triton.language as tl
 
 
 @triton.jit
-def mxfp8_grouped_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201 - triton reads annotations as its own
-    a_ptr,  # noqa: ANN001
-    a_scale_ptr,  # noqa: ANN001
-    w_ptr,  # noqa: ANN001
-    w_scale_ptr,  # noqa: ANN001
-    sorted_ptr,  # noqa: ANN001
-    expert_ptr,  # noqa: ANN001
-    padded_ptr,  # noqa: ANN001
-    weight_ptr,  # noqa: ANN001
-    bias_ptr,  # noqa: ANN001
-    out_ptr,  # noqa: ANN001
-    slots,  # noqa: ANN001
-    experts,  # noqa: ANN001
-    N,  # noqa: ANN001
-    K,  # noqa: ANN001
+def mxfp8_grouped_kernel(  # type: ignore[no-untyped-def]
+    a_ptr,
+    a_scale_ptr,
+    w_ptr,
+    w_scale_ptr,
+    sorted_ptr,
+    expert_ptr,
+    padded_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    slots,
+    experts,
+    N,
+    K,
     A_DIV: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     BLOCK_M: tl.constexpr,

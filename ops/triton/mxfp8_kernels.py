@@ -7,15 +7,15 @@ import triton.language as tl
 
 
 @triton.jit
-def mxfp8_dot_scaled_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201 - triton reads annotations as its own
-    x_ptr,  # noqa: ANN001
-    x_scale_ptr,  # noqa: ANN001
-    w_ptr,  # noqa: ANN001
-    w_scale_ptr,  # noqa: ANN001
-    out_ptr,  # noqa: ANN001
-    M,  # noqa: ANN001
-    N,  # noqa: ANN001
-    K,  # noqa: ANN001
+def mxfp8_dot_scaled_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    x_scale_ptr,
+    w_ptr,
+    w_scale_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,

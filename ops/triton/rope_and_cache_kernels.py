@@ -7,51 +7,51 @@ import triton.language as tl
 
 
 @triton.jit
-def rope_and_cache_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201 - triton reads annotations as its own
-    q_out_ptr,  # noqa: ANN001
-    k_cache_ptr,  # noqa: ANN001
-    v_cache_ptr,  # noqa: ANN001
-    k_words_ptr,  # noqa: ANN001
-    v_words_ptr,  # noqa: ANN001
-    q_ptr,  # noqa: ANN001
-    k_ptr,  # noqa: ANN001
-    v_ptr,  # noqa: ANN001
-    cos_sin_ptr,  # noqa: ANN001
-    positions_ptr,  # noqa: ANN001
-    slots_ptr,  # noqa: ANN001
-    q_weight_ptr,  # noqa: ANN001
-    k_weight_ptr,  # noqa: ANN001
-    k_scale_ptr,  # noqa: ANN001
-    v_scale_ptr,  # noqa: ANN001
-    q_token,  # noqa: ANN001 - strides, in elements
-    q_head,  # noqa: ANN001
-    out_token,  # noqa: ANN001
-    out_head,  # noqa: ANN001
-    k_token,  # noqa: ANN001
-    k_head,  # noqa: ANN001
-    v_token,  # noqa: ANN001
-    v_head,  # noqa: ANN001
-    k_page,  # noqa: ANN001
-    k_slot,  # noqa: ANN001
-    k_row,  # noqa: ANN001
-    v_page,  # noqa: ANN001
-    v_slot,  # noqa: ANN001
-    v_row,  # noqa: ANN001
-    k_words_page,  # noqa: ANN001
-    k_words_slot,  # noqa: ANN001
-    k_words_row,  # noqa: ANN001
-    v_words_page,  # noqa: ANN001
-    v_words_slot,  # noqa: ANN001
-    v_words_row,  # noqa: ANN001
-    k_scale_stride,  # noqa: ANN001
-    v_scale_stride,  # noqa: ANN001
-    q_heads,  # noqa: ANN001
-    kv_heads,  # noqa: ANN001
-    max_positions,  # noqa: ANN001
-    cache_slots,  # noqa: ANN001
-    page_size,  # noqa: ANN001
-    epsilon,  # noqa: ANN001
-    weight_offset,  # noqa: ANN001
+def rope_and_cache_kernel(  # type: ignore[no-untyped-def]
+    q_out_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    k_words_ptr,
+    v_words_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    slots_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    q_token,  # strides, in elements
+    q_head,
+    out_token,
+    out_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    k_page,
+    k_slot,
+    k_row,
+    v_page,
+    v_slot,
+    v_row,
+    k_words_page,
+    k_words_slot,
+    k_words_row,
+    v_words_page,
+    v_words_slot,
+    v_words_row,
+    k_scale_stride,
+    v_scale_stride,
+    q_heads,
+    kv_heads,
+    max_positions,
+    cache_slots,
+    page_size,
+    epsilon,
+    weight_offset,
     D: tl.constexpr,
     ROTARY: tl.constexpr,
     INTERLEAVED: tl.constexpr,

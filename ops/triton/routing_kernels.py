@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _key_of(value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - triton reads annotations as its own
+def _key_of(value):  # type: ignore[no-untyped-def]
     """An int64 that orders as the floats do; NaN is 1, no number is below 2."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True).to(tl.int64)
@@ -18,14 +18,14 @@ def _key_of(value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - tr
 
 
 @triton.jit
-def topk_gating_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201
-    weights_ptr,  # noqa: ANN001
-    ids_ptr,  # noqa: ANN001
-    logits_ptr,  # noqa: ANN001
-    bias_ptr,  # noqa: ANN001
-    row_stride,  # noqa: ANN001
-    experts,  # noqa: ANN001
-    scale,  # noqa: ANN001
+def topk_gating_kernel(  # type: ignore[no-untyped-def]
+    weights_ptr,
+    ids_ptr,
+    logits_ptr,
+    bias_ptr,
+    row_stride,
+    experts,
+    scale,
     CHOICES: tl.constexpr,
     SHARED: tl.constexpr,
     SIGMOID: tl.constexpr,
@@ -95,17 +95,17 @@ def topk_gating_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201
 
 
 @triton.jit
-def moe_align_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201
-    sorted_ptr,  # noqa: ANN001
-    tiles_ptr,  # noqa: ANN001
-    padded_ptr,  # noqa: ANN001
-    ids_ptr,  # noqa: ANN001
-    map_ptr,  # noqa: ANN001
-    slots,  # noqa: ANN001
-    experts,  # noqa: ANN001
-    block_m,  # noqa: ANN001
-    entries,  # noqa: ANN001
-    tiles,  # noqa: ANN001
+def moe_align_kernel(  # type: ignore[no-untyped-def]
+    sorted_ptr,
+    tiles_ptr,
+    padded_ptr,
+    ids_ptr,
+    map_ptr,
+    slots,
+    experts,
+    block_m,
+    entries,
+    tiles,
     HAS_MAP: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
@@ -150,14 +150,14 @@ def moe_align_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201
 
 
 @triton.jit
-def moe_combine_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201
-    out_ptr,  # noqa: ANN001
-    rows_ptr,  # noqa: ANN001
-    weights_ptr,  # noqa: ANN001
-    ids_ptr,  # noqa: ANN001
-    map_ptr,  # noqa: ANN001
-    cols,  # noqa: ANN001
-    experts,  # noqa: ANN001
+def moe_combine_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    rows_ptr,
+    weights_ptr,
+    ids_ptr,
+    map_ptr,
+    cols,
+    experts,
     TOP_K: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     HAS_IDS: tl.constexpr,
@@ -187,15 +187,15 @@ def moe_combine_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201
 
 
 @triton.jit
-def router_gemm_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201
-    out_ptr,  # noqa: ANN001
-    x_ptr,  # noqa: ANN001
-    w_ptr,  # noqa: ANN001
-    bias_ptr,  # noqa: ANN001
-    tokens,  # noqa: ANN001
-    experts,  # noqa: ANN001
-    hidden,  # noqa: ANN001
-    row_stride,  # noqa: ANN001
+def router_gemm_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    tokens,
+    experts,
+    hidden,
+    row_stride,
     HAS_BIAS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,

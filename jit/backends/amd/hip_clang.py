@@ -84,7 +84,7 @@ class HipClang:
             found[f"device library:{library.name}"] = digests.of(str(library))
         with contextlib.suppress(OSError):
             # Which C++ library clang takes its headers from depends on which are there.
-            found["host headers"] = " ".join(sorted(os.listdir(_GCC_INSTALLATIONS)))  # noqa: PTH208
+            found["host headers"] = " ".join(sorted(os.listdir(_GCC_INSTALLATIONS)))
         return found
 
     def _device_libraries(self, arch: str) -> list[Path]:

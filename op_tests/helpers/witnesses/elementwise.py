@@ -183,7 +183,7 @@ def integer_problem(arch: str, g: torch.Generator) -> Problem:
     a, b = x.long(), y.long()
     unsigned = a & 0xFFFFFFFF
     quotient = torch.div(a, b, rounding_mode="trunc")
-    wrap = lambda v: ((v + 2**31) % 2**32 - 2**31).to(torch.int32)  # noqa: E731
+    wrap = lambda v: ((v + 2**31) % 2**32 - 2**31).to(torch.int32)
     want = {
         "div_ptr": quotient, "mod_ptr": a - quotient * b, "high_ptr": wrap(unsigned * b >> 32),
         "shift_ptr": wrap(a << (b & 15)) ^ (x >> (y & 7)), "bits_ptr": (x & y) | (~x ^ (y | 5)),

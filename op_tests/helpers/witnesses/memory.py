@@ -178,7 +178,7 @@ def atomics_problem(arch: str, g: torch.Generator) -> Problem:
     n, block = 700, 256
     x = torch.randint(-1000, 1000, (n,), generator=g, dtype=torch.int32)
     slots = [x[slot::16] for slot in range(16)]
-    reduce = lambda op, start: torch.stack([_fold(op, s, start) for s in slots])  # noqa: E731
+    reduce = lambda op, start: torch.stack([_fold(op, s, start) for s in slots])
     want = {
         "add_ptr": torch.stack([s.sum() for s in slots]).int(), "max_ptr": torch.stack([s.max() for s in slots]),
         "min_ptr": torch.stack([s.min() for s in slots]), "and_ptr": reduce(torch.bitwise_and, -1),
@@ -231,7 +231,7 @@ def bytes_problem(arch: str, g: torch.Generator) -> Problem:
 
 def calls_problem(arch: str, g: torch.Generator) -> Problem:
     x = torch.randint(-3, 4, (128,), generator=g, dtype=torch.int32)
-    polynomial = lambda value, degree: sum(value**i for i in range(degree + 1))  # noqa: E731
+    polynomial = lambda value, degree: sum(value**i for i in range(degree + 1))
     want = x * polynomial(x[0], 5) + polynomial(x[1], 6)
     return Problem({"x_ptr": x, "y_ptr": torch.zeros_like(x), "degree": 5, "BLOCK": 128}, (1,), {"y_ptr": want})
 

@@ -148,7 +148,7 @@ def layer_norm_problem(rows: int, n: int, block: int, groups: int):
         hat = (wide - mean[:, None]) * inverse[:, None]
         wdy = w.double() * dy.double()
         dx = (wdy - hat * (hat * wdy).mean(1, keepdim=True) - wdy.mean(1, keepdim=True)) * inverse[:, None]
-        sums = lambda t: torch.stack([t[i::groups].sum(0) for i in range(groups)])  # noqa: E731
+        sums = lambda t: torch.stack([t[i::groups].sum(0) for i in range(groups)])
         args = {"dx_ptr": torch.zeros_like(x), "dw_ptr": torch.zeros(groups, n), "db_ptr": torch.zeros(groups, n),
                 "lock_ptr": torch.zeros(groups, dtype=torch.int32), "dy_ptr": dy, "x_ptr": x, "w_ptr": w,
                 "mean_ptr": mean.float(), "inverse_ptr": inverse.float(), "N": n, "BLOCK": block, "GROUPS": groups,
