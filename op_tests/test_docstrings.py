@@ -11,7 +11,9 @@ import pytest
 import hipforge
 from hipforge.jit import registry
 
-PACKAGES = ("hipforge", "hipforge.ops", "hipforge.jit", "hipforge.emulator", "hipforge.nn")
+PACKAGES = (
+    "hipforge", "hipforge.ops", "hipforge.jit", "hipforge.emulator", "hipforge.nn", "hipforge.integrations.nanochat",
+)  # fmt: skip
 
 
 def _public() -> dict[str, object]:

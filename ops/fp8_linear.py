@@ -131,7 +131,7 @@ def _check_operands(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, sca
 
 
 class _Float8Matmul(torch.autograd.Function):
-    """``x @ weight.t()`` in FP8, and both gradients in FP8. x is [B, K], weight [N, K]; B, K, N multiples of 16."""
+    """``x @ weight.t()`` in FP8, and both gradients in FP8. x is [B, K], weight [N, K]."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -164,6 +164,13 @@ class _Float8Matmul(torch.autograd.Function):
                 out_dtype=ctx.weight_dtype,  # type: ignore[attr-defined]
             )
         return grad_x, grad_weight
+
+
+def float8_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return ``x @ weight.t()`` in x's dtype, it and both gradients computed in FP8. x is [B, K], weight [N, K]."""
+    product = _Float8Matmul.apply(x, weight)
+    assert isinstance(product, torch.Tensor)
+    return product
 
 
 @dataclass(frozen=True)
@@ -250,7 +257,7 @@ class Float8Linear(nn.Linear):
         if x.shape[0] % ALIGNMENT or self.in_features % ALIGNMENT or self.out_features % ALIGNMENT or not x.shape[0]:
             y = F.linear(x, self.weight.to(dtype), bias)
         else:
-            y = _Float8Matmul.apply(x, self.weight)
+            y = float8_product(x, self.weight)
             y = y if bias is None else y + bias
         return y.reshape(*input.shape[:-1], self.out_features)
 

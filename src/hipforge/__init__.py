@@ -20,7 +20,19 @@ from hipforge.errors import ToolchainError as ToolchainError
 
 __version__ = "0.1.0"
 
-_SUBMODULES = ("aiter_compat", "devices", "emulator", "errors", "jit", "nn", "ops", "settings", "tuning", "weights")
+_SUBMODULES = (
+    "aiter_compat",
+    "devices",
+    "emulator",
+    "errors",
+    "integrations",
+    "jit",
+    "nn",
+    "ops",
+    "settings",
+    "tuning",
+    "weights",
+)
 
 
 def _lazy() -> dict[str, str]:
@@ -42,6 +54,7 @@ if TYPE_CHECKING:
     from hipforge import aiter_compat as aiter_compat
     from hipforge import devices as devices
     from hipforge import emulator as emulator
+    from hipforge import integrations as integrations
     from hipforge import jit as jit
     from hipforge import nn as nn
     from hipforge import ops as ops
