@@ -24,8 +24,10 @@ _LAZY = {
     "CodeObject": ("hipforge.emulator.code_object", "CodeObject"),
     "Counters": ("hipforge.emulator.counting", "Counters"),
     "EmulatorFault": ("hipforge.errors", "EmulatorFault"),
+    "Graph": ("hipforge.emulator.graphs", "Graph"),
     "Kernel": ("hipforge.emulator.code_object", "Kernel"),
     "Options": ("hipforge.emulator.configuration", "Options"),
+    "capture": ("hipforge.emulator.graphs", "capture"),
     "counters": ("hipforge.emulator.counting", "counters"),
     "launch": ("hipforge.emulator.launching", "launch"),
     "options": ("hipforge.emulator.configuration", "options"),
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from hipforge.emulator.counting import Counters as Counters
     from hipforge.emulator.counting import counters as counters
     from hipforge.emulator.counting import uncounted as uncounted
+    from hipforge.emulator.graphs import Graph as Graph
+    from hipforge.emulator.graphs import capture as capture
     from hipforge.emulator.launching import launch as launch
     from hipforge.emulator.timing.context import timed as timed
     from hipforge.emulator.tracing import trace as trace

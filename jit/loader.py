@@ -63,6 +63,7 @@ def load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> 
         ArchError: the module has no code for ``arch``.
         BuildError: it does not compile, or its library cannot be loaded.
         ConfigError: the module or the variant is not known.
+        HipforgeError: it is not loaded yet, and the current stream is being captured into a graph.
         MissingModuleError: it is not built and ``HIPFORGE_DISABLE_JIT=1``.
         ToolchainError: it is not built and no compiler can build it.
 
@@ -89,6 +90,7 @@ def loaded() -> tuple[LoadedModule, ...]:
 
 
 def _load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> LoadedModule:
+    devices.refuse_in_capture(f"load {module} for {arch} (and build it, unless it is cached)")
     started = time.perf_counter()
     obtained = ladder.obtain(hip_module.request(registry.module(module), variant, arch))
     entry = obtained.entry

@@ -61,7 +61,7 @@ def _new_scales(x: torch.Tensor, shuffled: bool = False) -> torch.Tensor:
     return x.new_empty((rows, blocks), dtype=torch.uint8)
 
 
-@operator(_plan_mxfp8)
+@operator(_plan_mxfp8, outs=("out", "scale_out"))
 def mxfp8_quantize(
     _taken: Accepted,
     x: torch.Tensor,
@@ -107,7 +107,7 @@ def mxfp8_quantize(
     return out, scale_out
 
 
-@operator(_plan_mxfp4)
+@operator(_plan_mxfp4, outs=("out", "scale_out"))
 def mxfp4_quantize(
     _taken: Accepted,
     x: torch.Tensor,

@@ -108,7 +108,7 @@ def _plan(
     return plan_kernel("rope_and_cache", q.device, None, unavailable(q.device) or triton_refusal)
 
 
-@operator(_plan)
+@operator(_plan, outs=("q_out",), mutates=("q", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift"))
 def rope_and_cache(
     taken: Accepted,
     q: torch.Tensor,

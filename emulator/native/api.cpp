@@ -12,6 +12,7 @@
 #include "disasm.h"
 #include "exec.h"
 #include "memory.h"
+#include "hip_streams.h"
 #include "runtime.h"
 #include "zstd.h"
 
@@ -243,6 +244,9 @@ int32_t hfemu_launch(int64_t handle, const char* kernel, const uint32_t grid[3],
   if (!object) return record(hipErrorInvalidHandle, "no code object " + std::to_string(handle) + " is loaded");
   const Kernel* found = object->find_kernel(kernel);
   if (!found) return record(hipErrorNotFound, std::string("no kernel ") + kernel + " in this code object");
+  if (is_capturing(current_stream()))
+    return record(hipErrorStreamCaptureUnsupported, "a direct launch runs to its end, and the thread's stream is "
+                                                    "capturing");
   const hipError_t error = launch(*object, *found, grid, block, kernarg, kernarg_bytes, dynamic_lds);
   stash_exception();
   return error;

@@ -63,6 +63,15 @@ int64_t hfemu_zstd(const void* data, uint64_t bytes, void* out, uint64_t out_byt
 int32_t hfemu_launch(int64_t handle, const char* kernel, const uint32_t grid[3], const uint32_t block[3],
                      const void* kernarg, uint64_t kernarg_bytes, uint64_t dynamic_lds);  // a hipError_t
 
+// The stream that ops called from this thread use, as torch's current stream is on a GPU; null until set.
+void hfemu_set_stream(void* stream);
+void* hfemu_stream(void);
+int32_t hfemu_capturing(void);  // whether that stream is capturing
+// hipGraphLaunch for Python, with signal handlers' exceptions as after hfemu_launch; a hipError_t.
+int32_t hfemu_graph_launch(void* executable, void* stream);
+// What each node of a recorded hipGraph_t does, one per line: a kernel's name or a call's; owned by the library.
+const char* hfemu_graph_nodes(void* graph);
+
 // Counters: begin returns a collector id; end returns its JSON, owned by the library until the next end on the thread.
 int64_t hfemu_counters_begin(int32_t per_pc);
 const char* hfemu_counters_end(int64_t collector);

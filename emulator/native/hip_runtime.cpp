@@ -1,6 +1,7 @@
 // HIP entry points: fat-binary registration, modules, launches, function attributes, occupancy.
 #include <dlfcn.h>
 
+#include <array>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -10,6 +11,7 @@
 #include <unordered_map>
 
 #include "hip_modules.h"
+#include "hip_streams.h"
 #include "memory.h"
 #include "runtime.h"
 
@@ -73,7 +75,33 @@ thread_local struct {
   hipStream_t stream = nullptr;
 } call_configuration;
 
-hipError_t launch_pointers(hipFunction_t function, dim3 grid, dim3 block, void** args, size_t shared) {
+// Launches now, or records a node that owns the arguments and what the kernel may touch.
+hipError_t launch_on(hipStream_t stream, hipFunction_t function, const uint32_t grid[3], const uint32_t block[3],
+                     const void* bytes, size_t count, size_t shared) {
+  CodeObject& object = *function->object;
+  const Kernel& kernel = *function->kernel;
+  hipError_t error = check_stream(stream);
+  Admission admission = error == hipSuccess ? Admission::run : Admission::refuse;
+  if (error == hipSuccess && open_captures.load(std::memory_order_acquire))
+    admission = admit("a kernel launch", stream, &error);
+  if (admission == Admission::run) return launch(object, kernel, grid, block, bytes, count, shared);
+  if (admission == Admission::record) error = check_launch(object, kernel, grid, block, shared);
+  if (error != hipSuccess) return launch_failed();
+  const uint8_t* const first = static_cast<const uint8_t*>(bytes);
+  return record_node("a kernel launch", stream, hipGraphNodeTypeKernel, kernel.info.name,
+                     [&object, &kernel, shared, groups = std::array<uint32_t, 3>{grid[0], grid[1], grid[2]},
+                      items = std::array<uint32_t, 3>{block[0], block[1], block[2]},
+                      arguments = std::vector<uint8_t>(first, first + count), extents = pushed_extents()] {
+                       push_extents(extents.data(), extents.size());
+                       const hipError_t status = launch(object, kernel, groups.data(), items.data(), arguments.data(),
+                                                        arguments.size(), shared);
+                       pop_extents();
+                       return status;
+                     });
+}
+
+hipError_t launch_pointers(hipStream_t stream, hipFunction_t function, dim3 grid, dim3 block, void** args,
+                           size_t shared) {
   const uint32_t groups[3] = {grid.x, grid.y, grid.z}, items[3] = {block.x, block.y, block.z};
   for (const KernelArg& arg : function->kernel->args)
     if (!arg.hidden() && !args) {
@@ -81,12 +109,12 @@ hipError_t launch_pointers(hipFunction_t function, dim3 grid, dim3 block, void**
       return launch_failed();
     }
   const std::vector<uint8_t> bytes = gather_arguments(*function->kernel, args);
-  return launch(*function->object, *function->kernel, groups, items, bytes.data(), bytes.size(), shared);
+  return launch_on(stream, function, groups, items, bytes.data(), bytes.size(), shared);
 }
 
 // hipModuleLaunchKernel's `extra`: tagged pointers to one packed argument buffer.
-hipError_t launch_packed(hipFunction_t function, const uint32_t grid[3], const uint32_t block[3], void** extra,
-                         size_t shared) {
+hipError_t launch_packed(hipStream_t stream, hipFunction_t function, const uint32_t grid[3], const uint32_t block[3],
+                         void** extra, size_t shared) {
   const void* buffer = nullptr;
   size_t bytes = 0;
   for (; extra && *extra != reinterpret_cast<void*>(3); extra += 2) {
@@ -98,15 +126,16 @@ hipError_t launch_packed(hipFunction_t function, const uint32_t grid[3], const u
       return record(hipErrorInvalidValue, "hipModuleLaunchKernel: `extra` holds an unknown tag");
     }
   }
-  return launch(*function->object, *function->kernel, grid, block, buffer, bytes, shared);
+  return launch_on(stream, function, grid, block, buffer, bytes, shared);
 }
 
-hipError_t module_launch(hipFunction_t function, const uint32_t grid[3], const uint32_t block[3], size_t shared,
-                         void** params, void** extra) {
+hipError_t module_launch(hipStream_t stream, hipFunction_t function, const uint32_t grid[3], const uint32_t block[3],
+                         size_t shared, void** params, void** extra) {
   if (!function) return record(hipErrorInvalidHandle, "a launch of a null function");
   if (params || !extra)
-    return launch_pointers(function, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, params, shared);
-  return launch_packed(function, grid, block, extra, shared);
+    return launch_pointers(stream, function, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, params,
+                           shared);
+  return launch_packed(stream, function, grid, block, extra, shared);
 }
 
 hipError_t load_module(hipModule_t* module, const uint8_t* data, size_t bytes, const std::string& name) {
@@ -299,14 +328,15 @@ HFEMU_HIP_API hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size
 }
 
 HFEMU_HIP_API hipError_t hipLaunchKernel(const void* host, dim3 grid, dim3 block, void** args, size_t shared,
-                                         hipStream_t) {
+                                         hipStream_t stream) {
   const hipFunction_t function = function_of(host);
-  return function ? launch_pointers(function, grid, block, args, shared) : launch_failed();
+  return function ? launch_pointers(stream, function, grid, block, args, shared) : launch_failed();
 }
 
 HFEMU_HIP_API hipError_t hipLaunchKernel_spt(const void* host, dim3 grid, dim3 block, void** args, size_t shared,
                                              hipStream_t stream) {
-  return hipLaunchKernel(host, grid, block, args, shared, stream);
+  const auto per_thread = reinterpret_cast<hipStream_t>(2);  // what null means to this variant
+  return hipLaunchKernel(host, grid, block, args, shared, stream ? stream : per_thread);
 }
 
 HFEMU_HIP_API hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream);
@@ -333,10 +363,10 @@ HFEMU_HIP_API hipError_t hipLaunchKernelExC(const void* config, const void* host
 }
 
 HFEMU_HIP_API hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned gx, unsigned gy, unsigned gz,
-                                               unsigned bx, unsigned by, unsigned bz, unsigned shared, hipStream_t,
-                                               void** params, void** extra) {
+                                               unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                                               hipStream_t stream, void** params, void** extra) {
   const uint32_t grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
-  return module_launch(function, grid, block, shared, params, extra);
+  return module_launch(stream, function, grid, block, shared, params, extra);
 }
 
 // The grid counts work items here.
@@ -349,7 +379,7 @@ HFEMU_HIP_API hipError_t hipExtModuleLaunchKernel(hipFunction_t function, uint32
                   "hipExtModuleLaunchKernel: work items that do not fill whole blocks are not emulated");
   const uint32_t grid[3] = {gx / bx, gy / by, gz / bz}, block[3] = {bx, by, bz};
   if (start) hipEventRecord(start, stream);
-  const hipError_t error = module_launch(function, grid, block, shared, params, extra);
+  const hipError_t error = module_launch(stream, function, grid, block, shared, params, extra);
   if (stop) hipEventRecord(stop, stream);
   return error;
 }

@@ -1,75 +1,15 @@
-// HIP entry points for the device itself, errors, streams and events. There is one device and nothing is asynchronous.
-#include <chrono>
+// HIP entry points for the device itself and for errors. There is one device.
 #include <cstring>
 #include <iterator>
-#include <mutex>
-#include <set>
 
+#include "hip_streams.h"
 #include "runtime.h"
 
 using namespace hfemu;
 
-struct ihipStream_t {
-  unsigned flags = 0;
-  int priority = 0;
-};
-
-struct ihipEvent_t {
-  unsigned flags = 0;
-  bool recorded = false;
-  std::chrono::steady_clock::time_point time;
-};
-
 namespace {
 
 constexpr int kVersion = 70100000;  // HIP 7.1
-constexpr unsigned kDisableTiming = 2;
-
-// Handles that are live, so that a stale one is an error and not a crash. Never destroyed.
-template <class Handle>
-class LiveSet {
- public:
-  Handle* create() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return *live_.insert(new Handle).first;
-  }
-  bool destroy(Handle* handle) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!live_.erase(handle)) return false;
-    delete handle;
-    return true;
-  }
-  bool holds(Handle* handle) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return live_.count(handle) != 0;
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<Handle*> live_;
-};
-
-LiveSet<ihipStream_t>& streams() {
-  static auto* const instance = new LiveSet<ihipStream_t>;
-  return *instance;
-}
-
-LiveSet<ihipEvent_t>& events() {
-  static auto* const instance = new LiveSet<ihipEvent_t>;
-  return *instance;
-}
-
-// Null, hipStreamLegacy (1) and hipStreamPerThread (2) are always there.
-bool stream_ok(hipStream_t stream) { return reinterpret_cast<uintptr_t>(stream) <= 2 || streams().holds(stream); }
-
-hipError_t check_stream(hipStream_t stream) {
-  return stream_ok(stream) ? hipSuccess : record(hipErrorInvalidHandle, "the stream was not created, or is destroyed");
-}
-
-hipError_t check_event(hipEvent_t event) {
-  return events().holds(event) ? hipSuccess
-                               : record(hipErrorInvalidHandle, "the event was not created, or is destroyed");
-}
 
 hipError_t check_device(int device) {
   return device == 0 ? hipSuccess
@@ -203,7 +143,7 @@ HFEMU_HIP_API hipError_t hipDeviceGetUuid(hipUUID* uuid, hipDevice_t device) {
   *uuid = properties().uuid;
   return check_device(device);
 }
-HFEMU_HIP_API hipError_t hipDeviceSynchronize() { return hipSuccess; }
+HFEMU_HIP_API hipError_t hipDeviceSynchronize() { return refuse_wait("hipDeviceSynchronize"); }
 HFEMU_HIP_API hipError_t hipDeviceSetCacheConfig(int) { return hipSuccess; }
 HFEMU_HIP_API hipError_t hipDeviceSetSharedMemConfig(int) { return hipSuccess; }
 HFEMU_HIP_API hipError_t hipSetDeviceFlags(unsigned) { return hipSuccess; }
@@ -283,99 +223,6 @@ HFEMU_HIP_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int de
 HFEMU_HIP_API hipError_t hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
   if (least) *least = 0;
   if (greatest) *greatest = 0;
-  return hipSuccess;
-}
-
-// --- streams ---
-
-HFEMU_HIP_API hipError_t hipStreamCreateWithPriority(hipStream_t* stream, unsigned flags, int priority) {
-  if (!stream) return record(hipErrorInvalidValue);
-  *stream = streams().create();
-  (*stream)->flags = flags;
-  (*stream)->priority = priority;
-  return hipSuccess;
-}
-HFEMU_HIP_API hipError_t hipStreamCreateWithFlags(hipStream_t* stream, unsigned flags) {
-  return hipStreamCreateWithPriority(stream, flags, 0);
-}
-HFEMU_HIP_API hipError_t hipStreamCreate(hipStream_t* stream) { return hipStreamCreateWithPriority(stream, 0, 0); }
-HFEMU_HIP_API hipError_t hipStreamDestroy(hipStream_t stream) {
-  return streams().destroy(stream) ? hipSuccess : check_stream(stream);
-}
-HFEMU_HIP_API hipError_t hipStreamSynchronize(hipStream_t stream) { return check_stream(stream); }
-HFEMU_HIP_API hipError_t hipStreamQuery(hipStream_t stream) { return check_stream(stream); }
-HFEMU_HIP_API hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned) {
-  const hipError_t error = check_stream(stream);
-  return error == hipSuccess ? check_event(event) : error;
-}
-HFEMU_HIP_API hipError_t hipStreamGetFlags(hipStream_t stream, unsigned* flags) {
-  *flags = streams().holds(stream) ? stream->flags : 0;
-  return check_stream(stream);
-}
-HFEMU_HIP_API hipError_t hipStreamGetPriority(hipStream_t stream, int* priority) {
-  *priority = streams().holds(stream) ? stream->priority : 0;
-  return check_stream(stream);
-}
-HFEMU_HIP_API hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t* device) {
-  *device = 0;
-  return check_stream(stream);
-}
-HFEMU_HIP_API int hipGetStreamDeviceId(hipStream_t) { return 0; }
-HFEMU_HIP_API hipError_t hipStreamIsCapturing(hipStream_t stream, int* status) {
-  *status = 0;  // graphs are not emulated, so no stream ever captures
-  return check_stream(stream);
-}
-HFEMU_HIP_API hipError_t hipStreamGetCaptureInfo(hipStream_t stream, int* status, unsigned long long* id) {
-  *status = 0;
-  if (id) *id = 0;
-  return check_stream(stream);
-}
-HFEMU_HIP_API hipError_t hipLaunchHostFunc(hipStream_t stream, void (*function)(void*), void* data) {
-  const hipError_t error = check_stream(stream);
-  if (error == hipSuccess) function(data);
-  return error;
-}
-HFEMU_HIP_API hipError_t hipStreamAddCallback(hipStream_t stream, void (*function)(hipStream_t, hipError_t, void*),
-                                              void* data, unsigned) {
-  const hipError_t error = check_stream(stream);
-  if (error == hipSuccess) function(stream, hipSuccess, data);
-  return error;
-}
-
-// --- events: the host's clock, so elapsed times are the emulation's own, not a GPU's ---
-
-HFEMU_HIP_API hipError_t hipEventCreateWithFlags(hipEvent_t* event, unsigned flags) {
-  if (!event) return record(hipErrorInvalidValue);
-  *event = events().create();
-  (*event)->flags = flags;
-  return hipSuccess;
-}
-HFEMU_HIP_API hipError_t hipEventCreate(hipEvent_t* event) { return hipEventCreateWithFlags(event, 0); }
-HFEMU_HIP_API hipError_t hipEventDestroy(hipEvent_t event) {
-  return events().destroy(event) ? hipSuccess : check_event(event);
-}
-HFEMU_HIP_API hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream) {
-  hipError_t error = check_event(event);
-  if (error == hipSuccess) error = check_stream(stream);
-  if (error != hipSuccess) return error;
-  event->time = std::chrono::steady_clock::now();
-  event->recorded = true;
-  return hipSuccess;
-}
-HFEMU_HIP_API hipError_t hipEventRecordWithFlags(hipEvent_t event, hipStream_t stream, unsigned) {
-  return hipEventRecord(event, stream);
-}
-HFEMU_HIP_API hipError_t hipEventSynchronize(hipEvent_t event) { return check_event(event); }
-HFEMU_HIP_API hipError_t hipEventQuery(hipEvent_t event) { return check_event(event); }
-HFEMU_HIP_API hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t start, hipEvent_t stop) {
-  if (!milliseconds) return record(hipErrorInvalidValue);
-  for (hipEvent_t event : {start, stop}) {
-    const hipError_t error = check_event(event);
-    if (error != hipSuccess) return error;
-    if (!event->recorded || event->flags & kDisableTiming)
-      return record(hipErrorInvalidHandle, "hipEventElapsedTime: an event that was not recorded, or without timing");
-  }
-  *milliseconds = std::chrono::duration<float, std::milli>(stop->time - start->time).count();
   return hipSuccess;
 }
 

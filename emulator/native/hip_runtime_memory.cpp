@@ -1,10 +1,11 @@
-// HIP entry points for memory. Host and device share one address space; every call is synchronous.
+// HIP entry points for memory. Host and device share one address space; what is not captured happens in the call.
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 
 #include "hip_modules.h"
+#include "hip_streams.h"
 #include "memory.h"
 #include "runtime.h"
 
@@ -14,6 +15,7 @@ namespace {
 
 constexpr size_t kAlignment = 256;  // what hipMalloc promises
 constexpr size_t kPitchAlignment = 256;
+const hipStream_t kPerThread = reinterpret_cast<hipStream_t>(2);  // what a null stream means to the _spt variants
 // Fresh memory is filled so that a kernel which relies on zeros shows; beyond this size only the start is.
 constexpr size_t kPoisonLimit = size_t{64} << 20;
 constexpr int kPoison = 0xA5;
@@ -39,6 +41,8 @@ Heap& heap() {
 hipError_t allocate(const char* call, void** out, size_t bytes, hipMemoryType type, unsigned flags) {
   if (!out) return record(hipErrorInvalidValue, std::string(call) + ": a null result pointer");
   *out = nullptr;
+  const hipError_t refused = refuse_unsafe(call);
+  if (refused != hipSuccess) return refused;
   if (bytes == 0) return hipSuccess;
   void* block = nullptr;
   if (posix_memalign(&block, kAlignment, bytes))
@@ -55,6 +59,8 @@ hipError_t allocate(const char* call, void** out, size_t bytes, hipMemoryType ty
 
 hipError_t release(const char* call, void* block, bool owned) {
   if (!block) return hipSuccess;
+  const hipError_t refused = refuse_unsafe(call);
+  if (refused != hipSuccess) return refused;
   const uint64_t base = reinterpret_cast<uint64_t>(block);
   std::lock_guard<std::mutex> lock(heap().mutex);
   const auto found = heap().blocks.find(base);
@@ -107,6 +113,12 @@ hipError_t copy_2d(const char* call, void* to, size_t to_pitch, const void* from
     if (error != hipSuccess) return error;
   }
   return hipSuccess;
+}
+
+template <class F>
+hipError_t synchronously(const char* call, F&& run) {
+  const hipError_t refused = refuse_synchronous(call);
+  return refused == hipSuccess ? run() : refused;
 }
 
 template <class T>
@@ -179,7 +191,9 @@ HFEMU_HIP_API hipError_t hipMalloc(void** out, size_t bytes) {
 HFEMU_HIP_API hipError_t hipExtMallocWithFlags(void** out, size_t bytes, unsigned flags) {
   return allocate("hipExtMallocWithFlags", out, bytes, hipMemoryTypeDevice, flags);
 }
-HFEMU_HIP_API hipError_t hipMallocAsync(void** out, size_t bytes, hipStream_t) {
+// On a capturing stream these would be nodes that allocate; the emulator has none.
+HFEMU_HIP_API hipError_t hipMallocAsync(void** out, size_t bytes, hipStream_t stream) {
+  if (is_capturing(stream)) return not_provided("hipMallocAsync on a capturing stream");
   return allocate("hipMallocAsync", out, bytes, hipMemoryTypeDevice, 0);
 }
 HFEMU_HIP_API hipError_t hipMallocManaged(void** out, size_t bytes, unsigned flags) {
@@ -203,12 +217,17 @@ HFEMU_HIP_API hipError_t hipMallocPitch(void** out, size_t* pitch, size_t width,
   return allocate("hipMallocPitch", out, *pitch * height, hipMemoryTypeDevice, 0);
 }
 HFEMU_HIP_API hipError_t hipFree(void* block) { return release("hipFree", block, true); }
-HFEMU_HIP_API hipError_t hipFreeAsync(void* block, hipStream_t) { return release("hipFreeAsync", block, true); }
+HFEMU_HIP_API hipError_t hipFreeAsync(void* block, hipStream_t stream) {
+  if (is_capturing(stream)) return not_provided("hipFreeAsync on a capturing stream");
+  return release("hipFreeAsync", block, true);
+}
 HFEMU_HIP_API hipError_t hipHostFree(void* block) { return release("hipHostFree", block, true); }
 HFEMU_HIP_API hipError_t hipFreeHost(void* block) { return release("hipFreeHost", block, true); }
 
 HFEMU_HIP_API hipError_t hipHostRegister(void* pointer, size_t bytes, unsigned flags) {
   if (!pointer || !bytes) return record(hipErrorInvalidValue, "hipHostRegister: an empty range");
+  const hipError_t refused = refuse_unsafe("hipHostRegister");
+  if (refused != hipSuccess) return refused;
   const uint64_t base = reinterpret_cast<uint64_t>(pointer);
   std::lock_guard<std::mutex> lock(heap().mutex);
   if (!heap().blocks.emplace(base, Allocation{bytes, hipMemoryTypeHost, flags, false}).second)
@@ -234,65 +253,77 @@ HFEMU_HIP_API hipError_t hipHostGetFlags(unsigned* flags, void* pointer) {
 // --- copies ---
 
 HFEMU_HIP_API hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind kind) {
-  return copy("hipMemcpy", to, from, bytes, kind);
+  return synchronously("hipMemcpy", [=] { return copy("hipMemcpy", to, from, bytes, kind); });
 }
 HFEMU_HIP_API hipError_t hipMemcpy_spt(void* to, const void* from, size_t bytes, hipMemcpyKind kind) {
-  return copy("hipMemcpy", to, from, bytes, kind);
+  return synchronously("hipMemcpy_spt", [=] { return copy("hipMemcpy", to, from, bytes, kind); });
 }
-HFEMU_HIP_API hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, hipMemcpyKind kind, hipStream_t) {
-  return copy("hipMemcpyAsync", to, from, bytes, kind);
+HFEMU_HIP_API hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, hipMemcpyKind kind,
+                                        hipStream_t stream) {
+  return on_stream("hipMemcpyAsync", stream, hipGraphNodeTypeMemcpy,
+                   [=] { return copy("hipMemcpyAsync", to, from, bytes, kind); });
 }
-HFEMU_HIP_API hipError_t hipMemcpyAsync_spt(void* to, const void* from, size_t bytes, hipMemcpyKind kind, hipStream_t) {
-  return copy("hipMemcpyAsync", to, from, bytes, kind);
+HFEMU_HIP_API hipError_t hipMemcpyAsync_spt(void* to, const void* from, size_t bytes, hipMemcpyKind kind,
+                                            hipStream_t stream) {
+  return on_stream("hipMemcpyAsync_spt", stream ? stream : kPerThread, hipGraphNodeTypeMemcpy,
+                   [=] { return copy("hipMemcpyAsync", to, from, bytes, kind); });
 }
 HFEMU_HIP_API hipError_t hipMemcpyWithStream(void* to, const void* from, size_t bytes, hipMemcpyKind kind,
-                                             hipStream_t) {
-  return copy("hipMemcpyWithStream", to, from, bytes, kind);
+                                             hipStream_t stream) {
+  return on_stream("hipMemcpyWithStream", stream, hipGraphNodeTypeMemcpy,
+                   [=] { return copy("hipMemcpyWithStream", to, from, bytes, kind); });
 }
 HFEMU_HIP_API hipError_t hipMemcpyHtoD(hipDeviceptr_t to, const void* from, size_t bytes) {
-  return copy("hipMemcpyHtoD", to, from, bytes);
+  return synchronously("hipMemcpyHtoD", [=] { return copy("hipMemcpyHtoD", to, from, bytes); });
 }
 HFEMU_HIP_API hipError_t hipMemcpyDtoH(void* to, hipDeviceptr_t from, size_t bytes) {
-  return copy("hipMemcpyDtoH", to, from, bytes);
+  return synchronously("hipMemcpyDtoH", [=] { return copy("hipMemcpyDtoH", to, from, bytes); });
 }
 HFEMU_HIP_API hipError_t hipMemcpyDtoD(hipDeviceptr_t to, hipDeviceptr_t from, size_t bytes) {
-  return copy("hipMemcpyDtoD", to, from, bytes);
+  return synchronously("hipMemcpyDtoD", [=] { return copy("hipMemcpyDtoD", to, from, bytes); });
 }
-HFEMU_HIP_API hipError_t hipMemcpyHtoDAsync(hipDeviceptr_t to, const void* from, size_t bytes, hipStream_t) {
-  return copy("hipMemcpyHtoDAsync", to, from, bytes);
+HFEMU_HIP_API hipError_t hipMemcpyHtoDAsync(hipDeviceptr_t to, const void* from, size_t bytes, hipStream_t stream) {
+  return on_stream("hipMemcpyHtoDAsync", stream, hipGraphNodeTypeMemcpy,
+                   [=] { return copy("hipMemcpyHtoDAsync", to, from, bytes); });
 }
-HFEMU_HIP_API hipError_t hipMemcpyDtoHAsync(void* to, hipDeviceptr_t from, size_t bytes, hipStream_t) {
-  return copy("hipMemcpyDtoHAsync", to, from, bytes);
+HFEMU_HIP_API hipError_t hipMemcpyDtoHAsync(void* to, hipDeviceptr_t from, size_t bytes, hipStream_t stream) {
+  return on_stream("hipMemcpyDtoHAsync", stream, hipGraphNodeTypeMemcpy,
+                   [=] { return copy("hipMemcpyDtoHAsync", to, from, bytes); });
 }
-HFEMU_HIP_API hipError_t hipMemcpyDtoDAsync(hipDeviceptr_t to, hipDeviceptr_t from, size_t bytes, hipStream_t) {
-  return copy("hipMemcpyDtoDAsync", to, from, bytes);
+HFEMU_HIP_API hipError_t hipMemcpyDtoDAsync(hipDeviceptr_t to, hipDeviceptr_t from, size_t bytes, hipStream_t stream) {
+  return on_stream("hipMemcpyDtoDAsync", stream, hipGraphNodeTypeMemcpy,
+                   [=] { return copy("hipMemcpyDtoDAsync", to, from, bytes); });
 }
 HFEMU_HIP_API hipError_t hipMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                                      size_t height, hipMemcpyKind kind) {
-  return copy_2d("hipMemcpy2D", to, to_pitch, from, from_pitch, width, height, kind);
+  return synchronously("hipMemcpy2D",
+                       [=] { return copy_2d("hipMemcpy2D", to, to_pitch, from, from_pitch, width, height, kind); });
 }
 HFEMU_HIP_API hipError_t hipMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
-                                          size_t height, hipMemcpyKind kind, hipStream_t) {
-  return copy_2d("hipMemcpy2DAsync", to, to_pitch, from, from_pitch, width, height, kind);
+                                          size_t height, hipMemcpyKind kind, hipStream_t stream) {
+  return on_stream("hipMemcpy2DAsync", stream, hipGraphNodeTypeMemcpy,
+                   [=] { return copy_2d("hipMemcpy2DAsync", to, to_pitch, from, from_pitch, width, height, kind); });
 }
 
 // --- device variables ---
 
 HFEMU_HIP_API hipError_t hipMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
                                            hipMemcpyKind kind) {
-  return to_symbol(symbol, from, bytes, offset, kind);
+  return synchronously("hipMemcpyToSymbol", [=] { return to_symbol(symbol, from, bytes, offset, kind); });
 }
 HFEMU_HIP_API hipError_t hipMemcpyToSymbolAsync(const void* symbol, const void* from, size_t bytes, size_t offset,
-                                                hipMemcpyKind kind, hipStream_t) {
-  return to_symbol(symbol, from, bytes, offset, kind);
+                                                hipMemcpyKind kind, hipStream_t stream) {
+  return on_stream("hipMemcpyToSymbolAsync", stream, hipGraphNodeTypeMemcpy,
+                   [=] { return to_symbol(symbol, from, bytes, offset, kind); });
 }
 HFEMU_HIP_API hipError_t hipMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset,
                                              hipMemcpyKind kind) {
-  return from_symbol(to, symbol, bytes, offset, kind);
+  return synchronously("hipMemcpyFromSymbol", [=] { return from_symbol(to, symbol, bytes, offset, kind); });
 }
 HFEMU_HIP_API hipError_t hipMemcpyFromSymbolAsync(void* to, const void* symbol, size_t bytes, size_t offset,
-                                                  hipMemcpyKind kind, hipStream_t) {
-  return from_symbol(to, symbol, bytes, offset, kind);
+                                                  hipMemcpyKind kind, hipStream_t stream) {
+  return on_stream("hipMemcpyFromSymbolAsync", stream, hipGraphNodeTypeMemcpy,
+                   [=] { return from_symbol(to, symbol, bytes, offset, kind); });
 }
 HFEMU_HIP_API hipError_t hipGetSymbolAddress(void** out, const void* symbol) {
   return out ? symbol_range("hipGetSymbolAddress", symbol, 0, 0, out) : record(hipErrorInvalidValue);
@@ -309,35 +340,40 @@ HFEMU_HIP_API hipError_t hipGetSymbolSize(size_t* bytes, const void* symbol) {
 // --- fills ---
 
 HFEMU_HIP_API hipError_t hipMemset(void* to, int value, size_t bytes) {
-  return fill("hipMemset", to, static_cast<uint8_t>(value), bytes);
+  return synchronously("hipMemset", [=] { return fill("hipMemset", to, static_cast<uint8_t>(value), bytes); });
 }
-HFEMU_HIP_API hipError_t hipMemsetAsync(void* to, int value, size_t bytes, hipStream_t) {
-  return fill("hipMemsetAsync", to, static_cast<uint8_t>(value), bytes);
+HFEMU_HIP_API hipError_t hipMemsetAsync(void* to, int value, size_t bytes, hipStream_t stream) {
+  return on_stream("hipMemsetAsync", stream, hipGraphNodeTypeMemset,
+                   [=] { return fill("hipMemsetAsync", to, static_cast<uint8_t>(value), bytes); });
 }
 HFEMU_HIP_API hipError_t hipMemsetD8(hipDeviceptr_t to, unsigned char value, size_t count) {
-  return fill("hipMemsetD8", to, value, count);
+  return synchronously("hipMemsetD8", [=] { return fill("hipMemsetD8", to, value, count); });
 }
-HFEMU_HIP_API hipError_t hipMemsetD8Async(hipDeviceptr_t to, unsigned char value, size_t count, hipStream_t) {
-  return fill("hipMemsetD8Async", to, value, count);
+HFEMU_HIP_API hipError_t hipMemsetD8Async(hipDeviceptr_t to, unsigned char value, size_t count, hipStream_t stream) {
+  return on_stream("hipMemsetD8Async", stream, hipGraphNodeTypeMemset,
+                   [=] { return fill("hipMemsetD8Async", to, value, count); });
 }
 HFEMU_HIP_API hipError_t hipMemsetD16(hipDeviceptr_t to, unsigned short value, size_t count) {
-  return fill("hipMemsetD16", to, value, count);
+  return synchronously("hipMemsetD16", [=] { return fill("hipMemsetD16", to, value, count); });
 }
-HFEMU_HIP_API hipError_t hipMemsetD16Async(hipDeviceptr_t to, unsigned short value, size_t count, hipStream_t) {
-  return fill("hipMemsetD16Async", to, value, count);
+HFEMU_HIP_API hipError_t hipMemsetD16Async(hipDeviceptr_t to, unsigned short value, size_t count, hipStream_t stream) {
+  return on_stream("hipMemsetD16Async", stream, hipGraphNodeTypeMemset,
+                   [=] { return fill("hipMemsetD16Async", to, value, count); });
 }
 HFEMU_HIP_API hipError_t hipMemsetD32(hipDeviceptr_t to, int value, size_t count) {
-  return fill("hipMemsetD32", to, value, count);
+  return synchronously("hipMemsetD32", [=] { return fill("hipMemsetD32", to, value, count); });
 }
-HFEMU_HIP_API hipError_t hipMemsetD32Async(hipDeviceptr_t to, int value, size_t count, hipStream_t) {
-  return fill("hipMemsetD32Async", to, value, count);
+HFEMU_HIP_API hipError_t hipMemsetD32Async(hipDeviceptr_t to, int value, size_t count, hipStream_t stream) {
+  return on_stream("hipMemsetD32Async", stream, hipGraphNodeTypeMemset,
+                   [=] { return fill("hipMemsetD32Async", to, value, count); });
 }
 HFEMU_HIP_API hipError_t hipMemset2D(void* to, size_t pitch, int value, size_t width, size_t height) {
-  return fill_2d("hipMemset2D", to, pitch, value, width, height);
+  return synchronously("hipMemset2D", [=] { return fill_2d("hipMemset2D", to, pitch, value, width, height); });
 }
 HFEMU_HIP_API hipError_t hipMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t height,
-                                          hipStream_t) {
-  return fill_2d("hipMemset2DAsync", to, pitch, value, width, height);
+                                          hipStream_t stream) {
+  return on_stream("hipMemset2DAsync", stream, hipGraphNodeTypeMemset,
+                   [=] { return fill_2d("hipMemset2DAsync", to, pitch, value, width, height); });
 }
 
 // --- queries ---

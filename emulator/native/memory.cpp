@@ -48,6 +48,12 @@ void pop_extents() {
   if (!pushed().empty()) pushed().pop_back();
 }
 
+std::vector<Extent> pushed_extents() {
+  std::vector<Extent> all;
+  for (const auto& level : pushed()) all.insert(all.end(), level.begin(), level.end());
+  return all;
+}
+
 AddressMap AddressMap::snapshot(const std::vector<Extent>& extra) {
   AddressMap map;
   std::vector<Extent>& all = map.extents_;

@@ -27,6 +27,7 @@ bool find_allocation(uint64_t address, Extent* out);
 // --- thread-local stack: the arguments of calls in progress; every level is visible to a launch -----------------------
 void push_extents(const Extent* extents, size_t count);  // one level, count may be 0
 void pop_extents();
+std::vector<Extent> pushed_extents();  // of all levels
 
 // A frozen view: disjoint runs for checking, finer pieces for naming.
 class AddressMap {

@@ -125,18 +125,8 @@ hipError_t refuse(const Kernel& kernel, hipError_t error, const std::string& why
 
 }  // namespace
 
-hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
-                  const void* explicit_bytes, size_t count, uint64_t dynamic_lds) {
-  thread_errors.reported = hipSuccess;
-  Options options;
-  TraceRequest trace;
-  PollRequest poll;
-  {
-    std::lock_guard<std::mutex> lock(settings().mutex);
-    options = settings().options;
-    trace = settings().trace;
-    poll = settings().poll;
-  }
+hipError_t check_launch(const CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
+                        uint64_t dynamic_lds) {
   const uint64_t threads = uint64_t{block[0]} * block[1] * block[2];
   if (!grid[0] || !grid[1] || !grid[2] || !threads)
     return refuse(kernel, hipErrorInvalidConfiguration,
@@ -150,6 +140,23 @@ hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[
     return refuse(kernel, hipErrorLaunchOutOfResources,
                   std::to_string(kernel.info.lds_bytes) + " static and " + std::to_string(dynamic_lds) +
                       " dynamic LDS bytes; " + arch_name(object.arch()) + " has " + std::to_string(limit));
+  return hipSuccess;
+}
+
+hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
+                  const void* explicit_bytes, size_t count, uint64_t dynamic_lds) {
+  thread_errors.reported = hipSuccess;
+  const hipError_t refused = check_launch(object, kernel, grid, block, dynamic_lds);
+  if (refused != hipSuccess) return refused;
+  Options options;
+  TraceRequest trace;
+  PollRequest poll;
+  {
+    std::lock_guard<std::mutex> lock(settings().mutex);
+    options = settings().options;
+    trace = settings().trace;
+    poll = settings().poll;
+  }
   const std::vector<uint8_t> kernarg = build_kernarg(kernel, explicit_bytes, count, grid, block,
                                                      static_cast<uint32_t>(dynamic_lds));
   LaunchRequest request;

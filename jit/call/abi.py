@@ -48,7 +48,13 @@ _TARGETS: dict[str, int] = {"host": 0, "emulator": 1, "hip": 2}
 # index by hf_error_kind; [0] is raised for a fault that the emulator reports
 ERROR_CLASSES: tuple[type[HipforgeError], ...] = (EmulatorFault, GuardError, ArchError, LaunchError, HipforgeError)
 
-_EMULATOR_FUNCTIONS = ("hfemu_push_extents", "hfemu_pop_extents", "hfemu_last_error", "hfemu_clear_error")
+_EMULATOR_FUNCTIONS = (
+    "hfemu_push_extents",
+    "hfemu_pop_extents",
+    "hfemu_last_error",
+    "hfemu_clear_error",
+    "hfemu_stream",
+)
 _HIP_FUNCTIONS = ("hipGetDevice", "hipSetDevice")
 
 
@@ -57,7 +63,7 @@ class Environment:
     """Where entries run: the kind of device and the addresses of its runtime's functions (0: not needed)."""
 
     target: Target
-    emulator: tuple[int, int, int, int] = (0, 0, 0, 0)
+    emulator: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
     hip: tuple[int, int] = (0, 0)
 
 
@@ -105,8 +111,8 @@ def process_environment() -> Environment:
     runtime = device.load_runtime()
     library = getattr(runtime, "library", runtime)
     if device.kind == "emulator":
-        push, pop, last, clear = (_address(library, name) for name in _EMULATOR_FUNCTIONS)
-        return Environment("emulator", emulator=(push, pop, last, clear))
+        push, pop, last, clear, stream = (_address(library, name) for name in _EMULATOR_FUNCTIONS)
+        return Environment("emulator", emulator=(push, pop, last, clear, stream))
     get, set_ = (_address(library, name) for name in _HIP_FUNCTIONS)
     return Environment("hip", hip=(get, set_))
 

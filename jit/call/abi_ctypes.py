@@ -158,7 +158,7 @@ class CtypesBinder:
             raise error(f"{signature.name}: {call.error.decode(errors='replace')}")
 
     def _run_on_emulator(self, entry: Any, call: _Call, signature: Signature, args: Any) -> tuple[int, bytes | None]:
-        push, pop, last_error, clear_error = self.functions[:4]
+        push, pop, last_error, clear_error, stream = self.functions[:5]
         extents = (_Extent * max(1, len(signature.parameters)))()
         count = 0
         for arg, parameter in zip(args, signature.parameters, strict=False):
@@ -168,6 +168,8 @@ class CtypesBinder:
                     parameter.name.encode(), tensor.data or 0, _extent_bytes(tensor), parameter.mutated, 0
                 )
                 count += 1
+        if stream is not None:
+            call.stream = stream()
         clear_error()
         push(extents, count)
         try:
@@ -177,7 +179,7 @@ class CtypesBinder:
         return kind, last_error() if kind in (0, _LAUNCH) else None
 
     def _run_on_hip(self, entry: Any, call: _Call, name: str, device: int) -> int:
-        get_device, set_device = self.functions[4:]
+        get_device, set_device = self.functions[5:]
         call.stream = self.read_stream(device)
         previous = ctypes.c_int(device)
         status = get_device(ctypes.byref(previous))
@@ -302,11 +304,11 @@ def declaring_extents(
 ) -> Callable[..., Any]:
     """Wrap a function of a pybind11 module for the emulator: its tensor arguments become extents during the call.
 
-    ``addresses``: push, pop, last_error and clear_error of the emulator. A fault in a kernel that the function
+    ``addresses``: push, pop, last_error, clear_error and stream of the emulator. A fault in a kernel that the function
     launched is raised as ``fault_error`` even if the function did not look for it; a tensor that is not what its data
     pointer says, as ``problem`` tells, is a ``guard_error`` before.
     """
-    push, pop, last_error, clear_error = _prototyped(addresses)
+    push, pop, last_error, clear_error, _ = _prototyped(addresses)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         values = signature.bind(args, kwargs)
@@ -360,13 +362,15 @@ _PROTOTYPES = (
     ctypes.CFUNCTYPE(None),
     ctypes.CFUNCTYPE(ctypes.c_char_p),
     ctypes.CFUNCTYPE(None),
+    ctypes.CFUNCTYPE(ctypes.c_void_p),
     ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
     ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int),
 )
 
 
 def _prototyped(addresses: Sequence[int]) -> tuple[Any, ...]:
-    return tuple(prototype(address) for prototype, address in zip(_PROTOTYPES, addresses, strict=False))
+    pairs = zip(_PROTOTYPES, addresses, strict=False)
+    return tuple(prototype(address) if address else None for prototype, address in pairs)
 
 
 def make_binder(

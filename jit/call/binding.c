@@ -115,6 +115,7 @@ typedef struct {
   void (*pop_extents)(void);
   const char* (*last_error)(void);
   void (*clear_error)(void);
+  void* (*emulator_stream)(void); /* null: none */
   int (*get_device)(int*);
   int (*set_device)(int);
 } Binder;
@@ -583,6 +584,7 @@ static int run_on_emulator(Entry* self, hf_call* call) {
     extent->reserved = 0;
   }
   PyThreadState* thread = PyEval_SaveThread();
+  if (env->emulator_stream) call->stream = env->emulator_stream();
   env->clear_error();
   env->push_extents(extents, count);
   const int kind = self->entry(call);
@@ -817,7 +819,8 @@ static PyObject* binder_dispatch(PyObject* binder, PyObject* args) {
 
 /* make_binder(target, tensor_type, parameter_type, errors, mode_depth, read_tensor, read_stream, table_capsule,
  *           addresses, checks): target 0 host, 1 emulator, 2 hip; errors: five exception classes, EmulatorFault first;
- * addresses: six ints: push, pop, last_error, clear_error of the emulator, hipGetDevice, hipSetDevice (0: none).
+ * addresses: seven ints: push, pop, last_error, clear_error and stream of the emulator, hipGetDevice, hipSetDevice
+ * (0: none).
  * checks: (problem, is_negative, storage, storage_bytes, storage_offset, grad_enabled, drop_gradient), as in Binder.
  * table_capsule: torch's DLPack exchange table, or None to read tensors through the two callables. */
 static PyObject* module_make_binder(PyObject* module, PyObject* args) {
@@ -825,10 +828,10 @@ static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   int target = 0;
   PyObject *tensor_type, *parameter_type, *errors, *mode_depth, *read_tensor, *read_stream, *capsule;
   PyObject *problem, *is_negative, *storage, *storage_bytes, *storage_offset, *grad_enabled, *drop_gradient;
-  unsigned long long a[6];
-  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKK)(OOOOOOO)", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
+  unsigned long long a[7];
+  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKKK)(OOOOOOO)", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
                         &mode_depth, &read_tensor, &read_stream, &capsule, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5],
-                        &problem, &is_negative, &storage, &storage_bytes, &storage_offset, &grad_enabled, &drop_gradient))
+                        &a[6], &problem, &is_negative, &storage, &storage_bytes, &storage_offset, &grad_enabled, &drop_gradient))
     return NULL;
   if (PyTuple_Size(errors) != 5 || target < ON_HOST || target > ON_HIP) {
     PyErr_SetString(PyExc_ValueError, "five exception classes and a target of 0, 1 or 2 are expected");
@@ -862,8 +865,9 @@ static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   env->pop_extents = (void (*)(void))(uintptr_t)a[1];
   env->last_error = (const char* (*)(void))(uintptr_t)a[2];
   env->clear_error = (void (*)(void))(uintptr_t)a[3];
-  env->get_device = (int (*)(int*))(uintptr_t)a[4];
-  env->set_device = (int (*)(int))(uintptr_t)a[5];
+  env->emulator_stream = (void* (*)(void))(uintptr_t)a[4];
+  env->get_device = (int (*)(int*))(uintptr_t)a[5];
+  env->set_device = (int (*)(int))(uintptr_t)a[6];
   return (PyObject*)env;
 }
 

@@ -51,10 +51,28 @@ def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..
         library.impl(free, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{free}", fake, lib=library)
         _registered.append(free)
-        return getattr(packet, free).default
+        overload = getattr(packet, free).default
+        _kernels[overload] = kernel
+        return overload
 
 
 _registered: list[str] = []
+_kernels: dict[Any, Callable[..., Any]] = {}
+
+
+def kernel_of(overload: Any) -> Callable[..., Any] | None:
+    """Return what runs an operator of :func:`define` on real tensors; None for any other operator."""
+    return _kernels.get(overload)
+
+
+def recording() -> bool:
+    """Whether the innermost dispatch mode is one that lets ops launch, to record what they do (the emulator's capture).
+
+    Only asked where a mode is active.
+    """
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    return getattr(_get_current_dispatch_mode(), "records_kernels", False)
 
 
 def registered() -> tuple[str, ...]:

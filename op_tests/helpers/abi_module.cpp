@@ -103,6 +103,7 @@ static void with_stream(hf::Tensor out, void* stream) {
 }
 HF_EXPORT(with_stream);
 extern "C" HF_API int64_t seen_stream() { return last_stream; }
+extern "C" HF_API void* emulator_stream() { return reinterpret_cast<void*>(0x77); }
 
 // Stand-ins for the emulator's and HIP's functions, recording what they are told.
 struct Extent { const char* name; uint64_t base, bytes; uint32_t writable, reserved; };

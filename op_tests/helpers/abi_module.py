@@ -48,7 +48,9 @@ def address(library, name):
 def environment(library, target):
     return abi.Environment(
         target,
-        emulator=tuple(address(library, name) for name in ("push", "pop", "last_error", "clear_error")),
+        emulator=tuple(
+            address(library, name) for name in ("push", "pop", "last_error", "clear_error", "emulator_stream")
+        ),
         hip=tuple(address(library, name) for name in ("get_device", "set_device")),
     )
 

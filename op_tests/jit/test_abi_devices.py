@@ -103,6 +103,12 @@ def test_a_gpu_tensor_with_its_negative_bit_set_is_refused(on_gpu, implementatio
         on_gpu(with_stream, implementation)(torch._neg_view(torch.ones(3)))
 
 
+def test_an_emulators_call_gets_the_emulators_current_stream(bound, library):
+    library.seen_stream.restype = ctypes.c_int64
+    bound(with_stream, target="emulator")(torch.zeros(2))
+    assert library.seen_stream() == 0x77
+
+
 @pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
 def test_a_gpu_call_gets_torchs_stream_on_the_tensors_own_device(on_gpu, library, implementation):
     library.seen_stream.restype = ctypes.c_int64

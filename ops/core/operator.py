@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from hipforge.errors import HipforgeError
+from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch
 from hipforge.ops.core.arguments import blame, require_readable
 from hipforge.ops.core.dispatch import Accepted, Decision
@@ -102,11 +103,12 @@ def operator(
         if fake is not None:
             written = Written(tuple(outs), tuple(mutates), tuple(returns), adds)
             traced = traced_call(name, signature, eager, fake, written, frozenset(rows))
-        tracing = "compiling() or modes()" if fake else "compiling()"
+        tracing = "compiling() or modes() and not recording()" if fake else "compiling()"
         decision = "" if fake else f"plan({', '.join(f'{each}={each}' for each in planned)}), "
         call = _eager_call(
             body, signature, plan, key, launches, decide, failed, traced, tracing=tracing, decision=decision
         )
+        call.writes = frozenset((*outs, *mutates, *(() if adds is None else (adds,))))  # type: ignore[attr-defined]
         return typing.cast(Callable[P, R], call)
 
     return decorate
@@ -115,7 +117,9 @@ def operator(
 # Generated with the op's own parameters, as dataclasses generate __init__: passing *args and **kwargs on would cost
 # every call half a microsecond. The names that `make` takes are the free variables of the call.
 _CALL = """
-def make(body, plan, key_of, part, launches, decide, failed, traced, compiling, modes, HipforgeError{defaults}):
+def make(
+    body, plan, key_of, part, launches, decide, failed, traced, compiling, modes, recording, HipforgeError{defaults}
+):
     def {name}({parameters}):
         if {tracing}:
             return traced({decision}{passed})
@@ -180,6 +184,7 @@ def _eager_call(
         traced,
         _is_dynamo_compiling,
         _dispatch_modes,
+        recording,
         HipforgeError,
     )
     call: Callable[..., Any] = functools.wraps(body)(made["make"](*free, **defaults))

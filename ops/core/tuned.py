@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 
-from hipforge import settings
+from hipforge import devices, settings
 from hipforge.archs import ARCHS
 from hipforge.errors import ConfigError
 
@@ -323,12 +323,14 @@ def load_table(table: TableSchema | str) -> TunedTable:
 
     Raises:
         ConfigError: a file is malformed, or an override names a file that does not exist.
+        HipforgeError: it is not read yet, and the current stream is being captured into a graph.
     """
     if isinstance(table, str):
         from hipforge import ops
 
         return load_table(ops.schema_of(table))
     if table.family not in _tables:
+        devices.refuse_in_capture(f"read the tuned table of {table.family}")
         shipped = shipped_path(table)
         rows = read_rows(table, shipped) if shipped.is_file() else []
         for path in settings.config_override(table.family):

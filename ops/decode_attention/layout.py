@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.core.checks import (
     Described,
@@ -26,6 +27,8 @@ from hipforge.ops.reference.attention import INT4_GROUPS
 MAX_MQ = 16
 
 Scale = torch.Tensor | float
+
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 # The kernels take the 16-bit ones; torch computes the others.
 _QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -76,13 +79,35 @@ def check_options(
 
 
 def scale_tensor(name: str, scale: Scale, kv_heads: int, device: torch.device) -> torch.Tensor:
-    """Return a scale as float32 [1] or [Hkv] on ``device``."""
+    """Return a scale as float32 [1] or [Hkv] on ``device``; one that was a number is not written to."""
     if not isinstance(scale, torch.Tensor):
-        return torch.full((1,), float(scale), dtype=torch.float32, device=device)
+        if _is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
+            return torch.full((1,), float(scale), dtype=torch.float32, device=device)
+        return _constant(float(scale), device)
     require_dtype(name, scale, (torch.float32,))
     if scale.numel() != 1:
         require_shape(name, scale, (kv_heads,), "one scale, or one per KV head")
     return scale.contiguous()
+
+
+_MAX_CONSTANTS = 256
+_constants: dict[tuple[float, torch.device], torch.Tensor] = {}
+
+
+def _constant(value: float, device: torch.device) -> torch.Tensor:
+    """Return a number as float32 [1] on a device, kept so that a call that gives one launches and captures no fill."""
+    found = _constants.get((value, device))
+    if found is None:
+        with torch.inference_mode(False):
+            found = torch.full((1,), value, dtype=torch.float32, device=device)
+        if devices.current().is_capturing():  # its memory is the graph's, and it is filled when that is replayed
+            return found
+        if device.type == "cuda":  # other streams may read it next
+            torch.cuda.current_stream(device).synchronize()
+        if len(_constants) >= _MAX_CONSTANTS:
+            _constants.clear()
+        _constants[value, device] = found
+    return found
 
 
 def _unpacked(

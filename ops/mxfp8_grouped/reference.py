@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.core.checks import require_device, require_dtype, require_shape
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
@@ -62,6 +63,7 @@ def check_indices(parts: Operands) -> None:
 
 def grouped_mm(parts: Operands) -> torch.Tensor:
     """Return the product in float32, an expert with slots at a time, so that memory holds one expert in float32."""
+    devices.refuse_in_capture("read on the host which experts have slots, as the torch path of a grouped GEMM does")
     experts, n, _ = parts.w.shape
     slots, block_m = parts.num_valid_tokens, parts.block_m
     padded = int(parts.num_tokens_post_padded[0])

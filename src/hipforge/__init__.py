@@ -42,7 +42,9 @@ def _lazy() -> dict[str, str]:
     jit_and_ops = {
         "compile_ops": "hipforge.jit",
         "explain": "hipforge.ops.core.dispatch",
+        "prepare": "hipforge.nn.prepare",
         "register_operators": "hipforge.ops",
+        "warmup": "hipforge.ops.core.warmup",
     }
     return {**jit_and_ops, **public_names()}
 
@@ -62,8 +64,10 @@ if TYPE_CHECKING:
     from hipforge import tuning as tuning
     from hipforge import weights as weights
     from hipforge.jit.compile_ops import compile_ops as compile_ops
+    from hipforge.nn.prepare import prepare as prepare
     from hipforge.ops import register_operators as register_operators
     from hipforge.ops.core.dispatch import explain as explain
+    from hipforge.ops.core.warmup import warmup as warmup
     from hipforge.ops.decode_attention import decode_attention_fp8 as decode_attention_fp8
     from hipforge.ops.decode_attention import decode_attention_splitk as decode_attention_splitk
     from hipforge.ops.fp8_linear import Float8Linear as Float8Linear

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hipforge import archs, settings
-from hipforge.errors import ConfigError
+from hipforge.errors import ConfigError, HipforgeError
 
 log = logging.getLogger("hipforge")
 
@@ -43,6 +43,16 @@ class Device:
             return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
         return archs.get(self.arch_of(device_index)).cu_count
 
+    def is_capturing(self) -> bool:
+        """Return whether the stream that ops use in this thread is being captured into a graph."""
+        if self.kind == "hip":
+            import torch
+
+            return bool(torch.cuda.is_current_stream_capturing())
+        # A runtime that is not loaded yet captures nothing.
+        loaded = self.kind == "emulator" and _load_runtime.cache_info().currsize > 0
+        return loaded and bool(self.load_runtime().library.hfemu_capturing())
+
     def load_runtime(self) -> Any:
         """Load the HIP runtime that modules bind to; returns the emulator's runtime object, or None on a GPU.
 
@@ -50,6 +60,22 @@ class Device:
         use on a machine happens here.
         """
         return _load_runtime(self.kind)
+
+
+def refuse_in_capture(what: str) -> None:
+    """Refuse what a graph cannot replay; asked where it would be done, on the first call, so that others pay nothing.
+
+    Args:
+        what: the rest of "this call would ...".
+
+    Raises:
+        HipforgeError: the stream that ops use in this thread is being captured.
+    """
+    if current().is_capturing():
+        raise HipforgeError(
+            f"the current stream is capturing a graph, and this call would {what}, which no graph can replay; before "
+            "the capture, call hipforge.warmup(op, ...) with arguments of these shapes, or hipforge.prepare(model)"
+        )
 
 
 @functools.cache

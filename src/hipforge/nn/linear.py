@@ -119,6 +119,10 @@ class MXFP8Linear(Quantized):
         y = mxfp8_linear(q, scale, self.weight, self.weight_scale, self.bias, out)
         return y.view(*x.shape[:-1], self.out_features).to(x.dtype)
 
+    def input_like(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return zeros that :meth:`forward` takes, [rows, K] on the layer's device."""
+        return torch.zeros(rows, self.in_features, dtype=dtype, device=self.weight.device)
+
     def extra_repr(self) -> str:
         """Return what ``print`` shows between the parentheses."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -192,6 +192,10 @@ class MXFP8MoE(Quantized):
         )  # fmt: skip
         return out.view(x.shape)
 
+    def input_like(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return zeros that :meth:`forward` takes, [rows, H] on the layer's device."""
+        return torch.zeros(rows, self.w2.shape[1], dtype=dtype, device=self.w2.device)
+
     def extra_repr(self) -> str:
         """Return what ``print`` shows between the parentheses."""
         experts, width, inner = self.w2.shape

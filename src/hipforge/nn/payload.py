@@ -66,6 +66,10 @@ class Quantized(torch.nn.Module):
     ``model.half()`` and ``model.to(torch.bfloat16)`` convert every floating-point buffer, which fp8 counts as.
     """
 
+    def input_like(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return zeros that :meth:`forward` takes, [rows, width] on the module's device."""
+        raise NotImplementedError
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Quantized:
         def kept(tensor: torch.Tensor) -> torch.Tensor:
             return fn(tensor.view(torch.uint8)).view(tensor.dtype) if tensor.dtype in FP8 else fn(tensor)

@@ -1,0 +1,142 @@
+// HIP entry points for graphs that captures recorded: instantiate, launch, look at, destroy.
+#include <algorithm>
+
+#include "api.h"
+#include "hip_handles.h"
+#include "hip_streams.h"
+
+using namespace hfemu;
+
+// Nodes are immutable once recorded, so an executable graph shares those of the graph that it was made of.
+struct hipGraphExec {
+  std::vector<std::shared_ptr<hipGraphNode>> nodes;
+  unsigned long long flags = 0;
+};
+
+namespace {
+
+LiveSet<ihipGraph>& graphs() {
+  static auto* const instance = new LiveSet<ihipGraph>;
+  return *instance;
+}
+
+LiveSet<hipGraphExec>& executables() {
+  static auto* const instance = new LiveSet<hipGraphExec>;
+  return *instance;
+}
+
+hipError_t check_graph(hipGraph_t graph) {
+  return graphs().holds(graph)
+             ? hipSuccess
+             : record(hipErrorInvalidValue, "the graph was not made by hipStreamEndCapture, or is destroyed");
+}
+
+hipError_t check_executable(hipGraphExec_t graph) {
+  return executables().holds(graph)
+             ? hipSuccess
+             : record(hipErrorInvalidValue, "the executable graph was not instantiated, or is destroyed");
+}
+
+// Every node comes after what it depends on in the list.
+hipError_t replay(const std::vector<std::shared_ptr<hipGraphNode>>& nodes) {
+  for (const auto& node : nodes) {
+    const hipError_t error = node->run ? node->run() : hipSuccess;
+    if (error != hipSuccess) return error;
+  }
+  return hipSuccess;
+}
+
+// Copies up to *count of `found`; with no place for them, says how many there are.
+hipError_t hand_out(const std::vector<hipGraphNode*>& found, hipGraphNode_t* out, size_t* count) {
+  if (!count) return record(hipErrorInvalidValue, "a null pointer for the number of nodes");
+  if (!out) {
+    *count = found.size();
+    return hipSuccess;
+  }
+  for (size_t i = 0; i < *count; ++i) out[i] = i < found.size() ? found[i] : nullptr;
+  *count = std::min(*count, found.size());
+  return hipSuccess;
+}
+
+}  // namespace
+
+namespace hfemu {
+hipGraph_t add_graph(std::unique_ptr<ihipGraph> graph) { return graphs().add(graph.release()); }
+}  // namespace hfemu
+
+HFEMU_HIP_API hipError_t hipGraphDestroy(hipGraph_t graph) {
+  return graphs().destroy(graph) ? hipSuccess : check_graph(graph);
+}
+
+HFEMU_HIP_API hipError_t hipGraphInstantiateWithFlags(hipGraphExec_t* out, hipGraph_t graph, unsigned long long flags) {
+  if (!out) return record(hipErrorInvalidValue, "hipGraphInstantiate: a null result pointer");
+  const hipError_t error = check_graph(graph);
+  if (error != hipSuccess) return error;
+  *out = executables().add(new hipGraphExec{graph->nodes, flags});
+  return hipSuccess;
+}
+
+HFEMU_HIP_API hipError_t hipGraphInstantiate(hipGraphExec_t* out, hipGraph_t graph, hipGraphNode_t* failed, char* log,
+                                             size_t bytes) {
+  if (failed) *failed = nullptr;
+  if (log && bytes) *log = 0;
+  return hipGraphInstantiateWithFlags(out, graph, 0);
+}
+
+HFEMU_HIP_API hipError_t hipGraphExecGetFlags(hipGraphExec_t graph, unsigned long long* flags) {
+  const hipError_t error = check_executable(graph);
+  if (error == hipSuccess && flags) *flags = graph->flags;
+  return error;
+}
+
+HFEMU_HIP_API hipError_t hipGraphExecDestroy(hipGraphExec_t graph) {
+  return executables().destroy(graph) ? hipSuccess : check_executable(graph);
+}
+
+HFEMU_HIP_API hipError_t hipGraphUpload(hipGraphExec_t graph, hipStream_t stream) {
+  const hipError_t error = check_executable(graph);
+  return error == hipSuccess ? check_stream(stream) : error;
+}
+
+HFEMU_HIP_API hipError_t hipGraphLaunch(hipGraphExec_t graph, hipStream_t stream) {
+  const hipError_t error = check_executable(graph);
+  if (error != hipSuccess) return error;
+  return on_stream("hipGraphLaunch", stream, hipGraphNodeTypeGraph, [nodes = graph->nodes] { return replay(nodes); });
+}
+
+HFEMU_HIP_API hipError_t hipGraphGetNodes(hipGraph_t graph, hipGraphNode_t* nodes, size_t* count) {
+  const hipError_t error = check_graph(graph);
+  if (error != hipSuccess) return error;
+  std::vector<hipGraphNode*> found;
+  for (const auto& node : graph->nodes) found.push_back(node.get());
+  return hand_out(found, nodes, count);
+}
+
+HFEMU_HIP_API hipError_t hipGraphNodeGetDependencies(hipGraphNode_t node, hipGraphNode_t* before, size_t* count) {
+  return node ? hand_out(node->after, before, count) : record(hipErrorInvalidValue, "a null node");
+}
+
+HFEMU_HIP_API hipError_t hipGraphNodeGetType(hipGraphNode_t node, hipGraphNodeType* type) {
+  if (!node || !type) return record(hipErrorInvalidValue, "a null node or result pointer");
+  *type = node->type;
+  return hipSuccess;
+}
+
+const char* hfemu_graph_nodes(void* graph) {
+  thread_local std::string text;
+  text.clear();
+  if (check_graph(static_cast<hipGraph_t>(graph)) != hipSuccess) return nullptr;
+  for (const auto& node : static_cast<hipGraph_t>(graph)->nodes) text += node->name + "\n";
+  return text.c_str();
+}
+
+int32_t hfemu_graph_launch(void* graph, void* stream) {
+  clear_errors();
+  const hipError_t error = hipGraphLaunch(static_cast<hipGraphExec_t>(graph), static_cast<hipStream_t>(stream));
+  stash_exception();
+  return error;
+}
+
+void hfemu_set_stream(void* stream) { set_current_stream(static_cast<hipStream_t>(stream)); }
+void* hfemu_stream(void) { return current_stream(); }
+int32_t hfemu_capturing(void) { return is_capturing(current_stream()); }
