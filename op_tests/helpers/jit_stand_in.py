@@ -2,8 +2,9 @@
 
 ``hipcc`` here is a shell script that speaks like ROCm's: it knows ``--version``, plans (``-###``), compiles the device
 pass by copying canned device code, the host pass with gcc, assembles, and links. As the real one does, it takes an
-assembly file in a call without ``-c`` for a HIP source and compiles it twice. The sources of these tests are therefore
-plain C++ without HIP; that the real clang obeys the same commands is shown apart, in test_jit_toolchain.py.
+assembly file in a call without ``-c`` for a HIP source and compiles it twice, and C++ without ``-x`` for HIP. The
+sources of these tests are therefore plain C++ without HIP; that the real clang obeys the same commands is shown apart,
+in test_jit_toolchain.py.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ case "$line" in
   *"|-###|"*) exit 0;;
 esac
 {before}
-depfile= output= kind=compile plain= assembly=
+depfile= output= kind=compile plain= assembly= named=
 while [ $# -gt 0 ]; do
   case "$1" in
     -Xclang) shift; if [ "$1" = -dependency-file ]; then depfile="$3"; shift; shift; fi
              if [ "$1" = -MT ]; then shift 2; fi; if [ "$1" = -MG ]; then plain="$plain -MG"; fi;;
-    -x) shift;;
+    -x) named="$2"; shift;;
     -o) output="$2"; shift;;
     --cuda-device-only) kind=device;;
     -shared) kind=link; plain="$plain $1";;
@@ -59,6 +60,7 @@ while [ $# -gt 0 ]; do
     --*|-cuid=*|-fuse-ld=*|-no-hip-rt|-Wno-unused-command-line-argument|-c) ;;
     *.cu) plain="$plain -x c++ $1";;
     *.s) assembly="$1";;
+    *.cpp) [ "$named" ] || plain="$plain -D__HIP__"; plain="$plain $1";;
     *) plain="$plain $1";;
   esac
   shift

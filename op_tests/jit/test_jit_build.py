@@ -113,7 +113,7 @@ def test_flags_reach_the_compiler_in_the_order_of_the_entry(stand_in: StandIn) -
 
 def test_sources_of_several_kinds_make_one_library(stand_in: StandIn) -> None:
     stand_in.write("other.cu", "int other() { return 20; }\n")
-    stand_in.write("host.cpp", "#ifndef FOR_HOST\n#error\n#endif\nint host() { return 100; }\n")
+    stand_in.write("host.cpp", "#if !FOR_HOST || defined(__HIP__)\n#error\n#endif\nint host() { return 100; }\n")
     stand_in.write("sample.cu", 'int other();\nint host();\nextern "C" int value() { return 3 + other() + host(); }\n')
     stand_in.module(srcs=["sample.cu", "other.cu", "host.cpp"], flags_extra_cc=["-DFOR_HOST"])
     built = stand_in.build().entry

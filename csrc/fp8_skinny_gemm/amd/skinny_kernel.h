@@ -68,6 +68,12 @@ struct Shape {
   // Four waves share 512 registers a lane, so the largest work-group depends on what the sums take.
   static constexpr int kSums = kALanes * kBLanes * (kOpM == 32 ? 16 : 4);
   static constexpr int kMaxWaves = kSums <= 64 ? kMostWaves : kSums <= 192 ? 8 : 4;
+  // Before clang 22, the LDS loads of many products on gfx942 move past the instructions of earlier steps until they spill.
+#if __clang_major__ < 22 && !defined(__gfx950__)
+  static constexpr bool kStepByStep = kALanes * kBLanes >= 12;
+#else
+  static constexpr bool kStepByStep = false;
+#endif
 
   static_assert(kSteps % 2 == 0, "the deeper instructions take two fragments");
   static_assert(kStepK * (kSteps - 1) < 4096, "offsets of loads are immediate");
@@ -234,6 +240,7 @@ __device__ inline void consume(const Problem& p, Queue<S> queue, _Float16* out, 
 #pragma unroll
           for (int ia = 0; ia < kA; ++ia) sums[ia][ib] = M::add(a[ia], b, sums[ia][ib], lane);
         }
+        if constexpr (S::kStepByStep) __builtin_amdgcn_sched_barrier(0);
       }
       place.advance(p.consumers, p.qsize);
     }

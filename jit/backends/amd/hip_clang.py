@@ -115,7 +115,9 @@ class HipClang:
         """Return the commands that compile one source."""
         host_object = f"{unit.name}.o"
         if not unit.is_hip:
-            step = self._step(f"{unit.name}.host", ("-O2", *unit.flags), unit.source, host_object)
+            # Named, because hipcc takes a C++ source for HIP and compiles it for a GPU of its own choice too.
+            language = "c" if unit.source.endswith(".c") else "c++"
+            step = self._step(f"{unit.name}.host", ("-x", language, "-O2", *unit.flags), unit.source, host_object)
             return Compiled((step,), (host_object,), {})
         cuid = f"{module}_{unit.number}"
         device = f"{unit.name}.hipfb"
