@@ -71,7 +71,7 @@ def scaled_mm(
         b: [K, N] float8, column-major: strides ``(1, pitch)``; for a row-major ``w[N, K]`` pass ``w.t()``.
         scale_a: fp32, one element: the factor that turns a's codes into values (the inverse of the quantising scale).
         scale_b: fp32, one element: the same for b.
-        out_dtype: dtype of the result.
+        out_dtype: dtype of the result, floating point.
         use_fast_accum: allow the lower-precision accumulation some devices offer.
 
     Returns:
@@ -90,6 +90,8 @@ def scaled_mm(
         64.0
     """
     require_torch_dtype("out_dtype", out_dtype)
+    if not out_dtype.is_floating_point:
+        raise GuardError(f"out_dtype must be a floating-point dtype; got {out_dtype}")
     _check_operands(a, b, scale_a, scale_b)
     require_readable(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
     k, n = b.shape
@@ -242,11 +244,13 @@ class Float8Linear(nn.Linear):
         """Apply the layer to ``input[..., in_features]``; returns ``[..., out_features]`` in the compute dtype.
 
         Raises:
-            GuardError: the last dimension is not ``in_features``.
+            GuardError: the last dimension is not ``in_features``, or the input is not floating point.
         """
         require_tensor(input=input)
         require_readable(input=input)
         require_device("input", input, self.weight.device)
+        if not input.is_floating_point():
+            raise GuardError(f"input must be floating point; got {input.dtype}")
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise GuardError(
                 f"input must have last dimension in_features={self.in_features}; got shape {tuple(input.shape)}"

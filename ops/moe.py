@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.arguments import naming_arguments, require_readable
+from hipforge.ops.core.arguments import naming_arguments
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank, require_shape, require_tensor
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
@@ -161,6 +161,8 @@ def fused_moe_mxfp8(
     for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
         has_fnuz(**{name: weight})  # refuses fp8 that the device does not read
         require_dtype(f"{name}_scale", scale, SCALES)
+        require_device(name, weight, hidden.device)
+        require_device(f"{name}_scale", scale, hidden.device)
         blocks = (*weight.shape[:2], weight.shape[2] // BLOCK)
         require_shape(f"{name}_scale", scale, blocks, f"one byte per {BLOCK} elements")
     require_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
@@ -169,17 +171,9 @@ def fused_moe_mxfp8(
         dtype = hidden.dtype if hidden_scale is None else torch.bfloat16
         out = torch.empty((tokens, width), dtype=dtype, device=hidden.device)
     top_k = topk_ids.shape[1]
+    if top_k < 1:
+        raise GuardError(f"topk_ids must have at least one choice per token; got shape {tuple(topk_ids.shape)}")
     slots = tokens * top_k
-    if slots == 0:  # nothing reads the weights
-        given = {"hidden": hidden, "w1": w1, "w1_scale": w1_scale, "w2": w2, "w2_scale": w2_scale}
-        more = {"topk_weights": topk_weights, "w1_bias": w1_bias, "w2_bias": w2_bias}
-        more |= {"expert_map": expert_map, "hidden_scale": hidden_scale}
-        require_readable(**given, **more)
-        for name, each in {**given, **more}.items():
-            if each is not None:
-                require_device(name, each, hidden.device)
-        return out.zero_()
-
     if expert_map is not None:
         require_rank("expert_map", expert_map, 1, "[experts of all ranks]")
     everywhere = experts if expert_map is None else expert_map.numel()

@@ -20,6 +20,7 @@ from hipforge.ops.core.checks import (
     require_rank,
     require_shape,
     require_tensor,
+    require_unexpanded,
 )
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -212,13 +213,17 @@ def rope_and_cache(
             v_scale=scales[1], k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift, fp8_dtype=fp8,
         )  # fmt: skip
         return result
+    require_unexpanded(
+        q_out=result, k_cache=k_cache, v_cache=v_cache, k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift
+    )
     turned = reference.rope_and_cache(
         q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping, interleaved=style == "interleaved",
         q_weight=q_weight, k_weight=k_weight, weight_offset=weight_offset, epsilon=epsilon, k_scale=scales[0],
         v_scale=scales[1], k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift, num_groups=num_groups,
         fp8_dtype=fp8,
     )  # fmt: skip
-    return result.copy_(turned)
+    result.copy_(turned)
+    return result
 
 
 def _scale_parts(scale: Scale | None) -> tuple[torch.Tensor | None, float]:

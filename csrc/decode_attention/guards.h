@@ -11,7 +11,7 @@ namespace hf::decode_attention {
 
 constexpr int64_t kMaxGrid = 65535;  // of the grid's second and third axes
 // A tile of 16 keys is one raw buffer, of at most 2^31 - 1 bytes.
-constexpr int64_t max_slot_stride(int d) { return ((int64_t{1} << 31) - 1) / kTileN - d; }
+constexpr int64_t max_slot_stride(int64_t row) { return ((int64_t{1} << 31) - 1) / kTileN - row; }
 
 struct Operands {
   Tensor out, lse;
@@ -40,6 +40,25 @@ inline void check_query(const Tensor& q, hf_dtype input, int d) {
            "] for this variant; got ", q);
   HF_CHECK(q.is_contiguous() && aligned_to(q.data(), 16), "q must be contiguous and start at a multiple of 16 bytes");
   HF_CHECK(q.size(1) >= 1 && q.size(1) <= kMaxMq, "Mq must be 1 to ", kMaxMq, " query tokens per sequence; got ", q.size(1));
+}
+
+/// Checks the strides of a cache [pages, page_size, Hkv, ...] of `element` bytes, each but that of a single page, key or head a
+/// multiple of `unit` elements, and fills those of `cache`; a key has `row` bytes. The kernels cut a tile's buffer to its keys
+/// times the bytes between two of them, which takes rows for absent where they overlap, as those of an expanded cache do.
+inline void fill_strides(Cache& cache, const Tensor& data, const char* name, int64_t element, int64_t unit, int64_t row) {
+  HF_CHECK(data.stride(3) == 1, name, " must have its last dimension contiguous; got stride ", data.stride(3));
+  for (int axis = 0; axis < 3; ++axis)
+    HF_CHECK(data.size(axis) == 1 || (data.stride(axis) >= 0 && data.stride(axis) % unit == 0), name,
+             " must have strides that are multiples of ", unit * element, " bytes; got ", data.stride(axis) * element,
+             " along axis ", axis);
+  const int64_t slot = data.size(1) == 1 ? row : data.stride(1) * element;
+  HF_CHECK(slot >= row, name, " has keys of ", row, " bytes that overlap, ", slot,
+           " bytes apart (an expanded cache has 0); pass contiguous() of it");
+  HF_CHECK(slot <= max_slot_stride(row), name, " has keys ", slot, " bytes apart; at most ", max_slot_stride(row),
+           " are addressed");
+  cache.page_stride = element * data.stride(0);
+  cache.slot_stride = static_cast<uint32_t>(slot);
+  cache.head_stride = element * data.stride(2);
 }
 
 /// Checks the scale of a cache's elements, one or one per KV head, and puts it into `cache`.

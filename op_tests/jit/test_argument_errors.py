@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from hipforge.errors import ConfigError, GuardError
 from hipforge.ops import reference
 from hipforge.ops.core import dispatch
 from hipforge.ops.core.arguments import naming_arguments
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.mxfp4_gemm import run_mxfp4
 from hipforge.ops.smallm_gemm_mxfp8 import smallm_mxfp8_gemv, smallm_mxfp8_mfma
 
@@ -249,8 +251,93 @@ def test_an_integer_past_64_bits_is_refused_by_torch_paths_too() -> None:
 def test_a_layer_without_tokens_is_checked_like_any_other() -> None:
     empty = {"hidden": _normal(0, 64), "topk_weights": torch.ones(0, TOP_K), "topk_ids": torch.zeros(0, TOP_K).long()}
     assert _call("fused_moe_mxfp8", **empty).shape == (0, 64)
-    with pytest.raises(GuardError, match="w1_scale must have dtype"):
-        _call("fused_moe_mxfp8", **{**empty, "w1_scale": torch.zeros(E, 64, 2)})
+    whole = {**_moe(), **empty, "w1_bias": torch.zeros(E, 64), "w2_bias": torch.zeros(E, 64), "out": _normal(0, 64)}
+    for name, value in whole.items():
+        if isinstance(value, torch.Tensor):
+            sparse = torch.empty(value.shape, dtype=value.dtype, layout=torch.sparse_coo)
+            for wrong in (value.to(torch.complex64), value.to("meta"), sparse):
+                with pytest.raises(GuardError):
+                    hipforge.fused_moe_mxfp8(**{**whole, name: wrong})
+    for wrong in ({"alpha": 1j}, {"beta": 1j}, {"limit": 1j}, {"interleaved": "8"}, {"block_m": 0}):
+        with pytest.raises(GuardError, match=next(iter(wrong))):
+            hipforge.fused_moe_mxfp8(**{**whole, **wrong})
+
+
+def test_a_layer_whose_tokens_choose_no_expert_is_refused() -> None:
+    none = {"topk_weights": torch.ones(T, 0), "topk_ids": torch.zeros(T, 0).long()}
+    with pytest.raises(GuardError, match=r"topk_ids must have at least one choice per token; got shape \(3, 0\)"):
+        _call("fused_moe_mxfp8", **none)
+
+
+def _attention(d: int) -> dict[str, Any]:
+    cache = torch.ones(1, 20, 1, d).to(fp8_dtypes("cpu")[0])
+    lengths = torch.tensor([20], dtype=torch.int32)
+    return {"q": _normal(1, 1, 2, d), "k_cache": cache, "v_cache": cache, "block_tables": None, "seqlens": lengths}
+
+
+@pytest.mark.parametrize("d", [64, 32], ids=["kernel", "torch"])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"scale": 1j}, "scale"), ({"causal": object()}, "causal"), ({"causal": 1}, "causal"), ({"k_scale": 1j}, "k_scale"),
+        ({"scale": "1"}, "scale"), ({"softcap": 1j}, "softcap"),
+    ],
+)  # fmt: skip
+def test_torch_takes_no_number_or_flag_that_the_kernel_refuses(d: int, wrong: dict[str, Any], said: str) -> None:
+    hipforge.decode_attention_fp8(**_attention(d))
+    with pytest.raises(GuardError, match=said):
+        hipforge.decode_attention_fp8(**{**_attention(d), **wrong})
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bool, torch.int32])
+def test_a_float8_layer_and_its_product_are_floating_point(dtype: torch.dtype) -> None:
+    for rows in (0, 16):
+        with pytest.raises(GuardError, match="input must be floating point; got"):
+            hipforge.Float8Linear(16, 16)(torch.ones(rows, 16).to(dtype))
+        a = torch.ones(rows, 32).to(torch.float8_e4m3fn)
+        with pytest.raises(GuardError, match="out_dtype must be a floating-point dtype; got"):
+            hipforge.scaled_mm(a, torch.ones(16, 32).to(a.dtype).t(), torch.ones(1), torch.ones(1), out_dtype=dtype)
+
+
+def _huge(rows: int) -> dict[str, Callable[[], Any]]:
+    x, one = torch.zeros(1, 256, dtype=BF16).expand(rows, 256), torch.ones(1)
+    return {
+        "router_gemm": lambda: hipforge.router_gemm(x, torch.ones(4, 256, dtype=BF16)),
+        "swiglu_fp8": lambda: hipforge.swiglu_fp8(x, one),
+        "mxfp8_quantize": lambda: hipforge.mxfp8_quantize(x),
+        "rms_norm": lambda: hipforge.rms_norm(x, torch.ones(256, dtype=BF16), 1e-5),
+        "fused_moe_mxfp8": lambda: _call(
+            "fused_moe_mxfp8", hidden=x[:, :64], topk_ids=torch.zeros(1, 1).long().expand(rows, 1),
+            topk_weights=torch.ones(1, 1).expand(rows, 1),
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("op", _huge(1))
+def test_want_of_memory_names_the_op_the_bytes_and_what_to_do(op: str) -> None:
+    rows = 2**44  # every result is past the 2^47 bytes that a process can address
+    with pytest.raises(hipforge.OutOfMemoryError) as raised:
+        _huge(rows)[op]()
+    said = str(raised.value)
+    assert re.match(rf"{op} needs more memory than there is: \d+ bytes \([\d.]+ GiB\)\. Free memory", said), said
+    assert "fewer rows at a time" in said and str(rows) in said
+    assert isinstance(raised.value, torch.OutOfMemoryError)  # who catches torch's own need not change
+
+
+def test_a_result_whose_size_no_number_holds_reads_alike() -> None:
+    x = torch.zeros(1, 256, dtype=BF16).expand(2**54, 256)
+    with pytest.raises(hipforge.OutOfMemoryError, match=r"^rms_norm needs .*: a tensor of 2\^63 bytes or more"):
+        hipforge.rms_norm(x, torch.ones(256, dtype=BF16), 1e-5)
+
+
+def test_a_gpus_want_of_memory_reads_alike() -> None:
+    def full(x: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError(
+            "HIP out of memory. Tried to allocate 64.00 GiB. GPU 0 has a total capacity of ..."
+        )
+
+    with pytest.raises(hipforge.OutOfMemoryError, match=r"full needs more memory than there is: 64.00 GiB\. Free"):
+        naming_arguments(full)(torch.zeros(1))
 
 
 @pytest.mark.parametrize("op", ["mxfp8_linear", "mxfp4_linear"])

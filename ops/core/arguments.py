@@ -1,4 +1,4 @@
-"""Which argument made an op fail? Asked after the failure, so that a good call pays nothing for it.
+"""What made an op fail: an argument, or too little memory? Asked after the failure: a good call pays nothing for it.
 
 Planners and kernels check what they rely on. What slips past them (a nested tensor, a list for a number) fails
 somewhere in torch or Python with an error that names no argument; here the arguments are held against the op's
@@ -10,14 +10,17 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from numbers import Complex, Real
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from hipforge.errors import GuardError, HipforgeError
+from hipforge.errors import GuardError, HipforgeError, OutOfMemoryError
 from hipforge.jit.call import tensors
 
 P = ParamSpec("P")
@@ -27,23 +30,30 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _SHOWN = 120  # characters of a value in a message
 
 
+class TorchOutOfMemoryError(OutOfMemoryError, torch.OutOfMemoryError):
+    """What ops raise for want of memory: hipforge's error and torch's, of which torch raises only that of GPUs."""
+
+
 def blame(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise for the first argument that is not what its annotation says; return if there is none.
+    """Raise for what made an op fail, while its error is handled; return if neither memory nor an argument did.
 
     Raises:
-        GuardError: it names the argument, the value and what is accepted.
+        OutOfMemoryError: memory was asked for that there is not.
+        GuardError: the first argument that is not what its annotation says: its name, its value, what is accepted.
     """
+    error = sys.exc_info()[1]
+    wanted = None if error is None else _memory_wanted(error)
+    if wanted is not None:
+        raise TorchOutOfMemoryError(
+            f"{name} needs more memory than there is: {wanted}. Free memory, or call it on fewer rows at a time; "
+            f"it was given {_sizes(signature, args, kwargs)}"
+        ) from error
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:  # too many, missing or unknown arguments: Python's own words are right
         return
-    found: dict[str, torch.Tensor] = {}
-    for parameter, value in given.items():
-        wrong = _problem(signature.parameters[parameter].annotation, value)
-        if wrong is not None:
-            raise GuardError(f"{name}: {parameter} {wrong}")
-        if isinstance(value, torch.Tensor):
-            found[parameter] = value
+    require_annotated(name, signature, given)
+    found = {parameter: value for parameter, value in given.items() if isinstance(value, torch.Tensor)}
     for parameter, value in found.items():
         first = next(iter(found))
         if value.device != found[first].device:
@@ -51,6 +61,46 @@ def blame(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs
                 f"{name}: {parameter} is on {value.device}, but {first} is on {found[first].device}; pass tensors of "
                 "one device"
             )
+
+
+def require_annotated(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+    """Refuse arguments that are not what their annotations say, as the binding of a kernel does.
+
+    Raises:
+        GuardError: it names the argument, the value and what is accepted.
+    """
+    for parameter, value in given.items():
+        wrong = _problem(signature.parameters[parameter].annotation, value)
+        if wrong is not None:
+            raise GuardError(f"{name}: {parameter} {wrong}")
+
+
+_TORCH_WANTS = re.compile(r"tried to allocate ([0-9.]+) ?(bytes|[KMGT]?iB)", re.IGNORECASE)
+_OVERFLOWS = ("Storage size calculation overflowed", "integer multiplication overflow")
+
+
+def _memory_wanted(error: BaseException) -> str | None:
+    """Return words for the memory whose want an error tells of, or None for an error of another kind."""
+    text = str(error)
+    if isinstance(error, RuntimeError):
+        found = _TORCH_WANTS.search(text)
+        if found is not None:
+            amount, unit = found.groups()
+            return f"{amount} {unit}" + (f" ({int(amount) / 2**30:.1f} GiB)" if unit == "bytes" else "")
+        if any(words in text for words in _OVERFLOWS):
+            return f"a tensor of 2^63 bytes or more was asked for ({text.splitlines()[0][:_SHOWN]})"
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return text[:_SHOWN] or "an allocation of Python's failed"
+    return None
+
+
+def _sizes(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    given = signature.bind(*args, **kwargs).arguments
+    return ", ".join(
+        f"{name} {value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{name} {value}"
+        for name, value in given.items()
+        if isinstance(value, torch.Tensor) or (_is_int(value) and not isinstance(value, bool))
+    )
 
 
 def require_readable(**named: object) -> None:
@@ -148,7 +198,7 @@ def _is_float(value: Any) -> bool:
         float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return False
-    return not isinstance(value, (str, bytes))
+    return not isinstance(value, (str, bytes)) and (isinstance(value, Real) or not isinstance(value, Complex))
 
 
 _SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {

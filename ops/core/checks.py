@@ -97,7 +97,7 @@ def require_shape(name: str, x: Described, shape: Sequence[int], why: str) -> No
         raise GuardError(f"{name} must have shape {tuple(shape)} ({why}); got {tuple(x.shape)}")
 
 
-def require_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+def require_device(name: str, x: Described, device: torch.device) -> None:
     """Refuse a tensor that is not on ``device``."""
     if x.device != device:
         raise GuardError(f"{name} must be on {device}, where the other tensors are; got {x.device}")
@@ -126,6 +126,15 @@ def require_writable(name: str, out: torch.Tensor) -> None:
             f"{name} is written and requires grad, which autograd would not see; pass it detached, or call under "
             "torch.no_grad()"
         )
+
+
+def require_unexpanded(**named: object) -> None:
+    """Refuse tensors that are written and whose elements share memory, each given under its name."""
+    for name, tensor in named.items():
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.numel():
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+                if size > 1 and stride == 0:
+                    raise GuardError(f"{name} is written and must not be expanded: its rows share memory; pass a clone")
 
 
 def require_apart(**named: torch.Tensor | None) -> None:

@@ -19,7 +19,8 @@ import torch
 from hipforge.errors import HipforgeError
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch
-from hipforge.ops.core.arguments import blame, require_readable
+from hipforge.ops.core.arguments import blame, require_annotated, require_readable
+from hipforge.ops.core.checks import require_unexpanded
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.traced import Written, traced_call
 
@@ -69,6 +70,7 @@ def operator(
         dispatch.on_clear(references.clear)
         signature = _public_signature(body)
         planned = _named_by(plan, signature)
+        written_names = (*outs, *mutates, *(() if adds is None else (adds,)))
 
         def planner(*args: Any, **kwargs: Any) -> Decision:
             given = signature.bind(*args, **kwargs)
@@ -86,7 +88,10 @@ def operator(
                     decisions.clear()
                 decisions[at] = accepted
             if on_torch:
-                require_readable(**signature.bind(*args, **kwargs).arguments)
+                given = signature.bind(*args, **kwargs).arguments
+                require_readable(**given)
+                require_annotated(name, signature, given)
+                require_unexpanded(**{each: given.get(each) for each in written_names})
             return accepted
 
         def constant(decision: Decision, *args: Any, **kwargs: Any) -> Any:  # of the traced graph; no cache is involved

@@ -27,3 +27,14 @@ def written(name: str, out: torch.Tensor | None, value: torch.Tensor) -> torch.T
         raise GuardError(f"{name} must be contiguous; got strides {out.stride()} for shape {tuple(out.shape)}")
     out.view(value.dtype).copy_(value)
     return out
+
+
+def written_into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
+    """Return ``out``, which has been checked, with ``value`` written into it, or ``value`` where there is no ``out``.
+
+    ``out`` itself, not what ``copy_`` returns: that is another object where ``value`` is of a tensor subclass.
+    """
+    if out is None:
+        return value
+    out.copy_(value)
+    return out

@@ -20,6 +20,7 @@ from hipforge.errors import GuardError
 from hipforge.jit.call import torch_library
 from hipforge.ops.core import dispatch
 from hipforge.ops.core.checks import TensorSpec
+from hipforge.ops.core.outputs import written_into
 
 _EVERY_M_TO = 256
 _LARGEST_M = 1 << 30
@@ -93,12 +94,12 @@ def traced_call(
         results = overload(**values)
         if adds is not None:
             target = values[adds]
-            return results if target is None else target.copy_(results)
+            return written_into(target, results)
         if not given and not returned:
             return results
         several = results if isinstance(results, tuple) else (results,)
         if given:
-            several = tuple([each if out is None else out.copy_(each) for out, each in zip(given, several)])  # noqa: B905
+            several = tuple([written_into(out, each) for out, each in zip(given, several)])  # noqa: B905
         several = (*several, *[values[each] for each in returned])
         return several if len(several) > 1 else several[0]
 

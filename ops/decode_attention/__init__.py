@@ -30,6 +30,7 @@ from hipforge.ops.core.arguments import naming_arguments
 from hipforge.ops.core.checks import require_device, require_out
 from hipforge.ops.core.dispatch import Accepted, Decision, planned_by, planner_of
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import written_into
 from hipforge.ops.decode_attention import reference
 from hipforge.ops.decode_attention.family import (
     ARCH_DTYPES,
@@ -163,7 +164,7 @@ def decode_attention(
         found, lse = reference.attend(
             q, caches, scales, words, num_groups, block_tables, seqlens, scale, causal, **options
         )
-        return found if out is None else out.copy_(found), lse if lse_out is None else lse_out.copy_(lse)
+        return written_into(out, found), written_into(lse_out, lse)
     chosen, options["workspace"] = taken.configuration, workspace
     if num_groups is not None:
         return run_int4(
@@ -486,14 +487,15 @@ def decode_attention_splitk(
         causal=causal, num_groups=num_groups, sinks=sinks, window=window, softcap=softcap,
     )  # fmt: skip
     folded, groups = call.q, (call.q.shape[0], q.shape[2], q.shape[3], call.q.shape[1])
+    folded_out = folded_lse = None
     if out is not None:
         require_out(out, q.shape, q.dtype, q.device)
-        out = out.view(folded.shape)
+        folded_out = out.view(folded.shape)
     if lse_out is not None:
         require_out(lse_out, groups, torch.float32, q.device)
-        lse_out = lse_out.view(groups[0], groups[1] * groups[2], groups[3])
-    found, lse = decode_attention(*call, out=out, lse_out=lse_out, workspace=workspace)
-    return found.view(q.shape), lse.view(groups)
+        folded_lse = lse_out.view(groups[0], groups[1] * groups[2], groups[3])
+    found, lse = decode_attention(*call, out=folded_out, lse_out=folded_lse, workspace=workspace)
+    return found.view(q.shape) if out is None else out, lse.view(groups) if lse_out is None else lse_out
 
 
 def attention_workspace_size(attention: Callable[..., object], *args: object, **kwargs: object) -> int:

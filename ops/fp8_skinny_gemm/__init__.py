@@ -17,6 +17,7 @@ import torch
 
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import written_into
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS, Problem
 from hipforge.ops.fp8_skinny_gemm.kernels import launch, run_skinny_gemm, skinny_gemm_fp8_out
 from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, OP_M, OPS
@@ -75,4 +76,4 @@ def skinny_gemm(
     if taken.path == "kernel":
         return launch(a, b, scale, output, deterministic=deterministic, **taken.configuration)
     result = reference.skinny_gemm(a, b, scale, output)
-    return result if output is None else output.copy_(result)
+    return written_into(output, result)

@@ -116,4 +116,6 @@ def mxfp4_linear(
         launch(result, xq, x_scale, wq, w_scale, shuffled, **taken.configuration)
     else:
         result.copy_(reference.linear(xq, x_scale, wq, w_scale, shuffled))
-    return result if bias is None else result.add_(bias)
+    if bias is not None:
+        result.add_(bias)
+    return result

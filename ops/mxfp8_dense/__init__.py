@@ -46,6 +46,7 @@ from hipforge.ops.mxfp8_dense.kernels import (
 )
 from hipforge.ops.mxfp8_dense.tile_kernel import mxfp8_gemm_out, mxfp8_gemm_tiles
 from hipforge.ops.mxfp8_dense.wave_split import mxfp8_wave_split, mxfp8_wave_split_out
+from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 
 __all__ = [
@@ -219,6 +220,10 @@ def mxfp8_linear(
         from hipforge.ops.triton import mxfp8_dot_scaled as fallback
 
         fallback.mxfp8_dot_scaled(result, xq, x_scale, wq, w_scale, fallback.configuration(xq.shape[0]))
-        return result if bias is None else result.add_(bias)
-    product = mxfp8_mm(xq, x_scale, wq, w_scale, out_dtype=torch.float32)
-    return result.copy_(product if bias is None else product + bias)
+        if bias is not None:
+            result.add_(bias)
+        return result
+    compute = product_dtype(x_scale, w_scale)
+    product = mxfp8_mm(xq, x_scale, wq, w_scale, out_dtype=torch.float32, compute_dtype=compute)
+    result.copy_(product if bias is None else product + bias)
+    return result

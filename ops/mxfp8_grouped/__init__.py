@@ -74,12 +74,11 @@ def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: 
         return out
     check_indices(parts)
     if taken.path == "torch":
-        return out.copy_(grouped_mm(parts))
+        out.copy_(grouped_mm(parts))
+        return out
     from hipforge.ops.triton import mxfp8_grouped as fallback
 
-    fallback.mxfp8_grouped(
-        out, *parts[:7], parts.block_m, parts.a_div, parts.mul_weight_by, fallback.STOCK, parts.bias
-    )
+    fallback.mxfp8_grouped(out, *parts[:7], parts.block_m, parts.a_div, parts.mul_weight_by, fallback.STOCK, parts.bias)
     return out
 
 

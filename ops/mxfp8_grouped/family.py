@@ -15,6 +15,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.ops.core.checks import (
     Described,
+    require_device,
     require_dtype,
     require_int,
     require_last_multiple,
@@ -103,6 +104,8 @@ class Problem:
                 f"a_q must have a row for each {a_div} of the {slots} slots (num_valid_tokens), {-(-slots // a_div)}; "
                 f"got M_act={m_act}"
             )
+        for name, operand in {"a_scale": a_scale, "w": w, "w_scale": w_scale}.items():
+            require_device(name, operand, a_q.device)
         require_torch_dtype("out_dtype", out_dtype)
         has_weight = mul_weight_by is not None
         return cls(slots, experts, n, k, m_act, block_m, a_div, has_weight, out_dtype, a_q.device, fnuz)

@@ -9,6 +9,7 @@ import torch
 from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.core.checks import require_device, require_dtype, require_shape
+from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 
 
@@ -62,7 +63,7 @@ def check_indices(parts: Operands) -> None:
 
 
 def grouped_mm(parts: Operands) -> torch.Tensor:
-    """Return the product in float32, an expert with slots at a time, so that memory holds one expert in float32."""
+    """Return the product in float32, an expert with slots at a time, so that memory holds one expert dequantised."""
     devices.refuse_in_capture("read on the host which experts have slots, as the torch path of a grouped GEMM does")
     experts, n, _ = parts.w.shape
     slots, block_m = parts.num_valid_tokens, parts.block_m
@@ -72,14 +73,15 @@ def grouped_mm(parts: Operands) -> torch.Tensor:
     expert = parts.expert_ids[: used // block_m].repeat_interleave(block_m).to(torch.int64)
     real = (slot >= 0) & (slot < slots) & (expert >= 0) & (expert < experts)
     slot, expert = slot[real], expert[real]
-    activations = dequantize_mxfp8(parts.a_q, parts.a_scale, torch.float32)
+    compute = product_dtype(parts.a_scale, parts.w_scale)
+    activations = dequantize_mxfp8(parts.a_q, parts.a_scale, compute)
     out = torch.zeros((slots, n), dtype=torch.float32, device=parts.a_q.device)
     for e in expert.unique().tolist():
         mine = slot[expert == e]
-        weight = dequantize_mxfp8(parts.w[e], parts.w_scale[e], torch.float32)
+        weight = dequantize_mxfp8(parts.w[e], parts.w_scale[e], compute)
         product = activations[mine // parts.a_div] @ weight.T
         if parts.bias is not None:
             product = product + parts.bias[e]
         factors = parts.mul_weight_by
-        out[mine] = product if factors is None else product * factors.flatten()[mine].unsqueeze(1)
+        out[mine] = (product if factors is None else product * factors.flatten()[mine].unsqueeze(1)).to(out.dtype)
     return out

@@ -67,6 +67,34 @@ def e8m0_to_f32(scale: torch.Tensor) -> torch.Tensor:
     return bits.view(torch.float32)
 
 
+_LARGEST_IN_FLOAT32 = (
+    246  # 448, the largest element, times 2^(246 - 127) is below 2^128; times the next scale it is not
+)
+
+
+def product_dtype(*scales: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which a product of MX matrices can be computed from dequantised elements.
+
+    An element times its scale can leave float32's range although the product does not: the other factor may be small.
+    float64 holds every such element. On a GPU it is always taken, because to look at the scales is to wait for them;
+    Instinct multiplies matrices of float64 as fast as those of float32. Scale 255 (NaN) asks for nothing.
+
+    Args:
+        scales: e8m0 bytes of any shape, uint8 or float8_e8m0fnu.
+
+    Returns:
+        ``torch.float32`` where every element fits, else ``torch.float64``.
+
+    Raises:
+        GuardError: another dtype.
+    """
+    for scale in scales:
+        byte = as_scale_bytes("scale", scale)
+        if byte.device.type != "cpu" or bool(((byte > _LARGEST_IN_FLOAT32) & (byte != E8M0_NAN)).any()):
+            return torch.float64
+    return torch.float32
+
+
 def f32_to_e8m0(value: torch.Tensor) -> torch.Tensor:
     """Return the e8m0 byte of the smallest power of two that is at least ``|value|``.
 

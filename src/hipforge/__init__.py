@@ -16,6 +16,7 @@ from hipforge.errors import GuardError as GuardError
 from hipforge.errors import HipforgeError as HipforgeError
 from hipforge.errors import LaunchError as LaunchError
 from hipforge.errors import MissingModuleError as MissingModuleError
+from hipforge.errors import OutOfMemoryError as OutOfMemoryError
 from hipforge.errors import ToolchainError as ToolchainError
 
 __version__ = "0.1.0"

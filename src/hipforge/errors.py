@@ -101,3 +101,14 @@ class EmulatorFault(LaunchError):
         >>> issubclass(EmulatorFault, LaunchError)
         True
     """
+
+
+class OutOfMemoryError(HipforgeError, MemoryError):
+    """A call needs more memory than there is; the message names the op and the bytes that were asked for.
+
+    What ops raise is a ``torch.OutOfMemoryError`` too, so that callers who catch that need no second clause.
+
+    Example:
+        >>> issubclass(OutOfMemoryError, MemoryError)
+        True
+    """

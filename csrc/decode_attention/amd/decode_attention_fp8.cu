@@ -35,19 +35,11 @@ Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale
            data.dtype());
   HF_CHECK(data.dim() == 4 && data.size(3) == kD, name, " must be [pages, page_size, Hkv, ", kD, "]; got ", data);
   check_on_device(data, name, q);
-  HF_CHECK(data.stride(3) == 1, name, " must have its last dimension contiguous; got stride ", data.stride(3));
-  for (int axis = 0; axis < 3; ++axis)
-    HF_CHECK(data.stride(axis) >= 0 && data.stride(axis) % 16 == 0, name,
-             " must have strides that are multiples of 16 bytes; got ", data.stride(axis), " along axis ", axis);
-  HF_CHECK(data.stride(1) <= max_slot_stride(kD), name, " has keys ", data.stride(1), " bytes apart; at most ",
-           max_slot_stride(kD), " are addressed");
   HF_CHECK(hf::aligned_to(data.data(), 16), name, " must start at a multiple of 16 bytes; pass a copy");
   HF_CHECK(scale.has_value() != rows.has_value(), name, " needs one scale per tensor or head, or one word per row, not both");
   Cache cache = {};
+  fill_strides(cache, data, name, 1, 16, kD);
   cache.data = data.data<const uint8_t>();
-  cache.page_stride = data.stride(0);
-  cache.slot_stride = static_cast<uint32_t>(data.stride(1));
-  cache.head_stride = data.stride(2);
   if (scale) {
     fill_scale(cache, *scale, name, data.size(2), q);
   } else {

@@ -25,18 +25,10 @@ Cache cache_of(const Tensor& data, const char* name, const Tensor& scale, const 
   HF_CHECK(data.dtype() == kInputDtype && data.dim() == 4 && data.size(3) == kD, name, " must be ", kInputDtype,
            " [pages, page_size, Hkv, ", kD, "], like q; got ", data);
   check_on_device(data, name, q);
-  HF_CHECK(data.stride(3) == 1, name, " must have its last dimension contiguous; got stride ", data.stride(3));
-  for (int axis = 0; axis < 3; ++axis)
-    HF_CHECK(data.stride(axis) >= 0 && data.stride(axis) % 8 == 0, name,
-             " must have strides that are multiples of 8 elements (16 bytes); got ", data.stride(axis), " along axis ", axis);
-  HF_CHECK(data.stride(1) <= max_slot_stride(2 * kD) / 2, name, " has keys ", data.stride(1), " elements apart; at most ",
-           max_slot_stride(2 * kD) / 2, " are addressed");
   HF_CHECK(hf::aligned_to(data.data(), 16), name, " must start at a multiple of 16 bytes; pass a copy");
   Cache cache = {};
+  fill_strides(cache, data, name, 2, 8, 2 * kD);
   cache.data = static_cast<const uint8_t*>(data.data());
-  cache.page_stride = 2 * data.stride(0);
-  cache.slot_stride = 2 * static_cast<uint32_t>(data.stride(1));
-  cache.head_stride = 2 * data.stride(2);
   fill_scale(cache, scale, name, data.size(2), q);
   return cache;
 }

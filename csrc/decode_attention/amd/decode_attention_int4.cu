@@ -30,16 +30,9 @@ Cache cache_of(const Tensor& data, const char* name, int64_t words, const Tensor
            " must be int32 [pages, page_size, Hkv, ", words, "], the words of scales and those of ", kD,
            " nibbles; got ", data);
   check_on_device(data, name, q);
-  HF_CHECK(data.stride(3) == 1, name, " must have its last dimension contiguous; got stride ", data.stride(3));
-  for (int axis = 0; axis < 3; ++axis)
-    HF_CHECK(data.stride(axis) >= 0, name, " must not have negative strides; got ", data.stride(axis), " along axis ", axis);
-  HF_CHECK(data.stride(1) <= max_slot_stride(kD) / 4, name, " has keys ", data.stride(1), " words apart; at most ",
-           max_slot_stride(kD) / 4, " are addressed");
   Cache cache = {};
+  fill_strides(cache, data, name, 4, 1, 4 * words);
   cache.data = static_cast<const uint8_t*>(data.data());
-  cache.page_stride = 4 * data.stride(0);
-  cache.slot_stride = 4 * static_cast<uint32_t>(data.stride(1));
-  cache.head_stride = 4 * data.stride(2);
   return cache;
 }
 

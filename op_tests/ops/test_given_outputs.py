@@ -1,0 +1,86 @@
+"""What an op is given to write into: that object comes back, whatever the types of its inputs, and not a view of it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+
+import pytest
+import torch
+from stress import calls
+from stress.case import Arguments, Op, Rng
+from stress.mutations import Subclass
+
+import hipforge
+from hipforge import GuardError, devices
+from hipforge.ops.core import dispatch
+
+# The names under which ops take memory for their results, in the order of the results.
+OUTS = ("out", "q_out", "output", "scale_out", "lse_out", "ids_out")
+
+
+def _parameters(op: Op) -> set[str]:
+    return set(inspect.signature(getattr(hipforge, op.name)).parameters)
+
+
+OPS = {
+    op.name: op
+    for op in calls.OPS
+    if op.call is None and op.name != "moe_align_block_size" and _parameters(op) & set(OUTS)
+}
+
+
+def _call(op: Op, arguments: Arguments) -> tuple[torch.Tensor, ...]:
+    lse = {"return_lse": True} if "return_lse" in _parameters(op) else {}
+    result = getattr(hipforge, op.name)(**{**arguments, **lse})
+    return () if result is None else result if isinstance(result, tuple) else (result,)
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Both paths of every op, in a process that emulates."""
+    if request.param == "torch":
+        monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
+    dispatch.clear_decisions()
+    yield request.param
+    dispatch.clear_decisions()
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_it_comes_back_itself_whatever_the_inputs_are(name: str, path: str) -> None:
+    op = OPS[name]
+    for number in range(100):  # until a call has rows and a result
+        arguments = {key: value for key, value in op.make(Rng(7, number)).items() if key not in OUTS}
+        inputs = [key for key, value in arguments.items() if isinstance(value, torch.Tensor)]
+        results = _call(op, copy.deepcopy(arguments)) if arguments[inputs[0]].numel() else ()
+        if results:
+            break
+    assert results or (path == "torch" and name in ("mxfp8_gemm", "grouped_gemm_mxfp8"))  # these return None then
+    wanted = [out for out in OUTS if out in _parameters(op)]
+    for changed in (None, *inputs):
+        given = copy.deepcopy(arguments)
+        if changed is not None:
+            given[changed] = given[changed].as_subclass(Subclass)
+        outs = {out: torch.zeros_like(result) for out, result in zip(wanted, results, strict=False)}
+        for out, result in zip(outs, _call(op, {**given, **outs}), strict=False):
+            assert result is outs[out], f"{out} with a subclass for {changed}"
+
+
+def test_memory_that_several_elements_share_is_not_written(path: str) -> None:
+    x, weight = torch.ones(3, 64).half(), torch.ones(64).half()
+    one = torch.zeros(1, 64).half()
+    with pytest.raises(GuardError, match="residual"):
+        hipforge.residual_rms_mxfp8(x, one.expand(3, 64), weight, 1e-5)
+    heads, positions = torch.ones(3, 1, 64).half(), torch.arange(3)
+    rotation, cache = torch.ones(8, 64), torch.zeros(2, 16, 1, 64).half()
+    rest = heads, heads.clone(), rotation, positions
+    for name, given in {
+        "q_out": {"q_out": one[None].expand(3, 1, 64)},
+        "k_cache": {"k_cache": cache[:, :1].expand(2, 16, 1, 64)},
+        "v_cache": {"v_cache": cache[:1].expand(2, 16, 1, 64)},
+    }.items():
+        caches = {"k_cache": cache, "v_cache": cache.clone(), "slot_mapping": positions, "q_out": None}
+        with pytest.raises(GuardError, match=f"{name} .*must not be expanded: its rows share memory"):
+            hipforge.rope_and_cache(heads.clone(), *rest, **{**caches, **given})
+    assert not one.any() and not cache.any()
