@@ -279,8 +279,8 @@ def _attention(d: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"scale": 1j}, "scale"), ({"causal": object()}, "causal"), ({"causal": 1}, "causal"), ({"k_scale": 1j}, "k_scale"),
-        ({"scale": "1"}, "scale"), ({"softcap": 1j}, "softcap"),
+        ({"scale": 1j}, "scale"), ({"causal": object()}, "causal"), ({"causal": 1}, "causal"),
+        ({"k_scale": 1j}, "k_scale"), ({"scale": "1"}, "scale"), ({"softcap": 1j}, "softcap"),
     ],
 )  # fmt: skip
 def test_torch_takes_no_number_or_flag_that_the_kernel_refuses(d: int, wrong: dict[str, Any], said: str) -> None:

@@ -91,8 +91,6 @@ class Op:
             raise for arguments that mean nothing.
         writes: the arguments that the op may change.
         call: what is called, if it is not the package's attribute ``name``.
-        undefined: whether arguments ask for what no kernel can refuse, such as a page outside the cache, which only the
-            device sees: then a kernel may be stopped.
         fixed: arguments that stay good, because the trial itself uses them.
     """
 
@@ -102,7 +100,6 @@ class Op:
     writes: tuple[str, ...] = ()
     call: Callable[..., Any] | None = None
     fixed: tuple[str, ...] = ()
-    undefined: Callable[[Arguments], bool] = lambda arguments: False
 
 
 def integers(x: torch.Tensor) -> Array:

@@ -54,6 +54,7 @@ from hipforge.ops.decode_attention.layout import (
     Scale,
     check_operands,
     check_options,
+    check_pages,
     prepare_packed,
     prepare_rows,
     scale_tensor,
@@ -155,6 +156,8 @@ def decode_attention(
         require_out(out, q.shape, q.dtype, q.device)
     if lse_out is not None:
         require_out(lse_out, (batch, heads, mq), torch.float32, q.device)
+    if block_tables is not None:
+        check_pages(block_tables, seqlens, k.shape[0], k.shape[1], mq, window)
     if sinks is not None:
         require_device("sinks", sinks, q.device)
         sinks = sinks.contiguous()
@@ -324,7 +327,8 @@ def decode_attention_fp8(
             Mkv.
         v_cache: like ``k_cache``.
         block_tables: int32 [B, max_pages], the page of each page_size keys of a sequence, or None. Only the entries
-            of a sequence's own keys are read.
+            of a sequence's own keys are read; there a page that the cache does not have is refused where the tables are
+            on the CPU, and undefined on a GPU.
         seqlens: int32 [B], keys of each sequence; 0 gives zeros. Keys past what the tables hold do not exist.
         k_scale: what an element of K stands for, times its fp8 value: a number, or float32 [1] or [Hkv].
         v_scale: the same of V.

@@ -14,6 +14,7 @@ import torch
 
 from hipforge import devices
 from hipforge.errors import GuardError
+from hipforge.ops.core.arguments import require_readable
 from hipforge.ops.core.checks import (
     Described,
     require_choice,
@@ -76,6 +77,29 @@ def check_options(
             raise GuardError("a window needs causal=True: it counts back from each token's own key; got causal=False")
     if softcap is not None and not 0 < softcap < math.inf:
         raise GuardError(f"softcap must be positive and finite, or None; got {softcap!r}")
+
+
+def check_pages(
+    block_tables: torch.Tensor, seqlens: torch.Tensor, pages: int, page_size: int, mq: int, window: int | None
+) -> None:
+    """Refuse a page that a sequence reads and the cache does not have, where tables and lengths are on the CPU.
+
+    On a GPU nobody looks: it would have to be waited for.
+    """
+    if block_tables.device.type != "cpu" or seqlens.device.type != "cpu":
+        return
+    require_readable(block_tables=block_tables, seqlens=seqlens)
+    first_key, lengths = torch.arange(block_tables.shape[1]) * page_size, seqlens.view(-1, 1).to(torch.int64)
+    read = first_key < lengths
+    if window is not None:
+        read &= first_key + page_size > lengths - (mq - 1) - window
+    foreign = (read & ((block_tables < 0) | (block_tables >= pages))).nonzero()
+    if len(foreign):
+        batch, entry = foreign[0].tolist()
+        raise GuardError(
+            f"block_tables[{batch}, {entry}] is page {int(block_tables[batch, entry])}, but the cache has pages 0 to "
+            f"{pages - 1}; sequence {batch} reads it, having {int(seqlens[batch])} keys in pages of {page_size}"
+        )
 
 
 def scale_tensor(name: str, scale: Scale, kv_heads: int, device: torch.device) -> torch.Tensor:

@@ -261,7 +261,9 @@ def paged_attention(
     if block_tables is not None:
         page_size = k.shape[1]
         k, v = (
-            gather_pages(cache.flatten(0, 1), _used_pages(block_tables, seqlens, page_size), page_size)
+            gather_pages(
+                cache.flatten(0, 1), _used_pages(block_tables, seqlens, page_size, q.shape[1], window), page_size
+            )
             for cache in (k, v)
         )
     batch, mq, heads, d = q.shape
@@ -272,7 +274,13 @@ def paged_attention(
     return out.reshape(q.shape).to(q.dtype), lse.reshape(batch, heads, mq).to(torch.float32)
 
 
-def _used_pages(block_tables: torch.Tensor, seqlens: torch.Tensor, page_size: int) -> torch.Tensor:
-    """The tables with 0 for pages past a sequence's length, which may hold anything."""
+def _used_pages(
+    block_tables: torch.Tensor, seqlens: torch.Tensor, page_size: int, mq: int, window: int | None
+) -> torch.Tensor:
+    """The tables with 0 for pages past a sequence's length or before every window, which may hold anything."""
     first_key = torch.arange(block_tables.shape[1], device=block_tables.device) * page_size
-    return block_tables.masked_fill(first_key >= seqlens.view(-1, 1), 0)
+    lengths = seqlens.view(-1, 1).to(torch.int64)
+    unused = first_key >= lengths
+    if window is not None:
+        unused |= first_key + page_size <= lengths - (mq - 1) - window
+    return block_tables.masked_fill(unused, 0)

@@ -1,4 +1,4 @@
-"""Caches of decode attention in any strides: those that kernels read alike, and rows that overlap, which none reads.
+"""Caches of decode attention that no kernel reads: rows that overlap, pages that are not there; and all other strides.
 
 A kernel cuts a tile's buffer to its keys times the bytes between two of them, so rows in less memory than they have
 bytes would read as zeros.
@@ -6,14 +6,15 @@ bytes would read as zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import hipforge
-from hipforge import GuardError
+from hipforge import GuardError, devices
+from hipforge.ops.core import dispatch
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference import quantize_kv_int4
 
@@ -84,3 +85,38 @@ def test_the_stride_of_a_single_key_says_nothing(kind: str) -> None:
     for stride in (0, 1, 3 * k.stride(1)):
         odd = [part.as_strided(part.shape, (part.stride(0), stride, part.stride(2), 1)) for part in (k, v)]
         assert torch.equal(CACHES[kind].attend(q, *odd, lengths), whole)
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "torch":
+        monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
+    dispatch.clear_decisions()
+    yield request.param
+    dispatch.clear_decisions()
+
+
+def _paged(tables: list[list[int]], lengths: list[int], **options: Any) -> torch.Tensor:
+    """Attention of a token per sequence over 4 pages of 16 keys."""
+    k, v = (_normal(4, 16, HEADS, D, seed=seed).half() for seed in (1, 2))
+    q = _normal(len(lengths), 1, HEADS * GROUP, D, seed=0).half()
+    given = [torch.tensor(part, dtype=torch.int32) for part in (tables, lengths)]
+    return hipforge.decode_attention_fp8(q, k, v, *given, **options)
+
+
+@pytest.mark.parametrize("page", [4, -1, 2**31 - 1])
+def test_a_page_that_is_not_there_is_named(page: int, path: str) -> None:
+    said = rf"block_tables\[1, 1\] is page {page}, but the cache has pages 0 to 3; sequence 1 reads it, having 17 keys"
+    with pytest.raises(GuardError, match=said):
+        _paged([[0, 1, 2], [3, page, 0]], [40, 17])
+
+
+@pytest.mark.parametrize("page", [4, -1, 2**31 - 1])
+def test_what_no_sequence_reads_may_name_any_page(page: int, path: str) -> None:
+    past_the_end = [[0, page, page], [3, 1, page], [page, page, page]]
+    assert torch.equal(_paged(past_the_end, [16, 17, 0]), _paged([[0, 0, 0], [3, 1, 0], [0, 0, 0]], [16, 17, 0]))
+    # The last 8 of 40 keys are all in the third page, the last 9 are not.
+    windowed = _paged([[page, page, 2]], [40], window=8)
+    assert torch.equal(windowed, _paged([[0, 1, 2]], [40], window=8))
+    with pytest.raises(GuardError, match=r"block_tables\[0, 1\] is page"):
+        _paged([[page, page, 2]], [40], window=9)
