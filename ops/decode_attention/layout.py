@@ -84,9 +84,9 @@ def check_pages(
 ) -> None:
     """Refuse a page that a sequence reads and the cache does not have, where tables and lengths are on the CPU.
 
-    On a GPU nobody looks: it would have to be waited for.
+    On a GPU nobody looks, because it would have to be waited for; nor in a capture, whose tables are filled later.
     """
-    if block_tables.device.type != "cpu" or seqlens.device.type != "cpu":
+    if block_tables.device.type != "cpu" or seqlens.device.type != "cpu" or devices.current().is_capturing():
         return
     require_readable(block_tables=block_tables, seqlens=seqlens)
     first_key, lengths = torch.arange(block_tables.shape[1]) * page_size, seqlens.view(-1, 1).to(torch.int64)
