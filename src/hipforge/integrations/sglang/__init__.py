@@ -1,0 +1,1 @@
+"""hipforge in SGLang."""
