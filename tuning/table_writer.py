@@ -1,7 +1,8 @@
 """Write tuned rows into a CSV that other tuners may be writing too, losing nothing when killed.
 
 Each merge takes the file's lock, reads what is there, puts the new rows in, and replaces the file by a rename. The lock
-is ``<file>.lock`` beside the CSV, so that tuners with different cache directories still meet there.
+is ``<file>.lock`` beside the CSV, so that tuners with different cache directories still meet there; it goes with the
+last of them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from hipforge import settings
 from hipforge.errors import ConfigError
+from hipforge.jit.cache import locks
 from hipforge.ops.core.tuned import Key, TableSchema, Value, read_rows
 
 Row = Mapping[str, Value]
@@ -107,18 +106,17 @@ def merge_rows(path: Path, schema: TableSchema, rows: Iterable[Row]) -> None:
     new = {key_of(schema, row): row for row in rows}
     path = Path(os.path.realpath(path))  # a link stays a link, and tuners that name the file differently share its lock
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{path}.lock")
+    lock = Path(f"{path}.lock")
     try:
-        with lock.acquire(timeout=settings.LOCK_TIMEOUT.get()):
+        with locks.holding(lock, str(path), "writing", remove=True):
             merged = {**read_existing(schema, path), **new}
             text = render(schema, merged)
             _check(schema, text, path)
             _replace(path, text)
-    except Timeout:
-        raise ConfigError(
-            f"{path}.lock is held by another process for more than {settings.LOCK_TIMEOUT.get():g} s "
-            f"(HIPFORGE_LOCK_TIMEOUT); nothing was written"
-        ) from None
+    except locks.Busy as error:
+        raise ConfigError(f"nothing was written: waited {error.waited_s:.0f} s for {lock} of {error}") from None
+    except NotImplementedError:
+        raise ConfigError(f"{path}: its file system has no locks, so rows of other tuners could be lost") from None
 
 
 def _check(schema: TableSchema, text: str, path: Path) -> None:

@@ -184,13 +184,21 @@ def state_dir() -> Path | None:
 def own_file(directory: Path | None, name: str, is_own: Callable[[object], bool]) -> Path | None:
     """Return where a file of remembered answers is kept, None where that would be somebody else's file of this name.
 
-    ``is_own`` says whether parsed JSON is what hipforge writes there. Such a file that others can write is removed.
+    ``is_own`` says whether parsed JSON is what hipforge writes there. Such a file that others can write is removed. A
+    link stays: the file that it leads to is read and replaced, in a directory as trusted as the cache.
     """
     if directory is None:
         return None
     path = directory / name
-    if trust.problem(path) is not None and not settings.TRUST_SHARED_DIRS.get():
-        if not is_own_file(path, is_own):
+    linked = path.is_symlink()
+    if linked:
+        path = Path(os.path.realpath(path))
+    if settings.TRUST_SHARED_DIRS.get():
+        return path
+    if linked and trust.directory_problem(path.parent) is not None:
+        return None
+    if trust.problem(path) is not None:
+        if linked or not is_own_file(path, is_own):
             return None
         with contextlib.suppress(OSError):
             path.unlink()

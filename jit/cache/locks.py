@@ -1,4 +1,4 @@
-"""One builder per key at a time, across processes; waiters log progress and time out.
+"""One builder per key at a time, one writer per tuned table, across processes; waiters log progress and time out.
 
 flock is released by the kernel when its holder dies, so a killed builder never blocks the next one. On a file system
 without flock (some network ones) a lock file that is made exclusively takes its place; it says which process made it,
@@ -40,19 +40,46 @@ def building(root: Path, name: str, title: str) -> Iterator[None]:
     """
     path = root / "locks" / f"{name}.lock"
     make_directory(path.parent)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(holding(path, title, "building"))
+        except NotImplementedError:
+            # filelock found out by itself that flock is missing. Two builds of one module may run, and the rename keeps
+            # either result whole.
+            log.debug("%s: no file locks here, building without one", root)
+        except Busy as error:
+            raise BuildError(f"waited {error.waited_s:.0f} s for {error}") from None
+        yield
+
+
+class Busy(Exception):
+    """Another process held a lock for longer than ``HIPFORGE_LOCK_TIMEOUT`` seconds: what, who, and what to do."""
+
+    def __init__(self, text: str, waited_s: float) -> None:
+        super().__init__(text)
+        self.waited_s = waited_s
+
+
+@contextlib.contextmanager
+def holding(path: Path, what: str, doing: str, *, remove: bool = False) -> Iterator[None]:
+    """Hold the lock file at ``path``, whose name ends in ``.lock``; log whom it waits for.
+
+    Args:
+        path: it is made; its folder must be there.
+        what: what messages call what is locked.
+        doing: what messages say of its holder: "building".
+        remove: remove the file before it is let go; who waits for it takes the next one.
+
+    Raises:
+        Busy: another process holds it for longer than ``HIPFORGE_LOCK_TIMEOUT`` seconds.
+        NotImplementedError: there are no locks on this file system.
+        OSError: the lock file cannot be made.
+    """
     lock = _lock(path)
+    _acquire(lock, path, what, doing)
     try:
-        _acquire(lock, path, title)
         with contextlib.suppress(OSError):
             os.utime(path)  # when it was last used
-    except NotImplementedError:
-        # filelock found out by itself that flock is missing. Two builds of one module may run, and the rename keeps
-        # either result whole.
-        log.debug("%s: no file locks here, building without one", root)
-        yield
-        return
-    try:
-        with contextlib.suppress(OSError):
             _holder_file(path).write_text(
                 json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()})
             )
@@ -60,6 +87,8 @@ def building(root: Path, name: str, title: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             _holder_file(path).unlink()
+        if remove:
+            path.unlink(missing_ok=True)
         lock.release()
 
 
@@ -128,7 +157,7 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def _acquire(lock: BaseFileLock, path: Path, title: str) -> None:
+def _acquire(lock: BaseFileLock, path: Path, what: str, doing: str) -> None:
     started = time.monotonic()
     limit = settings.LOCK_TIMEOUT.get()
     while True:
@@ -142,15 +171,12 @@ def _acquire(lock: BaseFileLock, path: Path, title: str) -> None:
             continue
         except Timeout:
             waited = time.monotonic() - started
-        holder = describe_holder(path)
+        held = f"{what}, which {describe_holder(path)} is {doing}"
         if waited >= limit:
-            raise BuildError(
-                f"waited {waited:.0f} s for {title}, which {holder} is building; end that process, or raise "
-                f"HIPFORGE_LOCK_TIMEOUT (now {limit:.0f} s)"
-            )
+            raise Busy(f"{held}; end that process, or raise HIPFORGE_LOCK_TIMEOUT (now {limit:g} s)", waited)
         # The first seconds are the rule where many processes start together; after that a user wonders.
         level = logging.WARNING if waited >= _SPEAK_EVERY_S else logging.INFO
-        log.log(level, "waiting for %s, which %s is building (%.0f s so far)", title, holder, waited)
+        log.log(level, "waiting for %s (%.0f s so far)", held, waited)
         if isinstance(lock, SoftFileLock):
             _break_if_dead(Path(lock.lock_file), path)
 

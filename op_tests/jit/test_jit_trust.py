@@ -173,6 +173,39 @@ def test_remembered_answers_that_others_can_write_are_thrown_away(stand_in: Stan
         assert not path.exists()
 
 
+@pytest.mark.parametrize("others", ["nothing", "the file", "its directory"])
+def test_a_file_of_remembered_answers_may_be_a_link_to_a_trusted_place(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: str
+) -> None:
+    monkeypatch.setattr(digest, "_RACE_NS", 0)
+    stand_in.cache.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    for name in STATE:
+        (elsewhere / name).write_text("{}")
+        (elsewhere / name).chmod(0o666 if others == "the file" else 0o644)
+        (stand_in.cache / name).symlink_to(elsewhere / name)
+    elsewhere.chmod(0o777 if others == "its directory" else 0o755)
+    tools._probe_store.cache_clear()
+    cache_dir._store.cache_clear()
+    assert stand_in.build().built
+    cache_dir.digests().save()
+    for name in STATE:
+        assert (stand_in.cache / name).readlink() == elsewhere / name
+        assert ((elsewhere / name).read_text() == "{}") == (others != "nothing")
+    assert {path.name for path in elsewhere.iterdir()} == set(STATE)
+
+
+def test_a_cache_directory_may_be_a_link(stand_in: StandIn, tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir(mode=0o755)
+    stand_in.cache.symlink_to(real)
+    assert stand_in.build().built
+    assert not stand_in.build().built
+    assert stand_in.cache.readlink() == real
+    assert len(list(real.glob("gfx950/*/manifest.json"))) == 1 and not list((real / "staging").iterdir())
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o666])
 @pytest.mark.parametrize("text", ['{"project": {"version": 3}}', "[1, 2]", "no JSON at all", ""])
 def test_a_foreign_file_with_a_name_of_ours_is_neither_read_nor_written_nor_removed(

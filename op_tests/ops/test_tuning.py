@@ -1,6 +1,8 @@
 """The tuner's parts: cells, search, rows, the merging CSV writer, the model; and the whole of it on the emulator."""
 
 import dataclasses
+import errno
+import fcntl
 import os
 import re
 import signal
@@ -18,6 +20,7 @@ from hipforge import devices, settings
 from hipforge.cli.main import cli
 from hipforge.emulator.timing import machines
 from hipforge.errors import BuildError, ConfigError, EmulatorFault
+from hipforge.jit.cache import locks
 from hipforge.ops.core.tuned import read_rows, read_table
 from hipforge.ops.mxfp4_gemm import tuner as mxfp4_gemm
 from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
@@ -26,7 +29,7 @@ from hipforge.ops.mxfp8_dense import tuner as smallm_mxfp8
 from hipforge.ops.mxfp8_dense import wave_split
 from hipforge.ops.mxfp8_dense.family import TABLE as SMALLM_MXFP8
 from hipforge.ops.mxfp8_dense.family import candidates
-from hipforge.tuning import driver, model, table_writer, timing, work
+from hipforge.tuning import driver, model, timing, work
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape, read_untuned
 from hipforge.tuning.search import Candidate, Trial, search
 from hipforge.tuning.table_writer import merge_rows
@@ -206,7 +209,7 @@ def test_a_bad_row_never_reaches_the_file(tmp_path):
     with pytest.raises(ConfigError, match="use_hip=0"):
         merge_rows(path, SMALLM_MXFP8, [{**modelled_row(m=2), "use_hip": 0}])
     assert path.read_bytes() == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["t.csv", "t.csv.lock"]
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 
 
 def test_files_in_another_format_or_with_errors_are_not_overwritten(tmp_path):
@@ -231,10 +234,52 @@ def test_the_file_keeps_its_permissions(tmp_path):
 
 def test_a_lock_that_is_never_released_ends_with_its_name(tmp_path):
     path = tmp_path / "t.csv"
-    busy = pytest.raises(ConfigError, match=r"t\.csv\.lock is held by another process")
-    with table_writer.FileLock(f"{path}.lock"), settings.scope(LOCK_TIMEOUT=0.05), busy:
+    said = r"nothing was written: waited 0 s for .*t\.csv\.lock of .*t\.csv, which process \d+ on .* is writing"
+    holder = locks.holding(Path(f"{path}.lock"), str(path), "writing")
+    with holder, settings.scope(LOCK_TIMEOUT=0.05), pytest.raises(ConfigError, match=said):
         merge_rows(path, SMALLM_MXFP8, [modelled_row()])
     assert not path.exists()
+
+
+@pytest.mark.parametrize("error", ["ENOLCK", "EOPNOTSUPP", "ENOSYS"])
+def test_a_file_system_without_flock_has_a_lock_all_the_same(tmp_path, monkeypatch, error):
+    def refuse(*_):
+        raise OSError(getattr(errno, error), "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(locks, "_flock_works", {})
+    path = tmp_path / "t.csv"
+    merge_rows(path, SMALLM_MXFP8, [modelled_row()])
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
+    with (
+        locks.holding(Path(f"{path}.lock"), str(path), "writing"),
+        settings.scope(LOCK_TIMEOUT=0.05),
+        pytest.raises(ConfigError, match="nothing was written"),
+    ):
+        merge_rows(path, SMALLM_MXFP8, [modelled_row(m=2)])
+    merge_rows(path, SMALLM_MXFP8, [modelled_row(m=2)])
+    assert len(read_rows(SMALLM_MXFP8, path)) == 2
+
+
+@pytest.mark.parametrize("kind", ["there", "dangling", "chain"])
+def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path, kind):
+    real, link = tmp_path / "real" / "tuned.csv", tmp_path / "mine" / "t.csv"
+    real.parent.mkdir()
+    link.parent.mkdir()
+    target = real
+    if kind == "chain":
+        target = tmp_path / "between.csv"
+        target.symlink_to(real)
+    link.symlink_to(target)
+    if kind == "there":
+        merge_rows(real, SMALLM_MXFP8, [modelled_row()])
+        real.chmod(0o640)
+    merge_rows(link, SMALLM_MXFP8, [modelled_row(m=2)])
+    assert link.readlink() == target and not real.is_symlink()
+    assert len(read_rows(SMALLM_MXFP8, real)) == (2 if kind == "there" else 1)
+    assert [p.name for p in real.parent.iterdir()] == ["tuned.csv"]
+    assert [p.name for p in link.parent.iterdir()] == ["t.csv"]
+    assert kind != "there" or real.stat().st_mode & 0o777 == 0o640
 
 
 WRITER = textwrap.dedent(
