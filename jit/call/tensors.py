@@ -7,7 +7,10 @@ below what the shape reaches (as sharded training frees parameters), no storage 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from typing import Any
+
+from hipforge.errors import GuardError
 
 log = logging.getLogger("hipforge")
 
@@ -52,6 +55,25 @@ def _is_traced(tensor: Any) -> bool:
     from torch._subclasses.functional_tensor import FunctionalTensor
 
     return isinstance(tensor, FakeTensor | FunctionalTensor)
+
+
+def check_gradients(op: str, arguments: Mapping[str, Any], written: Collection[str]) -> None:
+    """Do for a call that does not enter a kernel's binding what that does about gradients; they are being recorded.
+
+    Raises:
+        GuardError: an argument that the op writes requires grad.
+    """
+    import torch
+
+    for name, value in arguments.items():
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            continue
+        if name in written:
+            raise GuardError(
+                f"{op}: argument '{name}' is written and requires grad, which autograd would not see; pass it "
+                "detached, or call under torch.no_grad()"
+            )
+        dropped_gradient(op, name)
 
 
 _warned: set[str] = set()

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from hipforge.jit.call import tensors
 from hipforge.jit.call.signature import Signature
 
 NAMESPACE = "hipforge"
@@ -52,6 +53,7 @@ def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..
         torch.library.register_fake(f"{NAMESPACE}::{free}", fake, lib=library)
         _registered.append(free)
         overload = getattr(packet, free).default
+        library.impl(free, _detaching(free, overload), "Autograd")
         _kernels[overload] = kernel
         return overload
 
@@ -78,6 +80,22 @@ def recording() -> bool:
 def registered() -> tuple[str, ...]:
     """Return the names of the operators that exist so far."""
     return tuple(_registered)
+
+
+def _detaching(name: str, overload: Any) -> Callable[..., Any]:
+    """Return what autograd sees of an operator: results that are detached, as those of an eager call are."""
+    import torch
+
+    flags = {argument.name: argument.alias_info for argument in overload._schema.arguments}
+    written = [argument for argument, alias in flags.items() if alias is not None and alias.is_write]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            tensors.check_gradients(name, {**dict(zip(flags, args, strict=False)), **kwargs}, written)
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*args, **kwargs)
+
+    return call
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

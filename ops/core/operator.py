@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from hipforge.errors import HipforgeError
+from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch
 from hipforge.ops.core.arguments import blame, require_annotated, require_readable
@@ -70,7 +71,7 @@ def operator(
         dispatch.on_clear(references.clear)
         signature = _public_signature(body)
         planned = _named_by(plan, signature)
-        written_names = (*outs, *mutates, *(() if adds is None else (adds,)))
+        writes = frozenset((*outs, *mutates, *(() if adds is None else (adds,))))
 
         def planner(*args: Any, **kwargs: Any) -> Decision:
             given = signature.bind(*args, **kwargs)
@@ -91,8 +92,18 @@ def operator(
                 given = signature.bind(*args, **kwargs).arguments
                 require_readable(**given)
                 require_annotated(name, signature, given)
-                require_unexpanded(**{each: given.get(each) for each in written_names})
+                written = [each for each in writes if given.get(f"{each}_out") is None]  # q_out is written, or else q
+                require_unexpanded(**{each: given.get(each) for each in written})
+                if torch.is_grad_enabled():
+                    check_gradients(name, given, written)
             return accepted
+
+        def first(accepted: Accepted | None, *args: Any, **kwargs: Any) -> Any:
+            """Run what was just decided; calls that torch computes come here each time, to record no gradients."""
+            if accepted is None or accepted.path != "torch":
+                return None if accepted is None else body(accepted, *args, **kwargs)
+            with torch.no_grad():
+                return body(accepted, *args, **kwargs)
 
         def constant(decision: Decision, *args: Any, **kwargs: Any) -> Any:  # of the traced graph; no cache is involved
             return None if decision.accepted is None else body(decision.accepted, *args, **kwargs)
@@ -111,9 +122,9 @@ def operator(
         tracing = "compiling() or modes() and not recording()" if fake else "compiling()"
         decision = "" if fake else f"plan({', '.join(f'{each}={each}' for each in planned)}), "
         call = _eager_call(
-            body, signature, plan, key, launches, decide, failed, traced, tracing=tracing, decision=decision
+            body, signature, plan, key, launches, decide, first, failed, traced, tracing=tracing, decision=decision
         )
-        call.writes = frozenset((*outs, *mutates, *(() if adds is None else (adds,))))  # type: ignore[attr-defined]
+        call.writes = writes  # type: ignore[attr-defined]
         return typing.cast(Callable[P, R], call)
 
     return decorate
@@ -123,7 +134,8 @@ def operator(
 # every call half a microsecond. The names that `make` takes are the free variables of the call.
 _CALL = """
 def make(
-    body, plan, key_of, part, launches, decide, failed, traced, compiling, modes, recording, HipforgeError{defaults}
+    body, plan, key_of, part, launches, decide, first, failed, traced, compiling, modes, recording,
+    HipforgeError{defaults}
 ):
     def {name}({parameters}):
         if {tracing}:
@@ -136,7 +148,9 @@ def make(
                 taken = decide(at, {passed})
             except (AttributeError, TypeError):  # the planner says what is wrong; unhashable ones are not cached
                 taken = decide(None, {passed})
-            return None if taken is None else body(taken, {passed})
+            else:
+                return body(taken, {passed})
+            return first(taken, {passed})
         except HipforgeError:
             raise
         except Exception:
@@ -153,6 +167,7 @@ def _eager_call(
     key: Callable[..., object] | None,
     launches: dict[object, Accepted],
     decide: Callable[..., Accepted | None],
+    first: Callable[..., Any],
     failed: Callable[..., None],
     traced: Callable[..., Any],
     *,
@@ -185,6 +200,7 @@ def _eager_call(
         _part,
         launches,
         decide,
+        first,
         failed,
         traced,
         _is_dynamo_compiling,

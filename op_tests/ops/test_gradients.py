@@ -1,0 +1,97 @@
+"""What ops do with tensors that require grad: results are detached, said once per op, eagerly and compiled."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.op_calls import CALLS
+
+from hipforge.errors import GuardError
+from hipforge.jit.call import tensors
+
+WRITES_ITS_INPUT = {"residual_rms", "residual_rms_mxfp8"}  # the residual stream
+REFUSAL = "argument 'residual' is written and requires grad"
+
+
+def requiring_grad(name: str) -> dict[str, torch.Tensor]:
+    """The op's inputs; those whose dtype can have a gradient require one."""
+    made = CALLS[name].make(3)
+    wide = (torch.float32, torch.bfloat16, torch.float16)
+    return {each: tensor.requires_grad_() if tensor.dtype in wide else tensor for each, tensor in made.items()}
+
+
+WITH_GRADIENTS = [name for name in CALLS if any(tensor.requires_grad for tensor in requiring_grad(name).values())]
+
+
+def attached(results: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(results)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+
+def test_enough_ops_take_tensors_that_can_require_grad() -> None:
+    assert len(WITH_GRADIENTS) >= 15
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", WITH_GRADIENTS)
+def test_results_are_detached_and_it_is_said_once(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tensors, "_warned", set())
+    torch._dynamo.reset()
+    run = torch.compile(CALLS[name].run, backend="aot_eager", fullgraph=True) if compiled else CALLS[name].run
+    given = requiring_grad(name)
+    if name in WRITES_ITS_INPUT:
+        with pytest.raises(Exception, match=REFUSAL) as caught:
+            run(**given)
+        assert compiled or isinstance(caught.value, GuardError)
+        given["residual"] = given["residual"].detach()
+    with caplog.at_level(logging.WARNING, "hipforge"):
+        assert not attached(run(**given))
+        said = [record.getMessage() for record in caplog.records if "requires grad" in record.getMessage()]
+        assert not attached(run(**given))
+    assert all("but the op has no backward: its result is detached" in text for text in said)
+    assert len({text.split(":")[0] for text in said}) == len(said) or compiled
+    repeated = [record.getMessage() for record in caplog.records if "requires grad" in record.getMessage()]
+    # moe_align_block_size reads none of the weights; each launch of a composed op is an op of its own
+    assert (len(said) == len(repeated) > 0) == (name not in ("moe_align_block_size",))
+    caplog.clear()
+    with torch.no_grad():
+        run(**given)
+    assert not [record for record in caplog.records if "requires grad" in record.getMessage()]
+
+
+IN_TORCH = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+import test_gradients as own
+for name in own.WITH_GRADIENTS:
+    given = own.requiring_grad(name)
+    if name in own.WRITES_ITS_INPUT:
+        try:
+            own.CALLS[name].run(**given)
+        except own.GuardError as error:
+            assert own.REFUSAL in str(error), error
+        else:
+            raise AssertionError(name)
+        given["residual"] = given["residual"].detach()
+    assert not own.attached(own.CALLS[name].run(**given)), name
+print(len(own.WITH_GRADIENTS))
+"""
+
+
+def test_results_that_torch_computes_are_detached_too() -> None:
+    here = Path(__file__).parent
+    environment = {**os.environ, "HIPFORGE_DEVICE": "reference", "PYTHONPATH": str(here.parent)}
+    command = [sys.executable, "-c", IN_TORCH, str(here)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [str(len(WITH_GRADIENTS))]
