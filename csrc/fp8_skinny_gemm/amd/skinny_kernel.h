@@ -68,12 +68,6 @@ struct Shape {
   // Four waves share 512 registers a lane, so the largest work-group depends on what the sums take.
   static constexpr int kSums = kALanes * kBLanes * (kOpM == 32 ? 16 : 4);
   static constexpr int kMaxWaves = kSums <= 64 ? kMostWaves : kSums <= 192 ? 8 : 4;
-  // Before clang 22, the LDS loads of many products on gfx942 move past the instructions of earlier steps until they spill.
-#if __clang_major__ < 22 && !defined(__gfx950__)
-  static constexpr bool kStepByStep = kALanes * kBLanes >= 12;
-#else
-  static constexpr bool kStepByStep = false;
-#endif
 
   static_assert(kSteps % 2 == 0, "the deeper instructions take two fragments");
   static_assert(kStepK * (kSteps - 1) < 4096, "offsets of loads are immediate");
@@ -187,6 +181,17 @@ struct Multiply {
   }
 };
 
+/// Loads a fragment with one LDS instruction. clang 21 loads the halves of a chunk apart for instructions that take 8 bytes;
+/// these conflict in LDS banks, and with many products they spill.
+template <class T>
+__device__ inline T load_whole(const T* from) {
+  T fragment = *from;
+#if __clang_major__ < 22
+  asm("" : "+v"(fragment));
+#endif
+  return fragment;
+}
+
 /// One instruction's 8, 16 or 32 rows from `row` and 16 or 32 columns from `column`.
 template <class S>
 __device__ inline void put(const Sink& sink, typename Multiply<S>::Sum sums, uint32_t row, uint32_t column, uint32_t lane) {
@@ -230,17 +235,16 @@ __device__ inline void consume(const Problem& p, Queue<S> queue, _Float16* out, 
 #pragma unroll
         for (int ia = 0; ia < kA; ++ia)
 #pragma unroll
-          for (int d = 0; d < kDepth; ++d) a[ia][d] = a_part[(ia * S::kSteps + step + d) * dev::kWaveSize];
+          for (int d = 0; d < kDepth; ++d) a[ia][d] = load_whole(a_part + (ia * S::kSteps + step + d) * dev::kWaveSize);
 #pragma unroll
         for (int ib = 0; ib < kB; ++ib) {
           u32x4 b[kDepth];
 #pragma unroll
-          for (int d = 0; d < kDepth; ++d) b[d] = b_part[(ib * S::kSteps + step + d) * dev::kWaveSize];
+          for (int d = 0; d < kDepth; ++d) b[d] = load_whole(b_part + (ib * S::kSteps + step + d) * dev::kWaveSize);
           if (step + kDepth == S::kSteps && ib + 1 == kB) signal<kConsumerDrain>(flag, lane, S::kParts);
 #pragma unroll
           for (int ia = 0; ia < kA; ++ia) sums[ia][ib] = M::add(a[ia], b, sums[ia][ib], lane);
         }
-        if constexpr (S::kStepByStep) __builtin_amdgcn_sched_barrier(0);
       }
       place.advance(p.consumers, p.qsize);
     }
