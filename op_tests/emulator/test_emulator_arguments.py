@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.clang import clang
 from helpers.emulator_asm import METADATA
 from helpers.hip_compile import device_elf
 
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError, HipforgeError
-from hipforge.jit import toolchain
 
 SOURCE = r"""
 #include <hip/hip_runtime.h>
@@ -172,8 +172,7 @@ def stale(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stale")
     source, image = folder / "k.s", folder / "k.hsaco"
     source.write_text(STALE + METADATA.format(kernels=STALE_KERNEL))
-    clang = toolchain.select("gfx950").roots()["HIPCXX"]
-    subprocess.run([clang, "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
+    subprocess.run([clang(), "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
     return image
 
 
@@ -232,8 +231,7 @@ def test_registers_beyond_the_descriptors_are_reported(register: str, accepted: 
     write = f"v_accvgpr_write_b32 {register}, 1" if register[0] == "a" else f"v_mov_b32 {register}, 1"
     source, image = tmp_path / "k.s", tmp_path / "k.hsaco"
     source.write_text(STALE.replace("  s_endpgm", f"  {write}\n  s_endpgm") + METADATA.format(kernels=STALE_KERNEL))
-    clang = toolchain.select("gfx950").roots()["HIPCXX"]
-    subprocess.run([clang, "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
+    subprocess.run([clang(), "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
     kernel = emulator.CodeObject(image).kernels["stale"]
     arguments = [torch.zeros(64, dtype=torch.int32), bytes(16), 7]
     with emulator.options(checks="memory"):
@@ -256,8 +254,7 @@ def test_indexed_registers_beyond_the_descriptors_are_reported(
     source, image = tmp_path / "k.s", tmp_path / "k.hsaco"
     text = STALE.replace("  s_endpgm", f"{moves}\n  s_set_gpr_idx_off\n  s_endpgm")
     source.write_text(text + METADATA.format(kernels=STALE_KERNEL))
-    clang = toolchain.select("gfx950").roots()["HIPCXX"]
-    subprocess.run([clang, "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
+    subprocess.run([clang(), "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
     kernel = emulator.CodeObject(image).kernels["stale"]
     arguments = [torch.zeros(64, dtype=torch.int32), bytes(16), 7]
     with emulator.options(checks="all"):

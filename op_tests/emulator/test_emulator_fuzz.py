@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import hip_compile, random_programs
+from helpers.clang import clang
 
 from hipforge import emulator
-from hipforge.jit import toolchain
 
 ITEMS = 128
 LEVELS = ("-O0", "-O1", "-O3")
@@ -43,8 +43,7 @@ def host_results(
     """Each program's results and what it leaves in global memory."""
     source, library = directory / "host.cpp", directory / "host.so"
     source.write_text(random_programs.host_source(programs))
-    clang = toolchain.select("gfx950").roots()["HIPCXX"]
-    command = [clang, *STRICT, *HALVES, "-O1", "-shared", "-fPIC", str(source), "-o", str(library), "-lm"]
+    command = [clang(), *STRICT, *HALVES, "-O1", "-shared", "-fPIC", str(source), "-o", str(library), "-lm"]
     subprocess.run(command, check=True)
     loaded = ctypes.CDLL(str(library))
     found = {}

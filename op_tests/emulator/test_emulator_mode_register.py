@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import hip_compile
+from helpers.clang import clang
 from helpers.exec_one import M0, MODE_DEFAULT, VCC, Machine, from_fraction, to_fraction
 
 from hipforge import emulator
 from hipforge.errors import LaunchError
-from hipforge.jit import toolchain
 
 DOWN = 2
 FP16_OVFL = 1 << 23
@@ -158,8 +158,7 @@ def kernel(folder: Path, second: str = "", directives: str = "") -> emulator.Ker
     """Assemble a kernel of two waves that store 1 + 2^-25 and a bit."""
     source, image = folder / "k.s", folder / "k.hsaco"
     source.write_text(KERNEL.format(second=second, directives=directives))
-    clang = toolchain.select("gfx950").roots()["HIPCXX"]
-    command = [clang, "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)]
+    command = [clang(), "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)]
     subprocess.run(command, check=True)
     return emulator.CodeObject(image).kernels["k"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.clang import clang
 from helpers.exec_registry import ARCHS, on_each_arch
 
 from hipforge import emulator
 from hipforge.errors import EmulatorFault
-from hipforge.jit import toolchain
 
 KERNEL = """
 .amdgcn_target "amdgcn-amd-amdhsa--{arch}"
@@ -75,8 +75,8 @@ WIDTHS = {
 def run(folder: Path, arch: str, load: str) -> np.ndarray:
     source, image = folder / "k.s", folder / "k.hsaco"
     source.write_text(KERNEL.format(arch=arch, load=load))
-    clang = toolchain.select(arch).roots()["HIPCXX"]
-    subprocess.run([clang, "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", str(source), "-o", str(image)], check=True)
+    target = ("--target=amdgcn-amd-amdhsa", f"-mcpu={arch}")
+    subprocess.run([clang(arch), *target, str(source), "-o", str(image)], check=True)
     out = torch.zeros(64, dtype=torch.int32)
     with emulator.options(arch=arch, checks="all"):
         emulator.launch(emulator.CodeObject(image).kernels["k"], 1, 64, [out])

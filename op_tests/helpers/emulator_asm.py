@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from helpers.clang import clang
 from hipforge import emulator
-from hipforge.jit import toolchain
 
 LANES = 64
 FIRST_INPUT, FIRST_OUTPUT = 8, 80
@@ -122,8 +122,7 @@ def assemble(arch: str, instructions: list[Instruction], folder: Path) -> emulat
     body.append(METADATA.format(kernels="".join(METADATA_KERNEL.format(name=i.name) for i in instructions)))
     source, image = folder / "k.s", folder / "k.hsaco"
     source.write_text("\n".join(body))
-    clang = toolchain.select(arch).roots()["HIPCXX"]
-    command = [clang, "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", str(source), "-o", str(image)]
+    command = [clang(arch), "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", str(source), "-o", str(image)]
     subprocess.run(command, check=True)
     return emulator.CodeObject(image)
 

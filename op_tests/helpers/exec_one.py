@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from helpers.clang import clang
 from hipforge.emulator import library
-from hipforge.jit import toolchain
 
 LANES = 64
 ACC = 256  # row of a[0]
@@ -58,11 +58,10 @@ def assemble_all(texts: Iterable[str], arch: str = "gfx950") -> None:
     """Assemble many texts in one process, each into a section of its own, for later ``assemble`` calls."""
     wanted = [text for text in dict.fromkeys(texts) if (text, arch) not in _assembled]
     source = "".join(f'.section .t{index},"ax"\n{text}\n' for index, text in enumerate(wanted))
-    compiler = toolchain.select(arch).roots()["HIPCXX"]
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory) / "text.o"
         done = subprocess.run(
-            [compiler, "-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", "-", "-o", str(made)],
+            [clang(arch), "-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", "-", "-o", str(made)],
             input=source, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

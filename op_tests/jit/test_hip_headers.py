@@ -26,7 +26,7 @@ __global__ void convert(const float* x, const float* y, float* out, int64_t n) {
   const __hip_bfloat16 c = __float2bfloat16(x[i]), d = __float2bfloat16(y[i]);
   const hip_bfloat16 e(x[i]), f = hip_bfloat16::round_to_bfloat16(y[i]);
   const __half2 ab = __halves2half2(a, b);
-  const __hip_bfloat162 cd = __floats2bfloat162_rn(x[i], y[i]);
+  const __hip_bfloat162 cd = __float22bfloat162_rn(make_float2(x[i], y[i]));
   const float results[] = {
       __half2float(a), __half2float(__hadd(a, b)), __half2float(a * b), __half2float(__hfma(a, b, a)),
       __low2float(__hmul2(ab, __lowhigh2highlow(ab))), __half2float(__hmax(a, b)), __hlt(a, b) ? 1.0f : 0.0f,

@@ -1,0 +1,12 @@
+"""The clang++ of the toolchain in use, for tests that assemble or compile something other than HIP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hipforge.jit import toolchain
+
+
+def clang(arch: str = "gfx950") -> str:
+    """Return its path; behind a hipcc the one it calls, since hipcc takes C++ and what it links for HIP."""
+    return str(Path(toolchain.select(arch).roots()["LLVM"]) / "bin/clang++")
