@@ -24,6 +24,18 @@ def _fp8_cache(rng: Rng, *shape: int) -> torch.Tensor:
     return (rng.finite(*shape).clamp(-6, 6)).to(own_fp8())
 
 
+def _options(rng: Rng, heads: int) -> Arguments:
+    """What a token sees and how it is weighed, and whether it is causal."""
+    window = rng.maybe(0.25, lambda: rng.pick((1, 5, 16, 40, 10**6)))
+    sinks = rng.finite(heads) * 2
+    if rng.chance(0.2):
+        sinks[0] = -math.inf
+    return {
+        "causal": window is not None or rng.chance(0.7), "window": window, "sinks": rng.maybe(0.25, lambda: sinks),
+        "softcap": rng.maybe(0.25, lambda: rng.pick((0.5, 5.0, 30.0))),
+    }  # fmt: skip
+
+
 def make_plain(rng: Rng) -> Arguments:
     batch, mq, kv_heads, group, d = (
         rng.pick((1, 2, 3)),
@@ -47,8 +59,9 @@ def make_plain(rng: Rng) -> Arguments:
         "q": rng.strided(q), "k_cache": cache[0].view(torch.uint8) if as_bytes else cache[0],
         "v_cache": cache[1].view(torch.uint8) if as_bytes else cache[1], "block_tables": tables, "seqlens": lengths,
         "k_scale": scales[0], "v_scale": scales[1], "scale": rng.maybe(0.3, lambda: 0.1), "return_lse": rng.chance(0.6),
-        "causal": rng.chance(0.7), "split_k": rng.maybe(0.4, lambda: rng.integer(1, 5)),
+        "split_k": rng.maybe(0.4, lambda: rng.integer(1, 5)), **_options(rng, q.shape[2]),
         "out": rng.maybe(0.3, lambda: torch.full(q.shape, 7.0, dtype=q.dtype)),
+        "lse_out": rng.maybe(0.2, lambda: torch.full((batch, q.shape[2], mq), 7.0)),
     }  # fmt: skip
 
 
@@ -62,12 +75,14 @@ def _rows(cache: Array, tables: Array | None) -> Array:
 
 
 def attend(
-    q: Array, k: Array, v: Array, size_v: Array, lengths: Array, factor: float, causal: bool, rough_k: float
+    q: Array, k: Array, v: Array, size_v: Array, lengths: Array, factor: float, rough_k: float, before: Arguments
 ) -> tuple[Span, Span, Array]:
-    """(attention, log-sum-exp, where both are judged).
+    """(attention, log-sum-exp, where both are judged) with the options of the call ``before``.
 
     ``size_v``: what errors of V are relative to, its parts where it is a sum; ``rough_k``: the relative error of K.
     """
+    causal, window, cap = bool(before.get("causal", True)), before.get("window"), before.get("softcap")
+    sinks = None if before.get("sinks") is None else values(before["sinks"])
     batch, mq, heads, _ = q.shape
     group = heads // k.shape[2]
     out, room = np.zeros(q.shape), np.zeros(q.shape)
@@ -75,17 +90,23 @@ def attend(
     for b in range(batch):
         length = int(np.clip(lengths[b], 0, k.shape[1]))
         for token in range(mq):
-            seen = max(length - mq + token + 1, 0) if causal else length
+            end = max(length - mq + token + 1, 0) if causal else length
+            begin = 0 if window is None else max(end - int(window), 0)
             for head in range(heads):
-                if not seen:
+                sink = -np.inf if sinks is None else float(sinks[head])
+                if not end:
+                    lse[b, head, token] = sink
                     continue
-                keys, rows, sizes = (part[b, :seen, head // group] for part in (k, v, size_v))
+                keys, rows, sizes = (part[b, begin:end, head // group] for part in (k, v, size_v))
                 with np.errstate(all="ignore"):
                     scores = keys @ q[b, token, head] * factor
                     off = np.abs(keys) @ np.abs(q[b, token, head]) * abs(factor) * (rough_k + 2.0**-18)
-                    top = scores.max()
+                    if cap is not None:  # tanh flattens errors; its own is a few roundings of the cap
+                        scores = float(cap) * np.tanh(scores / float(cap))
+                        off = off + abs(float(cap)) * 2.0**-18
+                    top = max(scores.max(), sink)
                     powers = np.exp(scores - top)
-                    total = powers.sum()
+                    total = powers.sum() + np.exp(sink - top)
                     lse[b, head, token] = top + np.log(total)
                     lse_room[b, head, token] = off.max() + 2.0**-16 * (1 + abs(top))
                     weights = powers / total
@@ -130,11 +151,14 @@ def judge_plain(before: Arguments, result: Any, after: Arguments) -> str | None:
         values(before[f"{name}_cache"], fp8) * _per_head(before.get(f"{name}_scale", 1.0), heads) for name in "kv"
     ]
     factor = 1 / math.sqrt(q.shape[-1]) if before.get("scale") is None else float(before["scale"])
-    causal = bool(before.get("causal", True))
     k, v = (_rows(cache, tables) for cache in caches)
-    found = attend(values(q), k, v, np.abs(v), integers(before["seqlens"]), factor, causal, 0.0)
+    found = attend(values(q), k, v, np.abs(v), integers(before["seqlens"]), factor, 0.0, before)
     out, lse = result if before.get("return_lse") else (result, None)
-    return first(is_given(out, after.get("out"), "out"), _attention_complaint(before, out, lse, found))
+    return first(
+        is_given(out, after.get("out"), "out"),
+        None if lse is None else is_given(lse, after.get("lse_out"), "lse_out"),
+        _attention_complaint(before, out, lse, found),
+    )  # fmt: skip
 
 
 def _packed_rows(
@@ -166,12 +190,15 @@ def make_packed(rng: Rng) -> Arguments:
     most = page_size * (tables.shape[1] if tables is not None else 1)
     (k, k_words), (v, v_words) = (_packed_rows(rng, pages * page_size, groups, d, num_groups) for _ in range(2))
     wide = [None if x is None else x.expand(*x.shape[:3], heads, *x.shape[4:]) for x in (k, v, k_words, v_words)]
+    q = rng.finite(1, batch * mq, groups, heads, d, dtype=rng.pick(HALVES))
     return {
-        "q": rng.finite(1, batch * mq, groups, heads, d, dtype=rng.pick(HALVES)), "k": wide[0], "v": wide[1],
+        "q": q, "k": wide[0], "v": wide[1],
         "k_scale_shift": wide[2], "v_scale_shift": wide[3],
         "seqlens": torch.from_numpy(rng.numbers.integers(0, most + 1, batch).astype(np.int32)), "block_tables": tables,
         "page_size": page_size if paged else None, "split_k": rng.maybe(0.3, lambda: rng.integer(1, 4)),
-        "causal": rng.chance(0.7), "num_groups": num_groups,
+        "num_groups": num_groups, **_options(rng, groups * heads),
+        "out": rng.maybe(0.3, lambda: torch.full(q.shape, 7.0, dtype=q.dtype)),
+        "lse_out": rng.maybe(0.2, lambda: torch.full((batch, groups, heads, mq), 7.0)),
     }  # fmt: skip
 
 
@@ -209,9 +236,12 @@ def judge_packed(before: Arguments, result: Any, after: Arguments) -> str | None
     # K of int4 is rounded to q's dtype.
     rough = 0.0 if num_groups is None else 2.0**-8
     k, _, v, sizes = caches
-    found = attend(folded, k, v, sizes, lengths, factor, bool(before.get("causal", True)), rough)
+    found = attend(folded, k, v, sizes, lengths, factor, rough, before)
     out, lse = result
-    return _attention_complaint(before, out, lse, found)
+    return first(
+        is_given(out, after.get("out"), "out"), is_given(lse, after.get("lse_out"), "lse_out"),
+        _attention_complaint(before, out, lse, found),
+    )  # fmt: skip
 
 
 # ---- rotation --------------------------------------------------------------------------------------------------------
@@ -375,7 +405,7 @@ def judge_rope(before: Arguments, result: Any, after: Arguments) -> str | None:
 
 
 OPS = (
-    Op("decode_attention_fp8", make_plain, judge_plain, writes=("out",)),
+    Op("decode_attention_fp8", make_plain, judge_plain, writes=("out", "lse_out")),
     Op("decode_attention_splitk", make_packed, judge_packed, writes=("out", "lse_out")),
     Op(
         "rope_and_cache",

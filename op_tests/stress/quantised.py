@@ -271,6 +271,9 @@ def make_swiglu(rng: Rng, mx: bool) -> Arguments:
     if rng.chance(0.4):
         given |= {"alpha": 1.702, "beta": 1.0, "limit": rng.pick((7.0, None))}
     given["next_buffer"] = rng.maybe(0.3, lambda: torch.full((rows, rng.pick((1, 8, 57))), 7.0, dtype=torch.float16))
+    given["out"] = rng.maybe(0.3, lambda: torch.zeros(rows, d).to(own_fp8()))
+    if mx:
+        given["scale_out"] = rng.maybe(0.3, lambda: torch.zeros(rows, d // 32, dtype=torch.uint8))
     return {**given, "interleaved": rng.chance(0.3), "force_scalar": rng.chance(0.2)}
 
 
@@ -293,8 +296,14 @@ def judge_swiglu(before: Arguments, result: Any, after: Arguments) -> str | None
     if after.get("next_buffer") is not None and after["next_buffer"].any():
         return "the next buffer is not zero"
     if isinstance(result, tuple):
-        return mx_complaint(y, judged, *result)
-    return static_complaint(y, judged, result, before["scale_tensor"], before.get("fp8_max"))
+        return first(
+            is_given(result[0], after.get("out"), "out"), is_given(result[1], after.get("scale_out"), "scale_out"),
+            mx_complaint(y, judged, *result),
+        )  # fmt: skip
+    return first(
+        is_given(result, after.get("out"), "out"),
+        static_complaint(y, judged, result, before["scale_tensor"], before.get("fp8_max")),
+    )
 
 
 WRITES = ("out", "scale_out", "also_out", "next_buffer", "residual")
