@@ -23,8 +23,9 @@ from hipforge import settings
 from hipforge.cli import output
 from hipforge.cli.build_progress import BuildProgress
 from hipforge.emulator import library
+from hipforge.emulator.timing import library as timing_library
 from hipforge.errors import ConfigError
-from hipforge.jit import fleet, host_library, notices, registry
+from hipforge.jit import fleet, notices, registry
 from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache.store import Entry
 from hipforge.jit.call import abi
@@ -35,10 +36,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def host_entries() -> list[Entry]:
-    """Build the emulator and the binding; returns their cache entries."""
-    sources = sorted(library.source_dir().glob("*.cpp"))
-    emulator = host_library.entry("emulator", sources=sources, cflags=library.CFLAGS, ldflags=library.LDFLAGS)
-    return [emulator, abi.extension_entry()]
+    """Build the emulator, the model of time and the binding; returns their cache entries."""
+    return [library.entry(), timing_library.entry(), abi.extension_entry()]
 
 
 def module_entries(modules: list[str], archs: list[str]) -> list[Entry]:
@@ -120,9 +119,7 @@ def main() -> None:
     options = parser.parse_args()
     archs = options.arch.split(",")
     asked = [*(options.modules or []), *(modules_of(options.ops.split(",")) if options.ops else [])]
-    names = asked or [
-        name for name, entry in registry.modules().items() if set(entry.archs) & set(archs)
-    ]
+    names = asked or [name for name, entry in registry.modules().items() if set(entry.archs) & set(archs)]
     with settings.scope(HOST_MARCH=options.march):
         entries = host_entries() + module_entries(names, archs)
     with notices.slow(f"packing a wheel with {len(entries)} libraries", PACKING_S):

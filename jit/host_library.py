@@ -64,6 +64,7 @@ class Request:
     roots: Roots
     portable: Mapping[str, str]
     required: Mapping[Path, str] = field(default_factory=dict)
+    source_cflags: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     target = TARGET
     limits: ClassVar[Mapping[str, Any]] = {}
@@ -108,7 +109,14 @@ class Request:
         """Return the same request with the sources as they are now."""
         sources = [Path(self.roots.show(source)) for source in self.sources]
         flags = [self.roots.show(flag) if flag.startswith("-I${INCLUDE") else flag for flag in self.cflags]
-        return request(self.name, sources=sources, cflags=flags, ldflags=self.ldflags, required=self.required)
+        return request(
+            self.name,
+            sources=sources,
+            cflags=flags,
+            ldflags=self.ldflags,
+            required=self.required,
+            source_cflags=self.source_cflags,
+        )
 
 
 def request(
@@ -118,6 +126,7 @@ def request(
     cflags: Sequence[str],
     ldflags: Sequence[str],
     required: Mapping[Path, str] | None = None,
+    source_cflags: Mapping[str, Sequence[str]] | None = None,
 ) -> Request:
     """Complete a request for a host library; the arguments are those of :func:`build`.
 
@@ -134,12 +143,13 @@ def request(
     hidden = tuple(roots.hide(source) for source in sources)
     flags = tuple(f"-I{roots.hide(flag[2:])}" if flag.startswith("-I/") else flag for flag in cflags)
     portable = common_ingredients(name, {}, TARGET)
-    portable["flags"] = json.dumps({"cflags": flags, "ldflags": list(ldflags)})
+    more = {"source_cflags": source_cflags} if source_cflags else {}
+    portable["flags"] = json.dumps({"cflags": flags, "ldflags": list(ldflags), **more})
     for path, source in zip(hidden, sources, strict=True):
         portable[f"source:{path}"] = digests.of(str(source))
         if portable[f"source:{path}"] == ABSENT:
             raise BuildError(f"{name}: there is no source {source}")
-    return Request(name, hidden, flags, tuple(ldflags), roots, portable, required or {})
+    return Request(name, hidden, flags, tuple(ldflags), roots, portable, required or {}, source_cflags or {})
 
 
 def specification(wanted: Request) -> BuildSpec:
@@ -163,7 +173,10 @@ def specification(wanted: Request) -> BuildSpec:
     cflags = tuple(flag.replace("-march=native", f"-march={march}") for flag in wanted.cflags)
     if any("-march=native" in flag for flag in wanted.cflags):
         ingredients["host cpu"] = native() if march == "native" else march
-    steps = tuple(_compile(number, path, cflags) for number, path in enumerate(wanted.sources))
+    steps = tuple(
+        _compile(number, path, (*cflags, *wanted.source_cflags.get(Path(path).name, ())))
+        for number, path in enumerate(wanted.sources)
+    )
     steps += (_link(any(is_cplusplus), [step.outputs[0] for step in steps], wanted.ldflags),)
     ingredients["steps"] = body(steps, wanted.name)
     return BuildSpec(
@@ -212,19 +225,23 @@ def build(
     cflags: Sequence[str] = (),
     ldflags: Sequence[str] = (),
     required: Mapping[Path, str] | None = None,
+    source_cflags: Mapping[str, Sequence[str]] | None = None,
 ) -> Path:
     """Return the shared library made of ``sources``: prebuilt, else cached, else built now.
 
     Compiled with ``-fPIC -I<package>/csrc/include`` and then ``cflags``, in order; linked with ``-shared``, the
     objects and then ``ldflags``. Flags may use ``${CSRC}``, ``${JIT}`` and ``${EMULATOR}``. ``required`` names files
     without which a build makes no sense, each with what to say when it is missing; a library that is there needs none.
+    ``source_cflags`` are further flags of single sources, by file name; they come last.
 
     Raises:
         BuildError: a source does not compile or is missing.
         MissingModuleError: it is not built and ``HIPFORGE_DISABLE_JIT=1``.
         ToolchainError: there is no host compiler, or a required file is missing.
     """
-    return entry(name, sources=sources, cflags=cflags, ldflags=ldflags, required=required).library
+    return entry(
+        name, sources=sources, cflags=cflags, ldflags=ldflags, required=required, source_cflags=source_cflags
+    ).library
 
 
 def entry(
@@ -234,11 +251,13 @@ def entry(
     cflags: Sequence[str] = (),
     ldflags: Sequence[str] = (),
     required: Mapping[Path, str] | None = None,
+    source_cflags: Mapping[str, Sequence[str]] | None = None,
 ) -> store.Entry:
     """Like :func:`build`, but return the whole entry: its manifest says how and in how many seconds it was built."""
     resolved = tuple(Path(os.path.realpath(source)) for source in sources)
     needs = tuple((required or {}).items())
-    return _entry(name, resolved, tuple(cflags), tuple(ldflags), needs, cache_dir.configured()[0])
+    more = tuple((source, tuple(flags)) for source, flags in (source_cflags or {}).items())
+    return _entry(name, resolved, tuple(cflags), tuple(ldflags), needs, more, cache_dir.configured()[0])
 
 
 @functools.cache
@@ -248,7 +267,15 @@ def _entry(
     cflags: tuple[str, ...],
     ldflags: tuple[str, ...],
     required: tuple[tuple[Path, str], ...],
+    source_cflags: tuple[tuple[str, tuple[str, ...]], ...],
     _root: Path,
 ) -> store.Entry:
-    wanted = request(name, sources=sources, cflags=cflags, ldflags=ldflags, required=dict(required))
+    wanted = request(
+        name,
+        sources=sources,
+        cflags=cflags,
+        ldflags=ldflags,
+        required=dict(required),
+        source_cflags=dict(source_cflags),
+    )
     return ladder.obtain(wanted).entry

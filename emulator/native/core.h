@@ -23,7 +23,6 @@ namespace hfemu {
 constexpr int kLanes = 64;
 constexpr int kVgprs = 512;     // 256 VGPRs, then 256 AccVGPRs
 constexpr int kAcc = 256;       // row of a[0]
-constexpr uint32_t kVcc = 106, kM0 = 124, kExec = 126;
 constexpr uint64_t kAllLanes = ~uint64_t{0};
 
 struct Wave;

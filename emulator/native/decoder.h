@@ -7,7 +7,6 @@
 
 namespace hfemu {
 
-constexpr unsigned kVcc = 106;
 constexpr unsigned kSdwa = 249, kDpp = 250, kLiteral = 255, kVgpr = 256;
 constexpr unsigned kScaledPrefix = 0xD3AC;
 

@@ -12,7 +12,6 @@ namespace hfemu {
 namespace {
 
 using isa::Encoding;
-using isa::Row;
 
 const char* const kSelect[] = {"BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD"};
 const char* const kUnused[] = {"UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"};
@@ -438,7 +437,7 @@ class Printer {
   }
 
   const Inst& inst_;
-  const Row& row_;
+  const isa::Row& row_;
   std::string out_;
   bool first_ = true;
 };

@@ -1,6 +1,8 @@
 // The stages around a lane operation: source modifiers, DPP, SDWA, output modifiers, EXEC; and the op table itself.
 #include "exec.h"
 
+#include <algorithm>
+
 #if defined(__F16C__) || defined(__AVX512F__) || defined(__SSE2__)
 #include <immintrin.h>
 #endif
@@ -32,6 +34,25 @@ uint16_t double_to_half(double x, const Mode& mode) {
   static constexpr Rounding rounding[] = {Rounding::nearest_even, Rounding::up, Rounding::down, Rounding::toward_zero};
   const bool saturate = mode.fp16_ovfl && std::isfinite(x);  // a true infinity stays one
   return static_cast<uint16_t>(encode(f16_format, x, saturate, rounding[mode.round64]));
+}
+
+OpEntry& OpTable::lane(Op op, OpClass op_class, LaneKernel kernel, int sources, LaneType result, LaneType a, LaneType b,
+                       LaneType c) {
+  OpEntry& e = entry(op);
+  e.kernel = kernel;
+  e.sources = static_cast<uint8_t>(sources);
+  e.op_class = op_class;
+  e.rounding = rounding_of(result);
+  const LaneType types[4] = {result, a, b, c};
+  std::copy_n(types, 4, e.types);
+  return e;
+}
+
+OpEntry& OpTable::special(Op op, OpClass op_class, Handler handler) {
+  OpEntry& e = entry(op);
+  e.handler = handler;
+  e.op_class = op_class;
+  return e;
 }
 
 const OpTable& op_table() {

@@ -192,41 +192,37 @@ class OpTable {
  public:
   // As lane(), for float and double arithmetic.
   template <class F>
-  OpEntry& arithmetic(Op op, F f) {
-    OpEntry& e = lane(op, f);
-    e.kernel = &arithmetic_loop<F>;
-    return e;
+  OpEntry& arithmetic(Op op, F) {
+    return lane_with<F>(op, OpClass::valu, &arithmetic_loop<F>);
   }
   template <class F>
   OpEntry& lane(Op op, F, OpClass op_class = OpClass::valu) {
-    using T = lane_traits<F>;
-    OpEntry& e = entry(op);
-    e.kernel = &lane_loop<F>;
-    e.sources = T::sources;
-    e.op_class = op_class;
-    e.types[0] = lane_type_of<typename T::result>::value;
-    e.rounding = rounding_of(e.types[0]);
-    fill<T>(e, std::make_integer_sequence<int, T::sources>{});
-    return e;
+    return lane_with<F>(op, op_class, &lane_loop<F>);
   }
   // The clamped form of an integer operation already in the table.
   template <class F>
   void saturate(Op op, F) {
     entry(op).saturating = &lane_loop<F>;
   }
-  OpEntry& special(Op op, OpClass op_class, Handler handler) {
-    OpEntry& e = entry(op);
-    e.handler = handler;
-    e.op_class = op_class;
-    return e;
-  }
+  OpEntry& special(Op op, OpClass op_class, Handler handler);
   OpEntry& entry(Op op) { return entries_[static_cast<size_t>(op)]; }
   const OpEntry& entry(Op op) const { return entries_[static_cast<size_t>(op)]; }
 
  private:
-  template <class T, int... I>
-  static void fill(OpEntry& e, std::integer_sequence<int, I...>) {
-    ((e.types[I + 1] = lane_type_of<typename T::template arg<I>>::value), ...);
+  // Not inline, like special(): hundreds of copies in one register function took a fifth of the emulator's compile time.
+  OpEntry& lane(Op op, OpClass op_class, LaneKernel kernel, int sources, LaneType result, LaneType a, LaneType b,
+                LaneType c);
+  template <class F>
+  OpEntry& lane_with(Op op, OpClass op_class, LaneKernel kernel) {
+    return lane(op, op_class, kernel, lane_traits<F>::sources, type<F, -1>(), type<F, 0>(), type<F, 1>(), type<F, 2>());
+  }
+  // The type of F's result (-1) or of one of its sources.
+  template <class F, int I>
+  static constexpr LaneType type() {
+    using T = lane_traits<F>;
+    if constexpr (I < 0) return lane_type_of<typename T::result>::value;
+    else if constexpr (I < T::sources) return lane_type_of<typename T::template arg<I>>::value;
+    else return LaneType::none;
   }
   OpEntry entries_[static_cast<size_t>(Op::count)];
 };
@@ -266,6 +262,9 @@ uint64_t scalar_source(const Wave& w, const Source& s);
 inline void splat(uint32_t* row, uint32_t x) {
   for (int l = 0; l < kLanes; ++l) row[l] = x;
 }
+
+// The handler of instructions that change nothing here: waits, hints, cache maintenance.
+inline void no_operation(Wave&, const ExecInst&) {}
 
 // A source without modifiers as rows; scalars are spread into `buffer`.
 inline const uint32_t* source_row(const Wave& w, const Source& s, RowBuffer& buffer) {

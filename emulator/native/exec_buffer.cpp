@@ -146,8 +146,6 @@ void buffer_store(Wave& w, const ExecInst& in) {
   }
 }
 
-void no_operation(Wave&, const ExecInst&) {}
-
 }  // namespace
 
 // The raw form's addresses again, without the substitution for lanes that are out of range.

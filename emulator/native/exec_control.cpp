@@ -7,7 +7,6 @@ namespace {
 using u32 = uint32_t;
 using u64 = uint64_t;
 
-void no_operation(Wave&, const ExecInst&) {}
 void end_program(Wave& w, const ExecInst&) { w.state = WaveState::ended; }
 void barrier(Wave& w, const ExecInst&) { w.state = WaveState::barrier; }
 void sleep(Wave& w, const ExecInst&) { w.state = WaveState::sleeping; }

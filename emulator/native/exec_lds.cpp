@@ -272,8 +272,6 @@ void append_consume(Wave& w, const ExecInst& in) {
   merge_row(w.v[in.dst], out.x, exec);
 }
 
-void no_operation(Wave&, const ExecInst&) {}
-
 }  // namespace
 
 void register_lds(OpTable& t) {

@@ -89,8 +89,6 @@ void time(Wave& w, const ExecInst& in) {
   w.set_s64(in.dst, static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
 }
 
-void no_operation(Wave&, const ExecInst&) {}
-
 }  // namespace
 
 void register_scalar_memory(OpTable& t) {

@@ -35,7 +35,7 @@ inline T half_to_int(Half a, double low, double high) {
   return static_cast<T>(x != x ? 0.0 : x < low ? low : x > high ? high : std::trunc(x));
 }
 
-void arithmetic(OpTable& t) {
+void half_arithmetic(OpTable& t) {
   LANE(v_add_f16, (Half a, Half b, const Mode& m) { return half_result(m, wide(a) + wide(b), a, b); });
   LANE(v_sub_f16, (Half a, Half b, const Mode& m) { return half_result(m, wide(a) - wide(b), a, b); });
   LANE(v_subrev_f16, (Half a, Half b, const Mode& m) { return half_result(m, wide(b) - wide(a), a, b); });
@@ -78,7 +78,7 @@ void arithmetic(OpTable& t) {
   LANE(v_pack_b32_f16, (Half a, Half b) { return u32{a.bits} | u32{b.bits} << 16; }).keeps_denormals = true;
 }
 
-void transcendental(OpTable& t) {
+void half_transcendental(OpTable& t) {
 #define APPROXIMATION(name, value)                                                                                \
   t.lane(Op::name, [](Half a, const Mode& m) { return approximation(m, value, a); }, OpClass::valu_trans).rounding = \
       HostRounding::nearest
@@ -94,7 +94,7 @@ void transcendental(OpTable& t) {
 #undef APPROXIMATION
 }
 
-void conversions(OpTable& t) {
+void half_conversions(OpTable& t) {
   LANE(v_cvt_f16_f32, (float a, const Mode& m) {
     // In the default mode the vector units' own conversion, which keeps a NaN's payload as double does.
     return (m.round64 | m.fp16_ovfl) == 0 ? Half::from(a) : Half(double_to_half(static_cast<double>(a), m));
@@ -136,9 +136,9 @@ void conversions(OpTable& t) {
 }  // namespace
 
 void register_valu_half(OpTable& t) {
-  arithmetic(t);
-  transcendental(t);
-  conversions(t);
+  half_arithmetic(t);
+  half_transcendental(t);
+  half_conversions(t);
 }
 
 }  // namespace hfemu

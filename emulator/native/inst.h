@@ -7,6 +7,8 @@ namespace hfemu {
 
 enum class Arch : uint8_t { gfx942, gfx950 };
 
+constexpr uint32_t kVcc = 106, kM0 = 124, kExec = 126;  // scalar operands: the low halves of vcc and exec, and m0
+
 enum class Format : uint8_t {
   SOP1, SOP2, SOPK, SOPC, SOPP, SMEM,
   VOP1, VOP2, VOPC, VOP3, VOP3P, MAI,  // VOP3 covers the carry-out (sdst) form; MAI is MFMA/SMFMAC/accvgpr

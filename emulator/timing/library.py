@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hipforge.jit.cache import store
 
 CFLAGS = (
     "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
@@ -32,8 +36,8 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
 }
 
 
-def build() -> Path:
-    """Return the library's path, building it if the cache has none for these sources and this CPU.
+def entry() -> store.Entry:
+    """Return the library's cache entry, building it if there is none for these sources and this CPU.
 
     Raises:
         BuildError: a source does not compile.
@@ -42,7 +46,12 @@ def build() -> Path:
     from hipforge.jit import host_library
 
     sources = sorted((Path(__file__).parent / "native").glob("*.cpp"))
-    return host_library.build("emulator_timing", sources=sources, cflags=CFLAGS)
+    return host_library.entry("emulator_timing", sources=sources, cflags=CFLAGS)
+
+
+def build() -> Path:
+    """Return the library's path, building it like :func:`entry`."""
+    return entry().library
 
 
 @functools.lru_cache(maxsize=1)

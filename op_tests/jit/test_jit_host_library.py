@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def box(tmp_path: Path) -> Iterator[Path]:
     host_library._entry.cache_clear()
 
 
-def build(box: Path, **flags: list[str]) -> Path:
+def build(box: Path, **flags: Any) -> Path:
     host_library._entry.cache_clear()
     cache_dir._store.cache_clear()
     return host_library.build("sample", sources=[box / "a.cpp", box / "b.c"], **flags)
@@ -51,6 +52,17 @@ def test_c_and_cpp_sources_become_one_library_found_again_by_content(box: Path) 
     assert value(second) == 8
     (box / "a.h").write_text("#define N 21\n")
     assert build(box) == first
+
+
+def test_flags_of_one_source_reach_it_alone_and_come_last(box: Path) -> None:
+    (box / "a.cpp").write_text('extern "C" int g();\nextern "C" int f() { return WIDTH + g(); }\n')
+    (box / "b.c").write_text("int g(void) { return WIDTH; }\n")
+    flags = {"cflags": ["-DWIDTH=1"]}
+    first = build(box, **flags, source_cflags={"b.c": ["-UWIDTH", "-DWIDTH=40"]})
+    assert value(first) == 41
+    assert build(box, **flags, source_cflags={"b.c": ["-UWIDTH", "-DWIDTH=40"]}) == first
+    assert value(build(box, **flags, source_cflags={"a.cpp": ["-UWIDTH", "-DWIDTH=40"]})) == 41
+    assert value(build(box, **flags, source_cflags={"b.c": ["-UWIDTH", "-DWIDTH=5"]})) == 6
 
 
 def test_a_header_named_by_a_relative_path_is_in_the_key_too(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:

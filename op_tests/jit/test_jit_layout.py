@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import hipforge.jit
+from hipforge.emulator import library
 
 FOLDER = Path(hipforge.jit.__file__).parent
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -56,3 +57,12 @@ def test_the_architecture_page_names_every_file_of_jit_and_the_emulator() -> Non
     sources = list((ARCHITECTURE.parent.parent / "emulator" / "native").glob("*.cpp"))
     assert [path.name for path in sources if not any(path.match(pattern) for pattern in patterns)] == []
     assert [pattern for pattern in patterns if not list(sources[0].parent.glob(pattern))] == []
+
+
+def test_every_source_of_the_emulator_is_in_one_unit_that_is_built() -> None:
+    native = ARCHITECTURE.parent.parent / "emulator" / "native"
+    units = {path.stem: path.read_text() for path in (native / "units").glob("*.cpp")}
+    assert set(units) == set(library.UNITS)
+    included = re.findall(r'^#include "\.\./(.*)"$', "".join(units.values()), re.MULTILINE)
+    assert sorted(included) == sorted(path.name for path in native.glob("*.cpp"))
+    assert set(library.UNIT_CFLAGS) <= {f"{name}.cpp" for name in units}

@@ -1,0 +1,11 @@
+// From a file to decoded instructions, and their text.
+#include "../bundle.cpp"
+#include "../code_object.cpp"
+#include "../decode.cpp"
+#include "../decode_memory.cpp"
+#include "../decode_vector.cpp"
+#include "../disasm.cpp"
+#include "../disasm_immediates.cpp"
+#include "../isa.cpp"
+#include "../line_table.cpp"
+#include "../zstd.cpp"

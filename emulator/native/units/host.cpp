@@ -1,0 +1,11 @@
+// The HIP runtime and the interface to Python.
+#include "../api.cpp"
+#include "../counters.cpp"
+#include "../fault.cpp"
+#include "../hip_runtime.cpp"
+#include "../hip_runtime_device.cpp"
+#include "../hip_runtime_memory.cpp"
+#include "../hip_runtime_stubs.cpp"
+#include "../python_poll.cpp"
+#include "../runtime.cpp"
+#include "../trace.cpp"

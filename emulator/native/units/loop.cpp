@@ -1,0 +1,11 @@
+// The loop that executes waves, what it executes, and what counts and records in it.
+#include "../dispatch.cpp"
+#include "../exec.cpp"
+#include "../exec_mode.cpp"
+#include "../observer.cpp"
+#include "../program.cpp"
+#include "../record.cpp"
+#include "../stats.cpp"
+#include "../waiting.cpp"
+#include "../wave_init.cpp"
+#include "../worker.cpp"
