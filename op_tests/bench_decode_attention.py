@@ -25,7 +25,7 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from hipforge import devices
+from hipforge import devices, plots
 from hipforge.cli.output import console
 from hipforge.ops.core.dispatch import explain
 from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
@@ -323,9 +323,10 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 @click.option("--split-k", type=click.IntRange(1, 512), help="For all; by default what the op chooses.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the rows here.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="The same as JSON.")
+@plots.OPTION
 def main(
     batch: int, keys: int, kv_heads: int, group: int, d: str, page_size: int, split_k: int | None,
-    csv_path: Path | None, json_path: Path | None,
+    csv_path: Path | None, json_path: Path | None, picture: Path | None,
 ) -> None:  # fmt: skip
     """Count or time decode attention and Triton's; exit 1 if a result is wrong."""
     device = devices.current()
@@ -340,6 +341,15 @@ def main(
     if json_path:
         text = json.dumps({"arch": arch, "problem": asdict(cell), "rows": [sections(row) for row in rows]}, indent=1)
         json_path.write_text(text + "\n", encoding="utf-8")
+    if picture:
+        measured = device.kind == "hip"
+        values = [
+            plots.Bar(str(cell), f"{row.implementation} {row.configuration}", value)
+            for row in rows
+            if (value := row.us if measured else row.instructions)
+        ]
+        unit = "µs (measured)" if measured else "wave-instructions (counted)"
+        plots.bars(values, f"decode attention on {arch}", unit, picture)
     if any(not row.relative_error <= MAX_ERROR for row in rows):
         sys.exit(f"a result is wrong: see relative_error, which must be at most {MAX_ERROR}")
 

@@ -21,7 +21,7 @@ import click
 import torch
 from rich.table import Table
 
-from hipforge import devices
+from hipforge import devices, plots
 from hipforge.cli.output import console
 from hipforge.ops import reference
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -253,7 +253,8 @@ def show(rows: list[Row]) -> Table:
 @click.command()
 @click.option("--op", "ops", multiple=True, help="Ops; default: all.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the table here.")
-def main(ops: tuple[str, ...], csv_path: Path | None) -> None:
+@plots.OPTION
+def main(ops: tuple[str, ...], csv_path: Path | None, picture: Path | None) -> None:
     """Bench the decode ops; exit 1 if a result is wrong."""
     device = devices.current()
     if device.kind == "reference":
@@ -271,6 +272,15 @@ def main(ops: tuple[str, ...], csv_path: Path | None) -> None:
             writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
             writer.writeheader()
             writer.writerows(asdict(row) for row in rows)
+    if picture:
+        measured = device.kind == "hip"
+        values = [
+            plots.Bar(f"{row.op}\n{row.shape}", row.implementation, value)
+            for row in rows
+            if (value := row.us if measured else row.instructions)
+        ]
+        unit = "µs (measured)" if measured else "wave-instructions (counted)"
+        plots.bars(values, f"decode ops on {device.arch_of()}", unit, picture)
     if any(row.error > MAX_ERROR for row in rows):
         sys.exit("an implementation and the reference disagree: see column error")
 

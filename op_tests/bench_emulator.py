@@ -23,7 +23,7 @@ import torch
 from helpers import hip_compile
 from rich.table import Table
 
-from hipforge import devices, emulator
+from hipforge import devices, emulator, plots
 from hipforge.cli.output import console
 from hipforge.emulator import library
 from hipforge.emulator import triton as emulated
@@ -174,7 +174,8 @@ def build_row() -> Row:
 @click.command()
 @click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1))
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the rows here.")
-def main(repeats: int, json_file: Path | None) -> None:
+@plots.OPTION
+def main(repeats: int, json_file: Path | None, picture: Path | None) -> None:
     """Measure the emulator's speed on this machine."""
     if devices.current().kind != "emulator":
         raise click.ClickException("this bench measures the emulator: HIPFORGE_DEVICE=emulator")
@@ -188,6 +189,14 @@ def main(repeats: int, json_file: Path | None) -> None:
     console().print(table)
     if json_file:
         json_file.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    if picture:
+        values = [
+            plots.Bar(f"{row.name}, {row.unit}", series, value)
+            for row in rows
+            for series, value in (("measured", row.value), ("bound", row.bound))
+            if value
+        ]
+        plots.bars(values, "emulator", "see each name (measured)", picture)
     if any(row.missed for row in rows):
         sys.exit(1)
 

@@ -19,7 +19,7 @@ import torch
 from helpers import fused_fp8_triton as baseline
 from rich.table import Table
 
-from hipforge import devices
+from hipforge import devices, plots
 from hipforge.cli.output import console
 from hipforge.ops import reference
 from hipforge.ops.fp8_linear import fp8_dtypes
@@ -205,7 +205,8 @@ def show(rows: list[Row]) -> Table:
 @click.option("--rows", "row_counts", multiple=True, type=int, help="Rows; default: 1, 8 and 32, on a GPU to 2048.")
 @click.option("--cols", default=16384, show_default=True, help="Columns of input and of gate_up; a multiple of 64.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the table here.")
-def main(row_counts: tuple[int, ...], cols: int, csv_path: Path | None) -> None:
+@plots.OPTION
+def main(row_counts: tuple[int, ...], cols: int, csv_path: Path | None, picture: Path | None) -> None:
     """Bench the fused kernels; exit 1 if a result is wrong."""
     if cols < 64 or cols % 64:
         raise click.BadParameter(f"{cols} is not a positive multiple of 64", param_hint="--cols")
@@ -227,6 +228,14 @@ def main(row_counts: tuple[int, ...], cols: int, csv_path: Path | None) -> None:
             writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
             writer.writeheader()
             writer.writerows(asdict(row) for row in rows)
+    if picture:
+        values = [
+            plots.Bar(f"{row.op}\n{row.rows} × {row.cols}", row.kernel, value)
+            for row in rows
+            if (value := row.us if on_gpu else row.slots_per_result)
+        ]
+        unit = "µs (measured)" if on_gpu else "issue slots per result (counted)"
+        plots.bars(values, f"fused FP8 on {device.arch_of()}", unit, picture)
     if any(row.different > MAX_DIFFERENT for row in rows):
         sys.exit("a kernel and its reference disagree: see column different")
 

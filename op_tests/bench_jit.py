@@ -29,6 +29,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hipforge import plots
+
 HERE = Path(__file__).parent
 SOURCES = HERE / "bench_sources"
 MODULE = "module_smallm_mxfp8_dense"
@@ -441,7 +443,8 @@ def print_rows(rows: list[Row]) -> None:
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the rows to a file too.")
 @click.option("--fresh", is_flag=True, help="Build the machine's parts from nothing and time that.")
-def main(sections: str, json_path: Path | None, fresh: bool) -> None:
+@plots.OPTION
+def main(sections: str, json_path: Path | None, fresh: bool, picture: Path | None) -> None:
     """Measure what the JIT costs; exit 1 if a target is missed."""
     wanted = sections.split(",")
     rows: list[Row] = []
@@ -479,6 +482,14 @@ def main(sections: str, json_path: Path | None, fresh: bool) -> None:
             "rows": [{**asdict(row), "missed": row.missed} for row in rows],
         }
         json_path.write_text(json.dumps(report, indent=1) + "\n")
+    if picture is not None:
+        values = [
+            plots.Bar(f"{row.name}, {row.unit}", series, value)
+            for row in rows
+            if row.target is not None
+            for series, value in (("measured", row.value), ("target", row.target))
+        ]
+        plots.bars(values, "JIT", "see each name (measured)", picture)
     sys.exit(any(row.missed for row in rows))
 
 

@@ -18,7 +18,7 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from hipforge import devices
+from hipforge import devices, plots
 from hipforge.cli.output import console
 from hipforge.jit import loader
 from hipforge.ops.moe import DEFAULT_BLOCK_M
@@ -214,7 +214,8 @@ def show(rows: list[Row]) -> Table:
 @click.option("--crowded/--spread", default=None, help="Only cells with few busy experts, or only the others.")
 @click.option("--max-m", type=click.IntRange(min=1), default=16, show_default=True, help="Most slots of a cell.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the rows here.")
-def main(crowded: bool | None, max_m: int, csv_path: Path | None) -> None:
+@plots.OPTION
+def main(crowded: bool | None, max_m: int, csv_path: Path | None, picture: Path | None) -> None:
     """Count or time the grouped GEMM; exit 1 if a result is wrong."""
     cells = [*(() if crowded else DEFAULT_CELLS), *(() if crowded is False else CROWDED)]
     on_gpu = devices.current().kind == "hip"
@@ -228,6 +229,14 @@ def main(crowded: bool | None, max_m: int, csv_path: Path | None) -> None:
             writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
             writer.writeheader()
             writer.writerows(asdict(row) for row in rows)
+    if picture:
+        values = [
+            plots.Bar(f"{row.n} × {row.k}\n{row.busy} busy experts", row.implementation, value, f"{row.m} slots")
+            for row in rows
+            if (value := row.us if on_gpu else row.instructions)
+        ]
+        unit = "µs (measured)" if on_gpu else "wave-instructions (counted)"
+        plots.bars(values, "grouped MX-FP8 GEMM", unit, picture)
     if any(not row.relf <= MAX_ERROR for row in rows):
         sys.exit("a result is wrong: see column relf")
 

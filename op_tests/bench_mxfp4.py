@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hipforge import devices
+from hipforge import devices, plots
 from hipforge.ops.mxfp4_gemm import mxfp4_gemm
 from hipforge.ops.reference import mxfp4_mm, quantize_mxfp4
 
@@ -146,7 +146,8 @@ def show(rows: Sequence[Row]) -> Table:
 @click.option("--repeats", default=5, show_default=True, help="Timed calls per path.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the per-shape table here.")
 @click.option("--skip-start-up", is_flag=True, help="Leave out the fresh processes, which build into an empty cache.")
-def main(repeats: int, csv_path: Path | None, skip_start_up: bool) -> None:
+@plots.OPTION
+def main(repeats: int, csv_path: Path | None, skip_start_up: bool, picture: Path | None) -> None:
     """Time the MXFP4 reference and kernel; exit 1 if they disagree."""
     console = Console()
     if not skip_start_up:
@@ -158,6 +159,14 @@ def main(repeats: int, csv_path: Path | None, skip_start_up: bool) -> None:
             writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
             writer.writeheader()
             writer.writerows(asdict(row) for row in rows)
+    if picture:
+        values = [
+            plots.Bar(f"{row.m} × {row.n} × {row.k}", name, value)
+            for row in rows
+            for name, value in (("torch", row.eager_ms), ("compiled", row.compiled_ms), ("kernel", row.kernel_ms))
+            if value
+        ]
+        plots.bars(values, f"MXFP4 GEMM on {devices.current().kind}", "ms (measured)", picture)
     # Both round the same products to bf16 once; sums in another order differ in the last bit of a few.
     if any(row.relf is not None and not row.relf <= 1e-3 for row in rows):
         sys.exit("the kernel and the reference disagree: see column relf")

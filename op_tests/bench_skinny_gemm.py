@@ -7,6 +7,7 @@ ends the run with status 1.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 import torch
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 from rich.table import Table
 
-from hipforge import devices, emulator, explain
+from hipforge import devices, emulator, explain, plots
 from hipforge.cli.output import console
 from hipforge.emulator import Counters
 from hipforge.emulator import triton as emulated
@@ -63,7 +64,8 @@ def run_triton(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, split_k: i
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--shape", "names", type=click.Choice(tuple(SHAPES)), multiple=True, help="Default: qkv.")
 @click.option("--rows", type=int, multiple=True, default=ROWS, show_default=True)
-def main(names: tuple[str, ...], rows: tuple[int, ...]) -> None:
+@plots.OPTION
+def main(names: tuple[str, ...], rows: tuple[int, ...], picture: Path | None) -> None:
     """Count both kernels on the shapes asked for."""
     device = devices.current()
     if device.kind != "emulator":
@@ -74,6 +76,7 @@ def main(names: tuple[str, ...], rows: tuple[int, ...]) -> None:
                "conflicts", "rel err")  # fmt: skip
     for column in columns:
         table.add_column(column, justify="right")
+    values: list[plots.Bar] = []
     for name in names or ("qkv",):
         n, k = SHAPES[name]
         generator = torch.Generator().manual_seed(0)
@@ -94,10 +97,13 @@ def main(names: tuple[str, ...], rows: tuple[int, ...]) -> None:
                     f"{counted.tensors['b'].loaded / (n * k):.3f}", f"{counted.lds_bytes / 1e6:.1f}",
                     f"{counted.lds_bank_conflicts:,}", f"{error:.1e}",
                 )  # fmt: skip
+                values.append(plots.Bar(f"{name}, {m} rows", label, counted.wave_instructions))
                 if not error <= MAX_ERROR:
                     console().print(table)
                     sys.exit(f"{label} is wrong at m={m}, n={n}, k={k}: relative error {error:.2e}")
     console().print(table)
+    if picture:
+        plots.bars(values, f"skinny GEMM on {device.default_arch}", "wave-instructions (counted)", picture)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from hipforge import devices
+from hipforge import devices, plots
 from hipforge.cli.output import console
 from hipforge.jit import loader
 from hipforge.ops.core.dispatch import explain
@@ -36,6 +36,7 @@ from hipforge.tuning.model import MI355X
 from hipforge.tuning.tuner import relative_error
 
 DEFAULT_M = (1, 4, 16, 64)
+FAMILIES = ("hipforge", "triton stock", "triton small-M")
 Operands = tuple[torch.Tensor, ...]
 
 
@@ -282,40 +283,25 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 def plot(path: Path, rows: Sequence[Row]) -> None:
     """Draw one panel per M: the metric of every implementation over the weight shapes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     measured = rows[0].us is not None
-    metric, label = ("us", "microseconds") if measured else ("instructions", "wave-instructions (counted)")
-    families = ("hipforge", "triton stock", "triton small-M")
-    batches = sorted({row.m for row in rows})
-    figure, panels = pyplot.subplots(len(batches), 1, figsize=(12, 2.8 * len(batches)), sharex=True, squeeze=False)
-    for m, panel in zip(batches, panels[:, 0], strict=True):
-        shapes = sorted({(row.n * row.k, row.k, row.n) for row in rows if row.m == m})
-        for number, family in enumerate(families):
-            of_family = {(r.k, r.n): r for r in rows if r.m == m and r.implementation.startswith(family)}
-            heights = [getattr(of_family[k, n], metric) for _, k, n in shapes]
-            panel.bar([i + 0.27 * (number - 1) for i in range(len(shapes))], heights, 0.27, label=family)
-        if measured:
-            floors = [next(row.floor_us for row in rows if (row.m, row.k, row.n) == (m, k, n)) for _, k, n in shapes]
-            panel.plot(range(len(shapes)), floors, "k_", markersize=14, label="memory floor")
-        panel.set_yscale("log")
-        panel.set_ylabel(f"M = {m}")
-        panel.set_xticks(range(len(shapes)), [f"{k}x{n}" for _, k, n in shapes], rotation=30, ha="right")
-    panels[0, 0].legend(ncols=4)
-    panels[0, 0].set_title(f"Small-M MX-FP8 GEMM, K x N: {label}, {rows[0].source}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    values: list[plots.Bar] = []
+    for row in sorted(rows, key=lambda row: (row.m, row.n * row.k)):
+        value = row.us if measured else row.instructions
+        if value:
+            family = next(name for name in FAMILIES if row.implementation.startswith(name))
+            values.append(plots.Bar(f"{row.n} × {row.k}", family, value, f"M = {row.m}"))
+    if measured:
+        values += [plots.Bar(f"{row.n} × {row.k}", "memory floor", row.floor_us, f"M = {row.m}") for row in rows]
+    unit = "µs (measured)" if measured else "wave-instructions (counted)"
+    plots.bars(values, "MX-FP8 GEMM for small M", unit, path)
 
 
 @click.command()
 @click.option("--shapes", multiple=True, metavar="N,K", help="Weight shape; may be repeated. Default: MiniMax-M3's 15.")
 @click.option("-m", "--batch", "batches", multiple=True, type=click.IntRange(1, 64), help="M; may be repeated.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write all rows here.")
-@click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw them here (PNG; needs matplotlib).")
-def command(shapes: tuple[str, ...], batches: tuple[int, ...], csv_path: Path | None, plot_path: Path | None) -> None:
+@plots.OPTION
+def command(shapes: tuple[str, ...], batches: tuple[int, ...], csv_path: Path | None, picture: Path | None) -> None:
     """Bench the small-M MX-FP8 GEMM against Triton: measured on a GPU, counted on the emulator."""
     device = devices.current()
     if device.kind == "reference" or device.arch_of() != ARCH:
@@ -328,7 +314,7 @@ def command(shapes: tuple[str, ...], batches: tuple[int, ...], csv_path: Path | 
     console().print(table_of(rows))
     writers: list[tuple[Path | None, Callable[[Path, Sequence[Row]], None]]] = [
         (csv_path, write_csv),
-        (plot_path, plot),
+        (picture, plot),
     ]
     for path, write in writers:
         if path is not None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from hipforge import devices
+from hipforge import devices, plots
 from hipforge.errors import ConfigError
 from hipforge.ops.core.tuned import Value
 from hipforge.tuning import pool
 from hipforge.tuning.table_writer import Row, merge_rows, read_existing
 from hipforge.tuning.tuner import C, O, Tuner
-from hipforge.tuning.work import Task, tune_cell
+from hipforge.tuning.work import Done, Task, tune_cell
 
 SAVE_EVERY_S = 1.0  # merging reads and checks the whole table
 
@@ -47,6 +47,7 @@ def tune(
     workers: int = 1,
     ray: str | None = None,
     say: Callable[[str], None] = lambda text: None,
+    picture: Path | None = None,
 ) -> int:
     """Tune cells and merge their rows into ``output`` as they are known, at most once a second.
 
@@ -64,6 +65,7 @@ def tune(
         workers: processes that search cells side by side; 1 for this process alone.
         ray: address of a Ray cluster that searches them instead.
         say: takes progress, one line at a time.
+        picture: where to draw the candidates' times, of the cells that were searched (needs matplotlib).
 
     Returns:
         How many rows were written.
@@ -98,6 +100,7 @@ def tune(
         results = pool.here(tasks, lambda task: tune_cell(task, tuner))
     pending: list[Row] = []
     failed: list[str] = []
+    landscapes: list[tuple[int, plots.Landscape]] = []
     written, saved = 0, time.monotonic()
     try:
         for finished, (number, done) in enumerate(results, 1):
@@ -110,6 +113,8 @@ def tune(
                 say(f"{where}: failed{progress}")
                 continue
             pending.append(done.row)
+            if picture is not None:
+                landscapes.append((places[number], landscape(str(tasks[number].cell), done)))
             written += 1
             if time.monotonic() - saved > SAVE_EVERY_S:
                 merge_rows(output, tuner.family.table, pending)
@@ -119,9 +124,27 @@ def tune(
     finally:
         if pending:
             merge_rows(output, tuner.family.table, pending)
+    if picture is not None:
+        plots.landscapes([one for _, one in sorted(landscapes, key=lambda item: item[0])], picture)
     if failed:
         raise ConfigError("\n".join(failed))
     return written
+
+
+def landscape(cell: str, done: Done) -> plots.Landscape:
+    """Return what a search found as a picture shows it: measured times, else modelled ones.
+
+    Where the model of time saw some candidates only, these are shown: a time over counts is another model's.
+    """
+    usable = [trial for trial in done.trials if trial.seconds is not None]
+    rejected = len(done.trials) - len(usable)
+    source = "" if done.row is None else f" ({done.row['source']})"
+    if any(trial.model_us is not None for trial in usable):
+        times = sorted((trial.model_us, str(trial.candidate)) for trial in usable if trial.model_us is not None)
+    else:
+        times = [(trial.seconds * 1e6, str(trial.candidate)) for trial in usable if trial.seconds is not None]
+    chosen = "" if done.chosen is None else str(done.chosen.candidate)
+    return plots.Landscape(f"{cell}{source}", [(name, us) for us, name in times], chosen, rejected)
 
 
 def command_for(
@@ -143,6 +166,7 @@ def command_for(
         min_improvement_pct: float,
         workers: int,
         ray: str | None,
+        picture: Path | None,
         **chosen: Any,
     ) -> None:
         count = tune(
@@ -155,6 +179,7 @@ def command_for(
             workers=workers,
             ray=ray,
             say=click.echo,
+            picture=picture,
         )
         click.echo(f"{count} rows written to {output}")
 
@@ -171,5 +196,6 @@ def command_for(
             ["--workers"], default=1, show_default=True, type=click.IntRange(min=1), help="Processes (emulator only)."
         ),
         click.Option(["--ray"], metavar="ADDRESS", help="Run on this Ray cluster: auto or HOST:PORT (emulator only)."),
+        click.Option(["--plot", "picture"], type=path, help="Draw the candidates' times here (needs matplotlib)."),
     ]
     return click.Command(tuner.family.table.family, params=common, help=summary, callback=run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,11 +48,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a task: a row, or the error; and lines for the log, the last one the verdict."""
+    """What became of a task: a row or the error, log lines (the last is the verdict), all trials, best first."""
 
     row: Row | None
     lines: list[str] = field(default_factory=list)
     error: str | None = None
+    trials: Sequence[Trial] = ()
+    chosen: Trial | None = None
 
 
 def tuner_of(family: str) -> Tuner[Any, Any]:
@@ -165,7 +167,7 @@ def tune_cell(task: Task, tuner: Tuner[Any, Any] | None = None) -> Done:
     row = row_for(with_tuner, task.cell, task.device, chosen, source, baselines, task.min_improvement_pct)
     verdict = "" if row.get("use_hip", 1) else ", fallback is faster"
     lines.append(f"{chosen.candidate}{' kept' if kept else ''}, {chosen.note}{verdict}")
-    return Done(row, lines)
+    return Done(row, lines, trials=trials, chosen=chosen)
 
 
 def tune_cell_elsewhere(task: Task) -> Done:

@@ -36,18 +36,28 @@ def tracked_files(*folders: str) -> list[str]:
     return [name for name in names if (ROOT / name).is_file()]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    # Built from a copy, so that no leftover of an earlier build gets in and nothing is written to the checkout.
-    out, tree = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("tree")
-    for name in tracked_files():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, tree / name)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(out), "."]
-    result = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+def built_wheel(source: Path, out: Path) -> Path:
+    """Build a wheel from a source tree or a source distribution; returns its path."""
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(out)]
+    result = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     (path,) = out.glob("hipforge-*.whl")
     return path
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy, so that no leftover of an earlier build gets in and nothing is written to the checkout."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in tracked_files():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, tmp_path_factory):
+    return built_wheel(tree, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +76,19 @@ def test_the_wheel_carries_sources_tables_and_registry_and_nothing_stray(wheel):
     assert wanted <= set(names), sorted(wanted - set(names))
     tops = {name.split("/")[0] for name in names}
     assert all(top == "hipforge" or top.endswith(".dist-info") for top in tops), tops
+
+
+@pytest.mark.full
+def test_a_wheel_from_the_source_distribution_has_what_one_from_the_tree_has(tree, wheel, tmp_path):
+    code = f"import setuptools.build_meta as build; build.build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, check=True)
+    (source,) = tmp_path.glob("hipforge-*.tar.gz")
+    (tmp_path / "out").mkdir()
+    again = zipfile.ZipFile(built_wheel(source, tmp_path / "out"))
+    first = zipfile.ZipFile(wheel)
+    record = next(name for name in first.namelist() if name.endswith("/RECORD"))
+    # RECORD has the digest of every file.
+    assert sorted(again.read(record).decode().splitlines()) == sorted(first.read(record).decode().splitlines())
 
 
 def test_an_op_runs_from_the_wheel_alone(installed, tmp_path):

@@ -105,7 +105,7 @@ class Op:
 def integers(x: torch.Tensor) -> Array:
     """Indices as int64."""
     if x.dtype.is_floating_point or x.dtype == torch.bool:
-        raise ValueError(f"{x.dtype} holds no indices")
+        raise ValueError(f"indices must be an integer tensor, got {x.dtype}")
     return plain(x).numpy().astype(np.int64)
 
 

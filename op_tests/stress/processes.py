@@ -42,7 +42,7 @@ def stand_in(folder: Path, modules: int = 1) -> StandIn:
 
 
 def write(box: StandIn, module: int, value: int) -> None:
-    """Edit a module's header: its ``value()`` is another from now on."""
+    """Edit a module's header so that its ``value()`` changes."""
     path = box.sources / f"value{module}.h"
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")

@@ -83,7 +83,7 @@ def reads(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[str]]
         except ConfigError as error:
             ended["refused"] += 1
             if not str(error).startswith(f"{path}:"):
-                wrong.append(f"seed {seed}, table {number}: the message names no line: {str(error)[:200]}")
+                wrong.append(f"seed {seed}, table {number}: the message does not name a line: {str(error)[:200]}")
             continue
         except Exception as error:
             ended["raw exception"] += 1

@@ -1,7 +1,7 @@
 """What made an op fail: an argument, or too little memory? Asked after the failure: a good call pays nothing for it.
 
 Planners and kernels check what they rely on. What slips past them (a nested tensor, a list for a number) fails
-somewhere in torch or Python with an error that names no argument; here the arguments are held against the op's
+somewhere in torch or Python, with an error that does not say which one; here the arguments are compared with the op's
 annotations.
 """
 

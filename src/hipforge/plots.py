@@ -1,9 +1,10 @@
-"""Pictures of the commands' tables: ``--plot FILE`` of profile and inspect. The file's suffix says the format."""
+"""Pictures of tables: ``--plot FILE`` of profile, inspect, tune and the benches. The file's suffix says the format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,16 @@ OPTION = click.option(
 
 
 @contextmanager
-def figure(path: Path, count: int = 1) -> Iterator[Sequence[Any]]:
-    """Yield ``count`` axes side by side of a picture that is written to ``path`` at the end.
+def figure(
+    path: Path, count: int = 1, *, down: bool = False, size: tuple[float, float] = (6, 4.5)
+) -> Iterator[Sequence[Any]]:
+    """Yield ``count`` axes of a picture that is written to ``path`` at the end.
+
+    Args:
+        path: the file.
+        count: how many axes.
+        down: one below the other instead of side by side.
+        size: width and height of each, in inches.
 
     Raises:
         ConfigError: matplotlib is not installed, or ``path`` cannot be written or has a suffix that it does not know.
@@ -34,9 +43,10 @@ def figure(path: Path, count: int = 1) -> Iterator[Sequence[Any]]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    drawn, axes = pyplot.subplots(1, count, figsize=(6 * count, 4.5), squeeze=False)
+    grid = (count, 1) if down else (1, count)
+    drawn, axes = pyplot.subplots(*grid, figsize=(size[0] * grid[1], size[1] * grid[0]), squeeze=False)
     try:
-        yield list(axes[0])
+        yield list(axes.flat)
         drawn.tight_layout()
         drawn.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
@@ -81,3 +91,92 @@ def inspect(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
             )  # fmt: skip
         axes.set(title=title, xlabel="vector registers", ylabel="waves per SIMD", xlim=(0, 520), ylim=(0, 8.5))
         axes.legend()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One value of :func:`bars`.
+
+    Attributes:
+        group: what is compared, such as a shape; its bars stand side by side.
+        series: whose value it is, the same in every group.
+        value: greater than 0.
+        panel: which axes it is in.
+    """
+
+    group: str
+    series: str
+    value: float
+    panel: str = ""
+
+
+def bars(values: Sequence[Bar], title: str, unit: str, path: Path) -> None:
+    """Draw groups of bars on a logarithmic scale, each labelled with its ratio to the first series of its group.
+
+    Raises:
+        ConfigError: there is no value, or as :func:`figure`.
+    """
+    if not values:
+        raise ConfigError(f"the picture {path} would be empty: no row has a value in {unit}")
+    panels = list(dict.fromkeys(bar.panel for bar in values))
+    series = list(dict.fromkeys(bar.series for bar in values))
+    most = max(len({bar.group for bar in values if bar.panel == panel}) for panel in panels)
+    with figure(path, len(panels), down=True, size=(max(7, 0.45 * most * len(series) + 2), 4)) as all_axes:
+        for axes, panel in zip(all_axes, panels, strict=True):
+            here = [bar for bar in values if bar.panel == panel]
+            groups = list(dict.fromkeys(bar.group for bar in here))
+            first = {bar.group: bar.value for bar in reversed(here)}
+            width = 0.8 / len(series)
+            for number, name in enumerate(series):
+                own = [bar for bar in here if bar.series == name]
+                at = [groups.index(bar.group) + width * (number - (len(series) - 1) / 2) for bar in own]
+                drawn = axes.bar(at, [bar.value for bar in own], width, label=name)
+                axes.bar_label(drawn, [f"{bar.value / first[bar.group]:.2f}" for bar in own], fontsize=7)
+            axes.set(yscale="log", ylabel=unit, title=panel)
+            axes.set_xticks(range(len(groups)), groups, rotation=30, ha="right", fontsize=7)
+            axes.margins(y=0.15)
+        all_axes[0].legend(fontsize=7)
+        all_axes[0].set_title(" ".join(filter(None, (title, panels[0]))))
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """What a search found for one problem.
+
+    Attributes:
+        title: the problem, and where the times come from.
+        times: microseconds of every candidate that could be chosen, fastest first, with its name.
+        chosen: the name of the candidate that was taken.
+        rejected: how many candidates could not be taken.
+    """
+
+    title: str
+    times: Sequence[tuple[str, float]]
+    chosen: str
+    rejected: int
+
+
+MOST_CANDIDATES = 20
+
+
+def landscapes(found: Sequence[Landscape], path: Path) -> None:
+    """Draw the times of each search's candidates, at most 20 of them, the chosen one in another colour.
+
+    Raises:
+        ConfigError: nothing was searched, or as :func:`figure`.
+    """
+    if not found:
+        raise ConfigError(f"the picture {path} would be empty: no cell was searched")
+    tallest = max(min(MOST_CANDIDATES, len(one.times)) for one in found)
+    with figure(path, len(found), down=True, size=(9, 0.25 * tallest + 1.2)) as all_axes:
+        for axes, one in zip(all_axes, found, strict=True):
+            shown = list(one.times)[:MOST_CANDIDATES]
+            names = [name for name, _ in shown]
+            drawn = axes.barh(range(len(shown)), [us for _, us in shown])
+            axes.bar_label(drawn, [f"{us / shown[0][1]:.2f}" for _, us in shown], fontsize=7)
+            if one.chosen in names:
+                drawn[names.index(one.chosen)].set_color("C1")
+            axes.set_yticks(range(len(shown)), names, fontsize=7)
+            axes.invert_yaxis()
+            left = f", {len(one.times) - len(shown)} slower ones not shown" if len(one.times) > len(shown) else ""
+            axes.set(title=f"{one.title}: {one.rejected} rejected{left}", xlabel="µs; labels: ratio to the fastest")

@@ -130,7 +130,7 @@ def _files(path: Path) -> list[Path]:
         return files
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise ConfigError(f"{path} holds no *.safetensors file")
+        raise ConfigError(f"there is no *.safetensors file in {path}")
     return files
 
 
