@@ -13,7 +13,7 @@ TEST_JOBS ?= auto
 ARCH      ?= gfx950
 BIN       := $(VENV)/bin
 
-.PHONY: demo example test test-full stress lint docs bench wheel wheel-aot setup clean
+.PHONY: demo example test test-full test-integrations stress lint docs bench wheel wheel-aot setup clean
 
 demo: setup
 	@$(BIN)/hipforge demo
@@ -26,6 +26,9 @@ test: setup
 
 test-full: setup
 	@$(BIN)/python -m pytest op_tests --full -n $(TEST_JOBS) --dist worksteal
+
+test-integrations: setup
+	@VENV='$(VENV)' sh .ci/integrations.sh
 
 stress: setup
 	@$(BIN)/python op_tests/stress/run.py
@@ -59,4 +62,4 @@ setup:
 	@PYTHON='$(PYTHON)' VENV='$(VENV)' PIP_INDEX='$(PIP_INDEX)' NO_SUDO='$(NO_SUDO)' sh .ci/setup.sh
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-integrations build dist *.egg-info

@@ -1,0 +1,300 @@
+"""The SGLang plugin against an installed SGLang on a CPU: ``make test-integrations`` runs this file.
+
+SGLang's classes are constructed and called with its own argument types; kernels run on the emulator. Its attention
+backend needs a model runner, so ours is made without its constructor and called with a pool of SGLang's layout.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from types import SimpleNamespace
+
+os.environ.setdefault("HIPFORGE_EMULATOR_QUIET", "1")
+
+import torch
+
+# torchvision's wheel of the package index has kernels for CUDA alone; SGLang imports it and calls none of them here.
+_OPS = torch.library.Library("torchvision", "DEF")
+for _name in ("nms", "qnms"):
+    _OPS.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+import pytest
+from sglang.srt.layers import quantization
+from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.layers.linear import ReplicatedLinear
+from sglang.srt.layers.moe.moe_runner import MoeRunner, MoeRunnerConfig
+from sglang.srt.layers.moe.moe_runner.base import DispatchMoeRunnerCore
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput, StandardDispatchOutput
+from sglang.srt.layers.moe.topk import StandardTopKOutput
+from sglang.srt.layers.quantization.base_config import LinearMethodBase
+from sglang.srt.layers.quantization.fp8 import Fp8LinearMethod, Fp8MoEMethod
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.plugins import load_plugins_by_group
+from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES
+
+import hipforge
+from hipforge.integrations import serving
+from hipforge.integrations import sglang as plugin
+from hipforge.integrations.sglang.attention import HipforgeAttnBackend
+from hipforge.integrations.sglang.moe import HipforgeMoeQuantInfo, HipforgeRunnerCore
+from hipforge.integrations.sglang.quantization import (
+    HipforgeMxfp8Config,
+    HipforgeMxfp8LinearMethod,
+    HipforgeMxfp8MoEMethod,
+)
+
+N, K = 64, 96
+EXPERTS, HIDDEN, INNER, TOP_K = 4, 64, 32, 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    assert plugin.register() is False  # no ROCm here
+    assert plugin.register(require_rocm=False) and plugin.register(require_rocm=False)
+
+
+def test_sglang_finds_the_plugin_and_its_names():
+    assert load_plugins_by_group("sglang.srt.plugins")["hipforge"][0] is plugin.register
+    assert quantization.QUANTIZATION_METHODS["mxfp8"] is HipforgeMxfp8Config
+    assert "hipforge" in ATTENTION_BACKENDS and ATTENTION_BACKEND_CHOICES.count("hipforge") == 1
+
+
+def config():
+    made = HipforgeMxfp8Config.from_config({"quant_method": "mxfp8", "activation_scheme": "dynamic"})
+    assert made.get_name() == "mxfp8" and made.weight_block_size == [1, 32]
+    return made
+
+
+def quantized(*shape, seed=0):
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).reshape(-1, shape[-1])
+    elements, scales = hipforge.mxfp8_quantize(rows)
+    return elements.view(shape), scales.view(*shape[:-1], -1)
+
+
+def linear_layer():
+    return ReplicatedLinear(K, N, bias=True, params_dtype=torch.bfloat16, quant_config=config(), prefix="up")
+
+
+def test_a_linear_layer_of_sglang_runs_in_hipforge():
+    layer = linear_layer()
+    assert type(layer.quant_method) is HipforgeMxfp8LinearMethod
+    weight, scale = quantized(N, K)
+    layer.weight.data.copy_(weight)
+    layer.weight_scale_inv.data.copy_(scale)
+    layer.bias.data.copy_(torch.randn(N))
+    kept = layer.weight
+    layer.quant_method.process_weights_after_loading(layer)
+    assert layer.weight is kept
+    x = torch.randn(5, K).bfloat16()
+    got, _ = layer(x)
+    assert torch.equal(got, serving.linear(x, weight, scale, layer.bias.data))
+
+
+def test_a_linear_layer_that_is_refused_goes_to_sglangs_method(monkeypatch):
+    layer = linear_layer()
+    layer.bias = torch.nn.Parameter(layer.bias.data.half(), requires_grad=False)
+    seen = []
+    monkeypatch.setattr(Fp8LinearMethod, "process_weights_after_loading", lambda self, layer: seen.append("loaded"))
+    monkeypatch.setattr(Fp8LinearMethod, "apply", lambda self, layer, x, bias=None: seen.append("applied") or x)
+    layer.quant_method.process_weights_after_loading(layer)
+    layer(torch.zeros(1, K).half())
+    assert seen == ["loaded", "applied"] and "float16 bias" in layer.quant_method.refused
+
+
+def moe_config(**changes):
+    given = {
+        "num_experts": EXPERTS, "num_local_experts": EXPERTS, "hidden_size": HIDDEN, "top_k": TOP_K,
+        "intermediate_size_per_partition": INNER, "params_dtype": torch.bfloat16,
+    }  # fmt: skip
+    return MoeRunnerConfig(**(given | changes))
+
+
+def dispatched(hidden, weights, ids):
+    return StandardDispatchOutput(hidden, None, StandardTopKOutput(weights, ids, torch.empty(0)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "swiglu"),
+    [
+        ({}, serving.Swiglu()),
+        ({"routed_scaling_factor": 2.5}, serving.Swiglu()),
+        ({"gemm1_alpha": 1.702, "gemm1_clamp_limit": 7.0}, serving.Swiglu(1.702, 1.0, 7.0, True)),
+        (
+            {"gemm1_alpha": 1.702, "gemm1_clamp_limit": 7.0, "gate_up_interleaved": False},
+            serving.Swiglu(1.702, 1.0, 7.0),
+        ),
+        ({"swiglu_limit": 10.0}, serving.Swiglu(limit=10.0)),
+    ],
+)
+def test_experts_through_sglangs_method_and_runner(changes, swiglu):
+    method, layer = HipforgeMxfp8MoEMethod(config()), torch.nn.Module()
+    layer.moe_tp_size, layer.moe_runner_config = 1, moe_config(**changes)
+    method.create_weights(layer, EXPERTS, HIDDEN, INNER, torch.bfloat16)
+    method.create_moe_runner(layer, moe_config(**changes))
+    assert isinstance(method.runner, MoeRunner) and isinstance(method.runner.runner_core, HipforgeRunnerCore)
+    assert method.get_moe_runner_backend(layer).value == "hipforge"
+    (w1, s1), (w2, s2) = quantized(EXPERTS, 2 * INNER, HIDDEN), quantized(EXPERTS, HIDDEN, INNER, seed=1)
+    for name, value in {
+        "w13_weight": w1, "w13_weight_scale_inv": s1, "w2_weight": w2, "w2_weight_scale_inv": s2,
+    }.items():  # fmt: skip
+        getattr(layer, name).data.copy_(value)
+    method.process_weights_after_loading(layer)
+    hidden, weights = torch.randn(5, HIDDEN).bfloat16(), torch.rand(5, TOP_K)
+    ids = torch.randint(0, EXPERTS, (5, TOP_K), dtype=torch.int32)
+    ids[0, 1] = -1  # what SGLang makes of an expert of another rank
+    out = method.apply(layer, dispatched(hidden, weights, ids))
+    assert isinstance(out, StandardCombineInput)
+    want = serving.experts(hidden, (w1, s1), (w2, s2), weights, ids, swiglu)
+    factor = changes.get("routed_scaling_factor", 1.0)
+    assert torch.equal(out.hidden_states, want * factor)
+    weights[0, 1] = 5.0
+    assert torch.equal(method.apply(layer, dispatched(hidden, weights, ids)).hidden_states, out.hidden_states)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"activation": "gelu"}, "gelu"),
+        ({"is_gated": False}, "is_gated=False"),
+        ({"no_combine": True}, "no_combine"),
+        ({"hidden_size": 80}, "hidden size 80"),
+    ],
+)
+def test_experts_that_are_refused_go_to_sglangs_runner(monkeypatch, changes, reason):
+    method, seen = HipforgeMxfp8MoEMethod(config()), []
+    monkeypatch.setattr(Fp8MoEMethod, "create_moe_runner", lambda self, layer, config: seen.append(config))
+    monkeypatch.setattr(Fp8MoEMethod, "apply", lambda self, layer, dispatch: seen.append(dispatch))
+    given = moe_config(**changes)
+    method.create_moe_runner(torch.nn.Module(), given)
+    method.apply(torch.nn.Module(), "batch")
+    assert reason in method.refused and seen == [given, "batch"]
+
+
+def test_lora_hooks_are_refused():
+    core = HipforgeRunnerCore(moe_config())
+    with pytest.raises(hipforge.GuardError, match="no LoRA hooks"):
+        core.run_from_dispatch(None, HipforgeMoeQuantInfo((), ()), moe_config(), hooks=object())
+
+
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 16
+
+
+class Pool:
+    """A pool of keys and values [slots, Hkv, D] as SGLang's MHATokenToKVPool gives it."""
+
+    def __init__(self, dtype):
+        generator = torch.Generator().manual_seed(0)
+        self.k, self.v = (torch.randn(6 * PAGE, KV_HEADS, DIM, generator=generator).to(dtype) for _ in range(2))
+
+    def get_key_buffer(self, layer_id):
+        return self.k
+
+    def get_value_buffer(self, layer_id):
+        return self.v
+
+
+def backend(dtype=torch.bfloat16, page_size=PAGE):
+    made = object.__new__(HipforgeAttnBackend)
+    pages = torch.tensor([[3, 1], [0, 5], [4, 2]])
+    slots = (pages[:, :, None] * PAGE + torch.arange(PAGE)).flatten(1)
+    made.use_mla, made.dcp_size, made.use_sliding_window_kv_pool, made.page_size = False, 1, False, page_size
+    made.token_to_kv_pool, made.req_to_token = Pool(dtype), slots.to(torch.int32)
+    made.forward_metadata = SimpleNamespace(swa_out_cache_loc=None)
+    made.written = []
+    made._set_kv_buffer = lambda *arguments: made.written.append(arguments)
+    return made, pages
+
+
+def step():
+    return SimpleNamespace(
+        req_pool_indices=torch.tensor([2, 0]), seq_lens=torch.tensor([20, 7]), spec_info=None,
+        out_cache_loc=torch.tensor([51, 54]), out_cache_loc_physical=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_decode_step_over_sglangs_pool(monkeypatch, dtype):
+    made, pages = backend(dtype)
+    layer = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id=0, logit_cap=30.0)
+    if dtype != torch.bfloat16:
+        layer.k_scale, layer.v_scale = torch.tensor(0.5), torch.tensor(2.0)
+        layer.k_scale_float, layer.v_scale_float = 0.5, 2.0
+    from hipforge.integrations.sglang import attention
+
+    monkeypatch.setattr(attention.KVWriteLoc, "for_batch", lambda batch, swa_loc: batch.out_cache_loc)
+    torch.manual_seed(0)
+    q = torch.randn(2, HEADS * DIM).bfloat16()
+    k, v = torch.randn(2, KV_HEADS, DIM).bfloat16(), torch.randn(2, KV_HEADS, DIM).bfloat16()
+    sinks = torch.randn(HEADS)
+    batch = step()
+    assert made.refusal(layer, batch) is None
+    got = made.forward_decode(q, k, v, layer, batch, sinks=sinks)
+    pool = made.token_to_kv_pool
+    scales = (0.5, 2.0) if dtype != torch.bfloat16 else (1.0, 1.0)
+    want = hipforge.decode_attention_fp8(
+        q.view(2, 1, HEADS, DIM), pool.k.view(6, PAGE, KV_HEADS, DIM), pool.v.view(6, PAGE, KV_HEADS, DIM),
+        pages[[2, 0]].to(torch.int32), torch.tensor([20, 7], dtype=torch.int32), *scales, DIM**-0.5, sinks=sinks,
+        softcap=30.0,
+    )  # fmt: skip
+    assert torch.equal(got.view(want.shape), want)
+    assert len(made.written) == 1 and made.written[0][2] is batch.out_cache_loc
+    # The table of a step is made once for its layers and again for the next pass over them.
+    tables = made._tables
+    later = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id=1)
+    later.k_scale, later.v_scale = layer.k_scale, layer.v_scale
+    later.k_scale_float, later.v_scale_float = layer.k_scale_float, layer.v_scale_float
+    made.forward_decode(q, k, v, later, batch, save_kv_cache=False)
+    assert made._tables is tables and len(made.written) == 1
+    made.forward_decode(q, k, v, layer, batch)
+    assert made._tables is not tables and torch.equal(made._tables, tables)
+
+
+@pytest.mark.parametrize(
+    ("of_layer", "of_backend", "of_step", "reason"),
+    [
+        ({"sliding_window_size": 128}, {}, {}, "window"),
+        ({"v_head_dim": 32}, {}, {}, "two sizes"),
+        ({}, {"use_mla": True}, {}, "MLA"),
+        ({}, {"page_size": 1}, {}, "blocks of 1"),
+        ({}, {"dcp_size": 2}, {}, "shared out"),
+        ({}, {}, {"spec_info": object()}, "speculative"),
+        ({"xai_temperature_len": 8}, {}, {}, "scores"),
+    ],
+)
+def test_other_steps_are_left_to_triton(monkeypatch, of_layer, of_backend, of_step, reason):
+    made, _ = backend()
+    layer, batch = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id=0), step()
+    for what, changes in ((layer, of_layer), (made, of_backend), (batch, of_step)):
+        for name, value in changes.items():
+            setattr(what, name, value)
+    assert reason in made.refusal(layer, batch)
+    seen = []
+    monkeypatch.setattr(TritonAttnBackend, "forward_decode", lambda self, *args, **kwargs: seen.append(args) or args[0])
+    q = torch.zeros(2, HEADS * DIM)
+    assert made.forward_decode(q, q, q, layer, batch) is q and len(seen) == 1
+
+
+def test_a_pool_in_e5m2_is_refused():
+    made, _ = backend(torch.float8_e5m2)
+    assert "float8_e5m2" in made.refusal(RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id=0), step())
+
+
+def test_our_methods_take_what_sglangs_call_them_with():
+    pairs = [
+        (HipforgeMxfp8LinearMethod, LinearMethodBase),
+        (HipforgeMxfp8MoEMethod, Fp8MoEMethod),
+        (HipforgeRunnerCore, DispatchMoeRunnerCore),
+        (HipforgeAttnBackend, TritonAttnBackend),
+        (HipforgeMxfp8Config, HipforgeMxfp8Config.__mro__[1]),
+    ]
+    for ours, theirs in pairs:
+        assert not inspect.isabstract(ours)
+        own = [name for name, value in vars(ours).items() if inspect.isfunction(value) and hasattr(theirs, name)]
+        assert own
+        for name in (name for name in own if name != "__init__"):
+            wanted = inspect.signature(getattr(theirs, name)).parameters
+            got = inspect.signature(getattr(ours, name)).parameters
+            assert list(got) == list(wanted), (ours, name)
+            assert [each.default for each in got.values()] == [each.default for each in wanted.values()], (ours, name)
