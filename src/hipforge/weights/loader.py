@@ -196,9 +196,9 @@ def _require_plain(entry: Entry) -> None:
     if entry.key.endswith(_UNKNOWN_SUFFIXES):
         raise ConfigError(f"{entry.where} belongs to a kind of quantisation that is not MX-FP8 or MXFP4")
     if entry.key.endswith(("weight_scale", "_scales")):
-        raise ConfigError(f"{entry.where} has no elements beside it; a file of the checkpoint is missing")
+        raise ConfigError(f"{entry.where} is a scale whose weight is not in the checkpoint; is one of its files missing?")
     if entry.kind not in _PLAIN_KINDS:
-        raise ConfigError(f"{entry.where} is {entry.kind}, and nothing says what it means")
+        raise ConfigError(f"{entry.where} is {entry.kind} without a scale; tensors without one are {', '.join(sorted(_PLAIN_KINDS))}")
 
 
 def _weight(pair: _Pair, device: torch.device, shuffled: bool) -> Iterator[Loaded]:
