@@ -196,9 +196,10 @@ def _require_plain(entry: Entry) -> None:
     if entry.key.endswith(_UNKNOWN_SUFFIXES):
         raise ConfigError(f"{entry.where} belongs to a kind of quantisation that is not MX-FP8 or MXFP4")
     if entry.key.endswith(("weight_scale", "_scales")):
-        raise ConfigError(f"{entry.where} is a scale whose weight is not in the checkpoint; is one of its files missing?")
+        raise ConfigError(f"{entry.where} is a scale without its weight; a file of the checkpoint is missing")
     if entry.kind not in _PLAIN_KINDS:
-        raise ConfigError(f"{entry.where} is {entry.kind} without a scale; tensors without one are {', '.join(sorted(_PLAIN_KINDS))}")
+        known = ", ".join(_PLAIN_KINDS)
+        raise ConfigError(f"{entry.where} is {entry.kind} without a scale; tensors without one are {known}")
 
 
 def _weight(pair: _Pair, device: torch.device, shuffled: bool) -> Iterator[Loaded]:
