@@ -178,7 +178,7 @@ BROKEN: dict[str, tuple[dict[str, torch.Tensor], str]] = {
                     "a.weight_scale_2": torch.ones(1)}, r"a.weight_scale_2 in .* a kind of quantisation"),
     "blocks": ({"a_blocks": torch.ones(2, 8, 1, 8).byte(), "a_scales": torch.ones(2, 8, 1).byte()},
                r"a_blocks in .* is U8 \(2, 8, 1, 8\); MXFP4 blocks beside scales \(2, 8, 1\) are U8 \(2, 8, 1, 16\)"),
-    "e5m2": ({"a": torch.ones(8, 32).to(torch.float8_e5m2)}, r"is F8_E5M2 without a scale; tensors without one are BOOL"),
+    "e5m2": ({"a": torch.ones(8, 32).to(torch.float8_e5m2)}, r"F8_E5M2 without a scale; tensors without one are BOOL"),
 }  # fmt: skip
 
 
