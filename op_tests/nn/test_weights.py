@@ -173,7 +173,7 @@ BROKEN: dict[str, tuple[dict[str, torch.Tensor], str]] = {
                     r"is F8_E4M3 \(8, 32\), beside scales for 64 elements"),
     "wrong rows": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(4, 1, dtype=torch.uint8)},
                    r"a.weight_scale in .* is \(4, 1\); a.weight \(8, 32\) needs one scale per 32 elements"),
-    "no elements": ({"a.weight_scale": torch.ones(8, 1, dtype=torch.uint8)}, r"a.weight_scale in .* has no elements"),
+    "no elements": ({"a.weight_scale": torch.ones(8, 1, dtype=torch.uint8)}, r"a.weight_scale .* without its weight"),
     "two scales": ({"a.weight": torch.ones(8, 16, dtype=torch.uint8), "a.weight_scale": torch.ones(8, 1).byte(),
                     "a.weight_scale_2": torch.ones(1)}, r"a.weight_scale_2 in .* a kind of quantisation"),
     "blocks": ({"a_blocks": torch.ones(2, 8, 1, 8).byte(), "a_scales": torch.ones(2, 8, 1).byte()},
