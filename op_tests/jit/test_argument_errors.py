@@ -374,6 +374,41 @@ def test_buffers_of_a_sorting_beyond_int32_are_refused_before_they_are_allocated
         _call("moe_align_block_size", num_experts=-1)
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor])
+def test_any_integer_is_an_integer_on_torch_paths_too(
+    kind: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = _call("grouped_mxfp8_linear")
+    monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
+    dispatch.clear_decisions()
+    changed = {"num_valid_tokens": kind(T * TOP_K), "block_m": kind(BLOCK_M), "a_div": kind(TOP_K)}
+    assert torch.equal(_call("grouped_mxfp8_linear", **changed), want)
+    sorted_alone = hipforge.moe_align_block_size(torch.tensor([[0, 1]]), 1, E)
+    for none in (kind(0), False):
+        assert _call("grouped_mxfp8_linear", num_valid_tokens=none).shape == (0, N)
+    one = {**sorted_alone._asdict(), "num_valid_tokens": 2, "block_m": True, "a_div": 2, "mul_weight_by": None}
+    assert torch.equal(_call("grouped_mxfp8_linear", **one), _call("grouped_mxfp8_linear", **{**one, "block_m": 1}))
+    dispatch.clear_decisions()
+
+
+def test_a_window_is_any_integer() -> None:
+    given = _attention(64)
+    tables = {"block_tables": torch.tensor([[0]], dtype=torch.int32)}
+    cache = torch.ones(2, 32, 1, 64).to(given["k_cache"].dtype)
+    paged = {**given, **tables, "k_cache": cache, "v_cache": cache}
+    want = hipforge.decode_attention_fp8(**paged, window=4)
+    for window in (np.int64(4), torch.tensor(4)):
+        assert torch.equal(hipforge.decode_attention_fp8(**paged, window=window), want)
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor(2.0).to_sparse(), torch.tensor(2.0, device="meta")], ids=["sparse", "meta"]
+)
+def test_a_tensor_that_torch_cannot_compare_is_no_number(value: torch.Tensor) -> None:
+    with pytest.raises(GuardError, match=r"weight_offset must be a float; got a torch\.Tensor"):
+        hipforge.rms_norm(_normal(4, 64), _normal(64), 1e-5, weight_offset=value)
+
+
 def test_routing_weights_are_floating_point() -> None:
     with pytest.raises(GuardError, match=r"topk_weights must be floating point; got torch\.int64"):
         _call("fused_moe_mxfp8", topk_weights=torch.ones(T, TOP_K, dtype=torch.int64))

@@ -286,6 +286,7 @@ def judge_swiglu(before: Arguments, result: Any, after: Arguments) -> str | None
     judged = ~(np.isinf(gate) | np.isinf(up))
     limit = before.get("limit")
     if limit is not None:
+        limit = float(limit)
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
     alpha, beta = float(before.get("alpha", 1.0)), float(before.get("beta", 0.0))
     with np.errstate(all="ignore"):

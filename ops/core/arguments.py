@@ -187,6 +187,8 @@ def _tensor_problem(value: Any) -> str | None:
 
 
 def _is_int(value: Any) -> bool:
+    if isinstance(value, torch.Tensor) and _tensor_problem(value) is not None:
+        return False
     try:
         return -(2**63) <= operator.index(value) < 2**63
     except (TypeError, ValueError, RuntimeError):
@@ -194,6 +196,8 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
+    if isinstance(value, torch.Tensor) and _tensor_problem(value) is not None:
+        return False
     try:
         float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):

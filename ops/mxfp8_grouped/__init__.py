@@ -61,7 +61,7 @@ def _new(
 def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: str) -> torch.Tensor:
     """Write the product of operands; rows that no tile covers become zero or stay undefined."""
     require_choice("uncovered", uncovered, ("zero", "undefined"))
-    shape = parts.num_valid_tokens, parts.w.shape[1]
+    shape = int(parts.num_valid_tokens), parts.w.shape[1]
     if out is None:
         out = torch.empty(shape, dtype=torch.bfloat16, device=parts.a_q.device)
     else:

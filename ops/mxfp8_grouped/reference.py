@@ -66,7 +66,8 @@ def grouped_mm(parts: Operands) -> torch.Tensor:
     """Return the product in float32, an expert with slots at a time, so that memory holds one expert dequantised."""
     devices.refuse_in_capture("read on the host which experts have slots, as the torch path of a grouped GEMM does")
     experts, n, _ = parts.w.shape
-    slots, block_m = parts.num_valid_tokens, parts.block_m
+    # Any integer was accepted, but torch repeats by an int alone.
+    slots, block_m, a_div = int(parts.num_valid_tokens), int(parts.block_m), int(parts.a_div)
     padded = int(parts.num_tokens_post_padded[0])
     used = max(0, min(parts.sorted_token_ids.numel(), -(-padded // block_m) * block_m))
     slot = parts.sorted_token_ids[:used].to(torch.int64)
@@ -79,7 +80,7 @@ def grouped_mm(parts: Operands) -> torch.Tensor:
     for e in expert.unique().tolist():
         mine = slot[expert == e]
         weight = dequantize_mxfp8(parts.w[e], parts.w_scale[e], compute)
-        product = activations[mine // parts.a_div] @ weight.T
+        product = activations[mine // a_div] @ weight.T
         if parts.bias is not None:
             product = product + parts.bias[e]
         factors = parts.mul_weight_by
