@@ -13,6 +13,7 @@ from hipforge.jit import registry
 
 PACKAGES = (
     "hipforge", "hipforge.ops", "hipforge.jit", "hipforge.emulator", "hipforge.nn", "hipforge.integrations.nanochat",
+    "hipforge.integrations.transformers",
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from hipforge.ops.reference.fnuz import mx_fn_to_fnuz
 from hipforge.ops.reference.layout import shuffle_scale, shuffle_weight
 from hipforge.weights.files import Entry, configuration, entries_of
 
-METHODS = ("compressed-tensors", "quark", "modelopt", "mxfp4")
+METHODS = ("compressed-tensors", "quark", "modelopt", "mxfp4", "hipforge_mxfp8")
 _SCALE_KINDS = ("U8", "F8_E8M0")
 _PLAIN_KINDS = ("BOOL", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64")
 # Names that say how a weight was scaled, in ways that are not MX.
