@@ -12,21 +12,16 @@ The log-sum-exp moves by the scores' error and by 2^-20 for the float32 exponent
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from helpers.attention_cases import ARCH, expanded, lengths, rng
+from helpers.attention_cases import expanded, lengths, rng
+from helpers.planted_faults import planted
 
 import hipforge
-import hipforge.csrc
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError
-from hipforge.jit import registry
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.decode_attention import kernels
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference.attention import decode_attention
@@ -231,26 +226,11 @@ MUTANTS = [
 )
 def test_a_mistake_is_noticed(tmp_path, monkeypatch, mutant):
     name, file, line, becomes = mutant
-    folder = tmp_path / name
-    shutil.copytree(Path(hipforge.csrc.__file__).parent / "decode_attention", folder)
-    source = folder / "amd" / file
-    text = source.read_text()
-    assert text.count(line) == 1
-    source.write_text(text.replace(line, becomes))
-    module = {
-        "srcs": [str(folder / "amd" / "decode_attention_half.cu")],
-        "archs": [ARCH],
-        "variants": {"HF_HEAD_DIM": [64, 256], "HF_INPUT": ["bf16"]},
-    }
-    (tmp_path / "modules.json").write_text(json.dumps({f"module_half_{name}": module}))
-    registry.register(tmp_path / "modules.json")
-    shipped = kernels.decode_attention_half_out
-    entry = compile_ops(
-        f"module_half_{name}",
-        fc_name="decode_attention_half_out",
-        variant=shipped.stub.variant,
-        mutates=("out", "lse", "partial", "partial_lse"),
-    )(shipped.__wrapped__)
+    entry = planted(
+        tmp_path / name, kernels.decode_attention_half_out, f"decode_attention/amd/{file}", line, becomes,
+        unit="decode_attention/amd/decode_attention_half.cu",
+        variants={"HF_HEAD_DIM": [64, 256], "HF_INPUT": ["bf16"]},
+    )  # fmt: skip
 
     def all_right():
         test_head_dimensions_dtypes_and_splits(256, BF16, 4, 3)

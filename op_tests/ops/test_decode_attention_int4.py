@@ -15,21 +15,16 @@ The log-sum-exp moves by the scores' error and by 2^-20 for the float32 exponent
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from helpers.attention_cases import ARCH, lengths, rng
+from helpers.attention_cases import lengths, rng
+from helpers.planted_faults import planted
 
 import hipforge
-import hipforge.csrc
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError
-from hipforge.jit import registry
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.decode_attention import kernels
 from hipforge.ops.decode_attention.family import INT4_CONFIGURATION
 from hipforge.ops.decode_attention_fp8 import decode_attention_splitk
@@ -291,13 +286,18 @@ def test_refusals_name_argument_value_and_rule(change, message):
         decode_attention_splitk(q, expanded(k, 2), expanded(v, 2), **given)
 
 
-KERNEL, WAVE = "int4_kernel.h", "row_wave.h"
+KERNEL, WAVE, ROWS = "int4_kernel.h", "row_wave.h", "tile_rows.h"
 MUTANTS = [
-    ("one_key_too_many", WAVE, "if (own_left <= kTileN * t + r)", "if (own_left < kTileN * t + r)"),
+    ("one_key_too_many", ROWS, "if (own_left <= kTileN * t + r)", "if (own_left < kTileN * t + r)"),
     ("group_of_k", KERNEL, "((2 * group + half) * groups / 8)", "(group * groups / 8)"),
     ("group_of_v", KERNEL, "(column * groups / 16)", "(column * groups / 32)"),
     ("sums_not_rescaled", WAVE, "acc[j] *= keep;", "acc[j] *= 1.f;"),
-    ("hidden_key_seen", WAVE, "min(left - hidden, keys) - first", "min(left, keys) - first"),
+    (
+        "hidden_key_seen",
+        ROWS,
+        "min(left - hidden, static_cast<int32_t>(keys))",
+        "min(left, static_cast<int32_t>(keys))",
+    ),
 ]
 
 
@@ -307,26 +307,11 @@ MUTANTS = [
 )
 def test_a_mistake_is_noticed(tmp_path, monkeypatch, mutant):
     name, file, line, becomes = mutant
-    folder = tmp_path / name
-    shutil.copytree(Path(hipforge.csrc.__file__).parent / "decode_attention", folder)
-    source = folder / "amd" / file
-    text = source.read_text()
-    assert text.count(line) == 1
-    source.write_text(text.replace(line, becomes))
-    module = {
-        "srcs": [str(folder / "amd" / "decode_attention_int4.cu")],
-        "archs": [ARCH],
-        "variants": {"HF_HEAD_DIM": [64], "HF_INPUT": ["bf16"]},
-    }
-    (tmp_path / "modules.json").write_text(json.dumps({f"module_int4_{name}": module}))
-    registry.register(tmp_path / "modules.json")
-    shipped = kernels.decode_attention_int4_out
-    entry = compile_ops(
-        f"module_int4_{name}",
-        fc_name="decode_attention_int4_out",
-        variant=shipped.stub.variant,
-        mutates=("out", "lse", "partial", "partial_lse"),
-    )(shipped.__wrapped__)
+    entry = planted(
+        tmp_path / name, kernels.decode_attention_int4_out, f"decode_attention/amd/{file}", line, becomes,
+        unit="decode_attention/amd/decode_attention_int4.cu",
+        variants={"HF_HEAD_DIM": [64], "HF_INPUT": ["bf16"]},
+    )  # fmt: skip
     small(64, 8, BF16, split_k=1)
     monkeypatch.setattr(kernels, "decode_attention_int4_out", entry)
     with pytest.raises((AssertionError, EmulatorFault)):

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
-from helpers.attention_cases import ARCH, FP8, NAN_CODE, ONE, case, check, lengths, paged, rng
+from helpers.attention_cases import FP8, NAN_CODE, ONE, case, check, lengths, paged, rng
+from helpers.planted_faults import planted
 
-import hipforge.csrc
 from hipforge import emulator
 from hipforge.errors import EmulatorFault
-from hipforge.jit import registry
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.decode_attention import kernels
 from hipforge.ops.reference.attention import dequantize_kv_fp8, quantize_kv_fp8
 
-SOURCES = Path(hipforge.csrc.__file__).parent / "decode_attention"
+VARIANTS = {"HF_HEAD_DIM": [64, 256], "HF_INPUT": ["bf16"], "HF_BLOCK_N": [32]}
 
 
 @dataclass(frozen=True)
@@ -35,11 +30,11 @@ class Mutant:
 
 
 WHOLE = Mutant("whole", "problem.h", "", "")
-KERNEL, PROBLEM, QUERY = "amd/decode_kernel.h", "problem.h", "amd/query.h"
+KERNEL, PROBLEM, QUERY, ROWS = "amd/decode_kernel.h", "problem.h", "amd/query.h", "amd/tile_rows.h"
 RANGES, MERGE, END = "amd/merge_ranges.h", "amd/merge_kernel.h", "amd/row_end.h"
 TWO_HALVES = {"d": 256, "waves": 2}
 MUTANTS = [
-    Mutant("one_key_too_many", KERNEL, "if (own_left <= kTileN * t + r)", "if (own_left < kTileN * t + r)"),
+    Mutant("one_key_too_many", ROWS, "if (own_left <= kTileN * t + r)", "if (own_left < kTileN * t + r)"),
     Mutant("sums_not_rescaled", KERNEL, "j < kPerLane; ++j) acc[j] *= keep;", "j < kPerLane; ++j) acc[j] *= 1.f;"),
     Mutant("finer_term_lost", QUERY, "values[3] = (values[3] - high[1]) * (1 << kTermBits);", "values[3] = 0.f;"),
     Mutant("shift_of_k_forgotten", KERNEL, "own.scale * scores[t] + own.shift * shift", "own.scale * scores[t]"),
@@ -55,7 +50,7 @@ MUTANTS = [
     Mutant("sink_of_another_head", MERGE, "problem.group + blockIdx.x / problem.mq", "problem.group"),
     Mutant(
         "window_off_by_one",
-        KERNEL,
+        ROWS,
         "static_cast<int32_t>(p.window) - first,",
         "static_cast<int32_t>(p.window) + 1 - first,",
     ),
@@ -77,30 +72,13 @@ MUTANTS = [
 def entries(tmp_path_factory):
     """The raw op of every mutant, and of the kernel itself."""
     root = tmp_path_factory.mktemp("mutants")
-    modules = {}
-    for mutant in (WHOLE, *MUTANTS):
-        folder = root / mutant.name
-        shutil.copytree(SOURCES, folder)
-        source = folder / mutant.file
-        text = source.read_text()
-        assert mutant is WHOLE or text.count(mutant.line) == 1, mutant.name
-        source.write_text(text.replace(mutant.line, mutant.becomes) if mutant.line else text)
-        modules[f"module_attention_{mutant.name}"] = {
-            "srcs": [str(folder / "amd" / "decode_attention_fp8.cu")],
-            "archs": [ARCH],
-            "variants": {"HF_HEAD_DIM": [64, 256], "HF_INPUT": ["bf16"], "HF_BLOCK_N": [32]},
-        }
-    path = root / "modules.json"
-    path.write_text(json.dumps(modules))
-    registry.register(path)
-    shipped = kernels.decode_attention_fp8_out
-    options = {"variant": shipped.stub.variant, "mutates": ("out", "lse", "partial", "partial_lse")}
     return {
-        name.removeprefix("module_attention_"): compile_ops(name, fc_name="decode_attention_fp8_out", **options)(
-            shipped.__wrapped__
+        mutant.name: planted(
+            root / mutant.name, kernels.decode_attention_fp8_out, f"decode_attention/{mutant.file}", mutant.line,
+            mutant.becomes, unit="decode_attention/amd/decode_attention_fp8.cu", variants=VARIANTS,
         )
-        for name in modules
-    }
+        for mutant in (WHOLE, *MUTANTS)
+    }  # fmt: skip
 
 
 def plain_is_right(d, waves):

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 from helpers.fused_fp8_cases import assert_same
 from helpers.gating_cases import by_hand, well_apart
+from helpers.planted_faults import planted
 from helpers.rope_cases import case, expected
 
 import hipforge.csrc
-from hipforge import devices
 from hipforge.errors import EmulatorFault
-from hipforge.jit import registry
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import moe_align, moe_combine, reference, rope_and_cache, router_gemm, topk_gating
 
 CSRC = Path(hipforge.csrc.__file__).parent
@@ -98,30 +93,12 @@ MUTANTS = {
 }  # fmt: skip
 
 
-def planted(root: Path, name: str, mutant: Mutant) -> Callable[..., Any]:
-    """Return the stub of an op over its source with the mistake in it."""
-    folder = root / "sources"
-    shutil.copytree(CSRC / Path(mutant.source).parts[0], folder)
-    source = folder / Path(*Path(mutant.source).parts[1:])
-    text = source.read_text()
-    assert text.count(mutant.line) == 1
-    source.write_text(text.replace(mutant.line, mutant.becomes))
-    entry: dict[str, object] = {"srcs": [str(source)], "archs": [devices.current().default_arch]}
-    if mutant.variants:
-        entry["variants"] = mutant.variants
-    path = root / "modules.json"
-    path.write_text(json.dumps({f"module_mutant_{name}": entry}))
-    registry.register(path)
-    shipped = getattr(mutant.home, mutant.stub)
-    mutates = tuple(one.name for one in shipped.stub.signature.parameters if one.mutated)
-    options = {"fc_name": mutant.stub, "variant": shipped.stub.variant, "mutates": mutates}
-    return compile_ops(f"module_mutant_{name}", **options)(shipped.__wrapped__)
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_is_noticed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[name]
     mutant.check()
-    monkeypatch.setattr(mutant.home, mutant.stub, planted(tmp_path, name, mutant))
+    shipped = getattr(mutant.home, mutant.stub)
+    entry = planted(tmp_path / name, shipped, mutant.source, mutant.line, mutant.becomes, variants=mutant.variants)
+    monkeypatch.setattr(mutant.home, mutant.stub, entry)
     with pytest.raises((AssertionError, EmulatorFault)):
         mutant.check()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.fused_fp8_cases import normal
+from helpers.planted_faults import planted
 
 import hipforge.csrc
 from hipforge import devices
-from hipforge.jit import registry
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import mx_quantize, reference, rmsnorm_fp8, swiglu_fp8
 from hipforge.ops.core.fp8 import fp8_dtypes
 
@@ -94,25 +91,15 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def built(mutant: Mutant, folder: Path) -> Callable[..., None]:
-    """Return the raw op of the mutant's source."""
-    text = (SOURCES / mutant.file).read_text()
-    assert text.count(mutant.line) == 1, mutant.name
-    source = folder / f"{mutant.name}.cu"
-    source.write_text(text.replace(mutant.line, mutant.becomes))
-    name = f"module_fused_{mutant.name}"
-    path = folder / "modules.json"
-    path.write_text(json.dumps({name: {"srcs": [str(source)], "archs": [ARCH], "variants": {"HF_INPUT": ["bf16"]}}}))
-    registry.register(path)
-    shipped: Any = mutant.shipped
-    names = shipped.stub.signature.names
-    written = names[: names.index("x" if "x" in names else "gate_up" if "gate_up" in names else "input")]
-    return compile_ops(name, fc_name=shipped.stub.signature.name, variant=shipped.stub.variant, mutates=written)(
-        shipped.__wrapped__
-    )
-
-
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_mistake_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
     assert mutant.agrees(mutant.shipped)
-    assert not mutant.agrees(built(mutant, tmp_path))
+    entry = planted(
+        tmp_path / mutant.name,
+        mutant.shipped,
+        mutant.file,
+        mutant.line,
+        mutant.becomes,
+        variants={"HF_INPUT": ["bf16"]},
+    )
+    assert not mutant.agrees(entry)

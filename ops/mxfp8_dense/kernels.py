@@ -6,8 +6,6 @@ contiguous tensors and raise for anything that they do not take; they never retu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from hipforge.errors import GuardError
@@ -27,33 +25,7 @@ def gemv_rows(m: int) -> int:
     return _ROWS[m] if m <= GEMV_MAX_M else GEMV_MAX_M
 
 
-def _gemv_variant(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    block_n: int,
-    *rest: object,
-) -> Mapping[str, int]:
-    return {"HF_ROWS": gemv_rows(Xq.shape[0])}
-
-
-def _mfma_variant(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    workspace: torch.Tensor | None,
-    n_sub: int,
-    k_splits: int,
-    *rest: object,
-) -> Mapping[str, int]:
-    return {"HF_N_SUB": n_sub if n_sub in MFMA_N_SUB else 1}  # the module's guard refuses any other n_sub
-
-
-@compile_ops("module_smallm_mxfp8_dense", variant=_gemv_variant)
+@compile_ops("module_smallm_mxfp8_dense", variant=lambda out, x, *given: {"HF_ROWS": gemv_rows(x.shape[0])})
 def smallm_mxfp8_gemv_out(
     out: torch.Tensor,
     Xq: torch.Tensor,
@@ -66,7 +38,12 @@ def smallm_mxfp8_gemv_out(
     """Write Xq @ Wq^T + ``bias`` into ``out`` [M, N] bf16; ``block_n`` columns per work-group."""
 
 
-@compile_ops("module_smallm_mxfp8_dense_mfma", variant=_mfma_variant, mutates=("out", "workspace"))
+@compile_ops(
+    "module_smallm_mxfp8_dense_mfma",
+    # The module's guard refuses any other n_sub.
+    variant=lambda *given: {"HF_N_SUB": given[6] if given[6] in MFMA_N_SUB else 1},
+    mutates=("out", "workspace"),
+)
 def smallm_mxfp8_mfma_out(
     out: torch.Tensor,
     Xq: torch.Tensor,

@@ -48,21 +48,7 @@ def tile_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
     return Choice(KERNEL, MappingProxyType({"tile": tile_number(tile), "k_splits": k_splits}))
 
 
-def _variant(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-    tile: int,
-    k_splits: int,
-) -> Mapping[str, int]:
-    return {"HF_TILE": tile}
-
-
-@compile_ops("module_mxfp8_gemm", variant=_variant, mutates=("out", "workspace"))
+@compile_ops("module_mxfp8_gemm", variant=lambda *given: {"HF_TILE": given[-2]}, mutates=("out", "workspace"))
 def mxfp8_gemm_out(
     out: torch.Tensor,
     Xq: torch.Tensor,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
@@ -42,20 +41,7 @@ def default_choice(m: int, n: int, k: int) -> Choice:
     return choice(rows, next((waves for waves in allowed if waves * MOST_STEPS >= steps), allowed[-1]))
 
 
-def _variant(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    rows: int,
-    waves: int,
-) -> Mapping[str, int]:
-    return {"HF_ROWS": rows}
-
-
-@compile_ops("module_mxfp8_wave_split", variant=_variant)
+@compile_ops("module_mxfp8_wave_split", variant=lambda *given: {"HF_ROWS": given[-2]})
 def mxfp8_wave_split_out(
     out: torch.Tensor,
     Xq: torch.Tensor,

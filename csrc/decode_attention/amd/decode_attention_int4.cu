@@ -3,6 +3,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../guards.h"
+#include "hipforge/amd/element.h"
 #include "hipforge/module.h"
 #include "int4_kernel.h"
 
@@ -16,13 +17,8 @@ using namespace hf::decode_attention;
 
 namespace {
 
-struct input_f16 { using type = _Float16; };
-struct input_bf16 { using type = hf::dev::bf16; };
-
-#define HF_JOIN_(a, b) a##b
-#define HF_JOIN(a, b) HF_JOIN_(a, b)
-using Half = HF_JOIN(input_, HF_INPUT)::type;
-constexpr hf_dtype kInputDtype = __is_same(Half, _Float16) ? HF_F16 : HF_BF16;
+using Half = HF_ELEMENT(HF_INPUT);
+constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 constexpr int kD = HF_HEAD_DIM;
 
 Cache cache_of(const Tensor& data, const char* name, int64_t words, const Tensor& q) {

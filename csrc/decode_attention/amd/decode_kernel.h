@@ -46,6 +46,7 @@
 #include "query.h"
 #include "row_end.h"
 #include "row_words.h"
+#include "tile_rows.h"
 
 namespace hf::decode_attention {
 
@@ -91,7 +92,7 @@ class Wave {
                   uint8_t* finer, uint8_t* own, const uint8_t* other)
       : p(problem), work(work), row0(row0), part(part), own_slot(own), other_slot(other),
         finer(reinterpret_cast<dev::u32x4*>(finer)), lane(dev::lane_index()),
-        query(static_cast<const Half*>(problem.q) + Row(*this, lane).offset + 16 * (lane / kTileN),
+        query(static_cast<const Half*>(problem.q) + offset_of(Row(problem, row0, lane)) + 16 * (lane / kTileN),
               reinterpret_cast<dev::u32x4*>(finer), lane, range == 0) {
     const uint32_t group = lane / kTileN, column = lane % kTileN;
     k_data = p.k.data + work.head * p.k.head_stride + part * kColumns;
@@ -138,7 +139,7 @@ class Wave {
   __device__ void store(uint32_t split, uint32_t batch_heads, float total, float shifted) const {
     // Computed again, not kept in registers over the loop.
     const uint32_t own_lane = dev::lane_index();
-    const Row row(*this, own_lane);
+    const Row row(p, row0, own_lane);
     const float sink = p.splits == 1 ? sink_of(p.sinks, work.head * p.group + row.head) : -__builtin_inff();
     const auto [inverse, lse] = RowEnd(maximum, total, sink);
     const float shift = kRowScales ? shifted * inverse : 0.f;
@@ -150,7 +151,7 @@ class Wave {
     const uint32_t at = 4 * kPerLane * group;
     const bool first = group == 0 && part == 0;
     if (p.splits == 1) {
-      store_columns(static_cast<Half*>(p.out) + row.offset + at, scale, shift);
+      store_columns(static_cast<Half*>(p.out) + offset_of(row) + at, scale, shift);
       if (first) p.lse[folded] = lse * kLn2;
       return;
     }
@@ -163,27 +164,9 @@ class Wave {
   using Bytes = Vector<uint32_t, kPerLane / 4>;
   using Weights = dev::bf16x4;
 
-  // Without these the compiler loads and converts all keys of a block ahead of their products and runs out of registers.
-  __device__ static void stay_in_order() { __builtin_amdgcn_sched_barrier(0); }
-
-  struct Row {
-    uint32_t index, token, head;  // the head of those that share the KV head
-    uint64_t offset;  // of the wave's columns in q and out
-
-    // Lanes without a row of their own load the last one.
-    __device__ Row(const Wave& wave, uint32_t lane) : index(wave.row0 + lane % kTileN) {
-      const Problem& p = wave.p;
-      const uint32_t loaded = min(index, p.group * p.mq - 1);
-      head = loaded / p.mq;
-      token = loaded % p.mq;
-      offset = ((uint64_t{wave.work.batch} * p.mq + token) * p.kv_heads * p.group + wave.work.head * p.group +
-                head) * kD + wave.part * kColumns;
-    }
-  };
-
-  // `keys` keys of the tile: the buffer's range check answers every other one with 0.
-  __device__ static dev::Buffer tile_of(const uint8_t* from, int64_t page_stride, uint32_t slot_stride, const Tile& tile) {
-    return dev::make_buffer(from + tile.page * page_stride + uint64_t{tile.slot} * slot_stride, tile.keys * slot_stride);
+  // Elements of q and out before the wave's columns of a row.
+  __device__ uint64_t offset_of(const Row& row) const {
+    return row.offset(p, work.batch, work.head, kD) + part * kColumns;
   }
 
   // kPartly: rows may see some of the keys only; `left`, from the first key on, are of the sequence. Otherwise every row sees
@@ -208,28 +191,10 @@ class Wave {
     }
     if constexpr (kParts > 1) add_other_part(scores);
     if (p.cap != 0.f) cap_scores(p.cap, p.cap_exponent, scores);
-    Seen seen;
-    if constexpr (kPartly) {
-      seen = seen_of(left, static_cast<int32_t>(tiles[0].keys));
-#pragma unroll
-      for (int r = 0; r < 4; ++r)
-        if (!seen(r)) scores[0][r] = -__builtin_inff();
-    } else if (left < kCount * kTileN) {
-      const int32_t own_left = left - 4 * static_cast<int32_t>(dev::lane_index() / kTileN);
-#pragma unroll
-      for (int t = 0; t < kCount; ++t)
-#pragma unroll
-        for (int r = 0; r < 4; ++r)
-          if (own_left <= kTileN * t + r) scores[t][r] = -__builtin_inff();
-    }
+    const Seen seen = hide<kPartly>(p, row0, left, tiles[0].keys, scores);
     if constexpr (kRowScales) word = load_row_word(v_rows, p.v.rows_page_stride, p.v.rows_slot_stride, tiles);
 
-    float largest = -__builtin_inff();
-#pragma unroll
-    for (int t = 0; t < kCount; ++t)
-#pragma unroll
-      for (int r = 0; r < 4; ++r) largest = fmaxf(largest, scores[t][r]);
-    const float next = fmaxf(maximum, column_max(largest));
+    const float next = fmaxf(maximum, column_max(largest_of(scores)));
     const float base = next == -__builtin_inff() ? 0.f : next;  // nothing seen yet: -inf - 0 instead of -inf + inf
     const float keep = __builtin_amdgcn_exp2f(maximum - base);
     maximum = next;
@@ -272,15 +237,6 @@ class Wave {
     }
   }
 
-  // Which of the lane's keys in a tile its row sees; the tile starts `left` keys before the sequence's end, and the wave has
-  // `keys` of them.
-  __device__ Seen seen_of(int32_t left, int32_t keys) const {
-    const uint32_t own_lane = dev::lane_index();
-    const int32_t hidden = p.causal ? static_cast<int32_t>(p.mq - 1 - Row(*this, own_lane).token) : 0;
-    const auto first = 4 * static_cast<int32_t>(own_lane / kTileN);
-    return {left - hidden - static_cast<int32_t>(p.window) - first, min(left - hidden, keys) - first};
-  }
-
   // The words of V of a tile: where the scale or shift of a key is no number, the rows that see it become NaN, and it is taken
   // for 0. A key that the wave does not have is 0.
   __device__ uint32_t without_special_words(uint32_t word, const Seen& seen, uint32_t keys) {
@@ -300,7 +256,7 @@ class Wave {
     dev::u32x4 bytes[kCount][kChunks];
 #pragma unroll
     for (int t = 0; t < kCount; ++t) {
-      const dev::Buffer buffer = tile_of(k_data, p.k.page_stride, p.k.slot_stride, tiles[t]);
+      const dev::Buffer buffer = tile_of(p.k, k_data, tiles[t]);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) bytes[t][c] = dev::load_b128(buffer, k_offset, 64 * c);
       sums[t] = {};
@@ -375,7 +331,7 @@ class Wave {
   __device__ void load_values(const Tile* tiles, Bytes (&bytes)[4 * kStep]) const {
 #pragma unroll
     for (int u = 0; u < kStep; ++u) {
-      const dev::Buffer buffer = tile_of(v_data, p.v.page_stride, p.v.slot_stride, tiles[u]);
+      const dev::Buffer buffer = tile_of(p.v, v_data, tiles[u]);
 #pragma unroll
       for (int r = 0; r < 4; ++r)
         bytes[4 * u + r] = load_bytes(buffer, v_offset, r * p.v.slot_stride);

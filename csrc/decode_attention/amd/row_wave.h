@@ -18,6 +18,7 @@
 #include "../problem.h"
 #include "query.h"
 #include "row_end.h"
+#include "tile_rows.h"
 
 namespace hf::decode_attention {
 
@@ -26,15 +27,6 @@ constexpr int kRowBlockN = 32;
 /// Bytes of LDS of a work-group of `waves` waves: the ranges' statistics and sums at its end.
 constexpr uint32_t row_lds_bytes(int head_dim, int waves) {
   return waves > 1 ? static_cast<uint32_t>(waves / 2 * head_dim * kBlockM * 4) : 0;
-}
-
-// Without these the compiler loads and converts all keys of a block ahead of their products and runs out of registers.
-__device__ inline void stay_in_order() { __builtin_amdgcn_sched_barrier(0); }
-
-/// `keys` keys of the tile: the buffer's range check answers every other one, its scales included, with 0.
-__device__ inline dev::Buffer tile_of(const Cache& cache, const uint8_t* data, const Tile& tile) {
-  return dev::make_buffer(data + tile.page * cache.page_stride + uint64_t{tile.slot} * cache.slot_stride,
-                          tile.keys * cache.slot_stride);
 }
 
 template <class Half, int kD, template <class, int> class AnyRows>
@@ -51,7 +43,8 @@ class RowWave {
   template <class... More>
   __device__ RowWave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, More... more)
       : p(problem), work(work), row0(row0),
-        rows(problem, work.head, static_cast<const Half*>(problem.q) + Row(*this, dev::lane_index()).offset, more...) {}
+        rows(problem, work.head, static_cast<const Half*>(problem.q) + offset_of(Row(problem, row0, dev::lane_index())),
+             more...) {}
 
   __device__ void run() {
     const Sight sight(work.length, p.causal ? p.mq - 1 : 0, p.window);
@@ -79,7 +72,7 @@ class RowWave {
   /// Stores the lane's D/4 neighbouring columns of its row, whose weights add up to `total`.
   __device__ void store(uint32_t split, uint32_t batch_heads, float total) const {
     const uint32_t lane = dev::lane_index(), group = lane / kTileN;
-    const Row row(*this, lane);
+    const Row row(p, row0, lane);
     const float sink = p.splits == 1 ? sink_of(p.sinks, work.head * p.group + row.head) : -__builtin_inff();
     const auto [inverse, lse] = RowEnd(maximum, total, sink);
     const float scale = rows.scaled(inverse);
@@ -88,7 +81,7 @@ class RowWave {
     const uint64_t folded = (uint64_t{work.batch} * p.kv_heads + work.head) * count + row.index;
     const uint32_t at = 4 * kPerLane * group;
     if (p.splits == 1) {
-      store_columns(static_cast<Half*>(p.out) + row.offset + at, scale);
+      store_columns(static_cast<Half*>(p.out) + offset_of(row) + at, scale);
       if (group == 0) p.lse[folded] = lse * kLn2;
       return;
     }
@@ -98,19 +91,7 @@ class RowWave {
   }
 
  private:
-  struct Row {
-    uint32_t index, token, head;  // the head of those that share the KV head
-    uint64_t offset;  // in q and out
-
-    // Lanes without a row of their own load the last one.
-    __device__ Row(const RowWave& wave, uint32_t lane) : index(wave.row0 + lane % kTileN) {
-      const Problem& p = wave.p;
-      const uint32_t loaded = min(index, p.group * p.mq - 1);
-      head = loaded / p.mq;
-      token = loaded % p.mq;
-      offset = ((uint64_t{wave.work.batch} * p.mq + token) * p.kv_heads * p.group + wave.work.head * p.group + head) * kD;
-    }
-  };
+  __device__ uint64_t offset_of(const Row& row) const { return row.offset(p, work.batch, work.head, kD); }
 
   // kPartly: rows may see some of the keys only; `left`, from the first key on, are of the sequence. Otherwise every row sees
   // the first `left` keys and the others do not exist.
@@ -119,26 +100,8 @@ class RowWave {
     dev::f32x4 scores[kCount];
     rows.template products<kCount>(tiles, scores);
     if (p.cap != 0.f) cap_scores(p.cap, p.cap_exponent, scores);
-    Seen seen;
-    if constexpr (kPartly) {
-      seen = seen_of(left, static_cast<int32_t>(tiles[0].keys));
-#pragma unroll
-      for (int r = 0; r < 4; ++r)
-        if (!seen(r)) scores[0][r] = -__builtin_inff();
-    } else if (left < kCount * kTileN) {
-      const int32_t own_left = left - 4 * static_cast<int32_t>(dev::lane_index() / kTileN);
-#pragma unroll
-      for (int t = 0; t < kCount; ++t)
-#pragma unroll
-        for (int r = 0; r < 4; ++r)
-          if (own_left <= kTileN * t + r) scores[t][r] = -__builtin_inff();
-    }
-    float largest = -__builtin_inff();
-#pragma unroll
-    for (int t = 0; t < kCount; ++t)
-#pragma unroll
-      for (int r = 0; r < 4; ++r) largest = fmaxf(largest, scores[t][r]);
-    const float next = fmaxf(maximum, column_max(largest) - Rows::kBias);
+    const Seen seen = hide<kPartly>(p, row0, left, tiles[0].keys, scores);
+    const float next = fmaxf(maximum, column_max(largest_of(scores)) - Rows::kBias);
     const float base = next == -__builtin_inff() ? 0.f : next;  // nothing seen yet: -inf - 0 instead of -inf + inf
     const float keep = __builtin_amdgcn_exp2f(maximum - base);
     maximum = next;
@@ -156,15 +119,6 @@ class RowWave {
     }
     stay_in_order();
     rows.template add_values<kCount, kPartly>(tiles, weights, seen, acc);
-  }
-
-  // Which of the lane's keys in a tile its row sees; the tile starts `left` keys before the sequence's end, and the wave has
-  // `keys` of them.
-  __device__ Seen seen_of(int32_t left, int32_t keys) const {
-    const uint32_t lane = dev::lane_index();
-    const int32_t hidden = p.causal ? static_cast<int32_t>(p.mq - 1 - Row(*this, lane).token) : 0;
-    const auto first = 4 * static_cast<int32_t>(lane / kTileN);
-    return {left - hidden - static_cast<int32_t>(p.window) - first, min(left - hidden, keys) - first};
   }
 
   template <class T>

@@ -16,6 +16,7 @@
 #include <hip/hip_runtime.h>
 
 #include "hipforge/host/addresses.h"
+#include "hipforge/amd/element.h"
 #include "hipforge/amd/fp8_encode.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/vector.h"
@@ -27,14 +28,8 @@
 
 namespace {
 
-struct input_f32 { using type = float; };
-struct input_f16 { using type = _Float16; };
-struct input_bf16 { using type = hf::dev::bf16; };
-
-#define HF_JOIN_(a, b) a##b
-#define HF_JOIN(a, b) HF_JOIN_(a, b)
-using Input = HF_JOIN(input_, HF_INPUT)::type;
-constexpr hf_dtype kInputDtype = __is_same(Input, float) ? HF_F32 : __is_same(Input, _Float16) ? HF_F16 : HF_BF16;
+using Input = HF_ELEMENT(HF_INPUT);
+constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Input>;
 
 constexpr int kThreads = 256;
 constexpr int kPerLane = 16;  // elements a lane converts at once: one 16-byte store

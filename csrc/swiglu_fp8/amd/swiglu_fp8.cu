@@ -17,6 +17,7 @@
 // -inf / inf makes g = -inf a NaN, as the formula says; g = +inf saturates, unless u is 0, which gives NaN.
 #include <hip/hip_runtime.h>
 
+#include "hipforge/amd/element.h"
 #include "hipforge/amd/fp8_encode.h"
 #include "hipforge/amd/fused_fp8_guards.h"
 #include "hipforge/module.h"
@@ -29,13 +30,8 @@
 
 namespace {
 
-struct input_f16 { using type = _Float16; };
-struct input_bf16 { using type = hf::dev::bf16; };
-
-#define HF_JOIN_(a, b) a##b
-#define HF_JOIN(a, b) HF_JOIN_(a, b)
-using Half = HF_JOIN(input_, HF_INPUT)::type;
-constexpr hf_dtype kInputDtype = __is_same(Half, _Float16) ? HF_F16 : HF_BF16;
+using Half = HF_ELEMENT(HF_INPUT);
+constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 
 constexpr int kThreads = 256;
 constexpr int kPerThread = 2;  // chunks: two make the 16 bytes that a lane stores

@@ -1,0 +1,75 @@
+// What the kernels of every cache share about a tile of 16 query rows by tiles of 16 keys: which row a lane has, which keys it
+// sees, and how they are read. Lane (g = lane / 16, i = lane % 16) holds keys 16 t + 4 g + r, r < 4, of row i.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/buffer.h"
+#include "hipforge/amd/vector.h"
+#include "hipforge/amd/wave.h"
+#include "../problem.h"
+
+namespace hf::decode_attention {
+
+// Without these the compiler loads and converts all keys of a block ahead of their products and runs out of registers.
+__device__ inline void stay_in_order() { __builtin_amdgcn_sched_barrier(0); }
+
+/// `keys` keys of the tile: the buffer's range check answers every other one, its scales included, with 0.
+__device__ inline dev::Buffer tile_of(const Cache& cache, const uint8_t* data, const Tile& tile) {
+  return dev::make_buffer(data + tile.page * cache.page_stride + uint64_t{tile.slot} * cache.slot_stride,
+                          tile.keys * cache.slot_stride);
+}
+
+/// The row of a lane, of the tile whose first row is `row0`. Lanes without one of their own load the last one.
+struct Row {
+  uint32_t index, token, head;  // the head of those that share the KV head
+
+  __device__ Row(const Problem& p, uint32_t row0, uint32_t lane) : index(row0 + lane % kTileN) {
+    const uint32_t loaded = min(index, p.group * p.mq - 1);
+    head = loaded / p.mq;
+    token = loaded % p.mq;
+  }
+
+  /// Elements of q and out before it.
+  __device__ uint64_t offset(const Problem& p, uint32_t batch, uint32_t kv_head, uint32_t head_dim) const {
+    return ((uint64_t{batch} * p.mq + token) * p.kv_heads * p.group + kv_head * p.group + head) * head_dim;
+  }
+};
+
+/// Sets the scores of keys that a lane's row does not see to -inf, and returns which of its four it sees where kPartly:
+/// rows may then see some of the tile's keys only; `left`, from the first key on, are of the sequence, and the wave has `keys`.
+/// Otherwise every row sees the first `left` keys and the others do not exist.
+template <bool kPartly, int kCount>
+__device__ inline Seen hide(const Problem& p, uint32_t row0, int32_t left, uint32_t keys, dev::f32x4 (&scores)[kCount]) {
+  Seen seen;
+  if constexpr (kPartly) {
+    const uint32_t lane = dev::lane_index();
+    const auto first = 4 * static_cast<int32_t>(lane / kTileN);
+    const int32_t hidden = p.causal ? static_cast<int32_t>(p.mq - 1 - Row(p, row0, lane).token) : 0;
+    seen = {left - hidden - static_cast<int32_t>(p.window) - first, min(left - hidden, static_cast<int32_t>(keys)) - first};
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+      if (!seen(r)) scores[0][r] = -__builtin_inff();
+  } else if (left < kCount * kTileN) {
+    const int32_t own_left = left - 4 * static_cast<int32_t>(dev::lane_index() / kTileN);
+#pragma unroll
+    for (int t = 0; t < kCount; ++t)
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        if (own_left <= kTileN * t + r) scores[t][r] = -__builtin_inff();
+  }
+  return seen;
+}
+
+/// The largest of a lane's scores.
+template <int kCount>
+__device__ inline float largest_of(const dev::f32x4 (&scores)[kCount]) {
+  float largest = -__builtin_inff();
+#pragma unroll
+  for (int t = 0; t < kCount; ++t)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) largest = fmaxf(largest, scores[t][r]);
+  return largest;
+}
+
+}  // namespace hf::decode_attention
