@@ -24,23 +24,24 @@ __device__ inline dev::Buffer tile_of(const Cache& cache, const uint8_t* data, c
 struct Row {
   uint32_t index, token, head;  // the head of those that share the KV head
 
-  __device__ Row(const Problem& p, uint32_t row0, uint32_t lane) : index(row0 + lane % kTileN) {
+  __device__ __forceinline__ Row(const Problem& p, uint32_t row0, uint32_t lane) : index(row0 + lane % kTileN) {
     const uint32_t loaded = min(index, p.group * p.mq - 1);
     head = loaded / p.mq;
     token = loaded % p.mq;
   }
 
   /// Elements of q and out before it.
-  __device__ uint64_t offset(const Problem& p, uint32_t batch, uint32_t kv_head, uint32_t head_dim) const {
+  __device__ __forceinline__ uint64_t offset(const Problem& p, uint32_t batch, uint32_t kv_head, uint32_t head_dim) const {
     return ((uint64_t{batch} * p.mq + token) * p.kv_heads * p.group + kv_head * p.group + head) * head_dim;
   }
 };
 
 /// Sets the scores of keys that a lane's row does not see to -inf, and returns which of its four it sees where kPartly:
 /// rows may then see some of the tile's keys only; `left`, from the first key on, are of the sequence, and the wave has `keys`.
-/// Otherwise every row sees the first `left` keys and the others do not exist.
+/// Otherwise every row sees the first `left` keys and the others do not exist. Inlined before anything else: optimised by
+/// itself first, it keeps 16 comparisons in scalar registers, which then spill.
 template <bool kPartly, int kCount>
-__device__ inline Seen hide(const Problem& p, uint32_t row0, int32_t left, uint32_t keys, dev::f32x4 (&scores)[kCount]) {
+__device__ __forceinline__ Seen hide(const Problem& p, uint32_t row0, int32_t left, uint32_t keys, dev::f32x4 (&scores)[kCount]) {
   Seen seen;
   if constexpr (kPartly) {
     const uint32_t lane = dev::lane_index();
@@ -63,7 +64,7 @@ __device__ inline Seen hide(const Problem& p, uint32_t row0, int32_t left, uint3
 
 /// The largest of a lane's scores.
 template <int kCount>
-__device__ inline float largest_of(const dev::f32x4 (&scores)[kCount]) {
+__device__ __forceinline__ float largest_of(const dev::f32x4 (&scores)[kCount]) {
   float largest = -__builtin_inff();
 #pragma unroll
   for (int t = 0; t < kCount; ++t)
