@@ -56,6 +56,16 @@ def test_one_block_of_keys_has_nothing_to_split() -> None:
     assert splits == {1}
 
 
+def assert_counts_agree(predicted, counted, whole) -> None:
+    """Hold the work that a tuner extrapolates against the counts of the launches and those of the full size."""
+    for work, launch, full in zip(predicted, counted.kernels, whole, strict=True):
+        assert full is not None
+        assert work.workgroups == math.prod(launch.grid) and 64 * work.waves_per_workgroup == math.prod(launch.block)
+        assert work.instructions == launch.wave_instructions == full.instructions
+        assert (work.vector_instructions, work.matrix_cycles) == (full.vector, full.matrix_cycles)
+        assert (work.loaded_bytes, work.occupancy) == (full.loaded, full.occupancy)
+
+
 @pytest.mark.parametrize("page_size", [0, 64], ids=["dense", "paged"])
 @pytest.mark.parametrize("group", [4, 24], ids=["one tile", "two tiles"])
 @pytest.mark.parametrize("blocks", [1, 3, 11])
@@ -69,12 +79,8 @@ def test_counts_at_a_reduced_size_are_those_at_full_size(page_size: int, group: 
         counting.run(operands(cell, ARCH), configuration)
     whole = counting.count(cell, ARCH, configuration)
     assert error < tuner.MAX_ERROR
-    for work, launch, full in zip(predicted, counted.result.kernels, whole, strict=True):
-        assert full is not None
-        assert work.workgroups == math.prod(launch.grid) and 64 * work.waves_per_workgroup == math.prod(launch.block)
-        assert work.instructions == launch.wave_instructions == full.instructions
-        assert (work.vector_instructions, work.matrix_cycles) == (full.vector, full.matrix_cycles)
-        assert (work.loaded_bytes, work.occupancy) == (full.loaded, full.occupancy)
+    assert_counts_agree(predicted, counted.result, whole)
+    for work, full in zip(predicted, whole, strict=True):
         assert work.in_flight_bytes == round(work.streamed_bytes / full.trips)
     traffic = counted.result.tensors
     cache = sum(traffic[name].loaded for name in ("k", "v"))
@@ -166,12 +172,7 @@ def test_int4_counts_at_a_reduced_size_are_those_at_full_size(page_size: int, bl
         counting.run(operands(cell, ARCH), configuration)
     whole = counting.count(cell, ARCH, configuration)
     assert error < int4_tuner.MAX_ERROR
-    for work, launch, full in zip(predicted, counted.result.kernels, whole, strict=True):
-        assert full is not None
-        assert work.workgroups == math.prod(launch.grid) and 64 * work.waves_per_workgroup == math.prod(launch.block)
-        assert work.instructions == launch.wave_instructions == full.instructions
-        assert (work.vector_instructions, work.matrix_cycles) == (full.vector, full.matrix_cycles)
-        assert (work.loaded_bytes, work.occupancy) == (full.loaded, full.occupancy)
+    assert_counts_agree(predicted, counted.result, whole)
     traffic = counted.result.tensors
     read = sum(traffic[name].unique_loaded for name in ("k", "v", "q"))
     written = sum(traffic[name].unique_stored for name in ("partial", "partial_lse"))
