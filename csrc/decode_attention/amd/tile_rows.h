@@ -41,7 +41,8 @@ struct Row {
 /// Otherwise every row sees the first `left` keys and the others do not exist. Inlined before anything else: optimised by
 /// itself first, it keeps 16 comparisons in scalar registers, which then spill.
 template <bool kPartly, int kCount>
-__device__ __forceinline__ Seen hide(const Problem& p, uint32_t row0, int32_t left, uint32_t keys, dev::f32x4 (&scores)[kCount]) {
+__device__ __forceinline__ Seen hide(const Problem& p, uint32_t row0, int32_t left, uint32_t keys,
+                                     dev::f32x4 (&scores)[kCount]) {
   Seen seen;
   if constexpr (kPartly) {
     const uint32_t lane = dev::lane_index();
