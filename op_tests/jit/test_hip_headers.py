@@ -33,7 +33,7 @@ __global__ void convert(const float* x, const float* y, float* out, int64_t n) {
       __half2float(__ushort_as_half(__half_as_ushort(__habs(a)))), __half2float(__float2half_rz(x[i])),
       __bfloat162float(c), __bfloat162float(__hadd(c, d)), __bfloat162float(c * d), __bfloat162float(__hfma(c, d, c)),
       __high2float(__hadd2(cd, cd)), __bfloat162float(__hmin(c, d)), c < d ? 1.0f : 0.0f,
-      __bfloat162float(__float2bfloat16_rz(x[i])), float(e), float(e + f), float(-e),
+      float(e), float(e + f), float(-e),
       float(hip_bfloat16(x[i], hip_bfloat16::truncate)), __half2float(hsqrt(__habs(a))),
   };
   for (int r = 0; r < int(sizeof(results) / sizeof(float)); ++r) out[r * n + i] = results[r];
@@ -41,7 +41,7 @@ __global__ void convert(const float* x, const float* y, float* out, int64_t n) {
 
 void convert_out(hf::Tensor out, hf::Tensor x, hf::Tensor y, hipStream_t stream) {
   const int64_t n = x.numel();
-  HF_CHECK(out.numel() == 22 * n, "out must have 22 rows");
+  HF_CHECK(out.numel() == 21 * n, "out must have 21 rows");
   convert<<<(n + 255) / 256, 256, 0, stream>>>(x.data<float>(), y.data<float>(), out.data<float>(), n);
   HF_HIP(hipGetLastError());
 }
@@ -68,7 +68,7 @@ def expected(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         a.float(), (a + b).float(), (a * b).float(), (wide(a) * wide(b) + wide(a)).half().float(),
         (a * b).float(), torch.fmax(a, b).float(), (a < b).float(), a.abs().float(), towards_zero(x),
         c.float(), (c + d).float(), (c * d).float(), (wide(c) * wide(d) + wide(c)).float().bfloat16().float(),
-        (d + d).float(), torch.fmin(c, d).float(), (c < d).float(), truncated(x), c.float(), (c + d).float(),
+        (d + d).float(), torch.fmin(c, d).float(), (c < d).float(), c.float(), (c + d).float(),
         (-c).float(), truncated(x), a.abs().double().sqrt().float().half().float(),
     ]  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_every_half_and_every_bfloat16_converts_adds_and_multiplies_as_in_torch(
     # the partner of a value is never so large that a float32 product would be inexact and then rounded again
     y = torch.randint(-8, 9, x.shape, generator=torch.Generator().manual_seed(1)).float() / 4
     y[torch.arange(0, x.numel(), 1001)] = float("nan")
-    out = torch.empty(22, x.numel())
+    out = torch.empty(21, x.numel())
     convert_out(out, x, y)
     for row, (got, want) in enumerate(zip(out, expected(x, y), strict=True)):
         same = (got == want) | (got.isnan() & want.isnan())

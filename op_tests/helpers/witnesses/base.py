@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import triton
 
+TRITON = tuple(int(number) for number in triton.__version__.split(".")[:2])
 GFX950, GFX942 = "gfx950", "gfx942"
 BOTH = (GFX950, GFX942)
 

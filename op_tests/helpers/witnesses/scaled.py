@@ -10,9 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .base import BF16, EXACT, GFX942, GFX950, LDS_DMA, Problem, Witness, integers
+from .base import BF16, EXACT, GFX942, GFX950, LDS_DMA, TRITON, Problem, Witness, integers
 
-TRITON = tuple(int(number) for number in triton.__version__.split(".")[:2])
 FP4_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
 
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .base import EXACT, Approximate, Omission, Problem, Witness, integers, normal
+from .base import EXACT, TRITON, Approximate, Omission, Problem, Witness, integers, normal
 
 RELAXED = "relaxed"
 
@@ -85,6 +85,7 @@ def layer_norm_backward(
     tl.store(dw_ptr + group * N + cols, dw, mask=mask)
     tl.store(db_ptr + group * N + cols, db, mask=mask)
     if LOCK:
+        tl.debug_barrier()  # Triton 3.7 lets one wave open the lock while others still write
         tl.atomic_xchg(lock_ptr + group, 0, sem=RELEASE)
 
 
@@ -194,8 +195,9 @@ def atomic_witness(operation: str, dtype: torch.dtype) -> Witness:
     name = f"odd_atomic_{operation}_{str(dtype).removeprefix('torch.')}"
     kernel = odd_compare_and_swap if operation == "cas" else odd_atomics
     plain = Omission("plain", {"ATOMIC": False}, r"global race")
-    # LLVM cannot select the exchange of a double through a buffer descriptor.
-    knobs = {"use_buffer_ops": False} if (operation, dtype) == ("xchg", torch.float64) else {}
+    # LLVM cannot select the exchange of a double through a buffer descriptor; Triton 3.7 cannot translate any.
+    plain_pointer = operation == "xchg" and (dtype == torch.float64 or TRITON <= (3, 7))
+    knobs = {"use_buffer_ops": False} if plain_pointer else {}
     return Witness(name, kernel, atomic_problem(operation, dtype), options={"num_warps": 2}, knobs=knobs,
                    contains={"": ("atomic",)}, broken=(plain,))  # fmt: skip
 
