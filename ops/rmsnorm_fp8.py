@@ -11,7 +11,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.checks import require_tensor
+from hipforge.ops.core.checks import require_apart, require_device, require_dtype, require_shape, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
@@ -378,14 +378,29 @@ def _reference_norm(given: _Given, *, quantised: bool) -> torch.Tensor:
     """Return y; the residual, also_out and the next buffer are written."""
     if given.also_out is not None and not quantised:
         raise GuardError("also_out is the 16-bit copy of a quantised result; without a scale, out is that already")
+    _check_as_the_kernel(given)
     r = given.input
     if given.residual is not None:
         r = given.residual.copy_(given.input + given.residual)
-    y = reference.rms_norm(r, given.weight, given.epsilon, given.weight_offset)
+    y = reference.rms_norm(r, given.weight, float(given.epsilon), float(given.weight_offset))
     written("also_out", given.also_out, y)
     if given.next_buffer is not None:
         given.next_buffer.zero_()
     return y
+
+
+def _check_as_the_kernel(given: _Given) -> None:
+    x, named = given.input, {"weight": given.weight, "residual": given.residual}
+    for name, shape in (("weight", (x.shape[1],)), ("residual", tuple(x.shape))):
+        tensor = named[name]
+        if tensor is not None:
+            require_dtype(name, tensor, (x.dtype,))
+            require_shape(name, tensor, shape, "that of input, or its columns")
+            require_device(name, tensor, x.device)
+    if not 0 <= given.epsilon < math.inf:
+        raise GuardError(f"epsilon must be finite and at least 0; got {given.epsilon}")
+    require_apart(residual=given.residual, input=x, weight=given.weight)
+    require_apart(next_buffer=given.next_buffer, input=x, weight=given.weight, residual=given.residual)
 
 
 def _check(input: torch.Tensor) -> None:

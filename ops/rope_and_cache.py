@@ -218,9 +218,9 @@ def rope_and_cache(
     )
     turned = reference.rope_and_cache(
         q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping, interleaved=style == "interleaved",
-        q_weight=q_weight, k_weight=k_weight, weight_offset=weight_offset, epsilon=epsilon, k_scale=scales[0],
-        v_scale=scales[1], k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift, num_groups=num_groups,
-        fp8_dtype=fp8,
+        q_weight=q_weight, k_weight=k_weight, weight_offset=float(weight_offset), epsilon=float(epsilon),
+        k_scale=scales[0], v_scale=scales[1], k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift,
+        num_groups=num_groups, fp8_dtype=fp8,
     )  # fmt: skip
     result.copy_(turned)
     return result

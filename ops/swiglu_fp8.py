@@ -9,7 +9,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.checks import require_device, require_tensor
+from hipforge.ops.core.checks import require_apart, require_device, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
@@ -140,6 +140,7 @@ def swiglu_fp8(
     """
     dtype = fp8_dtypes(gate_up.device)[0]
     if _taken.path == "torch":
+        require_apart(next_buffer=next_buffer, gate_up=gate_up)
         if next_buffer is not None:
             next_buffer.zero_()
         q = reference.swiglu_fp8(gate_up, scale_tensor, dtype, fp8_max, alpha, beta, limit, interleaved)
@@ -196,6 +197,7 @@ def swiglu_mxfp8(
         (torch.Size([2, 32]), torch.Size([2, 1]))
     """
     if _taken.path == "torch":
+        require_apart(next_buffer=next_buffer, gate_up=gate_up)
         if next_buffer is not None:
             next_buffer.zero_()
         dtype = fp8_dtypes(gate_up.device)[0]

@@ -409,6 +409,34 @@ def test_a_tensor_that_torch_cannot_compare_is_no_number(value: torch.Tensor) ->
         hipforge.rms_norm(_normal(4, 64), _normal(64), 1e-5, weight_offset=value)
 
 
+@pytest.mark.parametrize("path", ["kernel", "torch"])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"weight": _normal(63)}, "weight must"), ({"weight": torch.ones(64)}, "weight must"),
+        ({"residual": _normal(4, 32)}, "residual must"), ({"residual": torch.ones(4, 64)}, "residual must"),
+        ({"epsilon": -(2**70)}, "epsilon must"), ({"scale_tensor": torch.ones(2)}, "scale must be one float32"),
+        ({"next_buffer": _normal(4, 64), "alias": "residual"}, "must not share memory"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_norm_in_torch_refuses_what_the_kernel_refuses(
+    wrong: dict[str, Any], said: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path == "torch":
+        monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
+    dispatch.clear_decisions()
+    given = {**CALLS["residual_rms"][1](), **wrong}
+    if given.pop("alias", None):
+        given["next_buffer"] = given["residual"]
+    with pytest.raises(GuardError, match=said):
+        hipforge.residual_rms(**given)
+    gate_up = _normal(4, 64)
+    with pytest.raises(GuardError, match="must not share memory"):
+        hipforge.swiglu_fp8(gate_up, torch.ones(1), next_buffer=gate_up)
+    dispatch.clear_decisions()
+
+
 def test_routing_weights_are_floating_point() -> None:
     with pytest.raises(GuardError, match=r"topk_weights must be floating point; got torch\.int64"):
         _call("fused_moe_mxfp8", topk_weights=torch.ones(T, TOP_K, dtype=torch.int64))

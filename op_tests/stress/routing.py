@@ -109,7 +109,9 @@ def judge_align(before: Arguments, result: Any, after: Arguments) -> str | None:
         mine = np.flatnonzero(flat == expert).tolist()
         mine += [len(flat)] * (-len(mine) % block_m)
         ids += mine
-        tiles += [expert if where is None else int(where[expert])] * (len(mine) // block_m)
+        local = expert if where is None else int(where[expert])
+        # int32 holds no larger number; what is outside an op's experts is skipped, whichever it is.
+        tiles += [int(np.array(local).astype(np.int32))] * (len(mine) // block_m)
     sorted_ids, expert_ids, padded = (integers(part) for part in result)
     if padded.tolist() != [len(ids)]:
         return f"{padded.tolist()} entries in use instead of {len(ids)}"

@@ -143,7 +143,7 @@ def require_apart(**named: torch.Tensor | None) -> None:
     The first of those named is the one that is written.
     """
     (written, out), *others = named.items()
-    if out is None:
+    if out is None or out.is_meta:
         return
     for name, other in others:
         if other is not None and _share_bytes(out, other):

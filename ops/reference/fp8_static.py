@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hipforge.errors import GuardError
+
 
 def inverse_scale(scale: torch.Tensor) -> torch.Tensor:
     """Return ``1 / scale`` in float32, and 1 where the scale is 0."""
@@ -21,6 +23,11 @@ def to_fp8_static(
         fp8_dtype: a float8 dtype.
         fp8_max: where q saturates; default: the format's largest value. 224 is the limit of users who reinterpret
             e4m3fn weights of at most 448 as e4m3fnuz with twice the scale.
+
+    Raises:
+        GuardError: ``scale`` is not one float32.
     """
+    if scale.dtype != torch.float32 or scale.numel() != 1:
+        raise GuardError(f"scale must be one float32; got {scale.dtype} {tuple(scale.shape)}")
     limit = torch.finfo(fp8_dtype).max if fp8_max is None else fp8_max
     return (y * inverse_scale(scale).reshape(())).clamp(-limit, limit).to(fp8_dtype)
