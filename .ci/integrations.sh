@@ -29,5 +29,6 @@ if ! cmp -s .ci/integrations.txt "$stamp"; then
 fi
 # Each server in a process of its own: both change torch for the whole of it.
 for server in vllm sglang; do
-  "$PLACE/bin/python" -m pytest -q -p no:cacheprovider "op_tests/integrations/check_$server.py" "$@"
+  PYTHONPATH=op_tests "$PLACE/bin/python" -m pytest -q -p no:cacheprovider -p helpers.torchvision_operators \
+    "op_tests/integrations/check_$server.py" "$@"
 done

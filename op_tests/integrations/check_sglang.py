@@ -12,14 +12,8 @@ from types import SimpleNamespace
 
 os.environ.setdefault("HIPFORGE_EMULATOR_QUIET", "1")
 
-import torch
-
-# torchvision's wheel of the package index has kernels for CUDA alone; SGLang imports it and calls none of them here.
-_OPS = torch.library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
-    _OPS.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
 import pytest
+import torch
 from sglang.srt.layers import quantization
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
@@ -279,6 +273,10 @@ def test_other_steps_are_left_to_triton(monkeypatch, of_layer, of_backend, of_st
 def test_a_pool_in_e5m2_is_refused():
     made, _ = backend(torch.float8_e5m2)
     assert "float8_e5m2" in made.refusal(RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id=0), step())
+
+
+def test_sglangs_constructor_takes_what_the_registered_function_gives_it():
+    inspect.signature(TritonAttnBackend.__init__).bind(None, "model runner")
 
 
 def test_our_methods_take_what_sglangs_call_them_with():
