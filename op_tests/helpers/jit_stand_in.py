@@ -217,10 +217,10 @@ def stand_in(tmp_path: Path) -> Iterator[StandIn]:
     made = StandIn(tmp_path / "stand-in")
     made.folder.mkdir()
     made.install()
+    registry._registered.clear()  # the JIT's conftest restores it
     made.write("value.h", "#define VALUE 3\n")
     made.write("sample.cu", '#include "value.h"\nextern "C" int value() { return VALUE; }\n')
     made.module()
     with settings.scope(CACHE_DIR=made.cache, HIPCC=made.hipcc):
         yield made
-    registry._registered.clear()
     toolchain._selected.clear()

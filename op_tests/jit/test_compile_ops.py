@@ -88,8 +88,10 @@ def registered(tmp_path_factory):
     (folder / "broken.cu").write_text('#include "hipforge/module.h"\nvoid f() { undeclared(); }\n')
     path = folder / "modules.json"
     path.write_text(json.dumps(VALID))
-    registry.register(path)
-    return path
+    names = registry.register(path)
+    yield path
+    for name in names:
+        registry._registered.pop(name, None)
 
 
 @compile_ops("module_test_scale")

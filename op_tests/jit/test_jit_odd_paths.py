@@ -10,7 +10,7 @@ from helpers.jit_stand_in import StandIn, library_value
 
 from hipforge import settings
 from hipforge.errors import HipforgeError
-from hipforge.jit import registry, toolchain
+from hipforge.jit import toolchain
 
 # No space: the stand-in compiler splits words at it, which the real ones do not.
 NAMES = {
@@ -44,5 +44,4 @@ def test_it_builds_and_notices_edits_or_says_what_is_wrong(tmp_path: Path, name:
             assert library_value(made.build().entry) == 4, "an edit must be noticed"
             assert not made.build().built
     finally:
-        registry._registered.clear()
         toolchain._selected.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,6 @@ import pytest
 
 from hipforge.errors import ArchError, ConfigError
 from hipforge.jit import hip_module, registry
-
-
-@pytest.fixture(autouse=True)
-def clean_registry() -> Iterator[None]:
-    yield
-    registry._registered.clear()
 
 
 def write(folder: Path, name: str = "m", file: str = "modules.json", **keys: Any) -> Path:

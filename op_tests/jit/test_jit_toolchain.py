@@ -13,7 +13,7 @@ from helpers.jit_stand_in import StandIn, real_clang
 
 from hipforge import settings
 from hipforge.errors import BuildError, ToolchainError
-from hipforge.jit import registry, toolchain, tools
+from hipforge.jit import toolchain, tools
 from hipforge.jit.backends.amd import compilers, hip_clang, rocm_tree
 from hipforge.jit.backends.amd.code_object import read_code_objects
 from hipforge.jit.cache import cache_dir
@@ -36,7 +36,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with settings.scope(CACHE_DIR=tmp_path / "cache", HIPCC=None):
         yield tmp_path
     toolchain._selected.clear()
-    registry._registered.clear()
 
 
 def _without_opt_rocm() -> list[Path]:
@@ -304,7 +303,6 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
     box.write("host_only.h", "#define VALUE 11\n")
     with settings.scope(CACHE_DIR=box.cache, HIPCC=CLANG):
         yield box
-    registry._registered.clear()
     toolchain._selected.clear()
 
 
@@ -452,5 +450,4 @@ def test_places_with_spaces_and_dollars_work_throughout(tmp_path: Path) -> None:
         box.write("device_only.h", "#define WAVE 32\n")
         assert box.build().built
     assert "${MODULE_DIR}/device_only.h" in {path for path, _ in entry.manifest.dependencies}
-    registry._registered.clear()
     toolchain._selected.clear()
