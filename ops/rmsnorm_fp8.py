@@ -346,9 +346,10 @@ def rms_norm_mxfp8(
 def _norm(taken: Accepted, given: _Given, scale: torch.Tensor | None, fp8_max: float | None) -> torch.Tensor:
     dtype = given.input.dtype if scale is None else fp8_dtypes(given.input.device)[0]
     if taken.path == "torch":
-        y = _reference_norm(given, quantised=scale is not None)
-        result = y if scale is None else to_fp8_static(y.float(), scale, dtype, fp8_max)
-        return written("out", given.out, result)
+        r, y = _reference_norm(given, quantised=scale is not None)
+        result = written("out", given.out, y if scale is None else to_fp8_static(y.float(), scale, dtype, fp8_max))
+        _write_others(given, r, y)
+        return result
     out = torch.empty_like(given.input, dtype=dtype) if given.out is None else given.out
     limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
     residual_rms_out(
@@ -362,8 +363,11 @@ def _norm(taken: Accepted, given: _Given, scale: torch.Tensor | None, fp8_max: f
 def _norm_mxfp8(taken: Accepted, given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
     if taken.path == "torch":
         dtype = fp8_dtypes(given.input.device)[0]
-        q, scales = reference.quantize_mxfp8(_reference_norm(given, quantised=True), dtype)
-        return written("out", given.out, q), written("scale_out", given.scale_out, scales)
+        r, y = _reference_norm(given, quantised=True)
+        q, scales = reference.quantize_mxfp8(y, dtype)
+        results = written("out", given.out, q), written("scale_out", given.scale_out, scales)
+        _write_others(given, r, y)
+        return results
     out = _new_fp8(given.input) if given.out is None else given.out
     scale_out = _new_scales(given.input) if given.scale_out is None else given.scale_out
     residual_rms_mxfp8_out(
@@ -374,19 +378,22 @@ def _norm_mxfp8(taken: Accepted, given: _Given) -> tuple[torch.Tensor, torch.Ten
     return out, scale_out
 
 
-def _reference_norm(given: _Given, *, quantised: bool) -> torch.Tensor:
-    """Return y; the residual, also_out and the next buffer are written."""
+def _reference_norm(given: _Given, *, quantised: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the residual sum, or the input without a residual, and y. Nothing is written."""
     if given.also_out is not None and not quantised:
         raise GuardError("also_out is the 16-bit copy of a quantised result; without a scale, out is that already")
     _check_as_the_kernel(given)
-    r = given.input
-    if given.residual is not None:
-        r = given.residual.copy_(given.input + given.residual)
-    y = reference.rms_norm(r, given.weight, float(given.epsilon), float(given.weight_offset))
+    r = given.input if given.residual is None else given.input + given.residual
+    return r, reference.rms_norm(r, given.weight, float(given.epsilon), float(given.weight_offset))
+
+
+def _write_others(given: _Given, r: torch.Tensor, y: torch.Tensor) -> None:
+    """Write what the kernel writes beside its result; the residual last, when nothing can be refused any more."""
     written("also_out", given.also_out, y)
     if given.next_buffer is not None:
         given.next_buffer.zero_()
-    return y
+    if given.residual is not None:
+        given.residual.copy_(r)
 
 
 def _check_as_the_kernel(given: _Given) -> None:

@@ -84,3 +84,21 @@ def test_memory_that_several_elements_share_is_not_written(path: str) -> None:
         with pytest.raises(GuardError, match=f"{name} .*must not be expanded: its rows share memory"):
             hipforge.rope_and_cache(heads.clone(), *rest, **{**caches, **given})
     assert not one.any() and not cache.any()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"scale_tensor": torch.ones(2, dtype=torch.int64)},
+        {"out": torch.empty(3, 64, dtype=torch.float16)},
+        {"also_out": torch.empty(3, 64, dtype=torch.float16)},
+        {"weight": torch.ones(63, dtype=torch.float16)},
+    ],
+    ids=lambda bad: next(iter(bad)),
+)
+def test_a_refused_call_leaves_the_residual_alone(bad: dict[str, torch.Tensor], path: str) -> None:
+    residual = torch.full((2, 64), 2.0).half()
+    given = {"weight": torch.ones(64).half(), "epsilon": 1e-6, "scale_tensor": torch.ones(1), **bad}
+    with pytest.raises(GuardError):
+        hipforge.residual_rms(torch.ones(2, 64).half(), residual, **given)
+    assert residual.eq(2).all()
