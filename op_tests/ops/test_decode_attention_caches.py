@@ -6,15 +6,14 @@ bytes would read as zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import hipforge
-from hipforge import GuardError, devices
-from hipforge.ops.core import dispatch
+from hipforge import GuardError
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference import quantize_kv_int4
 
@@ -85,15 +84,6 @@ def test_the_stride_of_a_single_key_says_nothing(kind: str) -> None:
     for stride in (0, 1, 3 * k.stride(1)):
         odd = [part.as_strided(part.shape, (part.stride(0), stride, part.stride(2), 1)) for part in (k, v)]
         assert torch.equal(CACHES[kind].attend(q, *odd, lengths), whole)
-
-
-@pytest.fixture(params=["kernel", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    if request.param == "torch":
-        monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
-    dispatch.clear_decisions()
-    yield request.param
-    dispatch.clear_decisions()
 
 
 def _paged(tables: list[list[int]], lengths: list[int], **options: Any) -> torch.Tensor:

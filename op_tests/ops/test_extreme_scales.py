@@ -5,27 +5,18 @@ An element e4m3 of 448 times 2^127 is past 2^128; times a weight of 2^-126 it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
 import hipforge
-from hipforge import devices
-from hipforge.ops.core import dispatch
 from hipforge.ops.reference import quantize_mxfp8
 from hipforge.ops.reference.e8m0 import product_dtype
 
+pytestmark = pytest.mark.usefixtures("path")
+
 M, N, K = 4, 16, 64
-
-
-@pytest.fixture(params=["kernel", "torch"], autouse=True)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if request.param == "torch":
-        monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
-    dispatch.clear_decisions()
-    yield
-    dispatch.clear_decisions()
 
 
 def _payload(rows: int, value: float) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ from stress.case import Arguments, Op, Rng
 from stress.mutations import Subclass
 
 import hipforge
-from hipforge import GuardError, devices
-from hipforge.ops.core import dispatch
+from hipforge import GuardError
 
 # The names under which ops take memory for their results, in the order of the results.
 OUTS = ("out", "q_out", "output", "scale_out", "lse_out", "ids_out")
@@ -35,16 +33,6 @@ def _call(op: Op, arguments: Arguments) -> tuple[torch.Tensor, ...]:
     lse = {"return_lse": True} if "return_lse" in _parameters(op) else {}
     result = getattr(hipforge, op.name)(**{**arguments, **lse})
     return () if result is None else result if isinstance(result, tuple) else (result,)
-
-
-@pytest.fixture(params=["kernel", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Both paths of every op, in a process that emulates."""
-    if request.param == "torch":
-        monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
-    dispatch.clear_decisions()
-    yield request.param
-    dispatch.clear_decisions()
 
 
 @pytest.mark.parametrize("name", OPS)

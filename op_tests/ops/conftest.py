@@ -1,0 +1,20 @@
+"""Fixtures of the ops' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hipforge import devices
+from hipforge.ops.core import dispatch
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Both paths of every op, in a process that emulates."""
+    if request.param == "torch":
+        monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
+    dispatch.clear_decisions()
+    yield request.param
+    dispatch.clear_decisions()
