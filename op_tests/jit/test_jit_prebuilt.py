@@ -27,6 +27,9 @@ class NoRuntime:
 
     def load_runtime(self) -> None: ...
 
+    def is_capturing(self) -> bool:
+        return False
+
 
 @pytest.fixture
 def loading(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:

@@ -37,6 +37,10 @@ class Choice:
     def __str__(self) -> str:
         return f"{self.kernel}({', '.join(f'{name}={value}' for name, value in self.configuration.items())})"
 
+    def __reduce__(self) -> tuple[type[Choice], tuple[str, dict[str, int]]]:
+        # Workers of a tuner send it, and a read-only view cannot be pickled.
+        return Choice, (self.kernel, dict(self.configuration))
+
 
 @dataclass(frozen=True)
 class Accepted:

@@ -89,17 +89,15 @@ def check_pages(
     if block_tables.device.type != "cpu" or seqlens.device.type != "cpu" or devices.current().is_capturing():
         return
     require_readable(block_tables=block_tables, seqlens=seqlens)
-    first_key, lengths = torch.arange(block_tables.shape[1]) * page_size, seqlens.view(-1, 1).to(torch.int64)
-    read = first_key < lengths
-    if window is not None:
-        read &= first_key + page_size > lengths - (mq - 1) - window
-    foreign = (read & ((block_tables < 0) | (block_tables >= pages))).nonzero()
-    if len(foreign):
-        batch, entry = foreign[0].tolist()
-        raise GuardError(
-            f"block_tables[{batch}, {entry}] is page {int(block_tables[batch, entry])}, but the cache has pages 0 to "
-            f"{pages - 1}; sequence {batch} reads it, having {int(seqlens[batch])} keys in pages of {page_size}"
-        )
+    # Python numbers: a model's layers let torch allocate and make views, and compute nothing.
+    for batch, (entries, length) in enumerate(zip(block_tables.tolist(), seqlens.tolist(), strict=True)):
+        first = 0 if window is None else max(0, length - (mq - 1) - window) // page_size
+        for entry in range(first, min(len(entries), -(-length // page_size))):
+            if not 0 <= entries[entry] < pages:
+                raise GuardError(
+                    f"block_tables[{batch}, {entry}] is page {entries[entry]}, but the cache has pages 0 to "
+                    f"{pages - 1}; sequence {batch} reads it, having {length} keys in pages of {page_size}"
+                )
 
 
 def scale_tensor(name: str, scale: Scale, kv_heads: int, device: torch.device) -> torch.Tensor:

@@ -8,6 +8,26 @@ Example:
 
 from __future__ import annotations
 
-from hipforge.weights.loader import Meta, load
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Meta", "load"]
+# public name -> the file that defines it; loaded on first use, because they import torch
+_LAZY = {"Meta": "loader", "load": "loader"}
+
+__all__ = list(_LAZY)
+
+if TYPE_CHECKING:
+    from hipforge.weights.loader import Meta as Meta
+    from hipforge.weights.loader import load as load
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
