@@ -156,7 +156,8 @@ def test_a_warm_check_stays_within_its_budget(
 ) -> None:
     """The check as a new process makes it: remembered digests are read from disk.
 
-    CPU time, best of 9: wall time would measure what else the machine does.
+    CPU time, best of 9: wall time would measure what else the machine does. A machine on which a million additions take
+    more than 20 ms of it has as much more.
     """
     monkeypatch.setattr(digest, "_RACE_NS", 0)
     entry, spec = _spec_with_dependencies(tmp_path, headers)
@@ -172,7 +173,12 @@ def test_a_warm_check_stays_within_its_budget(
         assert found is not None
         assert found.path == entry.path
         assert store.reads == 0
-    assert min(seconds) * 1e3 <= budget_ms
+    additions = []
+    for _ in range(9):
+        started = time.process_time()
+        sum(range(1_000_000))
+        additions.append(time.process_time() - started)
+    assert min(seconds) * 1e3 <= budget_ms * max(1.0, min(additions) / 0.020)
 
 
 def test_remembered_digests_survive_the_process_and_notice_an_edit(
