@@ -134,7 +134,8 @@ def tune(
 def landscape(cell: str, done: Done) -> plots.Landscape:
     """Return what a search found as a picture shows it: measured times, else modelled ones.
 
-    Where the model of time saw some candidates only, these are shown: a time over counts is another model's.
+    Where the model of time saw only some candidates, only those are shown: times from counts are not comparable with
+    its times.
     """
     usable = [trial for trial in done.trials if trial.seconds is not None]
     rejected = len(done.trials) - len(usable)

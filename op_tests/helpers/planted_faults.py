@@ -26,7 +26,7 @@ def planted(
     unit: str | None = None,
     variants: Mapping[str, Sequence[object]] | None = None,
 ) -> Callable[..., Any]:
-    """Return a stub like ``shipped`` over a copy of its sources in which one line is another.
+    """Return a stub like ``shipped``, built from a copy of its sources with one line replaced.
 
     Args:
         root: an empty directory of the test's own; the last part of its path must be unlike those of other faults.

@@ -156,29 +156,32 @@ def test_a_warm_check_stays_within_its_budget(
 ) -> None:
     """The check as a new process makes it: remembered digests are read from disk.
 
-    CPU time, best of 9: wall time would measure what else the machine does. A machine on which a million additions take
-    more than 20 ms of it has as much more.
+    CPU time, best of 9: wall time would measure what else the machine does. A system call costs several times as much
+    in some sandboxes, so the budget grows to twice the check's bare work here: one stat per header and the parsing of
+    the two files. Measured, the check takes 1.3 times that; hashing or asking twice would take over twice.
     """
     monkeypatch.setattr(digest, "_RACE_NS", 0)
     entry, spec = _spec_with_dependencies(tmp_path, headers)
-    warm = DigestStore(tmp_path / "digests.json")
+    remembered = tmp_path / "digests.json"
+    warm = DigestStore(remembered)
     assert cache.find([tmp_path / "cache"], spec, warm) is not None
     warm.save()
-    seconds = []
+    asked = [spec.roots.show(hidden) for hidden, _ in entry.manifest.dependencies]
+    seconds, bare = [], []
     for _ in range(9):
-        store = DigestStore(tmp_path / "digests.json")
+        store = DigestStore(remembered)
         started = time.process_time()
         found = cache.find([tmp_path / "cache"], spec, store)
         seconds.append(time.process_time() - started)
         assert found is not None
         assert found.path == entry.path
         assert store.reads == 0
-    additions = []
-    for _ in range(9):
         started = time.process_time()
-        sum(range(1_000_000))
-        additions.append(time.process_time() - started)
-    assert min(seconds) * 1e3 <= budget_ms * max(1.0, min(additions) / 0.020)
+        list(map(os.stat, asked))
+        json.loads(remembered.read_bytes())
+        json.loads((entry.path / cache.MANIFEST).read_bytes())
+        bare.append(time.process_time() - started)
+    assert min(seconds) <= max(budget_ms / 1e3, 2.0 * min(bare))
 
 
 def test_remembered_digests_survive_the_process_and_notice_an_edit(

@@ -61,7 +61,7 @@ def values(x: torch.Tensor, fp8: torch.dtype | None = None) -> Array:
     """The elements of a tensor as float64 (integers stay integers); ``fp8`` says what uint8 bytes mean."""
     x = plain(x)
     if x.dtype in TABLES or (x.dtype == torch.uint8 and fp8 is not None):
-        return TABLES[x.dtype if x.dtype in TABLES else fp8][raw_bytes(x)]  # type: ignore[index]
+        return TABLES[x.dtype if x.dtype in TABLES else fp8][raw_bytes(x)]  # type: ignore[index]  # fp8 is given where x is bytes
     if x.dtype == torch.float8_e8m0fnu:
         return e8m0(x)
     if x.dtype == torch.bfloat16:

@@ -30,7 +30,7 @@ class Subclass(torch.Tensor):
 class Odd:
     """No number, no tensor, and not hashable."""
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # how Python says that a class is not hashable
 
     def __eq__(self, other: object) -> bool:
         return False

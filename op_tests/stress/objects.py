@@ -145,7 +145,7 @@ def work(seed: int, first: int, end: int, files: list[str]) -> None:
     wholes = [Path(name).read_bytes() for name in files]
     emulator.CodeObject(wholes[0], arch="gfx950")
     use(wholes[0])
-    with open("/proc/self/statm") as text:  # noqa: PTH123
+    with Path("/proc/self/statm").open() as text:
         now = int(text.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
 

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -54,7 +55,7 @@ def start(box: StandIn, module: int = 0) -> subprocess.Popen[str]:
     """Start a process that builds or finds a module and calls it."""
     name = f"sample{module}"
     return subprocess.Popen(
-        [os.sys.executable, "-c", box.child_code(BUILD, name)], env=box.environment(), text=True,  # type: ignore[attr-defined]
+        [sys.executable, "-c", box.child_code(BUILD, name)], env=box.environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
 

@@ -110,7 +110,7 @@ def judge_align(before: Arguments, result: Any, after: Arguments) -> str | None:
         mine += [len(flat)] * (-len(mine) % block_m)
         ids += mine
         local = expert if where is None else int(where[expert])
-        # int32 holds no larger number; what is outside an op's experts is skipped, whichever it is.
+        # An id past int32 is cut: it stays outside the op's experts, and those are skipped.
         tiles += [int(np.array(local).astype(np.int32))] * (len(mine) // block_m)
     sorted_ids, expert_ids, padded = (integers(part) for part in result)
     if padded.tolist() != [len(ids)]:

@@ -32,7 +32,7 @@ def written(name: str, out: torch.Tensor | None, value: torch.Tensor) -> torch.T
 def written_into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
     """Return ``out``, which has been checked, with ``value`` written into it, or ``value`` where there is no ``out``.
 
-    ``out`` itself, not what ``copy_`` returns: that is another object where ``value`` is of a tensor subclass.
+    ``out`` itself, not the result of ``copy_``, which is a new object where ``value`` is of a tensor subclass.
     """
     if out is None:
         return value

@@ -34,7 +34,7 @@ def fp8_matmul(x: torch.Tensor, w: torch.Tensor, *, compute_dtype: torch.dtype =
 
     Raises:
         GuardError: x or w is not a floating-point tensor, w is not [N, K] with x's K, the devices differ, or
-            ``compute_dtype`` is another.
+            ``compute_dtype`` is not one of the three.
 
     Example:
         >>> import torch
