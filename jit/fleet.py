@@ -82,8 +82,11 @@ OnPlan = Callable[[Sequence[Planned], int], None]
 """Takes what is about to be done and how many commands run at once."""
 
 
-def requests(modules: Iterable[str], archs: Sequence[str]) -> list[Request]:
-    """Return a request for every variant of ``modules`` and every arch of ``archs`` that a module has code for.
+def requests(modules: Iterable[str], archs: Sequence[str], *, every_variant: bool = False) -> list[Request]:
+    """Return requests for ``modules`` and those of ``archs`` that a module has code for.
+
+    The variants are those to build ahead of a first call, or with ``every_variant`` also those that only a tuner or an
+    explicit configuration uses.
 
     Raises:
         ArchError: no module has code for any of the architectures.
@@ -96,7 +99,7 @@ def requests(modules: Iterable[str], archs: Sequence[str]) -> list[Request]:
         for entry in entries
         for arch in known
         if arch in entry.archs
-        for variant in entry.all_variants()
+        for variant in (entry.all_variants() if every_variant else entry.ahead_variants(arch))
     ]
     if entries and not wanted:
         has = "; ".join(f"{entry.name} is built for {', '.join(entry.archs)}" for entry in entries)

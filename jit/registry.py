@@ -42,7 +42,9 @@ class ModuleEntry:
     """One HIP module as its JSON entry describes it.
 
     ``torch_exclude``: a module with ``"ffi": "pybind11"`` gets no headers and libraries of torch. ``variants`` names
-    the ``-D`` macros a build is specialised on and the values each may have. ``resource_limits`` bounds registers,
+    the ``-D`` macros a build is specialised on and the values each may have; ``build_ahead`` lists by architecture the
+    combinations that the op's tuned table and default rule choose, where those are few of all: they are built ahead of
+    their first call, the others on it. ``resource_limits`` bounds registers,
     spills, scratch, LDS and occupancy of every kernel, whatever compiled it; ``expected`` in it holds the figures of
     certain compilers, and under ``kernels`` a pattern of kernel names may have its own of both kinds.
     """
@@ -60,6 +62,7 @@ class ModuleEntry:
     ffi: Literal["abi", "pybind11"] = "abi"
     torch_exclude: bool = False
     variants: Mapping[str, tuple[VariantValue, ...]] = field(default_factory=dict)
+    build_ahead: Mapping[str, tuple[tuple[VariantValue, ...], ...]] = field(default_factory=dict)
     resource_limits: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -70,6 +73,13 @@ class ModuleEntry:
     def all_variants(self) -> Iterator[dict[str, VariantValue]]:
         """Yield every combination of variant values, in the JSON's order; one empty dict where there are none."""
         for values in itertools.product(*self.variants.values()):
+            yield dict(zip(self.variants, values, strict=True))
+
+    def ahead_variants(self, arch: str) -> Iterator[dict[str, VariantValue]]:
+        """Yield the variants to build ahead of a first call on ``arch``: those of ``build_ahead``, or all."""
+        if arch not in self.build_ahead:
+            yield from self.all_variants()
+        for values in self.build_ahead.get(arch, ()):
             yield dict(zip(self.variants, values, strict=True))
 
     def check_variant(self, variant: Mapping[str, VariantValue]) -> dict[str, VariantValue]:
@@ -152,6 +162,16 @@ class _Reader:
                 raise self.fail(key, f"{name} lists a value twice: {values!r}")
         return {name: tuple(values) for name, values in value.items()}
 
+    def build_ahead(self, key: str, value: Any) -> dict[str, tuple[tuple[VariantValue, ...], ...]]:
+        if not isinstance(value, dict):
+            raise self.fail(key, f"expected an object of architectures; got {value!r}")
+        for arch, rows in value.items():
+            if arch not in ARCHS:
+                raise self.fail(key, f"{arch!r} is not one of {', '.join(ARCHS)}")
+            if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
+                raise self.fail(f"{key}.{arch}", f"expected a list of lists of variant values; got {rows!r}")
+        return {arch: tuple(map(tuple, rows)) for arch, rows in value.items()}
+
     def limits(self, key: str, value: Any) -> dict[str, Any]:
         checked = self.limit_group(key, value, ("expected", "kernels"))
         expected = checked.get("expected")
@@ -198,6 +218,7 @@ _KEYS = {
     "ffi": _Reader.ffi,
     "torch_exclude": _Reader.boolean,
     "variants": _Reader.variants,
+    "build_ahead": _Reader.build_ahead,
     "resource_limits": _Reader.limits,
 }
 
@@ -244,7 +265,17 @@ def _entry(origin: Path, name: str, values: Any) -> ModuleEntry:
     checked: dict[str, Any] = {key: _KEYS[key](reader, key, value) for key, value in values.items()}
     if not checked.get("srcs") and not checked.get("blob_gen_cmd"):
         raise ConfigError(f"{origin}: {name}: srcs: at least one source, or a blob_gen_cmd that writes some")
-    return ModuleEntry(name=name, origin=origin, **{"srcs": (), **checked})
+    entry = ModuleEntry(name=name, origin=origin, **{"srcs": (), **checked})
+    for arch, rows in entry.build_ahead.items():
+        for row in rows:
+            if len(row) != len(entry.variants) or not all(map(_is_in, row, entry.variants.values())):
+                names = ", ".join(entry.variants) or "none"
+                raise reader.fail(f"build_ahead.{arch}", f"{list(row)} is no variant; a value for each of: {names}")
+    return entry
+
+
+def _is_in(value: VariantValue, accepted: tuple[VariantValue, ...]) -> bool:
+    return any(type(value) is type(one) and value == one for one in accepted)
 
 
 SHIPPED = "optCompilerConfig.json"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hipforge.errors import ArchError, ConfigError
-from hipforge.jit import hip_module, registry
+from hipforge.jit import fleet, hip_module, registry
 
 
 def write(folder: Path, name: str = "m", file: str = "modules.json", **keys: Any) -> Path:
@@ -164,3 +164,32 @@ def test_every_shipped_entry_is_sound_and_its_sources_exist() -> None:
         for arch in entry.archs:
             for variant in entry.all_variants():
                 assert hip_module.request(entry, variant, arch).portable
+
+
+def test_what_is_built_ahead_is_checked_and_asked_for(tmp_path: Path) -> None:
+    variants = {"M": [1, 2], "KIND": ["a", "b"]}
+    ahead = {"gfx950": [[2, "a"]]}
+    registry.register(write(tmp_path, srcs=["a.cu"], variants=variants, build_ahead=ahead))
+    entry = registry.module("m")
+    assert list(entry.ahead_variants("gfx950")) == [{"M": 2, "KIND": "a"}]
+    assert list(entry.ahead_variants("gfx942")) == list(entry.all_variants())
+    (tmp_path / "a.cu").touch()
+    assert [request.variant for request in fleet.requests(["m"], ["gfx950"])] == [{"M": 2, "KIND": "a"}]
+    assert len(fleet.requests(["m"], ["gfx950"], every_variant=True)) == 4
+
+
+@pytest.mark.parametrize(
+    ("ahead", "complaint"),
+    [
+        ([[1, "a"]], "m: build_ahead: expected an object of architectures"),
+        ({"gfx90a": [[1, "a"]]}, "m: build_ahead: 'gfx90a' is not one of gfx"),
+        ({"gfx950": []}, r"m: build_ahead\.gfx950: expected a list of lists of variant values; got \[\]"),
+        ({"gfx950": [1]}, r"build_ahead\.gfx950: expected a list of lists"),
+        ({"gfx950": [[1]]}, r"build_ahead\.gfx950: \[1\] is no variant; a value for each of: M, KIND"),
+        ({"gfx950": [[True, "a"]]}, r"build_ahead\.gfx950: \[True, 'a'\] is no variant"),
+        ({"gfx950": [[3, "a"]]}, r"build_ahead\.gfx950: \[3, 'a'\] is no variant"),
+    ],
+)
+def test_what_is_no_variant_cannot_be_built_ahead(tmp_path: Path, ahead: object, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        registry.register(write(tmp_path, srcs=["a.cu"], variants={"M": [1, 2], "KIND": ["a", "b"]}, build_ahead=ahead))

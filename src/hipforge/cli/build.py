@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--all", "everything", is_flag=True, help="Every registered module.")
 @click.option("--arch", default="gfx950", show_default=True, help="Architectures, separated by commas.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Compile jobs; default from cores and free memory.")
+@click.option("--every-variant", is_flag=True, help="Also variants that only tuners and explicit calls use.")
 @REGISTER_OPTION
 @click.option("--dry-run", is_flag=True, help="Show hits, misses and commands; build nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print outcomes as JSON.")
@@ -33,11 +34,12 @@ def command(
     everything: bool,
     arch: str,
     jobs: int | None,
+    every_variant: bool,
     registries: tuple[Path, ...],
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Build MODULES (every variant) for the given architectures; failures do not stop the others (exit 1)."""
+    """Build MODULES for the given architectures ahead of their first call; failures do not stop the others (exit 1)."""
     from hipforge.jit import fleet, registry
 
     for path in registries:
@@ -45,7 +47,8 @@ def command(
     if everything == bool(modules):
         raise ConfigError("name the modules to build, or give --all (not both)")
     names = list(registry.modules()) if everything else list(modules)
-    wanted = fleet.requests(names, [name.strip() for name in arch.split(",") if name.strip()])
+    archs = [name.strip() for name in arch.split(",") if name.strip()]
+    wanted = fleet.requests(names, archs, every_variant=every_variant)
     console = output.console(stderr=as_json)
     if dry_run:
         _show_plan(console, fleet.plan(wanted), as_json)
