@@ -73,9 +73,10 @@ class Request:
         """The error's text for a module that is not built where building is disabled."""
         entry = self.entry
         own = "" if entry.name in registry.shipped() else f" --register {shlex.quote(str(entry.origin))}"
+        every = "" if self.variant in list(entry.ahead_variants(self.arch)) else " --every-variant"
         return (
             f"{self.stem} for {self.arch} is not built and HIPFORGE_DISABLE_JIT=1; "
-            f"build it ahead of time: hipforge build {entry.name} --arch {self.arch}{own}"
+            f"build it ahead of time: hipforge build {entry.name} --arch {self.arch}{every}{own}"
         )
 
     def specify(self) -> BuildSpec:

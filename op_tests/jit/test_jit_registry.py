@@ -175,7 +175,10 @@ def test_what_is_built_ahead_is_checked_and_asked_for(tmp_path: Path) -> None:
     assert list(entry.ahead_variants("gfx942")) == list(entry.all_variants())
     (tmp_path / "a.cu").touch()
     assert [request.variant for request in fleet.requests(["m"], ["gfx950"])] == [{"M": 2, "KIND": "a"}]
-    assert len(fleet.requests(["m"], ["gfx950"], every_variant=True)) == 4
+    every = fleet.requests(["m"], ["gfx950"], every_variant=True)
+    assert len(every) == 4
+    for request in every:
+        assert ("--every-variant" in request.how_to_get) == (request.variant != {"M": 2, "KIND": "a"})
 
 
 @pytest.mark.parametrize(
