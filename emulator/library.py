@@ -9,11 +9,12 @@ import ctypes
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hipforge.errors import EmulatorFault, LaunchError
 
 if TYPE_CHECKING:
+    from hipforge.jit import host_library
     from hipforge.jit.cache import store
 
 SONAME = "libhipforge_emulator.so"
@@ -110,6 +111,18 @@ def source_dir() -> Path:
     return Path(__file__).parent / "native"
 
 
+def _recipe() -> dict[str, Any]:
+    sources = [source_dir() / "units" / f"{name}.cpp" for name in UNITS]
+    return {"sources": sources, "cflags": CFLAGS, "ldflags": LDFLAGS, "source_cflags": UNIT_CFLAGS}
+
+
+def request() -> host_library.Request:
+    """Return what :func:`entry` asks of the cache, to look it up without building it."""
+    from hipforge.jit import host_library
+
+    return host_library.request("emulator", **_recipe())
+
+
 def entry() -> store.Entry:
     """Return the library's cache entry, building it if there is none for these sources and this CPU.
 
@@ -119,8 +132,7 @@ def entry() -> store.Entry:
     """
     from hipforge.jit import host_library
 
-    sources = [source_dir() / "units" / f"{name}.cpp" for name in UNITS]
-    return host_library.entry("emulator", sources=sources, cflags=CFLAGS, ldflags=LDFLAGS, source_cflags=UNIT_CFLAGS)
+    return host_library.entry("emulator", **_recipe())
 
 
 def build() -> Path:

@@ -240,6 +240,7 @@ def test_groups_may_store_the_same_value_and_neighbouring_bytes(code: emulator.C
 SMALL = {
     "mxfp8_gemv": (2, 256, 1024),
     "grouped_gemm_mxfp8": (4, 256, 512, 4, 2),
+    "grouped_mxfp8_linear": (4, 256, 512, 4, 2),
     "mxfp4_gemm": (4, 256, 512),
     "fp8_quant_tensorwise": (64, 256),
     "residual_rms": (4, 2048),

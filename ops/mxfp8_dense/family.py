@@ -255,7 +255,7 @@ def _gemm_default(problem: Problem, arch: str, cu_count: int) -> Choice:
 def _without_a_table(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:
     """What the kernels with tuned rows do not take: larger problems, and gfx942."""
     reason = f"the table is for {TILE_ARCH}" if arch != TILE_ARCH else _envelope(problem, arch)
-    return None if reason is None else (_gemm_default(problem, arch, cu_count), reason)
+    return None if reason is None else (_gemm_default(problem, arch, cu_count), f"no tuned row applies: {reason}")
 
 
 GEMM = replace(

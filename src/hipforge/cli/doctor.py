@@ -6,6 +6,8 @@ import difflib
 import json
 import os
 import platform
+import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +20,7 @@ from rich.table import Table
 from hipforge import __version__, devices, settings
 from hipforge.cli import output
 from hipforge.errors import HipforgeError
+from hipforge.jit.cache import cache_dir
 
 if TYPE_CHECKING:
     from hipforge.jit.cache.store import Entry
@@ -52,7 +55,6 @@ def prebuilt_findings() -> list[Finding]:
     """Report each directory of modules built ahead of time, with how many of its libraries fit this installation."""
     from hipforge.jit.cache import prebuilt
 
-    emulated = devices.current().kind == "emulator"
     entries = prebuilt.entries()
     findings = []
     for directory in prebuilt.directories():
@@ -61,11 +63,7 @@ def prebuilt_findings() -> list[Finding]:
         usable = sum(map(_fits, kernels))
         targets = ", ".join(sorted({entry.manifest.target for entry in kernels})) or "no architecture"
         detail = f"{usable} of {len(kernels)} libraries of kernels fit this installation ({targets})"
-        runtime = not emulated or any(entry.manifest.module == "emulator" for entry in held)
-        if not runtime:
-            detail += "; the emulator is not among them and has to be built"
-        taken = usable > 0 and runtime
-        findings.append(Finding("prebuilt", str(directory), taken, taken, detail))
+        findings.append(Finding("prebuilt", str(directory), usable > 0, usable > 0, detail))
     return findings
 
 
@@ -95,6 +93,30 @@ def toolchain_findings() -> list[Finding]:
         taken = usable and not any(finding.taken for finding in findings)
         findings.append(Finding("toolchain", probe.name, usable, taken, detail))
     return findings
+
+
+def emulator_findings() -> list[Finding]:
+    """Report the emulator's library where kernels run on it: built already, or the C++ compiler that will build it."""
+    if devices.current().kind != "emulator":
+        return []
+    from hipforge.emulator import library
+    from hipforge.jit import host_library, lookup
+
+    found = lookup.look(library.request(), use=False)
+    if isinstance(found, lookup.Ready):
+        kind = "built ahead of time" if found.prebuilt else "built"
+        return [Finding("emulator", "library", True, True, f"{kind}: {found.entry.path}")]
+    if isinstance(found, lookup.Failed):
+        problem = str(found.error)
+    elif settings.DISABLE_JIT.get():
+        problem = "it is not built, and HIPFORGE_DISABLE_JIT=1 forbids building it"
+    elif found.spec is None:
+        problem = str(found.problem)
+    else:
+        cache_dir.writing_root()
+        detail = f"will be built by {host_library.compiler(True)} on the first launch, once per machine"
+        return [Finding("emulator", "library", True, True, detail)]
+    return [Finding("emulator", "library", False, False, problem)]
 
 
 def device_findings() -> list[Finding]:
@@ -147,12 +169,24 @@ def setting_findings() -> list[Finding]:
 def _setting_problem(setting: settings.Setting[Any]) -> str:
     try:
         value = setting.get()
+        if setting is settings.CACHE_DIR:
+            cache_dir.writing_root()
     except HipforgeError as error:
         return str(error)
     if setting is settings.PREBUILT_DIR:
         missing = [str(path) for path in value if not path.is_dir()]
         return f"there is no directory {', '.join(missing)}" if missing else ""
+    if setting is settings.COMPILER_LAUNCHER:
+        return _launcher_problem(value)
     return ""
+
+
+def _launcher_problem(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        return f"it cannot be split into words: {error}"
+    return "" if words and shutil.which(words[0]) else f"there is no executable {words[0] if words else command}"
 
 
 def _table_problem(family: str) -> str:
@@ -174,42 +208,73 @@ def _table_problem(family: str) -> str:
 def command(as_json: bool) -> None:
     """List toolchains, prebuilt modules, devices and settings, each with the reason it was taken or refused.
 
-    Exit 0 where ops can run: a device is there, and kernels for it can be built or were built ahead of time. Exit 1
-    otherwise, and when a setting is refused.
+    Exit 0 where ops can run: there is a device, kernels for it are built or can be, and so is the emulator where that
+    is the device. Exit 1 otherwise, and when a setting is refused.
     """
     findings = [
         *guarded("toolchain", toolchain_findings),
         *guarded("prebuilt", prebuilt_findings),
         *guarded("device", device_findings),
+        *guarded("emulator", emulator_findings),
         *guarded("setting", setting_findings),
     ]
 
     def of(kind: str) -> list[Finding]:
         return [finding for finding in findings if finding.kind == kind]
 
-    can_build = any(finding.usable for finding in of("toolchain"))
+    has_compiler = any(finding.usable for finding in of("toolchain"))
+    may_build = not _is_on(settings.DISABLE_JIT)
     needs_kernels = not any(finding.taken and finding.name == "reference" for finding in of("device"))
-    has_kernels = can_build or any(finding.usable for finding in of("prebuilt"))
-    can_run = any(finding.taken for finding in of("device")) and (has_kernels or not needs_kernels)
+    # An entry of the cache is found by the compiler that made it; one built ahead of time needs none.
+    has_kernels = any(finding.usable for finding in of("prebuilt"))
+    has_kernels = has_kernels or (has_compiler and (may_build or _built_kernels() > 0))
+    has_device = any(finding.taken for finding in of("device")) and all(finding.usable for finding in of("emulator"))
+    can_run = has_device and (has_kernels or not needs_kernels)
     refused = any(not finding.usable for finding in of("setting"))
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         _print(findings, _cache_root())
-    if not can_build:
-        click.echo(
-            "Nothing here can build: install ROCm, or clang, lld, llvm and clang-tools of one version >= 20 "
-            "and `pip install hipforge[compiler]`; or point HIPFORGE_HIPCC at a hipcc."
-            + (" Modules built ahead of time run without." if can_run and needs_kernels else ""),
-            err=True,
-        )
+    if not may_build:
+        click.echo("HIPFORGE_DISABLE_JIT=1: nothing is built; only modules that are there already run.", err=True)
+    elif not has_compiler:
+        ahead = " Modules built ahead of time run without." if can_run and needs_kernels else ""
+        click.echo(_advice() + ahead, err=True)
     if refused or not can_run:
         sys.exit(1)
 
 
-def _cache_root() -> str:
-    from hipforge.jit.cache import cache_dir
+def _is_on(setting: settings.Setting[bool]) -> bool:
+    try:
+        return setting.get()
+    except HipforgeError:
+        return False
 
+
+def _built_kernels() -> int:
+    """Return how many libraries of kernels the cache holds."""
+    from hipforge.jit import maintenance
+
+    try:
+        held = [item.entry for item in maintenance.entries() if item.entry is not None]
+    except (HipforgeError, OSError):
+        return 0
+    return sum(entry.manifest.target != "host" for entry in held)
+
+
+def _advice() -> str:
+    """Return one sentence on why nothing can be built here and what to do about it."""
+    if _setting_problem(settings.CACHE_DIR):
+        return "Nothing can be built with this HIPFORGE_CACHE_DIR: correct it, or unset it."
+    if os.environ.get(settings.HIPCC.env):
+        return "Nothing can be built with this HIPFORGE_HIPCC: correct it, or unset it."
+    return (
+        "Nothing here can build: install ROCm, or clang, lld, llvm and clang-tools of one version >= 20 "
+        "and `pip install hipforge[compiler]`; or point HIPFORGE_HIPCC at a hipcc."
+    )
+
+
+def _cache_root() -> str:
     try:
         return str(cache_dir.configured()[0])
     except (HipforgeError, OSError) as error:

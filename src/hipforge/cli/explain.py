@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hipforge import archs
+from hipforge import archs, shapes
 from hipforge.cli.profile_subjects import SHAPES_HELP, SUBJECTS, call_of
 
 if TYPE_CHECKING:
@@ -23,13 +23,43 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(op: str, shape: str, arch: str | None, as_json: bool) -> None:
     """Say which kernel and configuration OP takes at SHAPE, where that comes from, and why not another path."""
-    from hipforge.ops.core.dispatch import explain
-
     if arch is not None:
         os.environ["HIPFORGE_EMULATE"] = arch
-    call = call_of(op, shape)
-    found = explain(call.func, *call.args, **call.keywords)
-    click.echo(json.dumps(asdict(_plain(found)), indent=1, default=str) if as_json else str(found))
+    found = {f"{op} {shape}": _explained(op, shape)} if op != "fused_moe_mxfp8" else _products(shape)
+    if as_json:
+        told = [{"call": title, **asdict(_plain(each))} for title, each in found.items()]
+        click.echo(json.dumps(told if len(told) > 1 else told[0], indent=1, default=str))
+        return
+    for title, each in found.items():
+        if len(found) > 1:
+            click.echo(f"{title}:")
+        click.echo(str(each))
+
+
+def _explained(op: str, shape: str, *, weighted: bool = False) -> Explanation:
+    """Ask about tensors without data: only shapes, dtypes and devices decide."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from hipforge.ops.core.dispatch import explain
+
+    with FakeTensorMode():
+        call = call_of(op, shape)
+        more = {"mul_weight_by": torch.ones(call.keywords["num_valid_tokens"])} if weighted else {}
+        return explain(call.func, *call.args, **call.keywords, **more)
+
+
+def _products(shape: str) -> dict[str, Explanation]:
+    """Return what is decided of a MoE layer: its two grouped products; all else of it runs wherever they do."""
+    subject = SUBJECTS["fused_moe_mxfp8"]
+    tokens, n, k, experts, top_k = shapes.parse(shape, subject.shape, subject.example)
+    gate_up, down = (tokens, 2 * n, k, experts, top_k), (tokens * top_k, k, n, experts, 1)
+    return {
+        f"{name} {','.join(map(str, part))}": _explained(
+            "grouped_mxfp8_linear", ",".join(map(str, part)), weighted=part is down
+        )
+        for name, part in (("gate and up", gate_up), ("down", down))
+    }
 
 
 def _plain(found: Explanation) -> Explanation:

@@ -30,9 +30,21 @@ def normal(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, generator=generator) * scale).bfloat16()
 
 
-def e4m3(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
-    """Return :func:`normal` in the e4m3 format of the device."""
+def e4m3_dtype() -> torch.dtype:
+    """Return the e4m3 format of the device."""
     import torch
 
     fnuz = archs.get(devices.current().arch_of()).fp8_fnuz
-    return normal(*shape, seed=seed, scale=scale).to(torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn)
+    return torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn
+
+
+def e4m3(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    """Return :func:`normal` in the e4m3 format of the device."""
+    return normal(*shape, seed=seed, scale=scale).to(e4m3_dtype())
+
+
+def mxfp8(*shape: int, seed: int, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return :func:`normal` as MX-FP8 in the e4m3 format of the device: elements and e8m0 scales."""
+    from hipforge.ops.reference import quantize_mxfp8
+
+    return quantize_mxfp8(normal(*shape, seed=seed, scale=scale), e4m3_dtype())

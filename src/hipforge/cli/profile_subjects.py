@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import hipforge
 from hipforge import shapes
-from hipforge.cli.operands import Subject, e4m3, normal
+from hipforge.cli.operands import Subject, e4m3, mxfp8, normal
 from hipforge.cli.subjects_more import MORE
-from hipforge.errors import ConfigError
+from hipforge.errors import ConfigError, HipforgeError
 
 
 def refusal(call: partial[Any]) -> str:
@@ -18,50 +20,31 @@ def refusal(call: partial[Any]) -> str:
     return explain(call.func, *call.args, **call.keywords).reason
 
 
-def _mxfp8_gemv(m: int, n: int, k: int) -> partial[Any]:
-    from hipforge.ops.reference import quantize_mxfp8
-    from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
+def _mxfp8(op: str) -> Callable[[int, int, int], partial[Any]]:
+    def call(m: int, n: int, k: int) -> partial[Any]:
+        return partial(getattr(hipforge, op), *mxfp8(m, k, seed=0, scale=0.5), *mxfp8(n, k, seed=1, scale=0.1))
 
-    x, w = normal(m, k, seed=0, scale=0.5), normal(n, k, seed=1, scale=0.1)
-    operands = (*quantize_mxfp8(x), *quantize_mxfp8(w))
-    return partial(mxfp8_gemv, *operands)
+    return call
 
 
-def _mxfp8_gemm(m: int, n: int, k: int) -> partial[Any]:
-    from hipforge.ops.reference import quantize_mxfp8
-    from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemm
+def _grouped(op: str) -> Callable[[int, int, int, int, int], partial[Any]]:
+    def call(tokens: int, n: int, k: int, experts: int, top_k: int) -> partial[Any]:
+        import torch
 
-    x, w = normal(m, k, seed=0, scale=0.5), normal(n, k, seed=1, scale=0.1)
-    operands = (*quantize_mxfp8(x), *quantize_mxfp8(w))
-    return partial(mxfp8_gemm, *operands)
+        from hipforge.ops.moe import DEFAULT_BLOCK_M, moe_align_block_size
 
+        if top_k > experts:
+            raise ConfigError(f"TOPK must be at most E ({experts}); got {top_k}")
+        routing = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(2))
+        slots = moe_align_block_size(routing.topk(top_k, dim=1).indices.int(), DEFAULT_BLOCK_M, experts)
+        wq, ws = mxfp8(experts * n, k, seed=1, scale=0.1)
+        weights = (wq.view(experts, n, k), ws.view(experts, n, -1))
+        named: dict[str, Any] = {"num_valid_tokens": tokens * top_k, "block_m": DEFAULT_BLOCK_M, "a_div": top_k}
+        if op == "grouped_gemm_mxfp8":
+            named |= {"top_k": top_k, "out_dtype": torch.bfloat16}
+        return partial(getattr(hipforge, op), *mxfp8(tokens, k, seed=0, scale=0.5), *weights, *slots, **named)
 
-def _grouped_gemm_mxfp8(tokens: int, n: int, k: int, experts: int, top_k: int) -> partial[Any]:
-    import torch
-
-    from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8
-    from hipforge.ops.moe import DEFAULT_BLOCK_M, moe_align_block_size
-    from hipforge.ops.reference import quantize_mxfp8
-
-    if top_k > experts:
-        raise ConfigError(f"TOPK must be at most E ({experts}); got {top_k}")
-    routing = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(2))
-    topk_ids = routing.topk(top_k, dim=1).indices.to(torch.int32)
-    slots = moe_align_block_size(topk_ids, DEFAULT_BLOCK_M, experts)
-    x, w = normal(tokens, k, seed=0, scale=0.5), normal(experts * n, k, seed=1, scale=0.1)
-    wq, ws = quantize_mxfp8(w)
-    weights = (wq.view(experts, n, k), ws.view(experts, n, -1))
-    operands = (*quantize_mxfp8(x), *weights, *slots)
-    return partial(
-        grouped_gemm_mxfp8,
-        *operands,
-        tokens * top_k,
-        top_k,
-        DEFAULT_BLOCK_M,
-        torch.bfloat16,
-        top_k,
-        topk_ids=topk_ids,
-    )
+    return call
 
 
 def _mxfp4_gemm(m: int, n: int, k: int) -> partial[Any]:
@@ -121,10 +104,14 @@ def _decode_attention_fp8(batch: int, keys: int, kv_heads: int, group: int, d: i
     return partial(decode_attention_fp8, q, k_cache, v_cache, block_tables, seqlens, scale, scale)
 
 
+_MOE = ("M", "N", "K", "E", "TOPK")
+
 SUBJECTS: dict[str, Subject] = {
-    "mxfp8_gemm": Subject(("M", "N", "K"), (128, 512, 1024), _mxfp8_gemm),
-    "mxfp8_gemv": Subject(("M", "N", "K"), (4, 768, 6144), _mxfp8_gemv),
-    "grouped_gemm_mxfp8": Subject(("M", "N", "K", "E", "TOPK"), (4, 1536, 6144, 8, 2), _grouped_gemm_mxfp8),
+    "mxfp8_gemm": Subject(("M", "N", "K"), (128, 512, 1024), _mxfp8("mxfp8_gemm")),
+    "mxfp8_gemv": Subject(("M", "N", "K"), (4, 768, 6144), _mxfp8("mxfp8_gemv")),
+    "grouped_gemm_mxfp8": Subject(_MOE, (4, 1536, 6144, 8, 2), _grouped("grouped_gemm_mxfp8")),
+    "grouped_mxfp8_linear": Subject(_MOE, (4, 1536, 6144, 8, 2), _grouped("grouped_mxfp8_linear")),
+    "mxfp8_linear": Subject(("M", "N", "K"), (4, 768, 6144), _mxfp8("mxfp8_linear")),
     "mxfp4_gemm": Subject(("M", "N", "K"), (4, 2880, 512), _mxfp4_gemm),
     "fp8_quant_tensorwise": Subject(("R", "C"), (256, 512), _fp8_quant),
     "residual_rms": Subject(("R", "C"), (4, 16384), _residual_rms),
@@ -144,7 +131,14 @@ def call_of(op: str, shape: str) -> partial[Any]:
     """Return the call of an op at a shape as :func:`hipforge.shapes.parse` takes it.
 
     Raises:
-        ConfigError: the shape is not one of the op's.
+        ConfigError: the shape is not one of the op's, or its operands do not fit in memory.
     """
     subject = SUBJECTS[op]
-    return subject.call(*shapes.parse(shape, subject.shape, subject.example))
+    numbers = shapes.parse(shape, subject.shape, subject.example)
+    try:
+        return subject.call(*numbers)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, HipforgeError):
+            raise
+        reason = str(error).splitlines()[0] or type(error).__name__
+        raise ConfigError(f"the operands of {op} at {shape} cannot be made ({reason}); take a smaller shape") from error

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import hipforge
-from hipforge.cli.operands import Subject, e4m3, normal
+from hipforge.cli.operands import Subject, e4m3, mxfp8, normal
 
 if TYPE_CHECKING:
     import torch
@@ -36,15 +36,11 @@ def _swiglu_mxfp8(rows: int, columns: int) -> Call:
     return partial(hipforge.swiglu_mxfp8, normal(rows, 2 * columns, seed=0))
 
 
-def _linear(op: str, quantise: str) -> Callable[..., Call]:
-    def call(m: int, n: int, k: int) -> Call:
-        from hipforge.ops import reference
+def _mxfp4_linear(m: int, n: int, k: int) -> Call:
+    from hipforge.ops.reference import quantize_mxfp4
 
-        quantiser = getattr(reference, quantise)
-        operands = (*quantiser(normal(m, k, seed=0, scale=0.5)), *quantiser(normal(n, k, seed=1, scale=0.1)))
-        return partial(getattr(hipforge, op), *operands)
-
-    return call
+    operands = (*quantize_mxfp4(normal(m, k, seed=0, scale=0.5)), *quantize_mxfp4(normal(n, k, seed=1, scale=0.1)))
+    return partial(hipforge.mxfp4_linear, *operands)
 
 
 def _router_gemm(m: int, n: int, k: int) -> Call:
@@ -101,10 +97,8 @@ def _decode_attention_splitk(batch: int, keys: int, kv_heads: int, group: int, d
 def _fused_moe(tokens: int, n: int, k: int, experts: int, top_k: int) -> Call:
     import torch
 
-    from hipforge.ops.reference import quantize_mxfp8
-
-    w1, s1 = quantize_mxfp8(normal(experts * 2 * n, k, seed=3, scale=0.1))
-    w2, s2 = quantize_mxfp8(normal(experts * k, n, seed=4, scale=0.1))
+    w1, s1 = mxfp8(experts * 2 * n, k, seed=3, scale=0.1)
+    w2, s2 = mxfp8(experts * k, n, seed=4, scale=0.1)
     ids = _scores(tokens, experts).topk(top_k, dim=1).indices.int()
     return partial(
         hipforge.fused_moe_mxfp8,
@@ -115,8 +109,7 @@ def _fused_moe(tokens: int, n: int, k: int, experts: int, top_k: int) -> Call:
 
 
 MORE: dict[str, Subject] = {
-    "mxfp8_linear": Subject(("M", "N", "K"), (4, 768, 6144), _linear("mxfp8_linear", "quantize_mxfp8")),
-    "mxfp4_linear": Subject(("M", "N", "K"), (4, 2880, 512), _linear("mxfp4_linear", "quantize_mxfp4")),
+    "mxfp4_linear": Subject(("M", "N", "K"), (4, 2880, 512), _mxfp4_linear),
     "fused_moe_mxfp8": Subject(("M", "N", "K", "E", "TOPK"), (4, 384, 1024, 8, 2), _fused_moe),
     "mxfp8_quantize": Subject(ROWS, (32, 6144), _quantise("mxfp8_quantize")),
     "mxfp4_quantize": Subject(ROWS, (32, 6144), _quantise("mxfp4_quantize")),
