@@ -92,11 +92,16 @@ inline Shape check_operands(const Tensor& out, const Tensor& xq, const Tensor& x
   return shape;
 }
 
+/// The e4m3 format that the architecture of a tensor's device reads.
+inline int32_t payload_of(const Tensor& tensor) {
+  return arch_of(tensor.device_index()).is("gfx942") ? HF_E4M3FNUZ : HF_E4M3FN;
+}
+
 /// The same where both architectures have the kernel, each in its own fp8 format.
 inline Shape check_gemm(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
                         int64_t max_m, int64_t max_bytes) {
   HF_CHECK_ARCH(wq, "gfx950", "gfx942");
-  return check_shapes(out, xq, xs, wq, ws, max_m, max_bytes, arch_of(wq.device_index()).is("gfx942") ? HF_E4M3FNUZ : HF_E4M3FN);
+  return check_shapes(out, xq, xs, wq, ws, max_m, max_bytes, payload_of(wq));
 }
 
 inline void check_workspace(const OptionalTensor& workspace, const Shape& shape, int64_t k_splits, const Tensor& like) {

@@ -107,11 +107,11 @@ def random_owners(slots: int, experts: int, seed: int = 0) -> tuple[int, ...]:
 
 def exact(
     owners: Sequence[int], experts: int, n: int, k: int, a_div: int = 1, block_m: int = 64, weighted: bool = False,
-    seed: int = 0,
+    seed: int = 0, scales: tuple[int, int] = (125, 129),
 ) -> Moe:  # fmt: skip
     """Integers with distinct scales, whose sums and (integer) weighted sums are exact in float32."""
     slots = len(owners)
-    data: Operands = integers(-(-slots // a_div), experts * n, k, seed)
+    data: Operands = integers(-(-slots // a_div), experts * n, k, seed, scales)
     weights = None
     if weighted:
         # Powers of two and their negatives: the product is exact, so there is one rounding, to bf16.

@@ -41,6 +41,7 @@ FP8_PAYLOADS = (torch.float8_e4m3fn, torch.uint8)
 TILE_ARCH = "gfx950"
 SCALES = (torch.uint8, E8M0_DTYPE)
 FNUZ_REFUSAL = "the Triton kernel reads e4m3fn; these are e4m3fnuz"
+UNTYPED_REFUSAL = "on {} the kernel reads float8_e4m3fnuz (see mx_fn_to_fnuz); other payloads mean e4m3fn"
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ def _gemm_envelope(problem: Problem, arch: str) -> str | None:
         limits = f"M must be 1 to {tile_kernel.MAX_M}, N at least 1 and K 1 to {tile_kernel.MAX_K}"
         return f"{limits}; got M={m}, N={n}, K={k}"
     if arch != TILE_ARCH and not problem.all_fnuz:
-        return f"on {arch} the kernel reads float8_e4m3fnuz (see mx_fn_to_fnuz); other payloads mean e4m3fn"
+        return UNTYPED_REFUSAL.format(arch)
     return None
 
 

@@ -33,12 +33,17 @@ def choice(rows: int, waves: int) -> Choice:
     return Choice(KERNEL, MappingProxyType({"rows": rows, "waves": waves}))
 
 
+def default_waves(k: int, most: int) -> int:
+    """Return the least waves, of at most ``most``, that leave each at most MOST_STEPS steps, or all of them."""
+    steps = -(-k // K_STEP)
+    allowed = [waves for waves in WAVES if waves <= min(most, steps)]
+    return next((waves for waves in allowed if waves * MOST_STEPS >= steps), allowed[-1])
+
+
 def default_choice(m: int, n: int, k: int) -> Choice:
     """Return the least waves that leave each at most MOST_STEPS steps, with W read once for up to 64 rows."""
     rows = next((rows for rows in ROWS if m <= rows), ROWS[-1])
-    steps = -(-k // K_STEP)
-    allowed = [waves for waves in WAVES if waves <= min(max_waves(rows), steps)]
-    return choice(rows, next((waves for waves in allowed if waves * MOST_STEPS >= steps), allowed[-1]))
+    return choice(rows, default_waves(k, max_waves(rows)))
 
 
 @compile_ops("module_mxfp8_wave_split", variant=lambda *given: {"HF_ROWS": given[-2]})

@@ -1,8 +1,9 @@
-"""MoE grouped GEMM over MX-FP8 for gfx950: every routed slot's activation row times its expert's weight.
+"""MoE grouped GEMM over MX-FP8: every routed slot's activation row times its expert's weight.
 
 Shapes and dtypes: ``a_q`` [M_act, K] and ``w`` [E, N, K] hold e4m3fn elements (float8_e4m3fn, or uint8 with the same
-bits), ``a_scale`` [M_act, K/32] and ``w_scale`` [E, N, K/32] hold e8m0 bytes (uint8 or float8_e8m0fnu); K is a
-multiple of 32. The output [num_valid_tokens, N] is bfloat16, accumulated in float32 and rounded once.
+bits; on gfx942 float8_e4m3fnuz), ``a_scale`` [M_act, K/32] and ``w_scale`` [E, N, K/32] hold e8m0 bytes (uint8 or
+float8_e8m0fnu); K is a multiple of 32. The output [num_valid_tokens, N] is bfloat16, accumulated in float32 and rounded
+once.
 
 Slot t of T · top_k is entry t of the flattened ``topk_ids``; it reads activation row t // a_div and writes output row
 t. The indices are those of :func:`hipforge.ops.moe.moe_align_block_size`: ``sorted_token_ids`` holds tiles of block_m
@@ -13,13 +14,16 @@ starts at num_tokens_post_padded or later. What no tile covers is zero.
 Dispatch of :func:`grouped_gemm_mxfp8`, in this order:
 
 1. an output dtype other than bfloat16 → None;
-2. a device other than gfx950 → None;
+2. a device other than gfx950 and gfx942 → None;
 3. nothing to compute (no slots, experts, rows or columns), block_m no multiple of 4, or an expert's N·K or M_act·K
    beyond 2^31 - 1 → None. The number of experts does not count: each has a base address of its own;
 4. rows of the tuned table for (N, K, a_div, has_weight): the one with the smallest M that is at least
    num_valid_tokens decides: fewer than its ``min_experts`` experts or ``use_hip=0`` → None, otherwise the kernel with
    its block_n. More slots than any of them has → None;
 5. no such rows: up to 16 slots, or up to 64 with at least 128 experts → the kernel with block_n = 8; else None.
+
+There is no table for gfx942: whatever passes 3, with K at most 2^22 and both payloads float8_e4m3fnuz, is computed by
+splitting K over waves (:mod:`hipforge.ops.mxfp8_grouped.wave_split`).
 """
 
 from __future__ import annotations
@@ -30,14 +34,18 @@ from hipforge.ops.core.arguments import require_readable
 from hipforge.ops.core.checks import require_choice, require_out
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
-from hipforge.ops.mxfp8_grouped.family import FAMILY
+from hipforge.ops.mxfp8_grouped.family import FAMILY, GROUPED
 from hipforge.ops.mxfp8_grouped.kernels import launch, smallm_mxfp8_moe_grouped_gemm, smallm_mxfp8_moe_out
 from hipforge.ops.mxfp8_grouped.reference import Operands, check_indices, grouped_mm
+from hipforge.ops.mxfp8_grouped.wave_split import mxfp8_grouped_split, mxfp8_grouped_split_out
 
 __all__ = [
     "FAMILY",
+    "GROUPED",
     "grouped_gemm_mxfp8",
     "grouped_mxfp8_linear",
+    "mxfp8_grouped_split",
+    "mxfp8_grouped_split_out",
     "smallm_mxfp8_moe_grouped_gemm",
     "smallm_mxfp8_moe_out",
 ]
@@ -70,7 +78,7 @@ def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: 
     if uncovered == "zero":
         out.zero_()
     if taken.path == "kernel":
-        launch(out, parts, taken.configuration["block_n"])
+        launch(taken.kernel, taken.configuration, out, parts)
         return out
     check_indices(parts)
     if taken.path == "torch":
@@ -82,7 +90,7 @@ def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: 
     return out
 
 
-@operator(FAMILY.plan, fake=_new, outs=("out",))
+@operator(GROUPED.plan, fake=_new, outs=("out",))
 def grouped_gemm_mxfp8(
     taken: Accepted,
     a_q: torch.Tensor,
@@ -150,7 +158,7 @@ def grouped_gemm_mxfp8(
     return _run(taken, parts, out, uncovered)
 
 
-@operator(FAMILY.plan_total, fake=_new, outs=("out",))
+@operator(GROUPED.plan_total, fake=_new, outs=("out",))
 def grouped_mxfp8_linear(
     taken: Accepted,
     a_q: torch.Tensor,

@@ -6,7 +6,7 @@ The order of the steps is documented in :mod:`hipforge.ops.mxfp8_grouped`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -28,10 +28,19 @@ from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.tuned import NEXT, USE_HIP, Column, TableSchema, TunedRow, Value, gemm_shape, load_table
-from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, FNUZ_REFUSAL, MAX_ELEMENTS, SCALES, has_fnuz
+from hipforge.ops.mxfp8_dense.family import (
+    DEFAULT_BLOCK_N,
+    FNUZ_REFUSAL,
+    MAX_ELEMENTS,
+    SCALES,
+    UNTYPED_REFUSAL,
+    has_fnuz,
+)
+from hipforge.ops.mxfp8_grouped import wave_split
 
 KERNEL = "smallm_mxfp8_moe_grouped_gemm"
 MOE_BLOCK_N = (8, 16)
+TABLE_ARCH = "gfx950"
 
 # Without a tuned row: (most routed slots, least experts). With many experts few slots fall on each, so that the
 # kernel keeps to its strength, few rows per expert, for more slots.
@@ -52,7 +61,8 @@ class Problem:
     has_weight: bool
     out_dtype: torch.dtype
     device: torch.device
-    fnuz: bool = False
+    fnuz: bool = False  # a payload is e4m3fnuz
+    all_fnuz: bool = False
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -108,7 +118,8 @@ class Problem:
             require_device(name, operand, a_q.device)
         require_torch_dtype("out_dtype", out_dtype)
         has_weight = mul_weight_by is not None
-        return cls(slots, experts, n, k, m_act, block_m, a_div, has_weight, out_dtype, a_q.device, fnuz)
+        all_fnuz = a_q.dtype == w.dtype == torch.float8_e4m3fnuz
+        return cls(slots, experts, n, k, m_act, block_m, a_div, has_weight, out_dtype, a_q.device, fnuz, all_fnuz)
 
 
 def _check_row(values: Mapping[str, Value]) -> str | None:
@@ -137,6 +148,10 @@ def _envelope(problem: Problem, arch: str) -> str | None:
     largest = max(n, problem.m_act) * k
     if largest > MAX_ELEMENTS:
         return f"N*K and M_act*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {largest}"
+    if arch != TABLE_ARCH and k > wave_split.MAX_K:
+        return f"K must be at most {wave_split.MAX_K}; got {k}"
+    if arch != TABLE_ARCH and not problem.all_fnuz:
+        return UNTYPED_REFUSAL.format(arch)
     return None
 
 
@@ -179,7 +194,7 @@ def _triton(problem: Problem) -> Accepted | Refused:
 FAMILY = Family(
     problem=Problem.of,
     table=TABLE,
-    archs=("gfx950",),
+    archs=(TABLE_ARCH,),
     envelope=_envelope,
     default=_default,
     from_row=lambda row: _choice(row.integer("block_n")),
@@ -189,3 +204,13 @@ FAMILY = Family(
     row_refusal=_row_refusal,
     without_triton=lambda problem, arch, cu_count: _choice(DEFAULT_BLOCK_N),
 )
+
+
+def _without_a_table(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:
+    if arch == TABLE_ARCH:
+        return None
+    return wave_split.default_choice(problem.slots, problem.experts, problem.k), f"the table is for {TABLE_ARCH}"
+
+
+GROUPED = replace(FAMILY, archs=(TABLE_ARCH, "gfx942"), demanded=_without_a_table)
+"""The same with gfx942, which has no table: one kernel takes whatever the envelope does."""

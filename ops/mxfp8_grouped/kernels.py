@@ -12,8 +12,9 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N
-from hipforge.ops.mxfp8_grouped.family import MOE_BLOCK_N
+from hipforge.ops.mxfp8_grouped.family import KERNEL, MOE_BLOCK_N
 from hipforge.ops.mxfp8_grouped.reference import Operands
+from hipforge.ops.mxfp8_grouped.wave_split import mxfp8_grouped_split_out
 
 
 def _variant(*args: torch.Tensor | int | None) -> Mapping[str, int]:
@@ -103,13 +104,14 @@ def smallm_mxfp8_moe_grouped_gemm(
     return out
 
 
-def launch(out: torch.Tensor, parts: Operands, block_n: int) -> None:
-    """Run the kernel on operands of any strides, writing the rows of ``out`` that tiles in use cover."""
+def launch(kernel: str, configuration: Mapping[str, int], out: torch.Tensor, parts: Operands) -> None:
+    """Run a kernel on operands of any strides, writing the rows of ``out`` that tiles in use cover."""
+    raw = smallm_mxfp8_moe_out if kernel == KERNEL else mxfp8_grouped_split_out
     experts, n, k = parts.w.shape
-    smallm_mxfp8_moe_out(
+    raw(
         out, parts.a_q.contiguous(), parts.a_scale.contiguous(), parts.w.contiguous(), parts.w_scale.contiguous(),
         parts.sorted_token_ids.contiguous(), parts.expert_ids.contiguous(), parts.num_tokens_post_padded.contiguous(),
         None if parts.mul_weight_by is None else parts.mul_weight_by.contiguous(),
         None if parts.bias is None else parts.bias.contiguous(),
-        experts, n, k, parts.num_valid_tokens, parts.a_q.shape[0], parts.a_div, parts.block_m, block_n,
+        experts, n, k, parts.num_valid_tokens, parts.a_q.shape[0], parts.a_div, parts.block_m, *configuration.values(),
     )  # fmt: skip

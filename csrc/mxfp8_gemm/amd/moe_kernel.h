@@ -34,6 +34,7 @@
 #include <hip/hip_runtime.h>
 
 #include "gemv_kernel.h"
+#include "grouped_problem.h"
 #include "mfma_kernel.h"
 
 namespace hf::moe {
@@ -49,17 +50,6 @@ constexpr int kTileOutputs = kTile * kTile;
 
 static_assert(kTileOutputs == kThreads, "a thread adds one output of each row tile");
 
-/// What a launch computes, on device pointers; the kernel's only argument.
-struct Problem {
-  dev::bf16* out;
-  const uint8_t *a, *a_scales, *w, *w_scales;
-  const int32_t *sorted_ids, *expert_ids, *padded;
-  const float* slot_weights;  // null: outputs are not weighted
-  const float* biases;        // [experts, n], added before the weight; null: none
-  uint32_t num_valid, a_rows, n, k, experts, a_div, block_m, tiles;
-  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
-};
-
 #if defined(__gfx950__)
 
 using Partials = float[kWaves][kMaxRowTiles][kTileOutputs];
@@ -73,17 +63,8 @@ struct Group {
   uint32_t count;
   uint32_t column0, lane_index, wave;
 
-  // The kernel's arguments, read where they are needed: nothing keeps them in scalar registers till then, which the
-  // loops fill.
-  using Arguments = const __attribute__((address_space(4))) Problem;
-  __device__ static Arguments* arguments_here() {
-    auto* arguments = (Arguments*)__builtin_amdgcn_kernarg_segment_ptr();
-    asm volatile("" : "+s"(arguments));
-    return arguments;
-  }
-
   __device__ void store(uint32_t slot, uint32_t column, float value) const {
-    Arguments& late = *arguments_here();
+    const Late& late = arguments_here();
     if (late.biases) value += late.biases[uint64_t{expert} * late.n + column];
     if (late.slot_weights) value *= late.slot_weights[slot];
     late.out[uint64_t{slot} * late.n + column] = static_cast<dev::bf16>(value);

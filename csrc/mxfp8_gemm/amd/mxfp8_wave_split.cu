@@ -15,7 +15,7 @@ using hf::Tensor;
 using namespace hf::wave_split;
 
 constexpr int kRowTiles = HF_ROWS / kTile;
-constexpr int64_t kMaxK = 1 << 22, kMaxRows = int64_t{1} << 24;
+constexpr int64_t kMaxRows = int64_t{1} << 24;
 static_assert(HF_ROWS == 16 || HF_ROWS == 32 || HF_ROWS == 64);
 static_assert(HF_ROWS * kMaxK < (int64_t{1} << 31), "a work-group's rows are within one resource");
 
@@ -26,8 +26,7 @@ void mxfp8_wave_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   const auto shape = hf::smallm_mxfp8::check_gemm(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
   HF_CHECK(shape.k <= kMaxK, "K must be at most ", kMaxK, "; got ", shape.k);
   HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
-  HF_CHECK((waves == 1 || waves == 2 || waves == 4 || waves == 8 || waves == 16) && waves <= max_waves(kRowTiles),
-           "waves must be 1, 2, 4, 8 or 16, at most ", max_waves(kRowTiles), " with ", HF_ROWS, " rows; got ", waves);
+  check_waves(waves, max_waves(kRowTiles), HF_ROWS);
   hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
   const Problem problem{
       .out = out.data<hf::dev::bf16>(),

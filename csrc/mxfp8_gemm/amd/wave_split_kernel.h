@@ -47,7 +47,7 @@ constexpr int max_run(int row_tiles) { return row_tiles == 4 ? 2 : 4; }
 #else
 constexpr int max_run(int) { return 8; }
 #endif
-constexpr int kMaxWaves = 16;
+constexpr int64_t kMaxK = 1 << 22;
 constexpr int kTileBytes = kTile * kTile * sizeof(float);
 
 static_assert(kBlocks == 4, "one dword holds the scales of a row and step");
@@ -64,6 +64,11 @@ struct Problem {
 
 constexpr int max_waves(int row_tiles) { return row_tiles == 1 ? 16 : 8; }
 
+inline void check_waves(int64_t waves, int most, int rows) {
+  HF_CHECK((waves == 1 || waves == 2 || waves == 4 || waves == 8 || waves == 16) && waves <= most,
+           "waves must be 1, 2, 4, 8 or 16, at most ", most, " with ", rows, " rows; got ", waves);
+}
+
 /// Steps whose operands are in flight: what 128 (one row tile) or 256 registers hold.
 #if defined(__gfx942__)
 constexpr int steps_ahead(int row_tiles) { return row_tiles == 1 ? 2 : row_tiles == 2 ? 3 : 1; }
@@ -71,15 +76,65 @@ constexpr int steps_ahead(int row_tiles) { return row_tiles == 1 ? 2 : row_tiles
 constexpr int steps_ahead(int row_tiles) { return row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3; }
 #endif
 
-template <int kRowTiles>
-struct Wave {
 #if defined(__gfx950__)
-  static constexpr int kPieces = 2, kPieceBytes = 16, kPieceStride = 64, kScaleRows = 1;
-  using Piece = dev::u32x4;
+constexpr int kPieces = 2, kPieceBytes = 16, kPieceStride = 64, kScaleRows = 1;
+using Piece = dev::u32x4;
 #else
-  static constexpr int kPieces = 4, kPieceBytes = 8, kPieceStride = 32, kScaleRows = 4;
-  using Piece = dev::u32x2;
+constexpr int kPieces = 4, kPieceBytes = 8, kPieceStride = 32, kScaleRows = 4;
+using Piece = dev::u32x2;
 #endif
+
+/// A resource over just `count` rows of `data` from `first` on, or as many as there are.
+__device__ inline dev::Buffer rows_of(const uint8_t* data, uint32_t first, uint32_t count, uint32_t rows, uint32_t stride) {
+  return dev::make_buffer(data + uint64_t{first} * stride, min(count, rows - first) * stride);
+}
+
+/// Rows of X that follow each other: all tiles share the lane's offset.
+template <int kRowTiles>
+struct NeighbouringRows {
+  const dev::Buffer payload, scales;
+  const uint32_t offset, scale_offset, k, blocks;
+
+  __device__ NeighbouringRows(const uint8_t* x, const uint8_t* xs, uint32_t row0, uint32_t rows, uint32_t depth,
+                              uint32_t lane)
+      : payload(rows_of(x, row0, kTile * kRowTiles, rows, depth)),
+        scales(rows_of(xs, row0, kTile * kRowTiles, rows, depth / kMxBlock)),
+        offset(lane % kTile * depth + lane / kTile * kPieceBytes),
+        scale_offset(lane % kTile * (depth / kMxBlock)),
+        k(depth),
+        blocks(depth / kMxBlock) {}
+
+  __device__ uint32_t in_lane(int) const { return offset; }
+  __device__ uint32_t in_wave(int tile) const { return tile * kTile * k; }
+  __device__ uint32_t scales_in_lane(int) const { return scale_offset; }
+  __device__ uint32_t scales_in_wave(int tile) const { return tile * kTile * blocks; }
+};
+
+/// Any rows of X, one per lane % 16 and tile; one that is not below `rows` reads 0.
+template <int kRowTiles>
+struct GatheredRows {
+  const dev::Buffer payload, scales;
+  uint32_t offset[kRowTiles], scale_offset[kRowTiles];
+
+  __device__ GatheredRows(const uint8_t* x, const uint8_t* xs, const uint32_t (&row)[kRowTiles], uint32_t rows,
+                          uint32_t depth, uint32_t lane)
+      : payload(dev::make_buffer(x, rows * depth)), scales(dev::make_buffer(xs, rows * (depth / kMxBlock))) {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+      offset[t] = row[t] < rows ? row[t] * depth + lane / kTile * kPieceBytes : dev::kOutOfRange;
+      scale_offset[t] = row[t] < rows ? row[t] * (depth / kMxBlock) : dev::kOutOfRange;
+    }
+  }
+
+  __device__ uint32_t in_lane(int tile) const { return offset[tile]; }
+  __device__ uint32_t in_wave(int) const { return 0; }
+  __device__ uint32_t scales_in_lane(int tile) const { return scale_offset[tile]; }
+  __device__ uint32_t scales_in_wave(int) const { return 0; }
+};
+
+/// One wave's 16 kRowTiles x 16 outputs; acc[t][i] is row lane % 16 of row tile t, column 4 (lane / 16) + i.
+template <int kRowTiles, class Rows>
+struct Wave {
   static constexpr int kAhead = steps_ahead(kRowTiles), kMaxRun = max_run(kRowTiles);
 
   struct Step {
@@ -90,31 +145,24 @@ struct Wave {
     dev::u32x4 w[kScaleRows], x[kRowTiles];
   };
 
-  const dev::Buffer x, xs, w, ws;
-  const uint32_t k, blocks, lane, group;
-  const uint32_t offset;          // of the lane's row and first piece, in either payload
-  const uint32_t row_scales;      // of the lane's row, in either scale tensor
-  const uint32_t w_scales;        // of the first row of W whose scales the lane takes
+  const Rows x;
+  const dev::Buffer w, ws;  // over the wave's 16 rows of W
+  const uint32_t k, blocks, group;
+  const uint32_t offset;    // of the lane's row and first piece in W
+  const uint32_t w_scales;  // of the first row of W whose scales the lane takes
   dev::f32x4 acc[kRowTiles] = {};
   // gfx942: the largest byte so far.
   uint32_t highest_w[kScaleRows] = {}, highest_x[kRowTiles] = {};
 
-  __device__ Wave(const Problem& p, uint32_t row0, uint32_t column0, uint32_t in_wave)
-      : x(rows_of(p.xq, row0, kTile * kRowTiles, p.m, p.k)),
-        xs(rows_of(p.xs, row0, kTile * kRowTiles, p.m, p.k / kMxBlock)),
-        w(rows_of(p.wq, column0, kTile, p.n, p.k)),
-        ws(rows_of(p.ws, column0, kTile, p.n, p.k / kMxBlock)),
-        k(p.k),
-        blocks(p.k / kMxBlock),
-        lane(in_wave),
-        group(in_wave / kTile),
-        offset(in_wave % kTile * p.k + in_wave / kTile * kPieceBytes),
-        row_scales(in_wave % kTile * (p.k / kMxBlock)),
-        w_scales(kScaleRows == 1 ? row_scales : in_wave / kTile * (kScaleRows * (p.k / kMxBlock))) {}
-
-  static __device__ dev::Buffer rows_of(const uint8_t* data, uint32_t first, uint32_t count, uint32_t rows, uint32_t stride) {
-    return dev::make_buffer(data + uint64_t{first} * stride, min(count, rows - first) * stride);
-  }
+  __device__ Wave(const Rows& rows, dev::Buffer weight, dev::Buffer weight_scales, uint32_t depth, uint32_t lane)
+      : x(rows),
+        w(weight),
+        ws(weight_scales),
+        k(depth),
+        blocks(depth / kMxBlock),
+        group(lane / kTile),
+        offset(lane % kTile * depth + lane / kTile * kPieceBytes),
+        w_scales((kScaleRows == 1 ? lane % kTile : lane / kTile * kScaleRows) * (depth / kMxBlock)) {}
 
   static __device__ Piece load_piece(dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
 #if defined(__gfx950__)
@@ -131,14 +179,15 @@ struct Wave {
     for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
       for (int i = 0; i < kPieces; ++i)
-        to.x[t][i] = load_piece(x, offset + ahead * kStep + i * kPieceStride, at + t * kTile * k);
+        to.x[t][i] = load_piece(x.payload, x.in_lane(t) + ahead * kStep + i * kPieceStride, at + x.in_wave(t));
   }
 
   __device__ __forceinline__ void load_scales(ScaleWords& to, uint32_t step) const {
 #pragma unroll
     for (int r = 0; r < kScaleRows; ++r) to.w[r] = dev::load_b128(ws, w_scales, step * kBlocks + r * blocks);
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) to.x[t] = dev::load_b128(xs, row_scales, step * kBlocks + t * kTile * blocks);
+    for (int t = 0; t < kRowTiles; ++t)
+      to.x[t] = dev::load_b128(x.scales, x.scales_in_lane(t), step * kBlocks + x.scales_in_wave(t));
   }
 
 #if defined(__gfx950__)
@@ -218,10 +267,11 @@ struct Wave {
     Step loaded;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const uint32_t here = at + group * kPieceBytes + i * kPieceStride < k ? offset + i * kPieceStride : dev::kOutOfRange;
-      loaded.w[i] = load_piece(w, here, at);
+      const bool exists = at + group * kPieceBytes + i * kPieceStride < k;
+      loaded.w[i] = load_piece(w, exists ? offset + i * kPieceStride : dev::kOutOfRange, at);
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) loaded.x[t][i] = load_piece(x, here, at + t * kTile * k);
+      for (int t = 0; t < kRowTiles; ++t)
+        loaded.x[t][i] = load_piece(x.payload, exists ? x.in_lane(t) + i * kPieceStride : dev::kOutOfRange, at + x.in_wave(t));
     }
 #if defined(__gfx950__)
     ScaleWords words;
@@ -230,7 +280,8 @@ struct Wave {
     words.w[0][0] = dev::load_u8(ws, exists ? w_scales + group : dev::kOutOfRange, block) << 8 * group;
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
-      words.x[t][0] = dev::load_u8(xs, exists ? row_scales + group : dev::kOutOfRange, block + t * kTile * blocks) << 8 * group;
+      words.x[t][0] = dev::load_u8(x.scales, exists ? x.scales_in_lane(t) + group : dev::kOutOfRange,
+                                   block + x.scales_in_wave(t)) << 8 * group;
     multiply(loaded, words, 0);
 #else
 #pragma unroll
@@ -243,7 +294,8 @@ struct Wave {
         w_byte[r] = dev::load_u8(ws, exists ? w_scales : dev::kOutOfRange, block + b + r * blocks);
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
-        x_byte[t] = dev::load_u8(xs, exists ? row_scales : dev::kOutOfRange, block + b + t * kTile * blocks);
+        x_byte[t] = dev::load_u8(x.scales, exists ? x.scales_in_lane(t) : dev::kOutOfRange,
+                                 block + b + x.scales_in_wave(t));
         x_piece[t] = loaded.x[t][b];
       }
       multiply_block(loaded.w[b], x_piece, w_byte, x_byte);
@@ -276,6 +328,32 @@ struct Wave {
   }
 };
 
+/// The steps of `part` of `parts`, a power of two.
+__device__ inline uint32_t first_step(uint32_t k, uint32_t part, uint32_t log2_parts) {
+  return (k + kStep - 1) / kStep * part >> log2_parts;
+}
+
+/// Adds what the waves of `parts` hold, in their order, through LDS, and calls store(t, sum) for every row tile t in one of
+/// them. `part` and the results are those of the calling wave; all waves of the work-group call it.
+template <int kRowTiles, class Store>
+__device__ __forceinline__ void add_parts(dev::f32x4* sums, const dev::f32x4 (&acc)[kRowTiles], uint32_t part, uint32_t parts,
+                                          uint32_t lane, Store store) {
+  if (parts == 1) {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) store(t, acc[t]);
+    return;
+  }
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) sums[(part * kRowTiles + t) * dev::kWaveSize + lane] = acc[t];
+  __syncthreads();
+  // A wave adds up one row tile, or several where there are fewer waves.
+  for (uint32_t t = part; t < kRowTiles; t += parts) {
+    dev::f32x4 total = sums[t * dev::kWaveSize + lane];
+    for (uint32_t i = 1; i < parts; ++i) total += sums[(i * kRowTiles + t) * dev::kWaveSize + lane];
+    store(t, total);
+  }
+}
+
 __device__ inline void store(const Problem& p, dev::f32x4 values, uint32_t row, uint32_t column) {
   if (row >= p.m) return;
   if (p.bias != nullptr) {
@@ -293,28 +371,17 @@ __global__ __launch_bounds__(max_waves(kRowTiles) * dev::kWaveSize) void mxfp8_w
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   auto* sums = reinterpret_cast<dev::f32x4*>(lds);
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
-  const uint32_t waves = blockDim.x / dev::kWaveSize, steps = (p.k + kStep - 1) / kStep;
+  const uint32_t waves = blockDim.x / dev::kWaveSize;
   const uint32_t column0 = blockIdx.x * kTile, row0 = blockIdx.y * (kTile * kRowTiles);
   // The number of waves is a power of two.
   const uint32_t log2_waves = __builtin_ctz(waves);
-  Wave<kRowTiles> mine(p, row0, column0, lane);
-  mine.run(steps * wave >> log2_waves, steps * (wave + 1) >> log2_waves, p.aligned_scales);
-
+  using Rows = NeighbouringRows<kRowTiles>;
+  Wave<kRowTiles, Rows> mine(Rows(p.xq, p.xs, row0, p.m, p.k, lane), rows_of(p.wq, column0, kTile, p.n, p.k),
+                             rows_of(p.ws, column0, kTile, p.n, p.k / kMxBlock), p.k, lane);
+  mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales);
   const uint32_t row = row0 + lane % kTile, column = column0 + lane / kTile * dev::kColumnsPerLane;
-  if (waves == 1) {
-#pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) store(p, mine.acc[t], row + t * kTile, column);
-    return;
-  }
-#pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) sums[(wave * kRowTiles + t) * dev::kWaveSize + lane] = mine.acc[t];
-  __syncthreads();
-  // A wave adds up one row tile, or several where there are fewer waves.
-  for (uint32_t t = wave; t < kRowTiles; t += waves) {
-    dev::f32x4 total = sums[t * dev::kWaveSize + lane];
-    for (uint32_t i = 1; i < waves; ++i) total += sums[(i * kRowTiles + t) * dev::kWaveSize + lane];
-    store(p, total, row + t * kTile, column);
-  }
+  add_parts(sums, mine.acc, wave, waves, lane,
+            [&](uint32_t t, dev::f32x4 total) { store(p, total, row + t * kTile, column); });
 }
 
 }  // namespace hf::wave_split

@@ -1,0 +1,115 @@
+"""The grouped MX-FP8 GEMM whose K is split over the waves of a work-group: its stub, its raw op, its configurations."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.core.checks import require_int, require_rank
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.mxfp8_dense.wave_split import default_waves
+
+KERNEL = "mxfp8_grouped_split"
+ROWS = (16, 32)  # slots of a tile that are multiplied at once
+MAX_K = 1 << 22
+MAX_WAVES = 8  # registers decide
+
+
+def choice(rows: int, waves: int) -> Choice:
+    """Return this kernel in a configuration."""
+    return Choice(KERNEL, MappingProxyType({"rows": rows, "waves": waves}))
+
+
+def default_choice(slots: int, experts: int, k: int) -> Choice:
+    """Return rows for the slots of an expert, twice their mean where there are many, and the least waves for K.
+
+    A tile with more slots than that is computed in several passes, each of which loads the expert's weight again.
+    """
+    expected = min(slots, max(ROWS[0], 2 * slots // experts))
+    rows = next((rows for rows in ROWS if expected <= rows), ROWS[-1])
+    return choice(rows, default_waves(k, MAX_WAVES))
+
+
+@compile_ops("module_mxfp8_grouped_split", variant=lambda *given: {"HF_ROWS": given[-2]})
+def mxfp8_grouped_split_out(
+    out: torch.Tensor,
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    mul_weight_by: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    E: int,
+    N: int,
+    K: int,
+    num_valid_tokens: int,
+    M_act: int,
+    a_div: int,
+    block_m: int,
+    rows: int,
+    waves: int,
+) -> None:
+    """Write the rows of ``out`` that tiles in use cover; ``rows`` slots and 16 columns per work-group of ``waves``."""
+
+
+def mxfp8_grouped_split(
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    out: torch.Tensor,
+    num_valid_tokens: int,
+    a_div: int,
+    block_m: int,
+    mul_weight_by: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    rows: int = ROWS[0],
+    waves: int = 8,
+) -> torch.Tensor:
+    """Run the kernel on contiguous tensors, writing into ``out``.
+
+    Args:
+        a_q: activations [M_act, K] in the architecture's e4m3; K a multiple of 32, at most 2^22, M_act·K at most
+            2^31 - 1; slot t reads row t // ``a_div``.
+        a_scale: their scales [M_act, K/32].
+        w: weights [E, N, K]; N·K at most 2^31 - 1, any E.
+        w_scale: their scales [E, N, K/32].
+        sorted_token_ids: int32, whole tiles of ``block_m`` slots; an entry outside 0 … ``num_valid_tokens`` - 1 is
+            padding, wherever it stands in its tile.
+        expert_ids: int32, one per tile; one outside 0 … E - 1 skips the tile.
+        num_tokens_post_padded: int32 [1]; tiles that start there or later are skipped.
+        out: contiguous bfloat16 with at least ``num_valid_tokens`` · N elements; row t is slot t. Rows of slots that
+            no tile holds, and of skipped tiles, stay as they are.
+        num_valid_tokens: slots, T · top_k.
+        a_div: slots per activation row.
+        block_m: entries of a tile, a multiple of 4.
+        mul_weight_by: float32 with one weight per slot, multiplied in float32 before the result is rounded.
+        bias: float32 [E, N], added in float32 before the weight.
+        rows: slots of a tile that are multiplied at once, 16 or 32; more of them take several passes.
+        waves: of a work-group, each with a part of K: 1, 2, 4 or 8. Their sums are added in a fixed order.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
+    """
+    if require_int("rows", rows) not in ROWS:
+        raise GuardError(f"rows must be 16 or 32; got {rows}")
+    require_rank("w", w, 3, "[E, N, K]")
+    experts, n, k = w.shape
+    mxfp8_grouped_split_out(
+        out, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, mul_weight_by, bias,
+        experts, n, k, num_valid_tokens, a_q.shape[0], a_div, block_m, rows, waves,
+    )  # fmt: skip
+    return out
