@@ -2,6 +2,8 @@
 // the merge that follows either kernel.
 #pragma once
 
+#include "hipforge/amd/fused_fp8_guards.h"
+#include "hipforge/amd/mx.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
 #include "amd/merge_kernel.h"
@@ -19,7 +21,7 @@ struct Operands {
   Tensor q, k, v;
   OptionalTensor block_tables;
   Tensor seqlens;
-  OptionalTensor sinks;
+  OptionalTensor sinks, out_scale, block_scales;
 };
 
 /// What a token sees and how it is weighed; a window or softcap of 0 is none.
@@ -70,9 +72,40 @@ inline void fill_scale(Cache& cache, const Tensor& scale, const char* name, int6
   cache.scale_stride = scale.numel() == 1 ? 0 : 1;
 }
 
+/// Checks what kind of output is asked for, and fills it in. `out` has q's shape.
+inline void fill_output(Problem& p, const Tensor& out, const OptionalTensor& out_scale, const OptionalTensor& block_scales,
+                        const Tensor& q) {
+  HF_CHECK(!out_scale || !block_scales, "out_scale and scale_out must not both be given: out has one scale, or one per ",
+           kMxBlock, " elements");
+  const bool quantised = out_scale || block_scales;
+  const auto format = fused_fp8::format_of(q);
+  HF_CHECK(quantised ? out.dtype() == format.dtype() : out.dtype() == q.dtype() || out.dtype() == HF_F32, "out must be ",
+           quantised ? format.rule() : "of q's dtype, or float32", "; got ", out);
+  const int alignment = out.dtype() == q.dtype() ? 8 : 16;  // bytes that a lane stores at once
+  HF_CHECK(aligned_to(out.data(), alignment), "out must start at a multiple of ", alignment, " bytes; pass one that does");
+  p.output = out_scale ? Output::fp8 : block_scales ? Output::mxfp8 : out.dtype() == HF_F32 ? Output::f32 : Output::input;
+  if (out_scale) {
+    const Tensor scale = *out_scale;
+    check_on_device(scale, "out_scale", q);
+    HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "out_scale must be one float32; got ", scale);
+    check_apart({out, "out"}, {{scale, "out_scale"}});
+    p.out_scale = scale.data<const float>();
+  }
+  if (block_scales) {
+    const Tensor scales = *block_scales;
+    const int64_t rows = q.size(0) * q.size(1), blocks = q.size(2) * q.size(3) / kMxBlock;
+    check_on_device(scales, "scale_out", q);
+    HF_CHECK((scales.dtype() == HF_U8 || scales.dtype() == HF_E8M0FNU) && scales.is_shape(rows, blocks) &&
+                 scales.is_contiguous(),
+             "scale_out must be contiguous uint8 or float8_e8m0fnu [", rows, ", ", blocks, "]; got ", scales);
+    check_apart({scales, "scale_out"}, {{out, "out"}, {q, "q"}});
+    p.block_scales = scales.data<uint8_t>();
+  }
+}
+
 /// Checks the operands, whose q and caches have been checked, and fills what the problem has besides its caches.
 inline void fill_problem(Problem& p, const Operands& o, const Options& options, int64_t splits) {
-  const auto& [out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, sinks] = o;
+  const auto& [out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, sinks, out_scale, block_scales] = o;
   const int64_t batch = q.size(0), mq = q.size(1), heads = q.size(2), d = q.size(3), kv_heads = k.size(2);
   HF_CHECK(v.is_shape(k.size(0), k.size(1), k.size(2), k.size(3)), "v must have the shape of k, ", k, "; got ", v);
   HF_CHECK(kv_heads >= 1 && heads >= 1 && heads % kv_heads == 0, "Hq must be a positive multiple of Hkv; got Hq = ", heads,
@@ -98,9 +131,10 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
     HF_CHECK(k.size(0) == batch, "k without block_tables must have a page per sequence, with B = ", batch, "; got ", k);
   }
   HF_CHECK(max_keys <= kMaxKeys, "a sequence may have at most ", kMaxKeys, " keys; got room for ", max_keys);
-  HF_CHECK(out.dtype() == q.dtype() && out.is_shape(batch, mq, heads, d) && out.is_contiguous() && aligned_to(out.data(), 8),
-           "out must be contiguous and like q, ", q, "; got ", out);
+  HF_CHECK(out.is_shape(batch, mq, heads, d) && out.is_contiguous(), "out must be contiguous [", batch, ", ", mq, ", ", heads,
+           ", ", d, "], the shape of q; got ", out);
   check_on_device(out, "out", q);
+  fill_output(p, out, out_scale, block_scales, q);
   HF_CHECK(lse.dtype() == HF_F32 && lse.is_shape(batch, heads, mq) && lse.is_contiguous(), "lse must be float32 [", batch,
            ", ", heads, ", ", mq, "]; got ", lse);
   check_on_device(lse, "lse", q);

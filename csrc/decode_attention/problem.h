@@ -31,10 +31,16 @@ struct Cache {
   uint32_t rows_slot_stride;
 };
 
+/// What elements of out are: of q's dtype, float32, fp8 by one scale for all, or fp8 with an e8m0 scale per 32.
+enum class Output : uint32_t { input, f32, fp8, mxfp8 };
+
 struct Problem {
   Cache k, v;
   const void* q;  // [B, Mq, Hkv * group, D]
-  void* out;      // like q
+  void* out;      // [B, Mq, Hkv * group, D]
+  Output output;
+  const float* out_scale;  // one; for fp8
+  uint8_t* block_scales;   // [B * Mq, Hkv * group * D / 32]; for mxfp8
   float* lse;     // [B, Hkv * group, Mq], natural logarithm
   float* partial;      // [splits, B * Hkv * M, D], normalised
   float* partial_lse;  // [splits, B * Hkv * M], base 2

@@ -251,6 +251,25 @@ def test_a_paged_cache_gives_the_attention_over_all_that_was_stored(steps: tuple
     assert relf(got, want) < 4e-3
 
 
+def test_a_paged_cache_gives_the_attention_quantised_as_a_linear_layer_reads_it() -> None:
+    cache = PagedKVCache(layers=1, pages=2, page_size=16, kv_heads=1, head_dim=64)
+    q, k, v = (normal(10, heads, 64, seed=heads + i, dtype=torch.bfloat16) for i, heads in enumerate((2, 1, 1)))
+    step = cache.extend([0], 10)
+    cache.rope_and_store(0, q, k, v, torch.cat((torch.ones(10, 32), torch.zeros(10, 32)), 1), step)
+    want = cache.attend(0, q, step)
+    with emulator.counters() as counted:
+        heads, scales = cache.attend(0, q, step, out_format="mxfp8")
+    assert counted.launches == 1 and heads.shape == q.shape and scales.shape == (10, 4)
+    # e4m3 keeps 4 significant bits, so an element is off by at most 2^-4 of it; a subnormal one by 2^-10 of the scale,
+    # in whose block the largest is at least 120 of it. The result without out_format is rounded to bf16.
+    got = dequantize_mxfp8(heads.view(10, 128), scales, torch.float64).view(want.shape)
+    largest = want.view(10, 4, 32).abs().amax(-1, keepdim=True).expand(-1, -1, 32).reshape(want.shape)
+    assert ((got - want.double()).abs() <= (2**-4 + 2**-8) * want.abs() + 2**-16 * largest).all()
+    layer = MXFP8Linear.from_linear(torch.nn.Linear(128, 16, bias=False, dtype=torch.bfloat16))
+    weight = dequantize_mxfp8(layer.weight, layer.weight_scale, torch.float64)
+    assert relf(layer(heads.view(10, 128), scales), got.view(10, 128) @ weight.T) < 2e-3  # one rounding to bf16
+
+
 def test_pages_are_given_out_returned_and_never_too_many() -> None:
     cache = PagedKVCache(layers=1, pages=3, page_size=16, kv_heads=1, head_dim=64)
     first = cache.extend([1], 16)

@@ -15,7 +15,7 @@ import hipforge
 from hipforge import GuardError
 
 # The names under which ops take memory for their results, in the order of the results.
-OUTS = ("out", "q_out", "output", "scale_out", "lse_out", "ids_out")
+OUTS = ("out", "q_out", "output", "lse_out", "scale_out", "ids_out")
 
 
 def _parameters(op: Op) -> set[str]:
@@ -30,8 +30,9 @@ OPS = {
 
 
 def _call(op: Op, arguments: Arguments) -> tuple[torch.Tensor, ...]:
-    lse = {"return_lse": True} if "return_lse" in _parameters(op) else {}
-    result = getattr(hipforge, op.name)(**{**arguments, **lse})
+    every_result = {"return_lse": True, "out_format": "mxfp8"}
+    asked = {name: value for name, value in every_result.items() if name in _parameters(op)}
+    result = getattr(hipforge, op.name)(**{**arguments, **asked})
     return () if result is None else result if isinstance(result, tuple) else (result,)
 
 

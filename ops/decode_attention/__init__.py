@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
 
@@ -29,6 +29,8 @@ from hipforge.errors import GuardError
 from hipforge.ops.core.arguments import naming_arguments
 from hipforge.ops.core.checks import require_device, require_out
 from hipforge.ops.core.dispatch import Accepted, Decision, planned_by, planner_of
+from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import written_into
 from hipforge.ops.decode_attention import reference
@@ -43,7 +45,8 @@ from hipforge.ops.decode_attention.family import (
     split_k_heuristic,
 )
 from hipforge.ops.decode_attention.kernels import (
-    empty_results,
+    empty_lse,
+    empty_output,
     run_decode_attention,
     run_half,
     run_int4,
@@ -54,11 +57,15 @@ from hipforge.ops.decode_attention.layout import (
     Scale,
     check_operands,
     check_options,
+    check_output,
     check_pages,
     prepare_packed,
     prepare_rows,
     scale_tensor,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "ARCH_DTYPES",
@@ -97,6 +104,7 @@ class _Call(NamedTuple):
     sinks: torch.Tensor | None
     window: int | None
     softcap: float | None
+    out_scale: torch.Tensor | None
 
 
 def _plan(
@@ -122,11 +130,17 @@ def _plan(
     return family.decide_total(problem_of(q, k, block_tables, split_k, demands, window))
 
 
-def _new(q: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
-    return empty_results(q)
+def _new(
+    q: torch.Tensor,
+    *rest: object,
+    out_scale: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    **options: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return empty_output(q, out_scale is not None or scale_out is not None), empty_lse(q)
 
 
-@operator(_plan, fake=_new, outs=("out", "lse_out", "workspace"))
+@operator(_plan, fake=_new, outs=("out", "lse_out", "workspace"), mutates=("scale_out",))
 def decode_attention(
     taken: Accepted,
     q: torch.Tensor,
@@ -146,6 +160,8 @@ def decode_attention(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse_out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
@@ -153,7 +169,10 @@ def decode_attention(
     """Return (attention, log-sum-exp) of a call in the form of :class:`_Call`."""
     batch, mq, heads, _ = q.shape
     if out is not None:
-        require_out(out, q.shape, q.dtype, q.device)
+        quantised = out_scale is not None or scale_out is not None
+        require_out(out, q.shape, fp8_dtypes(q.device)[0] if quantised else q.dtype, q.device)
+    if out_scale is not None:
+        require_device("out_scale", out_scale, q.device)
     if lse_out is not None:
         require_out(lse_out, (batch, heads, mq), torch.float32, q.device)
     if block_tables is not None:
@@ -161,7 +180,9 @@ def decode_attention(
     if sinks is not None:
         require_device("sinks", sinks, q.device)
         sinks = sinks.contiguous()
-    options: dict[str, Any] = {"sinks": sinks, "window": window, "softcap": softcap}
+    options: dict[str, Any] = {
+        "sinks": sinks, "window": window, "softcap": softcap, "out_scale": out_scale, "scale_out": scale_out,
+    }  # fmt: skip
     if taken.path == "torch":
         caches, scales, words = (k, v), (k_scale, v_scale), (k_scale_shift, v_scale_shift)
         found, lse = reference.attend(
@@ -211,15 +232,40 @@ def _plain(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    out_format: str | None = None,
+    scale_out: torch.Tensor | None = None,
     **outputs: object,
 ) -> _Call:
     check_operands(q, k_cache, v_cache, block_tables, seqlens)
+    check_output(q, out_scale, out_format, scale_out)
     k_factor = scale_tensor("k_scale", k_scale, k_cache.shape[2], q.device)
     v_factor = scale_tensor("v_scale", v_scale, k_cache.shape[2], q.device)
     return _Call(
         q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, None, None, None,
-        _factor(scale, q), causal, split_k, _json(force_kernel_config), sinks, window, softcap,
+        _factor(scale, q), causal, split_k, _json(force_kernel_config), sinks, window, softcap, out_scale,
     )  # fmt: skip
+
+
+class _Options(TypedDict, total=False):
+    """What both functions take by name, but for what decides how many results there are."""
+
+    causal: bool
+    split_k: int | None
+    force_kernel_config: Forced
+    sinks: torch.Tensor | None
+    window: int | None
+    softcap: float | None
+    out_scale: torch.Tensor | None
+    scale_out: torch.Tensor | None
+    out: torch.Tensor | None
+    lse_out: torch.Tensor | None
+    workspace: torch.Tensor | None
+
+
+def _new_scales(q: torch.Tensor) -> torch.Tensor:
+    batch, mq, heads, d = q.shape
+    return q.new_empty((batch * mq, heads * d // BLOCK), dtype=torch.uint8)
 
 
 @overload
@@ -234,15 +280,8 @@ def decode_attention_fp8(
     scale: float | None = None,
     *,
     return_lse: Literal[False] = False,
-    causal: bool = True,
-    split_k: int | None = None,
-    force_kernel_config: Forced = None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out: torch.Tensor | None = None,
-    lse_out: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
+    out_format: None = None,
+    **options: Unpack[_Options],
 ) -> torch.Tensor: ...
 
 
@@ -258,15 +297,8 @@ def decode_attention_fp8(
     scale: float | None = None,
     *,
     return_lse: Literal[True],
-    causal: bool = True,
-    split_k: int | None = None,
-    force_kernel_config: Forced = None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out: torch.Tensor | None = None,
-    lse_out: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
+    out_format: None = None,
+    **options: Unpack[_Options],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -281,17 +313,44 @@ def decode_attention_fp8(
     v_scale: Scale = 1.0,
     scale: float | None = None,
     *,
+    return_lse: Literal[False] = False,
+    out_format: Literal["mxfp8"],
+    **options: Unpack[_Options],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def decode_attention_fp8(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    scale: float | None = None,
+    *,
+    return_lse: Literal[True],
+    out_format: Literal["mxfp8"],
+    **options: Unpack[_Options],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def decode_attention_fp8(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    scale: float | None = None,
+    *,
     return_lse: bool,
-    causal: bool = True,
-    split_k: int | None = None,
-    force_kernel_config: Forced = None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out: torch.Tensor | None = None,
-    lse_out: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+    out_format: Literal["mxfp8"] | None = None,
+    **options: Unpack[_Options],
+) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
 
 
 @planned_by(lambda *args, **kwargs: planner_of("decode_attention")(*_plain(*args, **kwargs)))
@@ -313,10 +372,13 @@ def decode_attention_fp8(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    out_format: Literal["mxfp8"] | None = None,
     out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
     lse_out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return softmax(scale q K^T) V over an fp8 cache with one scale per tensor or KV head.
 
     Args:
@@ -344,14 +406,20 @@ def decode_attention_fp8(
         window: a token sees the last ``window`` keys of those that ``causal`` lets it see, its own among them, at least
             1. Pages before them are not read.
         softcap: c > 0: scores become c tanh(score / c) before they are masked.
-        out: contiguous, like q, to write the attention into.
+        out_scale: float32 [1] on the device: out is fp8, the float32 result times 1 / scale, saturated and rounded to
+            nearest even, so that out.float() * scale is the attention; 0 stands for 1.
+        out_format: "mxfp8": out is fp8 with an e8m0 scale per 32 elements of a token's heads, what
+            :func:`hipforge.mxfp8_quantize` makes of the float32 result, bit for bit. Not with ``out_scale``.
+        out: contiguous, like q (fp8 of the device with a scale), to write the attention into.
+        scale_out: contiguous uint8 or float8_e8m0fnu [B * Mq, Hq * D / 32] to write these scales into.
         lse_out: contiguous float32 [B, Hq, Mq] to write the log-sum-exp into.
         workspace: uint8 [bytes] for what the splits give before they are merged, at least
             :func:`attention_workspace_size` of this call and at a multiple of 16; allocated if None. Calls on one
             stream may share it. A traced graph manages its memory by itself and leaves it alone.
 
     Returns:
-        out like q; with ``return_lse`` (out, float32 [B, Hq, Mq]), natural logarithm, -inf where nothing is seen.
+        out like q; with ``return_lse`` (out, float32 [B, Hq, Mq]), natural logarithm, -inf where nothing is seen. With
+        ``out_format`` the scales come last: (out, scales) or (out, log-sum-exp, scales).
 
     Raises:
         GuardError: operands that do not fit each other or the kernel.
@@ -367,9 +435,14 @@ def decode_attention_fp8(
     """
     call = _plain(
         q, k_cache, v_cache, block_tables, seqlens, k_scale, v_scale, scale, causal=causal, split_k=split_k,
-        force_kernel_config=force_kernel_config, sinks=sinks, window=window, softcap=softcap,
+        force_kernel_config=force_kernel_config, sinks=sinks, window=window, softcap=softcap, out_scale=out_scale,
+        out_format=out_format, scale_out=scale_out,
     )  # fmt: skip
-    found = decode_attention(*call, out=out, lse_out=lse_out, workspace=workspace)
+    if out_format is not None and scale_out is None:
+        scale_out = _new_scales(call.q)
+    found = decode_attention(*call, scale_out=scale_out, out=out, lse_out=lse_out, workspace=workspace)
+    if scale_out is not None:
+        return (*found, scale_out) if return_lse else (found[0], scale_out)
     return found if return_lse else found[0]
 
 
@@ -391,9 +464,14 @@ def _packed(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    out_format: str | None = None,
+    scale_out: torch.Tensor | None = None,
     **outputs: object,
 ) -> _Call:
-    options = num_groups, _factor(scale, q), causal, split_k, _json(force_kernel_config), sinks, window, softcap
+    check_output(q, out_scale, out_format, scale_out)
+    forced = _json(force_kernel_config)
+    options = num_groups, _factor(scale, q), causal, split_k, forced, sinks, window, softcap, out_scale
     if num_groups is not None:
         if k_scale_shift is not None or v_scale_shift is not None:
             raise GuardError(
@@ -417,6 +495,62 @@ def _packed(
     return _Call(folded, k_data, v_data, block_tables, seqlens, None, None, k_words, v_words, *options)
 
 
+@overload
+def decode_attention_splitk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    block_tables: torch.Tensor | None = None,
+    page_size: int | None = None,
+    scale: float | None = None,
+    split_k: int | None = None,
+    force_kernel_config: Forced = None,
+    *,
+    out_format: None = None,
+    causal: bool = True,
+    num_groups: int | None = None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def decode_attention_splitk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    block_tables: torch.Tensor | None = None,
+    page_size: int | None = None,
+    scale: float | None = None,
+    split_k: int | None = None,
+    force_kernel_config: Forced = None,
+    *,
+    out_format: Literal["mxfp8"],
+    causal: bool = True,
+    num_groups: int | None = None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
+
 @planned_by(lambda *args, **kwargs: planner_of("decode_attention")(*_packed(*args, **kwargs)))
 @naming_arguments
 def decode_attention_splitk(
@@ -437,10 +571,13 @@ def decode_attention_splitk(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    out_format: Literal["mxfp8"] | None = None,
     out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
     lse_out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Return attention and its log-sum-exp over a packed fp8 or int4 cache with scales and shifts in the rows' words.
 
     Args:
@@ -466,12 +603,15 @@ def decode_attention_splitk(
         sinks: as for :func:`decode_attention_fp8`, [G * Hq].
         window: as for :func:`decode_attention_fp8`.
         softcap: as for :func:`decode_attention_fp8`.
-        out: contiguous, like q, to write the attention into.
+        out_scale: as for :func:`decode_attention_fp8`.
+        out_format: as for :func:`decode_attention_fp8`.
+        out: contiguous, like q (fp8 of the device with a scale), to write the attention into.
+        scale_out: as for :func:`decode_attention_fp8`, [B * Mq, G * Hq * D / 32].
         lse_out: contiguous float32 [B, G, Hq, Mq] to write the log-sum-exp into.
         workspace: as for :func:`decode_attention_fp8`.
 
     Returns:
-        (out like q, log-sum-exp float32 [B, G, Hq, Mq]).
+        (out like q, log-sum-exp float32 [B, G, Hq, Mq]); with ``out_format`` (out, log-sum-exp, scales).
 
     Raises:
         GuardError: operands that do not fit each other or the kernel.
@@ -488,18 +628,23 @@ def decode_attention_splitk(
     """
     call = _packed(
         q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, scale, split_k, force_kernel_config,
-        causal=causal, num_groups=num_groups, sinks=sinks, window=window, softcap=softcap,
+        causal=causal, num_groups=num_groups, sinks=sinks, window=window, softcap=softcap, out_scale=out_scale,
+        out_format=out_format, scale_out=scale_out,
     )  # fmt: skip
     folded, groups = call.q, (call.q.shape[0], q.shape[2], q.shape[3], call.q.shape[1])
     folded_out = folded_lse = None
     if out is not None:
-        require_out(out, q.shape, q.dtype, q.device)
+        quantised = out_scale is not None or out_format is not None
+        require_out(out, q.shape, fp8_dtypes(q.device)[0] if quantised else q.dtype, q.device)
         folded_out = out.view(folded.shape)
     if lse_out is not None:
         require_out(lse_out, groups, torch.float32, q.device)
         folded_lse = lse_out.view(groups[0], groups[1] * groups[2], groups[3])
-    found, lse = decode_attention(*call, out=folded_out, lse_out=folded_lse, workspace=workspace)
-    return found.view(q.shape) if out is None else out, lse.view(groups) if lse_out is None else lse_out
+    if out_format is not None and scale_out is None:
+        scale_out = _new_scales(folded)
+    found, lse = decode_attention(*call, scale_out=scale_out, out=folded_out, lse_out=folded_lse, workspace=workspace)
+    results = found.view(q.shape) if out is None else out, lse.view(groups) if lse_out is None else lse_out
+    return results if scale_out is None else (*results, scale_out)
 
 
 def attention_workspace_size(attention: Callable[..., object], *args: object, **kwargs: object) -> int:

@@ -9,6 +9,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention.family import HEAD_DIMS, INPUTS, check_configuration
 
 FLOAT_BYTES = 4
@@ -22,7 +23,7 @@ WORKSPACE_ALIGNMENT = 16
         "HF_INPUT": INPUTS[q.dtype],
         "HF_BLOCK_N": rest[-3],
     },
-    mutates=("out", "lse", "partial", "partial_lse"),
+    mutates=("out", "lse", "partial", "partial_lse", "scale_out"),
 )
 def decode_attention_fp8_out(
     out: torch.Tensor,
@@ -39,6 +40,8 @@ def decode_attention_fp8_out(
     k_scale_shift: torch.Tensor | None,
     v_scale_shift: torch.Tensor | None,
     sinks: torch.Tensor | None,
+    out_scale: torch.Tensor | None,
+    scale_out: torch.Tensor | None,
     scale: float,
     causal: bool,
     window: int,
@@ -49,14 +52,15 @@ def decode_attention_fp8_out(
 ) -> None:
     """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
 
-    A ``window`` or ``softcap`` of 0 is none.
+    A ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
+    MX-FP8 with ``scale_out`` uint8 [B * Mq, Hq * D / 32].
     """
 
 
 @compile_ops(
     "module_decode_attention_int4",
     variant=lambda out, lse, partial, partial_lse, q, *rest: {"HF_HEAD_DIM": q.shape[-1], "HF_INPUT": INPUTS[q.dtype]},
-    mutates=("out", "lse", "partial", "partial_lse"),
+    mutates=("out", "lse", "partial", "partial_lse", "scale_out"),
 )
 def decode_attention_int4_out(
     out: torch.Tensor,
@@ -69,6 +73,8 @@ def decode_attention_int4_out(
     block_tables: torch.Tensor | None,
     seqlens: torch.Tensor,
     sinks: torch.Tensor | None,
+    out_scale: torch.Tensor | None,
+    scale_out: torch.Tensor | None,
     groups: int,
     scale: float,
     causal: bool,
@@ -79,14 +85,15 @@ def decode_attention_int4_out(
 ) -> None:
     """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
 
-    A ``window`` or ``softcap`` of 0 is none.
+    A ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
+    MX-FP8 with ``scale_out`` uint8 [B * Mq, Hq * D / 32].
     """
 
 
 @compile_ops(
     "module_decode_attention_half",
     variant=lambda out, lse, partial, partial_lse, q, *rest: {"HF_HEAD_DIM": q.shape[-1], "HF_INPUT": INPUTS[q.dtype]},
-    mutates=("out", "lse", "partial", "partial_lse"),
+    mutates=("out", "lse", "partial", "partial_lse", "scale_out"),
 )
 def decode_attention_half_out(
     out: torch.Tensor,
@@ -101,6 +108,8 @@ def decode_attention_half_out(
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
     sinks: torch.Tensor | None,
+    out_scale: torch.Tensor | None,
+    scale_out: torch.Tensor | None,
     scale: float,
     causal: bool,
     window: int,
@@ -110,15 +119,20 @@ def decode_attention_half_out(
 ) -> None:
     """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
 
-    A ``window`` or ``softcap`` of 0 is none.
+    A ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
+    MX-FP8 with ``scale_out`` uint8 [B * Mq, Hq * D / 32].
     """
 
 
-def empty_results(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for the attention of q [B, Mq, Hq, D] and its log-sum-exp, float32 [B, Hq, Mq]."""
+def empty_output(q: torch.Tensor, quantised: bool) -> torch.Tensor:
+    """Return memory for the attention of q [B, Mq, Hq, D]: of q's dtype, or fp8 of its device."""
+    return torch.empty(q.shape, dtype=fp8_dtypes(q.device)[0] if quantised else q.dtype, device=q.device)
+
+
+def empty_lse(q: torch.Tensor) -> torch.Tensor:
+    """Return memory for the log-sum-exp of q [B, Mq, Hq, D], float32 [B, Hq, Mq]."""
     batch, mq, heads, _ = q.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    return out, torch.empty((batch, heads, mq), dtype=torch.float32, device=q.device)
+    return torch.empty((batch, heads, mq), dtype=torch.float32, device=q.device)
 
 
 def workspace_bytes(q: torch.Tensor, splits: int) -> int:
@@ -145,21 +159,21 @@ def _parts_in(workspace: torch.Tensor, q: torch.Tensor, splits: int) -> tuple[to
     return partial, workspace[values:needed].view(torch.float32).view(splits, batch, heads * mq)
 
 
-def allocate_results(
+def _allocate(
     q: torch.Tensor,
     splits: int,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+    quantised: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return what a kernel writes for q [B, Mq, Hq, D]: out like q, float32 lse [B, Hq, Mq], and both of each split.
+    """Return what a kernel writes for q [B, Mq, Hq, D]: out, float32 lse [B, Hq, Mq], and both of each split.
 
     The last two, float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq], are None where there is one split, and parts
     of ``workspace`` where it is given.
     """
-    if out is None or lse is None:
-        fresh = empty_results(q)
-        out, lse = fresh[0] if out is None else out, fresh[1] if lse is None else lse
+    out = empty_output(q, quantised) if out is None else out
+    lse = empty_lse(q) if lse is None else lse
     if splits == 1:
         return out, lse, None, None
     if workspace is not None:
@@ -187,6 +201,8 @@ def run_decode_attention(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
@@ -210,7 +226,10 @@ def run_decode_attention(
         sinks: float32 [Hq], contiguous, or None.
         window: keys that a token sees, its own the last one; None for all.
         softcap: c of c tanh(score / c); None for none.
-        out: contiguous, like q, to write into.
+        out_scale: float32 [1]: out is fp8 of the device, of the float32 result over this scale.
+        scale_out: uint8 or float8_e8m0fnu [B * Mq, Hq * D / 32], written: out is MX-FP8 of the float32 result.
+        out: contiguous, of q's shape, to write into: of q's dtype, or float32 for the result before any rounding; fp8
+            with a scale.
         lse: contiguous float32 [B, Hq, Mq] to write into.
         workspace: uint8 [bytes] for what the splits give, at least :func:`workspace_bytes`; allocated if None.
 
@@ -227,7 +246,8 @@ def run_decode_attention(
         )
     check_configuration(configuration, q.shape[-1])
     splits = configuration["split_k"]
-    out, lse, partial, partial_lse = allocate_results(q, splits, out, lse, workspace)
+    quantised = out_scale is not None or scale_out is not None
+    out, lse, partial, partial_lse = _allocate(q, splits, out, lse, workspace, quantised)
     decode_attention_fp8_out(
         out,
         lse,
@@ -243,6 +263,8 @@ def run_decode_attention(
         k_scale_shift,
         v_scale_shift,
         sinks,
+        out_scale,
+        scale_out,
         scale,
         causal,
         window or 0,
@@ -268,6 +290,8 @@ def run_int4(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
@@ -277,11 +301,12 @@ def run_int4(
     The rest as for :func:`run_decode_attention`; ``configuration`` has ``waves`` and ``split_k``.
     """
     waves, splits = configuration["waves"], configuration["split_k"]
-    out, lse, partial, partial_lse = allocate_results(q, splits, out, lse, workspace)
+    quantised = out_scale is not None or scale_out is not None
+    out, lse, partial, partial_lse = _allocate(q, splits, out, lse, workspace, quantised)
     decode_attention_int4_out(
         out, lse, partial, partial_lse, q.contiguous(), k, v,
         None if block_tables is None else block_tables.contiguous(), seqlens.contiguous(),
-        sinks, num_groups, scale, causal, window or 0, softcap or 0.0, waves, splits,
+        sinks, out_scale, scale_out, num_groups, scale, causal, window or 0, softcap or 0.0, waves, splits,
     )  # fmt: skip
     return out, lse
 
@@ -301,6 +326,8 @@ def run_half(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
@@ -310,10 +337,11 @@ def run_half(
     The rest as for :func:`run_decode_attention`; ``configuration`` has ``waves`` and ``split_k``.
     """
     waves, splits = configuration["waves"], configuration["split_k"]
-    out, lse, partial, partial_lse = allocate_results(q, splits, out, lse, workspace)
+    quantised = out_scale is not None or scale_out is not None
+    out, lse, partial, partial_lse = _allocate(q, splits, out, lse, workspace, quantised)
     decode_attention_half_out(
         out, lse, partial, partial_lse, q.contiguous(), k, v,
         None if block_tables is None else block_tables.contiguous(), seqlens.contiguous(),
-        k_scale, v_scale, sinks, scale, causal, window or 0, softcap or 0.0, waves, splits,
+        k_scale, v_scale, sinks, out_scale, scale_out, scale, causal, window or 0, softcap or 0.0, waves, splits,
     )  # fmt: skip
     return out, lse

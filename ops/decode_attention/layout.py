@@ -23,9 +23,11 @@ from hipforge.ops.core.checks import (
     require_rank,
     require_shape,
 )
+from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.reference.attention import INT4_GROUPS
 
 MAX_MQ = 16
+OUT_FORMATS = (None, "mxfp8")
 
 Scale = torch.Tensor | float
 
@@ -77,6 +79,30 @@ def check_options(
             raise GuardError("a window needs causal=True: it counts back from each token's own key; got causal=False")
     if softcap is not None and not 0 < softcap < math.inf:
         raise GuardError(f"softcap must be positive and finite, or None; got {softcap!r}")
+
+
+def check_output(
+    q: Described, out_scale: Described | None, out_format: str | None, scale_out: Described | None = None
+) -> None:
+    """Refuse an output that is quantised in no way, or in two; the last two dimensions of q are heads and D."""
+    require_choice("out_format", out_format, OUT_FORMATS)
+    if out_scale is not None:
+        require_dtype("out_scale", out_scale, (torch.float32,))
+        if math.prod(out_scale.shape) != 1:
+            raise GuardError(f"out_scale must have one element, the scale of all of out; got {tuple(out_scale.shape)}")
+        if out_format is not None:
+            raise GuardError(
+                f"out_scale and out_format={out_format!r} must not both be given: out has one scale, or one per "
+                f"{BLOCK} elements; leave one out"
+            )
+    if out_format is None:
+        if scale_out is not None:
+            raise GuardError("scale_out takes the scales of out_format='mxfp8'; got out_format=None")
+    elif math.prod(q.shape[2:]) % BLOCK:
+        raise GuardError(
+            f"Hq * D must be a multiple of {BLOCK}, the block that shares a scale, for out_format={out_format!r}; got "
+            f"{math.prod(q.shape[2:])}"
+        )
 
 
 def check_pages(

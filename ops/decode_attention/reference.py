@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 
 from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.core.outputs import written
 from hipforge.ops.reference.attention import dequantize_kv_fp8, dequantize_kv_int4, paged_attention
+from hipforge.ops.reference.fp8_static import to_fp8_static
+from hipforge.ops.reference.mxfp8 import quantize_mxfp8
 
 
 def attend(
@@ -21,14 +24,28 @@ def attend(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention and log-sum-exp; ``caches`` are of K and of V, with scales, scale_shifts or num_groups."""
+    """Return attention and log-sum-exp; ``caches`` are of K and of V, with scales, scale_shifts or num_groups.
+
+    With ``out_scale`` the attention is fp8 by that scale, with ``scale_out``, which is written, MX-FP8; both of the
+    result in float32.
+    """
     fp8 = fp8_dtypes(q.device)[0]
     k, v = (
         _elements(cache, one, words, num_groups, fp8)
         for cache, one, words in zip(caches, scales, scale_shifts, strict=True)
     )
-    return paged_attention(q, k, v, block_tables, seqlens, scale, causal, sinks, window, softcap)
+    dtype = q.dtype if out_scale is None and scale_out is None else torch.float32
+    out, lse = paged_attention(q, k, v, block_tables, seqlens, scale, causal, sinks, window, softcap, dtype)
+    if out_scale is not None:
+        return to_fp8_static(out, out_scale, fp8), lse
+    if scale_out is not None:
+        elements, blocks = quantize_mxfp8(out.flatten(2).flatten(0, 1), fp8)
+        written("scale_out", scale_out, blocks)
+        return elements.view(out.shape), lse
+    return out, lse
 
 
 def _elements(

@@ -237,6 +237,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention in float64 over dequantised paged caches, as the decode kernels lay their operands out.
 
@@ -251,9 +252,10 @@ def paged_attention(
         sinks: [Hq], as for :func:`decode_attention`.
         window: as for :func:`decode_attention`.
         softcap: as for :func:`decode_attention`.
+        dtype: of out; q's if None.
 
     Returns:
-        (out like q, log-sum-exp float32 [B, Hq, Mq]).
+        (out of q's shape, log-sum-exp float32 [B, Hq, Mq]).
 
     Raises:
         GuardError: shapes that do not fit.
@@ -271,7 +273,7 @@ def paged_attention(
     lengths = seqlens.clamp(0, k.shape[1])
     folded = q.view(batch, mq, kv_heads, heads // kv_heads, d)
     out, lse = decode_attention(folded, k, v, lengths, factor, causal, sinks, window, softcap)
-    return out.reshape(q.shape).to(q.dtype), lse.reshape(batch, heads, mq).to(torch.float32)
+    return out.reshape(q.shape).to(q.dtype if dtype is None else dtype), lse.reshape(batch, heads, mq).to(torch.float32)
 
 
 def _used_pages(

@@ -42,6 +42,7 @@
 #include "hipforge/amd/wave.h"
 #include "hidden_keys.h"
 #include "merge_ranges.h"
+#include "output.h"
 #include "../problem.h"
 #include "query.h"
 #include "row_end.h"
@@ -150,13 +151,14 @@ class Wave {
     const uint64_t folded = (uint64_t{work.batch} * p.kv_heads + work.head) * rows + row.index;
     const uint32_t at = 4 * kPerLane * group;
     const bool first = group == 0 && part == 0;
+    const auto column = [&](int c) { return acc[c % kPerLane][c / kPerLane] * scale + shift; };
     if (p.splits == 1) {
-      store_columns(static_cast<Half*>(p.out) + offset_of(row) + at, scale, shift);
+      store_row<Half, 4 * kPerLane>(p, offset_of(row) + at, column);
       if (first) p.lse[folded] = lse * kLn2;
       return;
     }
     const uint64_t slice = uint64_t{split} * batch_heads * rows + folded;
-    store_columns(p.partial + slice * kD + part * kColumns + at, scale, shift);
+    store_values<float, 4 * kPerLane>(p.partial + slice * kD + part * kColumns + at, column);
     if (first) p.partial_lse[slice] = lse;
   }
 
@@ -399,18 +401,6 @@ class Wave {
       const dev::bf16x8 both = __builtin_shufflevector(weights[0], weights[1], 0, 1, 2, 3, 4, 5, 6, 7);
       return dev::mfma_k32(__builtin_bit_cast(dev::bf16x8, values), both, sum);
     }
-  }
-
-  template <class T>
-  __device__ void store_columns(T* at, float scale, float shift) const {
-    using Four = Vector<T, 4>;
-#pragma unroll
-    for (int r = 0; r < 4; ++r)
-#pragma unroll
-      for (int j = 0; j < kPerLane; j += 4) {
-        const dev::f32x4 values = {acc[j][r], acc[j + 1][r], acc[j + 2][r], acc[j + 3][r]};
-        *reinterpret_cast<Four*>(at + r * kPerLane + j) = __builtin_convertvector(values * scale + shift, Four);
-      }
   }
 
   const Problem& p;

@@ -6,13 +6,15 @@
 //
 // A work-group of 256 threads owns a row: D/4 threads have four columns each of a split, and 1024/D splits are loaded at
 // a time. All log-sum-exps are loaded at once; of the partial outputs every thread has four loads in flight, so that 128
-// splits of D = 128 take four trips to memory after the first. Sums are made in an order that the number of splits fixes.
+// splits of D = 128 take four trips to memory after the first. Sums are made in an order that the number of splits fixes, in
+// float32; output.h quantises them where the call asks for it, so that nothing is launched for that.
 #pragma once
 
 #include <hip/hip_runtime.h>
 
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
+#include "output.h"
 #include "../problem.h"
 #include "query.h"
 #include "row_end.h"
@@ -105,9 +107,7 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
   const uint32_t batch = blockIdx.y / problem.kv_heads, token = blockIdx.x % problem.mq;
   const uint64_t offset = ((uint64_t{batch} * problem.mq + token) * problem.kv_heads * problem.group + head) * kD;
   const float inverse = seen ? 1.f / total : 0.f;
-  using Four = Vector<Half, 4>;
-  *reinterpret_cast<Four*>(static_cast<Half*>(problem.out) + offset + 4 * thread) =
-      __builtin_convertvector(sum * inverse, Four);
+  store_four<Half>(problem, offset + 4 * thread, sum * inverse);
   if (thread == 0) problem.lse[folded] = seen ? (base + __builtin_amdgcn_logf(total)) * kLn2 : -__builtin_inff();
 }
 

@@ -15,6 +15,7 @@
 #include "hipforge/amd/wave.h"
 #include "half_products.h"
 #include "hidden_keys.h"
+#include "output.h"
 #include "../problem.h"
 #include "query.h"
 #include "row_end.h"
@@ -80,13 +81,14 @@ class RowWave {
     if (row.index >= count) return;
     const uint64_t folded = (uint64_t{work.batch} * p.kv_heads + work.head) * count + row.index;
     const uint32_t at = 4 * kPerLane * group;
+    const auto column = [&](int c) { return acc[c % kPerLane][c / kPerLane] * scale; };
     if (p.splits == 1) {
-      store_columns(static_cast<Half*>(p.out) + offset_of(row) + at, scale);
+      store_row<Half, 4 * kPerLane>(p, offset_of(row) + at, column);
       if (group == 0) p.lse[folded] = lse * kLn2;
       return;
     }
     const uint64_t slice = uint64_t{split} * batch_heads * count + folded;
-    store_columns(p.partial + slice * kD + at, scale);
+    store_values<float, 4 * kPerLane>(p.partial + slice * kD + at, column);
     if (group == 0) p.partial_lse[slice] = lse;
   }
 
@@ -119,18 +121,6 @@ class RowWave {
     }
     stay_in_order();
     rows.template add_values<kCount, kPartly>(tiles, weights, seen, acc);
-  }
-
-  template <class T>
-  __device__ void store_columns(T* at, float scale) const {
-    using Four = Vector<T, 4>;
-#pragma unroll
-    for (int r = 0; r < 4; ++r)
-#pragma unroll
-      for (int j = 0; j < kPerLane; j += 4) {
-        const dev::f32x4 values = {acc[j][r], acc[j + 1][r], acc[j + 2][r], acc[j + 3][r]};
-        *reinterpret_cast<Four*>(at + r * kPerLane + j) = __builtin_convertvector(values * scale, Four);
-      }
   }
 
   const Problem& p;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, overload
 
 import torch
 
@@ -197,6 +198,7 @@ class PagedKVCache:
             k_scale=self.k_scale[layer], v_scale=self.v_scale[layer], q_out=q_out,
         )  # fmt: skip
 
+    @overload
     def attend(
         self,
         layer: int,
@@ -207,7 +209,35 @@ class PagedKVCache:
         *,
         sinks: torch.Tensor | None = None,
         window: int | None = None,
-    ) -> torch.Tensor:
+        out_format: None = None,
+    ) -> torch.Tensor: ...
+
+    @overload
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        step: CacheStep,
+        scale: float | None = None,
+        split_k: int | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
+        window: int | None = None,
+        out_format: Literal["mxfp8"],
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        step: CacheStep,
+        scale: float | None = None,
+        split_k: int | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
+        window: int | None = None,
+        out_format: Literal["mxfp8"] | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the attention of the step's tokens over their sequences, each over what is not after it.
 
         Args:
@@ -219,9 +249,11 @@ class PagedKVCache:
                 for up to 256 keys, else what :func:`hipforge.decode_attention_fp8` decides by shape.
             sinks: float32 [Hq], scores that no key has.
             window: keys that a token sees at most, its own among them.
+            out_format: "mxfp8": quantise the result in the same launch, as :class:`MXFP8Linear` reads it.
 
         Returns:
-            [B * tokens, Hq, D] of q's dtype.
+            [B * tokens, Hq, D] of q's dtype; with ``out_format`` the device's e4m3, and scales uint8 e8m0
+            [B * tokens, Hq * D / 32].
 
         Raises:
             GuardError: operands that do not fit each other or the cache.
@@ -229,9 +261,10 @@ class PagedKVCache:
         batched = q.view(-1, step.tokens, *q.shape[1:])
         if split_k is None and step.block_tables.shape[1] * self.page_size <= UNSPLIT_KEYS:
             split_k = 1
-        found = decode_attention_fp8(
-            batched, self.k[layer], self.v[layer], step.block_tables, step.seqlens, self.k_scale[layer],
-            self.v_scale[layer], scale, split_k=split_k, sinks=sinks, window=window,
-        )  # fmt: skip
-        assert isinstance(found, torch.Tensor)
-        return found.view(q.shape)
+        operands = batched, self.k[layer], self.v[layer], step.block_tables, step.seqlens
+        scales = self.k_scale[layer], self.v_scale[layer]
+        options: dict[str, Any] = {"scale": scale, "split_k": split_k, "sinks": sinks, "window": window}
+        if out_format is None:
+            return decode_attention_fp8(*operands, *scales, **options).view(q.shape)
+        found, block_scales = decode_attention_fp8(*operands, *scales, out_format=out_format, **options)
+        return found.view(q.shape), block_scales

@@ -20,10 +20,10 @@ constexpr MxFormat kE4m3fn{8, 3, 448, 0x600000};
 constexpr MxFormat kE4m3fnuz{7, 3, 240, 0x700000};
 
 #if defined(__gfx942__)
-constexpr MxFormat kE4m3 = kE4m3fnuz;
+constexpr MxFormat kMxE4m3 = kE4m3fnuz;
 constexpr uint32_t kE4m3Nan = 0x80;
 #else
-constexpr MxFormat kE4m3 = kE4m3fn;
+constexpr MxFormat kMxE4m3 = kE4m3fn;
 constexpr uint32_t kE4m3Nan = 0x7F;
 #endif
 
@@ -78,7 +78,7 @@ __device__ inline uint32_t largest_of_lanes(uint32_t value) {
 
 /// block_scale of an e4m3 block that clips nothing (round_up).
 __device__ inline uint32_t e4m3_block_scale(uint32_t amax_bits) {
-  constexpr ScaleRule kRule = scale_rule(ScaleMode::round_up, kE4m3);
+  constexpr ScaleRule kRule = scale_rule(ScaleMode::round_up, kMxE4m3);
   return block_scale(amax_bits, kRule);
 }
 
@@ -91,7 +91,7 @@ __device__ inline float e8m0_inverse(uint32_t byte) {
 
 /// The code of one scaled element of an e4m3 block; all codes of a block with scale kE8m0Nan are NaN.
 __device__ inline uint8_t encode_mx_e4m3(float scaled, uint32_t byte) {
-  constexpr float kLimit = static_cast<float>(kE4m3.largest);
+  constexpr float kLimit = static_cast<float>(kMxE4m3.largest);
   const float clamped = __builtin_amdgcn_fmed3f(scaled, -kLimit, kLimit);
   const int code = __builtin_amdgcn_cvt_pk_fp8_f32(clamped, 0.f, 0, false);
   return static_cast<uint8_t>(byte == kE8m0Nan ? kE4m3Nan : static_cast<uint32_t>(code));
@@ -99,7 +99,7 @@ __device__ inline uint8_t encode_mx_e4m3(float scaled, uint32_t byte) {
 
 /// Eight codes in memory order. A NaN can be in a block with another scale only in ScaleMode::triton; it is not kept.
 __device__ inline u32x2 encode_mx_e4m3x8(const float (&scaled)[8], uint32_t byte) {
-  constexpr float kLimit = static_cast<float>(kE4m3.largest);
+  constexpr float kLimit = static_cast<float>(kMxE4m3.largest);
   constexpr uint32_t kNans = kE4m3Nan * 0x01010101u;
   u32x2 codes;
 #pragma unroll

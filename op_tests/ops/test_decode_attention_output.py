@@ -1,0 +1,295 @@
+"""Decode attention that quantises its output: what the quantising ops make of the result in float32, bit for bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers.attention_cases import FP8, NAN_CODE, case, expanded, lengths, rng
+from helpers.planted_faults import planted
+
+import hipforge
+from hipforge import emulator
+from hipforge.errors import EmulatorFault, GuardError
+from hipforge.ops.decode_attention import kernels
+from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
+from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
+from hipforge.ops.reference.attention import paged_attention, quantize_kv_fp8, quantize_kv_int4
+from hipforge.ops.reference.fp8_static import to_fp8_static
+
+BATCH, MQ, KV_HEADS, GROUP, KEYS = 2, 3, 2, 3, 70
+HEADS, ROWS = KV_HEADS * GROUP, BATCH * MQ
+CACHES = ("fp8", "rows", "half", "int4")
+LARGEST = torch.finfo(FP8).max
+
+
+@pytest.fixture(autouse=True)
+def every_checker():
+    with emulator.options(checks="all"):
+        yield
+
+
+def bits(x):
+    return x.view(torch.uint8)
+
+
+def uneven(d, seed):
+    """Values whose blocks of 32 columns differ by powers of two up to 2^20, and a block of zeros."""
+    x = torch.randn(BATCH, KEYS, KV_HEADS, d, generator=rng(seed))
+    x = x * 2.0 ** torch.linspace(-10, 3, d // 32).round().repeat_interleave(32)
+    x[:, :, 1, 32:64] = 0.0
+    return x
+
+
+class Attention:
+    """A call over one kind of cache: with the public function, and raw with a float32 output."""
+
+    def __init__(self, cache, d, split_k):
+        self.q = torch.randn(BATCH, MQ, HEADS, d, generator=rng(d)).bfloat16()
+        k, v = torch.randn(BATCH, KEYS, KV_HEADS, d, generator=rng(1)), uneven(d, 2)
+        self.cache, self.seqlens, self.options = cache, lengths(KEYS, 33), {"split_k": split_k}
+        self.scale, self.one = d**-0.5, torch.ones(1)
+        self.words = {}
+        if cache == "int4":
+            self.k, self.v = (quantize_kv_int4(x, 4) for x in (k, v))
+        elif cache == "rows":
+            (self.k, k_words), (self.v, v_words) = quantize_kv_fp8(k, FP8), quantize_kv_fp8(v, FP8)
+            self.words = {"k_scale_shift": k_words, "v_scale_shift": v_words}
+        else:
+            self.k, self.v = (x.to(FP8 if cache == "fp8" else torch.bfloat16) for x in (k, v))
+
+    def __call__(self, **options):
+        """(out, log-sum-exp[, scales])."""
+        options = {**self.options, **options}
+        if self.cache in ("fp8", "half"):
+            return decode_attention_fp8(self.q, self.k, self.v, None, self.seqlens, return_lse=True, **options)
+        words = [None, None]
+        if self.words:
+            words = [expanded(x.flatten(0, 1).unsqueeze(0), GROUP) for x in self.words.values()]
+        elif self.cache == "int4":
+            options["num_groups"] = 4
+        out, lse, *scales = decode_attention_splitk(
+            self.q.view(1, ROWS, KV_HEADS, GROUP, -1),
+            *(expanded(x.flatten(0, 1).unsqueeze(0), GROUP) for x in (self.k, self.v)), *words, self.seqlens, **options,
+        )  # fmt: skip
+        return out.view(self.q.shape), lse.view(BATCH, HEADS, MQ), *scales
+
+    def in_float32(self):
+        """The result before any rounding, and the log-sum-exp."""
+        given = {"scale": self.scale, "out": torch.full(self.q.shape, math.nan)}
+        given["configuration"] = {"waves": 2 if self.q.shape[-1] == 256 else 1, "split_k": self.options["split_k"]}
+        operands = (self.q, self.k, self.v, None, self.seqlens)
+        if self.cache == "int4":
+            return kernels.run_int4(*operands, 4, **{**given, "configuration": {**given["configuration"], "waves": 1}})
+        if self.cache == "half":
+            given["configuration"]["waves"] = 1
+            return kernels.run_half(*operands, self.one, self.one, **given)
+        given["configuration"]["block_n"] = 64
+        if self.cache == "fp8":
+            return kernels.run_decode_attention(*operands, self.one, self.one, **given)
+        data = [x.view(torch.uint8) for x in (self.k, self.v)]
+        return kernels.run_decode_attention(self.q, *data, None, self.seqlens, **self.words, **given)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("split_k", [1, 3])
+def test_codes_and_scales_are_those_of_the_quantising_ops(cache, d, split_k):
+    attention = Attention(cache, d, split_k)
+    exact, lse = attention.in_float32()
+    plain, plain_lse = attention()
+    assert torch.equal(exact.bfloat16(), plain) and torch.equal(lse, plain_lse)
+    q, blocks_lse, scales = attention(out_format="mxfp8")
+    want, want_scales = hipforge.mxfp8_quantize(exact.view(ROWS, HEADS * d))
+    assert q.dtype == FP8 and q.shape == attention.q.shape and len(want_scales.unique()) > 2
+    assert torch.equal(scales, want_scales) and torch.equal(bits(q).view_as(want), bits(want))
+    by_one = torch.tensor([0.003])  # large elements saturate, small ones become subnormal
+    q, one_lse = attention(out_scale=by_one)
+    want = to_fp8_static(exact, by_one, FP8)
+    assert torch.equal(bits(q), bits(want)) and (want.float().abs() == LARGEST).any()
+    assert torch.equal(blocks_lse, lse) and torch.equal(one_lse, lse)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_a_dominant_key_returns_its_fp8_row_exactly(d, split_k):
+    """Scaled to fill the format an e4m3 element stays one, so that dequantising gives the cache's own value."""
+    k = torch.zeros(1, 40, 1, d)
+    k[0, 17] = 100.0
+    v = torch.randint(0, 256, (1, 40, 1, d), generator=rng(d), dtype=torch.uint8)
+    v[(v & 0x7F) == 0x7F], v[v == 0x80] = 1, 1  # no NaN in either format
+    v = v.view(FP8)
+    q = torch.ones(1, 1, 2, d).bfloat16()
+    out, scales = decode_attention_fp8(q, k.to(FP8), v, None, lengths(40), split_k=split_k, out_format="mxfp8")
+    assert out.shape == q.shape and scales.shape == (1, 2 * d // 32)
+    assert torch.equal(dequantize_mxfp8(out.view(1, -1), scales).view(2, d), v[0, 17, 0].float().expand(2, d))
+    out = decode_attention_fp8(q, k.to(FP8), v, None, lengths(40), split_k=split_k, out_scale=torch.ones(1))
+    assert torch.equal(bits(out)[0, 0] & 0x7F, (bits(v)[0, 17, 0] & 0x7F).expand(2, d))
+    assert torch.equal(out.float()[0, 0], v[0, 17, 0].float().expand(2, d))
+
+
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_equal_scores_give_exact_means_in_fp8(split_k):
+    q, k, _ = case(1, 1, 1, 2, 64, 8)
+    v = torch.randint(-3, 4, (1, 8, 1, 64), generator=rng(3)).float()
+    v[0, 1] = -v[0, 0]
+    v[0, 2:] = 8.0  # the mean is 6
+    out, scales = decode_attention_fp8(q * 0, k, v.to(FP8), None, lengths(8), split_k=split_k, out_format="mxfp8")
+    # 6 = 1.5 * 2^2 times 2^6 is the largest such number up to 448, times 2^5 up to 240.
+    assert (scales == (127 - 6 if LARGEST == 448 else 127 - 5)).all()
+    assert (out.float() == (384 if LARGEST == 448 else 192)).all()
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_a_nan_spoils_its_block_alone_and_a_row_without_keys_is_zero(d, split_k):
+    q, k, v = case(2, 1, 1, 2, d, 40)
+    bits(v)[0, 3, 0, 33] = NAN_CODE
+    seqlens = lengths(40, 0)
+    plain = decode_attention_fp8(q, k, v, None, seqlens, split_k=split_k)
+    out, lse, scales = decode_attention_fp8(
+        q, k, v, None, seqlens, split_k=split_k, return_lse=True, out_format="mxfp8"
+    )
+    spoiled = (torch.arange(d // 32) == 1).repeat(2)
+    assert torch.equal(scales[0] == 255, spoiled) and (scales[0][~spoiled] > 100).all()
+    assert torch.equal(bits(out[0]).view(-1, 32) == NAN_CODE, spoiled.view(-1, 1).expand(-1, 32))
+    assert not bits(out[1]).any() and (lse[1] == -math.inf).all()
+    _, of_zeros = quantize_mxfp8(torch.zeros(1, 2 * d), FP8)
+    assert torch.equal(scales[1:], of_zeros)
+    static = decode_attention_fp8(q, k, v, None, seqlens, split_k=split_k, out_scale=torch.ones(1))
+    assert torch.equal(static.float().isnan(), plain.isnan()) and plain.isnan().sum() == 2
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, math.inf, math.nan])
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_special_scales_do_what_they_do_everywhere(scale, split_k):
+    attention = Attention("fp8", 64, split_k)
+    by_one = torch.tensor([scale])
+    out = attention(out_scale=by_one)[0].float()
+    want = to_fp8_static(attention.in_float32()[0], by_one, FP8).float()
+    assert torch.equal(out.isnan(), want.isnan()) and torch.equal(out.nan_to_num(), want.nan_to_num())
+
+
+@pytest.mark.parametrize(("split_k", "launches"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize("cache", CACHES)
+def test_quantising_is_no_launch_of_its_own(cache, split_k, launches):
+    attention = Attention(cache, 64, split_k)
+    for options in ({"out_format": "mxfp8"}, {"out_scale": torch.ones(1)}):
+        with emulator.counters() as counted:
+            attention(**options)
+        assert counted.launches == launches
+
+
+@pytest.mark.parametrize("split_k", [1, 3])
+@pytest.mark.parametrize("cache", CACHES)
+def test_memory_that_is_given_is_written_and_nothing_beside_it(cache, split_k):
+    attention = Attention(cache, 64, split_k)
+    want, _, want_scales = attention(out_format="mxfp8")
+    spare = 64
+    room, scale_room = (
+        torch.full((want.numel() + spare,), 0x55, dtype=torch.uint8),
+        torch.full((72 + spare,), 0x55).byte(),
+    )
+    out, scale_out = room[: want.numel()].view(FP8).view(want.shape), scale_room[:72].view(ROWS, 12)
+    shape = (1, ROWS, KV_HEADS, GROUP, 64) if cache in ("rows", "int4") else attention.q.shape
+    got = attention(out_format="mxfp8", scale_out=scale_out, out=out.view(shape))
+    assert got[2] is scale_out and torch.equal(bits(out), bits(want)) and torch.equal(scale_out, want_scales)
+    assert (room[want.numel() :] == 0x55).all() and (scale_room[72:] == 0x55).all()
+    typed = torch.zeros(ROWS, 12, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    assert attention(out_format="mxfp8", scale_out=typed)[2] is typed and torch.equal(bits(typed), want_scales)
+
+
+def test_the_torch_path_quantises_the_float32_result():
+    q, k, v = case(2, 2, 1, 2, 48, 60)
+    seqlens = lengths(60, 5)
+    told = hipforge.explain(decode_attention_fp8, q, k, v, None, seqlens, out_format="mxfp8")
+    assert told.path == "torch"
+    exact, lse = paged_attention(q, k.double(), v.double(), None, seqlens, 48**-0.5, True, dtype=torch.float32)
+    assert exact.dtype == torch.float32 and not torch.equal(exact, exact.bfloat16().float())
+    out, got_lse, scales = decode_attention_fp8(q, k, v, None, seqlens, return_lse=True, out_format="mxfp8")
+    want, want_scales = quantize_mxfp8(exact.view(4, 96), FP8)
+    assert torch.equal(bits(out).view(4, 96), bits(want)) and torch.equal(scales, want_scales)
+    given = torch.empty(2, 2, 2, 48).to(FP8)
+    by_one = torch.tensor([0.01])
+    assert decode_attention_fp8(q, k, v, None, seqlens, out_scale=by_one, out=given) is given
+    assert torch.equal(bits(given), bits(to_fp8_static(exact, by_one, FP8))) and torch.equal(got_lse, lse)
+
+
+@pytest.mark.parametrize("options", [{"out_format": "mxfp8"}, {"out_scale": torch.tensor([0.02])}], ids=["mx", "one"])
+def test_a_traced_call_is_the_eager_one(options):
+    q, k, v = case(2, 1, 1, 4, 64, 96)
+
+    def attend(q, k, v, seqlens):
+        return decode_attention_fp8(q, k, v, None, seqlens, return_lse=True, split_k=2, **options)
+
+    given = (q, k, v, lengths(96, 50))
+    traced = torch.compile(attend, backend="aot_eager", fullgraph=True)(*given)
+    for got, want in zip(traced, attend(*given), strict=True):
+        assert got.dtype == want.dtype and torch.equal(bits(got), bits(want))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"out_scale": torch.ones(1), "out_format": "mxfp8"},
+            "out_scale and out_format='mxfp8' must not both be given",
+        ),
+        ({"out_scale": torch.ones(2)}, r"out_scale must have one element, the scale of all of out; got \(2,\)"),
+        ({"out_scale": torch.ones(1).half()}, "out_scale must have dtype torch.float32"),
+        ({"out_format": "fp8"}, "out_format must be one of None, 'mxfp8'; got 'fp8'"),
+        (
+            {"scale_out": torch.zeros(1, 4).byte()},
+            "scale_out takes the scales of out_format='mxfp8'; got out_format=None",
+        ),
+        ({"out_format": "mxfp8", "scale_out": torch.zeros(1, 3).byte()}, r"scale_out must be .* \[1, 4\]"),
+        (
+            {"out_format": "mxfp8", "scale_out": torch.zeros(1, 4)},
+            "scale_out must be contiguous uint8 or float8_e8m0fnu",
+        ),
+        ({"out_format": "mxfp8", "out": torch.zeros(1, 1, 2, 64).bfloat16()}, "out must have dtype torch.float8"),
+        ({"out_scale": torch.ones(1), "out": torch.zeros(1, 1, 2, 64).bfloat16()}, "out must have dtype torch.float8"),
+        ({"out": torch.zeros(1, 1, 2, 64).to(FP8)}, "out must have dtype torch.bfloat16"),
+    ],
+)
+def test_refusals_name_argument_value_and_rule(change, message):
+    q, k, v = case(1, 1, 1, 2, 64, 32)
+    with pytest.raises(GuardError, match=message):
+        decode_attention_fp8(q, k, v, None, lengths(32), **change)
+
+
+def test_heads_that_are_no_whole_blocks_are_refused():
+    q, k, v = case(1, 1, 1, 1, 48, 32)
+    with pytest.raises(GuardError, match=r"Hq \* D must be a multiple of 32, .* got 48"):
+        decode_attention_fp8(q, k, v, None, lengths(32), out_format="mxfp8")
+
+
+BF16_AND_BACK = "__builtin_convertvector(__builtin_convertvector(sum * inverse, Vector<Half, 4>), dev::f32x4)"
+MUTANTS = {
+    "half_a_block": ("output.h", "amax = larger_of_neighbours(amax);", ";", 1),
+    "block_of_one_thread": ("output.h", "dev::lanes_combined<kThreadsOfBlock>(amax, dev::larger)", "amax", 2),
+    "scale_forgotten": ("output.h", "blocks ? dev::e8m0_inverse(byte) : inverse;", "1.f;", 1),
+    "rounded_first": ("merge_kernel.h", "4 * thread, sum * inverse);", f"4 * thread, {BF16_AND_BACK});", 2),
+    "nan_kept_to_itself": ("output.h", "words[i] = without_scale ? kNans : word;", "words[i] = word;", 1),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "half_a_block" else pytest.mark.full) for n in MUTANTS]
+)
+def test_a_mistake_is_noticed(tmp_path, monkeypatch, name):
+    file, line, becomes, split_k = MUTANTS[name]
+    entry = planted(
+        tmp_path / name, kernels.decode_attention_fp8_out, f"decode_attention/amd/{file}", line, becomes,
+        unit="decode_attention/amd/decode_attention_fp8.cu",
+        variants={"HF_HEAD_DIM": [64], "HF_INPUT": ["bf16"], "HF_BLOCK_N": [64]},
+    )  # fmt: skip
+    monkeypatch.setattr(kernels, "decode_attention_fp8_out", entry)
+    with pytest.raises((AssertionError, EmulatorFault)):
+        test_codes_and_scales_are_those_of_the_quantising_ops("fp8", 64, split_k)
+        test_a_nan_spoils_its_block_alone_and_a_row_without_keys_is_zero(64, split_k)
+
+
+def test_the_same_holds_on_gfx942(on_gfx942):
+    on_gfx942("-k", "(quantising_ops and 64) or dominant or exact or (nan and 64) or special")
