@@ -38,6 +38,7 @@ from hipforge.integrations.sglang.quantization import (
     HipforgeMxfp8LinearMethod,
     HipforgeMxfp8MoEMethod,
 )
+from hipforge.nn.moe import Activation
 
 N, K = 64, 96
 EXPERTS, HIDDEN, INNER, TOP_K = 4, 64, 32, 2
@@ -112,14 +113,14 @@ def dispatched(hidden, weights, ids):
 @pytest.mark.parametrize(
     ("changes", "swiglu"),
     [
-        ({}, serving.Swiglu()),
-        ({"routed_scaling_factor": 2.5}, serving.Swiglu()),
-        ({"gemm1_alpha": 1.702, "gemm1_clamp_limit": 7.0}, serving.Swiglu(1.702, 1.0, 7.0, True)),
+        ({}, Activation()),
+        ({"routed_scaling_factor": 2.5}, Activation()),
+        ({"gemm1_alpha": 1.702, "gemm1_clamp_limit": 7.0}, Activation(1.702, 1.0, 7.0, True)),
         (
             {"gemm1_alpha": 1.702, "gemm1_clamp_limit": 7.0, "gate_up_interleaved": False},
-            serving.Swiglu(1.702, 1.0, 7.0),
+            Activation(1.702, 1.0, 7.0),
         ),
-        ({"swiglu_limit": 10.0}, serving.Swiglu(limit=10.0)),
+        ({"swiglu_limit": 10.0}, Activation(limit=10.0)),
     ],
 )
 def test_experts_through_sglangs_method_and_runner(changes, swiglu):

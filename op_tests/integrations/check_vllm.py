@@ -47,6 +47,7 @@ from hipforge.integrations import vllm as plugin
 from hipforge.integrations.vllm.attention import HipforgeAttentionBackend, HipforgeAttentionImpl
 from hipforge.integrations.vllm.linear import HipforgeMxfp8LinearKernel
 from hipforge.integrations.vllm.moe import HipforgeMxfp8Experts
+from hipforge.nn.moe import Activation
 from hipforge.ops import reference
 
 N, K = 64, 96
@@ -215,7 +216,7 @@ def test_experts_compute_what_the_op_computes(with_map):
     )
     config = moe_config(activation=MoEActivation.SWIGLUOAI_UNINTERLEAVE)
     experts = HipforgeMxfp8Experts(config, quant)
-    assert experts.swiglu == serving.Swiglu(1.702, 1.0, 7.0)
+    assert experts.swiglu == Activation(1.702, 1.0, 7.0)
     hidden = torch.randn(5, HIDDEN).bfloat16()
     weights, ids = torch.rand(5, TOP_K), torch.randint(0, EXPERTS, (5, TOP_K), dtype=torch.int32)
     expert_map = torch.tensor([2, -1, 0, 1], dtype=torch.int32) if with_map else None

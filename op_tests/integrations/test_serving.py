@@ -11,6 +11,7 @@ import torch
 import hipforge
 from hipforge.errors import GuardError
 from hipforge.integrations import serving
+from hipforge.nn.moe import Activation
 from hipforge.ops import reference
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference.swiglu import swiglu as swiglu_of
@@ -134,15 +135,15 @@ def test_a_linear_layer_is_quantise_and_multiply(dtype):
 @pytest.mark.parametrize(
     ("activation", "alpha", "beta", "limit", "expected"),
     [
-        ("silu", None, None, None, serving.Swiglu()),
-        ("silu", None, None, 7.0, serving.Swiglu(limit=7.0)),
-        ("silu", 1.702, None, 7.0, serving.Swiglu(1.702, 1.0, 7.0)),
-        ("silu", 1.702, 0.0, None, serving.Swiglu(1.702, 0.0)),
-        ("silu", None, 0.5, None, serving.Swiglu(1.0, 0.5)),
-        ("swigluoai", None, None, None, serving.Swiglu(1.702, 1.0, 7.0, True)),
-        ("swigluoai", 1.5, None, 6.0, serving.Swiglu(1.5, 1.0, 6.0, True)),
-        ("swigluoai_uninterleave", 1.702, None, 7.0, serving.Swiglu(1.702, 1.0, 7.0)),
-        ("swigluoai_uninterleave", 1.702, 0.25, 7.0, serving.Swiglu(1.702, 0.25, 7.0)),
+        ("silu", None, None, None, Activation()),
+        ("silu", None, None, 7.0, Activation(limit=7.0)),
+        ("silu", 1.702, None, 7.0, Activation(1.702, 1.0, 7.0)),
+        ("silu", 1.702, 0.0, None, Activation(1.702, 0.0)),
+        ("silu", None, 0.5, None, Activation(1.0, 0.5)),
+        ("swigluoai", None, None, None, Activation(1.702, 1.0, 7.0, True)),
+        ("swigluoai", 1.5, None, 6.0, Activation(1.5, 1.0, 6.0, True)),
+        ("swigluoai_uninterleave", 1.702, None, 7.0, Activation(1.702, 1.0, 7.0)),
+        ("swigluoai_uninterleave", 1.702, 0.25, 7.0, Activation(1.702, 0.25, 7.0)),
         ("swigluoai_uninterleave", 1.702, 1.0, None, "without gemm1_clamp_limit"),
         ("gelu", None, None, None, "activation 'gelu'"),
         ("silu", None, None, 0.0, "must be positive"),
@@ -186,7 +187,7 @@ def reference_moe(hidden, w1, w2, weights, ids, swiglu, place=(0, 1, 2, 3), bias
 @pytest.mark.parametrize("place", [(0, 1, 2, 3), (2, -1, 0, 1)])
 def test_experts_with_a_map_and_every_parameter(interleaved, place):
     hidden, w1, w2, weights, ids = moe_case()
-    swiglu = serving.Swiglu(1.702, 1.0, 7.0, interleaved)
+    swiglu = Activation(1.702, 1.0, 7.0, interleaved)
     biases = torch.randn(4, 64).half(), torch.randn(4, 64).half()
     expert_map = None if place == (0, 1, 2, 3) else torch.tensor(place, dtype=torch.int32)
     out = torch.full((5, 64), 7.0).bfloat16()
@@ -203,10 +204,10 @@ def test_experts_with_a_map_and_every_parameter(interleaved, place):
 
 def test_weights_that_were_applied_to_the_input_are_not_applied_again():
     hidden, w1, w2, weights, ids = moe_case()
-    got = serving.experts(hidden, w1, w2, weights, ids.to(torch.uint8), serving.Swiglu(), weighted_input=True)
-    want = serving.experts(hidden, w1, w2, torch.ones_like(weights), ids, serving.Swiglu())
+    got = serving.experts(hidden, w1, w2, weights, ids.to(torch.uint8), Activation(), weighted_input=True)
+    want = serving.experts(hidden, w1, w2, torch.ones_like(weights), ids, Activation())
     assert torch.equal(got, want)
-    assert not torch.equal(got, serving.experts(hidden, w1, w2, weights, ids, serving.Swiglu()))
+    assert not torch.equal(got, serving.experts(hidden, w1, w2, weights, ids, Activation()))
 
 
 @pytest.mark.parametrize(

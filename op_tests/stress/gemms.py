@@ -59,11 +59,14 @@ def make_mxfp8(rng: Rng) -> Arguments:
     }  # fmt: skip
 
 
-def make_linear(rng: Rng) -> Arguments:
-    given = make_mxfp8(rng)
+def _linear(rng: Rng, given: Arguments) -> Arguments:
     m, n = given["xq"].shape[0], given["wq"].shape[0]
     bias, out = rng.finite(n, dtype=BF16), torch.full((m, n), 7.0, dtype=BF16)
     return {**given, "bias": rng.maybe(0.3, lambda: bias), "out": rng.maybe(0.3, lambda: out)}
+
+
+def make_linear(rng: Rng) -> Arguments:
+    return _linear(rng, make_mxfp8(rng))
 
 
 def make_gemm(rng: Rng) -> Arguments:
@@ -103,10 +106,7 @@ def make_mxfp4(rng: Rng) -> Arguments:
 
 
 def make_mxfp4_linear(rng: Rng) -> Arguments:
-    given = make_mxfp4(rng)
-    m, n = given["xq"].shape[0], given["wq"].shape[0]
-    bias, out = rng.finite(n, dtype=BF16), torch.full((m, n), 7.0, dtype=BF16)
-    return {**given, "bias": rng.maybe(0.3, lambda: bias), "out": rng.maybe(0.3, lambda: out)}
+    return _linear(rng, make_mxfp4(rng))
 
 
 def _weight_places(n: int, columns: int) -> Array:

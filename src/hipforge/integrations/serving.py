@@ -6,12 +6,11 @@ or None; an adapter hands the reason to its server, which falls back to a kernel
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from hipforge import archs, devices
 from hipforge.errors import GuardError
+from hipforge.nn.moe import Activation
 from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -159,31 +158,14 @@ def linear(
     return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype)
 
 
-@dataclass(frozen=True)
-class Swiglu:
-    """SwiGLU's parameters as :func:`hipforge.fused_moe_mxfp8` takes them.
-
-    Attributes:
-        alpha: factor inside the sigmoid.
-        beta: added to up.
-        limit: where gate and up are clamped, or None.
-        interleaved: even rows of the first weight are the gate's, odd ones up's.
-    """
-
-    alpha: float = 1.0
-    beta: float = 0.0
-    limit: float | None = None
-    interleaved: bool = False
-
-
 # gpt-oss's, which servers write into their kernels: models name the activation alone
-_OPEN_AI = Swiglu(1.702, 1.0, 7.0, interleaved=True)
+_OPEN_AI = Activation(1.702, 1.0, 7.0, interleaved=True)
 ACTIVATIONS = ("silu", "swigluoai", "swigluoai_uninterleave")
 
 
 def swiglu_parameters(
     activation: str, alpha: float | None = None, beta: float | None = None, limit: float | None = None
-) -> Swiglu | str:
+) -> Activation | str:
     """Return the parameters of a server's activation, or the reason why it is not taken.
 
     Args:
@@ -201,12 +183,12 @@ def swiglu_parameters(
         given = (alpha, beta, limit)
         known = (_OPEN_AI.alpha, _OPEN_AI.beta, _OPEN_AI.limit)
         found = [own if value is None else value for value, own in zip(given, known, strict=True)]
-        return Swiglu(float(found[0]), float(found[1]), float(found[2]), interleaved=True)  # type: ignore[arg-type]
+        return Activation(float(found[0]), float(found[1]), float(found[2]), interleaved=True)  # type: ignore[arg-type]
     if activation == "swigluoai_uninterleave" and limit is None:
         return "swigluoai_uninterleave without gemm1_clamp_limit: its definition has one"
     if alpha is None:
-        return Swiglu(1.0, 0.0 if beta is None else float(beta), limit)
-    return Swiglu(float(alpha), 1.0 if beta is None else float(beta), limit)
+        return Activation(1.0, 0.0 if beta is None else float(beta), limit)
+    return Activation(float(alpha), 1.0 if beta is None else float(beta), limit)
 
 
 def moe_refusal(hidden: int, inner: int, dtype: torch.dtype) -> str | None:
@@ -223,7 +205,7 @@ def experts(
     w2: tuple[torch.Tensor, torch.Tensor],
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
-    swiglu: Swiglu,
+    swiglu: Activation,
     *,
     expert_map: torch.Tensor | None = None,
     w1_bias: torch.Tensor | None = None,

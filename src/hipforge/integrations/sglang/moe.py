@@ -12,6 +12,7 @@ from sglang.srt.layers.moe.utils import MoeRunnerBackendLike, resolve_moe_runner
 
 from hipforge.errors import GuardError
 from hipforge.integrations import serving
+from hipforge.nn.moe import Activation
 
 
 @dataclass
@@ -31,7 +32,7 @@ class HipforgeMoeQuantInfo(MoeQuantInfo):
     w2_bias: torch.Tensor | None = None
 
 
-def _swiglu(config: MoeRunnerConfig) -> serving.Swiglu | str:
+def _swiglu(config: MoeRunnerConfig) -> Activation | str:
     limit = config.swiglu_limit if config.gemm1_clamp_limit is None else config.gemm1_clamp_limit
     if config.activation != "silu" or not config.is_gated:
         return f"activation {config.activation!r} with is_gated={config.is_gated}: gated silu is taken"
@@ -39,7 +40,7 @@ def _swiglu(config: MoeRunnerConfig) -> serving.Swiglu | str:
     if isinstance(found, str) or config.gemm1_alpha is None:
         return found
     # SGLang reads gate_up_interleaved where there is an alpha, and nowhere else.
-    return serving.Swiglu(found.alpha, found.beta, found.limit, config.gate_up_interleaved)
+    return Activation(found.alpha, found.beta, found.limit, config.gate_up_interleaved)
 
 
 def moe_refusal(config: MoeRunnerConfig) -> str | None:
