@@ -23,6 +23,7 @@ from hipforge.jit.hip_module import Request
 from hipforge.jit.spec import BuildSpec
 
 _POLL_S = 0.05
+_REST = 50  # times as long as a look at all that is being built took, at the least: under 2 % of one core
 _LINK_JOBS = 1
 UNKNOWN_S = 5.0
 """Of a library without a recorded build: the mean of the shipped ones, measured with clang 22 on two busy cores."""
@@ -280,9 +281,10 @@ class _Fleet:
         with build.start_ninja(own.parent, f"{own.name}/build.ninja", own / "tmp", jobs, ("-k", "0")) as process:
             try:
                 while process.poll() is None:
+                    began = time.thread_time()
                     self._look()
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_POLL_S)
+                        process.wait(max(_POLL_S, _REST * (time.thread_time() - began)))
             except BaseException:
                 process.terminate()
                 raise
