@@ -10,7 +10,7 @@ The machine code that hipcc or Triton produced runs wave by wave; nothing is rec
         hipforge.mxfp8_gemv(...)
     print(c.bytes_loaded)
 
-It is a functional model with exact counts. ``timed()`` adds a model of time, whose microseconds are *modelled*
+It is a functional model with exact counts. ``timed()`` adds the model of time, whose microseconds are *modelled*
 (:mod:`hipforge.emulator.timing`).
 """
 

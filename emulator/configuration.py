@@ -36,14 +36,14 @@ class Options:
             (``emulator/native/global_races.h``). Runs work-groups one after another on one thread and remembers every
             writable dword, so it is never part of ``checks="all"``.
         check_strict: with ``check_races``, also LDS reads that a wave has not waited for when it reaches a barrier
-            behind which another wave overwrites them. The LDS unit executes them in order, so no such kernel goes
-            wrong; but nothing keeps its compiler from moving the read.
+            behind which another wave overwrites them. The LDS unit executes them in order, so such a kernel
+            gives right results, but another compiler may move the read.
         max_reports: how many reports of checkers, at most one per instruction, a launch collects before it stops.
             Memory faults stop it at once.
         wave_order: the order in which waves and work-groups advance.
         quantum: instructions that a wave executes before the next wave's turn, 1 to 4096; with
-            ``wave_order="random"`` each turn has 1 to ``quantum``. Hand-written kernels that hand data from wave to
-            wave without a barrier count on short turns: they are right at 16 and below.
+            ``wave_order="random"`` each turn has 1 to ``quantum``. Hand-written kernels that pass data between
+            waves without a barrier rely on short turns: they are right at 16 and below.
         seed: of ``wave_order="random"``.
         instruction_budget: wave-instructions per launch before it counts as hung, 0 for the default.
 

@@ -170,7 +170,7 @@ class _Operation:
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees every operation of torch while a capture goes on; :func:`torch_library.recording` knows it by its mark."""
+    """Sees every operation of torch during a capture; :func:`torch_library.recording` knows it by its mark."""
 
     records_kernels = True
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SONAME = "libhipforge_emulator.so"
 
-# -O3 and the machine's own vectors: a wave is 64 lanes, and every handler is a loop over them. No -ffast-math, ever:
+# -O3 and the machine's widest vectors: a wave is 64 lanes, and every handler is a loop over them. Never -ffast-math:
 # the handlers must round as the ISA says, so contraction is off too.
 CFLAGS = (
     "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",

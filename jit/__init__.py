@@ -27,8 +27,8 @@ and a size limit, when it runs)::
     backends.amd.hip_runtime, call.python_module, call.signature, call.tensors, call.abi_ctypes     for binding
     call.abi, call.torch_library, compile_ops, call.bench_hook     the call itself
 
-A module's first use costs one compile. Every later use, in any process, costs looking at the stat of each file that
-the compiler had read: no lock, no process, no compiler.
+A module's first use costs one compile. Every later use, in any process, costs a stat of each file that the compiler
+read: no lock, no process, no compiler.
 """
 
 from __future__ import annotations

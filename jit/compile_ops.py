@@ -129,7 +129,7 @@ class Stub:
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def reset(self) -> None:
-        """Forget what was loaded: the next call goes the way of the first one (after an edit, or in tests)."""
+        """Forget what was loaded: the next call loads again, like the first one (after an edit, or in tests)."""
         self.eager: Callable[..., Any] = functools.partial(self._first_call, "eager")
         self.kernel: Callable[..., Any] = functools.partial(self._first_call, "kernel")
 
@@ -285,7 +285,7 @@ def _check_variant(stub: Stub, module: ModuleEntry, variant: Mapping[str, int | 
 
 
 def _check_kinds(signature: Signature, args: tuple[Any, ...]) -> None:
-    """Refuse arguments of a wrong kind before a variant function trips over them."""
+    """Refuse arguments of a wrong kind before a variant function fails on them."""
     import torch
 
     for parameter, value in zip(signature.parameters, args, strict=True):

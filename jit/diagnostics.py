@@ -13,7 +13,7 @@ _ERROR = re.compile(
     re.MULTILINE,
 )
 
-# Signs that the machine failed rather than the source, or that it lacks something: the next attempt may well succeed.
+# Signs that the machine failed rather than the source, or that it lacks something: the next attempt may succeed.
 _TRANSIENT = re.compile(
     r"(?i:No space left on device|Disk quota exceeded|Cannot allocate memory|out of memory|bad_alloc|"
     r"due to signal|unable to execute command|Bus error|Input/output error|Too many open files|"
@@ -30,7 +30,7 @@ _SIGNAL_STATUS = 128
 
 
 class UnreadableError(BuildError):
-    """What a compiler wrote cannot be read: a fault of the disk or of the machine, which need not come again."""
+    """What a compiler wrote cannot be read: a fault of the disk or of the machine, which may not recur."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ ABSENT = "absent"
 """Digest of a path where there is no file: a build can depend on that too."""
 
 UNREADABLE = "unreadable"
-"""What stands for the digest of a directory, of a file without permission, of a name that no file can have."""
+"""The digest given for a directory, a file without permission, or a name that no file can have."""
 
 # Linux stamps files with the time of the last scheduler tick: at most 10 ms (HZ=100) old. Network file systems stamp
 # with the server's clock; 2 s covers clocks kept by NTP and file systems that store whole seconds.
@@ -66,7 +66,7 @@ class DigestStore:
         self._known: dict[str, _Row] = {}
         self._loaded = file is None
         self._dirty: set[str] = set()
-        self._fresh: set[str] = set()  # changed so shortly before they were read that their stat proves nothing
+        self._fresh: set[str] = set()  # changed so shortly before they were read that an equal stat proves nothing
         self._lock = threading.Lock()
         self.reads = 0
         """How many files were read in full: zero on a warm path."""

@@ -305,7 +305,7 @@ class _Fleet:
         try:
             entry = build.finish(module.spec, self.root, module.staging, self.digests, seconds, module.began_ns)
         except build.InputsChanged:
-            self.elsewhere.append(module.number)  # built again by itself, at the end
+            self.elsewhere.append(module.number)  # built again on its own, at the end
         except (HipforgeError, OSError) as error:
             self.outcomes[module.number] = _failed(item, _as_build_error(error, item), self.on_event, seconds)
         else:

@@ -275,7 +275,7 @@ def _unit(wanted: Request, number: int, source: str) -> Unit:
 
 
 def _standard(entry: ModuleEntry) -> str:
-    """Return the C++ standard: C++20 where torch's headers may be included, which ask for it from torch 2.10 on."""
+    """Return the C++ standard: C++20 where torch's headers may be included, which require it from torch 2.10 on."""
     return "-std=c++20" if entry.ffi == "pybind11" and not entry.torch_exclude else "-std=c++17"
 
 

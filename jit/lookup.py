@@ -1,7 +1,7 @@
 """Is there a module that may be used? Prebuilt, else cached, else the error that an earlier build left, else missing.
 
-The one place that says in which order these are asked; the loader, host libraries, builds of many modules,
-``hipforge inspect`` and ``hipforge cache why`` all ask here. Nothing is built and no compiler is started, except to ask
+The only place that defines this order; the loader, host libraries, builds of many modules, ``hipforge inspect`` and
+``hipforge cache why`` all use it. Nothing is built and no compiler is started, except to ask
 one that is new for its version.
 """
 
@@ -78,7 +78,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """It cannot be had. ``entry`` is the one that exceeds its limits; None when an earlier build left ``error``."""
+    """It cannot be used. ``entry`` is the one that exceeds its limits; None when an earlier build left ``error``."""
 
     error: BuildError
     path: Path

@@ -1,4 +1,4 @@
-"""Looking after the cache: what is in it, why something missed, and removing what is not used.
+"""Maintaining the cache: what is in it, why something missed, and removing what is not used.
 
 Pruning removes least recently used entries first and never one in use: a process that loaded an entry holds a shared
 flock on its manifest until it ends (``cache.store.hold``), and removal needs the exclusive one. Only what

@@ -270,7 +270,8 @@ def _entry(origin: Path, name: str, values: Any) -> ModuleEntry:
         for row in rows:
             if len(row) != len(entry.variants) or not all(map(_is_in, row, entry.variants.values())):
                 names = ", ".join(entry.variants) or "none"
-                raise reader.fail(f"build_ahead.{arch}", f"{list(row)} is no variant; a value for each of: {names}")
+                problem = f"{list(row)} is not a variant: give a value for each of {names}"
+                raise reader.fail(f"build_ahead.{arch}", problem)
     return entry
 
 

@@ -23,7 +23,7 @@ def package_dir(name: str) -> Path:
     """Return the directory of the subpackage ``hipforge.<name>`` without importing it."""
     spec = importlib.util.find_spec(f"hipforge.{name}")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(f"hipforge.{name} is not there: the installation is incomplete, install it again")
+        raise ModuleNotFoundError(f"hipforge.{name} is missing: the installation is incomplete; install it again")
     return Path(next(iter(spec.submodule_search_locations))).resolve()
 
 

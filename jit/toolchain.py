@@ -1,6 +1,6 @@
 """Which compiler builds a module here, and why not the others?
 
-A toolchain is a value with four questions: where its files are (``roots``), what of it enters a key
+A toolchain answers four questions: where its files are (``roots``), what of it enters a key
 (``ingredients``), which commands compile one source (``compile``) and which link (``link``). Candidates are looked at
 in a fixed order; each is accepted or refused with a reason, and ``hipforge doctor`` prints them all. Looking at one
 starts processes, so the answers are kept beside the stat of the compiler (see :mod:`hipforge.jit.tools`).

@@ -1,8 +1,8 @@
 """FP8 linear layers for training: tensor-wise scales, and operand layouts that ``torch._scaled_mm`` accepts.
 
-The layout rule everything here turns on: ``_scaled_mm(A[M, K], B[K, N])`` wants A row-major (strides ``(K, 1)``) and B
-column-major (strides ``(1, K)``), and transposes nothing by itself. With both factors stored row-major as ``X[B, K]``
-and ``W[N, K]`` the three products of a linear layer need
+The layout rule that decides everything here: ``_scaled_mm(A[M, K], B[K, N])`` wants A row-major (strides ``(K, 1)``)
+and B column-major (strides ``(1, K)``), and transposes nothing by itself. With both factors stored row-major as
+``X[B, K]`` and ``W[N, K]`` the three products of a linear layer need
 
 =============  ==================  ==========================  ==================
 product        first operand       second operand              copies
@@ -13,7 +13,7 @@ grad weight    ``go8.t()`` packed  ``to_col_major(x8)``        go8 and x8 transp
 =============  ==================  ==========================  ==================
 
 Formats: e4m3 forward and e5m2 for gradients, in the OCP variants on gfx950 and the FNUZ variants on gfx942. A float is
-clamped to the format's range before every cast, since what an overflowing cast gives differs by format (448, inf or
+clamped to the format's range before every cast, since the result of an overflowing cast differs by format (448, inf or
 NaN).
 """
 
@@ -305,8 +305,8 @@ def convert_to_float8_training(
         module: the model, or a single linear layer.
         config: applies to every layer converted.
         module_filter_fn: called as ``f(layer, fully_qualified_name)``, True to convert; default: both feature counts
-            multiples of 16 and at least 128. Converted layers are left alone; one that stands in several places is
-            asked about once and converted once.
+            multiples of 16 and at least 128. Converted layers are left alone; one that is used in several places is
+            passed to the filter once and converted once.
 
     Returns:
         The model; a new object only where ``module`` is itself a linear layer that was converted.
@@ -322,7 +322,7 @@ def convert_to_float8_training(
     """
     wanted = module_filter_fn or default_module_filter
 
-    converted: dict[nn.Module, nn.Module] = {}  # a layer that stands in several places stays one layer
+    converted: dict[nn.Module, nn.Module] = {}  # a layer that is used in several places stays one layer
 
     def convert(child: nn.Module, fqn: str) -> nn.Module:
         if child in converted:

@@ -1,7 +1,7 @@
 """Tensor-wise FP8 quantisation as one HIP module: amax, scale and cast on the device, and a transposed copy on request.
 
-The scale never visits the host, so nothing waits; the transposed copy is what the backward products of a linear layer
-need (:mod:`hipforge.ops.fp8_linear`), written in the pass that casts. Results equal
+The scale stays on the device, so nothing synchronises; the transposed copy is what the backward products of a linear
+layer need (:mod:`hipforge.ops.fp8_linear`), written in the pass that casts. Results equal
 :func:`hipforge.ops.fp8_linear.to_fp8` bit for bit on finite input.
 """
 

@@ -388,7 +388,7 @@ def _reference_norm(given: _Given, *, quantised: bool) -> tuple[torch.Tensor, to
 
 
 def _write_others(given: _Given, r: torch.Tensor, y: torch.Tensor) -> None:
-    """Write what the kernel writes beside its result; the residual last, when nothing can be refused any more."""
+    """Write what the kernel writes beside its result; the residual last, when no check can fail any more."""
     written("also_out", given.also_out, y)
     if given.next_buffer is not None:
         given.next_buffer.zero_()

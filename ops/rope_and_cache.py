@@ -1,6 +1,6 @@
 """RoPE, an RMS norm per head on request, and the write of k and v into a paged cache, in one launch.
 
-What stands in the cache is what :mod:`hipforge.ops.decode_attention_fp8` reads: fp8 with a scale per tensor or KV head,
+The cache holds what :mod:`hipforge.ops.decode_attention_fp8` reads: fp8 with a scale per tensor or KV head,
 fp8 with a float16 scale and shift per row, int4 with a scale and shift per group of a row, or the 16-bit elements.
 """
 

@@ -1,4 +1,4 @@
-"""How long would a launch take? A model over exact counts, to rank configurations where no GPU is at hand.
+"""How long would a launch take? A model over exact counts, to rank configurations where there is no GPU.
 
 The counts (instructions by class, bytes, matrix-pipe cycles, waves) come from running the real machine code on the
 emulator; the machine's rates below turn them into times. The model ranks, it does not predict: rows made with it carry

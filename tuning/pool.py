@@ -1,7 +1,7 @@
 """Where tasks run: in this process, in several, or on a Ray cluster. Results come as they are ready, in any order.
 
-A worker that dies takes nothing with it: its task, and those that waited for it, are run again. A task during which
-workers die more than ``MOST_DEATHS`` times in a row, without any other task coming through, is given up with an error.
+A worker that dies loses nothing: its task, and those that waited for it, are run again. A task during which workers
+die more than ``MOST_DEATHS`` times in a row, with no other task finishing meanwhile, fails with an error.
 """
 
 from __future__ import annotations

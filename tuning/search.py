@@ -45,7 +45,7 @@ class Problem(Protocol):
 
 
 def try_candidate(problem: Problem, candidate: Candidate, max_error: float) -> Trial:
-    """Run, check and cost one candidate; what cannot be built, run or is wrong comes back rejected.
+    """Run, check and cost one candidate; one that cannot be built or run, or is wrong, is rejected.
 
     A build that exceeds the module's ``resource_limits`` is a rejection like any other failed build; device faults
     are not caught, because nothing after one can be trusted.

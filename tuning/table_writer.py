@@ -1,8 +1,8 @@
-"""Write tuned rows into a CSV that other tuners may be writing too, losing nothing when killed.
+"""Write tuned rows into a CSV that other tuners may also be writing; a killed tuner loses no saved row.
 
 Each merge takes the file's lock, reads what is there, puts the new rows in, and replaces the file by a rename. The lock
-is ``<file>.lock`` beside the CSV, so that tuners with different cache directories still meet there; it goes with the
-last of them.
+is ``<file>.lock`` beside the CSV, so that tuners with different cache directories share it; the last
+of them removes it.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def _search(tuner: Tuner[C, O], task: Task) -> tuple[list[Trial], str, Baselines
 
 
 def tune_cell(task: Task, tuner: Tuner[Any, Any] | None = None) -> Done:
-    """Search one cell; what cannot be tuned comes back as an error, so that other cells go on.
+    """Search one cell; a failure is returned as an error, so that other cells continue.
 
     Args:
         task: the cell.

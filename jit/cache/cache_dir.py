@@ -68,7 +68,7 @@ def checked(path: Path, setting: str) -> Path:
     """Return a directory that the user named.
 
     Raises:
-        ConfigError: others own it or can write it, and the user has not said that this is so on purpose.
+        ConfigError: others own it or can write it, and HIPFORGE_TRUST_SHARED_DIRS is not set.
     """
     problem = _distrusted(path, named=True)
     if problem is not None:

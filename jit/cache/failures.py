@@ -1,6 +1,6 @@
 """Caches deterministic compile errors, so that a broken module is compiled once and not once per call.
 
-A record holds what the attempt had read, with digests, and where a header was looked for and not found: as soon as
+A record holds what the attempt had read, with digests, and where a header was looked for and not found: when
 any of it changes, the module is built again. A build that was killed or ran out of memory or disk leaves no record.
 """
 

@@ -22,7 +22,7 @@ _DISCARDED_FOR_S = 3600.0
 _PR_SET_PDEATHSIG = 1
 _SWEEPS = 10
 _SWEEP_PAUSE_S = 0.05
-"""How often and after how long a directory is removed again into which a process that is just ending still writes."""
+"""How often, and after which pause, to remove a directory again while a process that is ending still writes into it."""
 
 
 def ending_with_parent() -> Callable[[], None]:

@@ -1,10 +1,10 @@
 """``resource_limits`` of a registry entry: what its kernels may take, and what they are expected to take.
 
 Two kinds, because compilers differ. *Hard* limits (memory a kernel promises not to use: scratch, LDS) hold for every
-binary: whoever exceeds one is refused, with the numbers. *Expected* figures (registers, spills into other registers,
-occupancy) are what certain compilers reach; they are held for binaries of those compilers, where exceeding one is a
-regression of the kernel, and are one warning at build time for every other compiler, whose kernels still compute the
-same. A kernel whose largest work-group can never be resident is refused with the hard limits.
+binary: one that exceeds them is refused, with the numbers. *Expected* figures (registers, spills into other registers,
+occupancy) are what certain compilers reach. For binaries of those compilers, exceeding one is a regression of the
+kernel and an error; for every other compiler it is one warning at build time, because the results are still right. A
+kernel whose largest work-group can never be resident is refused with the hard limits.
 
 The limits do not determine the binary, so they are not in its key: they are checked against the resources in the
 manifest whenever a module is looked up. Tightening a limit refuses the cached binary; loosening it needs no build.

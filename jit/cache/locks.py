@@ -68,7 +68,7 @@ def holding(path: Path, what: str, doing: str, *, remove: bool = False) -> Itera
         path: it is made; its folder must be there.
         what: what messages call what is locked.
         doing: what messages say of its holder: "building".
-        remove: remove the file before it is let go; who waits for it takes the next one.
+        remove: remove the file before the lock is released; a process that waits for it makes a new file.
 
     Raises:
         Busy: another process holds it for longer than ``HIPFORGE_LOCK_TIMEOUT`` seconds.
@@ -174,7 +174,7 @@ def _acquire(lock: BaseFileLock, path: Path, what: str, doing: str) -> None:
         held = f"{what}, which {describe_holder(path)} is {doing}"
         if waited >= limit:
             raise Busy(f"{held}; end that process, or raise HIPFORGE_LOCK_TIMEOUT (now {limit:g} s)", waited)
-        # The first seconds are the rule where many processes start together; after that a user wonders.
+        # A wait of a few seconds is normal where many processes start together; report longer ones.
         level = logging.WARNING if waited >= _SPEAK_EVERY_S else logging.INFO
         log.log(level, "waiting for %s (%.0f s so far)", held, waited)
         if isinstance(lock, SoftFileLock):

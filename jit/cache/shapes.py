@@ -22,7 +22,7 @@ _PAIRS = [(str, str)]
 
 def fits(value: Any, shape: Any) -> bool:
     """Return whether ``value`` has ``shape``."""
-    if shape == _PAIRS:  # a manifest has a thousand of them: written out, a fifth of the time
+    if shape == _PAIRS:  # a manifest has a thousand of them; this is five times faster than the general case
         return type(value) is list and all(
             type(pair) is list and len(pair) == 2 and type(pair[0]) is str and type(pair[1]) is str for pair in value
         )

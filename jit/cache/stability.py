@@ -28,7 +28,7 @@ class InputsChanged(BuildError):
 
     def __init__(self, title: str, changed: list[str], dependencies: list[tuple[str, str]], in_key: bool) -> None:
         super().__init__(
-            f"{title}: {', '.join(changed)} changed while it was being built; build again when nobody edits "
+            f"{title}: {', '.join(changed)} changed while it was being built; build again once nobody edits "
             f"{'it' if len(changed) == 1 else 'them'}"
         )
         self.dependencies = dependencies

@@ -3,10 +3,10 @@
 Layout, under the cache directory::
 
     <target>/<module>[-<variant>]-<key>-<dependencies>/   module.so, manifest.json, build.log, build.ninja
-    failed/<target>-<module>[-<variant>]-<key>/           failure.json, build.log: compile errors that will come again
+    failed/<target>-<module>[-<variant>]-<key>/           failure.json, build.log: deterministic compile errors
     staging/<...>/                                        builds under way; nothing here is ever loaded
     locks/<target>-<module>[-<variant>]-<key>.lock        held while that key is being built
-    digests.json, toolchains.json                         what files and compilers were at a given stat
+    digests.json, toolchains.json                         digests of files and answers of compilers, by stat
 
 ``<key>`` is the digest of the spec's ingredients, known before any compiler runs; ``<dependencies>`` that of the
 closure of headers the compiler reported. An entry is usable when its key is the spec's, every dependency has the
@@ -20,9 +20,9 @@ The directory may be one that other programs use too (a home directory, ``~/.cac
 by its name, which ends in digests, and nothing else is touched.
 
 Known gap: a new file is not noticed that shadows a known header earlier on the include path, or that makes a false
-``__has_include`` true: compilers do not report failed look-ups, and asking for the directories of the include
-path at every look-up would cost more than all other checks together. So is a compiler that a wrapper script runs, if
-the script stays as it is and ``--version`` says the same.
+``__has_include`` true: compilers do not report failed look-ups, and reading the directories of the include
+path at every look-up would cost more than all other checks together. Nor is a new compiler behind a wrapper script, if
+the script is unchanged and ``--version`` reports the same.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Question: could a user other than this one and root have put these bytes here? A
 of the two and nobody else can write it, by its mode. Directories above it may be written by others only if they are
 sticky (``/tmp``), so that what lies in them cannot be replaced.
 
-Known gap: access control lists are not read. A member of the owner's own group is somebody else.
+Known gap: access control lists are not read. A member of the owner's own group counts as another user.
 """
 
 from __future__ import annotations

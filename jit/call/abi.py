@@ -143,7 +143,7 @@ def bind(
     version = ctypes.c_uint32.in_dll(library, "hf_abi_version").value
     if version != ABI_VERSION:
         raise ConfigError(
-            f"{where} was built for version {version} of the C ABI; this hipforge speaks {ABI_VERSION}: rebuild it"
+            f"{where} was built for version {version} of the C ABI; this hipforge uses {ABI_VERSION}: rebuild it"
         )
     exported = (ctypes.c_char_p.in_dll(library, f"hf_signature_{entry}").value or b"").decode()
     if exported != signature.letters:

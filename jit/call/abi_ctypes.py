@@ -129,7 +129,7 @@ class CtypesBinder:
             try:
                 chosen = tuple(variant(*values).values())
                 entry = entries[chosen[0] if len(chosen) == 1 else chosen]
-            except Exception:  # not loaded yet, or wrong arguments: load() finds out and says so
+            except Exception:  # not loaded yet, or wrong arguments: load() finds out and raises
                 entry = load(values)
             return entry(*values)
 
@@ -248,7 +248,7 @@ class CtypesBinder:
         if problem is not None:
             raise self.errors[1](f"{op}: argument '{parameter.name}' {problem}")
         self._check_gradient(op, parameter, value, code)
-        if 0 in shape:  # its strides mean nothing, and torch calls it contiguous whatever they are
+        if 0 in shape:  # its strides are meaningless, and torch reports it as contiguous whatever they are
             strides = _contiguous(shape)
         dims = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
         keep.extend(dims)

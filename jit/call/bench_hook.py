@@ -1,7 +1,7 @@
 """The bench hook: run a process in which kernel launches return success at once.
 
-Everything before the launch is real: stub, binding, guards, architecture check, grid. What a call costs there is what
-it costs the CPU on a GPU machine as well, minus HIP's own launch. The hook is a preloaded library, because symbols are
+Everything before the launch is real: stub, binding, guards, architecture check, grid. A call costs as
+much CPU time as on a GPU machine, without HIP's own launch. The hook is a preloaded library, because symbols are
 bound when a process and its modules are loaded::
 
     subprocess.run([sys.executable, "my_bench.py"], env=bench_hook.environment())

@@ -1,6 +1,6 @@
-"""Torch tensors that are not what their data pointer, shape and strides say; kernels would compute wrong or crash.
+"""Torch tensors that are not what their data pointer, shape and strides say; kernels would give wrong results or crash.
 
-Views carry facts beside their data: a negative or conjugate bit that says how to read it, a storage that was resized
+Views have state beside their data: a negative or conjugate bit that says how to read it, a storage that was resized
 below what the shape reaches (as sharded training frees parameters), no storage at all, a gradient to record.
 """
 

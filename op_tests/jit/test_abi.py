@@ -330,7 +330,7 @@ def test_another_abi_version_is_refused(tmp_path):
 
     def f(out: torch.Tensor) -> None: ...
 
-    with pytest.raises(ConfigError, match="version 2 of the C ABI; this hipforge speaks 1"):
+    with pytest.raises(ConfigError, match="version 2 of the C ABI; this hipforge uses 1"):
         abi.bind(library, "f", signature_of(f, mutates=("out",)))
 
 

@@ -188,9 +188,9 @@ def test_what_is_built_ahead_is_checked_and_asked_for(tmp_path: Path) -> None:
         ({"gfx90a": [[1, "a"]]}, "m: build_ahead: 'gfx90a' is not one of gfx"),
         ({"gfx950": []}, r"m: build_ahead\.gfx950: expected a list of lists of variant values; got \[\]"),
         ({"gfx950": [1]}, r"build_ahead\.gfx950: expected a list of lists"),
-        ({"gfx950": [[1]]}, r"build_ahead\.gfx950: \[1\] is no variant; a value for each of: M, KIND"),
-        ({"gfx950": [[True, "a"]]}, r"build_ahead\.gfx950: \[True, 'a'\] is no variant"),
-        ({"gfx950": [[3, "a"]]}, r"build_ahead\.gfx950: \[3, 'a'\] is no variant"),
+        ({"gfx950": [[1]]}, r"build_ahead\.gfx950: \[1\] is not a variant: give a value for each of M, KIND"),
+        ({"gfx950": [[True, "a"]]}, r"build_ahead\.gfx950: \[True, 'a'\] is not a variant"),
+        ({"gfx950": [[3, "a"]]}, r"build_ahead\.gfx950: \[3, 'a'\] is not a variant"),
     ],
 )
 def test_what_is_no_variant_cannot_be_built_ahead(tmp_path: Path, ahead: object, complaint: str) -> None:

@@ -67,7 +67,7 @@ def test_a_failure_is_not_remembered_for_a_header_that_was_mended_during_the_bui
 def test_a_header_that_never_rests_is_an_error_that_names_it(stand_in: StandIn) -> None:
     header = stand_in.sources / "value.h"
     stand_in.install(before=f'date +"#define VALUE 1%N" > {header}')
-    with pytest.raises(BuildError, match=r"value\.h changed while it was being built; build again when nobody edits"):
+    with pytest.raises(BuildError, match=r"value\.h changed while it was being built; build again once nobody edits"):
         stand_in.build()
     assert not list(stand_in.cache.glob("gfx950/*"))
 

@@ -1,1 +1,1 @@
-"""What every op is made of: checks, formats, decisions, tuned tables and registration; knows no op family."""
+"""What every op uses: checks, formats, decisions, tuned tables and registration; knows no op family."""

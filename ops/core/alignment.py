@@ -10,7 +10,7 @@ LOAD_BYTES = 16
 def realigned(*payloads: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
     """Return the tensors with copies in place of those that do not start at 16 bytes; None if all of them do.
 
-    For use after a kernel's guard has refused a call: looking at addresses before every call would cost each of them.
+    For use after a kernel's guard has refused a call: checking addresses in advance would cost every call.
     """
     packed = [x.contiguous() for x in payloads]
     if not any(x.data_ptr() % LOAD_BYTES for x in packed):

@@ -1,7 +1,7 @@
-"""What made an op fail: an argument, or too little memory? Asked after the failure: a good call pays nothing for it.
+"""What made an op fail: an argument, or too little memory? Asked after the failure, so a good call pays nothing.
 
-Planners and kernels check what they rely on. What slips past them (a nested tensor, a list for a number) fails
-somewhere in torch or Python, with an error that does not say which one; here the arguments are compared with the op's
+Planners and kernels check what they rely on. Other mistakes (a nested tensor, a list for a number) fail somewhere in
+torch or Python, with an error that does not say which one; here the arguments are compared with the op's
 annotations.
 """
 
@@ -31,14 +31,14 @@ _SHOWN = 120  # characters of a value in a message
 
 
 class TorchOutOfMemoryError(OutOfMemoryError, torch.OutOfMemoryError):
-    """What ops raise for want of memory: hipforge's error and torch's, of which torch raises only that of GPUs."""
+    """What ops raise when memory runs out: hipforge's error and torch's, which torch raises only on GPUs."""
 
 
 def blame(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise for what made an op fail, while its error is handled; return if neither memory nor an argument did.
 
     Raises:
-        OutOfMemoryError: memory was asked for that there is not.
+        OutOfMemoryError: more memory was requested than there is.
         GuardError: the first argument that is not what its annotation says: its name, its value, what is accepted.
     """
     error = sys.exc_info()[1]
@@ -50,7 +50,7 @@ def blame(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs
         ) from error
     try:
         given = signature.bind(*args, **kwargs).arguments
-    except TypeError:  # too many, missing or unknown arguments: Python's own words are right
+    except TypeError:  # too many, missing or unknown arguments: Python's own message is right
         return
     require_annotated(name, signature, given)
     found = {parameter: value for parameter, value in given.items() if isinstance(value, torch.Tensor)}
@@ -80,7 +80,7 @@ _OVERFLOWS = ("Storage size calculation overflowed", "integer multiplication ove
 
 
 def _memory_wanted(error: BaseException) -> str | None:
-    """Return words for the memory whose want an error tells of, or None for an error of another kind."""
+    """Return a text for the memory that an error says was requested, or None for an error of another kind."""
     text = str(error)
     if isinstance(error, RuntimeError):
         found = _TORCH_WANTS.search(text)

@@ -117,7 +117,7 @@ class Explanation:
 Planner = Callable[..., Decision]
 _planners: dict[str, Planner] = {}
 _clear_hooks: list[Callable[[], None]] = []
-MAX_DECISIONS = 1 << 16  # per op; a server sees few shapes, this bounds one that sees all
+MAX_DECISIONS = 1 << 16  # per op; a server sees few shapes, this is an upper bound
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -224,7 +224,7 @@ def clear_decisions() -> None:
         hook()
 
 
-NO_TRITON = ""  # a refusal that is not worth a line
+NO_TRITON = ""  # a refusal that is not reported
 
 
 def plan_kernel(

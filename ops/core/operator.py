@@ -66,7 +66,7 @@ def operator(
     def decorate(body: Callable[Concatenate[Accepted, P], R]) -> Callable[P, R]:
         name = body.__name__
         launches: dict[object, Accepted] = {}
-        references: dict[object, Accepted] = {}  # decisions for torch, which reads what the binding would refuse
+        references: dict[object, Accepted] = {}  # decisions for torch, which accepts what the binding would refuse
         dispatch.on_clear(launches.clear)
         dispatch.on_clear(references.clear)
         signature = _public_signature(body)

@@ -1,4 +1,4 @@
-"""Results that a caller may give memory for, where torch computes them."""
+"""Results computed by torch, written into memory that the caller may give."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def _parse(column: Column, text: str) -> Value:
     else:
         kind = "an integer" if column.type is int else "a number"
         try:
-            if not text.isascii() or "_" in text:  # which Python reads, and no other reader of the table
+            if not text.isascii() or "_" in text:  # which Python accepts, but no other reader of the table
                 raise ValueError
             number = int(text) if column.type is int else float(text)
         except ValueError:

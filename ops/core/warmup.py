@@ -27,7 +27,7 @@ def warmup(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> None:
 
     Raises:
         GuardError: ``op`` is not a public op, or the arguments are ones that it refuses.
-        HipforgeError: a capture is going on already.
+        HipforgeError: a capture is in progress.
         BuildError, ToolchainError: the module cannot be built.
 
     Example:

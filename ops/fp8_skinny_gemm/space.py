@@ -1,7 +1,7 @@
 """The configurations of the skinny fp8 GEMM: what they mean, and the rules that every one keeps.
 
-The op's guard, the planner, the reader of the tuned table and the tuner all ask :func:`refusal`, so none of them takes
-what the others refuse. The module checks the same rules again before a launch, and the kernel at compile time.
+The op's guard, the planner, the reader of the tuned table and the tuner all use :func:`refusal`, so they accept the
+same configurations. The module checks the same rules again before a launch, and the kernel at compile time.
 
 A work-group computes tiles of ``tile_m`` rows and ``tile_n`` columns, ``block_k`` of k at a time. ``a_producers`` and
 ``b_producers`` waves load the operands of a block into one of ``qsize`` slots of a queue in LDS, ``consumers`` waves

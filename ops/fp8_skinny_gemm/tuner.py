@@ -1,7 +1,7 @@
 """The tuner of the skinny fp8 GEMM: tile, block, waves by role and splits of k for each (M, N, K) and architecture.
 
 Candidates are what the rules of :mod:`hipforge.ops.fp8_skinny_gemm.space` allow, with one row of tiles, so that a
-weight byte is loaded once, and the deepest queue that fits. They are thousands: the model over what is known without
+weight byte is loaded once, and the deepest queue that fits. There are thousands: the model over what is known without
 running them (bytes, trips to memory, the share of the busiest work-group) picks the most promising, which on a GPU are
 timed. On the emulator they are run, at full size, and the model ranks them by their counts.
 """

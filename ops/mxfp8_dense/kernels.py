@@ -186,7 +186,7 @@ def launch(
             workspace = split_k_workspace(out.shape[0], out.shape[1], configuration["k_splits"], out.device)
             operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
             smallm_mxfp8_mfma_out(out, *operands, workspace, configuration["n_sub"], configuration["k_splits"], *added)
-    except AttributeError:  # looked into afterwards, so that a good call does not pay for it
+    except AttributeError:  # checked afterwards, so that a good call does not pay for it
         require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
         raise
     except GuardError:

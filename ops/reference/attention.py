@@ -29,7 +29,7 @@ def quantize_kv_fp8(x: torch.Tensor, fp8_dtype: torch.dtype = torch.float8_e4m3f
     """Quantise cache rows: shift = row mean, scale = largest magnitude of the centred row / the format's maximum.
 
     Scale and shift are rounded to float16 first and elements quantised with the rounded values, so that
-    dequantisation meets the same numbers.
+    dequantisation uses the same numbers.
 
     Args:
         x: float32, bfloat16 or float16 [..., D], D a multiple of 4.

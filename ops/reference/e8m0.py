@@ -76,7 +76,7 @@ def product_dtype(*scales: torch.Tensor) -> torch.dtype:
     """Return the dtype in which a product of MX matrices can be computed from dequantised elements.
 
     An element times its scale can leave float32's range although the product does not: the other factor may be small.
-    float64 holds every such element. On a GPU it is always taken, because to look at the scales is to wait for them;
+    float64 holds every such element. On a GPU it is always used, because reading the scales would synchronise;
     Instinct multiplies matrices of float64 as fast as those of float32. Scale 255 (NaN) asks for nothing.
 
     Args:

@@ -1,8 +1,8 @@
 """aiter's way of declaring ops, on hipforge's build: ``compile_ops`` with aiter's arguments, and its module JSON.
 
 A package that was written against ``aiter.jit.core`` changes one import. Modules with a ``PYBIND11_MODULE`` build and
-load as they are; what hipforge does not do is refused where it is written, with the name of what replaces it.
-docs/moving-from-aiter.md walks through one kernel.
+load as they are; what hipforge does not support is refused, with the name of its replacement.
+docs/guide/moving-from-aiter.md walks through one kernel.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def compile_ops(
         raise ConfigError(
             f"{_md_name}: develop=True passes aiter_tensor_t, which is aiter's own type; take torch::Tensor in the "
             "module's PYBIND11_MODULE and leave develop out, or take hf::Tensor, end the source in HF_EXPORT(function) "
-            'and use ffi_type="ctypes" (docs/moving-from-aiter.md)'
+            'and use ffi_type="ctypes" (docs/guide/moving-from-aiter.md)'
         )
     if ffi_type not in _FFI:
         raise ConfigError(f"{_md_name}: ffi_type={ffi_type!r}: expected 'pybind' or 'ctypes'")
@@ -276,7 +276,7 @@ def _part(module: str, key: str, part: ast.expr, places: Mapping[str, str | Path
         if part.value.id in places:
             return os.fspath(places[part.value.id])
         raise ConfigError(
-            f"{module}: {key}: {{{part.value.id}}} stands for nothing; pass {part.value.id}=... (given: "
+            f"{module}: {key}: {{{part.value.id}}} is not defined; pass {part.value.id}=... (given: "
             f"{', '.join(places) or 'nothing'})"
         )
     raise ConfigError(f"{module}: {key}: {ast.unparse(part)!r} is not a name; write the value itself")

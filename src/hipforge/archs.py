@@ -31,7 +31,7 @@ class ArchInfo:
         cu_count: compute units of the whole device.
         simds_per_cu: SIMDs of a CU; waves are spread over them.
         lds_bytes: local data share of a CU, which is also the most that one work-group can have.
-        lds_granule_bytes: LDS is handed out in multiples of this (LLVM's getLdsDwGranularity).
+        lds_granule_bytes: LDS is allocated in multiples of this (LLVM's getLdsDwGranularity).
         fp8_e4m3: name of the torch dtype that the matrix cores take as fp8 with 4 exponent bits.
         fp8_e5m2: the same with 5 exponent bits.
         clock_hz: peak engine clock, as AMD publishes it.

@@ -63,7 +63,7 @@ class Device:
 
 
 def refuse_in_capture(what: str) -> None:
-    """Refuse what a graph cannot replay; asked where it would be done, on the first call, so that others pay nothing.
+    """Refuse what a graph cannot replay; checked on the slow path of a first call, so that other calls pay nothing.
 
     Args:
         what: the rest of "this call would ...".

@@ -21,6 +21,6 @@ __all__ = ["NOWHERE", "SEARCH_ENVIRONMENT", "NoHeadersError", "compilers", "insp
 
 def read_resources(spec: BuildSpec, library: Path) -> DeviceCode:
     """Return what a module's library holds: :func:`hipforge.jit.backends.amd.resources.read`."""
-    from hipforge.jit.backends.amd import resources  # a process that builds nothing does without
+    from hipforge.jit.backends.amd import resources  # not imported in a process that builds nothing
 
     return resources.read(spec, library)

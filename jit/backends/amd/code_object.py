@@ -1,6 +1,6 @@
 """What does a compiled module hold: which architectures, which kernels, with which resources?
 
-Reads, without any LLVM tool, everything in which AMD device code travels::
+Reads, without any LLVM tool, every container of AMD device code::
 
     module.so / host .o  ── section .hip_fatbin ──┐
     offload bundle  "__CLANG_OFFLOAD_BUNDLE__"  ──┼──► ELF code object (EM_AMDGPU) ──► AMDGPU note (msgpack)
@@ -81,7 +81,7 @@ class KernelArg:
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel asks of the hardware, from the code object's own metadata and kernel descriptor.
+    """What one kernel needs of the hardware, from the code object's own metadata and kernel descriptor.
 
     ``vgpr`` is the unified count per lane (architected plus accumulation, of which ``agpr`` are the latter);
     ``vgpr_allocated`` is that count as the descriptor grants it, a multiple of 8. Spills count registers. Bytes:
@@ -107,7 +107,7 @@ class KernelResources:
 
     @property
     def short_name(self) -> str:
-        """The name as one would say it: ``axpy<float, 2>`` for ``_Z4axpyIfLi2EEvPT_...``."""
+        """The readable name: ``axpy<float, 2>`` for ``_Z4axpyIfLi2EEvPT_...``."""
         return short_name(self.name)
 
     @property
@@ -121,7 +121,7 @@ class KernelResources:
     def waves_per_simd(self, threads: int, dynamic_lds: int = 0) -> int:
         """Return waves per SIMD for work-groups of ``threads`` work items, LDS counted too.
 
-        Whole work-groups fit or do not: ``groups = min(register waves, LDS)`` per CU of four SIMDs, and the answer
+        Only whole work-groups fit: ``groups = min(register waves, LDS)`` per CU of four SIMDs, and the answer
         is the average ``groups * waves // 4``, at least 0 (0: the work-group cannot run at all).
         """
         waves = -(-threads // self.wavefront_size)

@@ -30,7 +30,7 @@ NOWHERE = "not found in ROCM_PATH, HIP_PATH, /opt/rocm or PATH"
 
 
 def compilers(named: Path | None) -> Iterator[tuple[str, Path | None]]:
-    """Yield (name for people, path) of each candidate in order of preference; None for a kind that is nowhere.
+    """Yield (name for people, path) of each candidate in order of preference; None for a kind that was not found.
 
     Args:
         named: the compiler of ``HIPFORGE_HIPCC``, which comes first.
@@ -156,7 +156,7 @@ def _rocm_for(path: Path, is_hipcc: bool, version: int) -> Path:
         if has_hip(tree):
             return tree
     if is_hipcc:
-        # A hipcc finds its own tree; where it lies only matters for the names in a manifest.
+        # hipcc finds its own tree; its place only matters for the names in a manifest.
         return path.parent.parent
     source = rocm_tree.triton_files()
     if source is None:
@@ -177,8 +177,8 @@ _DEVICE_LIBRARY = re.compile(r'"-mlink-builtin-bitcode" "([^"]+)/ocml\.bc"')
 def _check_arch(toolchain: HipClang, arch: str) -> Path | None:
     """Let the driver plan a compile; returns the folder of the device libraries that it would link.
 
-    It refuses an unknown architecture or a broken ROCm tree by itself, and it alone knows where a distribution keeps
-    the device libraries: Debian has them among clang's own files.
+    The driver refuses an unknown architecture or a broken ROCm tree, and only the driver knows where a distribution
+    keeps the device libraries: Debian has them among clang's own files.
     """
     flags = [word.replace("${ROCM}", str(toolchain.rocm)) for word in toolchain.device_flags(arch)]
     environment = " ".join(f"{name}={os.environ.get(name, '')}" for name in SEARCH_ENVIRONMENT[1:])

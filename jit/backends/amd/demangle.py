@@ -1,8 +1,8 @@
-"""Spoken names of kernel symbols: ``_Z4axpyIfLi2EEvPT_PKS0_S0_i`` → ``axpy<float, 2>``.
+"""Readable names of kernel symbols: ``_Z4axpyIfLi2EEvPT_PKS0_S0_i`` → ``axpy<float, 2>``.
 
 A reader of the part of the Itanium name grammar that kernel names use: nested and template names whose arguments are
-builtin types, pointers, references, integer and bool literals, and named types. Parameter types are dropped. Where
-the grammar goes beyond that, the plain function name is the answer, and where there is none, the symbol itself.
+builtin types, pointers, references, integer and bool literals, and named types. Parameter types are dropped. Where a
+name needs more of the grammar, the plain function name is returned, or the symbol itself if there is none.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class HipClang:
         """Return the commands that compile one source."""
         host_object = f"{unit.name}.o"
         if not unit.is_hip:
-            # Named, because hipcc takes a C++ source for HIP and compiles it for a GPU of its own choice too.
+            # Explicit, because hipcc treats a C++ source as HIP and would also compile it for some GPU.
             language = "c" if unit.source.endswith(".c") else "c++"
             step = self._step(f"{unit.name}.host", ("-x", language, "-O2", *unit.flags), unit.source, host_object)
             return Compiled((step,), (host_object,), {})
@@ -132,8 +132,8 @@ class HipClang:
                 name=f"{unit.name}.embed",
                 argv=("${HIPCXX}", "-Wno-unused-command-line-argument", "-c", assembly, "-o", device_object),
                 outputs=(device_object,),
-                # The host object too: ninja starts what has most steps ahead of it first, and would compile the device
-                # code of every module before it finished one.
+                # The host object too: ninja starts the longest critical path first, and would compile the device code
+                # of every module before it finished one.
                 inputs=(device, host_object),
                 compiles=False,
             ),

@@ -24,8 +24,8 @@ from hipforge.jit.roots import package_dir
 _RECIPE = 2
 """Raised when the tree's contents change for the same triton."""
 
-# name of the file: (name of the constant, LLVM type, value). Both settings of a switch must exist, or clang takes the
-# whole tree for broken.
+# name of the file: (name of the constant, LLVM type, value). Both settings of a switch must exist, or clang rejects the
+# whole tree.
 _SWITCHES = {
     "finite_only": "finite_only_opt",
     "unsafe_math": "unsafe_math_opt",
@@ -70,7 +70,7 @@ def own_headers() -> list[Path]:
 
 
 def is_complete(tree: Path) -> bool:
-    """Return whether a tree was finished; it becomes visible by a rename, so it is whole or not there."""
+    """Return whether a tree was finished; it becomes visible by a rename, so it is complete or absent."""
     return (tree / "share/hip/version").is_file()
 
 

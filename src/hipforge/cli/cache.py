@@ -1,4 +1,4 @@
-"""``hipforge cache``: what is kept, how large it is, and why a module would be built again."""
+"""``hipforge cache``: what is cached, how large it is, and why a module would be built again."""
 
 from __future__ import annotations
 

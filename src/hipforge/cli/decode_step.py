@@ -1,8 +1,7 @@
 """The launches of a decode step of a model, from its configuration: what one GPU of a tensor-parallel group runs.
 
-Layers are those of examples/generate.py. Weights, cache and activations have the shapes of the model and no meaning;
-which experts run is drawn at random. What is left out: the two all-reduces of a layer, the embedding's gather and the
-choice of a token.
+Layers are those of examples/generate.py. Weights, cache and activations have the model's shapes and arbitrary values;
+experts are drawn at random. Not included: the two all-reduces of a layer, the embedding's gather and sampling.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def pieces(shape: Shape, batch: int, context: int) -> list[Piece]:
     payload = fp8_dtypes("cpu")[0]
 
     def mxfp8(*size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        # Untouched memory reads as zeros and takes none.
+        # Untouched pages read as zeros and take no memory.
         return torch.empty(size, dtype=torch.uint8).view(payload), torch.empty(
             (*size[:-1], size[-1] // BLOCK), dtype=torch.uint8
         )

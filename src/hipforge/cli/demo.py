@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHAPES = ((6144, 1152), (6144, 768), (1024, 6144), (768, 6144))  # (K, N) of decode layers
 ROWS = (1, 2, 4, 8, 16)
 
-# fp32 accumulation and one bf16 rounding give 1.66e-3; half as much again would already be a wrong block scale.
+# fp32 accumulation and one bf16 rounding give 1.66e-3; 1.5 times as much would already mean a wrong block scale.
 MAX_RELATIVE_ERROR = 3e-3
 # Each weight byte once, with 5 % for partial tiles.
 MAX_WEIGHT_RATIO = 1.05

@@ -1,4 +1,4 @@
-"""``hipforge doctor``: what can build, what can run, which settings are in effect, and why all else was refused."""
+"""``hipforge doctor``: what can build, what can run, which settings are in effect, and why the rest was refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Finding:
 def guarded(kind: str, find: Callable[[], list[Finding]]) -> list[Finding]:
     """Return what ``find`` finds; an exception of any kind becomes a refused finding that names it.
 
-    A report on a broken installation must not break with it: torch may not import, a directory may not be readable.
+    The report must not fail on a broken installation: torch may not import, a directory may not be readable.
     """
     try:
         return find()

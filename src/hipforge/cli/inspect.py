@@ -72,7 +72,7 @@ def command(
 
 
 def _build_together(wanted: Sequence[Request]) -> None:
-    """Build what is missing of several requests side by side; the error of one that fails is raised for it later."""
+    """Build what is missing of several requests in parallel; the error of one that fails is raised later."""
     from hipforge.cli.build_progress import BuildProgress
     from hipforge.jit import fleet
 

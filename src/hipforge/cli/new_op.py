@@ -1,6 +1,6 @@
-"""``hipforge new-op NAME``: write a tuned op family that works, to be turned into another one.
+"""``hipforge new-op NAME``: write a working tuned op family as a template for a new one.
 
-The files are one room of :mod:`hipforge.ops`, its kernel and its test. Four lists name the op: the registry of modules,
+The files are a family of :mod:`hipforge.ops`, its kernel and its test. Four lists name the op: the registry of modules,
 the families of ``ops``, the packages of ``pyproject.toml`` and the names that type checkers see.
 """
 

@@ -344,7 +344,7 @@ def rotate_and_store(
         positions: int32 or int64 [T].
         k_cache: [pages, page_size, Hkv, D].
         v_cache: like ``k_cache``.
-        slots: int64 [S], S at most T: tokens past it pad the batch and are left alone; -1 stores nothing.
+        slots: int64 [S], S at most T: tokens past it pad the batch and are not touched; -1 stores nothing.
         neox: elements (i, i + rotary_dim / 2) rotate together, else (2i, 2i + 1).
         k_scale: of an fp8 cache, a number or float32 of one element or [Hkv].
         v_scale: the same of V.
