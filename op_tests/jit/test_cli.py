@@ -398,9 +398,14 @@ def test_operands_are_in_the_format_of_the_architecture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("hipforge prof", "profile"), ("hipforge explain mxfp8_gemv", "mxfp8_gemv")]
+    ("words", "expected"),
+    [
+        ("hipforge prof", "profile"),
+        ("hipforge explain mxfp8_gemv", "mxfp8_gemv"),
+        ("hipforge inspect module_moe_c", "module_moe_combine"),
+    ],
 )
-def test_a_shell_completes_commands_and_ops(words: str, expected: str) -> None:
+def test_a_shell_completes_commands_ops_and_modules(words: str, expected: str) -> None:
     environment = {
         **os.environ, "_HIPFORGE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")),
     }  # fmt: skip

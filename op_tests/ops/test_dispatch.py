@@ -319,7 +319,7 @@ def test_explain_reads_as_text(table):
 
 
 def test_explain_refuses_what_has_no_decision():
-    with pytest.raises(GuardError, match=r"explain knows .*mxfp8_gemv, mxfp8_linear.*; got no_such_op"):
+    with pytest.raises(GuardError, match=r"knows decode_attention_fp8,.*mxfp8_gemv, mxfp8_linear.*; got no_such_op"):
         explain("no_such_op")
 
 

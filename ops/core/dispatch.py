@@ -170,7 +170,8 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
     if planner is None:
         for public in dir(hipforge):
             getattr(hipforge, public)
-        raise GuardError(f"explain knows {', '.join(sorted(_planners))}; got {name}")
+        known = ", ".join(sorted(_planners.keys() & set(dir(hipforge))))
+        raise GuardError(f"explain knows {known}; got {name}")
     decision = planner(*args, **kwargs)
     taken = decision.accepted
     refused: dict[str, str] = {refusal.path: refusal.reason for refusal in decision.refused}

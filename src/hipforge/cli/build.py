@@ -11,7 +11,7 @@ import click
 
 from hipforge.cli import output
 from hipforge.cli.build_progress import BuildProgress
-from hipforge.cli.options import REGISTER_OPTION
+from hipforge.cli.options import REGISTER_OPTION, module_names
 from hipforge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command("build")
-@click.argument("modules", nargs=-1)
+@click.argument("modules", nargs=-1, shell_complete=module_names)
 @click.option("--all", "everything", is_flag=True, help="Every registered module.")
 @click.option("--arch", default="gfx950", show_default=True, help="Architectures, separated by commas.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Compile jobs; default from cores and free memory.")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from hipforge import devices, settings
 from hipforge.cli import output
-from hipforge.cli.options import REGISTER_OPTION, matching_variants, parse_variant
+from hipforge.cli.options import REGISTER_OPTION, matching_variants, module_names, parse_variant
 
 if TYPE_CHECKING:
     from hipforge.jit.cache.store import Entry
@@ -145,7 +145,7 @@ def _report_removed(paths: list[str], as_json: bool) -> None:
 
 
 @command.command("why")
-@click.argument("module")
+@click.argument("module", shell_complete=module_names)
 @click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
 @REGISTER_OPTION

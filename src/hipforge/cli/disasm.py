@@ -9,14 +9,14 @@ import click
 
 from hipforge import devices
 from hipforge.cli import output
-from hipforge.cli.options import matching_variants, parse_variant
+from hipforge.cli.options import matching_variants, module_names, parse_variant
 from hipforge.emulator.code_object import CodeObject
 from hipforge.errors import ConfigError
 from hipforge.jit.backends.amd.demangle import fit
 
 
 @click.command("disasm")
-@click.argument("module")
+@click.argument("module", shell_complete=module_names)
 @click.option("--kernel", default="", help="Only kernels whose name contains this.")
 @click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")

@@ -11,7 +11,7 @@ import click
 
 from hipforge import devices, plots, settings
 from hipforge.cli import output
-from hipforge.cli.options import REGISTER_OPTION, matching_variants, parse_variant
+from hipforge.cli.options import REGISTER_OPTION, matching_variants, module_names, parse_variant
 from hipforge.jit.backends.amd.demangle import fit
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ NUMBERS = {
 
 
 @click.command("inspect")
-@click.argument("module")
+@click.argument("module", shell_complete=module_names)
 @click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
 @REGISTER_OPTION

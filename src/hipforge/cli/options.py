@@ -15,6 +15,13 @@ REGISTER_OPTION = click.option(
 )
 
 
+def module_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the registered modules that start with ``incomplete``: what a shell completes."""
+    from hipforge.jit import registry
+
+    return [name for name in registry.modules() if name.startswith(incomplete)]
+
+
 def parse_variant(texts: tuple[str, ...]) -> dict[str, str]:
     """Return ``{"M": "4"}`` for ``("M=4",)``.
 
