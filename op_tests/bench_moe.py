@@ -21,15 +21,18 @@ from rich.table import Table
 from hipforge import devices, plots
 from hipforge.cli.output import console
 from hipforge.jit import loader
+from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.moe import DEFAULT_BLOCK_M
 from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
-from hipforge.ops.mxfp8_grouped.family import FAMILY, MOE_BLOCK_N, candidates
+from hipforge.ops.mxfp8_grouped import wave_split
+from hipforge.ops.mxfp8_grouped.family import FAMILY, candidates
 from hipforge.ops.mxfp8_grouped.tuner import (
     DEFAULT_CELLS,
     TUNER,
     MoeCell,
     MoeOperands,
     expected,
+    instance,
     operands,
     run,
 )
@@ -89,15 +92,18 @@ class Contender:
     resources: Callable[[], tuple[int, int]]
 
 
-def hip_contender(cell: MoeCell, parts: MoeOperands, block_n: int) -> Contender:
-    """Return the HIP kernel with one block_n."""
+def hip_contender(cell: MoeCell, parts: MoeOperands, choice: Choice) -> Contender:
+    """Return a HIP kernel in one configuration."""
 
     def resources() -> tuple[int, int]:
-        kernels = loader.load("module_smallm_mxfp8_moe", {"HF_BLOCK_N": block_n}, ARCH).manifest.kernels.values()
-        entry = next(kernel for kernel in kernels if "smallm_mxfp8_moe<" in kernel["name"])
-        return int(entry["vgpr"]), int(entry["occupancy"])
+        kernels = [
+            kernel
+            for kernel in loader.load(*instance(choice), ARCH).manifest.kernels.values()
+            if kernel["name"].startswith("hf::moe::")
+        ]
+        return max(int(kernel["vgpr"]) for kernel in kernels), min(int(kernel["occupancy"]) for kernel in kernels)
 
-    return Contender(f"hipforge block_n={block_n}", lambda: run(cell, parts, block_n), resources)
+    return Contender(f"hipforge {_text(choice)}", lambda: run(choice, cell, parts), resources)
 
 
 def triton_contender(cell: MoeCell, parts: MoeOperands, config: triton_grouped.GroupedConfig) -> Contender:
@@ -170,7 +176,12 @@ def bench_counted(cell: MoeCell) -> list[Row]:
     """Return a cell's rows, counted on the emulator."""
     parts = operands(cell, torch.device("cpu"))
     want = expected(cell, parts)
-    contenders = [hip_contender(cell, parts, block_n) for block_n in MOE_BLOCK_N]
+    few = [
+        choice
+        for choice in candidates(cell)
+        if choice.kernel != wave_split.KERNEL or choice == wave_split.default_choice(cell.m, cell.experts, cell.k)
+    ]
+    contenders = [hip_contender(cell, parts, choice) for choice in few]
     contenders.append(triton_contender(cell, parts, triton_grouped.STOCK))
     return [counted(cell, parts, want, contender) for contender in contenders]
 

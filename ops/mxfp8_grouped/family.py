@@ -27,15 +27,26 @@ from hipforge.ops.core.checks import (
 from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK
-from hipforge.ops.core.tuned import NEXT, USE_HIP, Column, TableSchema, TunedRow, Value, gemm_shape, load_table
+from hipforge.ops.core.tuned import (
+    EVIDENCE_COLUMNS,
+    LATER_COLUMNS,
+    NEXT,
+    USE_HIP,
+    Column,
+    TableSchema,
+    TunedRow,
+    Value,
+    gemm_shape,
+    load_table,
+)
 from hipforge.ops.mxfp8_dense.family import (
-    DEFAULT_BLOCK_N,
     FNUZ_REFUSAL,
     MAX_ELEMENTS,
     SCALES,
     UNTYPED_REFUSAL,
     has_fnuz,
 )
+from hipforge.ops.mxfp8_dense.wave_split import K_STEP
 from hipforge.ops.mxfp8_grouped import wave_split
 
 KERNEL = "smallm_mxfp8_moe_grouped_gemm"
@@ -123,17 +134,37 @@ class Problem:
 
 
 def _check_row(values: Mapping[str, Value]) -> str | None:
-    if values["block_n"] not in MOE_BLOCK_N:
-        return f"block_n must be one of {MOE_BLOCK_N}; got {values['block_n']}"
+    kernel, block_n, rows, waves = (values[name] for name in ("kernel", "block_n", "rows", "waves"))
+    given = f"got block_n={block_n}, rows={rows}, waves={waves}"
+    if kernel == "smallm" and (block_n not in MOE_BLOCK_N or rows or waves):
+        return f"a smallm row needs block_n in {MOE_BLOCK_N}, rows=0 and waves=0; {given}"
+    if kernel == "wave_split" and (rows not in wave_split.ROWS or waves not in wave_split.WAVES or block_n):
+        return f"a wave_split row needs rows in {wave_split.ROWS}, waves in {wave_split.WAVES} and block_n=0; {given}"
     return None
+
+
+# The format before there were two kernels, with the columns of evidence then and later.
+_EARLIER = ("gfx", "cu_num", "M", "N", "K", "a_div", "has_weight", "block_n", "min_experts", "use_hip")
+_IMPLIED: Mapping[str, Value] = {"kernel": "smallm", "rows": 0, "waves": 0}
 
 
 TABLE = TableSchema(
     family="smallm_mxfp8_moe",
     shape=gemm_shape(NEXT),
     extra_key=(Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))),
-    config=(Column("block_n", int, minimum=1), Column("min_experts", int, minimum=0), USE_HIP),
+    config=(
+        Column("kernel", str, accepted=("smallm", "wave_split")),
+        Column("block_n", int, minimum=0),
+        Column("rows", int, minimum=0),
+        Column("waves", int, minimum=0),
+        Column("min_experts", int, minimum=0),
+        USE_HIP,
+    ),
     check=_check_row,
+    legacy={
+        (*_EARLIER, *(name for name in EVIDENCE_COLUMNS if with_model or name not in LATER_COLUMNS)): _IMPLIED
+        for with_model in (True, False)
+    },
 )
 
 
@@ -148,7 +179,7 @@ def _envelope(problem: Problem, arch: str) -> str | None:
     largest = max(n, problem.m_act) * k
     if largest > MAX_ELEMENTS:
         return f"N*K and M_act*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {largest}"
-    if arch != TABLE_ARCH and k > wave_split.MAX_K:
+    if k > wave_split.MAX_K:
         return f"K must be at most {wave_split.MAX_K}; got {k}"
     if arch != TABLE_ARCH and not problem.all_fnuz:
         return UNTYPED_REFUSAL.format(arch)
@@ -157,6 +188,16 @@ def _envelope(problem: Problem, arch: str) -> str | None:
 
 def _choice(block_n: int) -> Choice:
     return Choice(KERNEL, MappingProxyType({"block_n": block_n}))
+
+
+def _from_row(row: TunedRow) -> Choice:
+    if row.values["kernel"] == "wave_split":
+        return wave_split.choice(row.integer("rows"), row.integer("waves"))
+    return _choice(row.integer("block_n"))
+
+
+def _split(problem: Problem, arch: str, cu_count: int) -> Choice:
+    return wave_split.default_choice(problem.slots, problem.experts, problem.k)
 
 
 def _row_refusal(problem: Problem, row: TunedRow) -> str | None:
@@ -171,14 +212,16 @@ def _default(problem: Problem, arch: str, cu_count: int) -> Choice | str:
     if tuned:
         return f"the tuned rows of (N, K, a_div, has_weight)={tuple(rest)} end at M={tuned[-1]}; got M={slots}"
     if any(slots <= most and problem.experts >= least for most, least in DEFAULT_BUCKETS):
-        return _choice(DEFAULT_BLOCK_N)
+        return _split(problem, arch, cu_count)
     rules = " or ".join(f"M at most {most} with E at least {least}" for most, least in DEFAULT_BUCKETS)
     return f"no tuned row; the default needs {rules}; got M={slots}, E={problem.experts}"
 
 
 def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
-    """Return every configuration that the kernel accepts."""
-    return [_choice(block_n) for block_n in MOE_BLOCK_N]
+    """Return every configuration that the kernels accept for a cell, simplest first, so that ties go to it."""
+    steps = -(-cell.k // K_STEP)
+    split = [wave_split.choice(rows, waves) for waves in wave_split.WAVES if waves <= steps for rows in wave_split.ROWS]
+    return [*split, *(_choice(block_n) for block_n in MOE_BLOCK_N)]
 
 
 def _triton(problem: Problem) -> Accepted | Refused:
@@ -197,19 +240,19 @@ FAMILY = Family(
     archs=(TABLE_ARCH,),
     envelope=_envelope,
     default=_default,
-    from_row=lambda row: _choice(row.integer("block_n")),
+    from_row=_from_row,
     candidates=candidates,
     reference="grouped_mm",
     triton=_triton,
     row_refusal=_row_refusal,
-    without_triton=lambda problem, arch, cu_count: _choice(DEFAULT_BLOCK_N),
+    without_triton=_split,
 )
 
 
 def _without_a_table(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:
     if arch == TABLE_ARCH:
         return None
-    return wave_split.default_choice(problem.slots, problem.experts, problem.k), f"the table is for {TABLE_ARCH}"
+    return _split(problem, arch, cu_count), f"the table is for {TABLE_ARCH}"
 
 
 GROUPED = replace(FAMILY, archs=(TABLE_ARCH, "gfx942"), demanded=_without_a_table)

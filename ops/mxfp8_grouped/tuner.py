@@ -1,4 +1,4 @@
-"""The tuner of the MoE grouped GEMM over MX-FP8: columns per work-group for each weight shape and number of slots.
+"""The tuner of the MoE grouped GEMM over MX-FP8: kernel and parameters for each weight shape and number of slots.
 
 On a GPU candidates are timed and compared with Triton; on the emulator they are ranked by the model of
 :mod:`hipforge.tuning.model` over their exact counts. Either way each candidate runs once on real data first and is
@@ -11,7 +11,7 @@ how many experts, is given here with the cells and not searched.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import click
@@ -20,10 +20,13 @@ import torch
 from hipforge.errors import ConfigError
 from hipforge.jit import loader
 from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.tuned import Value
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
-from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
+from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR, MFMA_STEP_BYTES
+from hipforge.ops.mxfp8_grouped import wave_split
 from hipforge.ops.mxfp8_grouped.family import FAMILY
-from hipforge.ops.mxfp8_grouped.kernels import smallm_mxfp8_moe_grouped_gemm
+from hipforge.ops.mxfp8_grouped.kernels import launch
+from hipforge.ops.mxfp8_grouped.reference import Operands
 from hipforge.ops.reference import quantize_mxfp8
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
@@ -75,7 +78,12 @@ class MoeCell:
 # of kernels with the same interface on an MI355X.
 DEFAULT_CELLS: tuple[MoeCell, ...] = (
     *(MoeCell(n, 6144, 4, False, m, least) for n in (1536, 768) for m, least in ((16, 0), (64, 128))),
-    *(MoeCell(6144, k, 1, weighted, 8) for k in (768, 384) for weighted in (True, False)),
+    *(
+        MoeCell(6144, k, 1, weighted, m, least)
+        for k in (768, 384)
+        for weighted in (True, False)
+        for m, least in ((8, 0), (64, 128))
+    ),
 )
 
 
@@ -141,12 +149,32 @@ def expected(cell: MoeCell, parts: MoeOperands) -> torch.Tensor:
     return out if parts.weights is None else out * parts.weights[:, None]
 
 
-def run(cell: MoeCell, parts: MoeOperands, block_n: int) -> torch.Tensor:
-    """Launch the kernel into the operands' output [M, N], every row of which has a slot."""
-    return smallm_mxfp8_moe_grouped_gemm(
-        parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index, parts.out, cell.experts, cell.n, cell.k, cell.m,
-        parts.a.shape[0], cell.a_div, DEFAULT_BLOCK_M, parts.weights, block_n,
-    )  # fmt: skip
+def run(choice: Choice, cell: MoeCell, parts: MoeOperands) -> torch.Tensor:
+    """Launch a kernel into the operands' output [M, N], every row of which has a slot."""
+    weight = parts.a, parts.a_scale, parts.w, parts.w_scale
+    given = Operands(*weight, *parts.index, cell.m, DEFAULT_BLOCK_M, cell.a_div, parts.weights)
+    launch(choice.kernel, choice.configuration, parts.out, given)
+    return parts.out
+
+
+def instance(choice: Choice) -> tuple[str, dict[str, int]]:
+    """Return the module and variant that a choice runs."""
+    if choice.kernel == wave_split.KERNEL:
+        return "module_mxfp8_grouped_split", {"HF_ROWS": choice.configuration["rows"]}
+    return "module_smallm_mxfp8_moe", {"HF_BLOCK_N": choice.configuration["block_n"]}
+
+
+def _columns(choice: Choice) -> Mapping[str, Value]:
+    kernel = "wave_split" if choice.kernel == wave_split.KERNEL else "smallm"
+    return {"kernel": kernel, "block_n": 0, "rows": 0, "waves": 0, **choice.configuration}
+
+
+def _in_flight(choice: Choice, fullest: int) -> int:
+    """Return the bytes of weight that a wave has in flight where ``fullest`` slots are the most of an expert."""
+    if choice.kernel == wave_split.KERNEL:
+        return wave_split.STEPS_AHEAD[choice.configuration["rows"]] * MFMA_STEP_BYTES
+    block_n = choice.configuration["block_n"]
+    return VECTOR_IN_FLIGHT * block_n // WAVES if fullest <= VECTOR_SLOTS else MATRIX_IN_FLIGHT * block_n
 
 
 def _count(cell: MoeCell, arch: str) -> Counted:
@@ -156,19 +184,17 @@ def _count(cell: MoeCell, arch: str) -> Counted:
     def counted(choice: Choice) -> tuple[list[model.Work], float]:
         from hipforge import emulator
 
-        block_n = choice.configuration["block_n"]
         with emulator.counters() as collector:
-            got = run(cell, parts, block_n)
+            got = run(choice, cell, parts)
         counts = collector.result
         (launch,) = counts.kernels
-        manifest = loader.load("module_smallm_mxfp8_moe", {"HF_BLOCK_N": block_n}, arch).manifest
+        manifest = loader.load(*instance(choice), arch).manifest
         fullest = int(parts.topk_ids.flatten().bincount().max())
-        in_flight = VECTOR_IN_FLIGHT * block_n // WAVES if fullest <= VECTOR_SLOTS else MATRIX_IN_FLIGHT * block_n
         # Work-groups whose tile is past the last one in use end at once; the others are what the model is about.
         tiles = int(parts.index.num_tokens_post_padded) // DEFAULT_BLOCK_M
         work = model.Work(
             workgroups=math.prod(launch.grid) // launch.grid[1] * min(tiles, launch.grid[1]),
-            waves_per_workgroup=WAVES,
+            waves_per_workgroup=choice.configuration.get("waves", WAVES),
             vector_instructions=counts.by_class.get("valu", 0) + counts.by_class.get("valu_trans", 0),
             instructions=launch.wave_instructions,
             matrix_cycles=counts.mfma_cycles,
@@ -176,7 +202,7 @@ def _count(cell: MoeCell, arch: str) -> Counted:
             unique_bytes=counts.unique_bytes,
             streamed_bytes=counts.tensors["w"].loaded,
             occupancy=int(manifest.kernels[launch.name]["occupancy"]),
-            in_flight_bytes=in_flight,
+            in_flight_bytes=_in_flight(choice, fullest),
         )
         return [work], relative_error(got, right)
 
@@ -216,18 +242,19 @@ TUNER = Tuner(
     default_cells=DEFAULT_CELLS,
     operands=lambda cell, arch, device: operands(cell, device),
     expected=expected,
-    run=lambda choice, cell, parts: run(cell, parts, choice.configuration["block_n"]),
+    run=run,
     count=_count,
     copies=_rerouted,
     bytes_per_call=lambda parts: len(parts.busy) * parts.w[0].numel(),
+    columns=_columns,
     given=lambda cell: {"min_experts": cell.min_experts},
     baselines=_baselines,
 )
 
 command = command_for(
     TUNER,
-    "Choose block_n of the MoE grouped GEMM for each weight shape. On a GPU cells are measured; elsewhere a model "
-    "ranks them and rows say so.",
+    "Choose kernel and parameters of the MoE grouped GEMM for each weight shape. On a GPU cells are measured; "
+    "elsewhere a model ranks them and rows say so.",
     [click.Option(["--n", "columns"], multiple=True, type=click.IntRange(min=1), help="Only this N; repeatable.")],
     lambda columns: [cell for cell in DEFAULT_CELLS if not columns or cell.n in columns],
 )

@@ -15,7 +15,8 @@ from hipforge.ops.mxfp8_dense.wave_split import default_waves
 KERNEL = "mxfp8_grouped_split"
 ROWS = (16, 32)  # slots of a tile that are multiplied at once
 MAX_K = 1 << 22
-MAX_WAVES = 8  # registers decide
+WAVES = (1, 2, 4, 8)  # of a work-group; registers decide
+STEPS_AHEAD = {16: 4, 32: 6}  # K steps whose operands a wave has in flight on gfx950, by rows
 
 
 def choice(rows: int, waves: int) -> Choice:
@@ -30,7 +31,7 @@ def default_choice(slots: int, experts: int, k: int) -> Choice:
     """
     expected = min(slots, max(ROWS[0], 2 * slots // experts))
     rows = next((rows for rows in ROWS if expected <= rows), ROWS[-1])
-    return choice(rows, default_waves(k, MAX_WAVES))
+    return choice(rows, default_waves(k, WAVES[-1]))
 
 
 @compile_ops("module_mxfp8_grouped_split", variant=lambda *given: {"HF_ROWS": given[-2]})

@@ -44,12 +44,8 @@ constexpr int kMaxWaves = 8;  // registers decide
 struct Slots {
   uint32_t each, count;
 
-  // Row numbers of A for 16 slots from `first` on, per lane % 16; a_rows where there is no such slot.
-  __device__ uint32_t row(const Late& p, uint32_t first, uint32_t lane) const {
-    const uint32_t index = first + lane % kTile, slot = dev::from_lane(each, index);
-    const uint32_t row = p.a_div == 1 ? slot : slot / p.a_div;
-    return index < count ? row : p.a_rows;
-  }
+  // Slot `first + lane % 16`; no slot from `count` on.
+  __device__ uint32_t of_lane(uint32_t first, uint32_t lane) const { return dev::from_lane(each, first + lane % kTile); }
 };
 
 // Four columns of a slot's row, with bias and weight.
@@ -63,65 +59,83 @@ __device__ inline void store(uint32_t expert, dev::f32x4 values, uint32_t slot, 
       if (column + i < n) values[i] += bias[i];
   }
   if (p.slot_weights != nullptr) values *= p.slot_weights[slot];
-  dev::store_columns(p.out, values, slot, column, n, p.aligned_output);
+  dev::store_columns(p.out, values, slot, dev::lane_value_here(column), n, p.aligned_output);
 }
 
-/// Calls group(slots, expert) for every 64 entries of the work-group's tiles that have slots of an expert that is here.
+/// Calls group(slots, expert) for every 64 entries of the work-group's tiles that have slots of an expert that is here, and
+/// ends the waves.
 template <class Group>
-__device__ __forceinline__ void for_each_group(const Problem& p, uint32_t lane, Group group) {
-  for (uint32_t tile = blockIdx.y; tile < p.tiles; tile += gridDim.y) {
-    const auto entry_at = [&](uint32_t first) {
-      const uint32_t entry = first + lane;
-      return entry < p.block_m ? static_cast<uint32_t>(p.sorted_ids[tile * p.block_m + entry]) : p.num_valid;
-    };
+[[noreturn]] __device__ __forceinline__ void for_each_group(const Problem& p, uint32_t lane, Group group) {
+  uint32_t tile = blockIdx.y, first = 0;
+  for (;;) {
+    uint32_t entry = p.num_valid;
+    if (first + lane < p.block_m) entry = static_cast<uint32_t>(p.sorted_ids[tile * p.block_m + first + lane]);
+    const auto padded = static_cast<uint32_t>(max(dev::load_constant(p.padded), 0));
     const uint32_t expert = static_cast<uint32_t>(dev::load_constant(p.expert_ids + tile));
-    const int64_t used = dev::load_constant(p.padded);
-    uint32_t entry = entry_at(0);
-    if (int64_t{tile} * p.block_m >= used) return;
-    if (expert >= p.experts) continue;
-    for (uint32_t first = 0; first < p.block_m; first += dev::kWaveSize) {
-      if (first > 0) entry = entry_at(first);
+    const uint32_t used = min(padded, p.tiles * p.block_m);
+    if (tile * p.block_m >= used) __builtin_amdgcn_endpgm();
+    if (expert < p.experts) {
       Slots slots;
       slots.each = dev::kept_to_front(entry, entry < p.num_valid, lane, slots.count);
       if (slots.count > 0) group(slots, expert);
     }
+    first += dev::kWaveSize;
+    if (first < p.block_m) continue;
+    first = 0;
+    tile += gridDim.y;
+    if (tile * p.block_m >= used) __builtin_amdgcn_endpgm();  // below 2^32: the grid has no more rows than tiles
   }
 }
 
 #endif
 
-/// Work-groups of 1 to kMaxWaves waves, a power of two; LDS: wave_split::kTileBytes for each wave and row tile,
-/// none for one wave. a_rows k and n k below 2^31; k a multiple of 32, at most wave_split::kMaxK; every slot / a_div below
-/// a_rows; a and w aligned to 16 bytes.
-template <int kRowTiles>
-__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp8_grouped_split(Problem p) {
+/// Work-groups of one wave (kAlone), or of 2 to kMaxWaves, a power of two, with wave_split::kTileBytes of LDS for each wave
+/// and row tile. Every grid row has a tile. a_rows k and n k below 2^31; k a multiple of 32, at most wave_split::kMaxK;
+/// every slot / a_div below a_rows; a and w aligned to 16 bytes.
+template <int kRowTiles, bool kAlone>
+__global__ __launch_bounds__(kAlone ? dev::kWaveSize : kMaxWaves * dev::kWaveSize) void mxfp8_grouped_split(Problem p) {
 #if defined(__gfx950__) || defined(__gfx942__)
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   auto* sums = reinterpret_cast<dev::f32x4*>(lds);
-  const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
-  const uint32_t waves = blockDim.x / dev::kWaveSize, log2_waves = __builtin_ctz(waves);
+  const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = kAlone ? 0 : dev::uniform(threadIdx.x / dev::kWaveSize);
+  const uint32_t waves = kAlone ? 1 : blockDim.x / dev::kWaveSize, log2_waves = kAlone ? 0 : __builtin_ctz(waves);
   const uint32_t column0 = blockIdx.x * kTile;
   for_each_group(p, lane, [&](const Slots& slots, uint32_t expert) {
-    for (uint32_t first = 0; first < slots.count; first += kTile * kRowTiles) {
+    uint32_t first = 0;
+    do {
       const Late& late = arguments_here();
       const uint32_t k = late.k, n = late.n;
-      const uint64_t expert_bytes = uint64_t{n} * k;
-      uint32_t row[kRowTiles];
+      uint32_t slot[kRowTiles], row[kRowTiles];
+      bool exists[kRowTiles];
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) row[t] = slots.row(late, first + t * kTile, lane);
+      for (int t = 0; t < kRowTiles; ++t) {
+        slot[t] = slots.of_lane(first + t * kTile, lane);
+        row[t] = late.a_div == 1 ? slot[t] : slot[t] / late.a_div;
+        exists[t] = first + t * kTile + lane % kTile < slots.count;
+      }
+      // Of all experts' rows of W.
+      const uint64_t w_row = uint64_t{expert} * n + column0;
+      const uint32_t w_rows = min<uint32_t>(kTile, n - column0);
       using Rows = wave_split::GatheredRows<kRowTiles>;
-      wave_split::Wave<kRowTiles, Rows> mine(
-          Rows(late.a, late.a_scales, row, late.a_rows, k, lane),
-          wave_split::rows_of(late.w + expert * expert_bytes, column0, kTile, n, k),
-          wave_split::rows_of(late.w_scales + expert * (expert_bytes / kMxBlock), column0, kTile, n, k / kMxBlock), k, lane);
+      wave_split::Wave<kRowTiles, Rows> mine(Rows(late.a, late.a_scales, row, exists, late.a_rows, k, lane),
+                                             dev::make_buffer(late.w + w_row * k, w_rows * k),
+                                             dev::make_buffer(late.w_scales + w_row * (k / kMxBlock), w_rows * (k / kMxBlock)),
+                                             k, wave_split::lane_offset(k, lane), lane);
       mine.run(wave_split::first_step(k, wave, log2_waves), wave_split::first_step(k, wave + 1, log2_waves),
                late.aligned_scales);
-      wave_split::add_parts(sums, mine.acc, wave, waves, lane, [&](uint32_t t, dev::f32x4 total) {
-        const uint32_t index = first + t * kTile + lane % kTile, slot = dev::from_lane(slots.each, index);
-        if (index < slots.count) store(expert, total, slot, column0 + lane / kTile * dev::kColumnsPerLane);
-      });
-      if (waves > 1) __syncthreads();  // the next sums take the same LDS
-    }
+      const uint32_t column = column0 + lane / kTile * dev::kColumnsPerLane;
+      if constexpr (kAlone) {
+#pragma unroll
+        for (int t = 0; t < kRowTiles; ++t)
+          if (exists[t]) store(expert, mine.acc[t], slot[t], column);
+      } else {
+        wave_split::add_parts(sums, mine.acc, wave, waves, lane, [&](uint32_t t, dev::f32x4 total) {
+          const uint32_t at = slots.of_lane(first + t * kTile, lane);
+          if (first + t * kTile + lane % kTile < slots.count) store(expert, total, at, column);
+        });
+        __syncthreads();  // the next sums take the same LDS
+      }
+    } while ((first += kTile * kRowTiles) < slots.count);
   });
 #endif
 }

@@ -36,8 +36,12 @@ void mxfp8_grouped_split_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, T
 
   if (grid_rows(problem) == 0) return;
   const dim3 grid(hf::ceil_div(N, kTile), grid_rows(problem));
-  const uint32_t lds = waves > 1 ? static_cast<uint32_t>(waves) * kRowTiles * hf::wave_split::kTileBytes : 0;
-  mxfp8_grouped_split<kRowTiles><<<grid, static_cast<uint32_t>(waves) * hf::dev::kWaveSize, lds, stream>>>(problem);
+  const auto threads = static_cast<uint32_t>(waves) * hf::dev::kWaveSize;
+  const uint32_t lds = static_cast<uint32_t>(waves) * kRowTiles * hf::wave_split::kTileBytes;
+  if (waves == 1)
+    mxfp8_grouped_split<kRowTiles, true><<<grid, threads, 0, stream>>>(problem);
+  else
+    mxfp8_grouped_split<kRowTiles, false><<<grid, threads, lds, stream>>>(problem);
   HF_HIP(hipGetLastError());
 }
 HF_EXPORT(mxfp8_grouped_split_out);

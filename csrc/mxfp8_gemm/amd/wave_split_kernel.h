@@ -89,17 +89,21 @@ __device__ inline dev::Buffer rows_of(const uint8_t* data, uint32_t first, uint3
   return dev::make_buffer(data + uint64_t{first} * stride, min(count, rows - first) * stride);
 }
 
+/// The offset of a lane's row and first piece in 16 rows.
+__device__ inline uint32_t lane_offset(uint32_t k, uint32_t lane) { return lane % kTile * k + lane / kTile * kPieceBytes; }
+
 /// Rows of X that follow each other: all tiles share the lane's offset.
 template <int kRowTiles>
 struct NeighbouringRows {
   const dev::Buffer payload, scales;
   const uint32_t offset, scale_offset, k, blocks;
 
+  // `in_lane` is lane_offset: the same value for W lets the compiler compute addresses once for both.
   __device__ NeighbouringRows(const uint8_t* x, const uint8_t* xs, uint32_t row0, uint32_t rows, uint32_t depth,
-                              uint32_t lane)
+                              uint32_t in_lane, uint32_t lane)
       : payload(rows_of(x, row0, kTile * kRowTiles, rows, depth)),
         scales(rows_of(xs, row0, kTile * kRowTiles, rows, depth / kMxBlock)),
-        offset(lane % kTile * depth + lane / kTile * kPieceBytes),
+        offset(in_lane),
         scale_offset(lane % kTile * (depth / kMxBlock)),
         k(depth),
         blocks(depth / kMxBlock) {}
@@ -110,19 +114,19 @@ struct NeighbouringRows {
   __device__ uint32_t scales_in_wave(int tile) const { return tile * kTile * blocks; }
 };
 
-/// Any rows of X, one per lane % 16 and tile; one that is not below `rows` reads 0.
+/// Any rows of X, one per lane % 16 and tile; one that does not exist reads 0.
 template <int kRowTiles>
 struct GatheredRows {
   const dev::Buffer payload, scales;
   uint32_t offset[kRowTiles], scale_offset[kRowTiles];
 
-  __device__ GatheredRows(const uint8_t* x, const uint8_t* xs, const uint32_t (&row)[kRowTiles], uint32_t rows,
-                          uint32_t depth, uint32_t lane)
+  __device__ GatheredRows(const uint8_t* x, const uint8_t* xs, const uint32_t (&row)[kRowTiles],
+                          const bool (&exists)[kRowTiles], uint32_t rows, uint32_t depth, uint32_t lane)
       : payload(dev::make_buffer(x, rows * depth)), scales(dev::make_buffer(xs, rows * (depth / kMxBlock))) {
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
-      offset[t] = row[t] < rows ? row[t] * depth + lane / kTile * kPieceBytes : dev::kOutOfRange;
-      scale_offset[t] = row[t] < rows ? row[t] * (depth / kMxBlock) : dev::kOutOfRange;
+      offset[t] = exists[t] ? row[t] * depth + lane / kTile * kPieceBytes : dev::kOutOfRange;
+      scale_offset[t] = exists[t] ? row[t] * (depth / kMxBlock) : dev::kOutOfRange;
     }
   }
 
@@ -154,14 +158,15 @@ struct Wave {
   // gfx942: the largest byte so far.
   uint32_t highest_w[kScaleRows] = {}, highest_x[kRowTiles] = {};
 
-  __device__ Wave(const Rows& rows, dev::Buffer weight, dev::Buffer weight_scales, uint32_t depth, uint32_t lane)
+  __device__ Wave(const Rows& rows, dev::Buffer weight, dev::Buffer weight_scales, uint32_t depth, uint32_t in_lane,
+                  uint32_t lane)
       : x(rows),
         w(weight),
         ws(weight_scales),
         k(depth),
         blocks(depth / kMxBlock),
         group(lane / kTile),
-        offset(lane % kTile * depth + lane / kTile * kPieceBytes),
+        offset(in_lane),
         w_scales((kScaleRows == 1 ? lane % kTile : lane / kTile * kScaleRows) * (depth / kMxBlock)) {}
 
   static __device__ Piece load_piece(dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
@@ -307,7 +312,7 @@ struct Wave {
     const uint32_t whole = aligned ? min(end, k / kStep) : begin;
     uint32_t step = begin;
     for (; step + kMaxRun <= whole; step += kMaxRun) run_steps<kMaxRun>(step);
-    switch (whole > step ? whole - step : 0) {
+    switch (whole - step) {  // begin is at most k / kStep
       case 1: run_rest<1>(step); break;
       case 2: run_rest<2>(step); break;
       case 3: run_rest<3>(step); break;
@@ -376,8 +381,9 @@ __global__ __launch_bounds__(max_waves(kRowTiles) * dev::kWaveSize) void mxfp8_w
   // The number of waves is a power of two.
   const uint32_t log2_waves = __builtin_ctz(waves);
   using Rows = NeighbouringRows<kRowTiles>;
-  Wave<kRowTiles, Rows> mine(Rows(p.xq, p.xs, row0, p.m, p.k, lane), rows_of(p.wq, column0, kTile, p.n, p.k),
-                             rows_of(p.ws, column0, kTile, p.n, p.k / kMxBlock), p.k, lane);
+  const uint32_t in_lane = lane_offset(p.k, lane);
+  Wave<kRowTiles, Rows> mine(Rows(p.xq, p.xs, row0, p.m, p.k, in_lane, lane), rows_of(p.wq, column0, kTile, p.n, p.k),
+                             rows_of(p.ws, column0, kTile, p.n, p.k / kMxBlock), p.k, in_lane, lane);
   mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales);
   const uint32_t row = row0 + lane % kTile, column = column0 + lane / kTile * dev::kColumnsPerLane;
   add_parts(sums, mine.acc, wave, waves, lane,
