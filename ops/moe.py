@@ -16,10 +16,11 @@ from hipforge.ops.core.checks import require_device, require_dtype, require_rank
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 from hipforge.ops.moe_combine import moe_combine
+from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mx_quantize import mxfp8_quantize
 from hipforge.ops.mxfp8_dense.family import SCALES, has_fnuz
 from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear
-from hipforge.ops.swiglu_fp8 import check_activation, swiglu_mxfp8
+from hipforge.ops.swiglu_fp8 import check_activation
 
 PACKED_TOKEN_BITS = 24
 _MXFP4_DTYPE = getattr(torch, "float4_e2m1fn_x2", None)
@@ -100,7 +101,8 @@ def fused_moe_mxfp8(
 
     Activations are quantised to the device's e4m3 with one e8m0 scale per 32 elements (round_up: nothing clips). Each
     GEMM accumulates in float32, adds its bias there and rounds once to bfloat16; SwiGLU is that of
-    :func:`hipforge.swiglu_mxfp8`, whose launch quantises too; the sum is float32. Routing weights are multiplied into
+    :func:`hipforge.swiglu_mxfp8`, in the first GEMM's launch where that takes 16 slots at a time, else in one of its
+    own; both quantise too, with the same result. The sum is float32. Routing weights are multiplied into
     the second GEMM after its bias, before it rounds. Both GEMMs run wherever
     :func:`hipforge.ops.grouped_gemm_mxfp8.grouped_mxfp8_linear` does; all else is one launch each.
 
@@ -181,10 +183,10 @@ def fused_moe_mxfp8(
     if hidden_scale is None:
         hidden, hidden_scale = mxfp8_quantize(hidden.contiguous())
     # The sum leaves out slots without an expert here, so that neither GEMM's output needs to be filled first.
-    gate_up = grouped_mxfp8_linear(
-        hidden, hidden_scale, w1, w1_scale, *aligned, slots, block_m, top_k, bias=w1_bias, uncovered="undefined"
-    )
-    inner_q, inner_scale = swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
+    inner_q, inner_scale = grouped_swiglu_mxfp8(
+        hidden, hidden_scale, w1, w1_scale, *aligned, slots, block_m, top_k, bias=w1_bias, alpha=alpha, beta=beta,
+        limit=limit, interleaved=interleaved,
+    )  # fmt: skip
     weights = topk_weights.to(torch.float32).flatten()
     down = grouped_mxfp8_linear(
         inner_q, inner_scale, w2, w2_scale, *aligned, slots, block_m, 1, weights, bias=w2_bias, uncovered="undefined"

@@ -55,7 +55,7 @@ def test_a_step_has_every_op_of_every_layer(tmp_path: Path) -> None:
     counts = {line["op"]: line["calls"] * line["launches"] for line in two[0]["lines"]}
     assert counts["norm + quantise, copy"] == counts["weighted sum"] == counts["experts' down"] == 2
     assert counts["norm + quantise"] == 5 and counts["gate_up"] == 1
-    assert sum(counts.values()) == 10 + 2 * 14 + 2  # a dense layer, two of experts, the last norm and the head
+    assert sum(counts.values()) == 10 + 2 * 13 + 2  # a dense layer, two of experts, the last norm and the head
     assert picture.read_bytes().startswith(b"\x89PNG")
     # A longer context takes longer, and nothing but attention does.
     short, long = ({line["op"]: line["us"] for line in step["lines"]} for step in two)

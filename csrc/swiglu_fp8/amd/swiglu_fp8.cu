@@ -22,6 +22,7 @@
 #include "hipforge/amd/fused_fp8_guards.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/mx_encode.h"
+#include "hipforge/amd/swiglu.h"
 #include "hipforge/amd/vector.h"
 
 #if !defined(HF_INPUT)
@@ -36,7 +37,6 @@ constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 constexpr int kThreads = 256;
 constexpr int kPerThread = 2;  // chunks: two make the 16 bytes that a lane stores
 constexpr int kChunk = 8;      // elements per 16-byte load
-constexpr double kLog2E = 1.44269504089;
 
 struct Arguments {
   uint16_t* next_buffer;
@@ -44,23 +44,11 @@ struct Arguments {
   uint32_t count;          // chunks of the result
   uint32_t chunks_of_row;  // of the result: d / width
   float fp8_max;
-  float power;  // -alpha log2 e
-  float beta;   // -0 where there is none: adding it changes nothing, the sign of a zero included
-  float limit;  // infinity where there is none
-  bool modified;
-  bool interleaved;
+  hf::Activation activation;
 };
 
 template <int kWidth>
 using Vector = Half __attribute__((ext_vector_type(kWidth)));
-
-// The exponential comes from the instruction, which gives 0 for a subnormal result; 1 + it is 1 either way.
-__device__ inline float swiglu(float g, float u, float power) {
-  return g / (1.f + __builtin_amdgcn_exp2f(g * power)) * u;
-}
-
-// min(value, limit) that keeps a NaN, which the instruction for it drops.
-__device__ inline float limited_above(float value, float limit) { return value > limit ? limit : value; }
 
 // The even elements of the 16 that a and b hold into a, the odd ones into b, in order.
 __device__ inline void part_pairs(Vector<kChunk>& a, Vector<kChunk>& b) {
@@ -92,7 +80,7 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
     const uint32_t at = first + i * kThreads;
     if (at >= arguments.count) continue;
     int64_t gate_at, up_at;
-    if (arguments.interleaved) {
+    if (arguments.activation.interleaved) {
       gate_at = 2 * static_cast<int64_t>(at);
       up_at = gate_at + 1;
     } else {
@@ -108,7 +96,7 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
                      static_cast<int64_t>(gridDim.x) * kThreads);
   float values[kPerThread][kWidth];
   if constexpr (kWidth == kChunk) {
-    if (arguments.interleaved) {
+    if (arguments.activation.interleaved) {
 #pragma unroll
       for (int i = 0; i < kPerThread; ++i) part_pairs(gate[i], up[i]);
     }
@@ -116,14 +104,9 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i)
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      float g = static_cast<float>(gate[i][j]), u = static_cast<float>(up[i][j]);
-      if (arguments.modified) {
-        g = limited_above(g, arguments.limit);
-        u = hf::dev::saturated(u, arguments.limit) + arguments.beta;
-      }
-      values[i][j] = swiglu(g, u, arguments.power) * inverse;
-    }
+    for (int j = 0; j < kWidth; ++j)
+      values[i][j] = hf::dev::swiglu(static_cast<float>(gate[i][j]), static_cast<float>(up[i][j]), arguments.activation) *
+                     inverse;
   uint32_t bytes[kPerThread] = {};
   if constexpr (kMx) {
     constexpr uint32_t kLanes = hf::kMxBlock / kWidth;
@@ -160,14 +143,8 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
 
 using hf::fused_fp8::Format;
 
-// The model's parameters; `limit` is infinite where there is none.
-struct Activation {
-  double alpha, beta, limit;
-  bool interleaved;
-};
-
 // The checks that both entries share; saturation at the format's largest value is filled in.
-Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, const Activation& activation,
+Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, const hf::Activation& activation,
                   Format format) {
   HF_CHECK(gate_up.dtype() == kInputDtype, "gate_up has another dtype than this variant was built for");
   HF_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) >= 2 && gate_up.size(1) % 2 == 0,
@@ -178,14 +155,7 @@ Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gat
   hf::check_apart({out, "out"}, {{gate_up, "gate_up"}});
   Arguments arguments{};
   arguments.fp8_max = static_cast<float>(format.largest());
-  HF_CHECK(__builtin_isfinite(activation.alpha), "alpha must be finite; got ", activation.alpha);
-  HF_CHECK(__builtin_isfinite(activation.beta), "beta must be finite; got ", activation.beta);
-  HF_CHECK(activation.limit > 0, "limit must be positive; got ", activation.limit);
-  arguments.power = static_cast<float>(-activation.alpha * kLog2E);
-  arguments.beta = activation.beta == 0 ? -0.f : static_cast<float>(activation.beta);
-  arguments.limit = static_cast<float>(activation.limit);
-  arguments.modified = activation.beta != 0 || activation.limit < __builtin_inf();
-  arguments.interleaved = activation.interleaved;
+  arguments.activation = activation;
   const hf::fused_fp8::NextBuffer next(next_buffer, rows);
   if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{gate_up, "gate_up"}, {out, "out"}});
   arguments.next_buffer = next.data;
@@ -223,7 +193,8 @@ void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor g
                     double fp8_max, double alpha, double beta, double limit, bool interleaved, bool force_scalar,
                     hipStream_t stream) {
   const Format format = hf::fused_fp8::format_of(gate_up);
-  Arguments arguments = checked(out, next_buffer, gate_up, {alpha, beta, limit, interleaved}, format);
+  const auto activation = hf::checked_activation(alpha, beta, limit, interleaved);
+  Arguments arguments = checked(out, next_buffer, gate_up, activation, format);
   const float* value = hf::fused_fp8::scale_of(scale);
   hf::check_apart({out, "out"}, {{scale, "scale"}});
   if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{scale, "scale"}});
@@ -236,7 +207,8 @@ void swiglu_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTenso
                       double alpha, double beta, double limit, bool interleaved, bool force_scalar,
                       hipStream_t stream) {
   const Format format = hf::fused_fp8::format_of(gate_up);
-  const Arguments arguments = checked(out, next_buffer, gate_up, {alpha, beta, limit, interleaved}, format);
+  const auto activation = hf::checked_activation(alpha, beta, limit, interleaved);
+  const Arguments arguments = checked(out, next_buffer, gate_up, activation, format);
   uint8_t* scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "d");
   hf::check_apart({block_scales, "block_scales"}, {{gate_up, "gate_up"}, {out, "out"}});
   if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{block_scales, "block_scales"}});

@@ -149,6 +149,7 @@ def pieces(shape: Shape, batch: int, context: int) -> list[Piece]:
     import hipforge
     from hipforge.nn import PagedKVCache
     from hipforge.ops.core.fp8 import fp8_dtypes
+    from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 
     bf16 = torch.bfloat16
     every = sum(shape.layers)
@@ -244,9 +245,11 @@ def pieces(shape: Shape, batch: int, context: int) -> list[Piece]:
             index = hipforge.moe_align_block_size(ids, BLOCK_M, total)
             slots = batch * slots_of
             a, w = mxfp8(slots if per_slot else batch, k), mxfp8(total, n, k)
-            a_div, factors = (1, weights.flatten()) if per_slot else (slots_of, None)
+            if not per_slot:
+                return lambda: grouped_swiglu_mxfp8(*a, *w, *index, slots, BLOCK_M, slots_of, **limits)
+            factors = weights.flatten()
             return lambda: hipforge.grouped_mxfp8_linear(
-                *a, *w, *index, slots, BLOCK_M, a_div, factors, uncovered="undefined"
+                *a, *w, *index, slots, BLOCK_M, 1, factors, uncovered="undefined"
             )
 
         return make
@@ -276,8 +279,7 @@ def pieces(shape: Shape, batch: int, context: int) -> list[Piece]:
             Piece("router", sparse, "cold", router),
             Piece("choice of experts", sparse, "mall", gating),
             Piece("sorted slots", sparse, "mall", align),
-            Piece("experts' gate_up", sparse, "cold", grouped(2 * shape.expert_inner, hidden, False)),
-            Piece("experts' swiglu + quantise", sparse, "mall", swiglu(batch * slots_of, shape.expert_inner)),
+            Piece("experts' gate_up, swiglu", sparse, "cold", grouped(2 * shape.expert_inner, hidden, False)),
             Piece("experts' down", sparse, "cold", grouped(hidden, shape.expert_inner, True)),
             Piece("weighted sum", sparse, "mall", combine),
         ]

@@ -63,10 +63,10 @@ __device__ inline uint32_t magnitude_bits(float value) { return __builtin_bit_ca
 
 __device__ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/// The largest `value` among each kLanes neighbouring lanes (4 or 32), in all of them; each group active or not as one.
+/// The largest `value` among each kLanes neighbouring lanes (4, 8 or 32), in all of them; each group active or not as one.
 template <int kLanes>
 __device__ inline uint32_t largest_of_lanes(uint32_t value) {
-  static_assert(kLanes == 4 || kLanes == 32);
+  static_assert(kLanes == 4 || kLanes == 8 || kLanes == 32);
   constexpr int kNeighbour = 1 | 0 << 2 | 3 << 4 | 2 << 6, kOtherPair = 2 | 3 << 2 | 0 << 4 | 1 << 6;
   value = larger(value, __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kNeighbour, 0xF, 0xF, true));
   value = larger(value, __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kOtherPair, 0xF, 0xF, true));
@@ -97,21 +97,21 @@ __device__ inline uint8_t encode_mx_e4m3(float scaled, uint32_t byte) {
   return static_cast<uint8_t>(byte == kE8m0Nan ? kE4m3Nan : static_cast<uint32_t>(code));
 }
 
-/// Eight codes in memory order. A NaN can be in a block with another scale only in ScaleMode::triton; it is not kept.
-__device__ inline u32x2 encode_mx_e4m3x8(const float (&scaled)[8], uint32_t byte) {
+/// Four codes in memory order. A NaN can be in a block with another scale only in ScaleMode::triton; it is not kept.
+__device__ inline uint32_t encode_mx_e4m3x4(const float* scaled, uint32_t byte) {
   constexpr float kLimit = static_cast<float>(kMxE4m3.largest);
   constexpr uint32_t kNans = kE4m3Nan * 0x01010101u;
-  u32x2 codes;
+  float clamped[4];
 #pragma unroll
-  for (int word = 0; word < 2; ++word) {
-    float clamped[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) clamped[i] = __builtin_amdgcn_fmed3f(scaled[4 * word + i], -kLimit, kLimit);
-    int packed = __builtin_amdgcn_cvt_pk_fp8_f32(clamped[0], clamped[1], 0, false);
-    packed = __builtin_amdgcn_cvt_pk_fp8_f32(clamped[2], clamped[3], packed, true);
-    codes[word] = byte == kE8m0Nan ? kNans : static_cast<uint32_t>(packed);
-  }
-  return codes;
+  for (int i = 0; i < 4; ++i) clamped[i] = __builtin_amdgcn_fmed3f(scaled[i], -kLimit, kLimit);
+  int packed = __builtin_amdgcn_cvt_pk_fp8_f32(clamped[0], clamped[1], 0, false);
+  packed = __builtin_amdgcn_cvt_pk_fp8_f32(clamped[2], clamped[3], packed, true);
+  return byte == kE8m0Nan ? kNans : static_cast<uint32_t>(packed);
+}
+
+/// Eight of them.
+__device__ inline u32x2 encode_mx_e4m3x8(const float (&scaled)[8], uint32_t byte) {
+  return {encode_mx_e4m3x4(scaled, byte), encode_mx_e4m3x4(scaled + 4, byte)};
 }
 
 }  // namespace hf::dev

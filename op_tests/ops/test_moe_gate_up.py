@@ -1,0 +1,158 @@
+"""Gate and up of a MoE layer with SwiGLU and MX quantisation in the GEMM's epilogue, on gfx950 and on gfx942."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.moe_cases import Moe, exact
+from helpers.mxfp8_cases import SCALE_NAN
+from helpers.planted_faults import planted
+
+import hipforge
+from hipforge import emulator
+from hipforge.errors import EmulatorFault, GuardError
+from hipforge.ops import moe_gate_up
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8, mxfp8_gate_up_out
+from hipforge.ops.mxfp8_grouped import mxfp8_grouped_split
+
+ACTIVATIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"alpha": 1.702, "beta": 1.0, "limit": 7.0},
+    {"alpha": 1.702, "beta": 1.0, "limit": 3.0, "interleaved": True},
+)
+OWNERS = (*(1,) * 19, 3, *(4,) * 3, 0, 0)  # a tile of 20 with more than 16 slots; experts with one and with none
+
+
+def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
+    on_gfx942("-k", "not mistake")
+
+
+def problem(k: int, inner: int = 64, a_div: int = 1, block_m: int = 20) -> Moe:
+    own = fp8_dtypes("cpu")[0]
+    case = exact(OWNERS, experts=6, n=2 * inner, k=k, a_div=a_div, block_m=block_m)
+    return case.but(a=case.a.view(own), w=case.w.view(own))
+
+
+def arguments(case: Moe) -> tuple[Any, ...]:
+    return case.a, case.a_scale, case.w, case.w_scale, *case.sorted()
+
+
+def bias_of(case: Moe) -> torch.Tensor:
+    return torch.randn(case.w.shape[:2], generator=torch.Generator().manual_seed(3))
+
+
+def separately(case: Moe, bias: torch.Tensor | None, **activation: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a GEMM with tests of its own and the launch for SwiGLU and quantisation make, in two launches."""
+    gate_up = torch.zeros(case.slots, case.w.shape[1], dtype=torch.bfloat16)
+    mxfp8_grouped_split(*arguments(case), gate_up, case.slots, case.a_div, case.block_m, None, bias, waves=2)
+    return hipforge.swiglu_mxfp8(gate_up, **activation)
+
+
+def same(case: Moe, bias: torch.Tensor | None = None, **activation: Any) -> None:
+    with emulator.counters() as counted:
+        q, scales = grouped_swiglu_mxfp8(
+            *arguments(case), case.slots, case.block_m, case.a_div, bias=bias, **activation
+        )
+    assert [launch.name for launch in counted.kernels if "gate_up" in launch.name] and counted.launches == 1
+    assert not counted.scratch_bytes
+    want_q, want_scales = separately(case, bias, **activation)
+    assert torch.equal(scales, want_scales)
+    assert torch.equal(q.view(torch.uint8), want_q.view(torch.uint8))
+
+
+# The products are integers whose sums are exact, so that the order of additions cannot tell the two apart.
+@pytest.mark.parametrize("order", ("forward", "reverse", "random"))
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=("plain", "minimax", "gpt_oss"))
+@pytest.mark.parametrize("k", (32, 96, 768, 1056))
+def test_one_launch_gives_the_bits_of_two(k: int, activation: dict[str, Any], order: str) -> None:
+    case = problem(k, a_div=2)
+    with emulator.options(checks="all", wave_order=order):
+        same(case, **activation)
+        same(case, bias_of(case), **activation)
+
+
+@pytest.mark.parametrize("k", (96, 1056))
+def test_turns_of_one_instruction_change_nothing(k: int) -> None:
+    with emulator.options(checks="all", quantum=1):
+        same(problem(k), alpha=1.702, beta=1.0, limit=7.0)
+
+
+@pytest.mark.parametrize("inner", (32, 96, 160))
+@pytest.mark.parametrize("block_m", (4, 64, 128))
+def test_every_width_and_size_of_tile_gives_the_same(inner: int, block_m: int) -> None:
+    same(problem(160, inner, block_m=block_m))
+
+
+def test_a_nan_scale_reaches_exactly_its_blocks() -> None:
+    case = problem(1056)
+    case.w_scale[1, 40, 20] = SCALE_NAN  # expert 1's gate of result 40, in the second block of 32
+    case.a_scale[23, 4] = SCALE_NAN  # a slot of expert 0
+    same(case)
+    _, scales = grouped_swiglu_mxfp8(*arguments(case), case.slots, case.block_m, 1)
+    nan = (scales == SCALE_NAN).nonzero().tolist()
+    assert nan == [*([slot, 1] for slot in range(19)), [23, 0], [23, 1]]
+
+
+def test_rows_of_tiles_elsewhere_are_left_alone() -> None:
+    case = problem(96)
+    ids, experts, padded = case.sorted()
+    experts[experts == 1] = -1
+    q, scales = torch.full((25, 64), 9, dtype=torch.uint8), torch.full((25, 2), 9, dtype=torch.uint8)
+    raw(case.but(index=(ids, experts, padded)), q, scales)
+    assert (q[:19] == 9).all() and (scales[:19] == 9).all() and (scales[19:] != 9).all()
+
+
+def raw(case: Moe, q: torch.Tensor, scales: torch.Tensor, parts: int = 1) -> None:
+    activation = 1.0, 0.0, float("inf"), False
+    mxfp8_gate_up_out(
+        q.view(fp8_dtypes("cpu")[0]), scales, *arguments(case), None, *case.w.shape, case.slots, case.a.shape[0],
+        case.a_div, case.block_m, *activation, parts,
+    )  # fmt: skip
+
+
+def test_what_the_kernel_does_not_take_is_refused() -> None:
+    case = problem(96)
+    q, scales = torch.zeros(25, 64, dtype=torch.uint8), torch.zeros(25, 2, dtype=torch.uint8)
+    with pytest.raises(GuardError, match="parts must be 1 or 2; got 4"):
+        raw(case, q, scales, parts=4)
+    with pytest.raises(GuardError, match=r"out must be \[25, 64\] in the architecture's e4m3"):
+        raw(case, q[:24], scales)
+    with pytest.raises(GuardError, match=r"out_scales must be uint8 \[25, 2\]"):
+        raw(case, q, scales[:, :1])
+    with pytest.raises(GuardError, match="N must be a multiple of 64"):
+        raw(case.but(w=case.w[:, :96].contiguous(), w_scale=case.w_scale[:, :96].contiguous()), q, scales)
+
+
+def test_more_slots_than_sixteen_at_a_time_take_two_launches() -> None:
+    own = fp8_dtypes("cpu")[0]
+    case = exact((0, 1) * 40, experts=2, n=64, k=96)
+    case = case.but(a=case.a.view(own), w=case.w.view(own))
+    with emulator.counters() as counted:
+        q, scales = grouped_swiglu_mxfp8(*arguments(case), case.slots, 64, 1)
+    assert counted.launches == 2
+    want_q, want_scales = separately(case, None)
+    assert torch.equal(scales, want_scales) and torch.equal(q.view(torch.uint8), want_q.view(torch.uint8))
+
+
+MISTAKES = {
+    "up_for_gate": ("? n / 2 - kResults : 0;", "? 0 : n / 2 - kResults;"),
+    "second_part_left_out": ("total += sums[1][column / kTile][at];", ""),
+    "no_barrier": ("__syncthreads();  // the next sums take the same LDS", ""),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_noticed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, becomes = MISTAKES[name]
+    home = "mxfp8_gemm/amd/"
+    entry = planted(
+        tmp_path / name, mxfp8_gate_up_out, home + "gate_up_kernel.h", line, becomes, unit=home + "mxfp8_gate_up.cu"
+    )
+    monkeypatch.setattr(moe_gate_up, "mxfp8_gate_up_out", entry)
+    with pytest.raises((AssertionError, EmulatorFault)), emulator.options(checks="all"):
+        same(problem(1056))

@@ -1,0 +1,150 @@
+"""The first GEMM of a MoE layer with SwiGLU and MX quantisation: in its epilogue where it can be, else after it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.core.operator import operator
+from hipforge.ops.mxfp8_dense.wave_split import K_STEP, MOST_STEPS
+from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear, wave_split
+from hipforge.ops.mxfp8_grouped.family import GROUPED
+from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
+
+KERNEL = "mxfp8_gate_up"
+
+
+def parts_of(k: int) -> int:
+    """Return in how many parts a work-group takes K."""
+    return 1 if k <= K_STEP * MOST_STEPS else 2
+
+
+@compile_ops("module_mxfp8_gate_up", mutates=("out", "out_scales"))
+def mxfp8_gate_up_out(
+    out: torch.Tensor,
+    out_scales: torch.Tensor,
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    bias: torch.Tensor | None,
+    E: int,
+    N: int,
+    K: int,
+    num_valid_tokens: int,
+    M_act: int,
+    a_div: int,
+    block_m: int,
+    alpha: float,
+    beta: float,
+    limit: float,
+    interleaved: bool,
+    parts: int,
+) -> None:
+    """Write the rows of ``out`` and ``out_scales`` that tiles in use cover: MX-FP8 of SwiGLU of the product."""
+
+
+def _plan(w: torch.Tensor, **given: Any) -> Decision:
+    """Return the grouped GEMM's decision, with the epilogue where its kernel takes 16 slots at a time."""
+    decision = GROUPED.plan_total(w=w, **given)
+    taken = decision.accepted
+    n, k = w.shape[1:]
+    if taken is None or taken.kernel != wave_split.KERNEL or n % (2 * BLOCK):
+        return decision
+    if taken.configuration["rows"] != wave_split.ROWS[0]:
+        return decision
+    fused = replace(taken, kernel=KERNEL, configuration=MappingProxyType({"parts": parts_of(k)}))
+    return replace(decision, accepted=fused)
+
+
+def _new(
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    *rest: object,
+    **named: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    columns = w.shape[1] // 2
+    q = a_q.new_empty((num_valid_tokens, columns), dtype=fp8_dtypes(a_q.device)[0])
+    return q, a_q.new_empty((num_valid_tokens, columns // BLOCK), dtype=torch.uint8)
+
+
+@operator(_plan, fake=_new)
+def grouped_swiglu_mxfp8(
+    taken: Accepted,
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    block_m: int,
+    a_div: int,
+    *,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    interleaved: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what :func:`hipforge.swiglu_mxfp8` makes of :func:`hipforge.grouped_mxfp8_linear`'s gate and up.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        a_q: as for the grouped GEMM, like all up to ``bias``.
+        a_scale: e8m0 bytes [M_act, K/32].
+        w: weights [E, 2 d, K], d a multiple of 32.
+        w_scale: e8m0 bytes [E, 2 d, K/32].
+        sorted_token_ids: int32, whole tiles of ``block_m`` slots.
+        expert_ids: int32, at least one per tile.
+        num_tokens_post_padded: int32 [1].
+        num_valid_tokens: slots, T · top_k.
+        block_m: entries of a tile.
+        a_div: slots per activation row.
+        bias: float32 [E, 2 d], in the order of ``w``'s rows.
+        alpha: of SwiGLU, as the next three.
+        beta: added to up.
+        limit: where gate and up are clamped, or None.
+        interleaved: even rows of ``w`` are the gate's, odd ones up's.
+
+    Returns:
+        ``(q, scales)``: [num_valid_tokens, d] in the device's e4m3 and uint8 [num_valid_tokens, d / 32]; rows that no
+        tile covers are undefined. Gate and up are rounded to bfloat16 on either path.
+
+    Raises:
+        GuardError: operands or indices of the wrong dtype, shape or device.
+        BuildError, LaunchError: a kernel could not be built or run.
+    """
+    indices = sorted_token_ids, expert_ids, num_tokens_post_padded
+    if taken.kernel != KERNEL:
+        gate_up = grouped_mxfp8_linear(
+            a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias, uncovered="undefined"
+        )
+        return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
+    q, scales = _new(a_q, a_scale, w, w_scale, *indices, num_valid_tokens)
+    experts, n, k = w.shape
+    mxfp8_gate_up_out(
+        q, scales, a_q.contiguous(), a_scale.contiguous(), w.contiguous(), w_scale.contiguous(),
+        sorted_token_ids.contiguous(), expert_ids.contiguous(), num_tokens_post_padded.contiguous(),
+        None if bias is None else bias.contiguous(), experts, n, k, num_valid_tokens, a_q.shape[0], a_div, block_m,
+        alpha, beta, math.inf if limit is None else limit, interleaved, taken.configuration["parts"],
+    )  # fmt: skip
+    return q, scales
