@@ -81,7 +81,7 @@ __all__ = [
 
 
 class _Call(NamedTuple):
-    """What both ops come down to: q [B, Mq, Hq, D], caches [pages, page_size, Hkv, D bytes or words].
+    """The common form of both ops: q [B, Mq, Hq, D], caches [pages, page_size, Hkv, D bytes or words].
 
     Elements have a scale per tensor or head, or words of a scale and a shift per row, or int4 groups (``num_groups``).
     ``forced`` is force_kernel_config as JSON, which a torch operator can take.
@@ -415,7 +415,7 @@ def decode_attention_fp8(
         lse_out: contiguous float32 [B, Hq, Mq] to write the log-sum-exp into.
         workspace: uint8 [bytes] for what the splits give before they are merged, at least
             :func:`attention_workspace_size` of this call and at a multiple of 16; allocated if None. Calls on one
-            stream may share it. A traced graph manages its memory by itself and leaves it alone.
+            stream may share it. A traced graph manages its own memory and ignores it.
 
     Returns:
         out like q; with ``return_lse`` (out, float32 [B, Hq, Mq]), natural logarithm, -inf where nothing is seen. With

@@ -8,9 +8,9 @@ blocks, and a test holds it to runs at full size:
 - What a work-group executes is a number for its start and end plus one for each block: two short runs give both.
 - The merge is run with as many splits as it has to merge, for one sequence and one KV head.
 
-How much a wave has in flight is read off the machine code as well: each wait for loads that were issued since the wait
-before is a trip to memory, and the bytes of a trip are those of the launch over its trips. Each counts as one to memory
-itself, which is too much for block tables, and the same too much for every configuration.
+How much a wave has in flight is read from the machine code as well: each wait for loads that were issued since the last
+wait is a trip to memory, and the bytes of a trip are those of the launch over its trips. Each counts as a trip to HBM,
+which overestimates those for block tables, equally for every configuration.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hipforge.emulator.code_object import Kernel
     from hipforge.emulator.counting import KernelCount, PcCount
 
-SAMPLED_BLOCKS = (4, 8)  # of a wave: what the line through the counts is drawn by
+SAMPLED_BLOCKS = (4, 8)  # of a wave: the two points of the line through the counts
 WAVE_SIZE = 64
 
 

@@ -35,7 +35,7 @@ ANY_PAGE_SIZE = 0
 CONFIGURATION = ("block_n", "waves", "split_k")
 INT4_CONFIGURATION = ("waves", "split_k")
 INT4_BLOCK_N = 32  # keys of the int4 kernel's blocks
-# S = 2^i and 3 * 2^i; a compute unit more or less decides nothing that the model sees.
+# S = 2^i and 3 * 2^i: finer steps make no difference that the model sees.
 SPLITS = tuple(sorted({base << shift for base in (1, 3) for shift in range(10) if base << shift <= MAX_SPLITS}))
 
 Forced = Mapping[str, int] | None

@@ -134,7 +134,7 @@ def prepare(problem: Problem, config: SplitConfig) -> Call:
         (-(-rows // BLOCK_M), batch * kv_heads, splits),
         (
             q, problem.k, problem.k_rows, problem.v, problem.v_rows, problem.seqlens,
-            # One page per sequence is not looked up; the tensor of its own keeps the traffic of the others apart.
+            # With one page per sequence nothing is looked up; a separate tensor keeps its traffic apart.
             torch.empty(1, dtype=torch.int32, device=q.device) if tables is None else tables,
             partial, partial_lse, problem.scale * LOG2_E, *shape,
             1 if tables is None else tables.shape[1], page_size,
