@@ -15,17 +15,22 @@ constexpr int64_t kMaxGrid = 65535;  // of the grid's second and third axes
 // A tile of 16 keys is one raw buffer, of at most 2^31 - 1 bytes.
 constexpr int64_t max_slot_stride(int64_t row) { return ((int64_t{1} << 31) - 1) / kTileN - row; }
 
+/// What every entry takes. out is like q [B, Mq, Hq, D] and lse float32 [B, Hq, Mq]; or with q_starts int32 [B + 1]
+/// (cu_seqlens_q) q is [tokens, Hq, D] and lse [Hq, tokens]. block_tables int32 [B, max_pages]; seqlens int32 [B]; sinks
+/// float32 [Hq]; out_scale float32 [1] for fp8 out, or block_scales uint8 [tokens, Hq * D/32] for MX-FP8. Workspaces where
+/// splits > 1: float32 [splits, tokens * Hq, D] and [splits, tokens * Hq].
 struct Operands {
   Tensor out, lse;
   OptionalTensor partial, partial_lse;
   Tensor q, k, v;
   OptionalTensor block_tables;
   Tensor seqlens;
-  OptionalTensor sinks, out_scale, block_scales;
+  OptionalTensor q_starts, sinks, out_scale, block_scales;
 };
 
-/// What a token sees and how it is weighed; a window or softcap of 0 is none.
+/// What a token sees and how it is weighed; a window or softcap of 0 is none. `max_tokens`: of a sequence, with q_starts.
 struct Options {
+  int64_t max_tokens;
   double scale;
   bool causal;
   int64_t window;
@@ -38,11 +43,34 @@ inline void check_on_device(const Tensor& tensor, const char* name, const Tensor
 
 inline void check_query(const Tensor& q, hf_dtype input, int d) {
   HF_CHECK_ARCH(q, "gfx950", "gfx942");
-  HF_CHECK(q.dtype() == input && q.dim() == 4 && q.size(3) == d, "q must be ", input, " [B, Mq, Hq, ", d,
-           "] for this variant; got ", q);
+  HF_CHECK(q.dtype() == input && (q.dim() == 3 || q.dim() == 4) && q.size(q.dim() - 1) == d, "q must be ", input,
+           " [B, Mq, Hq, ", d, "] for this variant, or [tokens, Hq, ", d, "] with cu_seqlens_q; got ", q);
   HF_CHECK(q.is_contiguous() && aligned_to(q.data(), 16), "q must be contiguous and start at a multiple of 16 bytes");
-  HF_CHECK(q.size(1) >= 1 && q.size(1) <= kMaxMq, "Mq must be 1 to ", kMaxMq, " query tokens per sequence; got ", q.size(1));
 }
+
+/// The sizes of q [B, Mq, Hq, D], or with q_starts of q [tokens, Hq, D].
+struct Queries {
+  int64_t batch, mq, tokens, heads, d;
+
+  Queries(const Tensor& q, const OptionalTensor& q_starts, const Tensor& seqlens, int64_t max_tokens)
+      : heads(q.size(q.dim() - 2)), d(q.size(q.dim() - 1)) {
+    HF_CHECK(q.dim() == (q_starts ? 3 : 4), "q must be ", q_starts ? "[tokens, Hq, D] with" : "[B, Mq, Hq, D] without",
+             " cu_seqlens_q; got ", q);
+    HF_CHECK(seqlens.dim() == 1, "seqlens must be [B]; got ", seqlens);
+    batch = q_starts ? seqlens.size(0) : q.size(0);
+    mq = q_starts ? max_tokens : q.size(1);
+    tokens = q_starts ? q.size(0) : batch * mq;
+    HF_CHECK(mq >= 1 && mq <= kMaxMq, q_starts ? "max_seqlen_q" : "Mq", " must be 1 to ", kMaxMq,
+             " query tokens per sequence; got ", mq);
+    HF_CHECK(tokens <= UINT32_MAX, "q must have fewer than 2^32 tokens; got ", tokens);
+    if (!q_starts) return;
+    const Tensor starts = *q_starts;
+    HF_CHECK(starts.dtype() == HF_I32 && starts.is_shape(batch + 1) && starts.is_contiguous(),
+             "cu_seqlens_q must be contiguous int32 [", batch + 1, "], the first token of each sequence and the end; got ",
+             starts);
+    check_on_device(starts, "cu_seqlens_q", q);
+  }
+};
 
 /// Checks the strides of a cache [pages, page_size, Hkv, ...] of `element` bytes, each but that of a single page, key or head a
 /// multiple of `unit` elements, and fills those of `cache`; a key has `row` bytes. The kernels cut a tile's buffer to its keys
@@ -74,7 +102,7 @@ inline void fill_scale(Cache& cache, const Tensor& scale, const char* name, int6
 
 /// Checks what kind of output is asked for, and fills it in. `out` has q's shape.
 inline void fill_output(Problem& p, const Tensor& out, const OptionalTensor& out_scale, const OptionalTensor& block_scales,
-                        const Tensor& q) {
+                        const Tensor& q, const Queries& sizes) {
   HF_CHECK(!out_scale || !block_scales, "out_scale and scale_out must not both be given: out has one scale, or one per ",
            kMxBlock, " elements");
   const bool quantised = out_scale || block_scales;
@@ -93,7 +121,7 @@ inline void fill_output(Problem& p, const Tensor& out, const OptionalTensor& out
   }
   if (block_scales) {
     const Tensor scales = *block_scales;
-    const int64_t rows = q.size(0) * q.size(1), blocks = q.size(2) * q.size(3) / kMxBlock;
+    const int64_t rows = sizes.tokens, blocks = sizes.heads * sizes.d / kMxBlock;
     check_on_device(scales, "scale_out", q);
     HF_CHECK((scales.dtype() == HF_U8 || scales.dtype() == HF_E8M0FNU) && scales.is_shape(rows, blocks) &&
                  scales.is_contiguous(),
@@ -105,8 +133,10 @@ inline void fill_output(Problem& p, const Tensor& out, const OptionalTensor& out
 
 /// Checks the operands, whose q and caches have been checked, and fills what the problem has besides its caches.
 inline void fill_problem(Problem& p, const Operands& o, const Options& options, int64_t splits) {
-  const auto& [out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, sinks, out_scale, block_scales] = o;
-  const int64_t batch = q.size(0), mq = q.size(1), heads = q.size(2), d = q.size(3), kv_heads = k.size(2);
+  const auto& [out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, block_scales] = o;
+  const Queries sizes(q, q_starts, seqlens, options.max_tokens);
+  const auto [batch, mq, tokens, heads, d] = sizes;
+  const int64_t kv_heads = k.size(2), rows = tokens * heads;
   HF_CHECK(v.is_shape(k.size(0), k.size(1), k.size(2), k.size(3)), "v must have the shape of k, ", k, "; got ", v);
   HF_CHECK(kv_heads >= 1 && heads >= 1 && heads % kv_heads == 0, "Hq must be a positive multiple of Hkv; got Hq = ", heads,
            " and Hkv = ", kv_heads);
@@ -131,21 +161,22 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
     HF_CHECK(k.size(0) == batch, "k without block_tables must have a page per sequence, with B = ", batch, "; got ", k);
   }
   HF_CHECK(max_keys <= kMaxKeys, "a sequence may have at most ", kMaxKeys, " keys; got room for ", max_keys);
-  HF_CHECK(out.is_shape(batch, mq, heads, d) && out.is_contiguous(), "out must be contiguous [", batch, ", ", mq, ", ", heads,
-           ", ", d, "], the shape of q; got ", out);
+  const bool ragged = q_starts.has_value();
+  HF_CHECK((ragged ? out.is_shape(tokens, heads, d) : out.is_shape(batch, mq, heads, d)) && out.is_contiguous(),
+           "out must be contiguous and of the shape of q, ", q, "; got ", out);
   check_on_device(out, "out", q);
-  fill_output(p, out, out_scale, block_scales, q);
-  HF_CHECK(lse.dtype() == HF_F32 && lse.is_shape(batch, heads, mq) && lse.is_contiguous(), "lse must be float32 [", batch,
-           ", ", heads, ", ", mq, "]; got ", lse);
+  fill_output(p, out, out_scale, block_scales, q, sizes);
+  HF_CHECK(lse.dtype() == HF_F32 && lse.is_contiguous() &&
+               (ragged ? lse.is_shape(heads, tokens) : lse.is_shape(batch, heads, mq)),
+           "lse must be contiguous float32 [B, Hq, Mq], or with cu_seqlens_q [Hq, tokens]; got ", lse);
   check_on_device(lse, "lse", q);
   if (splits > 1) {
     HF_CHECK(partial && partial_lse, "split_k > 1 needs both workspaces");
     const Tensor values = *partial, statistics = *partial_lse;
-    HF_CHECK(values.dtype() == HF_F32 && values.is_shape(splits, batch, heads * mq, d) && values.is_contiguous() &&
-                 aligned_to(values.data(), 16),
-             "partial must be float32 [", splits, ", ", batch, ", ", heads * mq, ", ", d, "]; got ", values);
-    HF_CHECK(statistics.dtype() == HF_F32 && statistics.is_shape(splits, batch, heads * mq) && statistics.is_contiguous(),
-             "partial_lse must be float32 [", splits, ", ", batch, ", ", heads * mq, "]; got ", statistics);
+    HF_CHECK(values.dtype() == HF_F32 && values.is_shape(splits, rows, d) && values.is_contiguous() && aligned_to(values.data(), 16),
+             "partial must be float32 [", splits, ", ", rows, ", ", d, "]; got ", values);
+    HF_CHECK(statistics.dtype() == HF_F32 && statistics.is_shape(splits, rows) && statistics.is_contiguous(),
+             "partial_lse must be float32 [", splits, ", ", rows, "]; got ", statistics);
     p.partial = values.data<float>();
     p.partial_lse = statistics.data<float>();
   }
@@ -158,6 +189,9 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   p.kv_heads = static_cast<uint32_t>(kv_heads);
   p.group = static_cast<uint32_t>(heads / kv_heads);
   p.mq = static_cast<uint32_t>(mq);
+  p.rows = static_cast<uint64_t>(rows);
+  p.q_starts = ragged ? q_starts.value().data<const int32_t>() : nullptr;
+  p.lse_stride = static_cast<uint32_t>(ragged ? tokens : mq);
   p.splits = static_cast<uint32_t>(splits);
   p.causal = options.causal;
   p.factor = static_cast<float>(options.scale) * kLog2E;

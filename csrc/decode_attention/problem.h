@@ -36,20 +36,24 @@ enum class Output : uint32_t { input, f32, fp8, mxfp8 };
 
 struct Problem {
   Cache k, v;
-  const void* q;  // [B, Mq, Hkv * group, D]
-  void* out;      // [B, Mq, Hkv * group, D]
+  const void* q;  // [tokens, Hkv * group, D]
+  void* out;      // like q
   Output output;
   const float* out_scale;  // one; for fp8
-  uint8_t* block_scales;   // [B * Mq, Hkv * group * D / 32]; for mxfp8
-  float* lse;     // [B, Hkv * group, Mq], natural logarithm
-  float* partial;      // [splits, B * Hkv * M, D], normalised
-  float* partial_lse;  // [splits, B * Hkv * M], base 2
+  uint8_t* block_scales;   // [tokens, Hkv * group * D / 32]; for mxfp8
+  float* lse;     // [B, Hkv * group, Mq], or with q_starts [Hkv * group, tokens], natural logarithm
+  float* partial;      // [splits, rows, D], normalised
+  float* partial_lse;  // [splits, rows], base 2
+  uint64_t rows;       // tokens * Hkv * group: first by sequence, then by head, then by token
+  const int32_t* q_starts;  // [B + 1], the first token of each sequence; null where every sequence has mq
   const int32_t* seqlens;
   const int32_t* block_tables;  // [B, max_pages]
   uint32_t max_pages;  // 0 without block tables: sequence b is page b (block_tables then points to something readable)
   uint32_t page_size;
   uint32_t max_keys;
-  uint32_t kv_heads, group, mq;
+  uint32_t kv_heads, group;
+  uint32_t mq;          // tokens of each sequence, with q_starts the most that one has
+  uint32_t lse_stride;  // elements of lse from a head to the next
   uint32_t splits;
   uint32_t ranges;  // parts of a split's keys, each of which a wave (two at D = 256) of the work-group takes
   bool causal;
@@ -58,6 +62,43 @@ struct Problem {
   float cap;           // softcap * log2(e), 0 for none
   float cap_exponent;  // 2 / softcap
   const float* sinks;  // [Hkv * group], natural logarithm; null for none
+};
+
+/// A pointer that the compiler then knows to be one to global memory, as it knows of a kernel's arguments by itself.
+template <class T>
+__device__ __forceinline__ T* global_pointer(T* pointer) {
+  return (T*)(__attribute__((address_space(1))) T*)pointer;
+}
+
+/// The problem, which is the kernel's first argument, read from memory where it stands. What only the end of a kernel needs
+/// would otherwise be in scalar registers all along, which the tiles' buffers take.
+__device__ __forceinline__ Problem problem_here() {
+  using Constant = const __attribute__((address_space(4))) void;
+  auto at = reinterpret_cast<uint64_t>(__builtin_amdgcn_kernarg_segment_ptr());
+  asm volatile("" : "+s"(at));
+  Problem problem;
+  __builtin_memcpy(&problem, (const void*)reinterpret_cast<Constant*>(at), sizeof problem);
+  problem.out = global_pointer(problem.out);
+  problem.out_scale = global_pointer(problem.out_scale);
+  problem.block_scales = global_pointer(problem.block_scales);
+  problem.lse = global_pointer(problem.lse);
+  problem.partial = global_pointer(problem.partial);
+  problem.partial_lse = global_pointer(problem.partial_lse);
+  problem.sinks = global_pointer(problem.sinks);
+  return problem;
+}
+
+/// The query tokens of a sequence, at most p.mq. Its last keys are theirs, one each; where it has fewer keys than tokens, the
+/// first tokens see none.
+struct Tokens {
+  uint32_t first, count;
+
+  __device__ Tokens(const Problem& p, uint32_t batch) : first(batch * p.mq), count(p.mq) {
+    if (!p.q_starts) return;
+    const int32_t begin = dev::load_constant(p.q_starts + batch), end = dev::load_constant(p.q_starts + batch + 1);
+    first = static_cast<uint32_t>(begin);
+    count = end > begin ? min(static_cast<uint32_t>(end - begin), p.mq) : 0;
+  }
 };
 
 /// Which tiles of a sequence of `length` keys its tokens see: some of them those from `begin` on, all of them those from
@@ -76,7 +117,8 @@ struct Sight {
   __device__ static uint32_t tile_down(uint32_t key) { return key / kTileN * kTileN; }
 };
 
-/// What a wave works on, the same in all lanes. A division leaves its result in a vector register: wave_value_here moves
+/// What a wave works on, the same in all lanes. The tokens of its sequence are not kept: scalar registers are short, and
+/// tokens_here has them where they are needed. A division leaves its result in a vector register: wave_value_here moves
 /// it, for a buffer that is built from vector registers costs a loop around each of its loads.
 template <int kBlockN>
 struct Work {
@@ -91,7 +133,7 @@ struct Work {
       : batch(dev::wave_value_here(batch_and_head / p.kv_heads)), head(batch_and_head - batch * p.kv_heads) {
     const auto given = static_cast<int32_t>(dev::uniform(p.seqlens[batch]));
     length = given < 0 ? 0 : min(static_cast<uint32_t>(given), p.max_keys);
-    const Sight sight(length, p.causal ? p.mq - 1 : 0, p.window);
+    const Sight sight(length, p.causal ? Tokens(p, batch).count - 1 : 0, p.window);
     const uint32_t seen_from = sight.begin;
     const uint32_t blocks = (length - seen_from + kBlockN - 1) / kBlockN;
     const uint32_t parts = p.splits * p.ranges;
@@ -106,6 +148,12 @@ struct Work {
     whole_end = min(end, sight.whole_end);
   }
 };
+
+/// The query tokens of a wave's sequence, loaded where it stands and not kept from an earlier use.
+template <int kBlockN>
+__device__ Tokens tokens_here(const Problem& p, const Work<kBlockN>& work) {
+  return Tokens(p, dev::wave_value_here(work.batch));
+}
 
 /// Which keys of a tile a lane's row sees: those from `first` to before `end`, counted from the lane's first key on.
 struct Seen {

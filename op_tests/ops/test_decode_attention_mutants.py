@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant("half_not_waited_for", KERNEL, "__syncthreads();  // before the other slot is read", "", **TWO_HALVES),
     Mutant("sink_forgotten", END, "total * keep + __builtin_amdgcn_exp2f(sink - base)", "total * keep"),
     Mutant("sink_in_every_split", KERNEL, "p.splits == 1 ? sink_of", "p.splits > 0 ? sink_of"),
-    Mutant("sink_of_another_head", MERGE, "problem.group + blockIdx.x / problem.mq", "problem.group"),
+    Mutant("sink_of_another_head", MERGE, "problem.group + head_of_group;", "problem.group;"),
     Mutant(
         "window_off_by_one",
         ROWS,
@@ -60,7 +60,7 @@ MUTANTS = [
         "length > window ? length - window : 0",
         "length > window + 2 ? length - window - 2 : 0",
     ),
-    Mutant("cap_forgotten", KERNEL, "if (p.cap != 0.f) cap_scores(p.cap, p.cap_exponent, scores);", ""),
+    Mutant("cap_forgotten", KERNEL, "if (p.cap != 0.f) cap_scores(problem_here(), scores);", ""),
     Mutant("nan_left_in_a_hidden_key", KERNEL, "bytes[r][word] &= ~((nans >> 7) * 0xFF);", ""),
     Mutant("nan_taken_from_all", KERNEL, "marks[r] = nans >> 1;", "marks[r] = 0;"),
     Mutant("words_of_a_hidden_key", KERNEL, "return has_special_half(word) ? 0 : word;", "return word;"),

@@ -11,9 +11,10 @@ float32 outside the products. What is rounded is a weight 2^(score - maximum), t
 rows have one, to bfloat16 (a relative error of 2^-8 at most), and the output. A cache of q's own 16-bit dtype is
 multiplied as it is, by weights rounded to that dtype.
 
-Token t of Mq sees keys up to seqlen - Mq + t (``causal``), so Mq = 1 sees the whole sequence. A row that sees no key
-gives zeros and a log-sum-exp of -inf (of its sink where heads have one). What a key holds that a token does not see
-does not reach that token's row, NaN included.
+Token t of Mq sees keys up to seqlen - Mq + t (``causal``), so Mq = 1 sees the whole sequence. Sequences may have
+unequally many tokens (``cu_seqlens_q``): the grid is for the most, and a work-group without a row ends at once. A row
+that sees no key gives zeros and a log-sum-exp of -inf (of its sink where heads have one). What a key holds that a token
+does not see does not reach that token's row, NaN included.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from hipforge.ops.decode_attention.family import (
 from hipforge.ops.decode_attention.kernels import (
     empty_lse,
     empty_output,
+    lse_shape,
     run_decode_attention,
     run_half,
     run_int4,
@@ -59,9 +61,11 @@ from hipforge.ops.decode_attention.layout import (
     check_options,
     check_output,
     check_pages,
+    check_queries,
     prepare_packed,
     prepare_rows,
     scale_tensor,
+    token_counts,
 )
 
 if TYPE_CHECKING:
@@ -82,6 +86,8 @@ __all__ = [
 
 class _Call(NamedTuple):
     """The common form of both ops: q [B, Mq, Hq, D], caches [pages, page_size, Hkv, D bytes or words].
+
+    With cu_seqlens_q q is [tokens, Hq, D].
 
     Elements have a scale per tensor or head, or words of a scale and a shift per row, or int4 groups (``num_groups``).
     ``forced`` is force_kernel_config as JSON, which a torch operator can take.
@@ -105,6 +111,8 @@ class _Call(NamedTuple):
     window: int | None
     softcap: float | None
     out_scale: torch.Tensor | None
+    cu_seqlens_q: torch.Tensor | None
+    max_seqlen_q: int | None
 
 
 def _plan(
@@ -120,14 +128,19 @@ def _plan(
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     **rest: object,
 ) -> Decision:
     if num_groups is None:
-        check_operands(q, k, v, block_tables, seqlens)
+        check_operands(q, k, v, block_tables, seqlens, cu_seqlens_q, max_seqlen_q)
+    else:
+        check_queries(q, seqlens, cu_seqlens_q, max_seqlen_q)
     check_options(q, causal, sinks, window, softcap)
     family = INT4_FAMILY if num_groups is not None else HALF_FAMILY if k.dtype in HALF_DTYPES else FAMILY
     demands = None if forced is None else json.loads(forced)
-    return family.decide_total(problem_of(q, k, block_tables, split_k, demands, window))
+    ragged = None if max_seqlen_q is None else (seqlens.shape[0], max_seqlen_q)
+    return family.decide_total(problem_of(q, k, block_tables, split_k, demands, window, ragged))
 
 
 def _new(
@@ -161,27 +174,34 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     out_scale: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     scale_out: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse_out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (attention, log-sum-exp) of a call in the form of :class:`_Call`."""
-    batch, mq, heads, _ = q.shape
     if out is not None:
         quantised = out_scale is not None or scale_out is not None
         require_out(out, q.shape, fp8_dtypes(q.device)[0] if quantised else q.dtype, q.device)
     if out_scale is not None:
         require_device("out_scale", out_scale, q.device)
     if lse_out is not None:
-        require_out(lse_out, (batch, heads, mq), torch.float32, q.device)
-    if block_tables is not None:
-        check_pages(block_tables, seqlens, k.shape[0], k.shape[1], mq, window)
+        require_out(lse_out, lse_shape(q), torch.float32, q.device)
+    counts: list[int] | None = [] if cu_seqlens_q is not None else seqlens.shape[0] * [q.shape[1]]
+    if cu_seqlens_q is not None and max_seqlen_q is not None:
+        require_device("cu_seqlens_q", cu_seqlens_q, q.device)
+        cu_seqlens_q = cu_seqlens_q.contiguous()
+        counts = token_counts(cu_seqlens_q, q.shape[0], max_seqlen_q)
+    if block_tables is not None and counts is not None:
+        check_pages(block_tables, seqlens, k.shape[0], k.shape[1], counts, window)
     if sinks is not None:
         require_device("sinks", sinks, q.device)
         sinks = sinks.contiguous()
     options: dict[str, Any] = {
         "sinks": sinks, "window": window, "softcap": softcap, "out_scale": out_scale, "scale_out": scale_out,
+        "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q,
     }  # fmt: skip
     if taken.path == "torch":
         caches, scales, words = (k, v), (k_scale, v_scale), (k_scale_shift, v_scale_shift)
@@ -235,15 +255,18 @@ def _plain(
     out_scale: torch.Tensor | None = None,
     out_format: str | None = None,
     scale_out: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     **outputs: object,
 ) -> _Call:
-    check_operands(q, k_cache, v_cache, block_tables, seqlens)
+    check_operands(q, k_cache, v_cache, block_tables, seqlens, cu_seqlens_q, max_seqlen_q)
     check_output(q, out_scale, out_format, scale_out)
     k_factor = scale_tensor("k_scale", k_scale, k_cache.shape[2], q.device)
     v_factor = scale_tensor("v_scale", v_scale, k_cache.shape[2], q.device)
     return _Call(
         q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, None, None, None,
         _factor(scale, q), causal, split_k, _json(force_kernel_config), sinks, window, softcap, out_scale,
+        cu_seqlens_q, max_seqlen_q,
     )  # fmt: skip
 
 
@@ -253,6 +276,8 @@ class _Options(TypedDict, total=False):
     causal: bool
     split_k: int | None
     force_kernel_config: Forced
+    cu_seqlens_q: torch.Tensor | None
+    max_seqlen_q: int | None
     sinks: torch.Tensor | None
     window: int | None
     softcap: float | None
@@ -264,8 +289,8 @@ class _Options(TypedDict, total=False):
 
 
 def _new_scales(q: torch.Tensor) -> torch.Tensor:
-    batch, mq, heads, d = q.shape
-    return q.new_empty((batch * mq, heads * d // BLOCK), dtype=torch.uint8)
+    *tokens, heads, d = q.shape
+    return q.new_empty((math.prod(tokens), heads * d // BLOCK), dtype=torch.uint8)
 
 
 @overload
@@ -369,6 +394,8 @@ def decode_attention_fp8(
     causal: bool = True,
     split_k: int | None = None,
     force_kernel_config: Forced = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -382,7 +409,8 @@ def decode_attention_fp8(
     """Return softmax(scale q K^T) V over an fp8 cache with one scale per tensor or KV head.
 
     Args:
-        q: bfloat16 or float16 [B, Mq, Hq, D], Mq 1 to 16; D 64, 128 or 256 for the kernel.
+        q: bfloat16 or float16 [B, Mq, Hq, D], Mq 1 to 16; D 64, 128 or 256 for the kernel. With ``cu_seqlens_q``
+            [tokens, Hq, D].
         k_cache: float8 of the device (e4m3fn on gfx950, e4m3fnuz on gfx942; or uint8 with its bits)
             or of q's own 16-bit dtype, [pages, page_size, Hkv, D], page_size a multiple of 16 for the kernel; the last
             dimension contiguous, the other strides multiples of 16 bytes. Without block tables [B, Mkv, Hkv, D], any
@@ -401,6 +429,11 @@ def decode_attention_fp8(
         force_kernel_config: any of ``block_n`` (16, 32, 64), ``waves`` (1, 2, 4; from 2 at D 256), ``split_k`` and
             ``block_m`` (16), which override ``split_k``, the tuned table and the heuristic. A cache of 16-bit elements
             has ``waves`` (1, 2, 4) and ``split_k``.
+        cu_seqlens_q: int32 [B + 1], for sequences of unequally many query tokens: those of sequence b are
+            q[cu_seqlens_q[b] : cu_seqlens_q[b + 1]], none included, and its last keys are theirs, as with ``causal``.
+            Tokens of q after the last one stay unwritten. Values that do not rise from 0 to at most ``tokens``, or by
+            more than ``max_seqlen_q``, are refused where they are on the CPU, and undefined on a GPU.
+        max_seqlen_q: with ``cu_seqlens_q``, the most query tokens that a sequence has, 1 to 16.
         sinks: float32 [Hq]: for each head a score that no key has, finite or -inf, which adds to the sum of weights
             alone; neither scaled nor capped. The log-sum-exp includes it.
         window: a token sees the last ``window`` keys of those that ``causal`` lets it see, its own among them, at least
@@ -411,15 +444,17 @@ def decode_attention_fp8(
         out_format: "mxfp8": out is fp8 with an e8m0 scale per 32 elements of a token's heads, what
             :func:`hipforge.mxfp8_quantize` makes of the float32 result, bit for bit. Not with ``out_scale``.
         out: contiguous, like q (fp8 of the device with a scale), to write the attention into.
-        scale_out: contiguous uint8 or float8_e8m0fnu [B * Mq, Hq * D / 32] to write these scales into.
-        lse_out: contiguous float32 [B, Hq, Mq] to write the log-sum-exp into.
+        scale_out: contiguous uint8 or float8_e8m0fnu [B * Mq, Hq * D / 32] ([tokens, Hq * D / 32]) to write these
+            scales into.
+        lse_out: contiguous float32 [B, Hq, Mq] ([Hq, tokens]) to write the log-sum-exp into.
         workspace: uint8 [bytes] for what the splits give before they are merged, at least
             :func:`attention_workspace_size` of this call and at a multiple of 16; allocated if None. Calls on one
             stream may share it. A traced graph manages its own memory and ignores it.
 
     Returns:
-        out like q; with ``return_lse`` (out, float32 [B, Hq, Mq]), natural logarithm, -inf where nothing is seen. With
-        ``out_format`` the scales come last: (out, scales) or (out, log-sum-exp, scales).
+        out like q; with ``return_lse`` (out, float32 [B, Hq, Mq]), natural logarithm, -inf where nothing is seen; with
+        ``cu_seqlens_q`` it is [Hq, tokens]. With ``out_format`` the scales come last: (out, scales) or
+        (out, log-sum-exp, scales).
 
     Raises:
         GuardError: operands that do not fit each other or the kernel.
@@ -436,7 +471,7 @@ def decode_attention_fp8(
     call = _plain(
         q, k_cache, v_cache, block_tables, seqlens, k_scale, v_scale, scale, causal=causal, split_k=split_k,
         force_kernel_config=force_kernel_config, sinks=sinks, window=window, softcap=softcap, out_scale=out_scale,
-        out_format=out_format, scale_out=scale_out,
+        out_format=out_format, scale_out=scale_out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
     )  # fmt: skip
     if out_format is not None and scale_out is None:
         scale_out = _new_scales(call.q)
@@ -467,22 +502,27 @@ def _packed(
     out_scale: torch.Tensor | None = None,
     out_format: str | None = None,
     scale_out: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     **outputs: object,
 ) -> _Call:
     check_output(q, out_scale, out_format, scale_out)
-    forced = _json(force_kernel_config)
-    options = num_groups, _factor(scale, q), causal, split_k, forced, sinks, window, softcap, out_scale
+    forced, ragged = _json(force_kernel_config), cu_seqlens_q is not None
+    options = (
+        num_groups, _factor(scale, q), causal, split_k, forced, sinks, window, softcap, out_scale, cu_seqlens_q,
+        max_seqlen_q,
+    )  # fmt: skip
     if num_groups is not None:
         if k_scale_shift is not None or v_scale_shift is not None:
             raise GuardError(
                 "k_scale_shift and v_scale_shift must be None with num_groups: int4 rows hold their scales"
             )
-        folded, k_data, v_data = prepare_rows(q, k, v, seqlens, block_tables, page_size, num_groups)
+        folded, k_data, v_data = prepare_rows(q, k, v, seqlens, block_tables, page_size, num_groups, ragged)
         return _Call(folded, k_data, v_data, block_tables, seqlens, None, None, None, None, *options)
     if isinstance(k, torch.Tensor) and k.dtype in HALF_DTYPES:
         if k_scale_shift is not None or v_scale_shift is not None:
             raise GuardError("k_scale_shift and v_scale_shift must be None for a cache that is not quantised")
-        folded, k_data, v_data = prepare_rows(q, k, v, seqlens, block_tables, page_size, None)
+        folded, k_data, v_data = prepare_rows(q, k, v, seqlens, block_tables, page_size, None, ragged)
         ones = scale_tensor("k_scale", 1.0, 1, q.device)
         return _Call(folded, k_data, v_data, block_tables, seqlens, ones, ones, None, None, *options)
     if k_scale_shift is None or v_scale_shift is None:
@@ -490,7 +530,7 @@ def _packed(
             "k_scale_shift and v_scale_shift must be given for an fp8 cache; got None (an int4 one needs num_groups)"
         )
     folded, k_data, v_data, k_words, v_words = prepare_packed(
-        q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size
+        q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, ragged
     )
     return _Call(folded, k_data, v_data, block_tables, seqlens, None, None, k_words, v_words, *options)
 
@@ -512,6 +552,8 @@ def decode_attention_splitk(
     out_format: None = None,
     causal: bool = True,
     num_groups: int | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -540,6 +582,8 @@ def decode_attention_splitk(
     out_format: Literal["mxfp8"],
     causal: bool = True,
     num_groups: int | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -568,6 +612,8 @@ def decode_attention_splitk(
     *,
     causal: bool = True,
     num_groups: int | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -581,7 +627,8 @@ def decode_attention_splitk(
     """Return attention and its log-sum-exp over a packed fp8 or int4 cache with scales and shifts in the rows' words.
 
     Args:
-        q: bfloat16 or float16 [1, B*Mq, G, Hq, D]: G KV heads with Hq queries each.
+        q: bfloat16 or float16 [1, B*Mq, G, Hq, D]: G KV heads with Hq queries each. With ``cu_seqlens_q``
+            [1, tokens, G, Hq, D].
         k: int32 [1, B*Mkv, G, Hq, D/4], expanded along Hq (stride 0): four fp8 values of the device per word, element
             d in bits 8 (d % 4) of word d / 4. Paged: [1, pages*page_size, G, Hq, D/4]. With ``num_groups`` int4:
             num_groups + D/8 words per row, first a word like those of ``k_scale_shift`` for each group of
@@ -600,6 +647,8 @@ def decode_attention_splitk(
         force_kernel_config: as for :func:`decode_attention_fp8`; with ``num_groups`` ``waves`` and ``split_k``.
         causal: as for :func:`decode_attention_fp8`.
         num_groups: 1, 2, 4 or 8: k and v are int4 with so many scales per row. None: they are fp8.
+        cu_seqlens_q: as for :func:`decode_attention_fp8`.
+        max_seqlen_q: as for :func:`decode_attention_fp8`.
         sinks: as for :func:`decode_attention_fp8`, [G * Hq].
         window: as for :func:`decode_attention_fp8`.
         softcap: as for :func:`decode_attention_fp8`.
@@ -607,11 +656,12 @@ def decode_attention_splitk(
         out_format: as for :func:`decode_attention_fp8`.
         out: contiguous, like q (fp8 of the device with a scale), to write the attention into.
         scale_out: as for :func:`decode_attention_fp8`, [B * Mq, G * Hq * D / 32].
-        lse_out: contiguous float32 [B, G, Hq, Mq] to write the log-sum-exp into.
+        lse_out: contiguous float32 [B, G, Hq, Mq] ([G, Hq, tokens]) to write the log-sum-exp into.
         workspace: as for :func:`decode_attention_fp8`.
 
     Returns:
-        (out like q, log-sum-exp float32 [B, G, Hq, Mq]); with ``out_format`` (out, log-sum-exp, scales).
+        (out like q, log-sum-exp float32 [B, G, Hq, Mq], with ``cu_seqlens_q`` [G, Hq, tokens]); with ``out_format``
+        (out, log-sum-exp, scales).
 
     Raises:
         GuardError: operands that do not fit each other or the kernel.
@@ -629,9 +679,11 @@ def decode_attention_splitk(
     call = _packed(
         q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, scale, split_k, force_kernel_config,
         causal=causal, num_groups=num_groups, sinks=sinks, window=window, softcap=softcap, out_scale=out_scale,
-        out_format=out_format, scale_out=scale_out,
+        out_format=out_format, scale_out=scale_out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
     )  # fmt: skip
-    folded, groups = call.q, (call.q.shape[0], q.shape[2], q.shape[3], call.q.shape[1])
+    folded = call.q
+    *batch, heads, tokens = lse_shape(folded)
+    groups = (*batch, q.shape[2], q.shape[3], tokens)
     folded_out = folded_lse = None
     if out is not None:
         quantised = out_scale is not None or out_format is not None
@@ -639,7 +691,7 @@ def decode_attention_splitk(
         folded_out = out.view(folded.shape)
     if lse_out is not None:
         require_out(lse_out, groups, torch.float32, q.device)
-        folded_lse = lse_out.view(groups[0], groups[1] * groups[2], groups[3])
+        folded_lse = lse_out.view(*batch, heads, tokens)
     if out_format is not None and scale_out is None:
         scale_out = _new_scales(folded)
     found, lse = decode_attention(*call, scale_out=scale_out, out=folded_out, lse_out=folded_lse, workspace=workspace)

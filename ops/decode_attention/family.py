@@ -75,12 +75,15 @@ def problem_of(
     split_k: int | None = None,
     forced: Forced = None,
     window: int | None = None,
+    ragged: tuple[int, int] | None = None,
 ) -> Problem:
     """Return the problem of q [B, Mq, Hq, D] and k [pages, page_size, Hkv, ...], both checked before.
 
-    With a window a sequence has no more keys than its tokens see.
+    With a window a sequence has no more keys than its tokens see. Of q [tokens, Hq, D] ``ragged`` says B and Mq.
     """
-    (batch, mq, heads, d), (_, page_size, kv_heads) = q.shape, k.shape[:3]
+    heads, d = q.shape[-2:]
+    batch, mq = (q.shape[0], q.shape[1]) if ragged is None else ragged
+    _, page_size, kv_heads = k.shape[:3]
     max_keys = page_size * (1 if block_tables is None else block_tables.shape[1])
     if window is not None:
         max_keys = min(max_keys, int(window) + mq - 1)  # any integer is accepted; lengths of bits are of ints alone

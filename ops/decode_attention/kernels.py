@@ -39,10 +39,12 @@ def decode_attention_fp8_out(
     v_scale: torch.Tensor | None,
     k_scale_shift: torch.Tensor | None,
     v_scale_shift: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
     sinks: torch.Tensor | None,
     out_scale: torch.Tensor | None,
     scale_out: torch.Tensor | None,
     scale: float,
+    max_seqlen_q: int,
     causal: bool,
     window: int,
     softcap: float,
@@ -52,8 +54,9 @@ def decode_attention_fp8_out(
 ) -> None:
     """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
 
-    A ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
-    MX-FP8 with ``scale_out`` uint8 [B * Mq, Hq * D / 32].
+    With ``cu_seqlens_q`` int32 [B + 1] they are [tokens, Hq, D] and [Hq, tokens]; ``max_seqlen_q`` is 0 otherwise. A
+    ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
+    MX-FP8 with ``scale_out`` uint8 [tokens, Hq * D / 32].
     """
 
 
@@ -72,11 +75,13 @@ def decode_attention_int4_out(
     v: torch.Tensor,
     block_tables: torch.Tensor | None,
     seqlens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
     sinks: torch.Tensor | None,
     out_scale: torch.Tensor | None,
     scale_out: torch.Tensor | None,
     groups: int,
     scale: float,
+    max_seqlen_q: int,
     causal: bool,
     window: int,
     softcap: float,
@@ -85,8 +90,9 @@ def decode_attention_int4_out(
 ) -> None:
     """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
 
-    A ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
-    MX-FP8 with ``scale_out`` uint8 [B * Mq, Hq * D / 32].
+    With ``cu_seqlens_q`` int32 [B + 1] they are [tokens, Hq, D] and [Hq, tokens]; ``max_seqlen_q`` is 0 otherwise. A
+    ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
+    MX-FP8 with ``scale_out`` uint8 [tokens, Hq * D / 32].
     """
 
 
@@ -107,10 +113,12 @@ def decode_attention_half_out(
     seqlens: torch.Tensor,
     k_scale: torch.Tensor,
     v_scale: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
     sinks: torch.Tensor | None,
     out_scale: torch.Tensor | None,
     scale_out: torch.Tensor | None,
     scale: float,
+    max_seqlen_q: int,
     causal: bool,
     window: int,
     softcap: float,
@@ -119,24 +127,30 @@ def decode_attention_half_out(
 ) -> None:
     """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
 
-    A ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
-    MX-FP8 with ``scale_out`` uint8 [B * Mq, Hq * D / 32].
+    With ``cu_seqlens_q`` int32 [B + 1] they are [tokens, Hq, D] and [Hq, tokens]; ``max_seqlen_q`` is 0 otherwise. A
+    ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
+    MX-FP8 with ``scale_out`` uint8 [tokens, Hq * D / 32].
     """
 
 
 def empty_output(q: torch.Tensor, quantised: bool) -> torch.Tensor:
-    """Return memory for the attention of q [B, Mq, Hq, D]: of q's dtype, or fp8 of its device."""
+    """Return memory for the attention of q [..., Hq, D]: of q's dtype, or fp8 of its device."""
     return torch.empty(q.shape, dtype=fp8_dtypes(q.device)[0] if quantised else q.dtype, device=q.device)
 
 
 def empty_lse(q: torch.Tensor) -> torch.Tensor:
-    """Return memory for the log-sum-exp of q [B, Mq, Hq, D], float32 [B, Hq, Mq]."""
-    batch, mq, heads, _ = q.shape
-    return torch.empty((batch, heads, mq), dtype=torch.float32, device=q.device)
+    """Return memory for the log-sum-exp of q, float32 of :func:`lse_shape`."""
+    return torch.empty(lse_shape(q), dtype=torch.float32, device=q.device)
+
+
+def lse_shape(q: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of the log-sum-exp of q: [B, Hq, Mq] of q [B, Mq, Hq, D], [Hq, tokens] of [tokens, Hq, D]."""
+    *batch, tokens, heads, _ = q.shape
+    return (*batch, heads, tokens)
 
 
 def workspace_bytes(q: torch.Tensor, splits: int) -> int:
-    """Return the bytes that the parts of ``splits`` splits take for q [B, Mq, Hq, D]: none for one split."""
+    """Return the bytes that the parts of ``splits`` splits take for q [..., Hq, D]: none for one split."""
     return 0 if splits == 1 else FLOAT_BYTES * splits * (q.numel() + q.numel() // q.shape[-1])
 
 
@@ -153,10 +167,9 @@ def _parts_in(workspace: torch.Tensor, q: torch.Tensor, splits: int) -> tuple[to
             f"workspace must have at least {needed} bytes for split_k={splits}, as attention_workspace_size says; "
             f"got {workspace.numel()}"
         )
-    batch, mq, heads, d = q.shape
     values = FLOAT_BYTES * splits * q.numel()
-    partial = workspace[:values].view(torch.float32).view(splits, batch, heads * mq, d)
-    return partial, workspace[values:needed].view(torch.float32).view(splits, batch, heads * mq)
+    partial = workspace[:values].view(torch.float32).view(splits, q[..., 0].numel(), q.shape[-1])
+    return partial, workspace[values:needed].view(torch.float32).view(splits, q[..., 0].numel())
 
 
 def _allocate(
@@ -167,10 +180,10 @@ def _allocate(
     workspace: torch.Tensor | None,
     quantised: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return what a kernel writes for q [B, Mq, Hq, D]: out, float32 lse [B, Hq, Mq], and both of each split.
+    """Return what a kernel writes for q [..., Hq, D]: out, lse, and both of each split.
 
-    The last two, float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq], are None where there is one split, and parts
-    of ``workspace`` where it is given.
+    The last two, float32 [splits, rows, D] and [splits, rows] with the rows of q, are None where there is one split,
+    and parts of ``workspace`` where it is given.
     """
     out = empty_output(q, quantised) if out is None else out
     lse = empty_lse(q) if lse is None else lse
@@ -178,9 +191,9 @@ def _allocate(
         return out, lse, None, None
     if workspace is not None:
         return out, lse, *_parts_in(workspace, q, splits)
-    batch, mq, heads, d = q.shape
-    partial = torch.empty((splits, batch, heads * mq, d), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((splits, batch, heads * mq), dtype=torch.float32, device=q.device)
+    rows, d = q.numel() // q.shape[-1], q.shape[-1]
+    partial = torch.empty((splits, rows, d), dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=q.device)
     return out, lse, partial, partial_lse
 
 
@@ -198,6 +211,8 @@ def run_decode_attention(
     scale: float,
     configuration: Mapping[str, int],
     causal: bool = True,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -210,7 +225,7 @@ def run_decode_attention(
     """Run the kernel in one explicit configuration: what the planner calls, and a tuner.
 
     Args:
-        q: bfloat16 or float16 [B, Mq, Hq, D].
+        q: bfloat16 or float16 [B, Mq, Hq, D]; with ``cu_seqlens_q`` [tokens, Hq, D].
         k: fp8 of the device or uint8 [pages, page_size, Hkv, D]; [B, Mkv, Hkv, D] without block tables.
         v: like ``k``.
         block_tables: int32 [B, max_pages], or None.
@@ -223,26 +238,29 @@ def run_decode_attention(
         scale: factor of q.k.
         configuration: ``block_n``, ``waves`` and ``split_k``, all three.
         causal: token t of Mq sees keys up to seqlen - Mq + t; otherwise each sees all.
+        cu_seqlens_q: contiguous int32 [B + 1], the first token of each sequence in q, and the end.
+        max_seqlen_q: the most tokens of a sequence, 1 to 16; with ``cu_seqlens_q`` alone.
         sinks: float32 [Hq], contiguous, or None.
         window: keys that a token sees, its own the last one; None for all.
         softcap: c of c tanh(score / c); None for none.
         out_scale: float32 [1]: out is fp8 of the device, of the float32 result over this scale.
-        scale_out: uint8 or float8_e8m0fnu [B * Mq, Hq * D / 32], written: out is MX-FP8 of the float32 result.
+        scale_out: uint8 or float8_e8m0fnu [tokens, Hq * D / 32], written: out is MX-FP8 of the float32 result.
         out: contiguous, of q's shape, to write into: of q's dtype, or float32 for the result before any rounding; fp8
             with a scale.
-        lse: contiguous float32 [B, Hq, Mq] to write into.
+        lse: contiguous float32 [B, Hq, Mq] ([Hq, tokens]) to write into.
         workspace: uint8 [bytes] for what the splits give, at least :func:`workspace_bytes`; allocated if None.
 
     Returns:
-        (out like q, log-sum-exp float32 [B, Hq, Mq], natural logarithm).
+        (out like q, log-sum-exp float32 [B, Hq, Mq] or [Hq, tokens], natural logarithm).
 
     Raises:
         GuardError: operands or a configuration that the kernel does not take.
         BuildError, LaunchError: the kernel could not be built or run.
     """
-    if q.dim() != 4 or q.dtype not in INPUTS or q.shape[-1] not in HEAD_DIMS:
+    if q.dim() not in (3, 4) or q.dtype not in INPUTS or q.shape[-1] not in HEAD_DIMS:
         raise GuardError(
-            f"q must be float16 or bfloat16 [B, Mq, Hq, D] with D in {HEAD_DIMS}; got {q.dtype} {tuple(q.shape)}"
+            f"q must be float16 or bfloat16 [B, Mq, Hq, D], or [tokens, Hq, D], with D in {HEAD_DIMS}; got {q.dtype} "
+            f"{tuple(q.shape)}"
         )
     check_configuration(configuration, q.shape[-1])
     splits = configuration["split_k"]
@@ -262,10 +280,12 @@ def run_decode_attention(
         v_scale,
         k_scale_shift,
         v_scale_shift,
+        cu_seqlens_q,
         sinks,
         out_scale,
         scale_out,
         scale,
+        max_seqlen_q or 0,
         causal,
         window or 0,
         softcap or 0.0,
@@ -287,6 +307,8 @@ def run_int4(
     scale: float,
     configuration: Mapping[str, int],
     causal: bool = True,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -306,7 +328,8 @@ def run_int4(
     decode_attention_int4_out(
         out, lse, partial, partial_lse, q.contiguous(), k, v,
         None if block_tables is None else block_tables.contiguous(), seqlens.contiguous(),
-        sinks, out_scale, scale_out, num_groups, scale, causal, window or 0, softcap or 0.0, waves, splits,
+        cu_seqlens_q, sinks, out_scale, scale_out, num_groups, scale, max_seqlen_q or 0, causal, window or 0,
+        softcap or 0.0, waves, splits,
     )  # fmt: skip
     return out, lse
 
@@ -323,6 +346,8 @@ def run_half(
     scale: float,
     configuration: Mapping[str, int],
     causal: bool = True,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
     sinks: torch.Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -342,6 +367,7 @@ def run_half(
     decode_attention_half_out(
         out, lse, partial, partial_lse, q.contiguous(), k, v,
         None if block_tables is None else block_tables.contiguous(), seqlens.contiguous(),
-        k_scale, v_scale, sinks, out_scale, scale_out, scale, causal, window or 0, softcap or 0.0, waves, splits,
+        k_scale, v_scale, cu_seqlens_q, sinks, out_scale, scale_out, scale, max_seqlen_q or 0, causal, window or 0,
+        softcap or 0.0, waves, splits,
     )  # fmt: skip
     return out, lse

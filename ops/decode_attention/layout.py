@@ -8,6 +8,7 @@ to bfloat16 for V; weights are rounded to bfloat16, the output to q's dtype.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -40,15 +41,18 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)  # of caches that are not quantise
 
 
 def check_operands(
-    q: Described, k_cache: Described, v_cache: Described, block_tables: Described | None, seqlens: Described
+    q: Described,
+    k_cache: Described,
+    v_cache: Described,
+    block_tables: Described | None,
+    seqlens: Described,
+    cu_seqlens_q: Described | None = None,
+    max_seqlen_q: int | None = None,
 ) -> None:
     """Refuse operands that no path takes."""
-    require_rank("q", q, 4, "[B, Mq, Hq, D]")
-    require_dtype("q", q, _QUERY_DTYPES)
+    batch = check_queries(q, seqlens, cu_seqlens_q, max_seqlen_q)
     require_rank("k_cache", k_cache, 4, "[pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables")
-    batch, mq, heads, d = q.shape
-    if not 1 <= mq <= MAX_MQ:
-        raise GuardError(f"Mq must be 1 to {MAX_MQ} query tokens per sequence; got {mq}")
+    heads, d = q.shape[-2:]
     pages, page_size, kv_heads, _ = k_cache.shape
     require_shape("k_cache", k_cache, (pages, page_size, kv_heads, d), "D of q")
     require_shape("v_cache", v_cache, k_cache.shape, "that of k_cache")
@@ -66,13 +70,58 @@ def check_operands(
     require_dtype("block_tables", block_tables, (torch.int32,))
 
 
+def check_queries(q: Described, seqlens: Described, cu_seqlens_q: Described | None, max_seqlen_q: int | None) -> int:
+    """Refuse queries that no path takes, and return B; q is [B, Mq, Hq, D], with cu_seqlens_q [tokens, Hq, D]."""
+    if cu_seqlens_q is None:
+        if max_seqlen_q is not None:
+            raise GuardError(f"max_seqlen_q is for cu_seqlens_q, which is None; got max_seqlen_q={max_seqlen_q!r}")
+        require_rank("q", q, 4, "[B, Mq, Hq, D]")
+        mq, batch = q.shape[1], q.shape[0]
+    else:
+        require_rank("q", q, 3, "[tokens, Hq, D] with cu_seqlens_q")
+        require_rank("seqlens", seqlens, 1, "[B]")
+        batch = seqlens.shape[0]
+        require_dtype("cu_seqlens_q", cu_seqlens_q, (torch.int32,))
+        require_shape("cu_seqlens_q", cu_seqlens_q, (batch + 1,), "the first token of each sequence, and the end")
+        if max_seqlen_q is None:
+            raise GuardError("max_seqlen_q must be given with cu_seqlens_q: the most tokens of a sequence; got None")
+        mq = require_int("max_seqlen_q", max_seqlen_q)
+    if not 1 <= mq <= MAX_MQ:
+        name = "Mq" if cu_seqlens_q is None else "max_seqlen_q"
+        raise GuardError(f"{name} must be 1 to {MAX_MQ} query tokens per sequence; got {mq}")
+    require_dtype("q", q, _QUERY_DTYPES)
+    return batch
+
+
+def token_counts(cu_seqlens_q: torch.Tensor, tokens: int, max_seqlen_q: int) -> list[int] | None:
+    """Return the query tokens of each sequence, where they are on the CPU; refuse what does not fit q [tokens, ...].
+
+    On a GPU nobody looks, as for :func:`check_pages`.
+    """
+    if cu_seqlens_q.device.type != "cpu" or devices.current().is_capturing():
+        return None
+    require_readable(cu_seqlens_q=cu_seqlens_q)
+    starts = cu_seqlens_q.tolist()
+    counts = [end - begin for begin, end in itertools.pairwise(starts)]
+    if starts[0] != 0 or starts[-1] > tokens or min(counts, default=0) < 0:
+        raise GuardError(
+            f"cu_seqlens_q must begin with 0, not fall, and end at no more than the {tokens} tokens of q; got {starts}"
+        )
+    if max(counts, default=0) > max_seqlen_q:
+        raise GuardError(
+            f"max_seqlen_q must be at least the tokens of every sequence; got {max_seqlen_q}, but sequence "
+            f"{counts.index(max(counts))} of cu_seqlens_q has {max(counts)}"
+        )
+    return counts
+
+
 def check_options(
     q: Described, causal: bool, sinks: Described | None, window: int | None, softcap: float | None
 ) -> None:
-    """Refuse sinks, a window or a cap that no path takes; q is [B, Mq, Hq, D]."""
+    """Refuse sinks, a window or a cap that no path takes; q is [..., Hq, D]."""
     if sinks is not None:
         require_dtype("sinks", sinks, (torch.float32,))
-        require_shape("sinks", sinks, (q.shape[2],), "one per query head")
+        require_shape("sinks", sinks, (q.shape[-2],), "one per query head")
     if window is not None:
         require_int("window", window, 1)
         if not causal:
@@ -84,7 +133,7 @@ def check_options(
 def check_output(
     q: Described, out_scale: Described | None, out_format: str | None, scale_out: Described | None = None
 ) -> None:
-    """Refuse an output that is quantised in no way, or in two; the last two dimensions of q are heads and D."""
+    """Refuse an output that is quantised in no way, or in two; q is [..., Hq, D], or [1, tokens, G, Hq, D]."""
     require_choice("out_format", out_format, OUT_FORMATS)
     if out_scale is not None:
         require_dtype("out_scale", out_scale, (torch.float32,))
@@ -98,17 +147,24 @@ def check_output(
     if out_format is None:
         if scale_out is not None:
             raise GuardError("scale_out takes the scales of out_format='mxfp8'; got out_format=None")
-    elif math.prod(q.shape[2:]) % BLOCK:
+    elif (width := math.prod(q.shape[-3 if q.dim() == 5 else -2 :])) % BLOCK:
         raise GuardError(
-            f"Hq * D must be a multiple of {BLOCK}, the block that shares a scale, for out_format={out_format!r}; got "
-            f"{math.prod(q.shape[2:])}"
+            f"Hq * D must be a multiple of {BLOCK}, the block that shares a scale, for out_format={out_format!r}; "
+            f"got {width}"
         )
 
 
 def check_pages(
-    block_tables: torch.Tensor, seqlens: torch.Tensor, pages: int, page_size: int, mq: int, window: int | None
+    block_tables: torch.Tensor,
+    seqlens: torch.Tensor,
+    pages: int,
+    page_size: int,
+    counts: list[int],
+    window: int | None,
 ) -> None:
     """Refuse a page that a sequence reads and the cache does not have, where tables and lengths are on the CPU.
+
+    ``counts``: query tokens of each sequence; one without any reads nothing.
 
     On a GPU nobody looks, because it would have to be waited for; nor in a capture, whose tables are filled later.
     """
@@ -117,8 +173,8 @@ def check_pages(
     require_readable(block_tables=block_tables, seqlens=seqlens)
     # Python numbers: a model's layers let torch allocate and make views, and compute nothing.
     for batch, (entries, length) in enumerate(zip(block_tables.tolist(), seqlens.tolist(), strict=True)):
-        first = 0 if window is None else max(0, length - (mq - 1) - window) // page_size
-        for entry in range(first, min(len(entries), -(-length // page_size))):
+        first = 0 if window is None else max(0, length - (counts[batch] - 1) - window) // page_size
+        for entry in range(first, min(len(entries), -(-length // page_size)) if counts[batch] else 0):
             if not 0 <= entries[entry] < pages:
                 raise GuardError(
                     f"block_tables[{batch}, {entry}] is page {entries[entry]}, but the cache has pages 0 to "
@@ -197,11 +253,15 @@ def prepare_packed(
     seqlens: torch.Tensor,
     block_tables: torch.Tensor | None,
     page_size: int | None,
+    ragged: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the packed layout's operands as (q [B, Mq, G*Hq, D], k, v [pages, page_size, G, D] bytes, their words)."""
+    """Return the packed layout's operands as (q [B, Mq, G*Hq, D], k, v [pages, page_size, G, D] bytes, their words).
+
+    q is [tokens, G*Hq, D] where ``ragged``.
+    """
     require_rank("q", q, 5, "[1, B*Mq, G, Hq, D]")
     batch = seqlens.shape[0] if seqlens.dim() == 1 else 0
-    if batch < 1 or q.shape[0] != 1 or q.shape[1] % batch:
+    if batch < 1 or q.shape[0] != 1 or (q.shape[1] % batch and not ragged):
         raise GuardError(f"q must be [1, B*Mq, G, Hq, D] with B = {batch} of seqlens; got shape {tuple(q.shape)}")
     if (block_tables is None) != (page_size is None):
         raise GuardError(f"block_tables and page_size belong together; got page_size={page_size!r}")
@@ -209,8 +269,14 @@ def prepare_packed(
         raise GuardError(f"D must be a multiple of 4 (four fp8 values per word); got {q.shape[-1]}")
     k_data, k_rows = _unpacked(q, k, k_scale_shift, "k", batch, page_size)
     v_data, v_rows = _unpacked(q, v, v_scale_shift, "v", batch, page_size)
-    folded = q.reshape(batch, q.shape[1] // batch, q.shape[2] * q.shape[3], q.shape[4])
-    return folded, k_data, v_data, k_rows, v_rows
+    return _folded(q, None if ragged else batch), k_data, v_data, k_rows, v_rows
+
+
+def _folded(q: torch.Tensor, batch: int | None) -> torch.Tensor:
+    """Return q [1, B*Mq, G, Hq, D] as [B, Mq, G*Hq, D], or without B as [tokens, G*Hq, D]."""
+    _, tokens, groups, heads, d = q.shape
+    sequences = (tokens,) if batch is None else (batch, tokens // batch)
+    return q.reshape(*sequences, groups * heads, d)
 
 
 def prepare_rows(
@@ -221,10 +287,12 @@ def prepare_rows(
     block_tables: torch.Tensor | None,
     page_size: int | None,
     num_groups: int | None,
+    ragged: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (q [B, Mq, G*Hq, D], k and v int32 [pages, page_size, G, num_groups + D/8]), all views.
 
-    Without ``num_groups`` k and v are of q's 16-bit dtype, [pages, page_size, G, D].
+    q is [tokens, G*Hq, D] where ``ragged``. Without ``num_groups`` k and v are of q's 16-bit dtype, [pages, page_size,
+    G, D].
 
     Raises:
         GuardError: operands that no path takes.
@@ -236,7 +304,8 @@ def prepare_rows(
     require_rank("seqlens", seqlens, 1, "[B]")
     require_dtype("seqlens", seqlens, (torch.int32,))
     batch = seqlens.shape[0]
-    if batch < 1 or q.shape[0] != 1 or q.shape[1] % batch or not 1 <= q.shape[1] // batch <= MAX_MQ:
+    fits = ragged or (batch >= 1 and q.shape[1] % batch == 0 and 1 <= q.shape[1] // batch <= MAX_MQ)
+    if batch < 1 or q.shape[0] != 1 or not fits:
         raise GuardError(
             f"q must be [1, B*Mq, G, Hq, D] with B = {batch} of seqlens and Mq 1 to {MAX_MQ}; "
             f"got shape {tuple(q.shape)}"
@@ -272,4 +341,4 @@ def prepare_rows(
         if cache.stride(4) != 1:
             raise GuardError(f"{name} must have its last dimension contiguous; got stride {cache.stride(4)}")
         caches.append(cache[0, :, :, 0].unflatten(0, (-1, per_page)))
-    return q.reshape(batch, q.shape[1] // batch, groups * heads, d), caches[0], caches[1]
+    return _folded(q, None if ragged else batch), caches[0], caches[1]

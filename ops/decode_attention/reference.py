@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.outputs import written
-from hipforge.ops.reference.attention import dequantize_kv_fp8, dequantize_kv_int4, paged_attention
+from hipforge.ops.reference.attention import dequantize_kv_fp8, dequantize_kv_int4, paged_attention, ragged_attention
 from hipforge.ops.reference.fp8_static import to_fp8_static
 from hipforge.ops.reference.mxfp8 import quantize_mxfp8
 
@@ -26,6 +28,8 @@ def attend(
     softcap: float | None = None,
     out_scale: torch.Tensor | None = None,
     scale_out: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return attention and log-sum-exp; ``caches`` are of K and of V, with scales, scale_shifts or num_groups.
 
@@ -38,11 +42,16 @@ def attend(
         for cache, one, words in zip(caches, scales, scale_shifts, strict=True)
     )
     dtype = q.dtype if out_scale is None and scale_out is None else torch.float32
-    out, lse = paged_attention(q, k, v, block_tables, seqlens, scale, causal, sinks, window, softcap, dtype)
+    given = k, v, block_tables, seqlens, scale, causal
+    options: dict[str, Any] = {"sinks": sinks, "window": window, "softcap": softcap, "dtype": dtype}
+    if cu_seqlens_q is None or max_seqlen_q is None:
+        out, lse = paged_attention(q, *given, **options)
+    else:
+        out, lse = ragged_attention(q, cu_seqlens_q, max_seqlen_q, *given, **options)
     if out_scale is not None:
         return to_fp8_static(out, out_scale, fp8), lse
     if scale_out is not None:
-        elements, blocks = quantize_mxfp8(out.flatten(2).flatten(0, 1), fp8)
+        elements, blocks = quantize_mxfp8(out.reshape(-1, out.shape[-2] * out.shape[-1]), fp8)
         written("scale_out", scale_out, blocks)
         return elements.view(out.shape), lse
     return out, lse

@@ -8,6 +8,7 @@ An int4 row is a word like that per group of neighbouring elements, then D/8 wor
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -238,6 +239,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     dtype: torch.dtype | None = None,
+    counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention in float64 over dequantised paged caches, as the decode kernels lay their operands out.
 
@@ -253,6 +255,7 @@ def paged_attention(
         window: as for :func:`decode_attention`.
         softcap: as for :func:`decode_attention`.
         dtype: of out; q's if None.
+        counts: int [B], of the tokens of q the last ones that count; all if None. What the others give has no meaning.
 
     Returns:
         (out of q's shape, log-sum-exp float32 [B, Hq, Mq]).
@@ -262,10 +265,9 @@ def paged_attention(
     """
     if block_tables is not None:
         page_size = k.shape[1]
+        tokens = q.shape[1] if counts is None else counts.view(-1, 1).to(torch.int64)
         k, v = (
-            gather_pages(
-                cache.flatten(0, 1), _used_pages(block_tables, seqlens, page_size, q.shape[1], window), page_size
-            )
+            gather_pages(cache.flatten(0, 1), _used_pages(block_tables, seqlens, page_size, tokens, window), page_size)
             for cache in (k, v)
         )
     batch, mq, heads, d = q.shape
@@ -276,13 +278,57 @@ def paged_attention(
     return out.reshape(q.shape).to(q.dtype if dtype is None else dtype), lse.reshape(batch, heads, mq).to(torch.float32)
 
 
+def ragged_attention(
+    q: torch.Tensor, cu_seqlens_q: torch.Tensor, max_seqlen_q: int, k: torch.Tensor, v: torch.Tensor,
+    block_tables: torch.Tensor | None, seqlens: torch.Tensor, factor: float, causal: bool, **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """:func:`paged_attention` of sequences that have unequally many query tokens; their last keys are theirs.
+
+    Args:
+        q: [tokens, Hq, D], those of sequence b from cu_seqlens_q[b] to before cu_seqlens_q[b + 1].
+        cu_seqlens_q: int32 [B + 1].
+        max_seqlen_q: the most tokens of a sequence.
+        k: as for :func:`paged_attention`, like what follows.
+        v: likewise.
+        block_tables: likewise.
+        seqlens: likewise.
+        factor: likewise.
+        causal: likewise.
+        options: likewise.
+
+    Returns:
+        (out of q's shape, log-sum-exp float32 [Hq, tokens]); 0 and -inf for tokens of no sequence.
+
+    Raises:
+        GuardError: shapes that do not fit.
+    """
+    tokens, batch = q.shape[0], seqlens.shape[0]
+    starts = cu_seqlens_q.to(torch.int64)
+    token = torch.arange(tokens, device=q.device)
+    sequence = torch.searchsorted(starts[1:].contiguous(), token, right=True)
+    known = (sequence < batch).view(-1, 1)
+    # Each sequence's tokens are the last ones of max_seqlen_q; those of no sequence go into a row of their own.
+    ends = torch.cat((starts[1:], starts[-1:] + tokens))
+    place = (max_seqlen_q - ends[sequence] + token).clamp(0, max_seqlen_q - 1)
+    padded = q.new_zeros((batch + 1, max_seqlen_q, *q.shape[1:]))
+    padded[sequence, place] = q
+    out, lse = paged_attention(
+        padded[:batch], k, v, block_tables, seqlens, factor, causal, counts=starts.diff(), **options
+    )
+    sequence = sequence.clamp(max=batch - 1)
+    return (
+        out[sequence, place].masked_fill(~known.unsqueeze(-1), 0.0),
+        lse[sequence, :, place].masked_fill(~known, -math.inf).t().contiguous(),
+    )
+
+
 def _used_pages(
-    block_tables: torch.Tensor, seqlens: torch.Tensor, page_size: int, mq: int, window: int | None
+    block_tables: torch.Tensor, seqlens: torch.Tensor, page_size: int, mq: int | torch.Tensor, window: int | None
 ) -> torch.Tensor:
     """The tables with 0 for pages past a sequence's length or before every window, which may hold anything."""
     first_key = torch.arange(block_tables.shape[1], device=block_tables.device) * page_size
     lengths = seqlens.view(-1, 1).to(torch.int64)
-    unused = first_key >= lengths
+    unused = (first_key >= lengths) | torch.as_tensor(mq == 0, device=first_key.device)
     if window is not None:
         unused |= first_key + page_size <= lengths - (mq - 1) - window
     return block_tables.masked_fill(unused, 0)

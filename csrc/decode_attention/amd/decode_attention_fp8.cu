@@ -56,16 +56,14 @@ Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale
 
 }  // namespace
 
-/// out like q [B, Mq, Hq, D]; lse float32 [B, Hq, Mq]; k, v fp8 [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without
-/// block_tables int32 [B, max_pages]; seqlens int32 [B]; scales float32 [1] or [Hkv], or scale_shift words int32
-/// [pages, page_size, Hkv]; sinks float32 [Hq]; out_scale float32 [1] for fp8 out, or scale_out uint8 [B * Mq, Hq * D/32] for
-/// MX-FP8; window and softcap 0 for none; workspaces float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq] where splits > 1.
+/// k, v fp8 [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables; scales float32 [1] or [Hkv], or scale_shift
+/// words int32 [pages, page_size, Hkv]; window and softcap 0 for none; the rest as Operands has it.
 void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q, Tensor k,
                               Tensor v, OptionalTensor block_tables, Tensor seqlens, OptionalTensor k_scale,
                               OptionalTensor v_scale, OptionalTensor k_scale_shift, OptionalTensor v_scale_shift,
-                              OptionalTensor sinks, OptionalTensor out_scale, OptionalTensor scale_out, double scale,
-                              bool causal, int64_t window, double softcap, int64_t block_n, int64_t waves, int64_t splits,
-                              hipStream_t stream) {
+                              OptionalTensor q_starts, OptionalTensor sinks, OptionalTensor out_scale,
+                              OptionalTensor scale_out, double scale, int64_t max_tokens, bool causal, int64_t window,
+                              double softcap, int64_t block_n, int64_t waves, int64_t splits, hipStream_t stream) {
   check_query(q, kInputDtype, kD);
   Problem p = {};
   p.k = cache_of(k, "k", k_scale, k_scale_shift, q);
@@ -74,10 +72,10 @@ void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, Op
   HF_CHECK(block_n == kBlockN, "block_n must be ", kBlockN, " for this variant; got ", block_n);
   HF_CHECK((waves == 1 || waves == 2 || waves == 4) && waves >= Layout::kParts, "waves must be ", Layout::kParts,
            kD == 256 ? " (which share a key range) or 4" : ", 2 or 4", "; got ", waves);
-  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, sinks, out_scale, scale_out},
-               {scale, causal, window, softcap}, splits);
+  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, scale_out},
+               {max_tokens, scale, causal, window, softcap}, splits);
   p.ranges = static_cast<uint32_t>(waves / Layout::kParts);
-  const int64_t batch = q.size(0);
+  const int64_t batch = seqlens.size(0);
   if (batch == 0) return;
   const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
   const uint32_t lds = Layout::lds_bytes(kBlockN, static_cast<int>(waves), p.k.rows != nullptr);

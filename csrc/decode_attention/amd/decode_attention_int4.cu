@@ -34,23 +34,23 @@ Cache cache_of(const Tensor& data, const char* name, int64_t words, const Tensor
 
 }  // namespace
 
-/// out like q [B, Mq, Hq, D]; lse float32 [B, Hq, Mq]; k, v int32 [pages, page_size, Hkv, groups + D/8], or
-/// [B, Mkv, Hkv, groups + D/8] without block_tables int32 [B, max_pages]; seqlens int32 [B]; sinks float32 [Hq];
-/// out_scale float32 [1] for fp8 out, or scale_out uint8 [B * Mq, Hq * D/32] for MX-FP8; window and softcap 0 for none; workspaces float32 [splits, B, Hq * Mq, D] and [splits, B, Hq * Mq] where splits > 1.
-void decode_attention_int4_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q, Tensor k,
-                               Tensor v, OptionalTensor block_tables, Tensor seqlens, OptionalTensor sinks,
-                               OptionalTensor out_scale, OptionalTensor scale_out, int64_t groups, double scale, bool causal,
-                               int64_t window, double softcap, int64_t waves, int64_t splits, hipStream_t stream) {
+/// k, v int32 [pages, page_size, Hkv, groups + D/8], or [B, Mkv, Hkv, groups + D/8] without block_tables; window and softcap 0
+/// for none; the rest as Operands has it.
+void decode_attention_int4_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q,
+                               Tensor k, Tensor v, OptionalTensor block_tables, Tensor seqlens, OptionalTensor q_starts,
+                               OptionalTensor sinks, OptionalTensor out_scale, OptionalTensor scale_out, int64_t groups,
+                               double scale, int64_t max_tokens, bool causal, int64_t window, double softcap, int64_t waves,
+                               int64_t splits, hipStream_t stream) {
   check_query(q, kInputDtype, kD);
   HF_CHECK(groups == 1 || groups == 2 || groups == 4 || groups == 8, "groups must be 1, 2, 4 or 8 per row; got ", groups);
   HF_CHECK(waves == 1 || waves == 2 || waves == 4, "waves must be 1, 2 or 4; got ", waves);
   Problem p = {};
   p.k = cache_of(k, "k", groups + kD / 8, q);
   p.v = cache_of(v, "v", groups + kD / 8, q);
-  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, sinks, out_scale, scale_out},
-               {scale, causal, window, softcap}, splits);
+  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, scale_out},
+               {max_tokens, scale, causal, window, softcap}, splits);
   p.ranges = static_cast<uint32_t>(waves);
-  const int64_t batch = q.size(0);
+  const int64_t batch = seqlens.size(0);
   if (batch == 0) return;
   const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
   const uint32_t lds = row_lds_bytes(kD, static_cast<int>(waves));

@@ -93,7 +93,7 @@ class Wave {
                   uint8_t* finer, uint8_t* own, const uint8_t* other)
       : p(problem), work(work), row0(row0), part(part), own_slot(own), other_slot(other),
         finer(reinterpret_cast<dev::u32x4*>(finer)), lane(dev::lane_index()),
-        query(static_cast<const Half*>(problem.q) + offset_of(Row(problem, row0, lane)) + 16 * (lane / kTileN),
+        query(static_cast<const Half*>(problem.q) + first_element() + 16 * (lane / kTileN),
               reinterpret_cast<dev::u32x4*>(finer), lane, range == 0) {
     const uint32_t group = lane / kTileN, column = lane % kTileN;
     k_data = p.k.data + work.head * p.k.head_stride + part * kColumns;
@@ -110,7 +110,7 @@ class Wave {
   }
 
   __device__ void run() {
-    const Sight sight(work.length, p.causal ? p.mq - 1 : 0, p.window);
+    const Sight sight(work.length, p.causal ? tokens_here(p, work).count - 1 : 0, p.window);
     for (uint32_t key = sight.begin;; key += kTileN) {
       if (key >= sight.whole_begin) key = max(key, sight.whole_end);
       // Waves that share a range go through the same tiles.
@@ -137,27 +137,27 @@ class Wave {
 
   /// Stores the lane's D/4 neighbouring columns of its row, whose weights add up to `total` and, times the shift of V, to
   /// `shifted`.
-  __device__ void store(uint32_t split, uint32_t batch_heads, float total, float shifted) const {
+  __device__ void store(uint32_t split, float total, float shifted) const {
     // Computed again, not kept in registers over the loop.
     const uint32_t own_lane = dev::lane_index();
-    const Row row(p, row0, own_lane);
+    const Problem p = problem_here();
+    const Tokens tokens = tokens_here(p, work);
+    const Row row(p, tokens, row0, own_lane);
     const float sink = p.splits == 1 ? sink_of(p.sinks, work.head * p.group + row.head) : -__builtin_inff();
     const auto [inverse, lse] = RowEnd(maximum, total, sink);
     const float shift = kRowScales ? shifted * inverse : 0.f;
     const float scale = kRowScales || inverse == 0.f ? inverse : inverse * p.v.scale[p.v.scale_stride * work.head];
-    const uint32_t rows = p.group * p.mq;
-    if (row.index >= rows) return;
+    if (row.index >= p.group * tokens.count) return;
     const uint32_t group = own_lane / kTileN;
-    const uint64_t folded = (uint64_t{work.batch} * p.kv_heads + work.head) * rows + row.index;
     const uint32_t at = 4 * kPerLane * group;
     const bool first = group == 0 && part == 0;
     const auto column = [&](int c) { return acc[c % kPerLane][c / kPerLane] * scale + shift; };
     if (p.splits == 1) {
-      store_row<Half, 4 * kPerLane>(p, offset_of(row) + at, column);
-      if (first) p.lse[folded] = lse * kLn2;
+      store_row<Half, 4 * kPerLane>(p, row.offset(p, tokens, work.head, kD) + part * kColumns + at, column);
+      if (first) p.lse[lse_place(p, tokens, work.head * p.group + row.head, row.token)] = lse * kLn2;
       return;
     }
-    const uint64_t slice = uint64_t{split} * batch_heads * rows + folded;
+    const uint64_t slice = split * p.rows + first_row(p, tokens, work.head) + row.index;
     store_values<float, 4 * kPerLane>(p.partial + slice * kD + part * kColumns + at, column);
     if (first) p.partial_lse[slice] = lse;
   }
@@ -166,9 +166,10 @@ class Wave {
   using Bytes = Vector<uint32_t, kPerLane / 4>;
   using Weights = dev::bf16x4;
 
-  // Elements of q and out before the wave's columns of a row.
-  __device__ uint64_t offset_of(const Row& row) const {
-    return row.offset(p, work.batch, work.head, kD) + part * kColumns;
+  // Elements of q before the wave's columns of the lane's row.
+  __device__ uint64_t first_element() const {
+    const Tokens tokens(p, work.batch);
+    return Row(p, tokens, row0, lane).offset(p, tokens, work.head, kD) + part * kColumns;
   }
 
   // kPartly: rows may see some of the keys only; `left`, from the first key on, are of the sequence. Otherwise every row sees
@@ -192,8 +193,8 @@ class Wave {
       }
     }
     if constexpr (kParts > 1) add_other_part(scores);
-    if (p.cap != 0.f) cap_scores(p.cap, p.cap_exponent, scores);
-    const Seen seen = hide<kPartly>(p, row0, left, tiles[0].keys, scores);
+    if (p.cap != 0.f) cap_scores(problem_here(), scores);
+    const Seen seen = hide<kPartly>(p, tokens_here(p, work), row0, left, tiles[0].keys, scores);
     if constexpr (kRowScales) word = load_row_word(v_rows, p.v.rows_page_stride, p.v.rows_slot_stride, tiles);
 
     const float next = fmaxf(maximum, column_max(largest_of(scores)));
@@ -428,6 +429,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, 4) void decode_split(co
   const uint32_t index = dev::uniform(threadIdx.x / dev::kWaveSize);
   const uint32_t range = index / kParts, part = index % kParts;
   const Work<kBlockN> work(problem, blockIdx.y, blockIdx.z, range);
+  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;  // the sequence has fewer tokens than others
   constexpr uint32_t kSlot = Layout::slot_bytes(kBlockN, kRowScales), kFiner = Query<Half, Layout::kChunks>::kLdsBytes;
   uint8_t* const slots = lds + kParts * kFiner;
   Wave<Half, kD, kBlockN, kRowScales> wave(problem, blockIdx.x * kBlockM, work, range, part, lds + part * kFiner,
@@ -435,8 +437,8 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, 4) void decode_split(co
   if (problem.ranges > 1) __syncthreads();  // the finer terms are written
   wave.run();
   float total, shifted;
-  merge_ranges<kParts>(wave, problem.ranges, range, part, lds, total, shifted);
-  if (range == 0) wave.store(blockIdx.z, gridDim.y, total, shifted);
+  merge_ranges<kParts>(wave, problem_here().ranges, range, part, lds, total, shifted);
+  if (range == 0) wave.store(blockIdx.z, total, shifted);
 }
 
 }  // namespace hf::decode_attention

@@ -11,7 +11,7 @@
 // Bytes per key and KV head: 4 D, each read once; 16 rows or fewer share them. Memory is the bound: 4 D bytes for 4 * 16 * D
 // flops of MFMA.
 //
-// Registers: at most 72, 112 and 160 VGPRs at D = 64, 128 and 256, no spills: seven, four and three waves per SIMD; the
+// Registers: at most 72, 112 and 168 VGPRs at D = 64, 128 and 256, no spills: seven, four and three waves per SIMD; the
 // registry's limits hold every variant to it. LDS: row_lds_bytes, none with one wave.
 #pragma once
 
@@ -164,11 +164,12 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD == 256 ? 3 : 4) void
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   const uint32_t range = dev::uniform(threadIdx.x / dev::kWaveSize);
   const Work<kRowBlockN> work(problem, blockIdx.y, blockIdx.z, range);
+  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;  // the sequence has fewer tokens than others
   RowWave<Half, kD, HalfRows> wave(problem, blockIdx.x * kBlockM, work);
   wave.run();
   float total, shifted;
-  merge_ranges<1>(wave, problem.ranges, range, 0, lds, total, shifted);
-  if (range == 0) wave.store(blockIdx.z, gridDim.y, total);
+  merge_ranges<1>(wave, problem_here().ranges, range, 0, lds, total, shifted);
+  if (range == 0) wave.store(blockIdx.z, total);
 }
 
 }  // namespace hf::decode_attention

@@ -18,6 +18,7 @@
 #include "../problem.h"
 #include "query.h"
 #include "row_end.h"
+#include "tile_rows.h"
 
 namespace hf::decode_attention {
 
@@ -37,7 +38,7 @@ __device__ inline float wave_total(float value) {
   return value;
 }
 
-/// Grid: (M, B * Hkv).
+/// Grid: (the most rows of a KV head, B * Hkv).
 template <class Half, int kD>
 __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem problem) {
   constexpr uint32_t kColumnThreads = kD / 4;
@@ -49,9 +50,12 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
   __shared__ float of_waves[2][kMergeWaves];
 
   const uint32_t thread = threadIdx.x, wave = thread / dev::kWaveSize;
-  const uint32_t rows = gridDim.x, splits = problem.splits;
-  const uint64_t folded = uint64_t{blockIdx.y} * rows + blockIdx.x;
-  const uint64_t stride = uint64_t{gridDim.y} * rows;
+  const uint32_t splits = problem.splits;
+  const uint32_t batch = dev::uniform(blockIdx.y / problem.kv_heads), kv_head = blockIdx.y - batch * problem.kv_heads;
+  const Tokens tokens(problem, batch);
+  if (blockIdx.x >= problem.group * tokens.count) return;  // the sequence has fewer tokens than others
+  const uint64_t folded = first_row(problem, tokens, kv_head) + blockIdx.x;
+  const uint64_t stride = problem.rows;
   float lse[2];
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
@@ -61,7 +65,8 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
   const float of_wave = wave_max(fmaxf(lse[0], lse[1]));
   if (thread % dev::kWaveSize == 0) of_waves[0][wave] = of_wave;
   __syncthreads();
-  const uint32_t head = dev::uniform(blockIdx.y % problem.kv_heads * problem.group + blockIdx.x / problem.mq);
+  const uint32_t head_of_group = dev::uniform(blockIdx.x / tokens.count), token = blockIdx.x - head_of_group * tokens.count;
+  const uint32_t head = kv_head * problem.group + head_of_group;
   const float sink = sink_of(problem.sinks, head);
   float largest = fmaxf(sink, of_waves[0][0]);
 #pragma unroll
@@ -104,11 +109,10 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
   for (uint32_t i = 1; i < kAtOnce; ++i) sum += sums[i * kColumnThreads + thread];
 
   const bool seen = total > 0.f || total != total;
-  const uint32_t batch = blockIdx.y / problem.kv_heads, token = blockIdx.x % problem.mq;
-  const uint64_t offset = ((uint64_t{batch} * problem.mq + token) * problem.kv_heads * problem.group + head) * kD;
+  const uint64_t offset = (uint64_t{tokens.first + token} * (problem.kv_heads * problem.group) + head) * kD;
   const float inverse = seen ? 1.f / total : 0.f;
   store_four<Half>(problem, offset + 4 * thread, sum * inverse);
-  if (thread == 0) problem.lse[folded] = seen ? (base + __builtin_amdgcn_logf(total)) * kLn2 : -__builtin_inff();
+  if (thread == 0) problem.lse[lse_place(problem, tokens, head, token)] = seen ? (base + __builtin_amdgcn_logf(total)) * kLn2 : -__builtin_inff();
 }
 
 }  // namespace hf::decode_attention

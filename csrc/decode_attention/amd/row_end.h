@@ -30,13 +30,13 @@ struct RowEnd {
 
 /// The scores c tanh(s / c), as exponents of 2 in and out: c - 2 c / (2^(2 s / c log2 e) + 1), off by at most 2^-21 c.
 template <int kTiles>
-__device__ inline void cap_scores(float cap, float exponent, dev::f32x4 (&scores)[kTiles]) {
+__device__ inline void cap_scores(const Problem& p, dev::f32x4 (&scores)[kTiles]) {
 #pragma unroll
   for (int t = 0; t < kTiles; ++t)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const float power = __builtin_amdgcn_exp2f(scores[t][r] * exponent);
-      scores[t][r] = cap - 2.f * cap * __builtin_amdgcn_rcpf(power + 1.f);
+      const float power = __builtin_amdgcn_exp2f(scores[t][r] * p.cap_exponent);
+      scores[t][r] = p.cap - 2.f * p.cap * __builtin_amdgcn_rcpf(power + 1.f);
     }
 }
 

@@ -24,30 +24,42 @@ __device__ inline dev::Buffer tile_of(const Cache& cache, const uint8_t* data, c
 struct Row {
   uint32_t index, token, head;  // the head of those that share the KV head
 
-  __device__ __forceinline__ Row(const Problem& p, uint32_t row0, uint32_t lane) : index(row0 + lane % kTileN) {
-    const uint32_t loaded = min(index, p.group * p.mq - 1);
-    head = loaded / p.mq;
-    token = loaded % p.mq;
+  __device__ __forceinline__ Row(const Problem& p, const Tokens& tokens, uint32_t row0, uint32_t lane)
+      : index(row0 + lane % kTileN) {
+    const uint32_t loaded = min(index, p.group * tokens.count - 1);
+    head = loaded / tokens.count;
+    token = loaded % tokens.count;
   }
 
   /// Elements of q and out before it.
-  __device__ __forceinline__ uint64_t offset(const Problem& p, uint32_t batch, uint32_t kv_head, uint32_t head_dim) const {
-    return ((uint64_t{batch} * p.mq + token) * p.kv_heads * p.group + kv_head * p.group + head) * head_dim;
+  __device__ __forceinline__ uint64_t offset(const Problem& p, const Tokens& tokens, uint32_t kv_head, uint32_t head_dim) const {
+    return (uint64_t{tokens.first + token} * (p.kv_heads * p.group) + kv_head * p.group + head) * head_dim;
   }
 };
+
+/// Where the rows of a sequence's KV head are in the workspaces: from here on, its query heads and their tokens.
+__device__ __forceinline__ uint64_t first_row(const Problem& p, const Tokens& tokens, uint32_t kv_head) {
+  return uint64_t{tokens.first} * (p.kv_heads * p.group) + kv_head * p.group * tokens.count;
+}
+
+/// Where the log-sum-exp of query head `head` of all and of a token of the sequence goes.
+__device__ __forceinline__ uint64_t lse_place(const Problem& p, const Tokens& tokens, uint32_t head, uint32_t token) {
+  const uint64_t sequence = p.q_starts ? tokens.first : uint64_t{tokens.first} * (p.kv_heads * p.group);
+  return sequence + uint64_t{head} * p.lse_stride + token;
+}
 
 /// Sets the scores of keys that a lane's row does not see to -inf, and returns which of its four it sees where kPartly:
 /// rows may then see some of the tile's keys only; `left`, from the first key on, are of the sequence, and the wave has `keys`.
 /// Otherwise every row sees the first `left` keys and the others do not exist. Inlined before anything else: optimised by
 /// itself first, it keeps 16 comparisons in scalar registers, which then spill.
 template <bool kPartly, int kCount>
-__device__ __forceinline__ Seen hide(const Problem& p, uint32_t row0, int32_t left, uint32_t keys,
+__device__ __forceinline__ Seen hide(const Problem& p, const Tokens& tokens, uint32_t row0, int32_t left, uint32_t keys,
                                      dev::f32x4 (&scores)[kCount]) {
   Seen seen;
   if constexpr (kPartly) {
     const uint32_t lane = dev::lane_index();
     const auto first = 4 * static_cast<int32_t>(lane / kTileN);
-    const int32_t hidden = p.causal ? static_cast<int32_t>(p.mq - 1 - Row(p, row0, lane).token) : 0;
+    const int32_t hidden = p.causal ? static_cast<int32_t>(tokens.count - 1 - Row(p, tokens, row0, lane).token) : 0;
     seen = {left - hidden - static_cast<int32_t>(p.window) - first, min(left - hidden, static_cast<int32_t>(keys)) - first};
 #pragma unroll
     for (int r = 0; r < 4; ++r)

@@ -1,0 +1,315 @@
+"""Decode attention of sequences with unequally many query tokens: the bits of one dense call per sequence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers.attention_cases import FP8, NAN_CODE, case, check, expanded, lengths, paged, rng
+from helpers.planted_faults import planted
+
+import hipforge
+from hipforge import emulator
+from hipforge.errors import EmulatorFault, GuardError
+from hipforge.ops.decode_attention import attention_workspace_size, kernels
+from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
+from hipforge.ops.reference.attention import paged_attention, quantize_kv_fp8, quantize_kv_int4
+
+CACHES = ("fp8", "rows", "half", "int4")
+COUNTS = (3, 0, 1, 5, 2)
+LENGTHS = (70, 40, 33, 2, 0)  # of the five tokens of the fourth sequence three see no key, of the last one's none
+KEYS = 70
+
+
+@pytest.fixture(autouse=True)
+def every_checker():
+    with emulator.options(checks="all"):
+        yield
+
+
+def starts_of(counts):
+    return torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def ragged_case(counts, kv_heads, group, d, keys, seed=0, dtype=FP8):
+    """q [tokens, Hq, D] and caches [B, Mkv, Hkv, D]."""
+    q, k, v = case(1, sum(counts), kv_heads, group, d, 1, seed)
+    k, v = (torch.randn(len(counts), keys, kv_heads, d, generator=rng(seed + i)).to(dtype) for i in (1, 2))
+    return q[0], k, v
+
+
+def one_by_one(attend, q, counts):
+    """(out [tokens, ...], log-sum-exp [Hq, tokens], what else there is) of ``attend(b, q [1, count, Hq, D])``."""
+    parts = []
+    for b, (first, count) in enumerate(zip(starts_of(counts).tolist(), counts, strict=False)):
+        if count:
+            out, lse, *rest = attend(b, q[None, first : first + count])
+            parts.append((out[0], lse[0].t(), *rest))
+    out, lse, *rest = (
+        torch.cat([x.view(torch.uint8) if x.dtype == FP8 else x for x in each]) for each in zip(*parts, strict=True)
+    )
+    return out, lse.t(), *rest
+
+
+def same(got, want):
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one.view(torch.uint8) if one.dtype == FP8 else one, other)
+
+
+class Packed:
+    """The same call over one kind of cache, of all sequences or of one."""
+
+    def __init__(self, cache, d, kv_heads, group):
+        self.cache, self.group = cache, group
+        self.q, k, v = ragged_case(COUNTS, kv_heads, group, d, KEYS, seed=d, dtype=torch.float32)
+        self.caches = [x.to(torch.bfloat16) for x in (k, v)]
+        self.options, self.words = {}, []
+        if cache == "fp8":
+            self.caches = [x.to(FP8) for x in (k, v)]
+        elif cache == "int4":
+            self.caches, self.options = [quantize_kv_int4(x, 4) for x in (k, v)], {"num_groups": 4}
+        elif cache == "rows":
+            self.caches, self.words = zip(*(quantize_kv_fp8(x, FP8) for x in (k, v)), strict=True)
+
+    def __call__(self, q, rows=slice(None), **options):
+        """q [tokens, Hq, D] with cu_seqlens_q, else [1, count, Hq, D]; (out like q, lse, ...)."""
+        seqlens = lengths(*LENGTHS)[rows]
+        caches = [x[rows] for x in self.caches]
+        if self.cache in ("fp8", "half"):
+            return decode_attention_fp8(q, *caches, None, seqlens, return_lse=True, **options)
+        words = [expanded(x[rows].flatten(0, 1).unsqueeze(0), self.group) for x in self.words] or [None, None]
+        wide = [expanded(x.flatten(0, 1).unsqueeze(0), self.group) for x in caches]
+        kv_heads = q.shape[-2] // self.group
+        out, lse, *rest = decode_attention_splitk(
+            q.reshape(1, -1, kv_heads, self.group, q.shape[-1]), *wide, *words, seqlens, **self.options, **options
+        )
+        return out.view(q.shape), lse.flatten(-3, -2), *rest
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("split_k", [1, 3])
+def test_each_sequence_has_the_bits_of_a_call_of_its_own(cache, d, split_k):
+    packed = Packed(cache, d, 2, 3)
+    ragged = {"cu_seqlens_q": starts_of(COUNTS), "max_seqlen_q": 5 if split_k == 1 else 16, "split_k": split_k}
+    for options in ({}, {"out_format": "mxfp8"}):
+        got = packed(packed.q, **ragged, **options)
+        assert got[0].shape == packed.q.shape and got[1].shape == (6, 11)
+        one = one_by_one(lambda b, q: packed(q, slice(b, b + 1), split_k=split_k, **options), packed.q, COUNTS)  # noqa: B023
+        same(got, one)
+    blind = slice(4, 7)  # the first three of five tokens over two keys
+    out, lse, *_ = packed(packed.q, **ragged)
+    assert not out[blind].any() and (lse[:, blind] == -math.inf).all() and lse[:, 7:9].isfinite().all()
+
+
+@pytest.mark.parametrize("cache", ["fp8", "half"])
+def test_rows_over_several_tiles_and_waves(cache):
+    """Nine heads to a KV head and up to 16 tokens: 144 rows, of which a sequence has the first ones."""
+    counts = (16, 1, 7)
+    q, k, v = ragged_case(counts, 1, 9, 64, 150, seed=3, dtype=FP8 if cache == "fp8" else torch.bfloat16)
+    seqlens = lengths(150, 80, 9)
+    for waves, order in ((1, "forward"), (2, "reverse"), (4, "random")):
+        forced = {"force_kernel_config": {"waves": waves, "split_k": 2}, "return_lse": True}
+        with emulator.options(checks="all", wave_order=order):
+            got = decode_attention_fp8(
+                q, k, v, None, seqlens, cu_seqlens_q=starts_of(counts), max_seqlen_q=16, **forced
+            )
+        want = one_by_one(
+            lambda b, q: decode_attention_fp8(q, k[b : b + 1], v[b : b + 1], None, seqlens[b : b + 1], **forced),  # noqa: B023
+            q, counts,
+        )  # fmt: skip
+        same(got, want)
+
+
+def test_equal_scores_give_each_token_the_exact_mean_of_its_keys():
+    counts, keys = (2, 1), (2, 4)
+    q, k, _ = ragged_case(counts, 1, 2, 64, 4)
+    v = torch.randint(-8, 9, (2, 4, 1, 64), generator=rng(2)).float().to(FP8)
+    out, lse = decode_attention_fp8(
+        q * 0, k, v, None, lengths(*keys), cu_seqlens_q=starts_of(counts), max_seqlen_q=2, split_k=1, return_lse=True
+    )
+    for token, (sequence, count) in enumerate(((0, 1), (0, 2), (1, 4))):  # powers of two: the mean is exact in bfloat16
+        assert torch.equal(out[token], v[sequence, :count, 0].float().mean(0).bfloat16().expand(2, 64))
+        assert (lse[:, token] - math.log(count)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("split_k", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{"window": 20}, {"softcap": 3.0}, {"sinks": torch.linspace(-2, 3, 6)}, {"causal": False}]
+)
+def test_options_apply_to_each_sequence(options, split_k):
+    q, k, v = ragged_case(COUNTS, 2, 3, 64, KEYS, seed=5)
+    seqlens = lengths(*LENGTHS)
+    out, lse = decode_attention_fp8(
+        q,
+        k,
+        v,
+        None,
+        seqlens,
+        cu_seqlens_q=starts_of(COUNTS),
+        max_seqlen_q=5,
+        return_lse=True,
+        split_k=split_k,
+        **options,
+    )
+    for b, count in enumerate(COUNTS):
+        rows, one = slice(sum(COUNTS[:b]), sum(COUNTS[: b + 1])), slice(b, b + 1)
+        if count:
+            got = out[None, rows], lse[None, :, rows]
+            check(q[None, rows], k[one].double(), v[one].double(), seqlens[one], *got, 64**-0.5, **options)
+    if "sinks" in options:
+        assert (lse[:, 4] - options["sinks"]).abs().max() < 1e-6 and not out[4].any()
+
+
+def test_pages_of_what_no_token_sees_are_not_read():
+    """A sequence without tokens reads nothing, and one with a single token no more than its own window."""
+    counts = (4, 0, 1)
+    q, k, v = ragged_case(counts, 1, 2, 64, 256)
+    (k_pages, tables), (v_pages, _) = paged(k, 16), paged(v, 16)
+    tables[0, : 16 - 5], tables[1], tables[2, : 16 - 4] = (2**31 - 1,) * 3
+    given = {"cu_seqlens_q": starts_of(counts), "max_seqlen_q": 4, "window": 64, "return_lse": True}
+    with emulator.counters() as counted:
+        out, lse = decode_attention_fp8(q, k_pages, v_pages, tables, lengths(256, 256, 256), split_k=2, **given)
+    assert counted.tensors["k"].loaded == counted.tensors["v"].loaded == (5 + 4) * 16 * 64
+    want = decode_attention_fp8(q, k, v, None, lengths(256, 256, 256), split_k=2, **given)
+    same((out, lse), want)
+
+
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_tokens_after_the_last_one_stay_unwritten(split_k):
+    counts, spare = (2, 1), 3
+    q, k, v = ragged_case((*counts, spare), 1, 2, 64, 30)
+    k, v = k[:2], v[:2]
+    out, lse = torch.full((6, 2, 64), 7.0).to(FP8), torch.full((2, 6), 7.0)
+    scales = torch.full((6, 4), 7, dtype=torch.uint8)
+    given = {"cu_seqlens_q": starts_of(counts), "max_seqlen_q": 2, "out_format": "mxfp8", "split_k": split_k}
+    decode_attention_fp8(
+        q, k, v, None, lengths(30, 8), return_lse=True, out=out, lse_out=lse, scale_out=scales, **given
+    )
+    assert (out[3:].float() == 7).all() and (lse[:, 3:] == 7).all() and (scales[3:] == 7).all()
+    want = decode_attention_fp8(q[:3], k, v, None, lengths(30, 8), return_lse=True, **given)
+    same((out[:3], lse[:, :3], scales[:3]), [want[0].view(torch.uint8), *want[1:]])
+
+
+def test_the_workspace_is_for_the_tokens_that_there_are():
+    q, k, v = ragged_case(COUNTS, 1, 2, 64, KEYS)
+    given = {"cu_seqlens_q": starts_of(COUNTS), "max_seqlen_q": 16, "split_k": 3}
+    size = attention_workspace_size(decode_attention_fp8, q, k, v, None, lengths(*LENGTHS), **given)
+    assert size == 4 * 3 * 11 * 2 * (64 + 1)
+    workspace = torch.full((size,), 255, dtype=torch.uint8)
+    got = decode_attention_fp8(q, k, v, None, lengths(*LENGTHS), workspace=workspace, return_lse=True, **given)
+    same(got, decode_attention_fp8(q, k, v, None, lengths(*LENGTHS), return_lse=True, **given))
+
+
+def test_the_torch_path_takes_them_too():
+    counts = (*COUNTS[:4], 2)
+    q, k, v = ragged_case(counts, 1, 2, 48, KEYS, seed=7)
+    (k_pages, tables), (v_pages, _) = paged(k, 16), paged(v, 16)
+    tables[1], tables[2, 0] = 2**31 - 1, -1  # no token, and before the window of a single one
+    seqlens, options = lengths(*LENGTHS), {"window": 10, "sinks": torch.tensor([0.5, -1.0])}
+    told = hipforge.explain(
+        decode_attention_fp8, q, k_pages, v_pages, tables, seqlens, cu_seqlens_q=starts_of(counts), max_seqlen_q=5
+    )
+    assert told.path == "torch"
+    padded = torch.cat((q, q[:2]))  # two tokens of no sequence
+    got = decode_attention_fp8(
+        padded, k_pages, v_pages, tables, seqlens, cu_seqlens_q=starts_of(counts), max_seqlen_q=9, return_lse=True,
+        **options,
+    )  # fmt: skip
+    want = one_by_one(
+        lambda b, part: paged_attention(
+            part, k[b : b + 1].double(), v[b : b + 1].double(), None, seqlens[b : b + 1], 48**-0.5, True, **options
+        ),
+        q, counts,
+    )  # fmt: skip
+    assert torch.allclose(got[0][:-2].float(), want[0].float(), atol=2**-9, rtol=2**-8)  # bfloat16 of the same float64
+    assert torch.allclose(got[1][:, :-2], want[1], atol=1e-6)
+
+
+def test_a_traced_call_is_the_eager_one():
+    q, k, v = ragged_case(COUNTS, 1, 4, 64, KEYS)
+
+    def attend(q, k, v, seqlens, starts):
+        return decode_attention_fp8(
+            q, k, v, None, seqlens, cu_seqlens_q=starts, max_seqlen_q=5, return_lse=True, split_k=2
+        )
+
+    given = (q, k, v, lengths(*LENGTHS), starts_of(COUNTS))
+    same(torch.compile(attend, backend="eager", fullgraph=True)(*given), attend(*given))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_seqlen_q": None}, "max_seqlen_q must be given with cu_seqlens_q"),
+        ({"cu_seqlens_q": None}, "max_seqlen_q is for cu_seqlens_q, which is None; got max_seqlen_q=2"),
+        ({"max_seqlen_q": 17}, "max_seqlen_q must be 1 to 16 query tokens per sequence; got 17"),
+        ({"max_seqlen_q": 2.5}, "max_seqlen_q must be an int; got float 2.5"),
+        (
+            {"max_seqlen_q": 1},
+            "max_seqlen_q must be at least the tokens of every sequence; got 1, but sequence 1 .* has 2",
+        ),
+        ({"cu_seqlens_q": torch.tensor([0, 1, 3])}, "cu_seqlens_q must have dtype torch.int32"),
+        ({"cu_seqlens_q": lengths(0, 3)}, r"cu_seqlens_q must have shape \(3,\) \(the first token of each sequence"),
+        ({"cu_seqlens_q": lengths(0, 2, 1)}, r"cu_seqlens_q must begin with 0, not fall, .* got \[0, 2, 1\]"),
+        ({"cu_seqlens_q": lengths(1, 1, 3)}, "cu_seqlens_q must begin with 0"),
+        ({"cu_seqlens_q": lengths(0, 2, 4)}, r"end at no more than the 3 tokens of q; got \[0, 2, 4\]"),
+    ],
+)
+@pytest.mark.parametrize("half", [False, True], ids=["fp8", "half"])
+def test_refusals_name_argument_value_and_rule(change, message, half):
+    q, k, v = ragged_case((1, 2), 1, 2, 64, 32, dtype=torch.bfloat16 if half else FP8)
+    with pytest.raises(GuardError, match=message):
+        decode_attention_fp8(
+            q, k, v, None, lengths(32, 3), **{"cu_seqlens_q": lengths(0, 1, 3), "max_seqlen_q": 2, **change}
+        )
+
+
+def test_q_of_the_other_rank_is_refused():
+    q, k, v = ragged_case((1, 2), 1, 2, 64, 32)
+    with pytest.raises(GuardError, match=r"q must be \[tokens, Hq, D\] with cu_seqlens_q"):
+        decode_attention_fp8(q[None], k, v, None, lengths(32, 3), cu_seqlens_q=lengths(0, 1, 3), max_seqlen_q=2)
+    with pytest.raises(GuardError, match=r"q must be \[B, Mq, Hq, D\]"):
+        decode_attention_fp8(q, k, v, None, lengths(32, 3))
+
+
+def test_a_page_that_a_token_needs_is_checked():
+    q, k, v = ragged_case((1, 2), 1, 2, 64, 32)
+    (k_pages, tables), (v_pages, _) = paged(k, 16), paged(v, 16)
+    tables[1, 1] = 99
+    with pytest.raises(GuardError, match=r"block_tables\[1, 1\] is page 99"):
+        decode_attention_fp8(
+            q, k_pages, v_pages, tables, lengths(32, 20), cu_seqlens_q=lengths(0, 1, 3), max_seqlen_q=2
+        )
+
+
+def test_hidden_keys_of_a_sequence_leak_nothing():
+    counts = (1, 3)
+    q, k, v = ragged_case(counts, 1, 2, 64, 40)
+    given = {"cu_seqlens_q": starts_of(counts), "max_seqlen_q": 3, "split_k": 2}
+    clean = decode_attention_fp8(q, k, v, None, lengths(40, 33), **given)
+    for x in (k, v):
+        x.view(torch.uint8)[1, 33:] = NAN_CODE
+    v.view(torch.uint8)[1, 32] = NAN_CODE  # which the last token alone sees
+    got = decode_attention_fp8(q, k, v, None, lengths(40, 33), **given)
+    assert torch.equal(got[:3], clean[:3]) and got[3].isnan().all()
+
+
+def test_a_mistake_is_noticed(tmp_path, monkeypatch):
+    """Keys hidden as from the longest sequence's first token."""
+    entry = planted(
+        tmp_path / "hidden_by_the_longest", kernels.decode_attention_fp8_out, "decode_attention/amd/tile_rows.h",
+        "static_cast<int32_t>(tokens.count - 1 -", "static_cast<int32_t>(p.mq - 1 -",
+        unit="decode_attention/amd/decode_attention_fp8.cu",
+        variants={"HF_HEAD_DIM": [64], "HF_INPUT": ["bf16"], "HF_BLOCK_N": [64]},
+    )  # fmt: skip
+    monkeypatch.setattr(kernels, "decode_attention_fp8_out", entry)
+    with pytest.raises((AssertionError, EmulatorFault)):
+        for split_k in (1, 2):
+            test_options_apply_to_each_sequence({"window": 20}, split_k)
+            test_options_apply_to_each_sequence({"softcap": 3.0}, split_k)
+
+
+def test_the_same_holds_on_gfx942(on_gfx942):
+    on_gfx942("-k", "(of_its_own and 64) or (of_its_own and fp8) or exact or tiles or read or unwritten or leak")
