@@ -43,7 +43,7 @@ bool same_base(const Inst& exchange, const Inst& scalar_load) {
   return base.kind == of_load.kind && base.reg == of_load.reg && exchange.offset == scalar_load.offset;
 }
 
-// Compilers make an atomic on one or two bytes from a loop of compare-and-swap on the aligned dword around them, which
+// Compilers implement an atomic on one or two bytes as a compare-and-swap loop on the aligned dword around them, which
 // begins with a load of that dword. At the end of a tensor the dword reaches past it: legal as long as the bytes outside
 // keep their value.
 // Where the address is uniform, the load is a scalar one (`lane` is negative) and the exchange takes the same base.

@@ -26,7 +26,7 @@ void note_lds(Wave& w, const ExecInst& in, const uint32_t* addresses, uint64_t e
 // `addresses` are the host's.
 void note_scratch(Wave& w, const ExecInst& in, const LaneAddresses& addresses, uint64_t exec, uint32_t bytes,
                   Access access);
-// Whether a load begins a loop of compare-and-swap on what it reads: narrow and floating atomics are made of such loops.
+// Whether a load begins a compare-and-swap loop on what it reads; narrow and floating-point atomics are such loops.
 bool begins_exchange(const Wave& w, const ExecInst& in, bool uniform);
 [[noreturn]] void lds_fault(const Wave& w, const ExecInst& in, const uint32_t* addresses, uint64_t exec,
                             uint32_t bytes);

@@ -54,7 +54,7 @@ bool repeats(const Wave& w, const ExecInst& in, uint32_t from, uint64_t address)
 void apply_wait(WaveShadow& s, uint32_t imm) {
   const uint32_t vm = vmcnt_of(imm), lgkm = imm >> 8 & 15;
   if (vm < 63 && s.vm_issued - s.vm_done > vm) s.vm_done = s.vm_issued - vm;
-  // Scalar loads return in any order, so while one is outstanding only a count of zero says anything.
+  // Scalar loads return in any order, so while one is outstanding only a count of zero guarantees anything.
   const bool disorder = s.last_smem > s.lgkm_done || s.last_flat > s.lgkm_done;
   if (lgkm == 0) s.lgkm_done = s.lgkm_issued;
   else if (lgkm < 15 && !disorder && s.lgkm_issued - s.lgkm_done > lgkm) s.lgkm_done = s.lgkm_issued - lgkm;
@@ -119,7 +119,7 @@ void Checkers::begin_group(Workgroup& group, Wave* waves, uint32_t count) {
   }
 }
 
-// A register beyond those that the kernel descriptor asks for belongs to another wave. Some code names VGPRs above its
+// A register beyond those that the kernel descriptor requests belongs to another wave. Some code names VGPRs above its
 // accum_offset; both kinds share one file, so what counts is its size.
 void Checkers::check_range(const Wave& w, const ExecInst& in, const RegisterUse& u) {
   const uint32_t last = std::max<uint32_t>(u.vgprs, u.agprs ? u.agprs + first_acc_ : 0);
@@ -139,7 +139,7 @@ void Checkers::check_pending(const Wave& w, const ExecInst& in, const RegisterUs
     const bool vm = s.pending_vm[r[k]] > s.vm_done, lgkm = s.pending_lgkm[r[k]] > s.lgkm_done;
     if (!vm && !lgkm) continue;
     const bool write = k >= reads;
-    // The same load again brings the same value, in whichever order they return.
+    // The same load again returns the same value, in whichever order the two return.
     if (write && u.is_smem && lgkm && !vm && repeats(w, in, s.pending_from[r[k]], s.smem_address[r[k] - kSgprBase])) continue;
     // Loads of one kind return in order, so a second one may name the same destination.
     if (write && !u.is_flat && ((vm && !lgkm && u.counts_vm) || (lgkm && !vm && u.counts_lgkm && !u.is_smem))) continue;
@@ -351,7 +351,7 @@ bool Checkers::propagate_halves(WaveShadow& s, const ExecInst& in, uint32_t inde
   return true;
 }
 
-// An undefined A element spoils its row of D, an undefined B element its column; C follows element by element.
+// An undefined element of A makes its row of D undefined, one of B its column, one of C its own element.
 void Checkers::propagate_matrix(WaveShadow& s, const ExecInst& in) {
   const Inst& i = *in.inst;
   const auto gather = [&](const Source& src, uint32_t count) {

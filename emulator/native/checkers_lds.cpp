@@ -65,7 +65,7 @@ void check_wait(const LdsAccess& c, const LdsRecord& rec, uint32_t address, int 
         lane);
 }
 
-// A plain write meets atomics that are not the last write.
+// A plain write against atomics that are not the last write.
 void check_atomics(const LdsAccess& c, const LdsRecord& rec, uint32_t address, int lane) {
   const WaveSet& set = c.shadow.sets[rec.writers];
   for (uint32_t v = 0; v < c.shadow.wave_count; ++v)
@@ -73,7 +73,7 @@ void check_atomics(const LdsAccess& c, const LdsRecord& rec, uint32_t address, i
       race(c.w, c.in, c.me.clock, address, lane, "write", {v, set.lane[v], set.pc[v], set.seq[v], true, false});
 }
 
-// A plain write meets the reads since the last one.
+// A plain write against the reads since the last write.
 void check_readers(const LdsAccess& c, const LdsRecord& rec, uint32_t address, int lane) {
   const Clock& known = c.me.clock;
   const auto check = [&](uint32_t wave, uint32_t seq, uint32_t pc, uint32_t from_lane) {
@@ -107,7 +107,7 @@ void remember_read(const LdsAccess& c, LdsRecord& rec, int lane) {
   const uint32_t* known = c.me.clock.lgkm;
   const auto lane8 = static_cast<uint8_t>(lane);
   if (rec.several && rec.read_epoch != c.shadow.epoch) {
-    // A barrier later one of them may be enough again.
+    // After the next barrier a single record may be enough again.
     const WaveSet& set = c.shadow.sets[rec.readers];
     rec.several = false;
     for (uint32_t v = 0; v < c.shadow.wave_count; ++v) rec.several |= v != c.wave && known[v] < set.seq[v];
@@ -139,7 +139,7 @@ void acquire(LdsAccess& c, uint32_t id) {
 // `bytes` bytes at `address`, which the record stands for.
 void touch(LdsAccess& c, LdsRecord& rec, uint32_t address, uint32_t bytes, int lane) {
   const bool ordered = !rec.has_write || ordered_write(c, rec);
-  // What another wave has told of is complete; a wave's own DMA need not be.
+  // What another wave has released is complete; a wave's own DMA need not be.
   if (c.reads && c.options.check_waits && (!ordered || (rec.dma && rec.write_wave == c.wave)))
     check_wait(c, rec, address, lane);
   if (c.shadow.orders) {
@@ -259,7 +259,7 @@ void LdsShadow::barrier() {
   for (uint32_t v = 0; v < wave_count; ++v) all.join(released_clock(*waves[v], v));
   for (uint32_t v = 0; v < wave_count; ++v) {
     waves[v]->clock = all;
-    waves[v]->acquires.clear();  // what they would tell is told
+    waves[v]->acquires.clear();  // every wave has acquired it already
     ++waves[v]->learned;
   }
 }

@@ -35,8 +35,8 @@ struct Clock {
   }
 };
 
-// The clocks that releases have left in words. They never change; words and waves hold their numbers. A barrier tells
-// every wave all that was released before it, so the older ones have nothing left to say and are forgotten.
+// The clocks that releases have left in words. They never change; words and waves hold their numbers. After a barrier
+// every wave has acquired all that was released before it, so older clocks are dropped.
 class ClockPool {
  public:
   static constexpr uint32_t kNone = 0;
@@ -47,7 +47,7 @@ class ClockPool {
   }
   // Null: none, or older than the last barrier.
   const Clock* find(uint32_t id) const { return id < first_ ? nullptr : &clocks_[id - first_]; }
-  // What a read-modify-write leaves behind: its own release and those that it read.
+  // What a read-modify-write leaves in the word: its own release and those that it read.
   uint32_t join(uint32_t a, uint32_t b) {
     if (a == b || find(a) == nullptr) return b;
     uint32_t& known = joins_[uint64_t{a} << 32 | b];

@@ -170,7 +170,7 @@ class ElfLoader {
       top = std::max(top, segment.vaddr + segment.memsz);
     }
     const uint64_t size = (top + kPageBytes) / kPageBytes * kPageBytes;
-    // Pages of zeros until they are touched: headers may ask for far more than they bring.
+    // Pages of zeros until they are touched: headers may request far more memory than the file has.
     void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) fail("no memory for its " + std::to_string(size) + " bytes");
     object_->memory_ = static_cast<uint8_t*>(memory);
@@ -296,7 +296,7 @@ class ElfLoader {
         for (const MsgValue& arg : args->items) {
           kernel.args.push_back(parse_argument(arg));
           const uint64_t end = uint64_t{kernel.args.back().offset} + kernel.args.back().bytes;
-          // Some hand-written kernels list arguments past the size that they state: the arguments count.
+          // Some hand-written kernels list arguments past the size that they state; the arguments decide.
           if (end > kMaxKernargBytes) fail("an argument of " + symbol + " at byte " + std::to_string(end) + " of its kernarg segment");
           kernel.info.kernarg_bytes = std::max(kernel.info.kernarg_bytes, static_cast<uint32_t>(end));
         }
@@ -328,7 +328,7 @@ class ElfLoader {
       fail("kernel " + info->name + " starts at " + hex(info->entry) + ", outside its code");
   }
 
-  // A damaged line table is none.
+  // A damaged line table is ignored.
   void read_lines() {
     try {
       const Section names = at<Section>(header_.shoff + uint64_t{header_.shstrndx} * header_.shentsize);

@@ -1,4 +1,4 @@
-// Device code from whatever carries it (ELF, offload bundle, compressed bundle) to what the executor runs.
+// Device code from its container (ELF, offload bundle, compressed bundle) to what the executor runs.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct DeviceImage {
 // headers then say how far it reaches. Throws std::runtime_error.
 std::vector<DeviceImage> device_images(const uint8_t* data, uint64_t bytes);
 
-// The image that runs on `arch`; throws std::runtime_error naming what there is instead.
+// The image that runs on `arch`; throws std::runtime_error that names those there are.
 DeviceImage select_image(const std::vector<DeviceImage>& images, Arch arch);
 
 const char* arch_name(Arch arch);
@@ -42,7 +42,7 @@ enum class ArgKind : uint8_t {
   hidden_hostcall, hidden_heap,
 };
 
-// What a kernel gets for services that the emulator lacks: addresses beyond user space, so that using one is a fault
+// What a kernel gets for services that the emulator lacks: addresses outside user space, so that using one is a fault
 // which launch() can explain.
 constexpr uint64_t kHostcallAddress = 0x1CA11'0000'0000, kHeapAddress = 0x14EA9'0000'0000;
 

@@ -42,7 +42,7 @@ struct Mode {
   bool vskip = false;                  // vector instructions are not executed
   uint8_t csp = 0;                     // entries on the fork/join stack
   bool fnuz = false;                   // 8-bit floats of gfx942; no field of MODE
-  // The plain loop rounds to nearest and keeps denormals; anything else is for the careful one.
+  // The plain loop rounds to nearest and keeps denormals; any other mode needs the careful loop.
   bool plain_arithmetic() const { return (round32 | round64) == 0 && (denorm32 & denorm64) == 3; }
 };
 // The same, for lane operations whose loop is compiled once for each kind of 8-bit float.
@@ -224,7 +224,7 @@ struct FaultError {
 // Throws a FaultError whose text has the reason, kernel, PC, disassembly, work-group, wave and (lane >= 0) lane.
 [[noreturn]] void fault(const Wave& w, const ExecInst& in, FaultKind kind, const std::string& reason, int lane = -1);
 // What a checker found. Throws like fault(), unless the options allow more reports: then it is kept, once per
-// instruction, and the launch goes on.
+// instruction, and the launch continues.
 void report(const Wave& w, const ExecInst& in, FaultKind kind, const std::string& reason, int lane = -1);
 [[noreturn]] void unsupported(const Wave& w, const ExecInst& in, const std::string& what);
 

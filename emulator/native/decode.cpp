@@ -213,7 +213,7 @@ bool Decoder::sopp() {
 
 namespace {
 
-// Registers outside the files would be out of bounds in the executor; scalar tuples are aligned, and 125 is no register.
+// Registers outside the files would be out of bounds in the executor; scalar tuples are aligned; 125 is not a register.
 bool in_file(const Operand& o) {
   const unsigned end = o.reg + o.dwords;
   const unsigned alignment = o.dwords == 1 ? 1 : o.dwords == 2 ? 2 : 4;

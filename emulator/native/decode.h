@@ -1,4 +1,4 @@
-// Machine code -> Inst. No LLVM and no process: bits and the table of isa.inc.
+// Machine code -> Inst, from the bits and the table of isa.inc, without LLVM or a subprocess.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 namespace hfemu {
 
 // Decodes the instruction at `code`, of which `avail` bytes may be read. `pc` is copied into `out`. False: the bytes
-// are no instruction of `arch`, or run past `avail`; `out` is then undefined.
+// are not an instruction of `arch`, or run past `avail`; `out` is then undefined.
 bool decode(const uint8_t* code, size_t avail, uint64_t pc, Arch arch, Inst& out);
 
 // The mnemonic without encoding suffix; "invalid" for Op::invalid.

@@ -23,7 +23,7 @@ class Decoder {
  public:
   Decoder(const uint8_t* code, size_t avail, Arch arch, Inst& out)
       : code_(code), avail_(avail), arch_(arch), inst_(out) {}
-  // False: no instruction. The result is in the Inst that the constructor was given.
+  // False: not an instruction. The result is in the Inst that the constructor was given.
   bool run();
 
  private:

@@ -135,7 +135,7 @@ class Printer {
     bool small = value >= -16 && value <= 64;
     if (o.literal) {
       uint64_t shown = o.imm;
-      if (o.type == ConstType::f64) {  // the value decides here, not the encoding
+      if (o.type == ConstType::f64) {  // decided by the value, not by the encoding
         if (shown == 0) return "0";
         if (text != nullptr) return text;
         shown >>= 32;

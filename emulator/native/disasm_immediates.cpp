@@ -49,7 +49,7 @@ const char* find(const Name (&names)[N], unsigned id) {
 
 constexpr bool is_power_of_two(unsigned n) { return n != 0 && (n & (n - 1)) == 0; }
 
-// One letter per lane bit: what becomes of a 0 and of a 1 there.
+// One letter per lane bit: what a 0 and a 1 become there.
 std::string bitmask_perm(unsigned and_mask, unsigned or_mask, unsigned xor_mask) {
   const unsigned of_zero = or_mask ^ xor_mask, of_one = (and_mask | or_mask) ^ xor_mask;
   std::string letters;

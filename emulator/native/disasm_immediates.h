@@ -1,4 +1,4 @@
-// The operands that LLVM spells as small languages of their own: s_waitcnt, hwreg, sendmsg, swizzles, DPP controls.
+// The operands with a syntax of their own in LLVM: s_waitcnt, hwreg, sendmsg, swizzles, DPP controls.
 #pragma once
 
 #include <string>

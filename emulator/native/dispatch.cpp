@@ -1,4 +1,4 @@
-// A launch: checked, described to the workers, run on as many threads as it is worth.
+// A launch: checked, described to the workers, run on a number of threads that suits its size.
 #include "dispatch.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ bool valid(const LaunchRequest& r, const Options& options, Fault* fault) {
   return true;
 }
 
-// Reports that did not stop the launch, and the fault that did if it is none of them.
+// Reports that did not stop the launch, and the fault that did unless it is among them.
 Fault joined(const std::vector<std::pair<const Inst*, Fault>>& reports, const Fault& last) {
   Fault all = reports.front().second;
   bool counted = last.kind == FaultKind::none;
@@ -89,7 +89,7 @@ bool run_launch(const LaunchRequest& request, const Options& options, const Trac
   launch.program = &program;
   launch.kernel = request.kernel;
   launch.options = options;
-  // Calls of unknown depth get room beyond what the compiler could count.
+  // Calls of unknown depth get more stack than the compiler could count.
   launch.private_bytes = request.kernel->private_bytes + (request.kernel->dynamic_stack ? 16384 : 0);
   const uint64_t packet_at = reinterpret_cast<uint64_t>(&packet);
   launch.map = AddressMap::snapshot({{"kernel arguments", kernarg_at, (request.kernarg_bytes + 63) & ~uint64_t{63}, false},
@@ -116,7 +116,7 @@ bool run_launch(const LaunchRequest& request, const Options& options, const Trac
   work.residents_per_thread = (residents + threads - 1) / threads;
   {
     Worker self(work, &poll);
-    // A launch that is over in half a millisecond is not worth a thread.
+    // A launch that ends within half a millisecond does not justify a thread.
     const auto patience = threads > 1 ? began + std::chrono::microseconds(500) : SteadyClock::time_point::max();
     if (!self.run(patience)) {
       work.add_threads(static_cast<uint32_t>(threads - 1));

@@ -56,8 +56,8 @@ struct LaunchRequest {
 
 enum class WaveOrder : uint8_t { forward, reverse, random };
 
-// Hand-written kernels hand data from wave to wave without a barrier, counting on waves that advance together. AMD's
-// own (attention, MLA decode, int8 GEMM) give right results at 16 instructions per turn and wrong ones at 48.
+// Some hand-written kernels pass data between waves without a barrier and rely on waves advancing together. AMD's own
+// (attention, MLA decode, int8 GEMM) give right results at 16 instructions per turn and wrong ones at 48.
 constexpr uint32_t kDefaultQuantum = 16;
 
 struct Options {
@@ -69,7 +69,7 @@ struct Options {
   bool check_waits = false;
   bool check_races = false;
   bool check_global_races = false;
-  bool check_strict = false;  // also what only compilers could break
+  bool check_strict = false;  // also what only another compiler could break
   uint32_t max_reports = 1;   // of checkers, before the launch stops
   WaveOrder wave_order = WaveOrder::forward;
   uint32_t quantum = kDefaultQuantum;  // instructions that a wave may execute in its turn

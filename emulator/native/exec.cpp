@@ -32,7 +32,7 @@ uint16_t double_to_half(double x) { return static_cast<uint16_t>(encode(f16_form
 
 uint16_t double_to_half(double x, const Mode& mode) {
   static constexpr Rounding rounding[] = {Rounding::nearest_even, Rounding::up, Rounding::down, Rounding::toward_zero};
-  const bool saturate = mode.fp16_ovfl && std::isfinite(x);  // a true infinity stays one
+  const bool saturate = mode.fp16_ovfl && std::isfinite(x);  // a true infinity stays infinite
   return static_cast<uint16_t>(encode(f16_format, x, saturate, rounding[mode.round64]));
 }
 
@@ -132,7 +132,7 @@ void merge_row(uint32_t* d, const uint32_t* x, uint64_t mask) {
     const uint32_t bits = static_cast<uint32_t>(mask >> (16 * i));
 #pragma GCC ivdep
     for (uint32_t k = 0; k < 16; ++k) {
-      // Not a conditional of x and d: for AVX2, GCC 12 makes 0 of some lanes that follow an unset bit.
+      // Not a conditional of x and d: for AVX2, GCC 12 turns some lanes after an unset bit into 0.
       const uint32_t take = 0u - (bits >> k & 1);
       d[16 * i + k] = (x[16 * i + k] & take) | (d[16 * i + k] & ~take);
     }
@@ -338,7 +338,7 @@ void write_mask(Wave& w, const ExecInst& in, const uint32_t* bytes) {
 void write_result(Wave& w, const ExecInst& in, LaneType type, uint32_t* rows, bool preserves_high) {
   const Inst& inst = *in.inst;
   const bool is_float = type == LaneType::f16 || type == LaneType::f32 || type == LaneType::f64 || type == LaneType::pkf16;
-  // A lane operation on integers has chosen its saturating kernel by now.
+  // For a lane operation on integers the saturating kernel is chosen already.
   if (inst.clamp && !is_float && in.kernel == nullptr) unsupported(w, in, "clamp on this operation");
   if (inst.clamp || inst.omod) output_modifiers(w, inst, type, rows);
   uint32_t* d = w.v[in.dst];

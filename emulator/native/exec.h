@@ -87,7 +87,7 @@ struct OpEntry {
   uint8_t sources = 0;
   bool accumulates = false;        // the destination is also the last source
   bool writes_exec = false;         // a compare that also writes EXEC
-  bool preserves_high = false;     // a 16-bit result leaves the destination's other half alone
+  bool preserves_high = false;     // a 16-bit result keeps the destination's other half
   bool keeps_denormals = false;    // MODE's denormal control does not apply, or the operation applies it by itself
   HostRounding rounding = HostRounding::nearest;
   OpClass op_class = OpClass::other;
@@ -161,7 +161,7 @@ template <> struct nan_rules<double> {
   static constexpr uint64_t quiet = 0x0008000000000000, made = 0x7FF8000000000000;
 };
 
-// Arithmetic whose NaN results are the first NaN source made quiet, or the positive default: the host's own choice
+// Arithmetic whose NaN results are the first NaN source made quiet, or the positive default: the host's choice
 // depends on operand order and, for a fresh NaN, has the other sign.
 template <class F>
 void arithmetic_loop(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, const Mode& mode) {
@@ -209,7 +209,7 @@ class OpTable {
   const OpEntry& entry(Op op) const { return entries_[static_cast<size_t>(op)]; }
 
  private:
-  // Not inline, like special(): hundreds of copies in one register function took a fifth of the emulator's compile time.
+  // Not inline, like special(): hundreds of copies in one register function are a fifth of the emulator's compile time.
   OpEntry& lane(Op op, OpClass op_class, LaneKernel kernel, int sources, LaneType result, LaneType a, LaneType b,
                 LaneType c);
   template <class F>
@@ -278,7 +278,7 @@ inline const uint32_t* source_row(const Wave& w, const Source& s, RowBuffer& buf
 
 // Denormals of `type` as zeros of their sign: `row` itself, or `buffer` filled. Rows of non-float types stay.
 const uint32_t* flush_denormals(const uint32_t* row, LaneType type, RowBuffer& buffer);
-// MODE lets denormals of `type` in, or out.
+// Whether MODE keeps denormals of `type` in inputs, in outputs.
 inline bool keeps_inputs(const Mode& m, LaneType type) { return (type == LaneType::f32 ? m.denorm32 : m.denorm64) & 1; }
 inline bool keeps_outputs(const Mode& m, LaneType type) { return (type == LaneType::f32 ? m.denorm32 : m.denorm64) & 2; }
 // The lane operation of `in` between those two: ExecInst::careful of lane operations.

@@ -71,7 +71,7 @@ void join(Wave& w, const ExecInst& in) {
 
 // --- what reaches outside the wave ------------------------------------------------------------------------------------
 void send_message(Wave& w, const ExecInst& in) {
-  // An interrupt wakes a host thread that waits for a signal in memory; none waits here, and the memory is written.
+  // An interrupt would wake a host thread that waits for a signal in memory; none waits here, the memory is written.
   constexpr int interrupt = 1;
   if ((in.inst->simm & 15) != interrupt)
     unsupported(w, in, "this message: a compute wave has no use for it, and nobody would answer");
@@ -106,7 +106,7 @@ void register_control(OpTable& t) {
   t.special(Op::s_cbranch_vccnz, C::branch, &branch<decltype([](const Wave& w) { return w.s64(kVcc) != 0; })>);
   t.special(Op::s_cbranch_execz, C::branch, &branch<decltype([](const Wave& w) { return w.exec() == 0; })>);
   t.special(Op::s_cbranch_execnz, C::branch, &branch<decltype([](const Wave& w) { return w.exec() != 0; })>);
-  // The debugger's conditions are never met.
+  // Conditions set by a debugger are never true.
   for (const Op op : {Op::s_cbranch_cdbgsys, Op::s_cbranch_cdbguser, Op::s_cbranch_cdbgsys_or_user,
                       Op::s_cbranch_cdbgsys_and_user})
     t.special(op, C::branch, &no_operation);

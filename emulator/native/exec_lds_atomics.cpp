@@ -16,7 +16,7 @@ using u32 = uint32_t;
 using u64 = uint64_t;
 
 // data0 is the operand; cmpst compares with data0 and writes data1, mskor clears data0's bits and sets data1's, wrap
-// takes data0 off what has reached it and otherwise adds data1.
+// subtracts data0 from a value of at least data0, and adds data1 to any other.
 struct CompareStore {};
 struct Wrap {};
 struct MaskOr {};

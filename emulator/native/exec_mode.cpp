@@ -1,4 +1,4 @@
-// MODE and the other hardware registers, VGPR indexing and VSKIP, and the careful loop that obeys them.
+// MODE and the other hardware registers, VGPR indexing and VSKIP, and the careful loop that implements them.
 //
 // Facts (CDNA3 and CDNA4 ISA documents, "Mode register", "Denormalized and Rounding Modes", "VGPR Indexing"; LLVM's
 // FPDPRounding and ReadsModeReg flags say which field an instruction obeys):

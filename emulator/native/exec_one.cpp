@@ -1,4 +1,4 @@
-// One instruction on registers that the caller brings: the hook of the operation tests.
+// One instruction on registers that the caller passes, for the tests of operations.
 #include "decode.h"
 #include "dispatch.h"
 #include "exec.h"
@@ -39,7 +39,7 @@ extern "C" __attribute__((visibility("default"))) const char* hfemu_exec_one(
   HostFloat host;
   thread.host = &host;
   try {
-    // Everything the bytes hold is executed, so that s_set_gpr_idx_on and the like have something to act on.
+    // All instructions in the bytes are executed, so that s_set_gpr_idx_on and the like can affect the next one.
     while (w->pc + 1 < program.code.size() && w->state <= WaveState::sleeping) {
       if (w->state == WaveState::sleeping) w->state = w->awake();
       if (w->state == WaveState::careful) {

@@ -116,7 +116,7 @@ void register_scalar_memory(OpTable& t) {
   t.special(Op::s_buffer_store_dword, OpClass::smem, &buffer_store<1>);
   t.special(Op::s_buffer_store_dwordx2, OpClass::smem, &buffer_store<2>);
   t.special(Op::s_buffer_store_dwordx4, OpClass::smem, &buffer_store<4>);
-  // There are no caches and no translations to wait for. A discarded line may reach memory on hardware too, where it
+  // No caches or translations are modelled. A discarded line may reach memory on hardware too, where it
   // was evicted before, so a program cannot rely on losing it.
   for (const Op op : {Op::s_dcache_inv, Op::s_dcache_wb, Op::s_dcache_inv_vol, Op::s_dcache_wb_vol,
                       Op::s_dcache_discard, Op::s_dcache_discard_x2, Op::s_atc_probe, Op::s_atc_probe_buffer})

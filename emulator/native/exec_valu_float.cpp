@@ -284,7 +284,7 @@ constexpr u32 kTwoOverPi[] = {
     0x3D0739F7, 0x8A5292EA, 0x6BFB5FB1, 0x1F8D5D08, 0x56033046, 0xFC7B6BAB, 0xF0CFBC20,
 };
 
-// v_trig_preop_f64: 53 bits of 2/pi, chosen by the segment and the argument's exponent, in their place.
+// v_trig_preop_f64: 53 bits of 2/pi, chosen by the segment and the argument's exponent, at their weight.
 inline double trig_preop(double x, u32 segment) {
   const int exponent = exponent_field(x);
   const u32 shift = (segment & 31) * 53 + static_cast<u32>(exponent > 1077 ? exponent - 1077 : 0);

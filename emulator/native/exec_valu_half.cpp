@@ -87,7 +87,7 @@ void half_transcendental(OpTable& t) {
   APPROXIMATION(v_sqrt_f16, std::sqrt(wide(a)));
   APPROXIMATION(v_rsq_f16, 1.0 / std::sqrt(wide(a)));
   APPROXIMATION(v_log_f16, std::log2(wide(a)));
-  // Beyond 2^1000 double would overflow first, and FP16_OVFL keeps infinities that are true ones.
+  // Beyond 2^1000 double would overflow first, and FP16_OVFL keeps true infinities.
   APPROXIMATION(v_exp_f16, std::exp2(wide(a) > 1000 && std::isfinite(wide(a)) ? 1000.0 : wide(a)));
   APPROXIMATION(v_sin_f16, std::sin((wide(a) - std::nearbyint(wide(a))) * turn));
   APPROXIMATION(v_cos_f16, std::cos((wide(a) - std::nearbyint(wide(a))) * turn));
@@ -96,7 +96,7 @@ void half_transcendental(OpTable& t) {
 
 void half_conversions(OpTable& t) {
   LANE(v_cvt_f16_f32, (float a, const Mode& m) {
-    // In the default mode the vector units' own conversion, which keeps a NaN's payload as double does.
+    // In the default mode by the host's vector conversion, which keeps a NaN's payload as double does.
     return (m.round64 | m.fp16_ovfl) == 0 ? Half::from(a) : Half(double_to_half(static_cast<double>(a), m));
   });
   LANE(v_cvt_f32_f16, (Half a) { return a.value(); });

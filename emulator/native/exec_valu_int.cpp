@@ -180,7 +180,7 @@ void sixteen_bit(OpTable& t) {
   LANE(v_mad_legacy_i16, (u16 a, u16 b, u16 c) { return u16(u32{a} * b + c); });
 }
 
-// Sums of the bytes' distances; the masked one leaves out the positions where b has a zero byte.
+// Sums of absolute differences of bytes; the masked one skips positions where b has a zero byte.
 inline u32 difference(u32 a, u32 b) {
   u32 sum = 0;
   for (int i = 0; i < 4; ++i) sum += distance(byte_of(a, i), byte_of(b, i));

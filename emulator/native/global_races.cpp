@@ -32,7 +32,7 @@ GlobalRaces::Shadow& GlobalRaces::shadow_of(const Launch& launch, uint64_t addre
   auto s = std::make_unique<Shadow>();
   s->begin = (piece != nullptr ? piece->begin : address) & ~uint64_t{3};
   s->end = ((piece != nullptr ? piece->end : address + 1) + 3) & ~uint64_t{3};
-  // Ranges nobody may write cannot race.
+  // Read-only ranges cannot race.
   if (piece == nullptr || piece->writable) s->dwords.resize((s->end - s->begin) / 4);
   shadows_.push_back(std::move(s));
   return *shadows_.back();
@@ -141,7 +141,7 @@ void GlobalRaces::race(const Wave& w, const ExecInst& in, const char* what, cons
 }
 
 void GlobalRaces::remember(uint32_t& list, const Past& now) {
-  // A group's accesses stand together at the head.
+  // A group's accesses are adjacent at the head.
   for (uint32_t at = list; at != 0 && past_[at].group == now.group; at = past_[at].next) {
     Past& p = past_[at];
     if (p.wave != now.wave || p.device != now.device || p.data != now.data) continue;
@@ -237,7 +237,7 @@ void GlobalRaces::touch_dword(const Visit& v, Shadow& s, uint64_t address, uint3
   if (cell.parts == 0) {
     const uint32_t parts = static_cast<uint32_t>(parts_.size());
     parts_.emplace_back().fill(cell);
-    for (uint32_t b = 1; b < 4; ++b) {  // each byte gets lists of its own
+    for (uint32_t b = 1; b < 4; ++b) {  // each byte gets its own lists
       copy_list(parts_[parts][b].readers);
       copy_list(parts_[parts][b].writers);
     }
@@ -250,7 +250,7 @@ void GlobalRaces::access(const Wave& w, const ExecInst& in, const LaneAddresses&
                          Access access) {
   Visit v{w, in, group_, static_cast<uint32_t>(in.inst - w.launch->program->insts.data()), w.shadow->vm_issued, 0,
           access != Access::store, access != Access::load, access == Access::atomic || in.inst->sc1, true, false};
-  // A scalar load with glc reads past the scalar cache, as polls do; it counts in lgkmcnt.
+  // A scalar load with glc bypasses the scalar cache, as polls do; it counts in lgkmcnt.
   if (in.inst->format == Format::SMEM) {
     v.device |= in.inst->sc0;
     v.seq = w.shadow->vm_done;

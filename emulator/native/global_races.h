@@ -11,11 +11,11 @@
 // value may stay in, or come from, the L2 of another die or a stale line.
 // Volatile loads and stores carry the marks of system scope, but order nothing; machine code shows only that the value of
 // a load ends no loop and no acquire follows it (polls.cpp). Such a load races with another group's store, unless that
-// was complete when its wave gave a signal that this wave has read: both go past the caches. It does not race with
-// read-modify-writes: looking at a counter once is ordinary.
+// was complete when its wave sent a signal that this wave has read: both bypass the caches. It does not race with
+// read-modify-writes: reading a counter once is common.
 // A load that begins a loop of compare-and-swap is part of that atomic operation: what it reads is only compared.
 // Otherwise device-scope accesses do not race with each other, and neither do stores of different groups that write the value
-// which is there already. Accesses of one group are not held against each other.
+// which is there already. Accesses of one group are not compared with each other.
 //
 // Work-groups run on one thread, one at a time; a group that waits gives way to the others (worker.h).
 #pragma once
@@ -77,7 +77,7 @@ class GlobalRaces {
   struct Fact {
     uint32_t loads[kMaxWaves] = {}, stores[kMaxWaves] = {}, acquired[kMaxWaves] = {};
   };
-  // What a wave has found out about other groups; the rest of what it may know is still to be visited.
+  // What a wave knows of other groups so far; the rest of what it may know has yet to be visited.
   struct Knowledge {
     std::unordered_map<uint32_t, Fact> facts;  // by group
     std::unordered_set<uint32_t> visited;
@@ -126,7 +126,7 @@ class GlobalRaces {
     uint32_t released[kMaxWaves] = {}, released_done[kMaxWaves] = {}, released_learned[kMaxWaves] = {};
   };
   std::unordered_map<uint32_t, std::unique_ptr<Running>> running_;  // by group
-  uint32_t group_ = 0;          // whose accesses come in
+  uint32_t group_ = 0;          // whose accesses are being added
   Running* now_ = nullptr;      // that group's
 };
 

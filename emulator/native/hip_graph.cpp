@@ -7,7 +7,7 @@
 
 using namespace hfemu;
 
-// Nodes are immutable once recorded, so an executable graph shares those of the graph that it was made of.
+// Nodes are immutable once recorded, so an executable graph shares those of the graph that it was made from.
 struct hipGraphExec {
   std::vector<std::shared_ptr<hipGraphNode>> nodes;
   unsigned long long flags = 0;
@@ -37,7 +37,7 @@ hipError_t check_executable(hipGraphExec_t graph) {
              : record(hipErrorInvalidValue, "the executable graph was not instantiated, or is destroyed");
 }
 
-// Every node comes after what it depends on in the list.
+// In the list every node follows its dependencies.
 hipError_t replay(const std::vector<std::shared_ptr<hipGraphNode>>& nodes) {
   for (const auto& node : nodes) {
     const hipError_t error = node->run ? node->run() : hipSuccess;
@@ -46,7 +46,7 @@ hipError_t replay(const std::vector<std::shared_ptr<hipGraphNode>>& nodes) {
   return hipSuccess;
 }
 
-// Copies up to *count of `found`; with no place for them, says how many there are.
+// Copies up to *count of `found`; given no buffer, returns how many there are.
 hipError_t hand_out(const std::vector<hipGraphNode*>& found, hipGraphNode_t* out, size_t* count) {
   if (!count) return record(hipErrorInvalidValue, "a null pointer for the number of nodes");
   if (!out) {

@@ -1,4 +1,4 @@
-// HIP's opaque handles that are live, so that a stale one is an error and not a crash.
+// HIP's live opaque handles, so that a stale one is an error instead of a crash.
 #pragma once
 
 #include <mutex>

@@ -63,7 +63,7 @@ struct Registry {
   std::map<std::pair<const void*, Arch>, ihipModuleSymbol_t> resolved;
 };
 
-// Never destroyed: modules unregister from static destructors, in an order that nobody controls.
+// Never destroyed: modules unregister from static destructors, whose order is unspecified.
 Registry& registry() {
   static Registry* const instance = new Registry;
   return *instance;

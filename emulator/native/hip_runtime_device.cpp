@@ -85,7 +85,7 @@ HFEMU_HIP_API hipError_t hipExtGetLastError() { return take_error(); }
 HFEMU_HIP_API hipError_t hipPeekAtLastError() { return peek_error(); }
 HFEMU_HIP_API const char* hipGetErrorName(hipError_t error) { return error_row(error).name; }
 
-// For this thread's own last failure, the first line of its report follows HIP's words.
+// For this thread's own last failure, the first line of its report follows HIP's text.
 HFEMU_HIP_API const char* hipGetErrorString(hipError_t error) {
   thread_local std::string text;
   const std::string& report = report_of(error);
@@ -203,7 +203,7 @@ HFEMU_HIP_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int de
     case hipDeviceAttributeHostRegisterSupported: *value = p.hostRegisterSupported; break;
     case hipDeviceAttributeNumberOfXccs: *value = 8; break;
     case hipDeviceAttributeMaxAvailableVgprsPerThread: *value = 512; break;
-    // Clocks, bus widths and bandwidths: a functional emulator has none to give.
+    // Clocks, bus widths and bandwidths: a functional emulator has none.
     case hipDeviceAttributeClockRate:
     case hipDeviceAttributeMemoryBusWidth:
     case hipDeviceAttributeMemoryClockRate:
@@ -215,7 +215,7 @@ HFEMU_HIP_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int de
           (attribute > hipDeviceAttributeMemoryPoolSupportedHandleTypes &&
            attribute < hipDeviceAttributeClockInstructionRate))
         return record(hipErrorInvalidValue, "hipDeviceGetAttribute: attribute " + std::to_string(attribute));
-      *value = 0;  // the remaining ones ask for features that the emulator lacks
+      *value = 0;  // the remaining attributes are features that the emulator lacks
   }
   return check_device(device);
 }

@@ -1,4 +1,4 @@
-// HIP entry points for memory. Host and device share one address space; what is not captured happens in the call.
+// HIP entry points for memory. Host and device share one address space; what is not captured is done within the call.
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kAlignment = 256;  // what hipMalloc promises
 constexpr size_t kPitchAlignment = 256;
 const hipStream_t kPerThread = reinterpret_cast<hipStream_t>(2);  // what a null stream means to the _spt variants
-// Fresh memory is filled so that a kernel which relies on zeros shows; beyond this size only the start is.
+// Fresh memory is filled with a pattern, so that a kernel which relies on zeros fails; beyond this size only its start.
 constexpr size_t kPoisonLimit = size_t{64} << 20;
 constexpr int kPoison = 0xA5;
 
@@ -75,7 +75,7 @@ hipError_t release(const char* call, void* block, bool owned) {
   return hipSuccess;
 }
 
-// Inside a live allocation the whole range must be; other addresses are the caller's own host memory.
+// A range that starts in a live allocation must end in it; other addresses are the caller's own host memory.
 bool range_ok(const char* call, const char* role, const void* pointer, size_t bytes, hipError_t* error) {
   if (bytes == 0) return true;
   Extent extent;

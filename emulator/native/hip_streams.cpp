@@ -140,7 +140,7 @@ bool all_joined(const Capture& capture) {
   return before.size() == capture.graph->nodes.size();
 }
 
-// For calls that ask a stream whether its work is done.
+// For calls that query whether a stream's work is done.
 hipError_t check_done(const char* call, hipStream_t stream) {
   const hipError_t error = check_stream(stream);
   if (error != hipSuccess || open_captures.load(std::memory_order_acquire) == 0) return error;
@@ -293,7 +293,7 @@ HFEMU_HIP_API hipError_t hipStreamDestroy(hipStream_t stream) {
 HFEMU_HIP_API hipError_t hipStreamSynchronize(hipStream_t stream) { return check_done("hipStreamSynchronize", stream); }
 HFEMU_HIP_API hipError_t hipStreamQuery(hipStream_t stream) { return check_done("hipStreamQuery", stream); }
 
-// Between eager streams the order holds already. Waiting for an event of a capture takes the stream into that capture.
+// Between eager streams the order holds anyway. Waiting for an event of a capture adds the stream to that capture.
 HFEMU_HIP_API hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned flags) {
   const char* const call = "hipStreamWaitEvent";
   hipError_t error = check_stream(stream);

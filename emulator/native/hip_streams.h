@@ -1,4 +1,4 @@
-// Streams and their captures: what an entry point asks before it does, or records, what it was called for.
+// Streams and their captures: what an entry point checks before it executes or records a call.
 //
 // Work runs to its end inside the call that enqueues it, so the order between streams that events ask for always holds.
 // A capturing stream runs nothing: its work becomes nodes of a graph (hip_graph.cpp), which replays them.
@@ -28,19 +28,19 @@ struct ihipGraph {
 
 namespace hfemu {
 
-// Captures that have begun and not ended, in all threads: an eager call looks at nothing else.
+// Captures that have begun and not ended, in all threads; an eager call checks nothing else.
 extern std::atomic<int> open_captures;
 
 hipError_t check_stream(hipStream_t stream);
 
 enum class Admission { run, record, refuse };
-// What becomes of a call that enqueues work on a live stream while there are captures; `error` says why it is refused.
+// How to treat a call that enqueues work on a live stream while there are captures; `error` says why it is refused.
 Admission admit(const char* call, hipStream_t stream, hipError_t* error);
 // Appends a node to the capture of `stream`, after what the stream has recorded or waited for.
 hipError_t record_node(const char* call, hipStream_t stream, hipGraphNodeType type, std::string name,
                        std::function<hipError_t()> run);
 
-// Does now, or records for later, what a call enqueues on a stream. `run` must own all that it needs.
+// Executes, or records for later, what a call enqueues on a stream. `run` must own all that it needs.
 template <class F>
 hipError_t on_stream(const char* call, hipStream_t stream, hipGraphNodeType type, F&& run) {
   const bool quiet = open_captures.load(std::memory_order_acquire) == 0;

@@ -24,7 +24,7 @@ enum class Op : uint16_t {
   count
 };
 
-// How an inline constant (integers -16..64, +-0.5..4, 1/2pi) or literal is widened for an operand.
+// How an inline constant (integers -16..64, +-0.5..4, 1/(2 pi)) or literal is widened for an operand.
 enum class ConstType : uint8_t { i32, f32, i64, f64, i16, f16, bf16, pk_i16, pk_f16, pk_bf16, pk_f32, none };
 
 enum class OperandKind : uint8_t { none, sgpr, vgpr, agpr, imm, special };

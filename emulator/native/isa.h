@@ -11,7 +11,7 @@ enum class Encoding : uint8_t {
   none, SOP1, SOP2, SOPK, SOPC, SOPP, SMEM, VOP1, VOP2, VOPC, VOP3, VOP3P, MAI, DS, FLAT, GLOBAL, SCRATCH, MUBUF
 };
 
-// Registers an operand covers and how constants are widened for it. The names are the vocabulary of isa_*.inc.
+// Registers an operand covers and how constants are widened for it. isa_*.inc use these names.
 struct Type {
   uint8_t dwords = 0;
   ConstType constant = ConstType::none;

@@ -10,8 +10,8 @@
 // A release covers what is *complete*: accesses that an s_waitcnt of their wave has waited for (lgkmcnt for DS and FLAT,
 // vmcnt for LDS DMA), and what that wave had acquired. The LDS unit executes the operations of all waves in one order
 // (LLVM's AMDGPU memory model), so an unwaited DS access would in fact precede the signal; the wait is demanded
-// nevertheless, because it is the only trace that a fence leaves in machine code, and without the fence the compiler is
-// free to move the access behind the signal in its next version. For DMA and FLAT the hardware itself needs it.
+// nevertheless, because it is the only trace that a fence leaves in machine code, and without the fence a compiler
+// may move the access past the signal. For DMA and FLAT the hardware itself needs it.
 // Reads before a barrier are an exception: that the LDS unit keeps their order is enough unless the strict level is on.
 // An acquire takes effect once its wave has waited for the value.
 //
@@ -60,7 +60,7 @@ struct WaveSet {
   uint8_t lane[kMaxWaves];
 };
 
-// A store met an unordered store: a race if it changes the bytes.
+// A store follows an unordered store: a race if it changes the bytes.
 struct StoreConflict {
   LdsRecord before;
   uint32_t address, bytes;
@@ -79,7 +79,7 @@ struct LdsShadow {
   uint32_t group = 0, epoch = 1;         // epoch: counts barriers
   const UsageTable* usage = nullptr;
   bool orders = false;                   // order between waves is wanted: for races of LDS or of global memory
-  bool plain_flags = false;              // the program polls: plain stores may be releases
+  bool plain_flags = false;              // the program has polls: plain stores may be releases
   WaveShadow* const* waves = nullptr;    // by wave index
   uint32_t wave_count = 0;
 

@@ -8,7 +8,7 @@
 //
 // Numerics: products are exact in double, sums are accumulated in double on top of C and rounded to f32 once. Integer
 // data is therefore exact while sums stay below 2^53 (f32 results: below 2^24), i8 sums wrap at 32 bits, and f64 uses
-// fused multiply-adds in k order. The hardware's own summation order is undocumented. EXEC does not matter here.
+// fused multiply-adds in k order. The hardware's own summation order is undocumented. EXEC is ignored.
 #include "matrix.h"
 
 #include <array>
@@ -43,7 +43,7 @@ constexpr Shape kShapes[] = {
 #undef MATRIX_OP
 };
 
-// What load_tile relies on: several blocks and several lane groups per block never meet, except in f64.
+// load_tile relies on this: no shape has both several blocks and several lane groups per block, except in f64.
 constexpr bool blocks_or_groups() {
   for (const Shape& s : kShapes)
     if (s.a != Element::f64 && s.blocks > 1 && (s.groups(s.m) > 1 || s.groups(s.n) > 1)) return false;
@@ -163,7 +163,7 @@ struct VectorOf {
   typedef double Type __attribute__((vector_size(width * sizeof(double))));
 };
 
-// sum + x * y. The product is exact, so fusing changes nothing but the speed; the build forbids it elsewhere.
+// sum + x * y. The product is exact, so fusing changes only the speed; the build flags forbid it elsewhere.
 template <int width>
 inline typename VectorOf<width>::Type multiply_add(double x, typename VectorOf<width>::Type y,
                                                    typename VectorOf<width>::Type sum) {
@@ -228,7 +228,7 @@ void apply_scales(double* tile, int depth, const double* scale) {
 
 // acc[i][:] += A[slot][i] * B[k(slot, i)][:], where k is picked by two index bits among the four of the slot's group.
 // A's stored items fill at most 16 bytes of a lane, so its groups of four are contiguous over the lane groups even
-// where B's items come in interleaved chunks: lane group g of A meets other lane groups of B.
+// where B's items come in interleaved chunks: lane group g of A is multiplied with other lane groups of B.
 template <const Shape& S>
 void multiply_sparse(const MatrixArgs& args, const double* a, const double* b, double* acc) {
   constexpr int groups = S.groups(S.m), dense = S.k / groups, stored = dense / 2;

@@ -36,8 +36,8 @@ using MatrixFn = void (*)(const MatrixArgs&);
 // The function of an MFMA/SMFMAC mnemonic, or null if it is not implemented.
 MatrixFn matrix_function(Op op);
 
-// Null, or what is wrong with the modifiers of a matrix instruction: the ISA leaves undefined a CBSZ beyond the blocks
-// and an ABID beyond CBSZ's copies, and names no use of the fields for the operands that are refused here.
+// Null, or what is wrong with the modifiers of a matrix instruction: the ISA leaves a CBSZ beyond the blocks and an
+// ABID beyond CBSZ's copies undefined, and defines no use of the fields for the operands that are refused here.
 const char* matrix_modifier_fault(Op op, uint8_t cbsz, uint8_t abid, uint8_t blgp);
 
 // Issue cycles (passes * 4) of one such instruction on `arch`, from the ISA documents; 0 if unknown.

@@ -81,7 +81,7 @@ AddressMap AddressMap::snapshot(const std::vector<Extent>& extra) {
   for (size_t c = 0; c + 1 < cuts.size(); ++c) {
     const uint64_t begin = cuts[c];
     std::erase_if(open, [&](uint32_t i) { return all[i].base + all[i].bytes <= begin; });
-    bool joins = !open.empty();  // something reaches across this cut
+    bool joins = !open.empty();  // an extent spans this cut
     for (; next < by_base.size() && all[by_base[next]].base == begin; ++next) open.push_back(by_base[next]);
     if (open.empty()) continue;
     Piece piece{begin, cuts[c + 1], open[0], false};

@@ -1,9 +1,9 @@
-// Which reads are polls? One that reads the same address again and again until the value changes.
+// Which reads are polls? Those that read one address repeatedly until its value changes.
 //
 // Machine code does not mark volatile and atomic loads, but it shows them: a load whose address a loop does not change,
-// in a loop without stores and barriers, would have been moved in front of the loop if it could be; it stayed because
-// another wave is expected to change the word. Compilers peel the first turn off such a loop, so the same load directly
-// in front of it is a poll too. FLAT, GLOBAL and buffer loads do carry a mark: sc0 or sc1 where they are atomic, both
+// in a loop without stores and barriers, would have been hoisted out of the loop if possible; it stayed because another
+// wave is expected to change the word. Compilers peel the first iteration of such a loop, so the same load directly
+// before it is a poll too. FLAT, GLOBAL and buffer loads do carry a mark: sc0 or sc1 where they are atomic, both
 // where they are volatile or atomic at system scope. Volatile accesses order nothing, so a load with both bits counts as
 // a signal only if its value can end a loop, or if a buffer_inv that makes it an acquire follows; any other one is data.
 #include <algorithm>
@@ -109,7 +109,7 @@ class PollFinder {
     if (code_[i].inst->format == Format::DS || code_[i].inst->format == Format::FLAT)
       table_.uses[i].polls = table_.polls = true;
   }
-  // Stores and barriers, and what leaves the loop in ways that are not followed here.
+  // Stores and barriers, and exits of the loop that are not followed here.
   bool spoils(uint32_t i) const {
     const ExecInst& in = code_[i];
     switch (in.op_class) {

@@ -111,7 +111,7 @@ bool has_modifiers(const Inst& i, const OpEntry& e) {
   return false;
 }
 
-// Encodings that decode but belong to graphics or to older chips: LDS or the order of pixel waves as an operand, GDS.
+// Encodings that decode but are for graphics or older chips: LDS or the order of pixel waves as an operand, GDS.
 bool foreign_operands(const Inst& i) {
   if (i.gds) return true;
   for (const Operand& o : i.src) {
@@ -261,7 +261,7 @@ void decode_text(const LoadedCode& code, Program& p) {
     p.insts.push_back(inst);
     pc += inst.bytes;
   }
-  // Running off the end finds an invalid instruction.
+  // Running past the end hits an invalid instruction.
   Inst last;
   last.pc = end;
   p.insts.push_back(last);

@@ -54,7 +54,7 @@ uint8_t lane_bytes_of(const Inst& i, const std::string& text) {
     const int dwords = (i.vdata.kind != OperandKind::none ? i.vdata : i.dst).dwords + second;
     return static_cast<uint8_t>(std::min(4 * dwords, 255));
   }
-  const size_t at = text.find("dwordx");  // to LDS: the width stands only in the mnemonic
+  const size_t at = text.find("dwordx");  // to LDS: only the mnemonic has the width
   return at == std::string::npos ? 4 : static_cast<uint8_t>(4 * (text[at + 6] - '0'));
 }
 

@@ -15,7 +15,7 @@ struct Settings {
   PollRequest poll;
 };
 
-// Never destroyed: modules unregister from static destructors, in an order that nobody controls.
+// Never destroyed: modules unregister from static destructors, whose order is unspecified.
 Settings& settings() {
   static Settings* const instance = new Settings;
   return *instance;
@@ -184,7 +184,7 @@ uint32_t groups_per_cu(const KernelInfo& kernel, Arch arch, uint32_t threads, ui
   uint32_t waves = std::min(kMaxWaves, kVgprFile / granted);
   if (kernel.sgprs > kSgprsForAllWaves) waves = std::min(waves, kMaxWaves - 1);
   const uint32_t groups = waves * kSimds / ((threads + 63) / 64);
-  // LDS is handed out in granules (LLVM's getLdsDwGranularity: 320 dwords on gfx950, 128 before).
+  // LDS is allocated in granules (LLVM's getLdsDwGranularity: 320 dwords on gfx950, 128 before).
   const uint64_t granule = arch == Arch::gfx950 ? 1280 : 512;
   const uint64_t lds = (kernel.lds_bytes + dynamic_lds + granule - 1) / granule * granule;
   return lds ? static_cast<uint32_t>(std::min<uint64_t>(groups, lds_limit(arch) / lds)) : groups;

@@ -42,14 +42,14 @@ hipError_t take_error();  // and forget it
 hipError_t not_provided(const char* call);
 
 // --- launching --------------------------------------------------------------------------------------------------------
-// Refuses what no launch of the kernel could run.
+// Refuses a geometry with which no launch of the kernel could run.
 hipError_t check_launch(const CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
                         uint64_t dynamic_lds);
 // Runs to the end. `explicit_bytes`: the kernarg segment without its hidden arguments.
 hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
                   const void* explicit_bytes, size_t count, uint64_t dynamic_lds);
 
-// After a launch that Python asked for directly: takes a signal handler's exception off the thread (python_poll.cpp), so
+// After a launch directly from Python: takes a signal handler's exception off the thread (python_poll.cpp), so
 // that the foreign-function call returns cleanly and hfemu_restore_exception raises it.
 void stash_exception();
 

@@ -29,7 +29,7 @@ void Stats::span(uint64_t begin, uint64_t end, Access access) {
   while (begin < end) {
     if (last_piece_ == nullptr || begin < last_piece_->begin || begin >= last_piece_->end) {
       last_piece_ = map_.piece(begin);
-      if (last_piece_ == nullptr) return;  // unchecked mode: memory nobody registered
+      if (last_piece_ == nullptr) return;  // unchecked mode: unregistered memory
       const Extent& e = map_.extents()[last_piece_->extent];
       last_tensor_ = &tensors_[last_piece_->extent];
       if (last_tensor_->loaded_bits.empty()) {
@@ -120,7 +120,7 @@ void Stats::lds(uint32_t index, const uint32_t* a, uint64_t exec, uint32_t bytes
 // assumption: AMD's documentation of CK Tile confirms it for 128-bit writes, and pairs lanes 0-3 with 20-23, 4-7 with
 // 16-19 and so on for 128-bit reads. The transposing reads (ds_read_b64_tr_*) are counted as plain 64-bit reads of the
 // addresses that their lanes give: that the exchange between lanes takes no LDS cycles of its own is an assumption too,
-// about which AMD's documents say nothing.
+// about which AMD's documents are silent.
 uint32_t lds_conflict_cycles(const uint32_t* a, uint64_t exec, uint32_t bytes, uint32_t banks) {
   uint32_t conflicts = 0;
   const uint32_t dwords = std::max<uint32_t>(1, bytes / 4), group = std::max<uint32_t>(1, banks / dwords);

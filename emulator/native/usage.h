@@ -22,7 +22,7 @@ enum class Flow : uint8_t {
   write_lane,
   scalar,
   vector_load, lds_load, scalar_load,
-  store,       // data leaves the machine: it must be defined
+  store,       // data is stored to memory: it must be defined
   private_store,
   branch,
 };

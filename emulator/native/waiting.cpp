@@ -8,7 +8,7 @@
 namespace hfemu {
 namespace {
 
-// A longer loop is not taken for a wait; neither is one that comes by its first instruction so often in other states.
+// A longer loop does not count as waiting; nor does one that passes its first instruction this often in other states.
 constexpr uint32_t kLongestWait = 1024, kMostHashes = 8;
 constexpr size_t kLargestScratch = 1 << 16;
 
@@ -20,7 +20,7 @@ bool reads_memory(const ExecInst& in) {
   }
 }
 
-// Writes memory that other waves can see. What a returning atomic does shows in the value it returns the next time.
+// Writes memory that other waves can see. The effect of a returning atomic shows in the value that it returns next.
 bool stores(const Wave& w, const ExecInst& in) {
   const Inst& i = *in.inst;
   if (i.format == Format::SCRATCH) return w.launch->private_bytes * size_t{kLanes} > kLargestScratch;
@@ -97,7 +97,7 @@ void WaitWatch::round() {
     anchored_ = false;
     steps_ = hashes_ = 0;
   }
-  // Where no wave goes in circles, all stand at one barrier, and are about to pass it.
+  // If no wave is in a loop, all are at one barrier and about to pass it.
   if (open() && current_ >= count_ && circles_ != 0) verdict_ = Verdict::waits;
 }
 

@@ -1,9 +1,9 @@
-// Does a work-group only wait for others? And if every one does: who waits for what.
+// Does a work-group only wait for others? And if all do: which wave waits for what.
 //
 // A wave waits if it comes back to the same instruction with the same registers and scratch while no wave of its group
-// has stored anything: until another group stores, it can do nothing else. The waves of a group are watched one after
+// has stored anything: until another group stores, it will repeat this. The waves of a group are watched one after
 // another while all of them run in their usual turns, so watching changes no schedule. A loop that reads the clock or
-// counts its turns never repeats itself; it counts as advancing.
+// counts its iterations never repeats a state and counts as advancing.
 #pragma once
 
 #include "core.h"

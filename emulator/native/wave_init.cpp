@@ -6,7 +6,7 @@
 namespace hfemu {
 namespace {
 
-// A value no kernel expects: a signaling NaN as f32, an address outside every allocation.
+// A value that no kernel expects: a signaling NaN as f32, an address outside every allocation.
 constexpr uint32_t kPoison = 0x7FBADBAD;
 
 enum Property : uint32_t {
@@ -27,7 +27,7 @@ uint32_t descriptor_mode(const KernelInfo& k) {
 }  // namespace
 
 const char* unmodelled_descriptor(const KernelInfo& k) {
-  // Scratch needs no set-up on these architectures: both would be for older ones.
+  // Scratch needs no set-up on these architectures; both are for older ones.
   if (k.properties & private_segment_buffer) return "ENABLE_SGPR_PRIVATE_SEGMENT_BUFFER";
   if (k.properties & flat_scratch_init) return "ENABLE_SGPR_FLAT_SCRATCH_INIT";
   if (k.rsrc1 >> 20 & 1) return "PRIV";

@@ -20,7 +20,7 @@ struct WaveStart {
   uint32_t entry = 0;                // index of the first instruction
 };
 
-// Null, or what a kernel descriptor asks for that the emulator does not model.
+// Null, or what a kernel descriptor requests that the emulator does not model.
 const char* unmodelled_descriptor(const KernelInfo& kernel);
 
 // Sets SGPRs, v0, EXEC, MODE and the PC; w.index and w.wg must be set. Other VGPRs keep what an earlier wave left.

@@ -11,7 +11,7 @@
 namespace hfemu {
 namespace {
 
-// Wave-instructions of a group before it is first asked whether it only waits, between such questions, and in one turn.
+// Wave-instructions of a group before the first check whether it only waits, between such checks, and in one turn.
 constexpr uint64_t kFirstLook = 1 << 14, kLook = 1 << 16, kTurn = 1 << 20;
 // How long nothing may run before that counts as a deadlock: another launch, or the host, may still write the memory.
 constexpr std::chrono::seconds kPatience{2};
@@ -313,7 +313,7 @@ void Worker::pass_barrier(Resident& r) {
 
 // --- the end of the launch --------------------------------------------------------------------------------------------
 
-// Now and then: has another thread ended the launch, does the caller want to?
+// At intervals: has another thread, or the caller, ended the launch?
 void Worker::look_up() {
   if (since_poll_ < 50000) return;
   since_poll_ = 0;
@@ -351,7 +351,7 @@ void Worker::nothing_runs() {
     }
   }
   poll();
-  // A budget that somebody has set is to be used up, not waited for.
+  // A budget that the user has set is to be used up, not waited for.
   if (!work_.shared_budget) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 

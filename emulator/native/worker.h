@@ -1,7 +1,7 @@
 // One host thread of a launch: it starts work-groups, runs their waves in turns, and keeps those that wait resident.
 //
-// As many work-groups as the device holds at once (registers, LDS and waves of its compute units) may be under way, so
-// that kernels whose groups wait for each other end in any order of the groups. A group runs until it ends, waits
+// As many work-groups as the device holds at once (registers, LDS and waves of its compute units) may be resident, so
+// that kernels whose groups wait for each other end whatever the order of the groups. A group runs until it ends, waits
 // (waiting.h) or has had a long turn; then the thread starts the next one, and once the device is full or no group is
 // left to start, goes through the resident ones, the newest first. Ordinary groups end in their first turn.
 #pragma once

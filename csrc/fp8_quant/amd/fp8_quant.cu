@@ -11,8 +11,8 @@
 //  r0+64 +-----------+
 //
 // Bytes per element of e bytes: amax e, cast e + 1, cast with transpose e + 2. Memory is the bound of all three.
-// The largest |x| is compared as an unsigned integer: floats order so, and a NaN, whose bits are above infinity's, wins
-// and turns every output into NaN, as torch's amax does.
+// The largest |x| is found by comparing bits as unsigned integers, which order like floats; the bits of a NaN are above
+// those of infinity, so a NaN wins and turns every output into NaN, as torch's amax does.
 #include <hip/hip_runtime.h>
 
 #include "hipforge/host/addresses.h"

@@ -22,8 +22,8 @@
 
 namespace hf::skinny {
 
-// Only a test sets it, to see that the emulator notices each of the waits: 1 the producer's, 2 the consumer's, 3 the
-// completion of the producer's LDS writes before its signal, 4 that of the consumer's reads.
+// Set only by a test, which removes one of the waits and expects the emulator to notice: 1 the producer's, 2 the
+// consumer's, 3 the completion of the producer's LDS writes before its signal, 4 that of the consumer's reads.
 #if !defined(HF_SKINNY_OMIT)
 #define HF_SKINNY_OMIT 0
 #endif

@@ -1,5 +1,5 @@
 // Skinny GEMM: D[m, n] += scale A[m, k] B[k, n], A row-major, B column-major with a pitch, both e4m3 in the format of the
-// architecture, D fp16. For m <= 32 the weights B decide: each byte of B is loaded from memory once per tile of rows.
+// architecture, D fp16. For m <= 32 loading the weights B dominates: each byte is loaded once per tile of rows.
 //
 //                     n ->  16 b_lanes columns (32 b_lanes for op_m 32)
 //                   +--------+--------+    one work-group: a_producers + b_producers + consumers waves, persistent
@@ -132,7 +132,7 @@ __device__ inline void produce(const Problem& p, Queue<S> queue, const uint8_t* 
         for (int load = 0; load < kLoads; ++load)
           loaded[load] = dev::load_b128(
               buffer, chunk + load * kLoadK < left ? lane_offset + load * kLoadK : dev::kOutOfRange, 0);
-        __builtin_amdgcn_sched_barrier(0);  // or the compiler merges the branches' last loads, and both jump
+        __builtin_amdgcn_sched_barrier(0);  // or the compiler merges the branches' last loads behind a jump
       }
 
       uint32_t* flag = lane_flags + place.index;

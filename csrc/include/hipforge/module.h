@@ -102,7 +102,7 @@ class DeviceGuard {
     ::hf::check_arch(tensor, hf_archs_, static_cast<int>(sizeof(hf_archs_) / sizeof(hf_archs_[0])));          \
   } while (0)
 
-// Raises LaunchError with HIP's own words unless the call succeeds: HF_HIP(hipGetLastError()) after each launch.
+// Raises LaunchError with HIP's error text unless the call succeeds: HF_HIP(hipGetLastError()) after each launch.
 #define HF_HIP(expression)                                                     \
   do {                                                                         \
     const hipError_t hf_status_ = (expression);                                \

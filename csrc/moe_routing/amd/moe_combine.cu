@@ -7,7 +7,7 @@
 //   rows  | slot t k     | c0 .. c7 | ... |      loads of kAhead slots in flight, then added in the order of the slots,
 //         | slot t k + 1 | c0 .. c7 | ... |      product and sum each rounded to fp32, so that the result has one value
 //
-// A lane looks up one slot; a ballot tells the wave which count, whose rows alone are read: rows need no zeros.
+// A lane looks up one slot; a ballot tells the wave which slots count. Only their rows are read: others need no zeros.
 // Bytes per result: k rows read, one written; memory is the bound.
 #include <hip/hip_runtime.h>
 

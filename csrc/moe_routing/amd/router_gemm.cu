@@ -9,7 +9,7 @@
 // lane's own 16-byte pieces of w and of x feed it without a shuffle, 8 instructions for 128 h, 4 experts and 4 tokens.
 // Its 16 blocks are added over the lanes, the 16 waves in LDS in their order: no second launch, no atomics.
 // Bytes: w once per kTokens tokens (from memory once, then from L2), x once per 4 experts, from L2. Up to 8 tokens w from
-// memory is the bound; for many tokens the matrix cores are, which do 256 fp32 products in 8 cycles.
+// memory is the bound; for many tokens it is the matrix cores: 256 fp32 products in 8 cycles.
 #include <hip/hip_runtime.h>
 
 #include "hipforge/amd/buffer.h"

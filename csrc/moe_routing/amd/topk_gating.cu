@@ -9,8 +9,8 @@
 //   k times    the largest key: within the lane, then over the wave, into a scalar. A ballot per register finds its first
 //              owner, which is the lowest such expert, since register j has experts 64 j .. 64 j + 63; its key becomes 0
 //
-// The choice is by logit where there is no bias: scores are monotone in it, and two logits whose scores round to one
-// number still have an order. With a bias it is by score + bias.
+// The choice is by logit where there is no bias: scores are monotone in it, and two logits whose scores round to the
+// same number still have an order. With a bias it is by score + bias.
 // Bytes: a row of logits is read once; the latency of k dependent steps over the wave is the bound.
 #include <hip/hip_runtime.h>
 
@@ -112,7 +112,7 @@ __device__ inline void keep_best_groups(uint32_t (&keys)[kPerLane], uint32_t* ld
   for (int j = 0; j < kPerLane; ++j) {
     const uint32_t group = j * kWaveSize + lane;
     uint32_t best = kNotThere, second = kNotThere;
-    uint32_t at = group < a.group_size ? group : 0;  // where lanes start apart, they meet fewer of the same LDS banks
+    uint32_t at = group < a.group_size ? group : 0;  // lanes start apart, which reduces LDS bank conflicts
     if (group < a.groups)
       for (uint32_t i = 0; i < a.group_size; ++i, at = at + 1 < a.group_size ? at + 1 : 0) {
         const uint32_t key = lds[group * a.group_size + at];
@@ -166,7 +166,7 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(const Arguments 
     float sum = 0.f;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
-      // The largest by comparison: infinity less itself is no number.
+      // By comparison, because infinity minus itself is NaN.
       const bool here = j * kWaveSize + lane < a.experts;
       scores[j] = here ? (scores[j] == largest ? 1.f : expf(scores[j] - largest)) : 0.f;
       sum = sum + (scores[j] == scores[j] ? scores[j] : 0.f);

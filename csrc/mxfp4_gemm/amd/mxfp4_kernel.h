@@ -155,7 +155,7 @@ __global__ __launch_bounds__(kThreads, 2) void mxfp4_mfma(
 #pragma unroll
   for (int j = 0; j < kRing; ++j) {
     load(ring[j], begin + j);
-    // In the order of their use: loads return in order, so the first step waits for no other.
+    // In the order of their use: loads return in order, so the first step waits only for its own.
     __builtin_amdgcn_sched_barrier(0);
   }
   uint32_t step = begin;

@@ -15,7 +15,7 @@
 // Bytes per element: 2 read, 1 written, and 2 + 2 more with a residual; weight comes once from memory and then from L2.
 // Memory is the bound. `also_out` gets y beside a quantised result (a router reads it), 2 bytes more. `next_buffer`, what
 // the following kernel accumulates into, is zeroed here, which saves its own launch.
-// What is absent is a null pointer, the same for all waves: those branches cost scalar instructions only.
+// Absent operands are null pointers, the same for all waves: these branches cost scalar instructions only.
 #include <hip/hip_runtime.h>
 
 #include "hipforge/amd/fp8_encode.h"
@@ -212,7 +212,7 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(const Arguments ar
   }
 }
 
-// LDS of one work-group that a row may take: what the hardware has, less the sums of the waves.
+// LDS of one work-group that a row may take: all of it but the sums of the waves.
 int64_t cache_bytes(bool gfx942) {
   constexpr int64_t kOfWaves = kMaxWaves * sizeof(float);
   return (gfx942 ? 64 : 160) * 1024 - kOfWaves;

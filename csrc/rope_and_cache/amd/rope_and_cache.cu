@@ -15,7 +15,7 @@
 //                rows   e4m3 of (x - shift) / scale, and a word         D + 4
 //                int4   a word per group and eight codes per word       D / 2 + 4 groups
 //
-// A wave has heads of one kind, so that no lane waits for the work of another kind. A token without a slot has no work
+// A wave has heads of one kind (q, k or v), so that its lanes do not diverge. A token without a slot has no work
 // for k and v. Bytes: each element is read once and written once; cos and sin of a token are read by each of its waves,
 // from memory once. Memory is the bound for many tokens, one wave's latency (load, reduce, LDS, store) for few.
 #include <hip/hip_runtime.h>

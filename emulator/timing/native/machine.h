@@ -1,4 +1,4 @@
-// The parameters of the model. Their values and sources stand in machines.py, which fills the array by these names.
+// The parameters of the model. Their values and sources are in machines.py, which fills the array by these names.
 #pragma once
 
 namespace hftime {

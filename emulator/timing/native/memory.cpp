@@ -12,12 +12,12 @@ uint64_t pick(uint64_t block, uint64_t channels) { return (mix(block) >> 48) * c
 
 Device::Device(const Machine& m, uint32_t active_xcds, bool all_xcds)
     : all_xcds_(all_xcds), hbm_latency_(m.hbm_latency_ns * m.clock_ghz), mall_latency_(m.mall_latency_ns * m.clock_ghz),
-      // One XCD alone sees its part of the channels.
+      // A single simulated XCD has its share of the channels.
       hbm_free_(static_cast<size_t>(all_xcds ? m.hbm_channels : m.hbm_channels / active_xcds), 0) {
   hbm_cycles_ = kLineBytes / (m.hbm_gbps / m.hbm_channels) * m.clock_ghz;
 }
 
-// A line's way through its channel; neighbouring lines share a channel, as the addresses interleave.
+// A line's path through its channel; neighbouring lines share a channel, as the addresses interleave.
 double Device::transfer(uint64_t line, double t, double share) {
   double& free = hbm_free_[pick(line / kHbmInterleave, hbm_free_.size())];
   const double start = std::max(t, free);
@@ -86,7 +86,7 @@ double L2::store(uint64_t line, uint64_t hash, double t, double bytes) {
   return start + latency_;
 }
 
-// Read, changed and written back in its channel: nothing else passes meanwhile.
+// Read, changed and written back in its channel, which is busy meanwhile.
 double L2::atomic(uint64_t line, uint64_t hash, double t, Origin origin) {
   const double at = load(line, hash, t, origin);
   channel(line) += line_cycles_;

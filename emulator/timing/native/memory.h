@@ -1,6 +1,6 @@
 // The memory below a compute unit: L1 per CU, L2 per XCD, the fabric, the Infinity Cache (MALL) and HBM.
 //
-// A request reserves each pipe on its way, first come first served, at the time it arrives there; nothing happens
+// A request reserves each pipe on its path, first come first served, at the time it arrives there; nothing is computed
 // between requests. Times are cycles of the compute clock. Lines are 128 bytes.
 #pragma once
 

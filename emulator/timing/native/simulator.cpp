@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kSimds = 4, kCounterDepth = 64, kMatrixRegisters = 512;
 constexpr double kNever = 1e300;
 
-// Completion times of what a counter counts, in order: the n-th is never before the one issued earlier.
+// Completion times of what a counter counts, in order: none is before that of an earlier one.
 struct Counter {
   double done[kCounterDepth] = {};
   uint64_t issued = 0;
@@ -30,8 +30,8 @@ struct Simd {
   uint32_t resident = 0;
 };
 
-// A miss takes its line of L1 when it is sent, and data returns in the order of the requests, hits included: what a CU
-// can have in flight is what its L1 holds.
+// A miss reserves its line of L1 when it is sent, and data returns in the order of the requests, hits included: a CU
+// can have as much in flight as its L1 holds.
 struct Cu {
   Simd simds[kSimds];
   double vector_free = 0, lds_free = 0, returned = 0;
@@ -170,7 +170,7 @@ class Simulation {
       w.index = i;
       w.xcd = x;
       w.cu = cu;
-      // Waves of further work-groups go on where the last one ended.
+      // Waves of further work-groups start where the last one ended.
       w.simd = (i + slot / static_cast<uint32_t>(m_.cus_per_xcd) * static_cast<uint32_t>(g.waves.size())) % kSimds;
       w.begun = w.ready = start;
       w.matrix_ready.assign(kMatrixRegisters, 0);
@@ -240,7 +240,7 @@ class Simulation {
           push(w, w.ready);
           return;
         }
-        // A port that is taken: others may come first.
+        // The port is busy: others may come first.
         const double free = port_free(w, in);
         if (free > w.ready && (in.shared || !alone)) {
           note(w, in.stall, free - w.ready, w.at);

@@ -1,9 +1,9 @@
-// Raw-buffer access: a 128-bit resource whose num_records is the exact size of a tensor, so that the hardware's own
-// range check answers a load past the end with 0 and drops a store there. The kernels use it for their tails: a lane
-// that has nothing to load is given kOutOfRange as its offset and reads 0 without any memory traffic.
+// Raw-buffer access: a 128-bit resource whose num_records is the exact size of a tensor. The hardware's range check
+// returns 0 for a load past the end and drops a store there. The kernels use this for their tails: a lane that has
+// nothing to load gets kOutOfRange as its offset and reads 0 without any memory traffic.
 //
-// The check is made per dword: offset + 4 > num_records gives 0 for that whole dword. A tensor whose size is no
-// multiple of 4 must therefore be read by bytes near its end.
+// The check is made per dword: offset + 4 > num_records gives 0 for that whole dword. A tensor whose size is not
+// a multiple of 4 must therefore be read by bytes near its end.
 #pragma once
 
 #include <hip/hip_runtime.h>

@@ -50,7 +50,7 @@ __device__ inline bf16x4 nearest_bf16(f32x4 values) {
 #if defined(__gfx950__)
   return __builtin_convertvector(values, bf16x4);
 #else
-  // gfx942 converts in software. A float's upper 8 bits are what is left of t - (t - x) with t = (2^16 + 1) x, if each
+  // gfx942 converts in software. A float's upper 8 significant bits are t - (t - x) with t = (2^16 + 1) x, if each
   // step rounds on its own.
 #pragma clang fp contract(off)
   const f32x4 large = values * 65537.f;

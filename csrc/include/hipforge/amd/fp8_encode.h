@@ -14,7 +14,7 @@ typedef u32x4 u32x4_at8 __attribute__((aligned(8)));
 
 enum class Fp8Format { e4m3, e5m2 };
 
-/// `value` limited to [-limit, limit]; a NaN stays one. What an overflowing conversion gives depends on a mode bit.
+/// `value` limited to [-limit, limit]; a NaN stays NaN. The result of an overflowing conversion depends on a mode bit.
 __device__ inline float saturated(float value, float limit) {
   const float clamped = __builtin_amdgcn_fmed3f(value, -limit, limit);
   return value == value ? clamped : value;
@@ -68,7 +68,7 @@ __device__ inline void store_chunk_pairs(uint8_t* out, int64_t count, int64_t at
   }
 }
 
-/// What the quotient by a static scale is multiplied with; a scale of 0 stands for 1.
+/// The factor that replaces division by a static scale: its inverse; a scale of 0 counts as 1.
 __device__ inline float inverse_scale(float scale) { return scale == 0.f ? 1.f : 1.f / scale; }
 
 /// The share of thread `thread` of `threads` in zeroing `count` 16-bit elements.

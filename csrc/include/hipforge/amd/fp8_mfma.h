@@ -1,7 +1,7 @@
 // Matrix instructions over e4m3 without block scales, in the architecture's own format (e4m3fnuz on gfx942, e4m3fn on
 // gfx950). Operands are 16-byte chunks: lane l has i = l % kRows and g = l / kRows and holds k = 16 g .. 16 g + 15 of row i
-// of A (column i of B). A dense instruction takes 8 bytes a lane, so that a chunk feeds two; which k meets which does not
-// matter as long as both operands agree.
+// of A (column i of B). A dense instruction takes 8 bytes a lane, so a chunk feeds two; the order of k does not matter
+// as long as both operands agree.
 #pragma once
 
 #include <hip/hip_runtime.h>

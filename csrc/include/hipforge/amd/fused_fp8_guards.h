@@ -1,5 +1,5 @@
-// What the fused ops that end in fp8 (RMSNorm, SwiGLU) check alike on the host: formats of the architecture, scales, and
-// the buffer of the following kernel that they zero.
+// Host checks shared by the fused ops with fp8 results (RMSNorm, SwiGLU): formats of the architecture, scales, and the
+// buffer of the following kernel that they zero.
 #pragma once
 
 #include "hipforge/host/addresses.h"

@@ -13,8 +13,8 @@ constexpr int kWaveRow = 16;  // lanes that a DPP row operation spans
 /// A value known to be the same in all lanes, as a scalar register.
 __device__ inline uint32_t uniform(uint32_t value) { return __builtin_amdgcn_readfirstlane(value); }
 
-/// The same value (of one lane, or of the whole wave), in a way that keeps what follows from it where it is used. Without
-/// it the compiler computes the invariants of all branches ahead of a loop around them, and runs out of registers.
+/// The same value (of one lane, or of the whole wave), opaque to the optimiser, so that what is computed from it stays
+/// where it is used. Otherwise the compiler hoists the invariants of all branches out of loops, at the cost of registers.
 __device__ inline uint32_t lane_value_here(uint32_t value) {
   asm volatile("" : "+v"(value));
   return value;
@@ -41,13 +41,13 @@ __device__ inline uint32_t from_pair_lane(uint32_t value) {
 }
 
 /// A word at an address that is the same in all lanes and that the kernel never writes, loaded by the scalar unit. The
-/// compiler takes that path by itself only where it can prove both.
+/// compiler does so by itself only where it can prove both.
 __device__ inline int32_t load_constant(const int32_t* address) {
   using Constant = const __attribute__((address_space(4))) int32_t;
   return *reinterpret_cast<Constant*>(reinterpret_cast<uintptr_t>(address));
 }
 
-/// The lane's index in its wave, computed where it stands: nothing keeps it, or threadIdx, in a register till then.
+/// The lane's index in its wave, computed where it is used: neither it nor threadIdx occupies a register until then.
 __device__ inline uint32_t lane_index() {
   const uint32_t all = wave_value_here(~0u);
   return __builtin_amdgcn_mbcnt_hi(all, __builtin_amdgcn_mbcnt_lo(all, 0));

@@ -1,4 +1,4 @@
-// How host code of a module refuses: HF_CHECK(condition, "text ", value, ...) throws, the exported entry turns the
+// How host code of a module reports errors: HF_CHECK(condition, "text ", value, ...) throws, and the entry turns the
 // throw into an error kind and message. No <sstream>, no <string>: messages are written into a fixed buffer.
 #pragma once
 

@@ -80,7 +80,7 @@ struct Entry<void (*)(A...)> {
   }
   static_assert(arity() + 1 >= static_cast<int>(sizeof...(A)), "HF_EXPORT: the stream must be the last parameter");
 
-  // Elements of a braced list are evaluated left to right, which a plain call does not promise.
+  // Elements of a braced list are evaluated left to right; the arguments of a plain call need not be.
   struct Invocation {
     Invocation(void (*fn)(A...), A... args) { fn(args...); }
   };

@@ -20,7 +20,7 @@ inline int64_t dtype_bytes(int32_t dtype) {
 
 // Whether a tensor of a dtype may be read as elements T. Signed integers and floats take their own dtype; unsigned ones
 // any of their size, because they stand for bits (fp8 payloads, scales, packed values, words of a workspace); char
-// takes all, for addresses in bytes. A header that knows another type adds `template <> struct HoldsElement<T>`.
+// takes all, for addresses in bytes. For a further type, a header adds `template <> struct HoldsElement<T>`.
 template <class T>
 struct HoldsElement {
   static_assert(sizeof(T) == 0, "data<T>(): T is not an element type; take data() and cast, or specialise HoldsElement");
@@ -75,7 +75,7 @@ class Tensor {
   void* data() const { return view_->data; }
 
   int64_t dim() const { return view_->ndim; }
-  // Extent of axis `i`; negative counts from the last one. An axis that is not there is a GuardError.
+  // Extent of axis `i`; negative counts from the last one. GuardError if there is no such axis.
   int64_t size(int64_t i) const { return view_->shape[axis(i)]; }
   // Elements (not bytes) between neighbours along axis `i`.
   int64_t stride(int64_t i) const { return view_->strides[axis(i)]; }
