@@ -10,6 +10,8 @@ import pytest
 from helpers.witnesses import dots, runner, scaled
 from helpers.witnesses.base import Witness
 
+from hipforge.errors import EmulatorFault
+
 MODULES = (dots, scaled)
 CASES = [
     pytest.param(witness, arch, id=f"{witness.name}-{arch}")
@@ -21,4 +23,8 @@ CASES = [
 
 @pytest.mark.parametrize(("witness", "arch"), CASES)
 def test_witness(witness: Witness, arch: str) -> None:
-    runner.run(witness, arch)
+    if witness.fault is None:
+        runner.run(witness, arch)
+        return
+    with pytest.raises(EmulatorFault, match=witness.fault):
+        runner.run(witness, arch)

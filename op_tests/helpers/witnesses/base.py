@@ -70,6 +70,7 @@ class Witness:
         contains: Regular expressions, each of which must match a mnemonic of the machine code, by architecture;
             under "" for all. A witness that became something else proves nothing.
         broken: Versions that lack one synchronisation.
+        miscompiled: The last Triton whose code for it is wrong, and what the emulator reports of that code.
     """
 
     name: str
@@ -80,6 +81,12 @@ class Witness:
     knobs: Mapping[str, bool] = field(default_factory=dict)
     contains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     broken: tuple[Omission, ...] = ()
+    miscompiled: tuple[tuple[int, int], str] | None = None
+
+    @property
+    def fault(self) -> str | None:
+        """What the emulator must report with the Triton that is installed, or None."""
+        return self.miscompiled[1] if self.miscompiled is not None and self.miscompiled[0] >= TRITON else None
 
     def required(self, arch: str) -> tuple[str, ...]:
         """The patterns that the machine code for `arch` must contain."""
