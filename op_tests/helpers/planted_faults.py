@@ -31,19 +31,23 @@ def planted(
     Args:
         root: an empty directory of the test's own; the last part of its path must be unlike those of other faults.
         shipped: the stub.
-        source: the file with the line, below csrc/; ``line`` stands in it once.
+        source: the file with the line, below csrc/; ``line`` stands in it once. A header below csrc/include takes the
+            shipped one's place.
         line: what is replaced; nothing if it is empty.
         becomes: by what.
         unit: the file that is compiled, below csrc/; ``source`` by default.
         variants: of the module, as in the registry.
     """
-    folder, *rest = Path(source).parts
-    copy = shutil.copytree(SOURCES / folder, root / folder)
-    edited = copy.joinpath(*rest)
+    folders = {Path(file).parts[0] for file in (source, unit or source)}
+    for folder in folders:
+        shutil.copytree(SOURCES / folder, root / folder)
+    edited = root / source
     text = edited.read_text()
     assert not line or text.count(line) == 1, f"{line!r} stands {text.count(line)} times in {source}"
     edited.write_text(text.replace(line, becomes) if line else text)
     entry: dict[str, object] = {"srcs": [str(root / (unit or source))], "archs": [devices.current().default_arch]}
+    if "include" in folders:
+        entry["flags_extra_hip"] = ["-iquote", str(root / "include")]  # searched before the shipped one
     if variants:
         entry["variants"] = variants
     module = f"module_planted_{root.parent.name}_{root.name}".replace("-", "_")

@@ -72,13 +72,14 @@ class Mutant:
     agrees: Callable[[Callable[..., None]], bool]
     line: str
     becomes: str
+    unit: str | None = None
 
 
 SWIGLU, NORM = "swiglu_fp8/amd/swiglu_fp8.cu", "rmsnorm_fp8/amd/rmsnorm_fp8.cu"
 QUANTISE = "mx_quantize/amd/mx_quantize.cu"
 MUTANTS = [
-    Mutant("nan_lost_in_the_clamp", SWIGLU, swiglu_fp8.swiglu_fp8_out, swiglu_agrees,
-           "return value > limit ? limit : value;", "return __builtin_fminf(value, limit);"),
+    Mutant("nan_lost_in_the_clamp", "include/hipforge/amd/swiglu.h", swiglu_fp8.swiglu_fp8_out, swiglu_agrees,
+           "return value > limit ? limit : value;", "return __builtin_fminf(value, limit);", unit=SWIGLU),
     Mutant("odd_columns_by_the_even_ones", SWIGLU, swiglu_fp8.swiglu_fp8_out, interleaved_swiglu_agrees,
            "kHighHalves = 0x07060302", "kHighHalves = 0x05040100"),
     Mutant("nans_not_patched", QUANTISE, mx_quantize.mxfp4_quantize_out, quantise_agrees,
@@ -100,6 +101,7 @@ def test_the_mistake_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
         mutant.file,
         mutant.line,
         mutant.becomes,
+        unit=mutant.unit,
         variants={"HF_INPUT": ["bf16"]},
     )
     assert not mutant.agrees(entry)
