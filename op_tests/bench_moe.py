@@ -176,11 +176,8 @@ def bench_counted(cell: MoeCell) -> list[Row]:
     """Return a cell's rows, counted on the emulator."""
     parts = operands(cell, torch.device("cpu"))
     want = expected(cell, parts)
-    few = [
-        choice
-        for choice in candidates(cell)
-        if choice.kernel != wave_split.KERNEL or choice == wave_split.default_choice(cell.m, cell.experts, cell.k)
-    ]
+    default = wave_split.default_choice(cell.m, cell.experts, cell.n, cell.k, MI355X.cu_count)
+    few = [choice for choice in candidates(cell) if choice.kernel != wave_split.KERNEL or choice == default]
     contenders = [hip_contender(cell, parts, choice) for choice in few]
     contenders.append(triton_contender(cell, parts, triton_grouped.STOCK))
     return [counted(cell, parts, want, contender) for contender in contenders]

@@ -303,11 +303,14 @@ def test_bytes_without_a_type_mean_e4m3fn_everywhere(arch: str) -> None:
 
 def test_the_default_takes_rows_for_twice_the_mean_and_few_waves() -> None:
     cells = [(slots, experts) for slots in (1, 16, 17, 64, 640) for experts in (2, 128)]
-    rows = {cell: default_choice(*cell, 768).configuration["rows"] for cell in cells}
+    rows = {cell: default_choice(*cell, 64, 768, 256).configuration["rows"] for cell in cells}
     assert rows == {(1, 2): 16, (1, 128): 16, (16, 2): 16, (16, 128): 16, (17, 2): 32, (17, 128): 16, (64, 2): 32,
                     (64, 128): 16, (640, 2): 32, (640, 128): 16}  # fmt: skip
-    waves = {k: default_choice(16, 128, k).configuration["waves"] for k in (32, 768, 1536, 6144, 16384)}
+    waves = {k: default_choice(16, 128, 64, k, 256).configuration["waves"] for k in (32, 768, 1536, 6144, 16384)}
     assert waves == {32: 1, 768: 1, 1536: 2, 6144: 8, 16384: 8}
+    # Work-groups that fill 256 compute units by themselves take one wave each.
+    filled = {slots: default_choice(slots, 128, 768, 6144, 256).configuration["waves"] for slots in (1, 4, 8, 16)}
+    assert filled == {1: 8, 4: 4, 8: 2, 16: 1}
 
 
 GOOD = exact((0, 1, 1, 0), experts=2, n=8, k=64, block_m=8)

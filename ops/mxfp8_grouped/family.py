@@ -197,7 +197,7 @@ def _from_row(row: TunedRow) -> Choice:
 
 
 def _split(problem: Problem, arch: str, cu_count: int) -> Choice:
-    return wave_split.default_choice(problem.slots, problem.experts, problem.k)
+    return wave_split.default_choice(problem.slots, problem.experts, problem.n, problem.k, cu_count)
 
 
 def _row_refusal(problem: Problem, row: TunedRow) -> str | None:

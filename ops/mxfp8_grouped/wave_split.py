@@ -16,6 +16,8 @@ KERNEL = "mxfp8_grouped_split"
 ROWS = (16, 32)  # slots of a tile that are multiplied at once
 MAX_K = 1 << 22
 WAVES = (1, 2, 4, 8)  # of a work-group; registers decide
+COLUMNS = 16  # of a work-group
+WAVES_PER_CU = 3  # modelled times of (N, K) = (1536, 6144) at 8 and 16 slots and (768, 6144) at 4 gain little from more
 STEPS_AHEAD = {16: 4, 32: 6}  # K steps whose operands a wave has in flight on gfx950, by rows
 
 
@@ -24,14 +26,18 @@ def choice(rows: int, waves: int) -> Choice:
     return Choice(KERNEL, MappingProxyType({"rows": rows, "waves": waves}))
 
 
-def default_choice(slots: int, experts: int, k: int) -> Choice:
-    """Return rows for the slots of an expert, twice their mean where there are many, and the least waves for K.
+def default_choice(slots: int, experts: int, n: int, k: int, cu_count: int) -> Choice:
+    """Return rows for the slots of an expert, twice their mean where there are many, and few waves.
 
-    A tile with more slots than that is computed in several passes, each of which loads the expert's weight again.
+    A tile with more slots than that is computed in several passes, each of which loads the expert's weight again. Waves
+    are the least that fill the GPU if every slot has another expert, or that K needs if those are fewer: more of them
+    add instructions and sums.
     """
     expected = min(slots, max(ROWS[0], 2 * slots // experts))
     rows = next((rows for rows in ROWS if expected <= rows), ROWS[-1])
-    return choice(rows, default_waves(k, WAVES[-1]))
+    groups = -(-n // COLUMNS) * min(slots, experts)
+    filling = next((waves for waves in WAVES if waves * groups >= WAVES_PER_CU * cu_count), WAVES[-1])
+    return choice(rows, min(filling, default_waves(k, WAVES[-1])))
 
 
 @compile_ops("module_mxfp8_grouped_split", variant=lambda *given: {"HF_ROWS": given[-2]})
