@@ -17,6 +17,8 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.mxfp8_dense.wave_split import K_STEP, MOST_STEPS
 from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear, wave_split
 from hipforge.ops.mxfp8_grouped.family import GROUPED
+from hipforge.ops.mxfp8_grouped.kernels import launch_aligned
+from hipforge.ops.mxfp8_grouped.reference import Operands
 from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 
 KERNEL = "mxfp8_gate_up"
@@ -140,11 +142,11 @@ def grouped_swiglu_mxfp8(
         )
         return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
     q, scales = _new(a_q, a_scale, w, w_scale, *indices, num_valid_tokens)
-    experts, n, k = w.shape
-    mxfp8_gate_up_out(
-        q, scales, a_q.contiguous(), a_scale.contiguous(), w.contiguous(), w_scale.contiguous(),
-        sorted_token_ids.contiguous(), expert_ids.contiguous(), num_tokens_post_padded.contiguous(),
-        None if bias is None else bias.contiguous(), experts, n, k, num_valid_tokens, a_q.shape[0], a_div, block_m,
-        alpha, beta, math.inf if limit is None else limit, interleaved, taken.configuration["parts"],
-    )  # fmt: skip
+    activation = alpha, beta, math.inf if limit is None else limit, interleaved
+
+    def stub(given: Operands) -> None:
+        parts = taken.configuration["parts"]
+        mxfp8_gate_up_out(q, scales, *given.tensors, given.bias, *given.sizes, *activation, parts)
+
+    launch_aligned(stub, Operands(a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias))
     return q, scales

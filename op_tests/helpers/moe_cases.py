@@ -12,6 +12,7 @@ from helpers.mxfp8_cases import BLOCK, Operands, dequantize, integers
 from hipforge.ops.grouped_gemm_mxfp8 import smallm_mxfp8_moe_grouped_gemm
 
 UNTOUCHED = -123.0
+ODD_TILES = 6  # entries of a tile, which only torch takes: the kernel's are multiples of 4
 _MAP_NORESERVE = 0x4000  # Linux; Python's mmap names it only from 3.13 on
 
 

@@ -253,9 +253,7 @@ def test_an_expert_past_4_gib_is_reached_by_its_own_address(arch: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "rows", "loads"), ((1, 16, 1), (16, 16, 1), (17, 16, 2), (32, 32, 1), (64, 32, 2)))
-def test_weights_are_loaded_once_per_pass_in_one_launch(
-    arch: str, count: int, rows: int, loads: int
-) -> None:
+def test_weights_are_loaded_once_per_pass_in_one_launch(arch: str, count: int, rows: int, loads: int) -> None:
     case = exact([1] * count, experts=3, n=64, k=1024)
     with emulator.counters() as counted:
         run(case, rows, 4)

@@ -87,7 +87,9 @@ def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: 
         return out
     from hipforge.ops.triton import mxfp8_grouped as fallback
 
-    fallback.mxfp8_grouped(out, *parts[:7], parts.block_m, parts.a_div, parts.mul_weight_by, fallback.STOCK, parts.bias)
+    fallback.mxfp8_grouped(
+        out, *parts.tensors, parts.block_m, parts.a_div, parts.mul_weight_by, fallback.STOCK, parts.bias
+    )
     return out
 
 

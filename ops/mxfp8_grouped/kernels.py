@@ -6,11 +6,13 @@ contiguous tensors and raises for anything that it does not take; it never retur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
+from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.core.alignment import realigned
 from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N
 from hipforge.ops.mxfp8_grouped.family import KERNEL, MOE_BLOCK_N
 from hipforge.ops.mxfp8_grouped.reference import Operands
@@ -104,14 +106,26 @@ def smallm_mxfp8_moe_grouped_gemm(
     return out
 
 
+def launch_aligned(stub: Callable[[Operands], None], parts: Operands) -> None:
+    """Call a stub with contiguous operands, and with copies of payloads that start off a 16-byte boundary."""
+    parts = parts.contiguous()
+    try:
+        stub(parts)
+    except GuardError:  # checked afterwards, so that a good call does not pay for it
+        copies = realigned(parts.a_q, parts.w)
+        if copies is None:
+            raise
+        stub(parts._replace(a_q=copies[0], w=copies[1]))
+
+
 def launch(kernel: str, configuration: Mapping[str, int], out: torch.Tensor, parts: Operands) -> None:
     """Run a kernel on operands of any strides, writing the rows of ``out`` that tiles in use cover."""
-    raw = smallm_mxfp8_moe_out if kernel == KERNEL else mxfp8_grouped_split_out
-    experts, n, k = parts.w.shape
-    raw(
-        out, parts.a_q.contiguous(), parts.a_scale.contiguous(), parts.w.contiguous(), parts.w_scale.contiguous(),
-        parts.sorted_token_ids.contiguous(), parts.expert_ids.contiguous(), parts.num_tokens_post_padded.contiguous(),
-        None if parts.mul_weight_by is None else parts.mul_weight_by.contiguous(),
-        None if parts.bias is None else parts.bias.contiguous(),
-        experts, n, k, parts.num_valid_tokens, parts.a_q.shape[0], parts.a_div, parts.block_m, *configuration.values(),
-    )  # fmt: skip
+
+    def stub(given: Operands) -> None:
+        arguments = *given.tensors, given.mul_weight_by, given.bias, *given.sizes
+        if kernel == KERNEL:
+            smallm_mxfp8_moe_out(out, *arguments, configuration["block_n"])
+        else:
+            mxfp8_grouped_split_out(out, *arguments, configuration["rows"], configuration["waves"])
+
+    launch_aligned(stub, parts)

@@ -12,6 +12,10 @@ from hipforge.ops.core.checks import require_device, require_dtype, require_shap
 from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 
+Tensor = torch.Tensor
+SevenTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+SevenSizes = tuple[int, int, int, int, int, int, int]
+
 
 class Operands(NamedTuple):
     """What every path of the grouped GEMM takes; shapes as in :mod:`hipforge.ops.mxfp8_grouped`."""
@@ -28,6 +32,27 @@ class Operands(NamedTuple):
     a_div: int
     mul_weight_by: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+
+    def contiguous(self) -> Operands:
+        """Return the operands with contiguous tensors, as stubs take them."""
+        weights, bias = self.mul_weight_by, self.bias
+        return Operands(
+            self.a_q.contiguous(), self.a_scale.contiguous(), self.w.contiguous(), self.w_scale.contiguous(),
+            self.sorted_token_ids.contiguous(), self.expert_ids.contiguous(), self.num_tokens_post_padded.contiguous(),
+            self.num_valid_tokens, self.block_m, self.a_div, None if weights is None else weights.contiguous(),
+            None if bias is None else bias.contiguous(),
+        )  # fmt: skip
+
+    @property
+    def tensors(self) -> SevenTensors:
+        """Return the operands from ``a_q`` to ``num_tokens_post_padded``, in the order of every stub's arguments."""
+        return self[:7]
+
+    @property
+    def sizes(self) -> SevenSizes:
+        """Return E, N, K, num_valid_tokens, M_act, a_div and block_m, in the order of every stub's arguments."""
+        experts, n, k = self.w.shape
+        return experts, n, k, self.num_valid_tokens, self.a_q.shape[0], self.a_div, self.block_m
 
 
 def check_indices(parts: Operands) -> None:
