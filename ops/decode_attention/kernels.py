@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 
@@ -12,18 +13,40 @@ from hipforge.ops.core.checks import require_device, require_dtype, require_rank
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention.family import HEAD_DIMS, INPUTS, check_configuration
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 FLOAT_BYTES = 4
 WORKSPACE_ALIGNMENT = 16
 
 
+class Options(TypedDict, total=False):
+    """What every kernel takes by name, as :func:`run_decode_attention` says."""
+
+    causal: bool
+    cu_seqlens_q: torch.Tensor | None
+    max_seqlen_q: int | None
+    sinks: torch.Tensor | None
+    window: int | None
+    softcap: float | None
+    out_scale: torch.Tensor | None
+    scale_out: torch.Tensor | None
+    out: torch.Tensor | None
+    lse: torch.Tensor | None
+    workspace: torch.Tensor | None
+
+
+def _variant(
+    out: torch.Tensor, lse: torch.Tensor, partial: object, partial_lse: object, q: torch.Tensor, *rest: object
+) -> dict[str, int | str]:
+    return {"HF_HEAD_DIM": q.shape[-1], "HF_INPUT": INPUTS[q.dtype]}
+
+
+_WRITTEN = ("out", "lse", "partial", "partial_lse", "scale_out")
+
+
 @compile_ops(
-    "module_decode_attention_fp8",
-    variant=lambda out, lse, partial, partial_lse, q, *rest: {
-        "HF_HEAD_DIM": q.shape[-1],
-        "HF_INPUT": INPUTS[q.dtype],
-        "HF_BLOCK_N": rest[-3],
-    },
-    mutates=("out", "lse", "partial", "partial_lse", "scale_out"),
+    "module_decode_attention_fp8", variant=lambda *args: {**_variant(*args), "HF_BLOCK_N": args[-3]}, mutates=_WRITTEN
 )
 def decode_attention_fp8_out(
     out: torch.Tensor,
@@ -60,11 +83,7 @@ def decode_attention_fp8_out(
     """
 
 
-@compile_ops(
-    "module_decode_attention_int4",
-    variant=lambda out, lse, partial, partial_lse, q, *rest: {"HF_HEAD_DIM": q.shape[-1], "HF_INPUT": INPUTS[q.dtype]},
-    mutates=("out", "lse", "partial", "partial_lse", "scale_out"),
-)
+@compile_ops("module_decode_attention_int4", variant=_variant, mutates=_WRITTEN)
 def decode_attention_int4_out(
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -88,19 +107,10 @@ def decode_attention_int4_out(
     waves: int,
     splits: int,
 ) -> None:
-    """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
-
-    With ``cu_seqlens_q`` int32 [B + 1] they are [tokens, Hq, D] and [Hq, tokens]; ``max_seqlen_q`` is 0 otherwise. A
-    ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
-    MX-FP8 with ``scale_out`` uint8 [tokens, Hq * D / 32].
-    """
+    """Write what :func:`decode_attention_fp8_out` writes, over int4 rows with ``groups`` scales each."""
 
 
-@compile_ops(
-    "module_decode_attention_half",
-    variant=lambda out, lse, partial, partial_lse, q, *rest: {"HF_HEAD_DIM": q.shape[-1], "HF_INPUT": INPUTS[q.dtype]},
-    mutates=("out", "lse", "partial", "partial_lse", "scale_out"),
-)
+@compile_ops("module_decode_attention_half", variant=_variant, mutates=_WRITTEN)
 def decode_attention_half_out(
     out: torch.Tensor,
     lse: torch.Tensor,
@@ -125,12 +135,7 @@ def decode_attention_half_out(
     waves: int,
     splits: int,
 ) -> None:
-    """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
-
-    With ``cu_seqlens_q`` int32 [B + 1] they are [tokens, Hq, D] and [Hq, tokens]; ``max_seqlen_q`` is 0 otherwise. A
-    ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
-    MX-FP8 with ``scale_out`` uint8 [tokens, Hq * D / 32].
-    """
+    """Write what :func:`decode_attention_fp8_out` writes, over caches of q's dtype."""
 
 
 def empty_output(q: torch.Tensor, quantised: bool) -> torch.Tensor:
@@ -172,29 +177,45 @@ def _parts_in(workspace: torch.Tensor, q: torch.Tensor, splits: int) -> tuple[to
     return partial, workspace[values:needed].view(torch.float32).view(splits, q[..., 0].numel())
 
 
-def _allocate(
+def _run(
+    stub: Callable[..., None],
     q: torch.Tensor,
-    splits: int,
-    out: torch.Tensor | None,
-    lse: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-    quantised: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return what a kernel writes for q [..., Hq, D]: out, lse, and both of each split.
-
-    The last two, float32 [splits, rows, D] and [splits, rows] with the rows of q, are None where there is one split,
-    and parts of ``workspace`` where it is given.
-    """
-    out = empty_output(q, quantised) if out is None else out
+    caches: tuple[torch.Tensor, torch.Tensor],
+    pages: tuple[torch.Tensor | None, torch.Tensor],
+    scales: tuple[torch.Tensor | None, ...],
+    numbers: tuple[float, ...],
+    configuration: tuple[int, ...],
+    *,
+    causal: bool = True,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Call a stub, whose ``configuration`` ends with the splits, on what it takes, and return (out, lse)."""
+    splits, (block_tables, seqlens) = configuration[-1], pages
+    out = empty_output(q, out_scale is not None or scale_out is not None) if out is None else out
     lse = empty_lse(q) if lse is None else lse
-    if splits == 1:
-        return out, lse, None, None
-    if workspace is not None:
-        return out, lse, *_parts_in(workspace, q, splits)
-    rows, d = q.numel() // q.shape[-1], q.shape[-1]
-    partial = torch.empty((splits, rows, d), dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=q.device)
-    return out, lse, partial, partial_lse
+    partial = partial_lse = None
+    if splits > 1 and workspace is None:
+        rows = q.numel() // q.shape[-1]
+        partial = torch.empty((splits, rows, q.shape[-1]), dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=q.device)
+    elif splits > 1 and workspace is not None:
+        partial, partial_lse = _parts_in(workspace, q, splits)
+    block_tables = None if block_tables is None else block_tables.contiguous()
+    stub(
+        out, lse, partial, partial_lse, q.contiguous(), *caches, block_tables, seqlens.contiguous(), *scales,
+        cu_seqlens_q, sinks, out_scale, scale_out, *numbers, max_seqlen_q or 0, causal, window or 0, softcap or 0.0,
+        *configuration,
+    )  # fmt: skip
+    return out, lse
 
 
 def run_decode_attention(
@@ -210,17 +231,7 @@ def run_decode_attention(
     *,
     scale: float,
     configuration: Mapping[str, int],
-    causal: bool = True,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out_scale: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
+    **options: Unpack[Options],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel in one explicit configuration: what the planner calls, and a tuner.
 
@@ -263,37 +274,9 @@ def run_decode_attention(
             f"{tuple(q.shape)}"
         )
     check_configuration(configuration, q.shape[-1])
-    splits = configuration["split_k"]
-    quantised = out_scale is not None or scale_out is not None
-    out, lse, partial, partial_lse = _allocate(q, splits, out, lse, workspace, quantised)
-    decode_attention_fp8_out(
-        out,
-        lse,
-        partial,
-        partial_lse,
-        q.contiguous(),
-        k,
-        v,
-        None if block_tables is None else block_tables.contiguous(),
-        seqlens.contiguous(),
-        k_scale,
-        v_scale,
-        k_scale_shift,
-        v_scale_shift,
-        cu_seqlens_q,
-        sinks,
-        out_scale,
-        scale_out,
-        scale,
-        max_seqlen_q or 0,
-        causal,
-        window or 0,
-        softcap or 0.0,
-        configuration["block_n"],
-        configuration["waves"],
-        splits,
-    )
-    return out, lse
+    chosen = configuration["block_n"], configuration["waves"], configuration["split_k"]
+    scales = k_scale, v_scale, k_scale_shift, v_scale_shift
+    return _run(decode_attention_fp8_out, q, (k, v), (block_tables, seqlens), scales, (scale,), chosen, **options)
 
 
 def run_int4(
@@ -306,32 +289,15 @@ def run_int4(
     *,
     scale: float,
     configuration: Mapping[str, int],
-    causal: bool = True,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out_scale: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
+    **options: Unpack[Options],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the int4 kernel on q [B, Mq, Hq, D] and k, v int32 [pages, page_size, Hkv, num_groups + D/8].
 
     The rest as for :func:`run_decode_attention`; ``configuration`` has ``waves`` and ``split_k``.
     """
-    waves, splits = configuration["waves"], configuration["split_k"]
-    quantised = out_scale is not None or scale_out is not None
-    out, lse, partial, partial_lse = _allocate(q, splits, out, lse, workspace, quantised)
-    decode_attention_int4_out(
-        out, lse, partial, partial_lse, q.contiguous(), k, v,
-        None if block_tables is None else block_tables.contiguous(), seqlens.contiguous(),
-        cu_seqlens_q, sinks, out_scale, scale_out, num_groups, scale, max_seqlen_q or 0, causal, window or 0,
-        softcap or 0.0, waves, splits,
-    )  # fmt: skip
-    return out, lse
+    chosen = configuration["waves"], configuration["split_k"]
+    numbers = num_groups, scale
+    return _run(decode_attention_int4_out, q, (k, v), (block_tables, seqlens), (), numbers, chosen, **options)
 
 
 def run_half(
@@ -345,29 +311,11 @@ def run_half(
     *,
     scale: float,
     configuration: Mapping[str, int],
-    causal: bool = True,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out_scale: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
+    **options: Unpack[Options],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel for a cache of q's dtype on q [B, Mq, Hq, D] and k, v [pages, page_size, Hkv, D].
 
     The rest as for :func:`run_decode_attention`; ``configuration`` has ``waves`` and ``split_k``.
     """
-    waves, splits = configuration["waves"], configuration["split_k"]
-    quantised = out_scale is not None or scale_out is not None
-    out, lse, partial, partial_lse = _allocate(q, splits, out, lse, workspace, quantised)
-    decode_attention_half_out(
-        out, lse, partial, partial_lse, q.contiguous(), k, v,
-        None if block_tables is None else block_tables.contiguous(), seqlens.contiguous(),
-        k_scale, v_scale, cu_seqlens_q, sinks, out_scale, scale_out, scale, max_seqlen_q or 0, causal, window or 0,
-        softcap or 0.0, waves, splits,
-    )  # fmt: skip
-    return out, lse
+    chosen, scales = (configuration["waves"], configuration["split_k"]), (k_scale, v_scale)
+    return _run(decode_attention_half_out, q, (k, v), (block_tables, seqlens), scales, (scale,), chosen, **options)
