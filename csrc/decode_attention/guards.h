@@ -173,7 +173,8 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   if (splits > 1) {
     HF_CHECK(partial && partial_lse, "split_k > 1 needs both workspaces");
     const Tensor values = *partial, statistics = *partial_lse;
-    HF_CHECK(values.dtype() == HF_F32 && values.is_shape(splits, rows, d) && values.is_contiguous() && aligned_to(values.data(), 16),
+    HF_CHECK(values.dtype() == HF_F32 && values.is_shape(splits, rows, d) && values.is_contiguous() &&
+                 aligned_to(values.data(), 16),
              "partial must be float32 [", splits, ", ", rows, ", ", d, "]; got ", values);
     HF_CHECK(statistics.dtype() == HF_F32 && statistics.is_shape(splits, rows) && statistics.is_contiguous(),
              "partial_lse must be float32 [", splits, ", ", rows, "]; got ", statistics);

@@ -96,7 +96,8 @@ def test_each_sequence_has_the_bits_of_a_call_of_its_own(cache, d, split_k):
     for options in ({}, {"out_format": "mxfp8"}):
         got = packed(packed.q, **ragged, **options)
         assert got[0].shape == packed.q.shape and got[1].shape == (6, 11)
-        one = one_by_one(lambda b, q: packed(q, slice(b, b + 1), split_k=split_k, **options), packed.q, COUNTS)  # noqa: B023
+        given = {"split_k": split_k, **options}
+        one = one_by_one(lambda b, q, given=given: packed(q, slice(b, b + 1), **given), packed.q, COUNTS)
         same(got, one)
     blind = slice(4, 7)  # the first three of five tokens over two keys
     out, lse, *_ = packed(packed.q, **ragged)
@@ -115,10 +116,11 @@ def test_rows_over_several_tiles_and_waves(cache):
             got = decode_attention_fp8(
                 q, k, v, None, seqlens, cu_seqlens_q=starts_of(counts), max_seqlen_q=16, **forced
             )
-        want = one_by_one(
-            lambda b, q: decode_attention_fp8(q, k[b : b + 1], v[b : b + 1], None, seqlens[b : b + 1], **forced),  # noqa: B023
-            q, counts,
-        )  # fmt: skip
+
+        def alone(b, q, forced=forced):
+            return decode_attention_fp8(q, k[b : b + 1], v[b : b + 1], None, seqlens[b : b + 1], **forced)
+
+        want = one_by_one(alone, q, counts)
         same(got, want)
 
 

@@ -184,8 +184,8 @@ def test_a_number_for_a_scale_is_neither_copied_nor_filled_once_it_was_used() ->
     q, seqlens = torch.ones(1, 1, 2, 64).bfloat16(), torch.tensor([20], dtype=torch.int32)
     cache = torch.ones(1, 32, 1, 64, dtype=torch.bfloat16).to(hipforge.ops.core.fp8.fp8_dtypes("cpu")[0])
     hipforge.decode_attention_fp8(q, cache, cache, None, seqlens, 0.25, 2.0)
-    kept = layout.scale_tensor("k_scale", 0.25, 1, q.device)
-    assert kept is layout.scale_tensor("k_scale", 0.25, 1, q.device)
+    kept = layout.scale_tensor("k_scale", 0.25, q.device)
+    assert kept is layout.scale_tensor("k_scale", 0.25, q.device)
     assert kept.tolist() == [0.25]
     with emulator.capture() as graph:
         out = hipforge.decode_attention_fp8(q, cache, cache, None, seqlens, 0.25, 2.0)

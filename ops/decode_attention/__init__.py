@@ -22,51 +22,34 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.core.arguments import naming_arguments
-from hipforge.ops.core.checks import require_device, require_out
-from hipforge.ops.core.dispatch import Accepted, Decision, planned_by, planner_of
+from hipforge.ops.core.checks import require_out
+from hipforge.ops.core.dispatch import planned_by, planner_of
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import written_into
-from hipforge.ops.decode_attention import reference
 from hipforge.ops.decode_attention.family import (
     ARCH_DTYPES,
     FAMILY,
-    HALF_FAMILY,
     INT4_FAMILY,
     Forced,
     accepts_configuration,
-    problem_of,
     split_k_heuristic,
 )
-from hipforge.ops.decode_attention.kernels import (
-    empty_lse,
-    empty_output,
-    lse_shape,
-    run_decode_attention,
-    run_half,
-    run_int4,
-    workspace_bytes,
-)
+from hipforge.ops.decode_attention.kernels import lse_shape, run_decode_attention, workspace_bytes
 from hipforge.ops.decode_attention.layout import (
     HALF_DTYPES,
     Scale,
-    check_operands,
-    check_options,
     check_output,
-    check_pages,
-    check_queries,
     prepare_packed,
     prepare_rows,
     scale_tensor,
-    token_counts,
 )
+from hipforge.ops.decode_attention.operation import Call, decode_attention
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -82,154 +65,6 @@ __all__ = [
     "run_decode_attention",
     "split_k_heuristic",
 ]
-
-
-class _Call(NamedTuple):
-    """The common form of both ops: q [B, Mq, Hq, D], caches [pages, page_size, Hkv, D bytes or words].
-
-    With cu_seqlens_q q is [tokens, Hq, D].
-
-    Elements have a scale per tensor or head, or words of a scale and a shift per row, or int4 groups (``num_groups``).
-    ``forced`` is force_kernel_config as JSON, which a torch operator can take.
-    """
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    block_tables: torch.Tensor | None
-    seqlens: torch.Tensor
-    k_scale: torch.Tensor | None
-    v_scale: torch.Tensor | None
-    k_scale_shift: torch.Tensor | None
-    v_scale_shift: torch.Tensor | None
-    num_groups: int | None
-    scale: float
-    causal: bool
-    split_k: int | None
-    forced: str | None
-    sinks: torch.Tensor | None
-    window: int | None
-    softcap: float | None
-    out_scale: torch.Tensor | None
-    cu_seqlens_q: torch.Tensor | None
-    max_seqlen_q: int | None
-
-
-def _plan(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    num_groups: int | None,
-    causal: bool,
-    split_k: int | None,
-    forced: str | None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    **rest: object,
-) -> Decision:
-    if num_groups is None:
-        check_operands(q, k, v, block_tables, seqlens, cu_seqlens_q, max_seqlen_q)
-    else:
-        check_queries(q, seqlens, cu_seqlens_q, max_seqlen_q)
-    check_options(q, causal, sinks, window, softcap)
-    family = INT4_FAMILY if num_groups is not None else HALF_FAMILY if k.dtype in HALF_DTYPES else FAMILY
-    demands = None if forced is None else json.loads(forced)
-    ragged = None if max_seqlen_q is None else (seqlens.shape[0], max_seqlen_q)
-    return family.decide_total(problem_of(q, k, block_tables, split_k, demands, window, ragged))
-
-
-def _new(
-    q: torch.Tensor,
-    *rest: object,
-    out_scale: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-    **options: object,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return empty_output(q, out_scale is not None or scale_out is not None), empty_lse(q)
-
-
-@operator(_plan, fake=_new, outs=("out", "lse_out", "workspace"), mutates=("scale_out",))
-def decode_attention(
-    taken: Accepted,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    k_scale_shift: torch.Tensor | None,
-    v_scale_shift: torch.Tensor | None,
-    num_groups: int | None,
-    scale: float,
-    causal: bool,
-    split_k: int | None,
-    forced: str | None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out_scale: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    scale_out: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    lse_out: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (attention, log-sum-exp) of a call in the form of :class:`_Call`."""
-    if out is not None:
-        quantised = out_scale is not None or scale_out is not None
-        require_out(out, q.shape, fp8_dtypes(q.device)[0] if quantised else q.dtype, q.device)
-    if out_scale is not None:
-        require_device("out_scale", out_scale, q.device)
-    if lse_out is not None:
-        require_out(lse_out, lse_shape(q), torch.float32, q.device)
-    counts: list[int] | None = [] if cu_seqlens_q is not None else seqlens.shape[0] * [q.shape[1]]
-    if cu_seqlens_q is not None and max_seqlen_q is not None:
-        require_device("cu_seqlens_q", cu_seqlens_q, q.device)
-        cu_seqlens_q = cu_seqlens_q.contiguous()
-        counts = token_counts(cu_seqlens_q, q.shape[0], max_seqlen_q)
-    if block_tables is not None and counts is not None:
-        check_pages(block_tables, seqlens, k.shape[0], k.shape[1], counts, window)
-    if sinks is not None:
-        require_device("sinks", sinks, q.device)
-        sinks = sinks.contiguous()
-    options: dict[str, Any] = {
-        "sinks": sinks, "window": window, "softcap": softcap, "out_scale": out_scale, "scale_out": scale_out,
-        "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q,
-    }  # fmt: skip
-    if taken.path == "torch":
-        caches, scales, words = (k, v), (k_scale, v_scale), (k_scale_shift, v_scale_shift)
-        found, lse = reference.attend(
-            q, caches, scales, words, num_groups, block_tables, seqlens, scale, causal, **options
-        )
-        return written_into(out, found), written_into(lse_out, lse)
-    chosen, options["workspace"] = taken.configuration, workspace
-    if num_groups is not None:
-        return run_int4(
-            q, k, v, block_tables, seqlens, num_groups, scale=scale, configuration=chosen, causal=causal, out=out,
-            lse=lse_out, **options,
-        )  # fmt: skip
-    if k.dtype in HALF_DTYPES:
-        if k_scale is None or v_scale is None:
-            raise GuardError("k_scale and v_scale must be given for a cache of 16-bit elements; got None")
-        return run_half(
-            q, k, v, block_tables, seqlens, k_scale, v_scale, scale=scale, configuration=chosen, causal=causal, out=out,
-            lse=lse_out, **options,
-        )  # fmt: skip
-    return run_decode_attention(
-        q, k, v, block_tables, seqlens, k_scale, v_scale, k_scale_shift, v_scale_shift, scale=scale,
-        configuration=chosen, causal=causal, out=out, lse=lse_out, **options,
-    )  # fmt: skip
-
-
-def _factor(scale: float | None, q: torch.Tensor) -> float:
-    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
 def _json(forced: Forced) -> str | None:
@@ -258,24 +93,21 @@ def _plain(
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     **outputs: object,
-) -> _Call:
-    check_operands(q, k_cache, v_cache, block_tables, seqlens, cu_seqlens_q, max_seqlen_q)
+) -> Call:
     check_output(q, out_scale, out_format, scale_out)
-    k_factor = scale_tensor("k_scale", k_scale, k_cache.shape[2], q.device)
-    v_factor = scale_tensor("v_scale", v_scale, k_cache.shape[2], q.device)
-    return _Call(
+    k_factor = scale_tensor("k_scale", k_scale, q.device)
+    v_factor = scale_tensor("v_scale", v_scale, q.device)
+    return Call(
         q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, None, None, None,
-        _factor(scale, q), causal, split_k, _json(force_kernel_config), sinks, window, softcap, out_scale,
+        scale, causal, split_k, _json(force_kernel_config), sinks, window, softcap, out_scale,
         cu_seqlens_q, max_seqlen_q,
     )  # fmt: skip
 
 
 class _Options(TypedDict, total=False):
-    """What both functions take by name, but for what decides how many results there are."""
+    """What both functions take by name alone, but for what decides how many results there are."""
 
     causal: bool
-    split_k: int | None
-    force_kernel_config: Forced
     cu_seqlens_q: torch.Tensor | None
     max_seqlen_q: int | None
     sinks: torch.Tensor | None
@@ -288,9 +120,22 @@ class _Options(TypedDict, total=False):
     workspace: torch.Tensor | None
 
 
+class _PlainOptions(_Options, total=False):
+    """What :func:`decode_attention_fp8` takes by name."""
+
+    split_k: int | None
+    force_kernel_config: Forced
+
+
+class _PackedOptions(_Options, total=False):
+    """What :func:`decode_attention_splitk` takes by name."""
+
+    num_groups: int | None
+
+
 def _new_scales(q: torch.Tensor) -> torch.Tensor:
-    *tokens, heads, d = q.shape
-    return q.new_empty((math.prod(tokens), heads * d // BLOCK), dtype=torch.uint8)
+    shape = math.prod(q.shape[:-2]), math.prod(q.shape[-2:]) // BLOCK
+    return q.new_empty(shape, dtype=torch.uint8)
 
 
 @overload
@@ -306,7 +151,7 @@ def decode_attention_fp8(
     *,
     return_lse: Literal[False] = False,
     out_format: None = None,
-    **options: Unpack[_Options],
+    **options: Unpack[_PlainOptions],
 ) -> torch.Tensor: ...
 
 
@@ -323,7 +168,7 @@ def decode_attention_fp8(
     *,
     return_lse: Literal[True],
     out_format: None = None,
-    **options: Unpack[_Options],
+    **options: Unpack[_PlainOptions],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -340,7 +185,7 @@ def decode_attention_fp8(
     *,
     return_lse: Literal[False] = False,
     out_format: Literal["mxfp8"],
-    **options: Unpack[_Options],
+    **options: Unpack[_PlainOptions],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -357,7 +202,7 @@ def decode_attention_fp8(
     *,
     return_lse: Literal[True],
     out_format: Literal["mxfp8"],
-    **options: Unpack[_Options],
+    **options: Unpack[_PlainOptions],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 
 
@@ -374,7 +219,7 @@ def decode_attention_fp8(
     *,
     return_lse: bool,
     out_format: Literal["mxfp8"] | None = None,
-    **options: Unpack[_Options],
+    **options: Unpack[_PlainOptions],
 ) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
 
 
@@ -505,11 +350,11 @@ def _packed(
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     **outputs: object,
-) -> _Call:
+) -> Call:
     check_output(q, out_scale, out_format, scale_out)
     forced, ragged = _json(force_kernel_config), cu_seqlens_q is not None
     options = (
-        num_groups, _factor(scale, q), causal, split_k, forced, sinks, window, softcap, out_scale, cu_seqlens_q,
+        num_groups, scale, causal, split_k, forced, sinks, window, softcap, out_scale, cu_seqlens_q,
         max_seqlen_q,
     )  # fmt: skip
     if num_groups is not None:
@@ -518,13 +363,13 @@ def _packed(
                 "k_scale_shift and v_scale_shift must be None with num_groups: int4 rows hold their scales"
             )
         folded, k_data, v_data = prepare_rows(q, k, v, seqlens, block_tables, page_size, num_groups, ragged)
-        return _Call(folded, k_data, v_data, block_tables, seqlens, None, None, None, None, *options)
+        return Call(folded, k_data, v_data, block_tables, seqlens, None, None, None, None, *options)
     if isinstance(k, torch.Tensor) and k.dtype in HALF_DTYPES:
         if k_scale_shift is not None or v_scale_shift is not None:
             raise GuardError("k_scale_shift and v_scale_shift must be None for a cache that is not quantised")
         folded, k_data, v_data = prepare_rows(q, k, v, seqlens, block_tables, page_size, None, ragged)
-        ones = scale_tensor("k_scale", 1.0, 1, q.device)
-        return _Call(folded, k_data, v_data, block_tables, seqlens, ones, ones, None, None, *options)
+        ones = scale_tensor("k_scale", 1.0, q.device)
+        return Call(folded, k_data, v_data, block_tables, seqlens, ones, ones, None, None, *options)
     if k_scale_shift is None or v_scale_shift is None:
         raise GuardError(
             "k_scale_shift and v_scale_shift must be given for an fp8 cache; got None (an int4 one needs num_groups)"
@@ -532,7 +377,7 @@ def _packed(
     folded, k_data, v_data, k_words, v_words = prepare_packed(
         q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, ragged
     )
-    return _Call(folded, k_data, v_data, block_tables, seqlens, None, None, k_words, v_words, *options)
+    return Call(folded, k_data, v_data, block_tables, seqlens, None, None, k_words, v_words, *options)
 
 
 @overload
@@ -550,18 +395,7 @@ def decode_attention_splitk(
     force_kernel_config: Forced = None,
     *,
     out_format: None = None,
-    causal: bool = True,
-    num_groups: int | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out_scale: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-    lse_out: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
+    **options: Unpack[_PackedOptions],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -580,18 +414,7 @@ def decode_attention_splitk(
     force_kernel_config: Forced = None,
     *,
     out_format: Literal["mxfp8"],
-    causal: bool = True,
-    num_groups: int | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out_scale: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-    lse_out: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
+    **options: Unpack[_PackedOptions],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 
 
@@ -718,7 +541,7 @@ def attention_workspace_size(attention: Callable[..., object], *args: object, **
         >>> attention_workspace_size(decode_attention_fp8, q, cache, cache, None, lengths, split_k=4)
         8320
     """
-    calls: dict[Callable[..., object], Callable[..., _Call]] = {
+    calls: dict[Callable[..., object], Callable[..., Call]] = {
         decode_attention_fp8: _plain,
         decode_attention_splitk: _packed,
     }

@@ -159,18 +159,21 @@ def check_pages(
     seqlens: torch.Tensor,
     pages: int,
     page_size: int,
-    counts: list[int],
+    counts: list[int] | int | None,
     window: int | None,
 ) -> None:
     """Refuse a page that a sequence reads and the cache does not have, where tables and lengths are on the CPU.
 
-    ``counts``: query tokens of each sequence; one without any reads nothing.
+    ``counts``: query tokens of each sequence, one number for all, or None where :func:`token_counts` did not look; a
+    sequence without any reads nothing.
 
     On a GPU nobody looks, because it would have to be waited for; nor in a capture, whose tables are filled later.
     """
-    if block_tables.device.type != "cpu" or seqlens.device.type != "cpu" or devices.current().is_capturing():
+    on_cpu = block_tables.device.type == "cpu" == seqlens.device.type
+    if counts is None or not on_cpu or devices.current().is_capturing():
         return
     require_readable(block_tables=block_tables, seqlens=seqlens)
+    counts = [counts] * seqlens.shape[0] if isinstance(counts, int) else counts
     # Python numbers: a model's layers let torch allocate and make views, and compute nothing.
     for batch, (entries, length) in enumerate(zip(block_tables.tolist(), seqlens.tolist(), strict=True)):
         first = 0 if window is None else max(0, length - (counts[batch] - 1) - window) // page_size
@@ -182,15 +185,19 @@ def check_pages(
                 )
 
 
-def scale_tensor(name: str, scale: Scale, kv_heads: int, device: torch.device) -> torch.Tensor:
-    """Return a scale as float32 [1] or [Hkv] on ``device``; one that was a number is not written to."""
+def check_scale(name: str, scale: Described | None, cache: Described) -> None:
+    """Refuse a scale of a cache [pages, page_size, Hkv, D] that is neither one number nor [Hkv]."""
+    if scale is not None and math.prod(scale.shape) != 1:
+        require_shape(name, scale, (cache.shape[2],), "one scale, or one per KV head")
+
+
+def scale_tensor(name: str, scale: Scale, device: torch.device) -> torch.Tensor:
+    """Return a scale as contiguous float32, on ``device`` if it was a number; then it is not written to."""
     if not isinstance(scale, torch.Tensor):
         if _is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
             return torch.full((1,), float(scale), dtype=torch.float32, device=device)
         return _constant(float(scale), device)
     require_dtype(name, scale, (torch.float32,))
-    if scale.numel() != 1:
-        require_shape(name, scale, (kv_heads,), "one scale, or one per KV head")
     return scale.contiguous()
 
 

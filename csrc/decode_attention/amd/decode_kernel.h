@@ -429,7 +429,8 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, 4) void decode_split(co
   const uint32_t index = dev::uniform(threadIdx.x / dev::kWaveSize);
   const uint32_t range = index / kParts, part = index % kParts;
   const Work<kBlockN> work(problem, blockIdx.y, blockIdx.z, range);
-  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;  // the sequence has fewer tokens than others
+  // The grid is for the most tokens that a sequence has.
+  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
   constexpr uint32_t kSlot = Layout::slot_bytes(kBlockN, kRowScales), kFiner = Query<Half, Layout::kChunks>::kLdsBytes;
   uint8_t* const slots = lds + kParts * kFiner;
   Wave<Half, kD, kBlockN, kRowScales> wave(problem, blockIdx.x * kBlockM, work, range, part, lds + part * kFiner,

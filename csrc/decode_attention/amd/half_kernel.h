@@ -84,7 +84,8 @@ class HalfRows {
       for (int u = 0; u < kCount; ++u) {
         const dev::Buffer buffer = tile_of(p.v, v_data, tiles[u]);
 #pragma unroll
-        for (int r = 0; r < 4; ++r) values[4 * u + r] = load_piece(buffer, v_offset + 4 * kPieceWords * piece, r * p.v.slot_stride);
+        for (int r = 0; r < 4; ++r)
+          values[4 * u + r] = load_piece(buffer, v_offset + 4 * kPieceWords * piece, r * p.v.slot_stride);
       }
       dev::f32x4* sums = acc + 2 * kPieceWords * piece;
       if constexpr (kPartly) take_specials(values, ones_where<Half>(seen), sums);
@@ -164,7 +165,8 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD == 256 ? 3 : 4) void
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   const uint32_t range = dev::uniform(threadIdx.x / dev::kWaveSize);
   const Work<kRowBlockN> work(problem, blockIdx.y, blockIdx.z, range);
-  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;  // the sequence has fewer tokens than others
+  // The grid is for the most tokens that a sequence has.
+  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
   RowWave<Half, kD, HalfRows> wave(problem, blockIdx.x * kBlockM, work);
   wave.run();
   float total, shifted;

@@ -175,7 +175,8 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD == 256 ? 3 : 4) void
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   const uint32_t range = dev::uniform(threadIdx.x / dev::kWaveSize);
   const Work<kRowBlockN> work(problem, blockIdx.y, blockIdx.z, range);
-  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;  // the sequence has fewer tokens than others
+  // The grid is for the most tokens that a sequence has.
+  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
   RowWave<Half, kD, Int4Rows> wave(problem, blockIdx.x * kBlockM, work, groups);
   wave.run();
   float total, shifted;

@@ -53,7 +53,7 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
   const uint32_t splits = problem.splits;
   const uint32_t batch = dev::uniform(blockIdx.y / problem.kv_heads), kv_head = blockIdx.y - batch * problem.kv_heads;
   const Tokens tokens(problem, batch);
-  if (blockIdx.x >= problem.group * tokens.count) return;  // the sequence has fewer tokens than others
+  if (blockIdx.x >= problem.group * tokens.count) return;  // the grid is for the most tokens that a sequence has
   const uint64_t folded = first_row(problem, tokens, kv_head) + blockIdx.x;
   const uint64_t stride = problem.rows;
   float lse[2];
@@ -112,7 +112,8 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
   const uint64_t offset = (uint64_t{tokens.first + token} * (problem.kv_heads * problem.group) + head) * kD;
   const float inverse = seen ? 1.f / total : 0.f;
   store_four<Half>(problem, offset + 4 * thread, sum * inverse);
-  if (thread == 0) problem.lse[lse_place(problem, tokens, head, token)] = seen ? (base + __builtin_amdgcn_logf(total)) * kLn2 : -__builtin_inff();
+  const float lse_of_row = seen ? (base + __builtin_amdgcn_logf(total)) * kLn2 : -__builtin_inff();
+  if (thread == 0) problem.lse[lse_place(problem, tokens, head, token)] = lse_of_row;
 }
 
 }  // namespace hf::decode_attention

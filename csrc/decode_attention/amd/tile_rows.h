@@ -32,7 +32,8 @@ struct Row {
   }
 
   /// Elements of q and out before it.
-  __device__ __forceinline__ uint64_t offset(const Problem& p, const Tokens& tokens, uint32_t kv_head, uint32_t head_dim) const {
+  __device__ __forceinline__ uint64_t offset(const Problem& p, const Tokens& tokens, uint32_t kv_head,
+                                             uint32_t head_dim) const {
     return (uint64_t{tokens.first + token} * (p.kv_heads * p.group) + kv_head * p.group + head) * head_dim;
   }
 };

@@ -1,0 +1,179 @@
+"""The operator behind both functions of decode attention: its plan, and the run of what was planned."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.core.checks import require_device, require_out
+from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import written_into
+from hipforge.ops.decode_attention import reference
+from hipforge.ops.decode_attention.family import FAMILY, HALF_FAMILY, INT4_FAMILY, problem_of
+from hipforge.ops.decode_attention.kernels import (
+    empty_lse,
+    empty_output,
+    lse_shape,
+    run_decode_attention,
+    run_half,
+    run_int4,
+)
+from hipforge.ops.decode_attention.layout import (
+    HALF_DTYPES,
+    check_operands,
+    check_options,
+    check_pages,
+    check_queries,
+    check_scale,
+    token_counts,
+)
+
+
+class Call(NamedTuple):
+    """The common form of both functions: q [B, Mq, Hq, D], caches [pages, page_size, Hkv, D bytes or words].
+
+    With cu_seqlens_q q is [tokens, Hq, D].
+
+    Elements have a scale per tensor or head, or words of a scale and a shift per row, or int4 groups (``num_groups``).
+    ``scale`` is 1/sqrt(D) if None. ``forced`` is force_kernel_config as JSON, which a torch operator can take.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    block_tables: torch.Tensor | None
+    seqlens: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    k_scale_shift: torch.Tensor | None
+    v_scale_shift: torch.Tensor | None
+    num_groups: int | None
+    scale: float | None
+    causal: bool
+    split_k: int | None
+    forced: str | None
+    sinks: torch.Tensor | None
+    window: int | None
+    softcap: float | None
+    out_scale: torch.Tensor | None
+    cu_seqlens_q: torch.Tensor | None
+    max_seqlen_q: int | None
+
+
+def _plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    num_groups: int | None,
+    causal: bool,
+    split_k: int | None,
+    forced: str | None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    **rest: object,
+) -> Decision:
+    if num_groups is None:
+        check_operands(q, k, v, block_tables, seqlens, cu_seqlens_q, max_seqlen_q)
+        check_scale("k_scale", k_scale, k)
+        check_scale("v_scale", v_scale, k)
+    else:
+        check_queries(q, seqlens, cu_seqlens_q, max_seqlen_q)
+    check_options(q, causal, sinks, window, softcap)
+    family = INT4_FAMILY if num_groups is not None else HALF_FAMILY if k.dtype in HALF_DTYPES else FAMILY
+    demands = None if forced is None else json.loads(forced)
+    ragged = None if max_seqlen_q is None else (seqlens.shape[0], max_seqlen_q)
+    return family.decide_total(problem_of(q, k, block_tables, split_k, demands, window, ragged))
+
+
+def _new(
+    q: torch.Tensor,
+    *rest: object,
+    out_scale: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    **options: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return empty_output(q, out_scale is not None or scale_out is not None), empty_lse(q)
+
+
+@operator(_plan, fake=_new, outs=("out", "lse_out", "workspace"), mutates=("scale_out",))
+def decode_attention(
+    taken: Accepted,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    num_groups: int | None,
+    scale: float | None,
+    causal: bool,
+    split_k: int | None,
+    forced: str | None,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    out_scale: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    scale_out: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (attention, log-sum-exp) of a call in the form of :class:`Call`."""
+    if out is not None:
+        quantised = out_scale is not None or scale_out is not None
+        require_out(out, q.shape, fp8_dtypes(q.device)[0] if quantised else q.dtype, q.device)
+    if out_scale is not None:
+        require_device("out_scale", out_scale, q.device)
+    if lse_out is not None:
+        require_out(lse_out, lse_shape(q), torch.float32, q.device)
+    counts: list[int] | int | None = q.shape[1]
+    if cu_seqlens_q is not None and max_seqlen_q is not None:
+        require_device("cu_seqlens_q", cu_seqlens_q, q.device)
+        cu_seqlens_q = cu_seqlens_q.contiguous()
+        counts = token_counts(cu_seqlens_q, q.shape[0], max_seqlen_q)
+    if block_tables is not None:
+        check_pages(block_tables, seqlens, k.shape[0], k.shape[1], counts, window)
+    if sinks is not None:
+        require_device("sinks", sinks, q.device)
+        sinks = sinks.contiguous()
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    options: dict[str, Any] = {
+        "sinks": sinks, "window": window, "softcap": softcap, "out_scale": out_scale, "scale_out": scale_out,
+        "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q,
+    }  # fmt: skip
+    if taken.path == "torch":
+        caches, scales, words = (k, v), (k_scale, v_scale), (k_scale_shift, v_scale_shift)
+        found, lse = reference.attend(
+            q, caches, scales, words, num_groups, block_tables, seqlens, scale, causal, **options
+        )
+        return written_into(out, found), written_into(lse_out, lse)
+    operands = q, k, v, block_tables, seqlens
+    given: dict[str, Any] = {
+        **options, "scale": scale, "configuration": taken.configuration, "causal": causal, "out": out, "lse": lse_out,
+        "workspace": workspace,
+    }  # fmt: skip
+    if num_groups is not None:
+        return run_int4(*operands, num_groups, **given)
+    if k.dtype not in HALF_DTYPES:
+        return run_decode_attention(*operands, k_scale, v_scale, k_scale_shift, v_scale_shift, **given)
+    if k_scale is None or v_scale is None:
+        raise GuardError("k_scale and v_scale must be given for a cache of 16-bit elements; got None")
+    return run_half(*operands, k_scale, v_scale, **given)
