@@ -65,13 +65,14 @@ class Mutant:
     becomes: str
     check: Callable[[], None]
     variants: dict[str, list[str]]
+    unit: str | None = None  # what is compiled, for a mistake in a header
 
 
-ROPE, ROUTING = "rope_and_cache/amd/rope_and_cache.cu", "moe_routing/amd/"
+ROPE, ROUTING = "rope_and_cache/amd/rotation.h", "moe_routing/amd/"
 MUTANTS = {
     "sine_of_the_wrong_sign": Mutant(
         rope_and_cache, "rope_and_cache_out", ROPE, "(first ? -turned : turned)", "(first ? turned : -turned)",
-        rope_is_right, {"HF_INPUT": ["bf16"], "HF_CACHE": ["fp8"]},
+        rope_is_right, {"HF_INPUT": ["bf16"], "HF_CACHE": ["fp8"]}, "rope_and_cache/amd/rope_and_cache.cu",
     ),
     "ties_to_the_higher_index": Mutant(
         topk_gating, "topk_gating_out", ROUTING + "topk_gating.cu", "for (int j = kPerLane; j-- > 0;) {",
@@ -98,7 +99,9 @@ def test_a_mistake_is_noticed(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     mutant = MUTANTS[name]
     mutant.check()
     shipped = getattr(mutant.home, mutant.stub)
-    entry = planted(tmp_path / name, shipped, mutant.source, mutant.line, mutant.becomes, variants=mutant.variants)
+    entry = planted(
+        tmp_path / name, shipped, mutant.source, mutant.line, mutant.becomes, unit=mutant.unit, variants=mutant.variants
+    )
     monkeypatch.setattr(mutant.home, mutant.stub, entry)
     with pytest.raises((AssertionError, EmulatorFault)):
         mutant.check()

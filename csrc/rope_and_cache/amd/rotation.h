@@ -1,0 +1,88 @@
+// The rotation of a head by its token's angles.
+#pragma once
+
+#include "chunk.h"
+#include "hipforge/amd/vector.h"
+
+namespace hf::rope_and_cache {
+
+// cos and sin of the lane's elements; an element of the second neox half has the angles of its partner.
+struct Angles {
+  F32x8 cos, sin;
+};
+
+template <class T>
+__device__ inline Angles load_angles(const Arguments& a, int64_t position, uint32_t chunk) {
+  const uint32_t half = a.rotary_dim / 2;
+  const T* cos = static_cast<const T*>(a.cos_sin) + position * a.rotary_dim;
+  const T* sin = cos + half;
+  Angles angles = {};
+  if (a.whole_chunks && !a.interleaved) {
+    using T8 = T __attribute__((ext_vector_type(8)));
+    const uint32_t first = chunk * kChunk < half ? chunk * kChunk : chunk * kChunk - half;
+    angles.cos = __builtin_convertvector(*reinterpret_cast<const T8*>(cos + first), F32x8);
+    angles.sin = __builtin_convertvector(*reinterpret_cast<const T8*>(sin + first), F32x8);
+    return angles;
+  }
+  if (a.whole_chunks) {
+    using T4 = T __attribute__((ext_vector_type(4)));
+    const auto c = __builtin_convertvector(*reinterpret_cast<const T4*>(cos + chunk * 4), dev::f32x4);
+    const auto s = __builtin_convertvector(*reinterpret_cast<const T4*>(sin + chunk * 4), dev::f32x4);
+    angles.cos = __builtin_shufflevector(c, c, 0, 0, 1, 1, 2, 2, 3, 3);
+    angles.sin = __builtin_shufflevector(s, s, 0, 0, 1, 1, 2, 2, 3, 3);
+    return angles;
+  }
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const uint32_t element = chunk * kChunk + i;
+    if (element >= a.rotary_dim) continue;
+    const uint32_t index = a.interleaved ? element / 2 : element < half ? element : element - half;
+    angles.cos[i] = static_cast<float>(cos[index]);
+    angles.sin[i] = static_cast<float>(sin[index]);
+  }
+  return angles;
+}
+
+// The elements that those of the lane's chunk rotate with. `head` is the wave's slot in LDS, where the head starts.
+__device__ inline Half8 partners(Half8 x, Half8* head, uint32_t chunk, const Arguments& a) {
+  if (a.interleaved) return __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6);
+  const uint32_t half = a.rotary_dim / 2;
+  head[chunk] = x;
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+  if (a.whole_chunks) return head[chunk * kChunk < half ? chunk + half / kChunk : chunk - half / kChunk];
+  const Half* elements = reinterpret_cast<const Half*>(head);
+  Half8 other = x;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const uint32_t element = chunk * kChunk + i;
+    if (element < a.rotary_dim) other[i] = elements[element < half ? element + half : element - half];
+  }
+  return other;
+}
+
+__device__ inline Half8 rotated(Half8 x, Half8* head, uint32_t chunk, bool active, int64_t position, const Arguments& a) {
+  if (!active || chunk * kChunk >= a.rotary_dim) return x;
+  const Half8 other = partners(x, head, chunk, a);
+  Angles angles;
+  if (position < 0 || position >= a.max_positions) {
+    angles.cos = angles.sin = F32x8(__builtin_nanf(""));
+  } else if (a.half_angles) {
+    angles = load_angles<Half>(a, position, chunk);
+  } else {
+    angles = load_angles<float>(a, position, chunk);
+  }
+  const F32x8 values = to_f32(x), others = to_f32(other);
+  const uint32_t half = a.rotary_dim / 2;
+  Half8 result = x;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const uint32_t element = chunk * kChunk + i;
+    const float turned = others[i] * angles.sin[i];
+    const bool first = a.interleaved ? i % 2 == 0 : element < half;
+    const float sum = values[i] * angles.cos[i] + (first ? -turned : turned);
+    if (element < a.rotary_dim) result[i] = static_cast<Half>(sum);
+  }
+  return result;
+}
+
+}  // namespace hf::rope_and_cache

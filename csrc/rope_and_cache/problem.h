@@ -1,0 +1,69 @@
+// What the kernel is given: q, k and v, the caches, and what each token does.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/element.h"
+
+#if !defined(HF_INPUT) || !defined(HF_CACHE)
+#error "build a variant: -DHF_INPUT=f16 or bf16 and -DHF_CACHE=half, fp8, rows or int4"
+#endif
+
+// Every operation rounds on its own, as torch's do.
+#pragma clang fp contract(off)
+
+namespace hf::rope_and_cache {
+
+using Half = HF_ELEMENT(HF_INPUT);
+enum class Storage { half, fp8, rows, int4 };
+constexpr Storage kStorage = Storage::HF_CACHE;
+
+constexpr int kChunk = 8;  // elements of a lane
+
+using Half8 = Half __attribute__((ext_vector_type(8)));
+using F32x8 = float __attribute__((ext_vector_type(8)));
+
+// Heads of all tokens, [tokens, heads, D] with any strides.
+struct Heads {
+  const Half* data;
+  int64_t token_stride, head_stride;  // elements
+  uint32_t count;
+  bool aligned;  // every head starts at a multiple of 16 bytes
+};
+
+struct CacheRows {
+  uint8_t* data;
+  int64_t page_stride, slot_stride, head_stride;  // bytes
+  const float* scale;                             // fp8: one, or one per head; null: scale_value
+  uint32_t scale_stride;
+  float scale_value;
+  uint8_t* words;  // rows: float16 scale in the low half, float16 shift in the high half
+  int64_t words_page_stride, words_slot_stride, words_head_stride;  // bytes
+};
+
+struct Arguments {
+  Heads q, k, v;
+  Half* q_out;
+  int64_t q_out_token_stride, q_out_head_stride;
+  bool q_out_aligned;
+  CacheRows k_cache, v_cache;
+  const Half* q_weight;
+  const Half* k_weight;
+  const void* cos_sin;
+  const void* positions;
+  const int64_t* slots;
+  int64_t max_positions;
+  int64_t cache_slots;
+  uint32_t page_size;
+  uint32_t chunks;  // of a head: D / 8
+  uint32_t rotary_dim;
+  uint32_t int4_group_lanes;
+  float epsilon, weight_offset;
+  bool wide_positions;     // int64
+  bool half_angles;        // cos_sin has the inputs' dtype instead of float32
+  bool interleaved;
+  bool whole_chunks;       // a chunk's elements rotate alike, and their angles can be read at once
+  uint32_t q_waves, k_waves, waves;  // of a token: those of q, of k, all
+};
+
+}  // namespace hf::rope_and_cache
