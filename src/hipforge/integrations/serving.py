@@ -6,6 +6,8 @@ or None; an adapter hands the reason to its server, which falls back to a kernel
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from hipforge import archs, devices
@@ -180,10 +182,12 @@ def swiglu_parameters(
     if limit is not None and not limit > 0:
         return f"gemm1_clamp_limit must be positive, or None; got {limit}"
     if activation == "swigluoai":
-        given = (alpha, beta, limit)
-        known = (_OPEN_AI.alpha, _OPEN_AI.beta, _OPEN_AI.limit)
-        found = [own if value is None else value for value, own in zip(given, known, strict=True)]
-        return Activation(float(found[0]), float(found[1]), float(found[2]), interleaved=True)  # type: ignore[arg-type]
+        return replace(
+            _OPEN_AI,
+            alpha=_OPEN_AI.alpha if alpha is None else float(alpha),
+            beta=_OPEN_AI.beta if beta is None else float(beta),
+            limit=_OPEN_AI.limit if limit is None else float(limit),
+        )
     if activation == "swigluoai_uninterleave" and limit is None:
         return "swigluoai_uninterleave without gemm1_clamp_limit: its definition has one"
     if alpha is None:
