@@ -240,6 +240,9 @@ def test_brackets_of_a_compiler_message_are_printed_as_they_are(stand_in: StandI
         (("inspect", "sample", "--variant", "M"), "expected NAME=VALUE"),
         (("inspect", "sample", "--variant", "M=1"), "no variant parameter 'M'"),
         (("profile", "mxfp8_gemv", "1,16"), "expected M,N,K as positive integers"),
+        (("explain", "mxfp8_gemv", "-1,2,3"), "shape '-1,2,3': expected M,N,K as positive integers"),
+        (("explain", "mxfp8_gemv", "--json", "--", "-1,2,3"), "shape '-1,2,3': expected M,N,K as positive integers"),
+        (("trace", "mxfp8_gemv", "-1x2x3", "--wave", "0"), "shape '-1x2x3': expected M,N,K as positive integers"),
     ],
 )
 def test_what_cannot_be_done_is_one_message_and_status_1(

@@ -312,7 +312,8 @@ def _turned(before: Arguments, name: str) -> tuple[Span, Array]:
         )
         with np.errstate(invalid="ignore"):
             size = np.maximum(np.abs(left.low), np.abs(left.high)) + np.maximum(np.abs(right.low), np.abs(right.high))
-        summed = Span(left.low + right.low - 3 * F32 * size, left.high + right.high + 3 * F32 * size).rounded(dtype)
+            error = np.where(np.isinf(size), 0.0, 3 * F32 * size)  # an infinite end stays what it is
+            summed = Span(left.low + right.low - error, left.high + right.high + error).rounded(dtype)
         low[..., into], high[..., into] = summed.low, summed.high
     return Span(low, high), np.isfinite(x).all(axis=-1, keepdims=True) & np.ones(x.shape, dtype=bool)
 

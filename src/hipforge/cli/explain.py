@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hipforge import archs, shapes
-from hipforge.cli.profile_subjects import SHAPES_HELP, SUBJECTS, call_of
+from hipforge import shapes
+from hipforge.cli.profile_subjects import SUBJECTS, call_of, subject_command
 
 if TYPE_CHECKING:
     from hipforge.ops.core.dispatch import Explanation
 
 
-@click.command("explain", epilog=SHAPES_HELP)
-@click.argument("op", type=click.Choice(sorted(SUBJECTS)), metavar="OP")
-@click.argument("shape")
-@click.option("--arch", type=click.Choice(list(archs.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says.")
+@subject_command("explain")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(op: str, shape: str, arch: str | None, as_json: bool) -> None:
     """Say which kernel and configuration OP takes at SHAPE, where that comes from, and why not another path."""

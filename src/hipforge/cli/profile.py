@@ -8,16 +8,13 @@ from pathlib import Path
 
 import click
 
-from hipforge import archs, devices, plots
+from hipforge import devices, plots
 from hipforge.cli import output
-from hipforge.cli.profile_subjects import SHAPES_HELP, SUBJECTS, call_of, refusal
+from hipforge.cli.profile_subjects import call_of, refusal, subject_command
 from hipforge.errors import ConfigError
 
 
-@click.command("profile", epilog=SHAPES_HELP)
-@click.argument("op", type=click.Choice(sorted(SUBJECTS)), metavar="OP")
-@click.argument("shape")
-@click.option("--arch", type=click.Choice(list(archs.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says.")
+@subject_command("profile")
 @click.option("--listing", is_flag=True, help="Also print every instruction with its counts.")
 @output.WIDE_OPTION
 @plots.OPTION

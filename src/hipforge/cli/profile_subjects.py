@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import click
+
 import hipforge
-from hipforge import shapes
+from hipforge import archs, shapes
 from hipforge.cli.operands import Subject, e4m3, mxfp8, normal
 from hipforge.cli.subjects_more import MORE
 from hipforge.errors import ConfigError, HipforgeError
@@ -125,6 +128,34 @@ SHAPES_HELP = "\b\nSHAPE by OP, as numbers or by name (m=4,n=768,k=6144):\n" + "
     f"  {op:<24}{','.join(subject.shape):<15} as in {','.join(map(str, subject.example))}"
     for op, subject in SUBJECTS.items()
 )
+
+
+class _ShapeCommand(click.Command):
+    """A command whose SHAPE may begin with a negative number, which is then a wrong shape and not an unknown option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, such shapes last and behind ``--``."""
+        shapes_given = [] if "--" in args else [each for each in args if _NEGATIVE.match(each)]
+        if shapes_given:
+            args = [*(each for each in args if each not in shapes_given), "--", *shapes_given]
+        return super().parse_args(ctx, args)
+
+
+_NEGATIVE = re.compile(r"-\d+[,x]")
+
+
+def subject_command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function that takes ``op``, ``shape`` and ``arch``, and what its own options add."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        takes_op = click.argument("op", type=click.Choice(sorted(SUBJECTS)), metavar="OP")
+        takes_arch = click.option(
+            "--arch", type=click.Choice(list(archs.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says."
+        )
+        called = takes_op(click.argument("shape")(takes_arch(function)))
+        return click.command(name, cls=_ShapeCommand, epilog=SHAPES_HELP)(called)
+
+    return decorate
 
 
 def call_of(op: str, shape: str) -> partial[Any]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hipforge import archs, devices
-from hipforge.cli.profile_subjects import SHAPES_HELP, SUBJECTS, call_of, refusal
+from hipforge import devices
+from hipforge.cli.profile_subjects import SUBJECTS, call_of, refusal, subject_command
 from hipforge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from hipforge.emulator.timing.context import Timed
 
 
-@click.command("time", epilog=SHAPES_HELP)
-@click.argument("op", type=click.Choice(sorted(SUBJECTS)), metavar="OP")
-@click.argument("shape")
-@click.option("--arch", type=click.Choice(list(archs.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says.")
+@subject_command("time")
 @click.option("--cold", "start", flag_value="cold", default=True, help="Operands start in HBM (the default).")
 @click.option("--warm", "start", flag_value="mall", help="Operands start in the Infinity Cache.")
 @click.option("--beside", nargs=2, metavar="OP SHAPE", help="Compare with this call, side by side.")

@@ -6,8 +6,8 @@ import os
 
 import click
 
-from hipforge import archs, devices
-from hipforge.cli.profile_subjects import SHAPES_HELP, SUBJECTS, call_of
+from hipforge import devices
+from hipforge.cli.profile_subjects import call_of, subject_command
 from hipforge.errors import ConfigError
 
 
@@ -21,10 +21,7 @@ class _Address(click.ParamType):
             self.fail(f"{value!r} is not an address; examples: 0x1234, 4660", param, ctx)
 
 
-@click.command("trace", epilog=SHAPES_HELP)
-@click.argument("op", type=click.Choice(sorted(SUBJECTS)), metavar="OP")
-@click.argument("shape")
-@click.option("--arch", type=click.Choice(list(archs.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says.")
+@subject_command("trace")
 @click.option("--kernel", default="", help="Only kernels whose symbol contains this.")
 @click.option("--workgroup", default=0, show_default=True, type=click.IntRange(min=0), help="Counted with x fastest.")
 @click.option("--wave", default=0, show_default=True, type=click.IntRange(min=0), help="Within the work-group.")
