@@ -6,7 +6,6 @@ Names are resolved on first use: importing hipforge imports neither torch nor an
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from hipforge.errors import ArchError as ArchError
 from hipforge.errors import BuildError as BuildError
@@ -18,6 +17,10 @@ from hipforge.errors import LaunchError as LaunchError
 from hipforge.errors import MissingModuleError as MissingModuleError
 from hipforge.errors import OutOfMemoryError as OutOfMemoryError
 from hipforge.errors import ToolchainError as ToolchainError
+
+TYPE_CHECKING = False  # type checkers take it for typing's; importing that is most of what an import of hipforge cost
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 

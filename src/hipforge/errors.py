@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# A table instead of a regular expression, which every `import hipforge` would compile.
+_CONTROL = ((0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F), (0x2028, 0x202E), (0x2066, 0x2069))
+_ESCAPES = {code: repr(chr(code))[1:-1] for first, last in _CONTROL for code in range(first, last + 1)}
 
 
 def printable(text: str) -> str:
@@ -12,7 +12,7 @@ def printable(text: str) -> str:
 
     Messages quote files, arguments and compilers; what those hold must not move a terminal's cursor or hide a line.
     """
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+    return text.translate(_ESCAPES)
 
 
 class HipforgeError(RuntimeError):
