@@ -27,6 +27,16 @@ ROTATED_BYTES, ROTATED_COPIES = 32 << 30, 101
 """aiter times a kernel on as many copies of its arguments as fill 32 GiB, 101 at most."""
 
 
+def copies_of(bytes_touched: int) -> int:
+    """Return on how many copies of a call's arguments the published times rotate."""
+    return max(1, min(ROTATED_COPIES, ROTATED_BYTES // bytes_touched))
+
+
+def start_of(bytes_touched: int) -> Start:
+    """Return where a timed call finds its operands: in the Infinity Cache only if all rotated copies fit it."""
+    return "mall" if copies_of(bytes_touched) * bytes_touched < MALL_BYTES else "cold"
+
+
 @dataclass(frozen=True)
 class Row:
     """One published time of ``D[M, N] = A[M, K] . B[N, K]^T``, both operands MXFP4, the result bf16."""
@@ -68,8 +78,7 @@ class Row:
     @property
     def start(self) -> Start:
         """Where a call finds its operands: in the Infinity Cache only if all rotated copies fit it."""
-        copies = max(1, min(ROTATED_COPIES, ROTATED_BYTES // self.bytes_touched))
-        return "mall" if copies * self.bytes_touched < MALL_BYTES else "cold"
+        return start_of(self.bytes_touched)
 
     def __str__(self) -> str:
         return f"{self.short} M={self.m} N={self.n} K={self.k}"
