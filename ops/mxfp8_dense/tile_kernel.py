@@ -19,9 +19,9 @@ K_STEP = 128
 K_SPLITS = (1, 2, 4, 8)
 
 # (rows of X, rows of W) of a tile -> modelled microseconds of one K step of 128 when all compute units are busy:
-# (4096, 4096, 4096) for the first, (M, 6144, 6144) with M = 1024, 512 and 128 for the others.
+# (M, 6144, 6144) with M = 2048, 1024, 512 and 512.
 TILES: Mapping[tuple[int, int], float] = MappingProxyType(
-    {(256, 256): 1.45, (128, 192): 0.94, (128, 128): 0.56, (128, 64): 0.46}
+    {(256, 256): 1.33, (128, 192): 0.83, (128, 128): 0.61, (128, 64): 0.45}
 )
 START_US = 3.5  # of a launch, with the first loads and the last stores
 REDUCE_US = 3.0  # of the second launch, which adds the splits

@@ -12,21 +12,26 @@
 // A stage is filled by loads that go straight to LDS, 1 KiB (8 whole rows) each. They write lane after lane, so what
 // is swizzled is where a lane loads from: the 16-byte chunk c of row r lies in slot c ^ (r / 2 % 8), and the 16 lanes
 // that LDS serves together touch all 64 banks once. Scale bytes come 64 to a row (16 steps), because a cache line is
-// the least that L2 delivers; word d of row r lies in slot d ^ (r / 4 % 16). Reads of operands have no bank conflicts.
+// the least that L2 delivers; word d of row r lies in slot d ^ (r / 4 % 8). Reads of operands have no bank conflicts.
 //
 // One step, 128 k, is two halves of 64 with registers of their own:
 //   first half:  multiply half 0 | read half 1 of this stage from LDS
 //   barrier:     this stage is read by all, the next one has arrived
-//   second half: multiply half 1 | read half 0 of the next stage | load a later step into this stage
-// so that loads have a step or more to arrive and LDS is read behind the matrix instructions. Where LDS holds two stages
-// only (256 x 256), the waves meet once more as soon as W's rows are read and load W's part of a later step at once:
-// loads then run dry in no part of a step.
+//   second half: multiply half 1 | read half 0 of the next stage
+// A stage's loads for a later step are spread evenly over the step that follows its release: a compute unit can have 32 KiB
+// in flight, and a wave that must wait to issue a load issues no matrix instruction either. Where LDS holds two stages
+// only (256 x 256), the waves meet once more as soon as W's rows are read, and W's part is loaded from there on.
+//
+// Neighbouring work-groups share rows of X or of W. If all of them take the steps in the same order, all wait for HBM for
+// every line. So every window of four steps begins at another step in neighbouring work-groups: at a window's first step
+// each of them waits for HBM, for lines that the others then find in L2.
 //
 // Bytes: a work-group loads (BM + BN) 128 bytes per step, of which its XCD's L2 has most: the work-groups of an XCD are
-// neighbouring tiles. 256 x 256: 64 KiB for 128 matrix instructions of 64 cycles on four SIMDs, 32 bytes a cycle; the
-// bound is what L2 delivers (26 bytes per cycle and CU are fitted, docs/time-model.md), then the matrix pipe.
-// Instructions per matrix instruction, counted over one whole tile at K = 4096: 15.0 for 256 x 256, 23.0 for 128 x 192,
-// 25.8 for 128 x 128, 40.7 for 128 x 64.
+// neighbouring tiles. 256 x 256: 64 KiB for 128 matrix instructions of 64 cycles on four SIMDs, 32 bytes a cycle. L2 is
+// modelled to deliver that much for 32 compute units (docs/time-model.md), so its delivery, HBM's latency and the matrix
+// pipe are near each other; with smaller tiles L2 is the bound.
+// Instructions per matrix instruction, counted over one whole tile at K = 4096: 10.2 for 256 x 256, 13.8 for 128 x 192,
+// 17.6 for 128 x 128, 30.0 for 128 x 64.
 //
 // Results leave through LDS, so that every store is a whole line. With split K each split writes f32 partial sums and a
 // second kernel adds them in the order of the splits.
@@ -36,6 +41,8 @@
 #pragma once
 
 #include <hip/hip_runtime.h>
+
+#include <utility>
 
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/mfma.h"
@@ -54,7 +61,12 @@ constexpr int kMaxStages = 4;
 constexpr int kScaleSteps = 16;  // steps whose scales are in LDS together
 constexpr int kScaleRowBytes = kScaleSteps * kStep / kMxBlock;
 constexpr int kScaleLoadRows = dev::kWaveSize * 4 / kScaleRowBytes;
+constexpr int kScaleKeys = 8;  // words of a row are swizzled by its number / kScaleLoadRows % kScaleKeys
 constexpr int kXcds = 8;
+#ifndef HF_WINDOW
+#define HF_WINDOW 4
+#endif
+constexpr uint32_t kWindow = 4;  // steps that neighbouring work-groups take in different orders
 constexpr int kGroupRows = 8;  // row tiles that neighbouring work-groups walk before the next column tile
 
 static_assert(kLoadRows == 8 && kScaleLoadRows == 4 && kScaleRowBytes == 64);
@@ -88,9 +100,12 @@ struct Config {
   // With two stages only, the rows of W are handed back as soon as they are read, so that loads never run dry.
   static constexpr bool kEarlyRows = kStages == 2;
   static constexpr int kLdsBytes = kStages * kStageBytes + kScaleBuffers * kScaleBytes;
+  static constexpr int kXScaleLoads = kBlockM / kScaleLoadRows / kWaves, kWScaleLoads = kBlockN / kScaleLoadRows / kWaves;
+  static constexpr int kScaleLoads = kXScaleLoads + kWScaleLoads;  // of one wave and kScaleSteps steps
 
   static_assert(kWaves % 2 == 0 && kXLoads * kLoadRows * kWaves == kBlockM && kWLoads * kLoadRows * kWaves == kBlockN,
                 "waves share the rows evenly, and the swizzle of a wave's rows is the same in all its loads");
+  static_assert(kXScaleLoads * kScaleLoadRows * kWaves == kBlockM && kWScaleLoads * kScaleLoadRows * kWaves == kBlockN);
   static_assert(kLdsBytes <= kMaxLds);
 };
 
@@ -103,19 +118,24 @@ __device__ inline __attribute__((address_space(3))) T* in_lds(uint32_t address) 
   return reinterpret_cast<__attribute__((address_space(3))) T*>(address);
 }
 
-// Loads to LDS at `to` (the same in all lanes) + the lane's number times the size. In assembler, because the compiler waits
-// for all such loads before any read of LDS; the kernel waits for them itself, at its barriers.
-__device__ inline void load_b128_to_lds(uint32_t to, dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
-  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
-               :
-               : "s"(to), "v"(lane_offset), "s"(from), "s"(wave_offset)
-               : "memory");
+// Loads to LDS at to + kAfter + the lane's number times the size, from lane_offset + rows + at. In assembler, because the
+// compiler waits for all such loads before any read of LDS; the kernel waits for them itself, at its barriers. The second
+// addition is also the wait state that a load to LDS needs after a change of M0.
+template <int kAfter>
+__device__ inline void load_b128_to_lds(uint32_t to, dev::Buffer from, uint32_t lane_offset, uint32_t rows, uint32_t at) {
+  uint32_t wave_offset;
+  asm volatile("s_add_u32 m0, %1, %2\n\ts_add_u32 %0, %5, %6\n\tbuffer_load_dwordx4 %3, %4, %0 offen lds"
+               : "=&s"(wave_offset)
+               : "s"(to), "n"(kAfter), "v"(lane_offset), "s"(from), "s"(rows), "s"(at)
+               : "memory", "scc");
 }
-__device__ inline void load_b32_to_lds(uint32_t to, dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
-  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dword %1, %2, %3 offen lds"
-               :
-               : "s"(to), "v"(lane_offset), "s"(from), "s"(wave_offset)
-               : "memory");
+template <int kAfter>
+__device__ inline void load_b32_to_lds(uint32_t to, dev::Buffer from, uint32_t lane_offset, uint32_t rows, uint32_t at) {
+  uint32_t wave_offset;
+  asm volatile("s_add_u32 m0, %1, %2\n\ts_add_u32 %0, %5, %6\n\tbuffer_load_dword %3, %4, %0 offen lds"
+               : "=&s"(wave_offset)
+               : "s"(to), "n"(kAfter), "v"(lane_offset), "s"(from), "s"(rows), "s"(at)
+               : "memory", "scc");
 }
 
 // All but the last kLeft loads of the wave have arrived and its LDS reads are done; then all waves meet.
@@ -142,6 +162,19 @@ struct Side {
   }
 };
 
+namespace detail {
+template <class What, int... i>
+__device__ __forceinline__ void repeat(What what, std::integer_sequence<int, i...>) {
+  (what(std::integral_constant<int, i>()), ...);
+}
+}  // namespace detail
+
+// Calls what(std::integral_constant<int, i>()) for i < kCount.
+template <int kCount, class What>
+__device__ __forceinline__ void repeat(What what) {
+  detail::repeat(what, std::make_integer_sequence<int, kCount>());
+}
+
 template <class C>
 struct Tile {
   struct Operands {
@@ -157,66 +190,94 @@ struct Tile {
   const uint32_t lds;  // address of the work-group's LDS
   const Side x_side, w_side;
   const uint32_t k, begin, end;  // steps
+  const uint32_t phase;  // of the work-group in a window
   const bool aligned_scales;
   const uint32_t lane, wave;
-  const uint32_t k_limit;     // k past which a lane loads nothing
-  const uint32_t load_k;      // the lane's k in a step, when it loads
-  const uint32_t load_offset;  // of the lane in the first rows that its wave loads
+  const uint32_t k_limit;        // k past which a lane loads nothing
+  const uint32_t load_k;         // the lane's k in a step, when it loads
+  const uint32_t load_offset;    // of the lane in the first rows that its wave loads
+  const uint32_t load_to;        // where these rows lie in the first stage
   const uint32_t x_first, w_first;  // the wave's rows of X and W in a stage
-  const uint32_t read_base;   // of the lane's row in a tile, and of the chunk that it reads first there
-  const uint32_t scale_base;  // of its scales, and of word 0
+  const uint32_t read_base;      // of the lane's row in a tile, and of the chunk that it reads first there
+  uint32_t stage = 0, load_stage = 0;  // bytes: of the step that is multiplied, and of the step that is loaded
+  uint32_t load_at;              // k of the step that is loaded
+  uint32_t lane_load;            // the lane's offset for it
   f32x16 acc[C::kRowTiles][C::kColumnTiles] = {};
   Operands half[2];
   Scales scales, next_scales;
 
   __device__ Tile(uint32_t shared, const Problem& p, uint32_t row0, uint32_t column0, uint32_t first_step,
-                  uint32_t last_step)
+                  uint32_t last_step, uint32_t rotation)
       : lds(shared),
         x_side(p.xq, p.xs, row0, C::kBlockM, p.m, p.k),
         w_side(p.wq, p.ws, column0, C::kBlockN, p.n, p.k),
         k(p.k),
         begin(first_step),
         end(last_step),
+        phase(rotation),
         aligned_scales(p.aligned_scales),
         lane(threadIdx.x % dev::kWaveSize),
         wave(dev::uniform(threadIdx.x / dev::kWaveSize)),
         k_limit(min(p.k, last_step * kStep)),
         load_k((lane % kRowChunks ^ (wave * kLoadRows + lane / kRowChunks) / 2 % kRowChunks) * kChunk),
         load_offset((wave * kLoadRows + lane / kRowChunks) * p.k + load_k),
+        load_to(shared + wave * (kLoadRows * kStep)),
         x_first(wave / C::kColumnWaves * (C::kRowTiles * kTile)),
         w_first(C::kBlockM + wave % C::kColumnWaves * (C::kColumnTiles * kTile)),
-        read_base(shared + lane % kTile * kStep + (lane / kTile ^ lane / 2 % kRowChunks) * kChunk),
-        scale_base(lane % kTile * kScaleRowBytes + lane % kTile / kScaleLoadRows * 4) {}
+        read_base(lane % kTile * kStep + (lane / kTile ^ lane / 2 % kRowChunks) * kChunk) {
+    load_next(first_step);
+  }
 
   // --- from memory to LDS ---
-  // The t-th load of the wave for a step; rows of X first.
-  __device__ __forceinline__ void load(uint32_t step, int t) const {
-    // Kept apart from the lane's k, or the compiler counts both in one vector register.
-    const uint32_t at = dev::wave_value_here(step * kStep);
-    const uint32_t offset = load_k + at < k_limit ? load_offset : dev::kOutOfRange;
-    const uint32_t rows = (t < C::kXLoads ? t : t - C::kXLoads) * (kLoadRows * C::kWaves);
-    const uint32_t to = lds + (step - begin) % C::kStages * C::kStageBytes +
-                        (t < C::kXLoads ? 0 : C::kBlockM * kStep) + rows * kStep + wave * (kLoadRows * kStep);
-    load_b128_to_lds(to, t < C::kXLoads ? x_side.payload : w_side.payload, offset, rows * k + at);
+  // Which k the step is for: each whole window of steps starts elsewhere.
+  __device__ __forceinline__ uint32_t k_step(uint32_t step) const {
+    const uint32_t index = step - begin, window = index & ~(kWindow - 1);
+    const uint32_t turned = window + (index + phase) % kWindow;
+    return begin + (begin + window + kWindow <= end ? turned : index);
+  }
+
+  // The loads that follow are for `step`.
+  __device__ __forceinline__ void load_next(uint32_t step) {
+    load_at = k_step(step) * kStep;
+    lane_load = load_k + load_at < k_limit ? load_offset : dev::kOutOfRange;
+  }
+
+  // The t-th load of the wave for that step; rows of X first.
+  template <int t>
+  __device__ __forceinline__ void load() const {
+    constexpr bool kIsX = t < C::kXLoads;
+    constexpr int kAfter = (kIsX ? t : t - C::kXLoads) * C::kWaves * kLoadRows;
+    load_b128_to_lds<((kIsX ? 0 : C::kBlockM) + kAfter) * kStep>(load_to + load_stage, kIsX ? x_side.payload : w_side.payload,
+                                                               lane_load, kAfter * k, load_at);
+  }
+
+  static __device__ __forceinline__ uint32_t stage_after(uint32_t bytes) {
+    return bytes == (C::kStages - 1) * C::kStageBytes ? 0 : bytes + C::kStageBytes;
   }
 
   __device__ __forceinline__ uint32_t scale_buffer(uint32_t step) const {
     return lds + C::kStages * C::kStageBytes + (step - begin) / kScaleSteps % C::kScaleBuffers * C::kScaleBytes;
   }
 
-  // Scale bytes of kScaleSteps steps from `step`, of all rows.
+  // The u-th load of the wave of the scales of kScaleSteps steps from `step`; needs aligned scales.
+  template <int u>
+  __device__ __forceinline__ void load_scale(uint32_t step) const {
+    constexpr bool kIsX = u < C::kXScaleLoads;
+    constexpr int kAfter = (kIsX ? u : u - C::kXScaleLoads) * C::kWaves;  // loads
+    const uint32_t blocks = k / kMxBlock, j = wave + kAfter;
+    const uint32_t offset = (wave * kScaleLoadRows + lane / kScaleSteps) * blocks + (lane % kScaleSteps ^ j % kScaleKeys) * 4;
+    load_b32_to_lds<((kIsX ? 0 : C::kBlockM) + kAfter * kScaleLoadRows) * kScaleRowBytes>(
+        scale_buffer(step) + wave * (kScaleLoadRows * kScaleRowBytes), kIsX ? x_side.scales : w_side.scales, offset,
+        kAfter * kScaleLoadRows * blocks, step * (kStep / kMxBlock));
+  }
+
+  // All of them, at any alignment.
   __device__ __forceinline__ void load_scales(uint32_t step) const {
-    const uint32_t blocks = k / kMxBlock, first_block = step * (kStep / kMxBlock);
     if (aligned_scales) {
-      for (uint32_t j = wave; j < C::kRows / kScaleLoadRows; j += C::kWaves) {
-        const bool is_x = j < C::kBlockM / kScaleLoadRows;
-        const uint32_t row = (is_x ? j : j - C::kBlockM / kScaleLoadRows) * kScaleLoadRows;
-        const uint32_t offset = lane / kScaleSteps * blocks + (lane % kScaleSteps ^ j % kScaleSteps) * 4;
-        const uint32_t to = scale_buffer(step) + j * (kScaleLoadRows * kScaleRowBytes);
-        load_b32_to_lds(to, is_x ? x_side.scales : w_side.scales, offset, row * blocks + first_block);
-      }
+      repeat<C::kScaleLoads>([&](auto u) { load_scale<u()>(step); });
       return;
     }
+    const uint32_t blocks = k / kMxBlock, first_block = step * (kStep / kMxBlock);
     for (uint32_t i = dev::lane_value_here(threadIdx.x); i < C::kRows * kScaleSteps; i += C::kThreads) {
       const uint32_t row = i / kScaleSteps, block = first_block + i % kScaleSteps * 4;
       const bool is_x = row < C::kBlockM;
@@ -227,38 +288,33 @@ struct Tile {
         const uint32_t at = block + b < blocks ? from + block + b : dev::kOutOfRange;
         word |= (row < C::kBlockM ? dev::load_u8(x_side.scales, at, 0) : dev::load_u8(w_side.scales, at, 0)) << 8 * b;
       }
-      const uint32_t slot = i % kScaleSteps ^ row / kScaleLoadRows % kScaleSteps;
+      const uint32_t slot = i % kScaleSteps ^ row / kScaleLoadRows % kScaleKeys;
       *in_lds<uint32_t>(scale_buffer(step) + row * kScaleRowBytes + slot * 4) = word;
     }
   }
 
   // --- from LDS to registers ---
-  // Addresses are made from one register each where they are used: kept over the loop, all of them would be 30.
+  // Addresses are made from one register where they are used: kept over the loop, all of them would be 30.
   // One of the kReads reads of a half, from a stage: W's chunks, then X's into registers that the half before has left.
   // Rows of a tile start at multiples of 32, so that the swizzle is the lane's own.
-  __device__ __forceinline__ void read(Operands& to, uint32_t stage, int which_half, int index) const {
+  __device__ __forceinline__ void read(Operands& to, uint32_t from, int which_half, int index) const {
     const bool is_x = index >= 2 * C::kColumnTiles;
     const int tile = (is_x ? index - 2 * C::kColumnTiles : index) / 2, chunk = which_half * 4 + index % 2 * 2;
-    const uint32_t at = stage + read_base ^ chunk * kChunk;
-    const uint32_t rows = ((is_x ? x_first : w_first) + tile * kTile) * kStep;
-    (is_x ? to.x[tile] : to.w[tile])[index % 2] = *in_lds<dev::u32x4>(at + rows);
-  }
-
-  __device__ __forceinline__ uint32_t stage_at(uint32_t step) const {
-    return dev::wave_value_here((step - begin) % C::kStages * C::kStageBytes);
+    const uint32_t rows = lds + from + (is_x ? x_first : w_first) * kStep;
+    (is_x ? to.x[tile] : to.w[tile])[index % 2] =
+        in_lds<dev::u32x4>((read_base ^ chunk * kChunk) + rows)[tile * (kTile * kStep / kChunk)];
   }
 
   __device__ __forceinline__ void read_scales(Scales& to, uint32_t step) const {
-    const uint32_t here = scale_buffer(step), word = (step - begin) % kScaleSteps * 4;
-    const uint32_t at = dev::lane_value_here(scale_base ^ word);
+    const uint32_t here = scale_buffer(step), word = (k_step(step) - begin) % kScaleSteps * 4;
+    const uint32_t base = lane % kTile * kScaleRowBytes + lane % kTile / kScaleLoadRows * 4;
+    const uint32_t at = dev::lane_value_here(base) ^ word;
 #pragma unroll
-    for (int t = 0; t < C::kRowTiles + C::kColumnTiles; ++t) {
-      const bool is_x = t < C::kRowTiles;
-      const uint32_t row = is_x ? x_first + t * kTile : w_first + (t - C::kRowTiles) * kTile;
-      // The key of a row is that of its lane, but for the bit that the number of its tile flips.
-      const uint32_t slot = at ^ row / kTile % 2 * (kScaleSteps / 2 * 4);
-      (is_x ? to.x[t] : to.w[t - C::kRowTiles]) = *in_lds<uint32_t>(here + row * kScaleRowBytes + slot);
-    }
+    for (int t = 0; t < C::kRowTiles; ++t)
+      to.x[t] = in_lds<uint32_t>(at + (here + x_first * kScaleRowBytes))[t * (kTile * kScaleRowBytes / 4)];
+#pragma unroll
+    for (int t = 0; t < C::kColumnTiles; ++t)
+      to.w[t] = in_lds<uint32_t>(at + (here + w_first * kScaleRowBytes))[t * (kTile * kScaleRowBytes / 4)];
   }
 
   // Lanes of the upper half of the wave hold the odd blocks: their byte comes to the bottom, that of the other half of
@@ -280,15 +336,77 @@ struct Tile {
         kE4m3, kByte, static_cast<int32_t>(scales.w[c]), kByte, static_cast<int32_t>(scales.x[r]));
   }
 
+  // When the wave issues the loads of a step, counted in its matrix instructions: evenly over a step's time from where rows
+  // of the stage are free, because a compute unit can have only 32 KiB in flight. Those past the step's end go out in the
+  // next one.
+  static constexpr int kSlots = 2 * kMatrixes, kMeet = C::kEarlyRows ? (kMatrixes * 3 + 7) / 8 : kMatrixes;
+  // The order of loads: W's rows are free first.
+  static constexpr int loaded(int order) { return order < C::kWLoads ? C::kXLoads + order : order - C::kWLoads; }
+  static constexpr int load_slot(int order) { return kMeet + order * kSlots / C::kLoads; }
+  static constexpr int loads_between(int first, int last) {
+    int count = 0;
+    for (int order = 0; order < C::kLoads; ++order) count += load_slot(order) >= first && load_slot(order) < last;
+    return count;
+  }
+  static_assert(load_slot(C::kLoads - 1) - kSlots < kMeet && load_slot(C::kWLoads) >= kMatrixes);
+
+  template <int kSlot>
+  __device__ __forceinline__ void load_in_slot(uint32_t step) {
+    if constexpr (kSlot == kMeet) {
+      load_stage = stage;
+      load_next(step + C::kStages);
+    }
+    repeat<C::kLoads>([&](auto order) {
+      constexpr int kAt = load_slot(order());
+      if constexpr (kAt == kSlot || kAt == kSlot + kSlots) load<loaded(order())>();
+    });
+  }
+
+  // Without branches: where there is one, the compiler moves matrix instructions past it. The last steps load and read
+  // what does not exist: zeros, without traffic, into a stage and registers that are free.
+  __device__ __forceinline__ void multiply_step(uint32_t step) {
+    constexpr int kWReads = 2 * C::kColumnTiles;
+    // All reads go behind the first three quarters of the half, so that no wave waits for them at its end.
+    constexpr int kReading = kMatrixes - kMatrixes / 4;
+    static_assert(!C::kEarlyRows || kMeet * kReads / kReading >= kWReads, "W is read when the waves meet");
+    take_scales();
+    repeat<kMatrixes>([&](auto index) {
+      constexpr int i = index();
+      if constexpr (C::kEarlyRows && i == kMeet) meet_after_reads<kMeet * kReads / kReading - kWReads>();
+      multiply<0>(i);
+#pragma unroll
+      for (int j = i * kReads / kReading; j < (i + 1) * kReads / kReading && j < kReads; ++j) read(half[1], stage, 1, j);
+      load_in_slot<i>(step);
+      __builtin_amdgcn_sched_barrier(0);
+    });
+    wait_and_meet<(C::kStages - 2) * C::kLoads + loads_between(0, kMatrixes)>();
+    read_scales(next_scales, step + 1);
+    const uint32_t next = stage_after(stage);
+    repeat<kMatrixes>([&](auto index) {
+      constexpr int i = index();
+      multiply<1>(i);
+#pragma unroll
+      for (int j = i * kReads / kMatrixes; j < (i + 1) * kReads / kMatrixes; ++j) read(half[0], next, 0, j);
+      load_in_slot<kMatrixes + i>(step);
+      __builtin_amdgcn_sched_barrier(0);
+    });
+    stage = next;
+  }
+
   __device__ __forceinline__ void run() {
     load_scales(begin);
+    repeat<C::kStages>([&](auto at) {
+      repeat<C::kLoads>([&](auto order) {
+        if constexpr (at() < C::kStages - 1 || load_slot(order()) < kSlots) load<loaded(order())>();
+      });
+      if constexpr (at() < C::kStages - 1) {
+        load_stage = stage_after(load_stage);
+        load_next(begin + at() + 1);
+      }
+    });
+    wait_and_meet<(C::kStages - 2) * C::kLoads + loads_between(0, kSlots)>();
 #pragma unroll
-    for (int stage = 0; stage < C::kStages; ++stage)
-#pragma unroll
-      for (int t = 0; t < C::kLoads; ++t) load(begin + stage, t);
-    wait_and_meet<(C::kStages - 1) * C::kLoads>();
-#pragma unroll
-    for (int j = 0; j < kReads; ++j) read(half[0], stage_at(begin), 0, j);
+    for (int j = 0; j < kReads; ++j) read(half[0], stage, 0, j);
     read_scales(next_scales, begin);
     for (uint32_t step = begin;;) {
       // Two buffers of scales: the other one was left before the last barrier.
@@ -303,41 +421,6 @@ struct Tile {
         wait_and_meet<0>();
         read_scales(next_scales, step);
       }
-    }
-  }
-
-  // Without branches: where there is one, the compiler moves matrix instructions past it. The last steps load and read
-  // what does not exist: zeros, without traffic, into a stage and registers that are free.
-  __device__ __forceinline__ void multiply_step(uint32_t step) {
-    constexpr int kWReads = 2 * C::kColumnTiles, kEarly = C::kEarlyRows ? C::kWLoads : 0;
-    // All reads go behind the first three quarters of the half, so that no wave waits for them at its end.
-    constexpr int kReading = kMatrixes - kMatrixes / 4, kMeet = (kMatrixes * 3 + 7) / 8, kLoading = (kMatrixes + 3) / 4;
-    static_assert(!C::kEarlyRows || kMeet * kReads / kReading >= kWReads, "W is read when the waves meet");
-    take_scales();
-    uint32_t stage = stage_at(step);
-#pragma unroll
-    for (int i = 0; i < kMatrixes; ++i) {
-      if (C::kEarlyRows && i == kMeet) meet_after_reads<kMeet * kReads / kReading - kWReads>();
-      multiply<0>(i);
-#pragma unroll
-      for (int j = i * kReads / kReading; j < (i + 1) * kReads / kReading && j < kReads; ++j) read(half[1], stage, 1, j);
-#pragma unroll
-      for (int t = (i - kMeet) * kEarly / kLoading; i >= kMeet && t < (i + 1 - kMeet) * kEarly / kLoading && t < kEarly; ++t)
-        load(step + C::kStages, C::kXLoads + t);
-      __builtin_amdgcn_sched_barrier(0);
-    }
-    wait_and_meet<(C::kStages - 2) * C::kLoads + kEarly>();
-    read_scales(next_scales, step + 1);
-    stage = stage_at(step + 1);
-    constexpr int kNow = C::kLoads - kEarly, kIssuing = (kMatrixes + 1) / 2;
-#pragma unroll
-    for (int i = 0; i < kMatrixes; ++i) {
-      multiply<1>(i);
-#pragma unroll
-      for (int j = i * kReads / kMatrixes; j < (i + 1) * kReads / kMatrixes; ++j) read(half[0], stage, 0, j);
-#pragma unroll
-      for (int t = i * kNow / kIssuing; t < (i + 1) * kNow / kIssuing && t < kNow; ++t) load(step + C::kStages, t);
-      __builtin_amdgcn_sched_barrier(0);
     }
   }
 
@@ -436,7 +519,8 @@ __global__ __launch_bounds__(C::kThreads, C::kWaves / 4) void mxfp8_gemm([[maybe
   const uint32_t steps = (p.k + kStep - 1) / kStep;
   const uint32_t begin = dev::uniform(steps * split / p.splits);
   const uint32_t end = dev::uniform(steps * (split + 1) / p.splits);
-  Tile<C> computed(lds_address, p, row0, column0, begin, end);
+  Tile<C> computed(lds_address, p, row0, column0, begin, end,
+                   dev::uniform((inside - column * group_rows + column) % kWindow));
   computed.run();
   wait_and_meet<0>();  // the stages become room for results
   if (p.partials != nullptr)
