@@ -7,6 +7,7 @@ registered for the CPU platform here, and kernels run on the emulator.
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
@@ -35,7 +36,11 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import C
 from vllm.model_executor.layers.quantization.modelopt import CkptCtx, ModelOptLinearMethod, QuantSpec
 from vllm.model_executor.layers.quantization.quark.schemes import QuarkOCP_MX
 from vllm.model_executor.layers.quantization.utils.mxfp8_utils import dequant_mxfp8_to_bf16
-from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp8Dynamic, kMxfp8Static
+from vllm.model_executor.layers.quantization.utils.quant_utils import (
+    kFp8StaticTensorSym,
+    kMxfp8Dynamic,
+    kMxfp8Static,
+)
 from vllm.platforms import current_platform
 from vllm.plugins import load_plugins_by_group
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -49,6 +54,7 @@ from hipforge.integrations.vllm.linear import HipforgeMxfp8LinearKernel
 from hipforge.integrations.vllm.moe import HipforgeMxfp8Experts
 from hipforge.nn.moe import Activation
 from hipforge.ops import reference
+from hipforge.ops.core.fp8 import fp8_dtypes
 
 N, K = 64, 96
 
@@ -329,10 +335,32 @@ def test_rotation_write_and_attention_over_vllms_cache(cache_dtype, heads_first)
     assert torch.equal(out.view(3, 2, HEADS, DIM), want)
 
 
+def test_unequal_sequences_and_an_output_in_fp8():
+    torch.manual_seed(0)
+    cache = torch.randn(BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * DIM).bfloat16()
+    layer, attention = Layer(1.0, 1.0), impl("auto")
+    counts = torch.tensor([3, 1, 2])
+    starts = torch.cat((torch.zeros(1), counts.cumsum(0))).int()
+    step = metadata(1, [20, 3, 32], num_actual_tokens=6, max_query_len=3, query_start_loc=starts)
+    q = torch.randn(6, HEADS, DIM).bfloat16()
+    scale = torch.tensor(0.125)
+    assert attention.refusal(step, cache) is None
+    assert attention.fused_output_quant_supported(kFp8StaticTensorSym)
+    out = torch.zeros(6, HEADS * DIM, dtype=fp8_dtypes("cpu")[0])
+    attention.forward(layer, q, q, q, cache, step, out, scale)
+    k_cache, v_cache = cache.transpose(1, 2).split(DIM, dim=-1)
+    for row, (begin, end) in enumerate(itertools.pairwise(starts.tolist())):
+        alone = hipforge.decode_attention_fp8(
+            q[None, begin:end], k_cache, v_cache, step.block_table[row : row + 1], step.seq_lens[row : row + 1],
+            scale=DIM**-0.5, out_scale=scale.view(1),
+        )  # fmt: skip
+        assert torch.equal(out[begin:end].view(torch.uint8), alone.view(end - begin, -1).view(torch.uint8))
+
+
 @pytest.mark.parametrize(
     ("changes", "step", "width", "reason"),
     [
-        ({}, {"max_query_len": 5}, 2 * DIM, "one query length"),
+        ({}, {"max_query_len": 17}, 2 * DIM, "more than 16 new tokens"),
         ({}, {"causal": False}, 2 * DIM, "causal"),
         ({}, {"rswa_prefix_lens": torch.zeros(1)}, 2 * DIM, "mask"),
         ({"alibi_slopes": [0.5] * HEADS}, {}, 2 * DIM, "ALiBi"),

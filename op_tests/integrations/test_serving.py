@@ -283,5 +283,25 @@ def test_a_step_over_one_buffer_of_keys_and_values(fp8):
     assert not want[1].any() and want[0].any()
 
 
+def test_sequences_with_unequally_many_tokens_and_an_output_in_fp8():
+    """Each sequence has the bits of a call of its own."""
+    torch.manual_seed(0)
+    k_cache, v_cache = torch.randn(4, 16, 2, 128).bfloat16().split(64, dim=-1)
+    tables, lengths = torch.tensor([[0, 1], [3, 2]], dtype=torch.int32), torch.tensor([20, 9], dtype=torch.int32)
+    q, scale = torch.randn(4, 4, 64).bfloat16(), torch.tensor(0.25)
+    starts = torch.tensor([0, 3, 4], dtype=torch.int32)
+    out = torch.zeros(4, 256, dtype=OWN)
+    got = serving.attend(
+        q, k_cache, v_cache, tables, lengths, 3, scale=0.125, cu_seqlens_q=starts, out_scale=scale, out=out
+    )
+    assert got.data_ptr() == out.data_ptr() and got.shape == q.shape
+    for row, tokens in enumerate((slice(0, 3), slice(3, 4))):
+        alone = serving.attend(
+            q[tokens], k_cache, v_cache, tables[row : row + 1], lengths[row : row + 1], tokens.stop - tokens.start,
+            scale=0.125, out_scale=scale,
+        )  # fmt: skip
+        assert torch.equal(got[tokens].view(torch.uint8), alone.view(torch.uint8)) and alone.float().any()
+
+
 def test_gfx942_takes_checkpoints_of_e4m3fn(on_gfx942):
     on_gfx942("-k", "numbers or lie or quantise_and or map")

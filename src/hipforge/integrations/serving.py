@@ -290,34 +290,40 @@ def attend(
     window: int | None = None,
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attention of the last ``tokens`` tokens of every sequence over its cached keys, causally.
+    """Return the attention of the last tokens of every sequence over its cached keys, causally.
 
     Args:
-        q: bfloat16 or float16 [B * tokens, Hq, D].
+        q: bfloat16 or float16 [B * tokens, Hq, D]; with ``cu_seqlens_q`` [T, Hq, D].
         k_cache: [pages, page_size, Hkv, D], views as servers keep them.
         v_cache: like ``k_cache``.
         block_table: int32 [B, max_pages].
         seq_lens: int32 [B], the new tokens included; 0 for a row that pads the batch.
-        tokens: query tokens of each sequence, 1 to 16.
+        tokens: query tokens of each sequence, 1 to 16; with ``cu_seqlens_q`` the most that one has.
         scale: factor of q.k.
         k_scale: of an fp8 cache, a number or float32 of one element or [Hkv]; nothing else of a 16-bit one.
         v_scale: the same of V.
         window: keys that a token sees at most, its own among them.
         sinks: floating point [Hq].
         softcap: None or 0 for none.
-        out: [B * tokens, Hq, D] or [B * tokens, Hq * D] of q's dtype to write into.
+        cu_seqlens_q: int32 [B + 1], the first token of each sequence in q, and the end, where they have unequally many.
+        out_scale: float32 of one element: the result is the device's e4m3, of the attention over this scale.
+        out: [T, Hq, D] or [T, Hq * D] of q's dtype, or of the device's e4m3 with a scale, to write into.
 
     Returns:
-        [B * tokens, Hq, D]; ``out`` in that shape where it is given.
+        Of q's shape; ``out`` in that shape where it is given.
     """
-    batched = (-1, tokens, *q.shape[1:])
+    ragged = cu_seqlens_q is not None
+    batched = q.shape if ragged else (-1, tokens, *q.shape[1:])
     half = k_cache.dtype in (torch.float16, torch.bfloat16)
     k_factor, v_factor = (1.0 if half else _flat(each) for each in (k_scale, v_scale))
     found = decode_attention_fp8(
         q.contiguous().view(batched), k_cache, v_cache, block_table, seq_lens, k_factor, v_factor, scale, window=window,
-        sinks=None if sinks is None else sinks.float(), softcap=softcap or None,
+        sinks=None if sinks is None else sinks.float(), softcap=softcap or None, cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=tokens if ragged else None, out_scale=None if out_scale is None else out_scale.reshape(1),
         out=None if out is None else out.view(batched),
     )  # fmt: skip
     assert isinstance(found, torch.Tensor)

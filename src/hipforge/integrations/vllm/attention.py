@@ -85,10 +85,6 @@ class HipforgeAttentionImpl(TritonAttentionImpl):
         window = self.sliding_window[0] + 1
         self._window = window if window > 0 else None
 
-    def fused_output_quant_supported(self, quant_key: Any) -> bool:
-        """The output is written in q's dtype."""
-        return False
-
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (K, V) as views [blocks, block_size, Hkv, D]."""
         k, v = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
@@ -99,9 +95,8 @@ class HipforgeAttentionImpl(TritonAttentionImpl):
 
     def refusal(self, metadata: TritonAttentionMetadata, kv_cache: torch.Tensor) -> str | None:
         """Return why a batch is left to Triton, or None."""
-        sequences = metadata.query_start_loc.shape[0] - 1
-        if serving.tokens_per_sequence(metadata.num_actual_tokens, sequences, metadata.max_query_len) is None:
-            return "not a decode step of one query length"
+        if not 1 <= metadata.max_query_len <= serving.MAX_DECODE_TOKENS:
+            return f"not a decode step: a sequence has more than {serving.MAX_DECODE_TOKENS} new tokens"
         if metadata.causal is not True or self.attn_type != AttentionType.DECODER:
             return "not causal"
         if metadata.mm_prefix_range is not None or metadata.rswa_prefix_lens is not None or self.chunk_lookback >= 0:
@@ -127,18 +122,21 @@ class HipforgeAttentionImpl(TritonAttentionImpl):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the attention of a batch into ``output`` and return it."""
-        fused = output_scale is not None or output_block_scale is not None
-        if attn_metadata is None or fused or self.refusal(attn_metadata, kv_cache) is not None:
+        quantised = output_scale is not None
+        other = output_block_scale is not None or (quantised and output.dtype != fp8_dtypes(output.device)[0])
+        if attn_metadata is None or other or self.refusal(attn_metadata, kv_cache) is not None:
             return super().forward(
                 layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
             )
-        count = attn_metadata.num_actual_tokens
+        count, longest = attn_metadata.num_actual_tokens, attn_metadata.max_query_len
+        starts = attn_metadata.query_start_loc
+        equal = serving.tokens_per_sequence(count, starts.shape[0] - 1, longest) is not None
         k_cache, v_cache = self._caches(kv_cache)
         serving.attend(
             query[:count].view(count, self.num_heads, self.head_size), k_cache, v_cache, attn_metadata.block_table,
-            attn_metadata.seq_lens, attn_metadata.max_query_len, scale=self.scale, k_scale=layer._k_scale,
-            v_scale=layer._v_scale, window=self._window, sinks=self.sinks, softcap=self.logits_soft_cap,
-            out=output[:count],
+            attn_metadata.seq_lens, longest, scale=self.scale, k_scale=layer._k_scale, v_scale=layer._v_scale,
+            window=self._window, sinks=self.sinks, softcap=self.logits_soft_cap,
+            cu_seqlens_q=None if equal else starts, out_scale=output_scale, out=output[:count],
         )  # fmt: skip
         return output
 
