@@ -24,7 +24,7 @@ EPSILON = 1e-5
 
 
 def quantised_weight(rows: int, columns: int, seed: int, place: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an fp8 weight [columns, rows] in column-major order, as the GEMM wants it, and its scale."""
+    """Return an fp8 weight [columns, rows] in column-major order, as the GEMM takes it, and its scale."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, columns, generator=generator) * columns**-0.5
     payload, scale = to_fp8(weight, fp8_dtypes(place)[0])

@@ -119,7 +119,7 @@ class Generator:
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """One binary to be: what it is called, how it is made, and what determines it.
+    """One binary to build: its name, how it is made, and what determines it.
 
     ``steps`` run in an empty directory in which ``files`` have been written; the last output is ``library``. With a
     ``generator``, they are known only once it ran.

@@ -23,7 +23,7 @@ from hipforge.ops.core.checks import (
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
 from hipforge.ops.reference.moe import aligned_sizes
-from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
+from hipforge.ops.triton.launch import unavailable
 
 MAX_EXPERTS = 1024  # whose counters fit the LDS of either architecture
 

@@ -11,13 +11,13 @@ from hipforge.ops.core.checks import (
     require_device,
     require_dtype,
     require_int,
-    require_out,
     require_rank,
     require_shape,
 )
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
-from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
+from hipforge.ops.core.outputs import new_or_given
+from hipforge.ops.triton.launch import unavailable
 
 # torch dtype -> the module's variant
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -77,15 +77,7 @@ def _plan(
     return plan_kernel("moe_combine", rows.device, None, unavailable(rows.device))
 
 
-def _new(
-    rows: torch.Tensor,
-    weights: torch.Tensor | None = None,
-    ids: torch.Tensor | None = None,
-    expert_map: torch.Tensor | None = None,
-    *,
-    top_k: int | None = None,
-    num_experts: int | None = None,
-) -> torch.Tensor:
+def _new(rows: torch.Tensor, weights: torch.Tensor | None, ids: torch.Tensor | None, top_k: int | None) -> torch.Tensor:
     return rows.new_empty((rows.shape[0] // _top_k(weights, ids, top_k), rows.shape[1]))
 
 
@@ -131,11 +123,10 @@ def moe_combine(
         [[6.5, 9.0]]
     """
     k = _top_k(weights, ids, top_k)
-    if out is None:
-        out = _new(rows, top_k=k)
-    else:
+    if out is not None:
         require_dtype("out", out, tuple(_DTYPES))
-        require_out(out, (rows.shape[0] // k, rows.shape[1]), out.dtype, rows.device)
+    dtype = rows.dtype if out is None else out.dtype
+    out = new_or_given(out, (rows.shape[0] // k, rows.shape[1]), dtype, rows.device)
     limit = num_experts if expert_map is None else expert_map.numel()
     if taken.path == "kernel":
         moe_combine_out(out, rows, weights, ids, expert_map, k, -1 if limit is None else limit)

@@ -70,18 +70,7 @@ def _plan(w: torch.Tensor, **given: Any) -> Decision:
     return replace(decision, accepted=fused)
 
 
-def _new(
-    a_q: torch.Tensor,
-    a_scale: torch.Tensor,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    num_tokens_post_padded: torch.Tensor,
-    num_valid_tokens: int,
-    *rest: object,
-    **named: object,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     columns = w.shape[1] // 2
     q = a_q.new_empty((num_valid_tokens, columns), dtype=fp8_dtypes(a_q.device)[0])
     return q, a_q.new_empty((num_valid_tokens, columns // BLOCK), dtype=torch.uint8)
@@ -141,7 +130,7 @@ def grouped_swiglu_mxfp8(
             a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias, uncovered="undefined"
         )
         return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
-    q, scales = _new(a_q, a_scale, w, w_scale, *indices, num_valid_tokens)
+    q, scales = _new(a_q, w, num_valid_tokens)
     activation = alpha, beta, math.inf if limit is None else limit, interleaved
 
     def stub(given: Operands) -> None:

@@ -74,26 +74,23 @@ def _plan(name: str) -> Callable[..., Decision]:
     return plan
 
 
-def _new(x: torch.Tensor, *rest: object, **settings: object) -> torch.Tensor:
+def _new(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _new_fp8(x: torch.Tensor, *rest: object, **settings: object) -> torch.Tensor:
+def _new_fp8(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, dtype=fp8_dtypes(x.device)[0])
 
 
-def _new_static(
-    x: torch.Tensor, residual: object, weight: object, epsilon: float, scale_tensor: object = None, *rest: object,
-    **settings: object,
-) -> torch.Tensor:  # fmt: skip
-    return _new(x) if scale_tensor is None else _new_fp8(x)
+def _new_static(input: torch.Tensor, scale_tensor: torch.Tensor | None) -> torch.Tensor:
+    return _new(input) if scale_tensor is None else _new_fp8(input)
 
 
 def _new_scales(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((x.shape[0], x.shape[1] // reference.BLOCK), dtype=torch.uint8)
 
 
-def _new_mxfp8(x: torch.Tensor, *rest: object, **settings: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _new_mxfp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _new_fp8(x), _new_scales(x)
 
 
@@ -176,7 +173,11 @@ def residual_rms(
 
 
 @operator(
-    _plan("residual_rms_mxfp8"), fake=_new_mxfp8, outs=("out", "scale_out"), mutates=_WRITTEN, returns=("residual",)
+    _plan("residual_rms_mxfp8"),
+    fake=lambda input: _new_mxfp8(input),
+    outs=("out", "scale_out"),
+    mutates=_WRITTEN,
+    returns=("residual",),
 )
 def residual_rms_mxfp8(
     _taken: Accepted,

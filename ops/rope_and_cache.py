@@ -26,7 +26,7 @@ from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.reference.attention import INT4_GROUPS
-from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
+from hipforge.ops.triton.launch import unavailable
 
 Scale = torch.Tensor | float
 Style = Literal["neox", "interleaved"]

@@ -9,10 +9,11 @@ import torch
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.alignment import LOAD_BYTES
-from hipforge.ops.core.checks import require_device, require_dtype, require_out, require_rank, require_shape
+from hipforge.ops.core.checks import require_device, require_dtype, require_rank, require_shape
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
-from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
+from hipforge.ops.core.outputs import new_or_given
+from hipforge.ops.triton.launch import unavailable
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -50,7 +51,7 @@ def _plan(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Decisi
     return plan_kernel("router_gemm", x.device, refusal, unavailable(x.device))
 
 
-def _new(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _new(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x.new_empty((x.shape[0], w.shape[0]), dtype=torch.float32)
 
 
@@ -87,10 +88,7 @@ def router_gemm(
         >>> hipforge.router_gemm(torch.ones(1, 8), torch.eye(8)[:2], torch.tensor([0.0, 1.0])).tolist()
         [[1.0, 2.0]]
     """
-    if out is None:
-        out = _new(x, w)
-    else:
-        require_out(out, (x.shape[0], w.shape[0]), torch.float32, x.device)
+    out = new_or_given(out, (x.shape[0], w.shape[0]), torch.float32, x.device)
     if taken.path == "kernel":
         router_gemm_out(out, _readable(x), _readable(w.contiguous()), bias)
     elif taken.path == "triton":

@@ -74,7 +74,7 @@ def _plan_swiglu_mxfp8(gate_up: torch.Tensor, alpha: float, beta: float, limit: 
     return plan_kernel("swiglu_mxfp8", gate_up.device)
 
 
-def _new(gate_up: torch.Tensor, *rest: object, **settings: object) -> torch.Tensor:
+def _new(gate_up: torch.Tensor) -> torch.Tensor:
     rows, columns = gate_up.shape
     return gate_up.new_empty((rows, columns // 2), dtype=fp8_dtypes(gate_up.device)[0])
 
@@ -84,7 +84,7 @@ def _new_scales(gate_up: torch.Tensor) -> torch.Tensor:
     return gate_up.new_empty((rows, columns // 2 // reference.BLOCK), dtype=torch.uint8)
 
 
-def _new_mxfp8(gate_up: torch.Tensor, *rest: object, **settings: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _new_mxfp8(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _new(gate_up), _new_scales(gate_up)
 
 

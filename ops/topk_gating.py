@@ -12,13 +12,13 @@ from hipforge.ops.core.checks import (
     require_device,
     require_dtype,
     require_int,
-    require_out,
     require_rank,
     require_shape,
 )
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
-from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
+from hipforge.ops.core.outputs import new_or_given
+from hipforge.ops.triton.launch import unavailable
 
 SCORINGS = ("softmax", "sigmoid")
 MAX_EXPERTS = 512
@@ -95,18 +95,7 @@ def _plan(
     return plan_kernel("topk_gating", logits.device, None, unavailable(logits.device) or refusal)
 
 
-def _new(
-    logits: torch.Tensor,
-    k: int,
-    *,
-    scoring: str = "softmax",
-    bias: torch.Tensor | None = None,
-    renormalize: bool = True,
-    groups: int | None = None,
-    topk_groups: int | None = None,
-    scale: float = 1.0,
-    shared_experts: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _new(logits: torch.Tensor, k: int, shared_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (logits.shape[0], k + shared_experts)
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
 
@@ -166,13 +155,9 @@ def topk_gating(
         GuardError: an argument is not of this form (ArchError: a device that is neither gfx942 nor gfx950).
         BuildError, LaunchError: the kernel could not be built or run.
     """
-    weights, ids = _new(logits, k, shared_experts=shared_experts)
-    if out is not None:
-        require_out(out, weights.shape, weights.dtype, logits.device)
-        weights = out
-    if ids_out is not None:
-        require_out(ids_out, ids.shape, ids.dtype, logits.device)
-        ids = ids_out
+    shape = logits.shape[0], k + shared_experts
+    weights = new_or_given(out, shape, torch.float32, logits.device)
+    ids = new_or_given(ids_out, shape, torch.int32, logits.device)
     counts = (1, 1) if groups is None or topk_groups is None else (groups, topk_groups)
     if taken.path == "kernel":
         topk_gating_out(

@@ -409,7 +409,7 @@ def test_conversion(code_objects: dict[str, emulator.CodeObject], case: Case) ->
 
 
 def test_every_small_float_conversion_is_in_the_cases() -> None:
-    """All mnemonics of the table whose names speak of fp8, bf8, fp6, bf6, fp4 or bf16, and the packed f16 ones."""
+    """All mnemonics of the table whose names contain fp8, bf8, fp6, bf6, fp4 or bf16, and the packed f16 ones."""
     table = (Path(__file__).resolve().parents[2] / "emulator" / "native" / "isa_valu.inc").read_text()
     wanted = set(re.findall(r"\b(v_cvt_\w*(?:fp8|bf8|fp6|bf6|fp4|bf16)\w*|v_cvt_(?:pk|sr)_f16_f32)\b", table))
     covered = {re.sub(r"_(e32|sdwa)$", "", case.instruction.text.split()[0]) for case in CASES}

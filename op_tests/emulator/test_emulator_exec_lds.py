@@ -97,7 +97,7 @@ def test_pairs_count_their_offsets_in_elements(machine: Machine, bits: int, far:
     unit = size * (64 if far else 1)
     first, second = (f"v[{at}:{at + 1}]" if bits == 64 else f"v{at}" for at in (4, 6))
     count = bits // 32
-    stride = size if far else 32  # no lane's places are another's
+    stride = size if far else 32  # no two lanes share a place
     machine.v[0] = LANE * stride
     machine.run(
         f"ds_write{suffix} v0, {first}, {second} offset0:1 offset1:3\n"

@@ -96,9 +96,8 @@ def check(q, k, v, seqlens, got, lse, factor, causal=True, weighted=None, k_part
     products = torch.einsum("bmghd,bkgd->bgmhk", folded.abs(), magnitude).amax(-1)  # [B, Hkv, Mq, group]
     split = folded.abs().amax(-1).permute(0, 2, 1, 3) * magnitude.sum(-1).amax(1)[:, :, None, None]
     score = abs(factor) * ((3 * d + 8) * PRODUCT_ULP * products + SPLIT_STEP * split)
-    score = score + CAP_STEP * (
-        options.get("softcap") or 0.0
-    )  # capping moves scores less, not more, than they were off
+    # Capping reduces the error of a score, and adds its own.
+    score = score + CAP_STEP * (options.get("softcap") or 0.0)
     per_row = score.permute(0, 2, 1, 3).unsqueeze(-1)
     rounding = 2.0**-8 if q.dtype == torch.bfloat16 else 2.0**-11
     bound = WEIGHT_ULP * spread + (2 * per_row + 2.0**-18) * size + rounding * want.abs() + 1e-7

@@ -1,6 +1,6 @@
 """Stand-in compilers for tests of the build machinery: they record their arguments and answer in milliseconds.
 
-``hipcc`` here is a shell script that speaks like ROCm's: it knows ``--version``, plans (``-###``), compiles the device
+``hipcc`` here is a shell script that answers like ROCm's: it knows ``--version``, plans (``-###``), compiles the device
 pass by copying canned device code, the host pass with gcc, assembles, and links. As the real one does, it takes an
 assembly file in a call without ``-c`` for a HIP source and compiles it twice, and C++ without ``-x`` for HIP. The
 sources of these tests are therefore plain C++ without HIP; that the real clang obeys the same commands is shown apart,

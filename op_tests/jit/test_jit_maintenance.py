@@ -18,7 +18,7 @@ from hipforge.jit.maintenance import Change, Explanation
 
 
 def why(box: StandIn, variant: dict[str, int | str] | None = None) -> Explanation:
-    box.spec(variant=variant)  # asks the toolchain anew
+    box.spec(variant=variant)  # asks the toolchain again
     return maintenance.why("sample", variant, "gfx950")
 
 

@@ -161,7 +161,7 @@ def test_a_library_gets_the_oldest_platform_that_has_its_symbols(line, tag, tmp_
     library = tmp_path / "a.so"
     command = ["g++", "-shared", "-fPIC", "-nostartfiles", "a.cpp", "-o", str(library)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    if tag is None:  # no library has that version, so that the linker refuses it: then nothing can ask for it
+    if tag is None:  # no library has that version: the linker would have refused it, so nothing can need it
         assert done.returncode != 0
         return
     assert done.returncode == 0, done.stderr

@@ -259,7 +259,7 @@ def resident(which):
 next(iter(weights.load(sys.argv[1])))       # what the first call of everything takes
 before = resident("VmRSS")
 with open("/proc/self/clear_refs", "w") as control:
-    control.write("5")                      # the peak starts anew
+    control.write("5")                      # reset the peak
 kept = [tensor for _, tensor, _ in weights.load(sys.argv[2])]
 print(resident("VmHWM") - before, sum(tensor.nbytes for tensor in kept) / 2**20)
 """

@@ -1,4 +1,4 @@
-"""The tuned table of decode attention: which rows speak for a call, what overrides them, and rows that are refused."""
+"""The tuned table of decode attention: which rows apply to a call, what overrides them, and rows that are refused."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_the_shipped_table_has_the_models_rows_for_both_architectures():
         assert tuned.values["us"] is None
         # One fp16 rounding is at most 2^-11 of each value; fp32 sums of 16384 products add less than half of that.
         assert 0 < tuned.values["err"] <= 2.0**-11 + 2.0**-12 < tuner.MAX_ERROR
-        # Reads of the weights are not repeated, whatever the batch that the row speaks for.
+        # Reads of the weights are not repeated, whatever batch the row applies to.
         assert configuration_of(tuned).tile_m >= key[2]
 
 

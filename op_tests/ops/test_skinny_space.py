@@ -132,7 +132,7 @@ def test_a_row_of_the_table_is_held_to_the_same_rules(change, reason, tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_rows(SKINNY_GEMM_FP8, path)
     assert str(caught.value).startswith(f"{path}:2: ")
-    assert reason in str(caught.value) or min(values.values()) < 1  # then the column's own minimum speaks first
+    assert reason in str(caught.value) or min(values.values()) < 1  # then the column's own minimum is reported first
 
 
 def test_a_row_for_another_architecture_is_refused(tmp_path):

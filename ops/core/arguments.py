@@ -75,6 +75,16 @@ def require_annotated(name: str, signature: inspect.Signature, given: Mapping[st
             raise GuardError(f"{name}: {parameter} {wrong}")
 
 
+def named_by(function: Callable[..., Any], signature: inspect.Signature) -> tuple[str, ...]:
+    """Return the op's parameters that its planner, key or fake names, in that order; all for one that takes ``**``."""
+    named = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
+        return tuple(signature.parameters)
+    if not named.keys() <= signature.parameters.keys():
+        raise TypeError(f"{function.__qualname__} names {sorted(named.keys() - signature.parameters.keys())}")
+    return tuple(named)
+
+
 _TORCH_WANTS = re.compile(r"tried to allocate ([0-9.]+) ?(bytes|[KMGT]?iB)", re.IGNORECASE)
 _OVERFLOWS = ("Storage size calculation overflowed", "integer multiplication overflow")
 

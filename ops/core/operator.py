@@ -20,7 +20,7 @@ from hipforge.errors import HipforgeError
 from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch
-from hipforge.ops.core.arguments import blame, require_annotated, require_readable
+from hipforge.ops.core.arguments import blame, named_by, require_annotated, require_readable
 from hipforge.ops.core.checks import require_unexpanded
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.traced import Written, traced_call
@@ -52,9 +52,9 @@ def operator(
             accepted the op returns None.
         key: takes those arguments that it names and returns what the decision depends on, hashable; everything that
             the arguments say by default. A key that leaves something out relies on the kernel's own guards for it.
-        fake: the op's arguments without ``outs`` -> new empty results, from shapes that may be symbolic. Without it
-            torch traces through the function to the stubs that it calls, which is right where nothing that is decided
-            depends on shapes.
+        fake: takes those of the op's arguments that it names, none of ``outs`` among them, and returns new empty
+            results; shapes may be symbolic. Without it torch traces through the function to the stubs that it calls,
+            which is right where nothing that is decided depends on shapes.
         outs: the parameters that take tensors to write results into, in the order of the results, None by default.
         mutates: further parameters that the op writes.
         returns: those of ``mutates`` that the op returns, as they are, after its new results.
@@ -70,7 +70,7 @@ def operator(
         dispatch.on_clear(launches.clear)
         dispatch.on_clear(references.clear)
         signature = _public_signature(body)
-        planned = _named_by(plan, signature)
+        planned = named_by(plan, signature)
         writes = frozenset((*outs, *mutates, *(() if adds is None else (adds,))))
 
         def planner(*args: Any, **kwargs: Any) -> Decision:
@@ -189,7 +189,7 @@ def _eager_call(
         tracing=tracing,
         decision=decision,
         passed=passed,
-        key=f"key_of({', '.join(_named_by(key, signature))})" if key else f"({' '.join(map(_key_part, parameters))})",
+        key=f"key_of({', '.join(named_by(key, signature))})" if key else f"({' '.join(map(_key_part, parameters))})",
     )
     made: dict[str, Any] = {}
     exec(source, body.__globals__, made)
@@ -218,16 +218,6 @@ class _Default(str):
 
     def __repr__(self) -> str:
         return f"default_{self}"
-
-
-def _named_by(function: Callable[..., Any], signature: inspect.Signature) -> tuple[str, ...]:
-    """Return the op's parameters that its planner or key names, in that order; all for one that takes ``**``."""
-    named = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
-        return tuple(signature.parameters)
-    if not named.keys() <= signature.parameters.keys():
-        raise TypeError(f"{function.__qualname__} names {sorted(named.keys() - signature.parameters.keys())}")
-    return tuple(named)
 
 
 def _key_part(parameter: inspect.Parameter) -> str:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_device, require_shape, require_tensor, require_writable
+from hipforge.ops.core.checks import require_device, require_out, require_shape, require_tensor, require_writable
 from hipforge.ops.core.formats import E8M0_DTYPE
+
+
+def new_or_given(
+    out: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return memory for a result: ``out`` where it is given, and fits, or a new tensor.
+
+    Raises:
+        GuardError: ``out`` is not contiguous, or of another shape, dtype or device.
+    """
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    require_out(out, shape, dtype, device)
+    return out
 
 
 def written(name: str, out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:

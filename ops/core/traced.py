@@ -19,6 +19,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.call import torch_library
 from hipforge.ops.core import dispatch
+from hipforge.ops.core.arguments import named_by
 from hipforge.ops.core.checks import TensorSpec
 from hipforge.ops.core.outputs import written_into
 
@@ -51,7 +52,7 @@ def traced_call(
         name: the op's name, under which its planner is registered.
         public: its signature, annotations evaluated.
         eager: the op on real tensors.
-        fake: its arguments without ``outs`` -> new empty results.
+        fake: those of its arguments without ``outs`` that it names -> new empty results.
         written: what it writes.
         rows: parameters whose first dimension is M, where it may return None.
     """
@@ -75,11 +76,17 @@ def traced_call(
             return result if len(result) > 1 else result[0]
         return result
 
-    kernel.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        inputs, return_annotation=_without_last(annotation, len(returned))
-    )
+    signature = inspect.Signature(inputs, return_annotation=_without_last(annotation, len(returned)))
+    named = named_by(fake, signature)
+
+    def new(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return fake(**{each: given.arguments[each] for each in named})
+
+    kernel.__signature__ = signature  # type: ignore[attr-defined]
     schema = torch.library.infer_schema(kernel, mutates_args=mutates)
-    overload = torch_library.define(name, schema, kernel, fake)
+    overload = torch_library.define(name, schema, kernel, new)
 
     # torch traces what follows: lists where it would not inline a generator, and zip without strict=.
     def traced(*args: Any, **kwargs: Any) -> Any:

@@ -99,11 +99,7 @@ def _plan(
 
 
 def _new(
-    q: torch.Tensor,
-    *rest: object,
-    out_scale: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-    **options: object,
+    q: torch.Tensor, out_scale: torch.Tensor | None, scale_out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return empty_output(q, out_scale is not None or scale_out is not None), empty_lse(q)
 

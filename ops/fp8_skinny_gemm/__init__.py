@@ -28,7 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _new(a: torch.Tensor, b: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+def _new(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.empty((a.shape[0], b.shape[1]), dtype=torch.float16, device=a.device)
 
 

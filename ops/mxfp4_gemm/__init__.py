@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import torch
 
-from hipforge.ops.core.checks import require_apart, require_bias, require_out
+from hipforge.ops.core.checks import require_apart, require_bias
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp4_gemm import reference
 from hipforge.ops.mxfp4_gemm.family import FAMILY, SUB_TILES
 from hipforge.ops.mxfp4_gemm.kernels import launch, mxfp4_gemm_out, run_mxfp4
@@ -23,7 +24,7 @@ from hipforge.ops.mxfp4_gemm.kernels import launch, mxfp4_gemm_out, run_mxfp4
 __all__ = ["FAMILY", "SUB_TILES", "mxfp4_gemm", "mxfp4_gemm_out", "mxfp4_linear", "run_mxfp4"]
 
 
-def _new(xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+def _new(xq: torch.Tensor, wq: torch.Tensor) -> torch.Tensor:
     return torch.empty((xq.shape[0], wq.shape[0]), dtype=torch.bfloat16, device=xq.device)
 
 
@@ -64,7 +65,7 @@ def mxfp4_gemm(
         >>> None if y is None else y[0, 0].item()  # on gfx950
         128.0
     """
-    return launch(_new(xq, x_scale, wq), xq, x_scale, wq, w_scale, shuffled, **taken.configuration)
+    return launch(_new(xq, wq), xq, x_scale, wq, w_scale, shuffled, **taken.configuration)
 
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
@@ -106,12 +107,10 @@ def mxfp4_linear(
         128.0
     """
     m, n = xq.shape[0], wq.shape[0]
-    if out is not None:
-        require_out(out, (m, n), torch.bfloat16, xq.device)
+    result = new_or_given(out, (m, n), torch.bfloat16, xq.device)
     if bias is not None:
         require_bias(bias, n, torch.bfloat16, xq.device)
         require_apart(out=out, bias=bias)
-    result = _new(xq, x_scale, wq) if out is None else out
     if taken.path == "kernel":
         launch(result, xq, x_scale, wq, w_scale, shuffled, **taken.configuration)
     else:

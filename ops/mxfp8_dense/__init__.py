@@ -31,9 +31,10 @@ from __future__ import annotations
 import torch
 
 from hipforge.ops.core import dispatch
-from hipforge.ops.core.checks import require_apart, require_bias, require_out
+from hipforge.ops.core.checks import require_apart, require_bias
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.mxfp8_dense.family import FAMILY, GEMM
 from hipforge.ops.mxfp8_dense.kernels import (
@@ -76,7 +77,7 @@ def reload_tables() -> None:
     dispatch.clear_decisions()
 
 
-def _new(xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+def _new(xq: torch.Tensor, wq: torch.Tensor) -> torch.Tensor:
     return torch.empty((xq.size(0), wq.size(0)), dtype=_BF16, device=xq.device)
 
 
@@ -162,20 +163,15 @@ def mxfp8_gemm(
         >>> None if y is None else y[0, 0].item()
         32.0
     """
-    result = _result(xq, x_scale, wq, out, bias)
+    result = _result(xq, wq, out, bias)
     return launch(taken, result, xq, x_scale, wq, w_scale, bias)
 
 
-def _result(
-    xq: torch.Tensor, x_scale: torch.Tensor, wq: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _result(xq: torch.Tensor, wq: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
     if bias is not None:
         require_bias(bias, wq.shape[0], _BF16, xq.device)
         require_apart(out=out, bias=bias)
-    if out is None:
-        return _new(xq, x_scale, wq)
-    require_out(out, (xq.shape[0], wq.shape[0]), _BF16, xq.device)
-    return out
+    return new_or_given(out, (xq.shape[0], wq.shape[0]), _BF16, xq.device)
 
 
 @operator(GEMM.plan_total, fake=_new, outs=("out",))
@@ -213,7 +209,7 @@ def mxfp8_linear(
         >>> hipforge.mxfp8_linear(x, x_scale, w, w_scale, torch.ones(8).bfloat16())[0, 0].item()
         33.0
     """
-    result = _result(xq, x_scale, wq, out, bias)
+    result = _result(xq, wq, out, bias)
     if taken.path == "kernel":
         return launch(taken, result, xq, x_scale, wq, w_scale, bias)
     if taken.path == "triton":

@@ -32,9 +32,10 @@ from __future__ import annotations
 import torch
 
 from hipforge.ops.core.arguments import require_readable
-from hipforge.ops.core.checks import require_choice, require_out
+from hipforge.ops.core.checks import require_choice
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp8_grouped.family import FAMILY, GROUPED
 from hipforge.ops.mxfp8_grouped.kernels import launch, smallm_mxfp8_moe_grouped_gemm, smallm_mxfp8_moe_out
 from hipforge.ops.mxfp8_grouped.reference import Operands, check_indices, grouped_mm
@@ -52,18 +53,7 @@ __all__ = [
 ]
 
 
-def _new(
-    a_q: torch.Tensor,
-    a_scale: torch.Tensor,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    num_tokens_post_padded: torch.Tensor,
-    num_valid_tokens: int,
-    *rest: object,
-    **named: object,
-) -> torch.Tensor:
+def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> torch.Tensor:
     return torch.empty((num_valid_tokens, w.shape[1]), dtype=torch.bfloat16, device=a_q.device)
 
 
@@ -71,11 +61,9 @@ def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: 
     """Write the product of operands; rows that no tile covers become zero or stay undefined."""
     require_choice("uncovered", uncovered, ("zero", "undefined"))
     shape = int(parts.num_valid_tokens), parts.w.shape[1]
-    if out is None:
-        out = torch.empty(shape, dtype=torch.bfloat16, device=parts.a_q.device)
-    else:
-        require_out(out, shape, torch.bfloat16, parts.a_q.device)
+    if out is not None:
         require_readable(out=out)  # torch fills it with zeros before the kernel's own guards see it
+    out = new_or_given(out, shape, torch.bfloat16, parts.a_q.device)
     if uncovered == "zero":
         out.zero_()
     if taken.path == "kernel":

@@ -1,23 +1,21 @@
 """Decode attention over a packed fp8 cache in Triton: what the HIP kernel is compared with.
 
-Two ways to write the same split-K kernel. ``resident``: the words, scales and dequantised elements of K and of V exist
-for a whole block before its first product, which is what a straightforward kernel asks registers for. ``streaming``:
-each part of a row is loaded, converted and multiplied in turn, and V only when the weights are known. Both dequantise
-to q's dtype (fp8 * scale + shift, in float32), so K, V and the weights are rounded before the products.
+The split-K kernel in two versions. ``resident``, the straightforward one, loads and dequantises K and V of a whole
+block before its first product and holds them in registers. ``streaming`` loads, converts and multiplies one part of a
+row at a time, and V only after the weights are computed. Both dequantise to q's dtype (fp8 * scale + shift, in
+float32), so K, V and the weights are rounded before the products.
 
 Triton is imported on first use, never with this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
+from hipforge.ops.triton.launch import Bind, Launch, power_of_two, unavailable
 
 __all__ = ["RESIDENT", "RESIDENT_64", "STREAMING", "Call", "Launch", "Problem", "SplitConfig", "prepare", "unavailable"]
 
@@ -26,12 +24,9 @@ MERGE_STEP = 8  # splits that the merge kernel loads at a time
 LOG2_E = 1.4426950408889634
 FNUZ_ARCH = "gfx942"  # whose fp8 has no negative zero; the others read e4m3fn
 
-Bind = Callable[[Any], Any]
-
-
 @dataclass(frozen=True)
 class SplitConfig:
-    """Keys of a block, parts that a row of D elements is worked on in, and launch parameters of the split kernel."""
+    """Keys of a block, parts in which a row of D elements is processed, and launch parameters of the split kernel."""
 
     block_n: int
     num_warps: int
@@ -44,7 +39,7 @@ class SplitConfig:
         return f"{kind} {BLOCK_M}x{self.block_n} warps={self.num_warps} parts={self.parts} stages={self.num_stages}"
 
 
-# 128 keys are what such kernels take for the longest sequences, 64 the tile that registers ask for.
+# Such kernels take 128 keys for the longest sequences; a block of 64 needs half the registers.
 RESIDENT = SplitConfig(block_n=128, num_warps=1)
 RESIDENT_64 = SplitConfig(block_n=64, num_warps=1)
 STREAMING = SplitConfig(block_n=64, num_warps=1, parts=4, resident=False)
@@ -85,16 +80,6 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One kernel call: ``kernel[grid](*arguments, **constants)``."""
-
-    kernel: Any
-    grid: tuple[int, int, int]
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Call:
     """Both launches of a call, and the tensors that they fill: out like q, float32 lse [B, Hq, Mq]."""
 
@@ -103,10 +88,10 @@ class Call:
     out: torch.Tensor
     lse: torch.Tensor
 
-    def run(self, bind: Bind = lambda kernel: kernel) -> tuple[torch.Tensor, torch.Tensor]:
-        """Launch both and return (out, lse); ``bind`` turns a kernel into one for another runtime, the emulator's."""
-        for launch in (self.split, self.merge):
-            bind(launch.kernel)[launch.grid](*launch.arguments, **launch.constants)
+    def run(self, bind: Bind | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch both, as :meth:`Launch.run` does, and return (out, lse)."""
+        self.split.run(bind)
+        self.merge.run(bind)
         return self.out, self.lse
 
 
@@ -134,7 +119,7 @@ def prepare(problem: Problem, config: SplitConfig) -> Call:
         (-(-rows // BLOCK_M), batch * kv_heads, splits),
         (
             q, problem.k, problem.k_rows, problem.v, problem.v_rows, problem.seqlens,
-            # With one page per sequence nothing is looked up; a separate tensor keeps its traffic apart.
+            # Not read where a sequence is one page; a tensor of its own, so that counters show that.
             torch.empty(1, dtype=torch.int32, device=q.device) if tables is None else tables,
             partial, partial_lse, problem.scale * LOG2_E, *shape,
             1 if tables is None else tables.shape[1], page_size,
@@ -149,6 +134,6 @@ def prepare(problem: Problem, config: SplitConfig) -> Call:
         decode_merge_kernel,
         (rows, batch * kv_heads, 1),
         (partial, partial_lse, out, lse, *shape, splits),
-        {"D": d, "BLOCK_S": 1 << (splits - 1).bit_length(), "STEP": MERGE_STEP, "num_warps": 1},
+        {"D": d, "BLOCK_S": power_of_two(splits), "STEP": MERGE_STEP, "num_warps": 1},
     )
     return Call(split, merge, out, lse)

@@ -1,6 +1,6 @@
 """Triton kernels of decode attention over a packed fp8 cache; importing this module imports triton."""
 
-# Triton reads annotations as its own, has no unpacking, and unrolls loops whose tuples grow.
+# Triton gives annotations its own meaning, cannot unpack tuples, and must unroll loops in which a tuple grows.
 # ruff: noqa: RUF005
 # mypy: disable-error-code="assignment"
 

@@ -5,6 +5,8 @@ Triton is imported on first use, never with this module.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +14,20 @@ from typing import Any
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.triton.mxfp8_dot_scaled import unavailable
 
-Bind = Callable[[Any], Any]
+Bind = Callable[[Any], Any]  # a kernel -> one for another runtime, such as the emulator's
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def unavailable(device: torch.device) -> str | None:
+    """Return why Triton cannot run on tensors on ``device``, or None where it can."""
+    if device.type != "cuda":
+        return f"Triton runs on GPU tensors; these are on {device}"
+    return None if _installed() else "the triton package is not installed"
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ Triton is imported on first use, never with this module.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib.util
 from dataclasses import dataclass
 
 import torch
 
 from hipforge.errors import GuardError
+from hipforge.ops.triton.launch import unavailable as unavailable
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class TileConfig:
 
 
 STOCK = TileConfig(block_m=64, block_n=128, block_k=128, num_warps=8)
-# 16 rows are the least that dot_scaled takes, and narrow columns the way to more work-groups; below 32 columns Triton
-# no longer emits scaled MFMAs.
+# dot_scaled takes at least 16 rows. Few columns per tile give more work-groups; below 32 Triton emits no scaled MFMAs.
 SMALL_M = TileConfig(block_m=16, block_n=32, block_k=256, num_warps=2)
 # What the tuners try beside the stock configuration when they look for Triton's best.
 TUNED = (
@@ -60,18 +58,6 @@ TUNED = (
 def configuration(m: int) -> TileConfig:
     """Return the configuration for M = ``m`` rows: the small-M one up to 32, else the stock one."""
     return SMALL_M if m <= 32 else STOCK
-
-
-@functools.cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def unavailable(device: torch.device) -> str | None:
-    """Return why the fallback cannot run for tensors on ``device``, or None where it can."""
-    if device.type != "cuda":
-        return f"Triton runs on GPU tensors; these are on {device}"
-    return None if _installed() else "the triton package is not installed"
 
 
 def mxfp8_dot_scaled(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.triton import mxfp8_dot_scaled
+from hipforge.ops.triton import launch
 
-LEAST_BLOCK_M = 16  # rows that dot_scaled takes
+LEAST_BLOCK_M = 16  # dot_scaled takes no fewer rows
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def unavailable(device: torch.device, block_m: int) -> str | None:
     """Return why the fallback cannot run for tensors on ``device`` and tiles of ``block_m``, or None where it can."""
     if block_m < LEAST_BLOCK_M or block_m & (block_m - 1):
         return f"Triton tiles are a power of two of at least {LEAST_BLOCK_M} rows; block_m is {block_m}"
-    return mxfp8_dot_scaled.unavailable(device)
+    return launch.unavailable(device)
 
 
 def mxfp8_grouped(

@@ -1,4 +1,4 @@
-"""RoPE and the cache write in Triton: the path of other GPUs, and what the HIP kernel is compared with.
+"""RoPE and the cache write in Triton, for other GPUs and for comparison with the HIP kernel.
 
 Triton is imported on first use, never with this module.
 """

@@ -63,7 +63,7 @@ def rope_and_cache_kernel(  # type: ignore[no-untyped-def]
     FP8_MAX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One head of one token per program, of one warp: all of it is read before any is written, in place too."""
+    """One head of one token per program, of one warp, which reads the whole head before it writes: in place works."""
     token = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1)
     d = tl.arange(0, BLOCK)

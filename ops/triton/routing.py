@@ -1,7 +1,7 @@
-"""Gating, sorted slots, the sum over experts and the router's product in Triton: the paths of other GPUs.
+"""Gating, sorted slots, the sum over experts and the router's product in Triton, for other GPUs and for comparison.
 
-They are what the HIP kernels are compared with, too. Each function takes what its op has checked and allocated, and
-``bind`` to run elsewhere than on a GPU. Triton is imported on first use, never with this module.
+Each function takes operands and outputs that its op has checked and allocated. ``bind`` runs the kernel on another
+runtime than the GPU's. Triton is imported on first use, never with this module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from hipforge.ops.triton.launch import Bind, Launch, power_of_two
 
-LEAST_DOT = 16  # rows, columns and depth that a Triton dot takes
+LEAST_DOT = 16  # rows, columns and depth of a Triton dot
 
 
 def topk_gating(
@@ -54,7 +54,7 @@ def moe_align_block_size(
     experts: int,
     bind: Bind | None = None,
 ) -> Any:
-    """Write the first three, one program per expert, each of which counts all slots."""
+    """Write the first three tensors; there is one program per expert, and each counts all slots."""
     from hipforge.ops.triton.routing_kernels import moe_align_kernel
 
     ids = topk_ids.contiguous()

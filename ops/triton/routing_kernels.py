@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def _key_of(value):  # type: ignore[no-untyped-def]
-    """An int64 that orders as the floats do; NaN is 1, no number is below 2."""
+    """Map floats to int64 keys in the same order: 2 and above for numbers, 1 for NaN."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True).to(tl.int64)
     return tl.where(value != value, 1, ordered)
@@ -53,7 +53,7 @@ def topk_gating_kernel(  # type: ignore[no-untyped-def]
     choice = logit
     if HAS_BIAS:
         choice = score + tl.load(bias_ptr + expert, mask=here, other=0.0)
-    # What is taken, dropped or not there is 0.
+    # Key 0: experts that are already chosen, in a dropped group, or past the last one.
     key = tl.where(here, _key_of(choice), 0)
     if GROUPS > 1:
         best = tl.max(key, 1)
@@ -110,7 +110,7 @@ def moe_align_kernel(  # type: ignore[no-untyped-def]
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
 ):
-    """Expert program_id(0): counts all slots to know where its own start, then writes them; the last fills the rest."""
+    """One expert per program: counts all slots to find where its own start, and writes them; the last pads the rest."""
     expert = tl.program_id(0)
     column = tl.arange(0, BLOCK_EXPERTS)
     counts = tl.zeros((BLOCK_EXPERTS,), dtype=tl.int32)

@@ -1,5 +1,5 @@
-// bfloat16 for HIP sources where no ROCm is installed: the documented interface of hip/hip_bf16.h, in the parts that
-// ordinary kernels use. A ROCm installation has its own file, which is then found instead of this one.
+// bfloat16 for HIP sources where no ROCm is installed: of hip/hip_bf16.h what ordinary kernels use, and only names that
+// HIP 7.2 has too. A ROCm installation has its own file, which is then found instead of this one.
 //
 // Arithmetic is done in float32 and rounded once, to nearest even; a NaN stays one.
 #pragma once
@@ -13,6 +13,9 @@ HIP_BF16_HD_ unsigned short hip_bf16_bits_of_(float value) {
   const unsigned bits = __builtin_bit_cast(unsigned, value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<unsigned short>(bits >> 16 | 0x40u);
   return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+HIP_BF16_HD_ unsigned short hip_bf16_truncated_(float value) {
+  return value != value ? hip_bf16_bits_of_(value) : static_cast<unsigned short>(__builtin_bit_cast(unsigned, value) >> 16);
 }
 HIP_BF16_HD_ float hip_bf16_float_of_(unsigned short bits) {
   return __builtin_bit_cast(float, static_cast<unsigned>(bits) << 16);
@@ -55,21 +58,12 @@ static_assert(sizeof(__hip_bfloat162) == 4, "__hip_bfloat162 must be four bytes"
 
 // conversions
 HIP_BF16_HD_ __hip_bfloat16 __float2bfloat16(float a) { return __hip_bfloat16(a); }
-HIP_BF16_HD_ __hip_bfloat16 __float2bfloat16_rn(float a) { return __hip_bfloat16(a); }
-HIP_BF16_HD_ __hip_bfloat16 __float2bfloat16_rz(float a) {
-  __hip_bfloat16 result;
-  result.__x = a != a ? hip_bf16_bits_of_(a) : static_cast<unsigned short>(__builtin_bit_cast(unsigned, a) >> 16);
-  return result;
-}
 HIP_BF16_HD_ __hip_bfloat16 __double2bfloat16(double a) { return __hip_bfloat16(a); }
 HIP_BF16_HD_ __hip_bfloat16 __int2bfloat16_rn(int a) { return __hip_bfloat16(a); }
 HIP_BF16_HD_ float __bfloat162float(__hip_bfloat16 a) { return hip_bf16_float_of_(a.__x); }
-HIP_BF16_HD_ int __bfloat162int_rz(__hip_bfloat16 a) { return static_cast<int>(__bfloat162float(a)); }
 HIP_BF16_HD_ __hip_bfloat162 __bfloat162bfloat162(__hip_bfloat16 a) { return {a, a}; }
 HIP_BF16_HD_ __hip_bfloat162 __halves2bfloat162(__hip_bfloat16 a, __hip_bfloat16 b) { return {a, b}; }
 HIP_BF16_HD_ __hip_bfloat162 make_bfloat162(__hip_bfloat16 a, __hip_bfloat16 b) { return {a, b}; }
-HIP_BF16_HD_ __hip_bfloat162 __float2bfloat162_rn(float a) { return {__hip_bfloat16(a), __hip_bfloat16(a)}; }
-HIP_BF16_HD_ __hip_bfloat162 __floats2bfloat162_rn(float a, float b) { return {__hip_bfloat16(a), __hip_bfloat16(b)}; }
 HIP_BF16_HD_ __hip_bfloat162 __float22bfloat162_rn(float2 a) { return {__hip_bfloat16(a.x), __hip_bfloat16(a.y)}; }
 HIP_BF16_HD_ float2 __bfloat1622float2(__hip_bfloat162 a) {
   return make_float2(__bfloat162float(a.x), __bfloat162float(a.y));

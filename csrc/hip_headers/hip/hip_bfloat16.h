@@ -11,7 +11,7 @@ struct hip_bfloat16 {
 
   hip_bfloat16() = default;
   explicit __host__ __device__ hip_bfloat16(float value) : data(hip_bf16_bits_of_(value)) {}
-  explicit __host__ __device__ hip_bfloat16(float value, truncate_t) : data(__float2bfloat16_rz(value).__x) {}
+  explicit __host__ __device__ hip_bfloat16(float value, truncate_t) : data(hip_bf16_truncated_(value)) {}
 
   __host__ __device__ operator float() const { return hip_bf16_float_of_(data); }
   __host__ __device__ hip_bfloat16& operator=(float value) { data = hip_bf16_bits_of_(value); return *this; }
