@@ -71,7 +71,9 @@ inline void check_waves(int64_t waves, int most, int rows) {
 
 /// Steps whose operands are in flight: what 128 (one row tile) or 256 registers hold.
 #if defined(__gfx942__)
-constexpr int steps_ahead(int row_tiles) { return row_tiles == 1 ? 2 : row_tiles == 2 ? 3 : 1; }
+// Clang 21 spills gathered rows three steps ahead.
+constexpr int kAheadOfTwoTiles = __clang_major__ < 22 ? 2 : 3;
+constexpr int steps_ahead(int row_tiles) { return row_tiles == 1 ? 2 : row_tiles == 2 ? kAheadOfTwoTiles : 1; }
 #else
 constexpr int steps_ahead(int row_tiles) { return row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3; }
 #endif
