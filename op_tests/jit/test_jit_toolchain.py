@@ -212,6 +212,23 @@ def test_a_refusal_is_looked_at_again_when_the_rocm_tree_changes(
     assert isinstance(toolchain.probe_all()[0], Accepted)
 
 
+@pytest.mark.parametrize("old", [True, False])
+def test_headers_that_need_the_wave_size_get_it(tmp_path: Path, old: bool) -> None:
+    """Those in triton 3.5 and 3.6 use a macro that clang 22 does not define."""
+    bundled = tmp_path / "triton/backends/amd"
+    (bundled / "include/hip").mkdir(parents=True)
+    (bundled / "lib").mkdir()
+    size = "__AMDGCN_WAVEFRONT_SIZE" if old else "64"
+    (bundled / "include/hip/hip_runtime.h").write_text(f"constexpr int wave_size = {size};\n")
+    (bundled / "include/hip/hip_version.h").write_text("#define HIP_VERSION_MAJOR 6\n")
+    tree = rocm_tree.assemble(bundled, tmp_path, Path("rocm-tree/0123456789abcdef"), CLANG)
+    program = "#include <hip/hip_runtime.h>\nstatic_assert(wave_size == 64);\n"
+    command = [str(CLANG), "-x", "c++", "-fsyntax-only", f"-I{tree / 'include'}", "-"]
+    done = subprocess.run(command, input=program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tree / "include/hip/hip_runtime.h").is_symlink() == (not old)
+
+
 def test_the_description_of_a_hipcc_names_the_clang_inside(machine: Path) -> None:
     script(machine / "bin/hipcc", "HIP version: 7.2.53211\nAMD clang version 20.0.0git")
     assert toolchain.select("gfx950").description == "hipcc: HIP version: 7.2.53211, AMD clang version 20.0.0git"

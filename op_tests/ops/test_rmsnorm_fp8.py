@@ -159,6 +159,20 @@ def test_non_finite_elements_act_on_their_row_only(dtype, bad):
     assert bool(q[::2].float().isfinite().all())
 
 
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("cols", [128, 999])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_zeros_keep_their_sign(dtype, cols, offset):
+    # Compilers may fold a product and its rounding to half into an fma that loses the sign of -0.
+    x, residual, weight = problem(2, cols, dtype)
+    x[:, ::3] = residual[:, ::3] = -0.0
+    q, _ = residual_rms(x, residual.clone(), weight, EPSILON, torch.tensor([0.02]), weight_offset=offset)
+    want, _ = reference.residual_rms(x, residual, weight, EPSILON, torch.tensor([0.02]), FP8, weight_offset=offset)
+    zero = want.float() == 0
+    assert bool(zero[:, ::3].all())
+    assert_same(q[zero], want[zero])
+
+
 def test_a_row_of_zeros():
     zero = torch.zeros(2, 64, dtype=torch.float16)
     weight = torch.ones(64, dtype=torch.float16)

@@ -195,6 +195,17 @@ def test_a_norm_of_powers_of_two_is_exact():
         check(given)
 
 
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_norm_keeps_the_sign_of_zero(dtype, offset):
+    # Compilers may fold a product and its rounding to half into an fma that loses the sign of -0.
+    given = case("half", dtype, rotary_dim=64, q_weight=torch.ones(128).to(dtype), epsilon=1e-5, weight_offset=offset)
+    given.q[..., 64::2] = -0.0
+    q, _ = run(given)
+    zeros = q[..., 64::2]
+    assert bool((zeros == 0).all()) and bool(zeros.signbit().all())
+
+
 def test_only_the_normalised_projection_is_normalised():
     weight = torch.full((128,), 2.0, dtype=torch.bfloat16)
     given = case("half", exact=True)

@@ -64,6 +64,8 @@ struct Arguments {
 
 template <int kWidth>
 using Vector = Half __attribute__((ext_vector_type(kWidth)));
+template <int kWidth>
+using Floats = float __attribute__((ext_vector_type(kWidth)));
 
 // 16-bit arithmetic: each operation rounds once to 16 bits. bf16 has no instructions; an fp32 sum of two bf16 is
 // rounded again, as torch does, and a product is exact in fp32.
@@ -86,17 +88,16 @@ __device__ inline Vector<kWidth> multiply(Vector<kWidth> a, Vector<kWidth> b) {
 }
 
 template <int kWidth>
+__device__ inline Vector<kWidth> round_product(Floats<kWidth> product) {
+  if constexpr (kIsF16) product = hf::dev::before_rounding_to_half(product);
+  return __builtin_convertvector(product, Vector<kWidth>);
+}
+
+template <int kWidth>
 __device__ inline Vector<kWidth> normalise(Vector<kWidth> r, float factor, Vector<kWidth> weight, float offset) {
-  Vector<kWidth> y;
-  if (offset != 0.f) {
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-      y[i] = static_cast<Half>(static_cast<float>(r[i]) * factor * (offset + static_cast<float>(weight[i])));
-    return y;
-  }
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) y[i] = static_cast<Half>(static_cast<float>(r[i]) * factor);
-  return multiply<kWidth>(y, weight);
+  const Floats<kWidth> n = __builtin_convertvector(r, Floats<kWidth>) * factor;
+  if (offset != 0.f) return round_product<kWidth>(n * (offset + __builtin_convertvector(weight, Floats<kWidth>)));
+  return multiply<kWidth>(round_product<kWidth>(n), weight);
 }
 
 // The sum over the work-group, in all its threads; the order is fixed.

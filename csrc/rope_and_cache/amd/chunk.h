@@ -2,12 +2,16 @@
 #pragma once
 
 #include "../problem.h"
+#include "hipforge/amd/math.h"
 #include "hipforge/amd/wave.h"
 
 namespace hf::rope_and_cache {
 
 __device__ inline F32x8 to_f32(Half8 x) { return __builtin_convertvector(x, F32x8); }
-__device__ inline Half8 to_half(F32x8 x) { return __builtin_convertvector(x, Half8); }
+__device__ inline Half8 product_to_half(F32x8 product) {
+  if constexpr (__is_same(Half, _Float16)) product = dev::before_rounding_to_half(product);
+  return __builtin_convertvector(product, Half8);
+}
 
 __device__ inline Half8 load_chunk(const Half* from, bool aligned) {
   if (aligned) return *reinterpret_cast<const Half8*>(from);

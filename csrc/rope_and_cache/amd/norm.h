@@ -18,8 +18,8 @@ __device__ inline Half8 normalised(Half8 x, const Half* weight, uint32_t chunk, 
   if (active)
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) w[i] = static_cast<float>(weight[chunk * kChunk + i]);
-  if (a.weight_offset != 0.f) return to_half(values * factor * (w + a.weight_offset));
-  return to_half(to_f32(to_half(values * factor)) * w);
+  if (a.weight_offset != 0.f) return product_to_half(values * factor * (w + a.weight_offset));
+  return product_to_half(to_f32(product_to_half(values * factor)) * w);
 }
 
 }  // namespace hf::rope_and_cache

@@ -21,7 +21,7 @@ from hipforge.jit.cache.trust import make_directory
 from hipforge.jit.digest import DigestStore, text_digest
 from hipforge.jit.roots import package_dir
 
-_RECIPE = 2
+_RECIPE = 3
 """Raised when the tree's contents change for the same triton."""
 
 # name of the file: (name of the constant, LLVM type, value). Both settings of a switch must exist, or clang rejects the
@@ -111,12 +111,28 @@ def _assemble(source: Path, root: Path, tree: Path, clang: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+# Clang 22 no longer defines the macro that the headers of HIP 6 in triton 3.5 and 3.6 use.
+_WAVE_SIZE = "__AMDGCN_WAVEFRONT_SIZE"
+_WITH_WAVE_SIZE = f"""\
+#pragma once
+#ifndef {_WAVE_SIZE}
+#define {_WAVE_SIZE} 64
+#endif
+#include "hip_runtime_of_triton.h"
+"""
+
+
 def _link_headers(source: Path, include: Path) -> None:
     """Make ``include`` of links to ``source`` and copies of our headers; a header that ``source`` has is its own."""
     (include / "hip").mkdir(parents=True)
     for item in (*source.iterdir(), *(source / "hip").iterdir()):
-        if item != source / "hip":
-            (include / item.relative_to(source)).symlink_to(item)
+        if item == source / "hip":
+            continue
+        target = include / item.relative_to(source)
+        if item.name == "hip_runtime.h" and _WAVE_SIZE in item.read_text():
+            target.write_text(_WITH_WAVE_SIZE)
+            target = target.with_name("hip_runtime_of_triton.h")
+        target.symlink_to(item)
     for header in own_headers():
         if not (include / "hip" / header.name).exists():
             shutil.copyfile(header, include / "hip" / header.name)
