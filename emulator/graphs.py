@@ -96,7 +96,7 @@ def capture(mode: Mode = "global") -> Iterator[Graph]:
 
     Args:
         mode: which calls of the HIP runtime that a graph cannot replay (allocations, for instance) are refused
-            meanwhile: in this thread and those of other ``global`` captures, in this thread alone, or nowhere.
+            meanwhile: in this thread and those of other ``global`` captures, only in this thread, or nowhere.
 
     Raises:
         GuardError: a mode that does not exist, or a capture inside another one.

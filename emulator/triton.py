@@ -144,7 +144,7 @@ class _Launcher:
         values: dict[str, Any] = {}
         for (name, kind), value in zip(self._signature.items(), args, strict=True):
             values.update(_flatten(str(name), kind, value))
-        for name in ("global_scratch", "profile_scratch"):  # Triton 3.7 reports the second alone for AMD
+        for name in ("global_scratch", "profile_scratch"):  # Triton 3.7 reports only the second for AMD
             values[name] = self._scratch(getattr(self._metadata, f"{name}_size", 0), x * y * z)
         active.counters = launch(
             function, (x, y, z), self._metadata.num_warps * WAVE_SIZE, values, dynamic_lds=self._metadata.shared

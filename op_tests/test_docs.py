@@ -74,3 +74,8 @@ def test_versions_agree() -> None:
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_lines_of_code_leave_out_comments_docstrings_and_blanks() -> None:
+    documented = '"""Module."""\n\ndef f():\n    """Function.\n\n    More.\n    """\n'
+    assert script("code_lines").count(documented + "    return (  # one\n        1\n    )\n# two\n\nx = 1\n") == 5

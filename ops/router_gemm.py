@@ -66,7 +66,7 @@ def router_gemm(
 ) -> torch.Tensor:
     """Return ``x @ w.T + bias`` in fp32: the logits of a router.
 
-    Products and sums are fp32, in an order that depends on shapes alone, and the bias is added last. Made for a few
+    Products and sums are fp32, in an order that depends only on shapes, and the bias is added last. Made for a few
     tokens (up to 32 of them times up to 512 experts); any number is taken.
 
     Args:

@@ -119,7 +119,7 @@ def swiglu_fp8(
         scale_tensor: one float32 on the device.
         next_buffer: contiguous float16 or bfloat16 [rows, buffer_cols], zeroed in the same launch.
         alpha: factor of the gate inside the sigmoid; finite.
-        beta: added to up after the clamp; finite. Callers of vLLM's that give alpha alone mean beta = 1.
+        beta: added to up after the clamp; finite. In vLLM, an alpha without a beta means beta = 1.
         limit: where gate and up are clamped; positive and finite, or None.
         interleaved: gate in the even columns of ``gate_up``, up in the odd ones.
         force_scalar: take the path for unaligned data.

@@ -139,7 +139,7 @@ def topk_gating(
         logits: float32, float16 or bfloat16 [T, E], E at most 512; rows contiguous.
         k: 1 to 16, at most the experts in the kept groups.
         scoring: ``softmax`` or ``sigmoid``.
-        bias: float32 [E], for the choice alone.
+        bias: float32 [E], added to the scores for the choice only.
         renormalize: make the weights of a token sum to ``scale``.
         groups: a divisor of E: groups of E / groups neighbouring experts.
         topk_groups: groups to keep, 1 to ``groups``; given together with it.

@@ -64,7 +64,7 @@ class Family(Generic[P]):
         row_refusal: why a row that was found does not apply to a problem, or None.
         without_triton: (problem, arch, compute units) -> the choice of an op that always computes, where the table or
             the default rule leaves a problem inside the envelope to Triton, and there is none: perhaps slower than
-            Triton, but far faster than torch. None for a family whose default rule takes whatever the envelope does.
+            Triton, but far faster than torch. None for a family whose default rule takes all that the envelope does.
         demanded: (problem, arch, compute units) -> the choice that the caller demands whatever the table says, and its
             reason, or None.
         adjust: (problem, arch, choice, reason) -> the choice and its reason after what the caller demands; raises

@@ -47,7 +47,7 @@ def operator(
 
     Args:
         plan: takes those of the op's arguments that it names, defaults filled in (all of them if it has ``**``), and
-            returns its Decision; GuardError for malformed ones. It looks at shapes, dtypes, devices and numbers alone,
+            returns its Decision; GuardError for malformed ones. It looks only at shapes, dtypes, devices and numbers,
             because tracing passes :class:`~hipforge.ops.core.checks.TensorSpec` values for tensors. Where nothing is
             accepted the op returns None.
         key: takes those arguments that it names and returns what the decision depends on, hashable; everything that

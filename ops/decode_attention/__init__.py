@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 
@@ -67,8 +67,23 @@ __all__ = [
 ]
 
 
-def _json(forced: Forced) -> str | None:
-    return None if forced is None else json.dumps(dict(forced))
+def _passed(
+    q: torch.Tensor,
+    scale: float | None,
+    force_kernel_config: Forced = None,
+    *,
+    out_format: str | None = None,
+    scale_out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Return what a :class:`Call` takes as it is of a function's options."""
+    check_output(q, options.get("out_scale"), out_format, scale_out)
+    forced = None if force_kernel_config is None else json.dumps(dict(force_kernel_config))
+    return {"scale": scale, "forced": forced, **options}
 
 
 def _plain(
@@ -80,32 +95,15 @@ def _plain(
     k_scale: Scale = 1.0,
     v_scale: Scale = 1.0,
     scale: float | None = None,
-    *,
-    causal: bool = True,
-    split_k: int | None = None,
-    force_kernel_config: Forced = None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out_scale: torch.Tensor | None = None,
-    out_format: str | None = None,
-    scale_out: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    **outputs: object,
+    **options: Any,
 ) -> Call:
-    check_output(q, out_scale, out_format, scale_out)
-    k_factor = scale_tensor("k_scale", k_scale, q.device)
-    v_factor = scale_tensor("v_scale", v_scale, q.device)
-    return Call(
-        q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, None, None, None,
-        scale, causal, split_k, _json(force_kernel_config), sinks, window, softcap, out_scale,
-        cu_seqlens_q, max_seqlen_q,
-    )  # fmt: skip
+    given = _passed(q, scale, **options)
+    k_factor, v_factor = scale_tensor("k_scale", k_scale, q.device), scale_tensor("v_scale", v_scale, q.device)
+    return Call(q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, **given)
 
 
 class _Options(TypedDict, total=False):
-    """What both functions take by name alone, but for what decides how many results there are."""
+    """What both functions take only by name, except what decides how many results there are."""
 
     causal: bool
     cu_seqlens_q: torch.Tensor | None
@@ -339,37 +337,20 @@ def _packed(
     split_k: int | None = None,
     force_kernel_config: Forced = None,
     *,
-    causal: bool = True,
     num_groups: int | None = None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out_scale: torch.Tensor | None = None,
-    out_format: str | None = None,
-    scale_out: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    **outputs: object,
+    **options: Any,
 ) -> Call:
-    check_output(q, out_scale, out_format, scale_out)
-    forced, ragged = _json(force_kernel_config), cu_seqlens_q is not None
-    options = (
-        num_groups, scale, causal, split_k, forced, sinks, window, softcap, out_scale, cu_seqlens_q,
-        max_seqlen_q,
-    )  # fmt: skip
-    if num_groups is not None:
+    named: dict[str, Any] = {"split_k": split_k, "num_groups": num_groups, "cu_seqlens_q": cu_seqlens_q}
+    given, ragged = _passed(q, scale, force_kernel_config, **named, **options), cu_seqlens_q is not None
+    half = num_groups is None and isinstance(k, torch.Tensor) and k.dtype in HALF_DTYPES
+    if num_groups is not None or half:
         if k_scale_shift is not None or v_scale_shift is not None:
-            raise GuardError(
-                "k_scale_shift and v_scale_shift must be None with num_groups: int4 rows hold their scales"
-            )
-        folded, k_data, v_data = prepare_rows(q, k, v, seqlens, block_tables, page_size, num_groups, ragged)
-        return Call(folded, k_data, v_data, block_tables, seqlens, None, None, None, None, *options)
-    if isinstance(k, torch.Tensor) and k.dtype in HALF_DTYPES:
-        if k_scale_shift is not None or v_scale_shift is not None:
-            raise GuardError("k_scale_shift and v_scale_shift must be None for a cache that is not quantised")
-        folded, k_data, v_data = prepare_rows(q, k, v, seqlens, block_tables, page_size, None, ragged)
-        ones = scale_tensor("k_scale", 1.0, q.device)
-        return Call(folded, k_data, v_data, block_tables, seqlens, ones, ones, None, None, *options)
+            why = "for a cache that is not quantised" if half else "with num_groups: int4 rows hold their scales"
+            raise GuardError(f"k_scale_shift and v_scale_shift must be None {why}")
+        operands = prepare_rows(q, k, v, seqlens, block_tables, page_size, num_groups, ragged)
+        ones = scale_tensor("k_scale", 1.0, q.device) if half else None
+        return Call(*operands, block_tables, seqlens, ones, ones, **given)
     if k_scale_shift is None or v_scale_shift is None:
         raise GuardError(
             "k_scale_shift and v_scale_shift must be given for an fp8 cache; got None (an int4 one needs num_groups)"
@@ -377,7 +358,7 @@ def _packed(
     folded, k_data, v_data, k_words, v_words = prepare_packed(
         q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, ragged
     )
-    return Call(folded, k_data, v_data, block_tables, seqlens, None, None, k_words, v_words, *options)
+    return Call(folded, k_data, v_data, block_tables, seqlens, k_scale_shift=k_words, v_scale_shift=v_words, **given)
 
 
 @overload

@@ -86,7 +86,7 @@ def problem_of(
     _, page_size, kv_heads = k.shape[:3]
     max_keys = page_size * (1 if block_tables is None else block_tables.shape[1])
     if window is not None:
-        max_keys = min(max_keys, int(window) + mq - 1)  # any integer is accepted; lengths of bits are of ints alone
+        max_keys = min(max_keys, int(window) + mq - 1)  # any integer type is accepted; only int has bit_length
     demands = None if forced is None else tuple(forced.items())
     paged = 0 if block_tables is None else page_size
     return Problem(batch, mq, heads, kv_heads, d, max_keys, paged, q.dtype, k.dtype, q.device, split_k, demands)

@@ -250,7 +250,7 @@ def run_decode_attention(
         configuration: ``block_n``, ``waves`` and ``split_k``, all three.
         causal: token t of Mq sees keys up to seqlen - Mq + t; otherwise each sees all.
         cu_seqlens_q: contiguous int32 [B + 1], the first token of each sequence in q, and the end.
-        max_seqlen_q: the most tokens of a sequence, 1 to 16; with ``cu_seqlens_q`` alone.
+        max_seqlen_q: the most tokens of a sequence, 1 to 16; only with ``cu_seqlens_q``.
         sinks: float32 [Hq], contiguous, or None.
         window: keys that a token sees, its own the last one; None for all.
         softcap: c of c tanh(score / c); None for none.

@@ -49,21 +49,21 @@ class Call(NamedTuple):
     v: torch.Tensor
     block_tables: torch.Tensor | None
     seqlens: torch.Tensor
-    k_scale: torch.Tensor | None
-    v_scale: torch.Tensor | None
-    k_scale_shift: torch.Tensor | None
-    v_scale_shift: torch.Tensor | None
-    num_groups: int | None
-    scale: float | None
-    causal: bool
-    split_k: int | None
-    forced: str | None
-    sinks: torch.Tensor | None
-    window: int | None
-    softcap: float | None
-    out_scale: torch.Tensor | None
-    cu_seqlens_q: torch.Tensor | None
-    max_seqlen_q: int | None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    k_scale_shift: torch.Tensor | None = None
+    v_scale_shift: torch.Tensor | None = None
+    num_groups: int | None = None
+    scale: float | None = None
+    causal: bool = True
+    split_k: int | None = None
+    forced: str | None = None
+    sinks: torch.Tensor | None = None
+    window: int | None = None
+    softcap: float | None = None
+    out_scale: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    max_seqlen_q: int | None = None
 
 
 def _plan(
@@ -83,7 +83,6 @@ def _plan(
     softcap: float | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
-    **rest: object,
 ) -> Decision:
     if num_groups is None:
         check_operands(q, k, v, block_tables, seqlens, cu_seqlens_q, max_seqlen_q)

@@ -69,7 +69,7 @@ def pipeline(candidate: Choice, cell: Cell, cu_count: int) -> Pipeline:
 
 
 def bound(candidate: Choice, cell: Cell, machine: model.Machine) -> float:
-    """Return the model's seconds for a candidate whose instructions take no time: bytes, and trips to memory, alone."""
+    """Return the model's seconds for a candidate whose instructions take no time: only bytes and trips to memory."""
     c = Configuration(**candidate.configuration)
     streams = pipeline(candidate, cell, machine.cu_count)
     a_bytes, b_bytes, elements = cell.m * cell.k, cell.n * cell.k, cell.m * cell.n

@@ -91,7 +91,7 @@ def grouped_mm(parts: Operands) -> torch.Tensor:
     """Return the product in float32, an expert with slots at a time, so that memory holds one expert dequantised."""
     devices.refuse_in_capture("read on the host which experts have slots, as the torch path of a grouped GEMM does")
     experts, n, _ = parts.w.shape
-    # Any integer was accepted, but torch repeats by an int alone.
+    # Any integer type was accepted, but torch repeats only by an int.
     slots, block_m, a_div = int(parts.num_valid_tokens), int(parts.block_m), int(parts.a_div)
     padded = int(parts.num_tokens_post_padded[0])
     used = max(0, min(parts.sorted_token_ids.numel(), -(-padded // block_m) * block_m))

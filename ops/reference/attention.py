@@ -49,7 +49,7 @@ def quantize_kv_fp8(x: torch.Tensor, fp8_dtype: torch.dtype = torch.float8_e4m3f
     shift = rows.mean(dim=-1, keepdim=True).to(torch.float16)
     centred = rows - shift.to(torch.float32)
     scale = (centred.abs().amax(dim=-1, keepdim=True) / largest).to(torch.float16)
-    # A row of equal values, and one whose range leaves float16, keep their mean alone.
+    # A row of equal values, and one whose range leaves float16, keep only their mean.
     scale = torch.where((scale > 0) & scale.isfinite(), scale, torch.ones_like(scale))
     elements = (centred / scale.to(torch.float32)).clamp(-largest, largest).to(fp8_dtype)
     words = elements.contiguous().view(torch.uint8).view(torch.int32)
@@ -90,7 +90,7 @@ def quantize_kv_int4(x: torch.Tensor, num_groups: int = 1) -> torch.Tensor:
     """Quantise cache rows to 4 bits: shift = a group's least element, scale = its range / 15.
 
     Scale and shift are rounded to float16 first and elements quantised with the rounded values. A group of equal
-    values, and one whose range is too small or too large for a float16 scale, keeps its shift alone (code 0).
+    values, and one whose range is too small or too large for a float16 scale, keeps only its shift (code 0).
 
     Args:
         x: float32, bfloat16 or float16 [..., D], D a multiple of 8 and of ``num_groups``.
@@ -185,7 +185,7 @@ def decode_attention(
         seqlens: int [B]: keys of each sequence; rows past it are ignored. 0 gives zeros.
         sm_scale: factor of q·k; 1/sqrt(D) by default.
         causal: query row i of Mq sees keys up to seqlen - Mq + i only.
-        sinks: [G * Hq], a score for each head that no key has: it adds to the sum of weights alone. Neither scaled nor
+        sinks: [G * Hq], a score for each head that no key has: it adds to the sum of weights only. Neither scaled nor
             capped.
         window: with ``causal`` row i sees the last ``window`` of these keys only.
         softcap: c > 0; scores become c tanh(score / c).

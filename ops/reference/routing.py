@@ -51,7 +51,7 @@ def topk_gating(
         logits: [T, E].
         k: experts to choose.
         scoring: ``softmax`` or ``sigmoid``.
-        bias: float32 [E], added to the scores for the choice alone.
+        bias: float32 [E], added to the scores for the choice only.
         renormalize: divide the weights by their sum + 1e-20.
         groups: parts of E / groups neighbouring experts.
         topk_groups: parts that may be chosen from: those whose largest value is best; with ``bias`` the sum of the two

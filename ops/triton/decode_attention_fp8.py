@@ -119,7 +119,7 @@ def prepare(problem: Problem, config: SplitConfig) -> Call:
         (-(-rows // BLOCK_M), batch * kv_heads, splits),
         (
             q, problem.k, problem.k_rows, problem.v, problem.v_rows, problem.seqlens,
-            # Not read where a sequence is one page; a tensor of its own, so that counters show that.
+            # Not read where a sequence is one page; a separate tensor, so that counters would show reads.
             torch.empty(1, dtype=torch.int32, device=q.device) if tables is None else tables,
             partial, partial_lse, problem.scale * LOG2_E, *shape,
             1 if tables is None else tables.shape[1], page_size,

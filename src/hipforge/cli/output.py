@@ -25,5 +25,5 @@ def columns() -> int:
 
 
 def name_columns(wide: bool) -> int | None:
-    """Return how long a kernel name on a line of its own may be; None where ``--wide`` asks for it in full."""
+    """Return how long a kernel name on its own line may be; None with ``--wide``, which prints it in full."""
     return None if wide else columns()

@@ -160,7 +160,7 @@ def linear(
     return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype)
 
 
-# gpt-oss's, which servers write into their kernels: models name the activation alone
+# gpt-oss's, which servers hard-code in their kernels: models only name the activation
 _OPEN_AI = Activation(1.702, 1.0, 7.0, interleaved=True)
 ACTIVATIONS = ("silu", "swigluoai", "swigluoai_uninterleave")
 

@@ -60,7 +60,7 @@ class MXFP8MoE(Quantized):
     Attributes:
         router: float32 or bfloat16 [E - shared, H].
         router_bias: float32 [E - shared], added to the logits, or None.
-        correction_bias: float32 [E - shared], added to the scores for the choice alone, or None.
+        correction_bias: float32 [E - shared], added to the scores for the choice only, or None.
         w1, w1_scale: gate and up, e4m3 [E, 2 I, H] and e8m0 bytes [E, 2 I, H / 32].
         w2, w2_scale: down, e4m3 [E, H, I] and e8m0 bytes [E, H, I / 32].
         w1_bias, w2_bias: float32 [E, 2 I] and [E, H], or None.

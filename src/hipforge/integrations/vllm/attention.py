@@ -55,7 +55,7 @@ class HipforgeAttentionBackend(TritonAttentionBackend):
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """Decoders alone."""
+        """Only decoders."""
         return bool(attn_type == AttentionType.DECODER)
 
     @classmethod
