@@ -345,3 +345,15 @@ def test_settings_scope_reaches_the_decision(monkeypatch):
         assert ops.mxfp8_gemv(*operands(1)) is None
     devices.current.cache_clear()
     ops.reload_tables()
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "block_n"), [(1, 6144, 4), (8, 6144, 4), (4, 8192, 4), (16, 6144, 8), (1, 6112, 8), (8, 1024, 8)]
+)
+def test_a_gemv_row_of_the_earlier_format_keeps_what_its_launcher_ran(m, k, block_n, tmp_path, monkeypatch):
+    # Its launcher took 4 columns instead of 8 for a long K and few rows.
+    path = tmp_path / "earlier.csv"
+    path.write_text(f"K,N,M,kernel,n_sub,k_splits,use_hip\n{k},40,{m},gemv,0,0,1\n")
+    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(path))
+    ops.reload_tables()
+    assert dict(explain("mxfp8_gemv", *operands(m, 40, k)).configuration) == {"block_n": block_n}

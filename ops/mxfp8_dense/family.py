@@ -32,6 +32,9 @@ MAX_ELEMENTS = 2**31 - 1
 GEMV_MAX_M = 16
 GEMV_BLOCK_N = (4, 8, 16, 32, 64)
 DEFAULT_BLOCK_N = 8
+LEGACY_SHORT_BLOCK_N = 4
+LEGACY_SHORT_MAX_M = 8
+LEGACY_SHORT_MIN_K = 6144
 MFMA_MAX_M = 64
 MFMA_K_STEP = 128
 MFMA_N_SUB = (1, 2, 4)
@@ -180,12 +183,22 @@ def _mfma(n_sub: int, k_splits: int) -> Choice:
     return Choice("smallm_mxfp8_mfma", MappingProxyType({"n_sub": n_sub, "k_splits": k_splits}))
 
 
+def legacy_block_n(m: int, k: int) -> int:
+    """Return the columns per work-group that a GEMV row of the earlier format was tuned with.
+
+    The format has no such column. The launcher that it was written for took 4 where M was at most 8 and K long, else 8.
+    """
+    return LEGACY_SHORT_BLOCK_N if m <= LEGACY_SHORT_MAX_M and k >= LEGACY_SHORT_MIN_K else DEFAULT_BLOCK_N
+
+
 def _from_row(row: TunedRow) -> Choice:
     if row.values["kernel"] == "wave_split":
         return wave_split.choice(16 * row.integer("n_sub"), row.integer("k_splits"))
     if row.values["kernel"] == "mfma":
         return _mfma(row.integer("n_sub"), row.integer("k_splits"))
-    return _gemv(DEFAULT_BLOCK_N if row.values["block_n"] is None else row.integer("block_n"))
+    if row.values["block_n"] is None:
+        return _gemv(legacy_block_n(row.integer("M"), row.integer("K")))
+    return _gemv(row.integer("block_n"))
 
 
 def _default(problem: Problem, arch: str, cu_count: int) -> Choice | str:
