@@ -263,6 +263,24 @@ def test_a_small_m_without_a_tuned_row_splits_k_over_waves() -> None:
     assert_bits(out, oracle(case))
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "kernel"),
+    (
+        (16, 8192, 8192, "mxfp8_wave_split"),
+        (32, 4096, 4096, "mxfp8_gemm_tiles"),
+        (32, 4096, 4064, "mxfp8_wave_split"),
+        (33, 4096, 1024, "mxfp8_gemm_tiles"),
+        (64, 4096, 992, "mxfp8_wave_split"),
+        (65, 40, 32, "mxfp8_gemm_tiles"),
+    ),
+)
+def test_tiles_take_a_small_m_where_w_is_large(m: int, n: int, k: int, kernel: str) -> None:
+    x, w = torch.zeros(1, 1, dtype=torch.uint8), torch.zeros(1, 1, dtype=torch.uint8)
+    given = (x.expand(m, k), x.expand(m, k // 32), w.expand(n, k), w.expand(n, k // 32))
+    assert hipforge.explain(mxfp8_gemm, *given).kernel == kernel
+    assert (mxfp8_gemv(*given) is None) == (m > 16)
+
+
 def test_strides_and_other_alignments_are_made_to_fit() -> None:
     case = integers(70, 24, 256)
     strided = case.but(
@@ -310,5 +328,5 @@ def test_a_split_k_needs_its_workspace() -> None:
 
 
 def test_other_tiles_are_refused_by_name() -> None:
-    with pytest.raises(GuardError, match=r"tile must be one of 256256, 128192, 128128, 128064; got 64064"):
-        mxfp8_gemm_tiles(*GOOD.args(), tile=64064)
+    with pytest.raises(GuardError, match=r"tile must be one of 256256, 128192, 128128, 128064, 64064; got 64032"):
+        mxfp8_gemm_tiles(*GOOD.args(), tile=64032)

@@ -21,9 +21,9 @@ up to 16, none of it padded. A matrix of more than 2^31 - 1 elements → None, b
 is a signed 32-bit number; the raw ops raise there.
 
 :func:`mxfp8_gemm` and :func:`mxfp8_linear` take tuned rows too. Without one they split K over waves
-(:mod:`hipforge.ops.mxfp8_dense.wave_split`) up to M = 64, and take the tile kernel
-(:mod:`hipforge.ops.mxfp8_dense.tile_kernel`) up to 16384 and for larger matrices; its tile and split of K follow from a
-rough model of its time. On gfx942 payloads are float8_e4m3fnuz, and every M is computed by splitting K over waves.
+(:mod:`hipforge.ops.mxfp8_dense.wave_split`) up to M = 16, and up to 64 where W is small; else, up to 16384, they take
+the tile kernel (:mod:`hipforge.ops.mxfp8_dense.tile_kernel`); its tile and split of K follow from a rough model of its
+time. On gfx942 payloads are float8_e4m3fnuz, and every M is computed by splitting K over waves.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ def _gemm_envelope(problem: Problem, arch: str) -> str | None:
 
 def _gemm_default(problem: Problem, arch: str, cu_count: int) -> Choice:
     m, n, k = problem.key
-    if arch != TILE_ARCH or m <= MFMA_MAX_M:
+    if arch != TILE_ARCH or (m <= MFMA_MAX_M and not tile_kernel.pays(m, n, k)):
         return wave_split.default_choice(m, n, k)
     return tile_kernel.tile_choice(m, n, k, cu_count)
 

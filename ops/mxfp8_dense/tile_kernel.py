@@ -19,12 +19,14 @@ K_STEP = 128
 K_SPLITS = (1, 2, 4, 8)
 
 # (rows of X, rows of W) of a tile -> modelled microseconds of one K step of 128 when all compute units are busy:
-# (M, 6144, 6144) with M = 2048, 1024, 512 and 512.
+# chosen to come near `hipforge time` at the 15 shapes of MiniMax-M3 with M = 96 to 256, and at (2048, 6144, 6144).
 TILES: Mapping[tuple[int, int], float] = MappingProxyType(
-    {(256, 256): 1.33, (128, 192): 0.83, (128, 128): 0.61, (128, 64): 0.45}
+    {(256, 256): 1.33, (128, 192): 0.78, (128, 128): 0.61, (128, 64): 0.46, (64, 64): 0.30}
 )
-START_US = 3.5  # of a launch, with the first loads and the last stores
-REDUCE_US = 3.0  # of the second launch, which adds the splits
+START_US = 3.0  # of a launch, with the first loads and the last stores
+REDUCE_US = 2.0  # of the second launch, which adds the splits
+FEW_ROWS = 16
+MANY_WEIGHTS = 1 << 22
 PARTIAL_US = 1 / 0.7e6  # per element of partial sums, written and read
 
 
@@ -39,6 +41,15 @@ def modelled_us(m: int, n: int, k: int, tile: tuple[int, int], k_splits: int, cu
     steps = -(-k // (K_STEP * k_splits))
     reduced = 0.0 if k_splits == 1 else REDUCE_US + k_splits * m * n * PARTIAL_US
     return START_US + -(-groups // cu_count) * steps * TILES[tile] + reduced
+
+
+def pays(m: int, n: int, k: int) -> bool:
+    """Return whether tiles take less modelled time than K split over waves, for M up to 64.
+
+    A wave's work-group reads all rows of X for 16 of W: with many rows and a large W that costs more than a second
+    launch.
+    """
+    return m > FEW_ROWS and n * k >= (MANY_WEIGHTS if m > 2 * FEW_ROWS else 4 * MANY_WEIGHTS)
 
 
 def tile_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
@@ -80,7 +91,8 @@ def mxfp8_gemm_tiles(
         Wq: weights [N, K].
         Ws: their scales [N, K/32].
         bias: bfloat16 [N], added in float32 before the only rounding.
-        tile: rows of X times 1000 plus rows of W that a work-group multiplies: 256256, 128192, 128128 or 128064.
+        tile: rows of X times 1000 plus rows of W that a work-group multiplies: 256256, 128192, 128128, 128064
+            or 64064.
         k_splits: parts that K is cut into: 1, 2, 4 or 8, at most ceil(K / 128); their sums are added in a fixed order.
 
     Returns:

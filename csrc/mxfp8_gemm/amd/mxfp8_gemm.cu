@@ -19,8 +19,10 @@ using Instance = Config<2, 2, 2, 3>;
 using Instance = Config<2, 2, 2, 2>;
 #elif HF_TILE == 128064
 using Instance = Config<2, 2, 2, 1>;
+#elif HF_TILE == 64064
+using Instance = Config<2, 2, 1, 1>;
 #else
-#error "build a variant: -DHF_TILE=256256, 128192, 128128 or 128064"
+#error "build a variant: -DHF_TILE=256256, 128192, 128128, 128064 or 64064"
 #endif
 static_assert(Instance::kBlockM * 1000 + Instance::kBlockN == HF_TILE);
 
