@@ -1,4 +1,4 @@
-"""What every public op says to arguments that are no tensors, no numbers, or on another device than the rest."""
+"""What every public op says to arguments that are not tensors or numbers, or are on a different device."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ ODD_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 PUBLIC = [(op, name) for op, name in TENSORS if hasattr(hipforge, op)]
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, about what is a prototype
+@pytest.mark.filterwarnings("ignore")  # torch warns about prototypes
 @pytest.mark.parametrize(("op", "name"), PUBLIC, ids=str)
 def test_tensors_without_a_plain_storage_are_refused(op: str, name: str) -> None:
     good = CALLS[op][1]()[name]
@@ -321,7 +321,7 @@ def test_want_of_memory_names_the_op_the_bytes_and_what_to_do(op: str) -> None:
     said = str(raised.value)
     assert re.match(rf"{op} needs more memory than there is: \d+ bytes \([\d.]+ GiB\)\. Free memory", said), said
     assert "fewer rows at a time" in said and str(rows) in said
-    assert isinstance(raised.value, torch.OutOfMemoryError)  # who catches torch's own need not change
+    assert isinstance(raised.value, torch.OutOfMemoryError)  # callers that catch torch's error keep working
 
 
 def test_a_result_whose_size_no_number_holds_reads_alike() -> None:

@@ -318,7 +318,7 @@ def test_the_cache_is_listed_measured_explained_pruned_and_cleared(stand_in: Sta
     assert change["name"].endswith(header.name) and change["old"] != change["new"]
     assert change["name"] in invoke("cache", "why", "sample").output
     assert answer("cache", "prune", "--max-size", "1T") == {"removed": []}
-    for descriptor in cache._held.values():  # this process ends its use of the entry
+    for descriptor in cache._held.values():  # this process stops using the entry
         os.close(descriptor)
     cache._held.clear()
     assert answer("cache", "clear") == {"removed": [listed["path"]]}
@@ -375,7 +375,7 @@ def test_explain_says_what_is_taken_and_why_and_runs_nothing() -> None:
     assert (found["path"], found["row"]["M"]) == ("kernel", 4)
     refused = invoke("explain", "mxfp8_gemv", "65,768,6144").stdout
     assert "returns None" in refused and "M must be 1 to 64" in refused
-    large = answer("explain", "mxfp8_gemm", "16384,999999,16384")  # 16 GB of operands, were there any
+    large = answer("explain", "mxfp8_gemm", "16384,999999,16384")  # the operands, which are not made, would take 16 GB
     assert large["reason"].startswith("no tuned row applies: M must be 1 to 64")
 
 

@@ -264,7 +264,7 @@ def test_a_default_directory_of_a_third_party_is_neither_read_nor_written(open_t
         for path in [home, *home.rglob("*")]:
             os.chown(path, 12345, 12345)
     home.chmod(0o777)
-    # Only root can give a directory away; anyone else sees their own as a stranger would.
+    # Only root can change the owner of a directory; for others, pretend that theirs belongs to somebody else.
     body = ("" if os.geteuid() == 0 else "os.geteuid = lambda: 4242\n") + DEFAULT_DIR
     done = _as_nobody(open_to_all, body, **_home(open_to_all, tmp_path))
     assert done.stdout.startswith(f"True False {tmp_path}/tmp/hipforge-"), done.stderr

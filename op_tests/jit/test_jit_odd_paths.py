@@ -12,7 +12,7 @@ from hipforge import settings
 from hipforge.errors import HipforgeError
 from hipforge.jit import toolchain
 
-# No space: the stand-in compiler splits words at it, which the real ones do not.
+# No space: the stand-in compiler splits words there; real ones do not.
 NAMES = {
     "dollar": b"a$b", "quote": b"a'b\"c", "hash": b"a#b", "colon": b"a:b", "backslash": b"a\\b",
     "tab": b"a\tb", "newline": b"a\nb", "not utf-8": b"a\xffb", "percent": b"a%41b", "braces": b"a{b}c",

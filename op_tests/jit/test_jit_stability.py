@@ -121,7 +121,7 @@ def test_a_digest_taken_within_the_second_of_a_change_is_never_stored(
     assert store.of(str(file)) == text_digest("new"), "nor is it believed within the process"
 
 
-# ---- failures that the user mends ------------------------------------------------------------------------------------
+# ---- failures that the user fixes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", ["-iquote", "-idirafter", "-isystem", "-I"])

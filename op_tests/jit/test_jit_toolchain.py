@@ -256,7 +256,7 @@ def test_a_compiler_in_two_versions_named_alike_is_looked_at_once_per_file(machi
 
 
 def test_hipcc_amdclang_and_clang_get_the_same_commands(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the flags that name the ROCm tree: a hipcc finds its own."""
+    """Except the flags that name the ROCm tree: a hipcc finds its own."""
     root = rocm(machine / "rocm")
     monkeypatch.setenv("ROCM_PATH", str(root))
     found = {}

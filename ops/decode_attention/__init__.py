@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -40,7 +40,7 @@ from hipforge.ops.decode_attention.family import (
     accepts_configuration,
     split_k_heuristic,
 )
-from hipforge.ops.decode_attention.kernels import lse_shape, run_decode_attention, workspace_bytes
+from hipforge.ops.decode_attention.kernels import Options, lse_shape, run_decode_attention, workspace_bytes
 from hipforge.ops.decode_attention.layout import (
     HALF_DTYPES,
     Scale,
@@ -102,20 +102,10 @@ def _plain(
     return Call(q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, **given)
 
 
-class _Options(TypedDict, total=False):
+class _Options(Options, total=False):
     """What both functions take only by name, except what decides how many results there are."""
 
-    causal: bool
-    cu_seqlens_q: torch.Tensor | None
-    max_seqlen_q: int | None
-    sinks: torch.Tensor | None
-    window: int | None
-    softcap: float | None
-    out_scale: torch.Tensor | None
-    scale_out: torch.Tensor | None
-    out: torch.Tensor | None
     lse_out: torch.Tensor | None
-    workspace: torch.Tensor | None
 
 
 class _PlainOptions(_Options, total=False):

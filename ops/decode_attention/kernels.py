@@ -21,7 +21,7 @@ WORKSPACE_ALIGNMENT = 16
 
 
 class Options(TypedDict, total=False):
-    """What every kernel takes by name, as :func:`run_decode_attention` says."""
+    """What the public functions and every kernel take by name, as :func:`run_decode_attention` says."""
 
     causal: bool
     cu_seqlens_q: torch.Tensor | None
@@ -32,8 +32,13 @@ class Options(TypedDict, total=False):
     out_scale: torch.Tensor | None
     scale_out: torch.Tensor | None
     out: torch.Tensor | None
-    lse: torch.Tensor | None
     workspace: torch.Tensor | None
+
+
+class RunOptions(Options, total=False):
+    """What every kernel takes by name."""
+
+    lse: torch.Tensor | None
 
 
 def _variant(
@@ -231,7 +236,7 @@ def run_decode_attention(
     *,
     scale: float,
     configuration: Mapping[str, int],
-    **options: Unpack[Options],
+    **options: Unpack[RunOptions],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel in one explicit configuration: what the planner calls, and a tuner.
 
@@ -289,7 +294,7 @@ def run_int4(
     *,
     scale: float,
     configuration: Mapping[str, int],
-    **options: Unpack[Options],
+    **options: Unpack[RunOptions],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the int4 kernel on q [B, Mq, Hq, D] and k, v int32 [pages, page_size, Hkv, num_groups + D/8].
 
@@ -311,7 +316,7 @@ def run_half(
     *,
     scale: float,
     configuration: Mapping[str, int],
-    **options: Unpack[Options],
+    **options: Unpack[RunOptions],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel for a cache of q's dtype on q [B, Mq, Hq, D] and k, v [pages, page_size, Hkv, D].
 

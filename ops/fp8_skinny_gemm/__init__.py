@@ -74,6 +74,6 @@ def skinny_gemm(
     # The decision was made from shapes; what it did not see is checked with every call.
     Problem.of(a, b, scale, output, split_k, deterministic=deterministic)
     if taken.path == "kernel":
-        return launch(a, b, scale, output, deterministic=deterministic, **taken.configuration)
+        return launch(a, b, scale, output, taken.configuration, deterministic=deterministic)
     result = reference.skinny_gemm(a, b, scale, output)
     return written_into(output, result)

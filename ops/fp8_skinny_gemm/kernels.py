@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
+
 import torch
 
 from hipforge.jit.compile_ops import compile_ops
@@ -46,6 +49,12 @@ def skinny_gemm_fp8_out(
     """
 
 
+# The configuration as the stub takes it.
+_IN_ORDER = operator.itemgetter(
+    "split_k", "op_m", "a_lanes", "b_lanes", "ops", "a_producers", "b_producers", "consumers", "qsize"
+)
+
+
 def _column_major(b: torch.Tensor) -> torch.Tensor:
     k, n = b.shape
     pitch_fits = n == 1 or (b.stride(1) % ALIGNMENT == 0 and b.stride(1) >= k)
@@ -60,17 +69,9 @@ def launch(
     b: torch.Tensor,
     scale: torch.Tensor,
     output: torch.Tensor | None,
+    configuration: Mapping[str, int],
     *,
     deterministic: bool,
-    split_k: int,
-    op_m: int,
-    a_lanes: int,
-    b_lanes: int,
-    ops: int,
-    a_producers: int,
-    b_producers: int,
-    consumers: int,
-    qsize: int,
     workgroups: int | None = None,
 ) -> torch.Tensor:
     """Run the kernel on operands that were checked; the arguments are those of :func:`run_skinny_gemm`."""
@@ -84,14 +85,13 @@ def launch(
         a = a.clone()
     workspace = None
     if deterministic:
-        workspace = torch.empty((max(split_k * consumers, 1), m, n), dtype=torch.float32, device=a.device)
+        parts = max(configuration["split_k"] * configuration["consumers"], 1)
+        workspace = torch.empty((parts, m, n), dtype=torch.float32, device=a.device)
     if workgroups is None:
         target = dispatch.target_of(a.device)
         workgroups = 1 if isinstance(target, Refused) else target[1]  # the stub refuses a device without kernels
-    skinny_gemm_fp8_out(
-        output, a, _column_major(b), scale, workspace, accumulate,
-        split_k, op_m, a_lanes, b_lanes, ops, a_producers, b_producers, consumers, qsize, workgroups,
-    )  # fmt: skip
+    values: tuple[int, ...] = (*_IN_ORDER(configuration), workgroups)
+    skinny_gemm_fp8_out(output, a, _column_major(b), scale, workspace, accumulate, *values)
     return output
 
 
@@ -143,6 +143,4 @@ def run_skinny_gemm(
     target = dispatch.target_of(a.device)
     if not isinstance(target, Refused) and target[0] in FORMATS:  # the stub refuses the other devices
         require(chosen, target[0], k)
-    return launch(
-        a, b, scale, output, deterministic=deterministic, workgroups=workgroups, **chosen.parameters()
-    )
+    return launch(a, b, scale, output, chosen.parameters(), deterministic=deterministic, workgroups=workgroups)
