@@ -9,7 +9,12 @@
 
 Published times are kernel durations over rotated operands (see the folder's README), so ours are ``kernel_us``, with
 operands where that rotation leaves them: in HBM, or in the Infinity Cache where all copies fit it. A launch that splits
-K counts both of its kernels. On a GPU a column of times *measured* in the same way is added, by torch's profiler. The
+K counts both of its kernels.
+
+* With ``HIPFORGE_EMULATE=gfx942``: the skinny FP8 GEMM, *modelled* for an MI300X with weights in HBM, over what a post
+  gives for a kernel of the same structure in a replayed graph (``seeds.csv``), so both are ``replay_us``.
+
+On a GPU a column of times *measured* in the same way is added, by torch's profiler. The
 last line is one JSON object.
 """
 
@@ -38,6 +43,7 @@ from hipforge.tuning.cases import DECODE_M, MINIMAX_M3
 
 DEFAULT_ROWS = 40
 SMALL_M = 64
+SKINNY_OP, SKINNY_KERNEL = "skinny FP8 GEMM", "HF skinny GEMM"
 CALLS, WARM_UP = 101, 2
 """Of a measured time: as many as the published ones have."""
 
@@ -65,7 +71,8 @@ class Compared:
         k: columns of both.
         start: where the operands are when a kernel begins.
         beside: whose time ``their_us`` is.
-        their_us: published for MX-FP8, modelled for MXFP4.
+        figure: what the microseconds are: of the kernel, or the interval of replayed calls.
+        their_us: modelled for MXFP4, else published.
         their_source: which of the two it is.
         published_us: of the other kernel.
         our_us: modelled.
@@ -79,6 +86,7 @@ class Compared:
     k: int
     start: str
     beside: str
+    figure: str
     their_us: float
     their_source: str
     published_us: float
@@ -121,14 +129,14 @@ def operands(m: int, n: int, k: int, bits: int, device: str) -> tuple[torch.Tens
     return tuple(out)
 
 
-def modelled(call: Callable[[], Any], start: model.Start) -> tuple[float, int]:
-    """Return the modelled kernel time of a call and its number of launches."""
+def modelled(call: Callable[[], Any], gpu: str, start: model.Start) -> tuple[model.Timing, int]:
+    """Return the modelled times of a call and its number of launches."""
     capture = Capture()
     with capture.recording(skip_matrix=True):
         result = call()
     if result is None:
         raise click.ClickException("the call left the problem to its fallback: no kernel of ours ran")
-    return estimate(capture, "MI355X", start).kernel_us, len(capture.launches())
+    return estimate(capture, gpu, start), len(capture.launches())
 
 
 def measured(call: Callable[..., Any], copies: Sequence[tuple[torch.Tensor, ...]]) -> float:
@@ -150,7 +158,8 @@ def ours(op: Callable[..., Any], m: int, n: int, k: int, bits: int) -> tuple[flo
     parts = operands(m, n, k, bits, "cpu")
     touched = sum(part.nbytes for part in parts) + 2 * m * n
     start = published.start_of(touched)
-    us, launches = modelled(lambda: op(*parts), start)
+    timing, launches = modelled(lambda: op(*parts), "MI355X", start)
+    us = timing.kernel_us
     if devices.current().kind != "hip":
         return us, launches, start, None
     copies = [operands(m, n, k, bits, "cuda") for _ in range(published.copies_of(touched))]
@@ -163,7 +172,9 @@ def mxfp8(folder: Path) -> list[Compared]:
     for (m, n, k), peer in best_fp8(peers(folder)).items():
         us, launches, start, on_gpu = ours(hipforge.mxfp8_gemm, m, n, k, 8)
         beside = f"{peer.operands} ({peer.library})"
-        rows.append(Compared("mxfp8", m, n, k, start, beside, peer.us, "published", peer.us, us, launches, on_gpu))
+        rows.append(
+            Compared("mxfp8", m, n, k, start, beside, "kernel_us", peer.us, "published", peer.us, us, launches, on_gpu)
+        )
     return rows
 
 
@@ -177,8 +188,26 @@ def mxfp4(folder: Path, count: int | None, seed: int) -> list[Compared]:
         theirs = model.launch_time(objects.record(row), 0, machines.MI355X, row.start).kernel_us(machines.MI355X)
         us, launches, start, on_gpu = ours(hipforge.mxfp4_gemm, row.m, row.n, row.k, 4)
         rows.append(
-            Compared("mxfp4", row.m, row.n, row.k, start, row.short, theirs, "modelled", row.us, us, launches, on_gpu)
-        )
+            Compared("mxfp4", row.m, row.n, row.k, start, row.short, "kernel_us", theirs, "modelled", row.us, us,
+                     launches, on_gpu)
+        )  # fmt: skip
+    return rows
+
+
+def skinny(folder: Path) -> list[Compared]:
+    """Return the skinny GEMM's rows of ``seeds.csv``; operands in HBM, as the post rotates over several weights."""
+    with (folder / "seeds.csv").open(newline="") as file:
+        seeds = [row for row in csv.DictReader(file) if row["op"] == SKINNY_OP and row["kernel"] == SKINNY_KERNEL]
+    rows = []
+    for seed in seeds:
+        m, n, k, us = int(seed["M_or_rows"]), int(seed["N"]), int(seed["K"]), float(seed["us"])
+        a, b = (torch.zeros((size, k), dtype=torch.float8_e4m3fnuz) for size in (m, n))
+        scale = torch.ones(1)
+        timing, launches = modelled(lambda a=a, b=b, s=scale: hipforge.skinny_gemm(a, b.t(), s), "MI300X", "cold")
+        rows.append(
+            Compared("skinny fp8", m, n, k, "cold", SKINNY_KERNEL, "replay_us", us, "published", us, timing.replay_us,
+                     launches)
+        )  # fmt: skip
     return rows
 
 
@@ -195,17 +224,17 @@ def summary(rows: Sequence[Compared]) -> dict[str, float]:
 
 def show(rows: Sequence[Compared]) -> Table:
     """Return the table of rows."""
-    table = Table(title="kernel microseconds on an MI355X: ours (modelled) beside others")
-    names = ("ours", "M", "N", "K", "start", "beside", "theirs", "is", "published", "ours (modelled)", "launches",
-             "ours (measured)", "ours / theirs")  # fmt: skip
+    table = Table(title="microseconds: ours (modelled) beside others")
+    names = ("ours", "M", "N", "K", "start", "beside", "figure", "theirs", "is", "published", "ours (modelled)",
+             "launches", "ours (measured)", "ours / theirs")  # fmt: skip
     for name in names:
         table.add_column(name, justify="right")
     for row in rows:
         on_gpu = "-" if row.measured_us is None else f"{row.measured_us:.2f}"
         table.add_row(
-            row.ours, str(row.m), str(row.n), str(row.k), row.start, row.beside, f"{row.their_us:.2f}",
-            row.their_source, f"{row.published_us:.2f}", f"{row.our_us:.2f}", str(row.our_launches), on_gpu,
-            f"{row.ratio:.2f}",
+            row.ours, str(row.m), str(row.n), str(row.k), row.start, row.beside, row.figure,
+            f"{row.their_us:.2f}", row.their_source, f"{row.published_us:.2f}", f"{row.our_us:.2f}",
+            str(row.our_launches), on_gpu, f"{row.ratio:.2f}",
         )  # fmt: skip
     return table
 
@@ -239,9 +268,12 @@ def plot(rows: Sequence[Compared], path: Path) -> None:
 def main(
     folder: Path, only: str | None, count: int, every: bool, seed: int, csv_path: Path | None, picture: Path | None
 ) -> None:
-    rows = [] if only == "mxfp4" else mxfp8(folder)
-    if only != "mxfp8":
-        rows += mxfp4(folder, None if every else count, seed)
+    if devices.current().arch_of() == machines.MI300X.arch:
+        rows = skinny(folder)
+    else:
+        rows = [] if only == "mxfp4" else mxfp8(folder)
+        if only != "mxfp8":
+            rows += mxfp4(folder, None if every else count, seed)
     console().print(show(rows))
     if csv_path is not None:
         with csv_path.open("w", newline="") as file:
@@ -251,8 +283,9 @@ def main(
     if picture is not None:
         plot(rows, picture)
     kinds = dict.fromkeys(row.ours for row in rows)
-    print(json.dumps({kind: summary([row for row in rows if row.ours == kind]) for kind in kinds}
-                     | {"machine": machines.MI355X.version}))  # fmt: skip
+    figures = {kind: summary([row for row in rows if row.ours == kind]) for kind in kinds}
+    versions = sorted({machines.MI300X.version if kind == "skinny fp8" else machines.MI355X.version for kind in kinds})
+    print(json.dumps({**figures, "machine": ", ".join(versions)}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Judge the model of time by AMD's published MI355X times: modelled against published, row by row.
 
     python op_tests/bench_time_model.py --published DIR [--rows N --seed S | --all] [--fit] [--cache DIR]
+    python op_tests/bench_time_model.py --published DIR --whole 30     # samples against whole simulations
+    python op_tests/bench_time_model.py --published DIR --rank 100     # is the published winner the fastest?
 
 The kernels are sorted by their number of rows and dealt alternately into two halves. A row's time comes from the
 parameters that were fitted on the *other* half (``helpers/time_model_halves.json``, made by ``--fit``), so that no
@@ -39,6 +41,12 @@ JUDGED = model.Sampling(rounds=(3, 6), iterations=(8, 16))
 """What is simulated of a row: within 1 % of the package's default, at half the cost."""
 FIT_PER_KERNEL, FIT_SEED = 6, 7
 WITHIN = 0.10
+RANKED = fitting.SAMPLING
+"""What is simulated of every kernel at a ranked shape, 24 times as many launches as shapes."""
+WHOLE_ROUNDS, WHOLE_WORK = 64, 25_000_000
+"""Rows with at most so many rounds, and so many work-groups times K, are simulated whole."""
+K_PER_LOOP = 1024
+"""The most of K that one iteration of a published kernel's loop takes (counted)."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +150,44 @@ def rank(
     times: list[dict[str, float]] = [{} for _ in chosen]
     for half, other in (("first", "second"), ("second", "first")):
         of = [row for _number, row in shapes[half]]
-        for (number, row), us in zip(
-            shapes[half], predict(of, parameters[other]["model"], fitting.SAMPLING), strict=True
-        ):
+        for (number, row), us in zip(shapes[half], predict(of, parameters[other]["model"], RANKED), strict=True):
             times[number][row.kernel] = float(us)
     lost = [times[number][row.kernel] / min(times[number].values()) - 1 for number, row in enumerate(chosen)]
     return {"shapes": len(chosen), "within_10_percent": sum(x <= WITHIN for x in lost) / max(1, len(lost)),
             "median_loss": float(np.median(lost))}  # fmt: skip
+
+
+def against_whole(rows: Sequence[Row], predict: fitting.Predictor, count: int, seed: int) -> dict[str, Any]:
+    """Time ``count`` rows by the package's sample and whole: how far apart are they?
+
+    Rows whose sample is the whole launch are left out: they cannot differ.
+
+    Args:
+        rows: to choose from.
+        predict: with recordings of at least ``WHOLE_ROUNDS`` rounds.
+        count: rows to compare.
+        seed: of the choice.
+    """
+    rounds, iterations = model.DEFAULT_SAMPLING.rounds[1], model.DEFAULT_SAMPLING.iterations[1]
+    small = [
+        row
+        for row in rows
+        if row.rounds <= WHOLE_ROUNDS
+        and row.groups * row.k <= WHOLE_WORK
+        and (row.rounds > rounds or row.k > iterations * K_PER_LOOP)
+    ]
+    chosen = random.Random(seed).sample(small, min(count, len(small)))
+    times = [predict(chosen, {}, sampling) for sampling in (model.DEFAULT_SAMPLING, JUDGED, model.WHOLE_LAUNCH)]
+    table = Table(title="modelled from a sample and whole")
+    for column in ("row", "rounds", "whole µs", "sampled µs", "difference", "as judged"):
+        table.add_column(column, justify="right")
+    for row, sampled, judged, whole in zip(chosen, *times, strict=True):
+        table.add_row(str(row), str(row.rounds), f"{whole:.2f}", f"{sampled:.2f}", f"{sampled / whole - 1:+.1%}",
+                      f"{judged / whole - 1:+.1%}")  # fmt: skip
+    console().print(table)
+    off, off_judged = (np.abs(of / times[2] - 1) for of in times[:2])
+    return {"rows": len(chosen), "most": float(off.max()), "median": float(np.median(off)),
+            "as_judged_most": float(off_judged.max())}  # fmt: skip
 
 
 def plot(rows: Sequence[Judged], path: Path) -> bool:
@@ -210,27 +249,34 @@ def report(rows: Sequence[Judged]) -> dict[str, Any]:
 @click.option("--seed", default=1, show_default=True)
 @click.option("--fit", "refit", is_flag=True, help=f"fit both halves again and write {HALVES.name}")
 @click.option("--steps", default=5, show_default=True, help="of each fit")
-@click.option("--rank", "ranked", default=0, show_default=True, help="shapes of the ranking test; 100 for the goal")
+@click.option("--rank", "ranked", default=0, help="only rank all kernels at so many shapes; 100 for the goal")
+@click.option("--whole", "wholes", default=0, help="only compare so many rows with whole simulations; 30 for the goal")
 @click.option("--cache", type=click.Path(path_type=Path), help="folder for recordings, made on the first run")
 @click.option("--workers", default=2, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path(), help="folder of the CSV and the plot")
 def main(
-    folder: Path, count: int, every: bool, seed: int, refit: bool, steps: int, ranked: int, cache: Path | None,
-    workers: int, out: Path,
+    folder: Path, count: int, every: bool, seed: int, refit: bool, steps: int, ranked: int, wholes: int,
+    cache: Path | None, workers: int, out: Path,
 ) -> None:  # fmt: skip
     began = time.perf_counter()
     everything = published.rows(folder)
+    if wholes:
+        predict = fitting.Predictor(folder, cache, workers, WHOLE_ROUNDS)
+        finish({"whole": against_whole(everything, predict, wholes, seed)}, began)
+        return
     predict = fitting.Predictor(folder, cache, workers)
     if refit:
         HALVES.write_text(json.dumps(fit_halves(everything, predict, steps), indent=1) + "\n")
     if not HALVES.exists():
         raise click.ClickException(f"{HALVES} is missing: run with --fit once, which fits both halves")
     parameters = json.loads(HALVES.read_text())
+    if ranked:
+        few = fitting.Predictor(folder, cache, workers, RANKED.rounds[1])
+        finish({"ranking": rank(everything, few, parameters, ranked, seed)}, began)
+        return
     rows = everything if every else random.Random(seed).sample(everything, min(count, len(everything)))
     judged = judge(rows, predict, parameters)
     figures = report(judged)
-    if ranked:
-        figures["ranking"] = rank(everything, predict, parameters, ranked, seed)
     out.mkdir(parents=True, exist_ok=True)
     with (out / "time_model.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [*asdict(judged[0]), "error"])
@@ -239,9 +285,14 @@ def main(
             writer.writerow({**asdict(row), "error": f"{row.error:.4f}"})
     if not plot(judged, out / "time_model.png"):
         console().print("no plot: matplotlib is not installed")
-    figures |= {"seconds": round(time.perf_counter() - began, 1), "machine": machines.MI355X.version}
     overall = figures["all"]
-    print(json.dumps({"rows": len(judged), "median": overall["median"], "p90": overall["p90"], **figures}))
+    finish({"rows": len(judged), "median": overall["median"], "p90": overall["p90"], **figures}, began)
+
+
+def finish(figures: Mapping[str, Any], began: float) -> None:
+    """Print the last line: the figures, the seconds of the run and the version of the parameters."""
+    seconds = round(time.perf_counter() - began, 1)
+    print(json.dumps({**figures, "seconds": seconds, "machine": machines.MI355X.version}))
 
 
 if __name__ == "__main__":

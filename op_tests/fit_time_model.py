@@ -45,10 +45,17 @@ def fitted_names(machine: machines.Machine) -> list[str]:
 
 
 class Predictor:
-    """Modelled times of rows, in parallel; recordings stay loaded in each worker."""
+    """Modelled times of rows, in parallel; recordings stay loaded in each worker.
 
-    def __init__(self, folder: Path, cache: Path | None, workers: int) -> None:
-        self._folder, self._cache = folder, cache
+    Args:
+        folder: of the published rows and objects.
+        cache: folder for recordings, made on the first run; None to keep none.
+        workers: processes.
+        rounds: of work-groups that a recording has, at least as many as are simulated.
+    """
+
+    def __init__(self, folder: Path, cache: Path | None, workers: int, rounds: int = published.ROUNDS) -> None:
+        self._folder, self._cache, self._rounds = folder, cache, rounds
         self._pool = get_context("fork").Pool(workers) if workers > 1 else None
         self._workers = workers
 
@@ -57,7 +64,7 @@ class Predictor:
     ) -> np.ndarray:
         """Return microseconds of ``rows`` under parameter ``values``."""
         parts = [
-            (self._folder, self._cache, list(rows[w :: self._workers]), dict(values), sampling)
+            (self._folder, self._cache, self._rounds, list(rows[w :: self._workers]), dict(values), sampling)
             for w in range(self._workers)
         ]
         times = self._pool.map(_predict, parts, chunksize=1) if self._pool else [_predict(parts[0])]
@@ -71,15 +78,15 @@ _loaded: dict[Row, Capture] = {}
 _objects: dict[Path, published.Objects] = {}
 
 
-def _predict(part: tuple[Path, Path | None, list[Row], dict[str, float], model.Sampling]) -> list[float]:
-    folder, cache, rows, values, sampling = part
+def _predict(part: tuple[Path, Path | None, int, list[Row], dict[str, float], model.Sampling]) -> list[float]:
+    folder, cache, rounds, rows, values, sampling = part
     of = machines.MI355X.with_values(values)
     objects = _objects.setdefault(folder, published.Objects(folder))
     out = []
     for row in rows:
         capture = _loaded.get(row)
         if capture is None:
-            capture = published.recording(row, objects, cache)
+            capture = published.recording(row, objects, cache, rounds)
             if len(_loaded) < 400:
                 _loaded[row] = capture
         out.append(model.launch_time(capture, 0, of, row.start, sampling).kernel_us(of))

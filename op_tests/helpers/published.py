@@ -20,7 +20,7 @@ from hipforge.emulator.timing.model import Start
 
 XCDS, CUS_PER_XCD = 8, 32
 ROUNDS = 8
-"""Rounds of work-groups that a recording has; the sampling of the model needs no more."""
+"""Rounds of work-groups that a recording has by default; the sampling of the model needs no more."""
 KERNARG_BYTES = 384
 MALL_BYTES = 256e6
 ROTATED_BYTES, ROTATED_COPIES = 32 << 30, 101
@@ -69,6 +69,11 @@ class Row:
     def groups(self) -> int:
         """Work-groups of the launch."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of work-groups over the compute units, the last one perhaps partly filled."""
+        return -(-self.groups // (XCDS * CUS_PER_XCD))
 
     @property
     def bytes_touched(self) -> int:
@@ -165,7 +170,7 @@ class Objects:
         if status:
             library.raise_last_error(f"launch of {row}", fault=True)
 
-    def record(self, row: Row, *, every_group: bool = False) -> Capture:
+    def record(self, row: Row, *, every_group: bool = False, rounds: int = ROUNDS) -> Capture:
         """Record what the model needs of a row.
 
         The first and the last work-group of the first rounds run to their end. Of the others only the beginning is
@@ -175,10 +180,10 @@ class Objects:
         Args:
             row: the problem.
             every_group: run every work-group to its end.
+            rounds: of work-groups that are recorded; no simulation of the recording can have more.
         """
         groups = row.groups
-        slots = XCDS * CUS_PER_XCD
-        kept = min(groups, groups - (-(-groups // slots) - ROUNDS) * slots)
+        kept = min(groups, groups - (row.rounds - rounds) * XCDS * CUS_PER_XCD)
         capture = Capture()
         if every_group:
             with capture.recording(skip_matrix=True):
@@ -202,14 +207,17 @@ class Objects:
         return capture
 
 
-def recording(row: Row, objects: Objects, cache: Path | None) -> Capture:
+def recording(row: Row, objects: Objects, cache: Path | None, rounds: int = ROUNDS) -> Capture:
     """Return a row's recording from the cache folder, or make it and keep it there."""
     if cache is None:
-        return objects.record(row)
+        return objects.record(row, rounds=rounds)
     path = cache / f"{row.short}_{row.m}_{row.n}_{row.k}"
+    has = min(row.rounds, ROUNDS)
+    if min(row.rounds, rounds) > has or (rounds < has and not path.exists()):
+        path = cache / f"{path.name}_{rounds}rounds"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        made = objects.record(row)
+        made = objects.record(row, rounds=rounds)
         made.save(path.with_suffix(".part"))
         path.with_suffix(".part").rename(path)
         return made
