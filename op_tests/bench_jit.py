@@ -153,7 +153,7 @@ def machine_parts(base: Path, target: Path) -> None:
     target.mkdir(mode=0o700)
     for name in ("host", "rocm-tree"):
         if (base / name).exists():
-            shutil.copytree(base / name, target / name)
+            shutil.copytree(base / name, target / name, symlinks=True)
     for name in ("digests.json", "toolchains.json"):
         if (base / name).exists():
             shutil.copy2(base / name, target / name)
