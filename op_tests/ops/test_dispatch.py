@@ -357,3 +357,11 @@ def test_a_gemv_row_of_the_earlier_format_keeps_what_its_launcher_ran(m, k, bloc
     monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(path))
     ops.reload_tables()
     assert dict(explain("mxfp8_gemv", *operands(m, 40, k)).configuration) == {"block_n": block_n}
+
+
+def test_a_row_may_name_a_tile(table):
+    table(f"64,{N},{K},tiles,64,4,2,1")
+    given = operands(64)
+    taken = explain("mxfp8_gemv", *given)
+    assert (taken.kernel, dict(taken.configuration)) == ("mxfp8_gemm_tiles", {"tile": 64064, "k_splits": 2})
+    assert torch.equal(ops.mxfp8_gemv(*given), ops.mxfp8_gemm_tiles(*given, tile=64064, k_splits=2))

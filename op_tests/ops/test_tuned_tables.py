@@ -72,7 +72,7 @@ def test_a_cell_given_twice_names_both_lines(tmp_path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (GEMV.replace("gemv", "wvsplitk"), ":2: column kernel must be one of gemv, mfma, wave_split; got 'wvsplitk'"),
+        (GEMV.replace("gemv", "wvsplitk"), ":2: column kernel must be one of gemv, mfma, wave_split, tiles; got"),
         (GEMV.replace("256,1,", "256,one,"), ":2: column M must be an integer; got 'one'"),
         (GEMV.replace("256,1,", "256,1_0,"), ":2: column M must be an integer; got '1_0'"),
         (GEMV.replace("256,1,", "256,\u0663,"), ":2: column M must be an integer; got '\u0663'"),
@@ -90,6 +90,9 @@ def test_a_cell_given_twice_names_both_lines(tmp_path):
         (MFMA.replace("mfma,0,1,8", "wave_split,0,3,8"), ":2: a wave_split row needs n_sub (tiles of 16 rows) in"),
         (MFMA.replace("mfma,0,1,8", "wave_split,0,2,16"), ":2: a wave_split row has at most 8 waves"),
         (MFMA.replace("mfma,0,1,8", "wave_split,0,1,8").replace("6144", "512"), ":2: a wave_split row needs block_n=0"),
+        (MFMA.replace("mfma,0,1,8", "tiles,64,2,8"), ":2: a tiles row needs n_sub and block_n of 16 and 256, 8"),
+        (MFMA.replace("mfma,0,1,8", "tiles,64,4,3"), ":2: a tiles row needs n_sub and block_n of 16 and 256, 8"),
+        (MFMA.replace("mfma,0,1,8", "tiles,64,4,8").replace("6144", "512"), ":2: k_splits cannot exceed the 4 K steps"),
         (MFMA.replace("6144", "512"), ":2: k_splits cannot exceed the 4 K steps of 128"),
         (GEMV.replace("model:1", "guess"), ":2: column source must read measured:<device>/<versions> or model:"),
         (GEMV.replace(",,,,0", ",7.2,,,0"), ":2: a modelled row must leave microseconds empty; got us=7.2"),

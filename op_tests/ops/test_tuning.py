@@ -82,12 +82,13 @@ def test_shapes_and_untuned_files_are_read_or_refused_by_value(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cell", "gemv", "mfma", "by_waves"),
-    [(Cell(64, 1024, 1), 5, 12, 4), (Cell(64, 256, 16), 5, 6, 2), (Cell(64, 32, 64), 0, 3, 3)],
+    ("cell", "gemv", "mfma", "by_waves", "tiles"),
+    [(Cell(64, 1024, 1), 5, 12, 4, 0), (Cell(64, 256, 16), 5, 6, 2, 0), (Cell(64, 32, 64), 0, 3, 3, 1)],
 )
-def test_candidates_are_what_the_kernels_accept(cell, gemv, mfma, by_waves):
+def test_candidates_are_what_the_kernels_accept(cell, gemv, mfma, by_waves, tiles):
     kernels = [candidate.kernel.removeprefix("smallm_mxfp8_") for candidate in candidates(cell)]
-    assert tuple(kernels.count(name) for name in ("gemv", "mfma", "mxfp8_wave_split")) == (gemv, mfma, by_waves)
+    names = ("gemv", "mfma", "mxfp8_wave_split", "mxfp8_gemm_tiles")
+    assert tuple(kernels.count(name) for name in names) == (gemv, mfma, by_waves, tiles)
 
 
 # ---- search ----------------------------------------------------------------------------------------------------------
@@ -436,7 +437,7 @@ def test_the_command_tunes_on_the_emulator_resumes_and_compares(tmp_path, emulat
     assert all(row.values["source"] == f"model:{machines.MI355X.version}" for row in table.rows)
     assert all(row.values["us"] is None and 1 < row.values["model_us"] < 20 for row in table.rows)
     assert all(0 < row.values["err"] < 3e-3 for row in table.rows)
-    assert table.find("gfx950", 256, 33, 48, 256).values["kernel"] in ("mfma", "wave_split")
+    assert table.find("gfx950", 256, 33, 48, 256).values["kernel"] in ("mfma", "wave_split", "tiles")
     resumed = CliRunner().invoke(cli, [*arguments, "--resume"], catch_exceptions=False)
     assert "0 rows written" in resumed.output and resumed.output.count("already in") == 3
     compared = CliRunner().invoke(cli, [*arguments, "--compare"], catch_exceptions=False)

@@ -118,7 +118,7 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
             return f"a gemv row needs block_n in {GEMV_BLOCK_N} and n_sub=k_splits=0; {given}"
         return None
     if m > MFMA_MAX_M:
-        which = "an mfma" if values["kernel"] == "mfma" else "a wave_split"
+        which = "an mfma" if values["kernel"] == "mfma" else f"a {values['kernel']}"
         return f"{which} row needs M of at most {MFMA_MAX_M}; {given}"
     if values["kernel"] == "wave_split":
         if wave_split.K_STEP * k_splits > k + wave_split.K_STEP - 1 or block_n not in (0, None):
@@ -128,6 +128,11 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
         if k_splits > wave_split.max_waves(16 * n_sub):
             return f"a wave_split row has at most {wave_split.max_waves(16 * n_sub)} waves; {given}"
         return None
+    if values["kernel"] == "tiles":
+        if (16 * n_sub, block_n) not in tile_kernel.TILES or k_splits not in tile_kernel.K_SPLITS:
+            tiles = ", ".join(f"{rows // 16} and {columns}" for rows, columns in tile_kernel.TILES)
+            return f"a tiles row needs n_sub and block_n of {tiles}, and k_splits in {tile_kernel.K_SPLITS}; {given}"
+        return None if k_splits <= mfma_k_steps(k) else f"k_splits cannot exceed the {mfma_k_steps(k)} K steps; {given}"
     if n_sub not in MFMA_N_SUB or k_splits not in MFMA_K_SPLITS or block_n not in (0, None):
         return f"an mfma row needs n_sub in {MFMA_N_SUB}, k_splits in {MFMA_K_SPLITS} and block_n=0; {given}"
     if k_splits > mfma_k_steps(k):
@@ -145,7 +150,7 @@ TABLE = TableSchema(
     family="smallm_mxfp8",
     shape=gemm_shape(Reach("next", _reach)),
     config=(
-        Column("kernel", str, accepted=("gemv", "mfma", "wave_split")),
+        Column("kernel", str, accepted=("gemv", "mfma", "wave_split", "tiles")),
         Column("block_n", int, minimum=0),
         Column("n_sub", int, minimum=0),
         Column("k_splits", int, minimum=0),
@@ -194,6 +199,8 @@ def legacy_block_n(m: int, k: int) -> int:
 def _from_row(row: TunedRow) -> Choice:
     if row.values["kernel"] == "wave_split":
         return wave_split.choice(16 * row.integer("n_sub"), row.integer("k_splits"))
+    if row.values["kernel"] == "tiles":
+        return tile_kernel.choice((16 * row.integer("n_sub"), row.integer("block_n")), row.integer("k_splits"))
     if row.values["kernel"] == "mfma":
         return _mfma(row.integer("n_sub"), row.integer("k_splits"))
     if row.values["block_n"] is None:
@@ -220,7 +227,12 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         for waves in wave_split.WAVES
         if waves <= min(wave_split.max_waves(rows), mfma_k_steps(cell.k)) and rows < 2 * max(cell.m, 16)
     ]
-    return [*by_waves, *gemv, *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB)]
+    tiles = [
+        tile_kernel.choice(tile_kernel.SMALLEST_TILE, k_splits)
+        for k_splits in tile_kernel.K_SPLITS
+        if tile_kernel.FEW_ROWS < cell.m <= MFMA_MAX_M and k_splits <= mfma_k_steps(cell.k)
+    ]
+    return [*by_waves, *gemv, *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB), *tiles]
 
 
 def _triton(problem: Problem) -> Accepted | Refused:

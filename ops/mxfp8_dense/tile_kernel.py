@@ -23,6 +23,7 @@ K_SPLITS = (1, 2, 4, 8)
 TILES: Mapping[tuple[int, int], float] = MappingProxyType(
     {(256, 256): 1.33, (128, 192): 0.78, (128, 128): 0.61, (128, 64): 0.46, (64, 64): 0.30}
 )
+SMALLEST_TILE = min(TILES)
 START_US = 3.0  # of a launch, with the first loads and the last stores
 REDUCE_US = 2.0  # of the second launch, which adds the splits
 FEW_ROWS = 16
@@ -43,6 +44,11 @@ def modelled_us(m: int, n: int, k: int, tile: tuple[int, int], k_splits: int, cu
     return START_US + -(-groups // cu_count) * steps * TILES[tile] + reduced
 
 
+def choice(tile: tuple[int, int], k_splits: int) -> Choice:
+    """Return this kernel in a configuration."""
+    return Choice(KERNEL, MappingProxyType({"tile": tile_number(tile), "k_splits": k_splits}))
+
+
 def pays(m: int, n: int, k: int) -> bool:
     """Return whether tiles take less modelled time than K split over waves, for M up to 64.
 
@@ -56,7 +62,7 @@ def tile_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
     """Return the tile and split of K with the least modelled time, the larger tile and fewer splits in a tie."""
     pairs = [(tile, splits) for splits in K_SPLITS if splits <= -(-k // K_STEP) for tile in TILES]
     tile, k_splits = min(pairs, key=lambda pair: modelled_us(m, n, k, pair[0], pair[1], cu_count))
-    return Choice(KERNEL, MappingProxyType({"tile": tile_number(tile), "k_splits": k_splits}))
+    return choice(tile, k_splits)
 
 
 @compile_ops("module_mxfp8_gemm", variant=lambda *given: {"HF_TILE": given[-2]}, mutates=("out", "workspace"))

@@ -13,7 +13,7 @@ import torch
 
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
-from hipforge.ops.mxfp8_dense import wave_split
+from hipforge.ops.mxfp8_dense import tile_kernel, wave_split
 from hipforge.ops.mxfp8_dense.family import FAMILY
 from hipforge.ops.mxfp8_dense.kernels import gemv_rows, smallm_mxfp8_gemv, smallm_mxfp8_mfma
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
@@ -39,6 +39,7 @@ GEMV_STEPS_AHEAD = 2
 GEMV_MOST_COLUMNS = {1: 4, 2: 4, 4: 4, 8: 4, 16: 2}  # that a wave accumulates at once, by accumulated rows
 MFMA_STEP_BYTES = 2048  # of 16 weight rows, per wave and step
 MFMA_STEPS_AHEAD = {1: 4, 2: 4, 4: 2}  # by n_sub
+TILE_BYTES_AHEAD = 3 * 2048  # of 64 x 64: three stages of four, and of each a wave's part of W
 
 
 def operands(cell: Cell, device: torch.device) -> Operands:
@@ -50,12 +51,18 @@ def _columns(choice: Choice) -> Mapping[str, Value]:
     if choice.kernel == wave_split.KERNEL:
         tiles, waves = choice.configuration["rows"] // 16, choice.configuration["waves"]
         return {"kernel": "wave_split", "block_n": 0, "n_sub": tiles, "k_splits": waves}
+    if choice.kernel == tile_kernel.KERNEL:
+        rows, columns = divmod(choice.configuration["tile"], 1000)
+        k_splits = choice.configuration["k_splits"]
+        return {"kernel": "tiles", "block_n": columns, "n_sub": rows // 16, "k_splits": k_splits}
     return {"kernel": choice.kernel.rpartition("_")[2], "block_n": 0, "n_sub": 0, "k_splits": 0, **choice.configuration}
 
 
 def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
     if choice.kernel == wave_split.KERNEL:
         return "module_mxfp8_wave_split", {"HF_ROWS": choice.configuration["rows"]}
+    if choice.kernel == tile_kernel.KERNEL:
+        return "module_mxfp8_gemm", {"HF_TILE": choice.configuration["tile"]}
     if choice.kernel == "smallm_mxfp8_gemv":
         return "module_smallm_mxfp8_dense", {"HF_ROWS": gemv_rows(m)}
     return "module_smallm_mxfp8_dense_mfma", {"HF_N_SUB": choice.configuration["n_sub"]}
@@ -64,6 +71,8 @@ def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
 def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
     if choice.kernel == wave_split.KERNEL:
         return Pipeline(wave_split.steps_ahead(choice.configuration["rows"]) * MFMA_STEP_BYTES)
+    if choice.kernel == tile_kernel.KERNEL:
+        return Pipeline(TILE_BYTES_AHEAD)
     if choice.kernel == "smallm_mxfp8_mfma":
         n_sub = choice.configuration["n_sub"]
         return Pipeline(MFMA_STEPS_AHEAD[n_sub] * MFMA_STEP_BYTES * n_sub)
@@ -76,6 +85,9 @@ def _run(choice: Choice, parts: Operands) -> torch.Tensor:
     if choice.kernel == wave_split.KERNEL:
         rows, waves = choice.configuration["rows"], choice.configuration["waves"]
         return wave_split.mxfp8_wave_split(*parts, rows=rows, waves=waves)
+    if choice.kernel == tile_kernel.KERNEL:
+        tile, k_splits = choice.configuration["tile"], choice.configuration["k_splits"]
+        return tile_kernel.mxfp8_gemm_tiles(*parts, tile=tile, k_splits=k_splits)
     return KERNELS[choice.kernel](*parts, torch.bfloat16, **choice.configuration)
 
 
