@@ -2,6 +2,8 @@
 // the merge that follows either kernel.
 #pragma once
 
+#include <algorithm>
+
 #include "hipforge/amd/fused_fp8_guards.h"
 #include "hipforge/amd/mx.h"
 #include "hipforge/host/addresses.h"
@@ -62,7 +64,6 @@ struct Queries {
     tokens = q_starts ? q.size(0) : batch * mq;
     HF_CHECK(mq >= 1 && mq <= kMaxMq, q_starts ? "max_seqlen_q" : "Mq", " must be 1 to ", kMaxMq,
              " query tokens per sequence; got ", mq);
-    HF_CHECK(tokens <= UINT32_MAX, "q must have fewer than 2^32 tokens; got ", tokens);
     if (!q_starts) return;
     const Tensor starts = *q_starts;
     HF_CHECK(starts.dtype() == HF_I32 && starts.is_shape(batch + 1) && starts.is_contiguous(),
@@ -132,7 +133,7 @@ inline void fill_output(Problem& p, const Tensor& out, const OptionalTensor& out
 }
 
 /// Checks the operands, whose q and caches have been checked, and fills what the problem has besides its caches.
-inline void fill_problem(Problem& p, const Operands& o, const Options& options, int64_t splits) {
+inline void fill_problem(Problem& p, const Operands& o, const Options& options, int64_t splits, int64_t ranges) {
   const auto& [out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, block_scales] = o;
   const Queries sizes(q, q_starts, seqlens, options.max_tokens);
   const auto [batch, mq, tokens, heads, d] = sizes;
@@ -140,6 +141,8 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   HF_CHECK(v.is_shape(k.size(0), k.size(1), k.size(2), k.size(3)), "v must have the shape of k, ", k, "; got ", v);
   HF_CHECK(kv_heads >= 1 && heads >= 1 && heads % kv_heads == 0, "Hq must be a positive multiple of Hkv; got Hq = ", heads,
            " and Hkv = ", kv_heads);
+  HF_CHECK(heads / kv_heads <= kMaxGroup, "Hq / Hkv must be at most ", kMaxGroup, "; got ", heads / kv_heads);
+  HF_CHECK(rows <= UINT32_MAX, "q must have fewer than 2^32 rows of D; got ", rows);
   HF_CHECK(batch * kv_heads <= kMaxGrid, "B * Hkv must be at most ", kMaxGrid, "; got ", batch * kv_heads);
   HF_CHECK(splits >= 1 && splits <= kMaxSplits, "split_k must be 1 to ", kMaxSplits, "; got ", splits);
   HF_CHECK(seqlens.dtype() == HF_I32 && seqlens.is_shape(batch) && seqlens.is_contiguous(),
@@ -185,20 +188,23 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   p.out = out.data();
   p.lse = lse.data<float>();
   p.seqlens = seqlens.data<const int32_t>();
-  p.page_size = static_cast<uint32_t>(k.size(1));
+  p.page_size = Divisor::of(std::max(static_cast<uint32_t>(k.size(1)), 1u));
   p.max_keys = static_cast<uint32_t>(max_keys);
-  p.kv_heads = static_cast<uint32_t>(kv_heads);
+  p.kv_heads = Divisor::of(static_cast<uint32_t>(kv_heads));
   p.group = static_cast<uint32_t>(heads / kv_heads);
   p.mq = static_cast<uint32_t>(mq);
-  p.rows = static_cast<uint64_t>(rows);
+  p.rows = static_cast<uint32_t>(rows);
   p.q_starts = ragged ? q_starts.value().data<const int32_t>() : nullptr;
   p.lse_stride = static_cast<uint32_t>(ragged ? tokens : mq);
   p.splits = static_cast<uint32_t>(splits);
+  p.ranges = static_cast<uint32_t>(ranges);
+  p.parts = Divisor::of(p.splits * p.ranges);
   p.causal = options.causal;
   p.factor = static_cast<float>(options.scale) * kLog2E;
   HF_CHECK(options.window >= 0, "window must be at least 1, or 0 for none; got ", options.window);
   HF_CHECK(options.window == 0 || options.causal, "a window needs causal attention");
   p.window = options.window == 0 || options.window > kMaxKeys ? kNoWindow : static_cast<uint32_t>(options.window);
+  p.all_seen = p.window == kNoWindow && (!options.causal || (mq == 1 && !ragged));
   HF_CHECK(options.softcap >= 0, "softcap must be positive, or 0 for none; got ", options.softcap);
   p.cap = static_cast<float>(options.softcap) * kLog2E;
   p.cap_exponent = options.softcap > 0 ? static_cast<float>(2 / options.softcap) : 0.f;
@@ -213,14 +219,14 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
 
 /// Work-groups of either kernel over `batch` sequences: (tiles of query rows, B * Hkv, splits).
 inline dim3 split_grid(const Problem& p, int64_t batch) {
-  return dim3((p.group * p.mq + kBlockM - 1) / kBlockM, static_cast<uint32_t>(batch) * p.kv_heads, p.splits);
+  return dim3((p.group * p.mq + kBlockM - 1) / kBlockM, static_cast<uint32_t>(batch) * p.kv_heads.value, p.splits);
 }
 
 /// What follows the kernel where there are several splits.
 template <class Half, int kD>
 void launch_merge(const Problem& p, int64_t batch, hipStream_t stream) {
   if (p.splits == 1) return;
-  decode_merge<Half, kD><<<dim3(p.group * p.mq, static_cast<uint32_t>(batch) * p.kv_heads), kMergeThreads, 0, stream>>>(p);
+  decode_merge<Half, kD><<<dim3(p.kv_heads.value * p.group, p.mq, static_cast<uint32_t>(batch)), kMergeThreads, 0, stream>>>(p);
   HF_HIP(hipGetLastError());
 }
 

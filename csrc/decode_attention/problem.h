@@ -12,6 +12,7 @@ constexpr int kTileN = 16;  // keys of one MFMA; a page holds whole tiles
 constexpr int kMaxBlockN = 64;
 constexpr int kMaxMq = 16;
 constexpr int kMaxWaves = 4;
+constexpr int64_t kMaxGroup = 65535;  // query heads that share a KV head
 constexpr int64_t kMaxKeys = (int64_t{1} << 31) - 1 - kMaxBlockN;
 constexpr uint32_t kNoWindow = static_cast<uint32_t>(kMaxKeys);
 constexpr float kLog2E = 1.44269504088896340736f;
@@ -31,6 +32,22 @@ struct Cache {
   uint32_t rows_slot_stride;
 };
 
+/// What an integer below 2^31 is divided by: the host prepares a factor, so that a quotient takes three scalar instructions
+/// instead of twenty. With d of (2^(shift - 1), 2^shift] the factor is 2^(31 + shift) / d, rounded up: it is too large by less
+/// than 1, which moves no quotient below 2^31 (Granlund and Montgomery).
+struct Divisor {
+  uint32_t value, factor, shift;
+
+  __host__ static Divisor of(uint32_t value) {
+    uint32_t shift = 0;
+    while (value > uint64_t{1} << shift) ++shift;
+    return {value, static_cast<uint32_t>(((uint64_t{1} << (31 + shift)) + value - 1) / value), shift};
+  }
+  __device__ __forceinline__ uint32_t quotient(uint32_t n) const {
+    return static_cast<uint32_t>(uint64_t{2 * n} * factor >> 32) >> shift;
+  }
+};
+
 /// What elements of out are: of q's dtype, float32, fp8 by one scale for all, or fp8 with an e8m0 scale per 32.
 enum class Output : uint32_t { input, f32, fp8, mxfp8 };
 
@@ -44,19 +61,22 @@ struct Problem {
   float* lse;     // [B, Hkv * group, Mq], or with q_starts [Hkv * group, tokens], natural logarithm
   float* partial;      // [splits, rows, D], normalised
   float* partial_lse;  // [splits, rows], base 2
-  uint64_t rows;       // tokens * Hkv * group: first by sequence, then by head, then by token
+  uint32_t rows;       // tokens * Hkv * group: first by sequence, then by head, then by token
   const int32_t* q_starts;  // [B + 1], the first token of each sequence; null where every sequence has mq
   const int32_t* seqlens;
   const int32_t* block_tables;  // [B, max_pages]
   uint32_t max_pages;  // 0 without block tables: sequence b is page b (block_tables then points to something readable)
-  uint32_t page_size;
+  Divisor page_size;
   uint32_t max_keys;
-  uint32_t kv_heads, group;
+  Divisor kv_heads;
+  uint32_t group;
   uint32_t mq;          // tokens of each sequence, with q_starts the most that one has
   uint32_t lse_stride;  // elements of lse from a head to the next
   uint32_t splits;
   uint32_t ranges;  // parts of a split's keys, each of which a wave (two at D = 256) of the work-group takes
+  Divisor parts;    // splits * ranges
   bool causal;
+  bool all_seen;       // every token sees every key: nothing has to be found out about hidden ones
   uint32_t window;     // keys that a token sees, its own the last one; kNoWindow for all
   float factor;        // scale * log2(e)
   float cap;           // softcap * log2(e), 0 for none
@@ -73,11 +93,10 @@ __device__ __forceinline__ T* global_pointer(T* pointer) {
 /// The problem, which is the kernel's first argument, read from memory where it stands. What only the end of a kernel needs
 /// would otherwise be in scalar registers all along, which the tiles' buffers take.
 __device__ __forceinline__ Problem problem_here() {
-  using Constant = const __attribute__((address_space(4))) void;
+  using Constant = const __attribute__((address_space(4))) Problem;
   auto at = reinterpret_cast<uint64_t>(__builtin_amdgcn_kernarg_segment_ptr());
   asm volatile("" : "+s"(at));
-  Problem problem;
-  __builtin_memcpy(&problem, (const void*)reinterpret_cast<Constant*>(at), sizeof problem);
+  Problem problem = *(const Problem*)reinterpret_cast<Constant*>(at);
   problem.out = global_pointer(problem.out);
   problem.out_scale = global_pointer(problem.out_scale);
   problem.block_scales = global_pointer(problem.block_scales);
@@ -86,6 +105,11 @@ __device__ __forceinline__ Problem problem_here() {
   problem.partial_lse = global_pointer(problem.partial_lse);
   problem.sinks = global_pointer(problem.sinks);
   return problem;
+}
+
+/// A float that the kernel never writes, at an address that is the same in all lanes.
+__device__ __forceinline__ float load_constant(const float* address) {
+  return __builtin_bit_cast(float, dev::load_constant(reinterpret_cast<const int32_t*>(address)));
 }
 
 /// The query tokens of a sequence, at most p.mq. Its last keys are theirs, one each; where it has fewer keys than tokens, the
@@ -106,10 +130,11 @@ struct Tokens {
 struct Sight {
   uint32_t begin, whole_begin, whole_end;
 
-  /// `hidden`: keys after the first token's own.
-  __device__ Sight(uint32_t length, uint32_t hidden, uint32_t window) {
-    begin = tile_down(length > hidden + window ? length - hidden - window : 0);
-    whole_begin = tile_down((length > window ? length - window : 0) + kTileN - 1);
+  __device__ Sight(const Problem& p, uint32_t batch, uint32_t length) : begin(0), whole_begin(0), whole_end(length) {
+    if (p.all_seen) return;
+    const uint32_t hidden = p.causal ? Tokens(p, batch).count - 1 : 0;  // keys after the first token's own
+    begin = tile_down(length > hidden + p.window ? length - hidden - p.window : 0);
+    whole_begin = tile_down((length > p.window ? length - p.window : 0) + kTileN - 1);
     whole_end = max(whole_begin, hidden == 0 ? length : tile_down(length > hidden ? length - hidden : 0));
   }
 
@@ -118,8 +143,7 @@ struct Sight {
 };
 
 /// What a wave works on, the same in all lanes. The tokens of its sequence are not kept: scalar registers are short, and
-/// tokens_here has them where they are needed. A division leaves its result in a vector register: wave_value_here moves
-/// it, for a buffer that is built from vector registers costs a loop around each of its loads.
+/// tokens_here has them where they are needed.
 template <int kBlockN>
 struct Work {
   uint32_t batch, head;
@@ -130,14 +154,13 @@ struct Work {
   uint32_t whole_begin, whole_end;  // of these, the keys that every token sees
 
   __device__ Work(const Problem& p, uint32_t batch_and_head, uint32_t split, uint32_t range)
-      : batch(dev::wave_value_here(batch_and_head / p.kv_heads)), head(batch_and_head - batch * p.kv_heads) {
-    const auto given = static_cast<int32_t>(dev::uniform(p.seqlens[batch]));
+      : batch(p.kv_heads.quotient(batch_and_head)), head(batch_and_head - batch * p.kv_heads.value) {
+    const int32_t given = dev::load_constant(p.seqlens + batch);
     length = given < 0 ? 0 : min(static_cast<uint32_t>(given), p.max_keys);
-    const Sight sight(length, p.causal ? Tokens(p, batch).count - 1 : 0, p.window);
+    const Sight sight(p, batch, length);
     const uint32_t seen_from = sight.begin;
     const uint32_t blocks = (length - seen_from + kBlockN - 1) / kBlockN;
-    const uint32_t parts = p.splits * p.ranges;
-    const uint32_t each = dev::wave_value_here((blocks + parts - 1) / parts);
+    const uint32_t each = p.parts.quotient(blocks + p.parts.value - 1);
     const uint32_t first = split * p.ranges * each;
     split_begin = seen_from + first * kBlockN;
     split_end = split_begin + p.ranges * each * kBlockN;
@@ -169,7 +192,7 @@ struct Seen {
 
 /// A tile of 16 keys, the same in all lanes.
 struct Tile {
-  int32_t page;
+  uint32_t page;
   uint32_t slot;  // of its first key in the page
   uint32_t keys;  // that the wave works on, from the first one on; 0 past the end
 };
@@ -178,9 +201,10 @@ struct Tile {
 template <int kBlockN>
 __device__ Tile tile_at(const Problem& p, const Work<kBlockN>& work, uint32_t key) {
   const bool any = key >= work.begin && key < work.end;
-  const uint32_t index = dev::wave_value_here(key / p.page_size);
-  const int32_t listed = dev::load_constant(p.block_tables + uint64_t{work.batch} * p.max_pages + index);
-  return {p.max_pages ? listed : static_cast<int32_t>(work.batch), key - index * p.page_size,
+  const uint32_t index = p.page_size.quotient(key);
+  const auto listed =
+      static_cast<uint32_t>(dev::load_constant(p.block_tables + uint64_t{work.batch} * p.max_pages + index));
+  return {p.max_pages ? listed : work.batch, key - index * p.page_size.value,
           any ? min(work.end - key, static_cast<uint32_t>(kTileN)) : 0};
 }
 
@@ -191,17 +215,17 @@ class Cursor {
   __device__ Cursor(const Problem& problem, uint32_t batch, uint32_t begin, uint32_t end, uint32_t length)
       : p(problem), batch(batch), key(begin), end(end), table(problem.block_tables + uint64_t{batch} * problem.max_pages) {
     const uint32_t first = begin < length ? begin : length ? length - 1 : 0;
-    index = dev::wave_value_here(first / p.page_size);
-    slot = first - index * p.page_size;
+    index = p.page_size.quotient(first);
+    slot = first - index * p.page_size.value;
   }
 
   __device__ Tile next() {
-    const int32_t listed = dev::load_constant(table + index);
-    const Tile tile = {p.max_pages ? listed : static_cast<int32_t>(batch), slot,
+    const auto listed = static_cast<uint32_t>(dev::load_constant(table + index));
+    const Tile tile = {p.max_pages ? listed : batch, slot,
                        key < end ? min(end - key, static_cast<uint32_t>(kTileN)) : 0};
     key += kTileN;
     slot += key < end ? kTileN : 0;
-    const bool turned = slot >= p.page_size;
+    const bool turned = slot >= p.page_size.value;
     slot = turned ? 0 : slot;
     index += turned ? 1 : 0;
     return tile;

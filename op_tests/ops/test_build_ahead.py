@@ -6,6 +6,7 @@ import pytest
 
 from hipforge.jit import registry
 from hipforge.ops.core.tuned import load_table
+from hipforge.ops.decode_attention import family as attention
 from hipforge.ops.fp8_skinny_gemm.family import ARCHS, MAX_M, TABLE, configuration_of, default_configuration
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 
@@ -22,8 +23,18 @@ def test_the_skinny_gemm_is_built_for_what_its_table_and_default_rule_choose(arc
     assert ahead == sorted(tuned | untuned)
 
 
+@pytest.mark.parametrize("arch", attention.ARCH_DTYPES)
+def test_attention_over_fp8_is_built_for_what_its_table_and_default_rule_choose(arch):
+    rows = [row for row in load_table(attention.TABLE).rows if row.values["gfx"] == arch]
+    chosen = {(row.values["D"], row.integer("block_n")) for row in rows}
+    chosen |= {(head_dim, attention.BLOCK_N) for head_dim in attention.HEAD_DIMS}
+    ahead = [tuple(variant.values()) for variant in registry.module("module_decode_attention_fp8").ahead_variants(arch)]
+    assert sorted(ahead) == sorted((d, dtype, n) for d, n in chosen for dtype in attention.INPUTS.values())
+    assert len(ahead) == len(set(ahead))
+
+
 def test_modules_that_state_nothing_are_built_whole():
     for name, entry in registry.shipped().items():
         for arch in entry.archs:
-            if name != "module_skinny_gemm_fp8":
+            if name not in ("module_skinny_gemm_fp8", "module_decode_attention_fp8"):
                 assert list(entry.ahead_variants(arch)) == list(entry.all_variants())

@@ -215,7 +215,12 @@ def test_refusals_name_argument_value_and_rule(change, message):
 MUTANTS = [
     ("halves_exchanged", "half_kernel.h", "kLowHalves = 0x05040100", "kLowHalves = 0x01000504"),
     ("special_left", "half_kernel.h", "(low ? 0 : kLow)", "kLow"),
-    ("scale_of_v_forgotten", "half_kernel.h", "inverse * p.v.scale[p.v.scale_stride * head]", "inverse"),
+    (
+        "scale_of_v_forgotten",
+        "half_kernel.h",
+        "inverse * load_constant(p.v.scale + p.v.scale_stride * head)",
+        "inverse",
+    ),
     ("column_of_k", "half_kernel.h", "64 * (first + c)", "64 * c * first"),
 ]
 

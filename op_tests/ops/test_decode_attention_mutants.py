@@ -41,13 +41,14 @@ MUTANTS = [
     Mutant("shift_of_v_forgotten", KERNEL, "shifted += weight.hi * own.shift.hi;", ""),
     Mutant("page_never_turned", PROBLEM, "index += turned ? 1 : 0;", ""),
     Mutant("keys_past_the_end", PROBLEM, "end = min(begin + each * kBlockN, length);", "end = begin + each * kBlockN;"),
-    Mutant("splits_weighed_alike", MERGE, "kMergeThreads] = lse[i];", "kMergeThreads] = 1.f;"),
+    Mutant("splits_weighed_alike", MERGE, "__builtin_bit_cast(float, bits) * values[i];", "values[i];"),
     Mutant("ranges_not_rescaled", RANGES, "wave.acc[j] *= keep;", "wave.acc[j] *= 1.f;", waves=2),
     Mutant("half_of_d_forgotten", KERNEL, "scores[t] += other[t * dev::kWaveSize];", ";", **TWO_HALVES),
     Mutant("half_not_waited_for", KERNEL, "__syncthreads();  // before the other slot is read", "", **TWO_HALVES),
-    Mutant("sink_forgotten", END, "total * keep + __builtin_amdgcn_exp2f(sink - base)", "total * keep"),
-    Mutant("sink_in_every_split", KERNEL, "p.splits == 1 ? sink_of", "p.splits > 0 ? sink_of"),
-    Mutant("sink_of_another_head", MERGE, "problem.group + head_of_group;", "problem.group;"),
+    Mutant("waves_not_rescaled", MERGE, "exp2f(largest[w] - base);", "exp2f(0.f);"),
+    Mutant("sink_forgotten", END, "total * keep + __builtin_amdgcn_exp2f(weight - base)", "total * keep"),
+    Mutant("sink_in_every_split", KERNEL, "p.splits == 1 ? p.sinks", "p.splits > 0 ? p.sinks"),
+    Mutant("sink_of_another_head", MERGE, "problem.sinks, head);", "problem.sinks, 0);"),
     Mutant(
         "window_off_by_one",
         ROWS,
@@ -57,8 +58,8 @@ MUTANTS = [
     Mutant(
         "window_of_the_first_token",
         PROBLEM,
-        "length > window ? length - window : 0",
-        "length > window + 2 ? length - window - 2 : 0",
+        "length > p.window ? length - p.window : 0",
+        "length > p.window + 2 ? length - p.window - 2 : 0",
     ),
     Mutant("cap_forgotten", KERNEL, "if (p.cap != 0.f) cap_scores(problem_here(), scores);", ""),
     Mutant("nan_left_in_a_hidden_key", KERNEL, "bytes[r][word] &= ~((nans >> 7) * 0xFF);", ""),
@@ -85,7 +86,7 @@ def plain_is_right(d, waves):
     q, k, v = case(2, 2, 1, 3, d, 144, seed=1)
     seqlens = lengths(144, 37)
     (k_pages, tables), (v_pages, _) = paged(k, 48), paged(v, 48)
-    configuration = {"block_n": 32, "waves": waves, "split_k": 2}
+    configuration = {"block_n": 32, "waves": waves, "split_k": 5}  # a wave of the merge has two
     got = kernels.run_decode_attention(
         q, k_pages, v_pages, tables, seqlens, ONE, ONE, scale=1.0, configuration=configuration
     )

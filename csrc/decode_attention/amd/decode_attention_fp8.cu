@@ -73,8 +73,7 @@ void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, Op
   HF_CHECK((waves == 1 || waves == 2 || waves == 4) && waves >= Layout::kParts, "waves must be ", Layout::kParts,
            kD == 256 ? " (which share a key range) or 4" : ", 2 or 4", "; got ", waves);
   fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, scale_out},
-               {max_tokens, scale, causal, window, softcap}, splits);
-  p.ranges = static_cast<uint32_t>(waves / Layout::kParts);
+               {max_tokens, scale, causal, window, softcap}, splits, waves / Layout::kParts);
   const int64_t batch = seqlens.size(0);
   if (batch == 0) return;
   const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);

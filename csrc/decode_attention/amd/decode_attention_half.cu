@@ -48,8 +48,7 @@ void decode_attention_half_out(Tensor out, Tensor lse, OptionalTensor partial, O
   p.k = cache_of(k, "k", k_scale, q);
   p.v = cache_of(v, "v", v_scale, q);
   fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, scale_out},
-               {max_tokens, scale, causal, window, softcap}, splits);
-  p.ranges = static_cast<uint32_t>(waves);
+               {max_tokens, scale, causal, window, softcap}, splits, waves);
   const int64_t batch = seqlens.size(0);
   if (batch == 0) return;
   const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);

@@ -104,21 +104,13 @@ class Wave {
       k_rows = p.k.rows + work.head * p.k.rows_head_stride;
       v_rows = p.v.rows + work.head * p.v.rows_head_stride;
     }
-    const float scale = kRowScales ? p.factor : p.factor * p.k.scale[p.k.scale_stride * work.head];
+    const float scale = kRowScales ? p.factor : p.factor * load_constant(p.k.scale + p.k.scale_stride * work.head);
     factor = __builtin_ldexpf(scale, -query.exponent);
     q_sum = query.sum * p.factor;
   }
 
   __device__ void run() {
-    const Sight sight(work.length, p.causal ? tokens_here(p, work).count - 1 : 0, p.window);
-    for (uint32_t key = sight.begin;; key += kTileN) {
-      if (key >= sight.whole_begin) key = max(key, sight.whole_end);
-      // Waves that share a range go through the same tiles.
-      if (key >= min(work.length, kParts > 1 ? work.split_end : work.end)) break;
-      if (key < (kParts > 1 ? work.split_begin : work.begin)) continue;
-      const Tile tiles[1] = {tile_at(p, work, key)};
-      block<1, true>(tiles, static_cast<int32_t>(work.length - key));
-    }
+    if (!p.all_seen) run_partly_seen();
     const uint32_t begin = work.whole_begin, whole = work.whole_end;
     // Waves that share a range meet at barriers in every block, so they and the other ranges' run equally often.
     const uint32_t stop = kParts > 1 ? begin + work.trips * kBlockN : whole;
@@ -143,10 +135,10 @@ class Wave {
     const Problem p = problem_here();
     const Tokens tokens = tokens_here(p, work);
     const Row row(p, tokens, row0, own_lane);
-    const float sink = p.splits == 1 ? sink_of(p.sinks, work.head * p.group + row.head) : -__builtin_inff();
-    const auto [inverse, lse] = RowEnd(maximum, total, sink);
+    const auto [inverse, lse] = RowEnd(maximum, total, p.splits == 1 ? p.sinks : nullptr, work.head * p.group + row.head);
     const float shift = kRowScales ? shifted * inverse : 0.f;
-    const float scale = kRowScales || inverse == 0.f ? inverse : inverse * p.v.scale[p.v.scale_stride * work.head];
+    const float v_scale = kRowScales ? 1.f : load_constant(p.v.scale + p.v.scale_stride * work.head);
+    const float scale = inverse == 0.f ? 0.f : inverse * v_scale;
     if (row.index >= p.group * tokens.count) return;
     const uint32_t group = own_lane / kTileN;
     const uint32_t at = 4 * kPerLane * group;
@@ -157,12 +149,25 @@ class Wave {
       if (first) p.lse[lse_place(p, tokens, work.head * p.group + row.head, row.token)] = lse * kLn2;
       return;
     }
-    const uint64_t slice = split * p.rows + first_row(p, tokens, work.head) + row.index;
+    const uint64_t slice = uint64_t{split} * p.rows + first_row(p, tokens, work.head) + row.index;
     store_values<float, 4 * kPerLane>(p.partial + slice * kD + part * kColumns + at, column);
     if (first) p.partial_lse[slice] = lse;
   }
 
  private:
+  // The tiles with keys that only some tokens see.
+  __device__ void run_partly_seen() {
+    const Sight sight(p, dev::wave_value_here(work.batch), work.length);
+    for (uint32_t key = sight.begin;; key += kTileN) {
+      if (key >= sight.whole_begin) key = max(key, sight.whole_end);
+      // Waves that share a range go through the same tiles.
+      if (key >= min(work.length, kParts > 1 ? work.split_end : work.end)) break;
+      if (key < (kParts > 1 ? work.split_begin : work.begin)) continue;
+      const Tile tiles[1] = {tile_at(p, work, key)};
+      block<1, true>(tiles, static_cast<int32_t>(work.length - key));
+    }
+  }
+
   using Bytes = Vector<uint32_t, kPerLane / 4>;
   using Weights = dev::bf16x4;
 
@@ -194,8 +199,11 @@ class Wave {
     }
     if constexpr (kParts > 1) add_other_part(scores);
     if (p.cap != 0.f) cap_scores(problem_here(), scores);
-    const Seen seen = hide<kPartly>(p, tokens_here(p, work), row0, left, tiles[0].keys, scores);
-    if constexpr (kRowScales) word = load_row_word(v_rows, p.v.rows_page_stride, p.v.rows_slot_stride, tiles);
+    const Seen seen = hide<kPartly>(p, work, row0, left, tiles[0].keys, scores);
+    if constexpr (kRowScales) {
+      const Cache v = kParts > 1 ? problem_here().v : p.v;  // scalar registers are short where two waves share a range
+      word = load_row_word(v_rows, v.rows_page_stride, v.rows_slot_stride, tiles);
+    }
 
     const float next = fmaxf(maximum, column_max(largest_of(scores)));
     const float base = next == -__builtin_inff() ? 0.f : next;  // nothing seen yet: -inf - 0 instead of -inf + inf
@@ -430,7 +438,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, 4) void decode_split(co
   const uint32_t range = index / kParts, part = index % kParts;
   const Work<kBlockN> work(problem, blockIdx.y, blockIdx.z, range);
   // The grid is for the most tokens that a sequence has.
-  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
+  if (problem.q_starts && blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
   constexpr uint32_t kSlot = Layout::slot_bytes(kBlockN, kRowScales), kFiner = Query<Half, Layout::kChunks>::kLdsBytes;
   uint8_t* const slots = lds + kParts * kFiner;
   Wave<Half, kD, kBlockN, kRowScales> wave(problem, blockIdx.x * kBlockM, work, range, part, lds + part * kFiner,

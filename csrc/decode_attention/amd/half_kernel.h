@@ -43,12 +43,12 @@ class HalfRows {
     v_data = p.v.data + head * p.v.head_stride;
     k_offset = column * p.k.slot_stride + 16 * group;
     v_offset = 4 * group * p.v.slot_stride + 2 * kPerLane * column;
-    factor = p.factor * p.k.scale[p.k.scale_stride * head];
+    factor = p.factor * load_constant(p.k.scale + p.k.scale_stride * head);
   }
 
   /// `inverse` times what an element of V still lacks.
   __device__ float scaled(float inverse) const {
-    return inverse == 0.f ? 0.f : inverse * p.v.scale[p.v.scale_stride * head];
+    return inverse == 0.f ? 0.f : inverse * load_constant(p.v.scale + p.v.scale_stride * head);
   }
 
   /// q by K: keys 4 g + r of row i.
@@ -166,7 +166,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD == 256 ? 3 : 4) void
   const uint32_t range = dev::uniform(threadIdx.x / dev::kWaveSize);
   const Work<kRowBlockN> work(problem, blockIdx.y, blockIdx.z, range);
   // The grid is for the most tokens that a sequence has.
-  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
+  if (problem.q_starts && blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
   RowWave<Half, kD, HalfRows> wave(problem, blockIdx.x * kBlockM, work);
   wave.run();
   float total, shifted;

@@ -176,7 +176,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD == 256 ? 3 : 4) void
   const uint32_t range = dev::uniform(threadIdx.x / dev::kWaveSize);
   const Work<kRowBlockN> work(problem, blockIdx.y, blockIdx.z, range);
   // The grid is for the most tokens that a sequence has.
-  if (blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
+  if (problem.q_starts && blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
   RowWave<Half, kD, Int4Rows> wave(problem, blockIdx.x * kBlockM, work, groups);
   wave.run();
   float total, shifted;

@@ -7,24 +7,26 @@
 
 namespace hf::decode_attention {
 
-/// The sink of a query head as an exponent of 2; -inf without sinks.
-__device__ inline float sink_of(const float* sinks, uint32_t head) {
-  return sinks ? sinks[head] * kLog2E : -__builtin_inff();
-}
+/// Whether weights that add up to `total` are of a row that sees a key.
+__device__ inline bool is_seen(float total) { return total > 0.f || total != total; }
 
-/// A row whose weights 2^(score - maximum) add up to `total`, and whose sink is one weight more, without a value.
+/// A row whose weights 2^(score - maximum) add up to `total`; its sink, if it has one, is one weight more, without a value.
 struct RowEnd {
   float inverse;  // what the sum of weighted values is multiplied with; 0 where no key is seen
   float lse;      // base 2
 
-  __device__ RowEnd(float maximum, float total, float sink) {
-    const bool seen = total > 0.f || total != total;
-    const float top = fmaxf(maximum, sink);
-    const float base = top == -__builtin_inff() ? 0.f : top;
-    const float keep = __builtin_amdgcn_exp2f(maximum - base);
-    const float all = total * keep + __builtin_amdgcn_exp2f(sink - base);
-    inverse = seen ? keep / all : 0.f;
-    lse = all > 0.f || all != all ? base + __builtin_amdgcn_logf(all) : -__builtin_inff();
+  /// `sinks`: of the query heads, natural logarithm; null for none.
+  __device__ RowEnd(float maximum, float total, const float* sinks, uint32_t head) {
+    const bool seen = is_seen(total);
+    float base = maximum, keep = 1.f;
+    if (sinks) {
+      const float weight = sinks[head] * kLog2E, top = fmaxf(maximum, weight);
+      base = top == -__builtin_inff() ? 0.f : top;
+      keep = __builtin_amdgcn_exp2f(maximum - base);
+      total = total * keep + __builtin_amdgcn_exp2f(weight - base);
+    }
+    inverse = seen ? keep / total : 0.f;
+    lse = is_seen(total) ? base + __builtin_amdgcn_logf(total) : -__builtin_inff();
   }
 };
 

@@ -47,22 +47,14 @@ class RowWave {
         rows(problem, work.head, static_cast<const Half*>(problem.q) + first_element(problem, work, row0), more...) {}
 
   __device__ void run() {
-    const Tokens tokens = tokens_here(p, work);
-    const Sight sight(work.length, p.causal ? tokens.count - 1 : 0, p.window);
-    for (uint32_t key = sight.begin;; key += kTileN) {
-      if (key >= sight.whole_begin) key = max(key, sight.whole_end);
-      if (key >= work.end) break;
-      if (key < work.begin) continue;
-      const Tile tiles[1] = {tile_at(p, work, key)};
-      block<1, true>(tiles, static_cast<int32_t>(work.length - key), tokens);
-    }
+    if (!p.all_seen) run_partly_seen();
     const uint32_t begin = work.whole_begin, whole = work.whole_end;
     Cursor cursor(p, work.batch, begin, whole, work.length);
     for (uint32_t key = begin; key < whole; key += kBlockN) {
       Tile tiles[kTiles];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) tiles[t] = cursor.next();
-      block<kTiles, false>(tiles, static_cast<int32_t>(whole - key), tokens);
+      block<kTiles, false>(tiles, static_cast<int32_t>(whole - key));
     }
   }
 
@@ -73,26 +65,37 @@ class RowWave {
   /// Stores the lane's D/4 neighbouring columns of its row, whose weights add up to `total`.
   __device__ void store(uint32_t split, float total) const {
     const uint32_t lane = dev::lane_index(), group = lane / kTileN;
+    const Problem p = problem_here();
     const Tokens tokens = tokens_here(p, work);
     const Row row(p, tokens, row0, lane);
-    const float sink = p.splits == 1 ? sink_of(p.sinks, work.head * p.group + row.head) : -__builtin_inff();
-    const auto [inverse, lse] = RowEnd(maximum, total, sink);
+    const auto [inverse, lse] = RowEnd(maximum, total, p.splits == 1 ? p.sinks : nullptr, work.head * p.group + row.head);
     const float scale = rows.scaled(inverse);
     if (row.index >= p.group * tokens.count) return;
     const uint32_t at = 4 * kPerLane * group;
     const auto column = [&](int c) { return acc[c % kPerLane][c / kPerLane] * scale; };
     if (p.splits == 1) {
-      const Problem end = problem_here();
-      store_row<Half, 4 * kPerLane>(end, row.offset(p, tokens, work.head, kD) + at, column);
-      if (group == 0) end.lse[lse_place(end, tokens, work.head * p.group + row.head, row.token)] = lse * kLn2;
+      store_row<Half, 4 * kPerLane>(p, row.offset(p, tokens, work.head, kD) + at, column);
+      if (group == 0) p.lse[lse_place(p, tokens, work.head * p.group + row.head, row.token)] = lse * kLn2;
       return;
     }
-    const uint64_t slice = split * p.rows + first_row(p, tokens, work.head) + row.index;
+    const uint64_t slice = uint64_t{split} * p.rows + first_row(p, tokens, work.head) + row.index;
     store_values<float, 4 * kPerLane>(p.partial + slice * kD + at, column);
     if (group == 0) p.partial_lse[slice] = lse;
   }
 
  private:
+  // The tiles with keys that only some tokens see.
+  __device__ void run_partly_seen() {
+    const Sight sight(p, dev::wave_value_here(work.batch), work.length);
+    for (uint32_t key = sight.begin;; key += kTileN) {
+      if (key >= sight.whole_begin) key = max(key, sight.whole_end);
+      if (key >= work.end) break;
+      if (key < work.begin) continue;
+      const Tile tiles[1] = {tile_at(p, work, key)};
+      block<1, true>(tiles, static_cast<int32_t>(work.length - key));
+    }
+  }
+
   // Elements of q before the lane's row.
   __device__ static uint64_t first_element(const Problem& p, const Work<kBlockN>& work, uint32_t row0) {
     const Tokens tokens(p, work.batch);
@@ -102,11 +105,11 @@ class RowWave {
   // kPartly: rows may see some of the keys only; `left`, from the first key on, are of the sequence. Otherwise every row sees
   // the first `left` keys and the others do not exist.
   template <int kCount, bool kPartly>
-  __device__ void block(const Tile (&tiles)[kCount], int32_t left, const Tokens& tokens) {
+  __device__ void block(const Tile (&tiles)[kCount], int32_t left) {
     dev::f32x4 scores[kCount];
     rows.template products<kCount>(tiles, scores);
     if (p.cap != 0.f) cap_scores(problem_here(), scores);
-    const Seen seen = hide<kPartly>(p, tokens, row0, left, tiles[0].keys, scores);
+    const Seen seen = hide<kPartly>(p, work, row0, left, tiles[0].keys, scores);
     const float next = fmaxf(maximum, column_max(largest_of(scores)) - Rows::kBias);
     const float base = next == -__builtin_inff() ? 0.f : next;  // nothing seen yet: -inf - 0 instead of -inf + inf
     const float keep = __builtin_amdgcn_exp2f(maximum - base);

@@ -27,25 +27,28 @@ struct Row {
   __device__ __forceinline__ Row(const Problem& p, const Tokens& tokens, uint32_t row0, uint32_t lane)
       : index(row0 + lane % kTileN) {
     const uint32_t loaded = min(index, p.group * tokens.count - 1);
-    head = loaded / tokens.count;
-    token = loaded % tokens.count;
+    // Exact up to kMaxGroup heads: the float quotient is off by less than 2^-22 of it, and ends by at least 1 / 32 from the
+    // integers.
+    const float inverse = __builtin_amdgcn_rcpf(static_cast<float>(tokens.count));
+    head = static_cast<uint32_t>((static_cast<float>(loaded) + 0.5f) * inverse);
+    token = loaded - head * tokens.count;
   }
 
   /// Elements of q and out before it.
   __device__ __forceinline__ uint64_t offset(const Problem& p, const Tokens& tokens, uint32_t kv_head,
                                              uint32_t head_dim) const {
-    return (uint64_t{tokens.first + token} * (p.kv_heads * p.group) + kv_head * p.group + head) * head_dim;
+    return (uint64_t{tokens.first + token} * (p.kv_heads.value * p.group) + kv_head * p.group + head) * head_dim;
   }
 };
 
 /// Where the rows of a sequence's KV head are in the workspaces: from here on, its query heads and their tokens.
 __device__ __forceinline__ uint64_t first_row(const Problem& p, const Tokens& tokens, uint32_t kv_head) {
-  return uint64_t{tokens.first} * (p.kv_heads * p.group) + kv_head * p.group * tokens.count;
+  return uint64_t{tokens.first} * (p.kv_heads.value * p.group) + kv_head * p.group * tokens.count;
 }
 
 /// Where the log-sum-exp of query head `head` of all and of a token of the sequence goes.
 __device__ __forceinline__ uint64_t lse_place(const Problem& p, const Tokens& tokens, uint32_t head, uint32_t token) {
-  const uint64_t sequence = p.q_starts ? tokens.first : uint64_t{tokens.first} * (p.kv_heads * p.group);
+  const uint64_t sequence = p.q_starts ? tokens.first : uint64_t{tokens.first} * (p.kv_heads.value * p.group);
   return sequence + uint64_t{head} * p.lse_stride + token;
 }
 
@@ -53,11 +56,12 @@ __device__ __forceinline__ uint64_t lse_place(const Problem& p, const Tokens& to
 /// rows may then see some of the tile's keys only; `left`, from the first key on, are of the sequence, and the wave has `keys`.
 /// Otherwise every row sees the first `left` keys and the others do not exist. Inlined before anything else: optimised by
 /// itself first, it keeps 16 comparisons in scalar registers, which then spill.
-template <bool kPartly, int kCount>
-__device__ __forceinline__ Seen hide(const Problem& p, const Tokens& tokens, uint32_t row0, int32_t left, uint32_t keys,
+template <bool kPartly, int kBlockN, int kCount>
+__device__ __forceinline__ Seen hide(const Problem& p, const Work<kBlockN>& work, uint32_t row0, int32_t left, uint32_t keys,
                                      dev::f32x4 (&scores)[kCount]) {
   Seen seen;
   if constexpr (kPartly) {
+    const Tokens tokens = tokens_here(p, work);
     const uint32_t lane = dev::lane_index();
     const auto first = 4 * static_cast<int32_t>(lane / kTileN);
     const int32_t hidden = p.causal ? static_cast<int32_t>(tokens.count - 1 - Row(p, tokens, row0, lane).token) : 0;
