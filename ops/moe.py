@@ -101,8 +101,8 @@ def fused_moe_mxfp8(
 
     Activations are quantised to the device's e4m3 with one e8m0 scale per 32 elements (round_up: nothing clips). Each
     GEMM accumulates in float32, adds its bias there and rounds once to bfloat16; SwiGLU is that of
-    :func:`hipforge.swiglu_mxfp8`, in the first GEMM's launch where that takes 16 slots at a time, else in one of its
-    own; both quantise too, with the same result. The sum is float32. Routing weights are multiplied into
+    :func:`hipforge.swiglu_mxfp8`, in the first GEMM's launch where a kernel runs it, else in one of its own; both
+    quantise too, with the same result. The sum is float32. Routing weights are multiplied into
     the second GEMM after its bias, before it rounds. Both GEMMs run wherever
     :func:`hipforge.ops.grouped_gemm_mxfp8.grouped_mxfp8_linear` does; all else is one launch each.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hipforge import devices
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.formats import BLOCK
@@ -24,12 +25,15 @@ from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 KERNEL = "mxfp8_gate_up"
 
 
-def parts_of(k: int) -> int:
-    """Return in how many parts a work-group takes K."""
-    return 1 if k <= K_STEP * MOST_STEPS else 2
+def parts_of(slots: int, experts: int, n: int, k: int, cu_count: int) -> int:
+    """Return in how many parts a work-group takes K: one where that is short, or where work-groups fill the GPU."""
+    groups = n // (2 * BLOCK) * min(slots, experts)
+    return 1 if k <= K_STEP * MOST_STEPS or groups >= cu_count else 2
 
 
-@compile_ops("module_mxfp8_gate_up", mutates=("out", "out_scales"))
+@compile_ops(
+    "module_mxfp8_gate_up", variant=lambda *given: {"HF_ROWS": given[-2]}, mutates=("out", "out_scales")
+)
 def mxfp8_gate_up_out(
     out: torch.Tensor,
     out_scales: torch.Tensor,
@@ -52,21 +56,22 @@ def mxfp8_gate_up_out(
     beta: float,
     limit: float,
     interleaved: bool,
+    rows: int,
     parts: int,
 ) -> None:
     """Write the rows of ``out`` and ``out_scales`` that tiles in use cover: MX-FP8 of SwiGLU of the product."""
 
 
 def _plan(w: torch.Tensor, **given: Any) -> Decision:
-    """Return the grouped GEMM's decision, with the epilogue where its kernel takes 16 slots at a time."""
+    """Return the grouped GEMM's decision, with the epilogue where a kernel has one."""
     decision = GROUPED.plan_total(w=w, **given)
     taken = decision.accepted
-    n, k = w.shape[1:]
+    experts, n, k = w.shape
     if taken is None or taken.kernel != wave_split.KERNEL or n % (2 * BLOCK):
         return decision
-    if taken.configuration["rows"] != wave_split.ROWS[0]:
-        return decision
-    fused = replace(taken, kernel=KERNEL, configuration=MappingProxyType({"parts": parts_of(k)}))
+    parts = parts_of(taken.problem.slots, experts, n, k, devices.current().cu_count())
+    configuration = {"rows": taken.configuration["rows"], "parts": parts}
+    fused = replace(taken, kernel=KERNEL, configuration=MappingProxyType(configuration))
     return replace(decision, accepted=fused)
 
 
@@ -134,8 +139,8 @@ def grouped_swiglu_mxfp8(
     activation = alpha, beta, math.inf if limit is None else limit, interleaved
 
     def stub(given: Operands) -> None:
-        parts = taken.configuration["parts"]
-        mxfp8_gate_up_out(q, scales, *given.tensors, given.bias, *given.sizes, *activation, parts)
+        rows, parts = taken.configuration["rows"], taken.configuration["parts"]
+        mxfp8_gate_up_out(q, scales, *given.tensors, given.bias, *given.sizes, *activation, rows, parts)
 
     launch_aligned(stub, Operands(a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias))
     return q, scales

@@ -17,7 +17,7 @@ from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError
 from hipforge.ops import moe_gate_up
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8, mxfp8_gate_up_out
+from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8, mxfp8_gate_up_out, parts_of
 from hipforge.ops.mxfp8_grouped import mxfp8_grouped_split
 
 ACTIVATIONS: tuple[dict[str, Any], ...] = (
@@ -107,11 +107,11 @@ def test_rows_of_tiles_elsewhere_are_left_alone() -> None:
     assert (q[:19] == 9).all() and (scales[:19] == 9).all() and (scales[19:] != 9).all()
 
 
-def raw(case: Moe, q: torch.Tensor, scales: torch.Tensor, parts: int = 1) -> None:
+def raw(case: Moe, q: torch.Tensor, scales: torch.Tensor, parts: int = 1, rows: int = 16) -> None:
     activation = 1.0, 0.0, float("inf"), False
     mxfp8_gate_up_out(
         q.view(fp8_dtypes("cpu")[0]), scales, *arguments(case), None, *case.w.shape, case.slots, case.a.shape[0],
-        case.a_div, case.block_m, *activation, parts,
+        case.a_div, case.block_m, *activation, rows, parts,
     )  # fmt: skip
 
 
@@ -120,6 +120,8 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
     q, scales = torch.zeros(25, 64, dtype=torch.uint8), torch.zeros(25, 2, dtype=torch.uint8)
     with pytest.raises(GuardError, match="parts must be 1 or 2; got 4"):
         raw(case, q, scales, parts=4)
+    with pytest.raises(GuardError, match=r"HF_ROWS.*48"):
+        raw(case, q, scales, rows=48)
     with pytest.raises(GuardError, match=r"out must be \[25, 64\] in the architecture's e4m3"):
         raw(case, q[:24], scales)
     with pytest.raises(GuardError, match=r"out_scales must be uint8 \[25, 2\]"):
@@ -128,20 +130,29 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
         raw(case.but(w=case.w[:, :96].contiguous(), w_scale=case.w_scale[:, :96].contiguous()), q, scales)
 
 
-def test_more_slots_than_sixteen_at_a_time_take_two_launches() -> None:
+@pytest.mark.parametrize("k", (96, 800, 1056))
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=("plain", "minimax", "gpt_oss"))
+def test_thirty_two_slots_at_a_time_give_the_same(activation: dict[str, Any], k: int) -> None:
+    """What the default takes where an expert has many slots; 40 of one expert and 41 of another, so 32 and a rest."""
     own = fp8_dtypes("cpu")[0]
-    case = exact((0, 1) * 40, experts=2, n=64, k=96)
+    case = exact((*(0, 1) * 40, 1), experts=2, n=128, k=k, block_m=44)
     case = case.but(a=case.a.view(own), w=case.w.view(own))
-    with emulator.counters() as counted:
-        q, scales = grouped_swiglu_mxfp8(*arguments(case), case.slots, 64, 1)
-    assert counted.launches == 2
-    want_q, want_scales = separately(case, None)
-    assert torch.equal(scales, want_scales) and torch.equal(q.view(torch.uint8), want_q.view(torch.uint8))
+    told = hipforge.explain(grouped_swiglu_mxfp8, *arguments(case), case.slots, 44, 1)
+    assert told.configuration["rows"] == 32
+    with emulator.options(checks="all", wave_order="random"):
+        same(case, bias_of(case), **activation)
+
+
+def test_k_is_taken_in_two_parts_where_work_groups_are_few() -> None:
+    assert parts_of(9, 257, 512, 6144, 256) == 2  # 72 work-groups
+    assert parts_of(18, 257, 1024, 6144, 256) == 1  # 288
+    assert parts_of(64, 2, 1024, 6144, 256) == 2  # no more experts than there are
+    assert parts_of(9, 257, 512, 768, 256) == 1  # a short K
 
 
 MISTAKES = {
     "up_for_gate": ("? n / 2 - kResults : 0;", "? 0 : n / 2 - kResults;"),
-    "second_part_left_out": ("total += sums[1][column / kTile][at];", ""),
+    "second_part_left_out": ("total += sums[1][column / kTile][row_tile][at];", ""),
     "no_barrier": ("__syncthreads();  // the next sums take the same LDS", ""),
 }
 
@@ -151,7 +162,13 @@ def test_a_mistake_is_noticed(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     line, becomes = MISTAKES[name]
     home = "mxfp8_gemm/amd/"
     entry = planted(
-        tmp_path / name, mxfp8_gate_up_out, home + "gate_up_kernel.h", line, becomes, unit=home + "mxfp8_gate_up.cu"
+        tmp_path / name,
+        mxfp8_gate_up_out,
+        home + "gate_up_kernel.h",
+        line,
+        becomes,
+        unit=home + "mxfp8_gate_up.cu",
+        variants={"HF_ROWS": [16]},
     )
     monkeypatch.setattr(moe_gate_up, "mxfp8_gate_up_out", entry)
     with pytest.raises((AssertionError, EmulatorFault)), emulator.options(checks="all"):

@@ -147,7 +147,7 @@ def test_the_shipped_table_has_the_measured_bounds(
 def test_without_a_row_few_slots_per_expert_are_taken() -> None:
     for experts, slots, path in ((2, 16, "kernel"), (2, 17, "none"), (128, 64, "kernel"), (128, 65, "none")):
         assert explained(sparse(experts, 512, 256, slots)).path == path
-    assert explained(sparse(2, 512, 256, 4)).configuration == {"rows": 16, "waves": 1}
+    assert explained(sparse(2, 512, 256, 4)).configuration == {"rows": 16, "waves": 1, "columns": 16}
 
 
 def test_what_lies_outside_the_envelope_gives_none_with_a_reason() -> None:

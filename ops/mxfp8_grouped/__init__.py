@@ -19,9 +19,9 @@ Dispatch of :func:`grouped_gemm_mxfp8`, in this order:
    beyond 2^31 - 1, or K beyond 2^22 → None. The number of experts does not count: each has a base address of its own;
 4. rows of the tuned table for (N, K, a_div, has_weight): the one with the smallest M that is at least
    num_valid_tokens decides: fewer than its ``min_experts`` experts or ``use_hip=0`` → None, otherwise its kernel:
-   ``wave_split`` (:mod:`hipforge.ops.mxfp8_grouped.wave_split`: K over the waves of a work-group) with rows and waves,
-   or ``smallm`` with block_n. More slots than any of them has → None;
-5. no such rows: up to 16 slots, or up to 64 with at least 128 experts → wave_split with its default rows and waves;
+   ``wave_split`` (:mod:`hipforge.ops.mxfp8_grouped.wave_split`: K over the waves of a work-group) with rows, waves and
+   block_n columns, or ``smallm`` with block_n. More slots than any of them has → None;
+5. no such rows: up to 16 slots, or up to 64 with at least 128 experts → wave_split in its default configuration;
    else None.
 
 There is no table for gfx942: whatever passes 3 with both payloads float8_e4m3fnuz is computed by wave_split.

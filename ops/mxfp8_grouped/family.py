@@ -138,8 +138,16 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
     given = f"got block_n={block_n}, rows={rows}, waves={waves}"
     if kernel == "smallm" and (block_n not in MOE_BLOCK_N or rows or waves):
         return f"a smallm row needs block_n in {MOE_BLOCK_N}, rows=0 and waves=0; {given}"
-    if kernel == "wave_split" and (rows not in wave_split.ROWS or waves not in wave_split.WAVES or block_n):
-        return f"a wave_split row needs rows in {wave_split.ROWS}, waves in {wave_split.WAVES} and block_n=0; {given}"
+    if kernel != "wave_split":
+        return None
+    columns = block_n or wave_split.TILE  # 0 in rows from before there was a choice
+    if rows not in wave_split.ROWS or waves not in wave_split.WAVES or columns not in wave_split.COLUMNS:
+        return (
+            f"a wave_split row needs rows in {wave_split.ROWS}, waves in {wave_split.WAVES} and block_n in "
+            f"{wave_split.COLUMNS}; {given}"
+        )
+    if not wave_split.fits(int(waves), int(columns)):
+        return f"a wave_split row has at most {wave_split.MOST_WAVES} waves, block_n / 16 times waves; {given}"
     return None
 
 
@@ -192,7 +200,8 @@ def _choice(block_n: int) -> Choice:
 
 def _from_row(row: TunedRow) -> Choice:
     if row.values["kernel"] == "wave_split":
-        return wave_split.choice(row.integer("rows"), row.integer("waves"))
+        columns = row.integer("block_n") or wave_split.TILE
+        return wave_split.choice(row.integer("rows"), row.integer("waves"), columns)
     return _choice(row.integer("block_n"))
 
 
@@ -220,7 +229,14 @@ def _default(problem: Problem, arch: str, cu_count: int) -> Choice | str:
 def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
     """Return every configuration that the kernels accept for a cell, simplest first, so that ties go to it."""
     steps = -(-cell.k // K_STEP)
-    split = [wave_split.choice(rows, waves) for waves in wave_split.WAVES if waves <= steps for rows in wave_split.ROWS]
+    split = [
+        wave_split.choice(rows, waves, columns)
+        for waves in wave_split.WAVES
+        if waves <= steps
+        for columns in wave_split.COLUMNS
+        if wave_split.fits(waves, columns)
+        for rows in wave_split.ROWS
+    ]
     return [*split, *(_choice(block_n) for block_n in MOE_BLOCK_N)]
 
 

@@ -126,6 +126,7 @@ def launch(kernel: str, configuration: Mapping[str, int], out: torch.Tensor, par
         if kernel == KERNEL:
             smallm_mxfp8_moe_out(out, *arguments, configuration["block_n"])
         else:
-            mxfp8_grouped_split_out(out, *arguments, configuration["rows"], configuration["waves"])
+            rows, waves, columns = (configuration[name] for name in ("rows", "waves", "columns"))
+            mxfp8_grouped_split_out(out, *arguments, rows, waves, columns)
 
     launch_aligned(stub, parts)

@@ -77,7 +77,7 @@ class MoeCell:
 # Gate and up at tensor-parallel degrees 4 and 8, down at both; how many slots they are taken for is from measurements
 # of kernels with the same interface on an MI355X.
 DEFAULT_CELLS: tuple[MoeCell, ...] = (
-    *(MoeCell(n, 6144, 4, False, m, least) for n in (1536, 768) for m, least in ((16, 0), (64, 128))),
+    *(MoeCell(n, 6144, 4, False, m, least) for n in (1536, 768) for m, least in ((4, 0), (8, 0), (16, 0), (64, 128))),
     *(
         MoeCell(6144, k, 1, weighted, m, least)
         for k in (768, 384)
@@ -165,8 +165,16 @@ def instance(choice: Choice) -> tuple[str, dict[str, int]]:
 
 
 def _columns(choice: Choice) -> Mapping[str, Value]:
-    kernel = "wave_split" if choice.kernel == wave_split.KERNEL else "smallm"
-    return {"kernel": kernel, "block_n": 0, "rows": 0, "waves": 0, **choice.configuration}
+    if choice.kernel == wave_split.KERNEL:
+        rows, waves, columns = (choice.configuration[name] for name in ("rows", "waves", "columns"))
+        return {"kernel": "wave_split", "block_n": columns, "rows": rows, "waves": waves}
+    return {"kernel": "smallm", "block_n": choice.configuration["block_n"], "rows": 0, "waves": 0}
+
+
+def _waves(choice: Choice) -> int:
+    if choice.kernel == wave_split.KERNEL:
+        return choice.configuration["waves"] * choice.configuration["columns"] // wave_split.TILE
+    return WAVES
 
 
 def _in_flight(choice: Choice, fullest: int) -> int:
@@ -194,7 +202,7 @@ def _count(cell: MoeCell, arch: str) -> Counted:
         tiles = int(parts.index.num_tokens_post_padded) // DEFAULT_BLOCK_M
         work = model.Work(
             workgroups=math.prod(launch.grid) // launch.grid[1] * min(tiles, launch.grid[1]),
-            waves_per_workgroup=choice.configuration.get("waves", WAVES),
+            waves_per_workgroup=_waves(choice),
             vector_instructions=counts.by_class.get("valu", 0) + counts.by_class.get("valu_trans", 0),
             instructions=launch.wave_instructions,
             matrix_cycles=counts.mfma_cycles,

@@ -15,32 +15,49 @@ from hipforge.ops.mxfp8_dense.wave_split import default_waves
 KERNEL = "mxfp8_grouped_split"
 ROWS = (16, 32)  # slots of a tile that are multiplied at once
 MAX_K = 1 << 22
-WAVES = (1, 2, 4, 8)  # of a work-group; registers decide
-COLUMNS = 16  # of a work-group
-WAVES_PER_CU = 3  # modelled times of (N, K) = (1536, 6144) at 8 and 16 slots and (768, 6144) at 4 gain little from more
-STEPS_AHEAD = {16: 4, 32: 6}  # K steps whose operands a wave has in flight on gfx950, by rows
+WAVES = (1, 2, 4, 8)  # of 16 columns, each with a part of K
+TILE = 16  # columns of a wave
+COLUMNS = (16, 32, 64, 128)  # of a work-group
+MOST_WAVES = 8  # of a work-group; registers decide
+WAVES_PER_CU = 3  # python op_tests/bench_moe_peers.py --waves: more of them gain less than the model's error
+GROUPS_PER_CU = 2  # least work-groups of more than 16 columns
+STEPS_AHEAD = {16: 3, 32: 4}  # K steps whose operands a wave has in flight on gfx950, by rows
 
 
-def choice(rows: int, waves: int) -> Choice:
+def choice(rows: int, waves: int, columns: int = TILE) -> Choice:
     """Return this kernel in a configuration."""
-    return Choice(KERNEL, MappingProxyType({"rows": rows, "waves": waves}))
+    return Choice(KERNEL, MappingProxyType({"rows": rows, "waves": waves, "columns": columns}))
+
+
+def fits(waves: int, columns: int) -> bool:
+    """Return whether a work-group of so many columns, ``waves`` for each 16, is not too large."""
+    return waves * (columns // TILE) <= MOST_WAVES
 
 
 def default_choice(slots: int, experts: int, n: int, k: int, cu_count: int) -> Choice:
-    """Return rows for the slots of an expert, twice their mean where there are many, and few waves.
+    """Return rows for the slots of an expert, twice their mean where there are many, few waves and wide work-groups.
 
     A tile with more slots than that is computed in several passes, each of which loads the expert's weight again. Waves
     are the least that fill the GPU if every slot has another expert, or that K needs if those are fewer: more of them
-    add instructions and sums.
+    add instructions and sums. Where waves need not wait for each other, a work-group has as many columns as leave
+    enough work-groups: each takes time to start.
     """
     expected = min(slots, max(ROWS[0], 2 * slots // experts))
     rows = next((rows for rows in ROWS if expected <= rows), ROWS[-1])
-    groups = -(-n // COLUMNS) * min(slots, experts)
+    groups = -(-n // TILE) * min(slots, experts)
     filling = next((waves for waves in WAVES if waves * groups >= WAVES_PER_CU * cu_count), WAVES[-1])
-    return choice(rows, min(filling, default_waves(k, WAVES[-1])))
+    waves = min(filling, default_waves(k, WAVES[-1]))
+    return choice(rows, waves, default_columns(groups, waves, cu_count))
 
 
-@compile_ops("module_mxfp8_grouped_split", variant=lambda *given: {"HF_ROWS": given[-2]})
+def default_columns(groups: int, waves: int, cu_count: int) -> int:
+    """Return the columns of a work-group where there are ``groups`` of 16 columns: with one wave each up to 64."""
+    most = COLUMNS[2] // TILE if waves == 1 else 1
+    side_by_side = max(1, min(most, groups // (GROUPS_PER_CU * cu_count)))
+    return TILE << (side_by_side.bit_length() - 1)
+
+
+@compile_ops("module_mxfp8_grouped_split", variant=lambda *given: {"HF_ROWS": given[-3]})
 def mxfp8_grouped_split_out(
     out: torch.Tensor,
     a_q: torch.Tensor,
@@ -61,8 +78,9 @@ def mxfp8_grouped_split_out(
     block_m: int,
     rows: int,
     waves: int,
+    columns: int,
 ) -> None:
-    """Write the rows of ``out`` that tiles in use cover; ``rows`` slots and 16 columns per work-group of ``waves``."""
+    """Write the rows of ``out`` that tiles in use cover; ``rows`` slots and ``columns`` per work-group."""
 
 
 def mxfp8_grouped_split(
@@ -82,6 +100,7 @@ def mxfp8_grouped_split(
     *,
     rows: int = ROWS[0],
     waves: int = 8,
+    columns: int = TILE,
 ) -> torch.Tensor:
     """Run the kernel on contiguous tensors, writing into ``out``.
 
@@ -103,7 +122,8 @@ def mxfp8_grouped_split(
         mul_weight_by: float32 with one weight per slot, multiplied in float32 before the result is rounded.
         bias: float32 [E, N], added in float32 before the weight.
         rows: slots of a tile that are multiplied at once, 16 or 32; more of them take several passes.
-        waves: of a work-group, each with a part of K: 1, 2, 4 or 8. Their sums are added in a fixed order.
+        waves: for each 16 columns, each with a part of K: 1, 2, 4 or 8. Their sums are added in a fixed order.
+        columns: of a work-group: 16, 32, 64 or 128, with at most 8 waves in all.
 
     Returns:
         ``out``.
@@ -117,6 +137,6 @@ def mxfp8_grouped_split(
     experts, n, k = w.shape
     mxfp8_grouped_split_out(
         out, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, mul_weight_by, bias,
-        experts, n, k, num_valid_tokens, a_q.shape[0], a_div, block_m, rows, waves,
+        experts, n, k, num_valid_tokens, a_q.shape[0], a_div, block_m, rows, waves, columns,
     )  # fmt: skip
     return out

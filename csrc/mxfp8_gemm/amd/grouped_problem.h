@@ -19,6 +19,8 @@ struct Problem {
   uint32_t num_valid, a_rows, n, k, experts, a_div, block_m, tiles;
   uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes, and K is a multiple of 128
   uint32_t aligned_output;  // four neighbouring outputs can be stored at once
+  uint32_t log2_parts;      // of K, of kernels that split it over waves
+  uint32_t tile_columns;    // of a work-group, of the same kernels
 };
 
 /// The kernel's arguments, read where they are needed: nothing keeps them in scalar registers till then, which the loops

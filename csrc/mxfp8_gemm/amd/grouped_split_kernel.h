@@ -11,12 +11,15 @@
 //                          \        \     LDS      /
 //                           +--- sums in the order of the waves ---> out[s0], out[s1], ..., columns n0 .. n0 + 15
 //
-// The multiplication is wave_split_kernel.h's; lane l has slot l % 16 of a row tile and four neighbouring columns of it.
-// Grid: ceil(n / 16) x min(tiles, num_valid); row y walks tiles y, y + gridDim.y, ... up to num_tokens_post_padded. Slots
-// may lie anywhere in a tile: an entry outside 0 .. num_valid - 1, negative ones included, is padding.
+// A work-group may have several such tiles of columns side by side. The multiplication is wave_split_kernel.h's; lane l has
+// slot l % 16 of a row tile and four neighbouring columns of it.
+// Grid: ceil(n / tile_columns) x min(tiles, num_valid); row y walks tiles y, y + gridDim.y, ... up to
+// num_tokens_post_padded. Slots may lie anywhere in a tile: an entry outside 0 .. num_valid - 1, negative ones included, is
+// padding.
 //
-// A short K has one wave do all of it, so that there is neither LDS nor a barrier, and what a work-group reads before its
-// first multiplication decides: the tile's expert, the entries in use and the slots are read side by side.
+// A short K has one wave do all of it, so that there is neither LDS nor a barrier, and what a wave reads before its first
+// multiplication decides: the tile's expert, the entries in use and the slots are read side by side. Starting a work-group
+// takes time too: 17 ns on an XCD as modelled, in which its compute units receive 14 KB. Hence several tiles of columns.
 //
 // Bytes: per tile an expert's weight byte is loaded once for every 16 kRowTiles slots, A from cache. On gfx950 a CU
 // receives the 2 KiB of a step each 158 cycles (8 TB/s, 256 CUs, 2.4 GHz) and its SIMDs multiply them in 8 kRowTiles; on
@@ -30,7 +33,7 @@
 #include <hip/hip_runtime.h>
 
 #include "grouped_problem.h"
-#include "wave_split_kernel.h"
+#include "long_runs.h"
 
 namespace hf::moe {
 
@@ -53,6 +56,7 @@ __device__ inline void store(uint32_t expert, dev::f32x4 values, uint32_t slot, 
   const Late& p = arguments_here();
   const uint32_t n = p.n;
   if (p.biases != nullptr) {
+    column = dev::lane_value_here(column);
     const float* bias = p.biases + uint64_t{expert} * n + column;
 #pragma unroll
     for (int i = 0; i < dev::kColumnsPerLane; ++i)
@@ -70,8 +74,11 @@ template <class Group>
   for (;;) {
     uint32_t entry = p.num_valid;
     if (first + lane < p.block_m) entry = static_cast<uint32_t>(p.sorted_ids[tile * p.block_m + first + lane]);
-    const auto padded = static_cast<uint32_t>(max(dev::load_constant(p.padded), 0));
-    const uint32_t expert = static_cast<uint32_t>(dev::load_constant(p.expert_ids + tile));
+    const int32_t* in_use = p.padded;
+    asm volatile("" : "+s"(in_use));  // no load before the loop
+    int32_t in_tiles = dev::load_constant(in_use), owner = dev::load_constant(p.expert_ids + tile);
+    asm volatile("" : "+s"(in_tiles), "+s"(owner));  // one wait for both, and for neither before the entry is asked for
+    const auto padded = static_cast<uint32_t>(max(in_tiles, 0)), expert = static_cast<uint32_t>(owner);
     const uint32_t used = min(padded, p.tiles * p.block_m);
     if (tile * p.block_m >= used) __builtin_amdgcn_endpgm();
     if (expert < p.experts) {
@@ -89,17 +96,20 @@ template <class Group>
 
 #endif
 
-/// Work-groups of one wave (kAlone), or of 2 to kMaxWaves, a power of two, with wave_split::kTileBytes of LDS for each wave
-/// and row tile. Every grid row has a tile. a_rows k and n k below 2^31; k a multiple of 32, at most wave_split::kMaxK;
-/// every slot / a_div below a_rows; a and w aligned to 16 bytes.
+/// Work-groups of up to kMaxWaves waves: p.tile_columns / 16 times 2^p.log2_parts, neighbouring waves a tile's parts of K.
+/// kAlone: one part, so that no wave waits for another; else wave_split::kTileBytes of LDS for each wave and row tile.
+/// Every grid row has a tile. a_rows k and n k below 2^31; k a multiple of 32, at most wave_split::kMaxK; every slot / a_div
+/// below a_rows; a and w aligned to 16 bytes.
 template <int kRowTiles, bool kAlone>
-__global__ __launch_bounds__(kAlone ? dev::kWaveSize : kMaxWaves * dev::kWaveSize) void mxfp8_grouped_split(Problem p) {
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp8_grouped_split(Problem p) {
 #if defined(__gfx950__) || defined(__gfx942__)
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
-  auto* sums = reinterpret_cast<dev::f32x4*>(lds);
-  const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = kAlone ? 0 : dev::uniform(threadIdx.x / dev::kWaveSize);
-  const uint32_t waves = kAlone ? 1 : blockDim.x / dev::kWaveSize, log2_waves = kAlone ? 0 : __builtin_ctz(waves);
-  const uint32_t column0 = blockIdx.x * kTile;
+  auto* all_sums = reinterpret_cast<dev::f32x4*>(lds);
+  const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
+  const uint32_t log2_parts = kAlone ? 0 : p.log2_parts, parts = 1u << log2_parts;
+  const uint32_t part = kAlone ? 0 : wave & (parts - 1), tile = wave >> log2_parts;
+  const uint32_t column0 = blockIdx.x * p.tile_columns + tile * kTile;
+  dev::f32x4* sums = all_sums + tile * parts * kRowTiles * dev::kWaveSize;
   for_each_group(p, lane, [&](const Slots& slots, uint32_t expert) {
     uint32_t first = 0;
     do {
@@ -113,23 +123,23 @@ __global__ __launch_bounds__(kAlone ? dev::kWaveSize : kMaxWaves * dev::kWaveSiz
         row[t] = late.a_div == 1 ? slot[t] : slot[t] / late.a_div;
         exists[t] = first + t * kTile + lane % kTile < slots.count;
       }
-      // Of all experts' rows of W.
+      // Of all experts' rows of W; a tile past the last column has none.
       const uint64_t w_row = uint64_t{expert} * n + column0;
-      const uint32_t w_rows = min<uint32_t>(kTile, n - column0);
+      const uint32_t w_rows = column0 < n ? min<uint32_t>(kTile, n - column0) : 0;
       using Rows = wave_split::GatheredRows<kRowTiles>;
       wave_split::Wave<kRowTiles, Rows> mine(Rows(late.a, late.a_scales, row, exists, late.a_rows, k, lane),
                                              dev::make_buffer(late.w + w_row * k, w_rows * k),
                                              dev::make_buffer(late.w_scales + w_row * (k / kMxBlock), w_rows * (k / kMxBlock)),
                                              k, wave_split::lane_offset(k, lane), lane);
-      mine.run(wave_split::first_step(k, wave, log2_waves), wave_split::first_step(k, wave + 1, log2_waves),
-               late.aligned_scales);
+      wave_split::run_long<kAlone>(mine, wave_split::first_step(k, part, log2_parts),
+                              wave_split::first_step(k, part + 1, log2_parts), late.aligned_scales);
       const uint32_t column = column0 + lane / kTile * dev::kColumnsPerLane;
       if constexpr (kAlone) {
 #pragma unroll
         for (int t = 0; t < kRowTiles; ++t)
           if (exists[t]) store(expert, mine.acc[t], slot[t], column);
       } else {
-        wave_split::add_parts(sums, mine.acc, wave, waves, lane, [&](uint32_t t, dev::f32x4 total) {
+        wave_split::add_parts(sums, mine.acc, part, parts, lane, [&](uint32_t t, dev::f32x4 total) {
           const uint32_t at = slots.of_lane(first + t * kTile, lane);
           if (first + t * kTile + lane % kTile < slots.count) store(expert, total, at, column);
         });

@@ -1,22 +1,29 @@
 // The first grouped MX-FP8 GEMM of a mixture of experts with SwiGLU and MX quantisation in its epilogue, for gfx950 and
-// gfx942. gate_up_kernel.h has the kernel.
+// gfx942. gate_up_kernel.h has the kernel. A variant serves one number of slots per work-group (HF_ROWS).
 #include <hip/hip_runtime.h>
 
 #include "hipforge/module.h"
 #include "gate_up_kernel.h"
 
+#ifndef HF_ROWS
+#error "build a variant: -DHF_ROWS=16 or 32"
+#endif
+
 using hf::OptionalTensor;
 using hf::Tensor;
 using namespace hf::moe;
 
+constexpr int kRowTiles = HF_ROWS / kTile;
+static_assert(HF_ROWS == 16 || HF_ROWS == 32);
+
 /// Writes out[slot] and out_scales[slot] for every slot of a tile in use; other rows stay as they are. out e4m3 in the
 /// architecture's format [num_valid_tokens, N/2], out_scales uint8 [num_valid_tokens, N/64]; a_q [M_act, K], w [E, N, K]
-/// as in mxfp8_grouped_split; bias float32 [E, N] or None; limit infinite for none; parts of K, 1 or 2.
+/// as in mxfp8_grouped_split; bias float32 [E, N] or None; limit infinite for none; rows, slots at a time; parts of K, 1 or 2.
 void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale,
                        Tensor sorted_token_ids, Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor bias,
                        int64_t E, int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div,
-                       int64_t block_m, double alpha, double beta, double limit, bool interleaved, int64_t parts,
-                       hipStream_t stream) {
+                       int64_t block_m, double alpha, double beta, double limit, bool interleaved, int64_t rows,
+                       int64_t parts, hipStream_t stream) {
   HF_CHECK_ARCH(w, "gfx950", "gfx942");
   const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
                        num_valid_tokens, M_act, a_div, block_m, hf::smallm_mxfp8::payload_of(w)};
@@ -24,6 +31,7 @@ void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale
   HF_CHECK(K <= hf::wave_split::kMaxK, "K must be at most ", hf::wave_split::kMaxK, "; got ", K);
   HF_CHECK(N % (2 * kResults) == 0, "N must be a multiple of 64 (gate and up of a block of 32); got ", N);
   HF_CHECK(parts == 1 || parts == kMaxParts, "parts must be 1 or 2; got ", parts);
+  HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
   HF_CHECK(out.dtype() == given.payload && out.is_shape(num_valid_tokens, N / 2), "out must be [", num_valid_tokens, ", ",
            N / 2, "] in the architecture's e4m3; got ", out);
   HF_CHECK(out_scales.dtype() == HF_U8 && out_scales.is_shape(num_valid_tokens, N / (2 * kResults)),
@@ -41,9 +49,9 @@ void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale
   const dim3 grid(static_cast<uint32_t>(N / (2 * kResults)), grid_rows(problem.gemm));
   const auto threads = static_cast<uint32_t>(parts) * kGateUpTiles * hf::dev::kWaveSize;
   if (parts == 1)
-    mxfp8_gate_up<1><<<grid, threads, 0, stream>>>(problem);
+    mxfp8_gate_up<kRowTiles, 1><<<grid, threads, 0, stream>>>(problem);
   else
-    mxfp8_gate_up<kMaxParts><<<grid, threads, 0, stream>>>(problem);
+    mxfp8_gate_up<kRowTiles, kMaxParts><<<grid, threads, 0, stream>>>(problem);
   HF_HIP(hipGetLastError());
 }
 HF_EXPORT(mxfp8_gate_up_out);

@@ -1,0 +1,161 @@
+"""The two GEMMs of a MoE layer, modelled, beside published times of AMD's MX-FP8 kernels on an MI355X.
+
+``--published DIR`` holds ``moe_mxfp8_peers_gfx950.csv``: microseconds per stage for the tokens, widths, experts and
+choices of each row. A published figure is the mean duration of one kernel under a profiler, with operands rotated so
+that they come from HBM; so ours is ``kernel_us`` of one launch with cold operands, never a replay. Stage one is gate
+and up with the activation, stage two the product with the routing weights; sorting, the layer's quantisation and the
+sum over choices are in neither. Routing is uniform with a fixed seed; ``distinct`` is the number of experts reached.
+
+``--waves`` shows what the default number of waves was chosen on.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import click
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from hipforge.cli.output import console
+from hipforge.emulator.timing import Capture, estimate
+from hipforge.emulator.timing.machines import MI355X
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
+from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
+from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear, wave_split
+from hipforge.ops.mxfp8_grouped.kernels import launch
+from hipforge.ops.mxfp8_grouped.reference import Operands
+from hipforge.ops.mxfp8_grouped.tuner import route
+
+FILE = "moe_mxfp8_peers_gfx950.csv"
+SEED = 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published row beside ours; times in microseconds, ``distinct`` the experts that the routing reaches."""
+
+    tokens: int
+    width: int
+    inner: int
+    experts: int
+    top_k: int
+    distinct: int
+    gemm1_us: float
+    gemm1_published_us: float
+    gemm1_ratio: float
+    gemm2_us: float
+    gemm2_published_us: float
+    gemm2_ratio: float
+    both_ratio: float
+
+
+def _zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)  # pages that are never written take no memory; times depend on no value
+
+
+def kernel_us(call: Callable[[], object]) -> float:
+    """Return the modelled time of the launches of a call, with operands in HBM."""
+    capture = Capture()
+    with capture.recording():
+        call()
+    return estimate(capture, MI355X, "cold").kernel_us
+
+
+def routed(tokens: int, top_k: int, experts: int) -> tuple[SortedSlots, int]:
+    """Return the sorted slots of a uniform routing and how many experts have one."""
+    ids = route(tokens * top_k, top_k, experts, SEED)
+    return moe_align_block_size(ids, DEFAULT_BLOCK_M, experts), len(ids.unique())
+
+
+def compared(published: dict[str, str]) -> Row:
+    """Return a published row beside the modelled times of our two GEMMs."""
+    names = "tokens", "model_dim", "inter_dim", "experts", "topk"
+    tokens, width, inner, experts, top_k = (int(published[name]) for name in names)
+    index, distinct = routed(tokens, top_k, experts)
+    slots = tokens * top_k
+    hidden = _zeros(tokens, width), _zeros(tokens, width // 32)
+    w1 = _zeros(experts, 2 * inner, width), _zeros(experts, 2 * inner, width // 32)
+    w2 = _zeros(experts, width, inner), _zeros(experts, width, inner // 32)
+    activated = _zeros(slots, inner), _zeros(slots, inner // 32)
+    weights = _zeros(slots, dtype=torch.float32)
+    first = kernel_us(lambda: grouped_swiglu_mxfp8(*hidden, *w1, *index, slots, DEFAULT_BLOCK_M, top_k))
+    second = kernel_us(
+        lambda: grouped_mxfp8_linear(*activated, *w2, *index, slots, DEFAULT_BLOCK_M, 1, weights, uncovered="undefined")
+    )
+    theirs = float(published["us_gemm1"]), float(published["us_gemm2"])
+    return Row(
+        tokens, width, inner, experts, top_k, distinct, first, theirs[0], first / theirs[0], second, theirs[1],
+        second / theirs[1], (first + second) / sum(theirs),
+    )  # fmt: skip
+
+
+def show(rows: list[Row]) -> Table:
+    """Return the rows as a table."""
+    table = Table(box=SIMPLE_HEAD)
+    names = [field.name for field in fields(Row)]
+    for name in names:
+        table.add_column(name.replace("_", "\n"), justify="right")
+    for row in rows:
+        values = (getattr(row, name) for name in names)
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values))
+    return table
+
+
+# (tokens, N, K, experts, top_k): what the default number of waves was chosen on.
+WAVE_CELLS = ((4, 1536, 6144, 8, 2), (8, 1536, 6144, 32, 2), (1, 768, 6144, 128, 4), (8, 768, 6144, 128, 4))
+
+
+def by_waves(cell: tuple[int, int, int, int, int]) -> dict[str, float]:
+    """Return kernel microseconds of the first GEMM without its activation: by waves, and of the earlier kernel."""
+    tokens, n, k, experts, top_k = cell
+    index, _ = routed(tokens, top_k, experts)
+    slots = tokens * top_k
+    out = _zeros(slots, n, dtype=torch.bfloat16)
+    operands = _zeros(tokens, k), _zeros(tokens, k // 32), _zeros(experts, n, k), _zeros(experts, n, k // 32)
+    parts = Operands(*operands, *index, slots, DEFAULT_BLOCK_M, top_k)
+
+    def time(choice: Choice) -> float:
+        return kernel_us(lambda: launch(choice.kernel, choice.configuration, out, parts))
+
+    found = {f"{waves} waves": time(wave_split.choice(16, waves)) for waves in wave_split.WAVES}
+    return found | {"earlier kernel": time(Choice("smallm_mxfp8_moe_grouped_gemm", {"block_n": 8}))}
+
+
+@click.command()
+@click.option("--published", type=click.Path(exists=True, path_type=Path), help=f"Folder with {FILE}.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True, help="Most tokens of a row.")
+@click.option("--waves", is_flag=True, help="Times by waves for each 16 columns instead.")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the rows here.")
+def main(published: Path | None, max_tokens: int, waves: bool, csv_path: Path | None) -> None:
+    """Print modelled times, beside published ones or by waves; the last line is a JSON object."""
+    if waves:
+        found = {" ".join(map(str, cell)): by_waves(cell) for cell in WAVE_CELLS}
+        table = Table("tokens, N, K, E, top_k", *next(iter(found.values())), box=SIMPLE_HEAD)
+        for name, times in found.items():
+            table.add_row(name, *(f"{us:.2f}" for us in times.values()))
+        console().print(table)
+        click.echo(json.dumps({"version": MI355X.version, "kernel_us": found}))
+        return
+    if published is None:
+        raise click.UsageError(f"--published is missing: the folder that holds {FILE}, or --waves")
+    with (published / FILE).open(newline="") as stream:
+        rows = [compared(row) for row in csv.DictReader(stream) if int(row["tokens"]) <= max_tokens]
+    console().print(show(rows))
+    if csv_path:
+        with csv_path.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+    click.echo(json.dumps({"version": MI355X.version, "figure": "kernel_us", "seed": SEED, "rows": len(rows),
+                           "worst": max((row.both_ratio for row in rows), default=None)}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
