@@ -420,7 +420,7 @@ def test_a_mistake_is_noticed(arch: str, name: str, tmp_path: Path, monkeypatch:
 
 
 # Most wave instructions by slots: what the short prologue leaves of a wave that owns 16 columns and a K of 768.
-RECORDED = {"gfx950": {8: 820_000, 64: 5_500_000}, "gfx942": {8: 2_720_000, 64: 17_500_000}}
+RECORDED = {"gfx950": {8: 820_000, 64: 5_500_000}, "gfx942": {8: 2_720_000, 64: 17_600_000}}
 
 
 @pytest.mark.parametrize("slots", (8, 64))
