@@ -95,7 +95,7 @@ def test_random_problems_in_random_configurations(seed):
     def pick(*values):
         return values[int(torch.randint(len(values), (1,), generator=g))]
 
-    d, mq, page_size = pick(64, 128, 256), pick(1, 2, 5, 16), pick(16, 32, 48, 128)
+    d, mq, page_size = pick(64, 128, 192, 256), pick(1, 2, 5, 16), pick(16, 32, 48, 128)
     kv_heads, group, batch = pick(1, 3), pick(1, 4, 9), pick(1, 2, 5)
     keys = int(torch.randint(1, 300, (1,), generator=g))
     q, k, v = case(batch, mq, kv_heads, group, d, keys, seed=seed)

@@ -35,7 +35,7 @@ def every_checker():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 def test_head_dimensions_dtypes_and_scales_per_head(d, dtype):
     q, k, v = case(2, 2, 2, 3, d, 150, seed=d, dtype=dtype)
     seqlens = lengths(150, 77)

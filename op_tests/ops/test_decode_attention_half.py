@@ -77,7 +77,7 @@ def check(q, k, v, seqlens, out, lse, factor=None, causal=True, **options):
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize(("mq", "split_k"), [(1, 1), (4, 3)])
 def test_head_dimensions_dtypes_and_splits(d, dtype, mq, split_k):
     q, k, v = case(2, mq, 2, 3, d, 150, dtype, seed=d)
@@ -117,7 +117,7 @@ def test_pages_in_any_order_give_the_bits_of_the_dense_cache(page_size, mq, grou
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 def test_one_dominant_key_returns_its_value_row_exactly(d, dtype):
     k = torch.zeros(1, 131, 1, d)
     k[0, 77] = 100.0
@@ -150,7 +150,7 @@ def test_float16_weights_keep_their_bits_far_below_the_largest():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
 def test_a_hidden_key_leaks_nothing(d, value, dtype):
     q, k, v = case(1, 4, 1, 3, d, 80, dtype, seed=d)

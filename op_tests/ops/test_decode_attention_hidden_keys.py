@@ -38,7 +38,7 @@ def check_leaks(clean, got, seen):
             assert torch.equal(got[1][:, token], clean[1][:, token]), token
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize(("mq", "length"), [(2, 65), (4, 40), (16, 47)])
 @pytest.mark.parametrize("split_k", [1, 3])
 def test_a_nan_in_v_reaches_its_column_in_the_rows_that_see_it(d, mq, length, split_k):
@@ -55,7 +55,7 @@ def test_a_nan_in_v_reaches_its_column_in_the_rows_that_see_it(d, mq, length, sp
         assert torch.equal(lse, clean[1])
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 3])
 def test_a_nan_in_k_spoils_the_rows_that_see_it_and_no_other(d, split_k):
     q, k, v = case(1, 4, 1, 3, d, 80, seed=d)
@@ -93,7 +93,7 @@ def test_waves_that_share_the_keys_leak_nothing_in_any_order():
                 check_leaks((clean[0][b], clean[1][b]), (got[0][b], got[1][b]), sees(3, length, key))
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 2])
 def test_words_of_a_hidden_row_that_are_no_numbers(d, split_k):
     mq, length = 3, 66
@@ -115,7 +115,7 @@ def test_words_of_a_hidden_row_that_are_no_numbers(d, split_k):
         assert of_k or torch.equal(got[1], clean[1])
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 2])
 def test_words_of_a_hidden_int4_row_that_are_no_numbers(d, split_k):
     mq, length, groups = 3, 66, 4

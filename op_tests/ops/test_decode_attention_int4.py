@@ -182,7 +182,7 @@ def test_groups_of_equal_values_keep_their_value():
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("num_groups", [1, 2, 4, 8])
 def test_head_dimensions_groups_and_dtypes(d, num_groups, dtype):
     small(d, num_groups, dtype, split_k=2)
@@ -227,7 +227,7 @@ def test_rows_past_the_length_may_hold_nan():
     assert torch.equal(attend(q, k, v, lengths(37), 1, split_k=1)[0], clean)
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 def test_one_dominant_key_returns_its_value_row(d):
     """Whose codes, scale 1 and shift 0 are exact in bfloat16: any element or nibble out of place would show."""
     codes = torch.randint(0, 16, (1, 40, 1, d), generator=rng(d)).float()

@@ -93,7 +93,7 @@ class Attention:
 
 
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 3])
 def test_codes_and_scales_are_those_of_the_quantising_ops(cache, d, split_k):
     attention = Attention(cache, d, split_k)
@@ -112,7 +112,7 @@ def test_codes_and_scales_are_those_of_the_quantising_ops(cache, d, split_k):
     assert torch.equal(blocks_lse, lse) and torch.equal(one_lse, lse)
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 2])
 def test_a_dominant_key_returns_its_fp8_row_exactly(d, split_k):
     """Scaled to fill the format an e4m3 element stays one, so that dequantising gives the cache's own value."""
@@ -142,7 +142,7 @@ def test_equal_scores_give_exact_means_in_fp8(split_k):
     assert (out.float() == (384 if LARGEST == 448 else 192)).all()
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 2])
 def test_a_nan_spoils_its_block_alone_and_a_row_without_keys_is_zero(d, split_k):
     q, k, v = case(2, 1, 1, 2, d, 40)

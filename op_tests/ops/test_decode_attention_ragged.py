@@ -88,7 +88,7 @@ class Packed:
 
 
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 3])
 def test_each_sequence_has_the_bits_of_a_call_of_its_own(cache, d, split_k):
     packed = Packed(cache, d, 2, 3)

@@ -35,7 +35,7 @@ def run_and_check(q, k, v, seqlens, **options):
 # --- sinks
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize(("mq", "split_k"), [(1, 1), (1, 5), (4, 1), (4, 3)])
 def test_a_sink_counts_once_whatever_the_splits(d, mq, split_k):
     q, k, v = case(2, mq, 2, 3, d, 120, seed=d + mq)
@@ -180,7 +180,7 @@ def test_random_calls_with_everything(seed):
     def pick(*values):
         return values[int(torch.randint(len(values), (1,), generator=g))]
 
-    d, mq, page_size = pick(64, 128, 256), pick(1, 2, 7, 16), pick(16, 48, 64)
+    d, mq, page_size = pick(64, 128, 192, 256), pick(1, 2, 7, 16), pick(16, 48, 64)
     kv_heads, group, keys = pick(1, 2), pick(1, 8), int(torch.randint(1, 300, (1,), generator=g))
     q, k, v = case(3, mq, kv_heads, group, d, keys, seed=seed)
     seqlens = torch.randint(0, keys + 1, (3,), generator=g, dtype=torch.int32)
@@ -197,7 +197,7 @@ def test_random_calls_with_everything(seed):
     check(q, k.double(), v.double(), seqlens, out, lse, d**-0.5, **options)
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 3])
 def test_int4_caches_with_everything(d, split_k):
     """Beside the torch path over the same bits: its roundings are those that the int4 tests bound, 2^-7 + 2^-8 here."""

@@ -131,7 +131,7 @@ def test_a_call_runs_as_its_row_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (ROW.replace(",4,2,", ",3,2,"), ":2: B is a bucket, the power of two that ends it; got 3"),
         (ROW.replace(",8,128,", ",12,128,"), ":2: G is a bucket, the power of two that ends it; got 12"),
         (ROW.replace(",512,", ",500,"), ":2: Mkv is a bucket, the power of two that ends it; got 500"),
-        (ROW.replace(",128,512,", ",96,512,"), ":2: D must be one of 64, 128, 256; got 96"),
+        (ROW.replace(",128,512,", ",96,512,"), ":2: D must be one of 64, 128, 192, 256; got 96"),
         (ROW.replace(",512,0,", ",512,24,"), ":2: page_size must be a multiple of 16, or 0 for any; got 24"),
         (ROW.replace(",512,0,", ",512,-16,"), ":2: column page_size must be at least 0; got -16"),
         (ROW.replace(",0,64,1,7,", ",0,128,1,7,"), ":2: block_n must be one of"),

@@ -11,6 +11,7 @@ import torch
 from hipforge.ops.core.fp8 import fp8_dtypes
 from stress.case import Arguments, Op, Rng, first, integers, is_given
 from stress.floats import F32, FORMATS, FP8_MAX, Array, Span, raw_bytes, same, values
+from stress.quantised import mx_complaint, static_complaint
 
 HALVES = (torch.float16, torch.bfloat16)
 FN = torch.float8_e4m3fn
@@ -36,13 +37,39 @@ def _options(rng: Rng, heads: int) -> Arguments:
     }  # fmt: skip
 
 
+def _outputs(rng: Rng, shape: tuple[int, ...], lse: tuple[int, ...], dtype: torch.dtype) -> Arguments:
+    """How the output of ``shape`` is quantised, if it is, and memory for some of the results."""
+    row = -3 if len(shape) == 5 else -2  # the first axis of a row
+    rows, width = math.prod(shape[:row]), math.prod(shape[row:])
+    kind = rng.pick(("", "", "static", "mx"))
+    made: Arguments = {
+        "out": rng.maybe(0.3, lambda: torch.full(shape, 7.0).to(own_fp8() if kind else dtype)),
+        "lse_out": rng.maybe(0.2, lambda: torch.full(lse, 7.0)),
+    }
+    if kind == "static":
+        made["out_scale"] = torch.tensor([rng.pick((0.01, 0.25, 1.0, 3.0, 0.0))])
+    if kind == "mx" and width % 32 == 0:
+        scales = rng.as_scale_dtype(torch.full((rows, width // 32), 9, dtype=torch.uint8))
+        made |= {"out_format": "mxfp8", "scale_out": rng.maybe(0.4, lambda: scales)}
+    elif kind == "mx" and made["out"] is not None:
+        made["out"] = made["out"].to(dtype)
+    return made
+
+
+def _ragged(rng: Rng, batch: int, mq: int) -> Arguments:
+    """The tokens of each sequence, up to ``mq`` of them and not all alike, and a few of none at the end."""
+    counts = rng.numbers.integers(0, mq + 1, batch)
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    return {"cu_seqlens_q": torch.from_numpy(starts), "max_seqlen_q": mq}
+
+
 def make_plain(rng: Rng) -> Arguments:
     batch, mq, kv_heads, group, d = (
         rng.pick((1, 2, 3)),
         rng.pick((1, 1, 2, 4)),
         rng.pick((1, 2)),
         rng.pick((1, 3, 8)),
-        rng.pick((64, 128, 64, 256, 32)),
+        rng.pick((64, 128, 64, 256, 192, 32)),
     )
     paged = rng.chance(0.6)
     page_size, pages = (16 * rng.integer(1, 3), 4) if paged else (rng.pick((1, 17, 48, 100)), batch)
@@ -53,15 +80,17 @@ def make_plain(rng: Rng) -> Arguments:
     most = page_size * (tables.shape[1] if tables is not None else 1)
     lengths = torch.from_numpy(rng.numbers.integers(0, most + 1, batch).astype(np.int32))
     scales = [rng.pick((1.0, 0.5, torch.tensor([0.7]), rng.finite(kv_heads).abs())) for _ in range(2)]
-    q = rng.finite(batch, mq, kv_heads * group, d, dtype=rng.pick(HALVES))
+    heads, ragged = kv_heads * group, _ragged(rng, batch, mq) if rng.chance(0.3) else {}
+    tokens = int(ragged["cu_seqlens_q"][-1]) + rng.integer(0, 2) if ragged else 0
+    shape, lse = ((tokens, heads, d), (heads, tokens)) if ragged else ((batch, mq, heads, d), (batch, heads, mq))
+    q = rng.finite(*shape, dtype=rng.pick(HALVES))
     as_bytes = rng.chance(0.3)
     return {
         "q": rng.strided(q), "k_cache": cache[0].view(torch.uint8) if as_bytes else cache[0],
         "v_cache": cache[1].view(torch.uint8) if as_bytes else cache[1], "block_tables": tables, "seqlens": lengths,
         "k_scale": scales[0], "v_scale": scales[1], "scale": rng.maybe(0.3, lambda: 0.1), "return_lse": rng.chance(0.6),
-        "split_k": rng.maybe(0.4, lambda: rng.integer(1, 5)), **_options(rng, q.shape[2]),
-        "out": rng.maybe(0.3, lambda: torch.full(q.shape, 7.0, dtype=q.dtype)),
-        "lse_out": rng.maybe(0.2, lambda: torch.full((batch, q.shape[2], mq), 7.0)),
+        "split_k": rng.maybe(0.4, lambda: rng.integer(1, 5)), **_options(rng, heads), **ragged,
+        **_outputs(rng, shape, lse, q.dtype),
     }  # fmt: skip
 
 
@@ -74,62 +103,95 @@ def _rows(cache: Array, tables: Array | None) -> Array:
     return rows.reshape(len(tables), -1, *cache.shape[2:])
 
 
-def attend(
-    q: Array, k: Array, v: Array, size_v: Array, lengths: Array, factor: float, rough_k: float, before: Arguments
-) -> tuple[Span, Span, Array]:
-    """(attention, log-sum-exp, where both are judged) with the options of the call ``before``.
+def _starts(before: Arguments, batch: int, mq: int) -> Array:
+    """The first token of each sequence among all of them, and the end."""
+    starts = before.get("cu_seqlens_q")
+    return np.arange(batch + 1) * mq if starts is None else integers(starts)
 
-    ``size_v``: what errors of V are relative to, its parts where it is a sum; ``rough_k``: the relative error of K.
+
+def attend(
+    q: Array,
+    starts: Array,
+    k: Array,
+    v: Array,
+    size_v: Array,
+    lengths: Array,
+    factor: float,
+    rough_k: float,
+    before: Arguments,
+) -> tuple[Span, Span, Array]:
+    """(attention, log-sum-exp [tokens, heads], where both are judged) with the options of the call ``before``.
+
+    ``q``: [tokens, heads, D], of which sequence b has ``starts[b]`` to ``starts[b + 1]``; ``size_v``: what errors of V
+    are relative to, its parts where it is a sum; ``rough_k``: the relative error of K.
     """
     causal, window, cap = bool(before.get("causal", True)), before.get("window"), before.get("softcap")
     sinks = None if before.get("sinks") is None else values(before["sinks"])
-    batch, mq, heads, _ = q.shape
+    tokens, heads, _ = q.shape
     group = heads // k.shape[2]
-    out, room = np.zeros(q.shape), np.zeros(q.shape)
-    lse, lse_room = np.full((batch, heads, mq), -np.inf), np.zeros((batch, heads, mq))
-    for b in range(batch):
-        length = int(np.clip(lengths[b], 0, k.shape[1]))
-        for token in range(mq):
-            end = max(length - mq + token + 1, 0) if causal else length
-            begin = 0 if window is None else max(end - int(window), 0)
+    out, room, written = np.zeros(q.shape), np.zeros(q.shape), np.zeros(q.shape, bool)
+    lse, lse_room = np.full((tokens, heads), -np.inf), np.zeros((tokens, heads))
+    for b in range(len(lengths)):
+        length, count = int(np.clip(lengths[b], 0, k.shape[1])), int(starts[b + 1] - starts[b])
+        for index in range(count):
+            end = max(length - count + index + 1, 0) if causal else length
+            begin, token = 0 if window is None else max(end - int(window), 0), int(starts[b]) + index
+            written[token] = True
             for head in range(heads):
                 sink = -np.inf if sinks is None else float(sinks[head])
                 if not end:
-                    lse[b, head, token] = sink
+                    lse[token, head] = sink
                     continue
                 keys, rows, sizes = (part[b, begin:end, head // group] for part in (k, v, size_v))
                 with np.errstate(all="ignore"):
-                    scores = keys @ q[b, token, head] * factor
-                    off = np.abs(keys) @ np.abs(q[b, token, head]) * abs(factor) * (rough_k + 2.0**-18)
+                    scores = keys @ q[token, head] * factor
+                    off = np.abs(keys) @ np.abs(q[token, head]) * abs(factor) * (rough_k + 2.0**-18)
                     if cap is not None:  # tanh flattens errors; its own is a few roundings of the cap
                         scores = float(cap) * np.tanh(scores / float(cap))
                         off = off + abs(float(cap)) * 2.0**-18
                     top = max(scores.max(), sink)
                     powers = np.exp(scores - top)
                     total = powers.sum() + np.exp(sink - top)
-                    lse[b, head, token] = top + np.log(total)
-                    lse_room[b, head, token] = off.max() + 2.0**-16 * (1 + abs(top))
+                    lse[token, head] = top + np.log(total)
+                    lse_room[token, head] = off.max() + 2.0**-16 * (1 + abs(top))
                     weights = powers / total
-                    out[b, token, head] = weights @ rows
+                    out[token, head] = weights @ rows
                     # A weight is rounded to bfloat16, V to bfloat16 at most, scores are off, sums are float32.
-                    room[b, token, head] = (weights * (2 * off.max() + 2.0**-6.5)) @ sizes
-    judged = np.isfinite(out) & (room < 1e4)
+                    room[token, head] = (weights * (2 * off.max() + 2.0**-6.5)) @ sizes
+    judged = np.isfinite(out) & (room < 1e4) & written
     return Span.of(out, room + 1e-6), Span.of(lse, lse_room + 1e-6), judged
 
 
-def _attention_complaint(before: Arguments, out: Any, lse: Any, found: tuple[Span, Span, Array]) -> str | None:
-    dtype = before["q"].dtype
-    if out.dtype != dtype:
-        return f"the result has dtype {out.dtype}"
+def _attention_complaint(
+    before: Arguments, out: Any, lse: Any, scales: Any, found: tuple[Span, Span, Array]
+) -> str | None:
     wanted, wanted_lse, judged = found
     shape = wanted.low.shape
-    got = values(out).reshape(shape)
-    complaint = (wanted.rounded(dtype) if dtype in FORMATS else wanted).complaint("result", got, judged)
+    if before.get("out_format") is not None or before.get("out_scale") is not None:
+        if out.dtype != own_fp8():
+            return f"the quantised result has dtype {out.dtype}"
+        if scales is None:
+            complaint = static_complaint(wanted, judged, out.reshape(shape), before["out_scale"], None)
+        else:
+            flat = shape[0], shape[1] * shape[2]
+            span = Span(wanted.low.reshape(flat), wanted.high.reshape(flat))
+            complaint = mx_complaint(span, judged.reshape(flat), out.reshape(flat), scales)
+    else:
+        dtype = before["q"].dtype
+        if out.dtype != dtype:
+            return f"the result has dtype {out.dtype}"
+        got = values(out).reshape(shape)
+        complaint = (wanted.rounded(dtype) if dtype in FORMATS else wanted).complaint("result", got, judged)
     if lse is None or complaint:
         return complaint
-    rows = judged.all(axis=-1).transpose(0, 2, 1)
-    got = values(lse).reshape(wanted_lse.low.shape)
-    empty = np.isneginf(wanted_lse.low)
+    rows = judged.all(axis=-1)
+    got = values(lse)
+    if before.get("cu_seqlens_q") is None:
+        got = got.reshape(len(integers(before["seqlens"])), shape[1], -1).transpose(0, 2, 1)
+    else:
+        got = got.reshape(shape[1], shape[0]).T
+    got = got.reshape(shape[:2])
+    empty = np.isneginf(wanted_lse.low) & rows
     return first(
         wanted_lse.complaint("lse", got, rows & ~empty),
         same("lse of nothing", np.isneginf(got[empty]), np.ones(empty.sum(), bool)),
@@ -152,12 +214,18 @@ def judge_plain(before: Arguments, result: Any, after: Arguments) -> str | None:
     ]
     factor = 1 / math.sqrt(q.shape[-1]) if before.get("scale") is None else float(before["scale"])
     k, v = (_rows(cache, tables) for cache in caches)
-    found = attend(values(q), k, v, np.abs(v), integers(before["seqlens"]), factor, 0.0, before)
-    out, lse = result if before.get("return_lse") else (result, None)
+    lengths = integers(before["seqlens"])
+    starts = _starts(before, len(lengths), q.shape[1])
+    folded = values(q).reshape(-1, *q.shape[-2:])
+    found = attend(folded, starts, k, v, np.abs(v), lengths, factor, 0.0, before)
+    out, *rest = result if isinstance(result, tuple) else (result,)
+    lse = rest.pop(0) if before.get("return_lse") else None
+    scales = rest.pop() if rest else None
     return first(
         is_given(out, after.get("out"), "out"),
         None if lse is None else is_given(lse, after.get("lse_out"), "lse_out"),
-        _attention_complaint(before, out, lse, found),
+        None if scales is None else is_given(scales, after.get("scale_out"), "scale_out"),
+        _attention_complaint(before, out, lse, scales, found),
     )  # fmt: skip
 
 
@@ -180,7 +248,7 @@ def make_packed(rng: Rng) -> Arguments:
         rng.pick((1, 2)),
         rng.pick((1, 2)),
         rng.pick((1, 4)),
-        rng.pick((64, 128, 256)),
+        rng.pick((64, 128, 192, 256)),
     )
     num_groups, paged = rng.pick((None, None, 1, 2, 4)), rng.chance(0.5)
     page_size, pages = (16 * rng.integer(1, 2), 4) if paged else (rng.pick((1, 20, 64)), batch)
@@ -190,15 +258,17 @@ def make_packed(rng: Rng) -> Arguments:
     most = page_size * (tables.shape[1] if tables is not None else 1)
     (k, k_words), (v, v_words) = (_packed_rows(rng, pages * page_size, groups, d, num_groups) for _ in range(2))
     wide = [None if x is None else x.expand(*x.shape[:3], heads, *x.shape[4:]) for x in (k, v, k_words, v_words)]
-    q = rng.finite(1, batch * mq, groups, heads, d, dtype=rng.pick(HALVES))
+    ragged = _ragged(rng, batch, mq) if rng.chance(0.3) else {}
+    tokens = int(ragged["cu_seqlens_q"][-1]) + rng.integer(0, 2) if ragged else batch * mq
+    shape = (1, tokens, groups, heads, d)
+    q = rng.finite(*shape, dtype=rng.pick(HALVES))
     return {
         "q": q, "k": wide[0], "v": wide[1],
         "k_scale_shift": wide[2], "v_scale_shift": wide[3],
         "seqlens": torch.from_numpy(rng.numbers.integers(0, most + 1, batch).astype(np.int32)), "block_tables": tables,
         "page_size": page_size if paged else None, "split_k": rng.maybe(0.3, lambda: rng.integer(1, 4)),
-        "num_groups": num_groups, **_options(rng, groups * heads),
-        "out": rng.maybe(0.3, lambda: torch.full(q.shape, 7.0, dtype=q.dtype)),
-        "lse_out": rng.maybe(0.2, lambda: torch.full((batch, groups, heads, mq), 7.0)),
+        "num_groups": num_groups, **_options(rng, groups * heads), **ragged,
+        **_outputs(rng, shape, (groups, heads, tokens) if ragged else (batch, groups, heads, mq), q.dtype),
     }  # fmt: skip
 
 
@@ -232,15 +302,18 @@ def judge_packed(before: Arguments, result: Any, after: Arguments) -> str | None
         for part in _unpacked(before[name], before.get(f"{name}_scale_shift"), num_groups):
             caches.append(_rows(part.reshape(-1, page, *part.shape[1:]), tables))
     factor = 1 / math.sqrt(d) if before.get("scale") is None else float(before["scale"])
-    folded = values(q).reshape(batch, -1, groups * heads, d)
+    folded = values(q).reshape(-1, groups * heads, d)
     # K of int4 is rounded to q's dtype.
     rough = 0.0 if num_groups is None else 2.0**-8
     k, _, v, sizes = caches
-    found = attend(folded, k, v, sizes, lengths, factor, rough, before)
-    out, lse = result
+    starts = _starts(before, batch, q.shape[1] // max(batch, 1))
+    found = attend(folded, starts, k, v, sizes, lengths, factor, rough, before)
+    out, lse, *rest = result
+    scales = rest[0] if rest else None
     return first(
         is_given(out, after.get("out"), "out"), is_given(lse, after.get("lse_out"), "lse_out"),
-        _attention_complaint(before, out, lse, found),
+        None if scales is None else is_given(scales, after.get("scale_out"), "scale_out"),
+        _attention_complaint(before, out, lse, scales, found),
     )  # fmt: skip
 
 
@@ -406,8 +479,8 @@ def judge_rope(before: Arguments, result: Any, after: Arguments) -> str | None:
 
 
 OPS = (
-    Op("decode_attention_fp8", make_plain, judge_plain, writes=("out", "lse_out")),
-    Op("decode_attention_splitk", make_packed, judge_packed, writes=("out", "lse_out")),
+    Op("decode_attention_fp8", make_plain, judge_plain, writes=("out", "lse_out", "scale_out")),
+    Op("decode_attention_splitk", make_packed, judge_packed, writes=("out", "lse_out", "scale_out")),
     Op(
         "rope_and_cache",
         make_rope,

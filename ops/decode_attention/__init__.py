@@ -242,7 +242,7 @@ def decode_attention_fp8(
     """Return softmax(scale q K^T) V over an fp8 cache with one scale per tensor or KV head.
 
     Args:
-        q: bfloat16 or float16 [B, Mq, Hq, D], Mq 1 to 16; D 64, 128 or 256 for the kernel. With ``cu_seqlens_q``
+        q: bfloat16 or float16 [B, Mq, Hq, D], Mq 1 to 16; D 64, 128, 192 or 256 for the kernel. With ``cu_seqlens_q``
             [tokens, Hq, D].
         k_cache: float8 of the device (e4m3fn on gfx950, e4m3fnuz on gfx942; or uint8 with its bits)
             or of q's own 16-bit dtype, [pages, page_size, Hkv, D], page_size a multiple of 16 for the kernel; the last

@@ -30,9 +30,9 @@ from hipforge.ops.decode_attention.family import (
     BLOCK_M,
     BLOCKS_N,
     INT4_BLOCK_N,
-    PART_COLUMNS,
     blocks_per_wave,
     ranges,
+    waves_per_range,
 )
 from hipforge.ops.decode_attention.kernels import run_decode_attention, run_int4
 from hipforge.tuning import model
@@ -188,7 +188,7 @@ def workgroup(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) 
 @functools.lru_cache(maxsize=4096)
 def sampled_merge(group: int, d: int, num_groups: int, arch: str, split_k: int) -> Counted:
     """Return the counts of the merge for one sequence and KV head."""
-    configuration = {"block_n": max(BLOCKS_N), "waves": max(1, d // PART_COLUMNS), "split_k": split_k}
+    configuration = {"block_n": max(BLOCKS_N), "waves": waves_per_range(d), "split_k": split_k}
     if num_groups:
         configuration = {"waves": 1, "split_k": split_k}
     _, merge = count(AttentionCell(1, group, d, 0, split_k * max(BLOCKS_N), 1, num_groups), arch, configuration)

@@ -21,13 +21,12 @@ ARCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 # dtype of q -> the module's variant
 INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
-HEAD_DIMS = (64, 128, 256)
+HEAD_DIMS = (64, 128, 192, 256)
 BLOCK_M = 16  # rows of one matrix instruction
 PAGE_MULTIPLE = 16  # keys of one matrix instruction
 BLOCKS_N = (16, 32, 64)
 BLOCK_N = 64  # without a tuned row, and the heuristic's grain
 WAVES = (1, 2, 4)
-PART_COLUMNS = 128  # of V that a wave owns; two waves share a key range at D = 256
 MAX_SPLITS = 512
 MAX_TILE = 64  # of BLOCK_M and BLOCK_N; larger tiles keep too much in registers
 MAX_WAVES = 4
@@ -39,6 +38,11 @@ INT4_BLOCK_N = 32  # keys of the int4 kernel's blocks
 SPLITS = tuple(sorted({base << shift for base in (1, 3) for shift in range(10) if base << shift <= MAX_SPLITS}))
 
 Forced = Mapping[str, int] | None
+
+
+def waves_per_range(head_dim: int) -> int:
+    """Return how many waves of the fp8 kernel share a key range, each with its part of V's columns."""
+    return 2 if head_dim == 256 else 1
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def check_configuration(configuration: Mapping[str, int], head_dim: int) -> None
     """
     if set(configuration) != set(CONFIGURATION):
         raise GuardError(f"a configuration has {', '.join(CONFIGURATION)}; got {', '.join(configuration) or 'nothing'}")
-    waves = tuple(count for count in WAVES if count * PART_COLUMNS >= head_dim)
+    waves = tuple(count for count in WAVES if count >= waves_per_range(head_dim))
     for name, accepted in (("block_n", BLOCKS_N), ("waves", waves)):
         if configuration[name] not in accepted:
             raise GuardError(
@@ -217,7 +221,7 @@ def _family(table: TableSchema, names: tuple[str, ...], **more: Any) -> Family[P
 
     def default(problem: Problem, arch: str, cu_count: int) -> Choice:
         split_k = split_k_heuristic(problem.batch, problem.kv_heads, problem.max_keys)
-        waves = max(problem.d // PART_COLUMNS, 1) if "block_n" in names else 1
+        waves = waves_per_range(problem.d) if "block_n" in names else 1
         return choice({"block_n": BLOCK_N, "waves": waves, "split_k": split_k})
 
     def demanded(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:
@@ -270,7 +274,7 @@ def exists(configuration: Mapping[str, int], head_dim: int) -> bool:
 
 def ranges(configuration: Mapping[str, int], d: int) -> int:
     """Return into how many parts the waves of a work-group cut its keys; a wave of the int4 kernel owns all columns."""
-    return configuration["waves"] // max(1, d // PART_COLUMNS if "block_n" in configuration else 1)
+    return configuration["waves"] // (waves_per_range(d) if "block_n" in configuration else 1)
 
 
 def blocks_per_wave(configuration: Mapping[str, int], d: int, keys: int) -> int:

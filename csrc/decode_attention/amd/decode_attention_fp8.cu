@@ -8,7 +8,7 @@
 #include "hipforge/module.h"
 
 #if !defined(HF_HEAD_DIM) || !defined(HF_INPUT) || !defined(HF_BLOCK_N)
-#error "build a variant: -DHF_HEAD_DIM=64, 128 or 256, -DHF_INPUT=f16 or bf16 and -DHF_BLOCK_N=16, 32 or 64"
+#error "build a variant: -DHF_HEAD_DIM=64, 128, 192 or 256, -DHF_INPUT=f16 or bf16 and -DHF_BLOCK_N=16, 32 or 64"
 #endif
 
 using hf::OptionalTensor;

@@ -8,7 +8,7 @@
 #include "hipforge/module.h"
 
 #if !defined(HF_HEAD_DIM) || !defined(HF_INPUT)
-#error "build a variant: -DHF_HEAD_DIM=64, 128 or 256 and -DHF_INPUT=f16 or bf16"
+#error "build a variant: -DHF_HEAD_DIM=64, 128, 192 or 256 and -DHF_INPUT=f16 or bf16"
 #endif
 
 using hf::OptionalTensor;

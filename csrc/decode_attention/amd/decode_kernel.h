@@ -2,11 +2,11 @@
 //
 //   rows:    the query heads that share a KV head and their Mq tokens are folded, row m = head * Mq + token
 //   keys:    blocks of 64, 32 or 16; a split's blocks follow each other, and so do those of its `ranges`, one per wave
-//   columns: a wave owns 128 of V (all 64 at D = 64). At D = 256 two waves share a range: each multiplies its half of K and
-//            q, they exchange the sums through LDS, and each owns half of V's columns
+//   columns: a wave owns those of V, 64, 128 or 192. At D = 256 two waves share a range: each multiplies its half of K and q,
+//            they exchange the sums through LDS, and each owns half of V's columns
 //
 //   scores^T [64 keys x 16 rows] = K [64 x D] Q^T      lane (g = lane / 16, i = lane % 16): keys 16 t + 4 g + r of row i
-//   out^T    [D x 16 rows]      += V^T [D x 64] P^T    lane: d = (4 g + r) D/16 + j of row i, j < D/16
+//   out^T    [D x 16 rows]      += V^T [D x 64] P^T    lane: d = (4 g + r) D/16 + j of row i, j < D/16 (Columns has D = 192)
 //
 // Both products are transposed, so that a lane holds one row's statistics, and the scores leave the first product as the
 // second one takes them: no exchange between lanes but the row's maximum. The k index of an MFMA is permuted at will where
@@ -27,9 +27,9 @@
 // Bytes per key and KV head: 2 D, each read once; 16 rows or fewer share them. Memory is the bound: 2 D bytes for
 // 6 * 16 * D flops of MFMA.
 //
-// Registers: at most 104 VGPRs (80 at D = 64) and no spills, so four (six) waves per SIMD; the registry's limits hold every
-// variant to it. LDS of a work-group: Shape::lds_bytes; with bf16 and blocks of 64, 2 KiB at D = 128, 12 KiB at D = 256 (8 KiB
-// with blocks of 32, which leaves gfx942's 64 KiB four waves per SIMD).
+// Registers: at most 104 VGPRs (80 at D = 64, 128 at D = 192) and no spills, so four waves per SIMD (six at D = 64); the
+// registry's limits hold every variant to it. LDS of a work-group: Shape::lds_bytes; with bf16 and blocks of 64, 2 KiB at
+// D = 128, 12 KiB at D = 256 (8 KiB with blocks of 32, which leaves gfx942's 64 KiB four waves per SIMD).
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -54,7 +54,7 @@ namespace hf::decode_attention {
 /// How D is spread over waves, and the LDS they need.
 template <class Half, int kD>
 struct Shape {
-  static constexpr int kColumns = kD < 128 ? kD : 128;  // that a wave owns
+  static constexpr int kColumns = kD < 256 ? kD : 128;  // that a wave owns
   static constexpr int kParts = kD / kColumns;          // waves that share a key range
   static constexpr int kChunks = kColumns / 64;         // 16-byte loads of a key per lane, for the first product
   static_assert(kD % kColumns == 0 && kColumns % 64 == 0, "a lane loads whole 16-byte pieces of a key");
@@ -83,9 +83,10 @@ class Wave {
   static constexpr int kColumns = Layout::kColumns;
   static constexpr int kParts = Layout::kParts;
   static constexpr int kChunks = Layout::kChunks;
-  static constexpr int kPerLane = kColumns / 16;  // bytes of a key per lane, for the second product
+  using Dealt = Columns<kColumns>;
+  static constexpr int kPerLane = Dealt::kPerLane;  // bytes of a key per lane, for the second product
   // Tiles of K whose loads wait together: as many as registers hold.
-  static constexpr bool kRoom = kParts == 1 && !kRowScales && kTerms<Half> == 2;
+  static constexpr bool kRoom = kParts == 1 && kChunks < 3 && !kRowScales && kTerms<Half> == 2;
   static constexpr int kTilesInFlight = kTiles == 1 ? 1 : kChunks == 1 ? kTiles : kRoom ? 2 : 1;
 
   /// `finer`: where the finer terms of q go; `own` and `other`: the slots of the wave and of that with the other half of D.
@@ -99,7 +100,8 @@ class Wave {
     k_data = p.k.data + work.head * p.k.head_stride + part * kColumns;
     v_data = p.v.data + work.head * p.v.head_stride + part * kColumns;
     k_offset = column * p.k.slot_stride + 16 * group;
-    v_offset = 4 * group * p.v.slot_stride + kPerLane * column;
+    v_offset = 4 * group * p.v.slot_stride + Dealt::kWide * column;
+    v_narrow = 4 * group * p.v.slot_stride + Dealt::kNarrowFrom + Dealt::kNarrow * column;
     if constexpr (kRowScales) {
       k_rows = p.k.rows + work.head * p.k.rows_head_stride;
       v_rows = p.v.rows + work.head * p.v.rows_head_stride;
@@ -141,16 +143,20 @@ class Wave {
     const float scale = inverse == 0.f ? 0.f : inverse * v_scale;
     if (row.index >= p.group * tokens.count) return;
     const uint32_t group = own_lane / kTileN;
-    const uint32_t at = 4 * kPerLane * group;
     const bool first = group == 0 && part == 0;
-    const auto column = [&](int c) { return acc[c % kPerLane][c / kPerLane] * scale + shift; };
     if (p.splits == 1) {
-      store_row<Half, 4 * kPerLane>(p, row.offset(p, tokens, work.head, kD) + part * kColumns + at, column);
+      const uint64_t offset = row.offset(p, tokens, work.head, kD) + part * kColumns;
+      Dealt::each_stretch(acc, group, [&](auto count, uint32_t at, auto sums) {
+        store_row<Half, count.value>(p, offset + at, [&](int c) { return sums(c) * scale + shift; });
+      });
       if (first) p.lse[lse_place(p, tokens, work.head * p.group + row.head, row.token)] = lse * kLn2;
       return;
     }
     const uint64_t slice = uint64_t{split} * p.rows + first_row(p, tokens, work.head) + row.index;
-    store_values<float, 4 * kPerLane>(p.partial + slice * kD + part * kColumns + at, column);
+    float* const to = p.partial + slice * kD + part * kColumns;
+    Dealt::each_stretch(acc, group, [&](auto count, uint32_t at, auto sums) {
+      store_values<float, count.value>(to + at, [&](int c) { return sums(c) * scale + shift; });
+    });
     if (first) p.partial_lse[slice] = lse;
   }
 
@@ -345,7 +351,7 @@ class Wave {
       const dev::Buffer buffer = tile_of(p.v, v_data, tiles[u]);
 #pragma unroll
       for (int r = 0; r < 4; ++r)
-        bytes[4 * u + r] = load_bytes(buffer, v_offset, r * p.v.slot_stride);
+        bytes[4 * u + r] = load_bytes(buffer, r * p.v.slot_stride);
     }
   }
 
@@ -384,9 +390,13 @@ class Wave {
     }
   }
 
-  __device__ static Bytes load_bytes(dev::Buffer tile, uint32_t lane_offset, uint32_t wave_offset) {
-    if constexpr (kPerLane == 8) return dev::load_b64(tile, lane_offset, wave_offset);
-    if constexpr (kPerLane == 4) return dev::load_b32(tile, lane_offset, wave_offset);
+  __device__ Bytes load_bytes(dev::Buffer tile, uint32_t wave_offset) const {
+    if constexpr (kPerLane == 4) return dev::load_b32(tile, v_offset, wave_offset);
+    if constexpr (kPerLane == 8) return dev::load_b64(tile, v_offset, wave_offset);
+    if constexpr (kPerLane == 12) {
+      const dev::u32x2 wide = dev::load_b64(tile, v_offset, wave_offset);
+      return Bytes{wide[0], wide[1], dev::load_b32(tile, v_narrow, wave_offset)};
+    }
   }
 
   // Bytes 2 kPair and 2 kPair + 1 of the keys' words: two rows of V^T.
@@ -423,7 +433,7 @@ class Wave {
   const Query<Half, kChunks> query;
   const uint8_t *k_data, *v_data;  // of the KV head
   const uint8_t *k_rows, *v_rows;
-  uint32_t k_offset, v_offset;  // of the lane in a tile, in bytes
+  uint32_t k_offset, v_offset, v_narrow;  // of the lane in a tile, in bytes
   float factor, q_sum;
 };
 

@@ -11,7 +11,7 @@
 // Bytes per key and KV head: 4 D, each read once; 16 rows or fewer share them. Memory is the bound: 4 D bytes for 4 * 16 * D
 // flops of MFMA.
 //
-// Registers: at most 72, 112 and 168 VGPRs at D = 64, 128 and 256, no spills: seven, four and three waves per SIMD; the
+// Registers: at most 72, 112, 144 and 168 VGPRs at D = 64, 128, 192 and 256, no spills: seven, four, three and three waves; the
 // registry's limits hold every variant to it. LDS: row_lds_bytes, none with one wave.
 #pragma once
 
@@ -32,7 +32,8 @@ class HalfRows {
   static constexpr bool kF16 = __is_same(Half, _Float16);
   static constexpr float kBias = kF16 ? 15.f : 0.f;
   static constexpr int kWords = kD / 32;    // products of 32 elements
-  static constexpr int kPerLane = kD / 16;  // elements of a key per lane, for the second product
+  using Dealt = Columns<kD>;
+  static constexpr int kPerLane = Dealt::kPerLane;  // elements of a key per lane, for the second product
 
   /// `q`: the lane's row.
   __device__ HalfRows(const Problem& problem, uint32_t head, const Half* q) : p(problem), head(head) {
@@ -42,7 +43,8 @@ class HalfRows {
     k_data = p.k.data + head * p.k.head_stride;
     v_data = p.v.data + head * p.v.head_stride;
     k_offset = column * p.k.slot_stride + 16 * group;
-    v_offset = 4 * group * p.v.slot_stride + 2 * kPerLane * column;
+    v_offset = 4 * group * p.v.slot_stride + 2 * Dealt::kWide * column;
+    v_narrow = 4 * group * p.v.slot_stride + 2 * (Dealt::kNarrowFrom + Dealt::kNarrow * column);
     factor = p.factor * load_constant(p.k.scale + p.k.scale_stride * head);
   }
 
@@ -85,7 +87,7 @@ class HalfRows {
         const dev::Buffer buffer = tile_of(p.v, v_data, tiles[u]);
 #pragma unroll
         for (int r = 0; r < 4; ++r)
-          values[4 * u + r] = load_piece(buffer, v_offset + 4 * kPieceWords * piece, r * p.v.slot_stride);
+          values[4 * u + r] = load_piece(buffer, piece_offset(piece), r * p.v.slot_stride);
       }
       dev::f32x4* sums = acc + 2 * kPieceWords * piece;
       if constexpr (kPartly) take_specials(values, ones_where<Half>(seen), sums);
@@ -104,10 +106,14 @@ class HalfRows {
   // Of one load of V per key; at D = 256 more do not fit into the registers of three waves.
   static constexpr int kPieceWords = kD == 128 ? 4 : 2;
   static constexpr int kPieces = kPerLane / (2 * kPieceWords);
-  static constexpr int kInFlight = kWords < 4 ? kWords : 4;  // loads of K that wait together
+  static constexpr int kInFlight = kWords == 6 ? 3 : kWords < 4 ? kWords : 4;  // loads of K that wait together
   using Piece = Vector<uint32_t, kPieceWords>;
-  static_assert(kD % 32 == 0 && kPerLane % (2 * kPieceWords) == 0);
+  static_assert(kD % 32 == 0 && kPerLane % (2 * kPieceWords) == 0 && kWords % kInFlight == 0);
+  static_assert(Dealt::kNarrow == 0 || Dealt::kNarrow == 2 * kPieceWords);
 
+  __device__ uint32_t piece_offset(int piece) const {
+    return 2 * kPieceWords * piece < Dealt::kWide ? v_offset + 4 * kPieceWords * piece : v_narrow;
+  }
   __device__ static Piece load_piece(dev::Buffer tile, uint32_t lane_offset, uint32_t wave_offset) {
     if constexpr (kPieceWords == 2) return dev::load_b64(tile, lane_offset, wave_offset);
     if constexpr (kPieceWords == 4) return dev::load_b128(tile, lane_offset, wave_offset);
@@ -155,13 +161,13 @@ class HalfRows {
   const uint32_t head;
   Eight query[kWords];
   const uint8_t *k_data, *v_data;  // of the KV head
-  uint32_t k_offset, v_offset;     // of the lane in a tile, in bytes
+  uint32_t k_offset, v_offset, v_narrow;  // of the lane in a tile, in bytes
   float factor;
 };
 
 /// Grid: (ceil(M / 16), B * Hkv, splits); block: `ranges` waves; dynamic LDS: row_lds_bytes.
 template <class Half, int kD>
-__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD == 256 ? 3 : 4) void decode_split_half(const Problem problem) {
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD > 128 ? 3 : 4) void decode_split_half(const Problem problem) {
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   const uint32_t range = dev::uniform(threadIdx.x / dev::kWaveSize);
   const Work<kRowBlockN> work(problem, blockIdx.y, blockIdx.z, range);

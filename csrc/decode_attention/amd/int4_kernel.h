@@ -6,14 +6,14 @@
 //
 // The k index of a product is permuted at will where both operands agree: for K and q a lane has the D/4 elements of a row
 // from g D/4 on, D/32 neighbouring words, whose two halves lie in one group each as N <= 8. For V it has D/16 elements,
-// from i D/16 on, of one group: two words, one, or half of one.
+// from i D/16 on, of one group: two words, one, or half of one; at D = 192 a word and half of one (Columns), of two groups.
 //
 // A scale or shift of V that is infinite counts as NaN in a tile that only some tokens see.
 //
 // Bytes per key and KV head: 2 (4 N + D/2). The words of scales come with loads of their own, from the cache lines of the
 // row's elements.
 //
-// Registers: at most 72, 96 and 152 VGPRs at D = 64, 128 and 256, no spills: seven, five and three waves per SIMD; the
+// Registers: at most 72, 96 and 152 VGPRs at D = 64, 128 and above, no spills: seven, five and three waves per SIMD; the
 // registry's limits hold every variant to it. LDS: row_lds_bytes, none with one wave.
 #pragma once
 
@@ -50,7 +50,8 @@ class Int4Rows {
   using Weight = dev::bf16;
   static constexpr float kBias = 0.f;
   static constexpr int kWords = kD / 32;    // of a key per lane, for the first product
-  static constexpr int kPerLane = kD / 16;  // elements of a key per lane, for the second
+  using Dealt = Columns<kD>;
+  static constexpr int kPerLane = Dealt::kPerLane;  // elements of a key per lane, for the second
 
   /// `q`: the lane's row.
   __device__ Int4Rows(const Problem& problem, uint32_t head, const Half* q, uint32_t groups) : p(problem) {
@@ -60,11 +61,14 @@ class Int4Rows {
     k_data = p.k.data + head * p.k.head_stride;
     v_data = p.v.data + head * p.v.head_stride;
     k_offset = column * p.k.slot_stride + 4 * (groups + kWords * group);
-    v_offset = 4 * group * p.v.slot_stride + 4 * groups + kPerLane / 2 * column;
+    const uint32_t v_row = 4 * group * p.v.slot_stride;
+    v_offset = v_row + 4 * groups + Dealt::kWide / 2 * column;
+    v_narrow = v_row + 4 * groups + (Dealt::kNarrowFrom + Dealt::kNarrow * column) / 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       k_scales[half] = column * p.k.slot_stride + 4 * ((2 * group + half) * groups / 8);
-    v_scales = 4 * group * p.v.slot_stride + 4 * (column * groups / 16);
+    v_scales = v_row + 4 * (Dealt::kWide * column * groups / kD);
+    v_narrow_scales = v_row + 4 * ((Dealt::kNarrowFrom + Dealt::kNarrow * column) * groups / kD);
   }
 
   /// `inverse` times what an element of V still lacks.
@@ -83,8 +87,8 @@ class Int4Rows {
   template <int kCount, bool kPartly>
   __device__ void add_values(const Tile (&tiles)[kCount], const dev::bf16x4 (&weights)[kCount], const Seen& seen,
                              dev::f32x4 (&acc)[kPerLane]) const {
-    constexpr int kKeys = 4 * kCount, kLoaded = kPerLane / 8 > 0 ? kPerLane / 8 : 1;
-    uint32_t words[kKeys][kLoaded], own[kKeys];
+    constexpr int kKeys = 4 * kCount, kLoaded = (kPerLane + 7) / 8;
+    uint32_t words[kKeys][kLoaded], own[kKeys], own_narrow[kKeys];
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
       const dev::Buffer buffer = tile_of(p.v, v_data, tiles[u]);
@@ -92,18 +96,26 @@ class Int4Rows {
       for (int r = 0; r < 4; ++r) {
         const uint32_t at = r * p.v.slot_stride;
         own[4 * u + r] = dev::load_b32(buffer, v_scales, at);
-        if constexpr (kLoaded == 2) *reinterpret_cast<dev::u32x2*>(words[4 * u + r]) = dev::load_b64(buffer, v_offset, at);
-        if constexpr (kPerLane == 8) words[4 * u + r][0] = dev::load_b32(buffer, v_offset, at);
+        if constexpr (kPerLane == 16) *reinterpret_cast<dev::u32x2*>(words[4 * u + r]) = dev::load_b64(buffer, v_offset, at);
+        if constexpr (kPerLane == 8 || kPerLane == 12) words[4 * u + r][0] = dev::load_b32(buffer, v_offset, at);
+        if constexpr (Dealt::kNarrow > 0) {
+          words[4 * u + r][1] = load_u16(buffer, v_narrow, at);
+          own_narrow[4 * u + r] = dev::load_b32(buffer, v_narrow_scales, at);
+        }
         if constexpr (kPerLane == 4) words[4 * u + r][0] = load_u16(buffer, v_offset, at);
       }
     }
-    if constexpr (kPartly) take_specials(own, ones_where<dev::bf16>(seen), acc);
+    if constexpr (kPartly) {
+      const dev::bf16x4 ones = ones_where<dev::bf16>(seen);
+      take_specials<0, Dealt::kWide>(own, ones, acc);
+      if constexpr (Dealt::kNarrow > 0) take_specials<Dealt::kWide, Dealt::kNarrow>(own_narrow, ones, acc);
+    }
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
       dev::f32x4 values[kCount];
 #pragma unroll
       for (int i = 0; i < kKeys; ++i) {
-        const ScaleShift of(own[i]);
+        const ScaleShift of(j < Dealt::kWide ? own[i] : own_narrow[i]);
         values[i / 4][i % 4] = static_cast<float>((words[i][j / 8] >> 4 * (j % 8)) & 0xf) * of.scale + of.shift;
       }
       const dev::bf16x4 low = dev::nearest_bf16(values[0]);
@@ -126,8 +138,10 @@ class Int4Rows {
       *reinterpret_cast<dev::u32x2*>(words) = dev::load_b64(buffer, k_offset, 0);
     } else {
 #pragma unroll
-      for (int c = 0; c < kWords; c += 4)
+      for (int c = 0; c + 4 <= kWords; c += 4)
         *reinterpret_cast<dev::u32x4*>(words + c) = dev::load_b128(buffer, k_offset, 4 * c);
+      if constexpr (kWords % 4 == 2)
+        *reinterpret_cast<dev::u32x2*>(words + kWords - 2) = dev::load_b64(buffer, k_offset, 4 * (kWords - 2));
     }
     const uint32_t own[2] = {dev::load_b32(buffer, k_scales[0], 0), dev::load_b32(buffer, k_scales[1], 0)};
     dev::f32x4 sum = {};
@@ -146,8 +160,9 @@ class Int4Rows {
                                                 0);
   }
 
-  // Keys whose scale or shift is no number become NaN in the rows that see them, those with a 1 in `seen`, and 0 otherwise. The
-  // lane's columns share a scale.
+  // Keys whose scale or shift is no number become NaN in the rows that see them, those with a 1 in `seen`, and 0 otherwise: in
+  // kColumns of the lane's columns, which share a scale.
+  template <int kFirst, int kColumns>
   __device__ static void take_specials(uint32_t (&own)[4], dev::bf16x4 seen, dev::f32x4 (&acc)[kPerLane]) {
     dev::f32x4 marks;
 #pragma unroll
@@ -158,19 +173,19 @@ class Int4Rows {
     }
     const dev::f32x4 counts = dev::mfma_k16(dev::nearest_bf16(marks), seen, dev::f32x4{});
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) acc[j] = spoiled(acc[j], counts);
+    for (int j = kFirst; j < kFirst + kColumns; ++j) acc[j] = spoiled(acc[j], counts);
     stay_in_order();
   }
 
   const Problem& p;
   Vector<Half, 8> query[kWords];
   const uint8_t *k_data, *v_data;  // of the KV head
-  uint32_t k_offset, v_offset, k_scales[2], v_scales;  // of the lane in a tile, in bytes
+  uint32_t k_offset, v_offset, v_narrow, k_scales[2], v_scales, v_narrow_scales;  // of the lane in a tile, in bytes
 };
 
 /// Grid: (ceil(M / 16), B * Hkv, splits); block: `ranges` waves; dynamic LDS: row_lds_bytes.
 template <class Half, int kD>
-__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD == 256 ? 3 : 4) void decode_split_int4(const Problem problem,
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD > 128 ? 3 : 4) void decode_split_int4(const Problem problem,
                                                                                             uint32_t groups) {
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   const uint32_t range = dev::uniform(threadIdx.x / dev::kWaveSize);

@@ -34,11 +34,13 @@ constexpr uint32_t kMaxSplits = 512;
 template <int kD>
 struct MergeWave {
   static constexpr int kPerLane = kD / dev::kWaveSize;
-  using Columns = Vector<float, kPerLane>;
+  struct Part {  // of a row: a lane's columns; three are no power of two
+    alignas(kPerLane == 3 ? 4 : 4 * kPerLane) float columns[kPerLane];
+  };
   static_assert(kD % dev::kWaveSize == 0);
 
   float largest, total;
-  Columns sum = {};
+  Part sum = {};
 
   /// `row`: of the workspaces.
   __device__ MergeWave(const Problem& p, uint64_t row, uint32_t wave) {
@@ -72,16 +74,16 @@ struct MergeWave {
   __device__ void add(const float* from, uint64_t step, uint32_t first, uint32_t count, const float (&weights)[2]) {
     static_assert(dev::kWaveSize % kCount == 0);
     const uint32_t column = kPerLane * dev::lane_index();
-    Columns values[kCount];
+    Part values[kCount];
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i)
-      if (first + i < count) values[i] = *reinterpret_cast<const Columns*>(from + (first + i) * step + column);
+      if (first + i < count) values[i] = *reinterpret_cast<const Part*>(from + (first + i) * step + column);
     const float held = first < dev::kWaveSize ? weights[0] : weights[1];
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) {
       if (first + i >= count) break;
       const int bits = __builtin_amdgcn_readlane(__builtin_bit_cast(int, held), static_cast<int>((first + i) % dev::kWaveSize));
-      sum += __builtin_bit_cast(float, bits) * values[i];
+      for (int c = 0; c < kPerLane; ++c) sum.columns[c] += __builtin_bit_cast(float, bits) * values[i].columns[c];
     }
   }
 };
@@ -99,7 +101,7 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
   const uint32_t heads = problem.kv_heads.value * problem.group;
   const uint32_t wave = dev::uniform(threadIdx.x / dev::kWaveSize);
   const MergeWave<kD> own(problem, uint64_t{tokens.first} * heads + head * tokens.count + token, wave);
-  reinterpret_cast<typename MergeWave<kD>::Columns*>(sums[wave])[dev::lane_index()] = own.sum;
+  reinterpret_cast<typename MergeWave<kD>::Part*>(sums[wave])[dev::lane_index()] = own.sum;
   largest[wave] = own.largest;  // by all lanes alike
   totals[wave] = own.total;
   __syncthreads();

@@ -6,6 +6,8 @@
 //     kCount = 32            |          one block            |      of one lane
 //     kCount = 64 (D = 256)  |          one block            |          and another             |
 //
+//   At D = 192 a lane has 32 of the first 128 columns and 16 of the others (tile_rows.h).
+//
 //   merged:   a thread has 4 neighbouring columns, 8 neighbouring threads a block
 //
 // Codes and scales are those of fp8_encode.h and mx_encode.h (round_up) of the float32 value, so that they equal, bit for

@@ -2,7 +2,7 @@
 // it (Int4Rows, HalfRows). The fp8 kernel, whose waves may share columns, has its own.
 //
 //   scores^T [32 keys x 16 rows] = K [32 x D] Q^T      lane (g = lane / 16, i = lane % 16): keys 16 t + 4 g + r of row i
-//   out^T    [D x 16 rows]      += V^T [D x 32] P^T    lane: d = (4 g + r) D/16 + j of row i, j < D/16
+//   out^T    [D x 16 rows]      += V^T [D x 32] P^T    lane: d = (4 g + r) D/16 + j of row i, j < D/16 (Columns has D = 192)
 //
 // Blocks of 32 hold keys that every token of the sequence sees. Tiles with keys that only some see come one by one before
 // them (hidden_keys.h).
@@ -38,7 +38,8 @@ class RowWave {
  public:
   static constexpr int kBlockN = kRowBlockN;
   static constexpr int kTiles = kBlockN / kTileN;
-  static constexpr int kPerLane = kD / 16;  // elements of a key per lane, for the second product
+  using Dealt = Columns<kD>;
+  static constexpr int kPerLane = Dealt::kPerLane;  // elements of a key per lane, for the second product
 
   /// `more`: what Rows takes besides the problem.
   template <class... More>
@@ -71,15 +72,19 @@ class RowWave {
     const auto [inverse, lse] = RowEnd(maximum, total, p.splits == 1 ? p.sinks : nullptr, work.head * p.group + row.head);
     const float scale = rows.scaled(inverse);
     if (row.index >= p.group * tokens.count) return;
-    const uint32_t at = 4 * kPerLane * group;
-    const auto column = [&](int c) { return acc[c % kPerLane][c / kPerLane] * scale; };
     if (p.splits == 1) {
-      store_row<Half, 4 * kPerLane>(p, row.offset(p, tokens, work.head, kD) + at, column);
+      const uint64_t offset = row.offset(p, tokens, work.head, kD);
+      Dealt::each_stretch(acc, group, [&](auto count, uint32_t at, auto sums) {
+        store_row<Half, count.value>(p, offset + at, [&](int c) { return sums(c) * scale; });
+      });
       if (group == 0) p.lse[lse_place(p, tokens, work.head * p.group + row.head, row.token)] = lse * kLn2;
       return;
     }
     const uint64_t slice = uint64_t{split} * p.rows + first_row(p, tokens, work.head) + row.index;
-    store_values<float, 4 * kPerLane>(p.partial + slice * kD + at, column);
+    float* const to = p.partial + slice * kD;
+    Dealt::each_stretch(acc, group, [&](auto count, uint32_t at, auto sums) {
+      store_values<float, count.value>(to + at, [&](int c) { return sums(c) * scale; });
+    });
     if (group == 0) p.partial_lse[slice] = lse;
   }
 

@@ -14,6 +14,30 @@ namespace hf::decode_attention {
 // Without these the compiler loads and converts all keys of a block ahead of their products and runs out of registers.
 __device__ inline void stay_in_order() { __builtin_amdgcn_sched_barrier(0); }
 
+/// Which columns of V, of the kColumns that a wave owns, a lane of column index i has: kWide from kWide i on. Of 192 a lane
+/// has 8 of the first 128 and 4 of the other 64, so that loads are of powers of two and blocks of 32 are of two lanes at most.
+template <int kColumns>
+struct Columns {
+  static constexpr int kNarrow = kColumns == 192 ? 4 : 0;
+  static constexpr int kWide = kColumns / 16 - kNarrow;
+  static constexpr int kNarrowFrom = 16 * kWide;
+  static constexpr int kPerLane = kWide + kNarrow;
+
+  template <int kValue>
+  struct Count {
+    static constexpr int value = kValue;
+  };
+  /// use(count, at, sums) for the neighbouring columns whose sums a lane of `group` has after the products: `count` of them,
+  /// a compile-time number, from column `at` of the wave's on; sums(c) is that of column at + c.
+  template <class Use>
+  __device__ __forceinline__ static void each_stretch(const dev::f32x4 (&acc)[kPerLane], uint32_t group, Use use) {
+    use(Count<4 * kWide>{}, 4 * kWide * group, [&](int c) { return acc[c % kWide][c / kWide]; });
+    if constexpr (kNarrow > 0)
+      use(Count<4 * kNarrow>{}, kNarrowFrom + 4 * kNarrow * group,
+          [&](int c) { return acc[kWide + c % kNarrow][c / kNarrow]; });
+  }
+};
+
 /// `keys` keys of the tile: the buffer's range check answers every other one, its scales included, with 0.
 __device__ inline dev::Buffer tile_of(const Cache& cache, const uint8_t* data, const Tile& tile) {
   return dev::make_buffer(data + tile.page * cache.page_stride + uint64_t{tile.slot} * cache.slot_stride,
