@@ -338,11 +338,12 @@ struct Tile {
 
   // When the wave issues the loads of a step, counted in its matrix instructions: evenly over a step's time from where rows
   // of the stage are free, because a compute unit can have only 32 KiB in flight. Those past the step's end go out in the
-  // next one.
+  // next one. With two stages they have less time to arrive, and go out in three quarters of a step.
   static constexpr int kSlots = 2 * kMatrixes, kMeet = C::kEarlyRows ? (kMatrixes * 3 + 7) / 8 : kMatrixes;
+  static constexpr int kSpread = C::kStages == 2 ? kSlots * 3 / 4 : kSlots;
   // The order of loads: W's rows are free first.
   static constexpr int loaded(int order) { return order < C::kWLoads ? C::kXLoads + order : order - C::kWLoads; }
-  static constexpr int load_slot(int order) { return kMeet + order * kSlots / C::kLoads; }
+  static constexpr int load_slot(int order) { return kMeet + order * kSpread / C::kLoads; }
   static constexpr int loads_between(int first, int last) {
     int count = 0;
     for (int order = 0; order < C::kLoads; ++order) count += load_slot(order) >= first && load_slot(order) < last;
