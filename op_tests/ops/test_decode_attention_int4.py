@@ -290,7 +290,7 @@ KERNEL, WAVE, ROWS = "int4_kernel.h", "row_wave.h", "tile_rows.h"
 MUTANTS = [
     ("one_key_too_many", ROWS, "if (own_left <= kTileN * t + r)", "if (own_left < kTileN * t + r)"),
     ("group_of_k", KERNEL, "((2 * group + half) * groups / 8)", "(group * groups / 8)"),
-    ("group_of_v", KERNEL, "(column * groups / 16)", "(column * groups / 32)"),
+    ("group_of_v", KERNEL, "(Dealt::kWide * column * groups / kD)", "(Dealt::kWide * column * groups / (2 * kD))"),
     ("sums_not_rescaled", WAVE, "acc[j] *= keep;", "acc[j] *= 1.f;"),
     (
         "hidden_key_seen",
