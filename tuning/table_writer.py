@@ -89,7 +89,7 @@ def read_existing(schema: TableSchema, path: Path) -> dict[Key, Row]:
         raise ConfigError(
             f"{path} has the header {','.join(header)}, which is read but not written; choose another output file"
         )
-    return {row.key: row.values for row in read_rows(schema, path)}
+    return {row.key: dict(row.values) for row in read_rows(schema, path)}  # to be pickled for workers
 
 
 def merge_rows(path: Path, schema: TableSchema, rows: Iterable[Row]) -> None:

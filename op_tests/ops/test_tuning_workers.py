@@ -70,6 +70,10 @@ def test_workers_write_the_rows_that_one_process_writes_and_resume(tmp_path: Pat
         cli, ["tune", "smallm_mxfp8", "-o", str(together), *SHAPES, "--workers", "2", "--resume"]
     )
     assert "0 rows written" in again.output
+    # Rows that the table has already travel to the workers.
+    compared = CliRunner().invoke(cli, [*command, str(together), *SHAPES, "--workers", "2", "--compare"])
+    assert compared.exit_code == 0 and "4 rows written" in compared.output, compared.output
+    assert alone.read_bytes() == together.read_bytes()
 
 
 def test_a_cell_that_fails_leaves_the_others_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
