@@ -55,7 +55,7 @@ class PagedKVCache:
         pages: in all; each serves every layer.
         page_size: tokens of a page, a multiple of 16.
         kv_heads: Hkv.
-        head_dim: D: 64, 128 or 256 for the kernel.
+        head_dim: D: 64, 128, 192 or 256 for the kernel.
         device: where the pages are.
         dtype: the device's e4m3 by default.
 
