@@ -1,7 +1,8 @@
 """Where tasks run: in this process, in several, or on a Ray cluster. Results come as they are ready, in any order.
 
-A worker that dies loses nothing: its task, and those that waited for it, are run again. A task during which workers
-die more than ``MOST_DEATHS`` times in a row, with no other task finishing meanwhile, fails with an error.
+A worker that dies loses nothing: its task, and those that waited for it, are run again. When workers have died more
+than ``MOST_DEATHS`` times in a row, with no task finishing meanwhile, each task that is left runs alone, and fails
+with an error if its worker dies then too.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def processes(tasks: Sequence[Task], workers: int, work: Work = tune_cell_elsewh
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
         if deaths > MOST_DEATHS:
-            yield from _give_up(left, deaths)
+            yield from _one_by_one(left, work)
             return
 
 
@@ -93,6 +94,13 @@ def ray_cluster(tasks: Sequence[Task], address: str, work: Work = tune_cell_else
             ray.shutdown()
 
 
-def _give_up(left: dict[int, Task], deaths: int) -> Results:
+def _one_by_one(left: dict[int, Task], work: Work) -> Results:
+    """Run each task in a process of its own, which shows the one that kills its worker; the others get their result."""
     for number, task in left.items():
-        yield number, Done(None, [], f"{task.cell}: not tuned, workers died {deaths} times in a row; run with --resume")
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            try:
+                done = pool.submit(work, task).result()
+            except BrokenProcessPool:
+                why = f"workers died {MOST_DEATHS + 1} times in a row, and this task's once more when it ran alone"
+                done = Done(None, [], f"{task.cell}: not tuned, {why}; run with --resume")
+        yield number, done

@@ -87,8 +87,9 @@ MUTANTS = [
     Mutant("halves_of_a_scale_tile_swapped", QUANTISE, mx_quantize.mxfp4_quantize_out, quantise_agrees,
            "column % 8 / 4 * 2 + row % 32 / 16", "column % 8 / 4 + row % 32 / 16 * 2"),
     Mutant("weight_and_offset_rounded", NORM, rmsnorm_fp8.residual_rms_mxfp8_out, norm_agrees,
-           "(offset + static_cast<float>(weight[i]))",
-           "static_cast<float>(static_cast<Half>(offset + static_cast<float>(weight[i])))"),
+           "n * (offset + __builtin_convertvector(weight, Floats<kWidth>))",
+           "n * __builtin_convertvector(__builtin_convertvector(offset + __builtin_convertvector(weight, "
+           "Floats<kWidth>), Vector<kWidth>), Floats<kWidth>)"),
 ]  # fmt: skip
 
 
