@@ -12,7 +12,6 @@ checked against float64 first; a wrong one ends the run with status 1.
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import torch
+from helpers.rows_csv import write_csv
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -302,15 +302,6 @@ def flat(cell: AttentionCell, arch: str, row: Row) -> dict[str, Any]:
             nested = inner if isinstance(inner, Mapping) else {"": inner}
             columns.update({f"{name}.{key}{'.' if part else ''}{part}": number for part, number in nested.items()})
     return columns
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows whose columns may differ."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

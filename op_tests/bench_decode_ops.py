@@ -10,7 +10,6 @@ step are small and stay in the caches of a GPU; nothing is rotated past them.
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -19,6 +18,7 @@ from typing import Any
 
 import click
 import torch
+from helpers.rows_csv import write_csv
 from rich.table import Table
 
 from hipforge import devices, plots
@@ -268,10 +268,7 @@ def main(ops: tuple[str, ...], csv_path: Path | None, picture: Path | None) -> N
         raise click.BadParameter(f"no op is called {', '.join(ops)}", param_hint="--op")
     console().print(show(rows))
     if csv_path:
-        with csv_path.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
+        write_csv(csv_path, rows)
     if picture:
         measured = device.kind == "hip"
         values = [

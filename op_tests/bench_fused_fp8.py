@@ -8,7 +8,6 @@ each result is checked first; a wrong one ends the run with status 1.
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -17,6 +16,7 @@ from pathlib import Path
 import click
 import torch
 from helpers import fused_fp8_triton as baseline
+from helpers.rows_csv import write_csv
 from rich.table import Table
 
 from hipforge import devices, plots
@@ -224,10 +224,7 @@ def main(row_counts: tuple[int, ...], cols: int, csv_path: Path | None, picture:
                 rows += measure(case, copies, device.arch_of())
     console().print(show(rows))
     if csv_path:
-        with csv_path.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
+        write_csv(csv_path, rows)
     if picture:
         values = [
             plots.Bar(f"{row.op}\n{row.rows} × {row.cols}", row.kernel, value)

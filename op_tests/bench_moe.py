@@ -7,14 +7,14 @@ ours and Triton's, with no time given. Either way each result is checked first; 
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import click
 import torch
+from helpers.rows_csv import write_csv
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -233,10 +233,7 @@ def main(crowded: bool | None, max_m: int, csv_path: Path | None, picture: Path 
             rows += bench_measured(cell) if on_gpu else bench_counted(cell)
     console().print(show(rows))
     if csv_path:
-        with csv_path.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
+        write_csv(csv_path, rows)
     if picture:
         values = [
             plots.Bar(f"{row.n} × {row.k}\n{row.busy} busy experts", row.implementation, value, f"{row.m} slots")

@@ -14,11 +14,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import click
 import torch
+from helpers.rows_csv import write_csv
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -149,10 +150,7 @@ def main(published: Path | None, max_tokens: int, waves: bool, csv_path: Path | 
         rows = [compared(row) for row in csv.DictReader(stream) if int(row["tokens"]) <= max_tokens]
     console().print(show(rows))
     if csv_path:
-        with csv_path.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
+        write_csv(csv_path, rows)
     click.echo(json.dumps({"version": MI355X.version, "figure": "kernel_us", "seed": SEED, "rows": len(rows),
                            "worst": max((row.both_ratio for row in rows), default=None)}))  # fmt: skip
 

@@ -7,7 +7,6 @@ machine (CPU, or GPU where torch sees one); on the emulator the kernel's column 
 
 from __future__ import annotations
 
-import csv
 import os
 import statistics
 import subprocess
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import click
 import torch
+from helpers.rows_csv import write_csv
 from rich.console import Console
 from rich.table import Table
 
@@ -155,10 +155,7 @@ def main(repeats: int, csv_path: Path | None, skip_start_up: bool, picture: Path
     rows = [measure(*shape, repeats) for shape in SHAPES]
     console.print(show(rows))
     if csv_path:
-        with csv_path.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
+        write_csv(csv_path, rows)
     if picture:
         values = [
             plots.Bar(f"{row.m} × {row.n} × {row.k}", name, value)

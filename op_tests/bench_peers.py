@@ -25,13 +25,14 @@ import json
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 from helpers import published
+from helpers.rows_csv import write_csv
 from rich.table import Table
 
 import hipforge
@@ -276,10 +277,7 @@ def main(
             rows += mxfp4(folder, None if every else count, seed)
     console().print(show(rows))
     if csv_path is not None:
-        with csv_path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*(field.name for field in fields(Compared)), "ratio"], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({**asdict(row), "ratio": f"{row.ratio:.4f}"} for row in rows)
+        write_csv(csv_path, [{**asdict(row), "ratio": f"{row.ratio:.4f}"} for row in rows])
     if picture is not None:
         plot(rows, picture)
     kinds = dict.fromkeys(row.ours for row in rows)

@@ -8,15 +8,15 @@ run with status 1.
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from helpers.rows_csv import write_csv
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -271,14 +271,6 @@ def table_of(rows: Sequence[Row]) -> Table:
             *(text_of(getattr(row, name)) for name in shown), f"{value / ours:.2f}x", end_section=last_of_cell
         )
     return table
-
-
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write every field of every row."""
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
 
 
 def plot(path: Path, rows: Sequence[Row]) -> None:

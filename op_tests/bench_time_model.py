@@ -15,7 +15,6 @@ the model is *modelled*; the published ones are AMD's (tuned tables of ROCm/aite
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 import time
@@ -30,6 +29,7 @@ import fit_time_model as fitting
 import numpy as np
 from helpers import closed_form, published
 from helpers.published import Row
+from helpers.rows_csv import write_csv
 from rich.table import Table
 
 from hipforge.cli.output import console
@@ -278,11 +278,7 @@ def main(
     judged = judge(rows, predict, parameters)
     figures = report(judged)
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "time_model.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*asdict(judged[0]), "error"])
-        writer.writeheader()
-        for row in judged:
-            writer.writerow({**asdict(row), "error": f"{row.error:.4f}"})
+    write_csv(out / "time_model.csv", [{**asdict(row), "error": f"{row.error:.4f}"} for row in judged])
     if not plot(judged, out / "time_model.png"):
         console().print("no plot: matplotlib is not installed")
     overall = figures["all"]

@@ -208,8 +208,8 @@ def _eager_call(
         recording,
         HipforgeError,
     )
-    call: Callable[..., Any] = functools.wraps(body)(made["make"](*free, **defaults))
-    call.__signature__ = signature  # type: ignore[attr-defined]
+    call: Any = functools.wraps(body)(made["make"](*free, **defaults))
+    call.__signature__ = signature
     return call
 
 

@@ -84,8 +84,9 @@ def traced_call(
         given.apply_defaults()
         return fake(**{each: given.arguments[each] for each in named})
 
-    kernel.__signature__ = signature  # type: ignore[attr-defined]
-    schema = torch.library.infer_schema(kernel, mutates_args=mutates)
+    described: Any = kernel
+    described.__signature__ = signature
+    schema = torch.library.infer_schema(described, mutates_args=mutates)
     overload = torch_library.define(name, schema, kernel, new)
 
     # torch traces what follows: lists where it would not inline a generator, and zip without strict=.
