@@ -83,7 +83,12 @@ def test_shapes_and_untuned_files_are_read_or_refused_by_value(tmp_path):
 
 @pytest.mark.parametrize(
     ("cell", "gemv", "mfma", "by_waves", "tiles"),
-    [(Cell(64, 1024, 1), 5, 12, 4, 0), (Cell(64, 256, 16), 5, 6, 2, 0), (Cell(64, 32, 64), 0, 3, 3, 1)],
+    [
+        (Cell(64, 1024, 1), 5, 12, 4, 0),
+        (Cell(64, 256, 16), 5, 6, 2, 0),
+        (Cell(64, 32, 32), 0, 3, 1, 1),
+        (Cell(64, 32, 64), 0, 3, 2, 1),
+    ],
 )
 def test_candidates_are_what_the_kernels_accept(cell, gemv, mfma, by_waves, tiles):
     kernels = [candidate.kernel.removeprefix("smallm_mxfp8_") for candidate in candidates(cell)]

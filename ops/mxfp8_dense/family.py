@@ -32,6 +32,7 @@ MAX_ELEMENTS = 2**31 - 1
 GEMV_MAX_M = 16
 GEMV_BLOCK_N = (4, 8, 16, 32, 64)
 DEFAULT_BLOCK_N = 8
+MOST_ROWS_PER_W = 32  # up to here a candidate loads W once, so up to 64 rows at most twice
 LEGACY_SHORT_BLOCK_N = 4
 LEGACY_SHORT_MAX_M = 8
 LEGACY_SHORT_MIN_K = 6144
@@ -225,7 +226,8 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         wave_split.choice(rows, waves)
         for rows in wave_split.ROWS
         for waves in wave_split.WAVES
-        if waves <= min(wave_split.max_waves(rows), mfma_k_steps(cell.k)) and rows < 2 * max(cell.m, 16)
+        if waves <= min(wave_split.max_waves(rows), mfma_k_steps(cell.k))
+        and min(cell.m, MOST_ROWS_PER_W) <= rows < 2 * max(cell.m, 16)
     ]
     tiles = [
         tile_kernel.choice(tile_kernel.SMALLEST_TILE, k_splits)
