@@ -72,6 +72,19 @@ def order(contenders: Sequence[Contender], band: float) -> list[Trial]:
     return [contender.trial for contender in [*ties, *sorted(rest, key=us)]]
 
 
+def _modelled_on_operands(tuner: Tuner[C, O], cell: C, arch: str) -> Callable[[Choice, C, str], tuple[float, str]]:
+    parts: Any = tuner.operands(cell, arch, torch.device("cpu"))
+
+    def modelled(choice: Choice, cell: C, arch: str) -> tuple[float, str]:
+        capture = Capture()
+        with capture.recording():
+            tuner.run(choice, cell, parts)
+        timing = estimate(capture, gpu_of(arch), "cold")
+        return timing.replay_us, timing.bound
+
+    return modelled
+
+
 def time_trials(
     tuner: Tuner[C, O],
     cell: C,
@@ -97,22 +110,19 @@ def time_trials(
     chosen = select(trials, keep)
     if not chosen:
         return list(trials), source
-    parts: Any = tuner.operands(cell, arch, torch.device("cpu"))
+    modelled = tuner.modelled or _modelled_on_operands(tuner, cell, arch)
     contenders = []
     for trial in chosen:
-        capture = Capture()
-        with capture.recording():
-            tuner.run(trial.candidate, cell, parts)
-        timing = estimate(capture, gpu, "cold")
+        us, bound = modelled(trial.candidate, cell, arch)
         work = counted.work[str(trial.candidate)]
         groups = work[0].workgroups
         contenders.append(
             Contender(
                 replace(
                     trial,
-                    seconds=timing.replay_us * 1e-6,
-                    model_us=timing.replay_us,
-                    note=f"modelled {timing.replay_us:.2f} us ({timing.bound})",
+                    seconds=us * 1e-6,
+                    model_us=us,
+                    note=f"modelled {us:.2f} us ({bound})",
                 ),
                 sum(item.instructions for item in work),
                 groups / (-(-groups // gpu.cu_count) * gpu.cu_count),

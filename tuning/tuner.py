@@ -57,8 +57,8 @@ class Tuner(Generic[C, O]):
         bound: (candidate, cell, machine) -> seconds that the model never goes below, known without running it; where
             there is one, candidates are tried in its order, and a modelled search ends where it passes the best time.
         most_trials: how many candidates are tried at most; None for all.
-        timed: whether the model of time chooses among the candidates that the counts put first. False where the
-            emulator does not run calls at full size.
+        modelled: (candidate, cell, arch) -> modelled microseconds of a replayed call with operands in HBM, and its
+            bound; by default of a call on ``operands``, of which every work-group runs.
     """
 
     family: Family[Any]
@@ -75,7 +75,7 @@ class Tuner(Generic[C, O]):
     baselines: Callable[[C, Sequence[O]], Baselines] = no_baselines
     bound: Callable[[Choice, C, model.Machine], float] | None = None
     most_trials: int | None = None
-    timed: bool = True
+    modelled: Callable[[Choice, C, str], tuple[float, str]] | None = None
 
     def candidates(self, cell: C, arch: str) -> list[Choice]:
         """Return what is tried for a cell: by the bound, if there is one, and no more than ``most_trials``."""

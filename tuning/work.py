@@ -130,8 +130,6 @@ def _search(tuner: Tuner[C, O], task: Task) -> tuple[list[Trial], str, Baselines
     bound = None if lowest is None else lambda choice: lowest(choice, cell, MACHINES[arch])
     counted = Modelled(tuner, cell, arch)
     trials = search(counted, found, tuner.max_error, bound=bound)
-    if not tuner.timed:
-        return trials, counted.source, None
     old = task.old if task.compare else None
     timed, source = time_trials(
         tuner, cell, arch, counted, trials, lambda choice: old is not None and _is_of(tuner, old, choice)
@@ -160,7 +158,7 @@ def tune_cell(task: Task, tuner: Tuner[Any, Any] | None = None) -> Done:
         reason = f": {rejected[0].rejected}" if rejected else ""
         return Done(None, lines, f"{task.cell}: no candidate is usable{reason}")
     least = task.min_improvement_pct
-    if with_tuner.timed and not task.on_gpu:  # modelled times that differ by less than the model's error are a tie
+    if not task.on_gpu:  # modelled times that differ by less than the model's error are a tie
         least = max(least, 100 * ERROR_BAND[task.device[0]])
     kept = keep_old(with_tuner, task.old, trials, least) if task.compare else None
     chosen = kept or trials[0]

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ class Capture:
         Args:
             chosen: by work-group, the instructions of each wave to execute and record, or WHOLE, RUN or SKIP.
             others: the same for work-groups that ``chosen`` does not name.
-            merge: add to the last launch instead of starting another; it must be the same launch.
+            merge: add to the launches of the blocks before, since one that did not; they must be the same launches in
+                the same order.
             skip_matrix: do not compute matrix products. Nothing but values may depend on them.
         """
         from hipforge.emulator import runtime
@@ -89,3 +90,40 @@ class Capture:
         if not capture._library.hftime_capture_load(capture.handle, str(path).encode()):
             raise GuardError(f"{path} is not a capture of this version; record the launch again")
         return capture
+
+
+def sample(launch: Callable[[], object], whole: Iterable[int], groups: Iterable[int] | None = None) -> Capture:
+    """Record launches of which only a few work-groups run to their end.
+
+    Of the others only the beginning is executed, up to the first load of every operand: it shows which one they repeat,
+    and at which addresses. Those that repeat none run to their end too, until all are known. Matrix products are not
+    computed.
+
+    Args:
+        launch: makes the launches, the same ones at each call; it is called several times.
+        whole: work-groups that run to their end. A work-group that begins like one of them and goes on differently must
+            be among them: its beginning does not show it.
+        groups: those to record, by default all.
+    """
+    capture, told = Capture(), set(whole)
+    todo: set[int] | None = None if groups is None else set(groups)
+    merge = False
+    while todo is None or todo:
+        with capture.recording(dict.fromkeys(told, WHOLE), others=SKIP, merge=merge, skip_matrix=True):
+            launch()
+        merge = True
+        launches = capture.launches()
+        if todo is None:
+            todo = set(range(max(one["groups"] for one in launches)))
+        limit = max(
+            capture.prefix(number, template)
+            for number, one in enumerate(launches)
+            for template in range(len(one["templates"]))
+        )
+        if not todo - told:
+            break
+        with capture.recording(dict.fromkeys(sorted(todo - told), limit), others=SKIP, merge=True, skip_matrix=True):
+            launch()
+        todo = {group for one in capture.launches() for group in one["unmatched"]}
+        told = set(sorted(todo)[:: max(1, len(todo) // 4)])
+    return capture

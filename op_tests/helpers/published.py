@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hipforge.emulator import CodeObject, library, runtime
-from hipforge.emulator.timing.capture import SKIP, WHOLE, Capture
+from hipforge.emulator.timing.capture import Capture, sample
 from hipforge.emulator.timing.model import Start
 
 XCDS, CUS_PER_XCD = 8, 32
@@ -173,38 +173,20 @@ class Objects:
     def record(self, row: Row, *, every_group: bool = False, rounds: int = ROUNDS) -> Capture:
         """Record what the model needs of a row.
 
-        The first and the last work-group of the first rounds run to their end. Of the others only the beginning is
-        executed, up to the first load of every operand: it shows which one they repeat, and at which addresses. Those
-        that repeat none run to their end too, until all are known. Matrix products are not computed.
+        The first and the last work-group of the first rounds run to their end, the others as :func:`sample` has it.
 
         Args:
             row: the problem.
             every_group: run every work-group to its end.
             rounds: of work-groups that are recorded; no simulation of the recording can have more.
         """
-        groups = row.groups
-        kept = min(groups, groups - (row.rounds - rounds) * XCDS * CUS_PER_XCD)
-        capture = Capture()
         if every_group:
+            capture = Capture()
             with capture.recording(skip_matrix=True):
                 self.launch(row)
             return capture
-        todo, whole = list(range(kept)), [0, kept - 1]
-        merge = False
-        while todo:
-            with capture.recording(dict.fromkeys(whole, WHOLE), others=SKIP, merge=merge, skip_matrix=True):
-                self.launch(row)
-            merge = True
-            (launch,) = capture.launches()
-            limit = max(capture.prefix(0, number) for number in range(len(launch["templates"])))
-            rest = dict.fromkeys(sorted(set(todo) - set(whole)), limit)
-            if not rest:
-                break
-            with capture.recording(rest, others=SKIP, merge=True, skip_matrix=True):
-                self.launch(row)
-            todo = capture.launches()[0]["unmatched"]
-            whole = todo[:: max(1, len(todo) // 4)]
-        return capture
+        kept = min(row.groups, row.groups - (row.rounds - rounds) * XCDS * CUS_PER_XCD)
+        return sample(lambda: self.launch(row), (0, kept - 1), range(kept))
 
 
 def recording(row: Row, objects: Objects, cache: Path | None, rounds: int = ROUNDS) -> Capture:

@@ -34,11 +34,13 @@ from hipforge.ops.decode_attention.family import (
     ranges,
     waves_per_range,
 )
-from hipforge.ops.decode_attention.kernels import run_decode_attention, run_int4
+from hipforge.ops.decode_attention.kernels import RunOptions, run_decode_attention, run_int4
 from hipforge.tuning import model
 from hipforge.tuning.tuner import relative_error
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from hipforge.emulator.code_object import Kernel
     from hipforge.emulator.counting import KernelCount, PcCount
 
@@ -46,16 +48,19 @@ SAMPLED_BLOCKS = (4, 8)  # of a wave: the two points of the line through the cou
 WAVE_SIZE = 64
 
 
-def run(parts: AttentionOperands, configuration: Mapping[str, int]) -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    parts: AttentionOperands, configuration: Mapping[str, int], **options: Unpack[RunOptions]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel in one configuration and return (out, log-sum-exp)."""
     if parts.num_groups:
         return run_int4(
             parts.q, parts.k, parts.v, parts.block_tables, parts.seqlens, parts.num_groups, scale=parts.scale,
-            configuration=configuration,
+            configuration=configuration, **options,
         )  # fmt: skip
     return run_decode_attention(
         parts.q, parts.k.view(torch.uint8), parts.v.view(torch.uint8), parts.block_tables, parts.seqlens,
         k_scale_shift=parts.k_rows, v_scale_shift=parts.v_rows, scale=parts.scale, configuration=configuration,
+        **options,
     )  # fmt: skip
 
 

@@ -1,9 +1,10 @@
 """The tuner of decode attention: keys of a block, waves of a work-group and splits, for each problem size.
 
 On a GPU candidates are timed at full size, with Triton's kernels beside them. On the emulator they are ranked by the
-model of :mod:`hipforge.tuning.model` over the counts of :mod:`hipforge.ops.decode_attention.counts`. Either way
-each candidate runs on real data first and is rejected if its result is wrong or its build exceeds the module's
-resource limits. Caches have a scale and a shift per row, the more costly of the two kinds.
+model of :mod:`hipforge.tuning.model` over the counts of :mod:`hipforge.ops.decode_attention.counts`, and those that
+come first by the model of time (:mod:`hipforge.ops.decode_attention.recording`). Either way each candidate runs on real
+data first and is rejected if its result is wrong or its build exceeds the module's resource limits. Caches have a scale
+and a shift per row, the more costly of the two kinds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hipforge.ops.core.family import Family
 from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
 from hipforge.ops.decode_attention.counts import run, works
 from hipforge.ops.decode_attention.family import ANY_PAGE_SIZE, FAMILY, Problem
+from hipforge.ops.decode_attention.recording import modelled
 from hipforge.ops.triton import decode_attention_fp8 as triton_attention
 from hipforge.tuning import timing
 from hipforge.tuning.driver import command_for
@@ -89,7 +91,7 @@ def tuner_of(
         copies=lambda parts, number: [parts, *(parts.clone() for _ in range(number - 1))],
         bytes_per_call=lambda parts: parts.nbytes,
         baselines=baselines,
-        timed=False,  # counted at a reduced size
+        modelled=lambda choice, cell, arch: modelled(cell, arch, choice.configuration),
     )
 
 

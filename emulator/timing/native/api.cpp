@@ -47,7 +47,7 @@ void hftime_capture_policy(Capture* c, int64_t fallback, const uint64_t* groups,
   c->fallback = fallback;
   c->chosen.clear();
   for (uint64_t i = 0; i < count; ++i) c->chosen[groups[i]] = limits[i];
-  c->merge = merge != 0;
+  c->pass(merge != 0);
   c->recorder()->skip_matrix = skip_matrix;
 }
 int32_t hftime_capture_save(Capture* c, const char* path) { return c->save(path); }

@@ -133,7 +133,7 @@ Capture::Capture() {
 }
 
 void Capture::begin(const hfemu_recorded_launch& l) {
-  if (merge && !launches.empty()) return;
+  if (next_++ < launches.size()) return;
   Launch launch;
   launch.kernel = l.kernel;
   launch.arch = l.arch;
@@ -165,7 +165,7 @@ int64_t Capture::choose(uint64_t group) {
 
 void Capture::group(uint64_t index, const hfemu_recorded_wave* waves) {
   const std::lock_guard lock(mutex_);
-  Launch& launch = launches.back();
+  Launch& launch = launches.at(next_ - 1);
   Group g;
   g.index = index;
   g.whole = true;

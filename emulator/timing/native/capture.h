@@ -67,10 +67,14 @@ class Capture {
   // What to do with work-groups that `choose` does not name: 0 skip, -1 execute, else record that many instructions.
   int64_t fallback = 0;
   std::map<uint64_t, int64_t> chosen;
-  bool merge = false;             // the next launch adds to the last one
   uint64_t max_words = uint64_t{256} << 18;  // of templates, then work-groups are executed only
   std::vector<Launch> launches;
 
+  // Begins a pass. One that merges adds to the launches of the passes before it, in their order, since one that did not.
+  void pass(bool merge) {
+    if (!merge) first_ = launches.size();
+    next_ = first_;
+  }
   bool save(const std::string& path) const;
   bool load(const std::string& path);
 
@@ -82,6 +86,7 @@ class Capture {
   hfemu_recorder recorder_{};
   std::mutex mutex_;
   uint64_t words_ = 0;
+  size_t first_ = 0, next_ = 0;  // launches: the first that a merging pass adds to, the next one to begin
 };
 
 }  // namespace hftime
