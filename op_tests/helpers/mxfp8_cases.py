@@ -67,19 +67,29 @@ def decode_e4m3fn() -> torch.Tensor:
 
 
 E4M3FN = decode_e4m3fn()
+# The same byte is half as much in e4m3fnuz, except for -0, which is its NaN, and the NaNs, which are 240.
+E4M3FNUZ = E4M3FN / 2
+E4M3FNUZ[PAYLOAD_MINUS_ZERO] = float("nan")
+E4M3FNUZ[0x7F], E4M3FNUZ[0xFF] = 240.0, -240.0
+FORMATS = {"gfx950": E4M3FN, "gfx942": E4M3FNUZ}
 E8M0 = torch.tensor([2.0 ** (byte - 127) for byte in range(255)] + [float("nan")], dtype=torch.float64)
 BYTE_OF_INTEGER = {
     int(value): byte for byte, value in reversed(list(enumerate(E4M3FN.tolist()))) if value.is_integer()
 }  # of the two zeros, +0
 
 
-def dequantize(payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return E4M3FN[payload.long()] * E8M0[scales.long()].repeat_interleave(BLOCK, dim=1)
+def dequantize(payload: torch.Tensor, scales: torch.Tensor, arch: str = "gfx950") -> torch.Tensor:
+    return FORMATS[arch][payload.long()] * E8M0[scales.long()].repeat_interleave(BLOCK, dim=1)
 
 
-def oracle(case: Operands) -> torch.Tensor:
+def oracle(case: Operands, arch: str = "gfx950") -> torch.Tensor:
     """X W^T in float64. Products are exact; sums are exact wherever a test compares bits."""
-    return dequantize(case.xq, case.xs) @ dequantize(case.wq, case.ws).T
+    return dequantize(case.xq, case.xs, arch) @ dequantize(case.wq, case.ws, arch).T
+
+
+def nan_byte(arch: str) -> int:
+    """A NaN in the architecture's own e4m3."""
+    return PAYLOAD_NAN if arch == "gfx950" else PAYLOAD_MINUS_ZERO
 
 
 def integers(m: int, n: int, k: int, seed: int = 0, scales: tuple[int, int] = (125, 129)) -> Operands:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -18,3 +19,9 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     dispatch.clear_decisions()
     yield request.param
     dispatch.clear_decisions()
+
+
+@pytest.fixture
+def arch() -> str:
+    """The architecture that this process emulates."""
+    return os.environ.get("HIPFORGE_EMULATE", "gfx950")

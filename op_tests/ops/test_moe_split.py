@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.moe_cases import UNTOUCHED, Moe, exact, oracle, random_owners, sort_slots, sparse_bytes
-from helpers.mxfp8_cases import PAYLOAD_NAN, SCALE_NAN, assert_bits, assert_close, embedded, integers, normal
+from helpers.mxfp8_cases import SCALE_NAN, assert_bits, assert_close, embedded, integers, nan_byte, normal
 from helpers.mxfp8_cases import oracle as product
 from helpers.planted_faults import planted
 
@@ -24,11 +23,6 @@ from hipforge.ops.mxfp8_grouped.wave_split import COLUMNS, ROWS, WAVES, default_
 INSTANCES = tuple((rows, waves) for rows in ROWS for waves in WAVES)
 
 
-@pytest.fixture
-def arch() -> str:
-    return os.environ.get("HIPFORGE_EMULATE", "gfx950")
-
-
 def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
     on_gfx942("-k", "not mistake")
 
@@ -38,10 +32,6 @@ def expected(case: Moe, arch: str, elsewhere: float = UNTOUCHED) -> torch.Tensor
     want = oracle(case, elsewhere)
     here = torch.tensor([0 <= owner < case.w.shape[0] for owner in case.owners])
     return torch.where(here[:, None], want / 4, want) if arch == "gfx942" else want
-
-
-def nan_byte(arch: str) -> int:
-    return PAYLOAD_NAN if arch == "gfx950" else 0x80
 
 
 def run(case: Moe, rows: int = 16, waves: int = 4, out: torch.Tensor | None = None, columns: int = 16) -> torch.Tensor:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from helpers.mxfp8_cases import (
-    BLOCK,
-    E4M3FN,
-    E8M0,
-    PAYLOAD_NAN,
     SCALE_NAN,
     Operands,
     assert_bits,
     assert_close,
     embedded,
     integers,
+    nan_byte,
     normal,
+    oracle,
 )
 
 import hipforge
@@ -28,32 +25,10 @@ from hipforge.ops.mxfp8_dense import mxfp8_gemm, mxfp8_linear, mxfp8_wave_split,
 from hipforge.ops.mxfp8_dense.wave_split import ROWS, WAVES, max_waves
 
 INSTANCES = tuple((rows, waves) for rows in ROWS for waves in WAVES if waves <= max_waves(rows))
-# The same byte is half as much in e4m3fnuz, except for -0, which is its NaN, and the NaNs, which are 240.
-E4M3FNUZ = E4M3FN / 2
-E4M3FNUZ[0x80] = float("nan")
-E4M3FNUZ[0x7F], E4M3FNUZ[0xFF] = 240.0, -240.0
-
-
-@pytest.fixture
-def arch() -> str:
-    return os.environ.get("HIPFORGE_EMULATE", "gfx950")
 
 
 def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
     on_gfx942()
-
-
-def oracle(case: Operands, arch: str) -> torch.Tensor:
-    values = E4M3FN if arch == "gfx950" else E4M3FNUZ
-
-    def dequantized(payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        return values[payload.long()] * E8M0[scales.long()].repeat_interleave(BLOCK, dim=1)
-
-    return dequantized(case.xq, case.xs) @ dequantized(case.wq, case.ws).T
-
-
-def nan_byte(arch: str) -> int:
-    return PAYLOAD_NAN if arch == "gfx950" else 0x80
 
 
 def run(case: Operands, rows: int = 16, waves: int = 4, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -26,7 +26,7 @@ from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.tuned import ANY_CU, USE_HIP, Column, Reach, TableSchema, TunedRow, Value, gemm_shape
-from hipforge.ops.mxfp8_dense import tile_kernel, wave_split
+from hipforge.ops.mxfp8_dense import k_packed, tile_kernel, wave_split
 
 MAX_ELEMENTS = 2**31 - 1
 GEMV_MAX_M = 16
@@ -129,6 +129,9 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
         if k_splits > wave_split.max_waves(16 * n_sub):
             return f"a wave_split row has at most {wave_split.max_waves(16 * n_sub)} waves; {given}"
         return None
+    if values["kernel"] == "k_packed":
+        needs = k_packed.refusal(m, k, int(block_n or 0), n_sub, k_splits)
+        return None if needs is None else f"a k_packed row needs {needs}; {given}"
     if values["kernel"] == "tiles":
         if (16 * n_sub, block_n) not in tile_kernel.TILES or k_splits not in tile_kernel.K_SPLITS:
             tiles = ", ".join(f"{rows // 16} and {columns}" for rows, columns in tile_kernel.TILES)
@@ -151,7 +154,7 @@ TABLE = TableSchema(
     family="smallm_mxfp8",
     shape=gemm_shape(Reach("next", _reach)),
     config=(
-        Column("kernel", str, accepted=("gemv", "mfma", "wave_split", "tiles")),
+        Column("kernel", str, accepted=("gemv", "mfma", "wave_split", "k_packed", "tiles")),
         Column("block_n", int, minimum=0),
         Column("n_sub", int, minimum=0),
         Column("k_splits", int, minimum=0),
@@ -200,6 +203,8 @@ def legacy_block_n(m: int, k: int) -> int:
 def _from_row(row: TunedRow) -> Choice:
     if row.values["kernel"] == "wave_split":
         return wave_split.choice(16 * row.integer("n_sub"), row.integer("k_splits"))
+    if row.values["kernel"] == "k_packed":
+        return k_packed.choice(*(row.integer(name) for name in ("block_n", "n_sub", "k_splits")))
     if row.values["kernel"] == "tiles":
         return tile_kernel.choice((16 * row.integer("n_sub"), row.integer("block_n")), row.integer("k_splits"))
     if row.values["kernel"] == "mfma":
@@ -229,12 +234,13 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         if waves <= min(wave_split.max_waves(rows), mfma_k_steps(cell.k))
         and min(cell.m, MOST_ROWS_PER_W) <= rows < 2 * max(cell.m, 16)
     ]
+    packed = k_packed.candidates(*cell.key)
     tiles = [
         tile_kernel.choice(tile_kernel.SMALLEST_TILE, k_splits)
         for k_splits in tile_kernel.K_SPLITS
         if tile_kernel.FEW_ROWS < cell.m <= MFMA_MAX_M and k_splits <= mfma_k_steps(cell.k)
     ]
-    return [*by_waves, *gemv, *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB), *tiles]
+    return [*by_waves, *packed, *gemv, *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB), *tiles]
 
 
 def _triton(problem: Problem) -> Accepted | Refused:

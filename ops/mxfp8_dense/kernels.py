@@ -13,7 +13,7 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.alignment import realigned
 from hipforge.ops.core.checks import require_int, require_rank, require_tensor
 from hipforge.ops.core.dispatch import Accepted
-from hipforge.ops.mxfp8_dense import tile_kernel, wave_split
+from hipforge.ops.mxfp8_dense import k_packed, tile_kernel, wave_split
 from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
 
 # Past 16 rows any variant does: its guard refuses M.
@@ -155,9 +155,10 @@ def launch(
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Run the kernel that was decided into ``out``; payloads that start off a 16-byte boundary are copied.
+    """Run the kernel that was decided into ``out``; copies replace views that it cannot read.
 
-    ``bias`` is added in float32 before the one rounding.
+    Those are operands that start off a 16-byte boundary, copied once the kernel has refused them. ``bias`` is added in
+    float32 before the one rounding.
     """
     configuration = taken.configuration
     added = () if bias is None else (bias.contiguous(),)
@@ -176,6 +177,9 @@ def launch(
             operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
             rows, waves = configuration["rows"], configuration["waves"]
             wave_split.mxfp8_wave_split_out(out, *operands, added[0] if added else None, rows, waves)
+        elif taken.kernel == k_packed.KERNEL:
+            operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
+            k_packed.mxfp8_k_packed_out(out, *operands, added[0] if added else None, **configuration)
         elif taken.kernel == tile_kernel.KERNEL:
             workspace = split_k_workspace(out.shape[0], out.shape[1], configuration["k_splits"], out.device)
             operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
@@ -190,8 +194,8 @@ def launch(
         require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
         raise
     except GuardError:
-        copies = realigned(xq, wq)
+        copies = realigned(xq, x_scale, wq, w_scale)
         if copies is None:
             raise
-        return launch(taken, out, copies[0], x_scale, copies[1], w_scale, bias)
+        return launch(taken, out, *copies, bias)
     return out

@@ -13,7 +13,7 @@ import torch
 
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
-from hipforge.ops.mxfp8_dense import tile_kernel, wave_split
+from hipforge.ops.mxfp8_dense import k_packed, tile_kernel, wave_split
 from hipforge.ops.mxfp8_dense.family import FAMILY
 from hipforge.ops.mxfp8_dense.kernels import gemv_rows, smallm_mxfp8_gemv, smallm_mxfp8_mfma
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
@@ -51,6 +51,9 @@ def _columns(choice: Choice) -> Mapping[str, Value]:
     if choice.kernel == wave_split.KERNEL:
         tiles, waves = choice.configuration["rows"] // 16, choice.configuration["waves"]
         return {"kernel": "wave_split", "block_n": 0, "n_sub": tiles, "k_splits": waves}
+    if choice.kernel == k_packed.KERNEL:
+        columns, groups, waves = choice.configuration.values()
+        return {"kernel": "k_packed", "block_n": columns, "n_sub": groups, "k_splits": waves}
     if choice.kernel == tile_kernel.KERNEL:
         rows, columns = divmod(choice.configuration["tile"], 1000)
         k_splits = choice.configuration["k_splits"]
@@ -61,6 +64,8 @@ def _columns(choice: Choice) -> Mapping[str, Value]:
 def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
     if choice.kernel == wave_split.KERNEL:
         return "module_mxfp8_wave_split", {"HF_ROWS": choice.configuration["rows"]}
+    if choice.kernel == k_packed.KERNEL:
+        return "module_mxfp8_k_packed", {"HF_COLUMNS": choice.configuration["columns"]}
     if choice.kernel == tile_kernel.KERNEL:
         return "module_mxfp8_gemm", {"HF_TILE": choice.configuration["tile"]}
     if choice.kernel == "smallm_mxfp8_gemv":
@@ -71,6 +76,8 @@ def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
 def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
     if choice.kernel == wave_split.KERNEL:
         return Pipeline(wave_split.steps_ahead(choice.configuration["rows"]) * MFMA_STEP_BYTES)
+    if choice.kernel == k_packed.KERNEL:
+        return Pipeline(k_packed.STEPS_AHEAD * MFMA_STEP_BYTES)
     if choice.kernel == tile_kernel.KERNEL:
         return Pipeline(TILE_BYTES_AHEAD)
     if choice.kernel == "smallm_mxfp8_mfma":
@@ -85,6 +92,8 @@ def _run(choice: Choice, parts: Operands) -> torch.Tensor:
     if choice.kernel == wave_split.KERNEL:
         rows, waves = choice.configuration["rows"], choice.configuration["waves"]
         return wave_split.mxfp8_wave_split(*parts, rows=rows, waves=waves)
+    if choice.kernel == k_packed.KERNEL:
+        return k_packed.mxfp8_k_packed(*parts, **choice.configuration)
     if choice.kernel == tile_kernel.KERNEL:
         tile, k_splits = choice.configuration["tile"], choice.configuration["k_splits"]
         return tile_kernel.mxfp8_gemm_tiles(*parts, tile=tile, k_splits=k_splits)

@@ -28,21 +28,21 @@ void mxfp8_wave_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
   check_waves(waves, max_waves(kRowTiles), HF_ROWS);
   hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
+  const bool aligned_scales = shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
+  const bool aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8);
   const Problem problem{
-      .out = out.data<hf::dev::bf16>(),
-      .bias = bias.has_value() ? bias.data<hf::dev::bf16>() : nullptr,
-      .xq = Xq.data<uint8_t>(),
-      .xs = Xs.data<uint8_t>(),
       .wq = Wq.data<uint8_t>(),
       .ws = Ws.data<uint8_t>(),
+      .xq = Xq.data<uint8_t>(),
+      .xs = Xs.data<uint8_t>(),
       .m = static_cast<uint32_t>(shape.m),
       .n = static_cast<uint32_t>(shape.n),
       .k = static_cast<uint32_t>(shape.k),
-      .aligned_scales = shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4),
-      .aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8)};
-  const dim3 grid(hf::ceil_div(shape.n, kTile), hf::ceil_div(shape.m, HF_ROWS));
+      .options = pack_options(__builtin_ctzll(waves), aligned_scales, aligned_output),
+      .out = out.data<hf::dev::bf16>(),
+      .bias = bias.has_value() ? bias.data<hf::dev::bf16>() : nullptr};
   const uint32_t lds = waves > 1 ? static_cast<uint32_t>(waves) * kRowTiles * kTileBytes : 0;
-  mxfp8_wave_split<kRowTiles><<<grid, static_cast<uint32_t>(waves) * hf::dev::kWaveSize, lds, stream>>>(problem);
-  HF_HIP(hipGetLastError());
+  launch(mxfp8_wave_split<kRowTiles>, problem, dim3(hf::ceil_div(shape.n, kTile), hf::ceil_div(shape.m, HF_ROWS)), waves, lds,
+         stream);
 }
 HF_EXPORT(mxfp8_wave_split_out);

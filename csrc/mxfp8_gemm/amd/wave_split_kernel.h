@@ -29,6 +29,7 @@
 
 #include <hip/hip_runtime.h>
 
+#include "hipforge/module.h"
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/mx.h"
@@ -52,15 +53,33 @@ constexpr int kTileBytes = kTile * kTile * sizeof(float);
 
 static_assert(kBlocks == 4, "one dword holds the scales of a row and step");
 
-/// What a launch computes, on device pointers; the kernel's only argument.
+/// What a launch computes, on device pointers. A kernel takes the members one by one, in this order, because only arguments
+/// that are no structures can be in SGPRs when a wave starts: those up to `options` (kernel-argument preload; the module's
+/// flags ask for 12 dwords), so that a wave's first loads need no argument from memory. Output and bias are read meanwhile.
 struct Problem {
+  const uint8_t *wq, *ws, *xq, *xs;
+  uint32_t m, n, k;
+  uint32_t options;  // of pack_options
   dev::bf16* out;
   const dev::bf16* bias;  // null for none
-  const uint8_t *xq, *xs, *wq, *ws;
-  uint32_t m, n, k;
-  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
-  uint32_t aligned_output;  // four neighbouring outputs can be stored at once
+
+  __device__ uint32_t log2_waves() const { return options & 0xFF; }
+  __device__ bool aligned_scales() const { return options >> 8 & 1; }
+  __device__ bool aligned_output() const { return options >> 9 & 1; }
 };
+
+/// log2_waves: of the waves that share a K. aligned_scales: rows of both scale tensors start at a multiple of 4 bytes.
+/// aligned_output: four neighbouring outputs can be stored at once.
+constexpr uint32_t pack_options(uint32_t log2_waves, bool aligned_scales, bool aligned_output) {
+  return log2_waves | uint32_t{aligned_scales} << 8 | uint32_t{aligned_output} << 9;
+}
+
+template <class Kernel>
+void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t lds, hipStream_t stream) {
+  kernel<<<grid, static_cast<uint32_t>(waves) * dev::kWaveSize, lds, stream>>>(p.wq, p.ws, p.xq, p.xs, p.m, p.n, p.k, p.options,
+                                                                             p.out, p.bias);
+  HF_HIP(hipGetLastError());
+}
 
 constexpr int max_waves(int row_tiles) { return row_tiles == 1 ? 16 : 8; }
 
@@ -91,11 +110,21 @@ __device__ inline dev::Buffer rows_of(const uint8_t* data, uint32_t first, uint3
   return dev::make_buffer(data + uint64_t{first} * stride, min(count, rows - first) * stride);
 }
 
-/// The offset of a lane's row and first piece in 16 rows.
-__device__ inline uint32_t lane_offset(uint32_t k, uint32_t lane) { return lane % kTile * k + lane / kTile * kPieceBytes; }
+/// Where row 0..15 of a tile begins in rows of `stride`. With kColumns < 16 a tile is kColumns rows, cut into 16 / kColumns
+/// parts of their length: row r is part r / kColumns of row r % kColumns.
+template <int kColumns = kTile>
+__device__ inline uint32_t tile_row_offset(uint32_t row, uint32_t stride) {
+  return row % kColumns * stride + (kColumns == kTile ? 0 : row / kColumns * (stride / (kTile / kColumns)));
+}
 
-/// Rows of X that follow each other: all tiles share the lane's offset.
-template <int kRowTiles>
+/// The offset of a lane's row and first piece in 16 rows.
+template <int kColumns = kTile>
+__device__ inline uint32_t lane_offset(uint32_t k, uint32_t lane) {
+  return tile_row_offset<kColumns>(lane % kTile, k) + lane / kTile * kPieceBytes;
+}
+
+/// Rows of X that follow each other: all tiles share the lane's offset. kColumns as in tile_row_offset.
+template <int kRowTiles, int kColumns = kTile>
 struct NeighbouringRows {
   const dev::Buffer payload, scales;
   const uint32_t offset, scale_offset, k, blocks;
@@ -106,7 +135,7 @@ struct NeighbouringRows {
       : payload(rows_of(x, row0, kTile * kRowTiles, rows, depth)),
         scales(rows_of(xs, row0, kTile * kRowTiles, rows, depth / kMxBlock)),
         offset(in_lane),
-        scale_offset(lane % kTile * (depth / kMxBlock)),
+        scale_offset(tile_row_offset<kColumns>(lane % kTile, depth / kMxBlock)),
         k(depth),
         blocks(depth / kMxBlock) {}
 
@@ -138,8 +167,9 @@ struct GatheredRows {
   __device__ uint32_t scales_in_wave(int) const { return 0; }
 };
 
-/// One wave's 16 kRowTiles x 16 outputs; acc[t][i] is row lane % 16 of row tile t, column 4 (lane / 16) + i.
-template <int kRowTiles, class Rows>
+/// One wave's 16 kRowTiles x 16 outputs; acc[t][i] is row lane % 16 of row tile t, column 4 (lane / 16) + i. kColumns as in
+/// tile_row_offset, of W.
+template <int kRowTiles, class Rows, int kColumns = kTile>
 struct Wave {
   static constexpr int kAhead = steps_ahead(kRowTiles), kMaxRun = max_run(kRowTiles);
 
@@ -169,7 +199,9 @@ struct Wave {
         blocks(depth / kMxBlock),
         group(lane / kTile),
         offset(in_lane),
-        w_scales((kScaleRows == 1 ? lane % kTile : lane / kTile * kScaleRows) * (depth / kMxBlock)) {}
+        w_scales(tile_row_offset<kColumns>(kScaleRows == 1 ? lane % kTile : lane / kTile * kScaleRows, depth / kMxBlock)) {
+    static_assert(kColumns % kScaleRows == 0, "the rows of W whose scales a lane takes follow each other");
+  }
 
   static __device__ Piece load_piece(dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
 #if defined(__gfx950__)
@@ -368,27 +400,28 @@ __device__ inline void store(const Problem& p, dev::f32x4 values, uint32_t row, 
     for (int i = 0; i < dev::kColumnsPerLane; ++i)
       if (column + i < p.n) values[i] += static_cast<float>(p.bias[column + i]);
   }
-  dev::store_columns(p.out, values, row, column, p.n, p.aligned_output);
+  dev::store_columns(p.out, values, row, column, p.n, p.aligned_output());
 }
 
 /// Work-groups of 1 to max_waves(kRowTiles) waves; LDS: kTileBytes for each wave and row tile, none for one wave. k a
 /// multiple of 32, below 2^22.
 template <int kRowTiles>
-__global__ __launch_bounds__(max_waves(kRowTiles) * dev::kWaveSize) void mxfp8_wave_split(Problem p) {
+__global__ __launch_bounds__(max_waves(kRowTiles) * dev::kWaveSize) void mxfp8_wave_split(
+    const uint8_t* wq, const uint8_t* ws, const uint8_t* xq, const uint8_t* xs, uint32_t m, uint32_t n, uint32_t k,
+    uint32_t options, dev::bf16* out, const dev::bf16* bias) {
+  const Problem p{wq, ws, xq, xs, m, n, k, options, out, bias};
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   auto* sums = reinterpret_cast<dev::f32x4*>(lds);
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
-  const uint32_t waves = blockDim.x / dev::kWaveSize;
+  const uint32_t log2_waves = p.log2_waves();  // blockDim would be an argument in memory
   const uint32_t column0 = blockIdx.x * kTile, row0 = blockIdx.y * (kTile * kRowTiles);
-  // The number of waves is a power of two.
-  const uint32_t log2_waves = __builtin_ctz(waves);
   using Rows = NeighbouringRows<kRowTiles>;
   const uint32_t in_lane = lane_offset(p.k, lane);
   Wave<kRowTiles, Rows> mine(Rows(p.xq, p.xs, row0, p.m, p.k, in_lane, lane), rows_of(p.wq, column0, kTile, p.n, p.k),
                              rows_of(p.ws, column0, kTile, p.n, p.k / kMxBlock), p.k, in_lane, lane);
-  mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales);
+  mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales());
   const uint32_t row = row0 + lane % kTile, column = column0 + lane / kTile * dev::kColumnsPerLane;
-  add_parts(sums, mine.acc, wave, waves, lane,
+  add_parts(sums, mine.acc, wave, 1u << log2_waves, lane,
             [&](uint32_t t, dev::f32x4 total) { store(p, total, row + t * kTile, column); });
 }
 
