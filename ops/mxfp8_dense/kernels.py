@@ -179,7 +179,8 @@ def launch(
             wave_split.mxfp8_wave_split_out(out, *operands, added[0] if added else None, rows, waves)
         elif taken.kernel == k_packed.KERNEL:
             operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
-            k_packed.mxfp8_k_packed_out(out, *operands, added[0] if added else None, **configuration)
+            columns, groups, waves = configuration["columns"], configuration["groups"], configuration["waves"]
+            k_packed.mxfp8_k_packed_out(out, *operands, added[0] if added else None, columns, groups, waves)
         elif taken.kernel == tile_kernel.KERNEL:
             workspace = split_k_workspace(out.shape[0], out.shape[1], configuration["k_splits"], out.device)
             operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()

@@ -93,7 +93,8 @@ def _run(choice: Choice, parts: Operands) -> torch.Tensor:
         rows, waves = choice.configuration["rows"], choice.configuration["waves"]
         return wave_split.mxfp8_wave_split(*parts, rows=rows, waves=waves)
     if choice.kernel == k_packed.KERNEL:
-        return k_packed.mxfp8_k_packed(*parts, **choice.configuration)
+        columns, groups, waves = choice.configuration.values()
+        return k_packed.mxfp8_k_packed(*parts, columns=columns, groups=groups, waves=waves)
     if choice.kernel == tile_kernel.KERNEL:
         tile, k_splits = choice.configuration["tile"], choice.configuration["k_splits"]
         return tile_kernel.mxfp8_gemm_tiles(*parts, tile=tile, k_splits=k_splits)
