@@ -198,5 +198,6 @@ def launch(
         copies = realigned(xq, x_scale, wq, w_scale)
         if copies is None:
             raise
-        return launch(taken, out, *copies, bias)
+        xq, x_scale, wq, w_scale = copies
+        return launch(taken, out, xq, x_scale, wq, w_scale, bias)
     return out
