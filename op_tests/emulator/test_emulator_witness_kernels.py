@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 from helpers.witnesses import elementwise, memory, rows, runner
-from helpers.witnesses.base import Witness
+from helpers.witnesses.base import Witness, cases
 
 MODULES = (elementwise, memory, rows)
-CASES = [
-    pytest.param(witness, arch, id=f"{witness.name}-{arch}")
-    for module in MODULES
-    for witness in module.witnesses()
-    for arch in witness.archs
-]
+CASES = cases(witness for module in MODULES for witness in module.witnesses())
 
 
 @pytest.mark.parametrize(("witness", "arch"), CASES)

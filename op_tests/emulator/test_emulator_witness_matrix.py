@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import pytest
 from helpers.witnesses import dots, runner, scaled
-from helpers.witnesses.base import Witness
+from helpers.witnesses.base import Witness, cases
 
 from hipforge.errors import EmulatorFault
 
 MODULES = (dots, scaled)
-CASES = [
-    pytest.param(witness, arch, id=f"{witness.name}-{arch}")
-    for module in MODULES
-    for witness in module.witnesses()
-    for arch in witness.archs
-]
+CASES = cases(witness for module in MODULES for witness in module.witnesses())
 
 
 @pytest.mark.parametrize(("witness", "arch"), CASES)

@@ -9,21 +9,10 @@ from __future__ import annotations
 
 import pytest
 from helpers.witnesses import attention, runner, sampling, scaled, synchronised
-from helpers.witnesses.base import Omission, Witness
+from helpers.witnesses.base import Omission, Witness, cases
 
 WITNESSES = [witness for module in (synchronised, attention, sampling) for witness in module.witnesses()]
 
-
-def cases(witnesses: list[Witness]) -> list[object]:
-    return [pytest.param(witness, arch, id=f"{witness.name}-{arch}") for witness in witnesses for arch in witness.archs]
-
-
-BROKEN = [
-    pytest.param(witness, arch, omission, id=f"{witness.name}-{omission.name}-{arch}")
-    for witness in WITNESSES
-    for arch in witness.archs
-    for omission in witness.broken
-]
 MULTIPLE_WAVES = [w for w in WITNESSES if not w.name.startswith("odd_atomic")] + scaled.pairs()
 
 
@@ -32,7 +21,7 @@ def test_witness(witness: Witness, arch: str) -> None:
     runner.run(witness, arch)
 
 
-@pytest.mark.parametrize(("witness", "arch", "omission"), BROKEN)
+@pytest.mark.parametrize(("witness", "arch", "omission"), cases(WITNESSES, broken=True))
 def test_a_version_that_lacks_a_synchronisation_is_reported(witness: Witness, arch: str, omission: Omission) -> None:
     runner.run_broken(witness, arch, omission)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import triton
 
@@ -103,3 +104,20 @@ def integers(
 def normal(g: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Standard normal values rounded to `dtype`."""
     return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
+
+
+def cases(witnesses: Iterable[Witness], broken: bool = False) -> list[Any]:
+    """Test parameters (witness, architecture), or (witness, architecture, omission) of the `broken` versions.
+
+    Of a witness for both architectures one is tested, in turn; the other with --full.
+    """
+    found = []
+    for number, witness in enumerate(witnesses):
+        chosen = witness.archs[number % len(witness.archs)]
+        for arch in witness.archs:
+            marks = () if arch == chosen else (pytest.mark.full,)
+            omissions = [(omission,) for omission in witness.broken] if broken else [()]
+            for more in omissions:
+                name = "-".join((witness.name, *(omission.name for omission in more), arch))
+                found.append(pytest.param(witness, arch, *more, id=name, marks=marks))
+    return found
