@@ -215,6 +215,7 @@ def test_weights_that_were_applied_to_the_input_are_not_applied_again():
     [
         ((128, 16, "auto"), None),
         ((64, 64, "fp8_e4m3"), None),
+        ((192, 64, "fp8"), None),
         ((256, None, None), None),
         ((96, 16, "auto"), "head size 96"),
         ((128, 24, "auto"), "blocks of 24"),

@@ -17,7 +17,8 @@ from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention import decode_attention_fp8
-from hipforge.ops.decode_attention.layout import Scale
+from hipforge.ops.decode_attention.family import HEAD_DIMS, PAGE_MULTIPLE
+from hipforge.ops.decode_attention.layout import MAX_MQ, Scale
 from hipforge.ops.moe import fused_moe_mxfp8
 from hipforge.ops.mx_quantize import mxfp8_quantize
 from hipforge.ops.mxfp8_dense import mxfp8_linear
@@ -26,9 +27,7 @@ from hipforge.ops.rope_and_cache import rope_and_cache
 
 BIAS_DTYPE = torch.bfloat16
 ACTIVATION_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-HEAD_DIMS = (64, 128, 256)
-PAGE_MULTIPLE = 16
-MAX_DECODE_TOKENS = 16  # query tokens per sequence that one call of decode attention takes
+MAX_DECODE_TOKENS = MAX_MQ  # query tokens per sequence that one call of decode attention takes
 # The names that servers give to the dtype of a cache whose layout and scales are taken.
 CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
 _ROW_BYTES = 16  # rows of a cache start at multiples of so many bytes
