@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -231,6 +232,16 @@ def test_an_output_whose_storage_was_shrunk_is_refused_before_torch_fills_it(op:
     out.untyped_storage().resize_((whole - 1) * left)
     with pytest.raises(GuardError, match=f"argument 'out' reaches byte {whole} of a storage"):
         _call(op, out=out)
+
+
+@pytest.mark.parametrize("op", ["decode_attention_fp8", "decode_attention_splitk", "rms_norm"])
+def test_explain_says_which_argument_of_the_op_is_missing_or_unknown(op: str) -> None:
+    first, second, *_ = inspect.signature(getattr(hipforge, op)).parameters
+    with pytest.raises(TypeError, match=rf"^{op}\(\) missing a required argument: '{second}'$"):
+        hipforge.explain(op, torch.zeros(1, 64))
+    given = {name: torch.zeros(1, 64) for name in inspect.signature(getattr(hipforge, op)).parameters}
+    with pytest.raises(TypeError, match=rf"^{op}\(\) got an unexpected keyword argument '{first}_'$"):
+        hipforge.explain(op, **given, **{f"{first}_": 1})
 
 
 def test_an_error_that_no_argument_explains_stays_what_it_is() -> None:

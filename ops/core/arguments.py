@@ -85,6 +85,20 @@ def named_by(function: Callable[..., Any], signature: inspect.Signature) -> tupl
     return tuple(named)
 
 
+def bound(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of the op ``name`` by their parameters, defaults filled in.
+
+    Raises:
+        TypeError: arguments are missing, unknown or too many.
+    """
+    try:
+        given = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name}() {error}") from None
+    given.apply_defaults()
+    return given.arguments
+
+
 _TORCH_WANTS = re.compile(r"tried to allocate ([0-9.]+) ?(bytes|[KMGT]?iB)", re.IGNORECASE)
 _OVERFLOWS = ("Storage size calculation overflowed", "integer multiplication overflow")
 

@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 
 from hipforge import devices
 from hipforge.errors import GuardError
+from hipforge.ops.core.arguments import bound
 from hipforge.ops.core.tuned import TunedRow, Value
 
 PathName = Literal["kernel", "triton", "torch", "none"]
@@ -123,10 +125,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def planned_by(planner: Planner) -> Callable[[F], F]:
-    """Say which planner decides for an op, taking the op's own arguments; used as a decorator on the op."""
+    """Say which planner decides for an op; used as a decorator on the op, whose arguments it takes by their names."""
 
     def register(op: F) -> F:
-        register_planner(op.__name__, planner)
+        name, signature = op.__name__, inspect.signature(op)
+        register_planner(name, lambda *args, **kwargs: planner(**bound(name, signature, args, kwargs)))
         return op
 
     return register
@@ -152,6 +155,7 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
 
     Raises:
         GuardError: the op has no planner, or the arguments are ones that the op itself refuses.
+        TypeError: arguments are missing, unknown or too many, as in a call of the op.
 
     Example:
         >>> import torch, hipforge
@@ -190,28 +194,6 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
         file=(row.file, row.line) if row else None,
         refused=MappingProxyType(refused),
     )
-
-
-def remembered(decide: Callable[..., Decision]) -> Callable[..., Decision]:
-    """Return ``decide`` with its answers kept by its arguments until :func:`clear_decisions`.
-
-    The arguments are shapes, dtypes, devices and numbers, never tensors: torch.compile then asks for the decision while
-    it traces and keeps the answer as a constant of the graph.
-    """
-    decisions: dict[object, Decision] = {}
-
-    def decision(*key: Any) -> Decision:
-        found = decisions.get(key)
-        if found is None:
-            found = decide(*key)
-            if len(decisions) >= MAX_DECISIONS:
-                decisions.clear()
-            decisions[key] = found
-        return found
-
-    decision._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    on_clear(decisions.clear)
-    return decision
 
 
 def on_clear(hook: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from hipforge.errors import HipforgeError
 from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch
-from hipforge.ops.core.arguments import blame, named_by, require_annotated, require_readable
+from hipforge.ops.core.arguments import blame, bound, named_by, require_annotated, require_readable
 from hipforge.ops.core.checks import require_unexpanded
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.traced import Written, traced_call
@@ -74,9 +74,8 @@ def operator(
         writes = frozenset((*outs, *mutates, *(() if adds is None else (adds,))))
 
         def planner(*args: Any, **kwargs: Any) -> Decision:
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            return plan(**{each: given.arguments[each] for each in planned})
+            given = bound(name, signature, args, kwargs)
+            return plan(**{each: given[each] for each in planned})
 
         def decide(at: object, *args: Any, **kwargs: Any) -> Accepted | None:
             accepted = references.get(at) or planner(*args, **kwargs).accepted
@@ -121,9 +120,13 @@ def operator(
             traced = traced_call(name, signature, eager, fake, written, frozenset(rows))
         tracing = "compiling() or modes() and not recording()" if fake else "compiling()"
         decision = "" if fake else f"plan({', '.join(f'{each}={each}' for each in planned)}), "
-        call = _eager_call(
-            body, signature, plan, key, launches, decide, first, failed, traced, tracing=tracing, decision=decision
-        )
+        free = {
+            "body": body, "plan": plan, "key_of": key, "part": _part, "launches": launches, "decide": decide,
+            "first": first, "failed": failed, "traced": traced, "compiling": _is_dynamo_compiling,
+            "modes": _dispatch_modes, "recording": recording, "HipforgeError": HipforgeError,
+        }  # fmt: skip
+        at = f"key_of({', '.join(named_by(key, signature))})" if key else _key_source(signature)
+        call = _eager_call(body, signature, free, tracing=tracing, decision=decision, key=at)
         call.writes = writes  # type: ignore[attr-defined]
         return typing.cast(Callable[P, R], call)
 
@@ -133,10 +136,7 @@ def operator(
 # Generated with the op's own parameters, as dataclasses generate __init__: passing *args and **kwargs on would cost
 # every call half a microsecond. The names that `make` takes are the free variables of the call.
 _CALL = """
-def make(
-    body, plan, key_of, part, launches, decide, first, failed, traced, compiling, modes, recording,
-    HipforgeError{defaults}
-):
+def make({free}):
     def {name}({parameters}):
         if {tracing}:
             return traced({decision}{passed})
@@ -161,54 +161,27 @@ def make(
 
 
 def _eager_call(
-    body: Callable[..., Any],
-    signature: inspect.Signature,
-    plan: Callable[..., Decision],
-    key: Callable[..., object] | None,
-    launches: dict[object, Accepted],
-    decide: Callable[..., Accepted | None],
-    first: Callable[..., Any],
-    failed: Callable[..., None],
-    traced: Callable[..., Any],
-    *,
-    tracing: str,
-    decision: str,
+    body: Callable[..., Any], signature: inspect.Signature, free: dict[str, Any], **source: str
 ) -> Callable[..., Any]:
-    """Return the function that callers see: it looks its decision up, decides on a miss, and runs the body."""
+    """Return the function that callers see: it looks its decision up, decides on a miss, and runs the body.
+
+    Args:
+        body: what computes.
+        signature: the call's.
+        free: its free variables by name; defaults of parameters are added.
+        **source: what differs between ops in the text of the call.
+    """
     parameters = list(signature.parameters.values())
     passed = ", ".join(f"{each.name}=" * (each.kind is each.KEYWORD_ONLY) + each.name for each in parameters)
-    defaults = {f"default_{each.name}": each.default for each in parameters if each.default is not each.empty}
+    free |= {f"default_{each.name}": each.default for each in parameters if each.default is not each.empty}
     bare = [
         each.replace(annotation=each.empty, default=each.default if each.default is each.empty else _Default(each.name))
         for each in parameters
     ]
-    source = _CALL.format(
-        name=body.__name__,
-        parameters=str(inspect.Signature(bare))[1:-1],
-        defaults="".join(f", {name}" for name in defaults),
-        tracing=tracing,
-        decision=decision,
-        passed=passed,
-        key=f"key_of({', '.join(named_by(key, signature))})" if key else f"({' '.join(map(_key_part, parameters))})",
-    )
+    named = {"name": body.__name__, "parameters": str(inspect.Signature(bare))[1:-1], "passed": passed}
     made: dict[str, Any] = {}
-    exec(source, body.__globals__, made)
-    free = (
-        body,
-        plan,
-        key,
-        _part,
-        launches,
-        decide,
-        first,
-        failed,
-        traced,
-        _is_dynamo_compiling,
-        _dispatch_modes,
-        recording,
-        HipforgeError,
-    )
-    call: Any = functools.wraps(body)(made["make"](*free, **defaults))
+    exec(_CALL.format(free=", ".join(free), **named, **source), body.__globals__, made)
+    call: Any = functools.wraps(body)(made["make"](**free))
     call.__signature__ = signature
     return call
 
@@ -220,11 +193,15 @@ class _Default(str):
         return f"default_{self}"
 
 
-def _key_part(parameter: inspect.Parameter) -> str:
-    """Return the source of what an argument says to a planner: shape, dtype and device of a tensor, or value and type.
+def _key_source(signature: inspect.Signature) -> str:
+    """Return the source of what arguments say to a planner: shape, dtype and device of a tensor, or value and type.
 
     Without its type 2.0 would find the decision of 2, and True that of 1, although the planner refuses them.
     """
+    return f"({' '.join(map(_key_part, signature.parameters.values()))})"
+
+
+def _key_part(parameter: inspect.Parameter) -> str:
     name = parameter.name
     if parameter.annotation is torch.Tensor:
         return f"{name}.shape, {name}.dtype, {name}.device,"

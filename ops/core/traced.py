@@ -19,7 +19,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.call import torch_library
 from hipforge.ops.core import dispatch
-from hipforge.ops.core.arguments import named_by
+from hipforge.ops.core.arguments import bound, named_by
 from hipforge.ops.core.checks import TensorSpec
 from hipforge.ops.core.outputs import written_into
 
@@ -80,9 +80,8 @@ def traced_call(
     named = named_by(fake, signature)
 
     def new(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        return fake(**{each: given.arguments[each] for each in named})
+        given = bound(name, signature, args, kwargs)
+        return fake(**{each: given[each] for each in named})
 
     described: Any = kernel
     described.__signature__ = signature

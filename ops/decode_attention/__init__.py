@@ -19,15 +19,16 @@ does not see does not reach that token's row, NaN included.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.arguments import naming_arguments
+from hipforge.ops.core.arguments import bound, naming_arguments
 from hipforge.ops.core.checks import require_out
 from hipforge.ops.core.dispatch import planned_by, planner_of
 from hipforge.ops.core.formats import BLOCK
@@ -43,13 +44,13 @@ from hipforge.ops.decode_attention.family import (
 from hipforge.ops.decode_attention.kernels import Options, lse_shape, run_decode_attention, workspace_bytes
 from hipforge.ops.decode_attention.layout import (
     HALF_DTYPES,
+    Call,
     Scale,
     check_output,
     prepare_packed,
-    prepare_rows,
     scale_tensor,
 )
-from hipforge.ops.decode_attention.operation import Call, decode_attention
+from hipforge.ops.decode_attention.operation import decode_attention
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -67,23 +68,12 @@ __all__ = [
 ]
 
 
-def _passed(
-    q: torch.Tensor,
-    scale: float | None,
-    force_kernel_config: Forced = None,
-    *,
-    out_format: str | None = None,
-    scale_out: torch.Tensor | None = None,
-    return_lse: bool = False,
-    out: torch.Tensor | None = None,
-    lse_out: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Return what a :class:`Call` takes as it is of a function's options."""
-    check_output(q, options.get("out_scale"), out_format, scale_out)
-    forced = None if force_kernel_config is None else json.dumps(dict(force_kernel_config))
-    return {"scale": scale, "forced": forced, **options}
+def _passed(q: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a :class:`Call` takes as it is of a function's options, among which outputs may be."""
+    check_output(q, options.get("out_scale"), options.get("out_format"), options.get("scale_out"))
+    forced = options.get("force_kernel_config")
+    named = {name: value for name, value in options.items() if name in Call._fields}
+    return {**named, "forced": None if forced is None else json.dumps(dict(forced))}
 
 
 def _plain(
@@ -94,10 +84,9 @@ def _plain(
     seqlens: torch.Tensor,
     k_scale: Scale = 1.0,
     v_scale: Scale = 1.0,
-    scale: float | None = None,
     **options: Any,
 ) -> Call:
-    given = _passed(q, scale, **options)
+    given = _passed(q, options)
     k_factor, v_factor = scale_tensor("k_scale", k_scale, q.device), scale_tensor("v_scale", v_scale, q.device)
     return Call(q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, **given)
 
@@ -211,7 +200,7 @@ def decode_attention_fp8(
 ) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
 
 
-@planned_by(lambda *args, **kwargs: planner_of("decode_attention")(*_plain(*args, **kwargs)))
+@planned_by(lambda **given: planner_of("decode_attention")(*_plain(**given)))
 @naming_arguments
 def decode_attention_fp8(
     q: torch.Tensor,
@@ -302,7 +291,7 @@ def decode_attention_fp8(
         1.0
     """
     call = _plain(
-        q, k_cache, v_cache, block_tables, seqlens, k_scale, v_scale, scale, causal=causal, split_k=split_k,
+        q, k_cache, v_cache, block_tables, seqlens, k_scale, v_scale, scale=scale, causal=causal, split_k=split_k,
         force_kernel_config=force_kernel_config, sinks=sinks, window=window, softcap=softcap, out_scale=out_scale,
         out_format=out_format, scale_out=scale_out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
     )  # fmt: skip
@@ -323,32 +312,25 @@ def _packed(
     seqlens: torch.Tensor,
     block_tables: torch.Tensor | None = None,
     page_size: int | None = None,
-    scale: float | None = None,
-    split_k: int | None = None,
-    force_kernel_config: Forced = None,
     *,
     num_groups: int | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
     **options: Any,
 ) -> Call:
-    named: dict[str, Any] = {"split_k": split_k, "num_groups": num_groups, "cu_seqlens_q": cu_seqlens_q}
-    given, ragged = _passed(q, scale, force_kernel_config, **named, **options), cu_seqlens_q is not None
+    given, ragged = _passed(q, options), options.get("cu_seqlens_q") is not None
     half = num_groups is None and isinstance(k, torch.Tensor) and k.dtype in HALF_DTYPES
     if num_groups is not None or half:
         if k_scale_shift is not None or v_scale_shift is not None:
             why = "for a cache that is not quantised" if half else "with num_groups: int4 rows hold their scales"
             raise GuardError(f"k_scale_shift and v_scale_shift must be None {why}")
-        operands = prepare_rows(q, k, v, seqlens, block_tables, page_size, num_groups, ragged)
-        ones = scale_tensor("k_scale", 1.0, q.device) if half else None
-        return Call(*operands, block_tables, seqlens, ones, ones, **given)
-    if k_scale_shift is None or v_scale_shift is None:
+    elif k_scale_shift is None or v_scale_shift is None:
         raise GuardError(
             "k_scale_shift and v_scale_shift must be given for an fp8 cache; got None (an int4 one needs num_groups)"
         )
-    folded, k_data, v_data, k_words, v_words = prepare_packed(
-        q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, ragged
+    folded, k, v, k_words, v_words = prepare_packed(
+        q, (k, v), (k_scale_shift, v_scale_shift), seqlens, block_tables, page_size, num_groups, ragged
     )
-    return Call(folded, k_data, v_data, block_tables, seqlens, k_scale_shift=k_words, v_scale_shift=v_words, **given)
+    ones = scale_tensor("k_scale", 1.0, q.device) if half else None
+    return Call(folded, k, v, block_tables, seqlens, ones, ones, k_words, v_words, num_groups, **given)
 
 
 @overload
@@ -389,7 +371,7 @@ def decode_attention_splitk(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 
 
-@planned_by(lambda *args, **kwargs: planner_of("decode_attention")(*_packed(*args, **kwargs)))
+@planned_by(lambda **given: planner_of("decode_attention")(*_packed(**given)))
 @naming_arguments
 def decode_attention_splitk(
     q: torch.Tensor,
@@ -471,9 +453,10 @@ def decode_attention_splitk(
         1.0
     """
     call = _packed(
-        q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, scale, split_k, force_kernel_config,
-        causal=causal, num_groups=num_groups, sinks=sinks, window=window, softcap=softcap, out_scale=out_scale,
-        out_format=out_format, scale_out=scale_out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+        q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, scale=scale, split_k=split_k,
+        force_kernel_config=force_kernel_config, causal=causal, num_groups=num_groups, sinks=sinks, window=window,
+        softcap=softcap, out_scale=out_scale, out_format=out_format, scale_out=scale_out, cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
     )  # fmt: skip
     folded = call.q
     *batch, heads, tokens = lse_shape(folded)
@@ -518,7 +501,7 @@ def attention_workspace_size(attention: Callable[..., object], *args: object, **
     }
     if attention not in calls:
         raise GuardError(f"attention must be decode_attention_fp8 or decode_attention_splitk; got {attention!r}")
-    call = calls[attention](*args, **kwargs)
+    call = calls[attention](**bound(attention.__name__, inspect.signature(attention), args, kwargs))
     taken = planner_of("decode_attention")(*call).accepted
     if taken is None or taken.path != "kernel":
         return 0

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 SAMPLED_BLOCKS = (4, 8)  # of a wave: the two points of the line through the counts
 WAVE_SIZE = 64
+_COUNTS = ("instructions", "vector", "matrix_cycles", "loaded", "trips")  # of Counted: what grows with the work
 
 
 def run(
@@ -83,16 +84,7 @@ class Counted:
 
     def per(self, workgroups: int) -> Counted:
         """Return the share of one of ``workgroups``."""
-        return Counted(
-            instructions=self.instructions / workgroups,
-            vector=self.vector / workgroups,
-            matrix_cycles=self.matrix_cycles / workgroups,
-            loaded=self.loaded / workgroups,
-            trips=self.trips / workgroups,
-            waves=self.waves,
-            occupancy=self.occupancy,
-            error=self.error,
-        )
+        return replace(self, **{name: getattr(self, name) / workgroups for name in _COUNTS})
 
 
 def trips(rows: Iterable[PcCount], scalar: bool) -> int:
@@ -178,16 +170,9 @@ def workgroup(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) 
         SAMPLED_BLOCKS[1] - SAMPLED_BLOCKS[0]
     )
 
-    return Counted(
-        instructions=few.instructions + place * (many.instructions - few.instructions),
-        vector=few.vector + place * (many.vector - few.vector),
-        matrix_cycles=few.matrix_cycles + place * (many.matrix_cycles - few.matrix_cycles),
-        loaded=few.loaded + place * (many.loaded - few.loaded),
-        trips=few.trips + place * (many.trips - few.trips),
-        waves=few.waves,
-        occupancy=few.occupancy,
-        error=max(few.error, many.error),
-    )
+    ends = ((name, getattr(few, name), getattr(many, name)) for name in _COUNTS)
+    counts = {name: start + place * (end - start) for name, start, end in ends}
+    return replace(few, **counts, error=max(few.error, many.error))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -235,7 +220,6 @@ def works(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
         waves_per_workgroup=merged.waves,
         vector_instructions=round(merged.vector * pairs),
         instructions=round(merged.instructions * pairs),
-        matrix_cycles=0,
         loaded_bytes=round(merged.loaded * pairs),
         unique_bytes=partial_bytes + out_bytes,
         streamed_bytes=partial_bytes,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -40,6 +41,37 @@ _CACHE_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # of caches that are not quantised; q has the same
 
 
+class Call(NamedTuple):
+    """The common form of both functions: q [B, Mq, Hq, D], caches [pages, page_size, Hkv, D bytes or words].
+
+    With cu_seqlens_q q is [tokens, Hq, D].
+
+    Elements have a scale per tensor or head, or words of a scale and a shift per row, or int4 groups (``num_groups``).
+    ``scale`` is 1/sqrt(D) if None. ``forced`` is force_kernel_config as JSON, which a torch operator can take.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    block_tables: torch.Tensor | None
+    seqlens: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    k_scale_shift: torch.Tensor | None = None
+    v_scale_shift: torch.Tensor | None = None
+    num_groups: int | None = None
+    scale: float | None = None
+    causal: bool = True
+    split_k: int | None = None
+    forced: str | None = None
+    sinks: torch.Tensor | None = None
+    window: int | None = None
+    softcap: float | None = None
+    out_scale: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    max_seqlen_q: int | None = None
+
+
 def check_operands(
     q: Described,
     k_cache: Described,
@@ -65,6 +97,10 @@ def check_operands(
     if block_tables is None:
         require_shape("k_cache", k_cache, (batch, page_size, kv_heads, d), "one page per sequence without block_tables")
         return
+    _check_tables(block_tables, batch)
+
+
+def _check_tables(block_tables: Described, batch: int) -> None:
     require_rank("block_tables", block_tables, 2, "[B, max_pages]")
     require_shape("block_tables", block_tables, (batch, block_tables.shape[1]), "one row per sequence")
     require_dtype("block_tables", block_tables, (torch.int32,))
@@ -221,131 +257,78 @@ def _constant(value: float, device: torch.device) -> torch.Tensor:
     return found
 
 
-def _unpacked(
-    q: torch.Tensor,
-    cache: torch.Tensor,
-    scale_shift: torch.Tensor,
-    name: str,
-    batch: int,
-    page_size: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A packed cache as bytes [pages, page_size, G, D] and its words [pages, page_size, G], both views."""
-    groups, heads, d = q.shape[2:]
-    require_rank(name, cache, 5, "[1, rows, G, Hq, D/4]")
-    require_dtype(name, cache, (torch.int32,))
-    rows = cache.shape[1]
-    require_shape(name, cache, (1, rows, groups, heads, d // 4), "G, Hq and D of q, four fp8 values per word")
-    require_shape(f"{name}_scale_shift", scale_shift, (1, rows, groups, heads), "one word per row")
-    require_dtype(f"{name}_scale_shift", scale_shift, (torch.int32,))
-    if heads > 1 and (cache.stride(3) or scale_shift.stride(3)):
+def _by_page(name: str, rows: torch.Tensor, per_page: int) -> torch.Tensor:
+    """Return rows [1, rows, G, Hq, ...] that the heads of a group share as [pages, per_page, G, ...], a view."""
+    if rows.shape[3] > 1 and rows.stride(3):
         raise GuardError(
-            f"{name} and its scale_shift must be expanded along Hq (stride 0), since the heads of a group share their "
-            f"keys; got strides {cache.stride(3)} and {scale_shift.stride(3)}"
+            f"{name} must be expanded along Hq (stride 0), since the heads of a group share their keys; got stride "
+            f"{rows.stride(3)}"
         )
-    if cache.stride(4) != 1:
-        raise GuardError(f"{name} must have its last dimension contiguous; got stride {cache.stride(4)}")
-    per_page = rows // max(batch, 1) if page_size is None else page_size
-    if per_page < 1 or rows % per_page:
-        raise GuardError(f"{name} must hold whole pages of {per_page} rows; got {rows} rows")
-    data = cache[0, :, :, 0].unflatten(0, (-1, per_page)).view(torch.uint8)
-    return data, scale_shift[0, :, :, 0].unflatten(0, (-1, per_page))
+    return rows[0, :, :, 0].unflatten(0, (-1, per_page))
 
 
 def prepare_packed(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_scale_shift: torch.Tensor,
-    v_scale_shift: torch.Tensor,
-    seqlens: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    page_size: int | None,
-    ragged: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the packed layout's operands as (q [B, Mq, G*Hq, D], k, v [pages, page_size, G, D] bytes, their words).
-
-    q is [tokens, G*Hq, D] where ``ragged``.
-    """
-    require_rank("q", q, 5, "[1, B*Mq, G, Hq, D]")
-    batch = seqlens.shape[0] if seqlens.dim() == 1 else 0
-    if batch < 1 or q.shape[0] != 1 or (q.shape[1] % batch and not ragged):
-        raise GuardError(f"q must be [1, B*Mq, G, Hq, D] with B = {batch} of seqlens; got shape {tuple(q.shape)}")
-    if (block_tables is None) != (page_size is None):
-        raise GuardError(f"block_tables and page_size belong together; got page_size={page_size!r}")
-    if q.shape[-1] % 4:
-        raise GuardError(f"D must be a multiple of 4 (four fp8 values per word); got {q.shape[-1]}")
-    k_data, k_rows = _unpacked(q, k, k_scale_shift, "k", batch, page_size)
-    v_data, v_rows = _unpacked(q, v, v_scale_shift, "v", batch, page_size)
-    return _folded(q, None if ragged else batch), k_data, v_data, k_rows, v_rows
-
-
-def _folded(q: torch.Tensor, batch: int | None) -> torch.Tensor:
-    """Return q [1, B*Mq, G, Hq, D] as [B, Mq, G*Hq, D], or without B as [tokens, G*Hq, D]."""
-    _, tokens, groups, heads, d = q.shape
-    sequences = (tokens,) if batch is None else (batch, tokens // batch)
-    return q.reshape(*sequences, groups * heads, d)
-
-
-def prepare_rows(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    scale_shifts: tuple[torch.Tensor | None, torch.Tensor | None],
     seqlens: torch.Tensor,
     block_tables: torch.Tensor | None,
     page_size: int | None,
     num_groups: int | None,
     ragged: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (q [B, Mq, G*Hq, D], k and v int32 [pages, page_size, G, num_groups + D/8]), all views.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return the packed layout's operands as (q [B, Mq, G*Hq, D], k, v, their words of scale and shift), all views.
 
-    q is [tokens, G*Hq, D] where ``ragged``. Without ``num_groups`` k and v are of q's 16-bit dtype, [pages, page_size,
-    G, D].
+    q is [tokens, G*Hq, D] where ``ragged``. k and v are int32 [pages, page_size, G, num_groups + D/8]; without
+    ``num_groups`` bytes [pages, page_size, G, D] and their words [pages, page_size, G], or, without ``scale_shifts``,
+    [pages, page_size, G, D] of q's 16-bit dtype.
 
     Raises:
         GuardError: operands that no path takes.
     """
-    if num_groups is not None:
-        require_choice("num_groups", num_groups, INT4_GROUPS)
     require_rank("q", q, 5, "[1, B*Mq, G, Hq, D]")
     require_dtype("q", q, _QUERY_DTYPES)
     require_rank("seqlens", seqlens, 1, "[B]")
     require_dtype("seqlens", seqlens, (torch.int32,))
     batch = seqlens.shape[0]
-    fits = ragged or (batch >= 1 and q.shape[1] % batch == 0 and 1 <= q.shape[1] // batch <= MAX_MQ)
-    if batch < 1 or q.shape[0] != 1 or not fits:
+    if batch < 1 or q.shape[0] != 1 or (q.shape[1] % batch and not ragged):
+        raise GuardError(f"q must be [1, B*Mq, G, Hq, D] with B = {batch} of seqlens; got shape {tuple(q.shape)}")
+    _, tokens, groups, heads, d = q.shape
+    dtype, multiple, width, layout = q.dtype, 8, d, "D"
+    if num_groups is not None:
+        require_choice("num_groups", num_groups, INT4_GROUPS)
+        dtype, width, layout = torch.int32, num_groups + d // 8, "num_groups + D/8 (words of eight int4 values)"
+    elif scale_shifts[0] is not None:
+        dtype, multiple, width, layout = torch.int32, 4, d // 4, "D/4 (words of four fp8 values)"
+    if min(groups, heads, d) < 1 or d % multiple:
         raise GuardError(
-            f"q must be [1, B*Mq, G, Hq, D] with B = {batch} of seqlens and Mq 1 to {MAX_MQ}; "
-            f"got shape {tuple(q.shape)}"
+            f"q needs at least one head and a D that is a multiple of {multiple}; got shape {tuple(q.shape)}"
         )
-    groups, heads, d = q.shape[2:]
-    if groups < 1 or heads < 1 or d < 8 or d % 8:
-        raise GuardError(f"q needs at least one head and a D that is a multiple of 8; got shape {tuple(q.shape)}")
     if (block_tables is None) != (page_size is None):
         raise GuardError(f"block_tables and page_size belong together; got page_size={page_size!r}")
     if block_tables is not None:
-        require_rank("block_tables", block_tables, 2, "[B, max_pages]")
-        require_shape("block_tables", block_tables, (batch, block_tables.shape[1]), "one row per sequence")
-        require_dtype("block_tables", block_tables, (torch.int32,))
-    require_rank("k", k, 5, "[1, rows, G, Hq, num_groups + D/8], or D for a cache that is not quantised")
-    rows = k.shape[1]
+        _check_tables(block_tables, batch)
+    require_rank("k", caches[0], 5, f"[1, rows, G, Hq, {layout}]")
+    rows = caches[0].shape[1]
     per_page = rows // batch if page_size is None else page_size
     if per_page < 1 or rows % per_page or (page_size is None and rows % batch):
         raise GuardError(f"k must hold whole pages of {per_page} rows; got {rows} rows")
-    caches = []
-    for name, cache in (("k", k), ("v", v)):
-        if num_groups is None:
-            require_dtype(name, cache, (q.dtype,))
-            require_shape(name, cache, (1, rows, groups, heads, d), "G, Hq and D of q")
-        else:
-            require_dtype(name, cache, (torch.int32,))
-            shape = (1, rows, groups, heads, num_groups + d // 8)
-            require_shape(name, cache, shape, "G, Hq and D of q, the words of scales, eight nibbles per word")
-        if heads > 1 and cache.stride(3):
-            raise GuardError(
-                f"{name} must be expanded along Hq (stride 0), since the heads of a group share their keys; got stride "
-                f"{cache.stride(3)}"
-            )
+
+    def views(
+        name: str, cache: torch.Tensor, scale_shift: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        require_dtype(name, cache, (dtype,))
+        require_shape(name, cache, (1, rows, groups, heads, width), f"G and Hq of q, {layout}")
         if cache.stride(4) != 1:
             raise GuardError(f"{name} must have its last dimension contiguous; got stride {cache.stride(4)}")
-        caches.append(cache[0, :, :, 0].unflatten(0, (-1, per_page)))
-    return _folded(q, None if ragged else batch), caches[0], caches[1]
+        data = _by_page(name, cache, per_page)
+        if scale_shift is None:
+            return data, None
+        words = f"{name}_scale_shift"
+        require_shape(words, scale_shift, (1, rows, groups, heads), "one word per row")
+        require_dtype(words, scale_shift, (torch.int32,))
+        return data.view(torch.uint8), _by_page(words, scale_shift, per_page)
+
+    (k, k_words), (v, v_words) = map(views, ("k", "v"), caches, scale_shifts)
+    sequences = (tokens,) if ragged else (batch, tokens // batch)
+    return q.reshape(*sequences, groups * heads, d), k, v, k_words, v_words

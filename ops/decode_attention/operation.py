@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,6 +26,7 @@ from hipforge.ops.decode_attention.kernels import (
 )
 from hipforge.ops.decode_attention.layout import (
     HALF_DTYPES,
+    Call,
     check_operands,
     check_options,
     check_pages,
@@ -35,66 +36,20 @@ from hipforge.ops.decode_attention.layout import (
 )
 
 
-class Call(NamedTuple):
-    """The common form of both functions: q [B, Mq, Hq, D], caches [pages, page_size, Hkv, D bytes or words].
-
-    With cu_seqlens_q q is [tokens, Hq, D].
-
-    Elements have a scale per tensor or head, or words of a scale and a shift per row, or int4 groups (``num_groups``).
-    ``scale`` is 1/sqrt(D) if None. ``forced`` is force_kernel_config as JSON, which a torch operator can take.
-    """
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    block_tables: torch.Tensor | None
-    seqlens: torch.Tensor
-    k_scale: torch.Tensor | None = None
-    v_scale: torch.Tensor | None = None
-    k_scale_shift: torch.Tensor | None = None
-    v_scale_shift: torch.Tensor | None = None
-    num_groups: int | None = None
-    scale: float | None = None
-    causal: bool = True
-    split_k: int | None = None
-    forced: str | None = None
-    sinks: torch.Tensor | None = None
-    window: int | None = None
-    softcap: float | None = None
-    out_scale: torch.Tensor | None = None
-    cu_seqlens_q: torch.Tensor | None = None
-    max_seqlen_q: int | None = None
-
-
-def _plan(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    num_groups: int | None,
-    causal: bool,
-    split_k: int | None,
-    forced: str | None,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-) -> Decision:
+def _plan(**given: Any) -> Decision:
+    call = Call(**{name: given[name] for name in Call._fields})
+    q, k, num_groups = call.q, call.k, call.num_groups
     if num_groups is None:
-        check_operands(q, k, v, block_tables, seqlens, cu_seqlens_q, max_seqlen_q)
-        check_scale("k_scale", k_scale, k)
-        check_scale("v_scale", v_scale, k)
+        check_operands(q, k, call.v, call.block_tables, call.seqlens, call.cu_seqlens_q, call.max_seqlen_q)
+        check_scale("k_scale", call.k_scale, k)
+        check_scale("v_scale", call.v_scale, k)
     else:
-        check_queries(q, seqlens, cu_seqlens_q, max_seqlen_q)
-    check_options(q, causal, sinks, window, softcap)
+        check_queries(q, call.seqlens, call.cu_seqlens_q, call.max_seqlen_q)
+    check_options(q, call.causal, call.sinks, call.window, call.softcap)
     family = INT4_FAMILY if num_groups is not None else HALF_FAMILY if k.dtype in HALF_DTYPES else FAMILY
-    demands = None if forced is None else json.loads(forced)
-    ragged = None if max_seqlen_q is None else (seqlens.shape[0], max_seqlen_q)
-    return family.decide_total(problem_of(q, k, block_tables, split_k, demands, window, ragged))
+    demands = None if call.forced is None else json.loads(call.forced)
+    ragged = None if call.max_seqlen_q is None else (call.seqlens.shape[0], call.max_seqlen_q)
+    return family.decide_total(problem_of(q, k, call.block_tables, call.split_k, demands, call.window, ragged))
 
 
 def _new(
@@ -149,20 +104,18 @@ def decode_attention(
     if sinks is not None:
         require_device("sinks", sinks, q.device)
         sinks = sinks.contiguous()
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    options: dict[str, Any] = {
-        "sinks": sinks, "window": window, "softcap": softcap, "out_scale": out_scale, "scale_out": scale_out,
-        "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q,
-    }  # fmt: skip
     if taken.path == "torch":
-        caches, scales, words = (k, v), (k_scale, v_scale), (k_scale_shift, v_scale_shift)
-        found, lse = reference.attend(
-            q, caches, scales, words, num_groups, block_tables, seqlens, scale, causal, **options
-        )
+        call = Call(
+            q, k, v, block_tables, seqlens, k_scale, v_scale, k_scale_shift, v_scale_shift, num_groups, scale, causal,
+            split_k, forced, sinks, window, softcap, out_scale, cu_seqlens_q, max_seqlen_q,
+        )  # fmt: skip
+        found, lse = reference.attend(call, scale_out)
         return written_into(out, found), written_into(lse_out, lse)
     operands = q, k, v, block_tables, seqlens
     given: dict[str, Any] = {
-        **options, "scale": scale, "configuration": taken.configuration, "causal": causal, "out": out, "lse": lse_out,
+        "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale, "configuration": taken.configuration,
+        "sinks": sinks, "window": window, "softcap": softcap, "out_scale": out_scale, "scale_out": scale_out,
+        "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q, "causal": causal, "out": out, "lse": lse_out,
         "workspace": workspace,
     }  # fmt: skip
     if num_groups is not None:

@@ -8,48 +8,32 @@ import torch
 
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.outputs import written
+from hipforge.ops.decode_attention.layout import Call
 from hipforge.ops.reference.attention import dequantize_kv_fp8, dequantize_kv_int4, paged_attention, ragged_attention
 from hipforge.ops.reference.fp8_static import to_fp8_static
 from hipforge.ops.reference.mxfp8 import quantize_mxfp8
 
 
-def attend(
-    q: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    scales: tuple[torch.Tensor | None, torch.Tensor | None],
-    scale_shifts: tuple[torch.Tensor | None, torch.Tensor | None],
-    num_groups: int | None,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    scale: float,
-    causal: bool,
-    sinks: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    out_scale: torch.Tensor | None = None,
-    scale_out: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention and log-sum-exp; ``caches`` are of K and of V, with scales, scale_shifts or num_groups.
+def attend(call: Call, scale_out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention and log-sum-exp of a call.
 
     With ``out_scale`` the attention is fp8 by that scale, with ``scale_out``, which is written, MX-FP8; both of the
     result in float32.
     """
-    fp8 = fp8_dtypes(q.device)[0]
-    k, v = (
-        _elements(cache, one, words, num_groups, fp8)
-        for cache, one, words in zip(caches, scales, scale_shifts, strict=True)
-    )
-    dtype = q.dtype if out_scale is None and scale_out is None else torch.float32
-    given = k, v, block_tables, seqlens, scale, causal
-    options: dict[str, Any] = {"sinks": sinks, "window": window, "softcap": softcap, "dtype": dtype}
-    if cu_seqlens_q is None or max_seqlen_q is None:
+    q, fp8 = call.q, fp8_dtypes(call.q.device)[0]
+    k = _elements(call.k, call.k_scale, call.k_scale_shift, call.num_groups, fp8)
+    v = _elements(call.v, call.v_scale, call.v_scale_shift, call.num_groups, fp8)
+    dtype = q.dtype if call.out_scale is None and scale_out is None else torch.float32
+    given = k, v, call.block_tables, call.seqlens, call.scale, call.causal
+    options: dict[str, Any] = {
+        "sinks": call.sinks, "window": call.window, "softcap": call.softcap, "dtype": dtype,
+    }  # fmt: skip
+    if call.cu_seqlens_q is None or call.max_seqlen_q is None:
         out, lse = paged_attention(q, *given, **options)
     else:
-        out, lse = ragged_attention(q, cu_seqlens_q, max_seqlen_q, *given, **options)
-    if out_scale is not None:
-        return to_fp8_static(out, out_scale, fp8), lse
+        out, lse = ragged_attention(q, call.cu_seqlens_q, call.max_seqlen_q, *given, **options)
+    if call.out_scale is not None:
+        return to_fp8_static(out, call.out_scale, fp8), lse
     if scale_out is not None:
         elements, blocks = quantize_mxfp8(out.reshape(-1, out.shape[-2] * out.shape[-1]), fp8)
         written("scale_out", scale_out, blocks)

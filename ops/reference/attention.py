@@ -233,7 +233,7 @@ def paged_attention(
     v: torch.Tensor,
     block_tables: torch.Tensor | None,
     seqlens: torch.Tensor,
-    factor: float,
+    factor: float | None,
     causal: bool,
     sinks: torch.Tensor | None = None,
     window: int | None = None,
@@ -249,7 +249,7 @@ def paged_attention(
         v: like ``k``.
         block_tables: int32 [B, max_pages], or None; entries past a sequence's length may hold anything.
         seqlens: int32 [B].
-        factor: factor of q.k.
+        factor: factor of q.k; 1/sqrt(D) if None.
         causal: token t of Mq sees keys up to seqlen - Mq + t.
         sinks: [Hq], as for :func:`decode_attention`.
         window: as for :func:`decode_attention`.
@@ -280,7 +280,7 @@ def paged_attention(
 
 def ragged_attention(
     q: torch.Tensor, cu_seqlens_q: torch.Tensor, max_seqlen_q: int, k: torch.Tensor, v: torch.Tensor,
-    block_tables: torch.Tensor | None, seqlens: torch.Tensor, factor: float, causal: bool, **options: Any,
+    block_tables: torch.Tensor | None, seqlens: torch.Tensor, factor: float | None, causal: bool, **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """:func:`paged_attention` of sequences that have unequally many query tokens; their last keys are theirs.
 
