@@ -32,7 +32,6 @@ from hipforge.ops.mxfp8_grouped.tuner import (
     MoeCell,
     MoeOperands,
     expected,
-    instance,
     operands,
     run,
 )
@@ -90,6 +89,13 @@ class Contender:
     implementation: str
     call: Callable[[], torch.Tensor]
     resources: Callable[[], tuple[int, int]]
+
+
+def instance(choice: Choice) -> tuple[str, dict[str, int]]:
+    """Return the module and variant that a choice runs."""
+    if choice.kernel == wave_split.KERNEL:
+        return "module_mxfp8_grouped_split", {"HF_ROWS": choice.configuration["rows"]}
+    return "module_smallm_mxfp8_moe", {"HF_BLOCK_N": choice.configuration["block_n"]}
 
 
 def hip_contender(cell: MoeCell, parts: MoeOperands, choice: Choice) -> Contender:

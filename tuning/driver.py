@@ -160,28 +160,9 @@ def command_for(
         wanted: takes their values by name and returns the cells.
     """
 
-    def run(
-        output: Path,
-        resume: bool,
-        compare: bool,
-        min_improvement_pct: float,
-        workers: int,
-        ray: str | None,
-        picture: Path | None,
-        **chosen: Any,
-    ) -> None:
-        count = tune(
-            tuner,
-            wanted(**chosen),
-            output,
-            resume=resume,
-            compare=compare,
-            min_improvement_pct=min_improvement_pct,
-            workers=workers,
-            ray=ray,
-            say=click.echo,
-            picture=picture,
-        )
+    def run(output: Path, **given: Any) -> None:
+        chosen = {option.name: given.pop(option.name) for option in options if option.name is not None}
+        count = tune(tuner, wanted(**chosen), output, say=click.echo, **given)
         click.echo(f"{count} rows written to {output}")
 
     path = click.Path(path_type=Path)

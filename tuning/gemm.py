@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,6 @@ def gemm_tuner(
     quantize: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]],
     reference: Callable[[Operands], torch.Tensor],
     run: Callable[[Choice, Operands], torch.Tensor],
-    instance: Callable[[Choice, int], tuple[str, dict[str, int]]],
     pipeline: Callable[[Choice, Cell, str], Pipeline],
     weight: str = "Wq",
     **more: Any,
@@ -71,7 +70,6 @@ def gemm_tuner(
         quantize: (a float matrix, architecture) -> (elements, scales).
         reference: operands -> float32 product of the same bits.
         run: launches a candidate on operands.
-        instance: module and variant that a candidate runs for M rows.
         pipeline: how a candidate streams the weight of a cell on an architecture.
         weight: the weight's name in the modules' entries.
         **more: further attributes of :class:`~hipforge.tuning.tuner.Tuner`.
@@ -89,10 +87,7 @@ def gemm_tuner(
 
             with emulator.counters() as collector:
                 got = run(choice, parts)
-            module, variant = instance(choice, cell.m)
-            kernels = loader.load(module, variant, arch).manifest.kernels
-            occupancy = {symbol: int(kernel["occupancy"]) for symbol, kernel in kernels.items()}
-            launches = works(collector.result, pipeline(choice, cell, arch), occupancy, weight)
+            launches = works(collector.result, pipeline(choice, cell, arch), weight)
             return launches, relative_error(got, expected)
 
         return counted
@@ -160,13 +155,12 @@ def _wanted(
     return cells([parse_shape(text) for text in shapes], batches or sorted({cell.m for cell in by_default}))
 
 
-def works(counts: Counters, pipeline: Pipeline, occupancy: Mapping[str, int], weight: str) -> list[model.Work]:
+def works(counts: Counters, pipeline: Pipeline, weight: str) -> list[model.Work]:
     """Return the launches of a counted call as the model takes them: the product, then the sum over splits, if any.
 
     Args:
         counts: of exactly one call.
         pipeline: of the product.
-        occupancy: waves per SIMD by kernel symbol.
         weight: the weight's name in the module's entry.
     """
     product, *rest = counts.kernels
@@ -185,7 +179,7 @@ def works(counts: Counters, pipeline: Pipeline, occupancy: Mapping[str, int], we
             loaded_bytes=counts.bytes_loaded - partial_bytes,
             unique_bytes=counts.unique_bytes - (partial_bytes + out_bytes if rest else 0),
             streamed_bytes=counts.tensors[weight].loaded,
-            occupancy=occupancy[product.name],
+            occupancy=_occupancy(product.name),
             in_flight_bytes=pipeline.in_flight_bytes,
             restarts=pipeline.restarts,
             matrix_waves=pipeline.matrix_waves,
@@ -200,16 +194,21 @@ def works(counts: Counters, pipeline: Pipeline, occupancy: Mapping[str, int], we
                 waves_per_workgroup=waves,
                 vector_instructions=kernel.wave_instructions,
                 instructions=kernel.wave_instructions,
-                matrix_cycles=0,
                 loaded_bytes=partial_bytes,
                 unique_bytes=partial_bytes + out_bytes,
                 streamed_bytes=partial_bytes,
-                occupancy=occupancy[kernel.name],
+                occupancy=_occupancy(kernel.name),
                 # Every lane requests its part of all splits before it adds.
                 in_flight_bytes=-(-partial_bytes // (workgroups * waves)),
             )
         )
     return found
+
+
+def _occupancy(symbol: str) -> int:
+    """Return the waves per SIMD of a kernel that was launched; a symbol names its module's variant too."""
+    manifests = (module.manifest.kernels for module in loader.loaded())
+    return next(int(kernels[symbol]["occupancy"]) for kernels in manifests if symbol in kernels)
 
 
 def _geometry(kernel: KernelCount) -> tuple[int, int]:

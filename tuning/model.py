@@ -67,7 +67,7 @@ MI355X = _machine(archs.get("gfx950"), "cdna4-counts-1")
 MI300X = _machine(archs.get("gfx942"), "cdna3-counts-1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """Exact counts of one kernel launch, and two facts about the kernel's code.
 
@@ -89,9 +89,9 @@ class Work:
 
     workgroups: int
     waves_per_workgroup: int
-    vector_instructions: int
-    instructions: int
-    matrix_cycles: int
+    vector_instructions: int = 0
+    instructions: int = 0
+    matrix_cycles: int = 0
     loaded_bytes: int
     unique_bytes: int
     streamed_bytes: int

@@ -16,20 +16,9 @@ from pathlib import Path
 
 from hipforge.errors import ConfigError
 from hipforge.jit.cache import locks
-from hipforge.ops.core.tuned import Key, TableSchema, Value, read_rows
+from hipforge.ops.core.tuned import Key, TableSchema, Value, key_of, read_rows
 
 Row = Mapping[str, Value]
-
-
-def key_of(schema: TableSchema, row: Row) -> Key:
-    """Return the columns of ``row`` that identify its cell."""
-    parts: list[int | str] = []
-    for name in schema.key_names:
-        value = row[name]
-        if not isinstance(value, (int, str)):
-            raise ConfigError(f"row of {schema.family}: key column {name} holds {value!r}")
-        parts.append(value)
-    return tuple(parts)
 
 
 def _text(value: Value) -> str:
@@ -54,13 +43,14 @@ def render(schema: TableSchema, rows: Mapping[Key, Row]) -> str:
     return stream.getvalue()
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, text: str, schema: TableSchema) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
+        read_rows(schema, Path(temporary))  # so that a bad row never reaches the file
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
         Path(temporary).chmod(mode)
         Path(temporary).replace(path)
@@ -111,17 +101,8 @@ def merge_rows(path: Path, schema: TableSchema, rows: Iterable[Row]) -> None:
         with locks.holding(lock, str(path), "writing", remove=True):
             merged = {**read_existing(schema, path), **new}
             text = render(schema, merged)
-            _check(schema, text, path)
-            _replace(path, text)
+            _replace(path, text, schema)
     except locks.Busy as error:
         raise ConfigError(f"nothing was written: waited {error.waited_s:.0f} s for {lock} of {error}") from None
     except NotImplementedError:
         raise ConfigError(f"{path}: its file system has no locks, so rows of other tuners could be lost") from None
-
-
-def _check(schema: TableSchema, text: str, path: Path) -> None:
-    """Read back what is about to be published, so that a bad row never reaches the file."""
-    with tempfile.TemporaryDirectory() as folder:
-        trial = Path(folder) / path.name
-        trial.write_text(text, encoding="utf-8")
-        read_rows(schema, trial)

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from hipforge.errors import ConfigError
 
 LAST_LEVEL_CACHE_BYTES = 256 << 20  # MI300X and MI355X
 
 
-@dataclass(frozen=True)
-class TimingPlan:
-    """How often to run. A replay holds ``calls`` calls; ``replays`` of them are timed after ``warmup`` replays."""
-
-    calls: int = 20
-    replays: int = 15
-    warmup: int = 3
+CALLS, REPLAYS, WARMUP = 20, 15, 3  # calls of a graph at least, replays that are timed, and those before them
 
 
 def rotation(bytes_per_call: int, free_bytes: int, cache_bytes: int = LAST_LEVEL_CACHE_BYTES) -> int:
@@ -40,13 +33,12 @@ def rotation(bytes_per_call: int, free_bytes: int, cache_bytes: int = LAST_LEVEL
     return max(1, min(wanted, free_bytes // 2 // bytes_per_call))
 
 
-def microseconds_per_call(call: Callable[[int], object], copies: int, plan: TimingPlan | None = None) -> float:
+def microseconds_per_call(call: Callable[[int], object], copies: int) -> float:
     """Return the median time of one ``call(i)``, in microseconds, from replays of a captured graph.
 
     Args:
         call: makes the launches for copy ``i`` of the operands, on the current stream; must not synchronise.
         copies: ``i`` runs from 0 to ``copies`` - 1, over and over.
-        plan: how often to run.
 
     Returns:
         Median over replays of (time of a replay / its calls).
@@ -58,8 +50,7 @@ def microseconds_per_call(call: Callable[[int], object], copies: int, plan: Timi
 
     if not torch.cuda.is_available():
         raise ConfigError("timing needs a GPU that torch sees; without one the tuners rank by the model")
-    chosen = plan or TimingPlan()
-    calls = max(chosen.calls, copies)
+    calls = max(CALLS, copies)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # what a first call builds or allocates must not happen during the capture
@@ -70,10 +61,10 @@ def microseconds_per_call(call: Callable[[int], object], copies: int, plan: Timi
     with torch.cuda.graph(graph):
         for i in range(calls):
             call(i % copies)
-    for _ in range(chosen.warmup):
+    for _ in range(WARMUP):
         graph.replay()
     times = []
-    for _ in range(chosen.replays):
+    for _ in range(REPLAYS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         graph.replay()

@@ -78,9 +78,6 @@ def bound(candidate: Choice, cell: Cell, machine: model.Machine) -> float:
     product = model.Work(
         workgroups=min(c.tiles(cell.m, cell.n), machine.cu_count),
         waves_per_workgroup=c.waves,
-        vector_instructions=0,
-        instructions=0,
-        matrix_cycles=0,
         loaded_bytes=b_bytes + column_tiles * a_bytes,
         unique_bytes=a_bytes + b_bytes,
         streamed_bytes=b_bytes,
@@ -92,9 +89,6 @@ def bound(candidate: Choice, cell: Cell, machine: model.Machine) -> float:
     addition = model.Work(
         workgroups=workgroups,
         waves_per_workgroup=REDUCE_WAVES,
-        vector_instructions=0,
-        instructions=0,
-        matrix_cycles=0,
         loaded_bytes=partial_bytes,
         unique_bytes=partial_bytes + 2 * elements,
         streamed_bytes=partial_bytes,
@@ -112,11 +106,6 @@ def _reference(parts: Operands) -> torch.Tensor:
 def _run(choice: Choice, parts: Operands) -> torch.Tensor:
     a, a_scale, b, b_scale = parts
     return run_skinny_gemm(a, b.t(), a_scale * b_scale, None, deterministic=True, **choice.configuration)
-
-
-def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
-    names = ("op_m", "a_lanes", "b_lanes", "ops")
-    return "module_skinny_gemm_fp8", {f"HF_{name.upper()}": choice.configuration[name] for name in names}
 
 
 def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
@@ -137,7 +126,6 @@ TUNER = gemm_tuner(
     quantize=lambda x, arch: to_fp8(x, FORMATS[arch]),
     reference=_reference,
     run=_run,
-    instance=_instance,
     pipeline=lambda choice, cell, arch: pipeline(choice, cell, MACHINES[arch].cu_count),
     baselines=_baselines,
     weight="b",

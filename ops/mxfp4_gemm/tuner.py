@@ -31,11 +31,6 @@ def _run(choice: Choice, parts: Operands) -> torch.Tensor:
     return run_mxfp4(xq, x_scale, wq, w_scale, **choice.configuration)  # type: ignore[arg-type]
 
 
-def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
-    configuration = choice.configuration
-    return "module_mxfp4_gemm", {"HF_M_SUB": configuration["m_sub"], "HF_N_SUB": configuration["n_sub"]}
-
-
 def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
     m_sub, n_sub = choice.configuration["m_sub"], choice.configuration["n_sub"]
     return Pipeline(ring_steps(m_sub, n_sub) * STEP_BYTES * n_sub)
@@ -48,7 +43,6 @@ TUNER = gemm_tuner(
     quantize=lambda x, arch: quantize_mxfp4(x),
     reference=lambda parts: mxfp4_mm_packed(*parts, out_dtype=torch.float32),
     run=_run,
-    instance=_instance,
     pipeline=_pipeline,
 )
 

@@ -61,18 +61,6 @@ def _columns(choice: Choice) -> Mapping[str, Value]:
     return {"kernel": choice.kernel.rpartition("_")[2], "block_n": 0, "n_sub": 0, "k_splits": 0, **choice.configuration}
 
 
-def _instance(choice: Choice, m: int) -> tuple[str, dict[str, int]]:
-    if choice.kernel == wave_split.KERNEL:
-        return "module_mxfp8_wave_split", {"HF_ROWS": choice.configuration["rows"]}
-    if choice.kernel == k_packed.KERNEL:
-        return "module_mxfp8_k_packed", {"HF_COLUMNS": choice.configuration["columns"]}
-    if choice.kernel == tile_kernel.KERNEL:
-        return "module_mxfp8_gemm", {"HF_TILE": choice.configuration["tile"]}
-    if choice.kernel == "smallm_mxfp8_gemv":
-        return "module_smallm_mxfp8_dense", {"HF_ROWS": gemv_rows(m)}
-    return "module_smallm_mxfp8_dense_mfma", {"HF_N_SUB": choice.configuration["n_sub"]}
-
-
 def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
     if choice.kernel == wave_split.KERNEL:
         return Pipeline(wave_split.steps_ahead(choice.configuration["rows"]) * MFMA_STEP_BYTES)
@@ -122,7 +110,6 @@ TUNER = gemm_tuner(
     quantize=lambda x, arch: quantize_mxfp8(x),
     reference=lambda parts: mxfp8_mm(*parts, out_dtype=torch.float32),
     run=_run,
-    instance=_instance,
     pipeline=_pipeline,
     columns=_columns,
     baselines=_baselines,

@@ -10,7 +10,6 @@ how many experts, is given here with the cells and not searched.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,6 @@ import click
 import torch
 
 from hipforge.errors import ConfigError
-from hipforge.jit import loader
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
@@ -32,6 +30,7 @@ from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning import model, timing
 from hipforge.tuning.driver import command_for
+from hipforge.tuning.gemm import Pipeline, works
 from hipforge.tuning.tuner import Baselines, Counted, Tuner, relative_error
 
 # What the model has to know of the kernel's pipelines (moe_kernel.h).
@@ -157,24 +156,11 @@ def run(choice: Choice, cell: MoeCell, parts: MoeOperands) -> torch.Tensor:
     return parts.out
 
 
-def instance(choice: Choice) -> tuple[str, dict[str, int]]:
-    """Return the module and variant that a choice runs."""
-    if choice.kernel == wave_split.KERNEL:
-        return "module_mxfp8_grouped_split", {"HF_ROWS": choice.configuration["rows"]}
-    return "module_smallm_mxfp8_moe", {"HF_BLOCK_N": choice.configuration["block_n"]}
-
-
 def _columns(choice: Choice) -> Mapping[str, Value]:
     if choice.kernel == wave_split.KERNEL:
         rows, waves, columns = (choice.configuration[name] for name in ("rows", "waves", "columns"))
         return {"kernel": "wave_split", "block_n": columns, "rows": rows, "waves": waves}
     return {"kernel": "smallm", "block_n": choice.configuration["block_n"], "rows": 0, "waves": 0}
-
-
-def _waves(choice: Choice) -> int:
-    if choice.kernel == wave_split.KERNEL:
-        return choice.configuration["waves"] * choice.configuration["columns"] // wave_split.TILE
-    return WAVES
 
 
 def _in_flight(choice: Choice, fullest: int) -> int:
@@ -194,25 +180,12 @@ def _count(cell: MoeCell, arch: str) -> Counted:
 
         with emulator.counters() as collector:
             got = run(choice, cell, parts)
-        counts = collector.result
-        (launch,) = counts.kernels
-        manifest = loader.load(*instance(choice), arch).manifest
         fullest = int(parts.topk_ids.flatten().bincount().max())
+        (work,) = works(collector.result, Pipeline(_in_flight(choice, fullest)), "w")
         # Work-groups whose tile is past the last one in use end at once; the others are what the model is about.
-        tiles = int(parts.index.num_tokens_post_padded) // DEFAULT_BLOCK_M
-        work = model.Work(
-            workgroups=math.prod(launch.grid) // launch.grid[1] * min(tiles, launch.grid[1]),
-            waves_per_workgroup=_waves(choice),
-            vector_instructions=counts.by_class.get("valu", 0) + counts.by_class.get("valu_trans", 0),
-            instructions=launch.wave_instructions,
-            matrix_cycles=counts.mfma_cycles,
-            loaded_bytes=counts.bytes_loaded,
-            unique_bytes=counts.unique_bytes,
-            streamed_bytes=counts.tensors["w"].loaded,
-            occupancy=int(manifest.kernels[launch.name]["occupancy"]),
-            in_flight_bytes=_in_flight(choice, fullest),
-        )
-        return [work], relative_error(got, right)
+        (launch,), tiles = collector.result.kernels, int(parts.index.num_tokens_post_padded) // DEFAULT_BLOCK_M
+        used = work.workgroups // launch.grid[1] * min(tiles, launch.grid[1])
+        return [replace(work, workgroups=used)], relative_error(got, right)
 
     return counted
 
