@@ -12,7 +12,14 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.core.arguments import naming_arguments
-from hipforge.ops.core.checks import require_device, require_dtype, require_rank, require_shape, require_tensor
+from hipforge.ops.core.checks import (
+    require_device,
+    require_dtype,
+    require_operand,
+    require_rank,
+    require_shape,
+    require_tensor,
+)
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 from hipforge.ops.moe_combine import moe_combine
@@ -154,20 +161,17 @@ def fused_moe_mxfp8(
     _refuse_mxfp4(w1, w1_scale, width)
     require_shape("w1", w1, (experts, 2 * inner, width), "[E, 2*I, H] with w2's E and I and hidden's H")
     require_shape("w2", w2, (experts, width, inner), "[E, H, I] with hidden's H")
-    require_shape("topk_ids", topk_ids, (tokens, topk_ids.shape[1]), "one row per token")
-    require_shape("topk_weights", topk_weights, topk_ids.shape, "one weight per choice")
+    per_token, integers = (tokens, topk_ids.shape[1]), (torch.int32, torch.int64)
+    require_operand("topk_ids", topk_ids, integers, per_token, "one row per token", hidden.device)
+    require_shape("topk_weights", topk_weights, per_token, "one weight per choice")
     if not topk_weights.is_floating_point():
         raise GuardError(f"topk_weights must be floating point; got {topk_weights.dtype}")
-    for name, tensor in {"topk_weights": topk_weights, "topk_ids": topk_ids}.items():
-        require_device(name, tensor, hidden.device)
+    require_device("topk_weights", topk_weights, hidden.device)
     for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
         has_fnuz(**{name: weight})  # refuses fp8 that the device does not read
-        require_dtype(f"{name}_scale", scale, SCALES)
         require_device(name, weight, hidden.device)
-        require_device(f"{name}_scale", scale, hidden.device)
         blocks = (*weight.shape[:2], weight.shape[2] // BLOCK)
-        require_shape(f"{name}_scale", scale, blocks, f"one byte per {BLOCK} elements")
-    require_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
+        require_operand(f"{name}_scale", scale, SCALES, blocks, f"one byte per {BLOCK} elements", hidden.device)
     check_activation(alpha, beta, limit)
     if out is None:
         dtype = hidden.dtype if hidden_scale is None else torch.bfloat16

@@ -12,14 +12,7 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.checks import (
-    require_device,
-    require_dtype,
-    require_int,
-    require_out,
-    require_rank,
-    require_shape,
-)
+from hipforge.ops.core.checks import require_dtype, require_int, require_operand, require_out, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
 from hipforge.ops.reference.moe import aligned_sizes
@@ -66,10 +59,8 @@ def _plan(
     require_int("block_m", block_m, 1)
     require_int("num_experts", num_experts, 0)
     aligned_sizes(math.prod(topk_ids.shape), block_m, num_experts)
-    if expert_map is not None:
-        require_dtype("expert_map", expert_map, (torch.int32, torch.int64))
-        require_shape("expert_map", expert_map, (num_experts,), "one entry per expert of all ranks")
-        require_device("expert_map", expert_map, topk_ids.device)
+    per_expert, why = (num_experts,), "one entry per expert of all ranks"
+    require_operand("expert_map", expert_map, (torch.int32, torch.int64), per_expert, why, topk_ids.device)
     taken = 1 <= num_experts <= MAX_EXPERTS
     refusal = None if taken else f"the kernel takes 1 to {MAX_EXPERTS} experts; got {num_experts}"
     return plan_kernel("moe_align_block_size", topk_ids.device, refusal, unavailable(topk_ids.device) or refusal)

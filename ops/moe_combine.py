@@ -7,19 +7,14 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.checks import (
-    require_device,
-    require_dtype,
-    require_int,
-    require_rank,
-    require_shape,
-)
+from hipforge.ops.core.checks import require_dtype, require_int, require_operand, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.triton.launch import unavailable
 
 # torch dtype -> the module's variant
+_INDICES = (torch.int32, torch.int64)
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
@@ -56,24 +51,16 @@ def _plan(
     if k < 1 or rows.shape[0] % k:
         raise GuardError(f"rows must have k = {k} for each token; got {rows.shape[0]}")
     tokens = rows.shape[0] // k
-    if weights is not None:
-        require_dtype("weights", weights, (torch.float32,))
-        require_shape("weights", weights, (tokens, k), "one weight per slot")
-    if ids is not None:
-        require_dtype("ids", ids, (torch.int32, torch.int64))
-        require_shape("ids", ids, (tokens, k), "one expert per slot")
+    require_operand("weights", weights, (torch.float32,), (tokens, k), "one weight per slot", rows.device)
+    require_operand("ids", ids, _INDICES, (tokens, k), "one expert per slot", rows.device)
     if num_experts is not None:
         require_int("num_experts", num_experts, 0)
     if expert_map is not None:
         if ids is None:
             raise GuardError("expert_map needs ids, whose experts it maps; got none")
-        require_dtype("expert_map", expert_map, (torch.int32, torch.int64))
         require_rank("expert_map", expert_map, 1, "[E]")
-        if num_experts is not None:
-            require_shape("expert_map", expert_map, (num_experts,), "one entry per expert, num_experts")
-    for name, tensor in {"weights": weights, "ids": ids, "expert_map": expert_map}.items():
-        if tensor is not None:
-            require_device(name, tensor, rows.device)
+        shape = expert_map.shape if num_experts is None else (num_experts,)
+        require_operand("expert_map", expert_map, _INDICES, shape, "one entry per expert, num_experts", rows.device)
     return plan_kernel("moe_combine", rows.device, None, unavailable(rows.device))
 
 

@@ -13,8 +13,8 @@ from hipforge import devices
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.formats import BLOCK
-from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import new_or_given_mxfp8
 from hipforge.ops.mxfp8_dense.wave_split import K_STEP, MOST_STEPS
 from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear, wave_split
 from hipforge.ops.mxfp8_grouped.family import GROUPED
@@ -76,9 +76,7 @@ def _plan(w: torch.Tensor, **given: Any) -> Decision:
 
 
 def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    columns = w.shape[1] // 2
-    q = a_q.new_empty((num_valid_tokens, columns), dtype=fp8_dtypes(a_q.device)[0])
-    return q, a_q.new_empty((num_valid_tokens, columns // BLOCK), dtype=torch.uint8)
+    return new_or_given_mxfp8(a_q, (num_valid_tokens, w.shape[1] // 2))
 
 
 @operator(_plan, fake=_new)

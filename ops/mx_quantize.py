@@ -15,7 +15,7 @@ from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import written
+from hipforge.ops.core.outputs import new_or_given_mxfp8, written
 from hipforge.ops.reference.e8m0 import SCALE_MODES, ScaleMode
 from hipforge.ops.reference.layout import SCALE_COLUMNS, SCALE_ROWS
 
@@ -54,7 +54,7 @@ def _plan_mxfp4(x: torch.Tensor, mode: ScaleMode) -> Decision:
     return plan_kernel("mxfp4_quantize", x.device)
 
 
-def _new_scales(x: torch.Tensor, shuffled: bool = False) -> torch.Tensor:
+def _new_scales(x: torch.Tensor, shuffled: bool) -> torch.Tensor:
     rows, blocks = x.shape[0], x.shape[1] // BLOCK
     if shuffled:
         rows, blocks = -(-rows // SCALE_ROWS) * SCALE_ROWS, -(-blocks // SCALE_COLUMNS) * SCALE_COLUMNS
@@ -95,14 +95,10 @@ def mxfp8_quantize(
         >>> q.view(torch.uint8)[0, 0].item(), scales.item()
         (126, 127)
     """
-    dtype = fp8_dtypes(x.device)[0]
     if _taken.path == "torch":
-        q, scales = reference.quantize_mxfp8(x, dtype, mode)
+        q, scales = reference.quantize_mxfp8(x, fp8_dtypes(x.device)[0], mode)
         return written("out", out, q), written("scale_out", scale_out, scales)
-    if out is None:
-        out = torch.empty_like(x, dtype=dtype)
-    if scale_out is None:
-        scale_out = _new_scales(x)
+    out, scale_out = new_or_given_mxfp8(x, x.shape, out, scale_out)
     mxfp8_quantize_out(out, scale_out, x, mode)
     return out, scale_out
 

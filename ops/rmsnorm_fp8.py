@@ -11,11 +11,11 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.checks import require_apart, require_device, require_dtype, require_shape, require_tensor
+from hipforge.ops.core.checks import require_apart, require_operand, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import written
+from hipforge.ops.core.outputs import new_or_given_mxfp8, written
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
 # torch dtype -> the module's variant
@@ -74,24 +74,12 @@ def _plan(name: str) -> Callable[..., Decision]:
     return plan
 
 
-def _new(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
 def _new_fp8(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, dtype=fp8_dtypes(x.device)[0])
 
 
 def _new_static(input: torch.Tensor, scale_tensor: torch.Tensor | None) -> torch.Tensor:
-    return _new(input) if scale_tensor is None else _new_fp8(input)
-
-
-def _new_scales(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty((x.shape[0], x.shape[1] // reference.BLOCK), dtype=torch.uint8)
-
-
-def _new_mxfp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _new_fp8(x), _new_scales(x)
+    return torch.empty_like(input) if scale_tensor is None else _new_fp8(input)
 
 
 class _Given(NamedTuple):
@@ -174,7 +162,7 @@ def residual_rms(
 
 @operator(
     _plan("residual_rms_mxfp8"),
-    fake=lambda input: _new_mxfp8(input),
+    fake=lambda input: new_or_given_mxfp8(input, input.shape),
     outs=("out", "scale_out"),
     mutates=_WRITTEN,
     returns=("residual",),
@@ -229,7 +217,7 @@ def residual_rms_mxfp8(
     return (*_norm_mxfp8(_taken, given), residual)
 
 
-@operator(_plan("rms_norm"), fake=_new, outs=("out",))
+@operator(_plan("rms_norm"), fake=lambda x: torch.empty_like(x), outs=("out",))
 def rms_norm(
     _taken: Accepted,
     x: torch.Tensor,
@@ -304,7 +292,12 @@ def rms_norm_fp8(
     return _norm(_taken, given, scale_tensor, fp8_max)
 
 
-@operator(_plan("rms_norm_mxfp8"), fake=_new_mxfp8, outs=("out", "scale_out"), mutates=("also_out",))
+@operator(
+    _plan("rms_norm_mxfp8"),
+    fake=lambda x: new_or_given_mxfp8(x, x.shape),
+    outs=("out", "scale_out"),
+    mutates=("also_out",),
+)
 def rms_norm_mxfp8(
     _taken: Accepted,
     x: torch.Tensor,
@@ -369,8 +362,7 @@ def _norm_mxfp8(taken: Accepted, given: _Given) -> tuple[torch.Tensor, torch.Ten
         results = written("out", given.out, q), written("scale_out", given.scale_out, scales)
         _write_others(given, r, y)
         return results
-    out = _new_fp8(given.input) if given.out is None else given.out
-    scale_out = _new_scales(given.input) if given.scale_out is None else given.scale_out
+    out, scale_out = new_or_given_mxfp8(given.input, given.input.shape, given.out, given.scale_out)
     residual_rms_mxfp8_out(
         out, scale_out, given.residual, given.next_buffer, given.also_out, given.input, given.weight, given.epsilon,
         given.weight_offset, given.force_scalar,
@@ -398,13 +390,9 @@ def _write_others(given: _Given, r: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def _check_as_the_kernel(given: _Given) -> None:
-    x, named = given.input, {"weight": given.weight, "residual": given.residual}
-    for name, shape in (("weight", (x.shape[1],)), ("residual", tuple(x.shape))):
-        tensor = named[name]
-        if tensor is not None:
-            require_dtype(name, tensor, (x.dtype,))
-            require_shape(name, tensor, shape, "that of input, or its columns")
-            require_device(name, tensor, x.device)
+    x = given.input
+    require_operand("weight", given.weight, (x.dtype,), x.shape[1:], "the columns of input", x.device)
+    require_operand("residual", given.residual, (x.dtype,), x.shape, "that of input", x.device)
     if not 0 <= given.epsilon < math.inf:
         raise GuardError(f"epsilon must be finite and at least 0; got {given.epsilon}")
     require_apart(residual=given.residual, input=x, weight=given.weight)

@@ -6,7 +6,7 @@ fp8 with a float16 scale and shift per row, int4 with a scale and shift per grou
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,6 +17,7 @@ from hipforge.ops.core.checks import (
     require_choice,
     require_device,
     require_dtype,
+    require_operand,
     require_rank,
     require_shape,
     require_tensor,
@@ -203,26 +204,22 @@ def rope_and_cache(
         None if scale is None else torch.as_tensor(scale, dtype=torch.float32, device=q.device).reshape(-1)
         for scale in (k_scale, v_scale)
     ]
-    fp8 = fp8_dtypes(q.device)[0] if k_cache.dtype not in _FP8[:2] else k_cache.dtype
+    tensors = q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping
+    options: dict[str, Any] = {
+        "interleaved": style == "interleaved", "q_weight": q_weight, "k_weight": k_weight,
+        "weight_offset": float(weight_offset), "epsilon": float(epsilon), "k_scale": scales[0], "v_scale": scales[1],
+        "k_scale_shift": k_scale_shift, "v_scale_shift": v_scale_shift,
+        "fp8_dtype": fp8_dtypes(q.device)[0] if k_cache.dtype not in _FP8[:2] else k_cache.dtype,
+    }  # fmt: skip
     if taken.path == "triton":
         from hipforge.ops.triton import rope_and_cache as fallback
 
-        fallback.rope_and_cache(
-            result, q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping, interleaved=style == "interleaved",
-            q_weight=q_weight, k_weight=k_weight, weight_offset=weight_offset, epsilon=epsilon, k_scale=scales[0],
-            v_scale=scales[1], k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift, fp8_dtype=fp8,
-        )  # fmt: skip
+        fallback.rope_and_cache(result, *tensors, **options)
         return result
     require_unexpanded(
         q_out=result, k_cache=k_cache, v_cache=v_cache, k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift
     )
-    turned = reference.rope_and_cache(
-        q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping, interleaved=style == "interleaved",
-        q_weight=q_weight, k_weight=k_weight, weight_offset=float(weight_offset), epsilon=float(epsilon),
-        k_scale=scales[0], v_scale=scales[1], k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift,
-        num_groups=num_groups, fp8_dtype=fp8,
-    )  # fmt: skip
-    result.copy_(turned)
+    result.copy_(reference.rope_and_cache(*tensors, **options, num_groups=num_groups))
     return result
 
 
@@ -238,15 +235,9 @@ def _check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_out: torch
     require_dtype("q", q, tuple(_INPUTS))
     require_rank("k", k, 3, "[T, Hkv, D]")
     tokens, _, dim = q.shape
-    require_shape("k", k, (tokens, k.shape[1], dim), "T and D of q")
-    require_shape("v", v, k.shape, "that of k")
-    for name, tensor in {"k": k, "v": v}.items():
-        require_dtype(name, tensor, (q.dtype,))
-        require_device(name, tensor, q.device)
-    if q_out is not None:
-        require_dtype("q_out", q_out, (q.dtype,))
-        require_shape("q_out", q_out, q.shape, "that of q")
-        require_device("q_out", q_out, q.device)
+    require_operand("k", k, (q.dtype,), (tokens, k.shape[1], dim), "T and D of q", q.device)
+    require_operand("v", v, (q.dtype,), k.shape, "that of k", q.device)
+    require_operand("q_out", q_out, (q.dtype,), q.shape, "that of q", q.device)
 
 
 def _check_rotation(
@@ -260,17 +251,15 @@ def _check_rotation(
     require_choice("style", style, STYLES)
     require_rank("cos_sin", cos_sin, 2, "[max_pos, rotary_dim]")
     require_dtype("cos_sin", cos_sin, (torch.float32, q.dtype))
+    require_device("cos_sin", cos_sin, q.device)
     width = cos_sin.shape[1]
     if rotary_dim is not None and rotary_dim != width:
         raise GuardError(f"rotary_dim must be the columns of cos_sin, {width}; got {rotary_dim}")
     if width < 2 or width % 2 or width > q.shape[2]:
         raise GuardError(f"rotary_dim (the columns of cos_sin) must be even, 2 to D = {q.shape[2]}; got {width}")
-    require_dtype("positions", positions, (torch.int32, torch.int64))
-    require_shape("positions", positions, q.shape[:1], "one per token of q")
-    require_dtype("slot_mapping", slot_mapping, (torch.int64,))
-    require_shape("slot_mapping", slot_mapping, q.shape[:1], "one per token of q")
-    for name, tensor in {"cos_sin": cos_sin, "positions": positions, "slot_mapping": slot_mapping}.items():
-        require_device(name, tensor, q.device)
+    per_token, why = q.shape[:1], "one per token of q"
+    require_operand("positions", positions, (torch.int32, torch.int64), per_token, why, q.device)
+    require_operand("slot_mapping", slot_mapping, (torch.int64,), per_token, why, q.device)
 
 
 def _check_weights(q: torch.Tensor, weights: dict[str, torch.Tensor | None]) -> None:
@@ -284,9 +273,7 @@ def _check_weights(q: torch.Tensor, weights: dict[str, torch.Tensor | None]) -> 
                 f"{name} must have one weight per element of a head, [{dim}]; got {weight.numel()}, a norm over the "
                 "whole projection (as in MiniMax-M2), which is not computed here: normalise before the call"
             )
-        require_shape(name, weight, (dim,), "one weight per element of a head")
-        require_dtype(name, weight, (q.dtype,))
-        require_device(name, weight, q.device)
+        require_operand(name, weight, (q.dtype,), (dim,), "one weight per element of a head", q.device)
 
 
 def _storage_of(
@@ -341,12 +328,8 @@ def _check_caches(
     pages, page_size = k_cache.shape[:2]
     width = dim if num_groups is None else num_groups + dim // 8
     require_shape("k_cache", k_cache, (pages, page_size, heads, width), "Hkv and D of k")
-    require_shape("v_cache", v_cache, k_cache.shape, "that of k_cache")
-    require_dtype("v_cache", v_cache, (k_cache.dtype,))
-    for name, tensor in {"k_cache": k_cache, "v_cache": v_cache}.items():
-        require_device(name, tensor, k.device)
+    require_device("k_cache", k_cache, k.device)
+    require_operand("v_cache", v_cache, (k_cache.dtype,), k_cache.shape, "that of k_cache", k.device)
+    rows, why = (pages, page_size, heads), "one word per row of the cache"
     for name, words in {"k_scale_shift": k_scale_shift, "v_scale_shift": v_scale_shift}.items():
-        if words is not None:
-            require_dtype(name, words, (torch.int32,))
-            require_shape(name, words, (pages, page_size, heads), "one word per row of the cache")
-            require_device(name, words, k.device)
+        require_operand(name, words, (torch.int32,), rows, why, k.device)

@@ -9,7 +9,7 @@ import torch
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.alignment import LOAD_BYTES
-from hipforge.ops.core.checks import require_device, require_dtype, require_rank, require_shape
+from hipforge.ops.core.checks import require_dtype, require_operand, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
@@ -34,14 +34,8 @@ def _plan(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Decisi
     require_rank("x", x, 2, "[T, H]")
     require_dtype("x", x, tuple(_INPUTS))
     require_rank("w", w, 2, "[E, H]")
-    require_dtype("w", w, tuple(_WEIGHTS))
-    require_shape("w", w, (w.shape[0], x.shape[1]), "H of x")
-    if bias is not None:
-        require_dtype("bias", bias, (torch.float32,))
-        require_shape("bias", bias, w.shape[:1], "one per expert")
-    for name, tensor in {"w": w, "bias": bias}.items():
-        if tensor is not None:
-            require_device(name, tensor, x.device)
+    require_operand("w", w, tuple(_WEIGHTS), (w.shape[0], x.shape[1]), "H of x", x.device)
+    require_operand("bias", bias, (torch.float32,), w.shape[:1], "one per expert", x.device)
     refusal = None
     size = math.prod(w.shape) * w.dtype.itemsize
     if not size or w.shape[1] % PIECE:

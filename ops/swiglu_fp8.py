@@ -13,7 +13,7 @@ from hipforge.ops.core.checks import require_apart, require_device, require_tens
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import written
+from hipforge.ops.core.outputs import new_or_given_mxfp8, written
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -74,18 +74,16 @@ def _plan_swiglu_mxfp8(gate_up: torch.Tensor, alpha: float, beta: float, limit: 
     return plan_kernel("swiglu_mxfp8", gate_up.device)
 
 
+def _shape(gate_up: torch.Tensor) -> tuple[int, int]:
+    return gate_up.shape[0], gate_up.shape[1] // 2
+
+
 def _new(gate_up: torch.Tensor) -> torch.Tensor:
-    rows, columns = gate_up.shape
-    return gate_up.new_empty((rows, columns // 2), dtype=fp8_dtypes(gate_up.device)[0])
-
-
-def _new_scales(gate_up: torch.Tensor) -> torch.Tensor:
-    rows, columns = gate_up.shape
-    return gate_up.new_empty((rows, columns // 2 // reference.BLOCK), dtype=torch.uint8)
+    return gate_up.new_empty(_shape(gate_up), dtype=fp8_dtypes(gate_up.device)[0])
 
 
 def _new_mxfp8(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _new(gate_up), _new_scales(gate_up)
+    return new_or_given_mxfp8(gate_up, _shape(gate_up))
 
 
 @operator(_plan_swiglu, fake=_new, outs=("out",), mutates=("next_buffer",))
@@ -203,10 +201,7 @@ def swiglu_mxfp8(
         dtype = fp8_dtypes(gate_up.device)[0]
         q, scales = reference.swiglu_mxfp8(gate_up, dtype, alpha, beta, limit, interleaved)
         return written("out", out, q), written("scale_out", scale_out, scales)
-    if out is None:
-        out = _new(gate_up)
-    if scale_out is None:
-        scale_out = _new_scales(gate_up)
+    out, scale_out = new_or_given_mxfp8(gate_up, _shape(gate_up), out, scale_out)
     activation = (alpha, beta, math.inf if limit is None else limit, interleaved)
     swiglu_mxfp8_out(out, scale_out, next_buffer, gate_up, *activation, force_scalar)
     return out, scale_out

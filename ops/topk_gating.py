@@ -7,14 +7,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.checks import (
-    require_choice,
-    require_device,
-    require_dtype,
-    require_int,
-    require_rank,
-    require_shape,
-)
+from hipforge.ops.core.checks import require_choice, require_dtype, require_int, require_operand, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
@@ -65,10 +58,7 @@ def _plan(
     experts = logits.shape[1]
     if not 1 <= experts <= MAX_EXPERTS:
         raise GuardError(f"logits must have 1 to {MAX_EXPERTS} experts; got {experts}")
-    if bias is not None:
-        require_dtype("bias", bias, (torch.float32,))
-        require_shape("bias", bias, (experts,), "one per expert")
-        require_device("bias", bias, logits.device)
+    require_operand("bias", bias, (torch.float32,), (experts,), "one per expert", logits.device)
     candidates = experts
     if (groups is None) != (topk_groups is None):
         raise GuardError(f"groups and topk_groups belong together; got {groups!r} and {topk_groups!r}")
@@ -89,10 +79,8 @@ def _plan(
     if not 0 <= shared_experts <= MAX_SHARED:
         raise GuardError(f"shared_experts must be 0 to {MAX_SHARED}; got {shared_experts}")
     size = experts // (groups or 1)
-    refusal = (
-        f"Triton groups are a power of two of experts; these have {size}" if size & (size - 1) and groups else None
-    )
-    return plan_kernel("topk_gating", logits.device, None, unavailable(logits.device) or refusal)
+    odd = f"Triton groups are a power of two of experts; these have {size}" if size & (size - 1) and groups else None
+    return plan_kernel("topk_gating", logits.device, None, unavailable(logits.device) or odd)
 
 
 def _new(logits: torch.Tensor, k: int, shared_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,16 +147,13 @@ def topk_gating(
     weights = new_or_given(out, shape, torch.float32, logits.device)
     ids = new_or_given(ids_out, shape, torch.int32, logits.device)
     counts = (1, 1) if groups is None or topk_groups is None else (groups, topk_groups)
+    arguments = weights, ids, logits, bias, k, scoring == "sigmoid", renormalize, *counts, scale, shared_experts
     if taken.path == "kernel":
-        topk_gating_out(
-            weights, ids, logits, bias, k, scoring == "sigmoid", renormalize, *counts, scale, shared_experts
-        )
+        topk_gating_out(*arguments)
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback
 
-        fallback.topk_gating(
-            weights, ids, logits, bias, k, scoring == "sigmoid", renormalize, *counts, scale, shared_experts
-        )
+        fallback.topk_gating(*arguments)
     else:
         results = reference.topk_gating(
             logits, k, scoring=scoring, bias=bias, renormalize=renormalize, groups=counts[0], topk_groups=counts[1],

@@ -103,29 +103,39 @@ def require_device(name: str, x: Described, device: torch.device) -> None:
         raise GuardError(f"{name} must be on {device}, where the other tensors are; got {x.device}")
 
 
+def require_operand(
+    name: str,
+    x: Described | None,
+    accepted: Sequence[torch.dtype | None],
+    shape: Sequence[int],
+    why: str,
+    device: torch.device,
+) -> None:
+    """Refuse an operand of another dtype, shape or device; None, an optional one that is not given, passes."""
+    if x is not None:
+        require_dtype(name, x, accepted)
+        require_shape(name, x, shape, why)
+        require_device(name, x, device)
+
+
 def require_choice(name: str, value: object, accepted: Sequence[object]) -> None:
     """Refuse a value that is not one of ``accepted``."""
     if value not in accepted:
         raise GuardError(f"{name} must be one of {', '.join(map(repr, accepted))}; got {value!r}")
 
 
-def require_out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+def require_out(
+    out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device, name: str = "out"
+) -> None:
     """Refuse an ``out`` that a result of this shape and dtype cannot be written into."""
-    require_dtype("out", out, (dtype,))
-    require_shape("out", out, shape, "the result's shape")
-    require_device("out", out, device)
-    require_writable("out", out)
-    if not out.is_contiguous():
-        raise GuardError(f"out must be contiguous; got strides {out.stride()} for shape {tuple(out.shape)}")
-
-
-def require_writable(name: str, out: torch.Tensor) -> None:
-    """Refuse to write into a tensor that requires grad, which autograd would not see."""
+    require_operand(name, out, (dtype,), shape, "the result's shape", device)
     if out.requires_grad and torch.is_grad_enabled():
         raise GuardError(
             f"{name} is written and requires grad, which autograd would not see; pass it detached, or call under "
             "torch.no_grad()"
         )
+    if not out.is_contiguous():
+        raise GuardError(f"{name} must be contiguous; got strides {out.stride()} for shape {tuple(out.shape)}")
 
 
 def require_unexpanded(**named: object) -> None:
@@ -161,9 +171,7 @@ def _share_bytes(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 def require_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a bias that is not [N] of the result's dtype and device."""
-    require_dtype("bias", bias, (dtype,))
-    require_shape("bias", bias, (n,), "[N]")
-    require_device("bias", bias, device)
+    require_operand("bias", bias, (dtype,), (n,), "[N]", device)
     wrong = None if torch.compiler.is_dynamo_compiling() else storage_problem(bias)  # torch would read it all the same
     if wrong is not None:
         raise GuardError(f"bias {wrong}")

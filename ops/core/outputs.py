@@ -1,4 +1,4 @@
-"""Results computed by torch, written into memory that the caller may give."""
+"""Memory for results: new, or what the caller gives."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_device, require_out, require_shape, require_tensor, require_writable
-from hipforge.ops.core.formats import E8M0_DTYPE
+from hipforge.ops.core.checks import require_out, require_tensor
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.fp8 import fp8_dtypes
 
 
 def new_or_given(
@@ -25,6 +25,21 @@ def new_or_given(
     return out
 
 
+def new_or_given_mxfp8(
+    x: torch.Tensor, shape: Sequence[int], out: torch.Tensor | None = None, scale_out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory on x's device for MX-FP8 elements of a shape [rows, columns] and their uint8 scales.
+
+    What is given is returned as it is: the kernel that writes it checks it.
+    """
+    rows, columns = shape
+    if out is None:
+        out = x.new_empty((rows, columns), dtype=fp8_dtypes(x.device)[0])
+    if scale_out is None:
+        scale_out = x.new_empty((rows, columns // BLOCK), dtype=torch.uint8)
+    return out, scale_out
+
+
 def written(name: str, out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
     """Return ``out`` with ``value`` written into it, or ``value`` where there is no ``out``.
 
@@ -34,13 +49,8 @@ def written(name: str, out: torch.Tensor | None, value: torch.Tensor) -> torch.T
     if out is None:
         return value
     require_tensor(**{name: out})
-    require_shape(name, out, value.shape, "the result's")
-    require_device(name, out, value.device)
-    if out.dtype != value.dtype and not (value.dtype == torch.uint8 and out.dtype == E8M0_DTYPE):
-        raise GuardError(f"{name} must have dtype {value.dtype}; got {out.dtype}")
-    require_writable(name, out)
-    if not out.is_contiguous():
-        raise GuardError(f"{name} must be contiguous; got strides {out.stride()} for shape {tuple(out.shape)}")
+    holds = out.dtype if value.dtype == torch.uint8 and out.dtype == E8M0_DTYPE else value.dtype
+    require_out(out, value.shape, holds, value.device, name)
     out.view(value.dtype).copy_(value)
     return out
 

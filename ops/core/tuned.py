@@ -283,7 +283,7 @@ def read_rows(schema: TableSchema, path: Path) -> list[TunedRow]:
             values = _row_values(schema, header, fields)
         except ValueError as error:
             raise ConfigError(f"{path}:{line}: {error}") from None
-        key: Key = tuple(_key_part(values[name]) for name in schema.key_names)
+        key = key_of(schema, values)
         if key in first_seen:
             cell = ", ".join(f"{name}={part}" for name, part in zip(schema.key_names, key, strict=True))
             raise ConfigError(f"{path}:{line}: {cell} is already given in line {first_seen[key]}; keep one of the two")
@@ -292,10 +292,15 @@ def read_rows(schema: TableSchema, path: Path) -> list[TunedRow]:
     return rows
 
 
-def _key_part(value: Value) -> int | str:
-    if isinstance(value, (int, str)):
-        return value
-    raise ValueError(f"a key column holds {value!r}")
+def key_of(schema: TableSchema, values: Mapping[str, Value]) -> Key:
+    """Return the cell that a row's values belong to; raises ConfigError for a key that is no integer or text."""
+    parts: list[int | str] = []
+    for name in schema.key_names:
+        value = values[name]
+        if not isinstance(value, (int, str)):
+            raise ConfigError(f"row of {schema.family}: key column {name} holds {value!r}")
+        parts.append(value)
+    return tuple(parts)
 
 
 def shipped_path(schema: TableSchema) -> Path:

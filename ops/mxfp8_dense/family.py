@@ -6,7 +6,7 @@ The order of the steps is documented in :mod:`hipforge.ops.mxfp8_dense`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -249,7 +249,7 @@ def _triton(problem: Problem) -> Accepted | Refused:
     reason = FNUZ_REFUSAL if problem.fnuz else mxfp8_dot_scaled.unavailable(problem.device)
     if reason is not None:
         return Refused("triton", reason)
-    configuration = MappingProxyType(mxfp8_dot_scaled.configuration(problem.m).as_dict())
+    configuration = MappingProxyType(asdict(mxfp8_dot_scaled.configuration(problem.m)))
     return Accepted("triton", "mxfp8_dot_scaled", configuration, "the kernel does not apply")
 
 

@@ -160,37 +160,26 @@ def launch(
     Those are operands that start off a 16-byte boundary, copied once the kernel has refused them. ``bias`` is added in
     float32 before the one rounding.
     """
-    configuration = taken.configuration
-    added = () if bias is None else (bias.contiguous(),)
+    kernel, configuration = taken.kernel, taken.configuration
+    bias = None if bias is None else bias.contiguous()
+    added = () if bias is None else (bias,)
     try:
-        if taken.kernel == "smallm_mxfp8_gemv":
-            smallm_mxfp8_gemv_out(
-                out,
-                xq.contiguous(),
-                x_scale.contiguous(),
-                wq.contiguous(),
-                w_scale.contiguous(),
-                configuration["block_n"],
-                *added,
-            )
-        elif taken.kernel == wave_split.KERNEL:
-            operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
+        operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
+        if kernel == "smallm_mxfp8_gemv":
+            smallm_mxfp8_gemv_out(out, *operands, configuration["block_n"], *added)
+        elif kernel == wave_split.KERNEL:
             rows, waves = configuration["rows"], configuration["waves"]
-            wave_split.mxfp8_wave_split_out(out, *operands, added[0] if added else None, rows, waves)
-        elif taken.kernel == k_packed.KERNEL:
-            operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
+            wave_split.mxfp8_wave_split_out(out, *operands, bias, rows, waves)
+        elif kernel == k_packed.KERNEL:
             columns, groups, waves = configuration["columns"], configuration["groups"], configuration["waves"]
-            k_packed.mxfp8_k_packed_out(out, *operands, added[0] if added else None, columns, groups, waves)
-        elif taken.kernel == tile_kernel.KERNEL:
-            workspace = split_k_workspace(out.shape[0], out.shape[1], configuration["k_splits"], out.device)
-            operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
-            tile_kernel.mxfp8_gemm_out(
-                out, *operands, added[0] if added else None, workspace, configuration["tile"], configuration["k_splits"]
-            )
+            k_packed.mxfp8_k_packed_out(out, *operands, bias, columns, groups, waves)
         else:
-            workspace = split_k_workspace(out.shape[0], out.shape[1], configuration["k_splits"], out.device)
-            operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
-            smallm_mxfp8_mfma_out(out, *operands, workspace, configuration["n_sub"], configuration["k_splits"], *added)
+            k_splits = configuration["k_splits"]
+            workspace = split_k_workspace(out.shape[0], out.shape[1], k_splits, out.device)
+            if kernel == tile_kernel.KERNEL:
+                tile_kernel.mxfp8_gemm_out(out, *operands, bias, workspace, configuration["tile"], k_splits)
+            else:
+                smallm_mxfp8_mfma_out(out, *operands, workspace, configuration["n_sub"], k_splits, *added)
     except AttributeError:  # checked afterwards, so that a good call does not pay for it
         require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
         raise

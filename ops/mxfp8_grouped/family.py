@@ -6,7 +6,7 @@ The order of the steps is documented in :mod:`hipforge.ops.mxfp8_grouped`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -246,7 +246,7 @@ def _triton(problem: Problem) -> Accepted | Refused:
     reason = FNUZ_REFUSAL if problem.fnuz else mxfp8_grouped.unavailable(problem.device, problem.block_m)
     if reason is not None:
         return Refused("triton", reason)
-    configuration = MappingProxyType(mxfp8_grouped.STOCK.as_dict())
+    configuration = MappingProxyType(asdict(mxfp8_grouped.STOCK))
     return Accepted("triton", "mxfp8_grouped", configuration, "the kernel does not apply")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from hipforge import devices
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_device, require_dtype, require_shape
+from hipforge.ops.core.checks import require_dtype, require_operand
 from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 
@@ -35,13 +35,8 @@ class Operands(NamedTuple):
 
     def contiguous(self) -> Operands:
         """Return the operands with contiguous tensors, as stubs take them."""
-        weights, bias = self.mul_weight_by, self.bias
-        return Operands(
-            self.a_q.contiguous(), self.a_scale.contiguous(), self.w.contiguous(), self.w_scale.contiguous(),
-            self.sorted_token_ids.contiguous(), self.expert_ids.contiguous(), self.num_tokens_post_padded.contiguous(),
-            self.num_valid_tokens, self.block_m, self.a_div, None if weights is None else weights.contiguous(),
-            None if bias is None else bias.contiguous(),
-        )  # fmt: skip
+        packed: list[Any] = [part.contiguous() if isinstance(part, torch.Tensor) else part for part in self]
+        return Operands(*packed)
 
     @property
     def tensors(self) -> SevenTensors:
@@ -81,10 +76,7 @@ def check_indices(parts: Operands) -> None:
                 f"mul_weight_by must have one weight per slot, {slots}, on {device}; "
                 f"got {weights.numel()} on {weights.device}"
             )
-    if (bias := parts.bias) is not None:
-        require_dtype("bias", bias, (torch.float32,))
-        require_shape("bias", bias, parts.w.shape[:2], "[E, N] of w")
-        require_device("bias", bias, device)
+    require_operand("bias", parts.bias, (torch.float32,), parts.w.shape[:2], "[E, N] of w", device)
 
 
 def grouped_mm(parts: Operands) -> torch.Tensor:

@@ -120,7 +120,11 @@ def residual_rms_mxfp8(
 
 def normalised(r: torch.Tensor, factor: torch.Tensor, weight: torch.Tensor, weight_offset: float = 0.0) -> torch.Tensor:
     """Return y of :func:`rms_norm` from the rows and their float32 factors ``rsqrt(v + epsilon)``."""
-    n = r.float() * factor
+    return scaled_norm(r.float() * factor, weight, weight_offset)
+
+
+def scaled_norm(n: torch.Tensor, weight: torch.Tensor, weight_offset: float) -> torch.Tensor:
+    """Return the normalised float32 ``n`` times the weight, with the roundings of :func:`rms_norm`."""
     if weight_offset:
-        return (n * (weight_offset + weight.float())).to(r.dtype)
-    return n.to(r.dtype) * weight
+        return (n * (weight_offset + weight.float())).to(weight.dtype)
+    return n.to(weight.dtype) * weight

@@ -6,30 +6,11 @@ import torch
 
 from hipforge.ops.reference.attention import quantize_kv_fp8, quantize_kv_int4
 from hipforge.ops.reference.fp8_static import to_fp8_static
+from hipforge.ops.reference.rmsnorm import rms_norm
+from hipforge.ops.reference.rmsnorm import scaled_norm as scaled_norm
 
-
-def rms_norm_heads(x: torch.Tensor, weight: torch.Tensor, epsilon: float, weight_offset: float = 0.0) -> torch.Tensor:
-    """Return the RMS norm of each head, rounded to x's dtype.
-
-    With H that dtype and ``n = float(x) * rsqrt(mean(float(x)^2) + epsilon)``: ``H(H(n) * weight)`` for a
-    ``weight_offset`` of 0, otherwise ``H(n * (weight_offset + float(weight)))``.
-
-    Args:
-        x: float16 or bfloat16 [..., D].
-        weight: [D], of the same dtype.
-        epsilon: added to the mean.
-        weight_offset: added to the weight.
-    """
-    wide = x.to(torch.float32)
-    n = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
-    return scaled_norm(n, weight, weight_offset)
-
-
-def scaled_norm(n: torch.Tensor, weight: torch.Tensor, weight_offset: float) -> torch.Tensor:
-    """Return the normalised float32 ``n`` times the weight, with the roundings of :func:`rms_norm_heads`."""
-    if weight_offset == 0.0:
-        return n.to(weight.dtype) * weight
-    return (n * (weight.to(torch.float32) + weight_offset)).to(weight.dtype)
+rms_norm_heads = rms_norm
+"""The norm of a row, here of each head [..., D]."""
 
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:

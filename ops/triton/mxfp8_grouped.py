@@ -5,7 +5,6 @@ Triton is imported on first use, never with this module.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +23,6 @@ class GroupedConfig:
     block_k: int
     num_warps: int
     num_stages: int = 2
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the fields by name."""
-        return dataclasses.asdict(self)
 
     def constants(self, block_m: int, a_div: int, has_weight: bool, has_bias: bool = False) -> dict[str, int | bool]:
         """Return the kernel's compile-time arguments."""
