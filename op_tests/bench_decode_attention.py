@@ -4,7 +4,7 @@ The Triton kernels are those of hipforge.ops.triton.decode_attention_fp8: *resid
 dequantised elements of K and V of a whole block, and *streaming*, which loads, converts and multiplies part by part.
 All take the same split_k and the same bits.
 
-Each number says where it comes from. *compiled*: the code object's own metadata. *counted*: the very machine code,
+Each number says where it comes from. *compiled*: the code object's own metadata. *counted*: the machine code itself,
 ours and Triton's, run on the emulator. *modelled*: counts over public peak rates, a bound and not a time. *measured*:
 microseconds per call on a GPU, by graph replay over operands that rotate past the last-level cache. Every result is
 checked against float64 first; a wrong one ends the run with status 1.

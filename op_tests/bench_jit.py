@@ -7,7 +7,7 @@ if it is missing, half a minute or more; ``--fresh`` builds and times it. The se
 among the default ones.
 
 Every number is measured in this run on this machine unless its note says "recorded" (a build that an earlier run did,
-from the module's manifest). Each measurement is a process of its own with its own cache directory. Per-call numbers
+from the module's manifest). Each measurement is its own process with its own cache directory. Per-call numbers
 are taken with the bench hook (``jit/call/bench_hook.py``): launches return at once, everything before them is real.
 """
 
@@ -222,7 +222,7 @@ def all_modules(base: Path, scratch: Path) -> list[Row]:
 
 # ---- warm and import ------------------------------------------------------------------------------------------------
 
-# Two witnesses that nothing was started: Python's audit events, and the kernel's account of this process's children.
+# Two checks that no process was started: Python's audit events, and the kernel's account of this process's children.
 WARM = """
 import json, resource, sys, time, torch
 from hipforge import devices

@@ -58,7 +58,7 @@ class Row:
 
 
 def _zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype)  # pages that are never written take no memory; times depend on no value
+    return torch.zeros(shape, dtype=dtype)  # pages that are never written take no memory; times do not depend on values
 
 
 def kernel_us(call: Callable[[], object]) -> float:

@@ -90,7 +90,7 @@ def fresh_process_seconds(code: str, cache: str | None) -> float:
 
 
 def start_up() -> Table:
-    """Measure import + reference against import + build, each in a process of its own."""
+    """Measure import + reference against import + build, each in its own process."""
     table = Table(title="a fresh process up to its first MXFP4 result")
     table.add_column("path")
     table.add_column("seconds", justify="right")

@@ -1,7 +1,8 @@
 """Run the decode ops on the GPU that torch sees, whatever its vendor, against the references on the CPU.
 
-Where no HIP kernel runs (an NVIDIA GPU) this holds the Triton path, and the torch path of what Triton does not take, to
-the same results. Needs only torch and triton: no compiler, no emulator. Ends with status 1 at the first disagreement.
+Where no HIP kernel runs (an NVIDIA GPU) this compares the Triton path, and the torch path where Triton does not apply,
+with the same results. Needs only torch and triton: no compiler, no emulator. Ends with status 1 at the first
+disagreement.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect (not skip) what is not for this run, so that a plain run reports no skips it did not need."""
+    """Deselect, rather than skip, what this run leaves out, so that a plain run reports no needless skips."""
 
     def is_wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("full") is not None and not config.getoption("--full"):

@@ -1,4 +1,4 @@
-"""What is stated about each architecture, held against what LLVM and torch say."""
+"""What is stated about each architecture, compared with what LLVM and torch say."""
 
 from __future__ import annotations
 

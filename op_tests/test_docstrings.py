@@ -35,7 +35,7 @@ PUBLIC = _public()
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_the_example_of_a_public_name_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})  # an example registers a module of its own
+    monkeypatch.setattr(registry, "_registered", {})  # an example registers its own module
     value = PUBLIC[name]
     finder = doctest.DocTestFinder(recurse=False)
     globs = dict(vars(importlib.import_module(str(value.__module__))))

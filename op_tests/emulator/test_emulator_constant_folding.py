@@ -41,7 +41,7 @@ __device__ inline short2_ halves(u32 x) { return __builtin_bit_cast(short2_, x);
 
 
 def typed(operation: Folded) -> str:
-    """The expression; the library functions of half precision return a type of their own."""
+    """The expression; half-precision library functions return a different type."""
     return f"(_Float16)({operation.text})" if operation.result == "h" else operation.text
 
 

@@ -14,7 +14,7 @@ LANE = np.arange(64)
 MEETING = 4  # addresses, so that sixteen lanes meet at each
 ACTIVE = 0xFFFF_FFFF_0F0F_FFFE
 
-# (old, data, second data) -> new, for values of so many bits
+# (old, data, second data) -> new, for values of a given width
 Update = Callable[[int, int, int, int], int]
 INTEGERS: dict[str, Update] = {
     "add": lambda old, x, y, bits: old + x,
@@ -148,7 +148,7 @@ def test_atomics_take_lanes_in_turn_and_return_the_old_value(name: str, arch: st
     rng = np.random.default_rng(5)
     machine = Machine(arch)
     memory = np.array(values(name, bits, MEETING, rng), np.uint64)
-    storage = memory.copy()  # eight bytes to each address
+    storage = memory.copy()  # eight bytes per address
     base = storage.ctypes.data
     machine.set_row64(0, [base + 8 * (lane % MEETING) for lane in range(64)])
     machine.v[2] = LANE % MEETING * 8

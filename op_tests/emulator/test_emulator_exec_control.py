@@ -14,7 +14,7 @@ TAKEN_WHEN = {
     "s_cbranch_vccnz": lambda scc, vcc, mask: vcc != 0,
     "s_cbranch_execz": lambda scc, vcc, mask: mask == 0,
     "s_cbranch_execnz": lambda scc, vcc, mask: mask != 0,
-    # The debugger's conditions: never met without one.
+    # The debugger's conditions: false without a debugger.
     "s_cbranch_cdbgsys": lambda scc, vcc, mask: False,
     "s_cbranch_cdbguser": lambda scc, vcc, mask: False,
     "s_cbranch_cdbgsys_or_user": lambda scc, vcc, mask: False,

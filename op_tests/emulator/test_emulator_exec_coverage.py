@@ -1,4 +1,4 @@
-"""Every operation that executes is held to its result by a test, on every architecture that has it."""
+"""A test checks the result of every operation that executes, on every architecture that has it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from helpers.float_reference import INFINITY, INTERESTING, QUIET, check, fma, lo
 
 @holds_each("bits", [32, 64], lambda bits: [f"v_div_{step}_f{bits}" for step in ("scale", "fmas", "fixup")])
 def test_the_division_sequence_gives_the_rounded_quotient(bits: int, arch: str) -> None:
-    """The instructions a compiler emits for IEEE division, on operands whose scaling all differs."""
+    """The instructions a compiler emits for IEEE division, on operands that are all scaled differently."""
     d, n = register(0, bits), register(2, bits)
     wide = "f64" if bits == 64 else "f32"
     text = f"""
@@ -83,7 +83,7 @@ def fixed_up(quotient: int, below: int, above: int, bits: int) -> int:
     if bits > 16 and (above >> shift & mask) - (below >> shift & mask) < UNDERFLOW[bits]:
         return negative
     if is_nan(quotient, bits):
-        # Beyond the range the steps before meet infinity minus infinity; half precision has no such steps.
+        # Outside that range the steps before compute infinity minus infinity; half precision has no such steps.
         return -1 if bits == 16 else INFINITY[bits] | negative
     return quotient & (1 << bits - 1) - 1 | negative
 

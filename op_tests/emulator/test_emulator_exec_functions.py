@@ -137,7 +137,7 @@ def test_f16_functions_keep_the_special_values(arch: str) -> None:
 def test_second_names_of_f32_functions_are_within_one_ulp(
     legacy: str, function: Callable[[float], float], arch: str
 ) -> None:
-    # As for their first names: computed in double, rounded once.
+    # As under their first names: computed in double, rounded once.
     rng = np.random.default_rng(8)
     machine = Machine(arch)
     for _ in range(10):

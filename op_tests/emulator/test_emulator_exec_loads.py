@@ -72,7 +72,7 @@ def _assembled() -> None:
 
 
 class Memory:
-    """Random bytes that each lane reaches at a place of its own: v[0:1] its address, v2 its offset."""
+    """Random bytes that each lane reaches at its own place: v[0:1] its address, v2 its offset."""
 
     def __init__(self, arch: str) -> None:
         rng = np.random.default_rng(5)

@@ -49,7 +49,7 @@ def test_scalar_base_with_signed_offset_and_partial_exec(memory: Memory, arch: s
 @on_each_arch
 def test_a_buffer_ends_dword_by_dword(memory: Memory, arch: str) -> None:
     machine = memory.machine
-    machine.v[0] = RECORDS - 16 + 4 * (LANE % 8)  # 16 bytes that lie inside by 4, 3, 2, 1, 0 dwords
+    machine.v[0] = RECORDS - 16 + 4 * (LANE % 8)  # 16 bytes of which 4, 3, 2, 1, 0 dwords are in range
     machine.run("buffer_load_dwordx4 v[20:23], v0, s[8:11], 0 offen")
     for i in range(4):
         at = machine.v[0] + 4 * np.uint32(i)

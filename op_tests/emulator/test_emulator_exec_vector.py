@@ -1,4 +1,4 @@
-"""Vector operations that round, pick, pack or accumulate in ways of their own: one line each."""
+"""Vector operations that round, pick, pack or accumulate in their own ways: one line each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random programs, compiled for the GPU at three levels and for the host: all four must agree bit for bit.
 
 -O0 code runs through FLAT accesses, scratch and calls; -O3 code through vectors, scalar registers and folded
-constants. The host's x86 code is the judge that shares nothing with the emulator but the front end.
+constants. The host's x86 code is the reference; only the front end is common to it and the emulator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HALVES = ("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-e
 
 
 def inputs(seed: int) -> torch.Tensor:
-    """Words of every flavour: random, small, floats of moderate size, and the extremes."""
+    """Words of every kind: random, small, floats of moderate size, and the extremes."""
     g = torch.Generator().manual_seed(seed)
     words = torch.randint(-(2**31), 2**31, (ITEMS, 4), generator=g)
     small = torch.randint(-8, 9, (ITEMS, 4), generator=g)
@@ -56,7 +56,7 @@ def host_results(
 
 
 def check(arch: str, seed: int, count: int, directory: Path) -> None:
-    """Hold `count` programs to the host's results at every level.
+    """Compare `count` programs with the host's results at every level.
 
     Raises:
         AssertionError: with the program and the inputs of the first item that differs.

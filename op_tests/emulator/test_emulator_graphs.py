@@ -222,7 +222,7 @@ def test_streams_join_a_capture_by_its_events_and_must_come_back(hip: Hip) -> No
     assert hip.replay(graph) == 0
     assert hip.data.tolist() == [5 * (i + 1) + 7 for i in range(N)]
     assert hip.native.hipGraphExecDestroy(graph) == 0
-    # The same without the way back.
+    # The same, but the second stream is not joined to the first again.
     assert hip.begin(first) == hip.native.hipEventRecord(fork, first) == 0
     assert hip.native.hipStreamWaitEvent(second, fork, 0) == hip.kernel(second, 5, 0) == 0
     status, graph = hip.end(first)
@@ -234,7 +234,7 @@ def test_dependencies_that_no_graph_can_hold_invalidate_the_capture(hip: Hip) ->
     first, second, outside, inside = hip.stream(), hip.stream(), hip.event(), hip.event()
     wait, record = hip.native.hipStreamWaitEvent, hip.native.hipEventRecord
     assert record(outside, second) == hip.begin(first) == 0
-    assert wait(first, hip.event(), 0) == 0  # an event that was never recorded keeps nobody waiting
+    assert wait(first, hip.event(), 0) == 0  # nothing waits for an event that was never recorded
     assert wait(first, outside, 0) == ISOLATION
     assert hip.end(first)[0] == INVALIDATED
 
@@ -256,7 +256,7 @@ def test_events_of_a_capture_never_happen(hip: Hip) -> None:
         assert call(event) == CAPTURED_EVENT
         assert call(plain) == 0
     assert hip.elapsed(plain, event)[0] == CAPTURED_EVENT
-    assert hip.end(stream)[0] == 0  # asking did no harm
+    assert hip.end(stream)[0] == 0  # the query changed nothing
     assert hip.native.hipEventRecord(event, stream) == hip.native.hipEventQuery(event) == 0
 
 
@@ -292,7 +292,7 @@ def _copy_on_the_null_stream(hip: Hip) -> int:
 
 
 CALLS: dict[str, tuple[Callable[[Hip], int], dict[tuple[int, int], int]]] = {
-    # call: by (mode of the capture, flags of its stream); what is not there is UNSUPPORTED
+    # call: by (mode of the capture, flags of its stream); calls that are missing here return UNSUPPORTED
     "hipMalloc": (_malloc, {(RELAXED, 0): 0, (RELAXED, NON_BLOCKING): 0}),
     "hipMemcpy": (_copy, {(mode, 0): IMPLICIT for mode in range(3)} | {(RELAXED, NON_BLOCKING): 0}),
     "hipMemcpyAsync on the null stream": (
@@ -451,7 +451,7 @@ def test_threads_order_their_streams_by_events(hip: Hip) -> None:
 
 def test_handles_that_are_not_alive_are_refused(hip: Hip) -> None:
     native, stream, event = hip.native, hip.stream(), hip.event()
-    live_stream, live_event = hip.stream(), hip.event()  # before, or they could be where the dead ones were
+    live_stream, live_event = hip.stream(), hip.event()  # made first, or they could get the addresses of destroyed ones
     assert native.hipEventDestroy(event) == native.hipStreamDestroy(stream) == 0
     refused = [
         hip.kernel(stream, 1, 1),
@@ -476,7 +476,7 @@ def test_handles_that_are_not_alive_are_refused(hip: Hip) -> None:
     assert hip.data.tolist() == list(range(N))
     assert native.hipStreamCreateWithFlags(ctypes.byref(ctypes.c_void_p()), 2) == INVALID_VALUE
     assert native.hipEventRecordWithFlags(live_event, live_stream, 2) == INVALID_VALUE
-    assert native.hipEventQuery(live_event) == 0  # as HIP says of one that was never recorded
+    assert native.hipEventQuery(live_event) == 0  # what HIP returns for one that was never recorded
 
 
 def test_an_event_without_timing_has_no_elapsed_time(hip: Hip) -> None:

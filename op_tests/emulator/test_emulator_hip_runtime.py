@@ -239,7 +239,7 @@ def test_attributes_and_occupancy(hip: ctypes.CDLL) -> None:
 
 
 def test_attribute_numbers_are_those_of_the_header(hip: ctypes.CDLL) -> None:
-    """Three that lie between others: one number off, and a neighbour's value comes back."""
+    """Three between others: with a number that is off by one, a neighbour's value would come back."""
     value = ctypes.c_int(-1)
     for number, expected in ((3, 1), (16, 0), (90, 1)):  # CanMapHostMemory, Integrated, HostRegisterSupported
         assert runtime.load().library.hipDeviceGetAttribute(ctypes.byref(value), number, 0) == 0

@@ -359,7 +359,7 @@ def test_infinities_and_nans_propagate_only_along_their_row_and_column(lib):
 
 
 def test_a_sparse_instruction_does_not_touch_what_its_index_skips(lib):
-    """The unselected elements of B may be NaN: they are not multiplied by zero but left out."""
+    """The unselected elements of B may be NaN: they are left out, not multiplied by zero."""
     ins = parse("v_smfmac_f32_16x16x64_fp8_fp8")
     a_regs = np.full((2, 64), 0x38383838, np.uint32)
     b_codes = np.full((1, 16, 64), 0x7F, np.uint64)

@@ -1,6 +1,6 @@
 """Sparse and small-float matrix instructions as clang emits them from its builtins: encodings, operands and modifiers.
 
-The builtins only hand registers over, so a kernel that loads them, calls one and stores the result must compute what
+The builtins only pass registers on, so a kernel that loads them, calls one and stores the result must compute what
 the bare instruction computes on the same registers. LLVM chooses registers and encodings here, not these tests.
 """
 

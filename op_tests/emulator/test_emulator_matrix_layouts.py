@@ -3,9 +3,9 @@
 `ISA`: what the CDNA3 and CDNA4 ISA documents print about operands, 4:2 indices and block scales (sections "Sparse
 Matrices" and "Block Scaled Matrices"). `SILICON`: the operand placements with which AMD's hip-fpsan tests
 (github.com/ROCm/hip-fpsan, tests "LayoutMatchesHardware") demand exact results of the real instructions on MI300X and
-MI350X. Each witness names k in its own way, and only what meets what is observable: so both are reduced to pairs of
-slots, the pairs must be the same, and then the emulator must multiply exactly these pairs. A slot is (lane group,
-item): item n of b bits lies in bits n * b and up of the lane's registers.
+MI350X. Each witness numbers k in its own way, and only which elements meet can be observed: so both are reduced to
+pairs of slots, which must agree, and the emulator must multiply exactly these pairs. A slot is (lane group, item):
+item n of b bits lies in bits n * b and up of the lane's registers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Slot = tuple[int, int]  # lane group, item
 
 @dataclass(frozen=True)
 class Sparse:
-    """One witness's account of an instruction, in its own names for A's stored columns and for k.
+    """One witness's description of an instruction, in its own names for A's stored columns and for k.
 
     Attributes:
         column: Stored column of A's slot. Column c holds one of the two elements of the group of four c // 2.

@@ -1,6 +1,6 @@
 """Every MFMA and SMFMAC from its machine code: encoding, register operands, modifiers and scales, through the executor.
 
-`test_emulator_matrix.py` holds the arithmetic to the layout rules; here LLVM encodes the same instructions and the
+`test_emulator_matrix.py` checks arithmetic against the layout rules; here LLVM encodes the same instructions and the
 whole path from the bytes to the registers must give the same results.
 """
 
@@ -236,7 +236,7 @@ def test_an_inline_constant_scale_is_the_exponent_of_that_float(tmp_path: Path) 
 def test_a_scalar_register_as_scale_is_the_exponent_of_a_float_too(
     tmp_path: Path, a_scale: int, b_scale: int, factor: float
 ) -> None:
-    """Bits 30:23, no byte, count (LLVM pull request 158117): a constant e8m0 of 127 there is 2^-127 instead of 1."""
+    """Bits 30:23 count, not a byte (LLVM pull request 158117): a constant e8m0 of 127 there is 2^-127 instead of 1."""
     scales = f"s_mov_b32 s8, {a_scale:#x}\n  s_mov_b32 s9, {b_scale:#x}\n  s_nop 4"
     words = f".long 0xd3ac0000, {8 | 9 << 9:#x}, 0xd3ad0850, 0x04622108"
     instruction = Instruction(f"{scales}\n  {words}", (8, 8, 4), 4)

@@ -316,7 +316,7 @@ ON_A_DENORMAL: dict[str, tuple[int, int, int, int]] = {
     "v_frexp_exp_i16_f16": (16, 16, 0xFFE9, 0),
     "v_rcp_f16": (16, 16, 0x7C00, 0x7C00),
     "v_rsq_f64": (64, 64, 0x6180000000000000, 0x7FF0000000000000),
-    # these do not look at MODE
+    # these ignore MODE
     "v_mov_b32": (32, 32, 1, 1),
     "v_cvt_flr_i32_f32": (32, 32, 0, 0),
     "v_exp_f32": (32, 32, 0x3F800000, 0x3F800000),

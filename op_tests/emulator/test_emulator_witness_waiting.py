@@ -2,7 +2,7 @@
 
 What a kernel lacks is either written in it (a relaxed instead of a releasing atomic, no lock) or taken out of its
 machine code: one barrier or wait at a time becomes a no-op. Compilers emit some that their neighbours make redundant,
-so not each of those is missed; but most are, and some of every kind.
+so not every removal is reported; most are, and some of every kind.
 """
 
 from __future__ import annotations

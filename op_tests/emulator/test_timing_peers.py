@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_cell_is_compared_with_the_fastest_fp8_operand_type(folder: Path) -> None:
-    # bf16 is no fp8; K = 6400 and M = 3 are no cells of ours.
+    # bf16 is not fp8; K = 6400 and M = 3 are not cells of ours.
     assert bench.best_fp8(bench.peers(folder)) == {
         (1, 768, 6144): bench.Peer("fp8 per-token", 1, 768, 6144, 5.25, "flydsl")
     }

@@ -150,7 +150,7 @@ def test_a_wait_for_lds_shows_its_latency(code: emulator.CodeObject) -> None:
 
 @functools.cache
 def chain(code: emulator.CodeObject, length: int) -> Capture:
-    """Dependent loads, each from a cache line of its own: 41 of them 4 KB apart."""
+    """Dependent loads, each from its own cache line: 41 of them 4 KB apart."""
     steps = torch.zeros(41 * 1024, dtype=torch.int32)
     steps[::1024] = torch.arange(1, 42, dtype=torch.int32) * 1024
     return record(code, f"chase_{length}", 1, 64, torch.zeros(64, dtype=torch.int32), steps)

@@ -1,10 +1,10 @@
 """Shared by the tests of decode attention: operands, pages, and the comparison with float64 over the same bits.
 
 The error bound of an output, from the arithmetic that the kernel documents:
-* q is split into e4m3 terms that are exact but for elements below 2^-13 of the row's largest, which lose at most 2^-21
-  of it; so a score is off by that times sum |k|, and by the float32 sums of up to three exact products per element,
-  at most (3 D + 8) 2^-24 sum |q k|, all times the factor. A score's error moves its weight by that part of it, once in
-  the numerator and once in the sum.
+* q is split into e4m3 terms that are exact except for elements below 2^-13 of the row's largest, which lose at most
+  2^-21 of it; so a score is off by that times sum |k|, and by the float32 sums of up to three exact products per
+  element, at most (3 D + 8) 2^-24 sum |q k|, all times the factor. A score's error moves its weight by that part of it,
+  once in the numerator and once in the sum.
 * each weight is rounded to bfloat16, at most 2^-8 of it, so sum(p |v|) / sum(p) times 2^-8; where rows of V have a
   scale, it is the product of both that is rounded.
 * float32 exponentials, sums and the merge of splits: 2^-18 of sum(p |v|) / sum(p).

@@ -8,5 +8,5 @@ from hipforge.jit import toolchain
 
 
 def clang(arch: str = "gfx950") -> str:
-    """Return its path; behind a hipcc the one it calls, since hipcc takes C++ and what it links for HIP."""
+    """Return its path; for a hipcc that of the clang++ it calls, since hipcc treats C++ and what it links as HIP."""
     return str(Path(toolchain.select(arch).roots()["LLVM"]) / "bin/clang++")

@@ -55,7 +55,7 @@ def assemble(text: str, arch: str = "gfx950") -> bytes:
 
 
 def assemble_all(texts: Iterable[str], arch: str = "gfx950") -> None:
-    """Assemble many texts in one process, each into a section of its own, for later ``assemble`` calls."""
+    """Assemble many texts in one process, each into its own section, for later ``assemble`` calls."""
     wanted = [text for text in dict.fromkeys(texts) if (text, arch) not in _assembled]
     source = "".join(f'.section .t{index},"ax"\n{text}\n' for index, text in enumerate(wanted))
     with tempfile.TemporaryDirectory() as directory:

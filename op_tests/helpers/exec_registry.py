@@ -1,8 +1,8 @@
-"""Which test holds which operation to its result, declared where the test is parametrised and checked when it runs.
+"""Which test checks the result of which operation, declared where the test is parametrised and checked when it runs.
 
 A test names its operations through ``holds`` or ``holds_each``, which also run it on every architecture that has them.
 The declaration is the parametrisation, so that it cannot outlive the test, and a run in which a declared operation is
-not executed fails, so that it cannot say more than the test does.
+not executed fails, so that it cannot claim more than the test does.
 """
 
 from __future__ import annotations

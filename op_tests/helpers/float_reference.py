@@ -161,7 +161,7 @@ def check(
     machine: Machine, text: str, bits: tuple[int, int], count: int, want: Callable[..., int],
     operands: Iterable[list[list[int]]] | None = None, destination: int = 10,
 ) -> None:  # fmt: skip
-    """Hold an operation on v0, v2, v4 to a function of their codes.
+    """Compare an operation on v0, v2, v4 with a function of their codes.
 
     Args:
         machine: its mode and architecture apply.

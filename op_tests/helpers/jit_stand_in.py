@@ -2,9 +2,9 @@
 
 ``hipcc`` here is a shell script that answers like ROCm's: it knows ``--version``, plans (``-###``), compiles the device
 pass by copying canned device code, the host pass with gcc, assembles, and links. As the real one does, it takes an
-assembly file in a call without ``-c`` for a HIP source and compiles it twice, and C++ without ``-x`` for HIP. The
-sources of these tests are therefore plain C++ without HIP; that the real clang obeys the same commands is shown apart,
-in test_jit_toolchain.py.
+assembly file in a call without ``-c`` as a HIP source and compiles it twice, and C++ without ``-x`` as HIP. The
+sources of these tests are therefore plain C++ without HIP; that the real clang obeys the same commands is tested in
+test_jit_toolchain.py.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def device_code(arch: str) -> bytes:
 
 @dataclass
 class StandIn:
-    """A folder with a stand-in hipcc, a module that it builds, and a cache directory of its own."""
+    """A folder with a stand-in hipcc, a module that it builds, and its own cache directory."""
 
     folder: Path
 
@@ -135,7 +135,7 @@ class StandIn:
         return path
 
     def module(self, name: str = "sample", **keys: Any) -> str:
-        """Describe a module in a JSON of its own and register it."""
+        """Describe a module in its own JSON and register it."""
         keys.setdefault("srcs", ["sample.cu"])
         path = self.write(f"{name}.json", json.dumps({name: keys}))
         registry._registered.pop(name, None)
@@ -206,7 +206,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def library_value(entry: cache.Entry) -> int:
-    """Call ``value()`` of a built sample in a process of its own, so that nothing stays loaded here."""
+    """Call ``value()`` of a built sample in its own process, so that nothing stays loaded here."""
     code = f"import ctypes; print(ctypes.CDLL({str(entry.library)!r}).value())"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 

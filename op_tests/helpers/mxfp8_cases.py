@@ -157,7 +157,7 @@ def embedded(tensor: torch.Tensor, fill: int, margin: int = 64) -> torch.Tensor:
 
 
 def refusal_on_gfx942(stub: str, arguments: str, **environment: str) -> str:
-    """Call a stub in a process of its own, whose device is a gfx942, and return the ArchError's message."""
+    """Call a stub in its own process, whose device is a gfx942, and return the ArchError's message."""
     program = f"""
 import torch
 from hipforge import emulator

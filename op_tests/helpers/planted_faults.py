@@ -31,7 +31,7 @@ def planted(
     Args:
         root: an empty directory of the test's own; the last part of its path must be unlike those of other faults.
         shipped: the stub.
-        source: the file with the line, below csrc/; ``line`` stands in it once. A header below csrc/include takes the
+        source: the file with the line, below csrc/; ``line`` occurs in it once. A header below csrc/include takes the
             shipped one's place.
         line: what is replaced; nothing if it is empty.
         becomes: by what.

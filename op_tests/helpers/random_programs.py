@@ -4,7 +4,7 @@ Each is a function of four words, private tables, a slice of LDS and a slice of 
 they are unsigned where it matters, shifts are masked, divisors are odd, indices are masked, float-to-integer
 conversions are guarded, every half-precision operation is rounded where it is written, and NaNs are made canonical
 where their bits become visible. The operands of unsigned divisions are hidden from the optimiser: clang 22 at -O0
-divides sign-extended bytes as if they were 7-bit numbers (AMDGPU's 24-bit division), which is the compiler's mistake.
+divides sign-extended bytes as if they were 7-bit numbers (AMDGPU's 24-bit division), which is a compiler bug.
 So are what is assigned in the cases of a switch (its structurizer moves free instructions such as element extractions
 out of a case and onto other paths, llvm-project#183792) and what is rounded to half precision (it fuses a product with
 the addend +0, which loses the sign of a negative zero, takes 0 - x for -x, and packs a constant -0 as +0), and the
@@ -112,7 +112,7 @@ class Writer:
         return f"({a} {self.pick('+', '-', '*')} {b})"
 
     def element(self, kind: str, depth: int) -> str | None:
-        """An element of a vector at an index that only the machine knows."""
+        """An element of a vector at an index that is known only at run time."""
         fitting = [name for name, (element, _) in VECTORS.items() if element == kind and self.variables[name]]
         if not fitting:
             return None

@@ -112,7 +112,7 @@ class Simulation:
         for expert in range(self.config.num_local_experts):
             factor = torch.where(chosen == expert, weights, 0).sum(-1, keepdim=True)
             gate_up, down = experts.gate_up_proj[expert].double(), experts.down_proj[expert].double()
-            if hasattr(mlp, "router"):  # stored [in, out], gate and up by turns
+            if hasattr(mlp, "router"):  # stored [in, out], gate and up interleaved
                 y = bf16(x @ gate_up + experts.gate_up_proj_bias[expert].double())
                 y = mxfp8(_swiglu(y[:, ::2], y[:, 1::2], *clamp)) @ down + experts.down_proj_bias[expert].double()
             else:

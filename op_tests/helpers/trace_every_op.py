@@ -104,7 +104,7 @@ def loaded(name: str, folder: Path) -> dict[str, Any]:
 
 
 def copied(value: Any) -> Any:
-    """A copy that later calls do not write; expanded tensors, which ops only read, stay what they are."""
+    """A copy that later calls do not write; expanded tensors, which ops only read, are not copied."""
     return value.clone() if torch.is_tensor(value) and 0 not in value.stride() else value
 
 

@@ -17,7 +17,7 @@ E4M3, E5M2 = hipforge.ops.core.fp8.fp8_dtypes("cpu")
 
 
 def rounded(x, dtype):
-    """The definition, written in float64 and apart from the package: one scale, clamp, cast, and back."""
+    """The definition, written in float64 and independent of the package: one scale, clamp, cast, and back."""
     limit = torch.finfo(dtype).max
     scale = (limit / max(x.double().abs().max().item(), 1e-12)) if x.numel() else 1.0
     scale = torch.tensor(scale, dtype=torch.float64).float()

@@ -250,7 +250,7 @@ def test_a_decode_step_is_a_batch_of_one_query_length(batch, expected):
 
 @pytest.mark.parametrize("fp8", [True, False])
 def test_a_step_over_one_buffer_of_keys_and_values(fp8):
-    """Rotation, write and attention over [blocks, Hkv, block_size, 2 D] equal those over caches of their own."""
+    """Rotation, write and attention over [blocks, Hkv, block_size, 2 D] equal those over their own caches."""
     torch.manual_seed(0)
     dtype, bytes_of = (OWN, torch.uint8) if fp8 else (torch.bfloat16, torch.int16)
     both = torch.randn(4, 2, 16, 128).bfloat16().to(dtype)
@@ -285,7 +285,7 @@ def test_a_step_over_one_buffer_of_keys_and_values(fp8):
 
 
 def test_sequences_with_unequally_many_tokens_and_an_output_in_fp8():
-    """Each sequence has the bits of a call of its own."""
+    """Each sequence has the bits of its own call."""
     torch.manual_seed(0)
     k_cache, v_cache = torch.randn(4, 16, 2, 128).bfloat16().split(64, dim=-1)
     tables, lengths = torch.tensor([[0, 1], [3, 2]], dtype=torch.int32), torch.tensor([20, 9], dtype=torch.int32)

@@ -151,7 +151,7 @@ def generated(model: Any, run: Callable[..., Any], batch: int) -> torch.Tensor:
 def test_one_decode_graph_of_the_whole_model_serves_batches_of_1_to_8(
     tmp_path: Path, one_for_all: bool, graphs: int
 ) -> None:
-    """By default torch makes a graph of its own for a batch of 1."""
+    """By default torch makes its own graph for a batch of 1."""
     model = loaded(write(small(), tmp_path), quantization_config=MXFP8Config())
     made = []
 

@@ -66,7 +66,7 @@ def test_shape_strides_and_offset_arrive_exactly(bound, view):
     facts = torch.full((32,), -1, dtype=torch.int64)
     bound(describe)(facts, x)
     expected = [5, x.dim(), x.data_ptr(), int(x.is_contiguous()), x.numel(), 4, 0, 0, *x.shape, *x.stride()]
-    if x.numel() == 0:  # an empty tensor has no address that means anything
+    if x.numel() == 0:  # the address of an empty tensor means nothing
         facts[2] = expected[2] = 0
     assert facts[: len(expected)].tolist() == expected
 

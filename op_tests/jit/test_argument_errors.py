@@ -1,4 +1,4 @@
-"""What every public op says to arguments that are not tensors or numbers, or are on a different device."""
+"""How every public op refuses arguments that are not tensors or numbers, or are on a different device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ``libamdhip64`` is loaded, with stand-ins for the library: found where ROCm keeps it, or an error that says."""
+"""Which ``libamdhip64`` is loaded, with stand-ins for the library: found where ROCm keeps it, or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""May this binary be used? Damage reads as a miss, the warm path does no work, and use protects from pruning."""
+"""May this binary be used? Damage counts as a miss, the warm path does no work, and use protects from pruning."""
 
 from __future__ import annotations
 

@@ -439,7 +439,7 @@ def test_a_lock_file_removed_between_opening_and_locking_it_guards_nothing(
     stand_in: StandIn,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two builders of one key at once is what removing lock files must not lead to."""
+    """Removing lock files must never lead to two builders of one key at once."""
     name = cache.build_name(stand_in.spec())
     path = stand_in.cache / "locks" / f"{name}.lock"
     make = locks._lock

@@ -66,7 +66,7 @@ def test_flags_of_one_source_reach_it_alone_and_come_last(box: Path) -> None:
 
 
 def test_a_header_named_by_a_relative_path_is_in_the_key_too(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ccache names them, whose base_dir makes the arguments of the compiler relative."""
+    """As ccache passes them: its base_dir makes the compiler's arguments relative."""
     compiler = box / "relative-g++"
     compiler.write_text(
         "#!/bin/sh\nfor word; do\n  shift\n"

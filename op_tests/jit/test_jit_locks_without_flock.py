@@ -1,4 +1,4 @@
-"""File systems without flock, as some network ones are: the soft lock takes its place."""
+"""File systems without flock, such as some network file systems: the soft lock is used instead."""
 
 from __future__ import annotations
 

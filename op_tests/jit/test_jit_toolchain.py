@@ -1,4 +1,4 @@
-"""Which compiler is taken, why the others are not, and that the real one obeys."""
+"""Which compiler is chosen, why the others are refused, and that the real one accepts the commands."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ extern "C" void launch(float* p, hipStream_t s) { scale<<<1, 64, 0, s>>>(p); }
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    """The installed clang, with the ROCm tree made from triton, in a cache of its own."""
+    """The installed clang, with the ROCm tree made from triton, in its own cache."""
     box = StandIn(tmp_path_factory.mktemp("real"))
     box.write("sample.cu", KERNEL)
     box.write("device_only.h", "#define WAVE 64\n")

@@ -23,7 +23,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 
 
 def others_can_write(path: Path) -> list[Path]:
-    """Everything at and below ``path`` that its group or others can write, links apart."""
+    """Everything at and below ``path`` that its group or others can write, except links."""
     every = [path, *path.rglob("*")]
     return [item for item in every if item.lstat().st_mode & 0o022 and not stat.S_ISLNK(item.lstat().st_mode)]
 
@@ -57,7 +57,7 @@ def test_whatever_the_umask_nobody_else_can_write_what_is_made(stand_in: StandIn
     done = stand_in.start_child(body)
     assert done.wait(60) == 0, done.communicate()
     assert stand_in.cache.is_dir()
-    # Lock files hold nothing, and of a failed build nothing is ever loaded.
+    # Lock files are empty, and nothing of a failed build is ever loaded.
     harmless = {*stand_in.cache.glob("locks/*"), *stand_in.cache.glob("failed/*/**/*")}
     assert set(others_can_write(stand_in.cache)) <= harmless
     assert not [path for path in others_can_write(stand_in.cache) if path.is_dir()]

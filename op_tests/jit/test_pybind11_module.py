@@ -83,7 +83,7 @@ def test_a_kernel_behind_pybind11_computes_exactly():
 
 def test_keywords_and_the_stubs_own_defaults_apply():
     out = torch.zeros(4)
-    for _ in range(2):  # the first call and a later one take different ways
+    for _ in range(2):  # the first call and a later one take different paths
         add_objects(x=torch.ones(4), out=out)
         assert out.tolist() == [2, 2, 2, 2]
 

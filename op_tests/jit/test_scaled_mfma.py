@@ -41,7 +41,7 @@ REFUSED = {
 
 
 def words(mnemonic: str, a_scale: int, b_scale: int) -> tuple[int, ...]:
-    """Encode a scaled MFMA with any two source operands as scales; LLVM 22 assembles no others than VGPRs.
+    """Encode a scaled MFMA with any two source operands as scales; LLVM 22 assembles VGPRs only.
 
     All other bits are those that LLVM gives the same instruction with v7 and v9 as scales (see the first test).
     """

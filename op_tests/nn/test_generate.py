@@ -63,7 +63,7 @@ def witness(name: str) -> tuple[Any, torch.Tensor]:
 def run(name: str, generated: int, change: Callable[[Decoder], None] | None = None) -> Run:
     """Run the prompt in chunks and then tokens one by one, whatever the model itself would choose."""
     source, sequence = witness(name)
-    model = FROM[name](source)  # quantising what quantising gave changes nothing
+    model = FROM[name](source)  # quantising quantised values changes nothing
     if change is not None:
         change(model)
     records: list[dict[str, list[torch.Tensor]]] = [{"in": [], "attention": [], "mlp": []} for _ in model.layers]
@@ -131,7 +131,7 @@ NAMES = tuple(sorted(FROM))
 def test_every_layer_is_that_of_float64_with_the_same_roundings(name: str) -> None:
     errors = per_layer(whole(name))
     assert max(errors.values()) <= PER_LAYER, errors
-    # and the halves are no small change, whose errors the stream would hide
+    # and what the halves add is not so small that the stream would hide its errors
     for record in whole(name).records:
         for part in ("attention", "mlp"):
             assert relative(record["in"] + record[part], record["in"]) > 0.1

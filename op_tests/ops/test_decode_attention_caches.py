@@ -70,7 +70,7 @@ def test_other_strides_say_nothing(kind: str) -> None:
     q, k, v, lengths = _case(kind)
     whole = CACHES[kind].attend(q, k, v, lengths)
     keys_last = [part.transpose(1, 2).contiguous().transpose(1, 2) for part in (k, v)]
-    assert keys_last[0].stride(1) < k.stride(1)  # a row's own bytes: the closest that rows stand
+    assert keys_last[0].stride(1) < k.stride(1)  # a row's own bytes: the smallest distance of rows
     assert torch.equal(CACHES[kind].attend(q, *keys_last, lengths), whole)
     one_head = [part[:, :, :1].expand(-1, -1, HEADS, -1) for part in (k, v)]
     copies = [part.contiguous() for part in one_head]

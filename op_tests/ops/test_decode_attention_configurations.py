@@ -180,7 +180,7 @@ def test_every_shipped_variant_keeps_the_limits(arch):
 def test_the_heuristic_of_splits():
     assert split_k_heuristic(1, 1, 8192) == 129  # 8192 / 128 is 64, not less
     assert split_k_heuristic(64, 1, 8192) == 16
-    assert split_k_heuristic(1, 1, 1) == 2  # ceil(1/1) is no multiple of 64
+    assert split_k_heuristic(1, 1, 1) == 2  # ceil(1/1) is not a multiple of 64
     assert split_k_heuristic(1, 8, 8192) == 64
     assert split_k_heuristic(512, 8, 8192) == 1
     assert split_k_heuristic(1, 1, 1 << 20) == 512

@@ -1,4 +1,4 @@
-"""What decode attention executes without any option, held to what it took before it had options."""
+"""What decode attention executes without any option, compared with what it executed before it had options."""
 
 from __future__ import annotations
 

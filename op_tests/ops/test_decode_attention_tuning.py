@@ -59,7 +59,7 @@ def test_one_block_of_keys_has_nothing_to_split() -> None:
 
 
 def assert_counts_agree(predicted, counted, whole) -> None:
-    """Hold the work that a tuner extrapolates against the counts of the launches and those of the full size."""
+    """Compare the work that a tuner extrapolates with the counts of the launches and those of the full size."""
     for work, launch, full in zip(predicted, counted.kernels, whole, strict=True):
         assert full is not None
         assert work.workgroups == math.prod(launch.grid) and 64 * work.waves_per_workgroup == math.prod(launch.block)

@@ -82,7 +82,7 @@ def calls(monkeypatch):
     return made
 
 
-# ---- the order of S1.4 -----------------------------------------------------------------------------------------------
+# ---- the order of the paths ------------------------------------------------------------------------------------------
 
 
 def test_an_output_dtype_other_than_bf16_is_none(calls):

@@ -50,7 +50,7 @@ def quantise_agrees(op: Callable[..., None]) -> bool:
 
 
 def norm_agrees(op: Callable[..., None]) -> bool:
-    """1 + w is halfway between two bf16 numbers, n is 1.5 or 0.5: exact but for the one rounding of y."""
+    """1 + w is halfway between two bf16 numbers, n is 1.5 or 0.5: exact except for the one rounding of y."""
     step = torch.finfo(torch.bfloat16).eps
     x = torch.tensor([1.5] * 24 + [0.5] * 40).bfloat16()[None]
     weight = torch.full((64,), step / 2).bfloat16()

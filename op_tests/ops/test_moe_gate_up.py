@@ -47,7 +47,7 @@ def bias_of(case: Moe) -> torch.Tensor:
 
 
 def separately(case: Moe, bias: torch.Tensor | None, **activation: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a GEMM with tests of its own and the launch for SwiGLU and quantisation make, in two launches."""
+    """What a GEMM with its own tests and the launch for SwiGLU and quantisation make, in two launches."""
     gate_up = torch.zeros(case.slots, case.w.shape[1], dtype=torch.bfloat16)
     mxfp8_grouped_split(*arguments(case), gate_up, case.slots, case.a_div, case.block_m, None, bias, waves=2)
     return hipforge.swiglu_mxfp8(gate_up, **activation)

@@ -73,7 +73,7 @@ def packed_sorting(topk_ids: torch.Tensor, block: int, experts: int) -> tuple[to
         entries += mine
         tiles += [expert] * (len(mine) // block)
     length = topk_ids.numel() + experts * block - top_k
-    sorted_ids = torch.zeros(length, dtype=torch.int32)  # 0 is slot 0 of token 0: what must not be believed
+    sorted_ids = torch.zeros(length, dtype=torch.int32)  # 0 reads as slot 0 of token 0, a real one
     sorted_ids[: len(entries)] = torch.tensor(entries, dtype=torch.int32)
     sorted_experts = torch.full((-(-length // block),), -1, dtype=torch.int32)
     sorted_experts[: len(tiles)] = torch.tensor(tiles, dtype=torch.int32)

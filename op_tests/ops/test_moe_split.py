@@ -48,7 +48,7 @@ def run(case: Moe, rows: int = 16, waves: int = 4, out: torch.Tensor | None = No
 @pytest.mark.parametrize("order", ("forward", "reverse", "random"))
 @pytest.mark.parametrize(("rows", "waves"), INSTANCES)
 def test_every_instance_is_exact_on_integers_under_all_checks(arch: str, rows: int, waves: int, order: str) -> None:
-    # 37 steps, the last partial: every wave has others than its neighbour; two tiles and a bit of columns, three of
+    # 37 steps, the last partial: each wave has other steps than its neighbour; two tiles and a bit of columns, three of
     # slots at 16 rows and two at 32, experts with one slot, with none, and with more than a tile of 20.
     owners = (*(1,) * 35, 3, *(4,) * 5)
     case = exact(owners, 6, 37, 36 * 128 + 96, a_div=3, block_m=20, weighted=True, scales=(126, 128))

@@ -1,4 +1,4 @@
-"""The MXFP4 bench holds the kernel to the reference and reports counts, not times, on the emulator."""
+"""The MXFP4 bench compares the kernel with the reference and reports counts, not times, on the emulator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 def invoke(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
     monkeypatch.setattr(bench, "SHAPES", ((4, 32, 64),))
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)  # what it saves is not this test's
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)  # what it saves does not matter here
     result = CliRunner().invoke(bench.main, ["--skip-start-up", "--repeats", "1", *words])
     return f"{result.exit_code} {result.exception if result.exit_code else ''}"
 

@@ -40,7 +40,7 @@ def run(case: Operands, rows: int = 16, waves: int = 4, bias: torch.Tensor | Non
 @pytest.mark.parametrize("order", ("forward", "reverse", "random"))
 @pytest.mark.parametrize(("rows", "waves"), INSTANCES)
 def test_every_instance_is_exact_on_integers_under_all_checks(arch: str, rows: int, waves: int, order: str) -> None:
-    # 37 steps, the last partial: every wave has others than its neighbour; two and a bit tiles each way.
+    # 37 steps, the last partial: each wave has other steps than its neighbour; two and a bit tiles each way.
     case = integers(2 * rows + 5, 37, 36 * 128 + 96, scales=(126, 128))
     with emulator.options(checks="all", wave_order=order):
         assert_bits(run(case, rows, waves), oracle(case, arch))

@@ -125,7 +125,7 @@ FINITE = [bits for bits in range(65536) if split(bits & 0x7FFF, 7) is not None]
 
 
 def own_blocks(values):
-    """Each value in a block of its own, the rest zeros."""
+    """Each value in its own block, the rest zeros."""
     blocks = torch.zeros(values.numel(), BLOCK, dtype=values.dtype)
     blocks[:, 0] = values
     return blocks

@@ -213,7 +213,7 @@ def test_bytes_moved_are_the_least_possible(rows, cols, dtype):
     least = 7 * x.numel() + 2 * cols + 2 * buffer.numel()
     assert least <= counted.unique_bytes <= 1.02 * least
     assert counted.tensors["weight"].loaded == 2 * cols * rows
-    # The only narrower access: the last chunk of a row that is no multiple of 16 codes.
+    # The only narrower access: the last chunk of a row that is not a multiple of 16 codes.
     assert wrong_width(counted.by_mnemonic) == (["global_store_dwordx2"] if cols // 8 % 2 else [])
     assert counted.scratch_bytes == 0
 

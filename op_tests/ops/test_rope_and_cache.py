@@ -342,7 +342,7 @@ def test_elements_are_moved_once_and_in_one_launch():
     assert (counted.tensors["q_out"].loaded, counted.tensors["q_out"].stored) == (0, q_out.nbytes)
     for name, tensor in (("k_cache", given.k), ("v_cache", given.v)):
         assert (counted.tensors[name].loaded, counted.tensors[name].stored) == (0, tensor.numel())
-    # The caches get lines of their own, q and the tables are read once: at most 5 % over that, in arguments and scales.
+    # The caches get their own lines, q and the tables are read once: at most 5 % over that, in arguments and scales.
     rows = given.positions.unique().numel() * given.cos_sin.shape[1] * 4
     least = given.q.nbytes * 2 + given.k.nbytes * 3 + rows + given.positions.nbytes + given.slots.nbytes
     assert least <= counted.unique_bytes <= 1.05 * least

@@ -1,4 +1,4 @@
-"""The skinny GEMM's rules for configurations: each refuses what it must, with its reason, and all who ask agree."""
+"""The skinny GEMM's rules for configurations: each refuses what it must, with its reason, and all callers agree."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ REFUSED = [
     ({"split_k": 5}, "split_k must be 1 to 4, the number of k blocks of k=1024; got 5"),
 ]
 
-# The same rules from their other side.
+# The same rules, where they accept.
 ACCEPTED = [
     {},
     {"op_m": 32, "ops": 8},
@@ -145,7 +145,7 @@ def test_a_row_for_another_architecture_is_refused(tmp_path):
 
 @pytest.mark.parametrize("tile", [(8, 1, 2, 4), (16, 2, 3, 4)])
 def test_the_modules_guards_refuse_exactly_what_the_rules_refuse(tile):
-    """The raw op has no rules of Python's before it, so that what it raises is the module's own."""
+    """The stub checks no rules in Python, so what it raises comes from the module."""
     generator = random.Random(0)
     m, n, k = 3, 40, K
     a, b = torch.ones(m, k).to(FORMATS[ARCH]), torch.ones(n, k).to(FORMATS[ARCH]).t()

@@ -29,7 +29,7 @@ def test_every_batch_size_is_within_the_bounds(k: int, n: int) -> None:
     for m in sorted((*DECODE_M, *ODD_M)):
         operands = (case.xq[:m], case.xs[:m], case.wq, case.ws)
         got = mxfp8_gemv(*operands)
-        if got is None:  # untuned and past 16 rows: the kernel takes it all the same
+        if got is None:  # untuned and past 16 rows: the kernel takes it anyway
             assert (k, n) == (4096, 4096) and m > 16
             got = smallm_mxfp8_mfma(*operands, torch.bfloat16)
         assert_close(got, reference[:m])

@@ -354,5 +354,5 @@ def test_more_than_2_gib_of_weight_is_refused_before_anything_is_touched() -> No
 def test_another_architecture_is_refused_before_a_build_and_again_before_a_launch() -> None:
     message = "gfx950.*gfx942"
     assert re.search(message, refusal_on_gfx942("smallm_mxfp8_mfma_out", "None, 1, 1", HIPFORGE_EMULATE="gfx942"))
-    # The Python side believes in a gfx950; the module asks the device itself.
+    # The Python side assumes a gfx950; the module asks the device itself.
     assert re.search(message, refusal_on_gfx942("smallm_mxfp8_mfma_out", "None, 1, 1"))

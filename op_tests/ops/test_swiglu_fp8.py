@@ -173,7 +173,7 @@ def test_bytes_moved_are_the_least_possible(rows, d, dtype):
     assert (tensors["next_buffer"].loaded, tensors["next_buffer"].stored) == (0, 2 * buffer.numel())
     least = 5 * rows * d + 2 * buffer.numel()  # the scale and the arguments are the rest
     assert least <= counted.unique_bytes <= 1.02 * least
-    # The only narrower access: the last chunk of a result that is no multiple of 16 codes.
+    # The only narrower access: the last chunk of a result that is not a multiple of 16 codes.
     assert wrong_width(counted.by_mnemonic) == (["global_store_dwordx2"] if rows * d // 8 % 2 else [])
     assert counted.scratch_bytes == 0
 

@@ -21,7 +21,7 @@ GEMM = ("--shapes", "64,256", "-m", "1")
 
 @dataclass(frozen=True)
 class Script:
-    """What a script is asked: its family, the arguments of a tiny problem, and names to replace in its tuner."""
+    """What a script is given: its family, the arguments of a tiny problem, and names to replace in its tuner."""
 
     family: str
     arguments: tuple[str, ...] = GEMM

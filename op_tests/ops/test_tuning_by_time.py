@@ -1,4 +1,4 @@
-"""Tuners choose by the model of time: who is timed, what a tie goes to, why M = 8 comes out as it does."""
+"""Tuners choose by the model of time: which candidates are timed, how ties are broken, and what decides at M = 8."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Fuzzed calls of every public op: half of them good, half with spoilt arguments.
 
-Each ends in a result that an oracle of its own finds right, in None, or in an exception of hipforge's. Anything else is
+Each ends in a result that its own oracle finds right, in None, or in an exception of hipforge's. Anything else is
 written down: a crash, another exception, a wrong result, a good call refused, a kernel that had to be stopped (a guard
 let through what no GPU survives), an argument changed that the op does not write.
 """
@@ -36,7 +36,7 @@ from stress.mutations import spoilt
 
 OPS: tuple[Op, ...] = (*gemms.OPS, *quantised.OPS, *routing.OPS, *attention.OPS)
 HERE = Path(__file__).parent
-# No guard stands behind these: nothing but the op's own checks keeps a caller from them.
+# No guard backs these up: only the op's own checks refuse such a call.
 FAULTS = (BuildError, LaunchError, MissingModuleError, ToolchainError)
 
 
@@ -72,7 +72,7 @@ def changed_input(op: Op, before: Arguments, after: Arguments) -> str | None:
 
 
 def reaches_kernel(op: Op, arguments: Arguments) -> bool:
-    """Whether the op's own account says that a kernel runs; ops without a planner compose ops that have one."""
+    """Whether explain says that a kernel runs; ops without a planner compose ops that have one."""
     try:
         return hipforge.explain(op.name, **arguments).path == "kernel"
     except GuardError:
@@ -156,7 +156,7 @@ def work(seed: int, first: int, end: int) -> None:
 
 
 def run(seed: int, first: int, end: int, arch: str) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Make calls in processes of their own; a process that dies is replaced, and its call counts as a crash."""
+    """Make calls in their own processes; a process that dies is replaced, and its call counts as a crash."""
     ended: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
     while first < end:

@@ -132,7 +132,7 @@ def use(raw: bytes) -> str:
 
 
 class TookTooLong(Exception):
-    """An object that is not done with in time."""
+    """An object that takes too long."""
 
 
 def work(seed: int, first: int, end: int, files: list[str]) -> None:
@@ -168,7 +168,7 @@ def work(seed: int, first: int, end: int, files: list[str]) -> None:
 
 
 def run(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[str]]:
-    """Use ``count`` damaged objects in processes of their own; one that dies is replaced, and counts as a crash."""
+    """Use ``count`` damaged objects in their own processes; one that dies is replaced, and counts as a crash."""
     files = [str(path) for path in make(folder / "objects")]
     return supervised(
         lambda first: f"from stress import objects\nobjects.work({seed}, {first}, {count}, {files!r})\n", count, seed

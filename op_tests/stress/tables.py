@@ -119,7 +119,7 @@ for row in json.load(sys.stdin):
 
 
 def writes(seed: int, writers: int, rows: int, folder: Path) -> tuple[Counter[str], list[str]]:
-    """Let tuners write rows of their own into one table, a third of them killed: every row they reported is in it."""
+    """Let tuners write their own rows into one table, a third of them killed: every row they reported is in it."""
     choose = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tuned.csv"

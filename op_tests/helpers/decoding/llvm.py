@@ -51,7 +51,7 @@ def objdump(path: Path, arch: str) -> list[Line]:
 
 
 def llvm_texts(items: Sequence[bytes], arch: str, folder: Path) -> list[Line | None]:
-    """Return LLVM's reading of the first instruction of each item, None where it is none.
+    """Return LLVM's reading of the first instruction of each item, None where there is none.
 
     Every item starts a slot of 32 bytes filled with s_nop, so that a wrong length cannot shift the next one.
     """
@@ -69,7 +69,7 @@ def llvm_texts(items: Sequence[bytes], arch: str, folder: Path) -> list[Line | N
     return found
 
 
-# Encodings that LLVM prints but that are no instructions of these machines, or that the emulator leaves out on purpose.
+# Encodings that LLVM prints but that these machines do not have, or that the emulator leaves out on purpose.
 EXCLUDED: tuple[tuple[str, str], ...] = (
     (r"/\*", "LLVM itself marks an operand as invalid"),
     (r"scalar reg isn't aligned", "a misaligned scalar tuple"),

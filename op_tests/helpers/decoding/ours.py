@@ -21,7 +21,7 @@ class Decoder:
     library: ctypes.CDLL
 
     def __call__(self, code: bytes, arch: str) -> tuple[int, str]:
-        """Return the length and the text of the first instruction; (0, "") if it is none."""
+        """Return the length and the text of the first instruction; (0, "") if there is none."""
         text = ctypes.create_string_buffer(400)
         size = self.library.disassemble_one(code, len(code), ARCHS.index(arch), text, len(text))
         return size, text.value.decode()

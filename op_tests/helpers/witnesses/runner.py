@@ -1,4 +1,4 @@
-"""Run one witness on the emulator and hold its results to its reference."""
+"""Run one witness on the emulator and compare its results with its reference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_problem(witness: Witness, arch: str, seed: int, omission: Omission | No
 
 
 def run(witness: Witness, arch: str, seed: int = 0) -> None:
-    """Compile `witness` for `arch`, check what it became, and hold its outputs to the reference, twice.
+    """Compile `witness` for `arch`, check what it became, and compare its outputs with the reference, twice.
 
     The first run takes the executor's plain path; the second has every checker on and advances waves and work-groups
     in random order.
