@@ -63,11 +63,11 @@ def tuner_of(family: str) -> Tuner[Any, Any]:
     Raises:
         ConfigError: there is no such family.
     """
-    for room in FAMILIES:
-        if room.table == family:
-            found: Tuner[Any, Any] = importlib.import_module(f"hipforge.ops.{room.name}.tuner").TUNER
-            return found
-    raise ConfigError(f"no op family has a table {family!r}; there are {', '.join(room.table for room in FAMILIES)}")
+    homes = {room.table: room.name for room in FAMILIES}
+    if family not in homes:
+        raise ConfigError(f"no op family has a table {family!r}; there are {', '.join(homes)}")
+    found: Tuner[Any, Any] = importlib.import_module(f"hipforge.ops.{homes[family]}.tuner").TUNER
+    return found
 
 
 def row_for(

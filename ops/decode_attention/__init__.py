@@ -91,20 +91,14 @@ def _plain(
     return Call(q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, **given)
 
 
-class _Options(Options, total=False):
-    """What both functions take only by name, except what decides how many results there are."""
-
-    lse_out: torch.Tensor | None
-
-
-class _PlainOptions(_Options, total=False):
+class _PlainOptions(Options, total=False):
     """What :func:`decode_attention_fp8` takes by name."""
 
     split_k: int | None
     force_kernel_config: Forced
 
 
-class _PackedOptions(_Options, total=False):
+class _PackedOptions(Options, total=False):
     """What :func:`decode_attention_splitk` takes by name."""
 
     num_groups: int | None

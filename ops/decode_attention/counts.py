@@ -34,7 +34,7 @@ from hipforge.ops.decode_attention.family import (
     ranges,
     waves_per_range,
 )
-from hipforge.ops.decode_attention.kernels import RunOptions, run_decode_attention, run_int4
+from hipforge.ops.decode_attention.kernels import Options, run_decode_attention, run_int4
 from hipforge.tuning import model
 from hipforge.tuning.tuner import relative_error
 
@@ -50,7 +50,7 @@ _COUNTS = ("instructions", "vector", "matrix_cycles", "loaded", "trips")  # of C
 
 
 def run(
-    parts: AttentionOperands, configuration: Mapping[str, int], **options: Unpack[RunOptions]
+    parts: AttentionOperands, configuration: Mapping[str, int], **options: Unpack[Options]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel in one configuration and return (out, log-sum-exp)."""
     if parts.num_groups:

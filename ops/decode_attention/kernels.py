@@ -32,13 +32,8 @@ class Options(TypedDict, total=False):
     out_scale: torch.Tensor | None
     scale_out: torch.Tensor | None
     out: torch.Tensor | None
+    lse_out: torch.Tensor | None
     workspace: torch.Tensor | None
-
-
-class RunOptions(Options, total=False):
-    """What every kernel takes by name."""
-
-    lse: torch.Tensor | None
 
 
 def _variant(
@@ -200,13 +195,13 @@ def _run(
     out_scale: torch.Tensor | None = None,
     scale_out: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
+    lse_out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Call a stub, whose ``configuration`` ends with the splits, on what it takes, and return (out, lse)."""
     splits, (block_tables, seqlens) = configuration[-1], pages
     out = empty_output(q, out_scale is not None or scale_out is not None) if out is None else out
-    lse = empty_lse(q) if lse is None else lse
+    lse = empty_lse(q) if lse_out is None else lse_out
     partial = partial_lse = None
     if splits > 1 and workspace is None:
         rows = q.numel() // q.shape[-1]
@@ -236,7 +231,7 @@ def run_decode_attention(
     *,
     scale: float,
     configuration: Mapping[str, int],
-    **options: Unpack[RunOptions],
+    **options: Unpack[Options],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel in one explicit configuration: what the planner calls, and a tuner.
 
@@ -263,7 +258,7 @@ def run_decode_attention(
         scale_out: uint8 or float8_e8m0fnu [tokens, Hq * D / 32], written: out is MX-FP8 of the float32 result.
         out: contiguous, of q's shape, to write into: of q's dtype, or float32 for the result before any rounding; fp8
             with a scale.
-        lse: contiguous float32 [B, Hq, Mq] ([Hq, tokens]) to write into.
+        lse_out: contiguous float32 [B, Hq, Mq] ([Hq, tokens]) to write into.
         workspace: uint8 [bytes] for what the splits give, at least :func:`workspace_bytes`; allocated if None.
 
     Returns:
@@ -294,7 +289,7 @@ def run_int4(
     *,
     scale: float,
     configuration: Mapping[str, int],
-    **options: Unpack[RunOptions],
+    **options: Unpack[Options],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the int4 kernel on q [B, Mq, Hq, D] and k, v int32 [pages, page_size, Hkv, num_groups + D/8].
 
@@ -316,7 +311,7 @@ def run_half(
     *,
     scale: float,
     configuration: Mapping[str, int],
-    **options: Unpack[RunOptions],
+    **options: Unpack[Options],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel for a cache of q's dtype on q [B, Mq, Hq, D] and k, v [pages, page_size, Hkv, D].
 

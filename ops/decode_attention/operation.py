@@ -115,7 +115,7 @@ def decode_attention(
     given: dict[str, Any] = {
         "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale, "configuration": taken.configuration,
         "sinks": sinks, "window": window, "softcap": softcap, "out_scale": out_scale, "scale_out": scale_out,
-        "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q, "causal": causal, "out": out, "lse": lse_out,
+        "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q, "causal": causal, "out": out, "lse_out": lse_out,
         "workspace": workspace,
     }  # fmt: skip
     if num_groups is not None:

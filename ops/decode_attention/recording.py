@@ -68,7 +68,7 @@ def record(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> 
     pairs = cell.batch * cell.kv_heads
     most = pairs * max(cell.group, math.ceil(cell.group / BLOCK_M) * splits)
     return sample(
-        lambda: run(parts, configuration, out=out, lse=lse, workspace=workspace),
+        lambda: run(parts, configuration, out=out, lse_out=lse, workspace=workspace),
         whole_groups(cell, configuration, xcds),
         range(0, most, xcds),
     )

@@ -16,7 +16,14 @@ import torch
 
 from hipforge import archs
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import Described, require_dtype, require_rank, require_shape
+from hipforge.ops.core.checks import (
+    Described,
+    require_device,
+    require_dtype,
+    require_operand,
+    require_rank,
+    require_shape,
+)
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.tuned import NEXT, USE_HIP, Column, TableSchema, TunedRow, Value, gemm_shape
@@ -107,16 +114,11 @@ class Problem:
         require_dtype("scale", scale, (torch.float32,))
         if tuple(scale.shape) not in ((), (1,)) and set(scale.shape) != {1}:
             raise GuardError(f"scale must be one float32; got shape {tuple(scale.shape)}")
-        tensors = {"b": b, "scale": scale}
-        if output is not None:
-            require_dtype("output", output, (torch.float16,))
-            require_shape("output", output, (m, n), "[m, n]")
-            if isinstance(output, torch.Tensor) and not output.is_contiguous():
-                raise GuardError(f"output must be contiguous; got strides {output.stride()}")
-            tensors["output"] = output
-        for name, tensor in tensors.items():
-            if tensor.device != a.device:
-                raise GuardError(f"{name} must be on the device of a ({a.device}); got {tensor.device}")
+        require_device("b", b, a.device)
+        require_device("scale", scale, a.device)
+        require_operand("output", output, (torch.float16,), (m, n), "[m, n]", a.device)
+        if isinstance(output, torch.Tensor) and not output.is_contiguous():
+            raise GuardError(f"output must be contiguous; got strides {output.stride()}")
         return cls(m, n, k, a.dtype, a.device, split_k, deterministic)
 
 

@@ -31,6 +31,12 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "smallm_mxfp8_gemv": smallm_mxfp8_gemv,
     "smallm_mxfp8_mfma": smallm_mxfp8_mfma,
 }
+# Those that add a bias have one dtype of results.
+WITH_BIAS: dict[str, Callable[..., torch.Tensor]] = {
+    wave_split.KERNEL: wave_split.mxfp8_wave_split,
+    k_packed.KERNEL: k_packed.mxfp8_k_packed,
+    tile_kernel.KERNEL: tile_kernel.mxfp8_gemm_tiles,
+}
 
 # What the model has to know of the kernels' pipelines.
 GEMV_WAVES = 4
@@ -77,16 +83,9 @@ def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
 
 
 def _run(choice: Choice, parts: Operands) -> torch.Tensor:
-    if choice.kernel == wave_split.KERNEL:
-        rows, waves = choice.configuration["rows"], choice.configuration["waves"]
-        return wave_split.mxfp8_wave_split(*parts, rows=rows, waves=waves)
-    if choice.kernel == k_packed.KERNEL:
-        columns, groups, waves = choice.configuration.values()
-        return k_packed.mxfp8_k_packed(*parts, columns=columns, groups=groups, waves=waves)
-    if choice.kernel == tile_kernel.KERNEL:
-        tile, k_splits = choice.configuration["tile"], choice.configuration["k_splits"]
-        return tile_kernel.mxfp8_gemm_tiles(*parts, tile=tile, k_splits=k_splits)
-    return KERNELS[choice.kernel](*parts, torch.bfloat16, **choice.configuration)
+    if choice.kernel in KERNELS:
+        return KERNELS[choice.kernel](*parts, torch.bfloat16, **choice.configuration)
+    return WITH_BIAS[choice.kernel](*parts, **choice.configuration)
 
 
 def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:

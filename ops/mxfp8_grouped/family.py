@@ -16,9 +16,9 @@ from hipforge.errors import GuardError
 from hipforge.ops.core.checks import (
     Described,
     require_device,
-    require_dtype,
     require_int,
     require_last_multiple,
+    require_operand,
     require_rank,
     require_shape,
     require_tensor,
@@ -108,13 +108,13 @@ class Problem:
         require_rank("a_q", a_q, 2, "[M_act, K]")
         require_rank("w", w, 3, "[E, N, K]")
         fnuz = has_fnuz(a_q=a_q, w=w)
-        require_dtype("a_scale", a_scale, SCALES)
-        require_dtype("w_scale", w_scale, SCALES)
         (m_act, k), (experts, n, _) = a_q.shape, w.shape
         require_shape("w", w, (experts, n, k), "its K is that of a_q")
+        require_device("w", w, a_q.device)
         require_last_multiple("a_q", a_q, BLOCK)
-        require_shape("a_scale", a_scale, (m_act, k // BLOCK), f"one byte per {BLOCK} elements of a_q")
-        require_shape("w_scale", w_scale, (experts, n, k // BLOCK), f"one byte per {BLOCK} elements of w")
+        for name, scale, rows in (("a", a_scale, (m_act,)), ("w", w_scale, (experts, n))):
+            shape, why = (*rows, k // BLOCK), f"one byte per {BLOCK} elements of {name}"
+            require_operand(f"{name}_scale", scale, SCALES, shape, why, a_q.device)
         if block_m < 1 or a_div < 1 or slots < 0:
             raise GuardError(
                 "block_m and a_div must be positive and num_valid_tokens not negative; "
@@ -125,8 +125,6 @@ class Problem:
                 f"a_q must have a row for each {a_div} of the {slots} slots (num_valid_tokens), {-(-slots // a_div)}; "
                 f"got M_act={m_act}"
             )
-        for name, operand in {"a_scale": a_scale, "w": w, "w_scale": w_scale}.items():
-            require_device(name, operand, a_q.device)
         require_torch_dtype("out_dtype", out_dtype)
         has_weight = mul_weight_by is not None
         all_fnuz = a_q.dtype == w.dtype == torch.float8_e4m3fnuz
