@@ -79,8 +79,9 @@ def _plan(
     if not 0 <= shared_experts <= MAX_SHARED:
         raise GuardError(f"shared_experts must be 0 to {MAX_SHARED}; got {shared_experts}")
     size = experts // (groups or 1)
-    odd = f"Triton groups are a power of two of experts; these have {size}" if size & (size - 1) and groups else None
-    return plan_kernel("topk_gating", logits.device, None, unavailable(logits.device) or odd)
+    uneven = groups is not None and size & (size - 1)
+    refusal = f"Triton groups are a power of two of experts; these have {size}" if uneven else None
+    return plan_kernel("topk_gating", logits.device, None, unavailable(logits.device) or refusal)
 
 
 def _new(logits: torch.Tensor, k: int, shared_experts: int) -> tuple[torch.Tensor, torch.Tensor]:

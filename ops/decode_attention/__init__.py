@@ -68,11 +68,14 @@ __all__ = [
 ]
 
 
+_FIELDS = frozenset(Call._fields)
+
+
 def _passed(q: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a :class:`Call` takes as it is of a function's options, among which outputs may be."""
     check_output(q, options.get("out_scale"), options.get("out_format"), options.get("scale_out"))
     forced = options.get("force_kernel_config")
-    named = {name: value for name, value in options.items() if name in Call._fields}
+    named = {name: value for name, value in options.items() if name in _FIELDS}
     return {**named, "forced": None if forced is None else json.dumps(dict(forced))}
 
 

@@ -1,4 +1,4 @@
-"""What decode attention accepts on every path, kernel or torch, and the packed layouts as plain views.
+"""What decode attention accepts on every path, kernel or torch: its calls in one form, the packed layouts as views.
 
 An fp8 row of K or V is D/4 words of four values, its float16 scale and shift in a word of another tensor. An int4 row
 is a word per group of neighbouring elements, float16 scale in the low half and float16 shift in the high half, and D/8
