@@ -39,7 +39,7 @@ HALVES = Path(__file__).parent / "helpers" / "time_model_halves.json"
 DEFAULT_ROWS = 120
 JUDGED = model.Sampling(rounds=(3, 6), iterations=(8, 16))
 """What is simulated of a row: within 1 % of the package's default, at half the cost."""
-FIT_PER_KERNEL, FIT_SEED = 6, 7
+FIT_PER_KERNEL, FIT_SEED = 12, 7
 WITHIN = 0.10
 RANKED = fitting.SAMPLING
 """What is simulated of every kernel at a ranked shape, 24 times as many launches as shapes."""

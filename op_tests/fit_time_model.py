@@ -28,10 +28,8 @@ BATCH = "2026-02"
 HUBER = 0.08
 """Residuals beyond this count linearly: rows with a gap that the model does not explain must not bend it."""
 MANY_ROWS = 50
-MOST_GROUPS = 1024
-"""Launches of more than four rounds are not fitted: each takes as long as five others and shows nothing else."""
-FEW_GROUPS = 80
-"""Work-groups up to which a launch waits for latency alone: these rows pin it, and the time to start."""
+MOST_GROUPS = 512
+"""Launches of more than two rounds are not fitted: each takes as long as five others and shows nothing else."""
 PRIOR = 0.3
 """How strongly a parameter is held near the middle of its plausible range, in units of its width."""
 SAMPLING = model.Sampling(rounds=(2, 4), iterations=(6, 12))
@@ -167,14 +165,11 @@ def fit(
 def choose(rows: Sequence[Row], per_kernel: int, seed: int) -> list[Row]:
     """Return up to ``per_kernel`` rows of each kernel in the fitted batch, spread over short and long times.
 
-    Kernels with many rows give twice as many. Where the batch has few rows of few work-groups, those of other batches
-    are added, so that each set of kernels shows the latencies.
+    Kernels with many rows give twice as many.
     """
     rng = random.Random(seed)
     fitted = [row for row in rows if row.batch == BATCH and row.groups <= MOST_GROUPS]
     out = []
-    if sum(row.groups <= FEW_GROUPS for row in fitted) < per_kernel:
-        out = [row for row in rows if row.batch != BATCH and row.groups <= FEW_GROUPS]
     for kernel in sorted({row.kernel for row in fitted}):
         of = sorted((row for row in fitted if row.kernel == kernel), key=lambda row: row.us)
         wanted = per_kernel * (2 if len(of) >= MANY_ROWS else 1)

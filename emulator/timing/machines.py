@@ -89,8 +89,8 @@ _MI355X = {
     "clock_ghz": Parameter(2.4, "GHz", f"{_CDNA4}: peak engine clock of the MI355X"),
     "xcds": Parameter(8, "XCDs", _CDNA4),
     "cus_per_xcd": Parameter(32, "CUs", _CDNA4),
-    "start_ns": _fitted(1596, "ns", 500, 3000, "the smallest rows: start of dispatch, end-of-kernel work"),
-    "dispatch_ns": _fitted(16.8, "ns", 2, 40, "one round with little work: between work-groups of one XCD"),
+    "start_ns": _fitted(1593, "ns", 500, 3000, "the smallest rows: start of dispatch, end-of-kernel work"),
+    "dispatch_ns": _fitted(13.8, "ns", 2, 40, "one round with little work: between work-groups of one XCD"),
     "issue_cycles": Parameter(4, "cycles", f"{_ISA}: a SIMD takes 64 lanes in four passes of 16"),
     "transcendental_cycles": Parameter(16, "cycles", f"{_ISA}: a quarter of the rate"),
     "matrix_extra_cycles": _fitted(4, "cycles", 0, 4, "large tiles with long K: MFMA beyond the ISA's passes"),
@@ -108,25 +108,25 @@ _MI355X = {
     "l2_bytes": Parameter(4 << 20, "bytes per XCD", _CDNA3),
     "l2_channels": Parameter(16, "channels per XCD", _CDNA3),
     "l2_latency_ns": Parameter(120, "ns", "microbenchmark: Chips and Cheese, CDNA 3 L2 beyond the vector cache"),
-    "l2_bytes_per_cycle": _fitted(1020, "bytes per cycle and XCD", 400, 2048, "square tiles: shared operands"),
-    "l2_miss_extra": _fitted(0.67, "line transfers", 0, 3, "operands that are read once: filling the line"),
-    "fabric_gbps_per_xcd": _fitted(1215, "GB/s", 400, 1400, "large operands shared by XCDs"),
-    "mall_latency_ns": _fitted(290, "ns", 100, 450, "operands that stay in the Infinity Cache"),
-    "hbm_latency_ns": _fitted(410, "ns", 250, 900, "4 work-groups with long K"),
-    "hbm_gbps": _fitted(7480, "GB/s", 5000, 8000, "large weights read once"),
+    "l2_bytes_per_cycle": _fitted(1246, "bytes per cycle and XCD", 400, 2048, "square tiles: shared operands"),
+    "l2_miss_extra": _fitted(1.53, "line transfers", 0, 3, "operands that are read once: filling the line"),
+    "fabric_gbps_per_xcd": _fitted(1208, "GB/s", 400, 1400, "large operands shared by XCDs"),
+    "hbm_latency_ns": _fitted(399, "ns", 250, 900, "4 work-groups with long K"),
+    "dram_ns": Parameter(100, "ns", "assumption: what a hit in the Infinity Cache, which every request passes, saves"),
+    "hbm_gbps": Parameter(7280, "GB/s", f"{_CDNA4}: 8 TB/s; assumption: less refresh, 350 of every 3,900 ns"),
     "hbm_channels": Parameter(128, "channels", f"{_CDNA3}: 8 stacks of 16 channels"),
-    "store_gbps": _fitted(4440, "GB/s", 1500, 8000, "short K with a large result"),
+    "store_gbps": _fitted(4790, "GB/s", 1500, 8000, "short K with a large result"),
     "replay_gap_ns": Parameter(900, "ns", "assumption: start of a kernel in a graph behind the one before it"),
 }  # fmt: skip
 
-MI355X = Machine("MI355X", "gfx950", "cdna4-events-2", MappingProxyType(_MI355X))
+MI355X = Machine("MI355X", "gfx950", "cdna4-events-3", MappingProxyType(_MI355X))
 
 _MI300X_CHANGES = {
     "clock_ghz": Parameter(2.1, "GHz", f"{_CDNA3}: peak engine clock of the MI300X"),
     "cus_per_xcd": Parameter(38, "CUs", _CDNA3),
     "hbm_gbps": Parameter(_MI355X["hbm_gbps"].value * 5.3 / 8.0, "GB/s", "scaled from the MI355X by peak bandwidth"),
 }
-MI300X = Machine("MI300X", "gfx942", "cdna3-events-2", MappingProxyType({**_MI355X, **_MI300X_CHANGES}))
+MI300X = Machine("MI300X", "gfx942", "cdna3-events-3", MappingProxyType({**_MI355X, **_MI300X_CHANGES}))
 
 MACHINES: Mapping[str, Machine] = MappingProxyType({machine.name: machine for machine in (MI355X, MI300X)})
 

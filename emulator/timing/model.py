@@ -34,7 +34,7 @@ class Sampling:
     iteration takes is the difference of the two. The last, partly filled round is always kept.
     """
 
-    rounds: tuple[int, int] = (3, 8)
+    rounds: tuple[int, int] = (4, 12)
     iterations: tuple[int, int] = (12, 24)
 
 

@@ -41,8 +41,9 @@ def test_whole_launches_are_compared_where_a_sample_leaves_something_out() -> No
         seen.extend(rows)
         return np.full(len(rows), {model.WHOLE_LAUNCH: 100.0, model.DEFAULT_SAMPLING: 101.0}.get(sampling, 97.0))
 
-    long, deep = row(SMALL, 8, 128, 25 * 1024), row(SMALL, 8 * 256 * 32 + 1, 128, 256)
-    left_out = [row(SMALL, 8, 128, 24 * 1024), row(SMALL, 8 * 256 * 32, 128, 256), row(LARGE, 65536, 65536, 8192)]
+    most = model.DEFAULT_SAMPLING.rounds[1] * 256 * 32  # rows of D that the sample's rounds hold
+    long, deep = row(SMALL, 8, 128, 25 * 1024), row(SMALL, most + 1, 128, 256)
+    left_out = [row(SMALL, 8, 128, 24 * 1024), row(SMALL, most, 128, 256), row(LARGE, 65536, 65536, 8192)]
     found = bench.against_whole([long, deep, *left_out], predict, 30, seed=1)
     assert set(seen) == {long, deep}
     assert found == pytest.approx({"rows": 2, "most": 0.01, "median": 0.01, "as_judged_most": 0.03})

@@ -20,7 +20,7 @@ from hipforge.emulator.timing.model import Start
 
 XCDS, CUS_PER_XCD = 8, 32
 ROUNDS = 8
-"""Rounds of work-groups that a recording has by default; the sampling of the model needs no more."""
+"""Rounds of work-groups that a recording has by default: enough for what is fitted and judged."""
 KERNARG_BYTES = 384
 MALL_BYTES = 256e6
 ROTATED_BYTES, ROTATED_COPIES = 32 << 30, 101

@@ -11,7 +11,8 @@ constexpr uint64_t kHbmInterleave = 4096 / kLineBytes, kL2Interleave = 256 / kLi
 uint64_t pick(uint64_t block, uint64_t channels) { return (mix(block) >> 48) * channels >> 16; }
 
 Device::Device(const Machine& m, uint32_t active_xcds, bool all_xcds)
-    : all_xcds_(all_xcds), hbm_latency_(m.hbm_latency_ns * m.clock_ghz), mall_latency_(m.mall_latency_ns * m.clock_ghz),
+    : all_xcds_(all_xcds), hbm_latency_(m.hbm_latency_ns * m.clock_ghz),
+      mall_latency_((m.hbm_latency_ns - m.dram_ns) * m.clock_ghz),
       // A single simulated XCD has its share of the channels.
       hbm_free_(static_cast<size_t>(all_xcds ? m.hbm_channels : m.hbm_channels / active_xcds), 0) {
   hbm_cycles_ = kLineBytes / (m.hbm_gbps / m.hbm_channels) * m.clock_ghz;
@@ -80,10 +81,11 @@ double L2::store(uint64_t line, uint64_t hash, double t, double bytes) {
   double& free = channel(line);
   const double start = std::max(t, free);
   free = start + line_cycles_;
-  if (cache_.find(line, hash) == nullptr) *cache_.insert(line, hash) = {start};
+  // Assumption: what was only written is replaced first.
+  if (cache_.find(line, hash, true) == nullptr) *cache_.insert(line, hash, true) = {start};
   drain_free_ = std::max(drain_free_, start) + bytes * store_cycles_per_byte_;
   traffic.stored_bytes += static_cast<uint64_t>(bytes);
-  return start + latency_;
+  return drain_free_ + latency_;
 }
 
 // Read, changed and written back in its channel, which is busy meanwhile.

@@ -25,23 +25,24 @@ template <uint32_t ways>
 class Cache {
  public:
   explicit Cache(uint64_t bytes) : sets_(std::bit_floor(std::max<uint64_t>(1, bytes / kLineBytes / ways))) {}
-  // The line, or null; a hit counts as a use.
-  Line* find(uint64_t line, uint64_t hash) {
+  // The line, or null; a hit counts as a use unless it is `unused`.
+  Line* find(uint64_t line, uint64_t hash, bool unused = false) {
     Set& s = sets_[hash & (sets_.size() - 1)];
     for (uint32_t i = 0; i < ways; ++i)
       if (s.tags[i] == line) {
-        s.used[i] = ++tick_;
+        if (!unused) s.used[i] = ++tick_;
         return &s.lines[i];
       }
     return nullptr;
   }
-  Line* insert(uint64_t line, uint64_t hash) {
+  // A line that is `first_out` is the next to be replaced in its set.
+  Line* insert(uint64_t line, uint64_t hash, bool first_out = false) {
     Set& s = sets_[hash & (sets_.size() - 1)];
     uint32_t oldest = 0;
     for (uint32_t i = 1; i < ways; ++i)
       if (s.used[i] < s.used[oldest]) oldest = i;
     s.tags[oldest] = line;
-    s.used[oldest] = ++tick_;
+    s.used[oldest] = first_out ? 0 : ++tick_;
     return &s.lines[oldest];
   }
 
@@ -96,7 +97,7 @@ class L2 {
   L2(const Machine& m, Device& device, uint32_t active_xcds);
   // The time at which the line is at the requester's L1.
   double load(uint64_t line, uint64_t hash, double t, Origin origin);
-  // The time of the acknowledgement; `bytes` of the line are written.
+  // The time of the acknowledgement, when `bytes` of the line have left L2 for memory.
   double store(uint64_t line, uint64_t hash, double t, double bytes);
   double atomic(uint64_t line, uint64_t hash, double t, Origin origin);
   double drained() const { return drain_free_; }
