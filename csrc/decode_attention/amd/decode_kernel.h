@@ -27,7 +27,12 @@
 // Bytes per key and KV head: 2 D, each read once; 16 rows or fewer share them. Memory is the bound: 2 D bytes for
 // 6 * 16 * D flops of MFMA.
 //
-// Registers: at most 104 VGPRs (80 at D = 64, 128 at D = 192) and no spills, so four waves per SIMD (six at D = 64); the
+// Latency: the loads of a block's K wait together, and those of its V are under way meanwhile (blocks of 16 and 32 keys) or
+// during the softmax (64): one trip to memory for a block of 16 or 32 keys, two for 64. Blocks of 64 with a scale per row load V
+// after the softmax (three trips), except at D = 64; at D = 192 there is a trip for each tile of K as well: registers are short.
+// Most calls are bound by these trips, not by bytes.
+//
+// Registers: at most 128 VGPRs (88 at D = 64) and no spills, so four waves per SIMD (five at D = 64); the
 // registry's limits hold every variant to it. LDS of a work-group: Shape::lds_bytes; with bf16 and blocks of 64, 2 KiB at
 // D = 128, 12 KiB at D = 256 (8 KiB with blocks of 32, which leaves gfx942's 64 KiB four waves per SIMD).
 #pragma once
@@ -85,9 +90,11 @@ class Wave {
   static constexpr int kChunks = Layout::kChunks;
   using Dealt = Columns<kColumns>;
   static constexpr int kPerLane = Dealt::kPerLane;  // bytes of a key per lane, for the second product
-  // Tiles of K whose loads wait together: as many as registers hold.
-  static constexpr bool kRoom = kParts == 1 && kChunks < 3 && !kRowScales && kTerms<Half> == 2;
-  static constexpr int kTilesInFlight = kTiles == 1 ? 1 : kChunks == 1 ? kTiles : kRoom ? 2 : 1;
+  // Where registers hold them, the loads of a block's K wait together, and those of its V are sent before the softmax; of a
+  // small block before the wait for K.
+  static constexpr int kTilesInFlight = kChunks < 3 ? kTiles : 1;
+  static constexpr bool kTogether = kChunks < 3 && kTiles <= 2;
+  static constexpr bool kAhead = kTogether || kChunks == 1 || (kChunks == 2 && !kRowScales);
 
   /// `finer`: where the finer terms of q go; `own` and `other`: the slots of the wave and of that with the other half of D.
   __device__ Wave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, uint32_t range, uint32_t part,
@@ -187,12 +194,30 @@ class Wave {
   // the first `left` keys and the others do not exist.
   template <int kCount, bool kPartly>
   __device__ void block(const Tile (&tiles)[kCount], int32_t left) {
-    uint32_t word = 0;
+    uint32_t word = 0, v_word = 0;
     if constexpr (kRowScales) word = load_row_word(k_rows, p.k.rows_page_stride, p.k.rows_slot_stride, tiles);
+    Bytes values[4 * kCount];
+    const auto load_v_word = [&] {
+      if constexpr (kRowScales) {
+        const Cache v = kParts > 1 ? problem_here().v : p.v;  // scalar registers are short where two waves share a range
+        v_word = load_row_word(v_rows, v.rows_page_stride, v.rows_slot_stride, tiles);
+      }
+    };
     dev::f32x4 scores[kCount];
     constexpr int kInFlight = kCount < kTilesInFlight ? kCount : kTilesInFlight;
 #pragma unroll
-    for (int t = 0; t < kCount; t += kInFlight) products<kInFlight>(tiles + t, scores + t);
+    for (int t = 0; t < kCount; t += kInFlight) {
+      products<kInFlight>(tiles + t, scores + t, [&] {
+        if constexpr (kTogether) {
+          load_v_word();
+          load_values<kCount>(tiles, values);
+        }
+      });
+    }
+    if constexpr (kAhead && !kTogether) {
+      load_values<kCount>(tiles, values);
+      stay_in_order();
+    }
     if constexpr (kRowScales) {
       const uint8_t* words = share_row_words<kCount>(own_slot, word);
       const float shift = dev::lane_float_here(q_sum);
@@ -206,10 +231,7 @@ class Wave {
     if constexpr (kParts > 1) add_other_part(scores);
     if (p.cap != 0.f) cap_scores(problem_here(), scores);
     const Seen seen = hide<kPartly>(p, work, row0, left, tiles[0].keys, scores);
-    if constexpr (kRowScales) {
-      const Cache v = kParts > 1 ? problem_here().v : p.v;  // scalar registers are short where two waves share a range
-      word = load_row_word(v_rows, v.rows_page_stride, v.rows_slot_stride, tiles);
-    }
+    if constexpr (!kTogether) load_v_word();
 
     const float next = fmaxf(maximum, column_max(largest_of(scores)));
     const float base = next == -__builtin_inff() ? 0.f : next;  // nothing seen yet: -inf - 0 instead of -inf + inf
@@ -223,9 +245,9 @@ class Wave {
     const uint8_t* words = nullptr;
     if constexpr (kRowScales) {
       // A lane without a key has another one's word, and 0 times that may be NaN.
-      word = static_cast<int32_t>(dev::lane_index()) < left ? word : 0;
-      if constexpr (kPartly) word = without_special_words(word, seen.here(), tiles[0].keys);
-      words = share_row_words<kCount>(own_slot, word);
+      v_word = static_cast<int32_t>(dev::lane_index()) < left ? v_word : 0;
+      if constexpr (kPartly) v_word = without_special_words(v_word, seen.here(), tiles[0].keys);
+      words = share_row_words<kCount>(own_slot, v_word);
     }
     Weights weights[kCount];
 #pragma unroll
@@ -247,10 +269,9 @@ class Wave {
     constexpr int kStep = kCount > 1 ? 2 : 1;  // tiles of one instruction of the second product
 #pragma unroll
     for (int t = 0; t < kCount; t += kStep) {
-      Bytes bytes[4 * kStep];
-      load_values<kStep>(tiles + t, bytes);
-      if constexpr (kPartly) take_nans(bytes, ones_where<dev::bf16>(seen.here()));
-      add_values<kStep>(bytes, weights + t);
+      if constexpr (!kAhead) load_values<kStep>(tiles + t, values + 4 * t);
+      if constexpr (kPartly) take_nans(values + 4 * t, ones_where<dev::bf16>(seen.here()));
+      add_values<kStep>(values + 4 * t, weights + t);
     }
   }
 
@@ -267,9 +288,9 @@ class Wave {
     return has_special_half(word) ? 0 : word;
   }
 
-  // q by K of the next kCount tiles: keys 4 g + r of row i.
-  template <int kCount>
-  __device__ void products(const Tile* tiles, dev::f32x4* sums) const {
+  // q by K of the next kCount tiles: keys 4 g + r of row i. `meanwhile` is called when the loads are on their way.
+  template <int kCount, class F>
+  __device__ void products(const Tile* tiles, dev::f32x4* sums, F meanwhile) const {
     dev::u32x4 bytes[kCount][kChunks];
 #pragma unroll
     for (int t = 0; t < kCount; ++t) {
@@ -278,6 +299,7 @@ class Wave {
       for (int c = 0; c < kChunks; ++c) bytes[t][c] = dev::load_b128(buffer, k_offset, 64 * c);
       sums[t] = {};
     }
+    meanwhile();
     uint32_t scales = kRowScales ? 0 : term_scales();
     // Read from LDS again for each group of tiles, and one term after the other: registers are what is short.
     const uint32_t place = dev::lane_index();
@@ -345,7 +367,7 @@ class Wave {
 
   // V of the next kStep tiles: element 4 u + r of a lane is key 16 u + 4 g + r.
   template <int kStep>
-  __device__ void load_values(const Tile* tiles, Bytes (&bytes)[4 * kStep]) const {
+  __device__ void load_values(const Tile* tiles, Bytes* bytes) const {
 #pragma unroll
     for (int u = 0; u < kStep; ++u) {
       const dev::Buffer buffer = tile_of(p.v, v_data, tiles[u]);
@@ -355,9 +377,9 @@ class Wave {
     }
   }
 
-  // The second product's next kStep tiles.
+  // The second product's next kStep tiles, of 4 kStep keys a lane.
   template <int kStep>
-  __device__ void add_values(const Bytes (&bytes)[4 * kStep], const Weights* weights) {
+  __device__ void add_values(const Bytes* bytes, const Weights* weights) {
 #pragma unroll
     for (int word = 0; word < kPerLane / 4; ++word) {
       uint32_t keys[4 * kStep];
@@ -371,7 +393,7 @@ class Wave {
   }
 
   // Gives the NaNs of a tile of V to the rows that see them, those with a 1 in `seen`, and takes them for 0.
-  __device__ void take_nans(Bytes (&bytes)[4], Weights seen) {
+  __device__ void take_nans(Bytes* bytes, Weights seen) {
 #pragma unroll
     for (int word = 0; word < kPerLane / 4; ++word) {
       uint32_t marks[4];
