@@ -24,7 +24,7 @@ import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.mxfp8_dense import mxfp8_gemm, mxfp8_gemm_out, mxfp8_gemm_tiles, mxfp8_gemv, mxfp8_linear
-from hipforge.ops.mxfp8_dense.tile_kernel import TILES, tile_choice, tile_number
+from hipforge.ops.mxfp8_dense.tile_kernel import TILES, split_workspace, tile_choice, tile_number
 
 TILE_NUMBERS = tuple(tile_number(tile) for tile in TILES)
 SMALLEST = TILE_NUMBERS[-1]
@@ -35,8 +35,9 @@ LOOP_INSTRUCTIONS = {256256: 8.6, 128192: 11.3, 128128: 15.0, 128064: 26.0, 6406
 def run(case: Operands, tile: int = SMALLEST, k_splits: int = 1, bias: torch.Tensor | None = None) -> torch.Tensor:
     m, n, _ = case.mnk
     out = case.out()
-    # What is in the workspace beforehand must not matter.
-    workspace = torch.full((k_splits, m, n), float("nan")) if k_splits > 1 else None
+    workspace = split_workspace(m, n, tile, k_splits, case.xq.device)
+    if workspace is not None:
+        workspace.fill_(float("nan"))  # what is in it beforehand must not matter
     mxfp8_gemm_out(out, *case.args(), bias, workspace, tile, k_splits)
     return out
 
@@ -201,13 +202,42 @@ def test_every_kernel_of_the_linear_adds_the_bias_before_the_only_rounding(m: in
     assert_bits(mxfp8_linear(*case.args(), bias=strided), want)
 
 
-def test_results_do_not_depend_on_the_order_of_waves() -> None:
+@pytest.mark.parametrize("k_splits", (2, 4, 8))
+def test_results_do_not_depend_on_which_work_group_comes_last(k_splits: int) -> None:
     case = normal(150, 140, 2048)
-    first = run(case, tile_number((128, 128)), 2)
-    for order in ("reverse", "random"):
-        with emulator.options(wave_order=order):
-            again = run(case, tile_number((128, 128)), 2)
+    first = run(case, SMALLEST, k_splits)
+    for order in ("forward", "reverse", "random"):
+        with emulator.options(checks="all", wave_order=order):
+            again = run(case, SMALLEST, k_splits)
         assert torch.equal(again.view(torch.int16), first.view(torch.int16))
+
+
+def test_a_split_of_k_is_one_launch_that_a_graph_can_replay() -> None:
+    case = integers(70, 40, 1024)
+    run(case, SMALLEST, 8)  # a module is not loaded in a capture
+    with emulator.capture() as graph:
+        out = mxfp8_gemm_tiles(*case.args(), tile=SMALLEST, k_splits=8)
+    assert len(graph.nodes) == 1
+    for _ in range(3):  # each replay has the number of the launch that was captured
+        case.xq.copy_(case.xq.flip(0))
+        with emulator.counters() as counted:
+            graph.replay()
+        assert_bits(out, oracle(case))
+        assert counted.tensors["out"].stored == 2 * out.numel(), (
+            "more than one work-group of a tile took itself for the last"
+        )
+
+
+def test_a_workspace_may_hold_what_another_launch_left() -> None:
+    few, many = integers(70, 40, 1024), integers(100, 80, 2048)
+    workspace = split_workspace(100, 80, SMALLEST, 8, few.xq.device)
+    assert workspace is not None
+    for case, k_splits in ((many, 8), (few, 2), (many, 4), (few, 8)):
+        out = case.out()
+        with emulator.counters() as counted:
+            mxfp8_gemm_out(out, *case.args(), None, workspace, SMALLEST, k_splits)
+        assert_bits(out, oracle(case))
+        assert counted.tensors["out"].stored == 2 * out.numel()
 
 
 @pytest.mark.parametrize(("m", "n", "k"), ((96, 200, 3072), (257, 140, 1440), (128, 96, 6144)))
@@ -329,8 +359,10 @@ def test_the_bias_is_guarded(bias: torch.Tensor, message: str) -> None:
 
 
 def test_a_split_k_needs_its_workspace() -> None:
-    with pytest.raises(GuardError, match=r"k_splits = 2 needs a workspace: float32 \[2, 70, 8\]; got None"):
+    with pytest.raises(GuardError, match=r"k_splits = 2 needs a workspace: float32 \[16388\]; got None"):
         mxfp8_gemm_out(GOOD.out(), *GOOD.args(), None, None, SMALLEST, 2)
+    with pytest.raises(GuardError, match=r"workspace must be \[16388\] or longer; got float32 \[16387\]"):
+        mxfp8_gemm_out(GOOD.out(), *GOOD.args(), None, torch.empty(16387), SMALLEST, 2)
 
 
 def test_other_tiles_are_refused_by_name() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable
 
 import pytest
@@ -22,35 +24,41 @@ import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.mxfp8_dense import mxfp8_gemm, mxfp8_linear, mxfp8_wave_split, mxfp8_wave_split_out
-from hipforge.ops.mxfp8_dense.wave_split import ROWS, WAVES, max_waves
+from hipforge.ops.mxfp8_dense.wave_split import COLUMNS, ROWS, WAVES, max_waves
 
-INSTANCES = tuple((rows, waves) for rows in ROWS for waves in WAVES if waves <= max_waves(rows))
+EMULATED = os.environ.get("HIPFORGE_EMULATE", "gfx950")
+TILES = tuple((rows, columns) for rows in ROWS for columns in COLUMNS if columns == 16 or EMULATED == "gfx950")
+INSTANCES = tuple((*tile, waves) for tile in TILES for waves in WAVES if waves <= max_waves(*tile))
 
 
 def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
     on_gfx942()
 
 
-def run(case: Operands, rows: int = 16, waves: int = 4, bias: torch.Tensor | None = None) -> torch.Tensor:
+def run(
+    case: Operands, rows: int = 16, waves: int = 4, bias: torch.Tensor | None = None, columns: int = 16
+) -> torch.Tensor:
     out = case.out()
-    mxfp8_wave_split_out(out, *case.args(), bias, rows, waves)
+    mxfp8_wave_split_out(out, *case.args(), bias, rows, columns, waves)
     return out
 
 
 @pytest.mark.parametrize("order", ("forward", "reverse", "random"))
-@pytest.mark.parametrize(("rows", "waves"), INSTANCES)
-def test_every_instance_is_exact_on_integers_under_all_checks(arch: str, rows: int, waves: int, order: str) -> None:
+@pytest.mark.parametrize(("rows", "columns", "waves"), INSTANCES)
+def test_every_instance_is_exact_on_integers_under_all_checks(
+    arch: str, rows: int, columns: int, waves: int, order: str
+) -> None:
     # 37 steps, the last partial: each wave has other steps than its neighbour; two and a bit tiles each way.
-    case = integers(2 * rows + 5, 37, 36 * 128 + 96, scales=(126, 128))
+    case = integers(2 * rows + 5, 2 * columns + 5, 36 * 128 + 96, scales=(126, 128))
     with emulator.options(checks="all", wave_order=order):
-        assert_bits(run(case, rows, waves), oracle(case, arch))
+        assert_bits(run(case, rows, waves, columns=columns), oracle(case, arch))
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_turns_of_one_instruction_change_nothing(arch: str, rows: int) -> None:
-    case = integers(rows, 16, 1280)
+@pytest.mark.parametrize(("rows", "columns"), TILES)
+def test_turns_of_one_instruction_change_nothing(arch: str, rows: int, columns: int) -> None:
+    case = integers(rows, columns, 1280)
     with emulator.options(checks="all", quantum=1):
-        assert_bits(run(case, rows, 8), oracle(case, arch))
+        assert_bits(run(case, rows, 8, columns=columns), oracle(case, arch))
 
 
 @pytest.mark.parametrize("waves", (1, 2))
@@ -58,9 +66,9 @@ def test_turns_of_one_instruction_change_nothing(arch: str, rows: int) -> None:
     "k", (32, 64, 96, 128, 160, 256, 384, 512, 544, 640, 768, 896, 1024, 1056, 1152, 1920, 2048, 2304)
 )
 def test_every_number_of_steps_and_kind_of_tail_is_exact(arch: str, k: int, waves: int) -> None:
-    for rows in ROWS:
-        case = integers(rows + 3, 17, k, scales=(126, 128))
-        assert_bits(run(case, rows, waves), oracle(case, arch))
+    for rows, columns in TILES:
+        case = integers(rows + 3, columns + 1, k, scales=(126, 128))
+        assert_bits(run(case, rows, waves, columns=columns), oracle(case, arch))
 
 
 @pytest.mark.parametrize("m", (*range(1, 18), 31, 32, 33, 48, 63, 64, 65, 100))
@@ -73,17 +81,17 @@ def test_every_m_is_taken_as_it_is(arch: str, m: int) -> None:
 @pytest.mark.parametrize("n", (1, 2, 3, 4, 5, 15, 16, 17, 18, 20, 63, 64, 65))
 def test_every_n_is_exact(arch: str, n: int) -> None:
     case = integers(3, n, 512)
-    for waves in (1, 4):
-        assert_bits(run(case, 16, waves), oracle(case, arch))
+    for (rows, columns), waves in itertools.product(TILES[:2], (1, 4)):
+        assert_bits(run(case, rows, waves, columns=columns), oracle(case, arch))
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_each_row_and_block_uses_its_own_scale(arch: str, rows: int) -> None:
-    case = integers(rows, 16, 1088, scales=(126, 128))
+@pytest.mark.parametrize(("rows", "columns"), TILES)
+def test_each_row_and_block_uses_its_own_scale(arch: str, rows: int, columns: int) -> None:
+    case = integers(rows, columns, 1088, scales=(126, 128))
     at_rows, blocks = torch.arange(64)[:, None], torch.arange(1088 // 32)
     case.xs.copy_((126 + (at_rows[:rows] + 2 * blocks) % 3).to(torch.uint8))
-    case.ws.copy_((126 + (at_rows[:16] // 2 + blocks) % 3).to(torch.uint8))
-    assert_bits(run(case, rows, 2), oracle(case, arch))
+    case.ws.copy_((126 + (at_rows[:columns] // 2 + blocks) % 3).to(torch.uint8))
+    assert_bits(run(case, rows, 2, columns=columns), oracle(case, arch))
 
 
 @pytest.mark.parametrize("byte", (0, 1, 2, 126, 127, 128, 253, 254))
@@ -105,8 +113,8 @@ def test_a_nan_scale_makes_exactly_its_outputs_nan(arch: str, block: int, waves:
     case.ws[17, block] = SCALE_NAN
     case.wq[17, 32 * block : 32 * block + 32] = 0  # even where its block is zero
     want[18, :] = want[:, 17] = float("nan")
-    for rows in ROWS:
-        assert_bits(run(case, rows, waves), want)
+    for rows, columns in TILES:
+        assert_bits(run(case, rows, waves, columns=columns), want)
 
 
 @pytest.mark.parametrize("k_index", (0, 63, 64, 127, 128, 543))
@@ -123,15 +131,15 @@ def test_nan_payload_makes_exactly_its_outputs_nan(arch: str, k_index: int) -> N
 @pytest.mark.parametrize("m", (1, 17))
 def test_neighbouring_bytes_never_take_part(arch: str, m: int, k: int) -> None:
     # All around each tensor, and in every other row: NaN payloads and NaN scales.
-    case = integers(2 * m, 20, k)
+    case = integers(2 * m, 36, k)
     want = oracle(case, arch)
     for payload, scales in ((case.xq, case.xs), (case.wq, case.ws)):
         payload[1::2] = nan_byte(arch)
         scales[1::2] = SCALE_NAN
     want[1::2] = want[:, 1::2] = float("nan")
     surrounded = Operands(*(embedded(tensor, nan_byte(arch) | 0x80) for tensor in case.args()))
-    for rows in ROWS:
-        assert_bits(run(surrounded, rows, 2), want)
+    for rows, columns in TILES:
+        assert_bits(run(surrounded, rows, 2, columns=columns), want)
 
 
 @pytest.mark.parametrize("n", (12, 13))
@@ -141,7 +149,7 @@ def test_output_outside_the_result_is_untouched(arch: str, n: int) -> None:
     for start in (16, 17):  # with and without the alignment that wide stores need
         buffer.fill_(-123)
         out = buffer[start : start + 3 * n].view(3, n)
-        mxfp8_wave_split_out(out, *case.args(), None, 16, 2)
+        mxfp8_wave_split_out(out, *case.args(), None, 16, 16, 2)
         assert_bits(out, oracle(case, arch))
         assert (buffer[:start] == -123).all() and (buffer[start + 3 * n :] == -123).all()
 
@@ -149,8 +157,8 @@ def test_output_outside_the_result_is_untouched(arch: str, n: int) -> None:
 def test_scales_need_no_alignment(arch: str) -> None:
     case = integers(35, 20, 640)
     moved = case.but(xs=embedded(case.xs, 0xFF, margin=61), ws=embedded(case.ws, 0xFF, margin=63))
-    for rows in ROWS:
-        assert_bits(run(moved, rows), oracle(case, arch))
+    for rows, columns in TILES:
+        assert_bits(run(moved, rows, columns=columns), oracle(case, arch))
 
 
 @pytest.mark.parametrize("waves", (1, 4))
@@ -181,26 +189,29 @@ def test_the_ops_compute_on_either_architecture(arch: str, m: int) -> None:
     assert_close(mxfp8_linear(*case.args()), oracle(case, "gfx950"))
 
 
-@pytest.mark.parametrize(("rows", "m"), ((16, 16), (32, 32), (64, 64)))
-def test_weights_are_loaded_once_in_one_launch(arch: str, rows: int, m: int) -> None:
-    case = integers(m, 64, 3072, scales=(126, 128))
+@pytest.mark.parametrize(("rows", "columns"), TILES)
+def test_weights_are_loaded_once_in_one_launch(arch: str, rows: int, columns: int) -> None:
+    case = integers(rows, 64, 3072, scales=(126, 128))
     with emulator.counters() as counters:
-        run(case, rows, 4)
+        run(case, rows, 4, columns=columns)
     assert counters.tensors["Wq"].loaded == case.wq.numel()
-    assert counters.mfma_count == 24 * 4 * (m // 16) * (1 if arch == "gfx950" else 4)
+    assert counters.mfma_count == 24 * 4 * (rows // 16) * (1 if arch == "gfx950" else 4)
     assert counters.launches == 1 and not counters.scratch_bytes and not counters.lds_bank_conflicts
 
 
 # Wave instructions of a work-group, by architecture: those of (K, N) = (6144, 2304) over its 144.
-RECORDED = {"gfx950": {16: 1730, 32: 2120, 64: 3020}, "gfx942": {16: 5950, 32: 9710, 64: 16480}}
+RECORDED = {
+    "gfx950": {(16, 16): 1730, (32, 16): 2120, (64, 16): 3020, (16, 32): 1860, (32, 32): 2430, (64, 32): 3740},
+    "gfx942": {(16, 16): 5950, (32, 16): 9710, (64, 16): 16480},
+}
 
 
-@pytest.mark.parametrize("m", (16, 32, 64))
-def test_one_work_group_takes_no_more_instructions_than_recorded(arch: str, m: int) -> None:
-    case = integers(m, 16, 6144, scales=(127, 128))
+@pytest.mark.parametrize("tile", TILES)
+def test_one_work_group_takes_no_more_instructions_than_recorded(arch: str, tile: tuple[int, int]) -> None:
+    case = integers(*tile, 6144, scales=(127, 128))
     with emulator.counters() as counters:
-        run(case, m, 8)
-    assert counters.wave_instructions <= RECORDED[arch][m]
+        run(case, tile[0], 8, columns=tile[1])
+    assert counters.wave_instructions <= RECORDED[arch][tile]
 
 
 @pytest.mark.full
@@ -224,6 +235,14 @@ GOOD = integers(2, 8, 256)
 def test_other_numbers_of_waves_are_refused(rows: int, waves: int) -> None:
     with pytest.raises(GuardError, match=rf"waves must be 1, 2, 4, 8 or 16, at most \d+ with {rows} rows; got {waves}"):
         run(GOOD, rows, waves)
+
+
+def test_other_columns_are_refused(arch: str) -> None:
+    with pytest.raises(GuardError, match=r"columns must be 16 or 32; got 48"):
+        run(GOOD, columns=48)
+    if arch == "gfx942":
+        with pytest.raises(GuardError, match="gfx950"):
+            run(GOOD, columns=32)
 
 
 def test_other_rows_are_refused_by_name() -> None:

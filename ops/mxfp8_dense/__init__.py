@@ -10,8 +10,9 @@ Dispatch of :func:`mxfp8_gemv`, in this order:
 1. an output dtype other than bfloat16 → None;
 2. a device other than gfx950 → None;
 3. a row of the tuned table for (K, N, M): ``use_hip=0`` → None, otherwise its kernel and parameters (GEMV, MFMA,
-   wave_split: K over the waves of a work-group, n_sub tiles of 16 rows, k_splits waves, k_packed: the same with block_n
-   columns for each of n_sub groups of waves, or tiles: 16 n_sub rows of X by block_n rows of W through LDS);
+   wave_split: K over the waves of a work-group, n_sub tiles of 16 rows, block_n columns (0: 16), k_splits waves,
+   k_packed: the same with block_n columns for each of n_sub groups of waves, or tiles: 16 n_sub rows of X by block_n
+   rows of W through LDS, K in k_splits parts);
 4. no row and M = 8 or 16 → MFMA with n_sub = 1 and k_splits the largest of 4 and 2 that divides K/128, else 1;
 5. no row and any other M up to 16 → GEMV with block_n = 8;
 6. no row and 16 < M < 64, M other than 32: the row of the next larger tuned M decides as in 3;

@@ -122,12 +122,13 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
         which = "an mfma" if values["kernel"] == "mfma" else f"a {values['kernel']}"
         return f"{which} row needs M of at most {MFMA_MAX_M}; {given}"
     if values["kernel"] == "wave_split":
-        if wave_split.K_STEP * k_splits > k + wave_split.K_STEP - 1 or block_n not in (0, None):
-            return f"a wave_split row needs block_n=0 and no more waves (k_splits) than K steps; {given}"
+        columns = int(block_n or wave_split.COLUMNS[0])
+        if wave_split.K_STEP * k_splits > k + wave_split.K_STEP - 1 or columns not in wave_split.COLUMNS:
+            return f"a wave_split row needs block_n of 0 (16) or 32, no more waves (k_splits) than K steps; {given}"
         if 16 * n_sub not in wave_split.ROWS or k_splits not in wave_split.WAVES:
             return f"a wave_split row needs n_sub (tiles of 16 rows) in (1, 2, 4), k_splits in 1 to 16; {given}"
-        if k_splits > wave_split.max_waves(16 * n_sub):
-            return f"a wave_split row has at most {wave_split.max_waves(16 * n_sub)} waves; {given}"
+        if k_splits > wave_split.max_waves(16 * n_sub, columns):
+            return f"a wave_split row has at most {wave_split.max_waves(16 * n_sub, columns)} waves; {given}"
         return None
     if values["kernel"] == "k_packed":
         needs = k_packed.refusal(m, k, int(block_n or 0), n_sub, k_splits)
@@ -202,7 +203,8 @@ def legacy_block_n(m: int, k: int) -> int:
 
 def _from_row(row: TunedRow) -> Choice:
     if row.values["kernel"] == "wave_split":
-        return wave_split.choice(16 * row.integer("n_sub"), row.integer("k_splits"))
+        columns = int(row.values["block_n"] or wave_split.COLUMNS[0])
+        return wave_split.choice(16 * row.integer("n_sub"), row.integer("k_splits"), columns)
     if row.values["kernel"] == "k_packed":
         return k_packed.choice(*(row.integer(name) for name in ("block_n", "n_sub", "k_splits")))
     if row.values["kernel"] == "tiles":
@@ -227,20 +229,28 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
     """Return every configuration that the kernels accept for a cell, simplest first, so that ties go to it."""
     gemv = [_gemv(block_n) for block_n in GEMV_BLOCK_N if cell.m <= GEMV_MAX_M]
     splits = [k_splits for k_splits in MFMA_K_SPLITS if k_splits <= mfma_k_steps(cell.k) and cell.m <= MFMA_MAX_M]
+    row_tiles = [rows for rows in wave_split.ROWS if min(cell.m, MOST_ROWS_PER_W) <= rows < 2 * max(cell.m, 16)]
     by_waves = [
         wave_split.choice(rows, waves)
-        for rows in wave_split.ROWS
+        for rows in row_tiles
         for waves in wave_split.WAVES
         if waves <= min(wave_split.max_waves(rows), mfma_k_steps(cell.k))
-        and min(cell.m, MOST_ROWS_PER_W) <= rows < 2 * max(cell.m, 16)
     ]
+    wide = [wave_split.choice(rows, waves, 32) for rows in row_tiles for waves in wave_split.wide_waves(rows, cell.k)]
     packed = k_packed.candidates(*cell.key)
     tiles = [
         tile_kernel.choice(tile_kernel.SMALLEST_TILE, k_splits)
         for k_splits in tile_kernel.K_SPLITS
         if tile_kernel.FEW_ROWS < cell.m <= MFMA_MAX_M and k_splits <= mfma_k_steps(cell.k)
     ]
-    return [*by_waves, *packed, *gemv, *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB), *tiles]
+    return [
+        *by_waves,
+        *wide,
+        *packed,
+        *gemv,
+        *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB),
+        *tiles,
+    ]
 
 
 def _triton(problem: Problem) -> Accepted | Refused:
@@ -281,8 +291,11 @@ def _gemm_envelope(problem: Problem, arch: str) -> str | None:
 
 def _gemm_default(problem: Problem, arch: str, cu_count: int) -> Choice:
     m, n, k = problem.key
-    if arch != TILE_ARCH or (m <= MFMA_MAX_M and not tile_kernel.pays(m, n, k)):
+    if arch != TILE_ARCH:
         return wave_split.default_choice(m, n, k)
+    wide = wave_split.wide(n, cu_count)
+    if m <= MFMA_MAX_M and not tile_kernel.pays(m, n, k, wide):
+        return wave_split.default_choice(m, n, k, 32 if wide else 16)
     return tile_kernel.tile_choice(m, n, k, cu_count)
 
 

@@ -168,17 +168,20 @@ def launch(
         if kernel == "smallm_mxfp8_gemv":
             smallm_mxfp8_gemv_out(out, *operands, configuration["block_n"], *added)
         elif kernel == wave_split.KERNEL:
-            rows, waves = configuration["rows"], configuration["waves"]
-            wave_split.mxfp8_wave_split_out(out, *operands, bias, rows, waves)
+            rows, columns, waves = configuration["rows"], configuration["columns"], configuration["waves"]
+            wave_split.mxfp8_wave_split_out(out, *operands, bias, rows, columns, waves)
         elif kernel == k_packed.KERNEL:
             columns, groups, waves = configuration["columns"], configuration["groups"], configuration["waves"]
             k_packed.mxfp8_k_packed_out(out, *operands, bias, columns, groups, waves)
         else:
             k_splits = configuration["k_splits"]
-            workspace = split_k_workspace(out.shape[0], out.shape[1], k_splits, out.device)
+            (m, n), device = out.shape, out.device
             if kernel == tile_kernel.KERNEL:
-                tile_kernel.mxfp8_gemm_out(out, *operands, bias, workspace, configuration["tile"], k_splits)
+                tile = configuration["tile"]
+                workspace = tile_kernel.split_workspace(m, n, tile, k_splits, device)
+                tile_kernel.mxfp8_gemm_out(out, *operands, bias, workspace, tile, k_splits)
             else:
+                workspace = split_k_workspace(m, n, k_splits, device)
                 smallm_mxfp8_mfma_out(out, *operands, workspace, configuration["n_sub"], k_splits, *added)
     except AttributeError:  # checked afterwards, so that a good call does not pay for it
         require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)

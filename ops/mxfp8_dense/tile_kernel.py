@@ -25,10 +25,11 @@ TILES: Mapping[tuple[int, int], float] = MappingProxyType(
 )
 SMALLEST_TILE = min(TILES)
 START_US = 3.0  # of a launch, with the first loads and the last stores
-REDUCE_US = 2.0  # of the second launch, which adds the splits
+MEET_US = 1.0  # of each meeting, until the last work-group of a tile knows that it is the last
 FEW_ROWS = 16
 MANY_WEIGHTS = 1 << 22
-PARTIAL_US = 1 / 0.7e6  # per element of partial sums, written and read
+MOST_WEIGHTS = 12 * MANY_WEIGHTS
+PARTIAL_US = 1e-4  # per partial sum of a tile, which one compute unit reads
 
 
 def tile_number(tile: tuple[int, int]) -> int:
@@ -37,10 +38,12 @@ def tile_number(tile: tuple[int, int]) -> int:
 
 
 def modelled_us(m: int, n: int, k: int, tile: tuple[int, int], k_splits: int, cu_count: int) -> float:
-    """Return a rough modelled time: rounds of work-groups times steps, and the second launch of a split K."""
+    """Return a rough modelled time: rounds of work-groups times steps, and the addition of a split K's parts."""
     groups = -(-m // tile[0]) * -(-n // tile[1]) * k_splits
     steps = -(-k // (K_STEP * k_splits))
-    reduced = 0.0 if k_splits == 1 else REDUCE_US + k_splits * m * n * PARTIAL_US
+    reduced = (
+        0.0 if k_splits == 1 else MEET_US * (k_splits.bit_length() - 1) + k_splits * tile[0] * tile[1] * PARTIAL_US
+    )
     return START_US + -(-groups // cu_count) * steps * TILES[tile] + reduced
 
 
@@ -49,13 +52,15 @@ def choice(tile: tuple[int, int], k_splits: int) -> Choice:
     return Choice(KERNEL, MappingProxyType({"tile": tile_number(tile), "k_splits": k_splits}))
 
 
-def pays(m: int, n: int, k: int) -> bool:
+def pays(m: int, n: int, k: int, wide: bool) -> bool:
     """Return whether tiles take less modelled time than K split over waves, for M up to 64.
 
-    A wave's work-group reads all rows of X for 16 of W: with many rows and a large W that costs more than a second
-    launch.
+    A work-group of those reads all rows of X for 16 rows of W, or for 32 (``wide``): with many rows and a large W that
+    costs more than adding the parts of a tile.
     """
-    return m > FEW_ROWS and n * k >= (MANY_WEIGHTS if m > 2 * FEW_ROWS else 4 * MANY_WEIGHTS)
+    few = m <= 2 * FEW_ROWS
+    least = (MOST_WEIGHTS if few else 5 * MANY_WEIGHTS) if wide else (4 if few else 1) * MANY_WEIGHTS
+    return m > FEW_ROWS and n * k >= least
 
 
 def tile_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
@@ -63,6 +68,19 @@ def tile_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
     pairs = [(tile, splits) for splits in K_SPLITS if splits <= -(-k // K_STEP) for tile in TILES]
     tile, k_splits = min(pairs, key=lambda pair: modelled_us(m, n, k, pair[0], pair[1], cu_count))
     return choice(tile, k_splits)
+
+
+def split_workspace(m: int, n: int, tile: int, k_splits: int, device: torch.device) -> torch.Tensor | None:
+    """Return where work-groups that share a tile leave their sums and meet; None where K is not split.
+
+    Its contents mean nothing before and after a launch, and no other launch may use it at the same time.
+    """
+    if k_splits < 2:
+        return None
+    rows, columns = divmod(tile, 1000)
+    tiles, parts = -(-m // rows) * -(-n // columns), min(k_splits, K_SPLITS[-1])
+    meetings = 2 * (parts - 1)  # float32 of 64-bit words
+    return torch.empty(tiles * (parts * rows * columns + meetings), dtype=torch.float32, device=device)
 
 
 @compile_ops("module_mxfp8_gemm", variant=lambda *given: {"HF_TILE": given[-2]}, mutates=("out", "workspace"))
@@ -77,7 +95,7 @@ def mxfp8_gemm_out(
     tile: int,
     k_splits: int,
 ) -> None:
-    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16; ``workspace`` float32 [k_splits, M, N] holds partial sums."""
+    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16; ``workspace`` is what :func:`split_workspace` returns."""
 
 
 def mxfp8_gemm_tiles(
@@ -114,7 +132,5 @@ def mxfp8_gemm_tiles(
         raise GuardError(f"tile must be one of {', '.join(map(str, accepted))}; got {tile}")
     m, n, k_splits = Xq.shape[0], Wq.shape[0], require_int("k_splits", k_splits)
     out = torch.empty((m, n), dtype=torch.bfloat16, device=Xq.device)
-    splits = min(k_splits, K_SPLITS[-1])
-    workspace = torch.empty((splits, m, n), dtype=torch.float32, device=Xq.device) if splits > 1 else None
-    mxfp8_gemm_out(out, Xq, Xs, Wq, Ws, bias, workspace, tile, k_splits)
+    mxfp8_gemm_out(out, Xq, Xs, Wq, Ws, bias, split_workspace(m, n, tile, k_splits, Xq.device), tile, k_splits)
     return out

@@ -56,7 +56,8 @@ def operands(cell: Cell, device: torch.device) -> Operands:
 def _columns(choice: Choice) -> Mapping[str, Value]:
     if choice.kernel == wave_split.KERNEL:
         tiles, waves = choice.configuration["rows"] // 16, choice.configuration["waves"]
-        return {"kernel": "wave_split", "block_n": 0, "n_sub": tiles, "k_splits": waves}
+        block_n = choice.configuration["columns"] if choice.configuration["columns"] > 16 else 0
+        return {"kernel": "wave_split", "block_n": block_n, "n_sub": tiles, "k_splits": waves}
     if choice.kernel == k_packed.KERNEL:
         columns, groups, waves = choice.configuration.values()
         return {"kernel": "k_packed", "block_n": columns, "n_sub": groups, "k_splits": waves}
@@ -69,7 +70,8 @@ def _columns(choice: Choice) -> Mapping[str, Value]:
 
 def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
     if choice.kernel == wave_split.KERNEL:
-        return Pipeline(wave_split.steps_ahead(choice.configuration["rows"]) * MFMA_STEP_BYTES)
+        rows, columns = choice.configuration["rows"], choice.configuration["columns"]
+        return Pipeline(wave_split.steps_ahead(rows, columns) * MFMA_STEP_BYTES * columns // 16)
     if choice.kernel == k_packed.KERNEL:
         return Pipeline(k_packed.STEPS_AHEAD * MFMA_STEP_BYTES)
     if choice.kernel == tile_kernel.KERNEL:

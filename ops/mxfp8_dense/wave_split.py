@@ -14,23 +14,31 @@ from hipforge.ops.core.dispatch import Choice
 KERNEL = "mxfp8_wave_split"
 K_STEP = 128
 ROWS = (16, 32, 64)
+COLUMNS = (16, 32)
 WAVES = (1, 2, 4, 8, 16)
+RUN_STEPS = 8  # of straight code
 MOST_STEPS = 6  # per wave, where there are enough waves: all of a wave's loads are then in flight at once or nearly
 
 
-def max_waves(rows: int) -> int:
+def max_waves(rows: int, columns: int = COLUMNS[0]) -> int:
     """Return how many waves a work-group may have: registers decide."""
-    return 16 if rows == 16 else 8
+    return 16 if (rows, columns) == (16, 16) else 8
 
 
-def steps_ahead(rows: int) -> int:
+def steps_ahead(rows: int, columns: int = COLUMNS[0]) -> int:
     """Return how many K steps of its operands a wave has in flight on gfx950."""
-    return {16: 4, 32: 6, 64: 3}[rows]
+    return {16: 4, 32: 6, 64: 3}[rows] if columns == COLUMNS[0] else 2
 
 
-def choice(rows: int, waves: int) -> Choice:
+def choice(rows: int, waves: int, columns: int = COLUMNS[0]) -> Choice:
     """Return this kernel in a configuration."""
-    return Choice(KERNEL, MappingProxyType({"rows": rows, "waves": waves}))
+    return Choice(KERNEL, MappingProxyType({"rows": rows, "columns": columns, "waves": waves}))
+
+
+def wide_waves(rows: int, k: int) -> list[int]:
+    """Return the numbers of waves to try with 32 columns: those that leave each wave one run of steps."""
+    steps = -(-k // K_STEP)
+    return [waves for waves in WAVES if waves <= min(steps, max_waves(rows, 32)) and steps <= waves * RUN_STEPS]
 
 
 def default_waves(k: int, most: int) -> int:
@@ -40,13 +48,18 @@ def default_waves(k: int, most: int) -> int:
     return next((waves for waves in allowed if waves * MOST_STEPS >= steps), allowed[-1])
 
 
-def default_choice(m: int, n: int, k: int) -> Choice:
+def wide(n: int, cu_count: int) -> bool:
+    """Return whether 32 columns for each work-group still occupy enough compute units, on gfx950."""
+    return 16 * n >= 9 * COLUMNS[-1] * cu_count
+
+
+def default_choice(m: int, n: int, k: int, columns: int = COLUMNS[0]) -> Choice:
     """Return the least waves that leave each at most MOST_STEPS steps, with W read once for up to 64 rows."""
     rows = next((rows for rows in ROWS if m <= rows), ROWS[-1])
-    return choice(rows, default_waves(k, max_waves(rows)))
+    return choice(rows, default_waves(k, max_waves(rows, columns)), columns)
 
 
-@compile_ops("module_mxfp8_wave_split", variant=lambda *given: {"HF_ROWS": given[-2]})
+@compile_ops("module_mxfp8_wave_split", variant=lambda *given: {"HF_ROWS": given[-3]})
 def mxfp8_wave_split_out(
     out: torch.Tensor,
     Xq: torch.Tensor,
@@ -55,6 +68,7 @@ def mxfp8_wave_split_out(
     Ws: torch.Tensor,
     bias: torch.Tensor | None,
     rows: int,
+    columns: int,
     waves: int,
 ) -> None:
     """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16."""
@@ -68,6 +82,7 @@ def mxfp8_wave_split(
     bias: torch.Tensor | None = None,
     rows: int = ROWS[0],
     waves: int = 8,
+    columns: int = COLUMNS[0],
 ) -> torch.Tensor:
     """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_dense`.
 
@@ -77,9 +92,10 @@ def mxfp8_wave_split(
         Wq: weights [N, K].
         Ws: their scales [N, K/32].
         bias: bfloat16 [N], added in float32 before the only rounding.
-        rows: rows of X that a work-group multiplies with 16 rows of W: 16, 32 or 64.
-        waves: of a work-group, each with a part of K: 1, 2, 4, 8 or, with 16 rows, 16. Their sums are added in a fixed
-            order.
+        rows: rows of X that a work-group multiplies with its rows of W: 16, 32 or 64.
+        waves: of a work-group, each with a part of K: 1, 2, 4, 8 or, with 16 rows and columns, 16. Their sums are added
+            in a fixed order.
+        columns: rows of W of a work-group: 16 or, on gfx950, 32.
 
     Returns:
         bfloat16 [M, N].
@@ -92,5 +108,5 @@ def mxfp8_wave_split(
     if require_int("rows", rows) not in ROWS:
         raise GuardError(f"rows must be 16, 32 or 64; got {rows}")
     out = torch.empty((Xq.shape[0], Wq.shape[0]), dtype=torch.bfloat16, device=Xq.device)
-    mxfp8_wave_split_out(out, Xq, Xs, Wq, Ws, bias, rows, waves)
+    mxfp8_wave_split_out(out, Xq, Xs, Wq, Ws, bias, rows, columns, waves)
     return out

@@ -5,6 +5,7 @@
 
 #include "hipforge/amd/split_k.h"
 #include "hipforge/amd/vector.h"
+#include "hipforge/amd/wave.h"
 #include "../guards.h"
 
 namespace hf::moe {
@@ -23,14 +24,8 @@ struct Problem {
   uint32_t tile_columns;    // of a work-group, of the same kernels
 };
 
-/// The kernel's arguments, read where they are needed: nothing keeps them in scalar registers till then, which the loops
-/// fill.
-using Late = __attribute__((address_space(4))) Problem;
-__device__ inline const Late& arguments_here() {
-  auto* arguments = (const Late*)__builtin_amdgcn_kernarg_segment_ptr();
-  asm volatile("" : "+s"(arguments));
-  return *arguments;
-}
+using Late = dev::Late<Problem>;
+__device__ inline const Late& arguments_here() { return dev::arguments_here<Problem>(); }
 
 constexpr int64_t kMaxInt32 = (int64_t{1} << 31) - 1;
 constexpr int64_t kScaleStep = 128;  // k whose scales are one dword of a row

@@ -50,7 +50,7 @@ __device__ __forceinline__ void multiply(Wave<kRowTiles, Rows>& mine, const type
   const uint32_t w_scale = scales.w >> 8 * mine.group;
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t)
-    mine.acc[t] = dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[0], step.w[1]), w_scale,
+    mine.acc[t] = dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[0][0], step.w[0][1]), w_scale,
                                         dev::mfma_operand(step.x[t][0], step.x[t][1]), scales.x[t] >> 8 * mine.group,
                                         mine.acc[t]);
 }

@@ -2,6 +2,7 @@
 // one tile size (HF_TILE: rows of X * 1000 + rows of W).
 #include <hip/hip_runtime.h>
 
+#include "hipforge/amd/last_group.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/module.h"
 #include "../guards.h"
@@ -31,7 +32,8 @@ constexpr int64_t kMaxK = 1 << 22, kMaxRows = int64_t{1} << 24;
 static_assert((Instance::kBlockM > Instance::kBlockN ? Instance::kBlockM : Instance::kBlockN) * kMaxK < (int64_t{1} << 31));
 
 /// out bf16 [M, N]; Xq, Wq e4m3fn (or uint8) [M, K], [N, K]; Xs, Ws e8m0 (or uint8) [M, K/32], [N, K/32]; bias bf16 [N] or
-/// none; workspace float32 [k_splits, M, N] where k_splits > 1; k_splits 1, 2, 4 or 8, at most ceil(K/128).
+/// none; k_splits 1, 2, 4 or 8, at most ceil(K/128), and where it is above 1 a workspace: float32
+/// [tiles (k_splits BM BN + 2 (k_splits - 1))] for tiles of BM x BN, with any contents.
 void mxfp8_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor bias, OptionalTensor workspace,
                     int64_t tile, int64_t k_splits, hipStream_t stream) {
   const auto shape = hf::smallm_mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
@@ -39,13 +41,19 @@ void mxfp8_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, Opti
   HF_CHECK(tile == HF_TILE, "this variant of the module has tile = ", HF_TILE, "; got ", tile);
   const int64_t steps = hf::ceil_div(shape.k, kStep);
   hf::check_k_splits(k_splits, steps, shape.k);
-  if (k_splits > 1) hf::smallm_mxfp8::check_workspace(workspace, shape, k_splits, Wq);
   hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
+  const uint32_t row_tiles = hf::ceil_div(shape.m, Instance::kBlockM), column_tiles = hf::ceil_div(shape.n, Instance::kBlockN);
+  const uint64_t tiles = uint64_t{row_tiles} * column_tiles, part_bytes = tiles * k_splits * Instance::kPartBytes;
+  uint8_t* partials = nullptr;
+  if (k_splits > 1)
+    partials = hf::check_split_workspace(workspace, part_bytes + tiles * hf::dev::meeting_words(k_splits) * sizeof(uint64_t),
+                                         k_splits, Wq);
 
-  float* partials = k_splits > 1 ? workspace.data<float>() : nullptr;
   const Problem problem{
       .out = out.data<hf::dev::bf16>(),
       .partials = partials,
+      .words = reinterpret_cast<uint64_t*>(partials + part_bytes),
+      .number = hf::launch_number(),
       .bias = bias.has_value() ? bias.data<hf::dev::bf16>() : nullptr,
       .xq = Xq.data<uint8_t>(),
       .xs = Xs.data<uint8_t>(),
@@ -54,17 +62,12 @@ void mxfp8_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, Opti
       .m = static_cast<uint32_t>(shape.m),
       .n = static_cast<uint32_t>(shape.n),
       .k = static_cast<uint32_t>(shape.k),
-      .row_tiles = hf::ceil_div(shape.m, Instance::kBlockM),
-      .column_tiles = hf::ceil_div(shape.n, Instance::kBlockN),
-      .splits = static_cast<uint32_t>(k_splits),
+      .row_tiles = row_tiles,
+      .column_tiles = column_tiles,
+      .log2_splits = static_cast<uint32_t>(__builtin_ctzll(static_cast<unsigned long long>(k_splits))),
       .aligned_scales = shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4),
-      .aligned_output = partials ? shape.n % 4 == 0 && hf::aligned_to(partials, 16)
-                                 : shape.n % 8 == 0 && hf::aligned_to(out.data(), 16)};
-  const uint32_t groups = problem.row_tiles * problem.column_tiles * problem.splits;
-  mxfp8_gemm<Instance><<<groups, Instance::kThreads, 0, stream>>>(problem);
+      .aligned_output = shape.n % 8 == 0 && hf::aligned_to(out.data(), 16)};
+  mxfp8_gemm<Instance><<<static_cast<uint32_t>(tiles * k_splits), Instance::kThreads, 0, stream>>>(problem);
   HF_HIP(hipGetLastError());
-  if (k_splits > 1)
-    hf::launch_reduce_splits(out.data<hf::dev::bf16>(), partials, shape.m * shape.n, k_splits, stream, problem.bias,
-                             shape.n);
 }
 HF_EXPORT(mxfp8_gemm_out);

@@ -33,8 +33,10 @@
 // Instructions per matrix instruction, counted over one whole tile at K = 4096: 10.2 for 256 x 256, 13.8 for 128 x 192,
 // 17.6 for 128 x 128, 30.0 for 128 x 64, 50.5 for 64 x 64.
 //
-// Results leave through LDS, so that every store is a whole line. With split K each split writes f32 partial sums and a
-// second kernel adds them in the order of the splits.
+// Results leave through LDS, so that every store is a whole line. With split K a work-group leaves its f32 sums in a
+// workspace, as its lanes hold them, and the last of a tile's work-groups adds them in the order of the splits
+// (last_group.h): 4 BM BN bytes written and read again for each split, by one launch. An XCD has neighbouring tiles of one
+// part of K, and each begins at another of its tiles, so that all of them have a share of the additions.
 //
 // Tails: each tile's resources cover exactly its own rows, so rows past M and N read 0, and any tensor size works; a
 // lane whose chunk is past K, or past the last step of its split, is out of range too. Scales past the end are 0.
@@ -45,6 +47,7 @@
 #include <utility>
 
 #include "hipforge/amd/buffer.h"
+#include "hipforge/amd/last_group.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/mx.h"
 #include "hipforge/amd/wave.h"
@@ -63,9 +66,6 @@ constexpr int kScaleRowBytes = kScaleSteps * kStep / kMxBlock;
 constexpr int kScaleLoadRows = dev::kWaveSize * 4 / kScaleRowBytes;
 constexpr int kScaleKeys = 8;  // words of a row are swizzled by its number / kScaleLoadRows % kScaleKeys
 constexpr int kXcds = 8;
-#ifndef HF_WINDOW
-#define HF_WINDOW 4
-#endif
 constexpr uint32_t kWindow = 4;  // steps that neighbouring work-groups take in different orders
 constexpr int kGroupRows = 8;  // row tiles that neighbouring work-groups walk before the next column tile
 
@@ -74,11 +74,13 @@ static_assert(kLoadRows == 8 && kScaleLoadRows == 4 && kScaleRowBytes == 64);
 /// What a launch computes, on device pointers; the kernel's only argument.
 struct Problem {
   dev::bf16* out;
-  float* partials;        // null where there is one split
-  const dev::bf16* bias;  // null for none; with partials the second kernel adds it
+  uint8_t* partials;      // float32 [tiles, splits, C::kBlockM C::kBlockN]; null where there is one split
+  uint64_t* words;        // meeting_words(splits) for each tile
+  uint64_t number;        // of the launch
+  const dev::bf16* bias;  // null for none
   const uint8_t *xq, *xs, *wq, *ws;
   uint32_t m, n, k;
-  uint32_t row_tiles, column_tiles, splits;
+  uint32_t row_tiles, column_tiles, log2_splits;
   uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
   uint32_t aligned_output;  // 16 bytes of an output row can be stored at once
 };
@@ -90,6 +92,7 @@ struct Config {
   static constexpr int kWaves = kRowWaves * kColumnWaves, kThreads = kWaves * dev::kWaveSize;
   static constexpr int kBlockM = kRowWaves * kRowTiles * kTile, kBlockN = kColumnWaves * kColumnTiles * kTile;
   static constexpr int kRows = kBlockM + kBlockN;
+  static constexpr uint32_t kPartBytes = kBlockM * kBlockN * sizeof(float);
   static constexpr int kStageBytes = kRows * kStep, kScaleBytes = kRows * kScaleRowBytes;
   static constexpr int kXLoads = kBlockM / kLoadRows / kWaves, kWLoads = kBlockN / kLoadRows / kWaves;
   static constexpr int kLoads = kXLoads + kWLoads;  // of one wave and step
@@ -428,7 +431,7 @@ struct Tile {
   // --- from registers through LDS to memory ---
   // One band of 32 rows at a time as f32, in a part of LDS that is the wave's own.
   static constexpr int kColumns = C::kColumnTiles * kTile, kBandRow = kColumns + 4;
-  static_assert(C::kWaves * kTile * kBandRow * 4 <= C::kLdsBytes);
+  static_assert(C::kWaves * kTile * kBandRow * 4 + sizeof(uint32_t) <= C::kLdsBytes);
 
   __device__ __forceinline__ void stage_band(uint32_t band, int r) const {
 #pragma unroll
@@ -443,11 +446,55 @@ struct Tile {
   }
 
   // The lane's kVector neighbouring outputs of a pass over the band whose first row is `row0`.
-  template <bool kAligned, class T>
-  __device__ __forceinline__ void store_piece(T* out, const dev::bf16* bias, uint32_t band, uint32_t pass, uint32_t row0,
+  // --- the parts of a split K: fragments of four neighbouring outputs in the order of the registers ---
+  static constexpr int kFragments = 4 * kMatrixes;
+  static constexpr uint32_t kFragmentBytes = dev::kWaveSize * sizeof(dev::f32x4);
+
+  __device__ __forceinline__ uint32_t in_part() const {
+    return wave * (kFragments * kFragmentBytes) + dev::lane_index() * sizeof(dev::f32x4);
+  }
+
+  __device__ __forceinline__ void store_part(dev::Buffer parts, uint32_t split) const {
+    const uint32_t at = in_part();
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      const f32x16& of = acc[f / 4 / C::kColumnTiles][f / 4 % C::kColumnTiles];
+      const dev::f32x4 values = {of[f % 4 * 4], of[f % 4 * 4 + 1], of[f % 4 * 4 + 2], of[f % 4 * 4 + 3]};
+      dev::store_part(values, parts, at + f % 4 * kFragmentBytes, split * C::kPartBytes + f / 4 * 4 * kFragmentBytes);
+      if (f % 4 == 3) __builtin_amdgcn_sched_barrier(0);  // or every offset takes a scalar register
+    }
+  }
+
+  // As stage_band, from what kSplits work-groups have stored: from memory even the own part, since sums that are also
+  // accumulators would take registers of the loop.
+  template <int kSplits>
+  __device__ __forceinline__ void add_band(uint32_t band, uint32_t r, dev::Buffer parts) const {
+    constexpr int kOfBand = 4 * C::kColumnTiles, kAtOnce = kSplits == 8 ? 2 : 4;
+    const uint32_t here = dev::lane_index(), from = in_part() + r * (kOfBand * kFragmentBytes);
+#pragma unroll
+    for (int first = 0; first < kOfBand; first += kAtOnce) {
+      dev::f32x4 loaded[kAtOnce][kSplits];
+#pragma unroll
+      for (int f = 0; f < kAtOnce; ++f)
+#pragma unroll
+        for (int s = 0; s < kSplits; ++s)
+          loaded[f][s] = dev::load_part(parts, from + f * kFragmentBytes, s * C::kPartBytes + first * kFragmentBytes);
+#pragma unroll
+      for (int f = 0; f < kAtOnce; ++f) {
+        dev::f32x4 sum = loaded[f][0];
+#pragma unroll
+        for (int s = 1; s < kSplits; ++s) sum += loaded[f][s];
+        const uint32_t column = (first + f) * 8 + here / kTile * 4;
+        *in_lds<dev::f32x4>(band + (here % kTile * kBandRow + column) * 4) = sum;
+      }
+      __builtin_amdgcn_sched_barrier(0);
+    }
+  }
+
+  template <bool kAligned>
+  __device__ __forceinline__ void store_piece(dev::bf16* out, const dev::bf16* bias, uint32_t band, uint32_t pass, uint32_t row0,
                                               uint32_t column0, uint32_t rows, uint32_t n) const {
-    constexpr int kVector = kChunk / sizeof(T), kLanesPerRow = kColumns / kVector;
-    using Vector = T __attribute__((ext_vector_type(kVector)));
+    constexpr int kVector = kChunk / sizeof(dev::bf16), kLanesPerRow = kColumns / kVector;
     using Floats = float __attribute__((ext_vector_type(kVector)));
     const uint32_t index = pass * dev::kWaveSize + lane, band_row = index / kLanesPerRow;
     const uint32_t at = index % kLanesPerRow * kVector, row = row0 + band_row, column = column0 + at;
@@ -457,43 +504,85 @@ struct Tile {
     for (int j = 0; j < kVector; j += 4)
       *reinterpret_cast<dev::f32x4*>(reinterpret_cast<float*>(&values) + j) =
           *in_lds<dev::f32x4>(band + (band_row * kBandRow + at + j) * 4);
-    T* to = out + uint64_t{row} * n + column;
+    dev::bf16* to = out + uint64_t{row} * n + column;
     if (kAligned) {
       if (bias != nullptr) {
 #pragma unroll
         for (int j = 0; j < kVector; ++j) values[j] += static_cast<float>(bias[column + j]);
       }
-      *reinterpret_cast<Vector*>(to) = __builtin_convertvector(values, Vector);
+      *reinterpret_cast<dev::bf16x8*>(to) = __builtin_convertvector(values, dev::bf16x8);
       return;
     }
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       if (column + j >= n) return;
-      to[j] = static_cast<T>(bias == nullptr ? values[j] : values[j] + static_cast<float>(bias[column + j]));
+      to[j] = static_cast<dev::bf16>(bias == nullptr ? values[j] : values[j] + static_cast<float>(bias[column + j]));
     }
   }
 
-  template <class T>
-  __device__ __forceinline__ void store(T* out, const dev::bf16* bias, uint32_t row0, uint32_t column0, uint32_t rows,
-                                        uint32_t n, bool aligned) const {
-    constexpr int kLanesPerRow = kColumns * sizeof(T) / kChunk;
+  __device__ __forceinline__ void store_band(const dev::Late<Problem>& p, uint32_t band, uint32_t row0, uint32_t column0) const {
+    constexpr int kLanesPerRow = kColumns * sizeof(dev::bf16) / kChunk;
     constexpr int kPasses = (kTile * kLanesPerRow + dev::kWaveSize - 1) / dev::kWaveSize;
-    const uint32_t band = lds + wave * (kTile * kBandRow * 4);
-    const uint32_t first_row = row0 + x_first, first_column = column0 + w_first - C::kBlockM;
-#pragma unroll
-    for (int r = 0; r < C::kRowTiles; ++r) {
-      stage_band(band, r);
-      if (aligned) {
+    if (p.aligned_output) {
 #pragma unroll 4
-        for (uint32_t pass = 0; pass < kPasses; ++pass)
-          store_piece<true>(out, bias, band, pass, first_row + r * kTile, first_column, rows, n);
-      } else {
+      for (uint32_t pass = 0; pass < kPasses; ++pass) store_piece<true>(p.out, p.bias, band, pass, row0, column0, p.m, p.n);
+    } else {
 #pragma unroll 1
-        for (uint32_t pass = 0; pass < kPasses; ++pass)
-          store_piece<false>(out, bias, band, pass, first_row + r * kTile, first_column, rows, n);
-      }
+      for (uint32_t pass = 0; pass < kPasses; ++pass) store_piece<false>(p.out, p.bias, band, pass, row0, column0, p.m, p.n);
     }
   }
+
+  __device__ __forceinline__ uint32_t own_band() const { return lds + wave * (kTile * kBandRow * 4); }
+
+  __device__ __forceinline__ void store(const dev::Late<Problem>& p, uint32_t row0, uint32_t column0) const {
+#pragma unroll
+    for (int r = 0; r < C::kRowTiles; ++r) {
+      stage_band(own_band(), r);
+      store_band(p, own_band(), row0 + x_first + r * kTile, column0 + w_first - C::kBlockM);
+    }
+  }
+
+  __device__ __forceinline__ void store_sums(const dev::Late<Problem>& p, dev::Buffer parts, uint32_t row0, uint32_t column0) const {
+#pragma unroll 1
+    for (uint32_t r = 0; r < C::kRowTiles; ++r) {
+      if (p.log2_splits == 1)
+        add_band<2>(own_band(), r, parts);
+      else if (p.log2_splits == 2)
+        add_band<4>(own_band(), r, parts);
+      else
+        add_band<8>(own_band(), r, parts);
+      store_band(p, own_band(), row0 + x_first + r * kTile, column0 + w_first - C::kBlockM);
+    }
+  }
+};
+
+// Which tile and split a work-group has.
+template <class C>
+struct Place {
+  uint32_t tile, split, row_tile, column_tile;
+
+  // Work-group i runs on XCD i % kXcds: each XCD gets neighbouring tiles, and walks kGroupRows of them down a column.
+  template <class P>
+  __device__ __forceinline__ Place(const P& p, uint32_t block) {
+    const uint32_t tiles = p.row_tiles * p.column_tiles, all = tiles << p.log2_splits;
+    const uint32_t xcd = block % kXcds, before = xcd * (all / kXcds) + min(xcd, all % kXcds);
+    uint32_t place = block / kXcds;
+    if (p.log2_splits != 0) {
+      const uint32_t here = all / kXcds + (xcd < all % kXcds);
+      place += xcd * here / kXcds;
+      if (place >= here) place -= here;
+    }
+    // Divisions leave their results in vector registers.
+    split = dev::uniform((before + place) / tiles);
+    tile = before + place - split * tiles;
+    const uint32_t in_group = kGroupRows * p.column_tiles, group = dev::uniform(tile / in_group);
+    const uint32_t group_rows = min<uint32_t>(kGroupRows, p.row_tiles - group * kGroupRows), inside = tile - group * in_group;
+    column_tile = dev::uniform(inside / group_rows);
+    row_tile = group * kGroupRows + inside - column_tile * group_rows;
+  }
+
+  __device__ uint32_t row0() const { return row_tile * C::kBlockM; }
+  __device__ uint32_t column0() const { return column_tile * C::kBlockN; }
 };
 
 #endif  // __gfx950__
@@ -504,30 +593,30 @@ __global__ __launch_bounds__(C::kThreads, C::kWaves / 4) void mxfp8_gemm([[maybe
 #if defined(__gfx950__)
   __shared__ __attribute__((aligned(1024))) uint8_t lds[C::kLdsBytes];
   const uint32_t lds_address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>((__attribute__((address_space(3))) uint8_t*)lds));
-  // Work-group i runs on XCD i % kXcds: each XCD gets neighbouring tiles, and walks kGroupRows of them down a column.
-  const uint32_t tiles = p.row_tiles * p.column_tiles, all = tiles * p.splits;
-  const uint32_t xcd = blockIdx.x % kXcds;
-  uint32_t tile = xcd * (all / kXcds) + min(xcd, all % kXcds) + blockIdx.x / kXcds;
-  const uint32_t split = tile / tiles;
-  tile -= split * tiles;
-  const uint32_t in_group = kGroupRows * p.column_tiles, group = tile / in_group;
-  const uint32_t group_rows = min<uint32_t>(kGroupRows, p.row_tiles - group * kGroupRows);
-  const uint32_t inside = tile - group * in_group, column = inside / group_rows;
-  // Divisions leave their results in vector registers.
-  const uint32_t row0 = dev::uniform((group * kGroupRows + inside - column * group_rows) * C::kBlockM);
-  const uint32_t column0 = dev::uniform(column * C::kBlockN);
-
+  const Place<C> at(p, blockIdx.x);
   const uint32_t steps = (p.k + kStep - 1) / kStep;
-  const uint32_t begin = dev::uniform(steps * split / p.splits);
-  const uint32_t end = dev::uniform(steps * (split + 1) / p.splits);
-  Tile<C> computed(lds_address, p, row0, column0, begin, end,
-                   dev::uniform((inside - column * group_rows + column) % kWindow));
+  const uint32_t begin = dev::uniform(steps * at.split >> p.log2_splits);
+  const uint32_t end = dev::uniform(steps * (at.split + 1) >> p.log2_splits);
+  Tile<C> computed(lds_address, p, at.row0(), at.column0(), begin, end,
+                   (at.row_tile % kGroupRows + at.column_tile) % kWindow);
   computed.run();
   wait_and_meet<0>();  // the stages become room for results
-  if (p.partials != nullptr)
-    computed.store(p.partials + uint64_t{split} * p.m * p.n, nullptr, row0, column0, p.m, p.n, p.aligned_output);
-  else
-    computed.store(p.out, p.bias, row0, column0, p.m, p.n, p.aligned_output);
+  // Where its results belong is computed again, because the loop fills the scalar registers.
+  const dev::Late<Problem>& late = dev::arguments_here<Problem>();
+  const Place<C> here(late, dev::wave_value_here(blockIdx.x));
+  if (late.log2_splits == 0) {
+    computed.store(late, here.row0(), here.column0());
+    return;
+  }
+  const uint32_t parts_of_k = 1u << late.log2_splits;
+  const dev::Buffer parts =
+      dev::make_buffer(late.partials + uint64_t{here.tile} * parts_of_k * C::kPartBytes, parts_of_k * C::kPartBytes);
+  computed.store_part(parts, here.split);
+  uint64_t* const words = late.words + uint64_t{here.tile} * dev::meeting_words(parts_of_k);
+  auto* const told = reinterpret_cast<uint32_t*>(lds + C::kLdsBytes) - 1;  // behind the bands
+  const bool leads = computed.wave == 0 && dev::lane_index() == 0;
+  if (dev::is_last_group(words, here.split, late.log2_splits, late.number, leads, told))
+    computed.store_sums(late, parts, here.row0(), here.column0());
 #endif
 }
 

@@ -1,14 +1,15 @@
 // MX-FP8 GEMM whose K is split over the waves of a work-group: out = X W^T for decode batches, in one launch.
 //
 //                 k ->
-//               | wave 0 | wave 1 | ... | last wave |   each wave: all 16 kRowTiles x 16 outputs over its part of K
+//               | wave 0 | wave 1 | ... | last wave |   each wave: all 16 kRowTiles x 16 kColumnTiles outputs over its
+//                                                       part of K
 //   X rows m0.. |========|========|     |===========|   \
 //   W rows n0.. |========|========|     |===========|   /  one matrix instruction per 16 x 16 x 128 (gfx950)
 //                    \        \     LDS      /
-//                     +--- sums in the order of the waves ---> out[m0 .., n0 .. n0 + 15]
+//                     +--- sums in the order of the waves ---> out[m0 .., n0 ..]
 //
 // W is the instruction's A operand: lane l has column l % 16 of the tile as its row of X, and four neighbouring outputs
-// of it. Grid: ceil(n / 16) x ceil(m / (16 kRowTiles)).
+// of it. Grid: ceil(n / (16 kColumnTiles)) x ceil(m / (16 kRowTiles)).
 //
 // gfx950: a lane loads the 16 bytes at 16 (l / 16) and those 64 past it; the scaled instruction takes a step of 128 k.
 // gfx942: a lane loads the 8 bytes at 8 (l / 16) of each block of 32. One instruction is exactly one scale block; its sums
@@ -19,9 +20,11 @@
 // end read 0, tensors may have any size, and a run of up to max_run steps needs no address but its first. Scales come as
 // one dword per row and step, four steps per load.
 //
-// Bytes: W is loaded once for every 16 kRowTiles rows of X, X once per work-group from L2. At 8 TB/s, 256 CUs and 2.4 GHz
+// Bytes: W is loaded once for every 16 kRowTiles rows of X, X once per work-group from L2: with two tiles of columns (gfx950
+// only) half as often, and half as many work-groups have to start, one each 17 ns on an XCD as modelled. At 8 TB/s, 256 CUs and 2.4 GHz
 // a CU receives the 2 KiB of a step each 158 cycles and its four SIMDs multiply them in 8 kRowTiles: memory is the bound.
-// Instructions of one wave: about 70, 9 + 5 (kRowTiles - 1) for each step, and 8 for each wave whose sums are added.
+// Instructions of one wave: about 70, 9 + 5 (kRowTiles - 1) for each step, and 8 for each wave whose sums are added; with two
+// tiles of columns 150 to 280, and 16, 22 or 36 for each step of 16, 32 or 64 rows (both with four waves and their sums).
 //
 // Tails: a last step shorter than 128, and scales whose rows are not aligned, go step by step with loads that are out of
 // range past K, scales included.
@@ -81,7 +84,7 @@ void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t 
   HF_HIP(hipGetLastError());
 }
 
-constexpr int max_waves(int row_tiles) { return row_tiles == 1 ? 16 : 8; }
+constexpr int max_waves(int row_tiles, int column_tiles = 1) { return row_tiles * column_tiles == 1 ? 16 : 8; }
 
 inline void check_waves(int64_t waves, int most, int rows) {
   HF_CHECK((waves == 1 || waves == 2 || waves == 4 || waves == 8 || waves == 16) && waves <= most,
@@ -92,9 +95,12 @@ inline void check_waves(int64_t waves, int most, int rows) {
 #if defined(__gfx942__)
 // Clang 21 spills gathered rows three steps ahead.
 constexpr int kAheadOfTwoTiles = __clang_major__ < 22 ? 2 : 3;
-constexpr int steps_ahead(int row_tiles) { return row_tiles == 1 ? 2 : row_tiles == 2 ? kAheadOfTwoTiles : 1; }
+constexpr int steps_ahead(int row_tiles, int = 1) { return row_tiles == 1 ? 2 : row_tiles == 2 ? kAheadOfTwoTiles : 1; }
 #else
-constexpr int steps_ahead(int row_tiles) { return row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3; }
+// Two tiles of columns: more steps than two are not faster, a compute unit can have only 32 KiB in flight.
+constexpr int steps_ahead(int row_tiles, int column_tiles = 1) {
+  return column_tiles > 1 ? 2 : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;
+}
 #endif
 
 #if defined(__gfx950__)
@@ -168,17 +174,17 @@ struct GatheredRows {
 };
 
 /// One wave's 16 kRowTiles x 16 outputs; acc[t][i] is row lane % 16 of row tile t, column 4 (lane / 16) + i. kColumns as in
-/// tile_row_offset, of W.
-template <int kRowTiles, class Rows, int kColumns = kTile>
+/// tile_row_offset, of W. With several tiles of columns those of tile c begin at acc[c kRowTiles].
+template <int kRowTiles, class Rows, int kColumns = kTile, int kColumnTiles = 1>
 struct Wave {
-  static constexpr int kAhead = steps_ahead(kRowTiles), kMaxRun = max_run(kRowTiles);
+  static constexpr int kAhead = steps_ahead(kRowTiles, kColumnTiles), kMaxRun = max_run(kRowTiles);
 
   struct Step {
-    Piece w[kPieces], x[kRowTiles][kPieces];
+    Piece w[kColumnTiles][kPieces], x[kRowTiles][kPieces];
   };
   // Words of four steps. gfx942: of the four rows of W whose products a lane holds.
   struct ScaleWords {
-    dev::u32x4 w[kScaleRows], x[kRowTiles];
+    dev::u32x4 w[kColumnTiles][kScaleRows], x[kRowTiles];
   };
 
   const Rows x;
@@ -186,7 +192,7 @@ struct Wave {
   const uint32_t k, blocks, group;
   const uint32_t offset;    // of the lane's row and first piece in W
   const uint32_t w_scales;  // of the first row of W whose scales the lane takes
-  dev::f32x4 acc[kRowTiles] = {};
+  dev::f32x4 acc[kColumnTiles * kRowTiles] = {};
   // gfx942: the largest byte so far.
   uint32_t highest_w[kScaleRows] = {}, highest_x[kRowTiles] = {};
 
@@ -213,7 +219,10 @@ struct Wave {
 
   __device__ __forceinline__ void load(Step& to, uint32_t at, int ahead) const {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) to.w[i] = load_piece(w, offset + ahead * kStep + i * kPieceStride, at);
+    for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i)
+        to.w[c][i] = load_piece(w, offset + ahead * kStep + i * kPieceStride, at + c * kTile * k);
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
@@ -223,7 +232,10 @@ struct Wave {
 
   __device__ __forceinline__ void load_scales(ScaleWords& to, uint32_t step) const {
 #pragma unroll
-    for (int r = 0; r < kScaleRows; ++r) to.w[r] = dev::load_b128(ws, w_scales, step * kBlocks + r * blocks);
+    for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+      for (int r = 0; r < kScaleRows; ++r)
+        to.w[c][r] = dev::load_b128(ws, w_scales, step * kBlocks + (c * kTile + r) * blocks);
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
       to.x[t] = dev::load_b128(x.scales, x.scales_in_lane(t), step * kBlocks + x.scales_in_wave(t));
@@ -231,11 +243,16 @@ struct Wave {
 
 #if defined(__gfx950__)
   __device__ __forceinline__ void multiply(const Step& step, const ScaleWords& words, int which) {
-    const uint32_t w_scale = words.w[0][which] >> 8 * group;
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t)
-      acc[t] = dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[0], step.w[1]), w_scale,
-                                     dev::mfma_operand(step.x[t][0], step.x[t][1]), words.x[t][which] >> 8 * group, acc[t]);
+    for (int c = 0; c < kColumnTiles; ++c) {
+      const uint32_t w_scale = words.w[c][0][which] >> 8 * group;
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) {
+        dev::f32x4& sum = acc[c * kRowTiles + t];
+        sum = dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[c][0], step.w[c][1]), w_scale,
+                                    dev::mfma_operand(step.x[t][0], step.x[t][1]), words.x[t][which] >> 8 * group, sum);
+      }
+    }
   }
 #else
   __device__ __forceinline__ void multiply_block(Piece w_piece, const Piece (&x_piece)[kRowTiles],
@@ -260,13 +277,13 @@ struct Wave {
       Piece x_piece[kRowTiles];
       uint32_t w_byte[kScaleRows], x_byte[kRowTiles];
 #pragma unroll
-      for (int r = 0; r < kScaleRows; ++r) w_byte[r] = words.w[r][which] >> 8 * b & 0xFF;
+      for (int r = 0; r < kScaleRows; ++r) w_byte[r] = words.w[0][r][which] >> 8 * b & 0xFF;
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
         x_byte[t] = words.x[t][which] >> 8 * b & 0xFF;
         x_piece[t] = step.x[t][b];
       }
-      multiply_block(step.w[b], x_piece, w_byte, x_byte);
+      multiply_block(step.w[0][b], x_piece, w_byte, x_byte);
       __builtin_amdgcn_sched_barrier(0);  // bytes unpacked ahead of their use cost registers
     }
   }
@@ -307,7 +324,9 @@ struct Wave {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const bool exists = at + group * kPieceBytes + i * kPieceStride < k;
-      loaded.w[i] = load_piece(w, exists ? offset + i * kPieceStride : dev::kOutOfRange, at);
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c)
+        loaded.w[c][i] = load_piece(w, exists ? offset + i * kPieceStride : dev::kOutOfRange, at + c * kTile * k);
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t)
         loaded.x[t][i] = load_piece(x.payload, exists ? x.in_lane(t) + i * kPieceStride : dev::kOutOfRange, at + x.in_wave(t));
@@ -316,7 +335,10 @@ struct Wave {
     ScaleWords words;
     const bool exists = block + group < blocks;
     // Into the byte that the lane takes.
-    words.w[0][0] = dev::load_u8(ws, exists ? w_scales + group : dev::kOutOfRange, block) << 8 * group;
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; ++c)
+      words.w[c][0][0] = dev::load_u8(ws, exists ? w_scales + group : dev::kOutOfRange, block + c * kTile * blocks)
+                         << 8 * group;
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
       words.x[t][0] = dev::load_u8(x.scales, exists ? x.scales_in_lane(t) + group : dev::kOutOfRange,
@@ -337,7 +359,7 @@ struct Wave {
                                  block + b + x.scales_in_wave(t));
         x_piece[t] = loaded.x[t][b];
       }
-      multiply_block(loaded.w[b], x_piece, w_byte, x_byte);
+      multiply_block(loaded.w[0][b], x_piece, w_byte, x_byte);
     }
 #endif
   }
@@ -372,23 +394,23 @@ __device__ inline uint32_t first_step(uint32_t k, uint32_t part, uint32_t log2_p
   return (k + kStep - 1) / kStep * part >> log2_parts;
 }
 
-/// Adds what the waves of `parts` hold, in their order, through LDS, and calls store(t, sum) for every row tile t in one of
+/// Adds what the waves of `parts` hold, in their order, through LDS, and calls store(t, sum) for every tile t in one of
 /// them. `part` and the results are those of the calling wave; all waves of the work-group call it.
-template <int kRowTiles, class Store>
-__device__ __forceinline__ void add_parts(dev::f32x4* sums, const dev::f32x4 (&acc)[kRowTiles], uint32_t part, uint32_t parts,
+template <int kTiles, class Store>
+__device__ __forceinline__ void add_parts(dev::f32x4* sums, const dev::f32x4 (&acc)[kTiles], uint32_t part, uint32_t parts,
                                           uint32_t lane, Store store) {
   if (parts == 1) {
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) store(t, acc[t]);
+    for (int t = 0; t < kTiles; ++t) store(t, acc[t]);
     return;
   }
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) sums[(part * kRowTiles + t) * dev::kWaveSize + lane] = acc[t];
+  for (int t = 0; t < kTiles; ++t) sums[(part * kTiles + t) * dev::kWaveSize + lane] = acc[t];
   __syncthreads();
-  // A wave adds up one row tile, or several where there are fewer waves.
-  for (uint32_t t = part; t < kRowTiles; t += parts) {
+  // A wave adds up one tile, or several where there are fewer waves.
+  for (uint32_t t = part; t < kTiles; t += parts) {
     dev::f32x4 total = sums[t * dev::kWaveSize + lane];
-    for (uint32_t i = 1; i < parts; ++i) total += sums[(i * kRowTiles + t) * dev::kWaveSize + lane];
+    for (uint32_t i = 1; i < parts; ++i) total += sums[(i * kTiles + t) * dev::kWaveSize + lane];
     store(t, total);
   }
 }
@@ -403,26 +425,38 @@ __device__ inline void store(const Problem& p, dev::f32x4 values, uint32_t row, 
   dev::store_columns(p.out, values, row, column, p.n, p.aligned_output());
 }
 
-/// Work-groups of 1 to max_waves(kRowTiles) waves; LDS: kTileBytes for each wave and row tile, none for one wave. k a
-/// multiple of 32, below 2^22.
-template <int kRowTiles>
-__global__ __launch_bounds__(max_waves(kRowTiles) * dev::kWaveSize) void mxfp8_wave_split(
-    const uint8_t* wq, const uint8_t* ws, const uint8_t* xq, const uint8_t* xs, uint32_t m, uint32_t n, uint32_t k,
-    uint32_t options, dev::bf16* out, const dev::bf16* bias) {
-  const Problem p{wq, ws, xq, xs, m, n, k, options, out, bias};
+template <int kRowTiles, int kColumnTiles>
+__device__ __forceinline__ void multiply_tile(const Problem& p) {
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   auto* sums = reinterpret_cast<dev::f32x4*>(lds);
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
   const uint32_t log2_waves = p.log2_waves();  // blockDim would be an argument in memory
-  const uint32_t column0 = blockIdx.x * kTile, row0 = blockIdx.y * (kTile * kRowTiles);
+  constexpr uint32_t kColumns = kTile * kColumnTiles;
+  const uint32_t column0 = blockIdx.x * kColumns, row0 = blockIdx.y * (kTile * kRowTiles);
   using Rows = NeighbouringRows<kRowTiles>;
   const uint32_t in_lane = lane_offset(p.k, lane);
-  Wave<kRowTiles, Rows> mine(Rows(p.xq, p.xs, row0, p.m, p.k, in_lane, lane), rows_of(p.wq, column0, kTile, p.n, p.k),
-                             rows_of(p.ws, column0, kTile, p.n, p.k / kMxBlock), p.k, in_lane, lane);
+  Wave<kRowTiles, Rows, kTile, kColumnTiles> mine(Rows(p.xq, p.xs, row0, p.m, p.k, in_lane, lane),
+                                                  rows_of(p.wq, column0, kColumns, p.n, p.k),
+                                                  rows_of(p.ws, column0, kColumns, p.n, p.k / kMxBlock), p.k, in_lane, lane);
   mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales());
   const uint32_t row = row0 + lane % kTile, column = column0 + lane / kTile * dev::kColumnsPerLane;
-  add_parts(sums, mine.acc, wave, 1u << log2_waves, lane,
-            [&](uint32_t t, dev::f32x4 total) { store(p, total, row + t * kTile, column); });
+  add_parts(sums, mine.acc, wave, 1u << log2_waves, lane, [&](uint32_t t, dev::f32x4 total) {
+    store(p, total, row + t % kRowTiles * kTile, column + t / kRowTiles * kTile);
+  });
+}
+
+/// Work-groups of 1 to max_waves waves; LDS: kTileBytes for each wave and tile, none for one wave. k a multiple of 32, below
+/// 2^22. Two tiles of columns: gfx950 only.
+template <int kRowTiles, int kColumnTiles>
+__global__ __launch_bounds__(max_waves(kRowTiles, kColumnTiles) * dev::kWaveSize) void mxfp8_wave_split(
+    const uint8_t* wq, const uint8_t* ws, const uint8_t* xq, const uint8_t* xs, uint32_t m, uint32_t n, uint32_t k,
+    uint32_t options, dev::bf16* out, const dev::bf16* bias) {
+#if defined(__gfx950__)
+  constexpr bool kExists = true;
+#else
+  constexpr bool kExists = kColumnTiles == 1;
+#endif
+  if constexpr (kExists) multiply_tile<kRowTiles, kColumnTiles>(Problem{wq, ws, xq, xs, m, n, k, options, out, bias});
 }
 
 }  // namespace hf::wave_split

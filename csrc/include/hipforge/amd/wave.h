@@ -47,6 +47,16 @@ __device__ inline int32_t load_constant(const int32_t* address) {
   return *reinterpret_cast<Constant*>(reinterpret_cast<uintptr_t>(address));
 }
 
+/// The kernel's only argument, read where it is needed: nothing keeps it in scalar registers till then, which the loops fill.
+template <class T>
+using Late = __attribute__((address_space(4))) T;
+template <class T>
+__device__ inline const Late<T>& arguments_here() {
+  auto* arguments = (const Late<T>*)__builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(arguments));
+  return *arguments;
+}
+
 /// The lane's index in its wave, computed where it is used: neither it nor threadIdx occupies a register until then.
 __device__ inline uint32_t lane_index() {
   const uint32_t all = wave_value_here(~0u);

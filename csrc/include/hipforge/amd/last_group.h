@@ -1,0 +1,99 @@
+// The end of a computation whose K (or keys) several work-groups share, in one launch: each leaves its part in a workspace,
+// and the last of them to arrive adds all parts in their order. No work-group waits for another, so it ends whatever the
+// order in which they run; results do not depend on which one was last.
+//
+//   parts   0   1   2   3        each: stores its part past the caches, waits until that is complete, meets a partner
+//            \ /     \ /         a meeting: exchange the word of the pair with the launch's number. Who finds that number
+//             x       x          there came second: it puts 0 back and goes on to the next pair.
+//              \     /
+//                 x              who comes second here has every part before it
+//
+// The words need no initialisation and no memory of their own between launches: what an allocator hands out holds this
+// launch's 64-bit number only by chance (2^-64), and a launch leaves zeros, so a captured graph may replay it. Every launch
+// in flight has a workspace of its own, as it comes from the caller's allocator: any streams may run the same operation.
+//
+// The L2 caches of different dies are not coherent: parts are stored with sc1 (through to memory), read with sc0 sc1 (not from
+// a cache), and a wave's stores are complete once it has waited for them. So nothing has to be written back or invalidated.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include <atomic>
+#include <chrono>
+
+#include "hipforge/amd/buffer.h"
+#include "hipforge/amd/wave.h"
+#include "hipforge/host/addresses.h"
+#include "hipforge/module.h"
+
+namespace hf::dev {
+
+/// Words that `parts` work-groups need to meet; a power of two.
+constexpr uint32_t meeting_words(uint32_t parts) { return parts - 1; }
+
+/// 16 bytes at lane_offset + wave_offset, to where every work-group of the device can read them with load_part.
+__device__ inline void store_part(f32x4 values, Buffer to, uint32_t lane_offset, uint32_t wave_offset) {
+  constexpr int kSc1 = 16;
+  __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(u32x4, values), to, static_cast<int32_t>(lane_offset),
+                                         static_cast<int32_t>(wave_offset), kSc1);
+}
+
+__device__ inline f32x4 load_part(Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
+  constexpr int kSc0Sc1 = 17;
+  return __builtin_bit_cast(f32x4, __builtin_amdgcn_raw_buffer_load_b128(from, static_cast<int32_t>(lane_offset),
+                                                                       static_cast<int32_t>(wave_offset), kSc0Sc1));
+}
+
+/// Whether this work-group is the last of 2^log2_parts; the same in all its threads, which all call it after their
+/// store_part. `words`: meeting_words of them; `leads`: of one thread; `told`: LDS that no thread still uses.
+__device__ inline bool is_last_group(uint64_t* words, uint32_t part, uint32_t log2_parts, uint64_t number, bool leads,
+                                     uint32_t* told) {
+  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+  __syncthreads();
+  if (leads) {
+    uint32_t last = 1;
+    for (uint32_t pairs = 1u << log2_parts >> 1; pairs != 0; pairs >>= 1) {
+      part /= 2;
+      if (__hip_atomic_exchange(words + part, number, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT) != number) {
+        last = 0;
+        break;
+      }
+      __hip_atomic_store(words + part, uint64_t{0}, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+      words += pairs;
+    }
+    *told = last;
+  }
+  __syncthreads();
+  return uniform(*told) != 0;
+}
+
+}  // namespace hf::dev
+
+namespace hf {
+
+/// A number that no other launch of any process is likely to have, never 0.
+inline uint64_t launch_number() {
+  static std::atomic<uint64_t> next{static_cast<uint64_t>(std::chrono::high_resolution_clock::now().time_since_epoch().count())};
+  uint64_t x = next.fetch_add(0x9E3779B97F4A7C15);  // splitmix64
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+  x = (x ^ x >> 27) * 0x94D049BB133111EB;
+  x ^= x >> 31;
+  return x | 1;
+}
+
+/// The workspace of work-groups that share K: at least `bytes` of float32 on the device of `like`, at a multiple of 16 bytes.
+inline uint8_t* check_split_workspace(const OptionalTensor& workspace, uint64_t bytes, int64_t k_splits, const Tensor& like) {
+  const uint64_t count = bytes / sizeof(float);
+  HF_CHECK(workspace.has_value(), "k_splits = ", k_splits, " needs a workspace: float32 [", count, "]; got None");
+  const Tensor given = *workspace;
+  HF_CHECK(given.dtype() == HF_F32, "workspace must be float32; got ", given.dtype());
+  HF_CHECK(given.dim() == 1 && given.size(0) >= static_cast<int64_t>(count), "workspace must be [", count,
+           "] or longer; got ", given);
+  HF_CHECK(given.is_contiguous(), "workspace must be contiguous; got ", given, " with other strides");
+  HF_CHECK(given.on_gpu() == like.on_gpu() && given.device_index() == like.device_index(),
+           "workspace must be on the device of the operands");
+  HF_CHECK(aligned_to(given.data(), 16), "workspace must start at a multiple of 16 bytes");
+  return reinterpret_cast<uint8_t*>(given.data<float>());
+}
+
+}  // namespace hf
