@@ -127,8 +127,10 @@ def check_task(m, n, k, seed, shuffled):
     assert_close(got, parts, k)
     # The task's own criterion, against the reference from the bf16 inputs.
     torch.testing.assert_close(got, mxfp4_mm(x, w), rtol=1e-2, atol=1e-2)
-    m_sub = explain(ops.mxfp4_gemm, xq, xs, *weights, shuffled=shuffled).configuration["m_sub"]
-    assert counted.mfma_count == ceil(m, 16 * m_sub) * m_sub * ceil(n, 16) * ceil(k, 128)
+    chosen = explain(ops.mxfp4_gemm, xq, xs, *weights, shuffled=shuffled).configuration
+    m_sub, n_sub = chosen["m_sub"], chosen["n_sub"]
+    assert counted.mfma_count == ceil(m, 16 * m_sub) * m_sub * ceil(n, 16 * n_sub) * n_sub * ceil(k, 128)
+    assert counted.launches == 1
     assert counted.tensors["Wq"].loaded == ceil(m, 16 * m_sub) * wq.numel()
 
 
@@ -213,6 +215,8 @@ def test_refused_configurations():
         ops.run_mxfp4(*parts, m_sub=3)
     with pytest.raises(GuardError, match="number of K steps"):
         ops.run_mxfp4(*parts, k_splits=2)
+    with pytest.raises(GuardError, match=r"m_sub \* n_sub \* k_splits must be at most 64; got 4 \* 4 \* 8"):
+        ops.run_mxfp4(*codes(4, 32, 1024, (127,)), m_sub=4, n_sub=4, k_splits=8)
     odd = codes(4, 24, 64, (127,))
     with pytest.raises(GuardError, match="N % 16 == 0"):
         ops.run_mxfp4(*odd, shuffled=True)
@@ -239,7 +243,7 @@ def test_an_output_inside_an_operand_is_refused():
     parts = codes(4, 32, 64, (127, 128))
     held = parts[2].view(-1)[:256].view(torch.bfloat16).view(4, 32)
     with pytest.raises(GuardError, match="out is written and must not share memory with Wq"):
-        ops.mxfp4_gemm_out(held, *parts, None, False, 1, 1, 1)
+        ops.mxfp4_gemm_out(held, *parts, False, 1, 1, 1)
 
 
 def test_payloads_past_two_gigabytes_are_outside_the_envelope_and_refused_by_the_kernel():

@@ -24,7 +24,9 @@ from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.tuned import USE_HIP, Column, TableSchema, TunedRow, Value
 
 SUB_TILES = (1, 2, 4)  # of 16 rows or columns, per wave
-K_SPLITS = (1, 2, 4, 8)
+K_SPLITS = (1, 2, 4, 8)  # over the waves of a work-group
+MOST_TILES = 64  # that the waves of a work-group hold, all parts of K together: LDS decides
+SPLIT_STEPS = 4  # a wave has at most so many steps where there are enough waves
 K_STEP = 128
 MAX_BYTES = 2**31 - 1
 PARAMETERS = ("m_sub", "n_sub", "k_splits")
@@ -93,6 +95,8 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
     m_sub, n_sub, k_splits, k = (int(values[name] or 0) for name in (*PARAMETERS, "K"))
     if m_sub not in SUB_TILES or n_sub not in SUB_TILES or k_splits not in K_SPLITS:
         return f"m_sub and n_sub are in {SUB_TILES}, k_splits in {K_SPLITS}; got {m_sub}, {n_sub}, {k_splits}"
+    if m_sub * n_sub * k_splits > MOST_TILES:
+        return f"m_sub * n_sub * k_splits must be at most {MOST_TILES}; got {m_sub}, {n_sub}, {k_splits}"
     if k_splits > k_steps(k):
         return f"k_splits cannot exceed the {k_steps(k)} K steps of {K_STEP}; got {k_splits}"
     return None
@@ -118,14 +122,18 @@ def _from_row(row: TunedRow) -> Choice:
 
 
 def _default(problem: Problem, arch: str, cu_count: int) -> Choice:
-    """Rows per wave grow with M, so that weights are loaded seldom; K is split until every compute unit has a wave."""
+    """Rows and columns per wave grow as long as work-groups occupy the compute units; waves share K in short parts."""
     m, n, k = problem.key
     m_sub = 1 if m <= 16 else 2 if m <= 32 else 4
-    waves = -(-n // 16) * -(-m // (16 * m_sub))
+    row_tiles = -(-m // (16 * m_sub))
+    n_sub = next((wide for wide in (4, 2) if 16 * -(-n // (16 * wide)) * row_tiles >= 9 * cu_count), 1)
     k_splits = 1
-    while k_splits < 8 and waves * k_splits < cu_count and 2 * k_splits <= k_steps(k):
+    while (
+        2 * k_splits <= min(k_steps(k), K_SPLITS[-1], MOST_TILES // (m_sub * n_sub))
+        and k_steps(k) > SPLIT_STEPS * k_splits
+    ):
         k_splits *= 2
-    return _choice(m_sub, 1, k_splits)
+    return _choice(m_sub, n_sub, k_splits)
 
 
 def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
@@ -137,6 +145,7 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         for m_sub in SUB_TILES
         if m_sub == 1 or 16 * m_sub // 2 < cell.m
         for n_sub in SUB_TILES
+        if m_sub * n_sub * k_splits <= MOST_TILES
     ]
 
 

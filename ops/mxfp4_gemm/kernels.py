@@ -13,11 +13,10 @@ from hipforge.ops.mxfp4_gemm.family import K_SPLITS, SUB_TILES, Problem
 
 @compile_ops(
     "module_mxfp4_gemm",
-    variant=lambda out, xq, xs, wq, ws, workspace, shuffled, m_sub, n_sub, k_splits: {
+    variant=lambda out, xq, xs, wq, ws, shuffled, m_sub, n_sub, k_splits: {
         "HF_M_SUB": m_sub,
         "HF_N_SUB": n_sub,
     },
-    mutates=("out", "workspace"),
 )
 def mxfp4_gemm_out(
     out: torch.Tensor,
@@ -25,13 +24,12 @@ def mxfp4_gemm_out(
     Xs: torch.Tensor,
     Wq: torch.Tensor,
     Ws: torch.Tensor,
-    workspace: torch.Tensor | None,
     shuffled: bool,
     m_sub: int,
     n_sub: int,
     k_splits: int,
 ) -> None:
-    """Write Xq @ Wq^T into ``out`` [M, N] bf16; ``workspace`` float32 [k_splits, M, N] holds the partial sums."""
+    """Write Xq @ Wq^T into ``out`` [M, N] bf16."""
 
 
 def launch(
@@ -47,9 +45,8 @@ def launch(
     k_splits: int,
 ) -> torch.Tensor:
     """Run the kernel into ``out``; payloads that start off a 16-byte boundary are copied."""
-    workspace = out.new_empty((k_splits, *out.shape), dtype=torch.float32) if k_splits > 1 else None
     x_scale, w_scale = x_scale.contiguous(), w_scale.contiguous()
-    configuration = (workspace, shuffled, m_sub, n_sub, k_splits)
+    configuration = (shuffled, m_sub, n_sub, k_splits)
     try:
         mxfp4_gemm_out(out, xq.contiguous(), x_scale, wq.contiguous(), w_scale, *configuration)
     except GuardError:
@@ -81,7 +78,8 @@ def run_mxfp4(
         shuffled: the weight and its scales are in the shuffled order.
         m_sub: tiles of 16 rows per wave: 1, 2 or 4.
         n_sub: tiles of 16 columns per wave: 1, 2 or 4.
-        k_splits: parts that K is cut into: 1, 2, 4 or 8, at most ceil(K / 128); partial sums are added in order.
+        k_splits: waves of a work-group, each with a part of K: 1, 2, 4 or 8, at most ceil(K / 128) and
+            64 / (m_sub n_sub). Their sums are added in order.
 
     Returns:
         bfloat16 [M, N].

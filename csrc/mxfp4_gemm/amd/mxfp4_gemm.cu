@@ -10,7 +10,6 @@
 #error "build a variant: -DHF_M_SUB=1, 2 or 4 and -DHF_N_SUB=1, 2 or 4"
 #endif
 
-using hf::OptionalTensor;
 using hf::Tensor;
 using namespace hf::mxfp4;
 
@@ -47,10 +46,9 @@ void check_scales(const Tensor& tensor, const char* name, int64_t rows, int64_t 
 }  // namespace
 
 /// out bf16 [M, N]; Xq, Wq uint8 [M, K/2], [N, K/2], the even element in the low nibble; Xs [M, K/32]; Ws [N, K/32], or with
-/// `shuffled` the 32 x 8 shuffle of [round_up(N, 256), round_up(K/32, 8)] (then Wq is in 16 x 16-byte tiles);
-/// workspace float32 [k_splits, M, N] where k_splits > 1.
-void mxfp4_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor workspace, bool shuffled,
-                    int64_t m_sub, int64_t n_sub, int64_t k_splits, hipStream_t stream) {
+/// `shuffled` the 32 x 8 shuffle of [round_up(N, 256), round_up(K/32, 8)] (then Wq is in 16 x 16-byte tiles); k_splits 1, 2,
+/// 4 or 8, at most ceil(K/128).
+void mxfp4_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, bool shuffled, int64_t m_sub, int64_t n_sub, int64_t k_splits, hipStream_t stream) {
   check_payload(Xq, "Xq", Wq);
   check_payload(Wq, "Wq", Wq);
   const int64_t m = Xq.size(0), n = Wq.size(0), k = 2 * Xq.size(1);
@@ -70,27 +68,20 @@ void mxfp4_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, Opti
   HF_CHECK(m_sub == HF_M_SUB && n_sub == HF_N_SUB, "this variant has m_sub = ", HF_M_SUB, ", n_sub = ", HF_N_SUB,
            "; got ", m_sub, ", ", n_sub);
   hf::check_k_splits(k_splits, hf::ceil_div(k, kStep), k);
-  float* partials = nullptr;
-  if (k_splits > 1) {
-    HF_CHECK(workspace.has_value(), "k_splits = ", k_splits, " needs a workspace");
-    const Tensor given = *workspace;
-    HF_CHECK(given.dtype() == HF_F32 && given.is_shape(k_splits, m, n),
-             "workspace must be float32 [k_splits, M, N] = [", k_splits, ", ", m, ", ", n, "]; got ", given);
-    check_place(given, "workspace", Wq);
-    partials = given.data<float>();
-  }
+  const int64_t lds = k_splits > 1 ? HF_M_SUB * HF_N_SUB * k_splits * kSumBytes : 0;
+  HF_CHECK(lds <= kMaxLds, "m_sub * n_sub * k_splits must be at most ", kMaxLds / kSumBytes, "; got ", m_sub, " * ", n_sub,
+           " * ", k_splits);
   HF_CHECK_ARCH(Wq, "gfx950");
 
   const Plan plan{static_cast<uint32_t>(__builtin_ctzll(static_cast<unsigned long long>(k_splits))), shuffled,
                   static_cast<uint32_t>(round_up(k / hf::kMxBlock, kScaleColumns)),
                   static_cast<uint32_t>(round_up(n, 256)),
-                  n % hf::dev::kColumnsPerLane == 0 &&
-                      (partials ? hf::aligned_to(partials, 16) : hf::aligned_to(out.data(), 8))};
-  const dim3 grid(hf::ceil_div(n, kTile * HF_N_SUB), static_cast<uint32_t>(k_splits), hf::ceil_div(m, kTile * HF_M_SUB));
-  mxfp4_mfma<HF_M_SUB, HF_N_SUB><<<grid, kThreads, 0, stream>>>(
-      out.data<hf::dev::bf16>(), partials, Xq.data<uint8_t>(), Xs.data<uint8_t>(), Wq.data<uint8_t>(),
-      Ws.data<uint8_t>(), static_cast<uint32_t>(m), static_cast<uint32_t>(n), static_cast<uint32_t>(k), plan);
+                  n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8)};
+  const dim3 grid(hf::ceil_div(n, kTile * HF_N_SUB), hf::ceil_div(m, kTile * HF_M_SUB));
+  mxfp4_mfma<HF_M_SUB, HF_N_SUB>
+      <<<grid, static_cast<uint32_t>(k_splits) * hf::dev::kWaveSize, static_cast<uint32_t>(lds), stream>>>(
+          out.data<hf::dev::bf16>(), Xq.data<uint8_t>(), Xs.data<uint8_t>(), Wq.data<uint8_t>(), Ws.data<uint8_t>(),
+          static_cast<uint32_t>(m), static_cast<uint32_t>(n), static_cast<uint32_t>(k), plan);
   HF_HIP(hipGetLastError());
-  if (k_splits > 1) hf::launch_reduce_splits(out.data<hf::dev::bf16>(), partials, m * n, k_splits, stream);
 }
 HF_EXPORT(mxfp4_gemm_out);

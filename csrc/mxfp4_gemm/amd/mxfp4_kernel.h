@@ -1,14 +1,15 @@
 // MXFP4 GEMM on the scaled MFMA: out = X W^T from e2m1 operands with e8m0 scales per 32 elements of K.
 //
 //            W rows n0 .. n0+15   n0+16 .. n0+31         one wave: 16 kMSub rows of X x 16 kNSub rows of W, K from step
-//          +--------------------+--------------------+   `begin` to step `end` of its split
+//          +--------------------+--------------------+   `begin` to step `end` of its part
 //   X rows |  acc[0][0]         |  acc[0][1]  ...    |
 //   m0..15 +--------------------+--------------------+   lane l holds row l % 16 of each tile, k = 32 g .. 32 g + 31 of a
 //  m16..31 |  acc[1][0]         |  acc[1][1]  ...    |   128-k step, g = l / 16: 16 bytes, exactly one scale block
 //          +--------------------+--------------------+
 //
-// Work-group: one wave. Grid: ceil(N / (16 kNSub)) x k_splits x ceil(M / (16 kMSub)). W is the instruction's A operand, so
-// that a lane ends with four neighbouring columns of one output row.
+// Work-group: k_splits waves with a part of K each, whose sums are added through LDS in their order: one launch, no workspace.
+// Grid: ceil(N / (16 kNSub)) x ceil(M / (16 kMSub)). W is the instruction's A operand, so that a lane ends with four
+// neighbouring columns of one output row.
 //
 // Weights come plain (row-major [N, K/2]) or shuffled in 16 x 16-byte tiles, where the 16 bytes of 16 rows are neighbours and a
 // load of a wave is 1 KiB without a gap. Scales come plain ([rows, K/32]) or, with shuffled weights, in the shuffled order.
@@ -27,15 +28,18 @@
 #include "hipforge/amd/mx.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/amd/wave.h"
+#include "hipforge/amd/wave_parts.h"
 
 namespace hf::mxfp4 {
 
-constexpr int kThreads = dev::kWaveSize;
+constexpr int kMaxWaves = 8;
+constexpr int kMaxLds = 64 << 10;
 constexpr int kTile = dev::kMfmaTile;
 constexpr int kStep = dev::kMfmaK;
 constexpr int kLaneBytes = kMxBlock / 2;          // a lane's operand: one block of a row
 constexpr int kStepBytes = kStep / 2;
 constexpr int kTileBytes = kTile * kLaneBytes;    // a shuffled tile of one 16-byte column
+constexpr int kSumBytes = kTile * kTile * sizeof(float);  // of a wave and tile
 constexpr int kScaleRows = 32, kScaleColumns = 8;  // a tile of shuffled scales
 
 static_assert(kLaneBytes == 16 && kStepBytes == dev::kMfmaGroups * kLaneBytes);
@@ -124,23 +128,24 @@ struct Step {
 constexpr int ring_steps(int m_sub, int n_sub) { return m_sub + n_sub <= 4 ? 4 : 2; }
 
 template <int kMSub, int kNSub>
-__global__ __launch_bounds__(kThreads, 2) void mxfp4_mfma(
-    [[maybe_unused]] dev::bf16* out, [[maybe_unused]] float* partials, [[maybe_unused]] const uint8_t* xq,
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp4_mfma(
+    [[maybe_unused]] dev::bf16* out, [[maybe_unused]] const uint8_t* xq,
     [[maybe_unused]] const uint8_t* xs, [[maybe_unused]] const uint8_t* wq, [[maybe_unused]] const uint8_t* ws,
     [[maybe_unused]] uint32_t m, [[maybe_unused]] uint32_t n, [[maybe_unused]] uint32_t k,
     [[maybe_unused]] Plan plan) {
 #if defined(__gfx950__)
   constexpr int kRing = ring_steps(kMSub, kNSub);
-  const uint32_t lane = threadIdx.x;
-  const uint32_t row0 = blockIdx.z * (kTile * kMSub), column0 = blockIdx.x * (kTile * kNSub);
+  extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+  const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
+  const uint32_t row0 = blockIdx.y * (kTile * kMSub), column0 = blockIdx.x * (kTile * kNSub);
   const uint32_t steps = (k + kStep - 1) / kStep;
-  const uint32_t begin = steps * blockIdx.y >> plan.log2_splits, end = steps * (blockIdx.y + 1) >> plan.log2_splits;
+  const uint32_t begin = steps * wave >> plan.log2_splits, end = steps * (wave + 1) >> plan.log2_splits;
 
   const Panel<kMSub> x(xq, xs, row0, m, k, lane, false, plan);
   const Panel<kNSub> w(wq, ws, column0, n, k, lane, plan.shuffled, plan);
   const uint32_t whole_end = min(end, k / kStep);
   Step<kMSub, kNSub> ring[kRing];
-  dev::f32x4 acc[kMSub][kNSub] = {};
+  dev::f32x4 acc[kMSub * kNSub] = {};
   const auto load = [&](Step<kMSub, kNSub>& step, uint32_t index) {
     w.load(step.w, step.w_scale, index, index < whole_end);
     x.load(step.x, step.x_scale, index, index < whole_end);
@@ -150,7 +155,8 @@ __global__ __launch_bounds__(kThreads, 2) void mxfp4_mfma(
     for (int a = 0; a < kMSub; ++a)
 #pragma unroll
       for (int b = 0; b < kNSub; ++b)
-        acc[a][b] = dev::mfma_scaled_e2m1(step.w[b], step.w_scale[b], step.x[a], step.x_scale[a], acc[a][b]);
+        acc[a * kNSub + b] =
+            dev::mfma_scaled_e2m1(step.w[b], step.w_scale[b], step.x[a], step.x_scale[a], acc[a * kNSub + b]);
   };
 #pragma unroll
   for (int j = 0; j < kRing; ++j) {
@@ -178,19 +184,12 @@ __global__ __launch_bounds__(kThreads, 2) void mxfp4_mfma(
     multiply(ring[0]);
   }
 
-#pragma unroll
-  for (int a = 0; a < kMSub; ++a) {
-    const uint32_t row = row0 + a * kTile + lane % kTile;
-    if (row >= m) continue;
-#pragma unroll
-    for (int b = 0; b < kNSub; ++b) {
-      const uint32_t column = column0 + b * kTile + lane / kTile * dev::kColumnsPerLane;
-      if (partials)
-        dev::store_columns(partials + uint64_t{blockIdx.y} * m * n, acc[a][b], row, column, n, plan.aligned_output);
-      else
-        dev::store_columns(out, acc[a][b], row, column, n, plan.aligned_output);
-    }
-  }
+  const uint32_t row = row0 + lane % kTile, column = column0 + lane / kTile * dev::kColumnsPerLane;
+  dev::add_parts(reinterpret_cast<dev::f32x4*>(lds), acc, wave, 1u << plan.log2_splits, lane,
+                 [&](uint32_t t, dev::f32x4 sum) {
+                   if (row + t / kNSub * kTile < m)
+                     dev::store_columns(out, sum, row + t / kNSub * kTile, column + t % kNSub * kTile, n, plan.aligned_output);
+                 });
 #endif
 }
 

@@ -38,6 +38,7 @@
 #include "hipforge/amd/mx.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/amd/wave.h"
+#include "hipforge/amd/wave_parts.h"
 
 namespace hf::wave_split {
 
@@ -394,26 +395,7 @@ __device__ inline uint32_t first_step(uint32_t k, uint32_t part, uint32_t log2_p
   return (k + kStep - 1) / kStep * part >> log2_parts;
 }
 
-/// Adds what the waves of `parts` hold, in their order, through LDS, and calls store(t, sum) for every tile t in one of
-/// them. `part` and the results are those of the calling wave; all waves of the work-group call it.
-template <int kTiles, class Store>
-__device__ __forceinline__ void add_parts(dev::f32x4* sums, const dev::f32x4 (&acc)[kTiles], uint32_t part, uint32_t parts,
-                                          uint32_t lane, Store store) {
-  if (parts == 1) {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) store(t, acc[t]);
-    return;
-  }
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) sums[(part * kTiles + t) * dev::kWaveSize + lane] = acc[t];
-  __syncthreads();
-  // A wave adds up one tile, or several where there are fewer waves.
-  for (uint32_t t = part; t < kTiles; t += parts) {
-    dev::f32x4 total = sums[t * dev::kWaveSize + lane];
-    for (uint32_t i = 1; i < parts; ++i) total += sums[(i * kTiles + t) * dev::kWaveSize + lane];
-    store(t, total);
-  }
-}
+using dev::add_parts;
 
 __device__ inline void store(const Problem& p, dev::f32x4 values, uint32_t row, uint32_t column) {
   if (row >= p.m) return;
