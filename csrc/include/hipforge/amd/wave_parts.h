@@ -8,23 +8,23 @@
 
 namespace hf::dev {
 
-/// Adds what the waves of `parts` hold, in their order, through LDS, and calls store(t, sum) for every row tile t in one of
+/// Adds what the waves of `parts` hold, in their order, through LDS, and calls store(t, sum) for every tile t in one of
 /// them. `part` and the results are those of the calling wave; all waves of the work-group call it.
-template <int kRowTiles, class Store>
-__device__ __forceinline__ void add_parts(f32x4* sums, const f32x4 (&acc)[kRowTiles], uint32_t part, uint32_t parts,
+template <int kTiles, class Store>
+__device__ __forceinline__ void add_parts(f32x4* sums, const f32x4 (&acc)[kTiles], uint32_t part, uint32_t parts,
                                           uint32_t lane, Store store) {
   if (parts == 1) {
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) store(t, acc[t]);
+    for (int t = 0; t < kTiles; ++t) store(t, acc[t]);
     return;
   }
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) sums[(part * kRowTiles + t) * kWaveSize + lane] = acc[t];
+  for (int t = 0; t < kTiles; ++t) sums[(part * kTiles + t) * kWaveSize + lane] = acc[t];
   __syncthreads();
-  // A wave adds up one row tile, or several where there are fewer waves.
-  for (uint32_t t = part; t < kRowTiles; t += parts) {
+  // A wave adds up one tile, or several where there are fewer waves.
+  for (uint32_t t = part; t < kTiles; t += parts) {
     f32x4 total = sums[t * kWaveSize + lane];
-    for (uint32_t i = 1; i < parts; ++i) total += sums[(i * kRowTiles + t) * kWaveSize + lane];
+    for (uint32_t i = 1; i < parts; ++i) total += sums[(i * kTiles + t) * kWaveSize + lane];
     store(t, total);
   }
 }
