@@ -73,15 +73,13 @@ void mxfp4_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, bool
            " * ", k_splits);
   HF_CHECK_ARCH(Wq, "gfx950");
 
-  const Plan plan{static_cast<uint32_t>(__builtin_ctzll(static_cast<unsigned long long>(k_splits))), shuffled,
-                  static_cast<uint32_t>(round_up(k / hf::kMxBlock, kScaleColumns)),
-                  static_cast<uint32_t>(round_up(n, 256)),
-                  n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8)};
+  const uint32_t options = pack_options(__builtin_ctzll(static_cast<unsigned long long>(k_splits)), shuffled,
+                                        n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8));
   const dim3 grid(hf::ceil_div(n, kTile * HF_N_SUB), hf::ceil_div(m, kTile * HF_M_SUB));
   mxfp4_mfma<HF_M_SUB, HF_N_SUB>
       <<<grid, static_cast<uint32_t>(k_splits) * hf::dev::kWaveSize, static_cast<uint32_t>(lds), stream>>>(
-          out.data<hf::dev::bf16>(), Xq.data<uint8_t>(), Xs.data<uint8_t>(), Wq.data<uint8_t>(), Ws.data<uint8_t>(),
-          static_cast<uint32_t>(m), static_cast<uint32_t>(n), static_cast<uint32_t>(k), plan);
+          Wq.data<uint8_t>(), Ws.data<uint8_t>(), Xq.data<uint8_t>(), Xs.data<uint8_t>(), static_cast<uint32_t>(m),
+          static_cast<uint32_t>(n), static_cast<uint32_t>(k), options, out.data<hf::dev::bf16>());
   HF_HIP(hipGetLastError());
 }
 HF_EXPORT(mxfp4_gemm_out);

@@ -44,12 +44,24 @@ constexpr int kScaleRows = 32, kScaleColumns = 8;  // a tile of shuffled scales
 
 static_assert(kLaneBytes == 16 && kStepBytes == dev::kMfmaGroups * kLaneBytes);
 
+/// A launch's choices in one word, so that all arguments fit the 14 dwords that are in SGPRs when a wave starts. shuffled: the
+/// weights and their scales.
+constexpr uint32_t pack_options(uint32_t log2_splits, bool shuffled, bool aligned_output) {
+  return log2_splits | uint32_t{shuffled} << 8 | uint32_t{aligned_output} << 9;
+}
+
 struct Plan {
   uint32_t log2_splits;
-  uint32_t shuffled;         // weights and their scales
+  bool shuffled, aligned_output;
   uint32_t scale_columns;    // of the shuffled scales: K/32 rounded up to 8
   uint32_t scale_rows;       // of the shuffled scales: N rounded up to 256
-  uint32_t aligned_output;
+
+  __device__ Plan(uint32_t options, uint32_t n, uint32_t k)
+      : log2_splits(options & 0xFF),
+        shuffled(options >> 8 & 1),
+        aligned_output(options >> 9 & 1),
+        scale_columns((k / kMxBlock + kScaleColumns - 1) / kScaleColumns * kScaleColumns),
+        scale_rows((n + 255) / 256 * 256) {}
 };
 
 #if defined(__gfx950__)
@@ -129,11 +141,11 @@ constexpr int ring_steps(int m_sub, int n_sub) { return m_sub + n_sub <= 4 ? 4 :
 
 template <int kMSub, int kNSub>
 __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp4_mfma(
-    [[maybe_unused]] dev::bf16* out, [[maybe_unused]] const uint8_t* xq,
-    [[maybe_unused]] const uint8_t* xs, [[maybe_unused]] const uint8_t* wq, [[maybe_unused]] const uint8_t* ws,
-    [[maybe_unused]] uint32_t m, [[maybe_unused]] uint32_t n, [[maybe_unused]] uint32_t k,
-    [[maybe_unused]] Plan plan) {
+    [[maybe_unused]] const uint8_t* wq, [[maybe_unused]] const uint8_t* ws, [[maybe_unused]] const uint8_t* xq,
+    [[maybe_unused]] const uint8_t* xs, [[maybe_unused]] uint32_t m, [[maybe_unused]] uint32_t n,
+    [[maybe_unused]] uint32_t k, [[maybe_unused]] uint32_t options, [[maybe_unused]] dev::bf16* out) {
 #if defined(__gfx950__)
+  const Plan plan(options, n, k);
   constexpr int kRing = ring_steps(kMSub, kNSub);
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
