@@ -29,7 +29,7 @@ MEET_US = 1.0  # of each meeting, until the last work-group of a tile knows that
 FEW_ROWS = 16
 MANY_WEIGHTS = 1 << 22
 MOST_WEIGHTS = 12 * MANY_WEIGHTS
-PARTIAL_US = 1e-4  # per partial sum of a tile, which one compute unit reads
+PARTIAL_US = 1.3e-4  # per partial sum of a tile, which one compute unit reads
 
 
 def tile_number(tile: tuple[int, int]) -> int:
