@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from hipforge.archs import ARCHS
 from hipforge.errors import ConfigError
-from hipforge.jit.roots import name_problem, package_dir, unknown_placeholders
+from hipforge.jit.roots import PLACEHOLDER, name_problem, package_dir, unknown_placeholders
 from hipforge.jit.spec import LIMITS, VariantValue
 
 PLACEHOLDERS = {
@@ -127,6 +127,10 @@ class _Reader:
 
     def paths(self, key: str, value: Any) -> tuple[str, ...]:
         found = self.strings(key, value)
+        for path in found:
+            if path.startswith("${") and not PLACEHOLDER.match(path):
+                names = ", ".join(f"${{{name}}}" for name in PLACEHOLDERS)
+                raise self.fail(key, f"{path!r} starts with ${{ but with no placeholder; known: {names}")
         return tuple(path if path.startswith(("/", "${")) else f"${{MODULE_DIR}}/{path}" for path in found)
 
     def boolean(self, key: str, value: Any) -> bool:

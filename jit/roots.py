@@ -67,8 +67,8 @@ class Roots:
         if not text.startswith("${") or text.find("${", 2) >= 0:
             return PLACEHOLDER.sub(lambda match: self.paths[match.group(1)], text) if "${" in text else text
         # A path, as in a manifest's long list: without the regular expression, a third of the time.
-        name, _, rest = text[2:].partition("}")
-        return self.paths[name] + rest
+        name, closed, rest = text[2:].partition("}")
+        return self.paths[name] + rest if closed else text
 
 
 _UNUSABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")

@@ -49,6 +49,7 @@ def test_an_entry_is_read_with_paths_relative_to_its_file(tmp_path: Path) -> Non
         ({}, "m: srcs: at least one source"),
         ({"srcs": "a.cu"}, r"m: srcs: expected a list of strings; got 'a\.cu'"),
         ({"srcs": [1]}, r"m: srcs: expected a list of strings; got \[1\]"),
+        ({"srcs": ["${CSRC/a.cu"]}, r"m: srcs: '\$\{CSRC/a.cu' starts with \$\{ but with no placeholder; known: "),
         ({"srcs": ["${HOME}/a.cu"]}, r"m: srcs: unknown placeholder \$\{HOME\}; known: \$\{CSRC\}"),
         ({"srcs": ["a.cu"], "verbose": "yes"}, "m: verbose: expected true or false; got 'yes'"),
         ({"srcs": ["a.cu"], "archs": ["gfx90a"]}, r"archs: expected one or more of gfx950, gfx942; got \['gfx90a'\]"),

@@ -328,7 +328,7 @@ def test_only_the_tensorwise_recipe_exists():
 
 
 def test_an_mlp_learns_as_well_as_in_bf16():
-    """300 steps on a fixed regression: the FP8 loss ends within 2 % of the bf16 one."""
+    """100 steps on a fixed regression: the FP8 loss ends within 2 % of the bf16 one."""
 
     def train(convert):
         torch.manual_seed(0)
@@ -339,7 +339,7 @@ def test_an_mlp_learns_as_well_as_in_bf16():
         if convert:
             fp8.convert_to_float8_training(model)
         optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-        for _ in range(300):
+        for _ in range(100):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = (model(x).float() - target).square().mean()
             optimiser.zero_grad()

@@ -150,8 +150,11 @@ def test_the_shipped_table_has_the_models_rows_for_both_architectures():
     }
     assert set(rows) == cells and len(cells) == 24
     for key, tuned in rows.items():
-        assert tuned.values["source"] == MACHINES[key[0]].source and tuned.integer("use_hip") == 1
-        assert tuned.values["us"] is None
+        # By counts, or by the model of time where that was beyond its error; neither is measured.
+        by_counts = tuned.values["source"] == MACHINES[key[0]].source
+        assert by_counts or tuned.values["source"].startswith("model:cdna")
+        assert (tuned.values["model_us"] is None) == by_counts
+        assert tuned.values["us"] is None and tuned.integer("use_hip") == 1
         # One fp16 rounding is at most 2^-11 of each value; fp32 sums of 16384 products add less than half of that.
         assert 0 < tuned.values["err"] <= 2.0**-11 + 2.0**-12 < tuner.MAX_ERROR
         # Reads of the weights are not repeated, whatever batch the row applies to.
