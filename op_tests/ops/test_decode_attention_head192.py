@@ -119,5 +119,6 @@ def test_a_column_out_of_place_is_noticed(tmp_path, monkeypatch):
         test_one_dominant_key_returns_its_value_row_exactly("fp8", 1)
 
 
+@pytest.mark.full
 def test_the_same_holds_on_gfx942(on_gfx942):
     on_gfx942("-k", "(dominant and (fp8 or half or 8)) or (means and (rows or 4)) or pages")

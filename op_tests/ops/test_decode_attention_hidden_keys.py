@@ -173,5 +173,6 @@ def test_every_code_but_nan_stays_in_a_tile_that_is_searched_for_nans():
         assert ((out[0, token].double() - seen.mean(0)).abs() <= 2.0**-8 * seen.mean(0).abs() + 1e-7).all()
 
 
+@pytest.mark.full
 def test_the_same_holds_on_gfx942(on_gfx942):
     on_gfx942("-k", "(64 or 256 or any_order or every_code) and not reference")

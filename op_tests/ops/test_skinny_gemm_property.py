@@ -82,5 +82,6 @@ def test_any_call_of_any_tile_is_exact(call, workgroups, order, seed, padding):
     check(call, workgroups, order, seed, padding)
 
 
+@pytest.mark.full
 def test_the_same_holds_on_gfx942(on_gfx942):
     assert "1 passed" in on_gfx942("-k", "any_call_is")
