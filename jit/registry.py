@@ -32,6 +32,7 @@ PLACEHOLDERS = {
     "PYTHON": "this Python interpreter",
 }
 """What ``${NAME}`` may be in an entry."""
+_KNOWN = ", ".join(f"${{{name}}}" for name in PLACEHOLDERS)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _COMPILER = re.compile(r"clang \d+(\.\d+)*\Z")
@@ -122,15 +123,13 @@ class _Reader:
     def known(self, key: str, texts: list[str]) -> None:
         unknown = unknown_placeholders(texts, PLACEHOLDERS)
         if unknown:
-            names = ", ".join(f"${{{name}}}" for name in PLACEHOLDERS)
-            raise self.fail(key, f"unknown placeholder ${{{unknown[0]}}}; known: {names}")
+            raise self.fail(key, f"unknown placeholder ${{{unknown[0]}}}; known: {_KNOWN}")
 
     def paths(self, key: str, value: Any) -> tuple[str, ...]:
         found = self.strings(key, value)
         for path in found:
             if path.startswith("${") and not PLACEHOLDER.match(path):
-                names = ", ".join(f"${{{name}}}" for name in PLACEHOLDERS)
-                raise self.fail(key, f"{path!r} starts with ${{ but with no placeholder; known: {names}")
+                    raise self.fail(key, f"{path!r} starts with ${{ but with no placeholder; known: {_KNOWN}")
         return tuple(path if path.startswith(("/", "${")) else f"${{MODULE_DIR}}/{path}" for path in found)
 
     def boolean(self, key: str, value: Any) -> bool:

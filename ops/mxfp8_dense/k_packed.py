@@ -8,8 +8,9 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.core.checks import require_int, require_rank
+from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.mxfp8_dense.raw import new_result
 
 KERNEL = "mxfp8_k_packed"
 COLUMNS = (4, 8)  # per group of waves; also the largest M
@@ -93,10 +94,8 @@ def mxfp8_k_packed(
     Raises:
         GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
-    require_rank("Xq", Xq, 2, "[M, K]")
-    require_rank("Wq", Wq, 2, "[N, K]")
+    out = new_result(Xq, Wq)
     if require_int("columns", columns) not in COLUMNS:
         raise GuardError(f"columns must be 4 or 8; got {columns}")
-    out = torch.empty((Xq.shape[0], Wq.shape[0]), dtype=torch.bfloat16, device=Xq.device)
     mxfp8_k_packed_out(out, Xq, Xs, Wq, Ws, bias, columns, groups, waves)
     return out

@@ -11,10 +11,11 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.alignment import realigned
-from hipforge.ops.core.checks import require_int, require_rank, require_tensor
+from hipforge.ops.core.checks import require_int, require_tensor
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.mxfp8_dense import k_packed, tile_kernel, wave_split
 from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
+from hipforge.ops.mxfp8_dense.raw import new_result
 
 # Past 16 rows any variant does: its guard refuses M.
 _ROWS = (1, 1, 2, 4, 4, 8, 8, 8, 8, *(16,) * 8)
@@ -58,12 +59,10 @@ def smallm_mxfp8_mfma_out(
     """Write Xq @ Wq^T + ``bias`` into ``out`` [M, N] bf16; ``workspace`` float32 [k_splits, M, N] takes partials."""
 
 
-def _check_raw(xq: torch.Tensor, wq: torch.Tensor, out_dtype: torch.dtype) -> None:
-    # What has to hold before an output can be allocated; the module's own guards check the rest.
+def _new_result(xq: torch.Tensor, wq: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     if out_dtype != torch.bfloat16:
         raise GuardError(f"out_dtype must be torch.bfloat16; got {out_dtype}")
-    require_rank("Xq", xq, 2, "[M, K]")
-    require_rank("Wq", wq, 2, "[N, K]")
+    return new_result(xq, wq)
 
 
 def smallm_mxfp8_gemv(
@@ -90,8 +89,7 @@ def smallm_mxfp8_gemv(
     Raises:
         GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
-    _check_raw(Xq, Wq, out_dtype)
-    out = torch.empty((Xq.shape[0], Wq.shape[0]), dtype=torch.bfloat16, device=Xq.device)
+    out = _new_result(Xq, Wq, out_dtype)
     smallm_mxfp8_gemv_out(out, Xq, Xs, Wq, Ws, block_n)
     return out
 
@@ -130,10 +128,9 @@ def smallm_mxfp8_mfma(
     Raises:
         GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
-    _check_raw(Xq, Wq, out_dtype)
-    m, n, k_splits = Xq.shape[0], Wq.shape[0], require_int("k_splits", k_splits)
-    out = torch.empty((m, n), dtype=torch.bfloat16, device=Xq.device)
-    workspace = split_k_workspace(m, n, min(k_splits, MFMA_K_SPLITS[-1]), Xq.device)
+    out = _new_result(Xq, Wq, out_dtype)
+    parts = min(require_int("k_splits", k_splits), MFMA_K_SPLITS[-1])
+    workspace = split_k_workspace(out.shape[0], out.shape[1], parts, out.device)
     smallm_mxfp8_mfma_out(out, Xq, Xs, Wq, Ws, workspace, n_sub, k_splits)
     return out
 

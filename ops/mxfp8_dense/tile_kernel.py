@@ -9,8 +9,9 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.core.checks import require_int, require_rank
+from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.mxfp8_dense.raw import new_result
 
 KERNEL = "mxfp8_gemm_tiles"
 MAX_M = 16384
@@ -125,12 +126,10 @@ def mxfp8_gemm_tiles(
     Raises:
         GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
-    require_rank("Xq", Xq, 2, "[M, K]")
-    require_rank("Wq", Wq, 2, "[N, K]")
+    out = new_result(Xq, Wq)
     accepted = [tile_number(one) for one in TILES]
     if require_int("tile", tile) not in accepted:
         raise GuardError(f"tile must be one of {', '.join(map(str, accepted))}; got {tile}")
-    m, n, k_splits = Xq.shape[0], Wq.shape[0], require_int("k_splits", k_splits)
-    out = torch.empty((m, n), dtype=torch.bfloat16, device=Xq.device)
-    mxfp8_gemm_out(out, Xq, Xs, Wq, Ws, bias, split_workspace(m, n, tile, k_splits, Xq.device), tile, k_splits)
+    workspace = split_workspace(out.shape[0], out.shape[1], tile, require_int("k_splits", k_splits), out.device)
+    mxfp8_gemm_out(out, Xq, Xs, Wq, Ws, bias, workspace, tile, k_splits)
     return out

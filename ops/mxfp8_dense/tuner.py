@@ -59,8 +59,8 @@ def _columns(choice: Choice) -> Mapping[str, Value]:
         block_n = choice.configuration["columns"] if choice.configuration["columns"] > 16 else 0
         return {"kernel": "wave_split", "block_n": block_n, "n_sub": tiles, "k_splits": waves}
     if choice.kernel == k_packed.KERNEL:
-        columns, groups, waves = choice.configuration.values()
-        return {"kernel": "k_packed", "block_n": columns, "n_sub": groups, "k_splits": waves}
+        block_n, n_sub, k_splits = (choice.configuration[name] for name in ("columns", "groups", "waves"))
+        return {"kernel": "k_packed", "block_n": block_n, "n_sub": n_sub, "k_splits": k_splits}
     if choice.kernel == tile_kernel.KERNEL:
         rows, columns = divmod(choice.configuration["tile"], 1000)
         k_splits = choice.configuration["k_splits"]
