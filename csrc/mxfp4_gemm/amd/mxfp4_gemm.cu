@@ -47,8 +47,9 @@ void check_scales(const Tensor& tensor, const char* name, int64_t rows, int64_t 
 
 /// out bf16 [M, N]; Xq, Wq uint8 [M, K/2], [N, K/2], the even element in the low nibble; Xs [M, K/32]; Ws [N, K/32], or with
 /// `shuffled` the 32 x 8 shuffle of [round_up(N, 256), round_up(K/32, 8)] (then Wq is in 16 x 16-byte tiles); k_splits 1, 2,
-/// 4 or 8, at most ceil(K/128).
-void mxfp4_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, bool shuffled, int64_t m_sub, int64_t n_sub, int64_t k_splits, hipStream_t stream) {
+/// 4 or 8, at most ceil(K/128) and 64 / (m_sub n_sub).
+void mxfp4_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, bool shuffled, int64_t m_sub, int64_t n_sub,
+                    int64_t k_splits, hipStream_t stream) {
   check_payload(Xq, "Xq", Wq);
   check_payload(Wq, "Wq", Wq);
   const int64_t m = Xq.size(0), n = Wq.size(0), k = 2 * Xq.size(1);

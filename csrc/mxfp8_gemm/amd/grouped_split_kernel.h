@@ -139,7 +139,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp8_grouped_spli
         for (int t = 0; t < kRowTiles; ++t)
           if (exists[t]) store(expert, mine.acc[t], slot[t], column);
       } else {
-        wave_split::add_parts(sums, mine.acc, part, parts, lane, [&](uint32_t t, dev::f32x4 total) {
+        dev::add_parts(sums, mine.acc, part, parts, lane, [&](uint32_t t, dev::f32x4 total) {
           const uint32_t at = slots.of_lane(first + t * kTile, lane);
           if (first + t * kTile + lane % kTile < slots.count) store(expert, total, at, column);
         });

@@ -33,17 +33,7 @@ void mxfp8_k_packed_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, 
   HF_CHECK(groups >= 1 && groups * waves <= kMaxWaves, "groups must be at least 1, and groups times waves at most ", kMaxWaves,
            "; got groups = ", groups, ", waves = ", waves);
   hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
-  const Problem problem{
-      .wq = Wq.data<uint8_t>(),
-      .ws = Ws.data<uint8_t>(),
-      .xq = Xq.data<uint8_t>(),
-      .xs = Xs.data<uint8_t>(),
-      .m = static_cast<uint32_t>(shape.m),
-      .n = static_cast<uint32_t>(shape.n),
-      .k = static_cast<uint32_t>(shape.k),
-      .options = pack_options(__builtin_ctzll(waves), groups),
-      .out = out.data<hf::dev::bf16>(),
-      .bias = bias.has_value() ? bias.data<hf::dev::bf16>() : nullptr};
+  const Problem problem = hf::wave_split::problem_of(out, Xq, Xs, Wq, Ws, bias, pack_options(__builtin_ctzll(waves), groups));
   const uint32_t lds = static_cast<uint32_t>(groups * waves) * kTileFloats * sizeof(float);
   hf::wave_split::launch(mxfp8_k_packed<HF_COLUMNS>, problem, hf::ceil_div(shape.n, groups * HF_COLUMNS), groups * waves, lds,
                          stream);

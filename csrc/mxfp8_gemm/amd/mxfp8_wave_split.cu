@@ -34,17 +34,7 @@ void mxfp8_wave_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
   const bool aligned_scales = shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
   const bool aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8);
-  const Problem problem{
-      .wq = Wq.data<uint8_t>(),
-      .ws = Ws.data<uint8_t>(),
-      .xq = Xq.data<uint8_t>(),
-      .xs = Xs.data<uint8_t>(),
-      .m = static_cast<uint32_t>(shape.m),
-      .n = static_cast<uint32_t>(shape.n),
-      .k = static_cast<uint32_t>(shape.k),
-      .options = pack_options(__builtin_ctzll(waves), aligned_scales, aligned_output),
-      .out = out.data<hf::dev::bf16>(),
-      .bias = bias.has_value() ? bias.data<hf::dev::bf16>() : nullptr};
+  const Problem problem = problem_of(out, Xq, Xs, Wq, Ws, bias, pack_options(__builtin_ctzll(waves), aligned_scales, aligned_output));
   const uint32_t lds = waves > 1 ? static_cast<uint32_t>(waves) * kRowTiles * column_tiles * kTileBytes : 0;
   launch(column_tiles == 1 ? mxfp8_wave_split<kRowTiles, 1> : mxfp8_wave_split<kRowTiles, 2>, problem,
          dim3(hf::ceil_div(shape.n, columns), hf::ceil_div(shape.m, HF_ROWS)), waves, lds, stream);

@@ -78,6 +78,21 @@ constexpr uint32_t pack_options(uint32_t log2_waves, bool aligned_scales, bool a
   return log2_waves | uint32_t{aligned_scales} << 8 | uint32_t{aligned_output} << 9;
 }
 
+/// The problem of operands that were checked.
+inline Problem problem_of(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
+                          const OptionalTensor& bias, uint32_t options) {
+  return {.wq = wq.data<uint8_t>(),
+          .ws = ws.data<uint8_t>(),
+          .xq = xq.data<uint8_t>(),
+          .xs = xs.data<uint8_t>(),
+          .m = static_cast<uint32_t>(xq.size(0)),
+          .n = static_cast<uint32_t>(wq.size(0)),
+          .k = static_cast<uint32_t>(xq.size(1)),
+          .options = options,
+          .out = out.data<dev::bf16>(),
+          .bias = bias.has_value() ? bias.data<dev::bf16>() : nullptr};
+}
+
 template <class Kernel>
 void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t lds, hipStream_t stream) {
   kernel<<<grid, static_cast<uint32_t>(waves) * dev::kWaveSize, lds, stream>>>(p.wq, p.ws, p.xq, p.xs, p.m, p.n, p.k, p.options,
@@ -395,8 +410,6 @@ __device__ inline uint32_t first_step(uint32_t k, uint32_t part, uint32_t log2_p
   return (k + kStep - 1) / kStep * part >> log2_parts;
 }
 
-using dev::add_parts;
-
 __device__ inline void store(const Problem& p, dev::f32x4 values, uint32_t row, uint32_t column) {
   if (row >= p.m) return;
   if (p.bias != nullptr) {
@@ -422,7 +435,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p) {
                                                   rows_of(p.ws, column0, kColumns, p.n, p.k / kMxBlock), p.k, in_lane, lane);
   mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales());
   const uint32_t row = row0 + lane % kTile, column = column0 + lane / kTile * dev::kColumnsPerLane;
-  add_parts(sums, mine.acc, wave, 1u << log2_waves, lane, [&](uint32_t t, dev::f32x4 total) {
+  dev::add_parts(sums, mine.acc, wave, 1u << log2_waves, lane, [&](uint32_t t, dev::f32x4 total) {
     store(p, total, row + t % kRowTiles * kTile, column + t / kRowTiles * kTile);
   });
 }
