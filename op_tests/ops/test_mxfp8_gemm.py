@@ -21,7 +21,7 @@ from helpers.mxfp8_cases import (
 )
 
 import hipforge
-from hipforge import emulator
+from hipforge import emulator, jit
 from hipforge.errors import GuardError
 from hipforge.ops.mxfp8_dense import mxfp8_gemm, mxfp8_gemm_out, mxfp8_gemm_tiles, mxfp8_gemv, mxfp8_linear
 from hipforge.ops.mxfp8_dense.tile_kernel import TILES, split_workspace, tile_choice, tile_number
@@ -210,6 +210,19 @@ def test_results_do_not_depend_on_which_work_group_comes_last(k_splits: int) -> 
         with emulator.options(checks="all", wave_order=order):
             again = run(case, SMALLEST, k_splits)
         assert torch.equal(again.view(torch.int16), first.view(torch.int16))
+
+
+def test_a_part_is_complete_and_past_the_caches_before_its_work_group_meets_another() -> None:
+    # What the emulator cannot show: its stores are complete at once and its caches are coherent.
+    module = jit.load("module_mxfp8_gemm", {"HF_TILE": SMALLEST}, "gfx950")
+    kernels = emulator.CodeObject(module.path / "module.so").kernels
+    kernel = next(kernel for name, kernel in kernels.items() if "mxfp8_gemm" in name)
+    code = [line.split(": ", 1)[1] for line in kernel.disassembly().splitlines()]
+    last = max(i for i, text in enumerate(code) if text.startswith("buffer_store") and text.endswith("sc1"))
+    meeting = next(i for i, text in enumerate(code) if text.startswith("global_atomic_swap_x2"))
+    barrier = next(i for i in range(last, meeting) if code[i] == "s_barrier")
+    assert "s_waitcnt vmcnt(0)" in code[last:barrier]
+    assert any(text.startswith("buffer_load") and text.endswith("sc0 sc1") for text in code[meeting:])
 
 
 def test_a_split_of_k_is_one_launch_that_a_graph_can_replay() -> None:
