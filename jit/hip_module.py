@@ -125,6 +125,7 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
             "hip": entry.flags_extra_hip,
             "ld": entry.extra_ldflags,
             "include": entry.extra_include,
+            "bare": entry.bare,
             "ffi": entry.ffi,
         }
     )
@@ -271,7 +272,7 @@ def _unit(wanted: Request, number: int, source: str) -> Unit:
     extra = entry.flags_extra_hip if is_hip else entry.flags_extra_cc
     standard = () if source.endswith(".c") else (_standard(entry),)
     maps = ("-ffile-prefix-map=${CSRC}=csrc", "-ffile-prefix-map=${MODULE_DIR}=.")
-    return Unit(number, source, is_hip, (*standard, *maps, *includes, *defines, *_expand_generated(extra)))
+    return Unit(number, source, is_hip, (*standard, *maps, *includes, *defines, *_expand_generated(extra)), entry.bare)
 
 
 def _standard(entry: ModuleEntry) -> str:

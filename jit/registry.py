@@ -42,6 +42,8 @@ _COMPILER = re.compile(r"clang \d+(\.\d+)*\Z")
 class ModuleEntry:
     """One HIP module as its JSON entry describes it.
 
+    ``bare``: the compiler reads no header before the sources and links no device library, so they include
+    ``hipforge/amd/hip.h`` in place of ``hip/hip_runtime.h``, which takes a small kernel a quarter of the time.
     ``torch_exclude``: a module with ``"ffi": "pybind11"`` gets no headers and libraries of torch. ``variants`` names
     the ``-D`` macros a build is specialised on and the values each may have; ``build_ahead`` lists by architecture the
     combinations that the op's tuned table and default rule choose, where those are few of all: they are built ahead of
@@ -60,6 +62,7 @@ class ModuleEntry:
     verbose: bool = False
     blob_gen_cmd: tuple[tuple[str, ...], ...] = ()
     archs: tuple[str, ...] = tuple(ARCHS)
+    bare: bool = False
     ffi: Literal["abi", "pybind11"] = "abi"
     torch_exclude: bool = False
     variants: Mapping[str, tuple[VariantValue, ...]] = field(default_factory=dict)
@@ -218,6 +221,7 @@ _KEYS = {
     "verbose": _Reader.boolean,
     "blob_gen_cmd": _Reader.commands,
     "archs": _Reader.archs,
+    "bare": _Reader.boolean,
     "ffi": _Reader.ffi,
     "torch_exclude": _Reader.boolean,
     "variants": _Reader.variants,

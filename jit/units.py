@@ -12,12 +12,16 @@ from hipforge.jit.ninja import Step
 
 @dataclass(frozen=True)
 class Unit:
-    """One source: its number, its path with placeholders, whether it holds device code, and its flags in order."""
+    """One source: its number, its path with placeholders, whether it holds device code, and its flags in order.
+
+    ``bare``: device code that needs none of the headers and device libraries a compiler adds by itself.
+    """
 
     number: int
     source: str
     is_hip: bool
     flags: tuple[str, ...]
+    bare: bool = False
 
     @property
     def name(self) -> str:

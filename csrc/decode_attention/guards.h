@@ -2,8 +2,6 @@
 // the merge that follows either kernel.
 #pragma once
 
-#include <algorithm>
-
 #include "hipforge/amd/fused_fp8_guards.h"
 #include "hipforge/amd/mx.h"
 #include "hipforge/host/addresses.h"
@@ -188,7 +186,7 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   p.out = out.data();
   p.lse = lse.data<float>();
   p.seqlens = seqlens.data<const int32_t>();
-  p.page_size = Divisor::of(std::max(static_cast<uint32_t>(k.size(1)), 1u));
+  p.page_size = Divisor::of(k.size(1) > 1 ? static_cast<uint32_t>(k.size(1)) : 1u);
   p.max_keys = static_cast<uint32_t>(max_keys);
   p.kv_heads = Divisor::of(static_cast<uint32_t>(kv_heads));
   p.group = static_cast<uint32_t>(heads / kv_heads);

@@ -1,8 +1,7 @@
 // What both kernels of decode attention are given, and which keys a wave works on.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 
 namespace hf::decode_attention {

@@ -1,9 +1,8 @@
 // What the kernel is given: q, k and v, the caches, and what each token does.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/element.h"
+#include "hipforge/amd/hip.h"
 
 #if !defined(HF_INPUT) || !defined(HF_CACHE)
 #error "build a variant: -DHF_INPUT=f16 or bf16 and -DHF_CACHE=half, fp8, rows or int4"

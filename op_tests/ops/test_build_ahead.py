@@ -33,8 +33,15 @@ def test_attention_over_fp8_is_built_for_what_its_table_and_default_rule_choose(
     assert len(ahead) == len(set(ahead))
 
 
+@pytest.mark.parametrize("arch", registry.module("module_moe_combine").archs)
+def test_the_combine_is_built_for_results_of_the_dtype_of_its_rows(arch):
+    entry = registry.module("module_moe_combine")
+    same = [variant for variant in entry.all_variants() if variant["HF_INPUT"] == variant["HF_OUTPUT"]]
+    assert list(entry.ahead_variants(arch)) == same
+
+
 def test_modules_that_state_nothing_are_built_whole():
     for name, entry in registry.shipped().items():
         for arch in entry.archs:
-            if name not in ("module_skinny_gemm_fp8", "module_decode_attention_fp8"):
+            if name not in ("module_skinny_gemm_fp8", "module_decode_attention_fp8", "module_moe_combine"):
                 assert list(entry.ahead_variants(arch)) == list(entry.all_variants())

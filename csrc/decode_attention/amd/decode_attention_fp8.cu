@@ -1,10 +1,9 @@
 // Decode attention over an fp8 K/V cache, gfx950 (e4m3fn) and gfx942 (e4m3fnuz). decode_kernel.h and merge_kernel.h have the
 // kernels. A variant serves one head dimension, one dtype of q and one block of keys.
-#include <hip/hip_runtime.h>
-
 #include "decode_kernel.h"
 #include "../guards.h"
 #include "hipforge/amd/element.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 
 #if !defined(HF_HEAD_DIM) || !defined(HF_INPUT) || !defined(HF_BLOCK_N)

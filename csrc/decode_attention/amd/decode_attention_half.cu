@@ -1,10 +1,9 @@
 // Decode attention over a K/V cache of q's own dtype, bf16 or f16, gfx950 and gfx942. half_kernel.h and merge_kernel.h have
 // the kernels. A variant serves one head dimension and one dtype.
-#include <hip/hip_runtime.h>
-
 #include "../guards.h"
 #include "half_kernel.h"
 #include "hipforge/amd/element.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 
 #if !defined(HF_HEAD_DIM) || !defined(HF_INPUT)

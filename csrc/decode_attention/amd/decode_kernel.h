@@ -37,11 +37,10 @@
 // D = 128, 12 KiB at D = 256 (8 KiB with blocks of 32, which leaves gfx942's 64 KiB four waves per SIMD).
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/fp8.h"
 #include "hipforge/amd/fp8_mfma.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
@@ -233,7 +232,7 @@ class Wave {
     const Seen seen = hide<kPartly>(p, work, row0, left, tiles[0].keys, scores);
     if constexpr (!kTogether) load_v_word();
 
-    const float next = fmaxf(maximum, column_max(largest_of(scores)));
+    const float next = __builtin_fmaxf(maximum, column_max(largest_of(scores)));
     const float base = next == -__builtin_inff() ? 0.f : next;  // nothing seen yet: -inf - 0 instead of -inf + inf
     const float keep = __builtin_amdgcn_exp2f(maximum - base);
     maximum = next;

@@ -15,8 +15,7 @@
 // registry's limits hold every variant to it. LDS: row_lds_bytes, none with one wave.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "merge_ranges.h"
 #include "row_wave.h"
 

@@ -1,9 +1,8 @@
 // Matrix products of 16-bit elements, bf16 or f16, 16 x 16; operands as mfma_k16 and mfma_k32 have them.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/fp8.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/vector.h"
 #include "query.h"

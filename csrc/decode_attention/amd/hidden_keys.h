@@ -5,8 +5,7 @@
 // special values out: a product of marks for them by 1 for each key that a row sees tells which outputs they reach.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "../problem.h"
 #include "query.h"

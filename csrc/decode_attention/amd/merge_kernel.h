@@ -14,8 +14,7 @@
 // Counted on gfx950: a work-group takes 992 instructions for 16 splits of D = 128, and 2,264 for 128.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
 #include "output.h"
@@ -54,7 +53,8 @@ struct MergeWave {
       weights[i] = -__builtin_inff();
       if (i * dev::kWaveSize < count && split < p.splits) weights[i] = p.partial_lse[uint64_t{split} * p.rows + row];
     }
-    largest = dev::lanes_combined<dev::kWaveSize>(fmaxf(weights[0], weights[1]), [](float a, float b) { return fmaxf(a, b); });
+    largest = dev::lanes_combined<dev::kWaveSize>(__builtin_fmaxf(weights[0], weights[1]),
+                                                 [](float a, float b) { return __builtin_fmaxf(a, b); });
     const float base = largest == -__builtin_inff() ? 0.f : largest;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) weights[i] = __builtin_amdgcn_exp2f(weights[i] - base);
@@ -110,7 +110,7 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem prob
 
   float maximum = largest[0];
 #pragma unroll
-  for (uint32_t w = 1; w < kMergeWaves; ++w) maximum = fmaxf(maximum, largest[w]);
+  for (uint32_t w = 1; w < kMergeWaves; ++w) maximum = __builtin_fmaxf(maximum, largest[w]);
   const float base = maximum == -__builtin_inff() ? 0.f : maximum;
   float total = 0.f;
   dev::f32x4 sum = {};

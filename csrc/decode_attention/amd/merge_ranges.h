@@ -1,8 +1,7 @@
 // The end of a work-group whose waves had different keys: their statistics and sums added up through LDS, in one order.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
 #include "../problem.h"
@@ -24,7 +23,7 @@ __device__ void merge_ranges(AnyWave& wave, uint32_t ranges, uint32_t range, uin
   if (part == 0 && lane < kBlockM) statistics[range * kBlockM] = Statistics{wave.maximum, total, shifted, 0.f};
   __syncthreads();
   float largest = -__builtin_inff();
-  for (uint32_t i = 0; i < ranges; ++i) largest = fmaxf(largest, statistics[i * kBlockM][0]);
+  for (uint32_t i = 0; i < ranges; ++i) largest = __builtin_fmaxf(largest, statistics[i * kBlockM][0]);
   const float base = largest == -__builtin_inff() ? 0.f : largest;
   const float keep = __builtin_amdgcn_exp2f(wave.maximum - base);
   wave.maximum = largest;

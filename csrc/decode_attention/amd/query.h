@@ -8,9 +8,8 @@
 // step: at most 2^-21 (bf16) or 2^-25 (f16) of the largest element.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/fp8.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
 
@@ -21,7 +20,7 @@ using Vector = T __attribute__((ext_vector_type(kCount)));
 
 /// The larger or the sum over the four lanes that share lane % 16.
 __device__ inline float column_max(float value) {
-  return dev::column_combined(value, [](float a, float b) { return fmaxf(a, b); });
+  return dev::column_combined(value, [](float a, float b) { return __builtin_fmaxf(a, b); });
 }
 __device__ inline float column_sum(float value) {
   return dev::column_combined(value, [](float a, float b) { return a + b; });
@@ -61,7 +60,7 @@ struct Query {
         for (int j = 0; j < 8; ++j) {
           const auto value = static_cast<float>(piece[j]);
           values[c][8 * h + j] = value;
-          largest = fmaxf(largest, __builtin_fabsf(value));
+          largest = __builtin_fmaxf(largest, __builtin_fabsf(value));
           total += value;
         }
       }

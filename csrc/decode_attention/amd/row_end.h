@@ -1,9 +1,8 @@
 // How a row's sums end: with its sink, and as its output's factor and log-sum-exp.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "../problem.h"
+#include "hipforge/amd/hip.h"
 
 namespace hf::decode_attention {
 
@@ -20,7 +19,7 @@ struct RowEnd {
     const bool seen = is_seen(total);
     float base = maximum, keep = 1.f;
     if (sinks) {
-      const float weight = sinks[head] * kLog2E, top = fmaxf(maximum, weight);
+      const float weight = sinks[head] * kLog2E, top = __builtin_fmaxf(maximum, weight);
       base = top == -__builtin_inff() ? 0.f : top;
       keep = __builtin_amdgcn_exp2f(maximum - base);
       total = total * keep + __builtin_amdgcn_exp2f(weight - base);

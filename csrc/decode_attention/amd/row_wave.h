@@ -8,9 +8,8 @@
 // them (hidden_keys.h).
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/buffer.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
 #include "half_products.h"
@@ -115,7 +114,7 @@ class RowWave {
     rows.template products<kCount>(tiles, scores);
     if (p.cap != 0.f) cap_scores(problem_here(), scores);
     const Seen seen = hide<kPartly>(p, work, row0, left, tiles[0].keys, scores);
-    const float next = fmaxf(maximum, column_max(largest_of(scores)) - Rows::kBias);
+    const float next = __builtin_fmaxf(maximum, column_max(largest_of(scores)) - Rows::kBias);
     const float base = next == -__builtin_inff() ? 0.f : next;  // nothing seen yet: -inf - 0 instead of -inf + inf
     const float keep = __builtin_amdgcn_exp2f(maximum - base);
     maximum = next;

@@ -1,8 +1,7 @@
 // Scale and shift of the rows of a block: one load for the wave, handed on through LDS to the lanes whose keys they are of.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
 #include "../problem.h"

@@ -2,9 +2,8 @@
 // sees, and how they are read. Lane (g = lane / 16, i = lane % 16) holds keys 16 t + 4 g + r, r < 4, of row i.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/buffer.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
 #include "../problem.h"
@@ -111,7 +110,7 @@ __device__ __forceinline__ float largest_of(const dev::f32x4 (&scores)[kCount]) 
 #pragma unroll
   for (int t = 0; t < kCount; ++t)
 #pragma unroll
-    for (int r = 0; r < 4; ++r) largest = fmaxf(largest, scores[t][r]);
+    for (int r = 0; r < 4; ++r) largest = __builtin_fmaxf(largest, scores[t][r]);
   return largest;
 }
 

@@ -13,8 +13,7 @@
 // Bytes per element of e bytes: amax e, cast e + 1, cast with transpose e + 2. Memory is the bound of all three.
 // The largest |x| is found by comparing bits as unsigned integers, which order like floats; the bits of a NaN are above
 // those of infinity, so a NaN wins and turns every output into NaN, as torch's amax does.
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/amd/element.h"
 #include "hipforge/amd/fp8_encode.h"
@@ -72,15 +71,13 @@ __global__ __launch_bounds__(kThreads) void amax_kernel(const Input* x, int64_t 
   }
   for (int64_t i = vectors * kVector + first; i < count; i += stride)
     best = larger(best, magnitude_bits(static_cast<float>(x[i])));
-#pragma unroll
-  for (int lanes = hf::dev::kWaveSize / 2; lanes; lanes /= 2)
-    best = larger(best, static_cast<uint32_t>(__shfl_xor(static_cast<int>(best), lanes)));
+  best = hf::dev::lanes_combined<hf::dev::kWaveSize>(best, larger);
   if (threadIdx.x % hf::dev::kWaveSize == 0) of_wave[threadIdx.x / hf::dev::kWaveSize] = best;
   __syncthreads();
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int i = 1; i < kThreads / hf::dev::kWaveSize; ++i) best = larger(best, of_wave[i]);
-    atomicMax(amax, best);
+    __hip_atomic_fetch_max(amax, best, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
   }
 }
 

@@ -14,10 +14,9 @@
 // each flag.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include <cstdint>
 
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 
 namespace hf::skinny {

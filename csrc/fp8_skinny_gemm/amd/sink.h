@@ -1,8 +1,7 @@
 // Where a consumer of the skinny GEMM leaves its sums: a slice of the workspace, or D through packed fp16 atomics.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 
 namespace hf::skinny {

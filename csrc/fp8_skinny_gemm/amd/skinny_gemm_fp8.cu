@@ -1,7 +1,6 @@
 // Skinny fp8 GEMM for gfx942 and gfx950; skinny_kernel.h has the picture. A variant serves one (op_m, a_lanes, b_lanes,
 // ops).
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
 #include "skinny_kernel.h"

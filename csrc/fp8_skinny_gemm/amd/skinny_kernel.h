@@ -30,12 +30,11 @@
 // Bytes: k n (B) + column tiles x k m (A, from L2); the bound is k n / bandwidth.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include <type_traits>
 
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/fp8_mfma.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 #include "queue.h"
 #include "sink.h"

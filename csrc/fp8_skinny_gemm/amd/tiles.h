@@ -1,9 +1,10 @@
 // Which tiles a work-group of the skinny GEMM computes: m fastest, then n, then the split of k; one contiguous run each.
 #pragma once
 
-#include <hip/hip_runtime.h>
 
 #include <cstdint>
+
+#include "hipforge/amd/hip.h"
 
 namespace hf::skinny {
 

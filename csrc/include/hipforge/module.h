@@ -3,31 +3,42 @@
 // HIP, and kernels and the headers in hipforge/amd/ use HIP and AMD's instructions beside it.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #if defined(__HIP_DEVICE_COMPILE__)
 #define HF_DEVICE_PASS 1
 #endif
 
+#include "hipforge/amd/hip.h"
 #include "hipforge/host/export.h"
 
 namespace hf __attribute__((visibility("hidden"))) {
-
-template <>
-struct Argument<hipStream_t> : Stream<ihipStream_t> {};
 
 template <> struct HoldsElement<_Float16> : HoldsDtype<HF_F16> {};
 template <> struct HoldsElement<__bf16> : HoldsDtype<HF_BF16> {};
 
 // Longest architecture name kept, without its features ("gfx950").
 constexpr int kArchBytes = 16;
-constexpr int kMaxDevices = 64;
 
 struct ArchName {
   char text[kArchBytes];
 
   bool is(const char* other) const { return __builtin_strcmp(text, other) == 0; }
 };
+
+#if defined(HF_DEVICE_PASS)  // which checks host code but compiles none
+
+ArchName arch_of(int device);
+void check_arch(const Tensor& tensor, const char* const* accepted, int count);
+struct DeviceGuard {
+  explicit DeviceGuard(const Tensor& tensor);
+  ~DeviceGuard();
+};
+
+#else
+
+constexpr int kMaxDevices = 64;
+
+template <>
+struct Argument<hipStream_t> : Stream<ihipStream_t> {};
 
 [[noreturn]] inline void hip_failed(hipError_t status, const char* expression) {
   HF_FAIL(HF_ERROR_LAUNCH, hipGetErrorName(status), " (", hipGetErrorString(status), ") from ", expression);
@@ -93,6 +104,8 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
+#endif
+
 }  // namespace hf
 
 // Raises ArchError unless the tensor's own device has one of the architectures: HF_CHECK_ARCH(x, "gfx950").
@@ -103,8 +116,12 @@ class DeviceGuard {
   } while (0)
 
 // Raises LaunchError with HIP's error text unless the call succeeds: HF_HIP(hipGetLastError()) after each launch.
+#if defined(HF_DEVICE_PASS)
+#define HF_HIP(expression) static_cast<void>(0)
+#else
 #define HF_HIP(expression)                                                     \
   do {                                                                         \
     const hipError_t hf_status_ = (expression);                                \
     if (hf_status_ != hipSuccess) ::hf::hip_failed(hf_status_, #expression);   \
   } while (0)
+#endif

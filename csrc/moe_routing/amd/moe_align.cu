@@ -12,8 +12,7 @@
 //
 // Reads: 4 or 8 bytes per slot and work-group, from L2 after the first one; writes: each entry once. For the slots of a
 // decode step (one work-group) the latency of three passes is the bound.
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
@@ -51,6 +50,11 @@ struct Counts {
       : total(lds), before(lds + experts), start(lds + 2 * experts), own(lds + 3 * experts) {}
 };
 constexpr int kCountersPerExpert = 3 + kWaves;
+
+// One more in a counter in LDS.
+__device__ inline void count_one(uint32_t* counter) {
+  __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
 
 // The expert of a slot; `experts` for one that is not 0 .. experts - 1.
 __device__ inline uint32_t expert_of(const Arguments& a, uint32_t slot) {
@@ -94,12 +98,12 @@ __global__ __launch_bounds__(kThreads) void moe_align_kernel(const Arguments a) 
   for (uint32_t slot = thread; slot < a.slots; slot += kThreads) {
     const uint32_t expert = expert_of(a, slot);
     if (expert == a.experts) continue;
-    atomicAdd(&counts.total[expert], 1u);
-    if (slot < begin) atomicAdd(&counts.before[expert], 1u);
+    count_one(&counts.total[expert]);
+    if (slot < begin) count_one(&counts.before[expert]);
   }
   for (uint32_t slot = chunk_begin + lane; slot < chunk_end; slot += kWaveSize) {
     const uint32_t expert = expert_of(a, slot);
-    if (expert != a.experts) atomicAdd(&own[expert], 1u);
+    if (expert != a.experts) count_one(&own[expert]);
   }
   __syncthreads();
   for (uint32_t e = thread; e < a.experts; e += kThreads)

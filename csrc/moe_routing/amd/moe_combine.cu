@@ -9,9 +9,8 @@
 //
 // A lane looks up one slot; a ballot tells the wave which slots count. Only their rows are read: others need no zeros.
 // Bytes per result: k rows read, one written; memory is the bound.
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/element.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"

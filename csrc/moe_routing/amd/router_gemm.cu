@@ -10,10 +10,9 @@
 // Its 16 blocks are added over the lanes, the 16 waves in LDS in their order: no second launch, no atomics.
 // Bytes: w once per kTokens tokens (from memory once, then from L2), x once per 4 experts, from L2. Up to 8 tokens w from
 // memory is the bound; for many tokens it is the matrix cores: 256 fp32 products in 8 cycles.
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/element.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"

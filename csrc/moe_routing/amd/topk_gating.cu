@@ -12,9 +12,8 @@
 // The choice is by logit where there is no bias: scores are monotone in it, and two logits whose scores round to the
 // same number still have an order. With a bias it is by score + bias.
 // Bytes: a row of logits is read once; the latency of k dependent steps over the wave is the bound.
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/element.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
@@ -160,7 +159,7 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(const Arguments 
   }
   if (a.sigmoid) {
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) scores[j] = 1.f / (1.f + expf(-scores[j]));
+    for (int j = 0; j < kPerLane; ++j) scores[j] = 1.f / (1.f + __builtin_expf(-scores[j]));
   } else {
     largest = hf::dev::lanes_combined<kWaveSize>(largest, [](float x, float y) { return __builtin_fmaxf(x, y); });
     float sum = 0.f;
@@ -168,7 +167,7 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(const Arguments 
     for (int j = 0; j < kPerLane; ++j) {
       // By comparison, because infinity minus itself is NaN.
       const bool here = j * kWaveSize + lane < a.experts;
-      scores[j] = here ? (scores[j] == largest ? 1.f : expf(scores[j] - largest)) : 0.f;
+      scores[j] = here ? (scores[j] == largest ? 1.f : __builtin_expf(scores[j] - largest)) : 0.f;
       sum = sum + (scores[j] == scores[j] ? scores[j] : 0.f);
     }
     sum = hf::dev::lanes_combined<kWaveSize>(sum, [](float x, float y) { return x + y; });

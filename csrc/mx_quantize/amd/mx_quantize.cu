@@ -13,9 +13,8 @@
 // row gives to a work-group fill whole cache lines. The bytes of the scales are scattered; threads left over fill the padding.
 // Bytes per element of e bytes: e read, 1 + 1/32 or 1/2 + 1/32 written; memory is the bound. The scale rule is four numbers
 // (mx_encode.h), so that every mode costs the same.
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/element.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/mx_encode.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/host/addresses.h"

@@ -1,7 +1,6 @@
 // MXFP4 GEMM for gfx950: out[M, N] = X[M, K] W[N, K]^T, both e2m1 with e8m0 block scales. mxfp4_kernel.h has the kernel.
 // A variant serves one tile of 16 HF_M_SUB rows by 16 HF_N_SUB columns per wave.
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
 #include "mxfp4_kernel.h"

@@ -21,9 +21,8 @@
 // Tails: rows that do not exist and lanes whose 32 k lie past K read zeros, which is the value 0 with the scale 2^-127.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/buffer.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/mx.h"
 #include "hipforge/amd/split_k.h"

@@ -16,9 +16,8 @@
 // and read between them for each result are saved. Memory is the bound, as in grouped_split_kernel.h.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "grouped_split_kernel.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/mx_encode.h"
 #include "hipforge/amd/swiglu.h"
 

@@ -25,10 +25,9 @@
 // whatever scale byte goes with it. No lane sees a byte of a neighbouring row.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/fp8.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/mx.h"
 #include "hipforge/amd/wave.h"
 

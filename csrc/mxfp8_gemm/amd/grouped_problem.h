@@ -1,8 +1,7 @@
 // What the grouped MX-FP8 GEMMs of a mixture of experts compute, and what they all demand of their operands.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"

@@ -30,9 +30,8 @@
 // alone; A's offsets are those of a resource over all of it, below 2^31.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "grouped_problem.h"
+#include "hipforge/amd/hip.h"
 #include "long_runs.h"
 
 namespace hf::moe {

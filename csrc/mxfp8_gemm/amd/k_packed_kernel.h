@@ -18,8 +18,7 @@
 // K is a multiple of 128 for each part, and scales are aligned to 4 bytes: there are no tails in K.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "wave_split_kernel.h"
 
 namespace hf::k_packed {

@@ -3,8 +3,7 @@
 // many such waits; one that keeps its loads in flight from round to round copies them into other registers (clang 22).
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "wave_split_kernel.h"
 
 namespace hf::wave_split {

@@ -25,9 +25,8 @@
 // block takes part.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/buffer.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/mx.h"
 #include "hipforge/amd/split_k.h"

@@ -31,10 +31,9 @@
 // The four quarters are added in the order of the waves, so results do not depend on timing.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "gemv_kernel.h"
 #include "grouped_problem.h"
+#include "hipforge/amd/hip.h"
 #include "mfma_kernel.h"
 
 namespace hf::moe {

@@ -1,7 +1,6 @@
 // The first grouped MX-FP8 GEMM of a mixture of experts with SwiGLU and MX quantisation in its epilogue, for gfx950 and
 // gfx942. gate_up_kernel.h has the kernel. A variant serves one number of slots per work-group (HF_ROWS).
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "gate_up_kernel.h"
 

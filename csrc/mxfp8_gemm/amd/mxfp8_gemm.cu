@@ -1,7 +1,6 @@
 // MX-FP8 GEMM for gfx950 at any M: out[M, N] = X[M, K] W[N, K]^T (+ bias). tile_kernel.h has the kernel. A variant serves
 // one tile size (HF_TILE: rows of X * 1000 + rows of W).
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/last_group.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/module.h"

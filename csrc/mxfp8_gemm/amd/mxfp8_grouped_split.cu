@@ -1,7 +1,6 @@
 // MX-FP8 grouped GEMM of a mixture of experts for gfx950 and gfx942, K split over the waves of a work-group.
 // grouped_split_kernel.h has the kernel. A variant serves one number of slots per work-group (HF_ROWS).
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "grouped_split_kernel.h"
 

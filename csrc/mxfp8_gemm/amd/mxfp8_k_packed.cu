@@ -1,8 +1,7 @@
 // MX-FP8 GEMM for M <= 8 on gfx950 and gfx942: out[M, N] = X[M, K] W[N, K]^T (+ bias), with parts of K in the rows of the matrix
 // instruction that few rows of X leave empty. k_packed_kernel.h has the kernel. A variant serves one number of columns per
 // group of waves (HF_COLUMNS), which is also the largest M.
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "../guards.h"
 #include "k_packed_kernel.h"

@@ -2,8 +2,7 @@
 //
 // A variant serves the values of M that fit in HF_ROWS (1, 2, 4, 8 or 16) accumulated rows, with one kernel per width
 // of a wave's sub-tile; surplus rows read as 0 and are not stored.
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "gemv_kernel.h"
 #include "../guards.h"

@@ -1,10 +1,10 @@
 // Small-M MX-FP8 GEMM for gfx950 through scaled MFMA: out[M, N] = X[M, K] W[N, K]^T for M of 1 to 64. mfma_kernel.h has
 // the kernels. A variant serves one n_sub (HF_N_SUB: 1, 2 or 4 tiles of 16 columns per wave).
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "../guards.h"
 #include "mfma_kernel.h"
+#include "reduce_splits.h"
 
 #ifndef HF_N_SUB
 #error "build a variant: -DHF_N_SUB=1, 2 or 4"

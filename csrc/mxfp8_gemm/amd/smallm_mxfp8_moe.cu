@@ -1,7 +1,6 @@
 // MX-FP8 grouped GEMM of a mixture of experts for gfx950. moe_kernel.h has the kernel; a variant serves one number of
 // columns per work-group (HF_BLOCK_N: 8 or 16).
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "moe_kernel.h"
 

@@ -42,11 +42,10 @@
 // lane whose chunk is past K, or past the last step of its split, is out of range too. Scales past the end are 0.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include <utility>
 
 #include "hipforge/amd/buffer.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/last_group.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/mx.h"

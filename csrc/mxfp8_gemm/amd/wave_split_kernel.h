@@ -30,8 +30,7 @@
 // range past K, scales included.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/mfma.h"

@@ -16,10 +16,9 @@
 // Memory is the bound. `also_out` gets y beside a quantised result (a router reads it), 2 bytes more. `next_buffer`, what
 // the following kernel accumulates into, is zeroed here, which saves its own launch.
 // Absent operands are null pointers, the same for all waves: these branches cost scalar instructions only.
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/fp8_encode.h"
 #include "hipforge/amd/fused_fp8_guards.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/math.h"
 #include "hipforge/amd/mx_encode.h"
@@ -103,9 +102,7 @@ __device__ inline Vector<kWidth> normalise(Vector<kWidth> r, float factor, Vecto
 // The sum over the work-group, in all its threads; the order is fixed.
 __device__ inline float group_sum(float value) {
   __shared__ float of_wave[kMaxWaves];
-  value = hf::dev::row_sum(value);
-  value += __shfl_xor(value, 16);
-  value += __shfl_xor(value, 32);
+  value = hf::dev::column_combined(hf::dev::row_sum(value), [](float x, float y) { return x + y; });
   if (threadIdx.x % hf::dev::kWaveSize == 0) of_wave[threadIdx.x / hf::dev::kWaveSize] = value;
   __syncthreads();
   float total = 0.f;

@@ -20,10 +20,9 @@
 // from memory once. Memory is the bound for many tokens, one wave's latency (load, reduce, LDS, store) for few.
 //
 // rotation.h and norm.h compute, store.h writes the caches; chunk.h is what they share.
-#include <hip/hip_runtime.h>
-
 #include "../guards.h"
 #include "chunk.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/module.h"
 #include "norm.h"

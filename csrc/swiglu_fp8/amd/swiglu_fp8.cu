@@ -15,11 +15,10 @@
 // neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
 // Bytes per result: 4 read, 1 written; memory is the bound. `next_buffer` is zeroed in the same launch.
 // -inf / inf makes g = -inf a NaN, as the formula says; g = +inf saturates, unless u is 0, which gives NaN.
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/element.h"
 #include "hipforge/amd/fp8_encode.h"
 #include "hipforge/amd/fused_fp8_guards.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/mx_encode.h"
 #include "hipforge/amd/swiglu.h"

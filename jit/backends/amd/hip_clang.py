@@ -35,6 +35,9 @@ _GCC_INSTALLATIONS = "/usr/lib/gcc/x86_64-linux-gnu"
 # paths are relative, so that a module's bytes do not depend on where it was built.
 _LINE_TABLES = ("-gline-tables-only", "-fdebug-compilation-dir=.", "-fdebug-prefix-map=${ROCM}=rocm")
 
+# Neither the header that clang puts before every HIP source nor the device libraries.
+_BARE = ("-nogpuinc", "-nogpulib")
+
 _EMBED = """\
   .section .hip_fatbin, "a", @progbits
   .p2align 12
@@ -124,7 +127,7 @@ class HipClang:
         assembly, device_object = f"{unit.name}.fatbin.s", f"{unit.name}.fatbin.o"
         device_flags = self.device_flags(arch)
         host_flags = (*device_flags[:-1], "--cuda-host-only")
-        common = (f"-cuid={cuid}", *unit.flags)
+        common = (f"-cuid={cuid}", *(_BARE if unit.bare else ()), *unit.flags)
         steps = (
             self._step(f"{unit.name}.device", (*device_flags, "-O3", *_LINE_TABLES, *common), unit.source, device),
             self._step(f"{unit.name}.host", (*host_flags, "-O1", *common), unit.source, host_object),

@@ -34,6 +34,7 @@ def _registry(text: str, name: str) -> str:
     entries = json.loads(text)
     entries[f"module_{name}"] = {
         "srcs": [f"${{CSRC}}/{name}/amd/{name}.cu"],
+        "bare": True,
         "archs": ["gfx942", "gfx950"],
         "resource_limits": {"max_spills": 0, "max_scratch": 0},
     }

@@ -6,8 +6,7 @@
 // a multiple of 4 must therefore be read by bytes near its end.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 
 namespace hf::dev {

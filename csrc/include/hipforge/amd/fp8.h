@@ -3,8 +3,7 @@
 // The instruction reads the architecture's own format: OCP e4m3fn on gfx950, e4m3fnuz on gfx942.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 
 namespace hf::dev {

@@ -2,8 +2,7 @@
 // conversion writes the architecture's own formats: OCP e4m3fn and e5m2 on gfx950, e4m3fnuz and e5m2fnuz on gfx942.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 
 namespace hf::dev {

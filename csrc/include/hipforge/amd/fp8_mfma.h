@@ -4,8 +4,7 @@
 // as long as both operands agree.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/vector.h"
 

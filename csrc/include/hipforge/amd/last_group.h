@@ -16,12 +16,10 @@
 // a cache), and a wave's stores are complete once it has waited for them. So nothing has to be written back or invalidated.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
-#include <atomic>
-#include <chrono>
+#include <time.h>
 
 #include "hipforge/amd/buffer.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
@@ -73,8 +71,12 @@ namespace hf {
 
 /// A number that no other launch of any process is likely to have, never 0.
 inline uint64_t launch_number() {
-  static std::atomic<uint64_t> next{static_cast<uint64_t>(std::chrono::high_resolution_clock::now().time_since_epoch().count())};
-  uint64_t x = next.fetch_add(0x9E3779B97F4A7C15);  // splitmix64
+  static uint64_t next = [] {
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+  }();
+  uint64_t x = __atomic_fetch_add(&next, 0x9E3779B97F4A7C15, __ATOMIC_RELAXED);  // splitmix64
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
   x = (x ^ x >> 27) * 0x94D049BB133111EB;
   x ^= x >> 31;

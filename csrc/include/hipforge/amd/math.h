@@ -1,7 +1,8 @@
 // fp32 functions for which the instruction alone is not accurate enough.
 #pragma once
 
-#include <hip/hip_runtime.h>
+
+#include "hipforge/amd/hip.h"
 
 namespace hf::dev {
 

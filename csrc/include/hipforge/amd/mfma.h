@@ -1,8 +1,7 @@
 // Matrix instructions: those of gfx950 with MX block scales, and the dense bf16 ones of both architectures.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
 

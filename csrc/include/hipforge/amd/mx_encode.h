@@ -2,10 +2,10 @@
 // maximum over the lanes that hold a block, and e4m3 codes under such a scale.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/fp8_encode.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/mx.h"
+#include "hipforge/amd/wave.h"
 
 namespace hf::dev {
 
@@ -67,13 +67,7 @@ __device__ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b
 template <int kLanes>
 __device__ inline uint32_t largest_of_lanes(uint32_t value) {
   static_assert(kLanes == 4 || kLanes == 8 || kLanes == 32);
-  constexpr int kNeighbour = 1 | 0 << 2 | 3 << 4 | 2 << 6, kOtherPair = 2 | 3 << 2 | 0 << 4 | 1 << 6;
-  value = larger(value, __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kNeighbour, 0xF, 0xF, true));
-  value = larger(value, __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kOtherPair, 0xF, 0xF, true));
-#pragma unroll
-  for (int distance = 4; distance < kLanes; distance *= 2)
-    value = larger(value, static_cast<uint32_t>(__shfl_xor(static_cast<int>(value), distance)));
-  return value;
+  return lanes_combined<kLanes>(value, larger);
 }
 
 /// block_scale of an e4m3 block that clips nothing (round_up).

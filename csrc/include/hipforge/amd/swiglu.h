@@ -2,9 +2,8 @@
 // NaN), y = g / (1 + 2^(-g alpha log2 e)) u, in fp32 without rounding in between.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
 #include "hipforge/amd/fp8_encode.h"
+#include "hipforge/amd/hip.h"
 #include "hipforge/host/error.h"
 
 namespace hf {

@@ -1,8 +1,7 @@
 // Wave-level helpers (wave64): lane exchange inside a quad, and sums over the wave that reduce several values at once.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 
 namespace hf::dev {
@@ -118,7 +117,7 @@ __device__ inline float column_combined(float value, Combine combine) {
 }
 
 /// combine(x, y) over each kLanes neighbouring lanes (a power of two), in all of them; `combine` is associative and
-/// commutative, the order of its uses fixed. Every lane must be active. T has 32 bits.
+/// commutative, the order of its uses fixed. The lanes of a group are active or not as one. T has 32 bits.
 template <int kLanes, class T, class Combine>
 __device__ inline T lanes_combined(T value, Combine combine) {
   static_assert(kLanes >= 1 && kLanes <= kWaveSize && (kLanes & (kLanes - 1)) == 0 && sizeof(T) == 4);

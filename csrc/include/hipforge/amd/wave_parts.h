@@ -1,8 +1,7 @@
 // Sums of parts that the waves of a work-group hold in registers, in a fixed order through LDS.
 #pragma once
 
-#include <hip/hip_runtime.h>
-
+#include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
 

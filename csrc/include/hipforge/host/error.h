@@ -103,14 +103,17 @@ struct Failure {
   throw failure;
 }
 
+// Not optimised, like what calls it: otherwise most of a module's host code would be messages that are put together inline.
+template <class... T>
+[[noreturn]] __attribute__((cold, noinline, optnone)) void fail_with(hf_error_kind kind, T... values) {
+  const Part parts[] = {values...};
+  fail(kind, parts, static_cast<int>(sizeof...(T)));
+}
+
 }  // namespace hf
 
 // Raises an exception of `kind` whose message is the concatenation of the parts.
-#define HF_FAIL(kind, ...)                                                                     \
-  do {                                                                                         \
-    const ::hf::Part hf_parts_[] = {__VA_ARGS__};                                              \
-    ::hf::fail(kind, hf_parts_, static_cast<int>(sizeof(hf_parts_) / sizeof(hf_parts_[0])));   \
-  } while (0)
+#define HF_FAIL(kind, ...) ::hf::fail_with(kind, __VA_ARGS__)
 
 // Raises GuardError unless `condition` holds. Say what was wrong, the value seen and what is accepted:
 //   HF_CHECK(K % 32 == 0, "K must be a multiple of 32 (1x32 MX scale block); got ", K);

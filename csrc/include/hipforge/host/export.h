@@ -2,9 +2,15 @@
 // arguments come from the function's own type, so they cannot drift apart.
 #pragma once
 
-#include <exception>
-
 #include "hipforge/host/tensor.h"
+
+#if defined(HF_DEVICE_PASS)  // the host's pass compiles the entries
+#define HF_EXPORT_AS(name, function) static_assert(true, "HF_EXPORT ends with a semicolon")
+#else
+
+#include <stdlib.h>  // clang's <new> for HIP, which <exception> includes, expects malloc and free
+
+#include <exception>
 
 #define HF_API __attribute__((visibility("default")))
 
@@ -110,14 +116,9 @@ constexpr char Entry<void (*)(A...)>::signature[];
 
 }  // namespace hf
 
-// The device pass has no use for the host's constants.
-#if defined(HF_DEVICE_PASS)
-#define HF_HOST_CONSTANT_(declaration, value) static_assert(true, "")
-#else
 #define HF_HOST_CONSTANT_(declaration, value) \
   extern "C" HF_API __attribute__((weak)) declaration; \
   declaration = value
-#endif
 
 HF_HOST_CONSTANT_(const uint32_t hf_abi_version, HF_ABI_VERSION);
 
@@ -128,5 +129,7 @@ HF_HOST_CONSTANT_(const uint32_t hf_abi_version, HF_ABI_VERSION);
     return ::hf::Entry<decltype(&function)>::run(&function, call);                              \
   }                                                                                             \
   static_assert(true, "HF_EXPORT ends with a semicolon")
+
+#endif
 
 #define HF_EXPORT(function) HF_EXPORT_AS(function, function)

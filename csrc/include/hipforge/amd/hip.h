@@ -1,0 +1,84 @@
+// The part of HIP that the kernels use. hip/hip_runtime.h and the header that clang puts before every HIP source take ten
+// times as long to read as most kernels here, so a module that says "bare": true is compiled without either (and without
+// the device libraries), and has this instead: the host pass reads the runtime's C API, the device pass declares what a
+// launch is checked against. In any other module this is hip/hip_runtime.h.
+#pragma once
+
+#if defined(__CLANG_HIP_RUNTIME_WRAPPER_INCLUDED__)
+#include <hip/hip_runtime.h>
+#else
+
+#include <stdint.h>
+
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __host__ __attribute__((host))
+#define __shared__ __attribute__((shared))
+#define __forceinline__ inline __attribute__((always_inline))
+// __launch_bounds__(most threads of a work-group) or (the same, least waves per SIMD), as HIP has them.
+#define HF_BOUNDS_1_(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define HF_BOUNDS_2_(threads, waves) __attribute__((amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(waves)))
+#define HF_BOUNDS_(one, two, chosen, ...) chosen
+#define __launch_bounds__(...) HF_BOUNDS_(__VA_ARGS__, HF_BOUNDS_2_, HF_BOUNDS_1_, )(__VA_ARGS__)
+
+#if !defined(__HIP_DEVICE_COMPILE__)
+// That header's own guard: channel descriptors of textures bring HIP's vector types, two thirds of what the API reads.
+#define HIP_INCLUDE_HIP_AMD_DETAIL_CHANNEL_DESCRIPTOR_H
+#include <hip/hip_runtime_api.h>
+#else
+
+// What the device pass must know of host code: the types in signatures, and that <<< >>> may be written.
+struct dim3 {
+  uint32_t x, y, z;
+  constexpr dim3(uint32_t x_ = 1, uint32_t y_ = 1, uint32_t z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+typedef struct ihipStream_t* hipStream_t;
+extern "C" int __hipPushCallConfiguration(dim3 grid, dim3 block, __SIZE_TYPE__ lds = 0, hipStream_t stream = nullptr);
+
+#endif
+
+// threadIdx.x and its like: reading a member calls the function that the property names.
+#define HF_INDEX_(name, X, Y, Z)                                    \
+  struct name {                                                     \
+    __device__ static uint32_t get_x() { return X; }                \
+    __device__ static uint32_t get_y() { return Y; }                \
+    __device__ static uint32_t get_z() { return Z; }                \
+    __declspec(property(get = get_x)) uint32_t x;                   \
+    __declspec(property(get = get_y)) uint32_t y;                   \
+    __declspec(property(get = get_z)) uint32_t z;                   \
+  }
+namespace hf::dev::detail {
+
+// The implicit arguments of a kernel begin with the grid in work-groups, three words, and the work-group in work items,
+// three half words (code objects of version 5 and later).
+template <class T>
+__device__ inline uint32_t implicit(int index) {
+  using Implicit = const __attribute__((address_space(4))) T;
+  return reinterpret_cast<Implicit*>((uintptr_t)__builtin_amdgcn_implicitarg_ptr())[index];
+}
+HF_INDEX_(ThreadIdx, __builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(), __builtin_amdgcn_workitem_id_z());
+HF_INDEX_(BlockIdx, __builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(), __builtin_amdgcn_workgroup_id_z());
+HF_INDEX_(BlockDim, implicit<uint16_t>(6), implicit<uint16_t>(7), implicit<uint16_t>(8));
+HF_INDEX_(GridDim, implicit<uint32_t>(0), implicit<uint32_t>(1), implicit<uint32_t>(2));
+
+}  // namespace hf::dev::detail
+#undef HF_INDEX_
+
+extern const __device__ __attribute__((weak)) hf::dev::detail::ThreadIdx threadIdx;
+extern const __device__ __attribute__((weak)) hf::dev::detail::BlockIdx blockIdx;
+extern const __device__ __attribute__((weak)) hf::dev::detail::BlockDim blockDim;
+extern const __device__ __attribute__((weak)) hf::dev::detail::GridDim gridDim;
+
+/// A barrier of the work-group, before which all of its loads and stores take effect.
+__device__ inline void __syncthreads() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+template <class T>
+__device__ constexpr T min(T a, T b) { return a < b ? a : b; }
+template <class T>
+__device__ constexpr T max(T a, T b) { return a > b ? a : b; }
+
+#endif
