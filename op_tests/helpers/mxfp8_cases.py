@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -154,6 +155,35 @@ def embedded(tensor: torch.Tensor, fill: int, margin: int = 64) -> torch.Tensor:
     inside = flat[margin : margin + tensor.numel()].view(tensor.shape)
     inside.copy_(tensor)
     return inside
+
+
+def among_nans(case: Operands, arch: str = "gfx950") -> tuple[Operands, torch.Tensor]:
+    """The case with NaN payloads and NaN scales in every other row and all around each tensor, and its oracle."""
+    want = oracle(case, arch)
+    for payload, scales in ((case.xq, case.xs), (case.wq, case.ws)):
+        payload[1::2] = nan_byte(arch)
+        scales[1::2] = SCALE_NAN
+    want[1::2] = want[:, 1::2] = float("nan")
+    return Operands(*(embedded(tensor, nan_byte(arch) | 0x80) for tensor in case.args())), want
+
+
+def bias_for(case: Operands, arch: str = "gfx950") -> tuple[torch.Tensor, torch.Tensor]:
+    """A bias for which adding it after a rounding would show, and the oracle with it."""
+    bias = (torch.arange(case.mnk[1]) * 0.37 + 1e-3).to(torch.bfloat16)
+    want = oracle(case, arch) + bias.double()
+    twice = oracle(case, arch).to(torch.bfloat16) + bias
+    assert (want.to(torch.bfloat16) != twice).any(), "rounding twice would pass"
+    return bias, want
+
+
+def assert_writes_only(run: Callable[[torch.Tensor], None], case: Operands, start: int, arch: str = "gfx950") -> None:
+    """``run`` writes the result into the tensor it is given, element ``start`` of a buffer and on, and no more."""
+    m, n, _ = case.mnk
+    buffer = torch.full((m * n + 33,), -123.0, dtype=torch.bfloat16)
+    out = buffer[start : start + m * n].view(m, n)
+    run(out)
+    assert_bits(out, oracle(case, arch))
+    assert (buffer[:start] == -123).all() and (buffer[start + m * n :] == -123).all()
 
 
 def refusal_on_gfx942(stub: str, arguments: str, **environment: str) -> str:

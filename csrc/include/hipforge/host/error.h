@@ -103,9 +103,15 @@ struct Failure {
   throw failure;
 }
 
-// Not optimised, like what calls it: otherwise most of a module's host code would be messages that are put together inline.
+#if defined(__clang__)
+#define HF_NOT_OPTIMISED __attribute__((cold, noinline, optnone))
+#else
+#define HF_NOT_OPTIMISED __attribute__((cold, noinline))
+#endif
+
+// A function of its own, not optimised: otherwise most of a module's host code would be messages that are put together inline.
 template <class... T>
-[[noreturn]] __attribute__((cold, noinline, optnone)) void fail_with(hf_error_kind kind, T... values) {
+[[noreturn]] HF_NOT_OPTIMISED void fail_with(hf_error_kind kind, T... values) {
   const Part parts[] = {values...};
   fail(kind, parts, static_cast<int>(sizeof...(T)));
 }
