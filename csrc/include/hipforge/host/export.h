@@ -8,7 +8,7 @@
 #define HF_EXPORT_AS(name, function) static_assert(true, "HF_EXPORT ends with a semicolon")
 #else
 
-#include <stdlib.h>  // clang's <new> for HIP, which <exception> includes, expects malloc and free
+#include <stdlib.h>  // a compiler's own <new> for device sources, which <exception> includes, may expect malloc and free
 
 #include <exception>
 
