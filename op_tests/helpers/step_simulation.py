@@ -71,7 +71,7 @@ class Simulation:
             column = sinks.double()[:, None, None].expand(-1, tokens, 1)
             scores = torch.cat((scores, column), -1)
         weights = scores.softmax(-1)[..., :tokens]
-        heads = bf16(torch.einsum("hts,shd->thd", weights, values))
+        heads = torch.einsum("hts,shd->thd", weights, values)
         return product(mxfp8(heads.flatten(1)), part.o_proj)
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from decoder import FROM, Decoder, read_back
 from generate import CHUNK, PROMPT, build, prefill
 
 GENERATED = 32
-LAUNCHES = {"dense": 11, "experts": 14}
+LAUNCHES = {"dense": 9, "experts": 13}
 
 # What a layer's halves add to the stream, beside float64 with the same roundings on the same input. The one rounding
 # that the simulation leaves out is that of softmax weights to bf16: uniform within 2^-9 of each, so 1.1e-3 of what the
@@ -31,7 +31,10 @@ LAUNCHES = {"dense": 11, "experts": 14}
 # other side of a step with probability d / step and is then off by a step, so the error grows to
 # sqrt(0.088 * 0.9e-3) = 0.9e-2. The MLP rounds nothing that the simulation does not.
 PER_LAYER = 1e-2
-# Against the library the simulation and the device differ in which values fall on which side of a step.
+# Against the library, simulation and device differ in which values fall on which side of a step, so their medians
+# over 33 tokens are two draws: a token's error varies by about 10 % of itself, the median's by 1.25 * 10 % / sqrt(33) =
+# 2.2 %, their ratio's by 3 %, of which this is three. The median, because a step may also change which expert a router
+# chooses; such tokens, a few of each draw, are off by a multiple.
 BESIDE_THE_LIBRARY = 1.1
 
 
@@ -112,6 +115,10 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got - want).norm() / want.norm()).item()
 
 
+def of_the_median_token(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got - want).norm(dim=-1) / want.norm(dim=-1)).median().item()
+
+
 def per_layer(done: Run) -> dict[str, float]:
     """The relative error of what each half of each layer adds, given the device's own input to it."""
     simulation = Simulation(done.source)
@@ -145,8 +152,8 @@ def test_the_model_is_as_far_from_transformers_as_its_roundings_are(name: str) -
         simulated = Simulation(done.source).logits(done.sequence)
     generated = slice(PROMPT - 1, None)
     for part in (generated, slice(None)):
-        theirs = relative(simulated[part], want[part])
-        assert relative(done.logits[part], want[part]) <= BESIDE_THE_LIBRARY * theirs
+        theirs = of_the_median_token(simulated[part], want[part])
+        assert of_the_median_token(done.logits[part], want[part]) <= BESIDE_THE_LIBRARY * theirs
         assert theirs < 0.25  # neither is noise
     assert torch.equal(want[PROMPT - 1 : -1].argmax(-1), done.sequence[PROMPT:])  # teacher-forced on its choices
 

@@ -71,12 +71,14 @@ class Piece:
         calls: how often a step makes it.
         start: where its operands are: ``cold`` for weights and cache, ``mall`` for what the launch before has written.
         run: makes its operands and returns the call.
+        of_context: whether its time depends on the length of the context.
     """
 
     name: str
     calls: int
     start: str
     run: Callable[[], Callable[[], object]]
+    of_context: bool = False
 
 
 def read(path: Path) -> Shape:
@@ -205,11 +207,7 @@ def pieces(shape: Shape, batch: int, context: int) -> list[Piece]:
     def attention() -> Callable[[], object]:
         cache, step = cached()
         q = rows(heads * shape.head_dim).view(batch, heads, shape.head_dim)
-        return lambda: cache.attend(0, q, step)
-
-    def quantise() -> Callable[[], object]:
-        x = rows(heads * shape.head_dim)
-        return lambda: hipforge.mxfp8_quantize(x)
+        return lambda: cache.attend(0, q, step, out_format="mxfp8")
 
     def swiglu(count: int, inner: int) -> Callable[[], Callable[[], object]]:
         def make() -> Callable[[], object]:
@@ -263,8 +261,7 @@ def pieces(shape: Shape, batch: int, context: int) -> list[Piece]:
         Piece("norm + quantise", every + dense + 1, "mall", norm(False)),
         Piece("qkv", every, "cold", linear(width, hidden)),
         Piece("norm, rope, store k v", every, "mall", rope),
-        Piece("attention", every, "cold", attention),
-        Piece("quantise", every, "mall", quantise),
+        Piece("attention, quantise", every, "cold", attention, of_context=True),
         Piece("o_proj", every, "cold", linear(hidden, heads * shape.head_dim)),
     ]
     if dense:

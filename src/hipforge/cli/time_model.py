@@ -54,7 +54,7 @@ def model_step(shape: decode_step.Shape, batch: int, context: int, known: dict[A
 
     lines = []
     for piece in decode_step.pieces(shape, batch, context):
-        key = (piece.name, batch, context if piece.name == "attention" else None)
+        key = (piece.name, batch, context if piece.of_context else None)
         if key not in known:
             call = piece.run()
             start: Start = "mall" if piece.start == "mall" else "cold"
