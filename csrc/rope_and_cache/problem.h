@@ -49,20 +49,24 @@ struct Arguments {
   const Half* q_weight;
   const Half* k_weight;
   const void* cos_sin;
-  const void* positions;
-  const int64_t* slots;
   int64_t max_positions;
-  int64_t cache_slots;
   uint32_t page_size;
   uint32_t chunks;  // of a head: D / 8
   uint32_t rotary_dim;
   uint32_t int4_group_lanes;
   float epsilon, weight_offset;
-  bool wide_positions;     // int64
   bool half_angles;        // cos_sin has the inputs' dtype instead of float32
   bool interleaved;
   bool whole_chunks;       // a chunk's elements rotate alike, and their angles can be read at once
-  uint32_t q_waves, k_waves, waves;  // of a token: those of q, of k, all
+};
+
+// What each token does. A kernel takes these one by one, so that they are in SGPRs when a wave starts (kernel-argument
+// preload); Arguments are loaded while a wave waits for its token's slot and position.
+struct Tokens {
+  const int64_t* slots;
+  const void* positions;
+  bool wide_positions;   // int64
+  uint32_t cache_slots;  // from here on a slot does not exist
 };
 
 }  // namespace hf::rope_and_cache

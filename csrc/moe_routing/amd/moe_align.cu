@@ -3,7 +3,8 @@
 //
 //   slots   | range of group 0 | range of group 1 | ...         `range` slots each, cut into kWaves chunks, one per wave
 //
-//   count   every work-group counts all slots by expert, those before its range, and those of each of its chunks (LDS)
+//   count   every work-group counts those of each of its chunks by expert (LDS); one of several also all slots, and those
+//           before its range
 //   place   start[e] = sum of the padded counts of lower experts; chunk c of the group puts its slots of expert e from
 //           start[e] + before[e] + (those of its earlier chunks) on
 //   write   a wave takes 64 slots at a time: a ballot per bit of the expert gives each lane the lanes with its expert,
@@ -22,22 +23,36 @@ namespace {
 constexpr int kWaveSize = hf::dev::kWaveSize;
 constexpr int kWaves = 8;
 constexpr int kThreads = kWaves * kWaveSize;
-constexpr int64_t kRange = 4096;  // slots of a work-group, where there are few of them
-constexpr int64_t kMaxGroups = 64;
+constexpr uint32_t kRange = 4096;  // slots of a work-group, where there are few of them
+constexpr uint32_t kMaxGroups = 64;
 constexpr int64_t kMaxExperts = 1024;
 constexpr int64_t kMaxEntries = (int64_t{1} << 31) - 1;
 
+// The kernel takes these one by one, in this order: all are in SGPRs when a wave starts (kernel-argument preload).
 struct Arguments {
   const void* ids;
-  bool wide_ids;  // int64
-  const void* expert_map;  // null: an expert is its own number
-  bool wide_map;
+  uint32_t slots, experts, block_m;
+  bool wide_ids, wide_map;  // int64
   int32_t* sorted;
   int32_t* tiles;
   int32_t* padded;
-  uint32_t slots, experts, expert_bits, block_m, range;
-  uint32_t entries, tile_count;
+  const void* expert_map;  // null: an expert is its own number
 };
+
+constexpr uint32_t divided_up(uint32_t value, uint32_t by) { return (value + by - 1) / by; }
+
+/// Work-groups of a launch.
+constexpr uint32_t groups_of(uint32_t slots) {
+  const uint32_t groups = divided_up(slots, kRange);
+  return groups < 1 ? 1 : groups < kMaxGroups ? groups : kMaxGroups;
+}
+
+/// Tiles that any distribution of the slots fits in.
+constexpr uint32_t tiles_of(uint32_t slots, uint32_t experts, uint32_t block_m) {
+  return divided_up(slots + experts * (block_m - 1), block_m);
+}
+
+using ChunkCounts = uint32_t __attribute__((ext_vector_type(kWaves)));
 
 // Counters in LDS, `experts` of each.
 struct Counts {
@@ -47,9 +62,35 @@ struct Counts {
   uint32_t* own;     // [kWaves]: of each chunk, then where its next slot goes
 
   __device__ Counts(uint32_t* lds, uint32_t experts)
-      : total(lds), before(lds + experts), start(lds + 2 * experts), own(lds + 3 * experts) {}
+      : total(lds), before(lds + experts), start(lds + 2 * experts), own(lds + 3 * experts), experts_(experts) {}
+
+  // Those of an expert in all chunks, all asked for before one is waited for.
+  __device__ ChunkCounts of_chunks(uint32_t expert) const {
+    ChunkCounts found;
+#pragma unroll
+    for (int w = 0; w < kWaves; ++w) found[w] = own[w * experts_ + expert];
+    return found;
+  }
+
+ private:
+  uint32_t experts_;
 };
 constexpr int kCountersPerExpert = 3 + kWaves;
+
+__device__ inline uint32_t sum_of_chunks(ChunkCounts counts) {
+  uint32_t sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWaves; ++w) sum += counts[w];
+  return sum;
+}
+
+// A count of slots rounded up to whole tiles.
+__device__ inline uint32_t padded_count(uint32_t count, uint32_t block_m) { return divided_up(count, block_m) * block_m; }
+
+// The value that lane `lane`, the same for all, holds.
+__device__ inline uint32_t of_lane(uint32_t value, uint32_t lane) {
+  return static_cast<uint32_t>(__builtin_amdgcn_readlane(static_cast<int32_t>(value), static_cast<int32_t>(lane)));
+}
 
 // One more in a counter in LDS.
 __device__ inline void count_one(uint32_t* counter) {
@@ -83,51 +124,59 @@ __device__ inline void sum_starts(uint32_t* start, uint32_t experts, uint32_t la
   }
 }
 
-__global__ __launch_bounds__(kThreads) void moe_align_kernel(const Arguments a) {
+__global__ __launch_bounds__(kThreads) void moe_align_kernel(
+    const void* ids, uint32_t slots, uint32_t experts, uint32_t block_m, bool wide_ids, bool wide_map, int32_t* sorted,
+    int32_t* tiles, int32_t* padded, const void* expert_map) {
+  const Arguments a{ids, slots, experts, block_m, wide_ids, wide_map, sorted, tiles, padded, expert_map};
+  const uint32_t groups = groups_of(slots), range = groups == 1 ? slots : divided_up(slots, groups);
   extern __shared__ uint32_t lds[];
   const Counts counts(lds, a.experts);
   const uint32_t thread = threadIdx.x, lane = thread % kWaveSize;
   const uint32_t wave = hf::dev::uniform(thread / kWaveSize);
-  const uint32_t begin = min(blockIdx.x * a.range, a.slots), end = min(begin + a.range, a.slots);
-  const uint32_t chunk = (a.range + kWaves - 1) / kWaves;
+  const uint32_t begin = min(blockIdx.x * range, a.slots), end = min(begin + range, a.slots);
+  const uint32_t chunk = divided_up(range, kWaves);
   const uint32_t chunk_begin = min(begin + wave * chunk, end), chunk_end = min(chunk_begin + chunk, end);
   uint32_t* own = counts.own + wave * a.experts;
+  const auto expert_in_chunk = [&](uint32_t slot) { return slot < chunk_end ? expert_of(a, slot) : a.experts; };
+  const uint32_t first_expert = expert_in_chunk(chunk_begin + lane);  // asked for ahead of the first barrier
 
   for (uint32_t i = thread; i < kCountersPerExpert * a.experts; i += kThreads) lds[i] = 0;
   __syncthreads();
-  for (uint32_t slot = thread; slot < a.slots; slot += kThreads) {
-    const uint32_t expert = expert_of(a, slot);
-    if (expert == a.experts) continue;
-    count_one(&counts.total[expert]);
-    if (slot < begin) count_one(&counts.before[expert]);
-  }
+  if (groups > 1)
+    for (uint32_t slot = thread; slot < a.slots; slot += kThreads) {
+      const uint32_t expert = expert_of(a, slot);
+      if (expert == a.experts) continue;
+      count_one(&counts.total[expert]);
+      if (slot < begin) count_one(&counts.before[expert]);
+    }
   for (uint32_t slot = chunk_begin + lane; slot < chunk_end; slot += kWaveSize) {
-    const uint32_t expert = expert_of(a, slot);
+    const uint32_t expert = slot == chunk_begin + lane ? first_expert : expert_of(a, slot);
     if (expert != a.experts) count_one(&own[expert]);
   }
   __syncthreads();
-  for (uint32_t e = thread; e < a.experts; e += kThreads)
-    counts.start[e] = (counts.total[e] + a.block_m - 1) / a.block_m * a.block_m;
+  for (uint32_t e = thread; e < a.experts; e += kThreads) {
+    if (groups == 1) counts.total[e] = sum_of_chunks(counts.of_chunks(e));
+    counts.start[e] = padded_count(counts.total[e], a.block_m);
+  }
   __syncthreads();
   if (wave == 0) sum_starts(counts.start, a.experts, lane);
   __syncthreads();
   for (uint32_t e = thread; e < a.experts; e += kThreads) {
     uint32_t at = counts.start[e] + counts.before[e];
+    const ChunkCounts of_chunks = counts.of_chunks(e);
 #pragma unroll
     for (int w = 0; w < kWaves; ++w) {
-      uint32_t& next = counts.own[w * a.experts + e];
-      const uint32_t count = next;
-      next = at;
-      at += count;
+      counts.own[w * a.experts + e] = at;
+      at += of_chunks[w];
     }
   }
   __syncthreads();
 
   for (uint32_t base = chunk_begin; base < chunk_end; base += kWaveSize) {
     const uint32_t slot = base + lane;
-    const uint32_t expert = slot < chunk_end ? expert_of(a, slot) : a.experts;
+    const uint32_t expert = base == chunk_begin ? first_expert : expert_in_chunk(slot);
     uint64_t alike = __builtin_amdgcn_ballot_w64(expert != a.experts);
-    for (uint32_t bit = 0; bit < a.expert_bits; ++bit) {
+    for (uint32_t left = a.experts - 1, bit = 0; left != 0; left >>= 1, ++bit) {
       const bool mine = expert >> bit & 1;
       const uint64_t set = __builtin_amdgcn_ballot_w64(mine);
       alike &= mine ? set : ~set;
@@ -140,24 +189,34 @@ __global__ __launch_bounds__(kThreads) void moe_align_kernel(const Arguments a) 
     a.sorted[at + rank] = static_cast<int32_t>(slot);
   }
 
-  const auto padded_end = [&](uint32_t e) {
-    return counts.start[e] + (counts.total[e] + a.block_m - 1) / a.block_m * a.block_m;
-  };
-  for (uint32_t e = blockIdx.x * kWaves + wave; e < a.experts; e += gridDim.x * kWaves) {
-    const uint32_t first = hf::dev::uniform(counts.start[e]), past = hf::dev::uniform(padded_end(e));
-    if (first == past) continue;
-    for (uint32_t at = first + hf::dev::uniform(counts.total[e]) + lane; at < past; at += kWaveSize)
-      a.sorted[at] = static_cast<int32_t>(a.slots);
+  // A wave's experts, one per lane; then one after another, each by all lanes.
+  const uint32_t all_waves = groups * kWaves;
+  for (uint32_t base = blockIdx.x * kWaves + wave; base < a.experts; base += all_waves * kWaveSize) {
+    const uint32_t e = base + lane * all_waves;
+    uint32_t first = 0, count = 0;
     auto named = static_cast<int32_t>(e);
-    if (a.expert_map)
-      named = a.wide_map ? static_cast<int32_t>(static_cast<const int64_t*>(a.expert_map)[e])
-                         : static_cast<const int32_t*>(a.expert_map)[e];
-    for (uint32_t tile = first / a.block_m + lane; tile < past / a.block_m; tile += kWaveSize) a.tiles[tile] = named;
+    if (e < a.experts) {
+      first = counts.start[e], count = counts.total[e];
+      if (a.expert_map)
+        named = a.wide_map ? static_cast<int32_t>(static_cast<const int64_t*>(a.expert_map)[e])
+                           : static_cast<const int32_t*>(a.expert_map)[e];
+    }
+    const uint32_t past = first + padded_count(count, a.block_m);
+    const uint32_t first_tile = first / a.block_m, past_tile = past / a.block_m;
+    for (uint64_t left = __builtin_amdgcn_ballot_w64(count != 0); left != 0; left &= left - 1) {
+      const auto owner = static_cast<uint32_t>(__builtin_ctzll(left));
+      const uint32_t past_here = of_lane(past, owner), past_tile_here = of_lane(past_tile, owner);
+      for (uint32_t at = of_lane(first + count, owner) + lane; at < past_here; at += kWaveSize)
+        a.sorted[at] = static_cast<int32_t>(a.slots);
+      const auto name = static_cast<int32_t>(of_lane(static_cast<uint32_t>(named), owner));
+      for (uint32_t tile = of_lane(first_tile, owner) + lane; tile < past_tile_here; tile += kWaveSize) a.tiles[tile] = name;
+    }
   }
-  const uint32_t used = padded_end(a.experts - 1);
-  const uint32_t index = blockIdx.x * kThreads + thread, step = gridDim.x * kThreads;
-  for (uint32_t at = used + index; at < a.entries; at += step) a.sorted[at] = static_cast<int32_t>(a.slots);
-  for (uint32_t tile = used / a.block_m + index; tile < a.tile_count; tile += step) a.tiles[tile] = -1;
+  const uint32_t last = a.experts - 1, used = counts.start[last] + padded_count(counts.total[last], a.block_m);
+  const uint32_t index = blockIdx.x * kThreads + thread, step = groups * kThreads;
+  const uint32_t tile_count = tiles_of(a.slots, a.experts, a.block_m);
+  for (uint32_t at = used + index; at < tile_count * a.block_m; at += step) a.sorted[at] = static_cast<int32_t>(a.slots);
+  for (uint32_t tile = used / a.block_m + index; tile < tile_count; tile += step) a.tiles[tile] = -1;
   if (index == 0) *a.padded = static_cast<int32_t>(used);
 }
 
@@ -178,7 +237,7 @@ void moe_align_block_size_out(hf::Tensor sorted_ids, hf::Tensor expert_ids, hf::
   HF_CHECK(block_m <= kMaxEntries && slots + experts * (block_m - 1) + block_m <= kMaxEntries,
            "T * top_k + E * (block_m - 1) must be below 2^31, as indices are int32; got ", slots, " slots, E = ", experts,
            " and block_m = ", block_m);
-  const int64_t tiles = (slots + experts * (block_m - 1) + block_m - 1) / block_m;
+  const int64_t tiles = tiles_of(static_cast<uint32_t>(slots), static_cast<uint32_t>(experts), static_cast<uint32_t>(block_m));
   HF_CHECK(sorted_ids.dtype() == HF_I32 && sorted_ids.is_shape(tiles * block_m) && sorted_ids.is_contiguous(),
            "sorted_ids must be contiguous int32 [", tiles * block_m, "]; got ", sorted_ids);
   HF_CHECK(expert_ids.dtype() == HF_I32 && expert_ids.is_shape(tiles) && expert_ids.is_contiguous(),
@@ -204,15 +263,10 @@ void moe_align_block_size_out(hf::Tensor sorted_ids, hf::Tensor expert_ids, hf::
   a.padded = padded.data<int32_t>();
   a.slots = static_cast<uint32_t>(slots);
   a.experts = static_cast<uint32_t>(experts);
-  while (experts - 1 >> a.expert_bits) ++a.expert_bits;
   a.block_m = static_cast<uint32_t>(block_m);
-  a.entries = static_cast<uint32_t>(tiles * block_m);
-  a.tile_count = static_cast<uint32_t>(tiles);
-  int64_t groups = (slots + kRange - 1) / kRange;
-  groups = groups < 1 ? 1 : groups > kMaxGroups ? kMaxGroups : groups;
-  a.range = static_cast<uint32_t>((slots + groups - 1) / groups);
   const auto bytes = static_cast<uint32_t>(kCountersPerExpert * experts * sizeof(uint32_t));
-  moe_align_kernel<<<static_cast<uint32_t>(groups), kThreads, bytes, stream>>>(a);
+  moe_align_kernel<<<groups_of(a.slots), kThreads, bytes, stream>>>(
+      a.ids, a.slots, a.experts, a.block_m, a.wide_ids, a.wide_map, a.sorted, a.tiles, a.padded, a.expert_map);
   HF_HIP(hipGetLastError());
 }
 HF_EXPORT(moe_align_block_size_out);

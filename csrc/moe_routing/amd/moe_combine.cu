@@ -7,8 +7,10 @@
 //   rows  | slot t k     | c0 .. c7 | ... |      loads of kAhead slots in flight, then added in the order of the slots,
 //         | slot t k + 1 | c0 .. c7 | ... |      product and sum each rounded to fp32, so that the result has one value
 //
-// A lane looks up one slot; a ballot tells the wave which slots count. Only their rows are read: others need no zeros.
+// A lane looks up one slot; a ballot tells the wave which slots count. Only their rows are read, others add 0: a sum that
+// begins at +0 is never -0, so that adding 0 changes nothing, and no load waits behind a branch.
 // Bytes per result: k rows read, one written; memory is the bound.
+#include "hipforge/amd/buffer.h"
 #include "hipforge/amd/element.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
@@ -30,15 +32,15 @@ constexpr int kThreads = hf::dev::kWaveSize;
 constexpr int kChunk = 16 / sizeof(Input);  // columns of a lane
 constexpr int kAhead = 4;
 
+// The kernel takes these one by one, in this order: all are in SGPRs when a wave starts (kernel-argument preload).
 struct Arguments {
   const Input* rows;
   const float* weights;     // null: 1
   const void* ids;          // null: every slot counts
   const void* expert_map;   // null: an expert is its own number
   Output* out;
-  int64_t cols;
-  int64_t experts;          // ids from here on are of no expert; -1: only negative ones are
-  uint32_t choices;
+  int32_t experts;          // ids from here on are of no expert; -1: only negative ones are
+  uint32_t cols, choices;
   bool wide_ids, wide_map;  // int64
 };
 
@@ -46,7 +48,8 @@ __device__ inline int64_t index_at(const void* from, int64_t at, bool wide) {
   return wide ? static_cast<const int64_t*>(from)[at] : static_cast<const int32_t*>(from)[at];
 }
 
-// The slots of a token from `base` on, one per lane: which count (a mask for the wave), and the lane's own weight.
+// The slots of a token from `base` on, one per lane: which count (a mask for the wave), and the lane's own weight, which is 0
+// for those that do not.
 struct Slots {
   uint64_t used;
   float weight;
@@ -60,6 +63,7 @@ struct Slots {
       counts = id >= 0 && (a.experts < 0 || id < a.experts);
       if (counts && a.expert_map) counts = index_at(a.expert_map, id, a.wide_map) >= 0;
     }
+    if (!counts) weight = 0.f;
     used = __builtin_amdgcn_ballot_w64(counts);
   }
 
@@ -69,30 +73,46 @@ struct Slots {
   }
 };
 
+template <class T>
+__device__ inline T load(hf::dev::Buffer buffer, uint32_t offset) {
+  if constexpr (sizeof(T) == 16) {
+    return __builtin_bit_cast(T, hf::dev::load_b128(buffer, offset, 0));
+  } else if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(T, hf::dev::load_b32(buffer, offset, 0));
+  } else {
+    return __builtin_bit_cast(T, static_cast<uint16_t>(hf::dev::load_u16(buffer, offset, 0)));
+  }
+}
+
 template <int kWidth>
-__global__ __launch_bounds__(kThreads) void moe_combine_kernel(const Arguments a) {
+__global__ __launch_bounds__(kThreads) void moe_combine_kernel(
+    const Input* rows, const float* weights, const void* ids, const void* expert_map, Output* out, int32_t experts,
+    uint32_t cols, uint32_t choices, bool wide_ids, bool wide_map) {
+  const Arguments a{rows, weights, ids, expert_map, out, experts, cols, choices, wide_ids, wide_map};
   using In = Input __attribute__((ext_vector_type(kWidth)));
   using Out = Output __attribute__((ext_vector_type(kWidth)));
   using F32 = float __attribute__((ext_vector_type(kWidth)));
   const int64_t token = blockIdx.x, first = token * a.choices;
   const uint32_t lane = threadIdx.x;
-  const int64_t col = (int64_t{blockIdx.y} * kThreads + lane) * kWidth;
+  const uint32_t col = (blockIdx.y * kThreads + lane) * kWidth;
+  const uint32_t row_bytes = a.cols * sizeof(Input);
   const bool inside = col < a.cols;
   F32 sum = {};
   for (uint32_t base = 0; base < a.choices; base += kThreads) {
     const Slots slots(a, first, base, lane);
-    const Input* row = a.rows + (first + base) * a.cols + col;
+    const Input* row = a.rows + (first + base) * a.cols;
     const uint32_t count = min(a.choices - base, static_cast<uint32_t>(kThreads));
     for (uint32_t group = 0; group < count; group += kAhead) {
       const uint64_t used = slots.used >> group;
+      const auto of_group = hf::dev::make_buffer(row, min(count - group, static_cast<uint32_t>(kAhead)) * row_bytes);
       In loaded[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
-        if ((used >> i & 1) && inside) loaded[i] = *reinterpret_cast<const In*>(row + i * a.cols);
-      row += kAhead * a.cols;
+        loaded[i] = load<In>(of_group, (used >> i & 1) && inside ? i * row_bytes + col * static_cast<uint32_t>(sizeof(Input))
+                                                                 : hf::dev::kOutOfRange);
+      row += int64_t{kAhead} * a.cols;
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if (!(used >> i & 1)) continue;
         const F32 values = __builtin_convertvector(loaded[i], F32);
         sum = sum + (a.weights ? values * slots.weight_of(group + i) : values);
       }
@@ -104,13 +124,16 @@ __global__ __launch_bounds__(kThreads) void moe_combine_kernel(const Arguments a
 bool is_index(const hf::Tensor& x) { return x.dtype() == HF_I32 || x.dtype() == HF_I64; }
 
 template <int kWidth>
-void launch(const Arguments& a, int64_t tokens, hipStream_t stream) {
+void launch(Arguments a, int64_t tokens, int64_t cols, hipStream_t stream) {
   constexpr int64_t kColumns = kThreads * kWidth, kMaxGridY = 65535;
-  const int64_t pieces = (a.cols + kColumns - 1) / kColumns;
-  HF_CHECK(pieces <= kMaxGridY, "rows have ", a.cols, " columns; at most ", kMaxGridY * kColumns, " are taken",
+  static_assert(kMaxGridY * kColumns * kAhead * sizeof(Input) < hf::dev::kOutOfRange, "offsets have 32 bits");
+  const int64_t pieces = (cols + kColumns - 1) / kColumns;
+  HF_CHECK(pieces <= kMaxGridY, "rows have ", cols, " columns; at most ", kMaxGridY * kColumns, " are taken",
            kWidth == 1 ? " on the path for unaligned data" : "");
+  a.cols = static_cast<uint32_t>(cols);
   moe_combine_kernel<kWidth>
-      <<<dim3(static_cast<uint32_t>(tokens), static_cast<uint32_t>(pieces)), kThreads, 0, stream>>>(a);
+      <<<dim3(static_cast<uint32_t>(tokens), static_cast<uint32_t>(pieces)), kThreads, 0, stream>>>(
+          a.rows, a.weights, a.ids, a.expert_map, a.out, a.experts, a.cols, a.choices, a.wide_ids, a.wide_map);
   HF_HIP(hipGetLastError());
 }
 
@@ -130,7 +153,8 @@ void moe_combine_out(hf::Tensor out, hf::Tensor rows, hf::OptionalTensor weights
            "out must be contiguous ", hf::dev::dtype_of<Output>, " [", tokens, ", ", cols, "]; got ", out);
   hf::check_apart({out, "out"}, {{rows, "rows"}});
   Arguments a = {};
-  a.experts = experts;
+  HF_CHECK(experts >= -1 && experts < int64_t{1} << 31, "experts must be -1, for no limit, to 2^31 - 1; got ", experts);
+  a.experts = static_cast<int32_t>(experts);
   if (weights) {
     HF_CHECK(weights.value().dtype() == HF_F32 && weights.value().is_shape(tokens, top_k) && weights.value().is_contiguous(),
              "weights must be contiguous float32 [", tokens, ", ", top_k, "]; got ", *weights);
@@ -155,9 +179,8 @@ void moe_combine_out(hf::Tensor out, hf::Tensor rows, hf::OptionalTensor weights
   if (tokens == 0 || cols == 0) return;
   a.rows = rows.data<const Input>();
   a.out = out.data<Output>();
-  a.cols = cols;
   a.choices = static_cast<uint32_t>(top_k);
   const bool vector = cols % kChunk == 0 && hf::aligned_to(rows.data(), 16) && hf::aligned_to(out.data(), 16);
-  vector ? launch<kChunk>(a, tokens, stream) : launch<1>(a, tokens, stream);
+  vector ? launch<kChunk>(a, tokens, cols, stream) : launch<1>(a, tokens, cols, stream);
 }
 HF_EXPORT(moe_combine_out);

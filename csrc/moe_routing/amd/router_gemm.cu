@@ -32,11 +32,12 @@ constexpr int kThreads = kWaves * hf::dev::kWaveSize;
 constexpr int kTile = 4;        // experts of a work-group, and tokens of an instruction
 constexpr int kPiece = 8;       // h of a lane in a step
 constexpr int kStep = kPiece * hf::dev::kWaveSize / kTile;
-constexpr int kFewTokens = 8, kManyTokens = 32;
-constexpr int64_t kManyFrom = 64;  // tokens from which w is read once for kManyTokens of them
+constexpr int kFewTokens = 8, kMoreTokens = 16, kManyTokens = 32;
+constexpr int64_t kEnoughGroups = 256;  // a work-group for each compute unit of an MI355X
 constexpr int64_t kMaxBytes = (int64_t{1} << 31) - 1;
 static_assert(kStep == 128);
 
+// The kernel takes these one by one, in this order: all are in SGPRs when a wave starts (kernel-argument preload).
 struct Arguments {
   const void* x;
   const void* w;
@@ -66,7 +67,10 @@ __device__ inline float sum_of_blocks(float value) {
 }
 
 template <int kTokens, int kUnroll>
-__global__ __launch_bounds__(kThreads) void router_gemm_kernel(const Arguments a) {
+__global__ __launch_bounds__(kThreads) void router_gemm_kernel(
+    const void* x_rows, const void* weights, const float* bias, float* out, uint32_t tokens, uint32_t experts, uint32_t hidden,
+    uint32_t x_row_bytes) {
+  const Arguments a{x_rows, weights, bias, out, tokens, experts, hidden, x_row_bytes};
   constexpr int kTiles = kTokens / kTile;
   __shared__ float partial[kWaves][kTokens][kTile];
   const uint32_t lane = threadIdx.x % hf::dev::kWaveSize;
@@ -133,7 +137,8 @@ void launch(const Arguments& a, hipStream_t stream) {
   const uint32_t pieces = (a.tokens + kTokens - 1) / kTokens;
   HF_CHECK(pieces <= kMaxGridY, "x must have at most ", int64_t{kMaxGridY} * kTokens, " rows; got ", a.tokens);
   const dim3 grid((a.experts + kTile - 1) / kTile, pieces);
-  router_gemm_kernel<kTokens, kUnroll><<<grid, kThreads, 0, stream>>>(a);
+  router_gemm_kernel<kTokens, kUnroll><<<grid, kThreads, 0, stream>>>(a.x, a.w, a.bias, a.out, a.tokens, a.experts, a.hidden,
+                                                               a.x_row_bytes);
   HF_HIP(hipGetLastError());
 }
 
@@ -173,6 +178,12 @@ void router_gemm_out(hf::Tensor out, hf::Tensor x, hf::Tensor w, hf::OptionalTen
   a.experts = static_cast<uint32_t>(experts);
   a.hidden = static_cast<uint32_t>(hidden);
   a.x_row_bytes = static_cast<uint32_t>(x.stride(0) * x.element_bytes());
-  tokens < kManyFrom ? launch<kFewTokens, 4>(a, stream) : launch<kManyTokens, 1>(a, stream);
+  // As many tokens per read of w as leave every compute unit a work-group.
+  const auto enough = [&](int64_t at_once) {
+    return (experts + kTile - 1) / kTile * ((tokens + at_once - 1) / at_once) >= kEnoughGroups;
+  };
+  if (enough(kManyTokens)) return launch<kManyTokens, 1>(a, stream);
+  if (enough(kMoreTokens)) return launch<kMoreTokens, 2>(a, stream);
+  launch<kFewTokens, 4>(a, stream);
 }
 HF_EXPORT(router_gemm_out);

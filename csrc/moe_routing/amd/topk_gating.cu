@@ -37,17 +37,29 @@ constexpr float kLeastSum = 1e-20f;
 
 constexpr uint32_t kNotThere = 0, kNanKey = 1;
 
+// The kernel takes these one by one, in this order: those up to `scale` are in SGPRs when a wave starts (kernel-argument
+// preload), the others are loaded where there are groups.
 struct Arguments {
   const Input* logits;
   int64_t row_stride;
   const float* bias;
   float* weights;
   int32_t* ids;
-  uint32_t experts, choices, shared;
-  uint32_t groups, topk_groups, group_size, group_reciprocal;
-  bool sigmoid, renormalize;
+  uint32_t experts, groups;
+  uint32_t options;  // of pack_options
   float scale;
+  uint32_t topk_groups, group_size, group_reciprocal;
+
+  __device__ uint32_t choices() const { return options & 0xFF; }
+  __device__ uint32_t shared() const { return options >> 8 & 0xFF; }
+  __device__ bool sigmoid() const { return options >> 16 & 1; }
+  __device__ bool renormalize() const { return options >> 17 & 1; }
 };
+
+constexpr uint32_t pack_options(uint32_t choices, uint32_t shared, bool sigmoid, bool renormalize) {
+  static_assert(kMaxChoices <= 0xFF && kMaxShared <= 0xFF);
+  return choices | shared << 8 | uint32_t{sigmoid} << 16 | uint32_t{renormalize} << 17;
+}
 
 // Orders as the floats do; -0 and 0 are one. No number has a key below 2.
 __device__ inline uint32_t key_of(float value) {
@@ -140,24 +152,32 @@ __device__ inline void keep_best_groups(uint32_t (&keys)[kPerLane], uint32_t* ld
 }
 
 template <int kPerLane>
-__global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(const Arguments a) {
+__global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(
+    const Input* logits, int64_t row_stride, const float* expert_bias, float* weights, int32_t* ids, uint32_t experts,
+    uint32_t groups, uint32_t options, float scale, uint32_t topk_groups, uint32_t group_size, uint32_t group_reciprocal) {
+  const Arguments a{logits, row_stride, expert_bias, weights,     ids,        experts,
+                    groups, options,    scale,       topk_groups, group_size, group_reciprocal};
   __shared__ uint32_t lds[2 * kPerLane * kWaveSize];
   const uint32_t lane = threadIdx.x;
   const int64_t token = blockIdx.x;
   const Input* row = a.logits + token * a.row_stride;
+  Input logits_here[kPerLane];
   float scores[kPerLane], bias[kPerLane];
   uint32_t keys[kPerLane];
   float largest = -__builtin_inff();
+  // Lanes without an expert read the last one's values, so that all loads go out before the first is waited for.
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) logits_here[j] = row[min(j * kWaveSize + lane, a.experts - 1)];
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) bias[j] = a.bias ? a.bias[min(j * kWaveSize + lane, a.experts - 1)] : 0.f;
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
-    const uint32_t expert = j * kWaveSize + lane;
-    const bool here = expert < a.experts;
-    scores[j] = here ? static_cast<float>(row[expert]) : -__builtin_inff();
-    bias[j] = here && a.bias ? a.bias[expert] : 0.f;
+    const bool here = j * kWaveSize + lane < a.experts;
+    scores[j] = here ? static_cast<float>(logits_here[j]) : -__builtin_inff();
     keys[j] = here ? key_of(scores[j]) : kNotThere;
     largest = __builtin_fmaxf(largest, scores[j]);  // a NaN takes no part
   }
-  if (a.sigmoid) {
+  if (a.sigmoid()) {
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) scores[j] = 1.f / (1.f + __builtin_expf(-scores[j]));
   } else {
@@ -184,7 +204,7 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(const Arguments 
   float weight = 0.f;
   uint32_t id = 0;
   float sum = 0.f;
-  for (uint32_t i = 0; i < a.choices; ++i) {
+  for (uint32_t i = 0; i < a.choices(); ++i) {
     const Place place = take_best(keys, lane);
     float chosen = 0.f;
 #pragma unroll
@@ -195,10 +215,10 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(const Arguments 
     sum = sum + chosen;
     if (lane == i) weight = chosen, id = place.slot * kWaveSize + place.lane;
   }
-  if (a.renormalize) weight = weight / (sum + kLeastSum);
+  if (a.renormalize()) weight = weight / (sum + kLeastSum);
   weight = weight * a.scale;
-  const uint32_t width = a.choices + a.shared;
-  if (lane >= a.choices) weight = 1.f, id = a.experts + lane - a.choices;
+  const uint32_t width = a.choices() + a.shared();
+  if (lane >= a.choices()) weight = 1.f, id = a.experts + lane - a.choices();
   if (lane < width) {
     a.weights[token * width + lane] = weight;
     a.ids[token * width + lane] = static_cast<int32_t>(id);
@@ -207,7 +227,9 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(const Arguments 
 
 template <int kPerLane>
 void launch(const Arguments& a, int64_t tokens, hipStream_t stream) {
-  topk_gating_kernel<kPerLane><<<static_cast<uint32_t>(tokens), kWaveSize, 0, stream>>>(a);
+  topk_gating_kernel<kPerLane><<<static_cast<uint32_t>(tokens), kWaveSize, 0, stream>>>(
+      a.logits, a.row_stride, a.bias, a.weights, a.ids, a.experts, a.groups, a.options, a.scale, a.topk_groups, a.group_size,
+      a.group_reciprocal);
   HF_HIP(hipGetLastError());
 }
 
@@ -254,14 +276,11 @@ void topk_gating_out(hf::Tensor weights, hf::Tensor ids, hf::Tensor logits, hf::
   a.weights = weights.data<float>();
   a.ids = ids.data<int32_t>();
   a.experts = static_cast<uint32_t>(experts);
-  a.choices = static_cast<uint32_t>(choices);
-  a.shared = static_cast<uint32_t>(shared);
+  a.options = pack_options(static_cast<uint32_t>(choices), static_cast<uint32_t>(shared), sigmoid, renormalize);
   a.groups = static_cast<uint32_t>(groups);
   a.topk_groups = static_cast<uint32_t>(topk_groups);
   a.group_size = static_cast<uint32_t>(experts / groups);
   a.group_reciprocal = ((1u << kReciprocalBits) + a.group_size - 1) / a.group_size;
-  a.sigmoid = sigmoid;
-  a.renormalize = renormalize;
   a.scale = static_cast<float>(scale);
   if (experts <= kWaveSize) return launch<1>(a, tokens, stream);
   if (experts <= 2 * kWaveSize) return launch<2>(a, tokens, stream);

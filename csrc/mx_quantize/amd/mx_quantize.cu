@@ -33,7 +33,6 @@ constexpr int kThreads = 256;
 constexpr int kPerThread = 2;  // chunks
 constexpr int kChunk = 8;      // elements
 constexpr int kPerBlock = hf::kMxBlock / kChunk;
-constexpr int kLoad = 16 / sizeof(Input);  // elements per 16-byte load
 constexpr uint32_t kInfinityBits = 0x7F800000;
 
 static_assert(kPerBlock == 4, "a block is held by a quad of lanes");
@@ -46,32 +45,28 @@ constexpr uint8_t kScalePad = 127;
 
 enum class Element { e4m3, e2m1 };
 
+// The kernel takes these one by one, in this order: those up to `scale_columns` are in SGPRs when a
+// wave starts (kernel-argument preload), the rule is loaded meanwhile.
 struct Arguments {
   const Input* x;
+  uint32_t chunks;
+  bool vector_in, vector_out;
   uint8_t* out;
   uint8_t* scales;
-  uint32_t chunks;
   uint32_t blocks_of_row;
   uint32_t rows;
   uint32_t scale_rows, scale_columns;  // shuffled: of the padded scales
   hf::dev::ScaleRule rule;
-  bool vector_in, vector_out;
 };
 
-typedef Input LoadVector __attribute__((ext_vector_type(kLoad)));
+typedef Input Chunk __attribute__((ext_vector_type(kChunk), aligned(16)));
 
-__device__ inline void load_chunk(const Input* x, bool vector, float (&values)[kChunk]) {
-  if (vector) {
+__device__ inline Chunk load_chunk(const Input* x, bool vector) {
+  if (vector) return *reinterpret_cast<const Chunk*>(x);
+  Chunk chunk;
 #pragma unroll
-    for (int i = 0; i < kChunk / kLoad; ++i) {
-      const LoadVector part = reinterpret_cast<const LoadVector*>(x)[i];
-#pragma unroll
-      for (int j = 0; j < kLoad; ++j) values[i * kLoad + j] = static_cast<float>(part[j]);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) values[i] = static_cast<float>(x[i]);
+  for (int i = 0; i < kChunk; ++i) chunk[i] = x[i];
+  return chunk;
 }
 
 // Where the block that fills piece `piece` of a shuffled payload stands in x: tile (row / 16, block / 2), half block % 2,
@@ -171,10 +166,14 @@ __device__ inline void store_word_pairs(uint8_t* out, uint32_t chunks, uint32_t 
 }
 
 template <Element kElement, bool kShuffled>
-__global__ __launch_bounds__(kThreads) void quantize_kernel(const Arguments arguments) {
+__global__ __launch_bounds__(kThreads) void quantize_kernel(
+    const Input* x, uint32_t chunk_count, bool vector_in, bool vector_out, uint8_t* out_chunks, uint8_t* scales,
+    uint32_t blocks_of_row, uint32_t rows, uint32_t scale_rows, uint32_t scale_columns, const hf::dev::ScaleRule rule) {
+  const Arguments arguments{x,    chunk_count, vector_in,     vector_out, out_chunks, scales, blocks_of_row,
+                            rows, scale_rows,  scale_columns, rule};
   constexpr int kChunkBytes = kElement == Element::e4m3 ? 8 : 4;
   const uint32_t first = blockIdx.x * (kThreads * kPerThread) + threadIdx.x;
-  float values[kPerThread][kChunk] = {};
+  Chunk loaded[kPerThread] = {};
   uint32_t source[kPerThread] = {};  // the block in x
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
@@ -183,7 +182,7 @@ __global__ __launch_bounds__(kThreads) void quantize_kernel(const Arguments argu
     const uint32_t block = at / kPerBlock;
     source[i] = kShuffled ? block_of_piece(block, arguments.blocks_of_row) : block;
     const int64_t chunk = static_cast<int64_t>(source[i]) * kPerBlock + at % kPerBlock;
-    load_chunk(arguments.x + chunk * kChunk, arguments.vector_in, values[i]);
+    loaded[i] = load_chunk(arguments.x + chunk * kChunk, arguments.vector_in);
   }
   if constexpr (kShuffled) {
     const uint32_t padded = arguments.scale_rows * arguments.scale_columns;
@@ -197,7 +196,10 @@ __global__ __launch_bounds__(kThreads) void quantize_kernel(const Arguments argu
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const uint32_t at = first + i * kThreads;
-    const uint32_t byte = quantize_chunk<kElement>(values[i], arguments.rule, codes[i]);
+    float values[kChunk];
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) values[j] = static_cast<float>(loaded[i][j]);
+    const uint32_t byte = quantize_chunk<kElement>(values, arguments.rule, codes[i]);
     if (at >= arguments.chunks || at % kPerBlock) continue;
     int64_t place = source[i];
     if constexpr (kShuffled)
@@ -269,11 +271,13 @@ void check_plain_scales(hf::Tensor scales, hf::Tensor x) {
 }
 
 template <Element kElement, bool kShuffled>
-void launch(const Arguments& arguments, hipStream_t stream) {
-  if (arguments.chunks == 0) return;
+void launch(const Arguments& a, hipStream_t stream) {
+  if (a.chunks == 0) return;
   constexpr int kPerGroup = kThreads * kPerThread;
-  const uint32_t groups = arguments.chunks / kPerGroup + (arguments.chunks % kPerGroup ? 1 : 0);
-  quantize_kernel<kElement, kShuffled><<<groups, kThreads, 0, stream>>>(arguments);
+  const uint32_t groups = a.chunks / kPerGroup + (a.chunks % kPerGroup ? 1 : 0);
+  quantize_kernel<kElement, kShuffled><<<groups, kThreads, 0, stream>>>(
+      a.x, a.chunks, a.vector_in, a.vector_out, a.out, a.scales, a.blocks_of_row, a.rows, a.scale_rows, a.scale_columns,
+      a.rule);
   HF_HIP(hipGetLastError());
 }
 

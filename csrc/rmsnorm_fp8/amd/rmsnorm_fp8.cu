@@ -9,7 +9,8 @@
 //                                            with a weight offset y = r * rsqrt(mean + eps) * (offset + weight) in fp32
 //
 // An MX block is 4 neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
-// A thread meets its own chunks in both passes, so the row in LDS needs no barrier; a row that does not fit is read
+// A thread meets its own chunks in both passes: its first two, all of a row of up to 16,384 elements, stay in registers, and
+// their weights are asked for with the row. Others are kept in LDS, which needs no barrier; a row that does not fit is read
 // back from residual, or input. Lane pairs exchange chunks before the store (fp8_encode.h): every access moves 16 bytes,
 // but for the e8m0 bytes, 16 neighbouring ones a wave.
 // Bytes per element: 2 read, 1 written, and 2 + 2 more with a residual; weight comes once from memory and then from L2.
@@ -46,23 +47,32 @@ constexpr int kChunk = 8;  // elements per 16-byte access
 
 enum class Output { half, fp8, mx };
 
+// The kernel takes these one by one, in this order: those up to `next_buffer` are in SGPRs when a wave starts (kernel-argument
+// preload), the others are loaded meanwhile.
 struct Arguments {
   const Half* input;
-  const Half* weight;
+  Half* residual;
   const float* scale;
+  int64_t cols;
+  const Half* weight;
+  uint32_t threads;  // of a work-group
+  float epsilon;
+  uint16_t* next_buffer;
+  int64_t next_count;
   void* out;
   uint8_t* block_scales;
   Half* also_out;
-  uint16_t* next_buffer;
-  int64_t next_count;
-  int64_t cols;
-  float epsilon;
   float fp8_max;
   float weight_offset;
 };
 
 template <int kWidth>
 using Vector = Half __attribute__((ext_vector_type(kWidth)));
+// Chunks of a thread, `threads` apart.
+template <int kWidth>
+struct Pair {
+  Vector<kWidth> chunk[2];
+};
 template <int kWidth>
 using Floats = float __attribute__((ext_vector_type(kWidth)));
 
@@ -100,13 +110,13 @@ __device__ inline Vector<kWidth> normalise(Vector<kWidth> r, float factor, Vecto
 }
 
 // The sum over the work-group, in all its threads; the order is fixed.
-__device__ inline float group_sum(float value) {
+__device__ inline float group_sum(float value, uint32_t threads) {
   __shared__ float of_wave[kMaxWaves];
   value = hf::dev::column_combined(hf::dev::row_sum(value), [](float x, float y) { return x + y; });
   if (threadIdx.x % hf::dev::kWaveSize == 0) of_wave[threadIdx.x / hf::dev::kWaveSize] = value;
   __syncthreads();
   float total = 0.f;
-  for (uint32_t i = 0; i < blockDim.x / hf::dev::kWaveSize; ++i) total += of_wave[i];
+  for (uint32_t i = 0; i < threads / hf::dev::kWaveSize; ++i) total += of_wave[i];
   return total;
 }
 
@@ -130,11 +140,16 @@ __device__ inline uint32_t scale_chunk(Vector<kWidth> y, float inverse, uint8_t*
 }
 
 template <Output kOutput, int kWidth, bool kCached>
-__global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(const Arguments arguments, Half* __restrict__ residual) {
+__global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(
+    const Half* input_rows, Half* __restrict__ residual, const float* static_scale, int64_t cols, const Half* weights,
+    uint32_t group_threads, float epsilon, uint16_t* next_buffer, int64_t next_count, void* out_rows,
+    uint8_t* block_scale_rows, Half* also_out, float fp8_max, float weight_offset) {
+  const Arguments arguments{input_rows,  residual,   static_scale, cols,             weights,  group_threads, epsilon,
+                            next_buffer, next_count, out_rows,     block_scale_rows, also_out, fp8_max,       weight_offset};
   extern __shared__ __attribute__((aligned(16))) char lds[];
   using V = Vector<kWidth>;
   const int64_t row = blockIdx.x;
-  const int64_t threads = blockDim.x, thread = threadIdx.x;
+  const int64_t threads = arguments.threads, thread = threadIdx.x;
   const int64_t count = arguments.cols / kWidth;
   const V* input = reinterpret_cast<const V*>(arguments.input + row * arguments.cols);
   const V* weight = reinterpret_cast<const V*>(arguments.weight);
@@ -145,69 +160,83 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(const Arguments ar
   // Ahead of every store, so that it is a scalar load.
   const float scale = kOutput == Output::fp8 ? *arguments.scale : 1.f;
   float squares = 0.f;
-  for (int64_t at = thread; at < count; at += 2 * threads) {
-    const bool two = at + threads < count;
-    V r0 = input[at], r1 = {};
-    if (two) r1 = input[at + threads];
+  const auto load_pair = [&](const V* from, int64_t base) {
+    Pair<kWidth> pair = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (base + half * threads < count) pair.chunk[half] = from[base + half * threads];
+    return pair;
+  };
+  // Pass 1 of a pair of chunks, the first `at`: r, summed up and stored.
+  const auto sum_pair = [&](int64_t at) {
+    Pair<kWidth> r = load_pair(input, at);
     if (kept) {
-      const V b0 = kept[at];
-      V b1 = {};
-      if (two) b1 = kept[at + threads];
-      r0 = add<kWidth>(r0, b0), r1 = add<kWidth>(r1, b1);
-      kept[at] = r0;
-      if (two) kept[at + threads] = r1;
-    }
-    if constexpr (kCached) {
-      cached[at] = r0;
-      if (two) cached[at + threads] = r1;
+      const Pair<kWidth> b = load_pair(kept, at);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) r.chunk[half] = add<kWidth>(r.chunk[half], b.chunk[half]);
     }
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float x0 = static_cast<float>(r0[i]), x1 = static_cast<float>(r1[i]);
-      squares = __builtin_fmaf(x0, x0, squares);
-      squares = __builtin_fmaf(x1, x1, squares);
-    }
-  }
-  hf::dev::zero_fill(arguments.next_buffer, arguments.next_count, row * threads + thread, gridDim.x * threads);
-  const float mean = group_sum(squares) / static_cast<float>(arguments.cols);
-  const float factor = hf::dev::reciprocal_root(mean + arguments.epsilon);
-
-  const V* values = kCached ? cached : kept ? kept : input;
-  if constexpr (kOutput == Output::half) {
-    V* out = static_cast<V*>(arguments.out) + row * count;
-    for (int64_t at = thread; at < count; at += threads)
-      out[at] = normalise<kWidth>(values[at], factor, weight[at], arguments.weight_offset);
-    return;
-  }
-  uint8_t* out = static_cast<uint8_t*>(arguments.out) + row * arguments.cols;
-  uint8_t* block_scales = arguments.block_scales + row * (arguments.cols / hf::kMxBlock);
-  const float inverse = hf::dev::inverse_scale(scale);
-  if constexpr (kWidth == 1) {
-    for (int64_t at = thread; at < count; at += threads) {
-      float scaled_y[1];
-      const V y = normalise<1>(values[at], factor, weight[at], arguments.weight_offset);
-      if (also) also[at] = y;
-      const uint32_t byte = scale_chunk<kOutput, 1>(y, inverse, block_scales, at, scaled_y);
-      out[at] = kOutput == Output::mx ? hf::dev::encode_mx_e4m3(scaled_y[0], byte)
-                                      : hf::dev::encode_e4m3(scaled_y[0], arguments.fp8_max);
-    }
-  } else {
-    for (int64_t base = 0; base < count; base += 2 * threads) {
-      hf::dev::u32x2 codes[2] = {};
+    for (int i = 0; i < kWidth; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int64_t at = base + half * threads + thread;
-        if (at >= count) continue;
-        float scaled_y[kChunk];
-        const V y = normalise<kChunk>(values[at], factor, weight[at], arguments.weight_offset);
-        if (also) also[at] = y;
-        const uint32_t byte = scale_chunk<kOutput, kChunk>(y, inverse, block_scales, at, scaled_y);
+        const auto x = static_cast<float>(r.chunk[half][i]);
+        squares = __builtin_fmaf(x, x, squares);
+      }
+    if (kept) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (at + half * threads < count) kept[at + half * threads] = r.chunk[half];
+    }
+    return r;
+  };
+  const Pair<kWidth> first_weights = load_pair(weight, thread), first = sum_pair(thread);
+  for (int64_t at = thread + 2 * threads; at < count; at += 2 * threads) {
+    const Pair<kWidth> r = sum_pair(at);
+    if constexpr (kCached) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (at + half * threads < count) cached[at + half * threads] = r.chunk[half];
+    }
+  }
+  hf::dev::wave_values_loaded_here(arguments.out, arguments.block_scales, arguments.also_out, arguments.fp8_max,
+                                   arguments.weight_offset);
+  hf::dev::zero_fill(arguments.next_buffer, arguments.next_count, row * threads + thread, gridDim.x * threads);
+  const float mean = group_sum(squares, arguments.threads) / static_cast<float>(arguments.cols);
+  const float factor = hf::dev::reciprocal_root(mean + arguments.epsilon);
+
+  uint8_t* out = static_cast<uint8_t*>(arguments.out) + row * arguments.cols * (kOutput == Output::half ? sizeof(Half) : 1);
+  uint8_t* block_scales = arguments.block_scales + row * (arguments.cols / hf::kMxBlock);
+  const float inverse = hf::dev::inverse_scale(scale);
+  // Pass 2 of a pair.
+  const auto finish_pair = [&](int64_t first_at, const Pair<kWidth>& values, const Pair<kWidth>& weights_here) {
+    hf::dev::u32x2 codes[2] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t at = first_at + half * threads;
+      if (at >= count) continue;
+      const V y = normalise<kWidth>(values.chunk[half], factor, weights_here.chunk[half], arguments.weight_offset);
+      if constexpr (kOutput == Output::half) {
+        reinterpret_cast<V*>(out)[at] = y;
+        continue;
+      }
+      if (also) also[at] = y;
+      float scaled_y[kWidth];
+      const uint32_t byte = scale_chunk<kOutput, kWidth>(y, inverse, block_scales, at, scaled_y);
+      if constexpr (kWidth == 1) {
+        out[at] = kOutput == Output::mx ? hf::dev::encode_mx_e4m3(scaled_y[0], byte)
+                                        : hf::dev::encode_e4m3(scaled_y[0], arguments.fp8_max);
+      } else {
         codes[half] = kOutput == Output::mx ? hf::dev::encode_mx_e4m3x8(scaled_y, byte)
                                             : hf::dev::encode_e4m3x8(scaled_y, arguments.fp8_max);
       }
-      hf::dev::store_chunk_pairs(out, count, base + thread, threads, codes[0], codes[1]);
     }
-  }
+    if constexpr (kOutput != Output::half && kWidth == kChunk)
+      hf::dev::store_chunk_pairs(out, count, first_at, threads, codes[0], codes[1]);
+  };
+  finish_pair(thread, first, first_weights);
+  const V* values = kCached ? cached : kept ? kept : input;
+  for (int64_t base = 2 * threads; base < count; base += 2 * threads)
+    finish_pair(base + thread, load_pair(values, base + thread), load_pair(weight, base + thread));
 }
 
 // LDS of one work-group that a row may take: all of it but the sums of the waves.
@@ -217,18 +246,16 @@ int64_t cache_bytes(bool gfx942) {
 }
 
 template <Output kOutput, int kWidth>
-void launch_rows(const Arguments& arguments, Half* residual, int64_t rows, bool gfx942, hipStream_t stream) {
-  const int64_t count = arguments.cols / kWidth;
+void launch_rows(const Arguments& a, int64_t rows, bool gfx942, hipStream_t stream) {
+  const int64_t count = a.cols / kWidth;
   const int64_t waves = (count + hf::dev::kWaveSize - 1) / hf::dev::kWaveSize;
-  const int threads = static_cast<int>(waves < kMaxWaves ? waves : kMaxWaves) * hf::dev::kWaveSize;
-  const int64_t row_bytes = arguments.cols * static_cast<int64_t>(sizeof(Half));
-  const dim3 grid(static_cast<uint32_t>(rows));
-  if (row_bytes <= cache_bytes(gfx942)) {
-    rmsnorm_kernel<kOutput, kWidth, true>
-        <<<grid, threads, static_cast<uint32_t>(row_bytes), stream>>>(arguments, residual);
-  } else {
-    rmsnorm_kernel<kOutput, kWidth, false><<<grid, threads, 0, stream>>>(arguments, residual);
-  }
+  const uint32_t threads = static_cast<uint32_t>(waves < kMaxWaves ? waves : kMaxWaves) * hf::dev::kWaveSize;
+  const int64_t row_bytes = a.cols * static_cast<int64_t>(sizeof(Half));
+  const bool cached = row_bytes <= cache_bytes(gfx942);
+  const auto kernel = cached ? rmsnorm_kernel<kOutput, kWidth, true> : rmsnorm_kernel<kOutput, kWidth, false>;
+  kernel<<<static_cast<uint32_t>(rows), threads, cached ? static_cast<uint32_t>(row_bytes) : 0, stream>>>(
+      a.input, a.residual, a.scale, a.cols, a.weight, threads, a.epsilon, a.next_buffer, a.next_count, a.out,
+      a.block_scales, a.also_out, a.fp8_max, a.weight_offset);
   HF_HIP(hipGetLastError());
 }
 
@@ -285,6 +312,7 @@ Arguments checked(const Operands& given, double epsilon, double weight_offset, h
     if (given.also_out) hf::check_apart(buffer, {{*given.also_out, "also_out"}});
   }
   arguments.input = input.data<const Half>();
+  arguments.residual = given.residual.data<Half>();
   arguments.weight = weight.data<const Half>();
   arguments.out = out.data();
   arguments.also_out = given.also_out.data<Half>();
@@ -308,14 +336,13 @@ template <Output kOutput>
 void launch(const Arguments& arguments, const Operands& given, bool force_scalar, bool gfx942, hipStream_t stream) {
   const int64_t rows = given.input.size(0);
   if (rows == 0) return;
-  Half* kept = given.residual.data<Half>();
   bool vector = !force_scalar && arguments.cols % kChunk == 0;
   for (const void* pointer : {static_cast<const void*>(arguments.input), static_cast<const void*>(arguments.weight),
-                              static_cast<const void*>(kept), static_cast<const void*>(arguments.out),
+                              static_cast<const void*>(arguments.residual), static_cast<const void*>(arguments.out),
                               static_cast<const void*>(arguments.also_out)})
     vector = vector && hf::aligned_to(pointer, 16);  // null is
-  vector ? launch_rows<kOutput, kChunk>(arguments, kept, rows, gfx942, stream)
-         : launch_rows<kOutput, 1>(arguments, kept, rows, gfx942, stream);
+  vector ? launch_rows<kOutput, kChunk>(arguments, rows, gfx942, stream)
+         : launch_rows<kOutput, 1>(arguments, rows, gfx942, stream);
 }
 
 }  // namespace

@@ -41,22 +41,28 @@ constexpr int64_t kManyWaves = 1024;  // from here on several waves share a work
 constexpr uint32_t kMaxGridY = 65535;
 
 template <int kLanes>
-__global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(const Arguments a) {
+__global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
+    const int64_t* slots, const void* positions, bool wide_positions, uint32_t cache_slots, uint32_t group_waves,
+    uint32_t q_waves, uint32_t k_waves, uint32_t waves, const Arguments a) {
   __shared__ Half8 lds[kMaxWaves * kWaveSize];
   const uint32_t in_group = hf::dev::uniform(threadIdx.x / kWaveSize);
   const uint32_t lane = threadIdx.x % kWaveSize;
   const uint32_t token = blockIdx.x;
-  const uint32_t wave = blockIdx.y * (blockDim.x / kWaveSize) + in_group;
-  if (wave >= a.waves) return;
-  const bool is_q = wave < a.q_waves, is_k = !is_q && wave < a.q_waves + a.k_waves;
+  const uint32_t wave = blockIdx.y * group_waves + in_group;
+  if (wave >= waves) return;
+  const bool is_q = wave < q_waves, is_k = !is_q && wave < q_waves + k_waves;
 
   // Ahead of every store, so that these are scalar loads.
-  const int64_t slot = a.slots[token];
-  const int64_t position = a.wide_positions ? static_cast<const int64_t*>(a.positions)[token]
-                                            : static_cast<const int32_t*>(a.positions)[token];
-  if (!is_q && (slot < 0 || slot >= a.cache_slots)) return;
+  const int64_t slot = slots[token];
+  const int64_t position = wide_positions ? static_cast<const int64_t*>(positions)[token]
+                                          : static_cast<const int32_t*>(positions)[token];
   const Heads& from = is_q ? a.q : is_k ? a.k : a.v;
-  const uint32_t first_wave = is_q ? 0 : is_k ? a.q_waves : a.q_waves + a.k_waves;
+  hf::dev::wave_values_loaded_here(slot, position, from.data, from.token_stride, from.head_stride, from.count, from.aligned,
+                                   a.cos_sin, a.max_positions, a.page_size, a.chunks, a.rotary_dim, a.q_weight, a.k_weight,
+                                   a.q_out, a.q_out_token_stride, a.q_out_head_stride, a.q_out_aligned, a.epsilon,
+                                   a.weight_offset, a.half_angles, a.interleaved, a.whole_chunks);
+  if (!is_q && (slot < 0 || slot >= cache_slots)) return;
+  const uint32_t first_wave = is_q ? 0 : is_k ? q_waves : q_waves + k_waves;
   const uint32_t head = (wave - first_wave) * (kWaveSize / kLanes) + lane / kLanes;
   const uint32_t chunk = lane % kLanes;
   const bool active = head < from.count && chunk < a.chunks;
@@ -65,9 +71,11 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(co
   if (active)
     x = load_chunk(from.data + token * from.token_stride + head * from.head_stride + chunk * kChunk, from.aligned);
   if (is_q || is_k) {
+    const bool rotates = active && chunk * kChunk < a.rotary_dim;
+    const Angles angles = rotates ? angles_of(a, position, chunk) : Angles{};
     const Half* weight = is_q ? a.q_weight : a.k_weight;
     if (weight) x = normalised<kLanes>(x, weight, chunk, active, a);
-    x = rotated(x, lds + threadIdx.x - chunk, chunk, active, position, a);
+    if (rotates) x = rotated(x, angles, lds + threadIdx.x - chunk, chunk, a);
   }
   if (is_q) {
     if (active)
@@ -78,15 +86,15 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(co
 }
 
 template <int kLanes>
-void launch(Arguments a, int64_t tokens, hipStream_t stream) {
+void launch(const Arguments& a, const Tokens& each, int64_t tokens, hipStream_t stream) {
   constexpr uint32_t kHeads = kWaveSize / kLanes;
-  a.q_waves = (a.q.count + kHeads - 1) / kHeads;
-  a.k_waves = (a.k.count + kHeads - 1) / kHeads;
-  a.waves = a.q_waves + a.k_waves + (a.v.count + kHeads - 1) / kHeads;
-  const uint32_t in_group = tokens * a.waves < kManyWaves ? 1 : kMaxWaves;
-  const uint32_t groups = (a.waves + in_group - 1) / in_group;
-  HF_CHECK(groups <= kMaxGridY, "q, k and v have too many heads for one launch: ", a.waves, " waves of ", kHeads, " a token");
-  rope_and_cache_kernel<kLanes><<<dim3(static_cast<uint32_t>(tokens), groups), in_group * kWaveSize, 0, stream>>>(a);
+  const uint32_t q_waves = (a.q.count + kHeads - 1) / kHeads, k_waves = (a.k.count + kHeads - 1) / kHeads;
+  const uint32_t waves = q_waves + k_waves + (a.v.count + kHeads - 1) / kHeads;  // of a token
+  const uint32_t in_group = tokens * waves < kManyWaves ? 1 : kMaxWaves;
+  const uint32_t groups = (waves + in_group - 1) / in_group;
+  HF_CHECK(groups <= kMaxGridY, "q, k and v have too many heads for one launch: ", waves, " waves of ", kHeads, " a token");
+  rope_and_cache_kernel<kLanes><<<dim3(static_cast<uint32_t>(tokens), groups), in_group * kWaveSize, 0, stream>>>(
+      each.slots, each.positions, each.wide_positions, each.cache_slots, in_group, q_waves, k_waves, waves, a);
   HF_HIP(hipGetLastError());
 }
 
@@ -128,8 +136,8 @@ void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTe
            "v_cache must have the pages and page_size of k_cache, ", k_cache, "; got ", v_cache);
   a.q_weight = weight_of(q_weight, "q_weight", dim);
   a.k_weight = weight_of(k_weight, "k_weight", dim);
-  a.cache_slots = k_cache.size(0) * k_cache.size(1);
-  HF_CHECK(a.cache_slots <= kMaxCacheSlots, "k_cache must have fewer than 2^31 slots; got ", a.cache_slots);
+  const int64_t cache_slots = k_cache.size(0) * k_cache.size(1);
+  HF_CHECK(cache_slots <= kMaxCacheSlots, "k_cache must have fewer than 2^31 slots; got ", cache_slots);
 
   check_apart({q_out, k_cache, v_cache, k_scale_shift, v_scale_shift, q, k, v, cos_sin, positions, slot_mapping, q_weight,
                k_weight, k_scale, v_scale});
@@ -138,9 +146,6 @@ void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTe
   const int64_t rotary_dim = cos_sin.size(1);
   a.cos_sin = cos_sin.data();
   a.max_positions = cos_sin.size(0);
-  a.positions = positions.data();
-  a.wide_positions = positions.dtype() == HF_I64;
-  a.slots = slot_mapping.data<const int64_t>();
   a.page_size = static_cast<uint32_t>(k_cache.size(1));
   a.chunks = static_cast<uint32_t>(dim / kChunk);
   a.rotary_dim = static_cast<uint32_t>(rotary_dim);
@@ -150,9 +155,13 @@ void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTe
   a.half_angles = cos_sin.dtype() != HF_F32;
   a.interleaved = interleaved;
   a.whole_chunks = hf::aligned_to(cos_sin.data(), 16) && rotary_dim % (interleaved ? kChunk : 2 * kChunk) == 0;
-  if (a.chunks <= 8) return launch<8>(a, tokens, stream);
-  if (a.chunks <= 16) return launch<16>(a, tokens, stream);
-  if (a.chunks <= 32) return launch<32>(a, tokens, stream);
-  launch<64>(a, tokens, stream);
+  const Tokens each{.slots = slot_mapping.data<const int64_t>(),
+                    .positions = positions.data(),
+                    .wide_positions = positions.dtype() == HF_I64,
+                    .cache_slots = static_cast<uint32_t>(cache_slots)};
+  if (a.chunks <= 8) return launch<8>(a, each, tokens, stream);
+  if (a.chunks <= 16) return launch<16>(a, each, tokens, stream);
+  if (a.chunks <= 32) return launch<32>(a, each, tokens, stream);
+  launch<64>(a, each, tokens, stream);
 }
 HF_EXPORT(rope_and_cache_out);

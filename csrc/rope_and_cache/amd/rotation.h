@@ -60,17 +60,14 @@ __device__ inline Half8 partners(Half8 x, Half8* head, uint32_t chunk, const Arg
   return other;
 }
 
-__device__ inline Half8 rotated(Half8 x, Half8* head, uint32_t chunk, bool active, int64_t position, const Arguments& a) {
-  if (!active || chunk * kChunk >= a.rotary_dim) return x;
+// NaN for a position that does not exist.
+__device__ inline Angles angles_of(const Arguments& a, int64_t position, uint32_t chunk) {
+  if (position < 0 || position >= a.max_positions) return {F32x8(__builtin_nanf("")), F32x8(__builtin_nanf(""))};
+  return a.half_angles ? load_angles<Half>(a, position, chunk) : load_angles<float>(a, position, chunk);
+}
+
+__device__ inline Half8 rotated(Half8 x, const Angles& angles, Half8* head, uint32_t chunk, const Arguments& a) {
   const Half8 other = partners(x, head, chunk, a);
-  Angles angles;
-  if (position < 0 || position >= a.max_positions) {
-    angles.cos = angles.sin = F32x8(__builtin_nanf(""));
-  } else if (a.half_angles) {
-    angles = load_angles<Half>(a, position, chunk);
-  } else {
-    angles = load_angles<float>(a, position, chunk);
-  }
   const F32x8 values = to_f32(x), others = to_f32(other);
   const uint32_t half = a.rotary_dim / 2;
   Half8 result = x;

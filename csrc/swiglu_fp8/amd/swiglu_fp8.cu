@@ -23,6 +23,7 @@
 #include "hipforge/amd/mx_encode.h"
 #include "hipforge/amd/swiglu.h"
 #include "hipforge/amd/vector.h"
+#include "hipforge/amd/wave.h"
 
 #if !defined(HF_INPUT)
 #error "build with -DHF_INPUT=f16 or bf16"
@@ -40,8 +41,6 @@ constexpr int kChunk = 8;      // elements per 16-byte load
 struct Arguments {
   uint16_t* next_buffer;
   int64_t next_count;
-  uint32_t count;          // chunks of the result
-  uint32_t chunks_of_row;  // of the result: d / width
   float fp8_max;
   hf::Activation activation;
 };
@@ -64,11 +63,14 @@ __device__ inline void part_pairs(Vector<kChunk>& a, Vector<kChunk>& b) {
   b = __builtin_bit_cast(Vector<kChunk>, odd);
 }
 
-// `scale` is one float, or for MX null; `block_scales` is null without MX.
+// `count` chunks of the result, `chunks_of_row` in a row of it: d / kWidth. `scale` is one float, or for MX null;
+// `block_scales` is null without MX. What is not in the structure is in SGPRs when a wave starts (kernel-argument preload);
+// the structure is loaded meanwhile.
 template <int kWidth, bool kMx>
-__global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments arguments, const Half* __restrict__ gate_up,
-                                                          const float* __restrict__ scale, uint8_t* __restrict__ out,
-                                                          uint8_t* __restrict__ block_scales) {
+__global__ __launch_bounds__(kThreads) void swiglu_kernel(
+    const Half* __restrict__ gate_up, uint32_t count, uint32_t chunks_of_row, const float* __restrict__ scale,
+    uint8_t* __restrict__ out, uint8_t* __restrict__ block_scales, uint16_t* next_buffer, bool interleaved,
+    const Arguments arguments) {
   using V = Vector<kWidth>;
   const V* chunks = reinterpret_cast<const V*>(gate_up);
   const float inverse = kMx ? 1.f : hf::dev::inverse_scale(*scale);
@@ -77,25 +79,27 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const uint32_t at = first + i * kThreads;
-    if (at >= arguments.count) continue;
+    if (at >= count) continue;
     int64_t gate_at, up_at;
-    if (arguments.activation.interleaved) {
+    if (interleaved) {
       gate_at = 2 * static_cast<int64_t>(at);
       up_at = gate_at + 1;
     } else {
       // Row r of the result starts r * chunks_of_row chunks in, its gate twice as far.
-      gate_at = static_cast<int64_t>(at / arguments.chunks_of_row) * arguments.chunks_of_row + at;
-      up_at = gate_at + arguments.chunks_of_row;
+      gate_at = static_cast<int64_t>(at / chunks_of_row) * chunks_of_row + at;
+      up_at = gate_at + chunks_of_row;
     }
     gate[i] = chunks[gate_at];
     up[i] = chunks[up_at];
   }
-  hf::dev::zero_fill(arguments.next_buffer, arguments.next_count,
+  hf::dev::wave_values_loaded_here(arguments.fp8_max, arguments.activation.power, arguments.activation.beta,
+                           arguments.activation.limit);
+  hf::dev::zero_fill(next_buffer, arguments.next_count,
                      static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x,
                      static_cast<int64_t>(gridDim.x) * kThreads);
   float values[kPerThread][kWidth];
   if constexpr (kWidth == kChunk) {
-    if (arguments.activation.interleaved) {
+    if (interleaved) {
 #pragma unroll
       for (int i = 0; i < kPerThread; ++i) part_pairs(gate[i], up[i]);
     }
@@ -116,7 +120,7 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
       for (int j = 0; j < kWidth; ++j) amax = hf::dev::larger(amax, hf::dev::magnitude_bits(values[i][j]));
       bytes[i] = hf::dev::e4m3_block_scale(hf::dev::largest_of_lanes<kLanes>(amax));
       const uint32_t at = first + i * kThreads;
-      if (at < arguments.count && at % kLanes == 0) block_scales[at / kLanes] = static_cast<uint8_t>(bytes[i]);
+      if (at < count && at % kLanes == 0) block_scales[at / kLanes] = static_cast<uint8_t>(bytes[i]);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) values[i][j] *= hf::dev::e8m0_inverse(bytes[i]);
     }
@@ -127,13 +131,13 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(const Arguments argume
     for (int i = 0; i < kPerThread; ++i)
       codes[i] = kMx ? hf::dev::encode_mx_e4m3x8(values[i], bytes[i])
                      : hf::dev::encode_e4m3x8(values[i], arguments.fp8_max);
-    hf::dev::store_chunk_pairs(out, arguments.count, first, kThreads, codes[0], codes[1]);
+    hf::dev::store_chunk_pairs(out, count, first, kThreads, codes[0], codes[1]);
   } else {
     static_assert(kWidth == 1 || kWidth == kChunk);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const uint32_t at = first + i * kThreads;
-      if (at >= arguments.count) continue;
+      if (at >= count) continue;
       out[at] = kMx ? hf::dev::encode_mx_e4m3(values[i][0], bytes[i])
                     : hf::dev::encode_e4m3(values[i][0], arguments.fp8_max);
     }
@@ -163,16 +167,15 @@ Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gat
 }
 
 template <int kWidth, bool kMx>
-void launch_width(Arguments arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
+void launch_width(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
                   hipStream_t stream) {
   constexpr int kPerGroup = kThreads * kPerThread;
   const int64_t count = out.numel() / kWidth;
   HF_CHECK(count < (INT64_C(1) << 32) - kPerGroup, "out has ", count, kWidth == 1 ? " elements" : " pieces of 8",
            "; the kernel counts them in 32 bits", kWidth == 1 ? " on the path for unaligned data" : "");
-  arguments.count = static_cast<uint32_t>(count);
-  arguments.chunks_of_row = static_cast<uint32_t>(out.size(1) / kWidth);
   swiglu_kernel<kWidth, kMx><<<static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream>>>(
-      arguments, gate_up.data<const Half>(), scale, out.data<uint8_t>(), block_scales);
+      gate_up.data<const Half>(), static_cast<uint32_t>(count), static_cast<uint32_t>(out.size(1) / kWidth), scale,
+      out.data<uint8_t>(), block_scales, arguments.next_buffer, arguments.activation.interleaved, arguments);
   HF_HIP(hipGetLastError());
 }
 

@@ -41,6 +41,12 @@ __device__ inline uint32_t load_b32(Buffer buffer, uint32_t lane_offset, uint32_
                                               static_cast<int32_t>(wave_offset), 0);
 }
 
+/// Two bytes, zero-extended, at an even address.
+__device__ inline uint32_t load_u16(Buffer buffer, uint32_t lane_offset, uint32_t wave_offset) {
+  return __builtin_amdgcn_raw_buffer_load_b16(buffer, static_cast<int32_t>(lane_offset),
+                                              static_cast<int32_t>(wave_offset), 0);
+}
+
 /// One byte, zero-extended.
 __device__ inline uint32_t load_u8(Buffer buffer, uint32_t lane_offset, uint32_t wave_offset) {
   return __builtin_amdgcn_raw_buffer_load_b8(buffer, static_cast<int32_t>(lane_offset),

@@ -70,8 +70,9 @@ __device__ inline void store_chunk_pairs(uint8_t* out, int64_t count, int64_t at
 /// The factor that replaces division by a static scale: its inverse; a scale of 0 counts as 1.
 __device__ inline float inverse_scale(float scale) { return scale == 0.f ? 1.f : 1.f / scale; }
 
-/// The share of thread `thread` of `threads` in zeroing `count` 16-bit elements.
+/// The share of thread `thread` of `threads` in zeroing `count` 16-bit elements, where there are any: `out` may be null.
 __device__ inline void zero_fill(uint16_t* out, int64_t count, int64_t thread, int64_t threads) {
+  if (out == nullptr) return;
   constexpr int kPerStore = 8;
   const int64_t vectors = reinterpret_cast<uintptr_t>(out) % 16 == 0 ? count / kPerStore : 0;
   for (int64_t i = thread; i < vectors; i += threads) reinterpret_cast<u32x4*>(out)[i] = u32x4{0, 0, 0, 0};

@@ -31,6 +31,21 @@ __device__ inline uint32_t wave_value_here(uint32_t value) {
   return value;
 }
 
+/// Puts a value that is the same in all lanes, such as a kernel's argument, into scalar registers here. The compiler would
+/// load it where it is used and wait for it there; behind a kernel's first vector loads that wait costs nothing.
+template <class T>
+__device__ inline void wave_value_loaded_here(T value) {
+  if constexpr (sizeof(T) < sizeof(uint32_t)) {
+    asm volatile("" : : "s"(uint32_t{value}));
+  } else {
+    asm volatile("" : : "s"(value));
+  }
+}
+template <class... T>
+__device__ inline void wave_values_loaded_here(T... values) {
+  (wave_value_loaded_here(values), ...);
+}
+
 /// The value held by the even (kOdd = false) or odd lane of each pair of neighbouring lanes. Usually costs nothing: the
 /// compiler folds the DPP quad permutation into the instruction that uses the result.
 template <bool kOdd>
