@@ -84,10 +84,10 @@ def test_shapes_and_untuned_files_are_read_or_refused_by_value(tmp_path):
 @pytest.mark.parametrize(
     ("cell", "gemv", "mfma", "by_waves", "tiles"),
     [
-        (Cell(64, 1024, 1), 5, 12, 8, 0),
-        (Cell(64, 256, 16), 5, 6, 4, 0),
-        (Cell(64, 32, 32), 0, 3, 2, 1),
-        (Cell(64, 32, 64), 0, 3, 4, 1),
+        (Cell(64, 1024, 1), 5, 12, 12, 0),
+        (Cell(64, 256, 16), 5, 6, 6, 0),
+        (Cell(64, 32, 32), 0, 3, 3, 1),
+        (Cell(64, 32, 64), 0, 3, 6, 1),
     ],
 )
 def test_candidates_are_what_the_kernels_accept(cell, gemv, mfma, by_waves, tiles):
@@ -421,8 +421,9 @@ def test_the_model_knows_the_pipelines_that_the_kernels_have():
     assert {rows: columns(rows) for rows in (1, 2, 4, 8, 16)} == smallm_mxfp8.GEMV_MOST_COLUMNS
     assert {n_sub: ring(n_sub) for n_sub in (1, 2, 4)} == smallm_mxfp8.MFMA_STEPS_AHEAD
     waves = (sources / "wave_split_kernel.h").read_text()
-    assert "return column_tiles > 1 ? 2 : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;" in waves
-    assert [wave_split.steps_ahead(rows) for rows in (16, 32, 64)] == [4, 6, 3] and wave_split.steps_ahead(64, 32) == 2
+    assert "return column_tiles > 1 ? (row_tiles == 2 ? 3 : 2) : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;" in waves
+    assert [wave_split.steps_ahead(rows) for rows in (16, 32, 64)] == [4, 6, 3]
+    assert [wave_split.steps_ahead(rows, 24) for rows in (16, 32, 64)] == [2, 3, 2]
     assert "dev::u32x4 w_even[kCols], w_odd[kCols];" in gemv  # two steps of W ahead
     mxfp4 = (sources.parents[1] / "mxfp4_gemm" / "amd" / "mxfp4_kernel.h").read_text()
     assert "ring_steps(int m_sub, int n_sub) { return m_sub + n_sub <= 4 ? 4 : 2; }" in mxfp4

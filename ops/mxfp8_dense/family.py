@@ -124,7 +124,7 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
     if values["kernel"] == "wave_split":
         columns = int(block_n or wave_split.COLUMNS[0])
         if wave_split.K_STEP * k_splits > k + wave_split.K_STEP - 1 or columns not in wave_split.COLUMNS:
-            return f"a wave_split row needs block_n of 0 (16) or 32, no more waves (k_splits) than K steps; {given}"
+            return f"a wave_split row needs block_n of 0 (16), 24 or 32, no more waves (k_splits) than K steps; {given}"
         if 16 * n_sub not in wave_split.ROWS or k_splits not in wave_split.WAVES:
             return f"a wave_split row needs n_sub (tiles of 16 rows) in (1, 2, 4), k_splits in 1 to 16; {given}"
         if k_splits > wave_split.max_waves(16 * n_sub, columns):
@@ -236,7 +236,12 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         for waves in wave_split.WAVES
         if waves <= min(wave_split.max_waves(rows), mfma_k_steps(cell.k))
     ]
-    wide = [wave_split.choice(rows, waves, 32) for rows in row_tiles for waves in wave_split.wide_waves(rows, cell.k)]
+    wide = [
+        wave_split.choice(rows, waves, columns)
+        for columns in wave_split.COLUMNS[1:]
+        for rows in row_tiles
+        for waves in wave_split.wide_waves(rows, cell.k)
+    ]
     packed = k_packed.candidates(*cell.key)
     tiles = [
         tile_kernel.choice(tile_kernel.SMALLEST_TILE, k_splits)

@@ -15,7 +15,7 @@ from hipforge.ops.mxfp8_dense.raw import new_result
 KERNEL = "mxfp8_wave_split"
 K_STEP = 128
 ROWS = (16, 32, 64)
-COLUMNS = (16, 32)
+COLUMNS = (16, 24, 32)
 WAVES = (1, 2, 4, 8, 16)
 RUN_STEPS = 8  # of straight code
 MOST_STEPS = 6  # per wave, where there are enough waves: all of a wave's loads are then in flight at once or nearly
@@ -28,7 +28,7 @@ def max_waves(rows: int, columns: int = COLUMNS[0]) -> int:
 
 def steps_ahead(rows: int, columns: int = COLUMNS[0]) -> int:
     """Return how many K steps of its operands a wave has in flight on gfx950."""
-    return {16: 4, 32: 6, 64: 3}[rows] if columns == COLUMNS[0] else 2
+    return {16: 4, 32: 6, 64: 3}[rows] if columns == COLUMNS[0] else {16: 2, 32: 3, 64: 2}[rows]
 
 
 def choice(rows: int, waves: int, columns: int = COLUMNS[0]) -> Choice:
@@ -96,7 +96,7 @@ def mxfp8_wave_split(
         rows: rows of X that a work-group multiplies with its rows of W: 16, 32 or 64.
         waves: of a work-group, each with a part of K: 1, 2, 4, 8 or, with 16 rows and columns, 16. Their sums are added
             in a fixed order.
-        columns: rows of W of a work-group: 16 or, on gfx950, 32.
+        columns: rows of W of a work-group: 16 or, on gfx950, 24 or 32.
 
     Returns:
         bfloat16 [M, N].

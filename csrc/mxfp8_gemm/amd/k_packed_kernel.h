@@ -31,7 +31,7 @@ constexpr int kTileFloats = kTile * kTile;
 
 /// wave_split's options, whose alignments always hold here, and the groups of a work-group.
 constexpr uint32_t pack_options(uint32_t log2_waves, uint32_t groups) {
-  return wave_split::pack_options(log2_waves, true, false) | groups << 16;
+  return wave_split::pack_options(log2_waves, true, false, groups);
 }
 
 /// Parts of K in one instruction.

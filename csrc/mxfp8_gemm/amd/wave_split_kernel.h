@@ -9,7 +9,8 @@
 //                     +--- sums in the order of the waves ---> out[m0 .., n0 ..]
 //
 // W is the instruction's A operand: lane l has column l % 16 of the tile as its row of X, and four neighbouring outputs
-// of it. Grid: ceil(n / (16 kColumnTiles)) x ceil(m / (16 kRowTiles)).
+// of it. Grid: ceil(n / columns) x ceil(m / (16 kRowTiles)). columns is 16 kColumnTiles or, with two tiles, 24: the rows of W
+// past them are out of range and cost no traffic. 6,144 columns are 256 work-groups then, one for each compute unit.
 //
 // gfx950: a lane loads the 16 bytes at 16 (l / 16) and those 64 past it; the scaled instruction takes a step of 128 k.
 // gfx942: a lane loads the 8 bytes at 8 (l / 16) of each block of 32. One instruction is exactly one scale block; its sums
@@ -69,12 +70,13 @@ struct Problem {
   __device__ uint32_t log2_waves() const { return options & 0xFF; }
   __device__ bool aligned_scales() const { return options >> 8 & 1; }
   __device__ bool aligned_output() const { return options >> 9 & 1; }
+  __device__ uint32_t columns() const { return options >> 16; }
 };
 
 /// log2_waves: of the waves that share a K. aligned_scales: rows of both scale tensors start at a multiple of 4 bytes.
-/// aligned_output: four neighbouring outputs can be stored at once.
-constexpr uint32_t pack_options(uint32_t log2_waves, bool aligned_scales, bool aligned_output) {
-  return log2_waves | uint32_t{aligned_scales} << 8 | uint32_t{aligned_output} << 9;
+/// aligned_output: four neighbouring outputs can be stored at once. columns: of a work-group.
+constexpr uint32_t pack_options(uint32_t log2_waves, bool aligned_scales, bool aligned_output, uint32_t columns) {
+  return log2_waves | uint32_t{aligned_scales} << 8 | uint32_t{aligned_output} << 9 | columns << 16;
 }
 
 /// The problem of operands that were checked.
@@ -112,9 +114,9 @@ inline void check_waves(int64_t waves, int most, int rows) {
 constexpr int kAheadOfTwoTiles = __clang_major__ < 22 ? 2 : 3;
 constexpr int steps_ahead(int row_tiles, int = 1) { return row_tiles == 1 ? 2 : row_tiles == 2 ? kAheadOfTwoTiles : 1; }
 #else
-// Two tiles of columns: more steps than two are not faster, a compute unit can have only 32 KiB in flight.
+// Two tiles of columns: more steps are not faster, a compute unit can have only 32 KiB in flight.
 constexpr int steps_ahead(int row_tiles, int column_tiles = 1) {
-  return column_tiles > 1 ? 2 : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;
+  return column_tiles > 1 ? (row_tiles == 2 ? 3 : 2) : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;
 }
 #endif
 
@@ -425,17 +427,18 @@ __device__ __forceinline__ void multiply_tile(const Problem& p) {
   auto* sums = reinterpret_cast<dev::f32x4*>(lds);
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
   const uint32_t log2_waves = p.log2_waves();  // blockDim would be an argument in memory
-  constexpr uint32_t kColumns = kTile * kColumnTiles;
-  const uint32_t column0 = blockIdx.x * kColumns, row0 = blockIdx.y * (kTile * kRowTiles);
+  const uint32_t columns = kColumnTiles == 1 ? kTile : p.columns();
+  const uint32_t column0 = blockIdx.x * columns, row0 = blockIdx.y * (kTile * kRowTiles);
   using Rows = NeighbouringRows<kRowTiles>;
   const uint32_t in_lane = lane_offset(p.k, lane);
   Wave<kRowTiles, Rows, kTile, kColumnTiles> mine(Rows(p.xq, p.xs, row0, p.m, p.k, in_lane, lane),
-                                                  rows_of(p.wq, column0, kColumns, p.n, p.k),
-                                                  rows_of(p.ws, column0, kColumns, p.n, p.k / kMxBlock), p.k, in_lane, lane);
+                                                  rows_of(p.wq, column0, columns, p.n, p.k),
+                                                  rows_of(p.ws, column0, columns, p.n, p.k / kMxBlock), p.k, in_lane, lane);
   mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales());
-  const uint32_t row = row0 + lane % kTile, column = column0 + lane / kTile * dev::kColumnsPerLane;
+  const uint32_t row = row0 + lane % kTile;
   dev::add_parts(sums, mine.acc, wave, 1u << log2_waves, lane, [&](uint32_t t, dev::f32x4 total) {
-    store(p, total, row + t % kRowTiles * kTile, column + t / kRowTiles * kTile);
+    const uint32_t column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
+    if (kColumnTiles == 1 || column < columns) store(p, total, row + t % kRowTiles * kTile, column0 + column);
   });
 }
 
