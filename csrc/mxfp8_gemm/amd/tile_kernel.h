@@ -444,7 +444,6 @@ struct Tile {
     }
   }
 
-  // The lane's kVector neighbouring outputs of a pass over the band whose first row is `row0`.
   // --- the parts of a split K: fragments of four neighbouring outputs in the order of the registers ---
   static constexpr int kFragments = 4 * kMatrixes;
   static constexpr uint32_t kFragmentBytes = dev::kWaveSize * sizeof(dev::f32x4);
@@ -490,6 +489,7 @@ struct Tile {
     }
   }
 
+  // The lane's kVector neighbouring outputs of a pass over the band whose first row is `row0`.
   template <bool kAligned>
   __device__ __forceinline__ void store_piece(dev::bf16* out, const dev::bf16* bias, uint32_t band, uint32_t pass, uint32_t row0,
                                               uint32_t column0, uint32_t rows, uint32_t n) const {

@@ -93,7 +93,7 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(
     up[i] = chunks[up_at];
   }
   hf::dev::wave_values_loaded_here(arguments.fp8_max, arguments.activation.power, arguments.activation.beta,
-                           arguments.activation.limit);
+                                  arguments.activation.limit);
   hf::dev::zero_fill(next_buffer, arguments.next_count,
                      static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x,
                      static_cast<int64_t>(gridDim.x) * kThreads);
