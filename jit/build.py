@@ -362,7 +362,7 @@ def _failure(
         f"{spec.title} failed to build with {spec.toolchain}\n"
         f"log: {place / 'build.log'}\n"
         f"rerun: cd {shlex.quote(str(place))} && {failed.command}\n"
-        f"{failed.first_error}"
+        f"{failed.first_error}{failed.hint}"
     )
     if failed.deterministic:
         failures.remember(place, spec, message, dependencies)

@@ -28,6 +28,13 @@ _TRANSIENT = re.compile(
 
 _SIGNAL_STATUS = 128
 
+# What a source meets that is compiled without HIP's headers and uses what they declare.
+_NOT_BARE = re.compile(r"hip/[\w/]+\.h:|undeclared identifier|unknown type name|no member named|undefined hidden")
+_BARE_HINT = (
+    'the module says "bare": true, so it has no header of HIP but hipforge/amd/hip.h, and no device library; if the '
+    'source needs more of HIP than that, remove "bare" and include hip/hip_runtime.h'
+)
+
 
 class UnreadableError(BuildError):
     """What a compiler wrote cannot be read: a fault of the disk or of the machine, which may not recur."""
@@ -53,6 +60,12 @@ class StepFailure:
     def out_of_space(self) -> bool:
         """Whether the disk was full."""
         return re.search(r"No space left on device|Disk quota exceeded", self.output) is not None
+
+    @property
+    def hint(self) -> str:
+        """What to do about it, as a line of its own, or nothing."""
+        bare = "-nogpuinc" in self.command.split()
+        return f"\n{_BARE_HINT}" if bare and _NOT_BARE.search(self.output) else ""
 
     @property
     def first_error(self) -> str:

@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from hipforge.jit import compile_ops, hip_module, lookup, register, registry
+from hipforge.errors import BuildError
+from hipforge.jit import build, compile_ops, hip_module, lookup, register, registry
 from hipforge.jit.backends.amd.code_object import KernelResources, read_code_objects
 from hipforge.jit.lookup import Ready
 
@@ -90,6 +91,18 @@ def test_bounds_of_a_launch_are_those_of_hip():
     bare, whole = kernel_of("module_test_bare"), kernel_of("module_test_whole")
     assert (bare.max_workgroup_size, bare.vgpr_allocated) == (whole.max_workgroup_size, whole.vgpr_allocated)
     assert bare.max_workgroup_size == 24
+
+
+def test_a_bare_source_that_needs_more_of_hip_is_told_so(tmp_path):
+    (tmp_path / "more.cu").write_text(SOURCE.replace("hipforge/amd/hip.h", "hip/hip_runtime.h"))
+    (tmp_path / "calls.cu").write_text(SOURCE.replace("max(own, 5u)", "__popc(own)"))
+    names = ("more", "calls")
+    entries = {f"module_test_{name}": {"srcs": [f"{name}.cu"], "bare": True} for name in names}
+    (tmp_path / "modules.json").write_text(json.dumps(entries))
+    register(tmp_path / "modules.json")
+    for name in names:
+        with pytest.raises(BuildError, match=r'remove "bare" and include hip/hip_runtime\.h'):
+            build.ensure(hip_module.request(registry.module(f"module_test_{name}"), None, "gfx950").specify())
 
 
 def test_every_shipped_module_is_bare():
