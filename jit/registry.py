@@ -43,7 +43,7 @@ class ModuleEntry:
     """One HIP module as its JSON entry describes it.
 
     ``bare``: the compiler reads no header before the sources and links no device library, so they include
-    ``hipforge/amd/hip.h`` in place of ``hip/hip_runtime.h``, which takes a small kernel a quarter of the time.
+    ``hipforge/amd/hip.h`` in place of ``hip/hip_runtime.h``.
     ``torch_exclude``: a module with ``"ffi": "pybind11"`` gets no headers and libraries of torch. ``variants`` names
     the ``-D`` macros a build is specialised on and the values each may have; ``build_ahead`` lists by architecture the
     combinations that the op's tuned table and default rule choose, where those are few of all: they are built ahead of

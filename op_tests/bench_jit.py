@@ -148,6 +148,24 @@ print(json.dumps({{"seconds": time.perf_counter() - start, "variants": len(varia
 """
 
 
+HEADERS = """
+import json, resource, tempfile
+from pathlib import Path
+from hipforge.jit import build, hip_module, register, registry
+source = {"srcs": ["${CSRC}/moe_routing/amd/moe_align.cu"]}
+used = []
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder, "modules.json")
+    path.write_text(json.dumps({"module_bare": {**source, "bare": True}, "module_whole": source}))
+    for name in register(path):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        build.ensure(hip_module.request(registry.module(name), None, "gfx950").specify())
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+print(json.dumps({"bare": used[0], "whole": used[1]}))
+"""
+
+
 def machine_parts(base: Path, target: Path) -> None:
     """Copy what is built once per machine (runtime, binding, ROCm tree) from one cache to another, no module."""
     target.mkdir(mode=0o700)
@@ -170,6 +188,8 @@ def cold(base: Path, scratch: Path) -> tuple[list[Row], float]:
     cache = scratch / "whole"
     machine_parts(base, cache)
     whole = run(WHOLE_MODULE, cache=cache)
+    headers = run(HEADERS, cache=cache)
+    bare, with_headers = float(headers["bare"]), float(headers["whole"])
     ours, theirs = min(float(call["seconds"]) for call in calls), float(extension["seconds"])
     our_cpu, their_cpu = min(float(call["cpu"]) for call in calls), float(extension["cpu"])
     rows = [
@@ -181,6 +201,8 @@ def cold(base: Path, scratch: Path) -> tuple[list[Row], float]:
         Row("cold", "ratio of CPU seconds", their_cpu / our_cpu, "x"),
         Row("cold", f"{MODULE}, all {whole['variants']} variants", float(whole["seconds"]), "s",
             f"one after another, {whole['kernels']} kernels"),
+        Row("cold", "CPU seconds with HIP's headers over a bare build", with_headers / bare, "x",
+            f"moe_align: {with_headers:.2f} s, {bare:.2f} s"),
     ]  # fmt: skip
     return rows, float(extension["ns"])
 

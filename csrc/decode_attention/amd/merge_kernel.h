@@ -82,8 +82,8 @@ struct MergeWave {
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) {
       if (first + i >= count) break;
-      const int bits = __builtin_amdgcn_readlane(__builtin_bit_cast(int, held), static_cast<int>((first + i) % dev::kWaveSize));
-      for (int c = 0; c < kPerLane; ++c) sum.columns[c] += __builtin_bit_cast(float, bits) * values[i].columns[c];
+      const float weight = dev::of_lane(held, (first + i) % dev::kWaveSize);
+      for (int c = 0; c < kPerLane; ++c) sum.columns[c] += weight * values[i].columns[c];
     }
   }
 };

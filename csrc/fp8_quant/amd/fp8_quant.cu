@@ -17,6 +17,7 @@
 #include "hipforge/host/addresses.h"
 #include "hipforge/amd/element.h"
 #include "hipforge/amd/fp8_encode.h"
+#include "hipforge/amd/mx_encode.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
@@ -54,9 +55,8 @@ constexpr float kLimit = kFormat == Format::e4m3 ? kMaxE4m3 : kMaxE5m2;
 typedef Input InputVector __attribute__((ext_vector_type(16 / sizeof(Input))));
 constexpr int kVector = 16 / sizeof(Input);
 
-__device__ inline uint32_t magnitude_bits(float value) { return __builtin_bit_cast(uint32_t, value) & 0x7FFFFFFFu; }
-
-__device__ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+using hf::dev::larger;
+using hf::dev::magnitude_bits;
 
 __global__ __launch_bounds__(kThreads) void amax_kernel(const Input* x, int64_t count, bool vector, uint32_t* amax) {
   __shared__ uint32_t of_wave[kThreads / hf::dev::kWaveSize];

@@ -39,6 +39,8 @@ struct Arguments {
   const void* expert_map;  // null: an expert is its own number
 };
 
+using hf::dev::of_lane;
+
 constexpr uint32_t divided_up(uint32_t value, uint32_t by) { return (value + by - 1) / by; }
 
 /// Work-groups of a launch.
@@ -86,11 +88,6 @@ __device__ inline uint32_t sum_of_chunks(ChunkCounts counts) {
 
 // A count of slots rounded up to whole tiles.
 __device__ inline uint32_t padded_count(uint32_t count, uint32_t block_m) { return divided_up(count, block_m) * block_m; }
-
-// The value that lane `lane`, the same for all, holds.
-__device__ inline uint32_t of_lane(uint32_t value, uint32_t lane) {
-  return static_cast<uint32_t>(__builtin_amdgcn_readlane(static_cast<int32_t>(value), static_cast<int32_t>(lane)));
-}
 
 // One more in a counter in LDS.
 __device__ inline void count_one(uint32_t* counter) {
@@ -208,7 +205,7 @@ __global__ __launch_bounds__(kThreads) void moe_align_kernel(
       const uint32_t past_here = of_lane(past, owner), past_tile_here = of_lane(past_tile, owner);
       for (uint32_t at = of_lane(first + count, owner) + lane; at < past_here; at += kWaveSize)
         a.sorted[at] = static_cast<int32_t>(a.slots);
-      const auto name = static_cast<int32_t>(of_lane(static_cast<uint32_t>(named), owner));
+      const int32_t name = of_lane(named, owner);
       for (uint32_t tile = of_lane(first_tile, owner) + lane; tile < past_tile_here; tile += kWaveSize) a.tiles[tile] = name;
     }
   }

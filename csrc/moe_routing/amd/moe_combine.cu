@@ -69,7 +69,7 @@ struct Slots {
 
   // That of slot base + i, in a scalar register.
   __device__ float weight_of(uint32_t i) const {
-    return __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int32_t, weight), static_cast<int32_t>(i)));
+    return hf::dev::of_lane(weight, i);
   }
 };
 

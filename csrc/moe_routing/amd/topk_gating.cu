@@ -210,8 +210,7 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j)
       if (j == static_cast<int>(place.slot)) chosen = scores[j];
-    chosen = __builtin_bit_cast(
-        float, __builtin_amdgcn_readlane(__builtin_bit_cast(int32_t, chosen), static_cast<int32_t>(place.lane)));
+    chosen = hf::dev::of_lane(chosen, place.lane);
     sum = sum + chosen;
     if (lane == i) weight = chosen, id = place.slot * kWaveSize + place.lane;
   }

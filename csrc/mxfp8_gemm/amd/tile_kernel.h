@@ -42,14 +42,14 @@
 // lane whose chunk is past K, or past the last step of its split, is out of range too. Scales past the end are 0.
 #pragma once
 
-#include <utility>
-
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/last_group.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/mx.h"
 #include "hipforge/amd/wave.h"
+#include "tile_lds.h"
+#include "tile_place.h"
 
 namespace hf::gemm {
 
@@ -64,9 +64,7 @@ constexpr int kScaleSteps = 16;  // steps whose scales are in LDS together
 constexpr int kScaleRowBytes = kScaleSteps * kStep / kMxBlock;
 constexpr int kScaleLoadRows = dev::kWaveSize * 4 / kScaleRowBytes;
 constexpr int kScaleKeys = 8;  // words of a row are swizzled by its number / kScaleLoadRows % kScaleKeys
-constexpr int kXcds = 8;
 constexpr uint32_t kWindow = 4;  // steps that neighbouring work-groups take in different orders
-constexpr int kGroupRows = 8;  // row tiles that neighbouring work-groups walk before the next column tile
 
 static_assert(kLoadRows == 8 && kScaleLoadRows == 4 && kScaleRowBytes == 64);
 
@@ -115,43 +113,6 @@ struct Config {
 
 using f32x16 = float __attribute__((ext_vector_type(16)));
 
-template <class T>
-__device__ inline __attribute__((address_space(3))) T* in_lds(uint32_t address) {
-  return reinterpret_cast<__attribute__((address_space(3))) T*>(address);
-}
-
-// Loads to LDS at to + kAfter + the lane's number times the size, from lane_offset + rows + at. In assembler, because the
-// compiler waits for all such loads before any read of LDS; the kernel waits for them itself, at its barriers. The second
-// addition is also the wait state that a load to LDS needs after a change of M0.
-template <int kAfter>
-__device__ inline void load_b128_to_lds(uint32_t to, dev::Buffer from, uint32_t lane_offset, uint32_t rows, uint32_t at) {
-  uint32_t wave_offset;
-  asm volatile("s_add_u32 m0, %1, %2\n\ts_add_u32 %0, %5, %6\n\tbuffer_load_dwordx4 %3, %4, %0 offen lds"
-               : "=&s"(wave_offset)
-               : "s"(to), "n"(kAfter), "v"(lane_offset), "s"(from), "s"(rows), "s"(at)
-               : "memory", "scc");
-}
-template <int kAfter>
-__device__ inline void load_b32_to_lds(uint32_t to, dev::Buffer from, uint32_t lane_offset, uint32_t rows, uint32_t at) {
-  uint32_t wave_offset;
-  asm volatile("s_add_u32 m0, %1, %2\n\ts_add_u32 %0, %5, %6\n\tbuffer_load_dword %3, %4, %0 offen lds"
-               : "=&s"(wave_offset)
-               : "s"(to), "n"(kAfter), "v"(lane_offset), "s"(from), "s"(rows), "s"(at)
-               : "memory", "scc");
-}
-
-// All but the last kLeft loads of the wave have arrived and its LDS reads are done; then all waves meet.
-template <int kLeft>
-__device__ inline void wait_and_meet() {
-  asm volatile("s_waitcnt vmcnt(%0) lgkmcnt(0)\n\ts_barrier" : : "n"(kLeft) : "memory");
-}
-
-// All but the last kLeft LDS reads of the wave are done; then all waves meet.
-template <int kLeft>
-__device__ inline void meet_after_reads() {
-  asm volatile("s_waitcnt lgkmcnt(%0)\n\ts_barrier" : : "n"(kLeft) : "memory");
-}
-
 // Rows first .. first + (at most) kCount of one operand, as resources over exactly these rows.
 struct Side {
   dev::Buffer payload, scales;
@@ -163,19 +124,6 @@ struct Side {
     scales = dev::make_buffer(scale_data + uint64_t{first} * blocks, here * blocks);
   }
 };
-
-namespace detail {
-template <class What, int... i>
-__device__ __forceinline__ void repeat(What what, std::integer_sequence<int, i...>) {
-  (what(std::integral_constant<int, i>()), ...);
-}
-}  // namespace detail
-
-// Calls what(std::integral_constant<int, i>()) for i < kCount.
-template <int kCount, class What>
-__device__ __forceinline__ void repeat(What what) {
-  detail::repeat(what, std::make_integer_sequence<int, kCount>());
-}
 
 template <class C>
 struct Tile {
@@ -553,35 +501,6 @@ struct Tile {
       store_band(p, own_band(), row0 + x_first + r * kTile, column0 + w_first - C::kBlockM);
     }
   }
-};
-
-// Which tile and split a work-group has.
-template <class C>
-struct Place {
-  uint32_t tile, split, row_tile, column_tile;
-
-  // Work-group i runs on XCD i % kXcds: each XCD gets neighbouring tiles, and walks kGroupRows of them down a column.
-  template <class P>
-  __device__ __forceinline__ Place(const P& p, uint32_t block) {
-    const uint32_t tiles = p.row_tiles * p.column_tiles, all = tiles << p.log2_splits;
-    const uint32_t xcd = block % kXcds, before = xcd * (all / kXcds) + min(xcd, all % kXcds);
-    uint32_t place = block / kXcds;
-    if (p.log2_splits != 0) {
-      const uint32_t here = all / kXcds + (xcd < all % kXcds);
-      place += xcd * here / kXcds;
-      if (place >= here) place -= here;
-    }
-    // Divisions leave their results in vector registers.
-    split = dev::uniform((before + place) / tiles);
-    tile = before + place - split * tiles;
-    const uint32_t in_group = kGroupRows * p.column_tiles, group = dev::uniform(tile / in_group);
-    const uint32_t group_rows = min<uint32_t>(kGroupRows, p.row_tiles - group * kGroupRows), inside = tile - group * in_group;
-    column_tile = dev::uniform(inside / group_rows);
-    row_tile = group * kGroupRows + inside - column_tile * group_rows;
-  }
-
-  __device__ uint32_t row0() const { return row_tile * C::kBlockM; }
-  __device__ uint32_t column0() const { return column_tile * C::kBlockN; }
 };
 
 #endif  // __gfx950__

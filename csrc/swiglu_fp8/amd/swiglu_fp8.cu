@@ -65,7 +65,7 @@ __device__ inline void part_pairs(Vector<kChunk>& a, Vector<kChunk>& b) {
 
 // `count` chunks of the result, `chunks_of_row` in a row of it: d / kWidth. `scale` is one float, or for MX null;
 // `block_scales` is null without MX. What is not in the structure is in SGPRs when a wave starts (kernel-argument preload);
-// the structure is loaded meanwhile.
+// the structure is loaded meanwhile; the two of its members that are needed first stand in front of it too.
 template <int kWidth, bool kMx>
 __global__ __launch_bounds__(kThreads) void swiglu_kernel(
     const Half* __restrict__ gate_up, uint32_t count, uint32_t chunks_of_row, const float* __restrict__ scale,

@@ -1,6 +1,6 @@
-// The part of HIP that the kernels use. hip/hip_runtime.h and the header that clang puts before every HIP source take ten
-// times as long to read as most kernels here, so a module that says "bare": true is compiled without either (and without
-// the device libraries), and has this instead: the host pass reads the runtime's C API, the device pass declares what a
+// The part of HIP that the kernels use. hip/hip_runtime.h and the header that clang puts before every HIP source take most of
+// the time of a small kernel's build, so a module that says "bare": true is compiled without either (and without the
+// device libraries), and has this instead: the host pass reads the runtime's C API, the device pass declares what a
 // launch is checked against. In any other module this is hip/hip_runtime.h.
 #pragma once
 
@@ -22,7 +22,7 @@
 #define __launch_bounds__(...) HF_BOUNDS_(__VA_ARGS__, HF_BOUNDS_2_, HF_BOUNDS_1_, )(__VA_ARGS__)
 
 #if !defined(__HIP_DEVICE_COMPILE__)
-// That header's own guard: channel descriptors of textures bring HIP's vector types, two thirds of what the API reads.
+// That header's own guard: channel descriptors of textures bring HIP's vector types, most of what the API reads.
 #define HIP_INCLUDE_HIP_AMD_DETAIL_CHANNEL_DESCRIPTOR_H
 #include <hip/hip_runtime_api.h>
 #else

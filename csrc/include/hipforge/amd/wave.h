@@ -82,6 +82,13 @@ __device__ inline uint32_t from_lane(uint32_t value, uint32_t lane) {
   return __builtin_amdgcn_ds_bpermute(static_cast<int32_t>(4 * lane), static_cast<int32_t>(value));
 }
 
+/// The 32-bit value that lane `lane`, the same for all, holds, as a scalar.
+template <class T>
+__device__ inline T of_lane(T value, uint32_t lane) {
+  static_assert(sizeof(T) == 4);
+  return __builtin_bit_cast(T, __builtin_amdgcn_readlane(__builtin_bit_cast(int32_t, value), static_cast<int32_t>(lane)));
+}
+
 /// Moves the values of the lanes that keep theirs to the front, in order, and sets `count` to how many there are (the
 /// same in all lanes). What lanes from `count` on receive has no meaning.
 __device__ inline uint32_t kept_to_front(uint32_t value, bool keep, uint32_t lane, uint32_t& count) {
