@@ -41,7 +41,7 @@ MUTANTS = [
     Mutant("shift_of_v_forgotten", KERNEL, "shifted += weight.hi * own.shift.hi;", ""),
     Mutant("page_never_turned", PROBLEM, "index += turned ? 1 : 0;", ""),
     Mutant("keys_past_the_end", PROBLEM, "end = min(begin + each * kBlockN, length);", "end = begin + each * kBlockN;"),
-    Mutant("splits_weighed_alike", MERGE, "__builtin_bit_cast(float, bits) * values[i]", "values[i]"),
+    Mutant("splits_weighed_alike", MERGE, "= dev::of_lane(held, (first + i) % dev::kWaveSize);", "= 1.f;"),
     Mutant("ranges_not_rescaled", RANGES, "wave.acc[j] *= keep;", "wave.acc[j] *= 1.f;", waves=2),
     Mutant("half_of_d_forgotten", KERNEL, "scores[t] += other[t * dev::kWaveSize];", ";", **TWO_HALVES),
     Mutant("half_not_waited_for", KERNEL, "__syncthreads();  // before the other slot is read", "", **TWO_HALVES),
