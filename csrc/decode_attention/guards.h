@@ -37,6 +37,30 @@ struct Options {
   double softcap;
 };
 
+/// How elements are scaled, as far as a format of caches has it: float32 [1] or [Hkv] for all rows; int32 [pages, page_size, Hkv],
+/// a word of float16 scale and shift per row; or such words for `groups` parts of an int4 row, which then starts with them.
+struct Scales {
+  OptionalTensor k, v, k_rows, v_rows;
+  int64_t groups;
+};
+
+/// Keys of a block (0 where the format has one size), waves of a work-group and parts of a sequence's keys.
+struct Configuration {
+  int64_t block_n, waves, splits;
+};
+
+/// The entry of every format's module, which runs `kRun` on what it is given.
+template <void (*kRun)(const Operands&, const Scales&, const Options&, const Configuration&, hipStream_t)>
+void entry(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q, Tensor k, Tensor v,
+           OptionalTensor block_tables, Tensor seqlens, OptionalTensor k_scale, OptionalTensor v_scale,
+           OptionalTensor k_scale_shift, OptionalTensor v_scale_shift, OptionalTensor q_starts, OptionalTensor sinks,
+           OptionalTensor out_scale, OptionalTensor scale_out, int64_t groups, double scale, int64_t max_tokens, bool causal,
+           int64_t window, double softcap, int64_t block_n, int64_t waves, int64_t splits, hipStream_t stream) {
+  kRun({out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, scale_out},
+       {k_scale, v_scale, k_scale_shift, v_scale_shift, groups}, {max_tokens, scale, causal, window, softcap},
+       {block_n, waves, splits}, stream);
+}
+
 inline void check_on_device(const Tensor& tensor, const char* name, const Tensor& q) {
   HF_CHECK(tensor.on_gpu() == q.on_gpu() && tensor.device_index() == q.device_index(), name, " must be on the device of q");
 }

@@ -81,10 +81,11 @@ class Attention:
         given["configuration"] = {"waves": 2 if self.q.shape[-1] == 256 else 1, "split_k": self.options["split_k"]}
         operands = (self.q, self.k, self.v, None, self.seqlens)
         if self.cache == "int4":
-            return kernels.run_int4(*operands, 4, **{**given, "configuration": {**given["configuration"], "waves": 1}})
+            given["configuration"]["waves"] = 1
+            return kernels.run_decode_attention(*operands, num_groups=4, **given)
         if self.cache == "half":
             given["configuration"]["waves"] = 1
-            return kernels.run_half(*operands, self.one, self.one, **given)
+            return kernels.run_decode_attention(*operands, self.one, self.one, **given)
         given["configuration"]["block_n"] = 64
         if self.cache == "fp8":
             return kernels.run_decode_attention(*operands, self.one, self.one, **given)

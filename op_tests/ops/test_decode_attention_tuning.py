@@ -42,7 +42,7 @@ def test_tiles_over_64_by_64_and_more_than_4_waves_are_refused(refused: tuple[in
 def test_candidates_pass_the_filter_and_leave_no_split_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "BLOCKS_N", (*BLOCKS_N, 128))
     monkeypatch.setattr(family, "WAVES", (*WAVES, 8))
-    monkeypatch.setattr(family, "exists", lambda configuration, d: True)
+    monkeypatch.setattr(family, "refusal", lambda configuration, d: None)
     found = family.candidates(AttentionCell(1, 8, 128, 0, 8192 - 64, 4))
     tried = {(one.configuration["block_n"], one.configuration["waves"]) for one in found}
     assert tried == {(block_n, waves) for block_n in BLOCKS_N for waves in WAVES}

@@ -109,13 +109,14 @@ def require_operand(
     accepted: Sequence[torch.dtype | None],
     shape: Sequence[int],
     why: str,
-    device: torch.device,
+    device: torch.device | None = None,
 ) -> None:
-    """Refuse an operand of another dtype, shape or device; None, an optional one that is not given, passes."""
+    """Refuse an operand of another dtype, shape or device, if one is named; None, for one that is not given, passes."""
     if x is not None:
         require_dtype(name, x, accepted)
         require_shape(name, x, shape, why)
-        require_device(name, x, device)
+        if device is not None:
+            require_device(name, x, device)
 
 
 def require_choice(name: str, value: object, accepted: Sequence[object]) -> None:

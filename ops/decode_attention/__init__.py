@@ -20,10 +20,9 @@ does not see does not reach that token's row, NaN included.
 from __future__ import annotations
 
 import inspect
-import json
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
@@ -42,14 +41,7 @@ from hipforge.ops.decode_attention.family import (
     split_k_heuristic,
 )
 from hipforge.ops.decode_attention.kernels import Options, lse_shape, run_decode_attention, workspace_bytes
-from hipforge.ops.decode_attention.layout import (
-    HALF_DTYPES,
-    Call,
-    Scale,
-    check_output,
-    prepare_packed,
-    scale_tensor,
-)
+from hipforge.ops.decode_attention.layout import Call, Scale, packed_call, plain_call
 from hipforge.ops.decode_attention.operation import decode_attention
 
 if TYPE_CHECKING:
@@ -66,32 +58,6 @@ __all__ = [
     "run_decode_attention",
     "split_k_heuristic",
 ]
-
-
-_FIELDS = frozenset(Call._fields)
-
-
-def _passed(q: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a :class:`Call` takes as it is of a function's options, among which outputs may be."""
-    check_output(q, options.get("out_scale"), options.get("out_format"), options.get("scale_out"))
-    forced = options.get("force_kernel_config")
-    named = {name: value for name, value in options.items() if name in _FIELDS}
-    return {**named, "forced": None if forced is None else json.dumps(dict(forced))}
-
-
-def _plain(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    k_scale: Scale = 1.0,
-    v_scale: Scale = 1.0,
-    **options: Any,
-) -> Call:
-    given = _passed(q, options)
-    k_factor, v_factor = scale_tensor("k_scale", k_scale, q.device), scale_tensor("v_scale", v_scale, q.device)
-    return Call(q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, **given)
 
 
 class _PlainOptions(Options, total=False):
@@ -197,7 +163,7 @@ def decode_attention_fp8(
 ) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
 
 
-@planned_by(lambda **given: planner_of("decode_attention")(*_plain(**given)))
+@planned_by(lambda **given: planner_of("decode_attention")(*plain_call(**given)))
 @naming_arguments
 def decode_attention_fp8(
     q: torch.Tensor,
@@ -287,7 +253,7 @@ def decode_attention_fp8(
         >>> hipforge.decode_attention_fp8(q, cache, cache, None, lengths)[0, 0, 0, 0].item()
         1.0
     """
-    call = _plain(
+    call = plain_call(
         q, k_cache, v_cache, block_tables, seqlens, k_scale, v_scale, scale=scale, causal=causal, split_k=split_k,
         force_kernel_config=force_kernel_config, sinks=sinks, window=window, softcap=softcap, out_scale=out_scale,
         out_format=out_format, scale_out=scale_out, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
@@ -298,36 +264,6 @@ def decode_attention_fp8(
     if scale_out is not None:
         return (*found, scale_out) if return_lse else (found[0], scale_out)
     return found if return_lse else found[0]
-
-
-def _packed(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_scale_shift: torch.Tensor | None,
-    v_scale_shift: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    block_tables: torch.Tensor | None = None,
-    page_size: int | None = None,
-    *,
-    num_groups: int | None = None,
-    **options: Any,
-) -> Call:
-    given, ragged = _passed(q, options), options.get("cu_seqlens_q") is not None
-    half = num_groups is None and isinstance(k, torch.Tensor) and k.dtype in HALF_DTYPES
-    if num_groups is not None or half:
-        if k_scale_shift is not None or v_scale_shift is not None:
-            why = "for a cache that is not quantised" if half else "with num_groups: int4 rows hold their scales"
-            raise GuardError(f"k_scale_shift and v_scale_shift must be None {why}")
-    elif k_scale_shift is None or v_scale_shift is None:
-        raise GuardError(
-            "k_scale_shift and v_scale_shift must be given for an fp8 cache; got None (an int4 one needs num_groups)"
-        )
-    folded, k, v, k_words, v_words = prepare_packed(
-        q, (k, v), (k_scale_shift, v_scale_shift), seqlens, block_tables, page_size, num_groups, ragged
-    )
-    ones = scale_tensor("k_scale", 1.0, q.device) if half else None
-    return Call(folded, k, v, block_tables, seqlens, ones, ones, k_words, v_words, num_groups, **given)
 
 
 @overload
@@ -368,7 +304,7 @@ def decode_attention_splitk(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 
 
-@planned_by(lambda **given: planner_of("decode_attention")(*_packed(**given)))
+@planned_by(lambda **given: planner_of("decode_attention")(*packed_call(**given)))
 @naming_arguments
 def decode_attention_splitk(
     q: torch.Tensor,
@@ -449,7 +385,7 @@ def decode_attention_splitk(
         >>> out[0, 0, 0, 0, 0].item()
         1.0
     """
-    call = _packed(
+    call = packed_call(
         q, k, v, k_scale_shift, v_scale_shift, seqlens, block_tables, page_size, scale=scale, split_k=split_k,
         force_kernel_config=force_kernel_config, causal=causal, num_groups=num_groups, sinks=sinks, window=window,
         softcap=softcap, out_scale=out_scale, out_format=out_format, scale_out=scale_out, cu_seqlens_q=cu_seqlens_q,
@@ -493,8 +429,8 @@ def attention_workspace_size(attention: Callable[..., object], *args: object, **
         8320
     """
     calls: dict[Callable[..., object], Callable[..., Call]] = {
-        decode_attention_fp8: _plain,
-        decode_attention_splitk: _packed,
+        decode_attention_fp8: plain_call,
+        decode_attention_splitk: packed_call,
     }
     if attention not in calls:
         raise GuardError(f"attention must be decode_attention_fp8 or decode_attention_splitk; got {attention!r}")

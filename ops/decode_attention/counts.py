@@ -19,7 +19,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,7 +34,7 @@ from hipforge.ops.decode_attention.family import (
     ranges,
     waves_per_range,
 )
-from hipforge.ops.decode_attention.kernels import Options, run_decode_attention, run_int4
+from hipforge.ops.decode_attention.kernels import Options, run_decode_attention
 from hipforge.tuning import model
 from hipforge.tuning.tuner import relative_error
 
@@ -53,15 +53,13 @@ def run(
     parts: AttentionOperands, configuration: Mapping[str, int], **options: Unpack[Options]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel in one configuration and return (out, log-sum-exp)."""
+    k, v = (cache if parts.num_groups else cache.view(torch.uint8) for cache in (parts.k, parts.v))
+    scales: dict[str, Any] = {"k_scale_shift": parts.k_rows, "v_scale_shift": parts.v_rows}
     if parts.num_groups:
-        return run_int4(
-            parts.q, parts.k, parts.v, parts.block_tables, parts.seqlens, parts.num_groups, scale=parts.scale,
-            configuration=configuration, **options,
-        )  # fmt: skip
+        scales = {"num_groups": parts.num_groups}
     return run_decode_attention(
-        parts.q, parts.k.view(torch.uint8), parts.v.view(torch.uint8), parts.block_tables, parts.seqlens,
-        k_scale_shift=parts.k_rows, v_scale_shift=parts.v_rows, scale=parts.scale, configuration=configuration,
-        **options,
+        parts.q, k, v, parts.block_tables, parts.seqlens, **scales, scale=parts.scale,
+        configuration=configuration, **options,
     )  # fmt: skip
 
 

@@ -124,32 +124,29 @@ def accepts_configuration(block_m: int, block_n: int, waves: int) -> bool:
     return 1 <= block_m <= MAX_TILE and 1 <= block_n <= MAX_TILE and 1 <= waves <= MAX_WAVES
 
 
-def check_configuration(configuration: Mapping[str, int], head_dim: int) -> None:
-    """Refuse a configuration that the fp8 kernel does not have.
+def refusal(configuration: Mapping[str, int], head_dim: int) -> str | None:
+    """Return what no kernel has of a configuration, or None; one with ``block_n`` is of the fp8 kernel."""
+    least, at = (waves_per_range(head_dim), f" at D={head_dim}") if "block_n" in configuration else (1, "")
+    for name, accepted in (("block_n", BLOCKS_N), ("waves", tuple(count for count in WAVES if count >= least))):
+        if configuration.get(name, accepted[0]) not in accepted:
+            return f"{name} must be one of {', '.join(map(str, accepted))}{at}; got {configuration[name]}"
+    splits = configuration["split_k"]
+    return None if 1 <= splits <= MAX_SPLITS else f"split_k must be 1 to {MAX_SPLITS}; got {splits}"
+
+
+def check_configuration(
+    configuration: Mapping[str, int], head_dim: int, names: tuple[str, ...] = CONFIGURATION
+) -> None:
+    """Refuse a configuration that a kernel, by default the fp8 one, does not have.
 
     Raises:
         GuardError: a missing or unknown name, or a value outside what the kernel has.
     """
-    if set(configuration) != set(CONFIGURATION):
-        raise GuardError(f"a configuration has {', '.join(CONFIGURATION)}; got {', '.join(configuration) or 'nothing'}")
-    waves = tuple(count for count in WAVES if count >= waves_per_range(head_dim))
-    for name, accepted in (("block_n", BLOCKS_N), ("waves", waves)):
-        if configuration[name] not in accepted:
-            raise GuardError(
-                f"{name} must be one of {', '.join(map(str, accepted))} at D={head_dim}; got {configuration[name]}"
-            )
-    _check_splits(configuration["split_k"])
-
-
-def _check_splits(split_k: int) -> None:
-    if not 1 <= split_k <= MAX_SPLITS:
-        raise GuardError(f"split_k must be 1 to {MAX_SPLITS}; got {split_k}")
-
-
-def _check_int4(configuration: Mapping[str, int], head_dim: int) -> None:
-    if configuration["waves"] not in WAVES:
-        raise GuardError(f"waves must be one of {', '.join(map(repr, WAVES))}; got {configuration['waves']!r}")
-    _check_splits(configuration["split_k"])
+    if set(configuration) != set(names):
+        raise GuardError(f"a configuration has {', '.join(names)}; got {', '.join(configuration) or 'nothing'}")
+    reason = refusal(configuration, head_dim)
+    if reason is not None:
+        raise GuardError(reason)
 
 
 def _check_row(values: Mapping[str, Value]) -> str | None:
@@ -161,11 +158,7 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
     if int(values["page_size"] or 0) % PAGE_MULTIPLE:
         return f"page_size must be a multiple of {PAGE_MULTIPLE}, or {ANY_PAGE_SIZE} for any; got {values['page_size']}"
     given = {name: int(values[name] or 0) for name in CONFIGURATION if name in values}
-    try:
-        (check_configuration if "block_n" in given else _check_int4)(given, int(values["D"] or 0))
-    except GuardError as refusal:
-        return str(refusal)
-    return None
+    return refusal(given, int(values["D"] or 0))
 
 
 def _table(family: str, configuration: tuple[str, ...]) -> TableSchema:
@@ -214,8 +207,6 @@ def _envelope(problem: Problem, arch: str) -> str | None:
 
 
 def _family(table: TableSchema, names: tuple[str, ...], **more: Any) -> Family[Problem]:
-    check = check_configuration if "block_n" in names else _check_int4
-
     def choice(configuration: Mapping[str, int]) -> Choice:
         return Choice(table.family, MappingProxyType({name: configuration[name] for name in names}))
 
@@ -239,13 +230,13 @@ def _family(table: TableSchema, names: tuple[str, ...], **more: Any) -> Family[P
             )
         given = {} if problem.split_k is None else {"split_k": problem.split_k}
         found = choice({**default(problem, arch, cu_count).configuration, **given, **forced})
-        check(found.configuration, problem.d)
+        check_configuration(found.configuration, problem.d, names)
         return found, "force_kernel_config, which overrides everything"
 
     def adjust(problem: Problem, arch: str, found: Choice, why: str) -> tuple[Choice, str]:
         if problem.split_k is not None:
             found = choice({**found.configuration, "split_k": problem.split_k})
-            check(found.configuration, problem.d)
+            check_configuration(found.configuration, problem.d, names)
             why = f"{why}, with split_k as given"
         return found, why
 
@@ -261,15 +252,6 @@ def _family(table: TableSchema, names: tuple[str, ...], **more: Any) -> Family[P
         adjust=adjust,
         **more,
     )
-
-
-def exists(configuration: Mapping[str, int], head_dim: int) -> bool:
-    """Return whether the fp8 kernel has a configuration."""
-    try:
-        check_configuration(configuration, head_dim)
-    except GuardError:
-        return False
-    return True
 
 
 def ranges(configuration: Mapping[str, int], d: int) -> int:
@@ -305,7 +287,8 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         for block_n in sorted(BLOCKS_N, reverse=True)
         if accepts_configuration(BLOCK_M, block_n, waves)
     )
-    return _without_empty_splits("decode_attention_fp8", cell, (one for one in tried if exists(one, cell.d)))
+    possible = (one for one in tried if refusal(one, cell.d) is None)
+    return _without_empty_splits("decode_attention_fp8", cell, possible)
 
 
 def int4_candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:

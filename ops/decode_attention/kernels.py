@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import torch
 
@@ -11,17 +11,20 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.decode_attention.family import HEAD_DIMS, INPUTS, check_configuration
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from hipforge.ops.decode_attention.family import (
+    CONFIGURATION,
+    HEAD_DIMS,
+    INPUTS,
+    INT4_CONFIGURATION,
+    check_configuration,
+)
 
 FLOAT_BYTES = 4
 WORKSPACE_ALIGNMENT = 16
 
 
 class Options(TypedDict, total=False):
-    """What the public functions and every kernel take by name, as :func:`run_decode_attention` says."""
+    """What the public functions and the kernels take by name, as :func:`run_decode_attention` says."""
 
     causal: bool
     cu_seqlens_q: torch.Tensor | None
@@ -42,100 +45,52 @@ def _variant(
     return {"HF_HEAD_DIM": q.shape[-1], "HF_INPUT": INPUTS[q.dtype]}
 
 
-_WRITTEN = ("out", "lse", "partial", "partial_lse", "scale_out")
+def _stub(cache: str, variant: Callable[..., Mapping[str, int | str]]) -> Callable[..., None]:
+    """Return the stub of a cache format's module; formats differ in their scales and in the last three."""
+
+    def entry(
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        partial: torch.Tensor | None,
+        partial_lse: torch.Tensor | None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        block_tables: torch.Tensor | None,
+        seqlens: torch.Tensor,
+        k_scale: torch.Tensor | None,
+        v_scale: torch.Tensor | None,
+        k_scale_shift: torch.Tensor | None,
+        v_scale_shift: torch.Tensor | None,
+        cu_seqlens_q: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+        out_scale: torch.Tensor | None,
+        scale_out: torch.Tensor | None,
+        groups: int,
+        scale: float,
+        max_seqlen_q: int,
+        causal: bool,
+        window: int,
+        softcap: float,
+        block_n: int,
+        waves: int,
+        splits: int,
+    ) -> None:
+        """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
+
+        With ``cu_seqlens_q`` int32 [B + 1] they are [tokens, Hq, D] and [Hq, tokens]; ``max_seqlen_q`` is 0 otherwise.
+        A ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
+        MX-FP8 with ``scale_out`` uint8 [tokens, Hq * D / 32]. An int4 cache has ``groups`` scales in each row.
+        """
+
+    entry.__name__ = f"decode_attention_{cache}_out"
+    mutates = ("out", "lse", "partial", "partial_lse", "scale_out")
+    return compile_ops(f"module_decode_attention_{cache}", variant=variant, mutates=mutates)(entry)
 
 
-@compile_ops(
-    "module_decode_attention_fp8", variant=lambda *args: {**_variant(*args), "HF_BLOCK_N": args[-3]}, mutates=_WRITTEN
-)
-def decode_attention_fp8_out(
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    partial: torch.Tensor | None,
-    partial_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    k_scale_shift: torch.Tensor | None,
-    v_scale_shift: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    out_scale: torch.Tensor | None,
-    scale_out: torch.Tensor | None,
-    scale: float,
-    max_seqlen_q: int,
-    causal: bool,
-    window: int,
-    softcap: float,
-    block_n: int,
-    waves: int,
-    splits: int,
-) -> None:
-    """Write the attention into ``out`` [B, Mq, Hq, D] and its log-sum-exp into ``lse`` float32 [B, Hq, Mq].
-
-    With ``cu_seqlens_q`` int32 [B + 1] they are [tokens, Hq, D] and [Hq, tokens]; ``max_seqlen_q`` is 0 otherwise. A
-    ``window`` or ``softcap`` of 0 is none. ``out`` is of q's dtype, float32, fp8 by ``out_scale`` float32 [1], or
-    MX-FP8 with ``scale_out`` uint8 [tokens, Hq * D / 32].
-    """
-
-
-@compile_ops("module_decode_attention_int4", variant=_variant, mutates=_WRITTEN)
-def decode_attention_int4_out(
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    partial: torch.Tensor | None,
-    partial_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    out_scale: torch.Tensor | None,
-    scale_out: torch.Tensor | None,
-    groups: int,
-    scale: float,
-    max_seqlen_q: int,
-    causal: bool,
-    window: int,
-    softcap: float,
-    waves: int,
-    splits: int,
-) -> None:
-    """Write what :func:`decode_attention_fp8_out` writes, over int4 rows with ``groups`` scales each."""
-
-
-@compile_ops("module_decode_attention_half", variant=_variant, mutates=_WRITTEN)
-def decode_attention_half_out(
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    partial: torch.Tensor | None,
-    partial_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    k_scale: torch.Tensor,
-    v_scale: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    out_scale: torch.Tensor | None,
-    scale_out: torch.Tensor | None,
-    scale: float,
-    max_seqlen_q: int,
-    causal: bool,
-    window: int,
-    softcap: float,
-    waves: int,
-    splits: int,
-) -> None:
-    """Write what :func:`decode_attention_fp8_out` writes, over caches of q's dtype."""
+decode_attention_fp8_out = _stub("fp8", lambda *args: {**_variant(*args), "HF_BLOCK_N": args[-3]})
+decode_attention_int4_out = _stub("int4", _variant)
+decode_attention_half_out = _stub("half", _variant)
 
 
 def empty_output(q: torch.Tensor, quantised: bool) -> torch.Tensor:
@@ -177,15 +132,20 @@ def _parts_in(workspace: torch.Tensor, q: torch.Tensor, splits: int) -> tuple[to
     return partial, workspace[values:needed].view(torch.float32).view(splits, q[..., 0].numel())
 
 
-def _run(
-    stub: Callable[..., None],
+def run_decode_attention(
     q: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    pages: tuple[torch.Tensor | None, torch.Tensor],
-    scales: tuple[torch.Tensor | None, ...],
-    numbers: tuple[float, ...],
-    configuration: tuple[int, ...],
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    k_scale_shift: torch.Tensor | None = None,
+    v_scale_shift: torch.Tensor | None = None,
     *,
+    num_groups: int | None = None,
+    scale: float,
+    configuration: Mapping[str, int],
     causal: bool = True,
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
@@ -198,46 +158,12 @@ def _run(
     lse_out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Call a stub, whose ``configuration`` ends with the splits, on what it takes, and return (out, lse)."""
-    splits, (block_tables, seqlens) = configuration[-1], pages
-    out = empty_output(q, out_scale is not None or scale_out is not None) if out is None else out
-    lse = empty_lse(q) if lse_out is None else lse_out
-    partial = partial_lse = None
-    if splits > 1 and workspace is None:
-        rows = q.numel() // q.shape[-1]
-        partial = torch.empty((splits, rows, q.shape[-1]), dtype=torch.float32, device=q.device)
-        partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=q.device)
-    elif splits > 1 and workspace is not None:
-        partial, partial_lse = _parts_in(workspace, q, splits)
-    block_tables = None if block_tables is None else block_tables.contiguous()
-    stub(
-        out, lse, partial, partial_lse, q.contiguous(), *caches, block_tables, seqlens.contiguous(), *scales,
-        cu_seqlens_q, sinks, out_scale, scale_out, *numbers, max_seqlen_q or 0, causal, window or 0, softcap or 0.0,
-        *configuration,
-    )  # fmt: skip
-    return out, lse
-
-
-def run_decode_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    k_scale_shift: torch.Tensor | None = None,
-    v_scale_shift: torch.Tensor | None = None,
-    *,
-    scale: float,
-    configuration: Mapping[str, int],
-    **options: Unpack[Options],
-) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel in one explicit configuration: what the planner calls, and a tuner.
 
     Args:
         q: bfloat16 or float16 [B, Mq, Hq, D]; with ``cu_seqlens_q`` [tokens, Hq, D].
-        k: fp8 of the device or uint8 [pages, page_size, Hkv, D]; [B, Mkv, Hkv, D] without block tables.
+        k: fp8 of the device or uint8 [pages, page_size, Hkv, D]; [B, Mkv, Hkv, D] without block tables. Of q's dtype:
+            a cache that is not quantised. With ``num_groups`` int32 [pages, page_size, Hkv, num_groups + D/8].
         v: like ``k``.
         block_tables: int32 [B, max_pages], or None.
         seqlens: int32 [B].
@@ -246,8 +172,9 @@ def run_decode_attention(
         k_scale_shift: int32 [pages, page_size, Hkv], float16 scale in the low half and float16 shift in the high
             half; None where ``k_scale`` is given.
         v_scale_shift: like ``k_scale_shift``.
+        num_groups: scales in each row of an int4 cache; None for the others.
         scale: factor of q.k.
-        configuration: ``block_n``, ``waves`` and ``split_k``, all three.
+        configuration: ``waves``, ``split_k`` and, of an fp8 cache, ``block_n``.
         causal: token t of Mq sees keys up to seqlen - Mq + t; otherwise each sees all.
         cu_seqlens_q: contiguous int32 [B + 1], the first token of each sequence in q, and the end.
         max_seqlen_q: the most tokens of a sequence, 1 to 16; only with ``cu_seqlens_q``.
@@ -273,49 +200,27 @@ def run_decode_attention(
             f"q must be float16 or bfloat16 [B, Mq, Hq, D], or [tokens, Hq, D], with D in {HEAD_DIMS}; got {q.dtype} "
             f"{tuple(q.shape)}"
         )
-    check_configuration(configuration, q.shape[-1])
-    chosen = configuration["block_n"], configuration["waves"], configuration["split_k"]
-    scales = k_scale, v_scale, k_scale_shift, v_scale_shift
-    return _run(decode_attention_fp8_out, q, (k, v), (block_tables, seqlens), scales, (scale,), chosen, **options)
-
-
-def run_int4(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    num_groups: int,
-    *,
-    scale: float,
-    configuration: Mapping[str, int],
-    **options: Unpack[Options],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the int4 kernel on q [B, Mq, Hq, D] and k, v int32 [pages, page_size, Hkv, num_groups + D/8].
-
-    The rest as for :func:`run_decode_attention`; ``configuration`` has ``waves`` and ``split_k``.
-    """
-    chosen = configuration["waves"], configuration["split_k"]
-    numbers = num_groups, scale
-    return _run(decode_attention_int4_out, q, (k, v), (block_tables, seqlens), (), numbers, chosen, **options)
-
-
-def run_half(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    seqlens: torch.Tensor,
-    k_scale: torch.Tensor,
-    v_scale: torch.Tensor,
-    *,
-    scale: float,
-    configuration: Mapping[str, int],
-    **options: Unpack[Options],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernel for a cache of q's dtype on q [B, Mq, Hq, D] and k, v [pages, page_size, Hkv, D].
-
-    The rest as for :func:`run_decode_attention`; ``configuration`` has ``waves`` and ``split_k``.
-    """
-    chosen, scales = (configuration["waves"], configuration["split_k"]), (k_scale, v_scale)
-    return _run(decode_attention_half_out, q, (k, v), (block_tables, seqlens), scales, (scale,), chosen, **options)
+    if num_groups is None and k.dtype not in INPUTS:
+        stub = decode_attention_fp8_out
+        check_configuration(configuration, q.shape[-1], CONFIGURATION)
+    else:
+        stub = decode_attention_half_out if num_groups is None else decode_attention_int4_out
+        check_configuration(configuration, q.shape[-1], INT4_CONFIGURATION)
+    splits = configuration["split_k"]
+    out = empty_output(q, out_scale is not None or scale_out is not None) if out is None else out
+    lse = empty_lse(q) if lse_out is None else lse_out
+    partial = partial_lse = None
+    if splits > 1 and workspace is None:
+        rows = q.numel() // q.shape[-1]
+        partial = torch.empty((splits, rows, q.shape[-1]), dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=q.device)
+    elif splits > 1 and workspace is not None:
+        partial, partial_lse = _parts_in(workspace, q, splits)
+    block_tables = None if block_tables is None else block_tables.contiguous()
+    stub(
+        out, lse, partial, partial_lse, q.contiguous(), k, v, block_tables, seqlens.contiguous(), k_scale, v_scale,
+        k_scale_shift, v_scale_shift, cu_seqlens_q, sinks, out_scale, scale_out, num_groups or 0, scale,
+        max_seqlen_q or 0, causal, window or 0, softcap or 0.0, configuration.get("block_n", 0),
+        configuration["waves"], splits,
+    )  # fmt: skip
+    return out, lse

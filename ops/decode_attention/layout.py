@@ -9,8 +9,10 @@ to bfloat16 for V; weights are rounded to bfloat16, the output to q's dtype.
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +24,7 @@ from hipforge.ops.core.checks import (
     require_choice,
     require_dtype,
     require_int,
+    require_operand,
     require_rank,
     require_shape,
 )
@@ -72,61 +75,66 @@ class Call(NamedTuple):
     max_seqlen_q: int | None = None
 
 
-def check_operands(
-    q: Described,
-    k_cache: Described,
-    v_cache: Described,
-    block_tables: Described | None,
-    seqlens: Described,
-    cu_seqlens_q: Described | None = None,
-    max_seqlen_q: int | None = None,
-) -> None:
-    """Refuse operands that no path takes."""
-    batch = check_queries(q, seqlens, cu_seqlens_q, max_seqlen_q)
-    require_rank("k_cache", k_cache, 4, "[pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables")
-    heads, d = q.shape[-2:]
-    pages, page_size, kv_heads, _ = k_cache.shape
-    require_shape("k_cache", k_cache, (pages, page_size, kv_heads, d), "D of q")
-    require_shape("v_cache", v_cache, k_cache.shape, "that of k_cache")
-    require_dtype("k_cache", k_cache, (*_CACHE_DTYPES, *(dtype for dtype in HALF_DTYPES if dtype == q.dtype)))
-    require_dtype("v_cache", v_cache, (k_cache.dtype,))
-    if kv_heads < 1 or heads < 1 or heads % kv_heads:
-        raise GuardError(f"Hq must be a positive multiple of Hkv; got Hq={heads}, Hkv={kv_heads}")
-    require_shape("seqlens", seqlens, (batch,), "one length per sequence")
-    require_dtype("seqlens", seqlens, (torch.int32,))
-    if block_tables is None:
-        require_shape("k_cache", k_cache, (batch, page_size, kv_heads, d), "one page per sequence without block_tables")
-        return
-    _check_tables(block_tables, batch)
+def check_call(call: Call) -> None:
+    """Refuse operands and options that no path takes; only shapes, dtypes and numbers are looked at."""
+    batch = _check_queries(call)
+    if call.num_groups is None:  # packed_call has checked an int4 cache
+        _check_caches(call, batch)
+    require_operand("sinks", call.sinks, (torch.float32,), call.q.shape[-2:-1], "one per query head")
+    if call.window is not None:
+        require_int("window", call.window, 1)
+        if not call.causal:
+            raise GuardError("a window needs causal=True: it counts back from each token's own key; got causal=False")
+    if call.softcap is not None and not 0 < call.softcap < math.inf:
+        raise GuardError(f"softcap must be positive and finite, or None; got {call.softcap!r}")
 
 
-def _check_tables(block_tables: Described, batch: int) -> None:
-    require_rank("block_tables", block_tables, 2, "[B, max_pages]")
-    require_shape("block_tables", block_tables, (batch, block_tables.shape[1]), "one row per sequence")
-    require_dtype("block_tables", block_tables, (torch.int32,))
-
-
-def check_queries(q: Described, seqlens: Described, cu_seqlens_q: Described | None, max_seqlen_q: int | None) -> int:
+def _check_queries(call: Call) -> int:
     """Refuse queries that no path takes, and return B; q is [B, Mq, Hq, D], with cu_seqlens_q [tokens, Hq, D]."""
-    if cu_seqlens_q is None:
+    q, seqlens, max_seqlen_q = call.q, call.seqlens, call.max_seqlen_q
+    if call.cu_seqlens_q is None:
         if max_seqlen_q is not None:
             raise GuardError(f"max_seqlen_q is for cu_seqlens_q, which is None; got max_seqlen_q={max_seqlen_q!r}")
         require_rank("q", q, 4, "[B, Mq, Hq, D]")
-        mq, batch = q.shape[1], q.shape[0]
+        batch, mq, name = q.shape[0], q.shape[1], "Mq"
     else:
         require_rank("q", q, 3, "[tokens, Hq, D] with cu_seqlens_q")
         require_rank("seqlens", seqlens, 1, "[B]")
-        batch = seqlens.shape[0]
-        require_dtype("cu_seqlens_q", cu_seqlens_q, (torch.int32,))
-        require_shape("cu_seqlens_q", cu_seqlens_q, (batch + 1,), "the first token of each sequence, and the end")
+        batch, why = seqlens.shape[0], "the first token of each sequence, and the end"
+        require_operand("cu_seqlens_q", call.cu_seqlens_q, (torch.int32,), (batch + 1,), why)
         if max_seqlen_q is None:
             raise GuardError("max_seqlen_q must be given with cu_seqlens_q: the most tokens of a sequence; got None")
-        mq = require_int("max_seqlen_q", max_seqlen_q)
+        mq, name = require_int("max_seqlen_q", max_seqlen_q), "max_seqlen_q"
     if not 1 <= mq <= MAX_MQ:
-        name = "Mq" if cu_seqlens_q is None else "max_seqlen_q"
         raise GuardError(f"{name} must be 1 to {MAX_MQ} query tokens per sequence; got {mq}")
     require_dtype("q", q, _QUERY_DTYPES)
     return batch
+
+
+def _check_caches(call: Call, batch: int) -> None:
+    q, k = call.q, call.k
+    require_rank("k_cache", k, 4, "[pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables")
+    heads, d = q.shape[-2:]
+    pages, page_size, kv_heads, _ = k.shape
+    accepted = (*_CACHE_DTYPES, *(dtype for dtype in HALF_DTYPES if dtype == q.dtype))
+    require_operand("k_cache", k, accepted, (pages, page_size, kv_heads, d), "D of q")
+    require_operand("v_cache", call.v, (k.dtype,), k.shape, "that of k_cache")
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
+        raise GuardError(f"Hq must be a positive multiple of Hkv; got Hq={heads}, Hkv={kv_heads}")
+    require_operand("seqlens", call.seqlens, (torch.int32,), (batch,), "one length per sequence")
+    if call.block_tables is None:
+        require_shape("k_cache", k, (batch, page_size, kv_heads, d), "one page per sequence without block_tables")
+    _check_tables(call.block_tables, batch)
+    for name, scale in (("k_scale", call.k_scale), ("v_scale", call.v_scale)):
+        if scale is not None and math.prod(scale.shape) != 1:
+            require_shape(name, scale, (kv_heads,), "one scale, or one per KV head")
+
+
+def _check_tables(block_tables: torch.Tensor | None, batch: int) -> None:
+    if block_tables is not None:
+        require_rank("block_tables", block_tables, 2, "[B, max_pages]")
+        shape = batch, block_tables.shape[1]
+        require_operand("block_tables", block_tables, (torch.int32,), shape, "one row per sequence")
 
 
 def token_counts(cu_seqlens_q: torch.Tensor, tokens: int, max_seqlen_q: int) -> list[int] | None:
@@ -151,23 +159,8 @@ def token_counts(cu_seqlens_q: torch.Tensor, tokens: int, max_seqlen_q: int) -> 
     return counts
 
 
-def check_options(
-    q: Described, causal: bool, sinks: Described | None, window: int | None, softcap: float | None
-) -> None:
-    """Refuse sinks, a window or a cap that no path takes; q is [..., Hq, D]."""
-    if sinks is not None:
-        require_dtype("sinks", sinks, (torch.float32,))
-        require_shape("sinks", sinks, (q.shape[-2],), "one per query head")
-    if window is not None:
-        require_int("window", window, 1)
-        if not causal:
-            raise GuardError("a window needs causal=True: it counts back from each token's own key; got causal=False")
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise GuardError(f"softcap must be positive and finite, or None; got {softcap!r}")
-
-
-def check_output(
-    q: Described, out_scale: Described | None, out_format: str | None, scale_out: Described | None = None
+def _check_output(
+    q: Described, out_scale: Described | None, out_format: str | None, scale_out: Described | None
 ) -> None:
     """Refuse an output that is quantised in no way, or in two; q is [..., Hq, D], or [1, tokens, G, Hq, D]."""
     require_choice("out_format", out_format, OUT_FORMATS)
@@ -193,8 +186,7 @@ def check_output(
 def check_pages(
     block_tables: torch.Tensor,
     seqlens: torch.Tensor,
-    pages: int,
-    page_size: int,
+    k: torch.Tensor,
     counts: list[int] | int | None,
     window: int | None,
 ) -> None:
@@ -205,6 +197,7 @@ def check_pages(
 
     On a GPU nobody looks, because it would have to be waited for; nor in a capture, whose tables are filled later.
     """
+    pages, page_size = k.shape[:2]
     on_cpu = block_tables.device.type == "cpu" == seqlens.device.type
     if counts is None or not on_cpu or devices.current().is_capturing():
         return
@@ -219,12 +212,6 @@ def check_pages(
                     f"block_tables[{batch}, {entry}] is page {entries[entry]}, but the cache has pages 0 to "
                     f"{pages - 1}; sequence {batch} reads it, having {length} keys in pages of {page_size}"
                 )
-
-
-def check_scale(name: str, scale: Described | None, cache: Described) -> None:
-    """Refuse a scale of a cache [pages, page_size, Hkv, D] that is neither one number nor [Hkv]."""
-    if scale is not None and math.prod(scale.shape) != 1:
-        require_shape(name, scale, (cache.shape[2],), "one scale, or one per KV head")
 
 
 def scale_tensor(name: str, scale: Scale, device: torch.device) -> torch.Tensor:
@@ -267,25 +254,62 @@ def _by_page(name: str, rows: torch.Tensor, per_page: int) -> torch.Tensor:
     return rows[0, :, :, 0].unflatten(0, (-1, per_page))
 
 
-def prepare_packed(
-    q: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    scale_shifts: tuple[torch.Tensor | None, torch.Tensor | None],
-    seqlens: torch.Tensor,
-    block_tables: torch.Tensor | None,
-    page_size: int | None,
-    num_groups: int | None,
-    ragged: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return the packed layout's operands as (q [B, Mq, G*Hq, D], k, v, their words of scale and shift), all views.
+def _passed(q: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a :class:`Call` takes as it is of a function's options, among which outputs may be."""
+    _check_output(q, options.get("out_scale"), options.get("out_format"), options.get("scale_out"))
+    forced = options.get("force_kernel_config")
+    named = {name: value for name, value in options.items() if name in Call._fields}
+    return {**named, "forced": None if forced is None else json.dumps(dict(forced))}
 
-    q is [tokens, G*Hq, D] where ``ragged``. k and v are int32 [pages, page_size, G, num_groups + D/8]; without
-    ``num_groups`` bytes [pages, page_size, G, D] and their words [pages, page_size, G], or, without ``scale_shifts``,
-    [pages, page_size, G, D] of q's 16-bit dtype.
+
+def plain_call(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    **options: Any,
+) -> Call:
+    """Return the call of :func:`hipforge.decode_attention_fp8` with these arguments."""
+    given = _passed(q, options)
+    k_factor, v_factor = scale_tensor("k_scale", k_scale, q.device), scale_tensor("v_scale", v_scale, q.device)
+    return Call(q, k_cache, v_cache, block_tables, seqlens, k_factor, v_factor, **given)
+
+
+def packed_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale_shift: torch.Tensor | None,
+    v_scale_shift: torch.Tensor | None,
+    seqlens: torch.Tensor,
+    block_tables: torch.Tensor | None = None,
+    page_size: int | None = None,
+    *,
+    num_groups: int | None = None,
+    **options: Any,
+) -> Call:
+    """Return the call of :func:`hipforge.decode_attention_splitk` with these arguments, all of them as views.
+
+    q is [B, Mq, G*Hq, D], [tokens, G*Hq, D] with ``cu_seqlens_q``. k and v are int32 [pages, page_size, G,
+    num_groups + D/8]; without ``num_groups`` bytes [pages, page_size, G, D] and their words [pages, page_size, G], or,
+    without words, [pages, page_size, G, D] of q's 16-bit dtype.
 
     Raises:
         GuardError: operands that no path takes.
     """
+    given, ragged = _passed(q, options), options.get("cu_seqlens_q") is not None
+    half = num_groups is None and isinstance(k, torch.Tensor) and k.dtype in HALF_DTYPES
+    if num_groups is not None or half:
+        if k_scale_shift is not None or v_scale_shift is not None:
+            why = "for a cache that is not quantised" if half else "with num_groups: int4 rows hold their scales"
+            raise GuardError(f"k_scale_shift and v_scale_shift must be None {why}")
+    elif k_scale_shift is None or v_scale_shift is None:
+        raise GuardError(
+            "k_scale_shift and v_scale_shift must be given for an fp8 cache; got None (an int4 one needs num_groups)"
+        )
     require_rank("q", q, 5, "[1, B*Mq, G, Hq, D]")
     require_dtype("q", q, _QUERY_DTYPES)
     require_rank("seqlens", seqlens, 1, "[B]")
@@ -298,7 +322,7 @@ def prepare_packed(
     if num_groups is not None:
         require_choice("num_groups", num_groups, INT4_GROUPS)
         dtype, width, layout = torch.int32, num_groups + d // 8, "num_groups + D/8 (words of eight int4 values)"
-    elif scale_shifts[0] is not None:
+    elif not half:
         dtype, multiple, width, layout = torch.int32, 4, d // 4, "D/4 (words of four fp8 values)"
     if min(groups, heads, d) < 1 or d % multiple:
         raise GuardError(
@@ -306,10 +330,9 @@ def prepare_packed(
         )
     if (block_tables is None) != (page_size is None):
         raise GuardError(f"block_tables and page_size belong together; got page_size={page_size!r}")
-    if block_tables is not None:
-        _check_tables(block_tables, batch)
-    require_rank("k", caches[0], 5, f"[1, rows, G, Hq, {layout}]")
-    rows = caches[0].shape[1]
+    _check_tables(block_tables, batch)
+    require_rank("k", k, 5, f"[1, rows, G, Hq, {layout}]")
+    rows = k.shape[1]
     per_page = rows // batch if page_size is None else page_size
     if per_page < 1 or rows % per_page or (page_size is None and rows % batch):
         raise GuardError(f"k must hold whole pages of {per_page} rows; got {rows} rows")
@@ -317,18 +340,17 @@ def prepare_packed(
     def views(
         name: str, cache: torch.Tensor, scale_shift: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        require_dtype(name, cache, (dtype,))
-        require_shape(name, cache, (1, rows, groups, heads, width), f"G and Hq of q, {layout}")
+        require_operand(name, cache, (dtype,), (1, rows, groups, heads, width), f"G and Hq of q, {layout}")
         if cache.stride(4) != 1:
             raise GuardError(f"{name} must have its last dimension contiguous; got stride {cache.stride(4)}")
         data = _by_page(name, cache, per_page)
         if scale_shift is None:
             return data, None
         words = f"{name}_scale_shift"
-        require_shape(words, scale_shift, (1, rows, groups, heads), "one word per row")
-        require_dtype(words, scale_shift, (torch.int32,))
+        require_operand(words, scale_shift, (torch.int32,), (1, rows, groups, heads), "one word per row")
         return data.view(torch.uint8), _by_page(words, scale_shift, per_page)
 
-    (k, k_words), (v, v_words) = map(views, ("k", "v"), caches, scale_shifts)
-    sequences = (tokens,) if ragged else (batch, tokens // batch)
-    return q.reshape(*sequences, groups * heads, d), k, v, k_words, v_words
+    (k, k_words), (v, v_words) = views("k", k, k_scale_shift), views("v", v, v_scale_shift)
+    folded = q.reshape(*((tokens,) if ragged else (batch, tokens // batch)), groups * heads, d)
+    ones = scale_tensor("k_scale", 1.0, q.device) if half else None
+    return Call(folded, k, v, block_tables, seqlens, ones, ones, k_words, v_words, num_groups, **given)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from hipforge.errors import GuardError
 from hipforge.ops.core.checks import require_device, require_out
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -16,40 +15,19 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import written_into
 from hipforge.ops.decode_attention import reference
 from hipforge.ops.decode_attention.family import FAMILY, HALF_FAMILY, INT4_FAMILY, problem_of
-from hipforge.ops.decode_attention.kernels import (
-    empty_lse,
-    empty_output,
-    lse_shape,
-    run_decode_attention,
-    run_half,
-    run_int4,
-)
-from hipforge.ops.decode_attention.layout import (
-    HALF_DTYPES,
-    Call,
-    check_operands,
-    check_options,
-    check_pages,
-    check_queries,
-    check_scale,
-    token_counts,
-)
+from hipforge.ops.decode_attention.kernels import empty_lse, empty_output, lse_shape, run_decode_attention
+from hipforge.ops.decode_attention.layout import HALF_DTYPES, Call, check_call, check_pages, token_counts
 
 
 def _plan(**given: Any) -> Decision:
     call = Call(**{name: given[name] for name in Call._fields})
-    q, k, num_groups = call.q, call.k, call.num_groups
-    if num_groups is None:
-        check_operands(q, k, call.v, call.block_tables, call.seqlens, call.cu_seqlens_q, call.max_seqlen_q)
-        check_scale("k_scale", call.k_scale, k)
-        check_scale("v_scale", call.v_scale, k)
-    else:
-        check_queries(q, call.seqlens, call.cu_seqlens_q, call.max_seqlen_q)
-    check_options(q, call.causal, call.sinks, call.window, call.softcap)
-    family = INT4_FAMILY if num_groups is not None else HALF_FAMILY if k.dtype in HALF_DTYPES else FAMILY
+    check_call(call)
+    family = INT4_FAMILY if call.num_groups is not None else HALF_FAMILY if call.k.dtype in HALF_DTYPES else FAMILY
     demands = None if call.forced is None else json.loads(call.forced)
     ragged = None if call.max_seqlen_q is None else (call.seqlens.shape[0], call.max_seqlen_q)
-    return family.decide_total(problem_of(q, k, call.block_tables, call.split_k, demands, call.window, ragged))
+    return family.decide_total(
+        problem_of(call.q, call.k, call.block_tables, call.split_k, demands, call.window, ragged)
+    )
 
 
 def _new(
@@ -100,7 +78,7 @@ def decode_attention(
         cu_seqlens_q = cu_seqlens_q.contiguous()
         counts = token_counts(cu_seqlens_q, q.shape[0], max_seqlen_q)
     if block_tables is not None:
-        check_pages(block_tables, seqlens, k.shape[0], k.shape[1], counts, window)
+        check_pages(block_tables, seqlens, k, counts, window)
     if sinks is not None:
         require_device("sinks", sinks, q.device)
         sinks = sinks.contiguous()
@@ -111,17 +89,9 @@ def decode_attention(
         )  # fmt: skip
         found, lse = reference.attend(call, scale_out)
         return written_into(out, found), written_into(lse_out, lse)
-    operands = q, k, v, block_tables, seqlens
-    given: dict[str, Any] = {
-        "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale, "configuration": taken.configuration,
-        "sinks": sinks, "window": window, "softcap": softcap, "out_scale": out_scale, "scale_out": scale_out,
-        "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q, "causal": causal, "out": out, "lse_out": lse_out,
-        "workspace": workspace,
-    }  # fmt: skip
-    if num_groups is not None:
-        return run_int4(*operands, num_groups, **given)
-    if k.dtype not in HALF_DTYPES:
-        return run_decode_attention(*operands, k_scale, v_scale, k_scale_shift, v_scale_shift, **given)
-    if k_scale is None or v_scale is None:
-        raise GuardError("k_scale and v_scale must be given for a cache of 16-bit elements; got None")
-    return run_half(*operands, k_scale, v_scale, **given)
+    return run_decode_attention(
+        q, k, v, block_tables, seqlens, k_scale, v_scale, k_scale_shift, v_scale_shift, num_groups=num_groups,
+        scale=1.0 / math.sqrt(q.shape[-1]) if scale is None else scale, configuration=taken.configuration,
+        causal=causal, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, sinks=sinks, window=window,
+        softcap=softcap, out_scale=out_scale, scale_out=scale_out, out=out, lse_out=lse_out, workspace=workspace,
+    )  # fmt: skip

@@ -53,27 +53,20 @@ Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale
   return cache;
 }
 
-}  // namespace
-
-/// k, v fp8 [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables; scales float32 [1] or [Hkv], or scale_shift
-/// words int32 [pages, page_size, Hkv]; window and softcap 0 for none; the rest as Operands has it.
-void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q, Tensor k,
-                              Tensor v, OptionalTensor block_tables, Tensor seqlens, OptionalTensor k_scale,
-                              OptionalTensor v_scale, OptionalTensor k_scale_shift, OptionalTensor v_scale_shift,
-                              OptionalTensor q_starts, OptionalTensor sinks, OptionalTensor out_scale,
-                              OptionalTensor scale_out, double scale, int64_t max_tokens, bool causal, int64_t window,
-                              double softcap, int64_t block_n, int64_t waves, int64_t splits, hipStream_t stream) {
-  check_query(q, kInputDtype, kD);
+/// k, v fp8 [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables, with one scale for all or a word per row.
+void run(const Operands& o, const Scales& scales, const Options& options, const Configuration& configuration,
+         hipStream_t stream) {
+  const auto [block_n, waves, splits] = configuration;
+  check_query(o.q, kInputDtype, kD);
   Problem p = {};
-  p.k = cache_of(k, "k", k_scale, k_scale_shift, q);
-  p.v = cache_of(v, "v", v_scale, v_scale_shift, q);
-  HF_CHECK(k_scale.has_value() == v_scale.has_value(), "k and v must be scaled in the same way");
+  p.k = cache_of(o.k, "k", scales.k, scales.k_rows, o.q);
+  p.v = cache_of(o.v, "v", scales.v, scales.v_rows, o.q);
+  HF_CHECK(scales.k.has_value() == scales.v.has_value(), "k and v must be scaled in the same way");
   HF_CHECK(block_n == kBlockN, "block_n must be ", kBlockN, " for this variant; got ", block_n);
   HF_CHECK((waves == 1 || waves == 2 || waves == 4) && waves >= Layout::kParts, "waves must be ", Layout::kParts,
            kD == 256 ? " (which share a key range) or 4" : ", 2 or 4", "; got ", waves);
-  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, scale_out},
-               {max_tokens, scale, causal, window, softcap}, splits, waves / Layout::kParts);
-  const int64_t batch = seqlens.size(0);
+  fill_problem(p, o, options, splits, waves / Layout::kParts);
+  const int64_t batch = o.seqlens.size(0);
   if (batch == 0) return;
   const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
   const uint32_t lds = Layout::lds_bytes(kBlockN, static_cast<int>(waves), p.k.rows != nullptr);
@@ -85,4 +78,9 @@ void decode_attention_fp8_out(Tensor out, Tensor lse, OptionalTensor partial, Op
   HF_HIP(hipGetLastError());
   launch_merge<Half, kD>(p, batch, stream);
 }
+
+constexpr auto& decode_attention_fp8_out = entry<run>;
+
+}  // namespace
+
 HF_EXPORT(decode_attention_fp8_out);

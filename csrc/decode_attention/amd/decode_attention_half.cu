@@ -32,23 +32,18 @@ Cache cache_of(const Tensor& data, const char* name, const Tensor& scale, const 
   return cache;
 }
 
-}  // namespace
-
-/// k, v of q's dtype [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables; scales float32 [1] or [Hkv]; window
-/// and softcap 0 for none; the rest as Operands has it.
-void decode_attention_half_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q,
-                               Tensor k, Tensor v, OptionalTensor block_tables, Tensor seqlens, Tensor k_scale,
-                               Tensor v_scale, OptionalTensor q_starts, OptionalTensor sinks, OptionalTensor out_scale,
-                               OptionalTensor scale_out, double scale, int64_t max_tokens, bool causal, int64_t window,
-                               double softcap, int64_t waves, int64_t splits, hipStream_t stream) {
-  check_query(q, kInputDtype, kD);
+/// k, v of q's dtype [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables, with one scale for all.
+void run(const Operands& o, const Scales& scales, const Options& options, const Configuration& configuration,
+         hipStream_t stream) {
+  const int64_t waves = configuration.waves;
+  check_query(o.q, kInputDtype, kD);
   HF_CHECK(waves == 1 || waves == 2 || waves == 4, "waves must be 1, 2 or 4; got ", waves);
+  HF_CHECK(scales.k && scales.v, "k_scale and v_scale must be given for a cache of 16-bit elements; got None");
   Problem p = {};
-  p.k = cache_of(k, "k", k_scale, q);
-  p.v = cache_of(v, "v", v_scale, q);
-  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, scale_out},
-               {max_tokens, scale, causal, window, softcap}, splits, waves);
-  const int64_t batch = seqlens.size(0);
+  p.k = cache_of(o.k, "k", *scales.k, o.q);
+  p.v = cache_of(o.v, "v", *scales.v, o.q);
+  fill_problem(p, o, options, configuration.splits, waves);
+  const int64_t batch = o.seqlens.size(0);
   if (batch == 0) return;
   const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
   const uint32_t lds = row_lds_bytes(kD, static_cast<int>(waves));
@@ -56,4 +51,9 @@ void decode_attention_half_out(Tensor out, Tensor lse, OptionalTensor partial, O
   HF_HIP(hipGetLastError());
   launch_merge<Half, kD>(p, batch, stream);
 }
+
+constexpr auto& decode_attention_half_out = entry<run>;
+
+}  // namespace
+
 HF_EXPORT(decode_attention_half_out);

@@ -31,24 +31,18 @@ Cache cache_of(const Tensor& data, const char* name, int64_t words, const Tensor
   return cache;
 }
 
-}  // namespace
-
-/// k, v int32 [pages, page_size, Hkv, groups + D/8], or [B, Mkv, Hkv, groups + D/8] without block_tables; window and softcap 0
-/// for none; the rest as Operands has it.
-void decode_attention_int4_out(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partial_lse, Tensor q,
-                               Tensor k, Tensor v, OptionalTensor block_tables, Tensor seqlens, OptionalTensor q_starts,
-                               OptionalTensor sinks, OptionalTensor out_scale, OptionalTensor scale_out, int64_t groups,
-                               double scale, int64_t max_tokens, bool causal, int64_t window, double softcap, int64_t waves,
-                               int64_t splits, hipStream_t stream) {
-  check_query(q, kInputDtype, kD);
+/// k, v int32 [pages, page_size, Hkv, groups + D/8], or [B, Mkv, Hkv, groups + D/8] without block_tables.
+void run(const Operands& o, const Scales& scales, const Options& options, const Configuration& configuration,
+         hipStream_t stream) {
+  const int64_t groups = scales.groups, waves = configuration.waves;
+  check_query(o.q, kInputDtype, kD);
   HF_CHECK(groups == 1 || groups == 2 || groups == 4 || groups == 8, "groups must be 1, 2, 4 or 8 per row; got ", groups);
   HF_CHECK(waves == 1 || waves == 2 || waves == 4, "waves must be 1, 2 or 4; got ", waves);
   Problem p = {};
-  p.k = cache_of(k, "k", groups + kD / 8, q);
-  p.v = cache_of(v, "v", groups + kD / 8, q);
-  fill_problem(p, {out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, scale_out},
-               {max_tokens, scale, causal, window, softcap}, splits, waves);
-  const int64_t batch = seqlens.size(0);
+  p.k = cache_of(o.k, "k", groups + kD / 8, o.q);
+  p.v = cache_of(o.v, "v", groups + kD / 8, o.q);
+  fill_problem(p, o, options, configuration.splits, waves);
+  const int64_t batch = o.seqlens.size(0);
   if (batch == 0) return;
   const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
   const uint32_t lds = row_lds_bytes(kD, static_cast<int>(waves));
@@ -56,4 +50,9 @@ void decode_attention_int4_out(Tensor out, Tensor lse, OptionalTensor partial, O
   HF_HIP(hipGetLastError());
   launch_merge<Half, kD>(p, batch, stream);
 }
+
+constexpr auto& decode_attention_int4_out = entry<run>;
+
+}  // namespace
+
 HF_EXPORT(decode_attention_int4_out);
