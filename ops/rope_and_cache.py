@@ -6,23 +6,14 @@ fp8 with a float16 scale and shift per row, int4 with a scale and shift per grou
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.checks import (
-    require_choice,
-    require_device,
-    require_dtype,
-    require_operand,
-    require_rank,
-    require_shape,
-    require_tensor,
-    require_unexpanded,
-)
+from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
@@ -81,33 +72,39 @@ def rope_and_cache_out(
     """Write the first five as :func:`rope_and_cache` says; ``q_out`` may be ``q``."""
 
 
-def _plan(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    style: Style,
-    rotary_dim: int | None,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    k_scale: Scale | None,
-    v_scale: Scale | None,
-    k_scale_shift: torch.Tensor | None,
-    v_scale_shift: torch.Tensor | None,
-    num_groups: int | None,
-    q_out: torch.Tensor | None,
-) -> Decision:
-    _check_heads(q, k, v, q_out)
-    _check_rotation(q, cos_sin, positions, slot_mapping, style, rotary_dim)
-    _check_weights(q, {"q_weight": q_weight, "k_weight": k_weight})
-    storage = _storage_of(q, k_cache, k_scale, v_scale, k_scale_shift, v_scale_shift, num_groups)
-    _check_caches(k, k_cache, v_cache, k_scale_shift, v_scale_shift, num_groups)
+class _Operands(NamedTuple):
+    """What a plan looks at."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cos_sin: torch.Tensor
+    positions: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    slot_mapping: torch.Tensor
+    style: Style
+    rotary_dim: int | None
+    q_weight: torch.Tensor | None
+    k_weight: torch.Tensor | None
+    k_scale: Scale | None
+    v_scale: Scale | None
+    k_scale_shift: torch.Tensor | None
+    v_scale_shift: torch.Tensor | None
+    num_groups: int | None
+    q_out: torch.Tensor | None
+
+
+def _plan(**given: Any) -> Decision:
+    parts = _Operands(**{name: given[name] for name in _Operands._fields})
+    _check_heads(parts)
+    _check_rotation(parts)
+    _check_weights(parts)
+    storage = _storage_of(parts)
+    _check_caches(parts)
     triton_refusal = "the Triton kernel writes no int4 rows" if storage == "int4" else None
-    return plan_kernel("rope_and_cache", q.device, None, unavailable(q.device) or triton_refusal)
+    device = parts.q.device
+    return plan_kernel("rope_and_cache", device, None, unavailable(device) or triton_refusal)
 
 
 @operator(_plan, outs=("q_out",), mutates=("q", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift"))
@@ -192,8 +189,7 @@ def rope_and_cache(
     """
     result = q if q_out is None else q_out
     if taken.path == "kernel":
-        k_tensor, k_value = _scale_parts(k_scale)
-        v_tensor, v_value = _scale_parts(v_scale)
+        (k_tensor, k_value), (v_tensor, v_value) = _scale_parts(k_scale), _scale_parts(v_scale)
         rope_and_cache_out(
             result, k_cache, v_cache, k_scale_shift, v_scale_shift, q, k, v, cos_sin, positions, slot_mapping,
             q_weight, k_weight, k_tensor, v_tensor, k_value, v_value, style == "interleaved", weight_offset, epsilon,
@@ -216,7 +212,7 @@ def rope_and_cache(
 
         fallback.rope_and_cache(result, *tensors, **options)
         return result
-    require_unexpanded(
+    checks.require_unexpanded(
         q_out=result, k_cache=k_cache, v_cache=v_cache, k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift
     )
     result.copy_(reference.rope_and_cache(*tensors, **options, num_groups=num_groups))
@@ -229,82 +225,63 @@ def _scale_parts(scale: Scale | None) -> tuple[torch.Tensor | None, float]:
     return None, 1.0 if scale is None else float(scale)
 
 
-def _check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_out: torch.Tensor | None) -> None:
-    require_tensor(q=q, k=k, v=v)
-    require_rank("q", q, 3, "[T, Hq, D]")
-    require_dtype("q", q, tuple(_INPUTS))
-    require_rank("k", k, 3, "[T, Hkv, D]")
+def _check_heads(parts: _Operands) -> None:
+    q, k = parts.q, parts.k
+    checks.require_tensor(q=q, k=k, v=parts.v)
+    checks.require_rank("q", q, 3, "[T, Hq, D]")
+    checks.require_dtype("q", q, tuple(_INPUTS))
+    checks.require_rank("k", k, 3, "[T, Hkv, D]")
     tokens, _, dim = q.shape
-    require_operand("k", k, (q.dtype,), (tokens, k.shape[1], dim), "T and D of q", q.device)
-    require_operand("v", v, (q.dtype,), k.shape, "that of k", q.device)
-    require_operand("q_out", q_out, (q.dtype,), q.shape, "that of q", q.device)
+    checks.require_operand("k", k, (q.dtype,), (tokens, k.shape[1], dim), "T and D of q", q.device)
+    checks.require_operand("v", parts.v, (q.dtype,), k.shape, "that of k", q.device)
+    checks.require_operand("q_out", parts.q_out, (q.dtype,), q.shape, "that of q", q.device)
 
 
-def _check_rotation(
-    q: torch.Tensor,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    style: str,
-    rotary_dim: int | None,
-) -> None:
-    require_choice("style", style, STYLES)
-    require_rank("cos_sin", cos_sin, 2, "[max_pos, rotary_dim]")
-    require_dtype("cos_sin", cos_sin, (torch.float32, q.dtype))
-    require_device("cos_sin", cos_sin, q.device)
+def _check_rotation(parts: _Operands) -> None:
+    q, cos_sin, rotary_dim = parts.q, parts.cos_sin, parts.rotary_dim
+    checks.require_choice("style", parts.style, STYLES)
+    checks.require_rank("cos_sin", cos_sin, 2, "[max_pos, rotary_dim]")
+    checks.require_dtype("cos_sin", cos_sin, (torch.float32, q.dtype))
+    checks.require_device("cos_sin", cos_sin, q.device)
     width = cos_sin.shape[1]
     if rotary_dim is not None and rotary_dim != width:
         raise GuardError(f"rotary_dim must be the columns of cos_sin, {width}; got {rotary_dim}")
     if width < 2 or width % 2 or width > q.shape[2]:
         raise GuardError(f"rotary_dim (the columns of cos_sin) must be even, 2 to D = {q.shape[2]}; got {width}")
     per_token, why = q.shape[:1], "one per token of q"
-    require_operand("positions", positions, (torch.int32, torch.int64), per_token, why, q.device)
-    require_operand("slot_mapping", slot_mapping, (torch.int64,), per_token, why, q.device)
+    checks.require_operand("positions", parts.positions, (torch.int32, torch.int64), per_token, why, q.device)
+    checks.require_operand("slot_mapping", parts.slot_mapping, (torch.int64,), per_token, why, q.device)
 
 
-def _check_weights(q: torch.Tensor, weights: dict[str, torch.Tensor | None]) -> None:
-    dim = q.shape[2]
-    for name, weight in weights.items():
+def _check_weights(parts: _Operands) -> None:
+    q, dim = parts.q, parts.q.shape[2]
+    for name, weight in (("q_weight", parts.q_weight), ("k_weight", parts.k_weight)):
         if weight is None:
             continue
-        require_tensor(**{name: weight})
+        checks.require_tensor(**{name: weight})
         if weight.numel() != dim and weight.numel() % dim == 0:
             raise GuardError(
                 f"{name} must have one weight per element of a head, [{dim}]; got {weight.numel()}, a norm over the "
                 "whole projection (as in MiniMax-M2), which is not computed here: normalise before the call"
             )
-        require_operand(name, weight, (q.dtype,), (dim,), "one weight per element of a head", q.device)
+        checks.require_operand(name, weight, (q.dtype,), (dim,), "one weight per element of a head", q.device)
 
 
-def _storage_of(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    k_scale: Scale | None,
-    v_scale: Scale | None,
-    k_scale_shift: torch.Tensor | None,
-    v_scale_shift: torch.Tensor | None,
-    num_groups: int | None,
-) -> Literal["half", "fp8", "rows", "int4"]:
+def _storage_of(parts: _Operands) -> Literal["half", "fp8", "rows", "int4"]:
     """Return what the caches hold; exactly the scales that this needs must be given."""
-    require_tensor(k_cache=k_cache)
-    given = {
-        "k_scale": k_scale is not None,
-        "v_scale": v_scale is not None,
-        "k_scale_shift": k_scale_shift is not None,
-        "v_scale_shift": v_scale_shift is not None,
-        "num_groups": num_groups is not None,
-    }
-    seen = ", ".join(name for name, here in given.items() if here) or "none"
-    if k_cache.dtype == torch.int32:
+    checks.require_tensor(k_cache=parts.k_cache)
+    dtype, names = parts.k_cache.dtype, ("k_scale", "v_scale", "k_scale_shift", "v_scale_shift", "num_groups")
+    seen = ", ".join(name for name in names if getattr(parts, name) is not None) or "none"
+    if dtype == torch.int32:
         if seen != "num_groups":
             raise GuardError(f"an int4 cache (int32 words) takes num_groups and no other scale; got {seen}")
-        require_choice("num_groups", num_groups, INT4_GROUPS)
+        checks.require_choice("num_groups", parts.num_groups, INT4_GROUPS)
         return "int4"
-    if k_cache.dtype == q.dtype:
+    if dtype == parts.q.dtype:
         if seen != "none":
             raise GuardError(f"a cache of q's dtype takes no scale; got {seen}")
         return "half"
-    require_dtype("k_cache", k_cache, (*_FP8, torch.int32, q.dtype))
+    checks.require_dtype("k_cache", parts.k_cache, (*_FP8, torch.int32, parts.q.dtype))
     if seen == "k_scale, v_scale":
         return "fp8"
     if seen == "k_scale_shift, v_scale_shift":
@@ -315,21 +292,14 @@ def _storage_of(
     )
 
 
-def _check_caches(
-    k: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k_scale_shift: torch.Tensor | None,
-    v_scale_shift: torch.Tensor | None,
-    num_groups: int | None,
-) -> None:
-    require_rank("k_cache", k_cache, 4, "[pages, page_size, Hkv, D]")
-    _, heads, dim = k.shape
-    pages, page_size = k_cache.shape[:2]
-    width = dim if num_groups is None else num_groups + dim // 8
-    require_shape("k_cache", k_cache, (pages, page_size, heads, width), "Hkv and D of k")
-    require_device("k_cache", k_cache, k.device)
-    require_operand("v_cache", v_cache, (k_cache.dtype,), k_cache.shape, "that of k_cache", k.device)
-    rows, why = (pages, page_size, heads), "one word per row of the cache"
-    for name, words in {"k_scale_shift": k_scale_shift, "v_scale_shift": v_scale_shift}.items():
-        require_operand(name, words, (torch.int32,), rows, why, k.device)
+def _check_caches(parts: _Operands) -> None:
+    k_cache, groups, device = parts.k_cache, parts.num_groups, parts.q.device
+    checks.require_rank("k_cache", k_cache, 4, "[pages, page_size, Hkv, D]")
+    _, heads, dim = parts.k.shape
+    rows, why = (*k_cache.shape[:2], heads), "one word per row of the cache"
+    width = dim if groups is None else groups + dim // 8
+    checks.require_shape("k_cache", k_cache, (*rows, width), "Hkv and D of k")
+    checks.require_device("k_cache", k_cache, device)
+    checks.require_operand("v_cache", parts.v_cache, (k_cache.dtype,), k_cache.shape, "that of k_cache", device)
+    checks.require_operand("k_scale_shift", parts.k_scale_shift, (torch.int32,), rows, why, device)
+    checks.require_operand("v_scale_shift", parts.v_scale_shift, (torch.int32,), rows, why, device)
