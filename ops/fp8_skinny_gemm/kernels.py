@@ -102,16 +102,8 @@ def run_skinny_gemm(
     output: torch.Tensor | None = None,
     *,
     deterministic: bool = True,
-    split_k: int = 1,
-    op_m: int = 8,
-    a_lanes: int = 1,
-    b_lanes: int = 2,
-    ops: int = 4,
-    a_producers: int = 2,
-    b_producers: int = 6,
-    consumers: int = 2,
-    qsize: int = 4,
     workgroups: int | None = None,
+    **configuration: int,
 ) -> torch.Tensor:
     """Run the kernel with the configuration given; any m and n. Shapes as in :mod:`hipforge.ops.fp8_skinny_gemm`.
 
@@ -121,16 +113,9 @@ def run_skinny_gemm(
         scale: one float32.
         output: float16 [m, n], added to in place; None makes a new tensor.
         deterministic: as for :func:`hipforge.skinny_gemm`.
-        split_k: parts that k is cut into, at most the number of k blocks.
-        op_m: rows of a matrix instruction: 8 (sparse), 16 or 32.
-        a_lanes: instructions side by side along m: 1 to 3; a work-group computes op_m a_lanes rows at once.
-        b_lanes: and along n: 1 to 6; it computes 16 b_lanes columns (32 b_lanes for op_m 32) at once.
-        ops: depth of a k block, 4 or 8 instructions of gfx942: 512 / op_m * ops of k.
-        a_producers: waves that load a.
-        b_producers: waves that load b.
-        consumers: waves that multiply; all three together at most 16.
-        qsize: slots of the LDS queue, at least a_producers / a_lanes, b_producers / b_lanes and consumers.
         workgroups: size of the persistent grid; None for one per compute unit.
+        **configuration: attributes of :class:`hipforge.ops.fp8_skinny_gemm.space.Configuration` by name, ``split_k``,
+            ``op_m``, ``a_lanes`` ...; its defaults stand for what is not given.
 
     Returns:
         float16 [m, n].
@@ -139,7 +124,7 @@ def run_skinny_gemm(
         GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     k = Problem.of(a, b, scale, output).k
-    chosen = Configuration(op_m, a_lanes, b_lanes, ops, a_producers, b_producers, consumers, qsize, split_k)
+    chosen = Configuration(**configuration)
     target = dispatch.target_of(a.device)
     if not isinstance(target, Refused) and target[0] in FORMATS:  # the stub refuses the other devices
         require(chosen, target[0], k)

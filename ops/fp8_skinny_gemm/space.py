@@ -32,14 +32,14 @@ class Configuration:
 
     Attributes:
         op_m: rows of a matrix instruction: 8 (sparse), 16 or 32.
-        a_lanes: instructions side by side along m.
-        b_lanes: and along n, 16 columns each (32 for op_m 32).
-        ops: depth of a block, in instructions of gfx942 (512 / op_m of k each).
+        a_lanes: instructions side by side along m, 1 to 3.
+        b_lanes: and along n, 1 to 6, 16 columns each (32 for op_m 32).
+        ops: depth of a block, in 4 or 8 instructions of gfx942 (512 / op_m of k each).
         a_producers: waves that load a.
         b_producers: waves that load b.
-        consumers: waves that multiply.
-        qsize: slots of the queue.
-        split_k: parts that k is cut into.
+        consumers: waves that multiply; all three together at most 16.
+        qsize: slots of the queue, at least a_producers / a_lanes, b_producers / b_lanes and consumers.
+        split_k: parts that k is cut into, at most the number of k blocks.
     """
 
     op_m: int = 8
