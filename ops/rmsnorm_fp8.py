@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8, written
 from hipforge.ops.reference.fp8_static import to_fp8_static
+
+R = TypeVar("R")
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -340,10 +342,10 @@ def rms_norm_mxfp8(
 def _norm(taken: Accepted, given: _Given, scale: torch.Tensor | None, fp8_max: float | None) -> torch.Tensor:
     dtype = given.input.dtype if scale is None else fp8_dtypes(given.input.device)[0]
     if taken.path == "torch":
-        r, y = _reference_norm(given, quantised=scale is not None)
-        result = written("out", given.out, y if scale is None else to_fp8_static(y.float(), scale, dtype, fp8_max))
-        _write_others(given, r, y)
-        return result
+        if given.also_out is not None and scale is None:
+            raise GuardError("also_out is the 16-bit copy of a quantised result; without a scale, out is that already")
+        quantise = (lambda y: y) if scale is None else (lambda y: to_fp8_static(y.float(), scale, dtype, fp8_max))
+        return _on_torch(given, lambda y: written("out", given.out, quantise(y)))
     out = torch.empty_like(given.input, dtype=dtype) if given.out is None else given.out
     limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
     residual_rms_out(
@@ -357,11 +359,12 @@ def _norm(taken: Accepted, given: _Given, scale: torch.Tensor | None, fp8_max: f
 def _norm_mxfp8(taken: Accepted, given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
     if taken.path == "torch":
         dtype = fp8_dtypes(given.input.device)[0]
-        r, y = _reference_norm(given, quantised=True)
-        q, scales = reference.quantize_mxfp8(y, dtype)
-        results = written("out", given.out, q), written("scale_out", given.scale_out, scales)
-        _write_others(given, r, y)
-        return results
+
+        def write(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            q, scales = reference.quantize_mxfp8(y, dtype)
+            return written("out", given.out, q), written("scale_out", given.scale_out, scales)
+
+        return _on_torch(given, write)
     out, scale_out = new_or_given_mxfp8(given.input, given.input.shape, given.out, given.scale_out)
     residual_rms_mxfp8_out(
         out, scale_out, given.residual, given.next_buffer, given.also_out, given.input, given.weight, given.epsilon,
@@ -371,25 +374,8 @@ def _norm_mxfp8(taken: Accepted, given: _Given) -> tuple[torch.Tensor, torch.Ten
     return out, scale_out
 
 
-def _reference_norm(given: _Given, *, quantised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the residual sum, or the input without a residual, and y. Nothing is written."""
-    if given.also_out is not None and not quantised:
-        raise GuardError("also_out is the 16-bit copy of a quantised result; without a scale, out is that already")
-    _check_as_the_kernel(given)
-    r = given.input if given.residual is None else given.input + given.residual
-    return r, reference.rms_norm(r, given.weight, float(given.epsilon), float(given.weight_offset))
-
-
-def _write_others(given: _Given, r: torch.Tensor, y: torch.Tensor) -> None:
-    """Write what the kernel writes beside its result; the residual last, when no check can fail any more."""
-    written("also_out", given.also_out, y)
-    if given.next_buffer is not None:
-        given.next_buffer.zero_()
-    if given.residual is not None:
-        given.residual.copy_(r)
-
-
-def _check_as_the_kernel(given: _Given) -> None:
+def _on_torch(given: _Given, write: Callable[[torch.Tensor], R]) -> R:
+    """Return what ``write`` makes of y, and write the rest; the residual last, when no check can fail any more."""
     x = given.input
     require_operand("weight", given.weight, (x.dtype,), x.shape[1:], "the columns of input", x.device)
     require_operand("residual", given.residual, (x.dtype,), x.shape, "that of input", x.device)
@@ -397,6 +383,15 @@ def _check_as_the_kernel(given: _Given) -> None:
         raise GuardError(f"epsilon must be finite and at least 0; got {given.epsilon}")
     require_apart(residual=given.residual, input=x, weight=given.weight)
     require_apart(next_buffer=given.next_buffer, input=x, weight=given.weight, residual=given.residual)
+    r = x if given.residual is None else x + given.residual
+    y = reference.rms_norm(r, given.weight, float(given.epsilon), float(given.weight_offset))
+    results = write(y)
+    written("also_out", given.also_out, y)
+    if given.next_buffer is not None:
+        given.next_buffer.zero_()
+    if given.residual is not None:
+        given.residual.copy_(r)
+    return results
 
 
 def _check(input: torch.Tensor) -> None:
