@@ -11,15 +11,8 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
+from hipforge.ops.core import checks
 from hipforge.ops.core.arguments import naming_arguments
-from hipforge.ops.core.checks import (
-    require_device,
-    require_dtype,
-    require_operand,
-    require_rank,
-    require_shape,
-    require_tensor,
-)
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 from hipforge.ops.moe_combine import moe_combine
@@ -60,8 +53,8 @@ def from_packed_sorting(
     """
     named = {"sorted_ids": sorted_ids, "sorted_expert_ids": sorted_expert_ids, "num_valid_ids": num_valid_ids}
     for name, tensor in named.items():
-        require_dtype(name, tensor, (torch.int32,))
-        require_rank(name, tensor, 1, "1-D")
+        checks.require_dtype(name, tensor, (torch.int32,))
+        checks.require_rank(name, tensor, 1, "1-D")
     if block_m < 1 or top_k < 1 or not 0 <= num_tokens < 1 << PACKED_TOKEN_BITS or num_valid_ids.numel() < 1:
         raise GuardError(
             f"block_m and top_k must be positive, num_tokens below 2^24 and num_valid_ids not empty; "
@@ -151,27 +144,27 @@ def fused_moe_mxfp8(
         >>> hipforge.fused_moe_mxfp8(torch.randn(tokens, width), *parts, weights, ids).shape
         torch.Size([2, 64])
     """
-    require_tensor(w1_scale=w1_scale, w2_scale=w2_scale)
-    require_rank("hidden", hidden, 2, "[T, H]")
-    require_rank("w1", w1, 3, "[E, 2*I, H]")
-    require_rank("w2", w2, 3, "[E, H, I]")
-    require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
+    checks.require_tensor(w1_scale=w1_scale, w2_scale=w2_scale)
+    checks.require_rank("hidden", hidden, 2, "[T, H]")
+    checks.require_rank("w1", w1, 3, "[E, 2*I, H]")
+    checks.require_rank("w2", w2, 3, "[E, H, I]")
+    checks.require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
     tokens, width = hidden.shape
     experts, inner = w2.shape[0], w2.shape[2]
     _refuse_mxfp4(w1, w1_scale, width)
-    require_shape("w1", w1, (experts, 2 * inner, width), "[E, 2*I, H] with w2's E and I and hidden's H")
-    require_shape("w2", w2, (experts, width, inner), "[E, H, I] with hidden's H")
+    checks.require_shape("w1", w1, (experts, 2 * inner, width), "[E, 2*I, H] with w2's E and I and hidden's H")
+    checks.require_shape("w2", w2, (experts, width, inner), "[E, H, I] with hidden's H")
     per_token, integers = (tokens, topk_ids.shape[1]), (torch.int32, torch.int64)
-    require_operand("topk_ids", topk_ids, integers, per_token, "one row per token", hidden.device)
-    require_shape("topk_weights", topk_weights, per_token, "one weight per choice")
+    checks.require_operand("topk_ids", topk_ids, integers, per_token, "one row per token", hidden.device)
+    checks.require_shape("topk_weights", topk_weights, per_token, "one weight per choice")
     if not topk_weights.is_floating_point():
         raise GuardError(f"topk_weights must be floating point; got {topk_weights.dtype}")
-    require_device("topk_weights", topk_weights, hidden.device)
+    checks.require_device("topk_weights", topk_weights, hidden.device)
     for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
         has_fnuz(**{name: weight})  # refuses fp8 that the device does not read
-        require_device(name, weight, hidden.device)
+        checks.require_device(name, weight, hidden.device)
         blocks = (*weight.shape[:2], weight.shape[2] // BLOCK)
-        require_operand(f"{name}_scale", scale, SCALES, blocks, f"one byte per {BLOCK} elements", hidden.device)
+        checks.require_operand(f"{name}_scale", scale, SCALES, blocks, f"one byte per {BLOCK} elements", hidden.device)
     check_activation(alpha, beta, limit)
     if out is None:
         dtype = hidden.dtype if hidden_scale is None else torch.bfloat16
@@ -181,7 +174,7 @@ def fused_moe_mxfp8(
         raise GuardError(f"topk_ids must have at least one choice per token; got shape {tuple(topk_ids.shape)}")
     slots = tokens * top_k
     if expert_map is not None:
-        require_rank("expert_map", expert_map, 1, "[experts of all ranks]")
+        checks.require_rank("expert_map", expert_map, 1, "[experts of all ranks]")
     everywhere = experts if expert_map is None else expert_map.numel()
     aligned = moe_align_block_size(topk_ids, block_m, everywhere, expert_map)
     if hidden_scale is None:

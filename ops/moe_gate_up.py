@@ -31,9 +31,7 @@ def parts_of(slots: int, experts: int, n: int, k: int, cu_count: int) -> int:
     return 1 if k <= K_STEP * MOST_STEPS or groups >= cu_count else 2
 
 
-@compile_ops(
-    "module_mxfp8_gate_up", variant=lambda *given: {"HF_ROWS": given[-2]}, mutates=("out", "out_scales")
-)
+@compile_ops("module_mxfp8_gate_up", variant=lambda *given: {"HF_ROWS": given[-2]}, mutates=("out", "out_scales"))
 def mxfp8_gate_up_out(
     out: torch.Tensor,
     out_scales: torch.Tensor,

@@ -16,14 +16,7 @@ import torch
 
 from hipforge import archs
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import (
-    Described,
-    require_device,
-    require_dtype,
-    require_operand,
-    require_rank,
-    require_shape,
-)
+from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.tuned import NEXT, USE_HIP, Column, TableSchema, TunedRow, Value, gemm_shape
@@ -91,32 +84,32 @@ class Problem:
     @classmethod
     def of(
         cls,
-        a: Described,
-        b: Described,
-        scale: Described,
-        output: Described | None = None,
+        a: checks.Described,
+        b: checks.Described,
+        scale: checks.Described,
+        output: checks.Described | None = None,
         split_k: int | None = None,
         *,
         deterministic: bool = True,
     ) -> Problem:
         """Return the problem of operands; raises GuardError for ones that are malformed."""
-        require_rank("a", a, 2, "[m, k]")
-        require_rank("b", b, 2, "[k, n]")
+        checks.require_rank("a", a, 2, "[m, k]")
+        checks.require_rank("b", b, 2, "[k, n]")
         for name, operand in (("a", a), ("b", b)):
-            require_dtype(name, operand, tuple(FORMATS.values()))
+            checks.require_dtype(name, operand, tuple(FORMATS.values()))
         if a.dtype != b.dtype:
             raise GuardError(f"a and b must have the same fp8 format; got {a.dtype} and {b.dtype}")
         m, k = a.shape
         n = b.shape[1]
-        require_shape("b", b, (k, n), "its k is that of a")
+        checks.require_shape("b", b, (k, n), "its k is that of a")
         if k < K_MULTIPLE or k % K_MULTIPLE:
             raise GuardError(f"k must be a positive multiple of {K_MULTIPLE}; got {k}: pad both operands with zeros")
-        require_dtype("scale", scale, (torch.float32,))
+        checks.require_dtype("scale", scale, (torch.float32,))
         if tuple(scale.shape) not in ((), (1,)) and set(scale.shape) != {1}:
             raise GuardError(f"scale must be one float32; got shape {tuple(scale.shape)}")
-        require_device("b", b, a.device)
-        require_device("scale", scale, a.device)
-        require_operand("output", output, (torch.float16,), (m, n), "[m, n]", a.device)
+        checks.require_device("b", b, a.device)
+        checks.require_device("scale", scale, a.device)
+        checks.require_operand("output", output, (torch.float16,), (m, n), "[m, n]", a.device)
         if isinstance(output, torch.Tensor) and not output.is_contiguous():
             raise GuardError(f"output must be contiguous; got strides {output.stride()}")
         return cls(m, n, k, a.dtype, a.device, split_k, deterministic)

@@ -10,14 +10,7 @@ from typing import Any
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import (
-    Described,
-    require_dtype,
-    require_rank,
-    require_shape,
-    require_tensor,
-    require_torch_dtype,
-)
+from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
@@ -54,35 +47,32 @@ class Problem:
     @classmethod
     def of(
         cls,
-        xq: Described,
-        x_scale: Described,
-        wq: Described,
-        w_scale: Described,
+        xq: checks.Described,
+        x_scale: checks.Described,
+        wq: checks.Described,
+        w_scale: checks.Described,
         out_dtype: torch.dtype = torch.bfloat16,
         *,
         shuffled: bool = False,
     ) -> Problem:
         """Return the problem of operands; raises GuardError for ones that are malformed."""
-        require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
-        require_rank("xq", xq, 2, "[M, K/2]")
-        require_rank("wq", wq, 2, "[N, K/2]")
-        for name, payload in (("xq", xq), ("wq", wq)):
-            require_dtype(name, payload, _PAYLOADS)
-        for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
-            require_dtype(name, scale, _SCALES)
+        checks.require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
+        checks.require_rank("xq", xq, 2, "[M, K/2]")
+        checks.require_rank("wq", wq, 2, "[N, K/2]")
         m, n, k = xq.shape[0], wq.shape[0], 2 * xq.shape[1]
-        require_shape("wq", wq, (n, k // 2), "its K is that of xq")
+        checks.require_dtype("xq", xq, _PAYLOADS)
+        checks.require_operand("wq", wq, _PAYLOADS, (n, k // 2), "its K is that of xq")
         if k % BLOCK:
             raise GuardError(f"K must be a multiple of {BLOCK} (one e8m0 scale per {BLOCK} elements); got K={k}")
-        require_shape("x_scale", x_scale, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
+        checks.require_operand("x_scale", x_scale, _SCALES, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
+        shape, why = (n, k // BLOCK), f"one byte per {BLOCK} elements of wq"
         if shuffled:
             if n % 16 or k % 64:
                 raise GuardError(f"shuffled weights need N % 16 == 0 and K % 64 == 0; got N={n}, K={k}")
-            padded = (-(-n // 256) * 256, -(-(k // BLOCK) // 8) * 8)
-            require_shape("w_scale", w_scale, padded, "shuffled scales are padded to 256 rows and 8 columns")
-        else:
-            require_shape("w_scale", w_scale, (n, k // BLOCK), f"one byte per {BLOCK} elements of wq")
-        require_torch_dtype("out_dtype", out_dtype)
+            shape = (-(-n // 256) * 256, -(-(k // BLOCK) // 8) * 8)
+            why = "shuffled scales are padded to 256 rows and 8 columns"
+        checks.require_operand("w_scale", w_scale, _SCALES, shape, why)
+        checks.require_torch_dtype("out_dtype", out_dtype)
         return cls(m, n, k, shuffled, out_dtype, xq.device)
 
 

@@ -12,15 +12,7 @@ from typing import Any
 
 import torch
 
-from hipforge.ops.core.checks import (
-    Described,
-    require_dtype,
-    require_last_multiple,
-    require_rank,
-    require_shape,
-    require_tensor,
-    require_torch_dtype,
-)
+from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
@@ -68,30 +60,28 @@ class Problem:
     @classmethod
     def of(
         cls,
-        xq: Described,
-        x_scale: Described,
-        wq: Described,
-        w_scale: Described,
+        xq: checks.Described,
+        x_scale: checks.Described,
+        wq: checks.Described,
+        w_scale: checks.Described,
         out_dtype: torch.dtype = torch.bfloat16,
     ) -> Problem:
         """Return the problem of operands; raises GuardError for ones that are malformed."""
-        require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
-        require_rank("xq", xq, 2, "[M, K]")
-        require_rank("wq", wq, 2, "[N, K]")
+        checks.require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
+        checks.require_rank("xq", xq, 2, "[M, K]")
+        checks.require_rank("wq", wq, 2, "[N, K]")
         fnuz = has_fnuz(xq=xq, wq=wq)
-        require_dtype("x_scale", x_scale, SCALES)
-        require_dtype("w_scale", w_scale, SCALES)
         (m, k), n = xq.shape, wq.shape[0]
-        require_shape("wq", wq, (n, k), "its K is that of xq")
-        require_last_multiple("xq", xq, BLOCK)
-        require_shape("x_scale", x_scale, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
-        require_shape("w_scale", w_scale, (n, k // BLOCK), f"one byte per {BLOCK} elements of wq")
-        require_torch_dtype("out_dtype", out_dtype)
+        checks.require_shape("wq", wq, (n, k), "its K is that of xq")
+        checks.require_last_multiple("xq", xq, BLOCK)
+        checks.require_operand("x_scale", x_scale, SCALES, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
+        checks.require_operand("w_scale", w_scale, SCALES, (n, k // BLOCK), f"one byte per {BLOCK} elements of wq")
+        checks.require_torch_dtype("out_dtype", out_dtype)
         all_fnuz = xq.dtype == wq.dtype == torch.float8_e4m3fnuz
         return cls(m, n, k, out_dtype, xq.device, fnuz, all_fnuz)
 
 
-def has_fnuz(**payloads: Described) -> bool:
+def has_fnuz(**payloads: checks.Described) -> bool:
     """Return whether an MX-FP8 payload is float8_e4m3fnuz, which only devices of that format are given.
 
     Raises:
@@ -99,7 +89,7 @@ def has_fnuz(**payloads: Described) -> bool:
     """
     for name, payload in payloads.items():
         own = fp8_dtypes(payload.device)[0]
-        require_dtype(name, payload, FP8_PAYLOADS if own in FP8_PAYLOADS else (*FP8_PAYLOADS, own))
+        checks.require_dtype(name, payload, FP8_PAYLOADS if own in FP8_PAYLOADS else (*FP8_PAYLOADS, own))
     return any(payload.dtype == torch.float8_e4m3fnuz for payload in payloads.values())
 
 

@@ -13,17 +13,7 @@ from typing import Any
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import (
-    Described,
-    require_device,
-    require_int,
-    require_last_multiple,
-    require_operand,
-    require_rank,
-    require_shape,
-    require_tensor,
-    require_torch_dtype,
-)
+from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK
@@ -83,38 +73,38 @@ class Problem:
     @classmethod
     def of(
         cls,
-        a_q: Described,
-        a_scale: Described,
-        w: Described,
-        w_scale: Described,
-        sorted_token_ids: Described,
-        expert_ids: Described,
-        num_tokens_post_padded: Described,
+        a_q: checks.Described,
+        a_scale: checks.Described,
+        w: checks.Described,
+        w_scale: checks.Described,
+        sorted_token_ids: checks.Described,
+        expert_ids: checks.Described,
+        num_tokens_post_padded: checks.Described,
         num_valid_tokens: int,
         block_m: int,
         a_div: int,
-        mul_weight_by: Described | None = None,
+        mul_weight_by: checks.Described | None = None,
         out_dtype: torch.dtype = torch.bfloat16,
     ) -> Problem:
         """Return the problem of operands; raises GuardError for ones that are malformed."""
-        require_tensor(a_q=a_q, a_scale=a_scale, w=w, w_scale=w_scale)
-        require_tensor(
+        checks.require_tensor(a_q=a_q, a_scale=a_scale, w=w, w_scale=w_scale)
+        checks.require_tensor(
             sorted_token_ids=sorted_token_ids, expert_ids=expert_ids, num_tokens_post_padded=num_tokens_post_padded
         )
         if mul_weight_by is not None:
-            require_tensor(mul_weight_by=mul_weight_by)
+            checks.require_tensor(mul_weight_by=mul_weight_by)
         counts = {"num_valid_tokens": num_valid_tokens, "block_m": block_m, "a_div": a_div}
-        slots, block_m, a_div = (require_int(name, count) for name, count in counts.items())
-        require_rank("a_q", a_q, 2, "[M_act, K]")
-        require_rank("w", w, 3, "[E, N, K]")
+        slots, block_m, a_div = (checks.require_int(name, count) for name, count in counts.items())
+        checks.require_rank("a_q", a_q, 2, "[M_act, K]")
+        checks.require_rank("w", w, 3, "[E, N, K]")
         fnuz = has_fnuz(a_q=a_q, w=w)
         (m_act, k), (experts, n, _) = a_q.shape, w.shape
-        require_shape("w", w, (experts, n, k), "its K is that of a_q")
-        require_device("w", w, a_q.device)
-        require_last_multiple("a_q", a_q, BLOCK)
+        checks.require_shape("w", w, (experts, n, k), "its K is that of a_q")
+        checks.require_device("w", w, a_q.device)
+        checks.require_last_multiple("a_q", a_q, BLOCK)
         for name, scale, rows in (("a", a_scale, (m_act,)), ("w", w_scale, (experts, n))):
             shape, why = (*rows, k // BLOCK), f"one byte per {BLOCK} elements of {name}"
-            require_operand(f"{name}_scale", scale, SCALES, shape, why, a_q.device)
+            checks.require_operand(f"{name}_scale", scale, SCALES, shape, why, a_q.device)
         if block_m < 1 or a_div < 1 or slots < 0:
             raise GuardError(
                 "block_m and a_div must be positive and num_valid_tokens not negative; "
@@ -125,7 +115,7 @@ class Problem:
                 f"a_q must have a row for each {a_div} of the {slots} slots (num_valid_tokens), {-(-slots // a_div)}; "
                 f"got M_act={m_act}"
             )
-        require_torch_dtype("out_dtype", out_dtype)
+        checks.require_torch_dtype("out_dtype", out_dtype)
         has_weight = mul_weight_by is not None
         all_fnuz = a_q.dtype == w.dtype == torch.float8_e4m3fnuz
         return cls(slots, experts, n, k, m_act, block_m, a_div, has_weight, out_dtype, a_q.device, fnuz, all_fnuz)

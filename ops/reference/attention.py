@@ -13,14 +13,7 @@ from typing import Any
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import (
-    require_choice,
-    require_dtype,
-    require_last_multiple,
-    require_rank,
-    require_real,
-    require_shape,
-)
+from hipforge.ops.core import checks
 from hipforge.ops.core.formats import fp8_format
 
 INT4_GROUPS = (1, 2, 4, 8)
@@ -42,8 +35,8 @@ def quantize_kv_fp8(x: torch.Tensor, fp8_dtype: torch.dtype = torch.float8_e4m3f
     Raises:
         GuardError: a dtype or last dimension that is not accepted.
     """
-    require_real("x", x)
-    require_last_multiple("x", x, 4)
+    checks.require_real("x", x)
+    checks.require_last_multiple("x", x, 4)
     largest = fp8_format(fp8_dtype).max_value
     rows = x.to(torch.float32)
     shift = rows.mean(dim=-1, keepdim=True).to(torch.float16)
@@ -77,10 +70,9 @@ def dequantize_kv_fp8(
     Raises:
         GuardError: a dtype or shape that is not accepted.
     """
-    require_dtype("words", words, (torch.int32,))
-    require_dtype("scale_shift", scale_shift, (torch.int32,))
+    checks.require_dtype("words", words, (torch.int32,))
     fp8_format(fp8_dtype)
-    require_shape("scale_shift", scale_shift, words.shape[:-1], "one word per row")
+    checks.require_operand("scale_shift", scale_shift, (torch.int32,), words.shape[:-1], "one word per row")
     elements = words.contiguous().view(torch.uint8).view(fp8_dtype).to(torch.float32).to(torch.float64)
     halves = scale_shift.contiguous().unsqueeze(-1).view(torch.float16).to(torch.float64)
     return (elements * halves[..., :1] + halves[..., 1:]).to(dtype)
@@ -103,9 +95,9 @@ def quantize_kv_int4(x: torch.Tensor, num_groups: int = 1) -> torch.Tensor:
     Raises:
         GuardError: a dtype, last dimension or number of groups that is not accepted.
     """
-    require_real("x", x)
-    require_choice("num_groups", num_groups, INT4_GROUPS)
-    require_last_multiple("x", x, 8)
+    checks.require_real("x", x)
+    checks.require_choice("num_groups", num_groups, INT4_GROUPS)
+    checks.require_last_multiple("x", x, 8)
     groups = x.to(torch.float32).unflatten(-1, (num_groups, -1))
     least, largest = groups.aminmax(dim=-1, keepdim=True)
     shift = least.to(torch.float16)
@@ -133,8 +125,8 @@ def dequantize_kv_int4(rows: torch.Tensor, num_groups: int = 1, dtype: torch.dty
     Raises:
         GuardError: a dtype, shape or number of groups that is not accepted.
     """
-    require_dtype("rows", rows, (torch.int32,))
-    require_choice("num_groups", num_groups, INT4_GROUPS)
+    checks.require_dtype("rows", rows, (torch.int32,))
+    checks.require_choice("num_groups", num_groups, INT4_GROUPS)
     if rows.shape[-1] <= num_groups:
         raise GuardError(f"rows must be [..., {num_groups} + D/8] words; got a last dimension of {rows.shape[-1]}")
     words = rows[..., num_groups:].contiguous().view(torch.uint8)
@@ -158,7 +150,7 @@ def gather_pages(cache: torch.Tensor, block_tables: torch.Tensor, page_size: int
     Raises:
         GuardError: ``cache`` does not hold whole pages, or ``block_tables`` is not [B, max_pages].
     """
-    require_rank("block_tables", block_tables, 2, "[B, max_pages]")
+    checks.require_rank("block_tables", block_tables, 2, "[B, max_pages]")
     if page_size < 1 or cache.shape[0] % page_size:
         raise GuardError(f"cache must hold whole pages of {page_size} rows; got {cache.shape[0]} rows")
     pages = cache.unflatten(0, (cache.shape[0] // page_size, page_size))
@@ -197,12 +189,12 @@ def decode_attention(
     Raises:
         GuardError: shapes that do not fit.
     """
-    require_rank("q", q, 5, "[B, Mq, G, Hq, D]")
+    checks.require_rank("q", q, 5, "[B, Mq, G, Hq, D]")
     batch, mq, groups, heads, d = q.shape
-    require_rank("k", k, 4, "[B, Mkv, G, D]")
-    require_shape("k", k, (batch, k.shape[1], groups, d), "B, G and D of q")
-    require_shape("v", v, k.shape, "that of k")
-    require_shape("seqlens", seqlens, (batch,), "one length per sequence")
+    checks.require_rank("k", k, 4, "[B, Mkv, G, D]")
+    checks.require_shape("k", k, (batch, k.shape[1], groups, d), "B, G and D of q")
+    checks.require_shape("v", v, k.shape, "that of k")
+    checks.require_shape("seqlens", seqlens, (batch,), "one length per sequence")
     factor = 1.0 / math.sqrt(d) if sm_scale is None else sm_scale
     keys = torch.arange(k.shape[1], device=q.device)
     length = seqlens.to(torch.int64).view(batch, 1, 1)

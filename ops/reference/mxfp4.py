@@ -10,16 +10,7 @@ from typing import Literal, get_args
 
 import torch
 
-from hipforge.ops.core.checks import (
-    require_choice,
-    require_device,
-    require_dtype,
-    require_last_multiple,
-    require_rank,
-    require_real,
-    require_shape,
-    require_tensor,
-)
+from hipforge.ops.core import checks
 from hipforge.ops.core.formats import BLOCK, E2M1
 from hipforge.ops.reference.e8m0 import ScaleMode, choose_scale, e8m0_to_f32, expand_scale
 
@@ -44,8 +35,8 @@ def f32_to_e2m1(x: torch.Tensor, rounding: Rounding = "rne") -> torch.Tensor:
     Raises:
         GuardError: another dtype or rounding.
     """
-    require_dtype("x", x, (torch.float32,))
-    require_choice("rounding", rounding, ROUNDINGS)
+    checks.require_dtype("x", x, (torch.float32,))
+    checks.require_choice("rounding", rounding, ROUNDINGS)
     magnitude = x.abs()
     code = torch.zeros_like(x, dtype=torch.uint8)
     for below, midpoint in enumerate(_MIDPOINTS):
@@ -63,8 +54,8 @@ def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
     Raises:
         GuardError: another dtype, or K is odd.
     """
-    require_dtype("codes", codes, (torch.uint8,))
-    require_last_multiple("codes", codes, 2)
+    checks.require_dtype("codes", codes, (torch.uint8,))
+    checks.require_last_multiple("codes", codes, 2)
     pairs = codes.unflatten(-1, (codes.shape[-1] // 2, 2))
     return pairs[..., 0] | (pairs[..., 1] << 4)
 
@@ -75,7 +66,7 @@ def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
     Raises:
         GuardError: another dtype.
     """
-    require_dtype("packed", packed, (torch.uint8,))
+    checks.require_dtype("packed", packed, (torch.uint8,))
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
@@ -106,8 +97,8 @@ def quantize_mxfp4(
     Raises:
         GuardError: a dtype, mode, rounding or last dimension that is not accepted.
     """
-    require_real("x", x)
-    require_last_multiple("x", x, BLOCK)
+    checks.require_real("x", x)
+    checks.require_last_multiple("x", x, BLOCK)
     blocks = x.to(torch.float32).unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
     scale = choose_scale(blocks.abs().amax(dim=-1), E2M1, mode)
     inverse = e8m0_to_f32(254 - scale.clamp(max=254)).unsqueeze(-1)
@@ -128,11 +119,11 @@ def dequantize_mxfp4(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dty
     Raises:
         GuardError: a dtype or shape that is not accepted.
     """
-    require_dtype("packed", packed, (torch.uint8,))
-    require_last_multiple("packed", packed, BLOCK // 2)
+    checks.require_dtype("packed", packed, (torch.uint8,))
+    checks.require_last_multiple("packed", packed, BLOCK // 2)
     columns = packed.shape[-1] * 2
-    require_shape("scale", scale, (*packed.shape[:-1], columns // BLOCK), f"one byte per {BLOCK} elements")
-    require_device("scale", scale, packed.device)
+    checks.require_shape("scale", scale, (*packed.shape[:-1], columns // BLOCK), f"one byte per {BLOCK} elements")
+    checks.require_device("scale", scale, packed.device)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     blocks = mxfp4_to_f32(packed).to(compute).unflatten(-1, (columns // BLOCK, BLOCK))
     return (blocks * expand_scale(scale, columns).to(compute)).flatten(-2).to(dtype)
@@ -162,11 +153,11 @@ def mxfp4_mm_packed(
     Raises:
         GuardError: a dtype or shape that is not accepted.
     """
-    require_tensor(a_scale=a_scale, b_scale=b_scale)
-    require_rank("aq", aq, 2, "[M, K/2]")
-    require_rank("bq", bq, 2, "[N, K/2]")
-    require_shape("bq", bq, (bq.shape[0], aq.shape[1]), "its K is that of aq")
-    require_device("bq", bq, aq.device)
+    checks.require_tensor(a_scale=a_scale, b_scale=b_scale)
+    checks.require_rank("aq", aq, 2, "[M, K/2]")
+    checks.require_rank("bq", bq, 2, "[N, K/2]")
+    checks.require_shape("bq", bq, (bq.shape[0], aq.shape[1]), "its K is that of aq")
+    checks.require_device("bq", bq, aq.device)
     a = dequantize_mxfp4(aq, a_scale, compute_dtype)
     b = dequantize_mxfp4(bq, b_scale, compute_dtype)
     return torch.nn.functional.linear(a, b).to(out_dtype)
@@ -187,6 +178,6 @@ def mxfp4_mm(a: torch.Tensor, b: torch.Tensor, mode: ScaleMode = "even", roundin
     Raises:
         GuardError: a dtype, shape, mode or rounding that is not accepted.
     """
-    require_rank("a", a, 2, "[M, K]")
-    require_rank("b", b, 2, "[N, K]")
+    checks.require_rank("a", a, 2, "[M, K]")
+    checks.require_rank("b", b, 2, "[N, K]")
     return mxfp4_mm_packed(*quantize_mxfp4(a, mode, rounding), *quantize_mxfp4(b, mode, rounding), out_dtype=a.dtype)

@@ -6,15 +6,7 @@ import math
 
 import torch
 
-from hipforge.ops.core.checks import (
-    require_device,
-    require_dtype,
-    require_last_multiple,
-    require_rank,
-    require_real,
-    require_shape,
-    require_tensor,
-)
+from hipforge.ops.core import checks
 from hipforge.ops.core.formats import BLOCK, fp8_format
 from hipforge.ops.reference.e8m0 import E8M0_NAN, ScaleMode, choose_scale, e8m0_to_f32, expand_scale
 
@@ -36,8 +28,8 @@ def quantize_mxfp8(
     Raises:
         GuardError: a dtype, mode or last dimension that is not accepted.
     """
-    require_real("x", x)
-    require_last_multiple("x", x, BLOCK)
+    checks.require_real("x", x)
+    checks.require_last_multiple("x", x, BLOCK)
     fmt = fp8_format(dtype)
     blocks = x.to(torch.float32).unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
     scale = choose_scale(blocks.abs().amax(dim=-1), fmt, mode)
@@ -69,13 +61,13 @@ def dequantize_mxfp8(
     Raises:
         GuardError: a dtype or shape that is not accepted.
     """
-    require_dtype("q", q, (torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fnuz))
-    require_last_multiple("q", q, BLOCK)
+    checks.require_dtype("q", q, (torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fnuz))
+    checks.require_last_multiple("q", q, BLOCK)
     if q.dtype == torch.uint8:
         fp8_format(fp8_dtype)
         q = q.view(fp8_dtype)
-    require_shape("scale", scale, (*q.shape[:-1], q.shape[-1] // BLOCK), f"one byte per {BLOCK} elements of q")
-    require_device("scale", scale, q.device)
+    checks.require_shape("scale", scale, (*q.shape[:-1], q.shape[-1] // BLOCK), f"one byte per {BLOCK} elements of q")
+    checks.require_device("scale", scale, q.device)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     blocks = q.to(torch.float32).to(compute).unflatten(-1, (q.shape[-1] // BLOCK, BLOCK))
     return (blocks * expand_scale(scale, q.shape[-1]).to(compute)).flatten(-2).to(dtype)
@@ -107,11 +99,11 @@ def mxfp8_mm(
     Raises:
         GuardError: a dtype or shape that is not accepted.
     """
-    require_tensor(x_scale=x_scale, w_scale=w_scale)
-    require_rank("xq", xq, 2, "[M, K]")
-    require_rank("wq", wq, 2, "[N, K]")
-    require_shape("wq", wq, (wq.shape[0], xq.shape[1]), "its K is that of xq")
-    require_device("wq", wq, xq.device)
+    checks.require_tensor(x_scale=x_scale, w_scale=w_scale)
+    checks.require_rank("xq", xq, 2, "[M, K]")
+    checks.require_rank("wq", wq, 2, "[N, K]")
+    checks.require_shape("wq", wq, (wq.shape[0], xq.shape[1]), "its K is that of xq")
+    checks.require_device("wq", wq, xq.device)
     x = dequantize_mxfp8(xq, x_scale, compute_dtype, fp8_dtype)
     w = dequantize_mxfp8(wq, w_scale, compute_dtype, fp8_dtype)
     return torch.nn.functional.linear(x, w).to(out_dtype)

@@ -24,6 +24,7 @@ MERGE_STEP = 8  # splits that the merge kernel loads at a time
 LOG2_E = 1.4426950408889634
 FNUZ_ARCH = "gfx942"  # whose fp8 has no negative zero; the others read e4m3fn
 
+
 @dataclass(frozen=True)
 class SplitConfig:
     """Keys of a block, parts in which a row of D elements is processed, and launch parameters of the split kernel."""
