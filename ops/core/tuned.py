@@ -111,15 +111,9 @@ class TableSchema:
     @property
     def columns(self) -> tuple[Column, ...]:
         """Return every column in file order: key, configuration, evidence."""
-        key = (
-            Column("gfx", str, accepted=tuple(ARCHS)),
-            Column("cu_num", int, minimum=1),
-        )
-        evidence = (
-            *(Column(name, float, minimum=0.0, optional=True) for name in EVIDENCE_COLUMNS[:-1]),
-            Column("source", str),
-        )
-        return (*key, *self.shape, *self.extra_key, *self.config, *evidence)
+        device = Column("gfx", str, accepted=tuple(ARCHS)), Column("cu_num", int, minimum=1)
+        evidence = (Column(name, float, minimum=0.0, optional=True) for name in EVIDENCE_COLUMNS[:-1])
+        return (*device, *self.key, *self.config, *evidence, Column("source", str))
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -243,12 +237,8 @@ def _row_values(schema: TableSchema, header: tuple[str, ...], fields: list[str])
         raise ValueError(f"expected {len(header)} fields ({','.join(header)}); got {len(fields)}")
     by_name = dict(zip(header, (text.strip() for text in fields), strict=True))
     legacy = schema.legacy.get(header)
-    values: dict[str, Value] = {}
-    for column in schema.columns:
-        if column.name in by_name:
-            values[column.name] = _parse(column, by_name[column.name])
-        else:
-            values[column.name] = (legacy or {}).get(column.name)
+    values = {column.name: (legacy or {}).get(column.name) for column in schema.columns}
+    values |= {column.name: _parse(column, by_name[column.name]) for column in schema.columns if column.name in by_name}
     complaint = schema.check(values) or (None if legacy is not None else check_evidence(values))
     if complaint:
         raise ValueError(complaint)
