@@ -1,85 +1,48 @@
 """Pure-torch references: the exact semantics of every op, on any device, without a build."""
 
-from hipforge.ops.core.formats import BLOCK, E2M1, E4M3FN, E4M3FNUZ, ElementFormat
-from hipforge.ops.reference.attention import (
-    decode_attention,
-    dequantize_kv_fp8,
-    dequantize_kv_int4,
-    gather_pages,
-    quantize_kv_fp8,
-    quantize_kv_int4,
-)
-from hipforge.ops.reference.e8m0 import choose_scale, e8m0_to_f32, f32_to_e8m0
-from hipforge.ops.reference.fnuz import fn_to_fnuz, fnuz_to_fn
-from hipforge.ops.reference.layout import shuffle_scale, shuffle_weight, unshuffle_scale, unshuffle_weight
-from hipforge.ops.reference.moe import grouped_gemm_mxfp8, moe_align_block_size
-from hipforge.ops.reference.mxfp4 import (
-    dequantize_mxfp4,
-    f32_to_e2m1,
-    mxfp4_mm,
-    mxfp4_mm_packed,
-    mxfp4_to_f32,
-    pack_e2m1,
-    quantize_mxfp4,
-    unpack_e2m1,
-)
-from hipforge.ops.reference.mxfp8 import dequantize_mxfp8, mxfp8_mm, quantize_mxfp8
-from hipforge.ops.reference.rmsnorm import (
-    residual_rms,
-    residual_rms_mxfp8,
-    rms_norm,
-    rms_norm_fp8,
-    rms_norm_mxfp8,
-)
-from hipforge.ops.reference.rope import rms_norm_heads, rope_and_cache, rotate
-from hipforge.ops.reference.routing import moe_combine, router_gemm, topk_gating
-from hipforge.ops.reference.swiglu import swiglu_fp8, swiglu_mxfp8
-
-__all__ = [
-    "BLOCK",
-    "E2M1",
-    "E4M3FN",
-    "E4M3FNUZ",
-    "ElementFormat",
-    "choose_scale",
-    "decode_attention",
-    "dequantize_kv_fp8",
-    "dequantize_kv_int4",
-    "dequantize_mxfp4",
-    "dequantize_mxfp8",
-    "e8m0_to_f32",
-    "f32_to_e2m1",
-    "f32_to_e8m0",
-    "fn_to_fnuz",
-    "fnuz_to_fn",
-    "gather_pages",
-    "grouped_gemm_mxfp8",
-    "moe_align_block_size",
-    "moe_combine",
-    "mxfp4_mm",
-    "mxfp4_mm_packed",
-    "mxfp4_to_f32",
-    "mxfp8_mm",
-    "pack_e2m1",
-    "quantize_kv_fp8",
-    "quantize_kv_int4",
-    "quantize_mxfp4",
-    "quantize_mxfp8",
-    "residual_rms",
-    "residual_rms_mxfp8",
-    "rms_norm",
-    "rms_norm_fp8",
-    "rms_norm_heads",
-    "rms_norm_mxfp8",
-    "rope_and_cache",
-    "rotate",
-    "router_gemm",
-    "shuffle_scale",
-    "shuffle_weight",
-    "swiglu_fp8",
-    "swiglu_mxfp8",
-    "topk_gating",
-    "unpack_e2m1",
-    "unshuffle_scale",
-    "unshuffle_weight",
-]
+from hipforge.ops.core.formats import BLOCK as BLOCK
+from hipforge.ops.core.formats import E2M1 as E2M1
+from hipforge.ops.core.formats import E4M3FN as E4M3FN
+from hipforge.ops.core.formats import E4M3FNUZ as E4M3FNUZ
+from hipforge.ops.core.formats import ElementFormat as ElementFormat
+from hipforge.ops.reference.attention import decode_attention as decode_attention
+from hipforge.ops.reference.attention import dequantize_kv_fp8 as dequantize_kv_fp8
+from hipforge.ops.reference.attention import dequantize_kv_int4 as dequantize_kv_int4
+from hipforge.ops.reference.attention import gather_pages as gather_pages
+from hipforge.ops.reference.attention import quantize_kv_fp8 as quantize_kv_fp8
+from hipforge.ops.reference.attention import quantize_kv_int4 as quantize_kv_int4
+from hipforge.ops.reference.e8m0 import choose_scale as choose_scale
+from hipforge.ops.reference.e8m0 import e8m0_to_f32 as e8m0_to_f32
+from hipforge.ops.reference.e8m0 import f32_to_e8m0 as f32_to_e8m0
+from hipforge.ops.reference.fnuz import fn_to_fnuz as fn_to_fnuz
+from hipforge.ops.reference.fnuz import fnuz_to_fn as fnuz_to_fn
+from hipforge.ops.reference.layout import shuffle_scale as shuffle_scale
+from hipforge.ops.reference.layout import shuffle_weight as shuffle_weight
+from hipforge.ops.reference.layout import unshuffle_scale as unshuffle_scale
+from hipforge.ops.reference.layout import unshuffle_weight as unshuffle_weight
+from hipforge.ops.reference.moe import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
+from hipforge.ops.reference.moe import moe_align_block_size as moe_align_block_size
+from hipforge.ops.reference.mxfp4 import dequantize_mxfp4 as dequantize_mxfp4
+from hipforge.ops.reference.mxfp4 import f32_to_e2m1 as f32_to_e2m1
+from hipforge.ops.reference.mxfp4 import mxfp4_mm as mxfp4_mm
+from hipforge.ops.reference.mxfp4 import mxfp4_mm_packed as mxfp4_mm_packed
+from hipforge.ops.reference.mxfp4 import mxfp4_to_f32 as mxfp4_to_f32
+from hipforge.ops.reference.mxfp4 import pack_e2m1 as pack_e2m1
+from hipforge.ops.reference.mxfp4 import quantize_mxfp4 as quantize_mxfp4
+from hipforge.ops.reference.mxfp4 import unpack_e2m1 as unpack_e2m1
+from hipforge.ops.reference.mxfp8 import dequantize_mxfp8 as dequantize_mxfp8
+from hipforge.ops.reference.mxfp8 import mxfp8_mm as mxfp8_mm
+from hipforge.ops.reference.mxfp8 import quantize_mxfp8 as quantize_mxfp8
+from hipforge.ops.reference.rmsnorm import residual_rms as residual_rms
+from hipforge.ops.reference.rmsnorm import residual_rms_mxfp8 as residual_rms_mxfp8
+from hipforge.ops.reference.rmsnorm import rms_norm as rms_norm
+from hipforge.ops.reference.rmsnorm import rms_norm_fp8 as rms_norm_fp8
+from hipforge.ops.reference.rmsnorm import rms_norm_mxfp8 as rms_norm_mxfp8
+from hipforge.ops.reference.rope import rms_norm_heads as rms_norm_heads
+from hipforge.ops.reference.rope import rope_and_cache as rope_and_cache
+from hipforge.ops.reference.rope import rotate as rotate
+from hipforge.ops.reference.routing import moe_combine as moe_combine
+from hipforge.ops.reference.routing import router_gemm as router_gemm
+from hipforge.ops.reference.routing import topk_gating as topk_gating
+from hipforge.ops.reference.swiglu import swiglu_fp8 as swiglu_fp8
+from hipforge.ops.reference.swiglu import swiglu_mxfp8 as swiglu_mxfp8
