@@ -23,8 +23,7 @@ from typing import Literal, get_args
 
 import torch
 
-from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_choice, require_dtype
+from hipforge.ops.core.checks import require_choice, require_dtype, require_operand
 from hipforge.ops.core.formats import BLOCK, E2M1, E8M0_DTYPE, ElementFormat
 
 ScaleMode = Literal["round_down", "round_up", "even", "ceil", "triton"]
@@ -161,15 +160,17 @@ def choose_scale(amax: torch.Tensor, fmt: ElementFormat, mode: ScaleMode) -> tor
     return byte.to(torch.uint8)
 
 
-def expand_scale(scale: torch.Tensor, columns: int, name: str = "scale") -> torch.Tensor:
-    """Return e8m0 bytes [..., K/32] as float32 multipliers [..., K/32, 1], ready to meet [..., K/32, 32] blocks.
+def scaled(elements: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return float32 elements [..., K] times their blocks' scales, e8m0 bytes [..., K/32], as ``dtype``.
+
+    Computed in float64 where that is the result's, else in float32.
 
     Raises:
-        GuardError: the last dimension is not ``columns`` / 32, or the dtype is not uint8 or float8_e8m0fnu.
+        GuardError: ``scale`` of another shape or device, or a dtype other than uint8 and float8_e8m0fnu.
     """
-    if scale.dim() == 0 or scale.shape[-1] * BLOCK != columns:
-        raise GuardError(
-            f"the last dimension of {name} must be {columns // BLOCK} (one e8m0 byte per {BLOCK} elements of "
-            f"{columns}); got shape {tuple(scale.shape)}"
-        )
-    return e8m0_to_f32(as_scale_bytes(name, scale)).unsqueeze(-1)
+    blocks = elements.shape[-1] // BLOCK
+    shape, why = (*elements.shape[:-1], blocks), f"one byte per {BLOCK} elements"
+    require_operand("scale", scale, (torch.uint8, E8M0_DTYPE), shape, why, elements.device)
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    factors = e8m0_to_f32(scale).unsqueeze(-1).to(compute)
+    return (elements.to(compute).unflatten(-1, (blocks, BLOCK)) * factors).flatten(-2).to(dtype)

@@ -12,7 +12,7 @@ import torch
 
 from hipforge.ops.core import checks
 from hipforge.ops.core.formats import BLOCK, E2M1
-from hipforge.ops.reference.e8m0 import ScaleMode, choose_scale, e8m0_to_f32, expand_scale
+from hipforge.ops.reference.e8m0 import ScaleMode, choose_scale, e8m0_to_f32, scaled
 
 Rounding = Literal["rne", "half_up"]
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
@@ -121,12 +121,7 @@ def dequantize_mxfp4(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dty
     """
     checks.require_dtype("packed", packed, (torch.uint8,))
     checks.require_last_multiple("packed", packed, BLOCK // 2)
-    columns = packed.shape[-1] * 2
-    checks.require_shape("scale", scale, (*packed.shape[:-1], columns // BLOCK), f"one byte per {BLOCK} elements")
-    checks.require_device("scale", scale, packed.device)
-    compute = torch.float64 if dtype == torch.float64 else torch.float32
-    blocks = mxfp4_to_f32(packed).to(compute).unflatten(-1, (columns // BLOCK, BLOCK))
-    return (blocks * expand_scale(scale, columns).to(compute)).flatten(-2).to(dtype)
+    return scaled(mxfp4_to_f32(packed), scale, dtype)
 
 
 def mxfp4_mm_packed(

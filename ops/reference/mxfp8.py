@@ -8,7 +8,7 @@ import torch
 
 from hipforge.ops.core import checks
 from hipforge.ops.core.formats import BLOCK, fp8_format
-from hipforge.ops.reference.e8m0 import E8M0_NAN, ScaleMode, choose_scale, e8m0_to_f32, expand_scale
+from hipforge.ops.reference.e8m0 import E8M0_NAN, ScaleMode, choose_scale, e8m0_to_f32, scaled
 
 
 def quantize_mxfp8(
@@ -66,11 +66,7 @@ def dequantize_mxfp8(
     if q.dtype == torch.uint8:
         fp8_format(fp8_dtype)
         q = q.view(fp8_dtype)
-    checks.require_shape("scale", scale, (*q.shape[:-1], q.shape[-1] // BLOCK), f"one byte per {BLOCK} elements of q")
-    checks.require_device("scale", scale, q.device)
-    compute = torch.float64 if dtype == torch.float64 else torch.float32
-    blocks = q.to(torch.float32).to(compute).unflatten(-1, (q.shape[-1] // BLOCK, BLOCK))
-    return (blocks * expand_scale(scale, q.shape[-1]).to(compute)).flatten(-2).to(dtype)
+    return scaled(q.to(torch.float32), scale, dtype)
 
 
 def mxfp8_mm(
