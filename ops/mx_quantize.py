@@ -6,6 +6,8 @@ bit for bit, in every mode of :data:`hipforge.ops.reference.e8m0.SCALE_MODES`.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from hipforge.jit.compile_ops import compile_ops
@@ -23,35 +25,29 @@ from hipforge.ops.reference.layout import SCALE_COLUMNS, SCALE_ROWS
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-@compile_ops(
-    "module_mx_quantize",
-    variant=lambda out, scale_out, x, *rest: {"HF_INPUT": _INPUTS[x.dtype]},
-    mutates=("out", "scale_out"),
-)
+def _variant(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor, *rest: object) -> dict[str, str]:
+    return {"HF_INPUT": _INPUTS[x.dtype]}
+
+
+@compile_ops("module_mx_quantize", variant=_variant, mutates=("out", "scale_out"))
 # torch has a parameter of its own called mode, so the stubs' has another name.
 def mxfp8_quantize_out(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor, scale_mode: str) -> None:
     """Write both outputs as :func:`mxfp8_quantize` says."""
 
 
-@compile_ops(
-    "module_mx_quantize",
-    variant=lambda out, scale_out, x, *rest: {"HF_INPUT": _INPUTS[x.dtype]},
-    mutates=("out", "scale_out"),
-)
+@compile_ops("module_mx_quantize", variant=_variant, mutates=("out", "scale_out"))
 def mxfp4_quantize_out(
     out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor, scale_mode: str, shuffled: bool
 ) -> None:
     """Write both outputs as :func:`mxfp4_quantize` says."""
 
 
-def _plan_mxfp8(x: torch.Tensor, mode: ScaleMode) -> Decision:
-    _check(x, mode)
-    return plan_kernel("mxfp8_quantize", x.device)
-
-
-def _plan_mxfp4(x: torch.Tensor, mode: ScaleMode) -> Decision:
-    _check(x, mode)
-    return plan_kernel("mxfp4_quantize", x.device)
+def _plan(op: str, x: torch.Tensor, mode: ScaleMode) -> Decision:
+    require_rank("x", x, 2, "[rows, K]")
+    require_dtype("x", x, tuple(_INPUTS))
+    require_last_multiple("x", x, BLOCK)
+    require_choice("mode", mode, SCALE_MODES)
+    return plan_kernel(op, x.device)
 
 
 def _new_scales(x: torch.Tensor, shuffled: bool) -> torch.Tensor:
@@ -61,7 +57,7 @@ def _new_scales(x: torch.Tensor, shuffled: bool) -> torch.Tensor:
     return x.new_empty((rows, blocks), dtype=torch.uint8)
 
 
-@operator(_plan_mxfp8, outs=("out", "scale_out"))
+@operator(functools.partial(_plan, "mxfp8_quantize"), outs=("out", "scale_out"))
 def mxfp8_quantize(
     _taken: Accepted,
     x: torch.Tensor,
@@ -103,7 +99,7 @@ def mxfp8_quantize(
     return out, scale_out
 
 
-@operator(_plan_mxfp4, outs=("out", "scale_out"))
+@operator(functools.partial(_plan, "mxfp4_quantize"), outs=("out", "scale_out"))
 def mxfp4_quantize(
     _taken: Accepted,
     x: torch.Tensor,
@@ -152,10 +148,3 @@ def mxfp4_quantize(
         scale_out = _new_scales(x, shuffled)
     mxfp4_quantize_out(out, scale_out, x, mode, shuffled)
     return out, scale_out
-
-
-def _check(x: torch.Tensor, mode: str) -> None:
-    require_rank("x", x, 2, "[rows, K]")
-    require_dtype("x", x, tuple(_INPUTS))
-    require_last_multiple("x", x, BLOCK)
-    require_choice("mode", mode, SCALE_MODES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -61,17 +62,19 @@ def swiglu_mxfp8_out(
 def _plan_swiglu(
     gate_up: torch.Tensor, scale_tensor: torch.Tensor, alpha: float, beta: float, limit: float | None
 ) -> Decision:
-    _check(gate_up)
-    require_tensor(scale_tensor=scale_tensor)
+    require_tensor(gate_up=gate_up, scale_tensor=scale_tensor)
     require_device("scale_tensor", scale_tensor, gate_up.device)
-    check_activation(alpha, beta, limit)
-    return plan_kernel("swiglu_fp8", gate_up.device)
+    return _plan("swiglu_fp8", gate_up, alpha, beta, limit)
 
 
-def _plan_swiglu_mxfp8(gate_up: torch.Tensor, alpha: float, beta: float, limit: float | None) -> Decision:
-    _check(gate_up)
+def _plan(op: str, gate_up: torch.Tensor, alpha: float, beta: float, limit: float | None) -> Decision:
+    require_tensor(gate_up=gate_up)
+    if gate_up.dtype not in _INPUTS:
+        raise GuardError(f"gate_up must be float16 or bfloat16; got {gate_up.dtype}")
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise GuardError(f"gate_up must be [rows, 2 d]; got shape {tuple(gate_up.shape)}")
     check_activation(alpha, beta, limit)
-    return plan_kernel("swiglu_mxfp8", gate_up.device)
+    return plan_kernel(op, gate_up.device)
 
 
 def _shape(gate_up: torch.Tensor) -> tuple[int, int]:
@@ -151,7 +154,9 @@ def swiglu_fp8(
     return out
 
 
-@operator(_plan_swiglu_mxfp8, fake=_new_mxfp8, outs=("out", "scale_out"), mutates=("next_buffer",))
+@operator(
+    functools.partial(_plan, "swiglu_mxfp8"), fake=_new_mxfp8, outs=("out", "scale_out"), mutates=("next_buffer",)
+)
 def swiglu_mxfp8(
     _taken: Accepted,
     gate_up: torch.Tensor,
@@ -214,11 +219,3 @@ def check_activation(alpha: float, beta: float, limit: float | None) -> None:
             raise GuardError(f"{name} must be finite; got {value}")
     if limit is not None and not 0 < limit < math.inf:
         raise GuardError(f"limit must be positive and finite, or None for no clamp; got {limit}")
-
-
-def _check(gate_up: torch.Tensor) -> None:
-    require_tensor(gate_up=gate_up)
-    if gate_up.dtype not in _INPUTS:
-        raise GuardError(f"gate_up must be float16 or bfloat16; got {gate_up.dtype}")
-    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
-        raise GuardError(f"gate_up must be [rows, 2 d]; got shape {tuple(gate_up.shape)}")
