@@ -221,16 +221,10 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
     splits = [k_splits for k_splits in MFMA_K_SPLITS if k_splits <= mfma_k_steps(cell.k) and cell.m <= MFMA_MAX_M]
     row_tiles = [rows for rows in wave_split.ROWS if min(cell.m, MOST_ROWS_PER_W) <= rows < 2 * max(cell.m, 16)]
     by_waves = [
-        wave_split.choice(rows, waves)
-        for rows in row_tiles
-        for waves in wave_split.WAVES
-        if waves <= min(wave_split.max_waves(rows), mfma_k_steps(cell.k))
-    ]
-    wide = [
         wave_split.choice(rows, waves, columns)
-        for columns in wave_split.COLUMNS[1:]
+        for columns in wave_split.COLUMNS
         for rows in row_tiles
-        for waves in wave_split.wide_waves(rows, cell.k)
+        for waves in wave_split.waves_to_try(rows, columns, cell.k)
     ]
     packed = k_packed.candidates(*cell.key)
     tiles = [
@@ -240,7 +234,6 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
     ]
     return [
         *by_waves,
-        *wide,
         *packed,
         *gemv,
         *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB),

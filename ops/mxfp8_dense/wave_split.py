@@ -36,10 +36,11 @@ def choice(rows: int, waves: int, columns: int = COLUMNS[0]) -> Choice:
     return Choice(KERNEL, MappingProxyType({"rows": rows, "columns": columns, "waves": waves}))
 
 
-def wide_waves(rows: int, k: int) -> list[int]:
-    """Return the numbers of waves to try with 32 columns: those that leave each wave one run of steps."""
+def waves_to_try(rows: int, columns: int, k: int) -> list[int]:
+    """Return the numbers of waves to try; with more than 16 columns those that leave each wave one run of steps."""
     steps = -(-k // K_STEP)
-    return [waves for waves in WAVES if waves <= min(steps, max_waves(rows, 32)) and steps <= waves * RUN_STEPS]
+    least = 1 if columns == COLUMNS[0] else -(-steps // RUN_STEPS)
+    return [waves for waves in WAVES if least <= waves <= min(steps, max_waves(rows, columns))]
 
 
 def default_waves(k: int, most: int) -> int:
