@@ -117,10 +117,6 @@ class Modelled(Generic[C, O]):
         estimates = [model.estimate(work, self.machine) for work in self._launches]
         return model.total(estimates), " + ".join(f"{item.seconds * 1e6:.2f} ({item.bound})" for item in estimates)
 
-    def baselines(self) -> Baselines:
-        """Return None: nothing is measured without a GPU."""
-        return None
-
 
 class Measured(Generic[C, O]):
     """A cell whose candidates are timed on the GPU, over rotating copies of its operands."""

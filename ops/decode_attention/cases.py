@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -97,17 +98,19 @@ class AttentionOperands:
         return float(self.q.shape[-1] ** -0.5)
 
     @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes that a call reads."""
-        tables = 0 if self.block_tables is None else self.block_tables.nbytes
-        return tables + sum(t.nbytes for t in (self.q, self.k, self.k_rows, self.v, self.v_rows, self.seqlens))
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def clone(self) -> AttentionOperands:
         """Return a copy in memory of its own."""
-        return AttentionOperands(
-            self.arch, self.q.clone(), self.k.clone(), self.k_rows.clone(), self.v.clone(), self.v_rows.clone(),
-            self.seqlens.clone(), None if self.block_tables is None else self.block_tables.clone(), self.num_groups,
-        )  # fmt: skip
+        copies: dict[str, Any] = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return replace(self, **copies)
 
     def triton_problem(self, split_k: int) -> Problem:
         """Return the same problem for the Triton kernels."""

@@ -84,6 +84,21 @@ class Counted:
         """Return the share of one of ``workgroups``."""
         return replace(self, **{name: getattr(self, name) / workgroups for name in _COUNTS})
 
+    def work(self, times: int, workgroups: int, unique_bytes: int, streamed_bytes: int) -> model.Work:
+        """Return a launch that does ``times`` as much, as the model takes it."""
+        return model.Work(
+            workgroups=workgroups,
+            waves_per_workgroup=self.waves,
+            vector_instructions=round(self.vector * times),
+            instructions=round(self.instructions * times),
+            matrix_cycles=round(self.matrix_cycles * times),
+            loaded_bytes=round(self.loaded * times),
+            unique_bytes=unique_bytes,
+            streamed_bytes=streamed_bytes,
+            occupancy=self.occupancy,
+            in_flight_bytes=round(streamed_bytes / (self.trips * times)),
+        )
+
 
 def trips(rows: Iterable[PcCount], scalar: bool) -> int:
     """Return how often waves wait for memory: waits with a load since the last one, in the order of addresses.
@@ -196,32 +211,10 @@ def works(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
     q_bytes = 2 * rows * cell.d
     partial_bytes = 4 * rows * splits * (cell.d + 1) if splits > 1 else 0
     out_bytes = q_bytes + 4 * rows
-    streamed = 2 * tiles * cell.cache_bytes
-    split = model.Work(
-        workgroups=workgroups,
-        waves_per_workgroup=one.waves,
-        vector_instructions=round(one.vector * workgroups),
-        instructions=round(one.instructions * workgroups),
-        matrix_cycles=round(one.matrix_cycles * workgroups),
-        loaded_bytes=round(one.loaded * workgroups),
-        unique_bytes=2 * (cell.cache_bytes + cell.scale_bytes) + q_bytes
-        + (partial_bytes or out_bytes),
-        streamed_bytes=streamed,
-        occupancy=one.occupancy,
-        in_flight_bytes=round(streamed / (one.trips * workgroups)),
-    )  # fmt: skip
+    unique_bytes = 2 * (cell.cache_bytes + cell.scale_bytes) + q_bytes + (partial_bytes or out_bytes)
+    split = one.work(workgroups, workgroups, unique_bytes, 2 * tiles * cell.cache_bytes)
     if splits == 1:
         return [split], one.error
     merged = sampled_merge(cell.group, cell.d, cell.num_groups, arch, splits)
-    merge = model.Work(
-        workgroups=rows,
-        waves_per_workgroup=merged.waves,
-        vector_instructions=round(merged.vector * pairs),
-        instructions=round(merged.instructions * pairs),
-        loaded_bytes=round(merged.loaded * pairs),
-        unique_bytes=partial_bytes + out_bytes,
-        streamed_bytes=partial_bytes,
-        occupancy=merged.occupancy,
-        in_flight_bytes=round(partial_bytes / (merged.trips * pairs)),
-    )
+    merge = merged.work(pairs, rows, partial_bytes + out_bytes, partial_bytes)
     return [split, merge], max(one.error, merged.error)

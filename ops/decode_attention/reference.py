@@ -21,8 +21,16 @@ def attend(call: Call, scale_out: torch.Tensor | None = None) -> tuple[torch.Ten
     result in float32.
     """
     q, fp8 = call.q, fp8_dtypes(call.q.device)[0]
-    k = _elements(call.k, call.k_scale, call.k_scale_shift, call.num_groups, fp8)
-    v = _elements(call.v, call.v_scale, call.v_scale_shift, call.num_groups, fp8)
+
+    def elements(cache: torch.Tensor, scale: torch.Tensor | None, words: torch.Tensor | None) -> torch.Tensor:
+        if call.num_groups is not None:
+            return dequantize_kv_int4(cache, call.num_groups)
+        if words is not None:
+            return dequantize_kv_fp8(cache.contiguous().view(torch.int32), words, fp8)
+        values = (cache.view(fp8) if cache.dtype == torch.uint8 else cache).to(torch.float64)
+        return values if scale is None else values * scale.to(torch.float64).view(-1, 1)
+
+    k, v = elements(call.k, call.k_scale, call.k_scale_shift), elements(call.v, call.v_scale, call.v_scale_shift)
     dtype = q.dtype if call.out_scale is None and scale_out is None else torch.float32
     given = k, v, call.block_tables, call.seqlens, call.scale, call.causal
     options: dict[str, Any] = {
@@ -35,22 +43,7 @@ def attend(call: Call, scale_out: torch.Tensor | None = None) -> tuple[torch.Ten
     if call.out_scale is not None:
         return to_fp8_static(out, call.out_scale, fp8), lse
     if scale_out is not None:
-        elements, blocks = quantize_mxfp8(out.reshape(-1, out.shape[-2] * out.shape[-1]), fp8)
+        quantised, blocks = quantize_mxfp8(out.reshape(-1, out.shape[-2] * out.shape[-1]), fp8)
         written("scale_out", scale_out, blocks)
-        return elements.view(out.shape), lse
+        return quantised.view(out.shape), lse
     return out, lse
-
-
-def _elements(
-    cache: torch.Tensor,
-    scale: torch.Tensor | None,
-    words: torch.Tensor | None,
-    num_groups: int | None,
-    fp8: torch.dtype,
-) -> torch.Tensor:
-    if num_groups is not None:
-        return dequantize_kv_int4(cache, num_groups)
-    if words is not None:
-        return dequantize_kv_fp8(cache.contiguous().view(torch.int32), words, fp8)
-    values = (cache.view(fp8) if cache.dtype == torch.uint8 else cache).to(torch.float64)
-    return values if scale is None else values * scale.to(torch.float64).view(-1, 1)

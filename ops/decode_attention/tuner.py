@@ -9,8 +9,10 @@ and a shift per row, the more costly of the two kinds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -33,22 +35,26 @@ HEADS = ((1, 1), (1, 8), (1, 16), (2, 1), (2, 8))
 BATCHES = tuple(1 << shift for shift in range(8))
 KEYS = tuple(1 << shift for shift in range(8, 18))
 HEAD_DIM = 128
+
+
+def cells(
+    page_sizes: Iterable[int],
+    heads: Iterable[tuple[int, int]],
+    keys: Iterable[int],
+    batches: Iterable[int],
+    **more: int,
+) -> tuple[AttentionCell, ...]:
+    """Return every combination at the usual head dimension; ``more`` attributes are those of all cells."""
+    return tuple(
+        AttentionCell(kv_heads, group, HEAD_DIM, page, length, batch, **more)
+        for page, (kv_heads, group), length, batch in itertools.product(page_sizes, heads, keys, batches)
+    )
+
+
 # Any page size, then the pages and sizes that are common enough to have rows of their own.
-DEFAULT_CELLS: tuple[AttentionCell, ...] = (
-    *(
-        AttentionCell(kv_heads, group, HEAD_DIM, ANY_PAGE_SIZE, keys, batch)
-        for kv_heads, group in HEADS
-        for keys in KEYS
-        for batch in BATCHES
-    ),
-    *(
-        AttentionCell(kv_heads, group, HEAD_DIM, page_size, keys, batch)
-        for page_size in (64, 256)
-        for kv_heads in (1, 2)
-        for group in (1, 8)
-        for keys in (2048, 8192)
-        for batch in (1, 16, 64)
-    ),
+DEFAULT_CELLS = (
+    *cells((ANY_PAGE_SIZE,), HEADS, KEYS, BATCHES),
+    *cells((64, 256), itertools.product((1, 2), (1, 8)), (2048, 8192), (1, 16, 64)),
 )
 
 
@@ -101,25 +107,17 @@ _POSITIVE = click.IntRange(min=1)
 
 def attention_command(tuner: Tuner[AttentionCell, AttentionOperands], summary: str) -> click.Command:
     """Return the command of a tuner; cells are its default ones, or every combination of what is given."""
+    usual = {"heads": HEADS, "dims": (HEAD_DIM,), "page_sizes": (ANY_PAGE_SIZE,), "keys": KEYS, "batches": BATCHES}
 
-    def wanted(
-        batches: tuple[int, ...],
-        keys: tuple[int, ...],
-        heads: tuple[tuple[int, int], ...],
-        page_sizes: tuple[int, ...],
-        dims: tuple[int, ...],
-    ) -> Sequence[AttentionCell]:
-        if not (batches or keys or heads or page_sizes or dims):
+    def wanted(**given: tuple[Any, ...]) -> Sequence[AttentionCell]:
+        if not any(given.values()):
             return tuner.default_cells
+        chosen = itertools.product(*(given[name] or values for name, values in usual.items()))
         return sorted(
             replace(
-                tuner.default_cells[0], kv_heads=kv_heads, group=group, d=d, page_size=page, keys=length, batch=batch
+                tuner.default_cells[0], kv_heads=heads[0], group=heads[1], d=d, page_size=page, keys=keys, batch=batch
             )
-            for kv_heads, group in heads or HEADS
-            for d in dims or (HEAD_DIM,)
-            for page in page_sizes or (ANY_PAGE_SIZE,)
-            for length in keys or KEYS
-            for batch in batches or BATCHES
+            for heads, d, page, keys, batch in chosen
         )
 
     options = [

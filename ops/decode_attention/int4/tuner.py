@@ -6,10 +6,9 @@ four scales per row and apply to any number of them: instructions and loaded byt
 
 from __future__ import annotations
 
-from hipforge.ops.decode_attention.cases import AttentionCell
 from hipforge.ops.decode_attention.family import ANY_PAGE_SIZE
 from hipforge.ops.decode_attention.int4.family import FAMILY
-from hipforge.ops.decode_attention.tuner import BATCHES, HEAD_DIM, KEYS, attention_command, tuner_of
+from hipforge.ops.decode_attention.tuner import BATCHES, KEYS, attention_command, cells, tuner_of
 
 # Rounding K, V, the weights and the output to bfloat16 gives 1.7e-3 each, 3.4e-3 together; a key left out of 4096 with
 # equal weights, the least that goes wrong, 1.6e-2.
@@ -20,12 +19,7 @@ HEADS = ((1, 1), (1, 8), (2, 8))
 TUNER = tuner_of(
     FAMILY,
     MAX_ERROR,
-    tuple(
-        AttentionCell(kv_heads, group, HEAD_DIM, ANY_PAGE_SIZE, keys, batch, NUM_GROUPS)
-        for kv_heads, group in HEADS
-        for keys in KEYS
-        for batch in BATCHES
-    ),
+    cells((ANY_PAGE_SIZE,), HEADS, KEYS, BATCHES, num_groups=NUM_GROUPS),
 )
 
 command = attention_command(
