@@ -116,20 +116,21 @@ def _of_arch(quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]], arch: s
     return functools.partial(quantize, arch=arch)
 
 
-def _normal(rows: int, columns: int, factor: float, seed: int) -> torch.Tensor:
+def normal(rows: int, columns: int, factor: float, seed: int) -> torch.Tensor:
+    """Return bfloat16 [rows, columns] of normally distributed numbers times a factor, the same for a seed."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(rows, columns, generator=generator) * factor).bfloat16()
 
 
 @functools.lru_cache(maxsize=1)  # neighbouring cells share their weight
 def _weight(n: int, k: int, device: torch.device, quantize: Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
-    q, scale = quantize(_normal(n, k, 0.1, seed=1))
+    q, scale = quantize(normal(n, k, 0.1, seed=1))
     return q.to(device), scale.to(device)
 
 
 def random_operands(cell: Cell, device: torch.device, quantize: Quantizer) -> Operands:
     """Return (xq, x_scale, wq, w_scale) of normally distributed data, the same for a cell on every run."""
-    xq, x_scale = quantize(_normal(cell.m, cell.k, 0.5, seed=0))
+    xq, x_scale = quantize(normal(cell.m, cell.k, 0.5, seed=0))
     return (xq.to(device), x_scale.to(device), *_weight(cell.n, cell.k, device, quantize))
 
 

@@ -41,11 +41,6 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
-def nothing_else(problem: Any, row: TunedRow) -> str | None:
-    """Return None: a row that is found applies."""
-    return None
-
-
 @dataclass(frozen=True)
 class Family(Generic[P]):
     """One op family: its table, where its kernels apply, and which one runs.
@@ -80,7 +75,7 @@ class Family(Generic[P]):
     candidates: Callable[[Any, str], list[Choice]]
     reference: str
     triton: Callable[[P], Accepted | Refused] | None = None
-    row_refusal: Callable[[P, TunedRow], str | None] = nothing_else
+    row_refusal: Callable[[P, TunedRow], str | None] = lambda problem, row: None
     without_triton: Callable[[P, str, int], Choice] | None = None
     demanded: Callable[[P, str, int], tuple[Choice, str] | None] | None = None
     adjust: Callable[[P, str, Choice, str], tuple[Choice, str]] | None = None

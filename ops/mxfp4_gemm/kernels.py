@@ -8,7 +8,7 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.alignment import realigned
 from hipforge.ops.core.checks import require_choice
-from hipforge.ops.mxfp4_gemm.family import K_SPLITS, SUB_TILES, Problem
+from hipforge.ops.mxfp4_gemm.family import K_SPLITS, PARAMETERS, SUB_TILES, Problem
 
 
 @compile_ops(
@@ -39,21 +39,18 @@ def launch(
     wq: torch.Tensor,
     w_scale: torch.Tensor,
     shuffled: bool,
-    *,
-    m_sub: int,
-    n_sub: int,
-    k_splits: int,
+    **parameters: int,
 ) -> torch.Tensor:
-    """Run the kernel into ``out``; payloads that start off a 16-byte boundary are copied."""
+    """Run the kernel into ``out``, in a configuration; payloads that start off a 16-byte boundary are copied."""
     x_scale, w_scale = x_scale.contiguous(), w_scale.contiguous()
-    configuration = (shuffled, m_sub, n_sub, k_splits)
+    numbers = [parameters[name] for name in PARAMETERS]
     try:
-        mxfp4_gemm_out(out, xq.contiguous(), x_scale, wq.contiguous(), w_scale, *configuration)
+        mxfp4_gemm_out(out, xq.contiguous(), x_scale, wq.contiguous(), w_scale, shuffled, *numbers)
     except GuardError:
         copies = realigned(xq, wq)
         if copies is None:
             raise
-        mxfp4_gemm_out(out, copies[0], x_scale, copies[1], w_scale, *configuration)
+        mxfp4_gemm_out(out, copies[0], x_scale, copies[1], w_scale, shuffled, *numbers)
     return out
 
 

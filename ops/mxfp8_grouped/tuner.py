@@ -30,7 +30,7 @@ from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning import model, timing
 from hipforge.tuning.driver import command_for
-from hipforge.tuning.gemm import Pipeline, works
+from hipforge.tuning.gemm import Pipeline, normal, works
 from hipforge.tuning.tuner import Baselines, Counted, Tuner, relative_error
 
 # What the model has to know of the kernel's pipelines (moe_kernel.h).
@@ -105,10 +105,6 @@ class MoeOperands:
         return [int(expert) for expert in self.topk_ids.unique()]
 
 
-def _normal(rows: int, columns: int, factor: float, seed: int) -> torch.Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).mul_(factor).bfloat16()
-
-
 def route(slots: int, top_k: int, experts: int, seed: int) -> torch.Tensor:
     """Return topk_ids [T, top_k]: each token's experts are distinct, drawn uniformly."""
     generator = torch.Generator().manual_seed(seed)
@@ -124,8 +120,8 @@ def operands(cell: MoeCell, device: torch.device) -> MoeOperands:
     if cell.m % cell.top_k:
         raise ConfigError(f"M must be a multiple of top_k = {cell.top_k}; got {cell.m}")
     topk_ids = route(cell.m, cell.top_k, cell.experts, seed=2)
-    a, a_scale = quantize_mxfp8(_normal(-(-cell.m // cell.a_div), cell.k, 0.5, seed=0))
-    base, base_scale = quantize_mxfp8(_normal(cell.n, cell.k, 0.1, seed=1))
+    a, a_scale = quantize_mxfp8(normal(-(-cell.m // cell.a_div), cell.k, 0.5, seed=0))
+    base, base_scale = quantize_mxfp8(normal(cell.n, cell.k, 0.1, seed=1))
     w = torch.zeros((cell.experts, cell.n, cell.k), dtype=torch.uint8, device=device)
     w_scale = torch.zeros((cell.experts, cell.n, cell.k // 32), dtype=torch.uint8, device=device)
     for expert in topk_ids.unique().tolist():
