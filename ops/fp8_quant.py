@@ -26,11 +26,7 @@ _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
     mutates=("out", "out_t", "inv_scale", "workspace"),
 )
 def fp8_quant_tensorwise_out(
-    out: torch.Tensor,
-    out_t: torch.Tensor | None,
-    inv_scale: torch.Tensor,
-    workspace: torch.Tensor,
-    x: torch.Tensor,
+    out: torch.Tensor, out_t: torch.Tensor | None, inv_scale: torch.Tensor, workspace: torch.Tensor, x: torch.Tensor
 ) -> None:
     """Write x's codes to ``out``, their transpose to ``out_t`` [C, R], and the factor back to ``inv_scale`` [1]."""
 

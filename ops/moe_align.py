@@ -48,12 +48,7 @@ def moe_align_block_size_out(
     """Write the first three as :func:`moe_align_block_size` says."""
 
 
-def _plan(
-    topk_ids: torch.Tensor,
-    block_m: int,
-    num_experts: int,
-    expert_map: torch.Tensor | None,
-) -> Decision:
+def _plan(topk_ids: torch.Tensor, block_m: int, num_experts: int, expert_map: torch.Tensor | None) -> Decision:
     require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
     require_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
     require_int("block_m", block_m, 1)
@@ -66,12 +61,7 @@ def _plan(
     return plan_kernel("moe_align_block_size", topk_ids.device, refusal, unavailable(topk_ids.device) or refusal)
 
 
-def _key(
-    topk_ids: torch.Tensor,
-    block_m: int,
-    num_experts: int,
-    expert_map: torch.Tensor | None,
-) -> object:
+def _key(topk_ids: torch.Tensor, block_m: int, num_experts: int, expert_map: torch.Tensor | None) -> object:
     mapped = None if expert_map is None else (expert_map.shape, expert_map.dtype, expert_map.device)
     return topk_ids.shape, topk_ids.dtype, topk_ids.device, block_m, num_experts, mapped
 

@@ -118,12 +118,7 @@ def time_trials(
         groups = work[0].workgroups
         contenders.append(
             Contender(
-                replace(
-                    trial,
-                    seconds=us * 1e-6,
-                    model_us=us,
-                    note=f"modelled {us:.2f} us ({bound})",
-                ),
+                replace(trial, seconds=us * 1e-6, model_us=us, note=f"modelled {us:.2f} us ({bound})"),
                 sum(item.instructions for item in work),
                 groups / (-(-groups // gpu.cu_count) * gpu.cu_count),
             )

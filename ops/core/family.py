@@ -78,7 +78,7 @@ class Family(Generic[P]):
     row_refusal: Callable[[P, TunedRow], str | None] = lambda problem, row: None
     without_triton: Callable[[P, str, int], Choice] | None = None
     demanded: Callable[[P, str, int], tuple[Choice, str] | None] | None = None
-    adjust: Callable[[P, str, Choice, str], tuple[Choice, str]] | None = None
+    adjust: Callable[[P, str, Choice, str], tuple[Choice, str]] = lambda problem, arch, choice, reason: (choice, reason)
 
     def plan(self, **given: Any) -> Decision:
         """Return the decision of an op that may return None, called with the arguments given."""
@@ -123,8 +123,7 @@ class Family(Generic[P]):
             if refusal is not None:
                 return Refused("kernel", f"{why} {refusal}", row)
             choice = self.from_row(row)
-        if self.adjust is not None:
-            choice, why = self.adjust(problem, arch, choice, why)
+        choice, why = self.adjust(problem, arch, choice, why)
         return Accepted("kernel", choice.kernel, choice.configuration, why, row, problem)
 
     def _without_triton(self, problem: P) -> Accepted | None:

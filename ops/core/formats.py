@@ -40,10 +40,7 @@ E2M1 = ElementFormat("e2m1", 6.0, 2, 1, 0x400000)
 E4M3FN = ElementFormat("e4m3fn", 448.0, 8, 3, 0x600000)
 E4M3FNUZ = ElementFormat("e4m3fnuz", 240.0, 7, 3, 0x700000)
 
-_FP8_FORMATS: dict[torch.dtype, ElementFormat] = {
-    torch.float8_e4m3fn: E4M3FN,
-    torch.float8_e4m3fnuz: E4M3FNUZ,
-}
+_FP8_FORMATS: dict[torch.dtype, ElementFormat] = {torch.float8_e4m3fn: E4M3FN, torch.float8_e4m3fnuz: E4M3FNUZ}
 
 
 def fp8_format(dtype: torch.dtype) -> ElementFormat:

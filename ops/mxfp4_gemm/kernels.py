@@ -13,10 +13,7 @@ from hipforge.ops.mxfp4_gemm.family import K_SPLITS, PARAMETERS, SUB_TILES, Prob
 
 @compile_ops(
     "module_mxfp4_gemm",
-    variant=lambda out, xq, xs, wq, ws, shuffled, m_sub, n_sub, k_splits: {
-        "HF_M_SUB": m_sub,
-        "HF_N_SUB": n_sub,
-    },
+    variant=lambda out, xq, xs, wq, ws, shuffled, m_sub, n_sub, k_splits: {"HF_M_SUB": m_sub, "HF_N_SUB": n_sub},
 )
 def mxfp4_gemm_out(
     out: torch.Tensor,

@@ -226,19 +226,13 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         for rows in row_tiles
         for waves in wave_split.waves_to_try(rows, columns, cell.k)
     ]
-    packed = k_packed.candidates(*cell.key)
     tiles = [
         tile_kernel.choice(tile_kernel.SMALLEST_TILE, k_splits)
         for k_splits in tile_kernel.K_SPLITS
         if tile_kernel.FEW_ROWS < cell.m <= MFMA_MAX_M and k_splits <= mfma_k_steps(cell.k)
     ]
-    return [
-        *by_waves,
-        *packed,
-        *gemv,
-        *(_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB),
-        *tiles,
-    ]
+    mfma = [_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB]
+    return [*by_waves, *k_packed.candidates(*cell.key), *gemv, *mfma, *tiles]
 
 
 def _triton(problem: Problem) -> Accepted | Refused:

@@ -29,13 +29,7 @@ from hipforge.ops.core.tuned import (
     gemm_shape,
     load_table,
 )
-from hipforge.ops.mxfp8_dense.family import (
-    FNUZ_REFUSAL,
-    MAX_ELEMENTS,
-    SCALES,
-    UNTYPED_REFUSAL,
-    has_fnuz,
-)
+from hipforge.ops.mxfp8_dense.family import FNUZ_REFUSAL, MAX_ELEMENTS, SCALES, UNTYPED_REFUSAL, has_fnuz
 from hipforge.ops.mxfp8_dense.wave_split import K_STEP
 from hipforge.ops.mxfp8_grouped import wave_split
 

@@ -11,11 +11,7 @@ LOG2_E = 1.44269504089
 
 
 def swiglu(
-    gate_up: torch.Tensor,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    limit: float | None = None,
-    interleaved: bool = False,
+    gate_up: torch.Tensor, alpha: float = 1.0, beta: float = 0.0, limit: float | None = None, interleaved: bool = False
 ) -> torch.Tensor:
     """Return ``g / (1 + 2^(-g alpha log2 e)) * (u + beta)`` in float32; plain SwiGLU is the default.
 

@@ -12,12 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def load_words(  # type: ignore[no-untyped-def]
-    words_ptr,
-    slots,
-    valid,
-    part: tl.constexpr,
-    PART: tl.constexpr,
-    D: tl.constexpr,
+    words_ptr, slots, valid, part: tl.constexpr, PART: tl.constexpr, D: tl.constexpr
 ):
     """Return the int32 words [BLOCK_N, PART / 4] of one part of each key's row."""
     column = part * (PART // 4) + tl.arange(0, PART // 4)
@@ -26,10 +21,7 @@ def load_words(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def dequantize(  # type: ignore[no-untyped-def]
-    words,
-    scale_shift,
-    dtype: tl.constexpr,
-    FNUZ: tl.constexpr,
+    words, scale_shift, dtype: tl.constexpr, FNUZ: tl.constexpr
 ):
     """Return fp8 * scale + shift of int32 words [BLOCK_N, PART / 4] as ``dtype`` [BLOCK_N, PART]."""
     codes = (words[:, :, None] >> (8 * tl.arange(0, 4))[None, None, :]).to(tl.uint8)

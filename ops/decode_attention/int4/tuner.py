@@ -16,11 +16,7 @@ MAX_ERROR = 5e-3
 NUM_GROUPS = 4
 HEADS = ((1, 1), (1, 8), (2, 8))
 
-TUNER = tuner_of(
-    FAMILY,
-    MAX_ERROR,
-    cells((ANY_PAGE_SIZE,), HEADS, KEYS, BATCHES, num_groups=NUM_GROUPS),
-)
+TUNER = tuner_of(FAMILY, MAX_ERROR, cells((ANY_PAGE_SIZE,), HEADS, KEYS, BATCHES, num_groups=NUM_GROUPS))
 
 command = attention_command(
     TUNER,
