@@ -74,8 +74,8 @@ struct Problem {
   uint32_t splits;
   uint32_t ranges;  // parts of a split's keys, each of which a wave (two at D = 256) of the work-group takes
   Divisor parts;    // splits * ranges
-  bool causal;
-  bool all_seen;       // every token sees every key: nothing has to be found out about hidden ones
+  uint32_t causal;
+  uint32_t all_seen;   // every token sees every key: nothing has to be found out about hidden ones
   uint32_t window;     // keys that a token sees, its own the last one; kNoWindow for all
   float factor;        // scale * log2(e)
   float cap;           // softcap * log2(e), 0 for none
@@ -83,17 +83,28 @@ struct Problem {
   const float* sinks;  // [Hkv * group], natural logarithm; null for none
 };
 
+/// What a wave's first loads need. The kernels of the splits take it as arguments before the problem, one by one and in this
+/// order: only such, at most 14 dwords of them, are in scalar registers when a wave starts.
+struct First {
+  const int32_t *seqlens, *q_starts;
+  const void* q;
+  const float* k_scale;
+  Divisor kv_heads;
+  uint32_t group, mq, k_scale_stride;
+};
+static_assert(sizeof(First) == 14 * sizeof(uint32_t) && sizeof(First) % alignof(Problem) == 0);
+
 /// A pointer that the compiler then knows to be one to global memory, as it knows of a kernel's arguments by itself.
 template <class T>
 __device__ __forceinline__ T* global_pointer(T* pointer) {
   return (T*)(__attribute__((address_space(1))) T*)pointer;
 }
 
-/// The problem, which is the kernel's first argument, read from memory where it stands. What only the end of a kernel needs
+/// The problem, which stands behind First, read from memory where it stands. What only the end of a kernel needs
 /// would otherwise be in scalar registers all along, which the tiles' buffers take.
 __device__ __forceinline__ Problem problem_here() {
   using Constant = const __attribute__((address_space(4))) Problem;
-  auto at = reinterpret_cast<uint64_t>(__builtin_amdgcn_kernarg_segment_ptr());
+  auto at = reinterpret_cast<uint64_t>(__builtin_amdgcn_kernarg_segment_ptr()) + sizeof(First);
   asm volatile("" : "+s"(at));
   Problem problem = *(const Problem*)reinterpret_cast<Constant*>(at);
   problem.out = global_pointer(problem.out);
@@ -116,7 +127,9 @@ __device__ __forceinline__ float load_constant(const float* address) {
 struct Tokens {
   uint32_t first, count;
 
-  __device__ Tokens(const Problem& p, uint32_t batch) : first(batch * p.mq), count(p.mq) {
+  /// `p`: a Problem, or First.
+  template <class P>
+  __device__ __forceinline__ Tokens(const P& p, uint32_t batch) : first(batch * p.mq), count(p.mq) {
     if (!p.q_starts) return;
     const int32_t begin = dev::load_constant(p.q_starts + batch), end = dev::load_constant(p.q_starts + batch + 1);
     first = static_cast<uint32_t>(begin);
@@ -152,9 +165,9 @@ struct Work {
   uint32_t trips;       // blocks of the work-group's first range, which has the most
   uint32_t whole_begin, whole_end;  // of these, the keys that every token sees
 
-  __device__ Work(const Problem& p, uint32_t batch_and_head, uint32_t split, uint32_t range)
-      : batch(p.kv_heads.quotient(batch_and_head)), head(batch_and_head - batch * p.kv_heads.value) {
-    const int32_t given = dev::load_constant(p.seqlens + batch);
+  /// `given`: keys of the sequence, as the caller has it.
+  __device__ Work(const Problem& p, uint32_t batch, uint32_t head, int32_t given, uint32_t split, uint32_t range)
+      : batch(batch), head(head) {
     length = given < 0 ? 0 : min(static_cast<uint32_t>(given), p.max_keys);
     const Sight sight(p, batch, length);
     const uint32_t seen_from = sight.begin;
@@ -218,8 +231,11 @@ class Cursor {
     slot = first - index * p.page_size.value;
   }
 
+  /// The page of the next tile in the table, which has it, where there is one.
+  __device__ uint32_t listed() const { return static_cast<uint32_t>(dev::load_constant(table + index)); }
+
   __device__ Tile next() {
-    const auto listed = static_cast<uint32_t>(dev::load_constant(table + index));
+    const uint32_t listed = this->listed();
     const Tile tile = {p.max_pages ? listed : batch, slot,
                        key < end ? min(end - key, static_cast<uint32_t>(kTileN)) : 0};
     key += kTileN;

@@ -70,12 +70,8 @@ void run(const Operands& o, const Scales& scales, const Options& options, const 
   if (batch == 0) return;
   const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
   const uint32_t lds = Layout::lds_bytes(kBlockN, static_cast<int>(waves), p.k.rows != nullptr);
-  if (p.k.rows) {
-    decode_split<Half, kD, kBlockN, true><<<split_grid(p, batch), threads, lds, stream>>>(p);
-  } else {
-    decode_split<Half, kD, kBlockN, false><<<split_grid(p, batch), threads, lds, stream>>>(p);
-  }
-  HF_HIP(hipGetLastError());
+  const auto kernel = p.k.rows ? decode_split<Half, kD, kBlockN, true> : decode_split<Half, kD, kBlockN, false>;
+  launch_split(kernel, p, batch, threads, lds, stream);
   launch_merge<Half, kD>(p, batch, stream);
 }
 

@@ -47,8 +47,7 @@ void run(const Operands& o, const Scales& scales, const Options& options, const 
   if (batch == 0) return;
   const auto threads = static_cast<uint32_t>(waves * hf::dev::kWaveSize);
   const uint32_t lds = row_lds_bytes(kD, static_cast<int>(waves));
-  decode_split_half<Half, kD><<<split_grid(p, batch), threads, lds, stream>>>(p);
-  HF_HIP(hipGetLastError());
+  launch_split(decode_split_half<Half, kD>, p, batch, threads, lds, stream);
   launch_merge<Half, kD>(p, batch, stream);
 }
 

@@ -30,7 +30,8 @@
 // Latency: the loads of a block's K wait together, and those of its V are under way meanwhile (blocks of 16 and 32 keys) or
 // during the softmax (64): one trip to memory for a block of 16 or 32 keys, two for 64. Blocks of 64 with a scale per row load V
 // after the softmax (three trips), except at D = 64; at D = 192 there is a trip for each tile of K as well: registers are short.
-// Most calls are bound by these trips, not by bytes.
+// Most calls are bound by these trips, not by bytes. Before them there are two: the sequence's length with q and the problem, then
+// the line of the page table.
 //
 // Registers: at most 128 VGPRs (88 at D = 64) and no spills, so four waves per SIMD (five at D = 64); the
 // registry's limits hold every variant to it. LDS of a work-group: Shape::lds_bytes; with bf16 and blocks of 64, 2 KiB at
@@ -87,6 +88,7 @@ class Wave {
   static constexpr int kColumns = Layout::kColumns;
   static constexpr int kParts = Layout::kParts;
   static constexpr int kChunks = Layout::kChunks;
+  using QueryPieces = typename Query<Half, kChunks>::Pieces;
   using Dealt = Columns<kColumns>;
   static constexpr int kPerLane = Dealt::kPerLane;  // bytes of a key per lane, for the second product
   // Where registers hold them, the loads of a block's K wait together, and those of its V are sent before the softmax; of a
@@ -96,12 +98,11 @@ class Wave {
   static constexpr bool kAhead = kTogether || kChunks == 1 || (kChunks == 2 && !kRowScales);
 
   /// `finer`: where the finer terms of q go; `own` and `other`: the slots of the wave and of that with the other half of D.
-  __device__ Wave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, uint32_t range, uint32_t part,
-                  uint8_t* finer, uint8_t* own, const uint8_t* other)
+  __device__ Wave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, const QueryPieces& pieces, float k_scale,
+                  uint32_t range, uint32_t part, uint8_t* finer, uint8_t* own, const uint8_t* other)
       : p(problem), work(work), row0(row0), part(part), own_slot(own), other_slot(other),
         finer(reinterpret_cast<dev::u32x4*>(finer)), lane(dev::lane_index()),
-        query(static_cast<const Half*>(problem.q) + first_element() + 16 * (lane / kTileN),
-              reinterpret_cast<dev::u32x4*>(finer), lane, range == 0) {
+        query(pieces, reinterpret_cast<dev::u32x4*>(finer), lane, range == 0) {
     const uint32_t group = lane / kTileN, column = lane % kTileN;
     k_data = p.k.data + work.head * p.k.head_stride + part * kColumns;
     v_data = p.v.data + work.head * p.v.head_stride + part * kColumns;
@@ -112,7 +113,7 @@ class Wave {
       k_rows = p.k.rows + work.head * p.k.rows_head_stride;
       v_rows = p.v.rows + work.head * p.v.rows_head_stride;
     }
-    const float scale = kRowScales ? p.factor : p.factor * load_constant(p.k.scale + p.k.scale_stride * work.head);
+    const float scale = kRowScales ? p.factor : p.factor * k_scale;
     factor = __builtin_ldexpf(scale, -query.exponent);
     q_sum = query.sum * p.factor;
   }
@@ -183,12 +184,6 @@ class Wave {
   using Bytes = Vector<uint32_t, kPerLane / 4>;
   using Weights = dev::bf16x4;
 
-  // Elements of q before the wave's columns of the lane's row.
-  __device__ uint64_t first_element() const {
-    const Tokens tokens(p, work.batch);
-    return Row(p, tokens, row0, lane).offset(p, tokens, work.head, kD) + part * kColumns;
-  }
-
   // kPartly: rows may see some of the keys only; `left`, from the first key on, are of the sequence. Otherwise every row sees
   // the first `left` keys and the others do not exist.
   template <int kCount, bool kPartly>
@@ -229,7 +224,8 @@ class Wave {
     }
     if constexpr (kParts > 1) add_other_part(scores);
     if (p.cap != 0.f) cap_scores(problem_here(), scores);
-    const Seen seen = hide<kPartly>(p, work, row0, left, tiles[0].keys, scores);
+    // As in load_v_word, scalar registers are short.
+    const Seen seen = hide<kPartly>(kPartly && kParts > 1 ? problem_here() : p, work, row0, left, tiles[0].keys, scores);
     if constexpr (!kTogether) load_v_word();
 
     const float next = __builtin_fmaxf(maximum, column_max(largest_of(scores)));
@@ -464,19 +460,38 @@ constexpr int least_waves(int d) { return d == 192 && __clang_major__ < 22 ? 3 :
 /// Grid: (ceil(M / 16), B * Hkv, splits); block: `ranges` times Shape::kParts waves, part fastest; dynamic LDS:
 /// Shape::lds_bytes.
 template <class Half, int kD, int kBlockN, bool kRowScales>
-__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, least_waves(kD)) void decode_split(const Problem problem) {
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, least_waves(kD)) void decode_split(
+    const int32_t* seqlens, const int32_t* q_starts, const void* q, const float* k_scale,
+    uint32_t kv_heads, uint32_t kv_factor, uint32_t kv_shift, uint32_t group, uint32_t mq, uint32_t k_scale_stride,
+    const Problem problem) {
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   using Layout = Shape<Half, kD>;
+  using AnyWave = Wave<Half, kD, kBlockN, kRowScales>;
   constexpr int kParts = Layout::kParts;
+  const First first = {seqlens, q_starts, q, k_scale, {kv_heads, kv_factor, kv_shift}, group, mq, k_scale_stride};
+  const QueryTile tile(first);
+  if (tile.is_empty(first)) return;
   const uint32_t index = dev::uniform(threadIdx.x / dev::kWaveSize);
   const uint32_t range = index / kParts, part = index % kParts;
-  const Work<kBlockN> work(problem, blockIdx.y, blockIdx.z, range);
-  // The grid is for the most tokens that a sequence has.
-  if (problem.q_starts && blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
+  // All of these are under way at once.
+  const int32_t length = dev::load_constant(seqlens + tile.batch);
+  const typename AnyWave::QueryPieces pieces(static_cast<const Half*>(q) + tile.first_element(first, kD) +
+                                             part * AnyWave::kColumns + 16 * (dev::lane_index() / kTileN));
+  float k_factor = 1.f;
+  if constexpr (!kRowScales) k_factor = load_constant(k_scale + k_scale_stride * tile.head);
+  const Work<kBlockN> work(problem, tile.batch, tile.head, length, blockIdx.z, range);
   constexpr uint32_t kSlot = Layout::slot_bytes(kBlockN, kRowScales), kFiner = Query<Half, Layout::kChunks>::kLdsBytes;
   uint8_t* const slots = lds + kParts * kFiner;
-  Wave<Half, kD, kBlockN, kRowScales> wave(problem, blockIdx.x * kBlockM, work, range, part, lds + part * kFiner,
-                                           slots + index * kSlot, slots + (index ^ (kParts - 1)) * kSlot);
+  // What is loaded behind q's conversion is on its way meanwhile: the scalar cache keeps it.
+  float v_factor = 1.f;
+  if constexpr (!kRowScales) v_factor = load_constant(problem.v.scale + problem.v.scale_stride * tile.head);
+  stay_in_order();
+  const uint32_t page =
+      Cursor(problem, dev::wave_value_here(work.batch), dev::wave_value_here(work.whole_begin), 0, work.length).listed();
+  stay_in_order();
+  AnyWave wave(problem, tile.row0, work, pieces, k_factor, range, part, lds + part * kFiner, slots + index * kSlot,
+               slots + (index ^ (kParts - 1)) * kSlot);
+  dev::wave_values_loaded_here(page, v_factor);
   if (problem.ranges > 1) __syncthreads();  // the finer terms are written
   wave.run();
   float total, shifted;

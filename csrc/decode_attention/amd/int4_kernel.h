@@ -184,14 +184,18 @@ class Int4Rows {
 
 /// Grid: (ceil(M / 16), B * Hkv, splits); block: `ranges` waves; dynamic LDS: row_lds_bytes.
 template <class Half, int kD>
-__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD > 128 ? 3 : 4) void decode_split_int4(const Problem problem,
-                                                                                            uint32_t groups) {
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD > 128 ? 3 : 4) void decode_split_int4(
+    const int32_t* seqlens, const int32_t* q_starts, const void* q, const float* k_scale,
+    uint32_t kv_heads, uint32_t kv_factor, uint32_t kv_shift, uint32_t group, uint32_t mq, uint32_t k_scale_stride,
+    const Problem problem, uint32_t groups) {
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+  const First first = {seqlens, q_starts, q, k_scale, {kv_heads, kv_factor, kv_shift}, group, mq, k_scale_stride};
+  const QueryTile tile(first);
+  if (tile.is_empty(first)) return;
   const uint32_t range = dev::uniform(threadIdx.x / dev::kWaveSize);
-  const Work<kRowBlockN> work(problem, blockIdx.y, blockIdx.z, range);
-  // The grid is for the most tokens that a sequence has.
-  if (problem.q_starts && blockIdx.x * kBlockM >= problem.group * Tokens(problem, work.batch).count) return;
-  RowWave<Half, kD, Int4Rows> wave(problem, blockIdx.x * kBlockM, work, groups);
+  const int32_t length = dev::load_constant(seqlens + tile.batch);
+  const Work<kRowBlockN> work(problem, tile.batch, tile.head, length, blockIdx.z, range);
+  RowWave<Half, kD, Int4Rows> wave(problem, tile.row0, work, static_cast<const Half*>(q) + tile.first_element(first, kD), groups);
   wave.run();
   float total, shifted;
   merge_ranges<1>(wave, problem_here().ranges, range, 0, lds, total, shifted);

@@ -6,12 +6,12 @@
 //
 // A work-group of four waves owns a row; wave w has the splits w, w + 4, ... and, of each, a lane has D/64 neighbouring
 // columns. It weighs its splits by their largest lse_s, and the work-group adds up the waves' sums through LDS with one
-// barrier. The lanes hold the log-sum-exps, two each at most, all loaded at once; of the partial outputs a wave has up to eight
-// loads in flight, so that 128 splits take four trips to memory after the first. Which split is next is the same in all lanes:
+// barrier. The lanes hold the log-sum-exps, two each at most, all loaded at once with the first partial outputs, of which a wave
+// has up to eight loads in flight, so that up to 32 splits take one trip to memory, and 128 four. Which split is next is the same in all lanes:
 // addresses and branches are scalar. Sums are made in an order that the number of splits fixes, in float32; output.h quantises
 // them where the call asks for it, so that nothing is launched for that.
 //
-// Counted on gfx950: a work-group takes 992 instructions for 16 splits of D = 128, and 2,264 for 128.
+// Counted on gfx950: a work-group takes 884 instructions for 16 splits of D = 128, and 2,152 for 128.
 #pragma once
 
 #include "hipforge/amd/hip.h"
@@ -29,6 +29,13 @@ constexpr uint32_t kMergeThreads = 256;
 constexpr uint32_t kMergeWaves = kMergeThreads / dev::kWaveSize;
 constexpr uint32_t kMaxSplits = 512;
 
+/// What the first loads of decode_merge need; its arguments before the problem, as First's members are of the other kernels.
+struct MergeFirst {
+  const float *partial, *partial_lse;
+  const int32_t* q_starts;
+  uint32_t rows, splits, heads, mq;
+};
+
 /// The splits of a wave: their weights over their largest, added up, and their partial outputs by these weights.
 template <int kD>
 struct MergeWave {
@@ -41,47 +48,66 @@ struct MergeWave {
   float largest, total;
   Part sum = {};
 
-  /// `row`: of the workspaces.
-  __device__ MergeWave(const Problem& p, uint64_t row, uint32_t wave) {
+  /// `row`: of the workspaces. `meanwhile` is called when the first loads are on their way.
+  template <class F>
+  __device__ MergeWave(const MergeFirst& p, uint64_t row, uint32_t wave, F meanwhile) {
     static_assert(kMaxSplits == 2 * kMergeThreads, "a lane has two of the log-sum-exps");
-    const uint32_t lane = dev::lane_index();
     const uint32_t count = wave < p.splits ? (p.splits - wave + kMergeWaves - 1) / kMergeWaves : 0;
     float weights[2];
+    weights[0] = lse_of(p, row, wave + kMergeWaves * dev::lane_index());
+    const uint32_t own = min(wave, p.splits - 1);
+    const Splits splits = {p.partial + (uint64_t{own} * p.rows + row) * kD + kPerLane * dev::lane_index(),
+                           uint64_t{kMergeWaves} * p.rows * kD, count};
+    const auto weigh = [&] {
+      meanwhile();
+      weights[1] = -__builtin_inff();
+      if (p.splits > kMergeThreads) weights[1] = lse_of(p, row, wave + kMergeThreads + kMergeWaves * dev::lane_index());
+      const auto larger = [](float a, float b) { return __builtin_fmaxf(a, b); };
+      largest = dev::lanes_combined<dev::kWaveSize>(__builtin_fmaxf(weights[0], weights[1]), larger);
+      const float base = largest == -__builtin_inff() ? 0.f : largest;
 #pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t split = wave + kMergeWaves * (lane + i * dev::kWaveSize);
-      weights[i] = -__builtin_inff();
-      if (i * dev::kWaveSize < count && split < p.splits) weights[i] = p.partial_lse[uint64_t{split} * p.rows + row];
+      for (uint32_t i = 0; i < 2; ++i) weights[i] = __builtin_amdgcn_exp2f(weights[i] - base);
+      total = dev::lanes_combined<dev::kWaveSize>(weights[0] + weights[1], [](float a, float b) { return a + b; });
+    };
+    if (count <= kMany / 2) {
+      add<kMany / 2>(splits, 0, weights, weigh);
+      return;
     }
-    largest = dev::lanes_combined<dev::kWaveSize>(__builtin_fmaxf(weights[0], weights[1]),
-                                                 [](float a, float b) { return __builtin_fmaxf(a, b); });
-    const float base = largest == -__builtin_inff() ? 0.f : largest;
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) weights[i] = __builtin_amdgcn_exp2f(weights[i] - base);
-    total = dev::lanes_combined<dev::kWaveSize>(weights[0] + weights[1], [](float a, float b) { return a + b; });
-    const float* from = p.partial + (uint64_t{wave} * p.rows + row) * kD;
-    const uint64_t step = uint64_t{kMergeWaves} * p.rows * kD;
-    uint32_t first = 0;
-    for (; first + kMany / 2 < count; first += kMany) add<kMany>(from, step, first, count, weights);
-    if (first < count) add<kMany / 2>(from, step, first, count, weights);
+    add<kMany>(splits, 0, weights, weigh);
+    uint32_t first = kMany;
+    for (; first + kMany / 2 < count; first += kMany) add<kMany>(splits, first, weights, [] {});
+    if (first < count) add<kMany / 2>(splits, first, weights, [] {});
   }
 
  private:
   static constexpr uint32_t kMany = 8;  // loads in flight
 
-  // Adds the splits first .. first + kCount - 1 of the wave's, as far as they exist.
-  template <uint32_t kCount>
-  __device__ void add(const float* from, uint64_t step, uint32_t first, uint32_t count, const float (&weights)[2]) {
+  struct Splits {  // of the wave
+    const float* columns;  // the lane's, of the first one
+    uint64_t step;
+    uint32_t count;
+  };
+
+  // -inf past the last split, which is loaded there: a branch would separate this load from those that follow.
+  __device__ static float lse_of(const MergeFirst& p, uint64_t row, uint32_t split) {
+    const float lse = p.partial_lse[uint64_t{min(split, p.splits - 1)} * p.rows + row];
+    return split < p.splits ? lse : -__builtin_inff();
+  }
+
+  // Adds the splits first .. first + kCount - 1 of the wave's, as far as they exist. `weigh` is called behind their loads.
+  template <uint32_t kCount, class F>
+  __device__ void add(const Splits& splits, uint32_t first, const float (&weights)[2], F weigh) {
     static_assert(dev::kWaveSize % kCount == 0);
-    const uint32_t column = kPerLane * dev::lane_index();
+    const uint32_t last = max(splits.count, 1u) - 1;
     Part values[kCount];
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i)
-      if (first + i < count) values[i] = *reinterpret_cast<const Part*>(from + (first + i) * step + column);
+      values[i] = *reinterpret_cast<const Part*>(splits.columns + min(first + i, last) * splits.step);
+    weigh();
     const float held = first < dev::kWaveSize ? weights[0] : weights[1];
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) {
-      if (first + i >= count) break;
+      if (first + i >= splits.count) break;
       const float weight = dev::of_lane(held, (first + i) % dev::kWaveSize);
       for (int c = 0; c < kPerLane; ++c) sum.columns[c] += weight * values[i].columns[c];
     }
@@ -90,17 +116,21 @@ struct MergeWave {
 
 /// Grid: (query heads, the most tokens of a sequence, B).
 template <class Half, int kD>
-__global__ __launch_bounds__(kMergeThreads) void decode_merge(const Problem problem) {
+__global__ __launch_bounds__(kMergeThreads) void decode_merge(const float* partial, const float* partial_lse,
+                                                              const int32_t* q_starts, uint32_t rows, uint32_t splits,
+                                                              uint32_t heads, uint32_t mq, const Problem problem) {
   constexpr uint32_t kColumnThreads = kD / 4;
   __shared__ dev::f32x4 sums[kMergeWaves][kColumnThreads];
   __shared__ float largest[kMergeWaves], totals[kMergeWaves];
 
+  const MergeFirst given = {partial, partial_lse, q_starts, rows, splits, heads, mq};
   const uint32_t head = blockIdx.x, token = blockIdx.y;
-  const Tokens tokens(problem, blockIdx.z);
+  const Tokens tokens(given, blockIdx.z);
   if (token >= tokens.count) return;  // the grid is for the most tokens that a sequence has
-  const uint32_t heads = problem.kv_heads.value * problem.group;
   const uint32_t wave = dev::uniform(threadIdx.x / dev::kWaveSize);
-  const MergeWave<kD> own(problem, uint64_t{tokens.first} * heads + head * tokens.count + token, wave);
+  const MergeWave<kD> own(given, uint64_t{tokens.first} * heads + head * tokens.count + token, wave, [&] {
+    dev::wave_values_loaded_here(problem.output, problem.out, problem.sinks, problem.lse, problem.lse_stride);
+  });
   reinterpret_cast<typename MergeWave<kD>::Part*>(sums[wave])[dev::lane_index()] = own.sum;
   largest[wave] = own.largest;  // by all lanes alike
   totals[wave] = own.total;

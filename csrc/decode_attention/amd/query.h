@@ -47,15 +47,27 @@ struct Query {
   int exponent;
   float sum;  // of the row's elements
 
+  /// What a lane loads for its part.
+  struct Pieces {
+    Vector<Half, 8> of[kChunks][2];
+
+    __device__ explicit Pieces(const Half* from) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) of[c][h] = *reinterpret_cast<const Vector<Half, 8>*>(from + 64 * c + 8 * h);
+    }
+  };
+
   /// Waves that share `finer` (kLdsBytes in LDS) have the same rows; one of them writes it.
-  __device__ Query(const Half* from, dev::u32x4* finer, uint32_t lane, bool writes) {
+  __device__ Query(const Pieces& pieces, dev::u32x4* finer, uint32_t lane, bool writes) {
     float values[kChunks][16];
     float largest = 0.f, total = 0.f;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const auto piece = *reinterpret_cast<const Vector<Half, 8>*>(from + 64 * c + 8 * h);
+        const auto piece = pieces.of[c][h];
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const auto value = static_cast<float>(piece[j]);

@@ -40,11 +40,10 @@ class RowWave {
   using Dealt = Columns<kD>;
   static constexpr int kPerLane = Dealt::kPerLane;  // elements of a key per lane, for the second product
 
-  /// `more`: what Rows takes besides the problem.
+  /// `q`: the lane's row; `more`: what Rows takes besides.
   template <class... More>
-  __device__ RowWave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, More... more)
-      : p(problem), work(work), row0(row0),
-        rows(problem, work.head, static_cast<const Half*>(problem.q) + first_element(problem, work, row0), more...) {}
+  __device__ RowWave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, const Half* q, More... more)
+      : p(problem), work(work), row0(row0), rows(problem, work.head, q, more...) {}
 
   __device__ void run() {
     if (!p.all_seen) run_partly_seen();
@@ -98,12 +97,6 @@ class RowWave {
       const Tile tiles[1] = {tile_at(p, work, key)};
       block<1, true>(tiles, static_cast<int32_t>(work.length - key));
     }
-  }
-
-  // Elements of q before the lane's row.
-  __device__ static uint64_t first_element(const Problem& p, const Work<kBlockN>& work, uint32_t row0) {
-    const Tokens tokens(p, work.batch);
-    return Row(p, tokens, row0, dev::lane_index()).offset(p, tokens, work.head, kD);
   }
 
   // kPartly: rows may see some of the keys only; `left`, from the first key on, are of the sequence. Otherwise every row sees

@@ -47,7 +47,9 @@ __device__ inline dev::Buffer tile_of(const Cache& cache, const uint8_t* data, c
 struct Row {
   uint32_t index, token, head;  // the head of those that share the KV head
 
-  __device__ __forceinline__ Row(const Problem& p, const Tokens& tokens, uint32_t row0, uint32_t lane)
+  /// `p`, here and below: a Problem, or First.
+  template <class P>
+  __device__ __forceinline__ Row(const P& p, const Tokens& tokens, uint32_t row0, uint32_t lane)
       : index(row0 + lane % kTileN) {
     const uint32_t loaded = min(index, p.group * tokens.count - 1);
     // Exact up to kMaxGroup heads: the float quotient is off by less than 2^-22 of it, and ends by at least 1 / 32 from the
@@ -58,9 +60,27 @@ struct Row {
   }
 
   /// Elements of q and out before it.
-  __device__ __forceinline__ uint64_t offset(const Problem& p, const Tokens& tokens, uint32_t kv_head,
-                                             uint32_t head_dim) const {
+  template <class P>
+  __device__ __forceinline__ uint64_t offset(const P& p, const Tokens& tokens, uint32_t kv_head, uint32_t head_dim) const {
     return (uint64_t{tokens.first + token} * (p.kv_heads.value * p.group) + kv_head * p.group + head) * head_dim;
+  }
+};
+
+/// The query rows of a work-group, which has rows row0 .. row0 + 15 of a sequence's KV head.
+struct QueryTile {
+  uint32_t batch, head, row0;
+  Tokens tokens;
+
+  __device__ __forceinline__ explicit QueryTile(const First& first)
+      : batch(first.kv_heads.quotient(blockIdx.y)), head(blockIdx.y - batch * first.kv_heads.value),
+        row0(blockIdx.x * kBlockM), tokens(first, batch) {}
+  /// Whether it has none: the grid is for the most tokens that a sequence has.
+  __device__ __forceinline__ bool is_empty(const First& first) const {
+    return first.q_starts && row0 >= first.group * tokens.count;
+  }
+  /// Elements of q before the lane's row.
+  __device__ __forceinline__ uint64_t first_element(const First& first, uint32_t head_dim) const {
+    return Row(first, tokens, row0, dev::lane_index()).offset(first, tokens, head, head_dim);
   }
 };
 
