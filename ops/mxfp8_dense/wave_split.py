@@ -17,7 +17,7 @@ K_STEP = 128
 ROWS = (16, 32, 64)
 COLUMNS = (16, 24, 32)
 WAVES = (1, 2, 4, 8, 16)
-RUN_STEPS = 8  # of straight code
+RUN_STEPS = {16: 12, 32: 8, 64: 8}  # of straight code on gfx950, by rows
 MOST_STEPS = 6  # per wave, where there are enough waves: all of a wave's loads are then in flight at once or nearly
 
 
@@ -37,9 +37,9 @@ def choice(rows: int, waves: int, columns: int = COLUMNS[0]) -> Choice:
 
 
 def waves_to_try(rows: int, columns: int, k: int) -> list[int]:
-    """Return the numbers of waves to try; with more than 16 columns those that leave each wave one run of steps."""
+    """Return the numbers of waves to try; with more than 16 columns each wave has at most two runs of steps."""
     steps = -(-k // K_STEP)
-    least = 1 if columns == COLUMNS[0] else -(-steps // RUN_STEPS)
+    least = 1 if columns == COLUMNS[0] else -(-steps // (2 * RUN_STEPS[rows]))
     return [waves for waves in WAVES if least <= waves <= min(steps, max_waves(rows, columns))]
 
 

@@ -46,11 +46,11 @@ constexpr int kTile = 16;
 constexpr int kStep = 128;
 constexpr int kBlocks = kStep / kMxBlock;  // of a step: the bytes of one scale word
 
-/// Steps of straight code.
+/// Steps of straight code, as many as registers hold the scales of.
 #if defined(__gfx942__)
-constexpr int max_run(int row_tiles) { return row_tiles == 4 ? 2 : 4; }
+constexpr int max_run(int row_tiles, int) { return row_tiles == 4 ? 2 : 4; }
 #else
-constexpr int max_run(int) { return 8; }
+constexpr int max_run(int row_tiles, int columns) { return row_tiles == 1 && columns == 16 ? 12 : 8; }
 #endif
 constexpr int64_t kMaxK = 1 << 22;
 constexpr int kTileBytes = kTile * kTile * sizeof(float);
@@ -194,7 +194,7 @@ struct GatheredRows {
 /// tile_row_offset, of W. With several tiles of columns those of tile c begin at acc[c kRowTiles].
 template <int kRowTiles, class Rows, int kColumns = kTile, int kColumnTiles = 1>
 struct Wave {
-  static constexpr int kAhead = steps_ahead(kRowTiles, kColumnTiles), kMaxRun = max_run(kRowTiles);
+  static constexpr int kAhead = steps_ahead(kRowTiles, kColumnTiles), kMaxRun = max_run(kRowTiles, kColumns);
 
   struct Step {
     Piece w[kColumnTiles][kPieces], x[kRowTiles][kPieces];
@@ -329,9 +329,17 @@ struct Wave {
     }
   }
 
+  // `count` steps, below kMaxRun.
   template <int kCount>
-  __device__ __forceinline__ void run_rest(uint32_t first) {
-    if constexpr (kCount < kMaxRun) run_steps<kCount>(first);
+  __device__ __forceinline__ void run_rest(uint32_t first, uint32_t count) {
+    if constexpr (kCount < kMaxRun) {
+      // Not a switch where there are many: its tree of branches lies between the bodies, and each hop is cold code.
+      if constexpr (kMaxRun > 8) asm volatile("" : "+s"(count));
+      if (__builtin_expect(count == kCount, 0))
+        run_steps<kCount>(first);
+      else
+        run_rest<kCount + 1>(first, count);
+    }
   }
 
   // A step that may be partial, or whose scales are not aligned.
@@ -385,16 +393,7 @@ struct Wave {
     const uint32_t whole = aligned ? min(end, k / kStep) : begin;
     uint32_t step = begin;
     for (; step + kMaxRun <= whole; step += kMaxRun) run_steps<kMaxRun>(step);
-    switch (whole - step) {  // begin is at most k / kStep
-      case 1: run_rest<1>(step); break;
-      case 2: run_rest<2>(step); break;
-      case 3: run_rest<3>(step); break;
-      case 4: run_rest<4>(step); break;
-      case 5: run_rest<5>(step); break;
-      case 6: run_rest<6>(step); break;
-      case 7: run_rest<7>(step); break;
-      default: break;
-    }
+    run_rest<1>(step, whole - step);  // begin is at most k / kStep
     for (step = max(whole, begin); step < end; ++step) run_slowly(step);
 #if !defined(__gfx950__)
 #pragma unroll
