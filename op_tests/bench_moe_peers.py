@@ -6,7 +6,7 @@ that they come from HBM; so ours is ``kernel_us`` of one launch with cold operan
 and up with the activation, stage two the product with the routing weights; sorting, the layer's quantisation and the
 sum over choices are in neither. Routing is uniform with a fixed seed; ``distinct`` is the number of experts reached.
 
-``--waves`` shows what the default number of waves was chosen on.
+``--waves`` shows what the default number of waves was chosen on, ``--groups`` how many work-groups share a K.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hipforge.emulator.timing import Capture, estimate
 from hipforge.emulator.timing.machines import MI355X
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
-from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
+from hipforge.ops.moe_gate_up import GROUPS, grouped_swiglu_mxfp8, mxfp8_gate_up_out, split_workspace
 from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear, wave_split
 from hipforge.ops.mxfp8_grouped.kernels import launch
 from hipforge.ops.mxfp8_grouped.reference import Operands
@@ -129,23 +129,54 @@ def by_waves(cell: tuple[int, int, int, int, int]) -> dict[str, float]:
     return found | {"earlier kernel": time(Choice("smallm_mxfp8_moe_grouped_gemm", {"block_n": 8}))}
 
 
+# (tokens, inner size, experts, choices) with a hidden size of 6144.
+GROUP_CELLS = ((1, 384, 128, 4), (1, 256, 257, 9), (1, 512, 257, 9), (2, 512, 257, 9), (8, 512, 257, 9))
+
+
+def by_groups(cell: tuple[int, int, int, int]) -> dict[str, float]:
+    """Return kernel microseconds of the first GEMM with its activation, by the work-groups that share a block's K."""
+    tokens, inner, experts, top_k = cell
+    width, slots = 6144, tokens * top_k
+    index, distinct = routed(tokens, top_k, experts)
+    hidden = _zeros(tokens, width, dtype=torch.float8_e4m3fn), _zeros(tokens, width // 32)
+    w = _zeros(experts, 2 * inner, width, dtype=torch.float8_e4m3fn), _zeros(experts, 2 * inner, width // 32)
+    out = _zeros(slots, inner, dtype=torch.float8_e4m3fn), _zeros(slots, inner // 32)
+    sizes = experts, 2 * inner, width, slots, tokens, top_k, DEFAULT_BLOCK_M
+
+    def time(groups: int) -> float:
+        parts = 2 if groups == 1 and inner // 32 * distinct < MI355X.cu_count else 1
+        workspace = split_workspace(slots, 2 * inner, groups, torch.device("cpu"))
+        configuration = 1.0, 0.0, float("inf"), False, workspace, 16, parts, groups
+        return kernel_us(lambda: mxfp8_gate_up_out(*out, *hidden, *w, *index, None, *sizes, *configuration))
+
+    return {"blocks": inner // 32 * distinct} | {f"{groups} groups": time(groups) for groups in GROUPS}
+
+
 @click.command()
 @click.option("--published", type=click.Path(exists=True, path_type=Path), help=f"Folder with {FILE}.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True, help="Most tokens of a row.")
 @click.option("--waves", is_flag=True, help="Times by waves for each 16 columns instead.")
+@click.option("--groups", is_flag=True, help="Times by the work-groups that share the K of a block instead.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the rows here.")
-def main(published: Path | None, max_tokens: int, waves: bool, csv_path: Path | None) -> None:
-    """Print modelled times, beside published ones or by waves; the last line is a JSON object."""
-    if waves:
-        found = {" ".join(map(str, cell)): by_waves(cell) for cell in WAVE_CELLS}
-        table = Table("tokens, N, K, E, top_k", *next(iter(found.values())), box=SIMPLE_HEAD)
+def main(published: Path | None, max_tokens: int, waves: bool, groups: bool, csv_path: Path | None) -> None:
+    """Print modelled times, beside published ones, by waves or by groups; the last line is a JSON object."""
+    if waves and groups:
+        raise click.UsageError("--waves and --groups are two tables: give one of them")
+    if waves or groups:
+        found = (
+            {" ".join(map(str, cell)): by_waves(cell) for cell in WAVE_CELLS}
+            if waves
+            else {" ".join(map(str, cell)): by_groups(cell) for cell in GROUP_CELLS}
+        )
+        heading = "tokens, N, K, E, top_k" if waves else "tokens, inner, E, top_k"
+        table = Table(heading, *next(iter(found.values())), box=SIMPLE_HEAD)
         for name, times in found.items():
             table.add_row(name, *(f"{us:.2f}" for us in times.values()))
         console().print(table)
         click.echo(json.dumps({"version": MI355X.version, "kernel_us": found}))
         return
     if published is None:
-        raise click.UsageError(f"--published is missing: the folder that holds {FILE}, or --waves")
+        raise click.UsageError(f"--published is missing: the folder that holds {FILE}, or --waves or --groups")
     with (published / FILE).open(newline="") as stream:
         rows = [compared(row) for row in csv.DictReader(stream) if int(row["tokens"]) <= max_tokens]
     console().print(show(rows))

@@ -23,15 +23,44 @@ from hipforge.ops.mxfp8_grouped.reference import Operands
 from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 
 KERNEL = "mxfp8_gate_up"
+GROUPS = (1, 2, 4)  # work-groups that share the K of a block of results
+LEAST_SHARED_STEPS = 24  # below, the sums' meeting costs more than it saves: bench_moe_peers.py --groups
+MOST_SHARED = 1.25  # blocks for each compute unit: with more of them memory is the bound
 
 
-def parts_of(slots: int, experts: int, n: int, k: int, cu_count: int) -> int:
-    """Return in how many parts a work-group takes K: one where that is short, or where work-groups fill the GPU."""
-    groups = n // (2 * BLOCK) * min(slots, experts)
-    return 1 if k <= K_STEP * MOST_STEPS or groups >= cu_count else 2
+def split_of(slots: int, experts: int, n: int, k: int, cu_count: int) -> tuple[int, int]:
+    """Return in how many parts a work-group takes K, and how many work-groups share the K of a block of results.
+
+    A compute unit loads what its work-groups need at one rate, however many they are: the one with the most decides. So
+    two share a K where the blocks leave half of them idle, and four where a few have a second block. One part is enough
+    where K is short or where work-groups fill the GPU.
+    """
+    steps, blocks = -(-k // K_STEP), n // (2 * BLOCK) * min(slots, experts)
+    if steps <= MOST_STEPS:
+        return 1, 1
+    if steps >= LEAST_SHARED_STEPS and 2 * blocks <= cu_count:
+        return 1, 2
+    if steps >= LEAST_SHARED_STEPS and cu_count < blocks <= MOST_SHARED * cu_count:
+        return 1, 4
+    return (1 if blocks >= cu_count else 2), 1
 
 
-@compile_ops("module_mxfp8_gate_up", variant=lambda *given: {"HF_ROWS": given[-2]}, mutates=("out", "out_scales"))
+def split_workspace(slots: int, n: int, groups: int, device: torch.device) -> torch.Tensor | None:
+    """Return where work-groups that share K leave their sums and meet; None where there is one.
+
+    Its contents mean nothing before and after a launch, and no other launch may use it at the same time.
+    """
+    if groups < 2:
+        return None
+    meetings = 2 * (groups - 1) * (n // (2 * BLOCK))  # float32 of 64-bit words
+    return torch.empty(slots * (groups * n + meetings), dtype=torch.float32, device=device)
+
+
+@compile_ops(
+    "module_mxfp8_gate_up",
+    variant=lambda *given: {"HF_ROWS": given[-3]},
+    mutates=("out", "out_scales", "workspace"),
+)
 def mxfp8_gate_up_out(
     out: torch.Tensor,
     out_scales: torch.Tensor,
@@ -54,8 +83,10 @@ def mxfp8_gate_up_out(
     beta: float,
     limit: float,
     interleaved: bool,
+    workspace: torch.Tensor | None,
     rows: int,
     parts: int,
+    groups: int,
 ) -> None:
     """Write the rows of ``out`` and ``out_scales`` that tiles in use cover: MX-FP8 of SwiGLU of the product."""
 
@@ -67,8 +98,8 @@ def _plan(w: torch.Tensor, **given: Any) -> Decision:
     experts, n, k = w.shape
     if taken is None or taken.kernel != wave_split.KERNEL or n % (2 * BLOCK):
         return decision
-    parts = parts_of(taken.problem.slots, experts, n, k, devices.current().cu_count())
-    configuration = {"rows": taken.configuration["rows"], "parts": parts}
+    parts, groups = split_of(taken.problem.slots, experts, n, k, devices.current().cu_count())
+    configuration = {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
     fused = replace(taken, kernel=KERNEL, configuration=MappingProxyType(configuration))
     return replace(decision, accepted=fused)
 
@@ -133,10 +164,13 @@ def grouped_swiglu_mxfp8(
         return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
     q, scales = _new(a_q, w, num_valid_tokens)
     activation = alpha, beta, math.inf if limit is None else limit, interleaved
+    rows, parts, groups = (taken.configuration[name] for name in ("rows", "parts", "groups"))
+    workspace = split_workspace(int(num_valid_tokens), w.shape[1], groups, w.device)
 
     def stub(given: Operands) -> None:
-        rows, parts = taken.configuration["rows"], taken.configuration["parts"]
-        mxfp8_gate_up_out(q, scales, *given.tensors, given.bias, *given.sizes, *activation, rows, parts)
+        mxfp8_gate_up_out(
+            q, scales, *given.tensors, given.bias, *given.sizes, *activation, workspace, rows, parts, groups
+        )
 
     launch_aligned(stub, Operands(a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias))
     return q, scales

@@ -17,7 +17,7 @@ from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError
 from hipforge.ops import moe_gate_up
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8, mxfp8_gate_up_out, parts_of
+from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8, mxfp8_gate_up_out, split_of, split_workspace
 from hipforge.ops.mxfp8_grouped import mxfp8_grouped_split
 
 ACTIVATIONS: tuple[dict[str, Any], ...] = (
@@ -107,11 +107,14 @@ def test_rows_of_tiles_elsewhere_are_left_alone() -> None:
     assert (q[:19] == 9).all() and (scales[:19] == 9).all() and (scales[19:] != 9).all()
 
 
-def raw(case: Moe, q: torch.Tensor, scales: torch.Tensor, parts: int = 1, rows: int = 16) -> None:
-    activation = 1.0, 0.0, float("inf"), False
-    mxfp8_gate_up_out(
-        q.view(fp8_dtypes("cpu")[0]), scales, *arguments(case), None, *case.w.shape, case.slots, case.a.shape[0],
-        case.a_div, case.block_m, *activation, rows, parts,
+def raw(
+    case: Moe, q: torch.Tensor, scales: torch.Tensor, parts: int = 1, rows: int = 16, groups: int = 1,
+    workspace: torch.Tensor | None = None, bias: torch.Tensor | None = None, interleaved: bool = False,
+) -> None:  # fmt: skip
+    activation = 1.0, 0.0, float("inf"), interleaved
+    moe_gate_up.mxfp8_gate_up_out(
+        q.view(fp8_dtypes("cpu")[0]), scales, *arguments(case), bias, *case.w.shape, case.slots, case.a.shape[0],
+        case.a_div, case.block_m, *activation, workspace, rows, parts, groups,
     )  # fmt: skip
 
 
@@ -120,6 +123,12 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
     q, scales = torch.zeros(25, 64, dtype=torch.uint8), torch.zeros(25, 2, dtype=torch.uint8)
     with pytest.raises(GuardError, match="parts must be 1 or 2; got 4"):
         raw(case, q, scales, parts=4)
+    with pytest.raises(GuardError, match="groups must be 1, 2 or 4; got 8"):
+        raw(case, q, scales, groups=8)
+    with pytest.raises(GuardError, match=r"needs a workspace: float32 \[6500\]; got None"):
+        raw(case, q, scales, groups=2)
+    with pytest.raises(GuardError, match=r"workspace must be \[6500\] or longer"):
+        raw(case, q, scales, groups=2, workspace=torch.zeros(6499))
     with pytest.raises(GuardError, match=r"HF_ROWS.*48"):
         raw(case, q, scales, rows=48)
     with pytest.raises(GuardError, match=r"out must be \[25, 64\] in the architecture's e4m3"):
@@ -143,17 +152,54 @@ def test_thirty_two_slots_at_a_time_give_the_same(activation: dict[str, Any], k:
         same(case, bias_of(case), **activation)
 
 
-def test_k_is_taken_in_two_parts_where_work_groups_are_few() -> None:
-    assert parts_of(9, 257, 512, 6144, 256) == 2  # 72 work-groups
-    assert parts_of(18, 257, 1024, 6144, 256) == 1  # 288
-    assert parts_of(64, 2, 1024, 6144, 256) == 2  # no more experts than there are
-    assert parts_of(9, 257, 512, 768, 256) == 1  # a short K
+def test_k_is_shared_where_work_groups_are_few_or_just_exceed_the_compute_units() -> None:
+    assert split_of(9, 257, 1024, 6144, 256) == (2, 1)  # 144 blocks: twice as many fill none more
+    assert split_of(9, 257, 512, 6144, 256) == (1, 2)  # 72
+    assert split_of(4, 128, 768, 6144, 256) == (1, 2)  # 48
+    assert split_of(18, 257, 1024, 6144, 256) == (1, 4)  # 288
+    assert split_of(36, 257, 1024, 6144, 256) == (1, 1)  # 576
+    assert split_of(64, 2, 1024, 6144, 256) == (1, 2)  # 32: no more experts than there are
+    assert split_of(9, 257, 512, 768, 256) == (1, 1)  # a short K
+    assert split_of(9, 257, 512, 2048, 256) == (2, 1)  # one whose halves would save less than their meeting costs
+
+
+def shared(
+    case: Moe, workspace: torch.Tensor, parts: int, groups: int, **given: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What work-groups that share K make, in a result that holds something else before."""
+    inner = case.w.shape[1] // 2
+    q, scales = (torch.full((case.slots, width), 9, dtype=torch.uint8) for width in (inner, inner // 32))
+    raw(case, q, scales, parts, groups=groups, workspace=workspace, **given)
+    return q, scales
+
+
+# A K of 17 steps and a bit, so that each has other steps, and one of a single step, so that some have none.
+@pytest.mark.parametrize("order", ("forward", "reverse", "random"))
+@pytest.mark.parametrize(("parts", "groups"), ((1, 2), (1, 4), (2, 2), (2, 4)))
+def test_work_groups_that_share_k_give_the_same_bits(parts: int, groups: int, order: str) -> None:
+    same_where_k_is_shared(parts, groups, order)
+
+
+def same_where_k_is_shared(parts: int, groups: int, order: str) -> None:
+    for k, interleaved in ((17 * 128 + 32, False), (96, True)):
+        case = problem(k, inner=96, a_div=2)
+        bias = bias_of(case)
+        workspace = split_workspace(case.slots, case.w.shape[1], groups, torch.device("cpu"))
+        assert workspace is not None
+        workspace.view(torch.int32).random_(generator=torch.Generator().manual_seed(4))
+        want = separately(case, bias, interleaved=interleaved)
+        for _ in range(2):  # a second launch in what the first one left
+            with emulator.options(checks="all", wave_order=order):
+                q, scales = shared(case, workspace, parts, groups, bias=bias, interleaved=interleaved)
+            assert torch.equal(q, want[0].view(torch.uint8)) and torch.equal(scales, want[1])
 
 
 MISTAKES = {
     "up_for_gate": ("? n / 2 - kResults : 0;", "? 0 : n / 2 - kResults;"),
-    "second_part_left_out": ("total += sums[1][column / kTile][row_tile][at];", ""),
+    "second_part_left_out": ("sum += sums[1][of / kTile][wave / 2][at];", ";"),
     "no_barrier": ("__syncthreads();  // the next sums take the same LDS", ""),
+    "a_group_left_out": ("for (int g = 1; g < kGroups; ++g) total", "for (int g = 2; g < kGroups; ++g) total"),
+    "one_word_for_all_blocks": ("uint64_t{pass_slot} * blocks + block)", "uint64_t{pass_slot} * blocks)"),
 }
 
 
@@ -173,3 +219,4 @@ def test_a_mistake_is_noticed(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(moe_gate_up, "mxfp8_gate_up_out", entry)
     with pytest.raises((AssertionError, EmulatorFault)), emulator.options(checks="all"):
         same(problem(1056))
+        same_where_k_is_shared(1, 4, "forward")

@@ -9,22 +9,47 @@
 
 namespace hf::moe {
 
-/// What a launch computes, on device pointers; the kernel's only argument.
-struct Problem {
-  dev::bf16* out;
-  const uint8_t *a, *a_scales, *w, *w_scales;
+/// What a launch computes, on device pointers: what a wave needs for its first loads, then the rest. A kernel may take the
+/// members of First one by one, in this order, and then a structure that begins with Rest: only arguments that are no
+/// structures can be in SGPRs when a wave starts (kernel-argument preload), and these are as many dwords as there can be.
+struct First {
   const int32_t *sorted_ids, *expert_ids, *padded;
+  const uint8_t *w, *w_scales;
+  uint32_t num_valid, block_m, n, k;
+};
+
+struct Rest {
+  const uint8_t *a, *a_scales;
+  dev::bf16* out;
   const float* slot_weights;  // null: outputs are not weighted
   const float* biases;        // [experts, n], added before the weight; null: none
-  uint32_t num_valid, a_rows, n, k, experts, a_div, block_m, tiles;
+  uint32_t a_rows, experts, a_div, tiles;
+  uint32_t grid_rows;       // of a grid that walks the tiles: if every expert is padded, num_valid tiles at most are in use
   uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes, and K is a multiple of 128
   uint32_t aligned_output;  // four neighbouring outputs can be stored at once
   uint32_t log2_parts;      // of K, of kernels that split it over waves
   uint32_t tile_columns;    // of a work-group, of the same kernels
 };
 
+constexpr int kPreloadedDwords = 14;  // what 16 user SGPRs leave
+static_assert(sizeof(First) == kPreloadedDwords * sizeof(uint32_t) && sizeof(First) % alignof(Rest) == 0);
+
+struct Problem : First, Rest {};
+
 using Late = dev::Late<Problem>;
 __device__ inline const Late& arguments_here() { return dev::arguments_here<Problem>(); }
+__device__ inline First first_here() {
+  const Late& p = arguments_here();
+  return {p.sorted_ids, p.expert_ids, p.padded, p.w, p.w_scales, p.num_valid, p.block_m, p.n, p.k};
+}
+
+/// Launches a kernel that takes the members of First one by one and then `rest`.
+template <class Kernel, class Following>
+void launch(Kernel kernel, const First& p, const Following& rest, dim3 grid, uint32_t threads, uint32_t lds, hipStream_t stream) {
+  kernel<<<grid, threads, lds, stream>>>(p.sorted_ids, p.expert_ids, p.padded, p.w, p.w_scales, p.num_valid, p.block_m, p.n,
+                                         p.k, rest);
+  HF_HIP(hipGetLastError());
+}
 
 constexpr int64_t kMaxInt32 = (int64_t{1} << 31) - 1;
 constexpr int64_t kScaleStep = 128;  // k whose scales are one dword of a row
@@ -112,24 +137,27 @@ inline Problem checked(const Operands& given) {
     HF_CHECK(biases.is_shape(given.experts, given.n), "bias must be [E, N] = [", given.experts, ", ", given.n,
              "]; got ", biases);
   }
-  return {.a = given.a.data<uint8_t>(),
-          .a_scales = given.a_scales.data<uint8_t>(),
-          .w = given.w.data<uint8_t>(),
-          .w_scales = given.w_scales.data<uint8_t>(),
-          .sorted_ids = given.sorted_ids.data<int32_t>(),
-          .expert_ids = given.expert_ids.data<int32_t>(),
-          .padded = given.padded.data<int32_t>(),
-          .biases = given.biases.data<float>(),
-          .num_valid = static_cast<uint32_t>(given.num_valid),
-          .a_rows = static_cast<uint32_t>(given.a_rows),
-          .n = static_cast<uint32_t>(given.n),
-          .k = static_cast<uint32_t>(given.k),
-          .experts = static_cast<uint32_t>(given.experts),
-          .a_div = static_cast<uint32_t>(given.a_div),
-          .block_m = static_cast<uint32_t>(given.block_m),
-          .tiles = static_cast<uint32_t>(given.sorted_ids.numel() / given.block_m),
-          .aligned_scales = given.k % kScaleStep == 0 && aligned_to(given.a_scales.data(), 4) &&
-                            aligned_to(given.w_scales.data(), 4)};
+  const First first{.sorted_ids = given.sorted_ids.data<int32_t>(),
+                    .expert_ids = given.expert_ids.data<int32_t>(),
+                    .padded = given.padded.data<int32_t>(),
+                    .w = given.w.data<uint8_t>(),
+                    .w_scales = given.w_scales.data<uint8_t>(),
+                    .num_valid = static_cast<uint32_t>(given.num_valid),
+                    .block_m = static_cast<uint32_t>(given.block_m),
+                    .n = static_cast<uint32_t>(given.n),
+                    .k = static_cast<uint32_t>(given.k)};
+  const auto tiles = static_cast<uint32_t>(given.sorted_ids.numel() / given.block_m);
+  const Rest rest{.a = given.a.data<uint8_t>(),
+                  .a_scales = given.a_scales.data<uint8_t>(),
+                  .biases = given.biases.data<float>(),
+                  .a_rows = static_cast<uint32_t>(given.a_rows),
+                  .experts = static_cast<uint32_t>(given.experts),
+                  .a_div = static_cast<uint32_t>(given.a_div),
+                  .tiles = tiles,
+                  .grid_rows = tiles < first.num_valid ? tiles : first.num_valid,
+                  .aligned_scales = given.k % kScaleStep == 0 && aligned_to(given.a_scales.data(), 4) &&
+                                    aligned_to(given.w_scales.data(), 4)};
+  return {first, rest};
 }
 
 /// Checks the bf16 output of one row per slot and the slots' weights, and adds both to the problem.
@@ -149,11 +177,6 @@ inline void take_output(Problem& problem, const Tensor& out, const OptionalTenso
   problem.out = out.data<dev::bf16>();
   problem.slot_weights = slot_weights.data<float>();
   problem.aligned_output = given.n % dev::kColumnsPerLane == 0 && aligned_to(out.data(), 8);
-}
-
-/// Rows of a grid that walks the tiles: an index that pads every expert has at most num_valid tiles in use.
-inline uint32_t grid_rows(const Problem& problem) {
-  return problem.tiles < problem.num_valid ? problem.tiles : problem.num_valid;
 }
 
 }  // namespace hf::moe

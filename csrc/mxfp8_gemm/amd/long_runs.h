@@ -10,10 +10,11 @@ namespace hf::wave_split {
 
 #if defined(__gfx950__)
 
-constexpr int kLongRun = 24, kHalfRun = kLongRun / 2, kShortRun = 8;
+constexpr int kLongRun = 48, kMiddleRun = 24, kHalfRun = 12, kShortRun = 8;
 
 /// The scales of kScaleSteps steps, 16 bytes of a row in each lane: lane l has the words of steps 4 (l / 16) .. + 3 of row
-/// l % 16. A row's 64 bytes are loaded at once; with four loads of 16 bytes its line would have to come from L2 four times.
+/// l % 16. A row's 64 bytes are loaded at once, and all of a run's before its steps: between two loads from a line it would
+/// leave the caches, L2 included where the weights of many experts stream through it.
 constexpr int kScaleSteps = 16;
 
 template <int kRowTiles>
@@ -90,10 +91,11 @@ __device__ __forceinline__ void straight(Wave<kRowTiles, Rows>& mine, uint32_t f
   // The step's offset is the wave's: with a constant for each step in the lanes' offset the compiler keeps a register for
   // every one of them.
   const auto load = [&](int i) {
-    if (i % kScaleSteps == 0) scales[i / kScaleSteps].load(mine, first + i);
     mine.load(steps[i], (first + i) * kStep, 0);
     __builtin_amdgcn_sched_barrier(0);  // in the order of their use: loads return in order
   };
+#pragma unroll
+  for (int i = 0; i < kCount; i += kScaleSteps) scales[i / kScaleSteps].load(mine, first + i);
 #pragma unroll
   for (int i = 0; i < kAhead && i < kCount; ++i) load(i);
   const uint32_t row = dev::lane_index() % kTile;
@@ -134,6 +136,10 @@ __device__ __forceinline__ void run_long(Wave<kRowTiles, Rows>& mine, uint32_t b
   } else {
     uint32_t step = begin;
     for (; step + kLongRun <= whole; step += kLongRun) straight<kLongRun>(mine, step);
+    if (step + kMiddleRun <= whole) {
+      straight<kMiddleRun>(mine, step);
+      step += kMiddleRun;
+    }
     if (step + kHalfRun <= whole) {
       straight<kHalfRun>(mine, step);
       step += kHalfRun;

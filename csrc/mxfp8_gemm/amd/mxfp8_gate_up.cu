@@ -17,19 +17,22 @@ static_assert(HF_ROWS == 16 || HF_ROWS == 32);
 
 /// Writes out[slot] and out_scales[slot] for every slot of a tile in use; other rows stay as they are. out e4m3 in the
 /// architecture's format [num_valid_tokens, N/2], out_scales uint8 [num_valid_tokens, N/64]; a_q [M_act, K], w [E, N, K]
-/// as in mxfp8_grouped_split; bias float32 [E, N] or None; limit infinite for none; rows, slots at a time; parts of K, 1 or 2.
+/// as in mxfp8_grouped_split; bias float32 [E, N] or None; limit infinite for none; rows, slots at a time; parts of K
+/// in a work-group, 1 or 2; groups that share K, 1, 2 or 4, and where there are several a workspace: float32
+/// [num_valid_tokens (groups N + 2 (groups - 1) N/64)], with any contents.
 void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale,
                        Tensor sorted_token_ids, Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor bias,
                        int64_t E, int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div,
-                       int64_t block_m, double alpha, double beta, double limit, bool interleaved, int64_t rows,
-                       int64_t parts, hipStream_t stream) {
+                       int64_t block_m, double alpha, double beta, double limit, bool interleaved,
+                       OptionalTensor workspace, int64_t rows, int64_t parts, int64_t groups, hipStream_t stream) {
   HF_CHECK_ARCH(w, "gfx950", "gfx942");
   const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
                        num_valid_tokens, M_act, a_div, block_m, hf::smallm_mxfp8::payload_of(w)};
-  GateUpProblem problem{checked(given), nullptr, nullptr, hf::checked_activation(alpha, beta, limit, interleaved)};
+  const Problem gemm = checked(given);
   HF_CHECK(K <= hf::wave_split::kMaxK, "K must be at most ", hf::wave_split::kMaxK, "; got ", K);
   HF_CHECK(N % (2 * kResults) == 0, "N must be a multiple of 64 (gate and up of a block of 32); got ", N);
   HF_CHECK(parts == 1 || parts == kMaxParts, "parts must be 1 or 2; got ", parts);
+  HF_CHECK(groups == 1 || groups == 2 || groups == kMaxGroups, "groups must be 1, 2 or 4; got ", groups);
   HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
   HF_CHECK(out.dtype() == given.payload && out.is_shape(num_valid_tokens, N / 2), "out must be [", num_valid_tokens, ", ",
            N / 2, "] in the architecture's e4m3; got ", out);
@@ -41,16 +44,25 @@ void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale
   hf::check_apart({out, "out"},
                   {{a_q, "a_q"}, {a_scale, "a_scale"}, {w, "w"}, {w_scale, "w_scale"}, {out_scales, "out_scales"}});
   hf::check_apart({out_scales, "out_scales"}, {{a_q, "a_q"}, {a_scale, "a_scale"}, {w, "w"}, {w_scale, "w_scale"}});
-  problem.out = out.data<uint8_t>();
-  problem.scales = out_scales.data<uint8_t>();
+  const uint64_t floats = partial_floats(num_valid_tokens, N, groups), words = meeting_words(num_valid_tokens, N, groups);
+  HF_CHECK(floats * sizeof(float) <= kMaxInt32, "groups = ", groups, " need ", floats * sizeof(float),
+           " bytes of partial sums; at most 2^31 - 1 are addressed");
+  float* partials = nullptr;
+  if (groups > 1)
+    partials = reinterpret_cast<float*>(
+        hf::check_split_workspace(workspace, floats * sizeof(float) + words * sizeof(uint64_t), groups, w));
 
-  if (grid_rows(problem.gemm) == 0) return;
-  const dim3 grid(static_cast<uint32_t>(N / (2 * kResults)), grid_rows(problem.gemm));
+  if (gemm.grid_rows == 0) return;
+  const GateUpRest rest{gemm,
+                        out.data<uint8_t>(),
+                        out_scales.data<uint8_t>(),
+                        hf::checked_activation(alpha, beta, limit, interleaved),
+                        static_cast<uint32_t>(__builtin_ctzll(static_cast<uint64_t>(groups))),
+                        partials,
+                        reinterpret_cast<uint64_t*>(partials + floats),
+                        hf::launch_number()};
+  const dim3 grid(static_cast<uint32_t>(N / kColumns * groups), gemm.grid_rows);
   const auto threads = static_cast<uint32_t>(parts) * kGateUpTiles * hf::dev::kWaveSize;
-  if (parts == 1)
-    mxfp8_gate_up<kRowTiles, 1><<<grid, threads, 0, stream>>>(problem);
-  else
-    mxfp8_gate_up<kRowTiles, kMaxParts><<<grid, threads, 0, stream>>>(problem);
-  HF_HIP(hipGetLastError());
+  launch(parts == 1 ? mxfp8_gate_up<kRowTiles, 1> : mxfp8_gate_up<kRowTiles, kMaxParts>, gemm, rest, grid, threads, 0, stream);
 }
 HF_EXPORT(mxfp8_gate_up_out);

@@ -36,16 +36,13 @@ void mxfp8_grouped_split_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, T
            "columns must be 16, 32, 64 or 128, at most ", most, " with ", waves, " waves for each 16; got ", columns);
   take_output(problem, out, mul_weight_by, given);
 
-  if (grid_rows(problem) == 0) return;
+  if (problem.grid_rows == 0) return;
   problem.log2_parts = static_cast<uint32_t>(__builtin_ctzll(static_cast<uint64_t>(waves)));
   problem.tile_columns = static_cast<uint32_t>(columns);
-  const dim3 grid(hf::ceil_div(N, columns), grid_rows(problem));
+  const dim3 grid(hf::ceil_div(N, columns), problem.grid_rows);
   const auto threads = static_cast<uint32_t>(waves * (columns / kTile) * hf::dev::kWaveSize);
-  if (waves == 1)
-    mxfp8_grouped_split<kRowTiles, true><<<grid, threads, 0, stream>>>(problem);
-  else
-    mxfp8_grouped_split<kRowTiles, false>
-        <<<grid, threads, threads / hf::dev::kWaveSize * kRowTiles * hf::wave_split::kTileBytes, stream>>>(problem);
-  HF_HIP(hipGetLastError());
+  const uint32_t lds = waves == 1 ? 0 : threads / hf::dev::kWaveSize * kRowTiles * hf::wave_split::kTileBytes;
+  launch(waves == 1 ? mxfp8_grouped_split<kRowTiles, true> : mxfp8_grouped_split<kRowTiles, false>, problem,
+         static_cast<const Rest&>(problem), grid, threads, lds, stream);
 }
 HF_EXPORT(mxfp8_grouped_split_out);

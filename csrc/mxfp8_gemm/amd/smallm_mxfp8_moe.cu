@@ -29,8 +29,8 @@ void smallm_mxfp8_moe_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tens
   take_output(problem, out, mul_weight_by, given);
   HF_CHECK_ARCH(w, "gfx950");
 
-  if (grid_rows(problem) == 0) return;
-  const dim3 grid(hf::ceil_div(N, HF_BLOCK_N), grid_rows(problem));
+  if (problem.grid_rows == 0) return;
+  const dim3 grid(hf::ceil_div(N, HF_BLOCK_N), problem.grid_rows);
   smallm_mxfp8_moe<HF_BLOCK_N><<<grid, kThreads, 0, stream>>>(problem);
   HF_HIP(hipGetLastError());
 }
