@@ -20,6 +20,7 @@ TILE = 16  # columns of a wave
 COLUMNS = (16, 32, 64, 128)  # of a work-group
 MOST_WAVES = 8  # of a work-group; registers decide
 WAVES_PER_CU = 3  # python op_tests/bench_moe_peers.py --waves: more of them gain less than the model's error
+WIDEST_K = 384  # up to which work-groups of 64 columns are faster than those of 32, because fewer have to start
 GROUPS_PER_CU = 2  # least work-groups of more than 16 columns
 STEPS_AHEAD = {16: 3, 32: 4}  # K steps whose operands a wave has in flight on gfx950, by rows
 
@@ -47,12 +48,12 @@ def default_choice(slots: int, experts: int, n: int, k: int, cu_count: int) -> C
     groups = -(-n // TILE) * min(slots, experts)
     filling = next((waves for waves in WAVES if waves * groups >= WAVES_PER_CU * cu_count), WAVES[-1])
     waves = min(filling, default_waves(k, WAVES[-1]))
-    return choice(rows, waves, default_columns(groups, waves, cu_count))
+    return choice(rows, waves, default_columns(groups, waves, k, cu_count))
 
 
-def default_columns(groups: int, waves: int, cu_count: int) -> int:
-    """Return the columns of a work-group where there are ``groups`` of 16 columns: with one wave each up to 64."""
-    most = COLUMNS[2] // TILE if waves == 1 else 1
+def default_columns(groups: int, waves: int, k: int, cu_count: int) -> int:
+    """Return the columns of a work-group where there are ``groups`` of 16 columns: with one wave up to 64 or 32."""
+    most = (COLUMNS[2] if k <= WIDEST_K else COLUMNS[1]) // TILE if waves == 1 else 1
     side_by_side = max(1, min(most, groups // (GROUPS_PER_CU * cu_count)))
     return TILE << (side_by_side.bit_length() - 1)
 
