@@ -31,8 +31,10 @@ def test_ours_reads_the_cache_once_with_fewer_registers_than_triton(page_size: i
         assert row.relative_error <= bench.MAX_ERROR
         assert (row.k_reads, row.v_reads) == (1.0, 1.0)
         assert sum(row.by_class.values()) == row.instructions
-        assert row.bytes_of["partial_stored"] == row.bytes_of["partial_loaded"]
+    # A wave of our merge asks for four parts at once; here each has one, and asks for the same lines four times.
+    assert ours.bytes_of["partial_loaded"] == 4 * ours.bytes_of["partial_stored"]
     for row in others:
+        assert row.bytes_of["partial_stored"] == row.bytes_of["partial_loaded"]
         assert ours.vgprs is not None and row.vgprs is not None and ours.vgprs < row.vgprs
         assert ours.occupancy is not None and row.occupancy is not None and ours.occupancy > row.occupancy
         assert ours.lds_traffic is not None and row.lds_traffic is not None and ours.lds_traffic < row.lds_traffic

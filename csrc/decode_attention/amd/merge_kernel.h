@@ -7,7 +7,8 @@
 // A work-group of four waves owns a row; wave w has the splits w, w + 4, ... and, of each, a lane has D/64 neighbouring
 // columns. It weighs its splits by their largest lse_s, and the work-group adds up the waves' sums through LDS with one
 // barrier. The lanes hold the log-sum-exps, two each at most, all loaded at once with the first partial outputs, of which a wave
-// has up to eight loads in flight, so that up to 32 splits take one trip to memory, and 128 four. Which split is next is the same in all lanes:
+// has up to eight loads in flight, so that up to 32 splits take one trip to memory, and 128 four. Four or eight go out without a
+// branch between them: past its last split a wave asks for that one's lines again. Which split is next is the same in all lanes:
 // addresses and branches are scalar. Sums are made in an order that the number of splits fixes, in float32; output.h quantises
 // them where the call asks for it, so that nothing is launched for that.
 //
