@@ -394,6 +394,11 @@ def _symbols(sections: list[_Section], table_kind: int) -> Iterator[_Symbol]:
                 yield _Symbol(text, info & 15, value, sections[index])
 
 
+def descriptors_of(image: bytes) -> dict[str, bytes]:
+    """Return the 64-byte kernel descriptors of a code object by symbol (``NAME.kd``)."""
+    return _descriptors(_sections(image))
+
+
 def _descriptors(sections: list[_Section]) -> dict[str, bytes]:
     """Return the 64-byte kernel descriptors by symbol (``NAME.kd``)."""
     found: dict[str, bytes] = {}
