@@ -1,4 +1,4 @@
-"""Modules that ask for preloaded arguments get them: the kernels' descriptors say how many dwords, and how many there can be."""
+"""Modules that ask for preloaded arguments get them: the descriptors of their kernels say how many dwords."""
 
 from __future__ import annotations
 
