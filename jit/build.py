@@ -144,8 +144,8 @@ def keep_limit(root: Path) -> None:
         maintenance.prune(limit, root)
 
 
-def prepare(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, pool: str = "") -> BuildSpec:
-    """Fill a staging directory with what ninja needs; returns the spec with the sources of its generator, if any.
+def prepare(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore) -> BuildSpec:
+    """Fill a staging directory with what the steps need; returns the spec with the sources of its generator, if any.
 
     Raises:
         BuildError: the generator failed.
@@ -155,17 +155,21 @@ def prepare(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, po
         spec = generate(spec, spec.generator, root, staging, digests)
     for name, text in spec.files.items():
         (staging / name).write_text(text)
-    text = ninja.whole_file(
-        spec.roots.paths, spec.ninja_body(), out=staging.name, launcher=settings.COMPILER_LAUNCHER.get(), pool=pool
-    )
-    (staging / "build.ninja").write_text(text)
     return spec
+
+
+def write_ninja(spec: BuildSpec, staging: Path, body: str, pool: str = "") -> None:
+    """Write the ninja file of one build: ``body``, and what ties it to this machine."""
+    launcher = settings.COMPILER_LAUNCHER.get()
+    text = ninja.whole_file(spec.roots.paths, body, out=staging.name, launcher=launcher, pool=pool)
+    (staging / "build.ninja").write_text(text)
 
 
 def _build(spec: BuildSpec, root: Path, staging: Path, digests: DigestStore, before: Mapping[str, str]) -> store.Entry:
     with notices.slow(f"building {spec.title}", _expected_seconds(spec)) as advance:
         began_ns, started = stability.start(), time.monotonic()
         spec = prepare(spec, root, staging, digests)
+        write_ninja(spec, staging, spec.ninja_body())
         with start_ninja(staging.parent, f"{staging.name}/build.ninja", staging / "tmp", capped_jobs()) as process:
             while not _ended(process):
                 advance(sum(1 for _ in staging.glob("*.done")) / max(1, len(spec.steps)))

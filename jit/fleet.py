@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -180,7 +180,11 @@ def _as_build_error(error: HipforgeError | OSError, item: Planned) -> HipforgeEr
 
 @dataclass(eq=False)
 class _Running:
-    """A module whose steps ninja is running."""
+    """A module whose steps ninja is running.
+
+    ``receivers`` are, by the name of a step, the modules that get what that step makes here; ``received`` names the
+    steps whose results come from another module.
+    """
 
     number: int
     planned: Planned
@@ -189,6 +193,22 @@ class _Running:
     lock: contextlib.ExitStack
     began_ns: int
     announced: bool = False
+    receivers: dict[str, list[_Running]] = field(default_factory=dict)
+    received: set[str] = field(default_factory=set)
+
+    def write_ninja(self) -> None:
+        own = [step for step in self.spec.steps if step.name not in self.received]
+        others = {name: [other.staging.name for other in modules] for name, modules in self.receivers.items()}
+        build.write_ninja(self.spec, self.staging, ninja.body(own, self.spec.stem, others), ninja.COMPILE_POOL)
+
+    def pass_on_failures(self) -> None:
+        """Give what a failed step left to the modules that wait for it; after a success, its own command did so."""
+        for step in self.spec.steps:
+            if (self.staging / f"{step.name}.rc").exists():
+                for other in self.receivers.get(step.name, ()):
+                    for name in (*step.leaves(), f"{step.name}.rc"):
+                        with contextlib.suppress(FileNotFoundError):
+                            shutil.copy2(self.staging / name, other.staging / name)
 
     def settled(self) -> bool:
         """Whether no step of it is running or can still start."""
@@ -233,11 +253,13 @@ class _Fleet:
         self.elsewhere: list[int] = []
 
     def run(self) -> dict[int, BuildOutcome]:
+        leftovers.sweep(self.root)
         own = store.staging_dir(self.root, store.DISCARDED)
         try:
             for number, (item, spec) in self.todo.items():
                 self._prepare(number, item, spec)
             if self.running:
+                self._share_steps()
                 self._run_ninja(own)
         finally:
             for module in self.running:
@@ -263,17 +285,30 @@ class _Fleet:
                 else _failed(item, found.error, self.on_event)
             )
             return
-        leftovers.sweep(self.root, own=name)
         staging = store.staging_dir(self.root, name)
         module = _Running(number, item, spec, staging, lock, stability.start())
         self.running.append(module)
         try:
-            module.spec = build.prepare(spec, self.root, staging, self.digests, ninja.COMPILE_POOL)
+            module.spec = build.prepare(spec, self.root, staging, self.digests)
         except (HipforgeError, OSError) as error:
             self._close(module)
             self.outcomes[number] = _failed(item, _as_build_error(error, item), self.on_event)
 
+    def _share_steps(self) -> None:
+        """Let commands that read nothing of their build directory, and are the same in several modules, run once."""
+        first: dict[tuple[str, str], _Running] = {}
+        for module in self.running:
+            for step in module.spec.steps:
+                if step.inputs or module.spec.generator is not None:
+                    continue
+                runs = first.setdefault((step.name, build.shown_command(module.spec, step)), module)
+                if runs is not module:
+                    runs.receivers.setdefault(step.name, []).append(module)
+                    module.received.add(step.name)
+
     def _run_ninja(self, own: Path) -> None:
+        for module in self.running:
+            module.write_ninja()
         (own / "tmp").mkdir()
         files = [f"{module.staging.name}/build.ninja" for module in self.running]
         (own / "build.ninja").write_text(ninja.joint_file(files, out=own.name, compiles=self.jobs))
@@ -303,6 +338,7 @@ class _Fleet:
     def _end(self, module: _Running) -> None:
         item, seconds = module.planned, module.seconds()
         try:
+            module.pass_on_failures()
             entry = build.finish(module.spec, self.root, module.staging, self.digests, seconds, module.began_ns)
         except build.InputsChanged:
             self.elsewhere.append(module.number)  # built again on its own, at the end

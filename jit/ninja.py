@@ -11,9 +11,10 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from hipforge.errors import ToolchainError
 from hipforge.jit.roots import PLACEHOLDER, quote
@@ -21,7 +22,7 @@ from hipforge.jit.roots import PLACEHOLDER, quote
 _RULE = """\
 builddir = ${OUT}
 rule run
-  command = cd ${OUT} && : > $step.started && ${LAUNCHER}$cmd > $step.log 2>&1 && : > $step.done $
+  command = cd ${OUT} && : > $step.started && ${LAUNCHER}$cmd > $step.log 2>&1 $share && : > $step.done $
     || { echo $$? > $step.rc; exit 1; }
   description = $what
   pool = ${POOL}
@@ -43,6 +44,10 @@ class Step:
     scan: tuple[str, ...] = ()
     """Command that lists the headers of a source that does not compile, missing ones too, into ``depfile``."""
 
+    def leaves(self) -> tuple[str, ...]:
+        """Return the names of the files that a step leaves behind when it succeeds, but for its mark."""
+        return (f"{self.name}.started", f"{self.name}.log", *([self.depfile] if self.depfile else ()), *self.outputs)
+
     def command(self) -> str:
         """Return the shell command, placeholders left in."""
         return " ".join(quote(argument) for argument in self.argv)
@@ -58,11 +63,15 @@ def _escape(text: str) -> str:
     return "".join([*pieces, text[end:].replace("$", "$$")])
 
 
-def body(steps: Iterable[Step], title: str) -> str:
-    """Return the location-free part: one build statement per step."""
+def body(steps: Iterable[Step], title: str, receivers: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:
+    """Return the location-free part: one build statement per step.
+
+    ``receivers`` are, by the name of a step, the directories beside this one that get what the step makes.
+    """
     lines: list[str] = []
     for step in steps:
-        outputs = " ".join(f"${{OUT}}/{name}" for name in step.outputs)
+        others = receivers.get(step.name, ())
+        outputs = " ".join(f"{place}/{name}" for place in ("${OUT}", *others) for name in step.outputs)
         inputs = "".join(f" ${{OUT}}/{name}" for name in step.inputs)
         lines += [
             f"build {outputs}: run{inputs}",
@@ -70,9 +79,16 @@ def body(steps: Iterable[Step], title: str) -> str:
             f"  what = {title} {step.name}",
             f"  cmd = {_escape(step.command())}",
         ]
+        if others:
+            lines.append(f"  share = {''.join(_share(step, other) for other in others)}")
         if not step.compiles:
             lines += ["  LAUNCHER =", "  POOL ="]
     return "\n".join(lines) + "\n"
+
+
+def _share(step: Step, other: str) -> str:
+    """Return what follows a step's command: its files and then its mark go to the directory ``other`` too."""
+    return f"&& cp -p {' '.join(map(quote, step.leaves()))} ../{other} && : > ../{other}/{step.name}.done "
 
 
 def prologue(paths: Mapping[str, str], *, out: str, launcher: str, pool: str) -> str:

@@ -296,6 +296,50 @@ def test_one_ninja_builds_all_and_a_failure_does_not_stop_the_others(stand_in: S
     assert len(stand_in.compiles()) == compiles, "a remembered failure is not built again"
 
 
+def host_compiles(box: StandIn) -> list[list[str]]:
+    return [call for call in box.calls() if "--cuda-host-only" in call and "-fsyntax-only" not in call]
+
+
+def test_the_host_code_of_a_variant_is_compiled_once_for_all_architectures(stand_in: StandIn) -> None:
+    stand_in.write("good.cu", '#include "value.h"\nextern "C" int value() { return N + VALUE; }\n')
+    stand_in.module("good", srcs=["good.cu"], variants={"N": [1, 2]})
+    wanted = fleet.requests(["good"], ["gfx942", "gfx950"])
+    outcomes = fleet.build_many(wanted, 2, lambda _: None)
+    assert [library_value(outcome.entry) for outcome in outcomes if outcome.entry] == [4, 5, 4, 5]
+    assert len(host_compiles(stand_in)) == 2
+    assert len(stand_in.compiles()) == 4
+    for outcome in outcomes:
+        assert outcome.seconds > 0
+        assert outcome.entry
+        assert outcome.entry.manifest.dependencies == outcomes[0].entry.manifest.dependencies  # type: ignore[union-attr]
+    stand_in.write("value.h", "#define VALUE 30\n")
+    again = fleet.build_many(fleet.requests(["good"], ["gfx942", "gfx950"]), 2, lambda _: None)
+    assert [library_value(outcome.entry) for outcome in again if outcome.entry] == [31, 32, 31, 32]
+    assert len(host_compiles(stand_in)) == 4
+
+
+def test_host_code_that_does_not_compile_is_the_same_error_for_each_architecture(stand_in: StandIn) -> None:
+    stand_in.write("half.cu", "#if !defined(__gfx950__)\n#include \"none.h\"\n#endif\nint value() { return 1; }\n")
+    stand_in.module("half", srcs=["half.cu"])
+    wanted = fleet.requests(["half"], ["gfx942", "gfx950"])
+    outcomes = fleet.build_many(wanted, 2, lambda _: None)
+    assert [outcome.status for outcome in outcomes] == ["failed"] * 2
+    assert len(host_compiles(stand_in)) == 1
+    for outcome in outcomes:
+        assert "none.h" in str(outcome.error)
+        assert f"for {outcome.planned.request.arch} failed to build" in str(outcome.error)
+    stand_in.write("none.h", "")
+    fixed = fleet.build_many(fleet.requests(["half"], ["gfx942", "gfx950"]), 2, lambda _: None)
+    assert [outcome.status for outcome in fixed] == ["built"] * 2, "the missing header was remembered for both"
+
+
+def test_a_module_takes_the_shared_host_code_whatever_becomes_of_the_other(stand_in: StandIn) -> None:
+    stand_in.install(before='case "$line" in *gfx942*cuda-device-only*) exit 1;; esac')
+    outcomes = fleet.build_many(fleet.requests(["sample"], ["gfx942", "gfx950"]), 1, lambda _: None)
+    assert [outcome.status for outcome in outcomes] == ["failed", "built"]
+    assert len(host_compiles(stand_in)) == 1
+
+
 def test_a_plan_says_hit_or_miss_with_commands_and_an_estimate_and_builds_nothing(stand_in: StandIn) -> None:
     fleet_of(stand_in)
     stand_in.build("good", {"N": 1})

@@ -38,6 +38,10 @@ _LINE_TABLES = ("-gline-tables-only", "-fdebug-compilation-dir=.", "-fdebug-pref
 # Neither the header that clang puts before every HIP source nor the device libraries.
 _BARE = ("-nogpuinc", "-nogpulib")
 
+# The driver wants an architecture for the host pass too, which it does not affect: one for all, so that a build of a
+# module for several architectures compiles its host code once.
+_HOST_ARCH = "gfx942"
+
 _EMBED = """\
   .section .hip_fatbin, "a", @progbits
   .p2align 12
@@ -126,7 +130,7 @@ class HipClang:
         device = f"{unit.name}.hipfb"
         assembly, device_object = f"{unit.name}.fatbin.s", f"{unit.name}.fatbin.o"
         device_flags = self.device_flags(arch)
-        host_flags = (*device_flags[:-1], "--cuda-host-only")
+        host_flags = (*self.device_flags(_HOST_ARCH)[:-1], "--cuda-host-only")
         common = (f"-cuid={cuid}", *(_BARE if unit.bare else ()), *unit.flags)
         steps = (
             self._step(f"{unit.name}.device", (*device_flags, "-O3", *_LINE_TABLES, *common), unit.source, device),
