@@ -1,6 +1,7 @@
 // What both kernels of decode attention are given, and which keys a wave works on.
 #pragma once
 
+#include "hipforge/amd/divisor.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 
@@ -29,22 +30,6 @@ struct Cache {
   int64_t rows_page_stride;  // bytes, as all of these
   int64_t rows_head_stride;
   uint32_t rows_slot_stride;
-};
-
-/// What an integer below 2^31 is divided by: the host prepares a factor, so that a quotient takes three scalar instructions
-/// instead of twenty. With d of (2^(shift - 1), 2^shift] the factor is 2^(31 + shift) / d, rounded up: it is too large by less
-/// than 1, which moves no quotient below 2^31 (Granlund and Montgomery).
-struct Divisor {
-  uint32_t value, factor, shift;
-
-  __host__ static Divisor of(uint32_t value) {
-    uint32_t shift = 0;
-    while (value > uint64_t{1} << shift) ++shift;
-    return {value, static_cast<uint32_t>(((uint64_t{1} << (31 + shift)) + value - 1) / value), shift};
-  }
-  __device__ __forceinline__ uint32_t quotient(uint32_t n) const {
-    return static_cast<uint32_t>(uint64_t{2 * n} * factor >> 32) >> shift;
-  }
 };
 
 /// What elements of out are: of q's dtype, float32, fp8 by one scale for all, or fp8 with an e8m0 scale per 32.

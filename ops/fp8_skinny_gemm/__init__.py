@@ -21,10 +21,12 @@ from hipforge.ops.core.outputs import written_into
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS, Problem
 from hipforge.ops.fp8_skinny_gemm.kernels import launch, run_skinny_gemm, skinny_gemm_fp8_out
 from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, OP_M, OPS
+from hipforge.ops.fp8_skinny_gemm.wave_split import skinny_wave_split, skinny_wave_split_out
 from hipforge.ops.reference import skinny as reference
 
 __all__ = [
     "A_LANES", "B_LANES", "FAMILY", "FORMATS", "OPS", "OP_M", "run_skinny_gemm", "skinny_gemm", "skinny_gemm_fp8_out",
+    "skinny_wave_split", "skinny_wave_split_out",
 ]  # fmt: skip
 
 

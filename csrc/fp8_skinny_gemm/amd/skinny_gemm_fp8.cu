@@ -3,6 +3,7 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
+#include "../guards.h"
 #include "skinny_kernel.h"
 
 #if !defined(HF_OP_M) || !defined(HF_A_LANES) || !defined(HF_B_LANES) || !defined(HF_OPS)
@@ -14,17 +15,6 @@ using hf::Tensor;
 using namespace hf::skinny;
 
 namespace {
-
-constexpr int64_t kMaxBytes = (int64_t{1} << 31) - 1;
-
-void check_payload(const Tensor& tensor, const char* name, bool gfx950) {
-  const hf_dtype own = gfx950 ? HF_E4M3FN : HF_E4M3FNUZ;
-  HF_CHECK(tensor.dtype() == own || tensor.dtype() == HF_U8, name, " must be ",
-           gfx950 ? "float8_e4m3fn on gfx950" : "float8_e4m3fnuz on gfx942", " (or a uint8 view of it); got ",
-           tensor.dtype());
-  HF_CHECK(tensor.dim() == 2, name, " must have 2 dimensions; got ", tensor);
-  HF_CHECK(hf::aligned_to(tensor.data(), kChunk), name, " must start at a multiple of 16 bytes; pass a copy");
-}
 
 void check_waves(int64_t count, const char* name) {
   HF_CHECK(count >= 1 && count <= kMostWaves, name, " must be 1 to ", kMostWaves, " waves; got ", count);
@@ -41,37 +31,8 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
                          int64_t a_producers, int64_t b_producers, int64_t consumers, int64_t qsize, int64_t workgroups,
                          hipStream_t stream) {
   using S = Shape<HF_OP_M, HF_A_LANES, HF_B_LANES, HF_OPS>;
-  HF_CHECK_ARCH(b, "gfx942", "gfx950");
-  const bool gfx950 = hf::arch_of(b.device_index()).is("gfx950");
-  check_payload(a, "a", gfx950);
-  check_payload(b, "b", gfx950);
-  const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
-  HF_CHECK(b.size(0) == k, "a [m, k] and b [k, n] must have the same k; got a ", a, " and b ", b);
-  HF_CHECK(m >= 1 && n >= 1, "m and n must be at least 1; got ", m, " and ", n);
-  HF_CHECK(k >= 32 && k % 32 == 0, "k must be a positive multiple of 32; got ", k);
-  HF_CHECK(a.is_contiguous(), "a must be contiguous: pass a.contiguous()");
-  const int64_t pitch = n == 1 ? k : b.stride(1);
-  HF_CHECK(b.stride(0) == 1 && pitch >= k && pitch % kChunk == 0,
-           "b must be column-major: stride(0) == 1 and stride(1) a multiple of 16, at least k = ", k, "; got strides (",
-           b.stride(0), ", ", b.stride(1), ")");
-  const int64_t b_bytes = (n - 1) * pitch + k;
-  HF_CHECK(a.bytes() <= kMaxBytes && b_bytes <= kMaxBytes, "a and b must span at most 2^31 - 1 bytes (2 GB); got ",
-           a.bytes(), " and ", b_bytes);
-  HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "scale must be one float32; got ", scale);
-  HF_CHECK(out.dtype() == HF_F16 && out.is_shape(m, n) && out.is_contiguous(), "out must be contiguous float16 [", m,
-           ", ", n, "]; got ", out);
-  for (const Tensor* other : {&out, &a, &scale})
-    HF_CHECK(other->on_gpu() == b.on_gpu() && other->device_index() == b.device_index(),
-             "out, a and scale must be on the device of b");
-
-  const auto check_written = [&](const Tensor& written, const char* name) {
-    hf::check_apart({written, name}, {{a, "a"}, {scale, "scale"}});
-    const char *first = written.data<char>(), *columns = b.data<char>();
-    HF_CHECK(first + written.bytes() <= columns || columns + b_bytes <= first, name,
-             " is written and must not share memory with b; pass a tensor of its own");
-  };
-  check_written(out, "out");
-
+  const Operands of = check_operands(out, a, b, scale);
+  const auto [m, n, k, pitch, b_bytes] = of;
   HF_CHECK(op_m == HF_OP_M && a_lanes == HF_A_LANES && b_lanes == HF_B_LANES && ops == HF_OPS, "this variant has op_m = ",
            HF_OP_M, ", a_lanes = ", HF_A_LANES, ", b_lanes = ", HF_B_LANES, ", ops = ", HF_OPS, "; got ", op_m, ", ",
            a_lanes, ", ", b_lanes, ", ", ops);
@@ -86,7 +47,7 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
            "qsize must be at least a_producers / a_lanes, b_producers / b_lanes and consumers, or waves have no slot of "
            "their own; got qsize ", qsize, " for ", a_producers, " / ", a_lanes, ", ", b_producers, " / ", b_lanes, " and ",
            consumers);
-  const int64_t lds_limit = gfx950 ? 160 * 1024 : 64 * 1024;
+  const int64_t lds_limit = hf::arch_of(b.device_index()).is("gfx950") ? 160 * 1024 : 64 * 1024;
   HF_CHECK(qsize <= lds_limit && S::lds_bytes(static_cast<uint32_t>(qsize)) <= lds_limit, "the queue needs ",
            static_cast<int64_t>(S::lds_bytes(1)), " bytes of LDS per slot; qsize = ", qsize, " exceeds the ", lds_limit,
            " bytes of a work-group");
@@ -100,7 +61,7 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
     HF_CHECK(given.dtype() == HF_F32 && given.is_shape(slices, m, n) && given.is_contiguous(),
              "workspace must be contiguous float32 [split_k * consumers, m, n] = [", slices, ", ", m, ", ", n, "]; got ",
              given);
-    check_written(given, "workspace");
+    check_written(given, "workspace", a, b, scale, of);
     hf::check_apart({given, "workspace"}, {{out, "out"}});
   } else {
     HF_CHECK(n % 2 == 0, "packed fp16 atomics need an even n; got ", n, ": pass a workspace (the deterministic mode)");
@@ -121,15 +82,13 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
                         .pitch = u32(pitch),
                         .a_bytes = u32(a.bytes()),
                         .b_bytes = u32(b_bytes),
-                        .row_tiles = u32(row_tiles),
-                        .column_tiles = u32(column_tiles),
+                        .row_tiles = hf::Divisor::of(u32(row_tiles)),
+                        .column_tiles = hf::Divisor::of(u32(column_tiles)),
                         .split_k = u32(split_k),
                         .blocks = u32(blocks),
                         .split_blocks = u32(blocks / split_k),
                         .run = u32(tiles / grid),
                         .longer_runs = u32(tiles % grid),
-                        .row_divider = Divider::by(u32(row_tiles)),
-                        .column_divider = Divider::by(u32(column_tiles)),
                         .a_producers = u32(a_producers),
                         .b_producers = u32(b_producers),
                         .consumers = u32(consumers),

@@ -1,38 +1,18 @@
 // Which tiles a work-group of the skinny GEMM computes: m fastest, then n, then the split of k; one contiguous run each.
 #pragma once
 
-
 #include <cstdint>
 
+#include "hipforge/amd/divisor.h"
 #include "hipforge/amd/hip.h"
 
 namespace hf::skinny {
 
-/// Division by a number known on the host as one multiplication, exact for dividends below 2^31.
-struct Divider {
-  uint32_t multiplier, shift;
-
-  static constexpr Divider by(uint32_t divisor) {
-    uint32_t log = 0;
-    while ((uint64_t{1} << log) < divisor) ++log;
-    const uint64_t power = uint64_t{1} << (31 + log);
-    return {static_cast<uint32_t>((power + divisor - 1) / divisor), 31 + log};
-  }
-  __host__ __device__ constexpr uint32_t operator()(uint32_t dividend) const {
-    return static_cast<uint32_t>(uint64_t{dividend} * multiplier >> shift);
-  }
-};
-
-constexpr uint32_t kLastDividend = 0x7FFFFFFF;
-static_assert(Divider::by(1)(kLastDividend) == kLastDividend && Divider::by(kLastDividend)(kLastDividend) == 1);
-static_assert(Divider::by(3)(kLastDividend - 2) == (kLastDividend - 2) / 3 && Divider::by(7)(6) == 0);
-static_assert(Divider::by(832)(831) == 0 && Divider::by(832)(832 * 1000 - 1) == 999);
-
 struct Problem {
   uint32_t m, n, k, pitch, a_bytes, b_bytes;
-  uint32_t row_tiles, column_tiles, split_k, blocks, split_blocks;  // blocks: of the whole of k; of every split but the last
+  Divisor row_tiles, column_tiles;
+  uint32_t split_k, blocks, split_blocks;  // blocks: of the whole of k; of every split but the last
   uint32_t run, longer_runs;  // tiles of a work-group; the first `longer_runs` work-groups have one more
-  Divider row_divider, column_divider;
   uint32_t a_producers, b_producers, consumers, qsize;
 };
 
@@ -42,11 +22,11 @@ class Tiles {
  public:
   __device__ explicit Tiles(const Problem& p) : p_(p) {
     const uint32_t group = blockIdx.x, before = group < p.longer_runs ? group : p.longer_runs;
-    const uint32_t first = group * p.run + before, strip = p.row_divider(first);
+    const uint32_t first = group * p.run + before, strip = p.row_tiles.quotient(first);
     left_ = p.run + (group < p.longer_runs);
-    split_ = p.column_divider(strip);
-    row_ = (first - strip * p.row_tiles) * S::kTileM;
-    column_ = (strip - split_ * p.column_tiles) * S::kColumns;
+    split_ = p.column_tiles.quotient(strip);
+    row_ = (first - strip * p.row_tiles.value) * S::kTileM;
+    column_ = (strip - split_ * p.column_tiles.value) * S::kColumns;
   }
 
   __device__ bool any() const { return left_ != 0; }

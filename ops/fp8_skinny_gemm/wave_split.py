@@ -1,0 +1,204 @@
+"""The skinny fp8 GEMM whose k is split over the waves of a work-group: its stub, its raw op and its configurations.
+
+A work-group computes ``rows`` rows and ``columns`` columns; each of its ``waves`` takes a part of k, and their sums are
+added in a fixed order through LDS. ``split_k`` work-groups share the k of a tile where there are few columns; the last
+of them to arrive adds their sums in the order of the parts, in the same launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.core.checks import require_int
+from hipforge.ops.core.dispatch import Choice
+
+KERNEL = "skinny_wave_split"
+ROWS = (8, 16, 32)
+COLUMNS = (8, 16, 32, 64)
+WAVES = (1, 2, 4, 8, 16)
+SPLIT_K = (1, 2, 4, 8)
+K_STEP = 128
+MAX_K = 2**24  # bytes of a column, its pitch included
+MOST_STEPS = 8  # of straight code
+SHORT_COLUMNS = 8  # a work-group's columns are a multiple of them
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The parameters of one launch.
+
+    Attributes:
+        rows: of a work-group: 8, 16 or 32.
+        columns: of a work-group: a multiple of 8, at most 32 with 8 rows and 64 with more.
+        waves: of a work-group, each with a part of k: 1, 2, 4, 8 or, with few rows and columns, 16.
+        split_k: work-groups that share the k of a tile: 1, 2, 4 or 8, at most the number of steps of 128 k.
+    """
+
+    rows: int = 8
+    columns: int = 8
+    waves: int = 8
+    split_k: int = 1
+
+    @property
+    def edge(self) -> int:
+        """Return the columns and rows of a matrix instruction's tile; 8 where two parts of k share one."""
+        return 8 if self.rows == ROWS[0] else 16
+
+    @property
+    def column_tiles(self) -> int:
+        """Return how many tiles the kernel has along n: 1, 2 or 4."""
+        return next(tiles for tiles in (1, 2, 4) if self.columns <= tiles * self.edge or tiles == 4)
+
+    @property
+    def max_waves(self) -> int:
+        """Return the largest work-group: 16 waves have 128 registers each, 8 have 256."""
+        loads = self.edge // 8 * (self.rows // self.edge + self.column_tiles)
+        return 16 if loads <= 4 else 8
+
+    @property
+    def steps_ahead(self) -> int:
+        """Return how many steps of 128 k of its operands a wave has in flight."""
+        loads = self.edge // 8 * (self.rows // self.edge + self.column_tiles)
+        return min(MOST_STEPS, (96 if self.max_waves == WAVES[-1] else 144) // (4 * loads))
+
+    def parameters(self) -> dict[str, int]:
+        """Return the attributes by name."""
+        return asdict(self)
+
+
+Rule = Callable[[Configuration, int], str | None]
+
+
+def steps(k: int) -> int:
+    """Return how many steps of 128 k there are; the last may be partial."""
+    return -(-k // K_STEP)
+
+
+def _rows(c: Configuration, k: int) -> str | None:
+    return None if c.rows in ROWS else f"rows must be 8, 16 or 32; got {c.rows}"
+
+
+def _columns(c: Configuration, k: int) -> str | None:
+    most = 4 * c.edge
+    if SHORT_COLUMNS <= c.columns <= most and c.columns % SHORT_COLUMNS == 0:
+        return None
+    return f"columns must be a multiple of 8, at most {most} with {c.rows} rows; got {c.columns}"
+
+
+def _waves(c: Configuration, k: int) -> str | None:
+    if c.waves in WAVES and c.waves <= c.max_waves:
+        return None
+    return (
+        f"waves must be 1, 2, 4, 8 or 16, at most {c.max_waves} with {c.rows} rows and {c.columns} columns; "
+        f"got {c.waves}"
+    )
+
+
+def _splits(c: Configuration, k: int) -> str | None:
+    if c.split_k not in SPLIT_K:
+        return f"split_k must be 1, 2, 4 or 8 work-groups; got {c.split_k}"
+    if c.split_k <= steps(k):
+        return None
+    return f"split_k cannot exceed the {steps(k)} steps of {K_STEP} k of k={k}; got {c.split_k}"
+
+
+# In an order in which each may take for granted what the ones before it have checked.
+RULES: tuple[Rule, ...] = (_rows, _columns, _waves, _splits)
+
+
+def refusal(configuration: Configuration, k: int) -> str | None:
+    """Return the first rule that a configuration breaks for operands of ``k``, or None."""
+    return next((reason for rule in RULES if (reason := rule(configuration, k)) is not None), None)
+
+
+def choice(configuration: Configuration) -> Choice:
+    """Return this kernel in a configuration."""
+    return Choice(KERNEL, MappingProxyType(configuration.parameters()))
+
+
+def rows_for(m: int) -> int:
+    """Return the rows of a work-group for m rows of a: b is then loaded once for up to 32 of them."""
+    return next((rows for rows in ROWS if m <= rows), ROWS[-1])
+
+
+@compile_ops(
+    "module_skinny_wave_split",
+    # The module's guard refuses any other number of rows.
+    variant=lambda *given: {"HF_ROWS": given[6] if given[6] in ROWS else ROWS[0]},
+    mutates=("out", "workspace"),
+)
+def skinny_wave_split_out(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    workspace: torch.Tensor | None,
+    accumulate: bool,
+    rows: int,
+    columns: int,
+    waves: int,
+    split_k: int,
+) -> None:
+    """Write or add (``accumulate``) scale * (a @ b) to ``out`` fp16 [m, n]; ``workspace``: :func:`split_workspace`."""
+
+
+def split_workspace(m: int, n: int, configuration: Configuration, device: torch.device) -> torch.Tensor | None:
+    """Return where work-groups that share a k leave their sums and meet; None where there is one for each tile.
+
+    Its contents mean nothing before and after a launch, and no other launch may use it at the same time.
+    """
+    c = configuration
+    if c.split_k < 2:
+        return None
+    sums = c.rows * c.edge * c.column_tiles
+    words = 2  # float32 of 64 bits
+    blocks = -(-m // c.rows) * -(-n // c.columns)
+    return torch.empty(blocks * c.split_k * (sums + words), dtype=torch.float32, device=device)
+
+
+def skinny_wave_split(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    output: torch.Tensor | None = None,
+    rows: int = 8,
+    columns: int = 8,
+    waves: int = 8,
+    split_k: int = 1,
+) -> torch.Tensor:
+    """Run the kernel; operands as in :mod:`hipforge.ops.fp8_skinny_gemm`, those of the kernel's own layout.
+
+    Args:
+        a: e4m3 [m, k], contiguous; any m, k a multiple of 32.
+        b: e4m3 [k, n], column-major with a pitch that is a multiple of 16, at most 2^24.
+        scale: one float32.
+        output: float16 [m, n], added to in place; None makes a new tensor.
+        rows: rows of a of a work-group: 8, 16 or 32.
+        columns: columns of b of a work-group: a multiple of 8, at most 32 with 8 rows and 64 with more.
+        waves: of a work-group, each with a part of k: 1, 2, 4, 8 or, with few rows and columns, 16.
+        split_k: work-groups that share the k of a tile: 1, 2, 4 or 8, at most ceil(k / 128).
+
+    Returns:
+        float16 [m, n]: output + scale * (a @ b), the sums in an order that only k and the configuration decide.
+
+    Raises:
+        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
+    """
+    given = [
+        require_int(*item) for item in (("rows", rows), ("columns", columns), ("waves", waves), ("split_k", split_k))
+    ]
+    configuration = Configuration(*given)
+    reason = refusal(configuration, a.shape[-1])
+    if reason is not None:
+        raise GuardError(reason)
+    m, n = a.shape[0], b.shape[1]
+    out = torch.empty((m, n), dtype=torch.float16, device=a.device) if output is None else output
+    workspace = split_workspace(m, n, configuration, a.device)
+    skinny_wave_split_out(out, a, b, scale, workspace, output is not None, *given)
+    return out
