@@ -11,8 +11,8 @@ Dispatch of :func:`mxfp8_gemv`, in this order:
 2. a device other than gfx950 → None;
 3. a row of the tuned table for (K, N, M): ``use_hip=0`` → None, otherwise its kernel and parameters (GEMV, MFMA,
    wave_split: K over the waves of a work-group, n_sub tiles of 16 rows, block_n columns (0: 16), k_splits waves,
-   k_packed: the same with block_n columns for each of n_sub groups of waves, or tiles: 16 n_sub rows of X by block_n
-   rows of W through LDS, K in k_splits parts);
+   group_split: the same in four waves of each of k_splits work-groups, k_packed: K over waves with block_n columns for
+   each of n_sub groups of waves, or tiles: 16 n_sub rows of X by block_n rows of W through LDS, K in k_splits parts);
 4. no row and M = 8 or 16 → MFMA with n_sub = 1 and k_splits the largest of 4 and 2 that divides K/128, else 1;
 5. no row and any other M up to 16 → GEMV with block_n = 8;
 6. no row and 16 < M < 64, M other than 32: the row of the next larger tuned M decides as in 3;
@@ -39,6 +39,7 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.mxfp8_dense.family import FAMILY, GEMM
+from hipforge.ops.mxfp8_dense.group_split import mxfp8_group_split, mxfp8_group_split_out
 from hipforge.ops.mxfp8_dense.k_packed import mxfp8_k_packed, mxfp8_k_packed_out
 from hipforge.ops.mxfp8_dense.kernels import (
     _run_gemv,
@@ -61,6 +62,8 @@ __all__ = [
     "mxfp8_gemm_out",
     "mxfp8_gemm_tiles",
     "mxfp8_gemv",
+    "mxfp8_group_split",
+    "mxfp8_group_split_out",
     "mxfp8_k_packed",
     "mxfp8_k_packed_out",
     "mxfp8_linear",

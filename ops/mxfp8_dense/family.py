@@ -18,7 +18,7 @@ from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.tuned import ANY_CU, USE_HIP, Column, Reach, TableSchema, TunedRow, Value, gemm_shape
-from hipforge.ops.mxfp8_dense import k_packed, tile_kernel, wave_split
+from hipforge.ops.mxfp8_dense import group_split, k_packed, tile_kernel, wave_split
 
 MAX_ELEMENTS = 2**31 - 1
 GEMV_MAX_M = 16
@@ -120,6 +120,9 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
         if k_splits > wave_split.max_waves(16 * n_sub, columns):
             return f"a wave_split row has at most {wave_split.max_waves(16 * n_sub, columns)} waves; {given}"
         return None
+    if values["kernel"] == "group_split":
+        needs = group_split.refusal(k, int(block_n or 0), 16 * n_sub, k_splits)
+        return None if needs is None else f"a group_split row needs {needs}; {given}"
     if values["kernel"] == "k_packed":
         needs = k_packed.refusal(m, k, int(block_n or 0), n_sub, k_splits)
         return None if needs is None else f"a k_packed row needs {needs}; {given}"
@@ -145,7 +148,7 @@ TABLE = TableSchema(
     family="smallm_mxfp8",
     shape=gemm_shape(Reach("next", _reach)),
     config=(
-        Column("kernel", str, accepted=("gemv", "mfma", "wave_split", "k_packed", "tiles")),
+        Column("kernel", str, accepted=("gemv", "mfma", "wave_split", "group_split", "k_packed", "tiles")),
         Column("block_n", int, minimum=0),
         Column("n_sub", int, minimum=0),
         Column("k_splits", int, minimum=0),
@@ -195,6 +198,8 @@ def _from_row(row: TunedRow) -> Choice:
     if row.values["kernel"] == "wave_split":
         columns = int(row.values["block_n"] or wave_split.COLUMNS[0])
         return wave_split.choice(16 * row.integer("n_sub"), row.integer("k_splits"), columns)
+    if row.values["kernel"] == "group_split":
+        return group_split.choice(16 * row.integer("n_sub"), row.integer("block_n"), row.integer("k_splits"))
     if row.values["kernel"] == "k_packed":
         return k_packed.choice(*(row.integer(name) for name in ("block_n", "n_sub", "k_splits")))
     if row.values["kernel"] == "tiles":
@@ -226,13 +231,18 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         for rows in row_tiles
         for waves in wave_split.waves_to_try(rows, columns, cell.k)
     ]
+    by_groups = [
+        group_split.choice(rows, columns, k_splits)
+        for rows in row_tiles
+        for columns, k_splits in group_split.splits_to_try(cell.m, cell.n, cell.k, rows)
+    ]
     tiles = [
         tile_kernel.choice(tile_kernel.SMALLEST_TILE, k_splits)
         for k_splits in tile_kernel.K_SPLITS
         if tile_kernel.FEW_ROWS < cell.m <= MFMA_MAX_M and k_splits <= mfma_k_steps(cell.k)
     ]
     mfma = [_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB]
-    return [*by_waves, *k_packed.candidates(*cell.key), *gemv, *mfma, *tiles]
+    return [*by_waves, *by_groups, *k_packed.candidates(*cell.key), *gemv, *mfma, *tiles]
 
 
 def _triton(problem: Problem) -> Accepted | Refused:

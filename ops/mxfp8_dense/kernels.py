@@ -13,7 +13,7 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.alignment import realigned
 from hipforge.ops.core.checks import require_int, require_tensor
 from hipforge.ops.core.dispatch import Accepted
-from hipforge.ops.mxfp8_dense import k_packed, tile_kernel, wave_split
+from hipforge.ops.mxfp8_dense import group_split, k_packed, tile_kernel, wave_split
 from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
 from hipforge.ops.mxfp8_dense.raw import new_result
 
@@ -167,6 +167,11 @@ def launch(
         elif kernel == wave_split.KERNEL:
             rows, columns, waves = configuration["rows"], configuration["columns"], configuration["waves"]
             wave_split.mxfp8_wave_split_out(out, *operands, bias, rows, columns, waves)
+        elif kernel == group_split.KERNEL:
+            rows, columns, k_splits = configuration["rows"], configuration["columns"], configuration["k_splits"]
+            (m, n), device = out.shape, out.device
+            parts = group_split.split_workspace(m, n, rows, columns, k_splits, device)
+            group_split.mxfp8_group_split_out(out, *operands, bias, parts, rows, columns, k_splits)
         elif kernel == k_packed.KERNEL:
             columns, groups, waves = configuration["columns"], configuration["groups"], configuration["waves"]
             k_packed.mxfp8_k_packed_out(out, *operands, bias, columns, groups, waves)

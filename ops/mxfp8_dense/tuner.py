@@ -13,7 +13,7 @@ import torch
 
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
-from hipforge.ops.mxfp8_dense import k_packed, tile_kernel, wave_split
+from hipforge.ops.mxfp8_dense import group_split, k_packed, tile_kernel, wave_split
 from hipforge.ops.mxfp8_dense.family import FAMILY
 from hipforge.ops.mxfp8_dense.kernels import gemv_rows, smallm_mxfp8_gemv, smallm_mxfp8_mfma
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
@@ -34,6 +34,7 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
 # Those that add a bias have one dtype of results.
 WITH_BIAS: dict[str, Callable[..., torch.Tensor]] = {
     wave_split.KERNEL: wave_split.mxfp8_wave_split,
+    group_split.KERNEL: group_split.mxfp8_group_split,
     k_packed.KERNEL: k_packed.mxfp8_k_packed,
     tile_kernel.KERNEL: tile_kernel.mxfp8_gemm_tiles,
 }
@@ -58,6 +59,9 @@ def _columns(choice: Choice) -> Mapping[str, Value]:
         tiles, waves = choice.configuration["rows"] // 16, choice.configuration["waves"]
         block_n = choice.configuration["columns"] if choice.configuration["columns"] > 16 else 0
         return {"kernel": "wave_split", "block_n": block_n, "n_sub": tiles, "k_splits": waves}
+    if choice.kernel == group_split.KERNEL:
+        rows, columns, k_splits = (choice.configuration[name] for name in ("rows", "columns", "k_splits"))
+        return {"kernel": "group_split", "block_n": columns, "n_sub": rows // 16, "k_splits": k_splits}
     if choice.kernel == k_packed.KERNEL:
         block_n, n_sub, k_splits = (choice.configuration[name] for name in ("columns", "groups", "waves"))
         return {"kernel": "k_packed", "block_n": block_n, "n_sub": n_sub, "k_splits": k_splits}
@@ -72,6 +76,8 @@ def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
     if choice.kernel == wave_split.KERNEL:
         rows, columns = choice.configuration["rows"], choice.configuration["columns"]
         return Pipeline(wave_split.steps_ahead(rows, columns) * MFMA_STEP_BYTES * columns // 16)
+    if choice.kernel == group_split.KERNEL:
+        return Pipeline(group_split.STEPS_AHEAD * MFMA_STEP_BYTES * choice.configuration["columns"] // 16)
     if choice.kernel == k_packed.KERNEL:
         return Pipeline(k_packed.STEPS_AHEAD * MFMA_STEP_BYTES)
     if choice.kernel == tile_kernel.KERNEL:

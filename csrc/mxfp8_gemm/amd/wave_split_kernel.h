@@ -95,10 +95,11 @@ inline Problem problem_of(const Tensor& out, const Tensor& xq, const Tensor& xs,
           .bias = bias.has_value() ? bias.data<dev::bf16>() : nullptr};
 }
 
-template <class Kernel>
-void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t lds, hipStream_t stream) {
+/// `more`: what the kernel takes besides.
+template <class Kernel, class... More>
+void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t lds, hipStream_t stream, More... more) {
   kernel<<<grid, static_cast<uint32_t>(waves) * dev::kWaveSize, lds, stream>>>(p.wq, p.ws, p.xq, p.xs, p.m, p.n, p.k, p.options,
-                                                                             p.out, p.bias);
+                                                                             p.out, p.bias, more...);
   HF_HIP(hipGetLastError());
 }
 
@@ -117,7 +118,7 @@ constexpr int steps_ahead(int row_tiles, int = 1) { return row_tiles == 1 ? 2 : 
 #else
 // Two tiles of columns: more steps are not faster, a compute unit can have only 32 KiB in flight.
 constexpr int steps_ahead(int row_tiles, int column_tiles = 1) {
-  return column_tiles > 1 ? (row_tiles == 2 ? 3 : 2) : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;
+  return column_tiles > 2 ? 3 : column_tiles > 1 ? (row_tiles == 2 ? 3 : 2) : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;
 }
 #endif
 
