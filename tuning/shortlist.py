@@ -3,6 +3,10 @@
 The counts of :mod:`hipforge.tuning.model` cost one run of the emulator per candidate, the model of time
 (docs/time-model.md) several. So it sees the best candidate of every kernel and the next ones in the counts' order. Two
 modelled times that differ by less than the model's error are a tie: fewer instructions decide it, then the fuller grid.
+
+A tuner may name the loop that a kernel runs (:attr:`~hipforge.tuning.tuner.Tuner.loop`). The model's error is then
+mostly the same for all configurations of a loop: every one of a loop that may win is timed, and a tie among them is a
+difference of at most WITHIN_LOOP.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ MOST_TIMED = 5
 WITHIN = 1.6
 """Candidates whose counted cost is above this much of the best one are not timed, except the best of each kernel
 (assumption: the counts are not further off within one kernel)."""
+WITHIN_LOOP = 0.03
+"""Times of one loop's configurations that differ by no more are a tie (assumption; measured gains count from there)."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +65,41 @@ def select(trials: Sequence[Trial], keep: Callable[[Choice], bool] = lambda choi
     return chosen
 
 
-def order(contenders: Sequence[Contender], band: float) -> list[Trial]:
-    """Return the trials, the choice first: ties with the fastest by instructions and fill, then the rest by time."""
+def _us(contender: Contender) -> float:
+    return contender.trial.model_us or 0.0
 
-    def us(contender: Contender) -> float:
-        return contender.trial.model_us or 0.0
 
-    fastest = min(map(us, contenders))
-    ties = [contender for contender in contenders if us(contender) <= fastest * (1 + band)]
-    rest = [contender for contender in contenders if us(contender) > fastest * (1 + band)]
-    ties.sort(key=lambda contender: (contender.instructions, -contender.fill, us(contender)))
-    return [contender.trial for contender in [*ties, *sorted(rest, key=us)]]
+def _decided(contenders: Sequence[Contender], band: float) -> list[Contender]:
+    fastest = min(map(_us, contenders))
+    ties = [contender for contender in contenders if _us(contender) <= fastest * (1 + band)]
+    rest = [contender for contender in contenders if _us(contender) > fastest * (1 + band)]
+    ties.sort(key=lambda contender: (contender.instructions, -contender.fill, _us(contender)))
+    return [*ties, *sorted(rest, key=_us)]
+
+
+def order(contenders: Sequence[Contender], band: float, loop: Callable[[str], str] | None = None) -> list[Trial]:
+    """Return the trials, the choice first: ties with the fastest by instructions and fill, then the rest by time.
+
+    Args:
+        contenders: all that were timed.
+        band: relative difference of two kernels' times that is a tie.
+        loop: kernel -> the loop that it runs; where given, each loop's choice is made first, with WITHIN_LOOP.
+    """
+    if loop is None:
+        return [contender.trial for contender in _decided(contenders, band)]
+    by_loop: dict[str, list[Contender]] = {}
+    for contender in contenders:
+        by_loop.setdefault(loop(contender.trial.candidate.kernel), []).append(contender)
+    chosen = [_decided(members, WITHIN_LOOP)[0] for members in by_loop.values()]
+    first = _decided(chosen, band)
+    rest = [contender for contender in contenders if contender not in first]
+    return [contender.trial for contender in [*first, *sorted(rest, key=_us)]]
+
+
+def tie_band(tuner: Tuner[Any, Any], arch: str, one: Choice, other: Choice) -> float:
+    """Return how much the modelled times of two candidates may differ and still be a tie."""
+    loop = tuner.loop
+    return WITHIN_LOOP if loop is not None and loop(one.kernel) == loop(other.kernel) else ERROR_BAND[arch]
 
 
 def _modelled_on_operands(tuner: Tuner[C, O], cell: C, arch: str) -> Callable[[Choice, C, str], tuple[float, str]]:
@@ -111,17 +141,25 @@ def time_trials(
     if not chosen:
         return list(trials), source
     modelled = tuner.modelled or _modelled_on_operands(tuner, cell, arch)
-    contenders = []
-    for trial in chosen:
+
+    def timed(trial: Trial) -> Contender:
         us, bound = modelled(trial.candidate, cell, arch)
         work = counted.work[str(trial.candidate)]
         groups = work[0].workgroups
-        contenders.append(
-            Contender(
-                replace(trial, seconds=us * 1e-6, model_us=us, note=f"modelled {us:.2f} us ({bound})"),
-                sum(item.instructions for item in work),
-                groups / (-(-groups // gpu.cu_count) * gpu.cu_count),
-            )
+        return Contender(
+            replace(trial, seconds=us * 1e-6, model_us=us, note=f"modelled {us:.2f} us ({bound})"),
+            sum(item.instructions for item in work),
+            groups / (-(-groups // gpu.cu_count) * gpu.cu_count),
         )
-    ordered = order(contenders, ERROR_BAND[arch])
+
+    contenders = [timed(trial) for trial in chosen]
+    band = ERROR_BAND[arch]
+    if tuner.loop is not None:
+        fastest = min(map(_us, contenders))
+        may_win = {tuner.loop(one.trial.candidate.kernel) for one in contenders if _us(one) <= fastest * (1 + band)}
+        more = [trial for trial in trials if trial.seconds is not None and trial not in chosen]
+        more = [trial for trial in more if tuner.loop(trial.candidate.kernel) in may_win]
+        contenders += [timed(trial) for trial in more]
+        chosen += more
+    ordered = order(contenders, band, tuner.loop)
     return [*ordered, *(trial for trial in trials if trial not in chosen)], source

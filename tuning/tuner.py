@@ -59,6 +59,8 @@ class Tuner(Generic[C, O]):
         most_trials: how many candidates are tried at most; None for all.
         modelled: (candidate, cell, arch) -> modelled microseconds of a replayed call with operands in HBM, and its
             bound; by default of a call on ``operands``, of which every work-group runs.
+        loop: kernel -> the loop that it runs, which other kernels may share; None if modelled times of one kernel's
+            configurations are compared as those of different kernels are.
     """
 
     family: Family[Any]
@@ -76,6 +78,7 @@ class Tuner(Generic[C, O]):
     bound: Callable[[Choice, C, model.Machine], float] | None = None
     most_trials: int | None = None
     modelled: Callable[[Choice, C, str], tuple[float, str]] | None = None
+    loop: Callable[[str], str] | None = None
 
     def candidates(self, cell: C, arch: str) -> list[Choice]:
         """Return what is tried for a cell: by the bound, if there is one, and no more than ``most_trials``."""

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hipforge import devices
-from hipforge.emulator.timing.model import ERROR_BAND
 from hipforge.errors import ConfigError, EmulatorFault, HipforgeError
 from hipforge.ops import FAMILIES
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
 from hipforge.tuning.search import Trial, search
-from hipforge.tuning.shortlist import time_trials
+from hipforge.tuning.shortlist import tie_band, time_trials
 from hipforge.tuning.table_writer import Row
 from hipforge.tuning.tuner import MACHINES, Baselines, C, Measured, Modelled, O, Tuner
 
@@ -108,14 +107,18 @@ def _is_of(tuner: Tuner[C, O], old: Mapping[str, Value], choice: Choice) -> bool
 
 
 def keep_old(
-    tuner: Tuner[C, O], old: Mapping[str, Value] | None, trials: list[Trial], min_improvement_pct: float
+    tuner: Tuner[C, O],
+    old: Mapping[str, Value] | None,
+    trials: list[Trial],
+    least_gain: Callable[[Choice, Choice], float],
 ) -> Trial | None:
-    """Return the trial of the configuration that ``old`` names, unless the best one beats it by the given percent."""
+    """Return the trial of the configuration that ``old`` names, unless the best one beats it by the least gain."""
     if old is None or trials[0].seconds is None:
         return None
     for trial in trials:
         if _is_of(tuner, old, trial.candidate) and trial.seconds is not None:
-            return trial if trial.seconds <= trials[0].seconds * (1 + min_improvement_pct / 100) else None
+            gain = least_gain(trial.candidate, trials[0].candidate)
+            return trial if trial.seconds <= trials[0].seconds * (1 + gain) else None
     return None
 
 
@@ -157,10 +160,12 @@ def tune_cell(task: Task, tuner: Tuner[Any, Any] | None = None) -> Done:
     if len(rejected) == len(trials):
         reason = f": {rejected[0].rejected}" if rejected else ""
         return Done(None, lines, f"{task.cell}: no candidate is usable{reason}")
-    least = task.min_improvement_pct
-    if not task.on_gpu:  # modelled times that differ by less than the model's error are a tie
-        least = max(least, 100 * ERROR_BAND[task.device[0]])
-    kept = keep_old(with_tuner, task.old, trials, least) if task.compare else None
+
+    def least_gain(old: Choice, new: Choice) -> float:  # modelled times that tie are no gain
+        tie = 0.0 if task.on_gpu else tie_band(with_tuner, task.device[0], old, new)
+        return max(task.min_improvement_pct / 100, tie)
+
+    kept = keep_old(with_tuner, task.old, trials, least_gain) if task.compare else None
     chosen = kept or trials[0]
     row = row_for(with_tuner, task.cell, task.device, chosen, source, baselines, task.min_improvement_pct)
     verdict = "" if row.get("use_hip", 1) else ", fallback is faster"

@@ -161,13 +161,14 @@ def test_modelled_rows_have_no_microseconds_and_use_hip():
 def test_compare_keeps_the_old_configuration_unless_it_is_beaten_clearly():
     fast, slow = Trial(MFMA, 1.00e-6, 0.001), Trial(GEMV8, 1.02e-6, 0.001)
     old = modelled_row(candidate=GEMV8)
-    assert work.keep_old(smallm_mxfp8.TUNER, old, [fast, slow], 3.0) is slow
-    assert work.keep_old(smallm_mxfp8.TUNER, old, [fast, slow], 1.0) is None
-    assert work.keep_old(smallm_mxfp8.TUNER, None, [fast, slow], 3.0) is None
-    assert (
-        work.keep_old(smallm_mxfp8.TUNER, modelled_row(candidate=Candidate("gemv", {"block_n": 16})), [fast, slow], 3.0)
-        is None
-    )
+
+    def kept(row, gain):
+        return work.keep_old(smallm_mxfp8.TUNER, row, [fast, slow], lambda old, new: gain)
+
+    assert kept(old, 0.03) is slow
+    assert kept(old, 0.01) is None
+    assert kept(None, 0.03) is None
+    assert kept(modelled_row(candidate=Candidate("gemv", {"block_n": 16})), 0.03) is None
 
 
 # ---- the writer ------------------------------------------------------------------------------------------------------
@@ -421,7 +422,11 @@ def test_the_model_knows_the_pipelines_that_the_kernels_have():
     assert {rows: columns(rows) for rows in (1, 2, 4, 8, 16)} == smallm_mxfp8.GEMV_MOST_COLUMNS
     assert {n_sub: ring(n_sub) for n_sub in (1, 2, 4)} == smallm_mxfp8.MFMA_STEPS_AHEAD
     waves = (sources / "wave_split_kernel.h").read_text()
-    assert "return column_tiles > 1 ? (row_tiles == 2 ? 3 : 2) : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;" in waves
+    several = "column_tiles > 2 ? 3 : column_tiles > 1 ? (row_tiles == 2 ? 3 : 2)"
+    assert f"return {several} : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;" in waves
+    assert [wave_split.steps_ahead(rows, 48) for rows in (16, 32, 64)] == [3, 3, 3]
+    runs = "return row_tiles == 1 && columns == 16 && __clang_major__ >= 22 ? 12 : 8;"
+    assert runs in waves and wave_split.RUN_STEPS == {16: 12, 32: 8, 64: 8}
     assert [wave_split.steps_ahead(rows) for rows in (16, 32, 64)] == [4, 6, 3]
     assert [wave_split.steps_ahead(rows, 24) for rows in (16, 32, 64)] == [2, 3, 2]
     assert "dev::u32x4 w_even[kCols], w_odd[kCols];" in gemv  # two steps of W ahead

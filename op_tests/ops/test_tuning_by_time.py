@@ -55,6 +55,33 @@ def test_a_tie_goes_to_fewer_instructions_then_to_the_fuller_grid() -> None:
     assert numbers(shortlist.order(contenders, 0.0)) == [1, 3, 2, 5, 4]
 
 
+def test_configurations_of_one_loop_are_decided_more_finely_than_kernels() -> None:
+    contenders = [
+        Contender(trial("a", 1, 1, 10.0), 500, 1.0),
+        Contender(trial("b", 2, 1, 10.2), 400, 1.0),  # a tie with the first, of its loop, with fewer instructions
+        Contender(trial("b", 3, 1, 10.9), 100, 1.0),  # 9 % slower: no tie within a loop
+        Contender(trial("c", 4, 1, 10.8), 300, 1.0),  # another loop, within the band
+        Contender(trial("c", 5, 1, 11.3), 10, 1.0),
+    ]
+    loops = {"a": "wave", "b": "wave", "c": "tiles"}
+    assert numbers(shortlist.order(contenders, 0.1, loops.__getitem__)) == [4, 2, 1, 3, 5]
+    assert numbers(shortlist.order(contenders, 0.05, loops.__getitem__)) == [2, 4, 1, 3, 5]
+    tuner = dataclasses.replace(smallm_mxfp8.TUNER, loop=loops.__getitem__)
+    a, b, c = (Candidate(kernel, {}) for kernel in "abc")
+    assert shortlist.tie_band(tuner, "gfx950", a, b) == shortlist.WITHIN_LOOP
+    assert shortlist.tie_band(tuner, "gfx950", a, c) == ERROR_BAND["gfx950"]
+    assert shortlist.tie_band(mxfp4_gemm.TUNER, "gfx950", a, a) == ERROR_BAND["gfx950"]
+
+
+def test_every_configuration_of_a_loop_that_may_win_is_timed(emulated) -> None:
+    cell = Cell(256, 1024, 32)
+    done = tune_cell(Task("smallm_mxfp8", cell, ("gfx950", 256), on_gpu=False))
+    timed = {str(one.candidate) for one in done.trials if one.model_us is not None}
+    found = smallm_mxfp8.TUNER.candidates(cell, "gfx950")
+    waves = {str(choice) for choice in found if choice.kernel in smallm_mxfp8.WAVE_LOOP}
+    assert waves <= timed and len(waves) > 2 * shortlist.MOST_TIMED
+
+
 def test_rows_hold_modelled_microseconds_and_the_models_version(tmp_path, emulated) -> None:
     path = tmp_path / "t.csv"
     said: list[str] = []

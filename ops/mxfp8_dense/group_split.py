@@ -19,7 +19,6 @@ COLUMNS = (16, 24, 32, 48)
 K_SPLITS = (2, 4)
 WAVES = 4  # of a work-group
 TILE = 16
-STEPS_AHEAD = 2  # in flight; three in some variants
 WORK_GROUPS = (90, 600)  # worth trying: fewer leave compute units of an MI355X idle, more make several rounds
 
 
