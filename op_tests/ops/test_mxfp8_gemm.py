@@ -304,18 +304,29 @@ def test_a_small_m_without_a_tuned_row_splits_k_over_waves() -> None:
     ("m", "n", "k", "kernel"),
     (
         (16, 8192, 8192, "mxfp8_wave_split"),
-        (32, 4096, 4096, "mxfp8_gemm_tiles"),
-        (32, 4096, 4064, "mxfp8_wave_split"),
-        (33, 4096, 1024, "mxfp8_gemm_tiles"),
-        (64, 4096, 992, "mxfp8_wave_split"),
+        (32, 4096, 4096, "mxfp8_wave_split"),
+        (32, 1024, 4096, "mxfp8_group_split"),  # few columns: work-groups share K
+        (33, 4096, 1024, "mxfp8_wave_split"),  # K too short for that
+        (64, 1024, 4096, "mxfp8_group_split"),
+        (64, 28672, 8192, "mxfp8_gemm_tiles"),  # W so large that X is read often
         (65, 40, 32, "mxfp8_gemm_tiles"),
     ),
 )
-def test_tiles_take_a_small_m_where_w_is_large(m: int, n: int, k: int, kernel: str) -> None:
+def test_what_a_small_m_gets_without_a_tuned_row(m: int, n: int, k: int, kernel: str) -> None:
     x, w = torch.zeros(1, 1, dtype=torch.uint8), torch.zeros(1, 1, dtype=torch.uint8)
     given = (x.expand(m, k), x.expand(m, k // 32), w.expand(n, k), w.expand(n, k // 32))
     assert hipforge.explain(mxfp8_gemm, *given).kernel == kernel
     assert (mxfp8_gemv(*given) is None) == (m > 16)
+
+
+def test_shared_k_is_right_through_the_op() -> None:
+    case = integers(40, 70, 2048)
+    assert hipforge.explain(mxfp8_gemm, *case.args()).kernel == "mxfp8_group_split"
+    assert_bits(mxfp8_gemm(*case.args()), oracle(case))
+    bias, want = bias_for(case, "gfx950")
+    assert_bits(mxfp8_linear(*case.args(), bias=bias), want)
+    apart = case.but(xq=embedded(case.xq, 0xFF, margin=61))  # off a 16-byte boundary: copied
+    assert_bits(mxfp8_gemm(*apart.args()), oracle(case))
 
 
 def test_strides_and_other_alignments_are_made_to_fit() -> None:

@@ -22,10 +22,10 @@ The envelope is wider than that of the kernels whose interface this is: every K 
 up to 16, none of it padded. A matrix of more than 2^31 - 1 elements → None, because the offset of a raw buffer load
 is a signed 32-bit number; the raw ops raise there.
 
-:func:`mxfp8_gemm` and :func:`mxfp8_linear` take tuned rows too. Without one they split K over waves
-(:mod:`hipforge.ops.mxfp8_dense.wave_split`) up to M = 16, and up to 64 where W is small; else, up to 16384, they take
-the tile kernel (:mod:`hipforge.ops.mxfp8_dense.tile_kernel`); its tile and split of K follow from a rough model of its
-time. On gfx942 payloads are float8_e4m3fnuz, and every M is computed by splitting K over waves.
+:func:`mxfp8_gemm` and :func:`mxfp8_linear` take tuned rows too. Without one, a rough model of time chooses: up to
+M = 64 between K over waves, K over work-groups and tiles (:mod:`hipforge.ops.mxfp8_dense.few_rows`), up to 16384 the
+tile kernel's tile and split of K (:mod:`hipforge.ops.mxfp8_dense.tile_kernel`). On gfx942 payloads are float8_e4m3fnuz,
+and every M is computed by splitting K over waves.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.tuned import ANY_CU, USE_HIP, Column, Reach, TableSchema, TunedRow, Value, gemm_shape
-from hipforge.ops.mxfp8_dense import group_split, k_packed, tile_kernel, wave_split
+from hipforge.ops.mxfp8_dense import few_rows, group_split, k_packed, tile_kernel, wave_split
 
 MAX_ELEMENTS = 2**31 - 1
 GEMV_MAX_M = 16
@@ -238,8 +238,8 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
     ]
     tiles = [
         tile_kernel.choice(tile_kernel.SMALLEST_TILE, k_splits)
-        for k_splits in tile_kernel.K_SPLITS
-        if tile_kernel.FEW_ROWS < cell.m <= MFMA_MAX_M and k_splits <= mfma_k_steps(cell.k)
+        for k_splits in tile_kernel.splits_to_try(cell.k)
+        if GEMV_MAX_M < cell.m <= MFMA_MAX_M
     ]
     mfma = [_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB]
     return [*by_waves, *by_groups, *k_packed.candidates(*cell.key), *gemv, *mfma, *tiles]
@@ -285,10 +285,7 @@ def _gemm_default(problem: Problem, arch: str, cu_count: int) -> Choice:
     m, n, k = problem.key
     if arch != TILE_ARCH:
         return wave_split.default_choice(m, n, k)
-    wide = wave_split.wide(n, cu_count)
-    if m <= MFMA_MAX_M and not tile_kernel.pays(m, n, k, wide):
-        return wave_split.default_choice(m, n, k, 32 if wide else 16)
-    return tile_kernel.tile_choice(m, n, k, cu_count)
+    return (few_rows.default_choice if m <= MFMA_MAX_M else tile_kernel.tile_choice)(m, n, k, cu_count)
 
 
 def _without_a_table(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:

@@ -19,7 +19,7 @@ COLUMNS = (16, 24, 32, 48)
 K_SPLITS = (2, 4)
 WAVES = 4  # of a work-group
 TILE = 16
-WORK_GROUPS = (90, 600)  # worth trying: fewer leave compute units of an MI355X idle, more make several rounds
+FEWEST_GROUPS, MOST_GROUPS = 32, 600  # worth trying: fewer leave an MI355X idle, more make several rounds
 
 
 def choice(rows: int, columns: int, k_splits: int) -> Choice:
@@ -27,15 +27,14 @@ def choice(rows: int, columns: int, k_splits: int) -> Choice:
     return Choice(KERNEL, MappingProxyType({"rows": rows, "columns": columns, "k_splits": k_splits}))
 
 
-def splits_to_try(m: int, n: int, k: int, rows: int) -> list[tuple[int, int]]:
+def splits_to_try(m: int, n: int, k: int, rows: int, fewest: int = FEWEST_GROUPS) -> list[tuple[int, int]]:
     """Return the pairs of columns and parts of K to try: enough work-groups, each with a step of K for its waves."""
     row_groups, steps = -(-m // rows), -(-k // K_STEP)
-    fewest, most = WORK_GROUPS
     return [
         (columns, k_splits)
         for columns in COLUMNS
         for k_splits in K_SPLITS
-        if fewest <= -(-n // columns) * row_groups * k_splits <= most and WAVES * k_splits <= steps
+        if fewest <= -(-n // columns) * row_groups * k_splits <= MOST_GROUPS and WAVES * k_splits <= steps
     ]
 
 

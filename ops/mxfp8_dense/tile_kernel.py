@@ -27,9 +27,6 @@ TILES: Mapping[tuple[int, int], float] = MappingProxyType(
 SMALLEST_TILE = min(TILES)
 START_US = 3.0  # of a launch, with the first loads and the last stores
 MEET_US = 1.0  # of each meeting, until the last work-group of a tile knows that it is the last
-FEW_ROWS = 16
-MANY_WEIGHTS = 1 << 22
-MOST_WEIGHTS = 12 * MANY_WEIGHTS
 PARTIAL_US = 1.3e-4  # per partial sum of a tile, which one compute unit reads
 
 
@@ -53,20 +50,14 @@ def choice(tile: tuple[int, int], k_splits: int) -> Choice:
     return Choice(KERNEL, MappingProxyType({"tile": tile_number(tile), "k_splits": k_splits}))
 
 
-def pays(m: int, n: int, k: int, wide: bool) -> bool:
-    """Return whether tiles take less modelled time than K split over waves, for M up to 64.
-
-    A work-group of those reads all rows of X for 16 rows of W, or for 32 (``wide``): with many rows and a large W that
-    costs more than adding the parts of a tile.
-    """
-    few = m <= 2 * FEW_ROWS
-    least = (MOST_WEIGHTS if few else 5 * MANY_WEIGHTS) if wide else (4 if few else 1) * MANY_WEIGHTS
-    return m > FEW_ROWS and n * k >= least
+def splits_to_try(k: int) -> list[int]:
+    """Return the numbers of parts that K can be cut into."""
+    return [k_splits for k_splits in K_SPLITS if k_splits <= -(-k // K_STEP)]
 
 
 def tile_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
     """Return the tile and split of K with the least modelled time, the larger tile and fewer splits in a tie."""
-    pairs = [(tile, splits) for splits in K_SPLITS if splits <= -(-k // K_STEP) for tile in TILES]
+    pairs = [(tile, splits) for splits in splits_to_try(k) for tile in TILES]
     tile, k_splits = min(pairs, key=lambda pair: modelled_us(m, n, k, pair[0], pair[1], cu_count))
     return choice(tile, k_splits)
 

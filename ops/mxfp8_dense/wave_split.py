@@ -52,11 +52,6 @@ def default_waves(k: int, most: int) -> int:
     return next((waves for waves in allowed if waves * MOST_STEPS >= steps), allowed[-1])
 
 
-def wide(n: int, cu_count: int) -> bool:
-    """Return whether 32 columns for each work-group still occupy enough compute units, on gfx950."""
-    return 16 * n >= 9 * COLUMNS[-1] * cu_count
-
-
 def default_choice(m: int, n: int, k: int, columns: int = COLUMNS[0]) -> Choice:
     """Return the least waves that leave each at most MOST_STEPS steps, with W read once for up to 64 rows."""
     rows = next((rows for rows in ROWS if m <= rows), ROWS[-1])
