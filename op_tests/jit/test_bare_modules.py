@@ -105,5 +105,44 @@ def test_a_bare_source_that_needs_more_of_hip_is_told_so(tmp_path):
             build.ensure(hip_module.request(registry.module(f"module_test_{name}"), None, "gfx950").specify())
 
 
+API = r"""
+#include <stddef.h>
+#include "hipforge/amd/hip.h"
+
+template <class A, class B> constexpr bool same = false;
+template <class A> constexpr bool same<A, A> = true;
+
+static_assert(hipSuccess == 0 && sizeof(hipError_t) == 4);
+static_assert(sizeof(dim3) == 12 && offsetof(dim3, y) == 4 && offsetof(dim3, z) == 8);
+static_assert(same<hipStream_t, ihipStream_t*>);
+static_assert(same<hipDeviceProp_t, hipDeviceProp_tR0600>);
+static_assert(sizeof(hipDeviceProp_t) == 1472 && alignof(hipDeviceProp_t) == 8);
+static_assert(offsetof(hipDeviceProp_t, gcnArchName) == 1160 && sizeof(hipDeviceProp_t::gcnArchName) == 256);
+
+#define HAS(name, ...) static_assert(same<decltype(&name), __VA_ARGS__>)
+HAS(hipGetDevice, hipError_t (*)(int*));
+HAS(hipSetDevice, hipError_t (*)(int));
+HAS(hipGetDevicePropertiesR0600, hipError_t (*)(hipDeviceProp_tR0600*, int));
+HAS(hipGetLastError, hipError_t (*)());
+HAS(hipGetErrorName, const char* (*)(hipError_t));
+HAS(hipGetErrorString, const char* (*)(hipError_t));
+HAS(hipMemsetAsync, hipError_t (*)(void*, int, size_t, hipStream_t));
+HAS(__hipPushCallConfiguration, hipError_t (*)(dim3, dim3, size_t, hipStream_t));
+HAS(hipLaunchKernel, hipError_t (*)(const void*, dim3, dim3, void**, size_t, hipStream_t));
+"""
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_runtime_is_declared_as_its_own_header_declares_it(tmp_path, whole):
+    (tmp_path / "api.cu").write_text(API + SOURCE)
+    flags = ["-DHF_WHOLE_HIP_API"] if whole else []
+    entries = {"module_test_api": {"srcs": ["api.cu"], "bare": True, "flags_extra_hip": flags}}
+    (tmp_path / "modules.json").write_text(json.dumps(entries))
+    register(tmp_path / "modules.json")
+    entry = build.ensure(hip_module.request(registry.module("module_test_api"), None, "gfx950").specify()).entry
+    read = any("hip_runtime_api.h" in path for path, _ in entry.manifest.dependencies)
+    assert read == whole
+
+
 def test_every_shipped_module_is_bare():
     assert [name for name, entry in registry.shipped().items() if not entry.bare] == []

@@ -319,7 +319,7 @@ def test_the_host_code_of_a_variant_is_compiled_once_for_all_architectures(stand
 
 
 def test_host_code_that_does_not_compile_is_the_same_error_for_each_architecture(stand_in: StandIn) -> None:
-    stand_in.write("half.cu", "#if !defined(__gfx950__)\n#include \"none.h\"\n#endif\nint value() { return 1; }\n")
+    stand_in.write("half.cu", '#if !defined(__gfx950__)\n#include "none.h"\n#endif\nint value() { return 1; }\n')
     stand_in.module("half", srcs=["half.cu"])
     wanted = fleet.requests(["half"], ["gfx942", "gfx950"])
     outcomes = fleet.build_many(wanted, 2, lambda _: None)

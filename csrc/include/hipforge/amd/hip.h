@@ -1,7 +1,6 @@
 // The part of HIP that the kernels use. hip/hip_runtime.h and the header that clang puts before every HIP source take most of
 // the time of a small kernel's build, so a module that says "bare": true is compiled without either (and without the
-// device libraries), and has this instead: the host pass reads the runtime's C API, the device pass declares what a
-// launch is checked against. In any other module this is hip/hip_runtime.h.
+// device libraries), and has this instead. In any other module this is hip/hip_runtime.h.
 #pragma once
 
 #if defined(__CLANG_HIP_RUNTIME_WRAPPER_INCLUDED__)
@@ -21,19 +20,43 @@
 #define HF_BOUNDS_(one, two, chosen, ...) chosen
 #define __launch_bounds__(...) HF_BOUNDS_(__VA_ARGS__, HF_BOUNDS_2_, HF_BOUNDS_1_, )(__VA_ARGS__)
 
-#if !defined(__HIP_DEVICE_COMPILE__)
+#if defined(HF_WHOLE_HIP_API) && !defined(__HIP_DEVICE_COMPILE__)
 // That header's own guard: channel descriptors of textures bring HIP's vector types, most of what the API reads.
 #define HIP_INCLUDE_HIP_AMD_DETAIL_CHANNEL_DESCRIPTOR_H
 #include <hip/hip_runtime_api.h>
 #else
 
-// What the device pass must know of host code: the types in signatures, and that <<< >>> may be written.
+// What guards and launches need of the runtime's C API, as hip/hip_runtime_api.h declares it; a test compares the two.
+// Reading that header takes a fifth of a small module's host pass. A source that calls more of the runtime defines
+// HF_WHOLE_HIP_API first, and calls it in host code outside the device pass.
 struct dim3 {
   uint32_t x, y, z;
   constexpr dim3(uint32_t x_ = 1, uint32_t y_ = 1, uint32_t z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 typedef struct ihipStream_t* hipStream_t;
-extern "C" int __hipPushCallConfiguration(dim3 grid, dim3 block, __SIZE_TYPE__ lds = 0, hipStream_t stream = nullptr);
+enum hipError_t : uint32_t { hipSuccess = 0 };
+// The runtime's version of the structure is in its name, and in that of the function which fills it.
+struct hipDeviceProp_tR0600 {
+  alignas(8) char before[1160];
+  char gcnArchName[256];
+  char after[56];
+};
+#define hipDeviceProp_t hipDeviceProp_tR0600
+#define hipGetDeviceProperties hipGetDevicePropertiesR0600
+
+extern "C" {
+hipError_t hipGetDevice(int* device);
+hipError_t hipSetDevice(int device);
+hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device);
+hipError_t hipGetLastError();
+const char* hipGetErrorName(hipError_t error);
+const char* hipGetErrorString(hipError_t error);
+hipError_t hipMemsetAsync(void* first, int value, __SIZE_TYPE__ bytes, hipStream_t stream = nullptr);
+// The compiler calls these for <<< >>>.
+hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, __SIZE_TYPE__ lds = 0, hipStream_t stream = nullptr);
+hipError_t hipLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, __SIZE_TYPE__ lds = 0,
+                           hipStream_t stream = nullptr);
+}
 
 #endif
 

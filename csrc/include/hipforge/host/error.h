@@ -53,41 +53,24 @@ struct TextBuffer {
   }
 };
 
-// One piece of a message. A tagged value instead of a template per combination of types: compile time stays flat.
-class Part {
- public:
-  Part(const char* text) : kind_(kText) { value_.text = text ? text : "(null)"; }
-  Part(bool value) : kind_(kText) { value_.text = value ? "true" : "false"; }
-  Part(int value) : kind_(kSigned) { value_.integer = value; }
-  Part(long value) : kind_(kSigned) { value_.integer = value; }
-  Part(long long value) : kind_(kSigned) { value_.integer = value; }
-  Part(unsigned value) : kind_(kUnsigned) { value_.natural = value; }
-  Part(unsigned long value) : kind_(kUnsigned) { value_.natural = value; }
-  Part(unsigned long long value) : kind_(kUnsigned) { value_.natural = value; }
-  Part(double value) : kind_(kReal) { value_.real = value; }
-  Part(hf_dtype dtype) : kind_(kText) { value_.text = dtype_name(dtype); }
-  Part(const hf_tensor& tensor) : kind_(kTensor) { value_.tensor = &tensor; }
-
-  void write(TextBuffer& out) const {
-    switch (kind_) {
-      case kText: out.add(value_.text); break;
-      case kSigned: out.add(value_.integer); break;
-      case kUnsigned: out.add(value_.natural); break;
-      case kReal: out.add(value_.real); break;
-      case kTensor: out.add(*value_.tensor); break;
-    }
-  }
-
- private:
-  enum Kind { kText, kSigned, kUnsigned, kReal, kTensor } kind_;
-  union {
-    const char* text;
-    long long integer;
-    unsigned long long natural;
-    double real;
-    const hf_tensor* tensor;
-  } value_;
+// A piece of a message, as it crosses a call with C's "...": one function then puts all messages together. One per
+// combination of types was a third of a module's host code.
+template <char kLetter, class T>
+struct Said {
+  static constexpr char letter = kLetter;
+  T value;
 };
+inline Said<'s', const char*> said(const char* text) { return {text}; }
+inline Said<'s', const char*> said(bool value) { return {value ? "true" : "false"}; }
+inline Said<'i', long long> said(int value) { return {value}; }
+inline Said<'i', long long> said(long value) { return {value}; }
+inline Said<'i', long long> said(long long value) { return {value}; }
+inline Said<'u', unsigned long long> said(unsigned value) { return {value}; }
+inline Said<'u', unsigned long long> said(unsigned long value) { return {value}; }
+inline Said<'u', unsigned long long> said(unsigned long long value) { return {value}; }
+inline Said<'d', double> said(double value) { return {value}; }
+inline Said<'s', const char*> said(hf_dtype dtype) { return {dtype_name(dtype)}; }
+inline Said<'T', const hf_tensor*> said(const hf_tensor* tensor) { return {tensor}; }
 
 // What a refused call throws; HF_EXPORT's entry catches it.
 struct Failure {
@@ -95,26 +78,56 @@ struct Failure {
   char message[HF_ERROR_MESSAGE_BYTES];
 };
 
-[[noreturn]] inline void fail(hf_error_kind kind, const Part* parts, int count) {
-  Failure failure;
-  failure.kind = kind;
-  TextBuffer out(failure.message, sizeof(failure.message));
-  for (int i = 0; i < count; ++i) parts[i].write(out);
-  throw failure;
-}
-
 #if defined(__clang__)
 #define HF_NOT_OPTIMISED __attribute__((cold, noinline, optnone))
 #else
 #define HF_NOT_OPTIMISED __attribute__((cold, noinline))
 #endif
 
-// A function of its own, not optimised: otherwise most of a module's host code would be messages that are put together inline.
+template <char... kLetter>
+struct Letters {
+  static constexpr char text[] = {kLetter..., '\0'};
+};
+template <char... kLetter>
+constexpr char Letters<kLetter...>::text[];
+
+#if defined(HF_DEVICE_PASS)  // which checks host code but compiles none
+
 template <class... T>
-[[noreturn]] HF_NOT_OPTIMISED void fail_with(hf_error_kind kind, T... values) {
-  const Part parts[] = {values...};
-  fail(kind, parts, static_cast<int>(sizeof...(T)));
+[[noreturn]] void fail_with(hf_error_kind kind, T... values);
+
+#else
+
+// `letters` has one for each of the values that follow.
+[[noreturn]] inline HF_NOT_OPTIMISED void fail(hf_error_kind kind, const char* letters, ...) {
+  Failure failure;
+  failure.kind = kind;
+  TextBuffer out(failure.message, sizeof(failure.message));
+  __builtin_va_list values;
+  __builtin_va_start(values, letters);
+  for (; *letters; ++letters) {
+    switch (*letters) {
+      case 's': {
+        const char* text = __builtin_va_arg(values, const char*);
+        out.add(text ? text : "(null)");
+        break;
+      }
+      case 'i': out.add(__builtin_va_arg(values, long long)); break;
+      case 'u': out.add(__builtin_va_arg(values, unsigned long long)); break;
+      case 'd': out.add(__builtin_va_arg(values, double)); break;
+      case 'T': out.add(*__builtin_va_arg(values, const hf_tensor*)); break;
+    }
+  }
+  __builtin_va_end(values);
+  throw failure;
 }
+
+template <class... T>
+[[noreturn]] __attribute__((always_inline)) inline void fail_with(hf_error_kind kind, T... values) {
+  fail(kind, Letters<decltype(said(values))::letter...>::text, said(values).value...);
+}
+
+#endif
 
 }  // namespace hf
 

@@ -59,7 +59,7 @@ template <class T> struct HoldsElement<const T> : HoldsElement<T> {};
 template <class T>
 T* elements(const hf_tensor& view) {
   using Holds = HoldsElement<T>;
-  HF_CHECK(Holds::in(view.dtype), "the kernel reads ", Holds::name(), "; got a tensor of ", view,
+  HF_CHECK(Holds::in(view.dtype), "the kernel reads ", Holds::name(), "; got a tensor of ", &view,
            ". Convert it, or view it as what the kernel takes");
   return static_cast<T*>(view.data);
 }
@@ -111,19 +111,19 @@ class Tensor {
   int device_index() const { return view_->device_index; }
   const hf_tensor& view() const { return *view_; }
 
-  // In a message: "uint8 [4, 128]".
-  operator Part() const { return Part(*view_); }
-
  private:
   int64_t axis(int64_t i) const {
     const int64_t wrapped = i < 0 ? i + view_->ndim : i;
-    HF_CHECK(wrapped >= 0 && wrapped < view_->ndim, "axis ", i, " of a tensor ", *view_, " that has ", view_->ndim,
+    HF_CHECK(wrapped >= 0 && wrapped < view_->ndim, "axis ", i, " of a tensor ", view_, " that has ", view_->ndim,
              " dimensions");
     return wrapped;
   }
 
   const hf_tensor* view_;
 };
+
+// In a message: "uint8 [4, 128]".
+inline Said<'T', const hf_tensor*> said(const Tensor& tensor) { return {&tensor.view()}; }
 
 // A tensor argument that may be None.
 class OptionalTensor {
