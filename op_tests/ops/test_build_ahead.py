@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from hipforge.jit import registry
 from hipforge.ops.core.tuned import load_table
 from hipforge.ops.decode_attention import family as attention
-from hipforge.ops.fp8_skinny_gemm.family import ARCHS, MAX_M, TABLE, configuration_of, default_configuration
-from hipforge.ops.fp8_skinny_gemm.space import Configuration
+from hipforge.ops.fp8_skinny_gemm.family import ARCHS, MAX_M, QUEUE_KERNEL, TABLE, choice_of, default_configuration
 
 
-def variant_of(configuration: Configuration) -> tuple[int, ...]:
-    return (configuration.op_m, configuration.a_lanes, configuration.b_lanes, configuration.ops)
+def variant_of(configuration: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(configuration[name] for name in ("op_m", "a_lanes", "b_lanes", "ops"))
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_skinny_gemm_is_built_for_what_its_table_and_default_rule_choose(arch):
-    tuned = {variant_of(configuration_of(row)) for row in load_table(TABLE).rows if row.values["gfx"] == arch}
-    untuned = {variant_of(default_configuration(m, 4096, 4096, 256)) for m in range(1, MAX_M + 1)}
+    rows = [choice_of(row) for row in load_table(TABLE).rows if row.values["gfx"] == arch]
+    tuned = {variant_of(choice.configuration) for choice in rows if choice.kernel == QUEUE_KERNEL}
+    untuned = {variant_of(default_configuration(m, 4096, 4096, 256).parameters()) for m in range(1, MAX_M + 1)}
     ahead = [tuple(variant.values()) for variant in registry.module("module_skinny_gemm_fp8").ahead_variants(arch)]
     assert ahead == sorted(tuned | untuned)
 

@@ -131,8 +131,9 @@ def test_one_sparse_instruction_does_the_work_of_two_dense_ones():
 def test_the_planner_says_what_runs():
     a, b, scale = normals(8, 64, 1024)
     found = explain(ops.skinny_gemm, a, b, scale)
-    assert (found.path, found.configuration["op_m"]) == ("kernel", 8)
-    assert explain(ops.skinny_gemm, a, b, scale, split_k=2).configuration["split_k"] == 2
+    assert (found.path, found.kernel, found.configuration["rows"]) == ("kernel", "skinny_wave_split", 8)
+    found = explain(ops.skinny_gemm, a, b, scale, split_k=2)
+    assert (found.kernel, found.configuration["op_m"], found.configuration["split_k"]) == ("skinny_gemm_fp8", 8, 2)
 
 
 @pytest.mark.parametrize("make", ["too many rows", "another format"])

@@ -127,17 +127,37 @@ def test_the_queue_fills_lds_to_the_last_slot():
 def test_a_row_of_the_table_is_held_to_the_same_rules(change, reason, tmp_path):
     values = dataclasses.replace(Configuration(), **change).parameters()
     path = tmp_path / "t.csv"
-    row = ["gfx942", 304, 8, 2304, K, *values.values(), 1, "", "", "", "", "0.0002", "model:test"]
+    row = ["gfx942", 304, 8, 2304, K, "queue", 0, 0, 0, *values.values(), 1, "", "", "", "", "0.0002", "model:test"]
     path.write_text(",".join(SKINNY_GEMM_FP8.header) + "\n" + ",".join(map(str, row)) + "\n")
     with pytest.raises(ConfigError) as caught:
         read_rows(SKINNY_GEMM_FP8, path)
     assert str(caught.value).startswith(f"{path}:2: ")
-    assert reason in str(caught.value) or min(values.values()) < 1  # then the column's own minimum is reported first
+    assert reason in str(caught.value) or min(values.values()) < 0  # then the column's own minimum is reported first
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        (("wave_split", 8, 8, 4, 0, 0, 0, 0, 0, 0, 0, 0, 3), "split_k must be 1, 2, 4 or 8 work-groups; got 3"),
+        (("wave_split", 8, 64, 4, 0, 0, 0, 0, 0, 0, 0, 0, 1), "columns must be a multiple of 8, at most 32 with 8"),
+        (("wave_split", 8, 8, 4, 8, 0, 0, 0, 0, 0, 0, 0, 1), "has 0 in the other kernel's columns; got op_m=8"),
+        (("queue", 8, 0, 0, 8, 1, 2, 4, 2, 6, 2, 4, 1), "a queue row has 0 in the other kernel's columns; got rows=8"),
+        (("gemv", 8, 8, 4, 0, 0, 0, 0, 0, 0, 0, 0, 1), "column kernel must be one of queue, wave_split; got 'gemv'"),
+    ],
+)  # fmt: skip
+def test_a_row_names_a_kernel_and_only_its_configuration(columns, reason, tmp_path):
+    path = tmp_path / "t.csv"
+    row = ["gfx942", 304, 8, 2304, K, *columns, 1, "", "", "", "", "0.0002", "model:test"]
+    path.write_text(",".join(SKINNY_GEMM_FP8.header) + "\n" + ",".join(map(str, row)) + "\n")
+    with pytest.raises(ConfigError) as caught:
+        read_rows(SKINNY_GEMM_FP8, path)
+    assert reason in str(caught.value)
 
 
 def test_a_row_for_another_architecture_is_refused(tmp_path):
     path = tmp_path / "t.csv"
-    row = ["gfx90a", 104, 8, 2304, K, *Configuration().parameters().values(), 1, "", "", "", "", "0.0002", "model:test"]
+    values = Configuration().parameters().values()
+    row = ["gfx90a", 104, 8, 2304, K, "queue", 0, 0, 0, *values, 1, "", "", "", "", "0.0002", "model:test"]
     path.write_text(",".join(SKINNY_GEMM_FP8.header) + "\n" + ",".join(map(str, row)) + "\n")
     with pytest.raises(ConfigError, match=r"t\.csv:2: column gfx must be one of gfx950, gfx942; got .gfx90a"):
         read_rows(SKINNY_GEMM_FP8, path)

@@ -17,9 +17,9 @@ from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES as GPUS
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables, read_rows
-from hipforge.ops.fp8_skinny_gemm import family
+from hipforge.ops.fp8_skinny_gemm import family, wave_split
 from hipforge.ops.fp8_skinny_gemm import tuner as skinny_gemm_fp8
-from hipforge.ops.fp8_skinny_gemm.family import FORMATS, configuration_of
+from hipforge.ops.fp8_skinny_gemm.family import FORMATS, QUEUE_KERNEL, choice_of
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as SKINNY_GEMM_FP8
 from hipforge.ops.fp8_skinny_gemm.space import Configuration, refusal
 from hipforge.ops.reference.skinny import skinny_gemm as reference
@@ -111,7 +111,11 @@ def test_a_search_with_bounds_leaves_out_what_cannot_win():
 @pytest.mark.parametrize("arch", FORMATS)
 def test_every_candidate_keeps_the_rules_reads_weights_once_and_has_the_deepest_queue(arch):
     for cell in skinny_gemm_fp8.TUNER.default_cells:
-        found = [Configuration(**c.configuration) for c in family.candidates(cell, arch)]
+        chosen = family.candidates(cell, arch)
+        split = [wave_split.Configuration(**c.configuration) for c in chosen if c.kernel == wave_split.KERNEL]
+        assert len(split) == len(set(split)) and 8 <= len(split) <= 16
+        assert all(wave_split.refusal(c, cell.k) is None and c.rows >= cell.m for c in split)
+        found = [Configuration(**c.configuration) for c in chosen if c.kernel == QUEUE_KERNEL]
         assert len(found) == len(set(found)) > 1000
         for c in found:
             assert refusal(c, arch, cell.k) is None and c.tile_m >= cell.m
@@ -157,6 +161,18 @@ def test_the_bound_is_below_the_cost_that_counts_give():
         assert problem.run(candidate) <= tuner.max_error
         seconds, _ = problem.cost(candidate)
         assert 0.5 * seconds < tuner.bound(candidate, cell, MACHINES[ARCH]) < seconds
+    for c in (wave_split.Configuration(8, 8, 4), wave_split.Configuration(8, 16, 2, 2)):
+        candidate = wave_split.choice(c)
+        assert problem.run(candidate) <= tuner.max_error
+        assert tuner.bound(candidate, cell, MACHINES[ARCH]) < problem.cost(candidate)[0]
+
+
+def test_both_kernels_are_tried_and_all_of_the_few_configurations_of_one_of_them():
+    tuner = skinny_gemm_fp8.TUNER
+    for cell in tuner.default_cells:
+        tried = tuner.candidates(cell, ARCH)
+        assert {c.kernel for c in tried} == {wave_split.KERNEL, QUEUE_KERNEL}
+        assert all(c in tried for c in family.candidates(cell, ARCH) if c.kernel == wave_split.KERNEL)
 
 
 def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
@@ -179,7 +195,7 @@ def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
         generator = torch.Generator().manual_seed(0)
         a, b = (torch.randn(rows, 544, generator=generator).to(FORMATS[ARCH]) for rows in (3, 96))
         found = explain("skinny_gemm", a, b.t(), torch.ones(1))
-        assert found.file == (path, 2) and dict(found.configuration) == configuration_of(row).parameters()
+        assert found.file == (path, 2) and dict(found.configuration) == dict(choice_of(row).configuration)
         assert found.reason == "the tuned row of this shape"
         want = reference(a, b.t(), torch.ones(1), None, torch.float64, torch.float64)
         assert relative_error(hipforge.skinny_gemm(a, b.t(), torch.ones(1)), want) <= 2e-3

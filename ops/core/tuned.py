@@ -239,7 +239,7 @@ def _row_values(schema: TableSchema, header: tuple[str, ...], fields: list[str])
     legacy = schema.legacy.get(header)
     values = {column.name: (legacy or {}).get(column.name) for column in schema.columns}
     values |= {column.name: _parse(column, by_name[column.name]) for column in schema.columns if column.name in by_name}
-    complaint = schema.check(values) or (None if legacy is not None else check_evidence(values))
+    complaint = schema.check(values) or (check_evidence(values) if "source" in header else None)
     if complaint:
         raise ValueError(complaint)
     return values

@@ -5,10 +5,13 @@ Shapes and dtypes everywhere in this package: ``a`` [m, k] row-major and ``b`` [
 ``torch.float8_e4m3fn`` on gfx950; ``scale`` is one float32, the product of both operands' scales; the result is float16
 [m, n]; k is a multiple of 32.
 
-Two ways to add up. The deterministic one (the default) keeps fp32 partial sums per split of k and consumer and adds
-them in a fixed order: results depend only on the operands and the configuration. The atomic one adds rounded fp16 pairs
-to the output as they come: no workspace, but the result varies from run to run and carries one fp16 rounding per split
-and consumer; it needs an even n.
+Two kernels. ``wave_split`` (:func:`skinny_wave_split`) cuts k into parts for the waves of a work-group, and where there
+are few columns for several work-groups; all sums are added in a fixed order, in one launch. ``queue``
+(:func:`run_skinny_gemm`) has waves that load blocks into a queue in LDS and waves that multiply them. It has two ways
+to add up: the deterministic one keeps fp32 partial sums per split of k and consumer and adds them in a fixed order in a
+second launch; the atomic one adds rounded fp16 pairs to the output as they come: no workspace, but the result varies
+from run to run and carries one fp16 rounding per split and consumer, and n must be even. Which kernel runs is decided
+by the tuned table, or by a rule that takes ``wave_split`` for every k up to 2^24; :func:`hipforge.explain` tells.
 """
 
 from __future__ import annotations
@@ -54,10 +57,10 @@ def skinny_gemm(
             anything else is copied first.
         scale: one float32.
         output: float16 [m, n], contiguous, added to in place and returned; None makes a new tensor.
-        split_k: parts that k is cut into, at most as many as there are k blocks; None for the tuned table's or the
-            default rule's.
-        deterministic: fp32 partial sums in a fixed order; False adds with packed fp16 atomics, whose order, and with it
-            the rounding, varies from run to run (n must be even).
+        split_k: None leaves kernel and configuration to the tuned table and the default rule. A number asks for the
+            queue kernel with so many parts of k, at most as many as there are k blocks.
+        deterministic: sums in a fixed order. False lets the queue kernel, where it is chosen, add with packed fp16
+            atomics, whose order, and with it the rounding, varies from run to run (n must be even).
 
     Returns:
         float16 [m, n].
@@ -76,6 +79,6 @@ def skinny_gemm(
     # The decision was made from shapes; what it did not see is checked with every call.
     Problem.of(a, b, scale, output, split_k, deterministic=deterministic)
     if taken.path == "kernel":
-        return launch(a, b, scale, output, taken.configuration, deterministic=deterministic)
+        return launch(a, b, scale, output, taken, deterministic=deterministic)
     result = reference.skinny_gemm(a, b, scale, output)
     return written_into(output, result)

@@ -1,7 +1,9 @@
 """The skinny fp8 GEMM as a family: its problem, table, envelope, default rule and candidates.
 
-The configuration is that of the tuned row of the shape, of the tuned row of the next larger m, or of the default rule;
-a ``split_k`` of the caller's replaces the split of each of them.
+There are two kernels: ``queue`` (producer waves, a queue in LDS, consumer waves; :mod:`.space` has its configurations)
+and ``wave_split`` (:mod:`.wave_split`). Kernel and configuration are those of the tuned row of the shape, of the tuned
+row of the next larger m, or of the default rule. A ``split_k`` of the caller's is the queue kernel's: it replaces the
+split of its row, or of its own default rule where another kernel was chosen.
 """
 
 from __future__ import annotations
@@ -19,10 +21,26 @@ from hipforge.errors import GuardError
 from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
-from hipforge.ops.core.tuned import NEXT, USE_HIP, Column, TableSchema, TunedRow, Value, gemm_shape
+from hipforge.ops.core.tuned import (
+    DEVICE_COLUMNS,
+    EVIDENCE_COLUMNS,
+    NEXT,
+    USE_HIP,
+    Column,
+    TableSchema,
+    TunedRow,
+    Value,
+    gemm_shape,
+)
+from hipforge.ops.fp8_skinny_gemm import wave_split
 from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, OP_M, OPS, Configuration, refusal, require
 
+QUEUE_KERNEL = "skinny_gemm_fp8"
 PARAMETERS = tuple(field.name for field in dataclasses.fields(Configuration))
+WAVE_SPLIT_PARAMETERS = tuple(field.name for field in dataclasses.fields(wave_split.Configuration))
+# Of the table; both kernels have split_k, and the columns of the other one are 0.
+_OF_QUEUE = tuple(name for name in PARAMETERS if name != "split_k")
+_OF_WAVE_SPLIT = tuple(name for name in WAVE_SPLIT_PARAMETERS if name != "split_k")
 ARCHS = ("gfx942", "gfx950")
 FORMATS: Mapping[str, torch.dtype] = MappingProxyType(
     {arch: getattr(torch, archs.get(arch).fp8_e4m3) for arch in ARCHS}
@@ -31,11 +49,11 @@ K_MULTIPLE = 32
 MAX_M = 32
 MAX_BYTES = 2**31 - 1
 ALIGNMENT = 16  # bytes, of operands and of b's pitch
-MAX_SPLIT_K = 16  # of the default rule
+MAX_SPLIT_K = 16  # of the queue kernel's default rule
 TILE_BLOCKS = 0.25  # what the end of a tile costs there, in k blocks: its stores, most of them behind the next loads
 
 
-# The default rule's tile and waves for m up to the key: few instructions, 32 to 48 KB of weights in flight in a
+# The queue kernel's default tile and waves for m up to the key: few instructions, 32 to 48 KB of weights in flight in a
 # work-group, at most 60 KB of LDS.
 _DEFAULTS: Mapping[int, Configuration] = MappingProxyType(
     {
@@ -47,7 +65,7 @@ _DEFAULTS: Mapping[int, Configuration] = MappingProxyType(
 
 
 def default_configuration(m: int, n: int, k: int, cu_count: int) -> Configuration:
-    """Return the configuration for a shape: tiles as high as m asks for, and the split of k that costs least.
+    """Return the queue kernel's configuration for a shape: tiles as high as m asks for, and the split that costs least.
 
     Split parts fill the compute units of the last round, and add tiles and traffic: every part writes and reads fp32
     sums of its own. The cost is that of all three in units of one read of the weights by all compute units.
@@ -118,8 +136,17 @@ class Problem:
 def _check_row(values: Mapping[str, Value]) -> str | None:
     if values["gfx"] not in ARCHS:
         return f"the kernel is for {', '.join(ARCHS)}; got {values['gfx']}"
-    given = {name: int(values[name] or 0) for name in PARAMETERS}
-    return refusal(Configuration(**given), str(values["gfx"]), int(values["K"] or 0))
+    given = {name: int(values[name] or 0) for name in (*PARAMETERS, *_OF_WAVE_SPLIT)}
+    k = int(values["K"] or 0)
+    others = _OF_QUEUE if values["kernel"] == "wave_split" else _OF_WAVE_SPLIT
+    foreign = [f"{name}={given[name]}" for name in others if given[name]]
+    if foreign:
+        return f"a {values['kernel']} row has 0 in the other kernel's columns; got {', '.join(foreign)}"
+    if values["kernel"] == "queue":
+        return refusal(Configuration(**{name: given[name] for name in PARAMETERS}), str(values["gfx"]), k)
+    if k > wave_split.MAX_K:
+        return f"a wave_split row needs K of at most {wave_split.MAX_K}; got {k}"
+    return wave_split.refusal(wave_split.Configuration(**{name: given[name] for name in WAVE_SPLIT_PARAMETERS}), k)
 
 
 def _envelope(problem: Problem, arch: str) -> str | None:
@@ -134,12 +161,28 @@ def _envelope(problem: Problem, arch: str) -> str | None:
 
 
 def _choice(configuration: Configuration) -> Choice:
-    return Choice("skinny_gemm_fp8", MappingProxyType(configuration.parameters()))
+    return Choice(QUEUE_KERNEL, MappingProxyType(configuration.parameters()))
 
 
-def configuration_of(row: TunedRow) -> Configuration:
-    """Return the configuration that a row of the tuned table holds."""
-    return Configuration(**{name: row.integer(name) for name in PARAMETERS})
+def choice_of(row: TunedRow) -> Choice:
+    """Return the kernel and configuration that a row of the tuned table names."""
+    if row.values["kernel"] == "wave_split":
+        found = wave_split.Configuration(**{name: row.integer(name) for name in WAVE_SPLIT_PARAMETERS})
+        return wave_split.choice(found)
+    return _choice(Configuration(**{name: row.integer(name) for name in PARAMETERS}))
+
+
+def columns_of(choice: Choice) -> Mapping[str, Value]:
+    """Return the configuration columns of a choice's row."""
+    kernel = "wave_split" if choice.kernel == wave_split.KERNEL else "queue"
+    return {"kernel": kernel, **dict.fromkeys((*_OF_WAVE_SPLIT, *_OF_QUEUE), 0), **choice.configuration}
+
+
+def default_choice(m: int, n: int, k: int, arch: str, cu_count: int) -> Choice:
+    """Return kernel and configuration of a shape without a row."""
+    if k > wave_split.MAX_K:
+        return _choice(default_configuration(m, n, k, cu_count))
+    return wave_split.choice(wave_split.by_cost(m, n, k, cu_count, archs.get(arch).bandwidth)[0])
 
 
 def _adjust(problem: Problem, arch: str, choice: Choice, reason: str) -> tuple[Choice, str]:
@@ -147,11 +190,15 @@ def _adjust(problem: Problem, arch: str, choice: Choice, reason: str) -> tuple[C
         raise GuardError(f"packed fp16 atomics need an even n; got {problem.n}: pass deterministic=True")
     if problem.split_k is None:
         return choice, reason
-    configuration = Configuration(**choice.configuration)
+    if choice.kernel == QUEUE_KERNEL:
+        configuration, reason = Configuration(**choice.configuration), f"{reason} with the caller's split_k"
+    else:
+        configuration = default_configuration(*problem.key, archs.get(arch).cu_count)
+        reason = "the caller's split_k, with the queue kernel's default rule"
     # split_k is capped at the number of k blocks.
     configuration = dataclasses.replace(configuration, split_k=min(problem.split_k, configuration.blocks(problem.k)))
     require(configuration, arch, problem.k)
-    return _choice(configuration), f"{reason} with the caller's split_k"
+    return _choice(configuration), reason
 
 
 # What the tuner tries of each parameter beside the space's own values; the model knows no LDS latency, which a single
@@ -171,7 +218,9 @@ def tiles_for(m: int) -> list[tuple[int, int]]:
 
 def candidates(cell: Any, arch: str) -> list[Choice]:
     """Return the configurations that may be tried for a cell, few splits and waves first: ties go to them."""
-    found = []
+    info = archs.get(arch)
+    waves_split = wave_split.candidates(cell.m, cell.n, cell.k, info.cu_count, info.bandwidth)
+    found = [wave_split.choice(configuration) for configuration in waves_split]
     for split_k in SPLIT_K:
         for waves in ((a, b, c) for b in B_PRODUCERS for c in CONSUMERS for a in A_PRODUCERS):
             for op_m, a_lanes in tiles_for(cell.m):
@@ -186,8 +235,20 @@ def candidates(cell: Any, arch: str) -> list[Choice]:
 TABLE = TableSchema(
     family="skinny_gemm_fp8",
     shape=gemm_shape(NEXT),
-    config=(*(Column(name, int, minimum=1) for name in PARAMETERS), USE_HIP),
+    config=(
+        Column("kernel", str, accepted=("queue", "wave_split")),
+        *(Column(name, int, minimum=0) for name in (*_OF_WAVE_SPLIT, *PARAMETERS)),
+        USE_HIP,
+    ),
     check=_check_row,
+    # From before there was a second kernel, and from before modelled times were kept.
+    legacy={
+        (*DEVICE_COLUMNS, "M", "N", "K", *PARAMETERS, "use_hip", *evidence): {
+            "kernel": "queue",
+            **dict.fromkeys(_OF_WAVE_SPLIT, 0),
+        }
+        for evidence in (EVIDENCE_COLUMNS, tuple(name for name in EVIDENCE_COLUMNS if name != "model_us"))
+    },
 )
 
 FAMILY = Family[Problem](
@@ -195,8 +256,8 @@ FAMILY = Family[Problem](
     table=TABLE,
     archs=ARCHS,
     envelope=_envelope,
-    default=lambda problem, arch, cu_count: _choice(default_configuration(*problem.key, cu_count)),
-    from_row=lambda row: _choice(configuration_of(row)),
+    default=lambda problem, arch, cu_count: default_choice(*problem.key, arch, cu_count),
+    from_row=choice_of,
     candidates=candidates,
     reference="skinny_gemm",
     adjust=_adjust,

@@ -1,9 +1,10 @@
-"""The tuner of the skinny fp8 GEMM: tile, block, waves by role and splits of k for each (M, N, K) and architecture.
+"""The tuner of the skinny fp8 GEMM: kernel and configuration for each (M, N, K) and architecture.
 
-Candidates are what the rules of :mod:`hipforge.ops.fp8_skinny_gemm.space` allow, with one row of tiles, so that a
-weight byte is loaded once, and the deepest queue that fits. There are thousands: the model over what is known without
-running them (bytes, trips to memory, the share of the busiest work-group) picks the most promising, which on a GPU are
-timed. On the emulator they are run, at full size, and the model ranks them by their counts.
+Candidates are what the rules of :mod:`hipforge.ops.fp8_skinny_gemm.wave_split` and, for the queue kernel, of
+:mod:`hipforge.ops.fp8_skinny_gemm.space` allow, with one row of tiles, so that a weight byte is loaded once, and the
+deepest queue that fits. There are thousands: the model over what is known without running them (bytes, trips to memory,
+the share of the busiest work-group) picks the most promising, which on a GPU are timed. On the emulator they are run,
+at full size, and the model ranks them by their counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.fp8 import to_fp8
-from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS
+from hipforge.ops.fp8_skinny_gemm import wave_split
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS, columns_of
 from hipforge.ops.fp8_skinny_gemm.kernels import run_skinny_gemm
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
@@ -32,7 +34,7 @@ MAX_ERROR = 2e-3
 LLAMA_405B: tuple[tuple[int, int], ...] = ((16384, 2304), (16384, 13312), (6656, 16384))
 ROWS = (1, 8, 16, 32)
 
-MOST_TRIALS = 12
+MOST_TRIALS = 18  # up to 16 of them of the wave_split kernel
 REDUCE_THREADS, REDUCE_WAVES = 256, 4  # of a work-group of the sum over partial results
 MOST_OCCUPANCY = 8
 
@@ -58,7 +60,10 @@ def busiest_share(tiles: int, splits: int, blocks: int, cu_count: int) -> float:
 
 
 def pipeline(candidate: Choice, cell: Cell, cu_count: int) -> Pipeline:
-    """Return how a candidate streams b: each producer has one part of a block in flight, and the slower side leads."""
+    """Return how a candidate streams b. Producers of a queue have a part of a block in flight; the slower ones lead."""
+    if candidate.kernel == wave_split.KERNEL:
+        split = wave_split.Configuration(**candidate.configuration)
+        return Pipeline(split.steps_ahead * wave_split.K_STEP * split.columns)
     c = Configuration(**candidate.configuration)
     blocks_per_trip = min(c.a_producers / c.a_lanes, c.b_producers / c.b_lanes)
     return Pipeline(
@@ -70,6 +75,8 @@ def pipeline(candidate: Choice, cell: Cell, cu_count: int) -> Pipeline:
 
 def bound(candidate: Choice, cell: Cell, machine: model.Machine) -> float:
     """Return the model's seconds for a candidate whose instructions take no time: only bytes and trips to memory."""
+    if candidate.kernel == wave_split.KERNEL:  # few: all of them are tried
+        return machine.launch_s + cell.n * cell.k / machine.bandwidth
     c = Configuration(**candidate.configuration)
     streams = pipeline(candidate, cell, machine.cu_count)
     a_bytes, b_bytes, elements = cell.m * cell.k, cell.n * cell.k, cell.m * cell.n
@@ -105,6 +112,8 @@ def _reference(parts: Operands) -> torch.Tensor:
 
 def _run(choice: Choice, parts: Operands) -> torch.Tensor:
     a, a_scale, b, b_scale = parts
+    if choice.kernel == wave_split.KERNEL:
+        return wave_split.skinny_wave_split(a, b.t(), a_scale * b_scale, None, **choice.configuration)
     return run_skinny_gemm(a, b.t(), a_scale * b_scale, None, deterministic=True, **choice.configuration)
 
 
@@ -128,14 +137,16 @@ TUNER = gemm_tuner(
     run=_run,
     pipeline=lambda choice, cell, arch: pipeline(choice, cell, MACHINES[arch].cu_count),
     baselines=_baselines,
+    columns=columns_of,
     weight="b",
     bound=bound,
     most_trials=MOST_TRIALS,
+    loop=lambda kernel: kernel,
 )
 
 command = gemm_command(
     TUNER,
-    "Choose tile, block, waves and split_k of the skinny fp8 GEMM for each cell; by default the QKV, gate/up and down "
+    "Choose kernel, tile, waves and split_k of the skinny fp8 GEMM for each cell; by default the QKV, gate/up and down "
     "projections of Llama-3.1-405B under TP8 x M = 1, 8, 16, 32. On a GPU cells are measured; elsewhere a model ranks "
     "them and rows say so.",
 )

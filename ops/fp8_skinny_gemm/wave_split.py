@@ -8,7 +8,7 @@ of them to arrive adds their sums in the order of the parts, in the same launch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -22,11 +22,14 @@ KERNEL = "skinny_wave_split"
 ROWS = (8, 16, 32)
 COLUMNS = (8, 16, 32, 64)
 WAVES = (1, 2, 4, 8, 16)
+DEFAULT_WAVES = 4
 SPLIT_K = (1, 2, 4, 8)
+DEFAULT_SPLIT_K = SPLIT_K[:3]
 K_STEP = 128
 MAX_K = 2**24  # bytes of a column, its pitch included
 MOST_STEPS = 8  # of straight code
 SHORT_COLUMNS = 8  # a work-group's columns are a multiple of them
+MOST_SHAPES = 4  # of columns and splits that tuners try
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,49 @@ RULES: tuple[Rule, ...] = (_rows, _columns, _waves, _splits)
 def refusal(configuration: Configuration, k: int) -> str | None:
     """Return the first rule that a configuration breaks for operands of ``k``, or None."""
     return next((reason for rule in RULES if (reason := rule(configuration, k)) is not None), None)
+
+
+# What the default rule takes for the times of a launch, in microseconds: a compute unit loads at most 32 KB in 0.6 us
+# (docs/time-model.md), which overlaps with the memory's time but for a part; parts of k are stored and loaded again.
+_UNIT_BYTES = 32768 / 0.6
+_NOT_OVERLAPPED = 0.3
+_MEETING = 1.2
+_MEETING_OF_A_PART = 0.1
+
+
+def _cost(configuration: Configuration, m: int, n: int, k: int, cu_count: int, bandwidth: float) -> float:
+    columns, split_k = configuration.columns, configuration.split_k
+    rounds = -(-(-(-n // columns) * split_k) // cu_count)
+    memory = n * k / bandwidth * 1e6
+    unit = rounds * (columns + min(m, configuration.rows)) * k / split_k / _UNIT_BYTES
+    meeting = 0.0 if split_k == 1 else rounds * (_MEETING + _MEETING_OF_A_PART * split_k)
+    return max(memory, unit) + _NOT_OVERLAPPED * min(memory, unit) + meeting
+
+
+def by_cost(m: int, n: int, k: int, cu_count: int, bandwidth: float) -> list[Configuration]:
+    """Return one configuration for each number of columns and splits of k, what takes least by a simple rule first.
+
+    Many columns read a few times; few columns, or parts of k, occupy more compute units.
+
+    Args:
+        m: rows.
+        n: columns.
+        k: products of each sum.
+        cu_count: compute units.
+        bandwidth: of the memory, in bytes per second.
+    """
+    waves = max(waves for waves in WAVES if waves <= min(DEFAULT_WAVES, steps(k)))
+    shapes = ((columns, split_k) for split_k in DEFAULT_SPLIT_K for columns in reversed(COLUMNS))
+    possible = (Configuration(rows_for(m), columns, waves, split_k) for columns, split_k in shapes)
+    accepted = [configuration for configuration in possible if refusal(configuration, k) is None]
+    return sorted(accepted, key=lambda configuration: _cost(configuration, m, n, k, cu_count, bandwidth))
+
+
+def candidates(m: int, n: int, k: int, cu_count: int, bandwidth: float) -> list[Configuration]:
+    """Return what a tuner tries: the default rule's first choices with several numbers of waves; as :func:`by_cost`."""
+    shapes = by_cost(m, n, k, cu_count, bandwidth)[:MOST_SHAPES] if k <= MAX_K else []
+    found = [replace(shape, waves=waves) for waves in WAVES[1:] for shape in shapes]
+    return [configuration for configuration in found if refusal(configuration, k) is None]
 
 
 def choice(configuration: Configuration) -> Choice:
