@@ -251,9 +251,11 @@ class _Fleet:
         self.outcomes: dict[int, BuildOutcome] = {}
         self.running: list[_Running] = []
         self.elsewhere: list[int] = []
+        self.began_ns = 0
 
     def run(self) -> dict[int, BuildOutcome]:
         leftovers.sweep(self.root)
+        self.began_ns = stability.start()  # once: it waits for the clock's next tick
         own = store.staging_dir(self.root, store.DISCARDED)
         try:
             for number, (item, spec) in self.todo.items():
@@ -286,7 +288,7 @@ class _Fleet:
             )
             return
         staging = store.staging_dir(self.root, name)
-        module = _Running(number, item, spec, staging, lock, stability.start())
+        module = _Running(number, item, spec, staging, lock, self.began_ns)
         self.running.append(module)
         try:
             module.spec = build.prepare(spec, self.root, staging, self.digests)

@@ -84,6 +84,7 @@ def name_problem(path: str | Path) -> str | None:
     return f"its name contains the control character {found.group()!r}"
 
 
+@functools.lru_cache(maxsize=4096)  # the commands of many variants have most of their words in common
 def quote(argument: str) -> str:
     """Quote one argument for the shell, leaving placeholders to be filled in with quoted paths."""
     pieces: list[str] = []
