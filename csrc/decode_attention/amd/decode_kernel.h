@@ -464,6 +464,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, least_waves(kD)) void d
     const int32_t* seqlens, const int32_t* q_starts, const void* q, const float* k_scale,
     uint32_t kv_heads, uint32_t kv_factor, uint32_t kv_shift, uint32_t group, uint32_t mq, uint32_t k_scale_stride,
     const Problem problem) {
+#if defined(__HIP_DEVICE_COMPILE__)  // the host pass needs no more than the launch
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   using Layout = Shape<Half, kD>;
   using AnyWave = Wave<Half, kD, kBlockN, kRowScales>;
@@ -497,6 +498,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, least_waves(kD)) void d
   float total, shifted;
   merge_ranges<kParts>(wave, problem_here().ranges, range, part, lds, total, shifted);
   if (range == 0) wave.store(blockIdx.z, total, shifted);
+#endif
 }
 
 }  // namespace hf::decode_attention

@@ -170,6 +170,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD > 128 ? 3 : 4) void 
     const int32_t* seqlens, const int32_t* q_starts, const void* q, const float* k_scale,
     uint32_t kv_heads, uint32_t kv_factor, uint32_t kv_shift, uint32_t group, uint32_t mq, uint32_t k_scale_stride,
     const Problem problem) {
+#if defined(__HIP_DEVICE_COMPILE__)  // the host pass needs no more than the launch
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   const First first = {seqlens, q_starts, q, k_scale, {kv_heads, kv_factor, kv_shift}, group, mq, k_scale_stride};
   const QueryTile tile(first);
@@ -182,6 +183,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD > 128 ? 3 : 4) void 
   float total, shifted;
   merge_ranges<1>(wave, problem_here().ranges, range, 0, lds, total, shifted);
   if (range == 0) wave.store(blockIdx.z, total);
+#endif
 }
 
 }  // namespace hf::decode_attention

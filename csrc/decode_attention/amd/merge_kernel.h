@@ -120,6 +120,7 @@ template <class Half, int kD>
 __global__ __launch_bounds__(kMergeThreads) void decode_merge(const float* partial, const float* partial_lse,
                                                               const int32_t* q_starts, uint32_t rows, uint32_t splits,
                                                               uint32_t heads, uint32_t mq, const Problem problem) {
+#if defined(__HIP_DEVICE_COMPILE__)  // the host pass needs no more than the launch
   constexpr uint32_t kColumnThreads = kD / 4;
   __shared__ dev::f32x4 sums[kMergeWaves][kColumnThreads];
   __shared__ float largest[kMergeWaves], totals[kMergeWaves];
@@ -155,6 +156,7 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const float* parti
   const uint64_t offset = (uint64_t{tokens.first + token} * heads + head) * kD;
   store_four<Half>(problem, offset + 4 * thread, sum * inverse);
   if (thread == 0) problem.lse[lse_place(problem, tokens, head, token)] = lse * kLn2;
+#endif
 }
 
 }  // namespace hf::decode_attention
