@@ -53,24 +53,38 @@ struct TextBuffer {
   }
 };
 
-// A piece of a message, as it crosses a call with C's "...": one function then puts all messages together. One per
-// combination of types was a third of a module's host code.
-template <char kLetter, class T>
+// A piece of a message as one function takes it, whatever its type: one function per combination of types was a third of a
+// module's host code.
+union Value {
+  constexpr Value(const char* value) : text(value) {}
+  constexpr Value(long long value) : integer(value) {}
+  constexpr Value(unsigned long long value) : natural(value) {}
+  constexpr Value(double value) : real(value) {}
+  constexpr Value(const hf_tensor* value) : tensor(value) {}
+  const char* text;
+  long long integer;
+  unsigned long long natural;
+  double real;
+  const hf_tensor* tensor;
+};
+
+// What a message says of an argument: a value, and which member of the union it is.
+template <char kLetter>
 struct Said {
   static constexpr char letter = kLetter;
-  T value;
+  Value value;
 };
-inline Said<'s', const char*> said(const char* text) { return {text}; }
-inline Said<'s', const char*> said(bool value) { return {value ? "true" : "false"}; }
-inline Said<'i', long long> said(int value) { return {value}; }
-inline Said<'i', long long> said(long value) { return {value}; }
-inline Said<'i', long long> said(long long value) { return {value}; }
-inline Said<'u', unsigned long long> said(unsigned value) { return {value}; }
-inline Said<'u', unsigned long long> said(unsigned long value) { return {value}; }
-inline Said<'u', unsigned long long> said(unsigned long long value) { return {value}; }
-inline Said<'d', double> said(double value) { return {value}; }
-inline Said<'s', const char*> said(hf_dtype dtype) { return {dtype_name(dtype)}; }
-inline Said<'T', const hf_tensor*> said(const hf_tensor* tensor) { return {tensor}; }
+inline Said<'s'> said(const char* text) { return {text}; }
+inline Said<'s'> said(bool value) { return {value ? "true" : "false"}; }
+inline Said<'i'> said(int value) { return {static_cast<long long>(value)}; }
+inline Said<'i'> said(long value) { return {static_cast<long long>(value)}; }
+inline Said<'i'> said(long long value) { return {value}; }
+inline Said<'u'> said(unsigned value) { return {static_cast<unsigned long long>(value)}; }
+inline Said<'u'> said(unsigned long value) { return {static_cast<unsigned long long>(value)}; }
+inline Said<'u'> said(unsigned long long value) { return {value}; }
+inline Said<'d'> said(double value) { return {value}; }
+inline Said<'s'> said(hf_dtype dtype) { return {dtype_name(dtype)}; }
+inline Said<'T'> said(const hf_tensor* tensor) { return {tensor}; }
 
 // What a refused call throws; HF_EXPORT's entry catches it.
 struct Failure {
@@ -98,33 +112,28 @@ template <class... T>
 
 #else
 
-// `letters` has one for each of the values that follow.
-[[noreturn]] inline HF_NOT_OPTIMISED void fail(hf_error_kind kind, const char* letters, ...) {
+// `letters` has one for each of `values`: an array, not C's "...", because clang 22 merges the pushes of two such calls and
+// then unwinds wrongly from them.
+[[noreturn]] inline HF_NOT_OPTIMISED void fail(hf_error_kind kind, const char* letters, const Value* values) {
   Failure failure;
   failure.kind = kind;
   TextBuffer out(failure.message, sizeof(failure.message));
-  __builtin_va_list values;
-  __builtin_va_start(values, letters);
-  for (; *letters; ++letters) {
+  for (; *letters; ++letters, ++values) {
     switch (*letters) {
-      case 's': {
-        const char* text = __builtin_va_arg(values, const char*);
-        out.add(text ? text : "(null)");
-        break;
-      }
-      case 'i': out.add(__builtin_va_arg(values, long long)); break;
-      case 'u': out.add(__builtin_va_arg(values, unsigned long long)); break;
-      case 'd': out.add(__builtin_va_arg(values, double)); break;
-      case 'T': out.add(*__builtin_va_arg(values, const hf_tensor*)); break;
+      case 's': out.add(values->text ? values->text : "(null)"); break;
+      case 'i': out.add(values->integer); break;
+      case 'u': out.add(values->natural); break;
+      case 'd': out.add(values->real); break;
+      case 'T': out.add(*values->tensor); break;
     }
   }
-  __builtin_va_end(values);
   throw failure;
 }
 
 template <class... T>
 [[noreturn]] __attribute__((always_inline)) inline void fail_with(hf_error_kind kind, T... values) {
-  fail(kind, Letters<decltype(said(values))::letter...>::text, said(values).value...);
+  const Value all[] = {said(values).value...};
+  fail(kind, Letters<decltype(said(values))::letter...>::text, all);
 }
 
 #endif

@@ -123,7 +123,7 @@ class Tensor {
 };
 
 // In a message: "uint8 [4, 128]".
-inline Said<'T', const hf_tensor*> said(const Tensor& tensor) { return {&tensor.view()}; }
+inline Said<'T'> said(const Tensor& tensor) { return {&tensor.view()}; }
 
 // A tensor argument that may be None.
 class OptionalTensor {
