@@ -2,11 +2,12 @@
 
 The counts of :mod:`hipforge.tuning.model` cost one run of the emulator per candidate, the model of time
 (docs/time-model.md) several. So it sees the best candidate of every kernel and the next ones in the counts' order. Two
-modelled times that differ by less than the model's error are a tie: fewer instructions decide it, then the fuller grid.
+modelled times that differ by less than the model's error are a tie: fewer launches decide it, then fewer instructions,
+then the fuller grid.
 
 A tuner may name the loop that a kernel runs (:attr:`~hipforge.tuning.tuner.Tuner.loop`). The model's error is then
 mostly the same for all configurations of a loop: every one of a loop that may win is timed, and a tie among them is a
-difference of at most WITHIN_LOOP.
+difference of at most WITHIN_LOOP. Loops are compared by the fastest of each.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ class Contender:
 
     Attributes:
         trial: with the modelled time.
+        launches: kernels of a call.
         instructions: wave-instructions of all its launches.
         fill: share of the compute units' last round of work-groups that its first launch fills, 0 to 1.
     """
 
     trial: Trial
+    launches: int
     instructions: int
     fill: float
 
@@ -69,29 +72,34 @@ def _us(contender: Contender) -> float:
     return contender.trial.model_us or 0.0
 
 
+def _in_a_tie(contender: Contender) -> tuple[int, int, float, float]:
+    return contender.launches, contender.instructions, -contender.fill, _us(contender)
+
+
 def _decided(contenders: Sequence[Contender], band: float) -> list[Contender]:
     fastest = min(map(_us, contenders))
     ties = [contender for contender in contenders if _us(contender) <= fastest * (1 + band)]
     rest = [contender for contender in contenders if _us(contender) > fastest * (1 + band)]
-    ties.sort(key=lambda contender: (contender.instructions, -contender.fill, _us(contender)))
-    return [*ties, *sorted(rest, key=_us)]
+    return [*sorted(ties, key=_in_a_tie), *sorted(rest, key=_us)]
 
 
 def order(contenders: Sequence[Contender], band: float, loop: Callable[[str], str] | None = None) -> list[Trial]:
-    """Return the trials, the choice first: ties with the fastest by instructions and fill, then the rest by time.
+    """Return the trials, the choice first: ties with the fastest by launches, instructions and fill, the rest by time.
 
     Args:
         contenders: all that were timed.
         band: relative difference of two kernels' times that is a tie.
-        loop: kernel -> the loop that it runs; where given, each loop's choice is made first, with WITHIN_LOOP.
+        loop: kernel -> the loop that it runs; where given, each loop's choice is made first, with WITHIN_LOOP, and of
+            the loops whose fastest is within ``band`` of the fastest of all, one choice is taken as in any tie.
     """
     if loop is None:
         return [contender.trial for contender in _decided(contenders, band)]
     by_loop: dict[str, list[Contender]] = {}
     for contender in contenders:
         by_loop.setdefault(loop(contender.trial.candidate.kernel), []).append(contender)
-    chosen = [_decided(members, WITHIN_LOOP)[0] for members in by_loop.values()]
-    first = _decided(chosen, band)
+    fastest = min(map(_us, contenders))
+    may_win = [members for members in by_loop.values() if min(map(_us, members)) <= fastest * (1 + band)]
+    first = sorted((_decided(members, WITHIN_LOOP)[0] for members in may_win), key=_in_a_tie)
     rest = [contender for contender in contenders if contender not in first]
     return [contender.trial for contender in [*first, *sorted(rest, key=_us)]]
 
@@ -148,6 +156,7 @@ def time_trials(
         groups = work[0].workgroups
         return Contender(
             replace(trial, seconds=us * 1e-6, model_us=us, note=f"modelled {us:.2f} us ({bound})"),
+            len(work),
             sum(item.instructions for item in work),
             groups / (-(-groups // gpu.cu_count) * gpu.cu_count),
         )

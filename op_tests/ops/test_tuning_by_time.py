@@ -43,29 +43,31 @@ def test_close_candidates_and_the_best_of_every_kernel_are_timed() -> None:
     assert numbers(asked_for) == [*range(shortlist.MOST_TIMED), 90, 91]
 
 
-def test_a_tie_goes_to_fewer_instructions_then_to_the_fuller_grid() -> None:
+def test_a_tie_goes_to_fewer_launches_then_instructions_then_to_the_fuller_grid() -> None:
     contenders = [
-        Contender(trial("a", 1, 1, 10.0), 500, 1.0),
-        Contender(trial("a", 2, 1, 10.9), 100, 0.5),
-        Contender(trial("a", 3, 1, 10.8), 100, 0.9),
-        Contender(trial("a", 4, 1, 11.5), 10, 1.0),
-        Contender(trial("a", 5, 1, 11.2), 10, 1.0),
+        Contender(trial("a", 1, 1, 10.0), 1, 500, 1.0),
+        Contender(trial("a", 2, 1, 10.9), 1, 100, 0.5),
+        Contender(trial("a", 3, 1, 10.8), 1, 100, 0.9),
+        Contender(trial("a", 4, 1, 11.5), 1, 10, 1.0),
+        Contender(trial("a", 5, 1, 11.2), 1, 10, 1.0),
+        Contender(trial("a", 6, 1, 10.1), 2, 10, 1.0),
     ]
-    assert numbers(shortlist.order(contenders, 0.1)) == [3, 2, 1, 5, 4]
-    assert numbers(shortlist.order(contenders, 0.0)) == [1, 3, 2, 5, 4]
+    assert numbers(shortlist.order(contenders, 0.1)) == [3, 2, 1, 6, 5, 4]
+    assert numbers(shortlist.order(contenders, 0.0)) == [1, 6, 3, 2, 5, 4]
 
 
 def test_configurations_of_one_loop_are_decided_more_finely_than_kernels() -> None:
     contenders = [
-        Contender(trial("a", 1, 1, 10.0), 500, 1.0),
-        Contender(trial("b", 2, 1, 10.2), 400, 1.0),  # a tie with the first, of its loop, with fewer instructions
-        Contender(trial("b", 3, 1, 10.9), 100, 1.0),  # 9 % slower: no tie within a loop
-        Contender(trial("c", 4, 1, 10.8), 300, 1.0),  # another loop, within the band
-        Contender(trial("c", 5, 1, 11.3), 10, 1.0),
+        Contender(trial("a", 1, 1, 10.0), 1, 500, 1.0),
+        Contender(trial("b", 2, 1, 10.2), 1, 400, 1.0),  # a tie with the first, of its loop, with fewer instructions
+        Contender(trial("b", 3, 1, 10.9), 1, 100, 1.0),  # 9 % slower: no tie within a loop
+        Contender(trial("c", 4, 1, 10.8), 1, 300, 1.0),  # another loop, within the band
+        Contender(trial("c", 5, 1, 11.3), 1, 10, 1.0),
     ]
     loops = {"a": "wave", "b": "wave", "c": "tiles"}
     assert numbers(shortlist.order(contenders, 0.1, loops.__getitem__)) == [4, 2, 1, 3, 5]
-    assert numbers(shortlist.order(contenders, 0.05, loops.__getitem__)) == [2, 4, 1, 3, 5]
+    # The fastest of both loops are 8 % apart, what the first one's tie chose and the other's fastest 6 %.
+    assert numbers(shortlist.order(contenders, 0.07, loops.__getitem__)) == [2, 1, 4, 3, 5]
     tuner = dataclasses.replace(smallm_mxfp8.TUNER, loop=loops.__getitem__)
     a, b, c = (Candidate(kernel, {}) for kernel in "abc")
     assert shortlist.tie_band(tuner, "gfx950", a, b) == shortlist.WITHIN_LOOP

@@ -15,7 +15,7 @@
 //
 // Bytes: W once for every 16 kRowTiles rows of X; X once for every `columns` rows of W, from L2; 4 bytes for each output and
 // part, stored and read. A compute unit has 32 KiB in flight (modelled): the bound is its share of W and X, (columns + rows)
-// K / parts bytes. Instructions of one wave (counted): 330 to 620, and 22 to 50 for each step.
+// K / parts bytes. Instructions of one wave (counted): 150 to 320, and 14 to 43 for each step.
 #pragma once
 
 #include "hipforge/amd/hip.h"
@@ -83,14 +83,10 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
   const dev::Buffer parts = dev::make_buffer(reinterpret_cast<uint8_t*>(partials) + ((uint64_t{group} * kPartBytes) << log2_splits),
                                              kPartBytes << log2_splits);
   const uint32_t in_tile = lane * sizeof(dev::f32x4);
-  dev::add_parts(sums, mine.acc, wave, kWaves, lane, [&](uint32_t t, dev::f32x4 total) {
-    sums[t * dev::kWaveSize + lane] = total;  // read by this lane alone, before and after
-    dev::store_part(total, parts, in_tile + t * kTileBytes, split * kPartBytes);
-  });
-  auto* const told = reinterpret_cast<uint32_t*>(lds + kWaves * kPartBytes);
-  if (!dev::is_last_group(words + (uint64_t{group} << log2_splits) - group, split, log2_splits, number, threadIdx.x == 0, told))
-    return;
-
+#pragma unroll
+  for (uint32_t t = 0; t < kTiles; ++t) sums[(wave * kTiles + t) * dev::kWaveSize + lane] = mine.acc[t];
+  __syncthreads();
+  // A wave adds up every fourth tile, and keeps the sums until the parts meet.
   dev::f32x4 total[kTilesOfWave];
   uint32_t at[kTilesOfWave];
 #pragma unroll
@@ -98,8 +94,16 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
     const uint32_t t = wave + i * kWaves;
     const bool exists = kTiles % kWaves == 0 || t < kTiles;
     at[i] = exists ? in_tile + t * kTileBytes : dev::kOutOfRange;
-    total[i] = exists ? sums[t * dev::kWaveSize + lane] : dev::f32x4{};
+    const uint32_t first = (exists ? t : 0) * dev::kWaveSize + lane;
+    total[i] = sums[first];
+#pragma unroll
+    for (uint32_t w = 1; w < kWaves; ++w) total[i] += sums[w * kTiles * dev::kWaveSize + first];
+    if (exists) dev::store_part(total[i], parts, at[i], split * kPartBytes);
   }
+  auto* const told = reinterpret_cast<uint32_t*>(lds + kWaves * kPartBytes);
+  if (!dev::is_last_group(words + (uint64_t{group} << log2_splits) - group, split, log2_splits, number, threadIdx.x == 0, told))
+    return;
+
   if (log2_splits == 1)
     add_others<2>(total, parts, at, split, kPartBytes);
   else
