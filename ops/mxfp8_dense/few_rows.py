@@ -1,9 +1,8 @@
 """Which MX-FP8 kernel up to 64 rows get where no tuned row says: a rough model of their times on gfx950.
 
 A work-group that multiplies ``columns`` rows of W with its rows of X reads both over its part of K, and the CU can have
-only so much in flight: a launch takes as long as the CU with the most to read. The constants come near
-``hipforge time`` at the 15 shapes of MiniMax-M3 with M = 16, 32 and 64: what is chosen takes 3 % more modelled time
-than the best in the mean, 15 % at most.
+only so much in flight: a launch takes as long as the CU with the most to read, and no less than HBM takes for W. The
+constants come near ``hipforge time`` at the 15 shapes of MiniMax-M3 with M = 16, 32 and 64.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ from hipforge.ops.mxfp8_dense import group_split, tile_kernel, wave_split
 
 TILE = 16
 START_US = 1.7  # of a launch, with the first loads and the last stores
-BYTES_PER_US = 52_000  # of one CU
+BYTES_PER_US = 48_000  # of one CU
+HBM_BYTES_PER_US = 6_500_000
+ROUND_US = 1.0  # of each round of work-groups after the first
 TILE_US = 0.12  # per tile of sums: added over the waves, stored
-WIDE_US = 0.6  # of waves with several tiles of columns: fewer steps in flight
-MEET_US = 1.3  # of work-groups that share K: sums stored, met, read
+WIDE_US = 0.7  # of waves with several tiles of columns: fewer steps in flight
+MEET_US = 0.9  # of work-groups that share K: sums stored, met, read
 MEETING_US = 0.2  # of each meeting
 
 
@@ -32,8 +33,9 @@ def modelled_us(m: int, n: int, k: int, rows: int, columns: int, k_splits: int, 
         k_splits: work-groups that share K.
         cu_count: of the GPU.
     """
-    groups = -(-m // rows) * -(-n // columns) * k_splits
-    read = -(-groups // cu_count) * (min(rows, m) + columns) * k / k_splits / BYTES_PER_US
+    rounds = -(-(-(-m // rows) * -(-n // columns) * k_splits) // cu_count)
+    of_cu = rounds * (min(rows, m) + columns) * k / k_splits / BYTES_PER_US
+    read = max(of_cu, n * k / HBM_BYTES_PER_US) + ROUND_US * (rounds - 1)
     met = 0.0 if k_splits == 1 else MEET_US + MEETING_US * (k_splits.bit_length() - 1)
     tiles = -(-rows // TILE) * -(-columns // TILE)
     return START_US + read + met + TILE_US * tiles + (WIDE_US if columns > TILE else 0.0)

@@ -21,6 +21,9 @@ RUN_STEPS = {16: 12, 32: 8, 64: 8}  # of straight code on gfx950, by rows
 MOST_STEPS = 6  # per wave, where there are enough waves: all of a wave's loads are then in flight at once or nearly
 
 
+LONG_PART = 16  # steps
+
+
 def max_waves(rows: int, columns: int = COLUMNS[0]) -> int:
     """Return how many waves a work-group may have: registers decide."""
     return 16 if (rows, columns) == (16, 16) else 8
@@ -53,9 +56,17 @@ def default_waves(k: int, most: int) -> int:
 
 
 def default_choice(m: int, n: int, k: int, columns: int = COLUMNS[0]) -> Choice:
-    """Return the least waves that leave each at most MOST_STEPS steps, with W read once for up to 64 rows."""
+    """Return a configuration that reads W once for up to 64 rows.
+
+    Two waves or, past two times MOST_STEPS steps, four are fastest at the shapes of MiniMax-M3 (modelled); more only
+    where each would still have more than LONG_PART steps.
+    """
     rows = next((rows for rows in ROWS if m <= rows), ROWS[-1])
-    return choice(rows, default_waves(k, max_waves(rows, columns)), columns)
+    steps = -(-k // K_STEP)
+    waves = 2 if steps <= 2 * MOST_STEPS else 4
+    while waves * LONG_PART < steps:
+        waves *= 2
+    return choice(rows, min(waves, steps, max_waves(rows, columns)), columns)
 
 
 @compile_ops("module_mxfp8_wave_split", variant=lambda *given: {"HF_ROWS": given[-3]})
