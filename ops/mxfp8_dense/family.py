@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hipforge import archs
 from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
@@ -113,8 +114,9 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
         return f"{which} row needs M of at most {MFMA_MAX_M}; {given}"
     if values["kernel"] == "wave_split":
         columns = int(block_n or wave_split.COLUMNS[0])
-        if wave_split.K_STEP * k_splits > k + wave_split.K_STEP - 1 or columns not in wave_split.COLUMNS:
-            return f"a wave_split row needs block_n of 0 (16), 24 or 32, no more waves (k_splits) than K steps; {given}"
+        if wave_split.K_STEP * k_splits > k + wave_split.K_STEP - 1 or not wave_split.takes(columns):
+            needs = f"block_n of 0 (16) or a multiple of 4 from 16 to {wave_split.MOST_COLUMNS}"
+            return f"a wave_split row needs {needs}, no more waves (k_splits) than K steps; {given}"
         if 16 * n_sub not in wave_split.ROWS or k_splits not in wave_split.WAVES:
             return f"a wave_split row needs n_sub (tiles of 16 rows) in (1, 2, 4), k_splits in 1 to 16; {given}"
         if k_splits > wave_split.max_waves(16 * n_sub, columns):
@@ -227,8 +229,8 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
     row_tiles = [rows for rows in wave_split.ROWS if min(cell.m, MOST_ROWS_PER_W) <= rows < 2 * max(cell.m, 16)]
     by_waves = [
         wave_split.choice(rows, waves, columns)
-        for columns in wave_split.COLUMNS
         for rows in row_tiles
+        for columns in wave_split.columns_to_try(cell.m, cell.n, rows, archs.get(arch).cu_count)
         for waves in wave_split.waves_to_try(rows, columns, cell.k)
     ]
     by_groups = [

@@ -45,10 +45,10 @@ def default_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
     """Return the kernel and configuration with the least rough time, the simpler one in a tie."""
     fitting = next((rows for rows in wave_split.ROWS if m <= rows), wave_split.ROWS[-1])
     found: list[tuple[float, Choice]] = []
-    for columns in wave_split.COLUMNS:
-        choice = wave_split.default_choice(m, n, k, columns)
-        found.append((modelled_us(m, n, k, fitting, columns, 1, cu_count), choice))
-    for rows in {fitting, min(fitting, 2 * TILE)}:
+    for rows in sorted({fitting, min(fitting, 2 * TILE)}):
+        for columns in wave_split.columns_to_try(m, n, rows, cu_count):
+            choice = wave_split.default_choice(m, n, k, columns, rows)
+            found.append((modelled_us(m, n, k, rows, columns, 1, cu_count), choice))
         for columns, k_splits in group_split.splits_to_try(m, n, k, rows, fewest=1):
             us = modelled_us(m, n, k, rows, columns, k_splits, cu_count)
             found.append((us, group_split.choice(rows, columns, k_splits)))

@@ -15,7 +15,9 @@ from hipforge.ops.mxfp8_dense.raw import new_result
 KERNEL = "mxfp8_wave_split"
 K_STEP = 128
 ROWS = (16, 32, 64)
-COLUMNS = (16, 24, 32)
+COLUMNS = (16, 24, 32)  # tried for any shape
+COLUMN_UNIT, MOST_COLUMNS = 4, 80
+FITTED_ROUNDS = (1, 2)
 WAVES = (1, 2, 4, 8, 16)
 RUN_STEPS = {16: 12, 32: 8, 64: 8}  # of straight code on gfx950, by rows
 MOST_STEPS = 6  # per wave, where there are enough waves: all of a wave's loads are then in flight at once or nearly
@@ -24,9 +26,21 @@ MOST_STEPS = 6  # per wave, where there are enough waves: all of a wave's loads 
 LONG_PART = 16  # steps
 
 
+def takes(columns: int) -> bool:
+    """Return whether a work-group may have so many columns."""
+    return COLUMNS[0] <= columns <= MOST_COLUMNS and columns % COLUMN_UNIT == 0
+
+
+def columns_to_try(m: int, n: int, rows: int, cu_count: int) -> list[int]:
+    """Return numbers of columns: the usual ones, and those that make one or two work-groups for each compute unit."""
+    blocks = -(-m // rows)
+    fitted = (-(-n * blocks // (cu_count * rounds * COLUMN_UNIT)) * COLUMN_UNIT for rounds in FITTED_ROUNDS)
+    return sorted({*COLUMNS, *filter(takes, fitted)})
+
+
 def max_waves(rows: int, columns: int = COLUMNS[0]) -> int:
     """Return how many waves a work-group may have: registers decide."""
-    return 16 if (rows, columns) == (16, 16) else 8
+    return 16 if (rows, columns) == (16, 16) else 8 if columns <= COLUMNS[-1] else 4
 
 
 def steps_ahead(rows: int, columns: int = COLUMNS[0]) -> int:
@@ -44,8 +58,9 @@ def choice(rows: int, waves: int, columns: int = COLUMNS[0]) -> Choice:
 def waves_to_try(rows: int, columns: int, k: int) -> list[int]:
     """Return the numbers of waves to try; with more than 16 columns each wave has at most two runs of steps."""
     steps = -(-k // K_STEP)
-    least = 1 if columns == COLUMNS[0] else -(-steps // (2 * RUN_STEPS[rows]))
-    return [waves for waves in WAVES if least <= waves <= min(steps, max_waves(rows, columns))]
+    most = max_waves(rows, columns)
+    least = 1 if columns == COLUMNS[0] else min(most, -(-steps // (2 * RUN_STEPS[rows])))
+    return [waves for waves in WAVES if least <= waves <= min(steps, most)]
 
 
 def default_waves(k: int, most: int) -> int:
@@ -55,13 +70,13 @@ def default_waves(k: int, most: int) -> int:
     return next((waves for waves in allowed if waves * MOST_STEPS >= steps), allowed[-1])
 
 
-def default_choice(m: int, n: int, k: int, columns: int = COLUMNS[0]) -> Choice:
-    """Return a configuration that reads W once for up to 64 rows.
+def default_choice(m: int, n: int, k: int, columns: int = COLUMNS[0], most_rows: int = ROWS[-1]) -> Choice:
+    """Return a configuration that reads W once for up to ``most_rows`` rows.
 
     Two waves or, past two times MOST_STEPS steps, four are fastest at the shapes of MiniMax-M3 (modelled); more only
     where each would still have more than LONG_PART steps.
     """
-    rows = next((rows for rows in ROWS if m <= rows), ROWS[-1])
+    rows = next((rows for rows in ROWS if min(m, most_rows) <= rows), ROWS[-1])
     steps = -(-k // K_STEP)
     waves = 2 if steps <= 2 * MOST_STEPS else 4
     while waves * LONG_PART < steps:
@@ -103,9 +118,9 @@ def mxfp8_wave_split(
         Ws: their scales [N, K/32].
         bias: bfloat16 [N], added in float32 before the only rounding.
         rows: rows of X that a work-group multiplies with its rows of W: 16, 32 or 64.
-        waves: of a work-group, each with a part of K: 1, 2, 4, 8 or, with 16 rows and columns, 16. Their sums are added
-            in a fixed order.
-        columns: rows of W of a work-group: 16 or, on gfx950, 24 or 32.
+        waves: of a work-group, each with a part of K: 1, 2, 4, with up to 32 columns 8, and with 16 rows and columns
+            16. Their sums are added in a fixed order.
+        columns: rows of W of a work-group: 16 or, on gfx950, a multiple of 4 up to 80.
 
     Returns:
         bfloat16 [M, N].

@@ -103,11 +103,16 @@ void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t 
   HF_HIP(hipGetLastError());
 }
 
-constexpr int max_waves(int row_tiles, int column_tiles = 1) { return row_tiles * column_tiles == 1 ? 16 : 8; }
+constexpr int kMostColumnTiles = 5;
 
-inline void check_waves(int64_t waves, int most, int rows) {
+/// Registers decide: a wave has 128, 256 or, with three tiles of columns and more, 512.
+constexpr int max_waves(int row_tiles, int column_tiles = 1) {
+  return row_tiles * column_tiles == 1 ? 16 : column_tiles > 2 ? 4 : 8;
+}
+
+inline void check_waves(int64_t waves, int most, int64_t rows, int64_t columns = kTile) {
   HF_CHECK((waves == 1 || waves == 2 || waves == 4 || waves == 8 || waves == 16) && waves <= most,
-           "waves must be 1, 2, 4, 8 or 16, at most ", most, " with ", rows, " rows; got ", waves);
+           "waves must be 1, 2, 4, 8 or 16, at most ", most, " with ", rows, " rows and ", columns, " columns; got ", waves);
 }
 
 /// Steps whose operands are in flight: what 128 (one row tile) or 256 registers hold.
