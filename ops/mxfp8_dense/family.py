@@ -115,8 +115,8 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
     if values["kernel"] == "wave_split":
         columns = int(block_n or wave_split.COLUMNS[0])
         if wave_split.K_STEP * k_splits > k + wave_split.K_STEP - 1 or not wave_split.takes(columns):
-            needs = f"block_n of 0 (16) or a multiple of 4 from 16 to {wave_split.MOST_COLUMNS}"
-            return f"a wave_split row needs {needs}, no more waves (k_splits) than K steps; {given}"
+            accepted = f"block_n of 0 (16) or a multiple of 4 from 16 to {wave_split.MOST_COLUMNS}"
+            return f"a wave_split row needs {accepted}, no more waves (k_splits) than K steps; {given}"
         if 16 * n_sub not in wave_split.ROWS or k_splits not in wave_split.WAVES:
             return f"a wave_split row needs n_sub (tiles of 16 rows) in (1, 2, 4), k_splits in 1 to 16; {given}"
         if k_splits > wave_split.max_waves(16 * n_sub, columns):
@@ -286,7 +286,7 @@ def _gemm_envelope(problem: Problem, arch: str) -> str | None:
 def _gemm_default(problem: Problem, arch: str, cu_count: int) -> Choice:
     m, n, k = problem.key
     if arch != TILE_ARCH:
-        return wave_split.default_choice(m, n, k)
+        return wave_split.default_choice_gfx942(m, n, k, cu_count)
     return (few_rows.default_choice if m <= MFMA_MAX_M else tile_kernel.tile_choice)(m, n, k, cu_count)
 
 
