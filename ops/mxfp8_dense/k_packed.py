@@ -42,6 +42,15 @@ def candidates(m: int, n: int, k: int) -> list[Choice]:
     return found
 
 
+def default_choices(m: int, n: int, k: int) -> list[Choice]:
+    """Return the candidates with one wave in each of several groups, or with half as many waves as columns in one."""
+    return [
+        one
+        for one in candidates(m, n, k)
+        if one.configuration["waves"] == (1 if one.configuration["groups"] > 1 else one.configuration["columns"] // 2)
+    ]
+
+
 def refusal(m: int, k: int, columns: int, groups: int, waves: int) -> str | None:
     """Return why the kernel does not take a row of the table; None if it does."""
     if columns not in COLUMNS or m > columns or k % k_step(columns):
