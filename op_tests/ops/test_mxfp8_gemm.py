@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from math import ceil
 
 import pytest
@@ -25,8 +26,10 @@ from helpers.mxfp8_cases import (
 import hipforge
 from hipforge import emulator, jit
 from hipforge.errors import GuardError
-from hipforge.ops.mxfp8_dense import mxfp8_gemm, mxfp8_gemm_out, mxfp8_gemm_tiles, mxfp8_gemv, mxfp8_linear
+from hipforge.ops.mxfp8_dense import few_rows, mxfp8_gemm, mxfp8_gemm_out, mxfp8_gemm_tiles, mxfp8_gemv, mxfp8_linear
+from hipforge.ops.mxfp8_dense.family import TABLE
 from hipforge.ops.mxfp8_dense.tile_kernel import TILES, split_workspace, tile_choice, tile_number
+from hipforge.ops.mxfp8_dense.tuner import TUNER
 
 TILE_NUMBERS = tuple(tile_number(tile) for tile in TILES)
 SMALLEST = TILE_NUMBERS[-1]
@@ -317,6 +320,16 @@ def test_what_a_small_m_gets_without_a_tuned_row(m: int, n: int, k: int, kernel:
     given = (x.expand(m, k), x.expand(m, k // 32), w.expand(n, k), w.expand(n, k // 32))
     assert hipforge.explain(mxfp8_gemm, *given).kernel == kernel
     assert (mxfp8_gemv(*given) is None) == (m > 16)
+
+
+@pytest.mark.parametrize("cu_count", (1, 256, 304))
+def test_what_a_small_m_gets_by_default_is_a_row_that_the_table_takes(cu_count: int) -> None:
+    for m, n, k in itertools.product(
+        (1, 4, 7, 8, 16, 17, 64), (1, 7, 768, 13312, 1 << 20), (32, 96, 512, 1536, 8192, 65568)
+    ):
+        chosen = few_rows.default_choice(m, n, k, cu_count)
+        row = {"M": m, "N": n, "K": k, **TUNER.columns(chosen)}
+        assert TABLE.check(row) is None, (chosen, TABLE.check(row))
 
 
 def test_shared_k_is_right_through_the_op() -> None:
