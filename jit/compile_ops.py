@@ -291,8 +291,8 @@ def _check_kinds(signature: Signature, args: tuple[Any, ...]) -> None:
     for parameter, value in zip(signature.parameters, args, strict=True):
         if parameter.kind == OPTIONAL_TENSOR and value is None:
             continue
-        if parameter.kind in _METHODS:
-            fits = hasattr(value, _METHODS[parameter.kind])
+        if parameter.kind in _CONVERSIONS:
+            fits = _converts(value, _CONVERSIONS[parameter.kind])
         else:
             fits = isinstance(value, _TYPES.get(parameter.kind, torch.Tensor))
         if not fits:
@@ -302,8 +302,21 @@ def _check_kinds(signature: Signature, args: tuple[Any, ...]) -> None:
             )
 
 
-_METHODS = {INT: "__index__", FLOAT: "__float__"}
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {INT: operator.index, FLOAT: float}
 _TYPES: dict[str, type] = {BOOL: bool, STR: str}
+
+
+def _converts(value: Any, conversion: Callable[[Any], Any]) -> bool:
+    """Return whether a value is what the conversion takes; a tensor of several elements only seems to be an int."""
+    if isinstance(value, str):
+        return False
+    try:
+        conversion(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    except OverflowError:  # of the right kind; the binding says what is too large
+        return True
+    return True
 
 
 def _belongs_to_dispatcher(values: Sequence[Any]) -> bool:

@@ -76,6 +76,6 @@ def read_untuned(path: Path) -> list[Cell]:
                 if min(m, n, k) < 1:
                     raise ConfigError(f"{path}:{reader.line_num}: M, N and K must be positive; got {m}, {n}, {k}")
                 found.add(Cell(n, k, m))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot read the list of shapes: {error}") from error
     return sorted(found)

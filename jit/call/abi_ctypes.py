@@ -209,7 +209,7 @@ class CtypesBinder:
             arg.kind = _KIND_INT
             try:
                 number = value.__index__()
-            except AttributeError:
+            except (AttributeError, TypeError):  # a tensor of several elements has an __index__ that fails
                 raise self._refusal(op, parameter, MUST_BE[kind], value) from None
             if not -(2**63) <= number < 2**63:
                 raise self.errors[1](f"{op}: argument '{parameter.name}' = {value!r} does not fit 64 bits")

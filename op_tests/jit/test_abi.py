@@ -116,6 +116,7 @@ def test_parameters_and_tensors_that_require_grad_are_only_read(bound):
         ({"maybe": "x"}, "argument 'maybe' must be a torch.Tensor or None; got str"),
         ({"i": "8"}, "argument 'i' must be an int; got str"),
         ({"i": 1.5}, "argument 'i' must be an int; got float"),
+        ({"i": torch.tensor([1, 2])}, "argument 'i' must be an int; got Tensor"),
         ({"i": 2**63}, "argument 'i' = 9223372036854775808 does not fit 64 bits"),
         ({"i": -(2**63) - 1}, "argument 'i' = -9223372036854775809 does not fit 64 bits"),
         ({"d": "0.5"}, "argument 'd' must be a float; got str"),

@@ -338,7 +338,8 @@ GOOD = exact((0, 1, 1, 0), experts=2, n=8, k=64, block_m=8)
 
 @pytest.mark.parametrize(("rows", "waves"), ((16, 0), (16, 3), (16, 16), (32, 16)))
 def test_other_numbers_of_waves_are_refused(rows: int, waves: int) -> None:
-    with pytest.raises(GuardError, match=rf"waves must be 1, 2, 4, 8 or 16, at most 8 with {rows} rows; got {waves}"):
+    most = f"at most 8 with {rows} rows and 16 columns"
+    with pytest.raises(GuardError, match=rf"waves must be 1, 2, 4, 8 or 16, {most}; got {waves}"):
         run(GOOD, rows, waves)
 
 

@@ -388,6 +388,10 @@ def test_a_split_k_needs_its_workspace() -> None:
         mxfp8_gemm_out(GOOD.out(), *GOOD.args(), None, None, SMALLEST, 2)
     with pytest.raises(GuardError, match=r"workspace must be \[16388\] or longer; got float32 \[16387\]"):
         mxfp8_gemm_out(GOOD.out(), *GOOD.args(), None, torch.empty(16387), SMALLEST, 2)
+    workspace = torch.empty(16388)
+    inside = workspace.view(torch.uint8)[: GOOD.xq.numel()].view(GOOD.xq.shape)
+    with pytest.raises(GuardError, match="workspace is written and must not share memory with Xq"):
+        mxfp8_gemm_out(GOOD.out(), *GOOD.but(xq=inside).args(), None, workspace, SMALLEST, 2)
 
 
 def test_other_tiles_are_refused_by_name() -> None:

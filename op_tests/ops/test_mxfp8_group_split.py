@@ -301,6 +301,21 @@ def test_what_the_kernel_does_not_take_is_refused_by_name() -> None:
         mxfp8_group_split(*integers(2, 8, 256).args(), k_splits=4)
 
 
+def test_the_workspace_is_apart_from_every_operand() -> None:
+    case = integers(20, 48, 512)
+    workspace = torch.empty(40_000)
+    inside = workspace.view(torch.uint8)
+    bias = torch.zeros(48, dtype=torch.bfloat16)
+    for name, operand in (("Xq", case.xq), ("Xs", case.xs), ("Wq", case.wq), ("Ws", case.ws), ("bias", bias)):
+        given = {"Xq": case.xq, "Xs": case.xs, "Wq": case.wq, "Ws": case.ws, "bias": bias}
+        given[name] = inside[: operand.nbytes].view(operand.dtype).view(operand.shape)
+        with pytest.raises(GuardError, match=rf"workspace is written and must not share memory with {name}"):
+            mxfp8_group_split_out(case.out(), *given.values(), workspace, 16, 16, 2)
+    out = inside[: 20 * 48 * 2].view(torch.bfloat16).view(20, 48)
+    with pytest.raises(GuardError, match="workspace is written and must not share memory with out"):
+        mxfp8_group_split_out(out, *case.args(), None, workspace, 16, 16, 2)
+
+
 def test_the_workspace_is_needed_whole() -> None:
     with pytest.raises(GuardError, match=r"k_splits = 2 needs a workspace: float32 \[514\]; got None"):
         mxfp8_group_split_out(GOOD.out(), *GOOD.args(), None, None, 16, 16, 2)

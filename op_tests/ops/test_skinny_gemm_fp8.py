@@ -169,7 +169,9 @@ def test_operands_of_any_strides():
         ({"output": torch.zeros(4, 41).half()}, "output must have shape"),
         ({"output": torch.zeros(4, 40)}, "output must have dtype"),
         ({"output": torch.zeros(40, 4).half().t()}, "output must be contiguous"),
-        ({"split_k": 0}, "split_k must be 1 to 1, the number of k blocks of k=96; got 0"),
+        ({"split_k": 0}, "split_k must be at least 1; got 0"),
+        ({"split_k": 2.5}, r"split_k must be an int; got float 2.5"),
+        ({"a": torch.zeros(33, 96).to(FP8), "split_k": -1}, "split_k must be at least 1; got -1"),  # torch's
         ({"b": torch.zeros(96, 41).to(FP8), "deterministic": False}, "even n; got 41"),
     ],
 )

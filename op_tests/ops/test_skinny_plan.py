@@ -160,7 +160,7 @@ def test_more_splits_than_blocks_are_as_many_as_there_are_blocks(table):
     assert found.configuration["split_k"] == TUNED.blocks(K) == 5
     a, b, scale = operands(3)
     assert torch.equal(hipforge.skinny_gemm(a, b, scale, split_k=1000), hipforge.skinny_gemm(a, b, scale, split_k=5))
-    with pytest.raises(GuardError, match=r"split_k must be 1 to 5, .* k=1056; got -1"):
+    with pytest.raises(GuardError, match=r"split_k must be at least 1; got -1"):
         hipforge.skinny_gemm(a, b, scale, split_k=-1)
 
 

@@ -315,10 +315,19 @@ def test_operands_are_held_to_the_same_guards_as_the_queue_kernels() -> None:
         skinny_wave_split_out(out, a.float().to(OTHER), b, ONE, None, False, *given)
     with pytest.raises(GuardError, match="out must be contiguous float16"):
         skinny_wave_split_out(out[:3], a, b, ONE, None, False, *given)
-    with pytest.raises(GuardError, match="k_splits = 2 needs a workspace"):
+    with pytest.raises(GuardError, match="split_k = 2 needs a workspace"):
         skinny_wave_split_out(out, a, b, ONE, None, False, 8, 8, 2, 2)
     with pytest.raises(GuardError, match="or longer"):
         skinny_wave_split_out(out, a, b, ONE, torch.empty(8), False, 8, 8, 2, 2)
+    with pytest.raises(GuardError, match="split_k must be 1, 2, 4 or 8; got 3"):
+        skinny_wave_split_out(out, a, b, ONE, torch.empty(1 << 16), False, 8, 8, 2, 3)
+    for several in (torch.tensor([8, 16]), torch.tensor(2.5), None):
+        with pytest.raises(GuardError, match="argument 'rows' must be an int"):
+            skinny_wave_split_out(out, a, b, ONE, None, False, several, 8, 2, 1)
+    with pytest.raises(GuardError, match=r"a must be a torch\.Tensor"):
+        skinny_wave_split(None, b, ONE)
+    with pytest.raises(GuardError, match=r"b must be \[k, n\] \(2 dimensions\)"):
+        skinny_wave_split(a, b[:, 0], ONE)
     memory = torch.zeros(40 * 256, dtype=torch.uint8)
     inside = memory.view(FP8).view(40, 256).t()
     with pytest.raises(GuardError, match="out is written and must not share memory with b"):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hipforge import archs
-from hipforge.errors import GuardError
+from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
@@ -130,6 +130,10 @@ class Problem:
         checks.require_operand("output", output, (torch.float16,), (m, n), "[m, n]", a.device)
         if isinstance(output, torch.Tensor) and not output.is_contiguous():
             raise GuardError(f"output must be contiguous; got strides {output.stride()}")
+        if split_k is not None:
+            split_k = checks.require_int("split_k", split_k, minimum=1)
+        if not deterministic and n % 2:
+            raise GuardError(f"packed fp16 atomics need an even n; got {n}: pass deterministic=True")
         return cls(m, n, k, a.dtype, a.device, split_k, deterministic)
 
 
@@ -186,8 +190,6 @@ def default_choice(m: int, n: int, k: int, arch: str, cu_count: int) -> Choice:
 
 
 def _adjust(problem: Problem, arch: str, choice: Choice, reason: str) -> tuple[Choice, str]:
-    if not problem.deterministic and problem.n % 2:
-        raise GuardError(f"packed fp16 atomics need an even n; got {problem.n}: pass deterministic=True")
     if problem.split_k is None:
         return choice, reason
     if choice.kernel == QUEUE_KERNEL:
@@ -217,7 +219,13 @@ def tiles_for(m: int) -> list[tuple[int, int]]:
 
 
 def candidates(cell: Any, arch: str) -> list[Choice]:
-    """Return the configurations that may be tried for a cell, few splits and waves first: ties go to them."""
+    """Return the configurations that may be tried for a cell, few splits and waves first: ties go to them.
+
+    Raises:
+        ConfigError: no kernel takes so many rows.
+    """
+    if cell.m > MAX_M:
+        raise ConfigError(f"the kernels take M of at most {MAX_M}; got {cell.m}")
     info = archs.get(arch)
     waves_split = wave_split.candidates(cell.m, cell.n, cell.k, info.cu_count, info.bandwidth)
     found = [wave_split.choice(configuration) for configuration in waves_split]

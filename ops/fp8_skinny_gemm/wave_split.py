@@ -15,7 +15,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.core.checks import require_int
+from hipforge.ops.core.checks import require_int, require_rank
 from hipforge.ops.core.dispatch import Choice
 
 KERNEL = "skinny_wave_split"
@@ -159,7 +159,8 @@ def by_cost(m: int, n: int, k: int, cu_count: int, bandwidth: float) -> list[Con
 def candidates(m: int, n: int, k: int, cu_count: int, bandwidth: float) -> list[Configuration]:
     """Return what a tuner tries: the default rule's first choices with several numbers of waves; as :func:`by_cost`."""
     shapes = by_cost(m, n, k, cu_count, bandwidth)[:MOST_SHAPES] if k <= MAX_K else []
-    found = [replace(shape, waves=waves) for waves in WAVES[1:] for shape in shapes]
+    numbers = [waves for waves in WAVES if 1 < waves <= steps(k)] or WAVES[:1]
+    found = [replace(shape, waves=waves) for waves in numbers for shape in shapes]
     return [configuration for configuration in found if refusal(configuration, k) is None]
 
 
@@ -240,7 +241,9 @@ def skinny_wave_split(
         require_int(*item) for item in (("rows", rows), ("columns", columns), ("waves", waves), ("split_k", split_k))
     ]
     configuration = Configuration(*given)
-    reason = refusal(configuration, a.shape[-1])
+    require_rank("a", a, 2, "[m, k]")
+    require_rank("b", b, 2, "[k, n]")
+    reason = refusal(configuration, a.shape[1])
     if reason is not None:
         raise GuardError(reason)
     m, n = a.shape[0], b.shape[1]

@@ -43,7 +43,7 @@ void skinny_wave_split_out(Tensor out, Tensor a, Tensor b, Tensor scale, Optiona
   HF_CHECK((waves == 1 || waves == 2 || waves == 4 || waves == 8 || waves == 16) && waves <= most_waves,
            "waves must be 1, 2, 4, 8 or 16, at most ", most_waves, " with ", HF_ROWS, " rows and ", columns, " columns; got ",
            waves);
-  hf::check_k_splits(k_splits, (of.k + kStep - 1) / kStep, of.k);
+  hf::check_k_splits(k_splits, (of.k + kStep - 1) / kStep, of.k, "split_k");
   const int64_t row_blocks = hf::ceil_div(of.m, HF_ROWS), column_blocks = hf::ceil_div(of.n, columns);
   HF_CHECK(row_blocks <= kMostBlocks, "m must be at most ", kMostBlocks * HF_ROWS, "; got ", of.m);
   const uint32_t sums = static_cast<uint32_t>(kRowTiles * tiles) * tile_bytes(kEdge);
@@ -51,9 +51,8 @@ void skinny_wave_split_out(Tensor out, Tensor a, Tensor b, Tensor scale, Optiona
   if (k_splits > 1) {
     const uint64_t each = split_stride(sums, static_cast<uint32_t>(k_splits));
     const uint64_t bytes = static_cast<uint64_t>(row_blocks * column_blocks) * each;
-    shared = hf::check_split_workspace(workspace, bytes, k_splits, b);
+    shared = hf::check_split_workspace(workspace, bytes, k_splits, b, {{out, "out"}}, "split_k");
     check_written(*workspace, "workspace", a, b, scale, of);
-    hf::check_apart({*workspace, "workspace"}, {{out, "out"}});
   }
 
   const auto u32 = [](int64_t value) { return static_cast<uint32_t>(value); };

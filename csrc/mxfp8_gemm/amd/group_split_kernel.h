@@ -119,7 +119,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
 
 #endif
 
-/// Work-groups of kWaves waves; LDS: lds_bytes. k a multiple of 32, below 2^22. `partials`: part_bytes for each work-group,
+/// Work-groups of kWaves waves; LDS: lds_bytes. k a multiple of 32, at most 2^22. `partials`: part_bytes for each work-group,
 /// those of a result side by side; `words`: meeting_words for each result; `number`: of this launch.
 template <int kRowTiles, int kColumnTiles>
 __global__ __launch_bounds__(kWaves * dev::kWaveSize) void mxfp8_group_split(

@@ -49,8 +49,10 @@ void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale
            " bytes of partial sums; at most 2^31 - 1 are addressed");
   float* partials = nullptr;
   if (groups > 1)
-    partials = reinterpret_cast<float*>(
-        hf::check_split_workspace(workspace, floats * sizeof(float) + words * sizeof(uint64_t), groups, w));
+    partials = reinterpret_cast<float*>(hf::check_split_workspace(
+        workspace, floats * sizeof(float) + words * sizeof(uint64_t), groups, w,
+        {{out, "out"}, {out_scales, "out_scales"}, {a_q, "a_q"}, {a_scale, "a_scale"}, {w, "w"}, {w_scale, "w_scale"}},
+        "groups"));
 
   if (gemm.grid_rows == 0) return;
   const GateUpRest rest{gemm,

@@ -31,7 +31,8 @@ void mxfp8_wave_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
            "columns must be a multiple of ", hf::dev::kColumnsPerLane, " from ", kTile, " to ", kMostColumnTiles * kTile,
            "; got ", columns);
   const uint32_t column_tiles = hf::ceil_div(columns, kTile);
-  if (column_tiles > 1) HF_CHECK_ARCH(Wq, "gfx950");
+  HF_CHECK(column_tiles == 1 || hf::arch_of(Wq.device_index()).is("gfx950"), "more than 16 columns are for gfx950; got ",
+           columns);
   check_waves(waves, max_waves(kRowTiles, static_cast<int>(column_tiles)), HF_ROWS, columns);
   hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
   const bool aligned_scales = shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);

@@ -9,8 +9,9 @@
 //                     +--- sums in the order of the waves ---> out[m0 .., n0 ..]
 //
 // W is the instruction's A operand: lane l has column l % 16 of the tile as its row of X, and four neighbouring outputs
-// of it. Grid: ceil(n / columns) x ceil(m / (16 kRowTiles)). columns is 16 kColumnTiles or, with two tiles, 24: the rows of W
-// past them are out of range and cost no traffic. 6,144 columns are 256 work-groups then, one for each compute unit.
+// of it. Grid: ceil(n / columns) x ceil(m / (16 kRowTiles)). columns is 16 or, on gfx950, a multiple of 4 up to
+// 16 kColumnTiles: rows of W past them are out of range and cost no traffic. 6,144 columns in work-groups of 24 are 256, one for
+// each compute unit.
 //
 // gfx950: a lane loads the 16 bytes at 16 (l / 16) and those 64 past it; the scaled instruction takes a step of 128 k.
 // gfx942: a lane loads the 8 bytes at 8 (l / 16) of each block of 32. One instruction is exactly one scale block; its sums
@@ -21,11 +22,12 @@
 // end read 0, tensors may have any size, and a run of up to max_run steps needs no address but its first. Scales come as
 // one dword per row and step, four steps per load.
 //
-// Bytes: W is loaded once for every 16 kRowTiles rows of X, X once per work-group from L2: with two tiles of columns (gfx950
-// only) half as often, and half as many work-groups have to start, one each 17 ns on an XCD as modelled. At 8 TB/s, 256 CUs and 2.4 GHz
+// Bytes: W is loaded once for every 16 kRowTiles rows of X, X once per work-group from L2: with more columns less
+// often, and fewer work-groups have to start, one each 17 ns on an XCD as modelled. At 8 TB/s, 256 CUs and 2.4 GHz
 // a CU receives the 2 KiB of a step each 158 cycles and its four SIMDs multiply them in 8 kRowTiles: memory is the bound.
 // Instructions of one wave: about 70, 9 + 5 (kRowTiles - 1) for each step, and 8 for each wave whose sums are added; with two
-// tiles of columns 150 to 280, and 16, 22 or 36 for each step of 16, 32 or 64 rows (both with four waves and their sums).
+// tiles of columns 150 to 280, and 16, 22 or 36 for each step of 16, 32 or 64 rows (both with four waves and their sums). Three
+// tiles and more take up to 512 registers, so that a work-group has at most four waves.
 //
 // Tails: a last step shorter than 128, and scales whose rows are not aligned, go step by step with loads that are out of
 // range past K, scales included.
@@ -98,6 +100,7 @@ inline Problem problem_of(const Tensor& out, const Tensor& xq, const Tensor& xs,
 /// `more`: what the kernel takes besides.
 template <class Kernel, class... More>
 void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t lds, hipStream_t stream, More... more) {
+  HF_CHECK(grid.y < 1u << 16, "a grid has at most 65,535 blocks of rows; M = ", p.m, " makes ", grid.y);
   kernel<<<grid, static_cast<uint32_t>(waves) * dev::kWaveSize, lds, stream>>>(p.wq, p.ws, p.xq, p.xs, p.m, p.n, p.k, p.options,
                                                                              p.out, p.bias, more...);
   HF_HIP(hipGetLastError());
@@ -448,8 +451,8 @@ __device__ __forceinline__ void multiply_tile(const Problem& p) {
   });
 }
 
-/// Work-groups of 1 to max_waves waves; LDS: kTileBytes for each wave and tile, none for one wave. k a multiple of 32, below
-/// 2^22. Two tiles of columns: gfx950 only.
+/// Work-groups of 1 to max_waves waves; LDS: kTileBytes for each wave and tile, none for one wave. k a multiple of 32, at
+/// most 2^22. Several tiles of columns: gfx950 only.
 template <int kRowTiles, int kColumnTiles>
 __global__ __launch_bounds__(max_waves(kRowTiles, kColumnTiles) * dev::kWaveSize) void mxfp8_wave_split(
     const uint8_t* wq, const uint8_t* ws, const uint8_t* xq, const uint8_t* xs, uint32_t m, uint32_t n, uint32_t k,

@@ -7,6 +7,19 @@
 
 namespace hf::dev {
 
+/// A wave's tiles of add_parts for a known number of parts: all are loaded before the first is waited for.
+template <int kParts, int kTiles, class Store>
+__device__ __forceinline__ void add_known_parts(const f32x4* sums, uint32_t part, uint32_t lane, Store store) {
+  for (uint32_t t = part; t < kTiles; t += kParts) {
+    f32x4 loaded[kParts];
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) loaded[i] = sums[(i * kTiles + t) * kWaveSize + lane];
+#pragma unroll
+    for (int i = 1; i < kParts; ++i) loaded[0] += loaded[i];
+    store(t, loaded[0]);
+  }
+}
+
 /// Adds what the waves of `parts` hold, in their order, through LDS, and calls store(t, sum) for every tile t in one of
 /// them. `part` and the results are those of the calling wave; all waves of the work-group call it.
 template <int kTiles, class Store>
@@ -21,6 +34,9 @@ __device__ __forceinline__ void add_parts(f32x4* sums, const f32x4 (&acc)[kTiles
   for (int t = 0; t < kTiles; ++t) sums[(part * kTiles + t) * kWaveSize + lane] = acc[t];
   __syncthreads();
   // A wave adds up one tile, or several where there are fewer waves.
+  if (parts == 2) return add_known_parts<2, kTiles>(sums, part, lane, store);
+  if (parts == 4) return add_known_parts<4, kTiles>(sums, part, lane, store);
+  if (parts == 8) return add_known_parts<8, kTiles>(sums, part, lane, store);
   for (uint32_t t = part; t < kTiles; t += parts) {
     f32x4 total = sums[t * kWaveSize + lane];
     for (uint32_t i = 1; i < parts; ++i) total += sums[(i * kTiles + t) * kWaveSize + lane];
