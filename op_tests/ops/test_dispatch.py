@@ -203,7 +203,7 @@ def test_failures_of_the_kernel_are_raised_not_turned_into_none(monkeypatch):
         raise BuildError("no compiler today")
 
     monkeypatch.setattr(kernels, "smallm_mxfp8_gemv_out", broken)
-    monkeypatch.setattr(kernels.wave_split, "mxfp8_wave_split_out", broken)
+    monkeypatch.setattr(kernels.k_packed, "mxfp8_k_packed_out", broken)
     with pytest.raises(BuildError, match="no compiler today"):
         ops.mxfp8_gemv(*operands(1))
     with pytest.raises(BuildError, match="no compiler today"):

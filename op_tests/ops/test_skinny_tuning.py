@@ -227,3 +227,10 @@ def test_the_command_is_listed():
 
 def test_the_same_holds_on_gfx942(on_gfx942):
     assert "2 passed" in on_gfx942("-k", "bound_is or command_writes")
+
+
+def test_more_rows_than_the_kernels_take_are_not_tuned(tmp_path):
+    given = ["tune", "skinny_gemm_fp8", "-o", str(tmp_path / "t.csv"), "--shapes", "64,64", "-m", "33"]
+    said = CliRunner().invoke(cli, given)
+    assert said.exit_code != 0 and "the kernels take M of at most 32; got 33" in said.output
+    assert not (tmp_path / "t.csv").exists()

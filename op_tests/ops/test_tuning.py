@@ -70,6 +70,9 @@ def test_shapes_and_untuned_files_are_read_or_refused_by_value(tmp_path):
     path = tmp_path / "untuned.csv"
     path.write_text("gfx, M,N,K\ngfx950,4,64,128\ngfx950,1,64,128\ngfx950,4,64,128\n")
     assert read_untuned(path) == [Cell(64, 128, 1), Cell(64, 128, 4)]
+    path.write_bytes(b"M,N,K\n\xff\xfe\n")
+    with pytest.raises(ConfigError, match=r"untuned\.csv: cannot read the list of shapes: 'utf-8' codec"):
+        read_untuned(path)
     path.write_text("M,N\n1,2\n")
     with pytest.raises(ConfigError, match=r"untuned\.csv:1: column K is missing"):
         read_untuned(path)
