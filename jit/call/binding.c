@@ -383,13 +383,14 @@ static int64_t integer_of(PyObject* function, PyObject* object) {
   return value;
 }
 
-/* Whether a tensor needs the long look of `problem`: 1, 0, or -1 with an exception set. A freed storage shows by an
- * address below 4 GiB (the bare offset). Only a GPU's launches are so short that asking for the storage's size would
- * count, so there a storage that was merely shrunk is not looked for. */
+/* Whether a tensor needs the long look of `problem`: 1, 0, or -1 with an exception set. On a GPU a freed storage shows by
+ * an address below 4 GiB (the bare offset); the heap of an interpreter that is not position-independent is there too. Only
+ * a GPU's launches are so short that asking for the storage's size would count, so there a storage that was merely shrunk
+ * is not looked for. */
 static int is_suspicious(const Binder* env, PyObject* object, const hf_tensor* tensor) {
   const uint64_t bytes = extent_bytes(tensor);
   if (!bytes) return 0;
-  if (!((uint64_t)(uintptr_t)tensor->data >> 32)) return 1;
+  if (env->target == ON_HIP ? !((uint64_t)(uintptr_t)tensor->data >> 32) : !tensor->data) return 1;
   const int32_t dtype = tensor->dtype;
   if (dtype == HF_F16 || dtype == HF_BF16 || dtype == HF_F32 || dtype == HF_F64) {
     PyObject* negative = PyObject_CallFunctionObjArgs(env->is_negative, object, NULL);

@@ -265,7 +265,10 @@ def test_a_paged_cache_gives_the_attention_quantised_as_a_linear_layer_reads_it(
     got = dequantize_mxfp8(heads.view(10, 128), scales, torch.float64).view(want.shape)
     largest = want.view(10, 4, 32).abs().amax(-1, keepdim=True).expand(-1, -1, 32).reshape(want.shape)
     assert ((got - want.double()).abs() <= (2**-4 + 2**-8) * want.abs() + 2**-16 * largest).all()
-    layer = MXFP8Linear.from_linear(torch.nn.Linear(128, 16, bias=False, dtype=torch.bfloat16))
+    linear = torch.nn.Linear(128, 16, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():  # the mean error of 160 roundings is not below 2e-3 with any data
+        linear.weight.copy_(normal(16, 128, seed=4) / 16)
+    layer = MXFP8Linear.from_linear(linear)
     weight = dequantize_mxfp8(layer.weight, layer.weight_scale, torch.float64)
     assert relf(layer(heads.view(10, 128), scales), got.view(10, 128) @ weight.T) < 2e-3  # one rounding to bf16
 
