@@ -5,7 +5,7 @@
 #include "hipforge/amd/split_k.h"
 #include "hipforge/module.h"
 #include "../guards.h"
-#include "../shared_workspace.h"
+#include "../split_workspace.h"
 #include "tile_kernel.h"
 
 using hf::OptionalTensor;

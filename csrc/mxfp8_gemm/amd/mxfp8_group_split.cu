@@ -4,7 +4,7 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "../guards.h"
-#include "../shared_workspace.h"
+#include "../split_workspace.h"
 #include "group_split_kernel.h"
 
 #ifndef HF_ROWS
