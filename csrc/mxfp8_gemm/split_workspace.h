@@ -6,7 +6,7 @@
 namespace hf::smallm_mxfp8 {
 
 /// The workspace of work-groups that share K, apart from every operand.
-inline uint8_t* check_shared_workspace(const OptionalTensor& workspace, uint64_t bytes, int64_t k_splits, const Tensor& out,
+inline uint8_t* check_workspace_of_parts(const OptionalTensor& workspace, uint64_t bytes, int64_t k_splits, const Tensor& out,
                                        const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
                                        const OptionalTensor& bias) {
   uint8_t* const first = check_split_workspace(workspace, bytes, k_splits, wq,

@@ -46,7 +46,7 @@ def default_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
     found: list[tuple[float, Choice]] = []
     for rows in sorted({fitting, min(fitting, 2 * TILE)}):
         for columns in wave_split.columns_to_try(m, n, rows, cu_count):
-            choice = wave_split.default_choice(m, n, k, columns, rows)
+            choice = wave_split.default_choice(rows, columns, k)
             found.append((modelled_us(m, n, k, rows, columns, 1, cu_count), choice))
         for columns, k_splits in group_split.splits_to_try(m, n, k, rows, fewest=1):
             us = modelled_us(m, n, k, rows, columns, k_splits, cu_count)

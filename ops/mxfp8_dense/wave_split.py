@@ -68,13 +68,12 @@ def default_waves(k: int, most: int) -> int:
     return next((waves for waves in allowed if waves * MOST_STEPS >= steps), allowed[-1])
 
 
-def default_choice(m: int, n: int, k: int, columns: int = COLUMNS[0], most_rows: int = ROWS[-1]) -> Choice:
-    """Return a configuration that reads W once for up to ``most_rows`` rows.
+def default_choice(rows: int, columns: int, k: int) -> Choice:
+    """Return the tile with its default number of waves on gfx950.
 
     Two waves or, past two times MOST_STEPS steps, four are fastest at the shapes of MiniMax-M3 (modelled); more only
     where each would still have more than LONG_PART steps.
     """
-    rows = next((rows for rows in ROWS if min(m, most_rows) <= rows), ROWS[-1])
     steps = -(-k // K_STEP)
     waves = 2 if steps <= 2 * MOST_STEPS else 4
     while waves * LONG_PART < steps:

@@ -83,9 +83,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
   const dev::Buffer parts = dev::make_buffer(reinterpret_cast<uint8_t*>(partials) + ((uint64_t{group} * kPartBytes) << log2_splits),
                                              kPartBytes << log2_splits);
   const uint32_t in_tile = lane * sizeof(dev::f32x4);
-#pragma unroll
-  for (uint32_t t = 0; t < kTiles; ++t) sums[(wave * kTiles + t) * dev::kWaveSize + lane] = mine.acc[t];
-  __syncthreads();
+  dev::leave_part(sums, mine.acc, wave, lane);
   // A wave adds up every fourth tile, and keeps the sums until the parts meet.
   dev::f32x4 total[kTilesOfWave];
   uint32_t at[kTilesOfWave];
@@ -94,10 +92,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
     const uint32_t t = wave + i * kWaves;
     const bool exists = kTiles % kWaves == 0 || t < kTiles;
     at[i] = exists ? in_tile + t * kTileBytes : dev::kOutOfRange;
-    const uint32_t first = (exists ? t : 0) * dev::kWaveSize + lane;
-    total[i] = sums[first];
-#pragma unroll
-    for (uint32_t w = 1; w < kWaves; ++w) total[i] += sums[w * kTiles * dev::kWaveSize + first];
+    total[i] = dev::sum_of_tile<kWaves, kTiles>(sums, exists ? t : 0, lane);
     if (exists) dev::store_part(total[i], parts, at[i], split * kPartBytes);
   }
   auto* const told = reinterpret_cast<uint32_t*>(lds + kWaves * kPartBytes);

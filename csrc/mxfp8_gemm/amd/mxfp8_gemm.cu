@@ -46,7 +46,7 @@ void mxfp8_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, Opti
   const uint64_t tiles = uint64_t{row_tiles} * column_tiles, part_bytes = tiles * k_splits * Instance::kPartBytes;
   uint8_t* partials = nullptr;
   if (k_splits > 1)
-    partials = hf::smallm_mxfp8::check_shared_workspace(
+    partials = hf::smallm_mxfp8::check_workspace_of_parts(
         workspace, part_bytes + tiles * hf::dev::meeting_words(k_splits) * sizeof(uint64_t), k_splits, out, Xq, Xs, Wq, Ws, bias);
 
   const Problem problem{

@@ -42,7 +42,7 @@ void mxfp8_group_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
   const uint32_t column_tiles = hf::ceil_div(columns, kTile), tiles = kRowTiles * column_tiles;
   const dim3 grid(hf::ceil_div(shape.n, columns), hf::ceil_div(shape.m, HF_ROWS), static_cast<uint32_t>(k_splits));
   const uint64_t results = uint64_t{grid.x} * grid.y, bytes = results * k_splits * part_bytes(tiles);
-  uint8_t* const partials = hf::smallm_mxfp8::check_shared_workspace(
+  uint8_t* const partials = hf::smallm_mxfp8::check_workspace_of_parts(
       workspace, bytes + results * hf::dev::meeting_words(static_cast<uint32_t>(k_splits)) * sizeof(uint64_t), k_splits, out,
       Xq, Xs, Wq, Ws, bias);
   const auto kernel = column_tiles == 1 ? mxfp8_group_split<kRowTiles, 1>

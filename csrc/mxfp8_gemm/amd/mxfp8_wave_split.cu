@@ -17,7 +17,8 @@ using namespace hf::wave_split;
 constexpr int kRowTiles = HF_ROWS / kTile;
 constexpr int64_t kMaxRows = int64_t{1} << 24;
 static_assert(HF_ROWS == 16 || HF_ROWS == 32 || HF_ROWS == 64);
-static_assert(HF_ROWS * kMaxK < (int64_t{1} << 31), "a work-group's rows are within one resource");
+static_assert(HF_ROWS * kMaxK < (int64_t{1} << 31) && kMostColumnTiles * kTile * kMaxK < (int64_t{1} << 31),
+              "a work-group's rows of X, and of W, are within one resource");
 
 /// out bf16 [M, N]; Xq, Wq e4m3 in the architecture's format (or uint8) [M, K], [N, K]; Xs, Ws e8m0 (or uint8) [M, K/32],
 /// [N, K/32]; bias bf16 [N] or none; columns a multiple of 4 from 16 to 80; waves 1, 2, 4, up to 32 columns 8, and with 16
