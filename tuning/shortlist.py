@@ -110,7 +110,8 @@ def tie_band(tuner: Tuner[Any, Any], arch: str, one: Choice, other: Choice) -> f
     return WITHIN_LOOP if loop is not None and loop(one.kernel) == loop(other.kernel) else ERROR_BAND[arch]
 
 
-def _modelled_on_operands(tuner: Tuner[C, O], cell: C, arch: str) -> Callable[[Choice, C, str], tuple[float, str]]:
+def modelled_on_operands(tuner: Tuner[C, O], cell: C, arch: str) -> Callable[[Choice, C, str], tuple[float, str]]:
+    """Return what models a candidate on the cell's operands: microseconds of a replayed call, and its bound."""
     parts: Any = tuner.operands(cell, arch, torch.device("cpu"))
 
     def modelled(choice: Choice, cell: C, arch: str) -> tuple[float, str]:
@@ -148,7 +149,7 @@ def time_trials(
     chosen = select(trials, keep)
     if not chosen:
         return list(trials), source
-    modelled = tuner.modelled or _modelled_on_operands(tuner, cell, arch)
+    modelled = tuner.modelled or modelled_on_operands(tuner, cell, arch)
 
     def timed(trial: Trial) -> Contender:
         us, bound = modelled(trial.candidate, cell, arch)

@@ -26,7 +26,15 @@ from helpers.mxfp8_cases import (
 import hipforge
 from hipforge import emulator, jit
 from hipforge.errors import GuardError
-from hipforge.ops.mxfp8_dense import few_rows, mxfp8_gemm, mxfp8_gemm_out, mxfp8_gemm_tiles, mxfp8_gemv, mxfp8_linear
+from hipforge.ops.mxfp8_dense import (
+    few_rows,
+    mxfp8_gemm,
+    mxfp8_gemm_out,
+    mxfp8_gemm_tiles,
+    mxfp8_gemv,
+    mxfp8_linear,
+    wave_split,
+)
 from hipforge.ops.mxfp8_dense.family import TABLE
 from hipforge.ops.mxfp8_dense.tile_kernel import TILES, split_workspace, tile_choice, tile_number
 from hipforge.ops.mxfp8_dense.tuner import TUNER
@@ -330,6 +338,20 @@ def test_what_a_small_m_gets_by_default_is_a_row_that_the_table_takes(cu_count: 
         chosen = few_rows.default_choice(m, n, k, cu_count)
         row = {"M": m, "N": n, "K": k, **TUNER.columns(chosen)}
         assert TABLE.check(row) is None, (chosen, TABLE.check(row))
+
+
+def test_columns_are_tried_that_fit_the_compute_units() -> None:
+    assert wave_split.columns_to_try(64, 6144, 32, 256) == [16, 24, 32, 48]  # 2 blocks of rows x 128
+    assert wave_split.columns_to_try(8, 13312, 16, 256) == [16, 24, 28, 32, 52]  # 512 and 256 work-groups
+    assert wave_split.columns_to_try(1, 768, 16, 256) == [16, 24, 32]  # fewer than 16 columns each
+    assert wave_split.columns_to_try(64, 1 << 20, 32, 256) == [16, 24, 32]  # more than 80
+
+
+def test_gfx942_gets_eight_waves_where_work_groups_do_not_fill_it() -> None:
+    def waves(m: int, n: int, k: int) -> int:
+        return wave_split.default_choice_gfx942(m, n, k, 304).configuration["waves"]
+
+    assert [waves(1, 2304, 6144), waves(16, 6144, 6144), waves(32, 2304, 6144), waves(1, 768, 256)] == [8, 4, 4, 1]
 
 
 def test_shared_k_is_right_through_the_op() -> None:
