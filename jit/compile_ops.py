@@ -308,7 +308,7 @@ _TYPES: dict[str, type] = {BOOL: bool, STR: str}
 
 def _converts(value: Any, conversion: Callable[[Any], Any]) -> bool:
     """Return whether a value is what the conversion takes; a tensor of several elements only seems to be an int."""
-    if isinstance(value, str):
+    if isinstance(value, str | bytes | bytearray):  # float() reads those
         return False
     try:
         conversion(value)

@@ -120,6 +120,7 @@ def test_parameters_and_tensors_that_require_grad_are_only_read(bound):
         ({"i": 2**63}, "argument 'i' = 9223372036854775808 does not fit 64 bits"),
         ({"i": -(2**63) - 1}, "argument 'i' = -9223372036854775809 does not fit 64 bits"),
         ({"d": "0.5"}, "argument 'd' must be a float; got str"),
+        ({"d": b"0.5"}, "argument 'd' must be a float; got bytes"),
         ({"b": 1}, "argument 'b' must be True or False; got int"),
         ({"s": b"x"}, "argument 's' must be a str; got bytes"),
         ({"s": "a\0b"}, "argument 's' must be a str without zero characters"),
