@@ -4,8 +4,9 @@
 
 namespace hftime {
 
-// Consecutive addresses stay in one channel of HBM for 4 KB and in one of L2 for 256 bytes (CDNA3 white paper); a hash
-// of the rest chooses it (assumption: without one, rows with power-of-two strides would be several times slower).
+// Assumptions: consecutive addresses stay in one channel of HBM for 4 KB and in one of L2 for 256 bytes, and a hash of the
+// rest chooses it (without one, rows with power-of-two strides would be several times slower). What is documented of the
+// MI300, 256 bytes of HBM too, fits the published times less well: docs/time-model.md.
 constexpr uint64_t kHbmInterleave = 4096 / kLineBytes, kL2Interleave = 256 / kLineBytes;
 
 uint64_t pick(uint64_t block, uint64_t channels) { return (mix(block) >> 48) * channels >> 16; }
