@@ -1,16 +1,16 @@
-// MX-FP8 GEMM for gfx950 at any M: out[M, N] = X[M, K] W[N, K]^T (+ bias). tile_kernel.h has the kernel. A variant serves
-// one tile size (HF_TILE: rows of X * 1000 + rows of W).
+// MX-FP8 GEMM for gfx950 at any M: out[M, N] = X[M, K] W[N, K]^T (+ bias). mx_tiles/kernel.h has the kernel. A variant
+// serves one tile size (HF_TILE: rows of X * 1000 + rows of W).
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/last_group.h"
+#include "hipforge/amd/mx_tiles/kernel.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/module.h"
 #include "../guards.h"
 #include "../split_workspace.h"
-#include "tile_kernel.h"
 
 using hf::OptionalTensor;
 using hf::Tensor;
-using namespace hf::gemm;
+using namespace hf::tiles;
 
 #if HF_TILE == 256256
 using Instance = Config<2, 4, 4, 2>;

@@ -1,4 +1,4 @@
-// What the tiles of an MX-FP8 GEMM do with LDS by assembler: loads that go straight there, waits and barriers; and loops over
+// What the tiles of an MX GEMM do with LDS by assembler: loads that go straight there, waits and barriers; and loops over
 // numbers that these instructions need at compile time.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 #if defined(__gfx950__)
 
-namespace hf::gemm {
+namespace hf::tiles {
 
 template <class T>
 __device__ inline __attribute__((address_space(3))) T* in_lds(uint32_t address) {
@@ -61,6 +61,6 @@ __device__ __forceinline__ void repeat(What what) {
   detail::repeat(what, std::make_integer_sequence<int, kCount>());
 }
 
-}  // namespace hf::gemm
+}  // namespace hf::tiles
 
 #endif  // __gfx950__

@@ -1,10 +1,10 @@
-// Which tile of an MX-FP8 GEMM, and which part of K, a work-group has.
+// Which tile of an MX GEMM, and which part of K, a work-group has.
 #pragma once
 
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 
-namespace hf::gemm {
+namespace hf::tiles {
 
 constexpr int kXcds = 8;
 constexpr int kGroupRows = 8;  // row tiles that neighbouring work-groups walk before the next column tile
@@ -37,4 +37,4 @@ struct Place {
   __device__ uint32_t column0() const { return column_tile * C::kBlockN; }
 };
 
-}  // namespace hf::gemm
+}  // namespace hf::tiles

@@ -47,11 +47,11 @@
 #include "hipforge/amd/last_group.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/mx.h"
+#include "hipforge/amd/mx_tiles/lds.h"
+#include "hipforge/amd/mx_tiles/place.h"
 #include "hipforge/amd/wave.h"
-#include "tile_lds.h"
-#include "tile_place.h"
 
-namespace hf::gemm {
+namespace hf::tiles {
 
 constexpr int kTile = 32;
 constexpr int kStep = 128;      // k of one stage
@@ -538,4 +538,4 @@ __global__ __launch_bounds__(C::kThreads, C::kWaves / 4) void mxfp8_gemm([[maybe
 #endif
 }
 
-}  // namespace hf::gemm
+}  // namespace hf::tiles
