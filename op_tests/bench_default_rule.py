@@ -1,9 +1,9 @@
-"""What the MX-FP8 GEMM's default rule for up to 64 rows loses against the best configuration, both modelled.
+"""What a GEMM's default rule loses against the best configuration, both modelled.
 
-    python op_tests/bench_default_rule.py [-m M ...] [--shapes N,K ...]
+    python op_tests/bench_default_rule.py [--op mxfp8_gemm | mxfp4_gemm] [-m M ...] [--shapes N,K ...]
 
-Without arguments: the 15 shapes of MiniMax-M3 with M = 1 to 64, about half an hour. A ratio of 1 means that no
-configuration of the kernels that the rule chooses from is faster.
+Without arguments: the MX-FP8 GEMM's rule for up to 64 rows at the 15 shapes of MiniMax-M3 with M = 1 to 64, about half
+an hour. A ratio of 1 means that no configuration of the kernels that the rule chooses from is faster.
 """
 
 from __future__ import annotations
@@ -15,23 +15,44 @@ import os
 os.environ.setdefault("HIPFORGE_DEVICE", "emulator")
 os.environ.setdefault("HIPFORGE_EMULATE", "gfx950")
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import mean
+from typing import Any
 
 from hipforge import archs
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.mxfp4_gemm import rule as mxfp4_rule
+from hipforge.ops.mxfp4_gemm.tuner import TUNER as MXFP4
 from hipforge.ops.mxfp8_dense import few_rows, tile_kernel
-from hipforge.ops.mxfp8_dense.tuner import TUNER, WAVE_LOOP
+from hipforge.ops.mxfp8_dense.tuner import TUNER as MXFP8
+from hipforge.ops.mxfp8_dense.tuner import WAVE_LOOP
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape
 from hipforge.tuning.shortlist import modelled_on_operands
 
 ARCH = "gfx950"
 
 
-def regret(cell: Cell) -> float:
+@dataclass(frozen=True)
+class Rule:
+    """A default rule: its tuner, itself, and the kernels that it chooses from."""
+
+    tuner: Any
+    choose: Callable[[int, int, int, int], Choice]
+    kernels: frozenset[str]
+
+
+RULES = {
+    "mxfp8_gemm": Rule(MXFP8, few_rows.default_choice, frozenset({*WAVE_LOOP, tile_kernel.KERNEL})),
+    "mxfp4_gemm": Rule(MXFP4, mxfp4_rule.default_choice, frozenset({mxfp4_rule.WAVES, mxfp4_rule.TILED.name})),
+}
+
+
+def regret(rule: Rule, cell: Cell) -> float:
     """Return the modelled time of the rule's choice over that of the fastest configuration; prints both."""
-    modelled = modelled_on_operands(TUNER, cell, ARCH)
-    chosen = few_rows.default_choice(cell.m, cell.n, cell.k, archs.get(ARCH).cu_count)
-    kernels = {*WAVE_LOOP, tile_kernel.KERNEL}
-    tried = [one for one in TUNER.candidates(cell, ARCH) if one.kernel in kernels and one != chosen]
+    modelled = modelled_on_operands(rule.tuner, cell, ARCH)
+    chosen = rule.choose(cell.m, cell.n, cell.k, archs.get(ARCH).cu_count)
+    tried = [one for one in rule.tuner.candidates(cell, ARCH) if one.kernel in rule.kernels and one != chosen]
     us = modelled(chosen, cell, ARCH)[0]
     others = [(modelled(one, cell, ARCH)[0], str(one)) for one in tried]
     best, name = min([*others, (us, str(chosen))])
@@ -42,11 +63,12 @@ def regret(cell: Cell) -> float:
 def main() -> None:
     """Print a line for each cell and the mean and largest ratio as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", choices=sorted(RULES), default="mxfp8_gemm", help="whose rule")
     parser.add_argument("-m", type=int, action="append", help="M; may be repeated")
     parser.add_argument("--shapes", action="append", help="N,K; may be repeated")
     given = parser.parse_args()
     shapes = [parse_shape(text) for text in given.shapes] if given.shapes else MINIMAX_M3
-    found = [regret(cell) for cell in cells(shapes, given.m or DECODE_M)]
+    found = [regret(RULES[given.op], cell) for cell in cells(shapes, given.m or DECODE_M)]
     print(json.dumps({"cells": len(found), "mean_ratio": round(mean(found), 4), "largest_ratio": round(max(found), 4)}))
 
 

@@ -1,11 +1,12 @@
 """Our GEMMs beside what a user would run instead: the best published MI355X time, and AMD's own kernels.
 
-    python op_tests/bench_peers.py --published DIR [--rows N --seed S | --all] [--csv FILE] [--plot FILE]
+    python op_tests/bench_peers.py --published DIR [--rows N --seed S | --all] [--large] [--csv FILE] [--plot FILE]
 
 * MX-FP8, at the weight shapes of the tuned table x M = 1 to 64: ours, *modelled*, over the best *published* time of any
   fp8 operand type at the same M, N and K (``gemm_peers_gfx950.csv``: the fastest of AMD's kernel libraries).
-* MXFP4, at published problems with M of at most 64: ours over AMD's own code object (``f4gemm_gfx950.csv``), both
-  *modelled* in the same way, so that errors of the model cancel. ``--rows`` of them, drawn at random.
+* MXFP4, at published problems with M of at most 64, or of more with ``--large``: ours over AMD's own code object
+  (``f4gemm_gfx950.csv``), both *modelled* in the same way, so that errors of the model cancel. ``--rows`` of them,
+  drawn at random.
 
 Published times are kernel durations over rotated operands (see the folder's README), so ours are ``kernel_us``, with
 operands where that rotation leaves them: in HBM, or in the Infinity Cache where all copies fit it. A launch that splits
@@ -179,9 +180,9 @@ def mxfp8(folder: Path) -> list[Compared]:
     return rows
 
 
-def mxfp4(folder: Path, count: int | None, seed: int) -> list[Compared]:
-    """Return ``count`` published MXFP4 problems of few rows (None: all), AMD's kernel modelled beside ours."""
-    found = [row for row in published.rows(folder) if row.m <= SMALL_M]
+def mxfp4(folder: Path, count: int | None, seed: int, large: bool) -> list[Compared]:
+    """Return ``count`` published MXFP4 problems of few or many rows (None: all), AMD's kernel modelled beside ours."""
+    found = [row for row in published.rows(folder) if (row.m > SMALL_M) == large]
     chosen = found if count is None else random.Random(seed).sample(found, min(count, len(found)))
     objects = published.Objects(folder)
     rows = []
@@ -264,18 +265,26 @@ def plot(rows: Sequence[Compared], path: Path) -> None:
 @click.option("--only", type=click.Choice(["mxfp8", "mxfp4"]), help="one of the two parts")
 @click.option("--rows", "count", default=DEFAULT_ROWS, show_default=True, help="MXFP4 problems, drawn at random")
 @click.option("--all", "every", is_flag=True, help="all MXFP4 problems")
+@click.option("--large", is_flag=True, help=f"MXFP4 problems with M above {SMALL_M}")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="also write the table here")
 @plots.OPTION
 def main(
-    folder: Path, only: str | None, count: int, every: bool, seed: int, csv_path: Path | None, picture: Path | None
+    folder: Path,
+    only: str | None,
+    count: int,
+    every: bool,
+    large: bool,
+    seed: int,
+    csv_path: Path | None,
+    picture: Path | None,
 ) -> None:
     if devices.current().arch_of() == machines.MI300X.arch:
         rows = skinny(folder)
     else:
         rows = [] if only == "mxfp4" else mxfp8(folder)
         if only != "mxfp8":
-            rows += mxfp4(folder, None if every else count, seed)
+            rows += mxfp4(folder, None if every else count, seed, large)
     console().print(show(rows))
     if csv_path is not None:
         write_csv(csv_path, [{**asdict(row), "ratio": f"{row.ratio:.4f}"} for row in rows])

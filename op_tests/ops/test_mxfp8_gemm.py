@@ -26,6 +26,7 @@ from helpers.mxfp8_cases import (
 import hipforge
 from hipforge import emulator, jit
 from hipforge.errors import GuardError
+from hipforge.ops.core.tiles import split_workspace, tile_number
 from hipforge.ops.mxfp8_dense import (
     few_rows,
     mxfp8_gemm,
@@ -36,13 +37,13 @@ from hipforge.ops.mxfp8_dense import (
     wave_split,
 )
 from hipforge.ops.mxfp8_dense.family import TABLE
-from hipforge.ops.mxfp8_dense.tile_kernel import TILES, split_workspace, tile_choice, tile_number
+from hipforge.ops.mxfp8_dense.tile_kernel import TILED
 from hipforge.ops.mxfp8_dense.tuner import TUNER
 
-TILE_NUMBERS = tuple(tile_number(tile) for tile in TILES)
+TILE_NUMBERS = tuple(tile_number(tile) for tile in TILED.step_us)
 SMALLEST = TILE_NUMBERS[-1]
 # Per matrix instruction, scales included.
-LOOP_INSTRUCTIONS = {256256: 8.6, 128192: 11.3, 128128: 15.0, 128064: 26.0, 64064: 43.9}
+LOOP_INSTRUCTIONS = {256256: 8.6, 192256: 10.5, 192128: 11.4, 128192: 11.3, 128128: 15.0, 128064: 26.0, 64064: 43.9}
 
 
 def run(case: Operands, tile: int = SMALLEST, k_splits: int = 1, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -382,12 +383,12 @@ def test_past_16384_rows_there_is_no_kernel() -> None:
 @pytest.mark.parametrize("m", (65, 96, 128, 192, 256, 1024, 4096, 16384))
 def test_the_default_never_asks_for_more_splits_than_steps(m: int) -> None:
     for k in (32, 128, 384, 6144):
-        chosen = tile_choice(m, 768, k, 256).configuration
+        chosen = TILED.best(m, 768, k, 256)[1].configuration
         assert chosen["tile"] in TILE_NUMBERS and chosen["k_splits"] <= ceil(k / 128)
 
 
 def test_square_matrices_get_the_large_tile() -> None:
-    assert dict(tile_choice(4096, 4096, 4096, 256).configuration) == {"tile": 256256, "k_splits": 1}
+    assert dict(TILED.best(4096, 4096, 4096, 256)[1].configuration) == {"tile": 256256, "k_splits": 1}
 
 
 GOOD = integers(70, 8, 256)
@@ -417,5 +418,6 @@ def test_a_split_k_needs_its_workspace() -> None:
 
 
 def test_other_tiles_are_refused_by_name() -> None:
-    with pytest.raises(GuardError, match=r"tile must be one of 256256, 128192, 128128, 128064, 64064; got 64032"):
+    tiles = "256256, 192256, 192128, 128192, 128128, 128064, 64064"
+    with pytest.raises(GuardError, match=f"tile must be one of {tiles}; got 64032"):
         mxfp8_gemm_tiles(*GOOD.args(), tile=64032)

@@ -7,6 +7,10 @@ rounded once, to nearest even. A scale byte of 255 makes the outputs that it tak
 
 With ``shuffled=True`` the weight is in the order of :func:`hipforge.ops.reference.shuffle_weight` and its scales in
 that of :func:`hipforge.ops.reference.shuffle_scale` (activations stay plain); then N % 16 == 0 and K % 64 == 0.
+
+There are two kernels. ``mxfp4_gemm`` splits K over the waves of a work-group, for few rows and columns;
+``mxfp4_gemm_tiles`` multiplies tiles that pass through LDS, for any M and for tensors of any size. The tuned row of a
+shape names one of them; without a row a rough model of both times decides (:mod:`hipforge.ops.mxfp4_gemm.family`).
 """
 
 from __future__ import annotations
@@ -18,10 +22,20 @@ from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp4_gemm import reference
-from hipforge.ops.mxfp4_gemm.family import FAMILY, SUB_TILES
-from hipforge.ops.mxfp4_gemm.kernels import launch, mxfp4_gemm_out, run_mxfp4
+from hipforge.ops.mxfp4_gemm.family import FAMILY
+from hipforge.ops.mxfp4_gemm.kernels import launch, mxfp4_gemm_out, mxfp4_gemm_tiles_out, run_mxfp4, run_mxfp4_tiles
+from hipforge.ops.mxfp4_gemm.rule import SUB_TILES
 
-__all__ = ["FAMILY", "SUB_TILES", "mxfp4_gemm", "mxfp4_gemm_out", "mxfp4_linear", "run_mxfp4"]
+__all__ = [
+    "FAMILY",
+    "SUB_TILES",
+    "mxfp4_gemm",
+    "mxfp4_gemm_out",
+    "mxfp4_gemm_tiles_out",
+    "mxfp4_linear",
+    "run_mxfp4",
+    "run_mxfp4_tiles",
+]
 
 
 def _new(xq: torch.Tensor, wq: torch.Tensor) -> torch.Tensor:
@@ -51,7 +65,7 @@ def mxfp4_gemm(
         shuffled: the weight and its scales are in the shuffled order.
 
     Returns:
-        bfloat16 [M, N]; None on a device other than gfx950, past 2 GB, or where the tuned table says so.
+        bfloat16 [M, N]; None on a device other than gfx950, or where the tuned table says so.
 
     Raises:
         GuardError: dtypes or shapes that are not valid MXFP4 operands.
@@ -65,7 +79,7 @@ def mxfp4_gemm(
         >>> None if y is None else y[0, 0].item()  # on gfx950
         128.0
     """
-    return launch(_new(xq, wq), xq, x_scale, wq, w_scale, shuffled, **taken.configuration)
+    return launch(taken.kernel, taken.configuration, _new(xq, wq), xq, x_scale, wq, w_scale, shuffled)
 
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
@@ -112,7 +126,7 @@ def mxfp4_linear(
         require_bias(bias, n, torch.bfloat16, xq.device)
         require_apart(out=out, bias=bias)
     if taken.path == "kernel":
-        launch(result, xq, x_scale, wq, w_scale, shuffled, **taken.configuration)
+        launch(taken.kernel, taken.configuration, result, xq, x_scale, wq, w_scale, shuffled)
     else:
         result.copy_(reference.linear(xq, x_scale, wq, w_scale, shuffled))
     if bias is not None:

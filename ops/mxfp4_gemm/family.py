@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from hipforge import archs
 from hipforge.errors import GuardError
 from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
-from hipforge.ops.core.tuned import USE_HIP, Column, TableSchema, TunedRow, Value
+from hipforge.ops.core.tiles import MAX_K
+from hipforge.ops.core.tuned import DEVICE_COLUMNS, EVIDENCE_COLUMNS, USE_HIP, Column, TableSchema, TunedRow, Value
+from hipforge.ops.mxfp4_gemm.rule import (
+    K_SPLITS,
+    K_STEP,
+    MOST_TILES,
+    SUB_TILES,
+    TILED,
+    WAVES,
+    default_choice,
+    k_steps,
+    waves,
+    waves_to_try,
+)
 
-SUB_TILES = (1, 2, 4)  # of 16 rows or columns, per wave
-K_SPLITS = (1, 2, 4, 8)  # over the waves of a work-group
-MOST_TILES = 64  # that the waves of a work-group hold, all parts of K together: LDS decides
-SPLIT_STEPS = 4  # a wave has at most so many steps where there are enough waves
-K_STEP = 128
 MAX_BYTES = 2**31 - 1
 PARAMETERS = ("m_sub", "n_sub", "k_splits")
+MAX_ROWS = 1 << 24  # of a tensor, for the kernel in tiles
 
 _PAYLOADS = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", None))
 _SCALES = (torch.uint8, E8M0_DTYPE)
@@ -76,17 +85,20 @@ class Problem:
         return cls(m, n, k, shuffled, out_dtype, xq.device)
 
 
-def k_steps(k: int) -> int:
-    """Return how many 128-wide K steps the kernel takes; the last may be partial."""
-    return -(-k // K_STEP)
-
-
 def _check_row(values: Mapping[str, Value]) -> str | None:
     m_sub, n_sub, k_splits, k = (int(values[name] or 0) for name in (*PARAMETERS, "K"))
+    given = f"got {m_sub}, {n_sub}, {k_splits}"
+    if values["kernel"] == "tiles":
+        if (16 * m_sub, 16 * n_sub) not in TILED.step_us:
+            tiles = ", ".join(f"{rows // 16} and {columns // 16}" for rows, columns in TILED.step_us)
+            return f"a tiles row needs m_sub and n_sub of {tiles}; {given}"
+        if k_splits not in TILED.splits_to_try(k) or k > MAX_K:
+            return f"a tiles row needs k_splits in {TILED.splits_to_try(k)} and K of at most {MAX_K}; {given}, K={k}"
+        return None
     if m_sub not in SUB_TILES or n_sub not in SUB_TILES or k_splits not in K_SPLITS:
-        return f"m_sub and n_sub are in {SUB_TILES}, k_splits in {K_SPLITS}; got {m_sub}, {n_sub}, {k_splits}"
+        return f"m_sub and n_sub are in {SUB_TILES}, k_splits in {K_SPLITS}; {given}"
     if m_sub * n_sub * k_splits > MOST_TILES:
-        return f"m_sub * n_sub * k_splits must be at most {MOST_TILES}; got {m_sub}, {n_sub}, {k_splits}"
+        return f"m_sub * n_sub * k_splits must be at most {MOST_TILES}; {given}"
     if k_splits > k_steps(k):
         return f"k_splits cannot exceed the {k_steps(k)} K steps of {K_STEP}; got {k_splits}"
     return None
@@ -98,51 +110,60 @@ def _envelope(problem: Problem, arch: str) -> str | None:
     m, n, k = problem.key
     if min(m, n, k) < 1:
         return f"M, N and K must be at least 1; got M={m}, N={n}, K={k}"
-    if max(m, n) * k // 2 > MAX_BYTES:
-        return f"a payload must be at most 2^31 - 1 bytes; got {max(m, n) * k // 2}"
+    if _needs_tiles(problem) and (k > MAX_K or max(m, n) > MAX_ROWS):
+        limits = f"M and N at most {MAX_ROWS} and K at most {MAX_K}"
+        return f"a payload of more than 2^31 - 1 bytes needs {limits}; got M={m}, N={n}, K={k}"
     return None
 
 
-def _choice(m_sub: int, n_sub: int, k_splits: int) -> Choice:
-    return Choice("mxfp4_gemm", MappingProxyType({"m_sub": m_sub, "n_sub": n_sub, "k_splits": k_splits}))
+def _needs_tiles(problem: Problem) -> bool:
+    """Return whether a payload is too large for one raw-buffer resource, as which the other kernel reads it."""
+    return max(problem.m, problem.n) * problem.k // 2 > MAX_BYTES
+
+
+def _demanded(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:
+    if not _needs_tiles(problem):
+        return None
+    return TILED.best(*problem.key, cu_count)[1], "only tiles take a payload of more than 2^31 - 1 bytes"
 
 
 def _from_row(row: TunedRow) -> Choice:
-    return _choice(*map(row.integer, PARAMETERS))
+    m_sub, n_sub, k_splits = map(row.integer, PARAMETERS)
+    if row.values["kernel"] == "tiles":
+        return TILED.choice((16 * m_sub, 16 * n_sub), k_splits)
+    return waves(m_sub, n_sub, k_splits)
 
 
-def _default(problem: Problem, arch: str, cu_count: int) -> Choice:
-    """Rows and columns per wave grow as long as work-groups occupy the compute units; waves share K in short parts."""
-    m, n, k = problem.key
-    m_sub = 1 if m <= 16 else 2 if m <= 32 else 4
-    row_tiles = -(-m // (16 * m_sub))
-    n_sub = next((wide for wide in (4, 2) if 16 * -(-n // (16 * wide)) * row_tiles >= 9 * cu_count), 1)
-    k_splits = 1
-    while (
-        2 * k_splits <= min(k_steps(k), K_SPLITS[-1], MOST_TILES // (m_sub * n_sub))
-        and k_steps(k) > SPLIT_STEPS * k_splits
-    ):
-        k_splits *= 2
-    return _choice(m_sub, n_sub, k_splits)
+def row_of(choice: Choice) -> Mapping[str, Value]:
+    """Return the columns of a tuned row that name a choice; tiles count their 16 rows as the other kernel does."""
+    if choice.kernel == WAVES:
+        return {"kernel": "waves", **choice.configuration}
+    rows, columns = divmod(choice.configuration["tile"], 1000)
+    return {
+        "kernel": "tiles", "m_sub": rows // 16, "n_sub": columns // 16, "k_splits": choice.configuration["k_splits"]
+    }  # fmt: skip
 
 
 def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
-    """Return the configurations that leave no tile of rows without work, fewest splits first."""
-    return [
-        _choice(m_sub, n_sub, k_splits)
-        for k_splits in K_SPLITS
-        if k_splits <= k_steps(cell.k)
-        for m_sub in SUB_TILES
-        if m_sub == 1 or 16 * m_sub // 2 < cell.m
-        for n_sub in SUB_TILES
-        if m_sub * n_sub * k_splits <= MOST_TILES
-    ]
+    """Return the configurations worth a trial: those of waves, fewest splits first, and tiles near the rough best."""
+    m, n, k = cell.m, cell.n, cell.k
+    cu_count = archs.get(arch).cu_count
+    return [*(waves(*given) for given in waves_to_try(m, k)), *TILED.candidates(m, n, k, cu_count)]
 
 
 TABLE = TableSchema(
     family="mxfp4_gemm",
-    config=(*(Column(name, int, minimum=1) for name in PARAMETERS), USE_HIP),
+    config=(
+        Column("kernel", str, accepted=("waves", "tiles")),
+        *(Column(name, int, minimum=1) for name in PARAMETERS),
+        USE_HIP,
+    ),
     check=_check_row,
+    # From before there was a second kernel, and from before modelled times were kept.
+    legacy={
+        (*DEVICE_COLUMNS, "M", "N", "K", *PARAMETERS, "use_hip", *evidence): {"kernel": "waves"}
+        for evidence in (EVIDENCE_COLUMNS, tuple(name for name in EVIDENCE_COLUMNS if name != "model_us"))
+    },
 )
 
 FAMILY = Family(
@@ -150,8 +171,9 @@ FAMILY = Family(
     table=TABLE,
     archs=("gfx950",),
     envelope=_envelope,
-    default=_default,
+    default=lambda problem, arch, cu_count: default_choice(*problem.key, cu_count),
     from_row=_from_row,
     candidates=candidates,
+    demanded=_demanded,
     reference="mxfp4_mm_packed",
 )

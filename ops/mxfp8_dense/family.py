@@ -18,8 +18,10 @@ from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.core.tiles import K_SPLITS, MAX_K
 from hipforge.ops.core.tuned import ANY_CU, USE_HIP, Column, Reach, TableSchema, TunedRow, Value, gemm_shape
-from hipforge.ops.mxfp8_dense import few_rows, group_split, k_packed, tile_kernel, wave_split
+from hipforge.ops.mxfp8_dense import few_rows, group_split, k_packed, wave_split
+from hipforge.ops.mxfp8_dense.tile_kernel import MAX_M, TILED
 
 MAX_ELEMENTS = 2**31 - 1
 GEMV_MAX_M = 16
@@ -129,9 +131,9 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
         needs = k_packed.refusal(m, k, int(block_n or 0), n_sub, k_splits)
         return None if needs is None else f"a k_packed row needs {needs}; {given}"
     if values["kernel"] == "tiles":
-        if (16 * n_sub, block_n) not in tile_kernel.TILES or k_splits not in tile_kernel.K_SPLITS:
-            tiles = ", ".join(f"{rows // 16} and {columns}" for rows, columns in tile_kernel.TILES)
-            return f"a tiles row needs n_sub and block_n of {tiles}, and k_splits in {tile_kernel.K_SPLITS}; {given}"
+        if (16 * n_sub, block_n) not in TILED.step_us or k_splits not in K_SPLITS:
+            tiles = ", ".join(f"{rows // 16} and {columns}" for rows, columns in TILED.step_us)
+            return f"a tiles row needs n_sub and block_n of {tiles}, and k_splits in {K_SPLITS}; {given}"
         return None if k_splits <= mfma_k_steps(k) else f"k_splits cannot exceed the {mfma_k_steps(k)} K steps; {given}"
     if n_sub not in MFMA_N_SUB or k_splits not in MFMA_K_SPLITS or block_n not in (0, None):
         return f"an mfma row needs n_sub in {MFMA_N_SUB}, k_splits in {MFMA_K_SPLITS} and block_n=0; {given}"
@@ -205,7 +207,7 @@ def _from_row(row: TunedRow) -> Choice:
     if row.values["kernel"] == "k_packed":
         return k_packed.choice(*(row.integer(name) for name in ("block_n", "n_sub", "k_splits")))
     if row.values["kernel"] == "tiles":
-        return tile_kernel.choice((16 * row.integer("n_sub"), row.integer("block_n")), row.integer("k_splits"))
+        return TILED.choice((16 * row.integer("n_sub"), row.integer("block_n")), row.integer("k_splits"))
     if row.values["kernel"] == "mfma":
         return _mfma(row.integer("n_sub"), row.integer("k_splits"))
     if row.values["block_n"] is None:
@@ -239,8 +241,8 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         for columns, k_splits in group_split.splits_to_try(cell.m, cell.n, cell.k, rows)
     ]
     tiles = [
-        tile_kernel.choice(tile_kernel.SMALLEST_TILE, k_splits)
-        for k_splits in tile_kernel.splits_to_try(cell.k)
+        TILED.choice(TILED.smallest, k_splits)
+        for k_splits in TILED.splits_to_try(cell.k)
         if GEMV_MAX_M < cell.m <= MFMA_MAX_M
     ]
     mfma = [_mfma(n_sub, k_splits) for k_splits in splits for n_sub in MFMA_N_SUB]
@@ -275,8 +277,8 @@ def _gemm_envelope(problem: Problem, arch: str) -> str | None:
     if problem.out_dtype != torch.bfloat16:
         return f"the output dtype must be torch.bfloat16; got {problem.out_dtype}"
     m, n, k = problem.key
-    if not 1 <= m <= tile_kernel.MAX_M or n == 0 or not 0 < k <= tile_kernel.MAX_K:
-        limits = f"M must be 1 to {tile_kernel.MAX_M}, N at least 1 and K 1 to {tile_kernel.MAX_K}"
+    if not 1 <= m <= MAX_M or n == 0 or not 0 < k <= MAX_K:
+        limits = f"M must be 1 to {MAX_M}, N at least 1 and K 1 to {MAX_K}"
         return f"{limits}; got M={m}, N={n}, K={k}"
     if arch != TILE_ARCH and not problem.all_fnuz:
         return UNTYPED_REFUSAL.format(arch)
@@ -287,7 +289,7 @@ def _gemm_default(problem: Problem, arch: str, cu_count: int) -> Choice:
     m, n, k = problem.key
     if arch != TILE_ARCH:
         return wave_split.default_choice_gfx942(m, n, k, cu_count)
-    return (few_rows.default_choice if m <= MFMA_MAX_M else tile_kernel.tile_choice)(m, n, k, cu_count)
+    return few_rows.default_choice(m, n, k, cu_count) if m <= MFMA_MAX_M else TILED.best(m, n, k, cu_count)[1]
 
 
 def _without_a_table(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:

@@ -9,7 +9,8 @@ best configuration in the mean, 13 % at most (``python op_tests/bench_default_ru
 from __future__ import annotations
 
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.mxfp8_dense import group_split, k_packed, tile_kernel, wave_split
+from hipforge.ops.mxfp8_dense import group_split, k_packed, wave_split
+from hipforge.ops.mxfp8_dense.tile_kernel import TILED
 
 TILE = 16
 START_US = 1.7  # of a launch, with the first loads and the last stores
@@ -55,8 +56,7 @@ def default_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
         columns, groups = choice.configuration["columns"], choice.configuration["groups"]
         found.append((modelled_us(m, n, k, m, columns * groups, 1, cu_count), choice))
     if m > TILE:
-        smallest = tile_kernel.SMALLEST_TILE
-        for k_splits in tile_kernel.splits_to_try(k):
-            us = tile_kernel.modelled_us(m, n, k, smallest, k_splits, cu_count)
-            found.append((us, tile_kernel.choice(smallest, k_splits)))
+        for k_splits in TILED.splits_to_try(k):
+            us = TILED.modelled_us(m, n, k, TILED.smallest, k_splits, cu_count)
+            found.append((us, TILED.choice(TILED.smallest, k_splits)))
     return min(found, key=lambda one: one[0])[1]

@@ -13,6 +13,7 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.alignment import realigned
 from hipforge.ops.core.checks import require_int, require_tensor
 from hipforge.ops.core.dispatch import Accepted
+from hipforge.ops.core.tiles import split_workspace
 from hipforge.ops.mxfp8_dense import group_split, k_packed, tile_kernel, wave_split
 from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
 from hipforge.ops.mxfp8_dense.raw import new_result
@@ -180,7 +181,7 @@ def launch(
             (m, n), device = out.shape, out.device
             if kernel == tile_kernel.KERNEL:
                 tile = configuration["tile"]
-                workspace = tile_kernel.split_workspace(m, n, tile, k_splits, device)
+                workspace = split_workspace(m, n, tile, k_splits, device)
                 tile_kernel.mxfp8_gemm_out(out, *operands, bias, workspace, tile, k_splits)
             else:
                 workspace = split_k_workspace(m, n, k_splits, device)

@@ -1,20 +1,22 @@
-// MX-FP8 GEMM for any M: out = X W^T in large tiles that pass through LDS, on the scaled 32 x 32 x 64 MFMA of gfx950.
+// MX GEMM for any M: out = X W^T in large tiles that pass through LDS, on the scaled 32 x 32 x 64 MFMA of gfx950, with operands
+// in e4m3 or e2m1 (formats.h).
 //
 //              W rows n0 ..            one work-group: (32 kRowTiles kRowWaves) rows of X (M) by (32 kColumnTiles
 //            +---------+---------+     kColumnWaves) rows of W (N), for the K steps of its split
 //     X rows | wave 0  | wave 1  |     one wave: kRowTiles x kColumnTiles accumulators of 32 x 32
 //     m0 ..  +---------+---------+
-//            | wave 2  | wave 3  |     LDS: two to four stages of (BM + BN) rows x 128 k, and the scale bytes of 16 steps
+//            | wave 2  | wave 3  |     LDS: two to four stages of (BM + BN) rows x 128 bytes, and the scale bytes of 2048 k
 //            +---------+---------+
 //
 // W is the instruction's A operand: a lane ends with four neighbouring columns of one output row at a time.
 //
 // A stage is filled by loads that go straight to LDS, 1 KiB (8 whole rows) each. They write lane after lane, so what
 // is swizzled is where a lane loads from: the 16-byte chunk c of row r lies in slot c ^ (r / 2 % 8), and the 16 lanes
-// that LDS serves together touch all 64 banks once. Scale bytes come 64 to a row (16 steps), because a cache line is
-// the least that L2 delivers; word d of row r lies in slot d ^ (r / 4 % 8). Reads of operands have no bank conflicts.
+// that LDS serves together touch all 64 banks once. Scale bytes come 64 to a row (2048 k), because a cache line is
+// the least that L2 delivers; word d of row r lies in slot d ^ (r / 4 % 8). Shuffled scales keep their order in LDS: 256 bytes
+// for 32 rows and a step. Reads of operands have no bank conflicts.
 //
-// One step, 128 k, is two halves of 64 with registers of their own:
+// One step, 128 bytes of each row (128 k of e4m3, 256 of e2m1), is two halves of 64 with registers of their own:
 //   first half:  multiply half 0 | read half 1 of this stage from LDS
 //   barrier:     this stage is read by all, the next one has arrived
 //   second half: multiply half 1 | read half 0 of the next stage
@@ -27,11 +29,12 @@
 // each of them waits for HBM, for lines that the others then find in L2.
 //
 // Bytes: a work-group loads (BM + BN) 128 bytes per step, of which its XCD's L2 has most: the work-groups of an XCD are
-// neighbouring tiles. 256 x 256: 64 KiB for 128 matrix instructions of 64 cycles on four SIMDs, 32 bytes a cycle. L2 is
-// modelled to deliver that much for 32 compute units (docs/time-model.md), so its delivery, HBM's latency and the matrix
-// pipe are near each other; with smaller tiles L2 is the bound.
-// Instructions per matrix instruction, counted over one whole tile at K = 4096: 10.2 for 256 x 256, 13.8 for 128 x 192,
-// 17.6 for 128 x 128, 30.0 for 128 x 64, 50.5 for 64 x 64.
+// neighbouring tiles. 256 x 256: 64 KiB for 128 matrix instructions of 64 cycles (e2m1: 256 of 32) on four SIMDs, 32 bytes
+// a cycle. L2 is modelled to deliver that much for 32 compute units (docs/time-model.md), so its delivery, HBM's latency and
+// the matrix pipe are near each other; with smaller tiles L2 is the bound.
+// Instructions per matrix instruction of e4m3, counted over one whole tile at K = 4096: 10.4 for 256 x 256, 12.5 for
+// 192 x 256, 13.6 for 192 x 128, 14.0 for 128 x 192, 18.0 for 128 x 128, 30.7 for 128 x 64, 52.4 for 64 x 64. Of e2m1 at
+// K = 8192: 7.6, 9.1, 9.4, 9.7 and 12.3 for the first five, 20.7 for 64 x 128, 36.4 for 64 x 64, 38.7 for 32 x 64.
 //
 // Results leave through LDS, so that every store is a whole line. With split K a work-group leaves its f32 sums in a
 // workspace, as its lanes hold them, and the last of a tile's work-groups adds them in the order of the splits
@@ -39,7 +42,8 @@
 // part of K, and each begins at another of its tiles, so that all of them have a share of the additions.
 //
 // Tails: each tile's resources cover exactly its own rows, so rows past M and N read 0, and any tensor size works; a
-// lane whose chunk is past K, or past the last step of its split, is out of range too. Scales past the end are 0.
+// lane whose chunk is past K, or past the last step of its split, is out of range too. Scales past the end are 0, since what
+// lies there, a next row or padding, may be NaN.
 #pragma once
 
 #include "hipforge/amd/buffer.h"
@@ -47,6 +51,7 @@
 #include "hipforge/amd/last_group.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/mx.h"
+#include "hipforge/amd/mx_tiles/formats.h"
 #include "hipforge/amd/mx_tiles/lds.h"
 #include "hipforge/amd/mx_tiles/place.h"
 #include "hipforge/amd/wave.h"
@@ -54,19 +59,25 @@
 namespace hf::tiles {
 
 constexpr int kTile = 32;
-constexpr int kStep = 128;      // k of one stage
-constexpr int kHalf = kStep / 2;  // k of one matrix instruction
-constexpr int kChunk = 16;      // bytes that one lane moves
-constexpr int kRowChunks = kStep / kChunk;
+constexpr int kStepBytes = 128;  // of a row in one stage
+constexpr int kChunk = 16;       // bytes that one lane moves
+constexpr int kRowChunks = kStepBytes / kChunk;
 constexpr int kLoadRows = dev::kWaveSize / kRowChunks;  // rows that one load instruction fills
 constexpr int kMaxStages = 4;
-constexpr int kScaleSteps = 16;  // steps whose scales are in LDS together
-constexpr int kScaleRowBytes = kScaleSteps * kStep / kMxBlock;
-constexpr int kScaleLoadRows = dev::kWaveSize * 4 / kScaleRowBytes;
+constexpr int kScaleRowWords = 16;  // of the scales that are in LDS together
+constexpr int kScaleRowBytes = kScaleRowWords * sizeof(uint32_t);
+constexpr int kWordBlocks = sizeof(uint32_t);  // MX blocks whose scales are one word
+constexpr int kScaleLoadRows = dev::kWaveSize / kScaleRowWords;
 constexpr int kScaleKeys = 8;  // words of a row are swizzled by its number / kScaleLoadRows % kScaleKeys
 constexpr uint32_t kWindow = 4;  // steps that neighbouring work-groups take in different orders
 
+// The shuffled order of weights and scales. A tile of weights is 16 rows by 32 bytes; the 16-byte columns of its rows follow
+// each other. A tile of scales is 32 rows by 8: that of row r and block s is byte s % 4 * 64 + r % 16 * 4 + s / 4 * 2 + r / 16.
+constexpr int kShuffledRows = 16, kShuffledScaleRows = 32, kShuffledScaleColumns = 8, kShuffledScaleBytes = 256;
+constexpr int kShuffledPadding = 256;  // shuffled scales have so many rows, or a multiple
+
 static_assert(kLoadRows == 8 && kScaleLoadRows == 4 && kScaleRowBytes == 64);
+static_assert(kShuffledScaleRows == kTile && kShuffledScaleBytes == dev::kWaveSize * sizeof(uint32_t));
 
 /// What a launch computes, on device pointers; the kernel's only argument.
 struct Problem {
@@ -78,19 +89,24 @@ struct Problem {
   const uint8_t *xq, *xs, *wq, *ws;
   uint32_t m, n, k;
   uint32_t row_tiles, column_tiles, log2_splits;
-  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes
+  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes; shuffled ones always do
+  uint32_t shuffled;        // W and its scales
   uint32_t aligned_output;  // 16 bytes of an output row can be stored at once
 };
 
-template <int kRowWaves_, int kColumnWaves_, int kRowTiles_, int kColumnTiles_>
+template <class Format_, int kRowWaves_, int kColumnWaves_, int kRowTiles_, int kColumnTiles_>
 struct Config {
+  using Format = Format_;
+  static constexpr int kStep = kStepBytes * Format::kPerByte;  // k of one stage
+  static constexpr int kStepWords = kStep / kMxBlock / kWordBlocks;  // of a row's scales
+  static constexpr int kScaleSteps = kScaleRowWords / kStepWords;  // steps whose scales are in LDS together
   static constexpr int kRowWaves = kRowWaves_, kColumnWaves = kColumnWaves_;
   static constexpr int kRowTiles = kRowTiles_, kColumnTiles = kColumnTiles_;
   static constexpr int kWaves = kRowWaves * kColumnWaves, kThreads = kWaves * dev::kWaveSize;
   static constexpr int kBlockM = kRowWaves * kRowTiles * kTile, kBlockN = kColumnWaves * kColumnTiles * kTile;
   static constexpr int kRows = kBlockM + kBlockN;
   static constexpr uint32_t kPartBytes = kBlockM * kBlockN * sizeof(float);
-  static constexpr int kStageBytes = kRows * kStep, kScaleBytes = kRows * kScaleRowBytes;
+  static constexpr int kStageBytes = kRows * kStepBytes, kScaleBytes = kRows * kScaleRowBytes;
   static constexpr int kXLoads = kBlockM / kLoadRows / kWaves, kWLoads = kBlockN / kLoadRows / kWaves;
   static constexpr int kLoads = kXLoads + kWLoads;  // of one wave and step
   static constexpr int kMaxLds = 160 * 1024;
@@ -107,51 +123,59 @@ struct Config {
                 "waves share the rows evenly, and the swizzle of a wave's rows is the same in all its loads");
   static_assert(kXScaleLoads * kScaleLoadRows * kWaves == kBlockM && kWScaleLoads * kScaleLoadRows * kWaves == kBlockN);
   static_assert(kLdsBytes <= kMaxLds);
+  static_assert(kStepWords == Format::kPerByte && kScaleSteps % kWindow == 0);
+  static_assert(!Format::kTakesShuffled || kStep == kShuffledScaleColumns * kMxBlock, "a step is one tile of shuffled scales");
 };
 
 #if defined(__gfx950__)
 
-using f32x16 = float __attribute__((ext_vector_type(16)));
-
-// Rows first .. first + (at most) kCount of one operand, as resources over exactly these rows.
+// Rows first .. first + (at most) count of one operand, as resources over exactly these rows. Shuffled or not, rows from a
+// multiple of 32 on follow those before.
 struct Side {
   dev::Buffer payload, scales;
 
   __device__ Side(const uint8_t* data, const uint8_t* scale_data, uint32_t first, uint32_t count, uint32_t rows,
-                  uint32_t k) {
-    const uint32_t here = min(count, rows - first), blocks = k / kMxBlock;
-    payload = dev::make_buffer(data + uint64_t{first} * k, here * k);
-    scales = dev::make_buffer(scale_data + uint64_t{first} * blocks, here * blocks);
+                  uint32_t row_bytes, uint32_t scale_rows, uint32_t scale_row_bytes) {
+    payload = dev::make_buffer(data + uint64_t{first} * row_bytes, min(count, rows - first) * row_bytes);
+    scales = dev::make_buffer(scale_data + uint64_t{first} * scale_row_bytes, min(count, scale_rows - first) * scale_row_bytes);
   }
 };
 
+__device__ inline uint32_t rounded_up(uint32_t value, uint32_t to) { return (value + to - 1) / to * to; }
+
 template <class C>
 struct Tile {
+  using Format = typename C::Format;
+  static constexpr bool kTakesShuffled = Format::kTakesShuffled;
+  static constexpr int kStep = C::kStep, kStepWords = C::kStepWords, kScaleSteps = C::kScaleSteps;
+
   struct Operands {
     dev::u32x4 x[C::kRowTiles][2], w[C::kColumnTiles][2];
   };
   struct Scales {
-    uint32_t x[C::kRowTiles], w[C::kColumnTiles];
+    uint32_t x[C::kRowTiles][kStepWords], w[C::kColumnTiles][kStepWords];
   };
 
   static constexpr int kMatrixes = C::kRowTiles * C::kColumnTiles;
   static constexpr int kReads = 2 * (C::kRowTiles + C::kColumnTiles);
 
   const uint32_t lds;  // address of the work-group's LDS
+  const bool shuffled;  // W
+  const uint32_t k;
   const Side x_side, w_side;
-  const uint32_t k, begin, end;  // steps
+  const uint32_t begin, end;  // steps
   const uint32_t phase;  // of the work-group in a window
   const bool aligned_scales;
   const uint32_t lane, wave;
-  const uint32_t k_limit;        // k past which a lane loads nothing
-  const uint32_t load_k;         // the lane's k in a step, when it loads
-  const uint32_t load_offset;    // of the lane in the first rows that its wave loads
+  const uint32_t limit;          // byte of a row past which a lane loads nothing
+  const uint32_t load_byte;      // the lane's byte in a step of a row, when it loads
+  const uint32_t x_load_offset, w_load_offset;  // of the lane in the first rows that its wave loads
   const uint32_t load_to;        // where these rows lie in the first stage
   const uint32_t x_first, w_first;  // the wave's rows of X and W in a stage
   const uint32_t read_base;      // of the lane's row in a tile, and of the chunk that it reads first there
   uint32_t stage = 0, load_stage = 0;  // bytes: of the step that is multiplied, and of the step that is loaded
-  uint32_t load_at;              // k of the step that is loaded
-  uint32_t lane_load;            // the lane's offset for it
+  uint32_t load_at, w_load_at;   // byte of a row where the step that is loaded starts; the same in W's order
+  uint32_t x_lane_load, w_lane_load;  // the lane's offsets for it
   f32x16 acc[C::kRowTiles][C::kColumnTiles] = {};
   Operands half[2];
   Scales scales, next_scales;
@@ -159,24 +183,34 @@ struct Tile {
   __device__ Tile(uint32_t shared, const Problem& p, uint32_t row0, uint32_t column0, uint32_t first_step,
                   uint32_t last_step, uint32_t rotation)
       : lds(shared),
-        x_side(p.xq, p.xs, row0, C::kBlockM, p.m, p.k),
-        w_side(p.wq, p.ws, column0, C::kBlockN, p.n, p.k),
+        shuffled(kTakesShuffled && p.shuffled),
         k(p.k),
+        x_side(p.xq, p.xs, row0, C::kBlockM, p.m, row_bytes(), p.m, blocks()),
+        w_side(p.wq, p.ws, column0, C::kBlockN, p.n, row_bytes(), shuffled ? rounded_up(p.n, kShuffledPadding) : p.n,
+               shuffled ? shuffled_columns() : blocks()),
         begin(first_step),
         end(last_step),
         phase(rotation),
         aligned_scales(p.aligned_scales),
         lane(threadIdx.x % dev::kWaveSize),
         wave(dev::uniform(threadIdx.x / dev::kWaveSize)),
-        k_limit(min(p.k, last_step * kStep)),
-        load_k((lane % kRowChunks ^ (wave * kLoadRows + lane / kRowChunks) / 2 % kRowChunks) * kChunk),
-        load_offset((wave * kLoadRows + lane / kRowChunks) * p.k + load_k),
-        load_to(shared + wave * (kLoadRows * kStep)),
+        limit(min(row_bytes(), last_step * kStepBytes)),
+        load_byte((lane % kRowChunks ^ load_row() / 2 % kRowChunks) * kChunk),
+        x_load_offset(load_row() * row_bytes() + load_byte),
+        w_load_offset(shuffled ? load_row() / kShuffledRows * kShuffledRows * row_bytes() +
+                                     load_row() % kShuffledRows * kChunk + load_byte * kShuffledRows
+                               : x_load_offset),
+        load_to(shared + wave * (kLoadRows * kStepBytes)),
         x_first(wave / C::kColumnWaves * (C::kRowTiles * kTile)),
         w_first(C::kBlockM + wave % C::kColumnWaves * (C::kColumnTiles * kTile)),
-        read_base(lane % kTile * kStep + (lane / kTile ^ lane / 2 % kRowChunks) * kChunk) {
+        read_base(lane % kTile * kStepBytes + (lane / kTile ^ lane / 2 % kRowChunks) * kChunk) {
     load_next(first_step);
   }
+
+  __device__ uint32_t row_bytes() const { return k / Format::kPerByte; }
+  __device__ uint32_t blocks() const { return k / kMxBlock; }
+  __device__ uint32_t load_row() const { return wave * kLoadRows + lane / kRowChunks; }
+  __device__ uint32_t shuffled_columns() const { return rounded_up(blocks(), kShuffledScaleColumns); }
 
   // --- from memory to LDS ---
   // Which k the step is for: each whole window of steps starts elsewhere.
@@ -188,8 +222,11 @@ struct Tile {
 
   // The loads that follow are for `step`.
   __device__ __forceinline__ void load_next(uint32_t step) {
-    load_at = k_step(step) * kStep;
-    lane_load = load_k + load_at < k_limit ? load_offset : dev::kOutOfRange;
+    load_at = k_step(step) * kStepBytes;
+    w_load_at = kTakesShuffled && shuffled ? load_at * kShuffledRows : load_at;
+    const bool exists = load_byte + load_at < limit;
+    x_lane_load = exists ? x_load_offset : dev::kOutOfRange;
+    w_lane_load = kTakesShuffled ? exists ? w_load_offset : dev::kOutOfRange : x_lane_load;
   }
 
   // The t-th load of the wave for that step; rows of X first.
@@ -197,8 +234,9 @@ struct Tile {
   __device__ __forceinline__ void load() const {
     constexpr bool kIsX = t < C::kXLoads;
     constexpr int kAfter = (kIsX ? t : t - C::kXLoads) * C::kWaves * kLoadRows;
-    load_b128_to_lds<((kIsX ? 0 : C::kBlockM) + kAfter) * kStep>(load_to + load_stage, kIsX ? x_side.payload : w_side.payload,
-                                                               lane_load, kAfter * k, load_at);
+    load_b128_to_lds<((kIsX ? 0 : C::kBlockM) + kAfter) * kStepBytes>(
+        load_to + load_stage, kIsX ? x_side.payload : w_side.payload, kIsX ? x_lane_load : w_lane_load, kAfter * row_bytes(),
+        kIsX ? load_at : w_load_at);
   }
 
   static __device__ __forceinline__ uint32_t stage_after(uint32_t bytes) {
@@ -210,36 +248,60 @@ struct Tile {
   }
 
   // The u-th load of the wave of the scales of kScaleSteps steps from `step`; needs aligned scales.
+  // `blocks` is opaque, so that the loads' offsets are not kept in scalar registers over the loop.
   template <int u>
-  __device__ __forceinline__ void load_scale(uint32_t step) const {
+  __device__ __forceinline__ void load_scale(uint32_t step, uint32_t blocks) const {
     constexpr bool kIsX = u < C::kXScaleLoads;
     constexpr int kAfter = (kIsX ? u : u - C::kXScaleLoads) * C::kWaves;  // loads
-    const uint32_t blocks = k / kMxBlock, j = wave + kAfter;
-    const uint32_t offset = (wave * kScaleLoadRows + lane / kScaleSteps) * blocks + (lane % kScaleSteps ^ j % kScaleKeys) * 4;
+    const uint32_t j = wave + kAfter;
+    const uint32_t offset =
+        (wave * kScaleLoadRows + lane / kScaleRowWords) * blocks + (lane % kScaleRowWords ^ j % kScaleKeys) * sizeof(uint32_t);
     load_b32_to_lds<((kIsX ? 0 : C::kBlockM) + kAfter * kScaleLoadRows) * kScaleRowBytes>(
         scale_buffer(step) + wave * (kScaleLoadRows * kScaleRowBytes), kIsX ? x_side.scales : w_side.scales, offset,
         kAfter * kScaleLoadRows * blocks, step * (kStep / kMxBlock));
   }
 
-  // All of them, at any alignment.
-  __device__ __forceinline__ void load_scales(uint32_t step) const {
-    if (aligned_scales) {
-      repeat<C::kScaleLoads>([&](auto u) { load_scale<u()>(step); });
-      return;
-    }
-    const uint32_t blocks = k / kMxBlock, first_block = step * (kStep / kMxBlock);
-    for (uint32_t i = dev::lane_value_here(threadIdx.x); i < C::kRows * kScaleSteps; i += C::kThreads) {
-      const uint32_t row = i / kScaleSteps, block = first_block + i % kScaleSteps * 4;
-      const bool is_x = row < C::kBlockM;
-      const uint32_t from = (is_x ? row : row - C::kBlockM) * blocks;
+  // The same for W's where they are shuffled: one tile of them, 32 rows and one step, as it is in memory.
+  template <int u>
+  __device__ __forceinline__ void load_shuffled_scale(uint32_t step, uint32_t to, uint32_t columns) const {
+    constexpr int kAfter = u * C::kWaves;  // loads
+    const uint32_t j = wave + kAfter;
+    load_b32_to_lds<kAfter * kShuffledScaleBytes>(
+        to + wave * kShuffledScaleBytes, w_side.scales, lane * sizeof(uint32_t),
+        j / kScaleSteps * kShuffledScaleRows * columns, (step + j % kScaleSteps) * kShuffledScaleBytes);
+  }
+
+  // The scales of kCount rows at any alignment.
+  template <int kCount>
+  __device__ __forceinline__ void load_scale_bytes(uint32_t step, uint32_t to, dev::Buffer from) const {
+    const uint32_t first_block = step * (kStep / kMxBlock);
+    // A number of this loop's own: clang 22 would take the loop's step for the scalar operand of a load to LDS elsewhere.
+    const uint32_t of_row = dev::lane_value_here(blocks());
+    for (uint32_t i = dev::lane_value_here(threadIdx.x); i < kCount * kScaleRowWords; i += C::kThreads) {
+      const uint32_t row = i / kScaleRowWords, block = first_block + i % kScaleRowWords * kWordBlocks;
       uint32_t word = 0;
 #pragma unroll
-      for (uint32_t b = 0; b < 4; ++b) {
-        const uint32_t at = block + b < blocks ? from + block + b : dev::kOutOfRange;
-        word |= (row < C::kBlockM ? dev::load_u8(x_side.scales, at, 0) : dev::load_u8(w_side.scales, at, 0)) << 8 * b;
-      }
-      const uint32_t slot = i % kScaleSteps ^ row / kScaleLoadRows % kScaleKeys;
-      *in_lds<uint32_t>(scale_buffer(step) + row * kScaleRowBytes + slot * 4) = word;
+      for (uint32_t b = 0; b < kWordBlocks; ++b)
+        word |= dev::load_u8(from, block + b < of_row ? row * of_row + block + b : dev::kOutOfRange, 0) << 8 * b;
+      const uint32_t slot = i % kScaleRowWords ^ row / kScaleLoadRows % kScaleKeys;
+      *in_lds<uint32_t>(to + row * kScaleRowBytes + slot * sizeof(uint32_t)) = word;
+    }
+  }
+
+  __device__ __forceinline__ void load_scales(uint32_t step) const {
+    const uint32_t w_scales = scale_buffer(step) + C::kBlockM * kScaleRowBytes, of_row = dev::wave_value_here(blocks());
+    if (kTakesShuffled && shuffled) {
+      const uint32_t columns = dev::wave_value_here(shuffled_columns());
+      repeat<C::kWScaleLoads>([&](auto u) { load_shuffled_scale<u()>(step, w_scales, columns); });
+      if (aligned_scales)
+        repeat<C::kXScaleLoads>([&](auto u) { load_scale<u()>(step, of_row); });
+      else
+        load_scale_bytes<C::kBlockM>(step, scale_buffer(step), x_side.scales);
+    } else if (aligned_scales) {
+      repeat<C::kScaleLoads>([&](auto u) { load_scale<u()>(step, of_row); });
+    } else {
+      load_scale_bytes<C::kBlockM>(step, scale_buffer(step), x_side.scales);
+      load_scale_bytes<C::kBlockN>(step, w_scales, w_side.scales);
     }
   }
 
@@ -250,46 +312,78 @@ struct Tile {
   __device__ __forceinline__ void read(Operands& to, uint32_t from, int which_half, int index) const {
     const bool is_x = index >= 2 * C::kColumnTiles;
     const int tile = (is_x ? index - 2 * C::kColumnTiles : index) / 2, chunk = which_half * 4 + index % 2 * 2;
-    const uint32_t rows = lds + from + (is_x ? x_first : w_first) * kStep;
+    const uint32_t rows = lds + from + (is_x ? x_first : w_first) * kStepBytes;
     (is_x ? to.x[tile] : to.w[tile])[index % 2] =
-        in_lds<dev::u32x4>((read_base ^ chunk * kChunk) + rows)[tile * (kTile * kStep / kChunk)];
+        in_lds<dev::u32x4>((read_base ^ chunk * kChunk) + rows)[tile * (kTile * kStepBytes / kChunk)];
   }
 
   __device__ __forceinline__ void read_scales(Scales& to, uint32_t step) const {
-    const uint32_t here = scale_buffer(step), word = (k_step(step) - begin) % kScaleSteps * 4;
-    const uint32_t base = lane % kTile * kScaleRowBytes + lane % kTile / kScaleLoadRows * 4;
-    const uint32_t at = dev::lane_value_here(base) ^ word;
+    constexpr uint32_t kWord = sizeof(uint32_t);
+    const uint32_t here = scale_buffer(step), in_group = (k_step(step) - begin) % kScaleSteps;
+    const uint32_t base = dev::lane_value_here(lane % kTile * kScaleRowBytes + lane % kTile / kScaleLoadRows * kWord);
+    const uint32_t x_at = base ^ in_group * (kStepWords * kWord);
+    uint32_t w_at = x_at, next_w = kWord;
+    if (kTakesShuffled && shuffled) {
+      w_at = lane / kTile * (kShuffledScaleBytes / 4) + lane % kShuffledRows * kWord + in_group * kShuffledScaleBytes;
+      next_w = kShuffledScaleBytes / 2;
+    }
 #pragma unroll
-    for (int t = 0; t < C::kRowTiles; ++t)
-      to.x[t] = in_lds<uint32_t>(at + (here + x_first * kScaleRowBytes))[t * (kTile * kScaleRowBytes / 4)];
+    for (int word = 0; word < kStepWords; ++word) {
 #pragma unroll
-    for (int t = 0; t < C::kColumnTiles; ++t)
-      to.w[t] = in_lds<uint32_t>(at + (here + w_first * kScaleRowBytes))[t * (kTile * kScaleRowBytes / 4)];
+      for (int t = 0; t < C::kRowTiles; ++t)
+        to.x[t][word] = in_lds<uint32_t>((x_at ^ word * kWord) + (here + x_first * kScaleRowBytes))[t * (kTile * kScaleRowWords)];
+#pragma unroll
+      for (int t = 0; t < C::kColumnTiles; ++t)
+        to.w[t][word] =
+            in_lds<uint32_t>((w_at ^ word * next_w) + (here + w_first * kScaleRowBytes))[t * (kTile * kScaleRowWords)];
+    }
   }
 
-  // Lanes of the upper half of the wave hold the odd blocks: their byte comes to the bottom, that of the other half of
-  // the step two bytes above it.
-  __device__ __forceinline__ void take_scales() {
+  // Each lane's bytes come to where the instructions take them: one word for each half of the step, whose byte 2 i is the
+  // scale of the lane's part of the half's i-th matrix instruction (with e4m3, one word whose byte 2 h is that of half h).
+  // Lanes of the upper half of the wave hold the odd blocks.
+  __device__ __forceinline__ void take_scales(uint32_t step) {
+    if constexpr (kStepWords == 1) {
 #pragma unroll
-    for (int t = 0; t < C::kRowTiles; ++t) scales.x[t] = next_scales.x[t] >> lane / kTile * 8;
+      for (int t = 0; t < C::kRowTiles; ++t) scales.x[t][0] = next_scales.x[t][0] >> lane / kTile * 8;
 #pragma unroll
-    for (int t = 0; t < C::kColumnTiles; ++t) scales.w[t] = next_scales.w[t] >> lane / kTile * 8;
+      for (int t = 0; t < C::kColumnTiles; ++t) scales.w[t][0] = next_scales.w[t][0] >> lane / kTile * 8;
+      return;
+    }
+    // Blocks past K have scales of a next row, or padding: NaN perhaps, which a payload of zeros would not hide.
+    const uint32_t left = min<uint32_t>(blocks() - k_step(step) * (kStep / kMxBlock), kStep / kMxBlock);
+    const uint64_t exists = ~uint64_t{0} >> (64 - 8 * left);
+    // Plain, word h has the bytes of half h. Shuffled, word i has those of instruction i in both halves, each for two rows.
+    const uint32_t lanes_byte = shuffled ? lane % kTile / kShuffledRows : lane / kTile;
+    uint32_t select = lanes_byte * 0x00010001u + (shuffled ? 0x00040000u : 0x00020000u);
+    const uint32_t next_half = shuffled ? 0x00020002u : 0x00040004u;
+#pragma unroll
+    for (int h = 0; h < kStepWords; ++h) {
+      const uint32_t mask = static_cast<uint32_t>(exists >> 32 * h);
+#pragma unroll
+      for (int t = 0; t < C::kRowTiles; ++t) scales.x[t][h] = next_scales.x[t][h] >> lane / kTile * 8 & mask;
+#pragma unroll
+      for (int t = 0; t < C::kColumnTiles; ++t)
+        scales.w[t][h] = __builtin_amdgcn_perm(next_scales.w[t][kStepWords - 1], next_scales.w[t][0], select) & mask;
+      select += next_half;
+    }
   }
 
-  template <int kWhichHalf>
-  __device__ __forceinline__ void multiply(int index) {
-    constexpr int kE4m3 = 0, kByte = kWhichHalf * 2;
-    const int r = index / C::kColumnTiles, c = index % C::kColumnTiles;
+  // The kSlot-th matrix instruction of a half.
+  template <int kWhichHalf, int kSlot>
+  __device__ __forceinline__ void multiply() {
+    constexpr int kInstruction = kSlot / kMatrixes, r = kSlot % kMatrixes / C::kColumnTiles, c = kSlot % C::kColumnTiles;
+    constexpr int kWord = kWhichHalf * kStepWords / 2, kByte = kStepWords == 1 ? kWhichHalf * 2 : kInstruction * 2;
     const Operands& from = half[kWhichHalf];
-    acc[r][c] = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(
-        dev::mfma_operand(from.w[c][0], from.w[c][1]), dev::mfma_operand(from.x[r][0], from.x[r][1]), acc[r][c], kE4m3,
-        kE4m3, kByte, static_cast<int32_t>(scales.w[c]), kByte, static_cast<int32_t>(scales.x[r]));
+    acc[r][c] = Format::template multiply<kInstruction, kByte>(from.w[c], scales.w[c][kWord], from.x[r], scales.x[r][kWord],
+                                                               acc[r][c]);
   }
 
   // When the wave issues the loads of a step, counted in its matrix instructions: evenly over a step's time from where rows
   // of the stage are free, because a compute unit can have only 32 KiB in flight. Those past the step's end go out in the
   // next one. With two stages they have less time to arrive, and go out in three quarters of a step.
-  static constexpr int kSlots = 2 * kMatrixes, kMeet = C::kEarlyRows ? (kMatrixes * 3 + 7) / 8 : kMatrixes;
+  static constexpr int kHalfSlots = kMatrixes * Format::kPerByte;
+  static constexpr int kSlots = 2 * kHalfSlots, kMeet = C::kEarlyRows ? (kHalfSlots * 3 + 7) / 8 : kHalfSlots;
   static constexpr int kSpread = C::kStages == 2 ? kSlots * 3 / 4 : kSlots;
   // The order of loads: W's rows are free first.
   static constexpr int loaded(int order) { return order < C::kWLoads ? C::kXLoads + order : order - C::kWLoads; }
@@ -299,7 +393,7 @@ struct Tile {
     for (int order = 0; order < C::kLoads; ++order) count += load_slot(order) >= first && load_slot(order) < last;
     return count;
   }
-  static_assert(load_slot(C::kLoads - 1) - kSlots < kMeet && load_slot(C::kWLoads) >= kMatrixes);
+  static_assert(load_slot(C::kLoads - 1) - kSlots < kMeet && load_slot(C::kWLoads) >= kHalfSlots);
 
   template <int kSlot>
   __device__ __forceinline__ void load_in_slot(uint32_t step) {
@@ -318,27 +412,27 @@ struct Tile {
   __device__ __forceinline__ void multiply_step(uint32_t step) {
     constexpr int kWReads = 2 * C::kColumnTiles;
     // All reads go behind the first three quarters of the half, so that no wave waits for them at its end.
-    constexpr int kReading = kMatrixes - kMatrixes / 4;
+    constexpr int kReading = kHalfSlots - kHalfSlots / 4;
     static_assert(!C::kEarlyRows || kMeet * kReads / kReading >= kWReads, "W is read when the waves meet");
-    take_scales();
-    repeat<kMatrixes>([&](auto index) {
+    take_scales(step);
+    repeat<kHalfSlots>([&](auto index) {
       constexpr int i = index();
       if constexpr (C::kEarlyRows && i == kMeet) meet_after_reads<kMeet * kReads / kReading - kWReads>();
-      multiply<0>(i);
+      multiply<0, i>();
 #pragma unroll
       for (int j = i * kReads / kReading; j < (i + 1) * kReads / kReading && j < kReads; ++j) read(half[1], stage, 1, j);
       load_in_slot<i>(step);
       __builtin_amdgcn_sched_barrier(0);
     });
-    wait_and_meet<(C::kStages - 2) * C::kLoads + loads_between(0, kMatrixes)>();
+    wait_and_meet<(C::kStages - 2) * C::kLoads + loads_between(0, kHalfSlots)>();
     read_scales(next_scales, step + 1);
     const uint32_t next = stage_after(stage);
-    repeat<kMatrixes>([&](auto index) {
+    repeat<kHalfSlots>([&](auto index) {
       constexpr int i = index();
-      multiply<1>(i);
+      multiply<1, i>();
 #pragma unroll
-      for (int j = i * kReads / kMatrixes; j < (i + 1) * kReads / kMatrixes; ++j) read(half[0], next, 0, j);
-      load_in_slot<kMatrixes + i>(step);
+      for (int j = i * kReads / kHalfSlots; j < (i + 1) * kReads / kHalfSlots; ++j) read(half[0], next, 0, j);
+      load_in_slot<kHalfSlots + i>(step);
       __builtin_amdgcn_sched_barrier(0);
     });
     stage = next;
@@ -505,14 +599,15 @@ struct Tile {
 
 #endif  // __gfx950__
 
-/// Grid: row_tiles column_tiles splits work-groups of C::kThreads; k a multiple of 32, below 2^22.
+/// Grid: row_tiles column_tiles splits work-groups of C::kThreads; k a multiple of 32, below 2^22. The caller is the kernel,
+/// and the problem its only argument.
 template <class C>
-__global__ __launch_bounds__(C::kThreads, C::kWaves / 4) void mxfp8_gemm([[maybe_unused]] Problem p) {
+__device__ __forceinline__ void multiply_tile([[maybe_unused]] const Problem& p) {
 #if defined(__gfx950__)
   __shared__ __attribute__((aligned(1024))) uint8_t lds[C::kLdsBytes];
   const uint32_t lds_address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>((__attribute__((address_space(3))) uint8_t*)lds));
   const Place<C> at(p, blockIdx.x);
-  const uint32_t steps = (p.k + kStep - 1) / kStep;
+  const uint32_t steps = (p.k + C::kStep - 1) / C::kStep;
   const uint32_t begin = dev::uniform(steps * at.split >> p.log2_splits);
   const uint32_t end = dev::uniform(steps * (at.split + 1) >> p.log2_splits);
   Tile<C> computed(lds_address, p, at.row0(), at.column0(), begin, end,
