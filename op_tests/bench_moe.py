@@ -24,7 +24,7 @@ from hipforge.jit import loader
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.moe import DEFAULT_BLOCK_M
 from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
-from hipforge.ops.mxfp8_grouped import wave_split
+from hipforge.ops.mxfp8_grouped import stream, wave_split
 from hipforge.ops.mxfp8_grouped.family import FAMILY, candidates
 from hipforge.ops.mxfp8_grouped.tuner import (
     DEFAULT_CELLS,
@@ -91,10 +91,12 @@ class Contender:
     resources: Callable[[], tuple[int, int]]
 
 
-def instance(choice: Choice) -> tuple[str, dict[str, int]]:
-    """Return the module and variant that a choice runs."""
+def instance(choice: Choice, k: int) -> tuple[str, dict[str, int]]:
+    """Return the module and variant that a choice runs at a K."""
     if choice.kernel == wave_split.KERNEL:
         return "module_mxfp8_grouped_split", {"HF_ROWS": choice.configuration["rows"]}
+    if choice.kernel == stream.KERNEL:
+        return "module_mxfp8_grouped_stream", {"HF_STEPS": k // stream.K_STEP}
     return "module_smallm_mxfp8_moe", {"HF_BLOCK_N": choice.configuration["block_n"]}
 
 
@@ -104,7 +106,7 @@ def hip_contender(cell: MoeCell, parts: MoeOperands, choice: Choice) -> Contende
     def resources() -> tuple[int, int]:
         kernels = [
             kernel
-            for kernel in loader.load(*instance(choice), ARCH).manifest.kernels.values()
+            for kernel in loader.load(*instance(choice, cell.k), ARCH).manifest.kernels.values()
             if kernel["name"].startswith("hf::moe::")
         ]
         return max(int(kernel["vgpr"]) for kernel in kernels), min(int(kernel["occupancy"]) for kernel in kernels)
@@ -182,8 +184,10 @@ def bench_counted(cell: MoeCell) -> list[Row]:
     """Return a cell's rows, counted on the emulator."""
     parts = operands(cell, torch.device("cpu"))
     want = expected(cell, parts)
-    default = wave_split.default_choice(cell.m, cell.experts, cell.n, cell.k, MI355X.cu_count)
-    few = [choice for choice in candidates(cell) if choice.kernel != wave_split.KERNEL or choice == default]
+    sizes = cell.m, cell.experts, cell.n, cell.k, MI355X.cu_count
+    defaults = wave_split.default_choice(*sizes), stream.default_choice(*sizes)
+    of_rules = wave_split.KERNEL, stream.KERNEL
+    few = [choice for choice in candidates(cell) if choice.kernel not in of_rules or choice in defaults]
     contenders = [hip_contender(cell, parts, choice) for choice in few]
     contenders.append(triton_contender(cell, parts, triton_grouped.STOCK))
     return [counted(cell, parts, want, contender) for contender in contenders]

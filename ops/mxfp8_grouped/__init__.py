@@ -20,9 +20,10 @@ Dispatch of :func:`grouped_gemm_mxfp8`, in this order:
 4. rows of the tuned table for (N, K, a_div, has_weight): the one with the smallest M that is at least
    num_valid_tokens decides: fewer than its ``min_experts`` experts or ``use_hip=0`` → None, otherwise its kernel:
    ``wave_split`` (:mod:`hipforge.ops.mxfp8_grouped.wave_split`: K over the waves of a work-group) with rows, waves and
-   block_n columns, or ``smallm`` with block_n. More slots than any of them has → None;
-5. no such rows: up to 16 slots, or up to 64 with at least 128 experts → wave_split in its default configuration;
-   else None.
+   block_n columns, ``stream`` (:mod:`hipforge.ops.mxfp8_grouped.stream`: K up to 512) with block_n columns, or
+   ``smallm`` with block_n. More slots than any of them has → None;
+5. no such rows: up to 16 slots, or up to 64 with at least 128 experts → stream where K is short and many experts have
+   slots, else wave_split, in their default configurations; otherwise None.
 
 There is no table for gfx942: whatever passes 3 with both payloads float8_e4m3fnuz is computed by wave_split.
 """
@@ -39,6 +40,7 @@ from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp8_grouped.family import FAMILY, GROUPED
 from hipforge.ops.mxfp8_grouped.kernels import launch, smallm_mxfp8_moe_grouped_gemm, smallm_mxfp8_moe_out
 from hipforge.ops.mxfp8_grouped.reference import Operands, check_indices, grouped_mm
+from hipforge.ops.mxfp8_grouped.stream import mxfp8_grouped_stream, mxfp8_grouped_stream_out
 from hipforge.ops.mxfp8_grouped.wave_split import mxfp8_grouped_split, mxfp8_grouped_split_out
 
 __all__ = [
@@ -48,6 +50,8 @@ __all__ = [
     "grouped_mxfp8_linear",
     "mxfp8_grouped_split",
     "mxfp8_grouped_split_out",
+    "mxfp8_grouped_stream",
+    "mxfp8_grouped_stream_out",
     "smallm_mxfp8_moe_grouped_gemm",
     "smallm_mxfp8_moe_out",
 ]

@@ -31,7 +31,7 @@ from hipforge.ops.core.tuned import (
 )
 from hipforge.ops.mxfp8_dense.family import FNUZ_REFUSAL, MAX_ELEMENTS, SCALES, UNTYPED_REFUSAL, has_fnuz
 from hipforge.ops.mxfp8_dense.wave_split import K_STEP
-from hipforge.ops.mxfp8_grouped import wave_split
+from hipforge.ops.mxfp8_grouped import stream, wave_split
 
 KERNEL = "smallm_mxfp8_moe_grouped_gemm"
 MOE_BLOCK_N = (8, 16)
@@ -120,6 +120,14 @@ def _check_row(values: Mapping[str, Value]) -> str | None:
     given = f"got block_n={block_n}, rows={rows}, waves={waves}"
     if kernel == "smallm" and (block_n not in MOE_BLOCK_N or rows or waves):
         return f"a smallm row needs block_n in {MOE_BLOCK_N}, rows=0 and waves=0; {given}"
+    if kernel == "stream":
+        k = int(values["K"] or 0)
+        if block_n not in stream.COLUMNS or rows != stream.ROWS or waves != 1 or not stream.takes(k):
+            needs = (
+                f"block_n in {stream.COLUMNS}, rows={stream.ROWS}, waves=1 and K a multiple of 128 up to {stream.MAX_K}"
+            )
+            return f"a stream row needs {needs}; {given}, K={k}"
+        return None
     if kernel != "wave_split":
         return None
     columns = block_n or wave_split.TILE  # 0 in rows from before there was a choice
@@ -143,7 +151,7 @@ TABLE = TableSchema(
     shape=gemm_shape(NEXT),
     extra_key=(Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))),
     config=(
-        Column("kernel", str, accepted=("smallm", "wave_split")),
+        Column("kernel", str, accepted=("smallm", "wave_split", "stream")),
         Column("block_n", int, minimum=0),
         Column("rows", int, minimum=0),
         Column("waves", int, minimum=0),
@@ -184,11 +192,15 @@ def _from_row(row: TunedRow) -> Choice:
     if row.values["kernel"] == "wave_split":
         columns = row.integer("block_n") or wave_split.TILE
         return wave_split.choice(row.integer("rows"), row.integer("waves"), columns)
+    if row.values["kernel"] == "stream":
+        return stream.choice(row.integer("block_n"))
     return _choice(row.integer("block_n"))
 
 
 def _split(problem: Problem, arch: str, cu_count: int) -> Choice:
-    return wave_split.default_choice(problem.slots, problem.experts, problem.n, problem.k, cu_count)
+    sizes = problem.slots, problem.experts, problem.n, problem.k, cu_count
+    streamed = stream.default_choice(*sizes) if arch == stream.ARCH else None
+    return streamed or wave_split.default_choice(*sizes)
 
 
 def _row_refusal(problem: Problem, row: TunedRow) -> str | None:
@@ -219,7 +231,8 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         if wave_split.fits(waves, columns)
         for rows in wave_split.ROWS
     ]
-    return [*split, *(_choice(block_n) for block_n in MOE_BLOCK_N)]
+    streamed = [stream.choice(columns) for columns in stream.COLUMNS if stream.takes(cell.k)]
+    return [*split, *streamed, *(_choice(block_n) for block_n in MOE_BLOCK_N)]
 
 
 def _triton(problem: Problem) -> Accepted | Refused:

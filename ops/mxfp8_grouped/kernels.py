@@ -14,6 +14,7 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.alignment import realigned
 from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N
+from hipforge.ops.mxfp8_grouped import stream
 from hipforge.ops.mxfp8_grouped.family import KERNEL, MOE_BLOCK_N
 from hipforge.ops.mxfp8_grouped.reference import Operands
 from hipforge.ops.mxfp8_grouped.wave_split import mxfp8_grouped_split_out
@@ -107,15 +108,15 @@ def smallm_mxfp8_moe_grouped_gemm(
 
 
 def launch_aligned(stub: Callable[[Operands], None], parts: Operands) -> None:
-    """Call a stub with contiguous operands, and with copies of payloads that start off a 16-byte boundary."""
+    """Call a stub with contiguous operands; those off a 16-byte boundary are copied once it has refused them."""
     parts = parts.contiguous()
     try:
         stub(parts)
     except GuardError:  # checked afterwards, so that a good call does not pay for it
-        copies = realigned(parts.a_q, parts.w)
+        copies = realigned(parts.a_q, parts.w, parts.a_scale, parts.w_scale)
         if copies is None:
             raise
-        stub(parts._replace(a_q=copies[0], w=copies[1]))
+        stub(parts._replace(a_q=copies[0], w=copies[1], a_scale=copies[2], w_scale=copies[3]))
 
 
 def launch(kernel: str, configuration: Mapping[str, int], out: torch.Tensor, parts: Operands) -> None:
@@ -125,6 +126,8 @@ def launch(kernel: str, configuration: Mapping[str, int], out: torch.Tensor, par
         arguments = *given.tensors, given.mul_weight_by, given.bias, *given.sizes
         if kernel == KERNEL:
             smallm_mxfp8_moe_out(out, *arguments, configuration["block_n"])
+        elif kernel == stream.KERNEL:
+            stream.mxfp8_grouped_stream_out(out, *arguments, configuration["columns"])
         else:
             rows, waves, columns = (configuration[name] for name in ("rows", "waves", "columns"))
             mxfp8_grouped_split_out(out, *arguments, rows, waves, columns)

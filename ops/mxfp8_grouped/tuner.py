@@ -21,7 +21,7 @@ from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
 from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR, MFMA_STEP_BYTES
-from hipforge.ops.mxfp8_grouped import wave_split
+from hipforge.ops.mxfp8_grouped import stream, wave_split
 from hipforge.ops.mxfp8_grouped.family import FAMILY
 from hipforge.ops.mxfp8_grouped.kernels import launch
 from hipforge.ops.mxfp8_grouped.reference import Operands
@@ -37,6 +37,7 @@ from hipforge.tuning.tuner import Baselines, Counted, Tuner, relative_error
 WAVES = 4
 VECTOR_SLOTS = 2  # of a tile, up to which a wave streams its own columns
 VECTOR_IN_FLIGHT = 2 * 1024  # bytes of a column's row: two steps
+STREAMED_IN_FLIGHT = 8 * 2048  # of a wave: two tiles of 16 columns with a K of 512, three with 256
 MATRIX_IN_FLIGHT = 4 * 128  # the same of a matrix tile: four steps
 
 
@@ -156,6 +157,8 @@ def _columns(choice: Choice) -> Mapping[str, Value]:
     if choice.kernel == wave_split.KERNEL:
         rows, waves, columns = (choice.configuration[name] for name in ("rows", "waves", "columns"))
         return {"kernel": "wave_split", "block_n": columns, "rows": rows, "waves": waves}
+    if choice.kernel == stream.KERNEL:
+        return {"kernel": "stream", "block_n": choice.configuration["columns"], "rows": stream.ROWS, "waves": 1}
     return {"kernel": "smallm", "block_n": choice.configuration["block_n"], "rows": 0, "waves": 0}
 
 
@@ -163,6 +166,8 @@ def _in_flight(choice: Choice, fullest: int) -> int:
     """Return the bytes of weight that a wave has in flight where ``fullest`` slots are the most of an expert."""
     if choice.kernel == wave_split.KERNEL:
         return wave_split.STEPS_AHEAD[choice.configuration["rows"]] * MFMA_STEP_BYTES
+    if choice.kernel == stream.KERNEL:
+        return STREAMED_IN_FLIGHT
     block_n = choice.configuration["block_n"]
     return VECTOR_IN_FLIGHT * block_n // WAVES if fullest <= VECTOR_SLOTS else MATRIX_IN_FLIGHT * block_n
 
