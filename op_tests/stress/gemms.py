@@ -90,7 +90,7 @@ def judge_mxfp8(before: Arguments, result: Any, after: Arguments) -> str | None:
 
 
 def make_mxfp4(rng: Rng) -> Arguments:
-    m, shuffled = rng.pick((1, 3, 8, 16, 17, 33)), rng.chance(0.3)
+    m, shuffled = rng.pick((1, 3, 8, 16, 17, 33, 300)), rng.chance(0.3)  # 300: tiles
     n, k = (
         (16 * rng.integer(1, 3), 64 * rng.integer(1, 5))
         if shuffled

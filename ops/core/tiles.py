@@ -16,7 +16,6 @@ K_SPLITS = (1, 2, 4, 8)
 MAX_K = 1 << 22
 START_US = 3.0  # of a launch, with the first loads and the last stores
 MEET_US = 1.0  # of each meeting, until the last work-group of a tile knows that it is the last
-PARTIAL_US = 1.3e-4  # per partial sum of a tile, which one compute unit reads
 MOST_ROUNDS = 3  # of work-groups that share K
 NEAR = 1.5  # over the least rough time: what a tuner tries
 
@@ -50,11 +49,13 @@ class TileKernel:
         name: of the kernel in decisions.
         k_step: K of one step.
         step_us: of each tile, a rough modelled time of one step when all compute units are busy, in microseconds.
+        partial_us: per partial sum of a tile, which one compute unit reads.
     """
 
     name: str
     k_step: int
     step_us: Mapping[Tile, float]
+    partial_us: float
 
     @property
     def smallest(self) -> Tile:
@@ -74,7 +75,7 @@ class TileKernel:
         groups = -(-m // tile[0]) * -(-n // tile[1]) * k_splits
         steps = -(-k // (self.k_step * k_splits))
         parts = k_splits * tile[0] * tile[1]
-        reduced = 0.0 if k_splits == 1 else MEET_US * (k_splits.bit_length() - 1) + parts * PARTIAL_US
+        reduced = 0.0 if k_splits == 1 else MEET_US * (k_splits.bit_length() - 1) + parts * self.partial_us
         return START_US + -(-groups // cu_count) * steps * self.step_us[tile] + reduced
 
     def choice(self, tile: Tile, k_splits: int) -> Choice:
@@ -84,12 +85,14 @@ class TileKernel:
     def timed(self, m: int, n: int, k: int, cu_count: int) -> list[tuple[float, Tile, int]]:
         """Return the rough time of each tile and split of K, fewest splits and the larger tile first.
 
-        Parts of K are for results that leave compute units idle: at most MOST_ROUNDS of their work-groups.
+        A tile with twice the rows that there are is left out. Parts of K are for results that leave compute units
+        idle: at most MOST_ROUNDS of their work-groups.
         """
         pairs = [
             (tile, splits)
             for splits in self.splits_to_try(k)
             for tile in self.step_us
+            if tile[0] < 2 * max(m, self.smallest[0])
             if splits == 1 or -(-m // tile[0]) * -(-n // tile[1]) * splits <= MOST_ROUNDS * cu_count
         ]
         return [(self.modelled_us(m, n, k, tile, splits, cu_count), tile, splits) for tile, splits in pairs]
