@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 
+from helpers import mxfp8_cases
 from helpers.mxfp8_cases import BLOCK, E8M0, embedded
 from hipforge.ops.reference import shuffle_scale, shuffle_weight
 
@@ -14,31 +13,17 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, 
 CODE_OF_ONE = 2
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(mxfp8_cases.Operands):
     """One problem as raw bytes: xq [M, K/2], xs [M, K/32], wq [N, K/2], ws [N, K/32], all uint8 and in plain order."""
-
-    xq: torch.Tensor
-    xs: torch.Tensor
-    wq: torch.Tensor
-    ws: torch.Tensor
 
     @property
     def mnk(self) -> tuple[int, int, int]:
         return self.xq.shape[0], self.wq.shape[0], 2 * self.xq.shape[1]
 
-    def out(self) -> torch.Tensor:
-        """An output full of a value that no test expects."""
-        m, n, _ = self.mnk
-        return torch.full((m, n), -123.0, dtype=torch.bfloat16)
-
     def args(self, shuffled: bool = False, pad: int = 255) -> tuple[torch.Tensor, ...]:
         """The four tensors; shuffled scales are padded with NaNs, which no result may show."""
         weights = (shuffle_weight(self.wq), shuffle_scale(self.ws, pad)) if shuffled else (self.wq, self.ws)
         return self.xq, self.xs, *weights
-
-    def but(self, **changes: torch.Tensor) -> Operands:
-        return replace(self, **changes)
 
 
 def dequantize(payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

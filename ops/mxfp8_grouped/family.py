@@ -197,7 +197,7 @@ def _from_row(row: TunedRow) -> Choice:
     return _choice(row.integer("block_n"))
 
 
-def _split(problem: Problem, arch: str, cu_count: int) -> Choice:
+def _by_rule(problem: Problem, arch: str, cu_count: int) -> Choice:
     sizes = problem.slots, problem.experts, problem.n, problem.k, cu_count
     streamed = stream.default_choice(*sizes) if arch == stream.ARCH else None
     return streamed or wave_split.default_choice(*sizes)
@@ -215,7 +215,7 @@ def _default(problem: Problem, arch: str, cu_count: int) -> Choice | str:
     if tuned:
         return f"the tuned rows of (N, K, a_div, has_weight)={tuple(rest)} end at M={tuned[-1]}; got M={slots}"
     if any(slots <= most and problem.experts >= least for most, least in DEFAULT_BUCKETS):
-        return _split(problem, arch, cu_count)
+        return _by_rule(problem, arch, cu_count)
     rules = " or ".join(f"M at most {most} with E at least {least}" for most, least in DEFAULT_BUCKETS)
     return f"no tuned row; the default needs {rules}; got M={slots}, E={problem.experts}"
 
@@ -256,14 +256,14 @@ FAMILY = Family(
     reference="grouped_mm",
     triton=_triton,
     row_refusal=_row_refusal,
-    without_triton=_split,
+    without_triton=_by_rule,
 )
 
 
 def _without_a_table(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:
     if arch == TABLE_ARCH:
         return None
-    return _split(problem, arch, cu_count), f"the table is for {TABLE_ARCH}"
+    return _by_rule(problem, arch, cu_count), f"the table is for {TABLE_ARCH}"
 
 
 GROUPED = replace(FAMILY, archs=(TABLE_ARCH, "gfx942"), demanded=_without_a_table)

@@ -15,6 +15,7 @@ ARCH = "gfx950"
 ROWS = 16  # slots at a time
 K_STEP = 128
 MAX_K = 512
+WIDE_GROUPS = 3  # of a compute unit, with which a work-group may have more columns than usual
 COLUMNS = (64, 128, 192, 256, 320, 384, 448, 512)  # of a work-group
 
 
@@ -32,12 +33,10 @@ def default_choice(slots: int, experts: int, n: int, k: int, cu_count: int) -> C
     if not takes(k) or slots > ROWS * experts // 2:  # experts with more slots than a tile of registers
         return None
     columns_per_cu = n * min(slots, experts) / cu_count
-    usual, least = (COLUMNS[1], 3) if k <= 2 * K_STEP else (COLUMNS[3], 8)
+    usual, least = (128, 3) if k <= 2 * K_STEP else (256, 8)
     if columns_per_cu < least * usual:
         return None
-    return choice(
-        next(columns for columns in (512, 256, usual) if columns == usual or columns_per_cu >= 6 * columns // 2)
-    )
+    return choice(max([usual, *(columns for columns in (256, 512) if columns_per_cu >= WIDE_GROUPS * columns)]))
 
 
 def takes(k: int) -> bool:

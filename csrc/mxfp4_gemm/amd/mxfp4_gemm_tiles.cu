@@ -9,26 +9,7 @@ using hf::OptionalTensor;
 using hf::Tensor;
 using namespace hf::tiles;
 
-#if HF_TILE == 256256
-using Instance = Config<E2m1, 2, 4, 4, 2>;
-#elif HF_TILE == 192256
-using Instance = Config<E2m1, 2, 4, 3, 2>;
-#elif HF_TILE == 192128
-using Instance = Config<E2m1, 2, 2, 3, 2>;
-#elif HF_TILE == 128192
-using Instance = Config<E2m1, 2, 2, 2, 3>;
-#elif HF_TILE == 128128
-using Instance = Config<E2m1, 2, 2, 2, 2>;
-#elif HF_TILE == 64128
-using Instance = Config<E2m1, 2, 2, 1, 2>;
-#elif HF_TILE == 64064
-using Instance = Config<E2m1, 2, 2, 1, 1>;
-#elif HF_TILE == 32064
-using Instance = Config<E2m1, 1, 2, 1, 1>;
-#else
-#error "build a variant: -DHF_TILE=256256, 192256, 192128, 128192, 128128, 64128, 64064 or 32064"
-#endif
-static_assert(Instance::kBlockM * 1000 + Instance::kBlockN == HF_TILE);
+using Instance = Variant<E2m1>;
 
 __global__ __launch_bounds__(Instance::kThreads, (Instance::kWaves + 3) / 4) void mxfp4_gemm_tiles(Problem p) {
   multiply_tile<Instance>(p);

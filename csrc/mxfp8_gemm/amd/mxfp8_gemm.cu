@@ -11,24 +11,7 @@ using hf::OptionalTensor;
 using hf::Tensor;
 using namespace hf::tiles;
 
-#if HF_TILE == 256256
-using Instance = Config<E4m3, 2, 4, 4, 2>;
-#elif HF_TILE == 192256
-using Instance = Config<E4m3, 2, 4, 3, 2>;
-#elif HF_TILE == 192128
-using Instance = Config<E4m3, 2, 2, 3, 2>;
-#elif HF_TILE == 128192
-using Instance = Config<E4m3, 2, 2, 2, 3>;
-#elif HF_TILE == 128128
-using Instance = Config<E4m3, 2, 2, 2, 2>;
-#elif HF_TILE == 128064
-using Instance = Config<E4m3, 2, 2, 2, 1>;
-#elif HF_TILE == 64064
-using Instance = Config<E4m3, 2, 2, 1, 1>;
-#else
-#error "build a variant: -DHF_TILE=256256, 192256, 192128, 128192, 128128, 128064 or 64064"
-#endif
-static_assert(Instance::kBlockM * 1000 + Instance::kBlockN == HF_TILE);
+using Instance = Variant<E4m3>;
 
 __global__ __launch_bounds__(Instance::kThreads, Instance::kWaves / 4) void mxfp8_gemm(Problem p) {
   multiply_tile<Instance>(p);
