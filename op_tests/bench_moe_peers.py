@@ -6,7 +6,8 @@ that they come from HBM; so ours is ``kernel_us`` of one launch with cold operan
 and up with the activation, stage two the product with the routing weights; sorting, the layer's quantisation and the
 sum over choices are in neither. Routing is uniform with a fixed seed; ``distinct`` is the number of experts reached.
 
-``--waves`` shows what the default number of waves was chosen on, ``--groups`` how many work-groups share a K.
+``--waves`` shows what the default number of waves was chosen on, ``--groups`` how many work-groups share a K,
+``--columns`` how many columns of a short K a work-group streams.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hipforge.emulator.timing.machines import MI355X
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
 from hipforge.ops.moe_gate_up import GROUPS, grouped_swiglu_mxfp8, mxfp8_gate_up_out, split_workspace
-from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear, wave_split
+from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear, stream, wave_split
 from hipforge.ops.mxfp8_grouped.kernels import launch
 from hipforge.ops.mxfp8_grouped.reference import Operands
 from hipforge.ops.mxfp8_grouped.tuner import route
@@ -152,23 +153,53 @@ def by_groups(cell: tuple[int, int, int, int]) -> dict[str, float]:
     return {"blocks": inner // 32 * distinct} | {f"{groups} groups": time(groups) for groups in GROUPS}
 
 
+# (tokens, inner size) with a hidden size of 6144, 257 experts and 9 choices.
+COLUMN_CELLS = ((1, 256), (4, 256), (16, 256), (32, 256), (8, 512), (16, 512), (32, 512))
+
+
+def by_columns(cell: tuple[int, int]) -> dict[str, float]:
+    """Return kernel microseconds of the second GEMM: with K split over waves by default, and streamed by columns."""
+    tokens, inner = cell
+    width, experts, top_k = 6144, 257, 9
+    slots = tokens * top_k
+    index, _ = routed(tokens, top_k, experts)
+    out = _zeros(slots, width, dtype=torch.bfloat16)
+    operands = _zeros(slots, inner), _zeros(slots, inner // 32), _zeros(experts, width, inner)
+    parts = Operands(
+        *operands, _zeros(experts, width, inner // 32), *index, slots, DEFAULT_BLOCK_M, 1,
+        _zeros(slots, dtype=torch.float32),
+    )  # fmt: skip
+
+    def time(choice: Choice) -> float:
+        return kernel_us(lambda: launch(choice.kernel, choice.configuration, out, parts))
+
+    split = time(wave_split.default_choice(slots, experts, width, inner, MI355X.cu_count))
+    return {"split": split} | {f"{columns} columns": time(stream.choice(columns)) for columns in (128, 256, 512)}
+
+
+TABLES: dict[str, tuple[str, Callable[..., dict[str, float]], tuple[tuple[int, ...], ...]]] = {
+    "waves": ("tokens, N, K, E, top_k", by_waves, WAVE_CELLS),
+    "groups": ("tokens, inner, E, top_k", by_groups, GROUP_CELLS),
+    "columns": ("tokens, inner", by_columns, COLUMN_CELLS),
+}
+
+
 @click.command()
 @click.option("--published", type=click.Path(exists=True, path_type=Path), help=f"Folder with {FILE}.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True, help="Most tokens of a row.")
 @click.option("--waves", is_flag=True, help="Times by waves for each 16 columns instead.")
 @click.option("--groups", is_flag=True, help="Times by the work-groups that share the K of a block instead.")
+@click.option("--columns", is_flag=True, help="Times by the columns that a work-group streams instead.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the rows here.")
-def main(published: Path | None, max_tokens: int, waves: bool, groups: bool, csv_path: Path | None) -> None:
-    """Print modelled times, beside published ones, by waves or by groups; the last line is a JSON object."""
-    if waves and groups:
-        raise click.UsageError("--waves and --groups are two tables: give one of them")
-    if waves or groups:
-        found = (
-            {" ".join(map(str, cell)): by_waves(cell) for cell in WAVE_CELLS}
-            if waves
-            else {" ".join(map(str, cell)): by_groups(cell) for cell in GROUP_CELLS}
-        )
-        heading = "tokens, N, K, E, top_k" if waves else "tokens, inner, E, top_k"
+def main(
+    published: Path | None, max_tokens: int, waves: bool, groups: bool, columns: bool, csv_path: Path | None
+) -> None:
+    """Print modelled times, beside published ones, or by a parameter; the last line is a JSON object."""
+    if waves + groups + columns > 1:
+        raise click.UsageError("--waves and --groups and --columns are separate tables: give one of them")
+    if waves or groups or columns:
+        heading, by, cells = TABLES["waves" if waves else "groups" if groups else "columns"]
+        found = {" ".join(map(str, cell)): by(cell) for cell in cells}
         table = Table(heading, *next(iter(found.values())), box=SIMPLE_HEAD)
         for name, times in found.items():
             table.add_row(name, *(f"{us:.2f}" for us in times.values()))
@@ -176,9 +207,11 @@ def main(published: Path | None, max_tokens: int, waves: bool, groups: bool, csv
         click.echo(json.dumps({"version": MI355X.version, "kernel_us": found}))
         return
     if published is None:
-        raise click.UsageError(f"--published is missing: the folder that holds {FILE}, or --waves or --groups")
-    with (published / FILE).open(newline="") as stream:
-        rows = [compared(row) for row in csv.DictReader(stream) if int(row["tokens"]) <= max_tokens]
+        raise click.UsageError(
+            f"--published is missing: the folder that holds {FILE}, or --waves, --groups or --columns"
+        )
+    with (published / FILE).open(newline="") as file:
+        rows = [compared(row) for row in csv.DictReader(file) if int(row["tokens"]) <= max_tokens]
     console().print(show(rows))
     if csv_path:
         write_csv(csv_path, rows)
