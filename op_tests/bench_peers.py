@@ -1,6 +1,7 @@
 """Our GEMMs beside what a user would run instead: the best published MI355X time, and AMD's own kernels.
 
-    python op_tests/bench_peers.py --published DIR [--rows N --seed S | --all] [--large] [--csv FILE] [--plot FILE]
+    python op_tests/bench_peers.py --published DIR [--rows N --seed S | --all] [--large] [--floor]
+                                   [--csv FILE] [--plot FILE]
 
 * MX-FP8, at the weight shapes of the tuned table x M = 1 to 64: ours, *modelled*, over the best *published* time of any
   fp8 operand type at the same M, N and K (``gemm_peers_gfx950.csv``: the fastest of AMD's kernel libraries).
@@ -15,6 +16,9 @@ K counts both of its kernels.
 * With ``HIPFORGE_EMULATE=gfx942``: the skinny FP8 GEMM, *modelled* for an MI300X with weights in HBM, over what a post
   gives for a kernel of the same structure in a replayed graph (``seeds.csv``), so both are ``replay_us``.
 
+``--floor`` adds what the model gives to a kernel that reads the weights and their scales in whole cache lines and
+computes nothing (``helpers/streaming.py``). The difference is what activations, sums and results cost.
+
 On a GPU a column of times *measured* in the same way is added, by torch's profiler. The
 last line is one JSON object.
 """
@@ -26,13 +30,13 @@ import json
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from helpers import published
+from helpers import published, streaming
 from helpers.rows_csv import write_csv
 from rich.table import Table
 
@@ -46,6 +50,9 @@ from hipforge.tuning.cases import DECODE_M, MINIMAX_M3
 DEFAULT_ROWS = 40
 SMALL_M = 64
 SKINNY_OP, SKINNY_KERNEL = "skinny FP8 GEMM", "HF skinny GEMM"
+SKINNY = "skinny fp8"
+BITS = {"mxfp8": 8, "mxfp4": 4, SKINNY: 8}
+MX = ("mxfp8", "mxfp4")
 CALLS, WARM_UP = 101, 2
 """Of a measured time: as many as the published ones have."""
 
@@ -80,6 +87,7 @@ class Compared:
         our_us: modelled.
         our_launches: kernels that one of our calls launches.
         measured_us: ours on the GPU; None without one.
+        floor_us: modelled, of reading the weights and their scales alone; None where it was not asked for.
     """
 
     ours: str
@@ -95,6 +103,7 @@ class Compared:
     our_us: float
     our_launches: int
     measured_us: float | None = None
+    floor_us: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -208,20 +217,31 @@ def skinny(folder: Path) -> list[Compared]:
         scale = torch.ones(1)
         timing, launches = modelled(lambda a=a, b=b, s=scale: hipforge.skinny_gemm(a, b.t(), s), "MI300X", "cold")
         rows.append(
-            Compared("skinny fp8", m, n, k, "cold", SKINNY_KERNEL, "replay_us", us, "published", us, timing.replay_us,
+            Compared(SKINNY, m, n, k, "cold", SKINNY_KERNEL, "replay_us", us, "published", us, timing.replay_us,
                      launches)
         )  # fmt: skip
     return rows
 
 
+def with_floor(row: Compared) -> Compared:
+    """Return the row with the modelled time of reading its weights and scales once."""
+    weights = row.n * row.k * BITS[row.ours] // 8
+    scales = row.n * row.k // BLOCK if row.ours in MX else 0
+    of = machines.MI300X if row.ours == SKINNY else machines.MI355X
+    timing = streaming.least(weights + scales, of, row.start)
+    return replace(row, floor_us=timing.replay_us if row.figure == "replay_us" else timing.kernel_us)
+
+
 def summary(rows: Sequence[Compared]) -> dict[str, float]:
     """Return how many rows there are, the median ratio, and the share of rows in which we are not slower."""
     ratios = [row.ratio for row in rows]
+    floors = [row.floor_us / row.their_us for row in rows if row.floor_us is not None]
     return {
         "rows": len(rows),
         "median_ratio": round(statistics.median(ratios), 4),
         "not_slower": round(sum(ratio <= 1 for ratio in ratios) / len(ratios), 4),
         "worst_ratio": round(max(ratios), 4),
+        **({"median_floor_ratio": round(statistics.median(floors), 4)} if floors else {}),
     }
 
 
@@ -229,15 +249,15 @@ def show(rows: Sequence[Compared]) -> Table:
     """Return the table of rows."""
     table = Table(title="microseconds: ours (modelled) beside others")
     names = ("ours", "M", "N", "K", "start", "beside", "figure", "theirs", "is", "published", "ours (modelled)",
-             "launches", "ours (measured)", "ours / theirs")  # fmt: skip
+             "launches", "reading W (modelled)", "ours (measured)", "ours / theirs")  # fmt: skip
     for name in names:
         table.add_column(name, justify="right")
     for row in rows:
-        on_gpu = "-" if row.measured_us is None else f"{row.measured_us:.2f}"
+        on_gpu, floor = ("-" if us is None else f"{us:.2f}" for us in (row.measured_us, row.floor_us))
         table.add_row(
             row.ours, str(row.m), str(row.n), str(row.k), row.start, row.beside, row.figure,
             f"{row.their_us:.2f}", row.their_source, f"{row.published_us:.2f}", f"{row.our_us:.2f}",
-            str(row.our_launches), on_gpu, f"{row.ratio:.2f}",
+            str(row.our_launches), floor, on_gpu, f"{row.ratio:.2f}",
         )  # fmt: skip
     return table
 
@@ -266,6 +286,7 @@ def plot(rows: Sequence[Compared], path: Path) -> None:
 @click.option("--rows", "count", default=DEFAULT_ROWS, show_default=True, help="MXFP4 problems, drawn at random")
 @click.option("--all", "every", is_flag=True, help="all MXFP4 problems")
 @click.option("--large", is_flag=True, help=f"MXFP4 problems with M above {SMALL_M}")
+@click.option("--floor", is_flag=True, help="also model a kernel that only reads the weights")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="also write the table here")
 @plots.OPTION
@@ -275,6 +296,7 @@ def main(
     count: int,
     every: bool,
     large: bool,
+    floor: bool,
     seed: int,
     csv_path: Path | None,
     picture: Path | None,
@@ -285,6 +307,8 @@ def main(
         rows = [] if only == "mxfp4" else mxfp8(folder)
         if only != "mxfp8":
             rows += mxfp4(folder, None if every else count, seed, large)
+    if floor:
+        rows = [with_floor(row) for row in rows]
     console().print(show(rows))
     if csv_path is not None:
         write_csv(csv_path, [{**asdict(row), "ratio": f"{row.ratio:.4f}"} for row in rows])
@@ -292,7 +316,7 @@ def main(
         plot(rows, picture)
     kinds = dict.fromkeys(row.ours for row in rows)
     figures = {kind: summary([row for row in rows if row.ours == kind]) for kind in kinds}
-    versions = sorted({machines.MI300X.version if kind == "skinny fp8" else machines.MI355X.version for kind in kinds})
+    versions = sorted({machines.MI300X.version if kind == SKINNY else machines.MI355X.version for kind in kinds})
     print(json.dumps({**figures, "machine": ", ".join(versions)}))
 
 

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import bench_peers as bench
 import pytest
+import torch
 from click.testing import CliRunner
-from helpers import published
+from helpers import published, streaming
+
+from hipforge import emulator
+from hipforge.emulator.timing import machines
 
 ROWS = """operands,M,N,K,us,library
 bf16,1,768,6144,1.0,asm
@@ -61,3 +65,30 @@ def test_the_last_line_summarises_the_rows_of_the_csv(folder: Path) -> None:
     ratio = round(float(row["our_us"]) / 5.25, 4)
     said = json.loads(done.output.splitlines()[-1])["mxfp8"]
     assert said == {"rows": 1, "median_ratio": ratio, "not_slower": float(ratio <= 1), "worst_ratio": ratio}
+
+
+def test_floor_is_what_reading_the_weights_alone_takes(folder: Path) -> None:
+    target = folder / "rows.csv"
+    arguments = ["--published", str(folder), "--only", "mxfp8", "--floor", "--csv", str(target)]
+    done = CliRunner().invoke(bench.main, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    with target.open(newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    weights = 768 * 6144 * 33 // 32
+    floor = streaming.least(weights, machines.MI355X).kernel_us
+    assert float(row["floor_us"]) == floor
+    # A launch starts, and then reads at the peak of HBM at most.
+    assert (
+        machines.MI355X["start_ns"] / 1e3 + weights / machines.MI355X["hbm_gbps"] / 1e3 < floor < float(row["our_us"])
+    )
+    assert json.loads(done.output.splitlines()[-1])["mxfp8"]["median_floor_ratio"] == round(floor / 5.25, 4)
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("loads", [1, 255, 1024 + 7])
+def test_the_stream_reads_every_byte_once(loads: int, in_turn: bool) -> None:
+    data = torch.zeros(loads * streaming.LOAD_BYTES, dtype=torch.uint8)
+    out = torch.zeros(1, dtype=torch.int32)
+    with emulator.counters() as counted:
+        streaming.bench_stream_out(out, data, 3, 4, in_turn)
+    assert {name: tensor.loaded for name, tensor in counted.tensors.items()} == {"data": data.nbytes}
