@@ -15,7 +15,7 @@ ONE = torch.tensor([1.0])
 
 
 def integers(m: int, n: int, k: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Operands in -2..2: sums of at most 2112 products are below 2^24, and of these sizes below 2^11: exact in fp16."""
+    """Operands in -2..2: sums of at most 3232 products are below 2^24, and of these sizes below 2^11: exact in fp16."""
     generator = torch.Generator().manual_seed(seed)
     a = torch.randint(-2, 3, (m, k), generator=generator).float().to(FP8)
     b = torch.randint(-2, 3, (n, k), generator=generator).float().to(FP8).t()

@@ -27,7 +27,7 @@ SPLIT_K = (1, 2, 4, 8)
 DEFAULT_SPLIT_K = SPLIT_K[:3]
 K_STEP = 128
 MAX_K = 2**24  # bytes of a column, its pitch included
-MOST_STEPS = 8  # of straight code
+STEPS_AHEAD = (8, 4, 2)  # divisors of the 8 steps of straight code
 SHORT_COLUMNS = 8  # a work-group's columns are a multiple of them
 MOST_SHAPES = 4  # of columns and splits that tuners try
 
@@ -68,7 +68,8 @@ class Configuration:
     def steps_ahead(self) -> int:
         """Return how many steps of 128 k of its operands a wave has in flight."""
         loads = self.edge // 8 * (self.rows // self.edge + self.column_tiles)
-        return min(MOST_STEPS, (96 if self.max_waves == WAVES[-1] else 144) // (4 * loads))
+        steps = (96 if self.max_waves == WAVES[-1] else 160) // (4 * loads)
+        return next(ahead for ahead in STEPS_AHEAD if steps >= ahead)
 
     def parameters(self) -> dict[str, int]:
         """Return the attributes by name."""

@@ -24,9 +24,11 @@
 // configuration. `columns` may be fewer than the instructions take: the others are out of range and cost no traffic.
 //
 // Bytes: B once for every kRows rows; A once for each work-group from L2: with `columns` columns it reads kRows / columns bytes
-// of A for each byte of B. The bound is memory: a wave asks for kAhead steps before it waits, and the 32 KiB that a compute
-// unit of the model of time can have in flight are 32 steps of 8 columns. Instructions of a wave: for each step a load per piece
-// of operand and, for 64 k of a tile, two matrix instructions (gfx950 with kEdge = 16: one for 128 k).
+// of A for each byte of B. The bound is memory: a wave has kAhead steps in flight and loads the next one into the registers of
+// each that it has multiplied; the 32 KiB that a compute unit of the model of time can have in flight are 32 steps of 8 columns.
+// Instructions of a wave: for each step a load per piece of operand, whose offset is a constant, and, for 64 k of a tile, two
+// matrix instructions (gfx950 with kEdge = 16: one for 128 k). Behind the last products are one trip through LDS, whose reads
+// are in flight together, and the store, whose address is known before the barrier.
 //
 // k is a multiple of 32: a last, partial step loads with offsets out of range past k. Columns and rows past the end are out of
 // the resources' ranges; with a pitch of at most kMaxPitch no offset wraps.
@@ -62,12 +64,13 @@ constexpr int step_registers(int edge, int row_tiles, int column_tiles) {
 constexpr int max_waves(int edge, int row_tiles, int column_tiles) {
   return step_registers(edge, row_tiles, column_tiles) <= 16 ? 16 : 8;
 }
-/// Steps of straight code, all of them in flight where the registers beside sums and addresses allow it.
+/// Steps of straight code, and how many steps are in flight, a divisor of them: as many as the registers beside sums and
+/// addresses allow.
 constexpr int kRun = 8;
 constexpr int steps_ahead(int edge, int row_tiles, int column_tiles) {
-  const int registers = max_waves(edge, row_tiles, column_tiles) == 16 ? 96 : 144;
+  const int registers = max_waves(edge, row_tiles, column_tiles) == 16 ? 96 : 160;
   const int steps = registers / step_registers(edge, row_tiles, column_tiles);
-  return steps < kRun ? steps : kRun;
+  return steps >= kRun ? kRun : steps >= kRun / 2 ? kRun / 2 : kRun / 4;
 }
 
 /// Four columns of one row: what a lane adds up of a tile. A tile has kSlots of them, in kParts parts of k.
@@ -114,7 +117,9 @@ template <int kEdge, int kRowTiles, int kColumnTiles>
 struct Wave {
   static_assert(kEdge == 8 || kEdge == 16);
   static constexpr int kPieces = pieces(kEdge), kAhead = steps_ahead(kEdge, kRowTiles, kColumnTiles);
-  static_assert((kRun - 1) * kStep + (kPieces - 1) * kHalfStep < 4096, "offsets of loads are immediate");
+  static_assert(kAhead * step_registers(kEdge, kRowTiles, kColumnTiles) <= 160, "beside sums and addresses, of 256");
+  static_assert(kRun % kAhead == 0, "a step of the next run is in the registers of one of this run");
+  static_assert((kRun + kAhead - 1) * kStep + (kPieces - 1) * kHalfStep < 4096, "offsets of loads are immediate");
 
   struct Step {
     u32x4 b[kColumnTiles][kPieces], a[kRowTiles][kPieces];
@@ -122,7 +127,7 @@ struct Wave {
 
   const dev::Buffer b, a;  // over the work-group's columns and rows
   const uint32_t chunk;    // of the lane: k of its first byte in a step
-  const uint32_t b_offset, a_offset;
+  uint32_t b_offset, a_offset;
   const uint32_t pitch, k;
   f32x4 acc[kColumnTiles][kRowTiles] = {};
 
@@ -158,21 +163,34 @@ struct Wave {
         for (int r = 0; r < kRowTiles; ++r) acc[c][r] = dev::mfma_e4m3_16x16x64(step.b[c][i], step.a[r][i], acc[c][r]);
   }
 
-  // kCount whole steps from `first`; `meanwhile` is called with the first loads in flight.
+  // Called ahead of loads whose offsets have constant parts. Opaque, so that the compiler does not add those parts ahead of a
+  // loop, to 14 more registers: added in the block of the load they are in its instruction.
+  __device__ __forceinline__ void use_offsets_here() {
+    b_offset = dev::lane_value_here(b_offset);
+    a_offset = dev::lane_value_here(a_offset);
+  }
+
+  // Loads the first kAhead of kCount steps from `at`; `meanwhile` is called with them in flight.
   template <int kCount, class Meanwhile>
-  __device__ __forceinline__ void run_steps(uint32_t first, Meanwhile meanwhile) {
-    const uint32_t at = first * kStep;
-    Step steps[kCount];
+  __device__ __forceinline__ void load_first(Step (&steps)[kAhead], uint32_t at, Meanwhile meanwhile) {
+    use_offsets_here();
 #pragma unroll
     for (int i = 0; i < kAhead && i < kCount; ++i) {
       load(steps[i], at, i);
       __builtin_amdgcn_sched_barrier(0);  // in the order of their use, here and below: loads return in order
     }
     meanwhile();
+  }
+
+  // kCount whole steps from `at`, the first of which are in flight. Each one's registers take the step kAhead further on; past
+  // the kCount steps only with kMore.
+  template <int kCount, bool kMore>
+  __device__ __forceinline__ void run_steps(Step (&steps)[kAhead], uint32_t at) {
+    use_offsets_here();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      multiply(steps[i]);
-      if (i + kAhead < kCount) load(steps[i + kAhead], at, i + kAhead);
+      multiply(steps[i % kAhead]);
+      if (kMore || i + kAhead < kCount) load(steps[i % kAhead], at, i + kAhead);
       __builtin_amdgcn_sched_barrier(0);
     }
   }
@@ -182,10 +200,13 @@ struct Wave {
   __device__ __forceinline__ void run_rest(uint32_t first, uint32_t count, Meanwhile meanwhile) {
     if constexpr (kCount < kRun) {
       asm volatile("" : "+s"(count));  // compares in a row, not a switch, whose branches are cold code
-      if (__builtin_expect(count == kCount, 0))
-        run_steps<kCount>(first, meanwhile);
-      else
+      if (__builtin_expect(count == kCount, 0)) {
+        Step steps[kAhead];
+        load_first<kCount>(steps, first * kStep, meanwhile);
+        run_steps<kCount, false>(steps, first * kStep);
+      } else {
         run_rest<kCount + 1>(first, count, meanwhile);
+      }
     }
   }
 
@@ -211,11 +232,56 @@ struct Wave {
   __device__ __forceinline__ void run(uint32_t begin, uint32_t end, Meanwhile meanwhile) {
     const uint32_t whole = min(end, k / kStep);
     uint32_t step = begin;
-    for (; step + kRun <= whole; step += kRun) run_steps<kRun>(step, meanwhile);
-    run_rest<1>(step, whole - step, meanwhile);
+    if (step + kRun <= whole) {
+      Step steps[kAhead];
+      load_first<kRun>(steps, step * kStep, meanwhile);
+      for (; step + 2 * kRun <= whole; step += kRun) run_steps<kRun, true>(steps, step * kStep);
+      run_steps<kRun, false>(steps, step * kStep);
+      step += kRun;
+    }
+    if (step < whole) run_rest<1>(step, whole - step, meanwhile);
     if (whole < end) run_tail(whole);
   }
 };
+
+/// line * pitch for a line below 16 and a pitch that is a multiple of 16, at most kMaxPitch: one 24-bit multiplication.
+__device__ __forceinline__ uint32_t line_offset(uint32_t line, uint32_t pitch) {
+  constexpr uint32_t kUnit = 16, kFactor = (1 << 24) - 1;
+  static_assert(kMaxPitch / kUnit <= kFactor);
+  return line * (pitch / kUnit & kFactor) * kUnit;
+}
+
+/// Where a lane's four columns of D go, and how many of them exist: none, or all four where D can be stored at once.
+struct Place {
+  uint64_t at;  // elements from the first one of D
+  uint32_t columns;
+};
+
+/// The sum of kCount summands from `at` of `sums`, kStride apart, in their order; up to 16 of them are read at once.
+template <uint32_t kCount, uint32_t kStride>
+__device__ __forceinline__ f32x4 sum_of(const f32x4* sums, uint32_t at) {
+  constexpr uint32_t kInFlight = kCount < 16 ? kCount : 16;
+  const f32x4* first = sums + dev::lane_value_here(at);  // opaque: reads that the sums of other counts begin with stay here
+  f32x4 total;
+#pragma unroll
+  for (uint32_t begin = 0; begin < kCount; begin += kInFlight) {
+    f32x4 read[kInFlight];
+#pragma unroll
+    for (uint32_t i = 0; i < kInFlight; ++i) read[i] = first[(begin + i) * kStride];
+    __builtin_amdgcn_sched_barrier(0);
+#pragma unroll
+    for (uint32_t i = 0; i < kInFlight; ++i) total = begin + i == 0 ? read[i] : total + read[i];
+  }
+  return total;
+}
+
+/// The same for kParts summands of each wave, with a constant number of waves where they are added.
+template <uint32_t kParts, uint32_t kStride, uint32_t kMostWaves, uint32_t kWaves = 1>
+__device__ __forceinline__ f32x4 sum_of_waves(const f32x4* sums, uint32_t at, uint32_t waves) {
+  if constexpr (kWaves < kMostWaves)
+    if (waves != kWaves) return sum_of_waves<kParts, kStride, kMostWaves, 2 * kWaves>(sums, at, waves);
+  return sum_of<kWaves * kParts, kStride>(sums, at);
+}
 
 /// Work-groups of 2^log2_waves waves, at most max_waves; LDS: parts(kEdge) tile_bytes(kEdge) for each wave and tile.
 template <int kEdge, int kRowTiles, int kColumnTiles>
@@ -225,6 +291,7 @@ __global__ __launch_bounds__(max_waves(kEdge, kRowTiles, kColumnTiles) * dev::kW
   const Problem p{b, a, m, n, k, pitch, options, out, scale, workspace, number, column_tiles};
   constexpr uint32_t kSlots = slots(kEdge), kParts = parts(kEdge), kTiles = kRowTiles * kColumnTiles;
   constexpr uint32_t kAll = kTiles * kSlots, kBytes = kTiles * tile_bytes(kEdge);
+  constexpr bool kOnePass = kAll <= dev::kWaveSize;  // of each thread over the slots
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   auto* sums = reinterpret_cast<f32x4*>(lds);  // [waves, kParts, kTiles, kSlots]
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
@@ -239,8 +306,8 @@ __global__ __launch_bounds__(max_waves(kEdge, kRowTiles, kColumnTiles) * dev::kW
       .b = dev::make_buffer(p.b + uint64_t{column0} * p.pitch, (columns - 1) * p.pitch + p.k),
       .a = dev::make_buffer(p.a + uint64_t{row0} * p.k, rows * p.k),
       .chunk = chunk,
-      .b_offset = line * p.pitch + chunk,
-      .a_offset = line * p.k + chunk,
+      .b_offset = line_offset(line, p.pitch) + chunk,
+      .a_offset = line_offset(line, p.k) + chunk,
       .pitch = p.pitch,
       .k = p.k};
   const uint32_t steps = (p.k + kStep - 1) / kStep, part = (split << log2_waves) + wave;
@@ -260,42 +327,64 @@ __global__ __launch_bounds__(max_waves(kEdge, kRowTiles, kColumnTiles) * dev::kW
       for (int r = 0; r < kRowTiles; ++r)
         sums[((wave * kParts + half) * kTiles + c * kRowTiles + r) * kSlots + slot] = mine.acc[c][r];
   }
-  __syncthreads();
-
-  const auto store = [&](uint32_t at, f32x4 total) {
+  const auto place_of = [&](uint32_t at) {
     const uint32_t tile = at / kSlots, slot = at % kSlots;
     const uint32_t row = row0 + tile % kRowTiles * kEdge + slot % kEdge;
     const uint32_t column = tile / kRowTiles * kEdge + slot / kEdge * dev::kColumnsPerLane;
-    if (row >= p.m || column >= columns) return;
+    return Place{uint64_t{row} * p.n + column0 + column, row < p.m && column < columns ? columns - column : 0};
+  };
+  Place only;  // computed here, not behind the barrier
+  if constexpr (kOnePass) {
+    only = place_of(threadIdx.x);
+    asm volatile("" : "+v"(only.at), "+v"(only.columns));
+  }
+  __syncthreads();
+
+  const auto store = [&](uint32_t at, f32x4 total) {
+    const Place to = kOnePass ? only : place_of(at);
+    if (to.columns == 0) return;
     total *= factor;
     if (p.accumulate()) {
-      const _Float16* old = p.out + uint64_t{row} * p.n + column0 + column;
 #pragma unroll
       for (uint32_t i = 0; i < dev::kColumnsPerLane; ++i)
-        if (column + i < columns) total[i] += static_cast<float>(old[i]);
+        if (i < to.columns) total[i] += static_cast<float>(p.out[to.at + i]);
     }
-    dev::store_columns(p.out, total, row, column0 + column, p.n, p.aligned_output());
+    using Halves = _Float16 __attribute__((ext_vector_type(dev::kColumnsPerLane)));
+    const Halves rounded = __builtin_convertvector(total, Halves);
+    if (p.aligned_output()) {
+      *reinterpret_cast<Halves*>(p.out + to.at) = rounded;
+      return;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < dev::kColumnsPerLane; ++i)
+      if (i < to.columns) p.out[to.at + i] = rounded[i];
   };
-  const uint32_t threads = dev::kWaveSize << log2_waves, summands = kParts << log2_waves;  // blockDim is an argument in memory
-  const uint32_t tile_of_d = blockIdx.z * p.column_tiles + blockIdx.x;
+  const uint32_t threads = dev::kWaveSize << log2_waves;  // blockDim is an argument in memory
+  const auto each_slot = [&](auto what) {
+    if constexpr (kOnePass) {
+      if (threadIdx.x < kAll) what(uint32_t{threadIdx.x});
+    } else {
+      for (uint32_t at = threadIdx.x; at < kAll; at += threads) what(at);
+    }
+  };
+  const auto sum_at = [&](uint32_t at) {
+    return sum_of_waves<kParts, kAll, max_waves(kEdge, kRowTiles, kColumnTiles)>(sums, at, 1u << log2_waves);
+  };
+  if (log2_splits == 0) {
+    each_slot([&](uint32_t at) { store(at, sum_at(at)); });
+    return;
+  }
+
+  const uint32_t tile_of_d = blockIdx.z * dev::wave_value_here(p.column_tiles) + blockIdx.x;
   uint8_t* shared = p.workspace + uint64_t{tile_of_d} * split_stride(kBytes, 1u << log2_splits);
   const dev::Buffer to_all = dev::make_buffer(shared, kBytes << log2_splits);
-  for (uint32_t at = threadIdx.x; at < kAll; at += threads) {
-    f32x4 total = sums[at];
-#pragma unroll 4
-    for (uint32_t i = 1; i < summands; ++i) total += sums[i * kAll + at];
-    if (log2_splits == 0)
-      store(at, total);
-    else
-      dev::store_part(total, to_all, at * sizeof(f32x4), split * kBytes);
-  }
-  if (log2_splits == 0) return;
+  each_slot([&](uint32_t at) { dev::store_part(sum_at(at), to_all, at * sizeof(f32x4), split * kBytes); });
 
   auto* words = reinterpret_cast<uint64_t*>(shared + (kBytes << log2_splits));
-  __syncthreads();  // the sums of LDS are read; is_last_group puts its word there
+  // Its word in LDS is written behind a barrier that the readers of the sums have reached.
   if (!dev::is_last_group(words, split, log2_splits, p.number, threadIdx.x == 0, reinterpret_cast<uint32_t*>(lds))) return;
   const uint32_t last = (1u << log2_splits) - 1;
-  for (uint32_t at = threadIdx.x; at < kAll; at += threads) {
+  each_slot([&](uint32_t at) {
     constexpr uint32_t kAtOnce = 4;
     f32x4 total = {};
     for (uint32_t first = 0; first <= last; first += kAtOnce) {
@@ -311,7 +400,7 @@ __global__ __launch_bounds__(max_waves(kEdge, kRowTiles, kColumnTiles) * dev::kW
           total += sum[i];
     }
     store(at, total);
-  }
+  });
 }
 
 }  // namespace hf::skinny
