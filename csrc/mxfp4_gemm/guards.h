@@ -2,6 +2,7 @@
 #pragma once
 
 #include "hipforge/amd/mx.h"
+#include "hipforge/amd/mx_shuffled.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
@@ -14,7 +15,6 @@ struct Shape {
 
 constexpr int64_t kMaxBytes = (int64_t{1} << 31) - 1;
 constexpr int kLoadBytes = 16;
-constexpr int kShuffledScaleColumns = 8, kShuffledScaleRows = 256;  // of a padded tensor of shuffled scales
 
 inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -55,7 +55,7 @@ inline Shape check_operands(const Tensor& out, const Tensor& Xq, const Tensor& X
   check_scales(Xs, "Xs", m, k / kMxBlock, Wq);
   if (shuffled) {
     HF_CHECK(n % 16 == 0 && k % 64 == 0, "shuffled weights need N % 16 == 0 and K % 64 == 0; got N = ", n, ", K = ", k);
-    check_scales(Ws, "Ws (shuffled)", round_up(n, kShuffledScaleRows), round_up(k / kMxBlock, kShuffledScaleColumns), Wq);
+    check_scales(Ws, "Ws (shuffled)", round_up(n, kShuffledPaddedRows), round_up(k / kMxBlock, kShuffledScaleColumns), Wq);
   } else {
     check_scales(Ws, "Ws", n, k / kMxBlock, Wq);
   }

@@ -19,14 +19,22 @@ RUN = -1
 """Execute a work-group without recording it."""
 SKIP = 0
 """Do not execute a work-group."""
+ROOM_MIB = 256
+"""Enough for about a thousand different work-groups of a GEMM."""
+_WORD_BYTES = 4
 
 
 class Capture:
-    """Recorded launches. Work-groups that differ only in their addresses share one instruction stream."""
+    """Recorded launches. Work-groups that differ only in their addresses share one instruction stream.
 
-    def __init__(self) -> None:
+    Args:
+        room_mib: memory for the streams; when it is full, further work-groups are executed without being recorded.
+    """
+
+    def __init__(self, room_mib: int = ROOM_MIB) -> None:
         self._library = library.load()
         self.handle = self._library.hftime_capture_new()
+        self._library.hftime_capture_room(self.handle, (room_mib << 20) // _WORD_BYTES)
         weakref.finalize(self, self._library.hftime_capture_free, self.handle)
 
     @contextlib.contextmanager

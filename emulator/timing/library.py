@@ -21,6 +21,7 @@ _u64, _i32, _i64 = ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64
 
 _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "hftime_capture_new": (_handle, ()),
+    "hftime_capture_room": (None, (_handle, _u64)),
     "hftime_capture_free": (None, (_handle,)),
     "hftime_capture_recorder": (_handle, (_handle,)),
     "hftime_capture_policy": (

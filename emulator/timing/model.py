@@ -102,7 +102,8 @@ def simulate(
         detail: also stalls per instruction, and the waves of one compute unit.
 
     Raises:
-        GuardError: a work-group that is needed was not recorded, or ``start`` is not a level.
+        GuardError: a work-group that is needed was not recorded, for want of room or because it was not chosen, or
+            ``start`` is not a level.
     """
     if start not in STARTS:
         raise GuardError(f"start={start!r}; accepted: {', '.join(STARTS)}")

@@ -9,6 +9,7 @@ import torch
 from helpers import hip_compile
 
 from hipforge import emulator
+from hipforge.emulator.timing import estimate
 from hipforge.emulator.timing.capture import RUN, SKIP, WHOLE, Capture
 from hipforge.errors import GuardError
 
@@ -25,6 +26,17 @@ __global__ void uneven(int* out, const int* count) {
   int sum = 0;
   for (int i = 0; i < count[blockIdx.x]; ++i) sum = sum * 3 + out[blockIdx.x * 64 + threadIdx.x];
   out[blockIdx.x * 64 + threadIdx.x] = sum;
+}
+// A part of the result, and a word of every work-group's own at the end of the same buffer.
+__global__ void leaves_a_word(int* out, const int* in) {
+  const int i = blockIdx.x * 64 + threadIdx.x;
+  out[i] = in[i];
+  if (threadIdx.x == 0) atomicAdd(out + gridDim.x * 64 + blockIdx.x * 16, 1);
+}
+// Twenty words at irregular distances.
+__global__ void scatters(int* out, const int* where) {
+  if (threadIdx.x == 0)
+    for (int i = 0; i < 20; ++i) out[where[i] * (blockIdx.x + 1)] = i;
 }
 """
 GROUPS = 12
@@ -96,12 +108,49 @@ def test_another_number_of_iterations_is_another_template(code: emulator.CodeObj
     assert len(capture.launches()[0]["templates"]) == 3
 
 
+def leave_words(code: emulator.CodeObject, capture: Capture, **policy: dict[int, int]) -> torch.Tensor:
+    out, given = torch.zeros(GROUPS * 80, dtype=torch.int32), torch.arange(GROUPS * 64, dtype=torch.int32)
+    with capture.recording(**policy):
+        emulator.launch(code.kernels["leaves_a_word"], GROUPS, 64, [out, given])
+    return out
+
+
+def test_a_few_accesses_that_move_otherwise_share_a_stream_and_keep_their_addresses(code: emulator.CodeObject) -> None:
+    shared, apart = Capture(), Capture()
+    out = leave_words(code, shared)
+    assert out[GROUPS * 64 :: 16].eq(1).all()
+    # A pass that names work-groups may record beginnings, so it lets no access move otherwise.
+    leave_words(code, apart, chosen={0: WHOLE})
+    assert [len(one.launches()[0]["templates"]) for one in (shared, apart)] == [1, GROUPS]
+    assert estimate(shared).as_dict() == estimate(apart).as_dict()
+
+
+def test_many_accesses_that_move_otherwise_are_another_stream(code: emulator.CodeObject) -> None:
+    where, capture = torch.tensor([16 * i * i for i in range(20)], dtype=torch.int32), Capture()
+    with capture.recording():
+        emulator.launch(code.kernels["scatters"], 3, 64, [torch.zeros(20000, dtype=torch.int32), where])
+    assert len(capture.launches()[0]["templates"]) == 3
+
+
+def test_a_recording_without_room_says_so(code: emulator.CodeObject) -> None:
+    capture = Capture(room_mib=0)
+    with capture.recording():
+        run_twice(code)
+    assert capture.launches()[0]["recorded"] == 1
+    with pytest.raises(GuardError, match=r"group 8 was not recorded: the recording is full .* Capture\(room_mib="):
+        estimate(capture)
+
+
 def test_a_capture_survives_a_file(code: emulator.CodeObject, tmp_path: Path) -> None:
     capture = Capture()
     with capture.recording():
         run_twice(code)
     capture.save(tmp_path / "twice")
     assert Capture.read(tmp_path / "twice").launches() == capture.launches()
+    words = Capture()
+    leave_words(code, words)
+    words.save(tmp_path / "words")
+    assert estimate(Capture.read(tmp_path / "words")).as_dict() == estimate(words).as_dict()
 
 
 def test_a_file_that_is_no_capture_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@
 #include "hipforge/amd/element.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/mx_encode.h"
+#include "hipforge/amd/mx_shuffled.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
@@ -38,10 +39,7 @@ constexpr uint32_t kInfinityBits = 0x7F800000;
 static_assert(kPerBlock == 4, "a block is held by a quad of lanes");
 static_assert(kThreads % kPerBlock == 0, "a work-group holds whole blocks");
 
-// The layout of pre-shuffled GEMMs: tiles of 16 rows by 32 bytes in two halves, scales padded to 256 rows and 8 columns.
-constexpr uint32_t kTileRows = 16;
-constexpr uint32_t kScaleRows = 256, kScaleColumns = 8;
-constexpr uint8_t kScalePad = 127;
+constexpr uint8_t kScalePad = 127;  // of the rows and columns that shuffled scales have more
 
 enum class Element { e4m3, e2m1 };
 
@@ -72,10 +70,10 @@ __device__ inline Chunk load_chunk(const Input* x, bool vector) {
 // Where the block that fills piece `piece` of a shuffled payload stands in x: tile (row / 16, block / 2), half block % 2,
 // row % 16.
 __device__ inline uint32_t block_of_piece(uint32_t piece, uint32_t blocks_of_row) {
-  const uint32_t strip = blocks_of_row * kTileRows;  // pieces of 16 rows
+  const uint32_t strip = blocks_of_row * hf::kShuffledRows;  // pieces of 16 rows
   const uint32_t in_strip = piece % strip;
-  const uint32_t row = piece / strip * kTileRows + in_strip % kTileRows;
-  return row * blocks_of_row + in_strip / kTileRows;
+  const uint32_t row = piece / strip * hf::kShuffledRows + in_strip % hf::kShuffledRows;
+  return row * blocks_of_row + in_strip / hf::kShuffledRows;
 }
 
 __device__ inline int64_t shuffled_scale(uint32_t row, uint32_t column, uint32_t columns) {
@@ -307,11 +305,11 @@ void mxfp4_quantize_out(hf::Tensor out, hf::Tensor scale_out, hf::Tensor x, cons
     check_plain_scales(scale_out, x);
     return launch<Element::e2m1, false>(arguments, stream);
   }
-  HF_CHECK(rows % kTileRows == 0 && k % (2 * hf::kMxBlock) == 0,
+  HF_CHECK(rows % hf::kShuffledRows == 0 && k % (2 * hf::kMxBlock) == 0,
            "a shuffled result needs rows in multiples of 16 and K in multiples of 64; got ", rows, " and ", k);
   const int64_t blocks = k / hf::kMxBlock;
-  const int64_t scale_rows = (rows + kScaleRows - 1) / kScaleRows * kScaleRows;
-  const int64_t columns = (blocks + kScaleColumns - 1) / kScaleColumns * kScaleColumns;
+  const int64_t scale_rows = (rows + hf::kShuffledPaddedRows - 1) / hf::kShuffledPaddedRows * hf::kShuffledPaddedRows;
+  const int64_t columns = (blocks + hf::kShuffledScaleColumns - 1) / hf::kShuffledScaleColumns * hf::kShuffledScaleColumns;
   HF_CHECK(scale_out.is_shape(scale_rows, columns) && scale_out.is_contiguous(), "scale_out must be contiguous [",
            scale_rows, ", ", columns, "], padded to 256 rows and 8 columns; got ", scale_out);
   HF_CHECK(scale_rows * columns < INT64_C(1) << 31, "shuffled scales must have fewer than 2^31 bytes; got ",

@@ -25,6 +25,7 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/mx.h"
+#include "hipforge/amd/mx_shuffled.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/amd/wave_parts.h"
@@ -39,9 +40,9 @@ constexpr int kLaneBytes = kMxBlock / 2;          // a lane's operand: one block
 constexpr int kStepBytes = kStep / 2;
 constexpr int kTileBytes = kTile * kLaneBytes;    // a shuffled tile of one 16-byte column
 constexpr int kSumBytes = kTile * kTile * sizeof(float);  // of a wave and tile
-constexpr int kScaleRows = 32, kScaleColumns = 8;  // a tile of shuffled scales
 
 static_assert(kLaneBytes == 16 && kStepBytes == dev::kMfmaGroups * kLaneBytes);
+static_assert(kTile == kShuffledRows);
 
 /// A launch's choices in one word, so that all arguments fit the 14 dwords that are in SGPRs when a wave starts. shuffled: the
 /// weights and their scales.
@@ -59,8 +60,8 @@ struct Plan {
       : log2_splits(options & 0xFF),
         shuffled(options >> 8 & 1),
         aligned_output(options >> 9 & 1),
-        scale_columns((k / kMxBlock + kScaleColumns - 1) / kScaleColumns * kScaleColumns),
-        scale_rows((n + 255) / 256 * 256) {}
+        scale_columns((k / kMxBlock + kShuffledScaleColumns - 1) / kShuffledScaleColumns * kShuffledScaleColumns),
+        scale_rows((n + kShuffledPaddedRows - 1) / kShuffledPaddedRows * kShuffledPaddedRows) {}
 };
 
 #if defined(__gfx950__)
@@ -88,13 +89,12 @@ struct Panel {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const uint32_t row = first_row + t * kTile + lane % kTile;
-      // Shuffled, byte (n, kb) lives at ((n/16) (Kb/32) + kb/32) 512 + ((kb%32)/16) 256 + (n%16) 16 + kb%16: the 16-byte
-      // columns of 16 rows follow each other. Scale (n, s) lives at (n/32) 32 S + (s/8) 256 + (s%4) 64 + (n%16) 4 +
-      // ((s%8)/4) 2 + (n%32)/16, and s = group in step 0.
+      // Of block `group` of the row (mx_shuffled.h has the shuffled order).
       const uint32_t data_offset = shuffled ? row / kTile * kTile * (k / 2) + group * kTileBytes + row % kTile * kLaneBytes
                                             : row * (k / 2) + group * kLaneBytes;
       const uint32_t scale_offset =
-          shuffled ? row / kScaleRows * kScaleRows * plan.scale_columns + group * 64 + row % 16 * 4 + row % 32 / 16
+          shuffled ? row / kShuffledScaleRows * kShuffledScaleRows * plan.scale_columns + group * 64 + row % 16 * 4 +
+                         row % kShuffledScaleRows / 16
                    : row * (k / kMxBlock) + group;
       data_at[t] = row < rows ? data_offset : dev::kOutOfRange;
       scale_at[t] = row < rows ? scale_offset : dev::kOutOfRange;
@@ -102,7 +102,7 @@ struct Panel {
   }
 
   __device__ uint32_t scale_step(uint32_t step) const {
-    return shuffled ? step / 2 * (kScaleRows * kScaleColumns) + step % 2 * 2 : step * (kStep / kMxBlock);
+    return shuffled ? step / 2 * kShuffledScaleBytes + step % 2 * 2 : step * (kStep / kMxBlock);
   }
 
   // A step that the wave does not have starts at the end of the tensor, where every lane is out of range.

@@ -40,6 +40,7 @@ std::string number(double x) {
 extern "C" {
 
 Capture* hftime_capture_new() { return new Capture; }
+void hftime_capture_room(Capture* c, uint64_t words) { c->max_words = words; }
 void hftime_capture_free(Capture* c) { delete c; }
 const hfemu_recorder* hftime_capture_recorder(Capture* c) { return c->recorder(); }
 void hftime_capture_policy(Capture* c, int64_t fallback, const uint64_t* groups, const int64_t* limits, uint64_t count,

@@ -8,9 +8,13 @@
 namespace hftime {
 namespace {
 
+constexpr size_t kMostMoved = 16;  // accesses of a work-group; a meeting of 8 takes up to 6
 
-// Whether the recorded waves equal the template's (their beginnings, if `whole` is false); finds the shifts.
-bool matches(const Template& t, const hfemu_recorded_wave* waves, bool whole, std::map<uint16_t, int64_t>* shift) {
+// Whether the recorded waves equal the template's (their beginnings, if `whole` is false); finds the shifts, and up to
+// `most_moved` accesses that move otherwise.
+bool matches(const Template& t, const hfemu_recorded_wave* waves, bool whole, size_t most_moved, Group* g) {
+  g->shift.clear();
+  g->moved.clear();
   for (size_t w = 0; w < t.waves.size(); ++w) {
     const WaveStream& of = t.waves[w];
     const hfemu_recorded_wave& is = waves[w];
@@ -30,8 +34,11 @@ bool matches(const Template& t, const hfemu_recorded_wave* waves, bool whole, st
         const auto extent = static_cast<uint16_t>(header >> 16);
         if (count == 0) continue;
         const int64_t by = int64_t{is.accesses[at]} - int64_t{of.accesses[at]};
-        const auto known = shift->emplace(extent, by).first;
-        if (known->second != by) return false;
+        const int64_t usual = g->shift.emplace(extent, by).first->second;
+        if (usual != by) {
+          if (g->moved.size() == most_moved) return false;
+          g->moved.push_back({static_cast<uint32_t>(w), static_cast<uint32_t>(at), by - usual});
+        }
         for (uint32_t i = 0; i < count; ++i)
           if (int64_t{is.accesses[at + i]} - int64_t{of.accesses[at + i]} != by) return false;
         at += count;
@@ -107,7 +114,7 @@ class Reader {
   std::ifstream in_;
 };
 
-constexpr uint32_t kMagic = 0x31544648;  // "HFT1"
+constexpr uint32_t kMagic = 0x32544648;  // "HFT2"
 
 void fill_access_at(Template& t, const std::vector<Instruction>&) {
   for (WaveStream& s : t.waves) {
@@ -160,7 +167,9 @@ int64_t Capture::choose(uint64_t group) {
   const std::lock_guard lock(mutex_);
   const auto found = chosen.find(group);
   const int64_t wanted = found == chosen.end() ? fallback : found->second;
-  return wanted > 0 && words_ > max_words ? -1 : wanted;
+  if (wanted <= 0 || words_ <= max_words) return wanted;
+  launches.at(next_ - 1).full = true;
+  return -1;
 }
 
 void Capture::group(uint64_t index, const hfemu_recorded_wave* waves) {
@@ -175,12 +184,12 @@ void Capture::group(uint64_t index, const hfemu_recorded_wave* waves) {
         launch.instructions[wave.instructions[wave.instruction_count - 1]].unit != HFEMU_END)
       g.whole = false;
   }
-  for (size_t t = 0; t < launch.templates.size() && g.of < 0; ++t) {
-    g.shift.clear();
-    if (matches(launch.templates[t], waves, g.whole, &g.shift)) g.of = static_cast<int32_t>(t);
-  }
+  const size_t most_moved = may_move_ && g.whole ? kMostMoved : 0;
+  for (size_t t = 0; t < launch.templates.size() && g.of < 0; ++t)
+    if (matches(launch.templates[t], waves, g.whole, most_moved, &g)) g.of = static_cast<int32_t>(t);
   if (g.of < 0) {
     g.shift.clear();
+    g.moved.clear();
     if (g.whole) {
       g.of = static_cast<int32_t>(launch.templates.size());
       launch.templates.push_back(make_template(launch, waves));
@@ -229,6 +238,7 @@ bool Capture::save(const std::string& path) const {
       out.array(t.extents);
       out.value(t.instructions);
     }
+    out.value(l.full);
     out.value(uint64_t{l.recorded.size()});
     for (const auto& [index, g] : l.recorded) {
       out.value(index);
@@ -239,6 +249,7 @@ bool Capture::save(const std::string& path) const {
         out.value(extent);
         out.value(by);
       }
+      out.array(g.moved);
     }
   }
   return out.good();
@@ -286,6 +297,7 @@ bool Capture::load(const std::string& path) {
       fill_access_at(t, l.instructions);
       l.templates.push_back(std::move(t));
     }
+    l.full = in.value<bool>();
     for (auto k = in.value<uint64_t>(); k && in.good(); --k) {
       Group g;
       g.index = in.value<uint64_t>();
@@ -295,6 +307,7 @@ bool Capture::load(const std::string& path) {
         const auto extent = in.value<uint16_t>();
         g.shift[extent] = in.value<int64_t>();
       }
+      g.moved = in.array<Moved>();
       l.recorded[g.index] = std::move(g);
     }
     launches.push_back(std::move(l));

@@ -121,6 +121,13 @@ std::map<uint16_t, int64_t> anchors(const Template& t) {
   return first;
 }
 
+std::string why_not(const Launch& launch) {
+  if (!launch.full) return "";
+  return ": the recording is full with " + std::to_string(launch.templates.size()) +
+         " different instruction streams; model a smaller problem, or give it more room: "
+         "Capture(room_mib=...)";
+}
+
 struct Users {
   uint64_t first_round = 0;
   std::map<uint64_t, uint32_t> xcds_in_round;  // bit masks
@@ -169,11 +176,12 @@ Plan::Plan(const Launch& launch, const Machine& machine, const Setup& setup) {
     for (uint64_t i = 0; i < count; ++i) {
       const auto found = launch.recorded.find(i * xcds + x);
       if (found == launch.recorded.end() || found->second.of < 0)
-        throw std::runtime_error("work-group " + std::to_string(i * xcds + x) + " was not recorded");
+        throw std::runtime_error("work-group " + std::to_string(i * xcds + x) + " was not recorded" + why_not(launch));
       const Group& g = found->second;
       Placement p;
       p.group = g.index;
       p.program = programs[g.of].get();
+      p.moved = &g.moved;
       p.shifts.resize(launch.extents.size() + 1);
       for (size_t e = 0; e < p.shifts.size(); ++e) {
         Shift& s = p.shifts[e];

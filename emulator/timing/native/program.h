@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "capture.h"
 #include "simulator.h"
 
 namespace hftime {
@@ -50,7 +51,14 @@ struct Placement {
   uint64_t group = 0;
   const Program* program = nullptr;
   std::vector<Shift> shifts;     // by extent, then one for none
-  const Shift& shift_of(uint32_t extent) const { return shifts[extent < shifts.size() ? extent : shifts.size() - 1]; }
+  const std::vector<Moved>* moved = nullptr;  // of the recorded work-group
+  // Of the access to `extent` whose first sector is word `at` of the wave's accesses.
+  Shift shift_of(uint32_t extent, uint32_t wave, uint32_t at) const {
+    Shift s = shifts[extent < shifts.size() ? extent : shifts.size() - 1];
+    for (const Moved& m : *moved)
+      if (m.at == at && m.wave == wave) s.sector += static_cast<uint64_t>(m.by);
+    return s;
+  }
 };
 
 struct Plan {

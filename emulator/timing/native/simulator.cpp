@@ -392,6 +392,11 @@ class Simulation {
     }
   }
 
+  // Of the access that `accesses` is at.
+  static Shift shift_of(const WaveState& w, uint32_t header) {
+    return w.group->placed->shift_of(header >> 16, w.index, w.access);
+  }
+
   double access_lds(WaveState& w, const Static& in, Cu& cu) {
     double cycles = 0;
     accesses(w, [&](uint32_t header, const uint32_t*) { cycles += header >> 2 & 0x3FFF; });
@@ -408,7 +413,7 @@ class Simulation {
     double done = w.ready + m_.scalar_latency_cycles;
     accesses(w, [&](uint32_t header, const uint32_t* words) {
       const uint32_t count = header >> 2 & 0x3FFF;
-      const Shift& shift = w.group->placed->shift_of(header >> 16);
+      const Shift shift = shift_of(w, header);
       for (uint32_t i = 0; i < count; ++i) {
         const uint64_t line = shift.line(words[i]), hash = mix(line);
         Cache<8>& cache = xcd.fronts[w.cu / 2].scalar;
@@ -435,7 +440,7 @@ class Simulation {
         cu.lds_free = std::max(cu.lds_free, start) + (header >> 2 & 0x3FFF);
         return;
       }
-      const Shift& shift = w.group->placed->shift_of(header >> 16);
+      const Shift shift = shift_of(w, header);
       cycles = std::max(cycles, count * 64 / m_.vector_bytes_per_cycle);
       const double lookup = start + cycles;
       for (uint32_t i = 0; i < count;) {

@@ -3,6 +3,7 @@
 
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/mx.h"
+#include "hipforge/amd/mx_shuffled.h"
 #include "hipforge/amd/mx_tiles/formats.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
@@ -21,11 +22,6 @@ constexpr int kWordBlocks = sizeof(uint32_t);  // MX blocks whose scales are one
 constexpr int kScaleLoadRows = dev::kWaveSize / kScaleRowWords;
 constexpr int kScaleKeys = 8;  // words of a row are swizzled by its number / kScaleLoadRows % kScaleKeys
 constexpr uint32_t kWindow = 4;  // steps that neighbouring work-groups take in different orders
-
-// The shuffled order of weights and scales. A tile of weights is 16 rows by 32 bytes; the 16-byte columns of its rows follow
-// each other. A tile of scales is 32 rows by 8: that of row r and block s is byte s % 4 * 64 + r % 16 * 4 + s / 4 * 2 + r / 16.
-constexpr int kShuffledRows = 16, kShuffledScaleRows = 32, kShuffledScaleColumns = 8, kShuffledScaleBytes = 256;
-constexpr int kShuffledPadding = 256;  // shuffled scales have so many rows, or a multiple
 
 static_assert(kLoadRows == 8 && kScaleLoadRows == 4 && kScaleRowBytes == 64);
 static_assert(kShuffledScaleRows == kTile && kShuffledScaleBytes == dev::kWaveSize * sizeof(uint32_t));

@@ -51,6 +51,7 @@
 #include "hipforge/amd/last_group.h"
 #include "hipforge/amd/mfma.h"
 #include "hipforge/amd/mx.h"
+#include "hipforge/amd/mx_shuffled.h"
 #include "hipforge/amd/mx_tiles/config.h"
 #include "hipforge/amd/mx_tiles/formats.h"
 #include "hipforge/amd/mx_tiles/lds.h"
@@ -118,7 +119,7 @@ struct Tile {
         shuffled(kTakesShuffled && p.shuffled),
         k(p.k),
         x_side(p.xq, p.xs, row0, C::kBlockM, p.m, row_bytes(), p.m, blocks()),
-        w_side(p.wq, p.ws, column0, C::kBlockN, p.n, row_bytes(), shuffled ? rounded_up(p.n, kShuffledPadding) : p.n,
+        w_side(p.wq, p.ws, column0, C::kBlockN, p.n, row_bytes(), shuffled ? rounded_up(p.n, kShuffledPaddedRows) : p.n,
                shuffled ? shuffled_columns() : blocks()),
         begin(first_step),
         end(last_step),
