@@ -67,6 +67,8 @@ constexpr int max_waves(int edge, int row_tiles, int column_tiles) {
 /// Steps of straight code, and how many steps are in flight, a divisor of them: as many as the registers beside sums and
 /// addresses allow.
 constexpr int kRun = 8;
+// Whether the first steps of the next run are loaded during this one: clang 21 would put up to 92 registers into scratch.
+constexpr bool kKeepsFull = __clang_major__ >= 22;
 constexpr int steps_ahead(int edge, int row_tiles, int column_tiles) {
   const int registers = max_waves(edge, row_tiles, column_tiles) == 16 ? 96 : 160;
   const int steps = registers / step_registers(edge, row_tiles, column_tiles);
@@ -232,12 +234,20 @@ struct Wave {
   __device__ __forceinline__ void run(uint32_t begin, uint32_t end, Meanwhile meanwhile) {
     const uint32_t whole = min(end, k / kStep);
     uint32_t step = begin;
-    if (step + kRun <= whole) {
-      Step steps[kAhead];
-      load_first<kRun>(steps, step * kStep, meanwhile);
-      for (; step + 2 * kRun <= whole; step += kRun) run_steps<kRun, true>(steps, step * kStep);
-      run_steps<kRun, false>(steps, step * kStep);
-      step += kRun;
+    if constexpr (kKeepsFull) {
+      if (step + kRun <= whole) {
+        Step steps[kAhead];
+        load_first<kRun>(steps, step * kStep, meanwhile);
+        for (; step + 2 * kRun <= whole; step += kRun) run_steps<kRun, true>(steps, step * kStep);
+        run_steps<kRun, false>(steps, step * kStep);
+        step += kRun;
+      }
+    } else {
+      for (; step + kRun <= whole; step += kRun) {
+        Step steps[kAhead];
+        load_first<kRun>(steps, step * kStep, meanwhile);
+        run_steps<kRun, false>(steps, step * kStep);
+      }
     }
     if (step < whole) run_rest<1>(step, whole - step, meanwhile);
     if (whole < end) run_tail(whole);
