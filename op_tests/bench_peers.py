@@ -223,12 +223,16 @@ def skinny(folder: Path) -> list[Compared]:
     return rows
 
 
+def machine_of(kind: str) -> machines.Machine:
+    """Return the GPU that an operand type of ours is modelled on."""
+    return machines.MI300X if kind == SKINNY else machines.MI355X
+
+
 def with_floor(row: Compared) -> Compared:
     """Return the row with the modelled time of reading its weights and scales once."""
     weights = row.n * row.k * BITS[row.ours] // 8
     scales = row.n * row.k // BLOCK if row.ours in MX else 0
-    of = machines.MI300X if row.ours == SKINNY else machines.MI355X
-    timing = streaming.least(weights + scales, of, row.start)
+    timing = streaming.least(weights + scales, machine_of(row.ours), row.start)
     return replace(row, floor_us=timing.replay_us if row.figure == "replay_us" else timing.kernel_us)
 
 
@@ -316,7 +320,7 @@ def main(
         plot(rows, picture)
     kinds = dict.fromkeys(row.ours for row in rows)
     figures = {kind: summary([row for row in rows if row.ours == kind]) for kind in kinds}
-    versions = sorted({machines.MI300X.version if kind == SKINNY else machines.MI355X.version for kind in kinds})
+    versions = sorted({machine_of(kind).version for kind in kinds})
     print(json.dumps({**figures, "machine": ", ".join(versions)}))
 
 
