@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from typecheck import ROOT, link_tree
+from typecheck import ROOT, SOURCE
 
 DOCS = ROOT / "docs"
 
@@ -84,14 +84,11 @@ def write_pages(folder: Path) -> None:
 
 
 def with_example_sections(ops: Path) -> None:
-    """Replace the linked folder of ops by a copy that mkdocstrings reads as a reader should.
+    """Rewrite a copied folder of ops so that mkdocstrings reads it as a reader should.
 
     ``Examples:`` is the section that it knows (``Example:`` would become text, its prompts quotations), Sphinx's roles
     become code, and the parameter that takes the decided path, which callers do not pass, is left out.
     """
-    source = ops.resolve()
-    ops.unlink()
-    shutil.copytree(source, ops, ignore=shutil.ignore_patterns("__pycache__"))
     for path in ops.rglob("*.py"):
         text = path.read_text()
         text = re.sub(r"^( +)Example:$", r"\1Examples:", text, flags=re.MULTILINE)
@@ -109,8 +106,8 @@ def build(site: Path) -> int:
         shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns("*.json", "*.py"))
         shutil.copyfile(ROOT / "CHANGELOG.md", source / "changelog.md")
         write_pages(source / "ops")
-        tree.mkdir()
-        with_example_sections(link_tree(tree) / "ops")
+        shutil.copytree(SOURCE, tree, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))  # follows the links
+        with_example_sections(tree / "hipforge" / "ops")
         environment = {
             **os.environ,
             "HIPFORGE_DOCS_SOURCE": str(source), "HIPFORGE_DOCS_TREE": str(tree), "HIPFORGE_DOCS_SITE": str(site),

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
-from typecheck import link_tree
+SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
 def main() -> int:
@@ -21,23 +20,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before-setup", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        link_tree(Path(name))
-        sys.dont_write_bytecode = True
-        sys.path.insert(0, name)
-        from hipforge import settings
-        from hipforge.errors import ToolchainError
-        from hipforge.jit import toolchain
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(SOURCE))
+    from hipforge import settings
+    from hipforge.errors import ToolchainError
+    from hipforge.jit import toolchain
 
-        if options.before_setup:
-            considered = toolchain.probe_all()[: 1 if settings.HIPCC.get() else None]
-            if any(isinstance(verdict, toolchain.Refused) and verdict.lacks_headers_only for verdict in considered):
-                return 0
-        try:
-            sys.stdout.write(toolchain.select("gfx950").description + "\n")
-        except ToolchainError as error:
-            sys.stdout.write(f"{error}\n")
-            return 1
+    if options.before_setup:
+        considered = toolchain.probe_all()[: 1 if settings.HIPCC.get() else None]
+        if any(isinstance(verdict, toolchain.Refused) and verdict.lacks_headers_only for verdict in considered):
+            return 0
+    try:
+        sys.stdout.write(toolchain.select("gfx950").description + "\n")
+    except ToolchainError as error:
+        sys.stdout.write(f"{error}\n")
+        return 1
     return 0
 
 

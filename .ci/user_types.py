@@ -1,7 +1,7 @@
 """Check a user's file with mypy and pyright: each must refuse the lines marked ``# error`` and no other.
 
-The package is seen as an installed one, through the link tree of typecheck.py. pyright is basedpyright, whose wheel and
-whose node come from the package index.
+The package is the one that this environment has installed. pyright is basedpyright, whose wheel and whose node come
+from the package index.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from typecheck import ROOT, link_tree
+from typecheck import ROOT
 
 SAMPLE = ROOT / "op_tests" / "helpers" / "user_code.py"
 
@@ -58,7 +58,6 @@ def main() -> int:
     status = 0
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
-        link_tree(top)
         (top / SAMPLE.name).write_text(SAMPLE.read_text())
         for check in checkers:
             errors = check(top)

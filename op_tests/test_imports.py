@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import hipforge
 
 FACE = Path(hipforge.__file__).parent
-FOLDERS = {"": FACE}
-for _name in ("jit", "emulator", "ops", "tuning"):
-    FOLDERS[_name] = Path(__import__(f"hipforge.{_name}", fromlist=[""]).__file__).parent
 
 
 def files_of_the_package() -> dict[str, Path]:
-    """Module name → file, for every Python file of every folder that is mapped into the package."""
+    """Module name → file, for every Python file of the package, whose folders may be links."""
     found: dict[str, Path] = {}
-    for folder, top in FOLDERS.items():
-        for path in top.rglob("*.py"):
-            inside = path.relative_to(top).with_suffix("").parts
-            parts = [part for part in ("hipforge", folder, *inside) if part and part != "__init__"]
-            found[".".join(parts)] = path
+    for folder, _, files in os.walk(FACE, followlinks=True):
+        for path in (Path(folder, name) for name in files if name.endswith(".py")):
+            parts = ["hipforge", *path.relative_to(FACE).with_suffix("").parts]
+            found[".".join(part for part in parts if part != "__init__")] = path
     return found
 
 

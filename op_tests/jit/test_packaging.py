@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
+import hipforge
 from hipforge import settings, shapes
 from hipforge.cli.main import cli
 from hipforge.cli.profile_subjects import SUBJECTS
@@ -33,7 +34,7 @@ def run(code: str, **kwargs) -> str:
 def tracked_files(*folders: str) -> list[str]:
     command = ["git", "ls-files", *folders]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    return [name for name in names if (ROOT / name).is_file()]
+    return [name for name in names if (ROOT / name).is_file() or (ROOT / name).is_symlink()]
 
 
 def built_wheel(source: Path, out: Path) -> Path:
@@ -51,7 +52,7 @@ def tree(tmp_path_factory):
     copy = tmp_path_factory.mktemp("tree")
     for name in tracked_files():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, copy / name)
+        shutil.copyfile(ROOT / name, copy / name, follow_symlinks=False)
     return copy
 
 
@@ -74,8 +75,20 @@ def test_the_wheel_carries_sources_tables_and_registry_and_nothing_stray(wheel):
     wanted = {f"hipforge/{name}" for name in tracked_files("csrc", "configs", "emulator/native")}
     wanted |= {"hipforge/jit/optCompilerConfig.json", "hipforge/jit/call/binding.c", "hipforge/py.typed"}
     assert wanted <= set(names), sorted(wanted - set(names))
+    assert len(names) == len(set(names))
     tops = {name.split("/")[0] for name in names}
     assert all(top == "hipforge" or top.endswith(".dist-info") for top in tops), tops
+
+
+def test_a_script_beside_the_checkout_imports_the_package_and_not_the_folder(tmp_path):
+    """A folder named hipforge in the script's directory is searched first; it has no __init__.py and must not win."""
+    (tmp_path / "hipforge").symlink_to(ROOT)
+    (tmp_path / "script.py").write_text("import hipforge\nprint(hipforge.__file__, hipforge.mxfp8_gemv.__name__)\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "script.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [hipforge.__file__, "mxfp8_gemv"]
 
 
 @pytest.mark.full

@@ -1,7 +1,7 @@
 """``hipforge new-op NAME``: write a working tuned op family as a template for a new one.
 
-The files are a family of :mod:`hipforge.ops`, its kernel and its test. Four lists name the op: the registry of modules,
-the families of ``ops``, the packages of ``pyproject.toml`` and the names that type checkers see.
+The files are a family of :mod:`hipforge.ops`, its kernel and its test. Three lists name the op: the registry of
+modules, the families of ``ops`` and the names that type checkers see.
 """
 
 from __future__ import annotations
@@ -45,11 +45,6 @@ def _families(text: str, name: str) -> str:
     return _insert(text, r"(?ms)^FAMILIES = \(\n.*?(?=^\)\n)", f'    Room("{name}", "{name}", ("{name}",)),\n')
 
 
-def _packages(text: str, name: str) -> str:
-    text = _insert(text, r'(?m)^  "hipforge\.ops\.core",\n', f'  "hipforge.ops.{name}",\n')
-    return _insert(text, r'(?m)^"hipforge\.ops\.core" = .*\n', f'"hipforge.ops.{name}" = "ops/{name}"\n')
-
-
 def _typed_names(text: str, name: str) -> str:
     line = f"    from hipforge.ops.{name} import {name} as {name}\n"
     lines = re.findall(r"(?m)^    from hipforge\.ops\.\w+ import \w+ as \w+\n", text)
@@ -67,7 +62,6 @@ def _insert(text: str, pattern: str, addition: str) -> str:
 LISTS: dict[str, Callable[[str, str], str]] = {
     "jit/optCompilerConfig.json": _registry,
     "ops/__init__.py": _families,
-    "pyproject.toml": _packages,
     "src/hipforge/__init__.py": _typed_names,
 }
 
