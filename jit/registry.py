@@ -287,6 +287,15 @@ def _is_in(value: VariantValue, accepted: tuple[VariantValue, ...]) -> bool:
 
 
 SHIPPED = "optCompilerConfig.json"
+FORMER_NAMES = {
+    "module_smallm_mxfp8_dense": "module_mxfp8_gemm_gemv",
+    "module_smallm_mxfp8_dense_mfma": "module_mxfp8_gemm_mfma",
+    "module_mxfp8_gemm": "module_mxfp8_gemm_tiles",
+    "module_mxfp8_wave_split": "module_mxfp8_gemm_wave_split",
+    "module_mxfp8_group_split": "module_mxfp8_gemm_group_split",
+    "module_mxfp8_k_packed": "module_mxfp8_gemm_k_packed",
+}
+"""Names that shipped modules had before; commands and stubs may still use them."""
 
 _registered: dict[str, ModuleEntry] = {}
 
@@ -338,12 +347,12 @@ def modules() -> dict[str, ModuleEntry]:
 
 
 def module(name: str) -> ModuleEntry:
-    """Return the entry of one module.
+    """Return the entry of one module, also by a name that it had before.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    entry = _registered.get(name) or shipped().get(name)
+    entry = _registered.get(name) or shipped().get(FORMER_NAMES.get(name, name))
     if entry is None:
         raise ConfigError(
             f"there is no module {name!r}; known: {', '.join(modules()) or '(none)'}. Modules are described in "

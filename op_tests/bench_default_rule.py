@@ -24,9 +24,9 @@ from hipforge import archs
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.mxfp4_gemm import rule as mxfp4_rule
 from hipforge.ops.mxfp4_gemm.tuner import TUNER as MXFP4
-from hipforge.ops.mxfp8_dense import few_rows, tile_kernel
-from hipforge.ops.mxfp8_dense.tuner import TUNER as MXFP8
-from hipforge.ops.mxfp8_dense.tuner import WAVE_LOOP
+from hipforge.ops.mxfp8_gemm import few_rows, tile_kernel
+from hipforge.ops.mxfp8_gemm.tuner import TUNER as MXFP8
+from hipforge.ops.mxfp8_gemm.tuner import WAVE_LOOP
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape
 from hipforge.tuning.shortlist import modelled_on_operands
 

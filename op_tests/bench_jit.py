@@ -33,7 +33,7 @@ from hipforge import plots
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "bench_sources"
-MODULE = "module_smallm_mxfp8_dense"
+MODULE = "module_mxfp8_gemm_gemv"
 
 CALL_TARGET_NS = 1500.0
 WARM_TARGET_MS = 30.0

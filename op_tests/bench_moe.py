@@ -23,7 +23,7 @@ from hipforge.cli.output import console
 from hipforge.jit import loader
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.moe import DEFAULT_BLOCK_M
-from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
+from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR
 from hipforge.ops.mxfp8_grouped import stream, wave_split
 from hipforge.ops.mxfp8_grouped.family import FAMILY, candidates
 from hipforge.ops.mxfp8_grouped.tuner import (

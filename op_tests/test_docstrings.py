@@ -54,5 +54,5 @@ def test_an_example_that_prints_something_else_is_found() -> None:
 
 
 def test_ops_are_among_the_public_names() -> None:
-    assert {"hipforge.ops.mxfp8_dense.mxfp8_gemv", "hipforge.jit.loader.load"} <= PUBLIC.keys()
+    assert {"hipforge.ops.mxfp8_gemm.mxfp8_gemv", "hipforge.jit.loader.load"} <= PUBLIC.keys()
     assert len(PUBLIC) > len(hipforge.__all__)

@@ -10,7 +10,7 @@ import pytest
 
 from hipforge import devices, plots
 from hipforge.errors import ConfigError
-from hipforge.ops.mxfp8_dense.tuner import TUNER
+from hipforge.ops.mxfp8_gemm.tuner import TUNER
 from hipforge.tuning import driver, pool
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.search import Candidate, Trial

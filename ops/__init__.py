@@ -33,7 +33,7 @@ class Room(NamedTuple):
 
 
 FAMILIES = (
-    Room("mxfp8_dense", "smallm_mxfp8", ("mxfp8_gemm", "mxfp8_gemv", "mxfp8_linear"), alias="smallm_gemm_mxfp8"),
+    Room("mxfp8_gemm", "mxfp8_gemm", ("mxfp8_gemm", "mxfp8_gemv", "mxfp8_linear"), alias="smallm_gemm_mxfp8"),
     Room(
         "mxfp8_grouped", "smallm_mxfp8_moe", ("grouped_gemm_mxfp8", "grouped_mxfp8_linear"), alias="grouped_gemm_mxfp8"
     ),

@@ -5,7 +5,7 @@
 #include "hipforge/module.h"
 #include "hipforge/amd/mx.h"
 
-namespace hf::smallm_mxfp8 {
+namespace hf::mxfp8 {
 
 struct Shape {
   int64_t m, n, k;
@@ -123,4 +123,4 @@ inline void check_bias(const OptionalTensor& bias, int64_t n, const Tensor& like
   check_apart({out, "out"}, {{given, "bias"}});
 }
 
-}  // namespace hf::smallm_mxfp8
+}  // namespace hf::mxfp8

@@ -3,7 +3,7 @@
 
 #include "hipforge/amd/last_group.h"
 
-namespace hf::smallm_mxfp8 {
+namespace hf::mxfp8 {
 
 /// The workspace of work-groups that share K, apart from every operand.
 inline uint8_t* check_workspace_of_parts(const OptionalTensor& workspace, uint64_t bytes, int64_t k_splits, const Tensor& out,
@@ -15,4 +15,4 @@ inline uint8_t* check_workspace_of_parts(const OptionalTensor& workspace, uint64
   return first;
 }
 
-}  // namespace hf::smallm_mxfp8
+}  // namespace hf::mxfp8

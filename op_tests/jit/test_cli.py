@@ -87,7 +87,7 @@ def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
     monkeypatch.setenv("HIPFORGE_MAX_JOBS", "many")
     monkeypatch.setenv("HIPFORGE_DEVCE", "hip")
     monkeypatch.setenv("HIPFORGE_PREBUILT_DIR", "/tmp:/no/such")
-    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", "/no/such.csv")
+    monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", "/no/such.csv")
     monkeypatch.setenv("HIPFORGE_CONFIG_SMALM", "/no/such.csv")
     result = invoke("doctor", "--json")
     refused = {
@@ -99,8 +99,8 @@ def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
     assert refused["HIPFORGE_MAX_JOBS"] == "HIPFORGE_MAX_JOBS='many' is not valid: expected a positive integer"
     assert "did you mean HIPFORGE_DEVICE?" in refused["HIPFORGE_DEVCE"]
     assert refused["HIPFORGE_PREBUILT_DIR"] == "there is no directory /no/such"
-    assert "HIPFORGE_CONFIG_SMALLM_MXFP8 names this file" in refused["HIPFORGE_CONFIG_SMALLM_MXFP8"]
-    assert "no tuned table 'smalm'; known: smallm_mxfp8" in refused["HIPFORGE_CONFIG_SMALM"]
+    assert "HIPFORGE_CONFIG_MXFP8_GEMM names this file" in refused["HIPFORGE_CONFIG_MXFP8_GEMM"]
+    assert "no tuned table 'smalm'; known: mxfp8_gemm" in refused["HIPFORGE_CONFIG_SMALM"]
     assert len(refused) == 5
 
 

@@ -316,7 +316,7 @@ def test_reference_runs_no_kernels_and_says_so():
     code = (
         "import torch\n"
         "from hipforge.jit.compile_ops import compile_ops\n"
-        "@compile_ops('module_smallm_mxfp8_dense')\n"
+        "@compile_ops('module_mxfp8_gemm_gemv')\n"
         "def op_out(out: torch.Tensor) -> None: ...\n"
         "op_out(torch.zeros(1))\n"
     )

@@ -8,9 +8,9 @@ import torch
 import hipforge
 from hipforge import devices, settings
 from hipforge.errors import BuildError, ConfigError, GuardError
-from hipforge.ops import mxfp8_dense as ops
+from hipforge.ops import mxfp8_gemm as ops
 from hipforge.ops.core.dispatch import explain
-from hipforge.ops.mxfp8_dense import kernels
+from hipforge.ops.mxfp8_gemm import kernels
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 
 HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source\n"
@@ -53,7 +53,7 @@ def table(tmp_path, monkeypatch):
         path = tmp_path / "table.csv"
         source = "7.0,9.0,9.0,0.002,measured:MI355X/test"
         path.write_text(HEADER + "".join(f"gfx950,256,{row},{source}\n" for row in rows))
-        monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(path))
+        monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", str(path))
         ops.reload_tables()
         return path
 
@@ -354,7 +354,7 @@ def test_a_gemv_row_of_the_earlier_format_keeps_what_its_launcher_ran(m, k, bloc
     # Its launcher took 4 columns instead of 8 for a long K and few rows.
     path = tmp_path / "earlier.csv"
     path.write_text(f"K,N,M,kernel,n_sub,k_splits,use_hip\n{k},40,{m},gemv,0,0,1\n")
-    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(path))
+    monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", str(path))
     ops.reload_tables()
     assert dict(explain("mxfp8_gemv", *operands(m, 40, k)).configuration) == {"block_n": block_n}
 

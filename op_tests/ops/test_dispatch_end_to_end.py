@@ -46,7 +46,7 @@ def test_tuned_larger_m_by_the_wrapper(m, tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     rows = "".join(f"{K},{N},{rows},mfma,2,2,1\n" for rows in (32, 64))
     path.write_text("K,N,M,kernel,n_sub,k_splits,use_hip\n" + rows)
-    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(path))
+    monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", str(path))
     ops.reload_tables()
     args = operands(m)
     assert_close(ops.mxfp8_gemv(*args), args)
@@ -65,7 +65,7 @@ def test_the_untuned_4096_square_engages_up_to_16_rows_and_not_beyond():
 def test_a_tuned_cell_runs_its_row():
     args = operands(1, 768, 6144)
     shown = explain("mxfp8_gemv", *args)
-    assert shown.file is not None and shown.file[0].name == "smallm_mxfp8_tuned.csv"
+    assert shown.file is not None and shown.file[0].name == "mxfp8_gemm_tuned.csv"
     assert_close(ops.mxfp8_gemv(*args), args)
 
 

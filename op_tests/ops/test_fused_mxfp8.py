@@ -163,7 +163,7 @@ def test_bytes_moved_are_the_least_possible(dtype):
 
 def test_results_feed_the_mxfp8_gemm():
     """norm, gate and up projection, activation, down projection, each by one op, against the references in fp64."""
-    from hipforge.ops.mxfp8_dense import mxfp8_gemm
+    from hipforge.ops.mxfp8_gemm import mxfp8_gemm
     from hipforge.ops.reference.fnuz import mx_fn_to_fnuz
 
     rows, hidden, inner = 2, 512, 256

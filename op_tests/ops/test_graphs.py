@@ -91,7 +91,7 @@ def test_a_first_call_in_a_capture_says_what_it_would_do_and_what_to_call_first(
     advice = "before the capture, call hipforge.warmup(op, ...)"
     assert "load module_rmsnorm" in lines[0] and "(and build it, unless it is cached)" in lines[0]
     assert advice in lines[0] and "hipforge.prepare(model)" in lines[0]
-    assert "read the tuned table of smallm_mxfp8" in lines[2] and advice in lines[2]
+    assert "read the tuned table of mxfp8_gemm" in lines[2] and advice in lines[2]
     assert "would warm mxfp8_linear up" in lines[3]
     assert "would warm a model up" in lines[5]
     assert [lines[1], lines[4]] == ["captured"] * 2

@@ -14,7 +14,7 @@ from helpers.moe_cases import exact, oracle
 from helpers.mxfp8_cases import assert_bits
 
 import hipforge
-from hipforge.ops.mxfp8_dense.tuner import MAX_ERROR
+from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR
 from hipforge.ops.mxfp8_grouped.family import TABLE as SMALLM_MXFP8_MOE
 from hipforge.ops.mxfp8_grouped.tuner import TUNER, MoeCell
 from hipforge.tuning.driver import tune

@@ -29,7 +29,7 @@ class Script:
 
 
 SCRIPTS = {
-    "tune_smallm_mxfp8.py": Script("smallm_mxfp8"),
+    "tune_mxfp8_gemm.py": Script("mxfp8_gemm"),
     "tune_smallm_mxfp8_moe.py": Script(
         "smallm_mxfp8_moe", (), {"DEFAULT_CELLS": (MoeCell(64, 256, 4, False, 4, experts=6),)}
     ),

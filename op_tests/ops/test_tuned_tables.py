@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from hipforge import ops
+from hipforge.cli import tune
 from hipforge.errors import ConfigError
+from hipforge.jit import registry
 from hipforge.ops.core.tuned import clear_tables, load_table, read_rows, read_table
-from hipforge.ops.mxfp8_dense.family import TABLE as SMALLM_MXFP8
+from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, cells
 
 HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source"
@@ -31,7 +33,7 @@ def write(path: Path, *lines: str) -> Path:
 
 def complaint(tmp_path, *lines):
     with pytest.raises(ConfigError) as caught:
-        read_rows(SMALLM_MXFP8, write(tmp_path / "t.csv", *lines))
+        read_rows(MXFP8_GEMM, write(tmp_path / "t.csv", *lines))
     message = str(caught.value)
     assert message.startswith(str(tmp_path / "t.csv") + ":")
     return message.removeprefix(str(tmp_path / "t.csv"))
@@ -39,7 +41,7 @@ def complaint(tmp_path, *lines):
 
 def test_rows_are_typed_and_remember_where_they_stand(tmp_path):
     path = write(tmp_path / "t.csv", HEADER, GEMV, "", MFMA)
-    table = read_table(SMALLM_MXFP8, [path])
+    table = read_table(MXFP8_GEMM, [path])
     row = table.find("gfx950", 256, 16, 1536, 6144)
     assert (row.file, row.line) == (path, 4)
     assert (row.values["kernel"], row.integer("k_splits"), row.values["us"]) == ("mfma", 8, 5.2)
@@ -51,7 +53,7 @@ def test_rows_are_typed_and_remember_where_they_stand(tmp_path):
 
 def test_upstream_header_is_read_as_gfx950_for_any_number_of_compute_units(tmp_path):
     path = write(tmp_path / "t.csv", UPSTREAM, "6144,2304,1,gemv,0,0,1", "6144,2304,64,mfma,2,8,0")
-    table = read_table(SMALLM_MXFP8, [path])
+    table = read_table(MXFP8_GEMM, [path])
     assert table.find("gfx950", 256, 1, 2304, 6144).values["kernel"] == "gemv"
     assert table.find("gfx950", 32, 64, 2304, 6144).integer("use_hip") == 0
 
@@ -59,7 +61,7 @@ def test_upstream_header_is_read_as_gfx950_for_any_number_of_compute_units(tmp_p
 def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbf" + f"{HEADER}\r\n{GEMV}\r\n".encode())
-    assert len(read_rows(SMALLM_MXFP8, path)) == 1
+    assert len(read_rows(MXFP8_GEMM, path)) == 1
 
 
 def test_a_cell_given_twice_names_both_lines(tmp_path):
@@ -110,41 +112,60 @@ def test_bad_headers_and_files_are_named(tmp_path):
     written = HEADER.replace(",us,", ",us,model_us,")  # HEADER is that of files from before the column
     assert complaint(tmp_path, "gfx,M,N").startswith(f":1: unknown header gfx,M,N; accepted: {written} or {UPSTREAM}")
     assert complaint(tmp_path, "").startswith(":1: the file is empty; expected the header gfx,cu_num")
-    with pytest.raises(ConfigError, match=r"absent\.csv:1: cannot read the tuned table of smallm_mxfp8"):
-        read_rows(SMALLM_MXFP8, tmp_path / "absent.csv")
+    with pytest.raises(ConfigError, match=r"absent\.csv:1: cannot read the tuned table of mxfp8_gemm"):
+        read_rows(MXFP8_GEMM, tmp_path / "absent.csv")
     (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"t\.csv:1: cannot read"):
-        read_rows(SMALLM_MXFP8, tmp_path / "t.csv")
+        read_rows(MXFP8_GEMM, tmp_path / "t.csv")
 
 
 def test_overrides_win_over_shipped_rows_and_later_files_over_earlier(tmp_path, monkeypatch):
-    shipped = {row.key: row for row in load_table("smallm_mxfp8").rows}
+    shipped = {row.key: row for row in load_table("mxfp8_gemm").rows}
     first = write(tmp_path / "a.csv", HEADER, GEMV.replace(",8,", ",16,"), MFMA)
     second = write(tmp_path / "b.csv", HEADER, GEMV.replace(",8,", ",32,"))
-    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", f"{first}:{second}")
+    monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", f"{first}:{second}")
     clear_tables()
-    table = load_table("smallm_mxfp8")
+    table = load_table("mxfp8_gemm")
     assert table.find("gfx950", 256, 1, 1536, 6144).file == second
     assert table.find("gfx950", 256, 16, 1536, 6144).file == first
     untouched = [key for key in shipped if key[2:] not in ((1, 1536, 6144), (16, 1536, 6144))]
     assert all(table.find(*key) == shipped[key] for key in untouched)
 
 
+def test_former_names_of_a_table_and_its_modules_are_accepted(tmp_path, monkeypatch):
+    first = write(tmp_path / "a.csv", HEADER, GEMV, MFMA)
+    second = write(tmp_path / "b.csv", HEADER, GEMV)
+    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(first))
+    monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", str(second))
+    clear_tables()
+    table = load_table("mxfp8_gemm")
+    assert table.find("gfx950", 256, 16, 1536, 6144).file == first
+    assert table.find("gfx950", 256, 1, 1536, 6144).file == second
+    command = tune.command.get_command(None, "smallm_mxfp8")
+    assert command is not None and command is tune.command.get_command(None, "mxfp8_gemm")
+    first.write_text("no header\n")
+    clear_tables()
+    with pytest.raises(ConfigError, match="HIPFORGE_CONFIG_SMALLM_MXFP8 names this file"):
+        load_table("mxfp8_gemm")
+    for former, name in registry.FORMER_NAMES.items():
+        assert registry.module(former) is registry.module(name)
+
+
 def test_a_later_upstream_file_wins_over_rows_for_exact_compute_units(tmp_path):
     ours = write(tmp_path / "a.csv", HEADER, GEMV)
     theirs = write(tmp_path / "b.csv", UPSTREAM, "6144,1536,1,gemv,0,0,0")
-    assert read_table(SMALLM_MXFP8, [ours, theirs]).find("gfx950", 256, 1, 1536, 6144).file == theirs
-    assert read_table(SMALLM_MXFP8, [theirs, ours]).find("gfx950", 256, 1, 1536, 6144).file == ours
-    assert read_table(SMALLM_MXFP8, [theirs, ours]).find("gfx950", 304, 1, 1536, 6144).file == theirs
+    assert read_table(MXFP8_GEMM, [ours, theirs]).find("gfx950", 256, 1, 1536, 6144).file == theirs
+    assert read_table(MXFP8_GEMM, [theirs, ours]).find("gfx950", 256, 1, 1536, 6144).file == ours
+    assert read_table(MXFP8_GEMM, [theirs, ours]).find("gfx950", 304, 1, 1536, 6144).file == theirs
 
 
 def test_reading_leaves_files_as_they_are(tmp_path, monkeypatch):
     path = write(tmp_path / "a.csv", UPSTREAM, "6144,1536,1,gemv,0,0,1")
     path.chmod(0o444)
     before = (path.read_bytes(), path.stat().st_mtime_ns)
-    monkeypatch.setenv("HIPFORGE_CONFIG_SMALLM_MXFP8", str(path))
+    monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", str(path))
     clear_tables()
-    load_table("smallm_mxfp8")
+    load_table("mxfp8_gemm")
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -164,8 +185,8 @@ def test_every_shipped_csv_has_a_schema_and_is_valid(path):
 
 
 def test_the_shipped_smallm_table_is_the_model_over_all_default_cells():
-    shipped = Path(str(resources.files("hipforge.configs"))) / SMALLM_MXFP8.file_name
-    rows = {row.key: row for row in read_rows(SMALLM_MXFP8, shipped)}
+    shipped = Path(str(resources.files("hipforge.configs"))) / MXFP8_GEMM.file_name
+    rows = {row.key: row for row in read_rows(MXFP8_GEMM, shipped)}
     assert set(rows) == {("gfx950", 256, cell.m, cell.n, cell.k) for cell in cells(MINIMAX_M3, DECODE_M)}
     assert len(rows) == 105
     for row in rows.values():

@@ -25,10 +25,10 @@ from hipforge.ops.core.tuned import read_rows, read_table
 from hipforge.ops.mxfp4_gemm import tuner as mxfp4_gemm
 from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
 from hipforge.ops.mxfp4_gemm.family import candidates as mxfp4_candidates
-from hipforge.ops.mxfp8_dense import tuner as smallm_mxfp8
-from hipforge.ops.mxfp8_dense import wave_split
-from hipforge.ops.mxfp8_dense.family import TABLE as SMALLM_MXFP8
-from hipforge.ops.mxfp8_dense.family import candidates
+from hipforge.ops.mxfp8_gemm import tuner as mxfp8_gemm
+from hipforge.ops.mxfp8_gemm import wave_split
+from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
+from hipforge.ops.mxfp8_gemm.family import candidates
 from hipforge.tuning import driver, model, timing, work
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape, read_untuned
 from hipforge.tuning.search import Candidate, Trial, search
@@ -40,7 +40,7 @@ MFMA = Candidate("mfma", {"n_sub": 2, "k_splits": 4})
 
 def modelled_row(m=1, n=1536, k=6144, candidate=GEMV8, cu_num=256):
     return work.row_for(
-        smallm_mxfp8.TUNER,
+        mxfp8_gemm.TUNER,
         Cell(n, k, m),
         ("gfx950", cu_num),
         Trial(candidate, 5e-6, 0.0017),
@@ -149,7 +149,7 @@ def test_a_device_fault_ends_the_search():
 def test_use_hip_asks_for_3_percent_over_the_best_measured_baseline(best_baseline, use_hip):
     baselines = None if best_baseline is None else (30.0, best_baseline)
     row = work.row_for(
-        smallm_mxfp8.TUNER, Cell(64, 128, 1), ("gfx950", 256), Trial(GEMV8, 7e-6, 0.001), "measured:X/y", baselines, 3.0
+        mxfp8_gemm.TUNER, Cell(64, 128, 1), ("gfx950", 256), Trial(GEMV8, 7e-6, 0.001), "measured:X/y", baselines, 3.0
     )
     assert row["use_hip"] == use_hip and row["us"] == pytest.approx(7.0)
     assert row["stock_us"] == (None if baselines is None else 30.0)
@@ -166,7 +166,7 @@ def test_compare_keeps_the_old_configuration_unless_it_is_beaten_clearly():
     old = modelled_row(candidate=GEMV8)
 
     def kept(row, gain):
-        return work.keep_old(smallm_mxfp8.TUNER, row, [fast, slow], lambda old, new: gain)
+        return work.keep_old(mxfp8_gemm.TUNER, row, [fast, slow], lambda old, new: gain)
 
     assert kept(old, 0.03) is slow
     assert kept(old, 0.01) is None
@@ -180,19 +180,19 @@ def test_compare_keeps_the_old_configuration_unless_it_is_beaten_clearly():
 def test_a_model_does_not_overrule_a_measurement(tmp_path, emulated):
     path = tmp_path / "t.csv"
     measured = work.row_for(
-        smallm_mxfp8.TUNER, Cell(48, 256, 1), ("gfx950", 256), Trial(GEMV8, 7e-6, 0.001), "measured:X/y", None, 3
+        mxfp8_gemm.TUNER, Cell(48, 256, 1), ("gfx950", 256), Trial(GEMV8, 7e-6, 0.001), "measured:X/y", None, 3
     )
-    merge_rows(path, SMALLM_MXFP8, [measured])
+    merge_rows(path, MXFP8_GEMM, [measured])
     said = []
-    assert driver.tune(smallm_mxfp8.TUNER, [Cell(48, 256, 1)], path, say=said.append) == 0
-    assert "measured row" in said[0] and dict(read_rows(SMALLM_MXFP8, path)[0].values) == measured
+    assert driver.tune(mxfp8_gemm.TUNER, [Cell(48, 256, 1)], path, say=said.append) == 0
+    assert "measured row" in said[0] and dict(read_rows(MXFP8_GEMM, path)[0].values) == measured
 
 
 def test_merging_replaces_equal_cells_keeps_others_and_sorts(tmp_path):
     path = tmp_path / "deep" / "t.csv"
-    merge_rows(path, SMALLM_MXFP8, [modelled_row(m=16), modelled_row(m=2), modelled_row(m=1, n=768)])
-    merge_rows(path, SMALLM_MXFP8, [modelled_row(m=2, candidate=MFMA)])
-    rows = read_rows(SMALLM_MXFP8, path)
+    merge_rows(path, MXFP8_GEMM, [modelled_row(m=16), modelled_row(m=2), modelled_row(m=1, n=768)])
+    merge_rows(path, MXFP8_GEMM, [modelled_row(m=2, candidate=MFMA)])
+    rows = read_rows(MXFP8_GEMM, path)
     assert [row.key[2:] for row in rows] == [(1, 768, 6144), (2, 1536, 6144), (16, 1536, 6144)]
     assert [row.values["kernel"] for row in rows] == ["gemv", "mfma", "gemv"]
 
@@ -200,7 +200,7 @@ def test_merging_replaces_equal_cells_keeps_others_and_sorts(tmp_path):
 def test_what_is_written_reads_back_the_same(tmp_path):
     path = tmp_path / "t.csv"
     row = work.row_for(
-        smallm_mxfp8.TUNER,
+        mxfp8_gemm.TUNER,
         Cell(64, 512, 8),
         ("gfx950", 256),
         Trial(MFMA, 7.125e-6, 1.5e-3),
@@ -208,16 +208,16 @@ def test_what_is_written_reads_back_the_same(tmp_path):
         (30.5, 20.25),
         3.0,
     )
-    merge_rows(path, SMALLM_MXFP8, [row])
-    assert dict(read_rows(SMALLM_MXFP8, path)[0].values) == row
+    merge_rows(path, MXFP8_GEMM, [row])
+    assert dict(read_rows(MXFP8_GEMM, path)[0].values) == row
 
 
 def test_a_bad_row_never_reaches_the_file(tmp_path):
     path = tmp_path / "t.csv"
-    merge_rows(path, SMALLM_MXFP8, [modelled_row()])
+    merge_rows(path, MXFP8_GEMM, [modelled_row()])
     before = path.read_bytes()
     with pytest.raises(ConfigError, match="use_hip=0"):
-        merge_rows(path, SMALLM_MXFP8, [{**modelled_row(m=2), "use_hip": 0}])
+        merge_rows(path, MXFP8_GEMM, [{**modelled_row(m=2), "use_hip": 0}])
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 
@@ -230,15 +230,15 @@ def test_files_in_another_format_or_with_errors_are_not_overwritten(tmp_path):
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=said):
-            merge_rows(path, SMALLM_MXFP8, [modelled_row()])
+            merge_rows(path, MXFP8_GEMM, [modelled_row()])
         assert path.read_text() == text
 
 
 def test_the_file_keeps_its_permissions(tmp_path):
     path = tmp_path / "t.csv"
-    merge_rows(path, SMALLM_MXFP8, [modelled_row()])
+    merge_rows(path, MXFP8_GEMM, [modelled_row()])
     path.chmod(0o640)
-    merge_rows(path, SMALLM_MXFP8, [modelled_row(m=2)])
+    merge_rows(path, MXFP8_GEMM, [modelled_row(m=2)])
     assert path.stat().st_mode & 0o777 == 0o640
 
 
@@ -247,7 +247,7 @@ def test_a_lock_that_is_never_released_ends_with_its_name(tmp_path):
     said = r"nothing was written: waited 0 s for .*t\.csv\.lock of .*t\.csv, which process \d+ on .* is writing"
     holder = locks.holding(Path(f"{path}.lock"), str(path), "writing")
     with holder, settings.scope(LOCK_TIMEOUT=0.05), pytest.raises(ConfigError, match=said):
-        merge_rows(path, SMALLM_MXFP8, [modelled_row()])
+        merge_rows(path, MXFP8_GEMM, [modelled_row()])
     assert not path.exists()
 
 
@@ -259,16 +259,16 @@ def test_a_file_system_without_flock_has_a_lock_all_the_same(tmp_path, monkeypat
     monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(locks, "_flock_works", {})
     path = tmp_path / "t.csv"
-    merge_rows(path, SMALLM_MXFP8, [modelled_row()])
+    merge_rows(path, MXFP8_GEMM, [modelled_row()])
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
     with (
         locks.holding(Path(f"{path}.lock"), str(path), "writing"),
         settings.scope(LOCK_TIMEOUT=0.05),
         pytest.raises(ConfigError, match="nothing was written"),
     ):
-        merge_rows(path, SMALLM_MXFP8, [modelled_row(m=2)])
-    merge_rows(path, SMALLM_MXFP8, [modelled_row(m=2)])
-    assert len(read_rows(SMALLM_MXFP8, path)) == 2
+        merge_rows(path, MXFP8_GEMM, [modelled_row(m=2)])
+    merge_rows(path, MXFP8_GEMM, [modelled_row(m=2)])
+    assert len(read_rows(MXFP8_GEMM, path)) == 2
 
 
 @pytest.mark.parametrize("kind", ["there", "dangling", "chain"])
@@ -282,11 +282,11 @@ def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path, kind):
         target.symlink_to(real)
     link.symlink_to(target)
     if kind == "there":
-        merge_rows(real, SMALLM_MXFP8, [modelled_row()])
+        merge_rows(real, MXFP8_GEMM, [modelled_row()])
         real.chmod(0o640)
-    merge_rows(link, SMALLM_MXFP8, [modelled_row(m=2)])
+    merge_rows(link, MXFP8_GEMM, [modelled_row(m=2)])
     assert link.readlink() == target and not real.is_symlink()
-    assert len(read_rows(SMALLM_MXFP8, real)) == (2 if kind == "there" else 1)
+    assert len(read_rows(MXFP8_GEMM, real)) == (2 if kind == "there" else 1)
     assert [p.name for p in real.parent.iterdir()] == ["tuned.csv"]
     assert [p.name for p in link.parent.iterdir()] == ["t.csv"]
     assert kind != "there" or real.stat().st_mode & 0o777 == 0o640
@@ -297,7 +297,7 @@ WRITER = textwrap.dedent(
     import sys
     from pathlib import Path
     from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
-    from hipforge.ops.mxfp8_dense.family import TABLE as SMALLM_MXFP8
+    from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
     from hipforge.tuning.table_writer import merge_rows
 
     path, first = Path(sys.argv[1]), int(sys.argv[2])
@@ -305,7 +305,7 @@ WRITER = textwrap.dedent(
                us=None, stock_us=None, best_baseline_us=None, err=0.001, source="model:test")
     print("ready", flush=True)
     for n in range(first, first + int(sys.argv[3])):
-        merge_rows(path, SMALLM_MXFP8, [{**row, "N": n}])
+        merge_rows(path, MXFP8_GEMM, [{**row, "N": n}])
     """
 )
 
@@ -319,7 +319,7 @@ def test_tuners_that_share_a_file_lose_no_row(tmp_path):
     path = tmp_path / "t.csv"
     processes = [writer(path, 1000 * i + 1, 20) for i in range(3)]
     assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
-    keys = {row.key[3] for row in read_rows(SMALLM_MXFP8, path)}
+    keys = {row.key[3] for row in read_rows(MXFP8_GEMM, path)}
     assert keys == {1000 * i + 1 + j for i in range(3) for j in range(20)}
 
 
@@ -331,11 +331,11 @@ def test_a_killed_tuner_leaves_a_valid_file_and_a_free_lock(tmp_path):
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait()
-    done = {row.key[3] for row in read_rows(SMALLM_MXFP8, path)}
+    done = {row.key[3] for row in read_rows(MXFP8_GEMM, path)}
     assert done == set(range(1, len(done) + 1)) and len(done) >= 4
     with settings.scope(LOCK_TIMEOUT=5.0):
-        merge_rows(path, SMALLM_MXFP8, [modelled_row(n=5000)])
-    assert len(read_rows(SMALLM_MXFP8, path)) == len(done) + 1
+        merge_rows(path, MXFP8_GEMM, [modelled_row(n=5000)])
+    assert len(read_rows(MXFP8_GEMM, path)) == len(done) + 1
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
@@ -422,8 +422,8 @@ def test_the_model_knows_the_pipelines_that_the_kernels_have():
         return lambda value: below if value <= limit else above
 
     columns, ring = choice(gemv, "most_columns"), choice(mfma, "ring_steps")
-    assert {rows: columns(rows) for rows in (1, 2, 4, 8, 16)} == smallm_mxfp8.GEMV_MOST_COLUMNS
-    assert {n_sub: ring(n_sub) for n_sub in (1, 2, 4)} == smallm_mxfp8.MFMA_STEPS_AHEAD
+    assert {rows: columns(rows) for rows in (1, 2, 4, 8, 16)} == mxfp8_gemm.GEMV_MOST_COLUMNS
+    assert {n_sub: ring(n_sub) for n_sub in (1, 2, 4)} == mxfp8_gemm.MFMA_STEPS_AHEAD
     waves = (sources / "wave_split_kernel.h").read_text()
     several = "column_tiles > 2 ? 3 : column_tiles > 1 ? (row_tiles == 2 ? 3 : 2)"
     assert f"return {several} : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;" in waves
@@ -443,10 +443,10 @@ def test_the_model_knows_the_pipelines_that_the_kernels_have():
 
 def test_the_command_tunes_on_the_emulator_resumes_and_compares(tmp_path, emulated):
     path = tmp_path / "t.csv"
-    arguments = ["tune", "smallm_mxfp8", "-o", str(path), "--shapes", "n=48,k=256", "-m", "1", "-m", "16", "-m", "33"]
+    arguments = ["tune", "mxfp8_gemm", "-o", str(path), "--shapes", "n=48,k=256", "-m", "1", "-m", "16", "-m", "33"]
     first = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert first.exit_code == 0, first.output
-    table = read_table(SMALLM_MXFP8, [path])
+    table = read_table(MXFP8_GEMM, [path])
     assert {row.key for row in table.rows} == {("gfx950", 256, m, 48, 256) for m in (1, 16, 33)}
     assert all(row.values["source"] == f"model:{machines.MI355X.version}" for row in table.rows)
     assert all(row.values["us"] is None and 1 < row.values["model_us"] < 20 for row in table.rows)
@@ -457,8 +457,8 @@ def test_the_command_tunes_on_the_emulator_resumes_and_compares(tmp_path, emulat
     compared = CliRunner().invoke(cli, [*arguments, "--compare"], catch_exceptions=False)
     assert compared.exit_code == 0 and compared.output.count("kept") == 3
     # The modelled time depends a little on where operands lie in memory; what was chosen and its error do not.
-    after = read_table(SMALLM_MXFP8, [path])
-    unmoved = [name for name in SMALLM_MXFP8.header if name != "model_us"]
+    after = read_table(MXFP8_GEMM, [path])
+    unmoved = [name for name in MXFP8_GEMM.header if name != "model_us"]
     assert [[row.values[name] for name in unmoved if name in row.values] for row in after.rows] == [
         [row.values[name] for name in unmoved if name in row.values] for row in table.rows
     ]
@@ -477,8 +477,8 @@ def test_the_mxfp4_family_tunes_by_the_same_driver(tmp_path, emulated):
 
 def test_the_command_refuses_other_devices_and_mixed_arguments(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "current", lambda: devices.Device("emulator", "gfx942"))
-    result = CliRunner().invoke(cli, ["tune", "smallm_mxfp8", "-o", str(tmp_path / "t.csv")])
+    result = CliRunner().invoke(cli, ["tune", "mxfp8_gemm", "-o", str(tmp_path / "t.csv")])
     assert result.exit_code == 1 and "the kernels are for gfx950; the device is gfx942" in result.output
     arguments = ["-i", str(tmp_path / "u.csv"), "-m", "1", "-o", str(tmp_path / "t.csv")]
-    result = CliRunner().invoke(cli, ["tune", "smallm_mxfp8", *arguments])
+    result = CliRunner().invoke(cli, ["tune", "mxfp8_gemm", *arguments])
     assert result.exit_code == 1 and "not both" in result.output

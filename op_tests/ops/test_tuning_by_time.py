@@ -13,7 +13,7 @@ from hipforge.emulator.timing.model import ERROR_BAND
 from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.mxfp4_gemm import tuner as mxfp4_gemm
 from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
-from hipforge.ops.mxfp8_dense import tuner as smallm_mxfp8
+from hipforge.ops.mxfp8_gemm import tuner as mxfp8_gemm
 from hipforge.tuning import driver, shortlist
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.search import Candidate, Trial
@@ -68,7 +68,7 @@ def test_configurations_of_one_loop_are_decided_more_finely_than_kernels() -> No
     assert numbers(shortlist.order(contenders, 0.1, loops.__getitem__)) == [4, 2, 1, 3, 5]
     # The fastest of both loops are 8 % apart, what the first one's tie chose and the other's fastest 6 %.
     assert numbers(shortlist.order(contenders, 0.07, loops.__getitem__)) == [2, 1, 4, 3, 5]
-    tuner = dataclasses.replace(smallm_mxfp8.TUNER, loop=loops.__getitem__)
+    tuner = dataclasses.replace(mxfp8_gemm.TUNER, loop=loops.__getitem__)
     a, b, c = (Candidate(kernel, {}) for kernel in "abc")
     assert shortlist.tie_band(tuner, "gfx950", a, b) == shortlist.WITHIN_LOOP
     assert shortlist.tie_band(tuner, "gfx950", a, c) == ERROR_BAND["gfx950"]
@@ -78,10 +78,10 @@ def test_configurations_of_one_loop_are_decided_more_finely_than_kernels() -> No
 
 def test_every_configuration_of_a_loop_that_may_win_is_timed(emulated) -> None:
     cell = Cell(256, 1024, 32)
-    done = tune_cell(Task("smallm_mxfp8", cell, ("gfx950", 256), on_gpu=False))
+    done = tune_cell(Task("mxfp8_gemm", cell, ("gfx950", 256), on_gpu=False))
     timed = {str(one.candidate) for one in done.trials if one.model_us is not None}
-    found = smallm_mxfp8.TUNER.candidates(cell, "gfx950")
-    waves = {str(choice) for choice in found if choice.kernel in smallm_mxfp8.WAVE_LOOP}
+    found = mxfp8_gemm.TUNER.candidates(cell, "gfx950")
+    waves = {str(choice) for choice in found if choice.kernel in mxfp8_gemm.WAVE_LOOP}
     assert waves <= timed and len(waves) > 2 * shortlist.MOST_TIMED
 
 
@@ -108,17 +108,17 @@ def test_a_table_from_before_the_column_is_read_and_gets_it_when_written(tmp_pat
 
 def test_eight_rows_go_to_the_matrix_kernel_because_the_vector_one_waits_for_issue(emulated) -> None:
     cell = Cell(768, 6144, 8)
-    done = tune_cell(Task("smallm_mxfp8", cell, ("gfx950", 256), on_gpu=False))
+    done = tune_cell(Task("mxfp8_gemm", cell, ("gfx950", 256), on_gpu=False))
     assert done.row is not None, done.error
     assert done.row["kernel"] in ("mfma", "wave_split", "k_packed")
-    parts = smallm_mxfp8.TUNER.operands(cell, "gfx950", torch.device("cpu"))
+    parts = mxfp8_gemm.TUNER.operands(cell, "gfx950", torch.device("cpu"))
     busy = {}
     for choice in (
         Candidate("smallm_mxfp8_gemv", {"block_n": 8}),
         Candidate("smallm_mxfp8_mfma", {"n_sub": 1, "k_splits": 4}),
     ):
         with emulator.timed() as timed:
-            smallm_mxfp8.TUNER.run(choice, cell, parts)
+            mxfp8_gemm.TUNER.run(choice, cell, parts)
         busy[choice.kernel] = timed.result.stalls["issue"] + timed.result.stalls["valu"]
         assert timed.result.bound == ("issue" if choice.kernel == "smallm_mxfp8_gemv" else "vmcnt")
     assert busy["smallm_mxfp8_gemv"] > 2 * busy["smallm_mxfp8_mfma"]

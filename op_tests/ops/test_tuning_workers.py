@@ -13,8 +13,8 @@ from hipforge import devices
 from hipforge.cli.main import cli
 from hipforge.errors import ConfigError
 from hipforge.ops.core.tuned import read_rows
-from hipforge.ops.mxfp8_dense.family import TABLE as SMALLM_MXFP8
-from hipforge.ops.mxfp8_dense.tuner import TUNER
+from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
+from hipforge.ops.mxfp8_gemm.tuner import TUNER
 from hipforge.tuning import driver, pool
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.work import Done, Task
@@ -23,7 +23,7 @@ SHAPES = ["--shapes", "n=48,k=256", "--shapes", "n=16,k=256", "-m", "1", "-m", "
 
 
 def task(number: int, folder: Path) -> Task:
-    return Task("smallm_mxfp8", (number, str(folder)), ("gfx950", 256), on_gpu=False)
+    return Task("mxfp8_gemm", (number, str(folder)), ("gfx950", 256), on_gpu=False)
 
 
 def die_once(asked: Task) -> Done:
@@ -59,16 +59,16 @@ def test_a_task_that_kills_every_worker_is_given_up_and_the_others_are_kept(tmp_
 
 
 def test_workers_write_the_rows_that_one_process_writes_and_resume(tmp_path: Path) -> None:
-    command = ["tune", "smallm_mxfp8", "-o"]
+    command = ["tune", "mxfp8_gemm", "-o"]
     alone, together = tmp_path / "alone.csv", tmp_path / "together.csv"
     for path, more in ((alone, []), (together, ["--workers", "2"])):
         done = CliRunner().invoke(cli, [*command, str(path), *SHAPES, *more])
         assert done.exit_code == 0, done.output
     assert "(4 of 4 done)" in done.output
     assert alone.read_bytes() == together.read_bytes()
-    assert len(read_rows(SMALLM_MXFP8, together)) == 4
+    assert len(read_rows(MXFP8_GEMM, together)) == 4
     again = CliRunner().invoke(
-        cli, ["tune", "smallm_mxfp8", "-o", str(together), *SHAPES, "--workers", "2", "--resume"]
+        cli, ["tune", "mxfp8_gemm", "-o", str(together), *SHAPES, "--workers", "2", "--resume"]
     )
     assert "0 rows written" in again.output
     # Rows that the table has already travel to the workers.
@@ -88,7 +88,7 @@ def test_a_cell_that_fails_leaves_the_others_their_rows(tmp_path: Path, monkeypa
     path = tmp_path / "t.csv"
     with pytest.raises(ConfigError, match="N=16: no candidate is usable"):
         driver.tune(TUNER, [Cell(48, 256, 1), Cell(16, 256, 1)], path)
-    assert [row.key[3] for row in read_rows(SMALLM_MXFP8, path)] == [48]
+    assert [row.key[3] for row in read_rows(MXFP8_GEMM, path)] == [48]
 
 
 def test_a_gpu_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_gpu_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_the_command_says_what_to_install(tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["tune", "smallm_mxfp8", "-o", str(tmp_path / "t.csv"), *SHAPES, "--ray", "auto"])
+    done = CliRunner().invoke(cli, ["tune", "mxfp8_gemm", "-o", str(tmp_path / "t.csv"), *SHAPES, "--ray", "auto"])
     assert done.exit_code == 1 and "pip install 'hipforge[ray]'" in done.output
 
 
@@ -120,8 +120,8 @@ def test_a_ray_cluster_of_two_nodes_tunes_and_survives_a_dead_worker(
         results = dict(pool.ray_cluster([task(n, tmp_path) for n in range(4)], cluster.address, die_once))
         assert {number: done.row["number"] for number, done in results.items()} == {n: n for n in range(4)}
         table = tmp_path / "t.csv"
-        done = CliRunner().invoke(cli, ["tune", "smallm_mxfp8", "-o", str(table), *SHAPES, "--ray", cluster.address])
+        done = CliRunner().invoke(cli, ["tune", "mxfp8_gemm", "-o", str(table), *SHAPES, "--ray", cluster.address])
         assert done.exit_code == 0, done.output
-        assert len(read_rows(SMALLM_MXFP8, table)) == 4
+        assert len(read_rows(MXFP8_GEMM, table)) == 4
     finally:
         cluster.shutdown()

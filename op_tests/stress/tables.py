@@ -111,7 +111,7 @@ sys.path.insert(0, {helpers!r})
 from pathlib import Path
 from hipforge import ops
 from hipforge.tuning.table_writer import merge_rows
-schema = ops.schema_of("smallm_mxfp8")
+schema = ops.schema_of("mxfp8_gemm")
 for row in json.load(sys.stdin):
     merge_rows(Path({path!r}), schema, [row])
     print(row["M"], row["N"], row["K"], flush=True)
@@ -123,7 +123,7 @@ def writes(seed: int, writers: int, rows: int, folder: Path) -> tuple[Counter[st
     choose = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tuned.csv"
-    schema = ops.schema_of("smallm_mxfp8")
+    schema = ops.schema_of("mxfp8_gemm")
     started = []
     for writer in range(writers):
         lines = [

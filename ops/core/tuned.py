@@ -88,7 +88,7 @@ class TableSchema:
     """The columns of one op family's tuned table.
 
     Attributes:
-        family: file stem and name of the override variable, as in ``smallm_mxfp8``.
+        family: file stem and name of the override variable, as in ``mxfp8_gemm``.
         shape: key columns after ``gfx,cu_num``.
         extra_key: key columns after those.
         config: the op's configuration columns.
@@ -328,11 +328,10 @@ def load_table(table: TableSchema | str) -> TunedTable:
         devices.refuse_in_capture(f"read the tuned table of {table.family}")
         shipped = shipped_path(table)
         rows = read_rows(table, shipped) if shipped.is_file() else []
-        for path in settings.config_override(table.family):
+        for variable, path in settings.config_override(table.family):
             try:
                 rows += read_rows(table, path)
             except ConfigError as error:
-                variable = settings.CONFIG_PREFIX + table.family.upper()
                 raise ConfigError(f"{error} ({variable} names this file; correct it, or unset the variable)") from None
         _tables[table.family] = TunedTable(table, rows)
     return _tables[table.family]

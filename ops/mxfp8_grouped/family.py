@@ -29,8 +29,8 @@ from hipforge.ops.core.tuned import (
     gemm_shape,
     load_table,
 )
-from hipforge.ops.mxfp8_dense.family import FNUZ_REFUSAL, MAX_ELEMENTS, SCALES, UNTYPED_REFUSAL, has_fnuz
-from hipforge.ops.mxfp8_dense.wave_split import K_STEP
+from hipforge.ops.mxfp8_gemm.family import FNUZ_REFUSAL, MAX_ELEMENTS, SCALES, UNTYPED_REFUSAL, has_fnuz
+from hipforge.ops.mxfp8_gemm.wave_split import K_STEP
 from hipforge.ops.mxfp8_grouped import stream, wave_split
 
 KERNEL = "smallm_mxfp8_moe_grouped_gemm"

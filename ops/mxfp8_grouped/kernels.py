@@ -13,7 +13,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.alignment import realigned
-from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N
+from hipforge.ops.mxfp8_gemm.family import DEFAULT_BLOCK_N
 from hipforge.ops.mxfp8_grouped import stream
 from hipforge.ops.mxfp8_grouped.family import KERNEL, MOE_BLOCK_N
 from hipforge.ops.mxfp8_grouped.reference import Operands

@@ -88,9 +88,9 @@ if TYPE_CHECKING:
     from hipforge.ops.mx_quantize import mxfp8_quantize as mxfp8_quantize
     from hipforge.ops.mxfp4_gemm import mxfp4_gemm as mxfp4_gemm
     from hipforge.ops.mxfp4_gemm import mxfp4_linear as mxfp4_linear
-    from hipforge.ops.mxfp8_dense import mxfp8_gemm as mxfp8_gemm
-    from hipforge.ops.mxfp8_dense import mxfp8_gemv as mxfp8_gemv
-    from hipforge.ops.mxfp8_dense import mxfp8_linear as mxfp8_linear
+    from hipforge.ops.mxfp8_gemm import mxfp8_gemm as mxfp8_gemm
+    from hipforge.ops.mxfp8_gemm import mxfp8_gemv as mxfp8_gemv
+    from hipforge.ops.mxfp8_gemm import mxfp8_linear as mxfp8_linear
     from hipforge.ops.mxfp8_grouped import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
     from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear as grouped_mxfp8_linear
     from hipforge.ops.rmsnorm_fp8 import residual_rms as residual_rms

@@ -220,8 +220,11 @@ def scope(**values: Any) -> Iterator[None]:
 
 # Per-family overrides of tuned tables have names made from the family, so they are not in ALL.
 CONFIG_PREFIX = "HIPFORGE_CONFIG_"
+FORMER_TABLES = {"smallm_mxfp8": "mxfp8_gemm"}  # names that tuned tables had before: still accepted
 
 
-def config_override(family: str) -> tuple[Path, ...]:
-    """Return the tuned-CSV paths of ``HIPFORGE_CONFIG_<FAMILY>``, in order; later files win."""
-    return _paths(os.environ.get(CONFIG_PREFIX + family.upper(), ""))
+def config_override(family: str) -> list[tuple[str, Path]]:
+    """Return the tuned CSVs of ``HIPFORGE_CONFIG_<FAMILY>``, each with the variable that names it; later files win."""
+    names = [*(former for former, now in FORMER_TABLES.items() if now == family), family]
+    variables = [CONFIG_PREFIX + name.upper() for name in names]
+    return [(variable, path) for variable in variables for path in _paths(os.environ.get(variable, ""))]

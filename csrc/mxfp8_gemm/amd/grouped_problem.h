@@ -69,37 +69,37 @@ inline void check_same(int64_t said, int64_t real, const char* name, const char*
 inline void check_index(const Tensor& tensor, const char* name, const Tensor& w) {
   HF_CHECK(tensor.dtype() == HF_I32, name, " must be int32; got ", tensor.dtype());
   HF_CHECK(tensor.dim() == 1, name, " must have 1 dimension; got ", tensor);
-  smallm_mxfp8::check_layout(tensor, name, w, "w");
+  mxfp8::check_layout(tensor, name, w, "w");
 }
 
 inline void check_experts(const Operands& given) {
   const Tensor &w = given.w, &scales = given.w_scales;
-  smallm_mxfp8::check_elements(w, "w", given.payload);
+  mxfp8::check_elements(w, "w", given.payload);
   HF_CHECK(w.dim() == 3, "w must have 3 dimensions, [E, N, K]; got ", w);
   check_same(given.experts, w.size(0), "E", "the shape of w");
   check_same(given.n, w.size(1), "N", "the shape of w");
   check_same(given.k, w.size(2), "K", "the shape of w");
   HF_CHECK(given.n >= 1, "N must be at least 1; got ", given.n);
   HF_CHECK(given.experts >= 1 && given.experts <= kMaxInt32, "E must be between 1 and 2^31 - 1; got ", given.experts);
-  smallm_mxfp8::check_scale_dtype(scales, "w_scale");
+  mxfp8::check_scale_dtype(scales, "w_scale");
   HF_CHECK(scales.is_shape(given.experts, given.n, given.k / kMxBlock), "w_scale must be [", given.experts, ", ",
            given.n, ", ", given.k / kMxBlock, "], one scale per row and 32 elements of K; got ", scales);
-  smallm_mxfp8::check_bytes(given.n, given.k, "one expert of w", "N");
-  smallm_mxfp8::check_layout(w, "w", w, "w");
-  smallm_mxfp8::check_layout(scales, "w_scale", w, "w");
-  smallm_mxfp8::check_alignment(w, "w");
+  mxfp8::check_bytes(given.n, given.k, "one expert of w", "N");
+  mxfp8::check_layout(w, "w", w, "w");
+  mxfp8::check_layout(scales, "w_scale", w, "w");
+  mxfp8::check_alignment(w, "w");
 }
 
 inline void check_activations(const Operands& given) {
   const Tensor &a = given.a, &w = given.w;
-  smallm_mxfp8::check_payload(a, "a_q", given.payload);
+  mxfp8::check_payload(a, "a_q", given.payload);
   check_same(given.a_rows, a.size(0), "M_act", "the shape of a_q");
   HF_CHECK(a.size(1) == given.k, "a_q and w must have the same K; got a_q ", a, " and w ", w);
-  smallm_mxfp8::check_scales(given.a_scales, "a_scale", given.a_rows, given.k);
-  smallm_mxfp8::check_bytes(given.a_rows, given.k, "a_q", "M_act");
-  smallm_mxfp8::check_layout(a, "a_q", w, "w");
-  smallm_mxfp8::check_layout(given.a_scales, "a_scale", w, "w");
-  smallm_mxfp8::check_alignment(a, "a_q");
+  mxfp8::check_scales(given.a_scales, "a_scale", given.a_rows, given.k);
+  mxfp8::check_bytes(given.a_rows, given.k, "a_q", "M_act");
+  mxfp8::check_layout(a, "a_q", w, "w");
+  mxfp8::check_layout(given.a_scales, "a_scale", w, "w");
+  mxfp8::check_alignment(a, "a_q");
   HF_CHECK(given.a_div >= 1 && given.a_div <= kMaxInt32, "a_div must be a positive 32-bit integer; got ", given.a_div);
   const int64_t needed = (given.num_valid + given.a_div - 1) / given.a_div;
   HF_CHECK(given.a_rows >= needed, "a_q has M_act = ", given.a_rows, " rows, but ", given.num_valid,
@@ -133,7 +133,7 @@ inline Problem checked(const Operands& given) {
   if (given.biases.has_value()) {
     const Tensor biases = *given.biases;
     HF_CHECK(biases.dtype() == HF_F32, "bias must be float32; got ", biases.dtype());
-    smallm_mxfp8::check_layout(biases, "bias", given.w, "w");
+    mxfp8::check_layout(biases, "bias", given.w, "w");
     HF_CHECK(biases.is_shape(given.experts, given.n), "bias must be [E, N] = [", given.experts, ", ", given.n,
              "]; got ", biases);
   }
@@ -163,13 +163,13 @@ inline Problem checked(const Operands& given) {
 /// Checks the bf16 output of one row per slot and the slots' weights, and adds both to the problem.
 inline void take_output(Problem& problem, const Tensor& out, const OptionalTensor& slot_weights, const Operands& given) {
   HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out.dtype());
-  smallm_mxfp8::check_layout(out, "out", given.w, "w");
+  mxfp8::check_layout(out, "out", given.w, "w");
   HF_CHECK(out.numel() / given.n >= given.num_valid, "out has ", out.numel(), " elements; ", given.num_valid,
            " slots of N = ", given.n, " columns need ", given.num_valid * given.n);
   if (slot_weights.has_value()) {
     const Tensor weights = *slot_weights;
     HF_CHECK(weights.dtype() == HF_F32, "mul_weight_by must be float32; got ", weights.dtype());
-    smallm_mxfp8::check_layout(weights, "mul_weight_by", given.w, "w");
+    mxfp8::check_layout(weights, "mul_weight_by", given.w, "w");
     HF_CHECK(weights.numel() >= given.num_valid, "mul_weight_by must have one weight per slot, ", given.num_valid,
              "; got ", weights.numel());
   }

@@ -27,7 +27,7 @@ void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale
                        OptionalTensor workspace, int64_t rows, int64_t parts, int64_t groups, hipStream_t stream) {
   HF_CHECK_ARCH(w, "gfx950", "gfx942");
   const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
-                       num_valid_tokens, M_act, a_div, block_m, hf::smallm_mxfp8::payload_of(w)};
+                       num_valid_tokens, M_act, a_div, block_m, hf::mxfp8::payload_of(w)};
   const Problem gemm = checked(given);
   HF_CHECK(K <= hf::wave_split::kMaxK, "K must be at most ", hf::wave_split::kMaxK, "; got ", K);
   HF_CHECK(N % (2 * kResults) == 0, "N must be a multiple of 64 (gate and up of a block of 32); got ", N);
@@ -38,9 +38,9 @@ void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale
            N / 2, "] in the architecture's e4m3; got ", out);
   HF_CHECK(out_scales.dtype() == HF_U8 && out_scales.is_shape(num_valid_tokens, N / (2 * kResults)),
            "out_scales must be uint8 [", num_valid_tokens, ", ", N / (2 * kResults), "]; got ", out_scales);
-  hf::smallm_mxfp8::check_layout(out, "out", w, "w");
-  hf::smallm_mxfp8::check_layout(out_scales, "out_scales", w, "w");
-  hf::smallm_mxfp8::check_alignment(out, "out");
+  hf::mxfp8::check_layout(out, "out", w, "w");
+  hf::mxfp8::check_layout(out_scales, "out_scales", w, "w");
+  hf::mxfp8::check_alignment(out, "out");
   hf::check_apart({out, "out"},
                   {{a_q, "a_q"}, {a_scale, "a_scale"}, {w, "w"}, {w_scale, "w_scale"}, {out_scales, "out_scales"}});
   hf::check_apart({out_scales, "out_scales"}, {{a_q, "a_q"}, {a_scale, "a_scale"}, {w, "w"}, {w_scale, "w_scale"}});

@@ -25,13 +25,13 @@ static_assert(HF_ROWS * kMaxK < (int64_t{1} << 31), "a work-group's rows are wit
 /// contents, for results of `tiles` tiles of 16 x 16.
 void mxfp8_group_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor bias, OptionalTensor workspace,
                            int64_t rows, int64_t columns, int64_t k_splits, hipStream_t stream) {
-  const auto shape = hf::smallm_mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
+  const auto shape = hf::mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
   HF_CHECK(shape.k <= kMaxK, "K must be at most ", kMaxK, "; got ", shape.k);
   HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
   HF_CHECK(columns == 16 || columns == 24 || columns == 32 || columns == 48, "columns must be 16, 24, 32 or 48; got ", columns);
   HF_CHECK(k_splits == 2 || k_splits == 4, "k_splits must be 2 or 4; got ", k_splits);
   hf::check_k_splits(k_splits, hf::ceil_div(shape.k, hf::wave_split::kStep), shape.k);
-  hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
   const bool aligned_scales =
       shape.k % hf::wave_split::kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
   const bool aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8);
@@ -42,7 +42,7 @@ void mxfp8_group_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
   const uint32_t column_tiles = hf::ceil_div(columns, kTile), tiles = kRowTiles * column_tiles;
   const dim3 grid(hf::ceil_div(shape.n, columns), hf::ceil_div(shape.m, HF_ROWS), static_cast<uint32_t>(k_splits));
   const uint64_t results = uint64_t{grid.x} * grid.y, bytes = results * k_splits * part_bytes(tiles);
-  uint8_t* const partials = hf::smallm_mxfp8::check_workspace_of_parts(
+  uint8_t* const partials = hf::mxfp8::check_workspace_of_parts(
       workspace, bytes + results * hf::dev::meeting_words(static_cast<uint32_t>(k_splits)) * sizeof(uint64_t), k_splits, out,
       Xq, Xs, Wq, Ws, bias);
   const auto kernel = column_tiles == 1 ? mxfp8_group_split<kRowTiles, 1>

@@ -26,7 +26,7 @@ void mxfp8_grouped_split_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, T
                              int64_t columns, hipStream_t stream) {
   HF_CHECK_ARCH(w, "gfx950", "gfx942");
   const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
-                       num_valid_tokens, M_act, a_div, block_m, hf::smallm_mxfp8::payload_of(w)};
+                       num_valid_tokens, M_act, a_div, block_m, hf::mxfp8::payload_of(w)};
   Problem problem = checked(given);
   HF_CHECK(K <= hf::wave_split::kMaxK, "K must be at most ", hf::wave_split::kMaxK, "; got ", K);
   HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);

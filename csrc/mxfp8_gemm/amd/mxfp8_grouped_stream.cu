@@ -22,7 +22,7 @@ void mxfp8_grouped_stream_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, 
                               int64_t a_div, int64_t block_m, int64_t columns, hipStream_t stream) {
   HF_CHECK_ARCH(w, "gfx950");
   const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
-                       num_valid_tokens, M_act, a_div, block_m, hf::smallm_mxfp8::payload_of(w)};
+                       num_valid_tokens, M_act, a_div, block_m, hf::mxfp8::payload_of(w)};
   Problem problem = checked(given);
   HF_CHECK(K == HF_STEPS * hf::wave_split::kStep, "K must be a multiple of 128, at most ", kMostSteps * hf::wave_split::kStep,
            "; this variant of the module has K = ", HF_STEPS * hf::wave_split::kStep, "; got ", K);

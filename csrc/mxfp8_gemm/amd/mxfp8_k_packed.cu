@@ -23,7 +23,7 @@ static_assert(HF_COLUMNS * hf::wave_split::kMaxK < (int64_t{1} << 31), "a group'
 void mxfp8_k_packed_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor bias, int64_t columns,
                         int64_t groups, int64_t waves, hipStream_t stream) {
   constexpr int kStepOfAllParts = hf::wave_split::kStep * parts(HF_COLUMNS);
-  const auto shape = hf::smallm_mxfp8::check_gemm(out, Xq, Xs, Wq, Ws, HF_COLUMNS, hf::wave_split::kMaxK << 32);
+  const auto shape = hf::mxfp8::check_gemm(out, Xq, Xs, Wq, Ws, HF_COLUMNS, hf::wave_split::kMaxK << 32);
   HF_CHECK(columns == HF_COLUMNS, "this variant of the module has columns = ", HF_COLUMNS, "; got ", columns);
   HF_CHECK(shape.k <= hf::wave_split::kMaxK && shape.k % kStepOfAllParts == 0, "K must be a multiple of ", kStepOfAllParts,
            " with ", HF_COLUMNS, " columns, at most ", hf::wave_split::kMaxK, "; got ", shape.k);
@@ -31,7 +31,7 @@ void mxfp8_k_packed_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, 
   HF_CHECK(waves == 1 || waves == 2 || waves == 4 || waves == 8 || waves == 16, "waves must be 1, 2, 4, 8 or 16; got ", waves);
   HF_CHECK(groups >= 1 && groups * waves <= kMaxWaves, "groups must be at least 1, and groups times waves at most ", kMaxWaves,
            "; got groups = ", groups, ", waves = ", waves);
-  hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
   const Problem problem = hf::wave_split::problem_of(out, Xq, Xs, Wq, Ws, bias, pack_options(__builtin_ctzll(waves), groups));
   const uint32_t lds = static_cast<uint32_t>(groups * waves) * kTileFloats * sizeof(float);
   hf::wave_split::launch(mxfp8_k_packed<HF_COLUMNS>, problem, hf::ceil_div(shape.n, groups * HF_COLUMNS), groups * waves, lds,

@@ -25,7 +25,7 @@ static_assert(HF_ROWS * kMaxK < (int64_t{1} << 31) && kMostColumnTiles * kTile *
 /// rows and columns 16.
 void mxfp8_wave_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor bias, int64_t rows,
                           int64_t columns, int64_t waves, hipStream_t stream) {
-  const auto shape = hf::smallm_mxfp8::check_gemm(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
+  const auto shape = hf::mxfp8::check_gemm(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
   HF_CHECK(shape.k <= kMaxK, "K must be at most ", kMaxK, "; got ", shape.k);
   HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
   HF_CHECK(columns >= kTile && columns <= kMostColumnTiles * kTile && columns % hf::dev::kColumnsPerLane == 0,
@@ -35,7 +35,7 @@ void mxfp8_wave_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   HF_CHECK(column_tiles == 1 || hf::arch_of(Wq.device_index()).is("gfx950"), "more than 16 columns are for gfx950; got ",
            columns);
   check_waves(waves, max_waves(kRowTiles, static_cast<int>(column_tiles)), HF_ROWS, columns);
-  hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
   const bool aligned_scales = shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
   const bool aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8);
   const Problem problem = problem_of(out, Xq, Xs, Wq, Ws, bias, pack_options(__builtin_ctzll(waves), aligned_scales, aligned_output,

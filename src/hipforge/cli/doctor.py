@@ -154,7 +154,8 @@ def setting_findings() -> list[Finding]:
         if not name.startswith(PREFIX) or not text:
             continue
         if name.startswith(settings.CONFIG_PREFIX):
-            problem = _table_problem(name.removeprefix(settings.CONFIG_PREFIX).lower())
+            family = name.removeprefix(settings.CONFIG_PREFIX).lower()
+            problem = _table_problem(settings.FORMER_TABLES.get(family, family))
             meaning = "tuned CSVs that override the shipped table"
         elif name in known:
             problem, meaning = _setting_problem(known[name]), known[name].doc

@@ -7,6 +7,7 @@ import importlib
 import click
 
 from hipforge.ops import FAMILIES
+from hipforge.settings import FORMER_TABLES
 
 # family -> module whose ``command`` is its tuner
 TUNERS: dict[str, str] = {room.table: f"hipforge.ops.{room.name}.tuner" for room in FAMILIES}
@@ -21,9 +22,10 @@ class TunerGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one tuner, or None if there is none of that name."""
-        if cmd_name not in TUNERS:
+        name = FORMER_TABLES.get(cmd_name, cmd_name)
+        if name not in TUNERS:
             return None
-        tuner: click.Command = importlib.import_module(TUNERS[cmd_name]).command
+        tuner: click.Command = importlib.import_module(TUNERS[name]).command
         return tuner
 
 

@@ -21,7 +21,7 @@ from hipforge.ops.decode_attention.family import HEAD_DIMS, PAGE_MULTIPLE
 from hipforge.ops.decode_attention.layout import MAX_MQ, Scale
 from hipforge.ops.moe import fused_moe_mxfp8
 from hipforge.ops.mx_quantize import mxfp8_quantize
-from hipforge.ops.mxfp8_dense import mxfp8_linear
+from hipforge.ops.mxfp8_gemm import mxfp8_linear
 from hipforge.ops.reference.fnuz import mx_fn_to_fnuz
 from hipforge.ops.rope_and_cache import rope_and_cache
 

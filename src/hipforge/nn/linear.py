@@ -10,7 +10,7 @@ from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.mx_quantize import mxfp8_quantize
-from hipforge.ops.mxfp8_dense import mxfp8_linear
+from hipforge.ops.mxfp8_gemm import mxfp8_linear
 
 
 class MXFP8Linear(Quantized):

@@ -13,9 +13,9 @@ import torch
 
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
-from hipforge.ops.mxfp8_dense import group_split, k_packed, tile_kernel, wave_split
-from hipforge.ops.mxfp8_dense.family import FAMILY
-from hipforge.ops.mxfp8_dense.kernels import gemv_rows, smallm_mxfp8_gemv, smallm_mxfp8_mfma
+from hipforge.ops.mxfp8_gemm import group_split, k_packed, tile_kernel, wave_split
+from hipforge.ops.mxfp8_gemm.family import FAMILY
+from hipforge.ops.mxfp8_gemm.kernels import gemv_rows, smallm_mxfp8_gemv, smallm_mxfp8_mfma
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.tuning import timing

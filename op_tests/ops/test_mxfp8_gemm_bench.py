@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-import bench_smallm_mxfp8 as bench
+import bench_mxfp8_gemm as bench
 import click
 import pytest
 from click.testing import CliRunner

@@ -22,8 +22,8 @@ from helpers.mxfp8_cases import (
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.core.dispatch import Accepted
-from hipforge.ops.mxfp8_dense import FAMILY, k_packed, mxfp8_k_packed, mxfp8_k_packed_out
-from hipforge.ops.mxfp8_dense.kernels import launch
+from hipforge.ops.mxfp8_gemm import FAMILY, k_packed, mxfp8_k_packed, mxfp8_k_packed_out
+from hipforge.ops.mxfp8_gemm.kernels import launch
 
 INSTANCES = ((4, 1, 1), (4, 3, 2), (4, 4, 4), (8, 1, 16), (8, 2, 8), (8, 3, 1), (8, 16, 1))
 

@@ -1,6 +1,6 @@
 """The raw small-M MX-FP8 ops: stubs of the two modules, and the functions that allocate what they write.
 
-Shapes and dtypes are those of :mod:`hipforge.ops.mxfp8_dense`, whose dispatch chooses between them. Raw ops take
+Shapes and dtypes are those of :mod:`hipforge.ops.mxfp8_gemm`, whose dispatch chooses between them. Raw ops take
 contiguous tensors and raise for anything that they do not take; they never return None.
 """
 
@@ -14,9 +14,9 @@ from hipforge.ops.core.alignment import realigned
 from hipforge.ops.core.checks import require_int, require_tensor
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.tiles import split_workspace
-from hipforge.ops.mxfp8_dense import group_split, k_packed, tile_kernel, wave_split
-from hipforge.ops.mxfp8_dense.family import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
-from hipforge.ops.mxfp8_dense.raw import new_result
+from hipforge.ops.mxfp8_gemm import group_split, k_packed, tile_kernel, wave_split
+from hipforge.ops.mxfp8_gemm.family import DEFAULT_BLOCK_N, GEMV_MAX_M, MFMA_K_SPLITS, MFMA_N_SUB
+from hipforge.ops.mxfp8_gemm.raw import new_result
 
 # Past 16 rows any variant does: its guard refuses M.
 _ROWS = (1, 1, 2, 4, 4, 8, 8, 8, 8, *(16,) * 8)
@@ -27,7 +27,7 @@ def gemv_rows(m: int) -> int:
     return _ROWS[m] if m <= GEMV_MAX_M else GEMV_MAX_M
 
 
-@compile_ops("module_smallm_mxfp8_dense", variant=lambda out, x, *given: {"HF_ROWS": gemv_rows(x.shape[0])})
+@compile_ops("module_mxfp8_gemm_gemv", variant=lambda out, x, *given: {"HF_ROWS": gemv_rows(x.shape[0])})
 def smallm_mxfp8_gemv_out(
     out: torch.Tensor,
     Xq: torch.Tensor,
@@ -41,7 +41,7 @@ def smallm_mxfp8_gemv_out(
 
 
 @compile_ops(
-    "module_smallm_mxfp8_dense_mfma",
+    "module_mxfp8_gemm_mfma",
     # The module's guard refuses any other n_sub.
     variant=lambda *given: {"HF_N_SUB": given[6] if given[6] in MFMA_N_SUB else 1},
     mutates=("out", "workspace"),

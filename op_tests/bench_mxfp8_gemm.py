@@ -24,9 +24,9 @@ from hipforge import devices, plots
 from hipforge.cli.output import console
 from hipforge.jit import loader
 from hipforge.ops.core.dispatch import explain
-from hipforge.ops.mxfp8_dense.family import FAMILY
-from hipforge.ops.mxfp8_dense.kernels import gemv_rows
-from hipforge.ops.mxfp8_dense.tuner import KERNELS, MAX_ERROR, operands
+from hipforge.ops.mxfp8_gemm.family import FAMILY
+from hipforge.ops.mxfp8_gemm.kernels import gemv_rows
+from hipforge.ops.mxfp8_gemm.tuner import KERNELS, MAX_ERROR, operands
 from hipforge.ops.reference import mxfp8_mm
 from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
@@ -112,7 +112,7 @@ def hip_contender(cell: Cell, data: Operands) -> Contender:
         return KERNELS[kernel](*arguments, torch.bfloat16, **configuration)
 
     def resources() -> tuple[int, int]:
-        name = "module_smallm_mxfp8_dense" + ("" if kind == "gemv" else "_mfma")
+        name = "module_mxfp8_gemm_gemv" + ("" if kind == "gemv" else "_mfma")
         variant = {"HF_ROWS": gemv_rows(cell.m)} if kind == "gemv" else {"HF_N_SUB": configuration["n_sub"]}
         kernels = loader.load(name, variant, ARCH).manifest.kernels.values()
         found = [entry for entry in kernels if f"smallm_mxfp8_{kind}<" in entry["name"]]

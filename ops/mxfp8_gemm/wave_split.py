@@ -10,7 +10,7 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.mxfp8_dense.raw import new_result
+from hipforge.ops.mxfp8_gemm.raw import new_result
 
 KERNEL = "mxfp8_wave_split"
 K_STEP = 128
@@ -93,7 +93,7 @@ def default_choice_gfx942(m: int, n: int, k: int, cu_count: int) -> Choice:
     return choice(rows, default_waves(k, 8 if rows == ROWS[0] and groups <= cu_count else 4))
 
 
-@compile_ops("module_mxfp8_wave_split", variant=lambda *given: {"HF_ROWS": given[-3]})
+@compile_ops("module_mxfp8_gemm_wave_split", variant=lambda *given: {"HF_ROWS": given[-3]})
 def mxfp8_wave_split_out(
     out: torch.Tensor,
     Xq: torch.Tensor,
@@ -118,7 +118,7 @@ def mxfp8_wave_split(
     waves: int = 8,
     columns: int = COLUMNS[0],
 ) -> torch.Tensor:
-    """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_dense`.
+    """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_gemm`.
 
     Args:
         Xq: activations [M, K] in the architecture's e4m3; K a multiple of 32, at most 2^22.

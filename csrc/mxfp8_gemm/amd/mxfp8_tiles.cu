@@ -22,14 +22,14 @@ __global__ __launch_bounds__(Instance::kThreads, Instance::kWaves / 4) void mxfp
 /// [tiles (k_splits BM BN + 2 (k_splits - 1))] for tiles of BM x BN, with any contents.
 void mxfp8_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor bias, OptionalTensor workspace,
                     int64_t tile, int64_t k_splits, hipStream_t stream) {
-  const auto shape = hf::smallm_mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
+  const auto shape = hf::mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
   HF_CHECK(shape.k <= kMaxK, "K must be at most ", kMaxK, "; got ", shape.k);
   HF_CHECK(tile == HF_TILE, "this variant of the module has tile = ", HF_TILE, "; got ", tile);
   const Launch<Instance> launch{shape.m, shape.n, shape.k, k_splits};
   hf::check_k_splits(k_splits, launch.steps(), shape.k);
-  hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
   uint8_t* const room = k_splits == 1 ? nullptr
-                                      : hf::smallm_mxfp8::check_workspace_of_parts(workspace, launch.workspace_bytes(), k_splits,
+                                      : hf::mxfp8::check_workspace_of_parts(workspace, launch.workspace_bytes(), k_splits,
                                                                                    out, Xq, Xs, Wq, Ws, bias);
   mxfp8_gemm<<<launch.groups(), Instance::kThreads, 0, stream>>>(launch.problem(out, Xq, Xs, Wq, Ws, bias, room, false));
   HF_HIP(hipGetLastError());

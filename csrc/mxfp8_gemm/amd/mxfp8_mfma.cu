@@ -20,15 +20,15 @@ using namespace hf::mfma;
 /// bias bf16 [N] or None, added in float32.
 void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor workspace,
                            int64_t n_sub, int64_t k_splits, OptionalTensor bias, hipStream_t stream) {
-  const auto shape = hf::smallm_mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows);
+  const auto shape = hf::mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows);
   HF_CHECK(n_sub == 1 || n_sub == 2 || n_sub == 4, "n_sub must be 1, 2 or 4 (tiles of 16 columns per wave); got ",
            n_sub);
   HF_CHECK(n_sub == HF_N_SUB, "this variant of the module has n_sub = ", HF_N_SUB, "; got ", n_sub);
   const int64_t steps = hf::ceil_div(shape.k, kStep);
   hf::check_k_splits(k_splits, steps, shape.k);
-  if (k_splits > 1) hf::smallm_mxfp8::check_workspace(workspace, shape, k_splits, Wq);
+  if (k_splits > 1) hf::mxfp8::check_workspace(workspace, shape, k_splits, Wq);
 
-  hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
 
   float* partials = k_splits > 1 ? workspace.data<float>() : nullptr;
   const Problem problem{

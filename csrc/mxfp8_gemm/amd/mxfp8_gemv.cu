@@ -18,7 +18,7 @@ using namespace hf::gemv;
 
 template <int kCols>
 static void launch(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
-                   const OptionalTensor& bias, const hf::smallm_mxfp8::Shape& shape, int64_t block_n,
+                   const OptionalTensor& bias, const hf::mxfp8::Shape& shape, int64_t block_n,
                    hipStream_t stream) {
   const dim3 grid(static_cast<uint32_t>((shape.n + block_n - 1) / block_n));
   smallm_mxfp8_gemv<HF_ROWS, kCols><<<grid, kThreads, 0, stream>>>(
@@ -32,11 +32,11 @@ static void launch(const Tensor& out, const Tensor& xq, const Tensor& xs, const 
 /// block_n columns per work-group: 4, 8, 16, 32 or 64; bias bf16 [N] or None, added in float32.
 void smallm_mxfp8_gemv_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, int64_t block_n, OptionalTensor bias,
                            hipStream_t stream) {
-  const auto shape = hf::smallm_mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows);
+  const auto shape = hf::mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows);
   HF_CHECK(block_n == 4 || block_n == 8 || block_n == 16 || block_n == 32 || block_n == 64,
            "block_n must be 4, 8, 16, 32 or 64 (columns per work-group); got ", block_n);
   HF_CHECK(shape.m <= HF_ROWS, "this variant of the module accumulates ", HF_ROWS, " rows; got M = ", shape.m);
-  hf::smallm_mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
   const int64_t columns = block_n / kWaves;
   if (columns == 1) return launch<1>(out, Xq, Xs, Wq, Ws, bias, shape, block_n, stream);
   if (columns == 2 || most_columns(HF_ROWS) == 2) return launch<2>(out, Xq, Xs, Wq, Ws, bias, shape, block_n, stream);

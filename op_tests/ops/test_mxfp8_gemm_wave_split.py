@@ -27,8 +27,8 @@ from helpers.mxfp8_cases import (
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
-from hipforge.ops.mxfp8_dense import mxfp8_gemm, mxfp8_linear, mxfp8_wave_split, mxfp8_wave_split_out
-from hipforge.ops.mxfp8_dense.wave_split import ROWS, WAVES, max_waves
+from hipforge.ops.mxfp8_gemm import mxfp8_gemm, mxfp8_linear, mxfp8_wave_split, mxfp8_wave_split_out
+from hipforge.ops.mxfp8_gemm.wave_split import ROWS, WAVES, max_waves
 
 EMULATED = os.environ.get("HIPFORGE_EMULATE", "gfx950")
 COLUMNS = (16, 24, 32, 36, 48, 64, 76)  # one to five tiles, the last one whole or in part

@@ -23,8 +23,8 @@ up to 16, none of it padded. A matrix of more than 2^31 - 1 elements → None, b
 is a signed 32-bit number; the raw ops raise there.
 
 :func:`mxfp8_gemm` and :func:`mxfp8_linear` take tuned rows too. Without one, a rough model of time chooses: up to
-M = 64 between K over waves, K over work-groups and tiles (:mod:`hipforge.ops.mxfp8_dense.few_rows`), up to 16384 the
-tile kernel's tile and split of K (:mod:`hipforge.ops.mxfp8_dense.tile_kernel`). On gfx942 payloads are float8_e4m3fnuz,
+M = 64 between K over waves, K over work-groups and tiles (:mod:`hipforge.ops.mxfp8_gemm.few_rows`), up to 16384 the
+tile kernel's tile and split of K (:mod:`hipforge.ops.mxfp8_gemm.tile_kernel`). On gfx942 payloads are float8_e4m3fnuz,
 and every M is computed by splitting K over waves.
 """
 
@@ -38,10 +38,10 @@ from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.core.tuned import clear_tables
-from hipforge.ops.mxfp8_dense.family import FAMILY, GEMM
-from hipforge.ops.mxfp8_dense.group_split import mxfp8_group_split, mxfp8_group_split_out
-from hipforge.ops.mxfp8_dense.k_packed import mxfp8_k_packed, mxfp8_k_packed_out
-from hipforge.ops.mxfp8_dense.kernels import (
+from hipforge.ops.mxfp8_gemm.family import FAMILY, GEMM
+from hipforge.ops.mxfp8_gemm.group_split import mxfp8_group_split, mxfp8_group_split_out
+from hipforge.ops.mxfp8_gemm.k_packed import mxfp8_k_packed, mxfp8_k_packed_out
+from hipforge.ops.mxfp8_gemm.kernels import (
     _run_gemv,
     launch,
     smallm_mxfp8_gemv,
@@ -49,8 +49,8 @@ from hipforge.ops.mxfp8_dense.kernels import (
     smallm_mxfp8_mfma,
     smallm_mxfp8_mfma_out,
 )
-from hipforge.ops.mxfp8_dense.tile_kernel import mxfp8_gemm_out, mxfp8_gemm_tiles
-from hipforge.ops.mxfp8_dense.wave_split import mxfp8_wave_split, mxfp8_wave_split_out
+from hipforge.ops.mxfp8_gemm.tile_kernel import mxfp8_gemm_out, mxfp8_gemm_tiles
+from hipforge.ops.mxfp8_gemm.wave_split import mxfp8_wave_split, mxfp8_wave_split_out
 from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 

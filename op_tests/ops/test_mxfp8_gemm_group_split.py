@@ -27,8 +27,8 @@ from helpers.planted_faults import planted
 from hipforge import emulator, jit
 from hipforge.errors import GuardError
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.mxfp8_dense import FAMILY, group_split, mxfp8_group_split, mxfp8_group_split_out
-from hipforge.ops.mxfp8_dense.group_split import COLUMNS, K_SPLITS, ROWS, split_workspace
+from hipforge.ops.mxfp8_gemm import FAMILY, group_split, mxfp8_group_split, mxfp8_group_split_out
+from hipforge.ops.mxfp8_gemm.group_split import COLUMNS, K_SPLITS, ROWS, split_workspace
 
 TILES = tuple((rows, columns) for rows in ROWS for columns in COLUMNS)
 STEP = 128
@@ -170,7 +170,7 @@ def test_results_do_not_depend_on_which_work_group_comes_last(k_splits: int) -> 
 def test_a_part_is_complete_and_past_the_caches_before_its_work_group_meets_another() -> None:
     # What the emulator cannot show: its stores are complete at once and its caches are coherent.
     for rows in ROWS:
-        module = jit.load("module_mxfp8_group_split", {"HF_ROWS": rows}, "gfx950")
+        module = jit.load("module_mxfp8_gemm_group_split", {"HF_ROWS": rows}, "gfx950")
         kernels = emulator.CodeObject(module.path / "module.so").kernels
         assert len(kernels) == 3
         for kernel in kernels.values():

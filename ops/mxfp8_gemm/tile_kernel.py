@@ -9,7 +9,7 @@ import torch
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.tiles import TileKernel, split_workspace, tile_number
-from hipforge.ops.mxfp8_dense.raw import new_result
+from hipforge.ops.mxfp8_gemm.raw import new_result
 
 KERNEL = "mxfp8_gemm_tiles"
 MAX_M = 16384
@@ -25,7 +25,7 @@ TILED = TileKernel(
 )  # fmt: skip
 
 
-@compile_ops("module_mxfp8_gemm", variant=lambda *given: {"HF_TILE": given[-2]}, mutates=("out", "workspace"))
+@compile_ops("module_mxfp8_gemm_tiles", variant=lambda *given: {"HF_TILE": given[-2]}, mutates=("out", "workspace"))
 def mxfp8_gemm_out(
     out: torch.Tensor,
     Xq: torch.Tensor,
@@ -49,7 +49,7 @@ def mxfp8_gemm_tiles(
     tile: int = tile_number((128, 128)),
     k_splits: int = 1,
 ) -> torch.Tensor:
-    """Run the tile kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_dense`.
+    """Run the tile kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_gemm`.
 
     Args:
         Xq: activations [M, K]; K a multiple of 32, at most 2^22.

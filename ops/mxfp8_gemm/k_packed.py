@@ -10,7 +10,7 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.mxfp8_dense.raw import new_result
+from hipforge.ops.mxfp8_gemm.raw import new_result
 
 KERNEL = "mxfp8_k_packed"
 COLUMNS = (4, 8)  # per group of waves; also the largest M
@@ -60,7 +60,7 @@ def refusal(m: int, k: int, columns: int, groups: int, waves: int) -> str | None
     return None
 
 
-@compile_ops("module_mxfp8_k_packed", variant=lambda *given: {"HF_COLUMNS": given[-3]})
+@compile_ops("module_mxfp8_gemm_k_packed", variant=lambda *given: {"HF_COLUMNS": given[-3]})
 def mxfp8_k_packed_out(
     out: torch.Tensor,
     Xq: torch.Tensor,
@@ -85,7 +85,7 @@ def mxfp8_k_packed(
     groups: int = 1,
     waves: int = 4,
 ) -> torch.Tensor:
-    """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_dense`.
+    """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_gemm`.
 
     Args:
         Xq: activations [M, K] in the architecture's e4m3; M at most ``columns``, K a multiple of 2048 / ``columns``.

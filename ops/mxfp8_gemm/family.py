@@ -1,6 +1,6 @@
 """The dense MX-FP8 GEMM as a family: its problem, table, envelope, default rule and candidates.
 
-The order of the steps is documented in :mod:`hipforge.ops.mxfp8_dense`.
+The order of the steps is documented in :mod:`hipforge.ops.mxfp8_gemm`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.tiles import K_SPLITS, MAX_K
 from hipforge.ops.core.tuned import ANY_CU, USE_HIP, Column, Reach, TableSchema, TunedRow, Value, gemm_shape
-from hipforge.ops.mxfp8_dense import few_rows, group_split, k_packed, wave_split
-from hipforge.ops.mxfp8_dense.tile_kernel import MAX_M, TILED
+from hipforge.ops.mxfp8_gemm import few_rows, group_split, k_packed, wave_split
+from hipforge.ops.mxfp8_gemm.tile_kernel import MAX_M, TILED
 
 MAX_ELEMENTS = 2**31 - 1
 GEMV_MAX_M = 16
@@ -149,7 +149,7 @@ def _reach(m: int, tuned: Sequence[int]) -> tuple[int, ...]:
 
 
 TABLE = TableSchema(
-    family="smallm_mxfp8",
+    family="mxfp8_gemm",
     shape=gemm_shape(Reach("next", _reach)),
     config=(
         Column("kernel", str, accepted=("gemv", "mfma", "wave_split", "group_split", "k_packed", "tiles")),

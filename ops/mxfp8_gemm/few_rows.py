@@ -9,8 +9,8 @@ best configuration in the mean, 13 % at most (``python op_tests/bench_default_ru
 from __future__ import annotations
 
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.mxfp8_dense import group_split, k_packed, wave_split
-from hipforge.ops.mxfp8_dense.tile_kernel import TILED
+from hipforge.ops.mxfp8_gemm import group_split, k_packed, wave_split
+from hipforge.ops.mxfp8_gemm.tile_kernel import TILED
 
 TILE = 16
 START_US = 1.7  # of a launch, with the first loads and the last stores

@@ -27,7 +27,7 @@ import hipforge
 from hipforge import emulator, jit
 from hipforge.errors import GuardError
 from hipforge.ops.core.tiles import split_workspace, tile_number
-from hipforge.ops.mxfp8_dense import (
+from hipforge.ops.mxfp8_gemm import (
     few_rows,
     mxfp8_gemm,
     mxfp8_gemm_out,
@@ -36,9 +36,9 @@ from hipforge.ops.mxfp8_dense import (
     mxfp8_linear,
     wave_split,
 )
-from hipforge.ops.mxfp8_dense.family import TABLE
-from hipforge.ops.mxfp8_dense.tile_kernel import TILED
-from hipforge.ops.mxfp8_dense.tuner import TUNER
+from hipforge.ops.mxfp8_gemm.family import TABLE
+from hipforge.ops.mxfp8_gemm.tile_kernel import TILED
+from hipforge.ops.mxfp8_gemm.tuner import TUNER
 
 TILE_NUMBERS = tuple(tile_number(tile) for tile in TILED.step_us)
 SMALLEST = TILE_NUMBERS[-1]
@@ -214,7 +214,7 @@ def test_results_do_not_depend_on_which_work_group_comes_last(k_splits: int) -> 
 
 def test_a_part_is_complete_and_past_the_caches_before_its_work_group_meets_another() -> None:
     # What the emulator cannot show: its stores are complete at once and its caches are coherent.
-    module = jit.load("module_mxfp8_gemm", {"HF_TILE": SMALLEST}, "gfx950")
+    module = jit.load("module_mxfp8_gemm_tiles", {"HF_TILE": SMALLEST}, "gfx950")
     kernels = emulator.CodeObject(module.path / "module.so").kernels
     kernel = next(kernel for name, kernel in kernels.items() if "mxfp8_gemm" in name)
     code = [line.split(": ", 1)[1] for line in kernel.disassembly().splitlines()]

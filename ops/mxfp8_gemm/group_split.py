@@ -10,7 +10,7 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.mxfp8_dense.raw import new_result
+from hipforge.ops.mxfp8_gemm.raw import new_result
 
 KERNEL = "mxfp8_group_split"
 K_STEP = 128
@@ -57,7 +57,9 @@ def split_workspace(m: int, n: int, rows: int, columns: int, k_splits: int, devi
     return torch.empty(results * (k_splits * tiles * TILE * TILE + meetings), dtype=torch.float32, device=device)
 
 
-@compile_ops("module_mxfp8_group_split", variant=lambda *given: {"HF_ROWS": given[-3]}, mutates=("out", "workspace"))
+@compile_ops(
+    "module_mxfp8_gemm_group_split", variant=lambda *given: {"HF_ROWS": given[-3]}, mutates=("out", "workspace")
+)
 def mxfp8_group_split_out(
     out: torch.Tensor,
     Xq: torch.Tensor,
@@ -83,7 +85,7 @@ def mxfp8_group_split(
     columns: int = COLUMNS[-1],
     k_splits: int = K_SPLITS[0],
 ) -> torch.Tensor:
-    """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_dense`.
+    """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_gemm`.
 
     Args:
         Xq: activations [M, K]; K a multiple of 32, at most 2^22.
