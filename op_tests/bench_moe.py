@@ -95,9 +95,7 @@ def instance(choice: Choice, k: int) -> tuple[str, dict[str, int]]:
     """Return the module and variant that a choice runs at a K."""
     if choice.kernel == wave_split.KERNEL:
         return "module_mxfp8_grouped_split", {"HF_ROWS": choice.configuration["rows"]}
-    if choice.kernel == stream.KERNEL:
-        return "module_mxfp8_grouped_stream", {"HF_STEPS": k // stream.K_STEP}
-    return "module_smallm_mxfp8_moe", {"HF_BLOCK_N": choice.configuration["block_n"]}
+    return "module_mxfp8_grouped_stream", {"HF_STEPS": k // stream.K_STEP}
 
 
 def hip_contender(cell: MoeCell, parts: MoeOperands, choice: Choice) -> Contender:

@@ -115,7 +115,7 @@ WAVE_CELLS = ((4, 1536, 6144, 8, 2), (8, 1536, 6144, 32, 2), (1, 768, 6144, 128,
 
 
 def by_waves(cell: tuple[int, int, int, int, int]) -> dict[str, float]:
-    """Return kernel microseconds of the first GEMM without its activation: by waves, and of the earlier kernel."""
+    """Return kernel microseconds of the first GEMM without its activation: by waves."""
     tokens, n, k, experts, top_k = cell
     index, _ = routed(tokens, top_k, experts)
     slots = tokens * top_k
@@ -126,8 +126,7 @@ def by_waves(cell: tuple[int, int, int, int, int]) -> dict[str, float]:
     def time(choice: Choice) -> float:
         return kernel_us(lambda: launch(choice.kernel, choice.configuration, out, parts))
 
-    found = {f"{waves} waves": time(wave_split.choice(16, waves)) for waves in wave_split.WAVES}
-    return found | {"earlier kernel": time(Choice("smallm_mxfp8_moe_grouped_gemm", {"block_n": 8}))}
+    return {f"{waves} waves": time(wave_split.choice(16, waves)) for waves in wave_split.WAVES}
 
 
 # (tokens, inner size, experts, choices) with a hidden size of 6144.

@@ -226,7 +226,7 @@ def disassembly(code: CodeObject) -> Iterator[str]:
 
 SCALED = (
     ("module_mxfp8_gemm_mfma", {"HF_N_SUB": 4}),
-    ("module_smallm_mxfp8_moe", {"HF_BLOCK_N": 16}),
+    ("module_mxfp8_grouped_split", {"HF_ROWS": 16}),
     ("module_mxfp4_gemm", {"HF_M_SUB": 1, "HF_N_SUB": 1}),
     ("module_decode_attention_fp8", {"HF_HEAD_DIM": 128, "HF_INPUT": "bf16", "HF_BLOCK_N": 16}),
 )

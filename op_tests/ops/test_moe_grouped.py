@@ -223,10 +223,11 @@ def test_an_override_routes_a_call_and_names_its_line(tmp_path: Path, monkeypatc
     finally:
         monkeypatch.undo()
         reload_tables()
-    assert seen[4].configuration == {"block_n": 16} and seen[4].file == (table, 2)
+    plain = {"rows": 16, "waves": 1, "columns": 16}  # what stands for the kernel of rows without a name, smallm
+    assert seen[4].configuration == plain and seen[4].file == (table, 2)
     assert seen[5].path == "none" and "at least 3 experts; got E=2" in seen[5].reason
     assert seen[10].path == "none" and "end at M=9; got M=10" in seen[10].reason
-    assert with_three.configuration == {"block_n": 8}
+    assert with_three.configuration == plain
 
 
 @pytest.mark.parametrize("block_m", (4, 64, ODD_TILES))

@@ -1,4 +1,4 @@
-"""The MoE grouped GEMM's kernel, called as its module exports it."""
+"""The MoE grouped GEMM's first raw op: its guards, which are those of every kernel, and full sizes."""
 
 from __future__ import annotations
 
@@ -10,216 +10,24 @@ import pytest
 import torch
 from helpers.moe_cases import UNTOUCHED, Moe, exact, oracle, random_owners, run, sort_slots, sparse_bytes
 from helpers.mxfp8_cases import (
-    PAYLOAD_NAN,
-    SCALE_NAN,
     assert_bits,
     assert_close,
     dequantize,
     embedded,
-    integers,
     normal,
-)
-from helpers.mxfp8_cases import (
-    oracle as product,
 )
 
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.grouped_gemm_mxfp8 import smallm_mxfp8_moe_grouped_gemm, smallm_mxfp8_moe_out
 
-BLOCK_N = (8, 16)
-# Slots of one tile: one and two (vector path), then up to 16, 32 and 64 (matrix path, two kinds of teams).
-COUNTS = (1, 2, 3, 4, 15, 16, 17, 31, 32, 33, 48, 63, 64)
 
-
-@pytest.mark.parametrize("block_n", BLOCK_N)
-@pytest.mark.parametrize("count", COUNTS)
-def test_every_number_of_slots_in_a_tile_is_exact(count: int, block_n: int) -> None:
-    case = exact([1] * count, experts=3, n=37, k=1056, weighted=count % 2 == 0)
+@pytest.mark.parametrize("block_n", (8, 16))
+@pytest.mark.parametrize("count", (1, 5, 20, 64))
+def test_both_values_of_block_n_do_the_same(count: int, block_n: int) -> None:
+    case = exact([1] * count, experts=3, n=37, k=1056, weighted=True)
     with emulator.options(checks="all"):
         assert_bits(run(case, block_n), oracle(case))
-
-
-@pytest.mark.parametrize("block_n", BLOCK_N)
-@pytest.mark.parametrize("k", (32, 96, 128, 384, 768, 1024, 1056, 2048, 3104))
-def test_every_kind_of_k_is_exact(k: int, block_n: int) -> None:
-    for count in (1, 2, 5, 20):
-        case = exact([0] * count, experts=1, n=18, k=k)
-        assert_bits(run(case, block_n), oracle(case))
-
-
-@pytest.mark.parametrize("block_n", BLOCK_N)
-@pytest.mark.parametrize("n", (1, 2, 3, 7, 8, 9, 15, 16, 17, 33))
-def test_every_n_is_exact_and_writes_nothing_else(n: int, block_n: int) -> None:
-    for count in (1, 4):
-        case = exact([1] * count, experts=2, n=n, k=160)
-        buffer = torch.full((count * n + 32,), UNTOUCHED, dtype=torch.bfloat16)
-        out = buffer[16 : 16 + count * n].view(count, n)
-        smallm_mxfp8_moe_grouped_gemm(*case.arguments(out), None, block_n)
-        assert_bits(out, oracle(case))
-        assert (buffer[:16] == UNTOUCHED).all() and (buffer[16 + count * n :] == UNTOUCHED).all()
-
-
-@pytest.mark.parametrize("a_div", (1, 2, 3, 4, 5, 7, 8))
-def test_a_slot_reads_row_slot_over_a_div(a_div: int) -> None:
-    case = exact(random_owners(a_div * 5, 4), experts=4, n=24, k=96, a_div=a_div)
-    assert_bits(run(case), oracle(case))
-
-
-@pytest.mark.parametrize("block_m", (4, 8, 20, 64, 68, 128, 192))
-def test_every_block_m_is_exact(block_m: int) -> None:
-    case = exact([*random_owners(30, 3), *[1] * 70], experts=3, n=24, k=96, block_m=block_m)
-    assert_bits(run(case), oracle(case))
-
-
-@pytest.mark.parametrize("block_n", BLOCK_N)
-def test_slots_may_lie_anywhere_in_a_tile(block_n: int) -> None:
-    generator = torch.Generator().manual_seed(5)
-    for count in (1, 2, 6, 30):
-        case = exact([0] * count, experts=1, n=24, k=160)
-        ids = torch.full((64,), count, dtype=torch.int32)
-        ids[torch.randperm(64, generator=generator)[:count]] = torch.randperm(count, generator=generator).int()
-        index = (ids, torch.zeros(1, dtype=torch.int32), torch.tensor([64], dtype=torch.int32))
-        assert_bits(run(case.but(index=index), block_n), oracle(case))
-
-
-@pytest.mark.parametrize("pad", (9, 10, 1 << 24, 2**31 - 1, -1, -(2**31)))
-def test_any_id_that_is_no_slot_is_padding(pad: int) -> None:
-    owners = random_owners(9, 3)
-    case = exact(owners, experts=3, n=16, k=96, block_m=16)
-    assert_bits(run(case.but(index=sort_slots(owners, 16, 3, pad))), oracle(case))
-
-
-@pytest.mark.parametrize("elsewhere", (-1, 3, 4, 2**31 - 1, -(2**31)))
-def test_tiles_of_experts_elsewhere_are_left_alone(elsewhere: int) -> None:
-    owners = (0, 1, 2, 2, 1, 0)
-    case = exact(owners, experts=3, n=16, k=96, block_m=4)
-    ids, experts, padded = sort_slots(owners, 4, 3)
-    experts[experts == 1] = elsewhere
-    got = run(case.but(index=(ids, experts, padded)))
-    assert_bits(got, oracle(case.but(owners=(0, -1, 2, 2, -1, 0))))
-
-
-@pytest.mark.parametrize("used", (-5, 0, 1, 4, 5, 8, 12, 100))
-def test_tiles_past_num_tokens_post_padded_are_left_alone(used: int) -> None:
-    owners = (0, 1, 2)
-    case = exact(owners, experts=3, n=16, k=96, block_m=4)
-    ids, experts, _ = sort_slots(owners, 4, 3)
-    got = run(case.but(index=(ids, experts, torch.tensor([used], dtype=torch.int32))))
-    in_use = tuple(owner if 4 * tile < used else -1 for tile, owner in enumerate(owners))
-    assert_bits(got, oracle(case.but(owners=in_use)))
-
-
-def test_garbage_past_the_entries_in_use_is_never_followed() -> None:
-    owners = (2, 0)
-    case = exact(owners, experts=3, n=16, k=96, block_m=8)
-    ids, experts, padded = sort_slots(owners, 8, 3)
-    garbage = torch.tensor([0, 1, -1, 2**31 - 1, -(2**31), 5, 0, 1] * 6, dtype=torch.int32)
-    index = (torch.cat((ids, garbage)), torch.cat((experts, garbage[:40])), padded)
-    assert_bits(run(case.but(index=index)), oracle(case))
-
-
-def test_more_tiles_than_slots_are_all_walked() -> None:
-    # Tiles of nothing but padding in front: the slots' tile is the last of 40, the grid has two rows.
-    case = exact((1, 1), experts=2, n=16, k=96, block_m=4)
-    ids = torch.full((40, 4), 2, dtype=torch.int32)
-    ids[39, 1:3] = torch.tensor([1, 0])
-    index = (ids.flatten(), torch.ones(40, dtype=torch.int32), torch.tensor([160], dtype=torch.int32))
-    assert_bits(run(case.but(index=index)), oracle(case))
-
-
-def test_experts_without_slots_and_one_with_all() -> None:
-    for owners in ((7,) * 19, (0,) * 19, (3, 3, 3, 6, 6)):
-        case = exact(owners, experts=8, n=24, k=96, a_div=1)
-        assert_bits(run(case), oracle(case))
-
-
-def test_no_tiles_or_no_slots_leave_the_output_alone() -> None:
-    none = torch.zeros(0, dtype=torch.int32)
-    case = exact((0,), experts=1, n=16, k=96)
-    got = run(case.but(index=(none, none, torch.tensor([0], dtype=torch.int32))))
-    assert (got == UNTOUCHED).all()
-    empty = case.but(owners=(), index=sort_slots((0,), 64, 1))
-    assert run(empty).shape == (0, 16)
-
-
-@pytest.mark.parametrize("count", (1, 2, 3, 20, 40))
-def test_bytes_that_do_not_belong_to_a_row_never_take_part(count: int) -> None:
-    # Around each tensor, in other experts' weights and in activation rows that no slot reads: NaN elements and scales.
-    case = exact([1] * count, experts=3, n=10, k=1056, a_div=1)
-    want = oracle(case)
-    for expert in (0, 2):
-        case.w[expert], case.w_scale[expert] = PAYLOAD_NAN, SCALE_NAN
-    surrounded = case.but(
-        a=embedded(torch.cat((case.a, torch.full((3, 1056), PAYLOAD_NAN, dtype=torch.uint8))), 0xFF),
-        a_scale=embedded(torch.cat((case.a_scale, torch.full((3, 33), SCALE_NAN, dtype=torch.uint8))), 0xFF),
-        w=embedded(case.w, 0xFF),
-        w_scale=embedded(case.w_scale, 0xFF),
-    )
-    assert_bits(run(surrounded, 16), want)
-
-
-@pytest.mark.parametrize("count", (1, 2, 5, 20))
-def test_a_nan_scale_or_element_reaches_exactly_its_outputs(count: int) -> None:
-    case = exact([1] * count, experts=2, n=12, k=1056)
-    want = oracle(case)
-    case.a_scale[0, 4] = SCALE_NAN
-    case.w[1, 3, 100] = PAYLOAD_NAN
-    case.w_scale[1, 5, 8] = SCALE_NAN
-    want[0] = want[:, 3] = want[:, 5] = float("nan")
-    assert_bits(run(case), want)
-
-
-@pytest.mark.parametrize("count", (1, 2, 3, 18, 36))
-def test_weights_multiply_before_the_result_is_rounded(count: int) -> None:
-    # 1 + 2^-8 lies halfway between two bf16 and rounds to 1; times 3 it is 3 + 3 * 2^-8, which rounds to 3.015625.
-    case = exact([0] * count, experts=1, n=8, k=1024)
-    for tensor in (case.a, case.w):
-        tensor.zero_()
-    case.a_scale.fill_(127), case.w_scale.fill_(127)
-    one, sixteenth = 0x38, 0x18
-    case.a[:, 0], case.a[:, 1], case.w[:, :, 0], case.w[:, :, 1] = one, sixteenth, one, sixteenth
-    assert_bits(run(case.but(weights=torch.full((count,), 3.0))), torch.full((count, 8), 3.015625).double())
-
-
-@pytest.mark.parametrize("count", (2, 12, 40))
-def test_results_do_not_depend_on_the_order_of_waves(count: int) -> None:
-    data = normal(count, 40, 2080)
-    case = Moe(data.xq, data.xs, data.wq[None], data.ws[None], (0,) * count, 1, 64)
-    first = run(case, 16)
-    assert_close(first, product(data))
-    for order in ("forward", "reverse", "random"):
-        with emulator.options(wave_order=order):
-            assert torch.equal(run(case, 16).view(torch.int16), first.view(torch.int16))
-
-
-def test_an_expert_past_4_gib_is_reached_by_its_own_address() -> None:
-    # 2.4 GB in upstream's case; here 5.3 GB, so that 32 bits cannot hold the offset either. Two experts have pages.
-    experts, n, k = 2300, 24, 96 * 1024
-    data = integers(6, n, k // 32, scales=(126, 127))
-    w, w_scale = sparse_bytes(experts, n, k), sparse_bytes(experts, n, k // 32)
-    assert w.numel() > 2**32
-    a, a_scale = torch.zeros(6, k, dtype=torch.uint8), torch.zeros(6, k // 32, dtype=torch.uint8)
-    a[:, -k // 32 :], a_scale[:, -k // 1024 :] = data.xq, data.xs
-    for expert in (1, experts - 1):
-        w[expert, :, -k // 32 :], w_scale[expert, :, -k // 1024 :] = data.wq.roll(expert, 0), data.ws.roll(expert, 0)
-    owners = (experts - 1, 1, experts - 1, experts - 1, 1, experts - 1)
-    case = Moe(a, a_scale, w, w_scale, owners, 1, 8)
-    whole = product(data)
-    want = torch.stack([whole[slot].roll(owner) for slot, owner in enumerate(owners)])
-    assert_bits(run(case), want)
-
-
-@pytest.mark.parametrize(("count", "loads"), ((1, 1.0), (2, 1.0), (3, 1.0), (16, 1.0), (32, 1.0), (64, 2.0)))
-def test_weights_are_loaded_once_per_tile(count: int, loads: float) -> None:
-    # Up to 32 slots by one wave each; beyond, two waves of one work-group load the same bytes side by side.
-    case = exact([1] * count, experts=3, n=64, k=1024)
-    with emulator.counters() as counted:
-        run(case, 16)
-    weight = counted.tensors["w"]
-    assert weight.unique_loaded == 64 * 1024, "only the one expert is touched"
-    assert weight.loaded == loads * weight.unique_loaded
-    assert counted.tensors["w_scale"].unique_loaded == 64 * 32
 
 
 def test_empty_tiles_start_no_work_groups() -> None:
@@ -355,31 +163,23 @@ def test_both_spellings_of_the_dtypes_and_unaligned_scales_work() -> None:
     assert_bits(run(spelled), oracle(case))
 
 
-def test_another_architecture_is_refused_before_a_build_and_again_before_a_launch() -> None:
+def test_another_architecture_is_refused() -> None:
     program = f"""
 import torch
-from hipforge import emulator
 from hipforge.errors import ArchError
 from {smallm_mxfp8_moe_out.__module__} import smallm_mxfp8_moe_grouped_gemm
 u8 = lambda *shape: torch.zeros(shape, dtype=torch.uint8)
 i32 = lambda n: torch.zeros(n, dtype=torch.int32)
 out = torch.zeros(1, 8, dtype=torch.bfloat16)
-with emulator.options(arch="gfx942"):
-    try:
-        smallm_mxfp8_moe_grouped_gemm(
-            u8(1, 64), u8(1, 2), u8(1, 8, 64), u8(1, 8, 2), i32(8), i32(1), i32(1), out, 1, 8, 64, 1, 1, 1, 8)
-    except ArchError as error:
-        print(error)
+try:
+    smallm_mxfp8_moe_grouped_gemm(
+        u8(1, 64), u8(1, 2), u8(1, 8, 64), u8(1, 8, 2), i32(8), i32(1), i32(1), out, 1, 8, 64, 1, 1, 1, 8)
+except ArchError as error:
+    print(error)
 """
-    for environment in ({"HIPFORGE_EMULATE": "gfx942"}, {}):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "gfx950" in done.stdout and "gfx942" in done.stdout, done.stderr
+    environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert "gfx950" in done.stdout and "gfx942" in done.stdout, done.stderr
 
 
 # (E, N, K, a_div, weighted, T, top_k)
@@ -428,10 +228,7 @@ def test_full_sizes_with_few_busy_experts(shape: tuple[int, int, int, int, bool,
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("block_n", BLOCK_N)
 @pytest.mark.parametrize("shape", (*SEVEN, *BEYOND), ids=lambda shape: "-".join(map(str, map(int, shape))))
-def test_full_sizes_with_every_slot_its_own_expert(
-    shape: tuple[int, int, int, int, bool, int, int], block_n: int
-) -> None:
+def test_full_sizes_with_every_slot_its_own_expert(shape: tuple[int, int, int, int, bool, int, int]) -> None:
     case, want = full_size(*shape, busy=min(shape[0], shape[5] * shape[6]))
-    assert_close(run(case, block_n), want)
+    assert_close(run(case), want)

@@ -20,8 +20,8 @@ Dispatch of :func:`grouped_gemm_mxfp8`, in this order:
 4. rows of the tuned table for (N, K, a_div, has_weight): the one with the smallest M that is at least
    num_valid_tokens decides: fewer than its ``min_experts`` experts or ``use_hip=0`` → None, otherwise its kernel:
    ``wave_split`` (:mod:`hipforge.ops.mxfp8_grouped.wave_split`: K over the waves of a work-group) with rows, waves and
-   block_n columns, ``stream`` (:mod:`hipforge.ops.mxfp8_grouped.stream`: K up to 512) with block_n columns, or
-   ``smallm`` with block_n. More slots than any of them has → None;
+   block_n columns, ``stream`` (:mod:`hipforge.ops.mxfp8_grouped.stream`: K up to 512) with block_n columns;
+   ``smallm``, an earlier kernel's name, is wave_split in a plain configuration. More slots than any of them has → None;
 5. no such rows: up to 16 slots, or up to 64 with at least 128 experts → stream where K is short and many experts have
    slots, else wave_split, in their default configurations; otherwise None.
 

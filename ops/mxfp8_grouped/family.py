@@ -33,8 +33,7 @@ from hipforge.ops.mxfp8_gemm.family import FNUZ_REFUSAL, MAX_ELEMENTS, SCALES, U
 from hipforge.ops.mxfp8_gemm.wave_split import K_STEP
 from hipforge.ops.mxfp8_grouped import stream, wave_split
 
-KERNEL = "smallm_mxfp8_moe_grouped_gemm"
-MOE_BLOCK_N = (8, 16)
+MOE_BLOCK_N = (8, 16)  # of rows that name an earlier kernel, smallm
 TABLE_ARCH = "gfx950"
 
 # Without a tuned row: (most routed slots, least experts). With many experts few slots fall on each, so that the
@@ -184,17 +183,13 @@ def _envelope(problem: Problem, arch: str) -> str | None:
     return None
 
 
-def _choice(block_n: int) -> Choice:
-    return Choice(KERNEL, MappingProxyType({"block_n": block_n}))
-
-
 def _from_row(row: TunedRow) -> Choice:
     if row.values["kernel"] == "wave_split":
         columns = row.integer("block_n") or wave_split.TILE
         return wave_split.choice(row.integer("rows"), row.integer("waves"), columns)
     if row.values["kernel"] == "stream":
         return stream.choice(row.integer("block_n"))
-    return _choice(row.integer("block_n"))
+    return wave_split.of_smallm(row.integer("M"), row.integer("K"))
 
 
 def _by_rule(problem: Problem, arch: str, cu_count: int) -> Choice:
@@ -232,7 +227,7 @@ def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
         for rows in wave_split.ROWS
     ]
     streamed = [stream.choice(columns) for columns in stream.COLUMNS if stream.takes(cell.k)]
-    return [*split, *streamed, *(_choice(block_n) for block_n in MOE_BLOCK_N)]
+    return [*split, *streamed]
 
 
 def _triton(problem: Problem) -> Accepted | Refused:

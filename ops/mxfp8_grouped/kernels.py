@@ -1,4 +1,4 @@
-"""The raw MoE grouped GEMM over MX-FP8: the stub of its module, and the function that callers of the kernel use.
+"""Launches of the MoE grouped GEMM over MX-FP8, and its first raw op, which runs the kernel that splits K.
 
 Shapes, dtypes and the meaning of the indices are those of :mod:`hipforge.ops.mxfp8_grouped`. The raw op takes
 contiguous tensors and raises for anything that it does not take; it never returns None.
@@ -10,23 +10,17 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from hipforge.errors import GuardError
-from hipforge.jit.compile_ops import compile_ops
+from hipforge.errors import ArchError, GuardError
+from hipforge.ops.core import dispatch
 from hipforge.ops.core.alignment import realigned
-from hipforge.ops.mxfp8_gemm.family import DEFAULT_BLOCK_N
-from hipforge.ops.mxfp8_grouped import stream
-from hipforge.ops.mxfp8_grouped.family import KERNEL, MOE_BLOCK_N
+from hipforge.ops.core.checks import require_int
+from hipforge.ops.core.dispatch import Refused
+from hipforge.ops.mxfp8_grouped import stream, wave_split
+from hipforge.ops.mxfp8_grouped.family import MOE_BLOCK_N, TABLE_ARCH
 from hipforge.ops.mxfp8_grouped.reference import Operands
 from hipforge.ops.mxfp8_grouped.wave_split import mxfp8_grouped_split_out
 
 
-def _variant(*args: torch.Tensor | int | None) -> Mapping[str, int]:
-    block_n = args[-1]
-    # The module's guard refuses any other block_n.
-    return {"HF_BLOCK_N": block_n if isinstance(block_n, int) and block_n in MOE_BLOCK_N else DEFAULT_BLOCK_N}
-
-
-@compile_ops("module_smallm_mxfp8_moe", variant=_variant)
 def smallm_mxfp8_moe_out(
     out: torch.Tensor,
     a_q: torch.Tensor,
@@ -47,7 +41,17 @@ def smallm_mxfp8_moe_out(
     block_m: int,
     block_n: int,
 ) -> None:
-    """Write the rows of ``out`` that tiles in use cover; ``block_n`` columns per work-group."""
+    """Write the rows of ``out`` that tiles in use cover, on gfx950; ``block_n`` is 8 or 16, and both do the same."""
+    if require_int("block_n", block_n) not in MOE_BLOCK_N:
+        raise GuardError(f"block_n must be 8 or 16 (columns per work-group); got {block_n}")
+    target = dispatch.target_of(w.device)
+    if not isinstance(target, Refused) and target[0] != TABLE_ARCH:
+        raise ArchError(f"smallm_mxfp8_moe_out is for {TABLE_ARCH}; w is on {target[0]}")
+    rows, waves, columns = wave_split.of_smallm(num_valid_tokens, K).configuration.values()
+    mxfp8_grouped_split_out(
+        out, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, mul_weight_by, bias, E, N,
+        K, num_valid_tokens, M_act, a_div, block_m, rows, waves, columns,
+    )  # fmt: skip
 
 
 def smallm_mxfp8_moe_grouped_gemm(
@@ -67,10 +71,10 @@ def smallm_mxfp8_moe_grouped_gemm(
     a_div: int,
     block_m: int,
     mul_weight_by: torch.Tensor | None = None,
-    block_n: int = DEFAULT_BLOCK_N,
+    block_n: int = 8,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Run the kernel on contiguous tensors, writing into ``out``.
+    """Run :func:`mxfp8_grouped_split` on contiguous tensors on gfx950, into ``out``, in a plain configuration.
 
     Args:
         a_q: activations [M_act, K]; slot t reads row t // ``a_div``.
@@ -85,13 +89,13 @@ def smallm_mxfp8_moe_grouped_gemm(
             no tile holds, and of skipped tiles, stay as they are.
         E: experts, as ``w`` has them.
         N: columns, as ``w`` has them.
-        K: depth, as ``w`` has it; a multiple of 32.
+        K: depth, as ``w`` has it; a multiple of 32, at most 2^22.
         num_valid_tokens: slots, T · top_k.
         M_act: rows of ``a_q``; at least ceil(``num_valid_tokens`` / ``a_div``).
         a_div: slots per activation row: top_k where activations are per token, 1 where they are per slot.
         block_m: entries of a tile, a multiple of 4.
         mul_weight_by: float32 with one weight per slot, multiplied in float32 before the result is rounded.
-        block_n: columns per work-group, 8 or 16.
+        block_n: 8 or 16; of an earlier kernel, without effect.
         bias: float32 [E, N], added in float32 before the weight.
 
     Returns:
@@ -124,9 +128,7 @@ def launch(kernel: str, configuration: Mapping[str, int], out: torch.Tensor, par
 
     def stub(given: Operands) -> None:
         arguments = *given.tensors, given.mul_weight_by, given.bias, *given.sizes
-        if kernel == KERNEL:
-            smallm_mxfp8_moe_out(out, *arguments, configuration["block_n"])
-        elif kernel == stream.KERNEL:
+        if kernel == stream.KERNEL:
             stream.mxfp8_grouped_stream_out(out, *arguments, configuration["columns"])
         else:
             rows, waves, columns = (configuration[name] for name in ("rows", "waves", "columns"))

@@ -33,12 +33,7 @@ from hipforge.tuning.driver import command_for
 from hipforge.tuning.gemm import Pipeline, normal, works
 from hipforge.tuning.tuner import Baselines, Counted, Tuner, relative_error
 
-# What the model has to know of the kernel's pipelines (moe_kernel.h).
-WAVES = 4
-VECTOR_SLOTS = 2  # of a tile, up to which a wave streams its own columns
-VECTOR_IN_FLIGHT = 2 * 1024  # bytes of a column's row: two steps
 STREAMED_IN_FLIGHT = 8 * 2048  # of a wave: two tiles of 16 columns with a K of 512, three with 256
-MATRIX_IN_FLIGHT = 4 * 128  # the same of a matrix tile: four steps
 
 
 @dataclass(frozen=True, order=True)
@@ -157,19 +152,14 @@ def _columns(choice: Choice) -> Mapping[str, Value]:
     if choice.kernel == wave_split.KERNEL:
         rows, waves, columns = (choice.configuration[name] for name in ("rows", "waves", "columns"))
         return {"kernel": "wave_split", "block_n": columns, "rows": rows, "waves": waves}
-    if choice.kernel == stream.KERNEL:
-        return {"kernel": "stream", "block_n": choice.configuration["columns"], "rows": stream.ROWS, "waves": 1}
-    return {"kernel": "smallm", "block_n": choice.configuration["block_n"], "rows": 0, "waves": 0}
+    return {"kernel": "stream", "block_n": choice.configuration["columns"], "rows": stream.ROWS, "waves": 1}
 
 
-def _in_flight(choice: Choice, fullest: int) -> int:
-    """Return the bytes of weight that a wave has in flight where ``fullest`` slots are the most of an expert."""
+def _in_flight(choice: Choice) -> int:
+    """Return the bytes of weight that a wave has in flight."""
     if choice.kernel == wave_split.KERNEL:
         return wave_split.STEPS_AHEAD[choice.configuration["rows"]] * MFMA_STEP_BYTES
-    if choice.kernel == stream.KERNEL:
-        return STREAMED_IN_FLIGHT
-    block_n = choice.configuration["block_n"]
-    return VECTOR_IN_FLIGHT * block_n // WAVES if fullest <= VECTOR_SLOTS else MATRIX_IN_FLIGHT * block_n
+    return STREAMED_IN_FLIGHT
 
 
 def _count(cell: MoeCell, arch: str) -> Counted:
@@ -181,8 +171,7 @@ def _count(cell: MoeCell, arch: str) -> Counted:
 
         with emulator.counters() as collector:
             got = run(choice, cell, parts)
-        fullest = int(parts.topk_ids.flatten().bincount().max())
-        (work,) = works(collector.result, Pipeline(_in_flight(choice, fullest)), "w")
+        (work,) = works(collector.result, Pipeline(_in_flight(choice)), "w")
         # Work-groups whose tile is past the last one in use end at once; the others are what the model is about.
         (launch,), tiles = collector.result.kernels, int(parts.index.num_tokens_post_padded) // DEFAULT_BLOCK_M
         used = work.workgroups // launch.grid[1] * min(tiles, launch.grid[1])

@@ -30,6 +30,11 @@ def choice(rows: int, waves: int, columns: int = TILE) -> Choice:
     return Choice(KERNEL, MappingProxyType({"rows": rows, "waves": waves, "columns": columns}))
 
 
+def of_smallm(slots: int, k: int) -> Choice:
+    """Return what stands for an earlier kernel, ``smallm``, in its raw op and in rows that name it."""
+    return choice(ROWS[0] if slots <= ROWS[0] else ROWS[1], default_waves(max(k, 1), WAVES[-1]))
+
+
 def fits(waves: int, columns: int) -> bool:
     """Return whether a work-group of so many columns, ``waves`` for each 16, is not too large."""
     return waves * (columns // TILE) <= MOST_WAVES
