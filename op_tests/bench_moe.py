@@ -184,9 +184,7 @@ def bench_counted(cell: MoeCell) -> list[Row]:
     want = expected(cell, parts)
     sizes = cell.m, cell.experts, cell.n, cell.k, MI355X.cu_count
     defaults = wave_split.default_choice(*sizes), stream.default_choice(*sizes)
-    of_rules = wave_split.KERNEL, stream.KERNEL
-    few = [choice for choice in candidates(cell) if choice.kernel not in of_rules or choice in defaults]
-    contenders = [hip_contender(cell, parts, choice) for choice in few]
+    contenders = [hip_contender(cell, parts, choice) for choice in defaults if choice is not None]
     contenders.append(triton_contender(cell, parts, triton_grouped.STOCK))
     return [counted(cell, parts, want, contender) for contender in contenders]
 
