@@ -23,9 +23,11 @@ example: setup
 
 test: setup
 	@$(BIN)/python -m pytest op_tests -n $(TEST_JOBS) --dist worksteal
+	@$(BIN)/python -m pytest op_tests --arch gfx942 -n $(TEST_JOBS) --dist worksteal
 
 test-full: setup
 	@$(BIN)/python -m pytest op_tests --full -n $(TEST_JOBS) --dist worksteal
+	@$(BIN)/python -m pytest op_tests --full --arch gfx942 -n $(TEST_JOBS) --dist worksteal
 
 test-integrations: setup
 	@VENV='$(VENV)' sh .ci/integrations.sh

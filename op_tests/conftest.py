@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,16 +26,31 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked 'full' (long)")
+    parser.addoption("--arch", help="emulate this architecture; other than gfx950, run only the tests marked with it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A process has one device, which is chosen before anything asks for it.
+    if config.getoption("--arch"):
+        os.environ["HIPFORGE_EMULATE"] = config.getoption("--arch")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test for the architecture of ``--arch`` before they are imported."""
+    arch = config.getoption("--arch") or "gfx950"
+    without = collection_path.suffix == ".py" and f"mark.{arch}" not in collection_path.read_text()
+    return True if arch != "gfx950" and without else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect, rather than skip, what this run leaves out, so that a plain run reports no needless skips."""
+    arch = config.getoption("--arch") or "gfx950"
 
     def is_wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("full") is not None and not config.getoption("--full"):
             return False
-        # The gfx942 process of the fixture below must not start another.
-        return not (os.environ.get("HIPFORGE_EMULATE") == "gfx942" and "on_gfx942" in getattr(item, "fixturenames", ()))
+        mark = item.get_closest_marker(arch)
+        return arch == "gfx950" or (mark is not None and _matches(item.name, *mark.args))
 
     kept = [item for item in items if is_wanted(item)]
     if len(kept) < len(items):
@@ -44,22 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-@pytest.fixture
-def on_gfx942(request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Runs the tests of this file again in a process that emulates gfx942, since a process has one device.
-
-    The arguments are pytest's (``"-k", "exact"``); tests that use this fixture are left out. Returns the output;
-    fails unless every test passed and at least one ran.
-    """
-
-    def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, str(request.path)]
-        environment = {**os.environ, "HIPFORGE_EMULATE": "gfx942"}
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert result.returncode == 0 and " passed" in result.stdout, result.stdout[-3000:] + result.stderr[-1000:]
-        return result.stdout
-
-    return run
+def _matches(name: str, expression: str = "True") -> bool:
+    """Whether a test's name fits an expression of parts of names, as pytest's ``-k`` takes it."""
+    words = {"and", "or", "not", "True"}
+    return eval(re.sub(r"[^\s()]+", lambda word: word[0] if word[0] in words else str(word[0] in name), expression))
 
 
 @pytest.fixture

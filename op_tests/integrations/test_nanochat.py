@@ -13,6 +13,8 @@ import hipforge
 from hipforge.errors import GuardError
 from hipforge.integrations.nanochat import fp8_matmul
 
+pytestmark = pytest.mark.gfx942("definition or exact")
+
 E4M3, E5M2 = hipforge.ops.core.fp8.fp8_dtypes("cpu")
 
 
@@ -148,7 +150,3 @@ def test_wrong_operands_are_refused_by_name(arguments, message):
 def test_another_compute_dtype_is_refused():
     with pytest.raises(GuardError, match=r"compute_dtype must be one of .*torch\.float64"):
         fp8_matmul(torch.ones(4, 16), torch.ones(8, 16), compute_dtype=torch.float64)
-
-
-def test_gfx942_takes_its_own_formats(on_gfx942):
-    on_gfx942("-k", "definition or exact")

@@ -16,6 +16,8 @@ from hipforge.ops import reference
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference.swiglu import swiglu as swiglu_of
 
+pytestmark = pytest.mark.gfx942("numbers or lie or quantise_and or map")
+
 OWN = fp8_dtypes("cpu")[0]
 FN = torch.float8_e4m3fn
 
@@ -302,7 +304,3 @@ def test_sequences_with_unequally_many_tokens_and_an_output_in_fp8():
             scale=0.125, out_scale=scale,
         )  # fmt: skip
         assert torch.equal(got[tokens].view(torch.uint8), alone.view(torch.uint8)) and alone.float().any()
-
-
-def test_gfx942_takes_checkpoints_of_e4m3fn(on_gfx942):
-    on_gfx942("-k", "numbers or lie or quantise_and or map")

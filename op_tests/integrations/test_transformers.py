@@ -21,6 +21,8 @@ from hipforge.nn import MXFP8Linear, convert_to_mxfp8
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
 
+pytestmark = pytest.mark.gfx942("loads_with_the_numbers")
+
 VOCABULARY, PROMPT = 64, 5
 LINEARS = 2 * 7  # of both layers
 
@@ -173,8 +175,3 @@ def test_prepare_warms_the_loaded_model_up(tmp_path: Path) -> None:
     model = loaded(write(small(), tmp_path), quantization_config=MXFP8Config())
     # q and o; k and v; gate and up; down
     assert hipforge.prepare(model, tokens=(1, 4)) == 2 * 4
-
-
-@pytest.mark.full
-def test_it_loads_on_gfx942_too(on_gfx942: Callable[..., str]) -> None:
-    on_gfx942("-k", "loads_with_the_numbers")

@@ -22,6 +22,10 @@ from hipforge.nn.payload import accepted
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
 
+pytestmark = pytest.mark.gfx942(
+    "product_of or norm_has or token_by or by_itself or same_layer or casting or checked or paged or written_for_one"
+)
+
 # Both sides share every quantisation; left are float32 sums and one rounding to bf16, 1.66e-3, or twice two of them.
 ONE_ROUNDING = 3e-3
 SEVERAL_ROUNDINGS = 5e-3
@@ -295,10 +299,6 @@ def test_pages_are_given_out_returned_and_never_too_many() -> None:
         PagedKVCache(1, 1, 8, 1, 64)
 
 
-def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
-    on_gfx942("-k", "product_of or norm_has or token_by or by_itself or same_layer or casting or checked or paged")
-
-
 @torch.no_grad()
 def test_weights_written_for_one_architecture_load_on_the_other() -> None:
     """A state dict in e4m3fn gives the same numbers on gfx942, where the layer holds e4m3fnuz."""
@@ -307,10 +307,6 @@ def test_weights_written_for_one_architecture_load_on_the_other() -> None:
     layer.load_state_dict({"weight": q, "weight_scale": scale})
     assert layer.weight.dtype == fp8_dtypes("cpu")[0]
     assert torch.equal(dequantize_mxfp8(layer.weight, layer.weight_scale), dequantize_mxfp8(q, scale))
-
-
-def test_weights_load_across_architectures(on_gfx942: Callable[..., str]) -> None:
-    on_gfx942("-k", "written_for_one")
 
 
 def test_without_kernels_the_modules_compute_in_torch() -> None:

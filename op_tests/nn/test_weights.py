@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from hipforge.ops.reference import (
     shuffle_scale,
     shuffle_weight,
 )
+
+pytestmark = pytest.mark.gfx942("devices_format or elsewhere or 254")
 
 N, K = 48, 128
 
@@ -241,10 +242,6 @@ def test_a_scale_of_254_is_refused_where_fnuz_has_no_place_for_it(tmp_path: Path
         return
     with pytest.raises(ConfigError, match=r"a.weight in .* cannot be converted to e4m3fnuz.*byte 254"):
         state_of(folder)
-
-
-def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
-    on_gfx942("-k", "devices_format or elsewhere or 254")
 
 
 # Peak resident memory of a process that keeps every tensor, over what it had before, and what the tensors take, in MB.

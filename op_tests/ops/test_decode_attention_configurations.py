@@ -18,6 +18,8 @@ from hipforge.ops.decode_attention.family import BLOCKS_N, HEAD_DIMS, INPUTS, MA
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, run_decode_attention, split_k_heuristic
 from hipforge.ops.reference.attention import dequantize_kv_fp8
 
+pytestmark = pytest.mark.gfx942("once or lies or (share_the_keys and (32-128-4 or 16-256-4))")
+
 MODULE = "module_decode_attention_fp8"
 
 
@@ -247,8 +249,3 @@ def test_every_split_count(d, dtype, keys):
         for block_n in BLOCKS_N:
             got = run(q, k, v, seqlens, settings(block_n, 2, split_k))
             check(q, k.double(), v.double(), seqlens, *got, d**-0.5)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    chosen = "once or lies or (share_the_keys and (32-128-4 or 16-256-4))"
-    on_gfx942("-k", chosen)

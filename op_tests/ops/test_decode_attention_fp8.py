@@ -27,6 +27,8 @@ from hipforge.errors import GuardError
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference.attention import dequantize_kv_fp8, gather_pages
 
+pytestmark = pytest.mark.gfx942("(head_dimensions and (bf16 or 256-f16)) or exact or nan or (packed_rows and 16)")
+
 
 @pytest.fixture(autouse=True)
 def every_checker():
@@ -292,8 +294,3 @@ def test_a_traced_call_is_the_eager_one():
     traced = torch.compile(attend, backend="eager", fullgraph=True)(q, k, v, seqlens)
     for got, want in zip(traced, attend(q, k, v, seqlens), strict=True):
         assert torch.equal(got, want)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    chosen = "(head_dimensions and (bf16 or 256-f16)) or exact or nan or (packed_rows and 16)"
-    on_gfx942("-k", chosen)

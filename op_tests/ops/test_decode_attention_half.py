@@ -26,6 +26,8 @@ from hipforge.ops.decode_attention import kernels
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference.attention import decode_attention
 
+pytestmark = pytest.mark.gfx942("(dimensions and splits) or dominant or exact_means or leaks or far_below or cap")
+
 BF16, F16 = torch.bfloat16, torch.float16
 
 
@@ -245,7 +247,3 @@ def test_a_mistake_is_noticed(tmp_path, monkeypatch, mutant):
     monkeypatch.setattr(kernels, "decode_attention_half_out", entry)
     with pytest.raises((AssertionError, EmulatorFault)):
         all_right()
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942("-k", "(dimensions and splits) or dominant or exact_means or leaks or far_below or cap")

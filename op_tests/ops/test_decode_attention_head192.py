@@ -18,6 +18,8 @@ from hipforge.errors import GuardError
 from hipforge.ops.decode_attention import decode_attention_fp8, decode_attention_splitk, kernels
 from hipforge.ops.reference.attention import quantize_kv_int4
 
+pytestmark = pytest.mark.gfx942("(dominant and (fp8 or half or 8)) or (means and (rows or 4)) or pages")
+
 D = 192
 CACHES = ("fp8", "rows", "half", 1, 4, 8)  # numbers: int4 with so many scales per row
 
@@ -117,8 +119,3 @@ def test_a_column_out_of_place_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "decode_attention_fp8_out", entry)
     with pytest.raises(AssertionError):
         test_one_dominant_key_returns_its_value_row_exactly("fp8", 1)
-
-
-@pytest.mark.full
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942("-k", "(dominant and (fp8 or half or 8)) or (means and (rows or 4)) or pages")

@@ -16,6 +16,8 @@ from hipforge import emulator
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference.attention import decode_attention, paged_attention, quantize_kv_int4
 
+pytestmark = pytest.mark.gfx942("(64 or 256 or any_order or every_code) and not reference")
+
 NAN_WORD = 0x7E007E00  # scale and shift NaN
 
 
@@ -171,8 +173,3 @@ def test_every_code_but_nan_stays_in_a_tile_that_is_searched_for_nans():
         seen = v[0, : 15 + token, 0].double()
         # Weights of 1 and float32 sums of 16 e4m3 values are exact: what is left is the output's rounding.
         assert ((out[0, token].double() - seen.mean(0)).abs() <= 2.0**-8 * seen.mean(0).abs() + 1e-7).all()
-
-
-@pytest.mark.full
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942("-k", "(64 or 256 or any_order or every_code) and not reference")

@@ -30,6 +30,8 @@ from hipforge.ops.decode_attention.family import INT4_CONFIGURATION
 from hipforge.ops.decode_attention_fp8 import decode_attention_splitk
 from hipforge.ops.reference.attention import decode_attention, dequantize_kv_int4, quantize_kv_int4
 
+pytestmark = pytest.mark.gfx942("(groups_and_dtypes and (1-64 or 4-128 or 8-256)) or dominant or nan or bytes")
+
 UNUSED = 0x7E007E00  # scale and shift NaN
 BF16, F16 = torch.bfloat16, torch.float16
 
@@ -329,7 +331,3 @@ def test_long_sequences(keys, num_groups, dtype):
     with emulator.options(checks="off"):
         out, lse = attend(q, k_pages, v_pages, seqlens, num_groups, tables)
     check(q, k, v, num_groups, seqlens, out, lse)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942("-k", "(groups_and_dtypes and (1-64 or 4-128 or 8-256)) or dominant or nan or bytes")

@@ -18,6 +18,8 @@ from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
 from hipforge.ops.reference.attention import paged_attention, quantize_kv_fp8, quantize_kv_int4
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
+pytestmark = pytest.mark.gfx942("(quantising_ops and 64) or dominant or exact or (nan and 64) or special")
+
 BATCH, MQ, KV_HEADS, GROUP, KEYS = 2, 3, 2, 3, 70
 HEADS, ROWS = KV_HEADS * GROUP, BATCH * MQ
 CACHES = ("fp8", "rows", "half", "int4")
@@ -291,7 +293,3 @@ def test_a_mistake_is_noticed(tmp_path, monkeypatch, name):
     with pytest.raises((AssertionError, EmulatorFault)):
         test_codes_and_scales_are_those_of_the_quantising_ops("fp8", 64, split_k)
         test_a_nan_spoils_its_block_alone_and_a_row_without_keys_is_zero(64, split_k)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942("-k", "(quantising_ops and 64) or dominant or exact or (nan and 64) or special")

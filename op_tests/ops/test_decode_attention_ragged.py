@@ -16,6 +16,8 @@ from hipforge.ops.decode_attention import attention_workspace_size, kernels
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference.attention import paged_attention, quantize_kv_fp8, quantize_kv_int4
 
+pytestmark = pytest.mark.gfx942("(of_its_own and (64 or fp8)) or exact or tiles or read or unwritten or leak")
+
 CACHES = ("fp8", "rows", "half", "int4")
 COUNTS = (3, 0, 1, 5, 2)
 LENGTHS = (70, 40, 33, 2, 0)  # of the five tokens of the fourth sequence three see no key, of the last one's none
@@ -311,7 +313,3 @@ def test_a_mistake_is_noticed(tmp_path, monkeypatch):
         for split_k in (1, 2):
             test_options_apply_to_each_sequence({"window": 20}, split_k)
             test_options_apply_to_each_sequence({"softcap": 3.0}, split_k)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942("-k", "(of_its_own and 64) or (of_its_own and fp8) or exact or tiles or read or unwritten or leak")

@@ -17,6 +17,8 @@ from hipforge.errors import GuardError
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference.attention import dequantize_kv_int4, paged_attention, quantize_kv_int4
 
+pytestmark = pytest.mark.gfx942("counts_once or zeros or leak or exact or read or capped or everything or no_key")
+
 
 @pytest.fixture(autouse=True)
 def every_checker():
@@ -256,7 +258,3 @@ def test_refusals_name_argument_value_and_rule(change, message):
     q, k, v = case(1, 1, 1, 2, 64, 32)
     with pytest.raises(GuardError, match=message):
         decode_attention_fp8(q, k, v, None, lengths(32), **change)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942("-k", "counts_once or zeros or leak or exact or read or capped or everything or no_key")

@@ -10,6 +10,8 @@ from hipforge.errors import GuardError
 from hipforge.ops.fp8_linear import fp8_dtypes, to_fp8
 from hipforge.ops.fp8_quant import fp8_quant_tensorwise, fp8_quant_tensorwise_out
 
+pytestmark = pytest.mark.gfx942
+
 FORWARD, GRADIENT = fp8_dtypes("cpu")
 SHAPES = [(1, 1), (1, 16), (64, 64), (65, 63), (128, 192), (16, 1000), (3, 7), (257, 48)]
 
@@ -132,7 +134,3 @@ def test_refusals_name_argument_value_and_rule():
     other = torch.float8_e4m3fnuz if FORWARD is torch.float8_e4m3fn else torch.float8_e4m3fn
     with pytest.raises(GuardError, match="converts to no other"):
         fp8_quant_tensorwise(x, other)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

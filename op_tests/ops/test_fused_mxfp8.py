@@ -23,6 +23,8 @@ from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 from .test_rmsnorm_fp8 import factor_ends
 from .test_swiglu_fp8 import relative_error
 
+pytestmark = pytest.mark.gfx942
+
 FP8 = fp8_dtypes("cpu")[0]
 DTYPES = [torch.float16, torch.bfloat16]
 EPSILON = 1.5e-5
@@ -218,7 +220,3 @@ def test_the_reference_device_gives_the_same_forms():
     )
     environment = {**os.environ, "HIPFORGE_DEVICE": "reference"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

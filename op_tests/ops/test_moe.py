@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from hipforge.errors import GuardError
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe import fused_moe_mxfp8
 from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
+
+pytestmark = pytest.mark.gfx942("each_step_has_its_launch or six_launches")
 
 
 def layer(tokens: int, top_k: int, experts: int, width: int, inner: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -177,10 +178,6 @@ def test_mxfp4_weights_are_refused_by_name() -> None:
         fused_moe_mxfp8(**packed)
     with pytest.raises(GuardError, match="got MXFP4"):
         fused_moe_mxfp8(**{**packed, "w1": packed["w1"].view(torch.float4_e2m1fn_x2)})
-
-
-def test_on_gfx942_the_whole_layer_runs_on_the_device(on_gfx942: Callable[..., str]) -> None:
-    on_gfx942("-k", "each_step_has_its_launch or six_launches")
 
 
 def test_each_step_has_its_launch() -> None:

@@ -18,6 +18,8 @@ from hipforge.errors import GuardError
 from hipforge.ops import reference
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 
+pytestmark = pytest.mark.gfx942
+
 
 def random_ids(tokens, top_k, low, high, seed=0, dtype=torch.int32):
     return torch.randint(low, high, (tokens, top_k), generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -160,7 +162,3 @@ def test_the_reference_device_gives_the_same():
         "assert s.expert_ids.tolist() == [0, 1, -1, -1] and s.num_tokens_post_padded.tolist() == [4]\n"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "HIPFORGE_DEVICE": "reference"}, check=True)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

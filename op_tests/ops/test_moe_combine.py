@@ -17,6 +17,8 @@ from hipforge.errors import GuardError
 from hipforge.ops import reference
 from hipforge.ops.moe_combine import moe_combine
 
+pytestmark = pytest.mark.gfx942
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -178,7 +180,3 @@ def test_the_reference_device_gives_the_same():
         "assert got is out and torch.equal(got, torch.arange(8.0)[None])\n"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "HIPFORGE_DEVICE": "reference"}, check=True)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

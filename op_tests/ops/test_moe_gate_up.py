@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,14 @@ from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8, mxfp8_gate_up_out, split_of, split_workspace
 from hipforge.ops.mxfp8_grouped import mxfp8_grouped_split
 
+pytestmark = pytest.mark.gfx942("not mistake")
+
 ACTIVATIONS: tuple[dict[str, Any], ...] = (
     {},
     {"alpha": 1.702, "beta": 1.0, "limit": 7.0},
     {"alpha": 1.702, "beta": 1.0, "limit": 3.0, "interleaved": True},
 )
 OWNERS = (*(1,) * 19, 3, *(4,) * 3, 0, 0)  # a tile of 20 with more than 16 slots; experts with one and with none
-
-
-def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
-    on_gfx942("-k", "not mistake")
 
 
 def problem(k: int, inner: int = 64, a_div: int = 1, block_m: int = 20) -> Moe:

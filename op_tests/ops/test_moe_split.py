@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,9 @@ from hipforge.ops.mxfp8_grouped.tuner import MoeCell, operands
 from hipforge.ops.mxfp8_grouped.tuner import run as run_cell
 from hipforge.ops.mxfp8_grouped.wave_split import COLUMNS, ROWS, WAVES, default_choice, fits, mxfp8_grouped_split_out
 
+pytestmark = pytest.mark.gfx942("not mistake")
+
 INSTANCES = tuple((rows, waves) for rows in ROWS for waves in WAVES)
-
-
-def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
-    on_gfx942("-k", "not mistake")
 
 
 def expected(case: Moe, arch: str, elsewhere: float = UNTOUCHED) -> torch.Tensor:

@@ -13,6 +13,8 @@ from hipforge.ops.fp8_linear import fp8_dtypes
 from hipforge.ops.mx_quantize import mxfp4_quantize, mxfp8_quantize
 from hipforge.ops.reference.e8m0 import SCALE_MODES
 
+pytestmark = pytest.mark.gfx942
+
 FP8 = fp8_dtypes("cpu")[0]
 FNUZ = FP8 is torch.float8_e4m3fnuz
 LARGEST = torch.finfo(FP8).max
@@ -203,7 +205,3 @@ def test_refusals_name_argument_value_and_rule():
             mxfp4_quantize(torch.zeros(shape), shuffled=True)
     with pytest.raises(GuardError, match=r"scale_out must be contiguous \[256, 8\], padded to 256 rows and 8 columns"):
         mxfp4_quantize(x, shuffled=True, scale_out=torch.empty(16, 2, dtype=torch.uint8))
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

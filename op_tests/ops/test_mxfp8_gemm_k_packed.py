@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from helpers.mxfp8_cases import (
@@ -25,11 +23,9 @@ from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.mxfp8_gemm import FAMILY, k_packed, mxfp8_k_packed, mxfp8_k_packed_out
 from hipforge.ops.mxfp8_gemm.kernels import launch
 
+pytestmark = pytest.mark.gfx942
+
 INSTANCES = ((4, 1, 1), (4, 3, 2), (4, 4, 4), (8, 1, 16), (8, 2, 8), (8, 3, 1), (8, 16, 1))
-
-
-def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
-    on_gfx942()
 
 
 def run(

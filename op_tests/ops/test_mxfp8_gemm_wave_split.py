@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
 from math import ceil
 
 import pytest
@@ -30,14 +29,12 @@ from hipforge.errors import GuardError
 from hipforge.ops.mxfp8_gemm import mxfp8_gemm, mxfp8_linear, mxfp8_wave_split, mxfp8_wave_split_out
 from hipforge.ops.mxfp8_gemm.wave_split import ROWS, WAVES, max_waves
 
+pytestmark = pytest.mark.gfx942
+
 EMULATED = os.environ.get("HIPFORGE_EMULATE", "gfx950")
 COLUMNS = (16, 24, 32, 36, 48, 64, 76)  # one to five tiles, the last one whole or in part
 TILES = tuple((rows, columns) for rows in ROWS for columns in COLUMNS if columns == 16 or EMULATED == "gfx950")
 INSTANCES = tuple((*tile, waves) for tile in TILES for waves in WAVES if waves <= max_waves(*tile))
-
-
-def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
-    on_gfx942()
 
 
 def run(

@@ -15,6 +15,8 @@ from hipforge.ops.rmsnorm_fp8 import residual_rms, residual_rms_mxfp8, rms_norm,
 
 from .test_rmsnorm_fp8 import BEYOND_LDS, DTYPES, EPSILON, FP8, factor_ends
 
+pytestmark = pytest.mark.gfx942
+
 OFFSETS = [0.0, 1.0]
 # Per-head norms, rows that end inside a wave, and one of a model's hidden size; 37 takes the scalar path.
 SHAPES = [(5, 128), (3, 37), (2, 544), (1, 6144)]
@@ -213,7 +215,3 @@ def test_refusals_name_argument_value_and_rule():
         rms_norm_mxfp8(x, weight, EPSILON, out=out, scale_out=out.view(torch.uint8)[0, :4].view(2, 2))
     with pytest.raises(GuardError, match="out is written and must not share memory with scale"):
         rms_norm_fp8(x, weight, EPSILON, out.view(torch.float32)[0, :1], out=out)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

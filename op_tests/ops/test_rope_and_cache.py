@@ -21,6 +21,8 @@ from hipforge.ops.reference import dequantize_kv_fp8
 from hipforge.ops.reference.rope import rotate, scaled_norm
 from hipforge.ops.rope_and_cache import rope_and_cache
 
+pytestmark = pytest.mark.gfx942
+
 LARGEST = torch.finfo(FP8).max
 DTYPES = [torch.float16, torch.bfloat16]
 STORAGES = ["half", "fp8", "rows", "int4"]
@@ -516,7 +518,3 @@ def test_the_reference_device_gives_the_same():
         "assert got is q and torch.equal(q, want) and cache[1, 1].float().any() and not cache[0].float().any()\n"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "HIPFORGE_DEVICE": "reference"}, check=True)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

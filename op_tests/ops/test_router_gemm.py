@@ -15,6 +15,8 @@ from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.router_gemm import router_gemm
 
+pytestmark = pytest.mark.gfx942
+
 INPUTS = [torch.float32, torch.float16, torch.bfloat16]
 WEIGHTS = [torch.float32, torch.bfloat16]
 # (H, E) of models: 4096 x 8 Mixtral, 3072 x 256, 6144 x 128 and 256, 4096 x 192; 2880 x 32 gpt-oss
@@ -174,7 +176,3 @@ def test_the_reference_device_gives_the_same():
         "assert torch.equal(got, torch.full((2, 3), 5.0))\n"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "HIPFORGE_DEVICE": "reference"}, check=True)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

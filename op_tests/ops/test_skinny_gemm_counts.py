@@ -13,6 +13,8 @@ from hipforge.ops import fp8_skinny_gemm as ops
 from hipforge.ops.fp8_skinny_gemm.family import default_configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 
+pytestmark = pytest.mark.gfx942
+
 N, K, COMPUTE_UNITS = 576, 8192, 72  # an eighth of the QKV projection: the same work for each of fewer compute units
 
 
@@ -34,7 +36,3 @@ def test_fewer_instructions_than_the_compiled_dot(m):
     # Triton's four waves repeat the rows, and it pads m to 16.
     assert ours.mfma_cycles <= 0.25 * theirs.mfma_cycles
     assert ours.tensors["b"].loaded == N * K
-
-
-def test_the_counts_hold_on_gfx942(on_gfx942):
-    on_gfx942()

@@ -12,6 +12,8 @@ from hipforge.ops import fp8_skinny_gemm as ops
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 
+pytestmark = pytest.mark.gfx942
+
 VARIANTS = [(op_m, b_lanes) for op_m in ops.OP_M for b_lanes in (1, 2, 4)]
 
 
@@ -238,10 +240,6 @@ def test_what_is_written_stands_apart_from_what_is_read():
         ops.skinny_gemm_fp8_out(out, other_a, b, ONE, workspace, False, *waves)
     with pytest.raises(GuardError, match="workspace is written and must not share memory with out"):
         ops.skinny_gemm_fp8_out(inside, other_a, other_b, ONE, workspace, False, *waves)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()
 
 
 def test_one_graph_serves_every_number_of_rows_and_adds_in_place():

@@ -9,7 +9,7 @@ that there the larger splits are as many as there are blocks.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,6 +21,8 @@ from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.fp8_skinny_gemm.family import FORMATS, QUEUE_KERNEL, columns_of
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as SKINNY_GEMM_FP8
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
+
+pytestmark = pytest.mark.gfx942("part or whole")
 
 ARCH = devices.current().default_arch
 CU_COUNT = devices.current().cu_count(0)
@@ -127,13 +129,3 @@ def test_the_quick_part_holds_every_pair_of_values_but_the_largest_weights(b_lan
     covered = set().union(*map(pairs, QUICK))
     left_out = set().union(*map(pairs, GRID)) - covered
     assert left_out == {((1, n), (2, 16384)) for n in (6656, 13312)}
-
-
-def test_the_quick_part_on_gfx942(b_lanes: int, on_gfx942: Callable[..., str]) -> None:
-    on_gfx942("-k", f"a_quick_part and b_lanes{b_lanes}")
-
-
-@pytest.mark.full
-def test_the_whole_grid_on_gfx942(b_lanes: int, on_gfx942: Callable[..., str]) -> None:
-    chosen = f"the_whole_grid and b_lanes{b_lanes}"
-    assert f"{len(SHAPES)} passed" in on_gfx942("--full", "-k", chosen)

@@ -13,6 +13,8 @@ from hipforge.ops.fp8_skinny_gemm.family import FORMATS
 from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, MAX_WAVES, OP_M, OPS, Configuration, refusal
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 
+pytestmark = pytest.mark.gfx942("any_call_is")
+
 ARCH = devices.current().default_arch
 CHECKS = {"checks": "all"}
 
@@ -80,8 +82,3 @@ def test_any_call_is_exact(call, workgroups, order, seed, padding):
 @given(call=calls(ALL_TILES), **ARGUMENTS)
 def test_any_call_of_any_tile_is_exact(call, workgroups, order, seed, padding):
     check(call, workgroups, order, seed, padding)
-
-
-@pytest.mark.full
-def test_the_same_holds_on_gfx942(on_gfx942):
-    assert "1 passed" in on_gfx942("-k", "any_call_is")

@@ -16,6 +16,8 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import fp8_skinny_gemm as ops
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 
+pytestmark = pytest.mark.gfx942
+
 CHECKS = {"checks": "all"}
 ORDERS = [("forward", 0), ("reverse", 0), *(("random", seed) for seed in range(4))]
 MUTANT = "module_skinny_queue_without"
@@ -107,7 +109,3 @@ def test_each_removed_wait_is_caught(omitted, message, without):
     assert len(caught) == len(ORDERS), "caught under some orders only"
     others = [text for text in caught if not re.search(message, text)]
     assert not others, others[0]
-
-
-def test_the_queue_holds_on_gfx942(on_gfx942):
-    on_gfx942()

@@ -15,6 +15,8 @@ from hipforge.jit import fleet
 from hipforge.ops import fp8_skinny_gemm as ops
 from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, OP_M, OPS, Configuration, refusal
 
+pytestmark = pytest.mark.gfx942
+
 EVERY = [(op_m, a, b, depth) for op_m in OP_M for a in A_LANES for b in B_LANES for depth in OPS]
 # The smallest and the largest tile of each instruction, and odd and even lanes between them.
 SOME = [(op_m, *rest) for op_m in OP_M for rest in ((1, 1, 4), (2, 5, 8), (3, 2, 4), (3, 6, 8))]
@@ -96,7 +98,3 @@ def test_lanes_past_the_last_column_load_nothing_however_large_the_pitch(op_m):
         got = ops.run_skinny_gemm(a, b, ONE, op_m=op_m)
     assert torch.equal(got, exact(a, narrow))
     assert counted.tensors["b"].loaded == n * k
-
-
-def test_the_tiles_hold_on_gfx942(on_gfx942):
-    on_gfx942()

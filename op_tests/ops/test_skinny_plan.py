@@ -31,6 +31,8 @@ from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.tuner import MACHINES, Modelled
 
+pytestmark = pytest.mark.gfx942
+
 ARCH = devices.current().default_arch
 OTHER = next(arch for arch in FORMATS if arch != ARCH)
 CU_COUNT = devices.current().cu_count(0)
@@ -237,7 +239,3 @@ def test_the_error_of_a_shipped_row_is_that_of_the_kernel(m):
     problem = Modelled(tuner.TUNER, Cell(n=2304, k=16384, m=m), ARCH)
     error = problem.run(choice_of(tuned))
     assert error == pytest.approx(tuned.values["err"], rel=1e-5)  # the table keeps six digits; the run is deterministic
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

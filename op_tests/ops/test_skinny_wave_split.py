@@ -27,15 +27,13 @@ from hipforge.ops.fp8_skinny_gemm.wave_split import (
 )
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 
+pytestmark = pytest.mark.gfx942
+
 NAN_BYTE = 0x80 if ARCH == "gfx942" else 0x7F
 SHAPES = tuple((rows, columns) for rows in ROWS for columns in (8, 16, 24, 32, 64) if columns <= 4 * max(rows, 8))
 INSTANCES = tuple(
     c for shape in SHAPES for waves in WAVES if refusal(c := Configuration(*shape, waves), 1 << 20) is None
 )
-
-
-def test_the_same_on_gfx942(on_gfx942: Callable[..., str]) -> None:
-    on_gfx942()
 
 
 def run(

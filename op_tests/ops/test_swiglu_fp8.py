@@ -18,6 +18,8 @@ from hipforge.ops.reference.fp8_static import inverse_scale
 from hipforge.ops.reference.swiglu import LOG2_E
 from hipforge.ops.swiglu_fp8 import swiglu_fp8, swiglu_fp8_out
 
+pytestmark = pytest.mark.gfx942
+
 FP8 = fp8_dtypes("cpu")[0]
 LARGEST = torch.finfo(FP8).max
 DTYPES = [torch.float16, torch.bfloat16]
@@ -225,7 +227,3 @@ def test_the_reference_device_gives_the_same():
     )
     environment = {**os.environ, "HIPFORGE_DEVICE": "reference"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

@@ -14,6 +14,8 @@ from hipforge.ops.swiglu_fp8 import swiglu_fp8, swiglu_mxfp8
 from .test_fused_mxfp8 import assert_mx_between
 from .test_swiglu_fp8 import DTYPES, FP8, INF, LARGEST, NAN, check, relative_error
 
+pytestmark = pytest.mark.gfx942
+
 MINIMAX = {"alpha": 1.702, "beta": 1.0, "limit": 7.0}
 PARAMETERS = [MINIMAX, {**MINIMAX, "interleaved": True}, {"limit": 2.0}, {"alpha": 1.702}, {"beta": -0.5}]
 NAMES = ["minimax", "gpt_oss", "limit", "alpha", "beta"]
@@ -134,7 +136,3 @@ def test_refusals_name_argument_value_and_rule():
         swiglu_mxfp8(gate_up, out=out, scale_out=out.view(torch.uint8)[0, :4].view(2, 2))
     with pytest.raises(GuardError, match="out is written and must not share memory with scale"):
         swiglu_fp8(gate_up, out.view(torch.float32)[0, :1], out=out)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()

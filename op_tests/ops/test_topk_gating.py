@@ -18,6 +18,8 @@ from hipforge.errors import GuardError
 from hipforge.ops.reference import topk_gating as reference
 from hipforge.ops.topk_gating import topk_gating
 
+pytestmark = pytest.mark.gfx942
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAN, INF = float("nan"), float("inf")
 
@@ -276,10 +278,6 @@ def test_the_reference_device_gives_the_same():
         "assert i.tolist() == [[1, 2, 3]] and w[0, 2] == 1\n"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "HIPFORGE_DEVICE": "reference"}, check=True)
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()
 
 
 def test_a_float_is_refused_after_the_equal_int_was_decided() -> None:

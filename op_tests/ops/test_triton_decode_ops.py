@@ -12,6 +12,8 @@ from hipforge.ops import reference
 from hipforge.ops.triton import rope_and_cache as rope
 from hipforge.ops.triton import routing
 
+pytestmark = pytest.mark.gfx942
+
 GATINGS = [
     {"k": 8, "shape": (3, 256), "scoring": "sigmoid", "biased": True, "groups": 8, "topk_groups": 4, "scale": 2.5},
     {"k": 4, "shape": (3, 60), "scoring": "softmax", "renormalize": False, "shared_experts": 2},
@@ -94,7 +96,3 @@ def test_rope_and_the_cache(storage, style):
     assert (copy.q != want_q).float().mean() < 0.01
     for got, exact in zip(copy.written(), want, strict=True):
         assert (got.view(torch.uint8) != exact.view(torch.uint8)).float().mean() < 0.01
-
-
-def test_the_same_holds_on_gfx942(on_gfx942):
-    on_gfx942()
