@@ -13,7 +13,7 @@ TEST_JOBS ?= auto
 ARCH      ?= gfx950
 BIN       := $(VENV)/bin
 
-.PHONY: demo example test test-full test-integrations stress lint docs bench wheel wheel-aot setup clean
+.PHONY: demo example test test-full test-pythons test-integrations stress lint docs bench wheel wheel-aot setup clean
 
 demo: setup
 	@$(BIN)/hipforge demo
@@ -28,6 +28,9 @@ test: setup
 test-full: setup
 	@$(BIN)/python -m pytest op_tests --full -n $(TEST_JOBS) --dist worksteal
 	@$(BIN)/python -m pytest op_tests --full --arch gfx942 -n $(TEST_JOBS) --dist worksteal
+
+test-pythons:
+	@sh .ci/pythons.sh
 
 test-integrations: setup
 	@VENV='$(VENV)' sh .ci/integrations.sh
@@ -64,4 +67,4 @@ setup:
 	@PYTHON='$(PYTHON)' VENV='$(VENV)' PIP_INDEX='$(PIP_INDEX)' NO_SUDO='$(NO_SUDO)' sh .ci/setup.sh
 
 clean:
-	rm -rf $(VENV) .venv-integrations build dist *.egg-info
+	rm -rf $(VENV) .venv-integrations .venv-pythons build dist *.egg-info

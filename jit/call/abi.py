@@ -270,13 +270,16 @@ def extension_entry() -> Entry:
 
     here = Path(__file__).parent
     include = Path(sysconfig.get_path("include"))
-    # The limited API makes one binary for all Pythons from 3.10; free-threaded builds have no limited API.
-    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-    limited = [] if free_threaded else ["-DPy_LIMITED_API=0x030A0000"]
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise ToolchainError(
+            f"this Python {sysconfig.get_python_version()} is a free-threaded build, and the binding uses the limited "
+            f"API, which such builds lack; use the ordinary python{sysconfig.get_python_version()}"
+        )
     return host_library.entry(
         "hipforge_binding",
         sources=[here / "binding.c"],
-        cflags=["-O2", *limited, f"-I{include}"],
+        # The limited API makes one binary for all Pythons from 3.10 on.
+        cflags=["-O2", "-DPy_LIMITED_API=0x030A0000", f"-I{include}"],
         required={include / "Python.h": f"no Python.h in {include}; Debian and Ubuntu have it in python3-dev"},
     )
 

@@ -12,8 +12,12 @@
 #include "hipforge/host/abi.h"
 
 #if defined(Py_LIMITED_API) && Py_LIMITED_API < 0x030C0000
-/* Exported by every CPython from 3.9 on; only its place in the limited API came with 3.12. */
-extern PyObject* PyObject_Vectorcall(PyObject* callable, PyObject* const* args, size_t count, PyObject* kwnames);
+/* Part of the limited API from 3.12 on, exported from 3.11 on; null in a CPython 3.10, where it is an inline function. */
+extern PyObject* PyObject_Vectorcall(PyObject* callable, PyObject* const* args, size_t count, PyObject* kwnames)
+    __attribute__((weak));
+#define HAS_VECTORCALL (PyObject_Vectorcall != NULL)
+#else
+#define HAS_VECTORCALL 1
 #endif
 
 enum { MAX_ARGS = 64, MAX_DIMS = 64 };
@@ -615,17 +619,19 @@ static PyObject* arguments_tuple(PyObject* const* args, Py_ssize_t count) {
   return tuple;
 }
 
-static PyObject* take_dispatcher(Entry* self, PyObject* const* args) {
-  PyObject* tuple = arguments_tuple(args, self->count);
+
+static PyObject* call_with(PyObject* callable, PyObject* const* args, Py_ssize_t count) {
+  if (HAS_VECTORCALL) return PyObject_Vectorcall(callable, args, (size_t)count, NULL);
+  PyObject* tuple = arguments_tuple(args, count);
   if (!tuple) return NULL;
-  PyObject* result = PyObject_CallObject(self->divert, tuple);
+  PyObject* result = PyObject_CallObject(callable, tuple);
   Py_DECREF(tuple);
   return result;
 }
 
 /* The loaded entry for these arguments, a borrowed reference; NULL without an exception if there is none yet. */
 static PyObject* find_variant(Entry* self, PyObject* const* args) {
-  PyObject* chosen = PyObject_Vectorcall(self->variant, args, (size_t)self->count, NULL);
+  PyObject* chosen = call_with(self->variant, args, self->count);
   PyObject *found = NULL, *key = NULL, *name = NULL, *value = NULL;
   Py_ssize_t position = 0;
   if (!chosen || !PyDict_Check(chosen)) goto done;
@@ -676,7 +682,7 @@ static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t 
     if (!depth) return NULL;
     const long active = PyLong_AsLong(depth);
     Py_DECREF(depth);
-    if (active) return active < 0 ? NULL : take_dispatcher(self, args);
+    if (active) return active < 0 ? NULL : call_with(self->divert, args, self->count);
   }
   hf_arg converted[MAX_ARGS];
   hf_call call;
@@ -698,7 +704,7 @@ static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t 
   }
   free_dims(dims);
   if (status < 0) return NULL;
-  if (status > 0) return take_dispatcher(self, args);
+  if (status > 0) return call_with(self->divert, args, self->count);
   Py_RETURN_NONE;
 }
 
