@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the model's own matrices")
     options = parser.parse_args()
     hidden, intermediate = (16384, 6656) if options.full else (1024, 416)
-    place = "cuda" if devices.current().kind == "hip" else "cpu"
+    place = "cuda" if devices.current().is_gpu else "cpu"
     rows = options.rows
 
     generator = torch.Generator().manual_seed(0)

@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="qwen3", choices=sorted(FROM))
     parser.add_argument("--tokens", type=int, default=32, help="tokens to generate")
     options = parser.parse_args()
-    place = "cuda" if devices.current().kind == "hip" else "cpu"
+    place = "cuda" if devices.current().is_gpu else "cpu"
 
     source = build(options.model)
     model = FROM[options.model](source).to(place)

@@ -33,7 +33,7 @@ class MxFp8Linear(torch.nn.Module):
 
 def main() -> None:
     torch.manual_seed(0)
-    place = "cuda" if devices.current().kind == "hip" else "cpu"
+    place = "cuda" if devices.current().is_gpu else "cpu"
     weight = (torch.randn(768, 1024) * 0.1).bfloat16().to(place)
     layer = MxFp8Linear(weight)
     for batch in (1, 4, 16, 300):

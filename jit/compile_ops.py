@@ -193,7 +193,7 @@ class Stub:
                 f"{self.module_name} has variants {_words(module.variants)}; "
                 f"stub {self.signature.name} needs compile_ops(variant=...) that returns them"
             )
-        one_arch = device.kind != "hip" or len(_gpu_archs(device)) == 1
+        one_arch = not device.is_gpu or len(_gpu_archs(device)) == 1
         if one_arch and self.variant is None:
             return self._bind(module, {}, _arch(device, values), divert)
         return _Dispatch(self, module, device, divert).call
@@ -230,7 +230,7 @@ class _Dispatch:
         self.entries: dict[Any, Callable[..., Any]] = {}
         self.lock = threading.Lock()
         os.register_at_fork(after_in_child=self._renew_lock)
-        several_archs = device.kind == "hip" and len(_gpu_archs(device)) > 1
+        several_archs = device.is_gpu and len(_gpu_archs(device)) > 1
         self.call: Callable[..., Any] = self._call_by_arch
         # Without variants, the stub binds directly where there is one architecture.
         if stub.variant is not None and not several_archs:

@@ -111,6 +111,7 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
     arch = archs.get(arch).name
     if arch not in entry.archs:
         raise ArchError(f"{entry.name} is built for {', '.join(entry.archs)}; this device is {arch}")
+    entry = entry.for_vendor(archs.get(arch).vendor)
     checked = entry.check_variant(variant or {})
     roots = package_roots().with_paths(MODULE_DIR=entry.module_dir, PYTHON=sys.executable)
     if entry.ffi == "pybind11":

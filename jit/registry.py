@@ -13,14 +13,15 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hipforge.archs import ARCHS
+from hipforge.archs import ARCHS, VENDORS
 from hipforge.errors import ConfigError
+from hipforge.jit import backends
 from hipforge.jit.roots import PLACEHOLDER, name_problem, package_dir, unknown_placeholders
-from hipforge.jit.spec import LIMITS, VariantValue
+from hipforge.jit.spec import VariantValue
 
 PLACEHOLDERS = {
     "CSRC": "the package's csrc folder",
@@ -42,6 +43,8 @@ _COMPILER = re.compile(r"clang \d+(\.\d+)*\Z")
 class ModuleEntry:
     """One HIP module as its JSON entry describes it.
 
+    ``srcs`` and ``flags_extra_hip`` are for every vendor; where the entry gives them by vendor, they are those of the
+    first, and :meth:`for_vendor` returns the entry as another one builds it.
     ``bare``: the compiler reads no header before the sources and links no device library, so they include
     ``hipforge/amd/hip.h`` in place of ``hip/hip_runtime.h``.
     ``torch_exclude``: a module with ``"ffi": "pybind11"`` gets no headers and libraries of torch. ``variants`` names
@@ -68,6 +71,14 @@ class ModuleEntry:
     variants: Mapping[str, tuple[VariantValue, ...]] = field(default_factory=dict)
     build_ahead: Mapping[str, tuple[tuple[VariantValue, ...], ...]] = field(default_factory=dict)
     resource_limits: Mapping[str, Any] = field(default_factory=dict)
+    by_vendor: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+
+    def for_vendor(self, vendor: str) -> ModuleEntry:
+        """Return the entry with the values of one vendor where there are several."""
+        if not self.by_vendor:
+            return self
+        own = {key: values.get(vendor, ()) for key, values in self.by_vendor.items()}
+        return replace(self, by_vendor={}, **own)  # type: ignore[arg-type]  # keys are of tuples of strings
 
     @property
     def module_dir(self) -> Path:
@@ -135,6 +146,13 @@ class _Reader:
                     raise self.fail(key, f"{path!r} starts with ${{ but with no placeholder; known: {_KNOWN}")
         return tuple(path if path.startswith(("/", "${")) else f"${{MODULE_DIR}}/{path}" for path in found)
 
+    def by_vendor(self, key: str, value: Any) -> dict[str, tuple[str, ...]]:
+        """Return the strings of each vendor, where an object has vendors as keys."""
+        unknown = [name for name in value if name not in VENDORS]
+        if unknown or not value:
+            raise self.fail(key, f"expected a list, or an object with keys among {', '.join(VENDORS)}; got {value!r}")
+        return {vendor: _KEYS[key](self, f"{key}.{vendor}", values) for vendor, values in value.items()}
+
     def boolean(self, key: str, value: Any) -> bool:
         if not isinstance(value, bool):
             raise self.fail(key, f"expected true or false; got {value!r}")
@@ -197,11 +215,12 @@ class _Reader:
     def limit_group(self, key: str, value: Any, others: tuple[str, ...]) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise self.fail(key, f"expected an object; got {value!r}")
+        limits = backends.limits()
         for name, limit in value.items():
             if name in others:
                 continue
-            if name not in LIMITS:
-                raise self.fail(key, f"unknown limit {name!r}; known: {', '.join([*LIMITS, *others])}")
+            if name not in limits:
+                raise self.fail(key, f"unknown limit {name!r}; known: {', '.join([*limits, *others])}")
             if type(limit) is not int or limit < 0:
                 raise self.fail(key, f"{name} must be an integer, 0 or more; got {limit!r}")
         return value
@@ -228,6 +247,10 @@ _KEYS = {
     "build_ahead": _Reader.build_ahead,
     "resource_limits": _Reader.limits,
 }
+
+
+_BY_VENDOR = ("srcs", "flags_extra_hip")
+"""Keys whose value may be an object with a list for each vendor."""
 
 
 def read_file(path: Path) -> dict[str, ModuleEntry]:
@@ -269,10 +292,14 @@ def _entry(origin: Path, name: str, values: Any) -> ModuleEntry:
     if unknown:
         raise ConfigError(f"{origin}: {name}: unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
     reader = _Reader(origin, name)
-    checked: dict[str, Any] = {key: _KEYS[key](reader, key, value) for key, value in values.items()}
-    if not checked.get("srcs") and not checked.get("blob_gen_cmd"):
+    several = {key: reader.by_vendor(key, values[key]) for key in _BY_VENDOR if isinstance(values.get(key), dict)}
+    checked: dict[str, Any] = {
+        key: several[key].get(VENDORS[0], ()) if key in several else _KEYS[key](reader, key, value)
+        for key, value in values.items()
+    }
+    if not (checked.get("srcs") or several.get("srcs") or checked.get("blob_gen_cmd")):
         raise ConfigError(f"{origin}: {name}: srcs: at least one source, or a blob_gen_cmd that writes some")
-    entry = ModuleEntry(name=name, origin=origin, **{"srcs": (), **checked})
+    entry = ModuleEntry(name=name, origin=origin, by_vendor=several, **{"srcs": (), **checked})
     for arch, rows in entry.build_ahead.items():
         for row in rows:
             if len(row) != len(entry.variants) or not all(map(_is_in, row, entry.variants.values())):

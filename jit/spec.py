@@ -74,17 +74,6 @@ PORTABLE = (
 )  # fmt: skip
 """What a module built elsewhere must agree on: all but this machine's tools."""
 
-LIMITS = {
-    # name in the JSON: (resource it bounds, True if the resource may not be above it, False if not below)
-    "max_vgprs": ("vgpr_allocated", True),
-    "max_spills": ("spills", True),
-    "max_scratch": ("scratch_bytes", True),
-    "max_lds": ("lds_bytes", True),
-    "min_occupancy": ("occupancy", False),
-}
-"""Limits a registry entry may set for every kernel, or under ``kernels`` for those whose name matches a pattern; in
-either place hard, or under ``expected`` for the compilers listed there (see :mod:`hipforge.jit.cache.limits`)."""
-
 VariantValue = int | str
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hipforge import settings
 from hipforge.errors import ConfigError, ToolchainError
-from hipforge.jit.backends.amd import backend
+from hipforge.jit import backends
+from hipforge.jit.backends import Vendor
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.ninja import Step
 from hipforge.jit.units import Compiled, Unit
@@ -75,48 +75,48 @@ Verdict = Accepted | Refused
 
 def probe_all(arch: str = "gfx950") -> list[Verdict]:
     """Return a verdict on every candidate, in the order in which they are preferred."""
-    return [judge(arch) for judge in _candidates()]
+    return [judge(arch) for judge in _candidates(backends.of(arch))]
 
 
 def select(arch: str) -> Toolchain:
     """Return the first toolchain that can build for ``arch``.
 
     Raises:
-        ToolchainError: none can, or the compiler named by ``HIPFORGE_HIPCC`` cannot; the message gives each reason.
+        ToolchainError: none can, or the compiler that the vendor's setting names cannot; the message gives each reason.
     """
-    settled = (arch, settings.HIPCC.get(), cache_dir.configured()[0], *map(os.environ.get, backend.SEARCH_ENVIRONMENT))
+    vendor = backends.of(arch)
+    named = vendor.compiler.get()
+    settled = (arch, named, cache_dir.configured()[0], *map(os.environ.get, vendor.search_environment()))
     if settled in _selected:
         return _selected[settled]
-    named = settings.HIPCC.get() is not None
     reasons: list[str] = []
-    for judge in _candidates():
+    for judge in _candidates(vendor):
         verdict = judge(arch)
         if isinstance(verdict, Accepted):
             _selected[settled] = verdict.toolchain
             return verdict.toolchain
         reasons.append(f"  {verdict.name}: {verdict.reason}")
-        if named:
+        if named is not None:
             break
     raise ToolchainError(
         f"no compiler can build for {arch}:\n" + "\n".join(reasons) + "\n"
-        "Install ROCm, or clang-22 lld-22 llvm-22 clang-tools-22 with `pip install hipforge[compiler]`, or name a "
-        "compiler with HIPFORGE_HIPCC; `hipforge doctor` shows the whole search"
+        f"{vendor.install}; `hipforge doctor` shows the whole search"
     )
 
 
 _selected: dict[tuple[object, ...], Toolchain] = {}
 
 
-def _candidates() -> Iterator[Callable[[str], Verdict]]:
-    for name, path in backend.compilers(settings.HIPCC.get()):
-        yield functools.partial(_judge, name, path)
+def _candidates(vendor: Vendor) -> Iterator[Callable[[str], Verdict]]:
+    for name, path in vendor.compilers(vendor.compiler.get()):
+        yield functools.partial(_judge, vendor, name, path)
 
 
-def _judge(name: str, path: Path | None, arch: str) -> Verdict:
+def _judge(vendor: Vendor, name: str, path: Path | None, arch: str) -> Verdict:
     if path is None:
-        return Refused(name, None, backend.NOWHERE)
+        return Refused(name, None, vendor.nowhere)
     try:
-        toolchain = backend.inspect(path, arch)
+        toolchain = vendor.inspect(path, arch)
     except (ToolchainError, ConfigError, OSError) as error:
-        return Refused(name, path, str(error), isinstance(error, backend.NoHeadersError))
+        return Refused(name, path, str(error), getattr(error, "lacks_headers_only", False))
     return Accepted(name, path, toolchain)

@@ -75,7 +75,7 @@ def tune(
             or a cell could not be tuned; rows of the other cells are written first.
     """
     arch = arch_of_device(tuner)
-    on_gpu, cu_num = devices.current().kind == "hip", devices.current().cu_count()
+    on_gpu, cu_num = devices.current().is_gpu, devices.current().cu_count()
     if on_gpu and (workers > 1 or ray is not None):
         raise ConfigError("--workers and --ray are for the emulator: measurements on one GPU would disturb each other")
     existing = read_existing(tuner.family.table, output)

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from hipforge import archs
 from hipforge.errors import BuildError
+from hipforge.jit import backends
 from hipforge.jit.cache.store import Entry, Manifest
-from hipforge.jit.spec import LIMITS
 
 log = logging.getLogger("hipforge")
 
@@ -99,10 +99,11 @@ def _is_recorded(entry: Entry, spec: Limited) -> bool:
 
 
 def _excess(entry: Entry, spec: Limited, *, expected: bool) -> Iterator[str]:
+    vendor = backends.of(entry.manifest.target)
     for symbol, values in entry.manifest.kernels.items():
         if not expected:
             yield from _not_resident(values, archs.get(entry.manifest.target))
-        yield from _beyond(values, _applied(symbol, values, spec.limits, expected))
+        yield from _beyond(values, _applied(symbol, values, spec.limits, expected), vendor.limits)
 
 
 def _applied(symbol: str, values: Mapping[str, Any], limits: Mapping[str, Any], expected: bool) -> dict[str, int]:
@@ -115,19 +116,26 @@ def _applied(symbol: str, values: Mapping[str, Any], limits: Mapping[str, Any], 
     found: dict[str, int] = {}
     for level in (limits, *matching):
         chosen = level.get("expected", {}) if expected else level
-        found.update({name: value for name, value in chosen.items() if name in LIMITS})
+        found.update({name: value for name, value in chosen.items() if type(value) is int})
     return found
 
 
-def _beyond(values: Mapping[str, Any], limits: Mapping[str, int]) -> Iterator[str]:
-    seen = {**values, "spills": values["vgpr_spills"] + values["sgpr_spills"]}
+def _beyond(
+    values: Mapping[str, Any], limits: Mapping[str, int], words: Mapping[str, tuple[tuple[str, ...], bool]]
+) -> Iterator[str]:
     for name, limit in limits.items():
-        resource, is_upper = LIMITS[name]
-        if seen[resource] > limit if is_upper else seen[resource] < limit:
-            yield f"{values['name']}: {resource.replace('_', ' ')} is {seen[resource]}, {name} is {limit}"
+        if name not in words:  # another vendor's
+            continue
+        numbers, is_upper = words[name]
+        seen = sum(values[number] for number in numbers)
+        if seen > limit if is_upper else seen < limit:
+            what = name.removeprefix("max_") if len(numbers) > 1 else numbers[0].replace("_", " ")
+            yield f"{values['name']}: {what} is {seen}, {name} is {limit}"
 
 
 def _not_resident(values: Mapping[str, Any], arch: archs.ArchInfo) -> Iterator[str]:
+    if "occupancy" not in values:  # a vendor whose compiler holds registers to the launch bounds
+        return
     waves, room = -(-values["max_workgroup_size"] // arch.wave), arch.simds_per_cu * values["occupancy"]
     if waves > room:
         yield (

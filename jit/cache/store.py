@@ -42,6 +42,8 @@ from pathlib import Path
 from typing import Any
 
 from hipforge import settings
+from hipforge.archs import ARCHS
+from hipforge.jit import backends
 from hipforge.jit.cache import trust
 from hipforge.jit.cache.shapes import NUMBER, fits
 from hipforge.jit.digest import DigestStore, file_digest, text_digest
@@ -62,24 +64,10 @@ DISCARDED = "discarded"
 _STAGING_SUFFIX = re.compile(r"\.[0-9a-f]{8}")
 
 
-CODE_CHECKS = ("scaled MFMA operands",)
-"""What :func:`hipforge.jit.backends.amd.resources.read` checks of device code before it is published.
-
-An entry with device code whose manifest lacks one of these is not used: it is built again.
-"""
-
-
-_KERNEL = {"name": str} | dict.fromkeys(
-    (
-        "vgpr", "agpr", "sgpr", "vgpr_allocated", "vgpr_spills", "sgpr_spills", "lds_bytes", "scratch_bytes",
-        "max_workgroup_size", "occupancy",
-    ),
-    int,
-)  # fmt: skip
 _SHAPE = {
     "module": str, "variant": {str: (int | str)}, "target": str, "key": str, "ingredients": {str: str},
     "dependencies": [(str, str)], "library_sha256": str, "library_bytes": int, "build_seconds": NUMBER,
-    "built_at": NUMBER, "toolchain": str, "commands": [str], "gfx_targets": [str], "kernels": {str: _KERNEL},
+    "built_at": NUMBER, "toolchain": str, "commands": [str], "gfx_targets": [str], "kernels": {str: {"name": str}},
     "generated": {str: str}, "checks": [str],
 }  # fmt: skip
 
@@ -88,8 +76,8 @@ _SHAPE = {
 class Manifest:
     """What an entry knows about itself. Paths are written with placeholders.
 
-    ``kernels`` holds per-kernel resources as the code object's metadata states them, ``checks`` the
-    :data:`CODE_CHECKS` that its device code passed; times are in seconds.
+    ``kernels`` holds per-kernel resources, ``checks`` those of its vendor's ``code_checks`` that its code passed;
+    times are in seconds.
     """
 
     module: str
@@ -112,8 +100,9 @@ class Manifest:
 
     @property
     def unchecked(self) -> list[str]:
-        """The :data:`CODE_CHECKS` that the device code, if any, has not passed."""
-        return [name for name in CODE_CHECKS if self.gfx_targets and name not in self.checks]
+        """The checks of its vendor that the device code, if any, has not passed."""
+        checks = backends.of(self.target).code_checks if self.gfx_targets else ()
+        return [name for name in checks if name not in self.checks]
 
     def to_json(self) -> str:
         """Return the manifest's text, a line for each field: with ``indent``, json would not use its encoder in C."""
@@ -133,12 +122,20 @@ class Manifest:
             raise ValueError(str(error)) from None
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ValueError("not a manifest of this format")
-        if not fits(raw, _SHAPE):
+        if not fits(raw, _SHAPE) or not _has_numbers(raw["target"], raw["kernels"]):
             raise ValueError("not what a manifest of this format holds")
         missing = [item.name for item in fields(Manifest) if item.name not in raw]
         if missing:
             raise ValueError(f"manifest lacks {', '.join(missing)}")
         return Manifest(**{item.name: raw[item.name] for item in fields(Manifest)})
+
+
+def _has_numbers(target: str, kernels: Mapping[str, Any]) -> bool:
+    """Return whether each kernel has the numbers that its vendor's manifests hold."""
+    if not kernels:
+        return True
+    shape = dict.fromkeys(backends.of(target).kernel_numbers, int) if target in ARCHS else {}
+    return bool(shape) and fits(kernels, {str: shape})
 
 
 @dataclass(frozen=True)

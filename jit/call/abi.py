@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hipforge")
 
-Target = Literal["host", "emulator", "hip"]
+Target = Literal["host", "emulator", "hip", "cuda"]
 Implementation = Literal["extension", "extension-without-table", "ctypes"]
 
-_TARGETS: dict[str, int] = {"host": 0, "emulator": 1, "hip": 2}
+_TARGETS: dict[str, int] = {"host": 0, "emulator": 1, "hip": 2, "cuda": 3}
 
 # index by hf_error_kind; [0] is raised for a fault that the emulator reports
 ERROR_CLASSES: tuple[type[HipforgeError], ...] = (EmulatorFault, GuardError, ArchError, LaunchError, HipforgeError)
@@ -55,7 +55,6 @@ _EMULATOR_FUNCTIONS = (
     "hfemu_clear_error",
     "hfemu_stream",
 )
-_HIP_FUNCTIONS = ("hipGetDevice", "hipSetDevice")
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,9 @@ def process_environment() -> Environment:
     if device.kind == "emulator":
         push, pop, last, clear, stream = (_address(library, name) for name in _EMULATOR_FUNCTIONS)
         return Environment("emulator", emulator=(push, pop, last, clear, stream))
-    get, set_ = (_address(library, name) for name in _HIP_FUNCTIONS)
-    return Environment("hip", hip=(get, set_))
+    vendor = device.vendor
+    get, set_ = (_address(library, name) for name in vendor.runtime_functions)
+    return Environment(vendor.device, hip=(get, set_))
 
 
 def bind(

@@ -11,7 +11,8 @@ from hipforge.jit.call.signature import BOOL, FLOAT, INT, MUST_BE, OPTIONAL_TENS
 
 _KIND_NONE, _KIND_TENSOR, _KIND_INT, _KIND_FLOAT, _KIND_BOOL, _KIND_STRING = range(6)
 _LAUNCH, _OTHER = 3, 4  # hf_error_kind
-_HOST, _EMULATOR, _HIP = range(3)
+_HOST, _EMULATOR, _HIP, _CUDA = range(4)
+_GPU_NAMES = {_HIP: "hip", _CUDA: "cuda"}
 _FLOATS = range(7, 11)  # hf_dtype of float16, bfloat16, float32, float64
 _ITEM_BYTES = (1, 1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 1, 1, 1, 1, 1, 1)  # by hf_dtype
 
@@ -147,8 +148,8 @@ class CtypesBinder:
         fault = None
         if self.target == _EMULATOR:
             kind, fault = self._run_on_emulator(entry, call, signature, converted)
-        elif self.target == _HIP:
-            kind = self._run_on_hip(entry, call, signature.name, device)
+        elif self.target in _GPU_NAMES:
+            kind = self._run_on_gpu(entry, call, signature.name, device)
         else:
             kind = entry(ctypes.byref(call))
         if fault is not None:
@@ -178,7 +179,7 @@ class CtypesBinder:
             pop()
         return kind, last_error() if kind in (0, _LAUNCH) else None
 
-    def _run_on_hip(self, entry: Any, call: _Call, name: str, device: int) -> int:
+    def _run_on_gpu(self, entry: Any, call: _Call, name: str, device: int) -> int:
         get_device, set_device = self.functions[5:]
         call.stream = self.read_stream(device)
         previous = ctypes.c_int(device)
@@ -186,7 +187,8 @@ class CtypesBinder:
         if not status and previous.value != device:
             status = set_device(device)
         if status:
-            raise self.errors[_LAUNCH](f"{name}: HIP error {status} on making GPU {device} the current one")
+            runtime = _GPU_NAMES[self.target].upper()
+            raise self.errors[_LAUNCH](f"{name}: {runtime} error {status} on making GPU {device} the current one")
         try:
             return int(entry(ctypes.byref(call)))
         finally:
@@ -267,7 +269,7 @@ class CtypesBinder:
 
     def _check_device(self, op: str, parameter: Parameter, tensor: _Tensor, device: int) -> int:
         where = f"{op}: argument '{parameter.name}' is "
-        if self.target != _HIP:
+        if self.target not in _GPU_NAMES:
             if tensor.device_type:
                 raise self.errors[1](
                     f"{where}on GPU {tensor.device_index}, but kernels run on the emulator, which takes CPU tensors; "
@@ -277,8 +279,8 @@ class CtypesBinder:
             return device
         if not tensor.device_type:
             raise self.errors[1](
-                f"{where}a CPU tensor, but kernels run on the GPU (HIPFORGE_DEVICE=hip or auto); move it to the GPU, "
-                "or set HIPFORGE_DEVICE=emulator for CPU tensors"
+                f"{where}a CPU tensor, but kernels run on the GPU (HIPFORGE_DEVICE={_GPU_NAMES[self.target]} or auto); "
+                "move it to the GPU, or set HIPFORGE_DEVICE=emulator for CPU tensors"
             )
         if device not in (-1, tensor.device_index):
             raise self.errors[1](

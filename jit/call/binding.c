@@ -96,7 +96,7 @@ typedef struct {
   uint32_t reserved;
 } Extent; /* hfemu_extent of the emulator's api.h */
 
-typedef enum { ON_HOST = 0, ON_EMULATOR = 1, ON_HIP = 2 } Target;
+typedef enum { ON_HOST = 0, ON_EMULATOR = 1, ON_HIP = 2, ON_CUDA = 3 } Target;
 
 typedef struct {
   PyObject_HEAD
@@ -123,6 +123,8 @@ typedef struct {
   int (*get_device)(int*);
   int (*set_device)(int);
 } Binder;
+
+static int on_gpu(const Binder* env) { return env->target >= ON_HIP; }
 
 static PyObject* binder_type;
 
@@ -339,12 +341,12 @@ static int unreadable(Entry* self, Py_ssize_t i, PyObject* object) {
 /* Where kernels run decides which tensors are taken. */
 static int check_device(Entry* self, Py_ssize_t i, const hf_tensor* tensor, int* device_index) {
   const Binder* env = self->env;
-  if (env->target == ON_HIP) {
+  if (on_gpu(env)) {
     if (tensor->device_type != HF_DEVICE_GPU) {
       PyErr_Format(env->errors[HF_ERROR_GUARD],
-                   "%s: argument '%s' is a CPU tensor, but kernels run on the GPU (HIPFORGE_DEVICE=hip or auto); "
+                   "%s: argument '%s' is a CPU tensor, but kernels run on the GPU (HIPFORGE_DEVICE=%s or auto); "
                    "move it to the GPU, or set HIPFORGE_DEVICE=emulator for CPU tensors",
-                   self->name, self->texts[i]);
+                   self->name, self->texts[i], env->target == ON_CUDA ? "cuda" : "hip");
       return -1;
     }
     if (*device_index >= 0 && *device_index != tensor->device_index) {
@@ -394,7 +396,7 @@ static int64_t integer_of(PyObject* function, PyObject* object) {
 static int is_suspicious(const Binder* env, PyObject* object, const hf_tensor* tensor) {
   const uint64_t bytes = extent_bytes(tensor);
   if (!bytes) return 0;
-  if (env->target == ON_HIP ? !((uint64_t)(uintptr_t)tensor->data >> 32) : !tensor->data) return 1;
+  if (on_gpu(env) ? !((uint64_t)(uintptr_t)tensor->data >> 32) : !tensor->data) return 1;
   const int32_t dtype = tensor->dtype;
   if (dtype == HF_F16 || dtype == HF_BF16 || dtype == HF_F32 || dtype == HF_F64) {
     PyObject* negative = PyObject_CallFunctionObjArgs(env->is_negative, object, NULL);
@@ -402,7 +404,7 @@ static int is_suspicious(const Binder* env, PyObject* object, const hf_tensor* t
     Py_DECREF(negative);
     if (negative == Py_True) return 1;
   }
-  if (env->target == ON_HIP || env->storage == Py_None) return 0;
+  if (on_gpu(env) || env->storage == Py_None) return 0;
   PyObject* storage = PyObject_CallFunctionObjArgs(env->storage, object, NULL);
   if (!storage) return -1;
   const int64_t held = integer_of(env->storage_bytes, storage);
@@ -534,7 +536,7 @@ static int convert(Entry* self, Py_ssize_t i, PyObject* object, hf_arg* arg, int
 }
 
 static int current_stream(const Binder* env, int device_index, void** out) {
-  if (env->table) return env->table->current_stream(DL_ROCM, device_index, out);
+  if (env->table) return env->table->current_stream(env->target == ON_CUDA ? DL_CUDA : DL_ROCM, device_index, out);
   PyObject* stream = PyObject_CallFunction(env->read_stream, "i", device_index);
   if (!stream) return -1;
   *out = PyLong_AsVoidPtr(stream);
@@ -555,7 +557,7 @@ static void raise_entry_error(Entry* self, int kind, const char* message, const 
 }
 
 /* Runs the entry without the GIL, on the tensors' device; 0, or -1 with an exception set. */
-static int run_on_hip(Entry* self, hf_call* call, int device_index) {
+static int run_on_gpu(Entry* self, hf_call* call, int device_index) {
   const Binder* env = self->env;
   if (current_stream(env, device_index, &call->stream)) return -1;
   int previous = device_index, status = 0, kind = 0;
@@ -566,8 +568,8 @@ static int run_on_hip(Entry* self, hf_call* call, int device_index) {
   if (!status && previous != device_index) env->set_device(previous);
   PyEval_RestoreThread(thread);
   if (status) {
-    PyErr_Format(env->errors[HF_ERROR_LAUNCH], "%s: HIP error %d on making GPU %d the current one", self->name, status,
-                 device_index);
+    PyErr_Format(env->errors[HF_ERROR_LAUNCH], "%s: %s error %d on making GPU %d the current one", self->name,
+                 env->target == ON_CUDA ? "CUDA" : "HIP", status, device_index);
     return -1;
   }
   if (kind) raise_entry_error(self, kind, call->error, NULL);
@@ -698,7 +700,7 @@ static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t 
   for (Py_ssize_t i = 0; i < self->count && !status; ++i)
     status = convert(self, i, args[i], &converted[i], &device_index, &dims, &recording);
   if (status == 0) {
-    status = env->target == ON_HIP        ? run_on_hip(self, &call, device_index)
+    status = on_gpu(env)                   ? run_on_gpu(self, &call, device_index)
              : env->target == ON_EMULATOR ? run_on_emulator(self, &call)
                                          : run_on_host(self, &call);
   }
@@ -825,8 +827,9 @@ static PyObject* binder_dispatch(PyObject* binder, PyObject* args) {
 }
 
 /* make_binder(target, tensor_type, parameter_type, errors, mode_depth, read_tensor, read_stream, table_capsule,
- *           addresses, checks): target 0 host, 1 emulator, 2 hip; errors: five exception classes, EmulatorFault first;
- * addresses: seven ints: push, pop, last_error, clear_error and stream of the emulator, hipGetDevice, hipSetDevice
+ *           addresses, checks): target 0 host, 1 emulator, 2 hip, 3 cuda; errors: five exception classes, EmulatorFault first;
+ * addresses: seven ints: push, pop, last_error, clear_error and stream of the emulator, the functions that get and set
+ * a thread's GPU
  * (0: none).
  * checks: (problem, is_negative, storage, storage_bytes, storage_offset, grad_enabled, drop_gradient), as in Binder.
  * table_capsule: torch's DLPack exchange table, or None to read tensors through the two callables. */
@@ -840,8 +843,8 @@ static PyObject* module_make_binder(PyObject* module, PyObject* args) {
                         &mode_depth, &read_tensor, &read_stream, &capsule, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5],
                         &a[6], &problem, &is_negative, &storage, &storage_bytes, &storage_offset, &grad_enabled, &drop_gradient))
     return NULL;
-  if (PyTuple_Size(errors) != 5 || target < ON_HOST || target > ON_HIP) {
-    PyErr_SetString(PyExc_ValueError, "five exception classes and a target of 0, 1 or 2 are expected");
+  if (PyTuple_Size(errors) != 5 || target < ON_HOST || target > ON_CUDA) {
+    PyErr_SetString(PyExc_ValueError, "five exception classes and a target of 0 to 3 are expected");
     return NULL;
   }
   const DlExchangeTable* table = NULL;

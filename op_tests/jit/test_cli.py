@@ -22,7 +22,7 @@ from hipforge.cli.inspect import without_parameters
 from hipforge.cli.main import COMMANDS, cli
 from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.errors import ConfigError
-from hipforge.jit import fleet, toolchain
+from hipforge.jit import backends, fleet, toolchain
 from hipforge.jit.backends.amd.demangle import fit
 from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache import store as cache
@@ -73,7 +73,7 @@ def test_doctor_replaces_a_named_compiler_by_no_other(stand_in: StandIn) -> None
 
 def test_doctor_ends_with_1_where_nothing_can_build(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = toolchain.Refused("hipcc", None, "there is none")
-    monkeypatch.setattr(toolchain, "probe_all", lambda: [refused])
+    monkeypatch.setattr(toolchain, "probe_all", lambda arch: [refused])
     result = invoke("doctor")
     assert result.exit_code == 1
     assert "there is none" in result.output and "Nothing here can build" in result.output
@@ -140,7 +140,7 @@ def ahead(stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     stated = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**stated, "target": host.manifest.target, "module": host.manifest.module}))
     monkeypatch.setenv("HIPFORGE_PREBUILT_DIR", str(folder))
-    monkeypatch.setattr(toolchain, "probe_all", lambda: [toolchain.Refused("hipcc", None, "there is none")])
+    monkeypatch.setattr(toolchain, "probe_all", lambda arch: [toolchain.Refused("hipcc", None, "there is none")])
     return folder
 
 
@@ -296,11 +296,12 @@ def test_kernel_names_fit_80_columns_unless_they_are_asked_for_in_full(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row = {"variant": "M=1", "name": LONG + "(int*)", **{key: 7 for keys in inspect.NUMBERS.values() for key in keys}}
-    inspect._print([row], "title", False)
+    columns = backends.named("amd").columns
+    row = {"variant": "M=1", "name": LONG + "(int*)", **{key: 7 for keys in columns.values() for key in keys}}
+    inspect._print([row], "title", columns, False)
     short = capsys.readouterr().out
     assert max(map(len, short.splitlines())) <= 80 and "hf::some_" in short and "true>" in short and "…" in short
-    inspect._print([row], "title", True)
+    inspect._print([row], "title", columns, True)
     assert LONG in capsys.readouterr().out
     assert len(fit(LONG, 31)) == 31 and fit("k", 31) == "k" and fit(LONG, None) == LONG
 

@@ -17,6 +17,7 @@ from helpers.jit_stand_in import StandIn
 from hipforge import settings
 from hipforge.errors import BuildError
 from hipforge.jit import build, hip_module, maintenance, registry, toolchain
+from hipforge.jit.backends.amd import VENDOR
 from hipforge.jit.backends.amd.code_object import CodeObject, functions, read_code_objects
 from hipforge.jit.backends.amd.scaled_mfma import ScaledMfma, operand_name, scaled_mfmas
 from hipforge.jit.cache import cache_dir, prebuilt, store
@@ -177,7 +178,7 @@ def test_a_module_in_vector_registers_is_published_with_the_check_in_its_manifes
 ) -> None:
     (stand_in.hipcc.parent / "gfx950.hipfb").write_bytes(bundle(image(words(LARGE, VGPR, VGPR + 255))))
     built = stand_in.build()
-    assert built.entry.manifest.checks == list(store.CODE_CHECKS) == ["scaled MFMA operands"]
+    assert built.entry.manifest.checks == list(VENDOR.code_checks) == ["scaled MFMA operands"]
     assert not stand_in.build().built
 
 

@@ -258,7 +258,7 @@ def target_of(device: torch.device) -> tuple[str, int] | Refused:
     if current.kind == "reference":
         return Refused("kernel", "HIPFORGE_DEVICE=reference runs no kernels")
     if device.type == "cuda":
-        if getattr(torch.version, "hip", None) is None:
+        if not current.is_gpu and getattr(torch.version, "hip", None) is None:
             return Refused("kernel", "the tensors are on an NVIDIA device")
         if current.kind == "emulator":
             raise GuardError(
@@ -267,7 +267,7 @@ def target_of(device: torch.device) -> tuple[str, int] | Refused:
             )
     elif device.type != "cpu":
         return Refused("kernel", f"the tensors are on {device}, where no HIP kernel runs")
-    elif current.kind == "hip":
+    elif current.is_gpu:
         raise GuardError(
             "the tensors are on the CPU but kernels run on the GPU; move them with .cuda(), "
             "or set HIPFORGE_DEVICE=emulator to run on the emulator"

@@ -53,10 +53,8 @@ def _arch_name(device_or_arch: torch.device | str) -> str | None:
         return archs.get(device_or_arch).name
     device = torch.device(device_or_arch)
     if device.type == "cuda":
-        if getattr(torch.version, "hip", None) is None:
-            return None
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return str(torch.cuda.get_device_properties(index).gcnArchName).split(":", 1)[0]
+        found = devices.torch_arch(torch.cuda.current_device() if device.index is None else device.index)
+        return found if found in archs.ARCHS else None
     current = devices.current()
     return current.default_arch if device.type == "cpu" and current.kind == "emulator" else None
 

@@ -60,7 +60,7 @@ def _op(name: str) -> Callable[..., Any]:
 
 def _stand_in(tensor: torch.Tensor, is_written: bool) -> torch.Tensor:
     if tensor.is_meta:
-        place = "cuda" if devices.current().kind == "hip" else "cpu"
+        place = "cuda" if devices.current().is_gpu else "cpu"
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
         return made.zero_()
     if not is_written:

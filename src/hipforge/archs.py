@@ -26,6 +26,7 @@ class ArchInfo:
     Attributes:
         name: as in ``--offload-arch`` (``gfx950``).
         vendor: whose compilers, binaries and runtime it needs; names a folder of ``jit/backends``.
+        emulated: whether :mod:`hipforge.emulator` runs its code.
         product: the accelerator that the counts and rates below describe.
         wave: lanes of a wave.
         cu_count: compute units of the whole device.
@@ -34,12 +35,13 @@ class ArchInfo:
         lds_granule_bytes: LDS is allocated in multiples of this (LLVM's getLdsDwGranularity).
         fp8_e4m3: name of the torch dtype that the matrix cores take as fp8 with 4 exponent bits.
         fp8_e5m2: the same with 5 exponent bits.
-        clock_hz: peak engine clock, as AMD publishes it.
-        bandwidth: peak memory bandwidth in bytes per second, as AMD publishes it.
+        clock_hz: peak engine clock, as its vendor publishes it.
+        bandwidth: peak memory bandwidth in bytes per second, as its vendor publishes it.
     """
 
     name: str
-    vendor: Literal["amd"]
+    vendor: Literal["amd", "nvidia"]
+    emulated: bool
     product: str
     wave: int
     cu_count: int
@@ -62,6 +64,7 @@ ARCHS: Mapping[str, ArchInfo] = MappingProxyType(
         "gfx950": ArchInfo(
             name="gfx950",
             vendor="amd",
+            emulated=True,
             product="MI355X",
             wave=64,
             cu_count=256,
@@ -76,6 +79,7 @@ ARCHS: Mapping[str, ArchInfo] = MappingProxyType(
         "gfx942": ArchInfo(
             name="gfx942",
             vendor="amd",
+            emulated=True,
             product="MI300X",
             wave=64,
             cu_count=304,
@@ -89,6 +93,13 @@ ARCHS: Mapping[str, ArchInfo] = MappingProxyType(
         ),
     }
 )
+
+
+EMULATED = tuple(name for name, info in ARCHS.items() if info.emulated)
+"""The architectures that the emulator presents."""
+
+VENDORS = tuple(dict.fromkeys(info.vendor for info in ARCHS.values()))
+"""Whose architectures these are, in the order in which a device is looked for."""
 
 
 def get(arch: str) -> ArchInfo:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from hipforge.archs import ARCHS
+from hipforge.archs import EMULATED
 from hipforge.errors import ConfigError
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ DEVICE = Setting(
     "Fixed at first use.",
 )
 EMULATE = Setting(
-    "HIPFORGE_EMULATE", "gfx950", _choice(*ARCHS), " or ".join(ARCHS),
+    "HIPFORGE_EMULATE", "gfx950", _choice(*EMULATED), " or ".join(EMULATED),
     "The architecture that the emulator presents. Fixed at first use.",
 )
 EMULATOR_CHECKS = Setting(

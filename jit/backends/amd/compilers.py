@@ -26,8 +26,6 @@ _MIN_HIPCC_CLANG = 19
 SEARCH_ENVIRONMENT = ("PATH", "ROCM_PATH", "HIP_PATH", *KEY_ENVIRONMENT)
 """The variables that decide what is found."""
 
-NOWHERE = "not found in ROCM_PATH, HIP_PATH, /opt/rocm or PATH"
-
 
 def compilers(named: Path | None) -> Iterator[tuple[str, Path | None]]:
     """Yield (name for people, path) of each candidate in order of preference; None for a kind that was not found.
@@ -148,6 +146,8 @@ def has_hip(tree: Path) -> bool:
 
 class NoHeadersError(ToolchainError):
     """A compiler without HIP headers and device libraries."""
+
+    lacks_headers_only = True
 
 
 def _rocm_for(path: Path, is_hipcc: bool, version: int) -> Path:

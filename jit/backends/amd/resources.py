@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hipforge.errors import BuildError
+from hipforge.jit.backends import DeviceCode
 from hipforge.jit.backends.amd.code_object import CodeObject, CodeObjectError, read_code_objects
 from hipforge.jit.backends.amd.scaled_mfma import scaled_mfmas
-from hipforge.jit.cache.store import CODE_CHECKS
 from hipforge.jit.diagnostics import UnreadableError
 from hipforge.jit.spec import BuildSpec
 
 
-@dataclass(frozen=True)
-class DeviceCode:
-    """What the manifest records: each kernel's resources by symbol, the gfx targets, and the checks that passed."""
-
-    kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
-    gfx_targets: list[str] = field(default_factory=list)
-    checks: list[str] = field(default_factory=list)
-
-
 def read(spec: BuildSpec, library: Path) -> DeviceCode:
-    """Return what a module's library holds; nothing for a host library.
+    """Return what a module's library holds.
 
     Raises:
         BuildError: the library has no code for the spec's target, or code that computes something else than its
             source says (see :mod:`hipforge.jit.backends.amd.scaled_mfma`).
     """
-    if not spec.is_device_code:
-        return DeviceCode()
     try:
         objects = read_code_objects(library)
     except CodeObjectError as error:
@@ -57,7 +45,7 @@ def read(spec: BuildSpec, library: Path) -> DeviceCode:
                 "max_workgroup_size": kernel.max_workgroup_size,
                 "occupancy": kernel.occupancy,
             }
-    return DeviceCode(kernels, targets, list(CODE_CHECKS))
+    return DeviceCode(kernels, targets)
 
 
 def _check_scales(code: CodeObject, spec: BuildSpec) -> None:

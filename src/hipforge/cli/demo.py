@@ -125,7 +125,7 @@ def measure_row(m: int, n: int, k: int, device: devices.Device) -> Row:
     from hipforge.ops.core.dispatch import explain
     from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
 
-    place = "cuda" if device.kind == "hip" else "cpu"
+    place = "cuda" if device.is_gpu else "cpu"
     operands = real_operands(m, n, k, place)
     ratio: float | None = None
     symbols: list[str] = []
@@ -167,7 +167,7 @@ def second_process() -> float:
         "from hipforge.cli import demo\n"
         "from hipforge import devices, mxfp8_gemv\n"
         "from hipforge.jit import loader\n"
-        "place = 'cuda' if devices.current().kind == 'hip' else 'cpu'\n"
+        "place = 'cuda' if devices.current().is_gpu else 'cpu'\n"
         f"mxfp8_gemv(*demo.real_operands(1, {n}, {k}, place))\n"
         "(module,) = loader.loaded()\n"
         "assert not module.built\n"
@@ -230,7 +230,7 @@ def command(as_json: bool) -> None:
 
 
 def _device_line(device: devices.Device) -> str:
-    if device.kind == "hip":
+    if device.is_gpu:
         import torch
 
         return f"{torch.cuda.get_device_name(0)} ({device.arch_of()})"

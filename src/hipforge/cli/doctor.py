@@ -17,9 +17,11 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from hipforge import __version__, devices, settings
+from hipforge import __version__, archs, devices, settings
 from hipforge.cli import output
 from hipforge.errors import HipforgeError
+from hipforge.jit import backends
+from hipforge.jit.backends import Vendor
 from hipforge.jit.cache import cache_dir
 
 if TYPE_CHECKING:
@@ -81,15 +83,19 @@ def _fits(entry: Entry) -> bool:
 
 def toolchain_findings() -> list[Finding]:
     """Probe every toolchain in search order; the first usable one is taken, a named one or none."""
+    return [finding for vendor in backends.every() for finding in _toolchains_of(vendor)]
+
+
+def _toolchains_of(vendor: Vendor) -> list[Finding]:
     from hipforge.jit import toolchain
 
-    named = settings.HIPCC.get() is not None
+    named = vendor.compiler.get() is not None
     findings: list[Finding] = []
-    for probe in toolchain.probe_all():
+    for probe in toolchain.probe_all(next(arch for arch, info in archs.ARCHS.items() if info.vendor == vendor.name)):
         usable = isinstance(probe, toolchain.Accepted)
         detail = probe.toolchain.description if isinstance(probe, toolchain.Accepted) else probe.reason
         if named and findings:
-            usable, detail = False, f"{detail} (not considered: HIPFORGE_HIPCC names the one to use)"
+            usable, detail = False, f"{detail} (not considered: {vendor.compiler.env} names the one to use)"
         taken = usable and not any(finding.taken for finding in findings)
         findings.append(Finding("toolchain", probe.name, usable, taken, detail))
     return findings
@@ -121,8 +127,6 @@ def emulator_findings() -> list[Finding]:
 
 def device_findings() -> list[Finding]:
     """Report the GPU, the emulator and the reference, and which of them this process would use."""
-    import torch
-
     try:
         wanted, emulated = settings.DEVICE.get(), settings.EMULATE.get()
         kind: str | None = devices.current().kind
@@ -130,16 +134,14 @@ def device_findings() -> list[Finding]:
     except HipforgeError as error:
         wanted, emulated = os.environ.get(settings.DEVICE.env, ""), os.environ.get(settings.EMULATE.env, "")
         kind, problem = None, str(error)
-    if getattr(torch.version, "hip", None) is None:
-        gpu = f"torch {torch.__version__} is not a ROCm build"
-    elif not torch.cuda.is_available():
-        gpu = f"torch {torch.__version__} (ROCm {torch.version.hip}) sees no GPU"
-    else:
-        gpu = torch.cuda.get_device_properties(0).gcnArchName
-    gpu_usable = getattr(torch.version, "hip", None) is not None and torch.cuda.is_available()
     chosen = f"HIPFORGE_DEVICE={wanted or settings.DEVICE.default}"
+    gpus = [
+        Finding("device", vendor.gpu.split(" ", 1)[1], vendor.torch_arch(0) is not None, kind == vendor.device,
+                problem if problem and wanted in ("auto", vendor.device) else vendor.torch_says())
+        for vendor in backends.every()
+    ]  # fmt: skip
     return [
-        Finding("device", "AMD GPU", gpu_usable, kind == "hip", problem or gpu),
+        *gpus,
         Finding("device", "emulator", True, kind == "emulator",
                 f"{emulated or settings.EMULATE.default} on the CPU ({chosen})"),
         Finding("device", "reference", True, kind == "reference", f"torch only, no kernels ({chosen})"),

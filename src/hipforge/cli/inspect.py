@@ -1,9 +1,9 @@
-"""``hipforge inspect``: per-kernel resources of a module, as its code objects state them."""
+"""``hipforge inspect``: per-kernel resources of a module, as its compiler states them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +12,11 @@ import click
 from hipforge import devices, plots, settings
 from hipforge.cli import output
 from hipforge.cli.options import REGISTER_OPTION, matching_variants, module_names, parse_variant
+from hipforge.jit import backends
 from hipforge.jit.backends.amd.demangle import fit
 
 if TYPE_CHECKING:
     from hipforge.jit.hip_module import Request
-
-NUMBERS = {
-    "VGPR": ("vgpr",),
-    "AGPR": ("agpr",),
-    "SGPR": ("sgpr",),
-    "spills": ("vgpr_spills", "sgpr_spills"),
-    "LDS B": ("lds_bytes",),
-    "scratch": ("scratch_bytes",),
-    "waves/SIMD": ("occupancy",),
-}
-"""The table's columns, each of one number of the manifest or several with + between them. AGPRs are among the VGPRs."""
-
 
 @click.command("inspect")
 @click.argument("module", shell_complete=module_names)
@@ -68,7 +57,7 @@ def command(
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
-        _print(rows, f"{module} for {arch}, from the code objects' own metadata", wide)
+        _print(rows, f"{module} for {arch}, as its compiler states them", backends.of(arch).columns, wide)
 
 
 def _build_together(wanted: Sequence[Request]) -> None:
@@ -91,17 +80,20 @@ def without_parameters(name: str) -> str:
     return name
 
 
-def _print(rows: list[dict[str, Any]], title: str, wide: bool) -> None:
-    """Print one line per kernel below its variant, in 80 columns or the terminal's unless ``wide``."""
-    widths = [max(len(heading), 4) for heading in NUMBERS]
+def _print(rows: list[dict[str, Any]], title: str, columns: Mapping[str, tuple[str, ...]], wide: bool) -> None:
+    """Print one line per kernel below its variant, in 80 columns or the terminal's unless ``wide``.
+
+    ``columns`` are each of one number of the manifest or of several, with + between them.
+    """
+    widths = [max(len(heading), 4) for heading in columns]
     room = None if wide else output.columns() - sum(widths) - len(widths) - 1
     click.echo(f"{title}\n")
-    click.echo(" ".join(heading.rjust(width) for heading, width in zip(NUMBERS, widths, strict=True)) + "  kernel")
+    click.echo(" ".join(heading.rjust(width) for heading, width in zip(columns, widths, strict=True)) + "  kernel")
     variant = ""
     for row in rows:
         if row["variant"] != variant:
             variant = row["variant"]
             click.echo(variant)
-        values = ("+".join(str(row[key]) for key in keys) for keys in NUMBERS.values())
+        values = ("+".join(str(row[key]) for key in keys) for keys in columns.values())
         name = fit(without_parameters(row["name"]), room)
         click.echo(" ".join(value.rjust(width) for value, width in zip(values, widths, strict=True)) + f"  {name}")
