@@ -5,6 +5,7 @@ and a size limit, when it runs)::
 
     digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
     spec                      everything that determines a binary, as one value
+    backends.vendors          what is asked of a vendor, and whose architecture this is
     cache.trust, cache.shapes, cache.cache_dir     who can write there; what JSON must hold; where the cache is
     cache.store               may this binary be used?
     backends.amd.demangle, backends.amd.zstd, backends.amd.code_object     which GPUs and kernels a library is for
@@ -13,7 +14,7 @@ and a size limit, when it runs)::
     closure                   the files that determined a build
     backends.amd.resources    what the kernels of a finished library need
     tools, backends.amd.rocm_tree, units, backends.amd.hip_clang     the commands of one compiler
-    backends.amd.compilers, backends.amd.backend     which compilers there are; all that jit asks of the vendor
+    backends.amd.compilers, backends.amd.backend     which compilers there are; the vendor as one value
     host_cpu, cache.prebuilt      modules built ahead of time
     lookup                    prebuilt, cached, failed before or missing?
     notices                   what a user is told while a build runs

@@ -24,7 +24,8 @@ from types import MappingProxyType
 
 from hipforge import settings
 from hipforge.errors import BuildError, HipforgeError
-from hipforge.jit import backends, lookup, ninja, notices
+from hipforge.jit import lookup, ninja, notices
+from hipforge.jit.backends import vendors
 from hipforge.jit.cache import cache_dir, failures, leftovers, limits, stability, store
 from hipforge.jit.cache.locks import building
 from hipforge.jit.cache.stability import InputsChanged
@@ -269,7 +270,7 @@ def finish(
     stability.check(spec, dependencies, began_ns, before)
     library = staging / spec.library
     try:
-        code = backends.read_resources(spec, library)
+        code = vendors.read_resources(spec, library)
     except BuildError as error:
         place = failures.keep(staging, root, spec)
         message = f"{spec.title} was refused\nlog: {place / 'build.log'}\n{error}"

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from hipforge.archs import ARCHS, VENDORS
 from hipforge.errors import ConfigError
-from hipforge.jit import backends
+from hipforge.jit.backends import vendors
 from hipforge.jit.roots import PLACEHOLDER, name_problem, package_dir, unknown_placeholders
 from hipforge.jit.spec import VariantValue
 
@@ -215,7 +215,7 @@ class _Reader:
     def limit_group(self, key: str, value: Any, others: tuple[str, ...]) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise self.fail(key, f"expected an object; got {value!r}")
-        limits = backends.limits()
+        limits = vendors.limits()
         for name, limit in value.items():
             if name in others:
                 continue

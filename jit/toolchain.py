@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from hipforge.errors import ConfigError, ToolchainError
-from hipforge.jit import backends
-from hipforge.jit.backends import Vendor
+from hipforge.jit.backends import vendors
+from hipforge.jit.backends.vendors import Vendor
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.ninja import Step
 from hipforge.jit.units import Compiled, Unit
@@ -75,7 +75,7 @@ Verdict = Accepted | Refused
 
 def probe_all(arch: str = "gfx950") -> list[Verdict]:
     """Return a verdict on every candidate, in the order in which they are preferred."""
-    return [judge(arch) for judge in _candidates(backends.of(arch))]
+    return [judge(arch) for judge in _candidates(vendors.of(arch))]
 
 
 def select(arch: str) -> Toolchain:
@@ -84,7 +84,7 @@ def select(arch: str) -> Toolchain:
     Raises:
         ToolchainError: none can, or the compiler that the vendor's setting names cannot; the message gives each reason.
     """
-    vendor = backends.of(arch)
+    vendor = vendors.of(arch)
     named = vendor.compiler.get()
     settled = (arch, named, cache_dir.configured()[0], *map(os.environ.get, vendor.search_environment()))
     if settled in _selected:

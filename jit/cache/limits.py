@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from hipforge import archs
 from hipforge.errors import BuildError
-from hipforge.jit import backends
+from hipforge.jit.backends import vendors
 from hipforge.jit.cache.store import Entry, Manifest
 
 log = logging.getLogger("hipforge")
@@ -99,7 +99,7 @@ def _is_recorded(entry: Entry, spec: Limited) -> bool:
 
 
 def _excess(entry: Entry, spec: Limited, *, expected: bool) -> Iterator[str]:
-    vendor = backends.of(entry.manifest.target)
+    vendor = vendors.of(entry.manifest.target)
     for symbol, values in entry.manifest.kernels.items():
         if not expected:
             yield from _not_resident(values, archs.get(entry.manifest.target))

@@ -43,7 +43,7 @@ from typing import Any
 
 from hipforge import settings
 from hipforge.archs import ARCHS
-from hipforge.jit import backends
+from hipforge.jit.backends import vendors
 from hipforge.jit.cache import trust
 from hipforge.jit.cache.shapes import NUMBER, fits
 from hipforge.jit.digest import DigestStore, file_digest, text_digest
@@ -101,7 +101,7 @@ class Manifest:
     @property
     def unchecked(self) -> list[str]:
         """The checks of its vendor that the device code, if any, has not passed."""
-        checks = backends.of(self.target).code_checks if self.gfx_targets else ()
+        checks = vendors.of(self.target).code_checks if self.gfx_targets else ()
         return [name for name in checks if name not in self.checks]
 
     def to_json(self) -> str:
@@ -134,7 +134,7 @@ def _has_numbers(target: str, kernels: Mapping[str, Any]) -> bool:
     """Return whether each kernel has the numbers that its vendor's manifests hold."""
     if not kernels:
         return True
-    shape = dict.fromkeys(backends.of(target).kernel_numbers, int) if target in ARCHS else {}
+    shape = dict.fromkeys(vendors.of(target).kernel_numbers, int) if target in ARCHS else {}
     return bool(shape) and fits(kernels, {str: shape})
 
 

@@ -22,7 +22,8 @@ from hipforge.cli.inspect import without_parameters
 from hipforge.cli.main import COMMANDS, cli
 from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.errors import ConfigError
-from hipforge.jit import backends, fleet, toolchain
+from hipforge.jit import fleet, toolchain
+from hipforge.jit.backends import vendors
 from hipforge.jit.backends.amd.demangle import fit
 from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache import store as cache
@@ -106,11 +107,11 @@ def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
 
 def test_doctor_survives_a_refused_device(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.current.cache_clear()
-    monkeypatch.setenv("HIPFORGE_DEVICE", "cuda")
+    monkeypatch.setenv("HIPFORGE_DEVICE", "tpu")
     result = invoke("doctor", "--json")
     devices.current.cache_clear()
     gpu = next(item for item in json.loads(result.stdout) if item["name"] == "AMD GPU")
-    assert result.exit_code == 1 and "HIPFORGE_DEVICE='cuda' is not valid" in gpu["detail"]
+    assert result.exit_code == 1 and "HIPFORGE_DEVICE='tpu' is not valid" in gpu["detail"]
 
 
 def test_doctor_reports_what_is_broken_and_prints_no_traceback(
@@ -296,7 +297,7 @@ def test_kernel_names_fit_80_columns_unless_they_are_asked_for_in_full(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    columns = backends.named("amd").columns
+    columns = vendors.named("amd").columns
     row = {"variant": "M=1", "name": LONG + "(int*)", **{key: 7 for keys in columns.values() for key in keys}}
     inspect._print([row], "title", columns, False)
     short = capsys.readouterr().out

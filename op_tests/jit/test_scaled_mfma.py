@@ -17,7 +17,7 @@ from helpers.jit_stand_in import StandIn
 from hipforge import settings
 from hipforge.errors import BuildError
 from hipforge.jit import build, hip_module, maintenance, registry, toolchain
-from hipforge.jit.backends.amd import VENDOR
+from hipforge.jit.backends.amd.backend import VENDOR
 from hipforge.jit.backends.amd.code_object import CodeObject, functions, read_code_objects
 from hipforge.jit.backends.amd.scaled_mfma import ScaledMfma, operand_name, scaled_mfmas
 from hipforge.jit.cache import cache_dir, prebuilt, store

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from hipforge import archs, settings
 from hipforge.errors import ConfigError, HipforgeError
-from hipforge.jit import backends
-from hipforge.jit.backends import Vendor
+from hipforge.jit.backends import vendors
+from hipforge.jit.backends.vendors import Vendor
 
 log = logging.getLogger("hipforge")
 
@@ -101,12 +101,12 @@ def _gpu_arch(kind: DeviceKind, device_index: int) -> str:
 
 @functools.cache
 def _vendor(kind: DeviceKind) -> Vendor:
-    return next(vendor for vendor in backends.every() if vendor.device == kind)
+    return next(vendor for vendor in vendors.every() if vendor.device == kind)
 
 
 def torch_arch(device_index: int) -> str | None:
     """Return the architecture of a GPU that torch sees, known or not; None where torch sees none."""
-    found = (vendor.torch_arch(device_index) for vendor in backends.every())
+    found = (vendor.torch_arch(device_index) for vendor in vendors.every())
     return next((arch for arch in found if arch is not None), None)
 
 
@@ -129,7 +129,7 @@ def current() -> Device:
     wanted = settings.DEVICE.get()
     if wanted == "reference":
         return Device("reference", None)
-    for vendor in backends.every() if wanted != "emulator" else ():
+    for vendor in vendors.every() if wanted != "emulator" else ():
         if wanted not in ("auto", vendor.device):
             continue
         found = vendor.torch_arch(0)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from hipforge.errors import BuildError
-from hipforge.jit.backends import DeviceCode
 from hipforge.jit.backends.amd.code_object import CodeObject, CodeObjectError, read_code_objects
 from hipforge.jit.backends.amd.scaled_mfma import scaled_mfmas
+from hipforge.jit.backends.vendors import DeviceCode
 from hipforge.jit.diagnostics import UnreadableError
 from hipforge.jit.spec import BuildSpec
 

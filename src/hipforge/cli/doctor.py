@@ -20,8 +20,8 @@ from rich.table import Table
 from hipforge import __version__, archs, devices, settings
 from hipforge.cli import output
 from hipforge.errors import HipforgeError
-from hipforge.jit import backends
-from hipforge.jit.backends import Vendor
+from hipforge.jit.backends import vendors
+from hipforge.jit.backends.vendors import Vendor
 from hipforge.jit.cache import cache_dir
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _fits(entry: Entry) -> bool:
 
 def toolchain_findings() -> list[Finding]:
     """Probe every toolchain in search order; the first usable one is taken, a named one or none."""
-    return [finding for vendor in backends.every() for finding in _toolchains_of(vendor)]
+    return [finding for vendor in vendors.every() for finding in _toolchains_of(vendor)]
 
 
 def _toolchains_of(vendor: Vendor) -> list[Finding]:
@@ -135,10 +135,12 @@ def device_findings() -> list[Finding]:
         wanted, emulated = os.environ.get(settings.DEVICE.env, ""), os.environ.get(settings.EMULATE.env, "")
         kind, problem = None, str(error)
     chosen = f"HIPFORGE_DEVICE={wanted or settings.DEVICE.default}"
+    all_vendors = vendors.every()
+    blamed = next((vendor for vendor in all_vendors if vendor.device == wanted), all_vendors[0]) if problem else None
     gpus = [
         Finding("device", vendor.gpu.split(" ", 1)[1], vendor.torch_arch(0) is not None, kind == vendor.device,
-                problem if problem and wanted in ("auto", vendor.device) else vendor.torch_says())
-        for vendor in backends.every()
+                problem if vendor is blamed else vendor.torch_says())
+        for vendor in all_vendors
     ]  # fmt: skip
     return [
         *gpus,

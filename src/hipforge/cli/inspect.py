@@ -12,7 +12,7 @@ import click
 from hipforge import devices, plots, settings
 from hipforge.cli import output
 from hipforge.cli.options import REGISTER_OPTION, matching_variants, module_names, parse_variant
-from hipforge.jit import backends
+from hipforge.jit.backends import vendors
 from hipforge.jit.backends.amd.demangle import fit
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def command(
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
-        _print(rows, f"{module} for {arch}, as its compiler states them", backends.of(arch).columns, wide)
+        _print(rows, f"{module} for {arch}, as its compiler states them", vendors.of(arch).columns, wide)
 
 
 def _build_together(wanted: Sequence[Request]) -> None:
