@@ -64,7 +64,8 @@ class Attention(torch.nn.Module):
             self.index, q, k, v, cos_sin, step, q_weight=self.q_norm, k_weight=self.k_norm,
             weight_offset=self.norm.offset, epsilon=self.norm.epsilon, q_out=rotated,
         )  # fmt: skip
-        heads, scale = cache.attend(self.index, rotated, step, sinks=self.sinks, window=self.window, out_format="mxfp8")
+        sinks = None if self.sinks is None else self.sinks.float()  # a cast of the model rounds them
+        heads, scale = cache.attend(self.index, rotated, step, sinks=sinks, window=self.window, out_format="mxfp8")
         return self.out(heads.view(tokens, -1), scale)
 
 

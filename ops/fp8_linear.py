@@ -179,6 +179,9 @@ def float8_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 class Float8LinearConfig:
     """How a :class:`Float8Linear` computes. ``compute_dtype``: what inputs are cast to and outputs are given in.
 
+    Where input and parameters have one 16-bit dtype, as in a model after ``half()``, a 16-bit ``compute_dtype`` gives
+    way to it.
+
     Example:
         >>> Float8LinearConfig.from_recipe_name("tensorwise").compute_dtype
         torch.bfloat16
@@ -255,7 +258,7 @@ class Float8Linear(nn.Linear):
             raise GuardError(
                 f"input must have last dimension in_features={self.in_features}; got shape {tuple(input.shape)}"
             )
-        dtype = self._compute_dtype(input.device.type)
+        dtype = self._compute_dtype(input)
         x = input.to(dtype).reshape(-1, self.in_features)
         bias = None if self.bias is None else self.bias.to(dtype)
         if x.shape[0] % ALIGNMENT or self.in_features % ALIGNMENT or self.out_features % ALIGNMENT or not x.shape[0]:
@@ -265,10 +268,11 @@ class Float8Linear(nn.Linear):
             y = y if bias is None else y + bias
         return y.reshape(*input.shape[:-1], self.out_features)
 
-    def _compute_dtype(self, device_type: str) -> torch.dtype:
-        if torch.is_autocast_enabled(device_type):
-            return torch.get_autocast_dtype(device_type)
-        return self.config.compute_dtype
+    def _compute_dtype(self, input: torch.Tensor) -> torch.dtype:
+        if torch.is_autocast_enabled(input.device.type):
+            return torch.get_autocast_dtype(input.device.type)
+        asked, own = self.config.compute_dtype, self.weight.dtype
+        return own if input.dtype == own and own.itemsize == asked.itemsize == 2 else asked
 
 
 Linear = TypeVar("Linear", bound=nn.Linear)

@@ -160,6 +160,17 @@ def test_the_model_is_as_far_from_transformers_as_its_roundings_are(name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_a_model_cast_to_half_is_the_same_model(name: str) -> None:
+    """float16 keeps three bits more than bfloat16, so casts differ from the original by its roundings alone."""
+    done = whole(name)
+    model = FROM[name](done.source).half()
+    got = prefill(model, model.make_cache(PROMPT), done.sequence[:PROMPT])
+    assert got.dtype == torch.float16
+    assert of_the_median_token(got.double(), done.logits[:PROMPT]) < 0.25  # as neither is noise above
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_layer_is_a_few_launches(name: str) -> None:
     done = whole(name)
     bounds = [LAUNCHES["experts" if layer.mlp.wants_copy else "dense"] for layer in done.model.layers]

@@ -263,6 +263,18 @@ def test_a_wrong_last_dimension_is_named():
         converted(torch.zeros(4, 64))
 
 
+def test_a_cast_model_decides_the_compute_dtype():
+    for cast, dtype in ((nn.Module.half, torch.float16), (nn.Module.bfloat16, torch.bfloat16)):
+        model = cast(nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128), nn.Linear(128, 128), nn.Linear(128, 8)))
+        model = fp8.convert_to_float8_training(model)
+        x = torch.randn(16, 128, dtype=dtype, requires_grad=True)
+        y = model(x)
+        y.float().sum().backward()
+        assert y.dtype == x.grad.dtype == model[0].weight.grad.dtype == dtype
+    _, converted = layer()
+    assert converted(torch.randn(16, 128, dtype=torch.float16)).dtype == torch.bfloat16  # float32 parameters
+
+
 def test_autocast_decides_the_compute_dtype():
     _, converted = layer()
     with torch.autocast("cpu", dtype=torch.float16):

@@ -20,7 +20,8 @@ def fp8_dtypes(device_or_arch: torch.device | str) -> tuple[torch.dtype, torch.d
 
     Args:
         device_or_arch: a ``torch.device``, a device string (``"cuda:1"``, ``"cpu"``) or an architecture name, with or
-            without features (``"gfx942:sramecc+:xnack-"``). The CPU takes the emulated architecture's formats.
+            without features (``"gfx942:sramecc+:xnack-"``). The CPU takes the emulated architecture's formats, the
+            meta device those of the process's device.
 
     Returns:
         ``(float8_e4m3fnuz, float8_e5m2fnuz)`` on gfx942, ``(float8_e4m3fn, float8_e5m2)`` elsewhere.
@@ -56,7 +57,8 @@ def _arch_name(device_or_arch: torch.device | str) -> str | None:
         found = devices.torch_arch(torch.cuda.current_device() if device.index is None else device.index)
         return found if found in archs.ARCHS else None
     current = devices.current()
-    return current.default_arch if device.type == "cpu" and current.kind == "emulator" else None
+    followed = device.type == "meta" or (device.type == "cpu" and current.kind == "emulator")
+    return current.default_arch if followed else None
 
 
 _arch_name._dynamo_marked_constant = True  # type: ignore[attr-defined]

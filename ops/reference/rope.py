@@ -120,7 +120,7 @@ def rope_and_cache(
             write_rows(cache.view(torch.uint8), codes.view(torch.uint8), slot_mapping)
             write_rows(words, own, slot_mapping)
         else:
-            scales = torch.ones(1, device=x.device) if scale is None else scale
+            scales = torch.ones(1, dtype=torch.float32, device=x.device) if scale is None else scale
             per_head = scales.expand(x.shape[1]) if scales.numel() == 1 else scales
             codes = torch.stack(
                 [to_fp8_static(x[:, h].to(torch.float32), per_head[h], fp8_dtype) for h in range(x.shape[1])], dim=1

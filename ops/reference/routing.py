@@ -72,7 +72,7 @@ def topk_gating(
     ids = ranked(choice, dropped)[:, :k]
     weights = scores.gather(1, ids)
     if renormalize:
-        total = torch.zeros(tokens, device=logits.device)
+        total = torch.zeros(tokens, dtype=torch.float32, device=logits.device)
         for i in range(k):
             total = total + weights[:, i]
         weights = weights / (total + LEAST_SUM)[:, None]
@@ -109,7 +109,7 @@ def moe_combine(
         used = ids >= 0 if limit is None else (ids >= 0) & (ids < limit)
         if expert_map is not None:
             used = used & (expert_map[torch.where(used, ids, 0).to(torch.int64)] >= 0)
-    total = torch.zeros(by_slot.shape[0], by_slot.shape[2], device=rows.device)
+    total = torch.zeros(by_slot.shape[0], by_slot.shape[2], dtype=torch.float32, device=rows.device)
     for i in range(top_k):
         values = by_slot[:, i].to(torch.float32)
         if weights is not None:

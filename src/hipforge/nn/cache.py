@@ -92,7 +92,7 @@ class PagedKVCache:
         self.page_size, self.device = page_size, place
         # Zeroed: a page that is read before it is full must not hold NaN.
         self.k, self.v = (torch.zeros(shape, dtype=torch.uint8, device=place).view(own) for _ in range(2))
-        self.k_scale, self.v_scale = (torch.ones(layers, kv_heads, device=place) for _ in range(2))
+        self.k_scale, self.v_scale = (torch.ones(layers, kv_heads, dtype=torch.float32, device=place) for _ in range(2))
         self._free = list(range(pages - 1, -1, -1))
         self._pages: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hipforge.errors import GuardError
@@ -11,6 +13,8 @@ from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.mx_quantize import mxfp8_quantize
 from hipforge.ops.mxfp8_gemm import mxfp8_linear
+
+ACTIVATIONS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class MXFP8Linear(Quantized):
@@ -29,6 +33,8 @@ class MXFP8Linear(Quantized):
         weight: the device's e4m3 [N, K].
         weight_scale: uint8 e8m0 [N, K / 32].
         bias: bfloat16 [N], or None.
+        out_dtype: of the result where the input comes quantised: bfloat16, or what the layer was last cast to
+            (``half()``, ``float()``, ``to(dtype)``). The buffers keep their dtypes.
 
     Raises:
         GuardError: ``in_features`` is not a positive multiple of 32.
@@ -46,6 +52,7 @@ class MXFP8Linear(Quantized):
     weight: torch.Tensor
     weight_scale: torch.Tensor
     bias: torch.Tensor | None
+    out_dtype: torch.dtype = torch.bfloat16
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = False, device: torch.device | str | None = None
@@ -70,7 +77,10 @@ class MXFP8Linear(Quantized):
         Raises:
             GuardError: its in_features is not a multiple of 32, or its weight not float32, float16 or bfloat16.
         """
-        return cls.from_quantized(*quantized(linear.weight), linear.bias)
+        layer = cls.from_quantized(*quantized(linear.weight), linear.bias)
+        if linear.weight.dtype == torch.float16:
+            layer.out_dtype = torch.float16
+        return layer
 
     @classmethod
     def from_quantized(
@@ -107,17 +117,26 @@ class MXFP8Linear(Quantized):
             out: contiguous bfloat16 [M, N] to write into, M the rows of x.
 
         Returns:
-            [..., N] of x's dtype (bfloat16 where x is quantised), from float32 sums rounded to bfloat16.
+            [..., N] of x's dtype, from float32 sums rounded to bfloat16; where x is quantised, ``out``, or a tensor of
+            ``out_dtype``.
 
         Raises:
             GuardError: an argument is not of this form, or x requires a gradient while gradients are recorded.
         """
         if x_scale is not None:
-            return mxfp8_linear(x, x_scale, self.weight, self.weight_scale, self.bias, out)
+            y = mxfp8_linear(x, x_scale, self.weight, self.weight_scale, self.bias, out)
+            return y if out is not None else y.to(self.out_dtype)
         refuse_gradient(x, "MXFP8Linear")
         q, scale = mxfp8_quantize(x.reshape(-1, self.in_features).contiguous())
         y = mxfp8_linear(q, scale, self.weight, self.weight_scale, self.bias, out)
         return y.view(*x.shape[:-1], self.out_features).to(x.dtype)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> MXFP8Linear:
+        super()._apply(fn, recurse)
+        cast = fn(torch.empty(0, dtype=self.out_dtype, device=self.weight.device)).dtype
+        if cast in ACTIVATIONS:
+            self.out_dtype = cast
+        return self
 
     def input_like(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
         """Return zeros that :meth:`forward` takes, [rows, K] on the layer's device."""

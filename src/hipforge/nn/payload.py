@@ -55,15 +55,17 @@ def accepted(elements: torch.Tensor, scales: torch.Tensor, name: str = "weight")
     scales = scales.view(torch.uint8)
     if elements.dtype == torch.uint8:
         elements = elements.view(torch.float8_e4m3fn)
-    if elements.dtype != own:
-        elements, scales = mx_fn_to_fnuz(elements, scales, name)
+    if elements.dtype != own:  # without values there is only the dtype to change
+        elements, scales = (elements.view(own), scales) if elements.is_meta else mx_fn_to_fnuz(elements, scales, name)
     return elements.contiguous(), scales.contiguous()
 
 
 class Quantized(torch.nn.Module):
-    """A module with MX-FP8 buffers: they keep their format whatever the module is cast to, and are read back checked.
+    """A module with MX-FP8 buffers: every buffer keeps its format under casts, and is read back checked.
 
-    ``model.half()`` and ``model.to(torch.bfloat16)`` convert every floating-point buffer, which fp8 counts as.
+    ``model.half()`` and ``model.to(torch.bfloat16)`` convert every floating-point buffer, which fp8 counts as, and
+    ``model.type(dtype)`` every buffer. The buffers' dtypes are those that the kernels read, whatever the activations
+    are, so casts only move them; weights that reach a gfx942 device as e4m3fn become e4m3fnuz there.
     """
 
     def input_like(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
@@ -71,23 +73,54 @@ class Quantized(torch.nn.Module):
         raise NotImplementedError
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Quantized:
-        def kept(tensor: torch.Tensor) -> torch.Tensor:
-            return fn(tensor.view(torch.uint8)).view(tensor.dtype) if tensor.dtype in FP8 else fn(tensor)
-
-        return super()._apply(kept, recurse)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take weights of a checkpoint that was written on another architecture: copying would change their values."""
-        converted = dict(state_dict)
-        for name, buffer in self._buffers.items():
-            given = state_dict.get(f"{prefix}{name}")
-            if buffer is None or given is None or buffer.dtype not in FP8:
+        held, self._buffers = self._buffers, {}
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._buffers = held
+        unset = {name for name, buffer in held.items() if buffer is not None and buffer.is_meta}
+        held.update({name: None if buffer is None else _moved(buffer, fn) for name, buffer in held.items()})
+        for name, buffer in held.items():
+            scale = held.get(f"{name}_scale")
+            if buffer is None or scale is None or buffer.dtype != torch.float8_e4m3fn:
                 continue
-            scale = state_dict.get(f"{prefix}{name}_scale")
-            if given.dtype != buffer.dtype and scale is not None:
-                own = accepted(given.to(buffer.device), scale.to(buffer.device), f"{prefix}{name}")
-                converted[f"{prefix}{name}"], converted[f"{prefix}{name}_scale"] = own
-        super()._load_from_state_dict(converted, prefix, *rest)
+            own = fp8_dtypes(buffer.device)[0]
+            if name in unset:
+                held[name] = buffer.view(own)
+            elif buffer.dtype != own:
+                held[name], held[f"{name}_scale"] = accepted(buffer, scale, name)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        """Take a checkpoint of another architecture, or of a model that was cast, in the buffers' own formats."""
+        converted = dict(state_dict)
+        assign = local_metadata.get("assign_to_params_buffers", False)
+        for name, buffer in self._buffers.items():
+            given, scale = (state_dict.get(f"{prefix}{key}") for key in (name, f"{name}_scale"))
+            if buffer is None or not isinstance(given, torch.Tensor):
+                continue
+            place = given.device if assign else buffer.device
+            if buffer.dtype in FP8:
+                own = fp8_dtypes(place)[0]
+                if isinstance(scale, torch.Tensor) and (given.dtype != own or scale.dtype != torch.uint8):
+                    pair = accepted(given.to(place), scale.to(place), f"{prefix}{name}")
+                    converted[f"{prefix}{name}"], converted[f"{prefix}{name}_scale"] = pair
+            elif buffer.is_floating_point() and given.is_floating_point():
+                converted[f"{prefix}{name}"] = given.to(buffer.dtype)
+        super()._load_from_state_dict(converted, prefix, local_metadata, *rest)
+
+
+def _moved(buffer: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return what a function of ``Module._apply`` makes of a buffer's bytes, dtype unchanged; itself if it stays."""
+    content = buffer.contiguous().view(torch.uint8)
+    moved = fn(content)
+    if moved is content:
+        return buffer
+    if moved.dtype != torch.uint8:  # Module.type, which may name a device too
+        moved = content.to(moved.device)
+    return moved.view(buffer.dtype)
 
 
 def refuse_gradient(x: torch.Tensor, module: str) -> None:
