@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hipforge/amd/fused_fp8_guards.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/mx.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
@@ -247,19 +248,17 @@ inline dim3 split_grid(const Problem& p, int64_t batch) {
 /// Launches `kernel`, whose arguments are First's members, the problem and `more`.
 template <class Kernel, class... More>
 void launch_split(Kernel kernel, const Problem& p, int64_t batch, uint32_t threads, uint32_t lds, hipStream_t stream, More... more) {
-  kernel<<<split_grid(p, batch), threads, lds, stream>>>(p.seqlens, p.q_starts, p.q, p.k.scale, p.kv_heads.value,
-                                                         p.kv_heads.factor, p.kv_heads.shift, p.group, p.mq,
-                                                         p.k.scale_stride, p, more...);
-  HF_HIP(hipGetLastError());
+  hf::launch(kernel, {split_grid(p, batch), threads, lds, stream}, p.seqlens, p.q_starts, p.q, p.k.scale, p.kv_heads.value,
+             p.kv_heads.factor, p.kv_heads.shift, p.group, p.mq, p.k.scale_stride, p, more...);
 }
 
 /// What follows the kernel where there are several splits.
 template <class Half, int kD>
 void launch_merge(const Problem& p, int64_t batch, hipStream_t stream) {
   if (p.splits == 1) return;
-  decode_merge<Half, kD><<<dim3(p.kv_heads.value * p.group, p.mq, static_cast<uint32_t>(batch)), kMergeThreads, 0, stream>>>(
-      p.partial, p.partial_lse, p.q_starts, p.rows, p.splits, p.kv_heads.value * p.group, p.mq, p);
-  HF_HIP(hipGetLastError());
+  hf::launch(decode_merge<Half, kD>,
+             {dim3(p.kv_heads.value * p.group, p.mq, static_cast<uint32_t>(batch)), kMergeThreads, 0, stream}, p.partial,
+             p.partial_lse, p.q_starts, p.rows, p.splits, p.kv_heads.value * p.group, p.mq, p);
 }
 
 }  // namespace hf::decode_attention

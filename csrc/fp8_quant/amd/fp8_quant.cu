@@ -14,6 +14,7 @@
 // The largest |x| is found by comparing bits as unsigned integers, which order like floats; the bits of a NaN are above
 // those of infinity, so a NaN wins and turns every output into NaN, as torch's amax does.
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/amd/element.h"
 #include "hipforge/amd/fp8_encode.h"
@@ -205,23 +206,21 @@ void launch(const Call& call) {
   const bool vector_in = hf::aligned_to(call.x, 16);
   if (call.count) {
     const int64_t per_block = static_cast<int64_t>(kThreads) * kVector;
-    amax_kernel<<<blocks_for((call.count + per_block - 1) / per_block), kThreads, 0, call.stream>>>(
-        call.x, call.count, vector_in, call.amax);
-    HF_HIP(hipGetLastError());
+    hf::launch(amax_kernel, {blocks_for((call.count + per_block - 1) / per_block), kThreads, 0, call.stream}, call.x,
+               call.count, vector_in, call.amax);
   }
   if (call.out_t) {
     // Rows start aligned only if a row is a whole number of 16-byte pieces.
     const bool vector = vector_in && hf::aligned_to(call.out, 16) && call.cols % kPerLane == 0;
     const bool vector_t = hf::aligned_to(call.out_t, 16) && call.rows % kPerLane == 0;
     const int64_t tiles = ((call.rows + kTile - 1) / kTile) * ((call.cols + kTile - 1) / kTile);
-    cast_transpose_kernel<kFormat><<<blocks_for(tiles), kThreads, 0, call.stream>>>(
-        call.x, call.rows, call.cols, vector, vector_t, call.amax, call.out, call.out_t, call.inv_scale);
+    hf::launch(cast_transpose_kernel<kFormat>, {blocks_for(tiles), kThreads, 0, call.stream}, call.x, call.rows, call.cols,
+               vector, vector_t, call.amax, call.out, call.out_t, call.inv_scale);
   } else {
     const int64_t per_block = static_cast<int64_t>(kThreads) * kPerLane;
-    cast_kernel<kFormat><<<blocks_for((call.count + per_block - 1) / per_block), kThreads, 0, call.stream>>>(
-        call.x, call.count, vector_in && hf::aligned_to(call.out, 16), call.amax, call.out, call.inv_scale);
+    hf::launch(cast_kernel<kFormat>, {blocks_for((call.count + per_block - 1) / per_block), kThreads, 0, call.stream},
+               call.x, call.count, vector_in && hf::aligned_to(call.out, 16), call.amax, call.out, call.inv_scale);
   }
-  HF_HIP(hipGetLastError());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Skinny fp8 GEMM for gfx942 and gfx950; skinny_kernel.h has the picture. A variant serves one (op_m, a_lanes, b_lanes,
 // ops).
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
 #include "../guards.h"
@@ -94,12 +95,10 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
                         .consumers = u32(consumers),
                         .qsize = u32(qsize)};
   float* partials = workspace.data<float>();
-  skinny_gemm<S><<<dim3(u32(grid)), dim3(u32(waves * hf::dev::kWaveSize)), S::lds_bytes(u32(qsize)), stream>>>(
-      out.data<_Float16>(), a.data<uint8_t>(), b.data<uint8_t>(), scale.data<float>(), partials, problem);
-  HF_HIP(hipGetLastError());
+  hf::launch(skinny_gemm<S>, {dim3(u32(grid)), dim3(u32(waves * hf::dev::kWaveSize)), S::lds_bytes(u32(qsize)), stream},
+             out.data<_Float16>(), a.data<uint8_t>(), b.data<uint8_t>(), scale.data<float>(), partials, problem);
   if (!partials) return;
-  reduce_partials<<<u32(ceil_ratio(m * n, kReduceThreads * kReducePerThread)), kReduceThreads, 0, stream>>>(
-      out.data<_Float16>(), partials, scale.data<float>(), static_cast<uint64_t>(m * n), u32(slices), accumulate);
-  HF_HIP(hipGetLastError());
+  hf::launch(reduce_partials, {u32(ceil_ratio(m * n, kReduceThreads * kReducePerThread)), kReduceThreads, 0, stream},
+             out.data<_Float16>(), partials, scale.data<float>(), static_cast<uint64_t>(m * n), u32(slices), accumulate);
 }
 HF_EXPORT(skinny_gemm_fp8_out);

@@ -1,6 +1,7 @@
 // Skinny fp8 GEMM for gfx942 and gfx950 with k split over the waves of a work-group; wave_split_kernel.h has the picture. A
 // variant serves one number of rows per work-group (HF_ROWS) and 8 to 64 columns.
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
 #include "../guards.h"
@@ -73,9 +74,9 @@ void skinny_wave_split_out(Tensor out, Tensor a, Tensor b, Tensor scale, Optiona
   const auto kernel = tiles == 1   ? skinny_wave_split<kEdge, kRowTiles, 1>
                       : tiles == 2 ? skinny_wave_split<kEdge, kRowTiles, 2>
                                    : skinny_wave_split<kEdge, kRowTiles, kMostColumnTiles>;
-  kernel<<<dim3(u32(column_blocks), u32(k_splits), u32(row_blocks)), u32(waves) * hf::dev::kWaveSize,
-           u32(waves) * parts(kEdge) * sums, stream>>>(p.b, p.a, p.m, p.n, p.k, p.pitch, p.options, p.out, p.scale, p.workspace,
-                                                       p.number, p.column_tiles);
-  HF_HIP(hipGetLastError());
+  hf::launch(kernel,
+             {dim3(u32(column_blocks), u32(k_splits), u32(row_blocks)), u32(waves) * hf::dev::kWaveSize,
+              u32(waves) * parts(kEdge) * sums, stream},
+             p.b, p.a, p.m, p.n, p.k, p.pitch, p.options, p.out, p.scale, p.workspace, p.number, p.column_tiles);
 }
 HF_EXPORT(skinny_wave_split_out);

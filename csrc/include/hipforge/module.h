@@ -115,7 +115,7 @@ class DeviceGuard {
     ::hf::check_arch(tensor, hf_archs_, static_cast<int>(sizeof(hf_archs_) / sizeof(hf_archs_[0])));          \
   } while (0)
 
-// Raises LaunchError with HIP's error text unless the call succeeds: HF_HIP(hipGetLastError()) after each launch.
+// Raises LaunchError with HIP's error text unless the call succeeds. amd/launch.h has the launch of a kernel.
 #if defined(HF_DEVICE_PASS)
 #define HF_HIP(expression) static_cast<void>(0)
 #else

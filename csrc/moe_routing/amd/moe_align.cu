@@ -14,6 +14,7 @@
 // Reads: 4 or 8 bytes per slot and work-group, from L2 after the first one; writes: each entry once. For the slots of a
 // decode step (one work-group) the latency of three passes is the bound.
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
@@ -262,8 +263,7 @@ void moe_align_block_size_out(hf::Tensor sorted_ids, hf::Tensor expert_ids, hf::
   a.experts = static_cast<uint32_t>(experts);
   a.block_m = static_cast<uint32_t>(block_m);
   const auto bytes = static_cast<uint32_t>(kCountersPerExpert * experts * sizeof(uint32_t));
-  moe_align_kernel<<<groups_of(a.slots), kThreads, bytes, stream>>>(
-      a.ids, a.slots, a.experts, a.block_m, a.wide_ids, a.wide_map, a.sorted, a.tiles, a.padded, a.expert_map);
-  HF_HIP(hipGetLastError());
+  hf::launch(moe_align_kernel, {groups_of(a.slots), kThreads, bytes, stream}, a.ids, a.slots, a.experts, a.block_m,
+             a.wide_ids, a.wide_map, a.sorted, a.tiles, a.padded, a.expert_map);
 }
 HF_EXPORT(moe_align_block_size_out);

@@ -13,6 +13,7 @@
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/element.h"
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
@@ -131,10 +132,9 @@ void launch(Arguments a, int64_t tokens, int64_t cols, hipStream_t stream) {
   HF_CHECK(pieces <= kMaxGridY, "rows have ", cols, " columns; at most ", kMaxGridY * kColumns, " are taken",
            kWidth == 1 ? " on the path for unaligned data" : "");
   a.cols = static_cast<uint32_t>(cols);
-  moe_combine_kernel<kWidth>
-      <<<dim3(static_cast<uint32_t>(tokens), static_cast<uint32_t>(pieces)), kThreads, 0, stream>>>(
-          a.rows, a.weights, a.ids, a.expert_map, a.out, a.experts, a.cols, a.choices, a.wide_ids, a.wide_map);
-  HF_HIP(hipGetLastError());
+  hf::launch(moe_combine_kernel<kWidth>,
+             {dim3(static_cast<uint32_t>(tokens), static_cast<uint32_t>(pieces)), kThreads, 0, stream}, a.rows, a.weights,
+             a.ids, a.expert_map, a.out, a.experts, a.cols, a.choices, a.wide_ids, a.wide_map);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/element.h"
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
@@ -137,9 +138,8 @@ void launch(const Arguments& a, hipStream_t stream) {
   const uint32_t pieces = (a.tokens + kTokens - 1) / kTokens;
   HF_CHECK(pieces <= kMaxGridY, "x must have at most ", int64_t{kMaxGridY} * kTokens, " rows; got ", a.tokens);
   const dim3 grid((a.experts + kTile - 1) / kTile, pieces);
-  router_gemm_kernel<kTokens, kUnroll><<<grid, kThreads, 0, stream>>>(a.x, a.w, a.bias, a.out, a.tokens, a.experts, a.hidden,
-                                                               a.x_row_bytes);
-  HF_HIP(hipGetLastError());
+  hf::launch(router_gemm_kernel<kTokens, kUnroll>, {grid, kThreads, 0, stream}, a.x, a.w, a.bias, a.out, a.tokens,
+             a.experts, a.hidden, a.x_row_bytes);
 }
 
 }  // namespace

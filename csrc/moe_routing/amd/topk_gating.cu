@@ -14,6 +14,7 @@
 // Bytes: a row of logits is read once; the latency of k dependent steps over the wave is the bound.
 #include "hipforge/amd/element.h"
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
@@ -226,10 +227,9 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(
 
 template <int kPerLane>
 void launch(const Arguments& a, int64_t tokens, hipStream_t stream) {
-  topk_gating_kernel<kPerLane><<<static_cast<uint32_t>(tokens), kWaveSize, 0, stream>>>(
-      a.logits, a.row_stride, a.bias, a.weights, a.ids, a.experts, a.groups, a.options, a.scale, a.topk_groups, a.group_size,
-      a.group_reciprocal);
-  HF_HIP(hipGetLastError());
+  hf::launch(topk_gating_kernel<kPerLane>, {static_cast<uint32_t>(tokens), kWaveSize, 0, stream}, a.logits, a.row_stride,
+             a.bias, a.weights, a.ids, a.experts, a.groups, a.options, a.scale, a.topk_groups, a.group_size,
+             a.group_reciprocal);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 // (mx_encode.h), so that every mode costs the same.
 #include "hipforge/amd/element.h"
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/mx_encode.h"
 #include "hipforge/amd/mx_shuffled.h"
 #include "hipforge/amd/vector.h"
@@ -273,10 +274,8 @@ void launch(const Arguments& a, hipStream_t stream) {
   if (a.chunks == 0) return;
   constexpr int kPerGroup = kThreads * kPerThread;
   const uint32_t groups = a.chunks / kPerGroup + (a.chunks % kPerGroup ? 1 : 0);
-  quantize_kernel<kElement, kShuffled><<<groups, kThreads, 0, stream>>>(
-      a.x, a.chunks, a.vector_in, a.vector_out, a.out, a.scales, a.blocks_of_row, a.rows, a.scale_rows, a.scale_columns,
-      a.rule);
-  HF_HIP(hipGetLastError());
+  hf::launch(quantize_kernel<kElement, kShuffled>, {groups, kThreads, 0, stream}, a.x, a.chunks, a.vector_in, a.vector_out,
+             a.out, a.scales, a.blocks_of_row, a.rows, a.scale_rows, a.scale_columns, a.rule);
 }
 
 }  // namespace

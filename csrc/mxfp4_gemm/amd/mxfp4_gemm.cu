@@ -1,6 +1,7 @@
 // MXFP4 GEMM for gfx950: out[M, N] = X[M, K] W[N, K]^T, both e2m1 with e8m0 block scales. mxfp4_kernel.h has the kernel.
 // A variant serves one tile of 16 HF_M_SUB rows by 16 HF_N_SUB columns per wave.
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/module.h"
 #include "../guards.h"
 #include "mxfp4_kernel.h"
@@ -29,10 +30,9 @@ void mxfp4_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, bool
   const uint32_t options = pack_options(__builtin_ctzll(static_cast<unsigned long long>(k_splits)), shuffled,
                                         n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8));
   const dim3 grid(hf::ceil_div(n, kTile * HF_N_SUB), hf::ceil_div(m, kTile * HF_M_SUB));
-  mxfp4_mfma<HF_M_SUB, HF_N_SUB>
-      <<<grid, static_cast<uint32_t>(k_splits) * hf::dev::kWaveSize, static_cast<uint32_t>(lds), stream>>>(
-          Wq.data<uint8_t>(), Ws.data<uint8_t>(), Xq.data<uint8_t>(), Xs.data<uint8_t>(), static_cast<uint32_t>(m),
-          static_cast<uint32_t>(n), static_cast<uint32_t>(k), options, out.data<hf::dev::bf16>());
-  HF_HIP(hipGetLastError());
+  hf::launch(mxfp4_mfma<HF_M_SUB, HF_N_SUB>,
+             {grid, static_cast<uint32_t>(k_splits) * hf::dev::kWaveSize, static_cast<uint32_t>(lds), stream},
+             Wq.data<uint8_t>(), Ws.data<uint8_t>(), Xq.data<uint8_t>(), Xs.data<uint8_t>(), static_cast<uint32_t>(m),
+             static_cast<uint32_t>(n), static_cast<uint32_t>(k), options, out.data<hf::dev::bf16>());
 }
 HF_EXPORT(mxfp4_gemm_out);

@@ -1,6 +1,7 @@
 // MXFP4 GEMM for gfx950 at any M: out[M, N] = X[M, K] W[N, K]^T, both e2m1 with e8m0 block scales. mx_tiles/kernel.h has the
 // kernel. A variant serves one tile size (HF_TILE: rows of X * 1000 + rows of W).
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/mx_tiles/host.h"
 #include "hipforge/module.h"
 #include "../guards.h"
@@ -33,7 +34,7 @@ void mxfp4_gemm_tiles_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
                                       : hf::check_split_workspace(workspace, launch.workspace_bytes(), k_splits, Wq,
                                                                   {{out, "out"}, {Xq, "Xq"}, {Xs, "Xs"}, {Wq, "Wq"}, {Ws, "Ws"}});
   HF_CHECK_ARCH(Wq, "gfx950");
-  mxfp4_gemm_tiles<<<launch.groups(), Instance::kThreads, 0, stream>>>(launch.problem(out, Xq, Xs, Wq, Ws, {}, room, shuffled));
-  HF_HIP(hipGetLastError());
+  hf::launch(mxfp4_gemm_tiles, {launch.groups(), Instance::kThreads, 0, stream},
+             launch.problem(out, Xq, Xs, Wq, Ws, {}, room, shuffled));
 }
 HF_EXPORT(mxfp4_gemm_tiles_out);

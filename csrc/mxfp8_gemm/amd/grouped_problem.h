@@ -2,6 +2,7 @@
 #pragma once
 
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
@@ -46,9 +47,8 @@ __device__ inline First first_here() {
 /// Launches a kernel that takes the members of First one by one and then `rest`.
 template <class Kernel, class Following>
 void launch(Kernel kernel, const First& p, const Following& rest, dim3 grid, uint32_t threads, uint32_t lds, hipStream_t stream) {
-  kernel<<<grid, threads, lds, stream>>>(p.sorted_ids, p.expert_ids, p.padded, p.w, p.w_scales, p.num_valid, p.block_m, p.n,
-                                         p.k, rest);
-  HF_HIP(hipGetLastError());
+  hf::launch(kernel, {grid, threads, lds, stream}, p.sorted_ids, p.expert_ids, p.padded, p.w, p.w_scales, p.num_valid,
+             p.block_m, p.n, p.k, rest);
 }
 
 constexpr int64_t kMaxInt32 = (int64_t{1} << 31) - 1;

@@ -3,6 +3,7 @@
 // A variant serves the values of M that fit in HF_ROWS (1, 2, 4, 8 or 16) accumulated rows, with one kernel per width
 // of a wave's sub-tile; surplus rows read as 0 and are not stored.
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/module.h"
 #include "gemv_kernel.h"
 #include "../guards.h"
@@ -21,11 +22,10 @@ static void launch(const Tensor& out, const Tensor& xq, const Tensor& xs, const 
                    const OptionalTensor& bias, const hf::mxfp8::Shape& shape, int64_t block_n,
                    hipStream_t stream) {
   const dim3 grid(static_cast<uint32_t>((shape.n + block_n - 1) / block_n));
-  smallm_mxfp8_gemv<HF_ROWS, kCols><<<grid, kThreads, 0, stream>>>(
-      out.data<hf::dev::bf16>(), xq.data<uint8_t>(), xs.data<uint8_t>(), wq.data<uint8_t>(), ws.data<uint8_t>(),
-      static_cast<uint32_t>(shape.m), static_cast<uint32_t>(shape.n), static_cast<uint32_t>(shape.k),
-      static_cast<uint32_t>(block_n / kWaves), bias.data<hf::dev::bf16>());
-  HF_HIP(hipGetLastError());
+  hf::launch(smallm_mxfp8_gemv<HF_ROWS, kCols>, {grid, kThreads, 0, stream}, out.data<hf::dev::bf16>(), xq.data<uint8_t>(),
+             xs.data<uint8_t>(), wq.data<uint8_t>(), ws.data<uint8_t>(), static_cast<uint32_t>(shape.m),
+             static_cast<uint32_t>(shape.n), static_cast<uint32_t>(shape.k), static_cast<uint32_t>(block_n / kWaves),
+             bias.data<hf::dev::bf16>());
 }
 
 /// out bf16 [M, N]; Xq, Wq e4m3fn (or uint8) [M, K], [N, K]; Xs, Ws e8m0 (or uint8) [M, K/32], [N, K/32];

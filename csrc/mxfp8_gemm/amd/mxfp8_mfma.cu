@@ -1,6 +1,7 @@
 // Small-M MX-FP8 GEMM for gfx950 through scaled MFMA: out[M, N] = X[M, K] W[N, K]^T for M of 1 to 64. mfma_kernel.h has
 // the kernels. A variant serves one n_sub (HF_N_SUB: 1, 2 or 4 tiles of 16 columns per wave).
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/module.h"
 #include "../guards.h"
 #include "mfma_kernel.h"
@@ -48,8 +49,7 @@ void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
                         (partials ? hf::aligned_to(partials, 16) : hf::aligned_to(out.data(), 8))};
   const dim3 grid(hf::ceil_div(shape.n, kTile * HF_N_SUB), static_cast<uint32_t>(k_splits),
                   hf::ceil_div(shape.m, kTile));
-  smallm_mxfp8_mfma<HF_N_SUB><<<grid, kThreads, 0, stream>>>(problem);
-  HF_HIP(hipGetLastError());
+  hf::launch(smallm_mxfp8_mfma<HF_N_SUB>, {grid, kThreads, 0, stream}, problem);
   if (k_splits > 1)
     hf::launch_reduce_splits(out.data<hf::dev::bf16>(), partials, shape.m * shape.n, k_splits, stream,
                              problem.bias, shape.n);

@@ -1,6 +1,7 @@
 // MX-FP8 GEMM for gfx950 at any M: out[M, N] = X[M, K] W[N, K]^T (+ bias). mx_tiles/kernel.h has the kernel. A variant
 // serves one tile size (HF_TILE: rows of X * 1000 + rows of W).
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/mx_tiles/host.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/module.h"
@@ -31,7 +32,7 @@ void mxfp8_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, Opti
   uint8_t* const room = k_splits == 1 ? nullptr
                                       : hf::mxfp8::check_workspace_of_parts(workspace, launch.workspace_bytes(), k_splits,
                                                                                    out, Xq, Xs, Wq, Ws, bias);
-  mxfp8_gemm<<<launch.groups(), Instance::kThreads, 0, stream>>>(launch.problem(out, Xq, Xs, Wq, Ws, bias, room, false));
-  HF_HIP(hipGetLastError());
+  hf::launch(mxfp8_gemm, {launch.groups(), Instance::kThreads, 0, stream},
+             launch.problem(out, Xq, Xs, Wq, Ws, bias, room, false));
 }
 HF_EXPORT(mxfp8_gemm_out);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/module.h"
@@ -52,10 +53,8 @@ inline void launch_reduce_splits(dev::bf16* out, const float* partials, int64_t 
   const uint32_t blocks = ceil_div(count, dev::kReduceThreads * dev::kReducePerThread);
   const auto elements = static_cast<uint64_t>(count);
   const auto columns = static_cast<uint32_t>(n);
-  if (k_splits == 2) dev::reduce_splits<2><<<blocks, dev::kReduceThreads, 0, stream>>>(out, partials, elements, bias, columns);
-  if (k_splits == 4) dev::reduce_splits<4><<<blocks, dev::kReduceThreads, 0, stream>>>(out, partials, elements, bias, columns);
-  if (k_splits == 8) dev::reduce_splits<8><<<blocks, dev::kReduceThreads, 0, stream>>>(out, partials, elements, bias, columns);
-  HF_HIP(hipGetLastError());
+  const auto kernel = k_splits == 2 ? dev::reduce_splits<2> : k_splits == 4 ? dev::reduce_splits<4> : dev::reduce_splits<8>;
+  hf::launch(kernel, {blocks, dev::kReduceThreads, 0, stream}, out, partials, elements, bias, columns);
 }
 
 }  // namespace hf

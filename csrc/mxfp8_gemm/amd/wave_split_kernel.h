@@ -34,6 +34,7 @@
 #pragma once
 
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/mfma.h"
@@ -101,9 +102,8 @@ inline Problem problem_of(const Tensor& out, const Tensor& xq, const Tensor& xs,
 template <class Kernel, class... More>
 void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t lds, hipStream_t stream, More... more) {
   HF_CHECK(grid.y < 1u << 16, "a grid has at most 65,535 blocks of rows; M = ", p.m, " makes ", grid.y);
-  kernel<<<grid, static_cast<uint32_t>(waves) * dev::kWaveSize, lds, stream>>>(p.wq, p.ws, p.xq, p.xs, p.m, p.n, p.k, p.options,
-                                                                             p.out, p.bias, more...);
-  HF_HIP(hipGetLastError());
+  hf::launch(kernel, {grid, static_cast<uint32_t>(waves) * dev::kWaveSize, lds, stream}, p.wq, p.ws, p.xq, p.xs, p.m, p.n,
+             p.k, p.options, p.out, p.bias, more...);
 }
 
 constexpr int kMostColumnTiles = 5;

@@ -20,6 +20,7 @@
 #include "hipforge/amd/fp8_encode.h"
 #include "hipforge/amd/fused_fp8_guards.h"
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/math.h"
 #include "hipforge/amd/mx_encode.h"
@@ -253,10 +254,9 @@ void launch_rows(const Arguments& a, int64_t rows, bool gfx942, hipStream_t stre
   const int64_t row_bytes = a.cols * static_cast<int64_t>(sizeof(Half));
   const bool cached = row_bytes <= cache_bytes(gfx942);
   const auto kernel = cached ? rmsnorm_kernel<kOutput, kWidth, true> : rmsnorm_kernel<kOutput, kWidth, false>;
-  kernel<<<static_cast<uint32_t>(rows), threads, cached ? static_cast<uint32_t>(row_bytes) : 0, stream>>>(
-      a.input, a.residual, a.scale, a.cols, a.weight, threads, a.epsilon, a.next_buffer, a.next_count, a.out,
-      a.block_scales, a.also_out, a.fp8_max, a.weight_offset);
-  HF_HIP(hipGetLastError());
+  hf::launch(kernel, {static_cast<uint32_t>(rows), threads, cached ? static_cast<uint32_t>(row_bytes) : 0, stream}, a.input,
+             a.residual, a.scale, a.cols, a.weight, threads, a.epsilon, a.next_buffer, a.next_count, a.out, a.block_scales,
+             a.also_out, a.fp8_max, a.weight_offset);
 }
 
 using hf::fused_fp8::Format;

@@ -23,6 +23,7 @@
 #include "../guards.h"
 #include "chunk.h"
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/module.h"
 #include "norm.h"
@@ -93,9 +94,8 @@ void launch(const Arguments& a, const Tokens& each, int64_t tokens, hipStream_t 
   const uint32_t in_group = tokens * waves < kManyWaves ? 1 : kMaxWaves;
   const uint32_t groups = (waves + in_group - 1) / in_group;
   HF_CHECK(groups <= kMaxGridY, "q, k and v have too many heads for one launch: ", waves, " waves of ", kHeads, " a token");
-  rope_and_cache_kernel<kLanes><<<dim3(static_cast<uint32_t>(tokens), groups), in_group * kWaveSize, 0, stream>>>(
-      each.slots, each.positions, each.wide_positions, each.cache_slots, in_group, q_waves, k_waves, waves, a);
-  HF_HIP(hipGetLastError());
+  hf::launch(rope_and_cache_kernel<kLanes>, {dim3(static_cast<uint32_t>(tokens), groups), in_group * kWaveSize, 0, stream},
+             each.slots, each.positions, each.wide_positions, each.cache_slots, in_group, q_waves, k_waves, waves, a);
 }
 
 }  // namespace

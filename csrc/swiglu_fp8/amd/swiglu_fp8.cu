@@ -19,6 +19,7 @@
 #include "hipforge/amd/fp8_encode.h"
 #include "hipforge/amd/fused_fp8_guards.h"
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/mx_encode.h"
 #include "hipforge/amd/swiglu.h"
@@ -173,10 +174,9 @@ void launch_width(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up
   const int64_t count = out.numel() / kWidth;
   HF_CHECK(count < (INT64_C(1) << 32) - kPerGroup, "out has ", count, kWidth == 1 ? " elements" : " pieces of 8",
            "; the kernel counts them in 32 bits", kWidth == 1 ? " on the path for unaligned data" : "");
-  swiglu_kernel<kWidth, kMx><<<static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream>>>(
-      gate_up.data<const Half>(), static_cast<uint32_t>(count), static_cast<uint32_t>(out.size(1) / kWidth), scale,
-      out.data<uint8_t>(), block_scales, arguments.next_buffer, arguments.activation.interleaved, arguments);
-  HF_HIP(hipGetLastError());
+  hf::launch(swiglu_kernel<kWidth, kMx>, {static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream},
+             gate_up.data<const Half>(), static_cast<uint32_t>(count), static_cast<uint32_t>(out.size(1) / kWidth), scale,
+             out.data<uint8_t>(), block_scales, arguments.next_buffer, arguments.activation.interleaved, arguments);
 }
 
 template <bool kMx>
