@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -99,7 +98,7 @@ class CodeObject:
     """
 
     def __init__(self, source: str | Path | bytes, arch: str | None = None) -> None:
-        found = reader.read_code_objects(source, zstd=_zstd)
+        found = reader.read_code_objects(source)
         self._parsed = _choose(found, arch, "the given bytes" if isinstance(source, bytes) else str(source))
         self.arch: str = self._parsed.arch
         self.kernels = Kernels(self._parsed, self)
@@ -132,11 +131,3 @@ def _choose(found: list[reader.CodeObject], arch: str | None, where: str) -> rea
         if item.arch == wanted:
             return item
     raise ArchError(f"{where} has no device code for {wanted}; it has: {names}")
-
-
-def _zstd(payload: bytes, raw_bytes: int) -> bytes:
-    out = ctypes.create_string_buffer(raw_bytes)
-    written = runtime.load().library.hfemu_zstd(payload, len(payload), out, raw_bytes)
-    if written < 0:
-        raise reader.CodeObjectError(library.last_error() or "damaged zstd data")
-    return out.raw[:written]

@@ -82,7 +82,6 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "hfemu_poll_python": (ctypes.c_int32, ()),
     "hfemu_load": (ctypes.c_int64, (c_text, ctypes.c_uint64, c_text)),
     "hfemu_unload": (None, (ctypes.c_int64,)),
-    "hfemu_zstd": (ctypes.c_int64, (c_text, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)),
     "hfemu_launch": (
         ctypes.c_int32,
         (ctypes.c_int64, c_text, Dim3, Dim3, c_text, ctypes.c_uint64, ctypes.c_uint64),

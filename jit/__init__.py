@@ -8,7 +8,7 @@ and a size limit, when it runs)::
     backends.vendors          what is asked of a vendor, and whose architecture this is
     cache.trust, cache.shapes, cache.cache_dir     who can write there; what JSON must hold; where the cache is
     cache.store               may this binary be used?
-    backends.amd.demangle, backends.amd.zstd, backends.amd.code_object     which GPUs and kernels a library is for
+    backends.amd.demangle, backends.amd.code_object     which GPUs and kernels a library is for
     backends.amd.scaled_mfma     does its code compute what its source says?
     cache.limits, cache.locks, cache.leftovers, diagnostics, cache.failures, cache.depfile, cache.stability
     closure                   the files that determined a build

@@ -14,7 +14,6 @@
 #include "memory.h"
 #include "hip_streams.h"
 #include "runtime.h"
-#include "zstd.h"
 
 using namespace hfemu;
 
@@ -152,17 +151,6 @@ void hfemu_unload(int64_t handle) {
   if (found == loaded().objects.end()) return;
   last = std::move(found->second);
   loaded().objects.erase(found);
-}
-
-int64_t hfemu_zstd(const void* data, uint64_t bytes, void* out, uint64_t out_bytes) {
-  try {
-    const std::vector<uint8_t> raw = zstd_decompress(static_cast<const uint8_t*>(data), bytes, out_bytes);
-    if (!raw.empty()) std::memcpy(out, raw.data(), raw.size());
-    return static_cast<int64_t>(raw.size());
-  } catch (const std::runtime_error& error) {
-    record(hipErrorInvalidImage, error.what());
-    return -1;
-  }
 }
 
 int64_t hfemu_counters_begin(int32_t per_pc) { return counters_begin(per_pc != 0); }

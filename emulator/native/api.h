@@ -57,8 +57,6 @@ int32_t hfemu_restore_exception(void);
 // Code objects. `image` is an ELF, an offload bundle or a compressed bundle; the result is a handle >= 1, or 0.
 int64_t hfemu_load(const void* image, uint64_t bytes, const char* arch);
 void hfemu_unload(int64_t handle);
-// Decompresses zstd frames into `out`; the number of bytes, or -1 (damaged, or more than `out_bytes`).
-int64_t hfemu_zstd(const void* data, uint64_t bytes, void* out, uint64_t out_bytes);
 // Launch with explicit kernel arguments already laid out (kernarg bytes without the hidden block).
 int32_t hfemu_launch(int64_t handle, const char* kernel, const uint32_t grid[3], const uint32_t block[3],
                      const void* kernarg, uint64_t kernarg_bytes, uint64_t dynamic_lds);  // a hipError_t

@@ -1,4 +1,5 @@
 // Containers of device code: offload bundles and their compressed form.
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -12,6 +13,8 @@ constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
 constexpr size_t kBundleMagicBytes = sizeof(kBundleMagic) - 1;
 constexpr char kCompressedMagic[] = "CCOB";
 constexpr uint64_t kUnbounded = uint64_t{1} << 40;
+constexpr uint64_t kMostRawBytes = uint64_t{1} << 32;
+constexpr uint64_t kMostExpansion = 4096;  // kernels compress 3- to 30-fold
 
 template <class T>
 T read(const uint8_t* data, uint64_t bytes, uint64_t offset) {
@@ -61,6 +64,9 @@ std::shared_ptr<std::vector<uint8_t>> decompress(const uint8_t* data, uint64_t b
   if (method != 1)
     throw std::runtime_error("compressed bundle method " + std::to_string(method) + "; only 1 (zstd) is read");
   if (total > bytes || total < header) throw std::runtime_error("compressed bundle is truncated");
+  if (raw_bytes > std::min(kMostRawBytes, kMostExpansion * (total - header)))
+    throw std::runtime_error("a compressed bundle promises " + std::to_string(raw_bytes) + " bytes from " +
+                             std::to_string(total - header) + " compressed ones");
   auto raw = std::make_shared<std::vector<uint8_t>>(zstd_decompress(data + header, total - header, raw_bytes));
   if (!starts_with(raw->data(), raw->size(), kBundleMagic, kBundleMagicBytes))
     throw std::runtime_error("a compressed bundle that does not hold an offload bundle");

@@ -18,7 +18,6 @@ from helpers.jit_stand_in import StandIn
 from hipforge import devices, ops, settings, shapes
 from hipforge.cli import demo, doctor, inspect
 from hipforge.cli.build_progress import spoken_seconds
-from hipforge.cli.inspect import without_parameters
 from hipforge.cli.main import COMMANDS, cli
 from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.errors import ConfigError
@@ -452,18 +451,6 @@ SMALL_SHAPES = {
 def test_every_public_op_with_a_kernel_can_be_profiled() -> None:
     torch_only = {"Float8Linear", "Float8LinearConfig", "convert_to_float8_training", "disable_fp8", "scaled_mm"}
     assert {*SUBJECTS} == {*ops.public_names()} - torch_only
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("hf::gemv::k<1, 2>(int*, F(int))", "hf::gemv::k<1, 2>"),
-        ("(anonymous namespace)::k<(E)1>(int)", "(anonymous namespace)::k<(E)1>"),
-        ("k", "k"),
-    ],
-)
-def test_a_kernel_is_shown_without_its_parameters(name: str, shown: str) -> None:
-    assert without_parameters(name) == shown
 
 
 @pytest.mark.parametrize("op", SUBJECTS)

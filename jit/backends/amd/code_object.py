@@ -12,21 +12,19 @@ device objects (``-fgpu-rdc``) are refused by name: they hold no kernels yet.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import ctypes
 import itertools
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from hipforge.archs import ARCHS, ArchInfo
 from hipforge.errors import HipforgeError
-from hipforge.jit.backends.amd import zstd as zstd_decoder
 from hipforge.jit.backends.amd.demangle import base_name, short_name
 
 ELF_MAGIC = b"\x7fELF"
@@ -173,17 +171,12 @@ class CodeObject:
         raise KeyError(f"no kernel {name!r} in this {self.arch} code object; it holds: {listing}")
 
 
-Decompress = Callable[[bytes, int], bytes]
-"""Decompresses zstd frames: (payload, decompressed bytes) -> decompressed."""
-
-
-def read_code_objects(source: str | Path | bytes, *, zstd: Decompress | None = None) -> list[CodeObject]:
+def read_code_objects(source: str | Path | bytes) -> list[CodeObject]:
     """Return every device code object in a file or in bytes, in file order.
 
     Args:
         source: a path, or the bytes, of a host ``.so`` or ``.o`` with a ``.hip_fatbin`` section, an offload bundle,
             a compressed bundle, or a bare AMDGPU ELF.
-        zstd: used for compressed bundles instead of Python's own decoder (a native one is faster).
 
     Raises:
         CodeObjectError: the bytes are none of these, or are damaged.
@@ -191,7 +184,7 @@ def read_code_objects(source: str | Path | bytes, *, zstd: Decompress | None = N
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     where = "the given bytes" if isinstance(source, bytes) else str(source)
     try:
-        return [_read_elf(image, target) for target, image in device_images(data, zstd=zstd)]
+        return [_read_elf(image, target) for target, image in device_images(data)]
     except CodeObjectError as error:
         raise CodeObjectError(f"{where}: {error}") from None
     except (struct.error, zlib.error, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -200,7 +193,7 @@ def read_code_objects(source: str | Path | bytes, *, zstd: Decompress | None = N
         raise CodeObjectError(f"{where}: device code that takes more memory than there is ({error})") from None
 
 
-def device_images(data: bytes, *, zstd: Decompress | None = None) -> Iterator[tuple[str, bytes]]:
+def device_images(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield ``(target, ELF bytes)`` of every device image in ``data``, see :func:`read_code_objects`.
 
     Raises:
@@ -213,21 +206,21 @@ def device_images(data: bytes, *, zstd: Decompress | None = None) -> Iterator[tu
         fat = _section(data, FATBIN_SECTION)
         if fat is None:
             raise CodeObjectError("a host ELF without a .hip_fatbin section: it has no device code")
-        yield from _bundles(fat, zstd or _zstd)
+        yield from _bundles(fat)
     elif data.startswith((BUNDLE_MAGIC, COMPRESSED_MAGIC)):
-        yield from _bundles(data, zstd or _zstd)
+        yield from _bundles(data)
     else:
         raise CodeObjectError(
             f"not an ELF, offload bundle or compressed bundle; it starts with {data[:8]!r} and has {len(data)} bytes"
         )
 
 
-def _bundles(fat: bytes, zstd: Decompress) -> Iterator[tuple[str, bytes]]:
+def _bundles(fat: bytes) -> Iterator[tuple[str, bytes]]:
     position, found = 0, False
     while (position := _next_bundle(fat, position)) >= 0:
         found = True
         if fat.startswith(COMPRESSED_MAGIC, position):
-            bundle, used = _decompress(fat, position, zstd)
+            bundle, used = _decompress(fat, position)
             yield from _bundle_entries(bundle)[0]
         else:
             entries, used = _bundle_entries(fat[position:])
@@ -259,7 +252,7 @@ def _bundle_entries(bundle: bytes) -> tuple[list[tuple[str, bytes]], int]:
     return entries, max(position, end)
 
 
-def _decompress(fat: bytes, position: int, zstd: Decompress) -> tuple[bytes, int]:
+def _decompress(fat: bytes, position: int) -> tuple[bytes, int]:
     version, method = struct.unpack_from("<HH", fat, position + 4)
     if version == 1:
         raw_bytes, header = struct.unpack_from("<I", fat, position + 8)[0], 20
@@ -280,7 +273,7 @@ def _decompress(fat: bytes, position: int, zstd: Decompress) -> tuple[bytes, int
     if method == 0:
         bundle = zlib.decompressobj().decompress(payload, raw_bytes + 1)  # no more than shows that the header is wrong
     elif method == 1:
-        bundle = zstd(payload, raw_bytes)
+        bundle = _zstd(payload, raw_bytes)
     else:
         raise CodeObjectError(f"compressed bundle method {method} is unknown; 0 (zlib) and 1 (zstd) are read")
     if len(bundle) != raw_bytes or not bundle.startswith(BUNDLE_MAGIC):
@@ -289,13 +282,26 @@ def _decompress(fat: bytes, position: int, zstd: Decompress) -> tuple[bytes, int
 
 
 def _zstd(payload: bytes, raw_bytes: int) -> bytes:
-    with contextlib.suppress(ImportError):  # Python 3.14
-        decoder = importlib.import_module("compression.zstd").ZstdDecompressor()
-        return bytes(decoder.decompress(payload, raw_bytes + 1))  # no more than shows that the header is wrong
+    library = _libzstd()
+    out = ctypes.create_string_buffer(raw_bytes)
+    written = library.ZSTD_decompress(out, ctypes.c_size_t(raw_bytes), payload, ctypes.c_size_t(len(payload)))
+    if library.ZSTD_isError(ctypes.c_size_t(written)):
+        raise CodeObjectError(f"damaged zstd data: {library.ZSTD_getErrorName(ctypes.c_size_t(written)).decode()}")
+    return out.raw[:written]
+
+
+@lru_cache(maxsize=1)
+def _libzstd() -> ctypes.CDLL:
     try:
-        return zstd_decoder.decompress(payload, raw_bytes)
-    except zstd_decoder.ZstdError as error:
-        raise CodeObjectError(f"damaged zstd data: {error}") from None
+        library = ctypes.CDLL("libzstd.so.1")
+    except OSError:
+        raise CodeObjectError(
+            "this device code is compressed with zstd, and there is no libzstd.so.1 to read it; install libzstd1 "
+            "(Debian, Ubuntu) or libzstd, or build without --offload-compress"
+        ) from None
+    library.ZSTD_decompress.restype = ctypes.c_size_t
+    library.ZSTD_getErrorName.restype = ctypes.c_char_p
+    return library
 
 
 # --- ELF ---

@@ -1,35 +1,49 @@
 """Readable names of kernel symbols: ``_Z4axpyIfLi2EEvPT_PKS0_S0_i`` → ``axpy<float, 2>``.
 
-A reader of the part of the Itanium name grammar that kernel names use: nested and template names whose arguments are
-builtin types, pointers, references, integer and bool literals, and named types. Parameter types are dropped. Where a
-name needs more of the grammar, the plain function name is returned, or the symbol itself if there is none.
+libstdc++ demangles them; return and parameter types and anonymous namespaces are dropped. A symbol that it cannot
+read, or any where there is no libstdc++, is its own name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import ctypes
+import re
 from functools import lru_cache
+from typing import Any
 
-_BUILTINS = {
-    "v": "void", "b": "bool", "c": "char", "a": "signed char", "h": "unsigned char", "s": "short",
-    "t": "unsigned short", "i": "int", "j": "unsigned int", "l": "long", "m": "unsigned long", "x": "long long",
-    "y": "unsigned long long", "f": "float", "d": "double", "DF16_": "_Float16", "DF16b": "__bf16", "Dh": "half",
-}  # fmt: skip
-_SUFFIXES = {"i": "", "j": "u", "l": "l", "m": "ul", "x": "ll", "y": "ull"}
-
-
-class _Beyond(Exception):
-    """The symbol uses grammar that this reader does not cover."""
+# libstdc++ before GCC 13 cannot read the 16-bit floats; no device code has these two types.
+_STAND_INS = (("DF16b", "g", "__float128", "__bf16"), ("DF16_", "e", "long double", "_Float16"))
 
 
 def base_name(symbol: str) -> str:
     """Return the plain function name, without namespaces and template arguments."""
-    return _names(symbol)[0]
+    name = short_name(symbol)
+    name = name[: _opening(name, "<>")] if name.endswith(">") else name
+    return name.rpartition("::")[2]
 
 
+@lru_cache(maxsize=4096)
 def short_name(symbol: str) -> str:
     """Return the name with namespaces and template arguments, without parameter types."""
-    return _names(symbol)[1]
+    if not symbol.startswith("_Z"):
+        return symbol
+    mangled = symbol
+    for code, stand_in, _, _ in _STAND_INS:
+        mangled = mangled.replace(code, stand_in)
+    name = _demangled(mangled)
+    if name is None:
+        return symbol
+    for _, _, shown, wanted in _STAND_INS:
+        name = name.replace(shown, wanted)
+    name = re.sub("(?<=>) (?=>)", "", name.replace("(anonymous namespace)::", ""))
+    if name.endswith(")"):
+        name = name[: _opening(name, "()")]
+    depth = 0
+    for at in range(len(name) - 1, -1, -1):  # a template's name begins with its return type
+        depth += (name[at] in ")>") - (name[at] in "(<")
+        if name[at] == " " and not depth:
+            return name[at + 1 :]
+    return name
 
 
 def fit(name: str, columns: int | None) -> str:
@@ -44,138 +58,33 @@ def fit(name: str, columns: int | None) -> str:
     return name[: kept - kept // 2] + "…" + name[len(name) - kept // 2 :]
 
 
-@lru_cache(maxsize=4096)
-def _names(symbol: str) -> tuple[str, str]:
-    if not symbol.startswith("_Z"):
-        return symbol, symbol
-    reader = _Reader(symbol, 2)
+def _opening(name: str, pair: str) -> int:
+    """Return where the bracket opens that the last character of ``name`` closes."""
+    depth = 0
+    for at in range(len(name) - 1, 0, -1):
+        depth += (name[at] == pair[1]) - (name[at] == pair[0])
+        if not depth:
+            return at
+    return len(name)
+
+
+@lru_cache(maxsize=1)
+def _library() -> Any:
     try:
-        spoken = reader.name()
-    except (_Beyond, IndexError, ValueError):
-        spoken = reader.last_source_name or symbol
-    return reader.last_source_name or symbol, spoken
+        library = ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return None
+    library.__cxa_demangle.restype = ctypes.c_void_p
+    library.free.argtypes = (ctypes.c_void_p,)
+    return library
 
 
-@dataclass
-class _Reader:
-    text: str
-    at: int
-    last_source_name: str = ""
-    substitutions: list[str] = field(default_factory=list)
-
-    def take(self, prefix: str) -> bool:
-        if self.text.startswith(prefix, self.at):
-            self.at += len(prefix)
-            return True
-        return False
-
-    def digits(self) -> int:
-        start = self.at
-        while self.text[self.at].isdigit():
-            self.at += 1
-        return int(self.text[start : self.at])
-
-    def source_name(self) -> str:
-        length = self.digits()
-        name = self.text[self.at : self.at + length]
-        self.at += length
-        return "(anonymous namespace)" if name.startswith("_GLOBAL__N") else name
-
-    def name(self, *, function: bool = True) -> str:
-        if self.take("N"):
-            return self._nested(function=function)
-        self.take("L")  # internal linkage
-        spoken = self.source_name()
-        if function:
-            self.last_source_name = spoken
-        self.substitutions.append(spoken)
-        if self.text.startswith("I", self.at):
-            spoken += self.template_args()
-            if not function:
-                self.substitutions.append(spoken)
-        return spoken
-
-    def _nested(self, *, function: bool) -> str:
-        while self.text[self.at] in "rVK":
-            self.at += 1
-        prefix = ""
-        while not self.take("E"):
-            if self.text[self.at] == "I":
-                prefix += self.template_args()
-            elif self.text[self.at] == "S":
-                prefix = self.substitution()
-                continue
-            else:
-                self.take("L")
-                part = self.source_name()
-                if function:
-                    self.last_source_name = part
-                prefix = f"{prefix}::{part}" if prefix else part
-            self.substitutions.append(prefix)
-        return prefix.replace("(anonymous namespace)::", "")
-
-    def template_args(self) -> str:
-        self.at += 1
-        args: list[str] = []
-        depth = 0
-        while True:
-            if self.take("E"):
-                if depth == 0:
-                    return f"<{', '.join(args)}>"
-                depth -= 1
-            elif self.take("J"):
-                depth += 1
-            elif self.take("L"):
-                args.append(self.literal())
-            else:
-                args.append(self.type())
-
-    def literal(self) -> str:
-        if self.take("b"):
-            value = "true" if self.text[self.at] == "1" else "false"
-            self.at += 1
-        else:
-            code = self.text[self.at]
-            if code in _SUFFIXES:
-                self.at += 1
-                suffix, cast = _SUFFIXES[code], ""
-            else:
-                suffix, cast = "", f"({self.type()})"
-            sign = "-" if self.take("n") else ""
-            value = f"{cast}{sign}{self.digits()}{suffix}"
-        if not self.take("E"):
-            raise _Beyond
-        return value
-
-    def type(self) -> str:
-        for code, shown in (("P", "*"), ("R", "&"), ("O", "&&")):
-            if self.take(code):
-                return self._remember(self.type() + shown)
-        if self.take("K"):
-            return self._remember(self.type() + " const")
-        for code, spoken in _BUILTINS.items():
-            if self.take(code):
-                return spoken
-        if self.take("Dv"):
-            count = self.digits()
-            if not self.take("_"):
-                raise _Beyond
-            return self._remember(f"{self.type()} vector[{count}]")
-        if self.text[self.at] == "S":
-            return self.substitution()
-        if self.text[self.at] == "N" or self.text[self.at].isdigit():
-            return self.name(function=False)
-        raise _Beyond
-
-    def _remember(self, spoken: str) -> str:
-        self.substitutions.append(spoken)
-        return spoken
-
-    def substitution(self) -> str:
-        self.at += 1
-        if self.take("t"):
-            return self._remember(f"std::{self.source_name()}")
-        end = self.text.index("_", self.at)
-        digits = self.text[self.at : end]
-        self.at = end + 1
-        return self.substitutions[int(digits, 36) + 1 if digits else 0]
+def _demangled(symbol: str) -> str | None:
+    library = _library()
+    text = library and library.__cxa_demangle(symbol.encode(), None, None, None)
+    if not text:
+        return None
+    try:
+        return ctypes.string_at(text).decode()
+    finally:
+        library.free(text)

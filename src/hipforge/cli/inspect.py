@@ -70,16 +70,6 @@ def _build_together(wanted: Sequence[Request]) -> None:
             fleet.build_many(wanted, None, progress.on_event, progress.on_plan)
 
 
-def without_parameters(name: str) -> str:
-    """Return a demangled kernel name without its parameter list: ``k<(E)1>(int*)`` → ``k<(E)1>``."""
-    depth = 0
-    for at in range(len(name) - 1, 0, -1):
-        depth += (name[at] == ")") - (name[at] == "(")
-        if depth <= 0:
-            return name[:at] if name.endswith(")") else name
-    return name
-
-
 def _print(rows: list[dict[str, Any]], title: str, columns: Mapping[str, tuple[str, ...]], wide: bool) -> None:
     """Print one line per kernel below its variant, in 80 columns or the terminal's unless ``wide``.
 
@@ -95,5 +85,5 @@ def _print(rows: list[dict[str, Any]], title: str, columns: Mapping[str, tuple[s
             variant = row["variant"]
             click.echo(variant)
         values = ("+".join(str(row[key]) for key in keys) for keys in columns.values())
-        name = fit(without_parameters(row["name"]), room)
+        name = fit(row["name"], room)
         click.echo(" ".join(value.rjust(width) for value, width in zip(values, widths, strict=True)) + f"  {name}")
