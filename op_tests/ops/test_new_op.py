@@ -20,19 +20,13 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of this checkout, with a folder ``links`` in which it is importable as hipforge."""
+    """A copy of this checkout, whose ``src`` makes it importable as hipforge."""
     copy = tmp_path / "checkout"
     for part in (*PARTS, "src"):
-        shutil.copytree(ROOT / part, copy / part, ignore=IGNORED)
+        shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=IGNORED)
     shutil.copytree(ROOT / "op_tests" / "helpers", copy / "op_tests" / "helpers", ignore=IGNORED)
     for name in ("pyproject.toml", "op_tests/conftest.py"):
         shutil.copy(ROOT / name, copy / name)
-    package = copy / "links" / "hipforge"
-    package.mkdir(parents=True)
-    for source in (copy / "src" / "hipforge").iterdir():
-        (package / source.name).symlink_to(source)
-    for part in PARTS:
-        (package / part).symlink_to(copy / part)
     return copy
 
 
@@ -42,7 +36,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def run(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "links")}
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
     return subprocess.run(
         [sys.executable, *command], cwd=checkout, env=environment, text=True, capture_output=True, check=False
     )
