@@ -1,28 +1,18 @@
 """RoPE with the cache write, gating, sorted slots, the sum over experts and the router's product beside Triton kernels.
 
-The Triton kernels are those of hipforge.ops.triton.{rope_and_cache,routing}: the same job in one launch each. Every
-result is checked against the reference first; a wrong one ends the run with status 1.
-
-On the emulator both are *counted*: wave-instructions, waves, bytes that lanes load and store, and bytes that cross the
-memory bus at least once. On a GPU both are *measured*: microseconds per call by graph replay. The operands of a decode
-step are small and stay in the caches of a GPU; nothing is rotated past them.
+The Triton kernels are those of hipforge.ops.triton.{rope_and_cache,routing}: the same job in one launch each. The
+operands of a decode step are small and stay in the caches of a GPU; nothing is rotated past them. See helpers/bench.py.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from helpers.rows_csv import write_csv
-from rich.table import Table
+from helpers import bench
 
-from hipforge import devices, plots
-from hipforge.cli.output import console
 from hipforge.ops import reference
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe_align import moe_align_block_size
@@ -32,7 +22,6 @@ from hipforge.ops.router_gemm import router_gemm
 from hipforge.ops.topk_gating import topk_gating
 from hipforge.ops.triton import rope_and_cache as triton_rope
 from hipforge.ops.triton import routing
-from hipforge.tuning import timing
 
 Results = tuple[torch.Tensor, ...]
 BLOCK_M = 64
@@ -40,35 +29,20 @@ BLOCK_M = 64
 MAX_ERROR = 2e-3
 
 
-@dataclass(frozen=True)
-class Case:
-    """``ours()`` and ``triton(bind)`` run one call each and return the results, ``wanted()`` those of the reference."""
-
-    op: str
-    shape: str
-    ours: Callable[[], Results]
-    triton: Callable[[Any], Results]
-    wanted: Callable[[], Results]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One implementation at one shape; what its ``source`` does not know is None. Bytes are of one call."""
-
-    op: str
-    shape: str
-    implementation: str
-    source: str
-    error: float
-    instructions: int | None = None
-    waves: int | None = None
-    loaded: int | None = None
-    stored: int | None = None
-    unique_bytes: int | None = None
-    us: float | None = None
+def problem(
+    op: str,
+    shape: str,
+    ours: Callable[[], Results],
+    triton: Callable[[Any], Results],
+    wanted: Callable[[], Results],
+) -> bench.Problem:
+    """Return a case: ``ours()`` and ``triton(bind)`` run one call each, ``wanted()`` the reference's."""
+    want, bind = wanted(), bench.triton_binder()
+    calls = {"hipforge": lambda _: ours(), "triton": lambda _: triton(bind)}
+    return bench.Problem({"op": op, "shape": shape}, calls, lambda got: error_of(got, want))
 
 
-def rope_case(tokens: int, q_heads: int, kv_heads: int, rotary: int, norm: bool, device: str) -> Case:
+def rope_case(tokens: int, q_heads: int, kv_heads: int, rotary: int, norm: bool, device: str) -> bench.Problem:
     """Return a decode step's q, k and v of heads of 128, into a paged fp8 cache with a scale per tensor."""
     dim, page_size = 128, 64
     fp8 = fp8_dtypes(device)[0]
@@ -104,11 +78,11 @@ def rope_case(tokens: int, q_heads: int, kv_heads: int, rotary: int, norm: bool,
         turned = reference.rope_and_cache(*operands[:5], *own, slots, fp8_dtype=fp8, **shared)
         return turned, *own
 
-    kind = "norm, " if norm else ""
-    return Case("rope_and_cache", f"{kind}T={tokens} Hq={q_heads} Hkv={kv_heads} rotary={rotary}", ours, triton, wanted)
+    shape = f"{'norm, ' if norm else ''}T={tokens} Hq={q_heads} Hkv={kv_heads} rotary={rotary}"
+    return problem("rope_and_cache", shape, ours, triton, wanted)
 
 
-def gating_case(tokens: int, experts: int, k: int, groups: tuple[int, int] | None, device: str) -> Case:
+def gating_case(tokens: int, experts: int, k: int, groups: tuple[int, int] | None, device: str) -> bench.Problem:
     """Return sigmoid scores with a bias, as in DeepSeek (groups) and MiniMax-M3."""
     logits = torch.randn(tokens, experts, device=device)
     bias = torch.randn(experts, device=device) * 0.1
@@ -121,7 +95,7 @@ def gating_case(tokens: int, experts: int, k: int, groups: tuple[int, int] | Non
         routing.topk_gating(weights, ids, logits, bias, k, True, True, *split, 2.5, 0, bind=bind)
         return weights, ids
 
-    return Case(
+    return problem(
         "topk_gating", f"T={tokens} E={experts} k={k}" + (f" groups={split[1]}/{split[0]}" if groups else ""),
         lambda: topk_gating(logits, k, scoring="sigmoid", bias=bias, scale=2.5, out=weights, ids_out=ids, **grouped),
         triton,
@@ -129,7 +103,7 @@ def gating_case(tokens: int, experts: int, k: int, groups: tuple[int, int] | Non
     )  # fmt: skip
 
 
-def align_case(tokens: int, top_k: int, experts: int, device: str) -> Case:
+def align_case(tokens: int, top_k: int, experts: int, device: str) -> bench.Problem:
     """Return the slots of random distinct experts."""
     ids = torch.rand(tokens, experts, device=device).topk(top_k).indices.to(torch.int32)
     out = moe_align_block_size(ids, BLOCK_M, experts)
@@ -138,14 +112,14 @@ def align_case(tokens: int, top_k: int, experts: int, device: str) -> Case:
         routing.moe_align_block_size(*out, ids, None, BLOCK_M, experts, bind=bind)
         return out
 
-    return Case(
+    return problem(
         "moe_align_block_size", f"T={tokens} k={top_k} E={experts} block_m={BLOCK_M}",
         lambda: moe_align_block_size(ids, BLOCK_M, experts, out=out), triton,
         lambda: reference.moe_align_block_size(ids, BLOCK_M, experts),
     )  # fmt: skip
 
 
-def combine_case(tokens: int, top_k: int, n: int, device: str) -> Case:
+def combine_case(tokens: int, top_k: int, n: int, device: str) -> bench.Problem:
     """Return bf16 rows of all slots, weighted."""
     rows = torch.randn(tokens * top_k, n, device=device).bfloat16()
     weights = torch.rand(tokens, top_k, device=device)
@@ -156,14 +130,14 @@ def combine_case(tokens: int, top_k: int, n: int, device: str) -> Case:
         routing.moe_combine(out, rows, weights, ids, None, top_k, 128, bind=bind)
         return (out,)
 
-    return Case(
+    return problem(
         "moe_combine", f"T={tokens} k={top_k} N={n}",
         lambda: (moe_combine(rows, weights, ids, out=out, num_experts=128),), triton,
         lambda: (reference.moe_combine(rows, top_k, weights, ids, num_experts=128),),
     )  # fmt: skip
 
 
-def router_case(tokens: int, hidden: int, experts: int, w_dtype: torch.dtype, device: str) -> Case:
+def router_case(tokens: int, hidden: int, experts: int, w_dtype: torch.dtype, device: str) -> bench.Problem:
     """Return bf16 activations times a router's weight."""
     x = torch.randn(tokens, hidden, device=device).bfloat16()
     w = (torch.randn(experts, hidden, device=device) * hidden**-0.5).to(w_dtype)
@@ -174,13 +148,13 @@ def router_case(tokens: int, hidden: int, experts: int, w_dtype: torch.dtype, de
         return (out,)
 
     name = str(w_dtype).removeprefix("torch.")
-    return Case(
+    return problem(
         "router_gemm", f"T={tokens} H={hidden} E={experts} w={name}", lambda: (router_gemm(x, w, out=out),), triton,
         lambda: (reference.router_gemm(x, w),),
     )  # fmt: skip
 
 
-def cases(device: str) -> Iterator[Case]:
+def cases(device: str) -> Iterator[bench.Problem]:
     """Yield the cases, those of MiniMax-M3 (TP8), Llama-405B (TP8) and DeepSeek among them."""
     for tokens in (1, 32):
         yield rope_case(tokens, 8, 1, 64, True, device)
@@ -200,86 +174,24 @@ def cases(device: str) -> Iterator[Case]:
 
 def error_of(got: Results, want: Results) -> float:
     """Return the largest relative Frobenius error of the results, or the share of integers that differ."""
-    worst = 0.0
-    for one, other in zip(got, want, strict=True):
+
+    def error(one: torch.Tensor, other: torch.Tensor) -> float:
         if not other.is_floating_point():
-            worst = max(worst, float((one != other).float().mean()))
-            continue
-        difference, size = (one.double() - other.double()).norm(), other.double().norm()
-        worst = max(worst, float(difference / size) if float(size) else float(difference))
-    return worst
+            return float((one != other).float().mean())
+        return bench.relative(one, other) if other.double().norm() else float(one.double().norm())
+
+    return max(error(one, other) for one, other in zip(got, want, strict=True))
 
 
-def rows_of(case: Case) -> Iterator[Row]:
-    """Run one case with both implementations."""
-    on_gpu = devices.current().kind == "hip"
-    bind = None
-    if not on_gpu:
-        from hipforge.emulator import triton as emulated
-
-        bind = emulated.jit
-    want = case.wanted()
-    calls: dict[str, Callable[[], Results]] = {"hip": case.ours, "triton": lambda: case.triton(bind)}
-    for name, call in calls.items():
-        if on_gpu:
-            error = error_of(call(), want)
-            us = timing.microseconds_per_call(lambda _, call=call: call(), 1)
-            yield Row(case.op, case.shape, name, "measured", error, us=us)
-            continue
-        from hipforge import emulator
-
-        with emulator.counters() as collector:
-            got = call()
-        counted = collector.result
-        tensors = counted.tensors.values()
-        yield Row(
-            case.op, case.shape, name, "counted", error_of(got, want), counted.wave_instructions, counted.waves,
-            sum(tensor.loaded for tensor in tensors), sum(tensor.stored for tensor in tensors), counted.unique_bytes,
-        )  # fmt: skip
-
-
-def show(rows: list[Row]) -> Table:
-    """Return the table."""
-    table = Table(title=f"decode ops on {devices.current().kind} {devices.current().arch_of()}")
-    for field in fields(Row):
-        table.add_column(field.name, justify="left" if field.type == "str" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            *("-" if v is None else f"{v:.2g}" if isinstance(v, float) else str(v) for v in asdict(row).values())
-        )
-    return table
-
-
-@click.command()
+@bench.command("decode ops", MAX_ERROR)
 @click.option("--op", "ops", multiple=True, help="Ops; default: all.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the table here.")
-@plots.OPTION
-def main(ops: tuple[str, ...], csv_path: Path | None, picture: Path | None) -> None:
-    """Bench the decode ops; exit 1 if a result is wrong."""
-    device = devices.current()
-    if device.kind == "reference":
-        raise click.ClickException("HIPFORGE_DEVICE=reference runs no kernels; set it to auto, hip or emulator")
+def main(ops: tuple[str, ...]) -> list[bench.Problem]:
+    """Bench the ops of a decode step beside Triton kernels."""
     torch.manual_seed(0)
-    rows: list[Row] = []
-    for case in cases("cuda" if device.kind == "hip" else "cpu"):
-        if not ops or case.op in ops:
-            rows.extend(rows_of(case))
-    if not rows:
+    found = [case for case in cases(str(bench.device())) if not ops or case.of["op"] in ops]
+    if not found:
         raise click.BadParameter(f"no op is called {', '.join(ops)}", param_hint="--op")
-    console().print(show(rows))
-    if csv_path:
-        write_csv(csv_path, rows)
-    if picture:
-        measured = device.kind == "hip"
-        values = [
-            plots.Bar(f"{row.op}\n{row.shape}", row.implementation, value)
-            for row in rows
-            if (value := row.us if measured else row.instructions)
-        ]
-        unit = "µs (measured)" if measured else "wave-instructions (counted)"
-        plots.bars(values, f"decode ops on {device.arch_of()}", unit, picture)
-    if any(row.error > MAX_ERROR for row in rows):
-        sys.exit("an implementation and the reference disagree: see column error")
+    return found
 
 
 if __name__ == "__main__":

@@ -9,22 +9,18 @@ counts come from one more run under the counters, since counting itself costs ti
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 import torch
 from helpers import hip_compile
-from rich.table import Table
+from helpers.bench import Figure, finish
 
 from hipforge import devices, emulator, plots
-from hipforge.cli.output import console
 from hipforge.emulator import library
 from hipforge.emulator import triton as emulated
 from hipforge.emulator.configuration import Options
@@ -54,24 +50,6 @@ int main() { return 0; }
 """
 
 
-@dataclass(frozen=True)
-class Row:
-    """One figure; ``bound`` is what it must keep: at least, or at most where ``smaller_is_better``."""
-
-    name: str
-    value: float
-    unit: str
-    bound: float | None = None
-    smaller_is_better: bool = False
-
-    @property
-    def missed(self) -> bool:
-        """Whether the value is on the wrong side of the bound."""
-        if self.bound is None:
-            return False
-        return self.value > self.bound if self.smaller_is_better else self.value < self.bound
-
-
 def median_seconds(call: Callable[[], object], repeats: int) -> float:
     """Return the median seconds of a call after one that is not counted."""
     call()
@@ -91,7 +69,7 @@ def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
     return (*quantize_mxfp8(x), *quantize_mxfp8(w))
 
 
-def quantum_row(name: str, call: Callable[[], object], repeats: int, bound: float) -> Row:
+def quantum_row(name: str, call: Callable[[], object], repeats: int, bound: float) -> Figure:
     """Speed at the default quantum as a share of the speed in long turns: least CPU times of calls that alternate."""
     best = dict.fromkeys((DEFAULT_QUANTUM, LONG_QUANTUM), float("inf"))
     call()
@@ -102,10 +80,11 @@ def quantum_row(name: str, call: Callable[[], object], repeats: int, bound: floa
                 call()
                 best[quantum] = min(best[quantum], time.process_time() - start)
     share = best[LONG_QUANTUM] / best[DEFAULT_QUANTUM]
-    return Row(f"{name}: speed at quantum {DEFAULT_QUANTUM} / at {LONG_QUANTUM}", share, "", bound)
+    what = f"{name}: speed at quantum {DEFAULT_QUANTUM} / at {LONG_QUANTUM}"
+    return Figure("", what, share, "", target=bound, more_is_better=True)
 
 
-def gemv_rows(repeats: int) -> list[Row]:
+def gemv_rows(repeats: int) -> list[Figure]:
     """Wave-instructions per second of one thread on the GEMV, by checkers."""
     data = operands(*GEMV)
 
@@ -118,11 +97,12 @@ def gemv_rows(repeats: int) -> list[Row]:
     for checks, bound in (("off", 20.0), ("memory", 10.0), ("all", 5.0)):
         with emulator.options(threads=1, checks=checks):
             rate = counted.wave_instructions / median_seconds(call, repeats) / 1e6
-        rows.append(Row(f"GEMV {GEMV}, one thread, checks {checks}", rate, "M wave-instr/s", bound))
+        what = f"GEMV {GEMV}, one thread, checks {checks}"
+        rows.append(Figure("", what, rate, "M wave-instr/s", target=bound, more_is_better=True))
     return [*rows, quantum_row("GEMV", call, repeats, 0.97)]
 
 
-def mfma_rows(repeats: int) -> list[Row]:
+def mfma_rows(repeats: int) -> list[Figure]:
     """Microseconds of a scaled MFMA, from a loop of them in one wave."""
     payload = torch.randint(0, 100, (128, 32), dtype=torch.uint8).view(torch.int32)
     out = torch.empty(64, 4)
@@ -135,10 +115,10 @@ def mfma_rows(repeats: int) -> list[Row]:
         with emulator.options(threads=1, checks="off"), emulator.uncounted():
             seconds = median_seconds(call, repeats)
             share = quantum_row("scaled MFMA", call, repeats, 0.95)
-    return [Row("scaled MFMA 16x16x128 fp8, loop included", seconds / MFMAS * 1e6, "us", 4.0, True), share]
+    return [Figure("", "scaled MFMA 16x16x128 fp8, loop included", seconds / MFMAS * 1e6, "us", target=4.0), share]
 
 
-def gemm_rows(repeats: int) -> list[Row]:
+def gemm_rows(repeats: int) -> list[Figure]:
     """Seconds of a whole Triton MX-FP8 GEMM, on one thread and on all."""
     m, n, k = GEMM
     data = operands(m, n, k)
@@ -155,7 +135,7 @@ def gemm_rows(repeats: int) -> list[Row]:
     rows = []
     for name, threads, bound in (("one thread", 1, 0.4), ("all cores", 0, None)):
         with emulator.options(threads=threads, checks="off"), emulator.uncounted():
-            rows.append(Row(f"Triton GEMM {GEMM}, {name}", median_seconds(call, repeats), "s", bound, True))
+            rows.append(Figure("", f"Triton GEMM {GEMM}, {name}", median_seconds(call, repeats), "s", target=bound))
     with emulator.uncounted():
         rows.append(quantum_row("Triton GEMM", call, repeats, 0.95))
     wrong = (out.double() - mxfp8_mm(*data).double()).norm() / out.double().norm()
@@ -164,11 +144,11 @@ def gemm_rows(repeats: int) -> list[Row]:
     return rows
 
 
-def build_row() -> Row:
+def build_row() -> Figure:
     """Seconds that the emulator's own build took, as its manifest records."""
     entry = cache.read_entry(library.build().parent)
     assert entry is not None
-    return Row("emulator build (recorded)", entry.manifest.build_seconds, "s", 60.0, True)
+    return Figure("", "emulator build (recorded)", entry.manifest.build_seconds, "s", target=60.0)
 
 
 @click.command()
@@ -180,25 +160,7 @@ def main(repeats: int, json_file: Path | None, picture: Path | None) -> None:
     if devices.current().kind != "emulator":
         raise click.ClickException("this bench measures the emulator: HIPFORGE_DEVICE=emulator")
     rows = [*gemv_rows(repeats), *mfma_rows(repeats), *gemm_rows(repeats), build_row()]
-    table = Table(title="emulator speed (measured on this machine, medians)", show_edge=False)
-    for heading in ("what", "value", "unit", "bound"):
-        table.add_column(heading, justify="left" if heading in ("what", "unit") else "right")
-    for row in rows:
-        bound = "" if row.bound is None else f"{'<=' if row.smaller_is_better else '>='} {row.bound:g}"
-        table.add_row(row.name, f"[{'red' if row.missed else 'default'}]{row.value:.3g}[/]", row.unit, bound)
-    console().print(table)
-    if json_file:
-        json_file.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    if picture:
-        values = [
-            plots.Bar(f"{row.name}, {row.unit}", series, value)
-            for row in rows
-            for series, value in (("measured", row.value), ("bound", row.bound))
-            if value
-        ]
-        plots.bars(values, "emulator", "see each name (measured)", picture)
-    if any(row.missed for row in rows):
-        sys.exit(1)
+    finish(rows, "emulator speed, medians", json_file, picture)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
+from helpers.bench import Figure, finish
 
 from hipforge import plots
 
@@ -40,26 +38,6 @@ WARM_TARGET_MS = 30.0
 IMPORT_TARGET_MS = 50.0
 COLD_TARGET_RATIO = 10.0
 GEMV_TARGET_NS = 3000.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement. ``target``: the bound that ``value`` must keep (``at least`` if ``more_is_better``)."""
-
-    section: str
-    name: str
-    value: float
-    unit: str
-    note: str = ""
-    target: float | None = None
-    more_is_better: bool = False
-
-    @property
-    def missed(self) -> bool:
-        """Whether there is a target and the value is on the wrong side of it."""
-        if self.target is None:
-            return False
-        return self.value < self.target if self.more_is_better else self.value > self.target
 
 
 def run(code: str, *, cache: Path, **environment: str) -> dict[str, object]:
@@ -177,7 +155,7 @@ def machine_parts(base: Path, target: Path) -> None:
             shutil.copy2(base / name, target / name)
 
 
-def cold(base: Path, scratch: Path) -> tuple[list[Row], float]:
+def cold(base: Path, scratch: Path) -> tuple[list[Figure], float]:
     """Measure first calls with no module in the cache; returns rows and torch's extension's ns per call."""
     calls = []
     for number in range(3):
@@ -193,15 +171,15 @@ def cold(base: Path, scratch: Path) -> tuple[list[Row], float]:
     ours, theirs = min(float(call["seconds"]) for call in calls), float(extension["seconds"])
     our_cpu, their_cpu = min(float(call["cpu"]) for call in calls), float(extension["cpu"])
     rows = [
-        Row("cold", "first call of smallm_mxfp8_gemv, one variant", ours, "s", "build, load, run; best of 3"),
-        Row("cold", "torch cpp_extension.load of one function", theirs, "s", "torch/extension.h; build, load, call"),
-        Row("cold", "ratio", theirs / ours, "x", "", COLD_TARGET_RATIO, more_is_better=True),
-        Row("cold", "CPU seconds of the compilers, first call", our_cpu, "s", "what a busy machine does not distort"),
-        Row("cold", "CPU seconds of the compilers, cpp_extension", their_cpu, "s"),
-        Row("cold", "ratio of CPU seconds", their_cpu / our_cpu, "x"),
-        Row("cold", f"{MODULE}, all {whole['variants']} variants", float(whole["seconds"]), "s",
+        Figure("cold", "first call of smallm_mxfp8_gemv, one variant", ours, "s", "build, load, run; best of 3"),
+        Figure("cold", "torch cpp_extension.load of one function", theirs, "s", "torch/extension.h; build, load, call"),
+        Figure("cold", "ratio", theirs / ours, "x", "", COLD_TARGET_RATIO, more_is_better=True),
+        Figure("cold", "CPU seconds of the compilers, first call", our_cpu, "s", "a busy machine distorts it little"),
+        Figure("cold", "CPU seconds of the compilers, cpp_extension", their_cpu, "s"),
+        Figure("cold", "ratio of CPU seconds", their_cpu / our_cpu, "x"),
+        Figure("cold", f"{MODULE}, all {whole['variants']} variants", float(whole["seconds"]), "s",
             f"one after another, {whole['kernels']} kernels"),
-        Row("cold", "CPU seconds with HIP's headers over a bare build", with_headers / bare, "x",
+        Figure("cold", "CPU seconds with HIP's headers over a bare build", with_headers / bare, "x",
             f"moe_align: {with_headers:.2f} s, {bare:.2f} s"),
     ]  # fmt: skip
     return rows, float(extension["ns"])
@@ -225,7 +203,7 @@ print(json.dumps({"seconds": seconds, "each": each}))
 """
 
 
-def all_modules(base: Path, scratch: Path) -> list[Row]:
+def all_modules(base: Path, scratch: Path) -> list[Figure]:
     """Build every shipped module with all variants for both architectures, as ``hipforge build --all`` does."""
     cache = scratch / "all"
     machine_parts(base, cache)
@@ -235,10 +213,10 @@ def all_modules(base: Path, scratch: Path) -> list[Row]:
     note = f"one ninja, {number} libraries, {os.cpu_count()} cores"
     return [
         *(
-            Row("all", name, sum(seconds), "s", f"{len(seconds)} variants, each from its start to its publication")
+            Figure("all", name, sum(seconds), "s", f"{len(seconds)} variants, each from its start to its publication")
             for name, seconds in each.items()
         ),
-        Row("all", "every shipped module, gfx942 and gfx950", float(report["seconds"]), "s", note),
+        Figure("all", "every shipped module, gfx942 and gfx950", float(report["seconds"]), "s", note),
     ]  # fmt: skip
 
 
@@ -282,7 +260,7 @@ print('{"ms": %f, "torch": %d}' % ((end - begin) * 1e3, "torch" in sys.modules))
 """
 
 
-def warm(base: Path) -> list[Row]:
+def warm(base: Path) -> list[Figure]:
     """Measure a second process: call to loaded module."""
     run(FIRST_CALL, cache=base)
     reports = [run(WARM, cache=base) for _ in range(5)]
@@ -295,19 +273,19 @@ def warm(base: Path) -> list[Row]:
     worst = max(float(report["ms"]) for report in reports)
     note = f"best of {len(reports)}, worst {worst:.1f}; 0 processes started (audit events, rusage of children)"
     return [
-        Row("warm", "second process: call to loaded module", best, "ms", note, WARM_TARGET_MS),
-        Row("warm", "… before it: device runtime (emulator library)", runtime, "ms", "once per process"),
-        Row("warm", "… after it: the binding extension", binder, "ms", "once per process"),
+        Figure("warm", "second process: call to loaded module", best, "ms", note, WARM_TARGET_MS),
+        Figure("warm", "… before it: device runtime (emulator library)", runtime, "ms", "once per process"),
+        Figure("warm", "… after it: the binding extension", binder, "ms", "once per process"),
     ]
 
 
-def import_time(base: Path) -> list[Row]:
+def import_time(base: Path) -> list[Figure]:
     """Measure ``import hipforge`` in fresh processes."""
     reports = [run(IMPORT, cache=base) for _ in range(10)]
     if any(report["torch"] for report in reports):
         raise click.ClickException("import hipforge imported torch")
     best = min(float(report["ms"]) for report in reports)
-    return [Row("import", "import hipforge", best, "ms", "best of 10; torch is not imported", IMPORT_TARGET_MS)]
+    return [Figure("import", "import hipforge", best, "ms", "best of 10; torch is not imported", IMPORT_TARGET_MS)]
 
 
 # ---- edit -----------------------------------------------------------------------------------------------------------
@@ -330,7 +308,7 @@ print(json.dumps({{"seconds": time.perf_counter() - start, "value": int(out.view
 """
 
 
-def edit(base: Path, scratch: Path) -> list[Row]:
+def edit(base: Path, scratch: Path) -> list[Figure]:
     """Change one line of a kernel; measure a new process's call of it."""
     folder = scratch / "edit"
     folder.mkdir()
@@ -349,8 +327,8 @@ def edit(base: Path, scratch: Path) -> list[Row]:
     if (before["value"], after["value"], len(new)) != (7, 8, 1):
         raise click.ClickException(f"the edit did not take: {before}, {after}, new entries {sorted(map(str, new))}")
     return [
-        Row("edit", "edited kernel: call to result", float(after["seconds"]), "s", "one module rebuilt, no other"),
-        Row("edit", "the same, with Python and torch starting", whole, "s"),
+        Figure("edit", "edited kernel: call to result", float(after["seconds"]), "s", "one module rebuilt, no other"),
+        Figure("edit", "the same, with Python and torch starting", whole, "s"),
     ]
 
 
@@ -408,7 +386,7 @@ print(json.dumps({{
 """
 
 
-def per_call(base: Path, scratch: Path, extension_ns: float | None) -> list[Row]:
+def per_call(base: Path, scratch: Path, extension_ns: float | None) -> list[Figure]:
     """Measure nanoseconds per call, launches replaced by nothing."""
     config = scratch / "call.json"
     source = {"srcs": [str(SOURCES / "bench_call.cu")]}
@@ -421,39 +399,22 @@ def per_call(base: Path, scratch: Path, extension_ns: float | None) -> list[Row]
     }
     label = "5 tensors + 2 ints"
     rows = [
-        Row("call", f"stub, {label}", ns["stub"], "ns", "decorated function, guards included", CALL_TARGET_NS),
-        Row("call", "… that chooses a variant by a shape", ns["variant"], "ns", "", CALL_TARGET_NS),
-        Row("call", "… the bound entry alone", ns["bound"], "ns", "no Python frame"),
-        Row("call", "guards in C++ (10 conditions, arch check)", ns["stub"] - ns["unguarded"], "ns", "difference"),
-        Row("call", "the same through torch.library (define + impl)", ns["operator"], "ns", "what torch.compile calls"),
-        Row("call", "the same through torch.library.custom_op", ns["custom_op"], "ns"),
-        Row("call", "the same through ctypes, 5 data_ptr()", ns["ctypes"], "ns", "no guards"),
-        Row("call", "planning mxfp8_gemv, once per shape", ns["planning"], "ns", "checks, envelope and table"),
-        Row("call", "smallm_mxfp8_gemv_out", ns["gemv_out"], "ns", "variant by M, guards", CALL_TARGET_NS),
-        Row("call", "torch.empty of the result", ns["empty"], "ns"),
-        Row("call", "mxfp8_gemv on top of torch.empty", ns["gemv"] - ns["empty"], "ns", "", GEMV_TARGET_NS),
+        Figure("call", f"stub, {label}", ns["stub"], "ns", "decorated function, guards included", CALL_TARGET_NS),
+        Figure("call", "… that chooses a variant by a shape", ns["variant"], "ns", "", CALL_TARGET_NS),
+        Figure("call", "… the bound entry alone", ns["bound"], "ns", "no Python frame"),
+        Figure("call", "guards in C++ (10 conditions, arch check)", ns["stub"] - ns["unguarded"], "ns", "difference"),
+        Figure("call", "the same through torch.library, define + impl", ns["operator"], "ns", "torch.compile calls it"),
+        Figure("call", "the same through torch.library.custom_op", ns["custom_op"], "ns"),
+        Figure("call", "the same through ctypes, 5 data_ptr()", ns["ctypes"], "ns", "no guards"),
+        Figure("call", "planning mxfp8_gemv, once per shape", ns["planning"], "ns", "checks, envelope and table"),
+        Figure("call", "smallm_mxfp8_gemv_out", ns["gemv_out"], "ns", "variant by M, guards", CALL_TARGET_NS),
+        Figure("call", "torch.empty of the result", ns["empty"], "ns"),
+        Figure("call", "mxfp8_gemv on top of torch.empty", ns["gemv"] - ns["empty"], "ns", "", GEMV_TARGET_NS),
     ]
     if extension_ns is not None:
         note = "guards included, no launch at all"
-        rows.insert(6, Row("call", "cpp_extension, pybind11 + torch/extension.h", extension_ns, "ns", note))
+        rows.insert(6, Figure("call", "cpp_extension, pybind11 + torch/extension.h", extension_ns, "ns", note))
     return rows
-
-
-# ---- report ---------------------------------------------------------------------------------------------------------
-
-
-def print_rows(rows: list[Row]) -> None:
-    """Print a table; a target that was missed is marked."""
-    table = Table(show_edge=False, pad_edge=False)
-    for heading in ("", "measured", "value", "target", "note"):
-        table.add_column(heading, justify="right" if heading in ("value", "target") else "left")
-    for row in rows:
-        value = f"{row.value:,.0f}" if row.unit == "ns" else f"{row.value:.2f}"
-        sign = "≥" if row.more_is_better else "≤"
-        target = "" if row.target is None else f"{sign} {row.target:g} {row.unit}"
-        mark = "[red]" if row.missed else ""
-        table.add_row(row.section, row.name, f"{mark}{value} {row.unit}", target, row.note)
-    Console(width=150).print(table)
 
 
 @click.command()
@@ -469,7 +430,7 @@ def print_rows(rows: list[Row]) -> None:
 def main(sections: str, json_path: Path | None, fresh: bool, picture: Path | None) -> None:
     """Measure what the JIT costs; exit 1 if a target is missed."""
     wanted = sections.split(",")
-    rows: list[Row] = []
+    rows: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="hipforge-bench-") as folder:
         scratch = Path(folder)
         base = scratch / "base"
@@ -481,13 +442,13 @@ def main(sections: str, json_path: Path | None, fresh: bool, picture: Path | Non
             machine_parts(own, base)
         prepared = float(run(PREPARE, cache=base)["seconds"])
         note = "emulator library, binding, ROCm tree: " + ("built" if fresh else "found and loaded")
-        rows.append(Row("machine", "parts built once per machine", prepared, "s", note))
-        rows.append(Row("machine", "load average before the run", os.getloadavg()[0], "", f"{os.cpu_count()} cores"))
+        rows.append(Figure("machine", "parts built once per machine", prepared, "s", note))
+        rows.append(Figure("machine", "load average before the run", os.getloadavg()[0], "", f"{os.cpu_count()} cores"))
         extension_ns: float | None = None
         if "cold" in wanted:
             found, extension_ns = cold(base, scratch)
             rows += found
-        steps: dict[str, Callable[[], list[Row]]] = {
+        steps: dict[str, Callable[[], list[Figure]]] = {
             "all": lambda: all_modules(base, scratch),
             "warm": lambda: warm(base),
             "import": lambda: import_time(base),
@@ -497,22 +458,7 @@ def main(sections: str, json_path: Path | None, fresh: bool, picture: Path | Non
         for name, step in steps.items():
             if name in wanted:
                 rows += step()
-    print_rows(rows)
-    if json_path is not None:
-        report = {
-            "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-            "rows": [{**asdict(row), "missed": row.missed} for row in rows],
-        }
-        json_path.write_text(json.dumps(report, indent=1) + "\n")
-    if picture is not None:
-        values = [
-            plots.Bar(f"{row.name}, {row.unit}", series, value)
-            for row in rows
-            if row.target is not None
-            for series, value in (("measured", row.value), ("target", row.target))
-        ]
-        plots.bars(values, "JIT", "see each name (measured)", picture)
-    sys.exit(any(row.missed for row in rows))
+    finish(rows, f"JIT, {os.cpu_count()} cores of {platform.processor() or platform.machine()}", json_path, picture)
 
 
 if __name__ == "__main__":

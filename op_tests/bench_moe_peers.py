@@ -15,14 +15,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 import torch
-from helpers.rows_csv import write_csv
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from helpers.bench import TO_CSV, table_of, write_csv
 
 from hipforge.cli.output import console
 from hipforge.emulator.timing import Capture, estimate
@@ -96,18 +94,6 @@ def compared(published: dict[str, str]) -> Row:
         tokens, width, inner, experts, top_k, distinct, first, theirs[0], first / theirs[0], second, theirs[1],
         second / theirs[1], (first + second) / sum(theirs),
     )  # fmt: skip
-
-
-def show(rows: list[Row]) -> Table:
-    """Return the rows as a table."""
-    table = Table(box=SIMPLE_HEAD)
-    names = [field.name for field in fields(Row)]
-    for name in names:
-        table.add_column(name.replace("_", "\n"), justify="right")
-    for row in rows:
-        values = (getattr(row, name) for name in names)
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values))
-    return table
 
 
 # (tokens, N, K, experts, top_k): what the default number of waves was chosen on.
@@ -189,7 +175,7 @@ TABLES: dict[str, tuple[str, Callable[..., dict[str, float]], tuple[tuple[int, .
 @click.option("--waves", is_flag=True, help="Times by waves for each 16 columns instead.")
 @click.option("--groups", is_flag=True, help="Times by the work-groups that share the K of a block instead.")
 @click.option("--columns", is_flag=True, help="Times by the columns that a work-group streams instead.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the rows here.")
+@TO_CSV
 def main(
     published: Path | None, max_tokens: int, waves: bool, groups: bool, columns: bool, csv_path: Path | None
 ) -> None:
@@ -199,10 +185,7 @@ def main(
     if waves or groups or columns:
         heading, by, cells = TABLES["waves" if waves else "groups" if groups else "columns"]
         found = {" ".join(map(str, cell)): by(cell) for cell in cells}
-        table = Table(heading, *next(iter(found.values())), box=SIMPLE_HEAD)
-        for name, times in found.items():
-            table.add_row(name, *(f"{us:.2f}" for us in times.values()))
-        console().print(table)
+        console().print(table_of([{heading: name, **times} for name, times in found.items()], "modelled microseconds"))
         click.echo(json.dumps({"version": MI355X.version, "kernel_us": found}))
         return
     if published is None:
@@ -211,7 +194,7 @@ def main(
         )
     with (published / FILE).open(newline="") as file:
         rows = [compared(row) for row in csv.DictReader(file) if int(row["tokens"]) <= max_tokens]
-    console().print(show(rows))
+    console().print(table_of([asdict(row) for row in rows], "microseconds, ours modelled"))
     if csv_path:
         write_csv(csv_path, rows)
     click.echo(json.dumps({"version": MI355X.version, "figure": "kernel_us", "seed": SEED, "rows": len(rows),

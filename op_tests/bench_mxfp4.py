@@ -1,8 +1,8 @@
 """MXFP4 GEMM: the torch reference eager and compiled, our gfx950 kernel, and why the reference exists.
 
 A CI job that checks MXFP4 numbers needs no compiler: the first table is the wall time of a fresh process up to its
-first result, by the reference and by the kernel with an empty cache. The second is per task shape. Times are of this
-machine (CPU, or GPU where torch sees one); on the emulator the kernel's column is instructions executed, not a time.
+first result, by the reference and by the kernel with an empty cache. The second is per task shape: the reference in
+milliseconds of this machine (CPU, or GPU where torch sees one), the kernel as helpers/bench.py says.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import click
 import torch
-from helpers.rows_csv import write_csv
-from rich.console import Console
+from helpers import bench
 from rich.table import Table
 
-from hipforge import devices, plots
+from hipforge import devices
+from hipforge.cli.output import console
 from hipforge.ops.mxfp4_gemm import mxfp4_gemm
 from hipforge.ops.reference import mxfp4_mm, quantize_mxfp4
 
@@ -45,38 +43,20 @@ assert mxfp4_gemm(*quantize_mxfp4(a), *quantize_mxfp4(b)) is not None
 """
 
 
-@dataclass(frozen=True)
-class Row:
-    """One shape; times in milliseconds, medians.
-
-    ``kernel_instructions`` only where the emulator ran the kernel; ``relf`` None where no kernel ran.
-    """
-
-    m: int
-    n: int
-    k: int
-    eager_ms: float
-    compiled_ms: float
-    kernel_ms: float | None
-    kernel_instructions: int | None
-    relf: float | None
-
-
-def synchronise() -> None:
-    """Wait for the GPU, if there is one."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+# Both round the same products to bf16 once; sums in another order differ in the last bit of a few.
+MAX_ERROR = 1e-3
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
     """Return the median wall time of ``call``, after one call that is not counted."""
+    wait = torch.cuda.synchronize if bench.on_gpu() else lambda: None
     call()
     times = []
     for _ in range(repeats):
-        synchronise()
+        wait()
         start = time.perf_counter()
         call()
-        synchronise()
+        wait()
         times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times)
 
@@ -104,69 +84,26 @@ def start_up() -> Table:
     return table
 
 
-def measure(m: int, n: int, k: int, repeats: int) -> Row:
-    """Run one shape by every path and check the kernel against the reference."""
-    kind = devices.current().kind
-    device = "cuda" if kind == "hip" else "cpu"
+def problem(m: int, n: int, k: int, repeats: int) -> bench.Problem:
+    """Return one shape, its reference timed."""
     generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(rows, k, generator=generator).bfloat16().to(device) for rows in (m, n))
+    a, b = (torch.randn(rows, k, generator=generator).bfloat16().to(bench.device()) for rows in (m, n))
     compiled = torch.compile(mxfp4_mm, fullgraph=True, dynamic=False)
-    eager_ms = milliseconds(lambda: mxfp4_mm(a, b), repeats)
-    compiled_ms = milliseconds(lambda: compiled(a, b), repeats)
-    operands = (*quantize_mxfp4(a), *quantize_mxfp4(b))
-    instructions = None
-    kernel_ms = None
-    if kind == "emulator":
-        from hipforge import emulator
-
-        with emulator.counters() as counts:
-            got = mxfp4_gemm(*operands)
-        instructions = counts.wave_instructions
-    else:
-        got = mxfp4_gemm(*operands)
-        kernel_ms = milliseconds(lambda: mxfp4_gemm(*operands), repeats) if got is not None else None
-    expected = mxfp4_mm(a, b).double()
-    relf = None if got is None else float((got.double() - expected).norm() / expected.norm())
-    return Row(m, n, k, eager_ms, compiled_ms, kernel_ms, instructions, relf)
+    times = {f"{name}_ms": milliseconds(lambda call=call: call(a, b), repeats)
+             for name, call in (("eager", mxfp4_mm), ("compiled", compiled))}  # fmt: skip
+    operands, want = (*quantize_mxfp4(a), *quantize_mxfp4(b)), mxfp4_mm(a, b)
+    calls = {"hipforge": lambda _: mxfp4_gemm(*operands)}
+    return bench.Problem({"m": m, "n": n, "k": k}, calls, lambda got: bench.relative(got, want), known=times)
 
 
-def show(rows: Sequence[Row]) -> Table:
-    """Return the per-shape table."""
-    table = Table(title=f"MXFP4 GEMM per shape on {devices.current().kind} (median)")
-    for field in fields(Row):
-        table.add_column(field.name, justify="right")
-    for row in rows:
-        table.add_row(
-            *("-" if v is None else f"{v:.3g}" if isinstance(v, float) else f"{v:,}" for v in asdict(row).values())
-        )
-    return table
-
-
-@click.command()
-@click.option("--repeats", default=5, show_default=True, help="Timed calls per path.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the per-shape table here.")
+@bench.command("MXFP4 GEMM", MAX_ERROR)
+@click.option("--repeats", default=5, help="Timed calls per path.")
 @click.option("--skip-start-up", is_flag=True, help="Leave out the fresh processes, which build into an empty cache.")
-@plots.OPTION
-def main(repeats: int, csv_path: Path | None, skip_start_up: bool, picture: Path | None) -> None:
-    """Time the MXFP4 reference and kernel; exit 1 if they disagree."""
-    console = Console()
+def main(repeats: int, skip_start_up: bool) -> Iterator[bench.Problem]:
+    """Time the MXFP4 reference and the kernel."""
     if not skip_start_up:
-        console.print(start_up())
-    rows = [measure(*shape, repeats) for shape in SHAPES]
-    console.print(show(rows))
-    if csv_path:
-        write_csv(csv_path, rows)
-    if picture:
-        values = [
-            plots.Bar(f"{row.m} × {row.n} × {row.k}", name, value)
-            for row in rows
-            for name, value in (("torch", row.eager_ms), ("compiled", row.compiled_ms), ("kernel", row.kernel_ms))
-            if value
-        ]
-        plots.bars(values, f"MXFP4 GEMM on {devices.current().kind}", "ms (measured)", picture)
-    # Both round the same products to bf16 once; sums in another order differ in the last bit of a few.
-    if any(row.relf is not None and not row.relf <= 1e-3 for row in rows):
-        sys.exit("the kernel and the reference disagree: see column relf")
+        console().print(start_up())
+    return (problem(*shape, repeats) for shape in SHAPES)
 
 
 if __name__ == "__main__":

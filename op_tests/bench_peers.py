@@ -37,8 +37,7 @@ from typing import Any
 import click
 import torch
 from helpers import published, streaming
-from helpers.rows_csv import write_csv
-from rich.table import Table
+from helpers.bench import table_of, write_csv
 
 import hipforge
 from hipforge import devices, plots
@@ -249,23 +248,6 @@ def summary(rows: Sequence[Compared]) -> dict[str, float]:
     }
 
 
-def show(rows: Sequence[Compared]) -> Table:
-    """Return the table of rows."""
-    table = Table(title="microseconds: ours (modelled) beside others")
-    names = ("ours", "M", "N", "K", "start", "beside", "figure", "theirs", "is", "published", "ours (modelled)",
-             "launches", "reading W (modelled)", "ours (measured)", "ours / theirs")  # fmt: skip
-    for name in names:
-        table.add_column(name, justify="right")
-    for row in rows:
-        on_gpu, floor = ("-" if us is None else f"{us:.2f}" for us in (row.measured_us, row.floor_us))
-        table.add_row(
-            row.ours, str(row.m), str(row.n), str(row.k), row.start, row.beside, row.figure,
-            f"{row.their_us:.2f}", row.their_source, f"{row.published_us:.2f}", f"{row.our_us:.2f}",
-            str(row.our_launches), floor, on_gpu, f"{row.ratio:.2f}",
-        )  # fmt: skip
-    return table
-
-
 def plot(rows: Sequence[Compared], path: Path) -> None:
     """Draw ours over theirs by weight shape, one panel per operand type."""
     kinds = list(dict.fromkeys(row.ours for row in rows))
@@ -313,9 +295,10 @@ def main(
             rows += mxfp4(folder, None if every else count, seed, large)
     if floor:
         rows = [with_floor(row) for row in rows]
-    console().print(show(rows))
+    shown = [{**asdict(row), "ratio": round(row.ratio, 4)} for row in rows]
+    console().print(table_of(shown, "microseconds: ours (modelled) beside others"))
     if csv_path is not None:
-        write_csv(csv_path, [{**asdict(row), "ratio": f"{row.ratio:.4f}"} for row in rows])
+        write_csv(csv_path, shown)
     if picture is not None:
         plot(rows, picture)
     kinds = dict.fromkeys(row.ours for row in rows)

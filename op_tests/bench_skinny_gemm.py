@@ -1,23 +1,19 @@
-"""The skinny fp8 GEMM beside a split-K Triton kernel on fp8 tl.dot: counts of both machine codes on the emulator.
+"""The skinny fp8 GEMM beside a split-K Triton kernel on fp8 tl.dot, counted on the emulator; see helpers/bench.py.
 
-Set HIPFORGE_EMULATE=gfx942 for MI300X. Counts are exact and no times; every result is checked first, and a wrong one
-ends the run with status 1.
+Set HIPFORGE_EMULATE=gfx942 for MI300X. ``b_loads`` is bytes loaded of b over its size.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import click
 import torch
 import triton
 import triton.language as tl
-from rich.table import Table
+from helpers import bench
 
-from hipforge import devices, emulator, plots
-from hipforge.cli.output import console
-from hipforge.emulator import Counters
+from hipforge import devices
 from hipforge.emulator import triton as emulated
 from hipforge.ops import fp8_skinny_gemm as ops
 from hipforge.ops.fp8_skinny_gemm.family import default_configuration
@@ -50,61 +46,44 @@ def split_k_dot(
     tl.store(place, total, mask=(row[:, None] < m) & (column[None, :] < n))
 
 
-def run_triton(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, split_k: int) -> tuple[torch.Tensor, Counters]:
-    """Return the product, with the partial sums added in torch (uncounted), and the kernel's counters."""
+def run_triton(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, split_k: int) -> torch.Tensor:
+    """Return the product, with the partial sums added in torch (uncounted)."""
     m, k = a.shape
     n = b.shape[1]
     partials = torch.empty(split_k, m, n)
-    counted = emulated.jit(split_k_dot)[(-(-n // TRITON_BLOCK_N), split_k)](
+    emulated.jit(split_k_dot)[(-(-n // TRITON_BLOCK_N), split_k)](
         partials, a, b.t(), m, n, k,
         BLOCK_M=32 if m > 16 else 16, BLOCK_N=TRITON_BLOCK_N, BLOCK_K=TRITON_BLOCK_K, SPLIT_K=split_k, num_warps=4,
     )  # fmt: skip
-    return (partials.sum(0) * scale).half(), counted
+    return (partials.sum(0) * scale).half()
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@bench.command("skinny fp8 GEMM", MAX_ERROR)
 @click.option("--shape", "names", type=click.Choice(tuple(SHAPES)), multiple=True, help="Default: qkv.")
-@click.option("--rows", type=int, multiple=True, default=ROWS, show_default=True)
-@plots.OPTION
-def main(names: tuple[str, ...], rows: tuple[int, ...], picture: Path | None) -> None:
+@click.option("--rows", type=int, multiple=True, default=ROWS)
+def main(names: tuple[str, ...], rows: tuple[int, ...]) -> Iterator[bench.Problem]:
     """Count both kernels on the shapes asked for."""
     device = devices.current()
     if device.kind != "emulator":
         raise click.UsageError(f"counts need the emulator; the device is {device.kind}: set HIPFORGE_DEVICE=emulator")
-    fp8 = ops.FORMATS[device.default_arch]
-    table = Table(title=f"{device.default_arch}, counted on the emulator (no times)")
-    columns = ("kernel", "n", "k", "m", "wave instr", "MFMA", "MFMA cycles", "MB loaded", "b loads", "LDS MB",
-               "conflicts", "rel err")  # fmt: skip
-    for column in columns:
-        table.add_column(column, justify="right")
-    values: list[plots.Bar] = []
     for name in names or ("qkv",):
         n, k = SHAPES[name]
         generator = torch.Generator().manual_seed(0)
-        b = torch.randn(n, k, generator=generator).to(fp8).t()
+        b = torch.randn(n, k, generator=generator).to(ops.FORMATS[device.default_arch]).t()
         scale = torch.tensor([k**-0.5])
         for m in rows:
-            a = torch.randn(m, k, generator=generator).to(fp8)
+            a = torch.randn(m, k, generator=generator).to(b.dtype)
             want = reference(a, b, scale, None, torch.float64, torch.float64)
             split_k = default_configuration(m, n, k, device.cu_count()).split_k  # as many work-groups as compute units
-            with emulator.counters() as ours:
-                got = ops.skinny_gemm(a, b, scale)
-            theirs, theirs_counted = run_triton(a, b, scale, split_k)
-            for label, result, counted in (("hipforge", got, ours), ("triton", theirs, theirs_counted)):
-                error = ((result.double() - want).norm() / want.norm()).item()
-                table.add_row(
-                    label, str(n), str(k), str(m), f"{counted.wave_instructions:,}", f"{counted.mfma_count:,}",
-                    f"{counted.mfma_cycles:,}", f"{counted.bytes_loaded / 1e6:.1f}",
-                    f"{counted.tensors['b'].loaded / (n * k):.3f}", f"{counted.lds_bytes / 1e6:.1f}",
-                    f"{counted.lds_bank_conflicts:,}", f"{error:.1e}",
-                )  # fmt: skip
-                values.append(plots.Bar(f"{name}, {m} rows", label, counted.wave_instructions))
-                if not error <= MAX_ERROR:
-                    console().print(table)
-                    sys.exit(f"{label} is wrong at m={m}, n={n}, k={k}: relative error {error:.2e}")
-    console().print(table)
-    if picture:
-        plots.bars(values, f"skinny GEMM on {device.default_arch}", "wave-instructions (counted)", picture)
+            yield bench.Problem(
+                {"layer": name, "n": n, "k": k, "m": m},
+                {
+                    "hipforge": lambda _, a=a, b=b, scale=scale: ops.skinny_gemm(a, b, scale),
+                    "triton": lambda _, a=a, b=b, scale=scale, split=split_k: run_triton(a, b, scale, split),
+                },
+                lambda got, want=want: bench.relative(got, want),
+                counted=lambda seen, size=n * k: {"b_loads": seen.tensors["b"].loaded / size},
+            )
 
 
 if __name__ == "__main__":

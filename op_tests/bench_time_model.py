@@ -28,12 +28,14 @@ import click
 import fit_time_model as fitting
 import numpy as np
 from helpers import closed_form, published
+from helpers.bench import write_csv
 from helpers.published import Row
-from helpers.rows_csv import write_csv
 from rich.table import Table
 
+from hipforge import plots
 from hipforge.cli.output import console
 from hipforge.emulator.timing import machines, model
+from hipforge.errors import ConfigError
 
 HALVES = Path(__file__).parent / "helpers" / "time_model_halves.json"
 DEFAULT_ROWS = 120
@@ -190,28 +192,17 @@ def against_whole(rows: Sequence[Row], predict: fitting.Predictor, count: int, s
             "as_judged_most": float(off_judged.max())}  # fmt: skip
 
 
-def plot(rows: Sequence[Judged], path: Path) -> bool:
-    """Draw modelled over published times; False where matplotlib is missing."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 7))
-    for batch in sorted({row.batch for row in rows}):
-        of = [row for row in rows if row.batch == batch]
-        axes.scatter([r.published_us for r in of], [r.modelled_us for r in of], s=8, label=f"{batch} ({len(of)})")
-    span = [min(r.published_us for r in rows), max(r.published_us for r in rows)]
-    axes.plot(span, span, color="black", linewidth=0.8)
-    for factor in (0.85, 1.15):
-        axes.plot(span, [factor * x for x in span], color="grey", linewidth=0.5)
-    axes.set(xscale="log", yscale="log", xlabel="published µs (MI355X)", ylabel="modelled µs, kernel not fitted")
-    axes.legend(title="batch (rows)")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    return True
+def plot(rows: Sequence[Judged], path: Path) -> None:
+    """Draw modelled over published times."""
+    with plots.figure(path, size=(7, 7)) as (axes,):
+        for batch in sorted({row.batch for row in rows}):
+            of = [row for row in rows if row.batch == batch]
+            axes.scatter([r.published_us for r in of], [r.modelled_us for r in of], s=8, label=f"{batch} ({len(of)})")
+        span = [min(r.published_us for r in rows), max(r.published_us for r in rows)]
+        for factor, style in ((1, "k-"), (0.85, "k:"), (1.15, "k:")):
+            axes.plot(span, [factor * x for x in span], style, linewidth=0.8)
+        axes.set(xscale="log", yscale="log", xlabel="published µs (MI355X)", ylabel="modelled µs, kernel not fitted")
+        axes.legend(title="batch (rows)")
 
 
 def report(rows: Sequence[Judged]) -> dict[str, Any]:
@@ -279,8 +270,10 @@ def main(
     figures = report(judged)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / "time_model.csv", [{**asdict(row), "error": f"{row.error:.4f}"} for row in judged])
-    if not plot(judged, out / "time_model.png"):
-        console().print("no plot: matplotlib is not installed")
+    try:
+        plot(judged, out / "time_model.png")
+    except ConfigError as error:
+        console().print(f"no plot: {error}")
     overall = figures["all"]
     finish({"rows": len(judged), "median": overall["median"], "p90": overall["p90"], **figures}, began)
 

@@ -24,7 +24,8 @@ def test_fewer_instructions_than_the_compiled_dot(m):
     configuration = default_configuration(m, N, K, COMPUTE_UNITS)
     with emulator.counters() as ours:
         got = ops.run_skinny_gemm(a, b, scale, workgroups=COMPUTE_UNITS, **configuration.parameters())
-    theirs_result, theirs = run_triton(a, b, scale, configuration.split_k)
+    with emulator.counters() as theirs:
+        theirs_result = run_triton(a, b, scale, configuration.split_k)
     want = reference(a, b, scale, None, torch.float64, torch.float64)
     for result in (got, theirs_result):
         # One fp16 rounding is at most 2^-11 of each value; fp32 sums of 2^13 products stay below half of that.

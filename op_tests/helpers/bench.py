@@ -1,0 +1,268 @@
+"""The driver of the benches: runs each implementation of a problem, checks it, counts or measures it, shows the rows.
+
+On a GPU a row is *measured*: microseconds per call by graph replay over operands that rotate past the last-level cache.
+Without one it is *counted* on the emulator, from the very machine code, with no time given: instructions are those of
+waves, ``loaded`` and ``stored`` bytes of all lanes, ``unique`` those that cross the memory bus at least once.
+Registers, scratch bytes of a lane and waves per SIMD are those of the first kernel. A wrong result ends the run with
+status 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from hipforge import devices, plots
+from hipforge.cli.output import console
+from hipforge.emulator.counting import Counters
+from hipforge.tuning import timing
+
+Row = Mapping[str, Any]
+TO_CSV = click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the rows here.")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem and who computes it.
+
+    Attributes:
+        of: what names it, by column.
+        calls: by implementation, ours first: ``call(i)`` computes on copy ``i`` of the operands.
+        error: of what a call returns.
+        copies: of the operands.
+        known: columns that need no run, such as a floor.
+        counted: columns of the problem's own, from what was counted.
+    """
+
+    of: Row
+    calls: Mapping[str, Callable[[int], Any]]
+    error: Callable[[Any], float]
+    copies: int = 1
+    known: Row = field(default_factory=dict)
+    counted: Callable[[Counters], Row] = lambda counts: {}
+
+
+def on_gpu() -> bool:
+    """Whether rows are measured."""
+    return devices.current().kind == "hip"
+
+
+def device() -> torch.device:
+    """Return where operands are made."""
+    return torch.device("cuda" if on_gpu() else "cpu")
+
+
+def copies_of(bytes_per_call: int) -> int:
+    """Return how many copies of the operands to rotate over; one on the emulator."""
+    return timing.rotation(bytes_per_call, torch.cuda.mem_get_info()[0]) if on_gpu() else 1
+
+
+def triton_binder() -> Any:
+    """Return what binds a Triton kernel on the emulator; None on a GPU."""
+    if on_gpu():
+        return None
+    from hipforge.emulator import triton as emulated
+
+    return emulated.jit
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Return the Frobenius norm of the difference over that of ``want``, which is not 0."""
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def named(configuration: Mapping[str, Any]) -> str:
+    """Return a configuration as rows show it."""
+    return " ".join(f"{name}={value}" for name, value in configuration.items())
+
+
+def loaded(seen: Counters, *names: str) -> int:
+    """Return the bytes loaded of the tensor that a kernel calls by one of these names."""
+    return next(seen.tensors[name].loaded for name in names if name in seen.tensors)
+
+
+def count(call: Callable[[int], Any], own: Callable[[Counters], Row]) -> tuple[Any, dict[str, Any]]:
+    """Run a call on the emulator; return its result and the counted columns."""
+    from hipforge import emulator
+
+    with emulator.counters() as collector:
+        result = call(0)
+    seen, first = collector.result, collector.result.kernels[0]
+    of = {name: seen.by_class.get(name, 0) for name in ("mfma", "lds")}
+    for name, parts in (("valu", "valu valu_trans"), ("salu", "salu smem"), ("memory", "vmem_load vmem_store atomic")):
+        of[name] = sum(seen.by_class.get(part, 0) for part in parts.split())
+    return result, {
+        "instructions": seen.wave_instructions, **of, "other": seen.wave_instructions - sum(of.values()),
+        "mfma_cycles": seen.mfma_cycles, "lds_bytes": seen.lds_bytes, "lds_conflicts": seen.lds_bank_conflicts,
+        "loaded": seen.bytes_loaded, "stored": seen.bytes_stored, "unique": seen.unique_bytes, "waves": seen.waves,
+        "vgprs": first.vgprs, "scratch": first.scratch_bytes, "occupancy": first.occupancy, **own(seen),
+    }  # fmt: skip
+
+
+def rows_of(problem: Problem) -> list[dict[str, Any]]:
+    """Return a row per implementation."""
+    rows = []
+    for name, call in problem.calls.items():
+        if on_gpu():
+            result, values = call(0), {"us": timing.microseconds_per_call(call, problem.copies)}
+        else:
+            result, values = count(call, problem.counted)
+        source = timing.measured_source() if on_gpu() else "counted:emulator"
+        head = {**problem.of, "implementation": name, "source": source, "error": problem.error(result)}
+        rows.append({**head, **problem.known, **values})
+    return rows
+
+
+def text_of(value: Any) -> str:
+    """Return a value as tables show it: three digits and a unit."""
+    if value is None or isinstance(value, (str, bool)):
+        return "-" if value is None else str(value)
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if abs(value) >= 10 * size or (unit == "M" and abs(value) >= size):
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# Only in the CSV, where a table has several problems.
+DETAILS = ("source", "valu", "salu", "memory", "lds", "other", "lds_conflicts", "stored", "scratch")
+
+
+def table_of(rows: Sequence[Row], title: str, without: Sequence[str] = ()) -> Table:
+    """Return the rows as a table of the columns that hold something."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, ""))
+    shown = [name for name in names if name not in without]
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in shown:
+        text = any(isinstance(row.get(name), str) for row in rows)
+        table.add_column(name.replace("_", "\n"), justify="left" if text else "right")
+    for row in rows:
+        table.add_row(*(text_of(row.get(name)) for name in shown))
+    return table
+
+
+def columns_of(rows: Sequence[Row], title: str) -> Table:
+    """Return the rows of one problem as columns."""
+    table = Table("", title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_column(row["implementation"].replace(" ", "\n"), justify="right")
+    for name in dict.fromkeys(name for row in rows for name in row if name != "implementation"):
+        table.add_row(name, *(text_of(row.get(name)) for row in rows))
+    return table
+
+
+def write_csv(path: Path, rows: Sequence[Any]) -> None:
+    """Write rows, which are mappings or dataclasses; their columns may differ."""
+    flat = [row if isinstance(row, Mapping) else asdict(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def key_of(row: Row) -> list[tuple[str, Any]]:
+    """Return the columns that name a row's problem."""
+    return list(row.items())[: list(row).index("implementation")]
+
+
+def draw(rows: Sequence[Row], title: str, path: Path) -> None:
+    """Draw the times or the instructions of each problem's implementations."""
+    metric = "us" if rows[0].get("us") is not None else "instructions"
+    unit = "µs (measured)" if metric == "us" else "wave-instructions (counted)"
+    values = []
+    for row in rows:
+        if row.get(metric):
+            label = " ".join(value if isinstance(value, str) else f"{name}={value}" for name, value in key_of(row))
+            values.append(plots.Bar(label, row["implementation"], row[metric]))
+    plots.bars(values, title, unit, path)
+
+
+def command(title: str, max_error: float, archs: Sequence[str] = ()) -> Callable[[Any], click.Command]:
+    """Make a command of a function that yields problems; its own options stay.
+
+    Args:
+        title: of the table.
+        max_error: the largest error of a right result.
+        archs: whose kernels there are; empty for all.
+    """
+
+    def decorate(problems: Callable[..., Iterable[Problem]]) -> click.Command:
+        @TO_CSV
+        @plots.OPTION
+        @functools.wraps(problems)
+        def run(csv_path: Path | None, picture: Path | None, **given: Any) -> None:
+            current = devices.current()
+            if current.kind == "reference" or (archs and current.arch_of() not in archs):
+                where = f"the kernels are for {', '.join(archs) or 'a GPU or the emulator'}"
+                raise click.ClickException(f"{where}; the device is {current.kind} (HIPFORGE_DEVICE)")
+            rows: list[dict[str, Any]] = []
+            for problem in problems(**given):
+                click.echo(f"{title}: {named(problem.of)}", err=True)
+                rows += rows_of(problem)
+            heading = f"{title}, {rows[0]['source']}, {current.arch_of()}"
+            alone = len({str(problem) for problem in map(key_of, rows)}) == 1
+            console().print(columns_of(rows, heading) if alone else table_of(rows, heading, DETAILS))
+            if csv_path:
+                write_csv(csv_path, rows)
+            if picture:
+                draw(rows, title, picture)
+            if any(not row["error"] <= max_error for row in rows):
+                sys.exit(f"a result is wrong: column error must be at most {max_error:g}")
+
+        return click.command(context_settings={"show_default": True})(run)
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that has a bound: at most, or at least where ``more_is_better``."""
+
+    section: str
+    name: str
+    value: float
+    unit: str
+    note: str = ""
+    target: float | None = None
+    more_is_better: bool = False
+
+    @property
+    def missed(self) -> bool:
+        """Whether there is a target and the value is on the wrong side of it."""
+        if self.target is None:
+            return False
+        return self.value < self.target if self.more_is_better else self.value > self.target
+
+
+def finish(figures: Sequence[Figure], title: str, json_path: Path | None, picture: Path | None) -> None:
+    """Print figures, write and draw them, and end with status 1 if a target is missed."""
+    rows = []
+    for figure in figures:
+        target = "" if figure.target is None else f"{'≥' if figure.more_is_better else '≤'} {figure.target:g}"
+        mark = "[red]missed[/]" if figure.missed else ""
+        rows.append({"": figure.section, "measured": figure.name, "value": figure.value, "unit": figure.unit,
+                     "target": target, "missed": mark, "note": figure.note})  # fmt: skip
+    console().print(table_of(rows, f"{title} (measured on this machine)"))
+    if json_path is not None:
+        json_path.write_text(json.dumps([{**asdict(one), "missed": one.missed} for one in figures], indent=1) + "\n")
+    if picture is not None:
+        values = [
+            plots.Bar(f"{one.name}, {one.unit}", series, value)
+            for one in figures
+            for series, value in (("measured", one.value), ("target", one.target))
+            if value
+        ]
+        plots.bars(values, title, "see each name (measured)", picture)
+    if any(one.missed for one in figures):
+        sys.exit(1)
