@@ -224,7 +224,7 @@ def _private_environment() -> Iterator[None]:
 def _active(arch: str) -> Iterator[_Driver]:
     """Make the emulator Triton's device for the block, with its cache inside hipforge's."""
     with _lock, _private_environment(), knobs.cache.scope():
-        knobs.cache.dir = str((cache_dir.state_dir() or cache_dir.writing_root()) / "triton")
+        knobs.cache.dir = str(cache_dir.private_folder("triton"))
         before, mine = triton_driver._active, _Driver(arch)
         triton_driver.set_active(mine)
         try:

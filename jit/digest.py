@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from hipforge.jit.cache import files
+
 ABSENT = "absent"
 """Digest of a path where there is no file: a build can depend on that too."""
 
@@ -131,13 +133,7 @@ class DigestStore:
             merged = {**there, **settled}
             if len(merged) > _MAX_REMEMBERED:
                 merged = dict(list(merged.items())[-_MAX_REMEMBERED // 2 :])
-            temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}.{threading.get_ident()}")
-            try:
-                temporary.write_text(json.dumps(merged))
-                temporary.chmod(0o644)  # whatever the umask: who can write it can pass off old code as current
-                temporary.replace(self.file)
-            finally:
-                temporary.unlink(missing_ok=True)
+            files.write(self.file, json.dumps(merged))
             self._dirty.difference_update(settled)
 
     def _load(self) -> None:
@@ -150,7 +146,7 @@ class DigestStore:
 def _read(file: Path) -> dict[str, _Row] | None:
     """Return the digests in a file, none where there is no file, or None for a file of something else."""
     try:
-        rows: dict[str, _Row] = json.loads(file.read_bytes())
+        rows: dict[str, _Row] = json.loads(files.read(file))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hipforge.jit.cache import cache_dir
+from hipforge.jit.cache import cache_dir, files
 from hipforge.jit.cache.shapes import fits
 from hipforge.jit.cache.trust import make_directory
 from hipforge.jit.digest import DigestStore
@@ -58,7 +58,7 @@ class ProbeStore:
     def _read(self) -> dict[str, Any] | None:
         """Return the answers in the file, none where there is no file, or None for a file of something else."""
         try:
-            loaded = json.loads(self.file.read_bytes()) if self.file else {}
+            loaded = json.loads(files.read(self.file)) if self.file else {}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError):
@@ -79,10 +79,7 @@ class ProbeStore:
         self._answers = {**there, **self._answers}
         with contextlib.suppress(OSError):
             make_directory(self.file.parent)
-            temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(self._answers))
-            temporary.chmod(0o644)  # whatever the umask
-            temporary.replace(self.file)
+            files.write(self.file, json.dumps(self._answers))
 
 
 def holds_answers(document: object) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hipforge import settings
 from hipforge.errors import ConfigError
-from hipforge.jit.cache import trust
+from hipforge.jit.cache import files, store, trust
 from hipforge.jit.digest import DigestStore, holds_digests
 from hipforge.jit.roots import name_problem
 
@@ -181,6 +181,27 @@ def state_dir() -> Path | None:
     return next(iter(_own_private_dir()), None)
 
 
+def private_folder(name: str) -> Path:
+    """Return a folder of the cache that nobody else can enter, for programs that write there by the umask: Triton.
+
+    One that others could have written is emptied.
+
+    Raises:
+        ConfigError: as :func:`writing_root`.
+    """
+    root = state_dir() or writing_root()
+    path = root / name
+    trust.make_directory(root)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    if path.lstat().st_mode & 0o077 and not settings.TRUST_SHARED_DIRS.get():
+        if trust.tree_problem(path) is not None:
+            store.discard(path, root)
+        path.mkdir(mode=0o700, exist_ok=True)
+        path.chmod(0o700)
+    return path
+
+
 def own_file(directory: Path | None, name: str, is_own: Callable[[object], bool]) -> Path | None:
     """Return where a file of remembered answers is kept, None where that would be somebody else's file of this name.
 
@@ -208,7 +229,7 @@ def own_file(directory: Path | None, name: str, is_own: Callable[[object], bool]
 def is_own_file(path: Path, is_own: Callable[[object], bool]) -> bool:
     """Return whether a file holds what hipforge writes there."""
     try:
-        return is_own(json.loads(path.read_bytes()))
+        return is_own(json.loads(files.read(path)))
     except (OSError, ValueError, RecursionError):
         return False
 

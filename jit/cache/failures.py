@@ -12,9 +12,10 @@ import shutil
 from pathlib import Path
 
 from hipforge.errors import BuildError
+from hipforge.jit.cache import files
 from hipforge.jit.cache.shapes import fits
-from hipforge.jit.cache.store import build_name, discard, is_build_name, write_durably
-from hipforge.jit.cache.trust import make_directory
+from hipforge.jit.cache.store import build_name, discard, distrusted, is_build_name
+from hipforge.jit.cache.trust import own_directory, seal
 from hipforge.jit.digest import DigestStore
 from hipforge.jit.spec import BuildSpec
 
@@ -31,12 +32,13 @@ def keep(staging: Path, root: Path, spec: BuildSpec) -> Path:
     """Move a failed build's directory to where its log can be read; returns that place."""
     target = directory(root, spec)
     with contextlib.suppress(OSError):
-        make_directory(target.parent)
+        own_directory(target.parent)
         # Each edit of a broken source has a key of its own; only the latest failure is of use.
         same_stem = target.name.rpartition("-")[0]
         for earlier in target.parent.iterdir():
             if earlier.name.rpartition("-")[0] == same_stem:
                 discard(earlier, root)
+        seal(staging)
         staging.rename(target)
         return target
     return staging
@@ -46,14 +48,17 @@ def remember(place: Path, spec: BuildSpec, message: str, dependencies: list[tupl
     """Write the record of a deterministic failure."""
     record = {"key": spec.key, "message": message, "dependencies": dependencies}
     with contextlib.suppress(OSError):
-        write_durably(place / _RECORD, json.dumps(record, indent=1))
+        files.write(place / _RECORD, json.dumps(record, indent=1), durably=True)
 
 
 def recall(roots: list[Path], spec: BuildSpec, digests: DigestStore) -> BuildError | None:
     """Return the error of an earlier attempt if nothing it depended on has changed since."""
     for root in roots:
         try:
-            record = json.loads((directory(root, spec) / _RECORD).read_bytes())
+            place = directory(root, spec)
+            if distrusted(place, _RECORD) is not None:
+                continue
+            record = json.loads(files.read(place / _RECORD))
             if not fits(record, _SHAPE) or record["key"] != spec.key:
                 continue
             pairs = [(spec.roots.show(path), digest) for path, digest in record["dependencies"]]

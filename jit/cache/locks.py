@@ -21,8 +21,9 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from hipforge import settings
 from hipforge.errors import BuildError
+from hipforge.jit.cache import files
 from hipforge.jit.cache.store import NO_FLOCK, is_build_name
-from hipforge.jit.cache.trust import make_directory
+from hipforge.jit.cache.trust import own_directory
 
 log = logging.getLogger("hipforge")
 
@@ -39,7 +40,7 @@ def building(root: Path, name: str, title: str) -> Iterator[None]:
         OSError: the lock file cannot be made.
     """
     path = root / "locks" / f"{name}.lock"
-    make_directory(path.parent)
+    own_directory(path.parent)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(holding(path, title, "building"))
@@ -80,9 +81,8 @@ def holding(path: Path, what: str, doing: str, *, remove: bool = False) -> Itera
     try:
         with contextlib.suppress(OSError):
             os.utime(path)  # when it was last used
-            _holder_file(path).write_text(
-                json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()})
-            )
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+            files.write(_holder_file(path), json.dumps(holder))
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ def try_building(root: Path, name: str) -> Iterator[bool]:
     """Hold the lock of the build ``name`` if nobody else does; yields whether it is held."""
     path = root / "locks" / f"{name}.lock"
     try:
-        make_directory(path.parent)
+        own_directory(path.parent)
         lock = _lock(path)
         lock.acquire(timeout=0)
     except (Timeout, OSError, NotImplementedError):
@@ -141,7 +141,7 @@ def _try_flock(path: Path) -> bool:
 def _break_if_dead(soft: Path, path: Path) -> None:
     """Remove a soft lock whose holder, a process of this host, no longer runs."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        holder = json.loads(_holder_file(path).read_text())
+        holder = json.loads(files.read(_holder_file(path)))
         if holder["host"] == socket.gethostname() and not _runs(int(holder["pid"])):
             soft.unlink()
             log.debug("%s: broke the lock of process %s, which has ended", soft, holder["pid"])
@@ -219,7 +219,7 @@ def _holder_file(lock_path: Path) -> Path:
 def describe_holder(lock_path: Path) -> str:
     """Return words for who holds a lock: process, host and for how long."""
     try:
-        holder = json.loads(_holder_file(lock_path).read_text())
+        holder = json.loads(files.read(_holder_file(lock_path)))
         return f"process {int(holder['pid'])} on {str(holder['host'])!r} (for {time.time() - holder['since']:.0f} s)"
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return "another process"

@@ -122,9 +122,10 @@ def export(entries: Iterable[Entry], directory: Path) -> list[Path]:
     written: list[Path] = []
     for entry in entries:
         target = directory / entry.manifest.target / entry.path.name
-        trust.make_directory(target)
+        trust.make_directory(target.parent)
+        target.mkdir(mode=0o700, exist_ok=True)
         for name in (BuildSpec.library, store.MANIFEST):
             shutil.copyfile(entry.path / name, target / name)
-        trust.withdraw_write(target)
+        trust.seal(target)
         written.append(target)
     return written

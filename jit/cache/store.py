@@ -44,7 +44,7 @@ from typing import Any
 from hipforge import settings
 from hipforge.archs import ARCHS
 from hipforge.jit.backends import vendors
-from hipforge.jit.cache import trust
+from hipforge.jit.cache import files, trust
 from hipforge.jit.cache.shapes import NUMBER, fits
 from hipforge.jit.digest import DigestStore, file_digest, text_digest
 from hipforge.jit.spec import FORMAT, BuildSpec
@@ -186,7 +186,7 @@ def staged_build(name: str) -> str | None:
 def read_entry(path: Path) -> Entry | None:
     """Return the entry at ``path``, or None if it is half-written, foreign or unreadable."""
     try:
-        return Entry(path, Manifest.from_json((path / MANIFEST).read_bytes()))
+        return Entry(path, Manifest.from_json(files.read(path / MANIFEST)))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -216,11 +216,14 @@ def stale_reason(entry: Entry, spec: BuildSpec, digests: DigestStore) -> str | N
     return damage(entry, digests)
 
 
-def distrusted(path: Path) -> str | None:
-    """Return why the entry at ``path`` may not be loaded, given that its root may: others could have written it."""
+def distrusted(path: Path, *names: str) -> str | None:
+    """Return why an entry at ``path`` may not be used, given that its root may: others could have written ``names``.
+
+    Those are manifest and library where none are named.
+    """
     if settings.TRUST_SHARED_DIRS.get():
         return None
-    return trust.entry_problem(path, (MANIFEST, BuildSpec.library))
+    return trust.entry_problem(path, names or (MANIFEST, BuildSpec.library))
 
 
 def damage(entry: Entry, digests: DigestStore) -> str | None:
@@ -290,9 +293,9 @@ def publish(staging: Path, root: Path, spec: BuildSpec, manifest: Manifest) -> P
         OSError: the directory cannot be written.
     """
     target = root / spec.target / entry_name(spec, dependencies_digest(manifest.dependencies, manifest.generated))
-    trust.make_directory(target.parent)
-    write_durably(staging / MANIFEST, manifest.to_json())
-    trust.withdraw_write(staging)
+    trust.own_directory(target.parent)
+    files.write(staging / MANIFEST, manifest.to_json(), durably=True)
+    trust.seal(staging)
     for _ in range(3):
         try:
             staging.rename(target)
@@ -316,26 +319,15 @@ def _intact(entry: Entry) -> bool:
         return False
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Write a file so that after a crash it is whole or absent."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def staging_dir(root: Path, name: str) -> Path:
-    """Make an empty directory for a build called ``name``.
+    """Make an empty directory for a build called ``name``, which nobody else can enter until it is sealed.
 
     Raises:
         OSError: it cannot be made.
     """
     path = root / "staging" / f"{name}.{secrets.token_hex(4)}"
-    # Not tempfile.mkdtemp, whose directories nobody else may read: a cache may be shared.
-    trust.make_directory(path.parent)
-    path.mkdir(mode=0o755)
+    trust.own_directory(path.parent)
+    path.mkdir(mode=0o700)
     return path
 
 

@@ -9,10 +9,13 @@ Known gap: access control lists are not read. A member of the owner's own group 
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import stat
 from pathlib import Path
+
+from hipforge import settings
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -74,8 +77,35 @@ def make_directory(path: Path) -> None:
         path.mkdir(mode=0o755, exist_ok=True)
 
 
-def withdraw_write(directory: Path) -> None:
-    """Take the right to write from all others, for a directory and everything in it, whatever umask it was made with.
+def own_directory(path: Path) -> None:
+    """Make a folder of the cache; from one that is there, take the right to write from all others.
+
+    Raises:
+        OSError: it cannot be made, or it belongs to another user.
+    """
+    make_directory(path)
+    if settings.TRUST_SHARED_DIRS.get() or problem(path) is None:
+        return
+    found = path.lstat()
+    if found.st_uid not in (os.geteuid(), 0) or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(errno.EPERM, f"{path}: {problem(path)}", str(path))
+    path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+
+
+def tree_problem(directory: Path) -> str | None:
+    """Return why something in a directory is not to be trusted, or None; a link counts by its owner, not its target."""
+    for folder, links, names in os.walk(directory):  # folders too: those that are links are not walked into
+        for path in (folder, *(os.path.join(folder, name) for name in (*links, *names))):
+            found = os.lstat(path)
+            if found.st_uid not in (os.geteuid(), 0):
+                return f"{path} belongs to user id {found.st_uid}, not to {os.geteuid()}"
+            if found.st_mode & _OTHERS_WRITE and not stat.S_ISLNK(found.st_mode):
+                return f"others can write {path} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return None
+
+
+def seal(directory: Path) -> None:
+    """Finish a directory made with mode 0700: all may read it, nobody else may write what is in it, whatever the umask.
 
     Raises:
         OSError: a mode cannot be changed.
@@ -85,3 +115,4 @@ def withdraw_write(directory: Path) -> None:
             mode = path.lstat().st_mode
             if mode & _OTHERS_WRITE and not stat.S_ISLNK(mode):
                 path.chmod(stat.S_IMODE(mode) & ~_OTHERS_WRITE)
+    directory.chmod(0o755)

@@ -6,15 +6,17 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.jit_stand_in import StandIn, library_value
+from helpers.jit_stand_in import StandIn, library_value, real_clang
 
 from hipforge import settings
-from hipforge.errors import ConfigError
+from hipforge.errors import BuildError, ConfigError
 from hipforge.jit import build, digest, hip_module, lookup, maintenance, registry, tools
+from hipforge.jit.backends.amd import compilers
 from hipforge.jit.cache import cache_dir, prebuilt, trust
 
 STATE = {"toolchains.json": tools.holds_answers, "digests.json": digest.holds_digests}
@@ -57,10 +59,7 @@ def test_whatever_the_umask_nobody_else_can_write_what_is_made(stand_in: StandIn
     done = stand_in.start_child(body)
     assert done.wait(60) == 0, done.communicate()
     assert stand_in.cache.is_dir()
-    # Lock files are empty, and nothing of a failed build is ever loaded.
-    harmless = {*stand_in.cache.glob("locks/*"), *stand_in.cache.glob("failed/*/**/*")}
-    assert set(others_can_write(stand_in.cache)) <= harmless
-    assert not [path for path in others_can_write(stand_in.cache) if path.is_dir()]
+    assert others_can_write(stand_in.cache) == []
 
 
 def test_an_export_can_be_used_at_once_whatever_the_umask(stand_in: StandIn, tmp_path: Path) -> None:
@@ -243,3 +242,159 @@ def test_the_code_of_another_user_in_a_directory_open_to_all_never_runs(home: Pa
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert not done.stdout.startswith(str(home)), done.stderr
     assert library_value(entry) == 3
+
+
+# ---- what compilers read ---------------------------------------------------------------------------------------------
+
+NOBODY = 65534
+
+
+def as_nobody(code: str) -> str:
+    """Run Python code as a user without rights; returns what it prints."""
+    body = f"import os\nos.setgroups([])\nos.setgid({NOBODY})\nos.setuid({NOBODY})\n{code}"
+    return subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """An empty directory that every user can reach, as pytest's own are not, in effect as the cache directory."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        with settings.scope(CACHE_DIR=Path(name) / "cache"):
+            yield Path(name) / "cache"
+
+
+def assembled(cache: Path) -> Path:
+    """The ROCm tree as a build with clang finds or makes it."""
+    found = compilers.inspect(real_clang(), "gfx950")
+    assert found.rocm.is_relative_to(cache)
+    return found.rocm
+
+
+@needs_root
+@pytest.mark.parametrize("umask", [0, 0o002, 0o022])
+def test_no_other_user_can_write_a_file_of_the_rocm_tree_whatever_the_umask(open_place: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        tree = assembled(open_place)
+    finally:
+        os.umask(before)
+    assert others_can_write(open_place / "rocm-tree") == []
+    written = as_nobody(
+        f"for folder, folders, names in os.walk({str(tree)!r}):\n"
+        "    for path in (os.path.join(folder, name) for name in (*folders, *names)):\n"
+        "        if not os.path.islink(path) and os.access(path, os.W_OK):\n"
+        "            print(path)\n"
+    )
+    assert written == ""
+
+
+@needs_root
+@pytest.mark.parametrize("still_open", [True, False])
+def test_a_header_that_another_user_has_replaced_in_the_rocm_tree_is_not_compiled(
+    open_place: Path, still_open: bool
+) -> None:
+    tree = assembled(open_place)
+    header = tree / "include/hip/hip_fp16.h"
+    text = header.read_text()
+    for path in [tree, *tree.rglob("*")]:  # as a process with umask 000 made it before
+        if not path.is_symlink():
+            path.chmod(0o777)
+    as_nobody(f"os.unlink({str(header)!r})\nopen({str(header)!r}, 'w').write('#error planted')\n")
+    if not still_open:
+        for path in [tree, *tree.rglob("*")]:
+            if not path.is_symlink():
+                path.chmod(0o755)
+    again = assembled(open_place)
+    assert (again / "include/hip/hip_fp16.h").read_text() == text
+    assert others_can_write(open_place / "rocm-tree") == []
+
+
+def test_a_folder_link_of_another_user_makes_a_tree_untrusted(tmp_path: Path) -> None:
+    (tmp_path / "include").symlink_to("/usr/include")
+    assert trust.tree_problem(tmp_path) is None
+    if os.geteuid() == 0:
+        os.lchown(tmp_path / "include", NOBODY, NOBODY)
+        assert "include belongs to user id 65534" in str(trust.tree_problem(tmp_path))
+
+
+@pytest.mark.parametrize("what", ["build", "generated", "export"])
+def test_nobody_else_can_enter_a_directory_while_it_is_being_filled(
+    stand_in: StandIn, tmp_path: Path, what: str
+) -> None:
+    """Compilers and generators make their files by the umask; what keeps others out is the directory."""
+    seen = tmp_path / "modes"
+    note = f'stat -c "%a" . >> {seen}'
+    if what == "build":
+        stand_in.install(before=note)
+    if what == "generated":
+        stand_in.write("sample.cu", 'extern "C" int value() { return 5; }\n')
+        stand_in.module(blob_gen_cmd=[f"sh -c '{note}; cp ${{MODULE_DIR}}/sample.cu ${{GEN}}/made.cu'"], srcs=[])
+    before = os.umask(0)
+    try:
+        entry = stand_in.build().entry
+        if what == "export":
+            entry.library.chmod(0o666)  # copied with the mode that a umask of 000 gives
+            made = trust.seal
+
+            def sealing(path: Path) -> None:
+                seen.write_text(f"{path.stat().st_mode & 0o777:o}")
+                made(path)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(trust, "seal", sealing)
+                prebuilt.export([entry], tmp_path / "ahead")
+            assert (next((tmp_path / "ahead").glob("*/*")).stat().st_mode & 0o777) == 0o755
+    finally:
+        os.umask(before)
+    assert set(seen.read_text().split()) == {"700"}
+    assert (entry.path.stat().st_mode & 0o777) == 0o755
+
+
+@pytest.mark.parametrize("folder", ["staging", "locks", "gfx950", "failed"])
+def test_a_folder_of_the_cache_that_others_can_write_is_closed_before_use(stand_in: StandIn, folder: str) -> None:
+    stand_in.write("sample.cu", "broken\n")
+    with pytest.raises(BuildError):
+        stand_in.build()
+    stand_in.write("sample.cu", 'extern "C" int value() { return 5; }\n')
+    (stand_in.cache / folder).mkdir(exist_ok=True)
+    (stand_in.cache / folder).chmod(0o777)
+    if folder == "failed":
+        stand_in.write("sample.cu", "broken again\n")
+        with pytest.raises(BuildError):
+            stand_in.build()
+    else:
+        stand_in.build()
+    assert others_can_write(stand_in.cache) == []
+
+
+@needs_root
+def test_a_folder_of_the_cache_that_belongs_to_another_user_is_named(stand_in: StandIn) -> None:
+    stand_in.build()
+    stand_in.write("value.h", "#define VALUE 4\n")
+    os.chown(stand_in.cache / "staging", NOBODY, NOBODY)
+    with pytest.raises(ConfigError, match=r"cache/staging: it belongs to user id 65534"):
+        stand_in.build()
+
+
+def test_a_remembered_failure_that_others_can_write_is_not_believed(stand_in: StandIn) -> None:
+    stand_in.write("sample.cu", "broken\n")
+    for mode, compiles in ((0o644, 1), (0o666, 1), (0o644, 2)):  # the mode from then on, and the compiles until then
+        with pytest.raises(BuildError):
+            stand_in.build()
+        assert len(stand_in.compiles()) == compiles
+        next(stand_in.cache.glob("failed/*/failure.json")).chmod(mode)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_the_folder_of_tritons_kernels_is_private_and_emptied_if_others_could_write_it(
+    stand_in: StandIn, mode: int
+) -> None:
+    folder = cache_dir.private_folder("triton")
+    assert (folder.stat().st_mode & 0o777) == 0o700
+    (folder / "kernel").write_text("code")
+    (folder / "kernel").chmod(0o644)
+    folder.chmod(mode)
+    assert cache_dir.private_folder("triton") == folder
+    assert (folder.stat().st_mode & 0o777) == 0o700
+    assert (folder / "kernel").exists() == (mode == 0o755)

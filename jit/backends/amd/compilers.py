@@ -166,7 +166,7 @@ def _rocm_for(path: Path, is_hipcc: bool, version: int) -> Path:
         )
     name = rocm_tree.name_of(source, str(version), cache_dir.digests())
     for root in cache_dir.reading_roots():
-        if rocm_tree.is_complete(root / name):
+        if rocm_tree.is_usable(root / name):
             return root / name
     return rocm_tree.assemble(source, cache_dir.writing_root(), name, path)
 

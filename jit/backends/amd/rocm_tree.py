@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+from hipforge import settings
 from hipforge.errors import ToolchainError
-from hipforge.jit.cache import store
-from hipforge.jit.cache.trust import make_directory
+from hipforge.jit.cache import store, trust
 from hipforge.jit.digest import DigestStore, text_digest
 from hipforge.jit.roots import package_dir
 
@@ -69,9 +70,11 @@ def own_headers() -> list[Path]:
     return sorted((package_dir("csrc") / "hip_headers" / "hip").glob("*.h"))
 
 
-def is_complete(tree: Path) -> bool:
-    """Return whether a tree was finished; it becomes visible by a rename, so it is complete or absent."""
-    return (tree / "share/hip/version").is_file()
+def is_usable(tree: Path) -> bool:
+    """Return whether there is a tree, whole because a rename makes it visible, that only its owner can write."""
+    if not (tree / "share/hip/version").is_file():
+        return False
+    return settings.TRUST_SHARED_DIRS.get() or (trust.problem(tree.parent) or trust.tree_problem(tree)) is None
 
 
 def assemble(source: Path, root: Path, name: Path, clang: Path) -> Path:
@@ -85,7 +88,7 @@ def assemble(source: Path, root: Path, name: Path, clang: Path) -> Path:
 
     tree = root / name
     with building(root, f"rocm-tree-{tree.name}", "the ROCm tree"):
-        if not is_complete(tree):
+        if not is_usable(tree):
             _assemble(source, root, tree, clang)
     return tree
 
@@ -101,11 +104,14 @@ def _assemble(source: Path, root: Path, tree: Path, clang: Path) -> None:
         _compile_constants(bitcode, clang)
         (staging / "share/hip").mkdir(parents=True)
         (staging / "share/hip/version").write_text(_version_text(source / "include/hip/hip_version.h"))
-        make_directory(tree.parent)
+        trust.own_directory(tree.parent)
+        trust.seal(staging)
+        if os.path.lexists(tree):  # others could have changed it
+            store.discard(tree, root)
         try:
             staging.rename(tree)
         except OSError:
-            if not is_complete(tree):
+            if not is_usable(tree):
                 raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,47 @@
+"""Read and write the small files that hipforge keeps: regular files only, which only their owner can ever write."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+
+def read(path: Path) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises:
+        OSError: it cannot be read, or it is no regular file: opening a FIFO would wait for a writer for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return file.read()
+
+
+def write(path: Path, text: str, *, durably: bool = False) -> None:
+    """Replace a file by one rename; its mode is 0644 from its first byte on, less what the umask takes.
+
+    Args:
+        path: it need not be there; its folder must be.
+        text: the new contents.
+        durably: after a crash of the machine too, the file is whole or absent.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(text)
+            if durably:
+                file.flush()
+                os.fsync(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
