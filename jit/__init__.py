@@ -3,11 +3,11 @@
 The files in dependency order; none imports a later one (``build`` reaches for ``maintenance`` only for an estimate
 and a size limit, when it runs)::
 
-    digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
+    cache.files, digest, roots, ninja     small files; contents of files; placeholders for paths; commands → ninja text
     spec                      everything that determines a binary, as one value
     backends.vendors          what is asked of a vendor, and whose architecture this is
-    cache.trust, cache.shapes, cache.cache_dir     who can write there; what JSON must hold; where the cache is
-    cache.store               may this binary be used?
+    cache.trust, cache.shapes     who can write there; what JSON must hold
+    cache.store, cache.cache_dir     may this binary be used? where is the cache?
     backends.amd.demangle, backends.amd.code_object     which GPUs and kernels a library is for
     backends.amd.scaled_mfma     does its code compute what its source says?
     cache.limits, cache.locks, cache.leftovers, diagnostics, cache.failures, cache.depfile, cache.stability
