@@ -58,7 +58,8 @@ bench: setup
 wheel: setup
 	@echo 'building the wheel and the source distribution into dist/ (a minute)' >&2
 	@rm -rf build
-	@$(BIN)/python -m build --outdir dist .
+	@$(BIN)/python -m build --sdist --outdir dist .
+	@$(BIN)/python .ci/wheel_aot.py --binding-only --outdir dist
 
 wheel-aot: setup
 	@$(BIN)/python .ci/wheel_aot.py --arch $(ARCH) --outdir dist

@@ -1,6 +1,7 @@
 """Build a wheel that carries its modules, the emulator and the binding prebuilt, and so needs no compiler.
 
     python .ci/wheel_aot.py --arch gfx942,gfx950 --ops rms_norm,mxfp8_gemv --outdir dist
+    python .ci/wheel_aot.py --binding-only     # what `make wheel` makes: modules and the emulator are compiled on use
 
 The plain wheel is built first; then the prebuilt entries are added to it, and it is tagged for the oldest manylinux
 that they run on.
@@ -114,6 +115,7 @@ def main() -> None:
     parser.add_argument("--arch", default="gfx950", help="architectures, separated by commas")
     parser.add_argument("--modules", nargs="*", help="default: every registered module")
     parser.add_argument("--ops", help="public ops, separated by commas: only the modules that they call")
+    parser.add_argument("--binding-only", action="store_true", help="carry nothing compiled but the binding")
     parser.add_argument("--march", default="x86-64-v3", help="the CPUs that may run the emulator (or native)")
     parser.add_argument("--outdir", type=Path, default=ROOT / "dist")
     options = parser.parse_args()
@@ -121,7 +123,7 @@ def main() -> None:
     asked = [*(options.modules or []), *(modules_of(options.ops.split(",")) if options.ops else [])]
     names = asked or [name for name, entry in registry.modules().items() if set(entry.archs) & set(archs)]
     with settings.scope(HOST_MARCH=options.march):
-        entries = host_entries() + module_entries(names, archs)
+        entries = [abi.extension_entry()] if options.binding_only else host_entries() + module_entries(names, archs)
     with notices.slow(f"packing a wheel with {len(entries)} libraries", PACKING_S):
         wheel = pack(entries, options.outdir.resolve())
     sys.stdout.write(f"{wheel} ({wheel.stat().st_size / 2**20:.1f} MiB, {len(entries)} prebuilt libraries)\n")

@@ -25,7 +25,7 @@ and a size limit, when it runs)::
     loader                    loaded once per process
     host_library              the same for host-only libraries
     maintenance, fleet        listing, explaining and pruning the cache; building many modules at once
-    backends.amd.hip_runtime, call.python_module, call.signature, call.tensors, call.abi_ctypes     for binding
+    backends.amd.hip_runtime, call.python_module, call.signature, call.tensors     for binding
     call.abi, call.torch_library, compile_ops, call.bench_hook     the call itself
 
 A module's first use costs one compile. Every later use, in any process, costs a stat of each file that the compiler

@@ -1,16 +1,15 @@
 """Bind ``hf_entry_*`` of a loaded module to a Python callable.
 
-The callable is a METH_FASTCALL function of ``binding.c``, compiled once per machine; where no C compiler is found,
-:mod:`hipforge.jit.call.abi_ctypes` does the same in Python, several microseconds slower. Both read tensors as plain
-views, check kinds and devices, release the GIL around the entry and turn its error into the exception of its kind. On
-the emulator they also declare the exact byte extent of every tensor argument, under the argument's name.
+The callable is a METH_FASTCALL function of ``binding.c``, which wheels carry compiled and other installs compile once
+per machine. It reads tensors as plain views, checks kinds and devices, releases the GIL around the entry and turns its
+error into the exception of its kind. On the emulator it also declares the exact byte extent of every tensor argument,
+under the argument's name.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import os
 import sysconfig
 import threading
@@ -22,26 +21,21 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from hipforge import devices
 from hipforge.errors import (
     ArchError,
-    BuildError,
     ConfigError,
     EmulatorFault,
     GuardError,
     HipforgeError,
     LaunchError,
-    MissingModuleError,
     ToolchainError,
 )
 from hipforge.jit.call import tensors
-from hipforge.jit.call.signature import KINDS, Signature
+from hipforge.jit.call.signature import KINDS, OPTIONAL_TENSOR, TENSOR, Signature
 from hipforge.jit.spec import ABI_VERSION
 
 if TYPE_CHECKING:
     from hipforge.jit.cache.store import Entry
 
-log = logging.getLogger("hipforge")
-
 Target = Literal["host", "emulator", "hip", "cuda"]
-Implementation = Literal["extension", "extension-without-table", "ctypes"]
 
 _TARGETS: dict[str, int] = {"host": 0, "emulator": 1, "hip": 2, "cuda": 3}
 
@@ -67,7 +61,7 @@ class Environment:
 
 
 class Binder(Protocol):
-    """Makes callables of entry addresses; ``binding.c`` and :mod:`hipforge.jit.call.abi_ctypes` each have one."""
+    """Makes callables of entry addresses; ``binding.c`` has it."""
 
     def bind(
         self,
@@ -164,22 +158,64 @@ def wrap(function: Callable[..., Any], signature: Signature) -> Callable[..., An
     """Make a pybind11 module's function take the stub's keywords and defaults, and run under the emulator's checks."""
     environment = process_environment()
     if environment.target == "emulator":
-        from hipforge.jit.call.abi_ctypes import declaring_extents
-
-        return declaring_extents(
-            function,
-            signature,
-            addresses=environment.emulator,
-            fault_error=EmulatorFault,
-            guard_error=GuardError,
-            read_tensor=read_tensor,
-            problem=tensors.problem,
-        )
+        return _declaring_extents(function, signature, environment.emulator)
     count = len(signature.parameters)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*(signature.bind(args, kwargs) if kwargs or len(args) != count else args))
 
+    return call
+
+
+class _Extent(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("base", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("writable", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+def _declaring_extents(
+    function: Callable[..., Any], signature: Signature, addresses: tuple[int, ...]
+) -> Callable[..., Any]:
+    """Wrap a function of a pybind11 module for the emulator: its tensor arguments become extents during the call.
+
+    ``addresses`` are those of :class:`Environment`. A fault in a kernel that the function launched is raised even if
+    the function did not look for it.
+    """
+    push = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Extent), ctypes.c_int32)(addresses[0])
+    pop, clear_error = (ctypes.CFUNCTYPE(None)(address) for address in (addresses[1], addresses[3]))
+    last_error = ctypes.CFUNCTYPE(ctypes.c_char_p)(addresses[2])
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = signature.bind(args, kwargs)
+        extents = (_Extent * max(1, len(values)))()
+        count = 0
+        for parameter, value in zip(signature.parameters, values, strict=True):
+            if parameter.kind in (TENSOR, OPTIONAL_TENSOR) and value is not None:
+                wrong = tensors.problem(value)
+                if wrong is not None:
+                    raise GuardError(f"{signature.name}: argument '{parameter.name}' {wrong}")
+                size = 0
+                if value.numel():
+                    steps = zip(value.shape, value.stride(), strict=True)
+                    size = (1 + sum((length - 1) * stride for length, stride in steps)) * value.element_size()
+                extents[count] = _Extent(parameter.name.encode(), value.data_ptr(), size, parameter.mutated, 0)
+                count += 1
+        clear_error()
+        push(extents, count)
+        try:
+            result = function(*values)
+        finally:
+            pop()
+        fault = last_error()
+        if fault is not None:
+            raise EmulatorFault(f"{signature.name}: {fault.decode(errors='replace')}")
+        return result
+
+    call.__name__ = signature.name
     return call
 
 
@@ -217,27 +253,21 @@ def process_binder() -> Binder:
     return _binder
 
 
-def make_binder(environment: Environment, implementation: Implementation | None = None) -> Binder:
+def make_binder(environment: Environment, *, use_table: bool = True) -> Binder:
     """Return a new binder for ``environment``.
 
-    ``implementation`` None takes the extension, and ctypes where the extension cannot be built.
+    ``use_table`` False reads tensors through Python, as under a torch that publishes no table of DLPack functions.
+
+    Raises:
+        BuildError, MissingModuleError, ToolchainError: the binding is not there and cannot be built.
     """
     import torch
 
-    from hipforge.jit.call import abi_ctypes, bench_hook
+    from hipforge.jit.call import bench_hook
     from hipforge.jit.call.python_module import import_extension
 
-    maker: Callable[..., Binder] = abi_ctypes.make_binder
-    if implementation != "ctypes":
-        try:
-            maker = import_extension(extension_entry().library, "hipforge_binding").make_binder
-        except (ToolchainError, BuildError, MissingModuleError) as error:
-            if implementation is not None:
-                raise
-            log.warning("each call takes some 20 us longer, because the binding cannot be compiled: %s", error)
-    table = None
-    if implementation != "extension-without-table":
-        table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    maker: Callable[..., Binder] = import_extension(extension_entry().library, "hipforge_binding").make_binder
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if use_table else None
     return maker(
         _TARGETS[environment.target],
         torch.Tensor,
@@ -275,13 +305,20 @@ def extension_entry() -> Entry:
             f"this Python {sysconfig.get_python_version()} is a free-threaded build, and the binding uses the limited "
             f"API, which such builds lack; use the ordinary python{sysconfig.get_python_version()}"
         )
-    return host_library.entry(
-        "hipforge_binding",
-        sources=[here / "binding.c"],
-        # The limited API makes one binary for all Pythons from 3.10 on.
-        cflags=["-O2", "-DPy_LIMITED_API=0x030A0000", f"-I{include}"],
-        required={include / "Python.h": f"no Python.h in {include}; Debian and Ubuntu have it in python3-dev"},
-    )
+    missing = f"no Python.h in {include}; Debian and Ubuntu have it in python3-dev"
+    try:
+        return host_library.entry(
+            "hipforge_binding",
+            sources=[here / "binding.c"],
+            # The limited API makes one binary for all Pythons from 3.10 on.
+            cflags=["-O2", "-DPy_LIMITED_API=0x030A0000", f"-I{include}"],
+            required={include / "Python.h": missing},
+        )
+    except ToolchainError as error:
+        raise ToolchainError(
+            f"the binding that calls kernels is compiled once per machine, and cannot be: {error}. A wheel of "
+            "`make wheel` carries it compiled"
+        ) from None
 
 
 def _address(library: ctypes.CDLL, symbol: str) -> int:

@@ -4,7 +4,6 @@
  * publishes on its tensor type, so no torch header is needed; where a torch has no such table, through a Python
  * callable. Compiled against the limited API of Python 3.10: one build serves every later CPython.
  */
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stddef.h>
 #include <string.h>
@@ -780,14 +779,14 @@ static Entry* new_entry(PyObject* binder, const char* name, PyObject* names, PyO
  * kinds: signature letters; names: tuple of str; writable: bytes, one per argument; divert: callable or None. */
 static PyObject* binder_bind(PyObject* binder, PyObject* args) {
   unsigned long long address = 0;
-  const char *name = NULL, *kinds = NULL, *writable = NULL;
-  Py_ssize_t kinds_length = 0, writable_length = 0;
-  PyObject *names = NULL, *defaults = NULL, *divert = NULL, *owner = NULL;
-  if (!PyArg_ParseTuple(args, "Kss#O!y#O!OO", &address, &name, &kinds, &kinds_length, &PyTuple_Type, &names, &writable,
-                        &writable_length, &PyTuple_Type, &defaults, &divert, &owner))
+  const char *name = NULL, *kinds = NULL;
+  PyObject *names = NULL, *writable = NULL, *defaults = NULL, *divert = NULL, *owner = NULL;
+  /* No # formats: what they compile to in the headers of Python 3.13 is refused by 3.12. */
+  if (!PyArg_ParseTuple(args, "KssO!SO!OO", &address, &name, &kinds, &PyTuple_Type, &names, &writable, &PyTuple_Type,
+                        &defaults, &divert, &owner))
     return NULL;
   const Py_ssize_t count = PyTuple_Size(names);
-  if (count != kinds_length || count != writable_length) {
+  if (count != (Py_ssize_t)strlen(kinds) || count != PyBytes_Size(writable)) {
     PyErr_SetString(PyExc_ValueError, "names, kinds and writable differ in length");
     return NULL;
   }
@@ -802,7 +801,7 @@ static PyObject* binder_bind(PyObject* binder, PyObject* args) {
   if (!self->kinds || !self->writable) {
     PyErr_NoMemory();
   } else {
-    memcpy(self->writable, writable, (size_t)count);
+    memcpy(self->writable, PyBytes_AsString(writable), (size_t)count);
     function = function_of(self);
   }
   Py_DECREF(self);

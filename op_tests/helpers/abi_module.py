@@ -36,8 +36,9 @@ def library():
     return ctypes.CDLL(str(path))
 
 
-@pytest.fixture(params=["extension", "extension-without-table", "ctypes"])
-def implementation(request):
+@pytest.fixture(params=[True, False], ids=["table", "no table"])
+def use_table(request):
+    """Whether tensors are read through torch's table of DLPack functions."""
     return request.param
 
 
@@ -56,11 +57,11 @@ def environment(library, target):
 
 
 @pytest.fixture
-def bound(library, implementation):
-    """Bind a stub of this file for a target, with the implementation under test."""
+def bound(library, use_table):
+    """Bind a stub of this file for a target, with and without torch's table."""
 
     def bind(stub, target="host", mutates=("out",), **options):
-        binder = abi.make_binder(environment(library, target), implementation)
+        binder = abi.make_binder(environment(library, target), use_table=use_table)
         return abi.bind(library, stub.__name__, signature_of(stub, mutates=mutates), binder=binder, **options)
 
     return bind

@@ -80,27 +80,25 @@ def on_gpu(library, monkeypatch):
     monkeypatch.setattr(abi, "read_tensor", lambda t: (t.data_ptr(), 9, True, t.shape[0], tuple(t.shape), t.stride()))
     monkeypatch.setattr(abi, "read_stream", lambda index: 0x1000 + index)
 
-    def bind(stub, implementation):
-        binder = abi.make_binder(environment(library, "hip"), implementation)
+    def bind(stub):
+        binder = abi.make_binder(environment(library, "hip"), use_table=False)
         return abi.bind(library, stub.__name__, signature_of(stub, mutates=("out",)), binder=binder)
 
     return bind
 
 
-@pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
 @pytest.mark.parametrize("start", [0, 2])
-def test_a_gpu_tensor_whose_storage_was_freed_is_refused(on_gpu, implementation, start):
+def test_a_gpu_tensor_whose_storage_was_freed_is_refused(on_gpu, start):
     x = torch.zeros(4)
     view = x[start:]
     x.untyped_storage().resize_(0)
     with pytest.raises(GuardError, match="argument 'out' reaches byte 16 of a storage of 0 bytes"):
-        on_gpu(with_stream, implementation)(view)
+        on_gpu(with_stream)(view)
 
 
-@pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
-def test_a_gpu_tensor_with_its_negative_bit_set_is_refused(on_gpu, implementation):
+def test_a_gpu_tensor_with_its_negative_bit_set_is_refused(on_gpu):
     with pytest.raises(GuardError, match="argument 'out' has its negative bit set"):
-        on_gpu(with_stream, implementation)(torch._neg_view(torch.ones(3)))
+        on_gpu(with_stream)(torch._neg_view(torch.ones(3)))
 
 
 def test_an_emulators_call_gets_the_emulators_current_stream(bound, library):
@@ -109,27 +107,24 @@ def test_an_emulators_call_gets_the_emulators_current_stream(bound, library):
     assert library.seen_stream() == 0x77
 
 
-@pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
-def test_a_gpu_call_gets_torchs_stream_on_the_tensors_own_device(on_gpu, library, implementation):
+def test_a_gpu_call_gets_torchs_stream_on_the_tensors_own_device(on_gpu, library):
     library.seen_stream.restype = ctypes.c_int64
-    on_gpu(with_stream, implementation)(torch.zeros(5))
+    on_gpu(with_stream)(torch.zeros(5))
     assert library.seen_stream() == 0x1005
     assert [library.device_change(i) for i in range(3)] == [5, 3, -1]  # there and back
     library.forget_changes()
-    on_gpu(with_stream, implementation)(torch.zeros(3))
+    on_gpu(with_stream)(torch.zeros(3))
     assert library.device_change(0) == -1  # already current
 
 
-@pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
-def test_tensors_of_two_gpus_are_refused(on_gpu, implementation):
+def test_tensors_of_two_gpus_are_refused(on_gpu):
     with pytest.raises(GuardError, match=r"'x' is on GPU 2, an earlier one on GPU 4"):
-        on_gpu(describe, implementation)(torch.zeros(4), torch.zeros(2))
+        on_gpu(describe)(torch.zeros(4), torch.zeros(2))
 
 
-@pytest.mark.parametrize("implementation", ["extension-without-table", "ctypes"])
-def test_a_device_that_hip_refuses_is_a_launch_error(on_gpu, implementation):
+def test_a_device_that_hip_refuses_is_a_launch_error(on_gpu):
     with pytest.raises(LaunchError, match="HIP error 101 on making GPU 66 the current one"):
-        on_gpu(with_stream, implementation)(torch.zeros(66))
+        on_gpu(with_stream)(torch.zeros(66))
 
 
 class _DlTensor(ctypes.Structure):
@@ -175,7 +170,7 @@ def test_the_exchange_table_of_a_rocm_torch_is_read_the_same_way(library, monkey
     monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", capsule)
     library.forget_changes()
     library.seen_stream.restype = ctypes.c_int64
-    binder = abi.make_binder(environment(library, "hip"), "extension")
+    binder = abi.make_binder(environment(library, "hip"))
     out = torch.zeros(8)
     abi.bind(library, "with_stream", signature_of(with_stream, mutates=("out",)), binder=binder)(out)
     assert library.seen_stream() == 0x7000 and asked == [(10, 7)] and library.device_change(0) == 7

@@ -72,7 +72,8 @@ def installed(wheel, tmp_path_factory):
 
 def test_the_wheel_carries_sources_tables_and_registry_and_nothing_stray(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    wanted = {f"hipforge/{name}" for name in tracked_files("csrc", "configs", "emulator/native")}
+    files = tracked_files("csrc", "configs", "emulator/native")
+    wanted = {f"hipforge/{name}" for name in files if not name.endswith(".md")}
     wanted |= {"hipforge/jit/optCompilerConfig.json", "hipforge/jit/call/binding.c", "hipforge/py.typed"}
     assert wanted <= set(names), sorted(wanted - set(names))
     assert len(names) == len(set(names))
@@ -121,6 +122,22 @@ print(torch.allclose(y.float(), mxfp8_mm(*q).float(), rtol=2**-7, atol=2**-7))
     ).split()
     assert Path(out[0]).is_relative_to(installed)
     assert out[1] == "True"
+
+
+def test_the_wheel_carries_the_binding_compiled(tmp_path):
+    script = [sys.executable, str(ROOT / ".ci" / "wheel_aot.py"), "--binding-only", "--outdir", str(tmp_path)]
+    result = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    (path,) = tmp_path.glob("hipforge-*-py3-none-manylinux_2_*_x86_64.whl")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    environment = {"PATH": "/nonexistent", "HOME": str(tmp_path / "home"), "PYTHONPATH": str(site)}
+    code = (
+        "from hipforge.jit.call import abi; abi.make_binder(abi.Environment('host'));"
+        "print(abi.extension_entry().library)"
+    )
+    assert Path(run(code, cwd=tmp_path, env=environment).strip()).is_relative_to(site)
 
 
 def test_a_wheel_built_ahead_needs_no_compiler_and_writes_nothing(tmp_path):
