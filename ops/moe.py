@@ -12,6 +12,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.core import checks
+from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.arguments import naming_arguments
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
@@ -178,7 +179,7 @@ def fused_moe_mxfp8(
     everywhere = experts if expert_map is None else expert_map.numel()
     aligned = moe_align_block_size(topk_ids, block_m, everywhere, expert_map)
     if hidden_scale is None:
-        hidden, hidden_scale = mxfp8_quantize(hidden.contiguous())
+        hidden, hidden_scale = mxfp8_quantize(packed(hidden))
     # The sum leaves out slots without an expert here, so that neither GEMM's output needs to be filled first.
     inner_q, inner_scale = grouped_swiglu_mxfp8(
         hidden, hidden_scale, w1, w1_scale, *aligned, slots, block_m, top_k, bias=w1_bias, alpha=alpha, beta=beta,
@@ -188,7 +189,7 @@ def fused_moe_mxfp8(
     down = grouped_mxfp8_linear(
         inner_q, inner_scale, w2, w2_scale, *aligned, slots, block_m, 1, weights, bias=w2_bias, uncovered="undefined"
     )
-    return moe_combine(down, ids=topk_ids.contiguous(), expert_map=expert_map, num_experts=everywhere, out=out)
+    return moe_combine(down, ids=packed(topk_ids), expert_map=expert_map, num_experts=everywhere, out=out)
 
 
 def _refuse_mxfp4(w1: torch.Tensor, w1_scale: torch.Tensor, width: int) -> None:

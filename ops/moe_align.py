@@ -12,6 +12,7 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
+from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.checks import require_dtype, require_int, require_operand, require_out, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
@@ -66,7 +67,7 @@ def _key(topk_ids: torch.Tensor, block_m: int, num_experts: int, expert_map: tor
     return topk_ids.shape, topk_ids.dtype, topk_ids.device, block_m, num_experts, mapped
 
 
-@operator(_plan, key=_key)
+@operator(_plan, key=_key, outs=("out",))
 def moe_align_block_size(
     taken: Accepted,
     topk_ids: torch.Tensor,
@@ -113,7 +114,7 @@ def moe_align_block_size(
             require_out(tensor, (size,), torch.int32, topk_ids.device)
     if taken.path == "kernel":
         moe_align_block_size_out(
-            *out, topk_ids.contiguous(), None if expert_map is None else expert_map.contiguous(), block_m, num_experts
+            *out, packed(topk_ids), None if expert_map is None else packed(expert_map), block_m, num_experts
         )
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback

@@ -93,7 +93,8 @@ def mxfp8_quantize(
     """
     if _taken.path == "torch":
         q, scales = reference.quantize_mxfp8(x, fp8_dtypes(x.device)[0], mode)
-        return written("out", out, q), written("scale_out", scale_out, scales)
+        q, scales = written(out=(out, q), scale_out=(scale_out, scales))
+        return q, scales
     out, scale_out = new_or_given_mxfp8(x, x.shape, out, scale_out)
     mxfp8_quantize_out(out, scale_out, x, mode)
     return out, scale_out
@@ -141,7 +142,8 @@ def mxfp4_quantize(
         packed, scales = reference.quantize_mxfp4(x, mode)
         if shuffled:
             packed, scales = reference.shuffle_weight(packed), reference.shuffle_scale(scales)
-        return written("out", out, packed), written("scale_out", scale_out, scales)
+        packed, scales = written(out=(out, packed), scale_out=(scale_out, scales))
+        return packed, scales
     if out is None:
         out = x.new_empty((x.shape[0], x.shape[1] // 2), dtype=torch.uint8)
     if scale_out is None:

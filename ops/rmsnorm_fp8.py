@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.checks import require_apart, require_operand, require_tensor
+from hipforge.ops.core.checks import require_operand, require_out, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import new_or_given_mxfp8, written
+from hipforge.ops.core.outputs import new_or_given_mxfp8, require_buffer, written
 from hipforge.ops.reference.fp8_static import to_fp8_static
-
-R = TypeVar("R")
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -345,7 +343,7 @@ def _norm(taken: Accepted, given: _Given, scale: torch.Tensor | None, fp8_max: f
         if given.also_out is not None and scale is None:
             raise GuardError("also_out is the 16-bit copy of a quantised result; without a scale, out is that already")
         quantise = (lambda y: y) if scale is None else (lambda y: to_fp8_static(y.float(), scale, dtype, fp8_max))
-        return _on_torch(given, lambda y: written("out", given.out, quantise(y)))
+        return _on_torch(given, lambda y: {"out": (given.out, quantise(y))})[0]
     out = torch.empty_like(given.input, dtype=dtype) if given.out is None else given.out
     limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
     residual_rms_out(
@@ -360,11 +358,12 @@ def _norm_mxfp8(taken: Accepted, given: _Given) -> tuple[torch.Tensor, torch.Ten
     if taken.path == "torch":
         dtype = fp8_dtypes(given.input.device)[0]
 
-        def write(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def quantise(y: torch.Tensor) -> _Results:
             q, scales = reference.quantize_mxfp8(y, dtype)
-            return written("out", given.out, q), written("scale_out", given.scale_out, scales)
+            return {"out": (given.out, q), "scale_out": (given.scale_out, scales)}
 
-        return _on_torch(given, write)
+        q, scales = _on_torch(given, quantise)
+        return q, scales
     out, scale_out = new_or_given_mxfp8(given.input, given.input.shape, given.out, given.scale_out)
     residual_rms_mxfp8_out(
         out, scale_out, given.residual, given.next_buffer, given.also_out, given.input, given.weight, given.epsilon,
@@ -374,24 +373,26 @@ def _norm_mxfp8(taken: Accepted, given: _Given) -> tuple[torch.Tensor, torch.Ten
     return out, scale_out
 
 
-def _on_torch(given: _Given, write: Callable[[torch.Tensor], R]) -> R:
-    """Return what ``write`` makes of y, and write the rest; the residual last, when no check can fail any more."""
+_Results = dict[str, tuple[torch.Tensor | None, torch.Tensor]]
+
+
+def _on_torch(given: _Given, results_of: Callable[[torch.Tensor], _Results]) -> tuple[torch.Tensor, ...]:
+    """Return what ``results_of`` makes of y, and write the rest, when no check can fail any more."""
     x = given.input
     require_operand("weight", given.weight, (x.dtype,), x.shape[1:], "the columns of input", x.device)
-    require_operand("residual", given.residual, (x.dtype,), x.shape, "that of input", x.device)
+    if given.residual is not None:
+        require_out(given.residual, x.shape, x.dtype, x.device, "residual")
+    require_buffer(given.next_buffer, x.shape[0], x.device)
     if not 0 <= given.epsilon < math.inf:
         raise GuardError(f"epsilon must be finite and at least 0; got {given.epsilon}")
-    require_apart(residual=given.residual, input=x, weight=given.weight)
-    require_apart(next_buffer=given.next_buffer, input=x, weight=given.weight, residual=given.residual)
     r = x if given.residual is None else x + given.residual
     y = reference.rms_norm(r, given.weight, float(given.epsilon), float(given.weight_offset))
-    results = write(y)
-    written("also_out", given.also_out, y)
+    *results, _ = written(**results_of(y), also_out=(given.also_out, y))
     if given.next_buffer is not None:
         given.next_buffer.zero_()
     if given.residual is not None:
         given.residual.copy_(r)
-    return results
+    return tuple(results)
 
 
 def _check(input: torch.Tensor) -> None:

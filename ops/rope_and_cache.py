@@ -212,9 +212,6 @@ def rope_and_cache(
 
         fallback.rope_and_cache(result, *tensors, **options)
         return result
-    checks.require_unexpanded(
-        q_out=result, k_cache=k_cache, v_cache=v_cache, k_scale_shift=k_scale_shift, v_scale_shift=v_scale_shift
-    )
     result.copy_(reference.rope_and_cache(*tensors, **options, num_groups=num_groups))
     return result
 

@@ -8,7 +8,8 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.alignment import LOAD_BYTES
+from hipforge.ops.core.alignment import LOAD_BYTES, packed
+from hipforge.ops.core.arguments import require_readable
 from hipforge.ops.core.checks import require_dtype, require_operand, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
@@ -84,7 +85,7 @@ def router_gemm(
     """
     out = new_or_given(out, (x.shape[0], w.shape[0]), torch.float32, x.device)
     if taken.path == "kernel":
-        router_gemm_out(out, _readable(x), _readable(w.contiguous()), bias)
+        router_gemm_out(out, _readable(x), _readable(packed(w)), bias)
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback
 
@@ -97,4 +98,7 @@ def router_gemm(
 def _readable(x: torch.Tensor) -> torch.Tensor:
     """Return x, or a copy where its rows do not start at the 16 bytes that lanes load."""
     rows_fit = x.stride(1) == 1 and x.stride(0) * x.element_size() % LOAD_BYTES == 0
-    return x if rows_fit and x.data_ptr() % LOAD_BYTES == 0 else x.clone(memory_format=torch.contiguous_format)
+    if rows_fit and x.data_ptr() % LOAD_BYTES == 0:
+        return x
+    require_readable(operand=x)
+    return x.clone(memory_format=torch.contiguous_format)

@@ -10,11 +10,11 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.checks import require_apart, require_device, require_tensor
+from hipforge.ops.core.checks import require_device, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import new_or_given_mxfp8, written
+from hipforge.ops.core.outputs import new_or_given_mxfp8, require_buffer, written
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -141,11 +141,12 @@ def swiglu_fp8(
     """
     dtype = fp8_dtypes(gate_up.device)[0]
     if _taken.path == "torch":
-        require_apart(next_buffer=next_buffer, gate_up=gate_up)
+        require_buffer(next_buffer, gate_up.shape[0], gate_up.device)
+        q = reference.swiglu_fp8(gate_up, scale_tensor, dtype, fp8_max, alpha, beta, limit, interleaved)
+        (q,) = written(out=(out, q))
         if next_buffer is not None:
             next_buffer.zero_()
-        q = reference.swiglu_fp8(gate_up, scale_tensor, dtype, fp8_max, alpha, beta, limit, interleaved)
-        return written("out", out, q)
+        return q
     if out is None:
         out = _new(gate_up)
     fp8_limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
@@ -200,12 +201,13 @@ def swiglu_mxfp8(
         (torch.Size([2, 32]), torch.Size([2, 1]))
     """
     if _taken.path == "torch":
-        require_apart(next_buffer=next_buffer, gate_up=gate_up)
-        if next_buffer is not None:
-            next_buffer.zero_()
+        require_buffer(next_buffer, gate_up.shape[0], gate_up.device)
         dtype = fp8_dtypes(gate_up.device)[0]
         q, scales = reference.swiglu_mxfp8(gate_up, dtype, alpha, beta, limit, interleaved)
-        return written("out", out, q), written("scale_out", scale_out, scales)
+        q, scales = written(out=(out, q), scale_out=(scale_out, scales))
+        if next_buffer is not None:
+            next_buffer.zero_()
+        return q, scales
     out, scale_out = new_or_given_mxfp8(gate_up, _shape(gate_up), out, scale_out)
     activation = (alpha, beta, math.inf if limit is None else limit, interleaved)
     swiglu_mxfp8_out(out, scale_out, next_buffer, gate_up, *activation, force_scalar)

@@ -137,10 +137,10 @@ def test_refusals_name_argument_value_and_rule():
         (
             (ids, 4, 2),
             {"out": (out[0], out[0][:3], out[2])},
-            "sorted_ids is written and must not share memory with expert_ids",
+            "out.0 is written and must not share memory with out.1",
         ),
-        ((out[0][:4].view(2, 2), 4, 2), {"out": out}, "sorted_ids is written and must not share memory with topk_ids"),
-        ((ids, 4, 2, out[1][:2]), {"out": out}, "expert_ids is written and must not share memory with expert_map"),
+        ((out[0][:4].view(2, 2), 4, 2), {"out": out}, "out.sorted_token_ids is written .* with topk_ids"),
+        ((ids, 4, 2, out[1][:2]), {"out": out}, "out.expert_ids is written and must not share memory with expert_map"),
     ):
         with pytest.raises(GuardError, match=message):
             moe_align_block_size(*arguments, **options)

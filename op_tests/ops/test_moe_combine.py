@@ -149,7 +149,7 @@ def test_refusals_name_argument_value_and_rule():
         ((rows, weights), {"out": torch.zeros(2, 32)[:, ::2]}, "out must be contiguous"),
         ((rows.repeat(1, 2)[:, ::2], weights), {}, "rows must be contiguous"),
         ((rows, weights), {"out": rows[:2]}, "out is written and must not share memory with rows"),
-        ((rows.float(), weights), {"out": weights.flatten()[:2].expand(2, -1)}, "out must have shape"),
+        ((rows.float(), weights), {"out": weights.flatten()[:2].expand(2, -1)}, "out must not be expanded"),
     ):
         with pytest.raises(GuardError, match=message):
             moe_combine(*arguments, **options)

@@ -197,7 +197,7 @@ def test_refusals_name_argument_value_and_rule():
         mxfp4_quantize(x, out=torch.empty(16, 64, dtype=torch.uint8))
     with pytest.raises(GuardError, match="out is written and must not share memory with x"):
         mxfp4_quantize(x, out=x.view(torch.uint8).flatten()[:512].view(16, 32))
-    with pytest.raises(GuardError, match="scale_out is written and must not share memory with out"):
+    with pytest.raises(GuardError, match="out is written and must not share memory with scale_out"):
         out = torch.empty(16, 32, dtype=torch.uint8)
         mxfp4_quantize(x, out=out, scale_out=out.flatten()[:32].view(16, 2))
     for shape in ((8, 64), (16, 32)):

@@ -472,7 +472,7 @@ def test_memory_that_is_written_and_used_twice_is_refused():
         "v_cache is written and must not share memory with v_scale", v_cache=cache, v_scale=pool.view(torch.float32)[:1]
     )
     weight = whole.flatten()[:128]
-    refused("q_out is written and must not share memory with q_weight", q=whole[:3], q_weight=weight)
+    refused("q is written and must not share memory with q_weight", q=whole[:3], q_weight=weight)
     rows = case("rows")
     shared = rows.options["k_scale_shift"]
     with pytest.raises(GuardError, match="k_scale_shift is written and must not share memory with v_scale_shift"):

@@ -129,10 +129,10 @@ def test_refusals_name_argument_value_and_rule():
     inside = gate_up.view(FP8)[0, :128].view(2, 64)
     with pytest.raises(GuardError, match="out is written and must not share memory with gate_up"):
         swiglu_fp8(gate_up, scale, out=inside)
-    with pytest.raises(GuardError, match="block_scales is written and must not share memory with gate_up"):
+    with pytest.raises(GuardError, match="scale_out is written and must not share memory with gate_up"):
         swiglu_mxfp8(gate_up, scale_out=gate_up.view(torch.uint8)[0, :4].view(2, 2))
     out = torch.empty(2, 64, dtype=FP8)
-    with pytest.raises(GuardError, match="block_scales is written and must not share memory with out"):
+    with pytest.raises(GuardError, match="out is written and must not share memory with scale_out"):
         swiglu_mxfp8(gate_up, out=out, scale_out=out.view(torch.uint8)[0, :4].view(2, 2))
     with pytest.raises(GuardError, match="out is written and must not share memory with scale"):
         swiglu_fp8(gate_up, out.view(torch.float32)[0, :1], out=out)

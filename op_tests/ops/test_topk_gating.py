@@ -245,14 +245,14 @@ def test_refusals_name_argument_value_and_rule():
     memory = torch.zeros(128)
     ids = torch.zeros(2, 2, dtype=torch.int32)
     for weights, bad_ids, bias, message in (
-        (logits[0, :4].view(2, 2), ids, None, "weights is written and must not share memory with logits"),
+        (logits[0, :4].view(2, 2), ids, None, "out is written and must not share memory with logits"),
         (
             memory[:4].view(2, 2),
             memory[:4].view(torch.int32).view(2, 2),
             None,
-            "weights .* must not share memory with ids",
+            "out .* must not share memory with ids_out",
         ),
-        (memory[:4].view(2, 2), ids, memory[:64], "weights is written and must not share memory with bias"),
+        (memory[:4].view(2, 2), ids, memory[:64], "out is written and must not share memory with bias"),
     ):
         with pytest.raises(GuardError, match=message):
             topk_gating(logits, 2, out=weights, ids_out=bad_ids, bias=bias)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hipforge.jit.call.tensors import storage_problem
+from hipforge.jit.call.tensors import problem
 from stress.case import Arguments, Rng
 
 DTYPES = tuple(
@@ -159,7 +159,7 @@ def spoilt(rng: Rng, given: Arguments, fixed: tuple[str, ...] = ()) -> Arguments
             way = rng.pick(TENSOR_WAYS)
             # Torch has no such tensor, or it was spoilt so that torch itself would crash on it: it stays as it is.
             with contextlib.suppress(Exception):
-                if storage_problem(value) is None and not value._is_zerotensor() and not value.is_quantized:
+                if problem(value) is None and not value.is_quantized:
                     changed[name] = way(rng, value)
         else:
             changed[name] = rng.pick(WILD)()

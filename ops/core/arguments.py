@@ -7,6 +7,7 @@ annotations.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
@@ -14,14 +15,18 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from numbers import Complex, Real
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
+from hipforge import devices
 from hipforge.errors import GuardError, HipforgeError, OutOfMemoryError
-from hipforge.jit.call import tensors
+from hipforge.jit.call import bench_hook, tensors
+from hipforge.ops.core.checks import require_unexpanded
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +58,11 @@ def blame(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs
     except TypeError:  # too many, missing or unknown arguments: Python's own message is right
         return
     require_annotated(name, signature, given)
-    found = {parameter: value for parameter, value in given.items() if isinstance(value, torch.Tensor)}
+    _require_together(name, tensors_of(given))
+
+
+def _require_together(name: str, found: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors of two devices, and fake ones among real ones."""
     for parameter, value in found.items():
         first = next(iter(found))
         if value.device != found[first].device:
@@ -61,6 +70,81 @@ def blame(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs
                 f"{name}: {parameter} is on {value.device}, but {first} is on {found[first].device}; pass tensors of "
                 "one device"
             )
+        if isinstance(value, FakeTensor) != isinstance(found[first], FakeTensor):
+            fake, real = (parameter, first) if isinstance(value, FakeTensor) else (first, parameter)
+            raise GuardError(
+                f"{name}: {fake} is a FakeTensor, which has no elements, but {real} is a real one; pass real tensors, "
+                "or make all of them with one FakeTensorMode"
+            )
+
+
+def tensors_of(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors among arguments by name; those of a tuple under its name and theirs."""
+    found = {}
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif isinstance(value, tuple):
+            fields = getattr(value, "_fields", range(len(value)))
+            parts = zip(fields, value, strict=True)
+            found |= {f"{name}.{field}": item for field, item in parts if isinstance(item, torch.Tensor)}
+    return found
+
+
+def is_written(name: str, writes: Collection[str], given: Mapping[str, Any]) -> bool:
+    """Return whether a call writes the argument ``name``: one that ``writes`` says, unless its ``*_out`` is given."""
+    owner = name.partition(".")[0]
+    return owner in writes and given.get(f"{owner}_out") is None
+
+
+def require_sound(name: str, given: Mapping[str, Any], writes: Collection[str] = ()) -> None:
+    """Refuse tensors whose memory is not what they say, before any of it is read or written.
+
+    That is a storage that was freed or shortened, a pending sign or conjugate, and memory that is written and that
+    another argument has too. ``x_out`` may be ``x`` itself: ops that have both may work in place.
+
+    Args:
+        name: the op's name.
+        given: its arguments by name.
+        writes: the names of those that it may write.
+
+    Raises:
+        GuardError: it names the argument, or both of them.
+    """
+    if _is_dynamo_compiling():  # traced tensors have no storage
+        return
+    found = tensors_of(given)
+    for parameter, value in found.items():
+        wrong = _tensor_problem(value)
+        if wrong is not None:
+            raise GuardError(f"{name}: argument '{parameter}' {wrong}")
+    _require_together(name, found)
+    memory = {parameter: value for parameter, value in found.items() if has_memory(value)}
+    written = {parameter: value for parameter, value in memory.items() if is_written(parameter, writes, given)}
+    require_unexpanded(**written)
+    for parameter, value in written.items():
+        for other, read in memory.items():
+            if other == parameter or not tensors.may_share(value, read):
+                continue
+            in_place = parameter == f"{other}_out"
+            if in_place and is_same_view(value, read):
+                continue
+            raise GuardError(
+                f"{name}: {parameter} is written and must not share memory with {other}"
+                f"{f', unless it is {other}' * in_place}; pass a tensor of its own"
+            )
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's elements are in memory: neither meta nor fake."""
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor | FunctionalTensor)
+
+
+def is_same_view(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Return whether two tensors have the same elements in the same places."""
+    return one is two or (
+        one.data_ptr() == two.data_ptr() and one.shape == two.shape and one.stride() == two.stride()
+    )
 
 
 def require_annotated(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
@@ -128,17 +212,20 @@ def _sizes(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
 
 
 def require_readable(**named: object) -> None:
-    """Refuse tensors that torch cannot read, each given under its name: sparse, or their storage resized under them.
+    """Refuse tensors that torch cannot read, each given under its name, as :func:`require_sound` does."""
+    require_sound("the call", named)
 
-    Raises:
-        GuardError: it names the argument.
+
+def binding_checks_all() -> bool:
+    """Return whether a kernel's binding is trusted with what :func:`require_sound` asks: on a GPU.
+
+    There every 0.1 us of a call counts, what is not contiguous is copied by :func:`packed`, and nothing else of an
+    argument is read before the binding has seen it.
     """
-    if _is_dynamo_compiling():  # traced tensors have no storage
-        return
-    for name, value in named.items():
-        wrong = _tensor_problem(value) if isinstance(value, torch.Tensor) else None
-        if wrong is not None:
-            raise GuardError(f"argument '{name}' {wrong}")
+    return devices.current().kind == "hip" or _no_launches
+
+
+_no_launches = bench_hook.active()
 
 
 def naming_arguments(function: Callable[P, R]) -> Callable[P, R]:
@@ -150,6 +237,9 @@ def naming_arguments(function: Callable[P, R]) -> Callable[P, R]:
         if _is_dynamo_compiling():
             return function(*args, **kwargs)
         try:
+            if not binding_checks_all():
+                with contextlib.suppress(TypeError):  # missing or unknown ones: the call says it better
+                    require_sound(function.__name__, signature.bind(*args, **kwargs).arguments)
             return function(*args, **kwargs)
         except HipforgeError:
             raise
@@ -201,13 +291,15 @@ def _problem_of_one(kind: Any, value: Any) -> str | None:
 def _tensor_problem(value: Any) -> str | None:
     if not isinstance(value, torch.Tensor):
         return f"must be a torch.Tensor; got {_shown(value)}"
+    if torch.nn.parameter.is_lazy(value):
+        return "must have elements; got an uninitialized parameter: call the layer that owns it once"
     if value.is_nested:
         return "must be a plain tensor; got a nested one"
     if value.layout is not torch.strided:
         return f"must be a strided tensor; got layout {value.layout}: pass to_dense() of it"
     if value.is_quantized:
         return f"must be a plain tensor; got the quantized {value.dtype}: pass dequantize() of it"
-    return tensors.storage_problem(value)
+    return tensors.problem(value)
 
 
 def _is_int(value: Any) -> bool:

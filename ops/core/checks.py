@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.jit.call.tensors import storage_problem
 
 _REAL_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -145,34 +144,9 @@ def require_unexpanded(**named: object) -> None:
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.numel():
             for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
                 if size > 1 and stride == 0:
-                    raise GuardError(f"{name} is written and must not be expanded: its rows share memory; pass a clone")
-
-
-def require_apart(**named: torch.Tensor | None) -> None:
-    """Refuse tensors of which one is written while another is still read: two that share bytes.
-
-    The first of those named is the one that is written.
-    """
-    (written, out), *others = named.items()
-    if out is None or out.is_meta:
-        return
-    for name, other in others:
-        if other is not None and _share_bytes(out, other):
-            raise GuardError(f"{name} must not share memory with {written}, which is written first; pass a clone")
-
-
-def _share_bytes(one: torch.Tensor, two: torch.Tensor) -> bool:
-    spans = []
-    for tensor in (one, two):
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        start = tensor.data_ptr()
-        spans.append((start, start + (last + 1) * tensor.element_size() if tensor.numel() else start))
-    return max(spans[0][0], spans[1][0]) < min(spans[0][1], spans[1][1])
+                    raise GuardError(f"{name} must not be expanded: its rows share memory; pass a clone")
 
 
 def require_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a bias that is not [N] of the result's dtype and device."""
     require_operand("bias", bias, (dtype,), (n,), "[N]", device)
-    wrong = None if torch.compiler.is_dynamo_compiling() else storage_problem(bias)  # torch would read it all the same
-    if wrong is not None:
-        raise GuardError(f"bias {wrong}")

@@ -20,8 +20,15 @@ from hipforge.errors import HipforgeError
 from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch
-from hipforge.ops.core.arguments import blame, bound, named_by, require_annotated, require_readable
-from hipforge.ops.core.checks import require_unexpanded
+from hipforge.ops.core.arguments import (
+    binding_checks_all,
+    blame,
+    bound,
+    is_written,
+    named_by,
+    require_annotated,
+    require_sound,
+)
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.traced import Written, traced_call
 
@@ -65,10 +72,10 @@ def operator(
 
     def decorate(body: Callable[Concatenate[Accepted, P], R]) -> Callable[P, R]:
         name = body.__name__
-        launches: dict[object, Accepted] = {}
-        references: dict[object, Accepted] = {}  # decisions for torch, which accepts what the binding would refuse
+        launches: dict[object, Accepted] = {}  # decisions for a kernel whose binding checks the arguments
+        checked: dict[object, Accepted] = {}  # decisions before which they are checked here, at each call
         dispatch.on_clear(launches.clear)
-        dispatch.on_clear(references.clear)
+        dispatch.on_clear(checked.clear)
         signature = _public_signature(body)
         planned = named_by(plan, signature)
         writes = frozenset((*outs, *mutates, *(() if adds is None else (adds,))))
@@ -78,23 +85,20 @@ def operator(
             return plan(**{each: given[each] for each in planned})
 
         def decide(at: object, *args: Any, **kwargs: Any) -> Accepted | None:
-            accepted = references.get(at) or planner(*args, **kwargs).accepted
+            accepted = checked.get(at) or planner(*args, **kwargs).accepted
             if accepted is None:
                 return None
-            on_torch = accepted.path == "torch"
+            given = signature.bind(*args, **kwargs).arguments
+            require_sound(name, given, writes)
+            if accepted.path == "torch":
+                require_annotated(name, signature, given)
+                if torch.is_grad_enabled():
+                    check_gradients(name, given, [each for each in writes if is_written(each, writes, given)])
             if at is not None:
-                decisions = references if on_torch else launches
+                decisions = launches if accepted.path == "kernel" and binding_checks_all() else checked
                 if len(decisions) >= dispatch.MAX_DECISIONS:
                     decisions.clear()
                 decisions[at] = accepted
-            if on_torch:
-                given = signature.bind(*args, **kwargs).arguments
-                require_readable(**given)
-                require_annotated(name, signature, given)
-                written = [each for each in writes if given.get(f"{each}_out") is None]  # q_out is written, or else q
-                require_unexpanded(**{each: given.get(each) for each in written})
-                if torch.is_grad_enabled():
-                    check_gradients(name, given, written)
             return accepted
 
         def first(accepted: Accepted | None, *args: Any, **kwargs: Any) -> Any:

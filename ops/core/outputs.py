@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hipforge.ops.core.checks import require_out, require_tensor
+from hipforge.ops.core.checks import require_dtype, require_out, require_rank, require_tensor
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 
@@ -40,19 +40,31 @@ def new_or_given_mxfp8(
     return out, scale_out
 
 
-def written(name: str, out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
-    """Return ``out`` with ``value`` written into it, or ``value`` where there is no ``out``.
+def written(**results: tuple[torch.Tensor | None, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return, for each result under its name as (where to write it or None, its value), that memory or the value.
+
+    Nothing is written before everything fits.
 
     Raises:
-        GuardError: ``out`` is not contiguous, or of another shape, dtype (float8_e8m0fnu holds uint8) or device.
+        GuardError: memory that is not contiguous, or of another shape, dtype (float8_e8m0fnu holds uint8) or device.
     """
-    if out is None:
-        return value
-    require_tensor(**{name: out})
-    holds = out.dtype if value.dtype == torch.uint8 and out.dtype == E8M0_DTYPE else value.dtype
-    require_out(out, value.shape, holds, value.device, name)
-    out.view(value.dtype).copy_(value)
-    return out
+    for name, (out, value) in results.items():
+        if out is not None:
+            require_tensor(**{name: out})
+            holds = out.dtype if value.dtype == torch.uint8 and out.dtype == E8M0_DTYPE else value.dtype
+            require_out(out, value.shape, holds, value.device, name)
+    for out, value in results.values():
+        if out is not None:
+            out.view(value.dtype).copy_(value)
+    return tuple(value if out is None else out for out, value in results.values())
+
+
+def require_buffer(buffer: torch.Tensor | None, rows: int, device: torch.device) -> None:
+    """Refuse a ``next_buffer`` that is not contiguous float16 or bfloat16 [rows, columns] on ``device``."""
+    if buffer is not None:
+        require_dtype("next_buffer", buffer, (torch.float16, torch.bfloat16))
+        require_rank("next_buffer", buffer, 2, "[rows, columns]")
+        require_out(buffer, (rows, buffer.shape[1]), buffer.dtype, device, "next_buffer")
 
 
 def written_into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention.family import (
@@ -216,9 +217,9 @@ def run_decode_attention(
         partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=q.device)
     elif splits > 1 and workspace is not None:
         partial, partial_lse = _parts_in(workspace, q, splits)
-    block_tables = None if block_tables is None else block_tables.contiguous()
+    block_tables = None if block_tables is None else packed(block_tables)
     stub(
-        out, lse, partial, partial_lse, q.contiguous(), k, v, block_tables, seqlens.contiguous(), k_scale, v_scale,
+        out, lse, partial, partial_lse, packed(q), k, v, block_tables, packed(seqlens), k_scale, v_scale,
         k_scale_shift, v_scale_shift, cu_seqlens_q, sinks, out_scale, scale_out, num_groups or 0, scale,
         max_seqlen_q or 0, causal, window or 0, softcap or 0.0, configuration.get("block_n", 0),
         configuration["waves"], splits,

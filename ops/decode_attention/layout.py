@@ -18,6 +18,7 @@ import torch
 
 from hipforge import devices
 from hipforge.errors import GuardError
+from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.arguments import require_readable
 from hipforge.ops.core.checks import (
     Described,
@@ -221,7 +222,7 @@ def scale_tensor(name: str, scale: Scale, device: torch.device) -> torch.Tensor:
             return torch.full((1,), float(scale), dtype=torch.float32, device=device)
         return _constant(float(scale), device)
     require_dtype(name, scale, (torch.float32,))
-    return scale.contiguous()
+    return packed(scale)
 
 
 _MAX_CONSTANTS = 256

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.checks import require_device, require_out
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -75,13 +76,13 @@ def decode_attention(
     counts: list[int] | int | None = q.shape[1]
     if cu_seqlens_q is not None and max_seqlen_q is not None:
         require_device("cu_seqlens_q", cu_seqlens_q, q.device)
-        cu_seqlens_q = cu_seqlens_q.contiguous()
+        cu_seqlens_q = packed(cu_seqlens_q)
         counts = token_counts(cu_seqlens_q, q.shape[0], max_seqlen_q)
     if block_tables is not None:
         check_pages(block_tables, seqlens, k, counts, window)
     if sinks is not None:
         require_device("sinks", sinks, q.device)
-        sinks = sinks.contiguous()
+        sinks = packed(sinks)
     if taken.path == "torch":
         call = Call(
             q, k, v, block_tables, seqlens, k_scale, v_scale, k_scale_shift, v_scale_shift, num_groups, scale, causal,

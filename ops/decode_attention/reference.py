@@ -44,6 +44,6 @@ def attend(call: Call, scale_out: torch.Tensor | None = None) -> tuple[torch.Ten
         return to_fp8_static(out, call.out_scale, fp8), lse
     if scale_out is not None:
         quantised, blocks = quantize_mxfp8(out.reshape(-1, out.shape[-2] * out.shape[-1]), fp8)
-        written("scale_out", scale_out, blocks)
+        written(scale_out=(scale_out, blocks))
         return quantised.view(out.shape), lse
     return out, lse

@@ -9,6 +9,7 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core import dispatch
+from hipforge.ops.core.arguments import require_readable
 from hipforge.ops.core.dispatch import Accepted, Refused
 from hipforge.ops.fp8_skinny_gemm import wave_split
 from hipforge.ops.fp8_skinny_gemm.family import ALIGNMENT, FORMATS, MAX_BYTES, Problem
@@ -58,8 +59,10 @@ _IN_ORDER = operator.itemgetter(
 
 
 def _row_major(a: torch.Tensor) -> torch.Tensor:
-    a = a.contiguous()
-    return a.clone() if a.data_ptr() % ALIGNMENT else a
+    if a.is_contiguous() and a.data_ptr() % ALIGNMENT == 0:
+        return a
+    require_readable(a=a)
+    return a.clone(memory_format=torch.contiguous_format)
 
 
 def _column_major(b: torch.Tensor, most: int = MAX_BYTES) -> torch.Tensor:
@@ -68,6 +71,7 @@ def _column_major(b: torch.Tensor, most: int = MAX_BYTES) -> torch.Tensor:
     span = k if n == 1 else (n - 1) * b.stride(1) + k
     if b.stride(0) == 1 and pitch_fits and span <= MAX_BYTES and b.data_ptr() % ALIGNMENT == 0:
         return b
+    require_readable(b=b)
     return b.t().clone(memory_format=torch.contiguous_format).t()
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from hipforge.ops.core.checks import require_apart, require_bias
+from hipforge.ops.core.checks import require_bias
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
@@ -124,7 +124,6 @@ def mxfp4_linear(
     result = new_or_given(out, (m, n), torch.bfloat16, xq.device)
     if bias is not None:
         require_bias(bias, n, torch.bfloat16, xq.device)
-        require_apart(out=out, bias=bias)
     if taken.path == "kernel":
         launch(taken.kernel, taken.configuration, result, xq, x_scale, wq, w_scale, shuffled)
     else:

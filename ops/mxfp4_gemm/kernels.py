@@ -8,7 +8,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.core.alignment import realigned
+from hipforge.ops.core.alignment import packed, realigned
 from hipforge.ops.core.checks import require_choice, require_int
 from hipforge.ops.core.tiles import split_workspace, tile_number
 from hipforge.ops.mxfp4_gemm.family import PARAMETERS, Problem
@@ -59,7 +59,7 @@ def launch(
     shuffled: bool,
 ) -> torch.Tensor:
     """Run a kernel into ``out``; operands off a 16-byte boundary are copied once the kernel has refused them."""
-    operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
+    operands = packed(xq), packed(x_scale), packed(wq), packed(w_scale)
     try:
         if kernel == WAVES:
             m_sub, n_sub, k_splits = (configuration[name] for name in PARAMETERS)

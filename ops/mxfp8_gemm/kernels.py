@@ -10,7 +10,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.core.alignment import realigned
+from hipforge.ops.core.alignment import packed, realigned
 from hipforge.ops.core.checks import require_int, require_tensor
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.tiles import split_workspace
@@ -141,7 +141,7 @@ def _run_gemv(
 ) -> None:
     if xq.size(0) > GEMV_MAX_M:
         raise GuardError(f"the GEMV kernel needs M<={GEMV_MAX_M}; got M={xq.shape[0]}")
-    smallm_mxfp8_gemv_out(out, xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous(), block_n)
+    smallm_mxfp8_gemv_out(out, packed(xq), packed(x_scale), packed(wq), packed(w_scale), block_n)
 
 
 def launch(
@@ -159,10 +159,12 @@ def launch(
     float32 before the one rounding.
     """
     kernel, configuration = taken.kernel, taken.configuration
-    bias = None if bias is None else bias.contiguous()
+    bias = None if bias is None else packed(bias)
     added = () if bias is None else (bias,)
     try:
-        operands = xq.contiguous(), x_scale.contiguous(), wq.contiguous(), w_scale.contiguous()
+        operands = xq, x_scale, wq, w_scale
+        if not (xq.is_contiguous() and x_scale.is_contiguous() and wq.is_contiguous() and w_scale.is_contiguous()):
+            operands = packed(xq), packed(x_scale), packed(wq), packed(w_scale)
         if kernel == "smallm_mxfp8_gemv":
             smallm_mxfp8_gemv_out(out, *operands, configuration["block_n"], *added)
         elif kernel == wave_split.KERNEL:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import torch
 
-from hipforge.ops.core.arguments import require_readable
+from hipforge.ops.core.arguments import binding_checks_all, require_sound
 from hipforge.ops.core.checks import require_choice
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
@@ -65,17 +65,18 @@ def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: 
     """Write the product of operands; rows that no tile covers become zero or stay undefined."""
     require_choice("uncovered", uncovered, ("zero", "undefined"))
     shape = int(parts.num_valid_tokens), parts.w.shape[1]
-    if out is not None:
-        require_readable(out=out)  # torch fills it with zeros before the kernel's own guards see it
+    if taken.path != "kernel":
+        check_indices(parts)
+    elif out is not None and binding_checks_all():  # torch fills it with zeros before the binding sees the others
+        require_sound("the grouped GEMM", {**parts._asdict(), "out": out}, ("out",))
     out = new_or_given(out, shape, torch.bfloat16, parts.a_q.device)
+    if taken.path == "torch":
+        out.copy_(grouped_mm(parts))
+        return out
     if uncovered == "zero":
         out.zero_()
     if taken.path == "kernel":
         launch(taken.kernel, taken.configuration, out, parts)
-        return out
-    check_indices(parts)
-    if taken.path == "torch":
-        out.copy_(grouped_mm(parts))
         return out
     from hipforge.ops.triton import mxfp8_grouped as fallback
 

@@ -8,6 +8,7 @@ import torch
 
 from hipforge import devices
 from hipforge.errors import GuardError
+from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.checks import require_dtype, require_operand
 from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
@@ -35,8 +36,8 @@ class Operands(NamedTuple):
 
     def contiguous(self) -> Operands:
         """Return the operands with contiguous tensors, as stubs take them."""
-        packed: list[Any] = [part.contiguous() if isinstance(part, torch.Tensor) else part for part in self]
-        return Operands(*packed)
+        parts: list[Any] = [packed(part) if isinstance(part, torch.Tensor) else part for part in self]
+        return Operands(*parts)
 
     @property
     def tensors(self) -> SevenTensors:

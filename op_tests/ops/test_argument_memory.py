@@ -1,0 +1,114 @@
+"""Every tensor of every op is looked at before any memory is read or written: freed, shortened, signed, or shared."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from stress import calls
+from stress.case import Arguments, Op, Rng
+
+import hipforge
+from hipforge import GuardError
+from hipforge.jit.call import tensors
+
+OPS = {op.name: op for op in calls.OPS}
+
+
+def padded(x: torch.Tensor) -> torch.Tensor:
+    """The same elements in rows that are longer, as a slice of a fused projection has them."""
+    if x.dim() < 2:
+        return x.clone()
+    wide = torch.zeros((*x.shape[:-1], x.shape[-1] + 16), dtype=x.dtype)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+def resized(x: torch.Tensor, part: float) -> torch.Tensor:
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
+    x.untyped_storage().resize_(int(last * x.element_size() * part))
+    return x
+
+
+SPOILT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "freed": lambda x: resized(x.clone(), 0),
+    "freed view": lambda x: resized(padded(x), 0),
+    "shortened": lambda x: resized(x.clone(memory_format=torch.contiguous_format), 0.5),
+    "shortened view": lambda x: resized(padded(x), 0.5),
+    "signed": lambda x: torch._neg_view(x.clone()),
+}
+
+
+def good(op: Op, accept: Callable[[Arguments], bool] = lambda given: True) -> Arguments:
+    """Arguments of a call that returns a result, as many of them given as can be."""
+    best: Arguments = {}
+    for number in range(60):
+        given = op.make(Rng(11, number))
+        tensors_in = [value for value in given.values() if isinstance(value, torch.Tensor)]
+        if all(value.numel() for value in tensors_in) and accept(given) and len(tensors_in) > len(best):
+            best = given
+    return best
+
+
+def call(op: Op, given: Arguments) -> object:
+    return (op.call or getattr(hipforge, op.name))(**given)
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+@pytest.mark.parametrize("name", OPS)
+def test_memory_that_is_not_what_it_says_is_refused(name: str, spoil: str, path: str) -> None:
+    op = OPS[name]
+    given = good(op)
+    for argument, value in given.items():
+        if not isinstance(value, torch.Tensor) or argument in op.fixed:
+            continue
+        spoilt = {**copy.deepcopy(given), argument: SPOILT[spoil](value)}
+        before = {key: other.clone() for key, other in spoilt.items() if tensor_is_sound(other)}
+        try:
+            result = call(op, spoilt)
+        except GuardError:
+            for key, other in before.items():
+                assert calls.bits(other) == calls.bits(spoilt[key]), f"{key} was written, then {argument} refused"
+        else:
+            assert result is None, f"{argument} was taken"
+
+
+def tensor_is_sound(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and tensors.problem(value) is None
+
+
+def over(value: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for ``value`` that begins in the last bytes of ``other``'s, and a copy of ``other`` there."""
+    flat = other.contiguous().reshape(-1).view(torch.uint8)
+    needed = value.numel() * value.element_size()
+    pool = torch.zeros(flat.numel() + needed + 64, dtype=torch.uint8)
+    pool[: flat.numel()] = flat
+    at = (flat.numel() - 1) // 16 * 16
+    memory = pool[at : at + needed].view(value.dtype).view(value.shape)
+    return memory, pool[: flat.numel()].view(other.dtype).view(other.shape)
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.writes])
+def test_what_is_written_shares_no_byte_with_another_argument(name: str, path: str) -> None:
+    op = OPS[name]
+    given = good(op, lambda made: any(made.get(each) is not None for each in op.writes))
+    pairs = [
+        (written, other)
+        for written in op.writes
+        for other in given
+        if given.get(written) is not None and other != written and isinstance(given[other], torch.Tensor)
+    ]
+    for written, other in pairs:
+        shared = copy.deepcopy(given)
+        shared[written], shared[other] = over(given[written], given[other])
+        before = {key: value.clone() for key, value in shared.items() if isinstance(value, torch.Tensor)}
+        try:
+            result = call(op, shared)
+        except GuardError:
+            for key, value in before.items():
+                assert calls.bits(value) == calls.bits(shared[key]), f"{key} was written all the same"
+        else:
+            complaint = None if result is None else op.judge({**shared, **before}, result, shared)
+            assert complaint is None, f"{written} over {other}: {complaint}"
