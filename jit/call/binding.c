@@ -669,6 +669,75 @@ static PyObject* call_variant(Entry* self, PyObject* const* args) {
   return result;
 }
 
+/* ---- what is written shares no byte with another argument, unless both are one and the same view ---- */
+
+enum { MAX_NESTED = 8 }; /* axes of more than one element that are told apart; of more, spans decide */
+
+typedef struct {
+  uint64_t begin, end;
+  int64_t stride[MAX_NESTED], count[MAX_NESTED], below[MAX_NESTED + 1]; /* bytes; longest first; span from an axis on */
+  int32_t axes;
+} Footprint;
+
+static int footprint(const hf_tensor* tensor, Footprint* out) {
+  const int64_t bytes = dtype_bytes(tensor->dtype);
+  out->axes = 0;
+  for (int32_t i = 0; i < tensor->ndim; ++i) {
+    if (tensor->shape[i] == 1) continue;
+    if (out->axes == MAX_NESTED) return 0;
+    int32_t at = out->axes++;
+    const int64_t stride = tensor->strides[i] * bytes;
+    for (; at > 0 && out->stride[at - 1] < stride; --at)
+      out->stride[at] = out->stride[at - 1], out->count[at] = out->count[at - 1];
+    out->stride[at] = stride, out->count[at] = tensor->shape[i];
+  }
+  out->below[out->axes] = bytes;
+  for (int32_t at = out->axes; at-- > 0;) out->below[at] = out->below[at + 1] + (out->count[at] - 1) * out->stride[at];
+  return 1;
+}
+
+/* Whether b, which starts `offset` bytes after a, may share a byte with it, both from axis `at` on. */
+static int may_meet(const Footprint* a, const Footprint* b, int32_t at, int64_t offset) {
+  if (offset >= a->below[at] || -offset >= b->below[at]) return 0;
+  if (at == a->axes || at == b->axes || a->stride[at] != b->stride[at]) return 1;
+  const int64_t step = a->stride[at];
+  if (step < a->below[at + 1] || step < b->below[at + 1] || step <= 0) return 1;
+  const int64_t rest = (offset % step + step) % step;
+  return may_meet(a, b, at + 1, rest) || may_meet(a, b, at + 1, rest - step);
+}
+
+static int same_view(const hf_tensor* a, const hf_tensor* b) {
+  const size_t bytes = (size_t)a->ndim * sizeof(int64_t);
+  return a->data == b->data && a->dtype == b->dtype && a->ndim == b->ndim && !memcmp(a->shape, b->shape, bytes) &&
+         !memcmp(a->strides, b->strides, bytes);
+}
+
+static int check_apart(Entry* self, const hf_arg* args) {
+  uint64_t begin[MAX_ARGS], end[MAX_ARGS];
+  for (Py_ssize_t i = 0; i < self->count; ++i) {
+    begin[i] = end[i] = 0;
+    if (args[i].kind != HF_KIND_TENSOR) continue;
+    begin[i] = (uint64_t)(uintptr_t)args[i].value.tensor.data;
+    end[i] = begin[i] + extent_bytes(&args[i].value.tensor);
+  }
+  for (Py_ssize_t i = 0; i < self->count; ++i) {
+    if (!self->writable[i] || begin[i] == end[i]) continue;
+    for (Py_ssize_t j = 0; j < self->count; ++j) {
+      if (j == i || begin[j] == end[j] || begin[i] >= end[j] || begin[j] >= end[i]) continue;
+      const hf_tensor *written = &args[i].value.tensor, *other = &args[j].value.tensor;
+      Footprint one, two;
+      if (same_view(written, other)) continue;
+      if (footprint(written, &one) && footprint(other, &two) && !may_meet(&one, &two, 0, (int64_t)(begin[j] - begin[i])))
+        continue;
+      PyErr_Format(self->env->errors[HF_ERROR_GUARD],
+                   "%s: %s is written and must not share memory with %s; pass a tensor of its own", self->name,
+                   self->texts[i], self->texts[j]);
+      return -1;
+    }
+  }
+  return 0;
+}
+
 static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t given, PyObject* kwnames) {
   Entry* self = (Entry*)object;
   const Binder* env = self->env;
@@ -698,6 +767,7 @@ static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t 
   int status = 0;
   for (Py_ssize_t i = 0; i < self->count && !status; ++i)
     status = convert(self, i, args[i], &converted[i], &device_index, &dims, &recording);
+  if (status == 0) status = check_apart(self, converted);
   if (status == 0) {
     status = on_gpu(env)                   ? run_on_gpu(self, &call, device_index)
              : env->target == ON_EMULATOR ? run_on_emulator(self, &call)

@@ -73,6 +73,39 @@ def test_resolved_signs_are_taken_and_read_with_them(bound):
     assert facts[2] == x.data_ptr() and x.tolist() == [-1, -1, -1]
 
 
+# ---- memory that is written ------------------------------------------------------------------------------------------
+
+POOL = torch.arange(64)
+SHARED = {
+    # name: (what is written, another argument, whether they may share a byte)
+    "one and the same": (POOL[:8], POOL[:8], False),
+    "a later start": (POOL[:8], POOL[4:12], True),
+    "another dtype": (POOL[:8], POOL[:8].view(torch.int32), True),
+    "end to end": (POOL[:8], POOL[8:16], False),
+    "alternating rows": (POOL.view(8, 8)[::2], POOL.view(8, 8)[1::2], False),
+    "halves of rows": (POOL.view(8, 8)[:, :4], POOL.view(8, 8)[:, 4:], False),
+    "halves and a column more": (POOL.view(8, 8)[:, :4], POOL.view(8, 8)[:, 3:7], True),
+    "layers of one pool": (POOL.view(4, 2, 8)[:, 0], POOL.view(4, 2, 8)[:, 1], False),
+    "transposed": (POOL.view(8, 8)[:4], POOL.view(8, 8).t()[:4], True),
+    "nothing": (POOL[:0], POOL, False),
+    "an expanded one": (POOL.view(8, 8)[1:3], POOL[8:9].expand(3, 8), True),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_what_is_written_is_apart_from_every_other_argument(bound, case):
+    written, other, shared = SHARED[case]
+    assert tensors.may_share(written, other) == (shared or case == "one and the same")
+    call, counts = bound(count_extents, mutates=("out", "x")), torch.zeros(8, dtype=torch.int64)
+    call(counts, None, other)
+    if shared:
+        with pytest.raises(GuardError, match="count_extents: x is written and must not share memory with y"):
+            call(counts, written, other)
+    else:
+        call(counts, written, other)
+    bound(count_extents)(counts, written, other)  # both are read
+
+
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
