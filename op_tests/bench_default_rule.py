@@ -22,15 +22,16 @@ from typing import Any
 
 from hipforge import archs
 from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.kernel import best
 from hipforge.ops.mxfp4_gemm import rule as mxfp4_rule
 from hipforge.ops.mxfp4_gemm.tuner import TUNER as MXFP4
-from hipforge.ops.mxfp8_gemm import few_rows, tile_kernel
+from hipforge.ops.mxfp8_gemm.kernels import GEMV, KERNELS, MFMA
 from hipforge.ops.mxfp8_gemm.tuner import TUNER as MXFP8
-from hipforge.ops.mxfp8_gemm.tuner import WAVE_LOOP
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape
 from hipforge.tuning.shortlist import modelled_on_operands
 
 ARCH = "gfx950"
+CU_COUNT = archs.get(ARCH).cu_count
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,28 @@ class Rule:
     """A default rule: its tuner, itself, and the kernels that it chooses from."""
 
     tuner: Any
-    choose: Callable[[int, int, int, int], Choice]
+    choose: Callable[[Cell], Choice]
     kernels: frozenset[str]
 
 
 RULES = {
-    "mxfp8_gemm": Rule(MXFP8, few_rows.default_choice, frozenset({*WAVE_LOOP, tile_kernel.KERNEL})),
-    "mxfp4_gemm": Rule(MXFP4, mxfp4_rule.default_choice, frozenset({mxfp4_rule.WAVES, mxfp4_rule.TILED.name})),
+    "mxfp8_gemm": Rule(
+        MXFP8,
+        lambda cell: best(KERNELS, cell, ARCH, CU_COUNT),
+        frozenset(kernel.name for kernel in KERNELS if kernel not in (GEMV, MFMA)),
+    ),
+    "mxfp4_gemm": Rule(
+        MXFP4,
+        lambda cell: mxfp4_rule.default_choice(*cell.key, CU_COUNT),
+        frozenset({mxfp4_rule.WAVES, mxfp4_rule.TILED.name}),
+    ),
 }
 
 
 def regret(rule: Rule, cell: Cell) -> float:
     """Return the modelled time of the rule's choice over that of the fastest configuration; prints both."""
     modelled = modelled_on_operands(rule.tuner, cell, ARCH)
-    chosen = rule.choose(cell.m, cell.n, cell.k, archs.get(ARCH).cu_count)
+    chosen = rule.choose(cell)
     tried = [one for one in rule.tuner.candidates(cell, ARCH) if one.kernel in rule.kernels and one != chosen]
     us = modelled(chosen, cell, ARCH)[0]
     others = [(modelled(one, cell, ARCH)[0], str(one)) for one in tried]

@@ -25,7 +25,7 @@ from hipforge.emulator import library
 from hipforge.emulator import triton as emulated
 from hipforge.emulator.configuration import Options
 from hipforge.jit.cache import store as cache
-from hipforge.ops.mxfp8_gemm.kernels import smallm_mxfp8_gemv
+from hipforge.ops.mxfp8_gemm import smallm_mxfp8_gemv
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.ops.triton.mxfp8_kernels import mxfp8_dot_scaled_kernel

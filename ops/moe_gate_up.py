@@ -15,7 +15,8 @@ from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8
-from hipforge.ops.mxfp8_gemm.wave_split import K_STEP, MOST_STEPS
+from hipforge.ops.mxfp8_gemm.kernels.wave_split import MOST_STEPS
+from hipforge.ops.mxfp8_gemm.raw import K_STEP
 from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear, wave_split
 from hipforge.ops.mxfp8_grouped.family import GROUPED
 from hipforge.ops.mxfp8_grouped.kernels import launch_aligned

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from hipforge.errors import ConfigError
 from hipforge.jit import loader
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
+from hipforge.ops.core.kernel import Pipeline
 from hipforge.tuning import model
 from hipforge.tuning.cases import Cell, cells, parse_shape, read_untuned
 from hipforge.tuning.driver import command_for
@@ -32,23 +32,6 @@ Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """What the model has to know of a kernel's code; the attributes are those of :class:`hipforge.tuning.model.Work`.
-
-    Attributes:
-        in_flight_bytes: weight bytes that one wave requests ahead, on average over the waves of a work-group.
-        restarts: how often a wave fills its pipeline.
-        matrix_waves: waves of a work-group that have matrix instructions; None for all of them.
-        busiest: what the busiest work-group does, over what the average one does.
-    """
-
-    in_flight_bytes: int
-    restarts: int = 1
-    matrix_waves: int | None = None
-    busiest: float = 1.0
-
-
 def gemm_tuner(
     family: Family[Any],
     *,
@@ -57,7 +40,7 @@ def gemm_tuner(
     quantize: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]],
     reference: Callable[[Operands], torch.Tensor],
     run: Callable[[Choice, Operands], torch.Tensor],
-    pipeline: Callable[[Choice, Cell, str], Pipeline],
+    pipeline: Callable[[Choice, Cell, str], Pipeline] | None = None,
     weight: str = "Wq",
     **more: Any,
 ) -> Tuner[Cell, Operands]:
@@ -70,7 +53,7 @@ def gemm_tuner(
         quantize: (a float matrix, architecture) -> (elements, scales).
         reference: operands -> float32 product of the same bits.
         run: launches a candidate on operands.
-        pipeline: how a candidate streams the weight of a cell on an architecture.
+        pipeline: how a candidate streams the weight of a cell on an architecture, where the kernels do not say it.
         weight: the weight's name in the modules' entries.
         **more: further attributes of :class:`~hipforge.tuning.tuner.Tuner`.
     """
@@ -87,11 +70,19 @@ def gemm_tuner(
 
             with emulator.counters() as collector:
                 got = run(choice, parts)
-            launches = works(collector.result, pipeline(choice, cell, arch), weight)
+            launches = works(collector.result, streams(choice, cell, arch), weight)
             return launches, relative_error(got, expected)
 
         return counted
 
+    def by_kernel(choice: Choice, cell: Cell, arch: str) -> Pipeline:
+        described = family.kernel(choice.kernel).pipeline
+        assert described is not None, f"{choice.kernel} says no pipeline"
+        return described(choice.configuration, cell, arch)
+
+    streams = pipeline or by_kernel
+    if family.kernels:
+        more.setdefault("loop", lambda name: family.kernel(name).loop or name)
     return Tuner(
         family=family,
         max_error=max_error,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hipforge.errors import ConfigError
 from hipforge.jit.cache import locks
-from hipforge.ops.core.tuned import Key, TableSchema, Value, key_of, read_rows
+from hipforge.ops.core.tuned import Key, TableSchema, Value, former_of, key_of, read_rows
 
 Row = Mapping[str, Value]
 
@@ -75,7 +75,7 @@ def read_existing(schema: TableSchema, path: Path) -> dict[Key, Row]:
         return {}
     with path.open(encoding="utf-8-sig") as stream:
         header = tuple(name.strip() for name in stream.readline().strip().split(","))
-    if header in schema.legacy:
+    if former_of(schema, header) is not None:
         raise ConfigError(
             f"{path} has the header {','.join(header)}, which is read but not written; choose another output file"
         )

@@ -11,6 +11,7 @@ import torch
 
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
+from hipforge.ops.core.kernel import choice_of, spelled
 from hipforge.ops.core.tuned import Key, Value
 from hipforge.tuning import model, timing
 
@@ -51,7 +52,8 @@ class Tuner(Generic[C, O]):
             the run that they come from.
         copies: operands and how many calls' worth of them to rotate over on a GPU -> so many operands.
         bytes_per_call: bytes that a call reads from its operands.
-        columns: a candidate's values of the configuration columns, ``use_hip`` left out.
+        columns: a candidate's values of the configuration columns, ``use_hip`` left out, where rows do not name one of
+            the family's kernels and its configuration.
         given: values of further columns that the cell decides.
         baselines: microseconds of (stock, best) alternatives over copies of the operands, on a GPU.
         bound: (candidate, cell, machine) -> seconds that the model never goes below, known without running it; where
@@ -72,7 +74,7 @@ class Tuner(Generic[C, O]):
     count: Callable[[C, str], Counted]
     copies: Callable[[O, int], Sequence[O]]
     bytes_per_call: Callable[[O], int]
-    columns: Callable[[Choice], Mapping[str, Value]] = lambda choice: choice.configuration
+    columns: Callable[[Choice], Mapping[str, Value]] | None = None
     given: Callable[[C], Mapping[str, Value]] = lambda cell: {}
     baselines: Callable[[C, Sequence[O]], Baselines] = no_baselines
     bound: Callable[[Choice, C, model.Machine], float] | None = None
@@ -82,11 +84,25 @@ class Tuner(Generic[C, O]):
 
     def candidates(self, cell: C, arch: str) -> list[Choice]:
         """Return what is tried for a cell: by the bound, if there is one, and no more than ``most_trials``."""
-        found: list[Choice] = self.family.candidates(cell, arch)
+        found = self.family.choices(cell, arch)
         lowest = self.bound
         if lowest is not None:
             found = sorted(found, key=lambda choice: lowest(choice, cell, MACHINES[arch]))
         return found[: self.most_trials]
+
+    def row_of(self, choice: Choice) -> Mapping[str, Value]:
+        """Return the columns of a row that name a choice."""
+        if self.columns is not None:
+            return self.columns(choice)
+        if not self.family.kernels:
+            return choice.configuration
+        return {"kernel": choice.kernel, "config": spelled(choice.configuration)}
+
+    def names(self, row: Mapping[str, Value], choice: Choice) -> bool:
+        """Return whether a row names a choice."""
+        if self.family.kernels and self.columns is None:
+            return choice_of(self.family.kernels, row) == choice
+        return all(row[name] == value for name, value in self.row_of(choice).items())
 
     def key(self, cell: C, arch: str, cu_num: int) -> Key:
         """Return the key of a cell's row."""

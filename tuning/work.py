@@ -90,7 +90,7 @@ def row_for(
     wins = us is None or best_us is None or best_us > us * (1 + min_improvement_pct / 100)
     row: dict[str, Value] = {
         **dict(zip(table.key_names, tuner.key(cell, *device), strict=True)),
-        **tuner.columns(trial.candidate),
+        **tuner.row_of(trial.candidate),
         **tuner.given(cell),
         "us": us,
         "model_us": None if measured else trial.model_us,
@@ -100,10 +100,6 @@ def row_for(
         "source": source,
     }
     return {**row, "use_hip": int(wins)} if "use_hip" in table.header else row
-
-
-def _is_of(tuner: Tuner[C, O], old: Mapping[str, Value], choice: Choice) -> bool:
-    return all(old[name] == value for name, value in tuner.columns(choice).items())
 
 
 def keep_old(
@@ -116,7 +112,7 @@ def keep_old(
     if old is None or trials[0].seconds is None:
         return None
     for trial in trials:
-        if _is_of(tuner, old, trial.candidate) and trial.seconds is not None:
+        if tuner.names(old, trial.candidate) and trial.seconds is not None:
             gain = least_gain(trial.candidate, trials[0].candidate)
             return trial if trial.seconds <= trials[0].seconds * (1 + gain) else None
     return None
@@ -135,7 +131,7 @@ def _search(tuner: Tuner[C, O], task: Task) -> tuple[list[Trial], str, Baselines
     trials = search(counted, found, tuner.max_error, bound=bound)
     old = task.old if task.compare else None
     timed, source = time_trials(
-        tuner, cell, arch, counted, trials, lambda choice: old is not None and _is_of(tuner, old, choice)
+        tuner, cell, arch, counted, trials, lambda choice: old is not None and tuner.names(old, choice)
     )
     return timed, source, None
 

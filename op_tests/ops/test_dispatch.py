@@ -65,20 +65,16 @@ def calls(monkeypatch):
     """The launches that would be made, as (kernel, tensors, parameters); outputs are filled with the reference."""
     made = []
 
-    def fill(out, arguments):
-        bias = arguments[-1] if getattr(arguments[-1], "dtype", None) == torch.bfloat16 else 0
-        out.copy_(mxfp8_mm(*arguments[:4], out_dtype=torch.float32) + bias)
+    def recorded(kernel):
+        def launch(out, *arguments):
+            made.append((kernel.name, (out, *arguments[:4]), arguments[5:]))
+            bias = 0 if arguments[4] is None else arguments[4]
+            out.copy_(mxfp8_mm(*arguments[:4], out_dtype=torch.float32) + bias)
 
-    def gemv(out, *arguments):
-        made.append(("gemv", (out, *arguments[:4]), arguments[4:]))
-        fill(out, arguments)
+        return dataclasses.replace(kernel, launch=launch)
 
-    def mfma(out, *arguments):
-        made.append(("mfma", (out, *arguments[:4]), arguments[4:]))
-        fill(out, arguments)
-
-    monkeypatch.setattr(kernels, "smallm_mxfp8_gemv_out", gemv)
-    monkeypatch.setattr(kernels, "smallm_mxfp8_mfma_out", mfma)
+    for kernel in kernels.KERNELS:
+        monkeypatch.setitem(kernels.BY_NAME, kernel.name, recorded(kernel))
     return made
 
 
@@ -107,19 +103,17 @@ def test_reference_device_is_none_and_linear_computes_in_torch(monkeypatch, call
     assert not calls
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 7, 9, 15])
-def test_untuned_small_m_takes_the_gemv_as_it_is(calls, m):
+@pytest.mark.parametrize(("n", "k"), [(N, K), (2048, 2880), (640, 2048), (9216, 512)])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9, 16])
+def test_untuned_m_up_to_16_takes_what_the_other_ops_take_and_nothing_is_padded(calls, m, n, k):
+    given = meta_operands(m, n, k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hipforge.ops.core.dispatch.target_of", lambda device: ("gfx950", 256))
+        ours, gemm, linear = (explain(op, *given) for op in (ops.mxfp8_gemv, ops.mxfp8_gemm, ops.mxfp8_linear))
+    assert ours.kernel == gemm.kernel == linear.kernel and ours.configuration == gemm.configuration
     y = ops.mxfp8_gemv(*operands(m))
-    [(kernel, tensors, parameters)] = calls
-    assert (kernel, parameters) == ("gemv", (8,))
-    assert y.shape == (m, N) and tensors[1].shape == (m, K)  # nothing is padded
-
-
-@pytest.mark.parametrize(("k", "k_splits"), [(1024, 4), (768, 2), (896, 1), (96, 1), (1056, 1), (1504, 4)])
-@pytest.mark.parametrize("m", [8, 16])
-def test_untuned_8_and_16_take_mfma_with_splits_that_divide_the_k_steps(m, k, k_splits):
-    shown = explain(ops.mxfp8_gemv, *operands(m, k=k))
-    assert (shown.kernel, dict(shown.configuration)) == ("smallm_mxfp8_mfma", {"n_sub": 1, "k_splits": k_splits})
+    [(_, tensors, _)] = calls
+    assert y.shape == (m, N) and tensors[1].shape == (m, K)
 
 
 @pytest.mark.parametrize("m", [17, 20, 31, 32, 33, 48, 63, 64])
@@ -139,9 +133,9 @@ def test_a_tuned_row_decides_before_the_defaults(table, calls):
     path = table(f"4,{N},{K},mfma,0,2,4,1", f"8,{N},{K},gemv,32,0,0,1")
     ops.mxfp8_gemv(*operands(4))
     ops.mxfp8_gemv(*operands(8))
-    assert [(kernel, parameters[-2:]) for kernel, _, parameters in calls] == [("mfma", (2, 4)), ("gemv", (32,))]
+    assert [(kernel[13:], parameters[-2:]) for kernel, _, parameters in calls] == [("mfma", (2, 4)), ("gemv", (32,))]
     shown = explain("mxfp8_gemv", *operands(8))
-    assert shown.file == (path, 3) and shown.row["block_n"] == 32
+    assert shown.file == (path, 3) and shown.row["config"] == "block_n=32"
 
 
 def test_use_hip_0_is_none_and_says_where(table, calls):
@@ -156,7 +150,7 @@ def test_m_between_16_and_64_follows_the_next_larger_tuned_m(table, calls):
     table(f"32,{N},{K},mfma,0,1,2,1", f"64,{N},{K},mfma,0,4,1,1")
     for m, parameters in ((17, (1, 2)), (31, (1, 2)), (32, (1, 2)), (33, (4, 1)), (63, (4, 1)), (64, (4, 1))):
         ops.mxfp8_gemv(*operands(m))
-        assert calls[-1][0] == "mfma" and calls[-1][2][-2:] == parameters, m
+        assert calls[-1][0] == "smallm_mxfp8_mfma" and calls[-1][2][-2:] == parameters, m
     assert "next larger M (64)" in explain(ops.mxfp8_gemv, *operands(33)).reason
 
 
@@ -202,8 +196,8 @@ def test_failures_of_the_kernel_are_raised_not_turned_into_none(monkeypatch):
     def broken(*args):
         raise BuildError("no compiler today")
 
-    monkeypatch.setattr(kernels, "smallm_mxfp8_gemv_out", broken)
-    monkeypatch.setattr(kernels.k_packed, "mxfp8_k_packed_out", broken)
+    for kernel in kernels.KERNELS:
+        monkeypatch.setitem(kernels.BY_NAME, kernel.name, dataclasses.replace(kernel, launch=broken))
     with pytest.raises(BuildError, match="no compiler today"):
         ops.mxfp8_gemv(*operands(1))
     with pytest.raises(BuildError, match="no compiler today"):
@@ -212,7 +206,7 @@ def test_failures_of_the_kernel_are_raised_not_turned_into_none(monkeypatch):
 
 def test_a_malformed_table_is_an_error_at_the_first_call(table):
     table("1,48,1024,gemv,9,0,0,1")
-    with pytest.raises(ConfigError, match=r"table\.csv:2: a gemv row needs block_n in"):
+    with pytest.raises(ConfigError, match=r"table\.csv:2: a row of smallm_mxfp8_gemv needs block_n of"):
         ops.mxfp8_gemv(*operands(1))
 
 
@@ -265,12 +259,11 @@ def test_split_k_gets_a_workspace_of_partial_sums(table, calls):
 
 
 @pytest.mark.parametrize("m", [0, 1, 16, 33, 100])
-def test_linear_always_returns_a_tensor(calls, m):
+def test_linear_always_returns_a_tensor(m):
     args = operands(m)
     y = ops.mxfp8_linear(*args)
     # bf16 keeps 8 bits: sums in another order may round to a neighbour, 2^-7 away at most.
     torch.testing.assert_close(y, mxfp8_mm(*args), rtol=2**-7, atol=1e-4)
-    assert not calls, "without a row K is split over waves, and past M = 64 there are tiles"
 
 
 @pytest.mark.parametrize("m", [4, 100])
@@ -333,7 +326,7 @@ def test_the_op_runs_exactly_what_explain_shows(table, calls):
         assert (y is None) == (shown.path == "none") == (not calls)
         if calls:
             [(kernel, _, parameters)] = calls
-            assert shown.kernel == f"smallm_mxfp8_{kernel}"
+            assert shown.kernel == kernel
             assert tuple(shown.configuration.values()) == tuple(p for p in parameters if isinstance(p, int))
 
 

@@ -19,9 +19,8 @@ from helpers.mxfp8_cases import (
 
 from hipforge import emulator
 from hipforge.errors import GuardError
-from hipforge.ops.core.dispatch import Accepted
-from hipforge.ops.mxfp8_gemm import FAMILY, k_packed, mxfp8_k_packed, mxfp8_k_packed_out
-from hipforge.ops.mxfp8_gemm.kernels import launch
+from hipforge.ops.mxfp8_gemm import mxfp8_k_packed, mxfp8_k_packed_out
+from hipforge.ops.mxfp8_gemm.kernels import k_packed, launch
 
 pytestmark = pytest.mark.gfx942
 
@@ -114,9 +113,8 @@ def test_dispatch_copies_scales_that_lie_off_four_bytes_and_the_raw_op_refuses_t
     moved = case.but(xs=embedded(case.xs, 0xFF, margin=61), ws=embedded(case.ws, 0xFF, margin=63))
     with pytest.raises(GuardError, match="must be aligned to 4 bytes"):
         run(moved, 8)
-    chosen = k_packed.choice(8, 1, 2)
-    taken = Accepted("kernel", chosen.kernel, chosen.configuration, "for a test")
-    assert_bits(launch(taken, moved.out(), *moved.args()), oracle(case, arch))
+    chosen = k_packed.K_PACKED.choice({"columns": 8, "groups": 1, "waves": 2})
+    assert_bits(launch(chosen, moved.out(), *moved.args()), oracle(case, arch))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,7 @@ def test_dispatch_copies_scales_that_lie_off_four_bytes_and_the_raw_op_refuses_t
         (4, 2048 + 128, {"columns": 8}, "K must be a multiple of 256 with 8 columns"),
         (4, 2048, {"columns": 16}, "columns must be 4 or 8; got 16"),
         (4, 2048, {"waves": 3}, "waves must be 1, 2, 4, 8 or 16; got 3"),
-        (4, 2048, {"groups": 0}, "groups must be at least 1"),
+        (4, 2048, {"groups": 0}, "groups must be 1 to 16; got 0"),
         (4, 2048, {"groups": 5, "waves": 4}, "groups times waves at most 16; got groups = 5, waves = 4"),
     ),
 )
@@ -136,12 +134,3 @@ def test_what_the_kernel_does_not_take_is_refused(m: int, k: int, given: dict[st
     case = integers(m, 16, k)
     with pytest.raises(GuardError, match=message):
         mxfp8_k_packed(*case.args(), **given)
-
-
-def test_the_table_refuses_rows_that_the_kernel_would() -> None:
-    check = FAMILY.table.check
-    good = {"M": 4, "K": 2048, "kernel": "k_packed", "block_n": 8, "n_sub": 2, "k_splits": 4}
-    assert check is not None and check(good) is None
-    splits = ({"n_sub": 0}, {"n_sub": 5}, {"k_splits": 3}, {"k_splits": 16})
-    for wrong in ({"block_n": 16}, {"M": 9}, {"K": 2176}, *splits):
-        assert "a k_packed row needs" in str(check({**good, **wrong}))

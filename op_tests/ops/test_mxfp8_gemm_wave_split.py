@@ -27,7 +27,7 @@ import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.mxfp8_gemm import mxfp8_gemm, mxfp8_linear, mxfp8_wave_split, mxfp8_wave_split_out
-from hipforge.ops.mxfp8_gemm.wave_split import ROWS, WAVES, max_waves
+from hipforge.ops.mxfp8_gemm.kernels.wave_split import ROWS, WAVES, max_waves
 
 pytestmark = pytest.mark.gfx942
 

@@ -10,6 +10,7 @@ from hipforge.cli import tune
 from hipforge.errors import ConfigError
 from hipforge.jit import registry
 from hipforge.ops.core.tuned import clear_tables, load_table, read_rows, read_table
+from hipforge.ops.mxfp8_gemm.family import FAMILY
 from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, cells
 
@@ -44,7 +45,7 @@ def test_rows_are_typed_and_remember_where_they_stand(tmp_path):
     table = read_table(MXFP8_GEMM, [path])
     row = table.find("gfx950", 256, 16, 1536, 6144)
     assert (row.file, row.line) == (path, 4)
-    assert (row.values["kernel"], row.integer("k_splits"), row.values["us"]) == ("mfma", 8, 5.2)
+    assert (row.values["config"], row.integer("use_hip"), row.values["us"]) == ("n_sub=1;k_splits=8", 1, 5.2)
     assert table.find("gfx950", 256, 1, 1536, 6144).values["us"] is None
     assert table.find("gfx942", 256, 16, 1536, 6144) is None
     assert table.find("gfx950", 128, 16, 1536, 6144) is None
@@ -54,7 +55,7 @@ def test_rows_are_typed_and_remember_where_they_stand(tmp_path):
 def test_upstream_header_is_read_as_gfx950_for_any_number_of_compute_units(tmp_path):
     path = write(tmp_path / "t.csv", UPSTREAM, "6144,2304,1,gemv,0,0,1", "6144,2304,64,mfma,2,8,0")
     table = read_table(MXFP8_GEMM, [path])
-    assert table.find("gfx950", 256, 1, 2304, 6144).values["kernel"] == "gemv"
+    assert table.find("gfx950", 256, 1, 2304, 6144).values["kernel"] == "smallm_mxfp8_gemv"
     assert table.find("gfx950", 32, 64, 2304, 6144).integer("use_hip") == 0
 
 
@@ -62,6 +63,56 @@ def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbf" + f"{HEADER}\r\n{GEMV}\r\n".encode())
     assert len(read_rows(MXFP8_GEMM, path)) == 1
+
+
+def test_former_formats_mean_what_they_meant(tmp_path):
+    kinds = {
+        "gemv,16,0,0": ("smallm_mxfp8_gemv", "block_n=16"),
+        "mfma,0,2,4": ("smallm_mxfp8_mfma", "n_sub=2;k_splits=4"),
+        "wave_split,0,2,8": ("mxfp8_wave_split", "rows=32;columns=16;waves=8"),
+        "wave_split,36,1,4": ("mxfp8_wave_split", "rows=16;columns=36;waves=4"),
+        "group_split,48,4,2": ("mxfp8_group_split", "rows=64;columns=48;k_splits=2"),
+        "k_packed,8,2,4": ("mxfp8_k_packed", "columns=8;groups=2;waves=4"),
+        "tiles,256,16,1": ("mxfp8_gemm_tiles", "tile=256256;k_splits=1"),
+    }
+    rows = [f"gfx950,256,4,{n + 1},6144,{was},1,,,,0.0016,model:1" for n, was in enumerate(kinds)]
+    read = read_rows(MXFP8_GEMM, write(tmp_path / "t.csv", HEADER, *rows))
+    assert [(row.values["kernel"], row.values["config"]) for row in read] == list(kinds.values())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config", "said"),
+    [
+        (
+            "gemv",
+            "block_n=8",
+            ":2: column kernel must be one of mxfp8_wave_split, mxfp8_group_split, mxfp8_k_packed, s",
+        ),
+        (
+            "mxfp8_k_packed",
+            "columns=8;groups=2",
+            ":2: a row of mxfp8_k_packed needs config of columns=...;groups=...;w",
+        ),
+        ("mxfp8_k_packed", "", ":2: a row of mxfp8_k_packed needs config of columns=...;groups=...;waves=...; got con"),
+        ("mxfp8_k_packed", "columns=8;groups=2;waves=x", ":2: column config must read name=number;name=number ..., e"),
+        ("mxfp8_k_packed", "columns=8;waves=2;waves=2", ":2: column config must read name=number;name=number ..., ea"),
+        ("mxfp8_k_packed", "columns=8;groups=17;waves=1", ":2: a row of mxfp8_k_packed needs groups of 1 to 16; got"),
+        ("mxfp8_k_packed", "columns=8;groups=4;waves=8", ":2: a row of mxfp8_k_packed needs groups times waves of at"),
+        ("mxfp8_k_packed", "columns=4;groups=1;waves=1", ":2: a row of mxfp8_k_packed needs at least M columns, and"),
+        ("mxfp8_group_split", "rows=64;columns=20;k_splits=2", ":2: a row of mxfp8_group_split needs columns of 16, "),
+        ("mxfp8_group_split", "rows=48;columns=16;k_splits=2", ":2: a row of mxfp8_group_split needs rows of 16, 32 "),
+        ("mxfp8_wave_split", "rows=16;columns=18;waves=2", ":2: a row of mxfp8_wave_split needs columns of a multiple"),
+    ],
+)
+def test_a_bad_configuration_is_named_with_its_line(tmp_path, kernel, config, said):
+    row = f"gfx950,256,5,64,6144,{kernel},{config},1,,,,,0.0016,model:1"
+    assert complaint(tmp_path, ",".join(MXFP8_GEMM.header), row).startswith(said)
+
+
+def test_a_configuration_may_name_its_parameters_in_any_order(tmp_path):
+    row = "gfx950,256,5,64,6144,mxfp8_wave_split, waves=2;rows=16; columns=32,1,,,,,0.0016,model:1"
+    [read] = read_rows(MXFP8_GEMM, write(tmp_path / "t.csv", ",".join(MXFP8_GEMM.header), row))
+    assert str(FAMILY.choice_of(read)) == "mxfp8_wave_split(rows=16, columns=32, waves=2)"
 
 
 def test_a_cell_given_twice_names_both_lines(tmp_path):
@@ -83,19 +134,25 @@ def test_a_cell_given_twice_names_both_lines(tmp_path):
         (GEMV.replace("256,1,", "256,0,"), ":2: column M must be at least 1; got 0"),
         (GEMV.replace("256,1,", "256,,"), ":2: column M is empty"),
         (GEMV + ",7", ":2: expected 15 fields"),
-        (GEMV.replace(",8,0,0,", ",12,0,0,"), ":2: a gemv row needs block_n in (4, 8, 16, 32, 64)"),
-        (GEMV.replace(",8,0,0,", ",8,1,1,"), ":2: a gemv row needs block_n in"),
-        (GEMV.replace("256,1,", "256,17,"), ":2: a gemv row needs M of at most 16"),
-        (MFMA.replace("0,1,8,", "0,3,8,"), ":2: an mfma row needs n_sub in (1, 2, 4)"),
-        (MFMA.replace("0,1,8,", "8,1,8,"), ":2: an mfma row needs n_sub in"),
-        (MFMA.replace("256,16,", "256,65,"), ":2: an mfma row needs M of at most 64"),
-        (MFMA.replace("mfma,0,1,8", "wave_split,0,3,8"), ":2: a wave_split row needs n_sub (tiles of 16 rows) in"),
-        (MFMA.replace("mfma,0,1,8", "wave_split,0,2,16"), ":2: a wave_split row has at most 8 waves"),
-        (MFMA.replace("mfma,0,1,8", "wave_split,0,1,8").replace("6144", "512"), ":2: a wave_split row needs block_n"),
-        (MFMA.replace("mfma,0,1,8", "tiles,64,2,8"), ":2: a tiles row needs n_sub and block_n of 16 and 256, 12"),
-        (MFMA.replace("mfma,0,1,8", "tiles,64,4,3"), ":2: a tiles row needs n_sub and block_n of 16 and 256, 12"),
-        (MFMA.replace("mfma,0,1,8", "tiles,64,4,8").replace("6144", "512"), ":2: k_splits cannot exceed the 4 K steps"),
-        (MFMA.replace("6144", "512"), ":2: k_splits cannot exceed the 4 K steps of 128"),
+        (
+            GEMV.replace(",8,0,0,", ",12,0,0,"),
+            ":2: a row of smallm_mxfp8_gemv needs block_n of 4, 8, 16, 32 or 64; got config=block_n=12, gfx=",
+        ),
+        (GEMV.replace(",8,0,0,", ",8,1,1,"), ":2: gemv has no n_sub, which must be 0; got 1"),
+        (GEMV.replace("256,1,", "256,17,"), ":2: a row of smallm_mxfp8_gemv needs M of at most 16"),
+        (MFMA.replace("0,1,8,", "0,3,8,"), ":2: a row of smallm_mxfp8_mfma needs n_sub of 1, 2 or 4"),
+        (MFMA.replace("0,1,8,", "8,1,8,"), ":2: mfma has no block_n, which must be 0; got 8"),
+        (MFMA.replace("256,16,", "256,65,"), ":2: a row of smallm_mxfp8_mfma needs M of at most 64"),
+        (MFMA.replace("mfma,0,1,8", "wave_split,0,3,8"), ":2: a row of mxfp8_wave_split needs rows of 16, 32 or"),
+        (MFMA.replace("mfma,0,1,8", "wave_split,0,2,16"), ":2: a row of mxfp8_wave_split needs at most 8 waves"),
+        (
+            MFMA.replace("mfma,0,1,8", "wave_split,0,1,8").replace("6144", "512"),
+            ":2: a row of mxfp8_wave_split needs K of",
+        ),
+        (MFMA.replace("mfma,0,1,8", "tiles,64,2,8"), ":2: a row of mxfp8_gemm_tiles needs tile of 25"),
+        (MFMA.replace("mfma,0,1,8", "tiles,64,4,3"), ":2: a row of mxfp8_gemm_tiles needs k_splits of"),
+        (MFMA.replace("mfma,0,1,8", "tiles,64,4,8").replace("6144", "512"), ":2: a row of mxfp8_gemm_tiles ne"),
+        (MFMA.replace("6144", "512"), ":2: a row of smallm_mxfp8_mfma needs no more k_splits than th"),
         (GEMV.replace("model:1", "guess"), ":2: column source must read measured:<device>/<versions> or model:"),
         (GEMV.replace(",,,,0", ",7.2,,,0"), ":2: a modelled row must leave microseconds empty; got us=7.2"),
         (GEMV.replace(",1,,,,", ",0,,,,"), ":2: a modelled row cannot set use_hip=0"),
@@ -109,8 +166,9 @@ def test_a_bad_row_is_named_with_its_line(tmp_path, row, said):
 
 
 def test_bad_headers_and_files_are_named(tmp_path):
-    written = HEADER.replace(",us,", ",us,model_us,")  # HEADER is that of files from before the column
-    assert complaint(tmp_path, "gfx,M,N").startswith(f":1: unknown header gfx,M,N; accepted: {written} or {UPSTREAM}")
+    former = HEADER.replace(",us,", ",us,model_us,")  # HEADER is that of files from before the column
+    accepted = f"{','.join(MXFP8_GEMM.header)} or {former} or {UPSTREAM}"
+    assert complaint(tmp_path, "gfx,M,N") == f":1: unknown header gfx,M,N; accepted: {accepted}"
     assert complaint(tmp_path, "").startswith(":1: the file is empty; expected the header gfx,cu_num")
     with pytest.raises(ConfigError, match=r"absent\.csv:1: cannot read the tuned table of mxfp8_gemm"):
         read_rows(MXFP8_GEMM, tmp_path / "absent.csv")

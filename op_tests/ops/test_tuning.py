@@ -26,16 +26,15 @@ from hipforge.ops.mxfp4_gemm import tuner as mxfp4_gemm
 from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
 from hipforge.ops.mxfp4_gemm.family import candidates as mxfp4_candidates
 from hipforge.ops.mxfp8_gemm import tuner as mxfp8_gemm
-from hipforge.ops.mxfp8_gemm import wave_split
 from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
-from hipforge.ops.mxfp8_gemm.family import candidates
+from hipforge.ops.mxfp8_gemm.kernels import gemv, mfma, wave_split
 from hipforge.tuning import driver, model, timing, work
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape, read_untuned
 from hipforge.tuning.search import Candidate, Trial, search
 from hipforge.tuning.table_writer import merge_rows
 
-GEMV8 = Candidate("gemv", {"block_n": 8})
-MFMA = Candidate("mfma", {"n_sub": 2, "k_splits": 4})
+GEMV8 = gemv.GEMV.choice({"block_n": 8})
+MFMA = mfma.MFMA.choice({"n_sub": 2, "k_splits": 4})
 
 
 def modelled_row(m=1, n=1536, k=6144, candidate=GEMV8, cu_num=256):
@@ -94,7 +93,9 @@ def test_shapes_and_untuned_files_are_read_or_refused_by_value(tmp_path):
     ],
 )
 def test_candidates_are_what_the_kernels_accept(cell, gemv, mfma, by_waves, tiles):
-    kernels = [candidate.kernel.removeprefix("smallm_mxfp8_") for candidate in candidates(cell)]
+    kernels = [
+        candidate.kernel.removeprefix("smallm_mxfp8_") for candidate in mxfp8_gemm.FAMILY.choices(cell, "gfx950")
+    ]
     names = ("gemv", "mfma", "mxfp8_wave_split", "mxfp8_gemm_tiles")
     assert tuple(kernels.count(name) for name in names) == (gemv, mfma, by_waves, tiles)
 
@@ -171,7 +172,7 @@ def test_compare_keeps_the_old_configuration_unless_it_is_beaten_clearly():
     assert kept(old, 0.03) is slow
     assert kept(old, 0.01) is None
     assert kept(None, 0.03) is None
-    assert kept(modelled_row(candidate=Candidate("gemv", {"block_n": 16})), 0.03) is None
+    assert kept(modelled_row(candidate=gemv.GEMV.choice({"block_n": 16})), 0.03) is None
 
 
 # ---- the writer ------------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def test_merging_replaces_equal_cells_keeps_others_and_sorts(tmp_path):
     merge_rows(path, MXFP8_GEMM, [modelled_row(m=2, candidate=MFMA)])
     rows = read_rows(MXFP8_GEMM, path)
     assert [row.key[2:] for row in rows] == [(1, 768, 6144), (2, 1536, 6144), (16, 1536, 6144)]
-    assert [row.values["kernel"] for row in rows] == ["gemv", "mfma", "gemv"]
+    assert [row.values["kernel"] for row in rows] == [GEMV8.kernel, MFMA.kernel, GEMV8.kernel]
 
 
 def test_what_is_written_reads_back_the_same(tmp_path):
@@ -301,7 +302,7 @@ WRITER = textwrap.dedent(
     from hipforge.tuning.table_writer import merge_rows
 
     path, first = Path(sys.argv[1]), int(sys.argv[2])
-    row = dict(gfx="gfx950", cu_num=256, M=1, K=6144, kernel="gemv", block_n=8, n_sub=0, k_splits=0, use_hip=1,
+    row = dict(gfx="gfx950", cu_num=256, M=1, K=6144, kernel="smallm_mxfp8_gemv", config="block_n=8", use_hip=1,
                us=None, stock_us=None, best_baseline_us=None, err=0.001, source="model:test")
     print("ready", flush=True)
     for n in range(first, first + int(sys.argv[3])):
@@ -414,16 +415,17 @@ def test_every_restart_of_the_pipeline_costs_a_trip():
 
 def test_the_model_knows_the_pipelines_that_the_kernels_have():
     sources = Path(str(resources.files("hipforge.csrc"))) / "mxfp8_gemm" / "amd"
-    gemv, mfma = (sources / "gemv_kernel.h").read_text(), (sources / "mfma_kernel.h").read_text()
 
     def choice(text, function):  # of "constexpr int f(int x) { return x <= A ? B : C; }"
         found = re.search(function + r"\(int \w+\) \{ return \w+ <= (\d+) \? (\d+) : (\d+); \}", text)
         limit, below, above = map(int, found.groups())
         return lambda value: below if value <= limit else above
 
-    columns, ring = choice(gemv, "most_columns"), choice(mfma, "ring_steps")
-    assert {rows: columns(rows) for rows in (1, 2, 4, 8, 16)} == mxfp8_gemm.GEMV_MOST_COLUMNS
-    assert {n_sub: ring(n_sub) for n_sub in (1, 2, 4)} == mxfp8_gemm.MFMA_STEPS_AHEAD
+    vector = (sources / "gemv_kernel.h").read_text()
+    columns = choice(vector, "most_columns")
+    ring = choice((sources / "mfma_kernel.h").read_text(), "ring_steps")
+    assert {rows: columns(rows) for rows in (1, 2, 4, 8, 16)} == gemv.MOST_COLUMNS
+    assert {n_sub: ring(n_sub) for n_sub in (1, 2, 4)} == mfma.STEPS_AHEAD
     waves = (sources / "wave_split_kernel.h").read_text()
     several = "column_tiles > 2 ? 3 : column_tiles > 1 ? (row_tiles == 2 ? 3 : 2)"
     assert f"return {several} : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;" in waves
@@ -432,7 +434,7 @@ def test_the_model_knows_the_pipelines_that_the_kernels_have():
     assert runs in waves and wave_split.RUN_STEPS == {16: 12, 32: 8, 64: 8}
     assert [wave_split.steps_ahead(rows) for rows in (16, 32, 64)] == [4, 6, 3]
     assert [wave_split.steps_ahead(rows, 24) for rows in (16, 32, 64)] == [2, 3, 2]
-    assert "dev::u32x4 w_even[kCols], w_odd[kCols];" in gemv  # two steps of W ahead
+    assert "dev::u32x4 w_even[kCols], w_odd[kCols];" in vector  # two steps of W ahead
     mxfp4 = (sources.parents[1] / "mxfp4_gemm" / "amd" / "mxfp4_kernel.h").read_text()
     assert "ring_steps(int m_sub, int n_sub) { return m_sub + n_sub <= 4 ? 4 : 2; }" in mxfp4
     assert [mxfp4_gemm.ring_steps(a, b) for a, b in ((1, 1), (2, 2), (1, 4), (4, 4))] == [4, 4, 2, 2]
@@ -451,7 +453,11 @@ def test_the_command_tunes_on_the_emulator_resumes_and_compares(tmp_path, emulat
     assert all(row.values["source"] == f"model:{machines.MI355X.version}" for row in table.rows)
     assert all(row.values["us"] is None and 1 < row.values["model_us"] < 20 for row in table.rows)
     assert all(0 < row.values["err"] < 3e-3 for row in table.rows)
-    assert table.find("gfx950", 256, 33, 48, 256).values["kernel"] in ("mfma", "wave_split", "tiles")
+    assert table.find("gfx950", 256, 33, 48, 256).values["kernel"] in (
+        "smallm_mxfp8_mfma",
+        "mxfp8_wave_split",
+        "mxfp8_gemm_tiles",
+    )
     resumed = CliRunner().invoke(cli, [*arguments, "--resume"], catch_exceptions=False)
     assert "0 rows written" in resumed.output and resumed.output.count("already in") == 3
     compared = CliRunner().invoke(cli, [*arguments, "--compare"], catch_exceptions=False)

@@ -81,7 +81,7 @@ def test_every_configuration_of_a_loop_that_may_win_is_timed(emulated) -> None:
     done = tune_cell(Task("mxfp8_gemm", cell, ("gfx950", 256), on_gpu=False))
     timed = {str(one.candidate) for one in done.trials if one.model_us is not None}
     found = mxfp8_gemm.TUNER.candidates(cell, "gfx950")
-    waves = {str(choice) for choice in found if choice.kernel in mxfp8_gemm.WAVE_LOOP}
+    waves = {str(choice) for choice in found if mxfp8_gemm.FAMILY.kernel(choice.kernel).loop}
     assert waves <= timed and len(waves) > 2 * shortlist.MOST_TIMED
 
 
@@ -110,7 +110,7 @@ def test_eight_rows_go_to_the_matrix_kernel_because_the_vector_one_waits_for_iss
     cell = Cell(768, 6144, 8)
     done = tune_cell(Task("mxfp8_gemm", cell, ("gfx950", 256), on_gpu=False))
     assert done.row is not None, done.error
-    assert done.row["kernel"] in ("mfma", "wave_split", "k_packed")
+    assert done.row["kernel"] in ("smallm_mxfp8_mfma", "mxfp8_wave_split", "mxfp8_k_packed")
     parts = mxfp8_gemm.TUNER.operands(cell, "gfx950", torch.device("cpu"))
     busy = {}
     for choice in (

@@ -127,8 +127,8 @@ def writes(seed: int, writers: int, rows: int, folder: Path) -> tuple[Counter[st
     started = []
     for writer in range(writers):
         lines = [
-            {"gfx": "gfx950", "cu_num": 256, "M": writer + 1, "N": 64 * (row + 1), "K": 256, "kernel": "gemv",
-             "block_n": 8, "n_sub": 0, "k_splits": 0, "use_hip": 1, "us": None, "stock_us": None,
+            {"gfx": "gfx950", "cu_num": 256, "M": writer + 1, "N": 64 * (row + 1), "K": 256,
+             "kernel": "smallm_mxfp8_gemv", "config": "block_n=8", "use_hip": 1, "us": None, "stock_us": None,
              "best_baseline_us": None, "err": 0.0, "source": "model:stress"}
             for row in range(rows)
         ]  # fmt: skip

@@ -17,6 +17,7 @@ import torch
 
 from hipforge.ops.core import dispatch
 from hipforge.ops.core.dispatch import Accepted, Choice, Decision, PathName, Refused
+from hipforge.ops.core.kernel import Kernel, best, choice_of
 from hipforge.ops.core.lookup import find_row
 from hipforge.ops.core.tuned import TableSchema, TunedRow
 
@@ -51,9 +52,11 @@ class Family(Generic[P]):
         table: the schema of its tuned table, with how far rows reach.
         archs: architectures that it has kernels for.
         envelope: why the kernels do not take a problem on an architecture, or None.
-        default: the choice without a tuned row, for (problem, arch, compute units), or why there is none.
-        from_row: the choice that a row names.
-        candidates: what a tuner may try for a cell on an architecture, simplest first, so that ties go to it.
+        kernels: what it chooses from, simplest first.
+        default: the choice without a tuned row, for (problem, arch, compute units), or why there is none; by default
+            that of least rough time.
+        from_row: the choice that a row names, where rows do not name one of ``kernels``.
+        candidates: what a tuner may try for a cell on an architecture, where it is not what the kernels name.
         reference: the name of the torch function that computes where nothing else does.
         triton: the Triton path for a problem, or why it does not apply; None for a family that has none.
         row_refusal: why a row that was found does not apply to a problem, or None.
@@ -70,10 +73,11 @@ class Family(Generic[P]):
     table: TableSchema
     archs: tuple[str, ...]
     envelope: Callable[[P, str], str | None]
-    default: Callable[[P, str, int], Choice | str]
-    from_row: Callable[[TunedRow], Choice]
-    candidates: Callable[[Any, str], list[Choice]]
     reference: str
+    kernels: tuple[Kernel, ...] = ()
+    default: Callable[[P, str, int], Choice | str] | None = None
+    from_row: Callable[[TunedRow], Choice] | None = None
+    candidates: Callable[[Any, str], list[Choice]] | None = None
     triton: Callable[[P], Accepted | Refused] | None = None
     row_refusal: Callable[[P, TunedRow], str | None] = lambda problem, row: None
     without_triton: Callable[[P, str, int], Choice] | None = None
@@ -91,6 +95,21 @@ class Family(Generic[P]):
     def _problem(self, given: Mapping[str, Any]) -> P:
         known = _parameters(self.problem)
         return self.problem(**{name: value for name, value in given.items() if name in known})
+
+    def kernel(self, name: str) -> Kernel:
+        """Return the kernel of a name."""
+        return next(kernel for kernel in self.kernels if kernel.name == name)
+
+    def choices(self, cell: Any, arch: str) -> list[Choice]:
+        """Return what a tuner may try for a cell on an architecture, simplest first, so that ties go to it."""
+        if self.candidates is not None:
+            return self.candidates(cell, arch)
+        able = (kernel for kernel in self.kernels if arch in kernel.archs)
+        return [kernel.choice(given) for kernel in able for given in kernel.candidates(cell, arch)]
+
+    def choice_of(self, row: TunedRow) -> Choice:
+        """Return the choice that a row names."""
+        return choice_of(self.kernels, row.values) if self.from_row is None else self.from_row(row)
 
     def decide(self, problem: P) -> Decision:
         """Return the kernel that runs a problem, or why none does."""
@@ -112,7 +131,8 @@ class Family(Generic[P]):
             return Accepted("kernel", demanded[0].kernel, demanded[0].configuration, demanded[1], None, problem)
         row, why = find_row(self.table, arch, cu_count, problem.key)
         if row is None:
-            default = self.default(problem, arch, cu_count)
+            rule = self.default or functools.partial(best, self.kernels)
+            default = rule(problem, arch, cu_count)
             if isinstance(default, str):
                 return Refused("kernel", default)
             choice, why = default, f"{why}; the default rule"
@@ -122,7 +142,7 @@ class Family(Generic[P]):
             refusal = self.row_refusal(problem, row)
             if refusal is not None:
                 return Refused("kernel", f"{why} {refusal}", row)
-            choice = self.from_row(row)
+            choice = self.choice_of(row)
         choice, why = self.adjust(problem, arch, choice, why)
         return Accepted("kernel", choice.kernel, choice.configuration, why, row, problem)
 

@@ -79,8 +79,24 @@ def gemm_shape(m: Reach = EXACT) -> tuple[Column, ...]:
     return Column("M", int, minimum=1, reach=m), Column("N", int, minimum=1), Column("K", int, minimum=1)
 
 
+DEVICE = Column("gfx", str, accepted=tuple(ARCHS)), Column("cu_num", int, minimum=1)
+EVIDENCE = (*(Column(name, float, minimum=0.0, optional=True) for name in EVIDENCE_COLUMNS[:-1]), Column("source", str))
 GEMM_SHAPE = gemm_shape()
 USE_HIP = Column("use_hip", int, accepted=(0, 1))
+
+
+@dataclass(frozen=True)
+class Former:
+    """A format that a family's tables had before: it is read, and what it says is put in today's columns.
+
+    Attributes:
+        columns: in the order of its header.
+        now: the values of a row -> those of today's columns, as far as it says something of them; raises ValueError
+            for a row that never meant anything.
+    """
+
+    columns: tuple[Column, ...]
+    now: Callable[[Mapping[str, Value]], Mapping[str, Value]]
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,7 @@ class TableSchema:
         config: the op's configuration columns.
         check: cross-column rule; returns what is wrong with a row's values, or None.
         legacy: other headers that are understood, each with the values it implies for missing columns.
+        formers: formats of other columns that are understood.
     """
 
     family: str
@@ -102,6 +119,7 @@ class TableSchema:
     extra_key: tuple[Column, ...] = ()
     check: Callable[[Mapping[str, Value]], str | None] = lambda values: None
     legacy: Mapping[tuple[str, ...], Mapping[str, Value]] = field(default_factory=dict)
+    formers: tuple[Former, ...] = ()
 
     @property
     def file_name(self) -> str:
@@ -111,9 +129,7 @@ class TableSchema:
     @property
     def columns(self) -> tuple[Column, ...]:
         """Return every column in file order: key, configuration, evidence."""
-        device = Column("gfx", str, accepted=tuple(ARCHS)), Column("cu_num", int, minimum=1)
-        evidence = (Column(name, float, minimum=0.0, optional=True) for name in EVIDENCE_COLUMNS[:-1])
-        return (*device, *self.key, *self.config, *evidence, Column("source", str))
+        return (*DEVICE, *self.key, *self.config, *EVIDENCE)
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -231,14 +247,31 @@ def check_evidence(values: Mapping[str, Value]) -> str | None:
     return None
 
 
-def _row_values(schema: TableSchema, header: tuple[str, ...], fields: list[str]) -> dict[str, Value]:
+def former_of(schema: TableSchema, header: tuple[str, ...]) -> Former | None:
+    """Return the earlier format that a header is of, or None for today's and for an unknown one."""
+    if header in schema.legacy:
+        implied = schema.legacy[header]
+        columns = {column.name: column for column in schema.columns}
+        return Former(tuple(columns[name] for name in header if name in columns), lambda values: {**implied, **values})
+    return next((former for former in schema.formers if _is_header(header, former.columns)), None)
+
+
+def _is_header(header: tuple[str, ...], columns: Sequence[Column]) -> bool:
+    names = tuple(column.name for column in columns)
+    return header in (names, tuple(name for name in names if name not in LATER_COLUMNS))
+
+
+def _row_values(
+    schema: TableSchema, header: tuple[str, ...], former: Former | None, fields: list[str]
+) -> dict[str, Value]:
     """Return a row's values; raises ValueError with the reason."""
     if len(fields) != len(header):
         raise ValueError(f"expected {len(header)} fields ({','.join(header)}); got {len(fields)}")
     by_name = dict(zip(header, (text.strip() for text in fields), strict=True))
-    legacy = schema.legacy.get(header)
-    values = {column.name: (legacy or {}).get(column.name) for column in schema.columns}
-    values |= {column.name: _parse(column, by_name[column.name]) for column in schema.columns if column.name in by_name}
+    columns = schema.columns if former is None else former.columns
+    given = {column.name: _parse(column, by_name[column.name]) for column in columns if column.name in by_name}
+    said = given if former is None else former.now(given)
+    values = {column.name: said.get(column.name) for column in schema.columns}
     complaint = schema.check(values) or (check_evidence(values) if "source" in header else None)
     if complaint:
         raise ValueError(complaint)
@@ -262,15 +295,16 @@ def read_rows(schema: TableSchema, path: Path) -> list[TunedRow]:
         raise ConfigError(f"{path}:1: the file is empty; expected the header {','.join(schema.header)}")
     header_line, header_fields = lines[0]
     header = tuple(name.strip() for name in header_fields)
-    earlier = tuple(name for name in schema.header if name not in LATER_COLUMNS)
-    if header not in (schema.header, earlier) and header not in schema.legacy:
-        accepted = " or ".join(",".join(names) for names in (schema.header, *schema.legacy))
+    former = former_of(schema, header)
+    if former is None and not _is_header(header, schema.columns):
+        formers = (tuple(column.name for column in one.columns) for one in schema.formers)
+        accepted = " or ".join(",".join(names) for names in (schema.header, *schema.legacy, *formers))
         raise ConfigError(f"{path}:{header_line}: unknown header {','.join(header)}; accepted: {accepted}")
     rows: list[TunedRow] = []
     first_seen: dict[Key, int] = {}
     for line, fields in lines[1:]:
         try:
-            values = _row_values(schema, header, fields)
+            values = _row_values(schema, header, former, fields)
         except ValueError as error:
             raise ConfigError(f"{path}:{line}: {error}") from None
         key = key_of(schema, values)

@@ -9,22 +9,19 @@ Dispatch of :func:`mxfp8_gemv`, in this order:
 
 1. an output dtype other than bfloat16 → None;
 2. a device other than gfx950 → None;
-3. a row of the tuned table for (K, N, M): ``use_hip=0`` → None, otherwise its kernel and parameters (GEMV, MFMA,
-   wave_split: K over the waves of a work-group, n_sub tiles of 16 rows, block_n columns (0: 16), k_splits waves,
-   group_split: the same in four waves of each of k_splits work-groups, k_packed: K over waves with block_n columns for
-   each of n_sub groups of waves, or tiles: 16 n_sub rows of X by block_n rows of W through LDS, K in k_splits parts);
-4. no row and M = 8 or 16 → MFMA with n_sub = 1 and k_splits the largest of 4 and 2 that divides K/128, else 1;
-5. no row and any other M up to 16 → GEMV with block_n = 8;
-6. no row and 16 < M < 64, M other than 32: the row of the next larger tuned M decides as in 3;
-7. anything else → None.
+3. a row of the tuned table for (K, N, M): ``use_hip=0`` → None, otherwise its kernel (:mod:`.kernels` lists them) in
+   its configuration, which are a raw op of this package and its arguments;
+4. no row and M up to 16 → of all kernels the configuration with the least rough time;
+5. no row and 16 < M < 64, M other than 32: the row of the next larger tuned M decides as in 3;
+6. anything else → None.
 
 The envelope is wider than that of the kernels whose interface this is: every K that is a multiple of 32 and every M
 up to 16, none of it padded. A matrix of more than 2^31 - 1 elements → None, because the offset of a raw buffer load
 is a signed 32-bit number; the raw ops raise there.
 
-:func:`mxfp8_gemm` and :func:`mxfp8_linear` take tuned rows too. Without one, a rough model of time chooses: up to
-M = 64 between K over waves, K over work-groups and tiles (:mod:`hipforge.ops.mxfp8_gemm.few_rows`), up to 16384 the
-tile kernel's tile and split of K (:mod:`hipforge.ops.mxfp8_gemm.tile_kernel`). On gfx942 payloads are float8_e4m3fnuz,
+:func:`mxfp8_gemm` and :func:`mxfp8_linear` take tuned rows too. Without one, the rule of step 4 holds
+for every M up to 16384: up to 64 rough times are those of :mod:`hipforge.ops.mxfp8_gemm.few_rows`, beyond those of
+:mod:`hipforge.ops.core.tiles`. On gfx942 payloads are float8_e4m3fnuz,
 and every M is computed by splitting K over waves.
 """
 
@@ -39,18 +36,13 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.mxfp8_gemm.family import FAMILY, GEMM
-from hipforge.ops.mxfp8_gemm.group_split import mxfp8_group_split, mxfp8_group_split_out
-from hipforge.ops.mxfp8_gemm.k_packed import mxfp8_k_packed, mxfp8_k_packed_out
-from hipforge.ops.mxfp8_gemm.kernels import (
-    _run_gemv,
-    launch,
-    smallm_mxfp8_gemv,
-    smallm_mxfp8_gemv_out,
-    smallm_mxfp8_mfma,
-    smallm_mxfp8_mfma_out,
-)
-from hipforge.ops.mxfp8_gemm.tile_kernel import mxfp8_gemm_out, mxfp8_gemm_tiles
-from hipforge.ops.mxfp8_gemm.wave_split import mxfp8_wave_split, mxfp8_wave_split_out
+from hipforge.ops.mxfp8_gemm.kernels import launch
+from hipforge.ops.mxfp8_gemm.kernels.gemv import _run_gemv, smallm_mxfp8_gemv, smallm_mxfp8_gemv_out
+from hipforge.ops.mxfp8_gemm.kernels.group_split import mxfp8_group_split, mxfp8_group_split_out
+from hipforge.ops.mxfp8_gemm.kernels.k_packed import mxfp8_k_packed, mxfp8_k_packed_out
+from hipforge.ops.mxfp8_gemm.kernels.mfma import smallm_mxfp8_mfma, smallm_mxfp8_mfma_out
+from hipforge.ops.mxfp8_gemm.kernels.tiles import mxfp8_gemm_out, mxfp8_gemm_tiles
+from hipforge.ops.mxfp8_gemm.kernels.wave_split import mxfp8_wave_split, mxfp8_wave_split_out
 from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 

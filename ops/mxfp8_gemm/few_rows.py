@@ -8,9 +8,7 @@ best configuration in the mean, 13 % at most (``python op_tests/bench_default_ru
 
 from __future__ import annotations
 
-from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.mxfp8_gemm import group_split, k_packed, wave_split
-from hipforge.ops.mxfp8_gemm.tile_kernel import TILED
+from hipforge.ops.mxfp8_gemm.raw import ROWS
 
 TILE = 16
 START_US = 1.7  # of a launch, with the first loads and the last stores
@@ -41,22 +39,7 @@ def modelled_us(m: int, n: int, k: int, rows: int, columns: int, k_splits: int, 
     return START_US + read + met + TILE_US * tiles + (WIDE_US if columns > TILE else 0.0)
 
 
-def default_choice(m: int, n: int, k: int, cu_count: int) -> Choice:
-    """Return the kernel and configuration with the least rough time, the simpler one in a tie."""
-    fitting = next((rows for rows in wave_split.ROWS if m <= rows), wave_split.ROWS[-1])
-    found: list[tuple[float, Choice]] = []
-    for rows in sorted({fitting, min(fitting, 2 * TILE)}):
-        for columns in wave_split.columns_to_try(m, n, rows, cu_count):
-            choice = wave_split.default_choice(rows, columns, k)
-            found.append((modelled_us(m, n, k, rows, columns, 1, cu_count), choice))
-        for columns, k_splits in group_split.splits_to_try(m, n, k, rows, fewest=1):
-            us = modelled_us(m, n, k, rows, columns, k_splits, cu_count)
-            found.append((us, group_split.choice(rows, columns, k_splits)))
-    for choice in k_packed.default_choices(m, n, k):
-        columns, groups = choice.configuration["columns"], choice.configuration["groups"]
-        found.append((modelled_us(m, n, k, m, columns * groups, 1, cu_count), choice))
-    if m > TILE:
-        for k_splits in TILED.splits_to_try(k):
-            us = TILED.modelled_us(m, n, k, TILED.smallest, k_splits, cu_count)
-            found.append((us, TILED.choice(TILED.smallest, k_splits)))
-    return min(found, key=lambda one: one[0])[1]
+def rows_by_default(m: int) -> list[int]:
+    """Return the numbers of rows in a work-group that the default rule compares: all of X's, and at most two tiles."""
+    fitting = next((rows for rows in ROWS if m <= rows), ROWS[-1])
+    return sorted({fitting, min(fitting, 2 * TILE)})

@@ -29,8 +29,8 @@ from hipforge.ops.core.tuned import (
     gemm_shape,
     load_table,
 )
-from hipforge.ops.mxfp8_gemm.family import FNUZ_REFUSAL, MAX_ELEMENTS, SCALES, UNTYPED_REFUSAL, has_fnuz
-from hipforge.ops.mxfp8_gemm.wave_split import K_STEP
+from hipforge.ops.mxfp8_gemm.family import FNUZ_REFUSAL, SCALES, UNTYPED_REFUSAL, has_fnuz
+from hipforge.ops.mxfp8_gemm.raw import K_STEP, MAX_ELEMENTS
 from hipforge.ops.mxfp8_grouped import stream, wave_split
 
 MOE_BLOCK_N = (8, 16)  # of rows that name an earlier kernel, smallm

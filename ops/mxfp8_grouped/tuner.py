@@ -20,7 +20,8 @@ from hipforge.errors import ConfigError
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
-from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR, MFMA_STEP_BYTES
+from hipforge.ops.mxfp8_gemm.raw import STEP_BYTES as MFMA_STEP_BYTES
+from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR
 from hipforge.ops.mxfp8_grouped import stream, wave_split
 from hipforge.ops.mxfp8_grouped.family import FAMILY
 from hipforge.ops.mxfp8_grouped.kernels import launch

@@ -10,7 +10,7 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_int, require_rank
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.mxfp8_gemm.wave_split import default_waves
+from hipforge.ops.mxfp8_gemm.kernels.wave_split import default_waves
 
 KERNEL = "mxfp8_grouped_split"
 ROWS = (16, 32)  # slots of a tile that are multiplied at once

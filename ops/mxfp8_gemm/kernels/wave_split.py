@@ -1,22 +1,21 @@
-"""The MX-FP8 GEMM whose K is split over the waves of a work-group: its stub, its raw op and its configurations."""
+"""The MX-FP8 GEMM whose K is split over the waves of a work-group: its stub, its raw op and its value."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
-from hipforge.errors import GuardError
+from hipforge import archs
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.core.checks import require_int
-from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.mxfp8_gemm.raw import new_result
+from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
+from hipforge.ops.mxfp8_gemm.few_rows import modelled_us, rows_by_default
+from hipforge.ops.mxfp8_gemm.raw import FEW_ROWS, MAX_K, ROWS, STEP_BYTES, k_steps, rows_to_try, run_raw
 
-KERNEL = "mxfp8_wave_split"
-K_STEP = 128
-ROWS = (16, 32, 64)
 COLUMNS = (16, 24, 32)  # tried for any shape
-COLUMN_UNIT, MOST_COLUMNS = 4, 80
+ACCEPTED_COLUMNS = range(16, 81, 4)
 FITTED_ROUNDS = (1, 2)
 WAVES = (1, 2, 4, 8, 16)
 RUN_STEPS = {16: 12, 32: 8, 64: 8}  # of straight code on gfx950, by rows
@@ -24,16 +23,12 @@ MOST_STEPS = 6  # per wave, where there are enough waves: all of a wave's loads 
 LONG_PART = 16  # steps of a wave that are worth more waves than four
 
 
-def takes(columns: int) -> bool:
-    """Return whether a work-group may have so many columns."""
-    return COLUMNS[0] <= columns <= MOST_COLUMNS and columns % COLUMN_UNIT == 0
-
-
 def columns_to_try(m: int, n: int, rows: int, cu_count: int) -> list[int]:
     """Return numbers of columns: the usual ones, and those that make one or two work-groups for each compute unit."""
     blocks = -(-m // rows)
-    fitted = (-(-n * blocks // (cu_count * rounds * COLUMN_UNIT)) * COLUMN_UNIT for rounds in FITTED_ROUNDS)
-    return sorted({*COLUMNS, *filter(takes, fitted)})
+    unit = ACCEPTED_COLUMNS.step
+    fitted = (-(-n * blocks // (cu_count * rounds * unit)) * unit for rounds in FITTED_ROUNDS)
+    return sorted({*COLUMNS, *(columns for columns in fitted if columns in ACCEPTED_COLUMNS)})
 
 
 def max_waves(rows: int, columns: int = COLUMNS[0]) -> int:
@@ -48,14 +43,9 @@ def steps_ahead(rows: int, columns: int = COLUMNS[0]) -> int:
     return {16: 4, 32: 6, 64: 3}[rows] if columns == COLUMNS[0] else {16: 2, 32: 3, 64: 2}[rows]
 
 
-def choice(rows: int, waves: int, columns: int = COLUMNS[0]) -> Choice:
-    """Return this kernel in a configuration."""
-    return Choice(KERNEL, MappingProxyType({"rows": rows, "columns": columns, "waves": waves}))
-
-
 def waves_to_try(rows: int, columns: int, k: int) -> list[int]:
     """Return the numbers of waves to try; with more than 16 columns each wave has at most two runs of steps."""
-    steps = -(-k // K_STEP)
+    steps = k_steps(k)
     most = max_waves(rows, columns)
     least = 1 if columns == COLUMNS[0] else min(most, -(-steps // (2 * RUN_STEPS[rows])))
     return [waves for waves in WAVES if least <= waves <= min(steps, most)]
@@ -63,25 +53,25 @@ def waves_to_try(rows: int, columns: int, k: int) -> list[int]:
 
 def default_waves(k: int, most: int) -> int:
     """Return the least waves, of at most ``most``, that leave each at most MOST_STEPS steps, or all of them."""
-    steps = -(-k // K_STEP)
+    steps = k_steps(k)
     allowed = [waves for waves in WAVES if waves <= min(most, steps)]
     return next((waves for waves in allowed if waves * MOST_STEPS >= steps), allowed[-1])
 
 
-def default_choice(rows: int, columns: int, k: int) -> Choice:
-    """Return the tile with its default number of waves on gfx950.
+def waves_by_default(rows: int, columns: int, k: int) -> int:
+    """Return a number of waves on gfx950.
 
     Two waves or, past two times MOST_STEPS steps, four are fastest at the shapes of MiniMax-M3 (modelled); more only
     where each would still have more than LONG_PART steps.
     """
-    steps = -(-k // K_STEP)
+    steps = k_steps(k)
     waves = 2 if steps <= 2 * MOST_STEPS else 4
     while waves * LONG_PART < steps:
         waves *= 2
-    return choice(rows, min(waves, steps, max_waves(rows, columns)), columns)
+    return min(waves, steps, max_waves(rows, columns))
 
 
-def default_choice_gfx942(m: int, n: int, k: int, cu_count: int) -> Choice:
+def _on_gfx942(m: int, n: int, k: int, cu_count: int) -> Configuration:
     """Return a configuration for gfx942, where a wave has fewer steps in flight than on gfx950.
 
     Waves have MOST_STEPS steps each, but are no more than four where the work-groups fill the GPU or have more than 16
@@ -90,7 +80,43 @@ def default_choice_gfx942(m: int, n: int, k: int, cu_count: int) -> Choice:
     """
     rows = next((rows for rows in ROWS if m <= rows), ROWS[-1])
     groups = -(-m // rows) * -(-n // COLUMNS[0])
-    return choice(rows, default_waves(k, 8 if rows == ROWS[0] and groups <= cu_count else 4))
+    waves = default_waves(k, 8 if rows == ROWS[0] and groups <= cu_count else 4)
+    return {"rows": rows, "columns": COLUMNS[0], "waves": waves}
+
+
+def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+    m, n, k = problem.key
+    if arch == "gfx942":
+        yield 0.0, _on_gfx942(m, n, k, cu_count)
+    elif m <= FEW_ROWS:
+        for rows in rows_by_default(m):
+            for columns in columns_to_try(m, n, rows, cu_count):
+                us = modelled_us(m, n, k, rows, columns, 1, cu_count)
+                yield us, {"rows": rows, "columns": columns, "waves": waves_by_default(rows, columns, k)}
+
+
+def _candidates(cell: Any, arch: str) -> list[Configuration]:
+    return [
+        {"rows": rows, "columns": columns, "waves": waves}
+        for rows in rows_to_try(cell.m)
+        for columns in columns_to_try(cell.m, cell.n, rows, archs.get(arch).cu_count)
+        for waves in waves_to_try(rows, columns, cell.k)
+    ]
+
+
+def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
+    rows, columns, waves, k = given["rows"], given["columns"], given["waves"], key[2]
+    if arch == "gfx942" and columns > COLUMNS[0]:
+        return f"columns={COLUMNS[0]} on gfx942"
+    if k > MAX_K or waves > k_steps(k):
+        return f"K of at most {MAX_K} and no more waves than steps of 128"
+    most = max_waves(rows, columns)
+    return f"at most {most} waves with these rows and columns" if waves > most else None
+
+
+def _pipeline(given: Configuration, cell: Any, arch: str) -> Pipeline:
+    columns = given["columns"]
+    return Pipeline(steps_ahead(given["rows"], columns) * STEP_BYTES * columns // COLUMNS[0])
 
 
 @compile_ops("module_mxfp8_gemm_wave_split", variant=lambda *given: {"HF_ROWS": given[-3]})
@@ -137,8 +163,17 @@ def mxfp8_wave_split(
     Raises:
         GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
-    out = new_result(Xq, Wq)
-    if require_int("rows", rows) not in ROWS:
-        raise GuardError(f"rows must be 16, 32 or 64; got {rows}")
-    mxfp8_wave_split_out(out, Xq, Xs, Wq, Ws, bias, rows, columns, waves)
-    return out
+    return run_raw(WAVE_SPLIT, Xq, Wq, Xq, Xs, Wq, Ws, bias, rows=rows, columns=columns, waves=waves)
+
+
+WAVE_SPLIT = Kernel(
+    "mxfp8_wave_split",
+    archs=("gfx950", "gfx942"),
+    parameters=MappingProxyType({"rows": ROWS, "columns": ACCEPTED_COLUMNS, "waves": WAVES}),
+    launch=mxfp8_wave_split_out,
+    candidates=_candidates,
+    pipeline=_pipeline,
+    refusal=_refusal,
+    default=_default,
+    loop="wave_split_kernel.h",
+)

@@ -1,0 +1,56 @@
+"""The kernels of the dense MX-FP8 GEMM, simplest first: a tuner's ties go to the earlier one.
+
+Raw ops take contiguous tensors and raise for anything that they do not take; they never return None. No default rule
+names the GEMV and the MFMA kernel: by the model of time another one is always faster, but no GPU has yet said so.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.core.alignment import packed, realigned
+from hipforge.ops.core.checks import require_tensor
+from hipforge.ops.core.dispatch import Accepted, Choice
+from hipforge.ops.mxfp8_gemm.kernels.gemv import GEMV
+from hipforge.ops.mxfp8_gemm.kernels.group_split import GROUP_SPLIT
+from hipforge.ops.mxfp8_gemm.kernels.k_packed import K_PACKED
+from hipforge.ops.mxfp8_gemm.kernels.mfma import MFMA
+from hipforge.ops.mxfp8_gemm.kernels.tiles import TILES
+from hipforge.ops.mxfp8_gemm.kernels.wave_split import WAVE_SPLIT
+
+KERNELS = (WAVE_SPLIT, GROUP_SPLIT, K_PACKED, GEMV, MFMA, TILES)
+BY_NAME = {kernel.name: kernel for kernel in KERNELS}
+
+
+def launch(
+    taken: Accepted | Choice,
+    out: torch.Tensor,
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Run the kernel that was decided into ``out``; copies replace views that it cannot read.
+
+    Those are operands that start off a 16-byte boundary, copied once the kernel has refused them. ``bias`` is added in
+    float32 before the one rounding.
+    """
+    bias = None if bias is None else packed(bias)
+    try:
+        operands = xq, x_scale, wq, w_scale
+        if not (xq.is_contiguous() and x_scale.is_contiguous() and wq.is_contiguous() and w_scale.is_contiguous()):
+            operands = packed(xq), packed(x_scale), packed(wq), packed(w_scale)
+        key = *out.shape, xq.shape[1]
+        BY_NAME[taken.kernel].run(taken.configuration, key, out, *operands, bias)
+    except AttributeError:  # checked afterwards, so that a good call does not pay for it
+        require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
+        raise
+    except GuardError:
+        copies = realigned(xq, x_scale, wq, w_scale)
+        if copies is None:
+            raise
+        xq, x_scale, wq, w_scale = copies
+        return launch(taken, out, xq, x_scale, wq, w_scale, bias)
+    return out
