@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import torch
 
+from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.core import checks
 from hipforge.ops.core.alignment import packed
-from hipforge.ops.core.arguments import naming_arguments
+from hipforge.ops.core.arguments import has_memory, naming_arguments
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 from hipforge.ops.moe_combine import moe_combine
@@ -117,7 +118,8 @@ def fused_moe_mxfp8(
         w2_scale: e8m0 bytes [E, H, I/32].
         topk_weights: [T, top_k], floating point.
         topk_ids: int32 or int64 [T, top_k]; choices of experts that are not here contribute zero.
-        expert_map: integer, one entry per expert of all ranks: its place in ``w1`` and ``w2``, -1 if it is not here.
+        expert_map: integer, one entry per expert of all ranks: its place in ``w1`` and ``w2``, -1 if it is not here. A
+            place that they do not have is refused where the map is on the CPU, and stands for -1 on a GPU.
         block_m: entries of a tile, a multiple of 4.
         alpha: of SwiGLU, as the next two; MiniMax-M3 and gpt-oss use 1.702, 1 and 7.
         beta: added to up.
@@ -176,6 +178,7 @@ def fused_moe_mxfp8(
     slots = tokens * top_k
     if expert_map is not None:
         checks.require_rank("expert_map", expert_map, 1, "[experts of all ranks]")
+        _check_places(expert_map, experts)
     everywhere = experts if expert_map is None else expert_map.numel()
     aligned = moe_align_block_size(topk_ids, block_m, everywhere, expert_map)
     if hidden_scale is None:
@@ -189,7 +192,23 @@ def fused_moe_mxfp8(
     down = grouped_mxfp8_linear(
         inner_q, inner_scale, w2, w2_scale, *aligned, slots, block_m, 1, weights, bias=w2_bias, uncovered="undefined"
     )
-    return moe_combine(down, ids=packed(topk_ids), expert_map=expert_map, num_experts=everywhere, out=out)
+    return moe_combine(
+        down, ids=packed(topk_ids), expert_map=expert_map, num_experts=everywhere, num_local_experts=experts, out=out
+    )
+
+
+def _check_places(expert_map: torch.Tensor, experts: int) -> None:
+    """Refuse a place that the weights do not have, where the map is on the CPU; on a GPU it would be waited for."""
+    checks.require_dtype("expert_map", expert_map, (torch.int32, torch.int64))
+    tracing = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    if tracing or not has_memory(expert_map) or expert_map.device.type != "cpu" or devices.current().is_capturing():
+        return
+    most = max(expert_map.tolist(), default=-1)
+    if most >= experts:
+        raise GuardError(
+            f"expert_map must hold places in w1 and w2, below their {experts} experts, or -1; got {most} for expert "
+            f"{expert_map.tolist().index(most)}"
+        )
 
 
 def _refuse_mxfp4(w1: torch.Tensor, w1_scale: torch.Tensor, width: int) -> None:

@@ -15,6 +15,7 @@ from hipforge.ops.triton.launch import unavailable
 
 # torch dtype -> the module's variant
 _INDICES = (torch.int32, torch.int64)
+_INT32_MAX = 2**31 - 1
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
@@ -30,8 +31,9 @@ def moe_combine_out(
     expert_map: torch.Tensor | None,
     top_k: int,
     experts: int,
+    local: int,
 ) -> None:
-    """Write ``out`` as :func:`moe_combine` says; ``experts`` is -1 where ids have no upper limit."""
+    """Write ``out`` as :func:`moe_combine` says; ``experts`` and ``local`` are -1 for no upper limit."""
 
 
 def _plan(
@@ -41,6 +43,7 @@ def _plan(
     expert_map: torch.Tensor | None,
     top_k: int | None,
     num_experts: int | None,
+    num_local_experts: int | None,
 ) -> Decision:
     require_rank("rows", rows, 2, "[T * k, N]")
     require_dtype("rows", rows, tuple(_DTYPES))
@@ -55,6 +58,8 @@ def _plan(
     require_operand("ids", ids, _INDICES, (tokens, k), "one expert per slot", rows.device)
     if num_experts is not None:
         require_int("num_experts", num_experts, 0)
+    if num_local_experts is not None:
+        require_int("num_local_experts", num_local_experts, 0)
     if expert_map is not None:
         if ids is None:
             raise GuardError("expert_map needs ids, whose experts it maps; got none")
@@ -79,12 +84,13 @@ def moe_combine(
     *,
     top_k: int | None = None,
     num_experts: int | None = None,
+    num_local_experts: int | None = None,
 ) -> torch.Tensor:
     """Sum the rows of each token's slots: ``out[t] = sum over i of weights[t, i] * rows[t * k + i]``.
 
     In fp32, each product and each sum rounded, in the order of i, then rounded once to out's dtype. A slot without an
     expert here is left out and its row not read: an id below 0 or from ``num_experts`` on, or one that ``expert_map``
-    makes negative. A token without any such slot gets zeros.
+    makes negative, or ``num_local_experts`` or more. A token whose slots are all left out gets zeros.
 
     Args:
         taken: the path that was decided; callers do not pass it.
@@ -95,6 +101,8 @@ def moe_combine(
         out: contiguous [T, N] of any of these dtypes; that of ``rows`` by default.
         top_k: k, needed where neither weights nor ids say it.
         num_experts: E, where there is no ``expert_map``; None: only negative ids are left out.
+        num_local_experts: the experts that are here, whose local numbers are below it; None: only negative numbers in
+            ``expert_map`` are left out.
 
     Returns:
         [T, N]; ``out`` itself where it is given.
@@ -115,14 +123,16 @@ def moe_combine(
     dtype = rows.dtype if out is None else out.dtype
     out = new_or_given(out, (rows.shape[0] // k, rows.shape[1]), dtype, rows.device)
     limit = num_experts if expert_map is None else expert_map.numel()
+    local = None if num_local_experts is None else min(num_local_experts, _INT32_MAX)
     if taken.path == "kernel":
-        moe_combine_out(out, rows, weights, ids, expert_map, k, -1 if limit is None else limit)
+        limits = (-1 if most is None else most for most in (limit, local))
+        moe_combine_out(out, rows, weights, ids, expert_map, k, *limits)
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback
 
-        fallback.moe_combine(out, rows, weights, ids, expert_map, k, limit)
+        fallback.moe_combine(out, rows, weights, ids, expert_map, k, limit, local)
     else:
-        out.copy_(reference.moe_combine(rows, k, weights, ids, expert_map, num_experts, out.dtype))
+        out.copy_(reference.moe_combine(rows, k, weights, ids, expert_map, num_experts, out.dtype, local))
     return out
 
 

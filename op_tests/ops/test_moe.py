@@ -16,6 +16,7 @@ from helpers.mxfp8_cases import dequantize, relf
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
+from hipforge.ops import moe
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe import fused_moe_mxfp8
 from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
@@ -302,3 +303,17 @@ def test_the_layer_traces_as_one_graph() -> None:
     hidden = torch.randn(3, 64, generator=generator).bfloat16()
     traced = torch.compile(layer, backend="aot_eager", fullgraph=True)
     assert torch.equal(traced(hidden), layer(hidden))
+
+
+@pytest.mark.parametrize("place", [4, 9, 2**31 - 1, 2**40])
+def test_a_place_that_the_weights_do_not_have_is_refused_or_remote(
+    place: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = layer(3, 2, 4, width=64, inner=32)
+    expert_map = torch.tensor([0, 1, -1, 3])
+    want = fused_moe_mxfp8(**parts, expert_map=expert_map)
+    expert_map[2] = place
+    with pytest.raises(GuardError, match=rf"below their 4 experts, or -1; got {place} for expert 2"):
+        fused_moe_mxfp8(**parts, expert_map=expert_map)
+    monkeypatch.setattr(moe, "_check_places", lambda *given: None)  # as on a GPU, where nobody looks
+    assert torch.equal(fused_moe_mxfp8(**parts, expert_map=expert_map), want)

@@ -19,6 +19,7 @@ from hipforge.ops.moe_combine import moe_combine
 
 pytestmark = pytest.mark.gfx942
 
+NAN = float("nan")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -180,3 +181,20 @@ def test_the_reference_device_gives_the_same():
         "assert got is out and torch.equal(got, torch.arange(8.0)[None])\n"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "HIPFORGE_DEVICE": "reference"}, check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_local_number_past_the_local_experts_is_left_out_and_its_row_not_read(dtype, path):
+    rows = torch.tensor([[1.0], [NAN], [NAN], [8.0], [NAN], [NAN]]).expand(-1, 8).contiguous()
+    ids = torch.tensor([[0, 1, 2], [3, 4, 1]], dtype=torch.int32)
+    most = torch.iinfo(dtype).max
+    expert_map = torch.tensor([0, 2, most, 1, -1], dtype=dtype)
+    got = moe_combine(rows, ids=ids, expert_map=expert_map, num_local_experts=2)
+    assert got[:, 0].tolist() == [1.0, 8.0]
+    assert moe_combine(rows, ids=ids, expert_map=expert_map)[:, 0].isnan().all()
+    with pytest.raises(GuardError, match="num_local_experts must be at least 0; got -1"):
+        moe_combine(rows, ids=ids, expert_map=expert_map, num_local_experts=-1)
+
+
+def test_the_reference_of_no_tokens_takes_any_number_of_choices():
+    assert reference.moe_combine(torch.zeros(0, 8), 2**31 - 1).shape == (0, 8)

@@ -62,6 +62,9 @@ def test_the_sum_over_experts(limited):
     out = torch.empty(6, 200)
     routing.moe_combine(out, rows, weights, ids, expert_map, 3, 6, bind=emulated.jit)
     assert torch.equal(out, reference.moe_combine(rows, 3, weights, ids, expert_map, 6, torch.float32))
+    if expert_map is not None:
+        routing.moe_combine(out, rows, weights, ids, expert_map, 3, 6, 2, bind=emulated.jit)
+        assert torch.equal(out, reference.moe_combine(rows, 3, weights, ids, expert_map, 6, torch.float32, 2))
 
 
 def test_the_routers_product():

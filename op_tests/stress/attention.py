@@ -29,8 +29,8 @@ def _options(rng: Rng, heads: int) -> Arguments:
     """What a token sees and how it is weighed, and whether it is causal."""
     window = rng.maybe(0.25, lambda: rng.pick((1, 5, 16, 40, 10**6)))
     sinks = rng.finite(heads) * 2
-    if rng.chance(0.2):
-        sinks[0] = -math.inf
+    if rng.chance(0.3):
+        sinks[0] = rng.pick((-math.inf, 1e10, -1e10, 1e37))
     return {
         "causal": window is not None or rng.chance(0.7), "window": window, "sinks": rng.maybe(0.25, lambda: sinks),
         "softcap": rng.maybe(0.25, lambda: rng.pick((0.5, 5.0, 30.0))),
@@ -71,20 +71,21 @@ def make_plain(rng: Rng) -> Arguments:
         rng.pick((1, 3, 8)),
         rng.pick((64, 128, 64, 256, 192, 32)),
     )
-    paged = rng.chance(0.6)
-    page_size, pages = (16 * rng.integer(1, 3), 4) if paged else (rng.pick((1, 17, 48, 100)), batch)
-    cache = [_fp8_cache(rng, pages, page_size, kv_heads, d) for _ in range(2)]
+    paged, dtype = rng.chance(0.6), rng.pick((*HALVES, *HALVES, torch.float32, torch.float64))
+    page_size, pages = (rng.pick((16, 32, 48, 8, 20)), 4) if paged else (rng.pick((1, 17, 48, 100)), batch)
+    half = dtype in HALVES and rng.chance(0.25)
+    cache = [_fp8_cache(rng, pages, page_size, kv_heads, d).to(dtype if half else own_fp8()) for _ in range(2)]
     tables = (
         torch.from_numpy(rng.numbers.integers(0, pages, (batch, rng.integer(1, 3))).astype(np.int32)) if paged else None
     )
-    most = page_size * (tables.shape[1] if tables is not None else 1)
+    most = page_size * (tables.shape[1] if tables is not None else 1) + rng.pick((0, 0, 1, 30))
     lengths = torch.from_numpy(rng.numbers.integers(0, most + 1, batch).astype(np.int32))
     scales = [rng.pick((1.0, 0.5, torch.tensor([0.7]), rng.finite(kv_heads).abs())) for _ in range(2)]
     heads, ragged = kv_heads * group, _ragged(rng, batch, mq) if rng.chance(0.3) else {}
     tokens = int(ragged["cu_seqlens_q"][-1]) + rng.integer(0, 2) if ragged else 0
     shape, lse = ((tokens, heads, d), (heads, tokens)) if ragged else ((batch, mq, heads, d), (batch, heads, mq))
-    q = rng.finite(*shape, dtype=rng.pick(HALVES))
-    as_bytes = rng.chance(0.3)
+    q = rng.finite(*shape, dtype=dtype)
+    as_bytes = rng.chance(0.3) and not half
     return {
         "q": rng.strided(q), "k_cache": cache[0].view(torch.uint8) if as_bytes else cache[0],
         "v_cache": cache[1].view(torch.uint8) if as_bytes else cache[1], "block_tables": tables, "seqlens": lengths,
@@ -205,8 +206,8 @@ def _per_head(scale: Any, heads: int) -> Array:
 
 def judge_plain(before: Arguments, result: Any, after: Arguments) -> str | None:
     q, fp8 = before["q"], own_fp8()
-    if before["k_cache"].dtype not in (fp8, torch.uint8, FN, torch.float8_e4m3fnuz):
-        raise ValueError("this is no fp8 cache")
+    if before["k_cache"].dtype not in (fp8, torch.uint8, FN, torch.float8_e4m3fnuz, *HALVES):
+        raise ValueError("this is no cache")
     tables = None if before.get("block_tables") is None else integers(before["block_tables"])
     heads = before["k_cache"].shape[2]
     caches = [
@@ -255,7 +256,7 @@ def make_packed(rng: Rng) -> Arguments:
     tables = (
         torch.from_numpy(rng.numbers.integers(0, pages, (batch, rng.integer(1, 3))).astype(np.int32)) if paged else None
     )
-    most = page_size * (tables.shape[1] if tables is not None else 1)
+    most = page_size * (tables.shape[1] if tables is not None else 1) + rng.pick((0, 0, 1, 30))
     (k, k_words), (v, v_words) = (_packed_rows(rng, pages * page_size, groups, d, num_groups) for _ in range(2))
     wide = [None if x is None else x.expand(*x.shape[:3], heads, *x.shape[4:]) for x in (k, v, k_words, v_words)]
     ragged = _ragged(rng, batch, mq) if rng.chance(0.3) else {}
@@ -266,7 +267,8 @@ def make_packed(rng: Rng) -> Arguments:
         "q": q, "k": wide[0], "v": wide[1],
         "k_scale_shift": wide[2], "v_scale_shift": wide[3],
         "seqlens": torch.from_numpy(rng.numbers.integers(0, most + 1, batch).astype(np.int32)), "block_tables": tables,
-        "page_size": page_size if paged else None, "split_k": rng.maybe(0.3, lambda: rng.integer(1, 4)),
+        "page_size": page_size if paged else None, "scale": rng.maybe(0.3, lambda: 0.1),
+        "split_k": rng.maybe(0.3, lambda: rng.integer(1, 4)),
         "num_groups": num_groups, **_options(rng, groups * heads), **ragged,
         **_outputs(rng, shape, (groups, heads, tokens) if ragged else (batch, groups, heads, mq), q.dtype),
     }  # fmt: skip

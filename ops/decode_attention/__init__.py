@@ -220,7 +220,7 @@ def decode_attention_fp8(
             more than ``max_seqlen_q``, are refused where they are on the CPU, and undefined on a GPU.
         max_seqlen_q: with ``cu_seqlens_q``, the most query tokens that a sequence has, 1 to 16.
         sinks: float32 [Hq]: for each head a score that no key has, finite or -inf, which adds to the sum of weights
-            alone; neither scaled nor capped. The log-sum-exp includes it.
+            alone; neither scaled nor capped. The log-sum-exp includes it, up to 2.3e38.
         window: a token sees the last ``window`` keys of those that ``causal`` lets it see, its own among them, at least
             1. Pages before them are not read.
         softcap: c > 0: scores become c tanh(score / c) before they are masked.

@@ -206,6 +206,7 @@ def check_pages(
     counts = [counts] * seqlens.shape[0] if isinstance(counts, int) else counts
     # Python numbers: a model's layers let torch allocate and make views, and compute nothing.
     for batch, (entries, length) in enumerate(zip(block_tables.tolist(), seqlens.tolist(), strict=True)):
+        length = min(length, len(entries) * page_size)  # keys past what the tables hold do not exist
         first = 0 if window is None else max(0, length - (counts[batch] - 1) - window) // page_size
         for entry in range(first, min(len(entries), -(-length // page_size)) if counts[batch] else 0):
             if not 0 <= entries[entry] < pages:

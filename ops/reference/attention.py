@@ -319,7 +319,7 @@ def _used_pages(
 ) -> torch.Tensor:
     """The tables with 0 for pages past a sequence's length or before every window, which may hold anything."""
     first_key = torch.arange(block_tables.shape[1], device=block_tables.device) * page_size
-    lengths = seqlens.view(-1, 1).to(torch.int64)
+    lengths = seqlens.view(-1, 1).to(torch.int64).clamp(max=block_tables.shape[1] * page_size)
     unused = (first_key >= lengths) | torch.as_tensor(mq == 0, device=first_key.device)
     if window is not None:
         unused |= first_key + page_size <= lengths - (mq - 1) - window

@@ -90,6 +90,7 @@ def moe_combine(
     expert_map: torch.Tensor | None = None,
     num_experts: int | None = None,
     out_dtype: torch.dtype | None = None,
+    num_local_experts: int | None = None,
 ) -> torch.Tensor:
     """Return each token's sum over its slots, in float32 and in their order; slots without a local expert are left out.
 
@@ -101,6 +102,7 @@ def moe_combine(
         expert_map: integer [E]: negative for an expert that is not here.
         num_experts: ids from here on are of no expert.
         out_dtype: the result's dtype; that of ``rows`` by default.
+        num_local_experts: numbers in ``expert_map`` from here on are of no expert.
     """
     by_slot = rows.unflatten(0, (-1, top_k))
     used = torch.ones(by_slot.shape[:2], dtype=torch.bool, device=rows.device)
@@ -108,9 +110,10 @@ def moe_combine(
         limit = num_experts if expert_map is None else expert_map.numel()
         used = ids >= 0 if limit is None else (ids >= 0) & (ids < limit)
         if expert_map is not None:
-            used = used & (expert_map[torch.where(used, ids, 0).to(torch.int64)] >= 0)
+            own = expert_map[torch.where(used, ids, 0).to(torch.int64)]
+            used = used & (own >= 0 if num_local_experts is None else (own >= 0) & (own < num_local_experts))
     total = torch.zeros(by_slot.shape[0], by_slot.shape[2], dtype=torch.float32, device=rows.device)
-    for i in range(top_k):
+    for i in range(top_k if by_slot.numel() else 0):
         values = by_slot[:, i].to(torch.float32)
         if weights is not None:
             values = values * weights[:, i, None]

@@ -76,6 +76,7 @@ def moe_combine(
     expert_map: torch.Tensor | None,
     top_k: int,
     experts: int | None,
+    local: int | None = None,
     bind: Bind | None = None,
 ) -> Any:
     """Write ``out`` [T, N]."""
@@ -86,12 +87,12 @@ def moe_combine(
     rows = unread = rows.contiguous()
     arguments = (
         out, rows, *(unread if given is None else given.contiguous() for given in (weights, ids, expert_map)), cols,
-        experts or 0,
+        experts or 0, local or 0,
     )  # fmt: skip
     constants = {
         "TOP_K": top_k, "HAS_WEIGHTS": weights is not None, "HAS_IDS": ids is not None,
-        "HAS_LIMIT": experts is not None, "HAS_MAP": expert_map is not None, "BLOCK": block, "num_warps": 4,
-        "enable_fp_fusion": False,
+        "HAS_LIMIT": experts is not None, "HAS_MAP": expert_map is not None, "HAS_LOCAL": local is not None,
+        "BLOCK": block, "num_warps": 4, "enable_fp_fusion": False,
     }  # fmt: skip
     return Launch(moe_combine_kernel, (tokens, -(-cols // block)), arguments, constants).run(bind)
 

@@ -158,11 +158,13 @@ def moe_combine_kernel(  # type: ignore[no-untyped-def]
     map_ptr,
     cols,
     experts,
+    local,
     TOP_K: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     HAS_IDS: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
     HAS_MAP: tl.constexpr,
+    HAS_LOCAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """BLOCK columns of one token per program."""
@@ -178,7 +180,10 @@ def moe_combine_kernel(  # type: ignore[no-untyped-def]
             if HAS_LIMIT:
                 used = used & (id < experts)
             if HAS_MAP:
-                used = used & (tl.load(map_ptr + tl.where(used, id, 0)) >= 0)
+                own = tl.load(map_ptr + tl.where(used, id, 0)).to(tl.int64)
+                used = used & (own >= 0)
+                if HAS_LOCAL:
+                    used = used & (own < local)
         values = tl.load(rows_ptr + slot * cols + column, mask=(column < cols) & used, other=0.0).to(tl.float32)
         if HAS_WEIGHTS:
             values = values * tl.load(weights_ptr + slot)

@@ -19,7 +19,10 @@ struct RowEnd {
     const bool seen = is_seen(total);
     float base = maximum, keep = 1.f;
     if (sinks) {
-      const float weight = sinks[head] * kLog2E, top = __builtin_fmaxf(maximum, weight);
+      // Finite, as a large sink's product may not be. The choice also keeps the product from being fused into weight - base,
+      // which would be its rounding error, up to 2^(exponent - 24), where the sink is the maximum. NaN stays NaN.
+      const float product = sinks[head] * kLog2E, weight = product > __FLT_MAX__ ? __FLT_MAX__ : product;
+      const float top = __builtin_fmaxf(maximum, weight);
       base = top == -__builtin_inff() ? 0.f : top;
       keep = __builtin_amdgcn_exp2f(maximum - base);
       total = total * keep + __builtin_amdgcn_exp2f(weight - base);

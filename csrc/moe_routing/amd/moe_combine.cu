@@ -40,7 +40,7 @@ struct Arguments {
   const void* ids;          // null: every slot counts
   const void* expert_map;   // null: an expert is its own number
   Output* out;
-  int32_t experts;          // ids from here on are of no expert; -1: only negative ones are
+  int32_t experts, local;   // ids, and local numbers, from here on are of no expert; -1: only negative ones are
   uint32_t cols, choices;
   bool wide_ids, wide_map;  // int64
 };
@@ -62,7 +62,10 @@ struct Slots {
     if (counts && a.ids) {
       const int64_t id = index_at(a.ids, slot, a.wide_ids);
       counts = id >= 0 && (a.experts < 0 || id < a.experts);
-      if (counts && a.expert_map) counts = index_at(a.expert_map, id, a.wide_map) >= 0;
+      if (counts && a.expert_map) {
+        const int64_t own = index_at(a.expert_map, id, a.wide_map);
+        counts = own >= 0 && (a.local < 0 || own < a.local);
+      }
     }
     if (!counts) weight = 0.f;
     used = __builtin_amdgcn_ballot_w64(counts);
@@ -88,8 +91,8 @@ __device__ inline T load(hf::dev::Buffer buffer, uint32_t offset) {
 template <int kWidth>
 __global__ __launch_bounds__(kThreads) void moe_combine_kernel(
     const Input* rows, const float* weights, const void* ids, const void* expert_map, Output* out, int32_t experts,
-    uint32_t cols, uint32_t choices, bool wide_ids, bool wide_map) {
-  const Arguments a{rows, weights, ids, expert_map, out, experts, cols, choices, wide_ids, wide_map};
+    int32_t local, uint32_t cols, uint32_t choices, bool wide_ids, bool wide_map) {
+  const Arguments a{rows, weights, ids, expert_map, out, experts, local, cols, choices, wide_ids, wide_map};
   using In = Input __attribute__((ext_vector_type(kWidth)));
   using Out = Output __attribute__((ext_vector_type(kWidth)));
   using F32 = float __attribute__((ext_vector_type(kWidth)));
@@ -134,15 +137,15 @@ void launch(Arguments a, int64_t tokens, int64_t cols, hipStream_t stream) {
   a.cols = static_cast<uint32_t>(cols);
   hf::launch(moe_combine_kernel<kWidth>,
              {dim3(static_cast<uint32_t>(tokens), static_cast<uint32_t>(pieces)), kThreads, 0, stream}, a.rows, a.weights,
-             a.ids, a.expert_map, a.out, a.experts, a.cols, a.choices, a.wide_ids, a.wide_map);
+             a.ids, a.expert_map, a.out, a.experts, a.local, a.cols, a.choices, a.wide_ids, a.wide_map);
 }
 
 }  // namespace
 
 /// out [T, N]; rows [T k, N]; weights float32 [T, k]; ids int32 or int64 [T, k]; expert_map int32 or int64 [experts].
-/// experts is -1 where ids have no upper limit.
+/// experts and local are -1 where ids, and the numbers in expert_map, have no upper limit.
 void moe_combine_out(hf::Tensor out, hf::Tensor rows, hf::OptionalTensor weights, hf::OptionalTensor ids,
-                     hf::OptionalTensor expert_map, int64_t top_k, int64_t experts, hipStream_t stream) {
+                     hf::OptionalTensor expert_map, int64_t top_k, int64_t experts, int64_t local, hipStream_t stream) {
   HF_CHECK_ARCH(rows, "gfx950", "gfx942");
   HF_CHECK(rows.dtype() == hf::dev::dtype_of<Input>, "rows has another dtype than this variant was built for");
   HF_CHECK(rows.dim() == 2 && rows.is_contiguous(), "rows must be contiguous [T * k, N]; got ", rows);
@@ -155,6 +158,8 @@ void moe_combine_out(hf::Tensor out, hf::Tensor rows, hf::OptionalTensor weights
   Arguments a = {};
   HF_CHECK(experts >= -1 && experts < int64_t{1} << 31, "experts must be -1, for no limit, to 2^31 - 1; got ", experts);
   a.experts = static_cast<int32_t>(experts);
+  HF_CHECK(local >= -1 && local < int64_t{1} << 31, "local must be -1, for no limit, to 2^31 - 1; got ", local);
+  a.local = static_cast<int32_t>(local);
   if (weights) {
     HF_CHECK(weights.value().dtype() == HF_F32 && weights.value().is_shape(tokens, top_k) && weights.value().is_contiguous(),
              "weights must be contiguous float32 [", tokens, ", ", top_k, "]; got ", *weights);
