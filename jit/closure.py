@@ -11,8 +11,9 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from hipforge.jit.cache.depfile import absent_headers, missing_headers, read_depfile
-from hipforge.jit.digest import ABSENT, DigestStore
+from hipforge.jit.cache.depfile import Spellings, absent_headers, missing_headers, read_depfile
+from hipforge.jit.cache.stability import NO_SUCH_FILE, InputsChanged
+from hipforge.jit.digest import ABSENT, UNREADABLE, DigestStore
 from hipforge.jit.ninja import Step
 from hipforge.jit.spec import BuildSpec
 
@@ -23,9 +24,13 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
     """Return every file the compilers read, named by placeholder, with its digest, sorted.
 
     After a failure, places where a missing header was looked for are in it too, as absent.
+
+    Raises:
+        InputsChanged: after a success, there is no file of a name that a compiler reported.
     """
     paths: dict[str, None] = {}
     relative: list[str] = []
+    spellings = Spellings()
     where = os.path.realpath(staging)  # the compilers' working directory
     for step in spec.steps:
         if step.depfile is None:
@@ -34,20 +39,29 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
             _scan(spec, step, staging)
         for path in read_depfile(staging / step.depfile):
             # ccache with a base_dir makes all paths relative; the build's own files stay out.
-            full = os.path.normpath(os.path.join(where, path))
-            if os.path.isabs(path) or (not full.startswith(where + os.sep) and Path(full).exists()):
-                paths[spec.roots.hide(full)] = None
-            else:
+            full = os.path.join(where, path)
+            full = os.path.realpath(full) if ".." in path else os.path.normpath(full)
+            if not os.path.isabs(path) and (full.startswith(where + os.sep) or (failed and not Path(full).exists())):
                 relative.append(path)
+            else:
+                paths.update(dict.fromkeys(map(spec.roots.hide, spellings.of(full) or [full])))
     paths.update(dict.fromkeys(map(spec.roots.hide, _embedded(spec, paths, where))))
     found = [(hidden, digests.of_any(spec.roots.show(hidden))) for hidden in sorted(paths)]
     if not failed:
+        _refuse_absent(spec, found, [path for path in relative if not (staging / path).exists()])
         found += _could_appear(spec, paths)
     if failed:
         relative = [path for path in relative if not (staging / path).exists()]
         tried = missing_headers(relative, [spec.roots.show(hidden) for hidden in paths], _include_dirs(spec))
         found += [(spec.roots.hide(path), ABSENT) for path in tried if digests.of(path) == ABSENT]
     return found
+
+
+def _refuse_absent(spec: BuildSpec, found: list[tuple[str, str]], made_here: list[str]) -> None:
+    """Fail a build that read what is not there: no later look could tell whether it changed."""
+    absent = [spec.roots.show(path) for path, digest in found if digest in (ABSENT, UNREADABLE)] + made_here
+    if absent:
+        raise InputsChanged(spec.title, absent, found, in_key=False, how=NO_SUCH_FILE)
 
 
 _OWN = ("${CSRC}/", "${MODULE_DIR}/")

@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-_WORD = re.compile(r"(?:\\.|\$\$|[^\s\\])+")
-_UNESCAPE = re.compile(r"\\([ #\\:])|\$(\$)")
+_PIECE = re.compile(
+    r"(?P<run>\\+)(?P<escaped>[ #:])|(?P<dollar>\$\$)|(?P<joined>\\\r?\n)|(?P<newline>\n)|(?P<space>\s)"
+    r"|(?P<text>\\+|\$|[^\s\\$]+)"
+)
 
 
 def parse_depfile(text: str) -> list[str]:
-    r"""Return the prerequisites, each once, in order.
+    r"""Return the prerequisites, each once, in order; escapes are those that ninja reads.
 
-    >>> parse_depfile("a.o: x.cu \\\n  dir\\ one/y.h z.h\n")
-    ['x.cu', 'dir one/y.h', 'z.h']
+    2N + 1 backslashes and a space are N backslashes and a space of the name; after 2N backslashes it ends the name. One
+    backslash is taken from those before ``#`` and ``:``, ``$$`` is ``$``, a backslash before a line break continues the
+    line, and any other stands for itself. A name may hold every other character, also those that end ninja's.
+
+    >>> parse_depfile("a.o: x.cu \\\n  dir\\ one/y.h a\\b/z.h\n")
+    ['x.cu', 'dir one/y.h', 'a\\b/z.h']
     """
-    joined = re.sub(r"\\\r?\n", " ", text)
     found: dict[str, None] = {}
-    for line in joined.splitlines():
-        _, colon, rest = line.partition(": ")
-        if colon:
-            for word in _WORD.findall(rest):
-                found[_UNESCAPE.sub(lambda match: match.group(1) or "$", word)] = None
+    name, targets = "", True
+    for piece in _PIECE.finditer(text + "\n"):
+        kind, what = piece.lastgroup, piece.group()
+        if kind == "escaped":
+            run, escaped = piece["run"], piece["escaped"]
+            if escaped == " ":
+                name += run[: len(run) // 2] + " " if len(run) % 2 else run
+                ends = len(run) % 2 == 0
+            else:
+                ends = escaped == ":" and text[piece.end() : piece.end() + 1] in " \t\r\n"
+                name += what if ends else run[1:] + escaped
+        else:
+            ends = kind in ("joined", "newline", "space")
+            name += "" if ends else "$" if kind == "dollar" else what
+        if not ends:
+            continue
+        if not targets and (whole := name.removesuffix(":")):
+            found[whole] = None
+        targets = (targets and not name.endswith(":")) or kind == "newline"
+        name = ""
     return list(found)
 
 
@@ -33,6 +54,43 @@ def read_depfile(path: Path) -> list[str]:
         return parse_depfile(path.read_text(errors="surrogateescape"))
     except FileNotFoundError:
         return []
+
+
+class Spellings:
+    """Which files a compiler may mean: clang writes a path's backslashes into a depfile as slashes."""
+
+    def __init__(self) -> None:
+        self._odd: dict[str, list[tuple[str, list[str]]]] = {}
+
+    def of(self, path: str) -> list[str]:
+        """Return the files whose names clang writes like the absolute ``path``; more than one can be there."""
+        if os.path.exists(path) and not any(map(self._odd_names, map(str, Path(path).parents))):
+            return [path]
+        found = [("/", _parts(path))]
+        files: list[str] = []
+        while found:
+            place, rest = found.pop()
+            if not rest:
+                files.append(place)
+                continue
+            plain = os.path.join(place, rest[0])
+            found += [(plain, rest[1:])] if os.path.lexists(plain) else []
+            odd = ((name, parts) for name, parts in self._odd_names(place) if rest[: len(parts)] == parts)
+            found += [(os.path.join(place, name), rest[len(parts) :]) for name, parts in odd]
+        return files
+
+    def _odd_names(self, folder: str) -> list[tuple[str, list[str]]]:
+        """Return the names in a folder that have a backslash, each with the parts that clang makes of it."""
+        if folder not in self._odd:
+            names: list[str] = []
+            with contextlib.suppress(OSError):
+                names = [name for name in os.listdir(folder) if "\\" in name]
+            self._odd[folder] = [(name, _parts(name)) for name in names]
+        return self._odd[folder]
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.replace("\\", "/").split("/") if part]
 
 
 _HAS_INCLUDE = re.compile(r"""__has_include(?:_next)?\s*\(\s*[<"]([^>"\n]+)[>"]""")

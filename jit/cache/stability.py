@@ -19,6 +19,9 @@ _SECOND_NS = 1_000_000_000
 _COARSE = 5  # Linux's CLOCK_REALTIME_COARSE, the time of the last tick; the time module has no name for it
 
 
+NO_SUCH_FILE = "was read by a compiler, as it reports, and is not there; rename it if its name is unusual"
+
+
 class InputsChanged(BuildError):
     """A file that determines the binary changed during the build.
 
@@ -26,11 +29,12 @@ class InputsChanged(BuildError):
     is a source, so that the key no longer describes what was compiled.
     """
 
-    def __init__(self, title: str, changed: list[str], dependencies: list[tuple[str, str]], in_key: bool) -> None:
-        super().__init__(
-            f"{title}: {', '.join(changed)} changed while it was being built; build again once nobody edits "
-            f"{'it' if len(changed) == 1 else 'them'}"
-        )
+    def __init__(
+        self, title: str, changed: list[str], dependencies: list[tuple[str, str]], in_key: bool, how: str = ""
+    ) -> None:
+        it = "it" if len(changed) == 1 else "them"
+        how = how or f"changed while it was being built; build again once nobody edits {it}"
+        super().__init__(f"{title}: {', '.join(changed)} {how}")
         self.dependencies = dependencies
         self.in_key = in_key
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -380,6 +382,28 @@ def test_no_toolchain_is_one_failure_per_request_not_a_crash(stand_in: StandIn) 
 def test_depfiles_are_parsed_with_escapes_and_several_rules() -> None:
     text = "a.o b.o: x.cu \\\n  dir\\ one/y.h c\\#d.h $$e.h\nx.o: x.cu z.h\n\nz.h:\n"
     assert parse_depfile(text) == ["x.cu", "dir one/y.h", "c#d.h", "$e.h", "z.h"]
+
+
+def test_depfiles_are_read_as_ninja_reads_them(tmp_path: Path) -> None:
+    """Names of pieces that matter, as ninja itself takes them; but for ``\\$$``, at which its names end."""
+    pieces = ["a", "b/", "\\", "\\\\", "\\ ", "\\#", "$$", "x.h", "\\:c"]
+    draw = random.Random(7)
+    rules, texts = ["rule read\n  command = touch $out\n  depfile = $out.d\n  deps = gcc\n"], []
+    for number in range(300):
+        words = ["".join(draw.choices(pieces, k=draw.randint(1, 6))) for _ in range(3)]
+        words = [re.sub(r"\\+[$]", "$", word) for word in words]
+        texts.append(f"{number}: {draw.choice([' ', chr(92) + chr(10) + ' ']).join(words)}\n")
+        (tmp_path / f"{number}.d").write_text(texts[-1])
+        rules.append(f"build {number}: read\n")
+    (tmp_path / "build.ninja").write_text("".join(rules))
+    subprocess.run([ninja.executable(), "-j4"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    command = [ninja.executable(), "-t", "deps"]
+    told = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    blocks = [block.split("\n") for block in told.strip().split("\n\n")]
+    for first, *names in blocks:
+        text = texts[int(first.partition(":")[0])]
+        assert list(map(os.path.normpath, parse_depfile(text))) == [name[4:] for name in names], text
+    assert len(blocks) == 300
 
 
 def test_missing_headers_may_appear_beside_any_file_read_or_on_the_include_path() -> None:
