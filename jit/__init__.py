@@ -15,6 +15,7 @@ and a size limit, when it runs)::
     backends.amd.resources    what the kernels of a finished library need
     tools, backends.amd.rocm_tree, units, backends.amd.hip_clang     the commands of one compiler
     backends.amd.compilers, backends.amd.backend     which compilers there are; the vendor as one value
+    backends.nvidia.resources, backends.nvidia.nvcc, backends.nvidia.compilers, backends.nvidia.backend     the same
     host_cpu, cache.prebuilt      modules built ahead of time
     lookup                    prebuilt, cached, failed before or missing?
     notices                   what a user is told while a build runs
@@ -25,7 +26,8 @@ and a size limit, when it runs)::
     loader                    loaded once per process
     host_library              the same for host-only libraries
     maintenance, fleet        listing, explaining and pruning the cache; building many modules at once
-    backends.amd.hip_runtime, call.python_module, call.signature, call.tensors     for binding
+    backends.amd.hip_runtime, backends.nvidia.cuda_runtime     the runtime that modules bind to
+    call.python_module, call.signature, call.tensors     for binding
     call.abi, call.torch_library, compile_ops, call.bench_hook     the call itself
 
 A module's first use costs one compile. Every later use, in any process, costs a stat of each file that the compiler

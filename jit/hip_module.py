@@ -40,7 +40,7 @@ _SOURCE_SUFFIXES = (*_HIP_SUFFIXES, ".cpp", ".cc", ".cxx", ".c")
 
 
 _TORCH_INCLUDES = ("-isystem${TORCH}/include", "-isystem${TORCH}/include/torch/csrc/api/include")
-_TORCH_LIBRARIES = ("c10", "c10_hip", "torch", "torch_cpu", "torch_hip", "torch_python")
+_TORCH_LIBRARIES = ("c10", "c10_hip", "torch", "torch_cpu", "torch_hip", "torch_python", "c10_cuda", "torch_cuda")
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _plan(
     entry = wanted.entry
     sources = (*entry.srcs, *(f"{GENERATED}/{name}" for name in generated))
     compiled = [
-        compiler.compile(_unit(wanted, number, source), entry.name, wanted.arch)
+        compiler.compile(_unit(wanted, number, source, compiler.host_flags()), entry.name, wanted.arch)
         for number, source in enumerate(sources)
     ]
     objects = [name for part in compiled for name in part.objects]
@@ -259,7 +259,7 @@ def _plan(
     return (*(step for part in compiled for step in part.steps), link), files
 
 
-def _unit(wanted: Request, number: int, source: str) -> Unit:
+def _unit(wanted: Request, number: int, source: str, host_flags: tuple[str, ...]) -> Unit:
     entry = wanted.entry
     is_hip = Path(source).suffix in _HIP_SUFFIXES
     defines = tuple(f"-D{name}={value}" for name, value in wanted.variant.items())
@@ -269,7 +269,7 @@ def _unit(wanted: Request, number: int, source: str) -> Unit:
         if not entry.torch_exclude:
             includes = (*includes, *_TORCH_INCLUDES)
         if not is_hip:
-            includes = (*includes, "-idirafter${ROCM}/include", "-D__HIP_PLATFORM_AMD__=1")
+            includes = (*includes, *host_flags)
     extra = entry.flags_extra_hip if is_hip else entry.flags_extra_cc
     standard = () if source.endswith(".c") else (_standard(entry),)
     maps = ("-ffile-prefix-map=${CSRC}=csrc", "-ffile-prefix-map=${MODULE_DIR}=.")

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,9 +155,9 @@ def ingredients_digest(ingredients: Mapping[str, str]) -> str:
     return text_digest(json.dumps(sorted(ingredients.items())))
 
 
-def environment_ingredients() -> dict[str, str]:
+def environment_ingredients(names: Iterable[str] = KEY_ENVIRONMENT) -> dict[str, str]:
     """Return the compiler-affecting environment variables that are set."""
-    return {f"environment:{name}": value for name in KEY_ENVIRONMENT if (value := os.environ.get(name))}
+    return {f"environment:{name}": value for name in names if (value := os.environ.get(name))}
 
 
 def common_ingredients(module: str, variant: Mapping[str, VariantValue], target: str) -> dict[str, str]:

@@ -39,6 +39,10 @@ class Toolchain(Protocol):
         """Return everything of the toolchain that determines a binary for ``arch``."""
         ...
 
+    def host_flags(self) -> tuple[str, ...]:
+        """Return what a source without device code needs to include the runtime's header."""
+        ...
+
     def compile(self, unit: Unit, module: str, arch: str) -> Compiled:
         """Return the commands that compile one source."""
         ...

@@ -130,7 +130,7 @@ HEADERS = """
 import json, resource, tempfile
 from pathlib import Path
 from hipforge.jit import build, hip_module, register, registry
-source = {"srcs": ["${CSRC}/moe_routing/amd/moe_align.cu"]}
+source = {"srcs": ["${CSRC}/moe_routing/moe_align.cu"]}
 used = []
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "modules.json")

@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from hipforge import archs
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core import checks
+from hipforge.ops.core import checks, dispatch
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
@@ -104,7 +105,19 @@ def _plan(**given: Any) -> Decision:
     _check_caches(parts)
     triton_refusal = "the Triton kernel writes no int4 rows" if storage == "int4" else None
     device = parts.q.device
-    return plan_kernel("rope_and_cache", device, None, unavailable(device) or triton_refusal)
+    refusal = _refusal(device, parts.q.shape[2])
+    return plan_kernel("rope_and_cache", device, refusal, unavailable(device) or triton_refusal)
+
+
+def _refusal(device: torch.device, dim: int) -> str | None:
+    """Return why the kernel does not take heads of ``dim``: one is held by a wave, 8 elements a lane."""
+    target = dispatch.target_of(device)
+    if isinstance(target, dispatch.Refused) or not 8 * archs.get(target[0]).wave < dim <= 512:
+        return None
+    return f"D must be at most {8 * archs.get(target[0]).wave} on {target[0]}; got {dim}"
+
+
+_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @operator(_plan, outs=("q_out",), mutates=("q", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift"))

@@ -2,9 +2,9 @@
 // the merge that follows either kernel.
 #pragma once
 
-#include "hipforge/amd/fused_fp8_guards.h"
+#include "hipforge/device/fused_fp8_guards.h"
 #include "hipforge/amd/launch.h"
-#include "hipforge/amd/mx.h"
+#include "hipforge/device/mx.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
 #include "amd/merge_kernel.h"

@@ -1,7 +1,7 @@
 // What both kernels of decode attention are given, and which keys a wave works on.
 #pragma once
 
-#include "hipforge/amd/divisor.h"
+#include "hipforge/device/divisor.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
 

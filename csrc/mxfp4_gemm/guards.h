@@ -1,8 +1,8 @@
 // What every MXFP4 GEMM demands of its operands, with the messages that say so.
 #pragma once
 
-#include "hipforge/amd/mx.h"
-#include "hipforge/amd/mx_shuffled.h"
+#include "hipforge/device/mx.h"
+#include "hipforge/device/mx_shuffled.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"

@@ -3,7 +3,7 @@
 
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
-#include "hipforge/amd/mx.h"
+#include "hipforge/device/mx.h"
 
 namespace hf::mxfp8 {
 

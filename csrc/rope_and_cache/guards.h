@@ -3,11 +3,12 @@
 
 #include "hipforge/host/addresses.h"
 #include "hipforge/module.h"
+#include "hipforge/device/wave.h"
 #include "problem.h"
 
 namespace hf::rope_and_cache {
 
-constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kMaxHeadDim = 512, kWaveHeadDim = kChunk * dev::kWaveSize;  // a head is held by one wave
 constexpr int64_t kMaxCacheSlots = (int64_t{1} << 31) - 1;
 
 inline bool sixteen_byte_rows(const Tensor& x) {
@@ -34,7 +35,7 @@ inline CacheRows cache_of(const Tensor& cache, const char* name, const OptionalT
     HF_CHECK(cache.dtype() == HF_I32, name, " must hold int32 words of int4 codes; got ", cache);
   } else {
     HF_CHECK(cache.dtype() == HF_U8 || cache.dtype() == (fnuz ? HF_E4M3FNUZ : HF_E4M3FN), name, " must be ",
-             fnuz ? "float8_e4m3fnuz on gfx942" : "float8_e4m3fn on gfx950", ", or uint8 with its bits; got ", cache);
+             e4m3_rule(fnuz), ", or uint8 with its bits; got ", cache);
   }
   HF_CHECK(cache.dim() == 4 && cache.size(2) == heads && cache.size(3) == last, name, " must be [pages, page_size, ", heads,
            ", ", last, "] (heads of k and v); got ", cache);
@@ -87,6 +88,7 @@ inline void check_queries(const Tensor& q_out, const Tensor& q, const Tensor& k,
   const int64_t tokens = q.size(0), dim = q.size(2);
   HF_CHECK(dim % kChunk == 0 && dim >= kChunk && dim <= kMaxHeadDim, "D must be a multiple of ", kChunk, ", at most ",
            kMaxHeadDim, "; got ", dim);
+  HF_CHECK(dim <= kWaveHeadDim, "D must be at most ", kWaveHeadDim, " on this device; got ", dim);
   HF_CHECK(tokens < int64_t{1} << 31, "q must have fewer than 2^31 tokens; got ", tokens);
   check_heads(q, "q", tokens, dim);
   check_heads(k, "k", tokens, dim);

@@ -1,8 +1,8 @@
 // What the kernel is given: q, k and v, the caches, and what each token does.
 #pragma once
 
-#include "hipforge/amd/element.h"
-#include "hipforge/amd/hip.h"
+#include "hipforge/device/element.h"
+#include "hipforge/device/hip.h"
 
 #if !defined(HF_INPUT) || !defined(HF_CACHE)
 #error "build a variant: -DHF_INPUT=f16 or bf16 and -DHF_CACHE=half, fp8, rows or int4"
@@ -19,8 +19,8 @@ constexpr Storage kStorage = Storage::HF_CACHE;
 
 constexpr int kChunk = 8;  // elements of a lane
 
-using Half8 = Half __attribute__((ext_vector_type(8)));
-using F32x8 = float __attribute__((ext_vector_type(8)));
+using Half8 = dev::Vector<Half, 8>;
+using F32x8 = dev::Vector<float, 8>;
 
 // Heads of all tokens, [tokens, heads, D] with any strides.
 struct Heads {

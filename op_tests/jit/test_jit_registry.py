@@ -52,7 +52,7 @@ def test_an_entry_is_read_with_paths_relative_to_its_file(tmp_path: Path) -> Non
         ({"srcs": ["${CSRC/a.cu"]}, r"m: srcs: '\$\{CSRC/a.cu' starts with \$\{ but with no placeholder; known: "),
         ({"srcs": ["${HOME}/a.cu"]}, r"m: srcs: unknown placeholder \$\{HOME\}; known: \$\{CSRC\}"),
         ({"srcs": ["a.cu"], "verbose": "yes"}, "m: verbose: expected true or false; got 'yes'"),
-        ({"srcs": ["a.cu"], "archs": ["gfx90a"]}, r"archs: expected one or more of gfx950, gfx942; got \['gfx90a'\]"),
+        ({"srcs": ["a.cu"], "archs": ["gfx90a"]}, r"archs: expected one or more of .*, sm_90; got \['gfx90a'\]"),
         ({"srcs": ["a.cu"], "archs": []}, "m: archs: expected one or more"),
         ({"srcs": ["a.cu"], "ffi": "ctypes"}, 'm: ffi: expected "abi" or "pybind11"; got \'ctypes\''),
         ({"srcs": ["a.cu"], "variants": [1]}, r"m: variants: expected an object of lists; got \[1\]"),

@@ -68,11 +68,11 @@ class Mutant:
     unit: str | None = None  # what is compiled, for a mistake in a header
 
 
-ROPE, ROUTING = "rope_and_cache/amd/rotation.h", "moe_routing/amd/"
+ROPE, ROUTING = "rope_and_cache/rotation.h", "moe_routing/"
 MUTANTS = {
     "sine_of_the_wrong_sign": Mutant(
         rope_and_cache, "rope_and_cache_out", ROPE, "(first ? -turned : turned)", "(first ? turned : -turned)",
-        rope_is_right, {"HF_INPUT": ["bf16"], "HF_CACHE": ["fp8"]}, "rope_and_cache/amd/rope_and_cache.cu",
+        rope_is_right, {"HF_INPUT": ["bf16"], "HF_CACHE": ["fp8"]}, "rope_and_cache/rope_and_cache.cu",
     ),
     "ties_to_the_higher_index": Mutant(
         topk_gating, "topk_gating_out", ROUTING + "topk_gating.cu", "for (int j = kPerLane; j-- > 0;) {",

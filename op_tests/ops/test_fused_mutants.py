@@ -75,10 +75,10 @@ class Mutant:
     unit: str | None = None
 
 
-SWIGLU, NORM = "swiglu_fp8/amd/swiglu_fp8.cu", "rmsnorm_fp8/amd/rmsnorm_fp8.cu"
-QUANTISE = "mx_quantize/amd/mx_quantize.cu"
+SWIGLU, NORM = "swiglu_fp8/swiglu_fp8.cu", "rmsnorm_fp8/rmsnorm_fp8.cu"
+QUANTISE = "mx_quantize/mx_quantize.cu"
 MUTANTS = [
-    Mutant("nan_lost_in_the_clamp", "include/hipforge/amd/swiglu.h", swiglu_fp8.swiglu_fp8_out, swiglu_agrees,
+    Mutant("nan_lost_in_the_clamp", "include/hipforge/device/swiglu.h", swiglu_fp8.swiglu_fp8_out, swiglu_agrees,
            "return value > limit ? limit : value;", "return __builtin_fminf(value, limit);", unit=SWIGLU),
     Mutant("odd_columns_by_the_even_ones", SWIGLU, swiglu_fp8.swiglu_fp8_out, interleaved_swiglu_agrees,
            "kHighHalves = 0x07060302", "kHighHalves = 0x05040100"),

@@ -17,7 +17,7 @@ from hipforge.ops.core.family import Family
 from hipforge.ops.core.tuned import BUCKET, EXACT, Column, Reach, TableSchema, Value
 
 ARCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {name: getattr(torch, arch.fp8_e4m3) for name, arch in archs.ARCHS.items()}
+    {name: getattr(torch, archs.get(name).fp8_e4m3) for name in ("gfx950", "gfx942")}
 )
 # dtype of q -> the module's variant
 INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}

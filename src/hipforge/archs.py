@@ -91,6 +91,21 @@ ARCHS: Mapping[str, ArchInfo] = MappingProxyType(
             clock_hz=2.1e9,
             bandwidth=5.3e12,
         ),
+        "sm_90": ArchInfo(
+            name="sm_90",
+            vendor="nvidia",
+            emulated=False,
+            product="H100",
+            wave=32,
+            cu_count=132,
+            simds_per_cu=4,
+            lds_bytes=227 * 1024,
+            lds_granule_bytes=1024,
+            fp8_e4m3="float8_e4m3fn",
+            fp8_e5m2="float8_e5m2",
+            clock_hz=1.98e9,
+            bandwidth=3.35e12,
+        ),
     }
 )
 

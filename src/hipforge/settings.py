@@ -121,8 +121,10 @@ def _paths(text: str) -> tuple[Path, ...]:
 _FLAG = "0 or 1"
 
 DEVICE = Setting(
-    "HIPFORGE_DEVICE", "auto", _choice("auto", "hip", "emulator", "reference"), "auto, hip, emulator or reference",
-    "Where kernels run: auto takes an AMD GPU if torch sees one, else the emulator; reference runs no kernel. "
+    "HIPFORGE_DEVICE", "auto", _choice("auto", "hip", "cuda", "emulator", "reference"),
+    "auto, hip, cuda, emulator or reference",
+    "Where kernels run: auto takes an AMD GPU if torch sees one, else an NVIDIA GPU that has "
+    "kernels, else the emulator; reference runs no kernel. "
     "Fixed at first use.",
 )
 EMULATE = Setting(
@@ -165,6 +167,10 @@ DISABLE_JIT = Setting(
 HIPCC = Setting[Path | None](
     "HIPFORGE_HIPCC", None, _path, "path, or name on PATH, of a hipcc or HIP-capable clang++",
     "The compiler to use, before any that is found.",
+)
+NVCC = Setting[Path | None](
+    "HIPFORGE_NVCC", None, _path, "path, or name on PATH, of an nvcc",
+    "The compiler for NVIDIA GPUs, before any that is found.",
 )
 COMPILER_LAUNCHER = Setting(
     "HIPFORGE_COMPILER_LAUNCHER", "", str, "a command such as ccache",

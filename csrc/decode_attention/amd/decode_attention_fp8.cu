@@ -2,7 +2,7 @@
 // kernels. A variant serves one head dimension, one dtype of q and one block of keys.
 #include "decode_kernel.h"
 #include "../guards.h"
-#include "hipforge/amd/element.h"
+#include "hipforge/device/element.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 

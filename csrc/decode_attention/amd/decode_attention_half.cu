@@ -2,7 +2,7 @@
 // the kernels. A variant serves one head dimension and one dtype.
 #include "../guards.h"
 #include "half_kernel.h"
-#include "hipforge/amd/element.h"
+#include "hipforge/device/element.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 

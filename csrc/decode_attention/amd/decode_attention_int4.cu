@@ -1,7 +1,7 @@
 // Decode attention over an int4 K/V cache with a scale and a shift per group, gfx950 and gfx942. int4_kernel.h and
 // merge_kernel.h have the kernels. A variant serves one head dimension and one dtype of q.
 #include "../guards.h"
-#include "hipforge/amd/element.h"
+#include "hipforge/device/element.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "int4_kernel.h"

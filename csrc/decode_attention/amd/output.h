@@ -14,9 +14,9 @@
 // bit, what the quantising ops make of an output in float32. Bytes written per element: 2, 4, 1, or 1 + 1/32.
 #pragma once
 
-#include "hipforge/amd/fp8_encode.h"
+#include "hipforge/device/fp8_encode.h"
 #include "hipforge/amd/hip.h"
-#include "hipforge/amd/mx_encode.h"
+#include "hipforge/device/mx_encode.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
 #include "../problem.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "hipforge/amd/divisor.h"
+#include "hipforge/device/divisor.h"
 #include "hipforge/amd/hip.h"
 
 namespace hf::skinny {

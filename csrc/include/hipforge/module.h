@@ -1,19 +1,15 @@
 // What a HIP module includes: tensor views, guards, the export macro, and the few HIP runtime calls that guards and
 // launches need. No torch, no pybind11. What is in hipforge/host/ names no runtime and no vendor; this file binds it to
-// HIP, and kernels and the headers in hipforge/amd/ use HIP and AMD's instructions beside it.
+// HIP, whose names mean CUDA's on NVIDIA GPUs; kernels use hipforge/device/ or a vendor's own headers beside it.
 #pragma once
 
 #if defined(__HIP_DEVICE_COMPILE__)
 #define HF_DEVICE_PASS 1
 #endif
 
-#include "hipforge/amd/hip.h"
-#include "hipforge/host/export.h"
+#include "hipforge/device/runtime.h"
 
 namespace hf __attribute__((visibility("hidden"))) {
-
-template <> struct HoldsElement<_Float16> : HoldsDtype<HF_F16> {};
-template <> struct HoldsElement<__bf16> : HoldsDtype<HF_BF16> {};
 
 // Longest architecture name kept, without its features ("gfx950").
 constexpr int kArchBytes = 16;
@@ -38,23 +34,20 @@ struct DeviceGuard {
 constexpr int kMaxDevices = 64;
 
 template <>
-struct Argument<hipStream_t> : Stream<ihipStream_t> {};
+struct Argument<hipStream_t> : Stream<StreamStruct> {};
 
 [[noreturn]] inline void hip_failed(hipError_t status, const char* expression) {
   HF_FAIL(HF_ERROR_LAUNCH, hipGetErrorName(status), " (", hipGetErrorString(status), ") from ", expression);
 }
 
 inline ArchName read_arch(int device) {
-  hipDeviceProp_t properties;
-  const hipError_t status = hipGetDeviceProperties(&properties, device);
-  if (status != hipSuccess) hip_failed(status, "hipGetDeviceProperties");
   ArchName arch = {};
-  for (int i = 0; i + 1 < kArchBytes && properties.gcnArchName[i] && properties.gcnArchName[i] != ':'; ++i)
-    arch.text[i] = properties.gcnArchName[i];
+  const hipError_t status = write_arch(device, arch.text, kArchBytes);
+  if (status != hipSuccess) hip_failed(status, "asking for the properties of the device");
   return arch;
 }
 
-// The architecture of HIP device `device`: the part of gcnArchName before ':'. Read once per device and process.
+// The architecture of device `device`. Read once per device and process.
 inline ArchName arch_of(int device) {
   static struct { ArchName arch; int state; } cached[kMaxDevices];  // 0 empty, 1 being written, 2 ready
   if (device < 0 || device >= kMaxDevices) return read_arch(device);

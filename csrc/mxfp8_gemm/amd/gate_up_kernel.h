@@ -26,8 +26,8 @@
 #include "grouped_split_kernel.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/last_group.h"
-#include "hipforge/amd/mx_encode.h"
-#include "hipforge/amd/swiglu.h"
+#include "hipforge/device/mx_encode.h"
+#include "hipforge/device/swiglu.h"
 
 namespace hf::moe {
 

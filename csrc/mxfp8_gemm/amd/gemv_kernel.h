@@ -28,7 +28,7 @@
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/fp8.h"
 #include "hipforge/amd/hip.h"
-#include "hipforge/amd/mx.h"
+#include "hipforge/device/mx.h"
 #include "hipforge/amd/wave.h"
 
 namespace hf::gemv {

@@ -28,7 +28,7 @@
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/mfma.h"
-#include "hipforge/amd/mx.h"
+#include "hipforge/device/mx.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/amd/wave.h"
 

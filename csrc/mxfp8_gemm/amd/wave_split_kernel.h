@@ -38,7 +38,7 @@
 #include "hipforge/module.h"
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/mfma.h"
-#include "hipforge/amd/mx.h"
+#include "hipforge/device/mx.h"
 #include "hipforge/amd/split_k.h"
 #include "hipforge/amd/wave.h"
 #include "hipforge/amd/wave_parts.h"

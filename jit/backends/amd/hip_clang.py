@@ -118,6 +118,10 @@ class HipClang:
         """Return the flags that make this a device compile for ``arch``."""
         return ("-x", "hip", f"--offload-arch={arch}", *self.tree_flags(), "--gpu-bundle-output", "--cuda-device-only")
 
+    def host_flags(self) -> tuple[str, ...]:
+        """Return what a source without device code needs to include the runtime's header."""
+        return ("-idirafter${ROCM}/include", "-D__HIP_PLATFORM_AMD__=1")
+
     def compile(self, unit: Unit, module: str, arch: str) -> Compiled:
         """Return the commands that compile one source."""
         host_object = f"{unit.name}.o"

@@ -82,11 +82,16 @@ def _fits(entry: Entry) -> bool:
 
 
 def toolchain_findings() -> list[Finding]:
-    """Probe every toolchain in search order; the first usable one is taken, a named one or none."""
-    return [finding for vendor in vendors.every() for finding in _toolchains_of(vendor)]
+    """Probe the toolchains in search order; of the vendor in use, the first usable is taken, a named one or none."""
+    try:
+        device = devices.current()
+    except HipforgeError:  # the device's own finding says so
+        device = devices.Device("reference", None)
+    in_use = device.vendor if device.is_gpu else vendors.every()[0]
+    return [finding for vendor in vendors.every() for finding in _toolchains_of(vendor, vendor is in_use)]
 
 
-def _toolchains_of(vendor: Vendor) -> list[Finding]:
+def _toolchains_of(vendor: Vendor, in_use: bool) -> list[Finding]:
     from hipforge.jit import toolchain
 
     named = vendor.compiler.get() is not None
@@ -96,7 +101,7 @@ def _toolchains_of(vendor: Vendor) -> list[Finding]:
         detail = probe.toolchain.description if isinstance(probe, toolchain.Accepted) else probe.reason
         if named and findings:
             usable, detail = False, f"{detail} (not considered: {vendor.compiler.env} names the one to use)"
-        taken = usable and not any(finding.taken for finding in findings)
+        taken = in_use and usable and not any(finding.taken for finding in findings)
         findings.append(Finding("toolchain", probe.name, usable, taken, detail))
     return findings
 
@@ -227,7 +232,7 @@ def command(as_json: bool) -> None:
     def of(kind: str) -> list[Finding]:
         return [finding for finding in findings if finding.kind == kind]
 
-    has_compiler = any(finding.usable for finding in of("toolchain"))
+    has_compiler = any(finding.taken for finding in of("toolchain"))
     may_build = not _is_on(settings.DISABLE_JIT)
     needs_kernels = not any(finding.taken and finding.name == "reference" for finding in of("device"))
     # An entry of the cache is found by the compiler that made it; one built ahead of time needs none.

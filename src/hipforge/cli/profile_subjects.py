@@ -150,7 +150,7 @@ def subject_command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
     def decorate(function: Callable[..., Any]) -> click.Command:
         takes_op = click.argument("op", type=click.Choice(sorted(SUBJECTS)), metavar="OP")
         takes_arch = click.option(
-            "--arch", type=click.Choice(list(archs.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says."
+            "--arch", type=click.Choice(archs.EMULATED), help="Emulate it; default as HIPFORGE_EMULATE says."
         )
         called = takes_op(click.argument("shape")(takes_arch(function)))
         return click.command(name, cls=_ShapeCommand, epilog=SHAPES_HELP)(called)

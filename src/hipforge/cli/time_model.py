@@ -71,7 +71,7 @@ def model_step(shape: decode_step.Shape, batch: int, context: int, known: dict[A
 @click.option("--context", "contexts", type=click.IntRange(1), multiple=True, default=(1024,),
               help="Keys of each sequence, the new token included; repeatable.")  # fmt: skip
 @click.option("--tp", type=click.IntRange(1), default=1, help="GPUs that share the model (tensor parallel).")
-@click.option("--arch", type=click.Choice(list(archs.ARCHS)), help="Emulate it; default as HIPFORGE_EMULATE says.")
+@click.option("--arch", type=click.Choice(archs.EMULATED), help="Emulate it; default as HIPFORGE_EMULATE says.")
 @click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
 @click.option("--plot", "picture", type=click.Path(path_type=Path), help="Also write stacked bars (needs matplotlib).")
 def command(

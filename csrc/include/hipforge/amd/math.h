@@ -1,7 +1,6 @@
 // fp32 functions for which the instruction alone is not accurate enough.
 #pragma once
 
-
 #include "hipforge/amd/hip.h"
 
 namespace hf::dev {
@@ -10,6 +9,23 @@ namespace hf::dev {
 __device__ inline float reciprocal_root(float x) {
   const bool tiny = x < 0x1p-100f;
   return __builtin_amdgcn_rsqf(tiny ? x * 0x1p48f : x) * (tiny ? 0x1p24f : 1.f);
+}
+
+/// 2^x by the instruction, which gives 0 for a subnormal result.
+__device__ inline float power_of_2(float x) { return __builtin_amdgcn_exp2f(x); }
+
+/// `value` limited to [low, high]; what it gives for a NaN is not defined.
+__device__ inline float limited(float value, float low, float high) { return __builtin_amdgcn_fmed3f(value, low, high); }
+
+/// The index of the lowest set bit of a mask that has one.
+__device__ inline uint32_t lowest_bit(uint64_t mask) { return static_cast<uint32_t>(__builtin_ctzll(mask)); }
+
+/// The larger of *to and `value` to memory of the device; one more in LDS.
+__device__ inline void atomic_largest(uint32_t* to, uint32_t value) {
+  __hip_atomic_fetch_max(to, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+__device__ inline void atomic_count(uint32_t* counter) {
+  __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 
 /// A product of fp32 numbers that is rounded to half next. LLVM before August 2026 folds the two into v_fma_mixlo_f16 with an

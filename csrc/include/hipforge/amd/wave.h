@@ -89,13 +89,31 @@ __device__ inline T of_lane(T value, uint32_t lane) {
   return __builtin_bit_cast(T, __builtin_amdgcn_readlane(__builtin_bit_cast(int32_t, value), static_cast<int32_t>(lane)));
 }
 
+/// The value of the other lane of each pair of neighbours.
+__device__ inline uint32_t from_pair_partner(uint32_t value) {
+  constexpr int kSwapPair = 1 | 0 << 2 | 3 << 4 | 2 << 6;
+  return __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kSwapPair, 0xF, 0xF, true);
+}
+
+/// The lanes for which `condition` holds.
+using LaneMask = uint64_t;
+__device__ inline LaneMask lanes_with(bool condition) { return __builtin_amdgcn_ballot_w64(condition); }
+
+/// How many lanes of `mask` come before this one, and how many it has.
+__device__ inline uint32_t lanes_before(LaneMask mask) {
+  return __builtin_amdgcn_mbcnt_hi(static_cast<uint32_t>(mask >> 32), __builtin_amdgcn_mbcnt_lo(static_cast<uint32_t>(mask), 0));
+}
+__device__ inline uint32_t lane_count(LaneMask mask) { return static_cast<uint32_t>(__builtin_popcountll(mask)); }
+
+/// LDS that a lane of the wave wrote before is seen by the others after.
+__device__ inline void wave_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront"); }
+
 /// Moves the values of the lanes that keep theirs to the front, in order, and sets `count` to how many there are (the
 /// same in all lanes). What lanes from `count` on receive has no meaning.
 __device__ inline uint32_t kept_to_front(uint32_t value, bool keep, uint32_t lane, uint32_t& count) {
-  const uint64_t kept = __builtin_amdgcn_ballot_w64(keep);
-  const uint32_t before =
-      __builtin_amdgcn_mbcnt_hi(static_cast<uint32_t>(kept >> 32), __builtin_amdgcn_mbcnt_lo(static_cast<uint32_t>(kept), 0));
-  count = static_cast<uint32_t>(__builtin_popcountll(kept));
+  const LaneMask kept = lanes_with(keep);
+  const uint32_t before = lanes_before(kept);
+  count = lane_count(kept);
   const uint32_t place = keep ? before : count + lane - before;  // a permutation, so that no lane is written twice
   return __builtin_amdgcn_ds_permute(static_cast<int32_t>(4 * place), static_cast<int32_t>(value));
 }
@@ -155,6 +173,11 @@ __device__ inline T lanes_combined(T value, Combine combine) {
   if constexpr (kLanes >= 32) value = with(__builtin_amdgcn_ds_swizzle(bits(value), kXor16));
   if constexpr (kLanes == 64) value = with(static_cast<int32_t>(from_lane(static_cast<uint32_t>(bits(value)), lane_index() ^ 32)));
   return value;
+}
+
+/// The sum over the wave, in all its lanes; the order is fixed.
+__device__ inline float wave_sum(float value) {
+  return column_combined(row_sum(value), [](float x, float y) { return x + y; });
 }
 
 #if defined(__gfx950__)

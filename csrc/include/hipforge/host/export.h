@@ -70,6 +70,14 @@ struct Argument<void*> : Stream<void> {};
 template <class T>
 struct Argument<const T&> : Argument<T> {};
 
+template <class... A>
+constexpr int letters_before_stream() {
+  constexpr char letters[] = {Argument<A>::letter..., '\0'};
+  int count = 0;
+  while (letters[count]) ++count;
+  return count;
+}
+
 template <class F>
 struct Entry;
 
@@ -77,12 +85,8 @@ template <class... A>
 struct Entry<void (*)(A...)> {
   static constexpr char signature[] = {Argument<A>::letter..., '\0'};
 
-  static constexpr int arity() {
-    int count = 0;
-    while (signature[count]) ++count;
-    return count;
-  }
-  static_assert(arity() + 1 >= static_cast<int>(sizeof...(A)), "HF_EXPORT: the stream must be the last parameter");
+  static constexpr int kArity = letters_before_stream<A...>();
+  static_assert(kArity + 1 >= static_cast<int>(sizeof...(A)), "HF_EXPORT: the stream must be the last parameter");
 
   // Elements of a braced list are evaluated left to right; the arguments of a plain call need not be.
   struct Invocation {
@@ -92,7 +96,7 @@ struct Entry<void (*)(A...)> {
   static int run(void (*fn)(A...), hf_call* call) noexcept {
     TextBuffer error(call->error, sizeof(call->error));
     try {
-      HF_CHECK(call->num_args == arity(), "the entry takes ", arity(), " arguments; got ", call->num_args);
+      HF_CHECK(call->num_args == kArity, "the entry takes ", static_cast<int>(kArity), " arguments; got ", call->num_args);
       Cursor cursor{call->args, call->stream};
       (void)cursor;
       Invocation{fn, Argument<A>::take(cursor)...};

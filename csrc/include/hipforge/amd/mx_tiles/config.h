@@ -2,8 +2,8 @@
 #pragma once
 
 #include "hipforge/amd/hip.h"
-#include "hipforge/amd/mx.h"
-#include "hipforge/amd/mx_shuffled.h"
+#include "hipforge/device/mx.h"
+#include "hipforge/device/mx_shuffled.h"
 #include "hipforge/amd/mx_tiles/formats.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"

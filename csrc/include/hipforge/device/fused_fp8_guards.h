@@ -1,0 +1,65 @@
+// Host checks shared by the fused ops with fp8 results (RMSNorm, SwiGLU): formats of the architecture, scales, and the
+// buffer of the following kernel that they zero.
+#pragma once
+
+#include "hipforge/host/addresses.h"
+#include "hipforge/module.h"
+
+namespace hf::fused_fp8 {
+
+/// The e4m3 format of the architecture: what outputs must be, in a message too, and its largest value.
+struct Format {
+  bool fnuz;
+  int64_t group_memory;  // LDS of a work-group, bytes
+
+  hf_dtype dtype() const { return fnuz ? HF_E4M3FNUZ : HF_E4M3FN; }
+  const char* rule() const { return e4m3_rule(fnuz); }
+  double largest() const { return fnuz ? 240 : 448; }
+};
+
+inline Format format_of(const Tensor& input) {
+  HF_CHECK_ARCH(input, HF_ARCHS);
+  const ArchName arch = arch_of(input.device_index());
+  return {has_fnuz(arch.text), group_memory(arch.text)};
+}
+
+inline const float* scale_of(const Tensor& scale) {
+  HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "scale must be one float32; got ", scale);
+  return scale.data<const float>();
+}
+
+/// `fp8_max` as the kernels take it; at most what the format holds.
+inline float limit_of(double fp8_max, Format format) {
+  HF_CHECK(fp8_max > 0 && fp8_max <= format.largest(), "fp8_max must be above 0 and at most ", format.largest(),
+           ", the largest value of the format; got ", fp8_max);
+  return static_cast<float>(fp8_max);
+}
+
+/// The e8m0 bytes of out [rows, cols]; `cols_name` is what the op calls the columns.
+inline uint8_t* block_scales_of(const Tensor& block_scales, const Tensor& out, int64_t block, const char* cols_name) {
+  const int64_t rows = out.size(0), cols = out.size(1);
+  HF_CHECK(cols % block == 0, cols_name, " must be a multiple of ", block, ", the block that shares a scale; got ", cols);
+  HF_CHECK(block_scales.is_shape(rows, cols / block) && block_scales.is_contiguous() &&
+               (block_scales.dtype() == HF_U8 || block_scales.dtype() == HF_E8M0FNU),
+           "block_scales must be contiguous uint8 or float8_e8m0fnu [", rows, ", ", cols / block, "]; got ",
+           block_scales);
+  return block_scales.data<uint8_t>();
+}
+
+/// The 16-bit elements that the kernel zeroes for the one after it.
+struct NextBuffer {
+  uint16_t* data = nullptr;
+  int64_t count = 0;
+
+  explicit NextBuffer(const OptionalTensor& given, int64_t rows) {
+    if (!given) return;
+    const Tensor buffer = *given;
+    HF_CHECK(buffer.dim() == 2 && buffer.size(0) == rows && buffer.is_contiguous() &&
+                 (buffer.dtype() == HF_F16 || buffer.dtype() == HF_BF16),
+             "next_buffer must be contiguous float16 or bfloat16 [", rows, ", buffer_cols]; got ", buffer);
+    data = buffer.data<uint16_t>();
+    count = buffer.numel();
+  }
+};
+
+}  // namespace hf::fused_fp8

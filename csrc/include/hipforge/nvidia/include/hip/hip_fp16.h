@@ -1,0 +1,3 @@
+// CUDA's half precision under HIP's header name.
+#pragma once
+#include <cuda_fp16.h>

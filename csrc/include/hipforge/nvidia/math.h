@@ -1,0 +1,28 @@
+// fp32 functions whose accuracy kernels rely on.
+#pragma once
+
+#include "hipforge/nvidia/hip.h"
+
+namespace hf::dev {
+
+/// 1 / sqrt(x), correctly rounded.
+__device__ inline float reciprocal_root(float x) { return __frsqrt_rn(x); }
+
+/// 2^x.
+__device__ inline float power_of_2(float x) { return exp2f(x); }
+
+/// `value` limited to [low, high]; what it gives for a NaN is not defined.
+__device__ inline float limited(float value, float low, float high) { return fminf(fmaxf(value, low), high); }
+
+/// What is rounded to half next, as it is: no compiler folds the two here.
+template <class T>
+__device__ inline T before_rounding_to_half(T product) { return product; }
+
+/// The index of the lowest set bit of a mask that has one.
+__device__ inline uint32_t lowest_bit(uint64_t mask) { return static_cast<uint32_t>(__ffsll(static_cast<long long>(mask)) - 1); }
+
+/// The larger of *to and `value` to memory of the device; one more in shared memory.
+__device__ inline void atomic_largest(uint32_t* to, uint32_t value) { atomicMax(to, value); }
+__device__ inline void atomic_count(uint32_t* counter) { atomicAdd(counter, 1u); }
+
+}  // namespace hf::dev

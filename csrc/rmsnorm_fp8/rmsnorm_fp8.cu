@@ -1,0 +1,374 @@
+// RMS norm of a row, or of the sum that residual += input leaves, times weight; then fp8 by one static scale, or MX-FP8
+// with an e8m0 scale per 32 elements, or the 16-bit result itself.
+//
+//   one work-group per row; thread t of T owns chunks t, t + T, t + 2T, ... of 8 elements
+//
+//   input row    | c0 | c1 | ... |   pass 1: r = input (+ residual, 16-bit, stored to residual), kept in LDS;
+//   residual row | c0 | c1 | ... |           sum of squares in fp32: lane, wave, then one number per wave in LDS
+//   q row        | c0 | c1 | ... |   pass 2: y = r * rsqrt(mean + eps), y *= weight (both 16-bit), q = y / scale;
+//                                            with a weight offset y = r * rsqrt(mean + eps) * (offset + weight) in fp32
+//
+// An MX block is 4 neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
+// A thread meets its own chunks in both passes: its first two, all of a row of up to 16,384 elements, stay in registers, and
+// their weights are asked for with the row. Others are kept in LDS, which needs no barrier; a row that does not fit is read
+// back from residual, or input. Lane pairs exchange chunks before the store (fp8_encode.h): every access moves 16 bytes,
+// but for the e8m0 bytes, 16 neighbouring ones a wave.
+// Bytes per element: 2 read, 1 written, and 2 + 2 more with a residual; weight comes once from memory and then from L2.
+// Memory is the bound. `also_out` gets y beside a quantised result (a router reads it), 2 bytes more. `next_buffer`, what
+// the following kernel accumulates into, is zeroed here, which saves its own launch.
+// Absent operands are null pointers, the same for all waves: these branches cost scalar instructions only.
+#include "hipforge/device/element.h"
+#include "hipforge/device/fp8_encode.h"
+#include "hipforge/device/fused_fp8_guards.h"
+#include "hipforge/device/hip.h"
+#include "hipforge/device/launch.h"
+#include "hipforge/module.h"
+#include "hipforge/device/math.h"
+#include "hipforge/device/mx_encode.h"
+#include "hipforge/device/vector.h"
+#include "hipforge/device/wave.h"
+
+#if !defined(HF_INPUT)
+#error "build with -DHF_INPUT=f16 or bf16"
+#endif
+
+namespace {
+
+using Half = HF_ELEMENT(HF_INPUT);
+constexpr bool kIsF16 = __is_same(Half, hf::dev::f16);
+constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
+
+constexpr int kMaxWaves = 16;
+constexpr int kMaxThreads = kMaxWaves * hf::dev::kWaveSize;
+constexpr int kChunk = 8;  // elements per 16-byte access
+
+enum class Output { half, fp8, mx };
+
+// The kernel takes these one by one, in this order: those up to `next_buffer` are in SGPRs when a wave starts (kernel-argument
+// preload), the others are loaded meanwhile.
+struct Arguments {
+  const Half* input;
+  Half* residual;
+  const float* scale;
+  int64_t cols;
+  const Half* weight;
+  uint32_t threads;  // of a work-group
+  float epsilon;
+  uint16_t* next_buffer;
+  int64_t next_count;
+  void* out;
+  uint8_t* block_scales;
+  Half* also_out;
+  float fp8_max;
+  float weight_offset;
+};
+
+template <int kWidth>
+using Vector = hf::dev::Vector<Half, kWidth>;
+// Chunks of a thread, `threads` apart.
+template <int kWidth>
+struct Pair {
+  Vector<kWidth> chunk[2];
+};
+template <int kWidth>
+using Floats = hf::dev::Vector<float, kWidth>;
+
+// 16-bit arithmetic: each operation rounds once to 16 bits. bf16 has no instructions; an fp32 sum of two bf16 is
+// rounded again, as torch does, and a product is exact in fp32.
+template <int kWidth>
+__device__ inline Vector<kWidth> add(Vector<kWidth> a, Vector<kWidth> b) {
+  if constexpr (kIsF16) return a + b;
+  Vector<kWidth> sum;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sum[i] = static_cast<Half>(static_cast<float>(a[i]) + static_cast<float>(b[i]));
+  return sum;
+}
+
+template <int kWidth>
+__device__ inline Vector<kWidth> multiply(Vector<kWidth> a, Vector<kWidth> b) {
+  if constexpr (kIsF16) return a * b;
+  Vector<kWidth> product;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) product[i] = static_cast<Half>(static_cast<float>(a[i]) * static_cast<float>(b[i]));
+  return product;
+}
+
+template <int kWidth>
+__device__ inline Vector<kWidth> round_product(Floats<kWidth> product) {
+  if constexpr (kIsF16) product = hf::dev::before_rounding_to_half(product);
+  return hf::dev::converted<Vector<kWidth>>(product);
+}
+
+template <int kWidth>
+__device__ inline Vector<kWidth> normalise(Vector<kWidth> r, float factor, Vector<kWidth> weight, float offset) {
+  const Floats<kWidth> n = hf::dev::converted<Floats<kWidth>>(r) * factor;
+  if (offset != 0.f) return round_product<kWidth>(n * (offset + hf::dev::converted<Floats<kWidth>>(weight)));
+  return multiply<kWidth>(round_product<kWidth>(n), weight);
+}
+
+// The sum over the work-group, in all its threads; the order is fixed.
+__device__ inline float group_sum(float value, uint32_t threads) {
+  __shared__ float of_wave[kMaxWaves];
+  value = hf::dev::wave_sum(value);
+  if (threadIdx.x % hf::dev::kWaveSize == 0) of_wave[threadIdx.x / hf::dev::kWaveSize] = value;
+  __syncthreads();
+  float total = 0.f;
+  for (uint32_t i = 0; i < threads / hf::dev::kWaveSize; ++i) total += of_wave[i];
+  return total;
+}
+
+// y over its scale: the static one, whose inverse is given, or that of the chunk's block, which is stored here and returned.
+template <Output kOutput, int kWidth>
+__device__ inline uint32_t scale_chunk(Vector<kWidth> y, float inverse, uint8_t* block_scales, int64_t chunk,
+                                       float (&result)[kWidth]) {
+  uint32_t byte = 0;
+  if constexpr (kOutput == Output::mx) {
+    constexpr int kLanes = hf::kMxBlock / kWidth;
+    uint32_t amax = 0;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) amax = hf::dev::larger(amax, hf::dev::magnitude_bits(static_cast<float>(y[i])));
+    byte = hf::dev::e4m3_block_scale(hf::dev::largest_of_lanes<kLanes>(amax));
+    if (chunk % kLanes == 0) block_scales[chunk / kLanes] = static_cast<uint8_t>(byte);
+    inverse = hf::dev::e8m0_inverse(byte);
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) result[i] = static_cast<float>(y[i]) * inverse;
+  return byte;
+}
+
+template <Output kOutput, int kWidth, bool kCached>
+__global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(
+    const Half* input_rows, Half* __restrict__ residual, const float* static_scale, int64_t cols, const Half* weights,
+    uint32_t group_threads, float epsilon, uint16_t* next_buffer, int64_t next_count, void* out_rows,
+    uint8_t* block_scale_rows, Half* also_out, float fp8_max, float weight_offset) {
+  const Arguments arguments{input_rows,  residual,   static_scale, cols,             weights,  group_threads, epsilon,
+                            next_buffer, next_count, out_rows,     block_scale_rows, also_out, fp8_max,       weight_offset};
+  extern __shared__ __attribute__((aligned(16))) char lds[];
+  using V = Vector<kWidth>;
+  const int64_t row = blockIdx.x;
+  const int64_t threads = arguments.threads, thread = threadIdx.x;
+  const int64_t count = arguments.cols / kWidth;
+  const V* input = reinterpret_cast<const V*>(arguments.input + row * arguments.cols);
+  const V* weight = reinterpret_cast<const V*>(arguments.weight);
+  V* kept = residual ? reinterpret_cast<V*>(residual + row * arguments.cols) : nullptr;
+  V* also = arguments.also_out ? reinterpret_cast<V*>(arguments.also_out + row * arguments.cols) : nullptr;
+  V* cached = reinterpret_cast<V*>(lds);
+
+  // Ahead of every store, so that it is a scalar load.
+  const float scale = kOutput == Output::fp8 ? *arguments.scale : 1.f;
+  float squares = 0.f;
+  const auto load_pair = [&](const V* from, int64_t base) {
+    Pair<kWidth> pair = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (base + half * threads < count) pair.chunk[half] = from[base + half * threads];
+    return pair;
+  };
+  // Pass 1 of a pair of chunks, the first `at`: r, summed up and stored.
+  const auto sum_pair = [&](int64_t at) {
+    Pair<kWidth> r = load_pair(input, at);
+    if (kept) {
+      const Pair<kWidth> b = load_pair(kept, at);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) r.chunk[half] = add<kWidth>(r.chunk[half], b.chunk[half]);
+    }
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto x = static_cast<float>(r.chunk[half][i]);
+        squares = __builtin_fmaf(x, x, squares);
+      }
+    if (kept) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (at + half * threads < count) kept[at + half * threads] = r.chunk[half];
+    }
+    return r;
+  };
+  const Pair<kWidth> first_weights = load_pair(weight, thread), first = sum_pair(thread);
+  for (int64_t at = thread + 2 * threads; at < count; at += 2 * threads) {
+    const Pair<kWidth> r = sum_pair(at);
+    if constexpr (kCached) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (at + half * threads < count) cached[at + half * threads] = r.chunk[half];
+    }
+  }
+  hf::dev::wave_values_loaded_here(arguments.out, arguments.block_scales, arguments.also_out, arguments.fp8_max,
+                                   arguments.weight_offset);
+  hf::dev::zero_fill(arguments.next_buffer, arguments.next_count, row * threads + thread, gridDim.x * threads);
+  const float mean = group_sum(squares, arguments.threads) / static_cast<float>(arguments.cols);
+  const float factor = hf::dev::reciprocal_root(mean + arguments.epsilon);
+
+  uint8_t* out = static_cast<uint8_t*>(arguments.out) + row * arguments.cols * (kOutput == Output::half ? sizeof(Half) : 1);
+  uint8_t* block_scales = arguments.block_scales + row * (arguments.cols / hf::kMxBlock);
+  const float inverse = hf::dev::inverse_scale(scale);
+  // Pass 2 of a pair.
+  const auto finish_pair = [&](int64_t first_at, const Pair<kWidth>& values, const Pair<kWidth>& weights_here) {
+    hf::dev::u32x2 codes[2] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t at = first_at + half * threads;
+      if (at >= count) continue;
+      const V y = normalise<kWidth>(values.chunk[half], factor, weights_here.chunk[half], arguments.weight_offset);
+      if constexpr (kOutput == Output::half) {
+        reinterpret_cast<V*>(out)[at] = y;
+        continue;
+      }
+      if (also) also[at] = y;
+      float scaled_y[kWidth];
+      const uint32_t byte = scale_chunk<kOutput, kWidth>(y, inverse, block_scales, at, scaled_y);
+      if constexpr (kWidth == 1) {
+        out[at] = kOutput == Output::mx ? hf::dev::encode_mx_e4m3(scaled_y[0], byte)
+                                        : hf::dev::encode_e4m3(scaled_y[0], arguments.fp8_max);
+      } else {
+        codes[half] = kOutput == Output::mx ? hf::dev::encode_mx_e4m3x8(scaled_y, byte)
+                                            : hf::dev::encode_e4m3x8(scaled_y, arguments.fp8_max);
+      }
+    }
+    if constexpr (kOutput != Output::half && kWidth == kChunk)
+      hf::dev::store_chunk_pairs(out, count, first_at, threads, codes[0], codes[1]);
+  };
+  finish_pair(thread, first, first_weights);
+  const V* values = kCached ? cached : kept ? kept : input;
+  for (int64_t base = 2 * threads; base < count; base += 2 * threads)
+    finish_pair(base + thread, load_pair(values, base + thread), load_pair(weight, base + thread));
+}
+
+// LDS of one work-group that a row may take: all of it but the sums of the waves.
+int64_t cache_bytes(int64_t group_memory) { return group_memory - kMaxWaves * static_cast<int64_t>(sizeof(float)); }
+
+template <Output kOutput, int kWidth>
+void launch_rows(const Arguments& a, int64_t rows, int64_t group_memory, hipStream_t stream) {
+  const int64_t count = a.cols / kWidth;
+  const int64_t waves = (count + hf::dev::kWaveSize - 1) / hf::dev::kWaveSize;
+  const uint32_t threads = static_cast<uint32_t>(waves < kMaxWaves ? waves : kMaxWaves) * hf::dev::kWaveSize;
+  const int64_t row_bytes = a.cols * static_cast<int64_t>(sizeof(Half));
+  const bool cached = row_bytes <= cache_bytes(group_memory);
+  const auto kernel = cached ? rmsnorm_kernel<kOutput, kWidth, true> : rmsnorm_kernel<kOutput, kWidth, false>;
+  hf::launch(kernel, {static_cast<uint32_t>(rows), threads, cached ? static_cast<uint32_t>(row_bytes) : 0, stream}, a.input,
+             a.residual, a.scale, a.cols, a.weight, threads, a.epsilon, a.next_buffer, a.next_count, a.out, a.block_scales,
+             a.also_out, a.fp8_max, a.weight_offset);
+}
+
+using hf::fused_fp8::Format;
+
+// The tensors of a call besides its scales, and what both entries check of them.
+struct Operands {
+  hf::Tensor out;
+  hf::OptionalTensor residual, next_buffer, also_out;
+  hf::Tensor input, weight;
+
+  void check_apart(hf::Tensor written, const char* name) const {
+    hf::check_apart({written, name}, {{input, "input"}, {weight, "weight"}});
+  }
+};
+
+// Everything but the scales is filled in.
+Arguments checked(const Operands& given, double epsilon, double weight_offset, hf_dtype out_dtype, const char* out_rule) {
+  const hf::Tensor input = given.input, weight = given.weight, out = given.out;
+  HF_CHECK(input.dtype() == kInputDtype, "input has another dtype than this variant was built for");
+  HF_CHECK(input.dim() == 2 && input.is_contiguous(), "input must be contiguous [rows, cols]; got ", input);
+  const int64_t rows = input.size(0), cols = input.size(1);
+  HF_CHECK(cols >= 1, "input must have at least one column; got ", input);
+  HF_CHECK(rows < INT64_C(1) << 31, "input must have fewer than 2^31 rows, one work-group each; got ", rows);
+  HF_CHECK(weight.is_shape(cols) && weight.is_contiguous() && weight.dtype() == kInputDtype,
+           "weight must be contiguous [", cols, "] of input's dtype; got ", weight);
+  HF_CHECK(epsilon >= 0 && epsilon < __builtin_inf(), "epsilon must be finite and at least 0; got ", epsilon);
+  HF_CHECK(__builtin_isfinite(weight_offset), "weight_offset must be finite; got ", weight_offset);
+  Arguments arguments{};
+  if (given.residual) {
+    const hf::Tensor residual = *given.residual;
+    HF_CHECK(residual.is_shape(rows, cols) && residual.is_contiguous() && residual.dtype() == kInputDtype,
+             "residual must be contiguous with input's shape and dtype, ", input, "; got ", residual);
+    given.check_apart(residual, "residual");
+  }
+  HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == out_dtype, "out must be contiguous [",
+           rows, ", ", cols, "], ", out_rule, "; got ", out);
+  given.check_apart(out, "out");
+  if (given.residual) hf::check_apart({out, "out"}, {{*given.residual, "residual"}});
+  if (given.also_out) {
+    const hf::Tensor also_out = *given.also_out;
+    HF_CHECK(also_out.is_shape(rows, cols) && also_out.is_contiguous() && also_out.dtype() == kInputDtype,
+             "also_out must be contiguous with input's shape and dtype, ", input, "; got ", also_out);
+    given.check_apart(also_out, "also_out");
+    hf::check_apart({also_out, "also_out"}, {{out, "out"}});
+    if (given.residual) hf::check_apart({also_out, "also_out"}, {{*given.residual, "residual"}});
+  }
+  const hf::fused_fp8::NextBuffer next(given.next_buffer, rows);
+  if (given.next_buffer) {
+    const hf::Named buffer{*given.next_buffer, "next_buffer"};
+    given.check_apart(buffer.tensor, buffer.name);
+    hf::check_apart(buffer, {{out, "out"}});
+    if (given.residual) hf::check_apart(buffer, {{*given.residual, "residual"}});
+    if (given.also_out) hf::check_apart(buffer, {{*given.also_out, "also_out"}});
+  }
+  arguments.input = input.data<const Half>();
+  arguments.residual = given.residual.data<Half>();
+  arguments.weight = weight.data<const Half>();
+  arguments.out = out.data();
+  arguments.also_out = given.also_out.data<Half>();
+  arguments.cols = cols;
+  arguments.epsilon = static_cast<float>(epsilon);
+  arguments.weight_offset = static_cast<float>(weight_offset);
+  arguments.next_buffer = next.data;
+  arguments.next_count = next.count;
+  return arguments;
+}
+
+// Refuses scales, which are read or written, inside what the kernel writes.
+void check_scales_apart(const Operands& given, const hf::Named& scales) {
+  hf::check_apart({given.out, "out"}, {scales});
+  if (given.residual) hf::check_apart({*given.residual, "residual"}, {scales});
+  if (given.also_out) hf::check_apart({*given.also_out, "also_out"}, {scales});
+  if (given.next_buffer) hf::check_apart({*given.next_buffer, "next_buffer"}, {scales});
+}
+
+template <Output kOutput>
+void launch(const Arguments& arguments, const Operands& given, bool force_scalar, int64_t group_memory, hipStream_t stream) {
+  const int64_t rows = given.input.size(0);
+  if (rows == 0) return;
+  bool vector = !force_scalar && arguments.cols % kChunk == 0;
+  for (const void* pointer : {static_cast<const void*>(arguments.input), static_cast<const void*>(arguments.weight),
+                              static_cast<const void*>(arguments.residual), static_cast<const void*>(arguments.out),
+                              static_cast<const void*>(arguments.also_out)})
+    vector = vector && hf::aligned_to(pointer, 16);  // null is
+  vector ? launch_rows<kOutput, kChunk>(arguments, rows, group_memory, stream)
+         : launch_rows<kOutput, 1>(arguments, rows, group_memory, stream);
+}
+
+}  // namespace
+
+void residual_rms_out(hf::Tensor out, hf::OptionalTensor residual, hf::OptionalTensor next_buffer,
+                      hf::OptionalTensor also_out, hf::Tensor input, hf::Tensor weight, hf::OptionalTensor scale,
+                      double epsilon, double weight_offset, double fp8_max, bool force_scalar, hipStream_t stream) {
+  const Format format = hf::fused_fp8::format_of(input);
+  const Operands given{out, residual, next_buffer, also_out, input, weight};
+  if (!scale) {
+    HF_CHECK(!also_out, "also_out is the 16-bit copy of a quantised result; without a scale, out is that already");
+    const Arguments arguments = checked(given, epsilon, weight_offset, kInputDtype,
+                                        "of input's dtype where there is no scale");
+    return launch<Output::half>(arguments, given, force_scalar, format.group_memory, stream);
+  }
+  Arguments arguments = checked(given, epsilon, weight_offset, format.dtype(), format.rule());
+  arguments.scale = hf::fused_fp8::scale_of(*scale);
+  check_scales_apart(given, {*scale, "scale"});
+  arguments.fp8_max = hf::fused_fp8::limit_of(fp8_max, format);
+  launch<Output::fp8>(arguments, given, force_scalar, format.group_memory, stream);
+}
+HF_EXPORT(residual_rms_out);
+
+void residual_rms_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTensor residual,
+                            hf::OptionalTensor next_buffer, hf::OptionalTensor also_out, hf::Tensor input,
+                            hf::Tensor weight, double epsilon, double weight_offset, bool force_scalar,
+                            hipStream_t stream) {
+  const Format format = hf::fused_fp8::format_of(input);
+  const Operands given{out, residual, next_buffer, also_out, input, weight};
+  Arguments arguments = checked(given, epsilon, weight_offset, format.dtype(), format.rule());
+  arguments.block_scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "cols");
+  given.check_apart(block_scales, "block_scales");
+  check_scales_apart(given, {block_scales, "block_scales"});
+  launch<Output::mx>(arguments, given, force_scalar, format.group_memory, stream);
+}
+HF_EXPORT(residual_rms_mxfp8_out);

@@ -1,0 +1,167 @@
+// RoPE of q and k and the write of k and v into a paged cache, with an RMS norm per head of q and k before it on request.
+//
+//   token t    q heads  | 0 | 1 | ... |   k heads | 0 | ... |   v heads | 0 | ... |      a head is D elements
+//                        `--wave 0---' ...         `-wave-'               `-wave-'
+//   wave       kLanes lanes per head, 64 / kLanes heads; lane c of a head owns elements 8c .. 8c + 7 (16 bytes)
+//
+//   q: norm, rotation, stored                k: norm, rotation, to the cache           v: to the cache
+//   norm       sum of squares over the head's lanes, y = H(x f), H(y w) or H(x f (offset + w)); H rounds to 16 bits
+//   rotation   of the first rotary_dim elements, in fp32, rounded once: (a cos - b sin, b cos + a sin), where (a, b) are
+//              elements (i, i + rotary_dim / 2) (neox) or (2 i, 2 i + 1) (interleaved). The partner of a neox element is
+//              in another lane of the wave: heads pass through LDS, a slot per wave, without barriers.
+//   cache      at slot_mapping[t] = page * page_size + slot, one of
+//                half   the 16-bit element                              2 D bytes a head
+//                fp8    e4m3 of x / scale, a scale per tensor or head   D
+//                rows   e4m3 of (x - shift) / scale, and a word         D + 4
+//                int4   a word per group and eight codes per word       D / 2 + 4 groups
+//
+// A wave has heads of one kind (q, k or v), so that its lanes do not diverge. A token without a slot has no work
+// for k and v. Bytes: each element is read once and written once; cos and sin of a token are read by each of its waves,
+// from memory once. Memory is the bound for many tokens, one wave's latency (load, reduce, LDS, store) for few.
+//
+// rotation.h and norm.h compute, store.h writes the caches; chunk.h is what they share.
+#include "guards.h"
+#include "chunk.h"
+#include "hipforge/device/hip.h"
+#include "hipforge/device/launch.h"
+#include "hipforge/device/wave.h"
+#include "hipforge/module.h"
+#include "norm.h"
+#include "rotation.h"
+#include "store.h"
+
+using hf::OptionalTensor;
+using hf::Tensor;
+using namespace hf::rope_and_cache;
+
+namespace {
+
+constexpr int kWaveSize = hf::dev::kWaveSize;
+constexpr int kMaxWaves = 4;
+constexpr int64_t kManyWaves = 1024;  // from here on several waves share a work-group
+constexpr uint32_t kMaxGridY = 65535;
+
+template <int kLanes>
+__global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
+    const int64_t* slots, const void* positions, bool wide_positions, uint32_t cache_slots, uint32_t group_waves,
+    uint32_t q_waves, uint32_t k_waves, uint32_t waves, const Arguments a) {
+  __shared__ Half8 lds[kMaxWaves * kWaveSize];
+  const uint32_t in_group = hf::dev::uniform(threadIdx.x / kWaveSize);
+  const uint32_t lane = threadIdx.x % kWaveSize;
+  const uint32_t token = blockIdx.x;
+  const uint32_t wave = blockIdx.y * group_waves + in_group;
+  if (wave >= waves) return;
+  const bool is_q = wave < q_waves, is_k = !is_q && wave < q_waves + k_waves;
+
+  // Ahead of every store, so that these are scalar loads.
+  const int64_t slot = slots[token];
+  const int64_t position = wide_positions ? static_cast<const int64_t*>(positions)[token]
+                                          : static_cast<const int32_t*>(positions)[token];
+  const Heads& from = is_q ? a.q : is_k ? a.k : a.v;
+  hf::dev::wave_values_loaded_here(slot, position, from.data, from.token_stride, from.head_stride, from.count, from.aligned,
+                                   a.cos_sin, a.max_positions, a.page_size, a.chunks, a.rotary_dim, a.q_weight, a.k_weight,
+                                   a.q_out, a.q_out_token_stride, a.q_out_head_stride, a.q_out_aligned, a.epsilon,
+                                   a.weight_offset, a.half_angles, a.interleaved, a.whole_chunks);
+  if (!is_q && (slot < 0 || slot >= cache_slots)) return;
+  const uint32_t first_wave = is_q ? 0 : is_k ? q_waves : q_waves + k_waves;
+  const uint32_t head = (wave - first_wave) * (kWaveSize / kLanes) + lane / kLanes;
+  const uint32_t chunk = lane % kLanes;
+  const bool active = head < from.count && chunk < a.chunks;
+
+  Half8 x = {};
+  if (active)
+    x = load_chunk(from.data + token * from.token_stride + head * from.head_stride + chunk * kChunk, from.aligned);
+  if (is_q || is_k) {
+    const bool rotates = active && chunk * kChunk < a.rotary_dim;
+    const Angles angles = rotates ? angles_of(a, position, chunk) : Angles{};
+    const Half* weight = is_q ? a.q_weight : a.k_weight;
+    if (weight) x = normalised<kLanes>(x, weight, chunk, active, a);
+    if (rotates) x = rotated(x, angles, lds + threadIdx.x - chunk, chunk, a);
+  }
+  if (is_q) {
+    if (active)
+      store_chunk(a.q_out + token * a.q_out_token_stride + head * a.q_out_head_stride + chunk * kChunk, x, a.q_out_aligned);
+    return;
+  }
+  store_head<kLanes>(is_k ? a.k_cache : a.v_cache, slot, a.page_size, head, x, chunk, active, a);
+}
+
+template <int kLanes>
+void launch(const Arguments& a, const Tokens& each, int64_t tokens, hipStream_t stream) {
+  constexpr uint32_t kHeads = kWaveSize / kLanes;
+  const uint32_t q_waves = (a.q.count + kHeads - 1) / kHeads, k_waves = (a.k.count + kHeads - 1) / kHeads;
+  const uint32_t waves = q_waves + k_waves + (a.v.count + kHeads - 1) / kHeads;  // of a token
+  const uint32_t in_group = tokens * waves < kManyWaves ? 1 : kMaxWaves;
+  const uint32_t groups = (waves + in_group - 1) / in_group;
+  HF_CHECK(groups <= kMaxGridY, "q, k and v have too many heads for one launch: ", waves, " waves of ", kHeads, " a token");
+  hf::launch(rope_and_cache_kernel<kLanes>, {dim3(static_cast<uint32_t>(tokens), groups), in_group * kWaveSize, 0, stream},
+             each.slots, each.positions, each.wide_positions, each.cache_slots, in_group, q_waves, k_waves, waves, a);
+}
+
+}  // namespace
+
+/// q_out like q [T, Hq, D] (q itself to write in place); k, v [T, Hkv, D]; caches [pages, page_size, Hkv, D] (int4:
+/// num_groups + D / 8 words), scales float32 [1] or [Hkv] or numbers, words int32 [pages, page_size, Hkv]; cos_sin
+/// [max_pos, rotary_dim] float32 or q's dtype; positions int32 or int64 [T]; slot_mapping int64 [T].
+void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTensor k_scale_shift,
+                        OptionalTensor v_scale_shift, Tensor q, Tensor k, Tensor v, Tensor cos_sin, Tensor positions,
+                        Tensor slot_mapping, OptionalTensor q_weight, OptionalTensor k_weight, OptionalTensor k_scale,
+                        OptionalTensor v_scale, double k_scale_value, double v_scale_value, bool interleaved,
+                        double weight_offset, double epsilon, int64_t num_groups, hipStream_t stream) {
+  HF_CHECK_ARCH(q, HF_ARCHS);
+  const bool fnuz = hf::has_fnuz(hf::arch_of(q.device_index()).text);
+  check_queries(q_out, q, k, v);
+  const int64_t tokens = q.size(0), dim = q.size(2), heads = k.size(1);
+  check_tokens(cos_sin, positions, slot_mapping, tokens, dim);
+  HF_CHECK(epsilon >= 0 && epsilon < __builtin_inf(), "epsilon must be finite and at least 0; got ", epsilon);
+  HF_CHECK(weight_offset - weight_offset == 0, "weight_offset must be finite; got ", weight_offset);
+  if constexpr (kStorage == Storage::int4) {
+    HF_CHECK(num_groups == 1 || num_groups == 2 || num_groups == 4 || num_groups == 8, "num_groups must be 1, 2, 4 or 8; got ",
+             num_groups);
+    HF_CHECK((dim & (dim - 1)) == 0 && dim / num_groups >= kChunk, "D must be a power of two with at least ", kChunk,
+             " elements in each of ", num_groups, " groups for an int4 cache; got ", dim);
+  }
+
+  Arguments a = {};
+  a.q = heads_of(q);
+  a.k = heads_of(k);
+  a.v = heads_of(v);
+  a.q_out = q_out.data<Half>();
+  a.q_out_token_stride = q_out.stride(0);
+  a.q_out_head_stride = q_out.stride(1);
+  a.q_out_aligned = sixteen_byte_rows(q_out);
+  a.k_cache = cache_of(k_cache, "k_cache", k_scale, k_scale_value, k_scale_shift, heads, dim, num_groups, fnuz);
+  a.v_cache = cache_of(v_cache, "v_cache", v_scale, v_scale_value, v_scale_shift, heads, dim, num_groups, fnuz);
+  HF_CHECK(v_cache.size(0) == k_cache.size(0) && v_cache.size(1) == k_cache.size(1),
+           "v_cache must have the pages and page_size of k_cache, ", k_cache, "; got ", v_cache);
+  a.q_weight = weight_of(q_weight, "q_weight", dim);
+  a.k_weight = weight_of(k_weight, "k_weight", dim);
+  const int64_t cache_slots = k_cache.size(0) * k_cache.size(1);
+  HF_CHECK(cache_slots <= kMaxCacheSlots, "k_cache must have fewer than 2^31 slots; got ", cache_slots);
+
+  check_apart({q_out, k_cache, v_cache, k_scale_shift, v_scale_shift, q, k, v, cos_sin, positions, slot_mapping, q_weight,
+               k_weight, k_scale, v_scale});
+  if (tokens == 0) return;
+
+  const int64_t rotary_dim = cos_sin.size(1);
+  a.cos_sin = cos_sin.data();
+  a.max_positions = cos_sin.size(0);
+  a.page_size = static_cast<uint32_t>(k_cache.size(1));
+  a.chunks = static_cast<uint32_t>(dim / kChunk);
+  a.rotary_dim = static_cast<uint32_t>(rotary_dim);
+  a.int4_group_lanes = kStorage == Storage::int4 ? static_cast<uint32_t>(dim / kChunk / num_groups) : 0;
+  a.epsilon = static_cast<float>(epsilon);
+  a.weight_offset = static_cast<float>(weight_offset);
+  a.half_angles = cos_sin.dtype() != HF_F32;
+  a.interleaved = interleaved;
+  a.whole_chunks = hf::aligned_to(cos_sin.data(), 16) && rotary_dim % (interleaved ? kChunk : 2 * kChunk) == 0;
+  const Tokens each{.slots = slot_mapping.data<const int64_t>(),
+                    .positions = positions.data(),
+                    .wide_positions = positions.dtype() == HF_I64,
+                    .cache_slots = static_cast<uint32_t>(cache_slots)};
+  if (a.chunks <= 8) return launch<8>(a, each, tokens, stream);
+  if (a.chunks <= 16) return launch<16>(a, each, tokens, stream);
+  if (a.chunks <= 32) return launch<32>(a, each, tokens, stream);
+  if constexpr (kWaveSize == 64) launch<64>(a, each, tokens, stream);
+}
+HF_EXPORT(rope_and_cache_out);

@@ -1,0 +1,219 @@
+// silu(gate) * up with the parameters of clamped SwiGLU, then fp8 by one static scale, or MX-FP8 with an e8m0 scale per
+// 32 elements. gate_up [rows, 2d] holds gate in columns [0, d) and up in [d, 2d), or, interleaved, gate in the even and
+// up in the odd columns.
+//
+//   the result flat, in chunks of 8:  | work-group 0: 512 chunks | work-group 1 | ... |
+//   thread t of a work-group:         chunk t and chunk t + 256, in whatever rows they lie
+//
+//   halves        chunk c of row r reads chunk c of the row's gate and of its up
+//   interleaved   chunk c reads chunks 2c and 2c + 1 of gate_up: neighbouring lanes share cache lines, and 8 byte
+//                 permutations a chunk part gate from up
+//
+// All in fp32, without rounding in between: g = min(gate, limit), u = clamp(up, -limit, limit) (both keep a NaN), then
+// y = g / (1 + 2^(-g alpha log2 e)) * (u + beta); q = y / scale. Lane pairs exchange chunks before the store
+// (fp8_encode.h): every access moves 16 bytes, but for the e8m0 bytes, 16 neighbouring ones a wave. An MX block is 4
+// neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
+// Bytes per result: 4 read, 1 written; memory is the bound. `next_buffer` is zeroed in the same launch.
+// -inf / inf makes g = -inf a NaN, as the formula says; g = +inf saturates, unless u is 0, which gives NaN.
+#include "hipforge/device/element.h"
+#include "hipforge/device/fp8_encode.h"
+#include "hipforge/device/fused_fp8_guards.h"
+#include "hipforge/device/hip.h"
+#include "hipforge/device/launch.h"
+#include "hipforge/module.h"
+#include "hipforge/device/mx_encode.h"
+#include "hipforge/device/swiglu.h"
+#include "hipforge/device/vector.h"
+#include "hipforge/device/wave.h"
+
+#if !defined(HF_INPUT)
+#error "build with -DHF_INPUT=f16 or bf16"
+#endif
+
+namespace {
+
+using Half = HF_ELEMENT(HF_INPUT);
+constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
+
+constexpr int kThreads = 256;
+constexpr int kPerThread = 2;  // chunks: two make the 16 bytes that a lane stores
+constexpr int kChunk = 8;      // elements per 16-byte load
+
+struct Arguments {
+  uint16_t* next_buffer;
+  int64_t next_count;
+  float fp8_max;
+  hf::Activation activation;
+};
+
+template <int kWidth>
+using Vector = hf::dev::Vector<Half, kWidth>;
+
+// The even elements of the 16 that a and b hold into a, the odd ones into b, in order.
+__device__ inline void part_pairs(Vector<kChunk>& a, Vector<kChunk>& b) {
+  constexpr uint32_t kLowHalves = 0x05040100, kHighHalves = 0x07060302;
+  const auto first = __builtin_bit_cast(hf::dev::u32x4, a), second = __builtin_bit_cast(hf::dev::u32x4, b);
+  const uint32_t pairs[] = {first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3]};
+  hf::dev::u32x4 even, odd;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    even[i] = hf::dev::chosen_bytes<kLowHalves>(pairs[2 * i + 1], pairs[2 * i]);
+    odd[i] = hf::dev::chosen_bytes<kHighHalves>(pairs[2 * i + 1], pairs[2 * i]);
+  }
+  a = __builtin_bit_cast(Vector<kChunk>, even);
+  b = __builtin_bit_cast(Vector<kChunk>, odd);
+}
+
+// `count` chunks of the result, `chunks_of_row` in a row of it: d / kWidth. `scale` is one float, or for MX null;
+// `block_scales` is null without MX. What is not in the structure is in SGPRs when a wave starts (kernel-argument preload);
+// the structure is loaded meanwhile; the two of its members that are needed first stand in front of it too.
+template <int kWidth, bool kMx>
+__global__ __launch_bounds__(kThreads) void swiglu_kernel(
+    const Half* __restrict__ gate_up, uint32_t count, uint32_t chunks_of_row, const float* __restrict__ scale,
+    uint8_t* __restrict__ out, uint8_t* __restrict__ block_scales, uint16_t* next_buffer, bool interleaved,
+    const Arguments arguments) {
+  using V = Vector<kWidth>;
+  const V* chunks = reinterpret_cast<const V*>(gate_up);
+  const float inverse = kMx ? 1.f : hf::dev::inverse_scale(*scale);
+  const uint32_t first = blockIdx.x * (kThreads * kPerThread) + threadIdx.x;
+  V gate[kPerThread] = {}, up[kPerThread] = {};
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const uint32_t at = first + i * kThreads;
+    if (at >= count) continue;
+    int64_t gate_at, up_at;
+    if (interleaved) {
+      gate_at = 2 * static_cast<int64_t>(at);
+      up_at = gate_at + 1;
+    } else {
+      // Row r of the result starts r * chunks_of_row chunks in, its gate twice as far.
+      gate_at = static_cast<int64_t>(at / chunks_of_row) * chunks_of_row + at;
+      up_at = gate_at + chunks_of_row;
+    }
+    gate[i] = chunks[gate_at];
+    up[i] = chunks[up_at];
+  }
+  hf::dev::wave_values_loaded_here(arguments.fp8_max, arguments.activation.power, arguments.activation.beta,
+                                  arguments.activation.limit);
+  hf::dev::zero_fill(next_buffer, arguments.next_count,
+                     static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x,
+                     static_cast<int64_t>(gridDim.x) * kThreads);
+  float values[kPerThread][kWidth];
+  if constexpr (kWidth == kChunk) {
+    if (interleaved) {
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) part_pairs(gate[i], up[i]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j)
+      values[i][j] = hf::dev::swiglu(static_cast<float>(gate[i][j]), static_cast<float>(up[i][j]), arguments.activation) *
+                     inverse;
+  uint32_t bytes[kPerThread] = {};
+  if constexpr (kMx) {
+    constexpr uint32_t kLanes = hf::kMxBlock / kWidth;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      uint32_t amax = 0;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) amax = hf::dev::larger(amax, hf::dev::magnitude_bits(values[i][j]));
+      bytes[i] = hf::dev::e4m3_block_scale(hf::dev::largest_of_lanes<kLanes>(amax));
+      const uint32_t at = first + i * kThreads;
+      if (at < count && at % kLanes == 0) block_scales[at / kLanes] = static_cast<uint8_t>(bytes[i]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[i][j] *= hf::dev::e8m0_inverse(bytes[i]);
+    }
+  }
+  if constexpr (kWidth == kChunk) {
+    hf::dev::u32x2 codes[kPerThread];
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+      codes[i] = kMx ? hf::dev::encode_mx_e4m3x8(values[i], bytes[i])
+                     : hf::dev::encode_e4m3x8(values[i], arguments.fp8_max);
+    hf::dev::store_chunk_pairs(out, count, first, kThreads, codes[0], codes[1]);
+  } else {
+    static_assert(kWidth == 1 || kWidth == kChunk);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const uint32_t at = first + i * kThreads;
+      if (at >= count) continue;
+      out[at] = kMx ? hf::dev::encode_mx_e4m3(values[i][0], bytes[i])
+                    : hf::dev::encode_e4m3(values[i][0], arguments.fp8_max);
+    }
+  }
+}
+
+using hf::fused_fp8::Format;
+
+// The checks that both entries share; saturation at the format's largest value is filled in.
+Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, const hf::Activation& activation,
+                  Format format) {
+  HF_CHECK(gate_up.dtype() == kInputDtype, "gate_up has another dtype than this variant was built for");
+  HF_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) >= 2 && gate_up.size(1) % 2 == 0,
+           "gate_up must be contiguous [rows, 2 d] with d at least 1; got ", gate_up);
+  const int64_t rows = gate_up.size(0), cols = gate_up.size(1) / 2;
+  HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == format.dtype(),
+           "out must be contiguous [", rows, ", ", cols, "], ", format.rule(), "; got ", out);
+  hf::check_apart({out, "out"}, {{gate_up, "gate_up"}});
+  Arguments arguments{};
+  arguments.fp8_max = static_cast<float>(format.largest());
+  arguments.activation = activation;
+  const hf::fused_fp8::NextBuffer next(next_buffer, rows);
+  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{gate_up, "gate_up"}, {out, "out"}});
+  arguments.next_buffer = next.data;
+  arguments.next_count = next.count;
+  return arguments;
+}
+
+template <int kWidth, bool kMx>
+void launch_width(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
+                  hipStream_t stream) {
+  constexpr int kPerGroup = kThreads * kPerThread;
+  const int64_t count = out.numel() / kWidth;
+  HF_CHECK(count < (INT64_C(1) << 32) - kPerGroup, "out has ", count, kWidth == 1 ? " elements" : " pieces of 8",
+           "; the kernel counts them in 32 bits", kWidth == 1 ? " on the path for unaligned data" : "");
+  hf::launch(swiglu_kernel<kWidth, kMx>, {static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream},
+             gate_up.data<const Half>(), static_cast<uint32_t>(count), static_cast<uint32_t>(out.size(1) / kWidth), scale,
+             out.data<uint8_t>(), block_scales, arguments.next_buffer, arguments.activation.interleaved, arguments);
+}
+
+template <bool kMx>
+void launch(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
+            bool force_scalar, hipStream_t stream) {
+  if (out.size(0) == 0) return;
+  const bool vector = !force_scalar && out.size(1) % kChunk == 0 && hf::aligned_to(gate_up.data(), 16) &&
+                      hf::aligned_to(out.data(), 16);
+  vector ? launch_width<kChunk, kMx>(arguments, out, gate_up, scale, block_scales, stream)
+         : launch_width<1, kMx>(arguments, out, gate_up, scale, block_scales, stream);
+}
+
+}  // namespace
+
+void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, hf::Tensor scale,
+                    double fp8_max, double alpha, double beta, double limit, bool interleaved, bool force_scalar,
+                    hipStream_t stream) {
+  const Format format = hf::fused_fp8::format_of(gate_up);
+  const auto activation = hf::checked_activation(alpha, beta, limit, interleaved);
+  Arguments arguments = checked(out, next_buffer, gate_up, activation, format);
+  const float* value = hf::fused_fp8::scale_of(scale);
+  hf::check_apart({out, "out"}, {{scale, "scale"}});
+  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{scale, "scale"}});
+  arguments.fp8_max = hf::fused_fp8::limit_of(fp8_max, format);
+  launch<false>(arguments, out, gate_up, value, nullptr, force_scalar, stream);
+}
+HF_EXPORT(swiglu_fp8_out);
+
+void swiglu_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTensor next_buffer, hf::Tensor gate_up,
+                      double alpha, double beta, double limit, bool interleaved, bool force_scalar,
+                      hipStream_t stream) {
+  const Format format = hf::fused_fp8::format_of(gate_up);
+  const auto activation = hf::checked_activation(alpha, beta, limit, interleaved);
+  const Arguments arguments = checked(out, next_buffer, gate_up, activation, format);
+  uint8_t* scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "d");
+  hf::check_apart({block_scales, "block_scales"}, {{gate_up, "gate_up"}, {out, "out"}});
+  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{block_scales, "block_scales"}});
+  launch<true>(arguments, out, gate_up, nullptr, scales, force_scalar, stream);
+}
+HF_EXPORT(swiglu_mxfp8_out);

@@ -1,0 +1,1 @@
+"""NVIDIA: nvcc, what ptxas says of a kernel, libcudart."""

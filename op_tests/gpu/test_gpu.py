@@ -1,0 +1,260 @@
+"""What only a GPU can show: streams, the allocator, graphs, failures, processes. Run by ``make gpu-test``.
+
+Each test makes its tensors on the GPU and calls the public ops; what the ops compute is the subject of the other tests,
+which ``gpu.staging`` runs on the GPU as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import hipforge
+from hipforge import devices
+from hipforge.errors import ConfigError, GuardError, HipforgeError
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+EPSILON = 1e-6
+ROWS, COLS = 64, 4096
+
+
+def operands(rows: int = ROWS, cols: int = COLS) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(rows, cols, device="cuda").bfloat16()
+    return x, torch.randn(cols, device="cuda").bfloat16()
+
+
+def expected(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.double().cpu()
+    normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)).bfloat16()
+    return normed * weight.cpu()
+
+
+def is_right(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether ``y`` is the norm, up to the rounding of the factor: one step of bfloat16, on few elements."""
+    want = expected(x, weight).float()
+    off = (y.cpu().float() - want).abs()
+    return bool((off <= want.abs() * 2**-6 + 1e-30).all()) and (off > 0).float().mean().item() < 0.01
+
+
+def run_child(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+
+
+def test_the_kernel_runs_on_this_device_and_explain_says_so() -> None:
+    x, weight = operands()
+    assert devices.current().is_gpu and hipforge.explain(hipforge.rms_norm, x, weight, EPSILON).path == "kernel"
+    assert is_right(hipforge.rms_norm(x, weight, EPSILON), x, weight)
+
+
+def test_a_side_stream_is_used_and_memory_freed_while_work_is_queued_is_not_reused_too_early() -> None:
+    side = torch.cuda.Stream()
+    x, weight = operands()
+    want = hipforge.rms_norm(x, weight, EPSILON)
+    side.wait_stream(torch.cuda.current_stream())
+    results = []
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)  # about 10 ms, in which the host runs ahead
+        for _ in range(20):
+            own = x.clone()
+            results.append(hipforge.rms_norm(own, weight, EPSILON))
+            del own
+            torch.empty_like(x).fill_(7)  # takes the freed block, behind the kernel on the same stream
+    assert not side.query()  # nothing above waited for the GPU
+    side.synchronize()
+    assert all(torch.equal(result, want) for result in results)
+
+
+def test_a_consumer_on_another_stream_waits_for_the_producers_event() -> None:
+    producer, consumer = torch.cuda.Stream(), torch.cuda.Stream()
+    x, weight = operands()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(producer):
+        torch.cuda._sleep(20_000_000)
+        y = hipforge.rms_norm(x, weight, EPSILON)
+        done = producer.record_event()
+    with torch.cuda.stream(consumer):
+        consumer.wait_event(done)
+        y.record_stream(consumer)
+        z = hipforge.rms_norm(y, weight, EPSILON)
+    torch.cuda.synchronize()
+    assert torch.equal(z, hipforge.rms_norm(hipforge.rms_norm(x, weight, EPSILON), weight, EPSILON))
+
+
+def test_a_captured_graph_replays_on_new_data() -> None:
+    x, weight = operands()
+    hipforge.warmup(hipforge.rms_norm, x, weight, EPSILON)
+    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(x)
+    with torch.cuda.graph(graph):
+        hipforge.rms_norm(x, weight, EPSILON, out=out)
+        q, scales = hipforge.mxfp8_quantize(out)
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        want = hipforge.rms_norm(x, weight, EPSILON)
+        assert torch.equal(out, want)
+        assert torch.equal(q.view(torch.uint8), hipforge.mxfp8_quantize(want)[0].view(torch.uint8))
+        assert torch.equal(scales, hipforge.mxfp8_quantize(want)[1])
+
+
+def test_a_first_call_inside_a_capture_is_refused_with_the_way_out() -> None:
+    done = run_child(
+        """
+        import torch, hipforge
+        x, weight = torch.ones(4, 64, device="cuda").half(), torch.ones(64, device="cuda").half()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                hipforge.rms_norm(x, weight, 1e-6)
+        except hipforge.HipforgeError as error:
+            print(error)
+        """
+    )
+    assert "hipforge.warmup(op, ...)" in done.stdout, done.stderr[-2000:]
+
+
+def test_torch_compile_with_graphs_of_its_own_gives_the_same() -> None:
+    x, weight = operands()
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return hipforge.rms_norm(hipforge.rms_norm(x, weight, EPSILON) * 2, weight, EPSILON)
+
+    compiled = torch.compile(both, mode="reduce-overhead", fullgraph=True)
+    for _ in range(3):
+        x = torch.randn_like(x)
+        assert torch.equal(compiled(x).clone(), both(x))
+
+
+def test_an_illegal_address_becomes_an_error_that_names_op_or_earlier_failure(tmp_path: Path) -> None:
+    (tmp_path / "fault.cu").write_text(
+        """
+        #include <hip/hip_runtime.h>
+        #include "hipforge/module.h"
+        __global__ void fault(float* out) { out[(int64_t{1} << 40) + threadIdx.x] = 1.f; }
+        void fault_out(hf::Tensor out, hipStream_t stream) {
+          fault<<<1, 32, 0, stream>>>(out.data<float>());
+          HF_HIP(hipGetLastError());
+        }
+        HF_EXPORT(fault_out);
+        """
+    )
+    (tmp_path / "modules.json").write_text(json.dumps({"module_fault": {"srcs": ["fault.cu"]}}))
+    (tmp_path / "child.py").write_text(
+        f"""
+import torch, hipforge
+from hipforge.jit import register
+from hipforge.jit.compile_ops import compile_ops
+register({str(tmp_path / "modules.json")!r})
+
+@compile_ops("module_fault")
+def fault_out(out: torch.Tensor) -> None: ...
+
+x, weight = torch.ones(4, 64, device="cuda").half(), torch.ones(64, device="cuda").half()
+hipforge.rms_norm(x, weight, 1e-6)
+fault_out(torch.ones(32, device="cuda"))
+try:
+    torch.cuda.synchronize()
+except Exception:
+    pass
+try:
+    hipforge.rms_norm(x, weight, 1e-6)
+except hipforge.HipforgeError as error:
+    print(type(error).__name__, error)
+"""
+    )
+    done = subprocess.run([sys.executable, str(tmp_path / "child.py")], capture_output=True, text=True)
+    assert "LaunchError" in done.stdout and "illegal memory access" in done.stdout, done.stdout + done.stderr[-2000:]
+
+
+def test_two_processes_on_a_cold_cache_build_once_and_agree(tmp_path: Path) -> None:
+    code = """
+        import torch, hipforge
+        from hipforge.jit import loader
+        x = torch.arange(256, device="cuda").reshape(4, 64).half()
+        print(hipforge.rms_norm(x, torch.ones(64, device="cuda").half(), 1e-6).float().sum().item())
+        print(sum(module.built for module in loader.loaded()))
+        """
+    environment = {**os.environ, "HIPFORGE_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    sums, built = zip(*(process.communicate()[0].split() for process in both), strict=True)
+    assert sums[0] == sums[1] and sorted(built) == ["0", "1"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_of_another_gpu_than_the_current_one_run_there() -> None:
+    x, weight = (tensor.to("cuda:1") for tensor in operands())
+    assert torch.cuda.current_device() == 0
+    y = hipforge.rms_norm(x, weight, EPSILON)
+    assert y.device.index == 1 and torch.cuda.current_device() == 0 and is_right(y, x, weight)
+    with pytest.raises(GuardError, match=r"share one GPU|one device"):
+        hipforge.rms_norm(x, weight.to("cuda:0"), EPSILON)
+
+
+def test_a_forked_child_is_refused_with_a_message() -> None:
+    done = run_child(
+        """
+        import os, torch, hipforge
+        x, weight = torch.ones(4, 64, device="cuda").half(), torch.ones(64, device="cuda").half()
+        hipforge.rms_norm(x, weight, 1e-6)
+        if os.fork() == 0:
+            try:
+                hipforge.rms_norm(x, weight, 1e-6)
+                torch.cuda.synchronize()
+                print("ran")
+            except Exception as error:
+                print(type(error).__name__, error)
+            os._exit(0)
+        os.wait()
+        """
+    )
+    assert "ran" not in done.stdout.split() and "Error" in done.stdout, done.stdout + done.stderr[-1000:]
+
+
+def test_wrong_tensors_are_refused_with_the_setting_or_the_way_out() -> None:
+    x, weight = operands()
+    with pytest.raises(GuardError, match="HIPFORGE_DEVICE=emulator"):
+        hipforge.rms_norm(x.cpu(), weight.cpu(), EPSILON)
+    with pytest.raises(HipforgeError, match=r"device|GPU|CPU"):
+        hipforge.rms_norm(x, weight.cpu(), EPSILON)
+    with pytest.raises(GuardError, match="float8_e4m3fn"):
+        hipforge.mxfp8_quantize(x, out=torch.empty_like(x, dtype=torch.float8_e4m3fnuz))
+
+
+def test_a_demanded_device_that_is_not_there_is_an_error_of_the_setting() -> None:
+    done = run_child("import hipforge.devices as d; d.current()", HIPFORGE_DEVICE="hip")
+    assert "ConfigError" in done.stderr and "HIPFORGE_DEVICE=hip but torch sees no AMD GPU" in done.stderr
+    done = run_child("import hipforge.devices as d; d.current()", HIPFORGE_DEVICE="cuda", CUDA_VISIBLE_DEVICES="")
+    assert ConfigError.__name__ in done.stderr and "HIPFORGE_DEVICE=cuda but torch sees no NVIDIA GPU" in done.stderr
+
+
+def test_a_warm_load_and_a_call_stay_short() -> None:
+    """A budget with room: the figures themselves are printed by ``measure.py``."""
+    done = run_child(
+        """
+        import torch, hipforge
+        from hipforge.jit import loader
+        x, weight = torch.ones(4, 64, device="cuda").half(), torch.ones(64, device="cuda").half()
+        hipforge.rms_norm(x, weight, 1e-6)
+        print(max(module.seconds for module in loader.loaded()))
+        """
+    )
+    done = run_child(done.args[2])
+    assert float(done.stdout) < 0.1, done.stdout + done.stderr[-1000:]
+    x, weight = operands(4, 64)
+    out = torch.empty_like(x)
+    hipforge.rms_norm(x, weight, EPSILON, out=out)
+    began = time.perf_counter()
+    for _ in range(2000):
+        hipforge.rms_norm(x, weight, EPSILON, out=out)
+    assert (time.perf_counter() - began) / 2000 < 100e-6
