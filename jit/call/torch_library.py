@@ -8,6 +8,7 @@ tensors that already exist) unless the stub brings one.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -50,12 +51,45 @@ def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..
             free = f"{name}_{number}"
         library.define(free + schema, tags=_tags())
         library.impl(free, kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{free}", fake, lib=library)
+        torch.library.register_fake(f"{NAMESPACE}::{free}", _lowered_with_offsets(fake), lib=library)
         _registered.append(free)
         overload = getattr(packet, free).default
         library.impl(free, _detaching(free, overload), "Autograd")
         _kernels[overload] = kernel
         return overload
+
+
+def _lowered_with_offsets(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a fake that teaches inductor the storage offset of views first.
+
+    torch passes inductor a written view as its base with sizes, strides and an offset. Where the offset depends on a
+    dynamic dimension it is a node of the graph, ``aten.sym_storage_offset``, for which inductor (torch 2.13) has no
+    lowering: its fallback measures an example that begins at 0, so the op would write another part of the base. A
+    fake runs while inductor traces, before it lowers anything.
+    """
+
+    @functools.wraps(fake)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "torch._inductor.lowering" in sys.modules:
+            _lower_storage_offsets()
+        return fake(*args, **kwargs)
+
+    return call
+
+
+@functools.lru_cache(maxsize=1)
+def _lower_storage_offsets() -> None:
+    import torch
+    from torch._inductor import lowering
+    from torch._inductor.virtualized import V
+
+    offset = torch.ops.aten.sym_storage_offset.default
+    if offset not in lowering.lowerings:
+
+        @lowering.register_lowering(offset, type_promotion_kind=None)
+        def _(view: object) -> Any:
+            value = V.graph.current_node.meta["val"]
+            return value.node.expr if isinstance(value, torch.SymInt) else int(value)
 
 
 _registered: list[str] = []

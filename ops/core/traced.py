@@ -106,11 +106,26 @@ def traced_call(
             return results
         several = results if isinstance(results, tuple) else (results,)
         if given:
-            several = tuple([written_into(out, each) for out, each in zip(given, several)])  # noqa: B905
+            several = tuple([_written(out, each) for out, each in zip(given, several)])  # noqa: B905
         several = (*several, *[values[each] for each in returned])
         return several if len(several) > 1 else several[0]
 
     return traced
+
+
+def _copy_bytes(out: torch.Tensor, value: torch.Tensor) -> None:
+    out.view(torch.uint8).copy_(value.view(torch.uint8))
+
+
+_copied = torch_library.define("copy_bytes", "(Tensor(a!) out, Tensor value) -> ()", _copy_bytes, lambda *_: None)
+
+
+def _written(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
+    """Return ``out`` with ``value`` in it: by an operator for fp8, of which inductor cannot put a part back."""
+    if out is None or not (out.dtype.is_floating_point and out.dtype.itemsize == 1):
+        return written_into(out, value)
+    _copied(out, value)
+    return out
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
