@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import json
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -75,28 +77,42 @@ class Capture:
         return found
 
     def prefix(self, launch: int, template: int) -> int:
-        """Return after how many instructions every wave of a template has loaded from each buffer that it loads."""
-        return int(self._library.hftime_prefix(self.handle, launch, template))
+        """Return after how many instructions every wave of a template has loaded from each buffer that it loads.
+
+        Raises:
+            GuardError: there is no such launch, or no such template of it.
+        """
+        found = int(self._library.hftime_prefix(self.handle, launch, template))
+        if found < 0:
+            raise GuardError(self._library.hftime_error().decode())
+        return found
 
     def save(self, path: Path) -> None:
-        """Write the capture to a file.
+        """Write the capture to a file, with a digest at its end.
 
         Raises:
             OSError: it cannot be written.
         """
-        if not self._library.hftime_capture_save(self.handle, str(path).encode()):
+        if not self._library.hftime_capture_save(self.handle, os.fsencode(path)):
             raise OSError(f"cannot write {path}")
+        digest = hashlib.sha256(Path(path).read_bytes()).digest()
+        with Path(path).open("ab") as file:
+            file.write(digest)
 
     @staticmethod
     def read(path: Path) -> Capture:
         """Return the capture that :meth:`save` wrote.
 
         Raises:
-            GuardError: the file is not a capture of this version.
+            GuardError: the file is not a capture of this version, or damaged.
+            OSError: it cannot be read.
         """
-        capture = Capture()
-        if not capture._library.hftime_capture_load(capture.handle, str(path).encode()):
-            raise GuardError(f"{path} is not a capture of this version; record the launch again")
+        capture, content = Capture(), Path(path).read_bytes()
+        size = hashlib.sha256().digest_size
+        # The numbers inside index each other, so that a damaged file must not be parsed.
+        whole = hashlib.sha256(memoryview(content)[:-size]).digest() == content[-size:]
+        if not whole or not capture._library.hftime_capture_load(capture.handle, os.fsencode(path)):
+            raise GuardError(f"{path} is not a capture of this version, or damaged; record the launch again")
         return capture
 
 

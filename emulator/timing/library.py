@@ -31,7 +31,8 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "hftime_capture_save": (_i32, (_handle, _text)),
     "hftime_capture_load": (_i32, (_handle, _text)),
     "hftime_capture_describe": (_text, (_handle,)),
-    "hftime_prefix": (_u64, (_handle, _u64, _u64)),
+    "hftime_prefix": (_i64, (_handle, _u64, _u64)),
+    "hftime_error": (_text, ()),
     "hftime_parameter_names": (_text, ()),
     "hftime_simulate": (_text, (_handle, _u64, ctypes.POINTER(ctypes.c_double), _i32, _i32, _u64, _u64, _i32)),
 }

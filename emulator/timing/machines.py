@@ -8,6 +8,7 @@ all published kernels; what fits on either half of the kernels give is in ``op_t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -39,6 +40,16 @@ class Parameter:
         return self.high > self.low
 
 
+_WHOLE = {  # least and most; the simulator keeps a table of as many entries, or of a line of 128 bytes each
+    "xcds": (1, 32), "cus_per_xcd": (1, 1 << 16), "l2_channels": (1, 1 << 16), "hbm_channels": (1, 1 << 16),
+    "l1_bytes": (128, 1 << 24), "l2_bytes": (0, 1 << 32),
+}  # fmt: skip
+_DIVISORS = frozenset({
+    "clock_ghz", "lds_bytes_per_cycle", "vector_bytes_per_cycle", "l2_bytes_per_cycle", "fabric_gbps_per_xcd",
+    "hbm_gbps", "store_gbps",
+})  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Machine:
     """A GPU as the model sees it.
@@ -57,6 +68,27 @@ class Machine:
 
     def __getitem__(self, name: str) -> float:
         return self.parameters[name].value
+
+    def check(self) -> None:
+        """Refuse values that the simulator cannot compute with.
+
+        Raises:
+            ConfigError: a value that is not finite or is negative, a rate or clock of 0, or a count or size that is not
+                whole or outside its limits; the message names the parameter.
+        """
+        for name, parameter in self.parameters.items():
+            value = parameter.value
+            if name in _WHOLE:
+                least, most = _WHOLE[name]
+                if not (least <= value <= most and value == int(value)):
+                    raise ConfigError(f"{self.name}: {name} must be a whole number, {least} to {most}; got {value}")
+            if not 0 <= value < math.inf or (name in _DIVISORS and value == 0):
+                sign = "positive" if name in _DIVISORS else "0 or more"
+                raise ConfigError(f"{self.name}: {name} must be finite and {sign}; got {value}")
+        if self["hbm_channels"] < self["xcds"]:
+            raise ConfigError(
+                f"{self.name}: hbm_channels must be at least xcds, {self['xcds']:.0f}; got {self['hbm_channels']:.0f}"
+            )
 
     @property
     def cu_count(self) -> int:

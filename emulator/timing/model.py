@@ -103,10 +103,15 @@ def simulate(
 
     Raises:
         GuardError: a work-group that is needed was not recorded, for want of room or because it was not chosen, or
-            ``start`` is not a level.
+            ``start`` is not a level; there is no such launch; ``iterations`` is 1, of which a loop keeps its end alone.
+        ConfigError: a value of the GPU is none that can be computed with (:meth:`Machine.check`).
     """
     if start not in STARTS:
         raise GuardError(f"start={start!r}; accepted: {', '.join(STARTS)}")
+    for name, count, least in (("rounds", rounds, 1), ("iterations", iterations, 2)):
+        if count and count < least:
+            raise GuardError(f"{name} must be 0 for all, or at least {least}; got {count}")
+    of.check()
     loaded = library.load()
     names = loaded.hftime_parameter_names().decode().split()
     values = (ctypes.c_double * len(names))(*(of[name] for name in names))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from helpers import hip_compile
 from hipforge import emulator
 from hipforge.emulator.timing import estimate
 from hipforge.emulator.timing.capture import RUN, SKIP, WHOLE, Capture
-from hipforge.errors import GuardError
+from hipforge.emulator.timing.machines import MI355X
+from hipforge.emulator.timing.model import simulate
+from hipforge.errors import ConfigError, GuardError
 
 SOURCE = r"""
 #include <hip/hip_runtime.h>
@@ -157,3 +161,58 @@ def test_a_file_that_is_no_capture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("kernel,us\n")
     with pytest.raises(GuardError, match="not a capture of this version"):
         Capture.read(tmp_path / "text")
+
+
+def test_a_damaged_capture_is_refused(code: emulator.CodeObject, tmp_path: Path) -> None:
+    """Every byte counts: the numbers inside are sizes of each other and indices into each other."""
+    capture = Capture()
+    with capture.recording():
+        run_twice(code)
+    file = tmp_path / "capture"
+    capture.save(file)
+    whole = file.read_bytes()
+    places = random.Random(1)
+    for _ in range(200):
+        damaged = bytearray(whole)
+        at = places.randrange(len(whole))
+        if places.random() < 0.3:
+            del damaged[at:]
+        else:
+            damaged[at] ^= 1 << places.randrange(8)
+        file.write_bytes(damaged)
+        with pytest.raises(GuardError, match="or damaged"):
+            Capture.read(file)
+    file.write_bytes(whole)
+    assert Capture.read(file).launches() == capture.launches()
+
+
+def test_a_launch_that_is_not_there_is_refused(code: emulator.CodeObject) -> None:
+    capture = Capture()
+    with capture.recording():
+        run_twice(code)
+    for launch in (1, 99, -1):
+        with pytest.raises(GuardError, match=f"has 1 launches, from number 0; got {launch}"):
+            capture.prefix(launch, 0)
+        with pytest.raises(GuardError, match=f"has 1 launches, from number 0; got {launch}"):
+            simulate(capture, launch, MI355X)
+    with pytest.raises(GuardError, match="launch 0 has 1 templates, from number 0; got 7"):
+        capture.prefix(0, 7)
+    with pytest.raises(GuardError, match="iterations must be 0 for all, or at least 2; got 1"):
+        simulate(capture, 0, MI355X, iterations=1)
+
+
+@pytest.mark.parametrize("name", MI355X.parameters)
+def test_a_machine_of_awkward_values_is_computed_or_refused(code: emulator.CodeObject, name: str) -> None:
+    capture = Capture()
+    with capture.recording():
+        run_twice(code)
+    refused = 0
+    for value in (0.0, -1.0, 0.5, 1e-300, 1e12, math.inf, math.nan):
+        try:
+            found = simulate(capture, 0, MI355X.with_values({name: value}))
+        except ConfigError as error:
+            refused += 1
+            assert name in str(error)
+        else:
+            assert found["cycles"] > 0
+    assert refused >= 3  # negative, infinite and no number

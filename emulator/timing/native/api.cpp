@@ -34,6 +34,12 @@ std::string number(double x) {
   return digits;
 }
 
+const Launch& launch_of(const Capture* c, uint64_t launch) {
+  if (launch < c->launches.size()) return c->launches[launch];
+  throw std::runtime_error("the capture has " + std::to_string(c->launches.size()) + " launches, from number 0; got " +
+                           std::to_string(static_cast<int64_t>(launch)));
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -52,7 +58,13 @@ void hftime_capture_policy(Capture* c, int64_t fallback, const uint64_t* groups,
   c->recorder()->skip_matrix = skip_matrix;
 }
 int32_t hftime_capture_save(Capture* c, const char* path) { return c->save(path); }
-int32_t hftime_capture_load(Capture* c, const char* path) { return c->load(path); }
+int32_t hftime_capture_load(Capture* c, const char* path) {
+  try {
+    return c->load(path);
+  } catch (const std::exception&) {  // a size that no memory holds
+    return 0;
+  }
+}
 
 // JSON of a capture: kernels, grids and what was recorded.
 const char* hftime_capture_describe(Capture* c) {
@@ -81,10 +93,12 @@ const char* hftime_capture_describe(Capture* c) {
 }
 
 // The instructions of each wave that reach the first load of every buffer it loads, the largest over the waves of the
-// template; 0 if there is none.
-uint64_t hftime_prefix(Capture* c, uint64_t launch, uint64_t of) {
-  const Launch& l = c->launches.at(launch);
-  if (of >= l.templates.size()) return 0;
+// template; 0 if there is none; -1 without such a launch or template, for the reason in hftime_error.
+int64_t hftime_prefix(Capture* c, uint64_t launch, uint64_t of) try {
+  const Launch& l = launch_of(c, launch);
+  if (of >= l.templates.size())
+    throw std::runtime_error("launch " + std::to_string(launch) + " has " + std::to_string(l.templates.size()) +
+                             " templates, from number 0; got " + std::to_string(static_cast<int64_t>(of)));
   uint64_t need = 0;
   for (const WaveStream& s : l.templates[of].waves) {
     std::map<uint16_t, uint64_t> first;
@@ -104,8 +118,13 @@ uint64_t hftime_prefix(Capture* c, uint64_t launch, uint64_t of) {
     }
     for (const auto& [extent, i] : first) need = std::max(need, i);
   }
-  return need;
+  return static_cast<int64_t>(need);
+} catch (const std::exception& error) {
+  text = error.what();
+  return -1;
 }
+
+const char* hftime_error() { return text.c_str(); }
 
 const char* hftime_parameter_names() {
 #define HFTIME_NAME(name) #name " "
@@ -127,7 +146,7 @@ const char* hftime_simulate(Capture* c, uint64_t launch, const double* parameter
     setup.all_xcds = all_xcds != 0;
     setup.max_rounds = max_rounds;
     setup.max_iterations = max_iterations;
-    const Launch& l = c->launches.at(launch);
+    const Launch& l = launch_of(c, launch);
     const Outcome o = simulate(l, machine, setup);
     const auto whole = [](uint64_t x) { return std::to_string(x); };
     const Traffic& t = o.traffic;
