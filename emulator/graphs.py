@@ -29,7 +29,9 @@ _FROM_THE_HOST = frozenset({torch.ops.aten.lift_fresh.default})  # torch.tensor(
 
 
 class Graph:
-    """What :func:`capture` recorded. Every tensor that it reads or writes lives as long as it does.
+    """What :func:`capture` recorded. The memory of every tensor that it reads or writes lives as long as it does.
+
+    It reads and writes that memory: a tensor whose ``data`` is exchanged later no longer shows it.
 
     Attributes:
         nodes: the kernels and torch operations in the order of the replay; set when the capture ends.
@@ -49,6 +51,7 @@ class Graph:
         self.nodes: tuple[str, ...] = ()
         self._executable = ctypes.c_void_p()
         self._kept: list[Any] = []  # tensors, and the host functions that the runtime calls
+        self._memory: dict[int, tuple[torch.UntypedStorage, int, int]] = {}  # by identity: storage, address, bytes
         self._failure: BaseException | None = None
 
     def replay(self) -> None:
@@ -56,10 +59,16 @@ class Graph:
 
         Raises:
             EmulatorFault: a kernel was stopped.
-            GuardError: the capture has not ended, or failed.
+            GuardError: the capture has not ended, or failed; or a storage that it uses was resized since.
         """
         if not self._executable:
             raise GuardError("replay() needs a graph whose capture has ended without an error")
+        for storage, address, size in self._memory.values():
+            if storage.data_ptr() != address or storage.nbytes() < size:
+                raise GuardError(
+                    f"a storage of {size} bytes that the graph uses has {storage.nbytes()} now or has moved: it was "
+                    "resized after the capture (untyped_storage().resize_); capture the graph again"
+                )
         native = runtime.load().library
         self._failure = None
         status = native.hfemu_graph_launch(self._executable, native.hfemu_stream())
@@ -67,6 +76,15 @@ class Graph:
             raise self._failure
         if status:
             library.raise_last_error("replay of a graph", fault=True)
+
+    def _keep(self, *values: Any) -> None:
+        """Keep tensors, and the storages that they have now: ``x.data = y`` would free that of x."""
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, torch.Tensor):
+                self._kept.append(leaf)
+                if leaf.layout == torch.strided and leaf.device.type == "cpu":
+                    storage = leaf.untyped_storage()
+                    self._memory.setdefault(storage._cdata, (storage, storage.data_ptr(), storage.nbytes()))
 
     def _finish(self, recorded: ctypes.c_void_p) -> None:
         native = runtime.load().library
@@ -182,7 +200,7 @@ class _Recorder(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        self._graph._kept += [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self._graph._keep(args, kwargs)
         kernel = torch_library.kernel_of(function)
         if kernel is not None:  # launches are recorded by the runtime, torch's operations around them here
             with self:
@@ -196,7 +214,7 @@ class _Recorder(TorchDispatchMode):
 
     def _record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         results, fresh = _results(function, args, kwargs)
-        self._graph._kept += tree_leaves(results)
+        self._graph._keep(results)
         if not (fresh and function._schema.name.startswith(("aten::empty", "aten::new_empty"))):
             places = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)] if fresh else []
             operation = _Operation(self._graph, function, args, kwargs, places)

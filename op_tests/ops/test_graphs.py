@@ -271,3 +271,19 @@ def test_prepare_runs_each_kind_of_layer_for_each_batch() -> None:
     assert hipforge.prepare(torch.nn.Linear(1, 1)) == 0
     with pytest.raises(GuardError, match="tokens must be at least 1; got 0"):
         hipforge.prepare(layer.modules, tokens=0)
+
+
+def test_a_graph_keeps_the_memory_that_it_reads_and_refuses_one_that_was_freed() -> None:
+    x, weight = torch.randn(4, 64).bfloat16(), torch.ones(64).bfloat16()
+    want = hipforge.rms_norm(x, weight, 1e-6)
+    with emulator.capture() as graph:
+        y = hipforge.rms_norm(x, weight, 1e-6)
+    x.data = torch.full_like(x, torch.nan)  # what it was is nobody's now but the graph's
+    taken = [torch.full((4, 64), 7.0).bfloat16() for _ in range(100)]
+    graph.replay()
+    assert torch.equal(y, want) and taken
+    weight.untyped_storage().resize_(0)
+    y.zero_()
+    with pytest.raises(GuardError, match="a storage of 128 bytes that the graph uses has 0 now or has moved"):
+        graph.replay()
+    assert not y.any()
