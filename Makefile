@@ -13,7 +13,7 @@ TEST_JOBS ?= auto
 ARCH      ?= gfx950
 BIN       := $(VENV)/bin
 
-.PHONY: demo example test test-full test-pythons test-integrations stress lint docs bench wheel wheel-aot setup clean
+.PHONY: demo example test gpu-test test-full test-pythons test-integrations stress lint docs bench wheel wheel-aot setup clean
 
 demo: setup
 	@$(BIN)/hipforge demo
@@ -28,6 +28,10 @@ test: setup
 test-full: setup
 	@$(BIN)/python -m pytest op_tests --full -n $(TEST_JOBS) --dist worksteal
 	@$(BIN)/python -m pytest op_tests --full --arch gfx942 -n $(TEST_JOBS) --dist worksteal
+
+# On a machine with an NVIDIA GPU, with the torch, pytest and nvcc of its own Python: no set-up, no package index.
+gpu-test:
+	@$(PYTHON) op_tests/gpu/run.py $(GPU_TEST)
 
 test-pythons:
 	@sh .ci/pythons.sh

@@ -41,6 +41,8 @@ constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 constexpr int kMaxWaves = 16;
 constexpr int kMaxThreads = kMaxWaves * hf::dev::kWaveSize;
 constexpr int kChunk = 8;  // elements per 16-byte access
+// From so many rows on, work-groups of half the waves: more rows are in flight where registers leave room for one large group.
+constexpr int64_t kManyRows = hf::dev::kWaveSize == 32 ? 512 : INT64_MAX;
 
 enum class Output { half, fp8, mx };
 
@@ -243,7 +245,8 @@ template <Output kOutput, int kWidth>
 void launch_rows(const Arguments& a, int64_t rows, int64_t group_memory, hipStream_t stream) {
   const int64_t count = a.cols / kWidth;
   const int64_t waves = (count + hf::dev::kWaveSize - 1) / hf::dev::kWaveSize;
-  const uint32_t threads = static_cast<uint32_t>(waves < kMaxWaves ? waves : kMaxWaves) * hf::dev::kWaveSize;
+  const int64_t most = rows < kManyRows ? kMaxWaves : kMaxWaves / 2;
+  const uint32_t threads = static_cast<uint32_t>(waves < most ? waves : most) * hf::dev::kWaveSize;
   const int64_t row_bytes = a.cols * static_cast<int64_t>(sizeof(Half));
   const bool cached = row_bytes <= cache_bytes(group_memory);
   const auto kernel = cached ? rmsnorm_kernel<kOutput, kWidth, true> : rmsnorm_kernel<kOutput, kWidth, false>;

@@ -4,6 +4,9 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/host/export.h"
 
+struct __half;  // of hip_fp16.h and hip_bf16.h, which a module includes itself
+struct __hip_bfloat16;
+
 /// What kernels over hipforge/device/ are built for.
 #define HF_ARCHS "gfx950", "gfx942"
 
@@ -11,6 +14,8 @@ namespace hf __attribute__((visibility("hidden"))) {
 
 template <> struct HoldsElement<_Float16> : HoldsDtype<HF_F16> {};
 template <> struct HoldsElement<__bf16> : HoldsDtype<HF_BF16> {};
+template <> struct HoldsElement<__half> : HoldsDtype<HF_F16> {};
+template <> struct HoldsElement<__hip_bfloat16> : HoldsDtype<HF_BF16> {};
 
 using StreamStruct = ihipStream_t;
 

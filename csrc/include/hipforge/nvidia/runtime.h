@@ -4,6 +4,9 @@
 #include "hipforge/host/export.h"
 #include "hipforge/nvidia/vector.h"
 
+struct __half;  // of hip_fp16.h and hip_bf16.h, which a module includes itself
+struct __nv_bfloat16;
+
 /// What kernels over hipforge/device/ are built for.
 #define HF_ARCHS "sm_90"
 
@@ -11,6 +14,8 @@ namespace hf __attribute__((visibility("hidden"))) {
 
 template <> struct HoldsElement<dev::f16> : HoldsDtype<HF_F16> {};
 template <> struct HoldsElement<dev::bf16> : HoldsDtype<HF_BF16> {};
+template <> struct HoldsElement<__half> : HoldsDtype<HF_F16> {};
+template <> struct HoldsElement<__nv_bfloat16> : HoldsDtype<HF_BF16> {};
 
 using StreamStruct = CUstream_st;
 

@@ -37,3 +37,15 @@ constexpr hipMemcpyKind hipMemcpyHostToDevice = cudaMemcpyHostToDevice, hipMemcp
 #define hipFuncSetAttribute cudaFuncSetAttribute
 #define hipFuncAttributeMaxDynamicSharedMemorySize cudaFuncAttributeMaxDynamicSharedMemorySize
 #define hipLaunchKernelGGL(kernel, grid, block, shared, stream, ...) kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
+
+// HIP's exchange between lanes, which has no mask: the lanes that are active take part.
+#define HF_SHUFFLE_(name, Lane)                                                 \
+  template <class T>                                                            \
+  __device__ inline T name(T value, Lane lane, int width = 32) {                \
+    return name##_sync(__activemask(), value, lane, width);                     \
+  }
+HF_SHUFFLE_(__shfl, int)
+HF_SHUFFLE_(__shfl_up, unsigned)
+HF_SHUFFLE_(__shfl_down, unsigned)
+HF_SHUFFLE_(__shfl_xor, int)
+#undef HF_SHUFFLE_

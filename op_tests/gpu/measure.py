@@ -1,0 +1,93 @@
+"""Times of the simple ops on this machine's GPU: µs per launch in a graph, and the bandwidth that the bytes make.
+
+    PYTHONPATH=src python op_tests/gpu/measure.py
+
+The inputs of neighbouring launches differ and together exceed L2, so that memory is what is measured; a device copy in
+the same run is what bandwidth is compared with. Medians of 11 replays.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+import hipforge
+
+COLUMNS = 8192
+BEYOND_L2 = 200_000_000  # bytes over which neighbouring launches rotate
+
+
+def replay_us(launches: list[Callable[[], object]]) -> float:
+    """Return the median time of one of the launches, captured in a graph one after the other."""
+    for launch in launches[:2]:
+        launch()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    times = []
+    for _ in range(12):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / len(launches))
+    return statistics.median(times[1:])
+
+
+def copies(*shape: int) -> list[torch.Tensor]:
+    """Return enough bfloat16 tensors of a shape to exceed L2."""
+    bytes_each = 2 * torch.Size(shape).numel()
+    count = max(2, min(64, BEYOND_L2 // bytes_each))
+    return [torch.randn(*shape, device="cuda").bfloat16() for _ in range(count)]
+
+
+def line(name: str, rows: int, moved: int, us: float) -> None:
+    sys.stdout.write(f"{name:28} {rows:6} rows {us:9.2f} us {moved / us * 1e-6:6.2f} TB/s\n")
+
+
+def main() -> None:
+    """Print the table."""
+    driver = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    sys.stdout.write(subprocess.run(driver, capture_output=True, text=True, check=False).stdout)
+    weight, scale = torch.randn(COLUMNS, device="cuda").bfloat16(), torch.ones((), device="cuda")
+    for rows in (1, 64, 1024, 16384):
+        inputs = copies(rows, COLUMNS)
+        outs = [torch.empty_like(x) for x in inputs]
+        q = torch.empty(rows, COLUMNS, device="cuda", dtype=torch.float8_e4m3fn)
+        e8m0 = torch.empty(rows, COLUMNS // 32, device="cuda", dtype=torch.uint8)
+        pairs = list(zip(inputs, outs, strict=True))
+        size = rows * COLUMNS
+        line("copy", rows, 4 * size, replay_us([lambda x=x, o=o: o.copy_(x) for x, o in pairs]))
+        line("rms_norm", rows, 4 * size,
+             replay_us([lambda x=x, o=o: hipforge.rms_norm(x, weight, 1e-6, out=o) for x, o in pairs]))
+        line("rms_norm_fp8", rows, 3 * size,
+             replay_us([lambda x=x, q=q: hipforge.rms_norm_fp8(x, weight, 1e-6, scale, out=q) for x in inputs]))
+        line("mxfp8_quantize", rows, 3 * size,
+             replay_us([lambda x=x, q=q, s=e8m0: hipforge.mxfp8_quantize(x, out=q, scale_out=s) for x in inputs]))
+        half = torch.empty(rows, COLUMNS // 2, device="cuda", dtype=torch.float8_e4m3fn)
+        line("swiglu_fp8", rows, 2 * size + size // 2,
+             replay_us([lambda x=x, h=half: hipforge.swiglu_fp8(x, scale, out=h) for x in inputs]))
+    x = torch.randn(8, 6144, device="cuda").bfloat16()
+    router = torch.randn(128, 6144, device="cuda")
+    line("router_gemm 6144x128", 8, 4 * router.numel(), replay_us([lambda: hipforge.router_gemm(x, router)] * 20))
+    logits = torch.randn(8, 128, device="cuda")
+    line("topk_gating 128, 8", 8, 4 * logits.numel(), replay_us([lambda: hipforge.topk_gating(logits, 8)] * 20))
+    x, out = torch.randn(4, 64, device="cuda").bfloat16(), torch.empty(4, 64, device="cuda").bfloat16()
+    own = weight[:64].contiguous()
+    for _ in range(100):
+        hipforge.rms_norm(x, own, 1e-6, out=out)
+    began = time.perf_counter()
+    for _ in range(5000):
+        hipforge.rms_norm(x, own, 1e-6, out=out)
+    sys.stdout.write(f"a call of rms_norm: {(time.perf_counter() - began) / 5000 * 1e6:.2f} us on the host\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""``make gpu-test``: the ops' tests and those of :mod:`gpu.test_gpu` on this machine's GPU, then ``record.json``.
+
+Needs no package index: the torch, the nvcc and the pytest that are there, and PYTHONPATH for hipforge itself. A failure
+leaves the record of the variants that it touches as it was.
+
+    python op_tests/gpu/run.py [-j PROCESSES] [-k EXPRESSION] [--seconds N] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+OP_TESTS = Path(__file__).resolve().parent.parent
+SOURCE = OP_TESTS.parent / "src"
+sys.path[:0] = [str(SOURCE), str(OP_TESTS)]
+
+import torch  # noqa: E402
+
+from gpu import record  # noqa: E402
+
+FILES = (
+    "test_rms_norm", "test_rmsnorm_fp8", "test_fused_mxfp8", "test_swiglu_fp8", "test_swiglu_parameters",
+    "test_fp8_quant", "test_mx_quantize", "test_rope_and_cache", "test_router_gemm", "test_topk_gating",
+    "test_moe_align", "test_moe_combine",
+)  # fmt: skip
+"""The tests of ops that have kernels for a GPU other than AMD's."""
+
+
+def pytest_run(arguments: list[str], folder: Path, processes: int, seconds: float | None) -> bool:
+    """Run pytest, its outcomes written into ``folder``; returns whether all passed within ``seconds``."""
+    parallel = ["-n", str(processes), "--dist", "worksteal"] if processes > 1 and _has("xdist") else []
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", *parallel, *arguments]
+    path = os.pathsep.join([str(SOURCE), str(OP_TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {
+        **os.environ, "PYTHONPATH": path, "HIPFORGE_STAGE_RECORD": str(folder), "OMP_NUM_THREADS": "1",
+        "HIPFORGE_DEVICE": "cuda",
+    }  # fmt: skip
+    process = subprocess.Popen(command, cwd=OP_TESTS, env=environment)
+    try:
+        return process.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+        sys.stdout.write(f"gpu-test: ended after {seconds:.0f} s; what was not reached is not recorded\n")
+        return False
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def main() -> int:
+    """Run everything; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("-j", type=int, default=max(1, cores - 1), help="processes of the ops' tests")
+    parser.add_argument("-k", default="", help="only tests whose names match")
+    parser.add_argument("--seconds", type=float, help="end each of the two parts after so long")
+    parser.add_argument("--out", type=Path, help="also write record.json and the failures into this folder")
+    options = parser.parse_args()
+    chosen = ["-k", options.k] if options.k else []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        built = record.digests()  # every module, side by side, ahead of the tests
+        files = [str(OP_TESTS / "ops" / f"{file}.py") for file in FILES] + [str(OP_TESTS / "jit/test_plain_hip.py")]
+        staged = pytest_run(["-p", "gpu.staging", *files, *chosen], folder, options.j, options.seconds)
+        alone = pytest_run([str(OP_TESTS / "gpu/test_gpu.py"), *chosen], folder, 1, options.seconds)
+        write_record(folder, built, options.out)
+    return 0 if staged and alone else 1
+
+
+def _lines(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:
+    for file in folder.glob(pattern):
+        yield from map(json.loads, file.read_text().splitlines())
+
+
+def write_record(folder: Path, present: dict[str, str], out: Path | None) -> None:
+    """Merge what this run tested into ``record.json``: of each variant, the tests that called it, if all passed."""
+    outcomes = {line["test"].rpartition("op_tests/")[2]: line for line in _lines(folder, "outcomes.jsonl")}
+    failed = [line for line in outcomes.values() if line["outcome"] == "failed"]
+    tests: dict[str, set[str]] = {}
+    for line in _lines(folder, "calls-*.jsonl"):
+        for variant in line["variants"]:
+            tests.setdefault(variant, set()).add(line["test"].rpartition("op_tests/")[2])
+    errors: dict[str, float] = {}
+    for line in _lines(folder, "errors.jsonl"):
+        for variant, error in line.items():
+            errors[variant] = max(error, errors.get(variant, 0.0))
+    known = record.read(record.RECORD)
+    for variant, names in tests.items():
+        if variant in present and all(outcomes.get(name, {}).get("outcome") == "passed" for name in names):
+            known[variant] = {
+                "digest": present[variant],
+                "card": torch.cuda.get_device_name(0),
+                "driver": _driver(),
+                "date": datetime.date.today().isoformat(),
+                "tests": len(names),
+                "worst_error": errors.get(variant),
+            }
+    text = json.dumps({name: known[name] for name in sorted(known) if name in present}, indent=1) + "\n"
+    record.RECORD.write_text(text)
+    words = "".join(f"==== {line['test']}\n{line['words']}\n" for line in failed)
+    if out:
+        out.mkdir(exist_ok=True, parents=True)
+        (out / record.RECORD.name).write_text(text)
+        (out / "failures.txt").write_text(words)
+    sys.stdout.write(f"gpu-test: {len(outcomes)} tests, {len(failed)} failed; {len(known)} variants in the record\n")
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")[0].strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The record of runs on a GPU: a kernel that changed after its last run is never passed over in silence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu import record, run
+
+OP_TESTS = Path(__file__).parents[1]
+RUN: dict[str, Any] = {
+    "digest": "a", "card": "H100", "driver": "1", "date": "2026-11-25", "tests": 3, "worst_error": None,
+}  # fmt: skip
+
+
+def test_a_changed_or_new_kernel_is_told_unless_pending_gives_a_reason() -> None:
+    present = {"module_x-HF_INPUT=f16": "b", "module_y": "a"}
+    known = {"module_x-HF_INPUT=f16": RUN}
+    changed, missing = record.unrecorded(present, known, {})
+    assert changed.startswith("module_x-HF_INPUT=f16: its sources have changed since")
+    assert missing.startswith("module_y: there is no run of it")
+    reasons = {"module_x": "no card was to be had", "module_y": "new"}
+    assert record.unrecorded(present, known, reasons) == []
+
+
+def test_a_reason_that_no_longer_holds_is_told() -> None:
+    present = {"module_x": "a"}
+    assert record.unrecorded(present, {"module_x": RUN}, {}) == []
+    (line,) = record.unrecorded(present, {"module_x": RUN}, {"module_x": "no card was to be had"})
+    assert line == "module_x: pending.json names it, but the record covers it"
+
+
+def test_a_variant_is_recorded_when_every_test_that_called_it_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(run, "_driver", lambda: "580")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H100")
+    calls = [("a", ["module_x"]), ("b", ["module_x", "module_y"]), ("c", ["module_z"])]
+    outcomes = {"a": "passed", "b": "failed"}  # c was not reached
+    _lines(tmp_path / "calls-1.jsonl", [{"test": f"op_tests/{name}", "variants": of} for name, of in calls])
+    _lines(tmp_path / "outcomes.jsonl", [{"test": name, "outcome": end, "words": ""} for name, end in outcomes.items()])
+    run.write_record(tmp_path, {"module_x": "1", "module_y": "2", "module_z": "3"}, None)
+    assert record.read(record.RECORD) == {}
+    _lines(tmp_path / "outcomes.jsonl", [{"test": "b", "outcome": "passed", "words": ""}])
+    run.write_record(tmp_path, {"module_x": "1", "module_y": "2", "module_z": "3"}, None)
+    written = record.read(record.RECORD)
+    assert written.keys() == {"module_x", "module_y"} and written["module_x"]["tests"] == 2
+    date = written["module_y"]["date"]
+    assert written["module_y"] == {**RUN, "digest": "2", "driver": "580", "date": date, "tests": 1}
+
+
+def _lines(path: Path, values: list[dict[str, Any]]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps(value) + "\n" for value in values)
+
+
+def test_the_copying_below_the_ops_changes_no_result_and_notes_what_was_called(tmp_path: Path) -> None:
+    """On the emulator, into other CPU memory: what the plugin does on a GPU but for the device."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu.staging", "-k", "rms_norm"]
+    environment = {**os.environ, "HIPFORGE_STAGE": "cpu", "HIPFORGE_STAGE_RECORD": str(tmp_path)}
+    path = os.pathsep.join([str(OP_TESTS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, "ops/test_given_outputs.py"], cwd=OP_TESTS, env={**environment, "PYTHONPATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-2000:] + done.stderr[-1000:]
+    (calls,) = tmp_path.glob("calls-*.jsonl")
+    assert "module_rmsnorm_fp8-HF_INPUT=bf16" in calls.read_text()
+    assert '"outcome": "passed"' in (tmp_path / "outcomes.jsonl").read_text()

@@ -1,0 +1,52 @@
+"""The plain HIP module of the page on writing an op: one source, run on the emulator and by gpu-test on a GPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.jit import compile_ops, hip_module, ladder, registry
+
+PAGE = Path(__file__).parents[2] / "docs/guide/writing-an-op.md"
+
+
+@pytest.fixture(scope="module")
+def sum_out(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[torch.Tensor, torch.Tensor], None]]:
+    """The stub of the page's module."""
+    folder = tmp_path_factory.mktemp("plain")
+    (source,) = (block for block in re.findall(r"```cpp\n(.*?)```", PAGE.read_text(), re.DOTALL) if "sum_out" in block)
+    (folder / "sum.cu").write_text(source)
+    registry.register_values(folder / "modules.json", {"module_sum": {"srcs": ["sum.cu"]}})
+
+    @compile_ops("module_sum", mutates=("total",))
+    def sum_out(total: torch.Tensor, x: torch.Tensor) -> None:
+        """Add the sum of x to total."""
+
+    yield sum_out
+    registry._registered.pop("module_sum")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 300, 40_000])
+def test_the_sum_is_that_of_torch(sum_out: Callable[..., None], dtype: torch.dtype, count: int) -> None:
+    x = torch.randint(-4, 5, (count,)).to(dtype)  # exact, whatever the order
+    total = torch.ones(1)
+    sum_out(total, x)
+    assert total.item() == 1 + x.double().sum().item()
+
+
+def test_another_dtype_is_refused(sum_out: Callable[..., None]) -> None:
+    with pytest.raises(GuardError, match="x must be float32, float16 or bfloat16; got int32"):
+        sum_out(torch.ones(1), torch.ones(4, dtype=torch.int32))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+def test_the_same_source_is_built_by_nvcc(sum_out: Callable[..., None]) -> None:
+    entry = ladder.obtain(hip_module.request(registry.module("module_sum"), {}, "sm_90")).entry
+    assert len(entry.manifest.kernels) == 3 and entry.manifest.gfx_targets == ["sm_90"]
