@@ -1,12 +1,15 @@
-"""MX-FP8 GEMM for few rows beside Triton's dot_scaled; helpers/bench.py says what is counted or measured.
+"""MX-FP8 GEMM beside Triton's dot_scaled; helpers/bench.py says what is counted or measured.
 
-``weight_loads`` is weight payload bytes loaded over the weight's size, ``floor_us`` the time that each byte of the
-operands once takes at the MI355X's bandwidth.
+``weight_loads`` is weight payload bytes loaded over the weight's size. ``floor_us`` is the time of moving each byte of
+the operands once: at the MI355X's bandwidth, or on an NVIDIA GPU that of a kernel which only reads W, measured in the
+same run. There the peers are torch's bf16 product and, where it is installed, Humming with MX-FP8 weights and bf16
+activations; ``programmatic`` is ours inside :func:`hipforge.programmatic_launch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,21 +17,77 @@ import torch
 from helpers import bench
 
 import hipforge
+from hipforge import devices, jit
 from hipforge.ops.core.dispatch import explain
 from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR, operands
 from hipforge.ops.reference import mxfp8_mm
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
+from hipforge.tuning import timing
 from hipforge.tuning.cases import MINIMAX_M3, Cell, cells, parse_shape
 from hipforge.tuning.model import MI355X
 
 DEFAULT_M = (1, 4, 16, 64)
 ARCH = "gfx950"
+HOPPER = "sm_90"
+HUMMING = "humming mxfp8 x bf16"
+FLOOR = "module_read_floor"
+
+
+@jit.compile_ops(FLOOR, mutates=("sink",))
+def read_floor_out(sink: torch.Tensor, source: torch.Tensor, blocks: int, programmatic: bool) -> None:
+    """Read ``source`` (uint8) once and compute nothing."""
 
 
 def floor_us(cell: Cell) -> float:
     """Return microseconds to move each operand byte once."""
     payload = (cell.m + cell.n) * cell.k
     return (payload + payload // 32 + 2 * cell.m * cell.n) / MI355X.bandwidth * 1e6
+
+
+def measured_floor(cell: Cell, copies: int, programmatic: bool) -> float:
+    """Return microseconds of reading W and its scales once, with the number of blocks that is fastest."""
+    jit.register(Path(__file__).parent / "helpers" / "read_floor.json")
+    units = devices.current().cu_count()
+    size = (cell.n * cell.k + cell.n * cell.k // 32) // 16 * 16
+    sources = [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(copies)]
+    sink = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def time(blocks: int) -> float:
+        return timing.microseconds_per_call(lambda i: read_floor_out(sink, sources[i], blocks, programmatic), copies)
+
+    return min(time(units * each) for each in (1, 2, 4))
+
+
+def programmatic(call: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Return the call inside a programmatic launch."""
+
+    def inside(i: int) -> Any:
+        with hipforge.programmatic_launch():
+            return call(i)
+
+    return inside
+
+
+def peers(cell: Cell, copies: list[tuple[torch.Tensor, ...]]) -> Iterator[tuple[str, Any]]:
+    """Yield what computes the same product from the values that the operands stand for."""
+    from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
+
+    x = dequantize_mxfp8(*copies[0][:2]).bfloat16()
+    number = max(1, len(copies) // 2)  # twice the bytes
+    weights = [dequantize_mxfp8(*copies[i][2:]).bfloat16() for i in range(number)]
+    yield "torch bf16", lambda i: x @ weights[i % number].T
+    try:
+        from humming.layer import HummingLayer
+    except ImportError:
+        return
+    layers = []
+    for _, _, wq, ws in copies:
+        layer = HummingLayer(cell.n, cell.k, {"quant_method": "modelopt", "quant_algo": "mxfp8"}, torch_dtype=x.dtype)
+        layer = layer.cuda()
+        layer.load_from_tensors({"weight": wq.view(torch.float8_e4m3fn), "weight_scale": ws.view(torch.uint8)})
+        layer.transform()
+        layers.append(layer)
+    yield HUMMING, lambda i: layers[i](x)
 
 
 def triton_call(cell: Cell, config: dot_scaled.TileConfig, copies: list[tuple[torch.Tensor, ...]]) -> Any:
@@ -60,23 +119,35 @@ def problem(cell: Cell) -> bench.Problem:
     if chosen.path != "kernel":
         raise click.ClickException(f"no kernel takes {cell}: {chosen.reason}")
     want = mxfp8_mm(*data, out_dtype=torch.float32)
+    known = {"floor_us": floor_us(cell)}
+    ours = f"hipforge {chosen.kernel} {bench.named(chosen.configuration)}"
+    if bench.on_gpu() and devices.current().arch_of() == HOPPER:
+        call = lambda i: hipforge.mxfp8_gemm(*copies[i])
+        calls = {ours: call, "hipforge programmatic": programmatic(call), **dict(peers(cell, copies))}
+        known = {
+            "floor_us": measured_floor(cell, number, False), "floor_programmatic_us": measured_floor(cell, number, True)
+        }  # fmt: skip
+        return bench.Problem(
+            {"m": cell.m, "n": cell.n, "k": cell.k}, calls, lambda got: bench.relative(got, want), number, known,
+            foreign=(HUMMING,),
+        )  # fmt: skip
     configs = [("stock", dot_scaled.STOCK), ("small-M", dot_scaled.SMALL_M)]
     if bench.on_gpu():
         configs += [("tuned", config) for config in dot_scaled.TUNED[1:]]
-    calls = {f"hipforge {chosen.kernel} {bench.named(chosen.configuration)}": lambda i: hipforge.mxfp8_gemm(*copies[i])}
+    calls = {ours: lambda i: hipforge.mxfp8_gemm(*copies[i])}
     for name, config in configs:
         tile = f"{config.block_m}x{config.block_n}x{config.block_k} warps={config.num_warps}"
         calls[f"triton {name} {tile}"] = triton_call(cell, config, copies)
     return bench.Problem(
         {"m": cell.m, "n": cell.n, "k": cell.k}, calls, lambda got: bench.relative(got, want), number,
-        {"floor_us": floor_us(cell)},
+        known,
         lambda seen: {"weight_loads": bench.loaded(seen, "Wq", "w_ptr") / (cell.n * cell.k)},
     )  # fmt: skip
 
 
-@bench.command("MX-FP8 GEMM for few rows", MAX_ERROR, (ARCH,))
+@bench.command("MX-FP8 GEMM", MAX_ERROR, (ARCH, HOPPER))
 @click.option("--shapes", multiple=True, metavar="N,K", help="Weight shape; may be repeated. Default: MiniMax-M3's 15.")
-@click.option("-m", "--batch", "batches", multiple=True, type=click.IntRange(1, 64), help="M; may be repeated.")
+@click.option("-m", "--batch", "batches", multiple=True, type=click.IntRange(1, 16384), help="M; may be repeated.")
 def main(shapes: tuple[str, ...], batches: tuple[int, ...]) -> Iterator[bench.Problem]:
     """Bench the MX-FP8 GEMM against Triton: measured on a GPU, counted on the emulator."""
     return map(problem, cells([parse_shape(text) for text in shapes] or MINIMAX_M3, batches or DEFAULT_M))

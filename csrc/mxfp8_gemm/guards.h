@@ -100,7 +100,7 @@ inline int32_t payload_of(const Tensor& tensor) {
 /// The same where both architectures have the kernel, each in its own fp8 format.
 inline Shape check_gemm(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
                         int64_t max_m, int64_t max_bytes) {
-  HF_CHECK_ARCH(wq, "gfx950", "gfx942");
+  HF_CHECK_ARCH(wq, "gfx950", "gfx942", "sm_90");
   return check_shapes(out, xq, xs, wq, ws, max_m, max_bytes, payload_of(wq));
 }
 

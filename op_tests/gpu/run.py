@@ -72,7 +72,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         built = record.digests()  # every module, side by side, ahead of the tests
-        files = [str(OP_TESTS / "ops" / f"{file}.py") for file in FILES] + [str(OP_TESTS / "jit/test_plain_hip.py")]
+        files = [str(OP_TESTS / "ops" / f"{file}.py") for file in FILES]
+        files += [str(OP_TESTS / "jit/test_plain_hip.py"), str(OP_TESTS / "gpu/test_mxfp8_gemm.py")]
         staged = pytest_run(["-p", "gpu.staging", *files, *chosen], folder, options.j, options.seconds)
         alone = pytest_run([str(OP_TESTS / "gpu/test_gpu.py"), *chosen], folder, 1, options.seconds)
         write_record(folder, built, options.out)

@@ -47,9 +47,11 @@ def staged(name: str, function: Callable[..., Any], signature: Any, divert: Any)
     def call(*args: Any, **kwargs: Any) -> Any:
         values = signature.bind(args, kwargs)
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        if torch._C._len_torch_dispatch_stack() or not all(map(_on_cpu, tensors)):
+        if torch._C._len_torch_dispatch_stack():
             return (divert or function)(*values)
         _calls.add(name)
+        if not all(map(_on_cpu, tensors)):
+            return (divert or function)(*values)
         copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         moved = [_moved(value, copies) if isinstance(value, torch.Tensor) else value for value in values]
         function(*moved)

@@ -90,7 +90,7 @@ def test_an_output_dtype_other_than_bf16_is_none(calls):
 def test_another_architecture_is_none(monkeypatch, calls):
     on_device(monkeypatch, arch="gfx942")
     assert ops.mxfp8_gemv(*operands(1)) is None
-    assert explain(ops.mxfp8_gemv, *operands(1)).reason == "the kernels are for gfx950; the device is gfx942"
+    assert explain(ops.mxfp8_gemv, *operands(1)).reason == "the kernels are for gfx950, sm_90; the device is gfx942"
     assert not calls
 
 

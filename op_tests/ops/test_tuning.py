@@ -484,7 +484,7 @@ def test_the_mxfp4_family_tunes_by_the_same_driver(tmp_path, emulated):
 def test_the_command_refuses_other_devices_and_mixed_arguments(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "current", lambda: devices.Device("emulator", "gfx942"))
     result = CliRunner().invoke(cli, ["tune", "mxfp8_gemm", "-o", str(tmp_path / "t.csv")])
-    assert result.exit_code == 1 and "the kernels are for gfx950; the device is gfx942" in result.output
+    assert result.exit_code == 1 and "the kernels are for gfx950, sm_90; the device is gfx942" in result.output
     arguments = ["-i", str(tmp_path / "u.csv"), "-m", "1", "-o", str(tmp_path / "t.csv")]
     result = CliRunner().invoke(cli, ["tune", "mxfp8_gemm", *arguments])
     assert result.exit_code == 1 and "not both" in result.output

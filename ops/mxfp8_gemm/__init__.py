@@ -8,7 +8,7 @@ rounded once, to nearest even. A scale byte of 255 makes the outputs that it tak
 Dispatch of :func:`mxfp8_gemv`, in this order:
 
 1. an output dtype other than bfloat16 → None;
-2. a device other than gfx950 → None;
+2. a device other than gfx950 and sm_90 → None;
 3. a row of the tuned table for (K, N, M): ``use_hip=0`` → None, otherwise its kernel (:mod:`.kernels` lists them) in
    its configuration, which are a raw op of this package and its arguments;
 4. no row and M up to 16 → of all kernels the configuration with the least rough time;
@@ -41,8 +41,10 @@ from hipforge.ops.mxfp8_gemm.kernels.gemv import _run_gemv, smallm_mxfp8_gemv, s
 from hipforge.ops.mxfp8_gemm.kernels.group_split import mxfp8_group_split, mxfp8_group_split_out
 from hipforge.ops.mxfp8_gemm.kernels.k_packed import mxfp8_k_packed, mxfp8_k_packed_out
 from hipforge.ops.mxfp8_gemm.kernels.mfma import smallm_mxfp8_mfma, smallm_mxfp8_mfma_out
+from hipforge.ops.mxfp8_gemm.kernels.row_stream import mxfp8_row_stream, mxfp8_row_stream_out
 from hipforge.ops.mxfp8_gemm.kernels.tiles import mxfp8_gemm_out, mxfp8_gemm_tiles
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import mxfp8_wave_split, mxfp8_wave_split_out
+from hipforge.ops.mxfp8_gemm.kernels.wgmma_tiles import mxfp8_wgmma_tiles, mxfp8_wgmma_tiles_out
 from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 
@@ -59,8 +61,12 @@ __all__ = [
     "mxfp8_k_packed",
     "mxfp8_k_packed_out",
     "mxfp8_linear",
+    "mxfp8_row_stream",
+    "mxfp8_row_stream_out",
     "mxfp8_wave_split",
     "mxfp8_wave_split_out",
+    "mxfp8_wgmma_tiles",
+    "mxfp8_wgmma_tiles_out",
     "reload_tables",
     "smallm_mxfp8_gemv",
     "smallm_mxfp8_gemv_out",

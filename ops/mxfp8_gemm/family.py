@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import torch
 
+from hipforge import archs
 from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
@@ -27,6 +28,7 @@ ALWAYS_M = 16  # up to here mxfp8_gemv takes every shape
 
 FP8_PAYLOADS = (torch.float8_e4m3fn, torch.uint8)
 TILE_ARCH = "gfx950"
+HOPPER = "sm_90"
 SCALES = (torch.uint8, E8M0_DTYPE)
 FNUZ_REFUSAL = "the Triton kernel reads e4m3fn; these are e4m3fnuz"
 UNTYPED_REFUSAL = "on {} the kernel reads float8_e4m3fnuz (see mx_fn_to_fnuz); other payloads mean e4m3fn"
@@ -126,7 +128,7 @@ FAMILY = Family(
     problem=Problem.of,
     table=TABLE,
     kernels=KERNELS,
-    archs=("gfx950",),
+    archs=(TILE_ARCH, HOPPER),
     envelope=_envelope,
     default=_default,
     reference="mxfp8_mm",
@@ -141,14 +143,14 @@ def _gemm_envelope(problem: Problem, arch: str) -> str | None:
     if not 1 <= m <= MAX_M or n == 0 or not 0 < k <= MAX_K:
         limits = f"M must be 1 to {MAX_M}, N at least 1 and K 1 to {MAX_K}"
         return f"{limits}; got M={m}, N={n}, K={k}"
-    if arch != TILE_ARCH and not problem.all_fnuz:
+    if archs.get(arch).fp8_fnuz and not problem.all_fnuz:
         return UNTYPED_REFUSAL.format(arch)
     return None
 
 
 GEMM = replace(
     FAMILY,
-    archs=(TILE_ARCH, "gfx942"),
+    archs=(TILE_ARCH, "gfx942", HOPPER),
     envelope=_gemm_envelope,
     default=None,
     without_triton=functools.partial(best, KERNELS),

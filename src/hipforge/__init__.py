@@ -47,6 +47,7 @@ def _lazy() -> dict[str, str]:
         "compile_ops": "hipforge.jit",
         "explain": "hipforge.ops.core.dispatch",
         "prepare": "hipforge.nn.prepare",
+        "programmatic_launch": "hipforge.ops.core.programmatic",
         "register_operators": "hipforge.ops",
         "warmup": "hipforge.ops.core.warmup",
     }
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from hipforge.nn.prepare import prepare as prepare
     from hipforge.ops import register_operators as register_operators
     from hipforge.ops.core.dispatch import explain as explain
+    from hipforge.ops.core.programmatic import programmatic_launch as programmatic_launch
     from hipforge.ops.core.warmup import warmup as warmup
     from hipforge.ops.decode_attention import decode_attention_fp8 as decode_attention_fp8
     from hipforge.ops.decode_attention import decode_attention_splitk as decode_attention_splitk

@@ -1,0 +1,178 @@
+"""The dense MX-FP8 kernels of sm_90 in every configuration, beside float64. Run by ``make gpu-test``."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import hipforge
+from hipforge import devices
+from hipforge.errors import GuardError
+from hipforge.ops.mxfp8_gemm import mxfp8_row_stream, mxfp8_wgmma_tiles
+from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROWS, SHARERS, TILES, warps
+from hipforge.ops.mxfp8_gemm.kernels.wgmma_tiles import WGMMA_TILES
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or devices.current().arch_of() != "sm_90", reason="needs an sm_90 GPU"
+)
+
+# float32 sums and one rounding to bf16 give 1.7e-3; a wrong scale byte in one block of a K of 6,144 gives over 1e-2.
+BOUND = 3e-3
+
+STREAMS = [
+    {"rows": rows, "tiles": tiles, "sharers": sharers}
+    for rows, tiles, sharers in itertools.product(ROWS, TILES, SHARERS)
+    if sharers <= warps(rows, tiles)
+]
+TILED = [{"tile": tile} for tile in WGMMA_TILES.parameters["tile"]]
+# (M, N, K): one of everything; odd sizes; K of no whole step, shorter and longer than one; several passes and rounds.
+SHAPES = [(1, 1, 32), (3, 77, 2880), (8, 1000, 4160), (13, 2304, 6144), (20, 300, 96), (32, 640, 2048), (70, 513, 1024)]
+
+
+def operands(m: int, n: int, k: int, low: int = 118, high: int = 136) -> list[torch.Tensor]:
+    def payload(rows: int) -> torch.Tensor:
+        return (torch.randn(rows, k, device="cuda") * 2).to(torch.float8_e4m3fn)
+
+    def scales(rows: int) -> torch.Tensor:
+        return torch.randint(low, high, (rows, k // 32), device="cuda", dtype=torch.uint8)
+
+    return [payload(m), scales(m), payload(n), scales(n)]
+
+
+def values(payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    powers = torch.exp2(scales.double() - 127).masked_fill(scales == 255, float("nan"))
+    return payload.view(torch.float8_e4m3fn).double() * powers.repeat_interleave(32, 1)
+
+
+def exact(xq, xs, wq, ws, bias=None) -> torch.Tensor:
+    product = values(xq, xs) @ values(wq, ws).T
+    return product if bias is None else product + bias.double()
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def runs(parts, bias=None):
+    """Every configuration of both kernels that takes the shape, with its result."""
+    n, k = parts[2].shape
+    for given in STREAMS:
+        if given["tiles"] != 3 or k % 128 == 0:
+            yield given, mxfp8_row_stream(*parts, bias, **given, blocks=min(n, 132))
+    for given in TILED:
+        yield given, mxfp8_wgmma_tiles(*parts, bias, **given)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_configuration_is_within_the_bound_of_float64(shape) -> None:
+    parts, bias = operands(*shape), torch.randn(shape[1], device="cuda").bfloat16()
+    want = exact(*parts, bias)
+    for given, got in runs(parts, bias):
+        assert error(got, want) < BOUND, given
+
+
+@pytest.mark.parametrize("k", [128, 2880])
+def test_integers_are_exact(k) -> None:
+    # Sums below 2^8 are integers that bf16 holds: 8 products of up to 16 in each row.
+    parts = operands(9, 40, k)
+    for payload, scales in (parts[:2], parts[2:]):
+        payload.copy_(torch.zeros_like(payload, dtype=torch.float32).to(payload.dtype))
+        place = torch.randperm(k, device="cuda")[:8]
+        payload.view(torch.uint8)[:, place] = torch.randint(-4, 5, (len(payload), 8), device="cuda").float().to(
+            payload.dtype).view(torch.uint8)  # fmt: skip
+        scales.fill_(127)
+    want = exact(*parts)
+    for given, got in runs(parts):
+        assert torch.equal(got.double(), want), given
+
+
+def test_every_scale_byte_counts_and_255_is_nan() -> None:
+    # A scale and its inverse: the products of the factors are finite, whatever either is alone.
+    parts = operands(8, 256, 512)
+    byte = torch.arange(256, dtype=torch.uint8, device="cuda")
+    parts[3].copy_(byte[:, None].expand(256, 16))
+    for x_byte in (0, 1, 63, 64, 127, 190, 191, 192, 254, 255):
+        parts[1].fill_(x_byte)
+        want = exact(*parts)
+        # Beyond bf16's range sums overflow, to infinity or to the NaN of two; below it they lose bits.
+        known = want.isnan() | (want.abs() < 3e38)
+        fits = (want.abs() < 3e38) & (want.abs() > 1e-36)
+        for given, got in runs(parts):
+            assert torch.equal(got.isnan()[known], want.isnan()[known]), (given, x_byte)
+            if bool(fits.any()):
+                assert error(got[fits], want[fits]) < BOUND, (given, x_byte)
+
+
+def test_a_nan_element_is_a_nan_of_its_row_or_column_alone() -> None:
+    parts = operands(20, 96, 384)
+    parts[0].view(torch.uint8)[7, 300] = 0x7F
+    parts[2].view(torch.uint8)[50, 5] = 0xFF
+    want = torch.zeros(20, 96, dtype=torch.bool, device="cuda")
+    want[7] = want[:, 50] = True
+    for given, got in runs(parts):
+        assert torch.equal(got.isnan(), want), given
+
+
+def test_results_do_not_change_from_run_to_run() -> None:
+    parts = operands(16, 2304, 6144)
+    first = list(runs(parts))
+    for (given, one), (_, other) in zip(first, runs(parts), strict=True):
+        assert torch.equal(one, other), given
+
+
+@pytest.mark.parametrize("m", [1, 2, 8, 9, 16, 17, 33, 64, 65, 257, 1000, 8192])
+def test_the_public_ops_take_every_m_by_a_kernel(m) -> None:
+    parts = operands(m, 768, 1056)
+    assert hipforge.explain(hipforge.mxfp8_linear, *parts).path == "kernel"
+    want = exact(*parts)
+    assert error(hipforge.mxfp8_linear(*parts), want) < BOUND
+    got = hipforge.mxfp8_gemv(*parts)
+    assert (got is None) == (m > 16)
+    assert got is None or error(got, want) < BOUND
+
+
+def test_views_off_a_boundary_and_with_gaps_are_copied() -> None:
+    parts = operands(4, 200, 640)
+    want = hipforge.mxfp8_linear(*parts)
+    memory = torch.zeros(200 * 640 + 1, dtype=torch.uint8, device="cuda")
+    off = memory[1:].view(200, 640)
+    off.copy_(parts[2].view(torch.uint8))
+    wide = torch.zeros(4, 1280, dtype=torch.uint8, device="cuda")[:, ::2]
+    wide.copy_(parts[0].view(torch.uint8))
+    assert torch.equal(hipforge.mxfp8_linear(wide, parts[1], off, parts[3]), want)
+
+
+def test_a_chain_of_programmatic_launches_waits_for_its_activations() -> None:
+    weights = [operands(1, 2048, 2048)[2:] for _ in range(6)]
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for wq, ws in weights:
+            x = hipforge.mxfp8_linear(*hipforge.mxfp8_quantize(x), wq, ws) * 2**-6
+        return x
+
+    x = torch.randn(4, 2048, device="cuda").bfloat16()
+    want = chain(x)
+    for _ in range(50):
+        with hipforge.programmatic_launch():
+            assert torch.equal(chain(x), want)
+    graph = torch.cuda.CUDAGraph()
+    with hipforge.programmatic_launch(), torch.cuda.graph(graph):
+        got = chain(x)
+    for _ in range(50):
+        got.zero_()
+        graph.replay()
+        assert torch.equal(got, want)
+
+
+def test_what_a_kernel_does_not_take_is_refused_before_a_launch() -> None:
+    parts = operands(1, 64, 2880)
+    with pytest.raises(GuardError, match="tiles = 3 needs K % 128 == 0"):
+        mxfp8_row_stream(*parts, rows=8, tiles=3, sharers=1, blocks=64)
+    with pytest.raises(GuardError, match="blocks must be between 1 and N = 64; got 132"):
+        mxfp8_row_stream(*parts, blocks=132)
+    with pytest.raises(GuardError, match="give more blocks"):
+        mxfp8_row_stream(*operands(1, 4096, 4096), blocks=1)
+    with pytest.raises(GuardError, match="sharers must be a power of two up to 8; got 16"):
+        mxfp8_row_stream(*parts, rows=32, tiles=2, sharers=16, blocks=64)
