@@ -124,8 +124,9 @@ def residual_rms(
     ``q = clamp(float(y) * (1 / scale))``, rounded to nearest even. So ``y ≈ q.float() * scale``.
 
     Special values: a scale of 0 stands for 1; an infinite scale gives zeros; a NaN scale, or a row with a NaN, gives
-    NaN. A row with an infinity has an infinite mean, so its finite elements become 0 and the infinities NaN. A row of
-    zeros with epsilon 0 gives NaN. With no rows nothing is launched.
+    NaN. A row with an infinity has an infinite mean, so its finite elements become 0 and the infinities NaN; a row of
+    finite elements whose squares overflow fp32, beyond 1.8e19, gives zeros. A row of zeros with epsilon 0 gives NaN.
+    With no rows nothing is launched.
 
     Args:
         input: contiguous float16 or bfloat16 [rows, cols], cols at least 1; any alignment, but cols that are a

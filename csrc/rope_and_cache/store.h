@@ -16,6 +16,12 @@ __device__ inline uint32_t word_of(dev::f16 scale, dev::f16 shift) {
   return static_cast<uint32_t>(__builtin_bit_cast(uint16_t, shift)) << 16 | __builtin_bit_cast(uint16_t, scale);
 }
 
+// Saturates, as an infinite shift would make every element of the row NaN; keeps a NaN.
+__device__ inline dev::f16 shift_of(float x) {
+  constexpr float kLargest = 65504.f;
+  return dev::stored_half(x > kLargest ? kLargest : x < -kLargest ? -kLargest : x);
+}
+
 __device__ inline void store_codes(uint8_t* row, uint32_t chunk, F32x8 scaled) {
   float values[kChunk];
 #pragma unroll
@@ -40,7 +46,7 @@ __device__ inline void store_head(const CacheRows& cache, int64_t slot, uint32_t
     float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) sum = sum + values[i];
-    const auto shift = dev::stored_half(sum_of_head<kLanes>(sum) / static_cast<float>(a.chunks * kChunk));
+    const auto shift = shift_of(sum_of_head<kLanes>(sum) / static_cast<float>(a.chunks * kChunk));
     const F32x8 centred = values - static_cast<float>(shift);
     uint32_t amax = 0;
 #pragma unroll
@@ -82,7 +88,7 @@ __device__ inline void store_head(const CacheRows& cache, int64_t slot, uint32_t
       largest = greater(largest, high);
     }
     if (!active) return;
-    const auto shift = dev::stored_half(least);
+    const auto shift = shift_of(least);
     auto scale = static_cast<dev::f16>((largest - least) / static_cast<float>(kInt4Codes - 1));
     const float wide = static_cast<float>(scale);
     if (!(__builtin_fabsf(wide) < __builtin_inff())) scale = static_cast<dev::f16>(0.f);

@@ -26,7 +26,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from hipforge import devices
 from hipforge.errors import GuardError, HipforgeError, OutOfMemoryError
 from hipforge.jit.call import bench_hook, tensors
-from hipforge.ops.core.checks import require_unexpanded
+from hipforge.ops.core.checks import require_in_float32, require_unexpanded
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -133,6 +133,25 @@ def require_sound(name: str, given: Mapping[str, Any], writes: Collection[str] =
                 f"{name}: {parameter} is written and must not share memory with {other}"
                 f"{f', unless it is {other}' * in_place}; pass a tensor of its own"
             )
+
+
+def require_float32(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+    """Refuse numbers that become infinite in float32, in which ops compute, and an epsilon that becomes 0.
+
+    Raises:
+        GuardError: it names the argument.
+    """
+    for parameter, value in given.items():
+        if isinstance(value, bool | str) or "float" not in str(signature.parameters[parameter].annotation):
+            continue
+        if not isinstance(value, Real):
+            continue
+        require_in_float32(f"{name}: {parameter}", value)
+        if parameter == "epsilon" and 0 < value < _FLOAT32_LEAST:
+            raise GuardError(f"{name}: epsilon must be 0 or at least {_FLOAT32_LEAST:.2g}, as float32; got {value}")
+
+
+_FLOAT32_LEAST = 2.0**-149
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

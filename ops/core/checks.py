@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 
@@ -53,6 +55,15 @@ def require_int(name: str, value: object, minimum: int | None = None) -> int:
     if not -(2**63) <= number < 2**63:
         raise GuardError(f"{name} must fit 64 bits; got {number}")
     return number
+
+
+def require_in_float32(name: str, value: object) -> None:
+    """Refuse a finite number that float32, in which ops compute, does not hold; infinity is for the op to refuse."""
+    if isinstance(value, Real) and _FLOAT32_MAX < abs(value) < math.inf:
+        raise GuardError(f"{name} must be at most {_FLOAT32_MAX:.7g}, finite in float32; got {value}")
+
+
+_FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
 
 def require_real(name: str, x: Described) -> None:

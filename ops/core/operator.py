@@ -27,6 +27,7 @@ from hipforge.ops.core.arguments import (
     is_written,
     named_by,
     require_annotated,
+    require_float32,
     require_sound,
 )
 from hipforge.ops.core.dispatch import Accepted, Decision
@@ -90,6 +91,7 @@ def operator(
                 return None
             given = signature.bind(*args, **kwargs).arguments
             require_sound(name, given, writes)
+            require_float32(name, signature, given)
             if accepted.path == "torch":
                 require_annotated(name, signature, given)
                 if torch.is_grad_enabled():

@@ -24,6 +24,7 @@ from hipforge.ops.core.checks import (
     Described,
     require_choice,
     require_dtype,
+    require_in_float32,
     require_int,
     require_operand,
     require_rank,
@@ -221,6 +222,7 @@ def scale_tensor(name: str, scale: Scale, device: torch.device) -> torch.Tensor:
     if not isinstance(scale, torch.Tensor):
         if _is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
             return torch.full((1,), float(scale), dtype=torch.float32, device=device)
+        require_in_float32(name, scale)
         return _constant(float(scale), device)
     require_dtype(name, scale, (torch.float32,))
     return packed(scale)

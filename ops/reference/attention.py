@@ -22,8 +22,8 @@ INT4_GROUPS = (1, 2, 4, 8)
 def quantize_kv_fp8(x: torch.Tensor, fp8_dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise cache rows: shift = row mean, scale = largest magnitude of the centred row / the format's maximum.
 
-    Scale and shift are rounded to float16 first and elements quantised with the rounded values, so that
-    dequantisation uses the same numbers.
+    Scale and shift are rounded to float16 first, a shift beyond its range to the end of it, and elements quantised with
+    the rounded values, so that dequantisation uses the same numbers.
 
     Args:
         x: float32, bfloat16 or float16 [..., D], D a multiple of 4.
@@ -39,7 +39,7 @@ def quantize_kv_fp8(x: torch.Tensor, fp8_dtype: torch.dtype = torch.float8_e4m3f
     checks.require_last_multiple("x", x, 4)
     largest = fp8_format(fp8_dtype).max_value
     rows = x.to(torch.float32)
-    shift = rows.mean(dim=-1, keepdim=True).to(torch.float16)
+    shift = _saturated(rows.mean(dim=-1, keepdim=True))
     centred = rows - shift.to(torch.float32)
     scale = (centred.abs().amax(dim=-1, keepdim=True) / largest).to(torch.float16)
     # A row of equal values, and one whose range leaves float16, keep only their mean.
@@ -48,6 +48,12 @@ def quantize_kv_fp8(x: torch.Tensor, fp8_dtype: torch.dtype = torch.float8_e4m3f
     words = elements.contiguous().view(torch.uint8).view(torch.int32)
     scale_shift = torch.cat((scale, shift), dim=-1).contiguous().view(torch.int32).squeeze(-1)
     return words, scale_shift
+
+
+def _saturated(shift: torch.Tensor) -> torch.Tensor:
+    """A shift as float16; an infinite one would make every element of its row NaN."""
+    largest = torch.finfo(torch.float16).max
+    return shift.clamp(-largest, largest).to(torch.float16)
 
 
 def dequantize_kv_fp8(
@@ -81,7 +87,8 @@ def dequantize_kv_fp8(
 def quantize_kv_int4(x: torch.Tensor, num_groups: int = 1) -> torch.Tensor:
     """Quantise cache rows to 4 bits: shift = a group's least element, scale = its range / 15.
 
-    Scale and shift are rounded to float16 first and elements quantised with the rounded values. A group of equal
+    Scale and shift are rounded to float16 first, a shift beyond its range to the end of it, and elements quantised with
+    the rounded values. A group of equal
     values, and one whose range is too small or too large for a float16 scale, keeps only its shift (code 0).
 
     Args:
@@ -100,7 +107,7 @@ def quantize_kv_int4(x: torch.Tensor, num_groups: int = 1) -> torch.Tensor:
     checks.require_last_multiple("x", x, 8)
     groups = x.to(torch.float32).unflatten(-1, (num_groups, -1))
     least, largest = groups.aminmax(dim=-1, keepdim=True)
-    shift = least.to(torch.float16)
+    shift = _saturated(least)
     scale = ((largest - least) / 15.0).to(torch.float16)
     scale = torch.where(scale.isfinite(), scale, torch.zeros_like(scale))
     steps = (groups - shift.to(torch.float32)) / torch.where(scale > 0, scale, torch.ones_like(scale)).to(torch.float32)

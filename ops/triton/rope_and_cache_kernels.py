@@ -132,7 +132,9 @@ def rope_and_cache_kernel(  # type: ignore[no-untyped-def]
             scale = tl.load(scale_ptr)
             values = values * tl.where(scale == 0.0, 1.0, 1.0 / scale)
         else:
-            shift = (tl.sum(tl.where(d < D, values, 0.0), 0) / D).to(tl.float16)
+            mean = tl.sum(tl.where(d < D, values, 0.0), 0) / D
+            mean = tl.where(mean > 65504.0, 65504.0, tl.where(mean < -65504.0, -65504.0, mean))  # keeps a NaN
+            shift = mean.to(tl.float16)
             centred = tl.where(d < D, values - shift.to(tl.float32), 0.0)
             number = tl.sum((centred != centred).to(tl.int32), 0) == 0
             row_scale = (tl.max(tl.abs(centred), 0) / FP8_MAX).to(tl.float16)

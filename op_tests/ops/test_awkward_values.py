@@ -1,0 +1,92 @@
+"""Numbers past the ranges of float32 and float16: refused, or saturated where a row must still be stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.rope_cases import case
+
+import hipforge
+from hipforge import GuardError
+from hipforge.ops import reference
+from hipforge.ops.core.fp8 import fp8_dtypes
+
+X, WEIGHT, ONE = torch.ones(2, 64).half(), torch.ones(64).half(), torch.ones(1)
+CACHE = torch.ones(1, 32, 1, 64).to(fp8_dtypes("cpu")[0])
+LENGTHS = torch.tensor([32], dtype=torch.int32)
+CALLS: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
+    "rms_norm": (hipforge.rms_norm, {"x": X, "weight": WEIGHT, "epsilon": 1e-5}, ("epsilon", "weight_offset")),
+    "residual_rms": (
+        hipforge.residual_rms,
+        {"input": X, "residual": X.clone(), "weight": WEIGHT, "epsilon": 1e-5, "scale_tensor": ONE},
+        ("epsilon", "weight_offset", "fp8_max"),
+    ),
+    "swiglu_mxfp8": (hipforge.swiglu_mxfp8, {"gate_up": X}, ("alpha", "beta", "limit")),
+    "swiglu_fp8": (hipforge.swiglu_fp8, {"gate_up": X, "scale_tensor": ONE}, ("alpha", "beta", "limit", "fp8_max")),
+    "topk_gating": (hipforge.topk_gating, {"logits": torch.ones(1, 8), "k": 2}, ("scale",)),
+    "decode_attention_fp8": (
+        hipforge.decode_attention_fp8,
+        {"q": torch.ones(1, 1, 2, 64).half(), "k_cache": CACHE, "v_cache": CACHE, "block_tables": None,
+         "seqlens": LENGTHS},
+        ("scale", "softcap", "k_scale", "v_scale"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op, made in CALLS.items() for name in made[2]])
+def test_a_number_past_float32_is_refused_under_its_name(op: str, name: str, path: str) -> None:
+    function, given, _ = CALLS[op]
+    function(**given)
+    for wrong in (1e39, 10**300, -1e39):
+        with pytest.raises(GuardError, match=name):
+            function(**{**given, name: wrong})
+
+
+@pytest.mark.parametrize("name", ["epsilon", "weight_offset", "k_scale", "v_scale"])
+def test_rotation_and_cache_refuse_it_too(name: str, path: str) -> None:
+    given = case("fp8")
+    with pytest.raises(GuardError, match=name):
+        hipforge.rope_and_cache(*given.tensors(), **{**given.options, name: 1e39})
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "residual_rms"])
+def test_an_epsilon_that_would_become_zero_is_refused(op: str, path: str) -> None:
+    function, given, _ = CALLS[op]
+    with pytest.raises(GuardError, match=r"epsilon must be 0 or at least 1\.4e-45, as float32; got 1e-50"):
+        function(**{**given, "epsilon": 1e-50})
+    function(**{**given, "epsilon": 0.0})
+
+
+ROWS = {
+    "all alike": [1e38] * 64,
+    "a mean past float16": [1e5] * 32 + [1.5e5] * 32,
+    "below it": [-3e5] * 64,
+    "one huge": [3e38] + [0.0] * 63,
+    "both signs": [1e36, -1e36] * 32,
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_shift_of_a_row_saturates(name: str, path: str) -> None:
+    row = torch.tensor(ROWS[name]).bfloat16()
+    words, shifts = reference.quantize_kv_fp8(row[None])
+    assert reference.dequantize_kv_fp8(words, shifts).isfinite().all()
+    for groups in (1, 2, 8):
+        packed = reference.quantize_kv_int4(row[None], groups)
+        assert reference.dequantize_kv_int4(packed, groups).isfinite().all()
+    for storage, groups in (("rows", None), ("int4", 1), ("int4", 8)):
+        given = case(storage, dim=64, dtype=torch.bfloat16, **({} if groups is None else {"groups": groups}))
+        v = row.expand_as(given.v).contiguous()
+        hipforge.rope_and_cache(*given.tensors()[:2], v, *given.tensors()[3:], **given.options)
+        token = int((given.slots >= 0).nonzero()[0])
+        slot = int(given.slots[token])
+        page, place = slot // given.v_cache.shape[1], slot % given.v_cache.shape[1]
+        stored = given.v_cache[page, place]
+        if groups is None:
+            codes, word = reference.quantize_kv_fp8(v[token], fp8_dtypes("cpu")[0])
+            assert torch.equal(given.options["v_scale_shift"][page, place], word)
+            assert torch.equal(stored.view(torch.uint8), codes.view(torch.uint8))
+        else:
+            assert torch.equal(stored, reference.quantize_kv_int4(v[token], groups))
