@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from hipforge.errors import ConfigError, GuardError
-from hipforge.ops.core.arguments import naming_arguments, require_readable
+from hipforge.ops.core.arguments import naming_arguments, require_readable, require_untransformed
 from hipforge.ops.core.checks import require_device, require_tensor, require_torch_dtype
 from hipforge.ops.core.fp8 import E5M2_DTYPES as E5M2_DTYPES
 from hipforge.ops.core.fp8 import FP8_DTYPES as FP8_DTYPES
@@ -141,7 +141,7 @@ class _Float8Matmul(torch.autograd.Function):
         # Casts keep strides, so an input in another memory order is packed before it is quantised, not after.
         x8, x_inv = to_fp8(x.contiguous(), dtype)
         w8, w_inv = to_fp8(weight.contiguous(), dtype)
-        ctx.save_for_backward(x8, x_inv, w8, w_inv)
+        ctx.save_for_backward(x8, x_inv, w8, w_inv, weight)
         ctx.weight_dtype = weight.dtype  # type: ignore[attr-defined]
         return scaled_mm(x8, w8.t(), x_inv, w_inv, out_dtype=x.dtype, use_fast_accum=True)
 
@@ -149,11 +149,11 @@ class _Float8Matmul(torch.autograd.Function):
     def backward(
         ctx: torch.autograd.function.FunctionCtx, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        x8, x_inv, w8, w_inv = ctx.saved_tensors  # type: ignore[attr-defined]
+        x8, x_inv, w8, w_inv, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         needs_x, needs_weight = ctx.needs_input_grad  # type: ignore[attr-defined]
         _, dtype = fp8_dtypes(grad_output.device)
         # A gradient that was expanded (of a sum, say) or transposed is packed first.
-        go8, go_inv = to_fp8(grad_output.contiguous(), dtype)
+        go8, go_inv = to_fp8(grad_output.detach().contiguous(), dtype)
         grad_x = grad_weight = None
         if needs_x:
             grad_x = scaled_mm(go8, to_col_major(w8), go_inv, w_inv, out_dtype=grad_output.dtype)
@@ -165,7 +165,29 @@ class _Float8Matmul(torch.autograd.Function):
                 x_inv,
                 out_dtype=ctx.weight_dtype,  # type: ignore[attr-defined]
             )
+        if torch.is_grad_enabled():  # the gradients are to be differentiated again
+            grad_x, grad_weight = (
+                None if each is None else _FirstDerivative.apply(each, grad_output, weight)
+                for each in (grad_x, grad_weight)
+            )
         return grad_x, grad_weight
+
+
+class _FirstDerivative(torch.autograd.Function):
+    """A gradient that depends on the output's gradient and the weight, and that says so when it is differentiated."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor, *depends_on: torch.Tensor
+    ) -> torch.Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor) -> None:
+        raise GuardError(
+            "Float8Linear has no second derivative: its gradients are FP8 products; use nn.Linear (to_float()) where a "
+            "gradient is differentiated again"
+        )
 
 
 def float8_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -251,6 +273,7 @@ class Float8Linear(nn.Linear):
         """
         require_tensor(input=input)
         require_readable(input=input)
+        require_untransformed(weight=self.weight, bias=self.bias)
         require_device("input", input, self.weight.device)
         if not input.is_floating_point():
             raise GuardError(f"input must be floating point; got {input.dtype}")

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+import hipforge
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops import fp8_linear as fp8
 from hipforge.ops.core import fp8 as core_fp8
@@ -398,3 +399,27 @@ def test_a_parametrized_layer_is_refused_with_the_way_out():
     with pytest.raises(GuardError, match=r"computes its weight by a parametrization; .*module_filter_fn"):
         fp8.convert_to_float8_training(model)
     assert fp8.convert_to_float8_training(model, module_filter_fn=lambda layer, name: False) is model
+
+
+@pytest.mark.parametrize("of", ["x", "weight"])
+def test_a_second_derivative_is_refused_by_name(of):
+    layer, x = hipforge.Float8Linear(32, 32), torch.randn(16, 32, requires_grad=True)
+    at = x if of == "x" else layer.weight
+    (gradient,) = torch.autograd.grad(layer(x).pow(2).sum(), at, create_graph=True)
+    (plain,) = torch.autograd.grad(layer(x).pow(2).sum(), at)
+    assert torch.equal(gradient, plain)
+    with pytest.raises(GuardError, match=r"Float8Linear has no second derivative: .*use nn\.Linear"):
+        gradient.sum().backward()
+
+
+def test_transforms_of_torch_func_are_refused_by_name():
+    layer, x = hipforge.Float8Linear(32, 32), torch.randn(16, 32)
+    for transformed in (
+        lambda: torch.func.grad(lambda x: layer(x).sum())(x),
+        lambda: torch.func.vmap(layer)(x.expand(2, -1, -1)),
+        lambda: torch.func.jvp(layer, (x,), (x,)),
+    ):
+        with pytest.raises(GuardError, match=r"argument 'input' is inside a transform of torch\.func"):
+            transformed()
+    with pytest.raises(GuardError, match=r"argument 'weight' is inside a transform of torch\.func"):
+        torch.func.grad(lambda w: torch.func.functional_call(layer, {"weight": w}, x).sum())(layer.weight)

@@ -122,3 +122,29 @@ def test_ranges_of_m_are_what_the_planner_says_of_each_m() -> None:
         accepted = planner_of("mxfp8_gemv")(*specs).accepted is not None
         assert any(low <= m <= high for low, high in ranges) == accepted, (m, ranges)
     assert ranges and ranges[-1][1] == 64
+
+
+FLOATS = """
+import torch, hipforge
+w, x = torch.ones(64).half(), torch.randn(2, 64).half()
+ops = {
+    "rms_norm": lambda x, n: hipforge.rms_norm(x, w, n, weight_offset=2 * n),
+    "swiglu_mxfp8": lambda x, n: hipforge.swiglu_mxfp8(x, alpha=n)[0].float(),
+    "topk_gating": lambda x, n: hipforge.topk_gating(x, 2, scale=n)[0],
+}
+for name, op in ops.items():
+    for backend in ("eager", "aot_eager", "inductor"):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled = torch.compile(op, backend=backend, fullgraph=True)
+        for step in range(12):
+            assert torch.equal(compiled(x, 0.1 + 0.01 * step), op(x, 0.1 + 0.01 * step)), (name, backend, step)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        assert graphs <= 2, (name, backend, graphs)
+print("done")
+"""
+
+
+def test_a_float_that_changes_from_call_to_call_is_compiled_once() -> None:
+    ran = subprocess.run([sys.executable, "-c", FLOATS], capture_output=True, text=True)
+    assert ran.stdout.strip() == "done", ran.stderr[-2000:]

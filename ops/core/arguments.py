@@ -26,12 +26,14 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from hipforge import devices
 from hipforge.errors import GuardError, HipforgeError, OutOfMemoryError
 from hipforge.jit.call import bench_hook, tensors
+from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core.checks import require_in_float32, require_unexpanded
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _SHOWN = 120  # characters of a value in a message
 
 
@@ -111,13 +113,13 @@ def require_sound(name: str, given: Mapping[str, Any], writes: Collection[str] =
     Raises:
         GuardError: it names the argument, or both of them.
     """
-    if _is_dynamo_compiling():  # traced tensors have no storage
+    if _is_dynamo_compiling() or (_dispatch_modes() and not recording()):  # traced tensors have no storage
         return
     found = tensors_of(given)
     for parameter, value in found.items():
         wrong = _tensor_problem(value)
         if wrong is not None:
-            raise GuardError(f"{name}: argument '{parameter}' {wrong}")
+            raise GuardError(f"{name}{': ' * bool(name)}argument '{parameter}' {wrong}")
     _require_together(name, found)
     memory = {parameter: value for parameter, value in found.items() if has_memory(value)}
     written = {parameter: value for parameter, value in memory.items() if is_written(parameter, writes, given)}
@@ -232,7 +234,19 @@ def _sizes(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
 
 def require_readable(**named: object) -> None:
     """Refuse tensors that torch cannot read, each given under its name, as :func:`require_sound` does."""
-    require_sound("the call", named)
+    require_sound("", named)
+
+
+def require_untransformed(**named: torch.Tensor | None) -> None:
+    """Refuse tensors that a transform of torch.func has wrapped, each given under its name."""
+    if not _is_dynamo_compiling():
+        for name, value in named.items():
+            if value is not None and _is_transformed(value):
+                raise GuardError(f"argument '{name}' {_TRANSFORMED}")
+
+
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+_TRANSFORMED = "is inside a transform of torch.func (grad, vmap, jvp), which ops do not support; call it outside of one"
 
 
 def binding_checks_all() -> bool:
@@ -312,6 +326,8 @@ def _tensor_problem(value: Any) -> str | None:
         return f"must be a torch.Tensor; got {_shown(value)}"
     if torch.nn.parameter.is_lazy(value):
         return "must have elements; got an uninitialized parameter: call the layer that owns it once"
+    if _is_transformed(value):
+        return _TRANSFORMED
     if value.is_nested:
         return "must be a plain tensor; got a nested one"
     if value.layout is not torch.strided:

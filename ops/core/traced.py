@@ -15,6 +15,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from hipforge.errors import GuardError
 from hipforge.jit.call import torch_library
@@ -63,6 +64,11 @@ def traced_call(
     names_in = tuple(parameter.name for parameter in inputs)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        numbers, which = kwargs.pop("numbers", None), kwargs.pop("numbers_of", "")
+        if numbers is not None:
+            kwargs = {**dict(zip(names_in, args)), **kwargs}  # noqa: B905
+            args = ()
+            kwargs |= zip(which.split(), numbers.tolist(), strict=True)
         if adds is not None:  # the result is added to a copy, which `traced` copies back
             kwargs = {**dict(zip(names_in, args)), **kwargs}  # noqa: B905
             args = ()
@@ -76,7 +82,9 @@ def traced_call(
             return result if len(result) > 1 else result[0]
         return result
 
-    signature = inspect.Signature(inputs, return_annotation=_without_last(annotation, len(returned)))
+    floats = tuple([each.name for each in inputs if each.annotation in _FLOATS])
+    described_inputs = [*inputs, *(_NUMBERS if floats else ())]
+    signature = inspect.Signature(described_inputs, return_annotation=_without_last(annotation, len(returned)))
     named = named_by(fake, signature)
 
     def new(*args: Any, **kwargs: Any) -> Any:
@@ -98,6 +106,10 @@ def traced_call(
             ranges = _accepted_rows(name, parts)
             if not (ranges if not m else any([low <= m[0] <= high for low, high in ranges])):  # noqa: C419
                 return None
+        numbers = [each for each in floats if _is_symbolic(values.get(each))]
+        if numbers:
+            values |= {"numbers": _as_tensor([values[each] for each in numbers]), "numbers_of": " ".join(numbers)}
+            values |= dict.fromkeys(numbers, 0.0)
         results = overload(**values)
         if adds is not None:
             target = values[adds]
@@ -126,6 +138,30 @@ def _written(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
         return written_into(out, value)
     _copied(out, value)
     return out
+
+
+# A float that changes from call to call is a symbol to torch, of which it compiles a graph for each value where an
+# operator takes it as a number. So it enters as an element of a tensor on the CPU, "numbers", with its name in
+# "numbers_of". One that has never changed stays a constant of the graph.
+_FLOATS = (float, float | None)
+_NUMBERS = tuple(
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    for name, default, annotation in (("numbers", None, torch.Tensor | None), ("numbers_of", "", str))
+)
+
+
+def _is_symbolic(value: Any) -> bool:
+    """Return whether torch traces a float as a symbol; of a constant it knows the sign. No guard is added."""
+    if not isinstance(value, float):
+        return False
+    known = statically_known_true(value > 0) or statically_known_true(value < 0) or statically_known_true(value == 0)
+    return not known
+
+
+def _as_tensor(numbers: list[float]) -> torch.Tensor:
+    """Return float64 [n] of symbols, in the only form from which torch makes no guards: products with tensors."""
+    one = torch.ones((1,), dtype=torch.float64, device="cpu")
+    return torch.cat([one * number for number in numbers])
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
