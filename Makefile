@@ -13,7 +13,7 @@ TEST_JOBS ?= auto
 ARCH      ?= gfx950
 BIN       := $(VENV)/bin
 
-.PHONY: demo example test gpu-test test-full test-pythons test-integrations stress lint docs bench wheel wheel-aot setup clean
+.PHONY: demo example test gpu-test test-full test-pythons test-integrations stress adversary lint docs bench wheel wheel-aot setup clean
 
 demo: setup
 	@$(BIN)/hipforge demo
@@ -41,6 +41,9 @@ test-integrations: setup
 
 stress: setup
 	@$(BIN)/python op_tests/stress/run.py
+
+adversary: setup
+	@$(BIN)/python op_tests/stress/run.py calls --size 10000 $(if $(SEED),--seed $(SEED))
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -20,6 +20,7 @@ NaN).
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -30,7 +31,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from hipforge.errors import ConfigError, GuardError
-from hipforge.ops.core.arguments import naming_arguments, require_readable, require_untransformed
+from hipforge.ops.core.arguments import naming_arguments, require_one_kind, require_readable
 from hipforge.ops.core.checks import require_device, require_tensor, require_torch_dtype
 from hipforge.ops.core.fp8 import E5M2_DTYPES as E5M2_DTYPES
 from hipforge.ops.core.fp8 import FP8_DTYPES as FP8_DTYPES
@@ -265,6 +266,7 @@ class Float8Linear(nn.Linear):
             new = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
         return _taking_over(new, self)
 
+    @functools.partial(naming_arguments, name="Float8Linear")
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Apply the layer to ``input[..., in_features]``; returns ``[..., out_features]`` in the compute dtype.
 
@@ -273,7 +275,7 @@ class Float8Linear(nn.Linear):
         """
         require_tensor(input=input)
         require_readable(input=input)
-        require_untransformed(weight=self.weight, bias=self.bias)
+        require_one_kind("Float8Linear", input=input, weight=self.weight, bias=self.bias)
         require_device("input", input, self.weight.device)
         if not input.is_floating_point():
             raise GuardError(f"input must be floating point; got {input.dtype}")

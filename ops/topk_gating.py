@@ -158,7 +158,7 @@ def topk_gating(
     else:
         results = reference.topk_gating(
             logits, k, scoring=scoring, bias=bias, renormalize=renormalize, groups=counts[0], topk_groups=counts[1],
-            scale=scale, shared_experts=shared_experts,
+            scale=float(scale), shared_experts=shared_experts,
         )  # fmt: skip
         weights.copy_(results[0])
         ids.copy_(results[1])

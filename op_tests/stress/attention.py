@@ -427,6 +427,11 @@ def raw(x: torch.Tensor) -> Array:
     return x.contiguous().view(torch.uint8).numpy().reshape(*x.shape[:2], -1)
 
 
+def _saturated(shift: Span) -> Span:
+    """A shift as float16, whose range it does not leave."""
+    return shift.map(lambda x: np.clip(x, -65504.0, 65504.0)).rounded(torch.float16)
+
+
 def _rows_complaint(span: Span, judged: Array, rows: torch.Tensor, words: torch.Tensor, name: str) -> str | None:
     halves = words.contiguous().unsqueeze(-1).view(torch.float16).numpy().astype(np.float64)
     scale, shift = halves[..., :1], halves[..., 1:]
@@ -435,7 +440,7 @@ def _rows_complaint(span: Span, judged: Array, rows: torch.Tensor, words: torch.
     x = span.low
     mean = x.mean(axis=-1, keepdims=True)
     room = np.abs(x).sum(axis=-1, keepdims=True) * 4 * F32
-    shifts = Span.of(mean, room).rounded(torch.float16)
+    shifts = _saturated(Span.of(mean, room))
     widest = np.abs(x - shift).max(axis=-1, keepdims=True, initial=0.0) / FP8_MAX[fp8]
     scales = Span.of(widest).widened(8 * F32).rounded(torch.float16)
     usable = exact & (scales.low > 0) & np.isfinite(scales.high)
@@ -463,7 +468,7 @@ def _int4_complaint(span: Span, judged: Array, rows: torch.Tensor, groups: int, 
     steps = (x - shift) / np.where(scale > 0, scale, 1.0) + 0.5
     wanted = Span.of(steps).widened(0.0, 1e-5).map(lambda s: np.clip(np.floor(s), 0, 15))
     return first(
-        Span.of(least).rounded(torch.float16).complaint(f"{name} shift", shift, exact),
+        _saturated(Span.of(least)).complaint(f"{name} shift", shift, exact),
         scales.complaint(f"{name} scale", scale, usable),
         wanted.complaint(f"{name}_cache", codes, np.broadcast_to(usable, x.shape)),
     )  # fmt: skip

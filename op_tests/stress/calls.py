@@ -1,13 +1,15 @@
-"""Fuzzed calls of every public op: half of them good, half with spoilt arguments.
+"""Fuzzed calls of every public op: a third of them good, the others with spoilt arguments.
 
 Each ends in a result that its own oracle finds right, in None, or in an exception of hipforge's. Anything else is
 written down: a crash, another exception, a wrong result, a good call refused, a kernel that had to be stopped (a guard
-let through what no GPU survives), an argument changed that the op does not write.
+let through what no GPU survives), memory taken that is not there, an argument changed that the op does not write, or by
+a call that it refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import subprocess
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 import hipforge
 from hipforge.errors import (
@@ -37,6 +40,7 @@ from stress.mutations import spoilt
 OPS: tuple[Op, ...] = (*gemms.OPS, *quantised.OPS, *routing.OPS, *attention.OPS)
 HERE = Path(__file__).parent
 # No guard backs these up: only the op's own checks refuse such a call.
+LONGEST = 120  # seconds that a call may take
 FAULTS = (BuildError, LaunchError, MissingModuleError, ToolchainError)
 
 
@@ -46,6 +50,8 @@ def snapshot(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type == "cpu" and tensors.problem(value) is None:
             if value.is_quantized:  # torch dies of copying some of these
                 return value
+            if value.dtype == torch.bool:  # a copy would make 0 and 1 of other bytes
+                return value.detach().view(torch.uint8).clone(memory_format=torch.preserve_format).view(torch.bool)
             return value.detach().clone(memory_format=torch.preserve_format)
     return value
 
@@ -54,7 +60,8 @@ def bits(value: torch.Tensor) -> bytes | None:
     """The bytes of a plain tensor, None of another."""
     with contextlib.suppress(Exception):
         if tensors.problem(value) is None:
-            return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            plain = value.detach().view(torch.uint8) if value.dtype == torch.bool else value.detach()
+            return plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return None
 
 
@@ -71,6 +78,23 @@ def changed_input(op: Op, before: Arguments, after: Arguments) -> str | None:
     return None
 
 
+def changed_by_refusal(before: Arguments, after: Arguments) -> str | None:
+    """The name of an argument that a refused call changed, in words; or None."""
+    for name, value in after.items():
+        if isinstance(value, torch.Tensor) and value is not before[name] and bits(before[name]) != bits(value):
+            return f"argument {name} was changed"
+    return None
+
+
+def unsound(arguments: Arguments) -> str | None:
+    """The name of an argument whose memory is not what it says, in words; or None."""
+    for name, value in arguments.items():
+        with contextlib.suppress(Exception):
+            if isinstance(value, torch.Tensor) and value.numel() and (words := tensors.problem(value)) is not None:
+                return f"argument {name} {words}"
+    return None
+
+
 def reaches_kernel(op: Op, arguments: Arguments) -> bool:
     """Whether explain says that a kernel runs; ops without a planner compose ops that have one."""
     try:
@@ -80,19 +104,17 @@ def reaches_kernel(op: Op, arguments: Arguments) -> bool:
 
 
 def is_fake(result: Any) -> bool:
-    """Whether the result of a call with meta tensors came back, which has no numbers."""
+    """Whether the result of a call with meta or fake tensors came back, which has no numbers."""
     parts = result if isinstance(result, tuple) else (result,)
-    return any(isinstance(part, torch.Tensor) and part.is_meta for part in parts)
+    return any(isinstance(part, torch.Tensor) and (part.is_meta or isinstance(part, FakeTensor)) for part in parts)
 
 
 def one_call(seed: int, number: int) -> tuple[str, str]:
     """Make call ``number``; returns (how it ended, details): ``right``, ``none``, ``refused`` or what went wrong."""
     rng = Rng(seed, number)
     op = OPS[number % len(OPS)]
-    good = number // len(OPS) % 2 == 0
-    arguments = op.make(rng)
-    if not good:
-        arguments = spoilt(rng, arguments, op.fixed)
+    good = is_good(number)
+    arguments = arguments_of(rng, number)
     before = {name: snapshot(value) for name, value in arguments.items()}
     function = op.call or getattr(hipforge, op.name)
     try:
@@ -100,13 +122,21 @@ def one_call(seed: int, number: int) -> tuple[str, str]:
     except FAULTS as error:
         return "fault", str(error)[:1500]
     except HipforgeError as error:
-        return ("good call refused", str(error)[:600]) if good else ("refused", str(error)[:200])
+        if good:
+            return "good call refused", str(error)[:600]
+        changed = changed_by_refusal(before, arguments)
+        return ("refused and written", f"{changed}: {error}"[:600]) if changed else ("refused", str(error)[:200])
     except Exception:
         return "raw exception", traceback.format_exc()[-1500:]
     if result is None or is_fake(result):
         return "none", ""
+    wrong = unsound(arguments)
+    if wrong:
+        return "taken", wrong
     try:
         complaint = op.judge(before, result, arguments) or changed_input(op, before, arguments)
+    except MemoryError:  # an expanded operand of 2^46 rows, few of which are read
+        return "none", ""
     except Exception:
         return "accepted what means nothing", traceback.format_exc()[-1500:]
     if complaint:
@@ -132,11 +162,16 @@ def describe(arguments: Arguments) -> str:
     return "\n    ".join(parts)
 
 
-def arguments_of(seed: int, number: int) -> Arguments:
-    """The arguments of a call, made again."""
-    rng, op = Rng(seed, number), OPS[number % len(OPS)]
+def is_good(number: int) -> bool:
+    """Whether the arguments of a call are left as they should be: one of three."""
+    return number // len(OPS) % 3 == 0
+
+
+def arguments_of(rng: Rng, number: int) -> Arguments:
+    """The arguments of a call."""
+    op = OPS[number % len(OPS)]
     made = op.make(rng)
-    return made if number // len(OPS) % 2 == 0 else spoilt(rng, made, op.fixed)
+    return made if is_good(number) else spoilt(rng, made, op.fixed)
 
 
 def work(seed: int, first: int, end: int) -> None:
@@ -144,45 +179,50 @@ def work(seed: int, first: int, end: int) -> None:
     torch.set_num_threads(1)
     for number in range(first, end):
         print(json.dumps({"begins": number}), flush=True)
+        faulthandler.dump_traceback_later(LONGEST, exit=True)
         outcome, details = one_call(seed, number)
+        faulthandler.cancel_dump_traceback_later()
         line: dict[str, Any] = {"number": number, "ended": outcome}
         if outcome not in GOOD_ENDS:
             line |= {
                 "op": OPS[number % len(OPS)].name,
                 "details": details,
-                "call": describe(arguments_of(seed, number)),
+                "call": describe(arguments_of(Rng(seed, number), number)),
             }
         print(json.dumps(line), flush=True)
 
 
-def run(seed: int, first: int, end: int, arch: str) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Make calls in their own processes; a process that dies is replaced, and its call counts as a crash."""
+def run(seed: int, first: int, end: int, where: str) -> tuple[Counter[str], list[dict[str, Any]]]:
+    """Make calls in their own processes, on an architecture or ``torch``.
+
+    A process that dies, or takes too long for a call, is replaced, and its call counts as a crash.
+    """
     ended: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
     while first < end:
         number = first
-        for line in _lines(seed, first, end, arch):
+        for line in _lines(seed, first, end, where):
             if "begins" in line:
                 number = line["begins"]
                 continue
             ended[line["ended"]] += 1
             first = line["number"] + 1
             if line["ended"] not in GOOD_ENDS:
-                wrong.append({**line, "arch": arch})
+                wrong.append({**line, "where": where})
         if first < end:
             ended["crash"] += 1
-            wrong.append({"number": number, "ended": "crash", "op": OPS[number % len(OPS)].name, "arch": arch})
+            wrong.append({"number": number, "ended": "crash", "op": OPS[number % len(OPS)].name, "where": where})
             first = number + 1
     return ended, wrong
 
 
-def _lines(seed: int, first: int, end: int, arch: str) -> Iterator[dict[str, Any]]:
+def _lines(seed: int, first: int, end: int, where: str) -> Iterator[dict[str, Any]]:
     program = f"import sys; sys.path.insert(0, {str(HERE.parent)!r})\nfrom stress import calls\n"
     program += f"calls.work({seed}, {first}, {end})\n"
     command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", program]
     environment = {
         **os.environ,
-        "HIPFORGE_EMULATE": arch,
+        **({"HIPFORGE_DEVICE": "reference"} if where == "torch" else {"HIPFORGE_EMULATE": where}),
         "HIPFORGE_EMULATOR_CHECKS": "all",
         "HIPFORGE_EMULATOR_QUIET": "1",
     }

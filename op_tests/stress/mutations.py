@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hipforge.jit.call.tensors import problem
 from stress.case import Arguments, Rng
@@ -44,6 +45,10 @@ WILD: tuple[Callable[[], Any], ...] = (
     lambda: torch.tensor(2), lambda: torch.tensor(2.5), lambda: torch.zeros(2), lambda: np.int64(4),
     lambda: np.float32(0.5), lambda: np.zeros(3), lambda: 1j, lambda: torch.float16, lambda: torch.bfloat16,
     lambda: "bfloat16", lambda: torch.device("cpu"), lambda: (1, 2), lambda: range(3), lambda: len,
+    lambda: 1e39, lambda: -1e39, lambda: 1e-50, lambda: 5e-324, lambda: -0.0, lambda: 65536.0, lambda: 10**400,
+    lambda: torch._efficientzerotensor((), dtype=torch.int64), lambda: torch._efficientzerotensor(()),
+    lambda: torch.nn.UninitializedParameter(), lambda: FAKE.from_tensor(torch.zeros(2)),
+    lambda: torch.zeros((), device="meta"),
 )  # fmt: skip
 
 
@@ -91,19 +96,43 @@ def _restride(rng: Rng, x: torch.Tensor) -> Any:
 
 
 def _storage(rng: Rng, x: torch.Tensor) -> Any:
-    own = x.clone(memory_format=torch.contiguous_format)
-    kind = rng.integer(0, 4)
+    kind = rng.integer(0, 6)
     if kind == 0:
-        own.untyped_storage().resize_(0)
-    elif kind == 1:
-        own.untyped_storage().resize_(max(own.untyped_storage().nbytes() - 1, 0))
-    elif kind == 2:
         return torch._efficientzerotensor(x.shape, dtype=x.dtype)
-    elif kind == 3 and x.dtype in (torch.float16, torch.float32, torch.float64):  # the others never have this bit
-        return torch._neg_view(own)
-    else:
+    if kind == 1:
+        return torch._neg_view(x.clone(memory_format=torch.contiguous_format))
+    if kind == 2:
         return torch.zeros(x.shape, dtype=torch.complex64).conj().imag
+    own = _restride(rng, x) if rng.chance(0.6) else x.clone(memory_format=torch.contiguous_format)
+    held = own.untyped_storage().nbytes()
+    own.untyped_storage().resize_(rng.pick((0, 0, held // 2, max(held - 1, 0))))
     return own
+
+
+def _shared(rng: Rng, x: torch.Tensor, other: torch.Tensor) -> Any:
+    """(x, other) with the same elements, both in one memory where bytes of theirs meet."""
+    sizes = [part.numel() * part.element_size() for part in (x, other)]
+    starts = (0, rng.integer(0, max(sizes[0] - 1, 0)) // 16 * 16)
+    if rng.chance(0.5):
+        starts = (rng.integer(0, max(sizes[1] - 1, 0)) // 16 * 16, 0)
+    pool = torch.zeros(max(start + size for start, size in zip(starts, sizes, strict=True)), dtype=torch.uint8)
+    both = []
+    for part, start, size in zip((x, other), starts, sizes, strict=True):
+        view = pool[start : start + size].view(part.dtype).view(part.shape)
+        both.append(view.copy_(part))
+    return both
+
+
+def _sized(rng: Rng, x: torch.Tensor) -> Any:
+    """The first elements with a size of 0, or past what 31 or 47 bits count, along one axis; in no new memory."""
+    axis = rng.integer(0, x.dim() - 1)
+    if rng.chance(0.5):
+        shape = list(x.shape)
+        shape[axis] = 0
+        if x.dim() > 1 and rng.chance(0.5):
+            shape[axis - 1] = rng.pick((2**31, 2**40))
+        return x.new_empty(shape)
+    return x.narrow(axis, 0, 1).expand([-1 if at != axis else 2**46 for at in range(x.dim())])
 
 
 def _layout(rng: Rng, x: torch.Tensor) -> Any:
@@ -122,6 +151,7 @@ def _type(rng: Rng, x: torch.Tensor) -> Any:
             lambda: torch.nn.Parameter(x.clone(), requires_grad=False), lambda: x.clone().as_subclass(Subclass),
             lambda: x.clone().requires_grad_(), lambda: (x.clone().requires_grad_() * 1), lambda: x.tolist(),
             lambda: x.numpy(), lambda: x.numpy().tobytes(), lambda: (x, x), lambda: None,
+            lambda: FAKE.from_tensor(x), lambda: torch.nn.UninitializedParameter(dtype=x.dtype),
         )
     )()  # fmt: skip
 
@@ -142,7 +172,11 @@ def _values(rng: Rng, x: torch.Tensor) -> Any:
     return changed
 
 
-TENSOR_WAYS = (_cast, _cast, _reshape, _reshape, _restride, _restride, _storage, _layout, _type, _values, _values)
+TENSOR_WAYS = (
+    _cast, _cast, _reshape, _reshape, _restride, _restride, _storage, _storage, _sized, _layout, _type, _values,
+    _values,
+)  # fmt: skip
+FAKE = FakeTensorMode()
 
 
 def spoilt(rng: Rng, given: Arguments, fixed: tuple[str, ...] = ()) -> Arguments:
@@ -151,16 +185,21 @@ def spoilt(rng: Rng, given: Arguments, fixed: tuple[str, ...] = ()) -> Arguments
     for _ in range(rng.pick((1, 1, 1, 2, 3))):
         name = rng.pick([key for key in changed if key not in fixed])
         value = changed[name]
-        tensors = [other for key, other in changed.items() if isinstance(other, torch.Tensor) and key != name]
+        tensors = [key for key, other in changed.items() if isinstance(other, torch.Tensor) and key != name]
         if isinstance(value, torch.Tensor) and rng.chance(0.85):
-            if tensors and rng.chance(0.06):
-                changed[name] = rng.pick(tensors)  # two arguments in one memory, or of another shape
+            other = rng.pick(tensors) if tensors and rng.chance(0.2) else None
+            if other is not None and rng.chance(0.2):
+                changed[name] = changed[other]  # of another shape, most often
                 continue
             way = rng.pick(TENSOR_WAYS)
             # Torch has no such tensor, or it was spoilt so that torch itself would crash on it: it stays as it is.
             with contextlib.suppress(Exception):
-                if problem(value) is None and not value.is_quantized:
+                if problem(value) is not None or value.is_quantized:
+                    continue
+                if other is None:
                     changed[name] = way(rng, value)
+                elif problem(changed[other]) is None and other not in fixed:
+                    changed[name], changed[other] = _shared(rng, value, changed[other])
         else:
             changed[name] = rng.pick(WILD)()
     return changed

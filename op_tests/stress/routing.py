@@ -157,13 +157,13 @@ def judge_combine(before: Arguments, result: Any, after: Arguments) -> str | Non
         chosen = integers(ids)
         limit = before.get("num_experts") if where is None else len(where)
         used = (chosen >= 0) & (True if limit is None else chosen < limit)
-        if where is not None:
+        if where is not None and len(where):
             local = integers(where)
             used &= local[np.where(used, chosen, 0)] >= 0
     total = np.zeros((len(numbers), numbers.shape[2]), dtype=np.float32)
     weights = None if before.get("weights") is None else values(before["weights"]).astype(np.float32)
     with np.errstate(all="ignore"):
-        for i in range(k):
+        for i in range(k if numbers.size else 0):
             term = numbers[:, i] if weights is None else numbers[:, i] * weights[:, i, None]
             total = np.where(used[:, i, None], total + term, total)
     wanted = Span.of(total.astype(np.float64))

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,19 +30,25 @@ SIZES = {
     "manifests": (3_000, 60),
     "objects": (3_500, 100),
 }
-ARCH_SHARE = {"gfx950": 0.6, "gfx942": 0.4}  # of the calls
+SHARES = {"gfx950": 0.4, "gfx942": 0.2, "torch": 0.4}  # of the calls
 SHOWN = 20
 
 
 def calls(seed: int, count: int, folder: Path) -> Found:
-    """Fuzzed calls on both architectures."""
+    """Fuzzed calls on both architectures and on torch, in two processes at a time."""
     from stress import calls as trial
 
     ended: Counter[str] = Counter()
     wrong: list[str] = []
-    for arch, share in ARCH_SHARE.items():
-        found, bad = trial.run(seed, 0, round(count * share), arch)
-        ended.update({f"{arch}: {outcome}": number for outcome, number in found.items()})
+    parts = []
+    for where, share in SHARES.items():
+        end = round(count * share)
+        step = max(1, -(-end // 4))
+        parts += [(where, first, min(first + step, end)) for first in range(0, end, step)]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda part: trial.run(seed, part[1], part[2], part[0]), parts))
+    for (where, _, _), (found, bad) in zip(parts, results, strict=True):
+        ended.update({f"{where}: {outcome}": number for outcome, number in found.items()})
         wrong += ["\n    ".join(f"{name}: {value}" for name, value in line.items()) for line in bad]
     return ended, wrong
 
@@ -85,7 +92,8 @@ def main() -> int:
     if given.case is not None:
         from stress import calls as trial
 
-        print(trial.OPS[given.case % len(trial.OPS)].name, trial.describe(trial.arguments_of(seed, given.case)))
+        made = trial.arguments_of(trial.Rng(seed, given.case), given.case)
+        print(trial.OPS[given.case % len(trial.OPS)].name, trial.describe(made))
         print(*trial.one_call(seed, given.case), sep="\n")
         return 0
     print(f"seed {seed}", flush=True)

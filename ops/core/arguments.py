@@ -15,7 +15,8 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from numbers import Complex, Real
 from typing import Any, ParamSpec, TypeVar
 
@@ -161,6 +162,12 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and not isinstance(tensor, FakeTensor | FunctionalTensor)
 
 
+def fake_mode_of(values: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Return the mode of the fake tensors among arguments, in which torch makes fakes of its own constants."""
+    fakes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    return next(fakes, None) or contextlib.nullcontext()
+
+
 def is_same_view(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Return whether two tensors have the same elements in the same places."""
     return one is two or (
@@ -237,12 +244,16 @@ def require_readable(**named: object) -> None:
     require_sound("", named)
 
 
-def require_untransformed(**named: torch.Tensor | None) -> None:
-    """Refuse tensors that a transform of torch.func has wrapped, each given under its name."""
-    if not _is_dynamo_compiling():
-        for name, value in named.items():
-            if value is not None and _is_transformed(value):
-                raise GuardError(f"argument '{name}' {_TRANSFORMED}")
+def require_one_kind(name: str, **named: torch.Tensor | None) -> None:
+    """Refuse tensors, each given under its name, that torch.func has wrapped, and fake ones among real ones."""
+    if _is_dynamo_compiling():
+        return
+    found = tensors_of(named)
+    for parameter, value in found.items():
+        if _is_transformed(value):
+            raise GuardError(f"{name}: argument '{parameter}' {_TRANSFORMED}")
+    if not _dispatch_modes():
+        _require_together(name, found)
 
 
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
@@ -261,8 +272,9 @@ def binding_checks_all() -> bool:
 _no_launches = bench_hook.active()
 
 
-def naming_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function that is not an ``@operator`` say which of its arguments made it fail."""
+def naming_arguments(function: Callable[P, R], name: str | None = None) -> Callable[P, R]:
+    """Make a function that is not an ``@operator`` say, under its name or ``name``, which argument made it fail."""
+    name = function.__name__ if name is None else name
     signature = inspect.signature(function, eval_str=True)
 
     @functools.wraps(function)
@@ -272,12 +284,14 @@ def naming_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             if not binding_checks_all():
                 with contextlib.suppress(TypeError):  # missing or unknown ones: the call says it better
-                    require_sound(function.__name__, signature.bind(*args, **kwargs).arguments)
+                    given = signature.bind(*args, **kwargs).arguments
+                    require_sound(name, given)
+                    require_annotated(name, signature, given)
             return function(*args, **kwargs)
         except HipforgeError:
             raise
         except Exception:
-            blame(function.__name__, signature, args, kwargs)
+            blame(name, signature, args, kwargs)
             raise
 
     return call

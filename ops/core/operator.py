@@ -24,6 +24,7 @@ from hipforge.ops.core.arguments import (
     binding_checks_all,
     blame,
     bound,
+    fake_mode_of,
     is_written,
     named_by,
     require_annotated,
@@ -107,7 +108,7 @@ def operator(
             """Run what was just decided; calls that torch computes come here each time, to record no gradients."""
             if accepted is None or accepted.path != "torch":
                 return None if accepted is None else body(accepted, *args, **kwargs)
-            with torch.no_grad():
+            with torch.no_grad(), fake_mode_of((*args, *kwargs.values())):
                 return body(accepted, *args, **kwargs)
 
         def constant(decision: Decision, *args: Any, **kwargs: Any) -> Any:  # of the traced graph; no cache is involved

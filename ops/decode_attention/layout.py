@@ -34,6 +34,7 @@ from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.reference.attention import INT4_GROUPS
 
 MAX_MQ = 16
+LEAST_SOFTCAP = 2.0**-120  # whose reciprocal float32 holds
 OUT_FORMATS = (None, "mxfp8")
 
 Scale = torch.Tensor | float
@@ -87,8 +88,10 @@ def check_call(call: Call) -> None:
         require_int("window", call.window, 1)
         if not call.causal:
             raise GuardError("a window needs causal=True: it counts back from each token's own key; got causal=False")
-    if call.softcap is not None and not 0 < call.softcap < math.inf:
-        raise GuardError(f"softcap must be positive and finite, or None; got {call.softcap!r}")
+    if call.softcap is not None and not LEAST_SOFTCAP <= call.softcap < math.inf:
+        raise GuardError(
+            f"softcap must be positive and finite, or None; got {call.softcap!r} (the least is {LEAST_SOFTCAP:.2g})"
+        )
 
 
 def _check_queries(call: Call) -> int:

@@ -25,7 +25,7 @@ def _plan(**given: Any) -> Decision:
     check_call(call)
     family = INT4_FAMILY if call.num_groups is not None else HALF_FAMILY if call.k.dtype in HALF_DTYPES else FAMILY
     demands = None if call.forced is None else json.loads(call.forced)
-    ragged = None if call.max_seqlen_q is None else (call.seqlens.shape[0], call.max_seqlen_q)
+    ragged = None if call.max_seqlen_q is None else (call.seqlens.shape[0], int(call.max_seqlen_q))
     return family.decide_total(
         problem_of(call.q, call.k, call.block_tables, call.split_k, demands, call.window, ragged)
     )

@@ -32,14 +32,16 @@ def attend(call: Call, scale_out: torch.Tensor | None = None) -> tuple[torch.Ten
 
     k, v = elements(call.k, call.k_scale, call.k_scale_shift), elements(call.v, call.v_scale, call.v_scale_shift)
     dtype = q.dtype if call.out_scale is None and scale_out is None else torch.float32
-    given = k, v, call.block_tables, call.seqlens, call.scale, call.causal
+    scale = None if call.scale is None else float(call.scale)
+    given = k, v, call.block_tables, call.seqlens, scale, call.causal
     options: dict[str, Any] = {
-        "sinks": call.sinks, "window": call.window, "softcap": call.softcap, "dtype": dtype,
+        "sinks": call.sinks, "window": None if call.window is None else int(call.window), "softcap": call.softcap,
+        "dtype": dtype,
     }  # fmt: skip
     if call.cu_seqlens_q is None or call.max_seqlen_q is None:
         out, lse = paged_attention(q, *given, **options)
     else:
-        out, lse = ragged_attention(q, call.cu_seqlens_q, call.max_seqlen_q, *given, **options)
+        out, lse = ragged_attention(q, call.cu_seqlens_q, int(call.max_seqlen_q), *given, **options)
     if call.out_scale is not None:
         return to_fp8_static(out, call.out_scale, fp8), lse
     if scale_out is not None:

@@ -109,7 +109,7 @@ def moe_combine(
     if ids is not None:
         limit = num_experts if expert_map is None else expert_map.numel()
         used = ids >= 0 if limit is None else (ids >= 0) & (ids < limit)
-        if expert_map is not None:
+        if expert_map is not None and expert_map.numel():
             own = expert_map[torch.where(used, ids, 0).to(torch.int64)]
             used = used & (own >= 0 if num_local_experts is None else (own >= 0) & (own < num_local_experts))
     total = torch.zeros(by_slot.shape[0], by_slot.shape[2], dtype=torch.float32, device=rows.device)
