@@ -6,6 +6,7 @@ fp8 with a float16 scale and shift per row, int4 with a scale and shift per grou
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -105,7 +106,7 @@ def _plan(**given: Any) -> Decision:
     _check_caches(parts)
     triton_refusal = "the Triton kernel writes no int4 rows" if storage == "int4" else None
     device = parts.q.device
-    refusal = _refusal(device, parts.q.shape[2])
+    refusal = _refusal(device, index(parts.q.shape[2]))  # a constant of a traced graph
     return plan_kernel("rope_and_cache", device, refusal, unavailable(device) or triton_refusal)
 
 
