@@ -71,7 +71,7 @@ def ray_cluster(tasks: Sequence[Task], address: str, work: Work = tune_cell_else
     try:
         import ray  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
-        raise ConfigError("--ray needs Ray: pip install 'hipforge[ray]'") from None
+        raise ConfigError("--ray needs Ray: pip install ray") from None
     started = not ray.is_initialized()
     if started:
         try:

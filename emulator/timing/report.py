@@ -152,7 +152,7 @@ def plot(capture: Capture, timing: Timing, of: Machine, start: Start, path: Path
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError("a plot needs matplotlib: pip install 'hipforge[plots]'") from None
+        raise ConfigError("a plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

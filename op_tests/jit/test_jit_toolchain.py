@@ -160,7 +160,7 @@ def test_without_rocm_and_triton_the_reason_says_what_to_install(
     monkeypatch.setattr(rocm_tree, "triton_files", lambda: None)
     _, verdict = toolchain.probe_all()
     assert isinstance(verdict, Refused)
-    assert "pip install hipforge[compiler]" in verdict.reason
+    assert "pip install triton" in verdict.reason
 
 
 def test_what_is_not_there_is_a_refusal_too_and_nothing_at_all_a_typed_error(machine: Path) -> None:

@@ -150,7 +150,7 @@ def test_without_any_nvcc_the_error_says_what_to_install(isolated_cache: Path) -
     with settings.scope(NVCC=Path("/no/such/nvcc")), pytest.raises(ToolchainError) as caught:
         toolchain.select("sm_90")
     text = str(caught.value)
-    assert "no compiler can build for sm_90" in text and "pip install 'hipforge[cuda]'" in text
+    assert "no compiler can build for sm_90" in text and "pip install nvidia-cuda-nvcc " in text
 
 
 def test_the_emulator_has_no_sm_90(monkeypatch: pytest.MonkeyPatch) -> None:

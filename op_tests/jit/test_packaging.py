@@ -1,4 +1,4 @@
-"""The wheel works without the source tree, imports are lazy, and the README is complete."""
+"""The wheel works without the source tree, imports are lazy, and the pages are complete."""
 
 from __future__ import annotations
 
@@ -255,8 +255,8 @@ print(hipforge.explain("mxfp8_gemv", *q, *q, torch.float16).path)
     assert run(code).split() == ["none"]
 
 
-def test_the_readme_lists_every_setting_with_its_default():
-    text = (ROOT / "README.md").read_text()
+def test_the_page_of_settings_lists_every_one_with_its_default():
+    text = (ROOT / "docs/guide/settings.md").read_text()
     documented = set(re.findall(r"^\| `(HIPFORGE_[A-Z_<>]+)`", text, re.MULTILINE))
     known = {setting.env for setting in settings.ALL} | {settings.CONFIG_PREFIX + "<FAMILY>"}
     assert documented == known
@@ -268,12 +268,10 @@ def test_the_readme_lists_every_setting_with_its_default():
 
 
 def test_the_readme_example_runs_as_pasted(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    example, *_, counting = blocks
-    printed = run(example + counting, cwd=tmp_path).split()
-    loaded, mfmas = printed[-2:]
-    # Each weight byte is read once, and an MFMA takes 16 rows of 128 of them.
-    assert (int(loaded), int(mfmas)) == (768 * 6144, 768 // 16 * (6144 // 128))
+    text = (ROOT / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "kernel" in run(example + "print(y.shape, y.dtype)", cwd=tmp_path)
+    assert len(text.splitlines()) <= 110
 
 
 def shell_lines(path: Path) -> list[str]:

@@ -39,7 +39,7 @@ def figure(
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError("a plot needs matplotlib: pip install 'hipforge[plots]'") from None
+        raise ConfigError("a plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -80,7 +80,7 @@ VENDOR = Vendor(
     inspect=_inspect,
     nowhere="not found in ROCM_PATH, HIP_PATH, /opt/rocm or PATH",
     search_environment=_search_environment,
-    install="Install ROCm, or clang-22 lld-22 llvm-22 clang-tools-22 with `pip install hipforge[compiler]`, or name a "
+    install="Install ROCm, or clang-22 lld-22 llvm-22 clang-tools-22 with `pip install triton`, or name a "
     "compiler with HIPFORGE_HIPCC",
     read_resources=_read_resources,
     code_checks=("scaled MFMA operands",),

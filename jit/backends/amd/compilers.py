@@ -162,7 +162,7 @@ def _rocm_for(path: Path, is_hipcc: bool, version: int) -> Path:
     if source is None:
         raise NoHeadersError(
             "it has no HIP headers and device libraries: no ROCm in ROCM_PATH or /opt/rocm, and no triton wheel; "
-            "pip install hipforge[compiler]"
+            "pip install triton"
         )
     name = rocm_tree.name_of(source, str(version), cache_dir.digests())
     for root in cache_dir.reading_roots():

@@ -79,9 +79,10 @@ VENDOR = Vendor(
     compiler=settings.NVCC,
     compilers=_compilers,
     inspect=_inspect,
-    nowhere="not found in CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda or the wheels of hipforge[cuda]",
+    nowhere="not found in CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda or the wheel nvidia-cuda-nvcc",
     search_environment=_search_environment,
-    install="Run `pip install 'hipforge[cuda]'`, which brings nvcc, or install a CUDA toolkit, or name an nvcc with "
+    install="Run `pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime`, or install a CUDA "
+    "toolkit, or name an nvcc with "
     "HIPFORGE_NVCC",
     read_resources=_read_resources,
     code_checks=(),

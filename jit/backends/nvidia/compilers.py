@@ -21,7 +21,7 @@ MIN_RELEASE = (12, 0)
 SEARCH_ENVIRONMENT = ("PATH", "CUDA_HOME", "CUDA_PATH", *KEY_ENVIRONMENT, *ENVIRONMENT)
 """The variables that decide what is found."""
 
-_WHEELS = "pip install 'hipforge[cuda]'"
+_WHEELS = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime"
 # What a toolkit put together from wheels may lack: a file of it -> the wheel that has it.
 _PIECES = {"nvvm/bin/cicc": "nvidia-nvvm", "bin/ptxas": "nvidia-cuda-nvcc", "bin/cudafe++": "nvidia-cuda-nvcc"}
 _HEADERS = {"crt/": "nvidia-cuda-crt", "cuda_runtime": "nvidia-cuda-runtime"}

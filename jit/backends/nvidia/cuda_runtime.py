@@ -51,5 +51,6 @@ def load() -> ctypes.CDLL:
             tried.append(f"{path}: {error}")
     listing = "; ".join(tried) or f"no {_SONAME} in this process, torch's wheels, CUDA_HOME or /usr/lib"
     raise LaunchError(
-        f"the CUDA runtime cannot be loaded ({listing}); pip install 'hipforge[cuda]', or set HIPFORGE_DEVICE=emulator"
+        f"the CUDA runtime cannot be loaded ({listing}); pip install nvidia-cuda-runtime, or set "
+        "HIPFORGE_DEVICE=emulator"
     )

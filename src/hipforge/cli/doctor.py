@@ -280,7 +280,7 @@ def _advice() -> str:
         return "Nothing can be built with this HIPFORGE_HIPCC: correct it, or unset it."
     return (
         "Nothing here can build: install ROCm, or clang, lld, llvm and clang-tools of one version >= 20 "
-        "and `pip install hipforge[compiler]`; or point HIPFORGE_HIPCC at a hipcc."
+        "and `pip install triton`; or point HIPFORGE_HIPCC at a hipcc."
     )
 
 

@@ -136,7 +136,7 @@ def plot(steps: list[Step], title: str, path: Path) -> None:
         from matplotlib import colormaps
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'hipforge[plots]'") from None
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib") from None
 
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()
