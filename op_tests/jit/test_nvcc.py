@@ -127,7 +127,7 @@ def _script(path: Path, text: str) -> Path:
 
 def test_an_old_nvcc_and_one_without_its_parts_say_what_to_install(tmp_path: Path, isolated_cache: Path) -> None:
     old = _script(tmp_path / "old", "echo 'Cuda compilation tools, release 11.8, V11.8.89'")
-    get_it = r"pip install 'hipforge\[cuda\]'"
+    get_it = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime"
     with pytest.raises(ToolchainError, match=rf"it is nvcc 11\.8; 12\.0 or newer is needed: {get_it}"):
         compilers.inspect(old, "sm_90")
     bare = _script(tmp_path / "bare", f"echo 'release 13.0, V'; echo '#$ TOP={tmp_path}'")
