@@ -32,6 +32,27 @@ def sum_out(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[torc
     registry._registered.pop("module_sum")
 
 
+def test_the_first_op_of_the_page_takes_an_empty_tensor_and_refuses_gaps(tmp_path: Path) -> None:
+    blocks = re.findall(r"```cpp\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (source,) = (block for block in blocks if "scale_out" in block)
+    (tmp_path / "scale.cu").write_text(source)
+    registry.register_values(tmp_path / "modules.json", {"module_scale": {"srcs": ["scale.cu"]}})
+
+    @compile_ops("module_scale")
+    def scale_out(out: torch.Tensor, x: torch.Tensor, factor: float) -> None:
+        """Write factor * x into out."""
+
+    try:
+        x = torch.arange(600.0)
+        scale_out(out := torch.empty(600), x, 3.0)
+        assert torch.equal(out, 3 * x)
+        scale_out(torch.empty(0), torch.empty(0), 3.0)
+        with pytest.raises(GuardError, match="out and x must be contiguous"):
+            scale_out(torch.empty(300), x[::2], 3.0)
+    finally:
+        registry._registered.pop("module_scale")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 300, 40_000])
 def test_the_sum_is_that_of_torch(sum_out: Callable[..., None], dtype: torch.dtype, count: int) -> None:
