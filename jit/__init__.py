@@ -27,7 +27,7 @@ and a size limit, when it runs)::
     host_library              the same for host-only libraries
     maintenance, fleet        listing, explaining and pruning the cache; building many modules at once
     backends.amd.hip_runtime, backends.nvidia.cuda_runtime     the runtime that modules bind to
-    call.python_module, call.signature, call.tensors     for binding
+    call.python_module, call.signature, call.tensors, call.binder, call.torch_functions     for binding
     call.abi, call.torch_library, compile_ops, call.bench_hook     the call itself
 
 A module's first use costs one compile. Every later use, in any process, costs a stat of each file that the compiler

@@ -33,11 +33,14 @@ HERE = Path(__file__).parent
 SOURCES = HERE / "bench_sources"
 MODULE = "module_mxfp8_gemm_gemv"
 
-CALL_TARGET_NS = 1500.0
+CALL_TARGET_NS = 650.0
+VARIANT_TARGET_NS = 800.0
+OPERATOR_TARGET_NS = 3200.0
+PEER_TARGET_RATIO = 1.0
 WARM_TARGET_MS = 30.0
 IMPORT_TARGET_MS = 50.0
 COLD_TARGET_RATIO = 10.0
-GEMV_TARGET_NS = 3000.0
+GEMV_TARGET_NS = 2000.0
 
 
 def run(code: str, *, cache: Path, **environment: str) -> dict[str, object]:
@@ -370,8 +373,10 @@ from hipforge.ops.reference import quantize_mxfp8
 operands = (*quantize_mxfp8(torch.randn(m, k).bfloat16()), *quantize_mxfp8(torch.randn(n, k).bfloat16()))
 {measure}
 call = (out, a, b, c, d, 64, 8)
+peer = {peer!r} and __import__("tvm_ffi").load_module({peer!r}).bench_guarded_out
 print(json.dumps({{
     "stub": measure(bench_guarded_out, *call),
+    "peer": measure(peer, *call) if peer else 0,
     "unguarded": measure(bench_unguarded_out, *call),
     "variant": measure(bench_variant_out, *call),
     "bound": measure(bound, *call),
@@ -380,10 +385,24 @@ print(json.dumps({{
     "ctypes": measure(through_ctypes, *call),
     "planning": measure(planner_of("mxfp8_gemv"), *operands),
     "gemv": measure(gemv.mxfp8_gemv, *operands),
-    "gemv_out": measure(lambda: gemv.smallm_mxfp8_gemv_out(out, *operands, 8)),
+    "gemv_out": measure(gemv.smallm_mxfp8_gemv_out, out, *operands, 8),
     "empty": measure(lambda: torch.empty(m, n, dtype=torch.bfloat16, device=a.device)),
 }}))
 """
+
+
+def tvm_ffi_library(scratch: Path) -> str:
+    """Build the function for apache-tvm-ffi; returns its library, empty where that is not installed."""
+    try:
+        from tvm_ffi import libinfo
+    except ImportError:
+        return ""
+    out = scratch / "bench_tvm_ffi.so"
+    folder = Path(libinfo.find_libtvm_ffi()).parent
+    command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", SOURCES / "bench_tvm_ffi.cpp", "-o", out]
+    command += [f"-I{path}" for path in libinfo.include_paths()]
+    subprocess.run([*command, f"-L{folder}", "-ltvm_ffi", f"-Wl,-rpath,{folder}"], check=True)
+    return str(out)
 
 
 def per_call(base: Path, scratch: Path, extension_ns: float | None) -> list[Figure]:
@@ -393,27 +412,31 @@ def per_call(base: Path, scratch: Path, extension_ns: float | None) -> list[Figu
     variants = {**source, "variants": {"ROWS": [1, 2]}}
     config.write_text(json.dumps({"module_bench_call": source, "module_bench_call_variants": variants}))
     preload = str(run(PREPARE, cache=base)["library"])
+    code = CALLS.format(json=str(config), measure=MEASURE, peer=tvm_ffi_library(scratch))
     ns = {
         name: float(value)
-        for name, value in run(CALLS.format(json=str(config), measure=MEASURE), cache=base, LD_PRELOAD=preload).items()
+        for name, value in run(code, cache=base, LD_PRELOAD=preload).items()
     }
     label = "5 tensors + 2 ints"
     rows = [
         Figure("call", f"stub, {label}", ns["stub"], "ns", "decorated function, guards included", CALL_TARGET_NS),
-        Figure("call", "… that chooses a variant by a shape", ns["variant"], "ns", "", CALL_TARGET_NS),
+        Figure("call", "… that chooses a variant by a shape", ns["variant"], "ns", "", VARIANT_TARGET_NS),
         Figure("call", "… the bound entry alone", ns["bound"], "ns", "no Python frame"),
         Figure("call", "guards in C++ (10 conditions, arch check)", ns["stub"] - ns["unguarded"], "ns", "difference"),
-        Figure("call", "the same through torch.library, define + impl", ns["operator"], "ns", "torch.compile calls it"),
+        Figure("call", "the same as torch.ops.hipforge", ns["operator"], "ns", "", OPERATOR_TARGET_NS),
         Figure("call", "the same through torch.library.custom_op", ns["custom_op"], "ns"),
         Figure("call", "the same through ctypes, 5 data_ptr()", ns["ctypes"], "ns", "no guards"),
         Figure("call", "planning mxfp8_gemv, once per shape", ns["planning"], "ns", "checks, envelope and table"),
-        Figure("call", "smallm_mxfp8_gemv_out", ns["gemv_out"], "ns", "variant by M, guards", CALL_TARGET_NS),
+        Figure("call", "smallm_mxfp8_gemv_out", ns["gemv_out"], "ns", "variant by M, guards", VARIANT_TARGET_NS),
         Figure("call", "torch.empty of the result", ns["empty"], "ns"),
         Figure("call", "mxfp8_gemv on top of torch.empty", ns["gemv"] - ns["empty"], "ns", "", GEMV_TARGET_NS),
     ]
+    note = "guards included, no launch at all"
+    if ns["peer"]:
+        ratio = Figure("call", "stub beside it", ns["stub"] / ns["peer"], "x", "", PEER_TARGET_RATIO)
+        rows[1:1] = [Figure("call", "the same through apache-tvm-ffi", ns["peer"], "ns", note), ratio]
     if extension_ns is not None:
-        note = "guards included, no launch at all"
-        rows.insert(6, Figure("call", "cpp_extension, pybind11 + torch/extension.h", extension_ns, "ns", note))
+        rows.insert(-5, Figure("call", "cpp_extension, pybind11 + torch/extension.h", extension_ns, "ns", note))
     return rows
 
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hipforge import devices
 from hipforge.errors import (
@@ -29,12 +29,14 @@ from hipforge.errors import (
     ToolchainError,
 )
 from hipforge.jit.call import tensors
+from hipforge.jit.call.binder import Binder, announce, described
 from hipforge.jit.call.signature import KINDS, OPTIONAL_TENSOR, TENSOR, Signature
 from hipforge.jit.spec import ABI_VERSION
 
 if TYPE_CHECKING:
     from hipforge.jit.cache.store import Entry
 
+Reading = Literal["functions", "table", "python"]
 Target = Literal["host", "emulator", "hip", "cuda"]
 
 _TARGETS: dict[str, int] = {"host": 0, "emulator": 1, "hip": 2, "cuda": 3}
@@ -58,40 +60,6 @@ class Environment:
     target: Target
     emulator: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
     hip: tuple[int, int] = (0, 0)
-
-
-class Binder(Protocol):
-    """Makes callables of entry addresses; ``binding.c`` has it."""
-
-    def bind(
-        self,
-        address: int,
-        name: str,
-        letters: str,
-        names: tuple[str, ...],
-        writable: bytes,
-        defaults: tuple[Any, ...],
-        divert: Callable[..., Any] | None,
-        owner: object,
-    ) -> Callable[..., None]:
-        """Return a function of the entry at ``address``, which keeps ``owner`` alive."""
-        ...
-
-    def dispatch(
-        self,
-        name: str,
-        names: tuple[str, ...],
-        defaults: tuple[Any, ...],
-        variant: Callable[..., Any],
-        entries: dict[Any, Callable[..., Any]],
-        load: Callable[[tuple[Any, ...]], Callable[..., Any]],
-    ) -> Callable[..., Any]:
-        """Return a function that calls the entry which ``variant`` chooses for the arguments.
-
-        ``entries`` is keyed by the one value, or the tuple of values, of the dict that ``variant`` returns; what it
-        lacks ``load(arguments)`` returns, or says what is wrong with them.
-        """
-        ...
 
 
 def process_environment() -> Environment:
@@ -250,25 +218,28 @@ def process_binder() -> Binder:
         with _binder_lock:
             if _binder is None:
                 _binder = make_binder(process_environment())
+                announce(_binder)
     return _binder
 
 
-def make_binder(environment: Environment, *, use_table: bool = True) -> Binder:
+def make_binder(environment: Environment, *, reading: Reading = "functions") -> Binder:
     """Return a new binder for ``environment``.
 
-    ``use_table`` False reads tensors through Python, as under a torch that publishes no table of DLPack functions.
+    ``reading``: how tensors are read, if torch has what that takes: the functions that
+    :mod:`hipforge.jit.call.torch_functions` looks for, else its table of DLPack functions, else Python.
 
     Raises:
         BuildError, MissingModuleError, ToolchainError: the binding is not there and cannot be built.
     """
     import torch
+    from torch.utils._python_dispatch import _disable_current_modes
 
-    from hipforge.jit.call import bench_hook
+    from hipforge.jit.call import bench_hook, torch_functions
     from hipforge.jit.call.python_module import import_extension
 
-    maker: Callable[..., Binder] = import_extension(extension_entry().library, "hipforge_binding").make_binder
-    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if use_table else None
-    return maker(
+    maker: Callable[..., Any] = import_extension(extension_entry().library, "hipforge_binding").make_binder
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if reading != "python" else None
+    arguments = (
         _TARGETS[environment.target],
         torch.Tensor,
         torch.nn.Parameter,
@@ -286,8 +257,17 @@ def make_binder(environment: Environment, *, use_table: bool = True) -> Binder:
             torch.Tensor.storage_offset,
             torch.is_grad_enabled,
             tensors.dropped_gradient,
+            described,
+            torch.dtype,
         ),
     )
+    with _disable_current_modes():
+        functions = torch_functions.find(dtype_codes()) if reading == "functions" else None
+        if functions is not None:
+            binder = maker(*arguments, functions)
+            if torch_functions.agree(binder.facts, read_tensor):
+                return cast(Binder, binder)
+    return cast(Binder, maker(*arguments, None))
 
 
 def extension_entry() -> Entry:

@@ -5,6 +5,7 @@
  * callable. Compiled against the limited API of Python 3.10: one build serves every later CPython.
  */
 #include <Python.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -97,9 +98,34 @@ typedef struct {
 
 typedef enum { ON_HOST = 0, ON_EMULATOR = 1, ON_HIP = 2, ON_CUDA = 3 } Target;
 
+/* torch's own functions, for reading a tensor without a Python call: its C shims, whose ABI torch keeps, and three of its C++
+ * functions that take one pointer or nothing. abi.py finds them, tries them, and gives none where one is missing. */
+typedef struct {
+  int64_t offset; /* of the at::Tensor, one pointer, in a Python tensor; 0: nothing here is used */
+  int32_t (*layout)(void*, int32_t*);
+  int32_t (*device_type)(void*, int32_t*);
+  int32_t (*device_index)(void*, int32_t*);
+  int32_t (*data)(void*, void**);
+  int32_t (*dtype)(void*, int32_t*);
+  int32_t (*ndim)(void*, int64_t*);
+  int32_t (*sizes)(void*, int64_t**);
+  int32_t (*strides)(void*, int64_t**);
+  int32_t (*storage_bytes)(void*, int64_t*);
+  int32_t (*storage_offset)(void*, int64_t*);
+  bool (*grad_enabled)(void);
+  bool (*is_negative)(const void*);   /* of an at::Tensor */
+  bool (*requires_grad)(const void*); /* of the TensorImpl it points to */
+  int64_t (*mode_depth)(void);
+  int32_t strided, cpu, cuda;
+  uint8_t dtypes[64]; /* hf_dtype by torch's number */
+} Torch;
+
+enum { TORCH_FUNCTIONS = 14 };
+
 typedef struct {
   PyObject_HEAD
   Target target;
+  Torch torch;
   PyObject* tensor_type;
   PyObject* parameter_type;
   PyObject* errors[5];      /* by hf_error_kind; [0] is EmulatorFault */
@@ -113,6 +139,8 @@ typedef struct {
   PyObject* storage_offset; /* tensor -> elements before its first one */
   PyObject* grad_enabled;   /* whether torch records gradients now */
   PyObject* drop_gradient;  /* (op, argument): an input requires grad */
+  PyObject* part;           /* an argument -> what it says to a decision, where describe() does not know it */
+  PyObject* dtype_type;     /* of torch's dtypes, which live as long as the process */
   const DlExchangeTable* table;
   void (*push_extents)(const Extent*, int32_t);
   void (*pop_extents)(void);
@@ -136,6 +164,8 @@ typedef struct {
   PyObject* variant;            /* arguments -> dict of variant parameters */
   PyObject* entries;            /* dict: the one value, or the tuple of values, of that dict -> function */
   PyObject* load;               /* tuple of arguments -> function, for what `entries` lacks; says what is wrong */
+  struct Choice* choices;       /* what was chosen for arguments of these shapes, dtypes and numbers; by hash */
+  PyObject* any;                /* one function of `entries`: all have its signature */
   int (*entry)(hf_call*);
   char* name;
   Py_ssize_t count;
@@ -147,6 +177,14 @@ typedef struct {
   PyObject* divert;             /* called with the arguments when they are not plain tensors; or NULL */
   PyObject* owner;              /* keeps the library loaded */
 } Entry;
+
+enum { CHOICES = 32, MAX_FACTS = 128 };
+
+typedef struct Choice {
+  PyObject* function; /* or NULL: free */
+  int32_t count;
+  int64_t facts[MAX_FACTS];
+} Choice;
 
 static PyObject* entry_type;
 static PyObject* requires_grad_name;
@@ -286,6 +324,41 @@ static int view_through_table(const Binder* env, PyObject* object, hf_tensor* ou
   return 0;
 }
 
+/* 1: read; 0: not a plain strided tensor of a CPU or GPU, for the long way to look at. */
+static int view_directly(const Torch* torch, PyObject* object, hf_tensor* out) {
+  void* tensor = (char*)object + torch->offset;
+  int32_t layout = 0, device = 0, index = 0, dtype = 0;
+  int64_t ndim = 0, *sizes = NULL, *strides = NULL;
+  if (torch->layout(tensor, &layout) || layout != torch->strided || torch->device_type(tensor, &device) ||
+      (device != torch->cpu && device != torch->cuda) || torch->device_index(tensor, &index) ||
+      torch->data(tensor, &out->data) || torch->dtype(tensor, &dtype) || torch->ndim(tensor, &ndim) ||
+      torch->sizes(tensor, &sizes) || torch->strides(tensor, &strides))
+    return 0;
+  out->shape = sizes;
+  out->strides = strides;
+  out->ndim = (int32_t)ndim;
+  out->dtype = (uint32_t)dtype < sizeof(torch->dtypes) ? torch->dtypes[dtype] : HF_UNKNOWN;
+  out->device_type = device == torch->cpu ? HF_DEVICE_CPU : HF_DEVICE_GPU;
+  out->device_index = device == torch->cpu ? 0 : index;
+  return 1;
+}
+
+static int is_plain(const Binder* env, PyObject* object) {
+  PyObject* type = (PyObject*)Py_TYPE(object);
+  return type == env->tensor_type || type == env->parameter_type;
+}
+
+/* torch's functions where they may be used on this tensor: not on a subclass, which may be a shell. */
+static const Torch* torch_for(const Binder* env, PyObject* object) {
+  return env->torch.offset && is_plain(env, object) ? &env->torch : NULL;
+}
+
+static int view(const Binder* env, PyObject* object, hf_tensor* out, void** dims) {
+  const Torch* torch = torch_for(env, object);
+  if (torch && view_directly(torch, object, out)) return 0;
+  return env->table ? view_through_table(env, object, out) : view_through_python(env, object, out, dims);
+}
+
 /* Gives a tensor without elements the strides of a contiguous one: its own mean nothing, and torch calls it contiguous
  * whatever they are. The dimensions are chained into *dims. */
 static int normalise_empty(hf_tensor* tensor, void** dims) {
@@ -375,11 +448,6 @@ static uint64_t extent_bytes(const hf_tensor* tensor) {
   return (uint64_t)(last + 1) * (uint64_t)dtype_bytes(tensor->dtype);
 }
 
-static int is_plain(const Binder* env, PyObject* object) {
-  PyObject* type = (PyObject*)Py_TYPE(object);
-  return type == env->tensor_type || type == env->parameter_type;
-}
-
 /* The integer that `function` returns for `object`; -1 with an exception set. */
 static int64_t integer_of(PyObject* function, PyObject* object) {
   PyObject* result = PyObject_CallFunctionObjArgs(function, object, NULL);
@@ -388,16 +456,32 @@ static int64_t integer_of(PyObject* function, PyObject* object) {
   return value;
 }
 
-/* Whether a tensor needs the long look of `problem`: 1, 0, or -1 with an exception set. On a GPU a freed storage shows by
+static int is_float(int32_t dtype) {
+  return dtype == HF_F16 || dtype == HF_BF16 || dtype == HF_F32 || dtype == HF_F64;
+}
+
+static int is_suspicious_directly(const Torch* torch, PyObject* object, const hf_tensor* tensor) {
+  void* handle = (char*)object + torch->offset;
+  int64_t held = 0, offset = 0;
+  const uint64_t bytes = extent_bytes(tensor);
+  if (!bytes) return 0;
+  if (!tensor->data || (is_float(tensor->dtype) && torch->is_negative(handle))) return 1;
+  if (torch->storage_bytes(handle, &held) || torch->storage_offset(handle, &offset)) return 1;
+  return (uint64_t)offset * (uint64_t)dtype_bytes(tensor->dtype) + bytes > (uint64_t)held;
+}
+
+/* Whether a tensor needs the long look of `problem`: 1, 0, or -1 with an exception set. Through Python calls, on a GPU a freed storage shows by
  * an address below 4 GiB (the bare offset); the heap of an interpreter that is not position-independent is there too. Only
  * a GPU's launches are so short that asking for the storage's size would count, so there a storage that was merely shrunk
  * is not looked for. */
 static int is_suspicious(const Binder* env, PyObject* object, const hf_tensor* tensor) {
+  const Torch* torch = torch_for(env, object);
+  if (torch) return is_suspicious_directly(torch, object, tensor);
   const uint64_t bytes = extent_bytes(tensor);
   if (!bytes) return 0;
   if (on_gpu(env) ? !((uint64_t)(uintptr_t)tensor->data >> 32) : !tensor->data) return 1;
   const int32_t dtype = tensor->dtype;
-  if (dtype == HF_F16 || dtype == HF_BF16 || dtype == HF_F32 || dtype == HF_F64) {
+  if (is_float(dtype)) {
     PyObject* negative = PyObject_CallFunctionObjArgs(env->is_negative, object, NULL);
     if (!negative) return -1;
     Py_DECREF(negative);
@@ -428,8 +512,12 @@ static int check_hidden(Entry* self, Py_ssize_t i, PyObject* object, const hf_te
 /* *recording: whether torch records gradients, -1 until asked. */
 static int check_gradient(Entry* self, Py_ssize_t i, PyObject* object, int32_t dtype, int* recording) {
   const Binder* env = self->env;
-  if (dtype != HF_BF16 && dtype != HF_F16 && dtype != HF_F32 && dtype != HF_F64) return 0;
-  if (*recording < 0) {
+  if (!is_float(dtype)) return 0;
+  const Torch* torch = torch_for(env, object);
+  if (torch) {
+    if (!torch->grad_enabled() || !torch->requires_grad(*(void**)((char*)object + torch->offset))) return 0;
+    *recording = 1;
+  } else if (*recording < 0) {
     PyObject* enabled = PyObject_CallNoArgs(env->grad_enabled);
     if (!enabled) return -1;
     *recording = enabled == Py_True;
@@ -473,8 +561,7 @@ static int convert(Entry* self, Py_ssize_t i, PyObject* object, hf_arg* arg, int
       }
       hf_tensor* tensor = &arg->value.tensor;
       arg->kind = HF_KIND_TENSOR;
-      if (env->table ? view_through_table(env, object, tensor) : view_through_python(env, object, tensor, dims))
-        return unreadable(self, i, object);
+      if (view(env, object, tensor, dims)) return unreadable(self, i, object);
       if (normalise_empty(tensor, dims)) return -1;
       if (tensor->dtype == HF_UNKNOWN) {
         PyObject* dtype = PyObject_GetAttrString(object, "dtype");
@@ -621,6 +708,14 @@ static PyObject* arguments_tuple(PyObject* const* args, Py_ssize_t count) {
 }
 
 
+static int64_t mode_depth(const Binder* env) {
+  if (env->torch.offset) return env->torch.mode_depth();
+  PyObject* depth = PyObject_CallNoArgs(env->mode_depth);
+  const int64_t active = depth ? PyLong_AsLongLong(depth) : -1;
+  Py_XDECREF(depth);
+  return active;
+}
+
 static PyObject* call_with(PyObject* callable, PyObject* const* args, Py_ssize_t count) {
   if (HAS_VECTORCALL) return PyObject_Vectorcall(callable, args, (size_t)count, NULL);
   PyObject* tuple = arguments_tuple(args, count);
@@ -655,11 +750,67 @@ done:
 
 static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t given, PyObject* kwnames);
 
-static PyObject* call_variant(Entry* self, PyObject* const* args) {
+/* The bound entry behind a function that this binding made, or NULL. */
+static Entry* entry_of(Entry* self, PyObject* function) {
+  if (Py_TYPE(function) != &PyCFunction_Type || PyCFunction_GetFunction(function) != self->method.ml_meth) return NULL;
+  Entry* entry = (Entry*)PyCFunction_GetSelf(function);
+  return entry->entry && entry->count == self->count ? entry : NULL;
+}
+
+/* Writes what a variant function may go by: shapes, strides, dtypes and numbers, no addresses. The count, or 0: too many, or a
+ * str among them. */
+static int32_t facts_of(const Entry* self, const hf_arg* args, int64_t* facts) {
+  int32_t count = 0;
+  for (Py_ssize_t i = 0; i < self->count; ++i) {
+    const hf_arg* arg = &args[i];
+    const int32_t axes = arg->kind == HF_KIND_TENSOR ? arg->value.tensor.ndim : 0;
+    if (arg->kind == HF_KIND_STRING || count + 2 + 2 * axes > MAX_FACTS) return 0;
+    if (arg->kind != HF_KIND_TENSOR) {
+      facts[count++] = arg->kind == HF_KIND_NONE ? INT64_MIN : arg->value.i; /* a double's bits too */
+      continue;
+    }
+    facts[count++] = (int64_t)arg->value.tensor.dtype << 32 | axes;
+    for (int32_t axis = 0; axis < axes; ++axis) {
+      facts[count++] = arg->value.tensor.shape[axis];
+      facts[count++] = arg->value.tensor.strides[axis];
+    }
+  }
+  return count;
+}
+
+static Choice* place_of(const Entry* self, const Choice* wanted) {
+  uint64_t hash = 0;
+  for (int32_t i = 0; i < wanted->count; ++i) hash = (hash + (uint64_t)wanted->facts[i]) * 0x9E3779B97F4A7C15u;
+  return &self->choices[hash % CHOICES];
+}
+
+/* What was chosen for these facts before, a borrowed reference; or NULL. */
+static PyObject* chosen(const Entry* self, const Choice* wanted) {
+  if (!wanted->count || !self->choices) return NULL;
+  const Choice* place = place_of(self, wanted);
+  const size_t bytes = (size_t)wanted->count * sizeof(*wanted->facts);
+  return place->count == wanted->count && !memcmp(place->facts, wanted->facts, bytes) ? place->function : NULL;
+}
+
+static void remember(Entry* self, const Choice* wanted, PyObject* function) {
+  if (!self->any) self->any = Py_NewRef(function);
+  if (!wanted || !wanted->count) return;
+  if (!self->choices) self->choices = PyMem_Calloc(CHOICES, sizeof(Choice));
+  if (!self->choices) return;
+  Choice* place = place_of(self, wanted);
+  PyObject* before = place->function;
+  memcpy(place, wanted, sizeof(*place));
+  place->function = Py_NewRef(function);
+  Py_XDECREF(before);
+}
+
+static PyObject* call_variant(Entry* self, PyObject* const* args, const Choice* wanted) {
   PyObject* function = find_variant(self, args);
   if (PyErr_Occurred()) return NULL;
-  if (function && Py_TYPE(function) == &PyCFunction_Type && PyCFunction_GetFunction(function) == self->method.ml_meth)
+  if (function && entry_of(self, function)) {
+    remember(self, wanted, function);
     return entry_call(PyCFunction_GetSelf(function), args, self->count, NULL);
+  }
   PyObject* tuple = arguments_tuple(args, self->count);
   if (!tuple) return NULL;
   PyObject* loaded = function ? Py_NewRef(function) : PyObject_CallFunctionObjArgs(self->load, tuple, NULL);
@@ -746,13 +897,14 @@ static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t 
     if (order_arguments(self, args, given, kwnames, ordered)) return NULL;
     args = ordered;
   }
-  if (self->variant) return call_variant(self, args);
+  Entry* chooser = self->variant ? self : NULL;
+  if (chooser) {
+    if (!chooser->any) return call_variant(chooser, args, NULL);
+    self = (Entry*)PyCFunction_GetSelf(chooser->any);
+  }
   if (self->divert) {
-    PyObject* depth = PyObject_CallNoArgs(env->mode_depth);
-    if (!depth) return NULL;
-    const long active = PyLong_AsLong(depth);
-    Py_DECREF(depth);
-    if (active) return active < 0 ? NULL : call_with(self->divert, args, self->count);
+    const int64_t depth = mode_depth(env);
+    if (depth) return depth < 0 ? NULL : call_with(self->divert, args, self->count);
   }
   hf_arg converted[MAX_ARGS];
   hf_call call;
@@ -767,6 +919,23 @@ static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t 
   int status = 0;
   for (Py_ssize_t i = 0; i < self->count && !status; ++i)
     status = convert(self, i, args[i], &converted[i], &device_index, &dims, &recording);
+  if (chooser) {
+    /* What an argument that is refused here breaks first, a variant function or load(), has the better words. */
+    if (status < 0 && !PyErr_ExceptionMatches(PyExc_Exception)) {
+      free_dims(dims);
+      return NULL;
+    }
+    if (status < 0) PyErr_Clear();
+    Choice wanted;
+    wanted.count = status ? 0 : facts_of(chooser, converted, wanted.facts);
+    PyObject* function = chosen(chooser, &wanted);
+    if (!function) {
+      free_dims(dims);
+      return call_variant(chooser, args, &wanted);
+    }
+    self = (Entry*)PyCFunction_GetSelf(function);
+  }
+  PyObject* keep = Py_NewRef((PyObject*)self); /* another thread may take its place among the choices */
   if (status == 0) status = check_apart(self, converted);
   if (status == 0) {
     status = on_gpu(env)                   ? run_on_gpu(self, &call, device_index)
@@ -774,9 +943,11 @@ static PyObject* entry_call(PyObject* object, PyObject* const* args, Py_ssize_t 
                                          : run_on_host(self, &call);
   }
   free_dims(dims);
-  if (status < 0) return NULL;
-  if (status > 0) return call_with(self->divert, args, self->count);
-  Py_RETURN_NONE;
+  PyObject* result = NULL;
+  if (status > 0) result = call_with(self->divert, args, self->count);
+  if (status == 0) result = Py_NewRef(Py_None);
+  Py_DECREF(keep);
+  return result;
 }
 
 static void entry_dealloc(PyObject* object) {
@@ -793,6 +964,9 @@ static void entry_dealloc(PyObject* object) {
   Py_XDECREF(self->variant);
   Py_XDECREF(self->entries);
   Py_XDECREF(self->load);
+  Py_XDECREF(self->any);
+  for (int i = 0; self->choices && i < CHOICES; ++i) Py_XDECREF(self->choices[i].function);
+  PyMem_Free(self->choices);
   Py_XDECREF((PyObject*)self->env);
   freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(object);
@@ -896,21 +1070,44 @@ static PyObject* binder_dispatch(PyObject* binder, PyObject* args) {
 }
 
 /* make_binder(target, tensor_type, parameter_type, errors, mode_depth, read_tensor, read_stream, table_capsule,
- *           addresses, checks): target 0 host, 1 emulator, 2 hip, 3 cuda; errors: five exception classes, EmulatorFault first;
+ *           addresses, checks, torch): target 0 host, 1 emulator, 2 hip, 3 cuda; errors: five exception classes, EmulatorFault first;
  * addresses: seven ints: push, pop, last_error, clear_error and stream of the emulator, the functions that get and set
  * a thread's GPU
  * (0: none).
- * checks: (problem, is_negative, storage, storage_bytes, storage_offset, grad_enabled, drop_gradient), as in Binder.
- * table_capsule: torch's DLPack exchange table, or None to read tensors through the two callables. */
+ * checks: (problem, is_negative, storage, storage_bytes, storage_offset, grad_enabled, drop_gradient, part,
+ * dtype_type), as in Binder.
+ * table_capsule: torch's DLPack exchange table, or None to read tensors through the two callables.
+ * torch: (offset, addresses, strided, cpu, cuda, dtypes) as in Torch, or None. */
+static int read_torch(PyObject* given, Torch* out) {
+  PyObject *addresses = NULL, *dtypes = NULL;
+  unsigned long long found[TORCH_FUNCTIONS];
+  if (!PyArg_ParseTuple(given, "LO!iiiS", &out->offset, &PyTuple_Type, &addresses, &out->strided, &out->cpu, &out->cuda,
+                        &dtypes))
+    return -1;
+  if (PyTuple_Size(addresses) != TORCH_FUNCTIONS || PyBytes_Size(dtypes) != sizeof(out->dtypes)) {
+    PyErr_SetString(PyExc_ValueError, "another number of functions or dtypes of torch is expected");
+    return -1;
+  }
+  for (int i = 0; i < TORCH_FUNCTIONS; ++i) {
+    found[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(addresses, i));
+    if (PyErr_Occurred()) return -1;
+  }
+  memcpy(&out->layout, found, sizeof(found)); /* the functions stand in this order */
+  memcpy(out->dtypes, PyBytes_AsString(dtypes), sizeof(out->dtypes));
+  return 0;
+}
+
 static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   (void)module;
   int target = 0;
   PyObject *tensor_type, *parameter_type, *errors, *mode_depth, *read_tensor, *read_stream, *capsule;
-  PyObject *problem, *is_negative, *storage, *storage_bytes, *storage_offset, *grad_enabled, *drop_gradient;
+  PyObject *problem, *is_negative, *storage, *storage_bytes, *storage_offset, *grad_enabled, *drop_gradient, *torch;
+  PyObject *part, *dtype_type;
   unsigned long long a[7];
-  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKKK)(OOOOOOO)", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
+  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKKK)(OOOOOOOOO)O", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
                         &mode_depth, &read_tensor, &read_stream, &capsule, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5],
-                        &a[6], &problem, &is_negative, &storage, &storage_bytes, &storage_offset, &grad_enabled, &drop_gradient))
+                        &a[6], &problem, &is_negative, &storage, &storage_bytes, &storage_offset, &grad_enabled, &drop_gradient, &part,
+                        &dtype_type, &torch))
     return NULL;
   if (PyTuple_Size(errors) != 5 || target < ON_HOST || target > ON_CUDA) {
     PyErr_SetString(PyExc_ValueError, "five exception classes and a target of 0 to 3 are expected");
@@ -926,6 +1123,10 @@ static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   Binder* env = (Binder*)allocate((PyTypeObject*)binder_type, 0);
   if (!env) return NULL;
   env->target = (Target)target;
+  if (torch != Py_None && read_torch(torch, &env->torch)) {
+    Py_DECREF((PyObject*)env);
+    return NULL;
+  }
   env->tensor_type = Py_NewRef(tensor_type);
   env->parameter_type = Py_NewRef(parameter_type);
   for (int i = 0; i < 5; ++i) env->errors[i] = Py_NewRef(PyTuple_GetItem(errors, i));
@@ -939,6 +1140,8 @@ static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   env->storage_offset = Py_NewRef(storage_offset);
   env->grad_enabled = Py_NewRef(grad_enabled);
   env->drop_gradient = Py_NewRef(drop_gradient);
+  env->part = Py_NewRef(part);
+  env->dtype_type = Py_NewRef(dtype_type);
   env->table = table;
   env->push_extents = (void (*)(const Extent*, int32_t))(uintptr_t)a[0];
   env->pop_extents = (void (*)(void))(uintptr_t)a[1];
@@ -966,6 +1169,8 @@ static void binder_dealloc(PyObject* object) {
   Py_XDECREF(env->storage_offset);
   Py_XDECREF(env->grad_enabled);
   Py_XDECREF(env->drop_gradient);
+  Py_XDECREF(env->part);
+  Py_XDECREF(env->dtype_type);
   freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(object);
   Py_DECREF(type);
@@ -975,7 +1180,209 @@ static PyMethodDef module_methods[] = {
     {"make_binder", module_make_binder, METH_VARARGS, "Make a binder for one device, set of types and exceptions."},
     {NULL, NULL, 0, NULL},
 };
+/* Binder.facts(tensor) -> what torch's functions say: (data, dtype, on a GPU, index, shape, strides, bytes of its storage, storage
+ * offset, negative, requires grad), gradients are recorded, modes; None: nothing. For trying them against Python's answers. */
+static PyObject* binder_facts(PyObject* binder, PyObject* object) {
+  const Torch* torch = torch_for((Binder*)binder, object);
+  hf_tensor tensor;
+  int64_t held = 0, offset = 0;
+  if (!torch || !view_directly(torch, object, &tensor)) Py_RETURN_NONE;
+  void* handle = (char*)object + torch->offset;
+  if (torch->storage_bytes(handle, &held) || torch->storage_offset(handle, &offset)) Py_RETURN_NONE;
+  PyObject *shape = PyTuple_New(tensor.ndim), *strides = PyTuple_New(tensor.ndim);
+  for (int32_t i = 0; shape && strides && i < tensor.ndim; ++i) {
+    PyTuple_SetItem(shape, i, PyLong_FromLongLong(tensor.shape[i]));
+    PyTuple_SetItem(strides, i, PyLong_FromLongLong(tensor.strides[i]));
+  }
+  return Py_BuildValue("(KiNiNNLLNN)NL", (unsigned long long)(uintptr_t)tensor.data, tensor.dtype,
+                       PyBool_FromLong(tensor.device_type == HF_DEVICE_GPU), tensor.device_index, shape, strides, held,
+                       offset, PyBool_FromLong(torch->is_negative(handle)),
+                       PyBool_FromLong(torch->requires_grad(*(void**)handle)), PyBool_FromLong(torch->grad_enabled()),
+                       torch->mode_depth());
+}
+
+/* ---- what a decision may depend on, as one hashable value ---- */
+
+typedef struct {
+  uint32_t words[256];
+  int32_t count;
+} Words;
+
+static int put(Words* out, uint64_t value) {
+  if (out->count + 3 > (int32_t)(sizeof(out->words) / sizeof(*out->words))) return 0;
+  if (value < UINT32_MAX) {
+    out->words[out->count++] = (uint32_t)value;
+  } else { /* a mark, then both halves: no other words read the same */
+    out->words[out->count++] = UINT32_MAX;
+    out->words[out->count++] = (uint32_t)value;
+    out->words[out->count++] = (uint32_t)(value >> 32);
+  }
+  return 1;
+}
+
+enum { NOTHING = 1, BOOLEAN, INTEGER, REAL, DTYPE, TENSOR }; /* what the words of an argument begin with */
+
+/* Writes an argument's words: 1, or 0 if it has none. */
+static int describe_one(const Binder* env, PyObject* object, Words* out) {
+  const PyTypeObject* type = Py_TYPE(object);
+  const Torch* torch = torch_for(env, object);
+  if (torch) {
+    void* tensor = (char*)object + torch->offset;
+    int32_t device = 0, index = 0, dtype = 0;
+    int64_t ndim = 0, *sizes = NULL;
+    if (torch->device_type(tensor, &device) || torch->device_index(tensor, &index) || torch->dtype(tensor, &dtype) ||
+        torch->ndim(tensor, &ndim) || torch->sizes(tensor, &sizes))
+      return 0;
+    int fits = put(out, TENSOR | (uint64_t)(uint8_t)ndim << 8 | (uint64_t)(uint8_t)dtype << 16 | (uint64_t)(uint8_t)device << 24) &&
+               put(out, (uint32_t)index);
+    for (int64_t i = 0; fits && i < ndim; ++i) fits = put(out, (uint64_t)sizes[i]);
+    return fits;
+  }
+  if (object == Py_None) return put(out, NOTHING);
+  if (object == Py_True || object == Py_False) return put(out, BOOLEAN | (object == Py_True) << 8);
+  if ((PyObject*)type == env->dtype_type) return put(out, DTYPE) && put(out, (uint64_t)(uintptr_t)object);
+  if (type == &PyFloat_Type) {
+    const double value = PyFloat_AsDouble(object);
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return put(out, REAL) && put(out, bits);
+  }
+  if (type != &PyLong_Type) return 0;
+  const long long value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    return 0;
+  }
+  return put(out, INTEGER) && put(out, (uint64_t)value);
+}
+
+/* What Python says of every argument, for those that do not fit the words. */
+static PyObject* describe_at_length(const Binder* env, PyObject* const* args, Py_ssize_t count) {
+  PyObject* parts = PyTuple_New(count);
+  for (Py_ssize_t i = 0; parts && i < count; ++i) {
+    PyObject* part = PyObject_CallFunctionObjArgs(env->part, args[i], NULL);
+    if (!part) {
+      Py_DECREF(parts);
+      return NULL;
+    }
+    PyTuple_SetItem(parts, i, part);
+  }
+  return parts;
+}
+
+/* Binder.describe(*arguments) -> hashable: shapes, dtypes and devices of tensors, values and types of all else. */
+static PyObject* binder_describe(PyObject* binder, PyObject* const* args, Py_ssize_t count) {
+  Words words;
+  words.count = 0;
+  for (Py_ssize_t i = 0; i < count; ++i)
+    if (!describe_one((Binder*)binder, args[i], &words)) return describe_at_length((Binder*)binder, args, count);
+  return PyBytes_FromStringAndSize((const char*)words.words, (Py_ssize_t)words.count * 4);
+}
+
+/* Binder.modes() -> how many dispatch modes are active. */
+static PyObject* binder_modes(PyObject* binder, PyObject* unused) {
+  (void)unused;
+  const int64_t depth = mode_depth((Binder*)binder);
+  return depth < 0 ? NULL : PyLong_FromLongLong(depth);
+}
+
+/* ---- what autograd sees of an operator, where there is nothing for it to do ---- */
+
+typedef struct {
+  PyObject_HEAD
+  PyMethodDef method;
+  Binder* env;
+  PyObject* holder; /* dict: "kernel" is what runs the operator on real tensors */
+  PyObject* slow;   /* takes every other call */
+  PyObject* level;  /* of torch.func's transforms: None outside of them */
+} Route;
+
+static PyObject* route_type;
+
+/* Whether torch has nothing to do with a call: no mode, no subclass, nothing but tensors and plain values, and no gradient to
+ * record. */
+static int is_direct(const Binder* env, PyObject* const* args, Py_ssize_t count) {
+  const Torch* torch = &env->torch;
+  if (!torch->offset || torch->mode_depth()) return 0;
+  const bool recording = torch->grad_enabled();
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* value = args[i];
+    if (is_plain(env, value)) {
+      void* tensor = (char*)value + torch->offset;
+      int32_t device = 0;
+      if (torch->device_type(tensor, &device) || (device != torch->cpu && device != torch->cuda)) return 0; /* meta */
+      if (recording && torch->requires_grad(*(void**)tensor)) return 0;
+    } else if (value != Py_None && !PyLong_Check(value) && !PyFloat_Check(value) && !PyUnicode_Check(value) &&
+               (PyObject*)Py_TYPE(value) != env->dtype_type) {
+      return 0;
+    }
+  }
+  return 1;
+}
+
+static PyObject* route_call(PyObject* object, PyObject* const* args, Py_ssize_t given, PyObject* kwnames) {
+  Route* self = (Route*)object;
+  PyObject* tuple = NULL;
+  const Py_ssize_t keywords = kwnames ? PyTuple_Size(kwnames) : 0;
+  if (!keywords && is_direct(self->env, args, given)) {
+    PyObject* level = PyObject_CallNoArgs(self->level);
+    if (!level) return NULL;
+    Py_DECREF(level);
+    PyObject* kernel = level == Py_None ? PyDict_GetItemString(self->holder, "kernel") : NULL;
+    if (kernel) return call_with(kernel, args, given);
+  }
+  PyObject* named = keywords ? PyDict_New() : NULL;
+  PyObject* result = NULL;
+  if (keywords && !named) return NULL;
+  for (Py_ssize_t i = 0; i < keywords; ++i)
+    if (PyDict_SetItem(named, PyTuple_GetItem(kwnames, i), args[given + i])) goto done;
+  tuple = arguments_tuple(args, given);
+  if (tuple) result = PyObject_Call(self->slow, tuple, named);
+done:
+  Py_XDECREF(tuple);
+  Py_XDECREF(named);
+  return result;
+}
+
+/* Binder.route(holder, slow, level) -> function; see Route's fields. */
+static PyObject* binder_route(PyObject* binder, PyObject* args) {
+  PyObject *holder = NULL, *slow = NULL, *level = NULL;
+  if (!PyArg_ParseTuple(args, "O!OO", &PyDict_Type, &holder, &slow, &level)) return NULL;
+  allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject*)route_type, Py_tp_alloc);
+  Route* self = (Route*)allocate((PyTypeObject*)route_type, 0);
+  if (!self) return NULL;
+  self->env = (Binder*)Py_NewRef(binder);
+  self->holder = Py_NewRef(holder);
+  self->slow = Py_NewRef(slow);
+  self->level = Py_NewRef(level);
+  self->method.ml_name = "route";
+  self->method.ml_meth = (PyCFunction)(void (*)(void))route_call;
+  self->method.ml_flags = METH_FASTCALL | METH_KEYWORDS;
+  PyObject* function = PyCFunction_NewEx(&self->method, (PyObject*)self, NULL);
+  Py_DECREF(self);
+  return function;
+}
+
+static void route_dealloc(PyObject* object) {
+  Route* self = (Route*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  Py_XDECREF((PyObject*)self->env);
+  Py_XDECREF(self->holder);
+  Py_XDECREF(self->slow);
+  Py_XDECREF(self->level);
+  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  release(object);
+  Py_DECREF(type);
+}
+
+static PyType_Slot route_slots[] = {{Py_tp_dealloc, route_dealloc}, {0, NULL}};
+static PyType_Spec route_spec = {"hipforge_binding.Route", sizeof(Route), 0, Py_TPFLAGS_DEFAULT, route_slots};
+
 static PyMethodDef binder_methods[] = {
+    {"route", binder_route, METH_VARARGS, "Make what autograd sees of an operator."},
+    {"describe", (PyCFunction)(void (*)(void))binder_describe, METH_FASTCALL, "What a decision may depend on."},
+    {"modes", binder_modes, METH_NOARGS, "How many dispatch modes are active."},
+    {"facts", binder_facts, METH_O, "What torch's own functions say of a tensor."},
     {"bind", binder_bind, METH_VARARGS, "Make a callable of an entry address."},
     {"dispatch", binder_dispatch, METH_VARARGS, "Make a callable that chooses among variants."},
     {NULL, NULL, 0, NULL},
@@ -994,9 +1401,10 @@ PyMODINIT_FUNC PyInit_hipforge_binding(void) {
   PyObject* module = PyModule_Create(&definition);
   if (!module) return NULL;
   entry_type = PyType_FromSpec(&entry_spec);
+  route_type = PyType_FromSpec(&route_spec);
   binder_type = PyType_FromSpec(&binder_spec);
   requires_grad_name = PyUnicode_InternFromString("requires_grad");
-  if (!entry_type || !binder_type || !requires_grad_name) {
+  if (!entry_type || !route_type || !binder_type || !requires_grad_name) {
     Py_DECREF(module);
     return NULL;
   }

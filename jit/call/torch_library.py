@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hipforge.jit.call import tensors
+from hipforge.jit.call.binder import Binder, on_binder
 from hipforge.jit.call.signature import Signature
 
 NAMESPACE = "hipforge"
@@ -28,18 +29,32 @@ def _library() -> Any:
     return torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
-def register(signature: Signature, kernel: Callable[..., Any], gen_fake: Callable[..., Any] | None = None) -> str:
+def register(
+    signature: Signature,
+    kernel: Callable[..., Any],
+    gen_fake: Callable[..., Any] | None = None,
+    holder: dict[str, Any] | None = None,
+) -> str:
     """Make an operator of a stub and return its name under ``torch.ops.hipforge``.
 
     ``kernel`` runs it on real tensors; ``gen_fake`` takes the stub's arguments and returns what the stub returns,
     without touching data. A name that is taken gets a number appended: two modules may have entries of one name.
     """
     schema = signature.schema().removeprefix(signature.name)
-    return str(define(signature.name, schema, kernel, gen_fake or _nothing)._schema.name.partition("::")[2])
+    return str(define(signature.name, schema, kernel, gen_fake or _nothing, holder)._schema.name.partition("::")[2])
 
 
-def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Make an operator of a function and return it; ``schema`` is torch.library's, from its parenthesis on."""
+def define(
+    name: str,
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    holder: dict[str, Any] | None = None,
+) -> Any:
+    """Make an operator of a function and return it; ``schema`` is torch.library's, from its parenthesis on.
+
+    ``holder["kernel"]`` is what ``kernel`` calls, where that changes.
+    """
     import torch
 
     library = _library()
@@ -54,7 +69,7 @@ def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..
         torch.library.register_fake(f"{NAMESPACE}::{free}", _lowered_with_offsets(fake), lib=library)
         _registered.append(free)
         overload = getattr(packet, free).default
-        library.impl(free, _detaching(free, overload), "Autograd")
+        library.impl(free, _detaching(free, overload, holder or {"kernel": kernel}), "Autograd")
         _kernels[overload] = kernel
         return overload
 
@@ -116,20 +131,37 @@ def registered() -> tuple[str, ...]:
     return tuple(_registered)
 
 
-def _detaching(name: str, overload: Any) -> Callable[..., Any]:
-    """Return what autograd sees of an operator: results that are detached, as those of an eager call are."""
+def _detaching(name: str, overload: Any, holder: dict[str, Any]) -> Callable[..., Any]:
+    """Return what autograd sees of an operator: results that are detached, as those of an eager call are.
+
+    Where nothing below autograd has to see the call, the binding runs ``holder["kernel"]`` at once: a second pass
+    through the dispatcher takes longer than all else.
+    """
     import torch
 
     flags = {argument.name: argument.alias_info for argument in overload._schema.arguments}
     written = [argument for argument, alias in flags.items() if alias is not None and alias.is_write]
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    level: Callable[[], object] | None = getattr(torch._C._functorch, "maybe_current_level", None)
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             tensors.check_gradients(name, {**dict(zip(flags, args, strict=False)), **kwargs}, written)
         with torch._C._AutoDispatchBelowAutograd():
             return overload(*args, **kwargs)
 
-    return call
+    way = slow
+
+    def use(binder: Binder) -> None:
+        nonlocal way
+        if level is not None:
+            way = binder.route(holder, slow, level)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return way(*args, **kwargs)
+
+    on_binder(use)
+    return call if way is slow else way  # there is no binder yet: an import compiles nothing
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -36,9 +36,9 @@ def library():
     return ctypes.CDLL(str(path))
 
 
-@pytest.fixture(params=[True, False], ids=["table", "no table"])
-def use_table(request):
-    """Whether tensors are read through torch's table of DLPack functions."""
+@pytest.fixture(params=["functions", "table", "python"])
+def reading(request):
+    """How the binding reads tensors."""
     return request.param
 
 
@@ -57,11 +57,11 @@ def environment(library, target):
 
 
 @pytest.fixture
-def bound(library, use_table):
-    """Bind a stub of this file for a target, with and without torch's table."""
+def bound(library, reading):
+    """Bind a stub of this file for a target, in each way of reading tensors."""
 
     def bind(stub, target="host", mutates=("out",), **options):
-        binder = abi.make_binder(environment(library, target), use_table=use_table)
+        binder = abi.make_binder(environment(library, target), reading=reading)
         return abi.bind(library, stub.__name__, signature_of(stub, mutates=mutates), binder=binder, **options)
 
     return bind

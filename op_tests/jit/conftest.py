@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from helpers.abi_module import bound as bound
 from helpers.abi_module import library as library
-from helpers.abi_module import use_table as use_table
+from helpers.abi_module import reading as reading
 from helpers.jit_stand_in import stand_in as stand_in
 
 from hipforge.jit import registry

@@ -155,7 +155,7 @@ def test_a_wrong_argument_list_is_a_type_error_as_for_any_function(bound, args, 
 
 def test_a_gpu_tensor_on_the_emulator_is_told_about_the_setting(library, monkeypatch):
     monkeypatch.setattr(abi, "read_tensor", lambda tensor: (0, 6, True, 1, (2,), (1,)))
-    binder = abi.make_binder(environment(library, "emulator"), use_table=False)
+    binder = abi.make_binder(environment(library, "emulator"), reading="python")
     call = abi.bind(library, "wait_for_write", signature_of(wait_for_write, mutates=("out",)), binder=binder)
     with pytest.raises(GuardError, match=r"'out' is on GPU 1, but .*emulator.*HIPFORGE_DEVICE=hip"):
         call(torch.ones(2))
@@ -256,8 +256,8 @@ def test_many_threads_get_their_own_results(bound):
 
 
 @pytest.mark.parametrize("names", [("A",), ("A", "B"), ()], ids=["one value", "two values", "no value"])
-def test_a_variant_is_looked_up_once_and_then_found(library, use_table, names):
-    binder = abi.make_binder(environment(library, "host"), use_table=use_table)
+def test_a_variant_is_looked_up_once_and_then_found(library, reading, names):
+    binder = abi.make_binder(environment(library, "host"), reading=reading)
     signature = signature_of(renamed_add, mutates=("out",))
     bound = abi.bind(library, "renamed_add", signature, binder=binder)
     entries, asked = {}, []
@@ -279,8 +279,8 @@ def test_a_variant_is_looked_up_once_and_then_found(library, use_table, names):
     assert torch.equal(out, x + 5) and asked == [7]
 
 
-def test_what_a_variant_function_or_a_load_raises_comes_out(library, use_table):
-    binder = abi.make_binder(environment(library, "host"), use_table=use_table)
+def test_what_a_variant_function_or_a_load_raises_comes_out(library, reading):
+    binder = abi.make_binder(environment(library, "host"), reading=reading)
 
     def load(args):
         raise GuardError(f"no variant for {args}")
@@ -363,7 +363,7 @@ def test_a_tensor_without_elements_is_contiguous_whatever_its_strides_are(bound)
 
 
 @pytest.mark.parametrize("count", [17, 33, 64])
-def test_a_function_of_many_arguments_gets_each_of_them(tmp_path, use_table, count):
+def test_a_function_of_many_arguments_gets_each_of_them(tmp_path, reading, count):
     names = [f"n{i}" for i in range(1, count)]
     source = tmp_path / "many.cpp"
     source.write_text(
@@ -377,7 +377,7 @@ def test_a_function_of_many_arguments_gets_each_of_them(tmp_path, use_table, cou
     )
     path = host_library.build(f"test_many_{count}", sources=[source], cflags=["-std=c++17", "-O0"])
     many, tensors = _stub("many", count, "int"), _stub("tensors", count, "torch.Tensor")
-    binder = abi.make_binder(abi.Environment("host"), use_table=use_table)
+    binder = abi.make_binder(abi.Environment("host"), reading=reading)
     bind = {
         stub.__name__: abi.bind(
             ctypes.CDLL(str(path)), stub.__name__, signature_of(stub, mutates=("out",)), binder=binder

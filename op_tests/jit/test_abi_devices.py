@@ -81,7 +81,7 @@ def on_gpu(library, monkeypatch):
     monkeypatch.setattr(abi, "read_stream", lambda index: 0x1000 + index)
 
     def bind(stub):
-        binder = abi.make_binder(environment(library, "hip"), use_table=False)
+        binder = abi.make_binder(environment(library, "hip"), reading="python")
         return abi.bind(library, stub.__name__, signature_of(stub, mutates=("out",)), binder=binder)
 
     return bind
@@ -170,7 +170,7 @@ def test_the_exchange_table_of_a_rocm_torch_is_read_the_same_way(library, monkey
     monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", capsule)
     library.forget_changes()
     library.seen_stream.restype = ctypes.c_int64
-    binder = abi.make_binder(environment(library, "hip"))
+    binder = abi.make_binder(environment(library, "hip"), reading="table")
     out = torch.zeros(8)
     abi.bind(library, "with_stream", signature_of(with_stream, mutates=("out",)), binder=binder)(out)
     assert library.seen_stream() == 0x7000 and asked == [(10, 7)] and library.device_change(0) == 7

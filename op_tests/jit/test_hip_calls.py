@@ -32,7 +32,7 @@ def fp8_quant_tensorwise_out(
 ) -> None: ...
 
 functions = [ctypes.cast(getattr(recorder, name), ctypes.c_void_p).value for name in ("hipGetDevice", "hipSetDevice")]
-binder = abi.make_binder(abi.Environment("hip", hip=tuple(functions)), use_table=False)
+binder = abi.make_binder(abi.Environment("hip", hip=tuple(functions)), reading="python")
 signature = signature_of(fp8_quant_tensorwise_out, mutates=("out", "out_t", "inv_scale", "workspace"))
 quantise = abi.bind(module, "fp8_quant_tensorwise_out", signature, binder=binder)
 out = torch.zeros(64, 64, dtype=torch.float8_e4m3fn)

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from hipforge.errors import HipforgeError
+from hipforge.jit.call.binder import Binder, described, on_binder
 from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch
@@ -128,12 +129,13 @@ def operator(
         tracing = "compiling() or modes() and not recording()" if fake else "compiling()"
         decision = "" if fake else f"plan({', '.join(f'{each}={each}' for each in planned)}), "
         free = {
-            "body": body, "plan": plan, "key_of": key, "part": _part, "launches": launches, "decide": decide,
+            "body": body, "plan": plan, "key_of": key or _described, "launches": launches, "decide": decide,
             "first": first, "failed": failed, "traced": traced, "compiling": _is_dynamo_compiling,
             "modes": _dispatch_modes, "recording": recording, "HipforgeError": HipforgeError,
         }  # fmt: skip
-        at = f"key_of({', '.join(named_by(key, signature))})" if key else _key_source(signature)
+        at = f"key_of({', '.join(named_by(key, signature) if key else signature.parameters)})"
         call = _eager_call(body, signature, free, tracing=tracing, decision=decision, key=at)
+        on_binder(functools.partial(_use_binder, call, key is None))
         call.writes = writes  # type: ignore[attr-defined]
         return typing.cast(Callable[P, R], call)
 
@@ -200,27 +202,18 @@ class _Default(str):
         return f"default_{self}"
 
 
-def _key_source(signature: inspect.Signature) -> str:
-    """Return the source of what arguments say to a planner: shape, dtype and device of a tensor, or value and type.
-
-    Without its type 2.0 would find the decision of 2, and True that of 1, although the planner refuses them.
-    """
-    return f"({' '.join(map(_key_part, signature.parameters.values()))})"
+def _described(*arguments: Any) -> object:
+    return tuple(map(described, arguments))
 
 
-def _key_part(parameter: inspect.Parameter) -> str:
-    name = parameter.name
-    if parameter.annotation is torch.Tensor:
-        return f"{name}.shape, {name}.dtype, {name}.device,"
-    if parameter.annotation == torch.Tensor | None:
-        return f"None if {name} is None else ({name}.shape, {name}.dtype, {name}.device),"
-    if parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation):
-        return f"part({name}),"
-    return f"{name}.__class__, {name},"
-
-
-def _part(value: Any) -> object:
-    return (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else (value.__class__, value)
+def _use_binder(call: Callable[..., Any], describes: bool, binder: Binder) -> None:
+    """Have a call ask the binding, in place of Python, what its arguments are and whether a mode is active."""
+    made = inspect.unwrap(call, stop=lambda function: "launches" in function.__code__.co_freevars)
+    cells = dict(zip(made.__code__.co_freevars, made.__closure__ or (), strict=True))
+    if describes:
+        cells["key_of"].cell_contents = binder.describe
+    if "modes" in cells:
+        cells["modes"].cell_contents = binder.modes
 
 
 def _public_signature(body: Callable[..., Any]) -> inspect.Signature:

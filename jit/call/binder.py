@@ -1,0 +1,85 @@
+"""What ``binding.c`` offers, and who is told as soon as a process has it: ops imported before any kernel was called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Binder(Protocol):
+    """Makes callables of entry addresses; ``binding.c`` has it."""
+
+    def bind(
+        self,
+        address: int,
+        name: str,
+        letters: str,
+        names: tuple[str, ...],
+        writable: bytes,
+        defaults: tuple[Any, ...],
+        divert: Callable[..., Any] | None,
+        owner: object,
+    ) -> Callable[..., None]:
+        """Return a function of the entry at ``address``, which keeps ``owner`` alive."""
+        ...
+
+    def describe(self, *arguments: Any) -> object:
+        """Return what :func:`described` says of all arguments, as one hashable value."""
+        ...
+
+    def modes(self) -> int:
+        """Return how many of torch's dispatch modes are active."""
+        ...
+
+    def route(
+        self, holder: dict[str, Any], slow: Callable[..., Any], level: Callable[[], object]
+    ) -> Callable[..., Any]:
+        """Return a function that calls ``holder["kernel"]`` where torch has nothing to do with a call, else ``slow``.
+
+        That is: no mode, no subclass, no gradient to record, and no ``level`` of torch.func's transforms.
+        """
+        ...
+
+    def dispatch(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        defaults: tuple[Any, ...],
+        variant: Callable[..., Any],
+        entries: dict[Any, Callable[..., Any]],
+        load: Callable[[tuple[Any, ...]], Callable[..., Any]],
+    ) -> Callable[..., Any]:
+        """Return a function that calls the entry which ``variant`` chooses for the arguments.
+
+        ``entries`` is keyed by the one value, or the tuple of values, of the dict that ``variant`` returns; what it
+        lacks ``load(arguments)`` returns, or says what is wrong with them.
+        """
+        ...
+
+
+_hooks: list[Callable[[Binder], None]] = []
+_made: list[Binder] = []
+
+
+def on_binder(hook: Callable[[Binder], None]) -> None:
+    """Have ``hook`` called with the process's binder as soon as it is made."""
+    _hooks.append(hook)
+    for binder in _made:
+        hook(binder)
+
+
+def announce(binder: Binder) -> None:
+    """Say that the process's binder is made."""
+    _made.append(binder)
+    for hook in _hooks:
+        hook(binder)
+
+
+def described(value: Any) -> object:
+    """Return what one argument says to a decision, hashable: shape, dtype and device of a tensor, or class and value.
+
+    Without its class 2.0 would find the decision of 2, and True that of 1.
+    """
+    import torch
+
+    return (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else (value.__class__, value)
