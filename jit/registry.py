@@ -151,7 +151,8 @@ class _Reader:
         unknown = [name for name in value if name not in VENDORS]
         if unknown or not value:
             raise self.fail(key, f"expected a list, or an object with keys among {', '.join(VENDORS)}; got {value!r}")
-        return {vendor: _KEYS[key](self, f"{key}.{vendor}", values) for vendor, values in value.items()}
+        read = self.paths if key == "srcs" else self.strings
+        return {vendor: read(f"{key}.{vendor}", values) for vendor, values in value.items()}
 
     def boolean(self, key: str, value: Any) -> bool:
         if not isinstance(value, bool):

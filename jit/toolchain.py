@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from hipforge.archs import ARCHS
 from hipforge.errors import ConfigError, ToolchainError
 from hipforge.jit.backends import vendors
 from hipforge.jit.backends.vendors import Vendor
@@ -77,7 +78,7 @@ class Refused:
 Verdict = Accepted | Refused
 
 
-def probe_all(arch: str = "gfx950") -> list[Verdict]:
+def probe_all(arch: str = next(iter(ARCHS))) -> list[Verdict]:
     """Return a verdict on every candidate, in the order in which they are preferred."""
     return [judge(arch) for judge in _candidates(vendors.of(arch))]
 

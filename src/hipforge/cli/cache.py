@@ -146,7 +146,7 @@ def _report_removed(paths: list[str], as_json: bool) -> None:
 
 @command.command("why")
 @click.argument("module", shell_complete=module_names)
-@click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
+@click.option("--arch", default=None, help="Architecture; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
 @REGISTER_OPTION
 @JSON_OPTION

@@ -18,7 +18,7 @@ from hipforge.jit.backends.amd.demangle import fit
 @click.command("disasm")
 @click.argument("module", shell_complete=module_names)
 @click.option("--kernel", default="", help="Only kernels whose name contains this.")
-@click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
+@click.option("--arch", default=None, help="Architecture; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
 @output.WIDE_OPTION
 def command(module: str, kernel: str, arch: str | None, variants: tuple[str, ...], wide: bool) -> None:

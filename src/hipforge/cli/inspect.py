@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("inspect")
 @click.argument("module", shell_complete=module_names)
-@click.option("--arch", default=None, help="gfx950 or gfx942; default: the device's, else the module's first.")
+@click.option("--arch", default=None, help="Architecture; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
 @REGISTER_OPTION
 @output.WIDE_OPTION
