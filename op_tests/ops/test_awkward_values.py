@@ -52,8 +52,10 @@ def test_rotation_and_cache_refuse_it_too(name: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "residual_rms"])
-def test_an_epsilon_that_would_become_zero_is_refused(op: str, path: str) -> None:
+def test_a_number_that_would_become_zero_is_refused(op: str, path: str) -> None:
     function, given, _ = CALLS[op]
+    with pytest.raises(GuardError, match=r"weight_offset must be 0 or at least 1\.4e-45, as float32; got -5e-324"):
+        function(**{**given, "weight_offset": -5e-324})
     with pytest.raises(GuardError, match=r"epsilon must be 0 or at least 1\.4e-45, as float32; got 1e-50"):
         function(**{**given, "epsilon": 1e-50})
     function(**{**given, "epsilon": 0.0})

@@ -358,6 +358,8 @@ def make_moe(rng: Rng) -> Arguments:
         "block_m": rng.pick((4, 16)), "alpha": 1.0 if plain else 1.702, "beta": 0.0 if plain else 1.0,
         "limit": None if plain else 7.0, "interleaved": rng.chance(0.3),
     }  # fmt: skip
+    if rng.chance(0.4):
+        given["expert_map"] = torch.from_numpy(rng.numbers.integers(-1, experts, rng.integer(1, 6)))
     if biases:
         given |= {"w1_bias": rng.finite(experts, 2 * inner), "w2_bias": rng.finite(experts, width)}
     if rng.chance(0.2):

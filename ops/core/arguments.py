@@ -139,7 +139,7 @@ def require_sound(name: str, given: Mapping[str, Any], writes: Collection[str] =
 
 
 def require_float32(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
-    """Refuse numbers that become infinite in float32, in which ops compute, and an epsilon that becomes 0.
+    """Refuse numbers that become infinite, or 0, in float32, in which ops compute.
 
     Raises:
         GuardError: it names the argument.
@@ -150,8 +150,8 @@ def require_float32(name: str, signature: inspect.Signature, given: Mapping[str,
         if not isinstance(value, Real):
             continue
         require_in_float32(f"{name}: {parameter}", value)
-        if parameter == "epsilon" and 0 < value < _FLOAT32_LEAST:
-            raise GuardError(f"{name}: epsilon must be 0 or at least {_FLOAT32_LEAST:.2g}, as float32; got {value}")
+        if 0 < abs(value) < _FLOAT32_LEAST:
+            raise GuardError(f"{name}: {parameter} must be 0 or at least {_FLOAT32_LEAST:.2g}, as float32; got {value}")
 
 
 _FLOAT32_LEAST = 2.0**-149
