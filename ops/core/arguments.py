@@ -266,7 +266,7 @@ def binding_checks_all() -> bool:
     There every 0.1 us of a call counts, what is not contiguous is copied by :func:`packed`, and nothing else of an
     argument is read before the binding has seen it.
     """
-    return devices.current().kind == "hip" or _no_launches
+    return devices.current().kind in ("hip", "cuda") or _no_launches
 
 
 _no_launches = bench_hook.active()
