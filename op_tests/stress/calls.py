@@ -90,8 +90,12 @@ def unsound(arguments: Arguments) -> str | None:
     """The name of an argument whose memory is not what it says, in words; or None."""
     for name, value in arguments.items():
         with contextlib.suppress(Exception):
-            if isinstance(value, torch.Tensor) and value.numel() and (words := tensors.problem(value)) is not None:
-                return f"argument {name} {words}"
+            if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or not value.numel():
+                continue
+            last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+            end = (value.storage_offset() + last + 1) * value.element_size()
+            if value.is_neg() or value.is_conj() or (not value.is_meta and value.untyped_storage().nbytes() < end):
+                return f"argument {name} has a pending sign, or ends at byte {end} of a smaller storage"
     return None
 
 
