@@ -9,13 +9,10 @@ import pytest
 import torch
 from helpers.mxfp8_cases import (
     BYTE_OF_INTEGER,
-    SCALE_NAN,
     SCALE_ONE,
     Operands,
-    among_nans,
     assert_bits,
     assert_close,
-    assert_writes_only,
     bias_for,
     embedded,
     integers,
@@ -57,136 +54,6 @@ def run(case: Operands, tile: int = SMALLEST, k_splits: int = 1, bias: torch.Ten
     return out
 
 
-@pytest.mark.parametrize("order", ("forward", "reverse", "random"))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_every_tile_is_exact_on_integers_under_all_checks(tile: int, order: str) -> None:
-    # Two and a bit tiles each way; 37 steps are three loads of scales, the last of them partial, as the last step is.
-    case = integers(2 * (tile // 1000) + 7, tile % 1000 + 13, 36 * 128 + 32, scales=(126, 128))
-    with emulator.options(checks="all", wave_order=order):
-        assert_bits(run(case, tile), oracle(case))
-
-
-@pytest.mark.parametrize("k", (4096, 4096 + 96))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_turns_of_one_instruction_change_nothing(tile: int, k: int) -> None:
-    case = integers(65, 70, k, scales=(126, 128))
-    with emulator.options(checks="all", quantum=1):
-        assert_bits(run(case, tile), oracle(case))
-
-
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-@pytest.mark.parametrize("k", (32, 64, 96, 128, 160, 256, 384, 512, 544, 1024, 2048, 2080, 2176, 4224))
-def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int, tile: int) -> None:
-    case = integers(35, 33, k, scales=(126, 128))
-    assert_bits(run(case, tile), oracle(case))
-
-
-@pytest.mark.parametrize("k", (1024, 1152, 1408, 1440))
-@pytest.mark.parametrize("k_splits", (2, 4, 8))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_uneven_splits_are_exact(tile: int, k_splits: int, k: int) -> None:
-    case = integers(70, 40, k)
-    with emulator.options(checks="all"):
-        assert_bits(run(case, tile, k_splits), oracle(case))
-
-
-@pytest.mark.parametrize("m", (1, 17, 63, 64, 65, 127, 128, 129, 200))
-def test_every_m_is_exact(m: int) -> None:
-    case = integers(m, 72, 256)
-    assert_bits(run(case), oracle(case))
-
-
-@pytest.mark.parametrize("k_splits", (1, 2))
-@pytest.mark.parametrize("n", (1, 3, 4, 5, 8, 12, 20, 63, 64, 65, 66, 68, 127, 136))
-def test_every_n_is_exact(n: int, k_splits: int) -> None:
-    # Whether n is a multiple of 4 or 8 decides how outputs are stored.
-    case = integers(70, n, 256)
-    assert_bits(run(case, SMALLEST, k_splits), oracle(case))
-
-
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_each_row_and_block_uses_its_own_scale(tile: int) -> None:
-    m, n, k = tile // 1000, tile % 1000, 2048 + 128
-    ones = torch.zeros(m, k, dtype=torch.uint8)
-    ones[:, 5::32] = BYTE_OF_INTEGER[1]
-    case = Operands(
-        ones,
-        torch.full((m, k // 32), SCALE_ONE, dtype=torch.uint8),
-        ones[:1].expand(n, k).contiguous(),
-        torch.full((n, k // 32), SCALE_ONE, dtype=torch.uint8),
-    )
-    # Every row differs from its neighbours, every block from the one before; sums stay below 2^24 units of 2^-8.
-    rows, blocks = torch.arange(max(m, n))[:, None], torch.arange(k // 32)
-    case.xs.copy_((125 + (rows[:m] + 3 * blocks) % 5).to(torch.uint8))
-    case.ws.copy_((125 + (rows[:n] // 2 + blocks) % 4).to(torch.uint8))
-    assert_bits(run(case, tile), oracle(case))
-
-
-@pytest.mark.parametrize("k", (128, 160))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_each_element_meets_its_own_counterpart(tile: int, k: int) -> None:
-    # Row m of X selects element m of W's rows, whose elements are all different within 17.
-    table = torch.tensor([BYTE_OF_INTEGER[value] for value in range(-8, 9)], dtype=torch.uint8)
-    n = tile % 1000
-    w = table[(torch.arange(n)[:, None] * 5 + torch.arange(k) * 7) % 17]
-    x = torch.zeros(k, k, dtype=torch.uint8)
-    x[torch.arange(k), torch.arange(k)] = BYTE_OF_INTEGER[1]
-    case = Operands(
-        x, torch.full((k, k // 32), 128, dtype=torch.uint8), w, torch.full((n, k // 32), SCALE_ONE, dtype=torch.uint8)
-    )
-    assert_bits(run(case, tile), oracle(case))
-
-
-@pytest.mark.parametrize("k_splits", (1, 4))
-@pytest.mark.parametrize("block", (0, 3, 17, 63, 64, 71))
-def test_a_nan_scale_makes_exactly_its_outputs_nan(block: int, k_splits: int) -> None:
-    case = integers(70, 40, 2304, scales=(126, 128))
-    want = oracle(case)
-    case.xs[68, block] = SCALE_NAN
-    case.ws[33, block] = SCALE_NAN
-    want[68, :] = want[:, 33] = float("nan")
-    assert_bits(run(case, SMALLEST, k_splits), want)
-
-
-@pytest.mark.parametrize("byte", (0, 1, 127, 254))
-def test_extreme_scales_that_cancel_lose_nothing(byte: int) -> None:
-    case = integers(65, 7, 544)
-    case.xs.fill_(byte)
-    case.ws.fill_(254 - byte)
-    case.xs[:, ::3] = 254 - byte
-    case.ws[:, ::3] = byte
-    assert_bits(run(case), oracle(case))
-
-
-@pytest.mark.parametrize("k", (32, 96, 128, 544, 2176))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_neighbouring_bytes_never_take_part(tile: int, k: int) -> None:
-    surrounded, want = among_nans(integers(70, 66, k))
-    assert_bits(run(surrounded, tile), want)
-
-
-@pytest.mark.parametrize("n", (24, 25))
-def test_output_outside_the_result_is_untouched(n: int) -> None:
-    case = integers(70, n, 256)
-    for start in (16, 17):  # with and without the alignment that wide stores need
-        assert_writes_only(lambda out: mxfp8_gemm_out(out, *case.args(), None, None, SMALLEST, 1), case, start)
-
-
-def test_scales_need_no_alignment() -> None:
-    case = integers(70, 6, 640)
-    moved = case.but(xs=embedded(case.xs, 0xFF, margin=61), ws=embedded(case.ws, 0xFF, margin=63))
-    assert_bits(run(moved), oracle(case))
-
-
-@pytest.mark.parametrize("n", (40, 37))
-@pytest.mark.parametrize("k_splits", (1, 2))
-def test_the_bias_is_added_before_the_only_rounding(k_splits: int, n: int) -> None:
-    case = integers(66, n, 256)
-    bias, want = bias_for(case)
-    assert_bits(run(case, SMALLEST, k_splits, bias), want)
-    assert_bits(mxfp8_gemm(*case.args(), bias=bias), want)
-
-
 @pytest.mark.parametrize("n", (40, 37))
 @pytest.mark.parametrize("m", (1, 2, 3, 8, 11, 16, 20, 33, 64, 70))
 def test_every_kernel_of_the_linear_adds_the_bias_before_the_only_rounding(m: int, n: int) -> None:
@@ -201,16 +68,6 @@ def test_every_kernel_of_the_linear_adds_the_bias_before_the_only_rounding(m: in
     assert counted.launches == plain.launches
     strided = torch.stack((bias, bias), 1)[:, 0]
     assert_bits(mxfp8_linear(*case.args(), bias=strided), want)
-
-
-@pytest.mark.parametrize("k_splits", (2, 4, 8))
-def test_results_do_not_depend_on_which_work_group_comes_last(k_splits: int) -> None:
-    case = normal(150, 140, 2048)
-    first = run(case, SMALLEST, k_splits)
-    for order in ("forward", "reverse", "random"):
-        with emulator.options(checks="all", wave_order=order):
-            again = run(case, SMALLEST, k_splits)
-        assert torch.equal(again.view(torch.int16), first.view(torch.int16))
 
 
 def test_a_part_is_complete_and_past_the_caches_before_its_work_group_meets_another() -> None:
@@ -393,29 +250,6 @@ def test_square_matrices_get_the_large_tile() -> None:
 
 
 GOOD = integers(70, 8, 256)
-
-
-@pytest.mark.parametrize(
-    ("bias", "message"),
-    (
-        (torch.zeros(8), r"bias must be bfloat16; got float32"),
-        (torch.zeros(9, dtype=torch.bfloat16), r"bias must be \[N\] = \[8\]; got bfloat16 \[9\]"),
-    ),
-)
-def test_the_bias_is_guarded(bias: torch.Tensor, message: str) -> None:
-    with pytest.raises(GuardError, match=message):
-        run(GOOD, bias=bias)
-
-
-def test_a_split_k_needs_its_workspace() -> None:
-    with pytest.raises(GuardError, match=r"k_splits = 2 needs a workspace: float32 \[16388\]; got None"):
-        mxfp8_gemm_out(GOOD.out(), *GOOD.args(), None, None, SMALLEST, 2)
-    with pytest.raises(GuardError, match=r"workspace must be \[16388\] or longer; got float32 \[16387\]"):
-        mxfp8_gemm_out(GOOD.out(), *GOOD.args(), None, torch.empty(16387), SMALLEST, 2)
-    workspace = torch.empty(16388)
-    inside = workspace.view(torch.uint8)[: GOOD.xq.numel()].view(GOOD.xq.shape)
-    with pytest.raises(GuardError, match="workspace is written and must not share memory with Xq"):
-        mxfp8_gemm_out(GOOD.out(), *GOOD.but(xq=inside).args(), None, workspace, SMALLEST, 2)
 
 
 def test_other_tiles_are_refused_by_name() -> None:

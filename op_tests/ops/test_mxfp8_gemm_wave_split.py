@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from math import ceil
 
 import pytest
 import torch
 from helpers.mxfp8_cases import (
-    SCALE_NAN,
     Operands,
-    among_nans,
     assert_bits,
     assert_close,
-    assert_writes_only,
-    bias_for,
     embedded,
     integers,
-    nan_byte,
     normal,
     oracle,
 )
@@ -26,15 +20,22 @@ from helpers.mxfp8_cases import (
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
-from hipforge.ops.mxfp8_gemm import mxfp8_gemm, mxfp8_linear, mxfp8_wave_split, mxfp8_wave_split_out
-from hipforge.ops.mxfp8_gemm.kernels.wave_split import ROWS, WAVES, max_waves
+from hipforge.ops.mxfp8_gemm import (
+    mxfp8_gemm,
+    mxfp8_group_split,
+    mxfp8_k_packed,
+    mxfp8_linear,
+    mxfp8_wave_split,
+    mxfp8_wave_split_out,
+)
+from hipforge.ops.mxfp8_gemm.kernels import k_packed, launch
+from hipforge.ops.mxfp8_gemm.kernels.wave_split import ROWS, max_waves
 
 pytestmark = pytest.mark.gfx942
 
 EMULATED = os.environ.get("HIPFORGE_EMULATE", "gfx950")
 COLUMNS = (16, 24, 32, 36, 48, 64, 76)  # one to five tiles, the last one whole or in part
 TILES = tuple((rows, columns) for rows in ROWS for columns in COLUMNS if columns == 16 or EMULATED == "gfx950")
-INSTANCES = tuple((*tile, waves) for tile in TILES for waves in WAVES if waves <= max_waves(*tile))
 
 
 def run(
@@ -43,119 +44,6 @@ def run(
     out = case.out()
     mxfp8_wave_split_out(out, *case.args(), bias, rows, columns, waves)
     return out
-
-
-@pytest.mark.parametrize("order", ("forward", "reverse", "random"))
-@pytest.mark.parametrize(("rows", "columns", "waves"), INSTANCES)
-def test_every_instance_is_exact_on_integers_under_all_checks(
-    arch: str, rows: int, columns: int, waves: int, order: str
-) -> None:
-    # 37 steps, the last partial: each wave has other steps than its neighbour; two and a bit tiles each way.
-    case = integers(2 * rows + 5, 2 * columns + 5, 36 * 128 + 96, scales=(126, 128))
-    with emulator.options(checks="all", wave_order=order):
-        assert_bits(run(case, rows, waves, columns=columns), oracle(case, arch))
-
-
-@pytest.mark.parametrize(("rows", "columns"), TILES)
-def test_turns_of_one_instruction_change_nothing(arch: str, rows: int, columns: int) -> None:
-    case = integers(rows, columns, 1280)
-    with emulator.options(checks="all", quantum=1):
-        assert_bits(run(case, rows, min(8, max_waves(rows, columns)), columns=columns), oracle(case, arch))
-
-
-@pytest.mark.parametrize("waves", (1, 2))
-@pytest.mark.parametrize(
-    "k", (32, 64, 96, 128, 160, 256, 384, 512, 544, 640, 768, 896, 1024, 1056, 1152, 1920, 2048, 2304)
-)
-def test_every_number_of_steps_and_kind_of_tail_is_exact(arch: str, k: int, waves: int) -> None:
-    for rows, columns in TILES:
-        case = integers(rows + 3, columns + 1, k, scales=(126, 128))
-        assert_bits(run(case, rows, waves, columns=columns), oracle(case, arch))
-
-
-@pytest.mark.parametrize("m", (*range(1, 18), 31, 32, 33, 48, 63, 64, 65, 100))
-def test_every_m_is_taken_as_it_is(arch: str, m: int) -> None:
-    case = integers(m, 20, 512)
-    for rows in ROWS:
-        assert_bits(run(case, rows), oracle(case, arch))
-
-
-@pytest.mark.parametrize("n", (1, 2, 3, 4, 5, 15, 16, 17, 18, 20, 63, 64, 65))
-def test_every_n_is_exact(arch: str, n: int) -> None:
-    case = integers(3, n, 512)
-    for (rows, columns), waves in itertools.product(TILES[:2], (1, 4)):
-        assert_bits(run(case, rows, waves, columns=columns), oracle(case, arch))
-
-
-@pytest.mark.parametrize(("rows", "columns"), TILES)
-def test_each_row_and_block_uses_its_own_scale(arch: str, rows: int, columns: int) -> None:
-    case = integers(rows, columns, 1088, scales=(126, 128))
-    at_rows, blocks = torch.arange(80)[:, None], torch.arange(1088 // 32)
-    case.xs.copy_((126 + (at_rows[:rows] + 2 * blocks) % 3).to(torch.uint8))
-    case.ws.copy_((126 + (at_rows[:columns] // 2 + blocks) % 3).to(torch.uint8))
-    assert_bits(run(case, rows, 2, columns=columns), oracle(case, arch))
-
-
-@pytest.mark.parametrize("byte", (0, 1, 2, 126, 127, 128, 253, 254))
-def test_extreme_scales_that_cancel_lose_nothing(arch: str, byte: int) -> None:
-    case = integers(3, 7, 544)
-    case.xs.fill_(byte)
-    case.ws.fill_(254 - byte)
-    case.xs[:, ::3] = 254 - byte
-    case.ws[:, ::3] = byte
-    assert_bits(run(case), oracle(case, arch))
-
-
-@pytest.mark.parametrize("waves", (1, 4))
-@pytest.mark.parametrize("block", (0, 3, 4, 15, 16, 17))
-def test_a_nan_scale_makes_exactly_its_outputs_nan(arch: str, block: int, waves: int) -> None:
-    case = integers(20, 23, 576)
-    want = oracle(case, arch)
-    case.xs[18, block] = SCALE_NAN
-    case.ws[17, block] = SCALE_NAN
-    case.wq[17, 32 * block : 32 * block + 32] = 0  # even where its block is zero
-    want[18, :] = want[:, 17] = float("nan")
-    for rows, columns in TILES:
-        assert_bits(run(case, rows, waves, columns=columns), want)
-
-
-@pytest.mark.parametrize("k_index", (0, 63, 64, 127, 128, 543))
-def test_nan_payload_makes_exactly_its_outputs_nan(arch: str, k_index: int) -> None:
-    case = integers(3, 9, 544)
-    want = oracle(case, arch)
-    case.xq[2, k_index] = nan_byte(arch)
-    case.wq[5, k_index] = nan_byte(arch)
-    want[2, :] = want[:, 5] = float("nan")
-    assert_bits(run(case), want)
-
-
-@pytest.mark.parametrize("k", (32, 96, 128, 544, 1056))
-@pytest.mark.parametrize("m", (1, 17))
-def test_neighbouring_bytes_never_take_part(arch: str, m: int, k: int) -> None:
-    surrounded, want = among_nans(integers(2 * m, 36, k), arch)
-    for rows, columns in TILES:
-        assert_bits(run(surrounded, rows, 2, columns=columns), want)
-
-
-@pytest.mark.parametrize("n", (12, 13))
-def test_output_outside_the_result_is_untouched(arch: str, n: int) -> None:
-    case = integers(3, n, 256)
-    for start in (16, 17):  # with and without the alignment that wide stores need
-        assert_writes_only(lambda out: mxfp8_wave_split_out(out, *case.args(), None, 16, 16, 2), case, start, arch)
-
-
-def test_scales_need_no_alignment(arch: str) -> None:
-    case = integers(35, 20, 640)
-    moved = case.but(xs=embedded(case.xs, 0xFF, margin=61), ws=embedded(case.ws, 0xFF, margin=63))
-    for rows, columns in TILES:
-        assert_bits(run(moved, rows, columns=columns), oracle(case, arch))
-
-
-@pytest.mark.parametrize("waves", (1, 4))
-def test_the_bias_is_added_before_the_only_rounding(arch: str, waves: int) -> None:
-    case = integers(6, 37, 256)
-    bias, want = bias_for(case, arch)
-    assert_bits(run(case, 16, waves, bias), want)
 
 
 @pytest.mark.parametrize("m", (1, 8, 64, 100))
@@ -266,9 +154,26 @@ def test_more_blocks_of_rows_than_a_grid_has_are_refused() -> None:
         run(integers(1, 8, 32).but(xq=torch.zeros(m, 32, dtype=torch.uint8), xs=torch.zeros(m, 1, dtype=torch.uint8)))
 
 
-def test_other_rows_are_refused_by_name() -> None:
-    with pytest.raises(GuardError, match=r"rows must be 16, 32 or 64; got 48"):
-        mxfp8_wave_split(*GOOD.args(), rows=48)
+def test_dispatch_copies_scales_that_lie_off_four_bytes_and_a_raw_op_refuses_them(arch: str) -> None:
+    case = integers(3, 20, 1024)
+    moved = case.but(xs=embedded(case.xs, 0xFF, margin=61), ws=embedded(case.ws, 0xFF, margin=63))
+    with pytest.raises(GuardError, match="must be aligned to 4 bytes"):
+        mxfp8_k_packed(*moved.args(), columns=8, groups=2, waves=2)
+    chosen = k_packed.K_PACKED.choice({"columns": 8, "groups": 1, "waves": 2})
+    assert_bits(launch(chosen, moved.out(), *moved.args()), oracle(case, arch))
+
+
+def test_a_raw_op_refuses_parameters_by_name() -> None:
+    for raw, given, message in (
+        (mxfp8_k_packed, {"columns": 16}, "columns must be 4 or 8; got 16"),
+        (mxfp8_k_packed, {"groups": 0}, "groups must be 1 to 16; got 0"),
+        (mxfp8_group_split, {"rows": 48}, "rows must be 16, 32 or 64; got 48"),
+        (mxfp8_group_split, {"columns": 40}, "columns must be 16, 24, 32 or 48; got 40"),
+        (mxfp8_group_split, {"k_splits": 8}, "k_splits must be 2 or 4; got 8"),
+        (mxfp8_wave_split, {"rows": 48}, "rows must be 16, 32 or 64; got 48"),
+    ):
+        with pytest.raises(GuardError, match=message):
+            raw(*GOOD.args(), **given)
 
 
 def test_the_other_architecture_s_format_is_refused(arch: str) -> None:
