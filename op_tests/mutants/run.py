@@ -31,15 +31,17 @@ def problem(fault: Fault, root: Path = ROOT) -> str | None:
     count = path.read_text().count(fault.text) if path.is_file() else 0
     if count != 1:
         return f"the text occurs {count} times in {fault.file}"
-    if any(not list((root / "op_tests").glob(pattern)) for pattern in fault.tests.split()):
+    if any(not list((root / "op_tests").glob(pattern)) for pattern in fault.tests.partition(" -k ")[0].split()):
         return f"no test file is called {fault.tests}"
     return None
 
 
 def run_tests(root: Path, tests: str, arch: str) -> tuple[int, str]:
     """Run test files in a copy until one fails; returns pytest's exit status and the first failure."""
-    files = [str(path) for pattern in tests.split() for path in sorted((root / "op_tests").glob(pattern))]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--arch", arch, *files]
+    patterns, _, chosen = tests.partition(" -k ")
+    files = [str(path) for pattern in patterns.split() for path in sorted((root / "op_tests").glob(pattern))]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--arch", arch, "-k", chosen]
+    command = [sys.executable, "-m", "pytest", *options, *files]
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

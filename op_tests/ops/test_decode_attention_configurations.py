@@ -38,7 +38,9 @@ def run(q, k, v, seqlens, configuration, **other):
     return run_decode_attention(q, k, v, None, seqlens, ONE, ONE, scale=d**-0.5, configuration=configuration, **other)
 
 
-@pytest.mark.parametrize(("d", "waves"), [(64, 1), (64, 2), (64, 4), (128, 1), (128, 2), (128, 4), (256, 2), (256, 4)])
+@pytest.mark.parametrize(
+    ("d", "waves"), [(64, 1), (64, 2), (64, 4), (128, 1), (128, 2), (128, 4), (192, 1), (192, 4), (256, 2), (256, 4)]
+)
 @pytest.mark.parametrize("block_n", BLOCKS_N)
 def test_blocks_and_waves_share_the_keys_in_any_order_of_waves(d, waves, block_n):
     q, k, v = case(2, 2, 1, 3, d, 150, seed=d + waves)

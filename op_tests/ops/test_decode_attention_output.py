@@ -6,23 +6,23 @@ import math
 
 import pytest
 import torch
-from helpers.attention_cases import FP8, NAN_CODE, case, expanded, lengths, rng
+from helpers.attention_caches import KINDS, holding
+from helpers.attention_cases import FP8, NAN_CODE, case, lengths, rng
 from helpers.planted_faults import planted
 
 import hipforge
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError
 from hipforge.ops.decode_attention import kernels
-from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
+from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
 from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
-from hipforge.ops.reference.attention import paged_attention, quantize_kv_fp8, quantize_kv_int4
+from hipforge.ops.reference.attention import paged_attention
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
 pytestmark = pytest.mark.gfx942("(quantising_ops and 64) or dominant or exact or (nan and 64) or special")
 
 BATCH, MQ, KV_HEADS, GROUP, KEYS = 2, 3, 2, 3, 70
 HEADS, ROWS = KV_HEADS * GROUP, BATCH * MQ
-CACHES = ("fp8", "rows", "half", "int4")
 LARGEST = torch.finfo(FP8).max
 
 
@@ -49,39 +49,19 @@ class Attention:
 
     def __init__(self, cache, d, split_k):
         self.q = torch.randn(BATCH, MQ, HEADS, d, generator=rng(d)).bfloat16()
-        k, v = torch.randn(BATCH, KEYS, KV_HEADS, d, generator=rng(1)), uneven(d, 2)
+        self.stored = holding(cache, torch.randn(BATCH, KEYS, KV_HEADS, d, generator=rng(1)), uneven(d, 2))
         self.cache, self.seqlens, self.options = cache, lengths(KEYS, 33), {"split_k": split_k}
         self.scale, self.one = d**-0.5, torch.ones(1)
-        self.words = {}
-        if cache == "int4":
-            self.k, self.v = (quantize_kv_int4(x, 4) for x in (k, v))
-        elif cache == "rows":
-            (self.k, k_words), (self.v, v_words) = quantize_kv_fp8(k, FP8), quantize_kv_fp8(v, FP8)
-            self.words = {"k_scale_shift": k_words, "v_scale_shift": v_words}
-        else:
-            self.k, self.v = (x.to(FP8 if cache == "fp8" else torch.bfloat16) for x in (k, v))
 
     def __call__(self, **options):
         """(out, log-sum-exp[, scales])."""
-        options = {**self.options, **options}
-        if self.cache in ("fp8", "half"):
-            return decode_attention_fp8(self.q, self.k, self.v, None, self.seqlens, return_lse=True, **options)
-        words = [None, None]
-        if self.words:
-            words = [expanded(x.flatten(0, 1).unsqueeze(0), GROUP) for x in self.words.values()]
-        elif self.cache == "int4":
-            options["num_groups"] = 4
-        out, lse, *scales = decode_attention_splitk(
-            self.q.view(1, ROWS, KV_HEADS, GROUP, -1),
-            *(expanded(x.flatten(0, 1).unsqueeze(0), GROUP) for x in (self.k, self.v)), *words, self.seqlens, **options,
-        )  # fmt: skip
-        return out.view(self.q.shape), lse.view(BATCH, HEADS, MQ), *scales
+        return self.stored.attend(self.q, self.seqlens, **self.options, **options)
 
     def in_float32(self):
         """The result before any rounding, and the log-sum-exp."""
         given = {"scale": self.scale, "out": torch.full(self.q.shape, math.nan)}
         given["configuration"] = {"waves": 2 if self.q.shape[-1] == 256 else 1, "split_k": self.options["split_k"]}
-        operands = (self.q, self.k, self.v, None, self.seqlens)
+        operands = (self.q, *self.stored.sides, None, self.seqlens)
         if self.cache == "int4":
             given["configuration"]["waves"] = 1
             return kernels.run_decode_attention(*operands, num_groups=4, **given)
@@ -91,11 +71,12 @@ class Attention:
         given["configuration"]["block_n"] = 64
         if self.cache == "fp8":
             return kernels.run_decode_attention(*operands, self.one, self.one, **given)
-        data = [x.view(torch.uint8) for x in (self.k, self.v)]
-        return kernels.run_decode_attention(self.q, *data, None, self.seqlens, **self.words, **given)
+        data = [x.view(torch.uint8) for x in self.stored.sides]
+        words = dict(zip(("k_scale_shift", "v_scale_shift"), self.stored.words, strict=True))
+        return kernels.run_decode_attention(self.q, *data, None, self.seqlens, **words, **given)
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", KINDS)
 @pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 3])
 def test_codes_and_scales_are_those_of_the_quantising_ops(cache, d, split_k):
@@ -176,7 +157,7 @@ def test_special_scales_do_what_they_do_everywhere(scale, split_k):
 
 
 @pytest.mark.parametrize(("split_k", "launches"), [(1, 1), (3, 2)])
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", KINDS)
 def test_quantising_is_no_launch_of_its_own(cache, split_k, launches):
     attention = Attention(cache, 64, split_k)
     for options in ({"out_format": "mxfp8"}, {"out_scale": torch.ones(1)}):
@@ -186,7 +167,7 @@ def test_quantising_is_no_launch_of_its_own(cache, split_k, launches):
 
 
 @pytest.mark.parametrize("split_k", [1, 3])
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", KINDS)
 def test_memory_that_is_given_is_written_and_nothing_beside_it(cache, split_k):
     attention = Attention(cache, 64, split_k)
     want, _, want_scales = attention(out_format="mxfp8")

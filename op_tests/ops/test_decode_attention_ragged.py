@@ -6,19 +6,19 @@ import math
 
 import pytest
 import torch
-from helpers.attention_cases import FP8, NAN_CODE, case, check, expanded, lengths, paged, rng
+from helpers.attention_caches import KINDS, holding
+from helpers.attention_cases import FP8, NAN_CODE, case, check, lengths, paged, rng
 from helpers.planted_faults import planted
 
 import hipforge
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError
 from hipforge.ops.decode_attention import attention_workspace_size, kernels
-from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
-from hipforge.ops.reference.attention import paged_attention, quantize_kv_fp8, quantize_kv_int4
+from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
+from hipforge.ops.reference.attention import paged_attention
 
 pytestmark = pytest.mark.gfx942("(of_its_own and (64 or fp8)) or exact or tiles or read or unwritten or leak")
 
-CACHES = ("fp8", "rows", "half", "int4")
 COUNTS = (3, 0, 1, 5, 2)
 LENGTHS = (70, 40, 33, 2, 0)  # of the five tokens of the fourth sequence three see no key, of the last one's none
 KEYS = 70
@@ -59,50 +59,24 @@ def same(got, want):
         assert torch.equal(one.view(torch.uint8) if one.dtype == FP8 else one, other)
 
 
-class Packed:
-    """The same call over one kind of cache, of all sequences or of one."""
-
-    def __init__(self, cache, d, kv_heads, group):
-        self.cache, self.group = cache, group
-        self.q, k, v = ragged_case(COUNTS, kv_heads, group, d, KEYS, seed=d, dtype=torch.float32)
-        self.caches = [x.to(torch.bfloat16) for x in (k, v)]
-        self.options, self.words = {}, []
-        if cache == "fp8":
-            self.caches = [x.to(FP8) for x in (k, v)]
-        elif cache == "int4":
-            self.caches, self.options = [quantize_kv_int4(x, 4) for x in (k, v)], {"num_groups": 4}
-        elif cache == "rows":
-            self.caches, self.words = zip(*(quantize_kv_fp8(x, FP8) for x in (k, v)), strict=True)
-
-    def __call__(self, q, rows=slice(None), **options):
-        """q [tokens, Hq, D] with cu_seqlens_q, else [1, count, Hq, D]; (out like q, lse, ...)."""
-        seqlens = lengths(*LENGTHS)[rows]
-        caches = [x[rows] for x in self.caches]
-        if self.cache in ("fp8", "half"):
-            return decode_attention_fp8(q, *caches, None, seqlens, return_lse=True, **options)
-        words = [expanded(x[rows].flatten(0, 1).unsqueeze(0), self.group) for x in self.words] or [None, None]
-        wide = [expanded(x.flatten(0, 1).unsqueeze(0), self.group) for x in caches]
-        kv_heads = q.shape[-2] // self.group
-        out, lse, *rest = decode_attention_splitk(
-            q.reshape(1, -1, kv_heads, self.group, q.shape[-1]), *wide, *words, seqlens, **self.options, **options
-        )
-        return out.view(q.shape), lse.flatten(-3, -2), *rest
-
-
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", KINDS)
 @pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 3])
 def test_each_sequence_has_the_bits_of_a_call_of_its_own(cache, d, split_k):
-    packed = Packed(cache, d, 2, 3)
+    q, k, v = ragged_case(COUNTS, 2, 3, d, KEYS, seed=d, dtype=torch.float32)
+    stored = holding(cache, k, v)
     ragged = {"cu_seqlens_q": starts_of(COUNTS), "max_seqlen_q": 5 if split_k == 1 else 16, "split_k": split_k}
     for options in ({}, {"out_format": "mxfp8"}):
-        got = packed(packed.q, **ragged, **options)
-        assert got[0].shape == packed.q.shape and got[1].shape == (6, 11)
+        got = stored.attend(q, lengths(*LENGTHS), **ragged, **options)
+        assert got[0].shape == q.shape and got[1].shape == (6, 11)
         given = {"split_k": split_k, **options}
-        one = one_by_one(lambda b, q, given=given: packed(q, slice(b, b + 1), **given), packed.q, COUNTS)
-        same(got, one)
+
+        def alone(b, q, given=given):
+            return stored.part(slice(b, b + 1)).attend(q, lengths(LENGTHS[b]), **given)
+
+        same(got, one_by_one(alone, q, COUNTS))
     blind = slice(4, 7)  # the first three of five tokens over two keys
-    out, lse, *_ = packed(packed.q, **ragged)
+    out, lse, *_ = stored.attend(q, lengths(*LENGTHS), **ragged)
     assert not out[blind].any() and (lse[:, blind] == -math.inf).all() and lse[:, 7:9].isfinite().all()
 
 

@@ -1,0 +1,188 @@
+"""Decode attention over every kind of cache against float64 over the same bits, on both architectures.
+
+Bounds are derived in attention_cases and attention_caches; data that must come out exactly is compared bit for bit.
+What one kind has alone is in the file named after it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers.attention_caches import KINDS, Cache, case, holding
+from helpers.attention_cases import FP8, lengths, rng
+
+import hipforge
+from hipforge import emulator
+from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
+
+pytestmark = pytest.mark.gfx942(
+    "dominant or means or (dimensions and (64-bf16 or 256-f16)) or (order_give and 16) or together or may_hold or bytes"
+)
+
+BF16, F16 = torch.bfloat16, torch.float16
+HEAD_DIMS = (64, 128, 192, 256)
+
+
+@pytest.fixture(autouse=True)
+def every_checker():
+    with emulator.options(checks="all"):
+        yield
+
+
+@pytest.mark.parametrize(("mq", "split_k"), [(1, 1), (4, 3)])
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_head_dimensions_dtypes_and_splits(kind, d, dtype, mq, split_k):
+    for num_groups in (1, 2, 4, 8) if kind == "int4" else (4,):
+        q, cache = case(kind, 2, mq, 2, 3, d, 150 if num_groups == 4 else 70, d, dtype, num_groups)
+        if kind in ("fp8", "half"):  # scales per head: any of fp8, powers of two of half, which move no bit
+            scales = ((0.5, 0.3), (1.7, 0.01)) if kind == "fp8" else ((0.5, 2.0), (4.0, 0.25))
+            cache = Cache(kind, cache.sides, scales=tuple(map(torch.tensor, scales)))
+        with emulator.counters() as counted:
+            got = cache.attend(q, lengths(cache.sides[0].shape[1], 37), split_k=split_k)
+        assert counted.launches == (1 if split_k == 1 else 2)
+        assert got[0].dtype == dtype and got[0].shape == q.shape and got[1].shape == (2, 6, mq)
+        cache.check(q, lengths(cache.sides[0].shape[1], 37), got)
+
+
+@pytest.mark.parametrize("keys", [1, 15, 16, 17, 63, 64, 65, 128, 200])
+@pytest.mark.parametrize("kind", KINDS)
+def test_splits_and_waves_over_lengths_around_tiles_and_blocks(kind, keys):
+    q, cache = case(kind, 3, 1, 1, 2, 64, keys, seed=keys)
+    seqlens = lengths(keys, 0, 1)
+    for waves, split_k in ((1, 1), (2, 2), (4, 1), (1, 3), (4, 5), (2, 8)):
+        got = cache.attend(q, seqlens, force_kernel_config={"waves": waves, "split_k": split_k})
+        cache.check(q, seqlens, got)
+        assert not got[0][1].any() and (got[1][1] == -math.inf).all()
+
+
+@pytest.mark.parametrize(("mq", "group"), [(1, 16), (1, 17), (3, 5), (16, 1), (16, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_and_tokens_folded_into_rows(kind, mq, group):
+    q, cache = case(kind, 2, mq, 2, group, 64, 100, seed=mq * group)
+    seqlens = lengths(70, mq // 2)  # the second: causal rows that see nothing
+    for causal in (True, False):
+        got = cache.attend(q, seqlens, scale=0.2, causal=causal, split_k=2)
+        cache.check(q, seqlens, got, 0.2, causal)
+
+
+@pytest.mark.parametrize("page_size", [16, 48, 64, 256])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_in_any_order_give_the_bits_of_the_dense_cache(kind, page_size):
+    for d, mq, group, causal in ((128, 2, 2, True), (64, 3, 17, False)):
+        q, cache = case(kind, 4, mq, 2, group, d, 256, seed=page_size)
+        seqlens = lengths(256, page_size, min(page_size + 1, 256), page_size - 1)
+        got = cache.paged(page_size).attend(q, seqlens, causal=causal, split_k=3)
+        dense = cache.attend(q, seqlens, causal=causal, split_k=3)
+        assert torch.equal(got[0], dense[0]) and torch.equal(got[1], dense[1])
+        cache.check(q, seqlens, got, causal=causal)
+
+
+def codes(*shape, seed):
+    """Integers 0 to 15, the least and the largest in each eight elements, so that int4 holds them with a scale of 1."""
+    x = torch.randint(0, 16, shape, generator=rng(seed)).float()
+    x[..., ::8], x[..., 1::8] = 0.0, 15.0
+    return x
+
+
+def exactly(kind, k, v, dtype=BF16, num_groups=4):
+    """A cache that holds the rows exactly, and what its results exceed V's by: rows of V have a shift."""
+    if kind != "rows":
+        return holding(kind, k, v, dtype, num_groups), 0.0
+    one, one_and_two = 0x3C00, 0x3C00 | 0x4000 << 16  # float16 scale 1, and with it a shift of 2
+    words = tuple(torch.full(k.shape[:3], word, dtype=torch.int32) for word in (one, one_and_two))
+    return Cache(kind, tuple(x.to(FP8).view(torch.int32) for x in (k, v)), words), 2.0
+
+
+@pytest.mark.parametrize("split_k", [1, 3])
+@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_dominant_key_returns_its_value_row_exactly(kind, d, split_k):
+    """Every column of V has a value of its own place; 15 (q . k) is so large that other weights are 0."""
+    for keys, position in ((1, 0), (17, 16), (33, 15), (131, 130), (131, 64)):
+        for num_groups in (1, 8) if kind == "int4" and d % 64 == 0 else (4,):
+            k, v = torch.zeros(1, keys, 2, d), codes(1, keys, 2, d, seed=keys)
+            k[..., ::8] = 15.0  # of all keys alike: int4 has a scale in each group
+            k[0, position] += 15.0 * (k[0, position] == 0)
+            for dtype in (BF16, F16):
+                cache, more = exactly(kind, k, v, dtype, num_groups)
+                q = torch.ones(1, 1, 6, d).to(dtype)
+                out = cache.attend(q, lengths(keys), split_k=split_k, scale=1.0)[0] - more
+                assert torch.equal(out[0, 0].float(), v[0, position].repeat_interleave(3, dim=0))
+
+
+@pytest.mark.parametrize("split_k", [1, 2])
+@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_scores_give_exact_means_up_to_each_tail(kind, d, split_k):
+    """Sums of 2^n integers below 16 are exact in bfloat16 weights and float32, and so are their means in float16."""
+    v = codes(4, 64, 1, d, seed=5)
+    cache, more = exactly(kind, codes(4, 64, 1, d, seed=6), v, F16)
+    out, lse = cache.attend(torch.zeros(4, 1, 2, d).half(), lengths(64, 32, 1, 0), split_k=split_k)
+    for b, length in enumerate((64, 32, 1)):
+        assert torch.equal(out[b, 0] - more, v[b, :length, 0].mean(0).half().expand(2, d))
+        assert (lse[b] - math.log(length)).abs().max() < 1e-6
+    assert not out[3].any() and (lse[3] == -math.inf).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_past_the_length_may_hold_nan(kind):
+    q, cache = case(kind, 1, 1, 1, 2, 64, 100)
+    clean = cache.attend(q, lengths(37), split_k=1)
+    got = cache.spoil((slice(None), slice(37, None))).attend(q, lengths(37), split_k=1)
+    assert torch.equal(got[0], clean[0]) and torch.equal(got[1], clean[1])
+
+
+@pytest.mark.parametrize("split_k", [1, 3])
+@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_sinks_a_window_and_a_cap_together(kind, d, split_k):
+    q, cache = case(kind, 2, 3, 1, 2, d, 200, seed=d)
+    options = {"sinks": torch.tensor([1.0, -2.0]), "window": 100, "softcap": 4.0}
+    got = cache.attend(q, lengths(200, 50), split_k=split_k, **options)
+    cache.check(q, lengths(200, 50), got, **options)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_the_cache_are_read_once(kind, d):
+    q, cache = case(kind, 2, 1, 2, 4, d, 256)
+    with emulator.counters() as counted:
+        cache.attend(q, lengths(256, 100), split_k=2)
+    rows = (256 + 100) * 2
+    for name, asked in (("k", 2 * 4), ("v", 16)):
+        traffic = counted.tensors[name]
+        if kind == "int4":  # each of a key's lanes (K: 4, V: 16) asks for its word of scales, K's for one per half
+            assert traffic.unique_loaded == rows * 4 * (4 + d // 8)
+            assert traffic.loaded == rows * (d // 2 + 4 * asked)
+        else:
+            assert traffic.loaded == rows * d * (2 if kind == "half" else 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_kernel_does_not_take_runs_in_torch(kind):
+    q, cache = case(kind, 2, 1, 1, 2, 32, 50)
+    seqlens = lengths(50, 0)
+    if kind in ("fp8", "half"):
+        told = hipforge.explain(decode_attention_fp8, q, *cache.sides, None, seqlens)
+    else:
+        groups = {"num_groups": 4} if kind == "int4" else {}
+        told = hipforge.explain(decode_attention_splitk, q.view(1, 2, 1, 2, 32), *cache.operands(q), seqlens, **groups)
+    assert told.path == "torch" and "D must be one of" in told.refused["kernel"]
+    cache.check(q, seqlens, cache.attend(q, seqlens))
+    q, cache = case(kind, 2, 1, 1, 2, 64, 40)  # pages of other than whole tiles
+    pages = cache.paged(8)
+    cache.check(q, lengths(40, 9), pages.attend(q, lengths(40, 9)))
+    if kind == "fp8":
+        told = hipforge.explain(decode_attention_fp8, q, *pages.sides, pages.tables, lengths(40, 9))
+        assert told.path == "torch" and "page_size must be a multiple of 16" in told.refused["kernel"]
+
+
+def test_the_packed_layout_gives_the_bits_of_the_plain_one():
+    q, cache = case("half", 2, 1, 2, 3, 64, 50)
+    out, lse = decode_attention_splitk(q.view(1, 2, 2, 3, 64), *cache.operands(q), lengths(50, 20), split_k=2)
+    want = cache.attend(q, lengths(50, 20), split_k=2)
+    assert torch.equal(out.view(q.shape), want[0]) and torch.equal(lse.view(want[1].shape), want[1])
