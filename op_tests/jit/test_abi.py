@@ -29,11 +29,12 @@ from hipforge.jit import host_library
 from hipforge.jit.call import abi
 from hipforge.jit.call.signature import signature_of
 
-DTYPES = {
-    torch.bool: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 4, torch.int32: 5, torch.int64: 6, torch.float16: 7,
-    torch.bfloat16: 8, torch.float32: 9, torch.float64: 10, torch.float8_e4m3fn: 11, torch.float8_e4m3fnuz: 12,
-    torch.float8_e5m2: 13, torch.float8_e5m2fnuz: 14, torch.float8_e8m0fnu: 15, torch.float4_e2m1fn_x2: 16,
-}  # fmt: skip
+NAMES = (
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "float8_e4m3fn",
+    "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+)  # fmt: skip
+# An older torch lacks the last ones.
+DTYPES = {getattr(torch, name): code for code, name in enumerate(NAMES, 1) if hasattr(torch, name)}
 
 
 # ---- what arrives ----

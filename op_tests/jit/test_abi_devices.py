@@ -31,6 +31,7 @@ def test_the_emulator_is_told_the_exact_extent_of_every_tensor(bound, library):
     assert library.open_scopes() == 0
 
 
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no fp4")
 def test_extents_of_empty_scalar_expanded_and_fp4_tensors(bound):
     empty, scalar = torch.zeros(0, 5), torch.zeros(9)[4]
     assert [size for _, _, size, _ in extents_of(bound, empty, scalar)[1]] == [512, 0, 4]
@@ -167,7 +168,7 @@ def test_the_exchange_table_of_a_rocm_torch_is_read_the_same_way(library, monkey
     make_capsule = ctypes.pythonapi.PyCapsule_New
     make_capsule.restype, make_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     capsule = make_capsule(ctypes.addressof(table), b"dlpack_exchange_api", None)
-    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", capsule)
+    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", capsule, raising=False)
     library.forget_changes()
     library.seen_stream.restype = ctypes.c_int64
     binder = abi.make_binder(environment(library, "hip"), reading="table")
