@@ -9,7 +9,7 @@ from hipforge import ops
 from hipforge.cli import tune
 from hipforge.errors import ConfigError
 from hipforge.jit import registry
-from hipforge.ops.core.tuned import clear_tables, load_table, read_rows, read_table
+from hipforge.ops.core.tuned import BUCKET, EXACT, NEXT, clear_tables, load_table, read_rows, read_table
 from hipforge.ops.mxfp8_gemm.family import FAMILY
 from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, cells
@@ -250,3 +250,11 @@ def test_the_shipped_smallm_table_is_the_model_over_all_default_cells():
     for row in rows.values():
         assert str(row.values["source"]).startswith("model:") and row.integer("use_hip") == 1
         assert 0 < row.values["err"] < 3e-3
+
+
+@pytest.mark.parametrize(
+    ("reach", "value", "served_by"),
+    [(NEXT, 4, [4, 8]), (NEXT, 5, [8]), (NEXT, 9, []), (EXACT, 4, [4]), (BUCKET, 4, [4]), (BUCKET, 5, [8])],
+)
+def test_a_row_serves_its_own_value_and_those_that_it_reaches(reach, value, served_by):
+    assert list(reach.values(value, (1, 4, 8))) == served_by
