@@ -3,7 +3,8 @@
 The files in dependency order; none imports a later one (``build`` reaches for ``maintenance`` only for an estimate
 and a size limit, when it runs)::
 
-    cache.files, digest, roots, ninja     small files; contents of files; placeholders for paths; commands → ninja text
+    children, cache.files     processes; small files
+    digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
     spec                      everything that determines a binary, as one value
     backends.vendors          what is asked of a vendor, and whose architecture this is
     cache.trust, cache.shapes     who can write there; what JSON must hold

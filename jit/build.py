@@ -24,7 +24,7 @@ from types import MappingProxyType
 
 from hipforge import settings
 from hipforge.errors import BuildError, HipforgeError
-from hipforge.jit import lookup, ninja, notices
+from hipforge.jit import children, lookup, ninja, notices
 from hipforge.jit.backends import vendors
 from hipforge.jit.cache import cache_dir, failures, leftovers, limits, stability, store
 from hipforge.jit.cache.locks import building
@@ -95,16 +95,7 @@ def make(spec: BuildSpec) -> Built:
         ConfigError: the cache directory that the user named cannot be written.
     """
     digests = cache_dir.digests()
-    root = cache_dir.writing_root()
-    try:
-        return _build_locked(spec, root, digests)
-    except OSError as error:
-        if error.errno not in cache_dir.UNUSABLE:
-            raise
-        path, named = cache_dir.configured()
-        if root != path:
-            raise BuildError(f"{spec.title} cannot be built: {error.strerror} in {root}") from error
-        return _build_locked(spec, cache_dir.refuse(path, named, error.strerror or str(error)), digests)
+    return cache_dir.written(lambda root: _build_locked(spec, root, digests))
 
 
 def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore) -> Built:
@@ -202,10 +193,11 @@ def generate(spec: BuildSpec, generator: Generator, root: Path, staging: Path, d
     output.mkdir()
     for command in generator.commands:
         argv = [spec.roots.show(word) for word in command]
-        done = subprocess.run(
-            argv, cwd=staging, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            preexec_fn=leftovers.ending_with_parent(),
-        )  # fmt: skip
+        with children.waited_for():
+            done = subprocess.run(
+                argv, cwd=staging, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                preexec_fn=children.ending_with_parent(),
+            )  # fmt: skip
         with (staging / "build.log").open("a") as log_file:
             log_file.write(f"$ {shlex.join(argv)}\n{done.stdout}\n")
         if done.returncode:
@@ -230,11 +222,12 @@ def start_ninja(
     """
     command = [ninja.executable(), "-C", str(directory), "-f", file, "-j", str(jobs), *extra]
     # Compilers put their own temporary files where they are swept with the rest when a build is killed.
-    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(temporary)}
+    # Relative to where they run, since clang takes each % in this name for a random digit.
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": f"../{temporary.parent.name}/{temporary.name}"}
     with (temporary / "ninja.log").open("w+") as output:
-        with subprocess.Popen(
+        with children.waited_for(), subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True,
-            preexec_fn=leftovers.ending_with_parent(),
+            preexec_fn=children.ending_with_parent(),
         ) as process:  # fmt: skip
             yield process
         output.seek(0)

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from hipforge.jit import children
 from hipforge.jit.cache.depfile import Spellings, absent_headers, missing_headers, read_depfile
 from hipforge.jit.cache.stability import NO_SUCH_FILE, InputsChanged
 from hipforge.jit.digest import ABSENT, UNREADABLE, DigestStore
@@ -118,6 +119,7 @@ def _scan(spec: BuildSpec, step: Step, staging: Path) -> None:
         return
     argv = [spec.roots.show(word) for word in step.scan]
     try:
-        subprocess.run(argv, cwd=staging, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+        with children.waited_for():
+            subprocess.run(argv, cwd=staging, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
     except (OSError, subprocess.TimeoutExpired):
         log.debug("%s: the headers of a failed compile could not be listed", spec.title)

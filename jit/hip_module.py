@@ -28,7 +28,7 @@ from hipforge.jit.digest import ABSENT, DigestStore
 from hipforge.jit.ninja import Step, body
 from hipforge.jit.registry import ModuleEntry
 from hipforge.jit.roots import Roots, package_roots
-from hipforge.jit.spec import BuildSpec, Generator, VariantValue, common_ingredients, title, variant_label
+from hipforge.jit.spec import BuildSpec, Generator, VariantValue, common_ingredients, stem, title
 from hipforge.jit.toolchain import Toolchain
 from hipforge.jit.units import Unit
 
@@ -97,8 +97,10 @@ class Request:
     @property
     def stem(self) -> str:
         """The first part of an entry's directory name."""
-        label = variant_label(self.variant)
-        return f"{self.entry.name}-{label}" if label else self.entry.name
+        return stem(self.entry.name, self.variant)
+
+
+_LONGEST_NAME = 200  # of the 255 that a file system takes; digests and suffixes follow
 
 
 def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch: str) -> Request:
@@ -113,6 +115,12 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
         raise ArchError(f"{entry.name} is built for {', '.join(entry.archs)}; this device is {arch}")
     entry = entry.for_vendor(archs.get(arch).vendor)
     checked = entry.check_variant(variant or {})
+    length = len(stem(entry.name, checked))
+    if length > _LONGEST_NAME:
+        raise ConfigError(
+            f"{entry.name}: name and variant have {length} characters together; {_LONGEST_NAME} is the most, since a "
+            "folder has their name"
+        )
     roots = package_roots().with_paths(MODULE_DIR=entry.module_dir, PYTHON=sys.executable)
     if entry.ffi == "pybind11":
         roots = roots.with_paths(PYTHON_INCLUDE=sysconfig.get_path("include"), PYBIND11_INCLUDE=_pybind11_include())

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from hipforge.archs import ARCHS, VENDORS
 from hipforge.errors import ConfigError
 from hipforge.jit.backends import vendors
+from hipforge.jit.cache import files
 from hipforge.jit.roots import PLACEHOLDER, name_problem, package_dir, unknown_placeholders
 from hipforge.jit.spec import VariantValue
 
@@ -161,7 +162,10 @@ class _Reader:
 
     def commands(self, key: str, value: Any) -> tuple[tuple[str, ...], ...]:
         texts = [value] if isinstance(value, str) else value
-        commands = tuple(tuple(shlex.split(text)) for text in self.strings(key, texts))
+        try:
+            commands = tuple(tuple(shlex.split(text)) for text in self.strings(key, texts))
+        except ValueError as error:  # an open quote
+            raise self.fail(key, f"{error} in {value!r}") from None
         return tuple(command for command in commands if command)
 
     def archs(self, key: str, value: Any) -> tuple[str, ...]:
@@ -260,12 +264,13 @@ def read_file(path: Path) -> dict[str, ModuleEntry]:
     Raises:
         ConfigError: it cannot be read, is not JSON, or an entry has an unknown key or a value of the wrong kind.
     """
-    path = path.resolve()
     problem = name_problem(path)
+    path = path if problem is not None else path.resolve()
+    problem = problem or name_problem(path)
     if problem is not None:
         raise ConfigError(f"modules described in {str(path)!r} cannot be used: {problem}; rename the folder")
     try:
-        raw = json.loads(path.read_text(), object_pairs_hook=_no_duplicates)
+        raw = json.loads(files.read(path), object_pairs_hook=_no_duplicates)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -71,6 +71,9 @@ class Roots:
         return self.paths[name] + rest if closed else text
 
 
+_NAME_BYTES = 255
+_PATH_BYTES = 3500
+"""Linux takes 4,096; what hipforge puts below needs up to 550."""
 _UNUSABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -78,7 +81,11 @@ def name_problem(path: str | Path) -> str | None:
     """Return why a path cannot be written into ninja files, depfiles and manifests, or None."""
     found = _UNUSABLE.search(str(path))
     if found is None:
-        return None
+        longest = max(map(len, map(os.fsencode, Path(path).parts)), default=0)
+        if longest > _NAME_BYTES:
+            return f"a name in it has {longest} bytes, and a file system takes {_NAME_BYTES}"
+        length = len(os.fsencode(path))
+        return None if length <= _PATH_BYTES else f"it has {length} bytes; {_PATH_BYTES} is the most"
     if found.group() >= "\ud800":
         return "its name is not UTF-8"
     return f"its name contains the control character {found.group()!r}"

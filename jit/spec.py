@@ -82,6 +82,12 @@ def variant_label(variant: Mapping[str, VariantValue]) -> str:
     return "-".join(re.sub(r"[^a-z0-9_.+]", "_", f"{name}{value}".lower()) for name, value in variant.items())
 
 
+def stem(module: str, variant: Mapping[str, VariantValue]) -> str:
+    """Return the first part of an entry's directory name: ``<module>[-<variant>]``."""
+    label = variant_label(variant)
+    return f"{module}-{label}" if label else module
+
+
 def title(module: str, variant: Mapping[str, VariantValue], target: str) -> str:
     """Return what messages call a module: ``module_x (M=4) for gfx950``."""
     values = ", ".join(f"{name}={value}" for name, value in variant.items())
@@ -132,8 +138,7 @@ class BuildSpec:
     @property
     def stem(self) -> str:
         """The first part of the entry's directory name: ``<module>[-<variant>]``."""
-        label = variant_label(self.variant)
-        return f"{self.module}-{label}" if label else self.module
+        return stem(self.module, self.variant)
 
     @property
     def title(self) -> str:

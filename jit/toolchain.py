@@ -80,13 +80,14 @@ Verdict = Accepted | Refused
 
 def probe_all(arch: str = next(iter(ARCHS))) -> list[Verdict]:
     """Return a verdict on every candidate, in the order in which they are preferred."""
-    return [judge(arch) for judge in _candidates(vendors.of(arch))]
+    return [_judge_any(judge, arch) for judge in _candidates(vendors.of(arch))]
 
 
 def select(arch: str) -> Toolchain:
     """Return the first toolchain that can build for ``arch``.
 
     Raises:
+        ConfigError: the cache directory cannot be used.
         ToolchainError: none can, or the compiler that the vendor's setting names cannot; the message gives each reason.
     """
     vendor = vendors.of(arch)
@@ -117,11 +118,19 @@ def _candidates(vendor: Vendor) -> Iterator[Callable[[str], Verdict]]:
         yield functools.partial(_judge, vendor, name, path)
 
 
+def _judge_any(judge: Callable[[str], Verdict], arch: str) -> Verdict:
+    """Return a verdict also where settings or the cache directory are wrong, which a build reports as it is."""
+    try:
+        return judge(arch)
+    except ConfigError as error:
+        return Refused("settings", None, str(error))
+
+
 def _judge(vendor: Vendor, name: str, path: Path | None, arch: str) -> Verdict:
     if path is None:
         return Refused(name, None, vendor.nowhere)
     try:
         toolchain = vendor.inspect(path, arch)
-    except (ToolchainError, ConfigError, OSError) as error:
+    except (ToolchainError, OSError) as error:
         return Refused(name, path, str(error), getattr(error, "lacks_headers_only", False))
     return Accepted(name, path, toolchain)

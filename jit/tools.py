@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hipforge.jit import children
 from hipforge.jit.cache import cache_dir, files
 from hipforge.jit.cache.shapes import fits
 from hipforge.jit.cache.trust import make_directory
@@ -121,15 +122,20 @@ def ask(question: str, argv: list[str], program: Path, extra_stamps: tuple[Path,
     if fits(kept, (int, str)):
         status, text = kept
         return int(status), str(text)
+    if os.sep in argv[0]:
+        argv = [os.path.abspath(argv[0]), *argv[1:]]
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_VERSION_TIMEOUT_S,
-            env={**os.environ, "LC_ALL": "C"},
-        )
+        # TMPDIR may not be there, and clang takes each % in it for a random digit.
+        with children.waited_for():
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=_VERSION_TIMEOUT_S,
+                cwd=cache_dir.temporary_dir(),
+                env={**os.environ, "LC_ALL": "C", "TMPDIR": "."},
+            )
     except subprocess.TimeoutExpired:
         return 124, f"no answer within {_VERSION_TIMEOUT_S} s"
     text = done.stdout.decode(errors="replace")

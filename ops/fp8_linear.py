@@ -341,7 +341,7 @@ def convert_to_float8_training(
         The model; a new object only where ``module`` is itself a linear layer that was converted.
 
     Raises:
-        GuardError: a layer to convert has a parametrization, as :meth:`Float8Linear.from_float` says.
+        GuardError: ``module`` is no module; a layer to convert has a parametrization, as :meth:`Float8Linear.from_float` says.
 
     Example:
         >>> from torch import nn
@@ -349,6 +349,8 @@ def convert_to_float8_training(
         >>> [type(layer).__name__ for layer in model]
         ['Float8Linear', 'Linear']
     """
+    if not isinstance(module, nn.Module):
+        raise GuardError(f"module must be a torch.nn.Module; got {type(module).__name__}")
     wanted = module_filter_fn or default_module_filter
 
     converted: dict[nn.Module, nn.Module] = {}  # a layer that is used in several places stays one layer

@@ -18,12 +18,15 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from hipforge import settings
 from hipforge.errors import ConfigError
 from hipforge.jit.cache import files, store, trust
 from hipforge.jit.digest import DigestStore, holds_digests
 from hipforge.jit.roots import name_problem
+
+T = TypeVar("T")
 
 log = logging.getLogger("hipforge")
 
@@ -36,7 +39,9 @@ UNUSABLE = frozenset(
         errno.EDQUOT,
         errno.ENOTDIR,
         errno.EEXIST,
+        errno.EISDIR,
         errno.ELOOP,
+        errno.ENAMETOOLONG,
     }
 )
 """Errors that say something about the directory rather than about hipforge."""
@@ -53,14 +58,17 @@ def configured() -> tuple[Path, bool]:
         return Path(os.path.abspath(named)), True  # resolve() would follow a link that may move
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # its specification: a relative one is to be ignored
-        base = str(Path("~/.cache").expanduser())
+        base = os.path.expanduser("~/.cache")  # stays as it is where there is no home
     return Path(base) / "hipforge", False
 
 
 def _distrusted(path: Path, named: bool) -> str | None:
     """Return why code from ``path`` may not run, or None."""
-    if named and settings.TRUST_SHARED_DIRS.get():
-        return None
+    if not path.is_absolute():
+        return f"HOME is not set, and user id {os.geteuid()} has no entry in /etc/passwd"
+    unusable = name_problem(path)
+    if unusable is not None or (named and settings.TRUST_SHARED_DIRS.get()):
+        return unusable
     return trust.directory_problem(path)
 
 
@@ -70,6 +78,9 @@ def checked(path: Path, setting: str) -> Path:
     Raises:
         ConfigError: others own it or can write it, and HIPFORGE_TRUST_SHARED_DIRS is not set.
     """
+    unusable = name_problem(path)
+    if unusable is not None:
+        raise ConfigError(f"{setting}={path} cannot be used: {unusable}; name another directory")
     problem = _distrusted(path, named=True)
     if problem is not None:
         raise ConfigError(
@@ -79,13 +90,25 @@ def checked(path: Path, setting: str) -> Path:
     return path
 
 
+def temporary_dir() -> Path:
+    """Return the directory for temporary files: ``TMPDIR`` where it can be used, else ``/tmp``.
+
+    Raises:
+        ConfigError: none can be written.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise ConfigError(f"no temporary directory can be used; set TMPDIR to a writable one ({error})") from None
+
+
 def private_dir() -> Path:
     """Return this user's own directory under the temporary directory, made if need be.
 
     Raises:
         ConfigError: not even that can be written.
     """
-    path = Path(tempfile.gettempdir()) / f"hipforge-{os.geteuid()}"
+    path = temporary_dir() / f"hipforge-{os.geteuid()}"
     try:
         with contextlib.suppress(FileExistsError):  # somebody's file, or a link that leads nowhere
             path.mkdir(mode=0o700, exist_ok=True)
@@ -116,7 +139,7 @@ def reading_roots() -> list[Path]:
 
 def _own_private_dir() -> list[Path]:
     """Return the private directory if there is one and it is this user's."""
-    private = Path(tempfile.gettempdir()) / f"hipforge-{os.geteuid()}"
+    private = temporary_dir() / f"hipforge-{os.geteuid()}"
     with contextlib.suppress(OSError):
         if private.lstat().st_uid == os.geteuid() or _one_time_dir.cache_info().currsize:
             return [private_dir()]
@@ -154,10 +177,26 @@ def refuse(path: Path, named: bool, problem: str) -> Path:
     return private
 
 
+def written(make: Callable[[Path], T]) -> T:
+    """Return ``make(root)`` for a directory in which entries can be made; for the private one if the first is full.
+
+    Raises:
+        ConfigError: the user named a directory that cannot be written, or nothing can.
+    """
+    root = writing_root()
+    try:
+        return make(root)
+    except OSError as error:
+        if error.errno not in UNUSABLE:
+            raise
+        path, named = configured()
+        problem = error.strerror or str(error)
+        if root != path:
+            raise ConfigError(f"{root} cannot be used: {problem}; set {CACHE_DIR} to another directory") from error
+        return make(refuse(path, named, problem))
+
+
 def _write_problem(path: Path) -> str | None:
-    problem = name_problem(path)
-    if problem is not None:
-        return problem
     try:
         trust.make_directory(path)
         descriptor, name = tempfile.mkstemp(dir=path, prefix=".probe-")
@@ -176,7 +215,7 @@ def _write_problem(path: Path) -> str | None:
 def state_dir() -> Path | None:
     """Return where remembered digests and answers of compilers are kept; None if nowhere is both ours and writable."""
     path, named = configured()
-    if not _distrusted(path, named) and (named or not path.exists() or os.access(path, os.W_OK)):
+    if not _distrusted(path, named) and (named or not os.path.exists(path) or os.access(path, os.W_OK)):
         return path
     return next(iter(_own_private_dir()), None)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from hipforge import settings
-from hipforge.errors import BuildError
+from hipforge.errors import BuildError, ConfigError
 from hipforge.jit.cache import files
 from hipforge.jit.cache.store import NO_FLOCK, is_build_name
 from hipforge.jit.cache.trust import own_directory
@@ -37,6 +37,7 @@ def building(root: Path, name: str, title: str) -> Iterator[None]:
 
     Raises:
         BuildError: another process holds it for longer than ``HIPFORGE_LOCK_TIMEOUT`` seconds.
+        ConfigError: something else lies where the lock file should.
         OSError: the lock file cannot be made.
     """
     path = root / "locks" / f"{name}.lock"
@@ -48,6 +49,8 @@ def building(root: Path, name: str, title: str) -> Iterator[None]:
             # filelock found out by itself that flock is missing. Two builds of one module may run, and the rename keeps
             # either result whole.
             log.debug("%s: no file locks here, building without one", root)
+        except IsADirectoryError:
+            raise ConfigError(f"{path} is a directory, where hipforge keeps a lock file; remove it") from None
         except Busy as error:
             raise BuildError(f"waited {error.waited_s:.0f} s for {error}") from None
         yield

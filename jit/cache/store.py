@@ -53,8 +53,8 @@ log = logging.getLogger("hipforge")
 
 MANIFEST = "manifest.json"
 
-NO_FLOCK = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-"""How a file system says that it has no flock."""
+NO_FLOCK = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO})
+"""How a file system says that it has no flock, or that its lock server does not answer."""
 
 _ENTRY_NAME = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{16}")
 _BUILD_NAME = re.compile(r"[^-]+-.+-[0-9a-f]{24}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import csv
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from types import MappingProxyType
 from hipforge import devices, settings
 from hipforge.archs import ARCHS
 from hipforge.errors import ConfigError
+from hipforge.jit.cache import files
 
 Value = int | float | str | None
 Key = tuple[int | str, ...]
@@ -286,10 +288,9 @@ def read_rows(schema: TableSchema, path: Path) -> list[TunedRow]:
             cell appears twice; the message starts with ``file:line``.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream)
-            lines = [(reader.line_num, fields) for fields in reader if fields]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reader = csv.reader(io.StringIO(files.read(path).decode("utf-8-sig"), newline=""))
+        lines = [(reader.line_num, fields) for fields in reader if fields]
+    except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path}:1: cannot read the tuned table of {schema.family}: {error}") from error
     if not lines:
         raise ConfigError(f"{path}:1: the file is empty; expected the header {','.join(schema.header)}")

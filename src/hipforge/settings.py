@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,11 @@ def _paths(text: str) -> tuple[Path, ...]:
     return tuple(_path(part) for part in text.split(os.pathsep) if part)
 
 
+def _command(text: str) -> str:
+    shlex.split(text)  # ValueError for an open quote
+    return text
+
+
 _FLAG = "0 or 1"
 
 DEVICE = Setting(
@@ -173,7 +179,7 @@ NVCC = Setting[Path | None](
     "The compiler for NVIDIA GPUs, before any that is found.",
 )
 COMPILER_LAUNCHER = Setting(
-    "HIPFORGE_COMPILER_LAUNCHER", "", str, "a command such as ccache",
+    "HIPFORGE_COMPILER_LAUNCHER", "", _command, "a command such as ccache, its quotes closed",
     "Put in front of every compiler command.",
 )
 HOST_MARCH = Setting(
@@ -230,7 +236,19 @@ FORMER_TABLES = {"smallm_mxfp8": "mxfp8_gemm"}  # names that tuned tables had be
 
 
 def config_override(family: str) -> list[tuple[str, Path]]:
-    """Return the tuned CSVs of ``HIPFORGE_CONFIG_<FAMILY>``, each with the variable that names it; later files win."""
+    """Return the tuned CSVs of ``HIPFORGE_CONFIG_<FAMILY>``, each with the variable that names it; later files win.
+
+    Raises:
+        ConfigError: a path begins with ``~`` and a user who does not exist.
+    """
     names = [*(former for former, now in FORMER_TABLES.items() if now == family), family]
     variables = [CONFIG_PREFIX + name.upper() for name in names]
-    return [(variable, path) for variable in variables for path in _paths(os.environ.get(variable, ""))]
+    found: list[tuple[str, Path]] = []
+    for variable in variables:
+        text = os.environ.get(variable, "")
+        try:
+            found += [(variable, path) for path in _paths(text)]
+        except ValueError as error:
+            problem = f"{variable}={text!r} is not valid: expected CSV files separated by ':' ({error})"
+            raise ConfigError(problem) from None
+    return found

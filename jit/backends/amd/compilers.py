@@ -168,7 +168,7 @@ def _rocm_for(path: Path, is_hipcc: bool, version: int) -> Path:
     for root in cache_dir.reading_roots():
         if rocm_tree.is_usable(root / name):
             return root / name
-    return rocm_tree.assemble(source, cache_dir.writing_root(), name, path)
+    return cache_dir.written(lambda root: rocm_tree.assemble(source, root, name, path))
 
 
 _DEVICE_LIBRARY = re.compile(r'"-mlink-builtin-bitcode" "([^"]+)/ocml\.bc"')

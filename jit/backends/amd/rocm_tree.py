@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hipforge import settings
 from hipforge.errors import ToolchainError
+from hipforge.jit import children
 from hipforge.jit.cache import store, trust
 from hipforge.jit.digest import DigestStore, text_digest
 from hipforge.jit.roots import package_dir
@@ -154,9 +155,11 @@ def _compile_constants(bitcode: Path, clang: Path) -> None:
     for file, text in sources.items():
         (bitcode / f"{file}.ll").write_text(text)
     command = [str(clang), "--target=amdgcn-amd-amdhsa", "-nogpulib", "-x", "ir", "-c", "-emit-llvm"]
-    done = subprocess.run(
-        [*command, *(f"{file}.ll" for file in sources)], cwd=bitcode, capture_output=True, text=True, check=False
-    )
+    with children.waited_for():
+        done = subprocess.run(
+            [*command, *(f"{file}.ll" for file in sources)], cwd=bitcode, capture_output=True, text=True, check=False,
+            env={**os.environ, "TMPDIR": "."},
+        )  # fmt: skip
     missing = [file for file in sources if not (bitcode / f"{file}.bc").is_file()]
     if done.returncode or missing:
         raise ToolchainError(

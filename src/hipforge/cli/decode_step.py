@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hipforge.errors import ConfigError
+from hipforge.jit.cache.files import read as read_file
 
 if TYPE_CHECKING:
     import torch
@@ -88,15 +89,33 @@ def read(path: Path) -> Shape:
         ConfigError: it is not JSON, lacks a field, or is of a model that is not known here.
     """
     try:
-        config: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        config = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
-    config = config.get("text_config") or config
+    config = config.get("text_config") or config if isinstance(config, dict) else config
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} must hold a JSON object; got {type(config).__name__}")
     name = str(config.get("model_type"))
     try:
-        return _shape(name, config)
-    except (KeyError, TypeError) as error:
+        shape = _shape(name, config)
+    except KeyError as error:
         raise ConfigError(f"{path} lacks the field {error} of a {name} model") from None
+    except (TypeError, OverflowError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} has a value that a {name} model cannot have: {error}") from None
+    sizes = [size for item in fields(shape) for size in _numbers(getattr(shape, item.name))]
+    wrong = [size for size in sizes if not 0 <= size <= _MOST]
+    if wrong:
+        raise ConfigError(f"{path}: sizes of a model are 0 to {_MOST}; got {wrong[0]:g}")
+    return shape
+
+
+_MOST = 1 << 30
+
+
+def _numbers(value: object) -> list[float]:
+    return [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, int | float)]
 
 
 def _shape(name: str, config: dict[str, Any]) -> Shape:

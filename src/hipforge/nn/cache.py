@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import torch
 
-from hipforge.errors import GuardError
+from hipforge.errors import GuardError, OutOfMemoryError
 from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention import decode_attention_fp8
 from hipforge.ops.rope_and_cache import Style, rope_and_cache
+
+_MOST_PAGES = (1 << 31) - 1
 
 # Four blocks of 64 keys are less work than the second launch that merging the parts of a sequence takes.
 UNSPLIT_KEYS = 256
@@ -84,14 +87,25 @@ class PagedKVCache:
         sizes = {"layers": layers, "pages": pages, "page_size": page_size, "kv_heads": kv_heads, "head_dim": head_dim}
         for name, size in sizes.items():
             require_int(name, size, 1)
+        if pages > _MOST_PAGES:
+            raise GuardError(f"pages must be at most {_MOST_PAGES}, since block tables are int32; got {pages}")
         if page_size % 16:
             raise GuardError(f"page_size must be a multiple of 16; got {page_size}")
-        place = torch.get_default_device() if device is None else torch.device(device)
+        try:
+            place = torch.get_default_device() if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise GuardError(f"device must be one that torch knows; got {device!r}") from error
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.itemsize == 1):
+            raise GuardError(f"dtype must be an 8-bit type of torch; got {dtype!r}")
         own = fp8_dtypes(place)[0] if dtype is None else dtype
         shape = (layers, pages, page_size, kv_heads, head_dim)
         self.page_size, self.device = page_size, place
         # Zeroed: a page that is read before it is full must not hold NaN.
-        self.k, self.v = (torch.zeros(shape, dtype=torch.uint8, device=place).view(own) for _ in range(2))
+        try:
+            self.k, self.v = (torch.zeros(shape, dtype=torch.uint8, device=place).view(own) for _ in range(2))
+        except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+            gigabytes = 2 * math.prod(shape) / 1e9
+            raise OutOfMemoryError(f"a cache of {sizes} needs {gigabytes:.3g} GB, which {place} does not give") from error
         self.k_scale, self.v_scale = (torch.ones(layers, kv_heads, dtype=torch.float32, device=place) for _ in range(2))
         self._free = list(range(pages - 1, -1, -1))
         self._pages: dict[int, list[int]] = {}

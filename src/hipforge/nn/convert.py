@@ -28,7 +28,7 @@ def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> 
         The model.
 
     Raises:
-        GuardError: a layer whose in_features is not a multiple of 32, by name; a pattern that matches no layer.
+        GuardError: what is no module; a layer whose in_features is not a multiple of 32, by name; a pattern that matches no layer.
 
     Example:
         >>> import torch
@@ -37,6 +37,8 @@ def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> 
         >>> [type(part).__name__ for part in convert_to_mxfp8(model, skip="2")]
         ['MXFP8Linear', 'ReLU', 'Linear']
     """
+    if not isinstance(model, torch.nn.Module):
+        raise GuardError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
     linears = {
         name: part for name, part in model.named_modules(remove_duplicate=False) if type(part) is torch.nn.Linear

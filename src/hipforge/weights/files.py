@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from hipforge.errors import ConfigError
+from hipforge.jit.cache.files import read as read_file
 
 _LENGTH_BYTES = 8
 _MAX_HEADER = 100_000_000
@@ -107,11 +108,18 @@ def configuration(path: Path) -> dict[str, Any]:
         file = folder / name
         if file.is_file():
             parsed = _json(file)
-            declared = parsed.get(key) or (parsed.get("text_config") or {}).get(key)
+            declared = _object(file, parsed, key) or _object(file, _object(file, parsed, "text_config"), key)
             if declared:
-                producer = (parsed.get("producer") or {}).get("name")
-                return {"quant_method": producer, **declared}
+                return {"quant_method": _object(file, parsed, "producer").get("name"), **declared}
     return {}
+
+
+def _object(file: Path, parsed: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return an object of a JSON document; {} where it is missing or null."""
+    value = parsed.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"{key} in {file} must be an object; got {value!r}")
+    return value or {}
 
 
 def _files(path: Path) -> list[Path]:
@@ -121,8 +129,8 @@ def _files(path: Path) -> list[Path]:
         raise ConfigError(f"{path} is neither a safetensors file nor a folder of them")
     for index in sorted(path.glob("*.safetensors.index.json")):
         names = _json(index).get("weight_map")
-        if not isinstance(names, dict):
-            raise ConfigError(f"{index} has no weight_map")
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+            raise ConfigError(f"{index} has no weight_map from keys to the names of files")
         files = [path / name for name in dict.fromkeys(names.values())]
         for file in files:
             if not file.is_file():
@@ -136,9 +144,9 @@ def _files(path: Path) -> list[Path]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        parsed = json.loads(file.read_text())
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
+        parsed = json.loads(read_file(file))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} cannot be read as JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise ConfigError(f"{file} must hold a JSON object; got {type(parsed).__name__}")
     return parsed
@@ -157,7 +165,7 @@ def _header(file: Path) -> list[Entry]:
     try:
         table = json.loads(text)
         entries = [_entry(file, key, row, start) for key, row in table.items() if key != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{file} has no safetensors header: {error!r}") from None
