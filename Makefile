@@ -13,7 +13,7 @@ TEST_JOBS ?= auto
 ARCH      ?= gfx950
 BIN       := $(VENV)/bin
 
-.PHONY: demo example test gpu-test test-full test-pythons test-integrations stress adversary lint docs bench wheel wheel-aot setup clean
+.PHONY: demo example test gpu-test test-full test-pythons test-integrations stress adversary lint docs bench wheel wheel-aot setup clean distclean
 
 demo: setup
 	@$(BIN)/hipforge demo
@@ -64,7 +64,7 @@ bench: setup
 
 wheel: setup
 	@echo 'building the wheel and the source distribution into dist/ (a minute)' >&2
-	@rm -rf build
+	@rm -rf build/lib build/bdist.*
 	@$(BIN)/python -m build --sdist --outdir dist .
 	@$(BIN)/python .ci/wheel_aot.py --binding-only --outdir dist
 
@@ -74,5 +74,9 @@ wheel-aot: setup
 setup:
 	@PYTHON='$(PYTHON)' VENV='$(VENV)' PIP_INDEX='$(PIP_INDEX)' NO_SUDO='$(NO_SUDO)' sh .ci/setup.sh
 
+# The environments stay: making them again takes minutes and the network.
 clean:
-	rm -rf $(VENV) .venv-integrations .venv-pythons build dist *.egg-info
+	rm -rf build dist *.egg-info src/*.egg-info
+
+distclean: clean
+	rm -rf $(VENV) .venv-integrations .venv-pythons

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hipforge.archs import ARCHS, VENDORS
-from hipforge.errors import ConfigError
+from hipforge.errors import ConfigError, did_you_mean
 from hipforge.jit.backends import vendors
 from hipforge.jit.cache import files
 from hipforge.jit.roots import PLACEHOLDER, name_problem, package_dir, unknown_placeholders
@@ -388,7 +388,8 @@ def module(name: str) -> ModuleEntry:
     entry = _registered.get(name) or shipped().get(FORMER_NAMES.get(name, name))
     if entry is None:
         raise ConfigError(
-            f"there is no module {name!r}; known: {', '.join(modules()) or '(none)'}. Modules are described in "
+            f"there is no module {name!r}{did_you_mean(name, modules())}; "
+            f"known: {', '.join(modules()) or '(none)'}. Modules are described in "
             f"{SHIPPED}, or in a JSON file given to hipforge.jit.register()"
         )
     return entry

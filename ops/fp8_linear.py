@@ -341,7 +341,8 @@ def convert_to_float8_training(
         The model; a new object only where ``module`` is itself a linear layer that was converted.
 
     Raises:
-        GuardError: ``module`` is no module; a layer to convert has a parametrization, as :meth:`Float8Linear.from_float` says.
+        GuardError: ``module`` is no module; a layer to convert has a parametrization, as
+            :meth:`Float8Linear.from_float` says.
 
     Example:
         >>> from torch import nn

@@ -126,6 +126,7 @@ def current() -> Device:
     Raises:
         ConfigError: ``HIPFORGE_DEVICE`` demands a GPU of a vendor, and torch sees none that has kernels.
     """
+    settings.warn_of_mistyped()
     wanted = settings.DEVICE.get()
     if wanted == "reference":
         return Device("reference", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 # A table instead of a regular expression, which every `import hipforge` would compile.
 _CONTROL = ((0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F), (0x2028, 0x202E), (0x2066, 0x2069))
 _ESCAPES = {code: repr(chr(code))[1:-1] for first, last in _CONTROL for code in range(first, last + 1)}
@@ -13,6 +15,14 @@ def printable(text: str) -> str:
     Messages quote files, arguments and compilers; what those hold must not move a terminal's cursor or hide a line.
     """
     return text.translate(_ESCAPES)
+
+
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean x?)`` for the known name that ``text`` is most like, or nothing."""
+    import difflib  # not for `import hipforge`, which needs none of it
+
+    near = difflib.get_close_matches(text, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 class HipforgeError(RuntimeError):

@@ -8,6 +8,8 @@ description says "fixed at first use". :func:`scope` overrides settings for a ``
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hipforge.archs import EMULATED
-from hipforge.errors import ConfigError
+from hipforge.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
@@ -228,6 +230,21 @@ def scope(**values: Any) -> Iterator[None]:
     finally:
         _overrides.clear()
         _overrides.update(saved)
+
+
+def unknown() -> dict[str, str]:
+    """Return the ``HIPFORGE_`` variables that are set and no settings, each with the setting it may be meant for."""
+    known = [setting.env for setting in ALL]
+    names = (name for name in os.environ if name.startswith("HIPFORGE_") and not name.startswith(CONFIG_PREFIX))
+    return {name: did_you_mean(name, known) for name in sorted(names) if name not in known and os.environ[name]}
+
+
+@functools.cache
+def warn_of_mistyped() -> None:
+    """Log, once, each variable that is no setting but almost the name of one; nothing else would read it."""
+    for name, near in unknown().items():
+        if did_you_mean(name.removeprefix("HIPFORGE_"), [setting.env.removeprefix("HIPFORGE_") for setting in ALL]):
+            logging.getLogger("hipforge").warning("there is no setting %s%s", name, near)
 
 
 # Per-family overrides of tuned tables have names made from the family, so they are not in ALL.

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from hipforge.errors import ConfigError
 
+_MOST = 2**31 - 1
+
 
 def parse(text: str, names: Sequence[str], example: Sequence[int]) -> list[int]:
     """Return the numbers of a shape in the order of ``names``.
@@ -33,8 +35,11 @@ def parse(text: str, names: Sequence[str], example: Sequence[int]) -> list[int]:
         values = [values[given.index(name)] for name in names]
     else:
         values = [part.strip() for part in text.lower().replace("x", ",").split(",")]
-    if len(values) != len(names) or not all(value.isdecimal() and int(value) > 0 for value in values):
+    if len(values) != len(names) or not all(value.isdecimal() and value.strip("0") for value in values):
         raise _wrong(text, names, example)
+    beyond = [value for value in values if len(value) > len(str(_MOST)) or int(value) > _MOST]
+    if beyond:
+        raise ConfigError(f"shape {text!r}: {beyond[0]} is beyond {_MOST}, the largest size of a dimension")
     return [int(value) for value in values]
 
 

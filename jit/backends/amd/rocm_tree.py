@@ -73,7 +73,7 @@ def own_headers() -> list[Path]:
 
 def is_usable(tree: Path) -> bool:
     """Return whether there is a tree, whole because a rename makes it visible, that only its owner can write."""
-    if not (tree / "share/hip/version").is_file():
+    if not os.path.isfile(tree / "share/hip/version"):  # False, too, where this user may not look
         return False
     return settings.TRUST_SHARED_DIRS.get() or (trust.problem(tree.parent) or trust.tree_problem(tree)) is None
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Compile jobs; default from cores and free memory.")
 @click.option("--every-variant", is_flag=True, help="Also variants that only tuners and explicit calls use.")
 @REGISTER_OPTION
-@click.option("--dry-run", is_flag=True, help="Show hits, misses and commands; build nothing.")
+@click.option("--dry-run", is_flag=True, help="Show hits, misses and how long a build would take; build nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="With --dry-run, show the commands too.")
 @click.option("--json", "as_json", is_flag=True, help="Print outcomes as JSON.")
 def command(
     modules: tuple[str, ...],
@@ -37,6 +38,7 @@ def command(
     every_variant: bool,
     registries: tuple[Path, ...],
     dry_run: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Build MODULES for the given architectures ahead of their first call; failures do not stop the others (exit 1)."""
@@ -51,7 +53,10 @@ def command(
     wanted = fleet.requests(names, archs, every_variant=every_variant)
     console = output.console(stderr=as_json)
     if dry_run:
-        _show_plan(console, fleet.plan(wanted), as_json)
+        planned = fleet.plan(wanted)
+        _show_plan(console, planned, as_json, verbose)
+        if not as_json:
+            _summarise_plan(console, planned, jobs)
         return
     with BuildProgress(output.console(stderr=True)) as progress:
         outcomes = fleet.build_many(wanted, jobs, progress.on_event, progress.on_plan)
@@ -62,7 +67,7 @@ def command(
         sys.exit(1)
 
 
-def _show_plan(console: Console, planned: list[Planned], as_json: bool) -> None:
+def _show_plan(console: Console, planned: list[Planned], as_json: bool, verbose: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
             "module": item.title,
@@ -79,10 +84,23 @@ def _show_plan(console: Console, planned: list[Planned], as_json: bool) -> None:
     for row in rows:
         estimate = "" if row["estimate_seconds"] is None else f"  about {row['estimate_seconds']:.1f} s"
         console.print(f"{row['state']:8}{row['module']}{estimate}", highlight=False)
-        for line in row["commands"]:
+        for line in row["commands"] if verbose else ():
             console.print(f"        {line}", markup=False, highlight=False, soft_wrap=True)
         if row["problem"]:
             console.print(f"        {row['problem']}", markup=False, highlight=False, soft_wrap=True, style="red")
+
+
+def _summarise_plan(console: Console, planned: list[Planned], jobs: int | None) -> None:
+    from hipforge.jit import build, fleet
+
+    hits = sum(item.entry is not None for item in planned)
+    problems = sum(item.problem is not None for item in planned)
+    at_once = build.capped_jobs(jobs)
+    console.print(
+        f"{hits} hits, {len(planned) - hits - problems} misses, {problems} problems; a build would take about "
+        f"{fleet.expected_seconds(planned, at_once):.0f} s with {at_once} {'job' if at_once == 1 else 'jobs'}",
+        highlight=False,
+    )
 
 
 def _as_dict(outcome: BuildOutcome) -> dict[str, Any]:

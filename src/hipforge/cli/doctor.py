@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import platform
@@ -19,7 +18,7 @@ from rich.table import Table
 
 from hipforge import __version__, archs, devices, settings
 from hipforge.cli import output
-from hipforge.errors import HipforgeError
+from hipforge.errors import HipforgeError, did_you_mean
 from hipforge.jit.backends import vendors
 from hipforge.jit.backends.vendors import Vendor
 from hipforge.jit.cache import cache_dir
@@ -169,8 +168,7 @@ def setting_findings() -> list[Finding]:
         elif name in known:
             problem, meaning = _setting_problem(known[name]), known[name].doc
         else:
-            near = difflib.get_close_matches(name, known, n=1)
-            problem = "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
+            problem = "there is no such setting" + did_you_mean(name, known)
             meaning = ""
         findings.append(Finding("setting", f"{name}={text}", not problem, not problem, problem or meaning))
     return findings

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
+import sys
+from typing import Any
 
 import click
 
-from hipforge import __version__
-from hipforge.errors import HipforgeError
+from hipforge import __version__, settings
+from hipforge.errors import HipforgeError, did_you_mean
 
 # name -> (module, one-line help shown without importing it)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -42,6 +45,22 @@ class LazyGroup(click.Group):
         command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return name, command and further arguments; a mistyped name is a usage error that says what is near."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command line; what the output's encoding lacks is replaced."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+                stream.reconfigure(errors="backslashreplace" if utf8 else "replace")
+        return super().main(*args, **kwargs)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command list from the table, importing nothing."""
         with formatter.section("Commands"):
@@ -61,3 +80,4 @@ class LazyGroup(click.Group):
 def cli(verbose: bool) -> None:
     """GPU ops for AMD Instinct, built on their first call, and an emulator for machines without one."""
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
+    settings.warn_of_mistyped()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import hipforge
 from hipforge import archs, shapes
 from hipforge.cli.operands import Subject, e4m3, mxfp8, normal
 from hipforge.cli.subjects_more import MORE
-from hipforge.errors import ConfigError, HipforgeError
+from hipforge.errors import ConfigError, HipforgeError, did_you_mean
 
 
 def refusal(call: partial[Any]) -> str:
@@ -144,15 +145,46 @@ class _ShapeCommand(click.Command):
 _NEGATIVE = re.compile(r"-\d+[,x]")
 
 
+def _no_op(name: str) -> str:
+    return f"there is no op {name!r}{did_you_mean(name, SUBJECTS)}; there are {', '.join(sorted(SUBJECTS))}"
+
+
+class _Op(click.Choice[str]):
+    """The name of an op; the error for another says which is near."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            self.fail(_no_op(value))
+        return value
+
+
+def _checked_shape(ctx: click.Context, _param: click.Parameter, shape: str) -> str:
+    """Refuse a wrong shape before anything of torch is imported, which takes seconds."""
+    if "op" in ctx.params and not ctx.resilient_parsing:
+        parsed(ctx.params["op"], shape)
+    return shape
+
+
+def parsed(op: str, shape: str) -> list[int]:
+    """Return the numbers of a shape of ``op``.
+
+    Raises:
+        ConfigError: there is no such op, or the shape is not one of its.
+    """
+    if op not in SUBJECTS:
+        raise ConfigError(_no_op(op))
+    return shapes.parse(shape, SUBJECTS[op].shape, SUBJECTS[op].example)
+
+
 def subject_command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function that takes ``op``, ``shape`` and ``arch``, and what its own options add."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        takes_op = click.argument("op", type=click.Choice(sorted(SUBJECTS)), metavar="OP")
+        takes_op = click.argument("op", type=_Op(sorted(SUBJECTS)), metavar="OP")
         takes_arch = click.option(
             "--arch", type=click.Choice(archs.EMULATED), help="Emulate it; default as HIPFORGE_EMULATE says."
         )
-        called = takes_op(click.argument("shape")(takes_arch(function)))
+        called = takes_op(click.argument("shape", callback=_checked_shape)(takes_arch(function)))
         return click.command(name, cls=_ShapeCommand, epilog=SHAPES_HELP)(called)
 
     return decorate
@@ -164,12 +196,18 @@ def call_of(op: str, shape: str) -> partial[Any]:
     Raises:
         ConfigError: the shape is not one of the op's, or its operands do not fit in memory.
     """
-    subject = SUBJECTS[op]
-    numbers = shapes.parse(shape, subject.shape, subject.example)
+    numbers = parsed(op, shape)
+    with making_operands(f"{op} at {shape}"):
+        return SUBJECTS[op].call(*numbers)
+
+
+@contextlib.contextmanager
+def making_operands(title: str) -> Iterator[None]:
+    """Turn what torch raises in the block, where operands of a call do not fit in memory, into a ConfigError."""
     try:
-        return subject.call(*numbers)
-    except (MemoryError, RuntimeError) as error:
+        yield
+    except (MemoryError, RuntimeError, OverflowError, TypeError) as error:
         if isinstance(error, HipforgeError):
             raise
-        reason = str(error).splitlines()[0] or type(error).__name__
-        raise ConfigError(f"the operands of {op} at {shape} cannot be made ({reason}); take a smaller shape") from error
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise ConfigError(f"the operands of {title} cannot be made ({reason}); take a smaller shape") from error

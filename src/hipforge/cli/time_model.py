@@ -12,6 +12,7 @@ import click
 
 from hipforge import archs, devices
 from hipforge.cli import decode_step, output
+from hipforge.cli.profile_subjects import making_operands
 from hipforge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def model_step(shape: decode_step.Shape, batch: int, context: int, known: dict[A
     for piece in decode_step.pieces(shape, batch, context):
         key = (piece.name, batch, context if piece.of_context else None)
         if key not in known:
-            call = piece.run()
+            with making_operands(f"{piece.name} for batch {batch} and context {context}"):
+                call = piece.run()
             start: Start = "mall" if piece.start == "mall" else "cold"
             with emulator.timed(start=start) as timed:
                 call()
@@ -67,10 +69,11 @@ def model_step(shape: decode_step.Shape, batch: int, context: int, known: dict[A
 
 @click.command("time-model")
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, default=(1,), help="Sequences; repeatable.")
-@click.option("--context", "contexts", type=click.IntRange(1), multiple=True, default=(1024,),
+@click.option("--batch", "batches", type=click.IntRange(1, 1 << 20), multiple=True, default=(1,),
+              help="Sequences; repeatable.")  # fmt: skip
+@click.option("--context", "contexts", type=click.IntRange(1, 1 << 24), multiple=True, default=(1024,),
               help="Keys of each sequence, the new token included; repeatable.")  # fmt: skip
-@click.option("--tp", type=click.IntRange(1), default=1, help="GPUs that share the model (tensor parallel).")
+@click.option("--tp", type=click.IntRange(1, 1 << 10), default=1, help="GPUs that share the model (tensor parallel).")
 @click.option("--arch", type=click.Choice(archs.EMULATED), help="Emulate it; default as HIPFORGE_EMULATE says.")
 @click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
 @click.option("--plot", "picture", type=click.Path(path_type=Path), help="Also write stacked bars (needs matplotlib).")

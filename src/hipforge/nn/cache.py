@@ -104,8 +104,8 @@ class PagedKVCache:
         try:
             self.k, self.v = (torch.zeros(shape, dtype=torch.uint8, device=place).view(own) for _ in range(2))
         except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
-            gigabytes = 2 * math.prod(shape) / 1e9
-            raise OutOfMemoryError(f"a cache of {sizes} needs {gigabytes:.3g} GB, which {place} does not give") from error
+            need = f"{2 * math.prod(shape) / 1e9:.3g} GB"
+            raise OutOfMemoryError(f"a cache of {sizes} needs {need}, which {place} does not give") from error
         self.k_scale, self.v_scale = (torch.ones(layers, kv_heads, dtype=torch.float32, device=place) for _ in range(2))
         self._free = list(range(pages - 1, -1, -1))
         self._pages: dict[int, list[int]] = {}

@@ -28,7 +28,8 @@ def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> 
         The model.
 
     Raises:
-        GuardError: what is no module; a layer whose in_features is not a multiple of 32, by name; a pattern that matches no layer.
+        GuardError: no module; a layer whose in_features is not a multiple of 32, by name; a pattern that matches
+            no layer.
 
     Example:
         >>> import torch
