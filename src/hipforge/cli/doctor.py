@@ -190,10 +190,7 @@ def _setting_problem(setting: settings.Setting[Any]) -> str:
 
 
 def _launcher_problem(command: str) -> str:
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        return f"it cannot be split into words: {error}"
+    words = shlex.split(command)
     return "" if words and shutil.which(words[0]) else f"there is no executable {words[0] if words else command}"
 
 
