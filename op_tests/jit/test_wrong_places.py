@@ -280,8 +280,8 @@ def told(*words: str) -> str:
         (("time", "mxfp8_gemv", "1,2,3", "--beside", "mxfp8_gevm", "1"), "(did you mean mxfp8_gemv?)"),
         (("build", "module_fp8_qant"), "there is no module 'module_fp8_qant' (did you mean module_fp8_quant?)"),
         (("time", "mxfp8_gemv", "m=x"), "shape 'm=x': expected M,N,K as positive integers"),
-        (("profile", "mxfp8_gemv", "99999999999999999999,1,1"), "is beyond 2147483647, the largest size"),
-        (("explain", "mxfp8_gemv", "9" * 5000 + ",1,1"), "is beyond 2147483647, the largest size"),
+        (("profile", "mxfp8_gemv", "99999999999999999999,1,1"), "is beyond 9223372036854775807, the largest size"),
+        (("explain", "mxfp8_gemv", "9" * 5000 + ",1,1"), "is beyond 9223372036854775807, the largest size"),
         (("time-model", "x.json", "--batch", "999999999999"), "999999999999 is not in the range"),
     ],
 )

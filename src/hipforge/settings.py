@@ -181,7 +181,8 @@ NVCC = Setting[Path | None](
     "The compiler for NVIDIA GPUs, before any that is found.",
 )
 COMPILER_LAUNCHER = Setting(
-    "HIPFORGE_COMPILER_LAUNCHER", "", _command, "a command such as ccache (one with an open quote cannot be split into words)",
+    "HIPFORGE_COMPILER_LAUNCHER", "", _command,
+    "a command such as ccache; with an open quote it cannot be split into words",
     "Put in front of every compiler command.",
 )
 HOST_MARCH = Setting(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hipforge.errors import ConfigError
 
-_MOST = 2**31 - 1
+_MOST = 2**63 - 1
 
 
 def parse(text: str, names: Sequence[str], example: Sequence[int]) -> list[int]:
