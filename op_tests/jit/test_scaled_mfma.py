@@ -231,7 +231,7 @@ SCALED = (
     ("module_mxfp4_gemm", {"HF_M_SUB": 1, "HF_N_SUB": 1}),
     ("module_decode_attention_fp8", {"HF_HEAD_DIM": 128, "HF_INPUT": "bf16", "HF_BLOCK_N": 16}),
 )
-UNSCALED = ("module_skinny_gemm_fp8", {"HF_OP_M": 16, "HF_A_LANES": 1, "HF_B_LANES": 1, "HF_OPS": 4})
+UNSCALED = ("module_skinny_gemm_fp8", {"HF_TILE": 16124})
 
 
 @pytest.mark.parametrize(("module", "variant"), [*SCALED, UNSCALED])

@@ -14,18 +14,6 @@ from hipforge.ops.reference.skinny import skinny_gemm as reference
 
 pytestmark = pytest.mark.gfx942
 
-VARIANTS = [(op_m, b_lanes) for op_m in ops.OP_M for b_lanes in (1, 2, 4)]
-
-
-@pytest.mark.parametrize(("op_m", "b_lanes"), VARIANTS)
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_integers_are_exact_in_every_variant(op_m, b_lanes, deterministic):
-    for m, n, k in [(1, 18, 32), (op_m, 50, 480), (op_m + 3, 66, 1056)]:
-        a, b = integers(m, n - deterministic, k, seed=op_m + b_lanes)
-        settings = {"op_m": op_m, "b_lanes": b_lanes, "b_producers": 3, "qsize": 3, "workgroups": 3}
-        got = ops.run_skinny_gemm(a, b, ONE, deterministic=deterministic, **settings)
-        assert torch.equal(got, exact(a, b))
-
 
 @pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32])
 def test_every_height_with_odd_widths(m):
@@ -186,10 +174,8 @@ def test_refusals_name_argument_and_rule(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"op_m": 4}, "op_m"),
-        ({"b_lanes": 7}, "b_lanes"),
-        ({"ops": 6}, "ops"),
-        ({"a_lanes": 4}, "a_lanes"),
+        ({"op_m": 4}, r"must be one of \(8, 1, 2, 4\), .*; got \(4, 1, 2, 4\)"),
+        ({"b_lanes": 7}, r"got \(8, 1, 7, 4\)"),
         ({"consumers": 0}, "consumers must be 1 to 16 waves; got 0"),
         (
             {"b_producers": 8, "a_producers": 4, "consumers": 5, "qsize": 6},

@@ -28,7 +28,7 @@ PRODUCER_WAIT, CONSUMER_WAIT, PRODUCER_DRAIN, CONSUMER_DRAIN = 1, 2, 3, 4  # que
 
 
 @pytest.mark.parametrize("order", ["forward", "reverse", "random"])
-@pytest.mark.parametrize("tile", [(8, 1, 2, 4), (8, 2, 3, 4), (16, 1, 2, 4), (16, 2, 1, 8), (32, 1, 2, 8)])
+@pytest.mark.parametrize("tile", [(8, 1, 2, 4), (8, 2, 5, 8), (8, 3, 2, 4), (16, 1, 2, 4), (32, 1, 2, 8)])
 @pytest.mark.parametrize(
     "waves",
     [
@@ -55,7 +55,7 @@ def without(tmp_path_factory):
             "srcs": [str(source) for source in shipped.srcs],
             "archs": [ARCH],
             "flags_extra_hip": [f"-DHF_SKINNY_OMIT={omitted}"],
-            "variants": {"HF_OP_M": [8], "HF_A_LANES": [1], "HF_B_LANES": [2], "HF_OPS": [4]},
+            "variants": {"HF_TILE": [8124]},
         }
         for omitted in range(5)
     }

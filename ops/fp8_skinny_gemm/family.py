@@ -33,7 +33,7 @@ from hipforge.ops.core.tuned import (
     gemm_shape,
 )
 from hipforge.ops.fp8_skinny_gemm import wave_split
-from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, OP_M, OPS, Configuration, refusal, require
+from hipforge.ops.fp8_skinny_gemm.space import OP_M, TILES, Configuration, refusal, require
 
 QUEUE_KERNEL = "skinny_gemm_fp8"
 PARAMETERS = tuple(field.name for field in dataclasses.fields(Configuration))
@@ -212,10 +212,9 @@ QSIZE = (6, 5, 4, 3, 2, 1)
 SPLIT_K = tuple(range(1, 17))
 
 
-def tiles_for(m: int) -> list[tuple[int, int]]:
-    """Return the (op_m, a_lanes) whose tile is the lowest of its op_m that holds m rows, and is not half empty."""
-    shapes = [(op_m, -(-m // op_m)) for op_m in OP_M]
-    return [(op_m, lanes) for op_m, lanes in shapes if lanes in A_LANES and (op_m == OP_M[0] or m > op_m // 2)]
+def tiles_for(m: int) -> list[tuple[int, int, int, int]]:
+    """Return the tiles that are the lowest of their op_m to hold m rows, and not half empty."""
+    return [tile for tile in TILES if tile[1] == -(-m // tile[0]) and (tile[0] == OP_M[0] or m > tile[0] // 2)]
 
 
 def candidates(cell: Any, arch: str) -> list[Choice]:
@@ -231,12 +230,11 @@ def candidates(cell: Any, arch: str) -> list[Choice]:
     found = [wave_split.choice(configuration) for configuration in waves_split]
     for split_k in SPLIT_K:
         for waves in ((a, b, c) for b in B_PRODUCERS for c in CONSUMERS for a in A_PRODUCERS):
-            for op_m, a_lanes in tiles_for(cell.m):
-                for tile in ((op_m, a_lanes, b_lanes, ops) for b_lanes in B_LANES for ops in OPS):
-                    possible = (Configuration(*tile, *waves, qsize, split_k) for qsize in QSIZE)
-                    deepest = next((c for c in possible if refusal(c, arch, cell.k) is None), None)
-                    if deepest is not None:
-                        found.append(_choice(deepest))
+            for tile in tiles_for(cell.m):
+                possible = (Configuration(*tile, *waves, qsize, split_k) for qsize in QSIZE)
+                deepest = next((c for c in possible if refusal(c, arch, cell.k) is None), None)
+                if deepest is not None:
+                    found.append(_choice(deepest))
     return found
 
 

@@ -19,10 +19,7 @@ from hipforge.ops.fp8_skinny_gemm.space import Configuration, require
 @compile_ops(
     "module_skinny_gemm_fp8",
     variant=lambda out, a, b, scale, workspace, accumulate, split_k, op_m, a_lanes, b_lanes, ops, *_: {
-        "HF_OP_M": op_m,
-        "HF_A_LANES": a_lanes,
-        "HF_B_LANES": b_lanes,
-        "HF_OPS": ops,
+        "HF_TILE": 1000 * op_m + 100 * a_lanes + 10 * b_lanes + ops
     },
     mutates=("out", "workspace"),
 )
@@ -156,9 +153,9 @@ def run_skinny_gemm(
         output: float16 [m, n], added to in place; None makes a new tensor.
         deterministic: fp32 partial sums in a fixed order; False adds with packed fp16 atomics (n must be even).
         workgroups: size of the persistent grid; None for one per compute unit.
-        op_m: rows of a matrix instruction: 8 (sparse), 16 or 32.
+        op_m: rows of a matrix instruction: 8 (sparse), 16 or 32; with the next three one of ``space.TILES``.
         a_lanes: instructions side by side along m, 1 to 3.
-        b_lanes: and along n, 1 to 6.
+        b_lanes: and along n, 2, 3 or 5.
         ops: depth of a block of k, in 4 or 8 instructions of gfx942 (512 / op_m of k each).
         a_producers: waves that load a.
         b_producers: waves that load b.

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from hipforge import archs
 from hipforge.errors import GuardError
 
-OP_M = (8, 16, 32)
-A_LANES = (1, 2, 3)
-B_LANES = (1, 2, 3, 4, 5, 6)
-OPS = (4, 8)
+# (op_m, a_lanes, b_lanes, ops), each a variant of the module: what the default rule takes, and of each instruction one
+# and several lanes of either side and both depths.
+TILES = (
+    (8, 1, 2, 4), (8, 1, 2, 8), (8, 1, 3, 4), (8, 1, 5, 4), (8, 2, 5, 8), (8, 3, 2, 4), (16, 1, 2, 4), (16, 1, 3, 8),
+    (16, 2, 5, 8), (32, 1, 2, 4), (32, 1, 2, 8), (32, 1, 5, 4),
+)  # fmt: skip
+OP_M, A_LANES, B_LANES, OPS = (tuple(sorted(set(values))) for values in zip(*TILES, strict=True))
 MAX_WAVES = 16  # of a work-group: 1024 threads
 FLAG_BYTES = 4  # one flag per slot and operand tile; the flags end at a multiple of 16
 FLAG_ALIGNMENT = 16
@@ -31,9 +34,9 @@ class Configuration:
     """The parameters of one launch.
 
     Attributes:
-        op_m: rows of a matrix instruction: 8 (sparse), 16 or 32.
+        op_m: rows of a matrix instruction: 8 (sparse), 16 or 32; with the next three one of ``TILES``.
         a_lanes: instructions side by side along m, 1 to 3.
-        b_lanes: and along n, 1 to 6, 16 columns each (32 for op_m 32).
+        b_lanes: and along n, 2, 3 or 5, 16 columns each (32 for op_m 32).
         ops: depth of a block, in 4 or 8 instructions of gfx942 (512 / op_m of k each).
         a_producers: waves that load a.
         b_producers: waves that load b.
@@ -51,6 +54,11 @@ class Configuration:
     consumers: int = 2
     qsize: int = 4
     split_k: int = 1
+
+    @property
+    def tile(self) -> tuple[int, int, int, int]:
+        """Return what a variant of the module fixes."""
+        return self.op_m, self.a_lanes, self.b_lanes, self.ops
 
     @property
     def tile_m(self) -> int:
@@ -85,7 +93,7 @@ class Configuration:
     @property
     def max_waves(self) -> int:
         """Return the largest work-group whose waves still have registers for the sums: 512 for every four waves."""
-        return MAX_WAVES if self.sums <= 64 else 8 if self.sums <= 192 else 4
+        return MAX_WAVES if self.sums <= 64 else 8
 
     @property
     def lds_bytes(self) -> int:
@@ -109,15 +117,10 @@ class Configuration:
 Rule = Callable[[Configuration, str, int], str | None]
 
 
-def _instruction(c: Configuration, arch: str, k: int) -> str | None:
-    return None if c.op_m in OP_M else f"op_m must be one of {', '.join(map(str, OP_M))}; got {c.op_m}"
-
-
-def _lanes(c: Configuration, arch: str, k: int) -> str | None:
-    for name, accepted in (("a_lanes", A_LANES), ("b_lanes", B_LANES), ("ops", OPS)):
-        if getattr(c, name) not in accepted:
-            return f"{name} must be one of {', '.join(map(str, accepted))}; got {getattr(c, name)}"
-    return None
+def _tile(c: Configuration, arch: str, k: int) -> str | None:
+    if c.tile in TILES:
+        return None
+    return f"(op_m, a_lanes, b_lanes, ops) must be one of {', '.join(map(str, TILES))}; got {c.tile}"
 
 
 def _roles(c: Configuration, arch: str, k: int) -> str | None:
@@ -164,7 +167,7 @@ def _split(c: Configuration, arch: str, k: int) -> str | None:
 
 
 # In an order in which each may take for granted what the ones before it have checked.
-RULES: tuple[Rule, ...] = (_instruction, _lanes, _roles, _waves, _queue, _lds, _split)
+RULES: tuple[Rule, ...] = (_tile, _roles, _waves, _queue, _lds, _split)
 
 
 def refusal(configuration: Configuration, arch: str, k: int) -> str | None:

@@ -1,5 +1,5 @@
 // Skinny fp8 GEMM for gfx942 and gfx950; skinny_kernel.h has the picture. A variant serves one (op_m, a_lanes, b_lanes,
-// ops).
+// ops), given as the digits of HF_TILE: 16138 is (16, 1, 3, 8).
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/launch.h"
 #include "hipforge/host/addresses.h"
@@ -7,8 +7,8 @@
 #include "../guards.h"
 #include "skinny_kernel.h"
 
-#if !defined(HF_OP_M) || !defined(HF_A_LANES) || !defined(HF_B_LANES) || !defined(HF_OPS)
-#error "build a variant: -DHF_OP_M=8, 16 or 32, -DHF_A_LANES=1 to 3, -DHF_B_LANES=1 to 6 and -DHF_OPS=4 or 8"
+#ifndef HF_TILE
+#error "build a variant: -DHF_TILE=8124"
 #endif
 
 using hf::OptionalTensor;
@@ -31,12 +31,13 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
                          int64_t split_k, int64_t op_m, int64_t a_lanes, int64_t b_lanes, int64_t ops,
                          int64_t a_producers, int64_t b_producers, int64_t consumers, int64_t qsize, int64_t workgroups,
                          hipStream_t stream) {
-  using S = Shape<HF_OP_M, HF_A_LANES, HF_B_LANES, HF_OPS>;
+  constexpr int kOpM = HF_TILE / 1000, kALanes = HF_TILE / 100 % 10, kBLanes = HF_TILE / 10 % 10, kOps = HF_TILE % 10;
+  using S = Shape<kOpM, kALanes, kBLanes, kOps>;
   const Operands of = check_operands(out, a, b, scale);
   const auto [m, n, k, pitch, b_bytes] = of;
-  HF_CHECK(op_m == HF_OP_M && a_lanes == HF_A_LANES && b_lanes == HF_B_LANES && ops == HF_OPS, "this variant has op_m = ",
-           HF_OP_M, ", a_lanes = ", HF_A_LANES, ", b_lanes = ", HF_B_LANES, ", ops = ", HF_OPS, "; got ", op_m, ", ",
-           a_lanes, ", ", b_lanes, ", ", ops);
+  HF_CHECK(op_m == kOpM && a_lanes == kALanes && b_lanes == kBLanes && ops == kOps, "this variant has op_m = ", kOpM,
+           ", a_lanes = ", kALanes, ", b_lanes = ", kBLanes, ", ops = ", kOps, "; got ", op_m, ", ", a_lanes, ", ", b_lanes,
+           ", ", ops);
   check_waves(a_producers, "a_producers");
   check_waves(b_producers, "b_producers");
   check_waves(consumers, "consumers");

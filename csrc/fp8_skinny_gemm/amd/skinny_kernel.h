@@ -66,7 +66,7 @@ struct Shape {
   static constexpr int kParts = kALanes + kBLanes;
   // Four waves share 512 registers a lane, so the largest work-group depends on what the sums take.
   static constexpr int kSums = kALanes * kBLanes * (kOpM == 32 ? 16 : 4);
-  static constexpr int kMaxWaves = kSums <= 64 ? kMostWaves : kSums <= 192 ? 8 : 4;
+  static constexpr int kMaxWaves = kSums <= 64 ? kMostWaves : 8;
 
   static_assert(kSteps % 2 == 0, "the deeper instructions take two fragments");
   static_assert(kStepK * (kSteps - 1) < 4096, "offsets of loads are immediate");
