@@ -57,9 +57,9 @@ docs: setup
 bench: setup
 	@$(BIN)/python op_tests/bench_jit.py
 	@$(BIN)/python op_tests/bench_emulator.py
-	@$(BIN)/python op_tests/bench_mxfp4.py
+	@$(BIN)/python op_tests/bench_mxfp4_gemm.py
 	@$(BIN)/python op_tests/bench_mxfp8_gemm.py
-	@$(BIN)/python op_tests/bench_skinny_gemm.py
+	@$(BIN)/python op_tests/bench_fp8_skinny_gemm.py
 	@$(BIN)/python op_tests/bench_decode_attention.py
 
 wheel: setup

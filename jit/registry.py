@@ -327,6 +327,11 @@ FORMER_NAMES = {
     "module_mxfp8_wave_split": "module_mxfp8_gemm_wave_split",
     "module_mxfp8_group_split": "module_mxfp8_gemm_group_split",
     "module_mxfp8_k_packed": "module_mxfp8_gemm_k_packed",
+    "module_mxfp8_grouped_split": "module_mxfp8_grouped_gemm_split",
+    "module_mxfp8_grouped_stream": "module_mxfp8_grouped_gemm_stream",
+    "module_mxfp8_gate_up": "module_mxfp8_grouped_gemm_gate_up",
+    "module_skinny_gemm_fp8": "module_fp8_skinny_gemm_queue",
+    "module_skinny_wave_split": "module_fp8_skinny_gemm_wave_split",
 }
 """Names that shipped modules had before; commands and stubs may still use them."""
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import bench_decode_attention
 import bench_decode_ops
+import bench_fp8_skinny_gemm
 import bench_fused_fp8
-import bench_moe
-import bench_mxfp4
+import bench_mxfp4_gemm
 import bench_mxfp8_gemm
-import bench_skinny_gemm
+import bench_mxfp8_grouped_gemm
 import click
 import pytest
 import torch
@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from helpers import bench
 
 from hipforge.ops.decode_attention.cases import AttentionCell
-from hipforge.ops.mxfp8_grouped.tuner import MoeCell
+from hipforge.ops.mxfp8_grouped_gemm.tuner import MoeCell
 from hipforge.tuning.cases import Cell
 
 CLASSES = ("valu", "mfma", "salu", "memory", "lds", "other")
@@ -31,11 +31,11 @@ FUSED = [
 # A bench, the arguments of a small problem, and the implementations of each row.
 SMALL: dict[str, tuple[click.Command, str, str]] = {
     "mxfp8": (bench_mxfp8_gemm.main, "--shapes 128,256 -m 16", "hipforge triton triton"),
-    "skinny": (bench_skinny_gemm.main, "--rows 1", "hipforge triton"),
+    "skinny": (bench_fp8_skinny_gemm.main, "--rows 1", "hipforge triton"),
     "attention": (bench_decode_attention.main, "--batch 2 --keys 256 --split-k 2", "hipforge triton triton triton"),
     "ops": (bench_decode_ops.main, "--op moe_combine", "hipforge triton hipforge triton"),
     "fused": (bench_fused_fp8.main, "--rows 2 --cols 2048", "hipforge triton " * len(FUSED)),
-    "mxfp4": (bench_mxfp4.main, "--skip-start-up --repeats 1", "hipforge"),
+    "mxfp4": (bench_mxfp4_gemm.main, "--skip-start-up --repeats 1", "hipforge"),
 }
 
 
@@ -46,9 +46,9 @@ def invoke(name: str, *more: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_mxfp4, "SHAPES", ((4, 32, 64),))
+    monkeypatch.setattr(bench_mxfp4_gemm, "SHAPES", ((4, 32, 64),))
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)  # what it saves does not matter here
-    monkeypatch.setattr(bench_skinny_gemm, "SHAPES", {"qkv": (64, 1024)})
+    monkeypatch.setattr(bench_fp8_skinny_gemm, "SHAPES", {"qkv": (64, 1024)})
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -100,7 +100,7 @@ def test_the_floor_is_each_byte_once_over_the_bandwidth() -> None:
 
 @pytest.mark.parametrize("cell", [MoeCell(64, 256, 4, False, 8, experts=6), MoeCell(48, 1024, 1, True, 12, experts=4)])
 def test_the_grouped_gemm_reads_the_busy_experts_once_as_tritons_does(cell: MoeCell) -> None:
-    rows = bench.rows_of(bench_moe.problem(cell))
+    rows = bench.rows_of(bench_mxfp8_grouped_gemm.problem(cell))
     assert [row["implementation"].split()[0] for row in rows] == ["hipforge", "triton"]
     assert all(row["error"] < 3e-3 and row["weight_loads"] == 1.0 for row in rows)
 

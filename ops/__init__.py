@@ -35,10 +35,13 @@ class Room(NamedTuple):
 FAMILIES = (
     Room("mxfp8_gemm", "mxfp8_gemm", ("mxfp8_gemm", "mxfp8_gemv", "mxfp8_linear"), alias="smallm_gemm_mxfp8"),
     Room(
-        "mxfp8_grouped", "smallm_mxfp8_moe", ("grouped_gemm_mxfp8", "grouped_mxfp8_linear"), alias="grouped_gemm_mxfp8"
+        "mxfp8_grouped_gemm",
+        "mxfp8_grouped_gemm",
+        ("grouped_gemm_mxfp8", "grouped_mxfp8_linear"),
+        alias="grouped_gemm_mxfp8",
     ),
     Room("mxfp4_gemm", "mxfp4_gemm", ("mxfp4_gemm", "mxfp4_linear")),
-    Room("fp8_skinny_gemm", "skinny_gemm_fp8", ("skinny_gemm",), alias="skinny_gemm_fp8"),
+    Room("fp8_skinny_gemm", "fp8_skinny_gemm", ("skinny_gemm",), alias="skinny_gemm_fp8"),
     Room(
         "decode_attention",
         "decode_attention_fp8",

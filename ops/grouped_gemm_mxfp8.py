@@ -1,3 +1,3 @@
-"""The earlier path of :mod:`hipforge.ops.mxfp8_grouped`."""
+"""The earlier path of :mod:`hipforge.ops.mxfp8_grouped_gemm`."""
 
-from hipforge.ops.mxfp8_grouped import *  # noqa: F403
+from hipforge.ops.mxfp8_grouped_gemm import *  # noqa: F403

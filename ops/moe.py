@@ -21,7 +21,7 @@ from hipforge.ops.moe_combine import moe_combine
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mx_quantize import mxfp8_quantize
 from hipforge.ops.mxfp8_gemm.family import SCALES, has_fnuz
-from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear
+from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.swiglu_fp8 import check_activation
 
 PACKED_TOKEN_BITS = 24

@@ -17,10 +17,10 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import MOST_STEPS
 from hipforge.ops.mxfp8_gemm.raw import K_STEP
-from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear, wave_split
-from hipforge.ops.mxfp8_grouped.family import GROUPED
-from hipforge.ops.mxfp8_grouped.kernels import launch_aligned
-from hipforge.ops.mxfp8_grouped.reference import Operands
+from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear, wave_split
+from hipforge.ops.mxfp8_grouped_gemm.family import GROUPED
+from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned
+from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
 from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 
 KERNEL = "mxfp8_gate_up"
@@ -58,7 +58,7 @@ def split_workspace(slots: int, n: int, groups: int, device: torch.device) -> to
 
 
 @compile_ops(
-    "module_mxfp8_gate_up",
+    "module_mxfp8_grouped_gemm_gate_up",
     variant=lambda *given: {"HF_ROWS": given[-3]},
     mutates=("out", "out_scales", "workspace"),
 )

@@ -67,18 +67,18 @@ FAULTS = [
     ),
     # Grouped MX-FP8 GEMM.
     *_in(
-        "csrc/mxfp8_gemm/amd/", "ops/test_moe_split.py",
-        ("grouped/slot_weights_forgotten", "grouped_split_kernel.h",
+        "csrc/mxfp8_gemm/amd/", "ops/test_mxfp8_grouped_gemm_split.py",
+        ("grouped/slot_weights_forgotten", "split_kernel.h",
          "if (p.slot_weights != nullptr) values *= p.slot_weights[slot];", ""),
-        ("grouped/bias_of_one_column", "grouped_split_kernel.h", "if (column + i < n) values[i] += bias[i];",
+        ("grouped/bias_of_one_column", "split_kernel.h", "if (column + i < n) values[i] += bias[i];",
          "if (column + i < n) values[i] += bias[0];"),
-        ("grouped/row_of_the_slot", "grouped_split_kernel.h",
+        ("grouped/row_of_the_slot", "split_kernel.h",
          "row[t] = pass.a_div == 1 ? slot[t] : slot[t] / pass.a_div;", "row[t] = slot[t];"),
         ("grouped/gate_and_up_not_parted", "gate_up_kernel.h",
          "gate = __builtin_shufflevector(low, high, 0, 2, 4, 6);", "gate = __builtin_shufflevector(low, high, 0, 1, 2, 3);",
-         "ops/test_moe_gate_up.py"),
+         "ops/test_mxfp8_grouped_gemm_gate_up.py"),
         ("grouped/gate_up_bias_of_expert_0", "gate_up_kernel.h", "p.biases + uint64_t{expert} * n + w_column",
-         "p.biases + w_column", "ops/test_moe_gate_up.py"),
+         "p.biases + w_column", "ops/test_mxfp8_grouped_gemm_gate_up.py"),
     ),
     # MXFP4 GEMM.
     *_in(
@@ -89,8 +89,8 @@ FAULTS = [
     ),
     # Skinny FP8 GEMM.
     *_in(
-        "csrc/fp8_skinny_gemm/", "ops/test_skinny_gemm_*.py",
-        ("skinny/reads_past_k", "amd/skinny_kernel.h", "buffer, chunk + load * kLoadK < left ?", "buffer, true ?"),
+        "csrc/fp8_skinny_gemm/", "ops/test_fp8_skinny_gemm_*.py",
+        ("skinny/reads_past_k", "amd/queue_kernel.h", "buffer, chunk + load * kLoadK < left ?", "buffer, true ?"),
         ("skinny/second_row_of_the_even_lane", "amd/sink.h", "odd ? first : second), kSwapPairs",
          "odd ? second : first), kSwapPairs"),
         ("skinny/accumulates_over_nothing", "amd/sink.h",

@@ -22,7 +22,7 @@ def test_the_skinny_gemm_is_built_for_what_its_table_and_default_rule_choose(arc
     rows = [choice_of(row) for row in load_table(TABLE).rows if row.values["gfx"] == arch]
     tuned = {variant_of(choice.configuration) for choice in rows if choice.kernel == QUEUE_KERNEL}
     untuned = {variant_of(default_configuration(m, 4096, 4096, 256).parameters()) for m in range(1, MAX_M + 1)}
-    ahead = [variant["HF_TILE"] for variant in registry.module("module_skinny_gemm_fp8").ahead_variants(arch)]
+    ahead = [variant["HF_TILE"] for variant in registry.module("module_fp8_skinny_gemm_queue").ahead_variants(arch)]
     assert ahead == sorted(tuned | untuned)
 
 
@@ -46,5 +46,5 @@ def test_the_combine_is_built_for_results_of_the_dtype_of_its_rows(arch):
 def test_modules_that_state_nothing_are_built_whole():
     for name, entry in registry.shipped().items():
         for arch in entry.archs:
-            if name not in ("module_skinny_gemm_fp8", "module_decode_attention_fp8", "module_moe_combine"):
+            if name not in ("module_fp8_skinny_gemm_queue", "module_decode_attention_fp8", "module_moe_combine"):
                 assert list(entry.ahead_variants(arch)) == list(entry.all_variants())

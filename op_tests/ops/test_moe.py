@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.moe_cases import ODD_TILES
 from helpers.mxfp8_cases import dequantize, relf
+from helpers.mxfp8_grouped_cases import ODD_TILES
 
 import hipforge
 from hipforge import emulator
@@ -276,7 +276,7 @@ def test_without_kernels_the_low_level_op_gives_none_and_the_layer_still_runs() 
 import sys
 sys.path[:0] = sys.argv[1:]
 from test_moe import *
-from test_moe_grouped import *
+from test_mxfp8_grouped_gemm import *
 case = exact((0, 1), experts=2, n=16, k=96)
 assert call(case) is None
 assert_bits(linear(case), oracle(case))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from helpers.moe_cases import sort_slots
+from helpers.mxfp8_grouped_cases import sort_slots
 from hypothesis import given, strategies
 from hypothesis import settings as hypothesis_settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.moe_cases import sort_slots
+from helpers.mxfp8_grouped_cases import sort_slots
 from hypothesis import given, strategies
 from hypothesis import settings as hypothesis_settings
 

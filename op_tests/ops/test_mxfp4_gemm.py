@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.moe_cases import sparse_bytes
+from helpers.mxfp8_grouped_cases import sparse_bytes
 
 from hipforge import emulator, explain
 from hipforge.errors import GuardError

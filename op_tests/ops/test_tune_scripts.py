@@ -13,7 +13,7 @@ import pytest
 from hipforge import devices
 from hipforge.cli.tune import TUNERS
 from hipforge.ops.core.tuned import clear_tables, load_table, read_rows
-from hipforge.ops.mxfp8_grouped.tuner import MoeCell
+from hipforge.ops.mxfp8_grouped_gemm.tuner import MoeCell
 
 FOLDER = Path(__file__).resolve().parents[1]
 GEMM = ("--shapes", "64,256", "-m", "1")
@@ -30,11 +30,11 @@ class Script:
 
 SCRIPTS = {
     "tune_mxfp8_gemm.py": Script("mxfp8_gemm"),
-    "tune_smallm_mxfp8_moe.py": Script(
-        "smallm_mxfp8_moe", (), {"DEFAULT_CELLS": (MoeCell(64, 256, 4, False, 4, experts=6),)}
+    "tune_mxfp8_grouped_gemm.py": Script(
+        "mxfp8_grouped_gemm", (), {"DEFAULT_CELLS": (MoeCell(64, 256, 4, False, 4, experts=6),)}
     ),
     "tune_mxfp4_gemm.py": Script("mxfp4_gemm"),
-    "tune_skinny_gemm_fp8.py": Script("skinny_gemm_fp8", replaced={"TILES": ((8, 1, 2, 4),)}),
+    "tune_fp8_skinny_gemm.py": Script("fp8_skinny_gemm", replaced={"TILES": ((8, 1, 2, 4),)}),
     "tune_decode_attention.py": Script(
         "decode_attention_fp8", ("-b", "1", "--keys", "64", "--heads", "1", "1", "--page-size", "0", "--d", "64")
     ),

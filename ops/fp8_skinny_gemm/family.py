@@ -239,7 +239,7 @@ def candidates(cell: Any, arch: str) -> list[Choice]:
 
 
 TABLE = TableSchema(
-    family="skinny_gemm_fp8",
+    family="fp8_skinny_gemm",
     shape=gemm_shape(NEXT),
     config=(
         Column("kernel", str, accepted=("queue", "wave_split")),

@@ -17,7 +17,7 @@ from hipforge.ops.fp8_skinny_gemm.space import Configuration, require
 
 
 @compile_ops(
-    "module_skinny_gemm_fp8",
+    "module_fp8_skinny_gemm_queue",
     variant=lambda out, a, b, scale, workspace, accumulate, split_k, op_m, a_lanes, b_lanes, ops, *_: {
         "HF_TILE": 1000 * op_m + 100 * a_lanes + 10 * b_lanes + ops
     },

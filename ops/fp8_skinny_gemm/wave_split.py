@@ -176,7 +176,7 @@ def rows_for(m: int) -> int:
 
 
 @compile_ops(
-    "module_skinny_wave_split",
+    "module_fp8_skinny_gemm_wave_split",
     # The module's guard refuses any other number of rows.
     variant=lambda *given: {"HF_ROWS": given[6] if given[6] in ROWS else ROWS[0]},
     mutates=("out", "workspace"),

@@ -93,8 +93,8 @@ if TYPE_CHECKING:
     from hipforge.ops.mxfp8_gemm import mxfp8_gemm as mxfp8_gemm
     from hipforge.ops.mxfp8_gemm import mxfp8_gemv as mxfp8_gemv
     from hipforge.ops.mxfp8_gemm import mxfp8_linear as mxfp8_linear
-    from hipforge.ops.mxfp8_grouped import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
-    from hipforge.ops.mxfp8_grouped import grouped_mxfp8_linear as grouped_mxfp8_linear
+    from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
+    from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear as grouped_mxfp8_linear
     from hipforge.ops.rmsnorm_fp8 import residual_rms as residual_rms
     from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8 as residual_rms_mxfp8
     from hipforge.ops.rmsnorm_fp8 import rms_norm as rms_norm

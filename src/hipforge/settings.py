@@ -250,7 +250,11 @@ def warn_of_mistyped() -> None:
 
 # Per-family overrides of tuned tables have names made from the family, so they are not in ALL.
 CONFIG_PREFIX = "HIPFORGE_CONFIG_"
-FORMER_TABLES = {"smallm_mxfp8": "mxfp8_gemm"}  # names that tuned tables had before: still accepted
+FORMER_TABLES = {  # names that tuned tables had before: still accepted
+    "smallm_mxfp8": "mxfp8_gemm",
+    "smallm_mxfp8_moe": "mxfp8_grouped_gemm",
+    "skinny_gemm_fp8": "fp8_skinny_gemm",
+}
 
 
 def config_override(family: str) -> list[tuple[str, Path]]:

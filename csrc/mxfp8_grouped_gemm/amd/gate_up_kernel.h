@@ -1,0 +1,214 @@
+// The first GEMM of a mixture of experts with its activation: q[slot], scales[slot] = MX-FP8 of SwiGLU(A[slot / a_div]
+// W[expert]^T + bias[expert]), on gfx950 and gfx942. What it multiplies, gathers and skips is that of split_kernel.h.
+//
+//        W[expert]   16 gate columns | 16 gate | 16 up | 16 up     of one block of 32 results (interleaved: 64 rows of W)
+//                    +---------------+---------+-------+-------+
+//   A rows of up to  | wave 0        | wave 1  | wave 2| wave 3|   part 0 of K
+//   16 or 32         | wave 4        | wave 5  | wave 6| wave 7|   part 1 of K
+//                    +---------------+---------+-------+-------+
+//                              sums in LDS: 16 slots x 64 columns, a part each
+//   epilogue: two waves for each 16 slots, a lane has 4 results of a slot and 8 neighbouring lanes one MX block
+//
+// Up to kMaxGroups work-groups may share a block of results, each with a part of K for all its waves. They leave their sums
+// in a workspace, and the last one adds them in the order of the parts (last_group.h) and goes on to the epilogue:
+//
+//   partials  [slot][block of 32 results][group][64 columns] of float32, only of slots that exist; words behind them, for each
+//             pass over a tile those of its first slot: [slot][block][groups - 1]. Each slot stands in one tile, once.
+//
+// Gate and up are rounded to bf16 where two launches would store them, so that the results are the same.
+// Grid: (n / 64) groups x min(tiles, num_valid).
+//
+// Bytes: per tile an expert's weight byte is loaded once for every 16 kRowTiles slots; the 8 bytes that two launches write
+// and read between them for each result are saved. Memory is the bound, as in split_kernel.h: what a compute unit can
+// have in flight where there are fewer work-groups than compute units. A part stores and reads 256 bytes for each slot.
+#pragma once
+
+#include "split_kernel.h"
+#include "hipforge/amd/hip.h"
+#include "hipforge/amd/last_group.h"
+#include "hipforge/device/mx_encode.h"
+#include "hipforge/device/swiglu.h"
+
+namespace hf::moe {
+
+constexpr int kGateUpTiles = 4;  // of 16 rows of W
+constexpr int kMaxParts = kMaxWaves / kGateUpTiles;
+constexpr int kResults = kMxBlock;  // columns of a work-group
+constexpr int kQuads = kResults / dev::kColumnsPerLane;
+constexpr uint32_t kColumns = 2 * kResults;  // of gate and up
+constexpr int kMaxGroups = 4;                // that share K
+
+static_assert(kGateUpTiles * kTile == 2 * kResults);
+static_assert(kTile * kQuads == 2 * dev::kWaveSize, "two waves hold the results");
+static_assert(kMaxParts == 2);
+
+using UnalignedFour = dev::f32x4 __attribute__((aligned(4)));
+
+/// What follows First: a problem without an output, whose n is that of gate and up together, a multiple of 64.
+struct GateUpRest : Rest {
+  uint8_t* out;     // [slots, n / 2], at a multiple of 4 bytes
+  uint8_t* scales;  // [slots, n / 64]
+  Activation activation;
+  uint32_t log2_groups;  // of the work-groups that share a block of results
+  float* partials;       // for several of them, as words and number
+  uint64_t* words;
+  uint64_t number;  // of the launch
+};
+
+struct GateUpProblem : First, GateUpRest {};
+
+/// Floats of the partial sums, and words to meet, of `groups` work-groups for each block of results.
+constexpr uint64_t partial_floats(uint64_t slots, uint64_t n, uint64_t groups) { return groups == 1 ? 0 : slots * n * groups; }
+constexpr uint64_t meeting_words(uint64_t slots, uint64_t n, uint64_t groups) {
+  return slots * (n / kColumns) * dev::meeting_words(static_cast<uint32_t>(groups));
+}
+
+#if defined(__gfx950__) || defined(__gfx942__)
+
+/// Four gate and four up columns of a slot or, interleaved, eight neighbouring ones of both.
+struct Eight {
+  dev::f32x4 first, second;
+};
+
+/// What kGroups work-groups have stored at `at`, the lane's offset in the first part, added in their order.
+template <int kGroups>
+__device__ inline Eight added(dev::Buffer parts, uint32_t at, uint32_t to_second) {
+  constexpr uint32_t kPartBytes = kColumns * sizeof(float);
+  Eight loaded[kGroups];
+#pragma unroll
+  for (uint32_t g = 0; g < kGroups; ++g)
+    loaded[g] = {dev::load_part(parts, at, g * kPartBytes), dev::load_part(parts, at + to_second, g * kPartBytes)};
+  Eight total = loaded[0];
+#pragma unroll
+  for (int g = 1; g < kGroups; ++g) total.first += loaded[g].first, total.second += loaded[g].second;
+  return total;
+}
+
+#endif
+
+/// Work-groups of kGateUpTiles waves for each of kParts parts of K; 16 kRowTiles slots at a time.
+template <int kRowTiles, int kParts>
+__global__ __launch_bounds__(kParts * kGateUpTiles * dev::kWaveSize) void mxfp8_gate_up(
+    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
+    uint32_t num_valid, uint32_t block_m, uint32_t columns_of_both, uint32_t depth, GateUpRest) {
+  static_assert(kParts == 1 || kParts == kMaxParts);
+  static_assert(2 * kRowTiles <= kGateUpTiles, "two waves hold the results of a row tile");
+#if defined(__gfx950__) || defined(__gfx942__)
+  __shared__ dev::f32x4 sums[kParts][kGateUpTiles][kRowTiles][dev::kWaveSize];
+  __shared__ uint32_t told;
+  const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
+  uint32_t log2_groups;
+  bool interleaved;
+  const auto also = [&](const Late& p) {
+    const auto& late = reinterpret_cast<const dev::Late<GateUpProblem>&>(p);
+    interleaved = late.activation.interleaved;
+    log2_groups = late.log2_groups;
+    dev::wave_values_loaded_here(interleaved, log2_groups);
+  };
+  const First leading{sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns_of_both, depth};
+  for_each_group(leading, lane, also, [&](const Slots& slots, uint32_t expert, Pass pass) {
+    const uint32_t tile = wave % kGateUpTiles, part = wave / kGateUpTiles;
+    const uint32_t block = blockIdx.x >> log2_groups, of_groups = blockIdx.x & ((1u << log2_groups) - 1);
+    const uint32_t result0 = block * kResults;
+    for (uint32_t first = 0;;) {
+      const uint32_t k = pass.k, n = pass.n;
+      uint32_t row[kRowTiles];
+      bool exists[kRowTiles];
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) {
+        const uint32_t slot = slots.of_lane(first + t * kTile, lane);
+        row[t] = pass.a_div == 1 ? slot : slot / pass.a_div;
+        exists[t] = first + t * kTile + lane % kTile < slots.count;
+      }
+      const uint32_t up0 = tile >= kGateUpTiles / 2 ? n / 2 - kResults : 0;
+      const uint32_t column0 = (interleaved ? 2 * result0 : result0 + up0) + tile * kTile;
+      const uint64_t w_row = uint64_t{expert} * n + column0;
+      using Rows = wave_split::GatheredRows<kRowTiles>;
+      wave_split::Wave<kRowTiles, Rows> mine(Rows(pass.a, pass.a_scales, row, exists, pass.a_rows, k, lane),
+                                             dev::make_buffer(pass.w + w_row * k, kTile * k),
+                                             dev::make_buffer(pass.w_scales + w_row * (k / kMxBlock), kTile * (k / kMxBlock)),
+                                             k, wave_split::lane_offset(k, lane), lane);
+      const uint32_t log2_parts = log2_groups + (kParts - 1), of_k = of_groups * kParts + part;
+      wave_split::run_long<false>(mine, wave_split::first_step(k, of_k, log2_parts),
+                                  wave_split::first_step(k, of_k + 1, log2_parts), pass.aligned_scales);
+      const auto& p = dev::arguments_here<GateUpProblem>();
+      const uint32_t thread = dev::lane_value_here(threadIdx.x);
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) sums[part][tile][t][lane] = mine.acc[t];
+      __syncthreads();
+      const bool finishes = wave < 2 * kRowTiles;
+      // The lane's slot, and where its columns are in the work-group's 64 and in W.
+      const uint32_t at_slot = thread / kQuads, quad = thread % kQuads, in_tile = at_slot % kTile;
+      const bool has_slot = finishes && first + at_slot < slots.count;
+      const uint32_t column = interleaved ? 2 * dev::kColumnsPerLane * quad : dev::kColumnsPerLane * quad;
+      const uint32_t to_second = interleaved ? dev::kColumnsPerLane : kResults;
+      uint32_t slot = 0;
+      Eight total = {};
+      if (finishes) {
+        slot = dev::from_lane(slots.each, first + at_slot);
+        const auto sum_of = [&](uint32_t of) {
+          const uint32_t at = in_tile + of % kTile / dev::kColumnsPerLane * kTile;
+          dev::f32x4 sum = sums[0][of / kTile][wave / 2][at];
+          if constexpr (kParts == kMaxParts) sum += sums[1][of / kTile][wave / 2][at];
+          return sum;
+        };
+        total = {sum_of(column), sum_of(column + to_second)};
+      }
+      bool last = true;
+      if (log2_groups != 0) {
+        const uint32_t blocks = n / kColumns;
+        constexpr uint32_t kPartBytes = kColumns * sizeof(float);
+        const dev::Buffer parts = dev::make_buffer(p.partials, p.num_valid * n * sizeof(float) << log2_groups);
+        const uint32_t in_parts = ((slot * blocks + block) << log2_groups) * kPartBytes + column * sizeof(float);
+        const uint32_t at = has_slot ? in_parts : dev::kOutOfRange;
+        const uint32_t second = to_second * sizeof(float);
+        if (finishes) {
+          dev::store_part(total.first, parts, at, of_groups * kPartBytes);
+          dev::store_part(total.second, parts, at + second, of_groups * kPartBytes);
+        }
+        const uint32_t pass_slot = dev::of_lane(slots.each, first);
+        uint64_t* const words = p.words + ((uint64_t{pass_slot} * blocks + block) * ((1u << log2_groups) - 1));
+        last = dev::is_last_group(words, of_groups, log2_groups, p.number, thread == 0, &told);
+        if (last && finishes) total = log2_groups == 1 ? added<2>(parts, at, second) : added<kMaxGroups>(parts, at, second);
+      }
+      if (last && finishes) {
+        // As a launch of their own would store them.
+        const auto rounded = [&](dev::f32x4 sum, uint32_t w_column) {
+          if (p.biases != nullptr)
+            sum += *reinterpret_cast<const UnalignedFour*>(p.biases + uint64_t{expert} * n + w_column);
+          return __builtin_convertvector(__builtin_convertvector(sum, dev::bf16x4), dev::f32x4);
+        };
+        const uint32_t w_column = (interleaved ? 2 * result0 : result0) + column;
+        dev::f32x4 gate = rounded(total.first, w_column);
+        dev::f32x4 up = rounded(total.second, w_column + (interleaved ? dev::kColumnsPerLane : n / 2));
+        if (interleaved) {
+          const dev::f32x4 low = gate, high = up;
+          gate = __builtin_shufflevector(low, high, 0, 2, 4, 6);
+          up = __builtin_shufflevector(low, high, 1, 3, 5, 7);
+        }
+        const Activation activation{p.activation.power, p.activation.beta, p.activation.limit, p.activation.modified};
+        float values[dev::kColumnsPerLane];
+        uint32_t amax = 0;
+#pragma unroll
+        for (int i = 0; i < dev::kColumnsPerLane; ++i) {
+          values[i] = dev::swiglu(gate[i], up[i], activation);
+          amax = dev::larger(amax, dev::magnitude_bits(values[i]));
+        }
+        const uint32_t byte = dev::e4m3_block_scale(dev::largest_of_lanes<kQuads>(amax));
+#pragma unroll
+        for (int i = 0; i < dev::kColumnsPerLane; ++i) values[i] *= dev::e8m0_inverse(byte);
+        if (has_slot) {
+          const uint64_t at = uint64_t{slot} * (n / 2) + result0 + dev::kColumnsPerLane * quad;
+          *reinterpret_cast<uint32_t*>(p.out + at) = dev::encode_mx_e4m3x4(values, byte);
+          if (quad == 0) p.scales[at / kMxBlock] = static_cast<uint8_t>(byte);
+        }
+      }
+      __syncthreads();  // the next sums take the same LDS
+      if ((first += kTile * kRowTiles) >= slots.count) return;
+      pass = Pass(arguments_here());
+    }
+  });
+#endif
+}
+
+}  // namespace hf::moe

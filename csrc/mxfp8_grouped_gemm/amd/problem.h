@@ -1,0 +1,182 @@
+// What the grouped MX-FP8 GEMMs of a mixture of experts compute, and what they all demand of their operands.
+#pragma once
+
+#include "hipforge/amd/hip.h"
+#include "hipforge/amd/launch.h"
+#include "hipforge/amd/split_k.h"
+#include "hipforge/amd/vector.h"
+#include "hipforge/amd/wave.h"
+#include "../../mxfp8_gemm/guards.h"
+
+namespace hf::moe {
+
+/// What a launch computes, on device pointers: what a wave needs for its first loads, then the rest. A kernel may take the
+/// members of First one by one, in this order, and then a structure that begins with Rest: only arguments that are no
+/// structures can be in SGPRs when a wave starts (kernel-argument preload), and these are as many dwords as there can be.
+struct First {
+  const int32_t *sorted_ids, *expert_ids, *padded;
+  const uint8_t *w, *w_scales;
+  uint32_t num_valid, block_m, n, k;
+};
+
+struct Rest {
+  const uint8_t *a, *a_scales;
+  dev::bf16* out;
+  const float* slot_weights;  // null: outputs are not weighted
+  const float* biases;        // [experts, n], added before the weight; null: none
+  uint32_t a_rows, experts, a_div, tiles;
+  uint32_t grid_rows;       // of a grid that walks the tiles: if every expert is padded, num_valid tiles at most are in use
+  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes, and K is a multiple of 128
+  uint32_t aligned_output;  // four neighbouring outputs can be stored at once
+  uint32_t log2_parts;      // of K, of kernels that split it over waves
+  uint32_t tile_columns;    // of a work-group, of the same kernels
+};
+
+constexpr int kPreloadedDwords = 14;  // what 16 user SGPRs leave
+static_assert(sizeof(First) == kPreloadedDwords * sizeof(uint32_t) && sizeof(First) % alignof(Rest) == 0);
+
+struct Problem : First, Rest {};
+
+using Late = dev::Late<Problem>;
+__device__ inline const Late& arguments_here() { return dev::arguments_here<Problem>(); }
+__device__ inline First first_here() {
+  const Late& p = arguments_here();
+  return {p.sorted_ids, p.expert_ids, p.padded, p.w, p.w_scales, p.num_valid, p.block_m, p.n, p.k};
+}
+
+/// Launches a kernel that takes the members of First one by one and then `rest`.
+template <class Kernel, class Following>
+void launch(Kernel kernel, const First& p, const Following& rest, dim3 grid, uint32_t threads, uint32_t lds, hipStream_t stream) {
+  hf::launch(kernel, {grid, threads, lds, stream}, p.sorted_ids, p.expert_ids, p.padded, p.w, p.w_scales, p.num_valid,
+             p.block_m, p.n, p.k, rest);
+}
+
+constexpr int64_t kMaxInt32 = (int64_t{1} << 31) - 1;
+constexpr int64_t kScaleStep = 128;  // k whose scales are one dword of a row
+
+/// The operands that the entries share, and the numbers that they are told.
+struct Operands {
+  Tensor a, a_scales, w, w_scales, sorted_ids, expert_ids, padded;
+  OptionalTensor biases;
+  int64_t experts, n, k, num_valid, a_rows, a_div, block_m;
+  int32_t payload;  // dtype of the elements, HF_E4M3FN or HF_E4M3FNUZ
+};
+
+inline void check_same(int64_t said, int64_t real, const char* name, const char* where) {
+  HF_CHECK(said == real, name, " = ", said, " disagrees with ", where, ", which says ", real);
+}
+
+inline void check_index(const Tensor& tensor, const char* name, const Tensor& w) {
+  HF_CHECK(tensor.dtype() == HF_I32, name, " must be int32; got ", tensor.dtype());
+  HF_CHECK(tensor.dim() == 1, name, " must have 1 dimension; got ", tensor);
+  mxfp8::check_layout(tensor, name, w, "w");
+}
+
+inline void check_experts(const Operands& given) {
+  const Tensor &w = given.w, &scales = given.w_scales;
+  mxfp8::check_elements(w, "w", given.payload);
+  HF_CHECK(w.dim() == 3, "w must have 3 dimensions, [E, N, K]; got ", w);
+  check_same(given.experts, w.size(0), "E", "the shape of w");
+  check_same(given.n, w.size(1), "N", "the shape of w");
+  check_same(given.k, w.size(2), "K", "the shape of w");
+  HF_CHECK(given.n >= 1, "N must be at least 1; got ", given.n);
+  HF_CHECK(given.experts >= 1 && given.experts <= kMaxInt32, "E must be between 1 and 2^31 - 1; got ", given.experts);
+  mxfp8::check_scale_dtype(scales, "w_scale");
+  HF_CHECK(scales.is_shape(given.experts, given.n, given.k / kMxBlock), "w_scale must be [", given.experts, ", ",
+           given.n, ", ", given.k / kMxBlock, "], one scale per row and 32 elements of K; got ", scales);
+  mxfp8::check_bytes(given.n, given.k, "one expert of w", "N");
+  mxfp8::check_layout(w, "w", w, "w");
+  mxfp8::check_layout(scales, "w_scale", w, "w");
+  mxfp8::check_alignment(w, "w");
+}
+
+inline void check_activations(const Operands& given) {
+  const Tensor &a = given.a, &w = given.w;
+  mxfp8::check_payload(a, "a_q", given.payload);
+  check_same(given.a_rows, a.size(0), "M_act", "the shape of a_q");
+  HF_CHECK(a.size(1) == given.k, "a_q and w must have the same K; got a_q ", a, " and w ", w);
+  mxfp8::check_scales(given.a_scales, "a_scale", given.a_rows, given.k);
+  mxfp8::check_bytes(given.a_rows, given.k, "a_q", "M_act");
+  mxfp8::check_layout(a, "a_q", w, "w");
+  mxfp8::check_layout(given.a_scales, "a_scale", w, "w");
+  mxfp8::check_alignment(a, "a_q");
+  HF_CHECK(given.a_div >= 1 && given.a_div <= kMaxInt32, "a_div must be a positive 32-bit integer; got ", given.a_div);
+  const int64_t needed = (given.num_valid + given.a_div - 1) / given.a_div;
+  HF_CHECK(given.a_rows >= needed, "a_q has M_act = ", given.a_rows, " rows, but ", given.num_valid,
+           " slots with a_div = ", given.a_div, " read rows 0 to ", needed - 1);
+}
+
+inline void check_indices(const Operands& given) {
+  check_index(given.sorted_ids, "sorted_token_ids", given.w);
+  check_index(given.expert_ids, "expert_ids", given.w);
+  check_index(given.padded, "num_tokens_post_padded", given.w);
+  HF_CHECK(given.block_m >= 4 && given.block_m % 4 == 0, "block_m must be a positive multiple of 4; got ",
+           given.block_m);
+  const int64_t entries = given.sorted_ids.numel();
+  HF_CHECK(entries <= kMaxInt32, "sorted_token_ids must have at most 2^31 - 1 entries; got ", entries);
+  HF_CHECK(entries % given.block_m == 0, "sorted_token_ids must hold whole tiles, a multiple of block_m = ",
+           given.block_m, " entries; got ", entries);
+  HF_CHECK(given.expert_ids.numel() >= entries / given.block_m, "expert_ids must have one entry per tile, ",
+           entries / given.block_m, "; got ", given.expert_ids.numel());
+  HF_CHECK(given.padded.numel() >= 1, "num_tokens_post_padded must have 1 entry; got none");
+}
+
+/// Checks everything but the output and returns the problem without it and without slot weights.
+inline Problem checked(const Operands& given) {
+  HF_CHECK(given.k > 0 && given.k % kMxBlock == 0,
+           "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ", given.k);
+  HF_CHECK(given.num_valid >= 0 && given.num_valid <= kMaxInt32,
+           "num_valid_tokens must be between 0 and 2^31 - 1; got ", given.num_valid);
+  check_experts(given);
+  check_activations(given);
+  check_indices(given);
+  if (given.biases.has_value()) {
+    const Tensor biases = *given.biases;
+    HF_CHECK(biases.dtype() == HF_F32, "bias must be float32; got ", biases.dtype());
+    mxfp8::check_layout(biases, "bias", given.w, "w");
+    HF_CHECK(biases.is_shape(given.experts, given.n), "bias must be [E, N] = [", given.experts, ", ", given.n,
+             "]; got ", biases);
+  }
+  const First first{.sorted_ids = given.sorted_ids.data<int32_t>(),
+                    .expert_ids = given.expert_ids.data<int32_t>(),
+                    .padded = given.padded.data<int32_t>(),
+                    .w = given.w.data<uint8_t>(),
+                    .w_scales = given.w_scales.data<uint8_t>(),
+                    .num_valid = static_cast<uint32_t>(given.num_valid),
+                    .block_m = static_cast<uint32_t>(given.block_m),
+                    .n = static_cast<uint32_t>(given.n),
+                    .k = static_cast<uint32_t>(given.k)};
+  const auto tiles = static_cast<uint32_t>(given.sorted_ids.numel() / given.block_m);
+  const Rest rest{.a = given.a.data<uint8_t>(),
+                  .a_scales = given.a_scales.data<uint8_t>(),
+                  .biases = given.biases.data<float>(),
+                  .a_rows = static_cast<uint32_t>(given.a_rows),
+                  .experts = static_cast<uint32_t>(given.experts),
+                  .a_div = static_cast<uint32_t>(given.a_div),
+                  .tiles = tiles,
+                  .grid_rows = tiles < first.num_valid ? tiles : first.num_valid,
+                  .aligned_scales = given.k % kScaleStep == 0 && aligned_to(given.a_scales.data(), 4) &&
+                                    aligned_to(given.w_scales.data(), 4)};
+  return {first, rest};
+}
+
+/// Checks the bf16 output of one row per slot and the slots' weights, and adds both to the problem.
+inline void take_output(Problem& problem, const Tensor& out, const OptionalTensor& slot_weights, const Operands& given) {
+  HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out.dtype());
+  mxfp8::check_layout(out, "out", given.w, "w");
+  HF_CHECK(out.numel() / given.n >= given.num_valid, "out has ", out.numel(), " elements; ", given.num_valid,
+           " slots of N = ", given.n, " columns need ", given.num_valid * given.n);
+  if (slot_weights.has_value()) {
+    const Tensor weights = *slot_weights;
+    HF_CHECK(weights.dtype() == HF_F32, "mul_weight_by must be float32; got ", weights.dtype());
+    mxfp8::check_layout(weights, "mul_weight_by", given.w, "w");
+    HF_CHECK(weights.numel() >= given.num_valid, "mul_weight_by must have one weight per slot, ", given.num_valid,
+             "; got ", weights.numel());
+  }
+  check_apart({out, "out"}, {{given.a, "a_q"}, {given.a_scales, "a_scale"}, {given.w, "w"}, {given.w_scales, "w_scale"}});
+  problem.out = out.data<dev::bf16>();
+  problem.slot_weights = slot_weights.data<float>();
+  problem.aligned_output = given.n % dev::kColumnsPerLane == 0 && aligned_to(out.data(), 8);
+}
+
+}  // namespace hf::moe

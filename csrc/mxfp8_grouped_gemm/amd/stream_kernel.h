@@ -1,0 +1,130 @@
+// MX-FP8 grouped GEMM of a mixture of experts for a short K, on gfx950: rows of W stream past slots that stay in registers.
+// out[slot] = A[slot / a_div] W[expert]^T (+ bias[expert]) (* weight[slot]).
+//
+//                          | k = 0 .. 128 kSteps - 1 |
+//   A rows of 16 slots     |=========================|   in registers for all of the wave's tiles
+//   W[expert] rows n0 ..   |=========================|   tile 0 of wave 0, then of the waves beside it
+//                  n0 + 64 |=========================|   tile 1 of wave 0: in flight while tile 0 is multiplied
+//             ...
+//
+// With a K of few steps a work-group of one tile per wave mostly waits: for its start (an XCD starts one each 17 ns as modelled,
+// in which its compute units receive 14 KB), for its slots, for its rows of A and for its store, in turn. Here a wave waits for
+// them once, and from then on has kAhead tiles in flight.
+//
+// Grid as for split_kernel.h, which finds the slots; a work-group has kSide waves side by side, and tile_columns columns.
+// Bytes: an expert's weight once for every 16 slots of a tile; A once per work-group, from cache.
+//
+// Tails: tiles past the last column are out of range and not stored; slots that do not exist read 0 and are not stored.
+#pragma once
+
+#include "split_kernel.h"
+
+namespace hf::moe {
+
+constexpr int kMostSteps = 4;  // of K: registers decide
+constexpr int kSide = 4;           // waves of a work-group
+constexpr int kMostColumns = 512;  // of a work-group
+
+#if defined(__gfx950__)
+
+// A K of kSteps steps of 16 rows as a lane holds it: 16 bytes at 16 (l / 16) of each half of a step, and its row's scales, a word
+// for each step.
+template <int kSteps>
+struct ShortRows {
+  dev::u32x4 pieces[kSteps][wave_split::kPieces], scales;
+
+  __device__ __forceinline__ void load(dev::Buffer payload, uint32_t at, uint32_t from, dev::Buffer all_scales, uint32_t scale_at,
+                                       uint32_t scales_from) {
+    scales = dev::load_b128(all_scales, scale_at, scales_from);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+      for (int i = 0; i < wave_split::kPieces; ++i)
+        pieces[s][i] = dev::load_b128(payload, at + s * wave_split::kStep + i * wave_split::kPieceStride, from);
+    __builtin_amdgcn_sched_barrier(0);  // in the order of their use: loads return in order
+  }
+
+  __device__ uint32_t scale(int step, uint32_t group) const { return scales[step] >> 8 * group; }
+
+  __device__ __forceinline__ dev::f32x4 times(const ShortRows& b, uint32_t group) const {
+    dev::f32x4 sums = {};
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      sums = dev::mfma_scaled_e4m3(dev::mfma_operand(pieces[s][0], pieces[s][1]), scale(s, group),
+                                   dev::mfma_operand(b.pieces[s][0], b.pieces[s][1]), b.scale(s, group), sums);
+    // Opaque: clang 22 would move the instructions to where only lanes with a slot are active, and the lanes' scales with them.
+    return dev::lane_vector_here(sums);
+  }
+};
+
+// The columns of a work-group for 16 slots, one to a lane % 16.
+template <int kSteps>
+__device__ __forceinline__ void stream(uint32_t slot, bool exists, uint32_t expert, const Pass& pass, uint32_t tile_columns,
+                                       uint32_t wave, uint32_t lane) {
+  constexpr uint32_t kK = kSteps * wave_split::kStep, kScales = kK / kMxBlock, kSideColumns = kSide * kTile;
+  constexpr int kAhead = kSteps <= 2 ? 3 : 2;
+  const uint32_t group = lane / kTile, n = pass.n, first = blockIdx.x * tile_columns, columns = min(tile_columns, n - first);
+  const uint32_t in_row = group * wave_split::kPieceBytes;
+  const uint64_t w_row = uint64_t{expert} * n + first;
+  const dev::Buffer w = dev::make_buffer(pass.w + w_row * kK, columns * kK);
+  const dev::Buffer ws = dev::make_buffer(pass.w_scales + w_row * kScales, columns * kScales);
+  const uint32_t w_at = lane % kTile * kK + in_row, ws_at = lane % kTile * kScales;
+  uint32_t column = wave * kTile;
+  ShortRows<kSteps> a, ring[kAhead];
+  const uint32_t row = pass.a_div == 1 ? slot : slot / pass.a_div;
+  a.load(dev::make_buffer(pass.a, pass.a_rows * kK), exists ? row * kK + in_row : dev::kOutOfRange, 0,
+         dev::make_buffer(pass.a_scales, pass.a_rows * kScales), exists ? row * kScales : dev::kOutOfRange, 0);
+  const auto load = [&](int t, uint32_t from) { ring[t].load(w, w_at, from * kK, ws, ws_at, from * kScales); };
+#pragma unroll
+  for (int t = 0; t < kAhead; ++t) load(t, column + t * kSideColumns);
+  const Late& late = arguments_here();
+  dev::bf16* const out = late.out;
+  const float* const weights = late.slot_weights;
+  const float* const biases = late.biases;
+  const bool aligned = late.aligned_output;
+  const float weight = weights != nullptr && exists ? weights[slot] : 1.f;
+  while (column < columns) {
+#pragma unroll
+    for (int t = 0; t < kAhead; ++t) {
+      dev::f32x4 sums = ring[t].times(a, group);
+      load(t, column + kAhead * kSideColumns);
+      const uint32_t in_n = first + column + group * dev::kColumnsPerLane;
+      if (exists && column < columns) {
+        if (biases != nullptr) {
+          const float* const bias = biases + uint64_t{expert} * n + in_n;
+#pragma unroll
+          for (int i = 0; i < dev::kColumnsPerLane; ++i)
+            if (in_n + i < n) sums[i] += bias[i];
+        }
+        dev::store_columns(out, weights != nullptr ? sums * weight : sums, slot, in_n, n, aligned);
+      }
+      column += kSideColumns;
+    }
+  }
+}
+
+#endif
+
+/// Work-groups of kSide waves; no LDS. K is kSteps steps, rows of scales are aligned and p.tile_columns is a multiple of
+/// 16 kSide; everything else as for mxfp8_grouped_split.
+template <int kSteps>
+__global__ __launch_bounds__(kSide * dev::kWaveSize) void mxfp8_grouped_stream(
+    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
+    uint32_t num_valid, uint32_t block_m, uint32_t columns, uint32_t depth, Rest) {
+#if defined(__gfx950__)
+  const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
+  uint32_t tile_columns;
+  const auto also = [&](const Late& late) {
+    tile_columns = late.tile_columns;
+    dev::wave_value_loaded_here(tile_columns);
+  };
+  for_each_group({sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth}, lane, also,
+                 [&](const Slots& slots, uint32_t expert, const Pass& pass) {
+                   for (uint32_t first = 0; first < slots.count; first += kTile)
+                     stream<kSteps>(slots.of_lane(first, lane), first + lane % kTile < slots.count, expert, pass, tile_columns,
+                                    wave, lane);
+                 });
+#endif
+}
+
+}  // namespace hf::moe

@@ -1,0 +1,244 @@
+"""The skinny fp8 GEMM against float64, on both emulated architectures: exact data, tails, traffic, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.fp8_skinny_cases import ARCH, FP8, ONE, OTHER, exact, integers, normals, relative_error
+
+from hipforge import emulator, explain
+from hipforge.errors import GuardError
+from hipforge.ops import fp8_skinny_gemm as ops
+from hipforge.ops.fp8_skinny_gemm.space import Configuration
+from hipforge.ops.reference.skinny import skinny_gemm as reference
+
+pytestmark = pytest.mark.gfx942
+
+
+@pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32])
+def test_every_height_with_odd_widths(m):
+    for n, k in [(1, 32), (33, 96), (129, 544)]:
+        a, b = integers(m, n, k, seed=m)
+        assert torch.equal(ops.skinny_gemm(a, b, ONE), exact(a, b))
+
+
+@pytest.mark.parametrize("op_m", ops.OP_M)
+@pytest.mark.parametrize("split_k", [1, 2, 3, 4])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_splits_of_k_with_a_remainder(op_m, split_k, deterministic):
+    a, b = integers(5, 40, 4 * Configuration(op_m).block_k + 352, seed=split_k)
+    got = ops.run_skinny_gemm(a, b, ONE, op_m=op_m, split_k=split_k, consumers=3, deterministic=deterministic)
+    assert torch.equal(got, exact(a, b))
+
+
+@pytest.mark.parametrize("m", [1, 8, 16, 32])
+def test_random_data_is_close_to_float64(m):
+    # One fp16 rounding is at most 2^-11 = 4.9e-4 of each value; fp32 sums of 4096 products add less than 2^-12.
+    a, b, scale = normals(m, 96, 4096, seed=m)
+    want = reference(a, b, scale, None, torch.float64, torch.float64)
+    assert relative_error(ops.skinny_gemm(a, b, scale), want) <= 2.0**-11 + 2.0**-12 < 2e-3
+
+
+def check_model_shape(m, n, k):
+    a, b, scale = normals(m, n, k, seed=m)
+    with emulator.counters() as counted:
+        got = ops.skinny_gemm(a, b, scale)
+    want = reference(a, b, scale, None, torch.float64, torch.float64)
+    # fp32 sums of 2^14 products stay far below the fp16 rounding: each addition is 2^-24 of a sum like the result.
+    assert relative_error(got, want) <= 2.0**-11 + 2.0**-12 < 2e-3
+    assert counted.tensors["b"].loaded == n * k
+    assert counted.lds_bank_conflicts == 0
+
+
+@pytest.mark.parametrize("m", [1, 8, 16, 32])
+def test_the_qkv_projection_reads_its_weights_once(m):
+    check_model_shape(m, 2304, 16384)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("m", [1, 8, 16, 32])
+@pytest.mark.parametrize(("n", "k"), [(13312, 16384), (16384, 6656)])
+def test_the_other_model_shapes(m, n, k):
+    check_model_shape(m, n, k)
+
+
+@pytest.mark.parametrize("m", [8, 16])
+def test_atomics_stay_within_one_fp16_rounding_per_addition(m):
+    a, b, scale = normals(m, 96, 4096, seed=m)
+    want = reference(a, b, scale, None, torch.float64, torch.float64)
+    got = ops.run_skinny_gemm(a, b, scale, op_m=m, split_k=4, consumers=2, deterministic=False)
+    # Eight pairs of roundings (each summand and each sum), every one 2^-11 of a value no larger than the partial sums,
+    # whose norm is at most that of the result in expectation.
+    assert relative_error(got, want) <= 16 * 2.0**-11
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_results_are_added_to_the_output(deterministic):
+    a, b = integers(3, 48, 288)
+    output = torch.arange(144).reshape(3, 48).half()
+    want = exact(a, b, torch.tensor([0.5]), output)
+    got = ops.skinny_gemm(a, b, torch.tensor([0.5]), output, deterministic=deterministic)
+    assert got is output and torch.equal(output, want)
+
+
+def test_the_result_depends_on_neither_timing_nor_grid():
+    a, b, scale = normals(8, 80, 2048)
+    first = ops.run_skinny_gemm(a, b, scale, split_k=2)
+    for order in ("reverse", "random"):
+        with emulator.options(wave_order=order, seed=3):
+            assert torch.equal(ops.run_skinny_gemm(a, b, scale, split_k=2), first)
+    for workgroups in (1, 2, 5):
+        assert torch.equal(ops.run_skinny_gemm(a, b, scale, split_k=2, workgroups=workgroups), first)
+
+
+@pytest.mark.parametrize("op_m", ops.OP_M)
+def test_weights_are_read_once_and_their_padding_never(op_m):
+    m, n, k, pitch = op_m, 70, 608, 640
+    a, narrow = integers(m, n, k)
+    padded = torch.full((n, pitch), 0xFF, dtype=torch.uint8)  # NaN in e4m3fn, and -240 in e4m3fnuz
+    padded[:, :k] = narrow.t().contiguous().view(torch.uint8)
+    b = padded.view(FP8)[:, :k].t()
+    with emulator.counters() as counted:
+        got = ops.run_skinny_gemm(a, b, ONE, op_m=op_m)
+    assert torch.equal(got, exact(a, narrow))
+    assert counted.tensors["b"].loaded == n * k
+
+
+def test_one_sparse_instruction_does_the_work_of_two_dense_ones():
+    a, b = integers(8, 32, 1024)
+    counts = []
+    for op_m in (8, 16):
+        with emulator.counters() as counted:
+            ops.run_skinny_gemm(a, b, ONE, op_m=op_m)
+        counts.append(counted.mfma_count)
+    columns, (sparse_k, dense_k) = 2, {"gfx942": (64, 32), "gfx950": (128, 128)}[ARCH]
+    assert counts == [columns * 1024 // sparse_k, columns * 1024 // dense_k]
+
+
+# --- who computes, and what is refused --------------------------------------------------------------------------------
+
+
+def test_the_planner_says_what_runs():
+    a, b, scale = normals(8, 64, 1024)
+    found = explain(ops.skinny_gemm, a, b, scale)
+    assert (found.path, found.kernel, found.configuration["rows"]) == ("kernel", "skinny_wave_split", 8)
+    found = explain(ops.skinny_gemm, a, b, scale, split_k=2)
+    assert (found.kernel, found.configuration["op_m"], found.configuration["split_k"]) == ("skinny_gemm_fp8", 8, 2)
+
+
+@pytest.mark.parametrize("make", ["too many rows", "another format"])
+def test_torch_computes_what_the_kernel_does_not(make):
+    a, b, scale = normals(33 if make == "too many rows" else 4, 48, 64)
+    if make == "another format":
+        a, b = a.float().to(OTHER), b.float().to(OTHER)
+    found = explain(ops.skinny_gemm, a, b, scale)
+    assert found.path == "torch" and found.refused["kernel"]
+    output = torch.ones(a.shape[0], 48).half()
+    want = reference(a, b, scale, output)
+    assert torch.equal(ops.skinny_gemm(a, b, scale, output), want) and torch.equal(output, want)
+
+
+def test_operands_of_any_strides():
+    a, b = integers(4, 40, 96)
+    want = exact(a, b)
+    assert torch.equal(ops.skinny_gemm(a.t().contiguous().t(), b.contiguous(), ONE), want)
+    storage = torch.empty(40 * 96 + 4, dtype=torch.uint8)
+    storage[4:] = b.t().contiguous().view(torch.uint8).flatten()
+    assert torch.equal(ops.skinny_gemm(a, storage[4:].view(FP8).view(40, 96).t(), ONE), want)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": torch.zeros(4, 96)}, "a must have dtype"),
+        ({"a": torch.zeros(4, 96).to(OTHER)}, "same fp8 format"),
+        ({"a": torch.zeros(4, 64).to(FP8)}, r"b must have shape \(64, 40\)"),
+        ({"a": torch.zeros(4, 40).to(FP8), "b": torch.zeros(40, 40).to(FP8)}, "multiple of 32; got 40"),
+        ({"scale": torch.zeros(2)}, "scale must be one float32"),
+        ({"scale": torch.zeros(1).half()}, "scale must have dtype"),
+        ({"output": torch.zeros(4, 41).half()}, "output must have shape"),
+        ({"output": torch.zeros(4, 40)}, "output must have dtype"),
+        ({"output": torch.zeros(40, 4).half().t()}, "output must be contiguous"),
+        ({"split_k": 0}, "split_k must be at least 1; got 0"),
+        ({"split_k": 2.5}, r"split_k must be an int; got float 2.5"),
+        ({"a": torch.zeros(33, 96).to(FP8), "split_k": -1}, "split_k must be at least 1; got -1"),  # torch's
+        ({"b": torch.zeros(96, 41).to(FP8), "deterministic": False}, "even n; got 41"),
+    ],
+)
+def test_refusals_name_argument_and_rule(change, message):
+    a, b = integers(4, 40, 96)
+    with pytest.raises(GuardError, match=message):
+        ops.skinny_gemm(**{"a": a, "b": b, "scale": ONE, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"op_m": 4}, r"must be one of \(8, 1, 2, 4\), .*; got \(4, 1, 2, 4\)"),
+        ({"b_lanes": 7}, r"got \(8, 1, 7, 4\)"),
+        ({"consumers": 0}, "consumers must be 1 to 16 waves; got 0"),
+        (
+            {"b_producers": 8, "a_producers": 4, "consumers": 5, "qsize": 6},
+            r"at most 16 waves \(1024 threads\); got 17",
+        ),
+        ({"b_producers": 6, "qsize": 2}, r"qsize must be at least .*got qsize 2 for 2 / 1, 6 / 2 and 2"),
+        ({"qsize": 40}, "bytes of LDS per slot .*qsize = 40 exceeds"),
+        ({"split_k": 2}, "split_k must be 1 to 1, .* blocks of k=96; got 2"),
+        ({"split_k": 0}, "split_k must be 1"),
+        ({"workgroups": 0}, "workgroups must be at least 1; got 0"),
+    ],
+)
+def test_refused_configurations(change, message):
+    a, b = integers(4, 40, 96)
+    with pytest.raises(GuardError, match=message):
+        ops.run_skinny_gemm(a, b, ONE, **change)
+
+
+def test_the_raw_op_refuses_what_the_wrappers_repair():
+    a, b = integers(4, 40, 96)
+    out, waves = torch.zeros(4, 40).half(), (1, 8, 1, 2, 4, 1, 1, 1, 1, 1)
+    with pytest.raises(GuardError, match="b must be column-major"):
+        ops.skinny_gemm_fp8_out(out, a, b.contiguous(), ONE, None, True, *waves)
+    with pytest.raises(GuardError, match="accumulate must be true"):
+        ops.skinny_gemm_fp8_out(out, a, b, ONE, None, False, *waves)
+    with pytest.raises(GuardError, match=r"\[split_k \* consumers, m, n\] = \[1, 4, 40\]"):
+        ops.skinny_gemm_fp8_out(out, a, b, ONE, torch.zeros(2, 4, 40), True, *waves)
+    with pytest.raises(GuardError, match="a must be float8"):
+        ops.skinny_gemm_fp8_out(out, a.float().to(OTHER), b, ONE, None, True, *waves)
+    odd = torch.zeros(4, 39).half()
+    with pytest.raises(GuardError, match="even n; got 39"):
+        ops.skinny_gemm_fp8_out(odd, a, b[:, :39], ONE, None, True, *waves)
+
+
+def test_what_is_written_stands_apart_from_what_is_read():
+    memory = torch.zeros(96 * 40, dtype=torch.uint8)
+    a, b = memory[: 4 * 96].view(FP8).view(4, 96), memory.view(FP8).view(40, 96).t()
+    out = torch.zeros(4, 40).half()
+    other_a, other_b = integers(4, 40, 96)
+    waves = (1, 8, 1, 2, 4, 1, 1, 1, 1, 1)
+    inside = memory[:320].view(torch.float16).view(4, 40)
+    with pytest.raises(GuardError, match="out is written and must not share memory with a"):
+        ops.skinny_gemm_fp8_out(inside, a, other_b, ONE, None, True, *waves)
+    with pytest.raises(GuardError, match="out is written and must not share memory with b"):
+        ops.skinny_gemm_fp8_out(memory[-320:].view(torch.float16).view(4, 40), other_a, b, ONE, None, True, *waves)
+    workspace = memory[:640].view(torch.float32).view(1, 4, 40)
+    with pytest.raises(GuardError, match="workspace is written and must not share memory with b"):
+        ops.skinny_gemm_fp8_out(out, other_a, b, ONE, workspace, False, *waves)
+    with pytest.raises(GuardError, match="workspace is written and must not share memory with out"):
+        ops.skinny_gemm_fp8_out(inside, other_a, other_b, ONE, workspace, False, *waves)
+
+
+def test_one_graph_serves_every_number_of_rows_and_adds_in_place():
+    _, b = integers(1, 48, 256, seed=1)
+
+    def call(a: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        return ops.skinny_gemm(a, b, ONE, output) + 1
+
+    traced = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (2, 5, 9):
+            a, _ = integers(m, 48, 256, seed=m)
+            output = torch.ones(m, 48, dtype=torch.float16)
+            want = exact(a, b, ONE, output)
+            assert torch.equal(traced(a, output), want + 1)
+            assert torch.equal(output, want)

@@ -1,0 +1,391 @@
+"""The MXFP4 GEMM in tiles through LDS: its raw op in both layouts, its table rows, and which shapes get it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.mxfp4_cases import CODE_OF_ONE, E2M1, Operands, among_nans, oracle, pack, random_codes
+from helpers.mxfp8_cases import SCALE_NAN, SCALE_ONE, assert_bits, embedded
+from helpers.mxfp8_grouped_cases import sparse_bytes
+from helpers.planted_faults import planted
+
+import hipforge
+from hipforge import emulator
+from hipforge.errors import ConfigError, EmulatorFault, GuardError
+from hipforge.ops.core.tiles import split_workspace, tile_number
+from hipforge.ops.core.tuned import read_rows
+from hipforge.ops.mxfp4_gemm import mxfp4_gemm, mxfp4_gemm_tiles_out, mxfp4_linear, run_mxfp4, run_mxfp4_tiles
+from hipforge.ops.mxfp4_gemm.family import FAMILY, TABLE, row_of
+from hipforge.ops.mxfp4_gemm.rule import TILED, WAVES, default_choice
+from hipforge.ops.mxfp4_gemm.tuner import TUNER
+
+TILE_NUMBERS = tuple(tile_number(tile) for tile in TILED.step_us)
+SMALL = tile_number((64, 64))
+# Per matrix instruction, scales included.
+LOOP_INSTRUCTIONS = {
+    256256: 6.7, 192256: 8.1, 192128: 8.3, 128192: 8.3, 128128: 10.8, 64128: 18.3, 64064: 32.2, 32064: 34.3
+}  # fmt: skip
+
+
+def run(case: Operands, tile: int = SMALL, k_splits: int = 1, shuffled: bool = False) -> torch.Tensor:
+    m, n, _ = case.mnk
+    out = case.out()
+    workspace = split_workspace(m, n, tile, k_splits, case.xq.device)
+    if workspace is not None:
+        workspace.fill_(float("nan"))  # what is in it beforehand must not matter
+    mxfp4_gemm_tiles_out(out, *case.args(shuffled), workspace, shuffled, tile, k_splits)
+    return out
+
+
+@pytest.mark.parametrize("order", ("forward", "reverse", "random"))
+@pytest.mark.parametrize("shuffled", (False, True))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_every_tile_is_exact_under_all_checks(tile: int, shuffled: bool, order: str) -> None:
+    # Two and a bit tiles each way; 10 steps are two loads of scales, the second of them partial, as the last step is.
+    case = random_codes(2 * (tile // 1000) + 7, tile % 1000 + 16, 9 * 256 + 64)
+    with emulator.options(checks="all", wave_order=order):
+        assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
+
+
+@pytest.mark.parametrize("k", (4096, 4096 + 192))
+@pytest.mark.parametrize("shuffled", (False, True))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_turns_of_one_instruction_change_nothing(tile: int, shuffled: bool, k: int) -> None:
+    case = random_codes(33, 80, k)
+    with emulator.options(checks="all", quantum=1):
+        assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
+
+
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+@pytest.mark.parametrize("k", (32, 64, 96, 128, 160, 192, 224, 256, 288, 384, 512, 960, 1024, 2048, 2080, 2304, 4224))
+def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int, tile: int) -> None:
+    case = random_codes(35, 48, k)
+    want = oracle(case)
+    assert_bits(run(case, tile), want)
+    if k % 64 == 0:
+        assert_bits(run(case, tile, shuffled=True), want)
+
+
+@pytest.mark.parametrize("k", (2048, 2112, 2304, 2880))
+@pytest.mark.parametrize("k_splits", (2, 4, 8))
+@pytest.mark.parametrize("shuffled", (False, True))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_uneven_splits_are_exact(tile: int, shuffled: bool, k_splits: int, k: int) -> None:
+    case = random_codes(70, 48, k)
+    with emulator.options(checks="all"):
+        assert_bits(run(case, tile, k_splits, shuffled), oracle(case))
+
+
+@pytest.mark.parametrize("m", (1, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200))
+def test_every_m_is_exact(m: int) -> None:
+    case = random_codes(m, 80, 512)
+    assert_bits(run(case), oracle(case))
+
+
+@pytest.mark.parametrize("k_splits", (1, 2))
+@pytest.mark.parametrize("n", (1, 3, 4, 5, 8, 12, 20, 63, 64, 65, 66, 68, 127, 136))
+def test_every_n_is_exact(n: int, k_splits: int) -> None:
+    # Whether n is a multiple of 4 or 8 decides how outputs are stored.
+    case = random_codes(70, n, 512)
+    assert_bits(run(case, SMALL, k_splits), oracle(case))
+
+
+@pytest.mark.parametrize("n", (16, 32, 48, 80, 112, 240, 256, 272))
+def test_every_shuffled_n_is_exact(n: int) -> None:
+    case = random_codes(35, n, 576)
+    for tile in (SMALL, 192256):
+        assert_bits(run(case, tile, shuffled=True), oracle(case))
+
+
+@pytest.mark.parametrize("shuffled", (False, True))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_each_row_and_block_uses_its_own_scale(tile: int, shuffled: bool) -> None:
+    m, n, k = tile // 1000, tile % 1000, 2048 + 256
+    codes = torch.zeros(1, k, dtype=torch.int32)
+    codes[:, 5::32] = CODE_OF_ONE
+    ones = pack(codes)
+    # Every row differs from its neighbours, every block from the one before; sums stay below 2^24 units of 2^-8.
+    rows, blocks = torch.arange(max(m, n))[:, None], torch.arange(k // 32)
+    case = Operands(
+        ones.expand(m, k // 2).contiguous(),
+        (125 + (rows[:m] + 3 * blocks) % 5).to(torch.uint8),
+        ones.expand(n, k // 2).contiguous(),
+        (125 + (rows[:n] // 2 + blocks) % 4).to(torch.uint8),
+    )
+    assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
+
+
+@pytest.mark.parametrize("k", (256, 320))
+@pytest.mark.parametrize("shuffled", (False, True))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_each_element_meets_its_own_counterpart(tile: int, shuffled: bool, k: int) -> None:
+    # Row m of X selects element m of W's rows, whose codes are all different within 13.
+    n = tile % 1000
+    codes = (torch.arange(n)[:, None] * 5 + torch.arange(k) * 7) % 13
+    eye = torch.zeros(k, k, dtype=torch.int64)
+    eye[torch.arange(k), torch.arange(k)] = CODE_OF_ONE
+    one = torch.full((1, k // 32), SCALE_ONE, dtype=torch.uint8)
+    case = Operands(pack(eye), one.expand(k, -1).contiguous(), pack(codes), one.expand(n, -1).contiguous())
+    want = E2M1[codes].T
+    assert torch.equal(oracle(case), want)
+    assert_bits(run(case, tile, shuffled=shuffled), want)
+
+
+@pytest.mark.parametrize("k_splits", (1, 4))
+@pytest.mark.parametrize("shuffled", (False, True))
+@pytest.mark.parametrize("block", (0, 3, 17, 63, 64, 71, 72))
+def test_a_nan_scale_makes_exactly_its_outputs_nan(block: int, shuffled: bool, k_splits: int) -> None:
+    case = random_codes(70, 48, 2304 + 64)
+    want = oracle(case)
+    case.xs[68, block] = SCALE_NAN
+    case.ws[33, block] = SCALE_NAN
+    want[68, :] = want[:, 33] = float("nan")
+    assert_bits(run(case, SMALL, k_splits, shuffled), want)
+
+
+@pytest.mark.parametrize("byte", (0, 1, 127, 254))
+def test_extreme_scales_that_cancel_lose_nothing(byte: int) -> None:
+    case = random_codes(65, 7, 544)
+    case.xs.fill_(byte)
+    case.ws.fill_(254 - byte)
+    case.xs[:, ::3] = 254 - byte
+    case.ws[:, ::3] = byte
+    assert_bits(run(case), oracle(case))
+
+
+@pytest.mark.parametrize("k", (32, 96, 128, 384, 544, 2176))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_neighbouring_bytes_never_take_part(tile: int, k: int) -> None:
+    surrounded, want = among_nans(random_codes(70, 66, k))
+    assert_bits(run(surrounded, tile), want)
+
+
+@pytest.mark.parametrize("n", (24, 25))
+def test_output_outside_the_result_is_untouched(n: int) -> None:
+    case = random_codes(70, n, 256)
+    for start in (16, 17):  # with and without the alignment that wide stores need
+        buffer = torch.full((70 * n + 33,), -123.0, dtype=torch.bfloat16)
+        out = buffer[start : start + 70 * n].view(70, n)
+        mxfp4_gemm_tiles_out(out, *case.args(), None, False, SMALL, 1)
+        assert_bits(out, oracle(case))
+        assert (buffer[:start] == -123).all() and (buffer[start + 70 * n :] == -123).all()
+
+
+def test_plain_scales_need_no_alignment_and_shuffled_ones_are_copied() -> None:
+    case = random_codes(70, 16, 640)
+    want = oracle(case)
+    moved = case.but(xs=embedded(case.xs, 0xFF, margin=61), ws=embedded(case.ws, 0xFF, margin=63))
+    assert_bits(run(moved), want)
+    xq, xs, wq, ws = case.args(shuffled=True)
+    ws = embedded(ws, 0xFF, margin=63)
+    with pytest.raises(GuardError, match="shuffled Ws must start at a multiple of 4 bytes"):
+        mxfp4_gemm_tiles_out(case.out(), xq, xs, wq, ws, None, True, SMALL, 1)
+    assert_bits(run_mxfp4_tiles(xq, xs, wq, ws, shuffled=True, tile=SMALL), want)
+
+
+@pytest.mark.parametrize("k_splits", (2, 4, 8))
+def test_results_do_not_depend_on_which_work_group_comes_last(k_splits: int) -> None:
+    # Scales far apart: sums are rounded, so that another order would show.
+    case = random_codes(150, 140, 4096)
+    case.xs.copy_(torch.randint(90, 160, case.xs.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1)))
+    first = run(case, SMALL, k_splits)
+    for order in ("forward", "reverse", "random"):
+        with emulator.options(checks="all", wave_order=order):
+            again = run(case, SMALL, k_splits)
+        assert torch.equal(again.view(torch.int16), first.view(torch.int16))
+
+
+@pytest.mark.parametrize("shuffled", (False, True))
+@pytest.mark.parametrize("tile", TILE_NUMBERS)
+def test_what_one_tile_loads_and_multiplies(tile: int, shuffled: bool) -> None:
+    m, n = tile // 1000, tile % 1000
+    conflicts, issued = set(), []
+    for k in (2048, 6144):
+        case = random_codes(m, n, k, scales=(127, 128))
+        with emulator.counters() as counters:
+            run(case, tile, shuffled=shuffled)
+        assert counters.mfma_count == m // 32 * (n // 32) * (k // 64)
+        assert counters.tensors["Xq"].loaded == case.xq.numel()
+        assert counters.tensors["Wq"].loaded == case.wq.numel()
+        assert counters.scratch_bytes == 0 and counters.launches == 1
+        conflicts.add(counters.lds_bank_conflicts)
+        issued.append((counters.wave_instructions, counters.mfma_count))
+    (few, few_matrix), (more, more_matrix) = issued
+    # Of the loop alone, as clang 22 compiles it; another compiler may need a few more.
+    assert (more - few) / (more_matrix - few_matrix) < 1.1 * LOOP_INSTRUCTIONS[tile]
+    assert len(conflicts) == 1, "only results on their way out may meet in a bank, not operands"
+
+
+@pytest.mark.parametrize("shuffled", (False, True))
+def test_a_weight_of_more_than_2_gib_is_read_to_its_last_row(shuffled: bool) -> None:
+    n, k = 4112, 1 << 20
+    xq, wq = torch.zeros(1, k // 2, dtype=torch.uint8), sparse_bytes(n, k // 2)
+    xs = torch.full((1, k // 32), SCALE_ONE, dtype=torch.uint8)
+    ws = torch.full((-(-n // 256) * 256 if shuffled else n, k // 32), SCALE_ONE, dtype=torch.uint8)
+    assert wq.numel() > 2**31
+    xq[0, -1] = CODE_OF_ONE << 4
+    flat = wq.view(-1)
+    for row in (5, n - 1):
+        # The last byte of a row; shuffled, the last of its 16 in the last column of the row's tile.
+        at = (
+            row // 16 * 16 * (k // 2) + (k // 2 // 16 - 1) * 256 + row % 16 * 16 + 15
+            if shuffled
+            else row * (k // 2) + k // 2 - 1
+        )
+        flat[at] = 7 << 4
+    with pytest.raises(GuardError, match=r"Wq has 215\d+ bytes.*2 GB.*signed 32-bit"):
+        run_mxfp4(xq, xs, wq, ws, shuffled=shuffled)
+    found = hipforge.explain(mxfp4_gemm, xq, xs, wq, ws, shuffled=shuffled)
+    assert found.kernel == TILED.name and "2^31 - 1 bytes" in found.reason
+    out = mxfp4_gemm(xq, xs, wq, ws, shuffled=shuffled)
+    assert out[0].nonzero().flatten().tolist() == [5, n - 1] and out[0, -1] == 6
+
+
+def test_large_problems_get_tiles_and_small_ones_waves() -> None:
+    assert default_choice(4, 3072, 1536, 256).kernel == WAVES
+    assert dict(default_choice(4096, 4096, 4096, 256).configuration) == {"tile": 256256, "k_splits": 1}
+    for m in (1, 33, 65, 300, 16384):
+        for k in (32, 256, 768, 6144):
+            chosen = default_choice(m, 768, k, 256)
+            assert chosen.kernel == WAVES or chosen.configuration["k_splits"] <= TILED.steps(k)
+    case = random_codes(300, 272, 512)
+    for shuffled in (False, True):
+        args = case.args(shuffled)
+        assert hipforge.explain(mxfp4_linear, *args, shuffled=shuffled).kernel == TILED.name
+        assert_bits(mxfp4_linear(*args, shuffled=shuffled), oracle(case))
+
+
+def test_past_the_largest_k_of_tiles_waves_are_chosen() -> None:
+    assert default_choice(300, 16, (1 << 22) + 32, 256).kernel == WAVES
+
+
+def test_every_candidate_is_a_row_and_comes_back_from_it(tmp_path) -> None:
+    cell = TUNER.default_cells[0]
+    path = tmp_path / "rows.csv"
+    for choice in FAMILY.candidates(cell, "gfx950"):
+        values = row_of(choice)
+        row = {"gfx": "gfx950", "cu_num": 256, "M": cell.m, "N": cell.n, "K": cell.k, **values, "use_hip": 1}
+        fields = [str(row.get(name, "")) for name in TABLE.header[:-1]]
+        path.write_text(",".join(TABLE.header) + "\n" + ",".join(fields) + ",model:test\n")
+        assert FAMILY.from_row(read_rows(TABLE, path)[0]) == choice
+
+
+def test_rows_from_before_tiles_name_waves(tmp_path) -> None:
+    path = tmp_path / "rows.csv"
+    header = "gfx,cu_num,M,N,K,m_sub,n_sub,k_splits,use_hip,us,model_us,stock_us,best_baseline_us,err,source"
+    path.write_text(f"{header}\ngfx950,256,64,768,6144,4,4,2,1,,6.1,,,0.001,model:test\n")
+    chosen = FAMILY.from_row(read_rows(TABLE, path)[0])
+    assert chosen.kernel == WAVES and dict(chosen.configuration) == {"m_sub": 4, "n_sub": 4, "k_splits": 2}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    (
+        ("gfx950,256,64,768,6144,tiles,4,3,1,1", "a tiles row needs m_sub and n_sub of 16 and 16, .*; got 4, 3, 1"),
+        ("gfx950,256,64,768,256,tiles,4,4,2,1", r"a tiles row needs k_splits in \[1\]"),
+        ("gfx950,256,64,768,8388608,tiles,4,4,2,1", "K of at most 4194304; .*K=8388608"),
+        ("gfx950,256,64,768,6144,waves,4,3,1,1", "m_sub and n_sub are in"),
+        ("gfx950,256,64,768,6144,lds,4,4,1,1", "kernel"),
+    ),
+)
+def test_a_row_that_no_kernel_takes_is_refused(row: str, message: str, tmp_path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(",".join(TABLE.header) + f"\n{row},,1.0,,,0.001,model:test\n")
+    with pytest.raises(ConfigError, match=message):
+        read_rows(TABLE, path)
+
+
+GOOD = random_codes(70, 16, 512)
+
+
+def test_a_split_k_needs_its_workspace() -> None:
+    with pytest.raises(GuardError, match=r"k_splits = 2 needs a workspace: float32 \[16388\]; got None"):
+        mxfp4_gemm_tiles_out(GOOD.out(), *GOOD.args(), None, False, SMALL, 2)
+    workspace = torch.empty(16388)
+    inside = workspace.view(torch.uint8)[: GOOD.xq.numel()].view(GOOD.xq.shape)
+    with pytest.raises(GuardError, match="workspace is written and must not share memory with Xq"):
+        mxfp4_gemm_tiles_out(GOOD.out(), *GOOD.but(xq=inside).args(), workspace, False, SMALL, 2)
+
+
+def test_refused_configurations() -> None:
+    with pytest.raises(GuardError, match=r"tile must be one of 256256, .*32064; got 64032"):
+        run_mxfp4_tiles(*GOOD.args(), tile=64032)
+    with pytest.raises(
+        GuardError, match=r"k_splits must not exceed the number of K steps, ceil\(K/256\) = 2 for K = 512"
+    ):
+        run_mxfp4_tiles(*GOOD.args(), k_splits=4)
+    with pytest.raises(GuardError, match="k_splits must be 1, 2, 4 or 8; got 3"):
+        run_mxfp4_tiles(*GOOD.args(), k_splits=3)
+    with pytest.raises(GuardError, match="out is written and must not share memory with Wq"):
+        held = GOOD.wq.view(-1)[:].view(torch.bfloat16)[: 70 * 16].view(70, 16)
+        mxfp4_gemm_tiles_out(held, *GOOD.args(), None, False, SMALL, 1)
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+TILES, UNIT = "include/hipforge/amd/mx_tiles", "mxfp4_gemm/amd/mxfp4_gemm_tiles.cu"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    line: str
+    becomes: str
+    file: str = "kernel.h"
+
+
+MUTANTS = (
+    Mutant("x_scales_past_k", "next_scales.x[t][h] >> lane / kTile * 8 & mask;",
+           "next_scales.x[t][h] >> lane / kTile * 8;"),
+    Mutant("w_scales_past_k", "next_scales.w[t][0], select) & mask;", "next_scales.w[t][0], select);"),
+    Mutant("plain_second_instruction", "0x00020000u", "0x00030000u"),
+    Mutant("shuffled_second_instruction", "0x00040000u", "0x00050000u"),
+    Mutant("shuffled_rows", "shuffled ? lane % kTile / kShuffledRows : lane / kTile", "lane / kTile"),
+    Mutant("shuffled_second_half", "0x00020002u", "0x00010001u"),
+    Mutant("shuffled_columns_of_weights", "load_byte * kShuffledRows", "load_byte * 8"),
+    Mutant("shuffled_steps_of_weights", "load_at * kShuffledRows", "load_at * 8"),
+    Mutant("shuffled_rows_of_scales", "kShuffledScaleRows * columns", "kShuffledScaleRows * blocks()"),
+    Mutant("shuffled_word", "next_w = kShuffledScaleBytes / 2", "next_w = kShuffledScaleBytes / 4"),
+    Mutant("one_scale_for_two_instructions", "kWhichHalf * 2 : kInstruction * 2", "kWhichHalf * 2 : 0"),
+    Mutant("one_chunk_for_two_instructions", "dev::mfma_operand(b[kInstruction], zero)",
+           "dev::mfma_operand(b[0], zero)", "formats.h"),
+)  # fmt: skip
+
+
+def agrees(op: Callable[..., None]) -> bool:
+    """Both layouts are exact where K ends inside a step, with NaNs next to what is read."""
+    plain, want = among_nans(random_codes(35, 66, 9 * 256 + 128))
+    pairs = [(plain.args(), False, want)]
+    case = random_codes(35, 80, 2304 + 64)
+    pairs.append((case.args(shuffled=True), True, oracle(case)))
+    for args, shuffled, expected in pairs:
+        out = torch.empty(expected.shape, dtype=torch.bfloat16)
+        op(out, *args, None, shuffled, SMALL, 1)
+        if not torch.equal(out.nan_to_num(1e30), expected.to(torch.bfloat16).nan_to_num(1e30)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_mistake_is_noticed_by_a_planted_fault(mutant: Mutant, tmp_path: Path) -> None:
+    assert agrees(mxfp4_gemm_tiles_out)
+    entry = planted(
+        tmp_path / mutant.name, mxfp4_gemm_tiles_out, f"{TILES}/{mutant.file}", mutant.line, mutant.becomes, unit=UNIT,
+        variants={"HF_TILE": [SMALL]},
+    )  # fmt: skip
+    assert not agrees(entry)
+
+
+def test_a_wait_that_is_one_load_short_is_noticed_by_a_planted_fault(tmp_path: Path) -> None:
+    line = "wait_and_meet<(C::kStages - 2) * C::kLoads + loads_between(0, kHalfSlots)>();"
+    entry = planted(
+        tmp_path / "short_wait", mxfp4_gemm_tiles_out, f"{TILES}/kernel.h", line, line.replace(")>();", ") + 1>();"),
+        unit=UNIT, variants={"HF_TILE": [SMALL]},
+    )  # fmt: skip
+    case = random_codes(35, 66, 2304)
+    with emulator.options(checks="all"), pytest.raises(EmulatorFault, match=r"LDS race|before wave \d has waited"):
+        entry(case.out(), *case.args(), None, False, SMALL, 1)

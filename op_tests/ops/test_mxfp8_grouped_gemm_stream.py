@@ -1,0 +1,234 @@
+"""The MoE grouped GEMM whose rows of W stream past slots that stay in registers, on gfx950."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.mxfp8_cases import BYTE_OF_INTEGER, SCALE_NAN, SCALE_ONE, assert_bits, embedded
+from helpers.mxfp8_grouped_cases import UNTOUCHED, Moe, exact, oracle, random_owners, sort_slots, sparse_bytes
+from helpers.planted_faults import planted
+
+import hipforge
+from hipforge import emulator
+from hipforge.errors import ConfigError, EmulatorFault, GuardError
+from hipforge.ops.core.tuned import read_rows
+from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear, mxfp8_grouped_stream, mxfp8_grouped_stream_out, stream
+from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, TABLE
+from hipforge.ops.mxfp8_grouped_gemm.tuner import TUNER
+
+KS = (128, 256, 384, 512)
+# One slot of an expert, none, 16, and more than a tile of 20, of which 35 are three passes.
+OWNERS = (*(1,) * 35, 3, *(4,) * 5, *(5,) * 16)
+
+
+def run(case: Moe, columns: int = 64, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Run the raw op into an output full of a value that no test expects."""
+    out = case.out() if out is None else out
+    operands = case.a, case.a_scale, case.w, case.w_scale, *case.sorted()
+    returned = mxfp8_grouped_stream(*operands, out, case.slots, case.a_div, case.block_m, case.weights, columns=columns)
+    assert returned is out
+    return out
+
+
+@pytest.mark.parametrize("order", ("forward", "reverse", "random"))
+@pytest.mark.parametrize("columns", (64, 128, 512))
+@pytest.mark.parametrize("k", KS)
+def test_every_k_is_exact_on_integers_under_all_checks(k: int, columns: int, order: str) -> None:
+    case = exact(OWNERS, 7, 661, k, a_div=3, block_m=20, weighted=True, scales=(126, 128))
+    with emulator.options(checks="all", wave_order=order):
+        assert_bits(run(case, columns), oracle(case))
+
+
+@pytest.mark.parametrize("columns", stream.COLUMNS)
+@pytest.mark.parametrize("n", (1, 15, 16, 37, 64, 65, 200, 512, 700))
+def test_every_width_is_exact_and_writes_nothing_else(n: int, columns: int) -> None:
+    case = exact((2, 0, 2, 1, 2), 3, n, 256, a_div=1, block_m=8)
+    buffer = torch.full((case.slots * n + 33,), UNTOUCHED, dtype=torch.bfloat16)
+    for start in (16, 17):  # with and without the alignment of wide stores
+        out = buffer[start : start + case.slots * n].view(case.slots, n)
+        with emulator.options(checks="all"):
+            assert_bits(run(case, columns, out), oracle(case))
+        assert (buffer[:start] == UNTOUCHED).all() and (buffer[start + case.slots * n :] == UNTOUCHED).all()
+        buffer.fill_(UNTOUCHED)
+
+
+@pytest.mark.parametrize("k", KS)
+def test_turns_of_one_instruction_change_nothing(k: int) -> None:
+    case = exact(OWNERS, 7, 150, k, a_div=3, block_m=20, scales=(126, 128))
+    with emulator.options(checks="all", quantum=1):
+        assert_bits(run(case, 128), oracle(case))
+
+
+@pytest.mark.parametrize("k", KS)
+def test_a_nan_scale_makes_exactly_its_outputs_nan(k: int) -> None:
+    case = exact(OWNERS, 7, 150, k, a_div=1, block_m=20)
+    want = oracle(case)
+    case.a_scale[17, k // 32 - 1] = SCALE_NAN
+    case.w_scale[4, 99, 1] = SCALE_NAN
+    want[17] = float("nan")
+    owned = torch.tensor(case.owners) == 4
+    want[owned, 99] = float("nan")
+    assert_bits(run(case, 128), want)
+
+
+def test_neighbouring_bytes_never_take_part() -> None:
+    case = exact(OWNERS, 7, 150, 384, a_div=1, block_m=20)
+    want = oracle(case)
+    case = replace(
+        case, a=embedded(case.a, 0xFF), a_scale=embedded(case.a_scale, 0xFF), w=embedded(case.w, 0xFF),
+        w_scale=embedded(case.w_scale, 0xFF),
+    )  # fmt: skip
+    assert_bits(run(case, 192), want)
+
+
+def test_bias_and_weight_are_applied_before_the_only_rounding() -> None:
+    case = exact(OWNERS, 7, 150, 256, a_div=1, block_m=20, weighted=True)
+    bias = torch.arange(7 * 150).reshape(7, 150) * 0.37 + 1e-3
+    out = case.out()
+    operands = case.a, case.a_scale, case.w, case.w_scale, *case.sorted()
+    mxfp8_grouped_stream(*operands, out, case.slots, 1, case.block_m, case.weights, bias.float(), columns=128)
+    assert case.weights is not None
+    product = oracle(replace(case, weights=None))
+    want = (product.float() + bias.float()[torch.tensor(case.owners)]) * case.weights[:, None]
+    assert_bits(out, want.double())
+
+
+def test_slots_of_no_tile_and_of_other_experts_stay_as_they_are() -> None:
+    case = exact((2, 9, 1, 2, -1), 3, 70, 256, a_div=1, block_m=8)
+    assert_bits(run(case, 64), oracle(case))
+
+
+@pytest.mark.parametrize("columns", (64, 256))
+def test_what_is_loaded_and_issued(columns: int) -> None:
+    case = exact(tuple(range(8)) * 2, 8, 1024, 256, a_div=1, block_m=16)
+    with emulator.counters() as counted:
+        assert_bits(run(case, columns), oracle(case))
+    assert counted.launches == 1 and counted.scratch_bytes == 0
+    assert counted.tensors["w"].loaded == case.w.numel()
+    # Each wave multiplies whole rounds of the three tiles that it has in flight.
+    assert counted.mfma_count == 8 * (1024 // columns) * 4 * 3 * -(-columns // (64 * 3)) * 2
+
+
+def test_the_default_streams_short_ks_of_many_experts() -> None:
+    def columns(slots: int, experts: int, k: int, n: int = 6144) -> int | None:
+        found = stream.default_choice(slots, experts, n, k, 256)
+        return None if found is None else found.configuration["columns"]
+
+    assert [columns(slots, 257, 256) for slots in (9, 18, 36, 72, 144)] == [None, 128, 256, 512, 512]
+    assert [columns(slots, 257, 512) for slots in (9, 72, 144, 288)] == [None, None, 512, 512]
+    assert columns(64, 257, 768) is None and columns(144, 257, 224) is None and columns(144, 257, 8192) is None
+
+
+def test_the_linear_streams_and_copies_what_the_kernel_refuses() -> None:
+    case = exact(random_owners(64, 128), 128, 6144, 256, a_div=1, block_m=16)
+    want = oracle(case)
+    index = case.sorted()
+    operands = case.a, case.a_scale, case.w, case.w_scale, *index, case.slots, case.block_m, 1
+    assert hipforge.explain(grouped_mxfp8_linear, *operands).kernel == stream.KERNEL
+    assert_bits(grouped_mxfp8_linear(*operands), want)
+    moved = case.a, embedded(case.a_scale, 0xFF, margin=63), case.w, embedded(case.w_scale, 0xFF, margin=61)
+    assert_bits(grouped_mxfp8_linear(*moved, *operands[4:]), want)
+
+
+def test_weights_of_more_than_2_gib_are_read_to_the_last_expert() -> None:
+    experts, n, k = 1025, 4096, 512
+    w, w_scale = sparse_bytes(experts, n, k), sparse_bytes(experts, n, k // 32)
+    assert w.numel() > 2**31
+    w[-1, -1, -1] = BYTE_OF_INTEGER[3]
+    w_scale[-1, -1] = SCALE_ONE
+    a = torch.zeros(1, k, dtype=torch.uint8)
+    a[0, -1] = BYTE_OF_INTEGER[1]
+    a_scale = torch.full((1, k // 32), SCALE_ONE, dtype=torch.uint8)
+    out = torch.full((1, n), UNTOUCHED, dtype=torch.bfloat16)
+    index = sort_slots((experts - 1,), 16, experts)
+    mxfp8_grouped_stream(a, a_scale, w, w_scale, *index, out, 1, 1, 16, columns=512)
+    assert out[0, -1] == 3 and not out[0, :-1].any()
+
+
+def test_every_candidate_is_a_row_and_comes_back_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    for columns in stream.COLUMNS:
+        choice = stream.choice(columns)
+        row = {"gfx": "gfx950", "cu_num": 256, "M": 64, "N": 6144, "K": 256, "a_div": 1, "has_weight": 1,
+               **TUNER.columns(choice), "min_experts": 0, "use_hip": 1}  # fmt: skip
+        fields = [str(row.get(name, "")) for name in TABLE.header[:-1]]
+        path.write_text(",".join(TABLE.header) + "\n" + ",".join(fields) + ",model:test\n")
+        assert FAMILY.from_row(read_rows(TABLE, path)[0]) == choice
+        path.write_text(path.read_text().replace(",256,1,1,", ",768,1,1,"))
+        with pytest.raises(ConfigError, match=r"K a multiple of 128 up to 512; .*K=768"):
+            read_rows(TABLE, path)
+
+
+GOOD = exact((2, 0, 2, 1, 2), 3, 37, 256, a_div=1, block_m=8)
+
+
+@pytest.mark.parametrize("columns", (0, 16, 96, 576, -64))
+def test_other_widths_are_refused(columns: int) -> None:
+    with pytest.raises(GuardError, match=f"columns must be a multiple of 64 up to 512; got {columns}"):
+        run(GOOD, columns)
+
+
+@pytest.mark.parametrize("k", (32, 160, 640))
+def test_another_k_is_refused(k: int) -> None:
+    with pytest.raises(GuardError, match=f"K must be a multiple of 128, at most 512; .*; got {k}"):
+        run(exact((2, 0, 2, 1, 2), 3, 37, k, a_div=1, block_m=8))
+
+
+def test_unaligned_scales_are_refused_by_the_raw_op() -> None:
+    with pytest.raises(GuardError, match="a_scale and w_scale must start at a multiple of 4 bytes"):
+        run(replace(GOOD, w_scale=embedded(GOOD.w_scale, 0xFF, margin=61)))
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+HEADER, UNIT = "mxfp8_grouped_gemm/amd/stream_kernel.h", "mxfp8_grouped_gemm/amd/mxfp8_grouped_stream.cu"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    line: str
+    becomes: str
+
+
+MUTANTS = (
+    Mutant("a_tile_twice", "load(t, column + kAhead * kSideColumns);", "load(t, column);"),
+    Mutant("past_the_columns", "if (exists && column < columns)", "if (exists)"),
+    Mutant("slots_that_do_not_exist", "if (exists && column < columns)", "if (column < columns)"),
+    Mutant("another_step", "scales[step] >> 8 * group", "scales[0] >> 8 * group"),
+    Mutant("another_block", "scales[step] >> 8 * group", "scales[step]"),
+    Mutant("the_first_expert", "uint64_t{expert} * n + first", "uint64_t{0} * n + first"),
+    Mutant("the_first_pass", "slots.of_lane(first, lane)", "slots.of_lane(0, lane)"),
+    Mutant("no_weight", "weights != nullptr ? sums * weight : sums", "sums"),
+)
+
+
+def agrees(op: Callable[..., None]) -> bool:
+    """Three tiles a wave, two of them in flight; a work-group that starts late must not touch another's columns."""
+    n, k = 700, 384
+    case = exact(OWNERS, 7, n, k, a_div=3, block_m=20, weighted=True, scales=(126, 128))
+    sizes = 7, n, k, case.slots, case.a.shape[0], 3, 20
+    for order in ("forward", "reverse"):
+        out = case.out()
+        try:
+            with emulator.options(wave_order=order):
+                op(out, case.a, case.a_scale, case.w, case.w_scale, *case.sorted(), case.weights, None, *sizes, 192)
+        except EmulatorFault:
+            return False
+        if not torch.equal(out, oracle(case).to(torch.bfloat16)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_mistake_is_noticed_by_a_planted_fault(mutant: Mutant, tmp_path: Path) -> None:
+    assert agrees(mxfp8_grouped_stream_out)
+    entry = planted(
+        tmp_path / mutant.name, mxfp8_grouped_stream_out, HEADER, mutant.line, mutant.becomes, unit=UNIT,
+        variants={"HF_STEPS": [3]},
+    )  # fmt: skip
+    assert not agrees(entry)

@@ -1,0 +1,66 @@
+"""The MoE tuner on small cells, published rows beside ours, and the op inside torch.compile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from bench_moe_peers import compared, main
+from click.testing import CliRunner
+from helpers.mxfp8_cases import assert_bits
+from helpers.mxfp8_grouped_cases import exact, oracle
+
+import hipforge
+from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR
+from hipforge.ops.mxfp8_grouped_gemm.family import TABLE as MXFP8_GROUPED_GEMM
+from hipforge.ops.mxfp8_grouped_gemm.tuner import TUNER, MoeCell
+from hipforge.tuning.driver import tune
+from hipforge.tuning.table_writer import merge_rows, read_existing
+
+CELLS = [
+    MoeCell(64, 256, 4, False, 8, min_experts=2, experts=6),
+    MoeCell(48, 1024, 1, True, 12, experts=4),
+]
+
+
+def test_the_tuner_writes_a_modelled_row_per_cell_and_leaves_measured_ones(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    assert tune(TUNER, CELLS, table) == 2
+    rows = read_existing(MXFP8_GROUPED_GEMM, table)
+    row = dict(rows["gfx950", 256, 8, 64, 256, 4, 0])
+    assert row["min_experts"] == 2 and row["us"] is None and str(row["source"]).startswith("model:")
+    assert isinstance(row["err"], float) and 0 < row["err"] < MAX_ERROR
+    merge_rows(table, MXFP8_GROUPED_GEMM, [{**row, "us": 5.0, "source": "measured:MI355X/versions"}])
+    assert tune(TUNER, CELLS, table) == 1
+    assert read_existing(MXFP8_GROUPED_GEMM, table)["gfx950", 256, 8, 64, 256, 4, 0]["us"] == 5.0
+
+
+def test_a_graph_holds_the_op() -> None:
+    case = exact((0, 1, 1, 0), experts=2, n=16, k=96)
+
+    def grouped(a: torch.Tensor, ids: torch.Tensor, experts: torch.Tensor, padded: torch.Tensor) -> torch.Tensor | None:
+        return hipforge.grouped_gemm_mxfp8(
+            a, case.a_scale, case.w, case.w_scale, ids, experts, padded, 4, 1, 64, torch.bfloat16, 1
+        )
+
+    compiled = torch.compile(grouped, backend="eager", fullgraph=True)
+    assert_bits(compiled(case.a, *case.sorted()), oracle(case))
+
+
+def test_published_rows_stand_beside_one_launch_each(tmp_path: Path) -> None:
+    row = {"tokens": "2", "model_dim": "256", "inter_dim": "64", "experts": "5", "topk": "2"}
+    ours = compared({**row, "us_gemm1": "10", "us_gemm2": "20"})
+    assert 2 <= ours.distinct <= 4  # of two tokens with two choices each
+    # A kernel's start and two trips to memory, and not two launches: sums and quantisation are in neither stage.
+    assert 2.5 < ours.gemm1_us < 7 and 2.5 < ours.gemm2_us < 7
+    assert ours.gemm1_ratio == ours.gemm1_us / 10 and ours.gemm2_ratio == ours.gemm2_us / 20
+    assert ours.both_ratio == (ours.gemm1_us + ours.gemm2_us) / 30
+    (tmp_path / "moe_mxfp8_peers_gfx950.csv").write_text(
+        f"{','.join(row)},us_gemm1,us_gemm2\n{','.join(row.values())},10,20\n64,256,64,5,2,1,1\n"
+    )
+    done = CliRunner().invoke(main, ["--published", str(tmp_path), "--csv", str(tmp_path / "out.csv")])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output.splitlines()[-1])
+    assert told["rows"] == 1 and told["worst"] == ours.both_ratio  # 64 tokens are more than --max-tokens
+    assert (tmp_path / "out.csv").read_text().startswith("tokens,width,inner,experts,top_k,distinct,gemm1_us")
