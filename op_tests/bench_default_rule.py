@@ -23,7 +23,7 @@ from typing import Any
 from hipforge import archs
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import best
-from hipforge.ops.mxfp4_gemm import rule as mxfp4_rule
+from hipforge.ops.mxfp4_gemm.kernels import KERNELS as MXFP4_KERNELS
 from hipforge.ops.mxfp4_gemm.tuner import TUNER as MXFP4
 from hipforge.ops.mxfp8_gemm.kernels import GEMV, KERNELS, MFMA
 from hipforge.ops.mxfp8_gemm.tuner import TUNER as MXFP8
@@ -51,8 +51,8 @@ RULES = {
     ),
     "mxfp4_gemm": Rule(
         MXFP4,
-        lambda cell: mxfp4_rule.default_choice(*cell.key, CU_COUNT),
-        frozenset({mxfp4_rule.WAVES, mxfp4_rule.TILED.name}),
+        lambda cell: best(MXFP4_KERNELS, cell, ARCH, CU_COUNT),
+        frozenset(kernel.name for kernel in MXFP4_KERNELS),
     ),
 }
 

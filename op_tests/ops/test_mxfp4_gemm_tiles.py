@@ -16,12 +16,16 @@ from helpers.planted_faults import planted
 import hipforge
 from hipforge import emulator
 from hipforge.errors import ConfigError, EmulatorFault, GuardError
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.kernel import best
 from hipforge.ops.core.tiles import split_workspace, tile_number
 from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.mxfp4_gemm import mxfp4_gemm, mxfp4_gemm_tiles_out, mxfp4_linear, run_mxfp4, run_mxfp4_tiles
-from hipforge.ops.mxfp4_gemm.family import FAMILY, TABLE, row_of
-from hipforge.ops.mxfp4_gemm.rule import TILED, WAVES, default_choice
+from hipforge.ops.mxfp4_gemm.family import FAMILY, TABLE
+from hipforge.ops.mxfp4_gemm.kernels.tiles import TILED
+from hipforge.ops.mxfp4_gemm.kernels.waves import WAVES
 from hipforge.ops.mxfp4_gemm.tuner import TUNER
+from hipforge.tuning.cases import Cell
 
 TILE_NUMBERS = tuple(tile_number(tile) for tile in TILED.step_us)
 SMALL = tile_number((64, 64))
@@ -245,13 +249,17 @@ def test_a_weight_of_more_than_2_gib_is_read_to_its_last_row(shuffled: bool) -> 
     assert out[0].nonzero().flatten().tolist() == [5, n - 1] and out[0, -1] == 6
 
 
+def default_choice(m: int, n: int, k: int) -> Choice:
+    return best(FAMILY.kernels, Cell(n, k, m), "gfx950", 256)
+
+
 def test_large_problems_get_tiles_and_small_ones_waves() -> None:
-    assert default_choice(4, 3072, 1536, 256).kernel == WAVES
-    assert dict(default_choice(4096, 4096, 4096, 256).configuration) == {"tile": 256256, "k_splits": 1}
+    assert default_choice(4, 3072, 1536).kernel == WAVES.name
+    assert dict(default_choice(4096, 4096, 4096).configuration) == {"tile": 256256, "k_splits": 1}
     for m in (1, 33, 65, 300, 16384):
         for k in (32, 256, 768, 6144):
-            chosen = default_choice(m, 768, k, 256)
-            assert chosen.kernel == WAVES or chosen.configuration["k_splits"] <= TILED.steps(k)
+            chosen = default_choice(m, 768, k)
+            assert chosen.kernel == WAVES.name or chosen.configuration["k_splits"] <= TILED.steps(k)
     case = random_codes(300, 272, 512)
     for shuffled in (False, True):
         args = case.args(shuffled)
@@ -260,41 +268,52 @@ def test_large_problems_get_tiles_and_small_ones_waves() -> None:
 
 
 def test_past_the_largest_k_of_tiles_waves_are_chosen() -> None:
-    assert default_choice(300, 16, (1 << 22) + 32, 256).kernel == WAVES
+    assert default_choice(300, 16, (1 << 22) + 32).kernel == WAVES.name
 
 
 def test_every_candidate_is_a_row_and_comes_back_from_it(tmp_path) -> None:
     cell = TUNER.default_cells[0]
     path = tmp_path / "rows.csv"
-    for choice in FAMILY.candidates(cell, "gfx950"):
-        values = row_of(choice)
+    for choice in FAMILY.choices(cell, "gfx950"):
+        values = TUNER.row_of(choice)
         row = {"gfx": "gfx950", "cu_num": 256, "M": cell.m, "N": cell.n, "K": cell.k, **values, "use_hip": 1}
         fields = [str(row.get(name, "")) for name in TABLE.header[:-1]]
         path.write_text(",".join(TABLE.header) + "\n" + ",".join(fields) + ",model:test\n")
-        assert FAMILY.from_row(read_rows(TABLE, path)[0]) == choice
+        assert FAMILY.choice_of(read_rows(TABLE, path)[0]) == choice
 
 
-def test_rows_from_before_tiles_name_waves(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("columns", "values", "kernel", "given"),
+    (
+        ("m_sub,n_sub,k_splits", "4,4,2", "mxfp4_gemm", {"m_sub": 4, "n_sub": 4, "k_splits": 2}),
+        ("kernel,m_sub,n_sub,k_splits", "waves,1,2,8", "mxfp4_gemm", {"m_sub": 1, "n_sub": 2, "k_splits": 8}),
+        ("kernel,m_sub,n_sub,k_splits", "tiles,4,4,1", "mxfp4_gemm_tiles", {"tile": 64064, "k_splits": 1}),
+    ),
+)
+def test_rows_of_earlier_formats_are_read(columns: str, values: str, kernel: str, given: object, tmp_path) -> None:
     path = tmp_path / "rows.csv"
-    header = "gfx,cu_num,M,N,K,m_sub,n_sub,k_splits,use_hip,us,model_us,stock_us,best_baseline_us,err,source"
-    path.write_text(f"{header}\ngfx950,256,64,768,6144,4,4,2,1,,6.1,,,0.001,model:test\n")
-    chosen = FAMILY.from_row(read_rows(TABLE, path)[0])
-    assert chosen.kernel == WAVES and dict(chosen.configuration) == {"m_sub": 4, "n_sub": 4, "k_splits": 2}
+    for evidence, figures in (("us,model_us,stock_us", ",6.1,"), ("us,stock_us", ",")):
+        header = f"gfx,cu_num,M,N,K,{columns},use_hip,{evidence},best_baseline_us,err,source"
+        path.write_text(f"{header}\ngfx950,256,64,768,6144,{values},1,{figures},,0.001,model:test\n")
+        chosen = FAMILY.choice_of(read_rows(TABLE, path)[0])
+        assert chosen.kernel == kernel and dict(chosen.configuration) == given
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     (
-        ("gfx950,256,64,768,6144,tiles,4,3,1,1", "a tiles row needs m_sub and n_sub of 16 and 16, .*; got 4, 3, 1"),
-        ("gfx950,256,64,768,256,tiles,4,4,2,1", r"a tiles row needs k_splits in \[1\]"),
-        ("gfx950,256,64,768,8388608,tiles,4,4,2,1", "K of at most 4194304; .*K=8388608"),
-        ("gfx950,256,64,768,6144,waves,4,3,1,1", "m_sub and n_sub are in"),
-        ("gfx950,256,64,768,6144,lds,4,4,1,1", "kernel"),
+        ("6144,mxfp4_gemm_tiles,tile=64048;k_splits=1", "a row of mxfp4_gemm_tiles needs tile of .* got .*tile=64048"),
+        ("256,mxfp4_gemm_tiles,tile=64064;k_splits=2", "no more k_splits than steps of 256; got .*K=256"),
+        ("8388608,mxfp4_gemm_tiles,tile=64064;k_splits=2", "K of at most 4194304, .*K=8388608"),
+        ("6144,mxfp4_gemm,m_sub=4;n_sub=3;k_splits=1", "n_sub of 1, 2 or 4; got .*n_sub=3"),
+        ("6144,mxfp4_gemm,m_sub=4;n_sub=4;k_splits=8", "at most 64; got .*k_splits=8"),
+        ("64,mxfp4_gemm,m_sub=4;n_sub=4;k_splits=2", "no more k_splits than steps of 128"),
+        ("6144,lds,tile=64064", "kernel must be one of mxfp4_gemm, mxfp4_gemm_tiles"),
     ),
 )
 def test_a_row_that_no_kernel_takes_is_refused(row: str, message: str, tmp_path) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text(",".join(TABLE.header) + f"\n{row},,1.0,,,0.001,model:test\n")
+    path.write_text(",".join(TABLE.header) + f"\ngfx950,256,64,768,{row},1,,1.0,,,0.001,model:test\n")
     with pytest.raises(ConfigError, match=message):
         read_rows(TABLE, path)
 
@@ -312,7 +331,7 @@ def test_a_split_k_needs_its_workspace() -> None:
 
 
 def test_refused_configurations() -> None:
-    with pytest.raises(GuardError, match=r"tile must be one of 256256, .*32064; got 64032"):
+    with pytest.raises(GuardError, match=r"tile must be 256256, .* or 32064; got 64032"):
         run_mxfp4_tiles(*GOOD.args(), tile=64032)
     with pytest.raises(
         GuardError, match=r"k_splits must not exceed the number of K steps, ceil\(K/256\) = 2 for K = 512"

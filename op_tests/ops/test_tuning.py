@@ -24,7 +24,7 @@ from hipforge.jit.cache import locks
 from hipforge.ops.core.tuned import read_rows, read_table
 from hipforge.ops.mxfp4_gemm import tuner as mxfp4_gemm
 from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
-from hipforge.ops.mxfp4_gemm.family import candidates as mxfp4_candidates
+from hipforge.ops.mxfp4_gemm.kernels.waves import ring_steps
 from hipforge.ops.mxfp8_gemm import tuner as mxfp8_gemm
 from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
 from hipforge.ops.mxfp8_gemm.kernels import gemv, mfma, wave_split
@@ -437,7 +437,7 @@ def test_the_model_knows_the_pipelines_that_the_kernels_have():
     assert "dev::u32x4 w_even[kCols], w_odd[kCols];" in vector  # two steps of W ahead
     mxfp4 = (sources.parents[1] / "mxfp4_gemm" / "amd" / "mxfp4_kernel.h").read_text()
     assert "ring_steps(int m_sub, int n_sub) { return m_sub + n_sub <= 4 ? 4 : 2; }" in mxfp4
-    assert [mxfp4_gemm.ring_steps(a, b) for a, b in ((1, 1), (2, 2), (1, 4), (4, 4))] == [4, 4, 2, 2]
+    assert [ring_steps(a, b) for a, b in ((1, 1), (2, 2), (1, 4), (4, 4))] == [4, 4, 2, 2]
 
 
 # ---- end to end on the emulator --------------------------------------------------------------------------------------
@@ -475,8 +475,8 @@ def test_the_mxfp4_family_tunes_by_the_same_driver(tmp_path, emulated):
     cell = Cell(48, 256, 20)
     assert driver.tune(dataclasses.replace(mxfp4_gemm.TUNER, most_trials=3), [cell], path) == 1
     [row] = read_rows(MXFP4_GEMM, path)
-    assert row.key == ("gfx950", 256, 20, 48, 256) and row.values["kernel"] == "waves" and row.values["err"] < 3e-3
-    tried = mxfp4_candidates(cell)
+    assert row.key == ("gfx950", 256, 20, 48, 256) and row.values["kernel"] == "mxfp4_gemm" and row.values["err"] < 3e-3
+    tried = mxfp4_gemm.TUNER.candidates(cell, "gfx950")
     assert {c.configuration["m_sub"] for c in tried if c.kernel == "mxfp4_gemm"} == {1, 2}
     assert {c.configuration["tile"] for c in tried if c.kernel == "mxfp4_gemm_tiles"} == {32064}
 

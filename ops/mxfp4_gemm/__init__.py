@@ -10,7 +10,7 @@ that of :func:`hipforge.ops.reference.shuffle_scale` (activations stay plain); t
 
 There are two kernels. ``mxfp4_gemm`` splits K over the waves of a work-group, for few rows and columns;
 ``mxfp4_gemm_tiles`` multiplies tiles that pass through LDS, for any M and for tensors of any size. The tuned row of a
-shape names one of them; without a row a rough model of both times decides (:mod:`hipforge.ops.mxfp4_gemm.family`).
+shape names one of them; without a row a rough model of both times decides.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp4_gemm import reference
 from hipforge.ops.mxfp4_gemm.family import FAMILY
-from hipforge.ops.mxfp4_gemm.kernels import launch, mxfp4_gemm_out, mxfp4_gemm_tiles_out, run_mxfp4, run_mxfp4_tiles
-from hipforge.ops.mxfp4_gemm.rule import SUB_TILES
+from hipforge.ops.mxfp4_gemm.kernels.tiles import mxfp4_gemm_tiles_out, run_mxfp4_tiles
+from hipforge.ops.mxfp4_gemm.kernels.waves import SUB_TILES, mxfp4_gemm_out, run_mxfp4
+from hipforge.ops.mxfp4_gemm.raw import launch
 
 __all__ = [
     "FAMILY",
@@ -79,7 +80,7 @@ def mxfp4_gemm(
         >>> None if y is None else y[0, 0].item()  # on gfx950
         128.0
     """
-    return launch(taken.kernel, taken.configuration, _new(xq, wq), xq, x_scale, wq, w_scale, shuffled)
+    return launch(FAMILY.kernel(taken.kernel), taken.configuration, _new(xq, wq), xq, x_scale, wq, w_scale, shuffled)
 
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
@@ -125,7 +126,7 @@ def mxfp4_linear(
     if bias is not None:
         require_bias(bias, n, torch.bfloat16, xq.device)
     if taken.path == "kernel":
-        launch(taken.kernel, taken.configuration, result, xq, x_scale, wq, w_scale, shuffled)
+        launch(FAMILY.kernel(taken.kernel), taken.configuration, result, xq, x_scale, wq, w_scale, shuffled)
     else:
         result.copy_(reference.linear(xq, x_scale, wq, w_scale, shuffled))
     if bias is not None:

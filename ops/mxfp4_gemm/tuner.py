@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.mxfp4_gemm.family import FAMILY, row_of
-from hipforge.ops.mxfp4_gemm.kernels import run_mxfp4, run_mxfp4_tiles
-from hipforge.ops.mxfp4_gemm.rule import TILED, WAVES
+from hipforge.ops.mxfp4_gemm.family import FAMILY
+from hipforge.ops.mxfp4_gemm.raw import launch
 from hipforge.ops.reference import mxfp4_mm_packed, quantize_mxfp4
 from hipforge.tuning.cases import Cell
-from hipforge.tuning.gemm import Operands, Pipeline, gemm_command, gemm_tuner
+from hipforge.tuning.gemm import Operands, gemm_command, gemm_tuner
 
 MAX_ERROR = 3e-3  # as for MX-FP8: one rounding to bf16 gives 1.7e-3
-STEP_BYTES = 1024  # of 16 weight rows, per wave and step
-TILE_BYTES_AHEAD = 3 * 2048  # of 64 x 64: three stages of four, and of each a wave's part of W
 
 # (m, n, k) of the MXFP4 GEMM task: its tests and its benchmarks.
 TASKS = (
@@ -25,21 +20,10 @@ TASKS = (
 )  # fmt: skip
 
 
-def ring_steps(m_sub: int, n_sub: int) -> int:
-    """Return how many K steps a wave has in flight."""
-    return 4 if m_sub + n_sub <= 4 else 2
-
-
 def _run(choice: Choice, parts: Operands) -> torch.Tensor:
-    run: Callable[..., torch.Tensor] = run_mxfp4 if choice.kernel == WAVES else run_mxfp4_tiles
-    return run(*parts, **choice.configuration)
-
-
-def _pipeline(choice: Choice, cell: Cell, arch: str) -> Pipeline:
-    if choice.kernel == TILED.name:
-        return Pipeline(TILE_BYTES_AHEAD)
-    m_sub, n_sub = choice.configuration["m_sub"], choice.configuration["n_sub"]
-    return Pipeline(ring_steps(m_sub, n_sub) * STEP_BYTES * n_sub)
+    xq, _, wq, _ = parts
+    out = torch.empty((xq.shape[0], wq.shape[0]), dtype=torch.bfloat16, device=xq.device)
+    return launch(FAMILY.kernel(choice.kernel), choice.configuration, out, *parts, False)
 
 
 TUNER = gemm_tuner(
@@ -49,9 +33,6 @@ TUNER = gemm_tuner(
     quantize=lambda x, arch: quantize_mxfp4(x),
     reference=lambda parts: mxfp4_mm_packed(*parts, out_dtype=torch.float32),
     run=_run,
-    pipeline=_pipeline,
-    columns=row_of,
-    loop=lambda kernel: kernel,
 )
 
 command = gemm_command(

@@ -1,0 +1,6 @@
+"""The kernels of the MXFP4 GEMM, simplest first: ties go to the earlier one."""
+
+from hipforge.ops.mxfp4_gemm.kernels.tiles import TILES
+from hipforge.ops.mxfp4_gemm.kernels.waves import WAVES
+
+KERNELS = (WAVES, TILES)

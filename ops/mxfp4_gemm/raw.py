@@ -1,0 +1,102 @@
+"""What the kernels of the MXFP4 GEMM share: the problem, a call of one of them, and the raw op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.core import checks
+from hipforge.ops.core.alignment import packed, realigned
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.kernel import Configuration, Kernel
+
+_PAYLOADS = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", None))
+_SCALES = (torch.uint8, E8M0_DTYPE)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """X[M, K] @ W[N, K]^T; ``shuffled`` says in which order the weight and its scales are."""
+
+    m: int
+    n: int
+    k: int
+    shuffled: bool
+    out_dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Return M, N and K."""
+        return self.m, self.n, self.k
+
+    @classmethod
+    def of(
+        cls,
+        xq: checks.Described,
+        x_scale: checks.Described,
+        wq: checks.Described,
+        w_scale: checks.Described,
+        out_dtype: torch.dtype = torch.bfloat16,
+        *,
+        shuffled: bool = False,
+    ) -> Problem:
+        """Return the problem of operands; raises GuardError for ones that are malformed."""
+        checks.require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
+        checks.require_rank("xq", xq, 2, "[M, K/2]")
+        checks.require_rank("wq", wq, 2, "[N, K/2]")
+        m, n, k = xq.shape[0], wq.shape[0], 2 * xq.shape[1]
+        checks.require_dtype("xq", xq, _PAYLOADS)
+        checks.require_operand("wq", wq, _PAYLOADS, (n, k // 2), "its K is that of xq")
+        if k % BLOCK:
+            raise GuardError(f"K must be a multiple of {BLOCK} (one e8m0 scale per {BLOCK} elements); got K={k}")
+        checks.require_operand("x_scale", x_scale, _SCALES, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
+        shape, why = (n, k // BLOCK), f"one byte per {BLOCK} elements of wq"
+        if shuffled:
+            if n % 16 or k % 64:
+                raise GuardError(f"shuffled weights need N % 16 == 0 and K % 64 == 0; got N={n}, K={k}")
+            shape = (-(-n // 256) * 256, -(-(k // BLOCK) // 8) * 8)
+            why = "shuffled scales are padded to 256 rows and 8 columns"
+        checks.require_operand("w_scale", w_scale, _SCALES, shape, why)
+        checks.require_torch_dtype("out_dtype", out_dtype)
+        return cls(m, n, k, shuffled, out_dtype, xq.device)
+
+
+def launch(
+    kernel: Kernel,
+    configuration: Configuration,
+    out: torch.Tensor,
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    shuffled: bool,
+) -> torch.Tensor:
+    """Run a kernel into ``out``; operands off a 16-byte boundary are copied once the kernel has refused them."""
+    operands = packed(xq), packed(x_scale), packed(wq), packed(w_scale)
+    key = *out.shape, 2 * xq.shape[1]
+    try:
+        kernel.run(configuration, key, out, *operands, shuffled)
+    except GuardError:
+        copies = realigned(*operands)
+        if copies is None:
+            raise
+        kernel.run(configuration, key, out, *copies, shuffled)
+    return out
+
+
+def run_raw(
+    kernel: Kernel,
+    configuration: Configuration,
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    shuffled: bool,
+) -> torch.Tensor:
+    """Check a raw op's operands and parameters, allocate what it writes and launch it."""
+    m, n, _ = Problem.of(xq, x_scale, wq, w_scale, shuffled=shuffled).key
+    out = torch.empty((m, n), dtype=torch.bfloat16, device=xq.device)
+    return launch(kernel, kernel.require(**configuration), out, xq, x_scale, wq, w_scale, shuffled)
