@@ -224,7 +224,7 @@ def test_what_is_written_stands_apart_from_what_is_read():
     workspace = memory[:640].view(torch.float32).view(1, 4, 40)
     with pytest.raises(GuardError, match="workspace is written and must not share memory with b"):
         ops.skinny_gemm_fp8_out(out, other_a, b, ONE, workspace, False, *waves)
-    with pytest.raises(GuardError, match="workspace is written and must not share memory with out"):
+    with pytest.raises(GuardError, match="out is written and must not share memory with workspace"):
         ops.skinny_gemm_fp8_out(inside, other_a, other_b, ONE, workspace, False, *waves)
 
 
