@@ -16,8 +16,8 @@ from helpers import bench
 
 from hipforge.ops.moe import DEFAULT_BLOCK_M
 from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR
-from hipforge.ops.mxfp8_grouped_gemm import stream, wave_split
-from hipforge.ops.mxfp8_grouped_gemm.family import candidates
+from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY
+from hipforge.ops.mxfp8_grouped_gemm.kernels import stream, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.tuner import DEFAULT_CELLS, TUNER, MoeCell, MoeOperands, expected, operands, run
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning.model import MI355X
@@ -59,7 +59,7 @@ def problem(cell: MoeCell) -> bench.Problem:
     copies = TUNER.copies(first, number) if bench.on_gpu() else [first]
     sizes = cell.m, cell.experts, cell.n, cell.k, MI355X.cu_count
     defaults = wave_split.default_choice(*sizes), stream.default_choice(*sizes)
-    chosen = candidates(cell) if bench.on_gpu() else [choice for choice in defaults if choice is not None]
+    chosen = FAMILY.choices(cell, "gfx950") if bench.on_gpu() else [choice for choice in defaults if choice is not None]
     want, weight_bytes = expected(cell, copies[0]), busy * cell.n * cell.k
     payload = (busy * cell.n + first.a.shape[0]) * cell.k
     calls = {

@@ -17,9 +17,9 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import MOST_STEPS
 from hipforge.ops.mxfp8_gemm.raw import K_STEP
-from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear, wave_split
+from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.mxfp8_grouped_gemm.family import GROUPED
-from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned
+from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
 from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 

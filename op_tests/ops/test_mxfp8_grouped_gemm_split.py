@@ -14,10 +14,9 @@ from helpers.planted_faults import planted
 import hipforge
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError
-from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, grouped_mxfp8_linear, mxfp8_grouped_split, wave_split
-from hipforge.ops.mxfp8_grouped_gemm.tuner import MoeCell, operands
-from hipforge.ops.mxfp8_grouped_gemm.tuner import run as run_cell
-from hipforge.ops.mxfp8_grouped_gemm.wave_split import (
+from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, grouped_mxfp8_linear, mxfp8_grouped_split
+from hipforge.ops.mxfp8_grouped_gemm.kernels import wave_split
+from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import (
     COLUMNS,
     ROWS,
     WAVES,
@@ -25,6 +24,8 @@ from hipforge.ops.mxfp8_grouped_gemm.wave_split import (
     fits,
     mxfp8_grouped_split_out,
 )
+from hipforge.ops.mxfp8_grouped_gemm.tuner import MoeCell, operands
+from hipforge.ops.mxfp8_grouped_gemm.tuner import run as run_cell
 
 pytestmark = pytest.mark.gfx942("not mistake")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ import hipforge
 from hipforge import emulator
 from hipforge.errors import ConfigError, EmulatorFault, GuardError
 from hipforge.ops.core.tuned import read_rows
-from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear, mxfp8_grouped_stream, mxfp8_grouped_stream_out, stream
+from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear, mxfp8_grouped_stream, mxfp8_grouped_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, TABLE
+from hipforge.ops.mxfp8_grouped_gemm.kernels import stream
 from hipforge.ops.mxfp8_grouped_gemm.tuner import TUNER
 
 KS = (128, 256, 384, 512)
@@ -154,13 +156,44 @@ def test_every_candidate_is_a_row_and_comes_back_from_it(tmp_path: Path) -> None
     for columns in stream.COLUMNS:
         choice = stream.choice(columns)
         row = {"gfx": "gfx950", "cu_num": 256, "M": 64, "N": 6144, "K": 256, "a_div": 1, "has_weight": 1,
-               **TUNER.columns(choice), "min_experts": 0, "use_hip": 1}  # fmt: skip
+               **TUNER.row_of(choice), "min_experts": 0, "use_hip": 1}  # fmt: skip
         fields = [str(row.get(name, "")) for name in TABLE.header[:-1]]
         path.write_text(",".join(TABLE.header) + "\n" + ",".join(fields) + ",model:test\n")
-        assert FAMILY.from_row(read_rows(TABLE, path)[0]) == choice
+        assert FAMILY.choice_of(read_rows(TABLE, path)[0]) == choice
         path.write_text(path.read_text().replace(",256,1,1,", ",768,1,1,"))
-        with pytest.raises(ConfigError, match=r"K a multiple of 128 up to 512; .*K=768"):
+        with pytest.raises(ConfigError, match=r"K a multiple of 128 up to 512; got .*K=768"):
             read_rows(TABLE, path)
+
+
+NAMED = "kernel,block_n,rows,waves"
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "kernel", "given"),
+    (
+        ("block_n", "8", "mxfp8_grouped_split", {"rows": 32, "waves": 1, "columns": 16}),
+        (NAMED, "smallm,16,0,0", "mxfp8_grouped_split", {"rows": 32, "waves": 1, "columns": 16}),
+        (NAMED, "wave_split,0,16,4", "mxfp8_grouped_split", {"rows": 16, "waves": 4, "columns": 16}),
+        (NAMED, "stream,128,16,1", "mxfp8_grouped_stream", {"columns": 128}),
+        (NAMED, "stream,128,16,2", "", "a stream row needs rows=16 and waves=1; got .*waves=2"),
+        (NAMED, "smallm,4,0,0", "", r"a smallm row needs block_n in \(8, 16\), .*block_n=4"),
+        (NAMED, "wave_split,64,16,4", "", "at most 8 waves, columns / 16 times waves; got .*waves=4"),
+    ),
+)  # fmt: skip
+def test_rows_of_earlier_formats_are_read(columns: str, values: str, kernel: str, given: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    for evidence, figures in (("us,model_us,stock_us", ",6.1,"), ("us,stock_us", ",")):
+        header = (
+            f"gfx,cu_num,M,N,K,a_div,has_weight,{columns},min_experts,use_hip,{evidence},best_baseline_us,err,source"
+        )
+        path.write_text(f"{header}\ngfx950,256,64,768,256,1,1,{values},2,1,{figures},,0.001,model:test\n")
+        if not kernel:
+            with pytest.raises(ConfigError, match=given):
+                read_rows(TABLE, path)
+            continue
+        [row] = read_rows(TABLE, path)
+        chosen = FAMILY.choice_of(row)
+        assert (chosen.kernel, dict(chosen.configuration), row.integer("min_experts")) == (kernel, given, 2)
 
 
 GOOD = exact((2, 0, 2, 1, 2), 3, 37, 256, a_div=1, block_m=8)

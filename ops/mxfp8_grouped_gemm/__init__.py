@@ -19,9 +19,8 @@ Dispatch of :func:`grouped_gemm_mxfp8`, in this order:
    beyond 2^31 - 1, or K beyond 2^22 → None. The number of experts does not count: each has a base address of its own;
 4. rows of the tuned table for (N, K, a_div, has_weight): the one with the smallest M that is at least
    num_valid_tokens decides: fewer than its ``min_experts`` experts or ``use_hip=0`` → None, otherwise its kernel:
-   ``wave_split`` (:mod:`~hipforge.ops.mxfp8_grouped_gemm.wave_split`: K over the waves of a work-group) with rows,
-   waves and block_n columns, ``stream`` (:mod:`~hipforge.ops.mxfp8_grouped_gemm.stream`: K up to 512) with block_n;
-   ``smallm``, an earlier kernel's name, is wave_split in a plain configuration. More slots than any of them has → None;
+   :func:`mxfp8_grouped_split` (K over the waves of a work-group) or :func:`mxfp8_grouped_stream` (K up to 512) in the
+   row's configuration. More slots than any of them has → None;
 5. no such rows: up to 16 slots, or up to 64 with at least 128 experts → stream where K is short and many experts have
    slots, else wave_split, in their default configurations; otherwise None.
 
@@ -39,9 +38,9 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, GROUPED
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch, smallm_mxfp8_moe_grouped_gemm, smallm_mxfp8_moe_out
+from hipforge.ops.mxfp8_grouped_gemm.kernels.stream import mxfp8_grouped_stream, mxfp8_grouped_stream_out
+from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_split, mxfp8_grouped_split_out
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands, check_indices, grouped_mm
-from hipforge.ops.mxfp8_grouped_gemm.stream import mxfp8_grouped_stream, mxfp8_grouped_stream_out
-from hipforge.ops.mxfp8_grouped_gemm.wave_split import mxfp8_grouped_split, mxfp8_grouped_split_out
 
 __all__ = [
     "FAMILY",

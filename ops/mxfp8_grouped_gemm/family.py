@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -17,23 +16,23 @@ from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.kernel import kernel_table, spelled
 from hipforge.ops.core.tuned import (
-    EVIDENCE_COLUMNS,
-    LATER_COLUMNS,
+    DEVICE,
+    EVIDENCE,
     NEXT,
     USE_HIP,
     Column,
-    TableSchema,
+    Former,
     TunedRow,
     Value,
     gemm_shape,
     load_table,
 )
 from hipforge.ops.mxfp8_gemm.family import FNUZ_REFUSAL, SCALES, UNTYPED_REFUSAL, has_fnuz
-from hipforge.ops.mxfp8_gemm.raw import K_STEP, MAX_ELEMENTS
-from hipforge.ops.mxfp8_grouped_gemm import stream, wave_split
+from hipforge.ops.mxfp8_gemm.raw import MAX_ELEMENTS
+from hipforge.ops.mxfp8_grouped_gemm.kernels import KERNELS, SMALLM_BLOCK_N, stream, wave_split
 
-MOE_BLOCK_N = (8, 16)  # of rows that name an earlier kernel, smallm
 TABLE_ARCH = "gfx950"
 
 # Without a tuned row: (most routed slots, least experts). With many experts few slots fall on each, so that the
@@ -114,54 +113,38 @@ class Problem:
         return cls(slots, experts, n, k, m_act, block_m, a_div, has_weight, out_dtype, a_q.device, fnuz, all_fnuz)
 
 
-def _check_row(values: Mapping[str, Value]) -> str | None:
-    kernel, block_n, rows, waves = (values[name] for name in ("kernel", "block_n", "rows", "waves"))
-    given = f"got block_n={block_n}, rows={rows}, waves={waves}"
-    if kernel == "smallm" and (block_n not in MOE_BLOCK_N or rows or waves):
-        return f"a smallm row needs block_n in {MOE_BLOCK_N}, rows=0 and waves=0; {given}"
-    if kernel == "stream":
-        k = int(values["K"] or 0)
-        if block_n not in stream.COLUMNS or rows != stream.ROWS or waves != 1 or not stream.takes(k):
-            needs = (
-                f"block_n in {stream.COLUMNS}, rows={stream.ROWS}, waves=1 and K a multiple of 128 up to {stream.MAX_K}"
-            )
-            return f"a stream row needs {needs}; {given}, K={k}"
-        return None
-    if kernel != "wave_split":
-        return None
-    columns = block_n or wave_split.TILE  # 0 in rows from before there was a choice
-    if rows not in wave_split.ROWS or waves not in wave_split.WAVES or columns not in wave_split.COLUMNS:
-        return (
-            f"a wave_split row needs rows in {wave_split.ROWS}, waves in {wave_split.WAVES} and block_n in "
-            f"{wave_split.COLUMNS}; {given}"
-        )
-    if not wave_split.fits(int(waves), int(columns)):
-        return f"a wave_split row has at most {wave_split.MOST_WAVES} waves, block_n / 16 times waves; {given}"
-    return None
+def _now(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    kernel = values.get("kernel", "smallm")
+    block_n, rows, waves = (int(values.get(name) or 0) for name in ("block_n", "rows", "waves"))
+    if kernel == "wave_split":
+        choice = wave_split.choice(rows, waves, block_n or wave_split.TILE)  # 0 from before there was a choice
+    elif kernel == "stream" and (rows, waves) == (stream.ROWS, 1):
+        choice = stream.choice(block_n)
+    elif kernel == "smallm" and block_n in SMALLM_BLOCK_N and not rows and not waves:
+        choice = wave_split.of_smallm(int(values["M"] or 0), int(values["K"] or 0))
+    else:
+        smallm = f"block_n in {SMALLM_BLOCK_N}, rows=0 and waves=0"
+        needs = f"rows={stream.ROWS} and waves=1" if kernel == "stream" else smallm
+        raise ValueError(f"a {kernel} row needs {needs}; got block_n={block_n}, rows={rows}, waves={waves}")
+    return {**values, "kernel": choice.kernel, "config": spelled(choice.configuration)}
 
 
-# The format before there were two kernels, with the columns of evidence then and later.
-_EARLIER = ("gfx", "cu_num", "M", "N", "K", "a_div", "has_weight", "block_n", "min_experts", "use_hip")
-_IMPLIED: Mapping[str, Value] = {"kernel": "smallm", "rows": 0, "waves": 0}
+_SHAPE = gemm_shape(NEXT)
+_EXTRA = Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))
+_MIN_EXPERTS = Column("min_experts", int, minimum=0)
+_KERNEL = Column("kernel", str, accepted=("smallm", "wave_split", "stream"))
+_BLOCK_N, *_REST = (Column(name, int, minimum=0) for name in ("block_n", "rows", "waves"))
 
-
-TABLE = TableSchema(
-    family="mxfp8_grouped_gemm",
-    shape=gemm_shape(NEXT),
-    extra_key=(Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))),
-    config=(
-        Column("kernel", str, accepted=("smallm", "wave_split", "stream")),
-        Column("block_n", int, minimum=0),
-        Column("rows", int, minimum=0),
-        Column("waves", int, minimum=0),
-        Column("min_experts", int, minimum=0),
-        USE_HIP,
+TABLE = kernel_table(
+    "mxfp8_grouped_gemm",
+    KERNELS,
+    shape=_SHAPE,
+    extra_key=_EXTRA,
+    more=(_MIN_EXPERTS, USE_HIP),
+    formers=tuple(
+        Former((*DEVICE, *_SHAPE, *_EXTRA, *columns, _MIN_EXPERTS, USE_HIP, *EVIDENCE), _now)
+        for columns in ((_KERNEL, _BLOCK_N, *_REST), (_BLOCK_N,))
     ),
-    check=_check_row,
-    legacy={
-        (*_EARLIER, *(name for name in EVIDENCE_COLUMNS if with_model or name not in LATER_COLUMNS)): _IMPLIED
-        for with_model in (True, False)
-    },
 )
 
 
@@ -181,15 +164,6 @@ def _envelope(problem: Problem, arch: str) -> str | None:
     if arch != TABLE_ARCH and not problem.all_fnuz:
         return UNTYPED_REFUSAL.format(arch)
     return None
-
-
-def _from_row(row: TunedRow) -> Choice:
-    if row.values["kernel"] == "wave_split":
-        columns = row.integer("block_n") or wave_split.TILE
-        return wave_split.choice(row.integer("rows"), row.integer("waves"), columns)
-    if row.values["kernel"] == "stream":
-        return stream.choice(row.integer("block_n"))
-    return wave_split.of_smallm(row.integer("M"), row.integer("K"))
 
 
 def _by_rule(problem: Problem, arch: str, cu_count: int) -> Choice:
@@ -215,21 +189,6 @@ def _default(problem: Problem, arch: str, cu_count: int) -> Choice | str:
     return f"no tuned row; the default needs {rules}; got M={slots}, E={problem.experts}"
 
 
-def candidates(cell: Any, arch: str = "gfx950") -> list[Choice]:
-    """Return every configuration that the kernels accept for a cell, simplest first, so that ties go to it."""
-    steps = -(-cell.k // K_STEP)
-    split = [
-        wave_split.choice(rows, waves, columns)
-        for waves in wave_split.WAVES
-        if waves <= steps
-        for columns in wave_split.COLUMNS
-        if wave_split.fits(waves, columns)
-        for rows in wave_split.ROWS
-    ]
-    streamed = [stream.choice(columns) for columns in stream.COLUMNS if stream.takes(cell.k)]
-    return [*split, *streamed]
-
-
 def _triton(problem: Problem) -> Accepted | Refused:
     from hipforge.ops.triton import mxfp8_grouped
 
@@ -243,11 +202,10 @@ def _triton(problem: Problem) -> Accepted | Refused:
 FAMILY = Family(
     problem=Problem.of,
     table=TABLE,
+    kernels=KERNELS,
     archs=(TABLE_ARCH,),
     envelope=_envelope,
     default=_default,
-    from_row=_from_row,
-    candidates=candidates,
     reference="grouped_mm",
     triton=_triton,
     row_refusal=_row_refusal,

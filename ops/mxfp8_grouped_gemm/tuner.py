@@ -10,7 +10,7 @@ how many experts, is given here with the cells and not searched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import click
@@ -18,11 +18,8 @@ import torch
 
 from hipforge.errors import ConfigError
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.core.tuned import Value
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
-from hipforge.ops.mxfp8_gemm.raw import STEP_BYTES as MFMA_STEP_BYTES
 from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR
-from hipforge.ops.mxfp8_grouped_gemm import stream, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
@@ -33,8 +30,6 @@ from hipforge.tuning import model, timing
 from hipforge.tuning.driver import command_for
 from hipforge.tuning.gemm import Pipeline, normal, works
 from hipforge.tuning.tuner import Baselines, Counted, Tuner, relative_error
-
-STREAMED_IN_FLIGHT = 8 * 2048  # of a wave: two tiles of 16 columns with a K of 512, three with 256
 
 
 @dataclass(frozen=True, order=True)
@@ -149,18 +144,10 @@ def run(choice: Choice, cell: MoeCell, parts: MoeOperands) -> torch.Tensor:
     return parts.out
 
 
-def _columns(choice: Choice) -> Mapping[str, Value]:
-    if choice.kernel == wave_split.KERNEL:
-        rows, waves, columns = (choice.configuration[name] for name in ("rows", "waves", "columns"))
-        return {"kernel": "wave_split", "block_n": columns, "rows": rows, "waves": waves}
-    return {"kernel": "stream", "block_n": choice.configuration["columns"], "rows": stream.ROWS, "waves": 1}
-
-
-def _in_flight(choice: Choice) -> int:
-    """Return the bytes of weight that a wave has in flight."""
-    if choice.kernel == wave_split.KERNEL:
-        return wave_split.STEPS_AHEAD[choice.configuration["rows"]] * MFMA_STEP_BYTES
-    return STREAMED_IN_FLIGHT
+def _pipeline(choice: Choice, cell: MoeCell, arch: str) -> Pipeline:
+    described = FAMILY.kernel(choice.kernel).pipeline
+    assert described is not None
+    return described(choice.configuration, cell, arch)
 
 
 def _count(cell: MoeCell, arch: str) -> Counted:
@@ -172,7 +159,7 @@ def _count(cell: MoeCell, arch: str) -> Counted:
 
         with emulator.counters() as collector:
             got = run(choice, cell, parts)
-        (work,) = works(collector.result, Pipeline(_in_flight(choice)), "w")
+        (work,) = works(collector.result, _pipeline(choice, cell, arch), "w")
         # Work-groups whose tile is past the last one in use end at once; the others are what the model is about.
         (launch,), tiles = collector.result.kernels, int(parts.index.num_tokens_post_padded) // DEFAULT_BLOCK_M
         used = work.workgroups // launch.grid[1] * min(tiles, launch.grid[1])
@@ -218,7 +205,6 @@ TUNER = Tuner(
     count=_count,
     copies=_rerouted,
     bytes_per_call=lambda parts: len(parts.busy) * parts.w[0].numel(),
-    columns=_columns,
     given=lambda cell: {"min_experts": cell.min_experts},
     baselines=_baselines,
 )

@@ -1,8 +1,10 @@
-"""The grouped MX-FP8 GEMM whose K is split over the waves of a work-group: its stub, its raw op, its configurations."""
+"""The grouped MX-FP8 GEMM whose K is split over the waves of a work-group: its stub, raw op and value."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -10,7 +12,9 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_int, require_rank
 from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import default_waves
+from hipforge.ops.mxfp8_gemm.raw import STEP_BYTES, k_steps
 
 KERNEL = "mxfp8_grouped_split"
 ROWS = (16, 32)  # slots of a tile that are multiplied at once
@@ -146,3 +150,28 @@ def mxfp8_grouped_split(
         experts, n, k, num_valid_tokens, a_q.shape[0], a_div, block_m, rows, waves, columns,
     )  # fmt: skip
     return out
+
+
+def _candidates(cell: Any, arch: str) -> Iterator[Configuration]:
+    """Yield every configuration that leaves no wave without a step."""
+    for waves in WAVES:
+        for columns in COLUMNS:
+            for rows in ROWS:
+                if waves <= k_steps(cell.k) and fits(waves, columns):
+                    yield {"rows": rows, "waves": waves, "columns": columns}
+
+
+def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
+    taken = fits(given["waves"], given["columns"])
+    return None if taken else f"at most {MOST_WAVES} waves, columns / {TILE} times waves"
+
+
+WAVE_SPLIT = Kernel(
+    KERNEL,
+    archs=("gfx950", "gfx942"),
+    parameters=MappingProxyType({"rows": ROWS, "waves": WAVES, "columns": COLUMNS}),
+    launch=mxfp8_grouped_split_out,
+    candidates=_candidates,
+    pipeline=lambda given, cell, arch: Pipeline(STEPS_AHEAD[given["rows"]] * STEP_BYTES),
+    refusal=_refusal,
+)

@@ -15,10 +15,14 @@ from hipforge.ops.core import dispatch
 from hipforge.ops.core.alignment import realigned
 from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.dispatch import Refused
-from hipforge.ops.mxfp8_grouped_gemm import stream, wave_split
-from hipforge.ops.mxfp8_grouped_gemm.family import MOE_BLOCK_N, TABLE_ARCH
+from hipforge.ops.mxfp8_grouped_gemm.kernels import wave_split
+from hipforge.ops.mxfp8_grouped_gemm.kernels.stream import STREAM
+from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import WAVE_SPLIT, mxfp8_grouped_split_out
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
-from hipforge.ops.mxfp8_grouped_gemm.wave_split import mxfp8_grouped_split_out
+
+KERNELS = (WAVE_SPLIT, STREAM)  # simplest first: a tuner's ties go to the earlier one
+BY_NAME = {kernel.name: kernel for kernel in KERNELS}
+SMALLM_ARCH, SMALLM_BLOCK_N = "gfx950", (8, 16)  # of an earlier kernel
 
 
 def smallm_mxfp8_moe_out(
@@ -42,11 +46,11 @@ def smallm_mxfp8_moe_out(
     block_n: int,
 ) -> None:
     """Write the rows of ``out`` that tiles in use cover, on gfx950; ``block_n`` is 8 or 16, and both do the same."""
-    if require_int("block_n", block_n) not in MOE_BLOCK_N:
+    if require_int("block_n", block_n) not in SMALLM_BLOCK_N:
         raise GuardError(f"block_n must be 8 or 16 (columns per work-group); got {block_n}")
     target = dispatch.target_of(w.device)
-    if not isinstance(target, Refused) and target[0] != TABLE_ARCH:
-        raise ArchError(f"smallm_mxfp8_moe_out is for {TABLE_ARCH}; w is on {target[0]}")
+    if not isinstance(target, Refused) and target[0] != SMALLM_ARCH:
+        raise ArchError(f"smallm_mxfp8_moe_out is for {SMALLM_ARCH}; w is on {target[0]}")
     rows, waves, columns = wave_split.of_smallm(num_valid_tokens, K).configuration.values()
     mxfp8_grouped_split_out(
         out, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, mul_weight_by, bias, E, N,
@@ -77,26 +81,24 @@ def smallm_mxfp8_moe_grouped_gemm(
     """Run :func:`mxfp8_grouped_split` on contiguous tensors on gfx950, into ``out``, in a plain configuration.
 
     Args:
-        a_q: activations [M_act, K]; slot t reads row t // ``a_div``.
-        a_scale: their scales [M_act, K/32].
-        w: weights [E, N, K]; N·K at most 2^31 - 1, any E.
-        w_scale: their scales [E, N, K/32].
-        sorted_token_ids: int32, whole tiles of ``block_m`` slots; an entry outside 0 … ``num_valid_tokens`` - 1,
-            negative ones included, is padding, wherever it stands in its tile.
-        expert_ids: int32, one per tile; one outside 0 … E - 1 skips the tile.
-        num_tokens_post_padded: int32 [1]; tiles that start there or later are skipped.
-        out: contiguous bfloat16 with at least ``num_valid_tokens`` · N elements; row t is slot t. Rows of slots that
-            no tile holds, and of skipped tiles, stay as they are.
+        a_q: as for that function, like all whose meaning is not given here.
+        a_scale: [M_act, K/32].
+        w: [E, N, K].
+        w_scale: [E, N, K/32].
+        sorted_token_ids: whole tiles of ``block_m`` slots.
+        expert_ids: one per tile.
+        num_tokens_post_padded: [1].
+        out: bfloat16; rows of slots that no tile holds stay as they are.
         E: experts, as ``w`` has them.
         N: columns, as ``w`` has them.
-        K: depth, as ``w`` has it; a multiple of 32, at most 2^22.
-        num_valid_tokens: slots, T · top_k.
-        M_act: rows of ``a_q``; at least ceil(``num_valid_tokens`` / ``a_div``).
-        a_div: slots per activation row: top_k where activations are per token, 1 where they are per slot.
-        block_m: entries of a tile, a multiple of 4.
-        mul_weight_by: float32 with one weight per slot, multiplied in float32 before the result is rounded.
+        K: depth, as ``w`` has it.
+        num_valid_tokens: slots.
+        M_act: rows of ``a_q``.
+        a_div: slots per activation row.
+        block_m: entries of a tile.
+        mul_weight_by: one weight per slot.
         block_n: 8 or 16; of an earlier kernel, without effect.
-        bias: float32 [E, N], added in float32 before the weight.
+        bias: [E, N].
 
     Returns:
         ``out``.
@@ -127,11 +129,6 @@ def launch(kernel: str, configuration: Mapping[str, int], out: torch.Tensor, par
     """Run a kernel on operands of any strides, writing the rows of ``out`` that tiles in use cover."""
 
     def stub(given: Operands) -> None:
-        arguments = *given.tensors, given.mul_weight_by, given.bias, *given.sizes
-        if kernel == stream.KERNEL:
-            stream.mxfp8_grouped_stream_out(out, *arguments, configuration["columns"])
-        else:
-            rows, waves, columns = (configuration[name] for name in ("rows", "waves", "columns"))
-            mxfp8_grouped_split_out(out, *arguments, rows, waves, columns)
+        BY_NAME[kernel].run(configuration, (), out, *given.tensors, given.mul_weight_by, given.bias, *given.sizes)
 
     launch_aligned(stub, parts)

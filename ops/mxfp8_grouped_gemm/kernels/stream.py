@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline
 
 KERNEL = "mxfp8_grouped_stream"
 ARCH = "gfx950"
@@ -16,6 +18,7 @@ ROWS = 16  # slots at a time
 K_STEP = 128
 MAX_K = 512
 WIDE_GROUPS = 3  # of a compute unit, with which a work-group may have more columns than usual
+BYTES_AHEAD = 8 * 2048  # of a wave: two tiles of 16 columns with a K of 512, three with 256
 COLUMNS = (64, 128, 192, 256, 320, 384, 448, 512)  # of a work-group
 
 
@@ -91,22 +94,19 @@ def mxfp8_grouped_stream(
     """Run the kernel on contiguous tensors, writing into ``out``.
 
     Args:
-        a_q: activations [M_act, K] e4m3fn; K a multiple of 128, at most 512, M_act·K at most 2^31 - 1; slot t reads row
-            t // ``a_div``.
-        a_scale: their scales [M_act, K/32].
-        w: weights [E, N, K]; N·K at most 2^31 - 1, any E.
-        w_scale: their scales [E, N, K/32]; like ``a_scale`` at a multiple of 4 bytes.
-        sorted_token_ids: int32, whole tiles of ``block_m`` slots; an entry outside 0 … ``num_valid_tokens`` - 1 is
-            padding, wherever it stands in its tile.
-        expert_ids: int32, one per tile; one outside 0 … E - 1 skips the tile.
-        num_tokens_post_padded: int32 [1]; tiles that start there or later are skipped.
-        out: contiguous bfloat16 with at least ``num_valid_tokens`` · N elements; row t is slot t. Rows of slots that
-            no tile holds, and of skipped tiles, stay as they are.
-        num_valid_tokens: slots, T · top_k.
+        a_q: as for :func:`mxfp8_grouped_split`, like all up to ``bias``, but e4m3fn; K a multiple of 128, at most 512.
+        a_scale: [M_act, K/32]; like ``w_scale`` at a multiple of 4 bytes.
+        w: [E, N, K].
+        w_scale: [E, N, K/32].
+        sorted_token_ids: whole tiles of ``block_m`` slots.
+        expert_ids: one per tile.
+        num_tokens_post_padded: [1].
+        out: bfloat16; rows of slots that no tile holds stay as they are.
+        num_valid_tokens: slots.
         a_div: slots per activation row.
-        block_m: entries of a tile, a multiple of 4.
-        mul_weight_by: float32 with one weight per slot, multiplied in float32 before the result is rounded.
-        bias: float32 [E, N], added in float32 before the weight.
+        block_m: entries of a tile.
+        mul_weight_by: one weight per slot.
+        bias: [E, N].
         columns: of a work-group: a multiple of 64 up to 512.
 
     Returns:
@@ -122,3 +122,18 @@ def mxfp8_grouped_stream(
         experts, n, k, num_valid_tokens, a_q.shape[0], a_div, block_m, columns,
     )  # fmt: skip
     return out
+
+
+def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
+    return None if takes(key[2]) else f"K a multiple of {K_STEP} up to {MAX_K}"
+
+
+STREAM = Kernel(
+    KERNEL,
+    archs=(ARCH,),
+    parameters=MappingProxyType({"columns": COLUMNS}),
+    launch=mxfp8_grouped_stream_out,
+    candidates=lambda cell, arch: [{"columns": columns} for columns in COLUMNS if takes(cell.k)],
+    pipeline=lambda given, cell, arch: Pipeline(BYTES_AHEAD),
+    refusal=_refusal,
+)
