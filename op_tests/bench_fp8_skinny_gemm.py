@@ -16,7 +16,7 @@ from helpers import bench
 from hipforge import devices
 from hipforge.emulator import triton as emulated
 from hipforge.ops import fp8_skinny_gemm as ops
-from hipforge.ops.fp8_skinny_gemm.family import default_configuration
+from hipforge.ops.fp8_skinny_gemm.kernels.queue import default_configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 
 # (n, k) of a Llama-3.1-405B layer under tensor parallelism 8.

@@ -9,7 +9,9 @@ import pytest
 from hipforge.jit import registry
 from hipforge.ops.core.tuned import load_table
 from hipforge.ops.decode_attention import family as attention
-from hipforge.ops.fp8_skinny_gemm.family import ARCHS, MAX_M, QUEUE_KERNEL, TABLE, choice_of, default_configuration
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY, TABLE
+from hipforge.ops.fp8_skinny_gemm.kernels.queue import QUEUE, default_configuration
+from hipforge.ops.fp8_skinny_gemm.raw import ARCHS, MAX_M
 
 
 def variant_of(configuration: Mapping[str, int]) -> int:
@@ -19,8 +21,8 @@ def variant_of(configuration: Mapping[str, int]) -> int:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_skinny_gemm_is_built_for_what_its_table_and_default_rule_choose(arch):
-    rows = [choice_of(row) for row in load_table(TABLE).rows if row.values["gfx"] == arch]
-    tuned = {variant_of(choice.configuration) for choice in rows if choice.kernel == QUEUE_KERNEL}
+    rows = [FAMILY.choice_of(row) for row in load_table(TABLE).rows if row.values["gfx"] == arch]
+    tuned = {variant_of(choice.configuration) for choice in rows if choice.kernel == QUEUE.name}
     untuned = {variant_of(default_configuration(m, 4096, 4096, 256).parameters()) for m in range(1, MAX_M + 1)}
     ahead = [variant["HF_TILE"] for variant in registry.module("module_fp8_skinny_gemm_queue").ahead_variants(arch)]
     assert ahead == sorted(tuned | untuned)

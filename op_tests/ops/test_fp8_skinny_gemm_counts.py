@@ -10,7 +10,7 @@ from helpers.witnesses.base import TRITON
 
 from hipforge import emulator
 from hipforge.ops import fp8_skinny_gemm as ops
-from hipforge.ops.fp8_skinny_gemm.family import default_configuration
+from hipforge.ops.fp8_skinny_gemm.kernels.queue import default_configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 
 pytestmark = pytest.mark.gfx942

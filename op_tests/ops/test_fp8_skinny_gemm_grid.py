@@ -16,9 +16,10 @@ import torch
 
 import hipforge
 from hipforge import devices
-from hipforge.ops.core.dispatch import Choice, clear_decisions
+from hipforge.ops.core.dispatch import clear_decisions
+from hipforge.ops.core.kernel import spelled
 from hipforge.ops.core.tuned import clear_tables
-from hipforge.ops.fp8_skinny_gemm.family import FORMATS, QUEUE_KERNEL, columns_of
+from hipforge.ops.fp8_skinny_gemm.family import FORMATS
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 
@@ -68,7 +69,7 @@ QUICK = covering([case for case in GRID if not too_large(case)])
 def b_lanes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The planner's table in effect: a row for each m, n and k of the grid, over those that are shipped."""
     path = tmp_path_factory.mktemp("table") / "t.csv"
-    parameters = columns_of(Choice(QUEUE_KERNEL, TILES[request.param].parameters())).values()
+    parameters = "skinny_gemm_fp8", spelled(TILES[request.param].parameters())
     evidence = ["", "", "", "", "0.0002", "model:test"]  # us, model_us, stock_us, best_baseline_us, err, source
     rows = [[ARCH, CU_COUNT, *cell, *parameters, 1, *evidence] for cell in itertools.product(MS, NS, KS)]
     path.write_text("\n".join(",".join(map(str, row)) for row in [FP8_SKINNY_GEMM.header, *rows]) + "\n")

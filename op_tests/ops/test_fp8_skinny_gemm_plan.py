@@ -14,18 +14,13 @@ from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES as GPUS
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.core.dispatch import Choice, clear_decisions
+from hipforge.ops.core.kernel import spelled
 from hipforge.ops.core.tuned import clear_tables, read_rows, shipped_path
-from hipforge.ops.fp8_skinny_gemm import tuner, wave_split
-from hipforge.ops.fp8_skinny_gemm.family import (
-    FORMATS,
-    MAX_SPLIT_K,
-    QUEUE_KERNEL,
-    choice_of,
-    columns_of,
-    default_choice,
-    default_configuration,
-)
+from hipforge.ops.fp8_skinny_gemm import tuner
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS, default_choice
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
+from hipforge.ops.fp8_skinny_gemm.kernels import wave_split
+from hipforge.ops.fp8_skinny_gemm.kernels.queue import MAX_SPLIT_K, QUEUE, default_configuration
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning.cases import Cell
@@ -43,12 +38,12 @@ MODELLED = ["", "", "", "", "0.0002", "model:test"]
 
 
 def queue(configuration: Configuration) -> Choice:
-    return Choice(QUEUE_KERNEL, configuration.parameters())
+    return QUEUE.choice(configuration.parameters())
 
 
 def row(m: int, choice: Choice | Configuration, arch: str = ARCH, cu_count: int = CU_COUNT) -> list[object]:
-    columns = columns_of(queue(choice) if isinstance(choice, Configuration) else choice)
-    return [arch, cu_count, m, N, K, *columns.values(), 1, *MODELLED]
+    named = queue(choice) if isinstance(choice, Configuration) else choice
+    return [arch, cu_count, m, N, K, named.kernel, spelled(named.configuration), 1, *MODELLED]
 
 
 @pytest.fixture
@@ -139,7 +134,7 @@ def test_tables_from_before_there_was_a_second_kernel_are_read(tmp_path, with_mo
     path = tmp_path / "t.csv"
     path.write_text("\n".join(",".join(map(str, line)) for line in (header, values)) + "\n")
     [found] = read_rows(FP8_SKINNY_GEMM, path)
-    assert choice_of(found) == queue(TUNED)
+    assert FAMILY.choice_of(found) == queue(TUNED)
     values[-1] = "somewhere"
     path.write_text("\n".join(",".join(map(str, line)) for line in (header, values)) + "\n")
     with pytest.raises(ConfigError, match="column source must read"):
@@ -153,7 +148,7 @@ def test_the_callers_split_k_comes_before_the_table_and_the_rule(table):
     for m in (20, 30):  # a row of the other kernel, and none
         found = explain("skinny_gemm", *operands(m), split_k=3)
         assert dict(found.configuration) == {**default_configuration(m, N, K, CU_COUNT).parameters(), "split_k": 3}
-        assert found.kernel == QUEUE_KERNEL
+        assert found.kernel == QUEUE.name
         assert found.reason == "the caller's split_k, with the queue kernel's default rule"
 
 
@@ -184,7 +179,7 @@ def test_the_default_rule_is_within_the_rules_and_is_the_first_that_a_tuner_trie
             assert chosen in tuner.TUNER.candidates(Cell(n=n, k=k, m=m), arch) or k < 256
             groups = -(-n // c.columns) * c.split_k
             assert 2 * groups >= cu_count or c.columns == 8 or n < 2304, (m, n, k, c)
-        assert default_choice(m, 3, 1 << 25, arch, cu_count).kernel == QUEUE_KERNEL
+        assert default_choice(m, 3, 1 << 25, arch, cu_count).kernel == QUEUE.name
 
 
 def test_the_queue_kernels_default_rule_fills_the_compute_units_within_the_rules():
@@ -218,7 +213,7 @@ def test_the_shipped_table_has_the_models_rows_for_both_architectures():
         # One fp16 rounding is at most 2^-11 of each value; fp32 sums of 16384 products add less than half of that.
         assert 0 < tuned.values["err"] <= 2.0**-11 + 2.0**-12 < tuner.MAX_ERROR
         # Reads of the weights are not repeated, whatever batch the row applies to.
-        assert tuned.integer("rows") >= key[2]
+        assert FAMILY.choice_of(tuned).configuration["rows"] >= key[2]
 
 
 @pytest.mark.parametrize("m", [1, 5, 8, 12, 32])
@@ -237,5 +232,5 @@ def test_the_error_of_a_shipped_row_is_that_of_the_kernel(m):
     rows = {tuned.key: tuned for tuned in read_rows(FP8_SKINNY_GEMM, shipped_path(FP8_SKINNY_GEMM))}
     tuned = rows[ARCH, CU_COUNT, m, 2304, 16384]
     problem = Modelled(tuner.TUNER, Cell(n=2304, k=16384, m=m), ARCH)
-    error = problem.run(choice_of(tuned))
+    error = problem.run(FAMILY.choice_of(tuned))
     assert error == pytest.approx(tuned.values["err"], rel=1e-5)  # the table keeps six digits; the run is deterministic

@@ -17,10 +17,10 @@ from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES as GPUS
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables, read_rows
-from hipforge.ops.fp8_skinny_gemm import family, wave_split
 from hipforge.ops.fp8_skinny_gemm import tuner as skinny_gemm_fp8
-from hipforge.ops.fp8_skinny_gemm.family import FORMATS, QUEUE_KERNEL, choice_of
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
+from hipforge.ops.fp8_skinny_gemm.kernels import QUEUE, queue, wave_split
 from hipforge.ops.fp8_skinny_gemm.space import Configuration, refusal
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning import model, timing
@@ -113,11 +113,11 @@ def test_a_search_with_bounds_leaves_out_what_cannot_win():
 @pytest.mark.parametrize("arch", FORMATS)
 def test_every_candidate_keeps_the_rules_reads_weights_once_and_has_the_deepest_queue(arch):
     for cell in skinny_gemm_fp8.TUNER.default_cells:
-        chosen = family.candidates(cell, arch)
+        chosen = FAMILY.choices(cell, arch)
         split = [wave_split.Configuration(**c.configuration) for c in chosen if c.kernel == wave_split.KERNEL]
         assert len(split) == len(set(split)) and 8 <= len(split) <= 16
         assert all(wave_split.refusal(c, cell.k) is None and c.rows >= cell.m for c in split)
-        found = [Configuration(**c.configuration) for c in chosen if c.kernel == QUEUE_KERNEL]
+        found = [Configuration(**c.configuration) for c in chosen if c.kernel == QUEUE.name]
         assert len(found) == len(set(found)) > 500
         for c in found:
             assert refusal(c, arch, cell.k) is None and c.tile_m >= cell.m
@@ -132,7 +132,7 @@ def test_the_default_cells_are_three_projections_by_four_values_of_m():
 
 def test_tiles_hold_all_rows_and_are_not_half_empty():
     of_8, of_24 = {(8, 1)}, {(8, 3), (16, 2), (32, 1)}
-    found = [{tile[:2] for tile in family.tiles_for(m)} for m in (1, 8, 9, 16, 17, 24, 32)]
+    found = [{tile[:2] for tile in queue.tiles_for(m)} for m in (1, 8, 9, 16, 17, 24, 32)]
     assert found == [of_8, of_8, {(8, 2), (16, 1)}, {(8, 2), (16, 1)}, of_24, of_24, {(16, 2), (32, 1)}]
 
 
@@ -147,9 +147,7 @@ def test_the_busiest_share_is_that_of_the_kernels_runs(columns, splits, extra, c
     workgroups = min(len(work), cu_count)
     lengths = [len(work) // workgroups + (w < len(work) % workgroups) for w in range(workgroups)]
     runs = [sum(work[sum(lengths[:w]) : sum(lengths[: w + 1])]) for w in range(workgroups)]
-    assert skinny_gemm_fp8.busiest_share(len(work), splits, blocks, cu_count) == pytest.approx(
-        max(runs) * workgroups / sum(work)
-    )
+    assert queue.busiest_share(len(work), splits, blocks, cu_count) == pytest.approx(max(runs) * workgroups / sum(work))
 
 
 def test_the_bound_is_below_the_cost_that_counts_give():
@@ -172,8 +170,8 @@ def test_both_kernels_are_tried_and_all_of_the_few_configurations_of_one_of_them
     tuner = skinny_gemm_fp8.TUNER
     for cell in tuner.default_cells:
         tried = tuner.candidates(cell, ARCH)
-        assert {c.kernel for c in tried} == {wave_split.KERNEL, QUEUE_KERNEL}
-        assert all(c in tried for c in family.candidates(cell, ARCH) if c.kernel == wave_split.KERNEL)
+        assert {c.kernel for c in tried} == {wave_split.KERNEL, QUEUE.name}
+        assert all(c in tried for c in FAMILY.choices(cell, ARCH) if c.kernel == wave_split.KERNEL)
 
 
 def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
@@ -196,7 +194,7 @@ def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
         generator = torch.Generator().manual_seed(0)
         a, b = (torch.randn(rows, 544, generator=generator).to(FORMATS[ARCH]) for rows in (3, 96))
         found = explain("skinny_gemm", a, b.t(), torch.ones(1))
-        assert found.file == (path, 2) and dict(found.configuration) == dict(choice_of(row).configuration)
+        assert found.file == (path, 2) and dict(found.configuration) == dict(FAMILY.choice_of(row).configuration)
         assert found.reason == "the tuned row of this shape"
         want = reference(a, b.t(), torch.ones(1), None, torch.float64, torch.float64)
         assert relative_error(hipforge.skinny_gemm(a, b.t(), torch.ones(1)), want) <= 2e-3

@@ -16,7 +16,7 @@ from helpers.planted_faults import planted
 from hipforge import emulator, jit
 from hipforge.errors import EmulatorFault, GuardError
 from hipforge.ops.fp8_skinny_gemm import skinny_wave_split, skinny_wave_split_out
-from hipforge.ops.fp8_skinny_gemm.wave_split import (
+from hipforge.ops.fp8_skinny_gemm.kernels.wave_split import (
     ROWS,
     RULES,
     SPLIT_K,

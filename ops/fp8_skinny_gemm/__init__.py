@@ -21,10 +21,12 @@ import torch
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import written_into
-from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS, Problem
-from hipforge.ops.fp8_skinny_gemm.kernels import launch, run_skinny_gemm, skinny_gemm_fp8_out
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY
+from hipforge.ops.fp8_skinny_gemm.kernels import launch
+from hipforge.ops.fp8_skinny_gemm.kernels.queue import run_skinny_gemm, skinny_gemm_fp8_out
+from hipforge.ops.fp8_skinny_gemm.kernels.wave_split import skinny_wave_split, skinny_wave_split_out
+from hipforge.ops.fp8_skinny_gemm.raw import FORMATS, Problem
 from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, OP_M, OPS
-from hipforge.ops.fp8_skinny_gemm.wave_split import skinny_wave_split, skinny_wave_split_out
 from hipforge.ops.reference import skinny as reference
 
 __all__ = [

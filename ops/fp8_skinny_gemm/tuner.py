@@ -1,6 +1,6 @@
 """The tuner of the skinny fp8 GEMM: kernel and configuration for each (M, N, K) and architecture.
 
-Candidates are what the rules of :mod:`hipforge.ops.fp8_skinny_gemm.wave_split` and, for the queue kernel, of
+Candidates are what the rules of :mod:`hipforge.ops.fp8_skinny_gemm.kernels.wave_split` and, for the queue kernel, of
 :mod:`hipforge.ops.fp8_skinny_gemm.space` allow, with one row of tiles, so that a weight byte is loaded once, and the
 deepest queue that fits. There are thousands: the model over what is known without running them (bytes, trips to memory,
 the share of the busiest work-group) picks the most promising, which on a GPU are timed. On the emulator they are run,
@@ -9,22 +9,21 @@ at full size, and the model ranks them by their counts.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.fp8 import to_fp8
-from hipforge.ops.fp8_skinny_gemm import wave_split
-from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS, columns_of
-from hipforge.ops.fp8_skinny_gemm.kernels import run_skinny_gemm
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY
+from hipforge.ops.fp8_skinny_gemm.kernels import WAVE_SPLIT, launch, queue
+from hipforge.ops.fp8_skinny_gemm.raw import FORMATS
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning import model, timing
 from hipforge.tuning.cases import Cell, cells
-from hipforge.tuning.gemm import Operands, Pipeline, gemm_command, gemm_tuner
-from hipforge.tuning.tuner import MACHINES, Baselines
+from hipforge.tuning.gemm import Operands, gemm_command, gemm_tuner
+from hipforge.tuning.tuner import Baselines
 
 # One rounding to fp16 gives at most 2^-11 = 4.9e-4, fp32 sums of 2^14 products less; a single wrong block of 256 k of
 # 16384 gives more than 1e-1.
@@ -39,46 +38,12 @@ REDUCE_THREADS, REDUCE_WAVES = 256, 4  # of a work-group of the sum over partial
 MOST_OCCUPANCY = 8
 
 
-@functools.lru_cache(maxsize=4096)
-def busiest_share(tiles: int, splits: int, blocks: int, cu_count: int) -> float:
-    """Return the k blocks of the busiest work-group over those of the average one.
-
-    Work-groups take contiguous runs of the ``tiles`` (split parts counted, the last split's last), the first ones one
-    more where they do not divide; the last split has the blocks that are left over.
-    """
-    workgroups = min(tiles, cu_count)
-    length, longer = divmod(tiles, workgroups)
-    first_of_last = tiles - tiles // splits  # its parts come last
-    each = blocks // splits
-    more = blocks - splits * each
-
-    def run(workgroup: int) -> int:
-        begin, end = (index * length + min(index, longer) for index in (workgroup, workgroup + 1))
-        return (end - begin) * each + max(0, end - max(begin, first_of_last)) * more
-
-    return max(map(run, range(workgroups))) * workgroups / (tiles // splits * blocks)
-
-
-def pipeline(candidate: Choice, cell: Cell, cu_count: int) -> Pipeline:
-    """Return how a candidate streams b. Producers of a queue have a part of a block in flight; the slower ones lead."""
-    if candidate.kernel == wave_split.KERNEL:
-        split = wave_split.Configuration(**candidate.configuration)
-        return Pipeline(split.steps_ahead * wave_split.K_STEP * split.columns)
-    c = Configuration(**candidate.configuration)
-    blocks_per_trip = min(c.a_producers / c.a_lanes, c.b_producers / c.b_lanes)
-    return Pipeline(
-        in_flight_bytes=int(blocks_per_trip * c.tile_n * c.block_k / c.waves),
-        matrix_waves=c.consumers,
-        busiest=busiest_share(c.tiles(cell.m, cell.n), c.split_k, c.blocks(cell.k), cu_count),
-    )
-
-
 def bound(candidate: Choice, cell: Cell, machine: model.Machine) -> float:
     """Return the model's seconds for a candidate whose instructions take no time: only bytes and trips to memory."""
-    if candidate.kernel == wave_split.KERNEL:  # few: all of them are tried
+    if candidate.kernel == WAVE_SPLIT.name:  # few: all of them are tried
         return machine.launch_s + cell.n * cell.k / machine.bandwidth
     c = Configuration(**candidate.configuration)
-    streams = pipeline(candidate, cell, machine.cu_count)
+    streams = queue.pipeline(c, cell, machine.cu_count)
     a_bytes, b_bytes, elements = cell.m * cell.k, cell.n * cell.k, cell.m * cell.n
     column_tiles = -(-cell.n // c.tile_n)
     partial_bytes = 4 * elements * c.split_k * c.consumers
@@ -112,9 +77,7 @@ def _reference(parts: Operands) -> torch.Tensor:
 
 def _run(choice: Choice, parts: Operands) -> torch.Tensor:
     a, a_scale, b, b_scale = parts
-    if choice.kernel == wave_split.KERNEL:
-        return wave_split.skinny_wave_split(a, b.t(), a_scale * b_scale, None, **choice.configuration)
-    return run_skinny_gemm(a, b.t(), a_scale * b_scale, None, deterministic=True, **choice.configuration)
+    return launch(a, b.t(), a_scale * b_scale, None, choice)
 
 
 def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
@@ -135,13 +98,10 @@ TUNER = gemm_tuner(
     quantize=lambda x, arch: to_fp8(x, FORMATS[arch]),
     reference=_reference,
     run=_run,
-    pipeline=lambda choice, cell, arch: pipeline(choice, cell, MACHINES[arch].cu_count),
     baselines=_baselines,
-    columns=columns_of,
     weight="b",
     bound=bound,
     most_trials=MOST_TRIALS,
-    loop=lambda kernel: kernel,
 )
 
 command = gemm_command(

@@ -1,4 +1,4 @@
-"""The skinny fp8 GEMM whose k is split over the waves of a work-group: its stub, its raw op and its configurations.
+"""The skinny fp8 GEMM whose k is split over the waves of a work-group: its stub, raw op, configurations and value.
 
 A work-group computes ``rows`` rows and ``columns`` columns; each of its ``waves`` takes a part of k, and their sums are
 added in a fixed order through LDS. ``split_k`` work-groups share the k of a tile where there are few columns; the last
@@ -7,16 +7,21 @@ of them to arrive adds their sums in the order of the parts, in the same launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
+from hipforge import archs
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_int, require_rank
 from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.kernel import Configuration as Given
+from hipforge.ops.core.kernel import Kernel, Pipeline
+from hipforge.ops.fp8_skinny_gemm.raw import ARCHS, MAX_K, column_major, row_major
 
 KERNEL = "skinny_wave_split"
 ROWS = (8, 16, 32)
@@ -26,7 +31,6 @@ DEFAULT_WAVES = 4
 SPLIT_K = (1, 2, 4, 8)
 DEFAULT_SPLIT_K = SPLIT_K[:3]
 K_STEP = 128
-MAX_K = 2**24  # bytes of a column, its pitch included
 STEPS_AHEAD = (8, 4, 2)  # divisors of the 8 steps of straight code
 SHORT_COLUMNS = 8  # a work-group's columns are a multiple of them
 MOST_SHAPES = 4  # of columns and splits that tuners try
@@ -157,7 +161,7 @@ def by_cost(m: int, n: int, k: int, cu_count: int, bandwidth: float) -> list[Con
     return sorted(accepted, key=lambda configuration: _cost(configuration, m, n, k, cu_count, bandwidth))
 
 
-def candidates(m: int, n: int, k: int, cu_count: int, bandwidth: float) -> list[Configuration]:
+def configurations(m: int, n: int, k: int, cu_count: int, bandwidth: float) -> list[Configuration]:
     """Return what a tuner tries: the default rule's first choices with several numbers of waves; as :func:`by_cost`."""
     shapes = by_cost(m, n, k, cu_count, bandwidth)[:MOST_SHAPES] if k <= MAX_K else []
     numbers = [waves for waves in WAVES if 1 < waves <= steps(k)] or WAVES[:1]
@@ -252,3 +256,49 @@ def skinny_wave_split(
     workspace = split_workspace(m, n, configuration, a.device)
     skinny_wave_split_out(out, a, b, scale, workspace, output is not None, *given)
     return out
+
+
+def _launch(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    accumulate: bool,
+    deterministic: bool,
+    rows: int,
+    columns: int,
+    waves: int,
+    split_k: int,
+) -> None:
+    workspace = None
+    if split_k > 1:
+        configuration = Configuration(rows, columns, waves, split_k)
+        workspace = split_workspace(out.shape[0], out.shape[1], configuration, a.device)
+    left, right = row_major(a), column_major(b, MAX_K)
+    skinny_wave_split_out(out, left, right, scale, workspace, accumulate, rows, columns, waves, split_k)
+
+
+def _candidates(cell: Any, arch: str) -> Iterator[Given]:
+    info = archs.get(arch)
+    for configuration in configurations(cell.m, cell.n, cell.k, info.cu_count, info.bandwidth):
+        yield configuration.parameters()
+
+
+def _refusal(given: Given, key: Sequence[int], arch: str) -> str | None:
+    return f"K of at most {MAX_K}" if key[2] > MAX_K else refusal(Configuration(**given), key[2])
+
+
+def _pipeline(given: Given, cell: Any, arch: str) -> Pipeline:
+    split = Configuration(**given)
+    return Pipeline(split.steps_ahead * K_STEP * split.columns)
+
+
+WAVE_SPLIT = Kernel(
+    KERNEL,
+    archs=ARCHS,
+    parameters=MappingProxyType({name: range(1, 1 << 10) for name in Configuration().parameters()}),
+    launch=_launch,
+    candidates=_candidates,
+    pipeline=_pipeline,
+    refusal=_refusal,
+)

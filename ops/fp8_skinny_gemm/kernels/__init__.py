@@ -1,0 +1,27 @@
+"""The kernels of the skinny fp8 GEMM, and a launch of either; ties go to the first."""
+
+from __future__ import annotations
+
+import torch
+
+from hipforge.ops.core.dispatch import Accepted, Choice
+from hipforge.ops.fp8_skinny_gemm.kernels.queue import QUEUE
+from hipforge.ops.fp8_skinny_gemm.kernels.wave_split import WAVE_SPLIT
+
+KERNELS = (WAVE_SPLIT, QUEUE)
+BY_NAME = {kernel.name: kernel for kernel in KERNELS}
+
+
+def launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    output: torch.Tensor | None,
+    taken: Accepted | Choice,
+    *,
+    deterministic: bool = True,
+) -> torch.Tensor:
+    """Run what was decided on checked operands, which are copied where the kernel does not take their layout."""
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=torch.float16, device=a.device) if output is None else output
+    BY_NAME[taken.kernel].run(taken.configuration, (), out, a, b, scale, output is not None, deterministic)
+    return out
