@@ -38,7 +38,9 @@ def planted(
         unit: the file that is compiled, below csrc/; ``source`` by default.
         variants: of the module, as in the registry.
     """
-    folders = {Path(file).parts[0] for file in (source, unit or source)}
+    folders = {folder.name for folder in SOURCES.iterdir() if folder.is_dir()}  # families include each other's headers
+    if not source.startswith("include/"):
+        folders.remove("include")
     for folder in folders:
         shutil.copytree(SOURCES / folder, root / folder)
     edited = root / source

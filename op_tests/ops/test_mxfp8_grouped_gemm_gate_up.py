@@ -126,7 +126,7 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
         raw(case, q, scales, groups=2)
     with pytest.raises(GuardError, match=r"workspace must be \[6500\] or longer"):
         raw(case, q, scales, groups=2, workspace=torch.zeros(6499))
-    with pytest.raises(GuardError, match="workspace is written and must not share memory with out"):
+    with pytest.raises(GuardError, match="out is written and must not share memory with workspace"):
         workspace = torch.zeros(6500)
         raw(case, workspace.view(torch.uint8)[: q.numel()].view(q.shape), scales, groups=2, workspace=workspace)
     with pytest.raises(GuardError, match=r"HF_ROWS.*48"):
@@ -206,7 +206,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_noticed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line, becomes = MISTAKES[name]
-    home = "mxfp8_gemm/amd/"
+    home = "mxfp8_grouped_gemm/amd/"
     entry = planted(
         tmp_path / name,
         mxfp8_gate_up_out,

@@ -399,7 +399,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_noticed(arch: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line, becomes = MISTAKES[name]
-    home = "mxfp8_gemm/amd/"
+    home = "mxfp8_grouped_gemm/amd/"
     entry = planted(
         tmp_path / name,
         mxfp8_grouped_split_out,
