@@ -67,7 +67,7 @@ FAULTS = [
     ),
     # Grouped MX-FP8 GEMM.
     *_in(
-        "csrc/mxfp8_gemm/amd/", "ops/test_mxfp8_grouped_gemm_split.py",
+        "csrc/mxfp8_grouped_gemm/amd/", "ops/test_mxfp8_grouped_gemm_split.py",
         ("grouped/slot_weights_forgotten", "split_kernel.h",
          "if (p.slot_weights != nullptr) values *= p.slot_weights[slot];", ""),
         ("grouped/bias_of_one_column", "split_kernel.h", "if (column + i < n) values[i] += bias[i];",
