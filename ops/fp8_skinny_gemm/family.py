@@ -28,7 +28,8 @@ def _now(values: Mapping[str, Value]) -> Mapping[str, Value]:
     foreign = [f"{name}={values[name]}" for name in other.parameters if name in only and values.get(name)]
     if foreign:
         raise ValueError(f"a {values['kernel']} row has 0 in the other kernel's columns; got {', '.join(foreign)}")
-    return {**values, "kernel": kernel.name, "config": spelled({name: values[name] for name in kernel.parameters})}
+    given = {name: int(values[name] or 0) for name in kernel.parameters}
+    return {**values, "kernel": kernel.name, "config": spelled(given)}
 
 
 _KERNEL = Column("kernel", str, accepted=("queue", "wave_split"))
