@@ -23,6 +23,7 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp4_gemm import reference
 from hipforge.ops.mxfp4_gemm.family import FAMILY
+from hipforge.ops.mxfp4_gemm.kernels import BY_NAME
 from hipforge.ops.mxfp4_gemm.kernels.tiles import mxfp4_gemm_tiles_out, run_mxfp4_tiles
 from hipforge.ops.mxfp4_gemm.kernels.waves import SUB_TILES, mxfp4_gemm_out, run_mxfp4
 from hipforge.ops.mxfp4_gemm.raw import launch
@@ -80,7 +81,7 @@ def mxfp4_gemm(
         >>> None if y is None else y[0, 0].item()  # on gfx950
         128.0
     """
-    return launch(FAMILY.kernel(taken.kernel), taken.configuration, _new(xq, wq), xq, x_scale, wq, w_scale, shuffled)
+    return launch(BY_NAME[taken.kernel], taken.configuration, _new(xq, wq), xq, x_scale, wq, w_scale, shuffled)
 
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
@@ -126,7 +127,7 @@ def mxfp4_linear(
     if bias is not None:
         require_bias(bias, n, torch.bfloat16, xq.device)
     if taken.path == "kernel":
-        launch(FAMILY.kernel(taken.kernel), taken.configuration, result, xq, x_scale, wq, w_scale, shuffled)
+        launch(BY_NAME[taken.kernel], taken.configuration, result, xq, x_scale, wq, w_scale, shuffled)
     else:
         result.copy_(reference.linear(xq, x_scale, wq, w_scale, shuffled))
     if bias is not None:

@@ -76,14 +76,13 @@ def launch(
 ) -> torch.Tensor:
     """Run a kernel into ``out``; operands off a 16-byte boundary are copied once the kernel has refused them."""
     operands = packed(xq), packed(x_scale), packed(wq), packed(w_scale)
-    key = *out.shape, 2 * xq.shape[1]
     try:
-        kernel.run(configuration, key, out, *operands, shuffled)
+        kernel.run(configuration, out.shape, out, *operands, shuffled)
     except GuardError:
         copies = realigned(*operands)
         if copies is None:
             raise
-        kernel.run(configuration, key, out, *copies, shuffled)
+        kernel.run(configuration, out.shape, out, *copies, shuffled)
     return out
 
 

@@ -23,5 +23,6 @@ def launch(
 ) -> torch.Tensor:
     """Run what was decided on checked operands, which are copied where the kernel does not take their layout."""
     out = torch.empty((a.shape[0], b.shape[1]), dtype=torch.float16, device=a.device) if output is None else output
-    BY_NAME[taken.kernel].run(taken.configuration, (), out, a, b, scale, output is not None, deterministic)
+    parameters = taken.configuration.values()
+    BY_NAME[taken.kernel].launch(out, a, b, scale, output is not None, deterministic, *parameters)
     return out

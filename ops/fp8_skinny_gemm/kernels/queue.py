@@ -90,10 +90,17 @@ def _launch(
     scale: torch.Tensor,
     accumulate: bool,
     deterministic: bool,
-    *parameters: int,
+    op_m: int,
+    a_lanes: int,
+    b_lanes: int,
+    ops: int,
+    a_producers: int,
+    b_producers: int,
+    consumers: int,
+    qsize: int,
+    split_k: int,
     workgroups: int | None = None,
 ) -> None:
-    *tile, a_producers, b_producers, consumers, qsize, split_k = parameters
     workspace = None
     if deterministic:
         shape = max(split_k * consumers, 1), *out.shape
@@ -103,10 +110,9 @@ def _launch(
     if workgroups is None:
         target = dispatch.target_of(a.device)
         workgroups = 1 if isinstance(target, Refused) else target[1]  # the stub refuses a device without kernels
-    waves = a_producers, b_producers, consumers
     skinny_gemm_fp8_out(
-        out, row_major(a), column_major(b), scale, workspace, accumulate or not deterministic, split_k, *tile, *waves,
-        qsize, workgroups,
+        out, row_major(a), column_major(b), scale, workspace, accumulate or not deterministic, split_k, op_m, a_lanes,
+        b_lanes, ops, a_producers, b_producers, consumers, qsize, workgroups,
     )  # fmt: skip
 
 

@@ -4,3 +4,4 @@ from hipforge.ops.mxfp4_gemm.kernels.tiles import TILES
 from hipforge.ops.mxfp4_gemm.kernels.waves import WAVES
 
 KERNELS = (WAVES, TILES)
+BY_NAME = {kernel.name: kernel for kernel in KERNELS}
