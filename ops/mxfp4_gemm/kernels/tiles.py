@@ -88,9 +88,18 @@ def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
     return None if takes else f"K of at most {MAX_K}, no more k_splits than steps of {TILED.k_step}"
 
 
-def _launch(out: torch.Tensor, *operands: Any) -> None:
-    *tensors, shuffled, workspace, tile, k_splits = operands
-    mxfp4_gemm_tiles_out(out, *tensors, workspace, shuffled, tile, k_splits)
+def _launch(
+    out: torch.Tensor,
+    xq: torch.Tensor,
+    xs: torch.Tensor,
+    wq: torch.Tensor,
+    ws: torch.Tensor,
+    shuffled: bool,
+    workspace: torch.Tensor | None,
+    tile: int,
+    k_splits: int,
+) -> None:
+    mxfp4_gemm_tiles_out(out, xq, xs, wq, ws, workspace, shuffled, tile, k_splits)
 
 
 TILES = Kernel(

@@ -89,7 +89,7 @@ def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     m, n, k = problem.key
     for given in _candidates(problem, arch) if m <= MOST_ROWS or k > MAX_K else ():
-        yield modelled_us(m, n, k, *given.values(), cu_count), given
+        yield modelled_us(m, n, k, **given, cu_count=cu_count), given
 
 
 @compile_ops(
