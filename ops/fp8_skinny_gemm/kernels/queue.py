@@ -167,7 +167,7 @@ def run_skinny_gemm(
     if not isinstance(target, Refused) and target[0] in FORMATS:  # the stub refuses the other devices
         require(chosen, target[0], k)
     out = torch.empty((a.shape[0], b.shape[1]), dtype=torch.float16, device=a.device) if output is None else output
-    _launch(out, a, b, scale, output is not None, deterministic, *chosen.parameters().values(), workgroups=workgroups)
+    _launch(out, a, b, scale, output is not None, deterministic, **chosen.parameters(), workgroups=workgroups)
     return out
 
 
