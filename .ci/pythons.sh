@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/.."
 VENVS=${VENVS:-.venv-pythons}
 TESTS="op_tests/jit/test_abi.py op_tests/jit/test_abi_devices.py op_tests/jit/test_abi_hidden_facts.py
-  op_tests/jit/test_compile_ops.py op_tests/jit/test_pythons.py"
+  op_tests/jit/test_abi_fast_ways.py op_tests/jit/test_compile_ops.py op_tests/jit/test_pythons.py"
 
 find_python() {
   for candidate in $(ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$1".*/bin/python"$1" 2>/dev/null) "python$1"; do
