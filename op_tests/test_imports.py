@@ -1,24 +1,25 @@
-"""No file of the package imports itself through others, whether at module level, inside a function or by name."""
+"""No file imports or includes itself through others: Python anywhere in a file and by name, C++ by quoted names."""
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import hipforge
 
-FACE = Path(hipforge.__file__).parent
+FACE, TESTS = Path(hipforge.__file__).parent, Path(__file__).parent
 
 
-def files_of_the_package() -> dict[str, Path]:
-    """Module name → file, for every Python file of the package, whose folders may be links."""
+def modules_of(root: Path, package: str | None) -> dict[str, Path]:
+    """Module name → file, for every Python file below a folder, whose folders may be links."""
     found: dict[str, Path] = {}
-    for folder, _, files in os.walk(FACE, followlinks=True):
+    for folder, _, files in os.walk(root, followlinks=True):
         for path in (Path(folder, name) for name in files if name.endswith(".py")):
-            parts = ["hipforge", *path.relative_to(FACE).with_suffix("").parts]
-            found[".".join(part for part in parts if part != "__init__")] = path
+            parts = [package, *path.relative_to(root).with_suffix("").parts]
+            found[".".join(part for part in parts if part not in (None, "__init__"))] = path
     return found
 
 
@@ -78,7 +79,29 @@ def test_a_circle_is_found_at_module_level_in_a_function_and_by_name() -> None:
 
 
 def test_no_file_imports_itself_through_others() -> None:
-    files = files_of_the_package()
-    assert len(files) > 100
-    graph = {name: imports(path.read_text(), files) for name, path in files.items()}
-    assert circles(graph) == []
+    for root, package in ((FACE, "hipforge"), (TESTS, None)):
+        files = modules_of(root, package)
+        assert len(files) > 100
+        graph = {name: imports(path.read_text(), files) for name, path in files.items()}
+        assert circles(graph) == []
+
+
+def includes(path: Path, roots: tuple[Path, ...]) -> set[Path]:
+    """The files that a C++ file includes by a name in quotes, found beside it or below a root."""
+    names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE)
+    candidates = ([place / name for place in (path.parent, *roots)] for name in names)
+    return {found[0].resolve() for given in candidates if (found := [each for each in given if each.is_file()])}
+
+
+def test_no_file_includes_itself_through_others() -> None:
+    roots = (FACE / "csrc" / "include", FACE / "emulator", FACE / "emulator" / "native")
+    files = {
+        path.resolve()
+        for folder in (FACE / "csrc", FACE / "emulator", FACE / "jit")
+        for path in folder.resolve().rglob("*")
+        if path.suffix in (".h", ".c", ".cpp", ".cu", ".inc", ".cuh", ".hpp")
+    }
+    graph = {path: includes(path, roots) & files for path in files}
+    assert sum(map(len, graph.values())) > 300
+    named = {str(path): {str(each) for each in seen} for path, seen in graph.items()}
+    assert circles(named) == []

@@ -9,8 +9,9 @@ import torch
 
 from hipforge.ops.core.fp8 import fp8_dtypes
 from stress.case import Arguments, Op, Rng, first, integers, is_given
-from stress.floats import BF16_FORMAT, F32, Array, Span, e8m0, fp4_values, raw_bytes, values
+from stress.floats import BF16_FORMAT, F32, Array, Span, e8m0, fp4_values, values
 from stress.quantised import mx_codes, own_fp8
+from stress.shuffled import shuffled_scale, shuffled_weight, unshuffled
 
 BF16 = torch.bfloat16
 FN = torch.float8_e4m3fn
@@ -98,7 +99,7 @@ def make_mxfp4(rng: Rng) -> Arguments:
     )
     wq, w_scale = rng.codes(n, k // 2), rng.scales(n, k // 32)
     if shuffled:
-        wq, w_scale = _shuffled(wq), _shuffled_scale(w_scale)
+        wq, w_scale = shuffled_weight(wq), shuffled_scale(w_scale)
     return {
         "xq": rng.strided(rng.codes(m, k // 2)), "x_scale": rng.as_scale_dtype(rng.scales(m, k // 32)),
         "wq": wq, "w_scale": rng.as_scale_dtype(w_scale), "shuffled": shuffled,
@@ -107,43 +108,6 @@ def make_mxfp4(rng: Rng) -> Arguments:
 
 def make_mxfp4_linear(rng: Rng) -> Arguments:
     return _linear(rng, make_mxfp4(rng))
-
-
-def _weight_places(n: int, columns: int) -> Array:
-    """Where byte (row, kb) of a plain weight stands in a shuffled one."""
-    row, kb = np.meshgrid(np.arange(n), np.arange(columns), indexing="ij")
-    return ((row // 16) * (columns // 32) + kb // 32) * 512 + (kb % 32) // 16 * 256 + row % 16 * 16 + kb % 16
-
-
-def _scale_places(rows: int, columns: int, padded: int) -> Array:
-    m, s = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
-    place = (m // 32) * 32 * padded + (s // 8) * 256 + s % 4 * 64 + m % 16 * 4
-    return place + s % 8 // 4 * 2 + m % 32 // 16
-
-
-def _shuffled(weight: torch.Tensor) -> torch.Tensor:
-    flat = np.zeros(weight.numel(), np.uint8)
-    flat[_weight_places(*weight.shape)] = weight.numpy()
-    return torch.from_numpy(flat.reshape(weight.shape))
-
-
-def _shuffled_scale(scale: torch.Tensor) -> torch.Tensor:
-    rows, columns = -(-scale.shape[0] // 256) * 256, -(-scale.shape[1] // 8) * 8
-    flat = np.full(rows * columns, 127, np.uint8)
-    flat[_scale_places(*scale.shape, columns)] = scale.numpy()
-    return torch.from_numpy(flat.reshape(rows, columns))
-
-
-def unshuffled(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight and its scales in plain order."""
-    n, columns = weight.shape
-    if n % 16 or columns % 32:
-        raise ValueError("this is no shuffled weight")
-    blocks, padded = columns // 16, -(-columns // 16 // 8) * 8
-    if tuple(scale.shape) != (-(-n // 256) * 256, padded):
-        raise ValueError("these are no shuffled scales")
-    plain = raw_bytes(weight).reshape(-1)[_weight_places(n, columns)]
-    return torch.from_numpy(plain), torch.from_numpy(raw_bytes(scale).reshape(-1)[_scale_places(n, blocks, padded)])
 
 
 def judge_mxfp4(before: Arguments, result: Any, after: Arguments) -> str | None:

@@ -22,9 +22,11 @@ from stress.floats import (
     raw_bytes,
     same,
     values,
-)  # fmt: skip
+)
+from stress.shuffled import unshuffled
 
 HALVES = (torch.float16, torch.bfloat16)
+
 REALS = (torch.float32, *HALVES)
 MODES = ("round_down", "round_up", "even", "ceil", "triton")
 FN = torch.float8_e4m3fn
@@ -99,8 +101,6 @@ def make_mxfp4(rng: Rng) -> Arguments:
 
 
 def judge_mxfp4(before: Arguments, result: Any, after: Arguments) -> str | None:
-    from stress.gemms import unshuffled
-
     packed, scale = result
     if before.get("shuffled"):
         packed, scale = unshuffled(packed, scale)
