@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
       wave_split::rows_of(p.ws, column0, columns, p.n, p.k / kMxBlock), p.k, in_lane, lane);
   const uint32_t part = split * kWaves + wave;
   mine.run(wave_split::first_step(p.k, part, log2_parts), wave_split::first_step(p.k, part + 1, log2_parts),
-           p.aligned_scales());
+           p.aligned_scales(), p.scales_between_words());
 
   const uint32_t log2_splits = log2_parts - kLog2Waves, group = blockIdx.y * gridDim.x + blockIdx.x;
   const dev::Buffer parts = dev::make_buffer(reinterpret_cast<uint8_t*>(partials) + ((uint64_t{group} * kPartBytes) << log2_splits),

@@ -32,13 +32,13 @@ void mxfp8_group_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
   HF_CHECK(k_splits == 2 || k_splits == 4, "k_splits must be 2 or 4; got ", k_splits);
   hf::check_k_splits(k_splits, hf::ceil_div(shape.k, hf::wave_split::kStep), shape.k);
   hf::mxfp8::check_bias(bias, shape.n, Wq, out);
-  const bool aligned_scales =
-      shape.k % hf::wave_split::kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
+  const bool word_scales = hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
   const bool aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8);
   const uint32_t log2_parts = kLog2Waves + __builtin_ctzll(k_splits);
   const Problem problem = hf::wave_split::problem_of(
       out, Xq, Xs, Wq, Ws, bias,
-      hf::wave_split::pack_options(log2_parts, aligned_scales, aligned_output, static_cast<uint32_t>(columns)));
+      hf::wave_split::pack_options(log2_parts, word_scales && shape.k % hf::wave_split::kStep == 0, aligned_output,
+                                   static_cast<uint32_t>(columns), word_scales && shape.k % hf::wave_split::kStep != 0));
   const uint32_t column_tiles = hf::ceil_div(columns, kTile), tiles = kRowTiles * column_tiles;
   const dim3 grid(hf::ceil_div(shape.n, columns), hf::ceil_div(shape.m, HF_ROWS), static_cast<uint32_t>(k_splits));
   const uint64_t results = uint64_t{grid.x} * grid.y, bytes = results * k_splits * part_bytes(tiles);

@@ -36,10 +36,11 @@ void mxfp8_wave_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
            columns);
   check_waves(waves, max_waves(kRowTiles, static_cast<int>(column_tiles)), HF_ROWS, columns);
   hf::mxfp8::check_bias(bias, shape.n, Wq, out);
-  const bool aligned_scales = shape.k % kStep == 0 && hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
+  const bool word_scales = hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
   const bool aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8);
-  const Problem problem = problem_of(out, Xq, Xs, Wq, Ws, bias, pack_options(__builtin_ctzll(waves), aligned_scales, aligned_output,
-                                                                              static_cast<uint32_t>(columns)));
+  const Problem problem = problem_of(out, Xq, Xs, Wq, Ws, bias,
+                                     pack_options(__builtin_ctzll(waves), word_scales && shape.k % kStep == 0, aligned_output,
+                                                  static_cast<uint32_t>(columns), word_scales && shape.k % kStep != 0));
   const uint32_t lds = waves > 1 ? static_cast<uint32_t>(waves) * kRowTiles * column_tiles * kTileBytes : 0;
   constexpr decltype(&mxfp8_wave_split<kRowTiles, 1>) kKernels[kMostColumnTiles] = {
       mxfp8_wave_split<kRowTiles, 1>, mxfp8_wave_split<kRowTiles, 2>, mxfp8_wave_split<kRowTiles, 3>,

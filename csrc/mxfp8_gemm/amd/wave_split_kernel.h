@@ -29,8 +29,11 @@
 // tiles of columns 150 to 280, and 16, 22 or 36 for each step of 16, 32 or 64 rows (both with four waves and their sums). Three
 // tiles and more take up to 512 registers, so that a work-group has at most four waves.
 //
-// Tails: a last step shorter than 128, and scales whose rows are not aligned, go step by step with loads that are out of
-// range past K, scales included.
+// gfx950, K no multiple of 128: rows of scales start at any byte. Lanes load the words around them and take each step's from two
+// of them, a vector instruction for each row and step more; a run's last step, which may be shorter than 128, takes bytes of
+// scales, and its loads are out of range past K.
+//
+// gfx942, and scales of a tensor that is not aligned: such steps one by one, with loads that are out of range past K.
 #pragma once
 
 #include "hipforge/amd/hip.h"
@@ -74,13 +77,17 @@ struct Problem {
   __device__ uint32_t log2_waves() const { return options & 0xFF; }
   __device__ bool aligned_scales() const { return options >> 8 & 1; }
   __device__ bool aligned_output() const { return options >> 9 & 1; }
+  __device__ bool scales_between_words() const { return options >> 10 & 1; }
   __device__ uint32_t columns() const { return options >> 16; }
 };
 
 /// log2_waves: of the waves that share a K. aligned_scales: rows of both scale tensors start at a multiple of 4 bytes.
-/// aligned_output: four neighbouring outputs can be stored at once. columns: of a work-group.
-constexpr uint32_t pack_options(uint32_t log2_waves, bool aligned_scales, bool aligned_output, uint32_t columns) {
-  return log2_waves | uint32_t{aligned_scales} << 8 | uint32_t{aligned_output} << 9 | columns << 16;
+/// aligned_output: four neighbouring outputs can be stored at once. columns: of a work-group. scales_between_words: the scale
+/// tensors start at a multiple of 4 bytes, their rows do not.
+constexpr uint32_t pack_options(uint32_t log2_waves, bool aligned_scales, bool aligned_output, uint32_t columns,
+                                bool scales_between_words = false) {
+  return log2_waves | uint32_t{aligned_scales} << 8 | uint32_t{aligned_output} << 9 | uint32_t{scales_between_words} << 10 |
+         columns << 16;
 }
 
 /// The problem of operands that were checked.
@@ -205,13 +212,16 @@ struct GatheredRows {
 template <int kRowTiles, class Rows, int kColumns = kTile, int kColumnTiles = 1>
 struct Wave {
   static constexpr int kAhead = steps_ahead(kRowTiles, kColumnTiles), kMaxRun = max_run(kRowTiles, kColumns);
+  static constexpr int kRunBetween = kRowTiles == 1 ? 8 : kRowTiles * kColumnTiles <= 6 ? 4 : 2;  // longer ones would spill
 
   struct Step {
     Piece w[kColumnTiles][kPieces], x[kRowTiles][kPieces];
   };
-  // Words of four steps. gfx942: of the four rows of W whose products a lane holds.
+  // Rows whose scales a lane takes, those of W first. gfx942: of each tile the four whose products it holds.
+  static constexpr int kWRows = kColumnTiles * kScaleRows, kRows = kWRows + kRowTiles;
+  // Words of four steps.
   struct ScaleWords {
-    dev::u32x4 w[kColumnTiles][kScaleRows], x[kRowTiles];
+    dev::u32x4 row[kRows];
   };
 
   const Rows x;
@@ -257,27 +267,34 @@ struct Wave {
         to.x[t][i] = load_piece(x.payload, x.in_lane(t) + ahead * kStep + i * kPieceStride, at + x.in_wave(t));
   }
 
-  __device__ __forceinline__ void load_scales(ScaleWords& to, uint32_t step) const {
+  // each(row, where it is, its offset in the lane and in the wave)
+  template <class Each>
+  __device__ __forceinline__ void for_scales(Each each) const {
 #pragma unroll
     for (int c = 0; c < kColumnTiles; ++c)
 #pragma unroll
-      for (int r = 0; r < kScaleRows; ++r)
-        to.w[c][r] = dev::load_b128(ws, w_scales, step * kBlocks + (c * kTile + r) * blocks);
+      for (int r = 0; r < kScaleRows; ++r) each(c * kScaleRows + r, ws, w_scales, (c * kTile + r) * blocks);
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t)
-      to.x[t] = dev::load_b128(x.scales, x.scales_in_lane(t), step * kBlocks + x.scales_in_wave(t));
+    for (int t = 0; t < kRowTiles; ++t) each(kWRows + t, x.scales, x.scales_in_lane(t), x.scales_in_wave(t));
+  }
+
+  __device__ __forceinline__ void load_scales(ScaleWords& to, uint32_t step) const {
+    for_scales([&](int row, dev::Buffer from, uint32_t in_lane, uint32_t in_wave) {
+      to.row[row] = dev::load_b128(from, in_lane, step * kBlocks + in_wave);
+    });
   }
 
 #if defined(__gfx950__)
   __device__ __forceinline__ void multiply(const Step& step, const ScaleWords& words, int which) {
 #pragma unroll
     for (int c = 0; c < kColumnTiles; ++c) {
-      const uint32_t w_scale = words.w[c][0][which] >> 8 * group;
+      const uint32_t w_scale = words.row[c][which] >> 8 * group;
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
         dev::f32x4& sum = acc[c * kRowTiles + t];
         sum = dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[c][0], step.w[c][1]), w_scale,
-                                    dev::mfma_operand(step.x[t][0], step.x[t][1]), words.x[t][which] >> 8 * group, sum);
+                                    dev::mfma_operand(step.x[t][0], step.x[t][1]), words.row[kWRows + t][which] >> 8 * group,
+                                    sum);
       }
     }
   }
@@ -304,10 +321,10 @@ struct Wave {
       Piece x_piece[kRowTiles];
       uint32_t w_byte[kScaleRows], x_byte[kRowTiles];
 #pragma unroll
-      for (int r = 0; r < kScaleRows; ++r) w_byte[r] = words.w[0][r][which] >> 8 * b & 0xFF;
+      for (int r = 0; r < kScaleRows; ++r) w_byte[r] = words.row[r][which] >> 8 * b & 0xFF;
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
-        x_byte[t] = words.x[t][which] >> 8 * b & 0xFF;
+        x_byte[t] = words.row[kWRows + t][which] >> 8 * b & 0xFF;
         x_piece[t] = step.x[t][b];
       }
       multiply_block(step.w[0][b], x_piece, w_byte, x_byte);
@@ -352,34 +369,93 @@ struct Wave {
     }
   }
 
-  // A step that may be partial, or whose scales are not aligned.
-  __device__ void run_slowly(uint32_t step) {
-    const uint32_t at = step * kStep, block = step * kBlocks;
-    Step loaded;
+  // The payload of a step that may be partial.
+  __device__ __forceinline__ void load_to_end(Step& to, uint32_t step) const {
+    const uint32_t at = step * kStep;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const bool exists = at + group * kPieceBytes + i * kPieceStride < k;
 #pragma unroll
       for (int c = 0; c < kColumnTiles; ++c)
-        loaded.w[c][i] = load_piece(w, exists ? offset + i * kPieceStride : dev::kOutOfRange, at + c * kTile * k);
+        to.w[c][i] = load_piece(w, exists ? offset + i * kPieceStride : dev::kOutOfRange, at + c * kTile * k);
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t)
-        loaded.x[t][i] = load_piece(x.payload, exists ? x.in_lane(t) + i * kPieceStride : dev::kOutOfRange, at + x.in_wave(t));
+        to.x[t][i] = load_piece(x.payload, exists ? x.in_lane(t) + i * kPieceStride : dev::kOutOfRange, at + x.in_wave(t));
     }
+  }
+
+#if defined(__gfx950__)
+  // Its scales, in word 0, of which a lane has the byte that it takes. They may start at any byte.
+  __device__ __forceinline__ void load_scales_to_end(ScaleWords& to, uint32_t step) const {
+    const uint32_t block = step * kBlocks;
+    const bool exists = block + group < blocks;
+    for_scales([&](int row, dev::Buffer from, uint32_t in_lane, uint32_t in_wave) {
+      to.row[row][0] = dev::load_u8(from, exists ? in_lane + group : dev::kOutOfRange, block + in_wave) << 8 * group;
+    });
+  }
+
+  // As run_steps, with scales between words; the last step may be partial.
+  template <int kCount>
+  __device__ __forceinline__ void run_between(uint32_t first) {
+    constexpr int kWhole = kCount - 1;
+    ScaleWords around[(kCount + 3) / 4], last;
+    Step steps[kCount];
+    const auto load_step = [&](int i) {
+      if (i < kWhole) {
+        load(steps[i], first * kStep, i);
+      } else {
+        load_scales_to_end(last, first + i);
+        load_to_end(steps[i], first + i);
+      }
+      __builtin_amdgcn_sched_barrier(0);
+    };
+    if constexpr (kWhole > 0)
+      for_scales([&](int row, dev::Buffer from, uint32_t in_lane, uint32_t in_wave) {
+#pragma unroll
+        for (int i = 0; i < kCount; i += 4)
+          around[i / 4].row[row] = dev::load_b128(from, in_lane & ~3u, (first + i) * kBlocks + in_wave);
+      });
+#pragma unroll
+    for (int i = 0; i < kAhead && i < kCount; ++i) load_step(i);
+    for_scales([&](int row, dev::Buffer, uint32_t in_lane, uint32_t) {
+#pragma unroll
+      for (int i = 0; i < kWhole; ++i)
+        around[i / 4].row[row][i % 4] = __builtin_amdgcn_alignbyte(around[(i + 1) / 4].row[row][(i + 1) % 4],
+                                                                   around[i / 4].row[row][i % 4], in_lane);
+    });
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < kWhole)
+        multiply(steps[i], around[i / 4], i % 4);
+      else
+        multiply(steps[i], last, 0);
+      if (i + kAhead < kCount) load_step(i + kAhead);
+      __builtin_amdgcn_sched_barrier(0);
+    }
+  }
+
+  // `count` steps, at most kMost.
+  template <int kMost>
+  __device__ __forceinline__ void run_rest_between(uint32_t first, uint32_t count) {
+    if constexpr (kMost > 0) {
+      if (count == kMost)
+        run_between<kMost>(first);
+      else
+        run_rest_between<kMost - 1>(first, count);
+    }
+  }
+#endif
+
+  // A step that may be partial, or of whose scales nothing is aligned.
+  __device__ void run_slowly(uint32_t step) {
+    Step loaded;
+    load_to_end(loaded, step);
 #if defined(__gfx950__)
     ScaleWords words;
-    const bool exists = block + group < blocks;
-    // Into the byte that the lane takes.
-#pragma unroll
-    for (int c = 0; c < kColumnTiles; ++c)
-      words.w[c][0][0] = dev::load_u8(ws, exists ? w_scales + group : dev::kOutOfRange, block + c * kTile * blocks)
-                         << 8 * group;
-#pragma unroll
-    for (int t = 0; t < kRowTiles; ++t)
-      words.x[t][0] = dev::load_u8(x.scales, exists ? x.scales_in_lane(t) + group : dev::kOutOfRange,
-                                   block + x.scales_in_wave(t)) << 8 * group;
+    load_scales_to_end(words, step);
     multiply(loaded, words, 0);
 #else
+    const uint32_t block = step * kBlocks;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       const bool exists = block + b < blocks;
@@ -399,12 +475,25 @@ struct Wave {
 #endif
   }
 
-  __device__ __forceinline__ void run(uint32_t begin, uint32_t end, bool aligned) {
+  // between: scales are not aligned, but their tensors are.
+  __device__ __forceinline__ void run(uint32_t begin, uint32_t end, bool aligned, [[maybe_unused]] bool between = false) {
     const uint32_t whole = aligned ? min(end, k / kStep) : begin;
     uint32_t step = begin;
     for (; step + kMaxRun <= whole; step += kMaxRun) run_steps<kMaxRun>(step);
     run_rest<1>(step, whole - step);  // begin is at most k / kStep
-    for (step = max(whole, begin); step < end; ++step) run_slowly(step);
+    step = max(whole, begin);
+    if (step < end) {
+#if defined(__gfx950__)
+      if (kColumns == kTile && between) {
+        // Of a last step of one block the words around the step before may end past the tensor: that one ends a run.
+        const uint32_t fast = blocks % kBlocks == 1 ? min(end, k / kStep) : end;
+        for (; step + kRunBetween <= fast; step += kRunBetween) run_between<kRunBetween>(step);
+        run_rest_between<kRunBetween - 1>(step, fast - step);
+        step = fast;
+      }
+#endif
+      for (; step < end; ++step) run_slowly(step);
+    }
 #if !defined(__gfx950__)
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
@@ -443,7 +532,8 @@ __device__ __forceinline__ void multiply_tile(const Problem& p) {
   Wave<kRowTiles, Rows, kTile, kColumnTiles> mine(Rows(p.xq, p.xs, row0, p.m, p.k, in_lane, lane),
                                                   rows_of(p.wq, column0, columns, p.n, p.k),
                                                   rows_of(p.ws, column0, columns, p.n, p.k / kMxBlock), p.k, in_lane, lane);
-  mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales());
+  mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales(),
+           p.scales_between_words());
   const uint32_t row = row0 + lane % kTile;
   dev::add_parts(sums, mine.acc, wave, 1u << log2_waves, lane, [&](uint32_t t, dev::f32x4 total) {
     const uint32_t column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
