@@ -42,13 +42,12 @@ def launch(
     bias = None if bias is None else packed(bias)
     kernel = BY_NAME[taken.kernel]
     try:
-        operands = xq, x_scale, wq, w_scale
         if not (xq.is_contiguous() and x_scale.is_contiguous() and wq.is_contiguous() and w_scale.is_contiguous()):
-            operands = packed(xq), packed(x_scale), packed(wq), packed(w_scale)
+            xq, x_scale, wq, w_scale = packed(xq), packed(x_scale), packed(wq), packed(w_scale)
         if kernel.workspace is None:
-            kernel.launch(out, *operands, bias, *taken.configuration.values())
+            kernel.launch(out, xq, x_scale, wq, w_scale, bias, *taken.configuration.values())
         else:
-            kernel.run(taken.configuration, (*out.shape, xq.shape[1]), out, *operands, bias)
+            kernel.run(taken.configuration, (*out.shape, xq.shape[1]), out, xq, x_scale, wq, w_scale, bias)
     except AttributeError:  # checked afterwards, so that a good call does not pay for it
         require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
         raise
