@@ -250,8 +250,8 @@ def test_refusals_name_argument_value_and_rule():
         residual_rms(x, x, weight, 1e-5)
     with pytest.raises(GuardError, match="residual is written and must not share memory with weight"):
         residual_rms(x, residual, residual[0], 1e-5)
-    for taken, name in ((x, "input"), (residual, "residual")):
-        with pytest.raises(GuardError, match=f"next_buffer is written and must not share memory with {name}"):
+    for taken, written, name in ((x, "next_buffer", "input"), (residual, "residual", "next_buffer")):
+        with pytest.raises(GuardError, match=f"{written} is written and must not share memory with {name}"):
             residual_rms(x, residual, weight, 1e-5, scale, next_buffer=taken)
     with pytest.raises(GuardError, match=r"weight must be contiguous \[64\] of input's dtype; got .*63"):
         residual_rms(x, residual, weight[:63], 1e-5)
