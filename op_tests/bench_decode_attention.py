@@ -21,9 +21,9 @@ from helpers import bench
 from hipforge import devices
 from hipforge.emulator.counting import Counters
 from hipforge.ops.core.dispatch import explain
-from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
 from hipforge.ops.decode_attention_fp8 import decode_attention_splitk
 from hipforge.ops.triton import decode_attention_fp8 as baseline
+from hipforge.tuning.families.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
 
 # Relative, Frobenius. Uniform rounding to the 8 bits of bfloat16 gives 1.7e-3; Triton rounds K, V, the weights and the
 # output, 3.3e-3 together.

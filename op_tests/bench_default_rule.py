@@ -24,10 +24,10 @@ from hipforge import archs
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import best
 from hipforge.ops.mxfp4_gemm.kernels import KERNELS as MXFP4_KERNELS
-from hipforge.ops.mxfp4_gemm.tuner import TUNER as MXFP4
 from hipforge.ops.mxfp8_gemm.kernels import GEMV, KERNELS, MFMA
-from hipforge.ops.mxfp8_gemm.tuner import TUNER as MXFP8
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape
+from hipforge.tuning.families.mxfp4_gemm import TUNER as MXFP4
+from hipforge.tuning.families.mxfp8_gemm import TUNER as MXFP8
 from hipforge.tuning.shortlist import modelled_on_operands
 
 ARCH = "gfx950"

@@ -19,11 +19,11 @@ from helpers import bench
 import hipforge
 from hipforge import devices, jit
 from hipforge.ops.core.dispatch import explain
-from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR, operands
 from hipforge.ops.reference import mxfp8_mm
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.tuning import timing
 from hipforge.tuning.cases import MINIMAX_M3, Cell, cells, parse_shape
+from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR, operands
 from hipforge.tuning.model import MI355X
 
 DEFAULT_M = (1, 4, 16, 64)

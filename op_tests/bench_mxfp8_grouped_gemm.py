@@ -15,11 +15,19 @@ import torch
 from helpers import bench
 
 from hipforge.ops.moe import DEFAULT_BLOCK_M
-from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY
 from hipforge.ops.mxfp8_grouped_gemm.kernels import stream, wave_split
-from hipforge.ops.mxfp8_grouped_gemm.tuner import DEFAULT_CELLS, TUNER, MoeCell, MoeOperands, expected, operands, run
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
+from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
+from hipforge.tuning.families.mxfp8_grouped_gemm import (
+    DEFAULT_CELLS,
+    TUNER,
+    MoeCell,
+    MoeOperands,
+    expected,
+    operands,
+    run,
+)
 from hipforge.tuning.model import MI355X
 
 ARCH = "gfx950"

@@ -19,9 +19,9 @@ import torch
 from click.testing import CliRunner, Result
 from helpers import bench
 
-from hipforge.ops.decode_attention.cases import AttentionCell
-from hipforge.ops.mxfp8_grouped_gemm.tuner import MoeCell
 from hipforge.tuning.cases import Cell
+from hipforge.tuning.families.decode_attention.cases import AttentionCell
+from hipforge.tuning.families.mxfp8_grouped_gemm import MoeCell
 
 CLASSES = ("valu", "mfma", "salu", "memory", "lds", "other")
 FUSED = [

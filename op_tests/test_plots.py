@@ -10,9 +10,9 @@ import pytest
 
 from hipforge import devices, plots
 from hipforge.errors import ConfigError
-from hipforge.ops.mxfp8_gemm.tuner import TUNER
 from hipforge.tuning import driver, pool
 from hipforge.tuning.cases import Cell
+from hipforge.tuning.families.mxfp8_gemm import TUNER
 from hipforge.tuning.search import Candidate, Trial
 from hipforge.tuning.work import Done
 

@@ -1,6 +1,6 @@
 """Tune the MoE grouped GEMM over MX-FP8; the same as ``hipforge tune mxfp8_grouped_gemm``. --help has its options."""
 
-from hipforge.ops.mxfp8_grouped_gemm.tuner import command
+from hipforge.tuning.families.mxfp8_grouped_gemm import command
 
 if __name__ == "__main__":
     command()

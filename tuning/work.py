@@ -65,7 +65,7 @@ def tuner_of(family: str) -> Tuner[Any, Any]:
     homes = {room.table: room.name for room in FAMILIES}
     if family not in homes:
         raise ConfigError(f"no op family has a table {family!r}; there are {', '.join(homes)}")
-    found: Tuner[Any, Any] = importlib.import_module(f"hipforge.ops.{homes[family]}.tuner").TUNER
+    found: Tuner[Any, Any] = importlib.import_module(f"hipforge.tuning.families.{homes[family]}").TUNER
     return found
 
 

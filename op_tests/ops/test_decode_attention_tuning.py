@@ -16,13 +16,15 @@ from hipforge.emulator.timing.machines import MACHINES
 from hipforge.errors import ConfigError
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables
-from hipforge.ops.decode_attention import counts as counting
-from hipforge.ops.decode_attention import family, recording, tuner
-from hipforge.ops.decode_attention.cases import AttentionCell, operands
+from hipforge.ops.decode_attention import family
 from hipforge.ops.decode_attention.family import BLOCK_M, BLOCKS_N, CONFIGURATION, WAVES, accepts_configuration
 from hipforge.ops.decode_attention.family import TABLE as DECODE_ATTENTION_FP8
-from hipforge.ops.decode_attention.int4 import tuner as int4_tuner
 from hipforge.tuning import driver
+from hipforge.tuning.families import decode_attention as tuner
+from hipforge.tuning.families.decode_attention import counts as counting
+from hipforge.tuning.families.decode_attention import int4 as int4_tuner
+from hipforge.tuning.families.decode_attention import recording
+from hipforge.tuning.families.decode_attention.cases import AttentionCell, operands
 from hipforge.tuning.search import Candidate, Trial
 from hipforge.tuning.table_writer import merge_rows, read_existing
 from hipforge.tuning.work import row_for

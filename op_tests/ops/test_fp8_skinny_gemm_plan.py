@@ -16,7 +16,6 @@ from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.core.dispatch import Choice, clear_decisions
 from hipforge.ops.core.kernel import spelled
 from hipforge.ops.core.tuned import clear_tables, read_rows, shipped_path
-from hipforge.ops.fp8_skinny_gemm import tuner
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS, default_choice
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
 from hipforge.ops.fp8_skinny_gemm.kernels import wave_split
@@ -24,6 +23,7 @@ from hipforge.ops.fp8_skinny_gemm.kernels.queue import MAX_SPLIT_K, QUEUE, defau
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning.cases import Cell
+from hipforge.tuning.families import fp8_skinny_gemm as tuner
 from hipforge.tuning.tuner import MACHINES, Modelled
 
 pytestmark = pytest.mark.gfx942

@@ -17,7 +17,6 @@ from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES as GPUS
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables, read_rows
-from hipforge.ops.fp8_skinny_gemm import tuner as skinny_gemm_fp8
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
 from hipforge.ops.fp8_skinny_gemm.kernels import QUEUE, queue, wave_split
@@ -25,6 +24,7 @@ from hipforge.ops.fp8_skinny_gemm.space import Configuration, refusal
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning import model, timing
 from hipforge.tuning.cases import Cell
+from hipforge.tuning.families import fp8_skinny_gemm as skinny_gemm_fp8
 from hipforge.tuning.gemm import gemm_command
 from hipforge.tuning.search import Candidate, search
 from hipforge.tuning.tuner import MACHINES, Modelled, relative_error

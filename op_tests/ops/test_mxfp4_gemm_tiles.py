@@ -24,8 +24,8 @@ from hipforge.ops.mxfp4_gemm import mxfp4_gemm, mxfp4_gemm_tiles_out, mxfp4_line
 from hipforge.ops.mxfp4_gemm.family import FAMILY, TABLE
 from hipforge.ops.mxfp4_gemm.kernels.tiles import TILED
 from hipforge.ops.mxfp4_gemm.kernels.waves import WAVES
-from hipforge.ops.mxfp4_gemm.tuner import TUNER
 from hipforge.tuning.cases import Cell
+from hipforge.tuning.families.mxfp4_gemm import TUNER
 
 TILE_NUMBERS = tuple(tile_number(tile) for tile in TILED.step_us)
 SMALL = tile_number((64, 64))

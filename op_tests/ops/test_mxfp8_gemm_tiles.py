@@ -35,8 +35,8 @@ from hipforge.ops.mxfp8_gemm import (
 from hipforge.ops.mxfp8_gemm.family import TABLE
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS, wave_split
 from hipforge.ops.mxfp8_gemm.kernels.tiles import TILED
-from hipforge.ops.mxfp8_gemm.tuner import TUNER
 from hipforge.tuning.cases import Cell
+from hipforge.tuning.families.mxfp8_gemm import TUNER
 
 TILE_NUMBERS = tuple(tile_number(tile) for tile in TILED.step_us)
 SMALLEST = TILE_NUMBERS[-1]

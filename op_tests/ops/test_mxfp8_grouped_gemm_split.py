@@ -24,8 +24,8 @@ from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import (
     fits,
     mxfp8_grouped_split_out,
 )
-from hipforge.ops.mxfp8_grouped_gemm.tuner import MoeCell, operands
-from hipforge.ops.mxfp8_grouped_gemm.tuner import run as run_cell
+from hipforge.tuning.families.mxfp8_grouped_gemm import MoeCell, operands
+from hipforge.tuning.families.mxfp8_grouped_gemm import run as run_cell
 
 pytestmark = pytest.mark.gfx942("not mistake")
 

@@ -20,7 +20,7 @@ from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear, mxfp8_grouped_stream, mxfp8_grouped_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, TABLE
 from hipforge.ops.mxfp8_grouped_gemm.kernels import stream
-from hipforge.ops.mxfp8_grouped_gemm.tuner import TUNER
+from hipforge.tuning.families.mxfp8_grouped_gemm import TUNER
 
 KS = (128, 256, 384, 512)
 # One slot of an expert, none, 16, and more than a tile of 20, of which 35 are three passes.

@@ -12,10 +12,10 @@ from helpers.mxfp8_cases import assert_bits
 from helpers.mxfp8_grouped_cases import exact, oracle
 
 import hipforge
-from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR
 from hipforge.ops.mxfp8_grouped_gemm.family import TABLE as MXFP8_GROUPED_GEMM
-from hipforge.ops.mxfp8_grouped_gemm.tuner import TUNER, MoeCell
 from hipforge.tuning.driver import tune
+from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
+from hipforge.tuning.families.mxfp8_grouped_gemm import TUNER, MoeCell
 from hipforge.tuning.table_writer import merge_rows, read_existing
 
 CELLS = [

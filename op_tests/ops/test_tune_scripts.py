@@ -13,7 +13,7 @@ import pytest
 from hipforge import devices
 from hipforge.cli.tune import TUNERS
 from hipforge.ops.core.tuned import clear_tables, load_table, read_rows
-from hipforge.ops.mxfp8_grouped_gemm.tuner import MoeCell
+from hipforge.tuning.families.mxfp8_grouped_gemm import MoeCell
 
 FOLDER = Path(__file__).resolve().parents[1]
 GEMM = ("--shapes", "64,256", "-m", "1")
@@ -55,7 +55,7 @@ def test_a_script_tunes_into_a_new_table(
 ) -> None:
     script, table = SCRIPTS[name], tmp_path / "tuned.csv"
     tuner = importlib.import_module(TUNERS[script.family])
-    family = importlib.import_module(TUNERS[script.family].replace(".tuner", ".family"))
+    family = importlib.import_module(TUNERS[script.family].replace("tuning.families", "ops") + ".family")
     for attribute, value in script.replaced.items():
         monkeypatch.setattr(tuner if hasattr(tuner, attribute) else family, attribute, value)
     monkeypatch.setattr(sys, "argv", [name, *script.arguments, "-o", str(table)])

@@ -22,14 +22,14 @@ from hipforge.emulator.timing import machines
 from hipforge.errors import BuildError, ConfigError, EmulatorFault
 from hipforge.jit.cache import locks
 from hipforge.ops.core.tuned import read_rows, read_table
-from hipforge.ops.mxfp4_gemm import tuner as mxfp4_gemm
 from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
 from hipforge.ops.mxfp4_gemm.kernels.waves import ring_steps
-from hipforge.ops.mxfp8_gemm import tuner as mxfp8_gemm
 from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
 from hipforge.ops.mxfp8_gemm.kernels import gemv, mfma, wave_split
 from hipforge.tuning import driver, model, timing, work
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape, read_untuned
+from hipforge.tuning.families import mxfp4_gemm as mxfp4_gemm
+from hipforge.tuning.families import mxfp8_gemm as mxfp8_gemm
 from hipforge.tuning.search import Candidate, Trial, search
 from hipforge.tuning.table_writer import merge_rows
 

@@ -11,11 +11,11 @@ from hipforge import devices, emulator
 from hipforge.emulator.timing import machines
 from hipforge.emulator.timing.model import ERROR_BAND
 from hipforge.ops.core.tuned import read_rows
-from hipforge.ops.mxfp4_gemm import tuner as mxfp4_gemm
 from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
-from hipforge.ops.mxfp8_gemm import tuner as mxfp8_gemm
 from hipforge.tuning import driver, shortlist
 from hipforge.tuning.cases import Cell
+from hipforge.tuning.families import mxfp4_gemm as mxfp4_gemm
+from hipforge.tuning.families import mxfp8_gemm as mxfp8_gemm
 from hipforge.tuning.search import Candidate, Trial
 from hipforge.tuning.shortlist import Contender
 from hipforge.tuning.work import Task, tune_cell

@@ -14,9 +14,9 @@ from hipforge.cli.main import cli
 from hipforge.errors import ConfigError
 from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
-from hipforge.ops.mxfp8_gemm.tuner import TUNER
 from hipforge.tuning import driver, pool
 from hipforge.tuning.cases import Cell
+from hipforge.tuning.families.mxfp8_gemm import TUNER
 from hipforge.tuning.work import Done, Task
 
 SHAPES = ["--shapes", "n=48,k=256", "--shapes", "n=16,k=256", "-m", "1", "-m", "2"]

@@ -25,7 +25,7 @@ FILES = {
     "family.py.in": "ops/{name}/family.py",
     "kernels.py.in": "ops/{name}/kernels.py",
     "reference.py.in": "ops/{name}/reference.py",
-    "tuner.py.in": "ops/{name}/tuner.py",
+    "tuner.py.in": "tuning/families/{name}.py",
     "test.py.in": "op_tests/ops/test_{name}.py",
 }
 

@@ -10,7 +10,7 @@ from hipforge.ops import FAMILIES
 from hipforge.settings import FORMER_TABLES
 
 # family -> module whose ``command`` is its tuner
-TUNERS: dict[str, str] = {room.table: f"hipforge.ops.{room.name}.tuner" for room in FAMILIES}
+TUNERS: dict[str, str] = {room.table: f"hipforge.tuning.families.{room.name}" for room in FAMILIES}
 
 
 class TunerGroup(click.Group):

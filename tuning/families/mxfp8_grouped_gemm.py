@@ -19,7 +19,6 @@ import torch
 from hipforge.errors import ConfigError
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
-from hipforge.ops.mxfp8_gemm.tuner import MAX_ERROR
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
@@ -28,6 +27,7 @@ from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning import model, timing
 from hipforge.tuning.driver import command_for
+from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
 from hipforge.tuning.gemm import Pipeline, normal, works
 from hipforge.tuning.tuner import Baselines, Counted, Tuner, relative_error
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands
-from hipforge.ops.decode_attention.counts import run
 from hipforge.ops.decode_attention.family import BLOCK_M, INT4_BLOCK_N, blocks_per_wave, ranges
 from hipforge.ops.decode_attention.kernels import empty_lse, empty_output, workspace_bytes
+from hipforge.tuning.families.decode_attention.cases import AttentionCell, AttentionOperands
+from hipforge.tuning.families.decode_attention.counts import run
 
 if TYPE_CHECKING:
     from hipforge.emulator.timing import Capture, Timing

@@ -1,10 +1,9 @@
 """The tuner of decode attention: keys of a block, waves of a work-group and splits, for each problem size.
 
 On a GPU candidates are timed at full size, with Triton's kernels beside them. On the emulator they are ranked by the
-model of :mod:`hipforge.tuning.model` over the counts of :mod:`hipforge.ops.decode_attention.counts`, and those that
-come first by the model of time (:mod:`hipforge.ops.decode_attention.recording`). Either way each candidate runs on real
-data first and is rejected if its result is wrong or its build exceeds the module's resource limits. Caches have a scale
-and a shift per row, the more costly of the two kinds.
+model of :mod:`hipforge.tuning.model` over the counts of :mod:`.counts`, and those that come first by the model of time
+(:mod:`.recording`). Either way each candidate runs on real data first and is rejected if its result is wrong or its
+build exceeds the module's resource limits. Caches have a scale and a shift per row, the more costly of the two kinds.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import Any
 import click
 
 from hipforge.ops.core.family import Family
-from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
-from hipforge.ops.decode_attention.counts import run, works
 from hipforge.ops.decode_attention.family import ANY_PAGE_SIZE, FAMILY, Problem
-from hipforge.ops.decode_attention.recording import modelled
 from hipforge.ops.triton import decode_attention_fp8 as triton_attention
 from hipforge.tuning import timing
 from hipforge.tuning.driver import command_for
+from hipforge.tuning.families.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
+from hipforge.tuning.families.decode_attention.counts import run, works
+from hipforge.tuning.families.decode_attention.recording import modelled
 from hipforge.tuning.tuner import Baselines, Counted, Tuner, no_baselines
 
 # Rounding the weights and the output to bfloat16 gives 1.7e-3 each, 2.4e-3 together; a key left out of 4096 with equal

@@ -25,7 +25,6 @@ import torch
 
 from hipforge.errors import ConfigError
 from hipforge.jit import loader
-from hipforge.ops.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
 from hipforge.ops.decode_attention.family import (
     BLOCK_M,
     BLOCKS_N,
@@ -36,6 +35,7 @@ from hipforge.ops.decode_attention.family import (
 )
 from hipforge.ops.decode_attention.kernels import Options, run_decode_attention
 from hipforge.tuning import model
+from hipforge.tuning.families.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
 from hipforge.tuning.tuner import relative_error
 
 if TYPE_CHECKING:

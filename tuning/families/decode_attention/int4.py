@@ -1,14 +1,14 @@
 """The tuner of decode attention over an int4 cache: waves of a work-group and splits, for each problem size.
 
-Candidates are ranked as those of the fp8 cache are (:mod:`hipforge.ops.decode_attention.tuner`). Rows are counted with
-four scales per row and apply to any number of them: instructions and loaded bytes do not depend on it.
+Candidates are ranked as those of the fp8 cache are. Rows are counted with four scales per row and apply to any number
+of them: instructions and loaded bytes do not depend on it.
 """
 
 from __future__ import annotations
 
 from hipforge.ops.decode_attention.family import ANY_PAGE_SIZE
 from hipforge.ops.decode_attention.int4.family import FAMILY
-from hipforge.ops.decode_attention.tuner import BATCHES, KEYS, attention_command, cells, tuner_of
+from hipforge.tuning.families.decode_attention import BATCHES, KEYS, attention_command, cells, tuner_of
 
 # Rounding K, V, the weights and the output to bfloat16 gives 1.7e-3 each, 3.4e-3 together; a key left out of 4096 with
 # equal weights, the least that goes wrong, 1.6e-2.
