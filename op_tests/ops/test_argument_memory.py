@@ -112,3 +112,13 @@ def test_what_is_written_shares_no_byte_with_another_argument(name: str, path: s
         else:
             complaint = None if result is None else op.judge({**shared, **before}, result, shared)
             assert complaint is None, f"{written} over {other}: {complaint}"
+
+
+@pytest.mark.parametrize("name", ["grouped_gemm_mxfp8", "grouped_mxfp8_linear"])
+def test_a_weight_of_another_dtype_is_refused_before_the_output_is_zeroed(name: str, path: str) -> None:
+    given = good(OPS[name], lambda made: made["mul_weight_by"] is not None and made["out"] is not None)
+    given["mul_weight_by"] = given["mul_weight_by"].to(torch.uint8)
+    if path == "kernel" or name == "grouped_mxfp8_linear":  # in torch the other one is None
+        with pytest.raises(GuardError, match="mul_weight_by must"):
+            call(OPS[name], given)
+    assert given["out"].eq(7).all()

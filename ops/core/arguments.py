@@ -147,7 +147,8 @@ def require_float32(name: str, signature: inspect.Signature, given: Mapping[str,
     for parameter, value in given.items():
         if isinstance(value, bool | str) or "float" not in str(signature.parameters[parameter].annotation):
             continue
-        if not isinstance(value, Real):
+        is_number = isinstance(value, Real)
+        if not is_number:
             continue
         require_in_float32(f"{name}: {parameter}", value)
         if 0 < abs(value) < _FLOAT32_LEAST:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from typing import Any
 
 import torch
 
@@ -57,9 +58,10 @@ def require_int(name: str, value: object, minimum: int | None = None) -> int:
     return number
 
 
-def require_in_float32(name: str, value: object) -> None:
+def require_in_float32(name: str, value: Any) -> None:
     """Refuse a finite number that float32, in which ops compute, does not hold; infinity is for the op to refuse."""
-    if isinstance(value, Real) and _FLOAT32_MAX < abs(value) < math.inf:
+    is_number = isinstance(value, Real)
+    if is_number and _FLOAT32_MAX < abs(value) < math.inf:
         raise GuardError(f"{name} must be at most {_FLOAT32_MAX:.7g}, finite in float32; got {value}")
 
 

@@ -64,9 +64,9 @@ def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: 
     """Write the product of operands; rows that no tile covers become zero or stay undefined."""
     require_choice("uncovered", uncovered, ("zero", "undefined"))
     shape = int(parts.num_valid_tokens), parts.w.shape[1]
-    if taken.path != "kernel":
+    if taken.path != "kernel" or out is not None:  # torch fills it with zeros before the binding sees the others
         check_indices(parts)
-    elif out is not None and binding_checks_all():  # torch fills it with zeros before the binding sees the others
+    if out is not None and binding_checks_all():
         require_sound("the grouped GEMM", {**parts._asdict(), "out": out}, ("out",))
     out = new_or_given(out, shape, torch.bfloat16, parts.a_q.device)
     if taken.path == "torch":
