@@ -214,6 +214,9 @@ def rope_and_cache(
         None if scale is None else torch.as_tensor(scale, dtype=torch.float32, device=q.device).reshape(-1)
         for scale in (k_scale, v_scale)
     ]
+    for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
+        if scale is not None and scale.numel() != 1:
+            checks.require_shape(name, scale, k.shape[1:2], "one scale, or one per KV head")
     tensors = q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping
     options: dict[str, Any] = {
         "interleaved": style == "interleaved", "q_weight": q_weight, "k_weight": k_weight,

@@ -92,3 +92,9 @@ def test_the_shift_of_a_row_saturates(name: str, path: str) -> None:
             assert torch.equal(stored.view(torch.uint8), codes.view(torch.uint8))
         else:
             assert torch.equal(stored, reference.quantize_kv_int4(v[token], groups))
+
+
+def test_scales_are_one_or_one_per_head_on_every_path(path: str) -> None:
+    given = case("fp8")
+    with pytest.raises(GuardError, match="scale must"):
+        hipforge.rope_and_cache(*given.tensors(), **{**given.options, "v_scale": torch.ones(3)})
