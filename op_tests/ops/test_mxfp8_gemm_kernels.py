@@ -211,10 +211,10 @@ def test_every_m_and_n_is_exact(subject: Subject, given: Given) -> None:
     rows, columns = subject.tile(given)
     # Whether n is a multiple of 4 or 8 decides how outputs are stored.
     for n in sorted({1, 2, 3, 4, 5, 15, 16, 17, 20, 63, 64, 65, columns - 1, columns, columns + 1}):
-        exact(subject, given, 3, n, 512)
-    for m in sorted({*range(1, 18), 31, 33, 48, 64, 65, rows - 1, rows, rows + 1, 100}):
+        exact(subject, given, 3, n, 256)
+    for m in sorted({*range(1, 9), 15, 16, 17, 33, 64, rows - 1, rows, rows + 1}):
         if m <= subject.most_m(given):
-            exact(subject, given, m, 20, 512)
+            exact(subject, given, m, 20, 256)
 
 
 @instances("few")
@@ -350,7 +350,7 @@ def test_real_data_is_within_the_bounds_whatever_the_order(subject: Subject, giv
 
 
 @drawn(st.data())
-@hypothesis_settings(max_examples=150, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=80, deadline=None, derandomize=True)
 def test_any_shape_and_place_is_exact(data: st.DataObject) -> None:
     """(M, N, K), where operands and output start, and a bias, for any kernel in any configuration."""
     subject = data.draw(st.sampled_from(list(SUBJECTS.values())))
