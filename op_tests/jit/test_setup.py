@@ -86,3 +86,14 @@ def test_a_compiler_that_lacks_only_what_triton_brings_is_enough(machine: Path) 
     done, calls = set_up(machine)
     assert not calls, done.stderr
     assert "setting up" in done.stderr
+
+
+def test_cleaning_keeps_the_environment_and_a_wheel_keeps_the_site() -> None:
+    def commands(target: str) -> str:
+        command = ["make", "-n", target, "-o", "setup"]
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    removed = [line.split() for line in commands("clean").splitlines() if line.startswith("rm")]
+    assert removed and not {".venv", ".venv-integrations"}.intersection(*removed)
+    assert ".venv" in commands("distclean").split()
+    assert "rm -rf build/lib" in commands("wheel") and "rm -rf build\n" not in commands("wheel")
