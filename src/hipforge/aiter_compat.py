@@ -143,7 +143,8 @@ def _derived(base: str, changes: Mapping[str, Any]) -> str:
         return name
     entry = registry.module(base)
     fields = {item.name: getattr(entry, item.name) for item in dataclasses.fields(entry)}
-    kept = {key: _json_value(fields[key]) for key in fields if key not in ("name", "origin")}
+    kept = {key: _json_value(fields[key]) for key in fields if key not in ("name", "origin", "by_vendor")}
+    kept.update(_json_value(entry.by_vendor))
     made = {key: _plain_value(key, value) for key, value in values.items()}
     registry.register_values(entry.origin, {name: {**kept, **{k: v for k, v in made.items() if v is not None}}})
     return name
