@@ -137,3 +137,14 @@ def test_imports_between_folders_go_one_way(tmp_path: Path) -> None:
     upward = tmp_path / "upward.py"
     upward.write_text("def f(name):\n    return import_module(f'hipforge.tuning.families.{name}')\n")
     assert between_folders({**files, "hipforge.ops.upward": upward}) - allowed == {("ops", "tuning")}
+
+
+def test_units_of_the_emulators_interface_do_not_need_each_other_both_ways() -> None:
+    """A unit is a header and its source: streams know nothing of graphs, signal handlers nothing of the interface."""
+    native = (FACE / "emulator" / "native").resolve()
+    units = ("api", "hip_graph", "hip_streams", "python_poll")
+    graph: dict[str, set[str]] = {unit: set() for unit in units}
+    for unit in units:
+        for path in (native / f"{unit}.h", native / f"{unit}.cpp"):
+            graph[unit] |= {each.stem for each in includes(path, ()) if each.stem in units} - {unit}
+    assert circles(graph) == [] and graph["api"] == {"hip_graph", "hip_streams", "python_poll"}

@@ -11,8 +11,10 @@
 #include "decode.h"
 #include "disasm.h"
 #include "exec.h"
-#include "memory.h"
+#include "hip_graph.h"
 #include "hip_streams.h"
+#include "memory.h"
+#include "python_poll.h"
 #include "runtime.h"
 
 using namespace hfemu;
@@ -238,4 +240,17 @@ int32_t hfemu_launch(int64_t handle, const char* kernel, const uint32_t grid[3],
   const hipError_t error = launch(*object, *found, grid, block, kernarg, kernarg_bytes, dynamic_lds);
   stash_exception();
   return error;
+}
+
+int32_t hfemu_poll_python() { return poll_python(); }
+int32_t hfemu_restore_exception() { return restore_exception(); }
+
+void hfemu_set_stream(void* stream) { set_current_stream(static_cast<hipStream_t>(stream)); }
+void* hfemu_stream() { return current_stream(); }
+int32_t hfemu_capturing() { return is_capturing(current_stream()); }
+int32_t hfemu_graph_launch(void* executable, void* stream) { return launch_graph(executable, stream); }
+
+const char* hfemu_graph_nodes(void* graph) {
+  thread_local std::string text;
+  return graph_names(graph, &text) ? text.c_str() : nullptr;
 }

@@ -1,9 +1,10 @@
-// HIP entry points for graphs that captures recorded: instantiate, launch, look at, destroy.
+#include "hip_graph.h"
+
 #include <algorithm>
 
-#include "api.h"
 #include "hip_handles.h"
 #include "hip_streams.h"
+#include "python_poll.h"
 
 using namespace hfemu;
 
@@ -15,18 +16,13 @@ struct hipGraphExec {
 
 namespace {
 
-LiveSet<ihipGraph>& graphs() {
-  static auto* const instance = new LiveSet<ihipGraph>;
-  return *instance;
-}
-
 LiveSet<hipGraphExec>& executables() {
   static auto* const instance = new LiveSet<hipGraphExec>;
   return *instance;
 }
 
 hipError_t check_graph(hipGraph_t graph) {
-  return graphs().holds(graph)
+  return recorded_graphs().holds(graph)
              ? hipSuccess
              : record(hipErrorInvalidValue, "the graph was not made by hipStreamEndCapture, or is destroyed");
 }
@@ -60,12 +56,8 @@ hipError_t hand_out(const std::vector<hipGraphNode*>& found, hipGraphNode_t* out
 
 }  // namespace
 
-namespace hfemu {
-hipGraph_t add_graph(std::unique_ptr<ihipGraph> graph) { return graphs().add(graph.release()); }
-}  // namespace hfemu
-
 HFEMU_HIP_API hipError_t hipGraphDestroy(hipGraph_t graph) {
-  return graphs().destroy(graph) ? hipSuccess : check_graph(graph);
+  return recorded_graphs().destroy(graph) ? hipSuccess : check_graph(graph);
 }
 
 HFEMU_HIP_API hipError_t hipGraphInstantiateWithFlags(hipGraphExec_t* out, hipGraph_t graph, unsigned long long flags) {
@@ -122,21 +114,20 @@ HFEMU_HIP_API hipError_t hipGraphNodeGetType(hipGraphNode_t node, hipGraphNodeTy
   return hipSuccess;
 }
 
-const char* hfemu_graph_nodes(void* graph) {
-  thread_local std::string text;
-  text.clear();
-  if (check_graph(static_cast<hipGraph_t>(graph)) != hipSuccess) return nullptr;
-  for (const auto& node : static_cast<hipGraph_t>(graph)->nodes) text += node->name + "\n";
-  return text.c_str();
+namespace hfemu {
+
+bool graph_names(void* graph, std::string* names) {
+  if (check_graph(static_cast<hipGraph_t>(graph)) != hipSuccess) return false;
+  names->clear();
+  for (const auto& node : static_cast<hipGraph_t>(graph)->nodes) *names += node->name + "\n";
+  return true;
 }
 
-int32_t hfemu_graph_launch(void* graph, void* stream) {
+hipError_t launch_graph(void* graph, void* stream) {
   clear_errors();
   const hipError_t error = hipGraphLaunch(static_cast<hipGraphExec_t>(graph), static_cast<hipStream_t>(stream));
   stash_exception();
   return error;
 }
 
-void hfemu_set_stream(void* stream) { set_current_stream(static_cast<hipStream_t>(stream)); }
-void* hfemu_stream(void) { return current_stream(); }
-int32_t hfemu_capturing(void) { return is_capturing(current_stream()); }
+}  // namespace hfemu

@@ -8,8 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "hip_handles.h"
-
 using namespace hfemu;
 
 namespace {
@@ -190,6 +188,11 @@ hipError_t query_capture(const char* call, hipStream_t stream, hipStreamCaptureS
 }  // namespace
 
 namespace hfemu {
+
+LiveSet<ihipGraph>& recorded_graphs() {
+  static auto* const instance = new LiveSet<ihipGraph>;
+  return *instance;
+}
 
 std::atomic<int> open_captures{0};
 
@@ -410,7 +413,7 @@ HFEMU_HIP_API hipError_t hipStreamEndCapture(hipStream_t stream, hipGraph_t* gra
     return record(hipErrorStreamCaptureUnjoined,
                   "hipStreamEndCapture: a stream that joined the capture did work for which the first stream never "
                   "waited");
-  *graph = add_graph(std::move(capture->graph));
+  *graph = recorded_graphs().add(capture->graph.release());
   return hipSuccess;
 }
 

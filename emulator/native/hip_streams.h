@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "hip_handles.h"
 #include "hip_types.h"
 #include "runtime.h"
 
@@ -63,8 +64,8 @@ hipError_t refuse_synchronous(const char* call);
 // For calls that wait for all streams.
 hipError_t refuse_wait(const char* call);
 
-// Makes a handle of a recorded graph, which hipGraphDestroy takes.
-hipGraph_t add_graph(std::unique_ptr<ihipGraph> graph);
+// The graphs that captures have ended with, until hipGraphDestroy takes their handles.
+LiveSet<ihipGraph>& recorded_graphs();
 
 // The stream that calls of ops from this thread use, as torch's current stream is on a GPU; null until set.
 hipStream_t current_stream();

@@ -18,7 +18,7 @@
 
 #include "matrix_elements.h"
 
-#if defined(__FMA__)
+#if defined(__FMA__) || defined(__AVX512VBMI__)
 #include <immintrin.h>
 #endif
 
@@ -70,22 +70,136 @@ void load_f64_tile(const Row* regs, int edge, int blocks, int depth, double* til
   }
 }
 
-// Operand registers as a tile [block][k][edge] of doubles. Sparse A gives [slot][edge], slots in lane-group order.
+#if defined(__AVX512VBMI__)
+// The upper two bytes of the floats that codes of at most 8 bits stand for, the others of which are 0, by the lower
+// seven bits of the code.
+struct ByteTable {
+  alignas(64) uint8_t low[128], high[128];
+};
+
+template <class E>
+ByteTable byte_table() {
+  ByteTable table;
+  for (uint32_t code = 0; code < 128; ++code) {
+    const uint32_t bits = float_to_bits(static_cast<float>(E::value(code)));
+    table.low[code] = static_cast<uint8_t>(bits >> 16);
+    table.high[code] = static_cast<uint8_t>(bits >> 24);
+  }
+  return table;
+}
+
+const ByteTable* byte_table_of(Element e, bool fnuz) {
+  static const ByteTable fn = byte_table<SmallFloat<4, 3, 7, Specials::fn>>(),
+                         fn_wide = byte_table<SmallFloat<5, 2, 15, Specials::ieee>>(),
+                         uz = byte_table<SmallFloat<4, 3, 8, Specials::fnuz>>(),
+                         uz_wide = byte_table<SmallFloat<5, 2, 16, Specials::fnuz>>(),
+                         four_bits = byte_table<SmallFloat<2, 1, 1, Specials::finite>>();
+  switch (e) {
+    case Element::fp8: return fnuz ? &uz : &fn;
+    case Element::bf8: return fnuz ? &uz_wide : &fn_wide;
+    case Element::fp4: return &four_bits;
+    default: return nullptr;
+  }
+}
+
+// Operand registers of 8- or 4-bit floats as a tile, 16 lanes of 4 items at a time, times scale[k / 32][kEdge] if there
+// is one. Item j of lane group g is at k = ks[j] + g * k_step.
+template <int kBits, int kEdge, bool kScaled>
+void load_byte_tile(const Row* regs, const ByteTable& table, bool fnuz, const int* ks, int items, int k_step,
+                    const double* scale, double* tile) {
+  const auto vector = [](const void* from) { return _mm512_loadu_si512(from); };
+  const __m512i low[2] = {vector(table.low), vector(table.low + 64)};
+  const __m512i high[2] = {vector(table.high), vector(table.high + 64)};
+  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80)), nibble = _mm512_set1_epi8(15);
+  __m512i to_low[4], to_high[4];  // byte j of every lane as the float's third byte, and as its fourth
+  for (int j = 0; j < 4; ++j) {
+    alignas(64) uint8_t third[64], fourth[64];
+    for (int at = 0; at < 64; ++at) {
+      third[at] = static_cast<uint8_t>(at % 4 == 2 ? at % 16 - 2 + j : 0x80);
+      fourth[at] = static_cast<uint8_t>(at % 4 == 3 ? at % 16 - 3 + j : 0x80);
+    }
+    to_low[j] = vector(third), to_high[j] = vector(fourth);
+  }
+  constexpr int halves = 8 / kBits;
+  for (int reg = 0; reg < items * kBits / 32; ++reg)
+    for (int lane = 0; lane < kMatrixLanes; lane += 16) {
+      const __m512i packed = vector(&regs[reg][lane]);
+      for (int half = 0; half < halves; ++half) {
+        __m512i codes = packed;
+        if constexpr (kBits == 4) {
+          using Words = uint32_t __attribute__((vector_size(64)));
+          codes = _mm512_and_si512(half ? reinterpret_cast<__m512i>(reinterpret_cast<Words>(packed) >> 4) : packed, nibble);
+        }
+        __m512i lower = _mm512_permutex2var_epi8(low[0], codes, low[1]);
+        __m512i upper = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+        if (kBits == 8) upper = _mm512_or_si512(upper, _mm512_and_si512(codes, sign));
+        if (kBits == 8 && fnuz) {  // the code of -0 is NaN
+          const __mmask64 nan = _mm512_cmpeq_epi8_mask(codes, sign);
+          lower = _mm512_mask_mov_epi8(lower, nan, _mm512_set1_epi8(static_cast<char>(0xC0)));
+          upper = _mm512_mask_mov_epi8(upper, nan, _mm512_set1_epi8(0x7F));
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+          const int k = ks[halves * (4 * reg + j) + half] + lane / kEdge * k_step, i = lane % kEdge;
+          double* out = tile + kEdge * k + i;
+          const __m512 x = _mm512_castsi512_ps(
+              _mm512_or_si512(_mm512_shuffle_epi8(lower, to_low[j]), _mm512_shuffle_epi8(upper, to_high[j])));
+          __m512d first = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+          __m512d second = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+          if constexpr (kScaled) {
+            const double* factor = scale + k / 32 * kEdge + i;
+            first = _mm512_mul_pd(first, _mm512_loadu_pd(factor));
+            second = _mm512_mul_pd(second, _mm512_loadu_pd(factor + 8));
+          }
+          _mm512_storeu_pd(out, first);
+          _mm512_storeu_pd(out + 8, second);
+        }
+      }
+    }
+}
+
+template <int kBits, int kEdge>
+void load_byte_tile(const Row* regs, const ByteTable& table, bool fnuz, const int* ks, int items, int k_step,
+                    const double* scale, double* tile) {
+  const auto load = scale != nullptr ? &load_byte_tile<kBits, kEdge, true> : &load_byte_tile<kBits, kEdge, false>;
+  load(regs, table, fnuz, ks, items, k_step, scale, tile);
+}
+#endif
+
+// tile[k][i] *= scale[k / 32][i]: exact, and a NaN scale makes its whole block NaN, zeros included. Two exponents of at
+// most 127 in size leave the products far inside double.
+void apply_scales(double* tile, int edge, int depth, const double* scale) {
+  for (int k = 0; k < depth; ++k)
+    for (int i = 0; i < edge; ++i) tile[k * edge + i] *= scale[k / 32 * edge + i];
+}
+
+// Operand registers as a tile [block][k][edge] of doubles, times `scale` where there is one. Sparse A gives [slot][edge], slots in lane-group order.
 // Successive groups of `edge` lanes are either blocks or, with one block, stretches of k: evenly spaced in the tile.
 void load_tile(const Row* regs, Element element, const MatrixArgs& args, int edge, int blocks, int k_per_lane,
-               bool in_k_order, double* tile) {
+               bool in_k_order, const double* scale, double* tile) {
   const int bits = element_bits(element), groups = kMatrixLanes / (edge * blocks), depth = k_per_lane * groups;
   if (element == Element::f64) return load_f64_tile(regs, edge, blocks, depth, tile);
   const auto k_of = [&](int g, int item) {
     return in_k_order ? k_of_item(bits, k_per_lane, groups, g, item) : g * k_per_lane + item;
   };
   const int stride = edge * (blocks > 1 ? depth : k_of(1, 0) - k_of(0, 0));
+#if defined(__AVX512VBMI__)
+  const ByteTable* table = byte_table_of(element, args.fnuz);
+  if (table != nullptr && edge >= 16 && k_per_lane * bits % 32 == 0) {
+    int ks[32];
+    for (int item = 0; item < k_per_lane; ++item) ks[item] = k_of(0, item);
+    const auto load = bits == 8 ? edge == 16 ? &load_byte_tile<8, 16> : &load_byte_tile<8, 32>
+                                : edge == 16 ? &load_byte_tile<4, 16> : &load_byte_tile<4, 32>;
+    return load(regs, *table, args.fnuz, ks, k_per_lane, stride / edge, scale, tile);
+  }
+#endif
   const DecodeFn decode = decoder_of(element, args.fnuz, args.flush_f32, edge);
   alignas(64) uint32_t codes[kMatrixLanes];
   for (int item = 0; item < k_per_lane; ++item) {
     extract_codes(regs, bits, item, codes);
     decode(codes, tile + edge * k_of(0, item), stride);
   }
+  if (scale != nullptr) apply_scales(tile, edge, depth, scale);
 }
 
 // D[b, i, j] is item `item(b, i)` of lane `lane(b, i) + j`.
@@ -176,23 +290,26 @@ inline typename VectorOf<width>::Type multiply_add(double x, typename VectorOf<w
   return sum + x * y;
 }
 
-// acc[M][N] += A[k][M]^T B[k][N]. Four rows by two vectors live in registers over the whole k loop.
+// acc[M][N] += A[k][M]^T B[k][N]. Eight rows by two vectors live in registers over the whole k loop: fewer would wait for
+// their own sums.
 template <int M, int N>
 void multiply(const double* a, const double* b, int depth, double* acc) {
   constexpr int width = N < kVector ? N : kVector, vectors = N >= 2 * width ? 2 : 1;
   using Vector = typename VectorOf<width>::Type;
-  for (int i = 0; i < M; i += 4)
+  constexpr int rows = M >= 8 && kVector == 8 ? 8 : 4;
+  for (int i = 0; i < M; i += rows)
     for (int j = 0; j < N; j += width * vectors) {
-      Vector sum[4][vectors];
-      for (int r = 0; r < 4; ++r)
+      Vector sum[rows][vectors];
+      for (int r = 0; r < rows; ++r)
         for (int v = 0; v < vectors; ++v) std::memcpy(&sum[r][v], acc + (i + r) * N + j + width * v, sizeof(Vector));
       for (int k = 0; k < depth; ++k) {
         Vector right[vectors];
         for (int v = 0; v < vectors; ++v) std::memcpy(&right[v], b + k * N + j + width * v, sizeof(Vector));
-        for (int r = 0; r < 4; ++r)
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r)
           for (int v = 0; v < vectors; ++v) sum[r][v] = multiply_add<width>(a[k * M + i + r], right[v], sum[r][v]);
       }
-      for (int r = 0; r < 4; ++r)
+      for (int r = 0; r < rows; ++r)
         for (int v = 0; v < vectors; ++v) std::memcpy(acc + (i + r) * N + j + width * v, &sum[r][v], sizeof(Vector));
     }
 }
@@ -207,23 +324,6 @@ void multiply_f64(const double* a, const double* b, int m, int n, int depth, dou
 // The e8m0 factors of one operand as [k-block][edge].
 void load_scales(const Row* scale, int byte, double* out) {
   for (int lane = 0; lane < kMatrixLanes; ++lane) out[lane] = decode_e8m0((*scale)[lane] >> (8 * byte));
-}
-
-// tile[k][i] *= scale[k / 32][i]: exact, and a NaN scale makes its whole block NaN, zeros included. Two exponents of at
-// most 127 in size leave the products far inside double.
-template <int kEdge>
-void apply_scales(double* tile, int depth, const double* scale) {
-  using Vector = typename VectorOf<kVector>::Type;
-  for (int block = 0; block < depth / 32; ++block)
-    for (int i = 0; i < kEdge; i += kVector) {
-      Vector factor, value;
-      std::memcpy(&factor, scale + block * kEdge + i, sizeof(Vector));
-      for (int k = 32 * block; k < 32 * block + 32; ++k) {
-        std::memcpy(&value, tile + k * kEdge + i, sizeof(Vector));
-        value *= factor;
-        std::memcpy(tile + k * kEdge + i, &value, sizeof(Vector));
-      }
-    }
 }
 
 // acc[i][:] += A[slot][i] * B[k(slot, i)][:], where k is picked by two index bits among the four of the slot's group.
@@ -309,18 +409,15 @@ void run(const MatrixArgs& args) {
       b_regs = b_copy;
     }
   }
-  load_tile(a_regs, element_a, args, S.m, S.blocks, a_items, !S.sparse, a);
-  load_tile(b_regs, element_b, args, S.n, S.blocks, b_items, true, b);
-
-  if constexpr (mixed) {
-    if (args.scale_a != nullptr) {
-      alignas(64) double scale_a[kMatrixLanes], scale_b[kMatrixLanes];
-      load_scales(args.scale_a, args.scale_sel_a, scale_a);
-      load_scales(args.scale_b, args.scale_sel_b, scale_b);
-      apply_scales<S.m>(a, S.k, scale_a);
-      apply_scales<S.n>(b, S.k, scale_b);
-    }
+  alignas(64) double scale_a[kMatrixLanes], scale_b[kMatrixLanes];
+  const bool scaled = mixed && args.scale_a != nullptr;
+  if (scaled) {
+    load_scales(args.scale_a, args.scale_sel_a, scale_a);
+    load_scales(args.scale_b, args.scale_sel_b, scale_b);
   }
+  load_tile(a_regs, element_a, args, S.m, S.blocks, a_items, !S.sparse, scaled ? scale_a : nullptr, a);
+  load_tile(b_regs, element_b, args, S.n, S.blocks, b_items, true, scaled ? scale_b : nullptr, b);
+
   if constexpr (S.sparse) {
     multiply_sparse<S>(args, a, b, acc);
   } else if constexpr (S.a == Element::f64) {

@@ -1,9 +1,12 @@
-// Ctrl-C and other Python signal handlers during a launch. CPython is looked up at run time, never linked.
+// CPython is looked up at run time, never linked.
+#include "python_poll.h"
+
 #include <dlfcn.h>
 
-#include "api.h"
+#include "dispatch.h"
 #include "runtime.h"
 
+namespace hfemu {
 namespace {
 
 struct Python {
@@ -53,8 +56,6 @@ int32_t poll_signals(void*) {
 
 }  // namespace
 
-namespace hfemu {
-
 void stash_exception() {
   if (!raised) return;
   raised = false;
@@ -64,17 +65,19 @@ void stash_exception() {
   p.gil_release(state);
 }
 
-}  // namespace hfemu
-
-int32_t hfemu_poll_python() {
+int32_t poll_python() {
   if (!python().complete) return 1;
-  hfemu_set_poll(poll_signals, nullptr);
+  PollRequest request;
+  request.poll = poll_signals;
+  set_poll(request);
   return 0;
 }
 
-int32_t hfemu_restore_exception() {
+int32_t restore_exception() {
   if (!stashed.type) return 0;
   python().restore(stashed.type, stashed.value, stashed.traceback);
   stashed = {};
   return 1;
 }
+
+}  // namespace hfemu

@@ -49,10 +49,6 @@ hipError_t check_launch(const CodeObject& object, const Kernel& kernel, const ui
 hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
                   const void* explicit_bytes, size_t count, uint64_t dynamic_lds);
 
-// After a launch directly from Python: takes a signal handler's exception off the thread (python_poll.cpp), so
-// that the foreign-function call returns cleanly and hfemu_restore_exception raises it.
-void stash_exception();
-
 // Resident work-groups of `threads` per compute unit, from registers, LDS and the limit of 8 waves per SIMD.
 int blocks_per_cu(const CodeObject& object, const Kernel& kernel, uint32_t threads, uint64_t dynamic_lds);
 
