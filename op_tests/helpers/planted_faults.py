@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,13 @@ def planted(
         folders.remove("include")
     for folder in folders:
         shutil.copytree(SOURCES / folder, root / folder)
+    # A vendor's headers are included through macros that give names in angles, which would find the shipped ones.
+    for path in (path for folder in folders for path in (root / folder).rglob("*") if path.suffix in (".h", ".cu")):
+        text = path.read_text()
+        quoted = re.sub(r"^#include HF_VENDOR_HEADER\((.*)\)", r'#include "hipforge/amd/\1"', text, flags=re.MULTILINE)
+        quoted = re.sub(r"^#include HF_FAMILY_HEADER\((.*)\)", r'#include "amd/\1"', quoted, flags=re.MULTILINE)
+        if quoted != text:
+            path.write_text(quoted)
     edited = root / source
     text = edited.read_text()
     assert not line or text.count(line) == 1, f"{line!r} stands {text.count(line)} times in {source}"

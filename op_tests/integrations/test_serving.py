@@ -46,7 +46,7 @@ def test_the_emulated_gpus_are_taken_and_no_device_is_refused(monkeypatch):
     monkeypatch.setattr(serving.devices, "current", lambda: serving.devices.Device("reference", None))
     assert "HIPFORGE_DEVICE=reference" in serving.device_refusal()
     monkeypatch.setattr(serving.devices, "current", lambda: serving.devices.Device("emulator", "gfx90a"))
-    assert serving.device_refusal() == "hipforge has kernels for gfx950, gfx942; this GPU is gfx90a"
+    assert serving.device_refusal() == "hipforge has kernels for gfx950, gfx942, sm_90; this GPU is gfx90a"
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_the_copying_below_the_ops_changes_no_result_and_notes_what_was_called(t
     """On the emulator, into other CPU memory: what the plugin does on a GPU but for the device."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu.staging", "-k", "rms_norm"]
     environment = {**os.environ, "HIPFORGE_STAGE": "cpu", "HIPFORGE_STAGE_RECORD": str(tmp_path)}
+    environment.pop("PYTEST_XDIST_WORKER", None)  # of this test, not of the run that it starts
     path = os.pathsep.join([str(OP_TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [*command, "ops/test_given_outputs.py"], cwd=OP_TESTS, env={**environment, "PYTHONPATH": path},

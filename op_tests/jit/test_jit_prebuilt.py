@@ -198,7 +198,7 @@ def test_an_op_runs_from_prebuilt_modules_without_any_compiler_and_writes_nothin
     emulator_entry = cache.read_entry(emulator_library.build().parent)
     assert emulator_entry is not None
     entries = [emulator_entry, abi.extension_entry()]
-    wanted = hip_module.request(registry.module("module_mxfp8_gemm_gemv"), {"HF_ROWS": 1}, "gfx950")
+    wanted = hip_module.request(registry.module("module_mxfp8_gemm_wave_split"), {"HF_ROWS": 16}, "gfx950")
     entries.append(build.ensure(hip_module.specification(wanted, toolchain.select("gfx950"))).entry)
     prebuilt.export(entries, tmp_path / "prebuilt")
     unused = tmp_path / "unused"
@@ -219,7 +219,7 @@ def test_an_op_runs_from_prebuilt_modules_without_any_compiler_and_writes_nothin
         [sys.executable, "-c", END_TO_END], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(tmp_path / "prebuilt/gfx950/module_mxfp8_gemm_gemv-hf_rows1-"))
+    assert done.stdout.startswith(str(tmp_path / "prebuilt/gfx950/module_mxfp8_gemm_wave_split-hf_rows16-"))
     assert "warning" not in done.stderr.lower(), done.stderr
     assert not unused.exists()
     assert sorted(path for path in (tmp_path / "prebuilt").rglob("*")) == before

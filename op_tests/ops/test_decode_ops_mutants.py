@@ -80,7 +80,7 @@ MUTANTS = {
     ),
     "slots_of_a_wave_counted_once": Mutant(
         moe_align, "moe_align_block_size_out", ROUTING + "moe_align.cu",
-        "if (rank == 0) own[expert] = at + static_cast<uint32_t>(__builtin_popcountll(alike));",
+        "if (rank == 0) own[expert] = at + hf::dev::lane_count(alike);",
         "if (rank == 0) own[expert] = at + 1;", slots_are_right, {},
     ),
     "experts_past_the_end_summed": Mutant(
@@ -88,8 +88,9 @@ MUTANTS = {
         sums_are_right, {"HF_INPUT": ["bf16"], "HF_OUTPUT": ["bf16"]},
     ),
     "one_wave_left_out": Mutant(
-        router_gemm, "router_gemm_out", ROUTING + "router_gemm.cu", "for (int i = 0; i < kWaves; ++i) sum +=",
+        router_gemm, "router_gemm_out", ROUTING + "amd/router_kernel.h", "for (int i = 0; i < kWaves; ++i) sum +=",
         "for (int i = 1; i < kWaves; ++i) sum +=", logits_are_right, {"HF_INPUT": ["bf16"], "HF_WEIGHT": ["f32"]},
+        unit=ROUTING + "router_gemm.cu",
     ),
 }  # fmt: skip
 

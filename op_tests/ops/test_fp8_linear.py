@@ -57,6 +57,7 @@ def test_the_architecture_of_a_gpu_decides(monkeypatch):
 
     monkeypatch.setattr(core_fp8, "_dtypes_of", {})
     monkeypatch.setattr(torch.version, "hip", "7.0", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
     assert fp8.fp8_dtypes(torch.device("cuda", 0))[0] is torch.float8_e4m3fnuz
 

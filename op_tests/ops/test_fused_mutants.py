@@ -87,9 +87,9 @@ MUTANTS = [
     Mutant("halves_of_a_scale_tile_swapped", QUANTISE, mx_quantize.mxfp4_quantize_out, quantise_agrees,
            "column % 8 / 4 * 2 + row % 32 / 16", "column % 8 / 4 + row % 32 / 16 * 2"),
     Mutant("weight_and_offset_rounded", NORM, rmsnorm_fp8.residual_rms_mxfp8_out, norm_agrees,
-           "n * (offset + __builtin_convertvector(weight, Floats<kWidth>))",
-           "n * __builtin_convertvector(__builtin_convertvector(offset + __builtin_convertvector(weight, "
-           "Floats<kWidth>), Vector<kWidth>), Floats<kWidth>)"),
+           "n * (offset + hf::dev::converted<Floats<kWidth>>(weight))",
+           "n * hf::dev::converted<Floats<kWidth>>(hf::dev::converted<Vector<kWidth>>(offset + "
+           "hf::dev::converted<Floats<kWidth>>(weight)))"),
 ]  # fmt: skip
 
 

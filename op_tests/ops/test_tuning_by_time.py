@@ -99,7 +99,7 @@ def test_rows_hold_modelled_microseconds_and_the_models_version(tmp_path, emulat
 def test_a_table_from_before_the_column_is_read_and_gets_it_when_written(tmp_path, emulated) -> None:
     path = tmp_path / "t.csv"
     header = ",".join(name for name in MXFP4_GEMM.header if name != "model_us")
-    path.write_text(f"{header}\ngfx950,256,8,64,256,waves,1,1,1,1,,,,0.0016,model:cdna4-counts-1\n")
+    path.write_text(f"{header}\ngfx950,256,8,64,256,mxfp4_gemm,m_sub=1;n_sub=1;k_splits=1,1,,,,0.0016,model:cdna4-counts-1\n")
     assert read_rows(MXFP4_GEMM, path)[0].values["model_us"] is None
     assert driver.tune(dataclasses.replace(mxfp4_gemm.TUNER, most_trials=1), [Cell(48, 256, 20)], path) == 1
     assert path.read_text().splitlines()[0] == ",".join(MXFP4_GEMM.header)
