@@ -233,4 +233,6 @@ def test_the_error_of_a_shipped_row_is_that_of_the_kernel(m):
     tuned = rows[ARCH, CU_COUNT, m, 2304, 16384]
     problem = Modelled(tuner.TUNER, Cell(n=2304, k=16384, m=m), ARCH)
     error = problem.run(FAMILY.choice_of(tuned))
-    assert error == pytest.approx(tuned.values["err"], rel=1e-5)  # the table keeps six digits; the run is deterministic
+    # The kernel's sums are the same on every host, the reference's are not: torch's float32 product is off by up to
+    # 2^-24 sqrt(K) = 8e-6, which adds in squares, 7e-4 of an error of 2e-4. Another row's error is 2e-3 off.
+    assert error == pytest.approx(tuned.values["err"], rel=1e-3)

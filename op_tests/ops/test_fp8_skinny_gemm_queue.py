@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.fp8_skinny_cases import ARCH, ONE, exact, integers
 
-from hipforge import emulator
+from hipforge import archs, emulator
 from hipforge.errors import EmulatorFault
 from hipforge.jit import registry
 from hipforge.jit.compile_ops import compile_ops
@@ -40,6 +40,10 @@ PRODUCER_WAIT, CONSUMER_WAIT, PRODUCER_DRAIN, CONSUMER_DRAIN = 1, 2, 3, 4  # que
 def test_the_queue_under_every_order_of_waves(order, tile, waves):
     a, b = integers(11, 50, 1312)
     chosen = dict(zip(("op_m", "a_lanes", "b_lanes", "ops"), tile, strict=True))
+    # As many slots as LDS has room for: of the widest tile one on gfx942.
+    slots = archs.get(ARCH).lds_bytes // Configuration(*tile, 1, 1, 1, 1, 1).slot_bytes
+    most = {"a_producers": slots * chosen["a_lanes"], "b_producers": slots * chosen["b_lanes"]}
+    waves = {name: min(count, most.get(name, slots)) for name, count in waves.items()}
     for seed in range(2 if order == "random" else 1):
         with emulator.options(**CHECKS, wave_order=order, seed=seed):
             got = ops.run_skinny_gemm(a, b, ONE, split_k=2, workgroups=2, **chosen, **waves)

@@ -154,8 +154,8 @@ def test_the_bound_is_below_the_cost_that_counts_give():
     tuner = skinny_gemm_fp8.TUNER
     cell = Cell(n=200, k=1056, m=5)
     problem = Modelled(tuner, cell, ARCH)
-    for b_lanes, waves, split_k in [(5, (1, 4, 2), 1), (2, (2, 6, 2), 3), (3, (1, 4, 3), 2)]:
-        chosen = Configuration(8, 1, b_lanes, 4, *waves, 4, split_k)
+    for b_lanes, waves, qsize, split_k in [(5, (1, 4, 2), 2, 1), (2, (2, 6, 2), 4, 3), (3, (1, 4, 3), 4, 2)]:
+        chosen = Configuration(8, 1, b_lanes, 4, *waves, qsize, split_k)
         candidate = Candidate("skinny_gemm_fp8", chosen.parameters())
         assert problem.run(candidate) <= tuner.max_error
         seconds, _ = problem.cost(candidate)
