@@ -156,7 +156,7 @@ def judge_combine(before: Arguments, result: Any, after: Arguments) -> str | Non
     if ids is not None:
         chosen = integers(ids)
         limit = before.get("num_experts") if where is None else len(where)
-        used = (chosen >= 0) & (True if limit is None else chosen < limit)
+        used = (chosen >= 0) & (True if limit is None else chosen < int(limit))
         if where is not None and len(where):
             local = integers(where)
             used &= local[np.where(used, chosen, 0)] >= 0
