@@ -95,6 +95,7 @@ def scaled_mm(
         raise GuardError(f"out_dtype must be a floating-point dtype; got {out_dtype}")
     _check_operands(a, b, scale_a, scale_b)
     require_readable(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    scale_a, scale_b = scale_a.reshape(()), scale_b.reshape(())  # one element each, in whatever shape
     k, n = b.shape
     if a.numel() == 0 or b.numel() == 0:
         return torch.zeros(a.shape[0], n, dtype=out_dtype, device=a.device)

@@ -62,6 +62,13 @@ def test_the_architecture_of_a_gpu_decides(monkeypatch):
     assert fp8.fp8_dtypes(torch.device("cuda", 0))[0] is torch.float8_e4m3fnuz
 
 
+@pytest.mark.parametrize("n", [32, 24])
+def test_scales_of_one_element_have_any_shape(n):
+    a, b = torch.ones(4, 16).to(torch.float8_e4m3fn), torch.ones(n, 16).to(torch.float8_e4m3fn).t()
+    got = fp8.scaled_mm(a, b, torch.full((1, 1, 1), 2.0), torch.full((1, 1), 3.0))
+    assert got.shape == (4, n) and bool((got == 96).all())
+
+
 @pytest.mark.parametrize("dtype", fp8.FP8_DTYPES)
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1.0, 3e38])
 def test_quantising_uses_the_whole_range_and_never_overflows(dtype, magnitude):
