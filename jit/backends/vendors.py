@@ -1,8 +1,8 @@
 """A vendor of GPUs as one value: its compilers, its binaries, its runtime, and the words for them.
 
-The rest of the package names no vendor: :func:`of` gives the one that an architecture belongs to. Each has a folder
-beside this file, in which ``backend.VENDOR`` is such a value, an entry per architecture in :mod:`hipforge.archs`, and
-a folder of headers in ``csrc/include/hipforge``.
+The rest of the package gets a vendor from :func:`of`, by architecture, and names none. A vendor is a folder beside this
+file with ``backend.VENDOR``, an entry per architecture in :mod:`hipforge.archs`, and a folder of headers in
+``csrc/include/hipforge``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Vendor:
         compiler: the setting that names a compiler.
         compilers: that setting's value -> (name for people, path) of each candidate, best first; None: not found.
         inspect: (path, architecture) -> the compiler as a toolchain; raises ToolchainError with what it lacks.
-        nowhere: where a kind of compiler was looked for in vain.
+        nowhere: the places where a kind of compiler was looked for and not found.
         search_environment: the variables that decide what is found.
         install: what to install where no compiler can be used.
         read_resources: (spec, library) -> what its device code holds; raises BuildError for code to be refused.

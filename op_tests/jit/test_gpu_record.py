@@ -25,14 +25,14 @@ def test_a_changed_or_new_kernel_is_told_unless_pending_gives_a_reason() -> None
     changed, missing = record.unrecorded(present, known, {})
     assert changed.startswith("module_x-HF_INPUT=f16: its sources have changed since")
     assert missing.startswith("module_y: there is no run of it")
-    reasons = {"module_x": "no card was to be had", "module_y": "new"}
+    reasons = {"module_x": "no card was left", "module_y": "new"}
     assert record.unrecorded(present, known, reasons) == []
 
 
 def test_a_reason_that_no_longer_holds_is_told() -> None:
     present = {"module_x": "a"}
     assert record.unrecorded(present, {"module_x": RUN}, {}) == []
-    (line,) = record.unrecorded(present, {"module_x": RUN}, {"module_x": "no card was to be had"})
+    (line,) = record.unrecorded(present, {"module_x": RUN}, {"module_x": "no card was left"})
     assert line == "module_x: pending.json names it, but the record covers it"
 
 

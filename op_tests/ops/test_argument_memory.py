@@ -122,3 +122,11 @@ def test_a_weight_of_another_dtype_is_refused_before_the_output_is_zeroed(name: 
         with pytest.raises(GuardError, match="mul_weight_by must"):
             call(OPS[name], given)
     assert given["out"].eq(7).all()
+
+
+@pytest.mark.parametrize("number", ["epsilon", "weight_offset"])
+def test_a_number_that_is_a_freed_tensor_is_refused_before_a_planner_reads_it(number: str) -> None:
+    freed = torch.ones(1)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(GuardError, match=f"argument '{number}' reaches byte 4 of a storage of 0 bytes"):
+        hipforge.rms_norm(torch.ones(2, 64).bfloat16(), torch.ones(64).bfloat16(), **{"epsilon": 1e-6, number: freed})

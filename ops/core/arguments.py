@@ -138,6 +138,19 @@ def require_sound(name: str, given: Mapping[str, Any], writes: Collection[str] =
             )
 
 
+def require_readable_numbers(name: str, given: Mapping[str, Any], numbers: Collection[str]) -> None:
+    """Refuse a tensor in a number's place whose memory is gone, before a planner reads it.
+
+    Raises:
+        GuardError: it names the argument.
+    """
+    for parameter in numbers:
+        value = given[parameter]
+        wrong = tensors.problem(value) if isinstance(value, torch.Tensor) else None
+        if wrong is not None:
+            raise GuardError(f"{name}: argument '{parameter}' {wrong}")
+
+
 def require_float32(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
     """Refuse numbers that become infinite, or 0, in float32, in which ops compute.
 

@@ -30,6 +30,7 @@ from hipforge.ops.core.arguments import (
     named_by,
     require_annotated,
     require_float32,
+    require_readable_numbers,
     require_sound,
 )
 from hipforge.ops.core.dispatch import Accepted, Decision
@@ -81,6 +82,7 @@ def operator(
         dispatch.on_clear(checked.clear)
         signature = _public_signature(body)
         planned = named_by(plan, signature)
+        numbers = [each for each, one in signature.parameters.items() if "Tensor" not in str(one.annotation)]
         writes = frozenset((*outs, *mutates, *(() if adds is None else (adds,))))
 
         def planner(*args: Any, **kwargs: Any) -> Decision:
@@ -88,10 +90,11 @@ def operator(
             return plan(**{each: given[each] for each in planned})
 
         def decide(at: object, *args: Any, **kwargs: Any) -> Accepted | None:
-            accepted = checked.get(at) or planner(*args, **kwargs).accepted
+            given = bound(name, signature, args, kwargs)
+            require_readable_numbers(name, given, numbers)
+            accepted = checked.get(at) or plan(**{each: given[each] for each in planned}).accepted
             if accepted is None:
                 return None
-            given = signature.bind(*args, **kwargs).arguments
             require_sound(name, given, writes)
             require_float32(name, signature, given)
             if accepted.path == "torch":

@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(L::kThreads, 1) wgmma_tiles(const Problem p) {
       Product<L::kWidth>::start(d, a + 2 * block, b + 2 * block);  // 32 bytes further in each line, in units of 16
       finish();
       const uint32_t pair0 = block < 2 ? xs0.x : xs0.y, pair1 = block < 2 ? xs1.x : xs1.y;
-      // The scales of W are read here, not ahead of the blocks: 4 registers for each 8 columns are not to be had.
+      // The scales of W are read for each block: kept for all four, they would take 4 registers for each 8 columns.
       if (!careful) {
         const float x0 = block % 2 ? second_of(pair0) : first_of(pair0), x1 = block % 2 ? second_of(pair1) : first_of(pair1);
 #pragma unroll
