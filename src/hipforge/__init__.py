@@ -1,4 +1,4 @@
-"""hipforge: JIT-compiled GPU ops for AMD Instinct accelerators, and an emulator for machines that have none.
+"""hipforge: JIT-compiled GPU ops for AMD Instinct and NVIDIA Hopper, and an emulator for machines that have none.
 
 Names are resolved on first use: importing hipforge imports neither torch nor any compiler.
 """
