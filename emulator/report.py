@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hipforge import archs
 from hipforge.emulator.counting import Counters, PcCount
 from hipforge.errors import GuardError
-from hipforge.jit.backends.amd.demangle import fit, short_name
+from hipforge.jit.demangle import fit, short_name
 
 VALU_CYCLES = 4  # 64 lanes on a SIMD of 16
 TRANSCENDENTAL_CYCLES = 16  # a quarter of the rate

@@ -9,7 +9,7 @@ and a size limit, when it runs)::
     backends.vendors          what is asked of a vendor, and whose architecture this is
     cache.trust, cache.shapes     who can write there; what JSON must hold
     cache.store, cache.cache_dir     may this binary be used? where is the cache?
-    backends.amd.demangle, backends.amd.code_object     which GPUs and kernels a library is for
+    demangle, backends.amd.code_object     which GPUs and kernels a library is for
     backends.amd.scaled_mfma     does its code compute what its source says?
     cache.limits, cache.locks, cache.leftovers, diagnostics, cache.failures, cache.depfile, cache.stability
     closure                   the files that determined a build

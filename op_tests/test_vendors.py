@@ -19,10 +19,10 @@ FAMILIES = (
     "ops/decode_attention/", "ops/fp8_skinny_gemm/", "ops/mxfp4_gemm/", "ops/mxfp8_gemm/", "ops/mxfp8_grouped_gemm/",
     "ops/triton/", "ops/reference/fnuz.py", "tuning/",
 )  # fmt: skip
-# The rest, which may only get shorter: defaults and words of commands, the demangler's home, the format of the CPU.
+# The rest, which may only get shorter: defaults and words of commands, the format of the CPU.
 OTHERS = {
     "jit/diagnostics.py", "ops/core/fp8.py", "src/hipforge/cli/build.py", "src/hipforge/cli/disasm.py",
-    "src/hipforge/cli/doctor.py", "src/hipforge/cli/inspect.py", "src/hipforge/cli/new_op.py",
+    "src/hipforge/cli/doctor.py", "src/hipforge/cli/new_op.py",
     "src/hipforge/settings.py",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from hipforge.emulator.timing.capture import Capture
 from hipforge.emulator.timing.machines import Machine
 from hipforge.emulator.timing.model import STALLS, Start, Timing, simulate
 from hipforge.errors import ConfigError
-from hipforge.jit.backends.amd.demangle import short_name
+from hipforge.jit.demangle import short_name
 
 if TYPE_CHECKING:
     from hipforge.emulator.code_object import Kernel

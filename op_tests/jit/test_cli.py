@@ -23,9 +23,9 @@ from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.errors import ConfigError
 from hipforge.jit import fleet, toolchain
 from hipforge.jit.backends import vendors
-from hipforge.jit.backends.amd.demangle import fit
 from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache import store as cache
+from hipforge.jit.demangle import fit
 
 
 def invoke(*words: str) -> Result:

@@ -28,7 +28,7 @@ from hipforge.jit.backends.amd.code_object import (
     device_images,
     read_code_objects,
 )
-from hipforge.jit.backends.amd.demangle import base_name, short_name
+from hipforge.jit.demangle import base_name, short_name
 
 SOURCE = """
 #include <hip/hip_runtime.h>

@@ -25,7 +25,7 @@ from typing import Any
 
 from hipforge.archs import ARCHS, ArchInfo
 from hipforge.errors import HipforgeError
-from hipforge.jit.backends.amd.demangle import base_name, short_name
+from hipforge.jit.demangle import base_name, short_name
 
 ELF_MAGIC = b"\x7fELF"
 _MOST_BUNDLE_BYTES = 1 << 32

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hipforge.jit.backends.amd.code_object import CodeObject, functions
-from hipforge.jit.backends.amd.demangle import short_name
+from hipforge.jit.demangle import short_name
 
 _SCALE_HALF = struct.pack("<H", 0xD3AC)
 _MNEMONICS = {0xD3AD: "v_mfma_scale_f32_16x16x128_f8f6f4", 0xD3AE: "v_mfma_scale_f32_32x32x64_f8f6f4"}

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from hipforge.errors import BuildError
-from hipforge.jit.backends.amd.demangle import short_name
 from hipforge.jit.backends.vendors import DeviceCode
+from hipforge.jit.demangle import short_name
 from hipforge.jit.spec import BuildSpec
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(sm_\d+)[a-z]?'")

@@ -12,7 +12,7 @@ from hipforge.cli import output
 from hipforge.cli.options import matching_variants, module_names, parse_variant
 from hipforge.emulator.code_object import CodeObject
 from hipforge.errors import ConfigError
-from hipforge.jit.backends.amd.demangle import fit
+from hipforge.jit.demangle import fit
 
 
 @click.command("disasm")

@@ -13,7 +13,7 @@ from hipforge import devices, plots, settings
 from hipforge.cli import output
 from hipforge.cli.options import REGISTER_OPTION, matching_variants, module_names, parse_variant
 from hipforge.jit.backends import vendors
-from hipforge.jit.backends.amd.demangle import fit
+from hipforge.jit.demangle import fit
 
 if TYPE_CHECKING:
     from hipforge.jit.hip_module import Request
