@@ -27,7 +27,7 @@ and a size limit, when it runs)::
     loader                    loaded once per process
     host_library              the same for host-only libraries
     maintenance, fleet        listing, explaining and pruning the cache; building many modules at once
-    backends.amd.hip_runtime, backends.nvidia.cuda_runtime     the runtime that modules bind to
+    backends.runtime_library, backends.amd.runtime, backends.nvidia.runtime     the runtime that modules bind to
     call.python_module, call.signature, call.tensors, call.binder, call.torch_functions     for binding
     call.abi, call.torch_library, compile_ops, call.bench_hook     the call itself
 

@@ -7,6 +7,7 @@ file with ``backend.VENDOR``, an entry per architecture in :mod:`hipforge.archs`
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping
@@ -42,15 +43,10 @@ class Vendor:
         torch_says: one line on what torch sees, for people.
         any_arch: whether ``HIPFORGE_DEVICE=auto`` takes its GPU also where there are no kernels for its architecture.
         no_gpu: what to do where ``device`` is demanded and there is none.
-        load_runtime: loads the runtime library with global symbols, so that modules bind to it.
         runtime_functions: its functions that get and set a thread's device.
         compiler: the setting that names a compiler.
-        compilers: that setting's value -> (name for people, path) of each candidate, best first; None: not found.
-        inspect: (path, architecture) -> the compiler as a toolchain; raises ToolchainError with what it lacks.
         nowhere: the places where a kind of compiler was looked for and not found.
-        search_environment: the variables that decide what is found.
         install: what to install where no compiler can be used.
-        read_resources: (spec, library) -> what its device code holds; raises BuildError for code to be refused.
         code_checks: what :attr:`read_resources` checks; an entry whose manifest lacks one is built again.
         kernel_numbers: what it records of each kernel beside its name, all integers.
         limits: name in ``resource_limits`` -> (the numbers whose sum it bounds, whether from above).
@@ -64,19 +60,44 @@ class Vendor:
     torch_says: Callable[[], str]
     any_arch: bool
     no_gpu: str
-    load_runtime: Callable[[], Any]
     runtime_functions: tuple[str, str]
     compiler: settings.Setting[Path | None]
-    compilers: Callable[[Path | None], Iterator[tuple[str, Path | None]]]
-    inspect: Callable[[Path, str], Toolchain]
     nowhere: str
-    search_environment: Callable[[], tuple[str, ...]]
     install: str
-    read_resources: Callable[[BuildSpec, Path], DeviceCode]
     code_checks: tuple[str, ...]
     kernel_numbers: tuple[str, ...]
     limits: Mapping[str, tuple[tuple[str, ...], bool]]
     columns: Mapping[str, tuple[str, ...]]
+
+    # Files of the vendor's folder are imported when they are needed: a process that builds or runs nothing needs none.
+
+    def _file(self, name: str) -> Any:
+        return importlib.import_module(f"{__package__}.{self.name}.{name}")
+
+    def load_runtime(self) -> ctypes.CDLL:
+        """Load the runtime library with global symbols, so that modules bind to it; raises LaunchError."""
+        loaded: ctypes.CDLL = self._file("runtime").load()
+        return loaded
+
+    def compilers(self, named: Path | None) -> Iterator[tuple[str, Path | None]]:
+        """Yield (name for people, path) of each candidate, ``named``, the setting's, first; None: not found."""
+        found: Iterator[tuple[str, Path | None]] = self._file("compilers").compilers(named)
+        return found
+
+    def inspect(self, path: Path, arch: str) -> Toolchain:
+        """Return a compiler as a toolchain for an architecture; raises ToolchainError with what it lacks."""
+        found: Toolchain = self._file("compilers").inspect(path, arch)
+        return found
+
+    def search_environment(self) -> tuple[str, ...]:
+        """Return the variables that decide which compilers are found."""
+        names: tuple[str, ...] = self._file("compilers").SEARCH_ENVIRONMENT
+        return names
+
+    def read_resources(self, spec: BuildSpec, library: Path) -> DeviceCode:
+        """Return what a library's device code holds; raises BuildError for code to be refused."""
+        found: DeviceCode = self._file("resources").read(spec, library)
+        return found
 
 
 @functools.cache

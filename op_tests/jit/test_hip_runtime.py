@@ -11,7 +11,8 @@ import pytest
 
 from hipforge.errors import LaunchError
 from hipforge.jit import host_library
-from hipforge.jit.backends.amd import hip_runtime
+from hipforge.jit.backends.amd import runtime as hip_runtime
+from hipforge.jit.backends.nvidia import runtime as cuda_runtime
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_the_library_of_a_distribution_is_a_candidate_after_rocms(rocm, monkeypa
 def test_the_library_is_loaded_with_global_symbols(rocm):
     """In a new process that knows only this candidate, whatever else the machine has."""
     code = (
-        "import ctypes, pathlib; from hipforge.jit.backends.amd import hip_runtime;"
+        "import ctypes, pathlib; from hipforge.jit.backends.amd import runtime as hip_runtime;"
         f"hip_runtime.candidates = lambda: iter([pathlib.Path({str(rocm / 'lib' / 'libamdhip64.so.7')!r})]);"
         "hip_runtime.load(); index = ctypes.c_int();"
         "ctypes.CDLL(None).hipGetDevice(ctypes.byref(index)); print(index.value)"
@@ -60,20 +61,21 @@ def test_a_library_that_is_already_mapped_wins_over_any_other(rocm):
     mapped = rocm / "torch" / "libamdhip64.so"
     shutil.copy(rocm / "lib" / "libamdhip64.so.7", mapped)
     code = (
-        f"import ctypes; ctypes.CDLL({str(mapped)!r}); from hipforge.jit.backends.amd import hip_runtime;"
+        f"import ctypes; ctypes.CDLL({str(mapped)!r}); from hipforge.jit.backends.amd import runtime as hip_runtime;"
         "print(next(hip_runtime.candidates())); print(hip_runtime.load()._name)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(mapped)] * 2
 
 
-def test_a_machine_without_the_library_is_told_what_was_tried(tmp_path, monkeypatch):
-    broken = tmp_path / "libamdhip64.so"
+@pytest.mark.parametrize(("runtime", "soname"), [(hip_runtime, "libamdhip64.so"), (cuda_runtime, "libcudart.so")])
+def test_a_machine_without_the_library_is_told_what_was_tried(runtime, soname, tmp_path, monkeypatch):
+    broken = tmp_path / soname
     broken.write_text("not a library")
-    hip_runtime.load.cache_clear()
-    monkeypatch.setattr(hip_runtime, "candidates", lambda: iter([broken]))
-    with pytest.raises(LaunchError, match=r"libamdhip64.so: .*HIPFORGE_DEVICE=emulator"):
-        hip_runtime.load()
-    monkeypatch.setattr(hip_runtime, "candidates", lambda: iter([]))
-    with pytest.raises(LaunchError, match=r"no libamdhip64.so in this process"):
-        hip_runtime.load()
+    runtime.load.cache_clear()
+    monkeypatch.setattr(runtime, "candidates", lambda: iter([broken]))
+    with pytest.raises(LaunchError, match=rf"{soname}: .*HIPFORGE_DEVICE=emulator"):
+        runtime.load()
+    monkeypatch.setattr(runtime, "candidates", lambda: iter([]))
+    with pytest.raises(LaunchError, match=rf"no {soname} in this process"):
+        runtime.load()

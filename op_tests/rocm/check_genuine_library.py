@@ -10,7 +10,7 @@ import ctypes
 from helpers.hip_symbols import BINDING, MODULES, defined, undefined
 
 from hipforge.jit import fleet, registry
-from hipforge.jit.backends.amd import hip_runtime
+from hipforge.jit.backends.amd import runtime as hip_runtime
 
 
 def test_every_function_we_call_is_in_the_library_with_its_version() -> None:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
 
 from hipforge import settings
-from hipforge.jit.backends.vendors import DeviceCode, Vendor
-
-if TYPE_CHECKING:
-    from hipforge.jit.spec import BuildSpec
-    from hipforge.jit.toolchain import Toolchain
-
-# Each function imports what it needs: a process that builds nothing, or runs nothing, does without the rest.
+from hipforge.jit.backends.vendors import Vendor
 
 
 def _torch_arch(index: int) -> str | None:
@@ -35,36 +26,6 @@ def _torch_says() -> str:
     return str(torch.cuda.get_device_properties(0).gcnArchName)
 
 
-def _load_runtime() -> Any:
-    from hipforge.jit.backends.amd import hip_runtime
-
-    return hip_runtime.load()
-
-
-def _compilers(named: Path | None) -> Iterator[tuple[str, Path | None]]:
-    from hipforge.jit.backends.amd import compilers
-
-    return compilers.compilers(named)
-
-
-def _inspect(path: Path, arch: str) -> Toolchain:
-    from hipforge.jit.backends.amd import compilers
-
-    return compilers.inspect(path, arch)
-
-
-def _search_environment() -> tuple[str, ...]:
-    from hipforge.jit.backends.amd import compilers
-
-    return compilers.SEARCH_ENVIRONMENT
-
-
-def _read_resources(spec: BuildSpec, library: Path) -> DeviceCode:
-    from hipforge.jit.backends.amd import resources
-
-    return resources.read(spec, library)
-
-
 VENDOR = Vendor(
     name="amd",
     device="hip",
@@ -73,16 +34,11 @@ VENDOR = Vendor(
     torch_says=_torch_says,
     any_arch=True,
     no_gpu="install a ROCm build of torch",
-    load_runtime=_load_runtime,
     runtime_functions=("hipGetDevice", "hipSetDevice"),
     compiler=settings.HIPCC,
-    compilers=_compilers,
-    inspect=_inspect,
     nowhere="not found in ROCM_PATH, HIP_PATH, /opt/rocm or PATH",
-    search_environment=_search_environment,
     install="Install ROCm, or clang-22 lld-22 llvm-22 clang-tools-22 with `pip install triton`, or name a "
     "compiler with HIPFORGE_HIPCC",
-    read_resources=_read_resources,
     code_checks=("scaled MFMA operands",),
     kernel_numbers=(
         "vgpr", "agpr", "sgpr", "vgpr_allocated", "vgpr_spills", "sgpr_spills", "lds_bytes", "scratch_bytes",

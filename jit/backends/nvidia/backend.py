@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
 
 from hipforge import settings
-from hipforge.jit.backends.vendors import DeviceCode, Vendor
-
-if TYPE_CHECKING:
-    from hipforge.jit.spec import BuildSpec
-    from hipforge.jit.toolchain import Toolchain
-
-# Each function imports what it needs: a process that builds nothing, or runs nothing, does without the rest.
+from hipforge.jit.backends.vendors import Vendor
 
 
 def _torch_arch(index: int) -> str | None:
@@ -36,36 +27,6 @@ def _torch_says() -> str:
     return f"{torch.cuda.get_device_name(0)} ({_torch_arch(0)})"
 
 
-def _load_runtime() -> Any:
-    from hipforge.jit.backends.nvidia import cuda_runtime
-
-    return cuda_runtime.load()
-
-
-def _compilers(named: Path | None) -> Iterator[tuple[str, Path | None]]:
-    from hipforge.jit.backends.nvidia import compilers
-
-    return compilers.compilers(named)
-
-
-def _inspect(path: Path, arch: str) -> Toolchain:
-    from hipforge.jit.backends.nvidia import compilers
-
-    return compilers.inspect(path, arch)
-
-
-def _search_environment() -> tuple[str, ...]:
-    from hipforge.jit.backends.nvidia import compilers
-
-    return compilers.SEARCH_ENVIRONMENT
-
-
-def _read_resources(spec: BuildSpec, library: Path) -> DeviceCode:
-    from hipforge.jit.backends.nvidia import resources
-
-    return resources.read(spec, library)
-
-
 VENDOR = Vendor(
     name="nvidia",
     device="cuda",
@@ -74,17 +35,12 @@ VENDOR = Vendor(
     torch_says=_torch_says,
     any_arch=False,
     no_gpu="install a CUDA build of torch and a driver for it",
-    load_runtime=_load_runtime,
     runtime_functions=("cudaGetDevice", "cudaSetDevice"),
     compiler=settings.NVCC,
-    compilers=_compilers,
-    inspect=_inspect,
     nowhere="not found in CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda or the wheel nvidia-cuda-nvcc",
-    search_environment=_search_environment,
     install="Run `pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime`, or install a CUDA "
     "toolkit, or name an nvcc with "
     "HIPFORGE_NVCC",
-    read_resources=_read_resources,
     code_checks=(),
     kernel_numbers=("registers", "spill_bytes", "stack_bytes", "shared_bytes", "barriers"),
     limits=MappingProxyType(
