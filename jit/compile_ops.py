@@ -31,7 +31,7 @@ def compile_ops(
     module_name: str,
     *,
     fc_name: str | None = None,
-    variant: Variant | None = None,
+    variant: Variant | Mapping[str, str] | None = None,
     mutates: Sequence[str] = ("out",),
     gen_fake: Callable[..., Any] | None = None,
 ) -> Callable[[F], F]:
@@ -40,8 +40,10 @@ def compile_ops(
     Args:
         module_name: entry of ``optCompilerConfig.json`` or of a registered file.
         fc_name: name of the exported function, if it is not the stub's.
-        variant: takes the call's arguments, returns the module's variant parameters: ``{"M": 4, "BLOCK_N": 8}``.
-            It goes by shapes, strides, dtypes and numbers alone: what it chose for some is not asked again.
+        variant: the parameter of the stub that gives each of the module's variant parameters, as in
+            ``{"BLOCK_N": "block_n"}``; or a function that takes the call's arguments and returns the values,
+            ``{"M": 4, "BLOCK_N": 8}``, by shapes, strides, dtypes and numbers alone: what it chose for some is not
+            asked again.
         mutates: the tensors that the op writes; the first parameter must be one. Empty for functions of pybind11
             modules that return a value.
         gen_fake: what a traced call returns; only needed where the stub returns something.
@@ -67,9 +69,9 @@ def compile_ops(
     def decorate(function: F) -> F:
         if "torch" in sys.modules:
             _ask_torch_directly()
-        stub = Stub(
-            module_name, fc_name or function.__name__, signature_of(function, mutates=mutates), variant, gen_fake
-        )
+        signature = signature_of(function, mutates=mutates)
+        chosen = _by_parameters(signature, variant) if isinstance(variant, Mapping) else variant
+        stub = Stub(module_name, fc_name or function.__name__, signature, chosen, gen_fake)
 
         call = functools.wraps(function)(_caller(stub))
         call.stub = stub  # type: ignore[attr-defined]
@@ -321,6 +323,18 @@ class _Dispatch:
                 _check_variant(self.stub, self.module, variant)
                 self.entries[key] = self.stub._bind(self.module, variant, _arch(self.device, args), self.divert)
             return self.entries[key]
+
+
+def _by_parameters(signature: Signature, parameters: Mapping[str, str]) -> Variant:
+    """Return the function that takes each variant parameter from the argument that is named."""
+    unknown = [name for name in parameters.values() if name not in signature.names]
+    if unknown:
+        raise ConfigError(
+            f"stub {signature.name} takes a variant from its parameter {unknown[0]!r}, which it has not; it has "
+            f"{', '.join(signature.names)}"
+        )
+    places = [(name, signature.names.index(parameter)) for name, parameter in parameters.items()]
+    return lambda *given: {name: given[place] for name, place in places}
 
 
 def _check_variant(stub: Stub, module: ModuleEntry, variant: Mapping[str, int | str]) -> None:

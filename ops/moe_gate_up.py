@@ -59,7 +59,7 @@ def split_workspace(slots: int, n: int, groups: int, device: torch.device) -> to
 
 @compile_ops(
     "module_mxfp8_grouped_gemm_gate_up",
-    variant=lambda *given: {"HF_ROWS": given[-3]},
+    variant={"HF_ROWS": "rows"},
     mutates=("out", "out_scales", "workspace"),
 )
 def mxfp8_gate_up_out(

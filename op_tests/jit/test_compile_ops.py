@@ -582,3 +582,14 @@ def test_every_shipped_stub_names_a_module_whose_source_exports_its_entry():
     for entry, stub in stubs.items():
         sources = [csrc / name.removeprefix("${CSRC}/") for name in registry.module(stub.module_name).srcs]
         assert any(f"HF_EXPORT({entry});" in source.read_text() for source in sources), entry
+
+
+def test_a_variant_is_taken_from_the_parameter_that_is_named_wherever_it_stands() -> None:
+    @compile_ops("module_test_scale_variants", fc_name="scale_out", variant={"FACTOR": "factor"})
+    def scaled(out: torch.Tensor, x: torch.Tensor, factor: int, last: bool) -> None: ...
+
+    assert scaled.stub.variant("out", "x", 3, True) == {"FACTOR": 3}
+    with pytest.raises(ConfigError, match=r"its parameter 'facto', which it has not; it has out, x"):
+
+        @compile_ops("module_test_scale_variants", variant={"FACTOR": "facto"})
+        def misspelt(out: torch.Tensor, x: torch.Tensor) -> None: ...

@@ -26,7 +26,7 @@ TILED = TileKernel(
 )  # fmt: skip
 
 
-@compile_ops("module_mxfp4_gemm_tiles", variant=lambda *given: {"HF_TILE": given[-2]}, mutates=("out", "workspace"))
+@compile_ops("module_mxfp4_gemm_tiles", variant={"HF_TILE": "tile"}, mutates=("out", "workspace"))
 def mxfp4_gemm_tiles_out(
     out: torch.Tensor,
     Xq: torch.Tensor,

@@ -94,7 +94,7 @@ def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
 
 @compile_ops(
     "module_mxfp4_gemm",
-    variant=lambda *given: {"HF_M_SUB": given[-3], "HF_N_SUB": given[-2]},
+    variant={"HF_M_SUB": "m_sub", "HF_N_SUB": "n_sub"},
 )
 def mxfp4_gemm_out(
     out: torch.Tensor,

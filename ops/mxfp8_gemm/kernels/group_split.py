@@ -65,7 +65,7 @@ def split_workspace(m: int, n: int, rows: int, columns: int, k_splits: int, devi
 
 
 @compile_ops(
-    "module_mxfp8_gemm_group_split", variant=lambda *given: {"HF_ROWS": given[-3]}, mutates=("out", "workspace")
+    "module_mxfp8_gemm_group_split", variant={"HF_ROWS": "rows"}, mutates=("out", "workspace")
 )
 def mxfp8_group_split_out(
     out: torch.Tensor,

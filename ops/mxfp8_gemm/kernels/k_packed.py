@@ -54,7 +54,7 @@ def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
     return None
 
 
-@compile_ops("module_mxfp8_gemm_k_packed", variant=lambda *given: {"HF_COLUMNS": given[-3]})
+@compile_ops("module_mxfp8_gemm_k_packed", variant={"HF_COLUMNS": "columns"})
 def mxfp8_k_packed_out(
     out: torch.Tensor,
     Xq: torch.Tensor,

@@ -103,11 +103,7 @@ def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
     return None if most <= SHARED_BYTES else f"more blocks: shared memory of {most} bytes exceeds {SHARED_BYTES}"
 
 
-def _variant(*given: Any) -> dict[str, int]:
-    return {"HF_ROWS": given[-5], "HF_TILES": given[-4]}
-
-
-@compile_ops("module_mxfp8_gemm_row_stream", variant=_variant)
+@compile_ops("module_mxfp8_gemm_row_stream", variant={"HF_ROWS": "rows", "HF_TILES": "tiles"})
 def mxfp8_row_stream_out(
     out: torch.Tensor,
     Xq: torch.Tensor,

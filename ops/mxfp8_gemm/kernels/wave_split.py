@@ -119,7 +119,7 @@ def _pipeline(given: Configuration, cell: Any, arch: str) -> Pipeline:
     return Pipeline(steps_ahead(given["rows"], columns) * STEP_BYTES * columns // COLUMNS[0])
 
 
-@compile_ops("module_mxfp8_gemm_wave_split", variant=lambda *given: {"HF_ROWS": given[-3]})
+@compile_ops("module_mxfp8_gemm_wave_split", variant={"HF_ROWS": "rows"})
 def mxfp8_wave_split_out(
     out: torch.Tensor,
     Xq: torch.Tensor,

@@ -20,7 +20,7 @@ START_US = 2.0
 MOST_K = 1 << 24
 
 
-@compile_ops("module_mxfp8_gemm_wgmma_tiles", variant=lambda *given: {"HF_TILE": given[-2]})
+@compile_ops("module_mxfp8_gemm_wgmma_tiles", variant={"HF_TILE": "tile"})
 def mxfp8_wgmma_tiles_out(
     out: torch.Tensor,
     Xq: torch.Tensor,

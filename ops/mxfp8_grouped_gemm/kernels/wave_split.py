@@ -67,7 +67,7 @@ def default_columns(groups: int, waves: int, k: int, cu_count: int) -> int:
     return TILE << (side_by_side.bit_length() - 1)
 
 
-@compile_ops("module_mxfp8_grouped_gemm_split", variant=lambda *given: {"HF_ROWS": given[-3]})
+@compile_ops("module_mxfp8_grouped_gemm_split", variant={"HF_ROWS": "rows"})
 def mxfp8_grouped_split_out(
     out: torch.Tensor,
     a_q: torch.Tensor,
