@@ -465,7 +465,7 @@ static int is_suspicious_directly(const Torch* torch, PyObject* object, const hf
   int64_t held = 0, offset = 0;
   const uint64_t bytes = extent_bytes(tensor);
   if (!bytes) return 0;
-  if (!tensor->data || (is_float(tensor->dtype) && torch->is_negative(handle))) return 1;
+  if (!tensor->data || torch->is_negative(handle)) return 1;
   if (torch->storage_bytes(handle, &held) || torch->storage_offset(handle, &offset)) return 1;
   return (uint64_t)offset * (uint64_t)dtype_bytes(tensor->dtype) + bytes > (uint64_t)held;
 }

@@ -223,7 +223,7 @@ def test_a_traced_call_is_the_eager_one(options):
         ),
         ({"out_scale": torch.ones(2)}, r"out_scale must have one element, the scale of all of out; got \(2,\)"),
         ({"out_scale": torch.ones(1).half()}, "out_scale must have dtype torch.float32"),
-        ({"out_format": "fp8"}, "out_format must be one of 'mxfp8'; got str 'fp8'"),
+        ({"out_format": "fp8"}, "out_format must be one of None, 'mxfp8'; got 'fp8'"),
         (
             {"scale_out": torch.zeros(1, 4).byte()},
             "scale_out takes the scales of out_format='mxfp8'; got out_format=None",

@@ -223,7 +223,7 @@ def test_a_traced_call_is_the_eager_one():
         ({"max_seqlen_q": None}, "max_seqlen_q must be given with cu_seqlens_q"),
         ({"cu_seqlens_q": None}, "max_seqlen_q is for cu_seqlens_q, which is None; got max_seqlen_q=2"),
         ({"max_seqlen_q": 17}, "max_seqlen_q must be 1 to 16 query tokens per sequence; got 17"),
-        ({"max_seqlen_q": 2.5}, "max_seqlen_q must be an int of 64 bits; got float 2.5"),
+        ({"max_seqlen_q": 2.5}, "max_seqlen_q must be an int; got float 2.5"),
         (
             {"max_seqlen_q": 1},
             "max_seqlen_q must be at least the tokens of every sequence; got 1, but sequence 1 .* has 2",

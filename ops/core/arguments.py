@@ -24,9 +24,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from hipforge import devices
 from hipforge.errors import GuardError, HipforgeError, OutOfMemoryError
-from hipforge.jit.call import bench_hook, tensors
+from hipforge.jit.call import tensors
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core.checks import require_in_float32, require_unexpanded
 
@@ -274,18 +273,6 @@ _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 _TRANSFORMED = "is inside a transform of torch.func (grad, vmap, jvp), which ops do not support; call it outside of one"
 
 
-def binding_checks_all() -> bool:
-    """Return whether a kernel's binding is trusted with what :func:`require_sound` asks: on a GPU.
-
-    There every 0.1 us of a call counts, what is not contiguous is copied by :func:`packed`, and nothing else of an
-    argument is read before the binding has seen it.
-    """
-    return devices.current().kind in ("hip", "cuda") or _no_launches
-
-
-_no_launches = bench_hook.active()
-
-
 def naming_arguments(function: Callable[P, R], name: str | None = None) -> Callable[P, R]:
     """Make a function that is not an ``@operator`` say, under its name or ``name``, which argument made it fail."""
     name = function.__name__ if name is None else name
@@ -296,11 +283,6 @@ def naming_arguments(function: Callable[P, R], name: str | None = None) -> Calla
         if _is_dynamo_compiling():
             return function(*args, **kwargs)
         try:
-            if not binding_checks_all():
-                with contextlib.suppress(TypeError):  # missing or unknown ones: the call says it better
-                    given = signature.bind(*args, **kwargs).arguments
-                    require_sound(name, given)
-                    require_annotated(name, signature, given)
             return function(*args, **kwargs)
         except HipforgeError:
             raise

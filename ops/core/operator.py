@@ -22,7 +22,6 @@ from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch
 from hipforge.ops.core.arguments import (
-    binding_checks_all,
     blame,
     bound,
     fake_mode_of,
@@ -102,7 +101,7 @@ def operator(
                 if torch.is_grad_enabled():
                     check_gradients(name, given, [each for each in writes if is_written(each, writes, given)])
             if at is not None:
-                decisions = launches if accepted.path == "kernel" and binding_checks_all() else checked
+                decisions = launches if accepted.path == "kernel" else checked
                 if len(decisions) >= dispatch.MAX_DECISIONS:
                     decisions.clear()
                 decisions[at] = accepted

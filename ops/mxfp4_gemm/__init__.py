@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import torch
 
+from hipforge.ops.core.arguments import require_sound
 from hipforge.ops.core.checks import require_bias
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.operator import operator
@@ -126,6 +127,7 @@ def mxfp4_linear(
     result = new_or_given(out, (m, n), torch.bfloat16, xq.device)
     if bias is not None:
         require_bias(bias, n, torch.bfloat16, xq.device)
+        require_sound("mxfp4_linear", {"bias": bias, "out": result}, ("out",))  # no kernel's binding sees the bias
     if taken.path == "kernel":
         launch(BY_NAME[taken.kernel], taken.configuration, result, xq, x_scale, wq, w_scale, shuffled)
     else:
