@@ -141,7 +141,7 @@ def test_refusals_name_argument_value_and_rule():
             "(out.0|sorted_ids) is written and must not share memory with (out.1|expert_ids)",
         ),
         ((out[0][:4].view(2, 2), 4, 2), {"out": out}, "(out.sorted_token|sorted)_ids is written .* with topk_ids"),
-        ((ids, 4, 2, out[1][:2]), {"out": out}, "(out.)?expert_ids is written and must not share memory with expert_map"),
+        ((ids, 4, 2, out[1][:2]), {"out": out}, "(out.)?expert_ids is written and must not share .* expert_map"),
     ):
         with pytest.raises(GuardError, match=message):
             moe_align_block_size(*arguments, **options)
