@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from hipforge.errors import HipforgeError
+from hipforge.errors import GuardError, HipforgeError
 from hipforge.jit.call.binder import Binder, described, on_binder
 from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
@@ -120,6 +120,13 @@ def operator(
         def failed(*args: Any, **kwargs: Any) -> None:
             blame(name, signature, args, kwargs)
 
+        def refused(*args: Any, **kwargs: Any) -> None:
+            """Say what a kernel's binding refused in the op's own names, as the call that decided would have."""
+            try:
+                require_sound(name, bound(name, signature, args, kwargs), writes)
+            except GuardError as error:
+                raise error from None
+
         def eager(*args: Any, **kwargs: Any) -> Any:
             return call(*args, **kwargs)
 
@@ -132,8 +139,8 @@ def operator(
         decision = "" if fake else f"plan({', '.join(f'{each}={each}' for each in planned)}), "
         free = {
             "body": body, "plan": plan, "key_of": key or _described, "launches": launches, "decide": decide,
-            "first": first, "failed": failed, "traced": traced, "compiling": _is_dynamo_compiling,
-            "modes": _dispatch_modes, "recording": recording, "HipforgeError": HipforgeError,
+            "first": first, "failed": failed, "refused": refused, "traced": traced, "compiling": _is_dynamo_compiling,
+            "modes": _dispatch_modes, "recording": recording, "GuardError": GuardError, "HipforgeError": HipforgeError,
         }  # fmt: skip
         at = f"key_of({', '.join(named_by(key, signature) if key else signature.parameters)})"
         call = _eager_call(body, signature, free, tracing=tracing, decision=decision, key=at)
@@ -162,6 +169,9 @@ def make({free}):
             else:
                 return body(taken, {passed})
             return first(taken, {passed})
+        except GuardError:
+            refused({passed})
+            raise
         except HipforgeError:
             raise
         except Exception:
