@@ -22,7 +22,7 @@ def main() -> None:
     without = set(parser.parse_args().without)
     text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
     wanted = ["setuptools>=77", "wheel"]
-    for key in ("dependencies", "compiler", "test", "plots", "docs"):
+    for key in ("dependencies", "compiler", "cuda", "test", "plots", "docs"):
         wanted += array_entries(text, key)
     names = [r for r in dict.fromkeys(wanted) if re.split(r"[<>=!~\[ ]", r, maxsplit=1)[0] not in without]
     sys.stdout.write(" ".join(names) + "\n")

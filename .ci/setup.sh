@@ -129,7 +129,7 @@ else
   [ -n "$PIP_INDEX" ] || say "pip takes torch from its configured index: from the public one that is the CUDA build," \
     "5 GB in $VENV; the README says how PIP_INDEX gets the CPU build, which is half of that"
   # shellcheck disable=SC2086
-  pip install $index -c constraints.txt -e '.[compiler,test,plots,docs]'
+  pip install $index -c constraints.txt -e '.[compiler,cuda,test,plots,docs]'
 fi
 found=$("$VENV/bin/python" .ci/find_compiler.py) || fail "$found"
 step "compiler: $found"

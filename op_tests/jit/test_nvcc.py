@@ -32,9 +32,6 @@ void fill_out(hf::Tensor out, double value, hipStream_t stream) {
 HF_EXPORT(fill_out);
 """
 
-has_nvcc = shutil.which("nvcc") is not None
-needs_nvcc = pytest.mark.skipif(not has_nvcc, reason="no nvcc on PATH")
-
 REPORT = """\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_Z4fillPff' for 'sm_90a'
@@ -78,7 +75,6 @@ def test_flags_of_gxx_reach_the_host_compiler_and_own_ones_do_not() -> None:
     )  # fmt: skip
 
 
-@needs_nvcc
 def test_a_module_is_built_without_a_gpu_and_its_manifest_says_with_what(module: Module) -> None:
     entry = ladder.obtain(hip_module.request(module(), {}, "sm_90")).entry
     (kernel,) = entry.manifest.kernels.values()
@@ -89,7 +85,6 @@ def test_a_module_is_built_without_a_gpu_and_its_manifest_says_with_what(module:
     assert undefined <= entry.manifest.ingredients.keys()
 
 
-@needs_nvcc
 def test_a_changed_flag_of_the_environment_is_another_build(
     module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +97,6 @@ def test_a_changed_flag_of_the_environment_is_another_build(
     toolchain._selected.clear()
 
 
-@needs_nvcc
 def test_a_source_by_vendor_and_a_limit_in_the_vendors_words(module: Module) -> None:
     entry = module(
         srcs={"nvidia": ["fill.cu"], "amd": ["absent.cu"]},
@@ -127,7 +121,7 @@ def _script(path: Path, text: str) -> Path:
 
 def test_an_old_nvcc_and_one_without_its_parts_say_what_to_install(tmp_path: Path, isolated_cache: Path) -> None:
     old = _script(tmp_path / "old", "echo 'Cuda compilation tools, release 11.8, V11.8.89'")
-    get_it = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime"
+    get_it = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
     with pytest.raises(ToolchainError, match=rf"it is nvcc 11\.8; 12\.0 or newer is needed: {get_it}"):
         compilers.inspect(old, "sm_90")
     bare = _script(tmp_path / "bare", f"echo 'release 13.0, V'; echo '#$ TOP={tmp_path}'")
@@ -135,15 +129,15 @@ def test_an_old_nvcc_and_one_without_its_parts_say_what_to_install(tmp_path: Pat
         compilers.inspect(bare, "sm_90")
 
 
-@needs_nvcc
 def test_a_refused_host_compiler_is_named(
     tmp_path: Path, isolated_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    nvcc_here = toolchain.select("sm_90").tool.path
     real = shutil.which("g++")
     _script(tmp_path / "g++", f'exec {real} -U__GNUC__ -D__GNUC__=99 -Wno-builtin-macro-redefined "$@"')
     monkeypatch.setenv("NVCC_CCBIN", str(tmp_path / "g++"))
     with pytest.raises(ToolchainError, match=r"it refuses the host compiler .*g\+\+: .*set NVCC_CCBIN"):
-        compilers.inspect(Path(shutil.which("nvcc") or ""), "sm_90")
+        compilers.inspect(nvcc_here, "sm_90")
 
 
 def test_without_any_nvcc_the_error_says_what_to_install(isolated_cache: Path) -> None:

@@ -7,6 +7,9 @@ from types import MappingProxyType
 from hipforge import settings
 from hipforge.jit.backends.vendors import Vendor
 
+WHEELS = "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
+"""What a toolkit is put together from; pyproject.toml has the same as the extra ``cuda``."""
+
 
 def _torch_arch(index: int) -> str | None:
     import torch
@@ -38,9 +41,7 @@ VENDOR = Vendor(
     runtime_functions=("cudaGetDevice", "cudaSetDevice"),
     compiler=settings.NVCC,
     nowhere="not found in CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda or the wheel nvidia-cuda-nvcc",
-    install="Run `pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime`, or install a CUDA "
-    "toolkit, or name an nvcc with "
-    "HIPFORGE_NVCC",
+    install=f"Run `pip install {WHEELS}`, or install a CUDA toolkit, or name an nvcc with HIPFORGE_NVCC",
     code_checks=(),
     kernel_numbers=("registers", "spill_bytes", "stack_bytes", "shared_bytes", "barriers"),
     limits=MappingProxyType(

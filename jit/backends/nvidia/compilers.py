@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hipforge.errors import ToolchainError
+from hipforge.jit.backends.nvidia.backend import WHEELS
 from hipforge.jit.backends.nvidia.nvcc import ENVIRONMENT, Nvcc, gencode, host_compiler
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.spec import KEY_ENVIRONMENT
@@ -21,10 +22,10 @@ MIN_RELEASE = (12, 0)
 SEARCH_ENVIRONMENT = ("PATH", "CUDA_HOME", "CUDA_PATH", *KEY_ENVIRONMENT, *ENVIRONMENT)
 """The variables that decide what is found."""
 
-_WHEELS = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime"
+_WHEELS = f"pip install {WHEELS}"
 # What a toolkit put together from wheels may lack: a file of it -> the wheel that has it.
 _PIECES = {"nvvm/bin/cicc": "nvidia-nvvm", "bin/ptxas": "nvidia-cuda-nvcc", "bin/cudafe++": "nvidia-cuda-nvcc"}
-_HEADERS = {"crt/": "nvidia-cuda-crt", "cuda_runtime": "nvidia-cuda-runtime"}
+_HEADERS = {"crt/": "nvidia-cuda-crt", "cuda_": "nvidia-cuda-runtime", "nv/target": "nvidia-cuda-cccl"}
 
 
 def compilers(named: Path | None) -> Iterator[tuple[str, Path | None]]:
@@ -117,9 +118,9 @@ def _top(plan: str, path: Path) -> Path:
 
 
 def _check_host(path: Path, host: Path, arch: str, top: Path) -> None:
-    """Let the host compiler read CUDA's headers, which refuse one that they do not know."""
-    argv = [str(path), gencode(arch), "-x", "cu", "-E", "/dev/null", "-o", "/dev/null"]
-    question = f"{path} headers {arch} {stamp(host)} {_environment()}"
+    """Let the host compiler read CUDA's headers, which refuse one that they do not know, and the ones they include."""
+    argv = [str(path), gencode(arch), "-x", "cu", "-include", "cuda_bf16.h", "-E", "/dev/null", "-o", "/dev/null"]
+    question = f"{path} cuda_bf16.h {arch} {stamp(host)} {_environment()}"
     status, text = ask(question, argv, Path(os.path.realpath(path)), (top, top / "include"))
     if not status:
         return
