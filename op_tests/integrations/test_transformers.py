@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,8 +117,19 @@ def test_what_is_saved_loads_again_and_hipforge_weights_reads_it(tmp_path: Path)
     model.save_pretrained(tmp_path / "saved")
     again = loaded(tmp_path / "saved")
     assert torch.equal(logits(again), logits(model))
-    kinds = [meta.format for _, _, meta in weights.load(tmp_path / "saved")]
-    assert kinds.count("mxfp8") == 2 * LINEARS
+    read = {name: tensor for name, tensor, meta in weights.load(tmp_path / "saved") if meta.format == "mxfp8"}
+    assert len(read) == 2 * LINEARS
+    assert all(torch.equal(model.get_buffer(name), tensor) for name, tensor in read.items())
+
+
+def test_what_is_saved_is_refused_where_the_quantiser_is_not_registered(tmp_path: Path) -> None:
+    source = small()
+    source.save_pretrained(tmp_path / "plain")
+    loaded(tmp_path / "plain", quantization_config=MXFP8Config(quantize=True)).save_pretrained(tmp_path / "saved")
+    load = "import sys, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", load, tmp_path / "saved"], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "size mismatch" in done.stderr.replace("mismatched sizes", "size mismatch")
 
 
 def test_a_layer_without_scales_is_refused_by_name(tmp_path: Path) -> None:

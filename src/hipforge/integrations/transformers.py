@@ -1,6 +1,7 @@
 """MX-FP8 models in the transformers library: a quantiser that its ``from_pretrained`` finds.
 
-Importing this module registers it::
+Importing this module registers it, also for a checkpoint that ``save_pretrained`` wrote; without the import the library
+warns of an unknown quantisation and refuses the shapes of that checkpoint's weights::
 
     from hipforge.integrations.transformers import MXFP8Config
 
@@ -37,12 +38,14 @@ class MXFP8Config(QuantizationConfigMixin):
 
     The checkpoint has ``X.weight``, e4m3fn or uint8 with its bits, [N, K], beside ``X.weight_scale``, e8m0 bytes
     [N, K / 32], for each linear layer X; on gfx942 both are converted to what it computes in. Its ``config.json``
-    declares ``"quant_method": "hipforge_mxfp8"``, as ``save_pretrained`` writes it, or no quantisation.
+    declares ``"quant_method": "hipforge_mxfp8"``, or no quantisation. ``save_pretrained`` writes weights as blocks,
+    [N, K / 32, 32]: read as a plain matrix, without scales, they would give a model of wrong numbers.
 
     Args:
         modules_to_not_convert: names of layers, or parts of names, whose weights are plain; by default the output head
             and what shares its weights with the embedding. Layers whose K is not a multiple of 32 are plain always.
         quantize: the checkpoint is a plain one (16 or 32 bits), whose layers are quantised after they are loaded.
+        blocks: the checkpoint's weights are [N, K / 32, 32].
 
     Raises:
         ConfigError: while loading, a layer without scales in the checkpoint; it names the layer.
@@ -50,26 +53,30 @@ class MXFP8Config(QuantizationConfigMixin):
     Example:
         >>> from hipforge.integrations.transformers import MXFP8Config
         >>> MXFP8Config(modules_to_not_convert=["lm_head"]).to_dict()
-        {'quant_method': 'hipforge_mxfp8', 'modules_to_not_convert': ['lm_head'], 'quantize': False}
+        {'quant_method': 'hipforge_mxfp8', 'modules_to_not_convert': ['lm_head'], 'quantize': False, 'blocks': True}
     """
 
     def __init__(
-        self, modules_to_not_convert: list[str] | None = None, quantize: bool = False, **declared: Any
+        self,
+        modules_to_not_convert: list[str] | None = None,
+        quantize: bool = False,
+        blocks: bool = False,
+        **declared: Any,
     ) -> None:
         method = declared.pop("quant_method", METHOD)
         if method != METHOD or declared:
             raise ConfigError(
-                f"quantization_config of {METHOD} takes modules_to_not_convert and quantize; got quant_method "
+                f"quantization_config of {METHOD} takes modules_to_not_convert, quantize and blocks; got quant_method "
                 f"{method!r}" + (f" and {', '.join(sorted(declared))}" if declared else "")
             )
         self.quant_method = METHOD  # type: ignore[assignment]  # the library annotates its own methods' enumeration
         self.modules_to_not_convert = modules_to_not_convert
-        self.quantize = quantize
+        self.quantize, self.blocks = quantize, blocks
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``config.json`` holds; what is saved is quantised already."""
         skipped = self.modules_to_not_convert
-        return {"quant_method": METHOD, "modules_to_not_convert": skipped, "quantize": False}
+        return {"quant_method": METHOD, "modules_to_not_convert": skipped, "quantize": False, "blocks": True}
 
 
 @register_quantizer(METHOD)
@@ -97,7 +104,8 @@ class MXFP8Quantizer(HfQuantizer):
             for name, part in self._linears(model).items():
                 layer = MXFP8Linear(part.in_features, part.out_features, part.bias is not None, device="meta")
                 # What is stored, whatever the device computes in; scales that no file has stay on the meta device.
-                layer.weight = torch.empty(layer.weight.shape, dtype=torch.float8_e4m3fn, device="meta")
+                shape = (part.out_features, -1, BLOCK) if self.quantization_config.blocks else (part.out_features, -1)
+                layer.weight = torch.empty_like(layer.weight, dtype=torch.float8_e4m3fn).view(shape)
                 model.set_submodule(name, layer)
         return model
 
@@ -109,7 +117,7 @@ class MXFP8Quantizer(HfQuantizer):
         for name, part in model.named_modules():
             if isinstance(part, MXFP8Linear):
                 _require_loaded(name, part)
-                part.weight, part.weight_scale = accepted(part.weight, part.weight_scale, name)
+                part.weight, part.weight_scale = accepted(part.weight.flatten(1), part.weight_scale, name)
         return model
 
     def _linears(self, model: Any) -> dict[str, torch.nn.Linear]:
@@ -119,6 +127,14 @@ class MXFP8Quantizer(HfQuantizer):
             for name, part in model.named_modules()
             if type(part) is torch.nn.Linear and part.in_features % BLOCK == 0 and should_convert_module(name, skipped)
         }
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Return what ``save_pretrained`` writes: the weights as blocks, which no plain layer takes."""
+        state = model.state_dict()
+        for name, part in model.named_modules():
+            if isinstance(part, MXFP8Linear):
+                state[f"{name}.weight"] = part.weight.view(part.out_features, -1, BLOCK)
+        return state, {}
 
     def is_serializable(self) -> bool:
         """Whether ``save_pretrained`` works: on gfx942 the weights are e4m3fnuz, which checkpoints do not hold."""

@@ -5,6 +5,7 @@ Quantised weights are recognised by their names, dtypes and shapes:
 | published by | elements | scales |
 |---|---|---|
 | compressed-tensors, Quark, ModelOpt | ``X.weight`` F8_E4M3 (or U8) [N, K] | ``X.weight_scale`` U8 [N, K/32] |
+| hipforge's plugin for transformers | ``X.weight`` F8_E4M3 [N, K/32, 32] | ``X.weight_scale`` U8 [N, K/32] |
 | compressed-tensors MXFP4 | ``X.weight_packed`` U8 [N, K/2] | ``X.weight_scale`` U8 [N, K/32] |
 | Quark and ModelOpt MXFP4 | ``X.weight`` U8 [N, K/2] | ``X.weight_scale`` U8 [N, K/32] |
 | gpt-oss MXFP4 | ``X_blocks`` U8 [E, N, K/32, 16] | ``X_scales`` U8 [E, N, K/32] |
@@ -168,6 +169,8 @@ def _pair(entry: Entry, entries: dict[str, Entry]) -> _Pair | None:
     if entry.kind == "U8" and f"{name}_scale" not in entries and not key.endswith(("weight", "weight_packed")):
         return None
     scale = _scale_of(entry, f"{name}_scale", entries)
+    if entry.shape == (*scale.shape, BLOCK):
+        return _Pair(name, "mxfp8", entry, scale)
     elements = entry.shape[-1] if entry.shape else 0
     wide = scale.shape[-1] * BLOCK if scale.shape else -1
     if entry.shape[:-1] != scale.shape[:-1] or wide not in (elements, 2 * elements):
