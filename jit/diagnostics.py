@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ _ERROR = re.compile(
     r"^\w*(?:Error|Exception): ",
     re.MULTILINE,
 )
+
+# Where a template of a header was asked for, in clang's words and in nvcc's: the last one is the source's own line.
+_ASKED_FOR = re.compile(r"^(\S+:\d+:\d+): note: .* requested here|at line (\d+) of (\S+)")
 
 # Signs that the machine failed rather than the source, or that it lacks something: the next attempt may succeed.
 _TRANSIENT = re.compile(
@@ -69,11 +73,21 @@ class StepFailure:
 
     @property
     def first_error(self) -> str:
-        """The first line that states an error; the last line of the output where none does."""
+        """The first line that states an error, and the source's line for it; the output's last line where none does."""
         lines = [line for line in self.output.splitlines() if line.strip()]
         for number, line in enumerate(lines):
             if _ERROR.search(line):
                 if line.startswith("Traceback"):
                     return next((later for later in lines[number + 1 :] if not later.startswith(" ")), line)
-                return line.strip()
+                return line.strip() + _asked_for(lines[number + 1 :])
         return lines[-1].strip() if lines else f"the command exited with status {self.status} and no output"
+
+
+def _asked_for(lines: list[str]) -> str:
+    """Return the line of the source that an error in a header's template comes from, or nothing."""
+    asked = ""
+    for line in itertools.takewhile(lambda line: not _ERROR.search(line), lines):
+        if found := _ASKED_FOR.search(line):
+            clang, number, file = found.groups()
+            asked = f"\n  asked for at {clang or f'{file}:{number}'}"
+    return asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hipforge.errors import GuardError
+from hipforge.errors import BuildError, GuardError
 from hipforge.jit import compile_ops, hip_module, ladder, registry
 
 PAGE = Path(__file__).parents[2] / "docs/guide/writing-an-op.md"
@@ -31,25 +32,47 @@ def sum_out(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[torc
     registry._registered.pop("module_sum")
 
 
-def test_the_first_op_of_the_page_takes_an_empty_tensor_and_refuses_gaps(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def first_op(folder: Path, element: str = "float") -> Iterator[Callable[[torch.Tensor, torch.Tensor, float], None]]:
+    """The stub of the page's first op, its elements of another type of HIP's."""
+    name = f"module_scale_{element}"
     blocks = re.findall(r"```cpp\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (source,) = (block for block in blocks if "scale_out" in block)
-    (tmp_path / "scale.cu").write_text(source)
-    registry.register_values(tmp_path / "modules.json", {"module_scale": {"srcs": ["scale.cu"]}})
+    source = source.replace("float*", f"{element}*").replace("data<float>", f"data<{element}>")
+    (folder / "scale.cu").write_text(f"#include <hip/hip_bfloat16.h>\n{source}")
+    registry.register_values(folder / "modules.json", {name: {"srcs": ["scale.cu"], "archs": ["gfx950"]}})
 
-    @compile_ops("module_scale")
+    @compile_ops(name)
     def scale_out(out: torch.Tensor, x: torch.Tensor, factor: float) -> None:
         """Write factor * x into out."""
 
-    try:
+    yield scale_out
+    registry._registered.pop(name)
+
+
+def test_the_first_op_of_the_page_takes_an_empty_tensor_and_refuses_gaps(tmp_path: Path) -> None:
+    with first_op(tmp_path) as scale_out:
         x = torch.arange(600.0)
         scale_out(out := torch.empty(600), x, 3.0)
         assert torch.equal(out, 3 * x)
         scale_out(torch.empty(0), torch.empty(0), 3.0)
         with pytest.raises(GuardError, match="out and x must be contiguous"):
             scale_out(torch.empty(300), x[::2], 3.0)
-    finally:
-        registry._registered.pop("module_scale")
+
+
+def test_a_kernel_takes_bfloat16_as_the_older_type_of_hip(tmp_path: Path) -> None:
+    with first_op(tmp_path, "hip_bfloat16") as scale_out:
+        x = torch.arange(64).bfloat16()
+        scale_out(out := torch.empty_like(x), x, 2.0)
+        assert torch.equal(out, 2 * x)
+
+
+def test_an_element_type_that_no_tensor_holds_is_refused_at_the_line_that_names_it(tmp_path: Path) -> None:
+    with first_op(tmp_path, "dim3") as scale_out, pytest.raises(BuildError) as refused:
+        scale_out(torch.empty(4), torch.ones(4), 2.0)
+    line = next(n for n, text in enumerate((tmp_path / "scale.cu").read_text().splitlines(), 1) if "data<dim3>" in text)
+    assert "T must be float, double, __half" in str(refused.value)
+    assert f"asked for at {tmp_path}/scale.cu:{line}" in str(refused.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -4,8 +4,9 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/host/export.h"
 
-struct __half;  // of hip_fp16.h and hip_bf16.h, which a module includes itself
+struct __half;  // of hip_fp16.h, hip_bf16.h and hip_bfloat16.h, which a module includes itself
 struct __hip_bfloat16;
+struct hip_bfloat16;
 
 /// What kernels over hipforge/device/ are built for.
 #define HF_ARCHS "gfx950", "gfx942"
@@ -16,6 +17,7 @@ template <> struct HoldsElement<_Float16> : HoldsDtype<HF_F16> {};
 template <> struct HoldsElement<__bf16> : HoldsDtype<HF_BF16> {};
 template <> struct HoldsElement<__half> : HoldsDtype<HF_F16> {};
 template <> struct HoldsElement<__hip_bfloat16> : HoldsDtype<HF_BF16> {};
+template <> struct HoldsElement<hip_bfloat16> : HoldsDtype<HF_BF16> {};
 
 using StreamStruct = ihipStream_t;
 

@@ -23,7 +23,9 @@ inline int64_t dtype_bytes(int32_t dtype) {
 // takes all, for addresses in bytes. For a further type, a header adds `template <> struct HoldsElement<T>`.
 template <class T>
 struct HoldsElement {
-  static_assert(sizeof(T) == 0, "data<T>(): T is not an element type; take data() and cast, or specialise HoldsElement");
+  static_assert(sizeof(T) == 0,
+                "data<T>(): T must be float, double, __half, _Float16, __hip_bfloat16, hip_bfloat16, __bf16, bool, char or an "
+                "(u)int8_t to (u)int64_t; for another type take data() and cast, or specialise HoldsElement");
 };
 template <int32_t kDtype>
 struct HoldsDtype {
