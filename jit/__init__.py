@@ -16,7 +16,7 @@ and a size limit, when it runs)::
     backends.amd.resources    what the kernels of a finished library need
     tools, backends.amd.rocm_tree, units, backends.amd.hip_clang     the commands of one compiler
     backends.amd.compilers, backends.amd.backend     which compilers there are; the vendor as one value
-    backends.nvidia.resources, backends.nvidia.nvcc, backends.nvidia.compilers, backends.nvidia.backend     the same
+    backends.nvidia.backend, backends.nvidia.resources, backends.nvidia.nvcc, backends.nvidia.compilers     the same
     host_cpu, cache.prebuilt      modules built ahead of time
     lookup                    prebuilt, cached, failed before or missing?
     notices                   what a user is told while a build runs
