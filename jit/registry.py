@@ -395,6 +395,6 @@ def module(name: str) -> ModuleEntry:
         raise ConfigError(
             f"there is no module {name!r}{did_you_mean(name, modules())}; "
             f"known: {', '.join(modules()) or '(none)'}. Modules are described in "
-            f"{SHIPPED}, or in a JSON file given to hipforge.jit.register()"
+            f"{SHIPPED}, or in a JSON file given to hipforge.jit.register(), on the command line to --register"
         )
     return entry

@@ -146,9 +146,10 @@ def signature_of(function: Callable[..., Any], *, mutates: Sequence[str]) -> Sig
         if mutated and kind not in (TENSOR, OPTIONAL_TENSOR):
             raise ConfigError(f"stub {name}: mutates names '{parameter}', which is {text!r}, not a tensor")
         parameters.append(Parameter(parameter, kind, mutated))
-    unknown = [item for item in mutates if item not in annotations]
+    names = [parameter.name for parameter in parameters]
+    unknown = [item for item in mutates if item not in names]
     if unknown:
-        raise ConfigError(f"stub {name}: mutates names {unknown}, but the parameters are {list(annotations)}")
+        raise ConfigError(f"stub {name}: mutates names {unknown}, but the parameters are {names}")
     returns = _as_text(annotations.get("return", "None"))
     if mutates and (not parameters or not parameters[0].mutated or parameters[0].kind != TENSOR):
         raise ConfigError(

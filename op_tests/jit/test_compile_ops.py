@@ -159,7 +159,7 @@ def _stub(**annotations):
         (_stub(x="int | None"), ("out",), "parameter 'x' is annotated 'int | None'"),
         (_stub(x="torch.Tensor | int"), ("out",), "parameter 'x'"),
         (_stub(out=int), ("out",), "mutates names 'out', which is 'int', not a tensor"),
-        (_stub(), ("result",), r"mutates names \['result'\]"),
+        (_stub(), ("result",), r"mutates names \['result'\], but the parameters are \['out', 'x'\]"),
         (_stub(), ("x",), r"first parameter must be the output, a torch.Tensor that mutates=\('x',\) names"),
         (_stub(**{"return": torch.Tensor}), ("out",), "must return None"),
         (_stub(x=torch.Tensor), ("out",), "default None of 'x' does not fit its annotation; it must be a torch.Tensor"),
