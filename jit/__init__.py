@@ -1,11 +1,10 @@
 """Build, cache, load and bind HIP modules.
 
-The files in dependency order; none imports a later one (``build`` reaches for ``maintenance`` only for an estimate
-and a size limit, when it runs)::
+The files in dependency order; none imports a later one::
 
     children, cache.files     processes; small files
     digest, roots, ninja      contents of files; placeholders for paths; commands → ninja text
-    spec                      everything that determines a binary, as one value
+    spec                      what is wanted, and everything that determines a binary, each as one value
     backends.vendors          what is asked of a vendor, and whose architecture this is
     cache.trust, cache.shapes     who can write there; what JSON must hold
     cache.store, cache.cache_dir     may this binary be used? where is the cache?
@@ -18,15 +17,14 @@ and a size limit, when it runs)::
     backends.amd.compilers, backends.amd.backend     which compilers there are; the vendor as one value
     backends.nvidia.backend, backends.nvidia.resources, backends.nvidia.nvcc, backends.nvidia.compilers     the same
     host_cpu, cache.prebuilt      modules built ahead of time
-    lookup                    prebuilt, cached, failed before or missing?
-    notices                   what a user is told while a build runs
+    maintenance, notices      listing and pruning the cache; what a user is told while a build runs
     build                     a miss → staging directory → ninja → checked → published
-    ladder                    what the look-up found, else a build of it
+    obtain                    prebuilt, else cached, else the error of an earlier build, else built
     toolchain                 which compiler, and why not the others
     registry, hip_module      module entry + variant + architecture + toolchain → spec
     loader                    loaded once per process
     host_library              the same for host-only libraries
-    maintenance, fleet        listing, explaining and pruning the cache; building many modules at once
+    why, fleet                why a module is a hit or a miss; building many modules at once
     backends.runtime_library, backends.amd.runtime, backends.nvidia.runtime     the runtime that modules bind to
     call.python_module, call.signature, call.tensors, call.binder, call.torch_functions     for binding
     call.abi, call.torch_library, compile_ops, call.bench_hook     the call itself

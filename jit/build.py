@@ -1,7 +1,7 @@
 """A miss → staging directory → ninja → checked → published.
 
-Whoever gets the lock builds; everyone else waits, then finds the entry, or the same error. A killed build leaves only
-a staging directory, which the next build of anything sweeps.
+The caller holds the lock of what it builds. A killed build leaves only a staging directory, which the next build of
+anything sweeps.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from hipforge import settings
 from hipforge.errors import BuildError, HipforgeError
-from hipforge.jit import children, lookup, ninja, notices
+from hipforge.jit import children, maintenance, ninja, notices
 from hipforge.jit.backends import vendors
 from hipforge.jit.cache import cache_dir, failures, leftovers, limits, stability, store
-from hipforge.jit.cache.locks import building
 from hipforge.jit.cache.stability import InputsChanged
 from hipforge.jit.closure import closure
 from hipforge.jit.diagnostics import StepFailure, UnreadableError
@@ -49,14 +47,6 @@ _ATTEMPTS = 4
 """Builds of one module during which somebody edits a header, before that is an error."""
 
 
-@dataclass(frozen=True)
-class Built:
-    """A usable entry, and whether this call built it."""
-
-    entry: store.Entry
-    built: bool
-
-
 def capped_jobs(jobs: int | None = None) -> int:
     """Return how many commands to run at once: ``jobs``, else the setting, but no more than fit cores and memory."""
     wanted = jobs or settings.MAX_JOBS.get()
@@ -69,53 +59,23 @@ def capped_jobs(jobs: int | None = None) -> int:
     return max(1, min(wanted or cores, cores, free // _BYTES_PER_JOB))
 
 
-def ensure(spec: BuildSpec) -> Built:
-    """Return a usable entry for ``spec``, building it if there is none.
-
-    Raises:
-        BuildError: it cannot be built; a compile error is raised again, without a build, until something it
-            depended on changes.
-        ConfigError: the cache directory that the user named cannot be written.
-    """
-    found = lookup.look_for(spec, cache_dir.reading_roots())
-    return make(spec) if isinstance(found, lookup.Missing) else _found(found)
-
-
-def _found(found: lookup.Ready | lookup.Failed) -> Built:
-    if isinstance(found, lookup.Failed):
-        raise found.error
-    return Built(found.entry, built=False)
-
-
-def make(spec: BuildSpec) -> Built:
-    """Build what a look has missed, unless another process does so first; then return that one's entry.
+def make(spec: BuildSpec, root: Path) -> store.Entry:
+    """Build ``spec`` into the cache directory ``root``; the caller holds its lock and has looked for it since.
 
     Raises:
         BuildError: it cannot be built.
-        ConfigError: the cache directory that the user named cannot be written.
+        InputsChanged: a source was edited meanwhile, so that ``spec`` no longer describes what was built.
+        OSError: the directory cannot be written.
     """
+    leftovers.sweep(root, own=store.build_name(spec))
     digests = cache_dir.digests()
-    return cache_dir.written(lambda root: _build_locked(spec, root, digests))
-
-
-def _build_locked(spec: BuildSpec, root: Path, digests: DigestStore) -> Built:
-    with building(root, store.build_name(spec), spec.title):
-        found = lookup.look_for(spec, [root])
-        if not isinstance(found, lookup.Missing):
-            return _found(found)
-        leftovers.sweep(root, own=store.build_name(spec))
-        entry = _build_until_stable(spec, root, digests)
-        digests.save()
-    keep_limit(root)
-    return Built(entry, built=True)
-
-
-def _build_until_stable(spec: BuildSpec, root: Path, digests: DigestStore) -> store.Entry:
     before: dict[str, str] = {}
     for attempt in range(1, _ATTEMPTS + 1):
         staging = store.staging_dir(root, store.build_name(spec))
         try:
-            return _build(spec, root, staging, digests, before)
+            entry = _build(spec, root, staging, digests, before)
+            digests.save()
+            return entry
         except InputsChanged as error:
             if error.in_key or attempt == _ATTEMPTS:
                 raise
@@ -130,8 +90,6 @@ def keep_limit(root: Path) -> None:
     """Remove the least recently used entries under ``root`` where the cache is larger than the setting allows."""
     limit = settings.CACHE_LIMIT.get()
     if limit is not None:
-        from hipforge.jit import maintenance  # imports what explains a miss, which a build does not need
-
         maintenance.prune(limit, root)
 
 
@@ -177,8 +135,6 @@ def _ended(process: subprocess.Popen[str]) -> bool:
 
 def _expected_seconds(spec: BuildSpec) -> float:
     """Return how long the last build of this module took, else a guess from the number of its commands."""
-    from hipforge.jit import maintenance  # imports what explains a miss, which a build does not need
-
     recorded = maintenance.recorded_seconds(spec.module, spec.stem, spec.target)
     return recorded or _STEP_S * len(spec.steps) / capped_jobs()
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from hipforge import archs as architectures
 from hipforge.errors import ArchError, BuildError, HipforgeError
-from hipforge.jit import build, hip_module, lookup, maintenance, ninja, registry
+from hipforge.jit import build, hip_module, maintenance, ninja, obtain, registry
 from hipforge.jit.cache import cache_dir, leftovers, stability, store
 from hipforge.jit.cache.locks import try_building
 from hipforge.jit.hip_module import Request
@@ -115,10 +115,10 @@ def plan(wanted: Iterable[Request]) -> list[Planned]:
 
 def _plan(request: Request, *, use: bool) -> Planned:
     estimate = maintenance.recorded_seconds(request.entry.name, request.stem, request.arch)
-    found = lookup.look(request, use=use)
-    if isinstance(found, lookup.Missing):
-        return Planned(request, found.spec, None, estimate, found.problem)
-    if isinstance(found, lookup.Failed):
+    found = obtain.look(request, use=use)
+    if isinstance(found, obtain.Missing):
+        return Planned(request, found.spec, None, estimate, found.error)
+    if isinstance(found, obtain.Failed):
         return Planned(request, None, None, estimate, found.error)
     return Planned(request, None, found.entry, estimate, None)
 
@@ -278,12 +278,12 @@ class _Fleet:
         if not lock.enter_context(try_building(self.root, name)):
             self.elsewhere.append(number)
             return
-        found = lookup.look_for(spec, [self.root])  # another process may have built it since the plan was made
-        if not isinstance(found, lookup.Missing):
+        found = obtain.look_for(spec, [self.root])  # another process may have built it since the plan was made
+        if not isinstance(found, obtain.Missing):
             lock.close()
             self.outcomes[number] = (
                 BuildOutcome(item, "hit", 0.0, found.entry, None)
-                if isinstance(found, lookup.Ready)
+                if isinstance(found, obtain.Ready)
                 else _failed(item, found.error, self.on_event)
             )
             return
@@ -361,7 +361,7 @@ class _Fleet:
     def _wait_for(self, number: int, item: Planned) -> None:
         started = time.monotonic()
         try:
-            entry = build.ensure(item.request.again().specify()).entry
+            entry = obtain.binary(item.request.again().specify()).entry
         except (HipforgeError, OSError) as error:
             seconds = time.monotonic() - started
             self.outcomes[number] = _failed(item, _as_build_error(error, item), self.on_event, seconds)

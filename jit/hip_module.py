@@ -18,17 +18,16 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hipforge import archs
 from hipforge.errors import ArchError, ConfigError
-from hipforge.jit import registry, toolchain
+from hipforge.jit import registry, spec, toolchain
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.digest import ABSENT, DigestStore
 from hipforge.jit.ninja import Step, body
 from hipforge.jit.registry import ModuleEntry
 from hipforge.jit.roots import Roots, package_roots
-from hipforge.jit.spec import BuildSpec, Generator, VariantValue, common_ingredients, stem, title
+from hipforge.jit.spec import BuildSpec, Generator, VariantValue, common_ingredients, variant_label
 from hipforge.jit.toolchain import Toolchain
 from hipforge.jit.units import Unit
 
@@ -43,34 +42,19 @@ _TORCH_INCLUDES = ("-isystem${TORCH}/include", "-isystem${TORCH}/include/torch/c
 _TORCH_LIBRARIES = ("c10", "c10_hip", "torch", "torch_cpu", "torch_hip", "torch_python", "c10_cuda", "torch_cuda")
 
 
-@dataclass(frozen=True)
-class Request:
-    """One module, variant and architecture, before any compiler is known: a :class:`hipforge.jit.lookup.Request`."""
+@dataclass(frozen=True, kw_only=True)
+class Request(spec.Request):
+    """One module, variant and architecture, before any compiler is known."""
 
     entry: ModuleEntry
-    variant: Mapping[str, VariantValue]
-    arch: str
-    roots: Roots
-    portable: Mapping[str, str]
 
     @property
-    def target(self) -> str:
+    def arch(self) -> str:
         """The architecture."""
-        return self.arch
+        return self.target
 
-    @property
-    def title(self) -> str:
-        """What messages call it."""
-        return title(self.entry.name, self.variant, self.arch)
-
-    @property
-    def limits(self) -> Mapping[str, Any]:
-        """The ``resource_limits`` of the registry entry."""
-        return self.entry.resource_limits
-
-    @property
     def how_to_get(self) -> str:
-        """The error's text for a module that is not built where building is disabled."""
+        """Return the error's text for a module that is not built where building is disabled."""
         entry = self.entry
         own = "" if entry.name in registry.shipped() else f" --register {shlex.quote(str(entry.origin))}"
         every = "" if self.variant in list(entry.ahead_variants(self.arch)) else " --every-variant"
@@ -87,17 +71,9 @@ class Request:
         """
         return specification(self, toolchain.select(self.arch))
 
-    def check_buildable(self) -> None:
-        """Nothing is needed but the toolchain."""
-
     def again(self) -> Request:
         """Return the same request with the sources as they are now."""
         return request(self.entry, self.variant, self.arch)
-
-    @property
-    def stem(self) -> str:
-        """The first part of an entry's directory name."""
-        return stem(self.entry.name, self.variant)
 
 
 _LONGEST_NAME = 200  # of the 255 that a file system takes; digests and suffixes follow
@@ -115,7 +91,7 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
         raise ArchError(f"{entry.name} is built for {', '.join(entry.archs)}; this device is {arch}")
     entry = entry.for_vendor(archs.get(arch).vendor)
     checked = entry.check_variant(variant or {})
-    length = len(stem(entry.name, checked))
+    length = len(entry.name) + len(variant_label(checked)) + bool(checked)
     if length > _LONGEST_NAME:
         raise ConfigError(
             f"{entry.name}: name and variant have {length} characters together; {_LONGEST_NAME} is the most, since a "
@@ -151,7 +127,15 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
         portable["pybind11"] = str(importlib.import_module("pybind11").__version__)
         if not entry.torch_exclude:
             portable["torch"] = importlib.metadata.version("torch")
-    return Request(entry, checked, arch, roots, portable)
+    return Request(
+        module=entry.name,
+        variant=checked,
+        target=arch,
+        roots=roots,
+        limits=entry.resource_limits,
+        portable=portable,
+        entry=entry,
+    )
 
 
 def _files_read(command: tuple[str, ...], roots: Roots) -> list[str]:

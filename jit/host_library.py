@@ -11,19 +11,18 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
 
 from hipforge import settings
 from hipforge.errors import BuildError, ToolchainError
-from hipforge.jit import ladder
+from hipforge.jit import obtain, spec
 from hipforge.jit.cache import cache_dir, store
 from hipforge.jit.digest import ABSENT
 from hipforge.jit.host_cpu import native
 from hipforge.jit.ninja import Step, body
-from hipforge.jit.roots import Roots, package_roots
-from hipforge.jit.spec import BuildSpec, common_ingredients, environment_ingredients, title
+from hipforge.jit.roots import package_roots
+from hipforge.jit.spec import BuildSpec, common_ingredients, environment_ingredients
 from hipforge.jit.tools import identify
 
 TARGET = "host"
@@ -53,37 +52,21 @@ def _is_cplusplus(source: Path) -> bool:
     return source.suffix != ".c"
 
 
-@dataclass(frozen=True)
-class Request:
-    """One host library before any compiler is known, all paths with placeholders: a ``lookup.Request``."""
+@dataclass(frozen=True, kw_only=True)
+class Request(spec.Request):
+    """One host library before any compiler is known, all paths with placeholders."""
 
-    name: str
+    target: str = TARGET
     sources: tuple[str, ...]
     cflags: tuple[str, ...]
     ldflags: tuple[str, ...]
-    roots: Roots
-    portable: Mapping[str, str]
-    required: Mapping[Path, str] = field(default_factory=dict)
-    source_cflags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    required: Mapping[Path, str]
+    source_cflags: Mapping[str, Sequence[str]]
 
-    target = TARGET
-    limits: ClassVar[Mapping[str, Any]] = {}
-
-    @property
-    def stem(self) -> str:
-        """The first part of an entry's directory name."""
-        return self.name
-
-    @property
-    def title(self) -> str:
-        """What messages call it."""
-        return title(self.name, {}, TARGET)
-
-    @property
     def how_to_get(self) -> str:
-        """The error's text for a library that is not built where building is disabled."""
+        """Return the error's text for a library that is not built where building is disabled."""
         return (
-            f"the library {self.name!r} is not built and HIPFORGE_DISABLE_JIT=1; run once without that setting, or "
+            f"the library {self.module!r} is not built and HIPFORGE_DISABLE_JIT=1; run once without that setting, or "
             "name a directory that holds it with HIPFORGE_PREBUILT_DIR"
         )
 
@@ -110,7 +93,7 @@ class Request:
         sources = [Path(self.roots.show(source)) for source in self.sources]
         flags = [self.roots.show(flag) if flag.startswith("-I${INCLUDE") else flag for flag in self.cflags]
         return request(
-            self.name,
+            self.module,
             sources=sources,
             cflags=flags,
             ldflags=self.ldflags,
@@ -149,7 +132,16 @@ def request(
         portable[f"source:{path}"] = digests.of(str(source))
         if portable[f"source:{path}"] == ABSENT:
             raise BuildError(f"{name}: there is no source {source}")
-    return Request(name, hidden, flags, tuple(ldflags), roots, portable, required or {}, source_cflags or {})
+    return Request(
+        module=name,
+        roots=roots,
+        portable=portable,
+        sources=hidden,
+        cflags=flags,
+        ldflags=tuple(ldflags),
+        required=required or {},
+        source_cflags=source_cflags or {},
+    )
 
 
 def specification(wanted: Request) -> BuildSpec:
@@ -178,10 +170,9 @@ def specification(wanted: Request) -> BuildSpec:
         for number, path in enumerate(wanted.sources)
     )
     steps += (_link(any(is_cplusplus), [step.outputs[0] for step in steps], wanted.ldflags),)
-    ingredients["steps"] = body(steps, wanted.name)
+    ingredients["steps"] = body(steps, wanted.module)
     return BuildSpec(
-        module=wanted.name,
-        variant={},
+        module=wanted.module,
         target=TARGET,
         roots=roots,
         steps=steps,
@@ -278,4 +269,4 @@ def _entry(
         required=dict(required),
         source_cflags=dict(source_cflags),
     )
-    return ladder.obtain(wanted).entry
+    return obtain.module(wanted).entry

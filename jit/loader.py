@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hipforge import devices
 from hipforge.errors import BuildError
-from hipforge.jit import hip_module, ladder, registry
+from hipforge.jit import hip_module, obtain, registry
 from hipforge.jit.cache import store
 from hipforge.jit.spec import VariantValue
 
@@ -92,7 +92,7 @@ def loaded() -> tuple[LoadedModule, ...]:
 def _load(module: str, variant: Mapping[str, VariantValue] | None, arch: str) -> LoadedModule:
     devices.refuse_in_capture(f"load {module} for {arch} (and build it, unless it is cached)")
     started = time.perf_counter()
-    obtained = ladder.obtain(hip_module.request(registry.module(module), variant, arch))
+    obtained = obtain.module(hip_module.request(registry.module(module), variant, arch))
     entry = obtained.entry
     library = open_library(entry.library)
     seconds = time.perf_counter() - started

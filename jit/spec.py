@@ -1,4 +1,4 @@
-"""Everything that determines a binary, as one frozen value.
+"""What is wanted (:class:`Request`, before any compiler is known) and all that determines it (:class:`BuildSpec`).
 
 ``ingredients`` is a flat table of names and short texts: digests, versions, commands with placeholders. The key is its
 digest, so nothing can influence a binary through the key without having a name that ``hipforge cache why`` can print.
@@ -82,18 +82,6 @@ def variant_label(variant: Mapping[str, VariantValue]) -> str:
     return "-".join(re.sub(r"[^a-z0-9_.+]", "_", f"{name}{value}".lower()) for name, value in variant.items())
 
 
-def stem(module: str, variant: Mapping[str, VariantValue]) -> str:
-    """Return the first part of an entry's directory name: ``<module>[-<variant>]``."""
-    label = variant_label(variant)
-    return f"{module}-{label}" if label else module
-
-
-def title(module: str, variant: Mapping[str, VariantValue], target: str) -> str:
-    """Return what messages call a module: ``module_x (M=4) for gfx950``."""
-    values = ", ".join(f"{name}={value}" for name, value in variant.items())
-    return f"{module}{f' ({values})' if values else ''} for {target}"
-
-
 def category(ingredient: str) -> str:
     """Return the part of an ingredient's name before the colon."""
     return ingredient.split(":", 1)[0]
@@ -112,38 +100,80 @@ class Generator:
     plan: Callable[[tuple[str, ...]], tuple[tuple[Step, ...], Mapping[str, str]]]
 
 
-@dataclass(frozen=True)
-class BuildSpec:
+@dataclass(frozen=True, kw_only=True)
+class Binary:
+    """The name of one binary, and what is fixed about it before any compiler is known.
+
+    ``target`` is an architecture or ``host``; ``limits`` are the ``resource_limits`` of its registry entry; ``roots``
+    say where the files of this installation are.
+    """
+
+    module: str
+    variant: Mapping[str, VariantValue] = field(default_factory=dict)
+    target: str
+    roots: Roots
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def stem(self) -> str:
+        """The first part of an entry's directory name: ``<module>[-<variant>]``."""
+        label = variant_label(self.variant)
+        return f"{self.module}-{label}" if label else self.module
+
+    @property
+    def title(self) -> str:
+        """What messages call it: ``module_x (M=4) for gfx950``."""
+        values = ", ".join(f"{name}={value}" for name, value in self.variant.items())
+        return f"{self.module}{f' ({values})' if values else ''} for {self.target}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Binary):
+    """What is wanted: a HIP module or a host library. ``portable`` are the ingredients that need no compiler."""
+
+    portable: Mapping[str, str]
+
+    def specify(self) -> BuildSpec:
+        """Return the spec, as the compiler that is selected for it would build it.
+
+        Raises:
+            ToolchainError: no compiler can build it.
+        """
+        raise NotImplementedError
+
+    def again(self) -> Request:
+        """Return the same request with the files as they are now."""
+        raise NotImplementedError
+
+    def how_to_get(self) -> str:
+        """Return what to say when it is missing and may not be built."""
+        raise NotImplementedError
+
+    def check_buildable(self) -> None:
+        """Look for what only a build needs: here nothing but the compiler.
+
+        Raises:
+            ToolchainError: something is missing; the message says what to install.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSpec(Binary):
     """One binary to build: its name, how it is made, and what determines it.
 
     ``steps`` run in an empty directory in which ``files`` have been written; the last output is ``library``. With a
     ``generator``, they are known only once it ran.
     """
 
-    module: str
-    variant: Mapping[str, VariantValue]
-    target: str
-    roots: Roots
     steps: tuple[Step, ...]
     files: Mapping[str, str]
     ingredients: Mapping[str, str]
     toolchain: str
     generator: Generator | None = None
-    limits: Mapping[str, Any] = field(default_factory=dict)
     is_device_code: bool = True
     verbose: bool = False
 
     library = "module.so"
-
-    @property
-    def stem(self) -> str:
-        """The first part of the entry's directory name: ``<module>[-<variant>]``."""
-        return stem(self.module, self.variant)
-
-    @property
-    def title(self) -> str:
-        """What messages call this build."""
-        return title(self.module, self.variant, self.target)
 
     @functools.cached_property
     def key(self) -> str:

@@ -78,7 +78,7 @@ print(json.dumps({"seconds": seconds, "cpu": used.ru_utime + used.ru_stime}))
 PREPARE = """
 import json, time
 from hipforge import devices
-from hipforge.jit import registry, toolchain
+from hipforge.jit import obtain, registry, toolchain
 from hipforge.jit.call import abi, bench_hook
 start = time.perf_counter()
 abi.process_binder()
@@ -118,7 +118,7 @@ print(json.dumps({{"seconds": seconds, "cpu": used.ru_utime + used.ru_stime, "ns
 WHOLE_MODULE = f"""
 import json, time
 from hipforge import devices
-from hipforge.jit import loader, registry
+from hipforge.jit import loader, obtain, registry
 devices.current().load_runtime()
 arch = devices.current().arch_of()
 start = time.perf_counter()
@@ -132,7 +132,7 @@ print(json.dumps({{"seconds": time.perf_counter() - start, "variants": len(varia
 HEADERS = """
 import json, resource, tempfile
 from pathlib import Path
-from hipforge.jit import build, hip_module, register, registry
+from hipforge.jit import build, hip_module, obtain, register, registry
 source = {"srcs": ["${CSRC}/moe_routing/moe_align.cu"]}
 used = []
 with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +140,7 @@ with tempfile.TemporaryDirectory() as folder:
     path.write_text(json.dumps({"module_bare": {**source, "bare": True}, "module_whole": source}))
     for name in register(path):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        build.ensure(hip_module.request(registry.module(name), None, "gfx950").specify())
+        obtain.binary(hip_module.request(registry.module(name), None, "gfx950").specify())
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 print(json.dumps({"bare": used[0], "whole": used[1]}))
@@ -192,7 +192,7 @@ def cold(base: Path, scratch: Path) -> tuple[list[Figure], float]:
 
 ALL_MODULES = """
 import json, time
-from hipforge.jit import fleet, registry
+from hipforge.jit import fleet, obtain, registry
 wanted = fleet.requests(list(registry.modules()), ["gfx942", "gfx950"])
 start = time.perf_counter()
 outcomes = fleet.build_many(wanted, None, lambda event: None)
@@ -242,7 +242,7 @@ values = (torch.zeros(1, N, dtype=torch.bfloat16), torch.zeros(1, K, dtype=torch
           torch.zeros(1, K // 32, dtype=torch.uint8), torch.zeros(N, K, dtype=torch.uint8),
           torch.zeros(N, K // 32, dtype=torch.uint8), 8)
 call = time.perf_counter()
-from hipforge.jit import loader
+from hipforge.jit import loader, obtain
 loaded = loader.load(stub.module_name, stub.variant(*values), devices.current().arch_of())
 end = time.perf_counter()
 from hipforge.jit.call import abi
@@ -295,7 +295,7 @@ def import_time(base: Path) -> list[Figure]:
 
 EDITED = """
 import json, sys, time, torch
-from hipforge.jit import register
+from hipforge.jit import obtain, register
 from hipforge.jit.compile_ops import compile_ops
 register({folder!r} + "/modules.json")
 @compile_ops("module_bench_edit")
@@ -340,7 +340,7 @@ def edit(base: Path, scratch: Path) -> list[Figure]:
 CALLS = """
 import ctypes, json, sys, timeit, torch
 from hipforge import devices
-from hipforge.jit import loader, register
+from hipforge.jit import loader, obtain, register
 from hipforge.jit.compile_ops import compile_ops
 register({json!r})
 T = torch.Tensor

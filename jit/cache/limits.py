@@ -16,29 +16,18 @@ import fnmatch
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from hipforge import archs
 from hipforge.errors import BuildError
 from hipforge.jit.backends import vendors
 from hipforge.jit.cache.store import Entry, Manifest
+from hipforge.jit.spec import Binary
 
 log = logging.getLogger("hipforge")
 
 _SHOWN = 3
 """How many kernels a warning names."""
-
-
-class Limited(Protocol):
-    """What has limits: a request, or the spec that was made of it."""
-
-    @property
-    def title(self) -> str:
-        """What messages call it."""
-
-    @property
-    def limits(self) -> Mapping[str, Any]:
-        """The ``resource_limits`` of its registry entry."""
 
 
 def compiler(manifest: Manifest) -> str:
@@ -48,7 +37,7 @@ def compiler(manifest: Manifest) -> str:
     return f"clang {match.group(1)}" if match else "an unknown compiler"
 
 
-def problem(entry: Entry, spec: Limited) -> BuildError | None:
+def problem(entry: Entry, spec: Binary) -> BuildError | None:
     """Return the error for an entry whose kernels exceed what holds for them, or None."""
     if not spec.limits:
         return None
@@ -63,7 +52,7 @@ def problem(entry: Entry, spec: Limited) -> BuildError | None:
     )
 
 
-def checked(entry: Entry, spec: Limited) -> Entry:
+def checked(entry: Entry, spec: Binary) -> Entry:
     """Return an entry that was just built; log one warning if a compiler without recorded figures exceeds them.
 
     Raises:
@@ -83,22 +72,22 @@ def checked(entry: Entry, spec: Limited) -> Entry:
     return entry
 
 
-def _compilers(spec: Limited) -> list[str]:
+def _compilers(spec: Binary) -> list[str]:
     return list(spec.limits.get("expected", {}).get("compilers", ()))
 
 
-def _recorded_with(spec: Limited) -> str:
+def _recorded_with(spec: Binary) -> str:
     names = " and ".join(_compilers(spec))
     return f" (figures recorded with {names})" if names else ""
 
 
-def _is_recorded(entry: Entry, spec: Limited) -> bool:
+def _is_recorded(entry: Entry, spec: Binary) -> bool:
     """Return whether the expected figures are those of the entry's compiler: ``clang 22.1`` stands for 22.1.8 too."""
     used = f"{compiler(entry.manifest)}."
     return any(used.startswith(f"{name}.") for name in _compilers(spec))
 
 
-def _excess(entry: Entry, spec: Limited, *, expected: bool) -> Iterator[str]:
+def _excess(entry: Entry, spec: Binary, *, expected: bool) -> Iterator[str]:
     vendor = vendors.of(entry.manifest.target)
     for symbol, values in entry.manifest.kernels.items():
         if not expected:

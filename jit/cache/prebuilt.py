@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import hipforge
@@ -21,8 +21,7 @@ from hipforge.jit.cache import cache_dir, store, trust
 from hipforge.jit.cache.store import Entry
 from hipforge.jit.digest import DigestStore
 from hipforge.jit.host_cpu import can_run
-from hipforge.jit.roots import Roots
-from hipforge.jit.spec import PORTABLE, BuildSpec, category
+from hipforge.jit.spec import PORTABLE, BuildSpec, Request, category
 
 log = logging.getLogger("hipforge")
 
@@ -58,21 +57,14 @@ def _folders(directory: Path) -> list[str]:
     return []
 
 
-def find(stem: str, target: str, portable: Mapping[str, str], roots: Roots) -> Entry | None:
-    """Return the prebuilt entry called ``stem`` that fits, or None.
-
-    Args:
-        stem: ``<module>[-<variant>]``.
-        target: ``gfx950``, ``gfx942`` or ``host``.
-        portable: the ingredients that need no compiler.
-        roots: where this installation's files are.
-    """
+def find(request: Request) -> Entry | None:
+    """Return the prebuilt entry that fits ``request``, or None."""
     for directory in directories():
-        for path in _named(directory / target, stem):
+        for path in _named(directory / request.target, request.stem):
             reason = store.distrusted(path) if directory != _packaged() else None
             entry = store.read_entry(path) if reason is None else None
             if entry is not None:
-                reason = misfit(entry, portable, roots)
+                reason = misfit(entry, request)
                 if reason is None:
                     return entry
             log.debug("prebuilt %s does not fit: %s", path, reason or "it cannot be read")
@@ -87,11 +79,11 @@ def _named(directory: Path, stem: str) -> Iterable[Path]:
                 yield directory / name
 
 
-def misfit(entry: Entry, portable: Mapping[str, str], roots: Roots) -> str | None:
+def misfit(entry: Entry, request: Request) -> str | None:
     """Return why a prebuilt entry cannot be used here, or None."""
     theirs = {name: value for name, value in entry.manifest.ingredients.items() if category(name) in PORTABLE}
-    for name in sorted({*theirs, *portable}):
-        if category(name) in PORTABLE and theirs.get(name) != portable.get(name):
+    for name in sorted({*theirs, *request.portable}):
+        if category(name) in PORTABLE and theirs.get(name) != request.portable.get(name):
             return f"{name} differs"
     cpu = entry.manifest.ingredients.get("host cpu")
     if cpu is not None and not can_run(cpu):
@@ -100,7 +92,7 @@ def misfit(entry: Entry, portable: Mapping[str, str], roots: Roots) -> str | Non
     for hidden, digest in entry.manifest.dependencies:
         if hidden.startswith(_OWN_FILES):
             try:
-                path = roots.show(hidden)
+                path = request.roots.show(hidden)
             except KeyError as error:
                 return f"{hidden}: this installation has no ${{{error.args[0]}}}"
             if digests.of_any(path) != digest:

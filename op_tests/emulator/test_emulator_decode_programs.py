@@ -16,7 +16,7 @@ from helpers.decoding.ours import ARCHS, decoder
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hipforge.jit import build, hip_module, registry, toolchain
+from hipforge.jit import hip_module, obtain, registry, toolchain
 from hipforge.jit.backends.amd import code_object
 
 HIP_SOURCE = """
@@ -220,7 +220,7 @@ def shipped_variants() -> list[tuple[str, dict[str, int | str], str]]:
 @pytest.mark.parametrize(("name", "variant", "arch"), shipped_variants())
 def test_shipped_kernels_read_as_llvm_does(name: str, variant: dict[str, int | str], arch: str, tmp_path: Path) -> None:
     request = hip_module.request(registry.module(name), variant, arch)
-    library = build.ensure(hip_module.specification(request, toolchain.select(arch))).entry.library
+    library = obtain.binary(hip_module.specification(request, toolchain.select(arch))).entry.library
     for _, image in code_object.device_images(library.read_bytes()):
         (tmp_path / "kernel.co").write_bytes(image)
         check_code_object(tmp_path / "kernel.co", arch)

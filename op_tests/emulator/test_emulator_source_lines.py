@@ -15,7 +15,7 @@ from hipforge import emulator
 from hipforge.cli.main import cli
 from hipforge.emulator import report
 from hipforge.errors import EmulatorFault
-from hipforge.jit import hip_module, ladder, registry
+from hipforge.jit import hip_module, obtain, registry
 from hipforge.jit.cache import cache_dir
 
 SOURCE = r"""
@@ -122,7 +122,7 @@ def test_disasm_prints_instructions_under_their_lines(tmp_path: Path) -> None:
 
 def test_modules_are_built_with_lines_and_no_path_of_this_machine() -> None:
     wanted = hip_module.request(registry.module("module_rmsnorm_fp8"), {"HF_INPUT": "bf16"}, "gfx950")
-    library = ladder.obtain(wanted).entry.library
+    library = obtain.module(wanted).entry.library
     (kernel,) = [k for k in emulator.CodeObject(library).kernels.values() if k.source_lines()][:1]
     lines = [line for line in kernel.source_lines() if line]
     assert len(lines) > 0.8 * len(kernel.source_lines())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hipforge import archs
-from hipforge.jit import fleet, hip_module, ladder, registry
+from hipforge.jit import fleet, hip_module, obtain, registry
 from hipforge.jit.cache.store import Manifest
 from hipforge.jit.digest import ABSENT, text_digest
 
@@ -50,7 +50,7 @@ def digests() -> dict[str, str]:
     """Return the present digest of each variant; builds what is not built."""
     wanted = list(requests())
     fleet.build_many(wanted, None, lambda *_: None, lambda *_: None)
-    manifests = (ladder.obtain(request).entry.manifest for request in wanted)
+    manifests = (obtain.module(request).entry.manifest for request in wanted)
     return {label(manifest.module, manifest.variant): digest(manifest) for manifest in manifests}
 
 

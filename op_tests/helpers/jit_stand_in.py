@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from hipforge import settings
-from hipforge.jit import build, hip_module, registry, toolchain
+from hipforge.jit import hip_module, obtain, registry, toolchain
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.cache import store as cache
 from hipforge.jit.spec import BuildSpec
@@ -164,9 +164,9 @@ class StandIn:
 
     def build(
         self, name: str = "sample", variant: dict[str, int | str] | None = None, arch: str = "gfx950"
-    ) -> build.Built:
+    ) -> obtain.Ready:
         cache_dir._store.cache_clear()
-        return build.ensure(self.spec(name, variant, arch))
+        return obtain.binary(self.spec(name, variant, arch))
 
     def environment(self) -> dict[str, str]:
         """Return what a child process needs to use this compiler and cache."""
@@ -177,13 +177,13 @@ class StandIn:
         return (
             "import logging, os, sys, time\n"
             "from hipforge.errors import HipforgeError\n"
-            "from hipforge.jit import build, hip_module, maintenance, registry, toolchain\n"
+            "from hipforge.jit import build, hip_module, maintenance, obtain, registry, toolchain\n"
             "from hipforge.jit.cache import cache_dir\nfrom hipforge.jit.cache import store as cache\n"
             f"{first}"
             f"registry.register({str(self.sources / (name + '.json'))!r})\n"
             "def ensure():\n"
             f"    wanted = hip_module.request(registry.module({name!r}), None, 'gfx950')\n"
-            "    return build.ensure(hip_module.specification(wanted, toolchain.select('gfx950')))\n"
+            "    return obtain.binary(hip_module.specification(wanted, toolchain.select('gfx950')))\n"
             + textwrap.dedent(body)
         )
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hipforge.errors import BuildError
-from hipforge.jit import build, compile_ops, hip_module, lookup, register, registry
+from hipforge.jit import compile_ops, hip_module, obtain, register, registry
 from hipforge.jit.backends.amd.code_object import KernelResources, read_code_objects
-from hipforge.jit.lookup import Ready
+from hipforge.jit.obtain import Ready
 
 SOURCE = r"""
 #include "hipforge/amd/hip.h"
@@ -72,7 +72,7 @@ def expected() -> torch.Tensor:
 
 
 def kernel_of(module: str) -> KernelResources:
-    found = lookup.look(hip_module.request(registry.module(module), None, "gfx950"))
+    found = obtain.look(hip_module.request(registry.module(module), None, "gfx950"))
     assert isinstance(found, Ready)
     (code,) = read_code_objects(found.entry.library)
     return code.find("look")
@@ -102,7 +102,7 @@ def test_a_bare_source_that_needs_more_of_hip_is_told_so(tmp_path):
     register(tmp_path / "modules.json")
     for name in names:
         with pytest.raises(BuildError, match=r'remove "bare" and include hip/hip_runtime\.h'):
-            build.ensure(hip_module.request(registry.module(f"module_test_{name}"), None, "gfx950").specify())
+            obtain.binary(hip_module.request(registry.module(f"module_test_{name}"), None, "gfx950").specify())
 
 
 API = r"""
@@ -139,7 +139,7 @@ def test_the_runtime_is_declared_as_its_own_header_declares_it(tmp_path, whole):
     entries = {"module_test_api": {"srcs": ["api.cu"], "bare": True, "flags_extra_hip": flags}}
     (tmp_path / "modules.json").write_text(json.dumps(entries))
     register(tmp_path / "modules.json")
-    entry = build.ensure(hip_module.request(registry.module("module_test_api"), None, "gfx950").specify()).entry
+    entry = obtain.binary(hip_module.request(registry.module("module_test_api"), None, "gfx950").specify()).entry
     read = any("hip_runtime_api.h" in path for path, _ in entry.manifest.dependencies)
     assert read == whole
 

@@ -13,7 +13,7 @@ import pytest
 from helpers.hip_symbols import MODULES, undefined
 
 from hipforge.emulator import library
-from hipforge.jit import build, hip_module, host_library, registry, toolchain
+from hipforge.jit import hip_module, host_library, obtain, registry, toolchain
 
 CHILD = """
 import ctypes, sys
@@ -45,7 +45,7 @@ print(recorder.recorded().decode())
 @pytest.fixture(scope="module")
 def module() -> Path:
     wanted = hip_module.request(registry.module("module_fp8_quant"), {"HF_INPUT": "f32"}, "gfx950")
-    return build.ensure(hip_module.specification(wanted, toolchain.select("gfx950"))).entry.library
+    return obtain.binary(hip_module.specification(wanted, toolchain.select("gfx950"))).entry.library
 
 
 def recorder(folder: Path) -> Path:

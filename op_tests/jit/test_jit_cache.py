@@ -16,7 +16,7 @@ import pytest
 from helpers.jit_stand_in import StandIn, library_value
 
 from hipforge import settings
-from hipforge.jit import build, digest, maintenance
+from hipforge.jit import digest, maintenance, obtain
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.cache import store as cache
 from hipforge.jit.cache.store import Entry
@@ -104,7 +104,7 @@ def test_a_warm_lookup_starts_no_process_takes_no_lock_and_reads_no_source(
     monkeypatch.setattr(os, "fork", forbidden)
     monkeypatch.setattr(filelock.FileLock, "acquire", forbidden)
     monkeypatch.setattr(cache, "staging_dir", forbidden)
-    assert not build.ensure(stand_in.spec()).built
+    assert not obtain.binary(stand_in.spec()).built
     assert cache_dir.digests().reads == 0
     assert len(stand_in.calls()) == calls
 

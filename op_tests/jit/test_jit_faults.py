@@ -17,7 +17,7 @@ from helpers.jit_stand_in import StandIn, library_value, wait_until
 
 from hipforge import settings
 from hipforge.errors import BuildError, ConfigError
-from hipforge.jit import build
+from hipforge.jit import obtain
 from hipforge.jit.cache import cache_dir, failures, locks
 from hipforge.jit.cache import store as cache
 
@@ -172,7 +172,7 @@ def test_a_waiter_says_whom_it_waits_for_and_gives_up_naming_them(
     caplog.set_level(logging.INFO, logger="hipforge")
     try:
         with settings.scope(LOCK_TIMEOUT=1.0), pytest.raises(BuildError) as raised:
-            build.ensure(spec)
+            obtain.binary(spec)
     finally:
         holder.kill()
         holder.communicate()
@@ -186,7 +186,7 @@ def test_a_waiter_says_whom_it_waits_for_and_gives_up_naming_them(
     assert "s so far)" in spoken[0]
     levels = [record.levelno for record in caplog.records if record.getMessage().startswith("waiting for")]
     assert max(levels) >= logging.WARNING, "a wait that takes long is told without any set-up of logging"
-    assert build.ensure(spec).built, "the holder is dead, so its lock is free"
+    assert obtain.binary(spec).built, "the holder is dead, so its lock is free"
 
 
 # --- directories that cannot be used --------------------------------------------------------------------------------
@@ -346,14 +346,14 @@ def test_a_disk_that_fills_up_before_publication(
         _full_disk(home / "hipforge/gfx950", monkeypatch)
         if named:
             with pytest.raises(ConfigError, match="No space left on device"):
-                build.ensure(spec)
+                obtain.binary(spec)
             assert not temporary.exists() or not list(temporary.iterdir())
         else:
-            entry = build.ensure(spec).entry
+            entry = obtain.binary(spec).entry
             assert entry.path.is_relative_to(temporary)
             assert library_value(entry) == 3
             assert sum("No space left" in record.getMessage() for record in caplog.records) == 1
-            assert not build.ensure(stand_in.spec()).built
+            assert not obtain.binary(stand_in.spec()).built
 
 
 def test_a_disk_that_is_full_for_the_compiler(
@@ -370,7 +370,7 @@ def test_a_disk_that_is_full_for_the_compiler(
     monkeypatch.setattr(cache_dir, "_refused", {})
     stand_in.install(before=f"case $PWD in {home}/*) echo 'error: x.o: No space left on device'; exit 1;; esac")
     with settings.scope(CACHE_DIR=None):
-        entry = build.ensure(stand_in.spec()).entry
+        entry = obtain.binary(stand_in.spec()).entry
     assert entry.path.is_relative_to(temporary)
 
 

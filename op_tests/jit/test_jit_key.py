@@ -17,8 +17,8 @@ import hipforge
 from hipforge import settings
 from hipforge.jit import digest, hip_module, host_library, registry, spec, tools
 from hipforge.jit.backends.amd import hip_clang
-from hipforge.jit.build import Built, ensure
 from hipforge.jit.cache import cache_dir
+from hipforge.jit.obtain import Ready, binary
 from hipforge.jit.spec import INGREDIENTS, KEY_ENVIRONMENT, BuildSpec, category
 
 Patch = pytest.MonkeyPatch
@@ -35,9 +35,9 @@ class Case:
     def spec(self) -> BuildSpec:
         return self.box.spec(**self.arguments)  # type: ignore[arg-type]
 
-    def build(self) -> Built:
+    def build(self) -> Ready:
         cache_dir._store.cache_clear()
-        return ensure(self.spec())
+        return binary(self.spec())
 
 
 class HostCase(Case):

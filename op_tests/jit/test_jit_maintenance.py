@@ -14,12 +14,12 @@ from hipforge.jit import maintenance, tools
 from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache import store as cache
 from hipforge.jit.digest import ABSENT, file_digest
-from hipforge.jit.maintenance import Change, Explanation
+from hipforge.jit.why import Change, Explanation, explain
 
 
 def why(box: StandIn, variant: dict[str, int | str] | None = None) -> Explanation:
     box.spec(variant=variant)  # asks the toolchain again
-    return maintenance.why("sample", variant, "gfx950")
+    return explain("sample", variant, "gfx950")
 
 
 def test_a_module_never_built_says_so(stand_in: StandIn) -> None:
@@ -109,7 +109,7 @@ def test_exceeded_limits_are_a_failure_that_needs_no_build(stand_in: StandIn) ->
 def test_a_prebuilt_module_is_said_to_be_one(stand_in: StandIn, tmp_path: Path) -> None:
     prebuilt.export([stand_in.build().entry], tmp_path / "ahead")
     with settings.scope(PREBUILT_DIR=(tmp_path / "ahead",), HIPCC=tmp_path / "nowhere"):
-        explanation = maintenance.why("sample", None, "gfx950")
+        explanation = explain("sample", None, "gfx950")
     assert explanation.status == "prebuilt"
     assert explanation.path is not None
     assert explanation.path.is_relative_to(tmp_path / "ahead")
@@ -117,7 +117,7 @@ def test_a_prebuilt_module_is_said_to_be_one(stand_in: StandIn, tmp_path: Path) 
 
 def test_no_compiler_is_the_reason_given(stand_in: StandIn, tmp_path: Path) -> None:
     with settings.scope(HIPCC=tmp_path / "nowhere"):
-        explanation = maintenance.why("sample", None, "gfx950")
+        explanation = explain("sample", None, "gfx950")
     assert explanation.status == "miss"
     assert "there is no such file" in explanation.note
 

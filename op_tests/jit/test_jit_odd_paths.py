@@ -10,7 +10,7 @@ from helpers.jit_stand_in import StandIn, library_value, real_clang
 
 from hipforge import settings
 from hipforge.errors import BuildError, HipforgeError
-from hipforge.jit import hip_module, ladder, registry, toolchain
+from hipforge.jit import hip_module, obtain, registry, toolchain
 from hipforge.jit.cache import cache_dir
 
 # No space: the stand-in compiler splits words there; real ones do not.
@@ -54,7 +54,7 @@ def built_by_clang(project: Path) -> int:
     cache_dir._store.cache_clear()
     registry._registered.clear()
     registry.register(project / "sample.json")
-    return library_value(ladder.obtain(hip_module.request(registry.module("sample"), None, "gfx950")).entry)
+    return library_value(obtain.module(hip_module.request(registry.module("sample"), None, "gfx950")).entry)
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -15,7 +15,7 @@ from helpers.jit_stand_in import StandIn
 
 from hipforge import devices, settings
 from hipforge.errors import ArchError, BuildError, MissingModuleError, ToolchainError
-from hipforge.jit import hip_module, host_library, loader, registry, tools
+from hipforge.jit import hip_module, host_library, loader, obtain, registry, tools
 from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache import store as cache
 
@@ -74,7 +74,7 @@ def test_a_module_that_cannot_be_loaded_is_the_same_error_again_without_another_
 
 def test_the_command_for_a_shipped_module_registers_nothing() -> None:
     wanted = hip_module.request(registry.module("module_fp8_quant"), {"HF_INPUT": "f32"}, "gfx942")
-    assert wanted.how_to_get.endswith("hipforge build module_fp8_quant --arch gfx942")
+    assert wanted.how_to_get().endswith("hipforge build module_fp8_quant --arch gfx942")
 
 
 def test_disabled_jit_names_the_exact_command(loading: StandIn) -> None:
@@ -177,7 +177,7 @@ END_TO_END = """
 import os, shutil
 assert shutil.which("clang++-22") is None and shutil.which("g++") is None and shutil.which("ninja") is None
 import torch, hipforge
-from hipforge.jit import loader
+from hipforge.jit import loader, obtain
 from hipforge.ops.reference import quantize_mxfp8
 x = torch.randint(-4, 5, (1, 64)).float()
 w = torch.randint(-4, 5, (32, 64)).float()
@@ -192,14 +192,14 @@ print(loader.loaded()[0].path)
 def test_an_op_runs_from_prebuilt_modules_without_any_compiler_and_writes_nothing(tmp_path: Path) -> None:
     """The emulator, the binding and one kernel, as a wheel built ahead of time carries them."""
     from hipforge.emulator import library as emulator_library
-    from hipforge.jit import build, hip_module, registry, toolchain
+    from hipforge.jit import hip_module, registry, toolchain
     from hipforge.jit.call import abi
 
     emulator_entry = cache.read_entry(emulator_library.build().parent)
     assert emulator_entry is not None
     entries = [emulator_entry, abi.extension_entry()]
     wanted = hip_module.request(registry.module("module_mxfp8_gemm_wave_split"), {"HF_ROWS": 16}, "gfx950")
-    entries.append(build.ensure(hip_module.specification(wanted, toolchain.select("gfx950"))).entry)
+    entries.append(obtain.binary(hip_module.specification(wanted, toolchain.select("gfx950"))).entry)
     prebuilt.export(entries, tmp_path / "prebuilt")
     unused = tmp_path / "unused"
     environment = {

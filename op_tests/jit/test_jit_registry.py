@@ -179,7 +179,7 @@ def test_what_is_built_ahead_is_checked_and_asked_for(tmp_path: Path) -> None:
     every = fleet.requests(["m"], ["gfx950"], every_variant=True)
     assert len(every) == 4
     for request in every:
-        assert ("--every-variant" in request.how_to_get) == (request.variant != {"M": 2, "KIND": "a"})
+        assert ("--every-variant" in request.how_to_get()) == (request.variant != {"M": 2, "KIND": "a"})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from helpers.jit_stand_in import StandIn, library_value, real_clang
 
 from hipforge import settings
 from hipforge.errors import BuildError, ConfigError
-from hipforge.jit import build, digest, hip_module, lookup, maintenance, registry, tools
+from hipforge.jit import digest, hip_module, maintenance, obtain, registry, tools
 from hipforge.jit.backends.amd import compilers
 from hipforge.jit.cache import cache_dir, prebuilt, trust
 
@@ -85,7 +85,7 @@ def planted(box: StandIn, path: str) -> Path:
 def test_an_entry_that_others_can_write_is_not_loaded(stand_in: StandIn, path: str, mode: int) -> None:
     planted(stand_in, path).chmod(mode)
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
-    assert isinstance(lookup.look(wanted), lookup.Missing)
+    assert isinstance(obtain.look(wanted), obtain.Missing)
 
 
 @needs_root
@@ -93,7 +93,7 @@ def test_an_entry_that_others_can_write_is_not_loaded(stand_in: StandIn, path: s
 def test_an_entry_of_another_user_is_not_loaded(stand_in: StandIn, path: str) -> None:
     os.chown(planted(stand_in, path), 12345, 12345)
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
-    assert isinstance(lookup.look(wanted), lookup.Missing)
+    assert isinstance(obtain.look(wanted), obtain.Missing)
 
 
 def test_an_entry_that_is_a_link_is_not_loaded(stand_in: StandIn, tmp_path: Path) -> None:
@@ -101,16 +101,16 @@ def test_an_entry_that_is_a_link_is_not_loaded(stand_in: StandIn, tmp_path: Path
     entry.rename(tmp_path / "elsewhere")
     entry.symlink_to(tmp_path / "elsewhere")
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
-    assert isinstance(lookup.look(wanted), lookup.Missing)
+    assert isinstance(obtain.look(wanted), obtain.Missing)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 def test_a_default_directory_that_others_can_write_is_not_used(home: Path, stand_in: StandIn, mode: int) -> None:
-    entry = build.ensure(stand_in.spec()).entry
+    entry = obtain.binary(stand_in.spec()).entry
     assert entry.path.is_relative_to(home)
     home.chmod(mode)
     cache_dir._store.cache_clear()
-    made = build.ensure(stand_in.spec())
+    made = obtain.binary(stand_in.spec())
     assert made.built
     assert made.entry.path.is_relative_to(home.parents[1] / "tmp")
 
@@ -152,14 +152,14 @@ def test_a_prebuilt_directory_that_others_can_write_is_an_error(stand_in: StandI
     prebuilt.export([stand_in.build().entry], ahead)
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
     with settings.scope(PREBUILT_DIR=(ahead,)):
-        found = lookup.look(wanted)
-        assert isinstance(found, lookup.Ready) and found.prebuilt
+        found = obtain.look(wanted)
+        assert isinstance(found, obtain.Ready) and found.prebuilt
         next(ahead.glob("gfx950/*/module.so")).chmod(0o666)
-        found = lookup.look(wanted)
-        assert isinstance(found, lookup.Ready) and not found.prebuilt
+        found = obtain.look(wanted)
+        assert isinstance(found, obtain.Ready) and not found.prebuilt
         ahead.chmod(0o777)
         with pytest.raises(ConfigError, match=r"HIPFORGE_PREBUILT_DIR=.*ahead cannot be used: others can write it"):
-            lookup.look(wanted)
+            obtain.look(wanted)
 
 
 def test_remembered_answers_that_others_can_write_are_thrown_away(stand_in: StandIn) -> None:
@@ -230,7 +230,7 @@ def test_a_foreign_file_with_a_name_of_ours_is_neither_read_nor_written_nor_remo
 @needs_root
 def test_the_code_of_another_user_in_a_directory_open_to_all_never_runs(home: Path, stand_in: StandIn) -> None:
     """The whole attack: the default directory is open to all, and somebody else swaps the library in an entry."""
-    entry = build.ensure(stand_in.spec()).entry
+    entry = obtain.binary(stand_in.spec()).entry
     (home / "digests.json").unlink(missing_ok=True)
     for path in [home, *home.rglob("*")]:
         path.chmod(0o777)

@@ -14,7 +14,7 @@ from helpers.jit_stand_in import StandIn
 from helpers.json_mutants import mutant
 
 from hipforge.errors import BuildError, ConfigError, HipforgeError
-from hipforge.jit import hip_module, lookup, maintenance, registry, toolchain, tools
+from hipforge.jit import hip_module, maintenance, obtain, registry, toolchain, tools, why
 from hipforge.jit.cache import cache_dir, failures, prebuilt, shapes
 from hipforge.jit.cache import store as cache
 
@@ -50,14 +50,14 @@ def test_manifests(stand_in: StandIn) -> None:
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
 
     def read() -> None:
-        assert not isinstance(lookup.look(wanted, use=False), lookup.Failed)
+        assert not isinstance(obtain.look(wanted, use=False), obtain.Failed)
         maintenance.entries()
         maintenance.recorded_seconds("sample", "sample", "gfx950")
-        maintenance.why("sample", None, "gfx950")
+        why.explain("sample", None, "gfx950")
         found = cache.read_entry(entry.path)
         if found is not None:
-            list(maintenance.changed(found, spec))
-            prebuilt.misfit(found, wanted.portable, wanted.roots)
+            list(why.changed(found, spec))
+            prebuilt.misfit(found, wanted)
 
     each(json.loads((entry.path / "manifest.json").read_text()), entry.path / "manifest.json", read)
 

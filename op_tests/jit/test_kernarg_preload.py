@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from hipforge.jit import hip_module, ladder, registry
+from hipforge.jit import hip_module, obtain, registry
 from hipforge.jit.backends.amd.code_object import descriptors_of, read_code_objects
 
 FLAG = "-amdgpu-kernarg-preload-count="
@@ -19,7 +19,7 @@ def preloaded(module: str, arch: str) -> dict[str, int]:
     """Return the preloaded dwords of the kernels of a module's first variant, by symbol."""
     entry = registry.module(module)
     variant = next(iter(entry.ahead_variants(arch)))
-    built = ladder.obtain(hip_module.request(entry, variant, arch))
+    built = obtain.module(hip_module.request(entry, variant, arch))
     (code,) = read_code_objects(built.entry.library)
     return {
         symbol: struct.unpack_from("<H", descriptor, LENGTH_AT)[0] & 0x7F

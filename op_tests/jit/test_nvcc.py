@@ -10,7 +10,7 @@ import pytest
 
 from hipforge import settings
 from hipforge.errors import ConfigError, ToolchainError
-from hipforge.jit import hip_module, ladder, registry, toolchain
+from hipforge.jit import hip_module, obtain, registry, toolchain
 from hipforge.jit.backends.nvidia import compilers, nvcc, resources
 
 Module = Callable[..., registry.ModuleEntry]
@@ -76,7 +76,7 @@ def test_flags_of_gxx_reach_the_host_compiler_and_own_ones_do_not() -> None:
 
 
 def test_a_module_is_built_without_a_gpu_and_its_manifest_says_with_what(module: Module) -> None:
-    entry = ladder.obtain(hip_module.request(module(), {}, "sm_90")).entry
+    entry = obtain.module(hip_module.request(module(), {}, "sm_90")).entry
     (kernel,) = entry.manifest.kernels.values()
     assert kernel["registers"] > 0 and kernel["stack_bytes"] == 0 and entry.manifest.gfx_targets == ["sm_90"]
     names = {Path(path).name for path, _ in entry.manifest.dependencies}
@@ -105,7 +105,7 @@ def test_a_source_by_vendor_and_a_limit_in_the_vendors_words(module: Module) -> 
     )
     assert entry.srcs == ("${MODULE_DIR}/absent.cu",) and entry.for_vendor("nvidia").flags_extra_hip == ()
     with pytest.raises(Exception, match=r"fill.*: registers is \d+, max_registers is 4"):
-        ladder.obtain(hip_module.request(entry, {}, "sm_90"))
+        obtain.module(hip_module.request(entry, {}, "sm_90"))
 
 
 def test_keys_by_vendor_name_known_vendors(module: Module) -> None:

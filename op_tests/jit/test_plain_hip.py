@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hipforge.errors import BuildError, GuardError
-from hipforge.jit import compile_ops, hip_module, ladder, registry
+from hipforge.jit import compile_ops, hip_module, obtain, registry
 
 PAGE = Path(__file__).parents[2] / "docs/guide/writing-an-op.md"
 
@@ -91,5 +91,5 @@ def test_another_dtype_is_refused(sum_out: Callable[..., None]) -> None:
 
 
 def test_the_same_source_is_built_by_nvcc(sum_out: Callable[..., None]) -> None:
-    entry = ladder.obtain(hip_module.request(registry.module("module_sum"), {}, "sm_90")).entry
+    entry = obtain.module(hip_module.request(registry.module("module_sum"), {}, "sm_90")).entry
     assert len(entry.manifest.kernels) == 3 and entry.manifest.gfx_targets == ["sm_90"]

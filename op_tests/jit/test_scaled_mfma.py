@@ -16,7 +16,7 @@ from helpers.jit_stand_in import StandIn
 
 from hipforge import settings
 from hipforge.errors import BuildError
-from hipforge.jit import build, hip_module, maintenance, registry, toolchain
+from hipforge.jit import hip_module, obtain, registry, toolchain, why
 from hipforge.jit.backends.amd.backend import VENDOR
 from hipforge.jit.backends.amd.code_object import CodeObject, functions, read_code_objects
 from hipforge.jit.backends.amd.scaled_mfma import ScaledMfma, operand_name, scaled_mfmas
@@ -189,7 +189,7 @@ def without_checks(entry: store.Entry) -> None:
 
 def test_an_unchecked_cached_module_is_built_again(stand_in: StandIn) -> None:
     without_checks(stand_in.build().entry)
-    assert maintenance.why("sample", None, "gfx950").status == "miss"
+    assert why.explain("sample", None, "gfx950").status == "miss"
     assert stand_in.build().built
     assert not stand_in.build().built
 
@@ -199,7 +199,7 @@ def test_an_unchecked_prebuilt_module_is_not_used(stand_in: StandIn, tmp_path: P
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
 
     def find() -> store.Entry | None:
-        return prebuilt.find(wanted.stem, wanted.arch, wanted.portable, wanted.roots)
+        return prebuilt.find(wanted)
 
     with settings.scope(PREBUILT_DIR=[tmp_path / "prebuilt"]):
         assert find() is not None
@@ -209,7 +209,7 @@ def test_an_unchecked_prebuilt_module_is_not_used(stand_in: StandIn, tmp_path: P
         assert find() is None
         unchecked = store.read_entry(exported)
         assert unchecked is not None
-        reason = prebuilt.misfit(unchecked, wanted.portable, wanted.roots)
+        reason = prebuilt.misfit(unchecked, wanted)
         assert reason == "its device code was not checked for: scaled MFMA operands"
 
 
@@ -238,7 +238,7 @@ UNSCALED = ("module_fp8_skinny_gemm_queue", {"HF_TILE": 16124})
 def test_the_check_sees_each_scaled_mfma_of_the_shipped_kernels(module: str, variant: dict[str, int | str]) -> None:
     """As many as the emulator's decoder finds by reading the code instruction by instruction, all in VGPRs."""
     wanted = hip_module.request(registry.module(module), variant, "gfx950")
-    entry = build.ensure(hip_module.specification(wanted, toolchain.select("gfx950"))).entry
+    entry = obtain.binary(hip_module.specification(wanted, toolchain.select("gfx950"))).entry
     cache_dir.digests().save()
     (code,) = read_code_objects(entry.library)
     found = list(scaled_mfmas(code))

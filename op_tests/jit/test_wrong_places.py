@@ -19,7 +19,7 @@ from hipforge import nn, settings
 from hipforge.cli import decode_step
 from hipforge.cli.main import cli
 from hipforge.errors import ConfigError, GuardError, HipforgeError, OutOfMemoryError
-from hipforge.jit import hip_module, ladder, lookup, registry, toolchain, tools
+from hipforge.jit import hip_module, obtain, registry, toolchain, tools
 from hipforge.jit.cache import cache_dir, files, locks, trust
 from hipforge.ops import fp8_linear
 from hipforge.ops.core import tuned
@@ -37,7 +37,7 @@ def built_by_clang(tmp_path: Path, name: str = "plain") -> int:
     tools._probe_store.cache_clear()
     registry.register(project / "own.json")
     try:
-        return library_value(ladder.obtain(hip_module.request(registry.module("own"), None, "gfx950")).entry)
+        return library_value(obtain.module(hip_module.request(registry.module("own"), None, "gfx950")).entry)
     finally:
         toolchain._selected.clear()
 
@@ -82,7 +82,7 @@ def test_a_prebuilt_directory_with_a_long_name_is_named(stand_in: StandIn, tmp_p
     wanted = hip_module.request(registry.module("sample"), None, "gfx950")
     text = r"HIPFORGE_PREBUILT_DIR=.* a name in it has 300 bytes"
     with settings.scope(PREBUILT_DIR=(tmp_path / ("x" * 300),)), pytest.raises(ConfigError, match=text):
-        lookup.look(wanted)
+        obtain.look(wanted)
 
 
 @pytest.mark.parametrize("name", ["a%41b", "a%%%s"])

@@ -16,7 +16,7 @@ from helpers.json_mutants import mutant
 
 from hipforge import settings
 from hipforge.errors import HipforgeError
-from hipforge.jit import hip_module, lookup, maintenance, registry, toolchain
+from hipforge.jit import hip_module, maintenance, obtain, registry, toolchain, why
 from hipforge.jit.cache import cache_dir, prebuilt, store
 from stress.processes import stand_in
 
@@ -84,20 +84,20 @@ def manifests(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[s
                 raw = _text(choose, json.loads(whole))
                 (entry.path / store.MANIFEST).write_bytes(raw)
                 try:
-                    found = lookup.look(wanted, use=False)
+                    found = obtain.look(wanted, use=False)
                     maintenance.entries()
                     maintenance.recorded_seconds(name, name, "gfx950")
-                    maintenance.why(name, None, "gfx950")
+                    why.explain(name, None, "gfx950")
                     read = store.read_entry(entry.path)
                     if read is not None:
-                        list(maintenance.changed(read, spec))
-                        prebuilt.misfit(read, wanted.portable, wanted.roots)
+                        list(why.changed(read, spec))
+                        prebuilt.misfit(read, wanted)
                 except Exception as error:
                     ended["raw exception"] += 1
                     wrong.append(f"seed {seed}, manifest {number}: {type(error).__name__}: {error}: {raw[:1500]!r}")
                     continue
                 ended[type(found).__name__] += 1
-                if isinstance(found, lookup.Ready) and found.entry.manifest.library_sha256 != library:
+                if isinstance(found, obtain.Ready) and found.entry.manifest.library_sha256 != library:
                     wrong.append(f"seed {seed}, manifest {number}: another library is accepted")
     finally:
         registry._registered.pop(name, None)

@@ -16,7 +16,7 @@ from hipforge.cli.options import REGISTER_OPTION, matching_variants, module_name
 
 if TYPE_CHECKING:
     from hipforge.jit.cache.store import Entry
-    from hipforge.jit.maintenance import Explanation
+    from hipforge.jit.why import Explanation
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 
@@ -154,7 +154,7 @@ def why(
     module: str, arch: str | None, variants: tuple[str, ...], registries: tuple[Path, ...], as_json: bool
 ) -> None:
     """Say whether MODULE would be a hit, and if not, the exact field or file that changed, old and new digest."""
-    from hipforge.jit import maintenance, registry
+    from hipforge.jit import registry, why
 
     for path in registries:
         registry.register(path)
@@ -163,7 +163,7 @@ def why(
         default = devices.current().default_arch
         arch = default if default in entry.archs else entry.archs[0]
     found = [
-        maintenance.why(module, variant, arch) for variant in matching_variants(module, parse_variant(variants))
+        why.explain(module, variant, arch) for variant in matching_variants(module, parse_variant(variants))
     ]
     if as_json:
         click.echo(json.dumps([_as_dict(item) for item in found], indent=1))

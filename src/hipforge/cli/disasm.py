@@ -50,10 +50,10 @@ def _objects(module: str, arch: str | None, variants: tuple[str, ...]) -> Iterat
     if Path(module).is_file():
         yield CodeObject(Path(module), arch)
         return
-    from hipforge.jit import hip_module, ladder, registry
+    from hipforge.jit import hip_module, obtain, registry
 
     entry = registry.module(module)
     default = devices.current().default_arch
     chosen = arch or (default if default in entry.archs else entry.archs[0])
     for variant in matching_variants(module, parse_variant(variants)):
-        yield CodeObject(ladder.obtain(hip_module.request(entry, variant, chosen)).entry.library, chosen)
+        yield CodeObject(obtain.module(hip_module.request(entry, variant, chosen)).entry.library, chosen)

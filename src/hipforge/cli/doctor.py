@@ -77,7 +77,7 @@ def _fits(entry: Entry) -> bool:
     if module is None or manifest.target not in module.archs:
         return False
     request = hip_module.request(module, manifest.variant, manifest.target)
-    return prebuilt.misfit(entry, request.portable, request.roots) is None
+    return prebuilt.misfit(entry, request) is None
 
 
 def toolchain_findings() -> list[Finding]:
@@ -110,18 +110,18 @@ def emulator_findings() -> list[Finding]:
     if devices.current().kind != "emulator":
         return []
     from hipforge.emulator import library
-    from hipforge.jit import host_library, lookup
+    from hipforge.jit import host_library, obtain
 
-    found = lookup.look(library.request(), use=False)
-    if isinstance(found, lookup.Ready):
+    found = obtain.look(library.request(), use=False)
+    if isinstance(found, obtain.Ready):
         kind = "built ahead of time" if found.prebuilt else "built"
         return [Finding("emulator", "library", True, True, f"{kind}: {found.entry.path}")]
-    if isinstance(found, lookup.Failed):
+    if isinstance(found, obtain.Failed):
         problem = str(found.error)
     elif settings.DISABLE_JIT.get():
         problem = "it is not built, and HIPFORGE_DISABLE_JIT=1 forbids building it"
     elif found.spec is None:
-        problem = str(found.problem)
+        problem = str(found.error)
     else:
         cache_dir.writing_root()
         detail = f"will be built by {host_library.compiler(True)} on the first launch, once per machine"

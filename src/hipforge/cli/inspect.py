@@ -36,7 +36,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show registers, spills, LDS, scratch and occupancy of MODULE's kernels; builds what is not built yet."""
-    from hipforge.jit import hip_module, ladder, registry
+    from hipforge.jit import hip_module, obtain, registry
 
     for path in registries:
         registry.register(path)
@@ -49,7 +49,7 @@ def command(
     _build_together(wanted)
     rows: list[dict[str, Any]] = []
     for variant, request in zip(chosen, wanted, strict=True):
-        for symbol, kernel in ladder.obtain(request).entry.manifest.kernels.items():
+        for symbol, kernel in obtain.module(request).entry.manifest.kernels.items():
             label = " ".join(f"{name}={value}" for name, value in variant.items())
             rows.append({"module": module, "variant": label, "arch": request.arch, "symbol": symbol, **kernel})
     if picture is not None:

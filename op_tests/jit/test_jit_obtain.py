@@ -1,11 +1,13 @@
-"""One ladder for all: prebuilt, cached, remembered failure, build. Loader, fleet, ``why`` and ``inspect`` agree."""
+"""One walk for all: prebuilt, cached, remembered failure, build. Loader, fleet, ``why`` and ``inspect`` agree."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from click.testing import CliRunner
@@ -14,9 +16,12 @@ from helpers.jit_stand_in import StandIn
 from hipforge import settings
 from hipforge.cli.main import cli
 from hipforge.errors import BuildError, MissingModuleError
-from hipforge.jit import fleet, hip_module, ladder, lookup, registry, tools
+from hipforge.jit import fleet, hip_module, obtain, registry, tools
 from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache import store as cache
+
+WALK = Path(obtain.__file__).resolve()
+PACKAGE = WALK.parents[1]
 
 
 def answer(*words: object) -> list[dict[str, object]]:
@@ -122,43 +127,43 @@ def test_inspect_and_why_take_modules_that_a_user_registers(stand_in: StandIn) -
 
 
 def test_look_answers_ready_failed_or_missing_and_builds_nothing(stand_in: StandIn) -> None:
-    missing = lookup.look(request())
-    assert isinstance(missing, lookup.Missing) and missing.spec is not None and missing.problem is None
+    missing = obtain.look(request())
+    assert isinstance(missing, obtain.Missing) and missing.spec is not None and missing.error is None
     assert not stand_in.compiles()
     stand_in.build()
-    ready = lookup.look(request())
-    assert isinstance(ready, lookup.Ready) and not ready.prebuilt
+    ready = obtain.look(request())
+    assert isinstance(ready, obtain.Ready) and not ready.prebuilt
     stand_in.module(resource_limits={"max_vgprs": 1})
-    refused = lookup.look(request())
-    assert isinstance(refused, lookup.Failed) and refused.entry == ready.entry
+    refused = obtain.look(request())
+    assert isinstance(refused, obtain.Failed) and refused.entry == ready.entry
     stand_in.module()
     stand_in.write("sample.cu", "broken\n")
     with pytest.raises(BuildError):
         stand_in.build()
-    failed = lookup.look(request())
-    assert isinstance(failed, lookup.Failed) and failed.entry is None and (failed.path / "build.log").exists()
+    failed = obtain.look(request())
+    assert isinstance(failed, obtain.Failed) and failed.entry is None and (failed.path / "build.log").exists()
 
 
 def test_look_without_a_compiler_is_missing_with_the_reason(stand_in: StandIn) -> None:
     with settings.scope(HIPCC=stand_in.folder / "no-compiler"):
-        found = lookup.look(request())
-    assert isinstance(found, lookup.Missing) and found.spec is None
-    assert "no-compiler" in str(found.problem)
+        found = obtain.look(request())
+    assert isinstance(found, obtain.Missing) and found.spec is None
+    assert "no-compiler" in str(found.error)
 
 
 def test_look_leaves_no_trace_unless_the_entry_will_be_used(stand_in: StandIn) -> None:
     entry = stand_in.build().entry
     cache._held.pop(entry.path)
-    assert isinstance(lookup.look(request(), use=False), lookup.Ready)
+    assert isinstance(obtain.look(request(), use=False), obtain.Ready)
     assert entry.path not in cache._held
-    assert isinstance(lookup.look(request()), lookup.Ready)
+    assert isinstance(obtain.look(request()), obtain.Ready)
     assert entry.path in cache._held
 
 
 def test_a_prebuilt_module_is_held_to_the_limits_like_any_other(ahead: StandIn) -> None:
     ahead.module(resource_limits={"max_vgprs": 1})
-    found = lookup.look(request())
-    assert isinstance(found, lookup.Failed)
+    found = obtain.look(request())
+    assert isinstance(found, obtain.Failed)
     assert "max_vgprs is 1" in str(found.error)
 
 
@@ -167,6 +172,29 @@ def test_a_remembered_failure_with_building_disabled_still_says_that_the_module_
 ) -> None:
     stand_in.write("sample.cu", "broken\n")
     with pytest.raises(BuildError):
-        ladder.obtain(request())
+        obtain.module(request())
     with settings.scope(DISABLE_JIT=True), pytest.raises(MissingModuleError):
-        ladder.obtain(request())
+        obtain.module(request())
+
+
+# ---- how a module is obtained is read in one file --------------------------------------------------------------------
+
+
+def test_the_walk_is_one_file_and_short(stand_in: StandIn) -> None:
+    """The functions of the walk's file, and those that it calls by itself, on a miss that is built."""
+    stops: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        here, caller = frame.f_code.co_filename, frame.f_back
+        if event == "call" and PACKAGE in Path(here).parents and not frame.f_code.co_name.startswith("<"):
+            from_walk = caller is not None and Path(caller.f_code.co_filename).resolve() == WALK
+            if from_walk or Path(here).resolve() == WALK:
+                stops.add((here, frame.f_code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        built = obtain.module(request())
+    finally:
+        sys.setprofile(None)
+    assert built.built and obtain.module.__code__.co_name in {name for _, name in stops}
+    assert len(stops) <= 24, sorted(stops)
