@@ -33,6 +33,7 @@ class Room(NamedTuple):
 
 
 FAMILIES = (
+    Room("fp8_gemm", "fp8_gemm", ("fp8_gemm", "fp8_linear")),
     Room("mxfp8_gemm", "mxfp8_gemm", ("mxfp8_gemm", "mxfp8_gemv", "mxfp8_linear"), alias="smallm_gemm_mxfp8"),
     Room(
         "mxfp8_grouped_gemm",

@@ -56,21 +56,17 @@ inline void check_bytes(int64_t rows, int64_t k, const char* name, const char* r
            "split ", rows_name, " over several calls");
 }
 
-// Checks everything that the entries share and returns the problem's shape. Kernels with a resource of its own for each
-// tile take payloads of any size: max_bytes.
-inline Shape check_shapes(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
-                          int64_t max_m, int64_t max_bytes, int32_t payload) {
+// Checks what is true of operands whatever their scales, and returns the problem's shape. Kernels with a resource of its own for
+// each tile take payloads of any size: max_bytes.
+inline Shape check_payloads(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
+                            int64_t max_m, int64_t max_bytes, int32_t payload) {
   check_payload(xq, "Xq", payload);
   check_payload(wq, "Wq", payload);
   const Shape shape{xq.size(0), wq.size(0), xq.size(1)};
   const auto [m, n, k] = shape;
   HF_CHECK(wq.size(1) == k, "Xq and Wq must have the same K; got Xq ", xq, " and Wq ", wq);
-  HF_CHECK(k > 0 && k % kMxBlock == 0, "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ", k);
   HF_CHECK(m >= 1 && m <= max_m, "M must be between 1 and ", max_m, "; got ", m);
   HF_CHECK(n >= 1, "N must be at least 1; got ", n);
-  check_scales(xs, "Xs", m, k);
-  check_scales(ws, "Ws", n, k);
-  HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out.dtype());
   HF_CHECK(out.is_shape(m, n), "out must be [", m, ", ", n, "]; got ", out);
   check_bytes(n, k, "Wq", "N", max_bytes);
   check_bytes(m, k, "Xq", "M", max_bytes);
@@ -82,6 +78,18 @@ inline Shape check_shapes(const Tensor& out, const Tensor& xq, const Tensor& xs,
   check_alignment(xq, "Xq");
   check_alignment(wq, "Wq");
   check_apart({out, "out"}, {{xq, "Xq"}, {xs, "Xs"}, {wq, "Wq"}, {ws, "Ws"}});
+  return shape;
+}
+
+// The same with MX scales.
+inline Shape check_shapes(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
+                          int64_t max_m, int64_t max_bytes, int32_t payload) {
+  const Shape shape = check_payloads(out, xq, xs, wq, ws, max_m, max_bytes, payload);
+  const auto [m, n, k] = shape;
+  HF_CHECK(k > 0 && k % kMxBlock == 0, "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ", k);
+  check_scales(xs, "Xs", m, k);
+  check_scales(ws, "Ws", n, k);
+  HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out.dtype());
   return shape;
 }
 
@@ -117,7 +125,7 @@ inline void check_workspace(const OptionalTensor& workspace, const Shape& shape,
 inline void check_bias(const OptionalTensor& bias, int64_t n, const Tensor& like, const Tensor& out) {
   if (!bias.has_value()) return;
   const Tensor given = *bias;
-  HF_CHECK(given.dtype() == HF_BF16, "bias must be bfloat16; got ", given.dtype());
+  HF_CHECK(given.dtype() == out.dtype(), "bias must be ", out.dtype(), "; got ", given.dtype());
   HF_CHECK(given.is_shape(n), "bias must be [N] = [", n, "]; got ", given);
   check_layout(given, "bias", like);
   check_apart({out, "out"}, {{given, "bias"}});

@@ -53,11 +53,16 @@ EXPERT_WEIGHTS = _experts()
 ONE = torch.ones(1)
 WEIGHT = normal(K, seed=11)
 SKINNY = e4m3(N, K, seed=12)
+N_SCALES = torch.linspace(0.25, 0.75, N)
 ROUTER = normal(EXPERTS, K, seed=13)
 
 
 def mx8(batch: int) -> dict[str, torch.Tensor]:
     return dict(zip(("xq", "xs"), quantize_mxfp8(normal(batch, K)), strict=True))
+
+
+def fp8_rows(batch: int) -> dict[str, torch.Tensor]:
+    return {"xq": e4m3(batch, K), "xs": torch.linspace(0.5, 1.5, batch)}
 
 
 def mx4(batch: int) -> dict[str, torch.Tensor]:
@@ -132,6 +137,8 @@ def add_and_norm(op: Callable[..., Any], x: torch.Tensor, residual: torch.Tensor
 
 
 CALLS: dict[str, Call] = {
+    "fp8_gemm": Call(fp8_rows, lambda xq, xs: hipforge.fp8_gemm(xq, xs, SKINNY, N_SCALES), guarded=True),
+    "fp8_linear": Call(fp8_rows, lambda xq, xs: hipforge.fp8_linear(xq, xs, SKINNY, N_SCALES)),
     "mxfp8_gemv": Call(mx8, lambda xq, xs: hipforge.mxfp8_gemv(xq, xs, *DENSE8), guarded=True),
     "mxfp8_gemm": Call(mx8, lambda xq, xs: hipforge.mxfp8_gemm(xq, xs, *DENSE8), guarded=True),
     "mxfp8_linear": Call(mx8, lambda xq, xs: hipforge.mxfp8_linear(xq, xs, *DENSE8)),

@@ -21,6 +21,7 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/last_group.h"
+#include "../split_workspace.h"
 #include "wave_split_kernel.h"
 
 namespace hf::group_split {
@@ -28,6 +29,7 @@ namespace hf::group_split {
 using wave_split::kTile;
 using wave_split::kTileBytes;
 using wave_split::Problem;
+using wave_split::Scales;
 
 constexpr int kLog2Waves = 2, kWaves = 1 << kLog2Waves;
 constexpr int kMostSplits = 4;
@@ -61,7 +63,7 @@ __device__ __forceinline__ void add_others(dev::f32x4 (&own)[kCount], dev::Buffe
   }
 }
 
-template <int kRowTiles, int kColumnTiles>
+template <int kRowTiles, int kColumnTiles, Scales kScales = Scales::kMx>
 __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials, uint64_t* words, uint64_t number) {
   constexpr uint32_t kTiles = kRowTiles * kColumnTiles, kPartBytes = part_bytes(kTiles);
   constexpr int kTilesOfWave = (kTiles + kWaves - 1) / kWaves;
@@ -70,11 +72,12 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
   const uint32_t log2_parts = p.log2_waves(), columns = p.columns(), split = blockIdx.z;
   const uint32_t column0 = blockIdx.x * columns, row0 = blockIdx.y * (kTile * kRowTiles);
-  using Rows = wave_split::NeighbouringRows<kRowTiles>;
+  using Rows = wave_split::NeighbouringRows<kRowTiles, kTile, kScales>;
   const uint32_t in_lane = wave_split::lane_offset(p.k, lane);
-  wave_split::Wave<kRowTiles, Rows, kTile, kColumnTiles> mine(
+  wave_split::Wave<kRowTiles, Rows, kTile, kColumnTiles, kScales> mine(
       Rows(p.xq, p.xs, row0, p.m, p.k, in_lane, lane), wave_split::rows_of(p.wq, column0, columns, p.n, p.k),
-      wave_split::rows_of(p.ws, column0, columns, p.n, p.k / kMxBlock), p.k, in_lane, lane);
+      wave_split::scale_rows_of<kScales>(p.ws, column0, columns, p.n, p.k), p.k, in_lane, lane,
+      column0 % wave_split::shared_rows(kScales));
   const uint32_t part = split * kWaves + wave;
   mine.run(wave_split::first_step(p.k, part, log2_parts), wave_split::first_step(p.k, part + 1, log2_parts),
            p.aligned_scales(), p.scales_between_words());
@@ -83,6 +86,13 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
   const dev::Buffer parts = dev::make_buffer(reinterpret_cast<uint8_t*>(partials) + ((uint64_t{group} * kPartBytes) << log2_splits),
                                              kPartBytes << log2_splits);
   const uint32_t in_tile = lane * sizeof(dev::f32x4);
+  const auto row_of = [&](int i) { return row0 + lane % kTile + (wave + i * kWaves) % kRowTiles * kTile; };
+  const auto column_of = [&](int i) {
+    return (wave + i * kWaves) / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
+  };
+  wave_split::OutputScales<kScales> scales[kTilesOfWave];
+#pragma unroll
+  for (int i = 0; i < kTilesOfWave; ++i) scales[i] = {p, row_of(i), column0 + column_of(i)};
   dev::leave_part(sums, mine.acc, wave, lane);
   // A wave adds up every fourth tile, and keeps the sums until the parts meet.
   dev::f32x4 total[kTilesOfWave];
@@ -103,12 +113,11 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
     add_others<2>(total, parts, at, split, kPartBytes);
   else
     add_others<kMostSplits>(total, parts, at, split, kPartBytes);
-  const uint32_t row = row0 + lane % kTile;
 #pragma unroll
   for (int i = 0; i < kTilesOfWave; ++i) {
-    const uint32_t t = wave + i * kWaves, column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
+    const uint32_t column = column_of(i);
     if (at[i] != dev::kOutOfRange && column < columns)
-      wave_split::store(p, total[i], row + t % kRowTiles * kTile, column0 + column);
+      wave_split::store<kScales>(p, scales[i].applied(total[i]), row_of(i), column0 + column);
   }
 }
 
@@ -125,6 +134,41 @@ __global__ __launch_bounds__(kWaves * dev::kWaveSize) void mxfp8_group_split(
 #if defined(__gfx950__)
   multiply_tile<kRowTiles, kColumnTiles>(Problem{wq, ws, xq, xs, m, n, k, options, out, bias}, partials, words, number);
 #endif
+}
+
+/// The same with scales that are not MX's; k a multiple of 16.
+template <int kRowTiles, int kColumnTiles, Scales kScales>
+__global__ __launch_bounds__(kWaves * dev::kWaveSize) void fp8_group_split(
+    [[maybe_unused]] const uint8_t* wq, [[maybe_unused]] const uint8_t* ws, [[maybe_unused]] const uint8_t* xq,
+    [[maybe_unused]] const uint8_t* xs, [[maybe_unused]] uint32_t m, [[maybe_unused]] uint32_t n, [[maybe_unused]] uint32_t k,
+    [[maybe_unused]] uint32_t options, [[maybe_unused]] dev::bf16* out, [[maybe_unused]] const dev::bf16* bias,
+    [[maybe_unused]] float* partials, [[maybe_unused]] uint64_t* words, [[maybe_unused]] uint64_t number) {
+#if defined(__gfx950__)
+  multiply_tile<kRowTiles, kColumnTiles, kScales>(Problem{wq, ws, xq, xs, m, n, k, options, out, bias}, partials, words, number);
+#endif
+}
+
+/// Checks the sizes of work-groups with kRowTiles tiles of rows and the workspace, and launches the kernel with as many tiles
+/// of columns as they need; p.options has all but these sizes.
+template <int kRowTiles, class Kernel>
+void launch_groups(const Kernel (&kernels)[3], Problem p, const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq,
+                   const Tensor& ws, const OptionalTensor& bias, const OptionalTensor& workspace, int64_t rows, int64_t columns,
+                   int64_t k_splits, hipStream_t stream) {
+  constexpr int kRows = kRowTiles * kTile;
+  static_assert(kRows * wave_split::kMaxK < (int64_t{1} << 31), "a work-group's rows are within one resource");
+  HF_CHECK(rows == kRows, "this variant of the module has rows = ", kRows, "; got ", rows);
+  HF_CHECK(columns == 16 || columns == 24 || columns == 32 || columns == 48, "columns must be 16, 24, 32 or 48; got ", columns);
+  HF_CHECK(k_splits == 2 || k_splits == 4, "k_splits must be 2 or 4; got ", k_splits);
+  check_k_splits(k_splits, ceil_div(p.k, wave_split::kStep), p.k);
+  p.options |= wave_split::pack_options(kLog2Waves + __builtin_ctzll(k_splits), false, false, static_cast<uint32_t>(columns));
+  const uint32_t column_tiles = ceil_div(columns, kTile), tiles = kRowTiles * column_tiles;
+  const dim3 grid(ceil_div(p.n, columns), ceil_div(p.m, kRows), static_cast<uint32_t>(k_splits));
+  const uint64_t results = uint64_t{grid.x} * grid.y, bytes = results * k_splits * part_bytes(tiles);
+  uint8_t* const partials = mxfp8::check_workspace_of_parts(
+      workspace, bytes + results * dev::meeting_words(static_cast<uint32_t>(k_splits)) * sizeof(uint64_t), k_splits, out, xq, xs,
+      wq, ws, bias);
+  wave_split::launch(kernels[column_tiles - 1], p, grid, kWaves, lds_bytes(tiles), stream, reinterpret_cast<float*>(partials),
+                     reinterpret_cast<uint64_t*>(partials + bytes), launch_number());
 }
 
 }  // namespace hf::group_split

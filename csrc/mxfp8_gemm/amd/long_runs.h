@@ -24,7 +24,7 @@ struct ScaleBlock {
   template <class W>
   __device__ __forceinline__ void load(const W& mine, uint32_t step) {
     const uint32_t in_lane = mine.group * sizeof(dev::u32x4);
-    w = dev::load_b128(mine.ws, mine.w_scales + in_lane, step * kBlocks);
+    w = dev::load_b128(mine.ws, mine.w_scales[0] + in_lane, step * kBlocks);
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
       x[t] = dev::load_b128(mine.x.scales, mine.x.scales_in_lane(t) + in_lane, step * kBlocks + mine.x.scales_in_wave(t));

@@ -34,6 +34,9 @@
 // scales, and its loads are out of range past K.
 //
 // gfx942, and scales of a tensor that is not aligned: such steps one by one, with loads that are out of range past K.
+//
+// The same loop serves scales that are not MX's (Scales below): f32 or e8m0 for each 128 of K, or one f32 for a row, with which
+// sums are multiplied before they are stored. Then k is a multiple of 16, and only the last step of K can be partial.
 #pragma once
 
 #include "hipforge/amd/hip.h"
@@ -64,6 +67,29 @@ constexpr int kTileBytes = kTile * kTile * sizeof(float);
 
 static_assert(kBlocks == 4, "one dword holds the scales of a row and step");
 
+/// Which numbers scale the products: x for each row of X, w for a number of rows of W.
+enum class Scales {
+  kOnce,        // one f32 for a row of X and of W, or for all rows: sums are scaled
+  kBlocks,      // f32 for each 128 of K, w for 128 rows
+  kBlocksE8m0,  // the same in e8m0
+  kMxShared,    // e8m0 for each 32 of K, w for 32 rows
+  kMx,          // e8m0 for each 32 of K and row
+};
+
+/// Rows of W that share scales.
+constexpr uint32_t shared_rows(Scales scales) {
+  return scales == Scales::kMxShared ? 32 : scales == Scales::kBlocks || scales == Scales::kBlocksE8m0 ? 128 : 1;
+}
+
+/// Bytes of a row of scales over k.
+constexpr uint32_t scale_row_bytes(Scales scales, uint32_t k) {
+  const uint32_t steps = (k + kStep - 1) / kStep;
+  return scales == Scales::kOnce         ? 0
+         : scales == Scales::kBlocks     ? steps * sizeof(float)
+         : scales == Scales::kBlocksE8m0 ? steps
+                                         : k / kMxBlock;
+}
+
 /// What a launch computes, on device pointers. A kernel takes the members one by one, in this order, because only arguments
 /// that are no structures can be in SGPRs when a wave starts: those up to `options` (kernel-argument preload; the module's
 /// flags ask for 12 dwords), so that a wave's first loads need no argument from memory. Output and bias are read meanwhile.
@@ -78,7 +104,13 @@ struct Problem {
   __device__ bool aligned_scales() const { return options >> 8 & 1; }
   __device__ bool aligned_output() const { return options >> 9 & 1; }
   __device__ bool scales_between_words() const { return options >> 10 & 1; }
+  __device__ bool half_output() const { return options & kHalfOutput; }
+  __device__ bool one_x_scale() const { return options & kOneXScale; }
+  __device__ bool one_w_scale() const { return options & kOneWScale; }
   __device__ uint32_t columns() const { return options >> 16; }
+
+  // Options of scales that are not MX's: out and bias are f16; the scale of Scales::kOnce is that of all rows.
+  static constexpr uint32_t kHalfOutput = 1 << 11, kOneXScale = 1 << 12, kOneWScale = 1 << 13;
 };
 
 /// log2_waves: of the waves that share a K. aligned_scales: rows of both scale tensors start at a multiple of 4 bytes.
@@ -94,15 +126,15 @@ constexpr uint32_t pack_options(uint32_t log2_waves, bool aligned_scales, bool a
 inline Problem problem_of(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
                           const OptionalTensor& bias, uint32_t options) {
   return {.wq = wq.data<uint8_t>(),
-          .ws = ws.data<uint8_t>(),
+          .ws = static_cast<const uint8_t*>(ws.data()),
           .xq = xq.data<uint8_t>(),
-          .xs = xs.data<uint8_t>(),
+          .xs = static_cast<const uint8_t*>(xs.data()),
           .m = static_cast<uint32_t>(xq.size(0)),
           .n = static_cast<uint32_t>(wq.size(0)),
           .k = static_cast<uint32_t>(xq.size(1)),
           .options = options,
-          .out = out.data<dev::bf16>(),
-          .bias = bias.has_value() ? bias.data<dev::bf16>() : nullptr};
+          .out = static_cast<dev::bf16*>(out.data()),
+          .bias = bias.has_value() ? static_cast<const dev::bf16*>((*bias).data()) : nullptr};
 }
 
 /// `more`: what the kernel takes besides.
@@ -150,6 +182,14 @@ __device__ inline dev::Buffer rows_of(const uint8_t* data, uint32_t first, uint3
   return dev::make_buffer(data + uint64_t{first} * stride, min(count, rows - first) * stride);
 }
 
+/// The same over the scales of `count` rows of W.
+template <Scales kScales>
+__device__ inline dev::Buffer scale_rows_of(const uint8_t* scales, uint32_t first, uint32_t count, uint32_t rows, uint32_t k) {
+  constexpr uint32_t kShared = shared_rows(kScales);
+  return rows_of(scales, first / kShared, (first % kShared + count + kShared - 1) / kShared, (rows + kShared - 1) / kShared,
+                 scale_row_bytes(kScales, k));
+}
+
 /// Where row 0..15 of a tile begins in rows of `stride`. With kColumns < 16 a tile is kColumns rows, cut into 16 / kColumns
 /// parts of their length: row r is part r / kColumns of row r % kColumns.
 template <int kColumns = kTile>
@@ -164,25 +204,25 @@ __device__ inline uint32_t lane_offset(uint32_t k, uint32_t lane) {
 }
 
 /// Rows of X that follow each other: all tiles share the lane's offset. kColumns as in tile_row_offset.
-template <int kRowTiles, int kColumns = kTile>
+template <int kRowTiles, int kColumns = kTile, Scales kScales = Scales::kMx>
 struct NeighbouringRows {
   const dev::Buffer payload, scales;
-  const uint32_t offset, scale_offset, k, blocks;
+  const uint32_t offset, scale_offset, k, scale_bytes;
 
   // `in_lane` is lane_offset: the same value for W lets the compiler compute addresses once for both.
   __device__ NeighbouringRows(const uint8_t* x, const uint8_t* xs, uint32_t row0, uint32_t rows, uint32_t depth,
                               uint32_t in_lane, uint32_t lane)
       : payload(rows_of(x, row0, kTile * kRowTiles, rows, depth)),
-        scales(rows_of(xs, row0, kTile * kRowTiles, rows, depth / kMxBlock)),
+        scales(rows_of(xs, row0, kTile * kRowTiles, rows, scale_row_bytes(kScales, depth))),
         offset(in_lane),
-        scale_offset(tile_row_offset<kColumns>(lane % kTile, depth / kMxBlock)),
+        scale_offset(tile_row_offset<kColumns>(lane % kTile, scale_row_bytes(kScales, depth))),
         k(depth),
-        blocks(depth / kMxBlock) {}
+        scale_bytes(scale_row_bytes(kScales, depth)) {}
 
   __device__ uint32_t in_lane(int) const { return offset; }
   __device__ uint32_t in_wave(int tile) const { return tile * kTile * k; }
   __device__ uint32_t scales_in_lane(int) const { return scale_offset; }
-  __device__ uint32_t scales_in_wave(int tile) const { return tile * kTile * blocks; }
+  __device__ uint32_t scales_in_wave(int tile) const { return tile * kTile * scale_bytes; }
 };
 
 /// Any rows of X, one per lane % 16 and tile; one that does not exist reads 0.
@@ -209,41 +249,58 @@ struct GatheredRows {
 
 /// One wave's 16 kRowTiles x 16 outputs; acc[t][i] is row lane % 16 of row tile t, column 4 (lane / 16) + i. kColumns as in
 /// tile_row_offset, of W. With several tiles of columns those of tile c begin at acc[c kRowTiles].
-template <int kRowTiles, class Rows, int kColumns = kTile, int kColumnTiles = 1>
+template <int kRowTiles, class Rows, int kColumns = kTile, int kColumnTiles = 1, Scales kScales = Scales::kMx>
 struct Wave {
-  static constexpr int kAhead = steps_ahead(kRowTiles, kColumnTiles), kMaxRun = max_run(kRowTiles, kColumns);
+  static constexpr bool kOnce = kScales == Scales::kOnce, kFloats = kScales == Scales::kBlocks, kEach = kScales == Scales::kMx;
+  static constexpr bool kBytes = kEach || kScales == Scales::kMxShared, kE8m0 = kBytes || kScales == Scales::kBlocksE8m0;
+  static constexpr int kWScales = kEach ? kScaleRows : 1;  // of a tile, that a lane takes
+  static constexpr int kShared = shared_rows(kScales);
+  static constexpr int kAhead = steps_ahead(kRowTiles, kColumnTiles);
+  static constexpr bool kOfSteps = kFloats || kScales == Scales::kBlocksE8m0;  // longer runs of their scales would spill
+  static constexpr int kMostRun = !kOfSteps ? 16 : kRowTiles < 4 ? 8 : kColumnTiles < 5 ? 4 : 2;
+  static constexpr int kMaxRun = max_run(kRowTiles, kColumns) < kMostRun ? max_run(kRowTiles, kColumns) : kMostRun;
   static constexpr int kRunBetween = kRowTiles == 1 ? 8 : kRowTiles * kColumnTiles <= 6 ? 4 : 2;  // longer ones would spill
 
   struct Step {
     Piece w[kColumnTiles][kPieces], x[kRowTiles][kPieces];
   };
   // Rows whose scales a lane takes, those of W first. gfx942: of each tile the four whose products it holds.
-  static constexpr int kWRows = kColumnTiles * kScaleRows, kRows = kWRows + kRowTiles;
+  static constexpr int kWRows = kColumnTiles * kWScales, kRows = kWRows + kRowTiles;
   // Words of four steps.
   struct ScaleWords {
-    dev::u32x4 row[kRows];
+    dev::u32x4 row[kOnce ? 1 : kRows];
   };
 
   const Rows x;
   const dev::Buffer w, ws;  // over the wave's 16 rows of W
   const uint32_t k, blocks, group;
   const uint32_t offset;    // of the lane's row and first piece in W
-  const uint32_t w_scales;  // of the first row of W whose scales the lane takes
+  uint32_t w_scales[kEach ? 1 : kColumnTiles];  // of the first row of W whose scales the lane takes
   dev::f32x4 acc[kColumnTiles * kRowTiles] = {};
   // gfx942: the largest byte so far.
-  uint32_t highest_w[kScaleRows] = {}, highest_x[kRowTiles] = {};
+  uint32_t highest_w[kWScales] = {}, highest_x[kRowTiles] = {};
 
+  // in_shared: of the wave's first row of W among those that share scales.
   __device__ Wave(const Rows& rows, dev::Buffer weight, dev::Buffer weight_scales, uint32_t depth, uint32_t in_lane,
-                  uint32_t lane)
+                  uint32_t lane, uint32_t in_shared = 0)
       : x(rows),
         w(weight),
         ws(weight_scales),
         k(depth),
         blocks(depth / kMxBlock),
         group(lane / kTile),
-        offset(in_lane),
-        w_scales(tile_row_offset<kColumns>(kScaleRows == 1 ? lane % kTile : lane / kTile * kScaleRows, depth / kMxBlock)) {
+        offset(in_lane) {
     static_assert(kColumns % kScaleRows == 0, "the rows of W whose scales a lane takes follow each other");
+    static_assert(kEach || kColumns == kTile);
+    // The instruction's rows of W, or the four whose products a lane holds.
+    const uint32_t row = kScaleRows == 1 && !kFloats ? lane % kTile : lane / kTile * 4;
+    if constexpr (kEach) {
+      w_scales[0] = tile_row_offset<kColumns>(row, blocks);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c)
+        w_scales[c] = (in_shared + c * kTile + row) / kShared * scale_row_bytes(kScales, depth);
+    }
   }
 
   static __device__ Piece load_piece(dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
@@ -270,39 +327,85 @@ struct Wave {
   // each(row, where it is, its offset in the lane and in the wave)
   template <class Each>
   __device__ __forceinline__ void for_scales(Each each) const {
+    if constexpr (kOnce) return;
 #pragma unroll
     for (int c = 0; c < kColumnTiles; ++c)
 #pragma unroll
-      for (int r = 0; r < kScaleRows; ++r) each(c * kScaleRows + r, ws, w_scales, (c * kTile + r) * blocks);
+      for (int r = 0; r < kWScales; ++r)
+        each(c * kWScales + r, ws, w_scales[kEach ? 0 : c], kEach ? (c * kTile + r) * blocks : 0);
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) each(kWRows + t, x.scales, x.scales_in_lane(t), x.scales_in_wave(t));
   }
 
   __device__ __forceinline__ void load_scales(ScaleWords& to, uint32_t step) const {
     for_scales([&](int row, dev::Buffer from, uint32_t in_lane, uint32_t in_wave) {
-      to.row[row] = dev::load_b128(from, in_lane, step * kBlocks + in_wave);
+      if constexpr (kBytes || kFloats) {
+        to.row[row] = dev::load_b128(from, in_lane, step * kBlocks + in_wave);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to.row[row][i] = dev::load_u8(from, in_lane, step + i + in_wave);
+      }
     });
+  }
+
+  // The scale of the products of tile t of X and tile c of W in a step.
+  static __device__ __forceinline__ float scale_of_step(const ScaleWords& words, int c, int t, int which) {
+    // Copied out first: clang 22 reads element 0 where bit_cast is given the element itself.
+    const uint32_t w = words.row[c][which], x = words.row[kWRows + t][which];
+    return __builtin_bit_cast(float, w) * __builtin_bit_cast(float, x);
   }
 
 #if defined(__gfx950__)
   __device__ __forceinline__ void multiply(const Step& step, const ScaleWords& words, int which) {
 #pragma unroll
     for (int c = 0; c < kColumnTiles; ++c) {
-      const uint32_t w_scale = words.row[c][which] >> 8 * group;
+      const uint32_t w_scale = kOnce ? 0 : words.row[kOnce ? 0 : c][which] >> (kBytes ? 8 * group : 0);
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
         dev::f32x4& sum = acc[c * kRowTiles + t];
-        sum = dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[c][0], step.w[c][1]), w_scale,
-                                    dev::mfma_operand(step.x[t][0], step.x[t][1]), words.row[kWRows + t][which] >> 8 * group,
-                                    sum);
+        if constexpr (kE8m0)
+          sum = dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[c][0], step.w[c][1]), w_scale,
+                                      dev::mfma_operand(step.x[t][0], step.x[t][1]),
+                                      kBytes ? words.row[kWRows + t][which] >> 8 * group : words.row[kWRows + t][which], sum);
+        else if constexpr (kOnce)
+          sum = dev::mfma_e4m3(dev::mfma_operand(step.w[c][0], step.w[c][1]), dev::mfma_operand(step.x[t][0], step.x[t][1]),
+                               sum);
+        else
+          sum += dev::mfma_e4m3(dev::mfma_operand(step.w[c][0], step.w[c][1]),
+                                dev::mfma_operand(step.x[t][0], step.x[t][1]), dev::f32x4{}) *
+                 scale_of_step(words, c, t, which);
       }
     }
   }
 #else
-  __device__ __forceinline__ void multiply_block(Piece w_piece, const Piece (&x_piece)[kRowTiles],
-                                                 const uint32_t (&w_byte)[kScaleRows], const uint32_t (&x_byte)[kRowTiles]) {
+  // The products of a whole step with one scale, or none.
+  __device__ __forceinline__ void multiply_at_once(const Step& step, const ScaleWords& words, int which) {
+    if constexpr (kE8m0) highest_w[0] = max(highest_w[0], words.row[0][which]);
 #pragma unroll
-    for (int r = 0; r < kScaleRows; ++r) highest_w[r] = max(highest_w[r], w_byte[r]);
+    for (int t = 0; t < kRowTiles; ++t) {
+      dev::f32x4 products = kOnce ? acc[t] : dev::f32x4{};
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b)
+        products = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(__builtin_bit_cast(int64_t, step.w[0][b]),
+                                                              __builtin_bit_cast(int64_t, step.x[t][b]), products, 0, 0, 0);
+      if constexpr (kOnce) {
+        acc[t] = products;
+      } else if constexpr (kFloats) {
+        acc[t] += products * scale_of_step(words, 0, t, which);
+      } else {
+        const uint32_t x_byte = words.row[kWRows + t][which];
+        highest_x[t] = max(highest_x[t], x_byte);
+        const int exponent = static_cast<int>(words.row[0][which] + x_byte) - 2 * kE8m0Bias;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) acc[t][r] += __builtin_ldexpf(products[r], exponent);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_block(Piece w_piece, const Piece (&x_piece)[kRowTiles],
+                                                 const uint32_t (&w_byte)[kWScales], const uint32_t (&x_byte)[kRowTiles]) {
+#pragma unroll
+    for (int r = 0; r < kWScales; ++r) highest_w[r] = max(highest_w[r], w_byte[r]);
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
       highest_x[t] = max(highest_x[t], x_byte[t]);
@@ -311,17 +414,18 @@ struct Wave {
       const int x_exponent = static_cast<int>(x_byte[t]) - 2 * kE8m0Bias;
 #pragma unroll
       for (int r = 0; r < 4; ++r)
-        acc[t][r] += __builtin_ldexpf(products[r], static_cast<int>(w_byte[r]) + x_exponent);
+        acc[t][r] += __builtin_ldexpf(products[r], static_cast<int>(w_byte[r % kWScales]) + x_exponent);
     }
   }
 
   __device__ __forceinline__ void multiply(const Step& step, const ScaleWords& words, int which) {
+    if constexpr (!kBytes) return multiply_at_once(step, words, which);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       Piece x_piece[kRowTiles];
-      uint32_t w_byte[kScaleRows], x_byte[kRowTiles];
+      uint32_t w_byte[kWScales], x_byte[kRowTiles];
 #pragma unroll
-      for (int r = 0; r < kScaleRows; ++r) w_byte[r] = words.row[r][which] >> 8 * b & 0xFF;
+      for (int r = 0; r < kWScales; ++r) w_byte[r] = words.row[r][which] >> 8 * b & 0xFF;
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
         x_byte[t] = words.row[kWRows + t][which] >> 8 * b & 0xFF;
@@ -384,16 +488,21 @@ struct Wave {
     }
   }
 
-#if defined(__gfx950__)
   // Its scales, in word 0, of which a lane has the byte that it takes. They may start at any byte.
   __device__ __forceinline__ void load_scales_to_end(ScaleWords& to, uint32_t step) const {
     const uint32_t block = step * kBlocks;
     const bool exists = block + group < blocks;
     for_scales([&](int row, dev::Buffer from, uint32_t in_lane, uint32_t in_wave) {
-      to.row[row][0] = dev::load_u8(from, exists ? in_lane + group : dev::kOutOfRange, block + in_wave) << 8 * group;
+      if constexpr (kBytes)
+        to.row[row][0] = dev::load_u8(from, exists ? in_lane + group : dev::kOutOfRange, block + in_wave) << 8 * group;
+      else if constexpr (kFloats)
+        to.row[row][0] = dev::load_b32(from, in_lane, step * sizeof(float) + in_wave);
+      else
+        to.row[row][0] = dev::load_u8(from, in_lane, step + in_wave);
     });
   }
 
+#if defined(__gfx950__)
   // As run_steps, with scales between words; the last step may be partial.
   template <int kCount>
   __device__ __forceinline__ void run_between(uint32_t first) {
@@ -451,19 +560,25 @@ struct Wave {
     Step loaded;
     load_to_end(loaded, step);
 #if defined(__gfx950__)
-    ScaleWords words;
-    load_scales_to_end(words, step);
-    multiply(loaded, words, 0);
+    constexpr bool kAtOnce = true;
 #else
+    constexpr bool kAtOnce = !kBytes;
+#endif
+    if constexpr (kAtOnce) {
+      ScaleWords words;
+      load_scales_to_end(words, step);
+      return multiply(loaded, words, 0);
+    }
+#if !defined(__gfx950__)
     const uint32_t block = step * kBlocks;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       const bool exists = block + b < blocks;
       Piece x_piece[kRowTiles];
-      uint32_t w_byte[kScaleRows], x_byte[kRowTiles];
+      uint32_t w_byte[kWScales], x_byte[kRowTiles];
 #pragma unroll
-      for (int r = 0; r < kScaleRows; ++r)
-        w_byte[r] = dev::load_u8(ws, exists ? w_scales : dev::kOutOfRange, block + b + r * blocks);
+      for (int r = 0; r < kWScales; ++r)
+        w_byte[r] = dev::load_u8(ws, exists ? w_scales[0] : dev::kOutOfRange, block + b + r * blocks);
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
         x_byte[t] = dev::load_u8(x.scales, exists ? x.scales_in_lane(t) : dev::kOutOfRange,
@@ -484,7 +599,7 @@ struct Wave {
     step = max(whole, begin);
     if (step < end) {
 #if defined(__gfx950__)
-      if (kColumns == kTile && between) {
+      if (kBytes && kColumns == kTile && between) {
         // Of a last step of one block the words around the step before may end past the tensor: that one ends a run.
         const uint32_t fast = blocks % kBlocks == 1 ? min(end, k / kStep) : end;
         for (; step + kRunBetween <= fast; step += kRunBetween) run_between<kRunBetween>(step);
@@ -495,11 +610,13 @@ struct Wave {
       for (; step < end; ++step) run_slowly(step);
     }
 #if !defined(__gfx950__)
+    if constexpr (kE8m0) {
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t)
+      for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
-      for (int r = 0; r < kScaleRows; ++r)
-        if (max(highest_w[r], highest_x[t]) == kE8m0Nan) acc[t][r] = __builtin_nanf("");
+        for (int r = 0; r < 4; ++r)
+          if (max(highest_w[r % kWScales], highest_x[t]) == kE8m0Nan) acc[t][r] = __builtin_nanf("");
+    }
 #endif
   }
 };
@@ -509,17 +626,49 @@ __device__ inline uint32_t first_step(uint32_t k, uint32_t part, uint32_t log2_p
   return (k + kStep - 1) / kStep * part >> log2_parts;
 }
 
-__device__ inline void store(const Problem& p, dev::f32x4 values, uint32_t row, uint32_t column) {
-  if (row >= p.m) return;
-  if (p.bias != nullptr) {
+template <class T>
+__device__ inline void store_as(const Problem& p, dev::f32x4 values, uint32_t row, uint32_t column) {
+  if (const T* bias = reinterpret_cast<const T*>(p.bias); bias != nullptr) {
 #pragma unroll
     for (int i = 0; i < dev::kColumnsPerLane; ++i)
-      if (column + i < p.n) values[i] += static_cast<float>(p.bias[column + i]);
+      if (column + i < p.n) values[i] += static_cast<float>(bias[column + i]);
   }
-  dev::store_columns(p.out, values, row, column, p.n, p.aligned_output());
+  dev::store_columns(reinterpret_cast<T*>(p.out), values, row, column, p.n, p.aligned_output());
 }
 
-template <int kRowTiles, int kColumnTiles>
+/// What sums of four outputs are multiplied with: Scales::kOnce.
+template <Scales kScales>
+struct OutputScales {
+  dev::f32x4 w;
+  float x;
+
+  OutputScales() = default;
+  __device__ __forceinline__ OutputScales(const Problem& p, uint32_t row, uint32_t column) {
+    if constexpr (kScales == Scales::kOnce) {
+      const bool one_w = p.one_w_scale();
+      const dev::Buffer of_x = dev::make_buffer(p.xs, p.one_x_scale() ? sizeof(float) : p.m * sizeof(float));
+      const dev::Buffer of_w = dev::make_buffer(p.ws, one_w ? sizeof(float) : p.n * sizeof(float));
+      x = __builtin_bit_cast(float, dev::load_b32(of_x, p.one_x_scale() ? 0 : row * sizeof(float), 0));
+      w = __builtin_bit_cast(dev::f32x4, dev::load_b128(of_w, one_w ? 0 : column * sizeof(float), 0));
+      if (one_w) w = dev::f32x4(w[0]);
+    }
+  }
+
+  __device__ __forceinline__ dev::f32x4 applied(dev::f32x4 sums) const {
+    return kScales == Scales::kOnce ? sums * (w * x) : sums;
+  }
+};
+
+template <Scales kScales = Scales::kMx>
+__device__ inline void store(const Problem& p, dev::f32x4 values, uint32_t row, uint32_t column) {
+  if (row >= p.m) return;
+  if (kScales != Scales::kMx && p.half_output())
+    store_as<dev::f16>(p, values, row, column);
+  else
+    store_as<dev::bf16>(p, values, row, column);
+}
+
+template <int kRowTiles, int kColumnTiles, Scales kScales = Scales::kMx>
 __device__ __forceinline__ void multiply_tile(const Problem& p) {
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   auto* sums = reinterpret_cast<dev::f32x4*>(lds);
@@ -527,19 +676,32 @@ __device__ __forceinline__ void multiply_tile(const Problem& p) {
   const uint32_t log2_waves = p.log2_waves();  // blockDim would be an argument in memory
   const uint32_t columns = kColumnTiles == 1 ? kTile : p.columns();
   const uint32_t column0 = blockIdx.x * columns, row0 = blockIdx.y * (kTile * kRowTiles);
-  using Rows = NeighbouringRows<kRowTiles>;
+  using Rows = NeighbouringRows<kRowTiles, kTile, kScales>;
   const uint32_t in_lane = lane_offset(p.k, lane);
-  Wave<kRowTiles, Rows, kTile, kColumnTiles> mine(Rows(p.xq, p.xs, row0, p.m, p.k, in_lane, lane),
-                                                  rows_of(p.wq, column0, columns, p.n, p.k),
-                                                  rows_of(p.ws, column0, columns, p.n, p.k / kMxBlock), p.k, in_lane, lane);
+  Wave<kRowTiles, Rows, kTile, kColumnTiles, kScales> mine(
+      Rows(p.xq, p.xs, row0, p.m, p.k, in_lane, lane), rows_of(p.wq, column0, columns, p.n, p.k),
+      scale_rows_of<kScales>(p.ws, column0, columns, p.n, p.k), p.k, in_lane, lane, column0 % shared_rows(kScales));
+  const auto scales_of = [&](uint32_t t) {
+    const uint32_t column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
+    return OutputScales<kScales>(p, row0 + lane % kTile + t % kRowTiles * kTile, column0 + column);
+  };
+  // Those of the first tile that the wave stores come while it multiplies.
+  const OutputScales<kScales> first = scales_of(wave);
   mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales(),
            p.scales_between_words());
   const uint32_t row = row0 + lane % kTile;
   dev::add_parts(sums, mine.acc, wave, 1u << log2_waves, lane, [&](uint32_t t, dev::f32x4 total) {
     const uint32_t column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
-    if (kColumnTiles == 1 || column < columns) store(p, total, row + t % kRowTiles * kTile, column0 + column);
+    if (kScales == Scales::kOnce) total = t == wave ? first.applied(total) : scales_of(t).applied(total);
+    if (kColumnTiles == 1 || column < columns) store<kScales>(p, total, row + t % kRowTiles * kTile, column0 + column);
   });
 }
+
+#if defined(__gfx950__)
+constexpr int kMostTilesHere = kMostColumnTiles;
+#else
+constexpr int kMostTilesHere = 1;
+#endif
 
 /// Work-groups of 1 to max_waves waves; LDS: kTileBytes for each wave and tile, none for one wave. k a multiple of 32, at
 /// most 2^22. Several tiles of columns: gfx950 only.
@@ -547,12 +709,38 @@ template <int kRowTiles, int kColumnTiles>
 __global__ __launch_bounds__(max_waves(kRowTiles, kColumnTiles) * dev::kWaveSize) void mxfp8_wave_split(
     const uint8_t* wq, const uint8_t* ws, const uint8_t* xq, const uint8_t* xs, uint32_t m, uint32_t n, uint32_t k,
     uint32_t options, dev::bf16* out, const dev::bf16* bias) {
-#if defined(__gfx950__)
-  constexpr bool kExists = true;
-#else
-  constexpr bool kExists = kColumnTiles == 1;
-#endif
-  if constexpr (kExists) multiply_tile<kRowTiles, kColumnTiles>(Problem{wq, ws, xq, xs, m, n, k, options, out, bias});
+  if constexpr (kColumnTiles <= kMostTilesHere)
+    multiply_tile<kRowTiles, kColumnTiles>(Problem{wq, ws, xq, xs, m, n, k, options, out, bias});
+}
+
+/// The same with scales that are not MX's; k a multiple of 16.
+template <int kRowTiles, int kColumnTiles, Scales kScales>
+__global__ __launch_bounds__(max_waves(kRowTiles, kColumnTiles) * dev::kWaveSize) void fp8_wave_split(
+    const uint8_t* wq, const uint8_t* ws, const uint8_t* xq, const uint8_t* xs, uint32_t m, uint32_t n, uint32_t k,
+    uint32_t options, dev::bf16* out, const dev::bf16* bias) {
+  if constexpr (kColumnTiles <= kMostTilesHere)
+    multiply_tile<kRowTiles, kColumnTiles, kScales>(Problem{wq, ws, xq, xs, m, n, k, options, out, bias});
+}
+
+/// Checks the sizes of work-groups with kRowTiles tiles of rows, and launches the kernel with as many tiles of columns as
+/// they need; p.options has all but these sizes.
+template <int kRowTiles, class Kernel>
+void launch_groups(const Kernel (&kernels)[kMostColumnTiles], Problem p, const Tensor& wq, int64_t rows, int64_t columns,
+                   int64_t waves, hipStream_t stream) {
+  constexpr int kRows = kRowTiles * kTile;
+  static_assert(kRows * kMaxK < (int64_t{1} << 31) && kMostColumnTiles * kTile * kMaxK < (int64_t{1} << 31),
+                "a work-group's rows of X, and of W, are within one resource");
+  HF_CHECK(rows == kRows, "this variant of the module has rows = ", kRows, "; got ", rows);
+  HF_CHECK(columns >= kTile && columns <= kMostColumnTiles * kTile && columns % dev::kColumnsPerLane == 0,
+           "columns must be a multiple of ", dev::kColumnsPerLane, " from ", kTile, " to ", kMostColumnTiles * kTile,
+           "; got ", columns);
+  const uint32_t column_tiles = ceil_div(columns, kTile);
+  HF_CHECK(column_tiles == 1 || arch_of(wq.device_index()).is("gfx950"), "more than 16 columns are for gfx950; got ",
+           columns);
+  check_waves(waves, max_waves(kRowTiles, static_cast<int>(column_tiles)), kRows, columns);
+  p.options |= pack_options(__builtin_ctzll(waves), false, false, static_cast<uint32_t>(columns));
+  const uint32_t lds = waves > 1 ? static_cast<uint32_t>(waves) * kRowTiles * column_tiles * kTileBytes : 0;
+  launch(kernels[column_tiles - 1], p, dim3(ceil_div(p.n, columns), ceil_div(p.m, kRows)), waves, lds, stream);
 }
 
 }  // namespace hf::wave_split

@@ -6,12 +6,15 @@ names the GEMV and the MFMA kernel: by the model of time another one is always f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.core.alignment import packed, realigned
 from hipforge.ops.core.checks import require_tensor
 from hipforge.ops.core.dispatch import Accepted, Choice
+from hipforge.ops.core.kernel import Kernel
 from hipforge.ops.mxfp8_gemm.kernels.gemv import GEMV
 from hipforge.ops.mxfp8_gemm.kernels.group_split import GROUP_SPLIT
 from hipforge.ops.mxfp8_gemm.kernels.k_packed import K_PACKED
@@ -22,7 +25,7 @@ from hipforge.ops.mxfp8_gemm.kernels.wave_split import WAVE_SPLIT
 from hipforge.ops.mxfp8_gemm.kernels.wgmma_tiles import WGMMA_TILES
 
 KERNELS = (WAVE_SPLIT, GROUP_SPLIT, K_PACKED, GEMV, MFMA, TILES, ROW_STREAM, WGMMA_TILES)
-BY_NAME = {kernel.name: kernel for kernel in KERNELS}
+BY_NAME: Mapping[str, Kernel] = {kernel.name: kernel for kernel in KERNELS}
 
 
 def launch(
@@ -33,21 +36,23 @@ def launch(
     wq: torch.Tensor,
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
+    *more: int,
+    kernels: Mapping[str, Kernel] = BY_NAME,
 ) -> torch.Tensor:
     """Run the kernel that was decided into ``out``; copies replace views that it cannot read.
 
     Those are operands that start off a 16-byte boundary, copied once the kernel has refused them. ``bias`` is added in
-    float32 before the one rounding.
+    float32 before the one rounding. ``more``: what ``kernels`` of another family take before their parameters.
     """
     bias = None if bias is None else packed(bias)
-    kernel = BY_NAME[taken.kernel]
+    kernel = kernels[taken.kernel]
     try:
         if not (xq.is_contiguous() and x_scale.is_contiguous() and wq.is_contiguous() and w_scale.is_contiguous()):
             xq, x_scale, wq, w_scale = packed(xq), packed(x_scale), packed(wq), packed(w_scale)
         if kernel.workspace is None:
-            kernel.launch(out, xq, x_scale, wq, w_scale, bias, *taken.configuration.values())
+            kernel.launch(out, xq, x_scale, wq, w_scale, bias, *more, *taken.configuration.values())
         else:
-            kernel.run(taken.configuration, (*out.shape, xq.shape[1]), out, xq, x_scale, wq, w_scale, bias)
+            kernel.run(taken.configuration, (*out.shape, xq.shape[1]), out, xq, x_scale, wq, w_scale, bias, *more)
     except AttributeError:  # checked afterwards, so that a good call does not pay for it
         require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
         raise
@@ -56,5 +61,5 @@ def launch(
         if copies is None:
             raise
         xq, x_scale, wq, w_scale = copies
-        return launch(taken, out, xq, x_scale, wq, w_scale, bias)
+        return launch(taken, out, xq, x_scale, wq, w_scale, bias, *more, kernels=kernels)
     return out

@@ -23,7 +23,7 @@ FEWEST_GROUPS, MOST_GROUPS = 32, 600  # worth trying: fewer leave an MI355X idle
 
 def _splits(cell: Any, rows_tried: list[int], fewest: int) -> Iterator[Configuration]:
     """Yield rows, columns and parts of K: enough work-groups, each with a step of K for its waves."""
-    m, n, k = cell.key
+    m, n, k = cell.key[:3]
     for rows in rows_tried:
         for columns in COLUMNS:
             for k_splits in K_SPLITS:
@@ -33,7 +33,7 @@ def _splits(cell: Any, rows_tried: list[int], fewest: int) -> Iterator[Configura
 
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
-    m, n, k = problem.key
+    m, n, k = problem.key[:3]
     if m <= FEW_ROWS:
         for given in _splits(problem, rows_by_default(m), fewest=1):
             rows, columns, k_splits = given.values()

@@ -80,7 +80,7 @@ def _candidates(cell: Any, arch: str) -> list[Configuration]:
 
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
-    m, n, k = problem.key
+    m, n, k = problem.key[:3]
     if m > ABOVE_M:
         for us, tile, k_splits in TILED.timed(m, n, k, cu_count):
             yield us, {"tile": tile_number(tile), "k_splits": k_splits}

@@ -85,7 +85,7 @@ def _on_gfx942(m: int, n: int, k: int, cu_count: int) -> Configuration:
 
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
-    m, n, k = problem.key
+    m, n, k = problem.key[:3]
     if arch == "gfx942":
         yield 0.0, _on_gfx942(m, n, k, cu_count)
     elif m <= FEW_ROWS:

@@ -41,7 +41,12 @@ __device__ inline f32x4 mfma_scaled_e4m3(i32x8 a, uint32_t a_scale, i32x8 b, uin
                                                           static_cast<int32_t>(b_scale));
 }
 
-/// The same with e2m1 on both sides: lane l holds k = 32 g .. 32 g + 31 of its row in 16 bytes, low nibble first, and the scale
+/// accumulator + A B, unscaled.
+__device__ inline f32x4 mfma_e4m3(i32x8 a, i32x8 b, f32x4 accumulator) {
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(a, b, accumulator, 0, 0, 0, 0, 0, 0);
+}
+
+/// mfma_scaled_e4m3 with e2m1 on both sides: lane l holds k = 32 g .. 32 g + 31 of its row in 16 bytes, low nibble first, and the scale
 /// of just that block.
 __device__ inline f32x4 mfma_scaled_e2m1(u32x4 a, uint32_t a_scale, u32x4 b, uint32_t b_scale, f32x4 accumulator) {
   constexpr int kE2m1 = 4, kLowByte = 0;

@@ -28,17 +28,19 @@ static_assert(kShuffledScaleRows == kTile && kShuffledScaleBytes == dev::kWaveSi
 
 /// What a launch computes, on device pointers; the kernel's only argument.
 struct Problem {
-  dev::bf16* out;
+  dev::bf16* out;         // or f16
   uint8_t* partials;      // float32 [tiles, splits, C::kBlockM C::kBlockN]; null where there is one split
   uint64_t* words;        // meeting_words(splits) for each tile
   uint64_t number;        // of the launch
-  const dev::bf16* bias;  // null for none
+  const dev::bf16* bias;  // as out; null for none
   const uint8_t *xq, *xs, *wq, *ws;
   uint32_t m, n, k;
   uint32_t row_tiles, column_tiles, log2_splits;
   uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes; shuffled ones always do
   uint32_t shuffled;        // W and its scales
   uint32_t aligned_output;  // 16 bytes of an output row can be stored at once
+  // Without MX scales: out is f16; which scale a row of X, a row of W has, 0 where there is one for all.
+  uint32_t half_output, x_scale_step, w_scale_step;
 };
 
 template <class Format_, int kRowWaves_, int kColumnWaves_, int kRowTiles_, int kColumnTiles_>
@@ -53,7 +55,7 @@ struct Config {
   static constexpr int kBlockM = kRowWaves * kRowTiles * kTile, kBlockN = kColumnWaves * kColumnTiles * kTile;
   static constexpr int kRows = kBlockM + kBlockN;
   static constexpr uint32_t kPartBytes = kBlockM * kBlockN * sizeof(float);
-  static constexpr int kStageBytes = kRows * kStepBytes, kScaleBytes = kRows * kScaleRowBytes;
+  static constexpr int kStageBytes = kRows * kStepBytes, kScaleBytes = Format::kScaled ? kRows * kScaleRowBytes : 0;
   static constexpr int kXLoads = kBlockM / kLoadRows / kWaves, kWLoads = kBlockN / kLoadRows / kWaves;
   static constexpr int kLoads = kXLoads + kWLoads;  // of one wave and step
   static constexpr int kMaxLds = 160 * 1024;

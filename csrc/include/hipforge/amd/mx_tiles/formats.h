@@ -15,6 +15,7 @@ namespace hf::tiles {
 using f32x16 = float __attribute__((ext_vector_type(16)));
 
 struct E4m3 {
+  static constexpr bool kScaled = true;  // by MX scales; else sums are multiplied with one f32 for a row of X and of W
   // Elements of a byte; also matrix instructions for a half of a step, and words of scales for a step.
   static constexpr int kPerByte = 1;
   static constexpr bool kTakesShuffled = false;  // weights in 16 x 16-byte tiles, their scales in 32 x 8
@@ -32,7 +33,21 @@ struct E4m3 {
 #endif
 };
 
+struct PlainE4m3 : E4m3 {
+  static constexpr bool kScaled = false;
+
+#if defined(__gfx950__)
+  template <int kInstruction, int kByte>
+  static __device__ __forceinline__ f32x16 multiply(const dev::u32x4 (&a)[2], uint32_t, const dev::u32x4 (&b)[2], uint32_t,
+                                                    f32x16 sums) {
+    return __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(dev::mfma_operand(a[0], a[1]), dev::mfma_operand(b[0], b[1]), sums, 0,
+                                                           0, 0, 0, 0, 0);
+  }
+#endif
+};
+
 struct E2m1 {
+  static constexpr bool kScaled = true;
   static constexpr int kPerByte = 2;
   static constexpr bool kTakesShuffled = true;
 

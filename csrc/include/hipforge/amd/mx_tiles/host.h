@@ -31,15 +31,15 @@ struct Launch {
   /// `workspace` is null where there is one split.
   Problem problem(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
                   const OptionalTensor& bias, uint8_t* workspace, bool shuffled) const {
-    return {.out = out.data<dev::bf16>(),
+    return {.out = static_cast<dev::bf16*>(out.data()),
             .partials = workspace,
             .words = reinterpret_cast<uint64_t*>(workspace + part_bytes()),
             .number = launch_number(),
-            .bias = bias.has_value() ? bias.data<dev::bf16>() : nullptr,
+            .bias = bias.has_value() ? static_cast<const dev::bf16*>((*bias).data()) : nullptr,
             .xq = xq.data<uint8_t>(),
-            .xs = xs.data<uint8_t>(),
+            .xs = static_cast<const uint8_t*>(xs.data()),
             .wq = wq.data<uint8_t>(),
-            .ws = ws.data<uint8_t>(),
+            .ws = static_cast<const uint8_t*>(ws.data()),
             .m = static_cast<uint32_t>(m),
             .n = static_cast<uint32_t>(n),
             .k = static_cast<uint32_t>(k),
@@ -49,7 +49,10 @@ struct Launch {
             .aligned_scales = k % (kWordBlocks * kMxBlock) == 0 && aligned_to(xs.data(), kWordBlocks) &&
                               aligned_to(ws.data(), kWordBlocks),
             .shuffled = shuffled,
-            .aligned_output = n % 8 == 0 && aligned_to(out.data(), 16)};
+            .aligned_output = n % 8 == 0 && aligned_to(out.data(), 16),
+            .half_output = out.dtype() == HF_F16,
+            .x_scale_step = xs.numel() > 1,
+            .w_scale_step = ws.numel() > 1};
   }
 };
 

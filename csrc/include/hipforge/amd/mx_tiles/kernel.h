@@ -222,6 +222,7 @@ struct Tile {
   }
 
   __device__ __forceinline__ void load_scales(uint32_t step) const {
+    if constexpr (!Format::kScaled) return;
     const uint32_t w_scales = scale_buffer(step) + C::kBlockM * kScaleRowBytes, of_row = dev::wave_value_here(blocks());
     if (kTakesShuffled && shuffled) {
       const uint32_t columns = dev::wave_value_here(shuffled_columns());
@@ -251,6 +252,7 @@ struct Tile {
   }
 
   __device__ __forceinline__ void read_scales(Scales& to, uint32_t step) const {
+    if constexpr (!Format::kScaled) return;
     constexpr uint32_t kWord = sizeof(uint32_t);
     const uint32_t here = scale_buffer(step), in_group = (k_step(step) - begin) % kScaleSteps;
     const uint32_t base = dev::lane_value_here(lane % kTile * kScaleRowBytes + lane % kTile / kScaleLoadRows * kWord);
@@ -276,6 +278,7 @@ struct Tile {
   // scale of the lane's part of the half's i-th matrix instruction (with e4m3, one word whose byte 2 h is that of half h).
   // Lanes of the upper half of the wave hold the odd blocks.
   __device__ __forceinline__ void take_scales(uint32_t step) {
+    if constexpr (!Format::kScaled) return;
     if constexpr (kStepWords == 1) {
 #pragma unroll
       for (int t = 0; t < C::kRowTiles; ++t) scales.x[t][0] = next_scales.x[t][0] >> lane / kTile * 8;
@@ -464,46 +467,63 @@ struct Tile {
     }
   }
 
-  // The lane's kVector neighbouring outputs of a pass over the band whose first row is `row0`.
-  template <bool kAligned>
-  __device__ __forceinline__ void store_piece(dev::bf16* out, const dev::bf16* bias, uint32_t band, uint32_t pass, uint32_t row0,
-                                              uint32_t column0, uint32_t rows, uint32_t n) const {
-    constexpr int kVector = kChunk / sizeof(dev::bf16), kLanesPerRow = kColumns / kVector;
+  // The lane's kVector neighbouring outputs of a pass over the band whose first row is `row0`, as T.
+  template <bool kAligned, class T>
+  __device__ __forceinline__ void store_piece(const dev::Late<Problem>& p, uint32_t band, uint32_t pass, uint32_t row0,
+                                              uint32_t column0) const {
+    constexpr int kVector = kChunk / sizeof(T), kLanesPerRow = kColumns / kVector;
     using Floats = float __attribute__((ext_vector_type(kVector)));
     const uint32_t index = pass * dev::kWaveSize + lane, band_row = index / kLanesPerRow;
     const uint32_t at = index % kLanesPerRow * kVector, row = row0 + band_row, column = column0 + at;
-    if (band_row >= kTile || row >= rows || column >= n) return;
+    if (band_row >= kTile || row >= p.m || column >= p.n) return;
     Floats values;
 #pragma unroll
     for (int j = 0; j < kVector; j += 4)
       *reinterpret_cast<dev::f32x4*>(reinterpret_cast<float*>(&values) + j) =
           *in_lds<dev::f32x4>(band + (band_row * kBandRow + at + j) * 4);
-    dev::bf16* to = out + uint64_t{row} * n + column;
+    if constexpr (!Format::kScaled) {
+      const float x_scale = reinterpret_cast<const float*>(p.xs)[row * p.x_scale_step];
+      const float* w_scale = reinterpret_cast<const float*>(p.ws);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j)
+        if (kAligned || column + j < p.n) values[j] *= x_scale * w_scale[(column + j) * p.w_scale_step];
+    }
+    T* to = reinterpret_cast<T*>(p.out) + uint64_t{row} * p.n + column;
+    const T* bias = reinterpret_cast<const T*>(p.bias);
     if (kAligned) {
       if (bias != nullptr) {
 #pragma unroll
         for (int j = 0; j < kVector; ++j) values[j] += static_cast<float>(bias[column + j]);
       }
-      *reinterpret_cast<dev::bf16x8*>(to) = __builtin_convertvector(values, dev::bf16x8);
+      using Vector = T __attribute__((ext_vector_type(kVector)));
+      *reinterpret_cast<Vector*>(to) = __builtin_convertvector(values, Vector);
       return;
     }
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      if (column + j >= n) return;
-      to[j] = static_cast<dev::bf16>(bias == nullptr ? values[j] : values[j] + static_cast<float>(bias[column + j]));
+      if (column + j >= p.n) return;
+      to[j] = static_cast<T>(bias == nullptr ? values[j] : values[j] + static_cast<float>(bias[column + j]));
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ void store_band_as(const dev::Late<Problem>& p, uint32_t band, uint32_t row0, uint32_t column0) const {
+    constexpr int kLanesPerRow = kColumns * sizeof(T) / kChunk;
+    constexpr int kPasses = (kTile * kLanesPerRow + dev::kWaveSize - 1) / dev::kWaveSize;
+    if (p.aligned_output) {
+#pragma unroll 4
+      for (uint32_t pass = 0; pass < kPasses; ++pass) store_piece<true, T>(p, band, pass, row0, column0);
+    } else {
+#pragma unroll 1
+      for (uint32_t pass = 0; pass < kPasses; ++pass) store_piece<false, T>(p, band, pass, row0, column0);
     }
   }
 
   __device__ __forceinline__ void store_band(const dev::Late<Problem>& p, uint32_t band, uint32_t row0, uint32_t column0) const {
-    constexpr int kLanesPerRow = kColumns * sizeof(dev::bf16) / kChunk;
-    constexpr int kPasses = (kTile * kLanesPerRow + dev::kWaveSize - 1) / dev::kWaveSize;
-    if (p.aligned_output) {
-#pragma unroll 4
-      for (uint32_t pass = 0; pass < kPasses; ++pass) store_piece<true>(p.out, p.bias, band, pass, row0, column0, p.m, p.n);
-    } else {
-#pragma unroll 1
-      for (uint32_t pass = 0; pass < kPasses; ++pass) store_piece<false>(p.out, p.bias, band, pass, row0, column0, p.m, p.n);
-    }
+    if (!Format::kScaled && p.half_output)
+      store_band_as<dev::f16>(p, band, row0, column0);
+    else
+      store_band_as<dev::bf16>(p, band, row0, column0);
   }
 
   __device__ __forceinline__ uint32_t own_band() const { return lds + wave * (kTile * kBandRow * 4); }

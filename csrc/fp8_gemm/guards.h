@@ -1,0 +1,55 @@
+// What every entry of the scaled fp8 GEMM demands of its operands: payloads as in MX-FP8, scales of one of four kinds.
+#pragma once
+
+#include "hipforge/module.h"
+#include "../mxfp8_gemm/amd/wave_split_kernel.h"
+#include "../mxfp8_gemm/guards.h"
+
+namespace hf::fp8_gemm {
+
+using wave_split::Scales;
+
+constexpr int64_t kMaxRows = int64_t{1} << 24;
+
+inline void check_scales(const Tensor& tensor, const char* name, Scales kind, int64_t rows, int64_t k, uint32_t shared) {
+  if (kind == Scales::kOnce || kind == Scales::kBlocks)
+    HF_CHECK(tensor.dtype() == HF_F32, name, " must be float32; got ", tensor.dtype());
+  else
+    mxfp8::check_scale_dtype(tensor, name);
+  if (kind == Scales::kOnce) {
+    HF_CHECK(tensor.numel() == 1 || tensor.is_shape(rows) || tensor.is_shape(rows, 1), name, " must be one scale or [", rows,
+             "], one per row; got ", tensor);
+    return;
+  }
+  const int64_t groups = ceil_div(rows, shared), block = kind == Scales::kMxShared ? kMxBlock : wave_split::kStep;
+  HF_CHECK(tensor.is_shape(groups, ceil_div(k, block)), name, " must be [", groups, ", ", ceil_div(k, block),
+           "], one scale per ", shared, " rows and ", block, " elements of K; got ", tensor);
+}
+
+/// Checks the operands and returns the problem; its options are for the kernel, without the sizes of work-groups.
+inline wave_split::Problem check_operands(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq,
+                                          const Tensor& ws, const OptionalTensor& bias, int64_t scales, Scales kind) {
+  using wave_split::kStep;
+  using Options = wave_split::Problem;
+  HF_CHECK_ARCH(wq, "gfx950", "gfx942");
+  HF_CHECK(scales == static_cast<int64_t>(kind), "this variant of the module has scales = ", static_cast<int64_t>(kind), "; got ",
+           scales);
+  const auto [m, n, k] = mxfp8::check_payloads(out, xq, xs, wq, ws, kMaxRows, kMaxRows << 32, mxfp8::payload_of(wq));
+  const int64_t of_k = kind == Scales::kMxShared ? kMxBlock : mxfp8::kLoadBytes;
+  HF_CHECK(k > 0 && k % of_k == 0 && k <= wave_split::kMaxK, "K must be a positive multiple of ", of_k, ", at most ",
+           wave_split::kMaxK, "; got ", k);
+  HF_CHECK(n < 1 << 29, "N must be less than 2^29; got ", n);
+  check_scales(xs, "Xs", kind, m, k, 1);
+  check_scales(ws, "Ws", kind, n, k, wave_split::shared_rows(kind));
+  HF_CHECK(out.dtype() == HF_BF16 || out.dtype() == HF_F16, "out must be bfloat16 or float16; got ", out.dtype());
+  mxfp8::check_bias(bias, n, wq, out);
+  const bool mx = kind == Scales::kMxShared, words = aligned_to(xs.data(), 4) && aligned_to(ws.data(), 4);
+  const bool aligned_output = n % dev::kColumnsPerLane == 0 && aligned_to(out.data(), 8);
+  uint32_t options = wave_split::pack_options(0, !mx || (words && k % kStep == 0), aligned_output, 0, mx && words && k % kStep != 0);
+  if (out.dtype() == HF_F16) options |= Options::kHalfOutput;
+  if (xs.numel() == 1) options |= Options::kOneXScale;
+  if (ws.numel() == 1) options |= Options::kOneWScale;
+  return wave_split::problem_of(out, xq, xs, wq, ws, bias, options);
+}
+
+}  // namespace hf::fp8_gemm

@@ -1,0 +1,109 @@
+"""fp8 matrices with scales of any kind: which kind operands have, and their product."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+
+from hipforge.errors import GuardError
+from hipforge.ops.core import checks
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.reference.e8m0 import e8m0_to_f32
+
+STEP = 128  # of K and of N: a block of weights
+_E8M0 = (torch.uint8, E8M0_DTYPE)
+
+
+class Scales(IntEnum):
+    """What the scales of a product X @ W^T are."""
+
+    ONCE = 0
+    """float32: one, or one for each row of X and of W. Sums over K are multiplied with both."""
+    BLOCKS = 1
+    """float32 for each row of X, or 128 rows of W, and 128 of K."""
+    BLOCKS_E8M0 = 2
+    """The same in e8m0."""
+    MX_SHARED = 3
+    """e8m0 for each row of X, or 32 rows of W, and 32 of K."""
+
+    @property
+    def block(self) -> int:
+        """Return the rows of W that share scales, which is also how much of K does; 0 for all of K."""
+        return (0, STEP, STEP, BLOCK)[self]
+
+
+def scales_of(m: int, n: int, k: int, x_scale: checks.Described, w_scale: checks.Described) -> Scales:
+    """Return the kind of scales that operands of X [m, k] @ W [n, k]^T have.
+
+    Where two kinds fit, for K of one block and few rows of W, they mean the same.
+
+    Raises:
+        GuardError: no kind fits.
+    """
+    checks.require_tensor(x_scale=x_scale, w_scale=w_scale)
+    shapes, dtypes = (tuple(x_scale.shape), tuple(w_scale.shape)), (x_scale.dtype, w_scale.dtype)
+    floats, bytes_ = dtypes == (torch.float32,) * 2, all(dtype in _E8M0 for dtype in dtypes)
+    steps, columns = -(-k // STEP), -(-n // STEP)
+    if floats and _once(shapes[0], m) and _once(shapes[1], n):
+        return Scales.ONCE
+    if shapes == ((m, steps), (columns, steps)) and (floats or bytes_):
+        return Scales.BLOCKS if floats else Scales.BLOCKS_E8M0
+    if bytes_ and k % BLOCK == 0 and shapes == ((m, k // BLOCK), (-(-n // BLOCK), k // BLOCK)):
+        return Scales.MX_SHARED
+    raise GuardError(
+        f"x_scale and w_scale must both be float32, of one element or one per row ([{m}] and [{n}]); or both float32 "
+        f"or both e8m0 bytes, one per 128 of K and row of xq or 128 rows of wq ([{m}, {steps}] and "
+        f"[{columns}, {steps}]); or e8m0 bytes, one per 32 of K and row of xq or 32 rows of wq (K a "
+        f"multiple of 32); got {dtypes[0]} {list(shapes[0])} and {dtypes[1]} {list(shapes[1])} for K={k}"
+    )
+
+
+def _once(shape: tuple[int, ...], rows: int) -> bool:
+    return all(size == 1 for size in shape) or shape in ((rows,), (rows, 1))
+
+
+def fp8_mm(
+    xq: torch.Tensor,
+    x_scale: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    compute_dtype: torch.dtype = torch.float32,
+    fp8_dtype: torch.dtype = torch.float8_e4m3fn,
+) -> torch.Tensor:
+    """Return X @ W^T of two fp8 matrices with scales, computed in ``compute_dtype`` and rounded once.
+
+    Args:
+        xq: fp8 (or uint8 bits) [M, K].
+        x_scale: its scales, see :class:`Scales`.
+        wq: fp8 (or uint8 bits) [N, K].
+        w_scale: its scales.
+        out_dtype: the result's dtype.
+        compute_dtype: ``torch.float32``, or ``torch.float64`` for an exact comparison.
+        fp8_dtype: what the bits mean when a payload is uint8.
+
+    Returns:
+        ``out_dtype`` [M, N].
+
+    Raises:
+        GuardError: a dtype or shape that is not accepted.
+    """
+    checks.require_rank("xq", xq, 2, "[M, K]")
+    (m, k), n = xq.shape, wq.shape[0]
+    checks.require_shape("wq", wq, (n, k), "its K is that of xq")
+    scales = scales_of(m, n, k, x_scale, w_scale)
+    x, w = ((q.view(fp8_dtype) if q.dtype == torch.uint8 else q).to(compute_dtype) for q in (xq, wq))
+    x_factor, w_factor = (
+        (scale if scale.dtype == torch.float32 else e8m0_to_f32(scale)).to(compute_dtype)
+        for scale in (x_scale, w_scale)
+    )
+    if scales is Scales.ONCE:
+        return (torch.nn.functional.linear(x, w) * (x_factor.reshape(-1, 1) * w_factor.reshape(1, -1))).to(out_dtype)
+    block = scales.block
+    total = torch.zeros(m, n, dtype=compute_dtype, device=xq.device)
+    for index, first in enumerate(range(0, k, block)):
+        rows = w_factor[:, index].repeat_interleave(block)[:n]
+        product = torch.nn.functional.linear(x[:, first : first + block], w[:, first : first + block])
+        total += product * (x_factor[:, index, None] * rows)
+    return total.to(out_dtype)
