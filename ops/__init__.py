@@ -33,7 +33,6 @@ class Room(NamedTuple):
 
 
 FAMILIES = (
-    Room("fp8_gemm", "fp8_gemm", ("fp8_gemm", "fp8_linear")),
     Room("mxfp8_gemm", "mxfp8_gemm", ("mxfp8_gemm", "mxfp8_gemv", "mxfp8_linear"), alias="smallm_gemm_mxfp8"),
     Room(
         "mxfp8_grouped_gemm",
@@ -42,6 +41,7 @@ FAMILIES = (
         alias="grouped_gemm_mxfp8",
     ),
     Room("mxfp4_gemm", "mxfp4_gemm", ("mxfp4_gemm", "mxfp4_linear")),
+    Room("fp8_gemm", "fp8_gemm", ("fp8_gemm", "fp8_linear")),
     Room("fp8_skinny_gemm", "fp8_skinny_gemm", ("skinny_gemm",), alias="skinny_gemm_fp8"),
     Room(
         "decode_attention",

@@ -432,6 +432,8 @@ SMALL_SHAPES = {
     "decode_attention_fp8": "1,70,1,2,64",
     "decode_attention_splitk": "1,70,1,2,64",
     "mxfp8_linear": "1,16,64",
+    "fp8_gemm": "2,16,64",
+    "fp8_linear": "2,16,64",
     "mxfp4_linear": "2,16,128",
     "fused_moe_mxfp8": "2,64,128,2,1",
     "mxfp8_quantize": "2,64",

@@ -59,11 +59,14 @@ def _mxfp4_gemm(m: int, n: int, k: int) -> partial[Any]:
     return partial(mxfp4_gemm, *operands)
 
 
-def _fp8_gemm(m: int, n: int, k: int) -> partial[Any]:
-    import torch
+def _fp8_gemm(op: str) -> Callable[[int, int, int], partial[Any]]:
+    def call(m: int, n: int, k: int) -> partial[Any]:
+        import torch
 
-    x, w = e4m3(m, k, seed=0), e4m3(n, k, seed=1, scale=0.1)
-    return partial(hipforge.fp8_gemm, x, torch.full((m,), 0.5), w, torch.full((n,), 0.25))
+        x, w = e4m3(m, k, seed=0), e4m3(n, k, seed=1, scale=0.1)
+        return partial(getattr(hipforge, op), x, torch.full((m,), 0.5), w, torch.full((n,), 0.25))
+
+    return call
 
 
 def _fp8_quant(rows: int, columns: int) -> partial[Any]:
@@ -118,7 +121,8 @@ def _decode_attention_fp8(batch: int, keys: int, kv_heads: int, group: int, d: i
 _MOE = ("M", "N", "K", "E", "TOPK")
 
 SUBJECTS: dict[str, Subject] = {
-    "fp8_gemm": Subject(("M", "N", "K"), (16, 768, 2048), _fp8_gemm),
+    "fp8_gemm": Subject(("M", "N", "K"), (16, 768, 2048), _fp8_gemm("fp8_gemm")),
+    "fp8_linear": Subject(("M", "N", "K"), (16, 768, 2048), _fp8_gemm("fp8_linear")),
     "mxfp8_gemm": Subject(("M", "N", "K"), (128, 512, 1024), _mxfp8("mxfp8_gemm")),
     "mxfp8_gemv": Subject(("M", "N", "K"), (4, 768, 6144), _mxfp8("mxfp8_gemv")),
     "grouped_gemm_mxfp8": Subject(_MOE, (4, 1536, 6144, 8, 2), _grouped("grouped_gemm_mxfp8")),
