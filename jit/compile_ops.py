@@ -73,11 +73,16 @@ def compile_ops(
         chosen = _by_parameters(signature, variant) if isinstance(variant, Mapping) else variant
         stub = Stub(module_name, fc_name or function.__name__, signature, chosen, gen_fake)
 
-        call = functools.wraps(function)(_caller(stub))
-        call.stub = stub  # type: ignore[attr-defined]
-        return cast(F, call)
+        return callable_of(stub, function)
 
     return decorate
+
+
+def callable_of(stub: Stub, function: F) -> F:
+    """Return the function that calls a stub and has the name, the parameters and the docstring of ``function``."""
+    call = functools.wraps(function)(_caller(stub))
+    call.stub = stub  # type: ignore[attr-defined]
+    return cast(F, call)
 
 
 def _caller(stub: Stub) -> Callable[..., Any]:
@@ -222,11 +227,15 @@ class Stub:
         values = self.signature.bind(args, kwargs)
         if way == "eager" and _belongs_to_dispatcher(values):
             return self._divert(*values)
-        _check_kinds(self.signature, values)
+        self._check(values)
         with self._lock:
             if isinstance(getattr(self, way), functools.partial):
                 setattr(self, way, self._prepare(values, self._divert if way == "eager" else None))
         return getattr(self, way)(*values)
+
+    def _check(self, values: tuple[Any, ...]) -> None:
+        """Refuse arguments of a wrong kind."""
+        _check_kinds(self.signature, values)
 
     def _prepare(self, values: tuple[Any, ...], divert: Callable[..., Any] | None) -> Callable[..., Any]:
         from hipforge.jit import registry
@@ -268,7 +277,7 @@ class Stub:
         if module.ffi == "pybind11":
             extension = python_module.import_extension(loaded.path / "module.so", module.name)
             function = abi.wrap(python_module.function_of(extension, module.name, self.entry), self.signature)
-            return function if divert is None else _diverting(function, self.signature, divert)
+            return function if divert is None else diverting(function, self.signature, divert)
         return abi.bind(loaded.library, self.entry, self.signature, divert=divert)
 
 
@@ -412,7 +421,7 @@ def _check_meta(signature: Signature, args: tuple[Any, ...]) -> None:
         )
 
 
-def _diverting(function: Callable[..., Any], signature: Signature, divert: Callable[..., Any]) -> Callable[..., Any]:
+def diverting(function: Callable[..., Any], signature: Signature, divert: Callable[..., Any]) -> Callable[..., Any]:
     """Do for a pybind11 module's function what the binding does for an entry: fakes go to the torch operator."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

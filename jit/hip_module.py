@@ -8,6 +8,7 @@ is a Python file beside the script.
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import importlib.metadata
 import importlib.util
@@ -114,6 +115,8 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
             "ffi": entry.ffi,
         }
     )
+    for pattern, flags in entry.flags_extra_hip_per_source.items():
+        portable[f"flags:{pattern}"] = json.dumps(flags)
     for source in entry.srcs:
         portable[f"source:{source}"] = _source_digest(entry, roots.show(source), digests)
     for path in _files_linked(entry.extra_ldflags, roots):
@@ -186,6 +189,13 @@ def _torch_dir() -> Path:
     if spec is None or spec.origin is None:
         raise ConfigError('modules with "ffi": "pybind11" may include torch\'s headers, and torch is not installed')
     return Path(spec.origin).parent
+
+
+def torch_includes() -> list[Path]:
+    """Return the folders of torch's headers; none where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    return [_torch_dir() / flag.partition("}/")[2] for flag in _TORCH_INCLUDES]
 
 
 def _torch_flags(entry: ModuleEntry) -> tuple[str, ...]:
@@ -263,6 +273,9 @@ def _unit(wanted: Request, number: int, source: str, host_flags: tuple[str, ...]
         if not is_hip:
             includes = (*includes, *host_flags)
     extra = entry.flags_extra_hip if is_hip else entry.flags_extra_cc
+    if is_hip:
+        for pattern, flags in entry.flags_extra_hip_per_source.items():
+            extra = (*extra, *flags) if fnmatch.fnmatch(source, pattern) else extra
     standard = () if source.endswith(".c") else (_standard(entry),)
     maps = ("-ffile-prefix-map=${CSRC}=csrc", "-ffile-prefix-map=${MODULE_DIR}=.")
     return Unit(number, source, is_hip, (*standard, *maps, *includes, *defines, *_expand_generated(extra)), entry.bare)

@@ -44,6 +44,7 @@ _COMPILER = re.compile(r"clang \d+(\.\d+)*\Z")
 class ModuleEntry:
     """One HIP module as its JSON entry describes it.
 
+    ``flags_extra_hip_per_source`` adds flags for the sources whose path matches a pattern such as ``*_device.cu``.
     ``srcs`` and ``flags_extra_hip`` are for every vendor; where the entry gives them by vendor, they are those of the
     first, and :meth:`for_vendor` returns the entry as another one builds it.
     ``bare``: the compiler reads no header before the sources and links no device library, so they include
@@ -61,6 +62,7 @@ class ModuleEntry:
     origin: Path
     flags_extra_cc: tuple[str, ...] = ()
     flags_extra_hip: tuple[str, ...] = ()
+    flags_extra_hip_per_source: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     extra_ldflags: tuple[str, ...] = ()
     extra_include: tuple[str, ...] = ()
     verbose: bool = False
@@ -191,6 +193,11 @@ class _Reader:
                 raise self.fail(key, f"{name} lists a value twice: {values!r}")
         return {name: tuple(values) for name, values in value.items()}
 
+    def per_source(self, key: str, value: Any) -> dict[str, tuple[str, ...]]:
+        if not isinstance(value, dict):
+            raise self.fail(key, f"expected an object, from patterns of source paths to lists of flags; got {value!r}")
+        return {pattern: self.strings(f"{key}[{pattern!r}]", flags) for pattern, flags in value.items()}
+
     def build_ahead(self, key: str, value: Any) -> dict[str, tuple[tuple[VariantValue, ...], ...]]:
         if not isinstance(value, dict):
             raise self.fail(key, f"expected an object of architectures; got {value!r}")
@@ -240,6 +247,7 @@ _KEYS = {
     "srcs": _Reader.paths,
     "flags_extra_cc": _Reader.strings,
     "flags_extra_hip": _Reader.strings,
+    "flags_extra_hip_per_source": _Reader.per_source,
     "extra_ldflags": _Reader.strings,
     "extra_include": _Reader.paths,
     "verbose": _Reader.boolean,

@@ -153,6 +153,8 @@ def _declaring_extents(
     ``addresses`` are those of :class:`Environment`. A fault in a kernel that the function launched is raised even if
     the function did not look for it.
     """
+    import torch
+
     push = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Extent), ctypes.c_int32)(addresses[0])
     pop, clear_error = (ctypes.CFUNCTYPE(None)(address) for address in (addresses[1], addresses[3]))
     last_error = ctypes.CFUNCTYPE(ctypes.c_char_p)(addresses[2])
@@ -163,7 +165,8 @@ def _declaring_extents(
         count = 0
         for parameter, value in zip(signature.parameters, values, strict=True):
             if parameter.kind in (TENSOR, OPTIONAL_TENSOR) and value is not None:
-                wrong = tensors.problem(value)
+                is_tensor = isinstance(value, torch.Tensor)
+                wrong = tensors.problem(value) if is_tensor else f"must be a torch.Tensor; got {type(value).__name__}"
                 if wrong is not None:
                     raise GuardError(f"{signature.name}: argument '{parameter.name}' {wrong}")
                 size = 0
@@ -174,13 +177,19 @@ def _declaring_extents(
                 count += 1
         clear_error()
         push(extents, count)
+        failure: Exception | None = None
+        result = None
         try:
             result = function(*values)
+        except Exception as error:  # a module may raise for the launch that failed: the fault says why it did
+            failure = error
         finally:
             pop()
         fault = last_error()
         if fault is not None:
-            raise EmulatorFault(f"{signature.name}: {fault.decode(errors='replace')}")
+            raise EmulatorFault(f"{signature.name}: {fault.decode(errors='replace')}") from failure
+        if failure is not None:
+            raise failure
         return result
 
     call.__name__ = signature.name

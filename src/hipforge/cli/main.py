@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "new-op": ("hipforge.cli.new_op", "Write a working tuned op as a template for a new one."),
     "disasm": ("hipforge.cli.disasm", "Print a module's machine code, with source lines where it has them."),
     "trace": ("hipforge.cli.trace", "Print what one wave of an op executes on the emulator, with register values."),
+    "aiter": ("hipforge.cli.aiter", "List, build and test the modules of an aiter checkout, on the emulator."),
     "tune": ("hipforge.cli.tune", "Search configurations of an op and write its tuned table."),
 }
 

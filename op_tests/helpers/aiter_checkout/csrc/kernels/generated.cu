@@ -1,0 +1,8 @@
+#include <pybind11/pybind11.h>
+
+#include "aiter_tensor.h"
+#include "made.h"
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("archs", [](int) { return std::string(ARCHS) + (ENABLE_CK ? " with" : " without") + (PLANTED ? " planted" : ""); });
+}

@@ -1,0 +1,39 @@
+"""A test file in the form of aiter's: its arguments are the cases to run."""
+
+import os
+import sys
+
+import torch
+from aiter import fail_hard, scale
+from aiter.test_common import checkAllclose, run_perftest
+
+
+def test_scale(rows: int, beyond: int = 0, wrong: float = 0.0) -> None:
+    x = torch.arange(rows * 100, dtype=torch.float32, device="cuda").view(rows, 100)
+    assert x.is_cuda and x.device.index == 0 and torch.cuda.is_available()
+    out = torch.empty_like(x)
+    run_perftest(scale, 2.0, x, out, None, beyond, num_iters=3)
+    host = x.cpu()
+    x.zero_()
+    checkAllclose(out, 2 * host + wrong)
+
+
+def test_uncovered() -> None:
+    torch.cuda.CUDAGraph()
+
+
+def test_aborts() -> None:
+    fail_hard(torch.ones(1, device="cuda"))
+
+
+def test_endless() -> None:
+    while True:
+        pass
+
+
+def ends() -> None:
+    os.abort()
+
+
+for case in sys.argv[1:]:
+    eval(case)

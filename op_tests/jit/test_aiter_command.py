@@ -1,0 +1,108 @@
+"""``hipforge aiter``: what modules need, and test files that run with "cuda" as the emulator's device."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hipforge.aiter_compat import checkout
+from hipforge.cli.main import cli
+from hipforge.errors import ConfigError
+
+CHECKOUT = Path(__file__).resolve().parents[1] / "helpers" / "aiter_checkout"
+
+
+def source_of(folder: Path, text: str, **entry: object) -> checkout.Module:
+    """Return the verdict on a module of one source in a copy of the checkout."""
+    copy = shutil.copytree(CHECKOUT, folder / "copy")
+    (copy / "csrc/kernels/one.cu").write_text(text)
+    name = f"module_{folder.name}"
+    plain = {"srcs": ["f'{AITER_CSRC_DIR}/kernels/one.cu'"], "extra_include": [], "torch_exclude": True}
+    (copy / "aiter/jit/optCompilerConfig.json").write_text(json.dumps({name: plain | entry}))
+    (found,) = checkout.modules(copy)
+    return found
+
+
+def test_modules_are_listed_with_what_they_need() -> None:
+    done = CliRunner().invoke(cli, ["aiter", str(CHECKOUT), "list", "--json"])
+    found = {item["name"]: item for item in json.loads(done.output)}
+    assert found["module_sample_develop"]["state"] == "builds"
+    assert found["module_executable"]["state"] == "refused" and "Makefile" in found["module_executable"]["reason"]
+    assert "6 modules: 4 builds, 2 refused" in CliRunner().invoke(cli, ["aiter", str(CHECKOUT), "list"]).output
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("#include <hipcub/hipcub.hpp>\n", "needs rocPRIM"),
+        ('#include "ck_tile/core.hpp"\n', "needs Composable Kernel"),
+        ("#include <ATen/hip/HIPContext.h>\n", "needs ROCm's torch headers"),
+        ('#if ENABLE_CK\n#include "ck_tile/core.hpp"\n#else\n#include "aiter_tensor.h"\n#endif\n', "builds"),
+        ('#if !ENABLE_CK\n#else\n#include "ck_tile/core.hpp"\n#endif\n', "builds"),
+        ('#ifdef OTHER\n#else\n#include "ck_tile/core.hpp"\n#endif\n', "needs Composable Kernel"),
+    ],
+)
+def test_what_a_source_includes_decides(tmp_path: Path, text: str, state: str) -> None:
+    assert source_of(tmp_path, text).state == state
+
+
+def test_headers_of_any_torch_are_there_unless_the_module_leaves_torch_out(tmp_path: Path) -> None:
+    for name, exclude, state in (("a", False, "builds"), ("b", True, "needs ROCm's torch headers")):
+        (tmp_path / name).mkdir()
+        assert source_of(tmp_path / name, "#include <c10/util/Half.h>\n", torch_exclude=exclude).state == state
+
+
+def test_a_folder_that_is_no_checkout_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs aiter/jit/optCompilerConfig\.json"):
+        checkout.modules(tmp_path)
+
+
+def run(*words: str) -> tuple[int, dict[str, object]]:
+    command = [sys.executable, "-c", "from hipforge.cli.main import cli; cli()", "aiter", str(CHECKOUT), "test"]
+    done = subprocess.run([*command, "--json", *words], capture_output=True, text=True, env={**os.environ}, check=False)
+    start = done.stdout.rindex("\n[\n") + 1 if "\n[\n" in done.stdout else done.stdout.index("[\n")
+    (report,) = json.loads(done.stdout[start:])
+    return done.returncode, report
+
+
+def test_a_test_file_runs_unchanged_and_each_case_is_reported() -> None:
+    before = (CHECKOUT / "op_tests/scale.py").read_text()
+    words = ["test_scale(3)", "test_scale(2, wrong=5.0)", "test_scale(1, beyond=8)"]
+    words += ["test_uncovered()", "test_aborts()"]
+    code, report = run("op_tests/scale.py", "--", *words)
+    assert (CHECKOUT / "op_tests/scale.py").read_text() == before
+    assert code == 1 and report["end"] == ""
+    assert (report["cases"], report["passed"], report["failed"]) == (5, 1, 4)
+    details = {case["case"]: (case["status"], case["detail"]) for case in report["problems"]}
+    assert details["test_scale(2, wrong=5.0)"][1].endswith("of the elements differ")
+    status, fault = details["test_scale(1, beyond=8)"]
+    assert status == "fault" and "scale_rows.h:7" in fault and "x" in fault
+    assert "torch.cuda.CUDAGraph is not there" in details["test_uncovered()"][1]
+    assert "called abort()" in details["test_aborts()"][1]
+
+
+def test_a_file_that_ends_its_process_is_reported_with_the_cases_before() -> None:
+    code, report = run("op_tests/scale.py", "--", "test_scale(3)", "ends()")
+    assert code == 1 and report["end"] == "the process ended with signal 6" and report["passed"] == 1
+
+
+def test_a_case_that_does_not_end_is_stopped() -> None:
+    _, report = run("--case-seconds", "0.5", "op_tests/scale.py", "--", "test_endless()", "test_scale(1)")
+    assert (report["unfinished"], report["passed"]) == (1, 1)
+
+
+def test_files_of_functions_run_under_pytest() -> None:
+    _, report = run("op_tests/functions.py")
+    assert (report["cases"], report["passed"], report["failed"]) == (2, 1, 1)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    done = CliRunner().invoke(cli, ["aiter", str(CHECKOUT), "test", "op_tests/test_none.py"])
+    assert done.exit_code == 1 and "there is no" in done.output and "test_none.py" in done.output

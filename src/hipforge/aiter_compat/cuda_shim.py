@@ -1,0 +1,203 @@
+"""``"cuda"`` as the emulator's device, in a process that runs somebody's tests: installed once, never taken back.
+
+Tensors stay on the CPU, where the emulator reads them. A mode rewrites devices among the arguments of torch's
+functions; ``torch.cuda`` gets the queries, events and streams that tests use, and every other public function of it
+raises with its name. Nothing is timed: an event's ``elapsed_time`` is not a number.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from hipforge import archs, devices
+
+_CPU = torch.device("cpu")
+_GPU = torch.device("cuda", 0)
+
+
+def on_cpu(device: Any) -> Any:
+    """Return a device argument with the GPU replaced by the CPU; other values as they are."""
+    if isinstance(device, str) and device.split(":")[0] == "cuda":
+        return "cpu"
+    if isinstance(device, torch.device) and device.type == "cuda":
+        return _CPU
+    return device
+
+
+class GpuOnCpu(TorchFunctionMode):
+    """Makes the GPU's tensors those of the CPU, and says of every tensor that it is on GPU 0."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(*args, **kwargs)
+        if func is torch.Tensor.to:
+            return _moved(args, kwargs)
+        if kwargs:
+            kwargs = {key: on_cpu(value) if key == "device" else value for key, value in kwargs.items()}
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+        if any(isinstance(item, torch.device) for item in args):
+            args = tuple(on_cpu(item) for item in args)
+        return func(*args, **kwargs)
+
+
+def _moved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Do ``tensor.to(...)``: a copy for the CPU, as from a GPU; for the GPU the tensor itself."""
+    tensor, *rest = args
+    asked = kwargs.get("device", rest[0] if rest else None)
+    moved = torch.Tensor.to(tensor, *map(on_cpu, rest), **{key: on_cpu(value) for key, value in kwargs.items()})
+    to_host = isinstance(asked, str | torch.device) and torch.device(asked).type == "cpu"
+    return moved.clone() if to_host and moved is tensor else moved
+
+
+def _same(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor
+
+
+_SPECIAL: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.cuda: _same,
+    torch.Tensor.pin_memory: _same,
+    torch.Tensor.record_stream: lambda *_: None,
+    torch.Tensor.cpu: lambda tensor, *_, **__: tensor.clone(),
+    torch.Tensor.get_device: lambda tensor: 0,
+    torch.Tensor.is_cuda.__get__: lambda tensor, *_: True,
+    torch.Tensor.device.__get__: lambda tensor, *_: _GPU if tensor.device.type == "cpu" else tensor.device,
+}
+
+
+class Event:
+    """Something that has happened: the emulator's launches have ended when they return."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def record(self, *_: Any) -> None:
+        """Do nothing."""
+
+    synchronize = wait = record
+
+    def query(self) -> bool:
+        """Return that it has happened."""
+        return True
+
+    def elapsed_time(self, other: Event) -> float:
+        """Return that nothing was measured."""
+        return math.nan
+
+
+class Stream:
+    """The one stream there is."""
+
+    cuda_stream = 0
+    device = _GPU
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def synchronize(self, *_: Any) -> None:
+        """Do nothing: launches have ended when they return."""
+
+    wait_stream = wait_event = record_event = synchronize
+
+    def query(self) -> bool:
+        """Return that all is done."""
+        return True
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Generator(torch._C.Generator):
+    """A generator of random numbers, which are the CPU's."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        """Make one for the CPU whatever device is asked for."""
+        return super().__new__(cls, device=on_cpu(device))
+
+
+def properties(_: Any = 0) -> types.SimpleNamespace:
+    """Return what ``torch.cuda.get_device_properties`` would, of the emulated GPU."""
+    info = archs.get(devices.current().arch_of())
+    return types.SimpleNamespace(
+        name=f"hipforge emulator of {info.name}", gcnArchName=info.name, multi_processor_count=info.cu_count,
+        warp_size=info.wave, total_memory=_MEMORY, L2_cache_size=4 << 20, major=9,
+        minor=5 if info.name == "gfx950" else 4, max_threads_per_multi_processor=2048,
+        shared_memory_per_block=info.lds_bytes,
+    )  # fmt: skip
+
+
+_MEMORY = 64 << 30
+
+
+def _replacements() -> dict[str, Any]:
+    found = properties()
+    answers: dict[str, Any] = {
+        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
+        "get_device_name": found.name, "get_device_capability": (found.major, found.minor),
+        "mem_get_info": (_MEMORY, _MEMORY), "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
+        "max_memory_reserved": 0, "is_current_stream_capturing": False, "is_bf16_supported": True,
+        "get_sync_debug_mode": 0, "initial_seed": 0,
+    }  # fmt: skip
+    idle = (
+        "synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "seed", "seed_all", "init",
+        "reset_peak_memory_stats", "set_sync_debug_mode", "ipc_collect", "set_stream",
+    )  # fmt: skip
+    made: dict[str, Any] = {name: _answering(value) for name, value in {**answers, **dict.fromkeys(idle)}.items()}
+    made.update(
+        get_device_properties=properties, memory_stats=lambda *_: {}, Event=Event, Stream=Stream, device=Stream,
+        current_stream=Stream, default_stream=Stream, stream=Stream,
+        get_rng_state=lambda *_: torch.get_rng_state(), set_rng_state=lambda state, *_: torch.set_rng_state(state),
+    )  # fmt: skip
+    return made
+
+
+def _answering(value: Any) -> Callable[..., Any]:
+    """Return a new function, since torch.compile's rules know functions by identity."""
+    return lambda *_, **__: value
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            f"torch.cuda.{name} is not there on the emulator: hipforge's stand-in for the GPU has no such function"
+        )
+
+    return refused
+
+
+def install() -> None:
+    """Install the stand-in for this process.
+
+    Example (in a process of its own)::
+
+        from hipforge.aiter_compat import cuda_shim
+        cuda_shim.install()
+        torch.zeros(4, device="cuda")
+    """
+    made = _replacements()
+    for name in dir(torch.cuda):
+        value = getattr(torch.cuda, name)
+        own = callable(value) and str(getattr(value, "__module__", "")).startswith("torch.cuda")
+        if name in made:
+            setattr(torch.cuda, name, made[name])
+        elif own and not name.startswith("_") and not (isinstance(value, type) and issubclass(value, BaseException)):
+            setattr(torch.cuda, name, _refusing(name))
+    set_default = torch.set_default_device
+    # torch asks the default device after every mode, so that it has to be the CPU itself.
+    torch.set_default_device = lambda device: set_default(on_cpu(device))
+    torch.Generator = Generator  # type: ignore[misc,assignment]
+    torch._C._cuda_getCurrentRawStream = lambda _index: 0  # type: ignore[attr-defined]
+    GpuOnCpu().__enter__()

@@ -1,0 +1,371 @@
+"""Runs one of aiter's test files, unchanged, on the emulator: ``python -m hipforge.aiter_compat.runner``.
+
+``import aiter`` finds the checkout's Python, whose ``compile_ops`` is hipforge's; "cuda" is the emulator's device
+(:mod:`hipforge.aiter_compat.cuda_shim`). Each top-level ``test_*`` function is a case: it passes if it returns and
+every ``checkAllclose`` in it stays below its own limit. A case that fails does not end the file. Nothing is timed:
+``perftest`` calls its function once and returns not-a-number for the microseconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import json
+import math
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from hipforge import aiter_compat, devices
+from hipforge.aiter_compat import config, cuda_shim
+from hipforge.errors import ConfigError, EmulatorFault, HipforgeError
+from hipforge.jit import loader, registry
+
+_CASE = "__hipforge_case__"
+
+
+class Unfinished(BaseException):
+    """A case took longer than it was given; no ``except Exception`` of a test catches it."""
+
+
+class Cases:
+    """What became of each case, written to a file after every one: a test may end its process."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self.path = path
+        self.seconds = seconds
+        self.done: list[dict[str, Any]] = []
+        self.failures: list[list[str]] = []
+
+    def case(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a test function whose calls are recorded; what it raises is recorded and not raised."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.failures.append([])
+            before, started = len(self.done), time.perf_counter()
+            status, detail, result = "passed", "", None
+            try:
+                with self._limit(outermost=len(self.failures) == 1):
+                    result = function(*args, **kwargs)
+            except Unfinished:
+                status, detail = "unfinished", f"more than {self.seconds:.0f} s"
+            except EmulatorFault as error:
+                status, detail = "fault", str(error)
+            except Exception as error:
+                status, detail = ("skipped", str(error)) if _skips(error) else ("failed", _where(error))
+            failures = self.failures.pop()
+            if status == "passed" and failures:
+                status, detail = "failed", "; ".join(failures)
+            if len(self.done) == before or status != "passed":  # a case of cases is those cases
+                name = f"{function.__name__}({_shown(args, kwargs)})"
+                seconds = round(time.perf_counter() - started, 2)
+                self.done.append({"case": name, "status": status, "detail": detail, "seconds": seconds})
+                self.save()
+            if status == "skipped":
+                return None
+            return result
+
+        return call
+
+    @contextlib.contextmanager
+    def _limit(self, *, outermost: bool) -> Iterator[None]:
+        if not outermost or not self.seconds:
+            yield
+            return
+
+        def stop(_signal: int, _frame: FrameType | None) -> None:
+            raise Unfinished
+
+        before = signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave a block, the build of a module, out of the case's time."""
+        left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            yield
+        finally:
+            if left:
+                signal.setitimer(signal.ITIMER_REAL, left)
+
+    def note(self, failure: str) -> None:
+        """Record a failed comparison of the case that is running."""
+        if self.failures:
+            self.failures[-1].append(failure)
+
+    def save(self, end: str = "") -> None:
+        """Write what is known; ``end`` says how the file ended, if not by itself."""
+        self.path.write_text(json.dumps({"cases": self.done, "end": end}))
+
+
+def _skips(error: Exception) -> bool:
+    return type(error).__name__ in ("Skipped", "SkipTest")
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {str(error).strip()[:2000]}{place}"
+
+
+def _shown(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    import torch
+
+    def text(value: Any) -> str:
+        return f"tensor{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value).replace("torch.", "")
+
+    return ", ".join([*map(text, args), *(f"{name}={text(value)}" for name, value in kwargs.items())])[:300]
+
+
+class _Edited(importlib.abc.Loader):
+    """Loads a module of the checkout and then changes names in it."""
+
+    def __init__(self, loader: Any, edit: Callable[[ModuleType], None]) -> None:
+        self.loader = loader
+        self.edit = edit
+
+    def create_module(self, spec: Any) -> Any:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        self.edit(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, edits: dict[str, Callable[[ModuleType], None]]) -> None:
+        self.edits = edits
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self.edits:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None:
+            spec.loader = _Edited(spec.loader, self.edits[name])
+        return spec
+
+
+def _built_by_hipforge(cases: Cases, core: ModuleType) -> None:
+    """Put hipforge's build in the place of ``aiter.jit.core``'s."""
+    from hipforge.jit.call import python_module
+
+    def get_module(name: str) -> ModuleType:
+        if name in config.refused:
+            raise ConfigError(config.refused[name])
+        loaded = loader.load(name, None, devices.current().arch_of())
+        return python_module.import_extension(loaded.path / "module.so", name)
+
+    def build_module(name: str, *_: Any, **__: Any) -> None:
+        raise ConfigError(f"{name}: aiter.jit.core.build_module is not used here; hipforge builds at the first call")
+
+    core.compile_ops = functools.partial(compile_ops, cases)  # type: ignore[attr-defined]
+    core.get_module = get_module  # type: ignore[attr-defined]
+    core.build_module = build_module  # type: ignore[attr-defined]
+
+
+def compile_ops(cases: Cases, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    """Decorate as hipforge does; calls see tensors where they are, on the CPU. Enumerations are types of aiter_core."""
+    decorate = aiter_compat.compile_ops(*args, **kwargs)
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        made = decorate(function)
+        module = str(args[0] if args else kwargs["_md_name"])
+        ready = False
+
+        @functools.wraps(function)
+        def call(*values: Any, **named: Any) -> Any:
+            nonlocal ready
+            with torch._C.DisableTorchFunction():
+                if not ready and module in registry.modules():
+                    with cases.paused(), contextlib.suppress(HipforgeError):  # the call says what is wrong
+                        loader.load(module, None, devices.current().arch_of())
+                ready = True
+                return made(*values, **named)
+
+        return call
+
+    return decorated
+
+
+def _untimed(cases: Cases, common: ModuleType) -> None:
+    """Make ``aiter.test_common`` call a function once, and tell what its comparisons found."""
+    compare = common.checkAllclose
+
+    @functools.wraps(compare)
+    def check(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+        part = compare(a, b, *args, **kwargs)
+        limit = kwargs.get("tol_err_ratio", args[2] if len(args) > 2 else 0.05)
+        if part is not None and float(part) > limit:
+            cases.note(f"{kwargs.get('msg', args[3] if len(args) > 3 else '')}{float(part):.1%} of the elements differ")
+        return part
+
+    def perftest(*_: Any, **__: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return lambda function: functools.wraps(function)(lambda *args, **kwargs: (function(*args, **kwargs), math.nan))
+
+    def run_perftest(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
+        for name in _PERFTEST:
+            kwargs.pop(name, None)
+        return function(*args, **kwargs), math.nan
+
+    common.checkAllclose = check  # type: ignore[attr-defined]
+    common.perftest = perftest  # type: ignore[attr-defined]
+    common.run_perftest = run_perftest  # type: ignore[attr-defined]
+
+
+_PERFTEST = ("num_iters", "num_warmup", "testGraph", "num_rotate_args", "needTrace", "use_cuda_event")
+
+
+class _OnEmulator:
+    """Triton's driver for the process: the emulator's, which measures nothing, so that the first configuration wins."""
+
+    def __new__(cls, arch: str) -> Any:
+        import torch
+        from triton import knobs
+        from triton.runtime.driver import driver
+
+        from hipforge.emulator import triton as emulated
+        from hipforge.jit.cache import cache_dir
+
+        class Launcher(emulated._Launcher):
+            def __call__(self, *args: Any) -> None:
+                with torch._C.DisableTorchFunction():
+                    super().__call__(*args)
+
+        class Driver(emulated._Driver):
+            launcher_cls = Launcher
+
+            def get_benchmarker(self) -> Callable[..., Any]:
+                return lambda function, quantiles=None, **_: [1.0] * len(quantiles or (0,))
+
+            def get_active_torch_device(self) -> torch.device:
+                return torch.device("cuda", 0)
+
+        knobs.cache.dir = str(cache_dir.private_folder("triton"))
+        driver.set_active(Driver(arch))
+        return driver
+
+
+def _is_script(tree: ast.Module) -> bool:
+    """Whether a file does something when it is run; else pytest calls its functions."""
+    working = (ast.For, ast.While, ast.With)
+    return any(
+        isinstance(node, working)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+        or (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
+        for node in tree.body
+    )
+
+
+def _as_cases(tree: ast.Module) -> int:
+    """Decorate the top-level ``test_*`` functions of a file's tree, and return how many there are."""
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    for node in found:
+        node.decorator_list.insert(0, ast.copy_location(ast.Name(_CASE, ast.Load()), node))
+    ast.fix_missing_locations(tree)
+    return len(found)
+
+
+def _scripts(folder: Path, arch: str, cu_count: int) -> None:
+    """Write the one program that aiter's Python starts to learn about the GPU."""
+    script = folder / "rocminfo"
+    script.write_text(
+        f"#!/bin/sh\nprintf 'Agent 1\\n  Name: {arch}\\n  Device Type: GPU\\n  Compute Unit: {cu_count}\\n'\n"
+    )
+    script.chmod(0o755)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``checkout folder report seconds include file [arguments]``; return 0 if the file came to its end."""
+    checkout, folder, report, seconds, include, test, *arguments = argv
+    root, path = Path(checkout), Path(test)
+    cases = Cases(Path(report), float(seconds))
+    arch = devices.current().arch_of()
+    cuda_shim.install()
+    _scripts(Path(folder), arch, devices.current().cu_count())
+    os.environ.update(
+        PATH=f"{folder}:{os.environ.get('PATH', '')}", ROCM_HOME=folder, ROCM_PATH=os.environ.get("ROCM_PATH", folder),
+        GPU_ARCHS=arch, CU_NUM=str(devices.current().cu_count()), AITER_JIT_DIR=f"{folder}/jit", ENABLE_CK="0",
+        AITER_LOG_LEVEL=os.environ.get("AITER_LOG_LEVEL", "INFO"),
+    )  # fmt: skip
+    _OnEmulator(arch)
+    folders = [item for item in include.split(os.pathsep) if item]
+    aiter_compat.register(root / "aiter/jit/optCompilerConfig.json", include=folders)
+    edits = {"aiter.jit.core": _built_by_hipforge, "aiter.test_common": _untimed}
+    sys.meta_path.insert(0, _Finder({name: functools.partial(edit, cases) for name, edit in edits.items()}))
+    sys.path[:0] = [os.fspath(root), os.fspath(path.parent)]
+    sys.argv = [os.fspath(path), *arguments]
+    os.chdir(folder)
+    try:
+        _run(path, cases)
+    except SystemExit as stop:
+        cases.save("" if stop.code in (None, 0) else f"exit {stop.code}")
+        return 0 if stop.code in (None, 0) else 1
+    except BaseException as error:
+        traceback.print_exc()
+        cases.save(_where(error))
+        return 1
+    cases.save()
+    return 0
+
+
+def _run(path: Path, cases: Cases) -> None:
+    tree = ast.parse(path.read_text(), str(path))
+    if not _is_script(tree):
+        import pytest
+
+        sys.exit(pytest.main([os.fspath(path), "-q", "-p", "no:cacheprovider", *sys.argv[1:]], [_Plugin(cases)]))
+    module = type(sys)("__main__")
+    module.__dict__.update({"__file__": os.fspath(path), _CASE: cases.case})
+    sys.modules["__main__"] = module
+    several = _as_cases(tree)
+    code = compile(tree, str(path), "exec")
+
+    def whole_file() -> None:
+        exec(code, module.__dict__)
+
+    if several:
+        whole_file()
+    else:
+        cases.case(whole_file)()
+
+
+class _Plugin:
+    """Reports pytest's cases."""
+
+    def __init__(self, cases: Cases) -> None:
+        self.cases = cases
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Record one case, by pytest's verdict."""
+        if report.when == "call" or (report.when == "setup" and not report.passed):
+            fault = "EmulatorFault" in report.longreprtext
+            status = "skipped" if report.skipped else "passed" if report.passed else "fault" if fault else "failed"
+            self.cases.done.append(
+                {
+                    "case": report.nodeid.partition("::")[2], "status": status, "seconds": round(report.duration, 2),
+                    "detail": "" if report.passed else report.longreprtext[-2000:],
+                }
+            )  # fmt: skip
+            self.cases.save()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,156 @@
+"""``hipforge aiter``: the modules and tests of an aiter checkout, unchanged."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hipforge.cli import output
+from hipforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_CHECKS = ("memory", "all")
+_INCLUDE = click.option(
+    "--include", "include", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A further folder of headers, such as rocPRIM's; may be repeated.",
+)  # fmt: skip
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+@click.group("aiter")
+@click.argument("checkout", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.pass_context
+def command(context: click.Context, checkout: Path) -> None:
+    """Work with an aiter CHECKOUT: list what its modules need, build them, run its own tests on the emulator."""
+    context.obj = checkout.resolve()
+
+
+@command.command("list")
+@_INCLUDE
+@_JSON
+@click.pass_obj
+def list_(checkout: Path, include: tuple[Path, ...], as_json: bool) -> None:
+    """Say of each module whether it builds here, and what it needs otherwise; nothing is compiled."""
+    from hipforge.aiter_compat import checkout as checkouts
+
+    found = checkouts.modules(checkout, include)
+    if as_json:
+        click.echo(json.dumps([asdict(module) for module in found], indent=1))
+        return
+    width = max(len(module.name) for module in found)
+    for module in found:
+        click.echo(f"{module.name:{width}}  {module.state}{f': {module.reason}' if module.reason else ''}")
+    counts = collections.Counter(module.state for module in found)
+    click.echo(f"{len(found)} modules: " + ", ".join(f"{count} {state}" for state, count in counts.most_common()))
+
+
+@command.command("build")
+@click.argument("modules", nargs=-1)
+@click.option("--arch", default="gfx950", show_default=True, help="Architectures, separated by commas.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Compile jobs; default from cores and free memory.")
+@_INCLUDE
+@click.pass_obj
+def build(checkout: Path, modules: tuple[str, ...], arch: str, jobs: int | None, include: tuple[Path, ...]) -> None:
+    """Build MODULES, or all that need nothing that is missing; failures do not stop the others (exit 1)."""
+    from hipforge.aiter_compat import checkout as checkouts
+    from hipforge.cli.build import _summarise
+    from hipforge.cli.build_progress import BuildProgress
+    from hipforge.jit import fleet
+
+    found = {module.name: module for module in checkouts.modules(checkout, include)}
+    for name in modules:
+        if name not in found or found[name].state == checkouts.REFUSED:
+            unknown = f"the checkout has no such module; it has {', '.join(found)}"
+            raise ConfigError(f"{name}: {found[name].reason if name in found else unknown}")
+    names = modules or [name for name, module in found.items() if module.state == checkouts.BUILDS]
+    wanted = fleet.requests(list(names), [item.strip() for item in arch.split(",") if item.strip()])
+    with BuildProgress(output.console(stderr=True)) as progress:
+        outcomes = fleet.build_many(wanted, jobs, progress.on_event, progress.on_plan)
+    _summarise(output.console(), outcomes)
+    if any(outcome.status == "failed" for outcome in outcomes):
+        sys.exit(1)
+
+
+@command.command("test", context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@click.option("--checks", type=click.Choice(_CHECKS), default="memory", show_default=True, help="Checkers of kernels.")
+@click.option("--case-seconds", default=60.0, show_default=True, help="Stop a case after so long; 0 is never.")
+@_INCLUDE
+@_JSON
+@click.pass_obj
+def test(
+    checkout: Path, words: tuple[str, ...], checks: str, case_seconds: float, include: tuple[Path, ...], as_json: bool
+) -> None:
+    """Run aiter's test files op_tests/test_x.py [-- ARGUMENTS] on the emulator, each in a process of its own."""
+    from hipforge.aiter_compat.checkout import config_of
+
+    config_of(checkout)
+    files = [word for word in words if word.endswith(".py") and not word.startswith("-")]
+    arguments = [word for word in words if word not in files]
+    paths = [path if (path := Path(word)).is_file() else checkout / word for word in files]
+    missing = [path for path in paths if not path.is_file()]
+    if not paths or missing:
+        wanted = "name a test file, such as op_tests/test_activation.py"
+        raise ConfigError(f"there is no {missing[0]}" if missing else wanted)
+    console = output.console(stderr=as_json)
+    reports = []
+    for path in paths:
+        reports.append(_run(checkout, path.resolve(), arguments, checks, case_seconds, include))
+        _show(console, reports[-1])
+    if as_json:
+        click.echo(json.dumps(reports, indent=1))
+    if any(report["end"] or report["failed"] for report in reports):
+        sys.exit(1)
+
+
+def _run(
+    checkout: Path, path: Path, arguments: list[str], checks: str, seconds: float, include: tuple[Path, ...]
+) -> dict[str, Any]:
+    """Run one test file in a process and return what became of its cases, also if the process died."""
+    from hipforge.aiter_compat import runner
+
+    environment = {**os.environ, "HIPFORGE_DEVICE": "emulator", "PYTHONUNBUFFERED": "1"}
+    if checks == "all":
+        environment["HIPFORGE_EMULATOR_CHECKS"] = "all"
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="hipforge-aiter-") as folder:
+        report = Path(folder) / "report.json"
+        settings = [os.fspath(checkout), folder, os.fspath(report), str(seconds), os.pathsep.join(map(str, include))]
+        command_line = [sys.executable, "-m", runner.__name__, *settings, os.fspath(path), *arguments]
+        done = subprocess.run(command_line, env=environment, check=False)
+        found = json.loads(report.read_text()) if report.exists() else {"cases": [], "end": ""}
+    if done.returncode < 0:
+        found["end"] = f"the process ended with signal {-done.returncode}"
+    elif done.returncode and not found["end"]:
+        found["end"] = f"exit {done.returncode}"
+    counts = collections.Counter(case["status"] for case in found["cases"])
+    return {
+        "test": path.name, "cases": len(found["cases"]), "passed": counts["passed"],
+        "failed": counts["failed"] + counts["fault"], "skipped": counts["skipped"], "unfinished": counts["unfinished"],
+        "seconds": round(time.perf_counter() - started, 1), "end": found["end"],
+        "problems": [case for case in found["cases"] if case["status"] not in ("passed", "skipped")],
+    }  # fmt: skip
+
+
+def _show(console: Console, report: dict[str, Any]) -> None:
+    console.print(
+        f"{report['test']}: {report['cases']} cases, {report['passed']} passed, {report['failed']} failed, "
+        f"{report['skipped']} skipped, {report['unfinished']} unfinished, {report['seconds']} s",
+        highlight=False,
+    )
+    for case in report["problems"]:
+        console.print(f"  {case['status']}: {case['case']}\n    {case['detail']}", markup=False, highlight=False)
+    if report["end"]:
+        console.print(f"  the file did not come to its end: {report['end']}", markup=False, highlight=False)
