@@ -5,7 +5,7 @@
 #include "hipforge/device/fused_fp8_guards.h"
 #include "hipforge/amd/launch.h"
 #include "hipforge/device/mx.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 #include "amd/merge_kernel.h"
 #include "problem.h"
@@ -62,10 +62,6 @@ void entry(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partia
        {block_n, waves, splits}, stream);
 }
 
-inline void check_on_device(const Tensor& tensor, const char* name, const Tensor& q) {
-  HF_CHECK(tensor.on_gpu() == q.on_gpu() && tensor.device_index() == q.device_index(), name, " must be on the device of q");
-}
-
 inline void check_query(const Tensor& q, hf_dtype input, int d) {
   HF_CHECK_ARCH(q, "gfx950", "gfx942");
   HF_CHECK(q.dtype() == input && (q.dim() == 3 || q.dim() == 4) && q.size(q.dim() - 1) == d, "q must be ", input,
@@ -87,12 +83,8 @@ struct Queries {
     tokens = q_starts ? q.size(0) : batch * mq;
     HF_CHECK(mq >= 1 && mq <= kMaxMq, q_starts ? "max_seqlen_q" : "Mq", " must be 1 to ", kMaxMq,
              " query tokens per sequence; got ", mq);
-    if (!q_starts) return;
-    const Tensor starts = *q_starts;
-    HF_CHECK(starts.dtype() == HF_I32 && starts.is_shape(batch + 1) && starts.is_contiguous(),
-             "cu_seqlens_q must be contiguous int32 [", batch + 1, "], the first token of each sequence and the end; got ",
-             starts);
-    check_on_device(starts, "cu_seqlens_q", q);
+    if (q_starts)
+      check_operand(*q_starts, "cu_seqlens_q", HF_I32, {batch + 1}, ", the first token of each sequence and the end");
   }
 };
 
@@ -116,10 +108,9 @@ inline void fill_strides(Cache& cache, const Tensor& data, const char* name, int
 }
 
 /// Checks the scale of a cache's elements, one or one per KV head, and puts it into `cache`.
-inline void fill_scale(Cache& cache, const Tensor& scale, const char* name, int64_t kv_heads, const Tensor& q) {
+inline void fill_scale(Cache& cache, const Tensor& scale, const char* name, int64_t kv_heads) {
   HF_CHECK(scale.dtype() == HF_F32 && scale.is_contiguous() && (scale.numel() == 1 || scale.is_shape(kv_heads)), name,
            "'s scale must be float32, one element or [", kv_heads, "] (one per KV head); got ", scale);
-  check_on_device(scale, name, q);
   cache.scale = scale.data<const float>();
   cache.scale_stride = scale.numel() == 1 ? 0 : 1;
 }
@@ -132,26 +123,17 @@ inline void fill_output(Problem& p, const Tensor& out, const OptionalTensor& out
   const bool quantised = out_scale || block_scales;
   const auto format = fused_fp8::format_of(q);
   HF_CHECK(quantised ? out.dtype() == format.dtype() : out.dtype() == q.dtype() || out.dtype() == HF_F32, "out must be ",
-           quantised ? format.rule() : "of q's dtype, or float32", "; got ", out);
-  const int alignment = out.dtype() == q.dtype() ? 8 : 16;  // bytes that a lane stores at once
-  HF_CHECK(aligned_to(out.data(), alignment), "out must start at a multiple of ", alignment, " bytes; pass one that does");
+           quantised ? dtype_name(format.dtype()) : "of q's dtype, or float32", "; got ", out);
+  check_aligned(out, "out", out.dtype() == q.dtype() ? 8 : 16);  // what a lane stores at once
   p.output = out_scale ? Output::fp8 : block_scales ? Output::mxfp8 : out.dtype() == HF_F32 ? Output::f32 : Output::input;
   if (out_scale) {
     const Tensor scale = *out_scale;
-    check_on_device(scale, "out_scale", q);
     HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "out_scale must be one float32; got ", scale);
-    check_apart({out, "out"}, {{scale, "out_scale"}});
     p.out_scale = scale.data<const float>();
   }
   if (block_scales) {
-    const Tensor scales = *block_scales;
-    const int64_t rows = sizes.tokens, blocks = sizes.heads * sizes.d / kMxBlock;
-    check_on_device(scales, "scale_out", q);
-    HF_CHECK((scales.dtype() == HF_U8 || scales.dtype() == HF_E8M0FNU) && scales.is_shape(rows, blocks) &&
-                 scales.is_contiguous(),
-             "scale_out must be contiguous uint8 or float8_e8m0fnu [", rows, ", ", blocks, "]; got ", scales);
-    check_apart({scales, "scale_out"}, {{out, "out"}, {q, "q"}});
-    p.block_scales = scales.data<uint8_t>();
+    check_operand(*block_scales, "scale_out", kE8m0, {sizes.tokens, sizes.heads * sizes.d / kMxBlock});
+    p.block_scales = block_scales.data<uint8_t>();
   }
 }
 
@@ -168,15 +150,11 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   HF_CHECK(rows <= UINT32_MAX, "q must have fewer than 2^32 rows of D; got ", rows);
   HF_CHECK(batch * kv_heads <= kMaxGrid, "B * Hkv must be at most ", kMaxGrid, "; got ", batch * kv_heads);
   HF_CHECK(splits >= 1 && splits <= kMaxSplits, "split_k must be 1 to ", kMaxSplits, "; got ", splits);
-  HF_CHECK(seqlens.dtype() == HF_I32 && seqlens.is_shape(batch) && seqlens.is_contiguous(),
-           "seqlens must be contiguous int32 [", batch, "]; got ", seqlens);
-  check_on_device(seqlens, "seqlens", q);
+  check_operand(seqlens, "seqlens", HF_I32, {batch});
   int64_t max_keys = k.size(1);
   if (block_tables) {
     const Tensor tables = *block_tables;
-    HF_CHECK(tables.dtype() == HF_I32 && tables.dim() == 2 && tables.size(0) == batch && tables.is_contiguous(),
-             "block_tables must be contiguous int32 [", batch, ", max_pages]; got ", tables);
-    check_on_device(tables, "block_tables", q);
+    check_operand(tables, "block_tables", HF_I32, {batch, tables.size(-1)}, ", [B, max_pages]");
     HF_CHECK(k.size(1) >= kTileN && k.size(1) % kTileN == 0, "page_size must be a positive multiple of ", kTileN,
              " (keys of one matrix instruction); got ", k.size(1));
     p.block_tables = tables.data<const int32_t>();
@@ -190,22 +168,18 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   const bool ragged = q_starts.has_value();
   HF_CHECK((ragged ? out.is_shape(tokens, heads, d) : out.is_shape(batch, mq, heads, d)) && out.is_contiguous(),
            "out must be contiguous and of the shape of q, ", q, "; got ", out);
-  check_on_device(out, "out", q);
   fill_output(p, out, out_scale, block_scales, q, sizes);
-  HF_CHECK(lse.dtype() == HF_F32 && lse.is_contiguous() &&
-               (ragged ? lse.is_shape(heads, tokens) : lse.is_shape(batch, heads, mq)),
-           "lse must be contiguous float32 [B, Hq, Mq], or with cu_seqlens_q [Hq, tokens]; got ", lse);
-  check_on_device(lse, "lse", q);
+  if (ragged)
+    check_operand(lse, "lse", HF_F32, {heads, tokens}, ", [Hq, tokens]");
+  else
+    check_operand(lse, "lse", HF_F32, {batch, heads, mq}, ", [B, Hq, Mq]");
   if (splits > 1) {
     HF_CHECK(partial && partial_lse, "split_k > 1 needs both workspaces");
-    const Tensor values = *partial, statistics = *partial_lse;
-    HF_CHECK(values.dtype() == HF_F32 && values.is_shape(splits, rows, d) && values.is_contiguous() &&
-                 aligned_to(values.data(), 16),
-             "partial must be float32 [", splits, ", ", rows, ", ", d, "]; got ", values);
-    HF_CHECK(statistics.dtype() == HF_F32 && statistics.is_shape(splits, rows) && statistics.is_contiguous(),
-             "partial_lse must be float32 [", splits, ", ", rows, "]; got ", statistics);
-    p.partial = values.data<float>();
-    p.partial_lse = statistics.data<float>();
+    check_operand(*partial, "partial", HF_F32, {splits, rows, d});
+    check_aligned(*partial, "partial");
+    check_operand(*partial_lse, "partial_lse", HF_F32, {splits, rows});
+    p.partial = partial.data<float>();
+    p.partial_lse = partial_lse.data<float>();
   }
   p.q = q.data();
   p.out = out.data();
@@ -232,11 +206,8 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   p.cap = static_cast<float>(options.softcap) * kLog2E;
   p.cap_exponent = options.softcap > 0 ? static_cast<float>(2 / options.softcap) : 0.f;
   if (sinks) {
-    const Tensor values = *sinks;
-    HF_CHECK(values.dtype() == HF_F32 && values.is_shape(heads) && values.is_contiguous(), "sinks must be contiguous float32 [",
-             heads, "], one per query head; got ", values);
-    check_on_device(values, "sinks", q);
-    p.sinks = values.data<const float>();
+    check_operand(*sinks, "sinks", HF_F32, {heads}, ", one per query head");
+    p.sinks = sinks.data<const float>();
   }
 }
 

@@ -12,10 +12,10 @@ using wave_split::Scales;
 constexpr int64_t kMaxRows = int64_t{1} << 24;
 
 inline void check_scales(const Tensor& tensor, const char* name, Scales kind, int64_t rows, int64_t k, uint32_t shared) {
-  if (kind == Scales::kOnce || kind == Scales::kBlocks)
-    HF_CHECK(tensor.dtype() == HF_F32, name, " must be float32; got ", tensor.dtype());
-  else
-    mxfp8::check_scale_dtype(tensor, name);
+  const bool f32 = kind == Scales::kOnce || kind == Scales::kBlocks;
+  HF_CHECK((f32 ? Dtypes(HF_F32) : kE8m0).have(tensor), name, f32 ? " must be float32; got " : " holds e8m0 bytes: uint8 or "
+           "float8_e8m0fnu; got ", tensor.dtype());
+  check_contiguous(tensor, name);
   if (kind == Scales::kOnce) {
     HF_CHECK(tensor.numel() == 1 || tensor.is_shape(rows) || tensor.is_shape(rows, 1), name, " must be one scale or [", rows,
              "], one per row; got ", tensor);
@@ -34,15 +34,15 @@ inline wave_split::Problem check_operands(const Tensor& out, const Tensor& xq, c
   HF_CHECK_ARCH(wq, "gfx950", "gfx942");
   HF_CHECK(scales == static_cast<int64_t>(kind), "this variant of the module has scales = ", static_cast<int64_t>(kind), "; got ",
            scales);
-  const auto [m, n, k] = mxfp8::check_payloads(out, xq, xs, wq, ws, kMaxRows, kMaxRows << 32, mxfp8::payload_of(wq));
-  const int64_t of_k = kind == Scales::kMxShared ? kMxBlock : mxfp8::kLoadBytes;
+  const auto [m, n, k] = mxfp8::check_payloads(out, xq, wq, kMaxRows, kMaxRows << 32, mxfp8::payload_of(wq),
+                                               {HF_BF16, HF_F16});
+  const int64_t of_k = kind == Scales::kMxShared ? kMxBlock : 16;
   HF_CHECK(k > 0 && k % of_k == 0 && k <= wave_split::kMaxK, "K must be a positive multiple of ", of_k, ", at most ",
            wave_split::kMaxK, "; got ", k);
   HF_CHECK(n < 1 << 29, "N must be less than 2^29; got ", n);
   check_scales(xs, "Xs", kind, m, k, 1);
   check_scales(ws, "Ws", kind, n, k, wave_split::shared_rows(kind));
-  HF_CHECK(out.dtype() == HF_BF16 || out.dtype() == HF_F16, "out must be bfloat16 or float16; got ", out.dtype());
-  mxfp8::check_bias(bias, n, wq, out);
+  mxfp8::check_bias(bias, n, out);
   const bool mx = kind == Scales::kMxShared, words = aligned_to(xs.data(), 4) && aligned_to(ws.data(), 4);
   const bool aligned_output = n % dev::kColumnsPerLane == 0 && aligned_to(out.data(), 8);
   uint32_t options = wave_split::pack_options(0, !mx || (words && k % kStep == 0), aligned_output, 0, mx && words && k % kStep != 0);

@@ -15,7 +15,7 @@
 // those of infinity, so a NaN wins and turns every output into NaN, as torch's amax does.
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/device/element.h"
 #include "hipforge/device/fp8_encode.h"
 #include "hipforge/device/mx_encode.h"
@@ -229,7 +229,7 @@ void fp8_quant_tensorwise_out(hf::Tensor out, hf::OptionalTensor out_t, hf::Tens
   HF_CHECK(x.is_contiguous(), "x must be contiguous");
   HF_CHECK(out.is_contiguous() && out.numel() == x.numel(), "out must be contiguous with as many elements as x (",
            x.numel(), "); got ", out.numel());
-  const bool e4m3 = out.dtype() == (fnuz ? HF_E4M3FNUZ : HF_E4M3FN);
+  const bool e4m3 = out.dtype() == hf::e4m3_of(fnuz);
   HF_CHECK(e4m3 || out.dtype() == (fnuz ? HF_E5M2FNUZ : HF_E5M2), "out must be ",
            hf::fp8_rule(fnuz),
            ": the device converts to no other 8-bit format");
@@ -242,16 +242,11 @@ void fp8_quant_tensorwise_out(hf::Tensor out, hf::OptionalTensor out_t, hf::Tens
     call.rows = x.size(0);
     call.cols = x.size(1);
     const hf::Tensor transposed = *out_t;
-    HF_CHECK(transposed.dim() == 2 && transposed.size(0) == call.cols && transposed.size(1) == call.rows &&
-                 transposed.is_contiguous() && transposed.dtype() == out.dtype(),
-             "out_t must be contiguous [", call.cols, ", ", call.rows, "] of out's dtype; got ", transposed);
-    hf::check_apart({transposed, "out_t"}, {{x, "x"}, {out, "out"}, {inv_scale, "inv_scale"}, {workspace, "workspace"}});
+    hf::check_operand(transposed, "out_t", out.dtype(), {call.cols, call.rows}, ", of out's dtype");
     call.out_t = transposed.data<uint8_t>();
   }
   // The scale is read and written between the passes over x.
-  hf::check_apart({out, "out"}, {{x, "x"}, {inv_scale, "inv_scale"}, {workspace, "workspace"}});
-  hf::check_apart({inv_scale, "inv_scale"}, {{x, "x"}, {workspace, "workspace"}});
-  hf::check_apart({workspace, "workspace"}, {{x, "x"}});
+  hf::check_not_in_place({inv_scale, "inv_scale"}, {{x, "x"}});
   if (e4m3) {
     launch<Format::e4m3>(call);
   } else {

@@ -1,7 +1,7 @@
 // What both kernels of the skinny fp8 GEMM refuse of their operands.
 #pragma once
 
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
 namespace hf::skinny {
@@ -21,16 +21,7 @@ inline void check_payload(const Tensor& tensor, const char* name, bool gfx950) {
            gfx950 ? "float8_e4m3fn on gfx950" : "float8_e4m3fnuz on gfx942", " (or a uint8 view of it); got ",
            tensor.dtype());
   HF_CHECK(tensor.dim() == 2, name, " must have 2 dimensions; got ", tensor);
-  HF_CHECK(aligned_to(tensor.data(), kOperandAlignment), name, " must start at a multiple of 16 bytes; pass a copy");
-}
-
-/// `written` must not share memory with what the kernels read.
-inline void check_written(const Tensor& written, const char* name, const Tensor& a, const Tensor& b, const Tensor& scale,
-                          const Operands& operands) {
-  check_apart({written, name}, {{a, "a"}, {scale, "scale"}});
-  const char *first = written.data<char>(), *columns = b.data<char>();
-  HF_CHECK(first + written.bytes() <= columns || columns + operands.b_bytes <= first, name,
-           " is written and must not share memory with b; pass a tensor of its own");
+  check_aligned(tensor, name, kOperandAlignment);
 }
 
 /// out fp16 [m, n]; a e4m3 [m, k]; b e4m3 [k, n] with stride(0) == 1; scale fp32 [1].
@@ -43,7 +34,7 @@ inline Operands check_operands(const Tensor& out, const Tensor& a, const Tensor&
   HF_CHECK(b.size(0) == k, "a [m, k] and b [k, n] must have the same k; got a ", a, " and b ", b);
   HF_CHECK(m >= 1 && n >= 1, "m and n must be at least 1; got ", m, " and ", n);
   HF_CHECK(k >= 32 && k % 32 == 0, "k must be a positive multiple of 32; got ", k);
-  HF_CHECK(a.is_contiguous(), "a must be contiguous: pass a.contiguous()");
+  check_contiguous(a, "a");
   const int64_t pitch = n == 1 ? k : b.stride(1);
   HF_CHECK(b.stride(0) == 1 && pitch >= k && pitch % kOperandAlignment == 0,
            "b must be column-major: stride(0) == 1 and stride(1) a multiple of 16, at least k = ", k, "; got strides (",
@@ -52,12 +43,7 @@ inline Operands check_operands(const Tensor& out, const Tensor& a, const Tensor&
   HF_CHECK(a.bytes() <= kMaxBytes && operands.b_bytes <= kMaxBytes, "a and b must span at most 2^31 - 1 bytes (2 GB); got ",
            a.bytes(), " and ", operands.b_bytes);
   HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "scale must be one float32; got ", scale);
-  HF_CHECK(out.dtype() == HF_F16 && out.is_shape(m, n) && out.is_contiguous(), "out must be contiguous float16 [", m,
-           ", ", n, "]; got ", out);
-  for (const Tensor* other : {&out, &a, &scale})
-    HF_CHECK(other->on_gpu() == b.on_gpu() && other->device_index() == b.device_index(),
-             "out, a and scale must be on the device of b");
-  check_written(out, "out", a, b, scale, operands);
+  check_operand(out, "out", HF_F16, {m, n});
   return operands;
 }
 

@@ -18,7 +18,7 @@
 #include "hipforge/device/math.h"
 #include "hipforge/device/vector.h"
 #include "hipforge/device/wave.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
 namespace {
@@ -214,8 +214,6 @@ __global__ __launch_bounds__(kThreads) void moe_align_kernel(
   if (index == 0) *a.padded = static_cast<int32_t>(used);
 }
 
-bool is_index(const hf::Tensor& x) { return x.dtype() == HF_I32 || x.dtype() == HF_I64; }
-
 }  // namespace
 
 /// sorted_ids int32 [T k + E (block_m - 1), rounded up to block_m], expert_ids int32 (one per tile), padded int32 [1];
@@ -223,7 +221,7 @@ bool is_index(const hf::Tensor& x) { return x.dtype() == HF_I32 || x.dtype() == 
 void moe_align_block_size_out(hf::Tensor sorted_ids, hf::Tensor expert_ids, hf::Tensor padded, hf::Tensor topk_ids,
                               hf::OptionalTensor expert_map, int64_t block_m, int64_t experts, hipStream_t stream) {
   HF_CHECK_ARCH(topk_ids, HF_ARCHS);
-  HF_CHECK(is_index(topk_ids) && topk_ids.dim() == 2 && topk_ids.is_contiguous(),
+  HF_CHECK(hf::kIndex.have(topk_ids) && topk_ids.dim() == 2 && topk_ids.is_contiguous(),
            "topk_ids must be contiguous int32 or int64 [T, top_k]; got ", topk_ids);
   HF_CHECK(block_m >= 1, "block_m must be at least 1; got ", block_m);
   HF_CHECK(experts >= 1 && experts <= kMaxExperts, "num_experts must be 1 to ", kMaxExperts, "; got ", experts);
@@ -232,21 +230,15 @@ void moe_align_block_size_out(hf::Tensor sorted_ids, hf::Tensor expert_ids, hf::
            "T * top_k + E * (block_m - 1) must be below 2^31, as indices are int32; got ", slots, " slots, E = ", experts,
            " and block_m = ", block_m);
   const int64_t tiles = tiles_of(static_cast<uint32_t>(slots), static_cast<uint32_t>(experts), static_cast<uint32_t>(block_m));
-  HF_CHECK(sorted_ids.dtype() == HF_I32 && sorted_ids.is_shape(tiles * block_m) && sorted_ids.is_contiguous(),
-           "sorted_ids must be contiguous int32 [", tiles * block_m, "]; got ", sorted_ids);
-  HF_CHECK(expert_ids.dtype() == HF_I32 && expert_ids.is_shape(tiles) && expert_ids.is_contiguous(),
-           "expert_ids must be contiguous int32 [", tiles, "]; got ", expert_ids);
-  HF_CHECK(padded.dtype() == HF_I32 && padded.is_shape(1), "num_tokens_post_padded must be int32 [1]; got ", padded);
+  hf::check_operand(sorted_ids, "sorted_ids", HF_I32, {tiles * block_m});
+  hf::check_operand(expert_ids, "expert_ids", HF_I32, {tiles});
+  hf::check_operand(padded, "num_tokens_post_padded", HF_I32, {1});
   Arguments a = {};
-  hf::check_apart({sorted_ids, "sorted_ids"}, {{topk_ids, "topk_ids"}, {expert_ids, "expert_ids"}, {padded, "padded"}});
-  hf::check_apart({expert_ids, "expert_ids"}, {{topk_ids, "topk_ids"}, {padded, "padded"}});
-  hf::check_apart({padded, "padded"}, {{topk_ids, "topk_ids"}});
   if (expert_map) {
     const hf::Tensor map = *expert_map;
-    HF_CHECK(is_index(map) && map.is_shape(experts) && map.is_contiguous(), "expert_map must be contiguous int32 or int64 [",
-             experts, "]; got ", map);
+    hf::check_operand(map, "expert_map", hf::kIndex, {experts});
     for (const hf::Named& written : {hf::Named{sorted_ids, "sorted_ids"}, {expert_ids, "expert_ids"}, {padded, "padded"}})
-      hf::check_apart(written, {{map, "expert_map"}});
+      hf::check_not_in_place(written, {{map, "expert_map"}});
     a.expert_map = map.data();
     a.wide_map = map.dtype() == HF_I64;
   }

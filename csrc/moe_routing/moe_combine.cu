@@ -15,7 +15,7 @@
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
 #include "hipforge/device/wave.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
 #if !defined(HF_INPUT) || !defined(HF_OUTPUT)
@@ -125,8 +125,6 @@ __global__ __launch_bounds__(kThreads) void moe_combine_kernel(
   if (inside) *reinterpret_cast<Out*>(a.out + token * a.cols + col) = hf::dev::converted<Out>(sum);
 }
 
-bool is_index(const hf::Tensor& x) { return x.dtype() == HF_I32 || x.dtype() == HF_I64; }
-
 template <int kWidth>
 void launch(Arguments a, int64_t tokens, int64_t cols, hipStream_t stream) {
   constexpr int64_t kColumns = kThreads * kWidth, kMaxGridY = 65535;
@@ -152,32 +150,26 @@ void moe_combine_out(hf::Tensor out, hf::Tensor rows, hf::OptionalTensor weights
   HF_CHECK(top_k >= 1 && rows.size(0) % top_k == 0, "rows must have k = ", top_k, " for each token; got ", rows);
   const int64_t tokens = rows.size(0) / top_k, cols = rows.size(1);
   HF_CHECK(tokens < int64_t{1} << 31, "rows must be of fewer than 2^31 tokens; got ", tokens);
-  HF_CHECK(out.dtype() == hf::dev::dtype_of<Output> && out.is_shape(tokens, cols) && out.is_contiguous(),
-           "out must be contiguous ", hf::dev::dtype_of<Output>, " [", tokens, ", ", cols, "]; got ", out);
-  hf::check_apart({out, "out"}, {{rows, "rows"}});
+  hf::check_operand(out, "out", hf::dev::dtype_of<Output>, {tokens, cols});
+  hf::check_not_in_place({out, "out"}, {{rows, "rows"}});
   Arguments a = {};
   HF_CHECK(experts >= -1 && experts < int64_t{1} << 31, "experts must be -1, for no limit, to 2^31 - 1; got ", experts);
   a.experts = static_cast<int32_t>(experts);
   HF_CHECK(local >= -1 && local < int64_t{1} << 31, "local must be -1, for no limit, to 2^31 - 1; got ", local);
   a.local = static_cast<int32_t>(local);
   if (weights) {
-    HF_CHECK(weights.value().dtype() == HF_F32 && weights.value().is_shape(tokens, top_k) && weights.value().is_contiguous(),
-             "weights must be contiguous float32 [", tokens, ", ", top_k, "]; got ", *weights);
-    hf::check_apart({out, "out"}, {{*weights, "weights"}});
+    hf::check_operand(*weights, "weights", HF_F32, {tokens, top_k});
+    hf::check_not_in_place({out, "out"}, {{*weights, "weights"}});
     a.weights = weights.data<const float>();
   }
   if (ids) {
-    HF_CHECK(is_index(*ids) && ids.value().is_shape(tokens, top_k) && ids.value().is_contiguous(),
-             "ids must be contiguous int32 or int64 [", tokens, ", ", top_k, "]; got ", *ids);
-    hf::check_apart({out, "out"}, {{*ids, "ids"}});
+    hf::check_operand(*ids, "ids", hf::kIndex, {tokens, top_k});
     a.ids = ids.value().data();
     a.wide_ids = ids.value().dtype() == HF_I64;
   }
   if (expert_map) {
     HF_CHECK(ids.has_value(), "expert_map needs ids, whose experts it maps");
-    HF_CHECK(is_index(*expert_map) && expert_map.value().is_shape(experts) && expert_map.value().is_contiguous(),
-             "expert_map must be contiguous int32 or int64 [", experts, "]; got ", *expert_map);
-    hf::check_apart({out, "out"}, {{*expert_map, "expert_map"}});
+    hf::check_operand(*expert_map, "expert_map", hf::kIndex, {experts});
     a.expert_map = expert_map.value().data();
     a.wide_map = expert_map.value().dtype() == HF_I64;
   }

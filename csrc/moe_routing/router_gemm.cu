@@ -3,7 +3,7 @@
 #include "hipforge/device/element.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
 #if !defined(HF_INPUT) || !defined(HF_WEIGHT)
@@ -60,14 +60,11 @@ void router_gemm_out(hf::Tensor out, hf::Tensor x, hf::Tensor w, hf::OptionalTen
   HF_CHECK(w.bytes() <= kMaxBytes && x.stride(0) * x.element_bytes() <= kMaxBytes / kManyTokens - hidden * 4,
            "w must be at most ", kMaxBytes, " bytes and the rows of x ", kMaxBytes / kManyTokens, " apart; got ", w, " and ", x);
   HF_CHECK(tokens < int64_t{1} << 31, "x must have fewer than 2^31 rows; got ", tokens);
-  HF_CHECK(out.dtype() == HF_F32 && out.is_shape(tokens, experts) && out.is_contiguous(), "out must be contiguous float32 [",
-           tokens, ", ", experts, "]; got ", out);
-  hf::check_slices_apart({out, "out"}, {{x, "x"}, {w, "w"}});
+  hf::check_operand(out, "out", HF_F32, {tokens, experts});
+  hf::check_not_in_place({out, "out"}, {{x, "x"}, {w, "w"}});
   Arguments a = {};
   if (bias) {
-    HF_CHECK(bias.value().dtype() == HF_F32 && bias.value().is_shape(experts) && bias.value().is_contiguous(),
-             "bias must be contiguous float32 [", experts, "]; got ", *bias);
-    hf::check_apart({out, "out"}, {{*bias, "bias"}});
+    hf::check_operand(*bias, "bias", HF_F32, {experts});
     a.bias = bias.data<const float>();
   }
   if (tokens == 0) return;

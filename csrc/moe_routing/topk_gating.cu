@@ -17,7 +17,7 @@
 #include "hipforge/device/launch.h"
 #include "hipforge/device/math.h"
 #include "hipforge/device/wave.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
 #if !defined(HF_INPUT)
@@ -256,20 +256,14 @@ void topk_gating_out(hf::Tensor weights, hf::Tensor ids, hf::Tensor logits, hf::
   HF_CHECK(shared >= 0 && shared <= kMaxShared, "shared_experts must be 0 to ", kMaxShared, "; got ", shared);
   HF_CHECK(scale - scale == 0, "scale must be finite; got ", scale);
   const int64_t width = choices + shared;
-  HF_CHECK(weights.dtype() == HF_F32 && weights.is_shape(tokens, width) && weights.is_contiguous(),
-           "weights must be contiguous float32 [", tokens, ", ", width, "]; got ", weights);
-  HF_CHECK(ids.dtype() == HF_I32 && ids.is_shape(tokens, width) && ids.is_contiguous(), "ids must be contiguous int32 [",
-           tokens, ", ", width, "]; got ", ids);
+  hf::check_operand(weights, "weights", HF_F32, {tokens, width});
+  hf::check_operand(ids, "ids", HF_I32, {tokens, width});
+  hf::check_not_in_place({weights, "weights"}, {{logits, "logits"}});
   Arguments a = {};
   if (bias) {
-    HF_CHECK(bias.value().dtype() == HF_F32 && bias.value().is_shape(experts) && bias.value().is_contiguous(),
-             "bias must be contiguous float32 [", experts, "]; got ", *bias);
+    hf::check_operand(*bias, "bias", HF_F32, {experts});
     a.bias = bias.data<const float>();
-    hf::check_apart({weights, "weights"}, {{*bias, "bias"}});
-    hf::check_apart({ids, "ids"}, {{*bias, "bias"}});
   }
-  hf::check_slices_apart({weights, "weights"}, {{logits, "logits"}, {ids, "ids"}});
-  hf::check_slices_apart({ids, "ids"}, {{logits, "logits"}});
   if (tokens == 0) return;
   a.logits = logits.data<const Input>();
   a.row_stride = logits.stride(0);

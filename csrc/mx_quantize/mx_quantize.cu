@@ -20,7 +20,7 @@
 #include "hipforge/device/mx_encode.h"
 #include "hipforge/device/mx_shuffled.h"
 #include "hipforge/device/vector.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
 #if !defined(HF_INPUT)
@@ -237,13 +237,9 @@ Arguments checked(hf::Tensor out, hf::Tensor scales, hf::Tensor x) {
   const int64_t rows = x.size(0), k = x.size(1);
   HF_CHECK(k >= hf::kMxBlock && k % hf::kMxBlock == 0, "K must be a positive multiple of ", hf::kMxBlock,
            ", the block that shares a scale; got ", k);
-  HF_CHECK(scales.dtype() == HF_U8 || scales.dtype() == HF_E8M0FNU, "scale_out must be uint8 or float8_e8m0fnu; got ",
-           scales);
   constexpr int64_t kMost = (INT64_C(1) << 32) - kThreads * kPerThread;
   HF_CHECK(x.numel() / kChunk < kMost, "x must have fewer than ", kMost, " pieces of 8 elements; got ",
            x.numel() / kChunk);
-  hf::check_apart({out, "out"}, {{x, "x"}});
-  hf::check_apart({scales, "scale_out"}, {{x, "x"}, {out, "out"}});
   Arguments arguments{};
   arguments.x = x.data<const Input>();
   arguments.out = out.data<uint8_t>();
@@ -257,9 +253,7 @@ Arguments checked(hf::Tensor out, hf::Tensor scales, hf::Tensor x) {
 }
 
 void check_plain_scales(hf::Tensor scales, hf::Tensor x) {
-  const int64_t rows = x.size(0), blocks = x.size(1) / hf::kMxBlock;
-  HF_CHECK(scales.is_shape(rows, blocks) && scales.is_contiguous(), "scale_out must be contiguous [", rows, ", ", blocks,
-           "]; got ", scales);
+  hf::check_operand(scales, "scale_out", hf::kE8m0, {x.size(0), x.size(1) / hf::kMxBlock});
 }
 
 template <Element kElement, bool kShuffled>
@@ -276,10 +270,7 @@ void launch(const Arguments& a, hipStream_t stream) {
 void mxfp8_quantize_out(hf::Tensor out, hf::Tensor scale_out, hf::Tensor x, const char* mode, hipStream_t stream) {
   Arguments arguments = checked(out, scale_out, x);
   const bool fnuz = hf::has_fnuz(hf::arch_of(x.device_index()).text);
-  HF_CHECK(out.is_shape(x.size(0), x.size(1)) && out.is_contiguous() &&
-               out.dtype() == (fnuz ? HF_E4M3FNUZ : HF_E4M3FN),
-           "out must be contiguous [", x.size(0), ", ", x.size(1), "], ",
-           hf::e4m3_rule(fnuz), "; got ", out);
+  hf::check_operand(out, "out", hf::e4m3_of(fnuz), {x.size(0), x.size(1)}, hf::kOfDevice);
   check_plain_scales(scale_out, x);
   arguments.rule = hf::dev::scale_rule(mode_of(mode), fnuz ? hf::dev::kE4m3fnuz : hf::dev::kE4m3fn);
   launch<Element::e4m3, false>(arguments, stream);
@@ -290,8 +281,7 @@ void mxfp4_quantize_out(hf::Tensor out, hf::Tensor scale_out, hf::Tensor x, cons
                         hipStream_t stream) {
   Arguments arguments = checked(out, scale_out, x);
   const int64_t rows = x.size(0), k = x.size(1);
-  HF_CHECK(out.is_shape(rows, k / 2) && out.is_contiguous() && (out.dtype() == HF_U8 || out.dtype() == HF_E2M1FN_X2),
-           "out must be contiguous uint8 or float4_e2m1fn_x2 [", rows, ", ", k / 2, "]; got ", out);
+  hf::check_operand(out, "out", {HF_U8, HF_E2M1FN_X2}, {rows, k / 2});
   arguments.rule = hf::dev::scale_rule(mode_of(mode), hf::dev::kE2m1);
   if (!shuffled) {
     check_plain_scales(scale_out, x);
@@ -302,8 +292,7 @@ void mxfp4_quantize_out(hf::Tensor out, hf::Tensor scale_out, hf::Tensor x, cons
   const int64_t blocks = k / hf::kMxBlock;
   const int64_t scale_rows = (rows + hf::kShuffledPaddedRows - 1) / hf::kShuffledPaddedRows * hf::kShuffledPaddedRows;
   const int64_t columns = (blocks + hf::kShuffledScaleColumns - 1) / hf::kShuffledScaleColumns * hf::kShuffledScaleColumns;
-  HF_CHECK(scale_out.is_shape(scale_rows, columns) && scale_out.is_contiguous(), "scale_out must be contiguous [",
-           scale_rows, ", ", columns, "], padded to 256 rows and 8 columns; got ", scale_out);
+  hf::check_operand(scale_out, "scale_out", hf::kE8m0, {scale_rows, columns}, ", padded to 256 rows and 8 columns");
   HF_CHECK(scale_rows * columns < INT64_C(1) << 31, "shuffled scales must have fewer than 2^31 bytes; got ",
            scale_rows * columns);
   arguments.scale_rows = static_cast<uint32_t>(scale_rows);

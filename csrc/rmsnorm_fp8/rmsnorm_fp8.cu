@@ -262,51 +262,31 @@ struct Operands {
   hf::Tensor out;
   hf::OptionalTensor residual, next_buffer, also_out;
   hf::Tensor input, weight;
-
-  void check_apart(hf::Tensor written, const char* name) const {
-    hf::check_apart({written, name}, {{input, "input"}, {weight, "weight"}});
-  }
 };
 
 // Everything but the scales is filled in.
-Arguments checked(const Operands& given, double epsilon, double weight_offset, hf_dtype out_dtype, const char* out_rule) {
+Arguments checked(const Operands& given, double epsilon, double weight_offset, hf_dtype out_dtype, const char* why_out) {
   const hf::Tensor input = given.input, weight = given.weight, out = given.out;
   HF_CHECK(input.dtype() == kInputDtype, "input has another dtype than this variant was built for");
   HF_CHECK(input.dim() == 2 && input.is_contiguous(), "input must be contiguous [rows, cols]; got ", input);
   const int64_t rows = input.size(0), cols = input.size(1);
   HF_CHECK(cols >= 1, "input must have at least one column; got ", input);
   HF_CHECK(rows < INT64_C(1) << 31, "input must have fewer than 2^31 rows, one work-group each; got ", rows);
-  HF_CHECK(weight.is_shape(cols) && weight.is_contiguous() && weight.dtype() == kInputDtype,
-           "weight must be contiguous [", cols, "] of input's dtype; got ", weight);
+  hf::check_operand(weight, "weight", kInputDtype, {cols}, ", of input's dtype");
   HF_CHECK(epsilon >= 0 && epsilon < __builtin_inf(), "epsilon must be finite and at least 0; got ", epsilon);
   HF_CHECK(__builtin_isfinite(weight_offset), "weight_offset must be finite; got ", weight_offset);
   Arguments arguments{};
-  if (given.residual) {
-    const hf::Tensor residual = *given.residual;
-    HF_CHECK(residual.is_shape(rows, cols) && residual.is_contiguous() && residual.dtype() == kInputDtype,
-             "residual must be contiguous with input's shape and dtype, ", input, "; got ", residual);
-    given.check_apart(residual, "residual");
-  }
-  HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == out_dtype, "out must be contiguous [",
-           rows, ", ", cols, "], ", out_rule, "; got ", out);
-  given.check_apart(out, "out");
-  if (given.residual) hf::check_apart({out, "out"}, {{*given.residual, "residual"}});
-  if (given.also_out) {
-    const hf::Tensor also_out = *given.also_out;
-    HF_CHECK(also_out.is_shape(rows, cols) && also_out.is_contiguous() && also_out.dtype() == kInputDtype,
-             "also_out must be contiguous with input's shape and dtype, ", input, "; got ", also_out);
-    given.check_apart(also_out, "also_out");
-    hf::check_apart({also_out, "also_out"}, {{out, "out"}});
-    if (given.residual) hf::check_apart({also_out, "also_out"}, {{*given.residual, "residual"}});
-  }
+  hf::check_operand(out, "out", out_dtype, {rows, cols}, why_out);
+  hf::check_not_in_place({out, "out"}, {{input, "input"}});
+  const auto check_written = [&](const hf::OptionalTensor& written, const char* name) {
+    if (!written) return;
+    hf::check_operand(*written, name, kInputDtype, {rows, cols}, ", input's shape and dtype");
+    hf::check_not_in_place({*written, name}, {{input, "input"}});
+  };
+  check_written(given.residual, "residual");
+  check_written(given.also_out, "also_out");
   const hf::fused_fp8::NextBuffer next(given.next_buffer, rows);
-  if (given.next_buffer) {
-    const hf::Named buffer{*given.next_buffer, "next_buffer"};
-    given.check_apart(buffer.tensor, buffer.name);
-    hf::check_apart(buffer, {{out, "out"}});
-    if (given.residual) hf::check_apart(buffer, {{*given.residual, "residual"}});
-    if (given.also_out) hf::check_apart(buffer, {{*given.also_out, "also_out"}});
-  }
+  if (given.next_buffer) hf::check_not_in_place({*given.next_buffer, "next_buffer"}, {{input, "input"}});
   arguments.input = input.data<const Half>();
   arguments.residual = given.residual.data<Half>();
   arguments.weight = weight.data<const Half>();
@@ -318,14 +298,6 @@ Arguments checked(const Operands& given, double epsilon, double weight_offset, h
   arguments.next_buffer = next.data;
   arguments.next_count = next.count;
   return arguments;
-}
-
-// Refuses scales, which are read or written, inside what the kernel writes.
-void check_scales_apart(const Operands& given, const hf::Named& scales) {
-  hf::check_apart({given.out, "out"}, {scales});
-  if (given.residual) hf::check_apart({*given.residual, "residual"}, {scales});
-  if (given.also_out) hf::check_apart({*given.also_out, "also_out"}, {scales});
-  if (given.next_buffer) hf::check_apart({*given.next_buffer, "next_buffer"}, {scales});
 }
 
 template <Output kOutput>
@@ -351,12 +323,11 @@ void residual_rms_out(hf::Tensor out, hf::OptionalTensor residual, hf::OptionalT
   if (!scale) {
     HF_CHECK(!also_out, "also_out is the 16-bit copy of a quantised result; without a scale, out is that already");
     const Arguments arguments = checked(given, epsilon, weight_offset, kInputDtype,
-                                        "of input's dtype where there is no scale");
+                                        ", of input's dtype where there is no scale");
     return launch<Output::half>(arguments, given, force_scalar, format.group_memory, stream);
   }
-  Arguments arguments = checked(given, epsilon, weight_offset, format.dtype(), format.rule());
+  Arguments arguments = checked(given, epsilon, weight_offset, format.dtype(), hf::kOfDevice);
   arguments.scale = hf::fused_fp8::scale_of(*scale);
-  check_scales_apart(given, {*scale, "scale"});
   arguments.fp8_max = hf::fused_fp8::limit_of(fp8_max, format);
   launch<Output::fp8>(arguments, given, force_scalar, format.group_memory, stream);
 }
@@ -368,10 +339,8 @@ void residual_rms_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::Optiona
                             hipStream_t stream) {
   const Format format = hf::fused_fp8::format_of(input);
   const Operands given{out, residual, next_buffer, also_out, input, weight};
-  Arguments arguments = checked(given, epsilon, weight_offset, format.dtype(), format.rule());
+  Arguments arguments = checked(given, epsilon, weight_offset, format.dtype(), hf::kOfDevice);
   arguments.block_scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "cols");
-  given.check_apart(block_scales, "block_scales");
-  check_scales_apart(given, {block_scales, "block_scales"});
   launch<Output::mx>(arguments, given, force_scalar, format.group_memory, stream);
 }
 HF_EXPORT(residual_rms_mxfp8_out);

@@ -1,7 +1,7 @@
 // What the fused rotation demands of its operands, and how the kernel sees them.
 #pragma once
 
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 #include "hipforge/device/wave.h"
 #include "problem.h"
@@ -34,8 +34,8 @@ inline CacheRows cache_of(const Tensor& cache, const char* name, const OptionalT
   } else if constexpr (kStorage == Storage::int4) {
     HF_CHECK(cache.dtype() == HF_I32, name, " must hold int32 words of int4 codes; got ", cache);
   } else {
-    HF_CHECK(cache.dtype() == HF_U8 || cache.dtype() == (fnuz ? HF_E4M3FNUZ : HF_E4M3FN), name, " must be ",
-             e4m3_rule(fnuz), ", or uint8 with its bits; got ", cache);
+    HF_CHECK(cache.dtype() == HF_U8 || cache.dtype() == e4m3_of(fnuz), name, " must be ",
+             e4m3_of(fnuz), kOfDevice, ", or uint8 with its bits; got ", cache);
   }
   HF_CHECK(cache.dim() == 4 && cache.size(2) == heads && cache.size(3) == last, name, " must be [pages, page_size, ", heads,
            ", ", last, "] (heads of k and v); got ", cache);
@@ -44,9 +44,7 @@ inline CacheRows cache_of(const Tensor& cache, const char* name, const OptionalT
   for (int axis = 0; axis < 3 && kStorage != Storage::int4; ++axis)
     HF_CHECK(cache.stride(axis) * bytes % 16 == 0, name, " must have strides that are multiples of 16 bytes; got ",
              cache.stride(axis) * bytes, " along axis ", axis);
-  HF_CHECK(kStorage == Storage::int4 || aligned_to(cache.data(), 16), name,
-           " must start at a multiple of 16 bytes; pass a copy");
-  HF_CHECK(Footprint(cache).distinct(), name, " must not be expanded: its rows share memory");
+  if (kStorage != Storage::int4) check_aligned(cache, name);
   CacheRows rows = {};
   rows.data = static_cast<uint8_t*>(cache.data());
   rows.page_stride = cache.stride(0) * bytes;
@@ -66,7 +64,6 @@ inline CacheRows cache_of(const Tensor& cache, const char* name, const OptionalT
     const Tensor given = *words;
     HF_CHECK(given.dtype() == HF_I32 && given.is_shape(cache.size(0), cache.size(1), heads), name,
              "'s scale_shift must be int32 [", cache.size(0), ", ", cache.size(1), ", ", heads, "]; got ", given);
-    HF_CHECK(Footprint(given).distinct(), name, "'s scale_shift must not be expanded: its words share memory");
     rows.words = static_cast<uint8_t*>(given.data());
     rows.words_page_stride = 4 * given.stride(0);
     rows.words_slot_stride = 4 * given.stride(1);
@@ -78,8 +75,7 @@ inline CacheRows cache_of(const Tensor& cache, const char* name, const OptionalT
 inline const Half* weight_of(const OptionalTensor& weight, const char* name, int64_t dim) {
   if (!weight) return nullptr;
   const Tensor given = *weight;
-  HF_CHECK(given.dtype() == dev::dtype_of<Half> && given.is_shape(dim) && given.is_contiguous(), name,
-           " must be contiguous [", dim, "] of q's dtype; got ", given);
+  check_operand(given, name, dev::dtype_of<Half>, {dim}, ", of q's dtype");
   return given.data<const Half>();
 }
 
@@ -96,7 +92,7 @@ inline void check_queries(const Tensor& q_out, const Tensor& q, const Tensor& k,
   HF_CHECK(v.size(1) == k.size(1), "v must have the heads of k, ", k.size(1), "; got ", v.size(1));
   check_heads(q_out, "q_out", tokens, dim);
   HF_CHECK(q_out.size(1) == q.size(1), "q_out must have the heads of q, ", q.size(1), "; got ", q_out.size(1));
-  HF_CHECK(Footprint(q_out).distinct(), "q_out must not be expanded: its rows share memory");
+  check_not_in_place({q_out, "q_out"}, {{k, "k"}, {v, "v"}});
 }
 
 inline void check_tokens(const Tensor& cos_sin, const Tensor& positions, const Tensor& slot_mapping, int64_t tokens,
@@ -107,43 +103,8 @@ inline void check_tokens(const Tensor& cos_sin, const Tensor& positions, const T
   const int64_t rotary_dim = cos_sin.size(1);
   HF_CHECK(rotary_dim >= 2 && rotary_dim % 2 == 0 && rotary_dim <= dim, "rotary_dim must be even, 2 to D = ", dim, "; got ",
            rotary_dim);
-  HF_CHECK((positions.dtype() == HF_I32 || positions.dtype() == HF_I64) && positions.is_shape(tokens) &&
-               positions.is_contiguous(),
-           "positions must be contiguous int32 or int64 [", tokens, "]; got ", positions);
-  HF_CHECK(slot_mapping.dtype() == HF_I64 && slot_mapping.is_shape(tokens) && slot_mapping.is_contiguous(),
-           "slot_mapping must be contiguous int64 [", tokens, "]; got ", slot_mapping);
-}
-
-/// The operands as the entry takes them, for what may share memory with what.
-struct Operands {
-  Tensor q_out, k_cache, v_cache;
-  OptionalTensor k_scale_shift, v_scale_shift;
-  Tensor q, k, v, cos_sin, positions, slot_mapping;
-  OptionalTensor q_weight, k_weight, k_scale, v_scale;
-};
-
-inline void check_apart(const Operands& given) {
-  const auto& [q_out, k_cache, v_cache, k_scale_shift, v_scale_shift, q, k, v, cos_sin, positions, slot_mapping, q_weight,
-               k_weight, k_scale, v_scale] = given;
-  const bool in_place = q_out.data() == q.data() && q_out.stride(0) == q.stride(0) && q_out.stride(1) == q.stride(1);
-  HF_CHECK(in_place || !may_share(q_out, q), "q_out is written and must not share memory with q, unless it is q");
-  const struct { const OptionalTensor* tensor; const char* name; } optional[] = {
-      {&q_weight, "q_weight"}, {&k_weight, "k_weight"}, {&k_scale, "k_scale"}, {&v_scale, "v_scale"},
-      {&k_scale_shift, "k_scale_shift"}, {&v_scale_shift, "v_scale_shift"}};
-  for (const Named& written : {Named{q_out, "q_out"}, Named{k_cache, "k_cache"}, Named{v_cache, "v_cache"}}) {
-    check_slices_apart(written, {{k, "k"}, {v, "v"}, {cos_sin, "cos_sin"}, {positions, "positions"},
-                                     {slot_mapping, "slot_mapping"}});
-    for (const auto& [tensor, name] : optional)
-      if (*tensor) check_slices_apart(written, {{**tensor, name}});
-  }
-  check_slices_apart({k_cache, "k_cache"}, {{q, "q"}, {q_out, "q_out"}, {v_cache, "v_cache"}});
-  check_slices_apart({v_cache, "v_cache"}, {{q, "q"}, {q_out, "q_out"}});
-  for (const OptionalTensor* words : {&k_scale_shift, &v_scale_shift})
-    if (*words)
-      check_slices_apart({**words, words == &k_scale_shift ? "k_scale_shift" : "v_scale_shift"},
-                             {{q, "q"}, {k, "k"}, {v, "v"}, {cos_sin, "cos_sin"}, {positions, "positions"},
-                              {slot_mapping, "slot_mapping"}});
-  if (k_scale_shift) check_slices_apart({*k_scale_shift, "k_scale_shift"}, {{*v_scale_shift, "v_scale_shift"}});
+  check_operand(positions, "positions", kIndex, {tokens});
+  check_operand(slot_mapping, "slot_mapping", HF_I64, {tokens});
 }
 
 }  // namespace hf::rope_and_cache

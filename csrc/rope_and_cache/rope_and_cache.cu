@@ -138,9 +138,6 @@ void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTe
   a.k_weight = weight_of(k_weight, "k_weight", dim);
   const int64_t cache_slots = k_cache.size(0) * k_cache.size(1);
   HF_CHECK(cache_slots <= kMaxCacheSlots, "k_cache must have fewer than 2^31 slots; got ", cache_slots);
-
-  check_apart({q_out, k_cache, v_cache, k_scale_shift, v_scale_shift, q, k, v, cos_sin, positions, slot_mapping, q_weight,
-               k_weight, k_scale, v_scale});
   if (tokens == 0) return;
 
   const int64_t rotary_dim = cos_sin.size(1);

@@ -154,14 +154,12 @@ Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gat
   HF_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) >= 2 && gate_up.size(1) % 2 == 0,
            "gate_up must be contiguous [rows, 2 d] with d at least 1; got ", gate_up);
   const int64_t rows = gate_up.size(0), cols = gate_up.size(1) / 2;
-  HF_CHECK(out.is_shape(rows, cols) && out.is_contiguous() && out.dtype() == format.dtype(),
-           "out must be contiguous [", rows, ", ", cols, "], ", format.rule(), "; got ", out);
-  hf::check_apart({out, "out"}, {{gate_up, "gate_up"}});
+  hf::check_operand(out, "out", format.dtype(), {rows, cols}, hf::kOfDevice);
   Arguments arguments{};
   arguments.fp8_max = static_cast<float>(format.largest());
   arguments.activation = activation;
   const hf::fused_fp8::NextBuffer next(next_buffer, rows);
-  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{gate_up, "gate_up"}, {out, "out"}});
+  if (next_buffer) hf::check_not_in_place({*next_buffer, "next_buffer"}, {{gate_up, "gate_up"}});
   arguments.next_buffer = next.data;
   arguments.next_count = next.count;
   return arguments;
@@ -198,8 +196,6 @@ void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor g
   const auto activation = hf::checked_activation(alpha, beta, limit, interleaved);
   Arguments arguments = checked(out, next_buffer, gate_up, activation, format);
   const float* value = hf::fused_fp8::scale_of(scale);
-  hf::check_apart({out, "out"}, {{scale, "scale"}});
-  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{scale, "scale"}});
   arguments.fp8_max = hf::fused_fp8::limit_of(fp8_max, format);
   launch<false>(arguments, out, gate_up, value, nullptr, force_scalar, stream);
 }
@@ -212,8 +208,6 @@ void swiglu_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTenso
   const auto activation = hf::checked_activation(alpha, beta, limit, interleaved);
   const Arguments arguments = checked(out, next_buffer, gate_up, activation, format);
   uint8_t* scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "d");
-  hf::check_apart({block_scales, "block_scales"}, {{gate_up, "gate_up"}, {out, "out"}});
-  if (next_buffer) hf::check_apart({*next_buffer, "next_buffer"}, {{block_scales, "block_scales"}});
   launch<true>(arguments, out, gate_up, nullptr, scales, force_scalar, stream);
 }
 HF_EXPORT(swiglu_mxfp8_out);

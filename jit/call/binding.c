@@ -820,7 +820,7 @@ static PyObject* call_variant(Entry* self, PyObject* const* args, const Choice* 
   return result;
 }
 
-/* ---- what is written shares no byte with another argument, unless both are one and the same view ---- */
+/* ---- what is written shares no byte with another argument, unless that is only read and the very same view ---- */
 
 enum { MAX_NESTED = 8 }; /* axes of more than one element that are told apart; of more, spans decide */
 
@@ -863,6 +863,24 @@ static int same_view(const hf_tensor* a, const hf_tensor* b) {
          !memcmp(a->strides, b->strides, bytes);
 }
 
+static int is_packed(const hf_tensor* tensor) {
+  int64_t expected = 1;
+  for (int32_t i = tensor->ndim - 1; i >= 0; --i) {
+    if (tensor->shape[i] != 1 && tensor->strides[i] != expected) return 0;
+    expected *= tensor->shape[i];
+  }
+  return 1;
+}
+
+/* Whether two elements of a tensor are the same memory, as those of an expanded one. */
+static int meets_itself(const hf_tensor* tensor) {
+  Footprint own;
+  if (is_packed(tensor) || !footprint(tensor, &own)) return 0;
+  for (int32_t at = 0; at < own.axes; ++at)
+    if (own.stride[at] < own.below[at + 1]) return 1;
+  return 0;
+}
+
 static int check_apart(Entry* self, const hf_arg* args) {
   uint64_t begin[MAX_ARGS], end[MAX_ARGS];
   for (Py_ssize_t i = 0; i < self->count; ++i) {
@@ -873,11 +891,17 @@ static int check_apart(Entry* self, const hf_arg* args) {
   }
   for (Py_ssize_t i = 0; i < self->count; ++i) {
     if (!self->writable[i] || begin[i] == end[i]) continue;
+    if (meets_itself(&args[i].value.tensor)) {
+      PyErr_Format(self->env->errors[HF_ERROR_GUARD],
+                   "%s: %s is written and must not be expanded: its rows share memory; pass a clone", self->name,
+                   self->texts[i]);
+      return -1;
+    }
     for (Py_ssize_t j = 0; j < self->count; ++j) {
       if (j == i || begin[j] == end[j] || begin[i] >= end[j] || begin[j] >= end[i]) continue;
       const hf_tensor *written = &args[i].value.tensor, *other = &args[j].value.tensor;
       Footprint one, two;
-      if (same_view(written, other)) continue;
+      if (same_view(written, other) && !self->writable[j]) continue;
       if (footprint(written, &one) && footprint(other, &two) && !may_meet(&one, &two, 0, (int64_t)(begin[j] - begin[i])))
         continue;
       PyErr_Format(self->env->errors[HF_ERROR_GUARD],

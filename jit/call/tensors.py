@@ -57,7 +57,7 @@ def _last_element(tensor: Any) -> int:
 
 
 def may_share(one: Any, two: Any) -> bool:
-    """Return whether two strided tensors with memory may have a byte in common, as ``hf::may_share`` does.
+    """Return whether two strided tensors with memory may have a byte in common.
 
     False for slices of one tensor that lie side by side, whatever their strides.
     """

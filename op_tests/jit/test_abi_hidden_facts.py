@@ -106,6 +106,23 @@ def test_what_is_written_is_apart_from_every_other_argument(bound, case):
     bound(count_extents)(counts, written, other)  # both are read
 
 
+def test_two_written_arguments_are_never_the_same_view(bound):
+    call = bound(count_extents, mutates=("out", "x", "y"))
+    with pytest.raises(GuardError, match="count_extents: x is written and must not share memory with y"):
+        call(torch.zeros(8, dtype=torch.int64), POOL[:8], POOL[:8])
+
+
+@pytest.mark.parametrize(
+    "written", [torch.zeros(4).expand(3, 4), torch.zeros(16).as_strided((3, 4), (2, 1)), torch.zeros(4)[:1].expand(2)]
+)
+def test_what_is_written_does_not_meet_itself(bound, written):
+    counts = torch.zeros(8, dtype=torch.int64)
+    with pytest.raises(GuardError, match="x is written and must not be expanded: its rows share memory; pass a clone"):
+        bound(count_extents, mutates=("out", "x"))(counts, written, None)
+    bound(count_extents)(counts, written, None)  # it is read
+    bound(count_extents, mutates=("out", "x"))(counts, torch.zeros(4, 3).t()[::2], None)
+
+
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 

@@ -20,15 +20,14 @@ using Half = HF_ELEMENT(HF_INPUT);
 constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 constexpr int kD = HF_HEAD_DIM;
 
-Cache cache_of(const Tensor& data, const char* name, const Tensor& scale, const Tensor& q) {
+Cache cache_of(const Tensor& data, const char* name, const Tensor& scale) {
   HF_CHECK(data.dtype() == kInputDtype && data.dim() == 4 && data.size(3) == kD, name, " must be ", kInputDtype,
            " [pages, page_size, Hkv, ", kD, "], like q; got ", data);
-  check_on_device(data, name, q);
-  HF_CHECK(hf::aligned_to(data.data(), 16), name, " must start at a multiple of 16 bytes; pass a copy");
+  hf::check_aligned(data, name);
   Cache cache = {};
   fill_strides(cache, data, name, 2, 8, 2 * kD);
   cache.data = static_cast<const uint8_t*>(data.data());
-  fill_scale(cache, scale, name, data.size(2), q);
+  fill_scale(cache, scale, name, data.size(2));
   return cache;
 }
 
@@ -40,8 +39,8 @@ void run(const Operands& o, const Scales& scales, const Options& options, const 
   HF_CHECK(waves == 1 || waves == 2 || waves == 4, "waves must be 1, 2 or 4; got ", waves);
   HF_CHECK(scales.k && scales.v, "k_scale and v_scale must be given for a cache of 16-bit elements; got None");
   Problem p = {};
-  p.k = cache_of(o.k, "k", *scales.k, o.q);
-  p.v = cache_of(o.v, "v", *scales.v, o.q);
+  p.k = cache_of(o.k, "k", *scales.k);
+  p.v = cache_of(o.v, "v", *scales.v);
   fill_problem(p, o, options, configuration.splits, waves);
   const int64_t batch = o.seqlens.size(0);
   if (batch == 0) return;

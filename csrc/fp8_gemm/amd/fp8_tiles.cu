@@ -4,7 +4,6 @@
 #include "hipforge/amd/launch.h"
 #include "hipforge/amd/mx_tiles/host.h"
 #include "hipforge/module.h"
-#include "../../mxfp8_gemm/split_workspace.h"
 #include "../guards.h"
 
 using hf::OptionalTensor;
@@ -23,9 +22,8 @@ void fp8_tiles_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, Optio
   HF_CHECK(tile == HF_TILE, "this variant of the module has tile = ", HF_TILE, "; got ", tile);
   const Launch<Instance> launch{Xq.size(0), Wq.size(0), Xq.size(1), k_splits};
   hf::check_k_splits(k_splits, launch.steps(), launch.k);
-  uint8_t* const room = k_splits == 1 ? nullptr
-                                      : hf::mxfp8::check_workspace_of_parts(workspace, launch.workspace_bytes(), k_splits, out,
-                                                                            Xq, Xs, Wq, Ws, bias);
+  uint8_t* const room =
+      k_splits == 1 ? nullptr : hf::check_split_workspace(workspace, launch.workspace_bytes(), k_splits);
   hf::launch(fp8_gemm, {launch.groups(), Instance::kThreads, 0, stream},
              launch.problem(out, Xq, Xs, Wq, Ws, bias, room, false));
 }

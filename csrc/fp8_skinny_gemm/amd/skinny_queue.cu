@@ -2,7 +2,7 @@
 // ops), given as the digits of HF_TILE: 16138 is (16, 1, 3, 8).
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/launch.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 #include "../guards.h"
 #include "queue_kernel.h"
@@ -59,12 +59,7 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
   HF_CHECK(workgroups >= 1, "workgroups must be at least 1; got ", workgroups);
   const int64_t slices = split_k * consumers;
   if (workspace) {
-    const Tensor given = *workspace;
-    HF_CHECK(given.dtype() == HF_F32 && given.is_shape(slices, m, n) && given.is_contiguous(),
-             "workspace must be contiguous float32 [split_k * consumers, m, n] = [", slices, ", ", m, ", ", n, "]; got ",
-             given);
-    check_written(given, "workspace", a, b, scale, of);
-    hf::check_apart({given, "workspace"}, {{out, "out"}});
+    hf::check_operand(*workspace, "workspace", HF_F32, {slices, m, n}, ", [split_k * consumers, m, n]");
   } else {
     HF_CHECK(n % 2 == 0, "packed fp16 atomics need an even n; got ", n, ": pass a workspace (the deterministic mode)");
     HF_CHECK(hf::aligned_to(out.data(), 4), "packed fp16 atomics need out to start at a multiple of 4 bytes");

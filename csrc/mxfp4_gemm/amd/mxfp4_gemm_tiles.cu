@@ -26,13 +26,11 @@ void mxfp4_gemm_tiles_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   HF_CHECK(m <= kMaxRows, "M must be at most ", kMaxRows, "; got ", m);
   HF_CHECK(k <= kMaxK, "K must be at most ", kMaxK, "; got ", k);
   HF_CHECK(tile == HF_TILE, "this variant of the module has tile = ", HF_TILE, "; got ", tile);
-  HF_CHECK(!shuffled || hf::aligned_to(Ws.data(), kWordBlocks),
-           "shuffled Ws must start at a multiple of 4 bytes; pass a copy of this view");
+  if (shuffled) hf::check_aligned(Ws, "shuffled Ws", kWordBlocks);
   const Launch<Instance> launch{m, n, k, k_splits};
   hf::check_k_splits(k_splits, launch.steps(), k, "k_splits", Instance::kStep);
-  uint8_t* const room = k_splits == 1 ? nullptr
-                                      : hf::check_split_workspace(workspace, launch.workspace_bytes(), k_splits, Wq,
-                                                                  {{out, "out"}, {Xq, "Xq"}, {Xs, "Xs"}, {Wq, "Wq"}, {Ws, "Ws"}});
+  uint8_t* const room =
+      k_splits == 1 ? nullptr : hf::check_split_workspace(workspace, launch.workspace_bytes(), k_splits);
   HF_CHECK_ARCH(Wq, "gfx950");
   hf::launch(mxfp4_gemm_tiles, {launch.groups(), Instance::kThreads, 0, stream},
              launch.problem(out, Xq, Xs, Wq, Ws, {}, room, shuffled));

@@ -21,7 +21,7 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/last_group.h"
-#include "../split_workspace.h"
+#include "hipforge/amd/last_group.h"
 #include "wave_split_kernel.h"
 
 namespace hf::group_split {
@@ -151,8 +151,7 @@ __global__ __launch_bounds__(kWaves * dev::kWaveSize) void fp8_group_split(
 /// Checks the sizes of work-groups with kRowTiles tiles of rows and the workspace, and launches the kernel with as many tiles
 /// of columns as they need; p.options has all but these sizes.
 template <int kRowTiles, class Kernel>
-void launch_groups(const Kernel (&kernels)[3], Problem p, const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq,
-                   const Tensor& ws, const OptionalTensor& bias, const OptionalTensor& workspace, int64_t rows, int64_t columns,
+void launch_groups(const Kernel (&kernels)[3], Problem p, const OptionalTensor& workspace, int64_t rows, int64_t columns,
                    int64_t k_splits, hipStream_t stream) {
   constexpr int kRows = kRowTiles * kTile;
   static_assert(kRows * wave_split::kMaxK < (int64_t{1} << 31), "a work-group's rows are within one resource");
@@ -164,9 +163,8 @@ void launch_groups(const Kernel (&kernels)[3], Problem p, const Tensor& out, con
   const uint32_t column_tiles = ceil_div(columns, kTile), tiles = kRowTiles * column_tiles;
   const dim3 grid(ceil_div(p.n, columns), ceil_div(p.m, kRows), static_cast<uint32_t>(k_splits));
   const uint64_t results = uint64_t{grid.x} * grid.y, bytes = results * k_splits * part_bytes(tiles);
-  uint8_t* const partials = mxfp8::check_workspace_of_parts(
-      workspace, bytes + results * dev::meeting_words(static_cast<uint32_t>(k_splits)) * sizeof(uint64_t), k_splits, out, xq, xs,
-      wq, ws, bias);
+  uint8_t* const partials = check_split_workspace(
+      workspace, bytes + results * dev::meeting_words(static_cast<uint32_t>(k_splits)) * sizeof(uint64_t), k_splits);
   wave_split::launch(kernels[column_tiles - 1], p, grid, kWaves, lds_bytes(tiles), stream, reinterpret_cast<float*>(partials),
                      reinterpret_cast<uint64_t*>(partials + bytes), launch_number());
 }

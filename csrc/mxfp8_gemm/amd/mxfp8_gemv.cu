@@ -36,7 +36,7 @@ void smallm_mxfp8_gemv_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
   HF_CHECK(block_n == 4 || block_n == 8 || block_n == 16 || block_n == 32 || block_n == 64,
            "block_n must be 4, 8, 16, 32 or 64 (columns per work-group); got ", block_n);
   HF_CHECK(shape.m <= HF_ROWS, "this variant of the module accumulates ", HF_ROWS, " rows; got M = ", shape.m);
-  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, out);
   const int64_t columns = block_n / kWaves;
   if (columns == 1) return launch<1>(out, Xq, Xs, Wq, Ws, bias, shape, block_n, stream);
   if (columns == 2 || most_columns(HF_ROWS) == 2) return launch<2>(out, Xq, Xs, Wq, Ws, bias, shape, block_n, stream);

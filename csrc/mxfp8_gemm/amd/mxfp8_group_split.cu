@@ -25,7 +25,7 @@ void mxfp8_group_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
                            int64_t rows, int64_t columns, int64_t k_splits, hipStream_t stream) {
   const auto shape = hf::mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
   HF_CHECK(shape.k <= kMaxK, "K must be at most ", kMaxK, "; got ", shape.k);
-  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, out);
   const bool word_scales = hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
   const bool aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8);
   const Problem problem = hf::wave_split::problem_of(
@@ -34,6 +34,6 @@ void mxfp8_group_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
                                    word_scales && shape.k % hf::wave_split::kStep != 0));
   constexpr decltype(&mxfp8_group_split<kRowTiles, 1>) kKernels[] = {
       mxfp8_group_split<kRowTiles, 1>, mxfp8_group_split<kRowTiles, 2>, mxfp8_group_split<kRowTiles, 3>};
-  launch_groups<kRowTiles>(kKernels, problem, out, Xq, Xs, Wq, Ws, bias, workspace, rows, columns, k_splits, stream);
+  launch_groups<kRowTiles>(kKernels, problem, workspace, rows, columns, k_splits, stream);
 }
 HF_EXPORT(mxfp8_group_split_out);

@@ -31,7 +31,7 @@ void mxfp8_k_packed_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, 
   HF_CHECK(waves == 1 || waves == 2 || waves == 4 || waves == 8 || waves == 16, "waves must be 1, 2, 4, 8 or 16; got ", waves);
   HF_CHECK(groups >= 1 && groups * waves <= kMaxWaves, "groups must be at least 1, and groups times waves at most ", kMaxWaves,
            "; got groups = ", groups, ", waves = ", waves);
-  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, out);
   const Problem problem = hf::wave_split::problem_of(out, Xq, Xs, Wq, Ws, bias, pack_options(__builtin_ctzll(waves), groups));
   const uint32_t lds = static_cast<uint32_t>(groups * waves) * kTileFloats * sizeof(float);
   hf::wave_split::launch(mxfp8_k_packed<HF_COLUMNS>, problem, hf::ceil_div(shape.n, groups * HF_COLUMNS), groups * waves, lds,

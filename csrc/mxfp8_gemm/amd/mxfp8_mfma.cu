@@ -27,9 +27,9 @@ void smallm_mxfp8_mfma_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
   HF_CHECK(n_sub == HF_N_SUB, "this variant of the module has n_sub = ", HF_N_SUB, "; got ", n_sub);
   const int64_t steps = hf::ceil_div(shape.k, kStep);
   hf::check_k_splits(k_splits, steps, shape.k);
-  if (k_splits > 1) hf::mxfp8::check_workspace(workspace, shape, k_splits, Wq);
+  if (k_splits > 1) hf::mxfp8::check_workspace(workspace, shape, k_splits);
 
-  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, out);
 
   float* partials = k_splits > 1 ? workspace.data<float>() : nullptr;
   const Problem problem{

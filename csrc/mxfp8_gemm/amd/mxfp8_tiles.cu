@@ -6,7 +6,6 @@
 #include "hipforge/amd/split_k.h"
 #include "hipforge/module.h"
 #include "../guards.h"
-#include "../split_workspace.h"
 
 using hf::OptionalTensor;
 using hf::Tensor;
@@ -28,10 +27,9 @@ void mxfp8_gemm_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, Opti
   HF_CHECK(tile == HF_TILE, "this variant of the module has tile = ", HF_TILE, "; got ", tile);
   const Launch<Instance> launch{shape.m, shape.n, shape.k, k_splits};
   hf::check_k_splits(k_splits, launch.steps(), shape.k);
-  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
-  uint8_t* const room = k_splits == 1 ? nullptr
-                                      : hf::mxfp8::check_workspace_of_parts(workspace, launch.workspace_bytes(), k_splits,
-                                                                                   out, Xq, Xs, Wq, Ws, bias);
+  hf::mxfp8::check_bias(bias, shape.n, out);
+  uint8_t* const room =
+      k_splits == 1 ? nullptr : hf::check_split_workspace(workspace, launch.workspace_bytes(), k_splits);
   hf::launch(mxfp8_gemm, {launch.groups(), Instance::kThreads, 0, stream},
              launch.problem(out, Xq, Xs, Wq, Ws, bias, room, false));
 }

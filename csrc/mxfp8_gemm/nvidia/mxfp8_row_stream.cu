@@ -32,15 +32,13 @@ void mxfp8_row_stream_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   HF_CHECK(sharers >= 1 && sharers <= L::kWarps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ",
            L::kWarps, "; got ", sharers);
   HF_CHECK(blocks >= 1 && blocks <= shape.n, "blocks must be between 1 and N = ", shape.n, "; got ", blocks);
-  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
-  HF_CHECK(hf::aligned_to(Ws.data(), 16), "Ws must start at a multiple of 16 bytes (lanes load 16 bytes at once); pass a copy of "
-           "this view");
+  hf::mxfp8::check_bias(bias, shape.n, out);
+  hf::check_aligned(Ws, "Ws");
   const int64_t most = shared_bytes<HF_ROWS, HF_TILES>(hf::ceil_div(shape.n, blocks), shape.k);
   HF_CHECK(most <= hf::kMostShared, "a block keeps the scales of its rows in shared memory, ", most, " bytes in all with blocks = ",
            blocks, "; sm_90 has ", hf::kMostShared, ": give more blocks");
   HF_CHECK(shape.k % kStep == 0 || HF_TILES != 3, "tiles = 3 needs K % 128 == 0 (scales are read as words); got K = ", shape.k);
-  HF_CHECK(shape.k % kStep != 0 || hf::aligned_to(Xs.data(), 4),
-           "Xs must start at a multiple of 4 bytes (lanes load four scales at once); pass a copy of this view");
+  if (shape.k % kStep == 0) hf::check_aligned(Xs, "Xs", 4);
   const Problem problem{out.data<hf::dev::bf16>(), Xq.data<uint8_t>(), Xs.data<uint8_t>(), Wq.data<uint8_t>(), Ws.data<uint8_t>(),
                         bias.data<hf::dev::bf16>(), static_cast<int>(shape.m),
                         static_cast<int>(shape.n), static_cast<int>(shape.k), __builtin_ctzll(sharers),

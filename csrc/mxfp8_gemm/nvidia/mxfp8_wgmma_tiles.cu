@@ -32,7 +32,7 @@ void mxfp8_wgmma_tiles_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor W
   HF_CHECK(tile == HF_TILE, "this variant of the module has tile = ", HF_TILE, "; got ", tile);
   HF_CHECK(shape.k % kStep != 0 || (hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4)),
            "Xs and Ws must start at a multiple of 4 bytes (lanes load four scales at once); pass a copy of the view");
-  hf::mxfp8::check_bias(bias, shape.n, Wq, out);
+  hf::mxfp8::check_bias(bias, shape.n, out);
   const Problem problem{out.data<hf::dev::bf16>(), Xq.data<uint8_t>(), Xs.data<uint8_t>(), Wq.data<uint8_t>(), Ws.data<uint8_t>(),
                         bias.data<hf::dev::bf16>(), static_cast<int>(shape.m), static_cast<int>(shape.n), static_cast<int>(shape.k)};
   hf::Launch at{dim3(hf::ceil_div(shape.m, Tile::kRows), hf::ceil_div(shape.n, Tile::kColumns)), Tile::kThreads, Tile::kBytes, stream};

@@ -34,25 +34,16 @@ void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale
   HF_CHECK(parts == 1 || parts == kMaxParts, "parts must be 1 or 2; got ", parts);
   HF_CHECK(groups == 1 || groups == 2 || groups == kMaxGroups, "groups must be 1, 2 or 4; got ", groups);
   HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
-  HF_CHECK(out.dtype() == given.payload && out.is_shape(num_valid_tokens, N / 2), "out must be [", num_valid_tokens, ", ",
-           N / 2, "] in the architecture's e4m3; got ", out);
-  HF_CHECK(out_scales.dtype() == HF_U8 && out_scales.is_shape(num_valid_tokens, N / (2 * kResults)),
-           "out_scales must be uint8 [", num_valid_tokens, ", ", N / (2 * kResults), "]; got ", out_scales);
-  hf::mxfp8::check_layout(out, "out", w, "w");
-  hf::mxfp8::check_layout(out_scales, "out_scales", w, "w");
-  hf::mxfp8::check_alignment(out, "out");
-  hf::check_apart({out, "out"},
-                  {{a_q, "a_q"}, {a_scale, "a_scale"}, {w, "w"}, {w_scale, "w_scale"}, {out_scales, "out_scales"}});
-  hf::check_apart({out_scales, "out_scales"}, {{a_q, "a_q"}, {a_scale, "a_scale"}, {w, "w"}, {w_scale, "w_scale"}});
+  hf::check_operand(out, "out", given.payload, {num_valid_tokens, N / 2}, hf::kOfDevice);
+  hf::check_operand(out_scales, "out_scales", HF_U8, {num_valid_tokens, N / (2 * kResults)});
+  hf::check_aligned(out, "out");
   const uint64_t floats = partial_floats(num_valid_tokens, N, groups), words = meeting_words(num_valid_tokens, N, groups);
   HF_CHECK(floats * sizeof(float) <= kMaxInt32, "groups = ", groups, " need ", floats * sizeof(float),
            " bytes of partial sums; at most 2^31 - 1 are addressed");
   float* partials = nullptr;
   if (groups > 1)
     partials = reinterpret_cast<float*>(hf::check_split_workspace(
-        workspace, floats * sizeof(float) + words * sizeof(uint64_t), groups, w,
-        {{out, "out"}, {out_scales, "out_scales"}, {a_q, "a_q"}, {a_scale, "a_scale"}, {w, "w"}, {w_scale, "w_scale"}},
-        "groups"));
+        workspace, floats * sizeof(float) + words * sizeof(uint64_t), groups, "groups"));
 
   if (gemm.grid_rows == 0) return;
   const GateUpRest rest{gemm,

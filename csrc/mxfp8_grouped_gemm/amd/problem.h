@@ -59,17 +59,16 @@ struct Operands {
   Tensor a, a_scales, w, w_scales, sorted_ids, expert_ids, padded;
   OptionalTensor biases;
   int64_t experts, n, k, num_valid, a_rows, a_div, block_m;
-  int32_t payload;  // dtype of the elements, HF_E4M3FN or HF_E4M3FNUZ
+  hf_dtype payload;  // dtype of the elements, HF_E4M3FN or HF_E4M3FNUZ
 };
 
 inline void check_same(int64_t said, int64_t real, const char* name, const char* where) {
   HF_CHECK(said == real, name, " = ", said, " disagrees with ", where, ", which says ", real);
 }
 
-inline void check_index(const Tensor& tensor, const char* name, const Tensor& w) {
-  HF_CHECK(tensor.dtype() == HF_I32, name, " must be int32; got ", tensor.dtype());
+inline void check_index(const Tensor& tensor, const char* name) {
   HF_CHECK(tensor.dim() == 1, name, " must have 1 dimension; got ", tensor);
-  mxfp8::check_layout(tensor, name, w, "w");
+  check_operand(tensor, name, HF_I32, {tensor.numel()});
 }
 
 inline void check_experts(const Operands& given) {
@@ -81,13 +80,10 @@ inline void check_experts(const Operands& given) {
   check_same(given.k, w.size(2), "K", "the shape of w");
   HF_CHECK(given.n >= 1, "N must be at least 1; got ", given.n);
   HF_CHECK(given.experts >= 1 && given.experts <= kMaxInt32, "E must be between 1 and 2^31 - 1; got ", given.experts);
-  mxfp8::check_scale_dtype(scales, "w_scale");
-  HF_CHECK(scales.is_shape(given.experts, given.n, given.k / kMxBlock), "w_scale must be [", given.experts, ", ",
-           given.n, ", ", given.k / kMxBlock, "], one scale per row and 32 elements of K; got ", scales);
+  check_operand(scales, "w_scale", kE8m0, {given.experts, given.n, given.k / kMxBlock}, mxfp8::kPerBlock);
   mxfp8::check_bytes(given.n, given.k, "one expert of w", "N");
-  mxfp8::check_layout(w, "w", w, "w");
-  mxfp8::check_layout(scales, "w_scale", w, "w");
-  mxfp8::check_alignment(w, "w");
+  check_contiguous(w, "w");
+  check_aligned(w, "w");
 }
 
 inline void check_activations(const Operands& given) {
@@ -95,11 +91,9 @@ inline void check_activations(const Operands& given) {
   mxfp8::check_payload(a, "a_q", given.payload);
   check_same(given.a_rows, a.size(0), "M_act", "the shape of a_q");
   HF_CHECK(a.size(1) == given.k, "a_q and w must have the same K; got a_q ", a, " and w ", w);
-  mxfp8::check_scales(given.a_scales, "a_scale", given.a_rows, given.k);
+  check_operand(given.a_scales, "a_scale", kE8m0, {given.a_rows, given.k / kMxBlock}, mxfp8::kPerBlock);
   mxfp8::check_bytes(given.a_rows, given.k, "a_q", "M_act");
-  mxfp8::check_layout(a, "a_q", w, "w");
-  mxfp8::check_layout(given.a_scales, "a_scale", w, "w");
-  mxfp8::check_alignment(a, "a_q");
+  check_aligned(a, "a_q");
   HF_CHECK(given.a_div >= 1 && given.a_div <= kMaxInt32, "a_div must be a positive 32-bit integer; got ", given.a_div);
   const int64_t needed = (given.num_valid + given.a_div - 1) / given.a_div;
   HF_CHECK(given.a_rows >= needed, "a_q has M_act = ", given.a_rows, " rows, but ", given.num_valid,
@@ -107,9 +101,9 @@ inline void check_activations(const Operands& given) {
 }
 
 inline void check_indices(const Operands& given) {
-  check_index(given.sorted_ids, "sorted_token_ids", given.w);
-  check_index(given.expert_ids, "expert_ids", given.w);
-  check_index(given.padded, "num_tokens_post_padded", given.w);
+  check_index(given.sorted_ids, "sorted_token_ids");
+  check_index(given.expert_ids, "expert_ids");
+  check_index(given.padded, "num_tokens_post_padded");
   HF_CHECK(given.block_m >= 4 && given.block_m % 4 == 0, "block_m must be a positive multiple of 4; got ",
            given.block_m);
   const int64_t entries = given.sorted_ids.numel();
@@ -130,13 +124,7 @@ inline Problem checked(const Operands& given) {
   check_experts(given);
   check_activations(given);
   check_indices(given);
-  if (given.biases.has_value()) {
-    const Tensor biases = *given.biases;
-    HF_CHECK(biases.dtype() == HF_F32, "bias must be float32; got ", biases.dtype());
-    mxfp8::check_layout(biases, "bias", given.w, "w");
-    HF_CHECK(biases.is_shape(given.experts, given.n), "bias must be [E, N] = [", given.experts, ", ", given.n,
-             "]; got ", biases);
-  }
+  if (given.biases) check_operand(*given.biases, "bias", HF_F32, {given.experts, given.n}, ", [E, N]");
   const First first{.sorted_ids = given.sorted_ids.data<int32_t>(),
                     .expert_ids = given.expert_ids.data<int32_t>(),
                     .padded = given.padded.data<int32_t>(),
@@ -163,17 +151,16 @@ inline Problem checked(const Operands& given) {
 /// Checks the bf16 output of one row per slot and the slots' weights, and adds both to the problem.
 inline void take_output(Problem& problem, const Tensor& out, const OptionalTensor& slot_weights, const Operands& given) {
   HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out.dtype());
-  mxfp8::check_layout(out, "out", given.w, "w");
+  check_contiguous(out, "out");
   HF_CHECK(out.numel() / given.n >= given.num_valid, "out has ", out.numel(), " elements; ", given.num_valid,
            " slots of N = ", given.n, " columns need ", given.num_valid * given.n);
   if (slot_weights.has_value()) {
     const Tensor weights = *slot_weights;
     HF_CHECK(weights.dtype() == HF_F32, "mul_weight_by must be float32; got ", weights.dtype());
-    mxfp8::check_layout(weights, "mul_weight_by", given.w, "w");
+    check_contiguous(weights, "mul_weight_by");
     HF_CHECK(weights.numel() >= given.num_valid, "mul_weight_by must have one weight per slot, ", given.num_valid,
              "; got ", weights.numel());
   }
-  check_apart({out, "out"}, {{given.a, "a_q"}, {given.a_scales, "a_scale"}, {given.w, "w"}, {given.w_scales, "w_scale"}});
   problem.out = out.data<dev::bf16>();
   problem.slot_weights = slot_weights.data<float>();
   problem.aligned_output = given.n % dev::kColumnsPerLane == 0 && aligned_to(out.data(), 8);

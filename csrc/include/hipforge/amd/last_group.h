@@ -21,7 +21,7 @@
 #include "hipforge/amd/buffer.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/wave.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
 namespace hf::dev {
@@ -83,21 +83,17 @@ inline uint64_t launch_number() {
   return x | 1;
 }
 
-/// The workspace of work-groups that share K: at least `bytes` of float32 on the device of `like`, at a multiple of 16 bytes,
-/// apart from the contiguous tensors of `others`. `splits` is how many share it, `name` what the caller calls that.
-inline uint8_t* check_split_workspace(const OptionalTensor& workspace, uint64_t bytes, int64_t splits, const Tensor& like,
-                                      std::initializer_list<Named> others, const char* name = "k_splits") {
+/// The workspace of work-groups that share K: at least `bytes` of float32 at a multiple of 16 bytes. `splits` is how many
+/// share it, `name` what the caller calls that.
+inline uint8_t* check_split_workspace(const OptionalTensor& workspace, uint64_t bytes, int64_t splits,
+                                      const char* name = "k_splits") {
   const uint64_t count = bytes / sizeof(float);
   HF_CHECK(workspace.has_value(), name, " = ", splits, " needs a workspace: float32 [", count, "]; got None");
   const Tensor given = *workspace;
-  HF_CHECK(given.dtype() == HF_F32, "workspace must be float32; got ", given.dtype());
-  HF_CHECK(given.dim() == 1 && given.size(0) >= static_cast<int64_t>(count), "workspace must be [", count,
+  HF_CHECK(given.dim() == 1 && given.numel() >= static_cast<int64_t>(count), "workspace must be float32 [", count,
            "] or longer; got ", given);
-  HF_CHECK(given.is_contiguous(), "workspace must be contiguous; got ", given, " with other strides");
-  HF_CHECK(given.on_gpu() == like.on_gpu() && given.device_index() == like.device_index(),
-           "workspace must be on the device of the operands");
-  HF_CHECK(aligned_to(given.data(), 16), "workspace must start at a multiple of 16 bytes");
-  check_apart({given, "workspace"}, others);
+  check_operand(given, "workspace", HF_F32, {given.numel()});
+  check_aligned(given, "workspace");
   return reinterpret_cast<uint8_t*>(given.data<float>());
 }
 

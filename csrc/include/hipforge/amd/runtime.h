@@ -40,7 +40,6 @@ inline bool has_fnuz(const char* arch) { return __builtin_strcmp(arch, "gfx942")
 inline int64_t group_memory(const char* arch) { return (has_fnuz(arch) ? 64 : 160) * 1024; }
 
 /// What messages say a device's fp8 formats are.
-inline const char* e4m3_rule(bool fnuz) { return fnuz ? "float8_e4m3fnuz on gfx942" : "float8_e4m3fn on gfx950"; }
 inline const char* fp8_rule(bool fnuz) {
   return fnuz ? "float8_e4m3fnuz or float8_e5m2fnuz on gfx942" : "float8_e4m3fn or float8_e5m2 on gfx950";
 }

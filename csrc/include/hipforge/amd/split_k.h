@@ -3,7 +3,7 @@
 #pragma once
 
 #include "hipforge/amd/hip.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/vector.h"
 

@@ -2,7 +2,7 @@
 // buffer of the following kernel that they zero.
 #pragma once
 
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
 namespace hf::fused_fp8 {
@@ -12,8 +12,7 @@ struct Format {
   bool fnuz;
   int64_t group_memory;  // LDS of a work-group, bytes
 
-  hf_dtype dtype() const { return fnuz ? HF_E4M3FNUZ : HF_E4M3FN; }
-  const char* rule() const { return e4m3_rule(fnuz); }
+  hf_dtype dtype() const { return e4m3_of(fnuz); }
   double largest() const { return fnuz ? 240 : 448; }
 };
 
@@ -39,10 +38,7 @@ inline float limit_of(double fp8_max, Format format) {
 inline uint8_t* block_scales_of(const Tensor& block_scales, const Tensor& out, int64_t block, const char* cols_name) {
   const int64_t rows = out.size(0), cols = out.size(1);
   HF_CHECK(cols % block == 0, cols_name, " must be a multiple of ", block, ", the block that shares a scale; got ", cols);
-  HF_CHECK(block_scales.is_shape(rows, cols / block) && block_scales.is_contiguous() &&
-               (block_scales.dtype() == HF_U8 || block_scales.dtype() == HF_E8M0FNU),
-           "block_scales must be contiguous uint8 or float8_e8m0fnu [", rows, ", ", cols / block, "]; got ",
-           block_scales);
+  check_operand(block_scales, "block_scales", kE8m0, {rows, cols / block});
   return block_scales.data<uint8_t>();
 }
 

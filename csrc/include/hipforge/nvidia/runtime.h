@@ -33,7 +33,6 @@ inline bool has_fnuz(const char*) { return false; }
 inline int64_t group_memory(const char*) { return 227 * 1024; }
 
 /// What messages say a device's fp8 formats are.
-inline const char* e4m3_rule(bool) { return "float8_e4m3fn on sm_90"; }
 inline const char* fp8_rule(bool) { return "float8_e4m3fn or float8_e5m2 on sm_90"; }
 
 }  // namespace hf

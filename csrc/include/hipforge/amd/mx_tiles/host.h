@@ -5,7 +5,7 @@
 #include "hipforge/amd/last_group.h"
 #include "hipforge/amd/mx_tiles/kernel.h"
 #include "hipforge/amd/split_k.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
 namespace hf::tiles {
