@@ -154,7 +154,7 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   int64_t max_keys = k.size(1);
   if (block_tables) {
     const Tensor tables = *block_tables;
-    check_operand(tables, "block_tables", HF_I32, {batch, tables.size(-1)}, ", [B, max_pages]");
+    check_operand(tables, "block_tables", HF_I32, {batch, tables.size(-1)}, " = [B, max_pages]");
     HF_CHECK(k.size(1) >= kTileN && k.size(1) % kTileN == 0, "page_size must be a positive multiple of ", kTileN,
              " (keys of one matrix instruction); got ", k.size(1));
     p.block_tables = tables.data<const int32_t>();
@@ -170,9 +170,9 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
            "out must be contiguous and of the shape of q, ", q, "; got ", out);
   fill_output(p, out, out_scale, block_scales, q, sizes);
   if (ragged)
-    check_operand(lse, "lse", HF_F32, {heads, tokens}, ", [Hq, tokens]");
+    check_operand(lse, "lse", HF_F32, {heads, tokens}, " = [Hq, tokens]");
   else
-    check_operand(lse, "lse", HF_F32, {batch, heads, mq}, ", [B, Hq, Mq]");
+    check_operand(lse, "lse", HF_F32, {batch, heads, mq}, " = [B, Hq, Mq]");
   if (splits > 1) {
     HF_CHECK(partial && partial_lse, "split_k > 1 needs both workspaces");
     check_operand(*partial, "partial", HF_F32, {splits, rows, d});

@@ -9,6 +9,7 @@ import pytest
 from hipforge.jit import registry
 from hipforge.ops.core.tuned import load_table
 from hipforge.ops.decode_attention import family as attention
+from hipforge.ops.decode_attention.kernels import BLOCK_N
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY, TABLE
 from hipforge.ops.fp8_skinny_gemm.kernels.queue import QUEUE, default_configuration
 from hipforge.ops.fp8_skinny_gemm.raw import ARCHS, MAX_M
@@ -31,8 +32,8 @@ def test_the_skinny_gemm_is_built_for_what_its_table_and_default_rule_choose(arc
 @pytest.mark.parametrize("arch", attention.ARCH_DTYPES)
 def test_attention_over_fp8_is_built_for_what_its_table_and_default_rule_choose(arch):
     rows = [row for row in load_table(attention.TABLE).rows if row.values["gfx"] == arch]
-    chosen = {(row.values["D"], row.integer("block_n")) for row in rows}
-    chosen |= {(head_dim, attention.BLOCK_N) for head_dim in attention.HEAD_DIMS}
+    chosen = {(row.values["D"], attention.FAMILY.choice_of(row).configuration["block_n"]) for row in rows}
+    chosen |= {(head_dim, BLOCK_N) for head_dim in attention.HEAD_DIMS}
     ahead = [tuple(variant.values()) for variant in registry.module("module_decode_attention_fp8").ahead_variants(arch)]
     assert sorted(ahead) == sorted((d, dtype, n) for d, n in chosen for dtype in attention.INPUTS.values())
     assert len(ahead) == len(set(ahead))

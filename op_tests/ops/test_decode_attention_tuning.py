@@ -15,10 +15,11 @@ from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES
 from hipforge.errors import ConfigError
 from hipforge.ops.core.dispatch import clear_decisions
+from hipforge.ops.core.kernel import parsed, spelled
 from hipforge.ops.core.tuned import clear_tables
-from hipforge.ops.decode_attention import family
-from hipforge.ops.decode_attention.family import BLOCK_M, BLOCKS_N, CONFIGURATION, WAVES, accepts_configuration
+from hipforge.ops.decode_attention import family, kernels
 from hipforge.ops.decode_attention.family import TABLE as DECODE_ATTENTION_FP8
+from hipforge.ops.decode_attention.kernels import BLOCK_M, BLOCKS_N, FP8, WAVES, accepts_configuration
 from hipforge.tuning import driver
 from hipforge.tuning.families import decode_attention as tuner
 from hipforge.tuning.families.decode_attention import counts as counting
@@ -42,21 +43,22 @@ def test_tiles_over_64_by_64_and_more_than_4_waves_are_refused(refused: tuple[in
 
 
 def test_candidates_pass_the_filter_and_leave_no_split_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "BLOCKS_N", (*BLOCKS_N, 128))
-    monkeypatch.setattr(family, "WAVES", (*WAVES, 8))
-    monkeypatch.setattr(family, "refusal", lambda configuration, d: None)
-    found = family.candidates(AttentionCell(1, 8, 128, 0, 8192 - 64, 4))
+    monkeypatch.setattr(kernels, "BLOCKS_N", (*BLOCKS_N, 128))
+    monkeypatch.setattr(kernels, "WAVES", (*WAVES, 8))
+    monkeypatch.setattr(kernels, "refusal", lambda configuration, key: None)
+    found = family.FAMILY.choices(AttentionCell(1, 8, 128, 0, 8192 - 64, 4), ARCH)
     tried = {(one.configuration["block_n"], one.configuration["waves"]) for one in found}
     assert tried == {(block_n, waves) for block_n in BLOCKS_N for waves in WAVES}
     for one in found:
-        block_n, waves, split_k = (one.configuration[name] for name in CONFIGURATION)
+        block_n, waves, split_k = (one.configuration[name] for name in FP8.parameters)
         blocks = math.ceil((8192 - 64) / block_n)
         each = math.ceil(blocks / (split_k * waves)) * waves
         assert (split_k - 1) * each < blocks <= split_k * each
 
 
 def test_one_block_of_keys_has_nothing_to_split() -> None:
-    splits = {one.configuration["split_k"] for one in family.candidates(AttentionCell(1, 8, 128, 0, min(BLOCKS_N), 4))}
+    found = family.FAMILY.choices(AttentionCell(1, 8, 128, 0, min(BLOCKS_N), 4), ARCH)
+    splits = {one.configuration["split_k"] for one in found}
     assert splits == {1}
 
 
@@ -143,7 +145,7 @@ def test_a_few_work_groups_stand_for_all(batch: int, page_size: int, split_k: in
 
 def test_a_long_call_is_modelled_at_two_smaller_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     cell, configuration = AttentionCell(1, 8, 64, 0, 8192, 4), {"block_n": 32, "waves": 2, "split_k": 6}
-    blocks = family.blocks_per_wave(configuration, 64, 8192)
+    blocks = kernels.blocks_per_wave(configuration, 64, 8192)
     assert blocks > 2 * recording.MODELLED_BLOCKS[1]
     shortened, _ = recording.modelled(cell, ARCH, configuration)
     monkeypatch.setattr(recording, "MODELLED_BLOCKS", (1, blocks))
@@ -169,7 +171,8 @@ def test_a_measured_row_has_its_microseconds_and_triton_s() -> None:
     row = row_for(tuner.TUNER, SMALL, KEY[:2], trial, "measured:GPU/versions", (30.0, 20.0), 3.0)
     assert (row["us"], row["stock_us"], row["best_baseline_us"]) == (pytest.approx(7.0), 30.0, 20.0)
     modelled = row_for(tuner.TUNER, SMALL, KEY[:2], trial, "model:1", None, 3.0)
-    assert (modelled["us"], modelled["stock_us"], modelled["split_k"]) == (None, None, 2)
+    assert (modelled["us"], modelled["stock_us"]) == (None, None)
+    assert modelled["config"] == "block_n=64;waves=1;split_k=2"
 
 
 def test_the_default_cells_hold_the_shapes_of_the_tests_and_of_the_known_benchmark() -> None:
@@ -187,11 +190,11 @@ INT4_CELL = AttentionCell(1, 4, 64, 0, 512, 2, 4)
 
 
 def test_int4_candidates_leave_no_split_empty() -> None:
-    found = family.int4_candidates(AttentionCell(1, 8, 128, 0, 8192 - 32, 4, 4))
+    found = family.INT4_FAMILY.choices(AttentionCell(1, 8, 128, 0, 8192 - 32, 4, 4), ARCH)
     assert {one.configuration["waves"] for one in found} == set(WAVES) and len(found) < 60
     for one in found:
-        waves, split_k = (one.configuration[name] for name in family.INT4_CONFIGURATION)
-        blocks = (8192 - 32) // family.INT4_BLOCK_N
+        waves, split_k = one.configuration.values()
+        blocks = (8192 - 32) // kernels.INT4_BLOCK_N
         each = math.ceil(blocks / (split_k * waves)) * waves
         assert (split_k - 1) * each < blocks <= split_k * each
 
@@ -199,7 +202,7 @@ def test_int4_candidates_leave_no_split_empty() -> None:
 @pytest.mark.parametrize(("page_size", "blocks", "waves"), [(0, 1, 1), (64, 3, 2), (0, 11, 4)])
 def test_int4_counts_at_a_reduced_size_are_those_at_full_size(page_size: int, blocks: int, waves: int) -> None:
     configuration = {"waves": waves, "split_k": 4}
-    cell = AttentionCell(2, 24, 64, page_size, 4 * waves * blocks * family.INT4_BLOCK_N, 3, 4)
+    cell = AttentionCell(2, 24, 64, page_size, 4 * waves * blocks * kernels.INT4_BLOCK_N, 3, 4)
     predicted, error = counting.works(cell, ARCH, configuration)
     with emulator.counters(per_pc=True) as counted:
         counting.run(operands(cell, ARCH), configuration)
@@ -226,8 +229,10 @@ def test_the_int4_tuner_writes_a_row_that_calls_of_its_bucket_take(
 ) -> None:
     table = tmp_path / "table.csv"
     assert driver.tune(int4_tuner.TUNER, [INT4_CELL], table) == 1
-    (row,) = read_existing(family.INT4_TABLE, table).values()
-    merge_rows(table, family.INT4_TABLE, [{**row, "split_k": 3}])
+    (row,) = read_existing(family.INT4_FAMILY.table, table).values()
+    merge_rows(
+        table, family.INT4_FAMILY.table, [{**row, "config": spelled({**parsed(str(row["config"])), "split_k": 3})}]
+    )
     monkeypatch.setenv("HIPFORGE_CONFIG_DECODE_ATTENTION_INT4", str(table))
     clear_tables()
     clear_decisions()

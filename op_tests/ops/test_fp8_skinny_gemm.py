@@ -201,7 +201,9 @@ def test_the_raw_op_refuses_what_the_wrappers_repair():
         ops.skinny_gemm_fp8_out(out, a, b.contiguous(), ONE, None, True, *waves)
     with pytest.raises(GuardError, match="accumulate must be true"):
         ops.skinny_gemm_fp8_out(out, a, b, ONE, None, False, *waves)
-    with pytest.raises(GuardError, match=r"\[split_k \* consumers, m, n\] = \[1, 4, 40\]"):
+    with pytest.raises(
+        GuardError, match=r"float32 \[1, 4, 40\] = \[split_k \* consumers, m, n\]; got float32 \[2, 4, 40\]"
+    ):
         ops.skinny_gemm_fp8_out(out, a, b, ONE, torch.zeros(2, 4, 40), True, *waves)
     with pytest.raises(GuardError, match="a must be float8"):
         ops.skinny_gemm_fp8_out(out, a.float().to(OTHER), b, ONE, None, True, *waves)

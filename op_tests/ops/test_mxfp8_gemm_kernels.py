@@ -385,27 +385,47 @@ def good(subject: Subject, given: Given) -> Operands:
 WRONG: tuple[tuple[str, Callable[[int], torch.Tensor], str], ...] = (
     ("xq", lambda k: zeros(2, k, dtype=torch.int8), r"Xq holds e4m3fn(uz)? elements.*got int8"),
     ("wq", lambda k: zeros(8, k, dtype=torch.float8_e5m2), r"Wq holds e4m3fn(uz)? elements.*got float8_e5m2"),
-    ("xs", lambda k: zeros(2, k // 32, dtype=torch.float32), r"Xs holds e8m0 bytes.*got float32"),
-    ("ws", lambda k: zeros(8, k // 32, dtype=torch.float8_e4m3fn), r"Ws holds e8m0 bytes.*got float8_e4m3fn"),
+    (
+        "xs",
+        lambda k: zeros(2, k // 32, dtype=torch.float32),
+        r"Xs must be contiguous uint8 or float8_e8m0fnu .*one e8m0.*got float32",
+    ),
+    (
+        "ws",
+        lambda k: zeros(8, k // 32, dtype=torch.float8_e4m3fn),
+        r"Ws must be contiguous uint8 or float8_e8m0fnu .*got float8_e4m3fn",
+    ),
     ("xq", lambda k: zeros(1, 2, k), r"Xq must have 2 dimensions"),
     ("wq", lambda k: zeros(8), r"Wq must have 2 dimensions"),
     ("wq", lambda k: zeros(8, k // 2), r"must have the same K; got Xq uint8 \[2, \d+\] and Wq uint8 \[8, \d+\]"),
-    ("xs", lambda k: zeros(2, k // 32 + 1), r"Xs must be \[2, \d+\].*got uint8 \[2, \d+\]"),
-    ("xs", lambda k: zeros(k // 16), r"Xs must be \[2, \d+\]"),
-    ("ws", lambda k: zeros(k // 32, 8), r"Ws must be \[8, \d+\].*got uint8 \[\d+, 8\]"),
+    ("xs", lambda k: zeros(2, k // 32 + 1), r"Xs must be .*float8_e8m0fnu \[2, \d+\].*got uint8 \[2, \d+\]"),
+    ("xs", lambda k: zeros(k // 16), r"Xs must be .*float8_e8m0fnu \[2, \d+\].*got uint8 \[\d+\]"),
+    ("ws", lambda k: zeros(k // 32, 8), r"Ws must be .*float8_e8m0fnu \[8, \d+\].*got uint8 \[\d+, 8\]"),
     ("wq", lambda k: zeros(k, 8).t(), r"Wq must be contiguous"),
     ("xq", lambda k: zeros(2, 2 * k)[:, ::2], r"Xq must be contiguous"),
-    ("ws", lambda k: zeros(k // 32, 8).t(), r"Ws must be contiguous"),
-    ("xs", lambda k: zeros(2, k // 16)[:, : k // 32], r"Xs must be contiguous"),
+    ("ws", lambda k: zeros(k // 32, 8).t(), r"Ws must be contiguous.*with other strides"),
+    ("xs", lambda k: zeros(2, k // 16)[:, : k // 32], r"Xs must be contiguous.*with other strides"),
     ("xq", lambda k: zeros(2 * k + 8)[8:].view(2, k), r"Xq must start at a multiple of 16 bytes"),
     ("wq", lambda k: zeros(8 * k + 8)[8:].view(8, k), r"Wq must start at a multiple of 16 bytes"),
-    ("out", lambda k: zeros(2, 8, dtype=torch.float16), r"out must be bfloat16; got float16"),
-    ("out", lambda k: zeros(2, 9, dtype=torch.bfloat16), r"out must be \[2, 8\]; got bfloat16 \[2, 9\]"),
-    ("out", lambda k: zeros(16, dtype=torch.bfloat16), r"out must be \[2, 8\]"),
-    ("out", lambda k: zeros(8, 2, dtype=torch.bfloat16).t(), r"out must be contiguous"),
-    ("bias", lambda k: torch.zeros(8), r"bias must be bfloat16; got float32"),
-    ("bias", lambda k: zeros(9, dtype=torch.bfloat16), r"bias must be \[N\] = \[8\]; got bfloat16 \[9\]"),
-    ("bias", lambda k: zeros(16, dtype=torch.bfloat16)[::2], r"bias must be contiguous"),
+    ("out", lambda k: zeros(2, 8, dtype=torch.float16), r"out must be contiguous bfloat16 \[2, 8\]; got float16"),
+    (
+        "out",
+        lambda k: zeros(2, 9, dtype=torch.bfloat16),
+        r"out must be contiguous bfloat16 \[2, 8\]; got bfloat16 \[2, 9\]",
+    ),
+    (
+        "out",
+        lambda k: zeros(16, dtype=torch.bfloat16),
+        r"out must be contiguous bfloat16 \[2, 8\]; got bfloat16 \[16\]",
+    ),
+    ("out", lambda k: zeros(8, 2, dtype=torch.bfloat16).t(), r"out must be contiguous.*with other strides"),
+    ("bias", lambda k: torch.zeros(8), r"bias must be contiguous bfloat16 \[8\].*; got float32"),
+    (
+        "bias",
+        lambda k: zeros(9, dtype=torch.bfloat16),
+        r"bias must be contiguous bfloat16 \[8\] = \[N\]; got bfloat16 \[9\]",
+    ),
+    ("bias", lambda k: zeros(16, dtype=torch.bfloat16)[::2], r"bias must be contiguous.*with other strides"),
 )
 
 
@@ -488,9 +508,9 @@ def test_the_workspace_of_a_split_k_is_guarded(name: str) -> None:
 
     wrong: tuple[tuple[torch.Tensor | None, str], ...] = (
         (None, rf"k_splits = 2 needs a workspace: float32 \[{', '.join(map(str, needed.shape))}\]; got None"),
-        (needed.bfloat16(), "workspace must be float32; got bfloat16"),
+        (needed.bfloat16(), "workspace must be .*float32 .*; got bfloat16"),
         (needed.flatten()[1:], rf"workspace must be .*\[{', '.join(map(str, needed.shape))}\].*got float32"),
-        (torch.cat((needed, needed), -1)[..., ::2], "workspace must be contiguous"),
+        (torch.cat((needed, needed), -1)[..., ::2], "workspace must be contiguous.*with other strides"),
     )
     for workspace, message in wrong:
         with pytest.raises(GuardError, match=message):

@@ -55,7 +55,6 @@ class Family(Generic[P]):
         kernels: what it chooses from, simplest first.
         default: the choice without a tuned row, for (problem, arch, compute units), or why there is none; by default
             that of least rough time.
-        from_row: the choice that a row names, where rows do not name one of ``kernels``.
         candidates: what a tuner may try for a cell on an architecture, where it is not what the kernels name.
         reference: the name of the torch function that computes where nothing else does.
         triton: the Triton path for a problem, or why it does not apply; None for a family that has none.
@@ -76,7 +75,6 @@ class Family(Generic[P]):
     reference: str
     kernels: tuple[Kernel, ...] = ()
     default: Callable[[P, str, int], Choice | str] | None = None
-    from_row: Callable[[TunedRow], Choice] | None = None
     candidates: Callable[[Any, str], list[Choice]] | None = None
     triton: Callable[[P], Accepted | Refused] | None = None
     row_refusal: Callable[[P, TunedRow], str | None] = lambda problem, row: None
@@ -109,7 +107,7 @@ class Family(Generic[P]):
 
     def choice_of(self, row: TunedRow) -> Choice:
         """Return the choice that a row names."""
-        return choice_of(self.kernels, row.values) if self.from_row is None else self.from_row(row)
+        return choice_of(self.kernels, row.values)
 
     def decide(self, problem: P) -> Decision:
         """Return the kernel that runs a problem, or why none does."""

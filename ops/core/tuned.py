@@ -231,6 +231,8 @@ def _parse(column: Column, text: str) -> Value:
         value = number
     if column.accepted is not None and value not in column.accepted:
         raise ValueError(f"column {column.name} must be one of {', '.join(map(str, column.accepted))}; got {text!r}")
+    if column.reach is BUCKET and isinstance(value, int) and value & (value - 1):
+        raise ValueError(f"{column.name} is a bucket, the power of two that ends it; got {text}")
     return value
 
 

@@ -32,15 +32,16 @@ from hipforge.ops.core.checks import require_out
 from hipforge.ops.core.dispatch import planned_by, planner_of
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.decode_attention.family import (
+from hipforge.ops.decode_attention.family import FAMILY, INT4_FAMILY, Forced
+from hipforge.ops.decode_attention.kernels import (
     ARCH_DTYPES,
-    FAMILY,
-    INT4_FAMILY,
-    Forced,
+    Options,
     accepts_configuration,
+    lse_shape,
+    run_decode_attention,
     split_k_heuristic,
+    workspace_bytes,
 )
-from hipforge.ops.decode_attention.kernels import Options, lse_shape, run_decode_attention, workspace_bytes
 from hipforge.ops.decode_attention.layout import Call, Scale, packed_call, plain_call
 from hipforge.ops.decode_attention.operation import decode_attention
 

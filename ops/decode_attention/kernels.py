@@ -1,27 +1,113 @@
-"""The stubs of the decode attention modules, and their calls: workspaces allocated, an explicit configuration."""
+"""The kernels of decode attention, one per cache format: stubs, values, and a call in an explicit configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypedDict
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypedDict
 
 import torch
 
+from hipforge import archs
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.decode_attention.family import (
-    CONFIGURATION,
-    HEAD_DIMS,
-    INPUTS,
-    INT4_CONFIGURATION,
-    check_configuration,
+from hipforge.ops.core.kernel import Configuration, Kernel, Timed
+
+ARCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {name: getattr(torch, archs.get(name).fp8_e4m3) for name in ("gfx950", "gfx942")}
 )
+# dtype of q -> the module's variant
+INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
+HEAD_DIMS = (64, 128, 192, 256)
+BLOCK_M = 16  # rows of one matrix instruction
+PAGE_MULTIPLE = 16  # keys of one matrix instruction
+BLOCKS_N = (16, 32, 64)
+BLOCK_N = 64  # without a tuned row, and the heuristic's grain
+WAVES = (1, 2, 4)
+MAX_SPLITS = 512
+MAX_TILE = 64  # of BLOCK_M and BLOCK_N; larger tiles keep too much in registers
+MAX_WAVES = 4
+ANY_PAGE_SIZE = 0
+INT4_BLOCK_N = 32  # keys of the int4 kernel's blocks
+# S = 2^i and 3 * 2^i: finer steps make no difference that the model sees.
+SPLITS = tuple(sorted({base << shift for base in (1, 3) for shift in range(10) if base << shift <= MAX_SPLITS}))
 
 FLOAT_BYTES = 4
 WORKSPACE_ALIGNMENT = 16
+
+
+def waves_per_range(head_dim: int) -> int:
+    """Return how many waves of the fp8 kernel share a key range, each with its part of V's columns."""
+    return 2 if head_dim == 256 else 1
+
+
+def split_k_heuristic(batch: int, kv_heads: int, max_keys: int, page_size: int | None = None) -> int:
+    """Return the number of splits for a shape without a tuned row, 1 to 512.
+
+    Args:
+        batch: sequences.
+        kv_heads: KV heads; the queries of each are folded into rows, so that the head count of the formula is 1.
+        max_keys: keys that a sequence may have.
+        page_size: keys of a page for a kernel whose splits must not cross pages. Those of this module do.
+    """
+    rows = max(batch, 1)
+    split = min(max(max_keys + rows - 1, 1024) // rows, max_keys // BLOCK_N + 1)
+    enough = max(1024 // max(batch * kv_heads, 1), 1)
+    while split > enough:
+        split //= 2
+    split = max(split, 1)
+    if math.ceil(max_keys / split) % BLOCK_N:
+        split += 1
+    split = min(max(split, 1), MAX_SPLITS)
+    if page_size is not None and math.ceil(max_keys / split) > page_size:
+        split = math.ceil(max_keys / page_size)
+    return split
+
+
+def accepts_configuration(block_m: int, block_n: int, waves: int) -> bool:
+    """Return whether a tuner may try a configuration: tiles up to 64 x 64 and at most four waves."""
+    return 1 <= block_m <= MAX_TILE and 1 <= block_n <= MAX_TILE and 1 <= waves <= MAX_WAVES
+
+
+def ranges(configuration: Mapping[str, int], d: int) -> int:
+    """Return into how many parts the waves of a work-group cut its keys; a wave of the int4 kernel owns all columns."""
+    return configuration["waves"] // (waves_per_range(d) if "block_n" in configuration else 1)
+
+
+def blocks_per_wave(configuration: Mapping[str, int], d: int, keys: int) -> int:
+    """Return the blocks of the first wave, which has the most."""
+    blocks = math.ceil(keys / configuration.get("block_n", INT4_BLOCK_N))
+    return math.ceil(blocks / (configuration["split_k"] * ranges(configuration, d)))
+
+
+def refusal(given: Configuration, key: Sequence[int], arch: str = "") -> str | None:
+    """Return what a kernel needs of a configuration for a row's key (B, Hkv, G, D, Mkv, page_size), or None."""
+    *_, d, _, page_size = key
+    if "block_n" in given and given["waves"] < waves_per_range(d):
+        return f"waves of {waves_per_range(d)} or 4 at D={d}"
+    if page_size % PAGE_MULTIPLE:
+        return f"page_size of a multiple of {PAGE_MULTIPLE}, or {ANY_PAGE_SIZE} for any"
+    return None
+
+
+def checked(kernel: Kernel, configuration: Mapping[str, int], head_dim: int) -> Configuration:
+    """Return a caller's configuration of a kernel, in its order.
+
+    Raises:
+        GuardError: a missing or unknown name, or a value outside what the kernel has.
+    """
+    if configuration.keys() != kernel.parameters.keys():
+        names, given = ", ".join(kernel.parameters), ", ".join(configuration) or "nothing"
+        raise GuardError(f"a configuration has {names}; got {given}")
+    found = kernel.require(**configuration)
+    reason = refusal(found, (1, 1, 1, head_dim, 1, ANY_PAGE_SIZE))
+    if reason is not None:
+        raise GuardError(f"{kernel.name} needs {reason}; got {', '.join(f'{name}={at}' for name, at in found.items())}")
+    return found
 
 
 class Options(TypedDict, total=False):
@@ -92,6 +178,55 @@ def _stub(cache: str, variant: Callable[..., Mapping[str, int | str]]) -> Callab
 decode_attention_fp8_out = _stub("fp8", lambda *args: {**_variant(*args), "HF_BLOCK_N": args[-3]})
 decode_attention_int4_out = _stub("int4", _variant)
 decode_attention_half_out = _stub("half", _variant)
+
+
+def _candidates(cell: Any, arch: str, blocks_n: Sequence[int | None]) -> Iterator[Configuration]:
+    """Yield what the tuner may try and leaves no split empty: fewest splits and waves and the largest block first."""
+    for split_k in SPLITS:
+        for waves in WAVES:
+            for block_n in blocks_n:
+                given = {**({} if block_n is None else {"block_n": block_n}), "waves": waves, "split_k": split_k}
+                if not accepts_configuration(BLOCK_M, block_n or INT4_BLOCK_N, waves) or refusal(given, cell.key):
+                    continue
+                of_a_split = blocks_per_wave(given, cell.d, cell.keys) * ranges(given, cell.d)
+                if math.ceil(cell.keys / (block_n or INT4_BLOCK_N) / of_a_split) == split_k:
+                    yield given
+
+
+def _default(problem: Any, **tile: int) -> Iterator[Timed]:
+    yield 0.0, {**tile, "split_k": split_k_heuristic(problem.batch, problem.kv_heads, problem.max_keys)}
+
+
+_ROW_PARAMETERS = MappingProxyType({"waves": WAVES, "split_k": range(1, MAX_SPLITS + 1)})
+FP8 = Kernel(
+    "decode_attention_fp8",
+    archs=tuple(ARCH_DTYPES),
+    parameters=MappingProxyType({"block_n": BLOCKS_N, **_ROW_PARAMETERS}),
+    launch=lambda *given: decode_attention_fp8_out(*given),
+    candidates=lambda cell, arch: _candidates(cell, arch, BLOCKS_N[::-1]),
+    refusal=refusal,
+    default=lambda problem, arch, cu_count: _default(problem, block_n=BLOCK_N, waves=waves_per_range(problem.d)),
+)
+# A wave of these owns all columns of its keys, in blocks of one size.
+INT4, HALF = (
+    Kernel(
+        f"decode_attention_{cache}",
+        archs=tuple(ARCH_DTYPES),
+        parameters=_ROW_PARAMETERS,
+        launch=launch,
+        candidates=candidates,
+        refusal=refusal,
+        default=lambda problem, arch, cu_count: _default(problem, waves=1),
+    )
+    for cache, launch, candidates in (
+        (
+            "int4",
+            lambda *given: decode_attention_int4_out(*given[:-2], 0, *given[-2:]),
+            lambda cell, arch: _candidates(cell, arch, (None,)),
+        ),
+        ("half", lambda *given: decode_attention_half_out(*given[:-2], 0, *given[-2:]), lambda cell, arch: ()),
+    )
+)
 
 
 def empty_output(q: torch.Tensor, quantised: bool) -> torch.Tensor:
@@ -201,12 +336,8 @@ def run_decode_attention(
             f"q must be float16 or bfloat16 [B, Mq, Hq, D], or [tokens, Hq, D], with D in {HEAD_DIMS}; got {q.dtype} "
             f"{tuple(q.shape)}"
         )
-    if num_groups is None and k.dtype not in INPUTS:
-        stub = decode_attention_fp8_out
-        check_configuration(configuration, q.shape[-1], CONFIGURATION)
-    else:
-        stub = decode_attention_half_out if num_groups is None else decode_attention_int4_out
-        check_configuration(configuration, q.shape[-1], INT4_CONFIGURATION)
+    kernel = INT4 if num_groups is not None else HALF if k.dtype in INPUTS else FP8
+    configuration = checked(kernel, configuration, q.shape[-1])
     splits = configuration["split_k"]
     out = empty_output(q, out_scale is not None or scale_out is not None) if out is None else out
     lse = empty_lse(q) if lse_out is None else lse_out
@@ -218,10 +349,9 @@ def run_decode_attention(
     elif splits > 1 and workspace is not None:
         partial, partial_lse = _parts_in(workspace, q, splits)
     block_tables = None if block_tables is None else packed(block_tables)
-    stub(
-        out, lse, partial, partial_lse, packed(q), k, v, block_tables, packed(seqlens), k_scale, v_scale,
-        k_scale_shift, v_scale_shift, cu_seqlens_q, sinks, out_scale, scale_out, num_groups or 0, scale,
-        max_seqlen_q or 0, causal, window or 0, softcap or 0.0, configuration.get("block_n", 0),
-        configuration["waves"], splits,
+    kernel.run(
+        configuration, (), out, lse, partial, partial_lse, packed(q), k, v, block_tables, packed(seqlens), k_scale,
+        v_scale, k_scale_shift, v_scale_shift, cu_seqlens_q, sinks, out_scale, scale_out, num_groups or 0, scale,
+        max_seqlen_q or 0, causal, window or 0, softcap or 0.0,
     )  # fmt: skip
     return out, lse

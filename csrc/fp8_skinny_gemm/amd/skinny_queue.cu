@@ -59,7 +59,7 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
   HF_CHECK(workgroups >= 1, "workgroups must be at least 1; got ", workgroups);
   const int64_t slices = split_k * consumers;
   if (workspace) {
-    hf::check_operand(*workspace, "workspace", HF_F32, {slices, m, n}, ", [split_k * consumers, m, n]");
+    hf::check_operand(*workspace, "workspace", HF_F32, {slices, m, n}, " = [split_k * consumers, m, n]");
   } else {
     HF_CHECK(n % 2 == 0, "packed fp16 atomics need an even n; got ", n, ": pass a workspace (the deterministic mode)");
     HF_CHECK(hf::aligned_to(out.data(), 4), "packed fp16 atomics need out to start at a multiple of 4 bytes");

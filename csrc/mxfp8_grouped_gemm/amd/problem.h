@@ -93,6 +93,7 @@ inline void check_activations(const Operands& given) {
   HF_CHECK(a.size(1) == given.k, "a_q and w must have the same K; got a_q ", a, " and w ", w);
   check_operand(given.a_scales, "a_scale", kE8m0, {given.a_rows, given.k / kMxBlock}, mxfp8::kPerBlock);
   mxfp8::check_bytes(given.a_rows, given.k, "a_q", "M_act");
+  check_contiguous(a, "a_q");
   check_aligned(a, "a_q");
   HF_CHECK(given.a_div >= 1 && given.a_div <= kMaxInt32, "a_div must be a positive 32-bit integer; got ", given.a_div);
   const int64_t needed = (given.num_valid + given.a_div - 1) / given.a_div;
@@ -124,7 +125,7 @@ inline Problem checked(const Operands& given) {
   check_experts(given);
   check_activations(given);
   check_indices(given);
-  if (given.biases) check_operand(*given.biases, "bias", HF_F32, {given.experts, given.n}, ", [E, N]");
+  if (given.biases) check_operand(*given.biases, "bias", HF_F32, {given.experts, given.n}, " = [E, N]");
   const First first{.sorted_ids = given.sorted_ids.data<int32_t>(),
                     .expert_ids = given.expert_ids.data<int32_t>(),
                     .padded = given.padded.data<int32_t>(),

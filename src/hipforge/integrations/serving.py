@@ -17,7 +17,7 @@ from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention import decode_attention_fp8
-from hipforge.ops.decode_attention.family import HEAD_DIMS, PAGE_MULTIPLE
+from hipforge.ops.decode_attention.kernels import HEAD_DIMS, PAGE_MULTIPLE
 from hipforge.ops.decode_attention.layout import MAX_MQ, Scale
 from hipforge.ops.moe import fused_moe_mxfp8
 from hipforge.ops.mx_quantize import mxfp8_quantize

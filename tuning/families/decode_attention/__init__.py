@@ -16,7 +16,8 @@ from typing import Any
 import click
 
 from hipforge.ops.core.family import Family
-from hipforge.ops.decode_attention.family import ANY_PAGE_SIZE, FAMILY, Problem
+from hipforge.ops.decode_attention.family import FAMILY, Problem
+from hipforge.ops.decode_attention.kernels import ANY_PAGE_SIZE
 from hipforge.ops.triton import decode_attention_fp8 as triton_attention
 from hipforge.tuning import timing
 from hipforge.tuning.driver import command_for

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hipforge.ops.core.tuned import bucket
-from hipforge.ops.decode_attention.family import ARCH_DTYPES
+from hipforge.ops.decode_attention.kernels import ARCH_DTYPES
 from hipforge.ops.reference.attention import (
     decode_attention,
     dequantize_kv_fp8,

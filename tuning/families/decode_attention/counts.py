@@ -25,15 +25,16 @@ import torch
 
 from hipforge.errors import ConfigError
 from hipforge.jit import loader
-from hipforge.ops.decode_attention.family import (
+from hipforge.ops.decode_attention.kernels import (
     BLOCK_M,
     BLOCKS_N,
     INT4_BLOCK_N,
+    Options,
     blocks_per_wave,
     ranges,
+    run_decode_attention,
     waves_per_range,
 )
-from hipforge.ops.decode_attention.kernels import Options, run_decode_attention
 from hipforge.tuning import model
 from hipforge.tuning.families.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
 from hipforge.tuning.tuner import relative_error

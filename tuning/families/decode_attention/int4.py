@@ -6,8 +6,8 @@ of them: instructions and loaded bytes do not depend on it.
 
 from __future__ import annotations
 
-from hipforge.ops.decode_attention.family import ANY_PAGE_SIZE
 from hipforge.ops.decode_attention.int4.family import FAMILY
+from hipforge.ops.decode_attention.kernels import ANY_PAGE_SIZE
 from hipforge.tuning.families.decode_attention import BATCHES, KEYS, attention_command, cells, tuner_of
 
 # Rounding K, V, the weights and the output to bfloat16 gives 1.7e-3 each, 3.4e-3 together; a key left out of 4096 with

@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hipforge.ops.decode_attention.family import BLOCK_M, INT4_BLOCK_N, blocks_per_wave, ranges
-from hipforge.ops.decode_attention.kernels import empty_lse, empty_output, workspace_bytes
+from hipforge.ops.decode_attention.kernels import (
+    BLOCK_M,
+    INT4_BLOCK_N,
+    blocks_per_wave,
+    empty_lse,
+    empty_output,
+    ranges,
+    workspace_bytes,
+)
 from hipforge.tuning.families.decode_attention.cases import AttentionCell, AttentionOperands
 from hipforge.tuning.families.decode_attention.counts import run
 
