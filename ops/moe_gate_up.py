@@ -12,6 +12,7 @@ import torch
 from hipforge import devices
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8
@@ -110,7 +111,8 @@ def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> tuple[tor
 
 
 @operator(_plan, fake=_new)
-def grouped_swiglu_mxfp8(
+@documented_like(grouped_mxfp8_linear)
+def grouped_swiglu_mxfp8(  # noqa: D417
     taken: Accepted,
     a_q: torch.Tensor,
     a_scale: torch.Tensor,
@@ -132,17 +134,8 @@ def grouped_swiglu_mxfp8(
     """Return what :func:`hipforge.swiglu_mxfp8` makes of :func:`hipforge.grouped_mxfp8_linear`'s gate and up.
 
     Args:
-        taken: the path that was decided; callers do not pass it.
-        a_q: as for the grouped GEMM, like all up to ``bias``.
-        a_scale: e8m0 bytes [M_act, K/32].
         w: weights [E, 2 d, K], d a multiple of 32.
         w_scale: e8m0 bytes [E, 2 d, K/32].
-        sorted_token_ids: int32, whole tiles of ``block_m`` slots.
-        expert_ids: int32, at least one per tile.
-        num_tokens_post_padded: int32 [1].
-        num_valid_tokens: slots, T · top_k.
-        block_m: entries of a tile.
-        a_div: slots per activation row.
         bias: float32 [E, 2 d], in the order of ``w``'s rows.
         alpha: of SwiGLU, as the next three.
         beta: added to up.
@@ -152,10 +145,6 @@ def grouped_swiglu_mxfp8(
     Returns:
         ``(q, scales)``: [num_valid_tokens, d] in the device's e4m3 and uint8 [num_valid_tokens, d / 32]; rows that no
         tile covers are undefined. Gate and up are rounded to bfloat16 on either path.
-
-    Raises:
-        GuardError: operands or indices of the wrong dtype, shape or device.
-        BuildError, LaunchError: a kernel could not be built or run.
     """
     indices = sorted_token_ids, expert_ids, num_tokens_post_padded
     if taken.kernel != KERNEL:

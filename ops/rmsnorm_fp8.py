@@ -13,6 +13,7 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.checks import require_operand, require_out, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8, require_buffer, written
@@ -168,7 +169,8 @@ def residual_rms(
     mutates=_WRITTEN,
     returns=("residual",),
 )
-def residual_rms_mxfp8(
+@documented_like(residual_rms)
+def residual_rms_mxfp8(  # noqa: D417
     _taken: Accepted,
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -188,13 +190,7 @@ def residual_rms_mxfp8(
     with a NaN or an infinity gets scale byte 255 and NaN elements.
 
     Args:
-        input: as there, with cols a multiple of 32.
-        residual: as there; overwritten.
-        weight: as there.
-        epsilon: as there.
-        next_buffer: as there.
-        force_scalar: as there.
-        weight_offset: as there.
+        input: contiguous float16 or bfloat16 [rows, cols], cols a multiple of 32.
         out: where to write q; default: a new tensor.
         scale_out: where to write the scales, uint8 or float8_e8m0fnu; default: a new uint8 tensor.
         also_out: also write y here, [rows, cols] of input's dtype.
@@ -202,9 +198,6 @@ def residual_rms_mxfp8(
     Returns:
         ``(q, scales, residual)``: q [rows, cols], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; scales uint8
         [rows, cols / 32], e8m0; residual is the argument.
-
-    Raises:
-        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
 
     Example:
         >>> import torch, hipforge
@@ -219,7 +212,8 @@ def residual_rms_mxfp8(
 
 
 @operator(_plan("rms_norm"), fake=lambda x: torch.empty_like(x), outs=("out",))
-def rms_norm(
+@documented_like(residual_rms)
+def rms_norm(  # noqa: D417
     _taken: Accepted,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -232,16 +226,10 @@ def rms_norm(
 
     Args:
         x: contiguous float16 or bfloat16 [rows, cols].
-        weight: contiguous [cols] of the same dtype.
-        epsilon: added to the mean; finite, at least 0.
-        weight_offset: added to the weight; finite.
         out: where to write the result, in other memory than x; default: a new tensor.
 
     Returns:
         [rows, cols] of x's dtype; ``out`` itself where it is given.
-
-    Raises:
-        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
 
     Example:
         >>> import torch, hipforge
@@ -252,7 +240,8 @@ def rms_norm(
 
 
 @operator(_plan("rms_norm_fp8"), fake=_new_fp8, outs=("out",), mutates=("also_out",))
-def rms_norm_fp8(
+@documented_like(rms_norm)
+def rms_norm_fp8(  # noqa: D417
     _taken: Accepted,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -267,20 +256,13 @@ def rms_norm_fp8(
     """Return :func:`rms_norm` quantised by a static scale, as :func:`residual_rms` quantises.
 
     Args:
-        x: as there.
-        weight: as there.
-        epsilon: as there.
         scale_tensor: one float32 on the device.
-        weight_offset: as there.
         fp8_max: where q saturates; default: the format's largest value.
         out: where to write q; default: a new tensor.
         also_out: also write the 16-bit norm here.
 
     Returns:
         q [rows, cols], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; ``out`` itself where it is given.
-
-    Raises:
-        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
 
     Example:
         >>> import torch, hipforge
@@ -299,7 +281,8 @@ def rms_norm_fp8(
     outs=("out", "scale_out"),
     mutates=("also_out",),
 )
-def rms_norm_mxfp8(
+@documented_like(rms_norm)
+def rms_norm_mxfp8(  # noqa: D417
     _taken: Accepted,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -313,10 +296,7 @@ def rms_norm_mxfp8(
     """Return :func:`rms_norm` in MX-FP8, as :func:`residual_rms_mxfp8` quantises.
 
     Args:
-        x: as there, cols a multiple of 32.
-        weight: as there.
-        epsilon: as there.
-        weight_offset: as there.
+        x: contiguous float16 or bfloat16 [rows, cols], cols a multiple of 32.
         out: where to write q; default: a new tensor.
         scale_out: where to write the scales, uint8 or float8_e8m0fnu; default: a new uint8 tensor.
         also_out: also write the 16-bit norm here.
@@ -324,9 +304,6 @@ def rms_norm_mxfp8(
     Returns:
         ``(q, scales)``: q [rows, cols], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; scales uint8
         [rows, cols / 32], e8m0.
-
-    Raises:
-        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
 
     Example:
         >>> import torch, hipforge

@@ -12,6 +12,7 @@ from hipforge.jit import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.checks import require_device, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8, require_buffer, written
@@ -158,7 +159,8 @@ def swiglu_fp8(
 @operator(
     functools.partial(_plan, "swiglu_mxfp8"), fake=_new_mxfp8, outs=("out", "scale_out"), mutates=("next_buffer",)
 )
-def swiglu_mxfp8(
+@documented_like(swiglu_fp8)
+def swiglu_mxfp8(  # noqa: D417
     _taken: Accepted,
     gate_up: torch.Tensor,
     next_buffer: torch.Tensor | None = None,
@@ -177,22 +179,13 @@ def swiglu_mxfp8(
     NaN or an infinity gets scale byte 255 and NaN elements.
 
     Args:
-        gate_up: as there, with d a multiple of 32.
-        next_buffer: as there.
-        alpha: as there.
-        beta: as there.
-        limit: as there.
-        interleaved: as there.
-        force_scalar: as there.
+        gate_up: contiguous float16 or bfloat16 [rows, 2 d], d a multiple of 32.
         out: where to write q; default: a new tensor.
         scale_out: where to write the scales, uint8 or float8_e8m0fnu; default: a new uint8 tensor.
 
     Returns:
         ``(q, scales)``: q [rows, d], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; scales uint8
         [rows, d / 32], e8m0.
-
-    Raises:
-        GuardError: an argument is not of this form (ArchError: an AMD device that is neither gfx942 nor gfx950).
 
     Example:
         >>> import torch, hipforge

@@ -30,6 +30,7 @@ from hipforge.errors import GuardError
 from hipforge.ops.core.arguments import bound, naming_arguments
 from hipforge.ops.core.checks import require_out
 from hipforge.ops.core.dispatch import planned_by, planner_of
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention.family import FAMILY, INT4_FAMILY, Forced
@@ -307,7 +308,8 @@ def decode_attention_splitk(
 
 @planned_by(lambda **given: planner_of("decode_attention")(*packed_call(**given)))
 @naming_arguments
-def decode_attention_splitk(
+@documented_like(decode_attention_fp8)
+def decode_attention_splitk(  # noqa: D417
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -352,30 +354,16 @@ def decode_attention_splitk(
         seqlens: int32 [B]; rows past a sequence's length are ignored.
         block_tables: int32 [B, max_pages], with ``page_size``.
         page_size: rows of a page, a multiple of 16 for the kernel.
-        scale: factor of q.k; 1/sqrt(D) by default.
-        split_k: as for :func:`decode_attention_fp8`.
         force_kernel_config: as for :func:`decode_attention_fp8`; with ``num_groups`` ``waves`` and ``split_k``.
-        causal: as for :func:`decode_attention_fp8`.
         num_groups: 1, 2, 4 or 8: k and v are int4 with so many scales per row. None: they are fp8.
-        cu_seqlens_q: as for :func:`decode_attention_fp8`.
-        max_seqlen_q: as for :func:`decode_attention_fp8`.
-        sinks: as for :func:`decode_attention_fp8`, [G * Hq].
-        window: as for :func:`decode_attention_fp8`.
-        softcap: as for :func:`decode_attention_fp8`.
-        out_scale: as for :func:`decode_attention_fp8`.
-        out_format: as for :func:`decode_attention_fp8`.
+        sinks: as for :func:`decode_attention_fp8`, float32 [G * Hq].
         out: contiguous, like q (fp8 of the device with a scale), to write the attention into.
-        scale_out: as for :func:`decode_attention_fp8`, [B * Mq, G * Hq * D / 32].
+        scale_out: contiguous uint8 or float8_e8m0fnu [B * Mq, G * Hq * D / 32] to write the scales into.
         lse_out: contiguous float32 [B, G, Hq, Mq] ([G, Hq, tokens]) to write the log-sum-exp into.
-        workspace: as for :func:`decode_attention_fp8`.
 
     Returns:
         (out like q, log-sum-exp float32 [B, G, Hq, Mq], with ``cu_seqlens_q`` [G, Hq, tokens]); with ``out_format``
         (out, log-sum-exp, scales).
-
-    Raises:
-        GuardError: operands that do not fit each other or the kernel.
-        BuildError, LaunchError: the kernel could not be built or run.
 
     Example:
         >>> import torch, hipforge

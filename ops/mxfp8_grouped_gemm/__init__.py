@@ -34,6 +34,7 @@ import torch
 from hipforge.ops.core.arguments import require_sound
 from hipforge.ops.core.checks import require_choice
 from hipforge.ops.core.dispatch import Accepted
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, GROUPED
@@ -154,6 +155,7 @@ def grouped_gemm_mxfp8(
 
 
 @operator(GROUPED.plan_total, fake=_new, outs=("out",))
+@documented_like(grouped_gemm_mxfp8)
 def grouped_mxfp8_linear(
     taken: Accepted,
     a_q: torch.Tensor,
@@ -174,29 +176,8 @@ def grouped_mxfp8_linear(
 ) -> torch.Tensor:
     """Multiply each slot's activation row with its expert's weight, always: HIP, else Triton on a GPU, else torch.
 
-    Args:
-        taken: the path that was decided; callers do not pass it.
-        a_q: as for :func:`grouped_gemm_mxfp8`, like all others.
-        a_scale: e8m0 bytes [M_act, K/32].
-        w: weights [E, N, K].
-        w_scale: e8m0 bytes [E, N, K/32].
-        sorted_token_ids: int32, whole tiles of ``block_m`` slots.
-        expert_ids: int32, at least one per tile.
-        num_tokens_post_padded: int32 [1].
-        num_valid_tokens: slots, T · top_k.
-        block_m: entries of a tile.
-        a_div: slots per activation row.
-        mul_weight_by: float32 [num_valid_tokens].
-        bias: float32 [E, N].
-        out: contiguous bfloat16 [num_valid_tokens, N] to write into.
-        uncovered: ``zero`` or ``undefined``.
-
     Returns:
         bfloat16 [num_valid_tokens, N], with rows that no tile covers as ``uncovered`` says.
-
-    Raises:
-        GuardError: operands or indices of the wrong dtype, shape or device.
-        BuildError, LaunchError: the kernel could not be built or run.
 
     Example:
         >>> import torch, hipforge

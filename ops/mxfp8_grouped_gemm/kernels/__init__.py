@@ -15,9 +15,10 @@ from hipforge.ops.core import dispatch
 from hipforge.ops.core.alignment import realigned
 from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.dispatch import Refused
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.mxfp8_grouped_gemm.kernels import wave_split
 from hipforge.ops.mxfp8_grouped_gemm.kernels.stream import STREAM
-from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import WAVE_SPLIT, mxfp8_grouped_split_out
+from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import WAVE_SPLIT, mxfp8_grouped_split, mxfp8_grouped_split_out
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
 
 KERNELS = (WAVE_SPLIT, STREAM)  # simplest first: a tuner's ties go to the earlier one
@@ -58,7 +59,8 @@ def smallm_mxfp8_moe_out(
     )  # fmt: skip
 
 
-def smallm_mxfp8_moe_grouped_gemm(
+@documented_like(mxfp8_grouped_split)
+def smallm_mxfp8_moe_grouped_gemm(  # noqa: D417
     a_q: torch.Tensor,
     a_scale: torch.Tensor,
     w: torch.Tensor,
@@ -81,30 +83,14 @@ def smallm_mxfp8_moe_grouped_gemm(
     """Run :func:`mxfp8_grouped_split` on contiguous tensors on gfx950, into ``out``, in a plain configuration.
 
     Args:
-        a_q: as for that function, like all whose meaning is not given here.
-        a_scale: [M_act, K/32].
-        w: [E, N, K].
-        w_scale: [E, N, K/32].
-        sorted_token_ids: whole tiles of ``block_m`` slots.
-        expert_ids: one per tile.
-        num_tokens_post_padded: [1].
-        out: bfloat16; rows of slots that no tile holds stay as they are.
         E: experts, as ``w`` has them.
         N: columns, as ``w`` has them.
         K: depth, as ``w`` has it.
-        num_valid_tokens: slots.
         M_act: rows of ``a_q``.
-        a_div: slots per activation row.
-        block_m: entries of a tile.
-        mul_weight_by: one weight per slot.
         block_n: 8 or 16; of an earlier kernel, without effect.
-        bias: [E, N].
 
     Returns:
         ``out``.
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     smallm_mxfp8_moe_out(
         out, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, mul_weight_by,

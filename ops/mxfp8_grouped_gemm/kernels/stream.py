@@ -10,7 +10,9 @@ import torch
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline
+from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_split
 
 KERNEL = "mxfp8_grouped_stream"
 ARCH = "gfx950"
@@ -74,7 +76,8 @@ def mxfp8_grouped_stream_out(
     """Write the rows of ``out`` that tiles in use cover; ``columns`` per work-group."""
 
 
-def mxfp8_grouped_stream(
+@documented_like(mxfp8_grouped_split)
+def mxfp8_grouped_stream(  # noqa: D417
     a_q: torch.Tensor,
     a_scale: torch.Tensor,
     w: torch.Tensor,
@@ -94,26 +97,13 @@ def mxfp8_grouped_stream(
     """Run the kernel on contiguous tensors, writing into ``out``.
 
     Args:
-        a_q: as for :func:`mxfp8_grouped_split`, like all up to ``bias``, but e4m3fn; K a multiple of 128, at most 512.
-        a_scale: [M_act, K/32]; like ``w_scale`` at a multiple of 4 bytes.
-        w: [E, N, K].
-        w_scale: [E, N, K/32].
-        sorted_token_ids: whole tiles of ``block_m`` slots.
-        expert_ids: one per tile.
-        num_tokens_post_padded: [1].
-        out: bfloat16; rows of slots that no tile holds stay as they are.
-        num_valid_tokens: slots.
-        a_div: slots per activation row.
-        block_m: entries of a tile.
-        mul_weight_by: one weight per slot.
-        bias: [E, N].
+        a_q: activations [M_act, K] in e4m3fn; K a multiple of 128, at most 512; slot t reads row t // ``a_div``.
+        a_scale: their scales [M_act, K/32], at a multiple of 4 bytes.
+        w_scale: their scales [E, N, K/32], at a multiple of 4 bytes.
         columns: of a work-group: a multiple of 64 up to 512.
 
     Returns:
         ``out``.
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     require_rank("w", w, 3, "[E, N, K]")
     experts, n, k = w.shape
