@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hipforge.csrc
 from hipforge.errors import GuardError
+from hipforge.jit import toolchain
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.kernel import best
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS
-from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROW_STREAM, SHARED_BYTES, blocks_for, shared_bytes
+from hipforge.ops.mxfp8_gemm.kernels.row_stream import (
+    ROW_STREAM,
+    ROWS,
+    SHARED_BYTES,
+    TILES,
+    blocks_for,
+    shared_bytes,
+    warps,
+)
 from hipforge.ops.mxfp8_gemm.kernels.wgmma_tiles import WGMMA_TILES
 
 HOPPER = "sm_90"
@@ -75,3 +88,35 @@ def test_a_programmatic_launch_is_a_promise_of_one_thread_and_of_its_block() -> 
     with pytest.raises(KeyError), programmatic.programmatic_launch():
         raise KeyError
     assert not programmatic.active()
+
+
+def test_the_shared_memory_that_plans_reckon_with_is_the_kernel_s(tmp_path: Path) -> None:
+    asserted = [
+        f"static_assert(Layout<{rows}, {tiles}>::kWarps == {warps(rows, tiles)}"
+        f" && shared_bytes<{rows}, {tiles}>({block_rows}, {k}) == {shared_bytes(rows, tiles, block_rows, k)});"
+        for rows, tiles, (block_rows, k) in itertools.product(ROWS, TILES, ((1, 32), (37, 4096), (260, 2880)))
+    ]
+    csrc = Path(hipforge.csrc.__path__[0])
+    source = tmp_path / "layout.cu"
+    source.write_text(
+        f'#include "{csrc}/mxfp8_gemm/nvidia/row_stream_kernel.h"\nusing namespace hf::row_stream;\n'
+        f"static_assert(hf::kMostShared == {SHARED_BYTES});\n" + "\n".join(asserted)
+    )
+    found = toolchain.select("sm_90").tool.path
+    flags = (
+        "-std=c++17",
+        "-arch=sm_90a",
+        "-DHF_VENDOR=nvidia",
+        f"-I{csrc}/include",
+        f"-I{csrc}/include/hipforge/nvidia/include",
+    )
+
+    def compiled() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [found, *flags, "-ptx", source, "-o", tmp_path / "layout.ptx"], capture_output=True, text=True
+        )
+
+    ran = compiled()
+    assert ran.returncode == 0, ran.stderr
+    source.write_text(source.read_text().replace(f"(1, 32) == {shared_bytes(8, 1, 1, 32)})", "(1, 32) == 1)"))
+    assert compiled().returncode != 0  # the assertions are seen

@@ -21,8 +21,6 @@ void check_waves(int64_t count, const char* name) {
   HF_CHECK(count >= 1 && count <= kMostWaves, name, " must be 1 to ", kMostWaves, " waves; got ", count);
 }
 
-int64_t ceil_ratio(int64_t count, int64_t by) { return (count + by - 1) / by; }
-
 }  // namespace
 
 /// out fp16 [m, n]; a e4m3 [m, k]; b e4m3 [k, n] with stride(0) == 1; scale fp32 [1]; workspace fp32
@@ -53,7 +51,7 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
   HF_CHECK(qsize <= lds_limit && S::lds_bytes(static_cast<uint32_t>(qsize)) <= lds_limit, "the queue needs ",
            static_cast<int64_t>(S::lds_bytes(1)), " bytes of LDS per slot; qsize = ", qsize, " exceeds the ", lds_limit,
            " bytes of a work-group");
-  const int64_t blocks = ceil_ratio(k, S::kBlockK);
+  const int64_t blocks = hf::ceil_div(k, S::kBlockK);
   HF_CHECK(split_k >= 1 && split_k <= blocks, "split_k must be 1 to the number of k blocks, ceil(k / ",
            static_cast<int64_t>(S::kBlockK), ") = ", blocks, "; got ", split_k);
   HF_CHECK(workgroups >= 1, "workgroups must be at least 1; got ", workgroups);
@@ -66,7 +64,7 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
     HF_CHECK(accumulate, "the atomic mode adds to out: accumulate must be true, and out zero where nothing is to be added");
   }
 
-  const int64_t row_tiles = ceil_ratio(m, S::kTileM), column_tiles = ceil_ratio(n, S::kColumns);
+  const int64_t row_tiles = hf::ceil_div(m, S::kTileM), column_tiles = hf::ceil_div(n, S::kColumns);
   const int64_t tiles = row_tiles * column_tiles * split_k;
   // The sequence number of a part counts every k block of a work-group's run, times b_lanes.
   HF_CHECK(tiles * blocks <= (int64_t{1} << 29), "m, n, k and split_k make ", tiles, " tiles of up to ", blocks,
@@ -94,7 +92,7 @@ void skinny_gemm_fp8_out(Tensor out, Tensor a, Tensor b, Tensor scale, OptionalT
   hf::launch(skinny_gemm<S>, {dim3(u32(grid)), dim3(u32(waves * hf::dev::kWaveSize)), S::lds_bytes(u32(qsize)), stream},
              out.data<_Float16>(), a.data<uint8_t>(), b.data<uint8_t>(), scale.data<float>(), partials, problem);
   if (!partials) return;
-  hf::launch(reduce_partials, {u32(ceil_ratio(m * n, kReduceThreads * kReducePerThread)), kReduceThreads, 0, stream},
+  hf::launch(reduce_partials, {hf::ceil_div(m * n, kReduceThreads * kReducePerThread), kReduceThreads, 0, stream},
              out.data<_Float16>(), partials, scale.data<float>(), static_cast<uint64_t>(m * n), u32(slices), accumulate);
 }
 HF_EXPORT(skinny_gemm_fp8_out);

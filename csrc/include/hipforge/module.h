@@ -11,6 +11,9 @@
 
 namespace hf __attribute__((visibility("hidden"))) {
 
+// How many pieces of `by` cover `count`.
+inline uint32_t ceil_div(int64_t count, int64_t by) { return static_cast<uint32_t>((count + by - 1) / by); }
+
 // Longest architecture name kept, without its features ("gfx950").
 constexpr int kArchBytes = 16;
 

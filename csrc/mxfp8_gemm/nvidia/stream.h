@@ -7,8 +7,6 @@ namespace hf {
 
 constexpr int kMostShared = 227 * 1024;  // bytes of shared memory that a block can have
 
-inline uint32_t ceil_div(int64_t count, int64_t by) { return static_cast<uint32_t>((count + by - 1) / by); }
-
 /// Copies 16 bytes to shared memory, of which `bytes` are read and the rest are zeros.
 __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),

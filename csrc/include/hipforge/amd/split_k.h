@@ -30,8 +30,6 @@ __device__ inline void store_columns(T* out, f32x4 values, uint32_t row, uint32_
 
 namespace hf {
 
-inline uint32_t ceil_div(int64_t count, int64_t by) { return static_cast<uint32_t>((count + by - 1) / by); }
-
 inline void check_k_splits(int64_t k_splits, int64_t steps, int64_t k, const char* name = "k_splits", int64_t step = 128) {
   HF_CHECK(k_splits == 1 || k_splits == 2 || k_splits == 4 || k_splits == 8, name, " must be 1, 2, 4 or 8; got ", k_splits);
   HF_CHECK(k_splits <= steps, name, " must not exceed the number of K steps, ceil(K/", step, ") = ", steps, " for K = ", k,
