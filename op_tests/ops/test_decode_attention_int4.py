@@ -83,7 +83,7 @@ def test_groups_of_equal_values_keep_their_value():
         ({"num_groups": None}, "must be given for an fp8 cache"),
         ({"k_scale_shift": torch.zeros(1, 1, 1, 2, dtype=torch.int32)}, "must be None with num_groups"),
         ({"split_k": 513}, "split_k must be 1 to 512; got 513"),
-        ({"force_kernel_config": {"waves": 3}}, "waves must be one of 1, 2, 4; got 3"),
+        ({"force_kernel_config": {"waves": 3}}, "waves must be 1, 2 or 4; got 3"),
         ({"force_kernel_config": {"block_n": 16}}, "waves, split_k for int4; got 'block_n'"),
         ({"page_size": 16}, "belong together"),
         ({"seqlens": torch.tensor([3])}, "int32"),
