@@ -131,7 +131,7 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
         raw(case, workspace.view(torch.uint8)[: q.numel()].view(q.shape), scales, groups=2, workspace=workspace)
     with pytest.raises(GuardError, match=r"HF_ROWS.*48"):
         raw(case, q, scales, rows=48)
-    with pytest.raises(GuardError, match=r"out must be contiguous float8_e4m3fn(uz)? \[25, 64\], the fp8 of this device"):
+    with pytest.raises(GuardError, match=r"out must be contiguous float8_e4m3fn(uz)? \[25, 64\], the fp8 of this"):
         raw(case, q[:24], scales)
     with pytest.raises(GuardError, match=r"out_scales must be contiguous uint8 \[25, 2\]; got uint8 \[25, 1\]"):
         raw(case, q, scales[:, :1])

@@ -377,7 +377,8 @@ def test_the_other_architecture_s_format_is_refused(arch: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     (
-        ({"a_scale": torch.zeros(4, 3, dtype=torch.uint8)}, r"a_scale must be .*float8_e8m0fnu \[4, 2\].*got uint8 \[4, 3\]"),
+        ({"a_scale": torch.zeros(4, 3, dtype=torch.uint8)},
+         r"a_scale must be .*float8_e8m0fnu \[4, 2\].*got uint8 \[4, 3\]"),
         ({"a": torch.zeros(3, 64, dtype=torch.uint8), "a_scale": torch.zeros(3, 2, dtype=torch.uint8)},
          r"a_q has M_act = 3 rows, but 4 slots"),
         ({"block_m": 6}, r"block_m must be a positive multiple of 4; got 6"),
