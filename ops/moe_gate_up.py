@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from hipforge import devices
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8
+from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import MOST_STEPS
 from hipforge.ops.mxfp8_gemm.raw import K_STEP
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.mxfp8_grouped_gemm.family import GROUPED
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, wave_split
-from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
+from hipforge.ops.mxfp8_grouped_gemm.reference import OPERANDS, SIZES, Operands
 from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 
 KERNEL = "mxfp8_gate_up"
@@ -58,39 +58,15 @@ def split_workspace(slots: int, n: int, groups: int, device: torch.device) -> to
     return torch.empty(slots * (groups * n + meetings), dtype=torch.float32, device=device)
 
 
-@compile_ops(
+mxfp8_gate_up_out = stub(
+    "mxfp8_gate_up_out",
     "module_mxfp8_grouped_gemm_gate_up",
+    f"out, out_scales, {OPERANDS}; bias: Tensor?; {SIZES}; alpha, beta, limit: float; interleaved: bool; "
+    "workspace: Tensor?; rows, parts, groups: int",
+    "Write the rows of ``out`` and ``out_scales`` that tiles in use cover: MX-FP8 of SwiGLU of the product.",
     variant={"HF_ROWS": "rows"},
     mutates=("out", "out_scales", "workspace"),
 )
-def mxfp8_gate_up_out(
-    out: torch.Tensor,
-    out_scales: torch.Tensor,
-    a_q: torch.Tensor,
-    a_scale: torch.Tensor,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    num_tokens_post_padded: torch.Tensor,
-    bias: torch.Tensor | None,
-    E: int,
-    N: int,
-    K: int,
-    num_valid_tokens: int,
-    M_act: int,
-    a_div: int,
-    block_m: int,
-    alpha: float,
-    beta: float,
-    limit: float,
-    interleaved: bool,
-    workspace: torch.Tensor | None,
-    rows: int,
-    parts: int,
-    groups: int,
-) -> None:
-    """Write the rows of ``out`` and ``out_scales`` that tiles in use cover: MX-FP8 of SwiGLU of the product."""
 
 
 def _plan(w: torch.Tensor, **given: Any) -> Decision:

@@ -6,64 +6,39 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.kernel import Configuration, Timed
+from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.few_rows import modelled_us
 from hipforge.ops.mxfp8_gemm.kernels import group_split, tiles, wave_split
-from hipforge.ops.mxfp8_gemm.raw import FEW_ROWS
+from hipforge.ops.mxfp8_gemm.raw import FEW_ROWS, OPERANDS
 
-
-@compile_ops("module_fp8_gemm_wave_split", variant={"HF_ROWS": "rows", "HF_SCALES": "scales"})
-def fp8_wave_split_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: int,
-    rows: int,
-    columns: int,
-    waves: int,
-) -> None:
-    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16 or f16; K a multiple of 16; ``scales`` as in ``Scales``."""
-
-
-@compile_ops(
-    "module_fp8_gemm_group_split", variant={"HF_ROWS": "rows", "HF_SCALES": "scales"}, mutates=("out", "workspace")
+fp8_wave_split_out = stub(
+    "fp8_wave_split_out",
+    "module_fp8_gemm_wave_split",
+    f"{OPERANDS}; scales, rows, columns, waves: int",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16 or f16; K a multiple of 16; ``scales`` as in ``Scales``.",
+    variant={"HF_ROWS": "rows", "HF_SCALES": "scales"},
 )
-def fp8_group_split_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: int,
-    workspace: torch.Tensor | None,
-    rows: int,
-    columns: int,
-    k_splits: int,
-) -> None:
-    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16 or f16; ``workspace`` is what ``split_workspace`` returns."""
 
 
-@compile_ops("module_fp8_gemm_tiles", variant={"HF_TILE": "tile"}, mutates=("out", "workspace"))
-def fp8_tiles_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: int,
-    workspace: torch.Tensor | None,
-    tile: int,
-    k_splits: int,
-) -> None:
-    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16 or f16, with scales of kind ``Scales.ONCE``."""
+fp8_group_split_out = stub(
+    "fp8_group_split_out",
+    "module_fp8_gemm_group_split",
+    f"{OPERANDS}; scales: int; workspace: Tensor?; rows, columns, k_splits: int",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16 or f16; ``workspace`` is what ``split_workspace`` returns.",
+    variant={"HF_ROWS": "rows", "HF_SCALES": "scales"},
+    mutates=("out", "workspace"),
+)
+
+
+fp8_tiles_out = stub(
+    "fp8_tiles_out",
+    "module_fp8_gemm_tiles",
+    f"{OPERANDS}; scales: int; workspace: Tensor?; tile, k_splits: int",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16 or f16, with scales of kind ``Scales.ONCE``.",
+    variant={"HF_TILE": "tile"},
+    mutates=("out", "workspace"),
+)
 
 
 def _tiles_refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:

@@ -12,6 +12,7 @@ from hipforge.ops.core.alignment import packed, realigned
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.kernel import Configuration, Kernel
 
+OPERANDS = "out, Xq, Xs, Wq, Ws: Tensor"  # of the kernels' entries, as stubs declare them
 _PAYLOADS = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", None))
 _SCALES = (torch.uint8, E8M0_DTYPE)
 

@@ -11,6 +11,8 @@ from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.kernel import Kernel
 
 MAX_M = 16384
+# The parameters that the kernels' entries share, as stubs declare them.
+OPERANDS = "out, Xq, Xs, Wq, Ws: Tensor; bias: Tensor?"
 FEW_ROWS = 64  # up to here a work-group may take all rows of X
 MAX_K = 1 << 22
 MAX_ELEMENTS = 2**31 - 1

@@ -18,6 +18,12 @@ SevenTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 SevenSizes = tuple[int, int, int, int, int, int, int]
 
 
+# The parameters of the kernels' entries, as stubs declare them.
+OPERANDS = "a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded: Tensor"
+SIZES = "E, N, K, num_valid_tokens, M_act, a_div, block_m: int"
+ROUTED = f"mul_weight_by, bias: Tensor?; {SIZES}"
+
+
 class Operands(NamedTuple):
     """What every path of the grouped GEMM takes; shapes as in :mod:`hipforge.ops.mxfp8_grouped_gemm`."""
 

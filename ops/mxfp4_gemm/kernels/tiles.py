@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from hipforge import archs
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
+from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tiles import K_SPLITS, MAX_K, TileKernel, split_workspace, tile_number
-from hipforge.ops.mxfp4_gemm.raw import run_raw
+from hipforge.ops.mxfp4_gemm.raw import OPERANDS, run_raw
 
 BYTES_AHEAD = 3 * 2048  # of 64 x 64: three stages of four, and of each a wave's part of W
 TILED = TileKernel(
@@ -26,19 +26,14 @@ TILED = TileKernel(
 )  # fmt: skip
 
 
-@compile_ops("module_mxfp4_gemm_tiles", variant={"HF_TILE": "tile"}, mutates=("out", "workspace"))
-def mxfp4_gemm_tiles_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    workspace: torch.Tensor | None,
-    shuffled: bool,
-    tile: int,
-    k_splits: int,
-) -> None:
-    """Write Xq @ Wq^T into ``out`` [M, N] bf16; ``workspace`` is what :func:`split_workspace` returns."""
+mxfp4_gemm_tiles_out = stub(
+    "mxfp4_gemm_tiles_out",
+    "module_mxfp4_gemm_tiles",
+    f"{OPERANDS}; workspace: Tensor?; shuffled: bool; tile, k_splits: int",
+    "Write Xq @ Wq^T into ``out`` [M, N] bf16; ``workspace`` is what :func:`split_workspace` returns.",
+    variant={"HF_TILE": "tile"},
+    mutates=("out", "workspace"),
+)
 
 
 def run_mxfp4_tiles(

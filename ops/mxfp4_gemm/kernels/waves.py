@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
+from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tiles import MAX_K
-from hipforge.ops.mxfp4_gemm.raw import run_raw
+from hipforge.ops.mxfp4_gemm.raw import OPERANDS, run_raw
 
 SUB_TILES = (1, 2, 4)  # of 16 rows or columns, per wave
 K_SPLITS = (1, 2, 4, 8)  # over the waves of a work-group
@@ -92,22 +92,13 @@ def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
         yield modelled_us(m, n, k, **given, cu_count=cu_count), given
 
 
-@compile_ops(
+mxfp4_gemm_out = stub(
+    "mxfp4_gemm_out",
     "module_mxfp4_gemm",
+    f"{OPERANDS}; shuffled: bool; m_sub, n_sub, k_splits: int",
+    "Write Xq @ Wq^T into ``out`` [M, N] bf16.",
     variant={"HF_M_SUB": "m_sub", "HF_N_SUB": "n_sub"},
 )
-def mxfp4_gemm_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    shuffled: bool,
-    m_sub: int,
-    n_sub: int,
-    k_splits: int,
-) -> None:
-    """Write Xq @ Wq^T into ``out`` [M, N] bf16."""
 
 
 def run_mxfp4(

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
+from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.few_rows import modelled_us, rows_by_default
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import steps_ahead
-from hipforge.ops.mxfp8_gemm.raw import FEW_ROWS, MAX_K, ROWS, STEP_BYTES, k_steps, rows_to_try, run_raw
+from hipforge.ops.mxfp8_gemm.raw import FEW_ROWS, MAX_K, OPERANDS, ROWS, STEP_BYTES, k_steps, rows_to_try, run_raw
 
 COLUMNS = (16, 24, 32, 48)
 K_SPLITS = (2, 4)
@@ -64,22 +64,14 @@ def split_workspace(m: int, n: int, rows: int, columns: int, k_splits: int, devi
     return torch.empty(results * (k_splits * tiles * TILE * TILE + meetings), dtype=torch.float32, device=device)
 
 
-@compile_ops(
-    "module_mxfp8_gemm_group_split", variant={"HF_ROWS": "rows"}, mutates=("out", "workspace")
+mxfp8_group_split_out = stub(
+    "mxfp8_group_split_out",
+    "module_mxfp8_gemm_group_split",
+    f"{OPERANDS}; workspace: Tensor?; rows, columns, k_splits: int",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16; ``workspace`` is what :func:`split_workspace` returns.",
+    variant={"HF_ROWS": "rows"},
+    mutates=("out", "workspace"),
 )
-def mxfp8_group_split_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-    rows: int,
-    columns: int,
-    k_splits: int,
-) -> None:
-    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16; ``workspace`` is what :func:`split_workspace` returns."""
 
 
 def mxfp8_group_split(

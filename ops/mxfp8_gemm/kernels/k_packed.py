@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
+from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.few_rows import modelled_us
-from hipforge.ops.mxfp8_gemm.raw import STEP_BYTES, run_raw
+from hipforge.ops.mxfp8_gemm.raw import OPERANDS, STEP_BYTES, run_raw
 
 COLUMNS = (4, 8)  # per group of waves; also the largest M
 WAVES = (1, 2, 4, 8, 16)
@@ -54,19 +54,13 @@ def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
     return None
 
 
-@compile_ops("module_mxfp8_gemm_k_packed", variant={"HF_COLUMNS": "columns"})
-def mxfp8_k_packed_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    columns: int,
-    groups: int,
-    waves: int,
-) -> None:
-    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16."""
+mxfp8_k_packed_out = stub(
+    "mxfp8_k_packed_out",
+    "module_mxfp8_gemm_k_packed",
+    f"{OPERANDS}; columns, groups, waves: int",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16.",
+    variant={"HF_COLUMNS": "columns"},
+)
 
 
 def mxfp8_k_packed(

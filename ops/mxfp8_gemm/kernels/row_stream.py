@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from hipforge import archs
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.kernel import Configuration, Kernel, Timed
-from hipforge.ops.mxfp8_gemm.raw import K_STEP, k_steps, run_raw
+from hipforge.ops.core.stub import stub
+from hipforge.ops.mxfp8_gemm.raw import K_STEP, OPERANDS, k_steps, run_raw
 
 ROWS = (8, 16, 32)  # of X that a block multiplies at once
 TILES = (1, 2, 3, 4)  # of 8 rows of W, in a pass
@@ -103,21 +103,13 @@ def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
     return None if most <= SHARED_BYTES else f"more blocks: shared memory of {most} bytes exceeds {SHARED_BYTES}"
 
 
-@compile_ops("module_mxfp8_gemm_row_stream", variant={"HF_ROWS": "rows", "HF_TILES": "tiles"})
-def mxfp8_row_stream_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    rows: int,
-    tiles: int,
-    sharers: int,
-    blocks: int,
-    programmatic: bool,
-) -> None:
-    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16."""
+mxfp8_row_stream_out = stub(
+    "mxfp8_row_stream_out",
+    "module_mxfp8_gemm_row_stream",
+    f"{OPERANDS}; rows, tiles, sharers, blocks: int; programmatic: bool",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16.",
+    variant={"HF_ROWS": "rows", "HF_TILES": "tiles"},
+)
 
 
 def _launch(out: torch.Tensor, *given: Any) -> None:

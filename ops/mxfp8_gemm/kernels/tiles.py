@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from hipforge import archs
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
+from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tiles import K_SPLITS, TileKernel, split_workspace, tile_number
-from hipforge.ops.mxfp8_gemm.raw import MAX_K, MAX_M, run_raw
+from hipforge.ops.mxfp8_gemm.raw import MAX_K, MAX_M, OPERANDS, run_raw
 
 ABOVE_M = 16  # up to there a tile's rows are mostly empty
 BYTES_AHEAD = 3 * 2048  # of 64 x 64: three stages of four, and of each a wave's part of W
@@ -28,19 +28,14 @@ TILED = TileKernel(
 )  # fmt: skip
 
 
-@compile_ops("module_mxfp8_gemm_tiles", variant={"HF_TILE": "tile"}, mutates=("out", "workspace"))
-def mxfp8_gemm_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-    tile: int,
-    k_splits: int,
-) -> None:
-    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16; ``workspace`` is what :func:`split_workspace` returns."""
+mxfp8_gemm_out = stub(
+    "mxfp8_gemm_out",
+    "module_mxfp8_gemm_tiles",
+    f"{OPERANDS}; workspace: Tensor?; tile, k_splits: int",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16; ``workspace`` is what :func:`split_workspace` returns.",
+    variant={"HF_TILE": "tile"},
+    mutates=("out", "workspace"),
+)
 
 
 def mxfp8_gemm_tiles(

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from hipforge import archs
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
+from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.few_rows import modelled_us, rows_by_default
-from hipforge.ops.mxfp8_gemm.raw import FEW_ROWS, MAX_K, ROWS, STEP_BYTES, k_steps, rows_to_try, run_raw
+from hipforge.ops.mxfp8_gemm.raw import FEW_ROWS, MAX_K, OPERANDS, ROWS, STEP_BYTES, k_steps, rows_to_try, run_raw
 
 COLUMNS = (16, 24, 32)  # tried for any shape
 ACCEPTED_COLUMNS = range(16, 81, 4)
@@ -119,19 +119,13 @@ def _pipeline(given: Configuration, cell: Any, arch: str) -> Pipeline:
     return Pipeline(steps_ahead(given["rows"], columns) * STEP_BYTES * columns // COLUMNS[0])
 
 
-@compile_ops("module_mxfp8_gemm_wave_split", variant={"HF_ROWS": "rows"})
-def mxfp8_wave_split_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    rows: int,
-    columns: int,
-    waves: int,
-) -> None:
-    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16."""
+mxfp8_wave_split_out = stub(
+    "mxfp8_wave_split_out",
+    "module_mxfp8_gemm_wave_split",
+    f"{OPERANDS}; rows, columns, waves: int",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16.",
+    variant={"HF_ROWS": "rows"},
+)
 
 
 def mxfp8_wave_split(

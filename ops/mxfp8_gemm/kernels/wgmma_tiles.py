@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.kernel import Configuration, Kernel, Timed
+from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tiles import tile_number
-from hipforge.ops.mxfp8_gemm.raw import k_steps, run_raw
+from hipforge.ops.mxfp8_gemm.raw import OPERANDS, k_steps, run_raw
 
 # Tile -> rough microseconds of a step of 128 k on an H100, and how many blocks a multiprocessor holds.
 STEP_US = MappingProxyType({(64, 32): (0.86, 3), (64, 256): (2.0, 1), (128, 128): (2.0, 1)})
@@ -20,18 +20,13 @@ START_US = 2.0
 MOST_K = 1 << 24
 
 
-@compile_ops("module_mxfp8_gemm_wgmma_tiles", variant={"HF_TILE": "tile"})
-def mxfp8_wgmma_tiles_out(
-    out: torch.Tensor,
-    Xq: torch.Tensor,
-    Xs: torch.Tensor,
-    Wq: torch.Tensor,
-    Ws: torch.Tensor,
-    bias: torch.Tensor | None,
-    tile: int,
-    programmatic: bool,
-) -> None:
-    """Write Xq @ Wq^T + bias into ``out`` [M, N] bf16."""
+mxfp8_wgmma_tiles_out = stub(
+    "mxfp8_wgmma_tiles_out",
+    "module_mxfp8_gemm_wgmma_tiles",
+    f"{OPERANDS}; tile: int; programmatic: bool",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16.",
+    variant={"HF_TILE": "tile"},
+)
 
 
 def _launch(out: torch.Tensor, *given: Any) -> None:

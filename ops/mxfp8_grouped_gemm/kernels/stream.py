@@ -7,12 +7,13 @@ from types import MappingProxyType
 
 import torch
 
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline
+from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_split
+from hipforge.ops.mxfp8_grouped_gemm.reference import OPERANDS, ROUTED
 
 KERNEL = "mxfp8_grouped_stream"
 ARCH = "gfx950"
@@ -49,31 +50,13 @@ def takes(k: int) -> bool:
     return 0 < k <= MAX_K and k % K_STEP == 0
 
 
-@compile_ops(
+mxfp8_grouped_stream_out = stub(
+    "mxfp8_grouped_stream_out",
     "module_mxfp8_grouped_gemm_stream",
+    f"out, {OPERANDS}; {ROUTED}; columns: int",
+    "Write the rows of ``out`` that tiles in use cover; ``columns`` per work-group.",
     variant=lambda *given: {"HF_STEPS": min(MAX_K // K_STEP, max(1, given[12] // K_STEP))},
 )
-def mxfp8_grouped_stream_out(
-    out: torch.Tensor,
-    a_q: torch.Tensor,
-    a_scale: torch.Tensor,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    num_tokens_post_padded: torch.Tensor,
-    mul_weight_by: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    E: int,
-    N: int,
-    K: int,
-    num_valid_tokens: int,
-    M_act: int,
-    a_div: int,
-    block_m: int,
-    columns: int,
-) -> None:
-    """Write the rows of ``out`` that tiles in use cover; ``columns`` per work-group."""
 
 
 @documented_like(mxfp8_grouped_split)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_int, require_rank
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline
+from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import default_waves
 from hipforge.ops.mxfp8_gemm.raw import STEP_BYTES, k_steps
+from hipforge.ops.mxfp8_grouped_gemm.reference import OPERANDS, ROUTED
 
 KERNEL = "mxfp8_grouped_split"
 ROWS = (16, 32)  # slots of a tile that are multiplied at once
@@ -67,30 +68,13 @@ def default_columns(groups: int, waves: int, k: int, cu_count: int) -> int:
     return TILE << (side_by_side.bit_length() - 1)
 
 
-@compile_ops("module_mxfp8_grouped_gemm_split", variant={"HF_ROWS": "rows"})
-def mxfp8_grouped_split_out(
-    out: torch.Tensor,
-    a_q: torch.Tensor,
-    a_scale: torch.Tensor,
-    w: torch.Tensor,
-    w_scale: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    num_tokens_post_padded: torch.Tensor,
-    mul_weight_by: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    E: int,
-    N: int,
-    K: int,
-    num_valid_tokens: int,
-    M_act: int,
-    a_div: int,
-    block_m: int,
-    rows: int,
-    waves: int,
-    columns: int,
-) -> None:
-    """Write the rows of ``out`` that tiles in use cover; ``rows`` slots and ``columns`` per work-group."""
+mxfp8_grouped_split_out = stub(
+    "mxfp8_grouped_split_out",
+    "module_mxfp8_grouped_gemm_split",
+    f"out, {OPERANDS}; {ROUTED}; rows, waves, columns: int",
+    "Write the rows of ``out`` that tiles in use cover; ``rows`` slots and ``columns`` per work-group.",
+    variant={"HF_ROWS": "rows"},
+)
 
 
 def mxfp8_grouped_split(
