@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def documented_like(source: Callable[..., Any]) -> Callable[[F], F]:
-    """Complete a docstring with what ``source``'s says of arguments that it leaves out, and with its ``Raises``.
+    """Complete a docstring with what ``source``'s says of arguments that it leaves out, its ``Returns`` and ``Raises``.
 
     Example:
         >>> def first(x: int) -> int:
@@ -41,7 +41,8 @@ def documented_like(source: Callable[..., Any]) -> Callable[[F], F]:
         code = function.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         own["Args"] = "\n".join(described[name] for name in names if name in described)
-        own["Raises"] = own["Raises"] or other["Raises"]
+        for title in ("Returns", "Raises"):
+            own[title] = own[title] or other[title]
         function.__doc__ = "\n\n".join(
             f"{title}:\n{text}" if title else text for title, text in own.items() if text.strip()
         )

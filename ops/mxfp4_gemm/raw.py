@@ -96,7 +96,23 @@ def run_raw(
     w_scale: torch.Tensor,
     shuffled: bool,
 ) -> torch.Tensor:
-    """Check a raw op's operands and parameters, allocate what it writes and launch it."""
+    """Check a raw op's operands and parameters, allocate what it writes and launch it.
+
+    Args:
+        kernel: to launch.
+        configuration: its parameters.
+        xq: activations [M, K/2].
+        x_scale: e8m0 bytes [M, K/32].
+        wq: weights [N, K/2].
+        w_scale: e8m0 bytes [N, K/32], or shuffled.
+        shuffled: the weight and its scales are in the shuffled order.
+
+    Returns:
+        bfloat16 [M, N].
+
+    Raises:
+        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
+    """
     m, n, _ = Problem.of(xq, x_scale, wq, w_scale, shuffled=shuffled).key
     out = torch.empty((m, n), dtype=torch.bfloat16, device=xq.device)
     return launch(kernel, kernel.require(**configuration), out, xq, x_scale, wq, w_scale, shuffled)

@@ -32,7 +32,24 @@ def new_result(Xq: torch.Tensor, Wq: torch.Tensor, out_dtype: torch.dtype = torc
 
 
 def run_raw(kernel: Kernel, Xq: torch.Tensor, Wq: torch.Tensor, *operands: Any, **configuration: int) -> torch.Tensor:
-    """Check a raw op's parameters, allocate what it writes and launch it on ``operands``."""
+    """Check a raw op's parameters, allocate what it writes and launch it on ``operands``.
+
+    Args:
+        kernel: to launch.
+        Xq: activations [M, K]; K a multiple of 32.
+        Xs: their scales [M, K/32].
+        Wq: weights [N, K].
+        Ws: their scales [N, K/32].
+        bias: bfloat16 [N], added in float32 before the only rounding.
+        operands: those before, in the order in which the entry takes them.
+        configuration: the kernel's parameters.
+
+    Returns:
+        bfloat16 [M, N].
+
+    Raises:
+        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
+    """
     out = new_result(Xq, Wq)
     key = *out.shape, Xq.shape[1]
     kernel.run(kernel.require(**configuration), key, out, *operands)

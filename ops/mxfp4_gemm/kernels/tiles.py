@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hipforge import archs
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tiles import K_SPLITS, MAX_K, TileKernel, split_workspace, tile_number
@@ -36,7 +37,8 @@ mxfp4_gemm_tiles_out = stub(
 )
 
 
-def run_mxfp4_tiles(
+@documented_like(run_raw)
+def run_mxfp4_tiles(  # noqa: D417
     xq: torch.Tensor,
     x_scale: torch.Tensor,
     wq: torch.Tensor,
@@ -50,19 +52,10 @@ def run_mxfp4_tiles(
 
     Args:
         xq: activations [M, K/2] of any size; K at most 2^22.
-        x_scale: e8m0 bytes [M, K/32].
         wq: weights [N, K/2] of any size.
-        w_scale: e8m0 bytes [N, K/32], or shuffled.
-        shuffled: the weight and its scales are in the shuffled order.
         tile: rows of X times 1000 plus rows of W that a work-group multiplies: 256256, 192256, 192128, 128192,
             128128, 64128, 64064 or 32064.
         k_splits: parts that K is cut into: 1, 2, 4 or 8, at most ceil(K / 256); their sums are added in a fixed order.
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     return run_raw(TILES, {"tile": tile, "k_splits": k_splits}, xq, x_scale, wq, w_scale, shuffled)
 

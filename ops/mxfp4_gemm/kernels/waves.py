@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tiles import MAX_K
@@ -101,7 +102,8 @@ mxfp4_gemm_out = stub(
 )
 
 
-def run_mxfp4(
+@documented_like(run_raw)
+def run_mxfp4(  # noqa: D417
     xq: torch.Tensor,
     x_scale: torch.Tensor,
     wq: torch.Tensor,
@@ -115,21 +117,11 @@ def run_mxfp4(
     """Run the kernel whose waves split K, as configured; shapes and dtypes as in :mod:`hipforge.ops.mxfp4_gemm`.
 
     Args:
-        xq: activations [M, K/2].
-        x_scale: e8m0 bytes [M, K/32].
         wq: weights [N, K/2]; a payload has at most 2^31 - 1 bytes.
-        w_scale: e8m0 bytes [N, K/32], or shuffled.
-        shuffled: the weight and its scales are in the shuffled order.
         m_sub: tiles of 16 rows per wave: 1, 2 or 4.
         n_sub: tiles of 16 columns per wave: 1, 2 or 4.
         k_splits: waves of a work-group, each with a part of K: 1, 2, 4 or 8, at most ceil(K / 128) and
             64 / (m_sub n_sub). Their sums are added in order.
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     configuration = {"m_sub": m_sub, "n_sub": n_sub, "k_splits": k_splits}
     return run_raw(WAVES, configuration, xq, x_scale, wq, w_scale, shuffled)

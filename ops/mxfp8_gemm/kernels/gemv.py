@@ -11,8 +11,9 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.alignment import packed
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline
-from hipforge.ops.mxfp8_gemm.raw import MAX_ELEMENTS, new_result
+from hipforge.ops.mxfp8_gemm.raw import MAX_ELEMENTS, new_result, run_raw
 
 MAX_M = 16
 BLOCK_N = (4, 8, 16, 32, 64)
@@ -43,7 +44,8 @@ def smallm_mxfp8_gemv_out(
     """Write Xq @ Wq^T + ``bias`` into ``out`` [M, N] bf16; ``block_n`` columns per work-group."""
 
 
-def smallm_mxfp8_gemv(
+@documented_like(run_raw)
+def smallm_mxfp8_gemv(  # noqa: D417
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,
@@ -54,18 +56,8 @@ def smallm_mxfp8_gemv(
     """Run the GEMV kernel on contiguous tensors; shapes and dtypes as in the module's docstring, M from 1 to 16.
 
     Args:
-        Xq: activations [M, K].
-        Xs: their scales [M, K/32].
-        Wq: weights [N, K].
-        Ws: their scales [N, K/32].
         out_dtype: ``torch.bfloat16``.
         block_n: columns per work-group: 4, 8, 16, 32 or 64.
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     out = new_result(Xq, Wq, out_dtype)
     smallm_mxfp8_gemv_out(out, Xq, Xs, Wq, Ws, block_n)

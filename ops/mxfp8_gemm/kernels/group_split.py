@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.few_rows import modelled_us, rows_by_default
@@ -74,7 +75,8 @@ mxfp8_group_split_out = stub(
 )
 
 
-def mxfp8_group_split(
+@documented_like(run_raw)
+def mxfp8_group_split(  # noqa: D417
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,
@@ -88,19 +90,9 @@ def mxfp8_group_split(
 
     Args:
         Xq: activations [M, K]; K a multiple of 32, at most 2^22.
-        Xs: their scales [M, K/32].
-        Wq: weights [N, K].
-        Ws: their scales [N, K/32].
-        bias: bfloat16 [N], added in float32 before the only rounding.
         rows: rows of X that a work-group multiplies with its rows of W: 16, 32 or 64.
         columns: rows of W of a work-group: 16, 24, 32 or 48.
         k_splits: work-groups that share K: 2 or 4, at most ceil(K / 128). Their sums are added in a fixed order.
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     return run_raw(GROUP_SPLIT, Xq, Wq, Xq, Xs, Wq, Ws, bias, rows=rows, columns=columns, k_splits=k_splits)
 

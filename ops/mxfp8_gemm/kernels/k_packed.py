@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.few_rows import modelled_us
@@ -63,7 +64,8 @@ mxfp8_k_packed_out = stub(
 )
 
 
-def mxfp8_k_packed(
+@documented_like(run_raw)
+def mxfp8_k_packed(  # noqa: D417
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,
@@ -78,18 +80,10 @@ def mxfp8_k_packed(
     Args:
         Xq: activations [M, K] in the architecture's e4m3; M at most ``columns``, K a multiple of 2048 / ``columns``.
         Xs: their scales [M, K/32], aligned to 4 bytes.
-        Wq: weights [N, K].
         Ws: their scales [N, K/32], aligned to 4 bytes.
-        bias: bfloat16 [N], added in float32 before the only rounding.
         columns: of the output, per group of waves: 4 or 8.
         groups: of a work-group; groups times waves is at most 16.
         waves: of a group, each with a part of K: 1, 2, 4, 8 or 16. Their sums are added in a fixed order.
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     return run_raw(K_PACKED, Xq, Wq, Xq, Xs, Wq, Ws, bias, columns=columns, groups=groups, waves=waves)
 

@@ -10,8 +10,9 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_int
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline
-from hipforge.ops.mxfp8_gemm.raw import MAX_ELEMENTS, STEP_BYTES, k_steps, new_result
+from hipforge.ops.mxfp8_gemm.raw import MAX_ELEMENTS, STEP_BYTES, k_steps, new_result, run_raw
 
 MAX_M = 64
 N_SUB = (1, 2, 4)
@@ -44,7 +45,8 @@ def split_k_workspace(m: int, n: int, k_splits: int, device: torch.device) -> to
     return torch.empty((k_splits, m, n), dtype=torch.float32, device=device) if k_splits > 1 else None
 
 
-def smallm_mxfp8_mfma(
+@documented_like(run_raw)
+def smallm_mxfp8_mfma(  # noqa: D417
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,
@@ -59,19 +61,9 @@ def smallm_mxfp8_mfma(
     run.
 
     Args:
-        Xq: activations [M, K].
-        Xs: their scales [M, K/32].
-        Wq: weights [N, K].
-        Ws: their scales [N, K/32].
         out_dtype: ``torch.bfloat16``.
         n_sub: 16-column tiles per wave: 1, 2 or 4.
         k_splits: parts that K is cut into: 1, 2, 4 or 8, at most ceil(K / 128).
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     out = new_result(Xq, Wq, out_dtype)
     parts = min(require_int("k_splits", k_splits), K_SPLITS[-1])

@@ -10,6 +10,7 @@ import torch
 
 from hipforge import archs
 from hipforge.ops.core import programmatic
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.raw import K_STEP, OPERANDS, k_steps, run_raw
@@ -116,7 +117,8 @@ def _launch(out: torch.Tensor, *given: Any) -> None:
     mxfp8_row_stream_out(out, *(*given, programmatic.active()))
 
 
-def mxfp8_row_stream(
+@documented_like(run_raw)
+def mxfp8_row_stream(  # noqa: D417
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,
@@ -130,21 +132,10 @@ def mxfp8_row_stream(
     """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_gemm`.
 
     Args:
-        Xq: activations [M, K]; K a multiple of 32.
-        Xs: their scales [M, K/32].
-        Wq: weights [N, K].
-        Ws: their scales [N, K/32].
-        bias: bfloat16 [N], added in float32 before the only rounding.
         rows: rows of X that a block takes at once: 8, 16 or 32. W is read once for each.
         tiles: rows of W in a pass over 8: 1 to 4; 3 where K is a multiple of 128.
         sharers: warps that share K: a power of two up to 16, or 8 with 32 rows or 4 tiles.
         blocks: how many blocks the rows of W are spread over, at most N.
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     given = {"rows": rows, "tiles": tiles, "sharers": sharers, "blocks": blocks}
     return run_raw(ROW_STREAM, Xq, Wq, Xq, Xs, Wq, Ws, bias, **given)

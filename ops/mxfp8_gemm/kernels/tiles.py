@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hipforge import archs
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tiles import K_SPLITS, TileKernel, split_workspace, tile_number
@@ -38,7 +39,8 @@ mxfp8_gemm_out = stub(
 )
 
 
-def mxfp8_gemm_tiles(
+@documented_like(run_raw)
+def mxfp8_gemm_tiles(  # noqa: D417
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,
@@ -51,19 +53,9 @@ def mxfp8_gemm_tiles(
 
     Args:
         Xq: activations [M, K]; K a multiple of 32, at most 2^22.
-        Xs: their scales [M, K/32].
-        Wq: weights [N, K].
-        Ws: their scales [N, K/32].
-        bias: bfloat16 [N], added in float32 before the only rounding.
         tile: rows of X times 1000 plus rows of W that a work-group multiplies: 256256, 192256, 192128, 128192,
             128128, 128064 or 64064.
         k_splits: parts that K is cut into: 1, 2, 4 or 8, at most ceil(K / 128); their sums are added in a fixed order.
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     return run_raw(TILES, Xq, Wq, Xq, Xs, Wq, Ws, bias, tile=tile, k_splits=k_splits)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hipforge import archs
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.few_rows import modelled_us, rows_by_default
@@ -128,7 +129,8 @@ mxfp8_wave_split_out = stub(
 )
 
 
-def mxfp8_wave_split(
+@documented_like(run_raw)
+def mxfp8_wave_split(  # noqa: D417
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,
@@ -142,20 +144,10 @@ def mxfp8_wave_split(
 
     Args:
         Xq: activations [M, K] in the architecture's e4m3; K a multiple of 32, at most 2^22.
-        Xs: their scales [M, K/32].
-        Wq: weights [N, K].
-        Ws: their scales [N, K/32].
-        bias: bfloat16 [N], added in float32 before the only rounding.
         rows: rows of X that a work-group multiplies with its rows of W: 16, 32 or 64.
         waves: of a work-group, each with a part of K: 1, 2, 4, with up to 32 columns 8, and with 16 rows and columns
             16. Their sums are added in a fixed order.
         columns: rows of W of a work-group: 16 or, on gfx950, a multiple of 4 up to 80.
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     return run_raw(WAVE_SPLIT, Xq, Wq, Xq, Xs, Wq, Ws, bias, rows=rows, columns=columns, waves=waves)
 

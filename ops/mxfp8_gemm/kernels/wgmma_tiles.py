@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hipforge.ops.core import programmatic
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tiles import tile_number
@@ -33,7 +34,8 @@ def _launch(out: torch.Tensor, *given: Any) -> None:
     mxfp8_wgmma_tiles_out(out, *(*given, programmatic.active()))
 
 
-def mxfp8_wgmma_tiles(
+@documented_like(run_raw)
+def mxfp8_wgmma_tiles(  # noqa: D417
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,
@@ -44,18 +46,7 @@ def mxfp8_wgmma_tiles(
     """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_gemm`.
 
     Args:
-        Xq: activations [M, K]; K a multiple of 32.
-        Xs: their scales [M, K/32].
-        Wq: weights [N, K].
-        Ws: their scales [N, K/32].
-        bias: bfloat16 [N], added in float32 before the only rounding.
         tile: rows of X times 1000 plus rows of W that a block multiplies: 64032, 64256 or 128128.
-
-    Returns:
-        bfloat16 [M, N].
-
-    Raises:
-        GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     return run_raw(WGMMA_TILES, Xq, Wq, Xq, Xs, Wq, Ws, bias, tile=tile)
 
