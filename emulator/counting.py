@@ -166,6 +166,12 @@ class Counters:
         """Active lanes per lane slot of vector instructions, 0 to 1; 1 where there are none."""
         return self.active_lanes / self.lane_slots if self.lane_slots else 1.0
 
+    def __str__(self) -> str:
+        """Return the counts as lines for a terminal."""
+        from hipforge.emulator.report import counted
+
+        return counted(self)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the counters as plain dictionaries, lists and numbers, ready for JSON."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -215,6 +221,9 @@ class Collector:
         if self._result is None:
             raise HipforgeError("counters are complete only when their `with` block has ended; read them after it")
         return self._result
+
+    def __str__(self) -> str:
+        return str(self.result)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

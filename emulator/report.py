@@ -52,6 +52,12 @@ class Profile:
         return "memory" if self.modelled_memory_us >= self.modelled_issue_us else "issue"
 
 
+def vector_cycles(counters: Counters) -> int:
+    """Return the issue cycles of the vector ALU over all SIMDs."""
+    by_class = counters.by_class
+    return by_class.get("valu", 0) * VALU_CYCLES + by_class.get("valu_trans", 0) * TRANSCENDENTAL_CYCLES
+
+
 def profile(counters: Counters, arch: str) -> Profile:
     """Return the bounds that ``counters`` imply on ``arch`` (``gfx950`` or ``gfx942``).
 
@@ -59,13 +65,10 @@ def profile(counters: Counters, arch: str) -> Profile:
         ConfigError: the architecture is not known.
     """
     info = archs.get(arch)
-    by_class = counters.by_class
-    transcendental = by_class.get("valu_trans", 0)
-    vector = by_class.get("valu", 0)
-    vector_cycles = vector * VALU_CYCLES + transcendental * TRANSCENDENTAL_CYCLES
+    vector = counters.by_class.get("valu", 0) + counters.by_class.get("valu_trans", 0)
     lds_cycles = -(-counters.lds_bytes // 128) + counters.lds_bank_conflicts
     simds = info.cu_count * info.simds_per_cu
-    busiest = max(vector_cycles / simds, counters.mfma_cycles / simds, lds_cycles / info.cu_count)
+    busiest = max(vector_cycles(counters) / simds, counters.mfma_cycles / simds, lds_cycles / info.cu_count)
     memory_bytes = counters.unique_bytes
     moved = counters.bytes_loaded + counters.bytes_stored
     return Profile(
@@ -73,10 +76,10 @@ def profile(counters: Counters, arch: str) -> Profile:
         counters=counters,
         memory_bytes=memory_bytes,
         repeated_bytes=moved - memory_bytes,
-        vector_cycles=vector_cycles,
+        vector_cycles=vector_cycles(counters),
         matrix_cycles=counters.mfma_cycles,
         lds_cycles=lds_cycles,
-        bytes_per_vector_instruction=memory_bytes / max(1, vector + transcendental),
+        bytes_per_vector_instruction=memory_bytes / max(1, vector),
         modelled_memory_us=memory_bytes / info.bandwidth * 1e6,
         modelled_issue_us=busiest / info.clock_hz * 1e6,
     )
@@ -89,9 +92,21 @@ def text(found: Profile, name_columns: int | None = None) -> str:
         found: what to print.
         name_columns: longest kernel name; a longer one loses its middle. None: names in full.
     """
-    c = found.counters
     lines = [
-        f"{c.launches} launch(es), {c.workgroups} work-groups, {c.waves} waves on {found.arch}",
+        f"on {found.arch}: {counted(found.counters, name_columns)}",
+        "",
+        f"modelled at peak rates of {found.arch} (a bound, not a measurement)",
+        f"  memory bound           {found.modelled_memory_us:>14.3f} us",
+        f"  issue bound            {found.modelled_issue_us:>14.3f} us",
+        f"  the larger one         {found.bound:>14}",
+    ]
+    return "\n".join(lines)
+
+
+def counted(c: Counters, name_columns: int | None = None) -> str:
+    """Return the counts of :func:`text` alone."""
+    lines = [
+        f"{c.launches} launch(es), {c.workgroups} work-groups, {c.waves} waves",
         "",
         "counted",
         f"  wave-instructions      {c.wave_instructions:>14,}",
@@ -103,13 +118,13 @@ def text(found: Profile, name_columns: int | None = None) -> str:
         f"  active lanes           {c.lane_efficiency:>14.1%}",
         f"  bytes loaded           {c.bytes_loaded:>14,}",
         f"  bytes stored           {c.bytes_stored:>14,}",
-        f"  bytes touched once     {found.memory_bytes:>14,}",
+        f"  bytes touched once     {c.unique_bytes:>14,}",
         f"  64-byte line use       {c.lines64.efficiency:>14.1%}",
         f"  128-byte line use      {c.lines128.efficiency:>14.1%}",
         f"  LDS bytes              {c.lds_bytes:>14,}",
         f"  LDS conflict cycles    {c.lds_bank_conflicts:>14,}  ({c.lds_banks} banks)",
-        f"  matrix-pipe cycles     {found.matrix_cycles:>14,}  ({c.mfma_count:,} instructions)",
-        f"  vector issue cycles    {found.vector_cycles:>14,}",
+        f"  matrix-pipe cycles     {c.mfma_cycles:>14,}  ({c.mfma_count:,} instructions)",
+        f"  vector issue cycles    {vector_cycles(c):>14,}",
         "",
         "kernel          grid        block launches  VGPRs     LDS  scratch waves/SIMD",
         *(
@@ -123,11 +138,6 @@ def text(found: Profile, name_columns: int | None = None) -> str:
             f"{name:<16} {t.bytes:>11,} {t.loaded:>11,} {t.unique_loaded:>11,} {t.stored:>11,} {t.unique_stored:>11,}"
             for name, t in c.tensors.items()
         ),
-        "",
-        f"modelled at peak rates of {found.arch} (a bound, not a measurement)",
-        f"  memory bound           {found.modelled_memory_us:>14.3f} us",
-        f"  issue bound            {found.modelled_issue_us:>14.3f} us",
-        f"  the larger one         {found.bound:>14}",
     ]
     return "\n".join(lines)
 

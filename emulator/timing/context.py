@@ -29,6 +29,11 @@ class Timed:
             raise GuardError("no time is known: the timed block has not ended, or it launched nothing")
         return self._result
 
+    def __str__(self) -> str:
+        from hipforge.emulator.timing import report
+
+        return report.text(self.result)
+
 
 def gpu_of(arch: str) -> str:
     """Return the GPU whose parameters stand for an architecture: ``gfx950`` is the MI355X, ``gfx942`` the MI300X."""

@@ -400,6 +400,7 @@ def test_a_profile_names_what_is_modelled(code: emulator.CodeObject) -> None:
     assert found.modelled_memory_us == pytest.approx(found.memory_bytes / 8e6)
     assert found.bound in ("memory", "issue")
     text = report.text(found)
+    assert str(counts) in text
     (launched,) = counts.kernels
     assert launched.workgroups_per_cu == 8 and launched.occupancy == 8.0
     assert "axpy" in text and f"{launched.vgprs} " in text

@@ -135,7 +135,7 @@ def test_the_report_says_modelled_and_lists_instructions(axpy: emulator.Kernel) 
     with emulator.timed() as timed:
         run(axpy)
     text = report.text(timed.result, report.hottest(timed.capture, machines.MI355X))
-    assert text.startswith("modelled on MI355X")
+    assert text.startswith("modelled on MI355X") and text.startswith(str(timed))
     assert "not measured" in text
     assert "global_load_dword" in text or "s_waitcnt vmcnt(0)" in text
 

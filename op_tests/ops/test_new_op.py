@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hipforge.cli import new_op
+from hipforge.cli.profile_subjects import add_calls_of
 from hipforge.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +57,45 @@ def test_a_new_op_runs_its_own_tests_and_takes_four_edits(checkout):
     assert tests.returncode == 0 and " passed" in tests.stdout, tests.stdout[-3000:] + tests.stderr[-2000:]
     lint = run(checkout, "-m", "ruff", "check", "--no-cache", "ops", "op_tests", "src")
     assert lint.returncode == 0, lint.stdout
+
+
+def test_an_op_of_ones_own_runs_its_tests_and_every_command_takes_it(tmp_path):
+    def run_here(*command: str) -> str:
+        done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+        return done.stdout
+
+    def command(*words: str) -> str:
+        return run_here(sys.executable, "-c", "from hipforge.cli import main; main()", *words, *registered)
+
+    registered = ()
+    command("new-op", "toy_scale", "--here")
+    assert " passed" in run_here(sys.executable, "-m", "pytest", "-q", "test_toy_scale.py")
+    registered = ("--register", "toy_scale.py")
+    command("build", "module_toy_scale")
+    assert "scale<__hip_bfloat16>" in command("inspect", "module_toy_scale")
+    assert "s_endpgm" in command("disasm", "module_toy_scale")
+    assert "hit" in command("cache", "why", "module_toy_scale")
+    assert "wave-instructions" in command("profile", "toy_scale", "rows=2,columns=64")
+    assert "modelled" in command("time", "toy_scale", "2,64")
+    assert "s_endpgm" in command("trace", "toy_scale", "2,64")
+    assert "kernel, toy_scale_out" in command("explain", "toy_scale", "2,64")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "there is no such Python file"),
+        ("CALLS = {'mine': lambda rows: None}", "each with an int as its default"),
+        ("CALLS = {'rms_norm': lambda rows=1: None}", "hipforge has an op of that name"),
+    ],
+)
+def test_a_file_of_calls_that_is_not_one_is_refused(text, words, tmp_path):
+    path = tmp_path / "calls_of_mine.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        add_calls_of(path)
 
 
 @pytest.mark.parametrize("name", ["Toy", "1op", "a-b", "class", "../x", ""])

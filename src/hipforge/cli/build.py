@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,7 +35,6 @@ def command(
     arch: str,
     jobs: int | None,
     every_variant: bool,
-    registries: tuple[Path, ...],
     dry_run: bool,
     verbose: bool,
     as_json: bool,
@@ -44,8 +42,6 @@ def command(
     """Build MODULES for the given architectures ahead of their first call; failures do not stop the others (exit 1)."""
     from hipforge.jit import fleet, registry
 
-    for path in registries:
-        registry.register(path)
     if everything == bool(modules):
         raise ConfigError("name the modules to build, or give --all (not both)")
     names = list(registry.modules()) if everything else list(modules)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -150,14 +149,10 @@ def _report_removed(paths: list[str], as_json: bool) -> None:
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
 @REGISTER_OPTION
 @JSON_OPTION
-def why(
-    module: str, arch: str | None, variants: tuple[str, ...], registries: tuple[Path, ...], as_json: bool
-) -> None:
+def why(module: str, arch: str | None, variants: tuple[str, ...], as_json: bool) -> None:
     """Say whether MODULE would be a hit, and if not, the exact field or file that changed, old and new digest."""
     from hipforge.jit import registry, why
 
-    for path in registries:
-        registry.register(path)
     entry = registry.module(module)
     if arch is None:
         default = devices.current().default_arch

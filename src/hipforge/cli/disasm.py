@@ -9,7 +9,7 @@ import click
 
 from hipforge import devices
 from hipforge.cli import output
-from hipforge.cli.options import matching_variants, module_names, parse_variant
+from hipforge.cli.options import REGISTER_OPTION, matching_variants, module_names, parse_variant
 from hipforge.emulator.code_object import CodeObject
 from hipforge.errors import ConfigError
 from hipforge.jit.demangle import fit
@@ -20,6 +20,7 @@ from hipforge.jit.demangle import fit
 @click.option("--kernel", default="", help="Only kernels whose name contains this.")
 @click.option("--arch", default=None, help="Architecture; default: the device's, else the module's first.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
+@REGISTER_OPTION
 @output.WIDE_OPTION
 def command(module: str, kernel: str, arch: str | None, variants: tuple[str, ...], wide: bool) -> None:
     """Print the machine code of MODULE, a registered module (built if need be) or a file with device code.

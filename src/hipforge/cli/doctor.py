@@ -18,6 +18,7 @@ from rich.table import Table
 
 from hipforge import __version__, archs, devices, settings
 from hipforge.cli import output
+from hipforge.cli.options import REGISTER_OPTION
 from hipforge.errors import HipforgeError, did_you_mean
 from hipforge.jit.backends import vendors
 from hipforge.jit.backends.vendors import Vendor
@@ -209,6 +210,7 @@ def _table_problem(family: str) -> str:
 
 
 @click.command("doctor")
+@REGISTER_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print findings as JSON.")
 def command(as_json: bool) -> None:
     """List toolchains, prebuilt modules, devices and settings, each with the reason it was taken or refused.

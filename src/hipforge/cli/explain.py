@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,8 +43,32 @@ def _explained(op: str, shape: str, *, weighted: bool = False) -> Explanation:
 
     with FakeTensorMode():
         call = call_of(op, shape)
+        if SUBJECTS[op].own:
+            return _of_own(op, call)
         more = {"mul_weight_by": torch.ones(call.keywords["num_valid_tokens"])} if weighted else {}
         return explain(call.func, *call.args, **call.keywords, **more)
+
+
+def _of_own(op: str, call: partial[Any]) -> Explanation:
+    """Return which ops of the library ``torch.ops.hipforge`` a call of one's own makes."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from hipforge.ops.core.dispatch import Explanation
+
+    made: dict[str, None] = {}
+
+    class Listening(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "hipforge":
+                made[func.overloadpacket.__name__] = None
+            return func(*args, **(kwargs or {}))
+
+    with Listening():
+        call()
+    return Explanation(
+        op, "kernel" if made else "torch", ", ".join(made) or None, {}, "an op of your own takes the path that it is "
+        "written to take", None, None, {},
+    )  # fmt: skip
 
 
 def _products(shape: str) -> dict[str, Explanation]:

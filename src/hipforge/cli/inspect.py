@@ -30,7 +30,6 @@ def command(
     module: str,
     arch: str | None,
     variants: tuple[str, ...],
-    registries: tuple[Path, ...],
     wide: bool,
     picture: Path | None,
     as_json: bool,
@@ -38,8 +37,6 @@ def command(
     """Show registers, spills, LDS, scratch and occupancy of MODULE's kernels; builds what is not built yet."""
     from hipforge.jit import hip_module, obtain, registry
 
-    for path in registries:
-        registry.register(path)
     entry = registry.module(module)
     if arch is None:
         default = devices.current().default_arch

@@ -30,6 +30,15 @@ FILES = {
 }
 
 
+# The same where the op is no part of hipforge.
+FILES_HERE = {
+    "here.cu.in": "{name}.cu",
+    "here.json.in": "{name}.json",
+    "here.py.in": "{name}.py",
+    "here_test.py.in": "test_{name}.py",
+}
+
+
 def _registry(text: str, name: str) -> str:
     entries = json.loads(text)
     entries[f"module_{name}"] = {
@@ -77,18 +86,21 @@ def _module_of(line: str) -> str:
     return line.split()[1]
 
 
-def write(name: str, root: Path) -> list[Path]:
+def write(name: str, root: Path, *, here: bool = False) -> list[Path]:
     """Write the files of an op family and enter it in the lists of a checkout; return the files.
 
     Args:
         name: the op's and its family's name, a Python identifier in lower case.
         root: the checkout.
+        here: write an op that is no part of hipforge into ``root``, whatever folder that is.
 
     Raises:
         ConfigError: the name is not usable or taken, or ``root`` is not a hipforge checkout; nothing is written then.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ConfigError(f"an op's name is a Python identifier in lower case, as in rms_norm; got {name!r}")
+    if here:
+        return _written({template: root / place.format(name=name) for template, place in FILES_HERE.items()}, name)
     missing = [place for place in LISTS if not (root / place).is_file()]
     if missing:
         raise ConfigError(f"{root} is not a checkout of hipforge: it has no {missing[0]}; name one with --root")
@@ -97,23 +109,37 @@ def write(name: str, root: Path) -> list[Path]:
     if taken or (root / "ops" / name).exists() or (root / "csrc" / name).exists():
         raise ConfigError(f"{name} is taken: {taken[0] if taken else name} exists; choose another name")
     lists = {root / place: edit((root / place).read_text(), name) for place, edit in LISTS.items()}
-    templates = resources.files("hipforge.cli") / "op_template"
-    for template, path in targets.items():
-        text = (templates / template).read_text()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_render(text, name))
+    written = _written(targets, name)
     for path, text in lists.items():
         path.write_text(text)
+    return written
+
+
+def _written(targets: dict[str, Path], name: str) -> list[Path]:
+    taken = [path for path in targets.values() if path.exists()]
+    if taken:
+        raise ConfigError(f"{name} is taken: {taken[0]} exists; choose another name")
+    templates = resources.files("hipforge.cli") / "op_template"
+    for template, path in targets.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_render((templates / template).read_text(), name))
     return list(targets.values())
 
 
 @click.command("new-op")
 @click.argument("name")
 @click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The checkout; this folder by default.")
-def command(name: str, root: Path) -> None:
-    """Write a tuned op family called NAME that works: kernel, wrapper, family, tuner and test."""
-    for path in write(name, root):
+@click.option("--here", is_flag=True, help="Write an op of your own into this folder, outside any checkout.")
+def command(name: str, root: Path, here: bool) -> None:
+    """Write a tuned op family called NAME that works: kernel, wrapper, family, tuner and test.
+
+    With --here, a plain op of your own: kernel, module JSON, wrapper and test.
+    """
+    for path in write(name, root, here=here):
         click.echo(f"wrote {path}")
+    if here:
+        click.echo(f"Next: pytest test_{name}.py; hipforge profile {name} 4,768 --register {name}.py")
+        return
     for place in LISTS:
         click.echo(f"entered {name} in {root / place}")
     click.echo(f"Next: pytest op_tests/ops/test_{name}.py, then make the kernel and the reference compute your op.")

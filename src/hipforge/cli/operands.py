@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """An op that can be profiled: its shape's numbers, by name and with an example, and what makes the call of them."""
+    """An op that can be profiled: its shape's numbers, by name and with an example, and what makes the call of them.
+
+    ``own`` is one that ``--register`` brought.
+    """
 
     shape: tuple[str, ...]
     example: tuple[int, ...]
     call: Callable[..., partial[Any]]
+    own: bool = False
 
 
 def normal(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:

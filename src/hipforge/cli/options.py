@@ -10,9 +10,24 @@ import click
 
 from hipforge.errors import ConfigError
 
+
+def _register(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> None:
+    for path in paths:
+        if path.suffix == ".py":
+            from hipforge.cli.profile_subjects import add_calls_of
+
+            add_calls_of(path)
+        else:
+            from hipforge.jit import registry
+
+            registry.register(path)
+
+
+# Eager: what it registers is known when the other arguments are read.
 REGISTER_OPTION = click.option(
-    "--register", "registries", multiple=True, type=click.Path(path_type=Path), help="A module JSON file of your own."
-)
+    "--register", multiple=True, type=click.Path(path_type=Path), callback=_register, is_eager=True, expose_value=False,
+    help="Ops of your own: a JSON file of modules, or a Python file that registers one.",
+)  # fmt: skip
 
 
 def module_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

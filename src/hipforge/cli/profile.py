@@ -33,10 +33,10 @@ def command(
         raise ConfigError(f"profile counts on the emulator, not on {device.kind}; set HIPFORGE_DEVICE=emulator")
     call = call_of(op, shape)
     with emulator.counters(per_pc=listing) as counted:
-        result = call()
+        call()
     counts = counted.result
-    if result is None or not counts.launches:
-        raise ConfigError(f"{op} ran no kernel for {shape} on {device.arch_of()}: {refusal(call)}")
+    if not counts.launches:
+        raise ConfigError(f"{op} ran no kernel for {shape} on {device.arch_of()}: {refusal(op, call)}")
     found = report.profile(counts, device.arch_of())
     if picture is not None:
         plots.profile(found, f"{op} {shape}", picture)

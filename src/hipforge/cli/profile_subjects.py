@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,12 +17,15 @@ import click
 import hipforge
 from hipforge import archs, shapes
 from hipforge.cli.operands import Subject, e4m3, mxfp8, normal
+from hipforge.cli.options import REGISTER_OPTION
 from hipforge.cli.subjects_more import MORE
 from hipforge.errors import ConfigError, HipforgeError, did_you_mean
 
 
-def refusal(call: partial[Any]) -> str:
-    """Return why the op of ``call`` answers None to its arguments."""
+def refusal(op: str, call: partial[Any]) -> str:
+    """Return why ``op``, of which ``call`` is one, runs no kernel."""
+    if SUBJECTS[op].own:
+        return "its call launched nothing"
     from hipforge.ops.core.dispatch import explain
 
     return explain(call.func, *call.args, **call.keywords).reason
@@ -158,14 +165,17 @@ _NEGATIVE = re.compile(r"-\d+[,x]")
 
 
 def _no_op(name: str) -> str:
-    return f"there is no op {name!r}{did_you_mean(name, SUBJECTS)}; there are {', '.join(sorted(SUBJECTS))}"
+    return (
+        f"there is no op {name!r}{did_you_mean(name, SUBJECTS)}; there are {', '.join(sorted(SUBJECTS))}, "
+        "and those in CALLS of a Python file given to --register"
+    )
 
 
 class _Op(click.Choice[str]):
-    """The name of an op; the error for another says which is near."""
+    """The name of an op, one that is registered included; the error for another says which is near."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self.choices:
+        if value not in SUBJECTS:
             self.fail(_no_op(value))
         return value
 
@@ -188,6 +198,30 @@ def parsed(op: str, shape: str) -> list[int]:
     return shapes.parse(shape, SUBJECTS[op].shape, SUBJECTS[op].example)
 
 
+def add_calls_of(path: Path) -> None:
+    """Import a Python file, and add the ops of its ``CALLS``.
+
+    By an op's name that has a function which takes a shape's numbers, each with an example as its default, makes the
+    operands and returns the call.
+
+    Raises:
+        ConfigError: it cannot be imported, or ``CALLS`` is not of this form.
+    """
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"--register {path}: there is no such Python file")
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for op, call in getattr(module, "CALLS", {}).items():
+        numbers = inspect.signature(call).parameters.values()
+        example = tuple(number.default for number in numbers)
+        if not example or not all(isinstance(number, int) for number in example):
+            raise ConfigError(f"{path}: CALLS[{op!r}] takes the numbers of a shape, each with an int as its default")
+        if op in SUBJECTS and not SUBJECTS[op].own:
+            raise ConfigError(f"{path}: CALLS[{op!r}]: hipforge has an op of that name; choose another")
+        SUBJECTS[op] = Subject(tuple(number.name.upper() for number in numbers), example, call, own=True)
+
+
 def subject_command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function that takes ``op``, ``shape`` and ``arch``, and what its own options add."""
 
@@ -196,7 +230,7 @@ def subject_command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
         takes_arch = click.option(
             "--arch", type=click.Choice(archs.EMULATED), help="Emulate it; default as HIPFORGE_EMULATE says."
         )
-        called = takes_op(click.argument("shape", callback=_checked_shape)(takes_arch(function)))
+        called = REGISTER_OPTION(takes_op(click.argument("shape", callback=_checked_shape)(takes_arch(function))))
         return click.command(name, cls=_ShapeCommand, epilog=SHAPES_HELP)(called)
 
     return decorate

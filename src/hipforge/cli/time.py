@@ -65,7 +65,7 @@ def _time(op: str, shape: str, of: Machine, level: Start) -> Timed:
 
     call = call_of(op, shape)
     with emulator.timed(of, level) as timed:
-        result = call()
-    if result is None or not timed.capture.launches():
-        raise ConfigError(f"{op} ran no kernel for {shape} on {of.arch}: {refusal(call)}")
+        call()
+    if not timed.capture.launches():
+        raise ConfigError(f"{op} ran no kernel for {shape} on {of.arch}: {refusal(op, call)}")
     return timed

@@ -7,7 +7,7 @@ import os
 import click
 
 from hipforge import devices
-from hipforge.cli.profile_subjects import call_of, subject_command
+from hipforge.cli.profile_subjects import SUBJECTS, call_of, subject_command
 from hipforge.errors import ConfigError
 
 
@@ -55,7 +55,7 @@ def command(
 
     with emulator.trace(sink, kernel=kernel, workgroup=workgroup, wave=wave, lane=lane):
         result = call()
-    if result is None:
+    if not printed and result is None and not SUBJECTS[op].own:
         raise ConfigError(f"{op} ran no kernel for {shape}; `hipforge profile {op} {shape}` says why")
     if not printed:
         raise ConfigError(
