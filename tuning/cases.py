@@ -53,6 +53,12 @@ def parse_shape(text: str) -> tuple[int, int]:
     return k, n
 
 
+def parse_cell(text: str) -> Cell:
+    """Return the cell of ``M,N,K`` or ``m=4,n=2304,k=6144``; raises ConfigError as :func:`parse_shape`."""
+    m, n, k = shapes.parse(text, ("M", "N", "K"), (4, 2304, 6144))
+    return Cell(n, k, m)
+
+
 def read_untuned(path: Path) -> list[Cell]:
     """Return the cells of a CSV whose header names at least M, N and K; other columns are ignored.
 

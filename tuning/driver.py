@@ -163,7 +163,8 @@ def command_for(
     def run(output: Path, **given: Any) -> None:
         chosen = {option.name: given.pop(option.name) for option in options if option.name is not None}
         count = tune(tuner, wanted(**chosen), output, say=click.echo, **given)
-        click.echo(f"{count} rows written to {output}")
+        name = f"HIPFORGE_CONFIG_{tuner.family.table.family.upper()}"
+        click.echo(f"{count} rows written to {output}; {name}={output} makes ops use them")
 
     path = click.Path(path_type=Path)
     common: list[click.Parameter] = [

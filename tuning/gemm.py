@@ -21,7 +21,7 @@ from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.kernel import Pipeline
 from hipforge.tuning import model
-from hipforge.tuning.cases import Cell, cells, parse_shape, read_untuned
+from hipforge.tuning.cases import Cell, cells, parse_cell, parse_shape, read_untuned
 from hipforge.tuning.driver import command_for
 from hipforge.tuning.tuner import Counted, Tuner, relative_error
 
@@ -129,7 +129,7 @@ def gemm_command(tuner: Tuner[Cell, Operands], summary: str) -> click.Command:
     """Return the command of a GEMM family's tuner."""
     options = [
         click.Option(["-i", "--untuned"], type=click.Path(path_type=Path), help="CSV with columns M,N,K of cells."),
-        click.Option(["--shapes"], multiple=True, metavar="N,K", help="Weight shape, or n=768,k=6144; repeatable."),
+        click.Option(["--shapes"], multiple=True, metavar="M,N,K", help="4,768,6144, or N,K with -m; repeatable."),
         click.Option(["-m", "--batch", "batches"], multiple=True, type=click.IntRange(min=1), help="M; repeatable."),
     ]
     return command_for(tuner, summary, options, functools.partial(_wanted, tuner.default_cells))
@@ -144,7 +144,12 @@ def _wanted(
         return read_untuned(untuned)
     if not shapes:
         return [cell for cell in by_default if not batches or cell.m in batches]
-    return cells([parse_shape(text) for text in shapes], batches or sorted({cell.m for cell in by_default}))
+    whole = [text for text in shapes if "m=" in text.lower() or text.lower().replace("x", ",").count(",") == 2]
+    weights = [parse_shape(text) for text in shapes if text not in whole]
+    if batches and not weights:
+        raise ConfigError("-m is for --shapes of N,K; those given have an M")
+    found = cells(weights, batches or sorted({cell.m for cell in by_default}))
+    return sorted({*found, *map(parse_cell, whole)})
 
 
 def works(counts: Counters, pipeline: Pipeline, weight: str) -> list[model.Work]:

@@ -153,10 +153,11 @@ def time_trials(
 
     def timed(trial: Trial) -> Contender:
         us, bound = modelled(trial.candidate, cell, arch)
+        note = f"replayed in a graph {us:.2f} us, modelled (bound: {bound})"
         work = counted.work[str(trial.candidate)]
         groups = work[0].workgroups
         return Contender(
-            replace(trial, seconds=us * 1e-6, model_us=us, note=f"modelled {us:.2f} us ({bound})"),
+            replace(trial, seconds=us * 1e-6, model_us=us, note=note),
             len(work),
             sum(item.instructions for item in work),
             groups / (-(-groups // gpu.cu_count) * gpu.cu_count),

@@ -64,6 +64,7 @@ class Tuner(Generic[C, O]):
         extra_key: of every row, after its cell's key.
         loop: kernel -> the loop that it runs, which other kernels may share; None if modelled times of one kernel's
             configurations are compared as those of different kernels are.
+        problem: a cell as the family's default rule takes it; by default a cell has the sizes that the rule reads.
     """
 
     family: Family[Any]
@@ -83,6 +84,7 @@ class Tuner(Generic[C, O]):
     modelled: Callable[[Choice, C, str], tuple[float, str]] | None = None
     loop: Callable[[str], str] | None = None
     extra_key: tuple[int, ...] = ()
+    problem: Callable[[C], Any] = lambda cell: cell
 
     def candidates(self, cell: C, arch: str) -> list[Choice]:
         """Return what is tried for a cell: by the bound, if there is one, and no more than ``most_trials``."""

@@ -129,11 +129,30 @@ def _search(tuner: Tuner[C, O], task: Task) -> tuple[list[Trial], str, Baselines
     bound = None if lowest is None else lambda choice: lowest(choice, cell, MACHINES[arch])
     counted = Modelled(tuner, cell, arch)
     trials = search(counted, found, tuner.max_error, bound=bound)
-    old = task.old if task.compare else None
+    old, rule = task.old if task.compare else None, _default(tuner, task)
     timed, source = time_trials(
-        tuner, cell, arch, counted, trials, lambda choice: old is not None and tuner.names(old, choice)
-    )
+        tuner, cell, arch, counted, trials,
+        lambda choice: choice == rule or (old is not None and tuner.names(old, choice)),
+    )  # fmt: skip
     return timed, source, None
+
+
+def _default(tuner: Tuner[C, O], task: Task) -> Choice | str:
+    """Return what the family's default rule takes for a cell, or why it takes nothing."""
+    return tuner.family.default_choice(tuner.problem(task.cell), *task.device)
+
+
+def _gain(rule: Choice | str, chosen: Trial, trials: Sequence[Trial]) -> str:
+    """Return what a chosen trial gains over the default rule, in words."""
+    if chosen.candidate == rule:
+        return "as the default rule"
+    if isinstance(rule, str):
+        return "the default rule has no kernel here"
+    of_rule = next((trial for trial in trials if trial.candidate == rule), None)
+    comparable = of_rule is not None and (of_rule.model_us is None) == (chosen.model_us is None)
+    if of_rule is None or not comparable or not of_rule.seconds or not chosen.seconds:
+        return f"not compared with the default rule's {rule}"
+    return f"{of_rule.seconds / chosen.seconds:.2f} x as fast as the default rule's {rule}"
 
 
 def tune_cell(task: Task, tuner: Tuner[Any, Any] | None = None) -> Done:
@@ -165,7 +184,8 @@ def tune_cell(task: Task, tuner: Tuner[Any, Any] | None = None) -> Done:
     chosen = kept or trials[0]
     row = row_for(with_tuner, task.cell, task.device, chosen, source, baselines, task.min_improvement_pct)
     verdict = "" if row.get("use_hip", 1) else ", fallback is faster"
-    lines.append(f"{chosen.candidate}{' kept' if kept else ''}, {chosen.note}{verdict}")
+    gain = _gain(_default(with_tuner, task), chosen, trials)
+    lines.append(f"{chosen.candidate}{' kept' if kept else ''}, {chosen.note}; {gain}{verdict}")
     return Done(row, lines, trials=trials, chosen=chosen)
 
 

@@ -115,7 +115,7 @@ def test_the_tuner_writes_modelled_rows_resumes_and_leaves_measured_ones(tmp_pat
     assert driver.tune(tuner.TUNER, [SMALL], table, say=said.append) == 1
     row = dict(read_existing(DECODE_ATTENTION_FP8, table)[KEY])
     assert row["us"] is None and row["source"] == f"model:{MACHINES[gpu_of(ARCH)].version}"
-    assert isinstance(row["model_us"], float) and f"modelled {row['model_us']:.2f} us" in said[-1]
+    assert isinstance(row["model_us"], float) and f"replayed in a graph {row['model_us']:.2f} us" in said[-1]
     assert isinstance(row["err"], float) and 0 < row["err"] < tuner.MAX_ERROR
     assert "decode_attention_fp8(block_n=" in said[-1]
     assert driver.tune(tuner.TUNER, [SMALL], table, resume=True, say=said.append) == 0 and "already in" in said[-1]

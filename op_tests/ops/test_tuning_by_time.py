@@ -93,7 +93,7 @@ def test_rows_hold_modelled_microseconds_and_the_models_version(tmp_path, emulat
     [row] = read_rows(MXFP4_GEMM, path)
     assert row.values["source"] == f"model:{machines.MI355X.version}" and row.values["us"] is None
     assert 1 < row.values["model_us"] < 10
-    assert f"modelled {row.values['model_us']:.2f} us" in said[-1]
+    assert f"replayed in a graph {row.values['model_us']:.2f} us" in said[-1]
 
 
 def test_a_table_from_before_the_column_is_read_and_gets_it_when_written(tmp_path, emulated) -> None:

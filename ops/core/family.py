@@ -105,6 +105,10 @@ class Family(Generic[P]):
         able = (kernel for kernel in self.kernels if arch in kernel.archs)
         return [kernel.choice(given) for kernel in able for given in kernel.candidates(cell, arch)]
 
+    def default_choice(self, problem: Any, arch: str, cu_count: int) -> Choice | str:
+        """Return the choice of a problem, or of a cell with its sizes, without a tuned row; or why there is none."""
+        return (self.default or functools.partial(best, self.kernels))(problem, arch, cu_count)
+
     def choice_of(self, row: TunedRow) -> Choice:
         """Return the choice that a row names."""
         return choice_of(self.kernels, row.values)
@@ -129,8 +133,7 @@ class Family(Generic[P]):
             return Accepted("kernel", demanded[0].kernel, demanded[0].configuration, demanded[1], None, problem)
         row, why = find_row(self.table, arch, cu_count, problem.key)
         if row is None:
-            rule = self.default or functools.partial(best, self.kernels)
-            default = rule(problem, arch, cu_count)
+            default = self.default_choice(problem, arch, cu_count)
             if isinstance(default, str):
                 return Refused("kernel", default)
             choice, why = default, f"{why}; the default rule"

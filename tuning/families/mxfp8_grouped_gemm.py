@@ -61,6 +61,11 @@ class MoeCell:
         """Return M, N, K, a_div and has_weight."""
         return self.m, self.n, self.k, self.a_div, int(self.has_weight)
 
+    @property
+    def slots(self) -> int:
+        """Return M, as the family's problem names it."""
+        return self.m
+
     def __str__(self) -> str:
         return f"M={self.m} N={self.n} K={self.k} a_div={self.a_div} has_weight={int(self.has_weight)}"
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import click
+import torch
 
 from hipforge.ops.core.family import Family
 from hipforge.ops.decode_attention.family import FAMILY, Problem
@@ -98,7 +99,11 @@ def tuner_of(
         bytes_per_call=lambda parts: parts.nbytes,
         baselines=baselines,
         modelled=lambda choice, cell, arch: modelled(cell, arch, choice.configuration),
-    )
+        problem=lambda cell: Problem(
+            cell.batch, 1, cell.kv_heads * cell.group, cell.kv_heads, cell.d, cell.keys, cell.page_size, torch.bfloat16,
+            torch.uint8 if cell.num_groups else torch.float8_e4m3fn, torch.device("cpu"),
+        ),
+    )  # fmt: skip
 
 
 TUNER = tuner_of(FAMILY, MAX_ERROR, DEFAULT_CELLS, _baselines)
