@@ -11,12 +11,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import click
 import pytest
 
 import hipforge
 from hipforge import settings, shapes
+from hipforge.cli import new_op
 from hipforge.cli.main import cli
 from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.errors import ConfigError
@@ -295,8 +297,12 @@ def check(command: click.Command, words: list[str]) -> None:
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+@mock.patch.dict(SUBJECTS)
+@mock.patch.dict(registry._registered)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_commands_of_the_documentation_parse_as_they_are_pasted(path):
+def test_commands_of_the_documentation_parse_as_they_are_pasted(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    new_op.write("scale", tmp_path, here=True)  # what commands with --register take
     commands = [shlex.split(line, comments=True) for line in shell_lines(path) if line.startswith("hipforge ")]
     assert commands or path.name != "README.md"
     for words in commands:

@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from click.testing import CliRunner
 
 from hipforge.cli import new_op
-from hipforge.cli.profile_subjects import add_calls_of
+from hipforge.cli.main import cli
+from hipforge.cli.profile_subjects import SUBJECTS, add_calls_of
 from hipforge.errors import ConfigError
+from hipforge.jit import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("jit", "csrc", "emulator", "ops", "tuning", "configs")
@@ -59,27 +63,28 @@ def test_a_new_op_runs_its_own_tests_and_takes_four_edits(checkout):
     assert lint.returncode == 0, lint.stdout
 
 
-def test_an_op_of_ones_own_runs_its_tests_and_every_command_takes_it(tmp_path):
-    def run_here(*command: str) -> str:
-        done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-        return done.stdout
-
+@mock.patch.dict(SUBJECTS)
+@mock.patch.dict(registry._registered)
+def test_an_op_of_ones_own_runs_its_tests_and_every_command_takes_it(tmp_path, monkeypatch):
     def command(*words: str) -> str:
-        return run_here(sys.executable, "-c", "from hipforge.cli import main; main()", *words, *registered)
+        done = CliRunner().invoke(cli, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
 
-    registered = ()
+    monkeypatch.chdir(tmp_path)
     command("new-op", "toy_scale", "--here")
-    assert " passed" in run_here(sys.executable, "-m", "pytest", "-q", "test_toy_scale.py")
-    registered = ("--register", "toy_scale.py")
-    command("build", "module_toy_scale")
-    assert "scale<__hip_bfloat16>" in command("inspect", "module_toy_scale")
-    assert "s_endpgm" in command("disasm", "module_toy_scale")
-    assert "hit" in command("cache", "why", "module_toy_scale")
-    assert "wave-instructions" in command("profile", "toy_scale", "rows=2,columns=64")
-    assert "modelled" in command("time", "toy_scale", "2,64")
-    assert "s_endpgm" in command("trace", "toy_scale", "2,64")
-    assert "kernel, toy_scale_out" in command("explain", "toy_scale", "2,64")
+    tests = [sys.executable, "-m", "pytest", "-q", "test_toy_scale.py"]
+    done = subprocess.run(tests, text=True, capture_output=True, check=False)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
+    own = ("--register", "toy_scale.py")
+    command("build", "module_toy_scale", *own)
+    assert "toy_scale<__hip_bfloat16>" in command("inspect", "module_toy_scale", *own)
+    assert "s_endpgm" in command("disasm", "module_toy_scale", *own)
+    assert "hit" in command("cache", "why", "module_toy_scale", *own)
+    assert "wave-instructions" in command("profile", "toy_scale", "rows=2,columns=64", *own)
+    assert "modelled" in command("time", "toy_scale", "2,64", *own)
+    assert "s_endpgm" in command("trace", "toy_scale", "2,64", *own)
+    assert "kernel, toy_scale_out" in command("explain", "toy_scale", "2,64", *own)
 
 
 @pytest.mark.parametrize(
