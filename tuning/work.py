@@ -121,7 +121,9 @@ def keep_old(
 def _search(tuner: Tuner[C, O], task: Task) -> tuple[list[Trial], str, Baselines]:
     """Return a cell's trials, the choice first, the source of their times, and what there is to beat."""
     cell, arch = task.cell, task.device[0]
-    found = tuner.candidates(cell, arch)
+    found, rule = tuner.candidates(cell, arch), _default(tuner, task)
+    if isinstance(rule, Choice) and rule not in found and tuner.bound is None:  # a bound's order is the candidates' own
+        found = [rule, *found]
     if task.on_gpu:  # the bound is of the counts' model, not of measured times
         measured = Measured(tuner, cell, arch, torch.device("cuda", 0))
         return search(measured, found, tuner.max_error), measured.source, measured.baselines()
@@ -129,7 +131,7 @@ def _search(tuner: Tuner[C, O], task: Task) -> tuple[list[Trial], str, Baselines
     bound = None if lowest is None else lambda choice: lowest(choice, cell, MACHINES[arch])
     counted = Modelled(tuner, cell, arch)
     trials = search(counted, found, tuner.max_error, bound=bound)
-    old, rule = task.old if task.compare else None, _default(tuner, task)
+    old = task.old if task.compare else None
     timed, source = time_trials(
         tuner, cell, arch, counted, trials,
         lambda choice: choice == rule or (old is not None and tuner.names(old, choice)),
