@@ -75,17 +75,19 @@ def run(*words: str) -> tuple[int, dict[str, object]]:
 def test_a_test_file_runs_unchanged_and_each_case_is_reported() -> None:
     before = (CHECKOUT / "op_tests/scale.py").read_text()
     words = ["test_scale(3)", "test_scale(2, wrong=5.0)", "test_scale(1, beyond=8)"]
-    words += ["test_uncovered()", "test_aborts()"]
+    words += ["test_uncovered()", "test_aborts()", "test_unbuilt()"]
     code, report = run("op_tests/scale.py", "--", *words)
     assert (CHECKOUT / "op_tests/scale.py").read_text() == before
     assert code == 1 and report["end"] == ""
-    assert (report["cases"], report["passed"], report["failed"]) == (5, 1, 4)
+    assert (report["cases"], report["passed"], report["failed"], report["not_built"]) == (6, 1, 4, 1)
     details = {case["case"]: (case["status"], case["detail"]) for case in report["problems"]}
     assert details["test_scale(2, wrong=5.0)"][1].endswith("of the elements differ")
     status, fault = details["test_scale(1, beyond=8)"]
     assert status == "fault" and "scale_rows.h:7" in fault and "x" in fault
     assert "torch.cuda.CUDAGraph is not there" in details["test_uncovered()"][1]
     assert "called abort()" in details["test_aborts()"][1]
+    status, reason = details["test_unbuilt()"]
+    assert status == "not built" and "AITER_ELSEWHERE" in reason
 
 
 def test_a_file_that_ends_its_process_is_reported_with_the_cases_before() -> None:

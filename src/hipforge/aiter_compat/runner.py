@@ -27,10 +27,11 @@ from typing import Any
 
 from hipforge import aiter_compat, devices
 from hipforge.aiter_compat import config, cuda_shim
-from hipforge.errors import ConfigError, EmulatorFault, HipforgeError
+from hipforge.errors import BuildError, ConfigError, EmulatorFault, HipforgeError, ToolchainError
 from hipforge.jit import loader, registry
 
 _CASE = "__hipforge_case__"
+_HIP_VERSION = "7.0.0"  # of the headers that the triton wheel carries
 
 
 class Unfinished(BaseException):
@@ -45,6 +46,7 @@ class Cases:
         self.seconds = seconds
         self.done: list[dict[str, Any]] = []
         self.failures: list[list[str]] = []
+        self.building = 0.0
 
     def case(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a test function whose calls are recorded; what it raises is recorded and not raised."""
@@ -52,7 +54,7 @@ class Cases:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             self.failures.append([])
-            before, started = len(self.done), time.perf_counter()
+            before, started = len(self.done), time.perf_counter() - self.building
             status, detail, result = "passed", "", None
             try:
                 with self._limit(outermost=len(self.failures) == 1):
@@ -61,6 +63,8 @@ class Cases:
                 status, detail = "unfinished", f"more than {self.seconds:.0f} s"
             except EmulatorFault as error:
                 status, detail = "fault", str(error)
+            except (BuildError, ConfigError, ToolchainError) as error:
+                status, detail = "not built", str(error)
             except Exception as error:
                 status, detail = ("skipped", str(error)) if _skips(error) else ("failed", _where(error))
             failures = self.failures.pop()
@@ -68,7 +72,7 @@ class Cases:
                 status, detail = "failed", "; ".join(failures)
             if len(self.done) == before or status != "passed":  # a case of cases is those cases
                 name = f"{function.__name__}({_shown(args, kwargs)})"
-                seconds = round(time.perf_counter() - started, 2)
+                seconds = round(time.perf_counter() - self.building - started, 2)
                 self.done.append({"case": name, "status": status, "detail": detail, "seconds": seconds})
                 self.save()
             if status == "skipped":
@@ -98,9 +102,11 @@ class Cases:
     def paused(self) -> Iterator[None]:
         """Leave a block, the build of a module, out of the case's time."""
         left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+        started = time.perf_counter()
         try:
             yield
         finally:
+            self.building += time.perf_counter() - started
             if left:
                 signal.setitimer(signal.ITIMER_REAL, left)
 
@@ -283,13 +289,13 @@ def _as_cases(tree: ast.Module) -> int:
     return len(found)
 
 
-def _scripts(folder: Path, arch: str, cu_count: int) -> None:
-    """Write the one program that aiter's Python starts to learn about the GPU."""
-    script = folder / "rocminfo"
-    script.write_text(
-        f"#!/bin/sh\nprintf 'Agent 1\\n  Name: {arch}\\n  Device Type: GPU\\n  Compute Unit: {cu_count}\\n'\n"
-    )
-    script.chmod(0o755)
+def _programs(folder: Path, arch: str, cu_count: int) -> None:
+    """Write the programs that aiter's Python starts to learn about GPU and ROCm."""
+    folder.mkdir()
+    agent = f"Agent 1\\n  Name: {arch}\\n  Device Type: GPU\\n  Compute Unit: {cu_count}"
+    for name, text in {"rocminfo": agent, "hipconfig": _HIP_VERSION}.items():
+        (folder / name).write_text(f"#!/bin/sh\nprintf '{text}\\n'\n")
+        (folder / name).chmod(0o755)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -299,9 +305,9 @@ def main(argv: Sequence[str]) -> int:
     cases = Cases(Path(report), float(seconds))
     arch = devices.current().arch_of()
     cuda_shim.install()
-    _scripts(Path(folder), arch, devices.current().cu_count())
+    _programs(Path(folder) / "bin", arch, devices.current().cu_count())
     os.environ.update(
-        PATH=f"{folder}:{os.environ.get('PATH', '')}", ROCM_HOME=folder, ROCM_PATH=os.environ.get("ROCM_PATH", folder),
+        PATH=f"{folder}/bin:{os.environ.get('PATH', '')}", ROCM_HOME=folder,
         GPU_ARCHS=arch, CU_NUM=str(devices.current().cu_count()), AITER_JIT_DIR=f"{folder}/jit", ENABLE_CK="0",
         AITER_LOG_LEVEL=os.environ.get("AITER_LOG_LEVEL", "INFO"),
     )  # fmt: skip
@@ -341,10 +347,8 @@ def _run(path: Path, cases: Cases) -> None:
     def whole_file() -> None:
         exec(code, module.__dict__)
 
-    if several:
-        whole_file()
-    else:
-        cases.case(whole_file)()
+    whole_file.__name__ = path.stem
+    (whole_file if several else cases.case(whole_file))()
 
 
 class _Plugin:

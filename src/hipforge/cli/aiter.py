@@ -111,7 +111,7 @@ def test(
         _show(console, reports[-1])
     if as_json:
         click.echo(json.dumps(reports, indent=1))
-    if any(report["end"] or report["failed"] for report in reports):
+    if any(report["end"] or report["passed"] + report["skipped"] < report["cases"] for report in reports):
         sys.exit(1)
 
 
@@ -139,7 +139,7 @@ def _run(
     return {
         "test": path.name, "cases": len(found["cases"]), "passed": counts["passed"],
         "failed": counts["failed"] + counts["fault"], "skipped": counts["skipped"], "unfinished": counts["unfinished"],
-        "seconds": round(time.perf_counter() - started, 1), "end": found["end"],
+        "not_built": counts["not built"], "seconds": round(time.perf_counter() - started, 1), "end": found["end"],
         "problems": [case for case in found["cases"] if case["status"] not in ("passed", "skipped")],
     }  # fmt: skip
 
@@ -147,7 +147,8 @@ def _run(
 def _show(console: Console, report: dict[str, Any]) -> None:
     console.print(
         f"{report['test']}: {report['cases']} cases, {report['passed']} passed, {report['failed']} failed, "
-        f"{report['skipped']} skipped, {report['unfinished']} unfinished, {report['seconds']} s",
+        f"{report['skipped']} skipped, {report['unfinished']} unfinished, {report['not_built']} not built, "
+        f"{report['seconds']} s",
         highlight=False,
     )
     for case in report["problems"]:

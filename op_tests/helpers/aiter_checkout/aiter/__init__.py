@@ -12,3 +12,7 @@ def scale(factor: float, x: Tensor, out: Tensor, bias: Tensor | None = None, bey
 
 @compile_ops("module_sample_develop", develop=True)
 def fail_hard(x: Tensor) -> None: ...
+
+
+@compile_ops("module_unknown_place", develop=True)
+def unbuilt(x: Tensor) -> None: ...

@@ -4,7 +4,7 @@ import os
 import sys
 
 import torch
-from aiter import fail_hard, scale
+from aiter import fail_hard, scale, unbuilt
 from aiter.test_common import checkAllclose, run_perftest
 
 
@@ -24,6 +24,10 @@ def test_uncovered() -> None:
 
 def test_aborts() -> None:
     fail_hard(torch.ones(1, device="cuda"))
+
+
+def test_unbuilt() -> None:
+    unbuilt(torch.ones(1, device="cuda"))
 
 
 def test_endless() -> None:
