@@ -25,6 +25,7 @@ import torch
 
 from hipforge.ops.core.checks import require_bias
 from hipforge.ops.core.dispatch import Accepted
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.fp8_gemm.family import FAMILY
@@ -110,7 +111,8 @@ def fp8_gemm(
 
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
-def fp8_linear(
+@documented_like(fp8_gemm)
+def fp8_linear(  # noqa: D417
     taken: Accepted,
     xq: torch.Tensor,
     x_scale: torch.Tensor,
@@ -124,21 +126,11 @@ def fp8_linear(
     """Return X @ W^T + bias from fp8 operands, always: the kernel where it applies, else torch.
 
     Args:
-        taken: the path that was decided; callers do not pass it.
         xq: activations [M, K] in the device's e4m3; any M.
-        x_scale: its scales, of a kind that :mod:`hipforge.ops.fp8_gemm` lists.
-        wq: weights [N, K].
-        w_scale: its scales, of the same kind.
         out_dtype: floating-point; the kernels write bfloat16 and float16.
-        bias: [N] of ``out_dtype``, added in float32 before the one rounding.
-        out: contiguous [M, N] of ``out_dtype`` to write into.
 
     Returns:
         [M, N] of ``out_dtype``; ``out`` itself where it is given.
-
-    Raises:
-        GuardError: operands, ``bias`` or ``out`` of the wrong dtype, shape or device, or scales of no kind.
-        BuildError, LaunchError: the kernel could not be built or run.
 
     Example:
         >>> import torch, hipforge

@@ -20,6 +20,7 @@ import torch
 from hipforge.ops.core.arguments import require_sound
 from hipforge.ops.core.checks import require_bias
 from hipforge.ops.core.dispatch import Accepted
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp4_gemm import reference
@@ -86,7 +87,8 @@ def mxfp4_gemm(
 
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
-def mxfp4_linear(
+@documented_like(mxfp4_gemm)
+def mxfp4_linear(  # noqa: D417
     taken: Accepted,
     xq: torch.Tensor,
     x_scale: torch.Tensor,
@@ -100,14 +102,10 @@ def mxfp4_linear(
     """Return X @ W^T + bias from MXFP4 operands, always: the kernel where it applies, else torch.
 
     Args:
-        taken: the path that was decided; callers do not pass it.
         xq: activations [M, K/2].
-        x_scale: e8m0 bytes [M, K/32].
-        wq: weights [N, K/2].
         w_scale: e8m0 bytes [N, K/32], or shuffled.
         bias: bfloat16 [N], added to the rounded product.
         out: contiguous bfloat16 [M, N] to write into.
-        shuffled: the weight and its scales are in the shuffled order.
 
     Returns:
         bfloat16 [M, N]; ``out`` itself where it is given.

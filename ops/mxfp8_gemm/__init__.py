@@ -32,6 +32,7 @@ import torch
 from hipforge.ops.core import dispatch
 from hipforge.ops.core.checks import require_bias
 from hipforge.ops.core.dispatch import Accepted
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.core.tuned import clear_tables
@@ -129,7 +130,8 @@ def mxfp8_gemv(
 
 
 @operator(GEMM.plan, fake=_new, outs=("out",), rows=("xq", "x_scale"))
-def mxfp8_gemm(
+@documented_like(mxfp8_gemv)
+def mxfp8_gemm(  # noqa: D417
     taken: Accepted,
     xq: torch.Tensor,
     x_scale: torch.Tensor,
@@ -141,11 +143,6 @@ def mxfp8_gemm(
     """Return X @ W^T + bias from MX-FP8 operands for M up to 16384, or None where the caller must use its fallback.
 
     Args:
-        taken: the path that was decided; callers do not pass it.
-        xq: activations [M, K], float8_e4m3fn or uint8, any strides.
-        x_scale: e8m0 bytes [M, K/32].
-        wq: weights [N, K].
-        w_scale: e8m0 bytes [N, K/32].
         out: contiguous bfloat16 [M, N] to write into.
         bias: bfloat16 [N], added in float32 before the one rounding.
 
@@ -175,7 +172,8 @@ def _result(xq: torch.Tensor, wq: torch.Tensor, out: torch.Tensor | None, bias: 
 
 
 @operator(GEMM.plan_total, fake=_new, outs=("out",))
-def mxfp8_linear(
+@documented_like(mxfp8_gemm)
+def mxfp8_linear(  # noqa: D417
     taken: Accepted,
     xq: torch.Tensor,
     x_scale: torch.Tensor,
@@ -187,20 +185,10 @@ def mxfp8_linear(
     """Return X @ W^T + bias from MX-FP8 operands, always: HIP kernel, else Triton on a GPU, else torch.
 
     Args:
-        taken: the path that was decided; callers do not pass it.
         xq: activations [M, K], float8_e4m3fn or uint8; any M.
-        x_scale: e8m0 bytes [M, K/32].
-        wq: weights [N, K].
-        w_scale: e8m0 bytes [N, K/32].
-        bias: bfloat16 [N], added in float32 before the one rounding.
-        out: contiguous bfloat16 [M, N] to write into.
 
     Returns:
         bfloat16 [M, N]; ``out`` itself where it is given.
-
-    Raises:
-        GuardError: operands, ``bias`` or ``out`` of the wrong dtype, shape or device.
-        BuildError, LaunchError: the kernel could not be built or run.
 
     Example:
         >>> import torch, hipforge
