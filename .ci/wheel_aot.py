@@ -93,7 +93,7 @@ def pack(entries: list[Entry], outdir: Path) -> Path:
     """Make the wheel with the entries in it; returns its path."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools packs what earlier builds left there
+        shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # setuptools packs what earlier builds left there
         run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", work, ROOT)
         (plain,) = work.glob("*.whl")
         run(sys.executable, "-m", "wheel", "unpack", "-d", work / "tree", plain)

@@ -26,6 +26,7 @@ from hipforge.nn import PagedKVCache
 
 PROMPT = 40
 CHUNK = 10  # tokens of the prompt at a time; attention takes up to 16
+MOST_ERROR = 0.2  # of the logits, relative: MX-FP8 activations and weights through all layers
 
 
 def configuration(name: str) -> Any:
@@ -171,10 +172,10 @@ def main() -> None:
         + (f", launches per layer of a decode step: {', '.join(map(str, counts))} (counted)" if counts else "")
     )
     print(
-        f"logits against transformers in float32 with the same weights: relative error {error:.3f}, "
-        f"{agreed} of {options.tokens} greedy choices the same"
+        f"logits against transformers in float32 with the same weights: relative error {error:.3f} "
+        f"(at most {MOST_ERROR}), {agreed} of {options.tokens} greedy choices the same"
     )
-    if not error < 0.2:
+    if not error < MOST_ERROR:
         raise SystemExit("the logits are too far from transformers' own")
 
 

@@ -469,6 +469,7 @@ def main(sections: str, json_path: Path | None, fresh: bool, picture: Path | Non
         rows.append(Figure("machine", "load average before the run", os.getloadavg()[0], "", f"{os.cpu_count()} cores"))
         extension_ns: float | None = None
         if "cold" in wanted:
+            click.echo("measuring cold ...", err=True)
             found, extension_ns = cold(base, scratch)
             rows += found
         steps: dict[str, Callable[[], list[Figure]]] = {
@@ -480,6 +481,7 @@ def main(sections: str, json_path: Path | None, fresh: bool, picture: Path | Non
         }
         for name, step in steps.items():
             if name in wanted:
+                click.echo(f"measuring {name} ...", err=True)
                 rows += step()
     finish(rows, f"JIT, {os.cpu_count()} cores of {platform.processor() or platform.machine()}", json_path, picture)
 

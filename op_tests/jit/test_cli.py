@@ -456,6 +456,20 @@ def test_every_public_op_with_a_kernel_can_be_profiled() -> None:
     assert {*SUBJECTS} == {*ops.public_names()} - torch_only
 
 
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (("docter",), "doctor"),
+        (("tune", "mxfp8_gem"), "mxfp8_gemm"),
+        (("profile", "mxfp8_liner", "4,64,64"), "mxfp8_linear"),
+        (("inspect", "module_mx_quantise"), "module_mx_quantize"),
+    ],
+)
+def test_a_mistyped_name_is_refused_with_the_one_that_is_near(words: tuple[str, ...], near: str) -> None:
+    result = invoke(*words)
+    assert result.exit_code != 0 and f"(did you mean {near}?)" in result.output
+
+
 @pytest.mark.parametrize("op", SUBJECTS)
 def test_every_subject_of_profile_runs_a_kernel(op: str) -> None:
     counts = answer("profile", op, SMALL_SHAPES[op])

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from hipforge import __version__, settings
-from hipforge.errors import HipforgeError, did_you_mean
+from hipforge.cli.options import SuggestingGroup
+from hipforge.errors import HipforgeError
 
 # name -> (module, one-line help shown without importing it)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -32,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SuggestingGroup):
     """A click group whose commands live in modules that are imported on use; each has a ``command`` object."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -45,14 +46,6 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return name, command and further arguments; a mistyped name is a usage error that says what is near."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
-        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; what the output's encoding lacks is replaced."""

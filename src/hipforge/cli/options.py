@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hipforge.errors import ConfigError
+from hipforge.errors import ConfigError, did_you_mean
 
 
 def _register(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> None:
@@ -28,6 +28,18 @@ REGISTER_OPTION = click.option(
     "--register", multiple=True, type=click.Path(path_type=Path), callback=_register, is_eager=True, expose_value=False,
     help="Ops of your own: a JSON file of modules, or a Python file that registers one.",
 )  # fmt: skip
+
+
+class SuggestingGroup(click.Group):
+    """A group of commands that are imported on use."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return name, command and further arguments; a mistyped name is a usage error that says what is near."""
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
 
 
 def module_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

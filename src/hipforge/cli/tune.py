@@ -6,6 +6,7 @@ import importlib
 
 import click
 
+from hipforge.cli.options import SuggestingGroup
 from hipforge.ops import FAMILIES
 from hipforge.settings import FORMER_TABLES
 
@@ -13,7 +14,7 @@ from hipforge.settings import FORMER_TABLES
 TUNERS: dict[str, str] = {room.table: f"hipforge.tuning.families.{room.name}" for room in FAMILIES}
 
 
-class TunerGroup(click.Group):
+class TunerGroup(SuggestingGroup):
     """Imports a tuner when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
