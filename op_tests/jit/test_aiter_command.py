@@ -42,6 +42,8 @@ def test_modules_are_listed_with_what_they_need() -> None:
     ("text", "state"),
     [
         ("#include <hipcub/hipcub.hpp>\n", "needs rocPRIM"),
+        ("#include <rocprim/rocprim.hpp>\nauto f = rocprim::plus<int>();\n", "needs rocPRIM"),
+        ("#include <rocprim/rocprim.hpp>  // of which nothing is used\n", "builds"),
         ('#include "ck_tile/core.hpp"\n', "needs Composable Kernel"),
         ("#include <ATen/hip/HIPContext.h>\n", "needs ROCm's torch headers"),
         ('#if ENABLE_CK\n#include "ck_tile/core.hpp"\n#else\n#include "aiter_tensor.h"\n#endif\n', "builds"),

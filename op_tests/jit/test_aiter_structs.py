@@ -240,7 +240,7 @@ def test_generators_defines_and_flags_of_single_sources_reach_the_build() -> Non
     entry = registry.module("module_sample_develop")
     assert entry.flags_extra_hip[-2:] == ("-mllvm", "-amdgpu-early-inline-all=true")
     assert "-DENABLE_CK=0" in entry.flags_extra_hip and "-std=c++20" in entry.flags_extra_hip
-    assert entry.extra_include == (str(CHECKOUT / "csrc/include"),)
+    assert entry.extra_include == (str(CHECKOUT / "csrc/include"), "${CSRC}/aiter/include")
 
 
 def test_defines_of_the_caller_win(tmp_path: Path) -> None:

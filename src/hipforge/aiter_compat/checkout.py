@@ -12,6 +12,7 @@ from hipforge.aiter_compat import config
 from hipforge.errors import ConfigError
 from hipforge.jit import hip_module, registry
 from hipforge.jit.registry import ModuleEntry
+from hipforge.jit.roots import package_dir
 
 BUILDS, KERNELS, ROCPRIM, TORCH, REFUSED = (
     "builds", "needs Composable Kernel", "needs rocPRIM", "needs ROCm's torch headers", "refused",
@@ -82,7 +83,8 @@ def _judge(entry: ModuleEntry, root: Path) -> Module:
             return Module(entry.name, KERNELS, f"there is no {text}")
         if re.match(r"/[^:*]*\.[^:*/]*$", text) and not Path(text).exists():
             return Module(entry.name, REFUSED, f"there is no {text}")
-    folders = [Path(text) for text in entry.extra_include]
+    csrc = str(package_dir("csrc"))
+    folders = [Path(text.replace("${CSRC}", csrc)) for text in entry.extra_include]
     system = [_SYSTEM, *([] if entry.torch_exclude else hip_module.torch_includes())]
     seen: set[Path] = set()
     for source in entry.srcs:

@@ -29,6 +29,7 @@ _REFUSED = {
 }
 _HIP_SOURCES = (".cu", ".hip", ".cpp", ".cc", ".cxx", ".c")
 _ABORT = "${CSRC}/aiter/abort.cpp"
+_STAND_INS = "${CSRC}/aiter/include"
 
 # What aiter's build passes to every HIP source, where it changes results or what compiles.
 _AITER_FLAGS = (
@@ -165,7 +166,8 @@ def _as_aiter_builds(entry: dict[str, Any], root: Path) -> None:
     kernels = composable_kernel(root)
     include = [root / "csrc/include", kernels / "include", kernels / "library/include", root / "csrc/include/torch"]
     own = [path for path in entry.get("extra_include", ()) if Path(path).is_dir()]
-    entry["extra_include"] = [*own, *(os.fspath(path) for path in include if path.is_dir())]
+    stand_in = [] if any(map(_uses_rocprim, entry.get("srcs", ()))) else [_STAND_INS]
+    entry["extra_include"] = [*own, *(os.fspath(path) for path in include if path.is_dir()), *stand_in]
     for key in ("flags_extra_cc", "flags_extra_hip"):
         entry[key] = [*_AITER_FLAGS, *entry.get(key, ())]
     names = ";".join(_architectures())
@@ -174,6 +176,15 @@ def _as_aiter_builds(entry: dict[str, Any], root: Path) -> None:
         entry["blob_gen_cmd"] = [f"{environment} {command}" for command in entry["blob_gen_cmd"]]
     entry["srcs"] = [*dict.fromkeys(entry.get("srcs", ())), _ABORT]
     entry["archs"] = _architectures()
+
+
+def _uses_rocprim(source: str) -> bool:
+    """Return whether a source needs more of rocPRIM than that its header can be included."""
+    try:
+        text = Path(source).read_text(errors="replace")
+    except OSError:
+        return False
+    return "rocprim::" in text or "hipcub" in text
 
 
 def convert_json(values: Mapping[str, Any], places: Mapping[str, str | Path]) -> dict[str, dict[str, Any]]:

@@ -48,7 +48,7 @@ class Cases:
         self.failures: list[list[str]] = []
         self.building = 0.0
 
-    def case(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def case(self, title: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a test function whose calls are recorded; what it raises is recorded and not raised."""
 
         @functools.wraps(function)
@@ -71,7 +71,7 @@ class Cases:
             if status == "passed" and failures:
                 status, detail = "failed", "; ".join(failures)
             if len(self.done) == before or status != "passed":  # a case of cases is those cases
-                name = f"{function.__name__}({_shown(args, kwargs)})"
+                name = f"{title}({_shown(args, kwargs)})"
                 seconds = round(time.perf_counter() - self.building - started, 2)
                 self.done.append({"case": name, "status": status, "detail": detail, "seconds": seconds})
                 self.save()
@@ -284,7 +284,8 @@ def _as_cases(tree: ast.Module) -> int:
     """Decorate the top-level ``test_*`` functions of a file's tree, and return how many there are."""
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
     for node in found:
-        node.decorator_list.insert(0, ast.copy_location(ast.Name(_CASE, ast.Load()), node))
+        decorator = ast.Call(ast.Name(_CASE, ast.Load()), [ast.Constant(node.name)], [])
+        node.decorator_list.insert(0, ast.copy_location(decorator, node))
     ast.fix_missing_locations(tree)
     return len(found)
 
@@ -339,7 +340,7 @@ def _run(path: Path, cases: Cases) -> None:
 
         sys.exit(pytest.main([os.fspath(path), "-q", "-p", "no:cacheprovider", *sys.argv[1:]], [_Plugin(cases)]))
     module = type(sys)("__main__")
-    module.__dict__.update({"__file__": os.fspath(path), _CASE: cases.case})
+    module.__dict__.update({"__file__": os.fspath(path), _CASE: lambda title: functools.partial(cases.case, title)})
     sys.modules["__main__"] = module
     several = _as_cases(tree)
     code = compile(tree, str(path), "exec")
@@ -347,8 +348,7 @@ def _run(path: Path, cases: Cases) -> None:
     def whole_file() -> None:
         exec(code, module.__dict__)
 
-    whole_file.__name__ = path.stem
-    (whole_file if several else cases.case(whole_file))()
+    (whole_file if several else cases.case(path.stem, whole_file))()
 
 
 class _Plugin:
