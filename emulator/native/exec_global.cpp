@@ -2,10 +2,6 @@
 #include "addressing.h"
 #include "exec.h"
 
-#ifdef __SSE2__
-#include <immintrin.h>
-#endif
-
 namespace hfemu {
 
 void fill_inactive(LaneAddresses& a, uint64_t exec) {
@@ -62,29 +58,12 @@ inline T read_as(u64 address) {
 }
 
 // How a load's bytes become registers; stores use dword1..4, byte, half and the d16 high forms.
-#ifdef __SSE2__
-// Four lanes' 16 bytes at a time, transposed into four registers.
-void load_quads(u32* d, const u64* at) {
-  for (int l = 0; l < kLanes; l += 4) {
-    const auto lane = [&](int i) { return _mm_castsi128_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at[l + i]))); };
-    __m128 x0 = lane(0), x1 = lane(1), x2 = lane(2), x3 = lane(3);
-    _MM_TRANSPOSE4_PS(x0, x1, x2, x3);
-    float* to = reinterpret_cast<float*>(d) + l;
-    _mm_store_ps(to, x0);
-    _mm_store_ps(to + kLanes, x1);
-    _mm_store_ps(to + 2 * kLanes, x2);
-    _mm_store_ps(to + 3 * kLanes, x3);
-  }
-}
-#endif
-
 template <int dwords>
 void load_rows(Wave& w, const ExecInst& in, const LaneAddresses& a, u64 exec) {
   if (exec == kAllLanes) {
     u32* d = w.v[in.dst];
-#ifdef __SSE2__
-    if constexpr (dwords == 4) return load_quads(d, a.at);
-#endif
+    if constexpr (dwords == 4)
+      if (load_quads(d, [&](int l) { return reinterpret_cast<const uint8_t*>(a.at[l]); })) return;
     for (int l = 0; l < kLanes; ++l) {
       u32 x[dwords];
       std::memcpy(x, reinterpret_cast<const void*>(a.at[l]), sizeof x);
@@ -268,6 +247,23 @@ void flat_translate(Wave& w, const ExecInst& in, LaneAddresses& a, u64 exec, u32
   fill_inactive(a, exec);
 }
 
+namespace {
+
+template <u32 bytes>
+void copy_lanes(uint8_t* lds, const u32* to, const LaneAddresses& from, u64 exec, u64 valid) {
+  if (valid == kAllLanes) {
+    for (int l = 0; l < kLanes; ++l) std::memcpy(lds + to[l], reinterpret_cast<const void*>(from.at[l]), bytes);
+    return;
+  }
+  for (u64 left = exec; left; left &= left - 1) {
+    const int l = std::countr_zero(left);
+    if (valid >> l & 1) std::memcpy(lds + to[l], reinterpret_cast<const void*>(from.at[l]), bytes);
+    else std::memset(lds + to[l], 0, bytes);
+  }
+}
+
+}  // namespace
+
 void store_to_lds(Wave& w, const ExecInst& in, MemoryShape shape, const LaneAddresses& a, u64 exec, u64 valid,
                   u32 base) {
   const u32 bytes = shape_bytes(shape) < 4 ? 4 : shape_bytes(shape), stride = bytes > 4 ? 16 : 4;
@@ -275,19 +271,13 @@ void store_to_lds(Wave& w, const ExecInst& in, MemoryShape shape, const LaneAddr
   const u32 first = base + stride * static_cast<u32>(std::countr_zero(exec));
   for (u32 l = 0; l < kLanes; ++l) lds[l] = (exec >> l & 1) ? base + stride * l : first;
   check_lds(w, in, lds, exec, bytes, Access::store);
+  if (bytes == 16) return copy_lanes<16>(w.wg->lds, lds, a, exec, valid);
+  if (bytes == 12) return copy_lanes<12>(w.wg->lds, lds, a, exec, valid);
+  if (shape == MemoryShape::dword1) return copy_lanes<4>(w.wg->lds, lds, a, exec, valid);
   for (u64 left = exec; left; left &= left - 1) {
     const int l = std::countr_zero(left);
-    uint8_t data[16] = {};
-    if (valid >> l & 1) {
-      const auto* p = reinterpret_cast<const uint8_t*>(a.at[l]);
-      if (shape_bytes(shape) < 4) {
-        const u32 x = load_small(shape, p, 0);
-        std::memcpy(data, &x, 4);
-      } else {
-        std::memcpy(data, p, bytes);
-      }
-    }
-    std::memcpy(w.wg->lds + lds[l], data, bytes);
+    const u32 x = valid >> l & 1 ? load_small(shape, reinterpret_cast<const uint8_t*>(a.at[l]), 0) : 0;
+    std::memcpy(w.wg->lds + lds[l], &x, 4);
   }
 }
 

@@ -33,6 +33,8 @@ void read_dwords(Wave& w, const LdsLanes& a, u64 exec, u32 reg) {
   const uint8_t* lds = w.wg->lds;
   if (exec == kAllLanes) {
     u32* d = w.v[reg];
+    if constexpr (dwords == 4)
+      if (load_quads(d, [&](int l) { return lds + a.at[l]; })) return;
     for (int l = 0; l < kLanes; ++l) {
       u32 x[dwords];
       std::memcpy(x, lds + a.at[l], sizeof x);

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "matrix_elements.h"
+#include "matrix_integers.h"
 
 #if defined(__FMA__) || defined(__AVX512VBMI__)
 #include <immintrin.h>
@@ -53,13 +54,6 @@ static_assert(blocks_or_groups());
 
 constexpr int kMaxTile = 128 * 16;       // blocks * K * M of the largest operand
 constexpr int kMaxResult = 2 * 32 * 32;  // blocks * M * N of the largest result
-
-// k of item `j` of lane group `g`. A lane that holds more than 16 bytes of 8- or 16-bit items holds them as 16-byte
-// chunks, and each chunk's groups are interleaved; everything else is contiguous per lane.
-constexpr int k_of_item(int bits, int items_per_lane, int groups, int g, int j) {
-  const int chunk = bits >= 8 && items_per_lane * bits > 128 ? 128 / bits : items_per_lane;
-  return chunk * g + j % chunk + chunk * groups * (j / chunk);
-}
 
 // f64 operands, one item per lane as a register pair, as a tile [block][k][edge].
 void load_f64_tile(const Row* regs, int edge, int blocks, int depth, double* tile) {
@@ -377,6 +371,45 @@ void negate(double* values, int count) {
 
 constexpr int registers_per_lane(Element e, int items) { return (items * element_bits(e) + 31) / 32; }
 
+#if defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
+constexpr bool takes_integers(const Shape& s) {
+  return !s.sparse && (s.a == Element::f8f6f4 || s.a == Element::fp8 || s.a == Element::bf8);
+}
+
+template <int kEdge, int kItems>
+bool load_integers(const Row* regs, Element element, bool fnuz, IntegerTile& tile) {
+  if (element == Element::fp4) return load_integer_nibbles<kEdge, kItems>(regs, tile);
+  const IntegerFormat* format = integer_format(element, fnuz);
+  return format != nullptr && load_integer_bytes<kEdge, kItems>(regs, *format, tile);
+}
+
+// acc += A B as integers (matrix_integers.h); false: the operands do not suit, and acc is as before.
+template <const Shape& S>
+bool multiply_integers(const MatrixArgs& args, Element element_a, Element element_b, const double* scale_a,
+                       const double* scale_b, const Row* c, double* acc) {
+  IntegerTile a, b;
+  ScaleRange range_a, range_b;
+  if (!load_integers<S.m, S.k / S.groups(S.m)>(args.a, element_a, args.fnuz, a) ||
+      !load_integers<S.n, S.k / S.groups(S.n)>(args.b, element_b, args.fnuz, b))
+    return false;
+  if (scale_a != nullptr) {
+    range_a = scale_range(*args.scale_a, args.scale_sel_a, S.m);
+    range_b = scale_range(*args.scale_b, args.scale_sel_b, S.n);
+  }
+  if (!fits(a, b, range_a, range_b, S.k, c, S.result_items())) return false;
+  alignas(64) double factor_a[kMatrixLanes], factor_b[kMatrixLanes];
+  for (int i = 0; i < kMatrixLanes; ++i) {
+    factor_a[i] = power_of_two(a.unit) * (scale_a != nullptr ? scale_a[i] : 1);
+    factor_b[i] = power_of_two(b.unit) * (scale_a != nullptr ? scale_b[i] : 1);
+  }
+  add_integer_products<S.m, S.n>(a, b, S.k, factor_a, factor_b, acc);
+  if (a.small_count + b.small_count) add_small_products<S.m, S.n>(a, b, factor_a, factor_b, acc);
+  return true;
+}
+#else
+constexpr bool takes_integers(const Shape&) { return false; }
+#endif
+
 template <const Shape& S>
 void run(const MatrixArgs& args) {
   constexpr bool mixed = S.a == Element::f8f6f4;
@@ -415,6 +448,9 @@ void run(const MatrixArgs& args) {
     load_scales(args.scale_a, args.scale_sel_a, scale_a);
     load_scales(args.scale_b, args.scale_sel_b, scale_b);
   }
+  if constexpr (takes_integers(S))
+    if (multiply_integers<S>(args, element_a, element_b, scaled ? scale_a : nullptr, scale_b, c, acc))
+      return store_result<S>(acc, args.d, args.saturate);
   load_tile(a_regs, element_a, args, S.m, S.blocks, a_items, !S.sparse, scaled ? scale_a : nullptr, a);
   load_tile(b_regs, element_b, args, S.n, S.blocks, b_items, true, scaled ? scale_b : nullptr, b);
 

@@ -12,7 +12,7 @@
 
 namespace hfemu {
 
-// Rows are registers, columns are lanes. `d` may alias `c`, never `a` or `b` (the caller snapshots).
+// Rows are registers, columns are lanes. `d` may overlap every operand: all are read before it is written.
 using Row = uint32_t[64];
 
 struct MatrixArgs {

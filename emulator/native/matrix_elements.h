@@ -35,6 +35,13 @@ constexpr Element element_of_format(uint8_t code) {
 
 inline constexpr int kMatrixLanes = 64;
 
+// k of item `j` of lane group `g`. A lane that holds more than 16 bytes of 8- or 16-bit items holds them as 16-byte
+// chunks, and each chunk's groups are interleaved; everything else is contiguous per lane.
+constexpr int k_of_item(int bits, int items_per_lane, int groups, int g, int j) {
+  const int chunk = bits >= 8 && items_per_lane * bits > 128 ? 128 / bits : items_per_lane;
+  return chunk * g + j % chunk + chunk * groups * (j / chunk);
+}
+
 // Item `item` of every lane, where items of `bits` are packed little-endian over consecutive registers.
 inline void extract_codes(const Row* regs, int bits, int item, uint32_t* __restrict codes) {
   const int first = item * bits, reg = first / 32, shift = first % 32;
