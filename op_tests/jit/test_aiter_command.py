@@ -61,6 +61,16 @@ def test_headers_of_any_torch_are_there_unless_the_module_leaves_torch_out(tmp_p
         assert source_of(tmp_path / name, "#include <c10/util/Half.h>\n", torch_exclude=exclude).state == state
 
 
+def test_a_source_made_of_composable_kernels_templates_needs_it(tmp_path: Path) -> None:
+    folder = tmp_path / "copy/csrc/ck_gemm"
+    found = source_of(tmp_path, "", srcs=["f'{AITER_CSRC_DIR}/ck_gemm/one.cu'"])
+    assert found.state == "refused" and found.reason == f"there is no {folder}/one.cu"
+    folder.mkdir()
+    (folder / "one.cu").write_text("")
+    (again,) = checkout.modules(tmp_path / "copy")
+    assert again.state == "needs Composable Kernel" and again.reason.endswith("is made of its templates")
+
+
 def test_a_folder_that_is_no_checkout_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs aiter/jit/optCompilerConfig\.json"):
         checkout.modules(tmp_path)

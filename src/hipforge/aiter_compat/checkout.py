@@ -23,6 +23,7 @@ _HEADERS = {
     "rocprim/": ROCPRIM, "hipcub/": ROCPRIM, "ck_tile/": KERNELS, "ck/": KERNELS, "torch/": TORCH, "ATen/": TORCH,
     "c10/": TORCH, "hipblaslt/": REFUSED, "hipblas": REFUSED, "rocblas": REFUSED, "kittens": REFUSED,
 }  # fmt: skip
+_OF_KERNELS = re.compile(r"/csrc/(ck_|cktile_|py_itfs_ck/)")
 _SYSTEM = Path("/usr/include")
 _INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')
 _CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
@@ -83,6 +84,9 @@ def _judge(entry: ModuleEntry, root: Path) -> Module:
             return Module(entry.name, KERNELS, f"there is no {text}")
         if re.match(r"/[^:*]*\.[^:*/]*$", text) and not Path(text).exists():
             return Module(entry.name, REFUSED, f"there is no {text}")
+    for text in entry.srcs:  # kernels of Composable Kernel's that a generator writes
+        if not has_kernels and _OF_KERNELS.search(text):
+            return Module(entry.name, KERNELS, f"{text} is made of its templates")
     csrc = str(package_dir("csrc"))
     folders = [Path(text.replace("${CSRC}", csrc)) for text in entry.extra_include]
     system = [_SYSTEM, *([] if entry.torch_exclude else hip_module.torch_includes())]

@@ -129,7 +129,7 @@ def checkout_of(path: Path) -> Path | None:
 
 def _places(root: Path) -> dict[str, str]:
     """Return what the names in a checkout's JSON stand for; its tuned tables are those of aiter/configs."""
-    found = {
+    found: dict[str, str | Path] = {
         "AITER_ROOT_DIR": root, "AITER_META_DIR": root, "AITER_CSRC_DIR": root / "csrc",
         "AITER_GRADLIB_DIR": root / "gradlib",
         "CK_DIR": composable_kernel(root), "CK_3RDPARTY_DIR": composable_kernel(root),

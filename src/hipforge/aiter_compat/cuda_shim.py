@@ -64,14 +64,18 @@ def _same(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return tensor
 
 
+def _device(tensor: torch.Tensor, *_: Any) -> torch.device:
+    return _GPU if tensor.device.type == "cpu" else tensor.device
+
+
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.cuda: _same,
     torch.Tensor.pin_memory: _same,
     torch.Tensor.record_stream: lambda *_: None,
     torch.Tensor.cpu: lambda tensor, *_, **__: tensor.clone(),
     torch.Tensor.get_device: lambda tensor: 0,
-    torch.Tensor.is_cuda.__get__: lambda tensor, *_: True,
-    torch.Tensor.device.__get__: lambda tensor, *_: _GPU if tensor.device.type == "cpu" else tensor.device,
+    vars(torch._C.TensorBase)["is_cuda"].__get__: lambda tensor, *_: True,
+    vars(torch._C.TensorBase)["device"].__get__: _device,
 }
 
 

@@ -239,34 +239,31 @@ def _untimed(cases: Cases, common: ModuleType) -> None:
 _PERFTEST = ("num_iters", "num_warmup", "testGraph", "num_rotate_args", "needTrace", "use_cuda_event")
 
 
-class _OnEmulator:
-    """Triton's driver for the process: the emulator's, which measures nothing, so that the first configuration wins."""
+def _triton_on_emulator(arch: str) -> None:
+    """Make the emulator Triton's device; it measures nothing, so that autotuning takes the first configuration."""
+    import torch
+    from triton import knobs
+    from triton.runtime.driver import driver
 
-    def __new__(cls, arch: str) -> Any:
-        import torch
-        from triton import knobs
-        from triton.runtime.driver import driver
+    from hipforge.emulator import triton as emulated
+    from hipforge.jit.cache import cache_dir
 
-        from hipforge.emulator import triton as emulated
-        from hipforge.jit.cache import cache_dir
+    class Launcher(emulated._Launcher):
+        def __call__(self, *args: Any) -> None:
+            with torch._C.DisableTorchFunction():
+                super().__call__(*args)
 
-        class Launcher(emulated._Launcher):
-            def __call__(self, *args: Any) -> None:
-                with torch._C.DisableTorchFunction():
-                    super().__call__(*args)
+    class Driver(emulated._Driver):
+        launcher_cls = Launcher
 
-        class Driver(emulated._Driver):
-            launcher_cls = Launcher
+        def get_benchmarker(self) -> Callable[..., Any]:
+            return lambda function, quantiles=None, **_: [1.0] * len(quantiles or (0,))
 
-            def get_benchmarker(self) -> Callable[..., Any]:
-                return lambda function, quantiles=None, **_: [1.0] * len(quantiles or (0,))
+        def get_active_torch_device(self) -> torch.device:
+            return torch.device("cuda", 0)
 
-            def get_active_torch_device(self) -> torch.device:
-                return torch.device("cuda", 0)
-
-        knobs.cache.dir = str(cache_dir.private_folder("triton"))
-        driver.set_active(Driver(arch))
-        return driver
+    knobs.cache.dir = str(cache_dir.private_folder("triton"))
+    driver.set_active(Driver(arch))
 
 
 def _is_script(tree: ast.Module) -> bool:
@@ -312,7 +309,7 @@ def main(argv: Sequence[str]) -> int:
         GPU_ARCHS=arch, CU_NUM=str(devices.current().cu_count()), AITER_JIT_DIR=f"{folder}/jit", ENABLE_CK="0",
         AITER_LOG_LEVEL=os.environ.get("AITER_LOG_LEVEL", "INFO"),
     )  # fmt: skip
-    _OnEmulator(arch)
+    _triton_on_emulator(arch)
     folders = [item for item in include.split(os.pathsep) if item]
     aiter_compat.register(root / "aiter/jit/optCompilerConfig.json", include=folders)
     edits = {"aiter.jit.core": _built_by_hipforge, "aiter.test_common": _untimed}

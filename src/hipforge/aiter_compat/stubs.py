@@ -240,7 +240,8 @@ def _c_function(stub: _Stub, module: ModuleEntry, loaded: LoadedModule, arch: st
     function.restype = ctypes.c_int if status or value else ctypes.c_float if returns == "float" else None
     kinds = [parameter.kind for parameter in stub.signature.parameters]
     function.argtypes = [_C_TYPES.get(kind, ctypes.c_void_p) for kind in kinds] + [ctypes.c_void_p]
-    stream, guard = _stream_getter(), _guard(library) if status else contextlib.nullcontext
+    stream = _stream_getter()
+    guard = _guard(library) if status else _no_guard
     where = [f"{name}: argument '{item}'" for item in stub.signature.names]
 
     def call(*args: Any) -> Any:
@@ -292,7 +293,7 @@ def _guard(library: ctypes.CDLL) -> Callable[[], contextlib.AbstractContextManag
     flags_of = ((_CAN_THROW, ctypes.c_bool), (_CALLS, ctypes.c_int))
     there = [(name, kind) for name, kind in flags_of if _has(library, name)]
     if not there:
-        return contextlib.nullcontext
+        return _no_guard
 
     @contextlib.contextmanager
     def throwing() -> Iterator[None]:
@@ -308,6 +309,10 @@ def _guard(library: ctypes.CDLL) -> Callable[[], contextlib.AbstractContextManag
                 flag.value = value
 
     return throwing
+
+
+def _no_guard() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 def _has(library: ctypes.CDLL, name: str) -> bool:
