@@ -1,4 +1,4 @@
-"""Build the documentation: write the pages of ops, then run mkdocs over them and docs/, every warning an error.
+"""Build the documentation: write the pages of ops, draw the pictures, run mkdocs over docs/, every warning an error.
 
     python .ci/docs.py [--site DIR]
 
@@ -9,9 +9,11 @@ docs/op_times.json, which .ci/docs_times.py writes.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -74,13 +76,26 @@ def write_pages(folder: Path) -> None:
     """Write the pages of ops and their index below ``folder``."""
     folder.mkdir(parents=True)
     times = json.loads((DOCS / "op_times.json").read_text())
-    index = ["# Ops", "", "| page | ops |", "|---|---|"]
+    index = ["# Ops", "", "| page | what it has | ops |", "|---|---|---|"]
     for module, ops in homes().items():
         name = module.rpartition(".")[2]
         (folder / f"{name}.md").write_text(page(module, ops, times))
-        index.append(f"| [{name}]({name}.md) | {', '.join(f'`{op}`' for op in ops)} |")
+        sentence = (importlib.import_module(module).__doc__ or "").partition("\n")[0]
+        index.append(f"| [{name}]({name}.md) | {sentence} | {', '.join(f'`{op}`' for op in ops)} |")
     every = sorted({op for arch in times.values() for op in arch})
     (folder / "index.md").write_text("\n".join([*index, "", *time_table(every, times)]))
+
+
+def draw(pictures: Path) -> None:
+    """Make the pictures of the page about them by the commands that it names, on the emulator."""
+    environment = {**os.environ, "HIPFORGE_DEVICE": "emulator", "HIPFORGE_EMULATOR_QUIET": "1"}
+    page = (DOCS / "guide" / "pictures.md").read_text()
+    for line in re.findall(r"^(?:hipforge|python) .* --plot \S+$", page, re.MULTILINE):
+        program, *words, picture = shlex.split(line)
+        before = [sys.executable, *(["-c", "from hipforge.cli import main; main()"] if program == "hipforge" else [])]
+        words = [str(pictures / word) if word.endswith(".csv") else word for word in words]
+        command = [*before, *words, pictures / picture]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def with_example_sections(ops: Path) -> None:
@@ -106,6 +121,10 @@ def build(site: Path) -> int:
         shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns("*.json", "*.py"))
         shutil.copyfile(ROOT / "CHANGELOG.md", source / "changelog.md")
         write_pages(source / "ops")
+        draw(source / "pictures")
+        pages = json.dumps(["ops/index.md", *sorted(f"ops/{path.name}" for path in (source / "ops").glob("[!i]*.md"))])
+        configuration = top / "mkdocs.yml"
+        configuration.write_text((ROOT / "mkdocs.yml").read_text().replace("[ops/index.md]", pages))
         shutil.copytree(SOURCE, tree, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))  # follows the links
         with_example_sections(tree / "hipforge" / "ops")
         environment = {
@@ -113,7 +132,7 @@ def build(site: Path) -> int:
             "HIPFORGE_DOCS_SOURCE": str(source), "HIPFORGE_DOCS_TREE": str(tree), "HIPFORGE_DOCS_SITE": str(site),
             "NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true",
         }  # fmt: skip
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"]
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "-f", str(configuration)]
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
