@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.checks import require_operand, require_out, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
@@ -17,51 +16,34 @@ from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8, require_buffer, written
+from hipforge.ops.core.stub import stub
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-@compile_ops(
+_WRITTEN = ("residual", "next_buffer", "also_out")
+_OPERANDS = "residual, next_buffer, also_out: Tensor?; input, weight: Tensor"
+
+residual_rms_out = stub(
+    "residual_rms_out",
     "module_rmsnorm_fp8",
+    f"out: Tensor; {_OPERANDS}; scale: Tensor?; epsilon, weight_offset, fp8_max: float; force_scalar: bool",
+    "Write the first four as :func:`residual_rms` says; without a residual it is the norm of ``input`` itself.",
     variant=lambda out, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
-    mutates=("out", "residual", "next_buffer", "also_out"),
+    mutates=("out", *_WRITTEN),
 )
-def residual_rms_out(
-    out: torch.Tensor,
-    residual: torch.Tensor | None,
-    next_buffer: torch.Tensor | None,
-    also_out: torch.Tensor | None,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor | None,
-    epsilon: float,
-    weight_offset: float,
-    fp8_max: float,
-    force_scalar: bool,
-) -> None:
-    """Write the first four as :func:`residual_rms` says; without a residual it is the norm of ``input`` itself."""
 
 
-@compile_ops(
+residual_rms_mxfp8_out = stub(
+    "residual_rms_mxfp8_out",
     "module_rmsnorm_fp8",
+    f"out, block_scales: Tensor; {_OPERANDS}; epsilon, weight_offset: float; force_scalar: bool",
+    "Write the first five as :func:`residual_rms_mxfp8` says; without a residual it is the norm of ``input``.",
     variant=lambda out, block_scales, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
-    mutates=("out", "block_scales", "residual", "next_buffer", "also_out"),
+    mutates=("out", "block_scales", *_WRITTEN),
 )
-def residual_rms_mxfp8_out(
-    out: torch.Tensor,
-    block_scales: torch.Tensor,
-    residual: torch.Tensor | None,
-    next_buffer: torch.Tensor | None,
-    also_out: torch.Tensor | None,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    epsilon: float,
-    weight_offset: float,
-    force_scalar: bool,
-) -> None:
-    """Write the first five as :func:`residual_rms_mxfp8` says; without a residual it is the norm of ``input``."""
 
 
 def _plan(name: str) -> Callable[..., Decision]:
@@ -96,9 +78,6 @@ class _Given(NamedTuple):
     out: torch.Tensor | None = None
     scale_out: torch.Tensor | None = None
     also_out: torch.Tensor | None = None
-
-
-_WRITTEN = ("residual", "next_buffer", "also_out")
 
 
 @operator(_plan("residual_rms"), fake=_new_static, outs=("out",), mutates=_WRITTEN, returns=("residual",))

@@ -8,7 +8,6 @@ import math
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.jit import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.checks import require_device, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
@@ -16,48 +15,32 @@ from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8, require_buffer, written
+from hipforge.ops.core.stub import stub
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-@compile_ops(
+_OPTIONS = "alpha, beta, limit: float; interleaved, force_scalar: bool"
+
+swiglu_fp8_out = stub(
+    "swiglu_fp8_out",
     "module_swiglu_fp8",
+    f"out: Tensor; next_buffer: Tensor?; gate_up, scale: Tensor; fp8_max: float; {_OPTIONS}",
+    "Write ``out`` and ``next_buffer`` as :func:`swiglu_fp8` says; every number is explicit, no limit infinite.",
     variant=lambda out, next_buffer, gate_up, *rest: {"HF_INPUT": _INPUTS[gate_up.dtype]},
     mutates=("out", "next_buffer"),
 )
-def swiglu_fp8_out(
-    out: torch.Tensor,
-    next_buffer: torch.Tensor | None,
-    gate_up: torch.Tensor,
-    scale: torch.Tensor,
-    fp8_max: float,
-    alpha: float,
-    beta: float,
-    limit: float,
-    interleaved: bool,
-    force_scalar: bool,
-) -> None:
-    """Write ``out`` and ``next_buffer`` as :func:`swiglu_fp8` says; every number is explicit, no limit infinite."""
 
 
-@compile_ops(
+swiglu_mxfp8_out = stub(
+    "swiglu_mxfp8_out",
     "module_swiglu_fp8",
+    f"out, block_scales: Tensor; next_buffer: Tensor?; gate_up: Tensor; {_OPTIONS}",
+    "Write the first three as :func:`swiglu_mxfp8` says.",
     variant=lambda out, block_scales, next_buffer, gate_up, *rest: {"HF_INPUT": _INPUTS[gate_up.dtype]},
     mutates=("out", "block_scales", "next_buffer"),
 )
-def swiglu_mxfp8_out(
-    out: torch.Tensor,
-    block_scales: torch.Tensor,
-    next_buffer: torch.Tensor | None,
-    gate_up: torch.Tensor,
-    alpha: float,
-    beta: float,
-    limit: float,
-    interleaved: bool,
-    force_scalar: bool,
-) -> None:
-    """Write the first three as :func:`swiglu_mxfp8` says."""
 
 
 def _plan_swiglu(

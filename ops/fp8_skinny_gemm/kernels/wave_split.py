@@ -16,11 +16,11 @@ import torch
 
 from hipforge import archs
 from hipforge.errors import GuardError
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_int, require_rank
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import Configuration as Given
 from hipforge.ops.core.kernel import Kernel, Pipeline
+from hipforge.ops.core.stub import stub
 from hipforge.ops.fp8_skinny_gemm.raw import ARCHS, MAX_K, column_major, row_major
 
 KERNEL = "skinny_wave_split"
@@ -179,25 +179,15 @@ def rows_for(m: int) -> int:
     return next((rows for rows in ROWS if m <= rows), ROWS[-1])
 
 
-@compile_ops(
+skinny_wave_split_out = stub(
+    "skinny_wave_split_out",
     "module_fp8_skinny_gemm_wave_split",
+    "out, a, b, scale: Tensor; workspace: Tensor?; accumulate: bool; rows, columns, waves, split_k: int",
+    "Write or add (``accumulate``) scale * (a @ b) to ``out`` fp16 [m, n]; ``workspace``: :func:`split_workspace`.",
     # The module's guard refuses any other number of rows.
     variant=lambda *given: {"HF_ROWS": given[6] if given[6] in ROWS else ROWS[0]},
     mutates=("out", "workspace"),
 )
-def skinny_wave_split_out(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    workspace: torch.Tensor | None,
-    accumulate: bool,
-    rows: int,
-    columns: int,
-    waves: int,
-    split_k: int,
-) -> None:
-    """Write or add (``accumulate``) scale * (a @ b) to ``out`` fp16 [m, n]; ``workspace``: :func:`split_workspace`."""
 
 
 def split_workspace(m: int, n: int, configuration: Configuration, device: torch.device) -> torch.Tensor | None:
