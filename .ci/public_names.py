@@ -14,15 +14,12 @@ BEGIN, END = "    # begin generated\n", "    # end generated\n"
 
 
 def imports() -> str:
-    """Return one import per public name, from the module that defines it, and one per submodule."""
+    """Return one import per public name, from the module that defines it, and one per submodule; imports no torch."""
     import hipforge
 
     lines = [f"    from hipforge import {name} as {name}\n" for name in hipforge._SUBMODULES if name != "errors"]
-    lines += [
-        # Not from where _LAZY has it: to mypy, compile_ops of hipforge.jit may be the module of that name.
-        f"    from {module} import {name} as {name}\n"
-        for module, name in sorted((getattr(hipforge, name).__module__, name) for name in hipforge._LAZY)
-    ]
+    homes = sorted((module, name) for name, module in hipforge._LAZY.items())
+    lines += [f"    from {module} import {name} as {name}\n" for module, name in homes]
     return "".join(lines)
 
 

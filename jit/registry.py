@@ -1,8 +1,9 @@
 """Which modules are there, and what is each made of?
 
-``optCompilerConfig.json`` describes the shipped modules; :func:`register` adds a user's own file. Entries are data:
-strings may hold placeholders such as ``${CSRC}``, nothing is ever evaluated, and a key that is not known is refused by
-name. Paths that are not absolute and start with no placeholder are relative to the JSON file.
+``optCompilerConfig.json`` describes the shipped modules, a folder of ``csrc`` may describe more in a ``modules.json``
+beside its kernels, and :func:`register` adds a user's own file. Entries are data: strings may hold placeholders such as
+``${CSRC}``, nothing is ever evaluated, and a key that is not known is refused by name. Paths that are not absolute and
+start with no placeholder are relative to the JSON file.
 """
 
 from __future__ import annotations
@@ -327,7 +328,7 @@ def _is_in(value: VariantValue, accepted: tuple[VariantValue, ...]) -> bool:
     return any(type(value) is type(one) and value == one for one in accepted)
 
 
-SHIPPED = "optCompilerConfig.json"
+SHIPPED, BESIDE_KERNELS = "optCompilerConfig.json", "modules.json"
 FORMER_NAMES = {
     "module_smallm_mxfp8_dense": "module_mxfp8_gemm_gemv",
     "module_smallm_mxfp8_dense_mfma": "module_mxfp8_gemm_mfma",
@@ -348,8 +349,15 @@ _registered: dict[str, ModuleEntry] = {}
 
 @functools.cache
 def shipped() -> dict[str, ModuleEntry]:
-    """Return the modules of the package itself."""
-    return read_file(package_dir("jit") / SHIPPED)
+    """Return the modules of the package itself.
+
+    Raises:
+        ConfigError: a file is malformed, or two describe a module of one name.
+    """
+    found = read_file(package_dir("jit") / SHIPPED)
+    for path in sorted(package_dir("csrc").glob(f"*/{BESIDE_KERNELS}")):
+        _add(read_file(path), found)
+    return found
 
 
 def register(path: str | Path) -> list[str]:
@@ -366,7 +374,7 @@ def register(path: str | Path) -> list[str]:
         ...     register(file)
         ['module_of_mine']
     """
-    return _add(read_file(Path(path)))
+    return _add(read_file(Path(path)), _registered, shipped())
 
 
 def register_values(origin: Path, values: Mapping[str, Any]) -> list[str]:
@@ -375,15 +383,17 @@ def register_values(origin: Path, values: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: as :func:`register`.
     """
-    return _add({name: _entry(origin, name, entry) for name, entry in values.items()})
+    return _add({name: _entry(origin, name, entry) for name, entry in values.items()}, _registered, shipped())
 
 
-def _add(entries: Mapping[str, ModuleEntry]) -> list[str]:
+def _add(
+    entries: Mapping[str, ModuleEntry], to: dict[str, ModuleEntry], *known: Mapping[str, ModuleEntry]
+) -> list[str]:
     for name, entry in entries.items():
-        present = modules().get(name)
+        present = next((others[name] for others in (to, *known) if name in others), None)
         if present is not None and present.origin != entry.origin:
             raise ConfigError(f"{entry.origin}: {name} is already defined by {present.origin}; choose another name")
-    _registered.update(entries)
+    to.update(entries)
     return list(entries)
 
 

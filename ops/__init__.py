@@ -1,73 +1,31 @@
-"""GPU ops: one package per tuned op family, one module per simple op; ``FAMILIES`` and ``SIMPLE_OPS`` list them.
+"""GPU ops: one package per tuned op family, one module per simple op.
 
-Modules are imported on first use: ``hipforge.ops.reference`` works after ``import hipforge`` alone. Public names,
-tuned tables, tuners and the subjects of ``hipforge profile`` are found through the lists.
+Every list of ops is made of what these files say themselves: a package or module names what it gives the package
+``hipforge`` in a line ``PUBLIC = ("router_gemm",)``, and a package with a ``family.py`` has a tuned table and a tuner.
+The lines are read as text, because the modules import torch; they are imported on first use.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
+
+_FOLDER = Path(__file__).parent
+_PUBLIC, _WORD = re.compile(r"^PUBLIC = \(([^)]*)\)$", re.MULTILINE), re.compile(r"\w+")
+_TABLES = {"decode_attention": "decode_attention_fp8"}  # of a family whose table is older than its package's name
 
 
-class Room(NamedTuple):
-    """Where an op family is, without importing it.
-
-    Attributes:
-        name: its package under ``hipforge.ops``.
-        table: name of its tuned table; ``hipforge tune <table>`` is its tuner.
-        public: names that it gives the package ``hipforge``.
-        alias: a module path that names it too.
-
-    Example:
-        >>> Room("mxfp4_gemm", "mxfp4_gemm", ("mxfp4_gemm", "mxfp4_linear")).table
-        'mxfp4_gemm'
-    """
-
-    name: str
-    table: str
-    public: tuple[str, ...]
-    alias: str | None = None
-
-
-FAMILIES = (
-    Room("mxfp8_gemm", "mxfp8_gemm", ("mxfp8_gemm", "mxfp8_gemv", "mxfp8_linear"), alias="smallm_gemm_mxfp8"),
-    Room(
-        "mxfp8_grouped_gemm",
-        "mxfp8_grouped_gemm",
-        ("grouped_gemm_mxfp8", "grouped_mxfp8_linear"),
-        alias="grouped_gemm_mxfp8",
-    ),
-    Room("mxfp4_gemm", "mxfp4_gemm", ("mxfp4_gemm", "mxfp4_linear")),
-    Room("fp8_gemm", "fp8_gemm", ("fp8_gemm", "fp8_linear")),
-    Room("fp8_skinny_gemm", "fp8_skinny_gemm", ("skinny_gemm",), alias="skinny_gemm_fp8"),
-    Room(
-        "decode_attention",
-        "decode_attention_fp8",
-        ("decode_attention_fp8", "decode_attention_splitk"),
-        alias="decode_attention_fp8",
-    ),
-    Room("decode_attention.int4", "decode_attention_int4", ()),
-)
-
-# module -> names that it gives the package ``hipforge``
-SIMPLE_OPS: dict[str, tuple[str, ...]] = {
-    "fp8_linear": (
-        "Float8Linear", "Float8LinearConfig", "convert_to_float8_training", "disable_fp8", "scaled_mm",
-    ),
-    "fp8_quant": ("fp8_quant_tensorwise",),
-    "moe": ("fused_moe_mxfp8",),
-    "moe_align": ("moe_align_block_size",),
-    "moe_combine": ("moe_combine",),
-    "mx_quantize": ("mxfp4_quantize", "mxfp8_quantize"),
-    "rmsnorm_fp8": ("residual_rms", "residual_rms_mxfp8", "rms_norm", "rms_norm_fp8", "rms_norm_mxfp8"),
-    "rope_and_cache": ("rope_and_cache",),
-    "router_gemm": ("router_gemm",),
-    "swiglu_fp8": ("swiglu_fp8", "swiglu_mxfp8"),
-    "topk_gating": ("topk_gating",),
-}  # fmt: skip
+@functools.cache
+def _homes() -> dict[str, tuple[str, ...]]:
+    """Return what each module or package here gives the package ``hipforge``."""
+    files = {path.stem: path / "__init__.py" if path.is_dir() else path for path in sorted(_FOLDER.iterdir())}
+    lines = {home: _PUBLIC.search(path.read_text(encoding="utf-8")) for home, path in files.items() if path.is_file()}
+    return {home: tuple(_WORD.findall(line[1])) if line else () for home, line in lines.items() if home != "__init__"}
 
 
 def public_names() -> dict[str, str]:
@@ -77,30 +35,31 @@ def public_names() -> dict[str, str]:
         >>> public_names()["router_gemm"]
         'hipforge.ops.router_gemm'
     """
-    found = {name: room.name for room in FAMILIES for name in room.public}
-    found.update({name: module for module, names in SIMPLE_OPS.items() for name in names})
+    found = {name: home for home, names in _homes().items() for name in names}
     return {name: f"{__name__}.{found[name]}" for name in sorted(found)}
 
 
-def table_names() -> tuple[str, ...]:
-    """Return the names of the tuned tables.
+@functools.cache
+def families() -> dict[str, str]:
+    """Return the tuned op families: the name of each one's table, and its package below ``hipforge.ops``.
 
     Example:
-        >>> "decode_attention_int4" in table_names()
-        True
+        >>> families()["decode_attention_int4"]
+        'decode_attention.int4'
     """
-    return tuple(room.table for room in FAMILIES)
+    found = (path.parent.relative_to(_FOLDER) for path in sorted(_FOLDER.rglob("family.py")))
+    packages = [".".join(folder.parts) for folder in found if folder.name != "core"]
+    return {_TABLES.get(package, package.replace(".", "_")): package for package in packages}
 
 
 def schema_of(table: str) -> Any:
-    """Return the schema of a tuned table; raises KeyError for a name that :func:`table_names` does not have.
+    """Return the schema of a tuned table; raises KeyError for a name that :func:`families` does not have.
 
     Example:
         >>> [column.name for column in schema_of("mxfp4_gemm").shape]
         ['M', 'N', 'K']
     """
-    home = {room.table: room.name for room in FAMILIES}[table]
-    return importlib.import_module(f"{__name__}.{home}.family").FAMILY.table
+    return importlib.import_module(f"{__name__}.{families()[table]}.family").FAMILY.table
 
 
 def register_operators() -> tuple[str, ...]:
@@ -125,15 +84,9 @@ def register_operators() -> tuple[str, ...]:
     return tuple(sorted(found.union(torch_library.registered())))
 
 
-def _homes() -> set[str]:
-    aliases = {room.alias for room in FAMILIES if room.alias is not None}
-    return {"core", "reference", *SIMPLE_OPS, *(room.name for room in FAMILIES if room.public), *aliases}
-
-
 def __getattr__(name: str) -> ModuleType:
-    homes = _homes()
-    if name not in homes:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
+    if name not in _homes():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(_homes()))}")
     return importlib.import_module(f"{__name__}.{name}")
 
 

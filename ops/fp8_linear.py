@@ -38,6 +38,8 @@ from hipforge.ops.core.fp8 import FP8_DTYPES as FP8_DTYPES
 from hipforge.ops.core.fp8 import fp8_dtypes as fp8_dtypes
 from hipforge.ops.core.fp8 import to_fp8 as to_fp8
 
+PUBLIC = ("Float8Linear", "Float8LinearConfig", "convert_to_float8_training", "disable_fp8", "scaled_mm")
+
 # _scaled_mm reads 16 fp8 elements at a time along K and along N.
 ALIGNMENT = 16
 # Below this a tensor-wise FP8 product gains less than quantising costs (the rule of torchao's recipe filter too).

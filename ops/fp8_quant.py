@@ -16,6 +16,8 @@ from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import FP8_DTYPES, fp8_dtypes, to_fp8
 from hipforge.ops.core.operator import operator
 
+PUBLIC = ("fp8_quant_tensorwise",)
+
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 

@@ -24,6 +24,8 @@ from hipforge.ops.mxfp8_gemm.family import SCALES, has_fnuz
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.swiglu_fp8 import check_activation
 
+PUBLIC = ("fused_moe_mxfp8",)
+
 PACKED_TOKEN_BITS = 24
 _MXFP4_DTYPE = getattr(torch, "float4_e2m1fn_x2", None)
 DEFAULT_BLOCK_M = 64  # an expert's weight is read once for so many slots

@@ -19,6 +19,8 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.reference.moe import aligned_sizes
 from hipforge.ops.triton.launch import unavailable
 
+PUBLIC = ("moe_align_block_size",)
+
 MAX_EXPERTS = 1024  # whose counters fit the LDS of either architecture
 
 

@@ -13,6 +13,8 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.triton.launch import unavailable
 
+PUBLIC = ("moe_combine",)
+
 # torch dtype -> the module's variant
 _INDICES = (torch.int32, torch.int64)
 _INT32_MAX = 2**31 - 1

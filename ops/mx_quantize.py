@@ -21,6 +21,8 @@ from hipforge.ops.core.outputs import new_or_given_mxfp8, written
 from hipforge.ops.reference.e8m0 import SCALE_MODES, ScaleMode
 from hipforge.ops.reference.layout import SCALE_COLUMNS, SCALE_ROWS
 
+PUBLIC = ("mxfp4_quantize", "mxfp8_quantize")
+
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 

@@ -19,6 +19,8 @@ from hipforge.ops.core.outputs import new_or_given_mxfp8, require_buffer, writte
 from hipforge.ops.core.stub import stub
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
+PUBLIC = ("residual_rms", "residual_rms_mxfp8", "rms_norm", "rms_norm_fp8", "rms_norm_mxfp8")
+
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
 

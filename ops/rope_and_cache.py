@@ -22,6 +22,8 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.reference.attention import INT4_GROUPS
 from hipforge.ops.triton.launch import unavailable
 
+PUBLIC = ("rope_and_cache",)
+
 Scale = torch.Tensor | float
 Style = Literal["neox", "interleaved"]
 

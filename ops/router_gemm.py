@@ -16,6 +16,8 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.triton.launch import unavailable
 
+PUBLIC = ("router_gemm",)
+
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _WEIGHTS = {torch.float32: "f32", torch.bfloat16: "bf16"}

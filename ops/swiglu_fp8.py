@@ -17,6 +17,8 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8, require_buffer, written
 from hipforge.ops.core.stub import stub
 
+PUBLIC = ("swiglu_fp8", "swiglu_mxfp8")
+
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
 

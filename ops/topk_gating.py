@@ -13,6 +13,8 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.triton.launch import unavailable
 
+PUBLIC = ("topk_gating",)
+
 SCORINGS = ("softmax", "sigmoid")
 MAX_EXPERTS = 512
 MAX_CHOICES = 16

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from hipforge import devices
+from hipforge import devices, ops
 from hipforge.errors import ConfigError, EmulatorFault, HipforgeError
-from hipforge.ops import FAMILIES
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.tuned import Value
 from hipforge.tuning.search import Trial, search
@@ -62,7 +61,7 @@ def tuner_of(family: str) -> Tuner[Any, Any]:
     Raises:
         ConfigError: there is no such family.
     """
-    homes = {room.table: room.name for room in FAMILIES}
+    homes = ops.families()
     if family not in homes:
         raise ConfigError(f"no op family has a table {family!r}; there are {', '.join(homes)}")
     found: Tuner[Any, Any] = importlib.import_module(f"hipforge.tuning.families.{homes[family]}").TUNER

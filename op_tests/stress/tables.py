@@ -63,7 +63,7 @@ def reads(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[str]]
     """Read ``count`` damaged tables: each is refused by a ConfigError that names it, or every row of it is there."""
     choose = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    schemas = [ops.schema_of(name) for name in ops.table_names()]
+    schemas = [ops.schema_of(name) for name in ops.families()]
     texts = {
         schema.family: shipped_path(schema).read_text().splitlines()
         for schema in schemas

@@ -49,6 +49,8 @@ from hipforge.ops.decode_attention.operation import decode_attention
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+PUBLIC = ("decode_attention_fp8", "decode_attention_splitk")
+
 __all__ = [
     "ARCH_DTYPES",
     "FAMILY",

@@ -34,6 +34,8 @@ from hipforge.ops.mxfp8_gemm.kernels import launch
 from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.fp8 import fp8_mm
 
+PUBLIC = ("fp8_gemm", "fp8_linear")
+
 __all__ = ["FAMILY", "fp8_gemm", "fp8_group_split_out", "fp8_linear", "fp8_tiles_out", "fp8_wave_split_out"]
 
 _BF16 = torch.bfloat16

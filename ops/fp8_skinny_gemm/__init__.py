@@ -29,6 +29,8 @@ from hipforge.ops.fp8_skinny_gemm.raw import FORMATS, Problem
 from hipforge.ops.fp8_skinny_gemm.space import A_LANES, B_LANES, OP_M, OPS
 from hipforge.ops.reference import skinny as reference
 
+PUBLIC = ("skinny_gemm",)
+
 __all__ = [
     "A_LANES", "B_LANES", "FAMILY", "FORMATS", "OPS", "OP_M", "run_skinny_gemm", "skinny_gemm", "skinny_gemm_fp8_out",
     "skinny_wave_split", "skinny_wave_split_out",

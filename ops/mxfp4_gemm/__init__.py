@@ -30,6 +30,8 @@ from hipforge.ops.mxfp4_gemm.kernels.tiles import mxfp4_gemm_tiles_out, run_mxfp
 from hipforge.ops.mxfp4_gemm.kernels.waves import SUB_TILES, mxfp4_gemm_out, run_mxfp4
 from hipforge.ops.mxfp4_gemm.raw import launch
 
+PUBLIC = ("mxfp4_gemm", "mxfp4_linear")
+
 __all__ = [
     "FAMILY",
     "SUB_TILES",

@@ -49,6 +49,8 @@ from hipforge.ops.mxfp8_gemm.kernels.wgmma_tiles import mxfp8_wgmma_tiles, mxfp8
 from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 
+PUBLIC = ("mxfp8_gemm", "mxfp8_gemv", "mxfp8_linear")
+
 __all__ = [
     "FAMILY",
     "GEMM",

@@ -43,6 +43,8 @@ from hipforge.ops.mxfp8_grouped_gemm.kernels.stream import mxfp8_grouped_stream,
 from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_split, mxfp8_grouped_split_out
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands, check_indices, grouped_mm
 
+PUBLIC = ("grouped_gemm_mxfp8", "grouped_mxfp8_linear")
+
 __all__ = [
     "FAMILY",
     "GROUPED",

@@ -44,7 +44,7 @@ def _lazy() -> dict[str, str]:
     from hipforge.ops import public_names
 
     jit_and_ops = {
-        "compile_ops": "hipforge.jit",
+        "compile_ops": "hipforge.jit.compile_ops",
         "explain": "hipforge.ops.core.dispatch",
         "prepare": "hipforge.nn.prepare",
         "programmatic_launch": "hipforge.ops.core.programmatic",

@@ -199,8 +199,8 @@ def _table_problem(family: str) -> str:
     from hipforge import ops
     from hipforge.ops.core import tuned
 
-    if family not in ops.table_names():
-        return f"there is no tuned table {family!r}; known: {', '.join(ops.table_names())}"
+    if family not in ops.families():
+        return f"there is no tuned table {family!r}; known: {', '.join(ops.families())}"
     tuned.clear_tables()  # what the variable names now, not what was read before
     try:
         tuned.load_table(family)

@@ -1,15 +1,16 @@
 """``hipforge new-op NAME``: write a working tuned op family as a template for a new one.
 
-The files are a family of :mod:`hipforge.ops`, its kernel and its test. Three lists name the op: the registry of
-modules, the families of ``ops`` and the names that type checkers see.
+The files are a family of :mod:`hipforge.ops`, its kernel, its tuner and its test. Lists of ops are made of what those
+say; the one that is kept as text, because type checkers read it, is written again by ``.ci/public_names.py``.
 """
 
 from __future__ import annotations
 
-import json
 import keyword
+import os
 import re
-from collections.abc import Callable
+import subprocess
+import sys
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -21,6 +22,7 @@ from hipforge.errors import ConfigError
 # template -> where its text goes in a checkout
 FILES = {
     "kernel.cu.in": "csrc/{name}/amd/{name}.cu",
+    "modules.json.in": "csrc/{name}/modules.json",
     "init.py.in": "ops/{name}/__init__.py",
     "family.py.in": "ops/{name}/family.py",
     "kernels.py.in": "ops/{name}/kernels.py",
@@ -28,7 +30,8 @@ FILES = {
     "tuner.py.in": "tuning/families/{name}.py",
     "test.py.in": "op_tests/ops/test_{name}.py",
 }
-
+TYPED_NAMES = "src/hipforge/__init__.py"
+_GENERATOR = ".ci/public_names.py"
 
 # The same where the op is no part of hipforge.
 FILES_HERE = {
@@ -36,42 +39,6 @@ FILES_HERE = {
     "here.json.in": "{name}.json",
     "here.py.in": "{name}.py",
     "here_test.py.in": "test_{name}.py",
-}
-
-
-def _registry(text: str, name: str) -> str:
-    entries = json.loads(text)
-    entries[f"module_{name}"] = {
-        "srcs": [f"${{CSRC}}/{name}/amd/{name}.cu"],
-        "bare": True,
-        "archs": ["gfx942", "gfx950"],
-        "resource_limits": {"max_spills": 0, "max_scratch": 0},
-    }
-    return json.dumps(entries, indent=2) + "\n"
-
-
-def _families(text: str, name: str) -> str:
-    return _insert(text, r"(?ms)^FAMILIES = \(\n.*?(?=^\)\n)", f'    Room("{name}", "{name}", ("{name}",)),\n')
-
-
-def _typed_names(text: str, name: str) -> str:
-    line = f"    from hipforge.ops.{name} import {name} as {name}\n"
-    lines = re.findall(r"(?m)^    from hipforge\.ops\.\w+ import \w+ as \w+\n", text)
-    before = [other for other in lines if other < line]
-    return _insert(text, re.escape(before[-1] if before else "if TYPE_CHECKING:\n"), line)
-
-
-def _insert(text: str, pattern: str, addition: str) -> str:
-    found = re.search(pattern, text)
-    if found is None:
-        raise ConfigError(f"found no place for {addition.strip()!r}: {pattern!r} does not match")
-    return text[: found.end()] + addition + text[found.end() :]
-
-
-LISTS: dict[str, Callable[[str, str], str]] = {
-    "jit/optCompilerConfig.json": _registry,
-    "ops/__init__.py": _families,
-    "src/hipforge/__init__.py": _typed_names,
 }
 
 
@@ -87,7 +54,7 @@ def _module_of(line: str) -> str:
 
 
 def write(name: str, root: Path, *, here: bool = False) -> list[Path]:
-    """Write the files of an op family and enter it in the lists of a checkout; return the files.
+    """Write the files of an op family into a checkout, and again the names that type checkers see; return the files.
 
     Args:
         name: the op's and its family's name, a Python identifier in lower case.
@@ -101,17 +68,16 @@ def write(name: str, root: Path, *, here: bool = False) -> list[Path]:
         raise ConfigError(f"an op's name is a Python identifier in lower case, as in rms_norm; got {name!r}")
     if here:
         return _written({template: root / place.format(name=name) for template, place in FILES_HERE.items()}, name)
-    missing = [place for place in LISTS if not (root / place).is_file()]
+    missing = [place for place in (TYPED_NAMES, _GENERATOR) if not (root / place).is_file()]
     if missing:
         raise ConfigError(f"{root} is not a checkout of hipforge: it has no {missing[0]}; name one with --root")
     targets = {template: root / place.format(name=name) for template, place in FILES.items()}
     taken = [path for path in (*targets.values(), root / "ops" / f"{name}.py") if path.exists()]
     if taken or (root / "ops" / name).exists() or (root / "csrc" / name).exists():
         raise ConfigError(f"{name} is taken: {taken[0] if taken else name} exists; choose another name")
-    lists = {root / place: edit((root / place).read_text(), name) for place, edit in LISTS.items()}
     written = _written(targets, name)
-    for path, text in lists.items():
-        path.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(root.resolve() / "src")}
+    subprocess.run([sys.executable, str(root / _GENERATOR)], check=True, env=environment)
     return written
 
 
@@ -140,6 +106,5 @@ def command(name: str, root: Path, here: bool) -> None:
     if here:
         click.echo(f"Next: pytest test_{name}.py; hipforge profile {name} 4,768 --register {name}.py")
         return
-    for place in LISTS:
-        click.echo(f"entered {name} in {root / place}")
+    click.echo(f"generated {root / TYPED_NAMES}")
     click.echo(f"Next: pytest op_tests/ops/test_{name}.py, then make the kernel and the reference compute your op.")

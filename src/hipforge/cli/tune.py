@@ -6,12 +6,12 @@ import importlib
 
 import click
 
+from hipforge import ops
 from hipforge.cli.options import SuggestingGroup
-from hipforge.ops import FAMILIES
 from hipforge.settings import FORMER_TABLES
 
 # family -> module whose ``command`` is its tuner
-TUNERS: dict[str, str] = {room.table: f"hipforge.tuning.families.{room.name}" for room in FAMILIES}
+TUNERS: dict[str, str] = {table: f"hipforge.tuning.families.{home}" for table, home in ops.families().items()}
 
 
 class TunerGroup(SuggestingGroup):
