@@ -2,7 +2,8 @@
 
 Every list of ops is made of what these files say themselves: a package or module names what it gives the package
 ``hipforge`` in a line ``PUBLIC = ("router_gemm",)``, and a package with a ``family.py`` has a tuned table and a tuner.
-The lines are read as text, because the modules import torch; they are imported on first use.
+A line ``EXAMPLES = {"scale": "R=16,C=1024"}`` gives the shapes of the calls that its function ``example`` makes for
+``hipforge profile``. The lines are read as text, because the modules import torch; they are imported on first use.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from types import ModuleType
 from typing import Any
 
 _FOLDER = Path(__file__).parent
-_PUBLIC, _WORD = re.compile(r"^PUBLIC = \(([^)]*)\)$", re.MULTILINE), re.compile(r"\w+")
+_LINE = re.compile(r"^(PUBLIC|EXAMPLES) = (.+?[)}])$", re.MULTILINE | re.DOTALL)
 _TABLES = {"decode_attention": "decode_attention_fp8"}  # of a family whose table is older than its package's name
 
 
 @functools.cache
-def _homes() -> dict[str, tuple[str, ...]]:
-    """Return what each module or package here gives the package ``hipforge``."""
+def _homes() -> dict[str, dict[str, str]]:
+    """Return the modules and packages here, each with its lines ``PUBLIC`` and ``EXAMPLES``."""
     files = {path.stem: path / "__init__.py" if path.is_dir() else path for path in sorted(_FOLDER.iterdir())}
-    lines = {home: _PUBLIC.search(path.read_text(encoding="utf-8")) for home, path in files.items() if path.is_file()}
-    return {home: tuple(_WORD.findall(line[1])) if line else () for home, line in lines.items() if home != "__init__"}
+    del files["__init__"]
+    found = {home: path for home, path in files.items() if path.is_file()}
+    return {home: dict(_LINE.findall(path.read_text(encoding="utf-8"))) for home, path in found.items()}
 
 
 def public_names() -> dict[str, str]:
@@ -35,8 +37,19 @@ def public_names() -> dict[str, str]:
         >>> public_names()["router_gemm"]
         'hipforge.ops.router_gemm'
     """
-    found = {name: home for home, names in _homes().items() for name in names}
+    found = {name: home for home, lines in _homes().items() for name in re.findall(r"\w+", lines.get("PUBLIC", ""))}
     return {name: f"{__name__}.{found[name]}" for name in sorted(found)}
+
+
+def examples() -> dict[str, str]:
+    """Return the shape in ``EXAMPLES`` of each op that has one.
+
+    Example:
+        >>> {op for op in examples() if op not in public_names()}
+        set()
+    """
+    lines = (lines.get("EXAMPLES", "") for lines in _homes().values())
+    return {op: shape for line in lines for op, shape in re.findall(r'"(\w+)": "([^"]+)"', line)}
 
 
 @functools.cache

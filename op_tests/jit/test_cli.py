@@ -472,7 +472,7 @@ def test_a_mistyped_name_is_refused_with_the_one_that_is_near(words: tuple[str, 
 
 @pytest.mark.parametrize("op", SUBJECTS)
 def test_every_subject_of_profile_runs_a_kernel(op: str) -> None:
-    counts = answer("profile", op, SMALL_SHAPES[op])
+    counts = answer("profile", op, SMALL_SHAPES.get(op) or ",".join(map(str, SUBJECTS[op].example)))
     assert counts["launches"] >= 1 and counts["wave_instructions"] > 0
     assert all(0 < counts[lines]["efficiency"] <= 1 for lines in ("lines64", "lines128")), "shared bytes count once"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,26 @@ def test_what_is_built_ahead_is_checked_and_asked_for(tmp_path: Path) -> None:
 def test_what_is_no_variant_cannot_be_built_ahead(tmp_path: Path, ahead: object, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         registry.register(write(tmp_path, srcs=["a.cu"], variants={"M": [1, 2], "KIND": ["a", "b"]}, build_ahead=ahead))
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package whose registry has one module, and a kernel folder whose ``modules.json`` has another."""
+    for place, name in ((f"jit/{registry.SHIPPED}", "one"), (f"csrc/two/{registry.BESIDE_KERNELS}", "two")):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).write_text(json.dumps({name: {"srcs": ["amd/a.cu"]}}))
+    monkeypatch.setattr(registry, "package_dir", lambda name: tmp_path / name)
+    monkeypatch.setattr(registry, "shipped", functools.cache(registry.shipped.__wrapped__))
+    return tmp_path
+
+
+def test_a_module_may_be_described_beside_its_kernel(package: Path) -> None:
+    assert list(registry.shipped()) == ["one", "two"]
+    entry = registry.module("two")
+    assert (entry.srcs, entry.module_dir) == (("${MODULE_DIR}/amd/a.cu",), package / "csrc" / "two")
+
+
+def test_a_module_is_described_in_one_place(package: Path) -> None:
+    (package / "csrc/two" / registry.BESIDE_KERNELS).write_text(json.dumps({"one": {"srcs": ["a.cu"]}}))
+    with pytest.raises(ConfigError, match=r"two/modules\.json: one is already defined by .*optCompilerConfig\.json"):
+        registry.shipped()

@@ -22,6 +22,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("jit", "csrc", "emulator", "ops", "tuning", "configs")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
 
+# What lists all ops: names, tuners, the subjects of the command line, calls to trace, random calls.
+LISTS = """
+import sys; sys.path.insert(0, "op_tests")
+from hipforge import ops
+from hipforge.cli import profile_subjects, tune
+from helpers import op_calls
+from stress import calls
+print(*("toy_scale" in names for names in (ops.public_names(), tune.TUNERS, profile_subjects.SUBJECTS, op_calls.CALLS,
+                                           {op.name for op in calls.OPS})))
+"""
+
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
@@ -29,7 +40,8 @@ def checkout(tmp_path: Path) -> Path:
     copy = tmp_path / "checkout"
     for part in (*PARTS, "src"):
         shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=IGNORED)
-    shutil.copytree(ROOT / "op_tests" / "helpers", copy / "op_tests" / "helpers", ignore=IGNORED)
+    for part in ("helpers", "stress"):
+        shutil.copytree(ROOT / "op_tests" / part, copy / "op_tests" / part, ignore=IGNORED)
     (copy / ".ci").mkdir()
     for name in ("pyproject.toml", "op_tests/conftest.py", ".ci/public_names.py"):
         shutil.copy(ROOT / name, copy / name)
@@ -62,6 +74,10 @@ def test_a_new_op_runs_its_own_tests_and_takes_four_places(checkout):
     assert len(places) == 4, places
     tests = run(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "op_tests/ops/test_toy_scale.py")
     assert tests.returncode == 0 and " passed" in tests.stdout, tests.stdout[-3000:] + tests.stderr[-2000:]
+    lists = run(checkout, "-c", LISTS)
+    assert lists.stdout.split() == ["True"] * 5, lists.stdout + lists.stderr[-2000:]
+    profile = run(checkout, "-c", "from hipforge.cli import main; main()", "profile", "toy_scale", "r=3,c=64", "--json")
+    assert '"launches": 1' in profile.stdout, profile.stdout + profile.stderr[-2000:]
     lint = run(checkout, "-m", "ruff", "check", "--no-cache", "ops", "op_tests", "src")
     assert lint.returncode == 0, lint.stdout
 

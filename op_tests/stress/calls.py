@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.declared import declared
 from torch._subclasses.fake_tensor import FakeTensor
 
 import hipforge
@@ -37,7 +38,8 @@ from stress import attention, gemms, quantised, routing
 from stress.case import Arguments, Op, Rng
 from stress.mutations import spoilt
 
-OPS: tuple[Op, ...] = (*gemms.OPS, *quantised.OPS, *routing.OPS, *attention.OPS)
+_DECLARED = (op for ops in declared("STRESS") for op in ops)
+OPS: tuple[Op, ...] = (*gemms.OPS, *quantised.OPS, *routing.OPS, *attention.OPS, *_DECLARED)
 HERE = Path(__file__).parent
 # No guard backs these up: only the op's own checks refuse such a call.
 LONGEST = 120  # seconds that a call may take

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 import hipforge
-from hipforge import archs, shapes
+from hipforge import archs, ops, shapes
 from hipforge.cli.operands import Subject, e4m3, mxfp8, normal
 from hipforge.cli.options import REGISTER_OPTION
 from hipforge.cli.subjects_more import MORE
@@ -125,6 +125,17 @@ def _decode_attention_fp8(batch: int, keys: int, kv_heads: int, group: int, d: i
     return partial(decode_attention_fp8, q, k_cache, v_cache, block_tables, seqlens, scale, scale)
 
 
+def _declared(op: str, shape: str) -> Subject:
+    """Return the subject of an op whose own module has its example."""
+    names, numbers = zip(*(part.split("=") for part in shape.split(",")), strict=True)
+
+    def call(*given: int) -> partial[Any]:
+        made: partial[Any] = importlib.import_module(ops.public_names()[op]).example(op, *given)
+        return made
+
+    return Subject(tuple(names), tuple(map(int, numbers)), call)
+
+
 _MOE = ("M", "N", "K", "E", "TOPK")
 
 SUBJECTS: dict[str, Subject] = {
@@ -142,6 +153,7 @@ SUBJECTS: dict[str, Subject] = {
     "skinny_gemm": Subject(("M", "N", "K"), (8, 2304, 16384), _skinny_gemm),
     "decode_attention_fp8": Subject(("B", "MKV", "HKV", "G", "D"), (4, 2048, 1, 8, 128), _decode_attention_fp8),
     **MORE,
+    **{op: _declared(op, shape) for op, shape in ops.examples().items()},
 }
 
 SHAPES_HELP = "\b\nSHAPE by OP, as numbers or by name (m=4,n=768,k=6144):\n" + "\n".join(
