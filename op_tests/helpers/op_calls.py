@@ -1,7 +1,7 @@
 """A call of every public op for any batch size: what tests of tracing, export and capture run through.
 
 Each entry gives the tensors whose first dimension is the batch, by name, and the function that calls the op on them;
-weights and tables are constants of that function. The test of an op may hold its own, in a line ``CALLS = {...}``.
+weights and tables are constants of that function. The test of an op may hold its own, in a line ``TRACED = {...}``.
 """
 
 from __future__ import annotations
@@ -193,4 +193,4 @@ CALLS: dict[str, Call] = {
         lambda a: hipforge.scaled_mm(a, SKINNY.t(), ONE, ONE),
     ),
 }
-CALLS.update({op: Call(*given) for found in declared("CALLS") for op, given in found.items()})
+CALLS.update({op: Call(*given) for found in declared("TRACED") for op, given in found.items()})
