@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hipforge import devices
+from hipforge.ops.core import invariance
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK
@@ -76,7 +77,8 @@ def _plan(w: torch.Tensor, **given: Any) -> Decision:
     experts, n, k = w.shape
     if taken is None or taken.kernel != wave_split.KERNEL or n % (2 * BLOCK):
         return decision
-    parts, groups = split_of(taken.problem.slots, experts, n, k, devices.current().cu_count())
+    slots = invariance.ROWS if invariance.STATE.on else taken.problem.slots
+    parts, groups = split_of(slots, experts, n, k, devices.current().cu_count())
     configuration = {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
     fused = replace(taken, kernel=KERNEL, configuration=MappingProxyType(configuration))
     return replace(decision, accepted=fused)

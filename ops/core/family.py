@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from hipforge.ops.core import dispatch
+from hipforge.ops.core import dispatch, invariance
 from hipforge.ops.core.dispatch import Accepted, Choice, Decision, PathName, Refused
 from hipforge.ops.core.kernel import Kernel, best, choice_of
 from hipforge.ops.core.lookup import find_row
@@ -62,6 +62,8 @@ class Family(Generic[P]):
         without_triton: (problem, arch, compute units) -> the choice of an op that always computes, where the table or
             the default rule leaves a problem inside the envelope to Triton, and there is none: perhaps slower than
             Triton, but far faster than torch. None for a family whose default rule takes all that the envelope does.
+        invariant: (problem, arch, compute units) -> the choice under :func:`hipforge.batch_invariant`: an order of sums
+            that no size of the batch changes; None for a problem whose caller demands another.
         demanded: (problem, arch, compute units) -> the choice that the caller demands whatever the table says, and its
             reason, or None.
         adjust: (problem, arch, choice, reason) -> the choice and its reason after what the caller demands; raises
@@ -79,6 +81,7 @@ class Family(Generic[P]):
     triton: Callable[[P], Accepted | Refused] | None = None
     row_refusal: Callable[[P, TunedRow], str | None] = lambda problem, row: None
     without_triton: Callable[[P, str, int], Choice] | None = None
+    invariant: Callable[[P, str, int], Choice | None] | None = None
     demanded: Callable[[P, str, int], tuple[Choice, str] | None] | None = None
     adjust: Callable[[P, str, Choice, str], tuple[Choice, str]] = lambda problem, arch, choice, reason: (choice, reason)
 
@@ -128,6 +131,10 @@ class Family(Generic[P]):
         reason = self.envelope(problem, arch)
         if reason is not None:
             return Refused("kernel", reason)
+        fixed = self.invariant(problem, arch, cu_count) if invariance.STATE.on and self.invariant else None
+        if fixed is not None:
+            choice, why = self.adjust(problem, arch, fixed, invariance.REASON)
+            return Accepted("kernel", choice.kernel, choice.configuration, why, None, problem)
         demanded = None if self.demanded is None else self.demanded(problem, arch, cu_count)
         if demanded is not None:
             return Accepted("kernel", demanded[0].kernel, demanded[0].configuration, demanded[1], None, problem)

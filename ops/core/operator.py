@@ -20,7 +20,7 @@ from hipforge.errors import GuardError, HipforgeError
 from hipforge.jit.call.binder import Binder, described, on_binder
 from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
-from hipforge.ops.core import dispatch
+from hipforge.ops.core import dispatch, invariance
 from hipforge.ops.core.arguments import (
     blame,
     bound,
@@ -141,6 +141,7 @@ def operator(
             "body": body, "plan": plan, "key_of": key or _described, "launches": launches, "decide": decide,
             "first": first, "failed": failed, "refused": refused, "traced": traced, "compiling": _is_dynamo_compiling,
             "modes": _dispatch_modes, "recording": recording, "GuardError": GuardError, "HipforgeError": HipforgeError,
+            "invariance": invariance.STATE,
         }  # fmt: skip
         at = f"key_of({', '.join(named_by(key, signature) if key else signature.parameters)})"
         call = _eager_call(body, signature, free, tracing=tracing, decision=decision, key=at)
@@ -157,6 +158,8 @@ _CALL = """
 def make({free}):
     def {name}({parameters}):
         if {tracing}:
+            if invariance.on:  # read, so that a traced graph is guarded by it
+                pass
             return traced({decision}{passed})
         try:
             try:

@@ -26,6 +26,7 @@ from hipforge.ops.decode_attention.kernels import (
 )
 
 Forced = Mapping[str, int] | None
+INVARIANT_WORKGROUPS = 128  # for each sequence, where its split must not depend on the batch
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,12 @@ def _family(kernel: Kernel) -> Family[Problem]:
     def with_given(found: Choice, problem: Problem, given: Mapping[str, int]) -> Choice:
         return kernel.choice(checked(kernel, {**found.configuration, **given}, problem.d))
 
+    def invariant(problem: Problem, arch: str, cu_count: int) -> Choice | None:
+        if problem.forced is not None:
+            return None
+        splits = max(1, INVARIANT_WORKGROUPS // problem.kv_heads)
+        return with_given(best((kernel,), problem, arch, cu_count), problem, {"split_k": splits})
+
     def demanded(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:
         if problem.forced is None:
             return None
@@ -155,6 +162,7 @@ def _family(kernel: Kernel) -> Family[Problem]:
         archs=kernel.archs,
         envelope=_envelope,
         reference="decode_attention",
+        invariant=invariant,
         demanded=demanded,
         adjust=adjust,
     )

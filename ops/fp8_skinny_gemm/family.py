@@ -83,6 +83,11 @@ def _candidates(cell: Any, arch: str) -> list[Choice]:
     return [kernel.choice(given) for kernel in KERNELS for given in kernel.candidates(cell, arch)]
 
 
+def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
+    """Return one configuration for every m: with 8 rows a matrix instruction adds two parts of k, with more it does not."""
+    return default_choice(MAX_M, problem.n, problem.k, arch, cu_count)
+
+
 FAMILY = Family[Problem](
     problem=Problem.of,
     table=TABLE,
@@ -93,4 +98,5 @@ FAMILY = Family[Problem](
     candidates=_candidates,
     reference="skinny_gemm",
     adjust=_adjust,
+    invariant=_invariant,
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
+from hipforge.ops.core import invariance
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.kernel import best, kernel_table, spelled
@@ -61,6 +63,12 @@ def _demanded(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] 
     return best((TILES,), problem, arch, cu_count), "only tiles take a payload of more than 2^31 - 1 bytes"
 
 
+def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice | None:
+    """Return waves with the number of parts of K, which alone decides the order of sums, that suits a few rows."""
+    few = best((WAVES,), replace(problem, m=invariance.ROWS), arch, cu_count).configuration
+    return None if _needs_tiles(problem) else WAVES.choice(few)
+
+
 FAMILY = Family(
     problem=Problem.of,
     table=TABLE,
@@ -68,5 +76,6 @@ FAMILY = Family(
     archs=("gfx950",),
     envelope=_envelope,
     demanded=_demanded,
+    invariant=_invariant,
     reference="mxfp4_mm_packed",
 )

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core import checks
+from hipforge.ops.core import checks, invariance
 from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK
@@ -199,6 +199,14 @@ def _triton(problem: Problem) -> Accepted | Refused:
     return Accepted("triton", "mxfp8_grouped", configuration, "the kernel does not apply")
 
 
+def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
+    """Return waves that split K, as many as suit a few slots: their number alone decides the order of sums."""
+    experts, n, k = problem.experts, problem.n, problem.k
+    few = wave_split.default_choice(invariance.ROWS, experts, n, k, cu_count).configuration
+    rows = wave_split.default_choice(problem.slots, experts, n, k, cu_count).configuration["rows"]
+    return wave_split.choice(rows, few["waves"], few["columns"])
+
+
 FAMILY = Family(
     problem=Problem.of,
     table=TABLE,
@@ -210,6 +218,7 @@ FAMILY = Family(
     triton=_triton,
     row_refusal=_row_refusal,
     without_triton=_by_rule,
+    invariant=_invariant,
 )
 
 

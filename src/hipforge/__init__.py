@@ -44,6 +44,7 @@ def _lazy() -> dict[str, str]:
     from hipforge.ops import public_names
 
     jit_and_ops = {
+        "batch_invariant": "hipforge.ops.core.invariance",
         "compile_ops": "hipforge.jit.compile_ops",
         "explain": "hipforge.ops.core.dispatch",
         "prepare": "hipforge.nn.prepare",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from hipforge.nn.prepare import prepare as prepare
     from hipforge.ops import register_operators as register_operators
     from hipforge.ops.core.dispatch import explain as explain
+    from hipforge.ops.core.invariance import batch_invariant as batch_invariant
     from hipforge.ops.core.programmatic import programmatic_launch as programmatic_launch
     from hipforge.ops.core.warmup import warmup as warmup
     from hipforge.ops.decode_attention import decode_attention_fp8 as decode_attention_fp8

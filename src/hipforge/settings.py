@@ -151,6 +151,10 @@ EMULATOR_QUIET = Setting(
     "HIPFORGE_EMULATOR_QUIET", False, _flag, _FLAG,
     "Silence the log line that says emulation is in use.",
 )
+BATCH_INVARIANT = Setting(
+    "HIPFORGE_BATCH_INVARIANT", False, _flag, _FLAG,
+    "Start with hipforge.batch_invariant() on: a row's result does not depend on its batch. Fixed at first use.",
+)
 QUIET = Setting(
     "HIPFORGE_QUIET", False, _flag, _FLAG,
     "Say nothing on stderr about builds that start, how far they are and that emulation is in use.",

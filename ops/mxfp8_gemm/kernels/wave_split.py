@@ -96,6 +96,26 @@ def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
                 yield us, {"rows": rows, "columns": columns, "waves": waves_by_default(rows, columns, k)}
 
 
+def invariant(problem: Any, arch: str, cu_count: int) -> Configuration:
+    """Return a configuration whose waves, which alone decide the order of sums, are those of a few rows.
+
+    Rows and columns of a work-group follow the batch: each row's sums are its own.
+    """
+    m, n, k = problem.key
+    if arch == "gfx942":
+        waves = _on_gfx942(ROWS[0], n, k, cu_count)["waves"]
+        return {**_on_gfx942(m, n, k, cu_count), "waves": waves}
+    waves = waves_by_default(ROWS[0], COLUMNS[-1], k)
+    tried = (
+        (modelled_us(m, n, k, rows, columns, 1, cu_count), rows, columns)
+        for rows in rows_by_default(m)
+        for columns in columns_to_try(m, n, rows, cu_count)
+        if waves <= max_waves(rows, columns)
+    )
+    _, rows, columns = min(tried)
+    return {"rows": rows, "columns": columns, "waves": waves}
+
+
 def _candidates(cell: Any, arch: str) -> list[Configuration]:
     return [
         {"rows": rows, "columns": columns, "waves": waves}

@@ -1,0 +1,141 @@
+"""Under ``batch_invariant`` a row has the same bits in every batch; its sums cancel, so that another order shows.
+
+Operands are halves of K that cancel: X has the same elements in both, W the opposite ones, each block of 32 with a
+scale of its own. What is left of a sum is the rounding of its parts, which depends on their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import hipforge
+from hipforge.ops.core import invariance
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
+
+BLOCK = 32
+EXPERTS = 64
+FEW, MANY = (1, 2, 15, 16, 17, 33), (64, 65, 130)
+
+
+def cancelling(rows: int, k: int, sign: int) -> torch.Tensor:
+    half = torch.randn(rows, k // 2, generator=torch.Generator().manual_seed(rows + k + sign))
+    return torch.cat([half, sign * half], 1)
+
+
+def scales(rows: int, k: int) -> torch.Tensor:
+    half = torch.randint(117, 138, (rows, k // (2 * BLOCK)), dtype=torch.uint8)
+    return torch.cat([half, half], 1)
+
+
+def mxfp8_operands(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
+    e4m3 = fp8_dtypes(torch.device("cpu"))[0]
+    x_scale = torch.full((m, k // BLOCK), 127, dtype=torch.uint8)
+    return cancelling(m, k, 1).to(e4m3), x_scale, cancelling(n, k, -1).to(e4m3), scales(n, k)
+
+
+def dense(m: int, k: int) -> Callable[[int], torch.Tensor]:
+    x, x_scale, w, w_scale = mxfp8_operands(m, 40, k)
+    return lambda rows: hipforge.mxfp8_linear(x[:rows], x_scale[:rows], w, w_scale)
+
+
+def mxfp4(m: int, k: int) -> Callable[[int], torch.Tensor]:
+    x, _ = hipforge.mxfp4_quantize(cancelling(m, k, 1))
+    w, _ = hipforge.mxfp4_quantize(cancelling(48, k, -1))
+    x_scale, w_scale = torch.full((m, k // BLOCK), 127, dtype=torch.uint8), scales(48, k)
+    return lambda rows: hipforge.mxfp4_linear(x[:rows], x_scale[:rows], w, w_scale)
+
+
+def grouped(m: int, k: int) -> Callable[[int], torch.Tensor]:
+    x, x_scale, w, w_scale = mxfp8_operands(m, 64, k)
+    w, w_scale = w.view(1, 64, k).repeat(EXPERTS, 1, 1), w_scale.view(1, 64, -1).repeat(EXPERTS, 1, 1)
+    experts = torch.arange(m, dtype=torch.int32).view(m, 1) % EXPERTS
+
+    def call(rows: int) -> torch.Tensor:
+        sorting = hipforge.moe_align_block_size(experts[:rows].contiguous(), 16, EXPERTS)
+        a = x[:rows], x_scale[:rows], w, w_scale, *sorting, rows, 16, 1
+        payload, scale = grouped_swiglu_mxfp8(*a)
+        return torch.cat([hipforge.grouped_mxfp8_linear(*a).float(), payload.float(), scale.float()], 1)
+
+    return call
+
+
+def skinny(m: int, k: int) -> Callable[[int], torch.Tensor]:
+    e4m3 = fp8_dtypes(torch.device("cpu"))[0]
+    spread = torch.exp2(torch.randint(-6, 7, (1, k // 2)).float()).repeat(1, 2)
+    a, b = (cancelling(m, k, 1) * spread).to(e4m3), cancelling(40, k, -1).to(e4m3).t()
+    one = torch.ones(1)
+    return lambda rows: hipforge.skinny_gemm(a[:rows], b, one)
+
+
+def attention(m: int, k: int) -> Callable[[int], torch.Tensor]:
+    e4m3, keys = fp8_dtypes(torch.device("cpu"))[0], 1024
+    q = torch.randn(m, 1, 4, 64).half()
+    k_cache, v_cache = (torch.randn(m, keys, 2, 64).to(e4m3) for _ in range(2))
+    lengths = torch.randint(1, keys + 1, (m,), dtype=torch.int32)
+    lengths[0] = keys
+
+    def call(rows: int) -> torch.Tensor:
+        given = q[:rows], k_cache[:rows], v_cache[:rows], None, lengths[:rows]
+        return torch.cat([part.flatten(1) for part in hipforge.decode_attention_fp8(*given, return_lse=True)], 1)
+
+    return call
+
+
+# On gfx942 MXFP4 runs in torch, and K = 2048 is cut alike for every batch.
+HERE = (mxfp4, 4096), (dense, 2048)
+CASES = [
+    pytest.param(make, k, rows, id=f"{make.__name__}-{k}", marks=() if (make, k) in HERE else pytest.mark.gfx942)
+    for make, k, rows in [
+        (dense, 2048, FEW + MANY),
+        (dense, 7168, FEW + MANY),
+        (mxfp4, 4096, (*FEW, *MANY, 260)),
+        (grouped, 4096, FEW + MANY),
+        (skinny, 4096, (1, 2, 8, 9, 16, 17, 32)),
+        (attention, 0, (*FEW, 70)),
+    ]
+]
+
+
+@pytest.mark.parametrize(("make", "k", "batches"), CASES)
+def test_a_row_has_the_same_bits_in_every_batch(
+    make: Callable[[int, int], Callable[[int], torch.Tensor]], k: int, batches: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    call = make(max(batches), k)
+    with hipforge.batch_invariant():
+        whole = call(max(batches))
+        different = [rows for rows in batches if not torch.equal(call(rows), whole[:rows])]
+    assert different == []
+    plain = [torch.equal(call(rows), whole[:rows]) for rows in batches]
+    assert not all(plain), "without the mode nothing differs, so this case shows nothing"
+
+
+def test_explain_and_the_state_of_the_process() -> None:
+    operands = mxfp8_operands(1, 40, 256)
+    before = hipforge.explain(hipforge.mxfp8_linear, *operands).reason
+    with hipforge.batch_invariant():
+        assert hipforge.explain(hipforge.mxfp8_linear, *operands).reason == invariance.REASON
+        with hipforge.batch_invariant(False):
+            assert hipforge.explain(hipforge.mxfp8_linear, *operands).reason == before
+        assert hipforge.explain(hipforge.mxfp8_linear, *operands).reason == invariance.REASON
+    assert hipforge.explain(hipforge.mxfp8_linear, *operands).reason == before
+
+
+def test_a_compiled_graph_is_guarded_by_the_mode() -> None:
+    x, x_scale, w, w_scale = mxfp8_operands(20, 40, 256)  # 20 rows have no row in the table: None without the mode
+    seen: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        seen.append(1)
+        return graph.forward
+
+    compiled = torch.compile(lambda *a: hipforge.mxfp8_gemv(*a), backend=backend)
+    assert compiled(x, x_scale, w, w_scale) is None
+    with hipforge.batch_invariant():
+        inside = compiled(x, x_scale, w, w_scale)
+        assert inside is not None and torch.equal(inside, hipforge.mxfp8_gemv(x, x_scale, w, w_scale))
+    assert compiled(x, x_scale, w, w_scale) is None

@@ -1,0 +1,58 @@
+"""Batch invariance on request: a row's result does not depend on the rows around it, bit for bit.
+
+A kernel computes each row by itself. What depends on the batch is which kernel runs and in how many parts it cuts a
+sum, so a family of kernels has a second rule (:attr:`hipforge.ops.core.family.Family.invariant`) that decides both
+from what the batch does not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from hipforge import settings
+from hipforge.ops.core import dispatch
+
+ROWS = 32
+"""Rows for which an invariant rule decides how a sum is cut, whatever the batch is."""
+
+REASON = "batch_invariant: the same order of sums for every batch"
+
+
+class _State:
+    """Whether the mode is on; a traced call reads the attribute, which makes it a guard of the graph."""
+
+    def __init__(self) -> None:
+        self.on = settings.BATCH_INVARIANT.get()
+
+
+STATE = _State()
+
+
+@contextlib.contextmanager
+def batch_invariant(enabled: bool = True) -> Iterator[None]:
+    """Make results of ops independent of the batch around a row, bit for bit, inside ``with``; ``False`` ends it.
+
+    It holds for the GEMMs (dense, grouped, MXFP4, skinny) and decode attention; the other ops always are invariant.
+    Tuned rows are then ignored, and tuned speed with them. A GEMM outside its kernel's sizes runs in torch, which
+    promises nothing. HIPFORGE_BATCH_INVARIANT=1 turns the mode on for a process. It is the process's, not a thread's,
+    and entering it forgets cached decisions: enter it once around a server's loop and not around each call.
+    A function compiled by torch is compiled once for each state; a captured graph keeps the state of its capture.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.mxfp8_quantize(torch.randn(70, 256))
+        >>> w, w_scale = hipforge.mxfp8_quantize(torch.randn(8, 256))
+        >>> with hipforge.batch_invariant():
+        ...     whole = hipforge.mxfp8_linear(x, x_scale, w, w_scale)
+        ...     alone = hipforge.mxfp8_linear(x[:1], x_scale[:1], w, w_scale)
+        >>> torch.equal(whole[:1], alone)
+        True
+    """
+    before, STATE.on = STATE.on, enabled
+    dispatch.clear_decisions()
+    try:
+        yield
+    finally:
+        STATE.on = before
+        dispatch.clear_decisions()
