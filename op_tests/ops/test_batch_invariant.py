@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hipforge
+from hipforge.integrations import serving
 from hipforge.ops.core import invariance
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
@@ -123,6 +124,14 @@ def test_explain_and_the_state_of_the_process() -> None:
             assert hipforge.explain(hipforge.mxfp8_linear, *operands).reason == before
         assert hipforge.explain(hipforge.mxfp8_linear, *operands).reason == invariance.REASON
     assert hipforge.explain(hipforge.mxfp8_linear, *operands).reason == before
+
+
+def test_a_servers_own_switch_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hipforge.batch_invariant(False):  # which restores the state of the process
+        for value, on in (("0", False), ("1", True)):
+            monkeypatch.setenv("VLLM_BATCH_INVARIANT", value)
+            serving.follow_batch_invariance("VLLM_BATCH_INVARIANT")
+            assert invariance.STATE.on is on
 
 
 def test_a_compiled_graph_is_guarded_by_the_mode() -> None:

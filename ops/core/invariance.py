@@ -25,6 +25,11 @@ class _State:
     def __init__(self) -> None:
         self.on = settings.BATCH_INVARIANT.get()
 
+    def turn(self, on: bool) -> None:
+        """Turn the mode on or off and forget what was decided before."""
+        self.on = on
+        dispatch.clear_decisions()
+
 
 STATE = _State()
 
@@ -49,10 +54,9 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
         >>> torch.equal(whole[:1], alone)
         True
     """
-    before, STATE.on = STATE.on, enabled
-    dispatch.clear_decisions()
+    before = STATE.on
+    STATE.turn(enabled)
     try:
         yield
     finally:
-        STATE.on = before
-        dispatch.clear_decisions()
+        STATE.turn(before)

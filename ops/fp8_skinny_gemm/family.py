@@ -84,7 +84,7 @@ def _candidates(cell: Any, arch: str) -> list[Choice]:
 
 
 def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
-    """Return one configuration for every m: with 8 rows a matrix instruction adds two parts of k, with more it does not."""
+    """Return one configuration for every m: of 8 rows a matrix instruction adds two parts of k, of more one."""
     return default_choice(MAX_M, problem.n, problem.k, arch, cu_count)
 
 

@@ -6,6 +6,7 @@ or None; an adapter hands the reason to its server, which falls back to a kernel
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from hipforge import archs, devices
 from hipforge.errors import GuardError
 from hipforge.nn.moe import Activation
+from hipforge.ops.core import invariance
 from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -40,6 +42,12 @@ def device_refusal() -> str | None:
         return "HIPFORGE_DEVICE=reference runs no kernels"
     arch = current.arch_of()
     return None if arch in archs.ARCHS else f"hipforge has kernels for {', '.join(archs.ARCHS)}; this GPU is {arch}"
+
+
+def follow_batch_invariance(variable: str) -> None:
+    """Turn on :func:`hipforge.batch_invariant` for this process where a server's own variable asks for it."""
+    if os.environ.get(variable, "").strip().lower() in ("1", "true", "yes"):
+        invariance.STATE.turn(True)
 
 
 def linear_refusal(outputs: int, inputs: int) -> str | None:

@@ -38,6 +38,7 @@ def register(require_rocm: bool = True) -> bool:
     if reason is not None:
         log.warning("SGLang plugin: not registered: %s", reason)
         return False
+    serving.follow_batch_invariance("SGLANG_ENABLE_DETERMINISTIC_INFERENCE")
     from sglang.srt.layers import quantization
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.moe.moe_runner import runner

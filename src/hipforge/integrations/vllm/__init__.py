@@ -41,6 +41,7 @@ def register(platform: Any = None) -> bool:
     if reason is not None:
         log.warning("vLLM plugin: not registered: %s", reason)
         return False
+    serving.follow_batch_invariance("VLLM_BATCH_INVARIANT")
     _register_linear(platform)
     _register_experts()
     _register_attention()
