@@ -1,20 +1,25 @@
-"""Tensor-wise FP8 quantisation as one HIP module: amax, scale and cast on the device, and a transposed copy on request.
+"""FP8 quantisation with scales on the device: of a tensor, of each row, or of each 128 elements of a row.
 
-The scale stays on the device, so nothing synchronises; the transposed copy is what the backward products of a linear
-layer need (:mod:`hipforge.ops.fp8_linear`), written in the pass that casts. Results equal
-:func:`hipforge.ops.fp8_linear.to_fp8` bit for bit on finite input.
+Tensor-wise it is amax, scale and cast, and a transposed copy on request: what the backward products of a linear layer
+need (:mod:`hipforge.ops.fp8_linear`), written in the pass that casts. The scale stays on the device, so nothing
+synchronises. Results equal :func:`hipforge.ops.fp8_linear.to_fp8` bit for bit on finite input.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
-from hipforge.ops.core.checks import require_tensor
-from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
+from hipforge.ops.core.checks import require_dtype, require_rank, require_tensor
+from hipforge.ops.core.dispatch import Accepted, Decision, Refused, plan_kernel, target_of
+from hipforge.ops.core.formats import E8M0_DTYPE
 from hipforge.ops.core.fp8 import FP8_DTYPES, fp8_dtypes, to_fp8
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import written
+from hipforge.ops.reference.fp8 import STEP, quantize_fp8_blocks, quantize_fp8_rows
 
 PUBLIC = ("fp8_quant_tensorwise",)
 
@@ -84,3 +89,116 @@ def fp8_quant_tensorwise(
     workspace = torch.empty(1, dtype=torch.int32, device=x.device)
     fp8_quant_tensorwise_out(out, out_t, inv_scale, workspace, x)
     return out, inv_scale, out_t
+
+
+def _input(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor) -> dict[str, str]:
+    return {"HF_INPUT": _INPUTS[x.dtype]}
+
+
+@compile_ops("module_fp8_quant_rows", variant=_input, mutates=("out", "scale_out"))
+def fp8_quant_rows_out(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor) -> None:
+    """Write codes [rows, K] and float32 scales [rows] of x."""
+
+
+@compile_ops("module_fp8_quant_rows", variant=_input, mutates=("out", "scale_out"))
+def fp8_quant_blocks_out(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor) -> None:
+    """Write codes [rows, K] and scales [rows, ceil(K / 128)], float32 or e8m0, of x."""
+
+
+_ARCHS = ("gfx950", "gfx942")
+
+
+def _plan_rows(op: str, x: torch.Tensor) -> Decision:
+    require_rank("x", x, 2, "[rows, K]")
+    require_dtype("x", x, tuple(_INPUTS))
+    if x.shape[1] == 0:
+        raise GuardError("x must have at least one column; got K=0")
+    target = target_of(x.device)
+    other = not isinstance(target, Refused) and target[0] not in _ARCHS
+    return plan_kernel(op, x.device, f"the kernel is for {' and '.join(_ARCHS)}" if other else None)
+
+
+@operator(functools.partial(_plan_rows, "fp8_quant_rows"), outs=("out", "scale_out"))
+def fp8_quant_rows(
+    taken: Accepted, x: torch.Tensor, *, out: torch.Tensor | None = None, scale_out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise each row with a scale of its own: the activations of :func:`hipforge.fp8_gemm` with scales per row.
+
+    ``scale = amax / fp8_max`` in float32, 1 where that is 0; codes are ``x / scale``, rounded to nearest even. A row
+    with a NaN or an infinity gets the scale NaN and codes of 0.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        x: contiguous float32, float16 or bfloat16 [rows, K], K at least 1.
+        out: where to write the codes, in the device's e4m3; default: a new tensor.
+        scale_out: where to write the scales, float32 [rows]; default: a new tensor.
+
+    Returns:
+        ``(q, scales)``; outputs that were given are returned.
+
+    Raises:
+        GuardError: an argument is not of this form.
+
+    Example:
+        >>> import torch, hipforge
+        >>> q, scales = hipforge.fp8_quant_rows(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
+        >>> (q.float() * scales[:, None]).tolist()
+        [[1.0, -2.0], [0.0, 0.0]]
+    """
+    dtype = fp8_dtypes(x.device)[0]
+    if taken.path == "torch":
+        q, scales = quantize_fp8_rows(x, dtype)
+        q, scales = written(out=(out, q), scale_out=(scale_out, scales))
+        return q, scales
+    out = torch.empty_like(x, dtype=dtype) if out is None else out
+    scale_out = x.new_empty(x.shape[:1], dtype=torch.float32) if scale_out is None else scale_out
+    fp8_quant_rows_out(out, scale_out, x)
+    return out, scale_out
+
+
+@operator(functools.partial(_plan_rows, "fp8_quant_blocks"), outs=("out", "scale_out"))
+def fp8_quant_blocks(
+    taken: Accepted,
+    x: torch.Tensor,
+    *,
+    e8m0: bool = False,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise each 128 elements of a row: the activations of :func:`hipforge.fp8_gemm` with blocks of 128 x 128.
+
+    As :func:`fp8_quant_rows`; the last block of a row may be short. With ``e8m0`` the scale is rounded up to a power of
+    two, and a block with a NaN or an infinity has the byte 255.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        x: contiguous float32, float16 or bfloat16 [rows, K], K at least 1.
+        e8m0: scales are e8m0 bytes instead of float32.
+        out: where to write the codes, in the device's e4m3; default: a new tensor.
+        scale_out: where to write the scales [rows, ceil(K / 128)], float32, with ``e8m0`` uint8 or float8_e8m0fnu;
+            default: a new tensor, float32 or uint8.
+
+    Returns:
+        ``(q, scales)``; outputs that were given are returned.
+
+    Raises:
+        GuardError: an argument is not of this form.
+
+    Example:
+        >>> import torch, hipforge
+        >>> q, scales = hipforge.fp8_quant_blocks(torch.ones(2, 200), e8m0=True)
+        >>> q.shape, scales.shape, scales.dtype
+        (torch.Size([2, 200]), torch.Size([2, 2]), torch.uint8)
+    """
+    dtype = fp8_dtypes(x.device)[0]
+    if taken.path == "torch":
+        q, scales = quantize_fp8_blocks(x, dtype, e8m0)
+        q, scales = written(out=(out, q), scale_out=(scale_out, scales))
+        return q, scales
+    out = torch.empty_like(x, dtype=dtype) if out is None else out
+    if scale_out is None:
+        scale_out = x.new_empty((x.shape[0], -(-x.shape[1] // STEP)), dtype=torch.uint8 if e8m0 else torch.float32)
+    else:
+        require_dtype("scale_out", scale_out, (torch.uint8, E8M0_DTYPE) if e8m0 else (torch.float32,))
+    fp8_quant_blocks_out(out, scale_out, x)
+    return out, scale_out

@@ -171,6 +171,8 @@ CALLS: dict[str, Call] = {
     ),
     "mxfp8_quantize": Call(rows, lambda x: hipforge.mxfp8_quantize(x)),
     "mxfp4_quantize": Call(rows, lambda x: hipforge.mxfp4_quantize(x)),
+    "fp8_quant_rows": Call(rows, lambda x: hipforge.fp8_quant_rows(x)),
+    "fp8_quant_blocks": Call(rows, lambda x: hipforge.fp8_quant_blocks(x)),
     "fp8_quant_tensorwise": Call(rows, lambda x: hipforge.fp8_quant_tensorwise(x)[:2]),
     "rms_norm": Call(rows, lambda x: hipforge.rms_norm(x, WEIGHT, 1e-5)),
     "rms_norm_fp8": Call(rows, lambda x: hipforge.rms_norm_fp8(x, WEIGHT, 1e-5, ONE)),

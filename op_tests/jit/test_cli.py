@@ -426,6 +426,8 @@ SMALL_SHAPES = {
     "grouped_mxfp8_linear": "2,16,128,2,1",
     "mxfp4_gemm": "2,16,128",
     "fp8_quant_tensorwise": "4,64",
+    "fp8_quant_rows": "4,72",
+    "fp8_quant_blocks": "4,136",
     "residual_rms": "2,64",
     "swiglu_fp8": "2,64",
     "skinny_gemm": "2,32,256",

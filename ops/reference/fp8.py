@@ -9,7 +9,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.ops.core import checks
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
-from hipforge.ops.reference.e8m0 import e8m0_to_f32
+from hipforge.ops.reference.e8m0 import e8m0_to_f32, f32_to_e8m0
 
 STEP = 128  # of K and of N: a block of weights
 _E8M0 = (torch.uint8, E8M0_DTYPE)
@@ -57,6 +57,34 @@ def scales_of(m: int, n: int, k: int, x_scale: checks.Described, w_scale: checks
         f"[{columns}, {steps}]); or e8m0 bytes, one per 32 of K and row of xq or 32 rows of wq (K a "
         f"multiple of 32); got {dtypes[0]} {list(shapes[0])} and {dtypes[1]} {list(shapes[1])} for K={k}"
     )
+
+
+def _quantized(blocks: torch.Tensor, dtype: torch.dtype, e8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes and scales [...] of float32 blocks [..., K]."""
+    limit = torch.finfo(dtype).max
+    amax = blocks.abs().amax(dim=-1)
+    scale = amax / limit
+    scale = torch.where(scale == 0, 1.0, scale)
+    scale = torch.where(amax.isfinite(), scale, torch.nan)
+    scales = f32_to_e8m0(scale) if e8m0 else scale
+    scale = (e8m0_to_f32(scales) if e8m0 else scale)[..., None]
+    codes = torch.where(scale.isnan(), 0.0, (blocks / scale).clamp(-limit, limit)).to(dtype)
+    return codes, scales
+
+
+def quantize_fp8_rows(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes [rows, K] and float32 scales [rows] of x, float [rows, K], as ``hipforge.fp8_quant_rows`` does."""
+    return _quantized(x.float(), dtype, False)
+
+
+def quantize_fp8_blocks(
+    x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn, e8m0: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes [rows, K] and scales [rows, ceil(K / 128)], float32 or e8m0 bytes, of x, float [rows, K]."""
+    rows, k = x.shape
+    padded = torch.nn.functional.pad(x.float(), (0, -k % STEP)).view(rows, -1, STEP)
+    codes, scales = _quantized(padded, dtype, e8m0)
+    return codes.flatten(1)[:, :k].contiguous(), scales
 
 
 def _once(shape: tuple[int, ...], rows: int) -> bool:

@@ -85,6 +85,8 @@ if TYPE_CHECKING:
     from hipforge.ops.fp8_linear import convert_to_float8_training as convert_to_float8_training
     from hipforge.ops.fp8_linear import disable_fp8 as disable_fp8
     from hipforge.ops.fp8_linear import scaled_mm as scaled_mm
+    from hipforge.ops.fp8_quant import fp8_quant_blocks as fp8_quant_blocks
+    from hipforge.ops.fp8_quant import fp8_quant_rows as fp8_quant_rows
     from hipforge.ops.fp8_quant import fp8_quant_tensorwise as fp8_quant_tensorwise
     from hipforge.ops.fp8_skinny_gemm import skinny_gemm as skinny_gemm
     from hipforge.ops.moe import fused_moe_mxfp8 as fused_moe_mxfp8

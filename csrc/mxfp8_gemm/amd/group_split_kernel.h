@@ -117,7 +117,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
   for (int i = 0; i < kTilesOfWave; ++i) {
     const uint32_t column = column_of(i);
     if (at[i] != dev::kOutOfRange && column < columns)
-      wave_split::store<kScales>(p, scales[i].applied(total[i]), row_of(i), column0 + column);
+      wave_split::store<kScales>(p, scales[i].applied(p, total[i]), row_of(i), column0 + column);
   }
 }
 

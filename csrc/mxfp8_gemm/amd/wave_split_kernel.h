@@ -650,12 +650,13 @@ struct OutputScales {
       const dev::Buffer of_w = dev::make_buffer(p.ws, one_w ? sizeof(float) : p.n * sizeof(float));
       x = __builtin_bit_cast(float, dev::load_b32(of_x, p.one_x_scale() ? 0 : row * sizeof(float), 0));
       w = __builtin_bit_cast(dev::f32x4, dev::load_b128(of_w, one_w ? 0 : column * sizeof(float), 0));
-      if (one_w) w = dev::f32x4(w[0]);
     }
   }
 
-  __device__ __forceinline__ dev::f32x4 applied(dev::f32x4 sums) const {
-    return kScales == Scales::kOnce ? sums * (w * x) : sums;
+  // Looks at the loaded numbers, which are not waited for before.
+  __device__ __forceinline__ dev::f32x4 applied(const Problem& p, dev::f32x4 sums) const {
+    if constexpr (kScales != Scales::kOnce) return sums;
+    return sums * ((p.one_w_scale() ? dev::f32x4(w[0]) : w) * x);
   }
 };
 
@@ -692,7 +693,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p) {
   const uint32_t row = row0 + lane % kTile;
   dev::add_parts(sums, mine.acc, wave, 1u << log2_waves, lane, [&](uint32_t t, dev::f32x4 total) {
     const uint32_t column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
-    if (kScales == Scales::kOnce) total = t == wave ? first.applied(total) : scales_of(t).applied(total);
+    if (kScales == Scales::kOnce) total = t == wave ? first.applied(p, total) : scales_of(t).applied(p, total);
     if (kColumnTiles == 1 || column < columns) store<kScales>(p, total, row + t % kRowTiles * kTile, column0 + column);
   });
 }

@@ -83,6 +83,10 @@ def _fp8_quant(rows: int, columns: int) -> partial[Any]:
     return partial(fp8_quant_tensorwise, x, transpose=True)
 
 
+def _fp8_quant_rows(op: str) -> Callable[[int, int], partial[Any]]:
+    return lambda rows, columns: partial(getattr(hipforge, op), normal(rows, columns, seed=0))
+
+
 def _residual_rms(rows: int, columns: int) -> partial[Any]:
     import torch
 
@@ -148,6 +152,8 @@ SUBJECTS: dict[str, Subject] = {
     "mxfp8_linear": Subject(("M", "N", "K"), (4, 768, 6144), _mxfp8("mxfp8_linear")),
     "mxfp4_gemm": Subject(("M", "N", "K"), (4, 2880, 512), _mxfp4_gemm),
     "fp8_quant_tensorwise": Subject(("R", "C"), (256, 512), _fp8_quant),
+    "fp8_quant_rows": Subject(("R", "C"), (16, 6144), _fp8_quant_rows("fp8_quant_rows")),
+    "fp8_quant_blocks": Subject(("R", "C"), (16, 6144), _fp8_quant_rows("fp8_quant_blocks")),
     "residual_rms": Subject(("R", "C"), (4, 16384), _residual_rms),
     "swiglu_fp8": Subject(("R", "D"), (4, 6656), _swiglu_fp8),
     "skinny_gemm": Subject(("M", "N", "K"), (8, 2304, 16384), _skinny_gemm),
