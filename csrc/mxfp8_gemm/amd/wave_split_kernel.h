@@ -455,6 +455,7 @@ struct Wave {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       multiply(steps[i], words[i / 4], i % 4);
+      if constexpr (kOnce && kColumnTiles > 2) __builtin_amdgcn_sched_barrier(0);
       if (i + kAhead < kCount) load(steps[i + kAhead], at, i + kAhead);
       __builtin_amdgcn_sched_barrier(0);
     }
@@ -686,14 +687,17 @@ __device__ __forceinline__ void multiply_tile(const Problem& p) {
     const uint32_t column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
     return OutputScales<kScales>(p, row0 + lane % kTile + t % kRowTiles * kTile, column0 + column);
   };
-  // Those of the first tile that the wave stores come while it multiplies.
-  const OutputScales<kScales> first = scales_of(wave);
+  // Those of the first tiles that the wave stores come while it multiplies.
+  const OutputScales<kScales> first = scales_of(wave), second = scales_of(wave + (1u << log2_waves));
   mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales(),
            p.scales_between_words());
   const uint32_t row = row0 + lane % kTile;
   dev::add_parts(sums, mine.acc, wave, 1u << log2_waves, lane, [&](uint32_t t, dev::f32x4 total) {
     const uint32_t column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
-    if (kScales == Scales::kOnce) total = t == wave ? first.applied(p, total) : scales_of(t).applied(p, total);
+    if constexpr (kScales == Scales::kOnce) {
+      const bool early = t < 2u << log2_waves;
+      total = t == wave ? first.applied(p, total) : early ? second.applied(p, total) : scales_of(t).applied(p, total);
+    }
     if (kColumnTiles == 1 || column < columns) store<kScales>(p, total, row + t % kRowTiles * kTile, column0 + column);
   });
 }
