@@ -11,7 +11,7 @@
 #include "hipforge/device/launch.h"
 #include "hipforge/device/mx_encode.h"
 #include "hipforge/device/vector.h"
-#include "hipforge/host/addresses.h"
+#include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
 #if !defined(HF_INPUT)
@@ -131,11 +131,7 @@ Arguments checked(const hf::Tensor& out, const hf::Tensor& scales, const hf::Ten
   HF_CHECK(x.dim() == 2 && x.is_contiguous() && x.size(1) > 0, "x must be contiguous [rows, K] with K at least 1; got ", x);
   HF_CHECK(x.size(1) < INT64_C(1) << 31, "K must be less than 2^31; got ", x.size(1));
   const bool fnuz = hf::has_fnuz(hf::arch_of(x.device_index()).text);
-  HF_CHECK(out.dtype() == (fnuz ? HF_E4M3FNUZ : HF_E4M3FN) && out.is_contiguous() && out.is_shape(x.size(0), x.size(1)),
-           "out must be contiguous and hold x's shape in ", hf::e4m3_rule(fnuz), "; got ", out);
-  HF_CHECK(scales.is_contiguous(), "scale_out must be contiguous; got ", scales);
-  hf::check_apart({out, "out"}, {{x, "x"}});
-  hf::check_apart({scales, "scale_out"}, {{x, "x"}, {out, "out"}});
+  hf::check_operand(out, "out", hf::e4m3_of(fnuz), {x.size(0), x.size(1)}, hf::kOfDevice);
   const bool whole = x.size(1) % kChunk == 0;
   return {.x = x.data<const Input>(),
           .out = static_cast<uint8_t*>(out.data()),
@@ -152,8 +148,7 @@ Arguments checked(const hf::Tensor& out, const hf::Tensor& scales, const hf::Ten
 /// out [rows, K] in the architecture's e4m3, scale_out f32 [rows] for x [rows, K].
 void fp8_quant_rows_out(hf::Tensor out, hf::Tensor scale_out, hf::Tensor x, hipStream_t stream) {
   const Arguments arguments = checked(out, scale_out, x);
-  HF_CHECK(scale_out.dtype() == HF_F32 && scale_out.is_shape(x.size(0)), "scale_out must be float32 [", x.size(0), "]; got ",
-           scale_out);
+  hf::check_operand(scale_out, "scale_out", HF_F32, {x.size(0)});
   if (x.size(0) == 0) return;
   hf::launch(quantize_rows, {dim3(static_cast<uint32_t>(x.size(0))), dim3(kThreads), 0, stream}, arguments);
 }
@@ -163,8 +158,7 @@ HF_EXPORT(fp8_quant_rows_out);
 void fp8_quant_blocks_out(hf::Tensor out, hf::Tensor scale_out, hf::Tensor x, hipStream_t stream) {
   const Arguments arguments = checked(out, scale_out, x);
   const int64_t blocks = (x.size(1) + kBlock - 1) / kBlock, groups = x.size(0) * arguments.pieces;
-  HF_CHECK((arguments.e8m0 || scale_out.dtype() == HF_F32) && scale_out.is_shape(x.size(0), blocks),
-           "scale_out must be float32, or uint8 or float8_e8m0fnu, [", x.size(0), ", ", blocks, "]; got ", scale_out);
+  hf::check_operand(scale_out, "scale_out", arguments.e8m0 ? hf::kE8m0 : hf::Dtypes(HF_F32), {x.size(0), blocks});
   HF_CHECK(groups < INT64_C(1) << 31, "x must have fewer than 2^31 pieces of 2048 elements of a row; got ", groups);
   if (groups == 0) return;
   hf::launch(quantize_blocks, {dim3(static_cast<uint32_t>(groups)), dim3(kThreads), 0, stream}, arguments);
