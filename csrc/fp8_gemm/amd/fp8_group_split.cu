@@ -27,6 +27,6 @@ void fp8_group_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws,
   HF_CHECK_ARCH(Wq, "gfx950");
   constexpr decltype(&fp8_group_split<kRowTiles, 1, kScales>) kKernels[] = {
       fp8_group_split<kRowTiles, 1, kScales>, fp8_group_split<kRowTiles, 2, kScales>, fp8_group_split<kRowTiles, 3, kScales>};
-  launch_groups<kRowTiles>(kKernels, problem, out, Xq, Xs, Wq, Ws, bias, workspace, rows, columns, k_splits, stream);
+  launch_groups<kRowTiles>(kKernels, problem, workspace, rows, columns, k_splits, stream);
 }
 HF_EXPORT(fp8_group_split_out);
