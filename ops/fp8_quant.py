@@ -21,7 +21,7 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import written
 from hipforge.ops.reference.fp8 import STEP, quantize_fp8_blocks, quantize_fp8_rows
 
-PUBLIC = ("fp8_quant_tensorwise",)
+PUBLIC = ("fp8_quant_blocks", "fp8_quant_rows", "fp8_quant_tensorwise")
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
