@@ -11,7 +11,7 @@ from hipforge.emulator.timing.capture import Capture
 from hipforge.emulator.timing.machines import Machine
 from hipforge.emulator.timing.model import STALLS, Start, Timing, simulate
 from hipforge.errors import ConfigError
-from hipforge.jit.demangle import short_name
+from hipforge.jit.demangle import fit, short_name
 
 if TYPE_CHECKING:
     from hipforge.emulator.code_object import Kernel
@@ -27,6 +27,15 @@ REASONS = {
     "barrier": "barrier",
     "fetch": "instruction fetch",
     "tail": "write-back after the last wave",
+}
+# What a wave waits for, as the timeline has it: its colour, and the reasons of the model.
+PHASES = {
+    "load": ("C0", ("vmcnt", "vector_memory")),
+    "LDS, scalar": ("C2", ("lds", "lgkmcnt")),
+    "matrix": ("C3", ("matrix",)),
+    "vector ALU": ("C4", ("valu",)),
+    "barrier": ("C1", ("barrier",)),
+    "fetch": ("C7", ("fetch",)),
 }
 DETAIL_ROUNDS, DETAIL_ITERATIONS = 4, 24
 
@@ -143,6 +152,8 @@ def compare(names: tuple[str, str], timings: tuple[Timing, Timing]) -> str:
 def plot(capture: Capture, timing: Timing, of: Machine, start: Start, path: Path) -> None:
     """Write a picture: per launch the waves of one compute unit over time, then a roofline and the waves' time.
 
+    A bar is a wave, light where it issues instructions, coloured where it waits and by what for.
+
     The roofline is of pipe cycles: how busy the vector and matrix pipes are against their cycles per byte of memory
     traffic. Above the slope the kernel would need more bandwidth than the model reaches, above the flat more pipes.
 
@@ -167,10 +178,19 @@ def plot(capture: Capture, timing: Timing, of: Machine, start: Start, path: Path
         name = short_name(launch["kernel"])
         points.append((name, *roofline_point(done, of)))
         rows = sorted({(simd, wave) for simd, _group, wave, _begin, _end in done["spans"]})
-        for simd, group, wave, begin, end in done["spans"]:
-            at, length = begin / of["clock_ghz"] / 1e3, (end - begin) / of["clock_ghz"] / 1e3
-            axes.barh(rows.index((simd, wave)), length, left=at, color=f"C{group % 10}", edgecolor="black")
-        axes.set(title=f"{name}: waves of one compute unit (modelled)", xlabel="µs")
+        per_us = of["clock_ghz"] * 1e3
+        for simd, _group, wave, begin, end in done["spans"]:
+            length = (end - begin) / per_us
+            axes.barh(rows.index((simd, wave)), length, left=begin / per_us, color="0.9", edgecolor="black")
+        for label, (colour, reasons) in PHASES.items():
+            mine = [phase for phase in done["phases"] if STALLS[phase[5]] in reasons]
+            axes.barh(
+                [rows.index((simd, wave)) for simd, _group, wave, *_ in mine],
+                [(end - begin) / per_us for _simd, _group, _wave, begin, end, _reason in mine],
+                left=[begin / per_us for _simd, _group, _wave, begin, *_ in mine], color=colour, label=label,
+            )  # fmt: skip
+        axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+        axes.set(title=f"{fit(name, 70)}: waves of one compute unit", xlabel="modelled µs")
         axes.set_yticks(range(len(rows)), [f"SIMD {simd}, wave {wave}" for simd, wave in rows], fontsize=6)
     axes = all_axes[-2][0]
     _roofline(axes, points, of)
@@ -181,6 +201,34 @@ def plot(capture: Capture, timing: Timing, of: Machine, start: Start, path: Path
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def chrome_trace(capture: Capture, of: Machine, start: Start = "cold") -> dict[str, Any]:
+    """Return the timeline of one compute unit in the Trace Event Format, for Perfetto or Chrome: modelled microseconds.
+
+    A process is a launch, a thread a wave slot; a wave holds what it waits for.
+    """
+    per_us = of["clock_ghz"] * 1e3
+    events: list[dict[str, Any]] = []
+    for number, launch in enumerate(capture.launches()):
+        done = simulate(capture, number, of, start, rounds=DETAIL_ROUNDS, iterations=DETAIL_ITERATIONS, detail=True)
+        title = {"name": f"{short_name(launch['kernel'])} (modelled)"}
+        events.append({"name": "process_name", "ph": "M", "pid": number, "args": title})
+        waves = [(*span, "wave") for span in done["spans"]]
+        rows = sorted({(simd, wave) for simd, _group, wave, _begin, _end in done["spans"]})
+        events += [
+            {"name": "thread_name", "ph": "M", "pid": number, "tid": row, "args": {"name": f"SIMD {simd}, wave {wave}"}}
+            for row, (simd, wave) in enumerate(rows)
+        ]
+        waits = [(*phase[:5], REASONS[STALLS[phase[5]]]) for phase in done["phases"]]
+        events += [
+            {
+                "name": name, "ph": "X", "pid": number, "tid": rows.index((simd, wave)), "ts": begin / per_us,
+                "dur": (end - begin) / per_us, "args": {"work-group": group},
+            }
+            for simd, group, wave, begin, end, name in sorted(waves + waits, key=lambda item: (item[3], -item[4]))
+        ]  # fmt: skip
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
 def roofline_point(done: Mapping[str, Any], of: Machine) -> tuple[float, float]:

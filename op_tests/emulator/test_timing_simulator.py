@@ -10,7 +10,7 @@ import torch
 from helpers import hip_compile
 
 from hipforge import emulator
-from hipforge.emulator.timing import machines, model
+from hipforge.emulator.timing import machines, model, report
 from hipforge.emulator.timing.capture import Capture
 
 SOURCE = r"""
@@ -259,6 +259,18 @@ def test_stalls_add_up_to_the_waves_time(code: emulator.CodeObject) -> None:
     waves = sum(end - begin for _simd, _group, _wave, begin, end in done["spans"])
     # One work-group on XCD 0; what is missing is the end, where waves wait for their stores to be acknowledged.
     assert sum(done["stalls"][:-1]) == pytest.approx(waves, rel=0.15)
+    # Phases are what the waves of one compute unit wait for: none outside its wave, none over another.
+    by_wave = {(group, wave): [(begin, end)] for _simd, group, wave, begin, end in done["spans"]}
+    assert done["phases"]
+    for _simd, group, wave, begin, end, reason in done["phases"]:
+        spans = by_wave[group, wave]
+        assert spans[0][0] <= begin < end <= spans[0][1] + 1e-6 and 0 <= reason < len(model.STALLS)
+        assert len(spans) == 1 or spans[-1][1] <= begin + 1e-6
+        spans.append((begin, end))
+    events = report.chrome_trace(capture, machines.MI355X.with_values(STILL))["traceEvents"]
+    slots = {event["tid"] for event in events if event["name"] == "thread_name"}
+    drawn = [event for event in events if event["ph"] == "X"]
+    assert slots == {event["tid"] for event in drawn} and all(event["dur"] > 0 for event in drawn)
 
 
 def test_an_unknown_level_is_refused(code: emulator.CodeObject) -> None:

@@ -171,6 +171,10 @@ const char* hftime_simulate(Capture* c, uint64_t launch, const double* parameter
         return "[" + std::to_string(s.simd) + "," + std::to_string(s.group) + "," + std::to_string(s.wave) + "," +
                number(s.begin) + "," + number(s.end) + "]";
       });
+      text += ",\"phases\":" + list(o.phases, [](const Phase& p) {
+        return "[" + std::to_string(p.simd) + "," + std::to_string(p.group) + "," + std::to_string(p.wave) + "," +
+               number(p.begin) + "," + number(p.end) + "," + std::to_string(p.reason) + "]";
+      });
     }
     text += "}";
   } catch (const std::exception& error) {

@@ -225,6 +225,9 @@ class Simulation {
     if (cycles <= 0) return;
     out_.stalls[reason] += cycles;
     out_.stall_of[w.stream->instructions[at]] += cycles;
+    if (w.xcd == 0 && w.cu == 0)
+      out_.phases.push_back({{w.simd, static_cast<uint32_t>(w.group->placed->group), w.index, w.ready, w.ready + cycles},
+                             reason});
   }
 
   // --- one wave, until something else comes first ----------------------------------------------------------------------

@@ -26,6 +26,10 @@ struct Span {  // a wave on compute unit 0 of XCD 0
   double begin, end;
 };
 
+struct Phase : Span {  // of such a wave: it waits, for this reason
+  Stall reason;
+};
+
 struct Outcome {
   double cycles = 0;             // from the first dispatch to the last write-back
   double last_wave = 0;          // the last wave's end
@@ -36,6 +40,7 @@ struct Outcome {
   std::vector<double> stall_of;  // cycles by instruction, summed over waves
   std::vector<uint64_t> count_of;
   std::vector<Span> spans;
+  std::vector<Phase> phases;
 };
 
 // Throws std::runtime_error when a work-group that is needed was not recorded.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--warm", "start", flag_value="mall", help="Operands start in the Infinity Cache.")
 @click.option("--beside", nargs=2, metavar="OP SHAPE", help="Compare with this call, side by side.")
 @click.option("--json", "as_json", is_flag=True, help="Print the times as JSON.")
+@click.option("--trace", "trace", type=click.Path(path_type=Path), help="Also write the timeline as a Chrome trace.")
 @click.option("--plot", "picture", type=click.Path(path_type=Path), help="Also write a picture (needs matplotlib).")
 def command(
     op: str,
@@ -31,6 +32,7 @@ def command(
     start: str,
     beside: tuple[str, str] | None,
     as_json: bool,
+    trace: Path | None,
     picture: Path | None,
 ) -> None:
     """Model how long OP takes at SHAPE on an MI355X (gfx950) or an MI300X (gfx942)."""
@@ -56,6 +58,8 @@ def command(
         click.echo(report.compare(names, (timed.result, other.result)))
     else:
         click.echo(report.text(timed.result, report.hottest(timed.capture, of, level)))
+    if trace is not None:
+        trace.write_text(json.dumps(report.chrome_trace(timed.capture, of, level)))
     if picture is not None:
         report.plot(timed.capture, timed.result, of, level, picture)
 
