@@ -111,7 +111,7 @@ def test_outputs_that_share_memory_are_refused():
     for given, name, other in (
         ((inside, None, inv, work), "out", "x"),
         ((out, inside, inv, work), "out_t", "x"),
-        ((out, out, inv, work), "out_t", "out"),
+        ((out, out, inv, work), "out", "out_t"),
         ((out, None, x.flatten()[:1], work), "inv_scale", "x"),
         ((out, None, inv, inv.view(torch.int32)), "inv_scale", "workspace"),
         ((out, None, inv, x.view(torch.int32).flatten()[:1]), "workspace", "x"),
