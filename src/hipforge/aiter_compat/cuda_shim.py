@@ -129,7 +129,7 @@ class Generator(torch._C.Generator):
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         """Make one for the CPU whatever device is asked for."""
-        return super().__new__(cls, device=on_cpu(device))
+        return torch._C.Generator.__new__(cls, on_cpu(device))  # type: ignore[call-arg]
 
 
 def properties(_: Any = 0) -> types.SimpleNamespace:
@@ -202,6 +202,6 @@ def install() -> None:
     set_default = torch.set_default_device
     # torch asks the default device after every mode, so that it has to be the CPU itself.
     torch.set_default_device = lambda device: set_default(on_cpu(device))
-    torch.Generator = Generator  # type: ignore[misc,assignment]
-    torch._C._cuda_getCurrentRawStream = lambda _index: 0  # type: ignore[attr-defined]
+    torch.Generator = Generator  # type: ignore[misc]
+    torch._C._cuda_getCurrentRawStream = _answering(0)
     GpuOnCpu().__enter__()

@@ -265,9 +265,9 @@ def _c_function(stub: _Stub, module: ModuleEntry, loaded: LoadedModule, arch: st
                 result = function(*given, stream(args))
         except ctypes.ArgumentError as error:
             raise GuardError(f"{name}: {error}; the stub takes ({', '.join(stub.signature.names)})") from error
-        text = last_error() if last_error is not None else None
-        if text:
-            raise HipforgeError(f"{name} failed: {text.decode(errors='replace')}")
+        said = last_error() if last_error is not None else None
+        if said:
+            raise HipforgeError(f"{name} failed: {said.decode(errors='replace')}")
         if status and not value and result != 0:
             raise HipforgeError(f"{name} failed with status {result} and gave no reason")
         return None if status and not value else result

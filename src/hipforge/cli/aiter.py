@@ -130,7 +130,8 @@ def _run(
         settings = [os.fspath(checkout), folder, os.fspath(report), str(seconds), os.pathsep.join(map(str, include))]
         command_line = [sys.executable, "-m", runner.__name__, *settings, os.fspath(path), *arguments]
         done = subprocess.run(command_line, env=environment, check=False)
-        found = json.loads(report.read_text()) if report.exists() else {"cases": [], "end": ""}
+        nothing: dict[str, Any] = {"cases": [], "end": ""}
+        found: dict[str, Any] = json.loads(report.read_text()) if report.exists() else nothing
     if done.returncode < 0:
         found["end"] = f"the process ended with signal {-done.returncode}"
     elif done.returncode and not found["end"]:
