@@ -9,6 +9,7 @@ counts come from one more run under the counters, since counting itself costs ti
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 import time
@@ -25,13 +26,15 @@ from hipforge.emulator import library
 from hipforge.emulator import triton as emulated
 from hipforge.emulator.configuration import Options
 from hipforge.jit.cache import store as cache
-from hipforge.ops.mxfp8_gemm import smallm_mxfp8_gemv
+from hipforge.ops.mxfp8_gemm import mxfp8_gemm_tiles, smallm_mxfp8_gemv
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.ops.triton.mxfp8_kernels import mxfp8_dot_scaled_kernel
 
 GEMV = (1, 3072, 6144)  # M, N, K
 GEMM = (64, 5120, 6144)
+TILE_K = 2048
+TILES = {64064: 15.0, 128128: 7.0, 256256: 4.0}  # M wave-instructions per second on one thread, at least
 MFMAS = 4000
 DEFAULT_QUANTUM, LONG_QUANTUM = Options.quantum, 48
 
@@ -102,6 +105,21 @@ def gemv_rows(repeats: int) -> list[Figure]:
     return [*rows, quantum_row("GEMV", call, repeats, 0.97)]
 
 
+def tile_rows(repeats: int) -> list[Figure]:
+    """Wave-instructions per second of one work-group of the MX-FP8 tile kernels, memory checked, on one thread."""
+    rows = []
+    for tile, bound in TILES.items():
+        data = operands(tile // 1000, tile % 1000, TILE_K)
+        call = functools.partial(mxfp8_gemm_tiles, *data, tile=tile)
+        with emulator.counters() as counted:
+            call()
+        with emulator.options(threads=1, checks="memory"):
+            rate = counted.wave_instructions / median_seconds(call, 4 * repeats) / 1e6
+        what = f"tile {tile}, K = {TILE_K}, one thread, checks memory"
+        rows.append(Figure("", what, rate, "M wave-instr/s", target=bound, more_is_better=True))
+    return rows
+
+
 def mfma_rows(repeats: int) -> list[Figure]:
     """Microseconds of a scaled MFMA, from a loop of them in one wave."""
     payload = torch.randint(0, 100, (128, 32), dtype=torch.uint8).view(torch.int32)
@@ -159,7 +177,7 @@ def main(repeats: int, json_file: Path | None, picture: Path | None) -> None:
     """Measure the emulator's speed on this machine."""
     if devices.current().kind != "emulator":
         raise click.ClickException("this bench measures the emulator: HIPFORGE_DEVICE=emulator")
-    rows = [*gemv_rows(repeats), *mfma_rows(repeats), *gemm_rows(repeats), build_row()]
+    rows = [*gemv_rows(repeats), *tile_rows(repeats), *mfma_rows(repeats), *gemm_rows(repeats), build_row()]
     finish(rows, "emulator speed, medians", json_file, picture)
 
 
