@@ -12,6 +12,7 @@ import functools
 import torch
 
 from hipforge.errors import GuardError
+from hipforge.jit import registry
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_dtype, require_rank, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, Refused, plan_kernel, target_of
@@ -105,17 +106,14 @@ def fp8_quant_blocks_out(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Te
     """Write codes [rows, K] and scales [rows, ceil(K / 128)], float32 or e8m0, of x."""
 
 
-_ARCHS = ("gfx950", "gfx942")
-
-
 def _plan_rows(op: str, x: torch.Tensor) -> Decision:
     require_rank("x", x, 2, "[rows, K]")
     require_dtype("x", x, tuple(_INPUTS))
     if x.shape[1] == 0:
         raise GuardError("x must have at least one column; got K=0")
-    target = target_of(x.device)
-    other = not isinstance(target, Refused) and target[0] not in _ARCHS
-    return plan_kernel(op, x.device, f"the kernel is for {' and '.join(_ARCHS)}" if other else None)
+    target, archs = target_of(x.device), registry.module("module_fp8_quant_rows").archs
+    other = not isinstance(target, Refused) and target[0] not in archs
+    return plan_kernel(op, x.device, f"the kernel is for {' and '.join(archs)}" if other else None)
 
 
 @operator(functools.partial(_plan_rows, "fp8_quant_rows"), outs=("out", "scale_out"))
