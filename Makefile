@@ -13,7 +13,7 @@ TEST_JOBS ?= auto
 ARCH      ?= gfx950
 BIN       := $(VENV)/bin
 
-.PHONY: demo example test gpu-test test-full test-pythons test-integrations stress adversary lint docs bench wheel wheel-aot setup clean distclean
+.PHONY: demo example test gpu-test test-full test-pythons test-integrations stress adversary lint docs bench wheel wheel-aot release setup clean distclean
 
 demo: setup
 	@$(BIN)/hipforge demo
@@ -67,6 +67,10 @@ wheel: setup
 	@rm -rf build/lib build/bdist.*
 	@$(BIN)/python -m build --sdist --outdir dist .
 	@$(BIN)/python .ci/wheel_aot.py --binding-only --outdir dist
+
+# What would be uploaded, checked; nothing is.
+release: wheel
+	@$(BIN)/python .ci/release.py
 
 wheel-aot: setup
 	@$(BIN)/python .ci/wheel_aot.py --arch $(ARCH) --outdir dist

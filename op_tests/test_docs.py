@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -66,6 +67,22 @@ def test_what_type_checkers_see_of_the_package_is_up_to_date() -> None:
 def test_dir_of_the_package_has_the_public_names_only() -> None:
     shown = {name for name in dir(hipforge) if not name.startswith("__")}
     assert shown == {name for name in hipforge.__all__ if not name.startswith("__")} | set(hipforge._SUBMODULES)
+
+
+def test_a_release_with_a_path_of_this_machine_or_without_its_licence_is_refused(tmp_path: Path) -> None:
+    release = script("release")
+    wheel = tmp_path / f"hipforge-{hipforge.__version__}-py3-none-any.whl"
+    stated = f"Name: hipforge\nVersion: {hipforge.__version__}\nLicense-Expression: {{}}\n\n"
+    files = {"hipforge/a.py": f"# {ROOT}", "h.dist-info/METADATA": stated.format("GPL"), "h.dist-info/LICENSE": ""}
+    for left_out, expected in ((None, 2), ("h.dist-info/LICENSE", 3), ("h.dist-info/METADATA", 2)):
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name in files.keys() - {left_out}:
+                archive.writestr(name, files[name])
+        assert len(release.problems(wheel)) == expected
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("h.dist-info/METADATA", stated.format("MIT"))
+        archive.writestr("h.dist-info/LICENSE", "")
+    assert not release.problems(wheel)
 
 
 def test_versions_agree() -> None:
