@@ -239,7 +239,8 @@ def test_generators_defines_and_flags_of_single_sources_reach_the_build() -> Non
     assert archs(0) == "gfx950;gfx942 without planted"
     entry = registry.module("module_sample_develop")
     assert entry.flags_extra_hip[-2:] == ("-mllvm", "-amdgpu-early-inline-all=true")
-    assert "-DENABLE_CK=0" in entry.flags_extra_hip and "-std=c++20" in entry.flags_extra_hip
+    assert {"-DENABLE_CK=0", "-DUSE_ROCM=1", "-std=c++20"} <= set(entry.flags_extra_hip)
+    assert entry.flags_extra_hip[entry.flags_extra_hip.index("-Xarch_gfx950") + 1] == "-D__Float4_e2m1fn_x2"
     assert entry.extra_include == (str(CHECKOUT / "csrc/include"), "${CSRC}/aiter/include")
 
 

@@ -31,12 +31,15 @@ _HIP_SOURCES = (".cu", ".hip", ".cpp", ".cc", ".cxx", ".c")
 _ABORT = "${CSRC}/aiter/abort.cpp"
 _STAND_INS = "${CSRC}/aiter/include"
 
-# What aiter's build passes to every HIP source, where it changes results or what compiles.
+# What aiter's build passes to every source, where it changes results or what compiles.
 _AITER_FLAGS = (
-    "-std=c++20", "-DLEGACY_HIPBLAS_DIRECT", "-DUSE_PROF_API=1", "-U__HIP_NO_HALF_CONVERSIONS__",
-    "-U__HIP_NO_HALF_OPERATORS__", "-fgpu-flush-denormals-to-zero", "-DENABLE_ROPE_POSITIONS_INT32=0",
-    "-Wno-undefined-func-template", "-Wno-macro-redefined", "-I${GEN}",
+    "-std=c++20", "-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1", "-DCUDA_HAS_FP16=1", "-DHIPBLAS_V2",
+    "-DLEGACY_HIPBLAS_DIRECT", "-DUSE_PROF_API=1", "-U__HIP_NO_HALF_CONVERSIONS__", "-U__HIP_NO_HALF_OPERATORS__",
+    "-fgpu-flush-denormals-to-zero", "-DENABLE_ROPE_POSITIONS_INT32=0", "-Wno-undefined-func-template",
+    "-Wno-macro-redefined", "-I${GEN}",
 )  # fmt: skip
+# The macro of the 4-bit format, for which gfx942 has no instructions; one host object serves all architectures.
+_FP4 = ("-Xarch_host", "-D__Float4_e2m1fn_x2", "-Xarch_gfx950", "-D__Float4_e2m1fn_x2")
 
 refused: dict[str, str] = {}
 """Modules that :func:`register` did not add, and why."""
@@ -169,7 +172,7 @@ def _as_aiter_builds(entry: dict[str, Any], root: Path) -> None:
     stand_in = [] if any(map(_uses_rocprim, entry.get("srcs", ()))) else [_STAND_INS]
     entry["extra_include"] = [*own, *(os.fspath(path) for path in include if path.is_dir()), *stand_in]
     for key in ("flags_extra_cc", "flags_extra_hip"):
-        entry[key] = [*_AITER_FLAGS, *entry.get(key, ())]
+        entry[key] = [*_AITER_FLAGS, *(_FP4 if key == "flags_extra_hip" else ()), *entry.get(key, ())]
     names = ";".join(_architectures())
     environment = f"env 'AITER_GPU_ARCHS={names}' 'GPU_ARCHS={names}'"
     if "blob_gen_cmd" in entry:
