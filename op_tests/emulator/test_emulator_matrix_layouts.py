@@ -212,9 +212,9 @@ SPARSE = [(name, arch) for name in ONE_K for arch in ("gfx950", "gfx942")] + [(n
 
 
 def test_the_sparse_instructions_are_all_here() -> None:
-    from .test_emulator_matrix import SPARSE as in_the_table
+    from .test_emulator_matrix import MNEMONICS
 
-    assert sorted({name for name, _ in SPARSE}) == in_the_table
+    assert sorted({name for name, _ in SPARSE}) == [name for name in MNEMONICS if "smfmac" in name]
 
 
 @pytest.mark.parametrize("key", ISA)
