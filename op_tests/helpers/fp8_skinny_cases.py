@@ -1,4 +1,4 @@
-"""Operands and references of the skinny fp8 GEMM's tests, and a run of a file on the other architecture."""
+"""Operands and references of the skinny fp8 GEMM's tests."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import torch
 
 from hipforge import devices
 from hipforge.ops import fp8_skinny_gemm as ops
+from hipforge.ops.fp8_skinny_gemm.kernels.wave_split import ROWS
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 
 ARCH = devices.current().default_arch
 FP8 = ops.FORMATS[ARCH]
 OTHER = next(dtype for dtype in ops.FORMATS.values() if dtype != FP8)
 ONE = torch.tensor([1.0])
+NAN_BYTE = 0x80 if ARCH == "gfx942" else 0x7F
+# Rows and columns of the kernel that splits k over waves: one to five tiles, the last whole or in part.
+WAVE_SPLIT_SHAPES = tuple((r, c) for r in ROWS for c in (8, 16, 24, 32, 64) if c <= 4 * max(r, 8))
 
 
 def integers(m: int, n: int, k: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -102,6 +102,7 @@ def test_every_rule_has_a_refusal_of_its_own():
         for change, _ in REFUSED
     }
     assert broken == set(RULES)
+    assert len(TILES) <= 12, "each is a module to build"
 
 
 def test_the_queue_fills_lds_to_the_last_slot():

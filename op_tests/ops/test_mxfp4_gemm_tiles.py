@@ -1,26 +1,29 @@
-"""The MXFP4 GEMM in tiles through LDS: its raw op in both layouts, its table rows, and which shapes get it."""
+"""What both kernels of the MXFP4 GEMM hold to in both layouts; rows of the table, and which shapes get tiles."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.mxfp4_cases import CODE_OF_ONE, E2M1, Operands, among_nans, oracle, pack, random_codes
 from helpers.mxfp8_cases import SCALE_NAN, SCALE_ONE, assert_bits, embedded
 from helpers.mxfp8_grouped_cases import sparse_bytes
-from helpers.planted_faults import planted
 
 import hipforge
 from hipforge import emulator
-from hipforge.errors import ConfigError, EmulatorFault, GuardError
+from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import best
 from hipforge.ops.core.tiles import split_workspace, tile_number
 from hipforge.ops.core.tuned import read_rows
-from hipforge.ops.mxfp4_gemm import mxfp4_gemm, mxfp4_gemm_tiles_out, mxfp4_linear, run_mxfp4, run_mxfp4_tiles
+from hipforge.ops.mxfp4_gemm import (
+    SUB_TILES,
+    mxfp4_gemm,
+    mxfp4_gemm_out,
+    mxfp4_gemm_tiles_out,
+    mxfp4_linear,
+    run_mxfp4,
+    run_mxfp4_tiles,
+)
 from hipforge.ops.mxfp4_gemm.family import FAMILY, TABLE
 from hipforge.ops.mxfp4_gemm.kernels.tiles import TILED
 from hipforge.ops.mxfp4_gemm.kernels.waves import WAVES
@@ -35,9 +38,21 @@ LOOP_INSTRUCTIONS = {
 }  # fmt: skip
 
 
-def run(case: Operands, tile: int = SMALL, k_splits: int = 1, shuffled: bool = False) -> torch.Tensor:
+Instance = int | tuple[int, int]  # a tile by its number, or how many sub-tiles of 16 a wave has along m and n
+WAVE_INSTANCES = tuple((m_sub, n_sub) for m_sub in SUB_TILES for n_sub in SUB_TILES)
+instances = pytest.mark.parametrize("tile", (*TILE_NUMBERS, *WAVE_INSTANCES), ids=str)
+
+
+def extent(tile: Instance) -> tuple[int, int]:
+    return divmod(tile, 1000) if isinstance(tile, int) else (16 * tile[0], 16 * tile[1])
+
+
+def run(case: Operands, tile: Instance = SMALL, k_splits: int = 1, shuffled: bool = False) -> torch.Tensor:
     m, n, _ = case.mnk
     out = case.out()
+    if isinstance(tile, tuple):
+        mxfp4_gemm_out(out, *case.args(shuffled), shuffled, *tile, k_splits)
+        return out
     workspace = split_workspace(m, n, tile, k_splits, case.xq.device)
     if workspace is not None:
         workspace.fill_(float("nan"))  # what is in it beforehand must not matter
@@ -47,26 +62,27 @@ def run(case: Operands, tile: int = SMALL, k_splits: int = 1, shuffled: bool = F
 
 @pytest.mark.parametrize("order", ("forward", "reverse", "random"))
 @pytest.mark.parametrize("shuffled", (False, True))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_every_tile_is_exact_under_all_checks(tile: int, shuffled: bool, order: str) -> None:
+@instances
+def test_every_tile_is_exact_under_all_checks(tile: Instance, shuffled: bool, order: str) -> None:
+    rows, columns = extent(tile)
     # Two and a bit tiles each way; 10 steps are two loads of scales, the second of them partial, as the last step is.
-    case = random_codes(2 * (tile // 1000) + 7, tile % 1000 + 16, 9 * 256 + 64)
+    case = random_codes(2 * rows + 7, columns + 16, 9 * 256 + 64)
     with emulator.options(checks="all", wave_order=order):
         assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
 
 
 @pytest.mark.parametrize("k", (4096, 4096 + 192))
 @pytest.mark.parametrize("shuffled", (False, True))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_turns_of_one_instruction_change_nothing(tile: int, shuffled: bool, k: int) -> None:
+@instances
+def test_turns_of_one_instruction_change_nothing(tile: Instance, shuffled: bool, k: int) -> None:
     case = random_codes(33, 80, k)
     with emulator.options(checks="all", quantum=1):
         assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
 
 
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
+@instances
 @pytest.mark.parametrize("k", (32, 64, 96, 128, 160, 192, 224, 256, 288, 384, 512, 960, 1024, 2048, 2080, 2304, 4224))
-def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int, tile: int) -> None:
+def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int, tile: Instance) -> None:
     case = random_codes(35, 48, k)
     want = oracle(case)
     assert_bits(run(case, tile), want)
@@ -77,8 +93,8 @@ def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int, tile: int) -> N
 @pytest.mark.parametrize("k", (2048, 2112, 2304, 2880))
 @pytest.mark.parametrize("k_splits", (2, 4, 8))
 @pytest.mark.parametrize("shuffled", (False, True))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_uneven_splits_are_exact(tile: int, shuffled: bool, k_splits: int, k: int) -> None:
+@pytest.mark.parametrize("tile", [*TILE_NUMBERS, *(one for one in WAVE_INSTANCES if one != (4, 4))], ids=str)
+def test_uneven_splits_are_exact(tile: Instance, shuffled: bool, k_splits: int, k: int) -> None:
     case = random_codes(70, 48, k)
     with emulator.options(checks="all"):
         assert_bits(run(case, tile, k_splits, shuffled), oracle(case))
@@ -87,7 +103,8 @@ def test_uneven_splits_are_exact(tile: int, shuffled: bool, k_splits: int, k: in
 @pytest.mark.parametrize("m", (1, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200))
 def test_every_m_is_exact(m: int) -> None:
     case = random_codes(m, 80, 512)
-    assert_bits(run(case), oracle(case))
+    for tile in (SMALL, *WAVE_INSTANCES):
+        assert_bits(run(case, tile), oracle(case))
 
 
 @pytest.mark.parametrize("k_splits", (1, 2))
@@ -95,20 +112,21 @@ def test_every_m_is_exact(m: int) -> None:
 def test_every_n_is_exact(n: int, k_splits: int) -> None:
     # Whether n is a multiple of 4 or 8 decides how outputs are stored.
     case = random_codes(70, n, 512)
-    assert_bits(run(case, SMALL, k_splits), oracle(case))
+    for tile in (SMALL, *WAVE_INSTANCES):
+        assert_bits(run(case, tile, k_splits), oracle(case))
 
 
 @pytest.mark.parametrize("n", (16, 32, 48, 80, 112, 240, 256, 272))
 def test_every_shuffled_n_is_exact(n: int) -> None:
     case = random_codes(35, n, 576)
-    for tile in (SMALL, 192256):
+    for tile in (SMALL, 192256, *WAVE_INSTANCES):
         assert_bits(run(case, tile, shuffled=True), oracle(case))
 
 
 @pytest.mark.parametrize("shuffled", (False, True))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_each_row_and_block_uses_its_own_scale(tile: int, shuffled: bool) -> None:
-    m, n, k = tile // 1000, tile % 1000, 2048 + 256
+@instances
+def test_each_row_and_block_uses_its_own_scale(tile: Instance, shuffled: bool) -> None:
+    (m, n), k = extent(tile), 2048 + 256
     codes = torch.zeros(1, k, dtype=torch.int32)
     codes[:, 5::32] = CODE_OF_ONE
     ones = pack(codes)
@@ -125,10 +143,10 @@ def test_each_row_and_block_uses_its_own_scale(tile: int, shuffled: bool) -> Non
 
 @pytest.mark.parametrize("k", (256, 320))
 @pytest.mark.parametrize("shuffled", (False, True))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_each_element_meets_its_own_counterpart(tile: int, shuffled: bool, k: int) -> None:
+@instances
+def test_each_element_meets_its_own_counterpart(tile: Instance, shuffled: bool, k: int) -> None:
     # Row m of X selects element m of W's rows, whose codes are all different within 13.
-    n = tile % 1000
+    n = extent(tile)[1]
     codes = (torch.arange(n)[:, None] * 5 + torch.arange(k) * 7) % 13
     eye = torch.zeros(k, k, dtype=torch.int64)
     eye[torch.arange(k), torch.arange(k)] = CODE_OF_ONE
@@ -148,7 +166,8 @@ def test_a_nan_scale_makes_exactly_its_outputs_nan(block: int, shuffled: bool, k
     case.xs[68, block] = SCALE_NAN
     case.ws[33, block] = SCALE_NAN
     want[68, :] = want[:, 33] = float("nan")
-    assert_bits(run(case, SMALL, k_splits, shuffled), want)
+    for tile in (SMALL, (1, 1), (2, 4)):
+        assert_bits(run(case, tile, k_splits, shuffled), want)
 
 
 @pytest.mark.parametrize("byte", (0, 1, 127, 254))
@@ -158,12 +177,13 @@ def test_extreme_scales_that_cancel_lose_nothing(byte: int) -> None:
     case.ws.fill_(254 - byte)
     case.xs[:, ::3] = 254 - byte
     case.ws[:, ::3] = byte
-    assert_bits(run(case), oracle(case))
+    for tile in (SMALL, (1, 1), (4, 4)):
+        assert_bits(run(case, tile), oracle(case))
 
 
 @pytest.mark.parametrize("k", (32, 96, 128, 384, 544, 2176))
-@pytest.mark.parametrize("tile", TILE_NUMBERS)
-def test_neighbouring_bytes_never_take_part(tile: int, k: int) -> None:
+@instances
+def test_neighbouring_bytes_never_take_part(tile: Instance, k: int) -> None:
     surrounded, want = among_nans(random_codes(70, 66, k))
     assert_bits(run(surrounded, tile), want)
 
@@ -172,11 +192,13 @@ def test_neighbouring_bytes_never_take_part(tile: int, k: int) -> None:
 def test_output_outside_the_result_is_untouched(n: int) -> None:
     case = random_codes(70, n, 256)
     for start in (16, 17):  # with and without the alignment that wide stores need
-        buffer = torch.full((70 * n + 33,), -123.0, dtype=torch.bfloat16)
-        out = buffer[start : start + 70 * n].view(70, n)
-        mxfp4_gemm_tiles_out(out, *case.args(), None, False, SMALL, 1)
-        assert_bits(out, oracle(case))
-        assert (buffer[:start] == -123).all() and (buffer[start + 70 * n :] == -123).all()
+        for write in (lambda out: mxfp4_gemm_tiles_out(out, *case.args(), None, False, SMALL, 1),
+                      lambda out: mxfp4_gemm_out(out, *case.args(), False, 2, 2, 2)):  # fmt: skip
+            buffer = torch.full((70 * n + 33,), -123.0, dtype=torch.bfloat16)
+            out = buffer[start : start + 70 * n].view(70, n)
+            write(out)
+            assert_bits(out, oracle(case))
+            assert (buffer[:start] == -123).all() and (buffer[start + 70 * n :] == -123).all()
 
 
 def test_plain_scales_need_no_alignment_and_shuffled_ones_are_copied() -> None:
@@ -197,10 +219,12 @@ def test_results_do_not_depend_on_which_work_group_comes_last(k_splits: int) -> 
     case = random_codes(150, 140, 4096)
     case.xs.copy_(torch.randint(90, 160, case.xs.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1)))
     first = run(case, SMALL, k_splits)
+    waves = run(case, (2, 2), k_splits)
     for order in ("forward", "reverse", "random"):
         with emulator.options(checks="all", wave_order=order):
-            again = run(case, SMALL, k_splits)
+            again, other = run(case, SMALL, k_splits), run(case, (2, 2), k_splits)
         assert torch.equal(again.view(torch.int16), first.view(torch.int16))
+        assert torch.equal(other.view(torch.int16), waves.view(torch.int16))
 
 
 @pytest.mark.parametrize("shuffled", (False, True))
@@ -342,69 +366,3 @@ def test_refused_configurations() -> None:
     with pytest.raises(GuardError, match="out is written and must not share memory with Wq"):
         held = GOOD.wq.view(-1)[:].view(torch.bfloat16)[: 70 * 16].view(70, 16)
         mxfp4_gemm_tiles_out(held, *GOOD.args(), None, False, SMALL, 1)
-
-
-# --- planted faults ---------------------------------------------------------------------------------------------------
-
-TILES, UNIT = "include/hipforge/amd/mx_tiles", "mxfp4_gemm/amd/mxfp4_gemm_tiles.cu"
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    line: str
-    becomes: str
-    file: str = "kernel.h"
-
-
-MUTANTS = (
-    Mutant("x_scales_past_k", "next_scales.x[t][h] >> lane / kTile * 8 & mask;",
-           "next_scales.x[t][h] >> lane / kTile * 8;"),
-    Mutant("w_scales_past_k", "next_scales.w[t][0], select) & mask;", "next_scales.w[t][0], select);"),
-    Mutant("plain_second_instruction", "0x00020000u", "0x00030000u"),
-    Mutant("shuffled_second_instruction", "0x00040000u", "0x00050000u"),
-    Mutant("shuffled_rows", "shuffled ? lane % kTile / kShuffledRows : lane / kTile", "lane / kTile"),
-    Mutant("shuffled_second_half", "0x00020002u", "0x00010001u"),
-    Mutant("shuffled_columns_of_weights", "load_byte * kShuffledRows", "load_byte * 8"),
-    Mutant("shuffled_steps_of_weights", "load_at * kShuffledRows", "load_at * 8"),
-    Mutant("shuffled_rows_of_scales", "kShuffledScaleRows * columns", "kShuffledScaleRows * blocks()"),
-    Mutant("shuffled_word", "next_w = kShuffledScaleBytes / 2", "next_w = kShuffledScaleBytes / 4"),
-    Mutant("one_scale_for_two_instructions", "kWhichHalf * 2 : kInstruction * 2", "kWhichHalf * 2 : 0"),
-    Mutant("one_chunk_for_two_instructions", "dev::mfma_operand(b[kInstruction], zero)",
-           "dev::mfma_operand(b[0], zero)", "formats.h"),
-)  # fmt: skip
-
-
-def agrees(op: Callable[..., None]) -> bool:
-    """Both layouts are exact where K ends inside a step, with NaNs next to what is read."""
-    plain, want = among_nans(random_codes(35, 66, 9 * 256 + 128))
-    pairs = [(plain.args(), False, want)]
-    case = random_codes(35, 80, 2304 + 64)
-    pairs.append((case.args(shuffled=True), True, oracle(case)))
-    for args, shuffled, expected in pairs:
-        out = torch.empty(expected.shape, dtype=torch.bfloat16)
-        op(out, *args, None, shuffled, SMALL, 1)
-        if not torch.equal(out.nan_to_num(1e30), expected.to(torch.bfloat16).nan_to_num(1e30)):
-            return False
-    return True
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_mistake_is_noticed_by_a_planted_fault(mutant: Mutant, tmp_path: Path) -> None:
-    assert agrees(mxfp4_gemm_tiles_out)
-    entry = planted(
-        tmp_path / mutant.name, mxfp4_gemm_tiles_out, f"{TILES}/{mutant.file}", mutant.line, mutant.becomes, unit=UNIT,
-        variants={"HF_TILE": [SMALL]},
-    )  # fmt: skip
-    assert not agrees(entry)
-
-
-def test_a_wait_that_is_one_load_short_is_noticed_by_a_planted_fault(tmp_path: Path) -> None:
-    line = "wait_and_meet<(C::kStages - 2) * C::kLoads + loads_between(0, kHalfSlots)>();"
-    entry = planted(
-        tmp_path / "short_wait", mxfp4_gemm_tiles_out, f"{TILES}/kernel.h", line, line.replace(")>();", ") + 1>();"),
-        unit=UNIT, variants={"HF_TILE": [SMALL]},
-    )  # fmt: skip
-    case = random_codes(35, 66, 2304)
-    with emulator.options(checks="all"), pytest.raises(EmulatorFault, match=r"LDS race|before wave \d has waited"):
-        entry(case.out(), *case.args(), None, False, SMALL, 1)

@@ -526,6 +526,49 @@ def test_the_workspace_of_a_split_k_is_guarded(name: str) -> None:
             call(space, **{other: inside[: part.nbytes].view(part.dtype).view(part.shape)})
 
 
+def split(name: str, k_splits: int, which: int = 0) -> tuple[Kernel, Given]:
+    """A kernel whose work-groups share K and meet in one launch, and one of its instances."""
+    found = [one for one in SUBJECTS[name].every if one["k_splits"] == k_splits]
+    return SUBJECTS[name].kernel, found[which]
+
+
+MEETING = pytest.mark.parametrize("name", ("mxfp8_group_split", "mxfp8_gemm_tiles"))
+
+
+@MEETING
+def test_the_workspace_of_a_split_serves_each_replay_of_its_one_launch(name: str) -> None:
+    kernel, given = split(name, 4, -1)
+    case = integers(70, 40, 1024)
+    space, out = kernel.workspace(given, case.mnk, case.xq.device), case.out()  # type: ignore[misc]
+    launch = lambda: kernel.launch(out, *case.args(), None, space, *kernel.choice(given).configuration.values())
+    launch()  # a module is not loaded in a capture
+    with emulator.capture() as graph:
+        launch()
+    assert len(graph.nodes) == 1
+    for _ in range(3):  # each replay has the number of the launch that was captured
+        case.xq.copy_(case.xq.flip(0))
+        with emulator.counters() as counted:
+            graph.replay()
+        assert_bits(out, oracle(case))
+        assert counted.tensors["out"].stored == 2 * out.numel(), "more than one work-group took itself for the last"
+
+
+@MEETING
+def test_the_workspace_of_a_split_may_hold_what_another_launch_left(name: str) -> None:
+    few, many = integers(40, 70, 1024), integers(100, 100, 2048)
+    device = few.xq.device
+    sizes = [kernel.workspace(given, many.mnk, device) for kernel, given in (split(name, 2), split(name, 4))]  # type: ignore[misc]
+    space = max(sizes, key=torch.Tensor.numel).flatten()
+    for case, k_splits in ((many, 4), (few, 2), (many, 2), (few, 4)):
+        kernel, given = split(name, k_splits)
+        needed = kernel.workspace(given, case.mnk, device)  # type: ignore[misc]
+        out, part = case.out(), space[: needed.numel()].view(needed.shape)
+        with emulator.counters() as counted:
+            kernel.launch(out, *case.args(), None, part, *kernel.choice(given).configuration.values())
+        assert_bits(out, oracle(case))
+        assert counted.tensors["out"].stored == 2 * out.numel()
+
+
 @pytest.mark.parametrize("name", ("smallm_mxfp8_gemv", "smallm_mxfp8_mfma"))
 def test_more_than_2_gib_is_refused_before_anything_is_touched(name: str) -> None:
     # Expanded views: nothing of this size is allocated.

@@ -21,7 +21,7 @@ from helpers.mxfp8_cases import (
 )
 
 import hipforge
-from hipforge import emulator, jit
+from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.core.kernel import best
 from hipforge.ops.core.tiles import split_workspace, tile_number
@@ -68,47 +68,6 @@ def test_every_kernel_of_the_linear_adds_the_bias_before_the_only_rounding(m: in
     assert counted.launches == plain.launches
     strided = torch.stack((bias, bias), 1)[:, 0]
     assert_bits(mxfp8_linear(*case.args(), bias=strided), want)
-
-
-def test_a_part_is_complete_and_past_the_caches_before_its_work_group_meets_another() -> None:
-    # What the emulator cannot show: its stores are complete at once and its caches are coherent.
-    module = jit.load("module_mxfp8_gemm_tiles", {"HF_TILE": SMALLEST}, "gfx950")
-    kernels = emulator.CodeObject(module.path / "module.so").kernels
-    kernel = next(kernel for name, kernel in kernels.items() if "mxfp8_gemm" in name)
-    code = [line.split(": ", 1)[1] for line in kernel.disassembly().splitlines()]
-    last = max(i for i, text in enumerate(code) if text.startswith("buffer_store") and text.endswith("sc1"))
-    meeting = next(i for i, text in enumerate(code) if text.startswith("global_atomic_swap_x2"))
-    barrier = next(i for i in range(last, meeting) if code[i] == "s_barrier")
-    assert "s_waitcnt vmcnt(0)" in code[last:barrier]
-    assert any(text.startswith("buffer_load") and text.endswith("sc0 sc1") for text in code[meeting:])
-
-
-def test_a_split_of_k_is_one_launch_that_a_graph_can_replay() -> None:
-    case = integers(70, 40, 1024)
-    run(case, SMALLEST, 8)  # a module is not loaded in a capture
-    with emulator.capture() as graph:
-        out = mxfp8_gemm_tiles(*case.args(), tile=SMALLEST, k_splits=8)
-    assert len(graph.nodes) == 1
-    for _ in range(3):  # each replay has the number of the launch that was captured
-        case.xq.copy_(case.xq.flip(0))
-        with emulator.counters() as counted:
-            graph.replay()
-        assert_bits(out, oracle(case))
-        assert counted.tensors["out"].stored == 2 * out.numel(), (
-            "more than one work-group of a tile took itself for the last"
-        )
-
-
-def test_a_workspace_may_hold_what_another_launch_left() -> None:
-    few, many = integers(70, 40, 1024), integers(100, 80, 2048)
-    workspace = split_workspace(100, 80, SMALLEST, 8, few.xq.device)
-    assert workspace is not None
-    for case, k_splits in ((many, 8), (few, 2), (many, 4), (few, 8)):
-        out = case.out()
-        with emulator.counters() as counted:
-            mxfp8_gemm_out(out, *case.args(), None, workspace, SMALLEST, k_splits)
-        assert_bits(out, oracle(case))
-        assert counted.tensors["out"].stored == 2 * out.numel()
 
 
 @pytest.mark.parametrize(("m", "n", "k"), ((96, 200, 3072), (257, 140, 1440), (128, 96, 6144)))

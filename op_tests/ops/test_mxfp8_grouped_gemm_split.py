@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from helpers.mxfp8_cases import SCALE_NAN, assert_bits, assert_close, embedded, integers, nan_byte, normal
 from helpers.mxfp8_cases import oracle as product
 from helpers.mxfp8_grouped_cases import UNTOUCHED, Moe, exact, oracle, random_owners, sort_slots, sparse_bytes
-from helpers.planted_faults import planted
 
 import hipforge
 from hipforge import emulator
-from hipforge.errors import EmulatorFault, GuardError
+from hipforge.errors import GuardError
 from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, grouped_mxfp8_linear, mxfp8_grouped_split
 from hipforge.ops.mxfp8_grouped_gemm.kernels import wave_split
 from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import (
@@ -22,12 +19,11 @@ from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import (
     WAVES,
     default_choice,
     fits,
-    mxfp8_grouped_split_out,
 )
 from hipforge.tuning.families.mxfp8_grouped_gemm import MoeCell, operands
 from hipforge.tuning.families.mxfp8_grouped_gemm import run as run_cell
 
-pytestmark = pytest.mark.gfx942("not mistake")
+pytestmark = pytest.mark.gfx942
 
 INSTANCES = tuple((rows, waves) for rows in ROWS for waves in WAVES)
 
@@ -388,33 +384,6 @@ def test_the_other_architecture_s_format_is_refused(arch: str) -> None:
 def test_it_has_the_guards_of_the_other_kernel(changes: dict[str, object], message: str) -> None:
     with pytest.raises(GuardError, match=message):
         run(GOOD.but(**{"index": GOOD.sorted(), **changes}))
-
-
-MISTAKES = {
-    "slots_for_rows": ("pass.a_div == 1 ? slot[t] : slot[t] / pass.a_div", "slot[t]"),
-    "no_barrier": ("__syncthreads();  // the next sums take the same LDS", ""),
-    "scales_of_the_first_expert": ("w_scales + w_row * (k / kMxBlock)", "w_scales + column0 * (k / kMxBlock)"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_noticed(arch: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line, becomes = MISTAKES[name]
-    home = "mxfp8_grouped_gemm/amd/"
-    entry = planted(
-        tmp_path / name,
-        mxfp8_grouped_split_out,
-        home + "split_kernel.h",
-        line,
-        becomes,
-        unit=home + "mxfp8_grouped_split.cu",
-        variants={"HF_ROWS": [16]},
-    )
-    monkeypatch.setattr(wave_split, "mxfp8_grouped_split_out", entry)
-    owners = (*(1,) * 35, 3, *(4,) * 5)
-    case = exact(owners, experts=6, n=37, k=544, a_div=3, block_m=20, weighted=True)
-    with pytest.raises((AssertionError, EmulatorFault)), emulator.options(checks="all"):
-        assert_bits(run(case, 16, 4), expected(case, arch))
 
 
 # Most wave instructions by slots: what the short prologue leaves of a wave that owns 16 columns and a K of 768.
