@@ -55,8 +55,8 @@ def figure(
         pyplot.close(drawn)
 
 
-def profile(found: Profile, title: str, path: Path) -> None:
-    """Draw the instruction mix (counted), and the op on the roofline of its architecture (modelled at peak rates)."""
+def profile(found: Profile, kernel_us: float, title: str, path: Path) -> None:
+    """Draw the instruction mix (counted), and the op, which takes ``kernel_us`` (modelled), below its roofline."""
     counts = found.counters
     info = archs.get(found.arch)
     simds = info.cu_count * info.simds_per_cu
@@ -71,10 +71,10 @@ def profile(found: Profile, title: str, path: Path) -> None:
         ridge = simds * info.clock_hz / info.bandwidth
         around = [ridge / 100, ridge, ridge * 100]
         roof.loglog(around, [min(peak, x * info.bandwidth / 1e12) for x in around], "k-", label=f"peak of {found.arch}")
-        roof.loglog([intensity], [min(peak, intensity * info.bandwidth / 1e12)], "o", label=title)
+        roof.loglog([intensity], [cycles / kernel_us / 1e6], "o", label=f"{title}: {kernel_us:.2f} µs")
         roof.set(
-            title=f"bound: {found.bound} (modelled at peak rates)", xlabel="pipe cycles per byte (counted)",
-            ylabel="10^12 pipe cycles per second",
+            title=f"bound: {found.bound}", xlabel="pipe cycles per byte (counted)",
+            ylabel="10^12 pipe cycles per second (modelled)",
         )  # fmt: skip
         roof.legend()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -32,14 +33,15 @@ def command(
     if device.kind != "emulator":
         raise ConfigError(f"profile counts on the emulator, not on {device.kind}; set HIPFORGE_DEVICE=emulator")
     call = call_of(op, shape)
-    with emulator.counters(per_pc=listing) as counted:
+    timing = contextlib.nullcontext() if picture is None else emulator.timed()
+    with timing as timed, emulator.counters(per_pc=listing) as counted:
         call()
     counts = counted.result
     if not counts.launches:
         raise ConfigError(f"{op} ran no kernel for {shape} on {device.arch_of()}: {refusal(op, call)}")
     found = report.profile(counts, device.arch_of())
-    if picture is not None:
-        plots.profile(found, f"{op} {shape}", picture)
+    if picture is not None and timed is not None:
+        plots.profile(found, timed.result.kernel_us, f"{op} {shape}", picture)
     if as_json:
         click.echo(json.dumps(counts.as_dict(), indent=1))
         return
