@@ -6,6 +6,7 @@ fp8 with a float16 scale and shift per row, int4 with a scale and shift per grou
 
 from __future__ import annotations
 
+import inspect
 from operator import index
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from hipforge.ops.core import checks, dispatch
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.traced import Written, traced_call
 from hipforge.ops.reference.attention import INT4_GROUPS
 from hipforge.ops.triton.launch import unavailable
 
@@ -31,6 +33,7 @@ Style = Literal["neox", "interleaved"]
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)
 STYLES = ("neox", "interleaved")
+_WRITTEN = ("q_out", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift")
 
 
 def _variant(
@@ -48,7 +51,7 @@ def _variant(
 @compile_ops(
     "module_rope_and_cache",
     variant=_variant,
-    mutates=("q_out", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift"),
+    mutates=_WRITTEN,
 )
 def rope_and_cache_out(
     q_out: torch.Tensor,
@@ -74,6 +77,13 @@ def rope_and_cache_out(
     num_groups: int,
 ) -> None:
     """Write the first five as :func:`rope_and_cache` says; ``q_out`` may be ``q``."""
+
+
+# Where torch traces: a float that changes from call to call is no constant of the graph.
+_traced_out = traced_call(
+    "rope_and_cache_numbers", inspect.signature(rope_and_cache_out, eval_str=True), rope_and_cache_out, lambda: None,
+    Written((), _WRITTEN, (), None), frozenset(),
+)  # fmt: skip
 
 
 class _Operands(NamedTuple):
@@ -206,15 +216,15 @@ def rope_and_cache(
     result = q if q_out is None else q_out
     if taken.path == "kernel":
         (k_tensor, k_value), (v_tensor, v_value) = _scale_parts(k_scale), _scale_parts(v_scale)
-        rope_and_cache_out(
+        write = _traced_out if torch.compiler.is_dynamo_compiling() else rope_and_cache_out
+        write(
             result, k_cache, v_cache, k_scale_shift, v_scale_shift, q, k, v, cos_sin, positions, slot_mapping,
             q_weight, k_weight, k_tensor, v_tensor, k_value, v_value, style == "interleaved", weight_offset, epsilon,
             num_groups or 0,
         )  # fmt: skip
         return result
     scales = [
-        None if scale is None else torch.as_tensor(scale, dtype=torch.float32, device=q.device).reshape(-1)
-        for scale in (k_scale, v_scale)
+        None if scale is None else _one_or_more(scale, q.device) for scale in (k_scale, v_scale)
     ]
     for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
         if scale is not None and scale.numel() != 1:
@@ -235,10 +245,16 @@ def rope_and_cache(
     return result
 
 
+def _one_or_more(scale: Scale, device: torch.device) -> torch.Tensor:
+    if isinstance(scale, torch.Tensor):
+        return scale.to(device, torch.float32).reshape(-1)
+    return torch.ones(1, dtype=torch.float32, device=device) * scale  # torch makes no guard of the number
+
+
 def _scale_parts(scale: Scale | None) -> tuple[torch.Tensor | None, float]:
     if isinstance(scale, torch.Tensor):
         return scale, 1.0
-    return None, 1.0 if scale is None else float(scale)
+    return None, 1.0 if scale is None else scale if isinstance(scale, float) else float(scale)
 
 
 def _check_heads(parts: _Operands) -> None:

@@ -127,7 +127,16 @@ def test_ranges_of_m_are_what_the_planner_says_of_each_m() -> None:
 FLOATS = """
 import torch, hipforge
 w, x = torch.ones(64).half(), torch.randn(2, 64).half()
+cos_sin, cache, at = torch.randn(9, 64), torch.zeros(1, 8, 1, 64).to(torch.float8_e4m3fn), torch.arange(2)
+def rope(x, n):
+    q, k, v = x[:, None].clone(), cache.clone(), cache.clone()
+    hipforge.rope_and_cache(
+        q, q, q, cos_sin, at, k, v, at, q_weight=w, epsilon=n, weight_offset=n, k_scale=n, v_scale=2 * n,
+        q_out=torch.empty_like(q),
+    )
+    return torch.cat((k.float(), v.float()))
 ops = {
+    "rope_and_cache": rope,
     "rms_norm": lambda x, n: hipforge.rms_norm(x, w, n, weight_offset=2 * n),
     "swiglu_mxfp8": lambda x, n: hipforge.swiglu_mxfp8(x, alpha=n)[0].float(),
     "topk_gating": lambda x, n: hipforge.topk_gating(x, 2, scale=n)[0],

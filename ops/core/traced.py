@@ -74,7 +74,7 @@ def traced_call(
             args = ()
             kwargs[adds] = None if kwargs.get(adds) is None else kwargs[adds].clone()
         result = eager(*args, **kwargs)
-        if result is None:
+        if result is None and may_be_none:
             refused = dispatch.planner_of(name)(*args, **kwargs).refused
             raise GuardError(f"{name}: {refused[0].reason}")
         if returned:
