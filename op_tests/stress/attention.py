@@ -11,9 +11,10 @@ import torch
 from hipforge.ops.core.fp8 import fp8_dtypes
 from stress.case import Arguments, Op, Rng, first, integers, is_given
 from stress.floats import F32, FORMATS, FP8_MAX, Array, Span, raw_bytes, same, values
-from stress.quantised import mx_complaint, static_complaint
+from stress.quantised import judged_rows, mx_complaint, static_complaint
 
 HALVES = (torch.float16, torch.bfloat16)
+MOST_SPLITS = 5
 FN = torch.float8_e4m3fn
 
 
@@ -30,7 +31,7 @@ def _options(rng: Rng, heads: int) -> Arguments:
     window = rng.maybe(0.25, lambda: rng.pick((1, 5, 16, 40, 10**6)))
     sinks = rng.finite(heads) * 2
     if rng.chance(0.3):
-        sinks[0] = rng.pick((-math.inf, 1e10, -1e10, 1e37))
+        sinks[rng.integer(0, heads - 1)] = rng.pick((-math.inf, 1e10, -1e10, 1e20, 1e37, 2e38))
     return {
         "causal": window is not None or rng.chance(0.7), "window": window, "sinks": rng.maybe(0.25, lambda: sinks),
         "softcap": rng.maybe(0.25, lambda: rng.pick((0.5, 5.0, 30.0))),
@@ -42,9 +43,11 @@ def _outputs(rng: Rng, shape: tuple[int, ...], lse: tuple[int, ...], dtype: torc
     row = -3 if len(shape) == 5 else -2  # the first axis of a row
     rows, width = math.prod(shape[:row]), math.prod(shape[row:])
     kind = rng.pick(("", "", "static", "mx"))
+    most = 4 * MOST_SPLITS * (math.prod(shape) + math.prod(shape[:-1]))
     made: Arguments = {
         "out": rng.maybe(0.3, lambda: torch.full(shape, 7.0).to(own_fp8() if kind else dtype)),
-        "lse_out": rng.maybe(0.2, lambda: torch.full(lse, 7.0)),
+        "lse_out": rng.maybe(0.3, lambda: torch.full(lse, 7.0)),
+        "workspace": rng.maybe(0.2, lambda: torch.zeros(most, dtype=torch.uint8)),
     }
     if kind == "static":
         made["out_scale"] = torch.tensor([rng.pick((0.01, 0.25, 1.0, 3.0, 0.0))])
@@ -90,7 +93,7 @@ def make_plain(rng: Rng) -> Arguments:
         "q": rng.strided(q), "k_cache": cache[0].view(torch.uint8) if as_bytes else cache[0],
         "v_cache": cache[1].view(torch.uint8) if as_bytes else cache[1], "block_tables": tables, "seqlens": lengths,
         "k_scale": scales[0], "v_scale": scales[1], "scale": rng.maybe(0.3, lambda: 0.1), "return_lse": rng.chance(0.6),
-        "split_k": rng.maybe(0.4, lambda: rng.integer(1, 5)), **_options(rng, heads), **ragged,
+        "split_k": rng.maybe(0.4, lambda: rng.integer(1, MOST_SPLITS)), **_options(rng, heads), **ragged,
         **_outputs(rng, shape, lse, q.dtype),
     }  # fmt: skip
 
@@ -334,6 +337,8 @@ def make_rope(rng: Rng) -> Arguments:
     slots = np.where(rng.numbers.random(len(slots)) < 0.1, rng.pick((-1, 10**6)), slots)
     tokens = len(slots)
     fused = rng.finite(tokens, heads + 2 * kv_heads, d, dtype=dtype)
+    if dtype == torch.bfloat16 and rng.chance(0.3):  # means beyond float16, which holds a row's shift
+        fused[:, heads:] += rng.pick((1e5, -1e5, 1e30))
     q, k, v = fused.split((heads, kv_heads, kv_heads), dim=1)
     cache_dtype = {"half": dtype, "fp8": own_fp8(), "rows": own_fp8(), "int4": torch.int32}[storage]
     columns = d if num_groups is None else num_groups + d // 8
@@ -390,7 +395,8 @@ def _turned(before: Arguments, name: str) -> tuple[Span, Array]:
             error = np.where(np.isinf(size), 0.0, 3 * F32 * size)  # an infinite end stays what it is
             summed = Span(left.low + right.low - error, left.high + right.high + error).rounded(dtype)
         low[..., into], high[..., into] = summed.low, summed.high
-    return Span(low, high), np.isfinite(x).all(axis=-1, keepdims=True) & np.ones(x.shape, dtype=bool)
+    judged = np.isfinite(x).all(axis=-1, keepdims=True) & np.ones(x.shape, dtype=bool)
+    return Span(low, high), judged if weight is None else judged & judged_rows(x)  # squares that float32 holds
 
 
 def _stored(span: Span, judged: Array, before: Arguments, after: Arguments, name: str) -> str | None:
@@ -486,8 +492,8 @@ def judge_rope(before: Arguments, result: Any, after: Arguments) -> str | None:
 
 
 OPS = (
-    Op("decode_attention_fp8", make_plain, judge_plain, writes=("out", "lse_out", "scale_out")),
-    Op("decode_attention_splitk", make_packed, judge_packed, writes=("out", "lse_out", "scale_out")),
+    Op("decode_attention_fp8", make_plain, judge_plain, writes=("out", "lse_out", "scale_out", "workspace")),
+    Op("decode_attention_splitk", make_packed, judge_packed, writes=("out", "lse_out", "scale_out", "workspace")),
     Op(
         "rope_and_cache",
         make_rope,

@@ -3,15 +3,20 @@
 Each ends in a result that its own oracle finds right, in None, or in an exception of hipforge's. Anything else is
 written down: a crash, another exception, a wrong result, a good call refused, a kernel that had to be stopped (a guard
 let through what no GPU survives), memory taken that is not there, an argument changed that the op does not write, or by
-a call that it refused.
+a call that it refused. Every call is made twice, where nothing is decided and after a good call of the same sizes: both
+end alike. A good call of a kernel is also captured in a graph, and replayed when the caller has let go of its tensors.
+New memory holds NaN, so that a result made of what nothing wrote is wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import inspect
 import json
+import math
 import os
+import resource
 import subprocess
 import sys
 import traceback
@@ -25,6 +30,7 @@ from helpers.declared import declared
 from torch._subclasses.fake_tensor import FakeTensor
 
 import hipforge
+from hipforge import emulator
 from hipforge.errors import (
     BuildError,
     GuardError,
@@ -33,7 +39,7 @@ from hipforge.errors import (
     MissingModuleError,
     ToolchainError,
 )
-from hipforge.jit.call import tensors
+from hipforge.ops.core import dispatch
 from stress import attention, gemms, quantised, routing
 from stress.case import Arguments, Op, Rng
 from stress.mutations import spoilt
@@ -42,14 +48,16 @@ _DECLARED = (op for ops in declared("STRESS") for op in ops)
 OPS: tuple[Op, ...] = (*gemms.OPS, *quantised.OPS, *routing.OPS, *attention.OPS, *_DECLARED)
 HERE = Path(__file__).parent
 # No guard backs these up: only the op's own checks refuse such a call.
+FLOAT32_MAX, FLOAT32_LEAST = (2 - 2.0**-23) * 2.0**127, 2.0**-149
 LONGEST = 120  # seconds that a call may take
+MOST_MEMORY = 16 << 30  # bytes of addresses that a process may use: a larger result is refused, not filled
 FAULTS = (BuildError, LaunchError, MissingModuleError, ToolchainError)
 
 
 def snapshot(value: Any) -> Any:
     """A copy of an argument as it was before the call; of what cannot be copied, the thing itself."""
     with contextlib.suppress(Exception), torch.no_grad():
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and tensors.problem(value) is None:
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and flaw(value) is None:
             if value.is_quantized:  # torch dies of copying some of these
                 return value
             if value.dtype == torch.bool:  # a copy would make 0 and 1 of other bytes
@@ -61,7 +69,7 @@ def snapshot(value: Any) -> Any:
 def bits(value: torch.Tensor) -> bytes | None:
     """The bytes of a plain tensor, None of another."""
     with contextlib.suppress(Exception):
-        if tensors.problem(value) is None:
+        if flaw(value) is None:
             plain = value.detach().view(torch.uint8) if value.dtype == torch.bool else value.detach()
             return plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return None
@@ -88,16 +96,30 @@ def changed_by_refusal(before: Arguments, after: Arguments) -> str | None:
     return None
 
 
-def unsound(arguments: Arguments) -> str | None:
-    """The name of an argument whose memory is not what it says, in words; or None."""
+def flaw(value: torch.Tensor) -> str | None:
+    """Why a tensor's memory is not what its elements are, not asked of the package's own check; or None."""
+    if isinstance(value, FakeTensor):
+        return None
+    if value.is_neg() or value.is_conj() or value._is_zerotensor():
+        return "has a pending sign, or is a zero without memory"
+    if not value.numel():
+        return None
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    end = (value.storage_offset() + last + 1) * value.element_size()
+    return f"ends at byte {end} of a smaller storage" if end > value.untyped_storage().nbytes() else None
+
+
+def unsound(op: Op, arguments: Arguments) -> str | None:
+    """The name of a tensor or float that no op may take, and why; or None."""
+    parameters = inspect.signature(function_of(op)).parameters
     for name, value in arguments.items():
+        kind = str(parameters[name].annotation)
+        size = abs(value) if isinstance(value, float) and "float" in kind else 0.0
+        if FLOAT32_MAX < size < math.inf or 0.0 < size < FLOAT32_LEAST:
+            return f"argument {name} is {value}, which float32 does not hold"
         with contextlib.suppress(Exception):
-            if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or not value.numel():
-                continue
-            last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-            end = (value.storage_offset() + last + 1) * value.element_size()
-            if value.is_neg() or value.is_conj() or (not value.is_meta and value.untyped_storage().nbytes() < end):
-                return f"argument {name} has a pending sign, or ends at byte {end} of a smaller storage"
+            if isinstance(value, torch.Tensor) and kind != "bool" and not value.is_meta and flaw(value) is not None:
+                return f"argument {name} {flaw(value)}"
     return None
 
 
@@ -111,18 +133,74 @@ def reaches_kernel(op: Op, arguments: Arguments) -> bool:
 
 def is_fake(result: Any) -> bool:
     """Whether the result of a call with meta or fake tensors came back, which has no numbers."""
-    parts = result if isinstance(result, tuple) else (result,)
-    return any(isinstance(part, torch.Tensor) and (part.is_meta or isinstance(part, FakeTensor)) for part in parts)
+    return any(
+        isinstance(part, torch.Tensor) and (part.is_meta or isinstance(part, FakeTensor)) for part in results(result)
+    )
 
 
 def one_call(seed: int, number: int) -> tuple[str, str]:
     """Make call ``number``; returns (how it ended, details): ``right``, ``none``, ``refused`` or what went wrong."""
-    rng = Rng(seed, number)
     op = OPS[number % len(OPS)]
     good = is_good(number)
-    arguments = arguments_of(rng, number)
+    dispatch.clear_decisions()
+    first = _ended(op, good, arguments_of(Rng(seed, number), number))
+    if first[0] not in GOOD_ENDS:
+        return first
+    if not good:
+        with contextlib.suppress(HipforgeError):  # call number is_good() of these sizes says whether it must not
+            function_of(op)(**op.make(Rng(seed, number)))
+    again = _ended(op, good, arguments_of(Rng(seed, number), number))
+    if again[0] not in GOOD_ENDS:
+        return again[0], f"after a good call: {again[1]}"
+    unused = "workspace" in first[1] and again[0] == "right"  # bytes past those that a call needs: seen by the first
+    if (first[0] != again[0] or first[1].split(":")[0] != again[1].split(":")[0]) and not unused:  # class of error
+        return "otherwise after a good call", f"{first} and then {again}"
+    complaint = replayed(op, seed, number) if first[0] == "right, by a kernel" else None
+    return ("wrong replay", complaint) if complaint else first
+
+
+def replayed(op: Op, seed: int, number: int) -> str | None:
+    """Capture a good call and replay it after its arguments are gone or freed; what is wrong with that, or None."""
+    rng = Rng(seed, number, 1)
+    arguments = op.make(Rng(seed, number))
+    if not rng.chance(0.5) or not arguments.get("deterministic", True):
+        return None
+    wanted = [bits(part) for part in results(function_of(op)(**op.make(Rng(seed, number))))]
+    try:
+        with emulator.capture() as graph:
+            result = function_of(op)(**arguments)
+    except HipforgeError:  # an op that must look at values
+        return None
+    memory = {name: value.untyped_storage() for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    freed = rng.pick([None, *(name for name, held in memory.items() if held.resizable() and name not in op.writes)])
+    sizes = [held.nbytes() for held in memory.values()]
+    if freed is not None:
+        memory[freed].resize_(0)
+    del arguments, memory
+    garbage = [torch.full((size,), 0xAA, dtype=torch.uint8) for size in sizes for _ in range(3)]
+    try:
+        graph.replay()
+    except GuardError as error:
+        return None if freed is not None else f"refused: {error}"
+    del garbage
+    same = [bits(part) for part in results(result)] == wanted
+    return None if same else f"another result than the eager call's; freed: {freed}"
+
+
+def results(result: Any) -> tuple[Any, ...]:
+    """The parts of a result."""
+    return result if isinstance(result, tuple) else (result,)
+
+
+def function_of(op: Op) -> Any:
+    """What a call of an op calls."""
+    return op.call or getattr(hipforge, op.name)
+
+
+def _ended(op: Op, good: bool, arguments: Arguments) -> tuple[str, str]:
+    """Make one call and judge it."""
     before = {name: snapshot(value) for name, value in arguments.items()}
-    function = op.call or getattr(hipforge, op.name)
+    function = function_of(op)
     try:
         result = function(**arguments)
     except FAULTS as error:
@@ -131,12 +209,13 @@ def one_call(seed: int, number: int) -> tuple[str, str]:
         if good:
             return "good call refused", str(error)[:600]
         changed = changed_by_refusal(before, arguments)
-        return ("refused and written", f"{changed}: {error}"[:600]) if changed else ("refused", str(error)[:200])
+        words = f"{type(error).__name__}: {error}"[:600]
+        return ("refused and written", f"{changed}: {words}") if changed else ("refused", words)
     except Exception:
         return "raw exception", traceback.format_exc()[-1500:]
     if result is None or is_fake(result):
         return "none", ""
-    wrong = unsound(arguments)
+    wrong = unsound(op, arguments)
     if wrong:
         return "taken", wrong
     try:
@@ -177,12 +256,14 @@ def arguments_of(rng: Rng, number: int) -> Arguments:
     """The arguments of a call."""
     op = OPS[number % len(OPS)]
     made = op.make(rng)
-    return made if is_good(number) else spoilt(rng, made, op.fixed)
+    return made if is_good(number) else spoilt(rng, made, op)
 
 
 def work(seed: int, first: int, end: int) -> None:
     """Make calls ``first`` to ``end``, announcing each before it is made, so that a crash names its call."""
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills new memory then
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     for number in range(first, end):
         print(json.dumps({"begins": number}), flush=True)
         faulthandler.dump_traceback_later(LONGEST, exit=True)

@@ -92,6 +92,7 @@ class Op:
         writes: the arguments that the op may change.
         call: what is called, if it is not the package's attribute ``name``.
         fixed: arguments that stay good, because the trial itself uses them.
+        mistake: spoils good arguments as only this op's can be.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Op:
     writes: tuple[str, ...] = ()
     call: Callable[..., Any] | None = None
     fixed: tuple[str, ...] = ()
+    mistake: Callable[[Rng, Arguments], Arguments] | None = None
 
 
 def integers(x: torch.Tensor) -> Array:

@@ -331,6 +331,15 @@ def make_moe(rng: Rng) -> Arguments:
     return given
 
 
+def other_ranks_place(rng: Rng, given: Arguments) -> Arguments:
+    """An expert that is asked for has a place that the weights do not have."""
+    experts = len(given["w1"])
+    where = torch.arange(experts)
+    where[rng.integer(0, experts - 1)] = rng.pick((experts, experts + 1, 2**31 - 1))
+    ids = torch.from_numpy(rng.numbers.integers(0, experts, tuple(given["topk_ids"].shape)))
+    return {**given, "expert_map": where, "topk_ids": ids}
+
+
 def quantised(x: Array) -> Array:
     """x as MX-FP8 with a scale that clips nothing, read back."""
     codes, scale = mx_codes(x.astype(np.float32), own_fp8(), "round_up")
@@ -391,5 +400,5 @@ OPS = (
     Op("router_gemm", make_router, judge_router, writes=("out",)),
     Op("scaled_mm", make_scaled_mm, judge_scaled_mm),
     Op("Float8Linear", make_float8_linear, judge_float8_linear, call=float8_linear, fixed=("weight", "bias")),
-    Op("fused_moe_mxfp8", make_moe, judge_moe, writes=("out",)),
+    Op("fused_moe_mxfp8", make_moe, judge_moe, writes=("out",), mistake=other_ranks_place),
 )

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hipforge.jit.call.tensors import problem
-from stress.case import Arguments, Rng
+from stress.case import Arguments, Op, Rng
 
 DTYPES = tuple(
     getattr(torch, name)
@@ -50,6 +50,8 @@ WILD: tuple[Callable[[], Any], ...] = (
     lambda: torch.nn.UninitializedParameter(), lambda: FAKE.from_tensor(torch.zeros(2)),
     lambda: torch.zeros((), device="meta"),
 )  # fmt: skip
+
+AWKWARD = (1e39, -1e39, 1e38, 1e-50, 5e-324, -0.0, 0.0, -1.0, 65536.0, float("nan"), float("inf"))
 
 
 def _cast(rng: Rng, x: torch.Tensor) -> Any:
@@ -103,7 +105,7 @@ def _storage(rng: Rng, x: torch.Tensor) -> Any:
         return torch._neg_view(x.clone(memory_format=torch.contiguous_format))
     if kind == 2:
         return torch.zeros(x.shape, dtype=torch.complex64).conj().imag
-    own = _restride(rng, x) if rng.chance(0.6) else x.clone(memory_format=torch.contiguous_format)
+    own = _restride(rng, x.clone()) if rng.chance(0.6) else x.clone(memory_format=torch.contiguous_format)
     held = own.untyped_storage().nbytes()
     own.untyped_storage().resize_(rng.pick((0, 0, held // 2, max(held - 1, 0))))
     return own
@@ -173,21 +175,26 @@ def _values(rng: Rng, x: torch.Tensor) -> Any:
 
 
 TENSOR_WAYS = (
-    _cast, _cast, _reshape, _reshape, _restride, _restride, _storage, _storage, _sized, _layout, _type, _values,
-    _values,
+    _cast, _cast, _reshape, _reshape, _restride, _restride, _storage, _storage, _storage, _storage, _sized, _layout,
+    _type, _values, _values,
 )  # fmt: skip
 FAKE = FakeTensorMode()
 
 
-def spoilt(rng: Rng, given: Arguments, fixed: tuple[str, ...] = ()) -> Arguments:
+def spoilt(rng: Rng, given: Arguments, op: Op) -> Arguments:
     """Return arguments with one to three of them changed; changes that torch itself refuses to make are left out."""
-    changed = dict(given)
+    if op.mistake is not None and rng.chance(0.2):
+        return op.mistake(rng, dict(given))
+    changed, fixed = dict(given), op.fixed
+    outputs = [name for name in op.writes if isinstance(changed.get(name), torch.Tensor)]
     for _ in range(rng.pick((1, 1, 1, 2, 3))):
         name = rng.pick([key for key in changed if key not in fixed])
+        if outputs and rng.chance(0.2):
+            name = rng.pick(outputs)
         value = changed[name]
         tensors = [key for key, other in changed.items() if isinstance(other, torch.Tensor) and key != name]
         if isinstance(value, torch.Tensor) and rng.chance(0.85):
-            other = rng.pick(tensors) if tensors and rng.chance(0.2) else None
+            other = rng.pick(tensors) if tensors and rng.chance(0.5 if name in outputs else 0.2) else None
             if other is not None and rng.chance(0.2):
                 changed[name] = changed[other]  # of another shape, most often
                 continue
@@ -201,5 +208,5 @@ def spoilt(rng: Rng, given: Arguments, fixed: tuple[str, ...] = ()) -> Arguments
                 elif problem(changed[other]) is None and other not in fixed:
                     changed[name], changed[other] = _shared(rng, value, changed[other])
         else:
-            changed[name] = rng.pick(WILD)()
+            changed[name] = rng.pick(AWKWARD) if isinstance(value, float) and rng.chance(0.5) else rng.pick(WILD)()
     return changed

@@ -163,7 +163,7 @@ def _norm_of(x: Span, weight: torch.Tensor, epsilon: float, offset: float, dtype
         )
 
 
-def _judged(row: Array) -> Array:
+def judged_rows(row: Array) -> Array:
     """Rows without NaN and infinity whose squares neither overflow nor vanish."""
     with np.errstate(all="ignore"):
         size = np.abs(row).max(axis=-1, keepdims=True, initial=0.0)
@@ -244,7 +244,7 @@ def judge_norm(before: Arguments, result: Any, after: Arguments) -> str | None:
     y = _norm_of(
         Span.of(row), before["weight"], float(before["epsilon"]), float(before.get("weight_offset", 0.0)), dtype
     )
-    judged = _judged(row)
+    judged = judged_rows(row)
     if after.get("next_buffer") is not None:
         complaints.append("the next buffer is not zero" if after["next_buffer"].any() else None)
     if after.get("also_out") is not None:

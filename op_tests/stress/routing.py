@@ -135,7 +135,9 @@ def make_combine(rng: Rng) -> Arguments:
         if rng.chance(0.5):
             given["num_experts"] = experts
         if rng.chance(0.5):
-            given["expert_map"] = torch.from_numpy(rng.numbers.integers(-1, experts, experts).astype(np.int32))
+            local = rng.numbers.integers(-1, experts + 2, experts)
+            given["expert_map"] = torch.from_numpy(local.astype(rng.pick((np.int32, np.int64))))
+            given["num_local_experts"] = rng.pick((None, experts, experts // 2))
     if given["weights"] is None and "ids" not in given:
         given["top_k"] = k
     if rng.chance(0.3):
@@ -159,7 +161,9 @@ def judge_combine(before: Arguments, result: Any, after: Arguments) -> str | Non
         used = (chosen >= 0) & (True if limit is None else chosen < int(limit))
         if where is not None and len(where):
             local = integers(where)
-            used &= local[np.where(used, chosen, 0)] >= 0
+            most = before.get("num_local_experts")
+            place = local[np.where(used, chosen, 0)]
+            used &= (place >= 0) & (True if most is None else place < int(most))
     total = np.zeros((len(numbers), numbers.shape[2]), dtype=np.float32)
     weights = None if before.get("weights") is None else values(before["weights"]).astype(np.float32)
     with np.errstate(all="ignore"):

@@ -43,7 +43,7 @@ def calls(seed: int, count: int, folder: Path) -> Found:
     parts = []
     for where, share in SHARES.items():
         end = round(count * share)
-        step = max(1, -(-end // 4))
+        step = max(500, -(-end // 4))  # a process takes as long to start as 300 calls
         parts += [(where, first, min(first + step, end)) for first in range(0, end, step)]
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda part: trial.run(seed, part[1], part[2], part[0]), parts))

@@ -1,0 +1,124 @@
+"""Puts faults back that the package had, one at a time, and lets the generator of calls (``make adversary``) find them.
+
+    python op_tests/mutants/put_back.py [--only PATTERN ...] [--size DRAWS] [--seed N]
+
+The working tree is copied first. Prints how many draws caught each fault, and how; exit status 1 if one was not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from mutants.run import LEFT_OUT, ROOT
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """A fault that the package had: edits, each (file, text that occurs in it once, what takes its place)."""
+
+    name: str
+    edits: tuple[tuple[str, str, str], ...]
+
+
+PUT_BACK = [
+    PutBack(name, edits)
+    for name, *edits in (
+        ("storage/shortened_is_read", ("jit/call/tensors.py", "    if held < needed:\n", "    if False:\n")),
+        ("storage/freed_is_copied",
+         ("ops/core/alignment.py", "    require_copyable(x, *written)\n", ""),
+         ("ops/core/operator.py", "            require_sound(name, given, writes)\n            require_f",
+          "            require_f")),
+        ("refused/after_attention_wrote",
+         ("ops/decode_attention/__init__.py", "    return_lse = bool(return_lse) ", "    return_lse = return_lse ")),
+        ("refused/after_zeros_were_written",
+         ("ops/mxfp8_grouped_gemm/__init__.py", "        check_indices(parts)\n", "        pass\n")),
+        ("sharing/outputs_over_inputs",
+         ("ops/core/arguments.py", "if other == parameter or not tensors.may_share(value, read):", "if True:")),
+        ("sharing/unseen_by_the_binding",
+         ("jit/call/binding.c", "    if (!self->writable[i] || begin[i] == end[i]) continue;", "    continue;")),
+        ("window/length_beyond_the_table",
+         ("ops/reference/attention.py", ".to(torch.int64).clamp(max=block_tables.shape[1] * page_size)",
+          ".to(torch.int64)")),
+        ("experts/place_beyond_the_weights",
+         ("ops/moe.py", "        _check_places(expert_map, experts)\n", ""),
+         ("ops/moe.py", " num_local_experts=experts,", "")),
+        ("sinks/large_ones_are_infinite",
+         ("csrc/decode_attention/amd/row_end.h",
+          "const float product = sinks[head] * kLog2E, weight = product > __FLT_MAX__ ? __FLT_MAX__ : product;",
+          "const float weight = sinks[head] * kLog2E;")),
+        ("graphs/tensors_are_let_go",
+         ("emulator/graphs.py", "                self._kept.append(leaf)\n", ""),
+         ("emulator/graphs.py",
+          "self._memory.setdefault(storage._cdata, (storage, storage.data_ptr(), storage.nbytes()))", "pass")),
+        ("graphs/freed_storage_is_replayed",
+         ("emulator/graphs.py", "if storage.data_ptr() != address or storage.nbytes() < size:", "if False:")),
+        ("values/pending_sign_ignored", ("jit/call/tensors.py", "    if tensor.is_neg():\n", "    if False:\n")),
+        ("values/beyond_float32",
+         ("ops/core/operator.py", "            require_float32(name, signature, given)\n", "")),
+        ("values/infinite_shift",
+         ("csrc/rope_and_cache/store.h", "x > kLargest ? kLargest : x < -kLargest ? -kLargest : x", "x")),
+    )
+]  # fmt: skip
+
+
+def misplaced(fault: PutBack, root: Path = ROOT) -> str | None:
+    """Return why a fault cannot be put back, or None."""
+    counts = [((root / file).read_text().count(text), file, text) for file, text, _ in fault.edits]
+    return "; ".join(f"{text!r} occurs {n} times in {file}" for n, file, text in counts if n != 1) or None
+
+
+def caught(root: Path, fault: PutBack, size: int, seed: int) -> int:
+    """Put a fault back in a copy, draw calls and say what they found; returns how many draws were wrong."""
+    before = {root / file: (root / file).read_text() for file, _, _ in fault.edits}
+    for file, text, becomes in fault.edits:
+        (root / file).write_text((root / file).read_text().replace(text, becomes))
+    drawing = str(root / "op_tests/stress/run.py")
+    command = [sys.executable, "-W", "ignore", drawing, "calls", "--size", str(size), "--seed", str(seed)]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    started = time.monotonic()
+    try:
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        for path, content in before.items():
+            path.write_text(content)
+    wrong = re.search(r"; (\d+) wrong$", done.stdout, re.MULTILINE)
+    number = int(wrong[1]) if wrong else 0
+    ways = sorted(set(re.findall(r"^    ended: (.*)$", done.stdout, re.MULTILINE)))
+    how = ", ".join(ways) or done.stderr[-300:]
+    print(f"{fault.name:35} {number:5} of {size} draws, {time.monotonic() - started:.0f} s: {how}", flush=True)
+    return number
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="names of faults, as sinks/*")
+    parser.add_argument("--size", type=int, default=10_000, help="draws for each")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    chosen = [fault for fault in PUT_BACK if any(fnmatch.fnmatch(fault.name, pattern) for pattern in given.only)]
+    wrong = {fault.name: why for fault in chosen if (why := misplaced(fault)) is not None}
+    with tempfile.TemporaryDirectory(prefix="hipforge-put-back-") as folder:
+        root = Path(folder) / "tree"
+        shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        for fault in chosen:
+            if fault.name not in wrong and not caught(root, fault, given.size, given.seed):
+                wrong[fault.name] = "no draw caught it"
+    for name, why in wrong.items():
+        print(f"NOT CAUGHT {name}: {why}")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
