@@ -85,9 +85,9 @@ def fp8_quant_tensorwise(
         x8, inv_scale = to_fp8(x, dtype)
         return x8, inv_scale, x8.t().contiguous() if transpose else None
     out = torch.empty_like(x, dtype=dtype)
-    out_t = torch.empty(x.shape[::-1], dtype=dtype, device=x.device) if transpose else None
-    inv_scale = torch.empty((), dtype=torch.float32, device=x.device)
-    workspace = torch.empty(1, dtype=torch.int32, device=x.device)
+    out_t = x.new_empty(x.shape[::-1], dtype=dtype) if transpose else None
+    inv_scale = x.new_empty((), dtype=torch.float32)
+    workspace = x.new_empty(1, dtype=torch.int32)
     fp8_quant_tensorwise_out(out, out_t, inv_scale, workspace, x)
     return out, inv_scale, out_t
 

@@ -116,7 +116,7 @@ def moe_align_block_size(
             require_out(tensor, (size,), torch.int32, topk_ids.device)
     if taken.path == "kernel":
         moe_align_block_size_out(
-            *out, packed(topk_ids), None if expert_map is None else packed(expert_map), block_m, num_experts
+            *out, packed(topk_ids, *out), None if expert_map is None else packed(expert_map, *out), block_m, num_experts
         )
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback

@@ -205,6 +205,8 @@ def rms_norm(  # noqa: D417
 ) -> torch.Tensor:
     """Return the RMS norm of each row of x times weight, rounded as the y of :func:`residual_rms`.
 
+    A row of finite elements whose squares overflow fp32, beyond 1.8e19, gives zeros, as in torch.
+
     Args:
         x: contiguous float16 or bfloat16 [rows, cols].
         out: where to write the result, in other memory than x; default: a new tensor.

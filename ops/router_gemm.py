@@ -8,8 +8,7 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core.alignment import LOAD_BYTES, packed
-from hipforge.ops.core.arguments import require_readable
+from hipforge.ops.core.alignment import LOAD_BYTES, packed, require_copyable
 from hipforge.ops.core.checks import require_dtype, require_operand, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
@@ -87,7 +86,7 @@ def router_gemm(
     """
     out = new_or_given(out, (x.shape[0], w.shape[0]), torch.float32, x.device)
     if taken.path == "kernel":
-        router_gemm_out(out, _readable(x), _readable(packed(w)), bias)
+        router_gemm_out(out, _readable(x, out), _readable(packed(w, out), out), bias)
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback
 
@@ -97,10 +96,10 @@ def router_gemm(
     return out
 
 
-def _readable(x: torch.Tensor) -> torch.Tensor:
+def _readable(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Return x, or a copy where its rows do not start at the 16 bytes that lanes load."""
     rows_fit = x.stride(1) == 1 and x.stride(0) * x.element_size() % LOAD_BYTES == 0
     if rows_fit and x.data_ptr() % LOAD_BYTES == 0:
         return x
-    require_readable(operand=x)
+    require_copyable(x, out)
     return x.clone(memory_format=torch.contiguous_format)

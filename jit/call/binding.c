@@ -464,7 +464,7 @@ static int is_suspicious_directly(const Torch* torch, PyObject* object, const hf
   void* handle = (char*)object + torch->offset;
   int64_t held = 0, offset = 0;
   const uint64_t bytes = extent_bytes(tensor);
-  if (!bytes) return 0;
+  /* Data is null, and a pending sign looked for, without elements too: what a decision's first call refuses, all do. */
   if (!tensor->data || torch->is_negative(handle)) return 1;
   if (torch->storage_bytes(handle, &held) || torch->storage_offset(handle, &offset)) return 1;
   return (uint64_t)offset * (uint64_t)dtype_bytes(tensor->dtype) + bytes > (uint64_t)held;
@@ -478,7 +478,7 @@ static int is_suspicious(const Binder* env, PyObject* object, const hf_tensor* t
   const Torch* torch = torch_for(env, object);
   if (torch) return is_suspicious_directly(torch, object, tensor);
   const uint64_t bytes = extent_bytes(tensor);
-  if (!bytes) return 0;
+  if (!bytes) return 1;
   if (on_gpu(env) ? !((uint64_t)(uintptr_t)tensor->data >> 32) : !tensor->data) return 1;
   const int32_t dtype = tensor->dtype;
   if (is_float(dtype)) {

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
 from stress import calls
 from stress.case import Arguments, Op, Rng
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hipforge
 from hipforge import GuardError
 from hipforge.jit.call import tensors
+from hipforge.ops.core import dispatch
 
 OPS = {op.name: op for op in calls.OPS}
 
@@ -61,9 +64,10 @@ def call(op: Op, given: Arguments) -> object:
 def test_memory_that_is_not_what_it_says_is_refused(name: str, spoil: str, path: str) -> None:
     op = OPS[name]
     given = good(op)
-    for argument, value in given.items():
-        if not isinstance(value, torch.Tensor) or argument in op.fixed:
-            continue
+    names = [key for key, value in given.items() if isinstance(value, torch.Tensor) and key not in op.fixed]
+    for argument, decided in itertools.product(names, (False, True)):
+        value = given[argument]
+        prepare(op, given, decided)
         spoilt = {**copy.deepcopy(given), argument: SPOILT[spoil](value)}
         before = {key: other.clone() for key, other in spoilt.items() if tensor_is_sound(other)}
         try:
@@ -73,6 +77,13 @@ def test_memory_that_is_not_what_it_says_is_refused(name: str, spoil: str, path:
                 assert calls.bits(other) == calls.bits(spoilt[key]), f"{key} was written, then {argument} refused"
         else:
             assert result is None, f"{argument} was taken"
+
+
+def prepare(op: Op, given: Arguments, decided: bool) -> None:
+    """Have the next call decide, or find the decision of a good one, after which the binding alone looks at tensors."""
+    dispatch.clear_decisions()
+    if decided:
+        call(op, copy.deepcopy(given))
 
 
 def tensor_is_sound(value: object) -> bool:
@@ -100,7 +111,8 @@ def test_what_is_written_shares_no_byte_with_another_argument(name: str, path: s
         for other in given
         if given.get(written) is not None and other != written and isinstance(given[other], torch.Tensor)
     ]
-    for written, other in pairs:
+    for (written, other), decided in itertools.product(pairs, (False, True)):
+        prepare(op, given, decided)
         shared = copy.deepcopy(given)
         shared[written], shared[other] = over(given[written], given[other])
         before = {key: value.clone() for key, value in shared.items() if isinstance(value, torch.Tensor)}
@@ -130,3 +142,73 @@ def test_a_number_that_is_a_freed_tensor_is_refused_before_a_planner_reads_it(nu
     freed.untyped_storage().resize_(0)
     with pytest.raises(GuardError, match=f"argument '{number}' reaches byte 4 of a storage of 0 bytes"):
         hipforge.rms_norm(torch.ones(2, 64).bfloat16(), torch.ones(64).bfloat16(), **{"epsilon": 1e-6, number: freed})
+
+
+def as_columns(x: torch.Tensor) -> torch.Tensor:
+    """The same elements in an order that kernels do not read."""
+    return x.t().contiguous().t()
+
+
+@pytest.mark.parametrize("decided", [False, True])
+@pytest.mark.parametrize(
+    ("name", "written", "copied"),
+    [("mxfp8_linear", "out", "wq"), ("mxfp4_linear", "out", "wq"), ("router_gemm", "out", "w"),
+     ("skinny_gemm", "output", "a"), ("decode_attention_fp8", "out", "block_tables")],
+)  # fmt: skip
+def test_an_output_in_the_memory_of_an_operand_that_is_copied_is_refused(
+    name: str, written: str, copied: str, decided: bool
+) -> None:
+    def fits(made: Arguments) -> bool:
+        wanted = made.get(written), made.get(copied)
+        return all(value is not None and min(value.shape) > 1 for value in wanted) or (
+            name == "decode_attention_fp8" and None not in wanted and min(made[copied].shape) > 1
+        )
+
+    op = OPS[name]
+    given = good(op, fits)
+    prepare(op, given, decided)
+    memory, held = over(given[written], given[copied])
+    held = torch.as_strided(held, held.shape, as_columns(held).stride()).copy_(held.clone())
+    with pytest.raises(GuardError, match=f"{written} is written and must not share memory with"):
+        call(op, {**copy.deepcopy(given), written: memory, copied: held})
+
+
+@pytest.mark.parametrize("decided", [False, True])
+@pytest.mark.parametrize("spoil", [torch._neg_view, lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype)])
+def test_a_tensor_without_elements_is_refused_for_the_same_bits(
+    spoil: Callable[[torch.Tensor], torch.Tensor], decided: bool, path: str
+) -> None:
+    rows, weights = torch.zeros(0, 8).half(), torch.zeros(0, 2)
+    prepare(OPS["moe_combine"], {"rows": rows, "weights": weights}, decided)
+    with pytest.raises(GuardError, match=r"argument 'weights' (has its negative bit set|is a tensor of zeros)"):
+        hipforge.moe_combine(rows, spoil(weights))
+
+
+def test_what_has_no_truth_is_refused_before_attention_is_written(path: str) -> None:
+    op = OPS["decode_attention_fp8"]
+    given = {**good(op, lambda made: made.get("out") is not None), "return_lse": torch.zeros(2)}
+    before = calls.bits(given["out"])
+    with pytest.raises(GuardError, match="return_lse must be True or False"):
+        call(op, given)
+    assert calls.bits(given["out"]) == before
+
+
+def test_a_complex_number_in_a_tensor_is_a_float_or_refused_by_name(path: str) -> None:
+    x, weight, zero = torch.ones(2, 64).half(), torch.ones(64).half(), torch.zeros((), dtype=torch.complex64)
+    if path == "kernel":
+        assert hipforge.rms_norm(x, weight, zero).eq(1).all()
+        return
+    with pytest.raises(GuardError, match=r"epsilon must be a float; got a torch\.Tensor"):
+        hipforge.rms_norm(x, weight, zero)
+
+
+def test_a_fake_tensor_without_its_mode_is_computed_or_refused_by_name(path: str) -> None:
+    fake = FakeTensorMode().from_tensor(torch.ones(2, 64))
+    x8, scale, _ = hipforge.fp8_quant_tensorwise(fake)
+    assert x8.shape == (2, 64) and scale.shape == ()
+    try:
+        result = hipforge.moe_combine(fake, top_k=2)
+    except GuardError as error:
+        assert "rows is a FakeTensor; make the call under its FakeTensorMode" in str(error)
+    else:
+        assert result.shape == (1, 64)

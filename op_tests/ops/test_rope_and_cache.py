@@ -518,3 +518,9 @@ def test_the_reference_device_gives_the_same():
         "assert got is q and torch.equal(q, want) and cache[1, 1].float().any() and not cache[0].float().any()\n"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "HIPFORGE_DEVICE": "reference"}, check=True)
+
+
+def test_a_table_without_positions_makes_what_is_rotated_nan() -> None:
+    x = torch.ones(2, 1, 64)
+    turned = rotate(x, torch.zeros(0, 32), torch.zeros(2, dtype=torch.int64), False)
+    assert turned[..., :32].isnan().all() and turned[..., 32:].eq(1).all()

@@ -60,7 +60,11 @@ def blame(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs
     except TypeError:  # too many, missing or unknown arguments: Python's own message is right
         return
     require_annotated(name, signature, given)
-    _require_together(name, tensors_of(given))
+    found = tensors_of(given)
+    _require_together(name, found)
+    for parameter, value in found.items():
+        if isinstance(value, FakeTensor) and not _dispatch_modes():
+            raise GuardError(f"{name}: {parameter} is a FakeTensor; make the call under its FakeTensorMode")
 
 
 def _require_together(name: str, found: Mapping[str, torch.Tensor]) -> None:
@@ -159,15 +163,7 @@ def require_float32(name: str, signature: inspect.Signature, given: Mapping[str,
     for parameter, value in given.items():
         if isinstance(value, bool | str) or "float" not in str(signature.parameters[parameter].annotation):
             continue
-        is_number = isinstance(value, Real)
-        if not is_number:
-            continue
         require_in_float32(f"{name}: {parameter}", value)
-        if 0 < abs(value) < _FLOAT32_LEAST:
-            raise GuardError(f"{name}: {parameter} must be 0 or at least {_FLOAT32_LEAST:.2g}, as float32; got {value}")
-
-
-_FLOAT32_LEAST = 2.0**-149
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -357,7 +353,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    if isinstance(value, torch.Tensor) and _tensor_problem(value) is not None:
+    if isinstance(value, torch.Tensor) and (value.is_complex() or _tensor_problem(value) is not None):
         return False
     try:
         float(value)

@@ -59,13 +59,17 @@ def require_int(name: str, value: object, minimum: int | None = None) -> int:
 
 
 def require_in_float32(name: str, value: Any) -> None:
-    """Refuse a finite number that float32, in which ops compute, does not hold; infinity is for the op to refuse."""
-    is_number = isinstance(value, Real)
-    if is_number and _FLOAT32_MAX < abs(value) < math.inf:
+    """Refuse a number that is infinite, or 0, in float32, in which ops compute; infinity is for the op to refuse."""
+    if not isinstance(value, Real):
+        return
+    if _FLOAT32_MAX < abs(value) < math.inf:
         raise GuardError(f"{name} must be at most {_FLOAT32_MAX:.7g}, finite in float32; got {value}")
+    if 0 < abs(value) < _FLOAT32_LEAST:
+        raise GuardError(f"{name} must be 0 or at least {_FLOAT32_LEAST:.2g}, as float32; got {value}")
 
 
 _FLOAT32_MAX = float(torch.finfo(torch.float32).max)
+_FLOAT32_LEAST = 2.0**-149
 
 
 def require_real(name: str, x: Described) -> None:

@@ -257,6 +257,7 @@ def decode_attention_fp8(
         >>> hipforge.decode_attention_fp8(q, cache, cache, None, lengths)[0, 0, 0, 0].item()
         1.0
     """
+    return_lse = bool(return_lse)  # what has no truth is refused before anything is written
     call = plain_call(
         q, k_cache, v_cache, block_tables, seqlens, k_scale, v_scale, scale=scale, causal=causal, split_k=split_k,
         force_kernel_config=force_kernel_config, sinks=sinks, window=window, softcap=softcap, out_scale=out_scale,

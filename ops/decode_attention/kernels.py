@@ -348,10 +348,11 @@ def run_decode_attention(
         partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=q.device)
     elif splits > 1 and workspace is not None:
         partial, partial_lse = _parts_in(workspace, q, splits)
-    block_tables = None if block_tables is None else packed(block_tables)
+    writes = (out, lse, scale_out, workspace)
+    block_tables = None if block_tables is None else packed(block_tables, *writes)
     kernel.run(
-        configuration, (), out, lse, partial, partial_lse, packed(q), k, v, block_tables, packed(seqlens), k_scale,
-        v_scale, k_scale_shift, v_scale_shift, cu_seqlens_q, sinks, out_scale, scale_out, num_groups or 0, scale,
-        max_seqlen_q or 0, causal, window or 0, softcap or 0.0,
+        configuration, (), out, lse, partial, partial_lse, packed(q, *writes), k, v, block_tables,
+        packed(seqlens, *writes), k_scale, v_scale, k_scale_shift, v_scale_shift, cu_seqlens_q, sinks, out_scale,
+        scale_out, num_groups or 0, scale, max_seqlen_q or 0, causal, window or 0, softcap or 0.0,
     )  # fmt: skip
     return out, lse

@@ -74,15 +74,16 @@ def decode_attention(
     if lse_out is not None:
         require_out(lse_out, lse_shape(q), torch.float32, q.device)
     counts: list[int] | int | None = q.shape[1]
+    writes = (out, lse_out, scale_out, workspace)
     if cu_seqlens_q is not None and max_seqlen_q is not None:
         require_device("cu_seqlens_q", cu_seqlens_q, q.device)
-        cu_seqlens_q = packed(cu_seqlens_q)
+        cu_seqlens_q = packed(cu_seqlens_q, *writes)
         counts = token_counts(cu_seqlens_q, q.shape[0], max_seqlen_q)
     if block_tables is not None:
         check_pages(block_tables, seqlens, k, counts, window)
     if sinks is not None:
         require_device("sinks", sinks, q.device)
-        sinks = packed(sinks)
+        sinks = packed(sinks, *writes)
     if taken.path == "torch":
         call = Call(
             q, k, v, block_tables, seqlens, k_scale, v_scale, k_scale_shift, v_scale_shift, num_groups, scale, causal,

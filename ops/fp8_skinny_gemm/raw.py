@@ -11,7 +11,7 @@ import torch
 from hipforge import archs
 from hipforge.errors import GuardError
 from hipforge.ops.core import checks
-from hipforge.ops.core.arguments import require_readable
+from hipforge.ops.core.alignment import require_copyable
 
 ARCHS = ("gfx942", "gfx950")
 FORMATS: Mapping[str, torch.dtype] = MappingProxyType(
@@ -79,20 +79,20 @@ class Problem:
         return cls(m, n, k, a.dtype, a.device, split_k, deterministic)
 
 
-def row_major(a: torch.Tensor) -> torch.Tensor:
+def row_major(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Return a as the kernels read it: contiguous and aligned."""
     if a.is_contiguous() and a.data_ptr() % ALIGNMENT == 0:
         return a
-    require_readable(a=a)
+    require_copyable(a, out)
     return a.clone(memory_format=torch.contiguous_format)
 
 
-def column_major(b: torch.Tensor, most: int = MAX_BYTES) -> torch.Tensor:
+def column_major(b: torch.Tensor, out: torch.Tensor, most: int = MAX_BYTES) -> torch.Tensor:
     """Return b as the kernels read it: aligned columns, at most ``most`` bytes apart."""
     k, n = b.shape
     pitch_fits = n == 1 or (b.stride(1) % ALIGNMENT == 0 and k <= b.stride(1) <= most)
     span = k if n == 1 else (n - 1) * b.stride(1) + k
     if b.stride(0) == 1 and pitch_fits and span <= MAX_BYTES and b.data_ptr() % ALIGNMENT == 0:
         return b
-    require_readable(b=b)
+    require_copyable(b, out)
     return b.t().clone(memory_format=torch.contiguous_format).t()

@@ -76,11 +76,11 @@ def launch(
     shuffled: bool,
 ) -> torch.Tensor:
     """Run a kernel into ``out``; operands off a 16-byte boundary are copied once the kernel has refused them."""
-    operands = packed(xq), packed(x_scale), packed(wq), packed(w_scale)
+    operands = [packed(x, out) for x in (xq, x_scale, wq, w_scale)]
     try:
         kernel.run(configuration, out.shape, out, *operands, shuffled)
     except GuardError:
-        copies = realigned(*operands)
+        copies = realigned(*operands, out=out)
         if copies is None:
             raise
         kernel.run(configuration, out.shape, out, *copies, shuffled)

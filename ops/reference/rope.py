@@ -24,7 +24,8 @@ def rotate(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, inte
     """
     width = cos_sin.shape[1]
     known = (positions >= 0) & (positions < cos_sin.shape[0])
-    rows = cos_sin.to(torch.float32)[torch.where(known, positions, 0).to(torch.int64)]
+    table = cos_sin if cos_sin.shape[0] else cos_sin.new_zeros((1, width))
+    rows = table.to(torch.float32)[torch.where(known, positions, 0).to(torch.int64)]
     rows = torch.where(known[:, None], rows, torch.nan).unsqueeze(1)
     cos, sin = rows[..., : width // 2], rows[..., width // 2 :]
     turning, rest = x[..., :width].to(torch.float32), x[..., width:]

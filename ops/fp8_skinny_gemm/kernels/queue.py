@@ -111,8 +111,8 @@ def _launch(
         target = dispatch.target_of(a.device)
         workgroups = 1 if isinstance(target, Refused) else target[1]  # the stub refuses a device without kernels
     skinny_gemm_fp8_out(
-        out, row_major(a), column_major(b), scale, workspace, accumulate or not deterministic, split_k, op_m, a_lanes,
-        b_lanes, ops, a_producers, b_producers, consumers, qsize, workgroups,
+        out, row_major(a, out), column_major(b, out), scale, workspace, accumulate or not deterministic, split_k, op_m,
+        a_lanes, b_lanes, ops, a_producers, b_producers, consumers, qsize, workgroups,
     )  # fmt: skip
 
 

@@ -264,7 +264,7 @@ def _launch(
     if split_k > 1:
         configuration = Configuration(rows, columns, waves, split_k)
         workspace = split_workspace(out.shape[0], out.shape[1], configuration, a.device)
-    left, right = row_major(a), column_major(b, MAX_K)
+    left, right = row_major(a, out), column_major(b, out, MAX_K)
     skinny_wave_split_out(out, left, right, scale, workspace, accumulate, rows, columns, waves, split_k)
 
 

@@ -44,11 +44,11 @@ def launch(
     Those are operands that start off a 16-byte boundary, copied once the kernel has refused them. ``bias`` is added in
     float32 before the one rounding. ``more``: what ``kernels`` of another family take before their parameters.
     """
-    bias = None if bias is None else packed(bias)
+    bias = None if bias is None else packed(bias, out)
     kernel = kernels[taken.kernel]
     try:
         if not (xq.is_contiguous() and x_scale.is_contiguous() and wq.is_contiguous() and w_scale.is_contiguous()):
-            xq, x_scale, wq, w_scale = packed(xq), packed(x_scale), packed(wq), packed(w_scale)
+            xq, x_scale, wq, w_scale = (packed(x, out) for x in (xq, x_scale, wq, w_scale))
         if kernel.workspace is None:
             kernel.launch(out, xq, x_scale, wq, w_scale, bias, *more, *taken.configuration.values())
         else:
@@ -57,7 +57,7 @@ def launch(
         require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
         raise
     except GuardError:
-        copies = realigned(xq, x_scale, wq, w_scale)
+        copies = realigned(xq, x_scale, wq, w_scale, out=out)
         if copies is None:
             raise
         xq, x_scale, wq, w_scale = copies
