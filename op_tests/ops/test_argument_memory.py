@@ -10,11 +10,12 @@ import pytest
 import torch
 from stress import calls
 from stress.case import Arguments, Op, Rng
+from stress.quantised import own_fp8
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hipforge
 from hipforge import GuardError
-from hipforge.jit.call import tensors
+from hipforge.jit.call import abi, tensors
 from hipforge.ops.core import dispatch
 
 OPS = {op.name: op for op in calls.OPS}
@@ -83,6 +84,7 @@ def prepare(op: Op, given: Arguments, decided: bool) -> None:
     """Have the next call decide, or find the decision of a good one, after which the binding alone looks at tensors."""
     dispatch.clear_decisions()
     if decided:
+        abi.process_binder()  # a key is made by the binding from the first kernel on
         call(op, copy.deepcopy(given))
 
 
@@ -212,3 +214,13 @@ def test_a_fake_tensor_without_its_mode_is_computed_or_refused_by_name(path: str
         assert "rows is a FakeTensor; make the call under its FakeTensorMode" in str(error)
     else:
         assert result.shape == (1, 64)
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_an_output_in_the_memory_of_an_operand_that_is_padded_is_refused(decided: bool) -> None:
+    x, w = (torch.zeros(rows, 72, dtype=torch.uint8).view(own_fp8()) for rows in (3, 8))
+    given = {"xq": x, "x_scale": torch.ones(1), "wq": w, "w_scale": torch.ones(1), "out": torch.zeros(3, 8).bfloat16()}
+    prepare(OPS["fp8_gemm"], given, decided)
+    given["out"], given["wq"] = over(given["out"], w)
+    with pytest.raises(GuardError, match="out is written and must not share memory with wq"):
+        hipforge.fp8_gemm(**given)

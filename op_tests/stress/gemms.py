@@ -164,6 +164,57 @@ def judge_skinny(before: Arguments, result: Any, after: Arguments) -> str | None
     return first(is_given(result, after.get("output"), "output"), complaint)
 
 
+def make_fp8(rng: Rng) -> Arguments:
+    """Operands of the scaled fp8 GEMM, its scales of a kind each: one, rows, 128 and 32 blocks in K."""
+    m, n, kind = rng.pick((1, 3, 16, 33, 64)), rng.pick((8, 17, 64, 130)), rng.pick(("tensor", "row", "128", "32"))
+    k = 32 * rng.pick((1, 2, 5, 8)) if kind == "32" else rng.pick((16, 64, 72, 256, 300))
+    nan = NAN if own_fp8() == FN else (0x80,)
+    payloads = [rng.codes(rows, k, nan=nan).view(own_fp8()) for rows in (m, n)]
+    if kind in ("tensor", "row"):
+        alone = kind == "tensor" or rng.chance(0.2)
+        shapes = [(1,) if alone else rng.pick(((m,), (m, 1))), (1,) if kind == "tensor" else rng.pick(((n,), (n, 1)))]
+    else:
+        size = int(kind)
+        shapes = [(m, -(-k // size)), (-(-n // size), -(-k // size))]
+    if kind == "32" or (kind == "128" and rng.chance(0.4)):
+        scales = [rng.scales(*shape) for shape in shapes]
+        if rng.chance(0.3):
+            scales = [scale.view(torch.float8_e8m0fnu) for scale in scales]
+    else:
+        scales = [rng.finite(*shape).abs() * 2.0**-6 for shape in shapes]
+    dtype = rng.pick((BF16, torch.float16))
+    return {
+        "xq": rng.strided(payloads[0]), "x_scale": scales[0], "wq": payloads[1], "w_scale": scales[1],
+        "out_dtype": dtype, "bias": rng.maybe(0.3, lambda: rng.finite(n, dtype=dtype)),
+        "out": rng.maybe(0.3, lambda: torch.full((m, n), 7.0, dtype=dtype)),
+    }  # fmt: skip
+
+
+def judge_fp8(before: Arguments, result: Any, after: Arguments) -> str | None:
+    if result is None:
+        return None
+    sides, (n, k) = [], before["wq"].shape
+    e8m0_scales = before["w_scale"].dtype != torch.float32
+    size = 32 if e8m0_scales and tuple(before["w_scale"].shape) == (-(-n // 32), -(-k // 32)) else 128
+    for name, height in (("x", 1), ("w", size)):
+        q, scale = before[f"{name}q"], before[f"{name}_scale"]
+        real = e8m0(scale) if e8m0_scales else values(scale)
+        if scale.numel() in (1, q.shape[0]) and (scale.dim() < 2 or scale.shape[1] == 1):
+            grid = np.broadcast_to(real.reshape(-1, 1), q.shape)
+        else:
+            grid = np.repeat(np.repeat(real, size, axis=1)[:, :k], height, axis=0)[: q.shape[0]]
+        sides.append(values(q, own_fp8()) * grid)
+    span, judged = product(*sides, 8 * F32)
+    if before.get("bias") is not None:
+        bias = values(before["bias"])
+        span = Span(span.low + bias, span.high + bias).widened(2 * F32)
+    dtype = before.get("out_dtype", BF16)
+    return first(
+        is_given(result, after.get("out"), "out"),
+        span.rounded(dtype).complaint("result", values(result), judged) if result.dtype == dtype else f"{result.dtype}",
+    )
+
+
 def make_grouped(rng: Rng) -> Arguments:
     experts, n, k = rng.pick((1, 3, 8)), rng.pick((8, 16, 40)), 32 * rng.pick((1, 2, 4, 8))
     tokens, top_k, block_m = rng.pick((1, 2, 5)), rng.pick((1, 2, 4)), rng.pick((4, 8, 16))
@@ -393,6 +444,8 @@ OPS = (
     Op("mxfp8_linear", make_linear, judge_mxfp8, writes=("out",)),
     Op("mxfp8_gemm", make_gemm, judge_mxfp8, writes=("out",)),
     Op("mxfp4_gemm", make_mxfp4, judge_mxfp4),
+    Op("fp8_gemm", make_fp8, judge_fp8, writes=("out",)),
+    Op("fp8_linear", make_fp8, judge_fp8, writes=("out",)),
     Op("mxfp4_linear", make_mxfp4_linear, judge_mxfp4, writes=("out",)),
     Op("skinny_gemm", make_skinny, judge_skinny, writes=("output",)),
     Op("grouped_gemm_mxfp8", make_grouped_gemm, judge_grouped, writes=("out",)),

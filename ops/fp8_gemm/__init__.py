@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import torch
 
+from hipforge.ops.core.alignment import require_copyable
 from hipforge.ops.core.checks import require_bias
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.documented import documented_like
@@ -65,6 +66,8 @@ def _run(
 ) -> torch.Tensor:
     missing = -xq.shape[1] % _ROW_BYTES
     if missing:
+        for q in (xq, wq):
+            require_copyable(q, result)
         xq, wq = (torch.nn.functional.pad(q.view(torch.uint8), (0, missing)).view(q.dtype) for q in (xq, wq))
     return launch(taken, result, xq, x_scale, wq, w_scale, bias, int(taken.problem.scales), kernels=BY_NAME)
 
