@@ -224,3 +224,9 @@ def test_an_output_in_the_memory_of_an_operand_that_is_padded_is_refused(decided
     given["out"], given["wq"] = over(given["out"], w)
     with pytest.raises(GuardError, match="out is written and must not share memory with wq"):
         hipforge.fp8_gemm(**given)
+
+
+@pytest.mark.parametrize("k", [64, 200])
+def test_no_rows_have_no_blocks(k: int, path: str) -> None:
+    q, scales = hipforge.fp8_quant_blocks(torch.zeros(0, k))
+    assert q.shape == (0, k) and scales.shape == (0, -(-k // 128))

@@ -143,6 +143,38 @@ def judge_tensorwise(before: Arguments, result: Any, after: Arguments) -> str | 
     )  # fmt: skip
 
 
+def make_scaled_fp8(rng: Rng, blocks: bool) -> Arguments:
+    rows, k, e8m0_scales = rng.pick((0, 1, 3, 9)), rng.pick((1, 17, 64, 128, 200, 384)), blocks and rng.chance(0.5)
+    x = rng.normal(rows, k, dtype=rng.pick(REALS), sigma=rng.pick((1.0, 1e-4, 300.0)))
+    scales = (rows, -(-k // 128)) if blocks else (rows,)
+    return {
+        "x": x, **({"e8m0": e8m0_scales} if blocks else {}),
+        "out": rng.maybe(0.3, lambda: torch.zeros(rows, k, dtype=own_fp8())),
+        "scale_out": rng.maybe(0.3, lambda: torch.zeros(scales, dtype=torch.uint8 if e8m0_scales else torch.float32)),
+    }  # fmt: skip
+
+
+def judge_scaled_fp8(before: Arguments, result: Any, after: Arguments) -> str | None:
+    (q, scales), x, fp8 = result, plain(before["x"]).float().numpy(), own_fp8()
+    size = 128 if "e8m0" in before else x.shape[1]
+    padded = np.pad(x, ((0, 0), (0, -x.shape[1] % size))).reshape(len(x), -(-x.shape[1] // size), size)
+    with np.errstate(all="ignore"):
+        largest = np.abs(padded).max(axis=-1)
+        wanted = largest / np.float32(FP8_MAX[fp8])
+        wanted = np.where(np.isfinite(largest), np.where(wanted == 0, np.float32(1), wanted), np.nan)
+        if before.get("e8m0"):
+            wanted = np.exp2(np.ceil(np.log2(wanted.astype(np.float64))))
+        codes = padded / wanted.astype(np.float32)[..., None]
+        codes = FORMATS[fp8].round(np.clip(codes, -FP8_MAX[fp8], FP8_MAX[fp8]).astype(np.float64))
+    codes = np.where(np.isnan(wanted)[..., None], 0.0, codes)
+    codes = codes.reshape(len(x), padded.shape[1] * size)[:, : x.shape[1]]
+    got = e8m0(scales) if before.get("e8m0") else values(scales)
+    return first(
+        same("scales", got.reshape(wanted.shape), wanted), same("q", np.abs(values(q)), np.abs(codes)),
+        is_given(q, after.get("out"), "out"), is_given(scales, after.get("scale_out"), "scale_out"),
+    )  # fmt: skip
+
+
 # ---- norms -----------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +344,8 @@ OPS = (
     Op("mxfp8_quantize", make_mx, judge_mxfp8, writes=WRITES),
     Op("mxfp4_quantize", make_mxfp4, judge_mxfp4, writes=WRITES),
     Op("fp8_quant_tensorwise", make_tensorwise, judge_tensorwise),
+    Op("fp8_quant_rows", lambda rng: make_scaled_fp8(rng, False), judge_scaled_fp8, writes=WRITES),
+    Op("fp8_quant_blocks", lambda rng: make_scaled_fp8(rng, True), judge_scaled_fp8, writes=WRITES),
     Op("residual_rms", lambda rng: make_norm(rng, True, rng.pick(("fp8", ""))), judge_norm, writes=WRITES),
     Op("residual_rms_mxfp8", lambda rng: make_norm(rng, True, "mx"), judge_norm, writes=WRITES),
     Op("rms_norm", lambda rng: make_norm(rng, False, ""), judge_norm, writes=WRITES),

@@ -82,7 +82,7 @@ def quantize_fp8_blocks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes [rows, K] and scales [rows, ceil(K / 128)], float32 or e8m0 bytes, of x, float [rows, K]."""
     rows, k = x.shape
-    padded = torch.nn.functional.pad(x.float(), (0, -k % STEP)).view(rows, -1, STEP)
+    padded = torch.nn.functional.pad(x.float(), (0, -k % STEP)).view(rows, -(-k // STEP), STEP)
     codes, scales = _quantized(padded, dtype, e8m0)
     return codes.flatten(1)[:, :k].contiguous(), scales
 
