@@ -127,7 +127,7 @@ def test_ranges_of_m_are_what_the_planner_says_of_each_m() -> None:
 FLOATS = """
 import torch, hipforge
 w, x = torch.ones(64).half(), torch.randn(2, 64).half()
-cos_sin, cache, at = torch.randn(9, 64), torch.zeros(1, 8, 1, 64).to(torch.float8_e4m3fn), torch.arange(2)
+cos_sin, cache, at = torch.randn(9, 64), torch.zeros(1, 8, 1, 64, dtype=torch.uint8), torch.arange(2)
 def rope(x, n):
     q, k, v = x[:, None].clone(), cache.clone(), cache.clone()
     hipforge.rope_and_cache(
