@@ -20,7 +20,7 @@ from hipforge.ops.core import checks, dispatch
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.traced import Written, traced_call
+from hipforge.ops.core.traced import Written, is_symbolic, traced_call
 from hipforge.ops.reference.attention import INT4_GROUPS
 from hipforge.ops.triton.launch import unavailable
 
@@ -216,7 +216,10 @@ def rope_and_cache(
     result = q if q_out is None else q_out
     if taken.path == "kernel":
         (k_tensor, k_value), (v_tensor, v_value) = _scale_parts(k_scale), _scale_parts(v_scale)
-        write = _traced_out if torch.compiler.is_dynamo_compiling() else rope_and_cache_out
+        write = rope_and_cache_out
+        if torch.compiler.is_dynamo_compiling():
+            numbers = k_value, v_value, weight_offset, epsilon
+            write = _traced_out if any([is_symbolic(each) for each in numbers]) else write  # noqa: C419
         write(
             result, k_cache, v_cache, k_scale_shift, v_scale_shift, q, k, v, cos_sin, positions, slot_mapping,
             q_weight, k_weight, k_tensor, v_tensor, k_value, v_value, style == "interleaved", weight_offset, epsilon,

@@ -106,7 +106,7 @@ def traced_call(
             ranges = _accepted_rows(name, parts)
             if not (ranges if not m else any([low <= m[0] <= high for low, high in ranges])):  # noqa: C419
                 return None
-        numbers = [each for each in floats if _is_symbolic(values.get(each))]
+        numbers = [each for each in floats if is_symbolic(values.get(each))]
         if numbers:
             values |= {"numbers": _as_tensor([values[each] for each in numbers]), "numbers_of": " ".join(numbers)}
             values |= dict.fromkeys(numbers, 0.0)
@@ -150,7 +150,7 @@ _NUMBERS = tuple(
 )
 
 
-def _is_symbolic(value: Any) -> bool:
+def is_symbolic(value: Any) -> bool:
     """Return whether torch traces a float as a symbol; of a constant it knows the sign. No guard is added."""
     if not isinstance(value, float):
         return False
