@@ -12,6 +12,10 @@ from typing import Any
 
 from hipforge.emulator import runtime
 from hipforge.errors import HipforgeError
+from hipforge.jit.demangle import fit, short_name
+
+VALU_CYCLES = 4  # 64 lanes on a SIMD of 16
+TRANSCENDENTAL_CYCLES = 16  # a quarter of the rate
 
 
 @dataclass(frozen=True)
@@ -168,8 +172,6 @@ class Counters:
 
     def __str__(self) -> str:
         """Return the counts as lines for a terminal."""
-        from hipforge.emulator.report import counted
-
         return counted(self)
 
     def as_dict(self) -> dict[str, Any]:
@@ -184,6 +186,55 @@ class Counters:
     def count(self, mnemonic: str) -> int:
         """Return executions of ``mnemonic``, 0 if it never ran."""
         return self.by_mnemonic.get(mnemonic, 0)
+
+
+def vector_cycles(counters: Counters) -> int:
+    """Return the issue cycles of the vector ALU over all SIMDs."""
+    by_class = counters.by_class
+    return by_class.get("valu", 0) * VALU_CYCLES + by_class.get("valu_trans", 0) * TRANSCENDENTAL_CYCLES
+
+
+def counted(c: Counters, name_columns: int | None = None) -> str:
+    """Return counts as lines for a terminal; ``name_columns`` as :func:`hipforge.emulator.report.text` takes it."""
+    lines = [
+        f"{c.launches} launch(es), {c.workgroups} work-groups, {c.waves} waves",
+        "",
+        "counted",
+        f"  wave-instructions      {c.wave_instructions:>14,}",
+        *(
+            f"    {name:<20} {count:>14,}  {count / c.wave_instructions:6.1%}"
+            for name, count in sorted(c.by_class.items(), key=lambda item: -item[1])
+            if count
+        ),
+        f"  active lanes           {c.lane_efficiency:>14.1%}",
+        f"  bytes loaded           {c.bytes_loaded:>14,}",
+        f"  bytes stored           {c.bytes_stored:>14,}",
+        f"  bytes touched once     {c.unique_bytes:>14,}",
+        f"  64-byte line use       {c.lines64.efficiency:>14.1%}",
+        f"  128-byte line use      {c.lines128.efficiency:>14.1%}",
+        f"  LDS bytes              {c.lds_bytes:>14,}",
+        f"  LDS conflict cycles    {c.lds_bank_conflicts:>14,}  ({c.lds_banks} banks)",
+        f"  matrix-pipe cycles     {c.mfma_cycles:>14,}  ({c.mfma_count:,} instructions)",
+        f"  vector issue cycles    {vector_cycles(c):>14,}",
+        "",
+        "kernel          grid        block launches  VGPRs     LDS  scratch waves/SIMD",
+        *(
+            f"{fit(short_name(k.name), name_columns)}\n{_sizes(k.grid):>20} {_sizes(k.block):>12} "
+            f"{k.launches:>8,} {k.vgprs:>6} {k.lds_bytes:>7,} {k.scratch_bytes:>8,} {k.occupancy:>10.3g}"
+            for k in c.kernels
+        ),
+        "",
+        "tensor                  size      loaded loaded once      stored stored once",
+        *(
+            f"{name:<16} {t.bytes:>11,} {t.loaded:>11,} {t.unique_loaded:>11,} {t.stored:>11,} {t.unique_stored:>11,}"
+            for name, t in c.tensors.items()
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _sizes(extent: tuple[int, int, int]) -> str:
+    return "x".join(map(str, extent[: 3 if extent[2] > 1 else 2 if extent[1] > 1 else 1]))
 
 
 def from_json(text: str) -> Counters:

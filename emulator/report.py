@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hipforge import archs
-from hipforge.emulator.counting import Counters, PcCount
+from hipforge.emulator.counting import Counters, PcCount, counted, vector_cycles
 from hipforge.errors import GuardError
-from hipforge.jit.demangle import fit, short_name
+from hipforge.jit.demangle import short_name
 
-VALU_CYCLES = 4  # 64 lanes on a SIMD of 16
-TRANSCENDENTAL_CYCLES = 16  # a quarter of the rate
 LONGEST_INSTRUCTION = 16  # bytes: a scaled MFMA
 
 
@@ -50,12 +48,6 @@ class Profile:
     def bound(self) -> str:
         """``memory`` or ``issue``: the larger of the two modelled times."""
         return "memory" if self.modelled_memory_us >= self.modelled_issue_us else "issue"
-
-
-def vector_cycles(counters: Counters) -> int:
-    """Return the issue cycles of the vector ALU over all SIMDs."""
-    by_class = counters.by_class
-    return by_class.get("valu", 0) * VALU_CYCLES + by_class.get("valu_trans", 0) * TRANSCENDENTAL_CYCLES
 
 
 def profile(counters: Counters, arch: str) -> Profile:
@@ -103,49 +95,6 @@ def text(found: Profile, name_columns: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def counted(c: Counters, name_columns: int | None = None) -> str:
-    """Return the counts of :func:`text` alone."""
-    lines = [
-        f"{c.launches} launch(es), {c.workgroups} work-groups, {c.waves} waves",
-        "",
-        "counted",
-        f"  wave-instructions      {c.wave_instructions:>14,}",
-        *(
-            f"    {name:<20} {count:>14,}  {count / c.wave_instructions:6.1%}"
-            for name, count in sorted(c.by_class.items(), key=lambda item: -item[1])
-            if count
-        ),
-        f"  active lanes           {c.lane_efficiency:>14.1%}",
-        f"  bytes loaded           {c.bytes_loaded:>14,}",
-        f"  bytes stored           {c.bytes_stored:>14,}",
-        f"  bytes touched once     {c.unique_bytes:>14,}",
-        f"  64-byte line use       {c.lines64.efficiency:>14.1%}",
-        f"  128-byte line use      {c.lines128.efficiency:>14.1%}",
-        f"  LDS bytes              {c.lds_bytes:>14,}",
-        f"  LDS conflict cycles    {c.lds_bank_conflicts:>14,}  ({c.lds_banks} banks)",
-        f"  matrix-pipe cycles     {c.mfma_cycles:>14,}  ({c.mfma_count:,} instructions)",
-        f"  vector issue cycles    {vector_cycles(c):>14,}",
-        "",
-        "kernel          grid        block launches  VGPRs     LDS  scratch waves/SIMD",
-        *(
-            f"{fit(short_name(k.name), name_columns)}\n{_sizes(k.grid):>20} {_sizes(k.block):>12} "
-            f"{k.launches:>8,} {k.vgprs:>6} {k.lds_bytes:>7,} {k.scratch_bytes:>8,} {k.occupancy:>10.3g}"
-            for k in c.kernels
-        ),
-        "",
-        "tensor                  size      loaded loaded once      stored stored once",
-        *(
-            f"{name:<16} {t.bytes:>11,} {t.loaded:>11,} {t.unique_loaded:>11,} {t.stored:>11,} {t.unique_stored:>11,}"
-            for name, t in c.tensors.items()
-        ),
-    ]
-    return "\n".join(lines)
-
-
-def _sizes(extent: tuple[int, int, int]) -> str:
-    return "x".join(map(str, extent[: 3 if extent[2] > 1 else 2 if extent[1] > 1 else 1]))
-
-
 def listing(counters: Counters, kernel: str = "") -> str:
     """Return every executed instruction with its counts, in address order, kernel by kernel.
 
@@ -169,11 +118,11 @@ def listing(counters: Counters, kernel: str = "") -> str:
             + (", ".join(sorted({row.kernel for row in counters.per_pc})) or "no kernel was counted")
         )
     lines: list[str] = []
-    for name, counted in rows.items():
-        total = sum(row.count for row in counted)
+    for name, executed in rows.items():
+        total = sum(row.count for row in executed)
         lines += [short_name(name), "  address       count   share  lanes         bytes  conflicts  instruction"]
         end, source = None, ""
-        for row in sorted(counted, key=lambda item: item.pc):
+        for row in sorted(executed, key=lambda item: item.pc):
             if end is not None and row.pc > end:
                 lines.append("      ...")
             end = row.pc + LONGEST_INSTRUCTION

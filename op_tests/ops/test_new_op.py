@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from hipforge.cli import new_op
 from hipforge.cli.main import cli
-from hipforge.cli.profile_subjects import SUBJECTS, add_calls_of
+from hipforge.cli.options import add_calls_of
+from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.errors import ConfigError
 from hipforge.jit import registry
 

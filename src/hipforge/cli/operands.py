@@ -26,6 +26,10 @@ class Subject:
     own: bool = False
 
 
+SUBJECTS: dict[str, Subject] = {}
+"""By op's name: those of hipforge, from :mod:`hipforge.cli.profile_subjects`, and those that ``--register`` brought."""
+
+
 def normal(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
     """Return bfloat16 data N(0, scale), the same for a shape and a seed on every run."""
     import torch

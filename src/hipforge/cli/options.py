@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hipforge.cli.operands import SUBJECTS, Subject
 from hipforge.errors import ConfigError, did_you_mean
 
 
 def _register(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> None:
     for path in paths:
         if path.suffix == ".py":
-            from hipforge.cli.profile_subjects import add_calls_of
-
             add_calls_of(path)
         else:
             from hipforge.jit import registry
 
             registry.register(path)
+
+
+def add_calls_of(path: Path) -> None:
+    """Import a Python file, and add the ops of its ``CALLS``.
+
+    By an op's name that has a function which takes a shape's numbers, each with an example as its default, makes the
+    operands and returns the call.
+
+    Raises:
+        ConfigError: it cannot be imported, or ``CALLS`` is not of this form.
+    """
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"--register {path}: there is no such Python file")
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for op, call in getattr(module, "CALLS", {}).items():
+        numbers = inspect.signature(call).parameters.values()
+        example = tuple(number.default for number in numbers)
+        if not example or not all(isinstance(number, int) for number in example):
+            raise ConfigError(f"{path}: CALLS[{op!r}] takes the numbers of a shape, each with an int as its default")
+        if op in SUBJECTS and not SUBJECTS[op].own:
+            raise ConfigError(f"{path}: CALLS[{op!r}]: hipforge has an op of that name; choose another")
+        SUBJECTS[op] = Subject(tuple(number.name.upper() for number in numbers), example, call, own=True)
 
 
 # Eager: what it registers is known when the other arguments are read.

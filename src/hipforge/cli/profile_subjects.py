@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import inspect
+import importlib
 import re
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
 import hipforge
 from hipforge import archs, ops, shapes
+from hipforge.cli.operands import SUBJECTS as SUBJECTS
 from hipforge.cli.operands import Subject, e4m3, mxfp8, normal
 from hipforge.cli.options import REGISTER_OPTION
 from hipforge.cli.subjects_more import MORE
@@ -142,7 +140,7 @@ def _declared(op: str, shape: str) -> Subject:
 
 _MOE = ("M", "N", "K", "E", "TOPK")
 
-SUBJECTS: dict[str, Subject] = {
+SUBJECTS |= {
     "fp8_gemm": Subject(("M", "N", "K"), (16, 768, 2048), _fp8_gemm("fp8_gemm")),
     "fp8_linear": Subject(("M", "N", "K"), (16, 768, 2048), _fp8_gemm("fp8_linear")),
     "mxfp8_gemm": Subject(("M", "N", "K"), (128, 512, 1024), _mxfp8("mxfp8_gemm")),
@@ -214,30 +212,6 @@ def parsed(op: str, shape: str) -> list[int]:
     if op not in SUBJECTS:
         raise ConfigError(_no_op(op))
     return shapes.parse(shape, SUBJECTS[op].shape, SUBJECTS[op].example)
-
-
-def add_calls_of(path: Path) -> None:
-    """Import a Python file, and add the ops of its ``CALLS``.
-
-    By an op's name that has a function which takes a shape's numbers, each with an example as its default, makes the
-    operands and returns the call.
-
-    Raises:
-        ConfigError: it cannot be imported, or ``CALLS`` is not of this form.
-    """
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"--register {path}: there is no such Python file")
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for op, call in getattr(module, "CALLS", {}).items():
-        numbers = inspect.signature(call).parameters.values()
-        example = tuple(number.default for number in numbers)
-        if not example or not all(isinstance(number, int) for number in example):
-            raise ConfigError(f"{path}: CALLS[{op!r}] takes the numbers of a shape, each with an int as its default")
-        if op in SUBJECTS and not SUBJECTS[op].own:
-            raise ConfigError(f"{path}: CALLS[{op!r}]: hipforge has an op of that name; choose another")
-        SUBJECTS[op] = Subject(tuple(number.name.upper() for number in numbers), example, call, own=True)
 
 
 def subject_command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
