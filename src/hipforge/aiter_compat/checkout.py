@@ -21,7 +21,8 @@ BUILDS, KERNELS, ROCPRIM, TORCH, REFUSED = (
 # The start of an included path -> what has it, and the state of a module without it. First match.
 _HEADERS = {
     "rocprim/": ROCPRIM, "hipcub/": ROCPRIM, "ck_tile/": KERNELS, "ck/": KERNELS, "torch/": TORCH, "ATen/": TORCH,
-    "c10/": TORCH, "hipblaslt/": REFUSED, "hipblas": REFUSED, "rocblas": REFUSED, "kittens": REFUSED,
+    "c10/": TORCH,
+    "hiprand/": REFUSED, "hipblaslt/": REFUSED, "hipblas": REFUSED, "rocblas": REFUSED, "kittens": REFUSED,
 }  # fmt: skip
 _OF_KERNELS = re.compile(r"/csrc/(ck_|cktile_|py_itfs_ck/)")
 _SYSTEM = Path("/usr/include")
