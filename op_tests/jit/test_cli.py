@@ -101,7 +101,7 @@ def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
     assert "did you mean HIPFORGE_DEVICE?" in refused["HIPFORGE_DEVCE"]
     assert refused["HIPFORGE_PREBUILT_DIR"] == "there is no directory /no/such"
     assert "HIPFORGE_CONFIG_MXFP8_GEMM names this file" in refused["HIPFORGE_CONFIG_MXFP8_GEMM"]
-    assert "no tuned table 'smalm'; known: mxfp8_gemm" in refused["HIPFORGE_CONFIG_SMALM"]
+    assert "no tuned table 'smalm'; known: decode_attention_fp8, " in refused["HIPFORGE_CONFIG_SMALM"]
     assert len(refused) == 5
 
 
