@@ -38,6 +38,13 @@ def mxfp8_operands(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
     return cancelling(m, k, 1).to(e4m3), x_scale, cancelling(n, k, -1).to(e4m3), scales(n, k)
 
 
+def wide_operands(m: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """X and W whose products have many exponents, for sums without a scale per block."""
+    e4m3 = fp8_dtypes(torch.device("cpu"))[0]
+    spread = torch.exp2(torch.randint(-7, 6, (1, k // 2)).float()).repeat(1, 2)
+    return (cancelling(m, k, 1) * spread).to(e4m3), cancelling(40, k, -1).to(e4m3)
+
+
 def dense(m: int, k: int) -> Callable[[int], torch.Tensor]:
     x, x_scale, w, w_scale = mxfp8_operands(m, 40, k)
     return lambda rows: hipforge.mxfp8_linear(x[:rows], x_scale[:rows], w, w_scale)
@@ -48,6 +55,18 @@ def mxfp4(m: int, k: int) -> Callable[[int], torch.Tensor]:
     w, _ = hipforge.mxfp4_quantize(cancelling(48, k, -1))
     x_scale, w_scale = torch.full((m, k // BLOCK), 127, dtype=torch.uint8), scales(48, k)
     return lambda rows: hipforge.mxfp4_linear(x[:rows], x_scale[:rows], w, w_scale)
+
+
+def per_row(m: int, k: int) -> Callable[[int], torch.Tensor]:
+    x, w = wide_operands(m, k)
+    x_scale, w_scale = torch.ones(m, 1), torch.ones(40, 1)
+    return lambda rows: hipforge.fp8_linear(x[:rows], x_scale[:rows], w, w_scale)
+
+
+def blocks(m: int, k: int) -> Callable[[int], torch.Tensor]:
+    x, w = wide_operands(m, k)
+    x_scale, half = torch.ones(m, k // 128), torch.exp2(torch.randint(-9, 10, (1, k // 256)).float())
+    return lambda rows: hipforge.fp8_linear(x[:rows], x_scale[:rows], w, torch.cat([half, half], 1))
 
 
 def grouped(m: int, k: int) -> Callable[[int], torch.Tensor]:
@@ -65,11 +84,9 @@ def grouped(m: int, k: int) -> Callable[[int], torch.Tensor]:
 
 
 def skinny(m: int, k: int) -> Callable[[int], torch.Tensor]:
-    e4m3 = fp8_dtypes(torch.device("cpu"))[0]
-    spread = torch.exp2(torch.randint(-6, 7, (1, k // 2)).float()).repeat(1, 2)
-    a, b = (cancelling(m, k, 1) * spread).to(e4m3), cancelling(40, k, -1).to(e4m3).t()
+    a, w = wide_operands(m, k)
     one = torch.ones(1)
-    return lambda rows: hipforge.skinny_gemm(a[:rows], b, one)
+    return lambda rows: hipforge.skinny_gemm(a[:rows], w.t(), one)
 
 
 def attention(m: int, k: int) -> Callable[[int], torch.Tensor]:
@@ -93,6 +110,8 @@ CASES = [
     for make, k, rows in [
         (dense, 2048, FEW + MANY),
         (dense, 7168, FEW + MANY),
+        (per_row, 7168, FEW + MANY),
+        (blocks, 7168, FEW + MANY),
         (mxfp4, 4096, (*FEW, *MANY, 260)),
         (grouped, 4096, FEW + MANY),
         (skinny, 4096, (1, 2, 8, 9, 16, 17, 32)),
@@ -111,6 +130,7 @@ def test_a_row_has_the_same_bits_in_every_batch(
         whole = call(max(batches))
         different = [rows for rows in batches if not torch.equal(call(rows), whole[:rows])]
     assert different == []
+    assert whole.float().isfinite().all()
     plain = [torch.equal(call(rows), whole[:rows]) for rows in batches]
     assert not all(plain), "without the mode nothing differs, so this case shows nothing"
 

@@ -12,8 +12,9 @@ from hipforge.ops.core import checks
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.kernel import kernel_table
 from hipforge.ops.core.tuned import Column
-from hipforge.ops.fp8_gemm.kernels import KERNELS
+from hipforge.ops.fp8_gemm.kernels import KERNELS, WAVE_SPLIT
 from hipforge.ops.mxfp8_gemm.family import UNTYPED_REFUSAL, has_fnuz
+from hipforge.ops.mxfp8_gemm.kernels import wave_split
 from hipforge.ops.mxfp8_gemm.raw import MAX_K, MAX_M
 from hipforge.ops.reference.fp8 import Scales, scales_of
 
@@ -83,4 +84,5 @@ FAMILY = Family(
     archs=("gfx950", "gfx942"),
     envelope=_envelope,
     reference="fp8_mm",
+    invariant=lambda problem, *device: WAVE_SPLIT.choice(wave_split.invariant(problem, *device)),
 )
