@@ -62,9 +62,10 @@ def require_in_float32(name: str, value: Any) -> None:
     """Refuse a number that is infinite, or 0, in float32, in which ops compute; infinity is for the op to refuse."""
     if not isinstance(value, Real):
         return
-    if _FLOAT32_MAX < abs(value) < math.inf:
+    size: Any = abs(value)
+    if _FLOAT32_MAX < size < math.inf:
         raise GuardError(f"{name} must be at most {_FLOAT32_MAX:.7g}, finite in float32; got {value}")
-    if 0 < abs(value) < _FLOAT32_LEAST:
+    if 0 < size < _FLOAT32_LEAST:
         raise GuardError(f"{name} must be 0 or at least {_FLOAT32_LEAST:.2g}, as float32; got {value}")
 
 

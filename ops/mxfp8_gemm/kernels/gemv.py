@@ -69,7 +69,8 @@ def _run_gemv(
 ) -> None:
     if xq.size(0) > MAX_M:
         raise GuardError(f"the GEMV kernel needs M<={MAX_M}; got M={xq.shape[0]}")
-    smallm_mxfp8_gemv_out(out, *(packed(x, out) for x in (xq, x_scale, wq, w_scale)), block_n)
+    x, x_scales, w, w_scales = (packed(each, out) for each in (xq, x_scale, wq, w_scale))
+    smallm_mxfp8_gemv_out(out, x, x_scales, w, w_scales, block_n)
 
 
 def _launch(
