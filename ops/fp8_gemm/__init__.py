@@ -150,4 +150,5 @@ def fp8_linear(  # noqa: D417
         return _run(taken, result, xq, x_scale, wq, w_scale, bias)
     scales = [scale for scale in (x_scale, w_scale) if scale.dtype != torch.float32]
     product = fp8_mm(xq, x_scale, wq, w_scale, torch.float32, product_dtype(*scales))
-    return result.copy_(product if bias is None else product + bias)
+    result.copy_(product if bias is None else product + bias)
+    return result
