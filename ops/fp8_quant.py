@@ -111,9 +111,17 @@ def _plan_rows(op: str, x: torch.Tensor) -> Decision:
     require_dtype("x", x, tuple(_INPUTS))
     if x.shape[1] == 0:
         raise GuardError("x must have at least one column; got K=0")
-    target, archs = target_of(x.device), registry.module("module_fp8_quant_rows").archs
+    return plan_kernel(op, x.device, _refusal(x.device))
+
+
+def _refusal(device: torch.device) -> str | None:
+    target, archs = target_of(device), registry.module("module_fp8_quant_rows").archs
     other = not isinstance(target, Refused) and target[0] not in archs
-    return plan_kernel(op, x.device, f"the kernel is for {' and '.join(archs)}" if other else None)
+    return f"the kernel is for {' and '.join(archs)}" if other else None
+
+
+# torch.compile runs this while it traces and keeps the answer as a constant of the graph.
+_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @operator(functools.partial(_plan_rows, "fp8_quant_rows"), outs=("out", "scale_out"))
