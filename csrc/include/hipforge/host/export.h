@@ -8,6 +8,8 @@
 #define HF_EXPORT_AS(name, function) static_assert(true, "HF_EXPORT ends with a semicolon")
 #else
 
+#include "hipforge/host/tvm_ffi.h"
+
 #include <typeinfo>  // std::exception, the base of its bad_cast; <exception> costs ten times the compile time
 
 #define HF_API __attribute__((visibility("default")))
@@ -129,6 +131,9 @@ HF_HOST_CONSTANT_(const uint32_t hf_abi_version, HF_ABI_VERSION);
   HF_HOST_CONSTANT_(const char* hf_signature_##name, ::hf::Entry<decltype(&function)>::signature); \
   extern "C" HF_API int hf_entry_##name(hf_call* call) {                                        \
     return ::hf::Entry<decltype(&function)>::run(&function, call);                              \
+  }                                                                                             \
+  extern "C" HF_API int __tvm_ffi_##name(void*, const ::hf::tvm_ffi::Any* given, int32_t count, ::hf::tvm_ffi::Any*) { \
+    return ::hf::tvm_ffi::call(&hf_entry_##name, ::hf::Entry<decltype(&function)>::signature, given, count); \
   }                                                                                             \
   static_assert(true, "HF_EXPORT ends with a semicolon")
 
