@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+import tvm_ffi
 from helpers.abi_module import SOURCE
 
 import hipforge
@@ -81,7 +82,6 @@ def test_a_wrong_call_fails_and_does_not_run(library: ctypes.CDLL) -> None:
 
 
 def test_a_framework_loads_a_module_and_launches_on_the_emulator() -> None:
-    tvm_ffi = pytest.importorskip("tvm_ffi")
     x = torch.randn(5, 96)
     expected, scales = hipforge.fp8_quant_rows(x)
     (path,) = (one.path for one in jit.loader.loaded() if one.name == "module_fp8_quant_rows")
