@@ -12,7 +12,10 @@ from hipforge.jit.backends import vendors
 
 ROOT = Path(__file__).parents[1]
 NAMES = re.compile(r"\b(amd|nvidia|gfx9\d\w|sm_\d+|hipcc|nvcc|libamdhip64|libcudart|gcnArchName)\b")
-OWN = ("jit/backends/amd/", "jit/backends/nvidia/", "src/hipforge/archs.py")
+OWN = (
+    "jit/backends/amd/", "jit/backends/nvidia/", "src/hipforge/archs.py",
+    "src/hipforge/aiter_compat/", "src/hipforge/cli/aiter.py",  # a library for one vendor's GPUs
+)  # fmt: skip
 
 # Which kernels there are for which architecture, and the model of AMD's accelerators.
 FAMILIES = (

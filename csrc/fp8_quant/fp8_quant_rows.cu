@@ -126,7 +126,7 @@ __global__ __launch_bounds__(kThreads) void quantize_blocks(Arguments a) {
 }
 
 Arguments checked(const hf::Tensor& out, const hf::Tensor& scales, const hf::Tensor& x) {
-  HF_CHECK_ARCH(x, "gfx950", "gfx942");
+  HF_CHECK_ARCH(x, HF_ARCHS);
   HF_CHECK(x.dtype() == hf::dev::dtype_of<Input>, "x has another dtype than this variant was built for");
   HF_CHECK(x.dim() == 2 && x.is_contiguous() && x.size(1) > 0, "x must be contiguous [rows, K] with K at least 1; got ", x);
   HF_CHECK(x.size(1) < INT64_C(1) << 31, "K must be less than 2^31; got ", x.size(1));
