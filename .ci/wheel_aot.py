@@ -72,7 +72,7 @@ def modules_of(ops: list[str]) -> list[str]:
             continue
         seen.add(name)
         for value in list(vars(importlib.import_module(name)).values()):
-            stub = getattr(value, "stub", None)
+            stub = getattr(value, "stub", None) if callable(value) else None
             if stub is not None:
                 found[stub.module_name] = None
             home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)

@@ -86,15 +86,15 @@ def register_operators() -> tuple[str, ...]:
         True
     """
     from hipforge.jit.call import torch_library
-    from hipforge.jit.compile_ops import Stub
 
     found: set[str] = set()
     for home in sorted(set(public_names().values())):
         importlib.import_module(home)
     for path, module in tuple(sys.modules.items()):
         if path.startswith(f"{__name__}."):
-            stubs = (getattr(value, "stub", None) for value in vars(module).values())
-            found.update(stub.operator_name() for stub in stubs if isinstance(stub, Stub))
+            functions = (value for value in vars(module).values() if callable(value))
+            stubs = (getattr(function, "stub", None) for function in functions)
+            found.update(stub.operator_name() for stub in stubs if stub is not None)
     return tuple(sorted(found.union(torch_library.registered())))
 
 

@@ -119,4 +119,4 @@ def test_every_family_is_an_attribute_of_ops() -> None:
     for name in ("rmsnorm_fp8", "swiglu_fp8", "skinny_gemm_fp8", "decode_attention_fp8"):
         assert name in families
     homes = {module.rpartition(".")[2] for module in hipforge._LAZY.values() if module.startswith("hipforge.ops.")}
-    assert homes - {"dispatch", "programmatic", "warmup"} <= set(families)  # these are of ops.core
+    assert homes - {"dispatch", "invariance", "programmatic", "warmup"} <= set(families)  # these are of ops.core

@@ -171,7 +171,7 @@ def test_malformed_operands_raise() -> None:
         ({"a": good.a[:1], "a_scale": good.a_scale[:1]}, "a_q must have a row for each 1 of the 2 slots"),
         ({"a_div": 0}, "a_div must be positive"),
         ({"weights": torch.ones(2, dtype=torch.float64)}, "mul_weight_by must be float32"),
-        ({"index": tuple(t.long() for t in good.sorted())}, "sorted_token_ids must be int32"),
+        ({"index": tuple(t.long() for t in good.sorted())}, "sorted_token_ids must be contiguous int32"),
     ):
         with pytest.raises(GuardError, match=message):
             call(good.but(**changes))

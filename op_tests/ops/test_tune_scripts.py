@@ -34,6 +34,7 @@ SCRIPTS = {
         "mxfp8_grouped_gemm", (), {"DEFAULT_CELLS": (MoeCell(64, 256, 4, False, 4, experts=6),)}
     ),
     "tune_mxfp4_gemm.py": Script("mxfp4_gemm"),
+    "tune_fp8_gemm.py": Script("fp8_gemm"),
     "tune_fp8_skinny_gemm.py": Script("fp8_skinny_gemm"),
     "tune_decode_attention.py": Script(
         "decode_attention_fp8", ("-b", "1", "--keys", "64", "--heads", "1", "1", "--page-size", "0", "--d", "64")

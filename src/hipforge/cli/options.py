@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from hipforge.cli.operands import SUBJECTS, Subject
 from hipforge.errors import ConfigError, did_you_mean
 
 
@@ -34,6 +33,8 @@ def add_calls_of(path: Path) -> None:
     Raises:
         ConfigError: it cannot be imported, or ``CALLS`` is not of this form.
     """
+    from hipforge.cli.operands import SUBJECTS, Subject
+
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"--register {path}: there is no such Python file")
