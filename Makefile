@@ -13,7 +13,7 @@ TEST_JOBS ?= auto
 ARCH      ?= gfx950
 BIN       := $(VENV)/bin
 
-.PHONY: demo example test gpu-test test-full test-pythons test-integrations stress adversary lint docs bench wheel wheel-aot release setup clean distclean
+.PHONY: demo example test gpu-test test-full test-pythons test-integrations stress adversary mutants lint docs bench wheel wheel-aot release setup clean distclean
 
 demo: setup
 	@$(BIN)/hipforge demo
@@ -38,6 +38,10 @@ test-pythons:
 
 test-integrations: setup
 	@VENV='$(VENV)' sh .ci/integrations.sh
+
+# The planted faults that tests must notice: each is put into a copy of the tree, built and tested.
+mutants: setup
+	@$(BIN)/python op_tests/mutants/run.py $(if $(ONLY),--only $(ONLY))
 
 stress: setup
 	@$(BIN)/python op_tests/stress/run.py
