@@ -8,6 +8,7 @@ the second half of its directory name.
 
 from __future__ import annotations
 
+import abc
 import functools
 import json
 import os
@@ -128,26 +129,26 @@ class Binary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(Binary):
+class Request(Binary, abc.ABC):
     """What is wanted: a HIP module or a host library. ``portable`` are the ingredients that need no compiler."""
 
     portable: Mapping[str, str]
 
+    @abc.abstractmethod
     def specify(self) -> BuildSpec:
         """Return the spec, as the compiler that is selected for it would build it.
 
         Raises:
             ToolchainError: no compiler can build it.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def again(self) -> Request:
         """Return the same request with the files as they are now."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def how_to_get(self) -> str:
         """Return what to say when it is missing and may not be built."""
-        raise NotImplementedError
 
     def check_buildable(self) -> None:
         """Look for what only a build needs: here nothing but the compiler.

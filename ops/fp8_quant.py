@@ -12,10 +12,9 @@ import functools
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.jit import registry
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_dtype, require_rank, require_tensor
-from hipforge.ops.core.dispatch import Accepted, Decision, Refused, plan_kernel, target_of
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import E8M0_DTYPE
 from hipforge.ops.core.fp8 import FP8_DTYPES, fp8_dtypes, to_fp8
 from hipforge.ops.core.operator import operator
@@ -24,6 +23,7 @@ from hipforge.ops.reference.fp8 import STEP, quantize_fp8_blocks, quantize_fp8_r
 
 PUBLIC = ("fp8_quant_blocks", "fp8_quant_rows", "fp8_quant_tensorwise")
 
+_ROWS = "module_fp8_quant_rows"
 # torch dtype -> the module's variant
 _INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
@@ -96,12 +96,12 @@ def _input(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor) -> dict[
     return {"HF_INPUT": _INPUTS[x.dtype]}
 
 
-@compile_ops("module_fp8_quant_rows", variant=_input, mutates=("out", "scale_out"))
+@compile_ops(_ROWS, variant=_input, mutates=("out", "scale_out"))
 def fp8_quant_rows_out(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor) -> None:
     """Write codes [rows, K] and float32 scales [rows] of x."""
 
 
-@compile_ops("module_fp8_quant_rows", variant=_input, mutates=("out", "scale_out"))
+@compile_ops(_ROWS, variant=_input, mutates=("out", "scale_out"))
 def fp8_quant_blocks_out(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor) -> None:
     """Write codes [rows, K] and scales [rows, ceil(K / 128)], float32 or e8m0, of x."""
 
@@ -111,17 +111,7 @@ def _plan_rows(op: str, x: torch.Tensor) -> Decision:
     require_dtype("x", x, tuple(_INPUTS))
     if x.shape[1] == 0:
         raise GuardError("x must have at least one column; got K=0")
-    return plan_kernel(op, x.device, _refusal(x.device))
-
-
-def _refusal(device: torch.device) -> str | None:
-    target, archs = target_of(device), registry.module("module_fp8_quant_rows").archs
-    other = not isinstance(target, Refused) and target[0] not in archs
-    return f"the kernel is for {' and '.join(archs)}" if other else None
-
-
-# torch.compile runs this while it traces and keeps the answer as a constant of the graph.
-_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return plan_kernel(op, x.device, module=_ROWS)
 
 
 @operator(functools.partial(_plan_rows, "fp8_quant_rows"), outs=("out", "scale_out"))

@@ -114,6 +114,16 @@ def require_shape(name: str, x: Described, shape: Sequence[int], why: str) -> No
         raise GuardError(f"{name} must have shape {tuple(shape)} ({why}); got {tuple(x.shape)}")
 
 
+def require_factors(xq: Described, wq: Described) -> tuple[int, int, int]:
+    """Return M, N and K of the factors of X[M, K] @ W[N, K]^T; refuse ones that do not fit each other."""
+    require_tensor(xq=xq, wq=wq)
+    require_rank("xq", xq, 2, "[M, K]")
+    require_rank("wq", wq, 2, "[N, K]")
+    (m, k), n = xq.shape, wq.shape[0]
+    require_shape("wq", wq, (n, k), "its K is that of xq")
+    return m, n, k
+
+
 def require_device(name: str, x: Described, device: torch.device) -> None:
     """Refuse a tensor that is not on ``device``."""
     if x.device != device:

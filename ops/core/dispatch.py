@@ -23,6 +23,7 @@ import torch
 
 from hipforge import devices
 from hipforge.errors import GuardError
+from hipforge.jit import registry
 from hipforge.ops.core.arguments import bound
 from hipforge.ops.core.tuned import TunedRow, Value
 
@@ -211,7 +212,11 @@ NO_TRITON = ""  # a refusal that is not reported
 
 
 def plan_kernel(
-    op: str, device: torch.device, refusal: str | None = None, triton_refusal: str | None = NO_TRITON
+    op: str,
+    device: torch.device,
+    refusal: str | None = None,
+    triton_refusal: str | None = NO_TRITON,
+    module: str | None = None,
 ) -> Decision:
     """Return the decision of an op that always computes: the HIP kernel, else Triton where there is one, else torch.
 
@@ -220,12 +225,17 @@ def plan_kernel(
         device: where its tensors are.
         refusal: why the HIP kernel does not take the call, or None.
         triton_refusal: why the Triton kernel does not take it, or None; ``NO_TRITON`` for an op without one.
+        module: that of the HIP kernel, where it is not for every architecture.
 
     Raises:
         GuardError: the tensors are where no kernel runs, though moving them would help.
     """
     target = target_of(device)
     why_not_kernel = target.reason if isinstance(target, Refused) else refusal
+    if module is not None and not isinstance(target, Refused):
+        archs = registry.module(module).archs
+        if target[0] not in archs:
+            why_not_kernel = f"the kernel is for {' and '.join(archs)}"
     nothing: Mapping[str, int] = MappingProxyType({})
     if why_not_kernel is None:
         below: tuple[PathName, ...] = ("torch",) if triton_refusal == NO_TRITON else ("triton", "torch")

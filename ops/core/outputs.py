@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hipforge.ops.core.checks import require_dtype, require_out, require_rank, require_tensor
+from hipforge.ops.core.checks import require_bias, require_dtype, require_out, require_rank, require_tensor
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 
@@ -23,6 +23,15 @@ def new_or_given(
         return torch.empty(shape, dtype=dtype, device=device)
     require_out(out, shape, dtype, device)
     return out
+
+
+def product_result(
+    xq: torch.Tensor, wq: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return memory for X[M, K] @ W[N, K]^T + bias, [M, N]; raises GuardError for an ``out`` or bias that misfits."""
+    if bias is not None:
+        require_bias(bias, wq.shape[0], dtype, xq.device)
+    return new_or_given(out, (xq.shape[0], wq.shape[0]), dtype, xq.device)
 
 
 def new_or_given_mxfp8(

@@ -24,11 +24,10 @@ from __future__ import annotations
 import torch
 
 from hipforge.ops.core.alignment import require_copyable
-from hipforge.ops.core.checks import require_bias
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import new_or_given
+from hipforge.ops.core.outputs import product_result
 from hipforge.ops.fp8_gemm.family import FAMILY
 from hipforge.ops.fp8_gemm.kernels import BY_NAME, fp8_group_split_out, fp8_tiles_out, fp8_wave_split_out
 from hipforge.ops.mxfp8_gemm.kernels import launch
@@ -45,14 +44,6 @@ _ROW_BYTES = 16
 
 def _new(xq: torch.Tensor, wq: torch.Tensor, out_dtype: torch.dtype = _BF16) -> torch.Tensor:
     return torch.empty((xq.shape[0], wq.shape[0]), dtype=out_dtype, device=xq.device)
-
-
-def _result(
-    xq: torch.Tensor, wq: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None, bias: torch.Tensor | None
-) -> torch.Tensor:
-    if bias is not None:
-        require_bias(bias, wq.shape[0], dtype, xq.device)
-    return new_or_given(out, (xq.shape[0], wq.shape[0]), dtype, xq.device)
 
 
 def _run(
@@ -112,7 +103,7 @@ def fp8_gemm(
         >>> None if y is None else y[:, 0].tolist()
         [24.0, 48.0, 72.0]
     """
-    return _run(taken, _result(xq, wq, out_dtype, out, bias), xq, x_scale, wq, w_scale, bias)
+    return _run(taken, product_result(xq, wq, out_dtype, out, bias), xq, x_scale, wq, w_scale, bias)
 
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
@@ -145,7 +136,7 @@ def fp8_linear(  # noqa: D417
         >>> hipforge.fp8_linear(x, one, w, one, bias=torch.ones(8).bfloat16())[0, 0].item()
         49.0
     """
-    result = _result(xq, wq, out_dtype, out, bias)
+    result = product_result(xq, wq, out_dtype, out, bias)
     if taken.path == "kernel":
         return _run(taken, result, xq, x_scale, wq, w_scale, bias)
     scales = [scale for scale in (x_scale, w_scale) if scale.dtype != torch.float32]

@@ -30,11 +30,10 @@ from __future__ import annotations
 import torch
 
 from hipforge.ops.core import dispatch
-from hipforge.ops.core.checks import require_bias
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import new_or_given
+from hipforge.ops.core.outputs import product_result
 from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.mxfp8_gemm.family import FAMILY, GEMM
 from hipforge.ops.mxfp8_gemm.kernels import launch
@@ -163,14 +162,8 @@ def mxfp8_gemm(  # noqa: D417
         >>> None if y is None else y[0, 0].item()
         32.0
     """
-    result = _result(xq, wq, out, bias)
+    result = product_result(xq, wq, _BF16, out, bias)
     return launch(taken, result, xq, x_scale, wq, w_scale, bias)
-
-
-def _result(xq: torch.Tensor, wq: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-    if bias is not None:
-        require_bias(bias, wq.shape[0], _BF16, xq.device)
-    return new_or_given(out, (xq.shape[0], wq.shape[0]), _BF16, xq.device)
 
 
 @operator(GEMM.plan_total, fake=_new, outs=("out",))
@@ -199,7 +192,7 @@ def mxfp8_linear(  # noqa: D417
         >>> hipforge.mxfp8_linear(x, x_scale, w, w_scale, torch.ones(8).bfloat16())[0, 0].item()
         33.0
     """
-    result = _result(xq, wq, out, bias)
+    result = product_result(xq, wq, _BF16, out, bias)
     if taken.path == "kernel":
         return launch(taken, result, xq, x_scale, wq, w_scale, bias)
     if taken.path == "triton":

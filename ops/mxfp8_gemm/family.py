@@ -63,12 +63,9 @@ class Problem:
         out_dtype: torch.dtype = torch.bfloat16,
     ) -> Problem:
         """Return the problem of operands; raises GuardError for ones that are malformed."""
-        checks.require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
-        checks.require_rank("xq", xq, 2, "[M, K]")
-        checks.require_rank("wq", wq, 2, "[N, K]")
+        checks.require_tensor(x_scale=x_scale, w_scale=w_scale)
+        m, n, k = checks.require_factors(xq, wq)
         fnuz = has_fnuz(xq=xq, wq=wq)
-        (m, k), n = xq.shape, wq.shape[0]
-        checks.require_shape("wq", wq, (n, k), "its K is that of xq")
         checks.require_last_multiple("xq", xq, BLOCK)
         checks.require_operand("x_scale", x_scale, SCALES, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
         checks.require_operand("w_scale", w_scale, SCALES, (n, k // BLOCK), f"one byte per {BLOCK} elements of wq")

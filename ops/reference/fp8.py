@@ -8,8 +8,10 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.core import checks
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.reference.e8m0 import e8m0_to_f32, f32_to_e8m0
+from hipforge.ops.reference.mxfp8 import mxfp8_mm
 
 STEP = 128  # of K and of N: a block of weights
 _E8M0 = (torch.uint8, E8M0_DTYPE)
@@ -91,7 +93,8 @@ def _once(shape: tuple[int, ...], rows: int) -> bool:
     return all(size == 1 for size in shape) or shape in ((rows,), (rows, 1))
 
 
-def fp8_mm(
+@documented_like(mxfp8_mm)
+def fp8_mm(  # noqa: D417
     xq: torch.Tensor,
     x_scale: torch.Tensor,
     wq: torch.Tensor,
@@ -105,21 +108,9 @@ def fp8_mm(
     Args:
         xq: fp8 (or uint8 bits) [M, K].
         x_scale: its scales, see :class:`Scales`.
-        wq: fp8 (or uint8 bits) [N, K].
         w_scale: its scales.
-        out_dtype: the result's dtype.
-        compute_dtype: ``torch.float32``, or ``torch.float64`` for an exact comparison.
-        fp8_dtype: what the bits mean when a payload is uint8.
-
-    Returns:
-        ``out_dtype`` [M, N].
-
-    Raises:
-        GuardError: a dtype or shape that is not accepted.
     """
-    checks.require_rank("xq", xq, 2, "[M, K]")
-    (m, k), n = xq.shape, wq.shape[0]
-    checks.require_shape("wq", wq, (n, k), "its K is that of xq")
+    m, n, k = checks.require_factors(xq, wq)
     scales = scales_of(m, n, k, x_scale, w_scale)
     x, w = ((q.view(fp8_dtype) if q.dtype == torch.uint8 else q).to(compute_dtype) for q in (xq, wq))
     x_factor, w_factor = (

@@ -96,9 +96,7 @@ def mxfp8_mm(
         GuardError: a dtype or shape that is not accepted.
     """
     checks.require_tensor(x_scale=x_scale, w_scale=w_scale)
-    checks.require_rank("xq", xq, 2, "[M, K]")
-    checks.require_rank("wq", wq, 2, "[N, K]")
-    checks.require_shape("wq", wq, (wq.shape[0], xq.shape[1]), "its K is that of xq")
+    checks.require_factors(xq, wq)
     checks.require_device("wq", wq, xq.device)
     x = dequantize_mxfp8(xq, x_scale, compute_dtype, fp8_dtype)
     w = dequantize_mxfp8(wq, w_scale, compute_dtype, fp8_dtype)

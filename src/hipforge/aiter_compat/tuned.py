@@ -72,7 +72,7 @@ def read_tuned(path: str | Path) -> TunedTable:
         from hipforge.aiter_compat.tuned import read_tuned
 
         table = read_tuned("/src/aiter/aiter/configs/a8w8_blockscale_tuned_gemm.csv")
-        shapes = sorted({(row.n, row.k) for row in table.rows})  # for hipforge tune fp8_gemm --shapes N,K
+        shapes = sorted({(row.m, row.n, row.k) for row in table.rows})  # for hipforge tune fp8_gemm --shapes M,N,K
     """
     path = Path(path)
     try:
