@@ -7,6 +7,7 @@ scale of its own. What is left of a sum is the rounding of its parts, which depe
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hipforge.integrations import serving
 from hipforge.ops.core import invariance
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
+from hipforge.ops.mxfp8_gemm.family import GEMM
 
 BLOCK = 32
 EXPERTS = 64
@@ -133,6 +135,49 @@ def test_a_row_has_the_same_bits_in_every_batch(
     assert whole.float().isfinite().all()
     plain = [torch.equal(call(rows), whole[:rows]) for rows in batches]
     assert not all(plain), "without the mode nothing differs, so this case shows nothing"
+
+
+def spread(rows: int, columns: int) -> torch.Tensor:
+    """bf16 of many exponents, so that a sum in another order rounds to another value."""
+    exponents = torch.randint(-8, 9, (rows, columns), generator=torch.Generator().manual_seed(rows)).float()
+    return (cancelling(rows, columns, -1) * torch.exp2(exponents)).bfloat16()
+
+
+X, WEIGHT = spread(300, 2048), spread(1, 2048)[0]
+ALWAYS: dict[str, Callable[[int], object]] = {
+    "rms_norm": lambda rows: hipforge.rms_norm(X[:rows], WEIGHT, 1e-6),
+    "rms_norm_mxfp8": lambda rows: hipforge.rms_norm_mxfp8(X[:rows], WEIGHT, 1e-6),
+    "residual_rms": lambda rows: hipforge.residual_rms(X[:rows].clone(), X[300 - rows :].flip(0).clone(), WEIGHT, 1e-6),
+    "swiglu_mxfp8": lambda rows: hipforge.swiglu_mxfp8(X[:rows]),
+    "mxfp8_quantize": lambda rows: hipforge.mxfp8_quantize(X[:rows]),
+    "mxfp4_quantize": lambda rows: hipforge.mxfp4_quantize(X[:rows]),
+    "fp8_quant_rows": lambda rows: hipforge.fp8_quant_rows(X[:rows]),
+    "fp8_quant_blocks": lambda rows: hipforge.fp8_quant_blocks(X[:rows]),
+    "router_gemm": lambda rows: hipforge.router_gemm(X[:rows], spread(32, 2048)),
+    "topk_gating": lambda rows: hipforge.topk_gating(X[:rows, :64].float(), 4),
+    "moe_combine": lambda rows: hipforge.moe_combine(X[: 4 * rows], top_k=4),
+}  # fmt: skip
+
+
+@pytest.mark.gfx942
+@pytest.mark.parametrize("op", ALWAYS)
+def test_these_have_the_same_bits_in_every_batch_without_the_mode(op: str) -> None:
+    def results(rows: int) -> tuple[torch.Tensor, ...]:
+        found = ALWAYS[op](rows)
+        return found if isinstance(found, tuple) else (found,)  # type: ignore[return-value]
+
+    largest = 75 if op == "moe_combine" else 300
+    whole = results(largest)
+    for rows in (1, 2, 15, 16, 17, 33, 64, 65, largest - 1):
+        for part, of_all in zip(results(rows), whole, strict=True):
+            assert torch.equal(part.view(torch.uint8), of_all[:rows].view(torch.uint8)), rows
+
+
+def test_on_hopper_every_batch_takes_one_tile() -> None:
+    problem = GEMM.problem(*(part for part in mxfp8_operands(1, 40, 256)))
+    assert GEMM.invariant is not None
+    found = [GEMM.invariant(replace(problem, m=m), "sm_90", 132) for m in (1, 8, 64, 65, 4096)]
+    assert set(map(str, found)) == {"mxfp8_wgmma_tiles(tile=64032)"}
 
 
 def test_explain_and_the_state_of_the_process() -> None:
