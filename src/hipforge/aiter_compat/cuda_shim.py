@@ -52,12 +52,15 @@ class GpuOnCpu(TorchFunctionMode):
 
 
 def _moved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Do ``tensor.to(...)``: a copy for the CPU, as from a GPU; for the GPU the tensor itself."""
+    """Do ``tensor.to(...)``; for a device a copy, as between a CPU and a GPU: what is written then stays apart."""
     tensor, *rest = args
     asked = kwargs.get("device", rest[0] if rest else None)
     moved = torch.Tensor.to(tensor, *map(on_cpu, rest), **{key: on_cpu(value) for key, value in kwargs.items()})
-    to_host = isinstance(asked, str | torch.device) and torch.device(asked).type == "cpu"
-    return moved.clone() if to_host and moved is tensor else moved
+    return moved.clone() if isinstance(asked, str | torch.device) and moved is tensor else moved
+
+
+def _copy(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor.clone()
 
 
 def _same(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -69,10 +72,10 @@ def _device(tensor: torch.Tensor, *_: Any) -> torch.device:
 
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {
-    torch.Tensor.cuda: _same,
+    torch.Tensor.cuda: _copy,
     torch.Tensor.pin_memory: _same,
     torch.Tensor.record_stream: lambda *_: None,
-    torch.Tensor.cpu: lambda tensor, *_, **__: tensor.clone(),
+    torch.Tensor.cpu: _copy,
     torch.Tensor.get_device: lambda tensor: 0,
     vars(torch._C.TensorBase)["is_cuda"].__get__: lambda tensor, *_: True,
     vars(torch._C.TensorBase)["device"].__get__: _device,

@@ -127,9 +127,11 @@ def _run(
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="hipforge-aiter-") as folder:
         report = Path(folder) / "report.json"
-        settings = [os.fspath(checkout), folder, os.fspath(report), str(seconds), os.pathsep.join(map(str, include))]
+        folders = os.pathsep.join(os.fspath(each.resolve()) for each in include)
+        settings = [os.fspath(checkout), folder, os.fspath(report), str(seconds), folders]
         command_line = [sys.executable, "-m", runner.__name__, *settings, os.fspath(path), *arguments]
-        done = subprocess.run(command_line, env=environment, check=False)
+        # Python looks for modules in its working directory first, where a csrc of somebody else's may be.
+        done = subprocess.run(command_line, env=environment, cwd=folder, check=False)
         nothing: dict[str, Any] = {"cases": [], "end": ""}
         found: dict[str, Any] = json.loads(report.read_text()) if report.exists() else nothing
     if done.returncode < 0:
