@@ -2,7 +2,8 @@
 #pragma once
 
 #include "hipforge/module.h"
-#include "../mxfp8_gemm/amd/wave_split_kernel.h"
+#include "hipforge/amd/split_k.h"
+#include "../mxfp8_gemm/amd/wave_split_problem.h"
 #include "../mxfp8_gemm/guards.h"
 
 namespace hf::fp8_gemm {

@@ -65,7 +65,7 @@ FAULTS = [
          "ops/test_fp8_gemm.py -k every_shape"),
         ("fp8/one_scale_taken_for_the_first_row", "mxfp8_gemm/amd/wave_split_kernel.h",
          "p.one_w_scale() ? dev::f32x4(w[0]) : w", "w"),
-        ("fp8/short_block_of_k_forgotten", "mxfp8_gemm/amd/wave_split_kernel.h",
+        ("fp8/short_block_of_k_forgotten", "mxfp8_gemm/amd/wave_split_problem.h",
          "const uint32_t steps = (k + kStep - 1) / kStep;", "const uint32_t steps = k / kStep;",
          "ops/test_fp8_gemm.py -k sums_are_exact"),
         ("fp8/row_of_zeros_has_no_scale", "fp8_quant/fp8_quant_rows.cu", "return scale == 0.f ? 1.f : scale;",

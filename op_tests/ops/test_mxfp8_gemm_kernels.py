@@ -494,13 +494,19 @@ def test_other_configurations_are_refused(name: str, changes: Given, m: int, k: 
     refused(subject, {**subject.few[0], **changes}, integers(m, 16, k, scales=(127, 127)), message)
 
 
+def workspace_of(kernel: Kernel, given: Given, case: Operands) -> torch.Tensor:
+    made = None if kernel.workspace is None else kernel.workspace(given, case.mnk, case.xq.device)
+    assert made is not None
+    return made
+
+
 @pytest.mark.parametrize("name", ("smallm_mxfp8_mfma", "mxfp8_group_split", "mxfp8_gemm_tiles"))
 def test_the_workspace_of_a_split_k_is_guarded(name: str) -> None:
     kernel = SUBJECTS[name].kernel
     given = next(one for one in SUBJECTS[name].every if one.get("k_splits", 1) == 2)
     case = integers(60, 40, 256)
     bias = torch.zeros(40, dtype=torch.bfloat16)
-    needed = kernel.workspace(given, case.mnk, case.xq.device)  # type: ignore[misc]
+    needed = workspace_of(kernel, given, case)
 
     def call(workspace: torch.Tensor | None, given_case: Operands = case, **others: torch.Tensor) -> None:
         out, added = others.get("out", case.out()), others.get("bias", bias)
@@ -539,7 +545,7 @@ MEETING = pytest.mark.parametrize("name", ("mxfp8_group_split", "mxfp8_gemm_tile
 def test_the_workspace_of_a_split_serves_each_replay_of_its_one_launch(name: str) -> None:
     kernel, given = split(name, 4, -1)
     case = integers(70, 40, 1024)
-    space, out = kernel.workspace(given, case.mnk, case.xq.device), case.out()  # type: ignore[misc]
+    space, out = workspace_of(kernel, given, case), case.out()
     launch = lambda: kernel.launch(out, *case.args(), None, space, *kernel.choice(given).configuration.values())
     launch()  # a module is not loaded in a capture
     with emulator.capture() as graph:
@@ -556,12 +562,11 @@ def test_the_workspace_of_a_split_serves_each_replay_of_its_one_launch(name: str
 @MEETING
 def test_the_workspace_of_a_split_may_hold_what_another_launch_left(name: str) -> None:
     few, many = integers(40, 70, 1024), integers(100, 100, 2048)
-    device = few.xq.device
-    sizes = [kernel.workspace(given, many.mnk, device) for kernel, given in (split(name, 2), split(name, 4))]  # type: ignore[misc]
+    sizes = [workspace_of(*split(name, k_splits), many) for k_splits in (2, 4)]
     space = max(sizes, key=torch.Tensor.numel).flatten()
     for case, k_splits in ((many, 4), (few, 2), (many, 2), (few, 4)):
         kernel, given = split(name, k_splits)
-        needed = kernel.workspace(given, case.mnk, device)  # type: ignore[misc]
+        needed = workspace_of(kernel, given, case)
         out, part = case.out(), space[: needed.numel()].view(needed.shape)
         with emulator.counters() as counted:
             kernel.launch(out, *case.args(), None, part, *kernel.choice(given).configuration.values())

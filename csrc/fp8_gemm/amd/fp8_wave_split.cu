@@ -4,6 +4,7 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "../guards.h"
+#include "../../mxfp8_gemm/amd/wave_split_kernel.h"
 
 #if !defined(HF_ROWS) || !defined(HF_SCALES)
 #error "build a variant: -DHF_ROWS=16, 32 or 64, -DHF_SCALES=0 to 3"

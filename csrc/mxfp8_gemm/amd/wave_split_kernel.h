@@ -39,21 +39,12 @@
 // sums are multiplied before they are stored. Then k is a multiple of 16, and only the last step of K can be partial.
 #pragma once
 
-#include "hipforge/amd/hip.h"
-#include "hipforge/amd/launch.h"
-#include "hipforge/module.h"
-#include "hipforge/amd/buffer.h"
 #include "hipforge/amd/mfma.h"
-#include "hipforge/device/mx.h"
 #include "hipforge/amd/split_k.h"
-#include "hipforge/amd/wave.h"
 #include "hipforge/amd/wave_parts.h"
+#include "wave_split_rows.h"
 
 namespace hf::wave_split {
-
-constexpr int kTile = 16;
-constexpr int kStep = 128;
-constexpr int kBlocks = kStep / kMxBlock;  // of a step: the bytes of one scale word
 
 /// Steps of straight code, as many as registers hold the scales of.
 #if defined(__gfx942__)
@@ -62,100 +53,6 @@ constexpr int max_run(int row_tiles, int) { return row_tiles == 4 ? 2 : 4; }
 // Clang 21 spills at twelve.
 constexpr int max_run(int row_tiles, int columns) { return row_tiles == 1 && columns == 16 && __clang_major__ >= 22 ? 12 : 8; }
 #endif
-constexpr int64_t kMaxK = 1 << 22;
-constexpr int kTileBytes = kTile * kTile * sizeof(float);
-
-static_assert(kBlocks == 4, "one dword holds the scales of a row and step");
-
-/// Which numbers scale the products: x for each row of X, w for a number of rows of W.
-enum class Scales {
-  kOnce,        // one f32 for a row of X and of W, or for all rows: sums are scaled
-  kBlocks,      // f32 for each 128 of K, w for 128 rows
-  kBlocksE8m0,  // the same in e8m0
-  kMxShared,    // e8m0 for each 32 of K, w for 32 rows
-  kMx,          // e8m0 for each 32 of K and row
-};
-
-/// Rows of W that share scales.
-constexpr uint32_t shared_rows(Scales scales) {
-  return scales == Scales::kMxShared ? 32 : scales == Scales::kBlocks || scales == Scales::kBlocksE8m0 ? 128 : 1;
-}
-
-/// Bytes of a row of scales over k.
-constexpr uint32_t scale_row_bytes(Scales scales, uint32_t k) {
-  const uint32_t steps = (k + kStep - 1) / kStep;
-  return scales == Scales::kOnce         ? 0
-         : scales == Scales::kBlocks     ? steps * sizeof(float)
-         : scales == Scales::kBlocksE8m0 ? steps
-                                         : k / kMxBlock;
-}
-
-/// What a launch computes, on device pointers. A kernel takes the members one by one, in this order, because only arguments
-/// that are no structures can be in SGPRs when a wave starts: those up to `options` (kernel-argument preload; the module's
-/// flags ask for 12 dwords), so that a wave's first loads need no argument from memory. Output and bias are read meanwhile.
-struct Problem {
-  const uint8_t *wq, *ws, *xq, *xs;
-  uint32_t m, n, k;
-  uint32_t options;  // of pack_options
-  dev::bf16* out;
-  const dev::bf16* bias;  // null for none
-
-  __device__ uint32_t log2_waves() const { return options & 0xFF; }
-  __device__ bool aligned_scales() const { return options >> 8 & 1; }
-  __device__ bool aligned_output() const { return options >> 9 & 1; }
-  __device__ bool scales_between_words() const { return options >> 10 & 1; }
-  __device__ bool half_output() const { return options & kHalfOutput; }
-  __device__ bool one_x_scale() const { return options & kOneXScale; }
-  __device__ bool one_w_scale() const { return options & kOneWScale; }
-  __device__ uint32_t columns() const { return options >> 16; }
-
-  // Options of scales that are not MX's: out and bias are f16; the scale of Scales::kOnce is that of all rows.
-  static constexpr uint32_t kHalfOutput = 1 << 11, kOneXScale = 1 << 12, kOneWScale = 1 << 13;
-};
-
-/// log2_waves: of the waves that share a K. aligned_scales: rows of both scale tensors start at a multiple of 4 bytes.
-/// aligned_output: four neighbouring outputs can be stored at once. columns: of a work-group. scales_between_words: the scale
-/// tensors start at a multiple of 4 bytes, their rows do not.
-constexpr uint32_t pack_options(uint32_t log2_waves, bool aligned_scales, bool aligned_output, uint32_t columns,
-                                bool scales_between_words = false) {
-  return log2_waves | uint32_t{aligned_scales} << 8 | uint32_t{aligned_output} << 9 | uint32_t{scales_between_words} << 10 |
-         columns << 16;
-}
-
-/// The problem of operands that were checked.
-inline Problem problem_of(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
-                          const OptionalTensor& bias, uint32_t options) {
-  return {.wq = wq.data<uint8_t>(),
-          .ws = static_cast<const uint8_t*>(ws.data()),
-          .xq = xq.data<uint8_t>(),
-          .xs = static_cast<const uint8_t*>(xs.data()),
-          .m = static_cast<uint32_t>(xq.size(0)),
-          .n = static_cast<uint32_t>(wq.size(0)),
-          .k = static_cast<uint32_t>(xq.size(1)),
-          .options = options,
-          .out = static_cast<dev::bf16*>(out.data()),
-          .bias = bias.has_value() ? static_cast<const dev::bf16*>((*bias).data()) : nullptr};
-}
-
-/// `more`: what the kernel takes besides.
-template <class Kernel, class... More>
-void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t lds, hipStream_t stream, More... more) {
-  HF_CHECK(grid.y < 1u << 16, "a grid has at most 65,535 blocks of rows; M = ", p.m, " makes ", grid.y);
-  hf::launch(kernel, {grid, static_cast<uint32_t>(waves) * dev::kWaveSize, lds, stream}, p.wq, p.ws, p.xq, p.xs, p.m, p.n,
-             p.k, p.options, p.out, p.bias, more...);
-}
-
-constexpr int kMostColumnTiles = 5;
-
-/// Registers decide: a wave has 128, 256 or, with three tiles of columns and more, 512.
-constexpr int max_waves(int row_tiles, int column_tiles = 1) {
-  return row_tiles * column_tiles == 1 ? 16 : column_tiles > 2 ? 4 : 8;
-}
-
-inline void check_waves(int64_t waves, int most, int64_t rows, int64_t columns = kTile) {
-  HF_CHECK((waves == 1 || waves == 2 || waves == 4 || waves == 8 || waves == 16) && waves <= most,
-           "waves must be 1, 2, 4, 8 or 16, at most ", most, " with ", rows, " rows and ", columns, " columns; got ", waves);
-}
 
 /// Steps whose operands are in flight: what 128 (one row tile) or 256 registers hold.
 #if defined(__gfx942__)
@@ -168,84 +65,6 @@ constexpr int steps_ahead(int row_tiles, int column_tiles = 1) {
   return column_tiles > 2 ? 3 : column_tiles > 1 ? (row_tiles == 2 ? 3 : 2) : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;
 }
 #endif
-
-#if defined(__gfx950__)
-constexpr int kPieces = 2, kPieceBytes = 16, kPieceStride = 64, kScaleRows = 1;
-using Piece = dev::u32x4;
-#else
-constexpr int kPieces = 4, kPieceBytes = 8, kPieceStride = 32, kScaleRows = 4;
-using Piece = dev::u32x2;
-#endif
-
-/// A resource over just `count` rows of `data` from `first` on, or as many as there are.
-__device__ inline dev::Buffer rows_of(const uint8_t* data, uint32_t first, uint32_t count, uint32_t rows, uint32_t stride) {
-  return dev::make_buffer(data + uint64_t{first} * stride, min(count, rows - first) * stride);
-}
-
-/// The same over the scales of `count` rows of W.
-template <Scales kScales>
-__device__ inline dev::Buffer scale_rows_of(const uint8_t* scales, uint32_t first, uint32_t count, uint32_t rows, uint32_t k) {
-  constexpr uint32_t kShared = shared_rows(kScales);
-  return rows_of(scales, first / kShared, (first % kShared + count + kShared - 1) / kShared, (rows + kShared - 1) / kShared,
-                 scale_row_bytes(kScales, k));
-}
-
-/// Where row 0..15 of a tile begins in rows of `stride`. With kColumns < 16 a tile is kColumns rows, cut into 16 / kColumns
-/// parts of their length: row r is part r / kColumns of row r % kColumns.
-template <int kColumns = kTile>
-__device__ inline uint32_t tile_row_offset(uint32_t row, uint32_t stride) {
-  return row % kColumns * stride + (kColumns == kTile ? 0 : row / kColumns * (stride / (kTile / kColumns)));
-}
-
-/// The offset of a lane's row and first piece in 16 rows.
-template <int kColumns = kTile>
-__device__ inline uint32_t lane_offset(uint32_t k, uint32_t lane) {
-  return tile_row_offset<kColumns>(lane % kTile, k) + lane / kTile * kPieceBytes;
-}
-
-/// Rows of X that follow each other: all tiles share the lane's offset. kColumns as in tile_row_offset.
-template <int kRowTiles, int kColumns = kTile, Scales kScales = Scales::kMx>
-struct NeighbouringRows {
-  const dev::Buffer payload, scales;
-  const uint32_t offset, scale_offset, k, scale_bytes;
-
-  // `in_lane` is lane_offset: the same value for W lets the compiler compute addresses once for both.
-  __device__ NeighbouringRows(const uint8_t* x, const uint8_t* xs, uint32_t row0, uint32_t rows, uint32_t depth,
-                              uint32_t in_lane, uint32_t lane)
-      : payload(rows_of(x, row0, kTile * kRowTiles, rows, depth)),
-        scales(rows_of(xs, row0, kTile * kRowTiles, rows, scale_row_bytes(kScales, depth))),
-        offset(in_lane),
-        scale_offset(tile_row_offset<kColumns>(lane % kTile, scale_row_bytes(kScales, depth))),
-        k(depth),
-        scale_bytes(scale_row_bytes(kScales, depth)) {}
-
-  __device__ uint32_t in_lane(int) const { return offset; }
-  __device__ uint32_t in_wave(int tile) const { return tile * kTile * k; }
-  __device__ uint32_t scales_in_lane(int) const { return scale_offset; }
-  __device__ uint32_t scales_in_wave(int tile) const { return tile * kTile * scale_bytes; }
-};
-
-/// Any rows of X, one per lane % 16 and tile; one that does not exist reads 0.
-template <int kRowTiles>
-struct GatheredRows {
-  const dev::Buffer payload, scales;
-  uint32_t offset[kRowTiles], scale_offset[kRowTiles];
-
-  __device__ GatheredRows(const uint8_t* x, const uint8_t* xs, const uint32_t (&row)[kRowTiles],
-                          const bool (&exists)[kRowTiles], uint32_t rows, uint32_t depth, uint32_t lane)
-      : payload(dev::make_buffer(x, rows * depth)), scales(dev::make_buffer(xs, rows * (depth / kMxBlock))) {
-#pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) {
-      offset[t] = exists[t] ? row[t] * depth + lane / kTile * kPieceBytes : dev::kOutOfRange;
-      scale_offset[t] = exists[t] ? row[t] * (depth / kMxBlock) : dev::kOutOfRange;
-    }
-  }
-
-  __device__ uint32_t in_lane(int tile) const { return offset[tile]; }
-  __device__ uint32_t in_wave(int) const { return 0; }
-  __device__ uint32_t scales_in_lane(int tile) const { return scale_offset[tile]; }
-  __device__ uint32_t scales_in_wave(int) const { return 0; }
-};
 
 /// One wave's 16 kRowTiles x 16 outputs; acc[t][i] is row lane % 16 of row tile t, column 4 (lane / 16) + i. kColumns as in
 /// tile_row_offset, of W. With several tiles of columns those of tile c begin at acc[c kRowTiles].
