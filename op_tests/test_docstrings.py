@@ -5,6 +5,9 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +54,26 @@ def test_the_example_of_a_public_name_runs(name: str, monkeypatch: pytest.Monkey
 def test_an_example_that_prints_something_else_is_found() -> None:
     test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
     assert doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None).failed == 1
+
+
+def _completed() -> dict[str, Callable[..., object]]:
+    """The functions whose docstrings are completed from another's, by where they are defined."""
+    found: dict[str, Callable[..., object]] = {}
+    for path in sorted(Path(hipforge.ops.__file__).parent.rglob("*.py")):
+        names = re.findall(r"^@documented_like\(.*\n(?:@.*\n)*def (\w+)", path.read_text(), re.MULTILINE)
+        parts = path.relative_to(Path(hipforge.ops.__file__).parent).with_suffix("").parts
+        module = ".".join(("hipforge.ops", *(part for part in parts if part != "__init__")))
+        found.update({f"{module}.{name}": getattr(importlib.import_module(module), name) for name in names})
+    return found
+
+
+def test_a_completed_docstring_describes_every_parameter() -> None:
+    functions = _completed()
+    assert len(functions) > 20
+    for name, function in functions.items():
+        described = set(re.findall(r"^    (?:    )?(\w+): ", str(function.__doc__), re.MULTILINE))
+        parameters = set(inspect.signature(function).parameters)
+        assert parameters <= described, (name, parameters - described)
 
 
 def test_ops_are_among_the_public_names() -> None:

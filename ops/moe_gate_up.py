@@ -90,7 +90,7 @@ def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> tuple[tor
 
 @operator(_plan, fake=_new)
 @documented_like(grouped_mxfp8_linear)
-def grouped_swiglu_mxfp8(  # noqa: D417
+def grouped_swiglu_mxfp8(
     taken: Accepted,
     a_q: torch.Tensor,
     a_scale: torch.Tensor,

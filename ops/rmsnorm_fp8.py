@@ -151,7 +151,7 @@ def residual_rms(
     returns=("residual",),
 )
 @documented_like(residual_rms)
-def residual_rms_mxfp8(  # noqa: D417
+def residual_rms_mxfp8(
     _taken: Accepted,
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -194,7 +194,7 @@ def residual_rms_mxfp8(  # noqa: D417
 
 @operator(_plan("rms_norm"), fake=lambda x: torch.empty_like(x), outs=("out",))
 @documented_like(residual_rms)
-def rms_norm(  # noqa: D417
+def rms_norm(
     _taken: Accepted,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -224,7 +224,7 @@ def rms_norm(  # noqa: D417
 
 @operator(_plan("rms_norm_fp8"), fake=_new_fp8, outs=("out",), mutates=("also_out",))
 @documented_like(rms_norm)
-def rms_norm_fp8(  # noqa: D417
+def rms_norm_fp8(
     _taken: Accepted,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -265,7 +265,7 @@ def rms_norm_fp8(  # noqa: D417
     mutates=("also_out",),
 )
 @documented_like(rms_norm)
-def rms_norm_mxfp8(  # noqa: D417
+def rms_norm_mxfp8(
     _taken: Accepted,
     x: torch.Tensor,
     weight: torch.Tensor,

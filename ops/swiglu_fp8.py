@@ -145,7 +145,7 @@ def swiglu_fp8(
     functools.partial(_plan, "swiglu_mxfp8"), fake=_new_mxfp8, outs=("out", "scale_out"), mutates=("next_buffer",)
 )
 @documented_like(swiglu_fp8)
-def swiglu_mxfp8(  # noqa: D417
+def swiglu_mxfp8(
     _taken: Accepted,
     gate_up: torch.Tensor,
     next_buffer: torch.Tensor | None = None,

@@ -21,7 +21,7 @@ def documented_like(source: Callable[..., Any]) -> Callable[[F], F]:
         ...         x: a number.
         ...     '''
         >>> @documented_like(first)
-        ... def second(x: int, y: int) -> int:  # noqa: D417
+        ... def second(x: int, y: int) -> int:
         ...     '''Return x + y.
         ...
         ...     Args:

@@ -312,7 +312,7 @@ def decode_attention_splitk(
 @planned_by(lambda **given: planner_of("decode_attention")(*packed_call(**given)))
 @naming_arguments
 @documented_like(decode_attention_fp8)
-def decode_attention_splitk(  # noqa: D417
+def decode_attention_splitk(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

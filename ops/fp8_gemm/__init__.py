@@ -108,7 +108,7 @@ def fp8_gemm(
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
 @documented_like(fp8_gemm)
-def fp8_linear(  # noqa: D417
+def fp8_linear(
     taken: Accepted,
     xq: torch.Tensor,
     x_scale: torch.Tensor,

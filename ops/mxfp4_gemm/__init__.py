@@ -90,7 +90,7 @@ def mxfp4_gemm(
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
 @documented_like(mxfp4_gemm)
-def mxfp4_linear(  # noqa: D417
+def mxfp4_linear(
     taken: Accepted,
     xq: torch.Tensor,
     x_scale: torch.Tensor,

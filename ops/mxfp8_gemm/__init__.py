@@ -132,7 +132,7 @@ def mxfp8_gemv(
 
 @operator(GEMM.plan, fake=_new, outs=("out",), rows=("xq", "x_scale"))
 @documented_like(mxfp8_gemv)
-def mxfp8_gemm(  # noqa: D417
+def mxfp8_gemm(
     taken: Accepted,
     xq: torch.Tensor,
     x_scale: torch.Tensor,
@@ -168,7 +168,7 @@ def mxfp8_gemm(  # noqa: D417
 
 @operator(GEMM.plan_total, fake=_new, outs=("out",))
 @documented_like(mxfp8_gemm)
-def mxfp8_linear(  # noqa: D417
+def mxfp8_linear(
     taken: Accepted,
     xq: torch.Tensor,
     x_scale: torch.Tensor,

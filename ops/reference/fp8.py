@@ -94,7 +94,7 @@ def _once(shape: tuple[int, ...], rows: int) -> bool:
 
 
 @documented_like(mxfp8_mm)
-def fp8_mm(  # noqa: D417
+def fp8_mm(
     xq: torch.Tensor,
     x_scale: torch.Tensor,
     wq: torch.Tensor,

@@ -38,7 +38,7 @@ mxfp4_gemm_tiles_out = stub(
 
 
 @documented_like(run_raw)
-def run_mxfp4_tiles(  # noqa: D417
+def run_mxfp4_tiles(
     xq: torch.Tensor,
     x_scale: torch.Tensor,
     wq: torch.Tensor,

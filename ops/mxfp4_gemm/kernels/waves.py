@@ -103,7 +103,7 @@ mxfp4_gemm_out = stub(
 
 
 @documented_like(run_raw)
-def run_mxfp4(  # noqa: D417
+def run_mxfp4(
     xq: torch.Tensor,
     x_scale: torch.Tensor,
     wq: torch.Tensor,

@@ -45,7 +45,7 @@ def smallm_mxfp8_gemv_out(
 
 
 @documented_like(run_raw)
-def smallm_mxfp8_gemv(  # noqa: D417
+def smallm_mxfp8_gemv(
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,

@@ -76,7 +76,7 @@ mxfp8_group_split_out = stub(
 
 
 @documented_like(run_raw)
-def mxfp8_group_split(  # noqa: D417
+def mxfp8_group_split(
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,

@@ -65,7 +65,7 @@ mxfp8_k_packed_out = stub(
 
 
 @documented_like(run_raw)
-def mxfp8_k_packed(  # noqa: D417
+def mxfp8_k_packed(
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,

@@ -46,7 +46,7 @@ def split_k_workspace(m: int, n: int, k_splits: int, device: torch.device) -> to
 
 
 @documented_like(run_raw)
-def smallm_mxfp8_mfma(  # noqa: D417
+def smallm_mxfp8_mfma(
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,

@@ -118,7 +118,7 @@ def _launch(out: torch.Tensor, *given: Any) -> None:
 
 
 @documented_like(run_raw)
-def mxfp8_row_stream(  # noqa: D417
+def mxfp8_row_stream(
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,

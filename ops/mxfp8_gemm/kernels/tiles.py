@@ -40,7 +40,7 @@ mxfp8_gemm_out = stub(
 
 
 @documented_like(run_raw)
-def mxfp8_gemm_tiles(  # noqa: D417
+def mxfp8_gemm_tiles(
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,

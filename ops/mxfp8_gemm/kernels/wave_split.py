@@ -150,7 +150,7 @@ mxfp8_wave_split_out = stub(
 
 
 @documented_like(run_raw)
-def mxfp8_wave_split(  # noqa: D417
+def mxfp8_wave_split(
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,

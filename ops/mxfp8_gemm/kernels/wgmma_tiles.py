@@ -36,7 +36,7 @@ def _launch(out: torch.Tensor, *given: Any) -> None:
 
 
 @documented_like(run_raw)
-def mxfp8_wgmma_tiles(  # noqa: D417
+def mxfp8_wgmma_tiles(
     Xq: torch.Tensor,
     Xs: torch.Tensor,
     Wq: torch.Tensor,

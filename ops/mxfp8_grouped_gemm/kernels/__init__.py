@@ -60,7 +60,7 @@ def smallm_mxfp8_moe_out(
 
 
 @documented_like(mxfp8_grouped_split)
-def smallm_mxfp8_moe_grouped_gemm(  # noqa: D417
+def smallm_mxfp8_moe_grouped_gemm(
     a_q: torch.Tensor,
     a_scale: torch.Tensor,
     w: torch.Tensor,

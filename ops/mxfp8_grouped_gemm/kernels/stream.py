@@ -60,7 +60,7 @@ mxfp8_grouped_stream_out = stub(
 
 
 @documented_like(mxfp8_grouped_split)
-def mxfp8_grouped_stream(  # noqa: D417
+def mxfp8_grouped_stream(
     a_q: torch.Tensor,
     a_scale: torch.Tensor,
     w: torch.Tensor,
