@@ -317,6 +317,6 @@ def _failure(
         f"rerun: cd {shlex.quote(str(place))} && {failed.command}\n"
         f"{failed.first_error}{failed.hint}"
     )
-    if failed.deterministic:
+    if dependencies:  # else nothing could tell that the cause has gone
         failures.remember(place, spec, message, dependencies)
     return BuildError(message)

@@ -176,11 +176,13 @@ __global__ __launch_bounds__(kThreads) void moe_align_kernel(
       const hf::dev::LaneMask set = hf::dev::lanes_with(mine);
       alike &= mine ? set : ~set;
     }
-    if (expert == a.experts) continue;
+    const bool is_local = expert != a.experts;
     const uint32_t rank = hf::dev::lanes_before(alike);
-    const uint32_t at = own[expert];
-    if (rank == 0) own[expert] = at + hf::dev::lane_count(alike);
-    a.sorted[at + rank] = static_cast<int32_t>(slot);
+    const uint32_t at = is_local ? own[expert] : 0;
+    hf::dev::wave_fence();  // the lanes of a warp need not run in step: all have read before one writes, and
+    if (is_local && rank == 0) own[expert] = at + hf::dev::lane_count(alike);
+    hf::dev::wave_fence();  // it has written before the next round reads
+    if (is_local) a.sorted[at + rank] = static_cast<int32_t>(slot);
   }
 
   // A wave's experts, one per lane; then one after another, each by all lanes.

@@ -39,7 +39,8 @@ FILES = (
 def pytest_run(arguments: list[str], folder: Path, processes: int, seconds: float | None) -> bool:
     """Run pytest, its outcomes written into ``folder``; returns whether all passed within ``seconds``."""
     parallel = ["-n", str(processes), "--dist", "worksteal"] if processes > 1 and _has("xdist") else []
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", *parallel, *arguments]
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--durations=10", *parallel]
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
     path = os.pathsep.join([str(SOURCE), str(OP_TESTS), os.environ.get("PYTHONPATH", "")])
     environment = {
         **os.environ, "PYTHONPATH": path, "HIPFORGE_STAGE_RECORD": str(folder), "OMP_NUM_THREADS": "1",
@@ -75,7 +76,7 @@ def main() -> int:
         files = [str(OP_TESTS / "ops" / f"{file}.py") for file in FILES]
         files += [str(OP_TESTS / "jit/test_plain_hip.py"), str(OP_TESTS / "gpu/test_mxfp8_gemm.py")]
         staged = pytest_run(["-p", "gpu.staging", *files, *chosen], folder, options.j, options.seconds)
-        alone = pytest_run([str(OP_TESTS / "gpu/test_gpu.py"), *chosen], folder, 1, options.seconds)
+        alone = pytest_run([str(OP_TESTS / "gpu/test_gpu.py"), *chosen], folder, min(4, options.j), options.seconds)
         write_record(folder, built, options.out)
     return 0 if staged and alone else 1
 

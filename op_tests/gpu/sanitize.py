@@ -19,7 +19,7 @@ FAULTS = {
     "memcheck": "out[1 << 22] = 1.f;",
     "racecheck": "__shared__ float s[64]; s[threadIdx.x] = out[threadIdx.x]; out[threadIdx.x] = s[63 - threadIdx.x];",
     "initcheck": "out[threadIdx.x] = in[threadIdx.x] + 1.f;",
-    "synccheck": "if (threadIdx.x < 16) __syncwarp(0xFFFFFFFFu); out[threadIdx.x] = 1.f;",
+    "synccheck": "__syncwarp(0xFFFFu); if (threadIdx.x < 48) __syncthreads(); out[threadIdx.x] = 1.f;",
 }
 SOURCE = """
 #include <hip/hip_runtime.h>

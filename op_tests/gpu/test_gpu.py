@@ -94,6 +94,7 @@ def test_a_consumer_on_another_stream_waits_for_the_producers_event() -> None:
 def test_a_captured_graph_replays_on_new_data() -> None:
     x, weight = operands()
     hipforge.warmup(hipforge.rms_norm, x, weight, EPSILON)
+    hipforge.warmup(hipforge.mxfp8_quantize, x)
     graph, out = torch.cuda.CUDAGraph(), torch.empty_like(x)
     with torch.cuda.graph(graph):
         hipforge.rms_norm(x, weight, EPSILON, out=out)

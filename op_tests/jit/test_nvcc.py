@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hipforge import settings
-from hipforge.errors import ConfigError, ToolchainError
+from hipforge.errors import BuildError, ConfigError, ToolchainError
 from hipforge.jit import hip_module, obtain, registry, toolchain
 from hipforge.jit.backends.nvidia import compilers, nvcc, resources
 
@@ -95,6 +95,19 @@ def test_a_changed_flag_of_the_environment_is_another_build(
     spec = wanted.specify()
     assert spec.key != before and spec.ingredients["environment:NVCC_APPEND_FLAGS"] == "-lineinfo"
     toolchain._selected.clear()
+
+
+@pytest.mark.parametrize("fault", ["a missing header", "an error in a header"])
+def test_a_failed_build_is_tried_again_when_a_header_is_mended(module: Module, tmp_path: Path, fault: str) -> None:
+    entry, header = module(), tmp_path / "on_device.h"
+    header.unlink()
+    if fault == "an error in a header":
+        header.write_text("int wrong = ;")
+    for _ in range(2):
+        with pytest.raises(BuildError, match=r"on_device\.h"):
+            obtain.module(hip_module.request(entry, {}, "sm_90"))
+    header.write_text("")
+    assert obtain.module(hip_module.request(entry, {}, "sm_90")).entry.manifest.kernels
 
 
 def test_a_source_by_vendor_and_a_limit_in_the_vendors_words(module: Module) -> None:

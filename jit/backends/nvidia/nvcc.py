@@ -82,7 +82,7 @@ class Nvcc:
             argv=(*base, "-MD", *listing, "-c", unit.source, "-o", output),
             outputs=(output,),
             depfile=f"{name}.d",
-            scan=(*base, "-Xcompiler", "-MG", "-M", *listing, unit.source),
+            scan=(*base, "-M", *listing, unit.source),  # fails where a header is missing, which nvcc cannot list
         )
         return Compiled((step,), (output,), {})
 

@@ -10,12 +10,15 @@ struct __nv_bfloat16;
 /// What kernels over hipforge/device/ are built for.
 #define HF_ARCHS "sm_90"
 
+struct hip_bfloat16;  // of <hip/hip_bfloat16.h>
+
 namespace hf __attribute__((visibility("hidden"))) {
 
 template <> struct HoldsElement<dev::f16> : HoldsDtype<HF_F16> {};
 template <> struct HoldsElement<dev::bf16> : HoldsDtype<HF_BF16> {};
 template <> struct HoldsElement<__half> : HoldsDtype<HF_F16> {};
 template <> struct HoldsElement<__nv_bfloat16> : HoldsDtype<HF_BF16> {};
+template <> struct HoldsElement<hip_bfloat16> : HoldsDtype<HF_BF16> {};
 
 using StreamStruct = CUstream_st;
 
