@@ -86,6 +86,24 @@ def write_pages(folder: Path) -> None:
     (folder / "index.md").write_text("\n".join([*index, "", *time_table(every, times)]))
 
 
+def gpu_page() -> str:
+    """Return the page of the module variants that a GPU ran, and of the modules whose present sources none has."""
+    folder = ROOT / "op_tests" / "gpu"
+    record, pending = (json.loads((folder / f"{name}.json").read_text()) for name in ("record", "pending"))
+    lines = [
+        "# Kernels run on a GPU", "",
+        "`make gpu-test` runs the tests of the sm_90 modules on the GPU that is there and writes this record.",
+        "A module named below it has changed since, or has not run yet.", "",
+        "| module variant | card | driver | date | tests passed | worst error beside float64 |",
+        "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, run in record.items():
+        error = "" if run["worst_error"] is None else f"{run['worst_error']:.1e}"
+        lines.append(f"| `{name}` | {run['card']} | {run['driver']} | {run['date']} | {run['tests']} | {error} |")
+    lines += ["", *(f"- `{module}` is pending: {reason}." for module, reason in pending.items())]
+    return "\n".join([*lines, ""])
+
+
 def draw(pictures: Path) -> None:
     """Make the pictures of the page about them by the commands that it names, on the emulator."""
     environment = {**os.environ, "HIPFORGE_DEVICE": "emulator", "HIPFORGE_EMULATOR_QUIET": "1"}
@@ -121,6 +139,7 @@ def build(site: Path) -> int:
         shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns("*.json", "*.py"))
         shutil.copyfile(ROOT / "CHANGELOG.md", source / "changelog.md")
         write_pages(source / "ops")
+        (source / "gpu-record.md").write_text(gpu_page())
         draw(source / "pictures")
         pages = json.dumps(["ops/index.md", *sorted(f"ops/{path.name}" for path in (source / "ops").glob("[!i]*.md"))])
         configuration = top / "mkdocs.yml"

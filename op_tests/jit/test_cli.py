@@ -63,6 +63,19 @@ def test_doctor_gives_each_toolchain_and_device_a_reason_and_takes_one_of_each(s
     assert str(stand_in.hipcc) in next(item["name"] for item in findings if item["taken"])
 
 
+def test_doctor_names_the_modules_that_no_gpu_has_run_and_the_card_of_those_that_one_has() -> None:
+    (found,) = (item for item in answer("doctor") if item["kind"] == "gpu record")
+    folder = Path(__file__).parents[1] / "gpu"
+    record, pending = (json.loads((folder / f"{name}.json").read_text()) for name in ("record", "pending"))
+    assert found["detail"].startswith(f"{len(record)} module variants ran on a GPU (")
+    assert all(name in found["detail"] for name in (*pending, *(run["card"] for run in record.values())))
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "hipforge", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == invoke("--version").output
+
+
 def test_doctor_replaces_a_named_compiler_by_no_other(stand_in: StandIn) -> None:
     stand_in.hipcc.unlink()
     result = invoke("doctor", "--json")

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -155,6 +156,19 @@ def device_findings() -> list[Finding]:
     ]
 
 
+def gpu_record_findings() -> list[Finding]:
+    """Report, in a checkout, which modules a GPU has run as ``make gpu-test`` recorded it, and which are pending."""
+    folder = Path(__file__).resolve().parents[3] / "op_tests" / "gpu"
+    if not (folder / "record.json").is_file():
+        return []
+    record, pending = (json.loads((folder / f"{name}.json").read_text()) for name in ("record", "pending"))
+    runs = sorted({f"{run['card']}, driver {run['driver']}, {run['date']}" for run in record.values()})
+    detail = f"{len(record)} module variants ran on a GPU ({'; '.join(runs)})"
+    if pending:
+        detail += f"; changed since, or not run yet: {', '.join(pending)}"
+    return [Finding("gpu record", "op_tests/gpu", True, False, detail)]
+
+
 def setting_findings() -> list[Finding]:
     """Check every ``HIPFORGE_*`` variable that is set: is it a setting, and is its value accepted?"""
     known = {setting.env: setting for setting in settings.ALL}
@@ -223,6 +237,7 @@ def command(as_json: bool) -> None:
         *guarded("prebuilt", prebuilt_findings),
         *guarded("device", device_findings),
         *guarded("emulator", emulator_findings),
+        *guarded("gpu record", gpu_record_findings),
         *guarded("setting", setting_findings),
     ]
 
