@@ -7,7 +7,7 @@ __global__ void bench_kernel(const uint8_t* a, uint16_t* out, int64_t n) {
 
 void bench_guarded_out(hf::Tensor out, hf::Tensor a, hf::Tensor b, hf::Tensor c, hf::Tensor d, int64_t n, int64_t block,
                        hipStream_t stream) {
-  HF_CHECK_ARCH(out, "gfx950", "gfx942");
+  HF_CHECK_ARCH(out, HF_ARCHS);
   HF_CHECK(out.dim() == 2 && a.dim() == 2 && b.dim() == 2 && c.dim() == 2 && d.dim() == 2, "all must be matrices");
   HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out);
   HF_CHECK(a.element_bytes() == 1 && c.element_bytes() == 1, "payloads must be bytes; got ", a, " and ", c);

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -79,14 +80,56 @@ def main() -> None:
     line("router_gemm 6144x128", 8, 4 * router.numel(), replay_us([lambda: hipforge.router_gemm(x, router)] * 20))
     logits = torch.randn(8, 128, device="cuda")
     line("topk_gating 128, 8", 8, 4 * logits.numel(), replay_us([lambda: hipforge.topk_gating(logits, 8)] * 20))
-    x, out = torch.randn(4, 64, device="cuda").bfloat16(), torch.empty(4, 64, device="cuda").bfloat16()
-    own = weight[:64].contiguous()
-    for _ in range(100):
-        hipforge.rms_norm(x, own, 1e-6, out=out)
-    began = time.perf_counter()
-    for _ in range(5000):
-        hipforge.rms_norm(x, own, 1e-6, out=out)
-    sys.stdout.write(f"a call of rms_norm: {(time.perf_counter() - began) / 5000 * 1e6:.2f} us on the host\n")
+    call_costs()
+
+
+def call_costs() -> None:
+    """Print nanoseconds of a call on the host, five tensors and two integers, launch included: ours beside peers."""
+    import triton
+    from torch.utils import cpp_extension
+
+    from hipforge.jit import compile_ops, registry
+
+    sources = Path(__file__).parents[1] / "bench_sources"
+    values = {"module_bench_call": {"srcs": [str(sources / "bench_call.cu")]}}
+    registry.register_values(sources / "modules.json", values)
+
+    @compile_ops("module_bench_call", mutates=("out",))
+    def bench_guarded_out(
+        out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, n: int, block: int
+    ) -> None: ...
+
+    @triton.jit
+    def empty(out, a, b, c, d, n, block):
+        pass
+
+    extension = cpp_extension.load("bench_extension", [str(sources / "bench_extension.cpp")])
+    m, k, n = 1, 1024, 256
+
+    def operands(device: str) -> list[torch.Tensor]:
+        shapes = (m, k), (m, k // 32), (n, k), (n, k // 32)
+        out = torch.zeros(m, n, dtype=torch.bfloat16, device=device)
+        return [out, *(torch.zeros(shape, dtype=torch.uint8, device=device) for shape in shapes)]
+
+    on_gpu, on_cpu = operands("cuda"), operands("cpu")  # the extension launches nothing and writes from the host
+    calls: dict[str, Callable[[], object]] = {
+        "hipforge stub": lambda: bench_guarded_out(*on_gpu, 64, 8),
+        "Triton launcher, an empty kernel": lambda: empty[(1,)](*on_gpu, 64, 8),
+        "torch extension, no launch": lambda: extension.bench_guarded_out(*on_cpu, 64, 8),
+        "torch: out.zero_()": lambda: on_gpu[0].zero_(),
+    }
+    x, weight = torch.randn(4, 64, device="cuda").bfloat16(), torch.ones(64, device="cuda").bfloat16()
+    calls["rms_norm with out"] = lambda: hipforge.rms_norm(x, weight, 1e-6, out=x)
+    for name, call in calls.items():
+        call()
+        rounds = []
+        for _ in range(30):
+            torch.cuda.synchronize()
+            began = time.perf_counter_ns()
+            for _ in range(300):  # below the length of a stream's queue, so that the GPU does not hold up the host
+                call()
+            rounds.append((time.perf_counter_ns() - began) / 300)
+        sys.stdout.write(f"{name:36} {min(rounds):8.0f} ns a call on the host\n")
 
 
 if __name__ == "__main__":
