@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hipforge import devices
 from hipforge.errors import ArchError, ConfigError, GuardError
+from hipforge.jit.call.profiling import Idle, ranged
 from hipforge.jit.call.signature import BOOL, FLOAT, INT, MUST_BE, OPTIONAL_TENSOR, STR, Signature, signature_of
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ def _caller(stub: Stub) -> Callable[..., Any]:
     def traced(*args: Any) -> Any:
         return _call_operator(stub.operator_name(), args, {})
 
-    _callers.append(stub.calls)
-    stub.calls.update(is_dynamo_compiling=_is_dynamo_compiling, traced=traced)
     names, name = stub.signature.names, stub.signature.name
+    _callers.append(stub.calls)
+    stub.calls.update(_of_torch, traced=traced, profiled=ranged(name, lambda *args: stub.eager(*args)))
     code = _caller_code(len(names)).replace(co_varnames=names, co_name=name)
     if sys.version_info >= (3, 11):
         code = code.replace(co_qualname=name)
@@ -109,7 +110,10 @@ _callers: list[dict[str, Any]] = []  # the globals of each
 @functools.cache
 def _caller_code(count: int) -> types.CodeType:
     names = ", ".join(f"a{i}" for i in range(count))
-    source = f"def call({names}):\n if is_dynamo_compiling(): return traced({names})\n return eager({names})"
+    source = (
+        f"def call({names}):\n if is_dynamo_compiling(): return traced({names})\n"
+        f" if profiler._is_profiler_enabled: return profiled({names})\n return eager({names})"
+    )
     scope: dict[str, Any] = {}
     exec(compile(source, __file__, "exec"), scope)
     return cast(types.CodeType, scope["call"].__code__)
@@ -127,18 +131,18 @@ def _ask_torch() -> bool:
     return torch.compiler.is_dynamo_compiling()
 
 
-_is_dynamo_compiling: Callable[[], bool] = _ask_torch
+_of_torch: dict[str, Any] = {"is_dynamo_compiling": _ask_torch, "profiler": Idle}  # what every caller asks
 
 
 def _ask_torch_directly() -> None:
     """Save every call a Python frame; done as early as possible, because torch.compile guards on the function's id."""
-    global _is_dynamo_compiling
     import torch
+    from torch.autograd import profiler
 
-    if _is_dynamo_compiling is not torch.compiler.is_dynamo_compiling:
-        _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+    if _of_torch["profiler"] is Idle:
+        _of_torch.update(is_dynamo_compiling=torch.compiler.is_dynamo_compiling, profiler=profiler)
         for calls in _callers:
-            calls["is_dynamo_compiling"] = _is_dynamo_compiling
+            calls.update(_of_torch)
 
 
 class Stub:

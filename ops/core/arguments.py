@@ -23,9 +23,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import profiler
 
 from hipforge.errors import GuardError, HipforgeError, OutOfMemoryError
 from hipforge.jit.call import tensors
+from hipforge.jit.call.profiling import ranged
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core.checks import require_in_float32, require_unexpanded
 
@@ -270,15 +272,21 @@ _TRANSFORMED = "is inside a transform of torch.func (grad, vmap, jvp), which ops
 
 
 def naming_arguments(function: Callable[P, R], name: str | None = None) -> Callable[P, R]:
-    """Make a function that is not an ``@operator`` say, under its name or ``name``, which argument made it fail."""
+    """Make a function that is not an ``@operator`` say, under its name or ``name``, which argument made it fail.
+
+    A profile names it too.
+    """
     name = function.__name__ if name is None else name
     signature = inspect.signature(function, eval_str=True)
+    profiled = ranged(name, function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if _is_dynamo_compiling():
             return function(*args, **kwargs)
         try:
+            if profiler._is_profiler_enabled:
+                return profiled(*args, **kwargs)
             return function(*args, **kwargs)
         except HipforgeError:
             raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -18,6 +19,7 @@ import torch
 
 from hipforge.errors import GuardError, HipforgeError
 from hipforge.jit.call.binder import Binder, described, on_binder
+from hipforge.jit.call.profiling import Idle, ranged
 from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch, invariance
@@ -128,7 +130,7 @@ def operator(
                 raise error from None
 
         def eager(*args: Any, **kwargs: Any) -> Any:
-            return call(*args, **kwargs)
+            return unnamed(*args, **kwargs)
 
         dispatch.register_planner(name, planner)
         traced = constant
@@ -141,10 +143,11 @@ def operator(
             "body": body, "plan": plan, "key_of": key or _described, "launches": launches, "decide": decide,
             "first": first, "failed": failed, "refused": refused, "traced": traced, "compiling": _is_dynamo_compiling,
             "modes": _dispatch_modes, "recording": recording, "GuardError": GuardError, "HipforgeError": HipforgeError,
-            "invariance": invariance.STATE,
+            "invariance": invariance.STATE, "profiler": torch.autograd.profiler, "profiled": ranged(name, eager),
         }  # fmt: skip
         at = f"key_of({', '.join(named_by(key, signature) if key else signature.parameters)})"
         call = _eager_call(body, signature, free, tracing=tracing, decision=decision, key=at)
+        unnamed = _without_profiler(call)
         on_binder(functools.partial(_use_binder, call, key is None))
         call.writes = writes  # type: ignore[attr-defined]
         return typing.cast(Callable[P, R], call)
@@ -161,6 +164,8 @@ def make({free}):
             if invariance.on:  # read, so that a traced graph is guarded by it
                 pass
             return traced({decision}{passed})
+        if profiler._is_profiler_enabled:
+            return profiled({passed})
         try:
             try:
                 at = {key}
@@ -208,6 +213,15 @@ def _eager_call(
     call: Any = functools.wraps(body)(made["make"](**free))
     call.__signature__ = signature
     return call
+
+
+def _without_profiler(call: Any) -> Callable[..., Any]:
+    """Return the same call, with the same decisions, to which no profiler ever runs."""
+    named = zip(call.__code__.co_freevars, call.__closure__, strict=True)
+    cells = tuple(types.CellType(Idle) if name == "profiler" else cell for name, cell in named)
+    twin = types.FunctionType(call.__code__, call.__globals__, call.__name__, call.__defaults__, cells)
+    twin.__kwdefaults__ = call.__kwdefaults__
+    return twin
 
 
 class _Default(str):
