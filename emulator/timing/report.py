@@ -1,17 +1,15 @@
-"""What does a modelled time consist of? Tables and plots for a terminal and a file."""
+"""What does a modelled time consist of? Tables for a terminal, a timeline for a viewer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hipforge.emulator.timing.capture import Capture
 from hipforge.emulator.timing.machines import Machine
 from hipforge.emulator.timing.model import STALLS, Start, Timing, simulate
-from hipforge.errors import ConfigError
-from hipforge.jit.demangle import fit, short_name
+from hipforge.jit.demangle import short_name
 
 if TYPE_CHECKING:
     from hipforge.emulator.code_object import Kernel
@@ -74,7 +72,7 @@ def hottest(
     found: list[HotInstruction] = []
     total = 0.0
     for number, launch in enumerate(capture.launches()):
-        done = simulate(capture, number, of, start, rounds=DETAIL_ROUNDS, iterations=DETAIL_ITERATIONS, detail=True)
+        done = detailed(capture, number, of, start)
         total += sum(done["stalls"])
         lines = sources.get(launch["kernel"], {})
         first = min(pc for pc, *_ in done["hot"])
@@ -84,6 +82,16 @@ def hottest(
         ]
     found.sort(key=lambda item: -item.share)
     return [replace(item, share=item.share / max(1.0, total)) for item in found[:most]]
+
+
+def detailed(capture: Capture, number: int, of: Machine, start: Start) -> dict[str, Any]:
+    """Return the simulation of a launch with its waves' spans and phases: (SIMD, work-group, wave, begin, end, ...)."""
+    return simulate(capture, number, of, start, rounds=DETAIL_ROUNDS, iterations=DETAIL_ITERATIONS, detail=True)
+
+
+def reason(phase: Sequence[Any]) -> str:
+    """Return what the wave of a phase waits for, a key of ``REASONS``."""
+    return STALLS[phase[5]]
 
 
 def text(timing: Timing, hot: Sequence[HotInstruction] = ()) -> str:
@@ -149,60 +157,6 @@ def compare(names: tuple[str, str], timings: tuple[Timing, Timing]) -> str:
     )
 
 
-def plot(capture: Capture, timing: Timing, of: Machine, start: Start, path: Path) -> None:
-    """Write a picture: per launch the waves of one compute unit over time, then a roofline and the waves' time.
-
-    A bar is a wave, light where it issues instructions, coloured where it waits and by what for.
-
-    The roofline is of pipe cycles: how busy the vector and matrix pipes are against their cycles per byte of memory
-    traffic. Above the slope the kernel would need more bandwidth than the model reaches, above the flat more pipes.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError("a plot needs matplotlib: pip install matplotlib") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    launches = capture.launches()
-    figure, all_axes = pyplot.subplots(len(launches) + 2, 1, figsize=(10, 2.7 * (len(launches) + 2)), squeeze=False)
-    points: list[tuple[str, float, float]] = []
-    for number, launch in enumerate(launches):
-        axes = all_axes[number][0]
-        done: dict[str, Any] = simulate(
-            capture, number, of, start, rounds=DETAIL_ROUNDS, iterations=DETAIL_ITERATIONS, detail=True
-        )
-        name = short_name(launch["kernel"])
-        points.append((name, *roofline_point(done, of)))
-        rows = sorted({(simd, wave) for simd, _group, wave, _begin, _end in done["spans"]})
-        per_us = of["clock_ghz"] * 1e3
-        for simd, _group, wave, begin, end in done["spans"]:
-            length = (end - begin) / per_us
-            axes.barh(rows.index((simd, wave)), length, left=begin / per_us, color="0.9", edgecolor="black")
-        for label, (colour, reasons) in PHASES.items():
-            mine = [phase for phase in done["phases"] if STALLS[phase[5]] in reasons]
-            axes.barh(
-                [rows.index((simd, wave)) for simd, _group, wave, *_ in mine],
-                [(end - begin) / per_us for _simd, _group, _wave, begin, end, _reason in mine],
-                left=[begin / per_us for _simd, _group, _wave, begin, *_ in mine], color=colour, label=label,
-            )  # fmt: skip
-        axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
-        axes.set(title=f"{fit(name, 70)}: waves of one compute unit", xlabel="modelled µs")
-        axes.set_yticks(range(len(rows)), [f"SIMD {simd}, wave {wave}" for simd, wave in rows], fontsize=6)
-    axes = all_axes[-2][0]
-    _roofline(axes, points, of)
-    axes = all_axes[-1][0]
-    names = [name for name in STALLS if timing.stalls[name] >= 0.0005]
-    axes.barh(names, [100 * timing.stalls[name] for name in names])
-    axes.set(title=f"{timing.kernel_us:.2f} µs: the waves' time by reason (modelled)", xlabel="%")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 def chrome_trace(capture: Capture, of: Machine, start: Start = "cold") -> dict[str, Any]:
     """Return the timeline of one compute unit in the Trace Event Format, for Perfetto or Chrome: modelled microseconds.
 
@@ -211,7 +165,7 @@ def chrome_trace(capture: Capture, of: Machine, start: Start = "cold") -> dict[s
     per_us = of["clock_ghz"] * 1e3
     events: list[dict[str, Any]] = []
     for number, launch in enumerate(capture.launches()):
-        done = simulate(capture, number, of, start, rounds=DETAIL_ROUNDS, iterations=DETAIL_ITERATIONS, detail=True)
+        done = detailed(capture, number, of, start)
         title = {"name": f"{short_name(launch['kernel'])} (modelled)"}
         events.append({"name": "process_name", "ph": "M", "pid": number, "args": title})
         waves = [(*span, "wave") for span in done["spans"]]
@@ -220,7 +174,7 @@ def chrome_trace(capture: Capture, of: Machine, start: Start = "cold") -> dict[s
             {"name": "thread_name", "ph": "M", "pid": number, "tid": row, "args": {"name": f"SIMD {simd}, wave {wave}"}}
             for row, (simd, wave) in enumerate(rows)
         ]
-        waits = [(*phase[:5], REASONS[STALLS[phase[5]]]) for phase in done["phases"]]
+        waits = [(*phase[:5], REASONS[reason(phase)]) for phase in done["phases"]]
         events += [
             {
                 "name": name, "ph": "X", "pid": number, "tid": rows.index((simd, wave)), "ts": begin / per_us,
@@ -229,27 +183,3 @@ def chrome_trace(capture: Capture, of: Machine, start: Start = "cold") -> dict[s
             for simd, group, wave, begin, end, name in sorted(waves + waits, key=lambda item: (item[3], -item[4]))
         ]  # fmt: skip
     return {"traceEvents": events, "displayTimeUnit": "ns"}
-
-
-def roofline_point(done: Mapping[str, Any], of: Machine) -> tuple[float, float]:
-    """Return (pipe cycles per byte of memory traffic, share of all pipes' time that they are busy) of a simulation."""
-    traffic = max(1.0, done["hbm_bytes"] + done["stored_bytes"])
-    pipes = of["cus_per_xcd"] * 4 * done["cycles"]
-    return done["pipe_cycles"] / traffic, done["pipe_cycles"] / pipes
-
-
-def _roofline(axes: Any, points: Sequence[tuple[str, float, float]], of: Machine) -> None:
-    bytes_per_cycle = of["hbm_gbps"] / of["clock_ghz"] / (of["xcds"] * of["cus_per_xcd"] * 4)  # per SIMD
-    ridge = 1 / bytes_per_cycle
-    span = [min(ridge, *(x for _, x, _ in points)) / 4, max(ridge, *(x for _, x, _ in points)) * 4]
-    axes.plot([span[0], ridge, span[1]], [span[0] * bytes_per_cycle, 1, 1], color="black")
-    for name, x, y in points:
-        axes.plot([x], [y], "o", label=name)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="pipe cycles per byte of memory traffic",
-        ylabel="share of pipes busy",
-        title=f"roofline: {of['hbm_gbps'] / 1e3:.1f} TB/s, {of.cu_count} CUs of four SIMDs (modelled)",
-    )
-    axes.legend(fontsize=6)

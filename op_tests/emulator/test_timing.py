@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from click.testing import CliRunner
 from helpers import hip_compile
 
 import hipforge
-from hipforge import emulator
+from hipforge import emulator, plots
 from hipforge.cli.main import cli
+from hipforge.emulator import report as counted_report
 from hipforge.emulator import runtime
 from hipforge.emulator.timing import estimate, library, machine, machines, model, report
 from hipforge.errors import ConfigError, GuardError
@@ -166,16 +168,28 @@ def test_two_timings_side_by_side_are_a_tie_within_the_error(axpy: emulator.Kern
     assert "small is faster" in report.compare(("large", "small"), (large, small))
 
 
-def test_the_roofline_point_of_a_kernel_is_below_the_roof(axpy: emulator.Kernel) -> None:
-    with emulator.timed() as timed:
+def test_the_roofline_counts_what_a_kernel_computes_and_has_it_below_the_roof(axpy: emulator.Kernel) -> None:
+    with emulator.timed() as timed, emulator.counters() as counted:
         run(axpy, 64 * SIZE)
-    of = machines.MI355X
-    per_byte, busy = report.roofline_point(model.simulate(timed.capture, 0, of), of)
-    # Read x and y, write y: 12 bytes per item; a wave-instruction of 64 items takes 4 cycles.
-    vector = sum(item.count for item in report.hottest(timed.capture, of, most=99) if item.text.startswith("v_"))
-    waves = next(item.count for item in report.hottest(timed.capture, of, most=99) if item.text.startswith("s_endpgm"))
-    assert per_byte == pytest.approx(4 * vector / waves / (64 * 12), rel=0.02)
-    assert 0 < busy < per_byte * of["hbm_gbps"] / of["clock_ghz"] / (of.cu_count * 4)
+    found = counted_report.profile(counted.result, "gfx950")
+    # A multiply-add per item; x and y read, y written: 12 bytes. Items are whole waves.
+    assert (found.matrix_flop, found.vector_flop) == (0, 2 * 64 * SIZE)
+    assert found.flop_per_byte == pytest.approx(2 / 12, rel=0.01)
+    roof = found.flop_per_byte * machines.MI355X["hbm_gbps"] * 1e3  # FLOP in a microsecond
+    assert 0 < found.vector_flop / timed.result.kernel_us < roof
+
+
+def test_the_timeline_has_the_phases_of_every_wave_and_its_axes_say_modelled(
+    axpy: emulator.Kernel, tmp_path: Path
+) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    with emulator.timed() as timed, emulator.counters() as counted:
+        run(axpy, 64 * SIZE)
+    picture = tmp_path / "time.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        plots.timeline(timed, machines.MI355X, "cold", counted.result, "axpy 1", picture)
+    found = re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text())
+    assert {"issues", *report.PHASES, "8,000 GB/s  ", "axpy 1", "TFLOP/s (modelled)", "µs (modelled)"} <= set(found)
 
 
 def test_the_command_draws_a_picture_and_compares(tmp_path: Path) -> None:

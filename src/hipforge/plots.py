@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,13 @@ import click
 
 from hipforge import archs
 from hipforge.errors import ConfigError
+from hipforge.jit.demangle import fit, short_name
 
 if TYPE_CHECKING:
+    from hipforge.emulator.counting import Counters
     from hipforge.emulator.report import Profile
+    from hipforge.emulator.timing import Machine, Start
+    from hipforge.emulator.timing.context import Timed
 
 OPTION = click.option(
     "--plot", "picture", type=click.Path(path_type=Path), help="Also write a picture (needs matplotlib)."
@@ -57,26 +62,74 @@ def figure(
 
 def profile(found: Profile, kernel_us: float, title: str, path: Path) -> None:
     """Draw the instruction mix (counted), and the op, which takes ``kernel_us`` (modelled), below its roofline."""
-    counts = found.counters
-    info = archs.get(found.arch)
-    simds = info.cu_count * info.simds_per_cu
     with figure(path, 2) as (mix, roof):
-        classes = sorted((item for item in counts.by_class.items() if item[1]), key=lambda item: item[1])
+        classes = sorted((item for item in found.counters.by_class.items() if item[1]), key=lambda item: item[1])
         mix.barh([name for name, _ in classes], [count for _, count in classes])
-        mix.set(title=f"{title}: instructions (counted)", xlabel="wave-instructions")
-        # Work is what keeps the busiest pipe busy: its cycles over all SIMDs, per byte that must cross the memory bus.
-        cycles = max(found.vector_cycles, found.matrix_cycles, found.lds_cycles * info.simds_per_cu, 1)
-        intensity = cycles / max(1, found.memory_bytes)
-        peak = simds * info.clock_hz / 1e12
-        ridge = simds * info.clock_hz / info.bandwidth
-        around = [ridge / 100, ridge, ridge * 100]
-        roof.loglog(around, [min(peak, x * info.bandwidth / 1e12) for x in around], "k-", label=f"peak of {found.arch}")
-        roof.loglog([intensity], [cycles / kernel_us / 1e6], "o", label=f"{title}: {kernel_us:.2f} µs")
-        roof.set(
-            title=f"bound: {found.bound}", xlabel="pipe cycles per byte (counted)",
-            ylabel="10^12 pipe cycles per second (modelled)",
-        )  # fmt: skip
-        roof.legend()
+        mix.set(title="instructions", xlabel="wave-instructions (counted)")
+        roofline(roof, found, kernel_us, title)
+
+
+def roofline(axes: Any, found: Profile, kernel_us: float, title: str) -> None:
+    """Draw an op that takes ``kernel_us`` (modelled) below what the memory and the pipes of its architecture allow.
+
+    The flat roof is the rate of the op's own matrix instructions, or of packed float32 where it has none.
+    """
+    from hipforge.emulator.report import VECTOR_FLOP_PER_CYCLE
+
+    info = archs.get(found.arch)
+    simd_cycles = info.cu_count * info.simds_per_cu * info.clock_hz
+    flop = found.matrix_flop + found.vector_flop
+    matrix = found.matrix_flop > found.vector_flop
+    of_simd = found.matrix_flop / found.matrix_cycles if matrix else VECTOR_FLOP_PER_CYCLE
+    peak, slope = simd_cycles * of_simd / 1e12, info.bandwidth / 1e12
+    at = found.flop_per_byte
+    ends = [min(at, peak / slope) / 10, peak / slope, max(at, peak / slope) * 10]
+    axes.loglog(ends, [min(peak, x * slope) for x in ends], "k-")
+    middle = (ends[0] * ends[1]) ** 0.5
+    axes.text(middle, middle * slope, f"{info.bandwidth / 1e9:,.0f} GB/s  ", va="bottom", ha="right")
+    axes.text(ends[2], peak, f"{peak:,.0f} TFLOP/s, {'matrix' if matrix else 'vector'}", va="bottom", ha="right")
+    reached = f"{flop / kernel_us / 1e6:.3g} TFLOP/s, {found.memory_bytes / kernel_us / 1e3:,.0f} GB/s"
+    axes.loglog([at], [flop / kernel_us / 1e6], "o", label=f"{title}\n{kernel_us:.2f} µs (modelled)\n{reached}")
+    axes.set(
+        title=f"{found.arch}, {info.product}: bound by {found.bound}",
+        xlabel="executed FLOP per byte of memory traffic (counted)", ylabel="TFLOP/s (modelled)",
+    )  # fmt: skip
+    axes.margins(y=0.1)
+    axes.legend(loc="lower right")
+
+
+def timeline(timed: Timed, of: Machine, start: Start, counts: Counters, title: str, path: Path) -> None:
+    """Draw per launch the waves of one compute unit over time, then the roofline and the waves' time by reason.
+
+    A bar is a wave, light where it issues instructions, coloured where it waits and by what for.
+    """
+    from hipforge.emulator import report as counted
+    from hipforge.emulator.timing import report
+
+    launches = timed.capture.launches()
+    with figure(path, len(launches) + 2, down=True, size=(10, 3)) as (*waves, roof, share):
+        for number, (axes, launch) in enumerate(zip(waves, launches, strict=True)):
+            done = report.detailed(timed.capture, number, of, start)
+            rows = sorted({(simd, wave) for simd, _group, wave, _begin, _end in done["spans"]})
+            draw = functools.partial(_waves, axes, rows, of["clock_ghz"] * 1e3)
+            draw(done["spans"], color="0.9", edgecolor="black", label="issues")
+            for label, (colour, reasons) in report.PHASES.items():
+                draw([one for one in done["phases"] if report.reason(one) in reasons], color=colour, label=label)
+            axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+            axes.set(title=f"{fit(short_name(launch['kernel']), 70)}: waves of one CU", xlabel="µs (modelled)")
+            axes.set_yticks(range(len(rows)), [f"SIMD {simd}, wave {wave}" for simd, wave in rows], fontsize=6)
+        roofline(roof, counted.profile(counts, of.arch), timed.result.kernel_us, title)
+        stalls = {name: 100 * each for name, each in timed.result.stalls.items() if each >= 0.0005}
+        share.barh(list(stalls), list(stalls.values()))
+        share.set(title=f"{timed.result.kernel_us:.2f} µs: the waves' time by reason", xlabel="% (modelled)")
+
+
+def _waves(axes: Any, rows: Sequence[Any], per_us: float, spans: Sequence[Any], **look: Any) -> None:
+    axes.barh(
+        [rows.index((simd, wave)) for simd, _group, wave, *_ in spans],
+        [(end - begin) / per_us for _simd, _group, _wave, begin, end, *_ in spans],
+        left=[begin / per_us for _simd, _group, _wave, begin, *_ in spans], **look,
+    )  # fmt: skip
 
 
 def inspect(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hipforge import devices
+from hipforge import devices, plots
 from hipforge.cli.profile_subjects import call_of, parsed, refusal, subject_command
 from hipforge.errors import ConfigError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--beside", nargs=2, metavar="OP SHAPE", help="Compare with this call, side by side.")
 @click.option("--json", "as_json", is_flag=True, help="Print the times as JSON.")
 @click.option("--trace", "trace", type=click.Path(path_type=Path), help="Also write the timeline as a Chrome trace.")
-@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Also write a picture (needs matplotlib).")
+@plots.OPTION
 def command(
     op: str,
     shape: str,
@@ -38,6 +39,7 @@ def command(
     """Model how long OP takes at SHAPE on an MI355X (gfx950) or an MI300X (gfx942)."""
     if beside:
         parsed(*beside)
+    from hipforge import emulator
     from hipforge.emulator.timing import machine, report
     from hipforge.emulator.timing.context import gpu_of
 
@@ -48,7 +50,8 @@ def command(
         raise ConfigError(f"time works on the emulator, not on {device.kind}; set HIPFORGE_DEVICE=emulator")
     of = machine(gpu_of(device.arch_of()))
     level: Start = "mall" if start == "mall" else "cold"
-    timed = _time(op, shape, of, level)
+    with contextlib.nullcontext() if picture is None else emulator.counters() as counted:
+        timed = _time(op, shape, of, level)
     other = _time(*beside, of, level) if beside else None
     if as_json:
         both = [timed.result.as_dict(), other.result.as_dict()] if other else timed.result.as_dict()
@@ -60,8 +63,8 @@ def command(
         click.echo(report.text(timed.result, report.hottest(timed.capture, of, level)))
     if trace is not None:
         trace.write_text(json.dumps(report.chrome_trace(timed.capture, of, level)))
-    if picture is not None:
-        report.plot(timed.capture, timed.result, of, level, picture)
+    if picture is not None and counted is not None:
+        plots.timeline(timed, of, level, counted.result, f"{op} {shape}", picture)
 
 
 def _time(op: str, shape: str, of: Machine, level: Start) -> Timed:
