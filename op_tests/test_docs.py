@@ -15,6 +15,8 @@ import pytest
 
 import hipforge
 from hipforge.cli.profile_subjects import SUBJECTS
+from hipforge.jit import registry
+from hipforge.ops import public_names
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDE = {path.name: path for path in sorted((ROOT / "docs" / "guide").glob("*.md"))}
@@ -83,6 +85,22 @@ def test_a_release_with_a_path_of_this_machine_or_without_its_licence_is_refused
         archive.writestr("h.dist-info/METADATA", stated.format("MIT"))
         archive.writestr("h.dist-info/LICENSE", "")
     assert not release.problems(wheel)
+
+
+def test_the_readme_says_on_which_architectures_an_op_has_a_kernel() -> None:
+    archs = {name: module.archs for name, module in registry.modules().items()}
+    rows = [row for row in (ROOT / "README.md").read_text().splitlines() if row.startswith("| `")]
+    assert len(rows) > 10
+    for row in rows:
+        _, ops, _, _, *cells, _ = row.split("|")
+        said = {arch for arch, cell in zip(("gfx950", "gfx942", "sm_90"), cells, strict=True) if "yes" in cell}
+        names = [name for name in re.findall(r"`(\w+)`", ops) if not name.startswith("_")]
+        homes = [ROOT / public_names()[name].replace("hipforge.", "").replace(".", "/") for name in names]
+        sources = [path for home in homes for path in (home.with_suffix(".py"), *home.rglob("*.py")) if path.exists()]
+        named = set(re.findall(r'"(module_\w+)"', "".join(path.read_text() for path in sources)))
+        named |= {name for name in archs for home in homes if home.is_dir() and name.startswith(f"module_{home.name}")}
+        named = {f"module_{name}" for name in names} & archs.keys() or named  # a module of an op's own name
+        assert said == {arch for name in named for arch in archs[name]}, row
 
 
 def test_versions_agree() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("sh", "env", "uname", "cat", "cksum", "cut")
+TOOLS = ("sh", "env", "uname", "cat", "cksum", "cut", "tee", "sed", "tail", "rm")
 
 
 @pytest.fixture
@@ -86,6 +86,19 @@ def test_a_compiler_that_lacks_only_what_triton_brings_is_enough(machine: Path) 
     done, calls = set_up(machine)
     assert not calls, done.stderr
     assert "setting up" in done.stderr
+
+
+def test_downloads_are_shown_while_pip_runs_and_its_end_where_it_fails(machine: Path) -> None:
+    write(machine / "g++", "exit 0")
+    write(machine / "hipcc", 'echo "HIP version: 7.0"; echo "clang version 22.0"')
+    (machine / "venv" / "bin").mkdir(parents=True)
+    said = ("Collecting torch", "  Downloading torch-2.whl (200 MB)", "Installing collected packages: x", "no space")
+    write(machine / "venv" / "bin" / "python", "".join(f"echo '{line}'\n" for line in said) + "exit 1")
+    done, _ = set_up(machine, HIPFORGE_HIPCC=str(machine / "hipcc"))
+    lines = done.stderr.splitlines()
+    shown = lines.index("      torch-2.whl (200 MB)")
+    assert lines[shown + 1] == "      Installing collected packages"
+    assert done.returncode == 1 and "no space" in lines and lines[-1].startswith("error: pip failed")
 
 
 def test_cleaning_keeps_the_environment_and_a_wheel_keeps_the_site() -> None:
