@@ -1,0 +1,99 @@
+// What every entry of the grouped MX-FP8 GEMMs demands of its operands, with the messages that say so.
+#pragma once
+
+#include "../mxfp8_gemm/guards.h"
+
+namespace hf::moe {
+
+constexpr int64_t kMaxInt32 = (int64_t{1} << 31) - 1;
+
+/// The operands that the entries share, and the numbers that they are told.
+struct Operands {
+  Tensor a, a_scales, w, w_scales, sorted_ids, expert_ids, padded;
+  OptionalTensor biases;
+  int64_t experts, n, k, num_valid, a_rows, a_div, block_m;
+  hf_dtype payload;  // dtype of the elements, HF_E4M3FN or HF_E4M3FNUZ
+};
+
+inline void check_same(int64_t said, int64_t real, const char* name, const char* where) {
+  HF_CHECK(said == real, name, " = ", said, " disagrees with ", where, ", which says ", real);
+}
+
+inline void check_index(const Tensor& tensor, const char* name) {
+  HF_CHECK(tensor.dim() == 1, name, " must have 1 dimension; got ", tensor);
+  check_operand(tensor, name, HF_I32, {tensor.numel()});
+}
+
+inline void check_experts(const Operands& given) {
+  const Tensor &w = given.w, &scales = given.w_scales;
+  mxfp8::check_elements(w, "w", given.payload);
+  HF_CHECK(w.dim() == 3, "w must have 3 dimensions, [E, N, K]; got ", w);
+  check_same(given.experts, w.size(0), "E", "the shape of w");
+  check_same(given.n, w.size(1), "N", "the shape of w");
+  check_same(given.k, w.size(2), "K", "the shape of w");
+  HF_CHECK(given.n >= 1, "N must be at least 1; got ", given.n);
+  HF_CHECK(given.experts >= 1 && given.experts <= kMaxInt32, "E must be between 1 and 2^31 - 1; got ", given.experts);
+  check_operand(scales, "w_scale", kE8m0, {given.experts, given.n, given.k / kMxBlock}, mxfp8::kPerBlock);
+  mxfp8::check_bytes(given.n, given.k, "one expert of w", "N");
+  check_contiguous(w, "w");
+  check_aligned(w, "w");
+}
+
+inline void check_activations(const Operands& given) {
+  const Tensor &a = given.a, &w = given.w;
+  mxfp8::check_payload(a, "a_q", given.payload);
+  check_same(given.a_rows, a.size(0), "M_act", "the shape of a_q");
+  HF_CHECK(a.size(1) == given.k, "a_q and w must have the same K; got a_q ", a, " and w ", w);
+  check_operand(given.a_scales, "a_scale", kE8m0, {given.a_rows, given.k / kMxBlock}, mxfp8::kPerBlock);
+  mxfp8::check_bytes(given.a_rows, given.k, "a_q", "M_act");
+  check_contiguous(a, "a_q");
+  check_aligned(a, "a_q");
+  HF_CHECK(given.a_div >= 1 && given.a_div <= kMaxInt32, "a_div must be a positive 32-bit integer; got ", given.a_div);
+  const int64_t needed = (given.num_valid + given.a_div - 1) / given.a_div;
+  HF_CHECK(given.a_rows >= needed, "a_q has M_act = ", given.a_rows, " rows, but ", given.num_valid,
+           " slots with a_div = ", given.a_div, " read rows 0 to ", needed - 1);
+}
+
+inline void check_indices(const Operands& given) {
+  check_index(given.sorted_ids, "sorted_token_ids");
+  check_index(given.expert_ids, "expert_ids");
+  check_index(given.padded, "num_tokens_post_padded");
+  HF_CHECK(given.block_m >= 4 && given.block_m % 4 == 0, "block_m must be a positive multiple of 4; got ",
+           given.block_m);
+  const int64_t entries = given.sorted_ids.numel();
+  HF_CHECK(entries <= kMaxInt32, "sorted_token_ids must have at most 2^31 - 1 entries; got ", entries);
+  HF_CHECK(entries % given.block_m == 0, "sorted_token_ids must hold whole tiles, a multiple of block_m = ",
+           given.block_m, " entries; got ", entries);
+  HF_CHECK(given.expert_ids.numel() >= entries / given.block_m, "expert_ids must have one entry per tile, ",
+           entries / given.block_m, "; got ", given.expert_ids.numel());
+  HF_CHECK(given.padded.numel() >= 1, "num_tokens_post_padded must have 1 entry; got none");
+}
+
+/// Checks everything but the output.
+inline void check_operands(const Operands& given) {
+  HF_CHECK(given.k > 0 && given.k % kMxBlock == 0,
+           "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ", given.k);
+  HF_CHECK(given.num_valid >= 0 && given.num_valid <= kMaxInt32,
+           "num_valid_tokens must be between 0 and 2^31 - 1; got ", given.num_valid);
+  check_experts(given);
+  check_activations(given);
+  check_indices(given);
+  if (given.biases) check_operand(*given.biases, "bias", HF_F32, {given.experts, given.n}, " = [E, N]");
+}
+
+/// Checks the bf16 output of one row per slot and the slots' weights.
+inline void check_output(const Tensor& out, const OptionalTensor& slot_weights, const Operands& given) {
+  HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out.dtype());
+  check_contiguous(out, "out");
+  HF_CHECK(out.numel() / given.n >= given.num_valid, "out has ", out.numel(), " elements; ", given.num_valid,
+           " slots of N = ", given.n, " columns need ", given.num_valid * given.n);
+  if (slot_weights.has_value()) {
+    const Tensor weights = *slot_weights;
+    HF_CHECK(weights.dtype() == HF_F32, "mul_weight_by must be float32; got ", weights.dtype());
+    check_contiguous(weights, "mul_weight_by");
+    HF_CHECK(weights.numel() >= given.num_valid, "mul_weight_by must have one weight per slot, ", given.num_valid,
+             "; got ", weights.numel());
+  }
+}
+
+}  // namespace hf::moe
