@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from hipforge.ops.core import invariance
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.kernel import Configuration
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8
 from hipforge.ops.core.stub import stub
@@ -21,8 +23,8 @@ from hipforge.ops.mxfp8_gemm.kernels.wave_split import MOST_STEPS
 from hipforge.ops.mxfp8_gemm.raw import K_STEP
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.mxfp8_grouped_gemm.family import GROUPED
-from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, wave_split
-from hipforge.ops.mxfp8_grouped_gemm.reference import OPERANDS, SIZES, Operands
+from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, row_stream, wave_split
+from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, Operands
 from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 
 KERNEL = "mxfp8_gate_up"
@@ -62,12 +64,47 @@ def split_workspace(slots: int, n: int, groups: int, device: torch.device) -> to
 mxfp8_gate_up_out = stub(
     "mxfp8_gate_up_out",
     "module_mxfp8_grouped_gemm_gate_up",
-    f"out, out_scales, {OPERANDS}; bias: Tensor?; {SIZES}; alpha, beta, limit: float; interleaved: bool; "
-    "workspace: Tensor?; rows, parts, groups: int",
+    f"{GATE_UP}; workspace: Tensor?; rows, parts, groups: int",
     "Write the rows of ``out`` and ``out_scales`` that tiles in use cover: MX-FP8 of SwiGLU of the product.",
     variant={"HF_ROWS": "rows"},
     mutates=("out", "out_scales", "workspace"),
 )
+
+
+def _split(taken: Accepted, experts: int, n: int, k: int) -> Configuration:
+    slots = invariance.ROWS if invariance.STATE.on else taken.problem.slots
+    parts, groups = split_of(slots, experts, n, k, devices.current().cu_count())
+    return {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
+
+
+def _launch_split(
+    out: torch.Tensor, out_scales: torch.Tensor, *given: Any, rows: int, parts: int, groups: int
+) -> None:
+    workspace = split_workspace(out.shape[0], 2 * out.shape[1], groups, out.device)
+    mxfp8_gate_up_out(out, out_scales, *given, workspace, rows, parts, groups)
+
+
+@dataclass(frozen=True)
+class GateUp:
+    """What a kernel of the grouped GEMM is with the epilogue of gate and up.
+
+    Attributes:
+        name: which ``explain`` shows.
+        configuration: (the grouped GEMM's accepted path, E, N, K) -> its own.
+        launch: (q, scales, the entries' operands and activation, configuration by name) -> None.
+    """
+
+    name: str
+    configuration: Callable[[Accepted, int, int, int], Configuration]
+    launch: Callable[..., None]
+
+
+FUSED = {
+    wave_split.KERNEL: GateUp(KERNEL, _split, _launch_split),
+    row_stream.KERNEL: GateUp("mxfp8_gate_up_row_stream", row_stream.of_gate_up, row_stream.launch_gate_up),
+}
+"""By the name of the grouped GEMM's kernel; where it has none, the activation is a launch of its own."""
+BY_NAME = {fused.name: fused for fused in FUSED.values()}
 
 
 def _plan(w: torch.Tensor, **given: Any) -> Decision:
@@ -75,13 +112,11 @@ def _plan(w: torch.Tensor, **given: Any) -> Decision:
     decision = GROUPED.plan_total(w=w, **given)
     taken = decision.accepted
     experts, n, k = w.shape
-    if taken is None or taken.kernel != wave_split.KERNEL or n % (2 * BLOCK):
+    fused = None if taken is None else FUSED.get(taken.kernel)
+    if taken is None or fused is None or n % (2 * BLOCK):
         return decision
-    slots = invariance.ROWS if invariance.STATE.on else taken.problem.slots
-    parts, groups = split_of(slots, experts, n, k, devices.current().cu_count())
-    configuration = {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
-    fused = replace(taken, kernel=KERNEL, configuration=MappingProxyType(configuration))
-    return replace(decision, accepted=fused)
+    configuration = MappingProxyType(fused.configuration(taken, experts, n, k))
+    return replace(decision, accepted=replace(taken, kernel=fused.name, configuration=configuration))
 
 
 def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,20 +160,17 @@ def grouped_swiglu_mxfp8(
         tile covers are undefined. Gate and up are rounded to bfloat16 on either path.
     """
     indices = sorted_token_ids, expert_ids, num_tokens_post_padded
-    if taken.kernel != KERNEL:
+    fused = BY_NAME.get(taken.kernel)
+    if fused is None:
         gate_up = grouped_mxfp8_linear(
             a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias, uncovered="undefined"
         )
         return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
     q, scales = _new(a_q, w, num_valid_tokens)
     activation = alpha, beta, math.inf if limit is None else limit, interleaved
-    rows, parts, groups = (taken.configuration[name] for name in ("rows", "parts", "groups"))
-    workspace = split_workspace(int(num_valid_tokens), w.shape[1], groups, w.device)
 
     def stub(given: Operands) -> None:
-        mxfp8_gate_up_out(
-            q, scales, *given.tensors, given.bias, *given.sizes, *activation, workspace, rows, parts, groups
-        )
+        fused.launch(q, scales, *given.tensors, given.bias, *given.sizes, *activation, **taken.configuration)
 
     launch_aligned(stub, Operands(a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias))
     return q, scales

@@ -96,4 +96,11 @@ inline void check_output(const Tensor& out, const OptionalTensor& slot_weights, 
   }
 }
 
+/// Checks the MX-FP8 output of SwiGLU over gate and up, the rows of W.
+inline void check_gate_up(const Tensor& out, const Tensor& out_scales, const Operands& given) {
+  HF_CHECK(given.n % (2 * kMxBlock) == 0, "N must be a multiple of 64 (gate and up of a block of 32); got ", given.n);
+  check_operand(out, "out", given.payload, {given.num_valid, given.n / 2}, hf::kOfDevice);
+  check_operand(out_scales, "out_scales", HF_U8, {given.num_valid, given.n / (2 * kMxBlock)});
+}
+
 }  // namespace hf::moe

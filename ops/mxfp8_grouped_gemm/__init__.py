@@ -14,7 +14,7 @@ starts at num_tokens_post_padded or later. What no tile covers is zero.
 Dispatch of :func:`grouped_gemm_mxfp8`, in this order:
 
 1. an output dtype other than bfloat16 → None;
-2. a device other than gfx950 and gfx942 → None;
+2. a device other than gfx950, gfx942 and sm_90 → None;
 3. nothing to compute (no slots, experts, rows or columns), block_m no multiple of 4, an expert's N·K or M_act·K
    beyond 2^31 - 1, or K beyond 2^22 → None. The number of experts does not count: each has a base address of its own;
 4. rows of the tuned table for (N, K, a_div, has_weight): the one with the smallest M that is at least
@@ -24,7 +24,8 @@ Dispatch of :func:`grouped_gemm_mxfp8`, in this order:
 5. no such rows: up to 16 slots, or up to 64 with at least 128 experts → stream where K is short and many experts have
    slots, else wave_split, in their default configurations; otherwise None.
 
-There is no table for gfx942: whatever passes 3 with both payloads float8_e4m3fnuz is computed by wave_split.
+There is no table for gfx942, where whatever passes 3 with both payloads float8_e4m3fnuz is computed by wave_split, and
+none for sm_90, where a kernel that streams W takes few slots of an expert and one in tiles the others.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, GROUPED
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch, smallm_mxfp8_moe_grouped_gemm, smallm_mxfp8_moe_out
+from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import mxfp8_grouped_row_stream, mxfp8_grouped_row_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.stream import mxfp8_grouped_stream, mxfp8_grouped_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_split, mxfp8_grouped_split_out
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands, check_indices, grouped_mm
@@ -50,6 +52,8 @@ __all__ = [
     "GROUPED",
     "grouped_gemm_mxfp8",
     "grouped_mxfp8_linear",
+    "mxfp8_grouped_row_stream",
+    "mxfp8_grouped_row_stream_out",
     "mxfp8_grouped_split",
     "mxfp8_grouped_split_out",
     "mxfp8_grouped_stream",

@@ -11,12 +11,13 @@ from types import MappingProxyType
 
 import torch
 
+from hipforge import archs
 from hipforge.errors import GuardError
 from hipforge.ops.core import checks, invariance
 from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK
-from hipforge.ops.core.kernel import kernel_table, spelled
+from hipforge.ops.core.kernel import best, kernel_table, spelled
 from hipforge.ops.core.tuned import (
     DEVICE,
     EVIDENCE,
@@ -161,15 +162,13 @@ def _envelope(problem: Problem, arch: str) -> str | None:
         return f"N*K and M_act*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {largest}"
     if k > wave_split.MAX_K:
         return f"K must be at most {wave_split.MAX_K}; got {k}"
-    if arch != TABLE_ARCH and not problem.all_fnuz:
+    if archs.get(arch).fp8_fnuz and not problem.all_fnuz:
         return UNTYPED_REFUSAL.format(arch)
     return None
 
 
 def _by_rule(problem: Problem, arch: str, cu_count: int) -> Choice:
-    sizes = problem.slots, problem.experts, problem.n, problem.k, cu_count
-    streamed = stream.default_choice(*sizes) if arch == stream.ARCH else None
-    return streamed or wave_split.default_choice(*sizes)
+    return best(KERNELS, problem, arch, cu_count)
 
 
 def _row_refusal(problem: Problem, row: TunedRow) -> str | None:
@@ -228,5 +227,5 @@ def _without_a_table(problem: Problem, arch: str, cu_count: int) -> tuple[Choice
     return _by_rule(problem, arch, cu_count), f"the table is for {TABLE_ARCH}"
 
 
-GROUPED = replace(FAMILY, archs=(TABLE_ARCH, "gfx942"), demanded=_without_a_table)
-"""The same with gfx942, which has no table: one kernel takes whatever the envelope does."""
+GROUPED = replace(FAMILY, archs=(TABLE_ARCH, "gfx942", "sm_90"), demanded=_without_a_table)
+"""The same with the architectures that have no table: there the default rule takes whatever the envelope does."""

@@ -12,6 +12,10 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
                "l"(from), "r"(bytes));
 }
+/// Copies 4 bytes, which other copies of the same 32 may find in L1.
+__device__ __forceinline__ void copy_word_async(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from));
+}
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 /// Waits until at most GROUPS of the groups that this thread committed are under way.
 template <int GROUPS>

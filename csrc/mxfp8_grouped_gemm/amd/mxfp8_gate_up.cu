@@ -30,12 +30,10 @@ void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale
                        num_valid_tokens, M_act, a_div, block_m, hf::mxfp8::payload_of(w)};
   const Problem gemm = checked(given);
   HF_CHECK(K <= hf::wave_split::kMaxK, "K must be at most ", hf::wave_split::kMaxK, "; got ", K);
-  HF_CHECK(N % (2 * kResults) == 0, "N must be a multiple of 64 (gate and up of a block of 32); got ", N);
   HF_CHECK(parts == 1 || parts == kMaxParts, "parts must be 1 or 2; got ", parts);
   HF_CHECK(groups == 1 || groups == 2 || groups == kMaxGroups, "groups must be 1, 2 or 4; got ", groups);
   HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
-  hf::check_operand(out, "out", given.payload, {num_valid_tokens, N / 2}, hf::kOfDevice);
-  hf::check_operand(out_scales, "out_scales", HF_U8, {num_valid_tokens, N / (2 * kResults)});
+  check_gate_up(out, out_scales, given);
   hf::check_aligned(out, "out");
   const uint64_t floats = partial_floats(num_valid_tokens, N, groups), words = meeting_words(num_valid_tokens, N, groups);
   HF_CHECK(floats * sizeof(float) <= kMaxInt32, "groups = ", groups, " need ", floats * sizeof(float),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.documented import documented_like
-from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline
+from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_split
 from hipforge.ops.mxfp8_grouped_gemm.reference import OPERANDS, ROUTED
@@ -97,6 +98,13 @@ def mxfp8_grouped_stream(
     return out
 
 
+def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+    slots, n, k = problem.key[:3]
+    taken = default_choice(slots, problem.experts, n, k, cu_count)
+    if taken is not None:
+        yield 0.0, taken.configuration  # before the kernel that splits K
+
+
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
     return None if takes(key[2]) else f"K a multiple of {K_STEP} up to {MAX_K}"
 
@@ -109,4 +117,5 @@ STREAM = Kernel(
     candidates=lambda cell, arch: [{"columns": columns} for columns in COLUMNS if takes(cell.k)],
     pipeline=lambda given, cell, arch: Pipeline(BYTES_AHEAD),
     refusal=_refusal,
+    default=_default,
 )

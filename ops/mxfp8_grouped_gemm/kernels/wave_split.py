@@ -11,7 +11,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.ops.core.checks import require_int, require_rank
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline
+from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import default_waves
 from hipforge.ops.mxfp8_gemm.raw import STEP_BYTES, k_steps
@@ -145,6 +145,11 @@ def _candidates(cell: Any, arch: str) -> Iterator[Configuration]:
                     yield {"rows": rows, "waves": waves, "columns": columns}
 
 
+def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+    slots, n, k = problem.key[:3]
+    yield 1.0, default_choice(slots, problem.experts, n, k, cu_count).configuration  # of no other kernel's scale: a rank
+
+
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
     taken = fits(given["waves"], given["columns"])
     return None if taken else f"at most {MOST_WAVES} waves, columns / {TILE} times waves"
@@ -158,4 +163,5 @@ WAVE_SPLIT = Kernel(
     candidates=_candidates,
     pipeline=lambda given, cell, arch: Pipeline(STEPS_AHEAD[given["rows"]] * STEP_BYTES),
     refusal=_refusal,
+    default=_default,
 )

@@ -1,0 +1,295 @@
+// Y[slot] = A[slot / a_div] W[expert]^T from MX-FP8 for few slots of an expert on sm_90: the rows of W of all experts that have
+// slots are one stream, of which every multiprocessor has an equal share.
+//
+//    groups of up to ROWS slots of one expert, in the order of the tiles          A block first lists the groups that have a
+//    +------------+------------+------------+-- ... --+                           slot (ROWS entries of a tile; others cost
+//    | expert 3   | expert 8   | expert 8   |         |   x  N rows of W          nothing), then takes its part of all passes.
+//    +------------+------------+------------+-- ... --+                           A pass is 16 rows of a group's W:
+//      | pass 0 | pass 1 | ...   | pass N/16 | ...
+//                                                          2^k_shift warps share the steps of 128 k of a pass, as in
+//        +-----+-----+-----+-----+-----+--                 mxfp8_gemm/nvidia/row_stream_kernel.h; teams of them take
+//   W    | w 0 | w 1 | w 2 | w 3 | w 0 | ...  one pass     neighbouring passes. A warp has kSlots - 1 steps of W, its scales
+//        +-----+-----+-----+-----+-----+--                 with it, in flight in its own ring in shared memory, which is not
+//                                                          emptied between passes or experts.
+//
+// row_step.h has the products. X's rows are gathered a step ahead, by slot; entries that are no slot repeat the row of one.
+// Sums of the warps meet in shared memory once a round of passes, and are added in the order of the warps.
+//
+// With GATE_UP a pass is 8 rows of the gate and the 8 of up (interleaved: 16 rows of both), four teams share 64 rows, so that a
+// round has a block of 32 results of each slot: a warp finishes one slot, a lane one result, and writes them as MX-FP8.
+//
+// Bytes moved: N K (1 + 1/32) of W once for each group, K (1 + 1/32) of X per slot and block from L2, 2 N per slot written. Bound:
+// W over the memory's bandwidth.
+#pragma once
+
+#include <algorithm>
+
+#include "../../mxfp8_gemm/nvidia/row_step.h"
+#include "problem.h"
+
+namespace hf::moe {
+
+using namespace row_stream;
+
+constexpr int kMostGroups = 2048;  // that a block can list
+constexpr int64_t kMaxK = int64_t{1} << 22, kMaxN = int64_t{1} << 23;
+static_assert(kMostGroups * kMaxN / 16 < kMaxInt32, "passes are counted in 31 bits");
+constexpr int kPassTiles = 2, kPassRows = kPassTiles * kTileRows, kUnitPasses = 4;
+constexpr int kGateUpRows = kUnitPasses * kPassRows;  // of W for a block of 32 results
+static_assert(kGateUpRows == 2 * kMxBlock);
+
+struct Streamed : Problem {
+  int k_shift, groups_per_tile;  // log2 of the warps that share K; groups of ROWS entries
+  Divisor passes;                // of a group
+};
+
+struct Group {
+  int entry, count, expert;  // entries of sorted_ids
+
+  /// The slot of its row m, or a number that is none.
+  __device__ __forceinline__ int slot(const Problem& p, int m) const { return m < count ? p.sorted_ids[entry + m] : -1; }
+};
+
+template <int ROWS>
+struct Layout {
+  static constexpr int kWarps = ROWS <= 16 ? 16 : 8, kSlots = kWarps == 16 ? 3 : 4, kThreads = kWarps * 32;
+  static constexpr int kScalesAt = kPassRows * kStep;              // in a slot of the ring: a word of each row
+  static constexpr int kSlotBytes = kScalesAt + kPassRows * 4;
+  static constexpr int kPart = kPassRows * ROWS;                   // floats of a warp's sums
+  static constexpr int kPartsAt = kWarps * kSlots * kSlotBytes;
+  static constexpr int kGroupsAt = kPartsAt + 2 * kWarps * kPart * int(sizeof(float));
+  static constexpr int kBytes = kGroupsAt + kMostGroups * int(sizeof(Group));
+  static_assert(kSlotBytes % 16 == 0 && kBytes <= kMostShared);
+};
+
+/// Lists the groups that have a slot, in order; returns how many there are. All threads of the block take part.
+template <int ROWS>
+__device__ __forceinline__ int list_groups(const Streamed& p, Group* groups) {
+  using L = Layout<ROWS>;
+  __shared__ int counts[L::kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int listed = 0, candidates = p.tiles * p.groups_per_tile;
+  for (int base = 0; base < candidates; base += L::kThreads) {
+    const int candidate = base + static_cast<int>(threadIdx.x), tile = candidate / p.groups_per_tile;
+    const int in_tile = (candidate - tile * p.groups_per_tile) * ROWS, entry = tile * p.block_m + in_tile;
+    const int in_use = p.tiles_in_use();
+    const int count = min(ROWS, p.block_m - in_tile);
+    int expert = -1;
+    bool there = false;
+    if (candidate < candidates) {
+      expert = p.expert_ids[tile];
+#pragma unroll 8
+      for (int r = 0; r < count; ++r) there |= p.is_slot(p.sorted_ids[entry + r]);
+    }
+    there = there && tile < in_use && static_cast<uint32_t>(expert) < static_cast<uint32_t>(p.experts);
+    const uint32_t lanes = __ballot_sync(~0u, there);
+    if (lane == 0) counts[warp] = __popc(lanes);
+    __syncthreads();
+    int at = listed + __popc(lanes & ((1u << lane) - 1));
+#pragma unroll
+    for (int w = 0; w < L::kWarps; ++w) {
+      at += w < warp ? counts[w] : 0;
+      listed += counts[w];
+    }
+    if (there && at < kMostGroups) groups[at] = {entry, count, expert};
+    candidates = in_use * p.groups_per_tile;
+    __syncthreads();
+  }
+  return min(listed, kMostGroups);  // more only where slots stand in several tiles
+}
+
+/// ALIGNED: K is a multiple of a step and scales are read as words.
+template <int ROWS, bool GATE_UP, bool ALIGNED>
+__global__ void __launch_bounds__(Layout<ROWS>::kThreads, 1) mxfp8_grouped_row_stream(const Streamed p) {
+  using L = Layout<ROWS>;
+  constexpr int kHalves = Part<ROWS>::kHalves, kGroups = Part<ROWS>::kGroups, kWarps = L::kWarps, kSlots = L::kSlots;
+  extern __shared__ __align__(128) uint8_t shared[];
+  float* const parts = reinterpret_cast<float*>(shared + L::kPartsAt);
+  Group* const groups = reinterpret_cast<Group*>(shared + L::kGroupsAt);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int sharers = 1 << p.k_shift, part = warp & (sharers - 1), team = warp >> p.k_shift, teams = kWarps >> p.k_shift;
+  const int scale_pitch = p.k / kBlock, step_bytes = sharers * kStep;
+  const int steps = ((p.k + kStep - 1) / kStep - part + sharers - 1) >> p.k_shift;
+  let_next_start();
+  wait_for_predecessor();
+
+  constexpr int kUnit = GATE_UP ? kUnitPasses : 1;
+  const int units = list_groups<ROWS>(p, groups) * static_cast<int>(p.passes.value) / kUnit;
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x), each = units / blocks, more = units % blocks;
+  const int first = (block * each + min(block, more)) * kUnit, passes = (each + (block < more)) * kUnit;
+
+  // The next step to ask for: this lane's 16 bytes of every fourth row, and the scales of row `lane`.
+  uint8_t* const ring = shared + warp * kSlots * L::kSlotBytes;
+  uint8_t* const ask_to = ring + chunk_at(lane / kLineChunks, lane % kLineChunks);
+  const bool split = GATE_UP && !p.activation.interleaved;  // up's rows are n / 2 below the gate's
+  const uint32_t tile_rows = split ? p.n / 2 : kTileRows;
+  int ask_pass = team, ask_step = 0, rows_left = 0, k_left = 0;
+  const uint8_t *ask = nullptr, *ask_scales = nullptr;
+  uint32_t pending = 0;
+  uint8_t* pending_to = nullptr;
+  const auto ask_next = [&](int slot) {
+    if (!ALIGNED && pending_to != nullptr) {
+      if (lane < kPassRows) *reinterpret_cast<uint32_t*>(pending_to) = pending;
+      pending_to = nullptr;
+    }
+    if (ask_pass < passes && steps > 0) {
+      if (ask_step == 0) {
+        const int pass = first + ask_pass, group = p.passes.quotient(pass), in_group = pass - group * p.passes.value;
+        const int row = in_group * (split ? kTileRows : kPassRows), copied = row + lane / kLineChunks;
+        const size_t of_expert = size_t(groups[group].expert) * p.n;
+        const int scaled_row = min(row + lane % kPassRows / kTileRows * static_cast<int>(tile_rows) + lane % kTileRows, p.n - 1);
+        rows_left = p.n - copied;
+        k_left = p.k - part * kStep - lane % kLineChunks * 16;
+        ask = p.w + (of_expert + copied) * p.k + (p.k - k_left);
+        ask_scales = p.w_scales + (of_expert + scaled_row) * scale_pitch + part * 4;
+      }
+      uint8_t* const to = ring + slot * L::kSlotBytes;
+#pragma unroll
+      for (int j = 0; j < 2 * kPassTiles; ++j) {
+        const uint32_t row = j / 2 * tile_rows + j % 2 * 4;
+        const bool there = (GATE_UP || rows_left > j * 4) && (ALIGNED || k_left > 0);
+        copy_async(ask_to + slot * L::kSlotBytes + j * 4 * kStep, there ? ask + row * p.k : p.w, there ? 16 : 0);
+      }
+      if (lane < kPassRows) {
+        if (ALIGNED) {
+          copy_word_async(to + L::kScalesAt + lane * 4, ask_scales);
+        } else {  // written a step later, when it has come
+          pending = scale_word<false>(ask_scales, (part + ask_step * sharers) * kStep, p.k);
+        }
+      }
+      if (!ALIGNED) pending_to = to + L::kScalesAt + lane * 4;
+      ask += step_bytes, k_left -= step_bytes, ask_scales += step_bytes / kBlock;
+      if (++ask_step == steps) ask_step = 0, ask_pass += teams;
+    }
+    commit_copies();
+  };
+#pragma unroll
+  for (int s = 0; s < kSlots - 1; ++s) ask_next(s);
+
+  // X's rows of this lane, of the group of the pass that is to be loaded next.
+  Part<ROWS> x_next;
+  const uint8_t *x_from[kHalves], *xs_from[kHalves];
+  int x_pass = team, x_step = 0, x_group = -1;
+  const auto load_x = [&] {
+    if (x_pass >= passes) return;
+    const int group = p.passes.quotient(first + x_pass);
+    if (group != x_group) {
+      x_group = group;
+      const Group of = groups[group];
+      int row[kHalves], one = -1;
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const int id = of.slot(p, g + 8 * h);
+        row[h] = p.is_slot(id) ? static_cast<int>(p.a_div.quotient(id)) : -1;
+        one = max(one, row[h]);
+      }
+      one = __reduce_max_sync(~0u, one);
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const size_t from = row[h] < 0 ? one : row[h];
+        x_from[h] = p.a + from * p.k + part * kStep + 8 * t;
+        xs_from[h] = p.a_scales + from * scale_pitch + part * 4;
+      }
+    }
+    x_next.template load<ALIGNED>(x_from, xs_from, x_step * step_bytes, part * kStep + x_step * step_bytes, p.k);
+    if (++x_step == steps) x_step = 0, x_pass += teams;
+  };
+  if (steps > 0) load_x();
+
+  const LaneOfW lane_of_w(g, t);
+  int slot = 0;
+  for (int round = 0; round * teams < passes; ++round) {
+    float sums[kPassTiles][kGroups][4] = {};
+    if (round * teams + team < passes) {
+      for (int step = 0; step < steps; ++step) {
+        ask_next(slot == 0 ? kSlots - 1 : slot - 1);
+        const Factors<ROWS> x(x_next);
+        load_x();
+        wait_copies<kSlots - 1>();
+        __syncwarp();
+        const uint8_t* const here = ring + slot * L::kSlotBytes;
+        uint32_t sw[kPassTiles][2], usual = x.usual;
+#pragma unroll
+        for (int i = 0; i < kPassTiles; ++i) {
+          const uint2 words = *reinterpret_cast<const uint2*>(here + L::kScalesAt + (i * kTileRows + 2 * t) * 4);
+          sw[i][0] = words.x, sw[i][1] = words.y;
+          usual &= in_range(words.x) & in_range(words.y);
+        }
+        multiply_step<ROWS, kPassTiles>(here, lane_of_w, x, sw, __all_sync(~0u, usual == 0x80808080u), sums);
+        __syncwarp();  // the slot may be filled again
+        slot = slot + 1 == kSlots ? 0 : slot + 1;
+      }
+    }
+    // Two buffers in turn: whoever writes the next round's sums may be ahead of those who read these.
+    float* const all = parts + (round & 1) * kWarps * L::kPart;
+    float* const mine = all + warp * L::kPart;
+#pragma unroll
+    for (int i = 0; i < kPassTiles; ++i)
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          mine[(h * 8 + g) * kPassRows + i * kTileRows + 2 * t + j] = sums[i][h / 2][h % 2 * 2 + j];
+    __syncthreads();
+    if constexpr (GATE_UP) {
+      const int pass = first + round * teams, group = p.passes.quotient(pass);
+      const int result = (pass - group * static_cast<int>(p.passes.value)) / kUnitPasses * kMxBlock + lane;
+      const Group of = groups[group];
+      for (int m = warp; m < ROWS; m += kWarps) {
+        const int id = of.slot(p, m);
+        if (!p.is_slot(id)) continue;
+        const float* const from = all + (lane / 8 << p.k_shift) * L::kPart + m * kPassRows + lane % 8 * (split ? 1 : 2);
+        const size_t column = size_t(of.expert) * p.n + (split ? result : 2 * result);
+        const float gate = p.stored(added<L::kPart>(from, p.k_shift), column);
+        const float up = p.stored(added<L::kPart>(from + (split ? kTileRows : 1), p.k_shift), column + (split ? p.n / 2 : 1));
+        const float value = dev::swiglu(gate, up, p.activation);
+        const uint32_t byte = dev::e4m3_block_scale(dev::largest_of_lanes<32>(dev::magnitude_bits(value)));
+        const size_t at = size_t(id) * (p.n / 2) + result;
+        p.q[at] = dev::encode_mx_e4m3(value * dev::e8m0_inverse(byte), byte);
+        if (lane == 0) p.q_scales[at / kMxBlock] = static_cast<uint8_t>(byte);
+      }
+    } else {
+      for (int e = threadIdx.x; e < teams * L::kPart; e += L::kThreads) {
+        const int at = e % L::kPart, m = at / kPassRows, of_round = round * teams + e / L::kPart;
+        if (of_round >= passes) break;
+        const int pass = first + of_round, group = p.passes.quotient(pass);
+        const int row = (pass - group * static_cast<int>(p.passes.value)) * kPassRows + at % kPassRows;
+        const Group of = groups[group];
+        const int id = of.slot(p, m);
+        if (!p.is_slot(id) || row >= p.n) continue;
+        float sum = added<L::kPart>(all + (e / L::kPart << p.k_shift) * L::kPart + at, p.k_shift);
+        if (p.biases) sum += p.biases[size_t(of.expert) * p.n + row];
+        if (p.slot_weights) sum *= p.slot_weights[id];
+        p.out[size_t(id) * p.n + row] = static_cast<dev::bf16>(sum);
+      }
+    }
+  }
+}
+
+/// Launches the kernel on a problem that has its results: `sharers` warps for a part of K, `blocks` for the stream of W.
+template <int ROWS, bool GATE_UP>
+inline void stream_rows(const Problem& problem, const Operands& given, int64_t rows, int64_t sharers, int64_t blocks,
+                        bool programmatic, hipStream_t stream) {
+  using L = Layout<ROWS>;
+  HF_CHECK(rows == ROWS, "this variant of the module has rows = ", ROWS, "; got ", rows);
+  HF_CHECK(sharers >= 1 && sharers <= L::kWarps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ",
+           L::kWarps, "; got ", sharers);
+  HF_CHECK(!GATE_UP || sharers * kUnitPasses == L::kWarps, "sharers must be ", L::kWarps / kUnitPasses, " with rows = ", rows,
+           "; got ", sharers);
+  HF_CHECK(blocks >= 1 && blocks <= kMaxInt32, "blocks must be between 1 and 2^31 - 1; got ", blocks);
+  HF_CHECK(given.k <= kMaxK, "K must be at most ", kMaxK, "; got ", given.k);
+  HF_CHECK(given.n <= kMaxN, "N must be at most ", kMaxN, "; got ", given.n);
+  const int64_t groups_per_tile = hf::ceil_div(given.block_m, ROWS);
+  const int64_t groups = std::min(problem.tiles * groups_per_tile, given.num_valid);
+  HF_CHECK(groups <= kMostGroups, "a block lists the groups of up to ", ROWS, " slots, at most ", kMostGroups, "; there can be ",
+           groups, " of num_valid_tokens = ", given.num_valid, ": use the kernel in tiles");
+  if (groups == 0) return;
+  Streamed streamed{problem, __builtin_ctzll(static_cast<uint64_t>(sharers)), static_cast<int>(groups_per_tile),
+                    Divisor::of(static_cast<uint32_t>(hf::ceil_div(given.n, kPassRows)))};
+  hf::Launch at{static_cast<uint32_t>(blocks), L::kThreads, L::kBytes, stream};
+  at.programmatic = programmatic;
+  hf::launch(has_scale_words(given) ? mxfp8_grouped_row_stream<ROWS, GATE_UP, true> : mxfp8_grouped_row_stream<ROWS, GATE_UP, false>,
+             at, streamed);
+}
+
+}  // namespace hf::moe
