@@ -23,7 +23,7 @@ from hipforge.ops.mxfp8_gemm.kernels.wave_split import MOST_STEPS
 from hipforge.ops.mxfp8_gemm.raw import K_STEP
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.mxfp8_grouped_gemm.family import GROUPED
-from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, row_stream, wave_split
+from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, row_stream, tiles, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, Operands
 from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 
@@ -77,9 +77,7 @@ def _split(taken: Accepted, experts: int, n: int, k: int) -> Configuration:
     return {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
 
 
-def _launch_split(
-    out: torch.Tensor, out_scales: torch.Tensor, *given: Any, rows: int, parts: int, groups: int
-) -> None:
+def _launch_split(out: torch.Tensor, out_scales: torch.Tensor, *given: Any, rows: int, parts: int, groups: int) -> None:
     workspace = split_workspace(out.shape[0], 2 * out.shape[1], groups, out.device)
     mxfp8_gate_up_out(out, out_scales, *given, workspace, rows, parts, groups)
 
@@ -102,6 +100,7 @@ class GateUp:
 FUSED = {
     wave_split.KERNEL: GateUp(KERNEL, _split, _launch_split),
     row_stream.KERNEL: GateUp("mxfp8_gate_up_row_stream", row_stream.of_gate_up, row_stream.launch_gate_up),
+    tiles.KERNEL: GateUp("mxfp8_gate_up_tiles", tiles.of_gate_up, tiles.launch_gate_up),
 }
 """By the name of the grouped GEMM's kernel; where it has none, the activation is a launch of its own."""
 BY_NAME = {fused.name: fused for fused in FUSED.values()}

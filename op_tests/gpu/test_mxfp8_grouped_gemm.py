@@ -13,8 +13,9 @@ from gpu.test_mxfp8_gemm import BOUND, error, values
 from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
-from hipforge.ops.mxfp8_grouped_gemm import mxfp8_grouped_row_stream
-from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import ROWS, SHARERS, mxfp8_gate_up_row_stream_out, warps
+from hipforge.ops.mxfp8_grouped_gemm import mxfp8_grouped_row_stream, mxfp8_grouped_tiles
+from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import ROWS, SHARERS, launch_gate_up, warps
+from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import launch_gate_up as launch_gate_up_tiles
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or devices.current().arch_of() != "sm_90", reason="needs an sm_90 GPU"
@@ -81,13 +82,13 @@ def exact(of: Case, bias: torch.Tensor | None = None, weights: torch.Tensor | No
 
 def runs(of: Case, bias=None, weights=None):
     """Every configuration, with its result, which starts as NaN."""
-    for given in STREAMS:
+    for given in (*STREAMS, {}):
         out = torch.full((of.slots, of.w.shape[1]), float("nan"), device="cuda", dtype=torch.bfloat16)
-        mxfp8_grouped_row_stream(*of.operands, out, of.slots, of.a_div, of.block_m, weights, bias, **given)
-        yield given, out
+        kernel = mxfp8_grouped_row_stream if given else mxfp8_grouped_tiles
+        yield given, kernel(*of.operands, out, of.slots, of.a_div, of.block_m, weights, bias, **given)
 
 
-# (tokens, choices, experts, N, K): few and many slots of an expert; odd sizes; K of no whole step, shorter and longer than one.
+# (tokens, choices, experts, N, K): few and many slots of an expert; odd sizes; K of no whole step.
 CASES = [
     (1, 8, 128, 1536, 2048), (3, 2, 5, 77, 2880), (16, 4, 32, 1000, 96), (40, 4, 6, 130, 1056), (64, 8, 16, 512, 768),
     (200, 2, 3, 48, 512),
@@ -126,26 +127,27 @@ def test_the_public_op_takes_the_shapes_of_models_by_a_kernel(shape) -> None:
 @pytest.mark.parametrize("shape", [(1, 8, 128, 1536, 2048), (5, 3, 7, 192, 2880), (64, 4, 8, 128, 768)])
 def test_gate_and_up_with_their_epilogue_are_those_of_two_launches(shape, interleaved) -> None:
     of = case(*shape)
-    parts = of._replace(w_scale=scales(*of.w_scale.shape, low=110, high=122), a_scale=scales(*of.a_scale.shape, low=118, high=124))
+    parts = of._replace(
+        w_scale=scales(*of.w_scale.shape, low=110, high=122), a_scale=scales(*of.a_scale.shape, low=118, high=124)
+    )
     bias = torch.randn(parts.w.shape[:2], device="cuda")
-    for given in ({}, {"bias": bias, "alpha": 1.702, "beta": 1.0, "limit": 7.0}):
-        activation = {name: value for name, value in given.items() if name != "bias"}
-        for rows in ROWS:
-            out = torch.empty(parts.slots, parts.w.shape[1], device="cuda", dtype=torch.bfloat16)
-            sharers = warps(rows) // 4
-            mxfp8_grouped_row_stream(
-                *parts.operands, out, parts.slots, parts.a_div, parts.block_m, None, given.get("bias"), rows=rows, sharers=sharers
+    experts, n, k = parts.w.shape
+    sizes = experts, n, k, parts.slots, parts.a.shape[0], parts.a_div, parts.block_m
+    for bias, alpha, beta, limit in ((None, 1.0, 0.0, None), (torch.randn(experts, n, device="cuda"), 1.702, 1.0, 7.0)):
+        for given, out in runs(parts, bias):
+            if given and given["sharers"] * 4 != warps(given["rows"]):
+                continue
+            want_q, want_scales = hipforge.swiglu_mxfp8(
+                out, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved
             )
-            want_q, want_scales = hipforge.swiglu_mxfp8(out, interleaved=interleaved, **activation)
             q, q_scales = torch.empty_like(want_q), torch.empty_like(want_scales)
-            experts, n, k = parts.w.shape
-            mxfp8_gate_up_row_stream_out(
-                q, q_scales, *parts.operands, given.get("bias"), experts, n, k, parts.slots, parts.a.shape[0], parts.a_div,
-                parts.block_m, given.get("alpha", 1.0), given.get("beta", 0.0), given.get("limit", float("inf")), interleaved,
-                rows, 132, False,
-            )  # fmt: skip
-            assert torch.equal(q_scales, want_scales), rows
-            assert torch.equal(q.view(torch.uint8), want_q.view(torch.uint8)), rows
+            operands = *parts.operands, bias, *sizes, alpha, beta, float("inf") if limit is None else limit, interleaved
+            if given:
+                launch_gate_up(q, q_scales, *operands, rows=given["rows"], blocks=given["blocks"])
+            else:
+                launch_gate_up_tiles(q, q_scales, *operands)
+            assert torch.equal(q_scales, want_scales), given
+            assert torch.equal(q.view(torch.uint8), want_q.view(torch.uint8)), given
     taken = hipforge.explain(grouped_swiglu_mxfp8, *parts.operands, parts.slots, parts.block_m, parts.a_div)
     assert taken.path == "kernel" and "gate_up" in taken.kernel
 

@@ -42,6 +42,7 @@ from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, GROUPED
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch, smallm_mxfp8_moe_grouped_gemm, smallm_mxfp8_moe_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import mxfp8_grouped_row_stream, mxfp8_grouped_row_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.stream import mxfp8_grouped_stream, mxfp8_grouped_stream_out
+from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import mxfp8_grouped_tiles, mxfp8_grouped_tiles_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_split, mxfp8_grouped_split_out
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands, check_indices, grouped_mm
 
@@ -58,6 +59,8 @@ __all__ = [
     "mxfp8_grouped_split_out",
     "mxfp8_grouped_stream",
     "mxfp8_grouped_stream_out",
+    "mxfp8_grouped_tiles",
+    "mxfp8_grouped_tiles_out",
     "smallm_mxfp8_moe_grouped_gemm",
     "smallm_mxfp8_moe_out",
 ]

@@ -32,7 +32,7 @@ from hipforge.ops.core.tuned import (
 )
 from hipforge.ops.mxfp8_gemm.family import FNUZ_REFUSAL, SCALES, UNTYPED_REFUSAL, has_fnuz
 from hipforge.ops.mxfp8_gemm.raw import MAX_ELEMENTS
-from hipforge.ops.mxfp8_grouped_gemm.kernels import KERNELS, SMALLM_BLOCK_N, stream, wave_split
+from hipforge.ops.mxfp8_grouped_gemm.kernels import KERNELS, SMALLM_BLOCK_N, stream, tiles, wave_split
 
 TABLE_ARCH = "gfx950"
 
@@ -199,8 +199,13 @@ def _triton(problem: Problem) -> Accepted | Refused:
 
 
 def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
-    """Return waves that split K, as many as suit a few slots: their number alone decides the order of sums."""
+    """Return waves that split K, as many as suit a few slots: their number alone decides the order of sums.
+
+    Where no kernel splits K over waves, tiles: each sum is one group's, in the order of K.
+    """
     experts, n, k = problem.experts, problem.n, problem.k
+    if arch not in wave_split.WAVE_SPLIT.archs:
+        return tiles.TILES.choice({})
     few = wave_split.default_choice(invariance.ROWS, experts, n, k, cu_count).configuration
     rows = wave_split.default_choice(problem.slots, experts, n, k, cu_count).configuration["rows"]
     return wave_split.choice(rows, few["waves"], few["columns"])

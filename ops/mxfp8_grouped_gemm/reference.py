@@ -22,9 +22,7 @@ SevenSizes = tuple[int, int, int, int, int, int, int]
 OPERANDS = "a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded: Tensor"
 SIZES = "E, N, K, num_valid_tokens, M_act, a_div, block_m: int"
 ROUTED = f"mul_weight_by, bias: Tensor?; {SIZES}"
-GATE_UP = (
-    f"out, out_scales, {OPERANDS}; bias: Tensor?; {SIZES}; alpha, beta, limit: float; interleaved: bool"
-)
+GATE_UP = f"out, out_scales, {OPERANDS}; bias: Tensor?; {SIZES}; alpha, beta, limit: float; interleaved: bool"
 
 
 class Operands(NamedTuple):

@@ -1,4 +1,4 @@
-"""The grouped MX-FP8 GEMM for few slots of an expert on sm_90, which streams the experts' W once: stubs, raw op, value."""
+"""The grouped MX-FP8 GEMM for few slots of an expert on sm_90, which streams W once: its stubs, raw op and value."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _candidates(cell: Any, arch: str) -> Iterator[Configuration]:
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     slots, n, k = problem.key[:3]
-    yield 1.0, default_choice(slots, problem.experts, n, k, cu_count).configuration  # of no other kernel's scale: a rank
+    yield 1.0, default_choice(slots, problem.experts, n, k, cu_count).configuration  # a rank, no time
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
