@@ -19,7 +19,7 @@ from hipforge.jit import registry
 from hipforge.ops import public_names
 
 ROOT = Path(__file__).resolve().parents[1]
-GUIDE = {path.name: path for path in sorted((ROOT / "docs" / "guide").glob("*.md"))}
+PAGES = {path.name: path for path in sorted((ROOT / "docs").rglob("*.md"))}
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -41,9 +41,12 @@ def run(code: str, folder: Path) -> None:
     assert done.returncode == 0, f"{code}\n{done.stderr[-3000:]}"
 
 
-@pytest.mark.parametrize("name", [name for name, path in GUIDE.items() if BLOCK.search(path.read_text())])
-def test_the_examples_of_a_page_run_as_pasted(name: str, tmp_path: Path) -> None:
-    run("\n".join(BLOCK.findall(GUIDE[name].read_text())), tmp_path)
+@pytest.mark.parametrize("name", [name for name, path in PAGES.items() if BLOCK.search(path.read_text())])
+def test_every_example_of_a_page_runs_alone_as_pasted(name: str, tmp_path: Path) -> None:
+    blocks = BLOCK.findall(PAGES[name].read_text())
+    for number, block in enumerate(blocks):
+        (tmp_path / f"block{number}.py").write_text(block)
+    run(f"import runpy\nfor number in range({len(blocks)}):\n    runpy.run_path(f'block{{number}}.py')", tmp_path)
 
 
 def test_the_modelled_times_are_of_ops_that_exist_on_both_architectures() -> None:
