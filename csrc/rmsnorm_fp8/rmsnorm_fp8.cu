@@ -75,11 +75,12 @@ struct Pair {
 template <int kWidth>
 using Floats = hf::dev::Vector<float, kWidth>;
 
-// 16-bit arithmetic: each operation rounds once to 16 bits. bf16 has no instructions; an fp32 sum of two bf16 is
-// rounded again, as torch does, and a product is exact in fp32.
+// 16-bit arithmetic: each operation rounds once to 16 bits. Where bf16 has no instructions, an fp32 sum of two bf16 is
+// rounded again, as torch does, which gives the same, and a product is exact in fp32.
+constexpr bool kHasArithmetic = kIsF16 || hf::dev::kBf16Arithmetic;
 template <int kWidth>
 __device__ inline Vector<kWidth> add(Vector<kWidth> a, Vector<kWidth> b) {
-  if constexpr (kIsF16) return a + b;
+  if constexpr (kHasArithmetic) return a + b;
   Vector<kWidth> sum;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) sum[i] = static_cast<Half>(static_cast<float>(a[i]) + static_cast<float>(b[i]));
@@ -88,7 +89,7 @@ __device__ inline Vector<kWidth> add(Vector<kWidth> a, Vector<kWidth> b) {
 
 template <int kWidth>
 __device__ inline Vector<kWidth> multiply(Vector<kWidth> a, Vector<kWidth> b) {
-  if constexpr (kIsF16) return a * b;
+  if constexpr (kHasArithmetic) return a * b;
   Vector<kWidth> product;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) product[i] = static_cast<Half>(static_cast<float>(a[i]) * static_cast<float>(b[i]));
@@ -123,18 +124,19 @@ __device__ inline float group_sum(float value, uint32_t threads) {
 template <Output kOutput, int kWidth>
 __device__ inline uint32_t scale_chunk(Vector<kWidth> y, float inverse, uint8_t* block_scales, int64_t chunk,
                                        float (&result)[kWidth]) {
+  const Floats<kWidth> values = hf::dev::converted<Floats<kWidth>>(y);
   uint32_t byte = 0;
   if constexpr (kOutput == Output::mx) {
     constexpr int kLanes = hf::kMxBlock / kWidth;
     uint32_t amax = 0;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) amax = hf::dev::larger(amax, hf::dev::magnitude_bits(static_cast<float>(y[i])));
+    for (int i = 0; i < kWidth; ++i) amax = hf::dev::larger(amax, hf::dev::magnitude_bits(values[i]));
     byte = hf::dev::e4m3_block_scale(hf::dev::largest_of_lanes<kLanes>(amax));
     if (chunk % kLanes == 0) block_scales[chunk / kLanes] = static_cast<uint8_t>(byte);
     inverse = hf::dev::e8m0_inverse(byte);
   }
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) result[i] = static_cast<float>(y[i]) * inverse;
+  for (int i = 0; i < kWidth; ++i) result[i] = values[i] * inverse;
   return byte;
 }
 
@@ -174,13 +176,13 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(
 #pragma unroll
       for (int half = 0; half < 2; ++half) r.chunk[half] = add<kWidth>(r.chunk[half], b.chunk[half]);
     }
+    Floats<kWidth> x[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) x[half] = hf::dev::converted<Floats<kWidth>>(r.chunk[half]);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto x = static_cast<float>(r.chunk[half][i]);
-        squares = __builtin_fmaf(x, x, squares);
-      }
+      for (int half = 0; half < 2; ++half) squares = __builtin_fmaf(x[half][i], x[half][i], squares);
     if (kept) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)

@@ -106,11 +106,12 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(
     }
   }
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i)
+  for (int i = 0; i < kPerThread; ++i) {
+    using Floats = hf::dev::Vector<float, kWidth>;
+    const Floats g = hf::dev::converted<Floats>(gate[i]), u = hf::dev::converted<Floats>(up[i]);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j)
-      values[i][j] = hf::dev::swiglu(static_cast<float>(gate[i][j]), static_cast<float>(up[i][j]), arguments.activation) *
-                     inverse;
+    for (int j = 0; j < kWidth; ++j) values[i][j] = hf::dev::swiglu(g[j], u[j], arguments.activation) * inverse;
+  }
   uint32_t bytes[kPerThread] = {};
   if constexpr (kMx) {
     constexpr uint32_t kLanes = hf::kMxBlock / kWidth;

@@ -1,6 +1,6 @@
 """Times of the simple ops on this machine's GPU: µs per launch in a graph, and the bandwidth that the bytes make.
 
-    PYTHONPATH=src python op_tests/gpu/measure.py
+    PYTHONPATH=src python op_tests/gpu/measure.py [ops] [calls]
 
 The inputs of neighbouring launches differ and together exceed L2, so that memory is what is measured; a device copy in
 the same run is what bandwidth is compared with. Medians of 11 replays.
@@ -53,8 +53,8 @@ def line(name: str, rows: int, moved: int, us: float) -> None:
     sys.stdout.write(f"{name:28} {rows:6} rows {us:9.2f} us {moved / us * 1e-6:6.2f} TB/s\n")
 
 
-def main() -> None:
-    """Print the table."""
+def op_times() -> None:
+    """Print the times of the ops."""
     driver = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     sys.stdout.write(subprocess.run(driver, capture_output=True, text=True, check=False).stdout)
     weight, scale = torch.randn(COLUMNS, device="cuda").bfloat16(), torch.ones((), device="cuda")
@@ -80,7 +80,6 @@ def main() -> None:
     line("router_gemm 6144x128", 8, 4 * router.numel(), replay_us([lambda: hipforge.router_gemm(x, router)] * 20))
     logits = torch.randn(8, 128, device="cuda")
     line("topk_gating 128, 8", 8, 4 * logits.numel(), replay_us([lambda: hipforge.topk_gating(logits, 8)] * 20))
-    call_costs()
 
 
 def call_costs() -> None:
@@ -130,6 +129,13 @@ def call_costs() -> None:
                 call()
             rounds.append((time.perf_counter_ns() - began) / 300)
         sys.stdout.write(f"{name:36} {min(rounds):8.0f} ns a call on the host\n")
+
+
+def main() -> None:
+    """Print what the command line names, or everything."""
+    parts = {"ops": op_times, "calls": call_costs}
+    for name in sys.argv[1:] or parts:
+        parts[name]()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,12 @@ __device__ inline float power_of_2(float x) { return __builtin_amdgcn_exp2f(x); 
 /// `value` limited to [low, high]; what it gives for a NaN is not defined.
 __device__ inline float limited(float value, float low, float high) { return __builtin_amdgcn_fmed3f(value, low, high); }
 
+/// `value` limited to [-limit, limit]; a NaN stays NaN. The result of an overflowing conversion depends on a mode bit.
+__device__ inline float saturated(float value, float limit) {
+  const float clamped = limited(value, -limit, limit);
+  return value == value ? clamped : value;
+}
+
 /// The index of the lowest set bit of a mask that has one.
 __device__ inline uint32_t lowest_bit(uint64_t mask) { return static_cast<uint32_t>(__builtin_ctzll(mask)); }
 

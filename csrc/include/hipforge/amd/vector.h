@@ -13,6 +13,9 @@ using bf16 = __bf16;
 template <class T, int kCount>
 using Vector = T __attribute__((ext_vector_type(kCount)));
 
+/// Sums and products of bf16 vectors have no instructions.
+constexpr bool kBf16Arithmetic = false;
+
 using f32x2 = float __attribute__((ext_vector_type(2)));
 using f32x4 = float __attribute__((ext_vector_type(4)));
 using u32x2 = uint32_t __attribute__((ext_vector_type(2)));

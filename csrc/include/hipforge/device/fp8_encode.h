@@ -12,12 +12,6 @@ namespace hf::dev {
 
 enum class Fp8Format { e4m3, e5m2 };
 
-/// `value` limited to [-limit, limit]; a NaN stays NaN. The result of an overflowing conversion depends on a mode bit.
-__device__ inline float saturated(float value, float limit) {
-  const float clamped = limited(value, -limit, limit);
-  return value == value ? clamped : value;
-}
-
 /// Four codes in memory order.
 template <Fp8Format kFormat>
 __device__ inline uint32_t encode_fp8x4(const float* values, float limit) {

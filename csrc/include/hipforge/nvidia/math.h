@@ -8,11 +8,22 @@ namespace hf::dev {
 /// 1 / sqrt(x), correctly rounded.
 __device__ inline float reciprocal_root(float x) { return __frsqrt_rn(x); }
 
-/// 2^x.
-__device__ inline float power_of_2(float x) { return exp2f(x); }
+/// 2^x by the instruction, which gives 0 for a subnormal result.
+__device__ inline float power_of_2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
 
 /// `value` limited to [low, high]; what it gives for a NaN is not defined.
 __device__ inline float limited(float value, float low, float high) { return fminf(fmaxf(value, low), high); }
+
+/// `value` limited to [-limit, limit]; a NaN stays NaN.
+__device__ inline float saturated(float value, float limit) {
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(limit));
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(-limit));
+  return value;
+}
 
 /// What is rounded to half next, as it is: no compiler folds the two here.
 template <class T>

@@ -31,6 +31,9 @@ struct f16 {
 // A sum or product of two halves in fp32, rounded to half, is the correctly rounded one: 24 >= 2 * 11 + 2 bits.
 __device__ inline f16 operator+(f16 a, f16 b) { return f16(static_cast<float>(a) + static_cast<float>(b)); }
 __device__ inline f16 operator*(f16 a, f16 b) { return f16(static_cast<float>(a) * static_cast<float>(b)); }
+// Of two bf16 too: 24 >= 2 * 8 + 2.
+__device__ inline bf16 operator+(bf16 a, bf16 b) { return bf16(static_cast<float>(a) + static_cast<float>(b)); }
+__device__ inline bf16 operator*(bf16 a, bf16 b) { return bf16(static_cast<float>(a) * static_cast<float>(b)); }
 
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Vector {
@@ -67,15 +70,51 @@ using f32x4 = Vector<float, 4>;
 using u32x2 = Vector<uint32_t, 2>;
 using u32x4 = Vector<uint32_t, 4>;
 
+/// Sums and products of bf16 vectors are instructions here, each rounded once.
+constexpr bool kBf16Arithmetic = true;
+
 namespace detail {
+template <class T>
+__device__ inline uint32_t pair_of(const T* elements) {
+  uint32_t pair;
+  __builtin_memcpy(&pair, elements, sizeof(pair));
+  return pair;
+}
+
+__device__ inline uint32_t rounded_pair(bf16, float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ inline uint32_t rounded_pair(f16, float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 template <class To, class T, int kCount>
 struct Converted;
 template <class U, class T, int kCount>
 struct Converted<Vector<U, kCount>, T, kCount> {
   __device__ static Vector<U, kCount> of(const Vector<T, kCount>& from) {
     Vector<U, kCount> to;
+    if constexpr (kCount % 2 == 0 && sizeof(U) == 2 && __is_same(T, float)) {  // two by one instruction
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i] = static_cast<U>(from[i]);
+      for (int i = 0; i < kCount; i += 2) {
+        const uint32_t pair = rounded_pair(U{}, from[i], from[i + 1]);
+        __builtin_memcpy(to.elements + i, &pair, sizeof(pair));
+      }
+    } else if constexpr (kCount % 2 == 0 && __is_same(T, bf16) && __is_same(U, float)) {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 2) {
+        const uint32_t pair = pair_of(from.elements + i);
+        to[i] = __uint_as_float(pair << 16);
+        to[i + 1] = __uint_as_float(pair & 0xFFFF0000u);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) to[i] = static_cast<U>(from[i]);
+    }
     return to;
   }
 };
@@ -84,6 +123,28 @@ struct Converted<Vector<T, kCount>, T, kCount> {
   __device__ static Vector<T, kCount> of(const Vector<T, kCount>& from) { return from; }
 };
 }  // namespace detail
+
+// Two elements of 16 bits by one instruction.
+#define HF_PAIR_OPERATOR_(op, name, Half, type)                                                     \
+  template <int kCount>                                                                             \
+  __device__ inline Vector<Half, kCount> operator op(Vector<Half, kCount> a, const Vector<Half, kCount>& b) { \
+    if constexpr (kCount % 2 == 0) {                                                                \
+      _Pragma("unroll") for (int i = 0; i < kCount; i += 2) {                                       \
+        uint32_t pair;                                                                              \
+        asm(name "." type "x2 %0, %1, %2;"                                                          \
+            : "=r"(pair) : "r"(detail::pair_of(a.elements + i)), "r"(detail::pair_of(b.elements + i))); \
+        __builtin_memcpy(a.elements + i, &pair, sizeof(pair));                                      \
+      }                                                                                             \
+    } else {                                                                                        \
+      _Pragma("unroll") for (int i = 0; i < kCount; ++i) a[i] = a[i] op b[i];                       \
+    }                                                                                               \
+    return a;                                                                                       \
+  }
+HF_PAIR_OPERATOR_(+, "add.rn", f16, "f16")
+HF_PAIR_OPERATOR_(*, "mul.rn", f16, "f16")
+HF_PAIR_OPERATOR_(+, "add.rn", bf16, "bf16")
+HF_PAIR_OPERATOR_(*, "mul.rn", bf16, "bf16")
+#undef HF_PAIR_OPERATOR_
 
 /// Each element converted, to nearest even.
 template <class To, class T, int kCount>
