@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from hipforge import archs
+import pytest
+
+from hipforge import archs, devices
+from hipforge.errors import ConfigError
 from hipforge.jit.backends import vendors
 
 ROOT = Path(__file__).parents[1]
@@ -75,3 +79,37 @@ def test_every_architecture_belongs_to_a_vendor_that_answers_for_itself() -> Non
         assert numbers <= set(vendor.kernel_numbers)
         assert {number for names in vendor.columns.values() for number in names} <= set(vendor.kernel_numbers)
     assert len(vendors.limits()) == sum(len(vendor.limits) for vendor in vendors.every())
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Lets torch see one NVIDIA GPU of an architecture."""
+
+    def seen(arch: str) -> None:
+        everybody = [replace(one, torch_arch=lambda index: None) for one in vendors.every()]
+        other = next(number for number, one in enumerate(everybody) if one.device == "cuda")
+        everybody[other] = replace(everybody[other], torch_arch=lambda index: arch)
+        monkeypatch.setattr(vendors, "every", lambda: tuple(everybody))
+        devices.current.cache_clear()
+
+    yield seen
+    devices.current.cache_clear()
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+def test_a_card_without_kernels_is_refused_by_name_where_it_is_demanded_and_else_left_to_torch(
+    card: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    card(arch)
+    monkeypatch.setenv("HIPFORGE_DEVICE", "auto")
+    assert devices.current().kind == "emulator"
+    monkeypatch.setenv("HIPFORGE_DEVICE", "cuda")
+    devices.current.cache_clear()
+    with pytest.raises(ConfigError, match=f"its kernels are for sm_90 and GPU 0 is {arch}; HIPFORGE_DEVICE=auto takes"):
+        devices.current()
+
+
+def test_a_card_with_kernels_is_taken(card: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    card("sm_90")
+    monkeypatch.setenv("HIPFORGE_DEVICE", "auto")
+    assert devices.current() == devices.Device("cuda", "sm_90")
