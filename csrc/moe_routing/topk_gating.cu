@@ -75,11 +75,6 @@ __device__ inline float value_of(uint32_t key) {
   return key == kNanKey ? __builtin_nanf("") : __builtin_bit_cast(float, bits);
 }
 
-__device__ inline uint32_t largest_of_wave(uint32_t value) {
-  return hf::dev::uniform(
-      hf::dev::lanes_combined<kWaveSize>(value, [](uint32_t a, uint32_t b) { return a > b ? a : b; }));
-}
-
 struct Place {
   uint32_t slot, lane;  // register and lane
 };
@@ -101,7 +96,7 @@ __device__ inline uint32_t best_of(const uint32_t (&keys)[kPerLane]) {
   uint32_t best = keys[0];
 #pragma unroll
   for (int j = 1; j < kPerLane; ++j) best = best > keys[j] ? best : keys[j];
-  return largest_of_wave(best);
+  return hf::dev::largest_of_wave(best);
 }
 
 // Takes the largest key out of `keys` and returns its place.

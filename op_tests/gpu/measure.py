@@ -53,8 +53,21 @@ def line(name: str, rows: int, moved: int, us: float) -> None:
     sys.stdout.write(f"{name:28} {rows:6} rows {us:9.2f} us {moved / us * 1e-6:6.2f} TB/s\n")
 
 
+@torch.compile(dynamic=False)
+def compiled_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The norm as torch.compile makes it."""
+    return torch.nn.functional.rms_norm(x, (COLUMNS,), weight, 1e-6)
+
+
+@torch.compile(dynamic=False)
+def compiled_swiglu_fp8(gate_up: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """SwiGLU and its quantisation as torch.compile makes them."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
 def op_times() -> None:
-    """Print the times of the ops."""
+    """Print the times of the ops, and of two as torch.compile makes them."""
     driver = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     sys.stdout.write(subprocess.run(driver, capture_output=True, text=True, check=False).stdout)
     weight, scale = torch.randn(COLUMNS, device="cuda").bfloat16(), torch.ones((), device="cuda")
@@ -68,6 +81,7 @@ def op_times() -> None:
         line("copy", rows, 4 * size, replay_us([lambda x=x, o=o: o.copy_(x) for x, o in pairs]))
         line("rms_norm", rows, 4 * size,
              replay_us([lambda x=x, o=o: hipforge.rms_norm(x, weight, 1e-6, out=o) for x, o in pairs]))
+        line("… by torch.compile", rows, 4 * size, replay_us([lambda x=x: compiled_norm(x, weight) for x in inputs]))
         line("rms_norm_fp8", rows, 3 * size,
              replay_us([lambda x=x, q=q: hipforge.rms_norm_fp8(x, weight, 1e-6, scale, out=q) for x in inputs]))
         line("mxfp8_quantize", rows, 3 * size,
@@ -75,9 +89,13 @@ def op_times() -> None:
         half = torch.empty(rows, COLUMNS // 2, device="cuda", dtype=torch.float8_e4m3fn)
         line("swiglu_fp8", rows, 2 * size + size // 2,
              replay_us([lambda x=x, h=half: hipforge.swiglu_fp8(x, scale, out=h) for x in inputs]))
+        line("… by torch.compile", rows, 2 * size + size // 2,
+             replay_us([lambda x=x: compiled_swiglu_fp8(x, scale) for x in inputs]))
     x = torch.randn(8, 6144, device="cuda").bfloat16()
     router = torch.randn(128, 6144, device="cuda")
     line("router_gemm 6144x128", 8, 4 * router.numel(), replay_us([lambda: hipforge.router_gemm(x, router)] * 20))
+    wide = x.float()
+    line("… by torch, float32", 8, 4 * router.numel(), replay_us([lambda: wide @ router.T] * 20))
     logits = torch.randn(8, 128, device="cuda")
     line("topk_gating 128, 8", 8, 4 * logits.numel(), replay_us([lambda: hipforge.topk_gating(logits, 8)] * 20))
 

@@ -175,6 +175,11 @@ __device__ inline T lanes_combined(T value, Combine combine) {
   return value;
 }
 
+/// The largest value of the wave, as a scalar.
+__device__ inline uint32_t largest_of_wave(uint32_t value) {
+  return uniform(lanes_combined<kWaveSize>(value, [](uint32_t a, uint32_t b) { return a > b ? a : b; }));
+}
+
 /// The sum over the wave, in all its lanes; the order is fixed.
 __device__ inline float wave_sum(float value) {
   return column_combined(row_sum(value), [](float x, float y) { return x + y; });

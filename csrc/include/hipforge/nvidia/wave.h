@@ -53,6 +53,9 @@ __device__ inline T lanes_combined(T value, Combine combine) {
   return value;
 }
 
+/// The largest value of the wave, in all its lanes; every lane must be active.
+__device__ inline uint32_t largest_of_wave(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
+
 /// The sum over the wave, in all its lanes; the order is fixed.
 __device__ inline float wave_sum(float value) {
   return lanes_combined<kWaveSize>(value, [](float x, float y) { return x + y; });
