@@ -37,8 +37,7 @@ void launch(const Arguments& a, hipStream_t stream) {
   constexpr uint32_t kMaxGridY = 65535;
   const uint32_t pieces = (a.tokens + kTokens - 1) / kTokens;
   HF_CHECK(pieces <= kMaxGridY, "x must have at most ", int64_t{kMaxGridY} * kTokens, " rows; got ", a.tokens);
-  const dim3 grid((a.experts + tile_of(kTokens) - 1) / tile_of(kTokens), pieces);
-  constexpr uint32_t kThreads = waves_of(kTokens) * hf::dev::kWaveSize;
+  const dim3 grid((a.experts + kTile - 1) / kTile, pieces);
   hf::launch(router_gemm_kernel<kTokens, kUnroll>, {grid, kThreads, 0, stream}, a.x, a.w, a.bias, a.out, a.tokens,
              a.experts, a.hidden, a.x_row_bytes);
 }
@@ -78,11 +77,10 @@ void router_gemm_out(hf::Tensor out, hf::Tensor x, hf::Tensor w, hf::OptionalTen
   a.x_row_bytes = static_cast<uint32_t>(x.stride(0) * x.element_bytes());
   // As many tokens per read of w as leave every compute unit a work-group.
   const auto enough = [&](int64_t at_once) {
-    const int64_t tile = tile_of(static_cast<int>(at_once));
-    return (experts + tile - 1) / tile * ((tokens + at_once - 1) / at_once) >= kEnoughGroups;
+    return (experts + kTile - 1) / kTile * ((tokens + at_once - 1) / at_once) >= kEnoughGroups;
   };
-  if (enough(kManyTokens)) return launch<kManyTokens, kUnrolled[2]>(a, stream);
-  if (enough(kMoreTokens)) return launch<kMoreTokens, kUnrolled[1]>(a, stream);
-  launch<kFewTokens, kUnrolled[0]>(a, stream);
+  if (enough(kManyTokens)) return launch<kManyTokens, 1>(a, stream);
+  if (enough(kMoreTokens)) return launch<kMoreTokens, 2>(a, stream);
+  launch<kFewTokens, 4>(a, stream);
 }
 HF_EXPORT(router_gemm_out);

@@ -2,8 +2,10 @@
 // 32 elements. gate_up [rows, 2d] holds gate in columns [0, d) and up in [d, 2d), or, interleaved, gate in the even and
 // up in the odd columns.
 //
-//   the result flat, in chunks of 8:  | work-group 0: 512 chunks | work-group 1 | ... |
-//   thread t of a work-group:         chunk t and chunk t + 256, in whatever rows they lie
+//   the result flat, in chunks of 8:  | work-group 0: 2 T chunks | work-group 1 | ... |
+//   thread t of a work-group of T:    chunk t and chunk t + T, in whatever rows they lie
+//
+//   T is 256, or 64 where work-groups of 256 would leave compute units idle
 //
 //   halves        chunk c of row r reads chunk c of the row's gate and of its up
 //   interleaved   chunk c reads chunks 2c and 2c + 1 of gate_up: neighbouring lanes share cache lines, and 8 byte
@@ -35,7 +37,8 @@ namespace {
 using Half = HF_ELEMENT(HF_INPUT);
 constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 
-constexpr int kThreads = 256;
+constexpr int kManyThreads = 256, kFewThreads = 64;
+constexpr int64_t kFewChunks = 64 * 1024;  // up to so many, work-groups of kFewThreads
 constexpr int kPerThread = 2;  // chunks: two make the 16 bytes that a lane stores
 constexpr int kChunk = 8;      // elements per 16-byte load
 
@@ -67,7 +70,7 @@ __device__ inline void part_pairs(Vector<kChunk>& a, Vector<kChunk>& b) {
 // `count` chunks of the result, `chunks_of_row` in a row of it: d / kWidth. `scale` is one float, or for MX null;
 // `block_scales` is null without MX. What is not in the structure is in SGPRs when a wave starts (kernel-argument preload);
 // the structure is loaded meanwhile; the two of its members that are needed first stand in front of it too.
-template <int kWidth, bool kMx>
+template <int kWidth, bool kMx, int kThreads>
 __global__ __launch_bounds__(kThreads) void swiglu_kernel(
     const Half* __restrict__ gate_up, uint32_t count, uint32_t chunks_of_row, const float* __restrict__ scale,
     uint8_t* __restrict__ out, uint8_t* __restrict__ block_scales, uint16_t* next_buffer, bool interleaved,
@@ -166,16 +169,22 @@ Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gat
   return arguments;
 }
 
-template <int kWidth, bool kMx>
-void launch_width(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
+template <int kWidth, bool kMx, int kThreads>
+void launch_threads(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
                   hipStream_t stream) {
   constexpr int kPerGroup = kThreads * kPerThread;
   const int64_t count = out.numel() / kWidth;
   HF_CHECK(count < (INT64_C(1) << 32) - kPerGroup, "out has ", count, kWidth == 1 ? " elements" : " pieces of 8",
            "; the kernel counts them in 32 bits", kWidth == 1 ? " on the path for unaligned data" : "");
-  hf::launch(swiglu_kernel<kWidth, kMx>, {static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream},
+  hf::launch(swiglu_kernel<kWidth, kMx, kThreads>, {static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream},
              gate_up.data<const Half>(), static_cast<uint32_t>(count), static_cast<uint32_t>(out.size(1) / kWidth), scale,
              out.data<uint8_t>(), block_scales, arguments.next_buffer, arguments.activation.interleaved, arguments);
+}
+
+template <int kWidth, bool kMx, class... Rest>
+void launch_width(const Arguments& arguments, hf::Tensor out, Rest... rest) {
+  out.numel() / kWidth <= kFewChunks ? launch_threads<kWidth, kMx, kFewThreads>(arguments, out, rest...)
+                                     : launch_threads<kWidth, kMx, kManyThreads>(arguments, out, rest...);
 }
 
 template <bool kMx>

@@ -25,10 +25,7 @@ constexpr int kThreads = kWaves * hf::dev::kWaveSize;
 constexpr int kTile = 4;        // experts of a work-group, and tokens of an instruction
 constexpr int kPiece = 8;       // h of a lane in a step
 constexpr int kStep = kPiece * hf::dev::kWaveSize / kTile;
-constexpr int tile_of(int) { return kTile; }
-constexpr int waves_of(int) { return kWaves; }
 constexpr int kFewTokens = 8, kMoreTokens = 16, kManyTokens = 32;
-constexpr int kUnrolled[] = {4, 2, 1};  // steps asked for at once, of few, more and many tokens
 constexpr int64_t kEnoughGroups = 256;  // a work-group for each compute unit of an MI355X
 static_assert(kStep == 128);
 

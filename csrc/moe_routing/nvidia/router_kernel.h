@@ -1,13 +1,12 @@
 // The router's logits on CUDA cores.
 //
-//              kTile experts             one block: kTile experts, kTokens tokens, all of H in W warps
+//              4 experts                 one block: 4 experts, kTokens tokens, all of H in 8 warps
 //            +-----------+
-//   kTokens  |           |    warp w:    steps w, w + W, w + 2 W, ... of 256 h, kUnroll of them asked for at once
-//            +-----------+    lane l:    its 8 h of the step, for all experts and tokens of the block
+//   kTokens  |           |    warp w:    steps w, w + 8, w + 16, ... of 256 h
+//            +-----------+    lane l:    its 8 h of the step, for all 4 experts and kTokens tokens
 //
 // A lane's sums are added over the warp by shuffles, then over the warps in shared memory, in a fixed order. Bytes: w once
-// per kTokens tokens, x once per kTile experts, from L2. For few tokens the latency of one round of loads is the bound, so
-// the tile is narrow there and the blocks many.
+// per kTokens tokens, x once per 4 experts, from L2; for few tokens w from memory is the bound.
 #pragma once
 
 #include "hipforge/nvidia/buffer.h"
@@ -17,15 +16,13 @@ namespace {
 
 using F32x8 = hf::dev::Vector<float, 8>;
 
+constexpr int kWaves = 8;
+constexpr int kThreads = kWaves * hf::dev::kWaveSize;
+constexpr int kTile = 4;   // experts of a block
 constexpr int kPiece = 8;  // h of a lane in a step
 constexpr int kStep = kPiece * hf::dev::kWaveSize;
 constexpr int kFewTokens = 4, kMoreTokens = 8, kManyTokens = 16;
-constexpr int kUnrolled[] = {2, 1, 1};  // steps asked for at once, of few, more and many tokens
 constexpr int64_t kEnoughGroups = 132;  // a block for each SM of an H100
-
-/// Experts and warps of a block that has so many tokens; many tokens need the registers of half the warps.
-constexpr int tile_of(int tokens) { return tokens <= kMoreTokens ? 2 : 4; }
-constexpr int waves_of(int tokens) { return tokens <= kMoreTokens ? 16 : 8; }
 
 template <class T>
 __device__ inline F32x8 load_piece(const void* row, uint32_t h) {
@@ -45,11 +42,10 @@ __device__ inline F32x8 load_piece(const void* row, uint32_t h) {
 }
 
 template <int kTokens, int kUnroll>
-__global__ __launch_bounds__(waves_of(kTokens) * hf::dev::kWaveSize) void router_gemm_kernel(
+__global__ __launch_bounds__(kThreads) void router_gemm_kernel(
     const void* x_rows, const void* weights, const float* bias, float* out, uint32_t tokens, uint32_t experts, uint32_t hidden,
     uint32_t x_row_bytes) {
   const Arguments a{x_rows, weights, bias, out, tokens, experts, hidden, x_row_bytes};
-  constexpr int kTile = tile_of(kTokens), kWaves = waves_of(kTokens);
   __shared__ float partial[kWaves][kTokens][kTile];
   const uint32_t lane = threadIdx.x % hf::dev::kWaveSize, wave = threadIdx.x / hf::dev::kWaveSize;
   const uint32_t first_expert = blockIdx.x * kTile, first_token = blockIdx.y * kTokens;
@@ -63,27 +59,18 @@ __global__ __launch_bounds__(waves_of(kTokens) * hf::dev::kWaveSize) void router
   for (int t = 0; t < kTokens; ++t)
     x_row[t] = static_cast<const char*>(a.x) + uint64_t{min(first_token + t, a.tokens - 1)} * a.x_row_bytes;
   float sums[kTokens][kTile] = {};
-  // hidden is a multiple of kPiece; steps past its end are zeros.
-  constexpr uint32_t kRound = kWaves * kStep;
-  for (uint32_t first = wave * kStep + lane * kPiece; first < a.hidden; first += kUnroll * kRound) {
-    F32x8 of_w[kUnroll][kTile] = {}, of_x[kUnroll][kTokens] = {};
+  for (uint32_t h = wave * kStep + lane * kPiece; h < a.hidden; h += kWaves * kStep) {  // hidden is a multiple of kPiece
+    F32x8 of_w[kTile];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const uint32_t h = first + u * kRound;
-      if (h >= a.hidden) continue;
+    for (int e = 0; e < kTile; ++e) of_w[e] = load_piece<Weight>(w_row[e], h);
 #pragma unroll
-      for (int e = 0; e < kTile; ++e) of_w[u][e] = load_piece<Weight>(w_row[e], h);
+    for (int t = 0; t < kTokens; ++t) {
+      const F32x8 of_x = load_piece<Input>(x_row[t], h);
 #pragma unroll
-      for (int t = 0; t < kTokens; ++t) of_x[u][t] = load_piece<Input>(x_row[t], h);
+      for (int i = 0; i < kPiece; ++i)
+#pragma unroll
+        for (int e = 0; e < kTile; ++e) sums[t][e] = __builtin_fmaf(of_w[e][i], of_x[i], sums[t][e]);
     }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u)
-#pragma unroll
-      for (int t = 0; t < kTokens; ++t)
-#pragma unroll
-        for (int i = 0; i < kPiece; ++i)
-#pragma unroll
-          for (int e = 0; e < kTile; ++e) sums[t][e] = __builtin_fmaf(of_w[u][e][i], of_x[u][t][i], sums[t][e]);
   }
 #pragma unroll
   for (int t = 0; t < kTokens; ++t)
