@@ -77,7 +77,7 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(
     const Arguments arguments) {
   using V = Vector<kWidth>;
   const V* chunks = reinterpret_cast<const V*>(gate_up);
-  const float inverse = kMx ? 1.f : hf::dev::inverse_scale(*scale);
+  const float static_scale = kMx ? 1.f : *scale;
   const uint32_t first = blockIdx.x * (kThreads * kPerThread) + threadIdx.x;
   V gate[kPerThread] = {}, up[kPerThread] = {};
 #pragma unroll
@@ -101,6 +101,7 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(
   hf::dev::zero_fill(next_buffer, arguments.next_count,
                      static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x,
                      static_cast<int64_t>(gridDim.x) * kThreads);
+  const float inverse = hf::dev::inverse_scale(static_scale);  // behind all loads, so that none waits for it
   float values[kPerThread][kWidth];
   if constexpr (kWidth == kChunk) {
     if (interleaved) {

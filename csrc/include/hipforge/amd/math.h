@@ -14,6 +14,9 @@ __device__ inline float reciprocal_root(float x) {
 /// 2^x by the instruction, which gives 0 for a subnormal result.
 __device__ inline float power_of_2(float x) { return __builtin_amdgcn_exp2f(x); }
 
+/// a / b, correctly rounded.
+__device__ inline float quotient(float a, float b) { return a / b; }
+
 /// `value` limited to [low, high]; what it gives for a NaN is not defined.
 __device__ inline float limited(float value, float low, float high) { return __builtin_amdgcn_fmed3f(value, low, high); }
 

@@ -57,7 +57,9 @@ __device__ inline void zero_fill(uint16_t* out, int64_t count, int64_t thread, i
   if (out == nullptr) return;
   constexpr int kPerStore = 8;
   const int64_t vectors = reinterpret_cast<uintptr_t>(out) % 16 == 0 ? count / kPerStore : 0;
+#pragma unroll 1
   for (int64_t i = thread; i < vectors; i += threads) reinterpret_cast<u32x4*>(out)[i] = u32x4{0, 0, 0, 0};
+#pragma unroll 1
   for (int64_t i = vectors * kPerStore + thread; i < count; i += threads) out[i] = 0;
 }
 

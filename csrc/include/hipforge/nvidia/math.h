@@ -15,6 +15,13 @@ __device__ inline float power_of_2(float x) {
   return power;
 }
 
+/// a / b within two units in the last place, for all values, without a branch.
+__device__ inline float quotient(float a, float b) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 /// `value` limited to [low, high]; what it gives for a NaN is not defined.
 __device__ inline float limited(float value, float low, float high) { return fminf(fmaxf(value, low), high); }
 
