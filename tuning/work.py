@@ -143,12 +143,15 @@ def _default(tuner: Tuner[C, O], task: Task) -> Choice | str:
     return tuner.family.default_choice(tuner.problem(task.cell), *task.device)
 
 
-def _gain(rule: Choice | str, chosen: Trial, trials: Sequence[Trial]) -> str:
-    """Return what a chosen trial gains over the default rule, in words."""
+def _gain(rule: Choice | str, chosen: Trial, trials: Sequence[Trial], baselines: Baselines) -> str:
+    """Return what a chosen trial gains over the default rule, or over what runs where that has no kernel, in words."""
     if chosen.candidate == rule:
         return "as the default rule"
     if isinstance(rule, str):
-        return "the default rule has no kernel here"
+        if baselines is None or not chosen.seconds:
+            return f"the default rule has no kernel ({rule}): without this row no kernel runs"
+        faster = baselines[1] / (chosen.seconds * 1e6)
+        return f"{faster:.2f} x as fast as the best of the other ways; the default rule has no kernel ({rule})"
     of_rule = next((trial for trial in trials if trial.candidate == rule), None)
     comparable = of_rule is not None and (of_rule.model_us is None) == (chosen.model_us is None)
     if of_rule is None or not comparable or not of_rule.seconds or not chosen.seconds:
@@ -185,7 +188,7 @@ def tune_cell(task: Task, tuner: Tuner[Any, Any] | None = None) -> Done:
     chosen = kept or trials[0]
     row = row_for(with_tuner, task.cell, task.device, chosen, source, baselines, task.min_improvement_pct)
     verdict = "" if row.get("use_hip", 1) else ", fallback is faster"
-    gain = _gain(_default(with_tuner, task), chosen, trials)
+    gain = _gain(_default(with_tuner, task), chosen, trials, baselines)
     lines.append(f"{chosen.candidate}{' kept' if kept else ''}, {chosen.note}; {gain}{verdict}")
     return Done(row, lines, trials=trials, chosen=chosen)
 

@@ -54,6 +54,16 @@ def emulated(monkeypatch):
     monkeypatch.setattr(devices, "current", lambda: devices.Device("emulator", "gfx950"))
 
 
+def test_the_gain_is_over_the_default_rule_or_over_what_runs_where_that_has_no_kernel():
+    chosen, other = Trial(GEMV8, 5e-6, 0.0), Trial(MFMA, 10e-6, 0.0)
+    assert work._gain(GEMV8, chosen, [chosen], None) == "as the default rule"
+    assert work._gain(MFMA, chosen, [chosen, other], None).startswith("2.00 x as fast as the default rule's")
+    assert work._gain("K is odd", chosen, [chosen], (12.0, 7.5)) == (
+        "1.50 x as fast as the best of the other ways; the default rule has no kernel (K is odd)"
+    )
+    assert "(K is odd): without this row no kernel runs" in work._gain("K is odd", chosen, [chosen], None)
+
+
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 
