@@ -1,13 +1,10 @@
-// What decode attention demands of everything but the rows of its caches, whichever format they have, and the launch of
-// the merge that follows either kernel.
+// What decode attention demands of everything but its caches, on every vendor's GPUs.
 #pragma once
 
 #include "hipforge/device/fused_fp8_guards.h"
-#include "hipforge/amd/launch.h"
 #include "hipforge/device/mx.h"
 #include "hipforge/host/operand.h"
 #include "hipforge/module.h"
-#include "amd/merge_kernel.h"
 #include "problem.h"
 
 namespace hf::decode_attention {
@@ -63,7 +60,7 @@ void entry(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partia
 }
 
 inline void check_query(const Tensor& q, hf_dtype input, int d) {
-  HF_CHECK_ARCH(q, "gfx950", "gfx942");
+  HF_CHECK_ARCH(q, HF_ARCHS);
   HF_CHECK(q.dtype() == input && (q.dim() == 3 || q.dim() == 4) && q.size(q.dim() - 1) == d, "q must be ", input,
            " [B, Mq, Hq, ", d, "] for this variant, or [tokens, Hq, ", d, "] with cu_seqlens_q; got ", q);
   HF_CHECK(q.is_contiguous() && aligned_to(q.data(), 16), "q must be contiguous and start at a multiple of 16 bytes");
@@ -209,27 +206,6 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
     check_operand(*sinks, "sinks", HF_F32, {heads}, ", one per query head");
     p.sinks = sinks.data<const float>();
   }
-}
-
-/// Work-groups of either kernel over `batch` sequences: (tiles of query rows, B * Hkv, splits).
-inline dim3 split_grid(const Problem& p, int64_t batch) {
-  return dim3((p.group * p.mq + kBlockM - 1) / kBlockM, static_cast<uint32_t>(batch) * p.kv_heads.value, p.splits);
-}
-
-/// Launches `kernel`, whose arguments are First's members, the problem and `more`.
-template <class Kernel, class... More>
-void launch_split(Kernel kernel, const Problem& p, int64_t batch, uint32_t threads, uint32_t lds, hipStream_t stream, More... more) {
-  hf::launch(kernel, {split_grid(p, batch), threads, lds, stream}, p.seqlens, p.q_starts, p.q, p.k.scale, p.kv_heads.value,
-             p.kv_heads.factor, p.kv_heads.shift, p.group, p.mq, p.k.scale_stride, p, more...);
-}
-
-/// What follows the kernel where there are several splits.
-template <class Half, int kD>
-void launch_merge(const Problem& p, int64_t batch, hipStream_t stream) {
-  if (p.splits == 1) return;
-  hf::launch(decode_merge<Half, kD>,
-             {dim3(p.kv_heads.value * p.group, p.mq, static_cast<uint32_t>(batch)), kMergeThreads, 0, stream}, p.partial,
-             p.partial_lse, p.q_starts, p.rows, p.splits, p.kv_heads.value * p.group, p.mq, p);
 }
 
 }  // namespace hf::decode_attention

@@ -18,10 +18,11 @@ from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.kernel import Configuration, Kernel, Timed
 
 ARCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {name: getattr(torch, archs.get(name).fp8_e4m3) for name in ("gfx950", "gfx942")}
+    {name: getattr(torch, archs.get(name).fp8_e4m3) for name in ("gfx950", "gfx942", "sm_90")}
 )
 # dtype of q -> the module's variant
 INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
+STREAM_ARCH = "sm_90"
 HEAD_DIMS = (64, 128, 192, 256)
 BLOCK_M = 16  # rows of one matrix instruction
 PAGE_MULTIPLE = 16  # keys of one matrix instruction
@@ -197,6 +198,27 @@ def _default(problem: Any, **tile: int) -> Iterator[Timed]:
     yield 0.0, {**tile, "split_k": split_k_heuristic(problem.batch, problem.kv_heads, problem.max_keys)}
 
 
+STREAM_BLOCK_KEYS = 64  # of the four warps of a block
+CLUSTER = 16  # blocks whose parts are added up in the same launch
+# Rough microseconds and bytes a microsecond on an H100: of the whole GPU, of a multiprocessor among all, of one alone.
+GPU_RATE, SHARED_RATE, OWN_RATE = 3.2e6, 25e3, 40e3
+CLUSTER_US, MERGE_US, BLOCK_US = 1.0, 2.5, 0.5
+
+
+def _stream_default(problem: Any, cu_count: int, element_bytes: float, **tile: int) -> Iterator[Timed]:
+    """Yield a configuration for each number of splits, with what its busiest multiprocessor reads and its merge."""
+    batch, kv_heads, group, d, keys, _ = problem.key
+    pairs, key_bytes = batch * kv_heads * math.ceil(group / BLOCK_M), 2 * d * element_bytes
+    for split_k in (s for s in SPLITS if s == 1 or STREAM_BLOCK_KEYS * (s - 1) < keys):
+        blocks = pairs * split_k
+        block_bytes = math.ceil(keys / split_k / STREAM_BLOCK_KEYS) * STREAM_BLOCK_KEYS * key_bytes
+        rate = SHARED_RATE if blocks >= cu_count else OWN_RATE
+        rounds = math.ceil(blocks / cu_count)
+        us = max(pairs * keys * key_bytes / GPU_RATE, rounds * block_bytes / rate) + BLOCK_US * math.ceil(rounds / 3)
+        us += CLUSTER_US * (split_k > 1) + MERGE_US * (split_k > CLUSTER)
+        yield us, {**tile, "waves": 4, "split_k": split_k}
+
+
 _ROW_PARAMETERS = MappingProxyType({"waves": WAVES, "split_k": range(1, MAX_SPLITS + 1)})
 FP8 = Kernel(
     "decode_attention_fp8",
@@ -205,7 +227,11 @@ FP8 = Kernel(
     launch=lambda *given: decode_attention_fp8_out(*given),
     candidates=lambda cell, arch: _candidates(cell, arch, BLOCKS_N[::-1]),
     refusal=refusal,
-    default=lambda problem, arch, cu_count: _default(problem, block_n=BLOCK_N, waves=waves_per_range(problem.d)),
+    default=lambda problem, arch, cu_count: (
+        _stream_default(problem, cu_count, 1.0, block_n=32 if problem.d == 64 else 16)
+        if arch == STREAM_ARCH
+        else _default(problem, block_n=BLOCK_N, waves=waves_per_range(problem.d))
+    ),
 )
 # A wave of these owns all columns of its keys, in blocks of one size.
 INT4, HALF = (
@@ -216,15 +242,23 @@ INT4, HALF = (
         launch=launch,
         candidates=candidates,
         refusal=refusal,
-        default=lambda problem, arch, cu_count: _default(problem, waves=1),
+        default=lambda problem, arch, cu_count, element_bytes=element_bytes: (
+            _stream_default(problem, cu_count, element_bytes) if arch == STREAM_ARCH else _default(problem, waves=1)
+        ),
     )
-    for cache, launch, candidates in (
+    for cache, element_bytes, launch, candidates in (
         (
             "int4",
+            0.5,
             lambda *given: decode_attention_int4_out(*given[:-2], 0, *given[-2:]),
             lambda cell, arch: _candidates(cell, arch, (None,)),
         ),
-        ("half", lambda *given: decode_attention_half_out(*given[:-2], 0, *given[-2:]), lambda cell, arch: ()),
+        (
+            "half",
+            2.0,
+            lambda *given: decode_attention_half_out(*given[:-2], 0, *given[-2:]),
+            lambda cell, arch: (),
+        ),
     )
 )
 

@@ -1,7 +1,8 @@
 // Decode attention over an fp8 K/V cache, gfx950 (e4m3fn) and gfx942 (e4m3fnuz). decode_kernel.h and merge_kernel.h have the
 // kernels. A variant serves one head dimension, one dtype of q and one block of keys.
 #include "decode_kernel.h"
-#include "../guards.h"
+#include "../caches.h"
+#include "launch_split.h"
 #include "hipforge/device/element.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
@@ -23,41 +24,14 @@ constexpr int kBlockN = HF_BLOCK_N;
 using Layout = Shape<Half, kD>;
 static_assert(kBlockN % kTileN == 0 && kBlockN <= kMaxBlockN);
 
-Cache cache_of(const Tensor& data, const char* name, const OptionalTensor& scale, const OptionalTensor& rows) {
-  HF_CHECK(data.dtype() == HF_U8 || data.dtype() == HF_E4M3FN || data.dtype() == HF_E4M3FNUZ, name,
-           " holds fp8: float8_e4m3fn, or uint8 with its bits; got ",
-           data.dtype());
-  HF_CHECK(data.dim() == 4 && data.size(3) == kD, name, " must be [pages, page_size, Hkv, ", kD, "]; got ", data);
-  hf::check_aligned(data, name);
-  HF_CHECK(scale.has_value() != rows.has_value(), name, " needs one scale per tensor or head, or one word per row, not both");
-  Cache cache = {};
-  fill_strides(cache, data, name, 1, 16, kD);
-  cache.data = data.data<const uint8_t>();
-  if (scale) {
-    fill_scale(cache, *scale, name, data.size(2));
-  } else {
-    const Tensor value = *rows;
-    HF_CHECK(value.dtype() == HF_I32 && value.is_shape(data.size(0), data.size(1), data.size(2)), name,
-             "'s scale_shift must be int32 [", data.size(0), ", ", data.size(1), ", ", data.size(2), "]; got ", value);
-    for (int axis = 0; axis < 3; ++axis)
-      HF_CHECK(value.stride(axis) >= 0, name, "'s scale_shift must not have negative strides");
-    HF_CHECK(value.stride(1) <= max_slot_stride(kD) / 4, name, "'s scale_shift has rows ", value.stride(1), " words apart");
-    cache.rows = static_cast<const uint8_t*>(value.data());
-    cache.rows_page_stride = 4 * value.stride(0);
-    cache.rows_slot_stride = 4 * static_cast<uint32_t>(value.stride(1));
-    cache.rows_head_stride = 4 * value.stride(2);
-  }
-  return cache;
-}
-
 /// k, v fp8 [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables, with one scale for all or a word per row.
 void run(const Operands& o, const Scales& scales, const Options& options, const Configuration& configuration,
          hipStream_t stream) {
   const auto [block_n, waves, splits] = configuration;
   check_query(o.q, kInputDtype, kD);
   Problem p = {};
-  p.k = cache_of(o.k, "k", scales.k, scales.k_rows);
-  p.v = cache_of(o.v, "v", scales.v, scales.v_rows);
+  p.k = fp8_cache(o.k, "k", kD, scales.k, scales.k_rows);
+  p.v = fp8_cache(o.v, "v", kD, scales.v, scales.v_rows);
   HF_CHECK(scales.k.has_value() == scales.v.has_value(), "k and v must be scaled in the same way");
   HF_CHECK(block_n == kBlockN, "block_n must be ", kBlockN, " for this variant; got ", block_n);
   HF_CHECK((waves == 1 || waves == 2 || waves == 4) && waves >= Layout::kParts, "waves must be ", Layout::kParts,

@@ -1,6 +1,7 @@
 // Decode attention over a K/V cache of q's own dtype, bf16 or f16, gfx950 and gfx942. half_kernel.h and merge_kernel.h have
 // the kernels. A variant serves one head dimension and one dtype.
-#include "../guards.h"
+#include "../caches.h"
+#include "launch_split.h"
 #include "half_kernel.h"
 #include "hipforge/device/element.h"
 #include "hipforge/amd/hip.h"
@@ -20,27 +21,15 @@ using Half = HF_ELEMENT(HF_INPUT);
 constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 constexpr int kD = HF_HEAD_DIM;
 
-Cache cache_of(const Tensor& data, const char* name, const Tensor& scale) {
-  HF_CHECK(data.dtype() == kInputDtype && data.dim() == 4 && data.size(3) == kD, name, " must be ", kInputDtype,
-           " [pages, page_size, Hkv, ", kD, "], like q; got ", data);
-  hf::check_aligned(data, name);
-  Cache cache = {};
-  fill_strides(cache, data, name, 2, 8, 2 * kD);
-  cache.data = static_cast<const uint8_t*>(data.data());
-  fill_scale(cache, scale, name, data.size(2));
-  return cache;
-}
-
 /// k, v of q's dtype [pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables, with one scale for all.
 void run(const Operands& o, const Scales& scales, const Options& options, const Configuration& configuration,
          hipStream_t stream) {
   const int64_t waves = configuration.waves;
   check_query(o.q, kInputDtype, kD);
   HF_CHECK(waves == 1 || waves == 2 || waves == 4, "waves must be 1, 2 or 4; got ", waves);
-  HF_CHECK(scales.k && scales.v, "k_scale and v_scale must be given for a cache of 16-bit elements; got None");
   Problem p = {};
-  p.k = cache_of(o.k, "k", *scales.k);
-  p.v = cache_of(o.v, "v", *scales.v);
+  p.k = half_cache(o.k, "k", kD, kInputDtype, scales.k);
+  p.v = half_cache(o.v, "v", kD, kInputDtype, scales.v);
   fill_problem(p, o, options, configuration.splits, waves);
   const int64_t batch = o.seqlens.size(0);
   if (batch == 0) return;

@@ -1,6 +1,7 @@
 // Decode attention over an int4 K/V cache with a scale and a shift per group, gfx950 and gfx942. int4_kernel.h and
 // merge_kernel.h have the kernels. A variant serves one head dimension and one dtype of q.
-#include "../guards.h"
+#include "../caches.h"
+#include "launch_split.h"
 #include "hipforge/device/element.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
@@ -20,16 +21,6 @@ using Half = HF_ELEMENT(HF_INPUT);
 constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 constexpr int kD = HF_HEAD_DIM;
 
-Cache cache_of(const Tensor& data, const char* name, int64_t words) {
-  HF_CHECK(data.dtype() == HF_I32 && data.dim() == 4 && data.size(3) == words, name,
-           " must be int32 [pages, page_size, Hkv, ", words, "], the words of scales and those of ", kD,
-           " nibbles; got ", data);
-  Cache cache = {};
-  fill_strides(cache, data, name, 4, 1, 4 * words);
-  cache.data = static_cast<const uint8_t*>(data.data());
-  return cache;
-}
-
 /// k, v int32 [pages, page_size, Hkv, groups + D/8], or [B, Mkv, Hkv, groups + D/8] without block_tables.
 void run(const Operands& o, const Scales& scales, const Options& options, const Configuration& configuration,
          hipStream_t stream) {
@@ -38,8 +29,8 @@ void run(const Operands& o, const Scales& scales, const Options& options, const 
   HF_CHECK(groups == 1 || groups == 2 || groups == 4 || groups == 8, "groups must be 1, 2, 4 or 8 per row; got ", groups);
   HF_CHECK(waves == 1 || waves == 2 || waves == 4, "waves must be 1, 2 or 4; got ", waves);
   Problem p = {};
-  p.k = cache_of(o.k, "k", groups + kD / 8);
-  p.v = cache_of(o.v, "v", groups + kD / 8);
+  p.k = int4_cache(o.k, "k", kD, groups);
+  p.v = int4_cache(o.v, "v", kD, groups);
   fill_problem(p, o, options, configuration.splits, waves);
   const int64_t batch = o.seqlens.size(0);
   if (batch == 0) return;

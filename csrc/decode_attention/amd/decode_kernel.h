@@ -48,7 +48,7 @@
 #include "hidden_keys.h"
 #include "merge_ranges.h"
 #include "output.h"
-#include "../problem.h"
+#include "work.h"
 #include "query.h"
 #include "row_end.h"
 #include "row_words.h"

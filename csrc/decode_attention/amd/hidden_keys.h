@@ -7,7 +7,7 @@
 
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
-#include "../problem.h"
+#include "work.h"
 #include "query.h"
 
 namespace hf::decode_attention {

@@ -19,7 +19,7 @@
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
 #include "output.h"
-#include "../problem.h"
+#include "work.h"
 #include "query.h"
 #include "row_end.h"
 #include "tile_rows.h"
@@ -28,7 +28,6 @@ namespace hf::decode_attention {
 
 constexpr uint32_t kMergeThreads = 256;
 constexpr uint32_t kMergeWaves = kMergeThreads / dev::kWaveSize;
-constexpr uint32_t kMaxSplits = 512;
 
 /// What the first loads of decode_merge need; its arguments before the problem, as First's members are of the other kernels.
 struct MergeFirst {

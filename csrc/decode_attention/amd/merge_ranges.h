@@ -4,7 +4,7 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
-#include "../problem.h"
+#include "work.h"
 #include "query.h"
 
 namespace hf::decode_attention {

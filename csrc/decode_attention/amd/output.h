@@ -19,7 +19,7 @@
 #include "hipforge/device/mx_encode.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
-#include "../problem.h"
+#include "work.h"
 #include "query.h"
 
 namespace hf::decode_attention {

@@ -1,7 +1,7 @@
 // How a row's sums end: with its sink, and as its output's factor and log-sum-exp.
 #pragma once
 
-#include "../problem.h"
+#include "work.h"
 #include "hipforge/amd/hip.h"
 
 namespace hf::decode_attention {

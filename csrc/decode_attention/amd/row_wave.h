@@ -15,7 +15,7 @@
 #include "half_products.h"
 #include "hidden_keys.h"
 #include "output.h"
-#include "../problem.h"
+#include "work.h"
 #include "query.h"
 #include "row_end.h"
 #include "tile_rows.h"

@@ -6,7 +6,7 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/vector.h"
 #include "hipforge/amd/wave.h"
-#include "../problem.h"
+#include "work.h"
 
 namespace hf::decode_attention {
 
