@@ -30,10 +30,6 @@ PLACE = os.environ.get("HIPFORGE_STAGE", "cuda")
 
 _ONLY_EMULATED = ("emulator.counters", "gfx942", "EmulatorFault", "timing.", "trace(")
 _calls: set[str] = set()
-# Tests of what has no kernel for this architecture.
-_ELSEWHERE = tuple(
-    f"test_decode_attention_reads_what_was_written[{cache}]" for cache in ("half", "fp8", "rows", "int4")
-)
 
 
 def _on_cpu(value: Any) -> bool:
@@ -115,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_emulated(item: pytest.Item) -> bool:
     function = getattr(item, "function", None)
     text = inspect.getsource(function) if function else ""
-    return any(word in text for word in _ONLY_EMULATED) or item.name in _ELSEWHERE
+    return any(word in text for word in _ONLY_EMULATED)
 
 
 def note_error(module: str, error: float) -> None:

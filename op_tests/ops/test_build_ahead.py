@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 
 from hipforge.jit import registry
 from hipforge.ops.core.tuned import load_table
 from hipforge.ops.decode_attention import family as attention
-from hipforge.ops.decode_attention.kernels import BLOCK_N
+from hipforge.ops.decode_attention.kernels import FP8
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY, TABLE
 from hipforge.ops.fp8_skinny_gemm.kernels.queue import QUEUE, default_configuration
 from hipforge.ops.fp8_skinny_gemm.raw import ARCHS, MAX_M
@@ -33,7 +34,9 @@ def test_the_skinny_gemm_is_built_for_what_its_table_and_default_rule_choose(arc
 def test_attention_over_fp8_is_built_for_what_its_table_and_default_rule_choose(arch):
     rows = [row for row in load_table(attention.TABLE).rows if row.values["gfx"] == arch]
     chosen = {(row.values["D"], attention.FAMILY.choice_of(row).configuration["block_n"]) for row in rows}
-    chosen |= {(head_dim, BLOCK_N) for head_dim in attention.HEAD_DIMS}
+    for head_dim in attention.HEAD_DIMS:
+        cell = SimpleNamespace(key=(8, 4, 8, head_dim, 2048, 64), batch=8, kv_heads=4, max_keys=2048, d=head_dim)
+        chosen |= {(head_dim, found["block_n"]) for _, found in FP8.default(cell, arch, 132)}
     ahead = [tuple(variant.values()) for variant in registry.module("module_decode_attention_fp8").ahead_variants(arch)]
     assert sorted(ahead) == sorted((d, dtype, n) for d, n in chosen for dtype in attention.INPUTS.values())
     assert len(ahead) == len(set(ahead))

@@ -1,4 +1,4 @@
-"""Decode attention over an fp8 K/V cache, split-K, for gfx950 (e4m3fn) and gfx942 (e4m3fnuz); torch elsewhere.
+"""Decode attention over an fp8 K/V cache, split-K, for gfx950 and sm_90 (e4m3fn) and gfx942 (e4m3fnuz); torch elsewhere.
 
 A few query tokens per sequence attend over its cached keys. The queries that share a KV head are folded into rows of
 one tile of 16; a wave (two at D = 256) owns a tile, a KV head, a sequence and a range of its keys, in blocks of 64, 32
@@ -9,7 +9,9 @@ Arithmetic: K is multiplied as it lies in memory by q as a sum of fp8 terms, whi
 2^-13 of their row's largest (those lose at most 2^-21 of it). V is exact in bfloat16. Scales and shifts are applied in
 float32 outside the products. What is rounded is a weight 2^(score - maximum), times the scale of its row of V where
 rows have one, to bfloat16 (a relative error of 2^-8 at most), and the output. A cache of q's own 16-bit dtype is
-multiplied as it is, by weights rounded to that dtype.
+multiplied as it is, by weights rounded to that dtype. On sm_90 all fp8 and int4 products are of float16, to which q is
+brought by a power of two for each row and weights are rounded (2^-11); an int4 element must be within float16's range.
+There a warp owns keys, a cluster of up to 16 blocks adds up the splits, and ``block_n`` is the most keys of a step.
 
 Token t of Mq sees keys up to seqlen - Mq + t (``causal``), so Mq = 1 sees the whole sequence. Sequences may have
 unequally many tokens (``cu_seqlens_q``): the grid is for the most, and a work-group without a row ends at once. A row
