@@ -1,4 +1,4 @@
-"""Decode attention over an fp8 K/V cache, split-K, for gfx950 and sm_90 (e4m3fn) and gfx942 (e4m3fnuz); torch elsewhere.
+"""Decode attention over an fp8 K/V cache, split-K, for gfx950 and sm_90 (e4m3fn), gfx942 (e4m3fnuz); torch elsewhere.
 
 A few query tokens per sequence attend over its cached keys. The queries that share a KV head are folded into rows of
 one tile of 16; a wave (two at D = 256) owns a tile, a KV head, a sequence and a range of its keys, in blocks of 64, 32
