@@ -9,7 +9,6 @@ activations; ``programmatic`` is ours inside :func:`hipforge.programmatic_launch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,11 +16,11 @@ import torch
 from helpers import bench
 
 import hipforge
-from hipforge import devices, jit
+from hipforge import devices
+from hipforge.cli import read_floor
 from hipforge.ops.core.dispatch import explain
 from hipforge.ops.reference import mxfp8_mm
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
-from hipforge.tuning import timing
 from hipforge.tuning.cases import MINIMAX_M3, Cell, cells, parse_shape
 from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR, operands
 from hipforge.tuning.model import MI355X
@@ -30,12 +29,6 @@ DEFAULT_M = (1, 4, 16, 64)
 ARCH = "gfx950"
 HOPPER = "sm_90"
 HUMMING = "humming mxfp8 x bf16"
-FLOOR = "module_read_floor"
-
-
-@jit.compile_ops(FLOOR, mutates=("sink",))
-def read_floor_out(sink: torch.Tensor, source: torch.Tensor, blocks: int, programmatic: bool) -> None:
-    """Read ``source`` (uint8) once and compute nothing."""
 
 
 def floor_us(cell: Cell) -> float:
@@ -46,16 +39,9 @@ def floor_us(cell: Cell) -> float:
 
 def measured_floor(cell: Cell, copies: int, programmatic: bool) -> float:
     """Return microseconds of reading W and its scales once, with the number of blocks that is fastest."""
-    jit.register(Path(__file__).parent / "helpers" / "read_floor.json")
-    units = devices.current().cu_count()
     size = (cell.n * cell.k + cell.n * cell.k // 32) // 16 * 16
     sources = [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(copies)]
-    sink = torch.zeros(1, dtype=torch.int32, device="cuda")
-
-    def time(blocks: int) -> float:
-        return timing.microseconds_per_call(lambda i: read_floor_out(sink, sources[i], blocks, programmatic), copies)
-
-    return min(time(units * each) for each in (1, 2, 4))
+    return read_floor.microseconds(sources, programmatic)
 
 
 def programmatic(call: Callable[[int], Any]) -> Callable[[int], Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hipforge.cli import decode_step
+from hipforge.cli import decode_ops, decode_step
 from hipforge.cli.main import cli
 from hipforge.errors import ConfigError
 
@@ -68,13 +68,13 @@ def test_the_shipped_configurations_divide_by_eight() -> None:
     assert (m3.heads, m3.expert_inner, m3.experts, m3.layers, m3.limit) == ((8, 1), 384, 128, (0, 60), 7.0)
     llama = decode_step.divided(decode_step.read(CONFIGS / "llama_3_1_405b.json"), 8)
     assert (llama.heads, llama.inner, llama.head_dim, llama.vocabulary) == ((16, 1), 6656, 128, 16032)
-    names = [piece.name for piece in decode_step.pieces(llama, 1, 8)]
+    names = {op.name for op in decode_ops.chain(decode_ops.Model(llama, decode_ops.Untouched()), 1, 8).ops}
     assert "gate_up" in names and "router" not in names
 
 
 def test_what_cannot_be_modelled_is_refused(tmp_path: Path) -> None:
     for config, message in (
-        ({**DENSE, "model_type": "mamba"}, "model_type must be llama, qwen3 or minimax_m3_vl_text; got 'mamba'"),
+        ({**DENSE, "model_type": "mamba"}, "model_type must be llama, qwen3, qwen3_moe, gpt_oss or minimax_m3_vl_text; got 'mamba'"),
         ({key: value for key, value in DENSE.items() if key != "vocab_size"}, "lacks the field 'vocab_size'"),
         ({**EXPERTS, "shared_intermediate_size": 64}, "a shared expert must be as wide as a routed one, 128; got 64"),
     ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,8 @@ from hipforge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from hipforge.cli import decode_ops
 
 
 @dataclass(frozen=True)
@@ -48,21 +52,23 @@ class Step:
         return sum(line.step_us for line in self.lines)
 
 
-def model_step(shape: decode_step.Shape, batch: int, context: int, known: dict[Any, Line]) -> Step:
+def model_step(model: decode_ops.Model, batch: int, context: int, known: dict[Any, Line]) -> Step:
     """Return a step; ``known`` keeps the ops that do not depend on the context."""
     from hipforge import emulator
+    from hipforge.cli import decode_ops
     from hipforge.emulator.timing import Start
 
+    with making_operands(f"batch {batch} and context {context}"):
+        ops = decode_ops.chain(model, batch, context).ops
+    calls = Counter(op.name for op in ops)
     lines = []
-    for piece in decode_step.pieces(shape, batch, context):
-        key = (piece.name, batch, context if piece.of_context else None)
+    for name, op in {op.name: op for op in ops if op.start != "torch"}.items():
+        key = (name, batch, context if op.of_context else None)
         if key not in known:
-            with making_operands(f"{piece.name} for batch {batch} and context {context}"):
-                call = piece.run()
-            start: Start = "mall" if piece.start == "mall" else "cold"
+            start: Start = "mall" if op.start == "mall" else "cold"
             with emulator.timed(start=start) as timed:
-                call()
-            known[key] = Line(piece.name, len(timed.capture.launches()), piece.calls, timed.result.replay_us)
+                op.call()
+            known[key] = Line(name, len(timed.capture.launches()), calls[name], timed.result.replay_us)
         lines.append(known[key])
     return Step(batch, context, tuple(lines))
 
@@ -97,13 +103,16 @@ def command(
     if device.kind != "emulator":
         raise ConfigError(f"time-model works on the emulator, not on {device.kind}; set HIPFORGE_DEVICE=emulator")
     shape = decode_step.divided(decode_step.read(config), tp)
+    from hipforge.cli import decode_ops
+
+    model = decode_ops.Model(shape, decode_ops.Untouched())
     console = output.console(stderr=as_json)
     known: dict[Any, Line] = {}
     steps = []
     for batch in batches:
         for context in contexts:
             with console.status(f"batch {batch}, context {context} ..."):
-                steps.append(model_step(shape, batch, context, known))
+                steps.append(model_step(model, batch, context, known))
             if not as_json:
                 _print(console, shape.name, tp, steps[-1])
     if as_json:
@@ -129,8 +138,8 @@ def _print(console: Console, name: str, tp: int, step: Step) -> None:
     console.print(table)
 
 
-def plot(steps: list[Step], title: str, path: Path) -> None:
-    """Write a bar per step, its ops on top of each other.
+def plot(steps: Sequence[Any], title: str, path: Path, how: str = "modelled") -> None:
+    """Write a bar per step, its ops on top of each other; ``how`` their times were found.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -150,8 +159,8 @@ def plot(steps: list[Step], title: str, path: Path) -> None:
         heights = [sum(line.step_us for line in step.lines if line.op == name) / 1e3 for step in steps]
         axes.bar(ticks, heights, bottom=below, label=name, color=colormaps["tab20"](number % 20))
         below = [base + height for base, height in zip(below, heights, strict=True)]
-    axes.set_ylabel("modelled ms of a decode step")
-    axes.set_title(f"{title}: modelled, without communication")
+    axes.set_ylabel(f"{how} ms of a decode step")
+    axes.set_title(f"{title}: {how}, without communication")
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     figure.savefig(path, dpi=110)

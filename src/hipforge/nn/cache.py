@@ -224,6 +224,7 @@ class PagedKVCache:
         sinks: torch.Tensor | None = None,
         window: int | None = None,
         out_format: None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
     @overload
@@ -238,6 +239,8 @@ class PagedKVCache:
         sinks: torch.Tensor | None = None,
         window: int | None = None,
         out_format: Literal["mxfp8"],
+        out: torch.Tensor | None = None,
+        scale_out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def attend(
@@ -251,6 +254,8 @@ class PagedKVCache:
         sinks: torch.Tensor | None = None,
         window: int | None = None,
         out_format: Literal["mxfp8"] | None = None,
+        out: torch.Tensor | None = None,
+        scale_out: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the attention of the step's tokens over their sequences, each over what is not after it.
 
@@ -264,6 +269,8 @@ class PagedKVCache:
             sinks: float32 [Hq], scores that no key has.
             window: keys that a token sees at most, its own among them.
             out_format: "mxfp8": quantise the result in the same launch, as :class:`MXFP8Linear` reads it.
+            out: contiguous [B * tokens, Hq, D] to write into.
+            scale_out: contiguous uint8 [B * tokens, Hq * D / 32] to write the scales into.
 
         Returns:
             [B * tokens, Hq, D] of q's dtype; with ``out_format`` the device's e4m3, and scales uint8 e8m0
@@ -278,7 +285,9 @@ class PagedKVCache:
         operands = batched, self.k[layer], self.v[layer], step.block_tables, step.seqlens
         scales = self.k_scale[layer], self.v_scale[layer]
         options: dict[str, Any] = {"scale": scale, "split_k": split_k, "sinks": sinks, "window": window}
+        options["out"] = None if out is None else out.view(batched.shape)
         if out_format is None:
             return decode_attention_fp8(*operands, *scales, **options).view(q.shape)
-        found, block_scales = decode_attention_fp8(*operands, *scales, out_format=out_format, **options)
+        options |= {"out_format": out_format, "scale_out": scale_out}
+        found, block_scales = decode_attention_fp8(*operands, *scales, **options)
         return found.view(q.shape), block_scales

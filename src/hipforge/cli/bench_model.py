@@ -1,0 +1,270 @@
+"""``hipforge bench-model``: the measured microseconds of a model's decode step on a GPU, op by op and in all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hipforge import devices
+from hipforge.cli import decode_step, output
+from hipforge.errors import ConfigError, HipforgeError
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from hipforge.cli.decode_ops import Chain, Model
+
+# Of the logits beside their definition in float64: see op_tests/nn/test_bench_model.py.
+MOST_ERROR = 5e-2
+REPLAYS, WARMUP = 11, 3
+AHEAD = 64  # steps that there is room for; a graph is replayed fewer times before it starts over
+READ_BYTES = 2 << 30  # over which the read bandwidth is measured
+
+
+@dataclass(frozen=True)
+class Line:
+    """One op of a step: calls of a step, measured microseconds of all of them in a graph of their own, bytes read."""
+
+    op: str
+    path: str
+    calls: int
+    step_us: float
+    read_bytes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step for ``batch`` sequences with ``context`` keys each, in one graph.
+
+    Attributes:
+        batch: sequences.
+        context: keys of each.
+        us: of a step.
+        floor_us: of reading weights, scales and cache at the card's read bandwidth.
+        lines: its ops, each measured alone.
+        peers: microseconds by name, or why there are none.
+    """
+
+    batch: int
+    context: int
+    us: float
+    floor_us: float
+    lines: tuple[Line, ...]
+    peers: dict[str, float | str]
+
+    @property
+    def gap_us(self) -> float:
+        """Microseconds of the step beyond those of its ops measured alone."""
+        return self.us - sum(line.step_us for line in self.lines)
+
+
+def captured(calls: Iterable[Callable[[], object]], programmatic: bool) -> torch.cuda.CUDAGraph:
+    """Return a graph of the calls, each of which has run before."""
+    import torch
+
+    import hipforge
+
+    graph = torch.cuda.CUDAGraph()
+    inside = hipforge.programmatic_launch() if programmatic else contextlib.nullcontext()
+    with inside, torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
+
+
+def replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    """Return the median time of a replay."""
+    import torch
+
+    times = []
+    for number in range(WARMUP + REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if number >= WARMUP:
+            times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def read_bandwidth() -> float:
+    """Return bytes per second of a kernel that only reads, measured now."""
+    import torch
+
+    from hipforge.cli import read_floor
+
+    source = torch.zeros(READ_BYTES, dtype=torch.uint8, device="cuda")
+    return READ_BYTES / read_floor.microseconds([source]) * 1e6
+
+
+def measure(
+    model: Model, batch: int, context: int, bandwidth: float, programmatic: bool, peers: Sequence[str]
+) -> Step:
+    """Return a step, measured."""
+    import torch
+
+    from hipforge.cli import decode_ops, decode_twin
+
+    chain = decode_ops.chain(model, batch, context, AHEAD)
+    decode_twin.fill(chain)
+    reads = [0] * len(chain.ops)
+    for _ in range(2):  # what is built, loaded and allocated the first time is not captured
+        for number, op in enumerate(chain.ops):
+            op.call()
+            reads[number] = op.reads()
+    chain.reset()
+    graph = captured((op.call for op in chain.ops), programmatic)
+    us = replay_us(graph)
+    chain.reset()
+    lines = []
+    for name in dict.fromkeys(op.name for op in chain.ops):
+        own = [number for number, op in enumerate(chain.ops) if op.name == name]
+        alone = captured((chain.ops[number].call for number in own), programmatic)
+        took = replay_us(alone)
+        chain.reset()
+        lines.append(Line(name, chain.ops[own[0]].path(), len(own), took, sum(reads[number] for number in own)))
+    del graph, chain
+    torch.cuda.empty_cache()
+    times = {name: measure_peer(model.shape, name, batch, context) for name in peers}
+    return Step(batch, context, us, sum(reads) / bandwidth * 1e6, tuple(lines), times)
+
+
+def measure_peer(shape: decode_step.Shape, name: str, batch: int, context: int) -> float | str:
+    """Return microseconds of a step of a model in torch, or why there are none."""
+    import torch
+
+    from hipforge.cli import decode_twin
+
+    if shape.biases:
+        return "torch's attention has no sinks"
+    try:
+        run = decode_twin.Peer(shape, name, torch.device("cuda")).step(batch, context)
+        with torch.no_grad():
+            for _ in range(2):
+                run()
+            found = replay_us(captured([run], False))
+    except torch.OutOfMemoryError:
+        return "does not fit beside the model"
+    except Exception as error:  # a peer's failure must not hide what was measured
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+    finally:
+        torch.cuda.empty_cache()
+    return found
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise click.BadParameter(f"expected positive numbers separated by commas, as 1,8,64; got {text!r}")
+    return found
+
+
+@click.command("bench-model")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--batch", "batches", default="1,8,64", callback=_numbers, show_default=True,
+              help="Sequences, separated by commas.")  # fmt: skip
+@click.option("--context", "contexts", default="2048", callback=_numbers, show_default=True,
+              help="Keys of each sequence, the new token included, separated by commas.")  # fmt: skip
+@click.option("--programmatic", is_flag=True, help="Launch inside hipforge.programmatic_launch().")
+@click.option("--layers", type=click.IntRange(1, 1 << 10), help="Cut the model to so many layers of each kind.")
+@click.option("--peers/--no-peers", default=True, show_default=True,
+              help="Also measure the model in torch, with bf16 and with fp8 weights.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
+@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Also write stacked bars (needs matplotlib).")
+def command(
+    config: Path,
+    batches: tuple[int, ...],
+    contexts: tuple[int, ...],
+    programmatic: bool,
+    layers: int | None,
+    peers: bool,
+    as_json: bool,
+    picture: Path | None,
+) -> None:
+    """Measure a decode step of the model that CONFIG (its config.json) describes, random weights, on this GPU.
+
+    A step of each batch size is one graph: embedding, layers, head, argmax, and the positions of the next token. First a
+    model of the same widths with two layers is held to float64. Each op is then measured alone, all its calls in one
+    graph over the layers' own operands; the gap is what the step takes beyond their sum. MiniMax-M3 attends in full.
+    """
+    device = devices.current()
+    if not device.is_gpu:
+        raise ConfigError(
+            f"bench-model measures on a GPU, and the device is {device.kind} (HIPFORGE_DEVICE); "
+            "hipforge time-model models the same step on the emulator"
+        )
+    from hipforge.cli import decode_ops, decode_twin, read_floor
+
+    if device.arch_of() not in read_floor.ARCHS:
+        raise ConfigError(f"bench-model measures on {', '.join(read_floor.ARCHS)}; the device is {device.arch_of()}")
+    import torch
+
+    shape = decode_step.read(config)
+    if layers is not None:
+        shape = replace(shape, layers=(min(layers, shape.layers[0]), min(layers, shape.layers[1])))
+    console, place = output.console(stderr=as_json), torch.device("cuda")
+    error = decode_twin.check(decode_twin.small(shape), place)
+    if not error <= MOST_ERROR:
+        raise HipforgeError(f"the logits are {error:.3f} from float64, relatively; at most {MOST_ERROR} is right")
+    bandwidth = read_bandwidth()
+    header = {
+        "model": shape.name, "card": torch.cuda.get_device_name(0), "torch": torch.__version__,
+        "read TB/s": round(bandwidth / 1e12, 3), "programmatic": programmatic, "error of the logits": round(error, 4),
+    }  # fmt: skip
+    if not as_json:
+        console.print(", ".join(f"{name}: {value}" for name, value in header.items()), highlight=False, soft_wrap=True)
+    steps = []
+    with torch.no_grad():
+        model = decode_ops.Model(shape, decode_ops.Random(place))
+        for batch in batches:
+            for context in contexts:
+                try:
+                    steps.append(measure(model, batch, context, bandwidth, programmatic,
+                                         list(decode_twin.PEERS) if peers else []))  # fmt: skip
+                except torch.OutOfMemoryError:
+                    click.echo(f"batch {batch}, context {context}: does not fit in this card's memory", err=True)
+                    continue
+                if not as_json:
+                    _print(console, shape.name, steps[-1], bandwidth)
+    if as_json:
+        rows = [{**asdict(step), "gap_us": step.gap_us} for step in steps]
+        click.echo(json.dumps({**header, "measured": rows}, indent=1))
+    if picture is not None:
+        from hipforge.cli.time_model import plot
+
+        plot(steps, f"{shape.name}, {header['card']}", picture, "measured")
+
+
+def _print(console: Console, name: str, step: Step, bandwidth: float) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{name}, batch {step.batch}, context {step.context}: measured")
+    for column in ("op", "path", "calls", "µs a call", "µs of the step", "share", "MB read", "TB/s", "of reading"):
+        table.add_column(column, justify="left" if column in ("op", "path") else "right")
+    for line in step.lines:
+        read = [f"{line.read_bytes / 1e6:.1f}", f"{line.read_bytes / line.step_us * 1e-6:.2f}",
+                f"{line.read_bytes / line.step_us * 1e6 / bandwidth:.0%}"] if line.read_bytes else [""] * 3  # fmt: skip
+        table.add_row(line.op, line.path, str(line.calls), f"{line.step_us / line.calls:.2f}", f"{line.step_us:.0f}",
+                      f"{line.step_us / step.us:.1%}", *read)  # fmt: skip
+    table.add_section()
+    table.add_row("gap", "", "", "", f"{step.gap_us:.0f}", f"{step.gap_us / step.us:.1%}")
+    table.add_row("in all", "", str(sum(line.calls for line in step.lines)), "", f"{step.us:.0f}", "",
+                  f"{step.floor_us * bandwidth / 1e12:.1f}", "", f"{step.floor_us / step.us:.1%}")  # fmt: skip
+    console.print(table)
+    console.print(f"{step.us:.0f} µs, {step.batch / step.us * 1e6:.0f} tokens/s; read floor {step.floor_us:.0f} µs, "
+                  f"share {step.floor_us / step.us:.1%}", highlight=False)  # fmt: skip
+    for peer, us in step.peers.items():
+        text = us if isinstance(us, str) else f"{us:.0f} µs, {step.batch / us * 1e6:.0f} tokens/s, {us / step.us:.2f}×"
+        console.print(f"{peer}, torch.compile, one graph: {text}", highlight=False, markup=False)

@@ -1,0 +1,380 @@
+"""The ops of a decode step, in the order of their launches: what ``time-model`` models and ``bench-model`` measures.
+
+Layers are those of examples/generate.py. Of the all-reduces of a layer under tensor parallelism nothing is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+
+import hipforge
+from hipforge.cli.decode_step import BLOCK, Shape
+from hipforge.nn import CacheStep, PagedKVCache
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
+
+PAGE_SIZE = 64
+BLOCK_M = 64  # slots of a tile, as hipforge.nn.MXFP8MoE has
+EPSILON = 1e-6
+ALPHA = 1.702  # of SwiGLU where it is clamped
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # e4m3 elements, e8m0 bytes
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of a step.
+
+    Attributes:
+        name: what it does.
+        start: where its operands are: ``cold`` for weights and cache, ``mall`` for what the launch before has written,
+            ``torch`` for an op of torch's.
+        call: makes its launches.
+        reads: bytes of weights, scales and cache that it reads, of the step that ran last.
+        of_context: whether its time depends on the length of the context.
+        planned: a call of the op that is planned as this one is, where there is one to ask.
+    """
+
+    name: str
+    start: Literal["cold", "mall", "torch"]
+    call: Callable[[], object]
+    reads: Callable[[], int] = lambda: 0
+    of_context: bool = False
+    planned: partial[Any] | None = None
+
+    def path(self) -> str:
+        """Return the path that the op takes: ``kernel``, ``triton`` or ``torch``."""
+        if self.planned is None:
+            return self.start if self.start == "torch" else "kernel"
+        return str(hipforge.explain(self.planned.func, *self.planned.args, **self.planned.keywords).path)
+
+
+class Linear(NamedTuple):
+    """A projection: e4m3 [..., N, K], e8m0 [..., N, K / 32], bias [..., N] or None."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all three."""
+        return sum(part.nbytes for part in self if part is not None)
+
+
+class Source(Protocol):
+    """What fills the tensors of a model."""
+
+    place: torch.device
+    kept: bool  # whether every layer has tensors of its own
+
+    def weight(self, *size: int) -> Pair:
+        """Return MX-FP8 weights [..., N, K]."""
+
+    def values(self, *size: int, dtype: torch.dtype = torch.bfloat16, mean: float = 0.0, spread: float = 0.1) -> Any:
+        """Return other parameters."""
+
+
+class Untouched:
+    """Weights that are not written: pages of the CPU that read as zeros and take no memory; layers share them."""
+
+    place = torch.device("cpu")
+    kept = False
+
+    def weight(self, *size: int) -> Pair:
+        """Return memory for the weights."""
+        elements = torch.empty(size, dtype=torch.uint8).view(fp8_dtypes(self.place)[0])
+        return elements, torch.empty((*size[:-1], size[-1] // BLOCK), dtype=torch.uint8)
+
+    def values(self, *size: int, dtype: torch.dtype = torch.bfloat16, mean: float = 0.0, spread: float = 0.1) -> Any:
+        """Return the mean."""
+        return torch.full(size, mean, dtype=dtype)
+
+
+class Random:
+    """Random weights of a size that keeps the activations' size, made where the kernels run."""
+
+    kept = True
+
+    def __init__(self, place: torch.device, seed: int = 0) -> None:
+        self.place, self.generator = place, torch.Generator(place).manual_seed(seed)
+
+    def weight(self, *size: int) -> Pair:
+        """Return normal weights with a deviation of 1 / sqrt(K), quantised."""
+        rows, k = torch.Size(size[:-1]).numel(), size[-1]
+        elements = torch.empty((rows, k), dtype=fp8_dtypes(self.place)[0], device=self.place)
+        scales = torch.empty((rows, k // BLOCK), dtype=torch.uint8, device=self.place)
+        for at in range(0, rows, step := max(1, (1 << 28) // k)):
+            part = slice(at, at + step)
+            drawn = self.values(elements[part].shape[0], k, spread=k**-0.5)
+            hipforge.mxfp8_quantize(drawn, out=elements[part], scale_out=scales[part])
+        return elements.view(size), scales.view(*size[:-1], k // BLOCK)
+
+    def values(self, *size: int, dtype: torch.dtype = torch.bfloat16, mean: float = 0.0, spread: float = 0.1) -> Any:
+        """Return normal values."""
+        drawn = torch.randn(size, dtype=dtype, device=self.place, generator=self.generator)
+        return drawn.mul_(spread).add_(mean)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The parameters of a layer: ``router`` and 3-dimensional ``gate_up`` and ``down`` where it has experts."""
+
+    input_norm: torch.Tensor
+    post_norm: torch.Tensor
+    qkv: Linear
+    out: Linear
+    head_norms: tuple[torch.Tensor | None, torch.Tensor | None]
+    sinks: torch.Tensor | None
+    router: torch.Tensor | None
+    router_bias: torch.Tensor | None
+    correction_bias: torch.Tensor | None
+    gate_up: Linear
+    down: Linear
+
+
+class Model:
+    """The parameters of a model.
+
+    Attributes:
+        layers: those with experts last, as many as the shape has.
+        embedding: bfloat16 [V, H], or [1, H] of a source that keeps nothing.
+        last_norm: [H].
+        head: V rows.
+    """
+
+    def __init__(self, shape: Shape, source: Source) -> None:
+        self.shape, self.source, self.place = shape, source, source.place
+        dense, sparse = shape.layers
+        if source.kept:
+            self.layers = [self._layer(index >= dense) for index in range(dense + sparse)]
+        else:
+            self.layers = [self._layer(False)] * dense if dense else []
+            self.layers += [self._layer(True)] * sparse if sparse else []
+        self.embedding = source.values(shape.vocabulary if source.kept else 1, shape.hidden, spread=1.0)
+        self.last_norm = source.values(shape.hidden, mean=1.0 - shape.offset)
+        self.head = Linear(*source.weight(shape.vocabulary, shape.hidden))
+
+    def _layer(self, sparse: bool) -> Layer:
+        shape, source = self.shape, self.source
+        heads, kv_heads = shape.heads
+        norms, biases = {"mean": 1.0 - shape.offset}, shape.biases
+        float32 = {"dtype": torch.float32}
+
+        def linear(*size: int, dtype: torch.dtype = torch.bfloat16) -> Linear:
+            weight = source.weight(*size)
+            return Linear(*weight, source.values(*size[:-1], dtype=dtype) if biases else None)
+
+        total, sigmoid = shape.experts + shape.shared, shape.scoring == "sigmoid"
+        inner = (total, shape.expert_inner) if sparse else (shape.inner,)
+        router = torch.float32 if sigmoid else torch.bfloat16
+        return Layer(
+            input_norm=source.values(shape.hidden, **norms),
+            post_norm=source.values(shape.hidden, **norms),
+            qkv=linear((heads + 2 * kv_heads) * shape.head_dim, shape.hidden),
+            out=linear(shape.hidden, heads * shape.head_dim),
+            head_norms=tuple(source.values(shape.head_dim, **norms) if shape.head_norms else None for _ in range(2)),
+            sinks=source.values(heads, mean=1.0, **float32) if biases else None,
+            router=source.values(shape.experts, shape.hidden, dtype=router) if sparse else None,
+            router_bias=source.values(shape.experts, **float32) if sparse and biases else None,
+            correction_bias=source.values(shape.experts, **float32) if sparse and sigmoid else None,
+            gate_up=linear(*inner[:-1], 2 * inner[-1], shape.hidden, **(float32 if sparse else {})),
+            down=linear(*inner[:-1], shape.hidden, inner[-1], **(float32 if sparse else {})),
+        )
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A step over ``batch`` sequences: its ops in order, and the tensors that they read and write.
+
+    Attributes:
+        ops: launches of a step, in order; each step moves every sequence by one token.
+        tokens: int64 [batch], what a step reads and, by argmax, leaves.
+        logits: bfloat16 [batch, V].
+        cache: keys and values.
+        tables: int32 [batch, pages] of the cache.
+        start: tensors that move, and what they start with.
+    """
+
+    ops: list[Op]
+    tokens: torch.Tensor
+    logits: torch.Tensor
+    cache: PagedKVCache
+    tables: torch.Tensor
+    start: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def reset(self) -> None:
+        """Go back to the first step; keys and values stay."""
+        for moved, first in self.start:
+            moved.copy_(first)
+
+
+def _steps(cache: PagedKVCache, batch: int, context: int, ahead: int) -> tuple[CacheStep, torch.Tensor, torch.Tensor]:
+    """Return the step that ends at ``context`` keys, and what it and the next ones are: a row each, and its number.
+
+    A row has positions, slots, and lengths, two of them to a word: a step's tensors are views of one row, so that one
+    launch moves on.
+    """
+    whole = cache.extend(range(batch), context + ahead)
+    tables, place = whole.block_tables, cache.device
+    positions = torch.arange(context - 1, context + ahead, device=place)[:, None].expand(-1, batch)
+    pages = tables[:, (positions[:, 0] // PAGE_SIZE)].T.long()
+    rows = torch.zeros(ahead + 1, 2 * batch + -(-batch // 2), dtype=torch.int64, device=place)
+    rows[:, :batch], rows[:, batch : 2 * batch] = positions, pages * PAGE_SIZE + positions % PAGE_SIZE
+    rows[:, 2 * batch :].view(torch.int32)[:, :batch] = positions + 1
+    row = rows[:1].clone()
+    lengths = row[0, 2 * batch :].view(torch.int32)[:batch]
+    return CacheStep(1, row[0, :batch], row[0, batch : 2 * batch], tables, lengths), rows, row
+
+
+def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
+    """Return a step for ``batch`` sequences with ``context`` keys each, the new token included.
+
+    Args:
+        model: its parameters.
+        batch: sequences.
+        context: keys of each.
+        ahead: further steps that there is room for.
+    """
+    shape, place = model.shape, model.place
+    (heads, kv_heads), dim, hidden = shape.heads, shape.head_dim, shape.hidden
+    own = model.source.kept
+    cache = PagedKVCache(
+        len(model.layers) if own else 1, batch * -(-(context + ahead) // PAGE_SIZE), PAGE_SIZE, kv_heads, dim, place
+    )
+    step, rows, row = _steps(cache, batch, context, ahead)
+    counter = torch.zeros(1, dtype=torch.int64, device=place)
+
+    def new(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype, device=place)
+
+    def mxfp8(rows: int, columns: int) -> Pair:
+        elements = new(rows, columns, dtype=torch.uint8).view(fp8_dtypes(place)[0])
+        return elements, new(rows, columns // BLOCK, dtype=torch.uint8)
+
+    x, residual, copy, logits = new(batch, hidden), new(batch, hidden), new(batch, hidden), new(batch, shape.vocabulary)
+    tokens = new(batch, dtype=torch.int64)
+    normed, attended = mxfp8(batch, hidden), mxfp8(batch, heads * dim)
+    qkv, rotated = new(batch, (heads + 2 * kv_heads) * dim), new(batch, heads, dim)
+    q, k, v = qkv.view(batch, -1, dim).split((heads, kv_heads, kv_heads), 1)
+    half = shape.rotary_dim // 2
+    frequency = shape.theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(context + ahead)[:, None] * frequency
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1).float().to(place)
+    activation: dict[str, Any] = {} if shape.limit is None else {"alpha": ALPHA, "beta": 1.0, "limit": shape.limit}
+    activation["interleaved"] = shape.biases
+    parts = SimpleNamespace()  # what only a model with experts, or only one without, has
+    if shape.layers[0]:
+        parts.gate_up, parts.inner = new(batch, 2 * shape.inner), mxfp8(batch, shape.inner)
+    total, slots = shape.experts + shape.shared, batch * (shape.top_k + shape.shared)
+    if shape.layers[1]:
+        drawn = torch.randn(batch, shape.experts, generator=torch.Generator().manual_seed(0))
+        parts.scores, parts.expert_inner = drawn.to(place), mxfp8(slots, shape.expert_inner)
+        # Weights that are zero score all experts alike: the choice stays that of the scores drawn.
+        parts.scored = parts.scores if own else torch.empty_like(parts.scores)
+        parts.weights, parts.ids = new(batch, slots // batch, dtype=torch.float32), new(batch, slots // batch).int()
+        parts.slot_out = new(slots, hidden)
+
+    ops: list[Op] = []
+
+    def op(name: str, start: Any, call: Callable[[], object], reads: Any = None, **named: Any) -> None:
+        if isinstance(call, partial):
+            named.setdefault("planned", call)
+        ops.append(Op(name, start, call, reads or (lambda: 0), **named))
+
+    def product(name: str, given: Pair, by: Linear, out: torch.Tensor) -> None:
+        op(name, "cold", partial(hipforge.mxfp8_linear, *given, *by, out=out), lambda: by.nbytes)
+
+    def norm(weight: torch.Tensor, first: bool = False, copied: bool = False) -> None:
+        name = "norm + quantise, copy" if copied else "norm + quantise"
+        given: dict[str, Any] = {"weight_offset": shape.offset, "out": normed[0], "scale_out": normed[1]}
+        given["also_out"] = copy if copied else None
+        if first:
+            op(name, "mall", partial(hipforge.rms_norm_mxfp8, residual, weight, EPSILON, **given))
+        else:
+            op(name, "mall", partial(hipforge.residual_rms_mxfp8, x, residual, weight, EPSILON, **given))
+
+    def attention(index: int, layer: Layer) -> None:
+        at, weights = index if own else 0, layer.head_norms
+        window = shape.window if index % 2 == 0 else None
+        options: dict[str, Any] = {"sinks": layer.sinks, "window": window, "out_format": "mxfp8"}
+        op("norm, rope, store k v", "mall", lambda: cache.rope_and_store(
+            at, q, k, v, cos_sin, step, q_weight=weights[0], k_weight=weights[1], weight_offset=shape.offset,
+            epsilon=EPSILON, q_out=rotated,
+        ))  # fmt: skip
+        op(
+            "attention, quantise" if window is None else "attention in a window", "cold",
+            lambda: cache.attend(
+                at, rotated, step, out=attended[0].view(batch, heads, dim), scale_out=attended[1], **options
+            ),
+            lambda: batch * min(context, window or context) * 2 * kv_heads * dim, of_context=window is None,
+            planned=partial(
+                hipforge.decode_attention_fp8, rotated[:, None], cache.k[at], cache.v[at], step.block_tables,
+                step.seqlens, cache.k_scale[at], cache.v_scale[at], **options,
+            ),
+        )  # fmt: skip
+
+    def dense(layer: Layer) -> None:
+        product("gate_up", normed, layer.gate_up, parts.gate_up)
+        out, scale = parts.inner
+        op("swiglu + quantise", "mall",
+           partial(hipforge.swiglu_mxfp8, parts.gate_up, **activation, out=out, scale_out=scale))
+        product("down", parts.inner, layer.down, x)
+
+    def choose(bias: torch.Tensor | None) -> object:
+        return hipforge.topk_gating(
+            parts.scores, shape.top_k, scoring=shape.scoring, bias=bias, shared_experts=shape.shared,
+            out=parts.weights, ids_out=parts.ids,
+        )  # fmt: skip
+
+    def experts(layer: Layer) -> None:
+        router: Any = layer.router
+
+        def touched(by: Linear) -> Callable[[], int]:
+            return lambda: by.nbytes // total * len(parts.ids.unique())
+
+        def gate_up() -> None:
+            by = layer.gate_up
+            parts.expert_inner = grouped_swiglu_mxfp8(
+                *normed, by.weight, by.scale, *parts.index, slots, BLOCK_M, slots // batch, bias=by.bias, **activation
+            )
+
+        def down() -> partial[Any]:
+            by = layer.down
+            return partial(
+                hipforge.grouped_mxfp8_linear, *parts.expert_inner, by.weight, by.scale, *parts.index, slots, BLOCK_M, 1,
+                parts.weights.view(-1), bias=by.bias, uncovered="undefined", out=parts.slot_out,
+            )  # fmt: skip
+
+        op("router", "cold", partial(hipforge.router_gemm, copy, router, layer.router_bias, out=parts.scored),
+           lambda: router.nbytes)
+        op("choice of experts", "mall", lambda: choose(layer.correction_bias))
+        op("sorted slots", "mall", partial(hipforge.moe_align_block_size, parts.ids, BLOCK_M, total, out=parts.index))
+        op("experts' gate_up, swiglu", "cold", gate_up, touched(layer.gate_up))
+        op("experts' down", "cold", lambda: down()(), touched(layer.down), planned=down())
+        op("weighted sum", "mall",
+           partial(hipforge.moe_combine, parts.slot_out, ids=parts.ids, num_experts=total, out=x))
+
+    if shape.layers[1]:
+        choose(model.layers[-1].correction_bias)
+        parts.index = hipforge.moe_align_block_size(parts.ids, BLOCK_M, total)
+    op("embedding", "torch", lambda: torch.index_select(model.embedding, 0, tokens, out=residual))
+    for index, layer in enumerate(model.layers):
+        norm(layer.input_norm, first=index == 0)
+        product("qkv", normed, layer.qkv, qkv)
+        attention(index, layer)
+        product("o_proj", attended, layer.out, x)
+        norm(layer.post_norm, copied=layer.router is not None)
+        (dense if layer.router is None else experts)(layer)
+    norm(model.last_norm)
+    product("lm_head", normed, model.head, logits)
+    op("argmax", "torch", lambda: torch.argmax(logits, 1, out=tokens))
+    op("next position", "torch", lambda: torch.index_select(rows, 0, counter.add_(1), out=row))
+    moved = row, counter, tokens
+    return Chain(ops, tokens, logits, cache, step.block_tables, [(part, part.clone()) for part in moved])

@@ -1,0 +1,322 @@
+"""A decode step in torch alone: the definition that a chain of ops is held to, and the peers that it is timed beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from hipforge.cli import decode_ops
+from hipforge.cli.decode_ops import ALPHA, EPSILON, PAGE_SIZE, Chain, Layer, Linear, Model
+from hipforge.cli.decode_step import Shape
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
+
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a step computes: ``linear(x, weight)``, ``rounded`` to 16 bits, ``stored`` in the cache, attention, experts."""
+
+    linear: Callable[[torch.Tensor, Any], torch.Tensor]
+    rounded: Callable[[torch.Tensor], torch.Tensor]
+    stored: Callable[[torch.Tensor], torch.Tensor]
+    attend: Callable[..., torch.Tensor]
+    experts: Callable[..., torch.Tensor]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, offset: float, math: Arithmetic) -> torch.Tensor:
+    """Return the norm over the last dimension, rounded as the ops do."""
+    wide = x.float() if x.dtype == torch.bfloat16 else x
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
+    if offset:
+        return math.rounded((normed * (offset + weight.to(wide.dtype))).to(x.dtype))
+    return math.rounded(math.rounded(normed.to(x.dtype)) * weight.to(x.dtype))
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return x [B, heads, D] with its first elements rotated by cos and sin [rotary_dim / 2]."""
+    half = cos.shape[0]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1).to(x.dtype)
+
+
+def swiglu(gate_up: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """Return SwiGLU of [..., 2 I]."""
+    gate, up = (gate_up[..., ::2], gate_up[..., 1::2]) if shape.biases else gate_up.chunk(2, -1)
+    if shape.limit is None:
+        return silu(gate) * up
+    gate, up = gate.clamp(max=shape.limit), up.clamp(-shape.limit, shape.limit)
+    return gate * torch.sigmoid(ALPHA * gate) * (up + 1)
+
+
+def layer_step(
+    x: torch.Tensor,
+    layer: Layer,
+    shape: Shape,
+    math: Arithmetic,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    position: torch.Tensor,
+    cos_sin: tuple[torch.Tensor, torch.Tensor],
+    window: int | None,
+) -> torch.Tensor:
+    """Return the stream [B, H] after a layer; keys and values [B, Hkv, L, D] get one more at ``position``, int64 [1]."""
+    (heads, kv_heads), dim, batch = shape.heads, shape.head_dim, x.shape[0]
+    normed = rms_norm(x, layer.input_norm, shape.offset, math)
+    q, k, v = math.linear(normed, layer.qkv).view(batch, -1, dim).split((heads, kv_heads, kv_heads), 1)
+    if layer.head_norms[0] is not None and layer.head_norms[1] is not None:
+        q, k = (
+            rms_norm(y, weight, shape.offset, math) for y, weight in zip((q, k), layer.head_norms, strict=True)
+        )
+    q, k = (math.rounded(rotated(y, *cos_sin)) for y in (q, k))
+    for kept, new in zip(cache, (k, v), strict=True):
+        kept.index_copy_(2, position, math.stored(new)[:, :, None].to(kept.dtype))
+    heads_out = math.attend(q, *cache, layer.sinks, window)
+    x = math.rounded(x + math.linear(heads_out.reshape(batch, -1), layer.out))
+    normed = rms_norm(x, layer.post_norm, shape.offset, math)
+    if layer.router is not None:
+        return math.rounded(x + math.experts(normed, layer, shape))
+    return math.rounded(x + math.linear(swiglu(math.linear(normed, layer.gate_up), shape), layer.down))
+
+
+def route(x: torch.Tensor, layer: Layer, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights and ids [B, top_k + shared] of the experts of each token."""
+    router: Any = layer.router
+    logits = x.to(torch.promote_types(x.dtype, torch.float32)) @ router.to(torch.promote_types(x.dtype, torch.float32)).T
+    if layer.router_bias is not None:
+        logits = logits + layer.router_bias
+    scores = logits.sigmoid() if shape.scoring == "sigmoid" else logits.softmax(-1)
+    ranked = scores if layer.correction_bias is None else scores + layer.correction_bias
+    ids = ranked.topk(shape.top_k, -1).indices
+    weights = scores.gather(1, ids)
+    weights = weights / weights.sum(-1, keepdim=True)
+    if shape.shared:
+        ids = torch.cat((ids, torch.full_like(ids[:, :1], shape.experts)), 1)
+        weights = torch.cat((weights, torch.ones_like(weights[:, :1])), 1)
+    return weights, ids
+
+
+# ---- the definition: float64, rounded where a launch rounds ----------------------------------------------------------
+
+
+def _bf16(x: torch.Tensor) -> torch.Tensor:
+    return x.float().bfloat16().double()
+
+
+def _mxfp8(x: torch.Tensor) -> torch.Tensor:
+    return dequantize_mxfp8(*quantize_mxfp8(x.float().contiguous(), fp8_dtypes(x.device)[0]), torch.float64)
+
+
+def _fp8(x: torch.Tensor) -> torch.Tensor:
+    return x.float().to(fp8_dtypes(x.device)[0]).double()
+
+
+def _exact_product(x: torch.Tensor, by: Linear) -> torch.Tensor:
+    y = _mxfp8(x) @ dequantize_mxfp8(by.weight, by.scale, torch.float64).T
+    return _bf16(y if by.bias is None else y + by.bias.double())
+
+
+def _exact_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None, window: int | None
+) -> torch.Tensor:
+    groups = q.shape[1] // keys.shape[1]
+    keys, values = (y.repeat_interleave(groups, 1) for y in (keys, values))
+    scores = torch.einsum("bhd,bhld->bhl", q, keys) * q.shape[-1] ** -0.5
+    if window is not None:
+        scores[..., : max(0, scores.shape[-1] - window)] = -torch.inf
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[None, :, None].expand(len(q), -1, 1)), -1)
+    weights = scores.softmax(-1)[..., : keys.shape[2]]
+    return torch.einsum("bhl,bhld->bhd", weights, values)
+
+
+def _exact_experts(x: torch.Tensor, layer: Layer, shape: Shape) -> torch.Tensor:
+    weights, ids = route(x, layer, shape)
+    total, quantised = torch.zeros_like(x), _mxfp8(x)
+    for expert in ids.unique().tolist():
+        first, last = (
+            Linear(by.weight[expert], by.scale[expert], None if by.bias is None else by.bias[expert])
+            for by in (layer.gate_up, layer.down)
+        )
+        factor = torch.where(ids == expert, weights, 0).sum(-1, keepdim=True)
+        inner = _mxfp8(swiglu(_exact_product(quantised, first), shape))
+        down = inner @ dequantize_mxfp8(last.weight, last.scale, torch.float64).T
+        if last.bias is not None:
+            down = down + last.bias.double()
+        total += _bf16(down * factor)
+    return _bf16(total)
+
+
+EXACT = Arithmetic(_exact_product, _bf16, _fp8, _exact_attention, _exact_experts)
+
+
+def exact_logits(model: Model, chain: Chain, tokens: torch.Tensor, position: int) -> torch.Tensor:
+    """Return float64 [B, V]: a step at ``position`` over the keys and values that ``chain`` holds, by definition."""
+    shape, batch = model.shape, len(tokens)
+    tables = chain.tables[:, : position // PAGE_SIZE + 1].long()
+    half = shape.rotary_dim // 2
+    frequency = shape.theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = (position * frequency).to(model.place)
+    cos_sin = angles.cos().float().double(), angles.sin().float().double()
+    x = model.embedding[tokens].double()
+    where = torch.tensor([position], device=model.place)
+    for index, layer in enumerate(model.layers):
+        cache = [
+            pages[index].view(torch.uint8)[tables].view(pages.dtype).double().view(batch, -1, *pages.shape[-2:])
+            .transpose(1, 2)[:, :, : position + 1].contiguous()
+            for pages in (chain.cache.k, chain.cache.v)
+        ]  # fmt: skip
+        window = shape.window if index % 2 == 0 else None
+        x = layer_step(x, layer, shape, EXACT, (cache[0], cache[1]), where, cos_sin, window)
+    return _exact_product(rms_norm(x, model.last_norm, shape.offset, EXACT), model.head)
+
+
+# ---- peers -----------------------------------------------------------------------------------------------------------
+
+
+def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *_: object) -> torch.Tensor:
+    return scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)[:, :, 0]
+
+
+def _experts(x: torch.Tensor, layer: Layer, shape: Shape) -> torch.Tensor:
+    """Experts of a few tokens by batched products over gathered weights, of more by torch's grouped one."""
+    weights, ids = route(x, layer, shape)
+    gate_up, down = layer.gate_up, layer.down  # tensors [E, N, K]
+    if len(x) == 1:
+        inner = swiglu(torch.einsum("kni,i->kn", gate_up[ids[0]], x[0]), shape)
+        return torch.einsum("kni,ki,k->n", down[ids[0]], inner, weights[0].to(x.dtype))[None]
+    order = ids.flatten().argsort()
+    ends = torch.bincount(ids.flatten(), minlength=gate_up.shape[0]).cumsum(0).int()
+    rows = torch._grouped_mm(x[order // ids.shape[1]], gate_up.transpose(1, 2), offs=ends)
+    rows = torch._grouped_mm(swiglu(rows, shape), down.transpose(1, 2), offs=ends)
+    rows = rows * weights.flatten()[order, None].to(x.dtype)
+    return torch.zeros_like(x).index_add_(0, order // ids.shape[1], rows)
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _fp8_product(x: torch.Tensor, by: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    weight, scale = by
+    own = x.abs().amax().float().clamp(min=1e-12) / 448
+    quantised = (x.float() / own).to(FP8)
+    return torch._scaled_mm(quantised, weight.T, own, scale, out_dtype=torch.bfloat16)
+
+
+PEERS: dict[str, Arithmetic] = {
+    "bf16": Arithmetic(lambda x, by: x @ by.T, _same, _same, _attend, _experts),
+    "fp8 torch._scaled_mm": Arithmetic(_fp8_product, _same, _same, _attend, _experts),
+}
+
+
+class Peer:
+    """A model of a shape in torch, random weights, a contiguous bfloat16 cache; layers compiled by torch.compile."""
+
+    def __init__(self, shape: Shape, name: str, place: torch.device) -> None:
+        self.shape, self.math, self.place = shape, PEERS[name], place
+        (heads, kv_heads), dim, (dense, sparse) = shape.heads, shape.head_dim, shape.layers
+        fp8 = "fp8" in name
+
+        def weight(*size: int) -> Any:
+            drawn = torch.randn(size, dtype=torch.bfloat16, device=place).mul_(size[-1] ** -0.5)
+            if not fp8 or len(size) == 3:
+                return drawn
+            return (drawn * 64).to(FP8), torch.full((), 1 / 64, device=place)
+
+        def norm(size: int) -> torch.Tensor:
+            return torch.ones(size, dtype=torch.bfloat16, device=place)
+
+        def layer(experts: bool) -> Layer:
+            inner = (shape.experts + shape.shared, shape.expert_inner) if experts else (shape.inner,)
+            return Layer(
+                input_norm=norm(shape.hidden), post_norm=norm(shape.hidden),
+                qkv=weight((heads + 2 * kv_heads) * dim, shape.hidden), out=weight(shape.hidden, heads * dim),
+                head_norms=(norm(dim), norm(dim)) if shape.head_norms else (None, None), sinks=None,
+                router=torch.randn(shape.experts, shape.hidden, device=place).bfloat16() if experts else None,
+                router_bias=None,
+                correction_bias=torch.zeros(shape.experts, device=place)
+                if experts and shape.scoring == "sigmoid" else None,
+                gate_up=weight(*inner[:-1], 2 * inner[-1], shape.hidden),
+                down=weight(*inner[:-1], shape.hidden, inner[-1]),
+            )  # fmt: skip
+
+        self.layers = [layer(index >= dense) for index in range(dense + sparse)]
+        self.embedding = torch.randn(shape.vocabulary, shape.hidden, dtype=torch.bfloat16, device=place)
+        self.last_norm, self.head = norm(shape.hidden), weight(shape.vocabulary, shape.hidden)
+        self._layer = torch.compile(self._one_layer, dynamic=False)
+        self._last = torch.compile(self._logits, dynamic=False)
+
+    def _one_layer(self, x: torch.Tensor, parameters: tuple[Any, ...], *rest: Any) -> torch.Tensor:
+        return layer_step(x, Layer(*parameters), self.shape, self.math, *rest, None)
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self.math.linear(rms_norm(x, self.last_norm, self.shape.offset, self.math), self.head)
+
+    def step(self, batch: int, context: int) -> Callable[[], object]:
+        """Return a step of ``batch`` sequences at their last of ``context`` keys."""
+        (_, kv_heads), dim = self.shape.heads, self.shape.head_dim
+        size = batch, kv_heads, context, dim
+        caches = [
+            tuple(torch.zeros(size, dtype=torch.bfloat16, device=self.place) for _ in range(2)) for _ in self.layers
+        ]
+        angles = torch.randn(self.shape.rotary_dim // 2, device=self.place)
+        cos_sin = angles.cos(), angles.sin()
+        where = torch.tensor([context - 1], device=self.place)
+        tokens = torch.zeros(batch, dtype=torch.int64, device=self.place)
+
+        parameters = [tuple(getattr(layer, item.name) for item in fields(layer)) for layer in self.layers]
+
+        def run() -> object:
+            x = self.embedding[tokens]
+            for layer, cache in zip(parameters, caches, strict=True):
+                x = self._layer(x, layer, cache, where, cos_sin)
+            return torch.argmax(self._last(x), 1, out=tokens)
+
+        return run
+
+
+# ---- the check -------------------------------------------------------------------------------------------------------
+
+
+def small(shape: Shape) -> Shape:
+    """Return a model of the same widths with at most two layers of a kind and a short vocabulary."""
+    dense, sparse = shape.layers
+    return replace(shape, layers=(min(dense, 2), min(sparse, 2)), vocabulary=min(shape.vocabulary, 2048))
+
+
+@torch.no_grad()
+def check(shape: Shape, place: torch.device, batch: int = 2, context: int = 100, steps: int = 3) -> float:
+    """Return the largest relative error of the logits of some steps of the chain beside their definition.
+
+    The tokens are drawn, whatever the model would choose. Each step is compared over the keys and values that the chain
+    itself has stored by then.
+    """
+    model = Model(shape, decode_ops.Random(place))
+    chain = decode_ops.chain(model, batch, context, ahead=steps)
+    fill(chain)
+    generator, worst = torch.Generator().manual_seed(1), 0.0
+    for number in range(steps):
+        tokens = torch.randint(0, shape.vocabulary, (batch,), generator=generator).to(place)
+        chain.tokens.copy_(tokens)
+        for op in chain.ops:
+            op.call()
+        want = exact_logits(model, chain, tokens, context - 1 + number)
+        worst = max(worst, float((chain.logits.double() - want).norm() / want.norm()))
+    return worst
+
+
+@torch.no_grad()
+def fill(chain: Chain) -> None:
+    """Put random keys and values into every page."""
+    for pages in (chain.cache.k, chain.cache.v):
+        for layer in pages:
+            generator = torch.Generator(layer.device).manual_seed(0)
+            for at in range(0, len(layer), 1024):
+                part = layer[at : at + 1024]
+                drawn = torch.randn(part.shape, dtype=torch.bfloat16, device=layer.device, generator=generator)
+                part.view(torch.uint8).copy_(drawn.float().to(layer.dtype).view(torch.uint8))
