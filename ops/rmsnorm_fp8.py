@@ -10,6 +10,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops import reference
+from hipforge.ops.core import programmatic
 from hipforge.ops.core.checks import require_operand, require_out, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.documented import documented_like
@@ -31,7 +32,8 @@ _OPERANDS = "residual, next_buffer, also_out: Tensor?; input, weight: Tensor"
 residual_rms_out = stub(
     "residual_rms_out",
     "module_rmsnorm_fp8",
-    f"out: Tensor; {_OPERANDS}; scale: Tensor?; epsilon, weight_offset, fp8_max: float; force_scalar: bool",
+    f"out: Tensor; {_OPERANDS}; scale: Tensor?; epsilon, weight_offset, fp8_max: float; "
+    "force_scalar, programmatic: bool",
     "Write the first four as :func:`residual_rms` says; without a residual it is the norm of ``input`` itself.",
     variant=lambda out, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
     mutates=("out", *_WRITTEN),
@@ -41,7 +43,8 @@ residual_rms_out = stub(
 residual_rms_mxfp8_out = stub(
     "residual_rms_mxfp8_out",
     "module_rmsnorm_fp8",
-    f"out, block_scales: Tensor; {_OPERANDS}; epsilon, weight_offset: float; force_scalar: bool",
+    f"out, block_scales: Tensor; {_OPERANDS}; epsilon, weight_offset: float; "
+    "force_scalar, programmatic: bool",
     "Write the first five as :func:`residual_rms_mxfp8` says; without a residual it is the norm of ``input``.",
     variant=lambda out, block_scales, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
     mutates=("out", "block_scales", *_WRITTEN),
@@ -309,7 +312,7 @@ def _norm(taken: Accepted, given: _Given, scale: torch.Tensor | None, fp8_max: f
     limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
     residual_rms_out(
         out, given.residual, given.next_buffer, given.also_out, given.input, given.weight, scale, given.epsilon,
-        given.weight_offset, limit, given.force_scalar,
+        given.weight_offset, limit, given.force_scalar, programmatic.active(),
     )  # fmt: skip
     _tell_autograd(given.residual)
     return out
@@ -328,7 +331,7 @@ def _norm_mxfp8(taken: Accepted, given: _Given) -> tuple[torch.Tensor, torch.Ten
     out, scale_out = new_or_given_mxfp8(given.input, given.input.shape, given.out, given.scale_out)
     residual_rms_mxfp8_out(
         out, scale_out, given.residual, given.next_buffer, given.also_out, given.input, given.weight, given.epsilon,
-        given.weight_offset, given.force_scalar,
+        given.weight_offset, given.force_scalar, programmatic.active(),
     )  # fmt: skip
     _tell_autograd(given.residual)
     return out, scale_out

@@ -16,7 +16,7 @@ from hipforge import archs
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
-from hipforge.ops.core import checks, dispatch
+from hipforge.ops.core import checks, dispatch, programmatic
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
@@ -75,6 +75,7 @@ def rope_and_cache_out(
     weight_offset: float,
     epsilon: float,
     num_groups: int,
+    programmatic: bool,
 ) -> None:
     """Write the first five as :func:`rope_and_cache` says; ``q_out`` may be ``q``."""
 
@@ -223,7 +224,7 @@ def rope_and_cache(
         write(
             result, k_cache, v_cache, k_scale_shift, v_scale_shift, q, k, v, cos_sin, positions, slot_mapping,
             q_weight, k_weight, k_tensor, v_tensor, k_value, v_value, style == "interleaved", weight_offset, epsilon,
-            num_groups or 0,
+            num_groups or 0, programmatic.active(),
         )  # fmt: skip
         return result
     scales = [

@@ -9,6 +9,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops import reference
+from hipforge.ops.core import programmatic
 from hipforge.ops.core.checks import require_device, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.documented import documented_like
@@ -23,7 +24,7 @@ PUBLIC = ("swiglu_fp8", "swiglu_mxfp8")
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-_OPTIONS = "alpha, beta, limit: float; interleaved, force_scalar: bool"
+_OPTIONS = "alpha, beta, limit: float; interleaved, force_scalar, programmatic: bool"
 
 swiglu_fp8_out = stub(
     "swiglu_fp8_out",
@@ -137,7 +138,7 @@ def swiglu_fp8(
         out = _new(gate_up)
     fp8_limit = torch.finfo(dtype).max if fp8_max is None else fp8_max
     activation = (alpha, beta, math.inf if limit is None else limit, interleaved)
-    swiglu_fp8_out(out, next_buffer, gate_up, scale_tensor, fp8_limit, *activation, force_scalar)
+    swiglu_fp8_out(out, next_buffer, gate_up, scale_tensor, fp8_limit, *activation, force_scalar, programmatic.active())
     return out
 
 
@@ -188,7 +189,7 @@ def swiglu_mxfp8(
         return q, scales
     out, scale_out = new_or_given_mxfp8(gate_up, _shape(gate_up), out, scale_out)
     activation = (alpha, beta, math.inf if limit is None else limit, interleaved)
-    swiglu_mxfp8_out(out, scale_out, next_buffer, gate_up, *activation, force_scalar)
+    swiglu_mxfp8_out(out, scale_out, next_buffer, gate_up, *activation, force_scalar, programmatic.active())
     return out, scale_out
 
 

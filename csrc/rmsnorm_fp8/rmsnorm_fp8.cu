@@ -17,6 +17,7 @@
 // Memory is the bound. `also_out` gets y beside a quantised result (a router reads it), 2 bytes more. `next_buffer`, what
 // the following kernel accumulates into, is zeroed here, which saves its own launch.
 // Absent operands are null pointers, the same for all waves: these branches cost scalar instructions only.
+#include "hipforge/device/early_start.h"
 #include "hipforge/device/element.h"
 #include "hipforge/device/fp8_encode.h"
 #include "hipforge/device/fused_fp8_guards.h"
@@ -63,6 +64,7 @@ struct Arguments {
   Half* also_out;
   float fp8_max;
   float weight_offset;
+  bool programmatic = false;  // of the launch; the kernel does not take it
 };
 
 template <int kWidth>
@@ -158,8 +160,6 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(
   V* also = arguments.also_out ? reinterpret_cast<V*>(arguments.also_out + row * arguments.cols) : nullptr;
   V* cached = reinterpret_cast<V*>(lds);
 
-  // Ahead of every store, so that it is a scalar load.
-  const float scale = kOutput == Output::fp8 ? *arguments.scale : 1.f;
   float squares = 0.f;
   const auto load_pair = [&](const V* from, int64_t base) {
     Pair<kWidth> pair = {};
@@ -190,7 +190,12 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(
     }
     return r;
   };
-  const Pair<kWidth> first_weights = load_pair(weight, thread), first = sum_pair(thread);
+  const Pair<kWidth> first_weights = load_pair(weight, thread);
+  hf::dev::let_next_start();
+  hf::dev::wait_for_predecessor();
+  // Ahead of every store, so that it is a scalar load.
+  const float scale = kOutput == Output::fp8 ? *arguments.scale : 1.f;
+  const Pair<kWidth> first = sum_pair(thread);
   for (int64_t at = thread + 2 * threads; at < count; at += 2 * threads) {
     const Pair<kWidth> r = sum_pair(at);
     if constexpr (kCached) {
@@ -252,8 +257,9 @@ void launch_rows(const Arguments& a, int64_t rows, int64_t group_memory, hipStre
   const int64_t row_bytes = a.cols * static_cast<int64_t>(sizeof(Half));
   const bool cached = row_bytes <= cache_bytes(group_memory);
   const auto kernel = cached ? rmsnorm_kernel<kOutput, kWidth, true> : rmsnorm_kernel<kOutput, kWidth, false>;
-  hf::launch(kernel, {static_cast<uint32_t>(rows), threads, cached ? static_cast<uint32_t>(row_bytes) : 0, stream}, a.input,
-             a.residual, a.scale, a.cols, a.weight, threads, a.epsilon, a.next_buffer, a.next_count, a.out, a.block_scales,
+  hf::Launch at{static_cast<uint32_t>(rows), threads, cached ? static_cast<uint32_t>(row_bytes) : 0, stream};
+  hf::may_start_early(at, a.programmatic);
+  hf::launch(kernel, at, a.input, a.residual, a.scale, a.cols, a.weight, threads, a.epsilon, a.next_buffer, a.next_count, a.out, a.block_scales,
              a.also_out, a.fp8_max, a.weight_offset);
 }
 
@@ -319,17 +325,19 @@ void launch(const Arguments& arguments, const Operands& given, bool force_scalar
 
 void residual_rms_out(hf::Tensor out, hf::OptionalTensor residual, hf::OptionalTensor next_buffer,
                       hf::OptionalTensor also_out, hf::Tensor input, hf::Tensor weight, hf::OptionalTensor scale,
-                      double epsilon, double weight_offset, double fp8_max, bool force_scalar, hipStream_t stream) {
+                      double epsilon, double weight_offset, double fp8_max, bool force_scalar, bool programmatic,
+                      hipStream_t stream) {
   const Format format = hf::fused_fp8::format_of(input);
   const Operands given{out, residual, next_buffer, also_out, input, weight};
   if (!scale) {
     HF_CHECK(!also_out, "also_out is the 16-bit copy of a quantised result; without a scale, out is that already");
-    const Arguments arguments = checked(given, epsilon, weight_offset, kInputDtype,
-                                        ", of input's dtype where there is no scale");
+    Arguments arguments = checked(given, epsilon, weight_offset, kInputDtype, ", of input's dtype where there is no scale");
+    arguments.programmatic = programmatic;
     return launch<Output::half>(arguments, given, force_scalar, format.group_memory, stream);
   }
   Arguments arguments = checked(given, epsilon, weight_offset, format.dtype(), hf::kOfDevice);
   arguments.scale = hf::fused_fp8::scale_of(*scale);
+  arguments.programmatic = programmatic;
   arguments.fp8_max = hf::fused_fp8::limit_of(fp8_max, format);
   launch<Output::fp8>(arguments, given, force_scalar, format.group_memory, stream);
 }
@@ -337,12 +345,13 @@ HF_EXPORT(residual_rms_out);
 
 void residual_rms_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTensor residual,
                             hf::OptionalTensor next_buffer, hf::OptionalTensor also_out, hf::Tensor input,
-                            hf::Tensor weight, double epsilon, double weight_offset, bool force_scalar,
+                            hf::Tensor weight, double epsilon, double weight_offset, bool force_scalar, bool programmatic,
                             hipStream_t stream) {
   const Format format = hf::fused_fp8::format_of(input);
   const Operands given{out, residual, next_buffer, also_out, input, weight};
   Arguments arguments = checked(given, epsilon, weight_offset, format.dtype(), hf::kOfDevice);
   arguments.block_scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "cols");
+  arguments.programmatic = programmatic;
   launch<Output::mx>(arguments, given, force_scalar, format.group_memory, stream);
 }
 HF_EXPORT(residual_rms_mxfp8_out);

@@ -22,6 +22,7 @@
 // rotation.h and norm.h compute, store.h writes the caches; chunk.h is what they share.
 #include "guards.h"
 #include "chunk.h"
+#include "hipforge/device/early_start.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
 #include "hipforge/device/wave.h"
@@ -46,6 +47,8 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
     const int64_t* slots, const void* positions, bool wide_positions, uint32_t cache_slots, uint32_t group_waves,
     uint32_t q_waves, uint32_t k_waves, uint32_t waves, const Arguments a) {
   __shared__ Half8 lds[kMaxWaves * kWaveSize];
+  hf::dev::let_next_start();
+  hf::dev::wait_for_predecessor();
   const uint32_t in_group = hf::dev::uniform(threadIdx.x / kWaveSize);
   const uint32_t lane = threadIdx.x % kWaveSize;
   const uint32_t token = blockIdx.x;
@@ -87,15 +90,16 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
 }
 
 template <int kLanes>
-void launch(const Arguments& a, const Tokens& each, int64_t tokens, hipStream_t stream) {
+void launch(const Arguments& a, const Tokens& each, int64_t tokens, bool programmatic, hipStream_t stream) {
   constexpr uint32_t kHeads = kWaveSize / kLanes;
   const uint32_t q_waves = (a.q.count + kHeads - 1) / kHeads, k_waves = (a.k.count + kHeads - 1) / kHeads;
   const uint32_t waves = q_waves + k_waves + (a.v.count + kHeads - 1) / kHeads;  // of a token
   const uint32_t in_group = tokens * waves < kManyWaves ? 1 : kMaxWaves;
   const uint32_t groups = (waves + in_group - 1) / in_group;
   HF_CHECK(groups <= kMaxGridY, "q, k and v have too many heads for one launch: ", waves, " waves of ", kHeads, " a token");
-  hf::launch(rope_and_cache_kernel<kLanes>, {dim3(static_cast<uint32_t>(tokens), groups), in_group * kWaveSize, 0, stream},
-             each.slots, each.positions, each.wide_positions, each.cache_slots, in_group, q_waves, k_waves, waves, a);
+  hf::Launch at{dim3(static_cast<uint32_t>(tokens), groups), in_group * kWaveSize, 0, stream};
+  hf::may_start_early(at, programmatic);
+  hf::launch(rope_and_cache_kernel<kLanes>, at, each.slots, each.positions, each.wide_positions, each.cache_slots, in_group, q_waves, k_waves, waves, a);
 }
 
 }  // namespace
@@ -107,7 +111,8 @@ void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTe
                         OptionalTensor v_scale_shift, Tensor q, Tensor k, Tensor v, Tensor cos_sin, Tensor positions,
                         Tensor slot_mapping, OptionalTensor q_weight, OptionalTensor k_weight, OptionalTensor k_scale,
                         OptionalTensor v_scale, double k_scale_value, double v_scale_value, bool interleaved,
-                        double weight_offset, double epsilon, int64_t num_groups, hipStream_t stream) {
+                        double weight_offset, double epsilon, int64_t num_groups, bool programmatic,
+                        hipStream_t stream) {
   HF_CHECK_ARCH(q, HF_ARCHS);
   const bool fnuz = hf::has_fnuz(hf::arch_of(q.device_index()).text);
   check_queries(q_out, q, k, v);
@@ -156,9 +161,9 @@ void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTe
                     .positions = positions.data(),
                     .wide_positions = positions.dtype() == HF_I64,
                     .cache_slots = static_cast<uint32_t>(cache_slots)};
-  if (a.chunks <= 8) return launch<8>(a, each, tokens, stream);
-  if (a.chunks <= 16) return launch<16>(a, each, tokens, stream);
-  if (a.chunks <= 32) return launch<32>(a, each, tokens, stream);
-  if constexpr (kWaveSize == 64) launch<64>(a, each, tokens, stream);
+  if (a.chunks <= 8) return launch<8>(a, each, tokens, programmatic, stream);
+  if (a.chunks <= 16) return launch<16>(a, each, tokens, programmatic, stream);
+  if (a.chunks <= 32) return launch<32>(a, each, tokens, programmatic, stream);
+  if constexpr (kWaveSize == 64) launch<64>(a, each, tokens, programmatic, stream);
 }
 HF_EXPORT(rope_and_cache_out);

@@ -17,6 +17,7 @@
 // neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
 // Bytes per result: 4 read, 1 written; memory is the bound. `next_buffer` is zeroed in the same launch.
 // -inf / inf makes g = -inf a NaN, as the formula says; g = +inf saturates, unless u is 0, which gives NaN.
+#include "hipforge/device/early_start.h"
 #include "hipforge/device/element.h"
 #include "hipforge/device/fp8_encode.h"
 #include "hipforge/device/fused_fp8_guards.h"
@@ -76,6 +77,8 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(
     uint8_t* __restrict__ out, uint8_t* __restrict__ block_scales, uint16_t* next_buffer, bool interleaved,
     const Arguments arguments) {
   using V = Vector<kWidth>;
+  hf::dev::let_next_start();
+  hf::dev::wait_for_predecessor();
   const V* chunks = reinterpret_cast<const V*>(gate_up);
   const float static_scale = kMx ? 1.f : *scale;
   const uint32_t first = blockIdx.x * (kThreads * kPerThread) + threadIdx.x;
@@ -172,13 +175,15 @@ Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gat
 
 template <int kWidth, bool kMx, int kThreads>
 void launch_threads(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
-                  hipStream_t stream) {
+                    bool programmatic, hipStream_t stream) {
   constexpr int kPerGroup = kThreads * kPerThread;
   const int64_t count = out.numel() / kWidth;
   HF_CHECK(count < (INT64_C(1) << 32) - kPerGroup, "out has ", count, kWidth == 1 ? " elements" : " pieces of 8",
            "; the kernel counts them in 32 bits", kWidth == 1 ? " on the path for unaligned data" : "");
-  hf::launch(swiglu_kernel<kWidth, kMx, kThreads>, {static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream},
-             gate_up.data<const Half>(), static_cast<uint32_t>(count), static_cast<uint32_t>(out.size(1) / kWidth), scale,
+  hf::Launch at{static_cast<uint32_t>((count + kPerGroup - 1) / kPerGroup), kThreads, 0, stream};
+  hf::may_start_early(at, programmatic);
+  hf::launch(swiglu_kernel<kWidth, kMx, kThreads>, at, gate_up.data<const Half>(), static_cast<uint32_t>(count),
+             static_cast<uint32_t>(out.size(1) / kWidth), scale,
              out.data<uint8_t>(), block_scales, arguments.next_buffer, arguments.activation.interleaved, arguments);
 }
 
@@ -190,35 +195,35 @@ void launch_width(const Arguments& arguments, hf::Tensor out, Rest... rest) {
 
 template <bool kMx>
 void launch(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
-            bool force_scalar, hipStream_t stream) {
+            bool force_scalar, bool programmatic, hipStream_t stream) {
   if (out.size(0) == 0) return;
   const bool vector = !force_scalar && out.size(1) % kChunk == 0 && hf::aligned_to(gate_up.data(), 16) &&
                       hf::aligned_to(out.data(), 16);
-  vector ? launch_width<kChunk, kMx>(arguments, out, gate_up, scale, block_scales, stream)
-         : launch_width<1, kMx>(arguments, out, gate_up, scale, block_scales, stream);
+  vector ? launch_width<kChunk, kMx>(arguments, out, gate_up, scale, block_scales, programmatic, stream)
+         : launch_width<1, kMx>(arguments, out, gate_up, scale, block_scales, programmatic, stream);
 }
 
 }  // namespace
 
 void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, hf::Tensor scale,
                     double fp8_max, double alpha, double beta, double limit, bool interleaved, bool force_scalar,
-                    hipStream_t stream) {
+                    bool programmatic, hipStream_t stream) {
   const Format format = hf::fused_fp8::format_of(gate_up);
   const auto activation = hf::checked_activation(alpha, beta, limit, interleaved);
   Arguments arguments = checked(out, next_buffer, gate_up, activation, format);
   const float* value = hf::fused_fp8::scale_of(scale);
   arguments.fp8_max = hf::fused_fp8::limit_of(fp8_max, format);
-  launch<false>(arguments, out, gate_up, value, nullptr, force_scalar, stream);
+  launch<false>(arguments, out, gate_up, value, nullptr, force_scalar, programmatic, stream);
 }
 HF_EXPORT(swiglu_fp8_out);
 
 void swiglu_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTensor next_buffer, hf::Tensor gate_up,
                       double alpha, double beta, double limit, bool interleaved, bool force_scalar,
-                      hipStream_t stream) {
+                      bool programmatic, hipStream_t stream) {
   const Format format = hf::fused_fp8::format_of(gate_up);
   const auto activation = hf::checked_activation(alpha, beta, limit, interleaved);
   const Arguments arguments = checked(out, next_buffer, gate_up, activation, format);
   uint8_t* scales = hf::fused_fp8::block_scales_of(block_scales, out, hf::kMxBlock, "d");
-  launch<true>(arguments, out, gate_up, nullptr, scales, force_scalar, stream);
+  launch<true>(arguments, out, gate_up, nullptr, scales, force_scalar, programmatic, stream);
 }
 HF_EXPORT(swiglu_mxfp8_out);

@@ -202,10 +202,11 @@ def test_refusals_name_argument_value_and_rule():
     few = torch.empty(2, 1, dtype=torch.uint8)
     rule = r"block_scales must be contiguous uint8 or float8_e8m0fnu \[2, {}\]; got uint8 \[2, 1\]"
     with pytest.raises(GuardError, match=rule.format(2)):
-        residual_rms_mxfp8_out(torch.empty(2, 64, dtype=FP8), few, residual, None, None, x, weight, 1e-5, 0.0, False)
+        numbers = 1e-5, 0.0, False, False
+        residual_rms_mxfp8_out(torch.empty(2, 64, dtype=FP8), few, residual, None, None, x, weight, *numbers)
     gate_up = normal((2, 128), torch.float16)
     with pytest.raises(GuardError, match=rule.format(2)):
-        swiglu_mxfp8_out(torch.empty(2, 64, dtype=FP8), few, None, gate_up, 1.0, 0.0, float("inf"), False, False)
+        swiglu_mxfp8_out(torch.empty(2, 64, dtype=FP8), few, None, gate_up, 1.0, 0.0, float("inf"), False, False, False)
 
 
 def test_the_reference_device_gives_the_same_forms():

@@ -273,7 +273,7 @@ def test_refusals_name_argument_value_and_rule():
 
     with pytest.raises(GuardError, match="out must be contiguous"):
         out = torch.empty(2, 64, dtype=other)
-        residual_rms_out(out, residual, None, None, x, weight, scale, 1e-5, 0.0, LARGEST, False)
+        residual_rms_out(out, residual, None, None, x, weight, scale, 1e-5, 0.0, LARGEST, False, False)
 
 
 @pytest.mark.full

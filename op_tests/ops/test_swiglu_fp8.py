@@ -203,7 +203,8 @@ def test_refusals_name_argument_value_and_rule():
     with pytest.raises(GuardError, match="next_buffer is written and must not share memory with gate_up"):
         swiglu_fp8(gate_up, scale, gate_up)
     with pytest.raises(GuardError, match="out must be contiguous"):
-        swiglu_fp8_out(torch.empty(2, 32, dtype=other), None, gate_up, scale, LARGEST, 1.0, 0.0, INF, False, False)
+        options = 1.0, 0.0, INF, False, False, False
+        swiglu_fp8_out(torch.empty(2, 32, dtype=other), None, gate_up, scale, LARGEST, *options)
 
 
 @pytest.mark.full

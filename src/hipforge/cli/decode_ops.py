@@ -164,28 +164,31 @@ class Model:
     def _layer(self, sparse: bool) -> Layer:
         shape, source = self.shape, self.source
         heads, kv_heads = shape.heads
-        norms, biases = {"mean": 1.0 - shape.offset}, shape.biases
-        float32 = {"dtype": torch.float32}
+        mean, biases = 1.0 - shape.offset, shape.biases
+        float32 = torch.float32
 
         def linear(*size: int, dtype: torch.dtype = torch.bfloat16) -> Linear:
             weight = source.weight(*size)
             return Linear(*weight, source.values(*size[:-1], dtype=dtype) if biases else None)
 
+        def head_norm() -> torch.Tensor | None:
+            return source.values(shape.head_dim, mean=mean) if shape.head_norms else None
+
         total, sigmoid = shape.experts + shape.shared, shape.scoring == "sigmoid"
         inner = (total, shape.expert_inner) if sparse else (shape.inner,)
         router = torch.float32 if sigmoid else torch.bfloat16
         return Layer(
-            input_norm=source.values(shape.hidden, **norms),
-            post_norm=source.values(shape.hidden, **norms),
+            input_norm=source.values(shape.hidden, mean=mean),
+            post_norm=source.values(shape.hidden, mean=mean),
             qkv=linear((heads + 2 * kv_heads) * shape.head_dim, shape.hidden),
             out=linear(shape.hidden, heads * shape.head_dim),
-            head_norms=tuple(source.values(shape.head_dim, **norms) if shape.head_norms else None for _ in range(2)),
-            sinks=source.values(heads, mean=1.0, **float32) if biases else None,
+            head_norms=(head_norm(), head_norm()),
+            sinks=source.values(heads, mean=1.0, dtype=float32) if biases else None,
             router=source.values(shape.experts, shape.hidden, dtype=router) if sparse else None,
-            router_bias=source.values(shape.experts, **float32) if sparse and biases else None,
-            correction_bias=source.values(shape.experts, **float32) if sparse and sigmoid else None,
-            gate_up=linear(*inner[:-1], 2 * inner[-1], shape.hidden, **(float32 if sparse else {})),
-            down=linear(*inner[:-1], shape.hidden, inner[-1], **(float32 if sparse else {})),
+            router_bias=source.values(shape.experts, dtype=float32) if sparse and biases else None,
+            correction_bias=source.values(shape.experts, dtype=float32) if sparse and sigmoid else None,
+            gate_up=linear(*inner[:-1], 2 * inner[-1], shape.hidden, dtype=float32 if sparse else torch.bfloat16),
+            down=linear(*inner[:-1], shape.hidden, inner[-1], dtype=float32 if sparse else torch.bfloat16),
         )
 
 
@@ -223,9 +226,11 @@ def _steps(cache: PagedKVCache, batch: int, context: int, ahead: int) -> tuple[C
     """
     whole = cache.extend(range(batch), context + ahead)
     tables, place = whole.block_tables, cache.device
-    positions = torch.arange(context - 1, context + ahead, device=place)[:, None].expand(-1, batch)
+    # The last row stands for what there is no room for: a step moves on after it has run.
+    last = context + ahead - 1
+    positions = torch.arange(context - 1, last + 2, device=place).clamp(max=last)[:, None].expand(-1, batch)
     pages = tables[:, (positions[:, 0] // PAGE_SIZE)].T.long()
-    rows = torch.zeros(ahead + 1, 2 * batch + -(-batch // 2), dtype=torch.int64, device=place)
+    rows = torch.zeros(len(positions), 2 * batch + -(-batch // 2), dtype=torch.int64, device=place)
     rows[:, :batch], rows[:, batch : 2 * batch] = positions, pages * PAGE_SIZE + positions % PAGE_SIZE
     rows[:, 2 * batch :].view(torch.int32)[:, :batch] = positions + 1
     row = rows[:1].clone()
@@ -269,7 +274,7 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
     cos_sin = torch.cat((angles.cos(), angles.sin()), 1).float().to(place)
     activation: dict[str, Any] = {} if shape.limit is None else {"alpha": ALPHA, "beta": 1.0, "limit": shape.limit}
     activation["interleaved"] = shape.biases
-    parts = SimpleNamespace()  # what only a model with experts, or only one without, has
+    parts: Any = SimpleNamespace()  # what only a model with experts, or only one without, has
     if shape.layers[0]:
         parts.gate_up, parts.inner = new(batch, 2 * shape.inner), mxfp8(batch, shape.inner)
     total, slots = shape.experts + shape.shared, batch * (shape.top_k + shape.shared)
@@ -289,7 +294,8 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
         ops.append(Op(name, start, call, reads or (lambda: 0), **named))
 
     def product(name: str, given: Pair, by: Linear, out: torch.Tensor) -> None:
-        op(name, "cold", partial(hipforge.mxfp8_linear, *given, *by, out=out), lambda: by.nbytes)
+        call = partial(hipforge.mxfp8_linear, *given, by.weight, by.scale, by.bias, out=out)
+        op(name, "cold", call, lambda: by.nbytes)
 
     def norm(weight: torch.Tensor, first: bool = False, copied: bool = False) -> None:
         name = "norm + quantise, copy" if copied else "norm + quantise"
@@ -323,8 +329,11 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
     def dense(layer: Layer) -> None:
         product("gate_up", normed, layer.gate_up, parts.gate_up)
         out, scale = parts.inner
-        op("swiglu + quantise", "mall",
-           partial(hipforge.swiglu_mxfp8, parts.gate_up, **activation, out=out, scale_out=scale))
+        op(
+            "swiglu + quantise",
+            "mall",
+            partial(hipforge.swiglu_mxfp8, parts.gate_up, **activation, out=out, scale_out=scale),
+        )
         product("down", parts.inner, layer.down, x)
 
     def choose(bias: torch.Tensor | None) -> object:
@@ -335,31 +344,40 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
 
     def experts(layer: Layer) -> None:
         router: Any = layer.router
+        first: Callable[..., Pair] = grouped_swiglu_mxfp8
+        second: Callable[..., torch.Tensor] = hipforge.grouped_mxfp8_linear
 
         def touched(by: Linear) -> Callable[[], int]:
             return lambda: by.nbytes // total * len(parts.ids.unique())
 
         def gate_up() -> None:
             by = layer.gate_up
-            parts.expert_inner = grouped_swiglu_mxfp8(
+            parts.expert_inner = first(
                 *normed, by.weight, by.scale, *parts.index, slots, BLOCK_M, slots // batch, bias=by.bias, **activation
             )
 
         def down() -> partial[Any]:
             by = layer.down
             return partial(
-                hipforge.grouped_mxfp8_linear, *parts.expert_inner, by.weight, by.scale, *parts.index, slots, BLOCK_M, 1,
+                second, *parts.expert_inner, by.weight, by.scale, *parts.index, slots, BLOCK_M, 1,
                 parts.weights.view(-1), bias=by.bias, uncovered="undefined", out=parts.slot_out,
             )  # fmt: skip
 
-        op("router", "cold", partial(hipforge.router_gemm, copy, router, layer.router_bias, out=parts.scored),
-           lambda: router.nbytes)
+        op(
+            "router",
+            "cold",
+            partial(hipforge.router_gemm, copy, router, layer.router_bias, out=parts.scored),
+            lambda: router.nbytes,
+        )
         op("choice of experts", "mall", lambda: choose(layer.correction_bias))
         op("sorted slots", "mall", partial(hipforge.moe_align_block_size, parts.ids, BLOCK_M, total, out=parts.index))
         op("experts' gate_up, swiglu", "cold", gate_up, touched(layer.gate_up))
         op("experts' down", "cold", lambda: down()(), touched(layer.down), planned=down())
-        op("weighted sum", "mall",
-           partial(hipforge.moe_combine, parts.slot_out, ids=parts.ids, num_experts=total, out=x))
+        op(
+            "weighted sum",
+            "mall",
+            partial(hipforge.moe_combine, parts.slot_out, ids=parts.ids, num_experts=total, out=x),
+        )
 
     if shape.layers[1]:
         choose(model.layers[-1].correction_bias)

@@ -4,6 +4,7 @@
 //   hip.h         threadIdx, __syncthreads, <<< >>>: the language       vector.h      Vector<T, N>, bf16, f16, converted<V>
 //   runtime.h     streams, devices, architectures (module.h reads it)   wave.h        kWaveSize, exchange and reductions
 //   launch.h      hf::launch                                            math.h        reciprocal_root, limited, ...
+//   early_start.h launches that may start before their predecessor has ended
 //   fp8_codes.h   floats to and from 8-bit codes                        buffer.h      loads that are guarded by a size
 //   fp4_codes.h   floats to e2m1 where the hardware converts
 #pragma once

@@ -1,0 +1,141 @@
+"""hipforge bench-model: the step that it measures is the model's, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from nn.test_time_model import CONFIGS, DENSE, EXPERTS, written
+
+import hipforge
+from hipforge.cli import bench_model, decode_ops, decode_step, decode_twin
+from hipforge.cli.bench_model import MOST_ERROR
+from hipforge.cli.main import cli
+
+CPU = torch.device("cpu")
+QWEN3_MOE = {
+    **DENSE, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+}  # fmt: skip
+GPT_OSS = {
+    **DENSE, "model_type": "gpt_oss", "hidden_size": 288, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "intermediate_size": 288, "sliding_window": 16, "swiglu_limit": 2.0,
+}  # fmt: skip
+MODELS = {"llama": {**DENSE, "model_type": "llama"}, "qwen3": DENSE, "experts": EXPERTS, "qwen3_moe": QWEN3_MOE,
+          "gpt_oss": GPT_OSS}  # fmt: skip
+
+
+def shape_of(folder: Path, name: str) -> decode_step.Shape:
+    return decode_twin.small(decode_step.read(written(folder, MODELS[name])))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_steps_logits_are_those_of_float64(tmp_path: Path, name: str) -> None:
+    assert decode_twin.check(shape_of(tmp_path, name), CPU, context=70, steps=2) <= MOST_ERROR
+
+
+FAULTS: dict[str, tuple[str, Callable[[decode_step.Shape], decode_step.Shape]]] = {
+    "a window one shorter": ("gpt_oss", lambda shape: replace(shape, window=shape.window - 8)),
+    "another limit": ("gpt_oss", lambda shape: replace(shape, limit=shape.limit / 2)),
+    "another offset of norms": ("experts", lambda shape: replace(shape, offset=0.0)),
+    "another base of the rotation": ("qwen3", lambda shape: replace(shape, theta=shape.theta * 2)),
+    "a shorter rotation": ("llama", lambda shape: replace(shape, rotary_dim=shape.rotary_dim // 2)),
+    "another scoring": ("experts", lambda shape: replace(shape, scoring="softmax")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_step_with_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    name, change = FAULTS[fault]
+    exact = decode_twin.exact_logits
+
+    def of_another(model: decode_ops.Model, *rest: Any) -> torch.Tensor:
+        model.shape = change(model.shape)
+        try:
+            return exact(model, *rest)
+        finally:
+            model.shape = shape
+
+    shape = shape_of(tmp_path, name)
+    monkeypatch.setattr(decode_twin, "exact_logits", of_another)
+    assert decode_twin.check(shape, CPU, context=70, steps=1) > 1.5 * MOST_ERROR
+
+
+def test_steps_follow_each_other_without_the_host(tmp_path: Path) -> None:
+    """Positions, slots and lengths of the next step are what the cache itself would give, and reset goes back."""
+    model = decode_ops.Model(shape_of(tmp_path, "qwen3"), decode_ops.Random(CPU))
+    chain = decode_ops.chain(model, 3, decode_ops.PAGE_SIZE - 1, ahead=2)
+    calls: list[tuple[list[int], ...]] = []
+    real = hipforge.nn.PagedKVCache.rope_and_store
+
+    def seen(self: Any, layer: int, q: Any, k: Any, v: Any, table: Any, step: Any, **named: Any) -> Any:
+        if layer == 0:
+            calls.append((step.positions.tolist(), step.slot_mapping.tolist(), step.seqlens.tolist()))
+        return real(self, layer, q, k, v, table, step, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hipforge.nn.PagedKVCache, "rope_and_store", seen)
+        for _ in range(3):
+            for op in chain.ops:
+                op.call()
+        chain.reset()
+        chain.ops[3].call()
+    tables = chain.tables.tolist()
+    for number, (positions, slots, lengths) in enumerate([*calls[:3], calls[0]]):
+        at = decode_ops.PAGE_SIZE - 2 + number % 3
+        assert positions == [at] * 3 and lengths == [at + 1] * 3
+        page, slot = divmod(at, decode_ops.PAGE_SIZE)
+        assert slots == [row[page] * decode_ops.PAGE_SIZE + slot for row in tables]
+    assert calls[3] == calls[0]
+
+
+def test_what_is_read_is_the_weights_the_touched_experts_and_the_cache(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path, "qwen3_moe")
+    model = decode_ops.Model(shape, decode_ops.Random(CPU))
+    chain = decode_ops.chain(model, 1, 70)
+    for op in chain.ops:
+        op.call()
+    reads: dict[str, int] = {}
+    for op in chain.ops:
+        reads[op.name] = reads.get(op.name, 0) + op.reads()
+    layers, (heads, kv_heads), dim = 2, shape.heads, shape.head_dim
+    assert reads["qkv"] == layers * (heads + 2 * kv_heads) * dim * shape.hidden * 33 // 32
+    assert reads["experts' gate_up, swiglu"] == layers * 2 * 2 * shape.expert_inner * shape.hidden * 33 // 32
+    assert reads["attention, quantise"] == layers * 70 * 2 * kv_heads * dim
+    assert reads["argmax"] == reads["norm + quantise"] == 0
+
+
+def test_the_shipped_models_have_the_sizes_of_their_names() -> None:
+    sizes = {"llama_3_1_8b": 8.03e9, "qwen3_8b": 8.19e9, "qwen3_30b_a3b": 30.5e9, "gpt_oss_20b": 20.9e9}
+    for name, parameters in sizes.items():
+        shape = decode_step.read(CONFIGS / f"{name}.json")
+        (heads, kv_heads), (dense, sparse) = shape.heads, shape.layers
+        attention = shape.hidden * shape.head_dim * (2 * heads + 2 * kv_heads)
+        mlp = 3 * shape.hidden * (dense * shape.inner + sparse * shape.experts * shape.expert_inner)
+        count = (dense + sparse) * attention + mlp + 2 * shape.vocabulary * shape.hidden
+        assert count == pytest.approx(parameters, rel=0.01), name
+
+
+def test_without_a_gpu_the_command_says_what_to_use(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["bench-model", str(written(tmp_path, DENSE))])
+    assert done.exit_code == 1
+    assert "measures on a GPU, and the device is emulator" in done.output and "hipforge time-model" in done.output
+    done = CliRunner().invoke(cli, ["bench-model", "config.json", "--batch", "1,x"])
+    assert done.exit_code == 2 and "expected positive numbers separated by commas" in done.output
+
+
+def test_a_table_says_what_a_step_took(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from hipforge.cli import output
+
+    line = bench_model.Line("qkv", "kernel", 32, 400.0, 800_000_000)
+    step = bench_model.Step(8, 2048, 1000.0, 500.0, (line,), {"bf16": 1900.0, "fp8": "does not fit"})
+    assert step.gap_us == 600.0 and json.dumps(bench_model.asdict(step))
+    bench_model._print(output.console(), "llama", step, 2.5e12)
+    said = capsys.readouterr().out
+    for part in ("12.50", "2.00", "80%", "60.0%", "8000 tokens/s", "share 50.0%", "1.90×", "does not fit"):
+        assert part in said, part
