@@ -214,8 +214,8 @@ def command(
         )
     from hipforge.cli import decode_ops, decode_twin, read_floor
 
-    if device.arch_of() not in read_floor.ARCHS:
-        raise ConfigError(f"bench-model measures on {', '.join(read_floor.ARCHS)}; the device is {device.arch_of()}")
+    if device.arch_of() not in (known := read_floor.archs()):
+        raise ConfigError(f"bench-model measures on {', '.join(known)}; the device is {device.arch_of()}")
     import torch
 
     shape = decode_step.read(config)
