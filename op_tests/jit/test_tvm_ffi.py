@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
+import json
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +15,8 @@ from helpers.abi_module import SOURCE
 
 import hipforge
 from hipforge import jit
-from hipforge.jit import host_library
+from hipforge.errors import ConfigError
+from hipforge.jit import host_library, registry
 
 INT, BOOL, FLOAT, TENSOR, TEXT, SMALL_TEXT = 1, 2, 3, 7, 8, 11
 
@@ -94,3 +99,30 @@ def test_a_framework_loads_a_module_and_launches_on_the_emulator() -> None:
         module.fp8_quant_rows_out(out, scale_out[1:], x)
     with pytest.raises(TypeError, match="argument 0 must be a tensor"):
         module.fp8_quant_rows_out(None, scale_out, x)
+
+
+def test_a_module_as_a_project_of_the_kernels_hub_builds_and_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tomllib = pytest.importorskip("tomllib")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / ".ci"))
+    hub = importlib.import_module("hub")
+    project = hub.lay_out("module_moe_align", ["moe_align_block_size_out"], tmp_path)
+    stated = tomllib.loads((project / "build.toml").read_text())
+    assert stated["kernel"]["moe_align_cuda"]["cuda-capabilities"] == ["9.0"]
+    assert "-DHF_VENDOR=nvidia" in stated["kernel"]["moe_align_cuda"]["cuda-flags"]
+    rocm = stated["kernel"]["moe_align_rocm"]
+    assert rocm["rocm-archs"] == ["gfx950", "gfx942"]
+    include = [str(project / folder) for folder in rocm["include"]]
+    own = {"srcs": rocm["src"], "extra_include": include, "flags_extra_hip": rocm["hip-flags"]}
+    (project / "modules.json").write_text(json.dumps({"module_hub": own}))
+    with mock.patch.dict(registry._registered):
+        jit.register(project / "modules.json")
+        loaded = jit.load("module_hub", {}, "gfx950")
+    ids = torch.tensor([[0, 1], [1, 2]])
+    expected = hipforge.moe_align_block_size(ids, 4, 3)
+    outs = [torch.empty_like(one) for one in expected]
+    tvm_ffi.load_module(str(loaded.path / "module.so")).moe_align_block_size_out(*outs, ids, None, 4, 3)
+    assert all(map(torch.equal, outs, expected))
+    with pytest.raises(ConfigError, match="module_fp8_quant has variants"):
+        hub.lay_out("module_fp8_quant", [], tmp_path)

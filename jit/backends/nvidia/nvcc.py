@@ -23,7 +23,7 @@ ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
 
 # A multiply and an add round once each, so that results have one value on every vendor; kernels name a fused operation
 # where they want one.
-_DEVICE_FLAGS = (
+DEVICE_FLAGS = (
     "-fmad=false", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-DHF_VENDOR=nvidia",
     "-I${CSRC}/include/hipforge/nvidia/include",
 )  # fmt: skip
@@ -73,7 +73,7 @@ class Nvcc:
         """Return the command that compiles one source."""
         output = f"{unit.name}.o"
         language = "cu" if unit.is_hip else "c" if unit.source.endswith(".c") else "c++"
-        device = (gencode(arch), "-O3", *_DEVICE_FLAGS) if unit.is_hip else ("-O2",)
+        device = (gencode(arch), "-O3", *DEVICE_FLAGS) if unit.is_hip else ("-O2",)
         name = f"{unit.name}.device" if unit.is_hip else f"{unit.name}.host"
         base = ("${NVCC}", "-x", language, *device, "-Xcompiler", "-fPIC", *_translated(unit.flags))
         listing = ("-MF", f"{name}.d", "-MT", output)
