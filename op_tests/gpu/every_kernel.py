@@ -1,10 +1,11 @@
-"""Calls every simple op once for each dtype and form, at small shapes: what ``sanitize.py`` runs under its tools."""
+"""Calls every op with kernels of sm_90 at small shapes, for each dtype and form: what ``sanitize.py`` runs."""
 
 from __future__ import annotations
 
 import torch
 
 import hipforge
+from hipforge.ops.reference import quantize_kv_int4
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALVES = (torch.float16, torch.bfloat16)
@@ -66,6 +67,40 @@ def rotation(dtype: torch.dtype) -> None:
             hipforge.rope_and_cache(q, k, v, angles, positions, *codes, slots, style=style, k_scale=0.5, v_scale=0.5)
 
 
+def products() -> None:
+    for n, k in ((200, 640), (77, 288)):
+        w = hipforge.mxfp8_quantize(rows(torch.bfloat16, n, k))
+        for m in (1, 3, 8, 13, 20, 33, 70, 200):
+            hipforge.mxfp8_linear(*hipforge.mxfp8_quantize(rows(torch.bfloat16, m, k)), *w)
+    hidden, inner, experts = 256, 128, 8
+    first, second = rows(torch.bfloat16, experts * 2 * inner, hidden), rows(torch.bfloat16, experts * hidden, inner)
+    w1, w2 = hipforge.mxfp8_quantize(first), hipforge.mxfp8_quantize(second)
+    weights = [part.view(experts, -1, part.shape[1]) for part in (*w1, *w2)]
+    for tokens in (1, 5, 40, 300):
+        chosen = hipforge.topk_gating(rows(torch.float32, tokens, experts), 2)
+        hipforge.fused_moe_mxfp8(rows(torch.bfloat16, tokens, hidden), *weights, *chosen)
+
+
+def attention(dtype: torch.dtype) -> None:
+    for dim, page, group in ((64, 16, 4), (128, 64, 8), (256, 16, 1)):
+        caches = [torch.randn(12, page, 2, dim, device=DEVICE).to(dtype) for _ in range(2)]
+        tables = torch.randperm(12, device=DEVICE).int().view(3, 4)
+        lengths = torch.tensor([1, page + 3, 4 * page - 1], device=DEVICE, dtype=torch.int32)
+        q = rows(torch.bfloat16 if dtype == torch.float8_e4m3fn else dtype, 3, 1, 2 * group, dim)
+        for split in (None, 3):
+            hipforge.decode_attention_fp8(q, *caches, tables, lengths, split_k=split, return_lse=True)
+        sinks = torch.randn(2 * group, device=DEVICE)
+        hipforge.decode_attention_fp8(q, *caches, tables, lengths, sinks=sinks, window=20, softcap=30.0)
+
+
+def int4_attention() -> None:
+    for groups in (1, 4):
+        packed = quantize_kv_int4(torch.randn(1, 96, 2, 1, 128), groups).to(DEVICE).expand(-1, -1, -1, 4, -1)
+        lengths = torch.tensor([1, 17, 32], device=DEVICE, dtype=torch.int32)
+        q = rows(torch.bfloat16, 1, 3, 2, 4, 128)
+        hipforge.decode_attention_splitk(q, packed, packed, None, None, lengths, num_groups=groups)
+
+
 def main() -> None:
     """Call everything, then wait."""
     torch.manual_seed(0)
@@ -73,8 +108,12 @@ def main() -> None:
         if dtype != torch.float32:
             norms(dtype)
             rotation(dtype)
+            attention(dtype)
         quantisers(dtype)
         routing(dtype)
+    attention(torch.float8_e4m3fn)
+    int4_attention()
+    products()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
