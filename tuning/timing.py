@@ -33,6 +33,15 @@ def rotation(bytes_per_call: int, free_bytes: int, cache_bytes: int = LAST_LEVEL
     return max(1, min(wanted, free_bytes // 2 // bytes_per_call))
 
 
+def copies_for(bytes_per_call: int) -> int:
+    """Return over how many copies of a call's operands to rotate on the current GPU; as :func:`rotation`."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    level_2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    return rotation(bytes_per_call, free, level_2 if torch.version.hip is None else LAST_LEVEL_CACHE_BYTES)
+
+
 def microseconds_per_call(call: Callable[[int], object], copies: int) -> float:
     """Return the median time of one ``call(i)``, in microseconds, from replays of a captured graph.
 

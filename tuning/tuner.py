@@ -150,8 +150,7 @@ class Measured(Generic[C, O]):
         self.source = timing.measured_source(device.index or 0)
         first = tuner.operands(cell, arch, device)
         self.expected = tuner.expected(cell, first)
-        free, _ = torch.cuda.mem_get_info(device)
-        self.copies = tuner.copies(first, timing.rotation(tuner.bytes_per_call(first), free))
+        self.copies = tuner.copies(first, timing.copies_for(tuner.bytes_per_call(first)))
 
     def run(self, choice: Choice) -> float:
         """Run once and return the relative Frobenius error of the output."""

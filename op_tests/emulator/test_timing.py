@@ -7,19 +7,23 @@ import json
 import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
 from helpers import hip_compile
+from torch.utils import _pytree
 
 import hipforge
-from hipforge import emulator, plots
+from hipforge import devices, emulator, plots
+from hipforge.cli import time
 from hipforge.cli.main import cli
 from hipforge.emulator import report as counted_report
 from hipforge.emulator import runtime
 from hipforge.emulator.timing import estimate, library, machine, machines, model, report
 from hipforge.errors import ConfigError, GuardError
+from hipforge.tuning import timing as timing_on_gpus
 
 SOURCE = r"""
 #include <hip/hip_runtime.h>
@@ -209,6 +213,21 @@ def test_the_command_models_an_op() -> None:
     result = json.loads(done.output[done.output.index("{") :])
     assert result["gpu"].startswith("MI355X")
     assert 2 < result["replay_us"] < result["kernel_us"] < 8
+
+
+def test_on_a_gpu_the_command_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card is a stand-in that copies operands on the CPU and takes 4 us a call; gpu-test has the real one."""
+    card = devices.Device("cuda", "sm_90")
+    monkeypatch.setattr(time, "devices", SimpleNamespace(current=lambda: card))
+    monkeypatch.setattr(time, "on_gpu", lambda value: _pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, value))
+    monkeypatch.setattr(timing_on_gpus, "copies_for", lambda size: 3)
+    monkeypatch.setattr(timing_on_gpus, "measured_source", lambda: "measured:a card")
+    monkeypatch.setattr(timing_on_gpus, "microseconds_per_call", lambda call, copies: call(2).numel() / 1024 + copies)
+    done = CliRunner().invoke(cli, ["time", "rms_norm", "4,1024"], catch_exceptions=False)
+    assert "rms_norm 4,1024: 7.00 us measured, replayed in a graph, 3 copies of the operands in turn" in done.output
+    assert "10240 bytes of operands, 1 GB/s; measured:a card" in done.output
+    done = CliRunner().invoke(cli, ["time", "rms_norm", "4,1024", "--trace", "t.json"])
+    assert done.exit_code == 1 and "set HIPFORGE_DEVICE=emulator" in done.output
 
 
 def test_the_command_refuses_a_call_that_runs_no_kernel() -> None:

@@ -239,6 +239,15 @@ def test_a_demanded_device_that_is_not_there_is_an_error_of_the_setting() -> Non
     assert ConfigError.__name__ in done.stderr and "HIPFORGE_DEVICE=cuda but torch sees no NVIDIA GPU" in done.stderr
 
 
+def test_the_command_time_measures_here() -> None:
+    command = [sys.executable, "-m", "hipforge", "time", "mxfp8_linear", "8,512,1024", "--json"]
+    done = subprocess.run([*command, "--beside", "rms_norm", "1,4096"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    product, norm = json.loads(done.stdout)
+    assert 0.5 < norm["us"] < 50 and 0.5 < product["us"] < 50 and product["copies"] > norm["copies"] / 100
+    assert product["source"].startswith("measured:")
+
+
 def test_a_warm_load_and_a_call_stay_short() -> None:
     """A budget with room: the figures themselves are printed by ``measure.py``."""
     done = run_child(

@@ -67,7 +67,7 @@ def device() -> torch.device:
 
 def copies_of(bytes_per_call: int) -> int:
     """Return how many copies of the operands to rotate over; one on the emulator."""
-    return timing.rotation(bytes_per_call, torch.cuda.mem_get_info()[0]) if on_gpu() else 1
+    return timing.copies_for(bytes_per_call) if on_gpu() else 1
 
 
 def triton_binder() -> Any:

@@ -40,7 +40,8 @@ def _grouped(op: str) -> Callable[[int, int, int, int, int], partial[Any]]:
     def call(tokens: int, n: int, k: int, experts: int, top_k: int) -> partial[Any]:
         import torch
 
-        from hipforge.ops.moe import DEFAULT_BLOCK_M, moe_align_block_size
+        from hipforge.ops.moe import DEFAULT_BLOCK_M
+        from hipforge.ops.reference.moe import moe_align_block_size
 
         if top_k > experts:
             raise ConfigError(f"TOPK must be at most E ({experts}); got {top_k}")
