@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypedDict
 
@@ -233,6 +234,10 @@ FP8 = Kernel(
         else _default(problem, block_n=BLOCK_N, waves=waves_per_range(problem.d))
     ),
 )
+def _row_default(element_bytes: float, problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+    return _stream_default(problem, cu_count, element_bytes) if arch == STREAM_ARCH else _default(problem, waves=1)
+
+
 # A wave of these owns all columns of its keys, in blocks of one size.
 INT4, HALF = (
     Kernel(
@@ -242,9 +247,7 @@ INT4, HALF = (
         launch=launch,
         candidates=candidates,
         refusal=refusal,
-        default=lambda problem, arch, cu_count, element_bytes=element_bytes: (
-            _stream_default(problem, cu_count, element_bytes) if arch == STREAM_ARCH else _default(problem, waves=1)
-        ),
+        default=partial(_row_default, element_bytes),
     )
     for cache, element_bytes, launch, candidates in (
         (
