@@ -35,7 +35,8 @@ def test_modules_are_listed_with_what_they_need() -> None:
     found = {item["name"]: item for item in json.loads(done.output)}
     assert found["module_sample_develop"]["state"] == "builds"
     assert found["module_executable"]["state"] == "refused" and "Makefile" in found["module_executable"]["reason"]
-    assert "6 modules: 4 builds, 2 refused" in CliRunner().invoke(cli, ["aiter", str(CHECKOUT), "list"]).output
+    done = CliRunner().invoke(cli, ["aiter", str(CHECKOUT), "list"])
+    assert "7 modules: 4 builds, 2 refused, 1 needs Composable Kernel" in done.output
 
 
 @pytest.mark.parametrize(
@@ -79,8 +80,7 @@ def test_a_folder_that_is_no_checkout_says_what_is_missing(tmp_path: Path) -> No
 def run(*words: str) -> tuple[int, dict[str, object]]:
     command = [sys.executable, "-c", "from hipforge.cli.main import cli; cli()", "aiter", str(CHECKOUT), "test"]
     done = subprocess.run([*command, "--json", *words], capture_output=True, text=True, env={**os.environ}, check=False)
-    start = done.stdout.rindex("\n[\n") + 1 if "\n[\n" in done.stdout else done.stdout.index("[\n")
-    (report,) = json.loads(done.stdout[start:])
+    (report,) = json.loads(done.stdout)
     return done.returncode, report
 
 
@@ -115,6 +115,26 @@ def test_a_case_that_does_not_end_is_stopped() -> None:
 def test_files_of_functions_run_under_pytest() -> None:
     _, report = run("op_tests/functions.py")
     assert (report["cases"], report["passed"], report["failed"]) == (2, 1, 1)
+
+
+def test_of_a_grid_a_sample_runs_each_case_limited_and_judged_by_what_it_compares() -> None:
+    _, report = run("--sample", "4", "--case-seconds", "0.5", "op_tests/grid.py")
+    assert (report["cases"], report["collected"], report["passed"]) == (4, 8, 1)
+    found = {case["case"]: (case["status"], case["detail"]) for case in report["problems"]}
+    assert found["test_grid[2]"][0] == "unfinished"
+    status, reason = found["test_grid[4]"]
+    assert status == "not built" and "needs Composable Kernel: templates.cu includes ck_tile/core.hpp" in reason
+    assert found["test_grid[6]"] == ("failed", "100.0% of the elements differ")
+
+
+def test_what_a_backward_pass_makes_is_on_the_device_too() -> None:
+    _, report = run("op_tests/scale.py", "--", "test_backward()")
+    assert report["passed"] == 1, report["problems"]
+
+
+def test_measured_functions_are_cases_and_a_failed_one_does_not_end_their_table() -> None:
+    _, report = run("op_tests/scale.py", "--", "table(1, 0, 2)")
+    assert (report["passed"], report["failed"], report["end"]) == (2, 1, "")
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

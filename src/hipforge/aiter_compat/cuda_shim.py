@@ -185,6 +185,16 @@ def _refusing(name: str) -> Callable[..., Any]:
     return refused
 
 
+def _in_backward(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's call of its autograd engine with the mode on, which is off inside ``Tensor.backward``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with GpuOnCpu():
+            return run(*args, **kwargs)
+
+    return call
+
+
 def install() -> None:
     """Install the stand-in for this process.
 
@@ -207,4 +217,5 @@ def install() -> None:
     torch.set_default_device = lambda device: set_default(on_cpu(device))
     torch.Generator = Generator  # type: ignore[misc]
     torch._C._cuda_getCurrentRawStream = _answering(0)
+    torch.autograd._engine_run_backward = _in_backward(torch.autograd._engine_run_backward)
     GpuOnCpu().__enter__()

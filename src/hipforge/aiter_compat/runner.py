@@ -26,6 +26,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from hipforge import aiter_compat, devices
+from hipforge.aiter_compat import checkout as checkouts
 from hipforge.aiter_compat import config, cuda_shim
 from hipforge.errors import BuildError, ConfigError, EmulatorFault, HipforgeError, ToolchainError
 from hipforge.jit import loader, registry
@@ -47,6 +48,7 @@ class Cases:
         self.done: list[dict[str, Any]] = []
         self.failures: list[list[str]] = []
         self.building = 0.0
+        self.collected = 0  # by pytest, of which a sample may have run
 
     def case(self, title: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a test function whose calls are recorded; what it raises is recorded and not raised."""
@@ -55,34 +57,29 @@ class Cases:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.failures.append([])
             before, started = len(self.done), time.perf_counter() - self.building
-            status, detail, result = "passed", "", None
+            error, result = None, _NoResult()
             try:
-                with self._limit(outermost=len(self.failures) == 1):
+                with self.limit(outermost=len(self.failures) == 1):
                     result = function(*args, **kwargs)
-            except Unfinished:
-                status, detail = "unfinished", f"more than {self.seconds:.0f} s"
-            except EmulatorFault as error:
-                status, detail = "fault", str(error)
-            except (BuildError, ConfigError, ToolchainError) as error:
-                status, detail = "not built", str(error)
-            except Exception as error:
-                status, detail = ("skipped", str(error)) if _skips(error) else ("failed", _where(error))
+            except (Exception, Unfinished) as raised:
+                error = raised
             failures = self.failures.pop()
-            if status == "passed" and failures:
-                status, detail = "failed", "; ".join(failures)
-            if len(self.done) == before or status != "passed":  # a case of cases is those cases
-                name = f"{title}({_shown(args, kwargs)})"
-                seconds = round(time.perf_counter() - self.building - started, 2)
-                self.done.append({"case": name, "status": status, "detail": detail, "seconds": seconds})
-                self.save()
-            if status == "skipped":
-                return None
+            if len(self.done) == before or error or failures:  # a case of cases is those cases
+                seconds = time.perf_counter() - self.building - started
+                self.record(f"{title}({_shown(args, kwargs)})", error, failures, seconds)
             return result
 
         return call
 
+    def record(self, name: str, error: BaseException | None, failures: Sequence[str], seconds: float) -> None:
+        """Add a case that raised ``error`` and whose comparisons found ``failures``."""
+        status, detail = _verdict(error, failures, self.seconds)
+        self.done.append({"case": name, "status": status, "detail": detail, "seconds": round(seconds, 2)})
+        self.save()
+
     @contextlib.contextmanager
-    def _limit(self, *, outermost: bool) -> Iterator[None]:
+    def limit(self, *, outermost: bool = True) -> Iterator[None]:
+        """Raise :class:`Unfinished` in a block that takes longer than a case may, builds of modules left out."""
         if not outermost or not self.seconds:
             yield
             return
@@ -117,10 +114,30 @@ class Cases:
 
     def save(self, end: str = "") -> None:
         """Write what is known; ``end`` says how the file ended, if not by itself."""
-        self.path.write_text(json.dumps({"cases": self.done, "end": end}))
+        self.path.write_text(json.dumps({"cases": self.done, "end": end, "collected": self.collected}))
 
 
-def _skips(error: Exception) -> bool:
+class _NoResult(dict[Any, Any]):
+    """What a case without a result returns: files put columns of their tables into what their functions return."""
+
+    def __missing__(self, key: Any) -> float:
+        return math.nan
+
+
+def _verdict(error: BaseException | None, failures: Sequence[str], seconds: float) -> tuple[str, str]:
+    """Return the status of a case and why."""
+    if isinstance(error, Unfinished):
+        return "unfinished", f"more than {seconds:.0f} s"
+    if isinstance(error, EmulatorFault):
+        return "fault", str(error)
+    if isinstance(error, BuildError | ConfigError | ToolchainError):
+        return "not built", str(error)
+    if error is not None:
+        return ("skipped", str(error)) if _skips(error) else ("failed", _where(error))
+    return ("failed", "; ".join(failures)) if failures else ("passed", "")
+
+
+def _skips(error: BaseException) -> bool:
     return type(error).__name__ in ("Skipped", "SkipTest")
 
 
@@ -278,8 +295,13 @@ def _is_script(tree: ast.Module) -> bool:
 
 
 def _as_cases(tree: ast.Module) -> int:
-    """Decorate the top-level ``test_*`` functions of a file's tree, and return how many there are."""
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    """Decorate the top-level ``test_*`` and ``@benchmark()`` functions of a file's tree; return how many there are."""
+    found = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and (node.name.startswith("test_") or any(ast.unparse(each) == "benchmark()" for each in node.decorator_list))
+    ]
     for node in found:
         decorator = ast.Call(ast.Name(_CASE, ast.Load()), [ast.Constant(node.name)], [])
         node.decorator_list.insert(0, ast.copy_location(decorator, node))
@@ -297,8 +319,8 @@ def _programs(folder: Path, arch: str, cu_count: int) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``checkout folder report seconds include file [arguments]``; return 0 if the file came to its end."""
-    checkout, folder, report, seconds, include, test, *arguments = argv
+    """Run ``checkout folder report seconds sample include file [arguments]``; return 0 if the file came to its end."""
+    checkout, folder, report, seconds, sample, include, test, *arguments = argv
     root, path = Path(checkout), Path(test)
     cases = Cases(Path(report), float(seconds))
     arch = devices.current().arch_of()
@@ -310,15 +332,17 @@ def main(argv: Sequence[str]) -> int:
         AITER_LOG_LEVEL=os.environ.get("AITER_LOG_LEVEL", "INFO"),
     )  # fmt: skip
     _triton_on_emulator(arch)
-    folders = [item for item in include.split(os.pathsep) if item]
-    aiter_compat.register(root / "aiter/jit/optCompilerConfig.json", include=folders)
+    for module in checkouts.modules(root, [Path(item) for item in include.split(os.pathsep) if item]):
+        if module.state != checkouts.BUILDS:
+            config.refused.setdefault(module.name, f"{module.name} {module.state}: {module.reason}")
     edits = {"aiter.jit.core": _built_by_hipforge, "aiter.test_common": _untimed}
-    sys.meta_path.insert(0, _Finder({name: functools.partial(edit, cases) for name, edit in edits.items()}))
+    finder = _Finder({name: functools.partial(edit, cases) for name, edit in edits.items()})
+    sys.meta_path.insert(0, finder)
     sys.path[:0] = [os.fspath(root), os.fspath(path.parent)]
     sys.argv = [os.fspath(path), *arguments]
     os.chdir(folder)
     try:
-        _run(path, cases)
+        _run(path, cases, int(sample), finder)
     except SystemExit as stop:
         cases.save("" if stop.code in (None, 0) else f"exit {stop.code}")
         return 0 if stop.code in (None, 0) else 1
@@ -330,12 +354,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _run(path: Path, cases: Cases) -> None:
+def _run(path: Path, cases: Cases, sample: int, finder: _Finder) -> None:
     tree = ast.parse(path.read_text(), str(path))
     if not _is_script(tree):
-        import pytest
+        from hipforge.aiter_compat import pytest_cases
 
-        sys.exit(pytest.main([os.fspath(path), "-q", "-p", "no:cacheprovider", *sys.argv[1:]], [_Plugin(cases)]))
+        sys.exit(pytest_cases.run([os.fspath(path), *sys.argv[1:]], cases, sample, finder))
     module = type(sys)("__main__")
     module.__dict__.update({"__file__": os.fspath(path), _CASE: lambda title: functools.partial(cases.case, title)})
     sys.modules["__main__"] = module
@@ -346,26 +370,6 @@ def _run(path: Path, cases: Cases) -> None:
         exec(code, module.__dict__)
 
     (whole_file if several else cases.case(path.stem, whole_file))()
-
-
-class _Plugin:
-    """Reports pytest's cases."""
-
-    def __init__(self, cases: Cases) -> None:
-        self.cases = cases
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Record one case, by pytest's verdict."""
-        if report.when == "call" or (report.when == "setup" and not report.passed):
-            fault = "EmulatorFault" in report.longreprtext
-            status = "skipped" if report.skipped else "passed" if report.passed else "fault" if fault else "failed"
-            self.cases.done.append(
-                {
-                    "case": report.nodeid.partition("::")[2], "status": status, "seconds": round(report.duration, 2),
-                    "detail": "" if report.passed else report.longreprtext[-2000:],
-                }
-            )  # fmt: skip
-            self.cases.save()
 
 
 if __name__ == "__main__":

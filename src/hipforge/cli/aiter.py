@@ -87,12 +87,14 @@ def build(checkout: Path, modules: tuple[str, ...], arch: str, jobs: int | None,
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @click.option("--checks", type=click.Choice(_CHECKS), default="memory", show_default=True, help="Checkers of kernels.")
 @click.option("--case-seconds", default=60.0, show_default=True, help="Stop a case after so long; 0 is never.")
+@click.option("--sample", type=click.IntRange(min=0), default=0, help="Of a pytest file so many cases, evenly spread.")
 @_INCLUDE
 @_JSON
 @click.pass_obj
 def test(
-    checkout: Path, words: tuple[str, ...], checks: str, case_seconds: float, include: tuple[Path, ...], as_json: bool
-) -> None:
+    checkout: Path, words: tuple[str, ...], checks: str, case_seconds: float, sample: int, include: tuple[Path, ...],
+    as_json: bool,
+) -> None:  # fmt: skip
     """Run aiter's test files op_tests/test_x.py [-- ARGUMENTS] on the emulator, each in a process of its own."""
     from hipforge.aiter_compat.checkout import config_of
 
@@ -107,7 +109,7 @@ def test(
     console = output.console(stderr=as_json)
     reports = []
     for path in paths:
-        reports.append(_run(checkout, path.resolve(), arguments, checks, case_seconds, include))
+        reports.append(_run(checkout, path.resolve(), arguments, checks, case_seconds, sample, include, as_json))
         _show(console, reports[-1])
     if as_json:
         click.echo(json.dumps(reports, indent=1))
@@ -116,8 +118,9 @@ def test(
 
 
 def _run(
-    checkout: Path, path: Path, arguments: list[str], checks: str, seconds: float, include: tuple[Path, ...]
-) -> dict[str, Any]:
+    checkout: Path, path: Path, arguments: list[str], checks: str, seconds: float, sample: int,
+    include: tuple[Path, ...], as_json: bool,
+) -> dict[str, Any]:  # fmt: skip
     """Run one test file in a process and return what became of its cases, also if the process died."""
     from hipforge.aiter_compat import runner
 
@@ -128,10 +131,11 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="hipforge-aiter-") as folder:
         report = Path(folder) / "report.json"
         folders = os.pathsep.join(os.fspath(each.resolve()) for each in include)
-        settings = [os.fspath(checkout), folder, os.fspath(report), str(seconds), folders]
+        settings = [os.fspath(checkout), folder, os.fspath(report), str(seconds), str(sample), folders]
         command_line = [sys.executable, "-m", runner.__name__, *settings, os.fspath(path), *arguments]
         # Python looks for modules in its working directory first, where a csrc of somebody else's may be.
-        done = subprocess.run(command_line, env=environment, cwd=folder, check=False)
+        # What a file prints must not stand between the lines of a JSON report.
+        done = subprocess.run(command_line, env=environment, cwd=folder, stdout=2 if as_json else None, check=False)
         nothing: dict[str, Any] = {"cases": [], "end": ""}
         found: dict[str, Any] = json.loads(report.read_text()) if report.exists() else nothing
     if done.returncode < 0:
@@ -140,9 +144,10 @@ def _run(
         found["end"] = f"exit {done.returncode}"
     counts = collections.Counter(case["status"] for case in found["cases"])
     return {
-        "test": path.name, "cases": len(found["cases"]), "passed": counts["passed"],
-        "failed": counts["failed"] + counts["fault"], "skipped": counts["skipped"], "unfinished": counts["unfinished"],
-        "not_built": counts["not built"], "seconds": round(time.perf_counter() - started, 1), "end": found["end"],
+        "test": path.name, "cases": len(found["cases"]), "collected": found.get("collected", 0),
+        "passed": counts["passed"], "failed": counts["failed"] + counts["fault"], "skipped": counts["skipped"],
+        "unfinished": counts["unfinished"], "not_built": counts["not built"],
+        "seconds": round(time.perf_counter() - started, 1), "end": found["end"],
         "problems": [case for case in found["cases"] if case["status"] not in ("passed", "skipped")],
     }  # fmt: skip
 

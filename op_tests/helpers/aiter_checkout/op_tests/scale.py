@@ -6,7 +6,7 @@ import sys
 import csrc.kernels as kernels  # a folder without __init__.py, as aiter's is: another csrc would win
 import torch
 from aiter import fail_hard, scale, unbuilt
-from aiter.test_common import checkAllclose, run_perftest
+from aiter.test_common import benchmark, checkAllclose, run_perftest
 
 assert "aiter_checkout" in kernels.__path__[0]
 
@@ -39,6 +39,36 @@ def test_unbuilt() -> None:
 def test_endless() -> None:
     while True:
         pass
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(context: object, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+        assert gradient.is_cuda
+        return torch.full((3,), 2.0, device="cuda") * gradient
+
+
+def test_backward() -> None:
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    _Doubled.apply(x).backward(torch.ones(3, device="cuda"))
+    (again,) = torch.autograd.grad(_Doubled.apply(x).sum(), x)
+    assert x.grad.tolist() == again.tolist() == [2.0, 2.0, 2.0]
+
+
+@benchmark()
+def measure(rows: int) -> dict[str, int]:
+    assert rows > 0
+    return {"rows": rows}
+
+
+def table(*all_rows: int) -> None:
+    for rows in all_rows:
+        measured = measure(rows)
+        measured["speedup"] = measured["rows"] / 2
 
 
 def ends() -> None:
