@@ -284,14 +284,15 @@ def _triton_on_emulator(arch: str) -> None:
 
 
 def _is_script(tree: ast.Module) -> bool:
-    """Whether a file does something when it is run; else pytest calls its functions."""
-    working = (ast.For, ast.While, ast.With)
-    return any(
-        isinstance(node, working)
-        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
-        or (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
-        for node in tree.body
-    )
+    """Whether a file does something of its own when it is run; else pytest calls its functions."""
+
+    def works(node: ast.stmt) -> bool:
+        if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
+            return "pytest.main(" not in ast.unparse(node)
+        call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        return call or isinstance(node, ast.For | ast.While | ast.With)
+
+    return any(map(works, tree.body))
 
 
 def _as_cases(tree: ast.Module) -> int:

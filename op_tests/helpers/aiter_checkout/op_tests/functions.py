@@ -1,5 +1,7 @@
 """Functions for pytest."""
 
+import pytest
+
 
 def test_one() -> None:
     pass
@@ -7,3 +9,7 @@ def test_one() -> None:
 
 def test_two() -> None:
     raise AssertionError("planted")
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
