@@ -26,6 +26,12 @@ __global__ void convert(const float* x, const float* y, float* out, int64_t n) {
   const __hip_bfloat16 c = __float2bfloat16(x[i]), d = __float2bfloat16(y[i]);
   const hip_bfloat16 e(x[i]), f = hip_bfloat16::round_to_bfloat16(y[i]);
   const __half2 ab = __halves2half2(a, b);
+  union {
+    half2 pair;
+    uint32_t bits;
+  };
+  pair = ab;
+  const __half2_raw raw = __builtin_bit_cast(__half2_raw, bits);
   const __hip_bfloat162 cd = __float22bfloat162_rn(make_float2(x[i], y[i]));
   const float results[] = {
       __half2float(a), __half2float(__hadd(a, b)), __half2float(a * b), __half2float(__hfma(a, b, a)),
@@ -35,13 +41,14 @@ __global__ void convert(const float* x, const float* y, float* out, int64_t n) {
       __high2float(__hadd2(cd, cd)), __bfloat162float(__hmin(c, d)), c < d ? 1.0f : 0.0f,
       float(e), float(e + f), float(-e),
       float(hip_bfloat16(x[i], hip_bfloat16::truncate)), __half2float(hsqrt(__habs(a))),
+      __half2float(__ushort_as_half(raw.x.x)), __half2float(__half(raw.y)),
   };
   for (int r = 0; r < int(sizeof(results) / sizeof(float)); ++r) out[r * n + i] = results[r];
 }
 
 void convert_out(hf::Tensor out, hf::Tensor x, hf::Tensor y, hipStream_t stream) {
   const int64_t n = x.numel();
-  HF_CHECK(out.numel() == 21 * n, "out must have 21 rows");
+  HF_CHECK(out.numel() == 23 * n, "out must have 23 rows");
   convert<<<(n + 255) / 256, 256, 0, stream>>>(x.data<float>(), y.data<float>(), out.data<float>(), n);
   HF_HIP(hipGetLastError());
 }
@@ -69,7 +76,7 @@ def expected(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         (a * b).float(), torch.fmax(a, b).float(), (a < b).float(), a.abs().float(), towards_zero(x),
         c.float(), (c + d).float(), (c * d).float(), (wide(c) * wide(d) + wide(c)).float().bfloat16().float(),
         (d + d).float(), torch.fmin(c, d).float(), (c < d).float(), c.float(), (c + d).float(),
-        (-c).float(), truncated(x), a.abs().double().sqrt().float().half().float(),
+        (-c).float(), truncated(x), a.abs().double().sqrt().float().half().float(), a.float(), b.float(),
     ]  # fmt: skip
 
 
@@ -90,7 +97,7 @@ def test_every_half_and_every_bfloat16_converts_adds_and_multiplies_as_in_torch(
     # the partner of a value is never so large that a float32 product would be inexact and then rounded again
     y = torch.randint(-8, 9, x.shape, generator=torch.Generator().manual_seed(1)).float() / 4
     y[torch.arange(0, x.numel(), 1001)] = float("nan")
-    out = torch.empty(21, x.numel())
+    out = torch.empty(23, x.numel())
     convert_out(out, x, y)
     for row, (got, want) in enumerate(zip(out, expected(x, y), strict=True)):
         same = (got == want) | (got.isnan() & want.isnan())

@@ -23,7 +23,7 @@ struct __half2_raw {
   union {
     hip_half2_storage_ data;
     struct {
-      unsigned short x, y;
+      __half_raw x, y;
     };
   };
 };
@@ -72,12 +72,10 @@ struct __half2 {
     };
   };
 
-  __host__ __device__ __half2() : data{} {}
+  __half2() = default;  // trivial, so that unions may have it
   __host__ __device__ __half2(hip_half2_storage_ value) : data(value) {}
   __host__ __device__ __half2(__half a, __half b) : data{a.data, b.data} {}
   __host__ __device__ __half2(const __half2_raw& raw) : data(raw.data) {}
-  __host__ __device__ __half2(const __half2& other) : data(other.data) {}
-  __host__ __device__ __half2& operator=(const __half2& other) { data = other.data; return *this; }
   __host__ __device__ __half2& operator+=(__half2 b) { data += b.data; return *this; }
   __host__ __device__ __half2& operator-=(__half2 b) { data -= b.data; return *this; }
   __host__ __device__ __half2& operator*=(__half2 b) { data *= b.data; return *this; }
