@@ -1,7 +1,7 @@
 """Which modules are there, and what is each made of?
 
-``optCompilerConfig.json`` describes the shipped modules, a folder of ``csrc`` may describe more in a ``modules.json``
-beside its kernels, and :func:`register` adds a user's own file. Entries are data: strings may hold placeholders such as
+A ``modules.json`` in a folder of ``csrc`` describes the modules of its kernels, ``optCompilerConfig.json`` in ``jit``
+the others, and :func:`register` adds a user's own file. Entries are data: strings may hold placeholders such as
 ``${CSRC}``, nothing is ever evaluated, and a key that is not known is refused by name. Paths that are not absolute and
 start with no placeholder are relative to the JSON file.
 """
@@ -413,6 +413,7 @@ def module(name: str) -> ModuleEntry:
         raise ConfigError(
             f"there is no module {name!r}{did_you_mean(name, modules())}; "
             f"known: {', '.join(modules()) or '(none)'}. Modules are described in "
-            f"{SHIPPED}, or in a JSON file given to hipforge.jit.register(), on the command line to --register"
+            f"csrc/*/{BESIDE_KERNELS}, in {SHIPPED}, or in a JSON file given to hipforge.jit.register(), on the "
+            "command line to --register"
         )
     return entry
