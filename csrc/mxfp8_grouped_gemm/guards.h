@@ -25,7 +25,7 @@ inline void check_index(const Tensor& tensor, const char* name) {
 }
 
 inline void check_experts(const Operands& given) {
-  const Tensor &w = given.w, &scales = given.w_scales;
+  const Tensor& w = given.w;
   mxfp8::check_elements(w, "w", given.payload);
   HF_CHECK(w.dim() == 3, "w must have 3 dimensions, [E, N, K]; got ", w);
   check_same(given.experts, w.size(0), "E", "the shape of w");
@@ -33,7 +33,6 @@ inline void check_experts(const Operands& given) {
   check_same(given.k, w.size(2), "K", "the shape of w");
   HF_CHECK(given.n >= 1, "N must be at least 1; got ", given.n);
   HF_CHECK(given.experts >= 1 && given.experts <= kMaxInt32, "E must be between 1 and 2^31 - 1; got ", given.experts);
-  check_operand(scales, "w_scale", kE8m0, {given.experts, given.n, given.k / kMxBlock}, mxfp8::kPerBlock);
   mxfp8::check_bytes(given.n, given.k, "one expert of w", "N");
   check_contiguous(w, "w");
   check_aligned(w, "w");
@@ -44,7 +43,6 @@ inline void check_activations(const Operands& given) {
   mxfp8::check_payload(a, "a_q", given.payload);
   check_same(given.a_rows, a.size(0), "M_act", "the shape of a_q");
   HF_CHECK(a.size(1) == given.k, "a_q and w must have the same K; got a_q ", a, " and w ", w);
-  check_operand(given.a_scales, "a_scale", kE8m0, {given.a_rows, given.k / kMxBlock}, mxfp8::kPerBlock);
   mxfp8::check_bytes(given.a_rows, given.k, "a_q", "M_act");
   check_contiguous(a, "a_q");
   check_aligned(a, "a_q");
@@ -69,16 +67,23 @@ inline void check_indices(const Operands& given) {
   HF_CHECK(given.padded.numel() >= 1, "num_tokens_post_padded must have 1 entry; got none");
 }
 
-/// Checks everything but the output.
-inline void check_operands(const Operands& given) {
-  HF_CHECK(given.k > 0 && given.k % kMxBlock == 0,
-           "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ", given.k);
+/// Checks everything but the scales and the output.
+inline void check_unscaled(const Operands& given) {
   HF_CHECK(given.num_valid >= 0 && given.num_valid <= kMaxInt32,
            "num_valid_tokens must be between 0 and 2^31 - 1; got ", given.num_valid);
   check_experts(given);
   check_activations(given);
   check_indices(given);
   if (given.biases) check_operand(*given.biases, "bias", HF_F32, {given.experts, given.n}, " = [E, N]");
+}
+
+/// Checks everything but the output.
+inline void check_operands(const Operands& given) {
+  HF_CHECK(given.k > 0 && given.k % kMxBlock == 0,
+           "K must be a positive multiple of 32 (one e8m0 scale per 32 elements); got ", given.k);
+  check_unscaled(given);
+  check_operand(given.w_scales, "w_scale", kE8m0, {given.experts, given.n, given.k / kMxBlock}, mxfp8::kPerBlock);
+  check_operand(given.a_scales, "a_scale", kE8m0, {given.a_rows, given.k / kMxBlock}, mxfp8::kPerBlock);
 }
 
 /// Checks the bf16 output of one row per slot and the slots' weights.

@@ -437,6 +437,8 @@ SMALL_SHAPES = {
     "mxfp8_gemm": "17,64,128",
     "grouped_gemm_mxfp8": "2,16,128,2,1",
     "grouped_mxfp8_linear": "2,16,128,2,1",
+    "grouped_gemm_fp8": "2,16,128,2,1",
+    "grouped_fp8_linear": "2,16,128,2,1",
     "mxfp4_gemm": "2,16,128",
     "fp8_quant_tensorwise": "4,64",
     "fp8_quant_rows": "4,72",

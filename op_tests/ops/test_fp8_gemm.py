@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from math import ceil
 
 import pytest
 import torch
-from helpers.mxfp8_cases import E8M0, FORMATS, assert_bits, embedded, nan_byte
+from helpers.fp8_cases import KINDS, NUMBERS, case_of, surrounded
+from helpers.mxfp8_cases import FORMATS, assert_bits
 
 import hipforge
 from hipforge import emulator
@@ -20,67 +20,6 @@ from hipforge.ops.reference import fp8_mm
 from hipforge.ops.reference.fp8 import Scales
 
 pytestmark = pytest.mark.gfx942("not test_tiles")  # gfx950 has that kernel alone
-
-# kind -> (rows of W, elements of K) that share a scale; None for all of K
-BLOCKS = {"rows": (1, None), "tensor": (None, None), "blocks": (128, 128), "blocks_e8m0": (128, 128), "mx": (32, 32)}
-NUMBERS = {"rows": 0, "tensor": 0, "blocks": 1, "blocks_e8m0": 2, "mx": 3}
-KINDS = tuple(BLOCKS)
-
-
-@dataclass(frozen=True)
-class Case:
-    """fp8 bytes [M, K] and [N, K] and their scales."""
-
-    arch: str
-    kind: str
-    xq: torch.Tensor
-    xs: torch.Tensor
-    wq: torch.Tensor
-    ws: torch.Tensor
-
-    def typed(self) -> tuple[torch.Tensor, ...]:
-        own = torch.float8_e4m3fn if self.arch == "gfx950" else torch.float8_e4m3fnuz
-        return self.xq.view(own), self.xs, self.wq.view(own), self.ws
-
-    def oracle(self) -> torch.Tensor:
-        """X W^T in float64, from the bytes' definition."""
-
-        def dequantized(payload: torch.Tensor, scales: torch.Tensor, rows: int | None) -> torch.Tensor:
-            values = E8M0[scales.long()] if scales.dtype == torch.uint8 else scales.double()
-            count, k = payload.shape
-            row = torch.arange(count) // rows if rows else torch.zeros(count, dtype=torch.long)
-            block = BLOCKS[self.kind][1]
-            column = torch.arange(k) // block if block else torch.zeros(k, dtype=torch.long)
-            grid = values.reshape(-1, values.shape[1] if block else 1)
-            return FORMATS[self.arch][payload.long()] * grid[row][:, column]
-
-        rows = BLOCKS[self.kind][0]
-        x = dequantized(self.xq, self.xs, None if self.kind == "tensor" else 1)
-        return x @ dequantized(self.wq, self.ws, rows).T
-
-
-def case_of(kind: str, m: int, n: int, k: int, arch: str, seed: int = 0) -> Case:
-    """Integers of -4 to 4 and powers of two as scales: float32 sums are exact in any order, so results compare in bits.
-
-    Products are multiples of 2^-4 of at most 16 * 2^4, and K of them stay below 2^24 times the smallest for K <= 4096.
-    """
-    assert k <= 4096
-    generator = torch.Generator().manual_seed(seed)
-    table = torch.tensor([int((FORMATS[arch] == value).nonzero()[0]) for value in range(-4, 5)], dtype=torch.uint8)
-    (rows, block) = BLOCKS[kind]
-
-    def payload(count: int) -> torch.Tensor:
-        return table[torch.randint(0, 9, (count, k), generator=generator)]
-
-    def scale(count: int, shared: int | None) -> torch.Tensor:
-        groups = ceil(count / shared) if shared else 1
-        shape = (groups, ceil(k / block)) if block else (groups,)
-        exponent = torch.randint(-2, 3, shape, generator=generator)
-        return (exponent + 127).to(torch.uint8) if kind in ("mx", "blocks_e8m0") else torch.exp2(exponent.float())
-
-    x_shared = None if kind == "tensor" else 1
-    return Case(arch, kind, payload(m), scale(m, x_shared), payload(n), scale(n, rows))
-
 
 def sizes(kind: str) -> tuple[tuple[int, int, int], ...]:
     """Short and long K, partial steps, waves without steps, several rows and columns of work-groups, odd N."""
@@ -200,12 +139,7 @@ def test_a_scale_that_is_nan_makes_its_outputs_nan_and_no_other(arch: str, kind:
 @pytest.mark.parametrize("k", (368, 1024))
 def test_what_lies_around_the_operands_is_not_read(arch: str, kind: str, k: int) -> None:
     case = case_of(kind, 5, 131, k // 32 * 32 if kind == "mx" else k, arch)
-    fill = nan_byte(arch) | 0x80
-
-    def inside(tensor: torch.Tensor) -> torch.Tensor:
-        return embedded(tensor.view(torch.uint8), fill).view(tensor.dtype)
-
-    guarded = replace(case, xq=inside(case.xq), xs=inside(case.xs), wq=inside(case.wq), ws=inside(case.ws))
+    guarded = surrounded(case)
     # The emulator refuses an access outside the tensor; the NaNs would show one that it missed.
     assert_bits(fp8_linear(*guarded.typed()), case.oracle())
 

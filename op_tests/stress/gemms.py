@@ -190,20 +190,23 @@ def make_fp8(rng: Rng) -> Arguments:
     }  # fmt: skip
 
 
+def fp8_values(q: torch.Tensor, scale: torch.Tensor, height: int, size: int) -> np.ndarray:
+    """Elements times their scales: one, one per row, or one for ``height`` rows and ``size`` of K."""
+    real = values(scale) if scale.dtype == torch.float32 else e8m0(scale)
+    if scale.numel() in (1, q.shape[0]) and (scale.dim() < 2 or scale.shape[1] == 1):
+        grid = np.broadcast_to(real.reshape(-1, 1), q.shape)
+    else:
+        grid = np.repeat(np.repeat(real, size, axis=1)[:, : q.shape[1]], height, axis=0)[: q.shape[0]]
+    return values(q, own_fp8()) * grid
+
+
 def judge_fp8(before: Arguments, result: Any, after: Arguments) -> str | None:
     if result is None:
         return None
-    sides, (n, k) = [], before["wq"].shape
-    e8m0_scales = before["w_scale"].dtype != torch.float32
-    size = 32 if e8m0_scales and tuple(before["w_scale"].shape) == (-(-n // 32), -(-k // 32)) else 128
-    for name, height in (("x", 1), ("w", size)):
-        q, scale = before[f"{name}q"], before[f"{name}_scale"]
-        real = e8m0(scale) if e8m0_scales else values(scale)
-        if scale.numel() in (1, q.shape[0]) and (scale.dim() < 2 or scale.shape[1] == 1):
-            grid = np.broadcast_to(real.reshape(-1, 1), q.shape)
-        else:
-            grid = np.repeat(np.repeat(real, size, axis=1)[:, :k], height, axis=0)[: q.shape[0]]
-        sides.append(values(q, own_fp8()) * grid)
+    n, k = before["wq"].shape
+    size = 32 if tuple(before["w_scale"].shape) == (-(-n // 32), -(-k // 32)) else 128
+    heights = (("x", 1), ("w", size))
+    sides = [fp8_values(before[f"{name}q"], before[f"{name}_scale"], height, size) for name, height in heights]
     span, judged = product(*sides, 8 * F32)
     if before.get("bias") is not None:
         bias = values(before["bias"])
@@ -249,11 +252,27 @@ def make_grouped_gemm(rng: Rng) -> Arguments:
     return {**given, "top_k": given["a_div"], "out_dtype": BF16}
 
 
+def make_grouped_fp8(rng: Rng) -> Arguments:
+    """Operands with a scale per row, or per 128 x 128."""
+    given = make_grouped(rng)
+    (rows, k), (experts, n, _) = given["a_q"].shape, given["w"].shape
+    blocks = -(-k // 128)
+    shapes = rng.pick((((rows,), (experts, n)), ((rows, blocks), (experts, -(-n // 128), blocks))))
+    nan = NAN if own_fp8() == FN else (0x80,)
+    payloads = [rng.codes(*given[name].shape, nan=nan).view(own_fp8()) for name in ("a_q", "w")]
+    a_scale, w_scale = (rng.finite(*shape).abs() * 2.0**-6 for shape in shapes)
+    return {**given, "a_q": payloads[0], "w": payloads[1], "a_scale": a_scale, "w_scale": w_scale}
+
+
 def judge_grouped(before: Arguments, result: Any, after: Arguments) -> str | None:
     if result is None:
         return None
     slots, block_m, a_div = (int(before[name]) for name in ("num_valid_tokens", "block_m", "a_div"))
-    a, w = mx_values(before["a_q"], before["a_scale"]), mx_values(before["w"], before["w_scale"])
+    if before["a_scale"].dtype == torch.float32:
+        a = fp8_values(before["a_q"], before["a_scale"], 1, 128)
+        w = np.stack([fp8_values(*one, 128, 128) for one in zip(before["w"], before["w_scale"], strict=True)])
+    else:
+        a, w = mx_values(before["a_q"], before["a_scale"]), mx_values(before["w"], before["w_scale"])
     ids, tiles = integers(before["sorted_token_ids"]), integers(before["expert_ids"])
     end = int(integers(before["num_tokens_post_padded"]).reshape(-1)[0])
     owners: list[set[int]] = [set() for _ in range(slots)]
@@ -450,6 +469,8 @@ OPS = (
     Op("skinny_gemm", make_skinny, judge_skinny, writes=("output",)),
     Op("grouped_gemm_mxfp8", make_grouped_gemm, judge_grouped, writes=("out",)),
     Op("grouped_mxfp8_linear", make_grouped, judge_grouped, writes=("out",)),
+    Op("grouped_gemm_fp8", make_grouped_fp8, judge_grouped, writes=("out",)),
+    Op("grouped_fp8_linear", make_grouped_fp8, judge_grouped, writes=("out",)),
     Op("router_gemm", make_router, judge_router, writes=("out",)),
     Op("scaled_mm", make_scaled_mm, judge_scaled_mm),
     Op("Float8Linear", make_float8_linear, judge_float8_linear, call=float8_linear, fixed=("weight", "bias")),

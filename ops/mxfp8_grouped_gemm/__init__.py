@@ -30,12 +30,15 @@ none for sm_90, where a kernel that streams W takes few slots of an expert and o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hipforge.ops.core.arguments import require_sound
 from hipforge.ops.core.checks import require_choice
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.documented import documented_like
+from hipforge.ops.core.kernel import Configuration
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, GROUPED
@@ -70,8 +73,18 @@ def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> torch.Ten
     return torch.empty((num_valid_tokens, w.shape[1]), dtype=torch.bfloat16, device=a_q.device)
 
 
-def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: str) -> torch.Tensor:
-    """Write the product of operands; rows that no tile covers become zero or stay undefined."""
+def run(
+    taken: Accepted,
+    parts: Operands,
+    out: torch.Tensor | None,
+    uncovered: str,
+    mm: Callable[[Operands], torch.Tensor] = grouped_mm,
+    start: Callable[[str, Configuration, torch.Tensor, Operands], None] = launch,
+) -> torch.Tensor:
+    """Write the product of operands; rows that no tile covers become zero or stay undefined.
+
+    ``mm`` is the product in torch, and ``start`` launches a kernel.
+    """
     require_choice("uncovered", uncovered, ("zero", "undefined"))
     shape = int(parts.num_valid_tokens), parts.w.shape[1]
     if taken.path != "kernel" or out is not None:  # torch fills it with zeros before the binding sees the others
@@ -80,12 +93,12 @@ def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: 
         require_sound("the grouped GEMM", {**parts._asdict(), "out": out}, ("out",))
     out = new_or_given(out, shape, torch.bfloat16, parts.a_q.device)
     if taken.path == "torch":
-        out.copy_(grouped_mm(parts))
+        out.copy_(mm(parts))
         return out
     if uncovered == "zero":
         out.zero_()
     if taken.path == "kernel":
-        launch(taken.kernel, taken.configuration, out, parts)
+        start(taken.kernel, taken.configuration, out, parts)
         return out
     from hipforge.ops.triton import mxfp8_grouped as fallback
 
@@ -160,7 +173,7 @@ def grouped_gemm_mxfp8(
     """
     indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens
     parts = Operands(a_q, a_scale, w, w_scale, *indices, block_m, a_div, mul_weight_by, bias)
-    return _run(taken, parts, out, uncovered)
+    return run(taken, parts, out, uncovered)
 
 
 @operator(GROUPED.plan_total, fake=_new, outs=("out",))
@@ -198,4 +211,4 @@ def grouped_mxfp8_linear(
     """
     indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens
     parts = Operands(a_q, a_scale, w, w_scale, *indices, block_m, a_div, mul_weight_by, bias)
-    return _run(taken, parts, out, uncovered)
+    return run(taken, parts, out, uncovered)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
+from typing import TypeVar
 
 import torch
 
@@ -40,6 +41,8 @@ TABLE_ARCH = "gfx950"
 # kernel keeps to its strength, few rows per expert, for more slots.
 DEFAULT_BUCKETS = ((16, 0), (64, 128))
 
+P = TypeVar("P", bound="Problem")
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -65,7 +68,7 @@ class Problem:
 
     @classmethod
     def of(
-        cls,
+        cls: type[P],
         a_q: checks.Described,
         a_scale: checks.Described,
         w: checks.Described,
@@ -78,9 +81,34 @@ class Problem:
         a_div: int,
         mul_weight_by: checks.Described | None = None,
         out_dtype: torch.dtype = torch.bfloat16,
-    ) -> Problem:
+    ) -> P:
         """Return the problem of operands; raises GuardError for ones that are malformed."""
         checks.require_tensor(a_q=a_q, a_scale=a_scale, w=w, w_scale=w_scale)
+        indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens, block_m, a_div
+        problem = cls.unscaled(a_q, w, *indices, mul_weight_by, out_dtype)
+        k = problem.k
+        checks.require_last_multiple("a_q", a_q, BLOCK)
+        for name, scale, rows in (("a", a_scale, (problem.m_act,)), ("w", w_scale, (problem.experts, problem.n))):
+            shape, why = (*rows, k // BLOCK), f"one byte per {BLOCK} elements of {name}"
+            checks.require_operand(f"{name}_scale", scale, SCALES, shape, why, a_q.device)
+        return problem
+
+    @classmethod
+    def unscaled(
+        cls: type[P],
+        a_q: checks.Described,
+        w: checks.Described,
+        sorted_token_ids: checks.Described,
+        expert_ids: checks.Described,
+        num_tokens_post_padded: checks.Described,
+        num_valid_tokens: int,
+        block_m: int,
+        a_div: int,
+        mul_weight_by: checks.Described | None = None,
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> P:
+        """Return the problem of operands whose scales are not looked at."""
+        checks.require_tensor(a_q=a_q, w=w)
         checks.require_tensor(
             sorted_token_ids=sorted_token_ids, expert_ids=expert_ids, num_tokens_post_padded=num_tokens_post_padded
         )
@@ -94,10 +122,6 @@ class Problem:
         (m_act, k), (experts, n, _) = a_q.shape, w.shape
         checks.require_shape("w", w, (experts, n, k), "its K is that of a_q")
         checks.require_device("w", w, a_q.device)
-        checks.require_last_multiple("a_q", a_q, BLOCK)
-        for name, scale, rows in (("a", a_scale, (m_act,)), ("w", w_scale, (experts, n))):
-            shape, why = (*rows, k // BLOCK), f"one byte per {BLOCK} elements of {name}"
-            checks.require_operand(f"{name}_scale", scale, SCALES, shape, why, a_q.device)
         if block_m < 1 or a_div < 1 or slots < 0:
             raise GuardError(
                 "block_m and a_div must be positive and num_valid_tokens not negative; "
@@ -131,7 +155,7 @@ def _now(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 _SHAPE = gemm_shape(NEXT)
-_EXTRA = Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))
+EXTRA_KEY = Column("a_div", int, minimum=1), Column("has_weight", int, accepted=(0, 1))
 _MIN_EXPERTS = Column("min_experts", int, minimum=0)
 _KERNEL = Column("kernel", str, accepted=("smallm", "wave_split", "stream"))
 _BLOCK_N, *_REST = (Column(name, int, minimum=0) for name in ("block_n", "rows", "waves"))
@@ -140,16 +164,17 @@ TABLE = kernel_table(
     "mxfp8_grouped_gemm",
     KERNELS,
     shape=_SHAPE,
-    extra_key=_EXTRA,
+    extra_key=EXTRA_KEY,
     more=(_MIN_EXPERTS, USE_HIP),
     formers=tuple(
-        Former((*DEVICE, *_SHAPE, *_EXTRA, *columns, _MIN_EXPERTS, USE_HIP, *EVIDENCE), _now)
+        Former((*DEVICE, *_SHAPE, *EXTRA_KEY, *columns, _MIN_EXPERTS, USE_HIP, *EVIDENCE), _now)
         for columns in ((_KERNEL, _BLOCK_N, *_REST), (_BLOCK_N,))
     ),
 )
 
 
-def _envelope(problem: Problem, arch: str) -> str | None:
+def envelope(problem: Problem, arch: str) -> str | None:
+    """Return why the kernels do not take a problem, whatever its scales, or None."""
     slots, experts, n, k = problem.slots, problem.experts, problem.n, problem.k
     if problem.out_dtype != torch.bfloat16:
         return f"the output dtype must be torch.bfloat16; got {problem.out_dtype}"
@@ -198,7 +223,7 @@ def _triton(problem: Problem) -> Accepted | Refused:
     return Accepted("triton", "mxfp8_grouped", configuration, "the kernel does not apply")
 
 
-def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
+def invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
     """Return waves that split K, as many as suit a few slots: their number alone decides the order of sums.
 
     Where no kernel splits K over waves, tiles: each sum is one group's, in the order of K.
@@ -216,13 +241,13 @@ FAMILY = Family(
     table=TABLE,
     kernels=KERNELS,
     archs=(TABLE_ARCH,),
-    envelope=_envelope,
+    envelope=envelope,
     default=_default,
     reference="grouped_mm",
     triton=_triton,
     row_refusal=_row_refusal,
     without_triton=_by_rule,
-    invariant=_invariant,
+    invariant=invariant,
 )
 
 

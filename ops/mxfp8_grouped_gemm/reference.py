@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -88,7 +89,19 @@ def check_indices(parts: Operands) -> None:
 
 
 def grouped_mm(parts: Operands) -> torch.Tensor:
-    """Return the product in float32, an expert with slots at a time, so that memory holds one expert dequantised."""
+    """Return the product in float32."""
+    compute = product_dtype(parts.a_scale, parts.w_scale)
+    activations = dequantize_mxfp8(parts.a_q, parts.a_scale, compute)
+    return by_expert(
+        parts, lambda rows, e: activations[rows] @ dequantize_mxfp8(parts.w[e], parts.w_scale[e], compute).T
+    )
+
+
+def by_expert(parts: Operands, product: Callable[[torch.Tensor, int], torch.Tensor]) -> torch.Tensor:
+    """Return ``product`` (activation rows, expert) -> [rows, N] for all slots, with bias and weight, in float32.
+
+    An expert with slots at a time, so that memory holds one expert dequantised.
+    """
     devices.refuse_in_capture("read on the host which experts have slots, as the torch path of a grouped GEMM does")
     experts, n, _ = parts.w.shape
     # Any integer type was accepted, but torch repeats only by an int.
@@ -99,15 +112,12 @@ def grouped_mm(parts: Operands) -> torch.Tensor:
     expert = parts.expert_ids[: used // block_m].repeat_interleave(block_m).to(torch.int64)
     real = (slot >= 0) & (slot < slots) & (expert >= 0) & (expert < experts)
     slot, expert = slot[real], expert[real]
-    compute = product_dtype(parts.a_scale, parts.w_scale)
-    activations = dequantize_mxfp8(parts.a_q, parts.a_scale, compute)
     out = torch.zeros((slots, n), dtype=torch.float32, device=parts.a_q.device)
     for e in expert.unique().tolist():
         mine = slot[expert == e]
-        weight = dequantize_mxfp8(parts.w[e], parts.w_scale[e], compute)
-        product = activations[mine // a_div] @ weight.T
+        result = product(mine // a_div, e)
         if parts.bias is not None:
-            product = product + parts.bias[e]
+            result = result + parts.bias[e]
         factors = parts.mul_weight_by
-        out[mine] = (product if factors is None else product * factors.flatten()[mine].unsqueeze(1)).to(out.dtype)
+        out[mine] = (result if factors is None else result * factors.flatten()[mine].unsqueeze(1)).to(out.dtype)
     return out

@@ -35,16 +35,22 @@ class Scales(IntEnum):
         return (0, STEP, STEP, BLOCK)[self]
 
 
-def scales_of(m: int, n: int, k: int, x_scale: checks.Described, w_scale: checks.Described) -> Scales:
+def scales_of(
+    m: int, n: int, k: int, x_scale: checks.Described, w_scale: checks.Described, experts: int | None = None
+) -> Scales:
     """Return the kind of scales that operands of X [m, k] @ W [n, k]^T have.
 
-    Where two kinds fit, for K of one block and few rows of W, they mean the same.
+    Where two kinds fit, for K of one block and few rows of W, they mean the same. With ``experts`` there is a W for
+    each of them, and ``w_scale`` has that many of what one W has.
 
     Raises:
         GuardError: no kind fits.
     """
     checks.require_tensor(x_scale=x_scale, w_scale=w_scale)
     shapes, dtypes = (tuple(x_scale.shape), tuple(w_scale.shape)), (x_scale.dtype, w_scale.dtype)
+    given, of = shapes, "" if experts is None else f", for each of {experts} experts of wq"
+    if experts is not None:
+        shapes = shapes[0], shapes[1][1:] if shapes[1][:1] == (experts,) else (-1,)
     floats, bytes_ = dtypes == (torch.float32,) * 2, all(dtype in _E8M0 for dtype in dtypes)
     steps, columns = -(-k // STEP), -(-n // STEP)
     if floats and _once(shapes[0], m) and _once(shapes[1], n):
@@ -57,7 +63,7 @@ def scales_of(m: int, n: int, k: int, x_scale: checks.Described, w_scale: checks
         f"x_scale and w_scale must both be float32, of one element or one per row ([{m}] and [{n}]); or both float32 "
         f"or both e8m0 bytes, one per 128 of K and row of xq or 128 rows of wq ([{m}, {steps}] and "
         f"[{columns}, {steps}]); or e8m0 bytes, one per 32 of K and row of xq or 32 rows of wq (K a "
-        f"multiple of 32); got {dtypes[0]} {list(shapes[0])} and {dtypes[1]} {list(shapes[1])} for K={k}"
+        f"multiple of 32){of}; got {dtypes[0]} {list(given[0])} and {dtypes[1]} {list(given[1])} for K={k}"
     )
 
 

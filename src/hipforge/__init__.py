@@ -80,6 +80,8 @@ if TYPE_CHECKING:
     from hipforge.ops.decode_attention import decode_attention_splitk as decode_attention_splitk
     from hipforge.ops.fp8_gemm import fp8_gemm as fp8_gemm
     from hipforge.ops.fp8_gemm import fp8_linear as fp8_linear
+    from hipforge.ops.fp8_grouped_gemm import grouped_fp8_linear as grouped_fp8_linear
+    from hipforge.ops.fp8_grouped_gemm import grouped_gemm_fp8 as grouped_gemm_fp8
     from hipforge.ops.fp8_linear import Float8Linear as Float8Linear
     from hipforge.ops.fp8_linear import Float8LinearConfig as Float8LinearConfig
     from hipforge.ops.fp8_linear import convert_to_float8_training as convert_to_float8_training

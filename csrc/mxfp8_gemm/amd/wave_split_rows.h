@@ -63,18 +63,18 @@ struct NeighbouringRows {
 };
 
 /// Any rows of X, one per lane % 16 and tile; one that does not exist reads 0.
-template <int kRowTiles>
+template <int kRowTiles, Scales kScales = Scales::kMx>
 struct GatheredRows {
   const dev::Buffer payload, scales;
   uint32_t offset[kRowTiles], scale_offset[kRowTiles];
 
   __device__ GatheredRows(const uint8_t* x, const uint8_t* xs, const uint32_t (&row)[kRowTiles],
                           const bool (&exists)[kRowTiles], uint32_t rows, uint32_t depth, uint32_t lane)
-      : payload(dev::make_buffer(x, rows * depth)), scales(dev::make_buffer(xs, rows * (depth / kMxBlock))) {
+      : payload(dev::make_buffer(x, rows * depth)), scales(dev::make_buffer(xs, rows * scale_row_bytes(kScales, depth))) {
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
       offset[t] = exists[t] ? row[t] * depth + lane / kTile * kPieceBytes : dev::kOutOfRange;
-      scale_offset[t] = exists[t] ? row[t] * (depth / kMxBlock) : dev::kOutOfRange;
+      scale_offset[t] = exists[t] ? row[t] * scale_row_bytes(kScales, depth) : dev::kOutOfRange;
     }
   }
 

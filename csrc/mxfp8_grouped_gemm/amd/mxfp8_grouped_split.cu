@@ -28,21 +28,8 @@ void mxfp8_grouped_split_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, T
   const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
                        num_valid_tokens, M_act, a_div, block_m, hf::mxfp8::payload_of(w)};
   Problem problem = checked(given);
-  HF_CHECK(K <= hf::wave_split::kMaxK, "K must be at most ", hf::wave_split::kMaxK, "; got ", K);
-  HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
-  hf::wave_split::check_waves(waves, kMaxWaves, HF_ROWS);
-  const int64_t most = kMaxWaves / waves * kTile;
-  HF_CHECK(columns >= kTile && columns <= most && kMaxWaves * kTile % columns == 0,
-           "columns must be 16, 32, 64 or 128, at most ", most, " with ", waves, " waves for each 16; got ", columns);
   take_output(problem, out, mul_weight_by, given);
-
-  if (problem.grid_rows == 0) return;
-  problem.log2_parts = static_cast<uint32_t>(__builtin_ctzll(static_cast<uint64_t>(waves)));
-  problem.tile_columns = static_cast<uint32_t>(columns);
-  const dim3 grid(hf::ceil_div(N, columns), problem.grid_rows);
-  const auto threads = static_cast<uint32_t>(waves * (columns / kTile) * hf::dev::kWaveSize);
-  const uint32_t lds = waves == 1 ? 0 : threads / hf::dev::kWaveSize * kRowTiles * hf::wave_split::kTileBytes;
-  launch(waves == 1 ? mxfp8_grouped_split<kRowTiles, true> : mxfp8_grouped_split<kRowTiles, false>, problem,
-         static_cast<const Rest&>(problem), grid, threads, lds, stream);
+  launch_split<kRowTiles>(mxfp8_grouped_split<kRowTiles, true>, mxfp8_grouped_split<kRowTiles, false>, problem, rows, waves,
+                          columns, stream);
 }
 HF_EXPORT(mxfp8_grouped_split_out);

@@ -30,7 +30,10 @@ struct Rest {
   uint32_t aligned_output;  // four neighbouring outputs can be stored at once
   uint32_t log2_parts;      // of K, of kernels that split it over waves
   uint32_t tile_columns;    // of a work-group, of the same kernels
+  uint32_t one_scale;       // kOneAScale, kOneWScale: of scales that are not MX's
 };
+
+constexpr uint32_t kOneAScale = 1, kOneWScale = 2;  // one for all of A, one for each expert
 
 constexpr int kPreloadedDwords = 14;  // what 16 user SGPRs leave
 static_assert(sizeof(First) == kPreloadedDwords * sizeof(uint32_t) && sizeof(First) % alignof(Rest) == 0);
@@ -53,21 +56,20 @@ void launch(Kernel kernel, const First& p, const Following& rest, dim3 grid, uin
 
 constexpr int64_t kScaleStep = 128;  // k whose scales are one dword of a row
 
-/// Checks everything but the output and returns the problem without it and without slot weights.
-inline Problem checked(const Operands& given) {
-  check_operands(given);
+/// The problem of operands that were checked, without output and slot weights.
+inline Problem problem_of(const Operands& given) {
   const First first{.sorted_ids = given.sorted_ids.data<int32_t>(),
                     .expert_ids = given.expert_ids.data<int32_t>(),
                     .padded = given.padded.data<int32_t>(),
                     .w = given.w.data<uint8_t>(),
-                    .w_scales = given.w_scales.data<uint8_t>(),
+                    .w_scales = static_cast<const uint8_t*>(given.w_scales.data()),
                     .num_valid = static_cast<uint32_t>(given.num_valid),
                     .block_m = static_cast<uint32_t>(given.block_m),
                     .n = static_cast<uint32_t>(given.n),
                     .k = static_cast<uint32_t>(given.k)};
   const auto tiles = static_cast<uint32_t>(given.sorted_ids.numel() / given.block_m);
   const Rest rest{.a = given.a.data<uint8_t>(),
-                  .a_scales = given.a_scales.data<uint8_t>(),
+                  .a_scales = static_cast<const uint8_t*>(given.a_scales.data()),
                   .biases = given.biases.data<float>(),
                   .a_rows = static_cast<uint32_t>(given.a_rows),
                   .experts = static_cast<uint32_t>(given.experts),
@@ -77,6 +79,12 @@ inline Problem checked(const Operands& given) {
                   .aligned_scales = given.k % kScaleStep == 0 && aligned_to(given.a_scales.data(), 4) &&
                                     aligned_to(given.w_scales.data(), 4)};
   return {first, rest};
+}
+
+/// Checks everything but the output and returns the problem without it and without slot weights.
+inline Problem checked(const Operands& given) {
+  check_operands(given);
+  return problem_of(given);
 }
 
 /// Checks the output and the slots' weights, and adds both to the problem.

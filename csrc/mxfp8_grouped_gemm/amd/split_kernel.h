@@ -37,6 +37,7 @@
 namespace hf::moe {
 
 using wave_split::kTile;
+using wave_split::Scales;
 
 constexpr int kMaxWaves = 8;  // registers decide
 
@@ -68,13 +69,63 @@ __device__ inline void store(uint32_t expert, dev::f32x4 values, uint32_t slot, 
 /// What a pass over slots of a tile reads of the arguments.
 struct Pass {
   const uint8_t *w, *w_scales, *a, *a_scales;
-  uint32_t n, k, a_rows, a_div, aligned_scales;
+  uint32_t n, k, a_rows, a_div, aligned_scales, one_scale;
 
   __device__ Pass(const uint8_t* weight, const uint8_t* weight_scales, uint32_t columns, uint32_t depth, const Late& rest)
       : w(weight), w_scales(weight_scales), a(rest.a), a_scales(rest.a_scales), n(columns), k(depth), a_rows(rest.a_rows),
-        a_div(rest.a_div), aligned_scales(rest.aligned_scales) {}
+        a_div(rest.a_div), aligned_scales(rest.aligned_scales), one_scale(rest.one_scale) {}
   __device__ explicit Pass(const Late& p) : Pass(p.w, p.w_scales, p.n, p.k, p) {}
+
+  __device__ uint32_t row_of(uint32_t slot) const { return a_div == 1 ? slot : slot / a_div; }
+
+  /// The scales of `rows` rows of an expert's W from column0 on, at most a tile of them.
+  template <Scales kScales>
+  __device__ dev::Buffer scales_of_w(uint32_t expert, uint32_t column0, uint32_t rows) const {
+    constexpr uint32_t kShared = wave_split::shared_rows(kScales);
+    const uint32_t stride = wave_split::scale_row_bytes(kScales, k), groups = (n + kShared - 1) / kShared;
+    const uint64_t first = uint64_t{expert} * groups + column0 / kShared;
+    // A tile lies within rows that share scales.
+    return dev::make_buffer(w_scales + first * stride, (kShared == 1 ? rows : rows != 0) * stride);
+  }
 };
+
+/// What the sums of four columns of a slot are multiplied with: Scales::kOnce.
+template <Scales kScales>
+struct SlotScales {
+  dev::f32x4 w;
+  float a;
+
+  SlotScales() = default;
+  __device__ __forceinline__ SlotScales(const Pass& pass, uint32_t expert, uint32_t slot, bool exists, uint32_t column) {
+    if constexpr (kScales == Scales::kOnce) {
+      const bool one_a = pass.one_scale & kOneAScale, one_w = pass.one_scale & kOneWScale;
+      const uint32_t of_expert = one_w ? 1 : pass.n;
+      const dev::Buffer of_a = dev::make_buffer(pass.a_scales, (one_a ? 1 : pass.a_rows) * sizeof(float));
+      const dev::Buffer of_w =
+          dev::make_buffer(pass.w_scales + uint64_t{expert} * of_expert * sizeof(float), of_expert * sizeof(float));
+      const uint32_t a_at = one_a ? 0 : pass.row_of(slot) * sizeof(float);
+      a = __builtin_bit_cast(float, dev::load_b32(of_a, exists ? a_at : dev::kOutOfRange, 0));
+      if (one_w)
+        w = dev::f32x4(__builtin_bit_cast(float, dev::load_b32(of_w, 0, 0)));
+      else
+        w = __builtin_bit_cast(dev::f32x4, dev::load_b128(of_w, column * sizeof(float), 0));
+    }
+  }
+
+  __device__ __forceinline__ dev::f32x4 applied(dev::f32x4 sums) const {
+    if constexpr (kScales != Scales::kOnce) return sums;
+    return sums * (w * a);
+  }
+};
+
+/// All steps from `begin` to `end`; kWholeK: that is all of K.
+template <bool kWholeK, Scales kScales, class Wave>
+__device__ __forceinline__ void multiply_steps(Wave& mine, uint32_t begin, uint32_t end, bool aligned) {
+  if constexpr (kScales == Scales::kMx)
+    wave_split::run_long<kWholeK>(mine, begin, end, aligned);
+  else
+    mine.run(begin, end, aligned);
+}
 
 __device__ inline const int32_t* expert_of(const First& p, uint32_t tile) {
   const uint32_t bytes = tile * static_cast<uint32_t>(sizeof(int32_t));  // below 2^32: a tile has 4 of 2^31 entries or more
@@ -121,12 +172,10 @@ template <class Also, class Group>
 
 /// Work-groups of up to kMaxWaves waves: p.tile_columns / 16 times 2^p.log2_parts, neighbouring waves a tile's parts of K.
 /// kAlone: one part, so that no wave waits for another; else wave_split::kTileBytes of LDS for each wave and row tile.
-/// Every grid row has a tile. a_rows k and n k below 2^31; k a multiple of 32, at most wave_split::kMaxK; every slot / a_div
-/// below a_rows; a and w aligned to 16 bytes.
-template <int kRowTiles, bool kAlone>
-__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp8_grouped_split(
-    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
-    uint32_t num_valid, uint32_t block_m, uint32_t columns, uint32_t depth, Rest) {
+/// Every grid row has a tile. a_rows k and n k below 2^31; k a multiple of 32 or, of scales that are not MX's, 16, at most
+/// wave_split::kMaxK; every slot / a_div below a_rows; a and w aligned to 16 bytes.
+template <int kRowTiles, bool kAlone, Scales kScales>
+__device__ __forceinline__ void multiply_groups(const First& leading) {
 #if defined(__gfx950__) || defined(__gfx942__)
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   auto* all_sums = reinterpret_cast<dev::f32x4*>(lds);
@@ -140,7 +189,6 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp8_grouped_spli
       dev::wave_value_loaded_here(log2_parts);
     }
   };
-  const First leading{sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth};
   for_each_group(leading, lane, also, [&](const Slots& slots, uint32_t expert, Pass pass) {
     const uint32_t parts = 1u << log2_parts, part = wave & (parts - 1), tile = wave >> log2_parts;
     const uint32_t column0 = blockIdx.x * tile_columns + tile * kTile;
@@ -152,28 +200,37 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp8_grouped_spli
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
         slot[t] = slots.of_lane(first + t * kTile, lane);
-        row[t] = pass.a_div == 1 ? slot[t] : slot[t] / pass.a_div;
+        row[t] = pass.row_of(slot[t]);
         exists[t] = first + t * kTile + lane % kTile < slots.count;
       }
       // Of all experts' rows of W; a tile past the last column has none.
       const uint64_t w_row = uint64_t{expert} * n + column0;
       const uint32_t w_rows = column0 < n ? min<uint32_t>(kTile, n - column0) : 0;
-      using Rows = wave_split::GatheredRows<kRowTiles>;
-      wave_split::Wave<kRowTiles, Rows> mine(Rows(pass.a, pass.a_scales, row, exists, pass.a_rows, k, lane),
-                                             dev::make_buffer(pass.w + w_row * k, w_rows * k),
-                                             dev::make_buffer(pass.w_scales + w_row * (k / kMxBlock), w_rows * (k / kMxBlock)),
-                                             k, wave_split::lane_offset(k, lane), lane);
-      wave_split::run_long<kAlone>(mine, wave_split::first_step(k, part, log2_parts),
-                                   wave_split::first_step(k, part + 1, log2_parts), pass.aligned_scales);
+      using Rows = wave_split::GatheredRows<kRowTiles, kScales>;
+      wave_split::Wave<kRowTiles, Rows, kTile, 1, kScales> mine(
+          Rows(pass.a, pass.a_scales, row, exists, pass.a_rows, k, lane), dev::make_buffer(pass.w + w_row * k, w_rows * k),
+          pass.scales_of_w<kScales>(expert, column0, w_rows), k, wave_split::lane_offset(k, lane), lane);
       const uint32_t column = column0 + lane / kTile * dev::kColumnsPerLane;
+      // Those of the tiles that the wave stores come while it multiplies.
+      SlotScales<kScales> scales[kAlone ? kRowTiles : 1];
+      if constexpr (kAlone) {
+#pragma unroll
+        for (int t = 0; t < kRowTiles; ++t) scales[t] = SlotScales<kScales>(pass, expert, slot[t], exists[t], column);
+      } else {
+        const uint32_t at = first + part * kTile;
+        scales[0] = SlotScales<kScales>(pass, expert, slots.of_lane(at, lane), at + lane % kTile < slots.count, column);
+      }
+      multiply_steps<kAlone, kScales>(mine, wave_split::first_step(k, part, log2_parts),
+                                      wave_split::first_step(k, part + 1, log2_parts), pass.aligned_scales);
       if constexpr (kAlone) {
 #pragma unroll
         for (int t = 0; t < kRowTiles; ++t)
-          if (exists[t]) store(expert, mine.acc[t], slot[t], column);
+          if (exists[t]) store(expert, scales[t].applied(mine.acc[t]), slot[t], column);
       } else {
+        static_assert(kRowTiles <= 2, "a wave stores one tile at most, as there are two parts or more");
         dev::add_parts(sums, mine.acc, part, parts, lane, [&](uint32_t t, dev::f32x4 total) {
           const uint32_t at = slots.of_lane(first + t * kTile, lane);
-          if (first + t * kTile + lane % kTile < slots.count) store(expert, total, at, column);
+          if (first + t * kTile + lane % kTile < slots.count) store(expert, scales[0].applied(total), at, column);
         });
         __syncthreads();  // the next sums take the same LDS
       }
@@ -182,6 +239,44 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp8_grouped_spli
     }
   });
 #endif
+}
+
+template <int kRowTiles, bool kAlone>
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp8_grouped_split(
+    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
+    uint32_t num_valid, uint32_t block_m, uint32_t columns, uint32_t depth, Rest) {
+  multiply_groups<kRowTiles, kAlone, Scales::kMx>(
+      {sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth});
+}
+
+/// The same with scales that are not MX's.
+template <int kRowTiles, bool kAlone, Scales kScales>
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void fp8_grouped_split(
+    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
+    uint32_t num_valid, uint32_t block_m, uint32_t columns, uint32_t depth, Rest) {
+  multiply_groups<kRowTiles, kAlone, kScales>(
+      {sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth});
+}
+
+/// Checks the sizes of work-groups of kRowTiles tiles of slots, and launches `alone` or `shared`, where waves share a K.
+template <int kRowTiles, class Kernel>
+void launch_split(Kernel alone, Kernel shared, Problem problem, int64_t rows, int64_t waves, int64_t columns,
+                  hipStream_t stream) {
+  constexpr int kRows = kRowTiles * kTile;
+  const int64_t n = problem.n;
+  HF_CHECK(problem.k <= wave_split::kMaxK, "K must be at most ", wave_split::kMaxK, "; got ", problem.k);
+  HF_CHECK(rows == kRows, "this variant of the module has rows = ", kRows, "; got ", rows);
+  wave_split::check_waves(waves, kMaxWaves, kRows);
+  const int64_t most = kMaxWaves / waves * kTile;
+  HF_CHECK(columns >= kTile && columns <= most && kMaxWaves * kTile % columns == 0,
+           "columns must be 16, 32, 64 or 128, at most ", most, " with ", waves, " waves for each 16; got ", columns);
+  if (problem.grid_rows == 0) return;
+  problem.log2_parts = static_cast<uint32_t>(__builtin_ctzll(static_cast<uint64_t>(waves)));
+  problem.tile_columns = static_cast<uint32_t>(columns);
+  const dim3 grid(ceil_div(n, columns), problem.grid_rows);
+  const auto threads = static_cast<uint32_t>(waves * (columns / kTile) * dev::kWaveSize);
+  const uint32_t lds = waves == 1 ? 0 : threads / dev::kWaveSize * kRowTiles * wave_split::kTileBytes;
+  launch(waves == 1 ? alone : shared, problem, static_cast<const Rest&>(problem), grid, threads, lds, stream);
 }
 
 }  // namespace hf::moe
