@@ -15,11 +15,10 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_dtype, require_rank, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
-from hipforge.ops.core.formats import E8M0_DTYPE
 from hipforge.ops.core.fp8 import FP8_DTYPES, fp8_dtypes, to_fp8
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import written
-from hipforge.ops.reference.fp8 import STEP, quantize_fp8_blocks, quantize_fp8_rows
+from hipforge.ops.core.outputs import new_or_given_fp8, written
+from hipforge.ops.reference.fp8 import quantize_fp8_blocks, quantize_fp8_rows
 
 PUBLIC = ("fp8_quant_blocks", "fp8_quant_rows", "fp8_quant_tensorwise")
 
@@ -146,8 +145,7 @@ def fp8_quant_rows(
         q, scales = quantize_fp8_rows(x, dtype)
         q, scales = written(out=(out, q), scale_out=(scale_out, scales))
         return q, scales
-    out = torch.empty_like(x, dtype=dtype) if out is None else out
-    scale_out = x.new_empty(x.shape[:1], dtype=torch.float32) if scale_out is None else scale_out
+    out, scale_out = new_or_given_fp8(x, x.shape, "rows", False, out, scale_out)
     fp8_quant_rows_out(out, scale_out, x)
     return out, scale_out
 
@@ -191,10 +189,6 @@ def fp8_quant_blocks(
         q, scales = quantize_fp8_blocks(x, dtype, e8m0)
         q, scales = written(out=(out, q), scale_out=(scale_out, scales))
         return q, scales
-    out = torch.empty_like(x, dtype=dtype) if out is None else out
-    if scale_out is None:
-        scale_out = x.new_empty((x.shape[0], -(-x.shape[1] // STEP)), dtype=torch.uint8 if e8m0 else torch.float32)
-    else:
-        require_dtype("scale_out", scale_out, (torch.uint8, E8M0_DTYPE) if e8m0 else (torch.float32,))
+    out, scale_out = new_or_given_fp8(x, x.shape, "blocks", e8m0, out, scale_out)
     fp8_quant_blocks_out(out, scale_out, x)
     return out, scale_out

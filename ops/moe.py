@@ -1,4 +1,4 @@
-"""A mixture-of-experts layer over MX-FP8: the sorted indices of its grouped GEMMs, and the whole layer.
+"""A mixture-of-experts layer over MX-FP8, or fp8 with other scales: its sorted indices, and the whole layer.
 
 Slot t of T · top_k is entry t of the flattened ``topk_ids``: token t // top_k and its choice t % top_k. Grouped GEMMs
 (:mod:`hipforge.ops.grouped_gemm_mxfp8`) take slots sorted by expert and padded to whole tiles, in the layout that
@@ -8,6 +8,11 @@ Slot t of T · top_k is entry t of the flattened ``topk_ids``: token t // top_k 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 from hipforge import devices
@@ -15,16 +20,22 @@ from hipforge.errors import GuardError
 from hipforge.ops.core import checks
 from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.arguments import has_memory, naming_arguments
+from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.fp8_grouped_gemm import grouped_fp8_linear
+from hipforge.ops.fp8_quant import fp8_quant_blocks, fp8_quant_rows
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 from hipforge.ops.moe_combine import moe_combine
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mx_quantize import mxfp8_quantize
 from hipforge.ops.mxfp8_gemm.family import SCALES, has_fnuz
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
-from hipforge.ops.swiglu_fp8 import check_activation
+from hipforge.ops.reference.fp8 import Scales, quantize_fp8_rows, weight_scales_of
+from hipforge.ops.swiglu_fp8 import check_activation, swiglu_fp8_dynamic, swiglu_mxfp8
 
-PUBLIC = ("fused_moe_mxfp8",)
+PUBLIC = ("fused_moe_fp8", "fused_moe_mxfp8")
+EXAMPLES = {"fused_moe_fp8": "M=4,N=384,K=1024,E=8,TOPK=2"}
 
 PACKED_TOKEN_BITS = 24
 _MXFP4_DTYPE = getattr(torch, "float4_e2m1fn_x2", None)
@@ -150,13 +161,167 @@ def fused_moe_mxfp8(
         torch.Size([2, 64])
     """
     checks.require_tensor(w1_scale=w1_scale, w2_scale=w2_scale)
+    _check_ranks(hidden, w1, w2, topk_ids)
+    _refuse_mxfp4(w1, w1_scale, hidden.shape[1])
+    _check_layer(hidden, w1, w2, topk_weights, topk_ids)
+    for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
+        has_fnuz(**{name: weight})  # refuses fp8 that the device does not read
+        checks.require_device(name, weight, hidden.device)
+        blocks = (*weight.shape[:2], weight.shape[2] // BLOCK)
+        checks.require_operand(f"{name}_scale", scale, SCALES, blocks, f"one byte per {BLOCK} elements", hidden.device)
+    check_activation(alpha, beta, limit)
+    out = _result(hidden, hidden_scale, out)
+    routing = _route(topk_weights, topk_ids, expert_map, block_m, w2.shape[0])
+    if hidden_scale is None:
+        hidden, hidden_scale = mxfp8_quantize(packed(hidden))
+    inner_q, inner_scale = grouped_swiglu_mxfp8(
+        hidden, hidden_scale, w1, w1_scale, *routing.aligned, routing.slots, block_m, routing.top_k, bias=w1_bias,
+        alpha=alpha, beta=beta, limit=limit, interleaved=interleaved,
+    )  # fmt: skip
+    down = grouped_mxfp8_linear(
+        inner_q, inner_scale, w2, w2_scale, *routing.aligned, routing.slots, block_m, 1, routing.weights, bias=w2_bias,
+        uncovered="undefined",
+    )  # fmt: skip
+    return routing.combined(down, out)
+
+
+@naming_arguments
+@documented_like(fused_moe_mxfp8)
+def fused_moe_fp8(
+    hidden: torch.Tensor,
+    w1: torch.Tensor,
+    w1_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    expert_map: torch.Tensor | None = None,
+    block_m: int = DEFAULT_BLOCK_M,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    interleaved: bool = False,
+    hidden_scale: torch.Tensor | None = None,
+    w1_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Run a mixture-of-experts layer over fp8 with scales per row or block, as :func:`fused_moe_mxfp8` does over MX.
+
+    Both weights have scales of one kind of :mod:`hipforge.ops.fp8_grouped_gemm`, and activations get scales of the
+    same kind: per row where a weight has one scale per row or expert (:func:`hipforge.fp8_quant_rows`), per 128 or 32
+    elements where it has blocks. Each GEMM accumulates in float32, adds its bias there and rounds once to bfloat16;
+    SwiGLU and the quantisation of its result are one launch (:func:`hipforge.swiglu_fp8_dynamic`, for 32 x 32 blocks
+    :func:`hipforge.swiglu_mxfp8`). The sum and the routing weights are those of :func:`hipforge.fused_moe_mxfp8`.
+
+    Args:
+        hidden: bfloat16, float16 or float32 [T, H]; with ``hidden_scale`` e4m3 elements, as
+            :func:`hipforge.rms_norm_fp8_dynamic` makes them, so that nothing is quantised twice.
+        w1: e4m3 elements (or uint8) [E, 2·I, H]: rows of the gate, then rows of up, or interleaved with
+            ``interleaved``.
+        w1_scale: its scales; blocks of 128 or 32 rows are counted over all 2·I.
+        w2: e4m3 elements (or uint8) [E, H, I].
+        w2_scale: its scales, of the same kind.
+        hidden_scale: scales of ``hidden``, of the same kind.
+
+    Returns:
+        [T, H] of ``hidden``'s dtype, bfloat16 where that is fp8; ``out`` itself where it is given.
+
+    Raises:
+        GuardError: a shape, dtype or device that is not accepted, or scales of no kind, or of two.
+        BuildError, LaunchError: a kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> tokens, experts, width, inner = 2, 4, 64, 32
+        >>> w1, s1 = hipforge.fp8_quant_rows(torch.randn(experts * 2 * inner, width))
+        >>> w2, s2 = hipforge.fp8_quant_rows(torch.randn(experts * width, inner))
+        >>> weights, ids = hipforge.topk_gating(torch.randn(tokens, experts), 2)
+        >>> parts = [part.unflatten(0, (experts, -1)) for part in (w1, s1, w2, s2)]
+        >>> hipforge.fused_moe_fp8(torch.randn(tokens, width), *parts, weights, ids).shape
+        torch.Size([2, 64])
+    """
+    _check_ranks(hidden, w1, w2, topk_ids)
+    _check_layer(hidden, w1, w2, topk_weights, topk_ids)
+    kinds = []
+    for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
+        has_fnuz(**{name: weight})
+        checks.require_device(name, weight, hidden.device)
+        kinds.append(weight_scales_of(f"{name}_scale", scale, *weight.shape))
+        checks.require_device(f"{name}_scale", scale, hidden.device)
+    kind = kinds[0]
+    if kinds[1] is not kind:
+        raise GuardError(f"w1_scale and w2_scale must be of one kind; got {kind.name} and {kinds[1].name}")
+    check_activation(alpha, beta, limit)
+    out = _result(hidden, hidden_scale, out)
+    routing = _route(topk_weights, topk_ids, expert_map, block_m, w2.shape[0])
+    activation: dict[str, Any] = {"alpha": alpha, "beta": beta, "limit": limit, "interleaved": interleaved}
+    if hidden_scale is None:
+        hidden, hidden_scale = _QUANTISED[kind](packed(hidden))
+    gate_up = grouped_fp8_linear(
+        hidden, hidden_scale, w1, w1_scale, *routing.aligned, routing.slots, block_m, routing.top_k, bias=w1_bias,
+        uncovered="undefined",
+    )  # fmt: skip
+    inner_q, inner_scale = _ACTIVATED[kind](gate_up, **activation)
+    down = grouped_fp8_linear(
+        inner_q, inner_scale, w2, w2_scale, *routing.aligned, routing.slots, block_m, 1, routing.weights, bias=w2_bias,
+        uncovered="undefined",
+    )  # fmt: skip
+    return routing.combined(down, out)
+
+
+# Activations of a product with weights of each kind of scales, and those of the second product out of gate and up.
+_QUANTISED: dict[Scales, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    Scales.ONCE: fp8_quant_rows,
+    Scales.BLOCKS: fp8_quant_blocks,
+    Scales.BLOCKS_E8M0: functools.partial(fp8_quant_blocks, e8m0=True),
+    Scales.MX_SHARED: mxfp8_quantize,
+}
+_ACTIVATED: dict[Scales, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    Scales.ONCE: swiglu_fp8_dynamic,
+    Scales.BLOCKS: functools.partial(swiglu_fp8_dynamic, out_format="blocks"),
+    Scales.BLOCKS_E8M0: functools.partial(swiglu_fp8_dynamic, out_format="blocks", e8m0=True),
+    Scales.MX_SHARED: swiglu_mxfp8,
+}
+
+
+@dataclass(frozen=True)
+class _Routing:
+    """Where the slots of a layer are: sorted, their weights, and what their sum needs."""
+
+    aligned: SortedSlots
+    slots: int
+    weights: torch.Tensor
+    topk_ids: torch.Tensor
+    expert_map: torch.Tensor | None
+    everywhere: int  # experts of all ranks
+    experts: int  # here
+
+    @property
+    def top_k(self) -> int:
+        return self.topk_ids.shape[1]
+
+    def combined(self, down: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Sum each token's slots without those of experts elsewhere, so that no output of a GEMM is filled first."""
+        return moe_combine(
+            down, ids=packed(self.topk_ids), expert_map=self.expert_map, num_experts=self.everywhere,
+            num_local_experts=self.experts, out=out,
+        )  # fmt: skip
+
+
+def _check_ranks(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_ids: torch.Tensor) -> None:
     checks.require_rank("hidden", hidden, 2, "[T, H]")
     checks.require_rank("w1", w1, 3, "[E, 2*I, H]")
     checks.require_rank("w2", w2, 3, "[E, H, I]")
     checks.require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
+
+
+def _check_layer(
+    hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> None:
     tokens, width = hidden.shape
     experts, inner = w2.shape[0], w2.shape[2]
-    _refuse_mxfp4(w1, w1_scale, width)
     checks.require_shape("w1", w1, (experts, 2 * inner, width), "[E, 2*I, H] with w2's E and I and hidden's H")
     checks.require_shape("w2", w2, (experts, width, inner), "[E, H, I] with hidden's H")
     per_token, integers = (tokens, topk_ids.shape[1]), (torch.int32, torch.int64)
@@ -165,38 +330,36 @@ def fused_moe_mxfp8(
     if not topk_weights.is_floating_point():
         raise GuardError(f"topk_weights must be floating point; got {topk_weights.dtype}")
     checks.require_device("topk_weights", topk_weights, hidden.device)
-    for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
-        has_fnuz(**{name: weight})  # refuses fp8 that the device does not read
-        checks.require_device(name, weight, hidden.device)
-        blocks = (*weight.shape[:2], weight.shape[2] // BLOCK)
-        checks.require_operand(f"{name}_scale", scale, SCALES, blocks, f"one byte per {BLOCK} elements", hidden.device)
-    check_activation(alpha, beta, limit)
-    if out is None:
-        dtype = hidden.dtype if hidden_scale is None else torch.bfloat16
-        out = torch.empty((tokens, width), dtype=dtype, device=hidden.device)
-    top_k = topk_ids.shape[1]
-    if top_k < 1:
+
+
+def _result(hidden: torch.Tensor, hidden_scale: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+    dtype = hidden.dtype if hidden_scale is None else torch.bfloat16
+    return torch.empty(hidden.shape, dtype=dtype, device=hidden.device) if out is None else out
+
+
+def _route(
+    topk_weights: torch.Tensor, topk_ids: torch.Tensor, expert_map: torch.Tensor | None, block_m: int, experts: int
+) -> _Routing:
+    if topk_ids.shape[1] < 1:
         raise GuardError(f"topk_ids must have at least one choice per token; got shape {tuple(topk_ids.shape)}")
-    slots = tokens * top_k
     if expert_map is not None:
         checks.require_rank("expert_map", expert_map, 1, "[experts of all ranks]")
         _check_places(expert_map, experts)
     everywhere = experts if expert_map is None else expert_map.numel()
     aligned = moe_align_block_size(topk_ids, block_m, everywhere, expert_map)
-    if hidden_scale is None:
-        hidden, hidden_scale = mxfp8_quantize(packed(hidden))
-    # The sum leaves out slots without an expert here, so that neither GEMM's output needs to be filled first.
-    inner_q, inner_scale = grouped_swiglu_mxfp8(
-        hidden, hidden_scale, w1, w1_scale, *aligned, slots, block_m, top_k, bias=w1_bias, alpha=alpha, beta=beta,
-        limit=limit, interleaved=interleaved,
-    )  # fmt: skip
+    slots = topk_ids.shape[0] * topk_ids.shape[1]
     weights = topk_weights.to(torch.float32).flatten()
-    down = grouped_mxfp8_linear(
-        inner_q, inner_scale, w2, w2_scale, *aligned, slots, block_m, 1, weights, bias=w2_bias, uncovered="undefined"
-    )
-    return moe_combine(
-        down, ids=packed(topk_ids), expert_map=expert_map, num_experts=everywhere, num_local_experts=experts, out=out
-    )
+    return _Routing(aligned, slots, weights, topk_ids, expert_map, everywhere, experts)
+
+
+def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> functools.partial[torch.Tensor]:
+    """Return a call of ``fused_moe_fp8`` with a scale per row, for ``hipforge profile``."""
+    own = fp8_dtypes("cpu")[0]
+    w1, s1 = quantize_fp8_rows(torch.randn(experts * 2 * n, k) * 0.1, own)
+    w2, s2 = quantize_fp8_rows(torch.randn(experts * k, n) * 0.1, own)
+    parts = [part.unflatten(0, (experts, -1)) for part in (w1, s1, w2, s2)]
+    ids = torch.rand(tokens, experts).topk(top_k, dim=1).indices.int()
+    return functools.partial(fused_moe_fp8, torch.randn(tokens, k).bfloat16(), *parts, torch.ones(ids.shape), ids)
 
 
 def _check_places(expert_map: torch.Tensor, experts: int) -> None:

@@ -1,7 +1,11 @@
-"""RMS norm, alone or of a residual sum, with a 16-bit, FP8 or MX-FP8 result, in one launch."""
+"""RMS norm, alone or of a residual sum, with a 16-bit, FP8 or MX-FP8 result, in one launch.
+
+FP8 has a static scale, or, in the ops ``*_fp8_dynamic``, one that the launch chooses per row or per 128 of a row.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,11 +20,27 @@ from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import new_or_given_mxfp8, require_buffer, written
+from hipforge.ops.core.outputs import (
+    new_or_given_fp8,
+    new_or_given_mxfp8,
+    require_buffer,
+    require_format,
+    written,
+)
 from hipforge.ops.core.stub import stub
+from hipforge.ops.reference.fp8 import quantize_fp8
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
-PUBLIC = ("residual_rms", "residual_rms_mxfp8", "rms_norm", "rms_norm_fp8", "rms_norm_mxfp8")
+PUBLIC = (
+    "residual_rms",
+    "residual_rms_fp8_dynamic",
+    "residual_rms_mxfp8",
+    "rms_norm",
+    "rms_norm_fp8",
+    "rms_norm_fp8_dynamic",
+    "rms_norm_mxfp8",
+)
+EXAMPLES = {"residual_rms_fp8_dynamic": "R=4,C=6144", "rms_norm_fp8_dynamic": "R=4,C=6144"}
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -51,8 +71,19 @@ residual_rms_mxfp8_out = stub(
 )
 
 
+residual_rms_dynamic_out = stub(
+    "residual_rms_dynamic_out",
+    "module_rmsnorm_fp8_dynamic",
+    f"out, scales: Tensor; {_OPERANDS}; epsilon, weight_offset: float; blocks, force_scalar, programmatic: bool",
+    "Write the first five as :func:`residual_rms_fp8_dynamic` says; without a residual it is the norm of ``input``.",
+    variant=lambda out, scales, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
+    mutates=("out", "scales", *_WRITTEN),
+)
+
+
 def _plan(name: str) -> Callable[..., Decision]:
-    def plan(weight_offset: float = 0.0, **named: Any) -> Decision:
+    def plan(weight_offset: float = 0.0, out_format: str = "rows", e8m0: bool = False, **named: Any) -> Decision:
+        require_format(out_format, e8m0)
         input: Any = named.get("input", named.get("x"))
         _check(input)
         if not abs(weight_offset) < math.inf:  # a comparison, because torch traces it with a symbolic number
@@ -301,6 +332,105 @@ def rms_norm_mxfp8(
     return _norm_mxfp8(_taken, given)
 
 
+@operator(
+    _plan("residual_rms_fp8_dynamic"),
+    fake=lambda input, out_format="rows", e8m0=False: new_or_given_fp8(input, input.shape, out_format, e8m0),
+    outs=("out", "scale_out"),
+    mutates=_WRITTEN,
+    returns=("residual",),
+)
+@documented_like(residual_rms)
+def residual_rms_fp8_dynamic(
+    _taken: Accepted,
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    next_buffer: torch.Tensor | None = None,
+    force_scalar: bool = False,
+    *,
+    out_format: str = "rows",
+    e8m0: bool = False,
+    weight_offset: float = 0.0,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    also_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do what :func:`residual_rms` does, with scales per row or block chosen here: :func:`fp8_linear`'s activations.
+
+    The 16-bit y is quantised as :func:`hipforge.fp8_quant_rows` and :func:`hipforge.fp8_quant_blocks` do.
+
+    Args:
+        out_format: ``rows`` for a scale per row, ``blocks`` for one per 128 elements of it.
+        e8m0: the scales of ``blocks`` are rounded up to powers of two, in e8m0.
+        out: where to write q; default: a new tensor.
+        scale_out: where to write the scales; default: a new tensor.
+        also_out: also write y here, [rows, cols] of input's dtype.
+
+    Returns:
+        ``(q, scales, residual)``: q [rows, cols], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; scales float32
+        [rows] or [rows, ceil(cols / 128)], uint8 with ``e8m0``; residual is the argument.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, residual = torch.ones(1, 256).half(), torch.ones(1, 256).half()
+        >>> given = x, residual, torch.ones(256).half(), 0.0
+        >>> q, scale, _ = hipforge.residual_rms_fp8_dynamic(*given, out_format="blocks")
+        >>> q.shape, scale.shape
+        (torch.Size([1, 256]), torch.Size([1, 2]))
+    """
+    require_tensor(residual=residual)
+    given = _Given(input, residual, weight, epsilon, weight_offset, next_buffer, force_scalar, out, scale_out, also_out)
+    return (*_norm_dynamic(_taken, given, out_format, e8m0), residual)
+
+
+@operator(
+    _plan("rms_norm_fp8_dynamic"),
+    fake=lambda x, out_format="rows", e8m0=False: new_or_given_fp8(x, x.shape, out_format, e8m0),
+    outs=("out", "scale_out"),
+    mutates=("also_out",),
+)
+@documented_like(residual_rms_fp8_dynamic)
+def rms_norm_fp8_dynamic(
+    _taken: Accepted,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    *,
+    out_format: str = "rows",
+    e8m0: bool = False,
+    weight_offset: float = 0.0,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    also_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return :func:`rms_norm` in fp8, as :func:`residual_rms_fp8_dynamic` quantises.
+
+    Args:
+        x: contiguous float16 or bfloat16 [rows, cols].
+
+    Returns:
+        ``(q, scales)``, as there.
+
+    Example:
+        >>> import torch, hipforge
+        >>> q, scale = hipforge.rms_norm_fp8_dynamic(torch.full((1, 2), 3.0).half(), torch.ones(2).half(), 0.0)
+        >>> (q.float() * scale[:, None]).tolist()
+        [[1.0, 1.0]]
+    """
+    given = _Given(x, None, weight, epsilon, weight_offset, out=out, scale_out=scale_out, also_out=also_out)
+    return _norm_dynamic(_taken, given, out_format, e8m0)
+
+
+def example(op: str, rows: int, columns: int) -> functools.partial[Any]:
+    """Return a call of an op for ``hipforge profile``."""
+    x, residual = torch.randn(rows, columns).bfloat16(), torch.randn(rows, columns).bfloat16()
+    weight = torch.ones(columns).bfloat16()
+    if op == "rms_norm_fp8_dynamic":
+        return functools.partial(rms_norm_fp8_dynamic, x, weight, 1e-5)
+    return functools.partial(residual_rms_fp8_dynamic, x, residual, weight, 1e-5)
+
+
 def _norm(taken: Accepted, given: _Given, scale: torch.Tensor | None, fp8_max: float | None) -> torch.Tensor:
     dtype = given.input.dtype if scale is None else fp8_dtypes(given.input.device)[0]
     if taken.path == "torch":
@@ -320,21 +450,41 @@ def _norm(taken: Accepted, given: _Given, scale: torch.Tensor | None, fp8_max: f
 
 def _norm_mxfp8(taken: Accepted, given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
     if taken.path == "torch":
-        dtype = fp8_dtypes(given.input.device)[0]
-
-        def quantise(y: torch.Tensor) -> _Results:
-            q, scales = reference.quantize_mxfp8(y, dtype)
-            return {"out": (given.out, q), "scale_out": (given.scale_out, scales)}
-
-        q, scales = _on_torch(given, quantise)
-        return q, scales
+        return _quantised_on_torch(given, reference.quantize_mxfp8)
     out, scale_out = new_or_given_mxfp8(given.input, given.input.shape, given.out, given.scale_out)
-    residual_rms_mxfp8_out(
+    _launch_quantising(residual_rms_mxfp8_out, out, scale_out, given, given.force_scalar)
+    return out, scale_out
+
+
+def _norm_dynamic(taken: Accepted, given: _Given, out_format: str, e8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    if taken.path == "torch":
+        return _quantised_on_torch(given, lambda y, dtype: quantize_fp8(y, dtype, out_format, e8m0))
+    out, scale_out = new_or_given_fp8(given.input, given.input.shape, out_format, e8m0, given.out, given.scale_out)
+    _launch_quantising(residual_rms_dynamic_out, out, scale_out, given, out_format == "blocks", given.force_scalar)
+    return out, scale_out
+
+
+def _launch_quantising(
+    stub: Callable[..., None], out: torch.Tensor, scale_out: torch.Tensor, given: _Given, *options: bool
+) -> None:
+    stub(
         out, scale_out, given.residual, given.next_buffer, given.also_out, given.input, given.weight, given.epsilon,
-        given.weight_offset, given.force_scalar, programmatic.active(),
+        given.weight_offset, *options, programmatic.active(),
     )  # fmt: skip
     _tell_autograd(given.residual)
-    return out, scale_out
+
+
+def _quantised_on_torch(
+    given: _Given, quantised: Callable[[torch.Tensor, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = fp8_dtypes(given.input.device)[0]
+
+    def results(y: torch.Tensor) -> _Results:
+        q, scales = quantised(y, dtype)
+        return {"out": (given.out, q), "scale_out": (given.scale_out, scales)}
+
+    q, scales = _on_torch(given, results)
+    return q, scales
 
 
 _Results = dict[str, tuple[torch.Tensor | None, torch.Tensor]]

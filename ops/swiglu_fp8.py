@@ -1,9 +1,10 @@
-"""SwiGLU and FP8 quantisation, by one static scale or as MX-FP8, in one launch."""
+"""SwiGLU and FP8 quantisation in one launch: by one static scale, as MX-FP8, or by scales per row or block."""
 
 from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 
@@ -15,10 +16,19 @@ from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import new_or_given_mxfp8, require_buffer, written
+from hipforge.ops.core.outputs import (
+    new_or_given_fp8,
+    new_or_given_mxfp8,
+    require_buffer,
+    require_format,
+    written,
+)
 from hipforge.ops.core.stub import stub
+from hipforge.ops.reference.fp8 import quantize_fp8
+from hipforge.ops.reference.swiglu import swiglu
 
-PUBLIC = ("swiglu_fp8", "swiglu_mxfp8")
+PUBLIC = ("swiglu_fp8", "swiglu_fp8_dynamic", "swiglu_mxfp8")
+EXAMPLES = {"swiglu_fp8_dynamic": "R=4,D=6656"}
 
 # torch dtype -> the module's variant
 _INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -46,6 +56,17 @@ swiglu_mxfp8_out = stub(
 )
 
 
+swiglu_dynamic_out = stub(
+    "swiglu_dynamic_out",
+    "module_swiglu_fp8_dynamic",
+    "out, scales: Tensor; next_buffer: Tensor?; gate_up: Tensor; alpha, beta, limit: float; interleaved, blocks, "
+    "force_scalar, programmatic: bool",
+    "Write the first three as :func:`swiglu_fp8_dynamic` says.",
+    variant=lambda out, scales, next_buffer, gate_up, *rest: {"HF_INPUT": _INPUTS[gate_up.dtype]},
+    mutates=("out", "scales", "next_buffer"),
+)
+
+
 def _plan_swiglu(
     gate_up: torch.Tensor, scale_tensor: torch.Tensor, alpha: float, beta: float, limit: float | None
 ) -> Decision:
@@ -62,6 +83,13 @@ def _plan(op: str, gate_up: torch.Tensor, alpha: float, beta: float, limit: floa
         raise GuardError(f"gate_up must be [rows, 2 d]; got shape {tuple(gate_up.shape)}")
     check_activation(alpha, beta, limit)
     return plan_kernel(op, gate_up.device)
+
+
+def _plan_dynamic(
+    gate_up: torch.Tensor, alpha: float, beta: float, limit: float | None, out_format: str, e8m0: bool
+) -> Decision:
+    require_format(out_format, e8m0)
+    return _plan("swiglu_fp8_dynamic", gate_up, alpha, beta, limit)
 
 
 def _shape(gate_up: torch.Tensor) -> tuple[int, int]:
@@ -191,6 +219,68 @@ def swiglu_mxfp8(
     activation = (alpha, beta, math.inf if limit is None else limit, interleaved)
     swiglu_mxfp8_out(out, scale_out, next_buffer, gate_up, *activation, force_scalar, programmatic.active())
     return out, scale_out
+
+
+@operator(
+    _plan_dynamic,
+    fake=lambda gate_up, out_format="rows", e8m0=False: new_or_given_fp8(gate_up, _shape(gate_up), out_format, e8m0),
+    outs=("out", "scale_out"),
+    mutates=("next_buffer",),
+)
+@documented_like(swiglu_fp8)
+def swiglu_fp8_dynamic(
+    _taken: Accepted,
+    gate_up: torch.Tensor,
+    next_buffer: torch.Tensor | None = None,
+    *,
+    out_format: str = "rows",
+    e8m0: bool = False,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    interleaved: bool = False,
+    force_scalar: bool = False,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return :func:`swiglu_fp8`'s y with scales chosen per row or block: what :func:`hipforge.fp8_linear` takes.
+
+    y as there, in fp32, is quantised as :func:`hipforge.fp8_quant_rows` and :func:`hipforge.fp8_quant_blocks` do.
+
+    Args:
+        out_format: ``rows`` for a scale per row, ``blocks`` for one per 128 elements of it.
+        e8m0: the scales of ``blocks`` are rounded up to powers of two, in e8m0.
+        out: where to write q; default: a new tensor.
+        scale_out: where to write the scales; default: a new tensor.
+
+    Returns:
+        ``(q, scales)``: q [rows, d], float8_e4m3fn on gfx950 and float8_e4m3fnuz on gfx942; scales float32 [rows] or
+        [rows, ceil(d / 128)], uint8 with ``e8m0``.
+
+    Example:
+        >>> import torch, hipforge
+        >>> q, scale = hipforge.swiglu_fp8_dynamic(torch.ones(2, 512).half(), out_format="blocks", e8m0=True)
+        >>> q.shape, scale.shape, scale.dtype
+        (torch.Size([2, 256]), torch.Size([2, 2]), torch.uint8)
+    """
+    if _taken.path == "torch":
+        require_buffer(next_buffer, gate_up.shape[0], gate_up.device)
+        y = swiglu(gate_up, alpha, beta, limit, interleaved)
+        q, scales = quantize_fp8(y, fp8_dtypes(gate_up.device)[0], out_format, e8m0)
+        q, scales = written(out=(out, q), scale_out=(scale_out, scales))
+        if next_buffer is not None:
+            next_buffer.zero_()
+        return q, scales
+    out, scale_out = new_or_given_fp8(gate_up, _shape(gate_up), out_format, e8m0, out, scale_out)
+    activation = (alpha, beta, math.inf if limit is None else limit, interleaved)
+    options = out_format == "blocks", force_scalar, programmatic.active()
+    swiglu_dynamic_out(out, scale_out, next_buffer, gate_up, *activation, *options)
+    return out, scale_out
+
+
+def example(op: str, rows: int, columns: int) -> functools.partial[Any]:
+    """Return a call of an op for ``hipforge profile``."""
+    return functools.partial(swiglu_fp8_dynamic, torch.randn(rows, 2 * columns).bfloat16())
 
 
 def check_activation(alpha: float, beta: float, limit: float | None) -> None:

@@ -7,9 +7,9 @@
 // scale = amax / fp8_max, 1 where that is 0; codes = x / scale by true division, saturated, rounded to nearest even. A row or
 // block with a NaN or an infinity has the scale NaN and codes 0. Bytes per element of e bytes: e read, 1 written.
 #include "hipforge/device/element.h"
+#include "hipforge/device/fp8_scale.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
-#include "hipforge/device/mx_encode.h"
 #include "hipforge/device/vector.h"
 #include "hipforge/host/operand.h"
 #include "hipforge/module.h"
@@ -24,9 +24,7 @@ using Input = HF_ELEMENT(HF_INPUT);
 using hf::dev::larger;
 
 constexpr int kThreads = 256, kChunk = 8, kPiece = kThreads * kChunk, kKept = 3;
-constexpr int kBlock = 128, kBlockLanes = kBlock / kChunk;
-constexpr uint32_t kInfinityBits = 0x7F800000, kHalfSmallest = 0x00400000;  // 2^-127
-constexpr float kLimit = static_cast<float>(hf::dev::kMxE4m3.largest);
+constexpr int kBlock = hf::dev::kFp8Block, kBlockLanes = kBlock / kChunk;
 
 struct Arguments {
   const Input* x;
@@ -48,34 +46,14 @@ __device__ inline Chunk load_chunk(const Arguments& a, uint64_t row, uint32_t at
   return chunk;
 }
 
-__device__ inline uint32_t largest_of(Chunk chunk) {
-  uint32_t amax = 0;
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) amax = larger(amax, hf::dev::magnitude_bits(static_cast<float>(chunk[i])));
-  return amax;
-}
-
-__device__ inline float scale_of(uint32_t amax) {
-  if (amax >= kInfinityBits) return __builtin_nanf("");
-  const float scale = __builtin_bit_cast(float, amax) / kLimit;
-  return scale == 0.f ? 1.f : scale;
-}
-
-// The e8m0 byte of the least power of two that is not below `scale`, which becomes it.
-__device__ inline uint8_t rounded_up(float& scale) {
-  if (scale != scale) return hf::kE8m0Nan;
-  const uint32_t bits = __builtin_bit_cast(uint32_t, scale);
-  const uint32_t byte = bits <= kHalfSmallest ? 0 : (bits + 0x7FFFFF) >> 23;
-  scale = __builtin_bit_cast(float, byte == 0 ? kHalfSmallest : byte << 23);
-  return static_cast<uint8_t>(byte);
-}
+__device__ inline uint32_t largest_of(Chunk chunk) { return hf::dev::largest_magnitude<kChunk>(chunk); }
 
 __device__ inline void store_chunk(const Arguments& a, uint64_t row, uint32_t at, Chunk chunk, float scale) {
   if (at >= a.k) return;
   float scaled[kChunk];
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) scaled[i] = scale == scale ? static_cast<float>(chunk[i]) / scale : 0.f;
-  const hf::dev::u32x2 codes = hf::dev::encode_e4m3x8(scaled, kLimit);
+  for (int i = 0; i < kChunk; ++i) scaled[i] = hf::dev::over_scale(static_cast<float>(chunk[i]), scale);
+  const hf::dev::u32x2 codes = hf::dev::encode_e4m3x8(scaled, hf::dev::kE4m3Limit);
   uint8_t* to = a.out + row * a.k + at;
   if (a.vector_out) {
     *reinterpret_cast<hf::dev::u32x2*>(to) = codes;
@@ -87,8 +65,6 @@ __device__ inline void store_chunk(const Arguments& a, uint64_t row, uint32_t at
 }
 
 __global__ __launch_bounds__(kThreads) void quantize_rows(Arguments a) {
-  constexpr int kWaves = kThreads / hf::dev::kWaveSize;
-  __shared__ uint32_t of_wave[kWaves];
   const uint64_t row = blockIdx.x;
   const uint32_t first = threadIdx.x * kChunk;
   Chunk kept[kKept];
@@ -98,12 +74,8 @@ __global__ __launch_bounds__(kThreads) void quantize_rows(Arguments a) {
 #pragma unroll
   for (int i = 0; i < kKept; ++i) amax = larger(amax, largest_of(kept[i]));
   for (uint32_t at = first + kKept * kPiece; at < a.k; at += kPiece) amax = larger(amax, largest_of(load_chunk(a, row, at)));
-  amax = hf::dev::lanes_combined<hf::dev::kWaveSize>(amax, larger);
-  if (threadIdx.x % hf::dev::kWaveSize == 0) of_wave[threadIdx.x / hf::dev::kWaveSize] = amax;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kWaves; ++i) amax = larger(amax, of_wave[i]);
-  const float scale = scale_of(amax);
+  const float scale =
+      hf::dev::fp8_scale(hf::dev::largest_of_threads<0, kThreads / hf::dev::kWaveSize>(amax, kThreads));
   if (threadIdx.x == 0) static_cast<float*>(a.scales)[row] = scale;
 #pragma unroll
   for (int i = 0; i < kKept; ++i) store_chunk(a, row, first + i * kPiece, kept[i], scale);
@@ -113,15 +85,10 @@ __global__ __launch_bounds__(kThreads) void quantize_rows(Arguments a) {
 __global__ __launch_bounds__(kThreads) void quantize_blocks(Arguments a) {
   const uint32_t row = blockIdx.x / a.pieces, at = blockIdx.x % a.pieces * kPiece + threadIdx.x * kChunk;
   const Chunk chunk = load_chunk(a, row, at);
-  float scale = scale_of(hf::dev::lanes_combined<kBlockLanes>(largest_of(chunk), larger));
+  const uint32_t amax = hf::dev::lanes_combined<kBlockLanes>(largest_of(chunk), larger);
   const uint64_t block = uint64_t{row} * ((a.k + kBlock - 1) / kBlock) + at / kBlock;
   const bool writes = threadIdx.x % kBlockLanes == 0 && at < a.k;
-  if (a.e8m0) {
-    const uint8_t byte = rounded_up(scale);
-    if (writes) static_cast<uint8_t*>(a.scales)[block] = byte;
-  } else if (writes) {
-    static_cast<float*>(a.scales)[block] = scale;
-  }
+  const float scale = hf::dev::stored_scale(a.scales, block, hf::dev::fp8_scale(amax), a.e8m0, writes);
   store_chunk(a, row, at, chunk, scale);
 }
 

@@ -1,5 +1,6 @@
 // RMS norm of a row, or of the sum that residual += input leaves, times weight; then fp8 by one static scale, or MX-FP8
-// with an e8m0 scale per 32 elements, or the 16-bit result itself.
+// with an e8m0 scale per 32 elements, or the 16-bit result itself; or, in the module with HF_DYNAMIC, fp8 with a scale per row
+// or per 128 elements that is chosen here (fp8_scale.h).
 //
 //   one work-group per row; thread t of T owns chunks t, t + T, t + 2T, ... of 8 elements
 //
@@ -8,7 +9,8 @@
 //   q row        | c0 | c1 | ... |   pass 2: y = r * rsqrt(mean + eps), y *= weight (both 16-bit), q = y / scale;
 //                                            with a weight offset y = r * rsqrt(mean + eps) * (offset + weight) in fp32
 //
-// An MX block is 4 neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path).
+// An MX block is 4 neighbouring chunks, held by the 4 lanes of a quad (32 lanes on the scalar path); 128 elements are those of
+// 16 lanes (128 threads). A scale per row takes a pass over y for its largest element, which computes y once more.
 // A thread meets its own chunks in both passes: its first two, all of a row of up to 16,384 elements, stay in registers, and
 // their weights are asked for with the row. Others are kept in LDS, which needs no barrier; a row that does not fit is read
 // back from residual, or input. Lane pairs exchange chunks before the store (fp8_encode.h): every access moves 16 bytes,
@@ -20,6 +22,7 @@
 #include "hipforge/device/early_start.h"
 #include "hipforge/device/element.h"
 #include "hipforge/device/fp8_encode.h"
+#include "hipforge/device/fp8_scale.h"
 #include "hipforge/device/fused_fp8_guards.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
@@ -45,7 +48,8 @@ constexpr int kChunk = 8;  // elements per 16-byte access
 // From so many rows on, work-groups of half the waves: more rows are in flight where registers leave room for one large group.
 constexpr int64_t kManyRows = hf::dev::kWaveSize == 32 ? 512 : INT64_MAX;
 
-enum class Output { half, fp8, mx };
+enum class Output { half, fp8, mx, rows, blocks };
+constexpr bool is_dynamic(Output output) { return output == Output::rows || output == Output::blocks; }
 
 // The kernel takes these one by one, in this order: those up to `next_buffer` are in SGPRs when a wave starts (kernel-argument
 // preload), the others are loaded meanwhile.
@@ -60,10 +64,11 @@ struct Arguments {
   uint16_t* next_buffer;
   int64_t next_count;
   void* out;
-  uint8_t* block_scales;
+  uint8_t* block_scales;  // of Output::rows and blocks any scales
   Half* also_out;
   float fp8_max;
   float weight_offset;
+  bool e8m0;                  // Output::blocks
   bool programmatic = false;  // of the launch; the kernel does not take it
 };
 
@@ -122,6 +127,23 @@ __device__ inline float group_sum(float value, uint32_t threads) {
   return total;
 }
 
+// y over its row's scale or, with Output::blocks, that of its block, which is stored here. All threads call it; `here`: has a chunk.
+template <Output kOutput, int kWidth>
+__device__ inline void scale_dynamically(Vector<kWidth> y, bool here, float scale, uint8_t* scales, int64_t chunk, bool e8m0,
+                                         float (&result)[kWidth]) {
+  if constexpr (kOutput == Output::blocks) {
+    constexpr int kLanes = hf::dev::kFp8Block / kWidth;
+    uint32_t amax = here ? hf::dev::largest_magnitude<kWidth>(y) : 0;
+    if constexpr (kWidth == 1)
+      amax = hf::dev::largest_of_threads<kLanes, kMaxWaves>(amax, 0);
+    else
+      amax = hf::dev::lanes_combined<kLanes>(amax, hf::dev::larger);
+    scale = hf::dev::stored_scale(scales, chunk / kLanes, hf::dev::fp8_scale(amax), e8m0, here && chunk % kLanes == 0);
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) result[i] = hf::dev::over_scale(static_cast<float>(y[i]), scale);
+}
+
 // y over its scale: the static one, whose inverse is given, or that of the chunk's block, which is stored here and returned.
 template <Output kOutput, int kWidth>
 __device__ inline uint32_t scale_chunk(Vector<kWidth> y, float inverse, uint8_t* block_scales, int64_t chunk,
@@ -146,9 +168,9 @@ template <Output kOutput, int kWidth, bool kCached>
 __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(
     const Half* input_rows, Half* __restrict__ residual, const float* static_scale, int64_t cols, const Half* weights,
     uint32_t group_threads, float epsilon, uint16_t* next_buffer, int64_t next_count, void* out_rows,
-    uint8_t* block_scale_rows, Half* also_out, float fp8_max, float weight_offset) {
+    uint8_t* block_scale_rows, Half* also_out, float fp8_max, float weight_offset, bool e8m0) {
   const Arguments arguments{input_rows,  residual,   static_scale, cols,             weights,  group_threads, epsilon,
-                            next_buffer, next_count, out_rows,     block_scale_rows, also_out, fp8_max,       weight_offset};
+                            next_buffer, next_count, out_rows,     block_scale_rows, also_out, fp8_max,       weight_offset, e8m0};
   extern __shared__ __attribute__((aligned(16))) char lds[];
   using V = Vector<kWidth>;
   const int64_t row = blockIdx.x;
@@ -211,14 +233,48 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(
   const float factor = hf::dev::reciprocal_root(mean + arguments.epsilon);
 
   uint8_t* out = static_cast<uint8_t*>(arguments.out) + row * arguments.cols * (kOutput == Output::half ? sizeof(Half) : 1);
-  uint8_t* block_scales = arguments.block_scales + row * (arguments.cols / hf::kMxBlock);
+  const V* values = kCached ? cached : kept ? kept : input;
   const float inverse = hf::dev::inverse_scale(scale);
+  uint8_t* block_scales = arguments.block_scales;
+  float row_scale = 1.f;
+  if constexpr (kOutput == Output::mx) block_scales += row * (arguments.cols / hf::kMxBlock);
+  if constexpr (kOutput == Output::blocks)
+    block_scales += row * ((arguments.cols + hf::dev::kFp8Block - 1) / hf::dev::kFp8Block) * (e8m0 ? 1 : sizeof(float));
+  if constexpr (kOutput == Output::rows) {
+    uint32_t amax = 0;
+    const auto look_at_pair = [&](int64_t at, const Pair<kWidth>& pair, const Pair<kWidth>& weights_here) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (at + half * threads >= count) continue;
+        const V y = normalise<kWidth>(pair.chunk[half], factor, weights_here.chunk[half], arguments.weight_offset);
+        amax = hf::dev::larger(amax, hf::dev::largest_magnitude<kWidth>(y));
+      }
+    };
+    look_at_pair(thread, first, first_weights);
+    for (int64_t at = thread + 2 * threads; at < count; at += 2 * threads)
+      look_at_pair(at, load_pair(values, at), load_pair(weight, at));
+    row_scale = hf::dev::fp8_scale(hf::dev::largest_of_threads<0, kMaxWaves>(amax, arguments.threads));
+    if (thread == 0) reinterpret_cast<float*>(block_scales)[row] = row_scale;
+  }
   // Pass 2 of a pair.
   const auto finish_pair = [&](int64_t first_at, const Pair<kWidth>& values, const Pair<kWidth>& weights_here) {
     hf::dev::u32x2 codes[2] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int64_t at = first_at + half * threads;
+      if constexpr (is_dynamic(kOutput)) {
+        const bool here = at < count;
+        V y = {};
+        if (here) y = normalise<kWidth>(values.chunk[half], factor, weights_here.chunk[half], arguments.weight_offset);
+        if (here && also) also[at] = y;
+        float scaled_y[kWidth];
+        scale_dynamically<kOutput, kWidth>(y, here, row_scale, block_scales, at, e8m0, scaled_y);
+        if constexpr (kWidth == kChunk)
+          codes[half] = hf::dev::encode_e4m3x8(scaled_y, hf::dev::kE4m3Limit);
+        else if (here)
+          out[at] = hf::dev::encode_e4m3(scaled_y[0], hf::dev::kE4m3Limit);
+        continue;
+      }
       if (at >= count) continue;
       const V y = normalise<kWidth>(values.chunk[half], factor, weights_here.chunk[half], arguments.weight_offset);
       if constexpr (kOutput == Output::half) {
@@ -240,27 +296,28 @@ __global__ __launch_bounds__(kMaxThreads) void rmsnorm_kernel(
       hf::dev::store_chunk_pairs(out, count, first_at, threads, codes[0], codes[1]);
   };
   finish_pair(thread, first, first_weights);
-  const V* values = kCached ? cached : kept ? kept : input;
   for (int64_t base = 2 * threads; base < count; base += 2 * threads)
     finish_pair(base + thread, load_pair(values, base + thread), load_pair(weight, base + thread));
 }
 
-// LDS of one work-group that a row may take: all of it but the sums of the waves.
-int64_t cache_bytes(int64_t group_memory) { return group_memory - kMaxWaves * static_cast<int64_t>(sizeof(float)); }
+// LDS of one work-group that a row may take: all of it but what the waves leave there.
+int64_t cache_bytes(int64_t group_memory, int numbers) { return group_memory - numbers * kMaxWaves * INT64_C(4); }
 
 template <Output kOutput, int kWidth>
 void launch_rows(const Arguments& a, int64_t rows, int64_t group_memory, hipStream_t stream) {
   const int64_t count = a.cols / kWidth;
-  const int64_t waves = (count + hf::dev::kWaveSize - 1) / hf::dev::kWaveSize;
+  // With blocks on the scalar path whole blocks of threads.
+  constexpr int64_t kShare = kOutput == Output::blocks && kWidth == 1 ? hf::dev::kFp8Block : hf::dev::kWaveSize;
+  const int64_t waves = (count + kShare - 1) / kShare * (kShare / hf::dev::kWaveSize);
   const int64_t most = rows < kManyRows ? kMaxWaves : kMaxWaves / 2;
   const uint32_t threads = static_cast<uint32_t>(waves < most ? waves : most) * hf::dev::kWaveSize;
   const int64_t row_bytes = a.cols * static_cast<int64_t>(sizeof(Half));
-  const bool cached = row_bytes <= cache_bytes(group_memory);
+  const bool cached = row_bytes <= cache_bytes(group_memory, is_dynamic(kOutput) ? 2 : 1);
   const auto kernel = cached ? rmsnorm_kernel<kOutput, kWidth, true> : rmsnorm_kernel<kOutput, kWidth, false>;
   hf::Launch at{static_cast<uint32_t>(rows), threads, cached ? static_cast<uint32_t>(row_bytes) : 0, stream};
   hf::may_start_early(at, a.programmatic);
-  hf::launch(kernel, at, a.input, a.residual, a.scale, a.cols, a.weight, threads, a.epsilon, a.next_buffer, a.next_count, a.out, a.block_scales,
-             a.also_out, a.fp8_max, a.weight_offset);
+  hf::launch(kernel, at, a.input, a.residual, a.scale, a.cols, a.weight, threads, a.epsilon, a.next_buffer, a.next_count, a.out,
+             a.block_scales, a.also_out, a.fp8_max, a.weight_offset, a.e8m0);
 }
 
 using hf::fused_fp8::Format;
@@ -323,6 +380,25 @@ void launch(const Arguments& arguments, const Operands& given, bool force_scalar
 
 }  // namespace
 
+#if defined(HF_DYNAMIC)
+
+/// scales: float32 [rows] for a scale per row; with `blocks` float32 or e8m0 [rows, ceil(cols / 128)].
+void residual_rms_dynamic_out(hf::Tensor out, hf::Tensor scales, hf::OptionalTensor residual, hf::OptionalTensor next_buffer,
+                              hf::OptionalTensor also_out, hf::Tensor input, hf::Tensor weight, double epsilon,
+                              double weight_offset, bool blocks, bool force_scalar, bool programmatic, hipStream_t stream) {
+  const Format format = hf::fused_fp8::format_of(input);
+  const Operands given{out, residual, next_buffer, also_out, input, weight};
+  Arguments arguments = checked(given, epsilon, weight_offset, format.dtype(), hf::kOfDevice);
+  arguments.programmatic = programmatic;
+  arguments.e8m0 = hf::fused_fp8::check_dynamic_scales(scales, out, blocks);
+  arguments.block_scales = static_cast<uint8_t*>(scales.data());
+  blocks ? launch<Output::blocks>(arguments, given, force_scalar, format.group_memory, stream)
+         : launch<Output::rows>(arguments, given, force_scalar, format.group_memory, stream);
+}
+HF_EXPORT(residual_rms_dynamic_out);
+
+#else
+
 void residual_rms_out(hf::Tensor out, hf::OptionalTensor residual, hf::OptionalTensor next_buffer,
                       hf::OptionalTensor also_out, hf::Tensor input, hf::Tensor weight, hf::OptionalTensor scale,
                       double epsilon, double weight_offset, double fp8_max, bool force_scalar, bool programmatic,
@@ -355,3 +431,5 @@ void residual_rms_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::Optiona
   launch<Output::mx>(arguments, given, force_scalar, format.group_memory, stream);
 }
 HF_EXPORT(residual_rms_mxfp8_out);
+
+#endif

@@ -1,5 +1,6 @@
 // silu(gate) * up with the parameters of clamped SwiGLU, then fp8 by one static scale, or MX-FP8 with an e8m0 scale per
-// 32 elements. gate_up [rows, 2d] holds gate in columns [0, d) and up in [d, 2d), or, interleaved, gate in the even and
+// 32 elements; or, in the module with HF_DYNAMIC, fp8 with a scale per row or per 128 elements that is chosen here (fp8_scale.h).
+// gate_up [rows, 2d] holds gate in columns [0, d) and up in [d, 2d), or, interleaved, gate in the even and
 // up in the odd columns.
 //
 //   the result flat, in chunks of 8:  | work-group 0: 2 T chunks | work-group 1 | ... |
@@ -11,6 +12,9 @@
 //   interleaved   chunk c reads chunks 2c and 2c + 1 of gate_up: neighbouring lanes share cache lines, and 8 byte
 //                 permutations a chunk part gate from up
 //
+// With HF_DYNAMIC a work-group has a row, thread t of T its chunks t, t + T, ... For a scale per row the first two of them stay in
+// registers, others are computed once more; 128 elements are the chunks of 16 lanes (128 threads on the scalar path).
+//
 // All in fp32, without rounding in between: g = min(gate, limit), u = clamp(up, -limit, limit) (both keep a NaN), then
 // y = g / (1 + 2^(-g alpha log2 e)) * (u + beta); q = y / scale. Lane pairs exchange chunks before the store
 // (fp8_encode.h): every access moves 16 bytes, but for the e8m0 bytes, 16 neighbouring ones a wave. An MX block is 4
@@ -20,6 +24,7 @@
 #include "hipforge/device/early_start.h"
 #include "hipforge/device/element.h"
 #include "hipforge/device/fp8_encode.h"
+#include "hipforge/device/fp8_scale.h"
 #include "hipforge/device/fused_fp8_guards.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
@@ -47,6 +52,7 @@ struct Arguments {
   uint16_t* next_buffer;
   int64_t next_count;
   float fp8_max;
+  bool e8m0;
   hf::Activation activation;
 };
 
@@ -153,6 +159,83 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(
   }
 }
 
+constexpr int kMaxWaves = 16;
+
+// A row for each work-group of `threads`, with a scale for it or, kBlocks, for each 128 of its elements.
+template <int kWidth, bool kBlocks>
+__global__ __launch_bounds__(kMaxWaves * hf::dev::kWaveSize) void swiglu_dynamic_kernel(
+    const Half* __restrict__ gate_up, uint32_t chunks_of_row, uint32_t threads, uint8_t* __restrict__ out,
+    uint8_t* __restrict__ scales, uint16_t* next_buffer, bool interleaved, const Arguments arguments) {
+  using V = Vector<kWidth>;
+  using Floats = hf::dev::Vector<float, kWidth>;
+  constexpr uint32_t kLanes = hf::dev::kFp8Block / kWidth;
+  const uint64_t row = blockIdx.x;
+  const V* const chunks = reinterpret_cast<const V*>(gate_up) + 2 * row * chunks_of_row;
+  uint8_t* const out_row = out + row * chunks_of_row * kWidth;
+  // Zeros past the row.
+  const auto values_of = [&](uint32_t at) {
+    V gate = {}, up = {};
+    if (at < chunks_of_row) {
+      gate = chunks[interleaved ? 2 * at : at];
+      up = chunks[interleaved ? 2 * at + 1 : at + chunks_of_row];
+    }
+    if constexpr (kWidth == kChunk) {
+      if (interleaved) part_pairs(gate, up);
+    }
+    const Floats g = hf::dev::converted<Floats>(gate), u = hf::dev::converted<Floats>(up);
+    Floats values;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values[j] = hf::dev::swiglu(g[j], u[j], arguments.activation);
+    return values;
+  };
+  hf::dev::let_next_start();
+  hf::dev::wait_for_predecessor();
+  hf::dev::zero_fill(next_buffer, arguments.next_count, static_cast<int64_t>(row) * threads + threadIdx.x,
+                     static_cast<int64_t>(gridDim.x) * threads);
+  Floats kept[kPerThread];
+  float scale = 1.f;
+  if constexpr (!kBlocks) {
+    uint32_t amax = 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      kept[i] = values_of(threadIdx.x + i * threads);
+      amax = hf::dev::larger(amax, hf::dev::largest_magnitude<kWidth>(kept[i]));
+    }
+    for (uint32_t at = threadIdx.x + kPerThread * threads; at < chunks_of_row; at += threads)
+      amax = hf::dev::larger(amax, hf::dev::largest_magnitude<kWidth>(values_of(at)));
+    scale = hf::dev::fp8_scale(hf::dev::largest_of_threads<0, kMaxWaves>(amax, threads));
+    if (threadIdx.x == 0) reinterpret_cast<float*>(scales)[row] = scale;
+  } else {
+    scales += row * ((chunks_of_row + kLanes - 1) / kLanes) * (arguments.e8m0 ? 1 : sizeof(float));
+  }
+  for (uint32_t base = 0; base < chunks_of_row; base += kPerThread * threads) {
+    hf::dev::u32x2 codes[kPerThread];
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const uint32_t at = base + threadIdx.x + i * threads;
+      const Floats values = !kBlocks && base == 0 ? kept[i] : values_of(at);
+      if constexpr (kBlocks) {
+        uint32_t amax = hf::dev::largest_magnitude<kWidth>(values);
+        if constexpr (kWidth == 1)
+          amax = hf::dev::largest_of_threads<kLanes, kMaxWaves>(amax, threads);
+        else
+          amax = hf::dev::lanes_combined<kLanes>(amax, hf::dev::larger);
+        scale = hf::dev::stored_scale(scales, at / kLanes, hf::dev::fp8_scale(amax), arguments.e8m0,
+                                      at < chunks_of_row && at % kLanes == 0);
+      }
+      float scaled[kWidth];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) scaled[j] = hf::dev::over_scale(values[j], scale);
+      if constexpr (kWidth == kChunk)
+        codes[i] = hf::dev::encode_e4m3x8(scaled, hf::dev::kE4m3Limit);
+      else if (at < chunks_of_row)
+        out_row[at] = hf::dev::encode_e4m3(scaled[0], hf::dev::kE4m3Limit);
+    }
+    if constexpr (kWidth == kChunk)
+      hf::dev::store_chunk_pairs(out_row, chunks_of_row, base + threadIdx.x, threads, codes[0], codes[1]);
+  }
+}
+
 using hf::fused_fp8::Format;
 
 // The checks that both entries share; saturation at the format's largest value is filled in.
@@ -193,17 +276,62 @@ void launch_width(const Arguments& arguments, hf::Tensor out, Rest... rest) {
                                      : launch_threads<kWidth, kMx, kManyThreads>(arguments, out, rest...);
 }
 
+bool takes_vectors(const hf::Tensor& out, const hf::Tensor& gate_up, bool force_scalar) {
+  return !force_scalar && out.size(1) % kChunk == 0 && hf::aligned_to(gate_up.data(), 16) && hf::aligned_to(out.data(), 16);
+}
+
 template <bool kMx>
 void launch(const Arguments& arguments, hf::Tensor out, hf::Tensor gate_up, const float* scale, uint8_t* block_scales,
             bool force_scalar, bool programmatic, hipStream_t stream) {
   if (out.size(0) == 0) return;
-  const bool vector = !force_scalar && out.size(1) % kChunk == 0 && hf::aligned_to(gate_up.data(), 16) &&
-                      hf::aligned_to(out.data(), 16);
-  vector ? launch_width<kChunk, kMx>(arguments, out, gate_up, scale, block_scales, programmatic, stream)
-         : launch_width<1, kMx>(arguments, out, gate_up, scale, block_scales, programmatic, stream);
+  takes_vectors(out, gate_up, force_scalar)
+      ? launch_width<kChunk, kMx>(arguments, out, gate_up, scale, block_scales, programmatic, stream)
+      : launch_width<1, kMx>(arguments, out, gate_up, scale, block_scales, programmatic, stream);
+}
+
+template <int kWidth, bool kBlocks>
+void launch_dynamic(const Arguments& arguments, hf::Tensor out, hf::Tensor scales, hf::Tensor gate_up, bool programmatic,
+                    hipStream_t stream) {
+  const int64_t rows = out.size(0), chunks = out.size(1) / kWidth;
+  HF_CHECK(rows < INT64_C(1) << 31 && chunks < INT64_C(1) << 30,
+           "gate_up must have fewer than 2^31 rows, one work-group each, and a row fewer than 2^30 pieces; got ", gate_up);
+  constexpr int64_t kShare = kBlocks && kWidth == 1 ? hf::dev::kFp8Block : hf::dev::kWaveSize;
+  constexpr int64_t kMost = kMaxWaves * hf::dev::kWaveSize;
+  const int64_t needed = (chunks + kShare - 1) / kShare * kShare;
+  const auto threads = static_cast<uint32_t>(needed < kMost ? needed : kMost);
+  hf::Launch at{static_cast<uint32_t>(rows), threads, 0, stream};
+  hf::may_start_early(at, programmatic);
+  hf::launch(swiglu_dynamic_kernel<kWidth, kBlocks>, at, gate_up.data<const Half>(), static_cast<uint32_t>(chunks),
+             threads, out.data<uint8_t>(), static_cast<uint8_t*>(scales.data()), arguments.next_buffer, arguments.activation.interleaved, arguments);
+}
+
+template <bool kBlocks>
+void launch_dynamic(const Arguments& arguments, hf::Tensor out, hf::Tensor scales, hf::Tensor gate_up, bool force_scalar,
+                    bool programmatic, hipStream_t stream) {
+  if (out.size(0) == 0) return;
+  takes_vectors(out, gate_up, force_scalar)
+      ? launch_dynamic<kChunk, kBlocks>(arguments, out, scales, gate_up, programmatic, stream)
+      : launch_dynamic<1, kBlocks>(arguments, out, scales, gate_up, programmatic, stream);
 }
 
 }  // namespace
+
+#if defined(HF_DYNAMIC)
+
+/// scales: float32 [rows] for a scale per row; with `blocks` float32 or e8m0 [rows, ceil(d / 128)].
+void swiglu_dynamic_out(hf::Tensor out, hf::Tensor scales, hf::OptionalTensor next_buffer, hf::Tensor gate_up, double alpha,
+                        double beta, double limit, bool interleaved, bool blocks, bool force_scalar,
+                        bool programmatic, hipStream_t stream) {
+  const Format format = hf::fused_fp8::format_of(gate_up);
+  const auto activation = hf::checked_activation(alpha, beta, limit, interleaved);
+  Arguments arguments = checked(out, next_buffer, gate_up, activation, format);
+  arguments.e8m0 = hf::fused_fp8::check_dynamic_scales(scales, out, blocks);
+  blocks ? launch_dynamic<true>(arguments, out, scales, gate_up, force_scalar, programmatic, stream)
+         : launch_dynamic<false>(arguments, out, scales, gate_up, force_scalar, programmatic, stream);
+}
+HF_EXPORT(swiglu_dynamic_out);
+
+#else
 
 void swiglu_fp8_out(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, hf::Tensor scale,
                     double fp8_max, double alpha, double beta, double limit, bool interleaved, bool force_scalar,
@@ -227,3 +355,5 @@ void swiglu_mxfp8_out(hf::Tensor out, hf::Tensor block_scales, hf::OptionalTenso
   launch<true>(arguments, out, gate_up, nullptr, scales, force_scalar, programmatic, stream);
 }
 HF_EXPORT(swiglu_mxfp8_out);
+
+#endif

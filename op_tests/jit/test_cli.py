@@ -397,9 +397,9 @@ def test_explain_says_what_is_taken_and_why_and_runs_nothing() -> None:
 @pytest.mark.parametrize("op", SUBJECTS)
 def test_every_op_can_be_explained_at_its_example(op: str) -> None:
     found = answer("explain", op, ",".join(map(str, SUBJECTS[op].example)))
-    parts = found if op == "fused_moe_mxfp8" else [found]
+    parts = found if op.startswith("fused_moe") else [found]
     assert all(part["path"] == "kernel" for part in parts), parts
-    if op == "fused_moe_mxfp8":
+    if op.startswith("fused_moe"):
         assert [part["call"] for part in parts] == ["gate and up 4,768,1024,8,2", "down 8,1024,384,8,1"]
 
 
@@ -453,6 +453,7 @@ SMALL_SHAPES = {
     "fp8_linear": "2,16,64",
     "mxfp4_linear": "2,16,128",
     "fused_moe_mxfp8": "2,64,128,2,1",
+    "fused_moe_fp8": "2,64,128,2,1",
     "mxfp8_quantize": "2,64",
     "mxfp4_quantize": "2,64",
     "rms_norm": "2,64",
@@ -460,6 +461,9 @@ SMALL_SHAPES = {
     "rms_norm_mxfp8": "2,64",
     "residual_rms_mxfp8": "2,64",
     "swiglu_mxfp8": "2,64",
+    "rms_norm_fp8_dynamic": "2,64",
+    "residual_rms_fp8_dynamic": "2,64",
+    "swiglu_fp8_dynamic": "2,64",
     "router_gemm": "2,16,128",
     "topk_gating": "2,16,2",
     "moe_align_block_size": "4,8,2",

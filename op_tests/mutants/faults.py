@@ -68,7 +68,7 @@ FAULTS = [
         ("fp8/short_block_of_k_forgotten", "mxfp8_gemm/amd/wave_split_problem.h",
          "const uint32_t steps = (k + kStep - 1) / kStep;", "const uint32_t steps = k / kStep;",
          "ops/test_fp8_gemm.py -k sums_are_exact"),
-        ("fp8/row_of_zeros_has_no_scale", "fp8_quant/fp8_quant_rows.cu", "return scale == 0.f ? 1.f : scale;",
+        ("fp8/row_of_zeros_has_no_scale", "include/hipforge/device/fp8_scale.h", "return scale == 0.f ? 1.f : scale;",
          "return scale;", "ops/test_fp8_quant_rows.py"),
     ),
     *_in(
@@ -150,6 +150,30 @@ FAULTS = [
          "w = __builtin_bit_cast(dev::f32x4, dev::load_b128(of_w, column * sizeof(float), 0));"),
         ("grouped_fp8/rows_of_a_tile_do_not_share", "split_kernel.h", "(kShared == 1 ? rows : rows != 0) * stride",
          "rows * stride"),
+    ),
+    # fp8 scales that a norm or SwiGLU chooses.
+    *_in(
+        "csrc/", "ops/test_fused_fp8_dynamic.py",
+        ("fused_dynamic/largest_of_one_wave", "include/hipforge/device/fp8_scale.h",
+         "(kThreads == 0 ? threads : kThreads) / kWaveSize", "1u"),
+        ("fused_dynamic/values_of_the_last_call", "include/hipforge/device/fp8_scale.h",
+         "  __syncthreads();  // the last call's values have been read\n", ""),
+        ("fused_dynamic/norm_without_its_short_block", "rmsnorm_fp8/rmsnorm_fp8.cu",
+         "(arguments.cols + hf::dev::kFp8Block - 1) / hf::dev::kFp8Block", "arguments.cols / hf::dev::kFp8Block"),
+        ("fused_dynamic/swiglu_without_its_short_block", "swiglu_fp8/swiglu_fp8.cu",
+         "(chunks_of_row + kLanes - 1) / kLanes", "chunks_of_row / kLanes"),
+        ("fused_dynamic/first_chunks_again", "swiglu_fp8/swiglu_fp8.cu", "!kBlocks && base == 0 ? kept[i]", "!kBlocks ? kept[i]"),
+        ("fused_dynamic/what_is_not_in_registers_is_not_looked_at", "rmsnorm_fp8/rmsnorm_fp8.cu",
+         "      look_at_pair(at, load_pair(values, at), load_pair(weight, at));", "      continue;"),
+    ),
+    *_in(
+        "ops/", "ops/test_moe_fp8.py",
+        ("moe_fp8/blocks_quantised_by_rows", "moe.py", "Scales.BLOCKS: fp8_quant_blocks", "Scales.BLOCKS: fp8_quant_rows"),
+        ("moe_fp8/bias_of_the_second_product_forgotten", "moe.py",
+         "inner_q, inner_scale, w2, w2_scale, *routing.aligned, routing.slots, block_m, 1, routing.weights, bias=w2_bias,\n"
+         "        uncovered=\"undefined\",\n    )  # fmt: skip\n    return routing.combined(down, out)\n\n\n# Activations",
+         "inner_q, inner_scale, w2, w2_scale, *routing.aligned, routing.slots, block_m, 1, routing.weights,\n"
+         "        uncovered=\"undefined\",\n    )  # fmt: skip\n    return routing.combined(down, out)\n\n\n# Activations"),
     ),
     # MXFP4 GEMM.
     *_in(

@@ -12,6 +12,7 @@ import torch
 from hipforge.errors import GuardError
 
 BLOCK = 32  # elements that share one e8m0 scale
+FP8_BLOCK = 128  # elements that share a scale of fp8 in blocks
 
 E8M0_DTYPE: torch.dtype | None = getattr(torch, "float8_e8m0fnu", None)
 

@@ -6,8 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from hipforge.ops.core.checks import require_bias, require_dtype, require_out, require_rank, require_tensor
-from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.errors import GuardError
+from hipforge.ops.core.checks import (
+    require_bias,
+    require_choice,
+    require_dtype,
+    require_out,
+    require_rank,
+    require_tensor,
+)
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE, FP8_BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 
 
@@ -47,6 +55,39 @@ def new_or_given_mxfp8(
     if scale_out is None:
         scale_out = x.new_empty((rows, columns // BLOCK), dtype=torch.uint8)
     return out, scale_out
+
+
+def new_or_given_fp8(
+    x: torch.Tensor,
+    shape: Sequence[int],
+    out_format: str,
+    e8m0: bool,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory on x's device for e4m3 elements [rows, columns] and their scales, per row or per 128 of a row.
+
+    What is given is returned, as in :func:`new_or_given_mxfp8`.
+
+    Raises:
+        GuardError: ``scale_out`` has not the dtype that ``e8m0`` says.
+    """
+    rows, columns = shape
+    if out is None:
+        out = x.new_empty((rows, columns), dtype=fp8_dtypes(x.device)[0])
+    if scale_out is None:
+        scales = (rows,) if out_format == "rows" else (rows, -(-columns // FP8_BLOCK))
+        scale_out = x.new_empty(scales, dtype=torch.uint8 if e8m0 else torch.float32)
+    else:
+        require_dtype("scale_out", scale_out, (torch.uint8, E8M0_DTYPE) if e8m0 else (torch.float32,))
+    return out, scale_out
+
+
+def require_format(out_format: str, e8m0: bool) -> None:
+    """Refuse a form of dynamic scales that does not exist."""
+    require_choice("out_format", out_format, ("rows", "blocks"))
+    if e8m0 and out_format != "blocks":
+        raise GuardError('e8m0 scales are for out_format="blocks"; a scale per row is float32')
 
 
 def written(**results: tuple[torch.Tensor | None, torch.Tensor]) -> tuple[torch.Tensor, ...]:

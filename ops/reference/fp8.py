@@ -10,10 +10,10 @@ from hipforge.errors import GuardError
 from hipforge.ops.core import checks
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.formats import FP8_BLOCK as STEP  # of K and of N: a block of weights
 from hipforge.ops.reference.e8m0 import e8m0_to_f32, f32_to_e8m0
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 
-STEP = 128  # of K and of N: a block of weights
 _E8M0 = (torch.uint8, E8M0_DTYPE)
 
 
@@ -67,6 +67,23 @@ def scales_of(
     )
 
 
+def weight_scales_of(name: str, scale: checks.Described, experts: int, n: int, k: int) -> Scales:
+    """Return the kind of scales of experts' weights [experts, n, k]; raises GuardError if they are of no kind."""
+    checks.require_tensor(**{name: scale})
+    each = tuple(scale.shape[1:]) if tuple(scale.shape[:1]) == (experts,) else (-1,)
+    if scale.dtype == torch.float32 and _once(each, n):
+        return Scales.ONCE
+    if each == (-(-n // STEP), -(-k // STEP)) and scale.dtype in (torch.float32, *_E8M0):
+        return Scales.BLOCKS if scale.dtype == torch.float32 else Scales.BLOCKS_E8M0
+    if scale.dtype in _E8M0 and k % BLOCK == 0 and each == (-(-n // BLOCK), k // BLOCK):
+        return Scales.MX_SHARED
+    raise GuardError(
+        f"{name} must have for each of {experts} experts one float32 or {n}; or [{-(-n // STEP)}, {-(-k // STEP)}] "
+        f"float32 or e8m0 bytes, one per 128 x 128; or [{-(-n // BLOCK)}, {-(-k // BLOCK)}] e8m0, one per 32 x 32 "
+        f"(K a multiple of 32); got {scale.dtype} {list(scale.shape)} for weights [{experts}, {n}, {k}]"
+    )
+
+
 def _quantized(blocks: torch.Tensor, dtype: torch.dtype, e8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scales [...] of float32 blocks [..., K]."""
     limit = torch.finfo(dtype).max
@@ -93,6 +110,13 @@ def quantize_fp8_blocks(
     padded = torch.nn.functional.pad(x.float(), (0, -k % STEP)).view(rows, -(-k // STEP), STEP)
     codes, scales = _quantized(padded, dtype, e8m0)
     return codes.flatten(1)[:, :k].contiguous(), scales
+
+
+def quantize_fp8(
+    x: torch.Tensor, dtype: torch.dtype, out_format: str, e8m0: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes and scales of x, float [rows, K], in the format ``rows`` or ``blocks``."""
+    return quantize_fp8_rows(x, dtype) if out_format == "rows" else quantize_fp8_blocks(x, dtype, e8m0)
 
 
 def _once(shape: tuple[int, ...], rows: int) -> bool:

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from hipforge.ops.fp8_quant import fp8_quant_rows as fp8_quant_rows
     from hipforge.ops.fp8_quant import fp8_quant_tensorwise as fp8_quant_tensorwise
     from hipforge.ops.fp8_skinny_gemm import skinny_gemm as skinny_gemm
+    from hipforge.ops.moe import fused_moe_fp8 as fused_moe_fp8
     from hipforge.ops.moe import fused_moe_mxfp8 as fused_moe_mxfp8
     from hipforge.ops.moe_align import moe_align_block_size as moe_align_block_size
     from hipforge.ops.moe_combine import moe_combine as moe_combine
@@ -104,13 +105,16 @@ if TYPE_CHECKING:
     from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8 as grouped_gemm_mxfp8
     from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear as grouped_mxfp8_linear
     from hipforge.ops.rmsnorm_fp8 import residual_rms as residual_rms
+    from hipforge.ops.rmsnorm_fp8 import residual_rms_fp8_dynamic as residual_rms_fp8_dynamic
     from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8 as residual_rms_mxfp8
     from hipforge.ops.rmsnorm_fp8 import rms_norm as rms_norm
     from hipforge.ops.rmsnorm_fp8 import rms_norm_fp8 as rms_norm_fp8
+    from hipforge.ops.rmsnorm_fp8 import rms_norm_fp8_dynamic as rms_norm_fp8_dynamic
     from hipforge.ops.rmsnorm_fp8 import rms_norm_mxfp8 as rms_norm_mxfp8
     from hipforge.ops.rope_and_cache import rope_and_cache as rope_and_cache
     from hipforge.ops.router_gemm import router_gemm as router_gemm
     from hipforge.ops.swiglu_fp8 import swiglu_fp8 as swiglu_fp8
+    from hipforge.ops.swiglu_fp8 import swiglu_fp8_dynamic as swiglu_fp8_dynamic
     from hipforge.ops.swiglu_fp8 import swiglu_mxfp8 as swiglu_mxfp8
     from hipforge.ops.topk_gating import topk_gating as topk_gating
     # end generated

@@ -23,7 +23,7 @@ def command(op: str, shape: str, arch: str | None, as_json: bool) -> None:
     """Say which kernel and configuration OP takes at SHAPE, where that comes from, and why not another path."""
     if arch is not None:
         os.environ["HIPFORGE_EMULATE"] = arch
-    found = {f"{op} {shape}": _explained(op, shape)} if op != "fused_moe_mxfp8" else _products(shape)
+    found = _products(op, shape) if op in PRODUCTS else {f"{op} {shape}": _explained(op, shape)}
     if as_json:
         told = [{"call": title, **asdict(_plain(each))} for title, each in found.items()]
         click.echo(json.dumps(told if len(told) > 1 else told[0], indent=1, default=str))
@@ -71,15 +71,17 @@ def _of_own(op: str, call: partial[Any]) -> Explanation:
     )  # fmt: skip
 
 
-def _products(shape: str) -> dict[str, Explanation]:
+PRODUCTS = {"fused_moe_fp8": "grouped_fp8_linear", "fused_moe_mxfp8": "grouped_mxfp8_linear"}
+"""The op of the two grouped products of a MoE layer."""
+
+
+def _products(op: str, shape: str) -> dict[str, Explanation]:
     """Return what is decided of a MoE layer: its two grouped products; all else of it runs wherever they do."""
-    subject = SUBJECTS["fused_moe_mxfp8"]
+    subject = SUBJECTS[op]
     tokens, n, k, experts, top_k = shapes.parse(shape, subject.shape, subject.example)
     gate_up, down = (tokens, 2 * n, k, experts, top_k), (tokens * top_k, k, n, experts, 1)
     return {
-        f"{name} {','.join(map(str, part))}": _explained(
-            "grouped_mxfp8_linear", ",".join(map(str, part)), weighted=part is down
-        )
+        f"{name} {','.join(map(str, part))}": _explained(PRODUCTS[op], ",".join(map(str, part)), weighted=part is down)
         for name, part in (("gate and up", gate_up), ("down", down))
     }
 

@@ -42,6 +42,18 @@ inline uint8_t* block_scales_of(const Tensor& block_scales, const Tensor& out, i
   return block_scales.data<uint8_t>();
 }
 
+/// Checks the scales of out [rows, cols], one per row or, with `blocks`, per 128 elements of one; returns whether they are e8m0.
+inline bool check_dynamic_scales(const Tensor& scales, const Tensor& out, bool blocks) {
+  const int64_t rows = out.size(0);
+  if (!blocks) {
+    check_operand(scales, "scales", HF_F32, {rows}, ", one per row");
+    return false;
+  }
+  const bool e8m0 = kE8m0.have(scales);
+  check_operand(scales, "scales", e8m0 ? kE8m0 : Dtypes(HF_F32), {rows, ceil_div(out.size(1), 128)}, ", one per 128 of a row");
+  return e8m0;
+}
+
 /// The 16-bit elements that the kernel zeroes for the one after it.
 struct NextBuffer {
   uint16_t* data = nullptr;
