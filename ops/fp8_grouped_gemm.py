@@ -142,9 +142,11 @@ def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> f
     x, w = torch.randn(tokens, k), torch.randn(experts * n, k) * 0.1
     (a_q, a_scale), (w_q, w_scale) = (quantize_fp8_rows(part, fp8_dtypes("cpu")[0]) for part in (x, w))
     ids = torch.rand(tokens, experts).topk(top_k, dim=1).indices.int()
-    indices = *moe_align_block_size(ids, 64, experts), tokens * top_k, 64, top_k
+    slots = moe_align_block_size(ids, 64, experts)
     function = {"grouped_gemm_fp8": grouped_gemm_fp8, "grouped_fp8_linear": grouped_fp8_linear}[op]
-    return functools.partial(function, a_q, a_scale, w_q.view(experts, n, k), w_scale.view(experts, n), *indices)
+    weights = w_q.view(experts, n, k), w_scale.view(experts, n)
+    counts = {"num_valid_tokens": tokens * top_k, "block_m": 64, "a_div": top_k}
+    return functools.partial(function, a_q, a_scale, *weights, *slots, **counts)
 
 
 def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> torch.Tensor:
