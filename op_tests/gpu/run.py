@@ -4,6 +4,7 @@ Needs no package index: the torch, the nvcc and the pytest that are there, and P
 leaves the record of the variants that it touches as it was.
 
     python op_tests/gpu/run.py [-j PROCESSES] [-k EXPRESSION] [--seconds N] [--out FOLDER]
+    python op_tests/gpu/run.py --read FOLDER     the record of such a run's FOLDER, on any machine
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import datetime
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,6 +40,8 @@ FILES = (
     "test_decode_attention_output", "test_decode_attention_workspace",
 )  # fmt: skip
 """The tests of ops that have kernels for a GPU other than AMD's."""
+DIGESTS, CARD = "digests.json", "card.json"
+"""Files beside the outcomes: what was built, and where it ran."""
 
 
 def pytest_run(arguments: list[str], folder: Path, processes: int, seconds: float | None) -> bool:
@@ -71,12 +75,19 @@ def main() -> int:
     parser.add_argument("-j", type=int, default=max(1, cores - 1), help="processes of the ops' tests")
     parser.add_argument("-k", default="", help="only tests whose names match")
     parser.add_argument("--seconds", type=float, help="end each of the two parts after so long")
-    parser.add_argument("--out", type=Path, help="also write record.json and the failures into this folder")
+    parser.add_argument("--out", type=Path, help="also keep the outcomes, the failures and record.json in this folder")
+    parser.add_argument("--read", type=Path, metavar="FOLDER", help="run nothing: read the outcomes kept there")
     options = parser.parse_args()
+    if options.read:
+        write_record(options.read, json.loads((options.read / DIGESTS).read_text()), None)
+        return 0
     chosen = ["-k", options.k] if options.k else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         built = record.digests()  # every module, side by side, ahead of the tests
+        (folder / DIGESTS).write_text(json.dumps(built))
+        card = {"card": torch.cuda.get_device_name(0), "driver": _driver(), "date": datetime.date.today().isoformat()}
+        (folder / CARD).write_text(json.dumps(card))
         files = [str(OP_TESTS / "ops" / f"{file}.py") for file in FILES]
         files += [str(OP_TESTS / "jit/test_plain_hip.py"), str(OP_TESTS / "gpu/test_mxfp8_gemm.py")]
         files.append(str(OP_TESTS / "gpu/test_mxfp8_grouped_gemm.py"))
@@ -104,13 +115,12 @@ def write_record(folder: Path, present: dict[str, str], out: Path | None) -> Non
         for variant, error in line.items():
             errors[variant] = max(error, errors.get(variant, 0.0))
     known = record.read(record.RECORD)
+    where = json.loads((folder / CARD).read_text())
     for variant, names in tests.items():
         if variant in present and all(outcomes.get(name, {}).get("outcome") == "passed" for name in names):
             known[variant] = {
                 "digest": present[variant],
-                "card": torch.cuda.get_device_name(0),
-                "driver": _driver(),
-                "date": datetime.date.today().isoformat(),
+                **where,
                 "tests": len(names),
                 "worst_error": errors.get(variant),
             }
@@ -118,7 +128,7 @@ def write_record(folder: Path, present: dict[str, str], out: Path | None) -> Non
     record.RECORD.write_text(text)
     words = "".join(f"==== {line['test']}\n{line['words']}\n" for line in failed)
     if out:
-        out.mkdir(exist_ok=True, parents=True)
+        shutil.copytree(folder, out, dirs_exist_ok=True)
         (out / record.RECORD.name).write_text(text)
         (out / "failures.txt").write_text(words)
     sys.stdout.write(f"gpu-test: {len(outcomes)} tests, {len(failed)} failed; {len(known)} variants in the record\n")

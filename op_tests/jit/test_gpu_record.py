@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from gpu import record, run
 
 OP_TESTS = Path(__file__).parents[1]
@@ -40,8 +39,7 @@ def test_a_variant_is_recorded_when_every_test_that_called_it_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "RECORD", tmp_path / "record.json")
-    monkeypatch.setattr(run, "_driver", lambda: "580")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H100")
+    (tmp_path / run.CARD).write_text(json.dumps({"card": "H100", "driver": "580", "date": "2026-11-25"}))
     calls = [("a", ["module_x"]), ("b", ["module_x", "module_y"]), ("c", ["module_z"])]
     outcomes = {"a": "passed", "b": "failed"}  # c was not reached
     _lines(tmp_path / "calls-1.jsonl", [{"test": f"op_tests/{name}", "variants": of} for name, of in calls])
@@ -52,8 +50,12 @@ def test_a_variant_is_recorded_when_every_test_that_called_it_passed(
     run.write_record(tmp_path, {"module_x": "1", "module_y": "2", "module_z": "3"}, None)
     written = record.read(record.RECORD)
     assert written.keys() == {"module_x", "module_y"} and written["module_x"]["tests"] == 2
-    date = written["module_y"]["date"]
-    assert written["module_y"] == {**RUN, "digest": "2", "driver": "580", "date": date, "tests": 1}
+    expected = {**RUN, "digest": "2", "driver": "580", "date": "2026-11-25", "tests": 1}
+    assert written["module_y"] == expected
+    record.RECORD.unlink()
+    (tmp_path / run.DIGESTS).write_text(json.dumps({"module_y": "2"}))
+    monkeypatch.setattr(sys, "argv", ["run.py", "--read", str(tmp_path)])
+    assert run.main() == 0 and record.read(record.RECORD) == {"module_y": expected}
 
 
 def _lines(path: Path, values: list[dict[str, Any]]) -> None:
