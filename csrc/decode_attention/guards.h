@@ -33,6 +33,7 @@ struct Options {
   bool causal;
   int64_t window;
   double softcap;
+  bool programmatic;  // of the launch, for GPUs that have it
 };
 
 /// How elements are scaled, as far as a format of caches has it: float32 [1] or [Hkv] for all rows; int32 [pages, page_size, Hkv],
@@ -53,9 +54,9 @@ void entry(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partia
            OptionalTensor block_tables, Tensor seqlens, OptionalTensor k_scale, OptionalTensor v_scale,
            OptionalTensor k_scale_shift, OptionalTensor v_scale_shift, OptionalTensor q_starts, OptionalTensor sinks,
            OptionalTensor out_scale, OptionalTensor scale_out, int64_t groups, double scale, int64_t max_tokens, bool causal,
-           int64_t window, double softcap, int64_t block_n, int64_t waves, int64_t splits, hipStream_t stream) {
+           int64_t window, double softcap, bool programmatic, int64_t block_n, int64_t waves, int64_t splits, hipStream_t stream) {
   kRun({out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, scale_out},
-       {k_scale, v_scale, k_scale_shift, v_scale_shift, groups}, {max_tokens, scale, causal, window, softcap},
+       {k_scale, v_scale, k_scale_shift, v_scale_shift, groups}, {max_tokens, scale, causal, window, softcap, programmatic},
        {block_n, waves, splits}, stream);
 }
 

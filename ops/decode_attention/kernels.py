@@ -13,6 +13,7 @@ import torch
 from hipforge import archs
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.core import programmatic
 from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -161,6 +162,7 @@ def _stub(cache: str, variant: Callable[..., Mapping[str, int | str]]) -> Callab
         causal: bool,
         window: int,
         softcap: float,
+        programmatic: bool,
         block_n: int,
         waves: int,
         splits: int,
@@ -391,5 +393,6 @@ def run_decode_attention(
         configuration, (), out, lse, partial, partial_lse, packed(q, *writes), k, v, block_tables,
         packed(seqlens, *writes), k_scale, v_scale, k_scale_shift, v_scale_shift, cu_seqlens_q, sinks, out_scale,
         scale_out, num_groups or 0, scale, max_seqlen_q or 0, causal, window or 0, softcap or 0.0,
+        programmatic.active(),
     )  # fmt: skip
     return out, lse

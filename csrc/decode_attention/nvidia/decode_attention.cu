@@ -1,6 +1,7 @@
 // Decode attention on sm_90 over fp8 caches, those of q's own 16-bit dtype, and int4 ones: stream_kernel.h has the kernel.
 // The registry names the cache (-DHF_CACHE), a variant one head dimension and one dtype of q, for fp8 also the keys of a step.
 #include "../caches.h"
+#include "hipforge/device/early_start.h"
 #include "hipforge/device/element.h"
 #include "hipforge/device/launch.h"
 #include "hipforge/module.h"
@@ -26,17 +27,20 @@ constexpr int kD = HF_HEAD_DIM;
 constexpr Format kFormat = Format::HF_CACHE;
 
 template <Format kCache>
-void launch_stream(const Problem& p, int64_t batch, int64_t waves, int64_t groups, hipStream_t stream) {
+void launch_stream(const Problem& p, int64_t batch, int64_t waves, int64_t groups, bool programmatic,
+                   hipStream_t stream) {
   using L = Layout<Half, kD, kCache, HF_BLOCK_N>;
   const Split split(p.splits);
   const uint32_t row_tiles = (p.group * p.mq + kBlockM - 1) / kBlockM;
   hf::Launch at{dim3(split.parts(), row_tiles, static_cast<uint32_t>(batch) * p.kv_heads.value),
                 static_cast<uint32_t>(waves * hf::dev::kWaveSize), L::shared_bytes(static_cast<int>(waves)), stream};
   at.cluster = split.cluster;
+  hf::may_start_early(at, programmatic);
   hf::launch(decode_stream<Half, kD, kCache, HF_BLOCK_N>, at, p, split, static_cast<uint32_t>(groups));
   if (split.outer == 1) return;
-  hf::launch(decode_merge<Half, kD>,
-             {dim3(p.kv_heads.value * p.group, p.mq, static_cast<uint32_t>(batch)), kMergeThreads, 0, stream}, p, split.outer);
+  hf::Launch merge{dim3(p.kv_heads.value * p.group, p.mq, static_cast<uint32_t>(batch)), kMergeThreads, 0, stream};
+  hf::may_start_early(merge, programmatic);
+  hf::launch(decode_merge<Half, kD>, merge, p, split.outer);
 }
 
 /// As the entry says; k and v are [pages, page_size, Hkv, row], or [B, Mkv, Hkv, row] without block_tables.
@@ -64,9 +68,9 @@ void run(const Operands& o, const Scales& scales, const Options& options, const 
   const int64_t batch = o.seqlens.size(0);
   if (batch == 0) return;
   if constexpr (kFormat == Format::fp8) {
-    if (p.k.rows) return launch_stream<Format::rows>(p, batch, waves, scales.groups, stream);
+    if (p.k.rows) return launch_stream<Format::rows>(p, batch, waves, scales.groups, options.programmatic, stream);
   }
-  launch_stream<kFormat>(p, batch, waves, scales.groups, stream);
+  launch_stream<kFormat>(p, batch, waves, scales.groups, options.programmatic, stream);
 }
 
 #define HF_ENTRY_(cache) decode_attention_##cache##_out

@@ -6,6 +6,7 @@
 // Bytes: 4 D read for each split of a row, at most 2^5 of them, from L2.
 #pragma once
 
+#include "hipforge/device/early_start.h"
 #include "row_output.h"
 
 namespace hf::decode_attention {
@@ -18,6 +19,8 @@ __global__ void __launch_bounds__(kMergeThreads) decode_merge(const __grid_const
   constexpr uint32_t kFours = kD / 4, kTeams = kMergeThreads / kFours;
   static_assert(kTeams >= 1 && kFours % 8 == 0);
   __shared__ float4 sums[kMergeThreads];
+  dev::let_next_start();
+  dev::wait_for_predecessor();
   const Tokens tokens(p, blockIdx.z);
   if (blockIdx.y >= tokens.count) return;
   const uint32_t heads = p.kv_heads.value * p.group, team = threadIdx.x / kFours, four = threadIdx.x % kFours;

@@ -33,6 +33,7 @@
 #include <type_traits>
 
 #include "../../mxfp8_gemm/nvidia/stream.h"
+#include "hipforge/device/early_start.h"
 #include "row_output.h"
 
 namespace hf::decode_attention {
@@ -184,6 +185,8 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
   constexpr bool kRows = kFormat == Format::rows, kInt4 = L::kInt4, kScaled = !kRows && !kInt4;
   constexpr float kRaised = L::kF16 ? 14.f : 0.f;  // weights are at most 2^kRaised
   extern __shared__ __align__(128) uint8_t shared[];
+  dev::let_next_start();
+  dev::wait_for_predecessor();
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
   const uint32_t batch = p.kv_heads.quotient(blockIdx.z), head = blockIdx.z - batch * p.kv_heads.value;
   const Tokens tokens(p, batch);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,12 +33,16 @@ READ_BYTES = 2 << 30  # over which the read bandwidth is measured
 
 @dataclass(frozen=True)
 class Line:
-    """One op of a step: calls of a step, measured microseconds of all of them in a graph of their own, bytes read."""
+    """One op of a step: calls of a step, microseconds of all of them in a graph of their own, bytes read.
+
+    ``programmatic_us`` is the same inside :func:`hipforge.programmatic_launch`.
+    """
 
     op: str
     path: str
     calls: int
     step_us: float
+    programmatic_us: float | None
     read_bytes: int
 
 
@@ -50,6 +54,7 @@ class Step:
         batch: sequences.
         context: keys of each.
         us: of a step.
+        programmatic_us: inside :func:`hipforge.programmatic_launch`, where it was asked for.
         floor_us: of reading weights, scales and cache at the card's read bandwidth.
         lines: its ops, each measured alone.
         peers: microseconds by name, or why there are none.
@@ -58,6 +63,7 @@ class Step:
     batch: int
     context: int
     us: float
+    programmatic_us: float | None
     floor_us: float
     lines: tuple[Line, ...]
     peers: dict[str, float | str]
@@ -66,6 +72,11 @@ class Step:
     def gap_us(self) -> float:
         """Microseconds of the step beyond those of its ops measured alone."""
         return self.us - sum(line.step_us for line in self.lines)
+
+    @property
+    def least_us(self) -> float:
+        """The shorter of the two."""
+        return min(self.us, self.programmatic_us or self.us)
 
 
 def captured(calls: Iterable[Callable[[], object]], programmatic: bool) -> torch.cuda.CUDAGraph:
@@ -108,7 +119,7 @@ def read_bandwidth() -> float:
     return READ_BYTES / read_floor.microseconds([source]) * 1e6
 
 
-def measure(model: Model, batch: int, context: int, bandwidth: float, programmatic: bool, peers: Sequence[str]) -> Step:
+def measure(model: Model, batch: int, context: int, bandwidth: float, programmatic: bool) -> Step:
     """Return a step, measured."""
     import torch
 
@@ -123,26 +134,28 @@ def measure(model: Model, batch: int, context: int, bandwidth: float, programmat
             reads[number] = op.reads()
         first = chain.logits.clone()
         chain.reset()
-    graph = captured((op.call for op in chain.ops), programmatic)
-    graph.replay()
-    if not torch.equal(chain.logits, first):
-        raise HipforgeError(
-            f"batch {batch}, context {context}: a replay gives other logits than the ops one by one"
-        )
-    chain.reset()
-    us = replay_us(graph)
-    chain.reset()
+
+    def of(calls: list[Callable[[], object]], is_step: bool = False) -> tuple[float, float | None]:
+        found: list[float | None] = [None, None]
+        for number in range(1 + programmatic):
+            graph = captured(calls, bool(number))
+            if is_step:
+                graph.replay()
+                if not torch.equal(chain.logits, first):
+                    how = "a programmatic replay" if number else "a replay"
+                    raise HipforgeError(f"batch {batch}, context {context}: {how} gives other logits than op by op")
+                chain.reset()
+            found[number] = replay_us(graph)
+            chain.reset()
+        return found[0] or 0.0, found[1]
+
+    us = of([op.call for op in chain.ops], is_step=True)
     lines = []
     for name in dict.fromkeys(op.name for op in chain.ops):
         own = [number for number, op in enumerate(chain.ops) if op.name == name]
-        alone = captured((chain.ops[number].call for number in own), programmatic)
-        took = replay_us(alone)
-        chain.reset()
-        lines.append(Line(name, chain.ops[own[0]].path(), len(own), took, sum(reads[number] for number in own)))
-    del graph, chain
-    torch.cuda.empty_cache()
-    times = {name: measure_peer(model.shape, name, batch, context) for name in peers}
-    return Step(batch, context, us, sum(reads) / bandwidth * 1e6, tuple(lines), times)
+        took = of([chain.ops[number].call for number in own])
+        lines.append(Line(name, chain.ops[own[0]].path(), len(own), *took, sum(reads[number] for number in own)))
+    return Step(batch, context, *us, sum(reads) / bandwidth * 1e6, tuple(lines), {})
 
 
 def measure_peer(shape: decode_step.Shape, name: str, batch: int, context: int) -> float | str:
@@ -160,7 +173,7 @@ def measure_peer(shape: decode_step.Shape, name: str, batch: int, context: int) 
                 run()
             found = replay_us(captured([run], False))
     except torch.OutOfMemoryError:
-        return "does not fit beside the model"
+        return "does not fit"
     except Exception as error:  # a peer's failure must not hide what was measured
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
     finally:
@@ -184,7 +197,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int
               help="Sequences, separated by commas.")  # fmt: skip
 @click.option("--context", "contexts", default="2048", callback=_numbers, show_default=True,
               help="Keys of each sequence, the new token included, separated by commas.")  # fmt: skip
-@click.option("--programmatic", is_flag=True, help="Launch inside hipforge.programmatic_launch().")
+@click.option("--programmatic", is_flag=True, help="Also launch inside hipforge.programmatic_launch().")
 @click.option("--layers", type=click.IntRange(1, 1 << 10), help="Cut the model to so many layers of each kind.")
 @click.option("--peers/--no-peers", default=True, show_default=True,
               help="Also measure the model in torch, with bf16 and with fp8 weights.")  # fmt: skip
@@ -238,13 +251,21 @@ def command(
         for batch in batches:
             for context in contexts:
                 try:
-                    steps.append(measure(model, batch, context, bandwidth, programmatic,
-                                         list(decode_twin.PEERS) if peers else []))  # fmt: skip
+                    steps.append(measure(model, batch, context, bandwidth, programmatic))
                 except torch.OutOfMemoryError:
                     click.echo(f"batch {batch}, context {context}: does not fit in this card's memory", err=True)
                     continue
+                finally:
+                    torch.cuda.empty_cache()
                 if not as_json:
                     _print(console, shape.name, steps[-1], bandwidth)
+        del model
+        torch.cuda.empty_cache()
+    for number, step in enumerate(steps if peers else ()):
+        times = {name: measure_peer(shape, name, step.batch, step.context) for name in decode_twin.PEERS}
+        steps[number] = replace(step, peers=times)
+        if not as_json:
+            _print_peers(steps[number])
     if as_json:
         rows = [{**asdict(step), "gap_us": step.gap_us} for step in steps]
         click.echo(json.dumps({**header, "measured": rows}, indent=1))
@@ -257,21 +278,31 @@ def command(
 def _print(console: Console, name: str, step: Step, bandwidth: float) -> None:
     from rich.table import Table
 
-    table = Table(title=f"{name}, batch {step.batch}, context {step.context}: measured")
-    for column in ("op", "path", "calls", "µs a call", "µs of the step", "share", "MB read", "TB/s", "of reading"):
+    both = step.programmatic_us is not None
+    columns = ("op", "path", "calls", "µs a call", *(["programmatic"] if both else []), "share", "MB read", "TB/s",
+               "of reading")  # fmt: skip
+    table = Table(title=f"{name}, batch {step.batch}, context {step.context}: measured", box=None)
+    for column in columns:
         table.add_column(column, justify="left" if column in ("op", "path") else "right")
     for line in step.lines:
         read = [f"{line.read_bytes / 1e6:.1f}", f"{line.read_bytes / line.step_us * 1e-6:.2f}",
-                f"{line.read_bytes / line.step_us * 1e6 / bandwidth:.0%}"] if line.read_bytes else [""] * 3  # fmt: skip
-        table.add_row(line.op, line.path, str(line.calls), f"{line.step_us / line.calls:.2f}", f"{line.step_us:.0f}",
+                f"{line.read_bytes / line.step_us * 1e6 / bandwidth:.0%}"] if line.read_bytes else []  # fmt: skip
+        second = [f"{(line.programmatic_us or 0) / line.calls:.2f}"] if both else []
+        table.add_row(line.op, line.path, str(line.calls), f"{line.step_us / line.calls:.2f}", *second,
                       f"{line.step_us / step.us:.1%}", *read)  # fmt: skip
-    table.add_section()
-    table.add_row("gap", "", "", "", f"{step.gap_us:.0f}", f"{step.gap_us / step.us:.1%}")
-    table.add_row("in all", "", str(sum(line.calls for line in step.lines)), "", f"{step.us:.0f}", "",
-                  f"{step.floor_us * bandwidth / 1e12:.1f}", "", f"{step.floor_us / step.us:.1%}")  # fmt: skip
+    gap = [f"{(step.programmatic_us or 0) - sum(line.programmatic_us or 0 for line in step.lines):.0f}"] if both else []
+    table.add_row("gap", "", "", f"{step.gap_us:.0f}", *gap, f"{step.gap_us / step.us:.1%}")
     console.print(table)
-    console.print(f"{step.us:.0f} µs, {step.batch / step.us * 1e6:.0f} tokens/s; read floor {step.floor_us:.0f} µs, "
-                  f"share {step.floor_us / step.us:.1%}", highlight=False)  # fmt: skip
+    for how, us in (("", step.us), ("programmatic: ", step.programmatic_us)):
+        if us is not None:
+            console.print(f"{how}{us:.0f} µs, {step.batch / us * 1e6:.0f} tokens/s; read floor {step.floor_us:.0f} µs "
+                          f"({step.floor_us * bandwidth / 1e15:.2f} GB), share {step.floor_us / us:.1%}",
+                          highlight=False)  # fmt: skip
+
+
+def _print_peers(step: Step) -> None:
     for peer, us in step.peers.items():
-        text = us if isinstance(us, str) else f"{us:.0f} µs, {step.batch / us * 1e6:.0f} tokens/s, {us / step.us:.2f}×"
-        console.print(f"{peer}, torch.compile, one graph: {text}", highlight=False, markup=False)
+        text = us
+        if not isinstance(us, str):
+            text = f"{us:.0f} µs, {step.batch / us * 1e6:.0f} tokens/s, {us / step.least_us:.2f}× as long"
+        click.echo(f"batch {step.batch}, context {step.context}: {peer}, torch.compile, one graph: {text}")
