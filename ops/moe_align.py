@@ -12,6 +12,7 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
+from hipforge.ops.core import programmatic
 from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.checks import require_dtype, require_int, require_operand, require_out, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
@@ -47,6 +48,7 @@ def moe_align_block_size_out(
     expert_map: torch.Tensor | None,
     block_m: int,
     experts: int,
+    programmatic: bool,
 ) -> None:
     """Write the first three as :func:`moe_align_block_size` says."""
 
@@ -116,8 +118,9 @@ def moe_align_block_size(
             require_out(tensor, (size,), torch.int32, topk_ids.device)
     if taken.path == "kernel":
         moe_align_block_size_out(
-            *out, packed(topk_ids, *out), None if expert_map is None else packed(expert_map, *out), block_m, num_experts
-        )
+            *out, packed(topk_ids, *out), None if expert_map is None else packed(expert_map, *out), block_m,
+            num_experts, programmatic.active(),
+        )  # fmt: skip
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback
 

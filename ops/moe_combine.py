@@ -7,6 +7,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
+from hipforge.ops.core import programmatic
 from hipforge.ops.core.checks import require_dtype, require_int, require_operand, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
@@ -34,6 +35,7 @@ def moe_combine_out(
     top_k: int,
     experts: int,
     local: int,
+    programmatic: bool,
 ) -> None:
     """Write ``out`` as :func:`moe_combine` says; ``experts`` and ``local`` are -1 for no upper limit."""
 
@@ -128,7 +130,7 @@ def moe_combine(
     local = None if num_local_experts is None else min(num_local_experts, _INT32_MAX)
     if taken.path == "kernel":
         limits = (-1 if most is None else most for most in (limit, local))
-        moe_combine_out(out, rows, weights, ids, expert_map, k, *limits)
+        moe_combine_out(out, rows, weights, ids, expert_map, k, *limits, programmatic.active())
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback
 

@@ -8,6 +8,7 @@ import torch
 
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
+from hipforge.ops.core import programmatic
 from hipforge.ops.core.alignment import LOAD_BYTES, packed, require_copyable
 from hipforge.ops.core.checks import require_dtype, require_operand, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
@@ -26,9 +27,11 @@ MAX_BYTES = 2**31 - 1  # of w, which one raw buffer addresses
 
 @compile_ops(
     "module_router_gemm",
-    variant=lambda out, x, w, bias: {"HF_INPUT": _INPUTS[x.dtype], "HF_WEIGHT": _WEIGHTS[w.dtype]},
+    variant=lambda out, x, w, *rest: {"HF_INPUT": _INPUTS[x.dtype], "HF_WEIGHT": _WEIGHTS[w.dtype]},
 )
-def router_gemm_out(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
+def router_gemm_out(
+    out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, programmatic: bool
+) -> None:
     """Write ``out`` as :func:`router_gemm` says."""
 
 
@@ -86,7 +89,7 @@ def router_gemm(
     """
     out = new_or_given(out, (x.shape[0], w.shape[0]), torch.float32, x.device)
     if taken.path == "kernel":
-        router_gemm_out(out, _readable(x, out), _readable(packed(w, out), out), bias)
+        router_gemm_out(out, _readable(x, out), _readable(packed(w, out), out), bias, programmatic.active())
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback
 

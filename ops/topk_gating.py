@@ -7,6 +7,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
+from hipforge.ops.core import programmatic
 from hipforge.ops.core.checks import require_choice, require_dtype, require_int, require_operand, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
@@ -41,6 +42,7 @@ def topk_gating_out(
     topk_groups: int,
     scale: float,
     shared: int,
+    programmatic: bool,
 ) -> None:
     """Write ``weights`` and ``ids`` as :func:`topk_gating` says; without groups both numbers of them are 1."""
 
@@ -152,7 +154,7 @@ def topk_gating(
     counts = (1, 1) if groups is None or topk_groups is None else (groups, topk_groups)
     arguments = weights, ids, logits, bias, k, scoring == "sigmoid", renormalize, *counts, scale, shared_experts
     if taken.path == "kernel":
-        topk_gating_out(*arguments)
+        topk_gating_out(*arguments, programmatic.active())
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback
 

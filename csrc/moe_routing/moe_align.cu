@@ -13,6 +13,7 @@
 //
 // Reads: 4 or 8 bytes per slot and work-group, from L2 after the first one; writes: each entry once. For the slots of a
 // decode step (one work-group) the latency of three passes is the bound.
+#include "hipforge/device/early_start.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
 #include "hipforge/device/math.h"
@@ -123,6 +124,8 @@ __global__ __launch_bounds__(kThreads) void moe_align_kernel(
     const void* ids, uint32_t slots, uint32_t experts, uint32_t block_m, bool wide_ids, bool wide_map, int32_t* sorted,
     int32_t* tiles, int32_t* padded, const void* expert_map) {
   const Arguments a{ids, slots, experts, block_m, wide_ids, wide_map, sorted, tiles, padded, expert_map};
+  hf::dev::let_next_start();
+  hf::dev::wait_for_predecessor();
   const uint32_t groups = groups_of(slots), range = groups == 1 ? slots : divided_up(slots, groups);
   extern __shared__ uint32_t lds[];
   const Counts counts(lds, a.experts);
@@ -221,7 +224,8 @@ __global__ __launch_bounds__(kThreads) void moe_align_kernel(
 /// sorted_ids int32 [T k + E (block_m - 1), rounded up to block_m], expert_ids int32 (one per tile), padded int32 [1];
 /// topk_ids int32 or int64 [T, k]; expert_map int32 or int64 [E].
 void moe_align_block_size_out(hf::Tensor sorted_ids, hf::Tensor expert_ids, hf::Tensor padded, hf::Tensor topk_ids,
-                              hf::OptionalTensor expert_map, int64_t block_m, int64_t experts, hipStream_t stream) {
+                              hf::OptionalTensor expert_map, int64_t block_m, int64_t experts, bool programmatic,
+                              hipStream_t stream) {
   HF_CHECK_ARCH(topk_ids, HF_ARCHS);
   HF_CHECK(hf::kIndex.have(topk_ids) && topk_ids.dim() == 2 && topk_ids.is_contiguous(),
            "topk_ids must be contiguous int32 or int64 [T, top_k]; got ", topk_ids);
@@ -253,7 +257,9 @@ void moe_align_block_size_out(hf::Tensor sorted_ids, hf::Tensor expert_ids, hf::
   a.experts = static_cast<uint32_t>(experts);
   a.block_m = static_cast<uint32_t>(block_m);
   const auto bytes = static_cast<uint32_t>(kCountersPerExpert * experts * sizeof(uint32_t));
-  hf::launch(moe_align_kernel, {groups_of(a.slots), kThreads, bytes, stream}, a.ids, a.slots, a.experts, a.block_m,
+  hf::Launch at{groups_of(a.slots), kThreads, bytes, stream};
+  hf::may_start_early(at, programmatic);
+  hf::launch(moe_align_kernel, at, a.ids, a.slots, a.experts, a.block_m,
              a.wide_ids, a.wide_map, a.sorted, a.tiles, a.padded, a.expert_map);
 }
 HF_EXPORT(moe_align_block_size_out);

@@ -11,6 +11,7 @@
 // begins at +0 is never -0, so that adding 0 changes nothing, and no load waits behind a branch.
 // Bytes per result: k rows read, one written; memory is the bound.
 #include "hipforge/device/buffer.h"
+#include "hipforge/device/early_start.h"
 #include "hipforge/device/element.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
@@ -93,6 +94,8 @@ __global__ __launch_bounds__(kThreads) void moe_combine_kernel(
     const Input* rows, const float* weights, const void* ids, const void* expert_map, Output* out, int32_t experts,
     int32_t local, uint32_t cols, uint32_t choices, bool wide_ids, bool wide_map) {
   const Arguments a{rows, weights, ids, expert_map, out, experts, local, cols, choices, wide_ids, wide_map};
+  hf::dev::let_next_start();
+  hf::dev::wait_for_predecessor();
   using In = hf::dev::Vector<Input, kWidth>;
   using Out = hf::dev::Vector<Output, kWidth>;
   using F32 = hf::dev::Vector<float, kWidth>;
@@ -126,15 +129,16 @@ __global__ __launch_bounds__(kThreads) void moe_combine_kernel(
 }
 
 template <int kWidth>
-void launch(Arguments a, int64_t tokens, int64_t cols, hipStream_t stream) {
+void launch(Arguments a, int64_t tokens, int64_t cols, bool programmatic, hipStream_t stream) {
   constexpr int64_t kColumns = kThreads * kWidth, kMaxGridY = 65535;
   static_assert(kMaxGridY * kColumns * kAhead * sizeof(Input) < hf::dev::kOutOfRange, "offsets have 32 bits");
   const int64_t pieces = (cols + kColumns - 1) / kColumns;
   HF_CHECK(pieces <= kMaxGridY, "rows have ", cols, " columns; at most ", kMaxGridY * kColumns, " are taken",
            kWidth == 1 ? " on the path for unaligned data" : "");
   a.cols = static_cast<uint32_t>(cols);
-  hf::launch(moe_combine_kernel<kWidth>,
-             {dim3(static_cast<uint32_t>(tokens), static_cast<uint32_t>(pieces)), kThreads, 0, stream}, a.rows, a.weights,
+  hf::Launch at{dim3(static_cast<uint32_t>(tokens), static_cast<uint32_t>(pieces)), kThreads, 0, stream};
+  hf::may_start_early(at, programmatic);
+  hf::launch(moe_combine_kernel<kWidth>, at, a.rows, a.weights,
              a.ids, a.expert_map, a.out, a.experts, a.local, a.cols, a.choices, a.wide_ids, a.wide_map);
 }
 
@@ -143,7 +147,8 @@ void launch(Arguments a, int64_t tokens, int64_t cols, hipStream_t stream) {
 /// out [T, N]; rows [T k, N]; weights float32 [T, k]; ids int32 or int64 [T, k]; expert_map int32 or int64 [experts].
 /// experts and local are -1 where ids, and the numbers in expert_map, have no upper limit.
 void moe_combine_out(hf::Tensor out, hf::Tensor rows, hf::OptionalTensor weights, hf::OptionalTensor ids,
-                     hf::OptionalTensor expert_map, int64_t top_k, int64_t experts, int64_t local, hipStream_t stream) {
+                     hf::OptionalTensor expert_map, int64_t top_k, int64_t experts, int64_t local, bool programmatic,
+                     hipStream_t stream) {
   HF_CHECK_ARCH(rows, HF_ARCHS);
   HF_CHECK(rows.dtype() == hf::dev::dtype_of<Input>, "rows has another dtype than this variant was built for");
   HF_CHECK(rows.dim() == 2 && rows.is_contiguous(), "rows must be contiguous [T * k, N]; got ", rows);
@@ -178,6 +183,6 @@ void moe_combine_out(hf::Tensor out, hf::Tensor rows, hf::OptionalTensor weights
   a.out = out.data<Output>();
   a.choices = static_cast<uint32_t>(top_k);
   const bool vector = cols % kChunk == 0 && hf::aligned_to(rows.data(), 16) && hf::aligned_to(out.data(), 16);
-  vector ? launch<kChunk>(a, tokens, cols, stream) : launch<1>(a, tokens, cols, stream);
+  vector ? launch<kChunk>(a, tokens, cols, programmatic, stream) : launch<1>(a, tokens, cols, programmatic, stream);
 }
 HF_EXPORT(moe_combine_out);

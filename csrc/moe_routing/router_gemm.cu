@@ -1,5 +1,6 @@
 // logits[t, e] = sum over h of x[t, h] w[e, h] (+ bias[e]), products and sums in fp32: checks and the launch. The kernel is
 // the vendor's (router_kernel.h).
+#include "hipforge/device/early_start.h"
 #include "hipforge/device/element.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
@@ -33,19 +34,22 @@ struct Arguments {
 namespace {
 
 template <int kTokens, int kUnroll>
-void launch(const Arguments& a, hipStream_t stream) {
+void launch(const Arguments& a, bool programmatic, hipStream_t stream) {
   constexpr uint32_t kMaxGridY = 65535;
   const uint32_t pieces = (a.tokens + kTokens - 1) / kTokens;
   HF_CHECK(pieces <= kMaxGridY, "x must have at most ", int64_t{kMaxGridY} * kTokens, " rows; got ", a.tokens);
   const dim3 grid((a.experts + kTile - 1) / kTile, pieces);
-  hf::launch(router_gemm_kernel<kTokens, kUnroll>, {grid, kThreads, 0, stream}, a.x, a.w, a.bias, a.out, a.tokens,
+  hf::Launch at{grid, kThreads, 0, stream};
+  hf::may_start_early(at, programmatic);
+  hf::launch(router_gemm_kernel<kTokens, kUnroll>, at, a.x, a.w, a.bias, a.out, a.tokens,
              a.experts, a.hidden, a.x_row_bytes);
 }
 
 }  // namespace
 
 /// out float32 [T, E]; x [T, H], rows contiguous; w [E, H]; bias float32 [E].
-void router_gemm_out(hf::Tensor out, hf::Tensor x, hf::Tensor w, hf::OptionalTensor bias, hipStream_t stream) {
+void router_gemm_out(hf::Tensor out, hf::Tensor x, hf::Tensor w, hf::OptionalTensor bias, bool programmatic,
+                     hipStream_t stream) {
   HF_CHECK_ARCH(x, HF_ARCHS);
   HF_CHECK(x.dtype() == hf::dev::dtype_of<Input> && w.dtype() == hf::dev::dtype_of<Weight>,
            "x or w has another dtype than this variant was built for");
@@ -79,8 +83,8 @@ void router_gemm_out(hf::Tensor out, hf::Tensor x, hf::Tensor w, hf::OptionalTen
   const auto enough = [&](int64_t at_once) {
     return (experts + kTile - 1) / kTile * ((tokens + at_once - 1) / at_once) >= kEnoughGroups;
   };
-  if (enough(kManyTokens)) return launch<kManyTokens, 1>(a, stream);
-  if (enough(kMoreTokens)) return launch<kMoreTokens, 2>(a, stream);
-  launch<kFewTokens, 4>(a, stream);
+  if (enough(kManyTokens)) return launch<kManyTokens, 1>(a, programmatic, stream);
+  if (enough(kMoreTokens)) return launch<kMoreTokens, 2>(a, programmatic, stream);
+  launch<kFewTokens, 4>(a, programmatic, stream);
 }
 HF_EXPORT(router_gemm_out);

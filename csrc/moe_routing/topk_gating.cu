@@ -12,6 +12,7 @@
 // The choice is by logit where there is no bias: scores are monotone in it, and two logits whose scores round to the
 // same number still have an order. With a bias it is by score + bias.
 // Bytes: a row of logits is read once; the latency of k dependent steps over the wave is the bound.
+#include "hipforge/device/early_start.h"
 #include "hipforge/device/element.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
@@ -155,6 +156,8 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(
   const Arguments a{logits, row_stride, expert_bias, weights,     ids,        experts,
                     groups, options,    scale,       topk_groups, group_size, group_reciprocal};
   __shared__ uint32_t lds[2 * kPerLane * kWaveSize];
+  hf::dev::let_next_start();
+  hf::dev::wait_for_predecessor();
   const uint32_t lane = threadIdx.x;
   const int64_t token = blockIdx.x;
   const Input* row = a.logits + token * a.row_stride;
@@ -222,8 +225,10 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(
 }
 
 template <int kPerLane>
-void launch(const Arguments& a, int64_t tokens, hipStream_t stream) {
-  hf::launch(topk_gating_kernel<kPerLane>, {static_cast<uint32_t>(tokens), kWaveSize, 0, stream}, a.logits, a.row_stride,
+void launch(const Arguments& a, int64_t tokens, bool programmatic, hipStream_t stream) {
+  hf::Launch at{static_cast<uint32_t>(tokens), kWaveSize, 0, stream};
+  hf::may_start_early(at, programmatic);
+  hf::launch(topk_gating_kernel<kPerLane>, at, a.logits, a.row_stride,
              a.bias, a.weights, a.ids, a.experts, a.groups, a.options, a.scale, a.topk_groups, a.group_size,
              a.group_reciprocal);
 }
@@ -234,7 +239,7 @@ void launch(const Arguments& a, int64_t tokens, hipStream_t stream) {
 /// topk_groups 1 where there are none.
 void topk_gating_out(hf::Tensor weights, hf::Tensor ids, hf::Tensor logits, hf::OptionalTensor bias, int64_t choices,
                      bool sigmoid, bool renormalize, int64_t groups, int64_t topk_groups, double scale, int64_t shared,
-                     hipStream_t stream) {
+                     bool programmatic, hipStream_t stream) {
   HF_CHECK_ARCH(logits, HF_ARCHS);
   HF_CHECK(logits.dtype() == hf::dev::dtype_of<Input>, "logits has another dtype than this variant was built for");
   HF_CHECK(logits.dim() == 2 && (logits.size(1) <= 1 || logits.stride(1) == 1), "logits must be [T, E] with contiguous rows; got ",
@@ -271,12 +276,12 @@ void topk_gating_out(hf::Tensor weights, hf::Tensor ids, hf::Tensor logits, hf::
   a.group_size = static_cast<uint32_t>(experts / groups);
   a.group_reciprocal = ((1u << kReciprocalBits) + a.group_size - 1) / a.group_size;
   a.scale = static_cast<float>(scale);
-  if (experts <= kWaveSize) return launch<1>(a, tokens, stream);
-  if (experts <= 2 * kWaveSize) return launch<2>(a, tokens, stream);
-  if (experts <= 4 * kWaveSize) return launch<4>(a, tokens, stream);
+  if (experts <= kWaveSize) return launch<1>(a, tokens, programmatic, stream);
+  if (experts <= 2 * kWaveSize) return launch<2>(a, tokens, programmatic, stream);
+  if (experts <= 4 * kWaveSize) return launch<4>(a, tokens, programmatic, stream);
   if constexpr (8 * kWaveSize < kMaxExperts) {
-    if (experts > 8 * kWaveSize) return launch<kMaxExperts / kWaveSize>(a, tokens, stream);
+    if (experts > 8 * kWaveSize) return launch<kMaxExperts / kWaveSize>(a, tokens, programmatic, stream);
   }
-  launch<8>(a, tokens, stream);
+  launch<8>(a, tokens, programmatic, stream);
 }
 HF_EXPORT(topk_gating_out);

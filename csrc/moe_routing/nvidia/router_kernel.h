@@ -47,6 +47,8 @@ __global__ __launch_bounds__(kThreads) void router_gemm_kernel(
     uint32_t x_row_bytes) {
   const Arguments a{x_rows, weights, bias, out, tokens, experts, hidden, x_row_bytes};
   __shared__ float partial[kWaves][kTokens][kTile];
+  hf::dev::let_next_start();
+  hf::dev::wait_for_predecessor();
   const uint32_t lane = threadIdx.x % hf::dev::kWaveSize, wave = threadIdx.x / hf::dev::kWaveSize;
   const uint32_t first_expert = blockIdx.x * kTile, first_token = blockIdx.y * kTokens;
   // Rows past the last one are the last one again, and not stored.
