@@ -248,6 +248,14 @@ def test_the_command_time_measures_here() -> None:
     assert product["source"].startswith("measured:")
 
 
+def test_the_demo_names_the_card_and_measures_every_row_beside_bf16() -> None:
+    done = subprocess.run([sys.executable, "-m", "hipforge", "demo", "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert report["header"]["device"].startswith(torch.cuda.get_device_name(0))
+    assert all(row["misses"] == [] and row["exact"] and 0 < row["us"] < row["bf16_us"] * 2 for row in report["rows"])
+
+
 def test_a_warm_load_and_a_call_stay_short() -> None:
     """A budget with room: the figures themselves are printed by ``measure.py``."""
     done = run_child(

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from helpers.jit_stand_in import StandIn
 
 from hipforge import devices, ops, settings, shapes
-from hipforge.cli import demo, doctor, inspect
+from hipforge.cli import demo, doctor, inspect, output
 from hipforge.cli.build_progress import spoken_seconds
 from hipforge.cli.main import COMMANDS, cli
 from hipforge.cli.profile_subjects import SUBJECTS
@@ -522,6 +522,15 @@ def test_the_demo_ends_with_0_and_reports_every_cell(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(demo, "MAX_WEIGHT_RATIO", 0.5)
     missed = invoke("demo")
     assert missed.exit_code == 1 and "weight bytes loaded 1.000x > 0.5x" in missed.output
+
+
+def test_the_demo_of_a_gpu_shows_microseconds_beside_bf16(capsys: pytest.CaptureFixture[str]) -> None:
+    row = demo.Row(6144, 768, 1, "gemv", 1.7e-3, True, None, 64, 0, None, us=5.25, bf16_us=7.5)
+    demo._print(output.console(), {"device": "a card"}, [row])
+    said = capsys.readouterr().out
+    assert all(part in said for part in ("a card", "5.25", "7.50", "measured in this run")) and "waves/SIMD" not in said
+    demo._print(output.console(), {}, [replace(row, us=None, bf16_us=None)])
+    assert "not counted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

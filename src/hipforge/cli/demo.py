@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,12 @@ MAX_WEIGHT_RATIO = 1.05
 
 @dataclass(frozen=True)
 class Row:
-    """One cell of the demo. ``weight_ratio``: weight bytes loaded / weight bytes, None where nothing counts them."""
+    """One cell of the demo.
+
+    ``weight_ratio``: weight bytes loaded / weight bytes, None where nothing counts them. ``us`` and ``bf16_us``:
+    microseconds of a call and of torch's bf16 product of the same shape, measured on a GPU; None without one. ``vgpr``:
+    registers of a lane.
+    """
 
     k: int
     n: int
@@ -42,7 +48,9 @@ class Row:
     weight_ratio: float | None
     vgpr: int
     spills: int
-    occupancy: int
+    occupancy: int | None
+    us: float | None = None
+    bf16_us: float | None = None
 
     @property
     def misses(self) -> list[str]:
@@ -118,6 +126,22 @@ def resources_of(symbols: list[str]) -> list[dict[str, Any]]:
     return [kernels[symbol] for symbol in symbols if symbol in kernels] if symbols else list(kernels.values())
 
 
+def measured_us(operands: Operands) -> tuple[float, float]:
+    """Return microseconds of the product and of torch's bf16 one, in graphs over operands that rotate past L2."""
+    import torch
+
+    from hipforge.ops.smallm_gemm_mxfp8 import mxfp8_gemv
+    from hipforge.tuning import timing
+
+    def of(call: Callable[..., object], given: tuple[torch.Tensor, ...]) -> float:
+        copies = timing.copies_for(sum(part.nbytes for part in given))
+        rotated = [given, *(tuple(part.clone() for part in given) for _ in range(copies - 1))]
+        return timing.microseconds_per_call(lambda i: call(*rotated[i]), copies)
+
+    x, w = (part.to("cuda", torch.bfloat16) for part in operands[::2])  # of the values only the shapes matter
+    return of(mxfp8_gemv, operands), of(lambda x, w: x @ w.T, (x, w))
+
+
 def measure_row(m: int, n: int, k: int, device: devices.Device) -> Row:
     """Run one cell on real and on integer data and return what was found."""
     import torch
@@ -145,6 +169,7 @@ def measure_row(m: int, n: int, k: int, device: devices.Device) -> Row:
     integers = integer_operands(m, n, k, place)
     exact_got = mxfp8_gemv(*integers)
     used = resources_of(symbols)
+    us, bf16_us = measured_us(operands) if device.is_gpu else (None, None)
     return Row(
         k=k,
         n=n,
@@ -154,9 +179,11 @@ def measure_row(m: int, n: int, k: int, device: devices.Device) -> Row:
         relative_error=((got.cpu().double() - want).norm() / want.norm()).item(),
         exact=exact_got is not None and torch.equal(exact_got.cpu(), float64_reference(integers).bfloat16()),
         weight_ratio=ratio,
-        vgpr=max(int(kernel["vgpr"]) for kernel in used),
-        spills=sum(int(kernel["vgpr_spills"]) + int(kernel["sgpr_spills"]) for kernel in used),
-        occupancy=min(int(kernel["occupancy"]) for kernel in used),
+        vgpr=max(int(kernel.get("vgpr", kernel.get("registers", 0))) for kernel in used),
+        spills=sum(int(count) for kernel in used for name, count in kernel.items() if "spill" in name),
+        occupancy=min((int(kernel["occupancy"]) for kernel in used if "occupancy" in kernel), default=None),
+        us=us,
+        bf16_us=bf16_us,
     )
 
 
@@ -255,18 +282,25 @@ def _print(console: Console, header: dict[str, str], rows: list[Row]) -> None:
     for name, value in header.items():
         console.print(f"{name + ':':16}{value}", markup=False, soft_wrap=True, highlight=False)
     table = Table(show_edge=False, pad_edge=False)
-    for heading in ("M,N,K", "kernel", "relF vs float64", "integers", "weight bytes loaded", "VGPR", "spills",
-                    "waves/SIMD", ""):
+    measured = all(row.us for row in rows)
+    more = ("µs", "torch bf16 µs", "") if measured else ("weight bytes loaded", "VGPR", "spills", "waves/SIMD", "")
+    for heading in ("M,N,K", "kernel", "relF vs float64", "integers", *more):
         table.add_column(heading, justify="left" if heading in ("M,N,K", "kernel") else "right")
     for row in rows:
         table.add_row(
             f"{row.m},{row.n},{row.k}", row.kernel, f"{row.relative_error:.2e}",
             "exact" if row.exact else "WRONG",
-            "not counted" if row.weight_ratio is None else f"{row.weight_ratio:.3f} x",
-            str(row.vgpr), str(row.spills), str(row.occupancy), "[red]MISS[/]" if row.misses else "[green]ok[/]",
+            *_numbers(row), "[red]MISS[/]" if row.misses else "[green]ok[/]",
         )
     console.print(table)
-    console.print(
-        f"Bounds: relF <= {MAX_RELATIVE_ERROR:.0e}, integer data bit-exact, weight bytes (counted) <= "
-        f"{MAX_WEIGHT_RATIO} x, no spills."
-    )
+    bound = "" if measured else f"weight bytes (counted) <= {MAX_WEIGHT_RATIO} x, "
+    console.print(f"Bounds: relF <= {MAX_RELATIVE_ERROR:.0e}, integer data bit-exact, {bound}no spills.")
+    if measured:
+        console.print("µs: measured in this run, by graphs over operands that rotate past L2; bf16 is torch.matmul's.")
+
+
+def _numbers(row: Row) -> list[str]:
+    if row.us is not None and row.bf16_us is not None:
+        return [f"{row.us:.2f}", f"{row.bf16_us:.2f}"]
+    ratio = "not counted" if row.weight_ratio is None else f"{row.weight_ratio:.3f} x"
+    return [ratio, str(row.vgpr), str(row.spills), "-" if row.occupancy is None else str(row.occupancy)]
