@@ -29,6 +29,7 @@ log = logging.getLogger("hipforge")
 
 _SPEAK_EVERY_S = 5.0
 _POLL_S = 0.02
+_MODE = 0o644  # of a lock file; filelock's own default is the umask's
 
 
 @contextlib.contextmanager
@@ -115,10 +116,10 @@ def try_building(root: Path, name: str) -> Iterator[bool]:
 def _lock(path: Path) -> BaseFileLock:
     """Return the lock at ``path`` of the kind that its file system has; a soft one of a dead process is broken."""
     if _has_flock(path):
-        return FileLock(path)
+        return FileLock(path, mode=_MODE)
     soft = path.with_suffix(".soft")
     _break_if_dead(soft, path)
-    return SoftFileLock(soft)
+    return SoftFileLock(soft, mode=_MODE)
 
 
 _flock_works: dict[Path, bool] = {}
@@ -131,7 +132,7 @@ def _has_flock(path: Path) -> bool:
 
 
 def _try_flock(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:

@@ -17,7 +17,7 @@ from hipforge import settings
 from hipforge.errors import BuildError, ConfigError
 from hipforge.jit import digest, hip_module, maintenance, obtain, registry, tools
 from hipforge.jit.backends.amd import compilers
-from hipforge.jit.cache import cache_dir, prebuilt, trust
+from hipforge.jit.cache import cache_dir, locks, prebuilt, trust
 
 STATE = {"toolchains.json": tools.holds_answers, "digests.json": digest.holds_digests}
 
@@ -60,6 +60,16 @@ def test_whatever_the_umask_nobody_else_can_write_what_is_made(stand_in: StandIn
     assert done.wait(60) == 0, done.communicate()
     assert stand_in.cache.is_dir()
     assert others_can_write(stand_in.cache) == []
+
+
+def test_nobody_else_can_write_a_lock_file_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        for name in ("first", "second"):  # the first is made by the look for flock
+            with locks.building(tmp_path, name, name):
+                assert others_can_write(tmp_path / "locks") == []
+    finally:
+        os.umask(before)
 
 
 def test_an_export_can_be_used_at_once_whatever_the_umask(stand_in: StandIn, tmp_path: Path) -> None:
