@@ -344,7 +344,7 @@ def convert_to_float8_training(
         The model; a new object only where ``module`` is itself a linear layer that was converted.
 
     Raises:
-        GuardError: ``module`` is no module; a layer to convert has a parametrization, as
+        GuardError: ``module`` is no module, ``config`` no configuration; a layer to convert has a parametrization, as
             :meth:`Float8Linear.from_float` says.
 
     Example:
@@ -355,6 +355,8 @@ def convert_to_float8_training(
     """
     if not isinstance(module, nn.Module):
         raise GuardError(f"module must be a torch.nn.Module; got {type(module).__name__}")
+    if not isinstance(config, Float8LinearConfig | None):
+        raise GuardError(f"config must be a Float8LinearConfig or None; got {type(config).__name__}")
     wanted = module_filter_fn or default_module_filter
 
     converted: dict[nn.Module, nn.Module] = {}  # a layer that is used in several places stays one layer

@@ -407,6 +407,20 @@ def test_pages_are_given_out_returned_and_never_too_many() -> None:
         PagedKVCache(1, 1, 8, 1, 64)
 
 
+def test_a_cache_names_the_layer_and_the_rows_that_it_does_not_have() -> None:
+    cache = PagedKVCache(layers=2, pages=3, page_size=16, kv_heads=1, head_dim=64)
+    step = cache.extend([1], 3)
+    for q in (torch.ones(1, 3, 1, 64), torch.ones(4, 1, 64), torch.ones(3), 1.0):
+        with pytest.raises(GuardError, match=r"q must be a tensor \[B \* tokens, Hq, D\] of a step of 3 tokens; got"):
+            cache.attend(0, q, step)  # type: ignore[call-overload]  # which types tell
+    heads = torch.ones(3, 1, 64).bfloat16()
+    for layer, message in ((2, "at most 1, of 2 layers; got 2"), (-1, "at least 0"), ("0", "must be an int")):
+        with pytest.raises(GuardError, match=f"layer .*{message}"):
+            cache.attend(layer, heads, step)  # type: ignore[call-overload]
+        with pytest.raises(GuardError, match=f"layer .*{message}"):
+            cache.rope_and_store(layer, heads, heads, heads, torch.ones(16, 64), step)  # type: ignore[arg-type]
+
+
 @torch.no_grad()
 def test_weights_written_for_one_architecture_load_on_the_other() -> None:
     """A state dict in e4m3fn gives the same numbers on gfx942, where the layer holds e4m3fnuz."""

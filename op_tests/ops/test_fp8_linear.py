@@ -348,6 +348,15 @@ def test_only_the_tensorwise_recipe_exists():
         fp8.Float8LinearConfig.from_recipe_name("rowwise")
 
 
+def test_what_is_no_model_or_no_configuration_is_refused():
+    for model, config, message in (
+        (3, None, "module must be a torch.nn.Module; got int"),
+        (nn.Linear(8, 8), 3, "config must be a Float8LinearConfig or None; got int"),
+    ):
+        with pytest.raises(GuardError, match=message):
+            fp8.convert_to_float8_training(model, config=config)
+
+
 def test_an_mlp_learns_as_well_as_in_bf16():
     """100 steps on a fixed regression: the FP8 loss ends within 2 % of the bf16 one."""
 

@@ -206,6 +206,7 @@ class PagedKVCache:
         Raises:
             GuardError: operands that do not fit each other or the cache.
         """
+        self._require_layer(layer)
         return rope_and_cache(
             q, k, v, cos_sin, step.positions, self.k[layer], self.v[layer], step.slot_mapping, style=style,
             q_weight=q_weight, k_weight=k_weight, weight_offset=weight_offset, epsilon=epsilon,
@@ -279,7 +280,11 @@ class PagedKVCache:
         Raises:
             GuardError: operands that do not fit each other or the cache.
         """
-        batched = q.view(-1, step.tokens, *q.shape[1:])
+        self._require_layer(layer)
+        if not isinstance(q, torch.Tensor) or q.dim() != 3 or q.shape[0] % step.tokens:
+            got = f"shape {tuple(q.shape)}" if isinstance(q, torch.Tensor) else type(q).__name__
+            raise GuardError(f"q must be a tensor [B * tokens, Hq, D] of a step of {step.tokens} tokens; got {got}")
+        batched = q.unflatten(0, (-1, step.tokens))
         if split_k is None and step.block_tables.shape[1] * self.page_size <= UNSPLIT_KEYS:
             split_k = 1
         operands = batched, self.k[layer], self.v[layer], step.block_tables, step.seqlens
@@ -291,3 +296,8 @@ class PagedKVCache:
         options |= {"out_format": out_format, "scale_out": scale_out}
         found, block_scales = decode_attention_fp8(*operands, *scales, **options)
         return found.view(q.shape), block_scales
+
+    def _require_layer(self, layer: int) -> None:
+        require_int("layer", layer, 0)
+        if layer >= len(self.k):
+            raise GuardError(f"layer must be at most {len(self.k) - 1}, of {len(self.k)} layers; got {layer}")
