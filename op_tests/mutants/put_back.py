@@ -1,6 +1,6 @@
 """Puts faults back that the package had, one at a time, and lets the generator of calls (``make adversary``) find them.
 
-    python op_tests/mutants/put_back.py [--only PATTERN ...] [--size DRAWS] [--seed N]
+    python op_tests/mutants/put_back.py [--only PATTERN ...] [--size DRAWS] [--seed N] [--first]
 
 The working tree is copied first. Prints how many draws caught each fault, and how; exit status 1 if one was not caught.
 """
@@ -12,14 +12,17 @@ import fnmatch
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from stress.run import drawn
+
 from mutants.run import LEFT_OUT, ROOT
 
 
@@ -78,26 +81,23 @@ def misplaced(fault: PutBack, root: Path = ROOT) -> str | None:
     return "; ".join(f"{text!r} occurs {n} times in {file}" for n, file, text in counts if n != 1) or None
 
 
-def caught(root: Path, fault: PutBack, size: int, seed: int) -> int:
+def caught(root: Path, fault: PutBack, size: int, seed: int, first: bool) -> int:
     """Put a fault back in a copy, draw calls and say what they found; returns how many draws were wrong."""
     before = {root / file: (root / file).read_text() for file, _, _ in fault.edits}
     for file, text, becomes in fault.edits:
         (root / file).write_text((root / file).read_text().replace(text, becomes))
-    drawing = str(root / "op_tests/stress/run.py")
-    command = [sys.executable, "-W", "ignore", drawing, "calls", "--size", str(size), "--seed", str(seed)]
-    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     started = time.monotonic()
     try:
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+        ended, wrong = drawn(seed, size, threading.Event() if first else None)
     finally:
         for path, content in before.items():
             path.write_text(content)
-    wrong = re.search(r"; (\d+) wrong$", done.stdout, re.MULTILINE)
-    number = int(wrong[1]) if wrong else 0
-    ways = sorted(set(re.findall(r"^    ended: (.*)$", done.stdout, re.MULTILINE)))
-    how = ", ".join(ways) or done.stderr[-300:]
-    print(f"{fault.name:35} {number:5} of {size} draws, {time.monotonic() - started:.0f} s: {how}", flush=True)
-    return number
+    ways = Counter(match[1] for text in wrong if (match := re.search(r"^    ended: (.*)$", text, re.MULTILINE)))
+    how = ", ".join(f"{number} {way}" for way, number in sorted(ways.items())) or "none"
+    print(f"{fault.name:35} {sum(ended.values()):5} draws, {time.monotonic() - started:.0f} s: {how}", flush=True)
+    for text in wrong[:1]:
+        print(f"    {text[:600]}", flush=True)
+    return len(wrong)
 
 
 def main() -> int:
@@ -106,14 +106,16 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="names of faults, as sinks/*")
     parser.add_argument("--size", type=int, default=10_000, help="draws for each")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", action="store_true", help="end a fault's draws with the first that catches it")
     given = parser.parse_args()
     chosen = [fault for fault in PUT_BACK if any(fnmatch.fnmatch(fault.name, pattern) for pattern in given.only)]
     wrong = {fault.name: why for fault in chosen if (why := misplaced(fault)) is not None}
     with tempfile.TemporaryDirectory(prefix="hipforge-put-back-") as folder:
         root = Path(folder) / "tree"
         shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        os.environ["PYTHONPATH"] = str(root / "src")  # of the processes that draw
         for fault in chosen:
-            if fault.name not in wrong and not caught(root, fault, given.size, given.seed):
+            if fault.name not in wrong and not caught(root, fault, given.size, given.seed, given.first):
                 wrong[fault.name] = "no draw caught it"
     for name, why in wrong.items():
         print(f"NOT CAUGHT {name}: {why}")

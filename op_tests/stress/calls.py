@@ -19,6 +19,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -279,14 +280,17 @@ def work(seed: int, first: int, end: int) -> None:
         print(json.dumps(line), flush=True)
 
 
-def run(seed: int, first: int, end: int, where: str) -> tuple[Counter[str], list[dict[str, Any]]]:
+def run(
+    seed: int, first: int, end: int, where: str, found: threading.Event | None = None
+) -> tuple[Counter[str], list[dict[str, Any]]]:
     """Make calls in their own processes, on an architecture or ``torch``.
 
-    A process that dies, or takes too long for a call, is replaced, and its call counts as a crash.
+    A process that dies, or takes too long for a call, is replaced, and its call counts as a crash. ``found`` is set by
+    the first call that is wrong; from then on no more are made.
     """
     ended: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
-    while first < end:
+    while first < end and not (found and found.is_set()):
         number = first
         for line in _lines(seed, first, end, where):
             if "begins" in line:
@@ -296,10 +300,15 @@ def run(seed: int, first: int, end: int, where: str) -> tuple[Counter[str], list
             first = line["number"] + 1
             if line["ended"] not in GOOD_ENDS:
                 wrong.append({**line, "where": where})
+            if found and (wrong or found.is_set()):
+                found.set()
+                return ended, wrong
         if first < end:
             ended["crash"] += 1
             wrong.append({"number": number, "ended": "crash", "op": OPS[number % len(OPS)].name, "where": where})
             first = number + 1
+            if found:
+                found.set()
     return ended, wrong
 
 
@@ -315,8 +324,11 @@ def _lines(seed: int, first: int, end: int, where: str) -> Iterator[dict[str, An
     }
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for text in process.stdout:
-            with contextlib.suppress(ValueError):
-                line = json.loads(text)
-                if isinstance(line, dict):
-                    yield line
+        try:
+            for text in process.stdout:
+                with contextlib.suppress(ValueError):
+                    line = json.loads(text)
+                    if isinstance(line, dict):
+                        yield line
+        finally:
+            process.kill()  # where its caller has seen enough

@@ -37,6 +37,13 @@ class Odd:
         return False
 
 
+class Untrue:
+    """Neither true nor false, as a comparison of arrays: asking raises."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("neither true nor false")
+
+
 WILD: tuple[Callable[[], Any], ...] = (
     lambda: None, lambda: -1, lambda: 0, lambda: 1, lambda: 3, lambda: 17, lambda: 64, lambda: 2**31 - 1,
     lambda: 2**31, lambda: 2**63, lambda: -(2**70), lambda: 2.0, lambda: 2.5, lambda: float("nan"),
@@ -207,6 +214,8 @@ def spoilt(rng: Rng, given: Arguments, op: Op) -> Arguments:
                     changed[name] = way(rng, value)
                 elif problem(changed[other]) is None and other not in fixed:
                     changed[name], changed[other] = _shared(rng, value, changed[other])
+        elif isinstance(value, float | bool) and rng.chance(0.5):
+            changed[name] = Untrue() if isinstance(value, bool) else rng.pick(AWKWARD)
         else:
-            changed[name] = rng.pick(AWKWARD) if isinstance(value, float) and rng.chance(0.5) else rng.pick(WILD)()
+            changed[name] = rng.pick(WILD)()
     return changed

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -35,7 +36,12 @@ SHOWN = 20
 
 
 def calls(seed: int, count: int, folder: Path) -> Found:
-    """Fuzzed calls on both architectures and on torch, in two processes at a time."""
+    """Fuzzed calls on both architectures and on torch."""
+    return drawn(seed, count)
+
+
+def drawn(seed: int, count: int, found: threading.Event | None = None) -> Found:
+    """Draw calls in two processes at a time; up to the first that is wrong, which sets ``found``, if it is given."""
     from stress import calls as trial
 
     ended: Counter[str] = Counter()
@@ -44,11 +50,13 @@ def calls(seed: int, count: int, folder: Path) -> Found:
     for where, share in SHARES.items():
         end = round(count * share)
         step = max(500, -(-end // 4))  # a process takes as long to start as 300 calls
-        parts += [(where, first, min(first + step, end)) for first in range(0, end, step)]
+        parts += [(first, where, min(first + step, end)) for first in range(0, end, step)]
+    if found is not None:
+        parts.sort()  # each of the three from the beginning
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(lambda part: trial.run(seed, part[1], part[2], part[0]), parts))
-    for (where, _, _), (found, bad) in zip(parts, results, strict=True):
-        ended.update({f"{where}: {outcome}": number for outcome, number in found.items()})
+        results = list(pool.map(lambda part: trial.run(seed, part[0], part[2], part[1], found), parts))
+    for (_, where, _), (outcomes, bad) in zip(parts, results, strict=True):
+        ended.update({f"{where}: {outcome}": number for outcome, number in outcomes.items()})
         wrong += ["\n    ".join(f"{name}: {value}" for name, value in line.items()) for line in bad]
     return ended, wrong
 
