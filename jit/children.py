@@ -1,4 +1,4 @@
-"""Processes that are started here: they end with this one, and how they ended is seen even where SIGCHLD is ignored."""
+"""Child processes: they end with this one, and their status is seen even where SIGCHLD is ignored."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _waiting = 0
 def waited_for() -> Iterator[None]:
     """Let children be waited for in the block, also in a process that ignores SIGCHLD, as some servers do.
 
-    There the kernel forgets how a child ended, Python takes that for success, and the child's own children, since a
-    signal that is ignored stays so across ``exec``, cannot be waited for either.
+    There the kernel forgets a child's status, and Python takes that for success. An ignored signal stays ignored across
+    ``exec``, so that the child cannot wait for its own children either.
     """
     global _waiting
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""Which files determined a build: the closure of what its compilers read, and what a failed one did not find."""
+"""The files that determined a build: those that compilers read, and those that a failed compiler did not find."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
 
 
 def _refuse_absent(spec: BuildSpec, found: list[tuple[str, str]], made_here: list[str]) -> None:
-    """Fail a build that read what is not there: no later look could tell whether it changed."""
+    """Fail a build that read a file which is gone: no later look-up could tell whether it changed."""
     absent = [spec.roots.show(path) for path, digest in found if digest in (ABSENT, UNREADABLE)] + made_here
     if absent:
         raise InputsChanged(spec.title, absent, found, in_key=False, how=NO_SUCH_FILE)
@@ -70,10 +70,9 @@ _HEADER_SUFFIXES = (".h", ".hpp", ".hh", ".hxx", ".cuh", ".inc")
 
 
 def _could_appear(spec: BuildSpec, paths: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the places, as absent, where a new file of the project would be read instead of what was.
+    """Return, as absent, the places where a new file of the project would be read in place of an old one.
 
-    Those where a system header could be shadowed are left out: a thousand of them would cost every warm load
-    milliseconds.
+    Places that could shadow a system header are left out: a thousand of them would cost every warm load milliseconds.
     """
     own = [spec.roots.show(hidden) for hidden in paths if hidden.startswith(_OWN)]
     headers = [path for path in own if path.endswith(_HEADER_SUFFIXES)]

@@ -43,8 +43,7 @@ def compile_ops(
         fc_name: name of the exported function, if it is not the stub's.
         variant: the parameter of the stub that gives each of the module's variant parameters, as in
             ``{"BLOCK_N": "block_n"}``; or a function that takes the call's arguments and returns the values,
-            ``{"M": 4, "BLOCK_N": 8}``, by shapes, strides, dtypes and numbers alone: what it chose for some is not
-            asked again.
+            ``{"M": 4, "BLOCK_N": 8}``, from shapes, strides, dtypes and numbers alone, because its answer is kept.
         mutates: the tensors that the op writes; the first parameter must be one. Empty for functions of pybind11
             modules that return a value.
         gen_fake: what a traced call returns; only needed where the stub returns something.
@@ -89,7 +88,7 @@ def callable_of(stub: Stub, function: F) -> F:
 def _caller(stub: Stub) -> Callable[..., Any]:
     """Return a function with the stub's own parameters: a call without ``*args`` costs a quarter of a microsecond less.
 
-    It is one code object per number of parameters, renamed; what it calls stands in globals of its own.
+    Functions with equally many parameters share one code object; each has its own globals with what it calls.
     """
 
     def traced(*args: Any) -> Any:
@@ -135,7 +134,7 @@ _of_torch: dict[str, Any] = {"is_dynamo_compiling": _ask_torch, "profiler": Idle
 
 
 def _ask_torch_directly() -> None:
-    """Save every call a Python frame; done as early as possible, because torch.compile guards on the function's id."""
+    """Save every call a Python frame, as early as possible: torch.compile guards on the function's id."""
     import torch
     from torch.autograd import profiler
 
@@ -387,7 +386,7 @@ _TYPES: dict[str, type] = {BOOL: bool, STR: str}
 
 
 def _converts(value: Any, conversion: Callable[[Any], Any]) -> bool:
-    """Return whether a value is what the conversion takes; a tensor of several elements only seems to be an int."""
+    """Return whether the conversion takes a value; a tensor of several elements only seems to be an int."""
     if isinstance(value, str | bytes | bytearray):  # float() reads those
         return False
     try:

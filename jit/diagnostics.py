@@ -24,7 +24,7 @@ _TRANSIENT = re.compile(
     r"Resource temporarily unavailable|Text file busy|Stale file handle|Permission denied)|"
     # a compiler that crashed, in gcc's words and in clang's
     r"internal compiler error|signal terminated|PLEASE submit a bug report|Segmentation fault|"
-    # what is missing lies on the linker's own search path, where nothing tells that it has appeared
+    # a library that is missing on the linker's search path may appear unnoticed
     r"cannot find -l|unable to find library -l|library not found for -l|"
     # with capitals, as a shell or a driver reports a signal; gcc ends every fatal error with "compilation terminated."
     r"\bKilled\b|\bTerminated\b",
@@ -32,7 +32,7 @@ _TRANSIENT = re.compile(
 
 _SIGNAL_STATUS = 128
 
-# What a source meets that is compiled without HIP's headers and uses what they declare.
+# Errors of a source that uses HIP's headers and is compiled without them.
 _NOT_BARE = re.compile(r"hip/[\w/]+\.h:|undeclared identifier|unknown type name|no member named|undefined hidden")
 _BARE_HINT = (
     'the module says "bare": true, so it has no header of HIP but hipforge/amd/hip.h, and no device library; if the '
@@ -41,7 +41,7 @@ _BARE_HINT = (
 
 
 class UnreadableError(BuildError):
-    """What a compiler wrote cannot be read: a fault of the disk or of the machine, which may not recur."""
+    """A compiler's output cannot be read: a fault of the disk or the machine, which may not recur."""
 
 
 @dataclass(frozen=True)

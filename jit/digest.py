@@ -3,10 +3,10 @@
 Question: what are the bytes of this file now? A digest is remembered with the file's size, mtime, inode and ctime; all
 four equal means the same bytes. ctime cannot be set by a user, so restoring an mtime does not deceive it.
 
-A digest is remembered only of a file that had been left alone for ``_RACE_NS`` when it was read: after a shorter time,
-a second write within the same tick of the file system's clock would leave the four values alike. Known gap: a network
-file system whose clock is ahead of this machine's by more than that remembers nothing, and one whose clock is behind
-may remember too early.
+A digest is remembered only if the file was last written ``_RACE_NS`` or longer before it was read. Sooner, a second
+write within one tick of the file system's clock would leave the four values alike. Known gap: with a network file
+system whose clock runs ahead by more, nothing is remembered; with one that runs behind, a digest may be remembered too
+early.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ OnPlan = Callable[[Sequence[Planned], int], None]
 def requests(modules: Iterable[str], archs: Sequence[str], *, every_variant: bool = False) -> list[Request]:
     """Return requests for ``modules`` and those of ``archs`` that a module has code for.
 
-    The variants are those to build ahead of a first call, or with ``every_variant`` also those that only a tuner or an
-    explicit configuration uses.
+    The variants are those to build ahead of a first call; with ``every_variant``, also those for tuners and explicit
+    configurations.
 
     Raises:
         ArchError: no module has code for any of the architectures.
@@ -182,8 +182,8 @@ def _as_build_error(error: HipforgeError | OSError, item: Planned) -> HipforgeEr
 class _Running:
     """A module whose steps ninja is running.
 
-    ``receivers`` are, by the name of a step, the modules that get what that step makes here; ``received`` names the
-    steps whose results come from another module.
+    ``receivers`` names for each step the modules that share its output; ``received`` names the steps whose results come
+    from another module.
     """
 
     number: int

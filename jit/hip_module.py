@@ -223,7 +223,7 @@ def specification(wanted: Request, compiler: Toolchain) -> BuildSpec:
             _SOURCE_SUFFIXES,
             lambda generated: _plan(wanted, compiler, generated),
         )
-        # Stands for the sources to come, so that the flags they will get are in the key.
+        # A placeholder for the sources to come: their flags are then in the key.
         sample = ("generated.cu",)
     steps, files = _plan(wanted, compiler, sample)
     ingredients = {**wanted.portable, **compiler.ingredients(wanted.arch)}

@@ -222,8 +222,8 @@ def build(
 
     Compiled with ``-fPIC -I<package>/csrc/include`` and then ``cflags``, in order; linked with ``-shared``, the
     objects and then ``ldflags``. Flags may use ``${CSRC}``, ``${JIT}`` and ``${EMULATOR}``. ``required`` names files
-    without which a build makes no sense, each with what to say when it is missing; a library that is there needs none.
-    ``source_cflags`` are further flags of single sources, by file name; they come last.
+    that a build needs, each with the message for its absence; a library that is built needs none. ``source_cflags`` are
+    further flags of single sources, by file name; they come last.
 
     Raises:
         BuildError: a source does not compile or is missing.

@@ -1,9 +1,8 @@
 """Build steps → ninja text.
 
-The body names every file by placeholder, so it is the same wherever the package lies and enters the cache key as it
-is; the prologue, which assigns the placeholders, does not. ninja is used for what it is good at: running commands in
-order and in parallel. It never decides whether something is up to date, because every build starts in an empty
-directory.
+The body names every file by placeholder, so that it is the same wherever the package lies, and enters the cache key.
+The prologue, which assigns the placeholders, does not enter it. ninja runs commands in order and in parallel, no more.
+It never decides whether something is up to date, because every build starts in an empty directory.
 """
 
 from __future__ import annotations

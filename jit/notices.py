@@ -1,4 +1,4 @@
-"""What a user is told while something slow runs: a line on stderr at its start and end, a bar on a terminal.
+"""Progress of something slow: a line on stderr at its start and end, a bar on a terminal.
 
 ``HIPFORGE_QUIET=1`` silences all of it. Nothing here is an error or a warning: those are exceptions and log records.
 """

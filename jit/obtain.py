@@ -1,7 +1,7 @@
 """How is a module obtained? Prebuilt, else cached, else the error that an earlier build left, else built now.
 
-The only place that defines this order, and the second look that whoever gets the lock of a build takes. The loader,
-host libraries, builds of many modules, ``hipforge inspect`` and ``hipforge cache why`` all use it.
+The only place that defines this order, and the second look-up under the lock of a build. The loader, host libraries,
+builds of many modules, ``hipforge inspect`` and ``hipforge cache why`` all use it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _to_build(found: Failed | Missing) -> BuildSpec:
 
 
 def _build(spec: BuildSpec) -> Ready:
-    """Build what a look has missed, unless another process does so first; then return that one's entry."""
+    """Build an entry that was missing, or return the one that another process built first."""
     return cache_dir.written(lambda root: _build_in(root, spec))
 
 

@@ -46,16 +46,16 @@ class ModuleEntry:
     """One HIP module as its JSON entry describes it.
 
     ``flags_extra_hip_per_source`` adds flags for the sources whose path matches a pattern such as ``*_device.cu``.
-    ``srcs`` and ``flags_extra_hip`` are for every vendor; where the entry gives them by vendor, they are those of the
-    first, and :meth:`for_vendor` returns the entry as another one builds it.
+    ``srcs`` and ``flags_extra_hip`` are for every vendor; if the entry gives them by vendor, they are the first
+    vendor's, and :meth:`for_vendor` returns the entry of another.
     ``bare``: the compiler reads no header before the sources and links no device library, so they include
     ``hipforge/amd/hip.h`` in place of ``hip/hip_runtime.h``.
     ``torch_exclude``: a module with ``"ffi": "pybind11"`` gets no headers and libraries of torch. ``variants`` names
     the ``-D`` macros a build is specialised on and the values each may have; ``build_ahead`` lists by architecture the
-    combinations that the op's tuned table and default rule choose, where those are few of all: they are built ahead of
-    their first call, the others on it. ``resource_limits`` bounds registers,
-    spills, scratch, LDS and occupancy of every kernel, whatever compiled it; ``expected`` in it holds the figures of
-    certain compilers, and under ``kernels`` a pattern of kernel names may have its own of both kinds.
+    combinations that the op's tuned table and default rule choose, if they are few of all. They are built ahead of
+    their first call, the others on it. ``resource_limits`` bounds registers, spills, scratch, LDS and occupancy of
+    every kernel, whatever compiled it; ``expected`` in it holds the figures of certain compilers, and under ``kernels``
+    a pattern of kernel names may have its own of both kinds.
     """
 
     name: str

@@ -1,9 +1,8 @@
 """What is wanted (:class:`Request`, before any compiler is known) and all that determines it (:class:`BuildSpec`).
 
 ``ingredients`` is a flat table of names and short texts: digests, versions, commands with placeholders. The key is its
-digest, so nothing can influence a binary through the key without having a name that ``hipforge cache why`` can print.
-What is only known once a compiler ran (the closure of headers, a generator's output) is in the entry's manifest and in
-the second half of its directory name.
+digest, so that everything in the key has a name that ``hipforge cache why`` can print. What only a compiler's run shows
+(the headers it read, a generator's output) is in the entry's manifest and in the second half of its directory name.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def category(ingredient: str) -> str:
 
 @dataclass(frozen=True)
 class Generator:
-    """Commands that write sources into the folder ``output`` of the build directory, and what is done with those.
+    """Commands that write sources into the folder ``output`` of the build directory, and the build of those.
 
     ``plan`` takes the names of the sources written and returns all steps and files of the build.
     """

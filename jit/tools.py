@@ -1,4 +1,4 @@
-"""Which tool is this? An executable's identity: what it says of itself, and the bytes it consists of.
+"""An executable's identity: its own version text and digests of its bytes.
 
 Asking a compiler for its version starts a process, so the answer is kept in the cache directory beside the stat of
 the executable; a warm path only looks at the stat.
@@ -50,7 +50,7 @@ class Tool:
 
 
 class ProbeStore:
-    """Answers of programs, kept with the stat of the program's file: ``{question: [stamp, answer]}``."""
+    """Remembered answers of programs, with the stat of the program's file: ``{question: [stamp, answer]}``."""
 
     def __init__(self, file: Path | None) -> None:
         self.file = file

@@ -37,12 +37,12 @@ class Vendor:
 
     Attributes:
         name: as in ``ArchInfo.vendor``; keys of a registry entry that differ by vendor use it.
-        device: the value of ``HIPFORGE_DEVICE`` that demands its GPUs.
+        device: the value of ``HIPFORGE_DEVICE`` that requires its GPUs.
         gpu: what messages call one: ``an AMD GPU``.
         torch_arch: GPU index -> its architecture as torch reports it; None where this torch sees no GPU of the vendor.
         torch_says: one line on what torch sees, for people.
         any_arch: whether ``HIPFORGE_DEVICE=auto`` takes its GPU also where there are no kernels for its architecture.
-        no_gpu: what to do where ``device`` is demanded and there is none.
+        no_gpu: what to do where ``device`` is required and there is none.
         runtime_functions: its functions that get and set a thread's device.
         compiler: the setting that names a compiler.
         nowhere: the places where a kind of compiler was looked for and not found.

@@ -242,7 +242,7 @@ def private_folder(name: str) -> Path:
 
 
 def own_file(directory: Path | None, name: str, is_own: Callable[[object], bool]) -> Path | None:
-    """Return where a file of remembered answers is kept, None where that would be somebody else's file of this name.
+    """Return the place of a file of remembered answers; None where another program has a file of this name.
 
     ``is_own`` says whether parsed JSON is what hipforge writes there. Such a file that others can write is removed. A
     link stays: the file that it leads to is read and replaced, in a directory as trusted as the cache.

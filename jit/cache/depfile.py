@@ -17,9 +17,9 @@ _PIECE = re.compile(
 def parse_depfile(text: str) -> list[str]:
     r"""Return the prerequisites, each once, in order; escapes are those that ninja reads.
 
-    2N + 1 backslashes and a space are N backslashes and a space of the name; after 2N backslashes it ends the name. One
-    backslash is taken from those before ``#`` and ``:``, ``$$`` is ``$``, a backslash before a line break continues the
-    line, and any other stands for itself. A name may hold every other character, also those that end ninja's.
+    2N + 1 backslashes and a space are N backslashes and a space of the name; after 2N backslashes it ends the name. A
+    backslash before ``#`` or ``:`` escapes it, ``$$`` is ``$``, a backslash before a line break continues the line, and
+    any other backslash is part of the name. A name may hold every other character, also those that end ninja's.
 
     >>> parse_depfile("a.o: x.cu \\\n  dir\\ one/y.h a\\b/z.h\n")
     ['x.cu', 'dir one/y.h', 'a\\b/z.h']
@@ -101,9 +101,8 @@ def absent_headers(
 ) -> list[str]:
     """Return where there is no file, and a new one would change what a compiler reads.
 
-    That is any place where one of ``headers`` would be found earlier than where it is: beside a file that may include
-    it, or in a folder of ``search`` before its own; and any place where what a false ``__has_include`` asks for may
-    appear.
+    These are the places where one of ``headers`` would be found first: beside a file that may include it, and in the
+    folders of ``search`` before its own. Names that a false ``__has_include`` asks for may appear anywhere on the path.
 
     Args:
         headers: the project's headers that were read.

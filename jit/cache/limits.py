@@ -82,7 +82,7 @@ def _recorded_with(spec: Binary) -> str:
 
 
 def _is_recorded(entry: Entry, spec: Binary) -> bool:
-    """Return whether the expected figures are those of the entry's compiler: ``clang 22.1`` stands for 22.1.8 too."""
+    """Return whether the expected figures are those of the entry's compiler: ``clang 22.1`` means 22.1.8 too."""
     used = f"{compiler(entry.manifest)}."
     return any(used.startswith(f"{name}.") for name in _compilers(spec))
 
@@ -96,7 +96,7 @@ def _excess(entry: Entry, spec: Binary, *, expected: bool) -> Iterator[str]:
 
 
 def _applied(symbol: str, values: Mapping[str, Any], limits: Mapping[str, Any], expected: bool) -> dict[str, int]:
-    """Return the limits of one kind that hold for one kernel: those of all, then those of each pattern it matches."""
+    """Return a kernel's limits of one kind: those of all kernels, then those of each pattern that it matches."""
     matching = (
         overrides
         for pattern, overrides in limits.get("kernels", {}).items()

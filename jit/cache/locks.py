@@ -1,8 +1,8 @@
 """One builder per key at a time, one writer per tuned table, across processes; waiters log progress and time out.
 
 flock is released by the kernel when its holder dies, so a killed builder never blocks the next one. On a file system
-without flock (some network ones) a lock file that is made exclusively takes its place; it says which process made it,
-so that on the same host the lock of a dead process is broken.
+without flock (some network ones) a file that is created exclusively takes its place. It names the process that made it,
+so that the lock of a dead process is broken on the same host.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def holding(path: Path, what: str, doing: str, *, remove: bool = False) -> Itera
 
     Args:
         path: it is made; its folder must be there.
-        what: what messages call what is locked.
+        what: the name of the locked thing in messages.
         doing: what messages say of its holder: "building".
         remove: remove the file before the lock is released; a process that waits for it makes a new file.
 

@@ -1,8 +1,7 @@
 """Did a file change while a compiler was reading it? Then the digest taken afterwards is not that of what was compiled.
 
-Whether one did is seen from its status-change time, which no program can set, and where that leaves a doubt (a file
-system whose clock is not this machine's, a file changed just before the build), from a second build between two looks
-at the contents.
+A change is seen from the status-change time, which no program can set. Where that leaves a doubt (the file system has
+another clock, or the file changed just before the build), the build is repeated between two looks at the contents.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ NO_SUCH_FILE = "was read by a compiler, as it reports, and is not there; rename 
 class InputsChanged(BuildError):
     """A file that determines the binary changed during the build.
 
-    ``dependencies`` are the files that were read with their digests after the build; ``in_key`` says that one of them
-    is a source, so that the key no longer describes what was compiled.
+    ``dependencies`` are the files that were read with their digests after the build; ``in_key``: one of them is a
+    source, and the key no longer describes what was compiled.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class InputsChanged(BuildError):
 
 
 def start() -> int:
-    """Return the time, in nanoseconds, that no file changed before now carries and every later change reaches.
+    """Return a time in nanoseconds that is later than every past change of a file and at most that of any later one.
 
     The kernel stamps files with the time of its last tick, or, since Linux 6.13, with the exact time where somebody
     looked at the file's times before. So this waits until the tick's time is past the exact time of now (two ticks,
@@ -55,7 +54,7 @@ def start() -> int:
 def check(
     spec: BuildSpec, dependencies: Iterable[tuple[str, str]], began_ns: int, before: Mapping[str, str]
 ) -> None:
-    """Make sure that what was read is what is there now.
+    """Make sure that no file has changed since it was read.
 
     Args:
         spec: what was built.
@@ -92,5 +91,5 @@ def _touched_since(path: str, digest: str, began_ns: int) -> bool:
         changed_at = os.stat(path).st_ctime_ns
     except OSError:
         return digest != ABSENT
-    # A stamp without a fraction may stand for any time within its second.
+    # A stamp without a fraction may mean any time within its second.
     return changed_at >= began_ns if changed_at % _SECOND_NS else changed_at + _SECOND_NS > began_ns

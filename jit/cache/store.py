@@ -9,20 +9,20 @@ Layout, under the cache directory::
     digests.json, toolchains.json                         digests of files and answers of compilers, by stat
 
 ``<key>`` is the digest of the spec's ingredients, known before any compiler runs; ``<dependencies>`` that of the
-closure of headers the compiler reported. An entry is usable when its key is the spec's, every dependency has the
-digest in the manifest now, and ``module.so`` has its own.
+headers that the compiler reported. An entry is usable when its key is the spec's, every dependency has the digest in
+the manifest now, and ``module.so`` has its own.
 
 Invariant: an entry appears by one rename of a finished directory, and is never changed afterwards (its manifest's
 mtime alone moves: it is the time of last use). Readers take no lock that could wait: a shared flock on the manifest,
 for as long as the process lives, tells :mod:`hipforge.jit.maintenance` that the entry is in use.
 
-The directory may be one that other programs use too (a home directory, ``~/.cache``): what is removed is recognised
-by its name, which ends in digests, and nothing else is touched.
+Other programs may use the directory too (a home directory, ``~/.cache``): only files whose name ends in digests are
+removed.
 
-Known gap: a new file is not noticed that shadows a known header earlier on the include path, or that makes a false
-``__has_include`` true: compilers do not report failed look-ups, and reading the directories of the include
-path at every look-up would cost more than all other checks together. Nor is a new compiler behind a wrapper script, if
-the script is unchanged and ``--version`` reports the same.
+Known gap: a new file that shadows a header earlier on the include path, or that makes a false ``__has_include`` true,
+is not noticed. Compilers do not report failed look-ups, and reading the include path at every look-up would cost more
+than all other checks together. Nor is a new compiler behind a wrapper script, if the script is unchanged and
+``--version`` reports the same.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Entry:
 
 
 def dependencies_digest(dependencies: list[tuple[str, str]], generated: Mapping[str, str]) -> str:
-    """Return the digest of a header closure and a generator's output."""
+    """Return the digest of the headers read and of a generator's output."""
     return text_digest(json.dumps([sorted(map(list, dependencies)), sorted(generated.items())]))
 
 

@@ -66,7 +66,7 @@ def entry_problem(entry: Path, files: tuple[str, ...]) -> str | None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, that only this user can write, whatever the umask.
+    """Make a directory and its parents writable by this user alone, whatever the umask.
 
     Raises:
         OSError: one cannot be made.

@@ -234,8 +234,8 @@ def process_binder() -> Binder:
 def make_binder(environment: Environment, *, reading: Reading = "functions") -> Binder:
     """Return a new binder for ``environment``.
 
-    ``reading``: how tensors are read, if torch has what that takes: the functions that
-    :mod:`hipforge.jit.call.torch_functions` looks for, else its table of DLPack functions, else Python.
+    ``reading``: how tensors are read: by the functions of :mod:`hipforge.jit.call.torch_functions`, else by torch's
+    table of DLPack functions, else in Python.
 
     Raises:
         BuildError, MissingModuleError, ToolchainError: the binding is not there and cannot be built.

@@ -6,7 +6,7 @@ bound when a process and its modules are loaded::
 
     subprocess.run([sys.executable, "my_bench.py"], env=bench_hook.environment())
 
-What is measured stands for calls on a GPU. Under a torch whose tensors are read through Python, the one check that only
+The measured calls are like those on a GPU. Under a torch whose tensors are read through Python, the one check that only
 the emulator's calls make there (the size of each tensor's storage, beside launches of 50 us and more) is left out.
 """
 

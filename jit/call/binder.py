@@ -51,8 +51,8 @@ class Binder(Protocol):
     ) -> Callable[..., Any]:
         """Return a function that calls the entry which ``variant`` chooses for the arguments.
 
-        ``entries`` is keyed by the one value, or the tuple of values, of the dict that ``variant`` returns; what it
-        lacks ``load(arguments)`` returns, or says what is wrong with them.
+        ``entries`` is keyed by the one value, or the tuple of values, of the dict that ``variant`` returns.
+        ``load(arguments)`` returns an entry that is missing, or raises for wrong arguments.
         """
         ...
 

@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 class Idle:
-    """Stands for ``torch.autograd.profiler`` where no range is wanted, or torch is not imported."""
+    """In place of ``torch.autograd.profiler`` where no range is wanted, or torch is not imported."""
 
     _is_profiler_enabled = False
 

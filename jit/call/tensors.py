@@ -1,7 +1,7 @@
 """Torch tensors that are not what their data pointer, shape and strides say; kernels would give wrong results or crash.
 
-Views have state beside their data: a negative or conjugate bit that says how to read it, a storage that was resized
-below what the shape reaches (as sharded training frees parameters), no storage at all, a gradient to record.
+Views have state beside their data: a negative or conjugate bit, a storage smaller than the shape (sharded training
+frees parameters so), no storage at all, a gradient to record.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _may_meet(one: list[tuple[int, int]], two: list[tuple[int, int]], offset: in
 
 
 def check_gradients(op: str, arguments: Mapping[str, Any], written: Collection[str]) -> None:
-    """Do for a call that does not enter a kernel's binding what that does about gradients; they are being recorded.
+    """Check gradients, which are being recorded, for a call that enters no kernel's binding.
 
     Raises:
         GuardError: an argument that the op writes requires grad.

@@ -1,8 +1,8 @@
 """The functions of torch's own libraries by which the binding reads a tensor without a Python call.
 
 Eleven are C shims that torch keeps for compiled models; three are C++ functions that take one pointer or nothing and
-have had the same symbol for years. A torch that lacks one, or whose answers differ from Python's on a few tensors, is
-read through its table of DLPack functions, and one without that through Python.
+have had the same symbol for years. Where torch lacks one, or its answers differ from Python's on a few tensors, its
+table of DLPack functions is used, else Python.
 """
 
 from __future__ import annotations

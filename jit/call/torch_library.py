@@ -53,7 +53,7 @@ def define(
 ) -> Any:
     """Make an operator of a function and return it; ``schema`` is torch.library's, from its parenthesis on.
 
-    ``holder["kernel"]`` is what ``kernel`` calls, where that changes.
+    ``holder["kernel"]`` is the function that ``kernel`` calls, if it changes.
     """
     import torch
 
@@ -132,7 +132,7 @@ def registered() -> tuple[str, ...]:
 
 
 def _detaching(name: str, overload: Any, holder: dict[str, Any]) -> Callable[..., Any]:
-    """Return what autograd sees of an operator: results that are detached, as those of an eager call are.
+    """Return an operator's autograd implementation: results are detached, as those of an eager call.
 
     Where nothing below autograd has to see the call, the binding runs ``holder["kernel"]`` at once: a second pass
     through the dispatcher takes longer than all else.

@@ -154,7 +154,7 @@ class CodeObject:
         return names
 
     def find(self, name: str) -> KernelResources:
-        """Return the kernel whose symbol is ``name``, or whose plain or short name is, where that is unique.
+        """Return the kernel with the symbol ``name``, or with that plain or short name if only one has it.
 
         Raises:
             KeyError: no kernel has that name, or several have; the message lists the candidates.

@@ -10,8 +10,8 @@ Two reasons. The driver writes a depfile for the host pass only, so a header inc
 defined(__gfx950__)`` would never be noticed; and the two passes, of about equal length for a small kernel, overlap.
 The host object refers to its device code by the symbol ``__hip_fatbin_<hash of -cuid>``.
 
-The assembly file is not handed to the link: hipcc adds ``--hip-link`` to every call without ``-c``, and clang then
-treats it as a HIP source, once for the host and once for the device, which defines the symbol twice.
+The assembly file is not given to the link: hipcc adds ``--hip-link`` to every call without ``-c``. clang then compiles
+it as a HIP source for host and device, which defines the symbol twice.
 """
 
 from __future__ import annotations

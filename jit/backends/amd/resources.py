@@ -1,4 +1,4 @@
-"""What device code a finished module holds: for which GPUs, with which resources, and whether it may be used at all."""
+"""The device code of a finished module: its GPUs, its kernels' resources, and whether it may be used at all."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A minimal ROCm tree for machines without ROCm, assembled once in the cache directory.
 
 The ``triton`` wheel carries the HIP headers and the two device libraries of code (ocml, ockl). The headers of half
-precision and bfloat16, which it lacks, are those of ``csrc/hip_headers``. What clang also asks for are control
-constants (one-line bitcode files that say which architecture and which floating-point mode), an empty OpenCL library
-and a version file. ``triton`` is located, never imported.
+precision and bfloat16, which it lacks, are those of ``csrc/hip_headers``. clang also needs control constants (one-line
+bitcode files that name the architecture and the floating-point mode), an empty OpenCL library and a version file.
+``triton`` is located, never imported.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _SPECIAL = {
 
 @dataclass(frozen=True)
 class ScaledMfma:
-    """One scaled MFMA: the symbol it stands under, its offset from there in bytes, and its scale operands by name."""
+    """One scaled MFMA: the symbol before it, its offset from there in bytes, and its scale operands by name."""
 
     symbol: str
     offset: int
