@@ -3,6 +3,11 @@
 On a GPU each call is routed to other experts, and all our configurations are measured. ``busy`` is the experts that
 have slots, ``fullest`` the most slots on one, ``weight_loads`` weight bytes loaded over the busy experts' size,
 ``floor_us`` the time to move their bytes once at the MI355X's bandwidth.
+
+On an NVIDIA GPU the floor is that of a kernel which only reads as many bytes, measured in the same run, and the peers
+are torch's grouped product of bf16 and a loop of products over the experts; their activations are gathered beforehand.
+``gate up`` is the product with SwiGLU and MX quantisation, ``programmatic`` inside
+:func:`hipforge.programmatic_launch`.
 """
 
 from __future__ import annotations
@@ -12,11 +17,16 @@ from typing import Any
 
 import click
 import torch
+from bench_mxfp8_gemm import measured_floor, programmatic
 from helpers import bench
 
+import hipforge
+from hipforge import devices, shapes
 from hipforge.ops.moe import DEFAULT_BLOCK_M
+from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY
 from hipforge.ops.mxfp8_grouped_gemm.kernels import stream, wave_split
+from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
 from hipforge.tuning.families.mxfp8_grouped_gemm import (
@@ -30,7 +40,7 @@ from hipforge.tuning.families.mxfp8_grouped_gemm import (
 )
 from hipforge.tuning.model import MI355X
 
-ARCH = "gfx950"
+ARCH, HOPPER = "gfx950", "sm_90"
 # One slot per expert is what few tokens give; all slots on few experts show the matrix path.
 CROWDED = tuple(MoeCell(1536, 6144, 4, False, m, experts=4, top_k=4) for m in (16, 64, 128))
 
@@ -60,8 +70,73 @@ def triton_call(cell: MoeCell, config: triton_grouped.GroupedConfig, copies: Seq
     return call
 
 
+def peers(cell: MoeCell, copies: Sequence[MoeOperands]) -> Iterator[tuple[str, Any]]:
+    """Yield bf16 products of slots in the order of their experts, each with that order."""
+    weights = torch.stack(
+        [dequantize_mxfp8(w, scale).bfloat16() for w, scale in zip(copies[0].w, copies[0].w_scale, strict=True)]
+    )
+    a = dequantize_mxfp8(copies[0].a, copies[0].a_scale).bfloat16()
+    orders = [parts.topk_ids.flatten().argsort(stable=True) for parts in copies]
+    rows = [a[order // cell.a_div] for order in orders]
+    counts = [parts.topk_ids.flatten().bincount(minlength=cell.experts) for parts in copies]
+    ends = [count.cumsum(0).int() for count in counts]
+    yield "torch grouped_mm bf16", lambda i: (torch._grouped_mm(rows[i], weights.mT, offs=ends[i]), orders[i])
+    listed = [count.tolist() for count in counts]
+
+    out = torch.empty(cell.m, cell.n, device=a.device, dtype=a.dtype)
+
+    def loop(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        for e, (one, result) in enumerate(zip(rows[i].split(listed[i]), out.split(listed[i]), strict=True)):
+            if len(one):
+                torch.mm(one, weights[e].T, out=result)
+        return out, orders[i]
+
+    yield "loop of torch bf16", loop
+
+
+def problem_nvidia(cell: MoeCell) -> bench.Problem:
+    """Return one cell on sm_90."""
+    first = operands(cell, bench.device())
+    payload = cell.n * cell.k
+    copies = TUNER.copies(first, max(2, min(24, bench.copies_of(TUNER.bytes_per_call(first)))))
+    busy = sum(len(parts.busy) for parts in copies) / len(copies)
+    want = expected(cell, copies[0])
+
+    def given(parts: MoeOperands) -> tuple[Any, ...]:
+        return parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index, cell.m, DEFAULT_BLOCK_M, cell.a_div
+
+    def product(i: int) -> torch.Tensor:
+        parts = copies[i]
+        return hipforge.grouped_mxfp8_linear(*given(parts), parts.weights, out=parts.out, uncovered="undefined")
+
+    taken = hipforge.explain(hipforge.grouped_mxfp8_linear, *given(first), first.weights)
+    calls = {
+        f"hipforge {taken.kernel} {bench.named(taken.configuration)}": product,
+        "programmatic": programmatic(product),
+    }
+    gate_up = lambda i: grouped_swiglu_mxfp8(*given(copies[i]))
+    if not cell.has_weight and cell.a_div > 1:
+        calls |= {"gate up": gate_up, "gate up programmatic": programmatic(gate_up)}
+    calls |= dict(peers(cell, copies))
+
+    def error(got: Any) -> float:
+        if isinstance(got, tuple) and got[0].dtype == torch.bfloat16:  # a peer's, without weights and in its own order
+            plain = want if first.weights is None else want / first.weights[:, None]
+            return bench.relative(got[0], plain[got[1]])
+        if isinstance(got, tuple):
+            gate, up = want.chunk(2, 1)
+            return bench.relative(dequantize_mxfp8(*got), torch.nn.functional.silu(gate) * up)
+        return bench.relative(got, want)
+
+    of = {"m": cell.m, "n": cell.n, "k": cell.k, "a_div": cell.a_div, "busy": busy}
+    floor = measured_floor(round(busy * payload), 2, False)
+    return bench.Problem(of, calls, error, len(copies), {"floor_us": floor}, foreign=[*calls][2:])
+
+
 def problem(cell: MoeCell) -> bench.Problem:
     """Return one cell."""
+    if bench.on_gpu() and devices.current().arch_of() == HOPPER:
+        return problem_nvidia(cell)
     first = operands(cell, bench.device())
     busy, number = len(first.busy), bench.copies_of(TUNER.bytes_per_call(first))
     copies = TUNER.copies(first, number) if bench.on_gpu() else [first]
@@ -86,13 +161,25 @@ def problem(cell: MoeCell) -> bench.Problem:
     )  # fmt: skip
 
 
-@bench.command("grouped MX-FP8 GEMM", MAX_ERROR, (ARCH,))
+@bench.command("grouped MX-FP8 GEMM", MAX_ERROR, (ARCH, HOPPER))
 @click.option("--crowded/--spread", default=None, help="Only cells with few busy experts, or only the others.")
-@click.option("--max-m", type=click.IntRange(min=1), default=16, help="Most slots of a cell.")
-def main(crowded: bool | None, max_m: int) -> Iterator[bench.Problem]:
+@click.option("--max-m", type=click.IntRange(min=1), default=16, help="Most slots of a default cell.")
+@click.option("--layer", "layers", multiple=True, metavar="WIDTH,INNER,EXPERTS,TOP_K", help="Both GEMMs of a layer.")
+@click.option(
+    "-t", "--tokens", multiple=True, type=click.IntRange(min=1), default=(1, 8), help="Of a layer; repeatable."
+)
+def main(crowded: bool | None, max_m: int, layers: tuple[str, ...], tokens: tuple[int, ...]) -> Iterator[bench.Problem]:
     """Count or time the grouped GEMM."""
     cells = [*(() if crowded else DEFAULT_CELLS), *(() if crowded is False else CROWDED)]
-    return (problem(cell) for cell in cells if cell.m <= max_m)
+    if not layers:
+        return map(problem, (cell for cell in cells if cell.m <= max_m))
+    of_layers = [shapes.parse(text, ("WIDTH", "INNER", "EXPERTS", "TOP_K"), (2048, 768, 128, 8)) for text in layers]
+    return (
+        problem(MoeCell(*gemm, count * top_k, experts=experts, top_k=top_k))
+        for width, inner, experts, top_k in of_layers
+        for count in tokens
+        for gemm in ((2 * inner, width, top_k, False), (width, inner, 1, True))
+    )
 
 
 if __name__ == "__main__":

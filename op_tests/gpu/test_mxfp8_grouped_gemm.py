@@ -169,8 +169,10 @@ def test_every_scale_byte_counts_and_255_is_nan() -> None:
     for x_byte in (0, 1, 63, 64, 127, 190, 191, 192, 254, 255):
         of.a_scale.fill_(x_byte)
         want = exact(of)
-        known = want.isnan() | (want.abs() < 3e38)
-        fits = (want.abs() < 3e38) & (want.abs() > 1e-36)
+        # Where the sum of the terms' sizes overflows, a partial sum may; below bf16's range results lose bits.
+        size = exact(of._replace(a=of.a.float().abs().to(of.a.dtype), w=of.w.float().abs().to(of.w.dtype)))
+        known = want.isnan() | (size < 3e38)
+        fits = (size < 3e38) & (want.abs() > 1e-36)
         for given, got in runs(of):
             assert torch.equal(got.isnan()[known], want.isnan()[known]), (given, x_byte)
             assert not bool(fits.any()) or error(got[fits], want[fits]) < BOUND, (given, x_byte)

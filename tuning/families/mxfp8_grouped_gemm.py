@@ -111,8 +111,8 @@ def route(slots: int, top_k: int, experts: int, seed: int) -> torch.Tensor:
 def operands(cell: MoeCell, device: torch.device) -> MoeOperands:
     """Return normally distributed data, the same for a cell on every run.
 
-    Experts are one weight with its rows rotated by the expert's number; those without slots stay zero, and on a CPU
-    take no memory.
+    Experts are one weight with its rows rotated by the expert's number; on a CPU those without slots stay zero and take
+    no memory.
     """
     if cell.m % cell.top_k:
         raise ConfigError(f"M must be a multiple of top_k = {cell.top_k}; got {cell.m}")
@@ -121,9 +121,10 @@ def operands(cell: MoeCell, device: torch.device) -> MoeOperands:
     base, base_scale = quantize_mxfp8(normal(cell.n, cell.k, 0.1, seed=1))
     w = torch.zeros((cell.experts, cell.n, cell.k), dtype=torch.uint8, device=device)
     w_scale = torch.zeros((cell.experts, cell.n, cell.k // 32), dtype=torch.uint8, device=device)
-    for expert in topk_ids.unique().tolist():
-        w[expert] = base.view(torch.uint8).roll(expert, 0).to(device)
-        w_scale[expert] = base_scale.roll(expert, 0).to(device)
+    base, base_scale = base.view(torch.uint8).to(device), base_scale.to(device)
+    for expert in topk_ids.unique().tolist() if device.type == "cpu" else range(cell.experts):
+        w[expert] = base.roll(expert, 0)
+        w_scale[expert] = base_scale.roll(expert, 0)
     weights = torch.rand(cell.m, generator=torch.Generator().manual_seed(3)).to(device) if cell.has_weight else None
     topk_ids = topk_ids.to(device)
     index = moe_align_block_size(topk_ids, DEFAULT_BLOCK_M, cell.experts)
