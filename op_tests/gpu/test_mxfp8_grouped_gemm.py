@@ -15,6 +15,7 @@ from hipforge.errors import GuardError
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mxfp8_grouped_gemm import mxfp8_grouped_row_stream, mxfp8_grouped_tiles
 from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import ROWS, SHARERS, launch_gate_up, warps
+from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import SLOTS
 from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import launch_gate_up as launch_gate_up_tiles
 
 pytestmark = pytest.mark.skipif(
@@ -26,6 +27,7 @@ STREAMS = [
     for rows, sharers in itertools.product(ROWS, SHARERS)
     if sharers <= warps(rows)
 ]
+TILED = [{"slots": slots} for slots in SLOTS]
 
 
 class Case(NamedTuple):
@@ -82,9 +84,9 @@ def exact(of: Case, bias: torch.Tensor | None = None, weights: torch.Tensor | No
 
 def runs(of: Case, bias=None, weights=None):
     """Every configuration, with its result, which starts as NaN."""
-    for given in (*STREAMS, {}):
+    for given in (*STREAMS, *TILED):
         out = torch.full((of.slots, of.w.shape[1]), float("nan"), device="cuda", dtype=torch.bfloat16)
-        kernel = mxfp8_grouped_row_stream if given else mxfp8_grouped_tiles
+        kernel = mxfp8_grouped_row_stream if "rows" in given else mxfp8_grouped_tiles
         yield given, kernel(*of.operands, out, of.slots, of.a_div, of.block_m, weights, bias, **given)
 
 
@@ -135,17 +137,17 @@ def test_gate_and_up_with_their_epilogue_are_those_of_two_launches(shape, interl
     sizes = experts, n, k, parts.slots, parts.a.shape[0], parts.a_div, parts.block_m
     for bias, alpha, beta, limit in ((None, 1.0, 0.0, None), (torch.randn(experts, n, device="cuda"), 1.702, 1.0, 7.0)):
         for given, out in runs(parts, bias):
-            if given and given["sharers"] * 4 != warps(given["rows"]):
+            if "rows" in given and given["sharers"] * 4 != warps(given["rows"]):
                 continue
             want_q, want_scales = hipforge.swiglu_mxfp8(
                 out, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved
             )
             q, q_scales = torch.empty_like(want_q), torch.empty_like(want_scales)
             operands = *parts.operands, bias, *sizes, alpha, beta, float("inf") if limit is None else limit, interleaved
-            if given:
+            if "rows" in given:
                 launch_gate_up(q, q_scales, *operands, rows=given["rows"], blocks=given["blocks"])
             else:
-                launch_gate_up_tiles(q, q_scales, *operands)
+                launch_gate_up_tiles(q, q_scales, *operands, **given)
             assert torch.equal(q_scales, want_scales), given
             assert torch.equal(q.view(torch.uint8), want_q.view(torch.uint8)), given
     taken = hipforge.explain(grouped_swiglu_mxfp8, *parts.operands, parts.slots, parts.block_m, parts.a_div)

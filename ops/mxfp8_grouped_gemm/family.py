@@ -230,7 +230,7 @@ def invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
     """
     experts, n, k = problem.experts, problem.n, problem.k
     if arch not in wave_split.WAVE_SPLIT.archs:
-        return tiles.TILES.choice({})
+        return tiles.TILES.choice({"slots": tiles.SLOTS[0]})
     few = wave_split.default_choice(invariance.ROWS, experts, n, k, cu_count).configuration
     rows = wave_split.default_choice(problem.slots, experts, n, k, cu_count).configuration["rows"]
     return wave_split.choice(rows, few["waves"], few["columns"])

@@ -39,9 +39,17 @@ constexpr int kGateUpRows = kUnitPasses * kPassRows;  // of W for a block of 32 
 static_assert(kGateUpRows == 2 * kMxBlock);
 
 struct Streamed : Problem {
-  int k_shift, groups_per_tile;  // log2 of the warps that share K; groups of ROWS entries
-  Divisor passes;                // of a group
+  int k_shift;             // log2 of the warps that share K
+  Divisor chunks, passes;  // of 32 entries, of a tile; of a group
 };
+
+/// Waits for the other warps of a team of so many threads.
+__device__ __forceinline__ void meet(int team, int threads) {
+  if (threads == 32)
+    __syncwarp();
+  else
+    asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(threads) : "memory");
+}
 
 struct Group {
   int entry, count, expert;  // entries of sorted_ids
@@ -63,36 +71,57 @@ struct Layout {
 };
 
 /// Lists the groups that have a slot, in order; returns how many there are. All threads of the block take part.
+///
+/// A warp reads 32 chunks of 32 entries of a tile, a line each, and lane j keeps what chunk j has. Until num_tokens_post_padded has
+/// come, as many tiles as there are slots are looked at.
 template <int ROWS>
 __device__ __forceinline__ int list_groups(const Streamed& p, Group* groups) {
   using L = Layout<ROWS>;
+  constexpr int kChunkGroups = 32 / ROWS, kBatch = 8;
   __shared__ int counts[L::kWarps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int listed = 0, candidates = p.tiles * p.groups_per_tile;
-  for (int base = 0; base < candidates; base += L::kThreads) {
-    const int candidate = base + static_cast<int>(threadIdx.x), tile = candidate / p.groups_per_tile;
-    const int in_tile = (candidate - tile * p.groups_per_tile) * ROWS, entry = tile * p.block_m + in_tile;
-    const int in_use = p.tiles_in_use();
-    const int count = min(ROWS, p.block_m - in_tile);
-    int expert = -1;
-    bool there = false;
-    if (candidate < candidates) {
-      expert = p.expert_ids[tile];
-#pragma unroll 8
-      for (int r = 0; r < count; ++r) there |= p.is_slot(p.sorted_ids[entry + r]);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, per_tile = static_cast<int>(p.chunks.value);
+  int listed = 0, end = min(p.tiles, p.num_valid) * per_tile;
+  for (int base = 0; base < end;) {
+    const int first = base + warp * 32, here = min(end - first, 32), mine = first + lane, tile = p.chunks.quotient(mine);
+    const int expert = lane < here ? p.expert_ids[tile] : -1, in_use = p.tiles_in_use();
+    uint32_t slots = 0;
+    for (int j = 0; j < here; j += kBatch) {
+      int ids[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int chunk = first + j + i, of = p.chunks.quotient(chunk), at = (chunk - of * per_tile) * 32 + lane;
+        ids[i] = j + i < here && at < p.block_m ? p.sorted_ids[of * p.block_m + at] : -1;
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const uint32_t found = __ballot_sync(~0u, p.is_slot(ids[i]));
+        if (lane == j + i) slots = found;
+      }
     }
-    there = there && tile < in_use && static_cast<uint32_t>(expert) < static_cast<uint32_t>(p.experts);
-    const uint32_t lanes = __ballot_sync(~0u, there);
-    if (lane == 0) counts[warp] = __popc(lanes);
+    const int in_tile = (mine - tile * per_tile) * 32;
+    if (tile >= in_use || static_cast<uint32_t>(expert) >= static_cast<uint32_t>(p.experts)) slots = 0;
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kChunkGroups; ++i) count += (slots >> (i * ROWS) & (~0u >> (32 - ROWS))) != 0;
+    int upto = count;  // this lane's and those before
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int before = __shfl_up_sync(~0u, upto, distance);
+      if (lane >= distance) upto += before;
+    }
+    if (lane == 31) counts[warp] = upto;
     __syncthreads();
-    int at = listed + __popc(lanes & ((1u << lane) - 1));
+    base = min(base + L::kThreads, end), end = in_use * per_tile;
+    int at = listed + upto - count;
 #pragma unroll
     for (int w = 0; w < L::kWarps; ++w) {
       at += w < warp ? counts[w] : 0;
       listed += counts[w];
     }
-    if (there && at < kMostGroups) groups[at] = {entry, count, expert};
-    candidates = in_use * p.groups_per_tile;
+#pragma unroll
+    for (int i = 0; i < kChunkGroups; ++i)
+      if ((slots >> (i * ROWS) & (~0u >> (32 - ROWS))) != 0 && at < kMostGroups)
+        groups[at++] = {tile * p.block_m + in_tile + i * ROWS, min(ROWS, p.block_m - in_tile - i * ROWS), expert};
     __syncthreads();
   }
   return min(listed, kMostGroups);  // more only where slots stand in several tiles
@@ -198,27 +227,25 @@ __global__ void __launch_bounds__(Layout<ROWS>::kThreads, 1) mxfp8_grouped_row_s
 
   const LaneOfW lane_of_w(g, t);
   int slot = 0;
-  for (int round = 0; round * teams < passes; ++round) {
+  for (int of_team = team, round = 0; of_team < passes; of_team += teams, ++round) {
     float sums[kPassTiles][kGroups][4] = {};
-    if (round * teams + team < passes) {
-      for (int step = 0; step < steps; ++step) {
-        ask_next(slot == 0 ? kSlots - 1 : slot - 1);
-        const Factors<ROWS> x(x_next);
-        load_x();
-        wait_copies<kSlots - 1>();
-        __syncwarp();
-        const uint8_t* const here = ring + slot * L::kSlotBytes;
-        uint32_t sw[kPassTiles][2], usual = x.usual;
+    for (int step = 0; step < steps; ++step) {
+      ask_next(slot == 0 ? kSlots - 1 : slot - 1);
+      const Factors<ROWS> x(x_next);
+      load_x();
+      wait_copies<kSlots - 1>();
+      __syncwarp();
+      const uint8_t* const here = ring + slot * L::kSlotBytes;
+      uint32_t sw[kPassTiles][2], usual = x.usual;
 #pragma unroll
-        for (int i = 0; i < kPassTiles; ++i) {
-          const uint2 words = *reinterpret_cast<const uint2*>(here + L::kScalesAt + (i * kTileRows + 2 * t) * 4);
-          sw[i][0] = words.x, sw[i][1] = words.y;
-          usual &= in_range(words.x) & in_range(words.y);
-        }
-        multiply_step<ROWS, kPassTiles>(here, lane_of_w, x, sw, __all_sync(~0u, usual == 0x80808080u), sums);
-        __syncwarp();  // the slot may be filled again
-        slot = slot + 1 == kSlots ? 0 : slot + 1;
+      for (int i = 0; i < kPassTiles; ++i) {
+        const uint2 words = *reinterpret_cast<const uint2*>(here + L::kScalesAt + (i * kTileRows + 2 * t) * 4);
+        sw[i][0] = words.x, sw[i][1] = words.y;
+        usual &= in_range(words.x) & in_range(words.y);
       }
+      multiply_step<ROWS, kPassTiles>(here, lane_of_w, x, sw, __all_sync(~0u, usual == 0x80808080u), sums);
+      __syncwarp();  // the slot may be filled again
+      slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
     // Two buffers in turn: whoever writes the next round's sums may be ahead of those who read these.
     float* const all = parts + (round & 1) * kWarps * L::kPart;
@@ -230,9 +257,9 @@ __global__ void __launch_bounds__(Layout<ROWS>::kThreads, 1) mxfp8_grouped_row_s
 #pragma unroll
         for (int j = 0; j < 2; ++j)
           mine[(h * 8 + g) * kPassRows + i * kTileRows + 2 * t + j] = sums[i][h / 2][h % 2 * 2 + j];
-    __syncthreads();
     if constexpr (GATE_UP) {
-      const int pass = first + round * teams, group = p.passes.quotient(pass);
+      __syncthreads();
+      const int pass = first + round * kUnitPasses, group = p.passes.quotient(pass);
       const int result = (pass - group * static_cast<int>(p.passes.value)) / kUnitPasses * kMxBlock + lane;
       const Group of = groups[group];
       for (int m = warp; m < ROWS; m += kWarps) {
@@ -249,15 +276,15 @@ __global__ void __launch_bounds__(Layout<ROWS>::kThreads, 1) mxfp8_grouped_row_s
         if (lane == 0) p.q_scales[at / kMxBlock] = static_cast<uint8_t>(byte);
       }
     } else {
-      for (int e = threadIdx.x; e < teams * L::kPart; e += L::kThreads) {
-        const int at = e % L::kPart, m = at / kPassRows, of_round = round * teams + e / L::kPart;
-        if (of_round >= passes) break;
-        const int pass = first + of_round, group = p.passes.quotient(pass);
-        const int row = (pass - group * static_cast<int>(p.passes.value)) * kPassRows + at % kPassRows;
-        const Group of = groups[group];
-        const int id = of.slot(p, m);
+      // A team's warps meet alone, and may be rounds ahead of others.
+      meet(team, sharers * 32);
+      const int pass = first + of_team, group = p.passes.quotient(pass);
+      const int row0 = (pass - group * static_cast<int>(p.passes.value)) * kPassRows;
+      const Group of = groups[group];
+      for (int at = part * 32 + lane; at < L::kPart; at += sharers * 32) {
+        const int row = row0 + at % kPassRows, id = of.slot(p, at / kPassRows);
         if (!p.is_slot(id) || row >= p.n) continue;
-        float sum = added<L::kPart>(all + (e / L::kPart << p.k_shift) * L::kPart + at, p.k_shift);
+        float sum = added<L::kPart>(all + (team << p.k_shift) * L::kPart + at, p.k_shift);
         if (p.biases) sum += p.biases[size_t(of.expert) * p.n + row];
         if (p.slot_weights) sum *= p.slot_weights[id];
         p.out[size_t(id) * p.n + row] = static_cast<dev::bf16>(sum);
@@ -279,12 +306,11 @@ inline void stream_rows(const Problem& problem, const Operands& given, int64_t r
   HF_CHECK(blocks >= 1 && blocks <= kMaxInt32, "blocks must be between 1 and 2^31 - 1; got ", blocks);
   HF_CHECK(given.k <= kMaxK, "K must be at most ", kMaxK, "; got ", given.k);
   HF_CHECK(given.n <= kMaxN, "N must be at most ", kMaxN, "; got ", given.n);
-  const int64_t groups_per_tile = hf::ceil_div(given.block_m, ROWS);
-  const int64_t groups = std::min(problem.tiles * groups_per_tile, given.num_valid);
+  const int64_t groups = std::min<int64_t>(problem.tiles * int64_t{hf::ceil_div(given.block_m, ROWS)}, given.num_valid);
   HF_CHECK(groups <= kMostGroups, "a block lists the groups of up to ", ROWS, " slots, at most ", kMostGroups, "; there can be ",
            groups, " of num_valid_tokens = ", given.num_valid, ": use the kernel in tiles");
   if (groups == 0) return;
-  Streamed streamed{problem, __builtin_ctzll(static_cast<uint64_t>(sharers)), static_cast<int>(groups_per_tile),
+  Streamed streamed{problem, __builtin_ctzll(static_cast<uint64_t>(sharers)), Divisor::of(static_cast<uint32_t>(hf::ceil_div(given.block_m, 32))),
                     Divisor::of(static_cast<uint32_t>(hf::ceil_div(given.n, kPassRows)))};
   hf::Launch at{static_cast<uint32_t>(blocks), L::kThreads, L::kBytes, stream};
   at.programmatic = programmatic;

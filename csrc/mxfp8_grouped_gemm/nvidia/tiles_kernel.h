@@ -1,15 +1,17 @@
 // Y[slot] = A[slot / a_div] W[expert]^T from MX-FP8 in tiles on sm_90, for any number of slots of an expert.
 //
-//     W[expert]: 2 x 64 rows                     A block multiplies up to 64 slots of a tile of sorted_ids, whose rows of A it
-//          +--------+--------+ ...               gathers, by 128 rows of their expert's W. mxfp8_gemm/nvidia/wgmma_tile.h has the
-//   64     | group  | group  |                   product. Entries that are no slot are zeros; a block without a slot or an expert
-//   slots  |   0    |   1    |                   ends at once. Neighbouring blocks have neighbouring slots: those of one expert
-//          +--------+--------+                   read the same rows of W at the same time.
+//                   SLOTS slots                   A block multiplies 128 rows of an expert's W by up to SLOTS slots of a tile of
+//                  +-----------+                  sorted_ids, whose rows of A it gathers. W has the rows of wgmma's tile and the
+//   W: 64 rows     |  group 0  |                  slots its columns, so that no product is made for slots that are not there
+//                  +-----------+                  beyond SLOTS. mxfp8_gemm/nvidia/wgmma_tile.h has the product. Entries that are
+//      64 rows     |  group 1  |                  no slot are zeros; a block without a slot or an expert ends at once.
+//                  +-----------+                  Neighbouring blocks have neighbouring slots: those of one expert read the same
+//                                                 rows of W at the same time.
 //
-// With GATE_UP a group's 64 rows of W are 32 of the gate and those of up (interleaved: 64 rows of both), so that four lanes have a
-// block of 32 results of a slot, and write it as MX-FP8.
+// With GATE_UP the 16 rows of a warp are 8 of the gate and the 8 of up, so that a thread has both of a result; the four warps of a
+// group have the 32 results of an MX block, whose largest they tell each other.
 //
-// Bytes moved: N K (1 + 1/32) of W for each 64 slots of a tile, of memory once; N / 128 times K (1 + 1/32) of each slot's X, from
+// Bytes moved: N K (1 + 1/32) of W for each SLOTS slots of a tile, of memory once; N / 128 times K (1 + 1/32) of each slot's X, from
 // L2; 2 N per slot written. Bound: W over the memory's bandwidth for few slots of an expert, else as in wgmma_tile.h.
 #pragma once
 
@@ -19,130 +21,130 @@
 
 namespace hf::moe {
 
-using Tile = wgmma_tiles::Layout<1, 2, 64, 4>;
+template <int SLOTS>
+using Tile = wgmma_tiles::Layout<2, 1, SLOTS, SLOTS == 32 ? 5 : 4>;
 constexpr int kBlocksHeld = 2;  // by a multiprocessor
-constexpr int64_t kMostTileK = int64_t{1} << 24, kMostTileN = int64_t{65535} * Tile::kColumns;
-static_assert(kBlocksHeld * (Tile::kBytes + 2 * 1024) <= kMostShared + 1024);
-static_assert(Tile::kWidth == 2 * kMxBlock, "a group has gate and up of a block of results");
+constexpr int kTileRows = Tile<32>::kRows, kGroupResults = wgmma_tiles::kGroupRows / 2;
+constexpr int64_t kMostTileK = int64_t{1} << 24, kMostTileN = int64_t{65535} * kTileRows;
+static_assert(kBlocksHeld * (Tile<32>::kBytes + 2 * 1024) <= kMostShared && kBlocksHeld * (Tile<64>::kBytes + 3 * 1024) <= kMostShared);
+static_assert(kGroupResults == kMxBlock, "a group has gate and up of a block of results");
 
 struct Tiled : Problem {
   bool whole_words;
-  Divisor parts;  // of 64 entries, of a tile of sorted_ids
+  Divisor parts;  // of SLOTS entries, of a tile of sorted_ids
 };
 
-/// The gathered rows of A, then the block's rows of W.
-template <bool GATE_UP>
+/// The block's rows of W, then the gathered rows of A.
+template <int SLOTS, bool GATE_UP>
 struct Gathered {
   const Tiled& p;
   const int* rows;  // of A, or -1
   size_t of_expert;
-  int n0;
-  bool split;
+  int first;  // row of W, or result
 
-  /// The row of W of a line of the tile.
+  __device__ __forceinline__ int result_of(int line) const {
+    return first + line / wgmma_tiles::kGroupRows * kGroupResults + line % wgmma_tiles::kGroupRows / 16 * 8 + line % 8;
+  }
+  /// The row of W of a line, n or more for none. Of a warp's 16 lines the second 8 are up's of the results of the first.
   __device__ __forceinline__ int row_of(int line) const {
-    if (!GATE_UP || !split) return n0 + line;
-    const int in_group = line % Tile::kWidth, result = n0 / 2 + line / Tile::kWidth * kMxBlock + in_group % kMxBlock;
-    return result < p.n / 2 ? result + (in_group < kMxBlock ? 0 : p.n / 2) : p.n;
+    if (!GATE_UP) return first + line;
+    const int result = result_of(line), up = line / 8 % 2;
+    return result >= p.n / 2 ? p.n : p.activation.interleaved ? 2 * result + up : result + up * (p.n / 2);
   }
   __device__ __forceinline__ wgmma_tiles::Line payload(int line) const {
-    const bool of_a = line < Tile::kRows;
-    const int row = of_a ? rows[line] : row_of(line - Tile::kRows);
-    const bool there = of_a ? row >= 0 : row < p.n;
-    return {(of_a ? p.a : p.w) + (there ? (of_a ? row : of_expert + row) * p.k : 0), there};
+    const bool of_w = line < kTileRows;
+    const int row = of_w ? row_of(line) : rows[line - kTileRows];
+    const bool there = of_w ? row < p.n : row >= 0;
+    return {(of_w ? p.w : p.a) + (there ? (of_w ? of_expert + row : row) * p.k : 0), there};
   }
   __device__ __forceinline__ const uint8_t* scales(int line) const {
-    const bool of_a = line < Tile::kRows;
-    const size_t row = of_a ? max(rows[line], 0) : of_expert + min(row_of(line - Tile::kRows), p.n - 1);
-    return (of_a ? p.a_scales : p.w_scales) + row * (p.k / kMxBlock);
+    const bool of_w = line < kTileRows;
+    const size_t row = of_w ? of_expert + min(row_of(line), p.n - 1) : max(rows[line - kTileRows], 0);
+    return (of_w ? p.w_scales : p.a_scales) + row * (p.k / kMxBlock);
   }
 };
 
-template <bool GATE_UP>
-__global__ void __launch_bounds__(Tile::kThreads, kBlocksHeld) mxfp8_grouped_tiles(const Tiled p) {
-  constexpr int kSums = Tile::kWidth / 2;
+template <int SLOTS, bool GATE_UP>
+__global__ void __launch_bounds__(Tile<SLOTS>::kThreads, kBlocksHeld) mxfp8_grouped_tiles(const Tiled p) {
+  using L = Tile<SLOTS>;
+  constexpr int kSums = SLOTS / 2, kValues = SLOTS / 4;
   extern __shared__ uint8_t unaligned[];
-  __shared__ int ids[Tile::kRows], rows[Tile::kRows];
-  const wgmma_tiles::Place<Tile> place;
+  __shared__ int ids[SLOTS], rows[SLOTS];
+  __shared__ uint32_t largest[L::kGroupsM][4][SLOTS];
+  const wgmma_tiles::Place<L> place;
   let_next_start();
   wait_for_predecessor();
 
-  const int tile = p.parts.quotient(blockIdx.x), first = (static_cast<int>(blockIdx.x) - tile * static_cast<int>(p.parts.value)) * Tile::kRows;
+  const int tile = p.parts.quotient(blockIdx.x), part = static_cast<int>(blockIdx.x) - tile * static_cast<int>(p.parts.value);
   if (tile >= p.tiles_in_use()) return;
   const int expert = p.expert_ids[tile];
   if (static_cast<uint32_t>(expert) >= static_cast<uint32_t>(p.experts)) return;
   bool there = false;
-  if (place.thread < Tile::kRows) {
-    const int at = first + place.thread, id = at < p.block_m ? p.sorted_ids[size_t(tile) * p.block_m + at] : -1;
+  if (place.thread < SLOTS) {
+    const int at = part * SLOTS + place.thread, id = at < p.block_m ? p.sorted_ids[size_t(tile) * p.block_m + at] : -1;
     there = p.is_slot(id);
     ids[place.thread] = there ? id : -1;
     rows[place.thread] = there ? static_cast<int>(p.a_div.quotient(id)) : -1;
   }
   if (!__syncthreads_or(there)) return;
 
-  const int n0 = static_cast<int>(blockIdx.y) * Tile::kColumns;
-  const bool split = GATE_UP && !p.activation.interleaved;
-  const Gathered<GATE_UP> lines{p, rows, size_t(expert) * p.n, n0, split};
+  const int first = static_cast<int>(blockIdx.y) * (GATE_UP ? kTileRows / 2 : kTileRows);
+  const Gathered<SLOTS, GATE_UP> lines{p, rows, size_t(expert) * p.n, first};
   float sums[kSums];
-  wgmma_tiles::multiply_tile<Tile>(lines, p.k, p.whole_words, unaligned, place, sums);
-  const size_t biases = size_t(expert) * p.n;
+  wgmma_tiles::multiply_tile<L>(lines, p.k, p.whole_words, unaligned, place, sums);
   if constexpr (GATE_UP) {
-    const int block = (n0 / Tile::kWidth + place.group_n) * kMxBlock;  // its first result
-    if (block >= p.n / 2) return;
-    const auto of_lane = [&](int i) { return split ? place.column(i / 2 * 4 + i % 2) : 4 * i + place.t; };
+    const int result = lines.result_of(place.row(0)), gate_row = lines.row_of(place.row(0)), up_row = lines.row_of(place.row(2));
+    if (result >= p.n / 2) return;  // a whole group
+    float values[kValues];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int id = ids[place.row(2 * half)];
-      // Value i of a lane: gate and up are its neighbours in W, or 32 rows apart, half of the sums.
-      constexpr int kValues = kSums / 4;
-      float values[kValues];
-      uint32_t amax = 0;
+    for (int i = 0; i < kValues; ++i) {
+      const int at = i / 2 * 4 + i % 2;
+      values[i] = dev::swiglu(p.stored(sums[at], lines.of_expert + gate_row), p.stored(sums[at + 2], lines.of_expert + up_row), p.activation);
+      uint32_t most = dev::magnitude_bits(values[i]);
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) {
-        const int result = block + of_lane(i);
-        const size_t column = biases + (split ? result : 2 * result);
-        const float gate = split ? sums[i / 2 * 4 + i % 2 + 2 * half] : sums[4 * i + 2 * half];
-        const float up = split ? sums[i / 2 * 4 + i % 2 + 2 * half + kSums / 2] : sums[4 * i + 2 * half + 1];
-        values[i] = dev::swiglu(p.stored(gate, column), p.stored(up, column + (split ? p.n / 2 : 1)), p.activation);
-        amax = dev::larger(amax, dev::magnitude_bits(values[i]));
-      }
-      const uint32_t byte = dev::e4m3_block_scale(dev::largest_of_lanes<4>(amax));
+      for (int distance = 4; distance < 32; distance *= 2) most = dev::larger(most, __shfl_xor_sync(~0u, most, distance));
+      if (place.g == 0) largest[place.group_m][place.warp][place.column(at)] = most;
+    }
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + place.group_m) : "memory");
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const int column = place.column(i / 2 * 4 + i % 2), id = ids[column];
       if (id < 0) continue;
-      const size_t at = size_t(id) * (p.n / 2) + block;
+      uint32_t most = 0;
 #pragma unroll
-      for (int i = 0; i < kValues; ++i)
-        p.q[at + of_lane(i)] = dev::encode_mx_e4m3(values[i] * dev::e8m0_inverse(byte), byte);
-      if (place.t == 0) p.q_scales[at / kMxBlock] = static_cast<uint8_t>(byte);
+      for (int w = 0; w < 4; ++w) most = dev::larger(most, largest[place.group_m][w][column]);
+      const uint32_t byte = dev::e4m3_block_scale(most);
+      const size_t at = size_t(id) * (p.n / 2) + result;
+      p.q[at] = dev::encode_mx_e4m3(values[i] * dev::e8m0_inverse(byte), byte);
+      if (place.warp == 0 && place.g == 0) p.q_scales[at / kMxBlock] = static_cast<uint8_t>(byte);
     }
   } else {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int id = ids[place.row(2 * half)];
-      if (id < 0) continue;
-      const float weight = p.slot_weights ? p.slot_weights[id] : 1.f;
-#pragma unroll
-      for (int i = 0; i < kSums / 2; ++i) {
-        const int at = i / 2 * 4 + i % 2 + 2 * half, column = n0 + place.group_n * Tile::kWidth + place.column(at);
-        if (column < p.n)
-          p.out[size_t(id) * p.n + column] =
-              static_cast<dev::bf16>((p.biases ? sums[at] + p.biases[biases + column] : sums[at]) * weight);
-      }
+    for (int i = 0; i < kSums; ++i) {
+      const int id = ids[place.column(i)], row = first + place.row(i);
+      if (id < 0 || row >= p.n) continue;
+      float sum = sums[i];
+      if (p.biases) sum += p.biases[lines.of_expert + row];
+      if (p.slot_weights) sum *= p.slot_weights[id];
+      p.out[size_t(id) * p.n + row] = static_cast<dev::bf16>(sum);
     }
   }
 }
 
 /// Launches the kernel on a problem that has its results.
-template <bool GATE_UP>
-inline void multiply_tiles(const Problem& problem, const Operands& given, bool programmatic, hipStream_t stream) {
+template <int SLOTS, bool GATE_UP>
+inline void multiply_tiles(const Problem& problem, const Operands& given, int64_t slots, bool programmatic, hipStream_t stream) {
+  using L = Tile<SLOTS>;
+  HF_CHECK(slots == SLOTS, "this variant of the module has slots = ", SLOTS, "; got ", slots);
   HF_CHECK(given.k <= kMostTileK, "K must be at most ", kMostTileK, "; got ", given.k);
   HF_CHECK(given.n <= kMostTileN, "N must be at most ", kMostTileN, "; got ", given.n);
-  const int64_t parts = hf::ceil_div(given.block_m, Tile::kRows), blocks = problem.tiles * parts;
-  HF_CHECK(blocks <= kMaxInt32, "sorted_token_ids must have at most 2^31 - 1 parts of ", Tile::kRows, " slots; got ", blocks);
+  const int64_t parts = hf::ceil_div(given.block_m, SLOTS), blocks = problem.tiles * parts;
+  HF_CHECK(blocks <= kMaxInt32, "sorted_token_ids must have at most 2^31 - 1 parts of ", SLOTS, " slots; got ", blocks);
   if (blocks == 0 || given.num_valid == 0) return;
   const Tiled tiled{problem, has_scale_words(given), Divisor::of(static_cast<uint32_t>(parts))};
-  hf::Launch at{dim3(static_cast<uint32_t>(blocks), hf::ceil_div(given.n, Tile::kColumns)), Tile::kThreads, Tile::kBytes, stream};
+  hf::Launch at{dim3(static_cast<uint32_t>(blocks), hf::ceil_div(given.n, L::kRows)), L::kThreads, L::kBytes, stream};
   at.programmatic = programmatic;
-  hf::launch(mxfp8_grouped_tiles<GATE_UP>, at, tiled);
+  hf::launch(mxfp8_grouped_tiles<SLOTS, GATE_UP>, at, tiled);
 }
 
 }  // namespace hf::moe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -27,8 +28,9 @@ MOST_BLOCKS = 1 << 16
 MAX_K, MAX_N = 1 << 22, 1 << 23
 PASS_ROWS = 16
 # Rough microseconds of a call on an H100: a start, and bytes of W over what the kernel reaches with 8, 16 and 32 slots.
-START_US = {8: 3.0, 16: 3.5, 32: 5.0}
-BYTES_PER_US = {8: 2.6e6, 16: 2.2e6, 32: 1.5e6}
+START_US = {8: 4.5, 16: 6.5, 32: 8.0}
+BYTES_PER_US = {8: 2.6e6, 16: 2.5e6, 32: 1.5e6}
+LARGE_MEAN = 64  # slots of an expert
 X_PER_ROW = 0.045  # of the time of 8 rows of W a slot costs in each step
 
 
@@ -37,18 +39,26 @@ def warps(rows: int) -> int:
     return 16 if rows <= 16 else 8
 
 
-def busy(slots: int, experts: int) -> float:
-    """Return how many experts have slots, if the routing is uniform."""
-    return experts * (1 - (1 - 1 / experts) ** slots)
+def loads(slots: int, experts: int, rows: int) -> float:
+    """Return how often experts' W is read, once for each ``rows`` slots of one, if the routing is uniform.
+
+    Example:
+        >>> round(loads(64, 128, 8)), round(loads(1024, 128, 8)), round(loads(1024, 128, 16))
+        (50, 181, 128)
+    """
+    mean = slots / experts
+    if mean > LARGE_MEAN:
+        return experts * (mean / rows + 0.5)
+    total, up_to, chance = 0.0, 0.0, math.exp(-mean)  # of an expert with so many slots: a Poisson distribution
+    for count in range(int(mean + 12 * mean**0.5) + 12):
+        up_to += chance
+        if count % rows == 0:
+            total += 1 - up_to
+        chance *= mean / (count + 1)
+    return experts * total
 
 
-def fitting(slots: int, experts: int) -> int:
-    """Return the slots that a block multiplies at once: what most experts have, by their mean and its root."""
-    mean = slots / busy(slots, experts)
-    return next((rows for rows in ROWS if mean + (mean - 1) ** 0.5 <= rows), ROWS[-1])
-
-
-def _steps(passes: float, k: int, rows: int, sharers: int) -> float:
+def _steps(passes: float, k: int, *, rows: int, sharers: int, blocks: int) -> float:
     """Return how long a warp is busy, in tiles of steps: in each of its passes its steps and one meeting."""
     rounds = -(-max(1, round(passes)) // (warps(rows) // sharers))
     return rounds * (-(-k_steps(k) // sharers) * (2 + X_PER_ROW * rows) + 2)
@@ -68,15 +78,14 @@ def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     slots, n, k = problem.key[:3]
     if slots > MOST_SLOTS or n > MAX_N or k > MAX_K:
         return
-    rows, experts = fitting(slots, problem.experts), busy(slots, problem.experts)
-    passes = experts * -(-n // PASS_ROWS) / cu_count
-    # Of equals more sharers, whose rounds are finer.
-    best = min(
-        _configurations(problem, cu_count, (rows,)),
-        key=lambda given: (_steps(passes, k, rows, given["sharers"]), -given["sharers"]),
-    )
-    loads = max(1.0, slots / experts / rows)
-    yield START_US[rows] + loads * experts * n * k / BYTES_PER_US[rows], best
+    for rows in ROWS:
+        read = loads(slots, problem.experts, rows)
+        # Of equals more sharers, whose rounds are finer.
+        best = min(
+            _configurations(problem, cu_count, (rows,)),
+            key=lambda given: (_steps(read * -(-n // PASS_ROWS) / cu_count, k, **given), -given["sharers"]),
+        )
+        yield START_US[rows] + read * n * k / BYTES_PER_US[rows], best
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:

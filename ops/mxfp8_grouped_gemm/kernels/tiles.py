@@ -14,27 +14,25 @@ from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.kernel import Configuration, Kernel, Timed
 from hipforge.ops.core.stub import stub
-from hipforge.ops.mxfp8_gemm.raw import k_steps
-from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import busy
+from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import loads
 from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_split
 from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, OPERANDS, ROUTED
 
 KERNEL = "mxfp8_grouped_tiles"
-ROWS, COLUMNS = 64, 128
-MAX_K, MAX_N = 1 << 24, 65535 * COLUMNS
-# Rough microseconds on an H100: a start, a step of 128 k of the blocks that a multiprocessor holds; and the bytes of W
-# in one.
-START_US, STEP_US, HELD, BYTES_PER_US = 4.0, 1.2, 2, 2.0e6
+SLOTS = (32, 64)  # of an expert that a block multiplies at once
+ROWS = 128  # of W
+MAX_K, MAX_N = 1 << 24, 65535 * ROWS
+# Rough microseconds of a call on an H100: a start, and bytes of W over what the kernel reaches with so many slots.
+START_US = 6.0
+BYTES_PER_US = {32: 2.2e6, 64: 1.8e6}
 
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     slots, n, k = problem.key[:3]
     if n > MAX_N or k > MAX_K:
         return
-    experts = busy(slots, problem.experts)
-    parts = experts * max(1.0, slots / experts / ROWS)
-    rounds = max(1.0, parts * -(-n // COLUMNS) / (cu_count * HELD))
-    yield START_US + max(rounds * k_steps(k) * STEP_US, experts * n * k / BYTES_PER_US), {}
+    for at_once in SLOTS:
+        yield START_US + loads(slots, problem.experts, at_once) * n * k / BYTES_PER_US[at_once], {"slots": at_once}
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
@@ -44,30 +42,32 @@ def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
 mxfp8_grouped_tiles_out = stub(
     "mxfp8_grouped_tiles_out",
     "module_mxfp8_grouped_gemm_tiles",
-    f"out, {OPERANDS}; {ROUTED}; programmatic: bool",
+    f"out, {OPERANDS}; {ROUTED}; slots: int; programmatic: bool",
     "Write the rows of ``out`` that tiles in use cover.",
+    variant={"HF_SLOTS": "slots"},
 )
 mxfp8_gate_up_tiles_out = stub(
     "mxfp8_gate_up_tiles_out",
     "module_mxfp8_grouped_gemm_gate_up_tiles",
-    f"{GATE_UP}; programmatic: bool",
+    f"{GATE_UP}; slots: int; programmatic: bool",
     "Write the rows of ``out`` and ``out_scales`` that tiles in use cover: MX-FP8 of SwiGLU of the product.",
+    variant={"HF_SLOTS": "slots"},
     mutates=("out", "out_scales"),
 )
 
 
 def _launch(out: torch.Tensor, *given: Any) -> None:
-    mxfp8_grouped_tiles_out(out, *given, programmatic.active())
+    mxfp8_grouped_tiles_out(out, *(*given, programmatic.active()))
 
 
 def of_gate_up(taken: Accepted, experts: int, n: int, k: int) -> Configuration:
     """Return the configuration of the kernel with the epilogue of gate and up, where this one was accepted."""
-    return {}
+    return taken.configuration
 
 
-def launch_gate_up(out: torch.Tensor, out_scales: torch.Tensor, *given: Any) -> None:
-    """Launch it: the operands of the entry."""
-    mxfp8_gate_up_tiles_out(out, out_scales, *given, programmatic.active())
+def launch_gate_up(out: torch.Tensor, out_scales: torch.Tensor, *given: Any, slots: int) -> None:
+    """Launch it: the operands of the entry, then its configuration."""
+    mxfp8_gate_up_tiles_out(out, out_scales, *given, slots, programmatic.active())
 
 
 @documented_like(mxfp8_grouped_split)
@@ -85,16 +85,22 @@ def mxfp8_grouped_tiles(
     block_m: int,
     mul_weight_by: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    *,
+    slots: int = SLOTS[0],
 ) -> torch.Tensor:
     """Run the kernel on contiguous tensors, writing into ``out``.
+
+    Args:
+        slots: of an expert that are multiplied at once, 32 or 64; its W is read once for each.
 
     Returns:
         ``out``.
     """
+    given = TILES.require(slots=slots)
     require_rank("w", w, 3, "[E, N, K]")
     _launch(
         out, a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, mul_weight_by, bias,
-        *w.shape, num_valid_tokens, a_q.shape[0], a_div, block_m,
+        *w.shape, num_valid_tokens, a_q.shape[0], a_div, block_m, *given.values(),
     )  # fmt: skip
     return out
 
@@ -102,9 +108,9 @@ def mxfp8_grouped_tiles(
 TILES = Kernel(
     KERNEL,
     archs=("sm_90",),
-    parameters=MappingProxyType({}),
+    parameters=MappingProxyType({"slots": SLOTS}),
     launch=_launch,
-    candidates=lambda cell, arch: [{}],
+    candidates=lambda cell, arch: [{"slots": slots} for slots in SLOTS],
     refusal=_refusal,
     default=_default,
 )
