@@ -14,7 +14,7 @@ from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mxfp8_grouped_gemm import mxfp8_grouped_row_stream, mxfp8_grouped_tiles
-from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import ROWS, SHARERS, launch_gate_up, warps
+from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import ROWS, SHARERS, WARPS, launch_gate_up
 from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import SLOTS
 from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import launch_gate_up as launch_gate_up_tiles
 
@@ -22,11 +22,7 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or devices.current().arch_of() != "sm_90", reason="needs an sm_90 GPU"
 )
 
-STREAMS = [
-    {"rows": rows, "sharers": sharers, "blocks": 132}
-    for rows, sharers in itertools.product(ROWS, SHARERS)
-    if sharers <= warps(rows)
-]
+STREAMS = [{"rows": rows, "sharers": sharers, "blocks": 132} for rows, sharers in itertools.product(ROWS, SHARERS)]
 TILED = [{"slots": slots} for slots in SLOTS]
 
 
@@ -137,7 +133,7 @@ def test_gate_and_up_with_their_epilogue_are_those_of_two_launches(shape, interl
     sizes = experts, n, k, parts.slots, parts.a.shape[0], parts.a_div, parts.block_m
     for bias, alpha, beta, limit in ((None, 1.0, 0.0, None), (torch.randn(experts, n, device="cuda"), 1.702, 1.0, 7.0)):
         for given, out in runs(parts, bias):
-            if "rows" in given and given["sharers"] * 4 != warps(given["rows"]):
+            if "rows" in given and given["sharers"] != WARPS // 4:
                 continue
             want_q, want_scales = hipforge.swiglu_mxfp8(
                 out, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved
@@ -255,7 +251,9 @@ def test_what_a_kernel_does_not_take_is_refused_before_a_launch() -> None:
     of = case(1, 1, 2, 64, 256)
     out = torch.empty(1, 64, device="cuda", dtype=torch.bfloat16)
     given = *of.operands, out, of.slots, of.a_div, of.block_m
-    with pytest.raises(GuardError, match="sharers must be a power of two up to 8; got 16"):
-        mxfp8_grouped_row_stream(*given, rows=32, sharers=16)
-    with pytest.raises(GuardError, match="rows must be"):
-        mxfp8_grouped_row_stream(*given, rows=24)
+    with pytest.raises(GuardError, match="sharers must be 1, 2, 4, 8 or 16; got 3"):
+        mxfp8_grouped_row_stream(*given, rows=8, sharers=3)
+    with pytest.raises(
+        GuardError, match="out must be contiguous|out has 32 elements; 1 slots of N = 64 columns need 64"
+    ):
+        mxfp8_grouped_row_stream(*of.operands, out[:, :32], of.slots, of.a_div, of.block_m)

@@ -6,14 +6,14 @@
 #include "row_stream_kernel.h"
 
 #if !defined(HF_ROWS)
-#error "build a variant: -DHF_ROWS=8, 16 or 32"
+#error "build a variant: -DHF_ROWS=8 or 16"
 #endif
 
 using hf::OptionalTensor;
 using hf::Tensor;
 using namespace hf::moe;
 
-static_assert(HF_ROWS == 8 || HF_ROWS == 16 || HF_ROWS == 32);
+static_assert(HF_ROWS == 8 || HF_ROWS == 16);
 
 /// Writes out[slot] and out_scales[slot] for every slot of a tile in use; other rows stay as they are. out e4m3 [num_valid_tokens,
 /// N/2], out_scales uint8 [num_valid_tokens, N/64]; operands as in mxfp8_gate_up; limit infinite for none; rows, blocks and
@@ -28,6 +28,6 @@ void mxfp8_gate_up_row_stream_out(Tensor out, Tensor out_scales, Tensor a_q, Ten
                        num_valid_tokens, M_act, a_div, block_m, HF_E4M3FN};
   Problem problem = problem_of(given);
   take_gate_up(problem, out, out_scales, given, hf::checked_activation(alpha, beta, limit, interleaved));
-  stream_rows<HF_ROWS, true>(problem, given, rows, Layout<HF_ROWS>::kWarps / kUnitPasses, blocks, programmatic, stream);
+  stream_rows<HF_ROWS, true>(problem, given, rows, kWarps / kUnitPasses, blocks, programmatic, stream);
 }
 HF_EXPORT(mxfp8_gate_up_row_stream_out);

@@ -6,17 +6,17 @@
 #include "row_stream_kernel.h"
 
 #if !defined(HF_ROWS)
-#error "build a variant: -DHF_ROWS=8, 16 or 32"
+#error "build a variant: -DHF_ROWS=8 or 16"
 #endif
 
 using hf::OptionalTensor;
 using hf::Tensor;
 using namespace hf::moe;
 
-static_assert(HF_ROWS == 8 || HF_ROWS == 16 || HF_ROWS == 32);
+static_assert(HF_ROWS == 8 || HF_ROWS == 16);
 
 /// Writes out[slot] for every slot of a tile in use; other rows stay as they are. Operands as in mxfp8_grouped_split; rows, slots
-/// of an expert at a time; sharers: warps that share K, a power of two up to 16 (8 with 32 rows); blocks: how many share the rows
+/// of an expert at a time; sharers: warps that share K, a power of two up to 16; blocks: how many share the rows
 /// of W; programmatic: the launch may start before its predecessor has ended.
 void mxfp8_grouped_row_stream_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
                                   Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor mul_weight_by,

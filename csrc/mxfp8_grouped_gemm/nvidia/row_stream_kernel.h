@@ -34,6 +34,7 @@ using namespace row_stream;
 constexpr int kMostGroups = 2048;  // that a block can list
 constexpr int64_t kMaxK = int64_t{1} << 22, kMaxN = int64_t{1} << 23;
 static_assert(kMostGroups * kMaxN / 16 < kMaxInt32, "passes are counted in 31 bits");
+constexpr int kWarps = 16, kThreads = kWarps * 32, kSlots = 3;  // of a block; of each warp's ring
 constexpr int kPassTiles = 2, kPassRows = kPassTiles * kTileRows, kUnitPasses = 4;
 constexpr int kGateUpRows = kUnitPasses * kPassRows;  // of W for a block of 32 results
 static_assert(kGateUpRows == 2 * kMxBlock);
@@ -60,7 +61,7 @@ struct Group {
 
 template <int ROWS>
 struct Layout {
-  static constexpr int kWarps = ROWS <= 16 ? 16 : 8, kSlots = kWarps == 16 ? 3 : 4, kThreads = kWarps * 32;
+  static_assert(ROWS == 8 || ROWS == 16);
   static constexpr int kScalesAt = kPassRows * kStep;              // in a slot of the ring: a word of each row
   static constexpr int kSlotBytes = kScalesAt + kPassRows * 4;
   static constexpr int kPart = kPassRows * ROWS;                   // floats of a warp's sums
@@ -78,7 +79,7 @@ template <int ROWS>
 __device__ __forceinline__ int list_groups(const Streamed& p, Group* groups) {
   using L = Layout<ROWS>;
   constexpr int kChunkGroups = 32 / ROWS, kBatch = 8;
-  __shared__ int counts[L::kWarps];
+  __shared__ int counts[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, per_tile = static_cast<int>(p.chunks.value);
   int listed = 0, end = min(p.tiles, p.num_valid) * per_tile;
   for (int base = 0; base < end;) {
@@ -111,10 +112,10 @@ __device__ __forceinline__ int list_groups(const Streamed& p, Group* groups) {
     }
     if (lane == 31) counts[warp] = upto;
     __syncthreads();
-    base = min(base + L::kThreads, end), end = in_use * per_tile;
+    base = min(base + kThreads, end), end = in_use * per_tile;
     int at = listed + upto - count;
 #pragma unroll
-    for (int w = 0; w < L::kWarps; ++w) {
+    for (int w = 0; w < kWarps; ++w) {
       at += w < warp ? counts[w] : 0;
       listed += counts[w];
     }
@@ -129,9 +130,9 @@ __device__ __forceinline__ int list_groups(const Streamed& p, Group* groups) {
 
 /// ALIGNED: K is a multiple of a step and scales are read as words.
 template <int ROWS, bool GATE_UP, bool ALIGNED>
-__global__ void __launch_bounds__(Layout<ROWS>::kThreads, 1) mxfp8_grouped_row_stream(const Streamed p) {
+__global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_row_stream(const Streamed p) {
   using L = Layout<ROWS>;
-  constexpr int kHalves = Part<ROWS>::kHalves, kGroups = Part<ROWS>::kGroups, kWarps = L::kWarps, kSlots = L::kSlots;
+  constexpr int kHalves = Part<ROWS>::kHalves, kGroups = Part<ROWS>::kGroups;
   extern __shared__ __align__(128) uint8_t shared[];
   float* const parts = reinterpret_cast<float*>(shared + L::kPartsAt);
   Group* const groups = reinterpret_cast<Group*>(shared + L::kGroupsAt);
@@ -299,10 +300,8 @@ inline void stream_rows(const Problem& problem, const Operands& given, int64_t r
                         bool programmatic, hipStream_t stream) {
   using L = Layout<ROWS>;
   HF_CHECK(rows == ROWS, "this variant of the module has rows = ", ROWS, "; got ", rows);
-  HF_CHECK(sharers >= 1 && sharers <= L::kWarps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ",
-           L::kWarps, "; got ", sharers);
-  HF_CHECK(!GATE_UP || sharers * kUnitPasses == L::kWarps, "sharers must be ", L::kWarps / kUnitPasses, " with rows = ", rows,
-           "; got ", sharers);
+  HF_CHECK(sharers >= 1 && sharers <= kWarps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ",
+           kWarps, "; got ", sharers);
   HF_CHECK(blocks >= 1 && blocks <= kMaxInt32, "blocks must be between 1 and 2^31 - 1; got ", blocks);
   HF_CHECK(given.k <= kMaxK, "K must be at most ", kMaxK, "; got ", given.k);
   HF_CHECK(given.n <= kMaxN, "N must be at most ", kMaxN, "; got ", given.n);
@@ -312,7 +311,7 @@ inline void stream_rows(const Problem& problem, const Operands& given, int64_t r
   if (groups == 0) return;
   Streamed streamed{problem, __builtin_ctzll(static_cast<uint64_t>(sharers)), Divisor::of(static_cast<uint32_t>(hf::ceil_div(given.block_m, 32))),
                     Divisor::of(static_cast<uint32_t>(hf::ceil_div(given.n, kPassRows)))};
-  hf::Launch at{static_cast<uint32_t>(blocks), L::kThreads, L::kBytes, stream};
+  hf::Launch at{static_cast<uint32_t>(blocks), kThreads, L::kBytes, stream};
   at.programmatic = programmatic;
   hf::launch(has_scale_words(given) ? mxfp8_grouped_row_stream<ROWS, GATE_UP, true> : mxfp8_grouped_row_stream<ROWS, GATE_UP, false>,
              at, streamed);

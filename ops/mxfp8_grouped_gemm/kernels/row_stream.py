@@ -21,22 +21,19 @@ from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_spl
 from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, OPERANDS, ROUTED
 
 KERNEL = "mxfp8_grouped_row_stream"
-ROWS = (8, 16, 32)  # slots of an expert that a block multiplies at once
+ROWS = (8, 16)  # slots of an expert that a block multiplies at once
 SHARERS = (1, 2, 4, 8, 16)  # warps that share K
+WARPS = 16  # of a block
 MOST_SLOTS = 2048  # groups that a block can list, if every slot has another expert
 MOST_BLOCKS = 1 << 16
 MAX_K, MAX_N = 1 << 22, 1 << 23
 PASS_ROWS = 16
-# Rough microseconds of a call on an H100: a start, and bytes of W over what the kernel reaches with 8, 16 and 32 slots.
-START_US = {8: 4.5, 16: 6.5, 32: 8.0}
-BYTES_PER_US = {8: 2.6e6, 16: 2.5e6, 32: 1.5e6}
 LARGE_MEAN = 64  # slots of an expert
-X_PER_ROW = 0.045  # of the time of 8 rows of W a slot costs in each step
-
-
-def warps(rows: int) -> int:
-    """Return the warps of a block: what registers allow."""
-    return 16 if rows <= 16 else 8
+# Rough microseconds of a call on an H100: a start, and bytes of W over what the kernel reaches with 8 and 16 slots.
+START_US = {8: 4.5, 16: 6.0}
+BYTES_PER_US = {8: 2.5e6, 16: 2.4e6}
+LEAST_STEPS = {8: 2, 16: 3}  # of a warp that shares K, where there are passes for all warps
+MOST_SHARERS, MOST_WASTE = 8, 1.1  # of those warps, and their steps over those that there are
 
 
 def loads(slots: int, experts: int, rows: int) -> float:
@@ -58,19 +55,28 @@ def loads(slots: int, experts: int, rows: int) -> float:
     return experts * total
 
 
-def _steps(passes: float, k: int, *, rows: int, sharers: int, blocks: int) -> float:
-    """Return how long a warp is busy, in tiles of steps: in each of its passes its steps and one meeting."""
-    rounds = -(-max(1, round(passes)) // (warps(rows) // sharers))
-    return rounds * (-(-k_steps(k) // sharers) * (2 + X_PER_ROW * rows) + 2)
+def sharers_for(passes: float, k: int, rows: int) -> int:
+    """Return how many warps share K where a block has so many passes: more where some would have none."""
+    steps = k_steps(k)
+    able = [
+        count
+        for count in SHARERS
+        if count <= MOST_SHARERS
+        and LEAST_STEPS[rows] * count <= steps <= -(-steps // count) * count <= MOST_WASTE * steps
+    ]
+    sharers = max(able, default=1)
+    while 2 * passes <= WARPS // sharers and 2 * sharers <= min(WARPS, steps):
+        sharers *= 2
+    return sharers
 
 
-def _configurations(problem: Any, units: int, choices: Sequence[int]) -> list[Configuration]:
-    _, _, k = problem.key[:3]
+def _candidates(cell: Any, arch: str) -> list[Configuration]:
+    most = min(WARPS, max(1, k_steps(cell.key[2])))
     return [
-        {"rows": rows, "sharers": sharers, "blocks": units}
-        for rows in choices
+        {"rows": rows, "sharers": sharers, "blocks": archs.get(arch).cu_count}
+        for rows in ROWS
         for sharers in SHARERS
-        if sharers <= min(warps(rows), max(1, k_steps(k)))
+        if sharers <= most
     ]
 
 
@@ -80,17 +86,11 @@ def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
         return
     for rows in ROWS:
         read = loads(slots, problem.experts, rows)
-        # Of equals more sharers, whose rounds are finer.
-        best = min(
-            _configurations(problem, cu_count, (rows,)),
-            key=lambda given: (_steps(read * -(-n // PASS_ROWS) / cu_count, k, **given), -given["sharers"]),
-        )
-        yield START_US[rows] + read * n * k / BYTES_PER_US[rows], best
+        sharers = sharers_for(read * -(-n // PASS_ROWS) / cu_count, k, rows)
+        yield START_US[rows] + read * n * k / BYTES_PER_US[rows], {"rows": rows, "sharers": sharers, "blocks": cu_count}
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
-    if given["sharers"] > warps(given["rows"]):
-        return f"sharers of at most {warps(given['rows'])} with these rows"
     if key[0] > MOST_SLOTS:
         return f"M of at most {MOST_SLOTS}"
     return None if key[1] <= MAX_N and key[2] <= MAX_K else f"N of at most {MAX_N} and K of at most {MAX_K}"
@@ -150,8 +150,8 @@ def mxfp8_grouped_row_stream(
     """Run the kernel on contiguous tensors, writing into ``out``.
 
     Args:
-        rows: slots of an expert that are multiplied at once, 8, 16 or 32; its W is read once for each.
-        sharers: warps that share K: a power of two up to 16, or 8 with 32 rows.
+        rows: slots of an expert that are multiplied at once, 8 or 16; its W is read once for each.
+        sharers: warps that share K: a power of two up to 16.
         blocks: how many share the rows of W.
 
     Returns:
@@ -171,7 +171,7 @@ STREAM = Kernel(
     archs=("sm_90",),
     parameters=MappingProxyType({"rows": ROWS, "sharers": SHARERS, "blocks": range(1, MOST_BLOCKS + 1)}),
     launch=_launch,
-    candidates=lambda cell, arch: _configurations(cell, archs.get(arch).cu_count, ROWS),
+    candidates=_candidates,
     refusal=_refusal,
     default=_default,
 )
