@@ -250,10 +250,9 @@ def test_a_layer_in_a_graph_of_programmatic_launches() -> None:
 def test_what_a_kernel_does_not_take_is_refused_before_a_launch() -> None:
     of = case(1, 1, 2, 64, 256)
     out = torch.empty(1, 64, device="cuda", dtype=torch.bfloat16)
-    given = *of.operands, out, of.slots, of.a_div, of.block_m
+    sizes = of.slots, of.a_div, of.block_m
     with pytest.raises(GuardError, match="sharers must be 1, 2, 4, 8 or 16; got 3"):
-        mxfp8_grouped_row_stream(*given, rows=8, sharers=3)
-    with pytest.raises(
-        GuardError, match="out must be contiguous|out has 32 elements; 1 slots of N = 64 columns need 64"
-    ):
-        mxfp8_grouped_row_stream(*of.operands, out[:, :32], of.slots, of.a_div, of.block_m)
+        mxfp8_grouped_row_stream(*of.operands, out, *sizes, rows=8, sharers=3)
+    for kernel in (mxfp8_grouped_row_stream, mxfp8_grouped_tiles):
+        with pytest.raises(GuardError, match="out has 32 elements; 1 slots of N = 64 columns need 64"):
+            kernel(*of.operands, out[:, :32].contiguous(), *sizes)
