@@ -105,6 +105,18 @@ def test_the_grouped_gemm_reads_the_busy_experts_once_as_tritons_does(cell: MoeC
     assert all(row["error"] < 3e-3 and row["weight_loads"] == 1.0 for row in rows)
 
 
+@pytest.mark.parametrize("cell", [MoeCell(64, 256, 4, False, 8, experts=6), MoeCell(48, 1024, 1, True, 12, experts=4)])
+def test_the_peers_of_the_grouped_gemm_on_an_nvidia_gpu_compute_the_same(cell: MoeCell, monkeypatch) -> None:
+    monkeypatch.setattr(bench_mxfp8_grouped_gemm, "measured_floor", lambda *given: 1.0)
+    problem = bench_mxfp8_grouped_gemm.problem_nvidia(cell)
+    errors = {name: problem.error(call(0)) for name, call in problem.calls.items()}
+    ours, *others = errors
+    assert ours.startswith("hipforge mxfp8_grouped") and {"programmatic", "torch grouped_mm bf16"} < {*others}
+    assert ("gate up" in others) == (not cell.has_weight)
+    for name, error in errors.items():
+        assert error < (0.05 if "gate up" in name else 3e-3 if name in (ours, "programmatic") else 0.02), name
+
+
 @pytest.mark.parametrize("page_size", [0, 64])
 def test_attention_reads_the_cache_once_with_fewer_registers_than_triton(page_size: int) -> None:
     rows = bench.rows_of(bench_decode_attention.problem(AttentionCell(1, 8, 128, page_size, 512, 2), 4))
