@@ -55,12 +55,14 @@ struct Part {
 
   /// Loads from each half's row at `at` bytes, for this lane's t; k0 is the step's first k.
   template <bool ALIGNED>
-  __device__ __forceinline__ void load(const uint8_t* const (&x)[kHalves], const uint8_t* const (&xs)[kHalves], int at, int k0, int k) {
+  __device__ __forceinline__ void load(const uint8_t* const (&x)[kHalves], const uint8_t* const (&xs)[kHalves], int at, int k0,
+                                       int k) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
       for (int b = 0; b < 4; ++b)
-        bytes[h][b] = ALIGNED || k0 + b * kBlock < k ? __ldg(reinterpret_cast<const uint2*>(x[h] + at + b * kBlock)) : make_uint2(0, 0);
+        bytes[h][b] = ALIGNED || k0 + b * kBlock < k ? __ldg(reinterpret_cast<const uint2*>(x[h] + at + b * kBlock))
+                                                     : make_uint2(0, 0);
       scales[h] = scale_word<ALIGNED>(xs[h] + at / kBlock, k0, k);
     }
   }
@@ -156,7 +158,8 @@ __device__ __forceinline__ void multiply_step(const uint8_t* here, const LaneOfW
         for (int h = 0; h < kHalves; ++h)
 #pragma unroll
           for (int j = 0; j < 2; ++j)
-            sums[i][h / 2][h % 2 * 2 + j] += scaled(d[h / 2][h % 2 * 2 + j], sw[i][j] >> (8 * b) & 255, x.scales[h] >> (8 * b) & 255);
+            sums[i][h / 2][h % 2 * 2 + j] +=
+                scaled(d[h / 2][h % 2 * 2 + j], sw[i][j] >> (8 * b) & 255, x.scales[h] >> (8 * b) & 255);
       }
   }
 }

@@ -10,7 +10,8 @@
 //        +-----+--                                                  is not emptied between passes.
 //
 // row_step.h has the products of a step. X's lanes come from L2 a step ahead; its rows past M repeat the last one, and W's past
-// N are read as zeros. Sums of the warps meet in shared memory once a pass, and are added in the order of the warps: results are deterministic.
+// N are read as zeros. Sums of the warps meet in shared memory once a pass, and are added in the order of the warps: results are
+// deterministic.
 //
 // Bytes moved: N K (1 + 1/32) of W once for each kRows rows of X, M K (1 + 1/32) of X per block from L2, 2 M N written. Bound:
 // W over the memory's bandwidth.

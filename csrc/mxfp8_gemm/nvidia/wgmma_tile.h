@@ -112,11 +112,11 @@ struct Place {
   __device__ __forceinline__ int column(int i) const { return i / 4 * 8 + 2 * t + i % 2; }
 };
 
-/// Sums a tile over k. lines.payload(line) is a Line and lines.scales(line) the scales of a row that may be read, for the kRows lines
-/// of X and then those of W; `shared` has L::kBytes. whole_words: scales are read as words.
+/// Sums a tile over k. lines.payload(line) is a Line and lines.scales(line) the scales of a row that may be read, for the kRows
+/// lines of X and then those of W; `unaligned` has L::kBytes. whole_words: scales are read as words.
 template <class L, class Lines>
-__device__ __forceinline__ void multiply_tile(const Lines& lines, int k, bool whole_words, uint8_t* unaligned, const Place<L>& place,
-                                              float (&sums)[L::kWidth / 2]) {
+__device__ __forceinline__ void multiply_tile(const Lines& lines, int k, bool whole_words, uint8_t* unaligned,
+                                              const Place<L>& place, float (&sums)[L::kWidth / 2]) {
   constexpr int kSums = L::kWidth / 2, kScaleRows = (L::kLines + L::kThreads - 1) / L::kThreads;
   uint8_t* const shared = unaligned + (1024 - (static_cast<uint32_t>(__cvta_generic_to_shared(unaligned)) & 1023)) % 1024;
   uint32_t* const tables = reinterpret_cast<uint32_t*>(shared + L::kStages * L::kStageBytes);

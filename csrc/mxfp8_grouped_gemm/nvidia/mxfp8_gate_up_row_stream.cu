@@ -1,5 +1,5 @@
-// The first grouped MX-FP8 GEMM of a mixture of experts with SwiGLU and MX quantisation in its epilogue, for few slots of an expert,
-// on sm_90. row_stream_kernel.h has the kernel. A variant multiplies up to HF_ROWS slots of an expert at once.
+// The first grouped MX-FP8 GEMM of a mixture of experts with SwiGLU and MX quantisation in its epilogue, for few slots of an
+// expert, on sm_90. row_stream_kernel.h has the kernel. A variant multiplies up to HF_ROWS slots of an expert at once.
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
 #include "hipforge/module.h"

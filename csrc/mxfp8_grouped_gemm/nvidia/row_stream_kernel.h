@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_row_stream(const St
 
   constexpr int kUnit = GATE_UP ? kUnitPasses : 1;
   const int units = list_groups<ROWS>(p, groups) * static_cast<int>(p.passes.value) / kUnit;
-  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x), each = units / blocks, more = units % blocks;
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int each = units / blocks, more = units % blocks;
   const int first = (block * each + min(block, more)) * kUnit, passes = (each + (block < more)) * kUnit;
 
   // The next step to ask for: this lane's 16 bytes of every fourth row, and the scales of row `lane`.
@@ -309,12 +310,13 @@ inline void stream_rows(const Problem& problem, const Operands& given, int64_t r
   HF_CHECK(groups <= kMostGroups, "a block lists the groups of up to ", ROWS, " slots, at most ", kMostGroups, "; there can be ",
            groups, " of num_valid_tokens = ", given.num_valid, ": use the kernel in tiles");
   if (groups == 0) return;
-  Streamed streamed{problem, __builtin_ctzll(static_cast<uint64_t>(sharers)), Divisor::of(static_cast<uint32_t>(hf::ceil_div(given.block_m, 32))),
-                    Divisor::of(static_cast<uint32_t>(hf::ceil_div(given.n, kPassRows)))};
+  const Streamed streamed{problem, __builtin_ctzll(static_cast<uint64_t>(sharers)), Divisor::of(hf::ceil_div(given.block_m, 32)),
+                          Divisor::of(hf::ceil_div(given.n, kPassRows))};
   hf::Launch at{static_cast<uint32_t>(blocks), kThreads, L::kBytes, stream};
   at.programmatic = programmatic;
-  hf::launch(has_scale_words(given) ? mxfp8_grouped_row_stream<ROWS, GATE_UP, true> : mxfp8_grouped_row_stream<ROWS, GATE_UP, false>,
-             at, streamed);
+  const auto kernel = has_scale_words(given) ? mxfp8_grouped_row_stream<ROWS, GATE_UP, true>
+                                             : mxfp8_grouped_row_stream<ROWS, GATE_UP, false>;
+  hf::launch(kernel, at, streamed);
 }
 
 }  // namespace hf::moe

@@ -11,8 +11,8 @@
 // With GATE_UP the 16 rows of a warp are 8 of the gate and the 8 of up, so that a thread has both of a result; the four warps of a
 // group have the 32 results of an MX block, whose largest they tell each other.
 //
-// Bytes moved: N K (1 + 1/32) of W for each SLOTS slots of a tile, of memory once; N / 128 times K (1 + 1/32) of each slot's X, from
-// L2; 2 N per slot written. Bound: W over the memory's bandwidth for few slots of an expert, else as in wgmma_tile.h.
+// Bytes moved: N K (1 + 1/32) of W for each SLOTS slots of a tile, of memory once; N / 128 times K (1 + 1/32) of each slot's X,
+// from L2; 2 N per slot written. Bound: W over the memory's bandwidth for few slots of an expert, else as in wgmma_tile.h.
 #pragma once
 
 #include "../../mxfp8_gemm/nvidia/wgmma_tile.h"
@@ -26,7 +26,9 @@ using Tile = wgmma_tiles::Layout<2, 1, SLOTS, SLOTS == 32 ? 5 : 4>;
 constexpr int kBlocksHeld = 2;  // by a multiprocessor
 constexpr int kTileRows = Tile<32>::kRows, kGroupResults = wgmma_tiles::kGroupRows / 2;
 constexpr int64_t kMostTileK = int64_t{1} << 24, kMostTileN = int64_t{65535} * kTileRows;
-static_assert(kBlocksHeld * (Tile<32>::kBytes + 2 * 1024) <= kMostShared && kBlocksHeld * (Tile<64>::kBytes + 3 * 1024) <= kMostShared);
+// With the tables of the kernel below and 1 KiB that each block reserves.
+static_assert(kBlocksHeld * (Tile<32>::kBytes + 4 * 1024) <= kMostShared);
+static_assert(kBlocksHeld * (Tile<64>::kBytes + 4 * 1024) <= kMostShared);
 static_assert(kGroupResults == kMxBlock, "a group has gate and up of a block of results");
 
 struct Tiled : Problem {
@@ -99,7 +101,8 @@ __global__ void __launch_bounds__(Tile<SLOTS>::kThreads, kBlocksHeld) mxfp8_grou
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       const int at = i / 2 * 4 + i % 2;
-      values[i] = dev::swiglu(p.stored(sums[at], lines.of_expert + gate_row), p.stored(sums[at + 2], lines.of_expert + up_row), p.activation);
+      const float gate = p.stored(sums[at], lines.of_expert + gate_row), up = p.stored(sums[at + 2], lines.of_expert + up_row);
+      values[i] = dev::swiglu(gate, up, p.activation);
       uint32_t most = dev::magnitude_bits(values[i]);
 #pragma unroll
       for (int distance = 4; distance < 32; distance *= 2) most = dev::larger(most, __shfl_xor_sync(~0u, most, distance));
