@@ -26,21 +26,27 @@ constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 constexpr int kD = HF_HEAD_DIM;
 constexpr Format kFormat = Format::HF_CACHE;
 
-template <Format kCache>
+template <Format kCache, int kEights>
 void launch_stream(const Problem& p, int64_t batch, int64_t waves, int64_t groups, bool programmatic,
                    hipStream_t stream) {
-  using L = Layout<Half, kD, kCache, HF_BLOCK_N>;
+  using L = Layout<Half, kD, kCache, HF_BLOCK_N, kEights>;
   const Split split(p.splits);
-  const uint32_t row_tiles = (p.group * p.mq + kBlockM - 1) / kBlockM;
+  const uint32_t row_tiles = (p.group * p.mq + L::kRows - 1) / L::kRows;
   hf::Launch at{dim3(split.parts(), row_tiles, static_cast<uint32_t>(batch) * p.kv_heads.value),
                 static_cast<uint32_t>(waves * hf::dev::kWaveSize), L::shared_bytes(static_cast<int>(waves)), stream};
   at.cluster = split.cluster;
   hf::may_start_early(at, programmatic);
-  hf::launch(decode_stream<Half, kD, kCache, HF_BLOCK_N>, at, p, split, static_cast<uint32_t>(groups));
+  hf::launch(decode_stream<Half, kD, kCache, HF_BLOCK_N, kEights>, at, p, split, static_cast<uint32_t>(groups));
   if (split.outer == 1) return;
   hf::Launch merge{dim3(p.kv_heads.value * p.group, p.mq, static_cast<uint32_t>(batch)), kMergeThreads, 0, stream};
   hf::may_start_early(merge, programmatic);
   hf::launch(decode_merge<Half, kD>, merge, p, split.outer);
+}
+
+template <Format kCache>
+void launch_rows(const Problem& p, int64_t batch, int64_t waves, int64_t groups, bool programmatic, hipStream_t stream) {
+  if (p.group * p.mq <= 8) return launch_stream<kCache, 1>(p, batch, waves, groups, programmatic, stream);
+  launch_stream<kCache, 2>(p, batch, waves, groups, programmatic, stream);
 }
 
 /// As the entry says; k and v are [pages, page_size, Hkv, row], or [B, Mkv, Hkv, row] without block_tables.
@@ -68,9 +74,9 @@ void run(const Operands& o, const Scales& scales, const Options& options, const 
   const int64_t batch = o.seqlens.size(0);
   if (batch == 0) return;
   if constexpr (kFormat == Format::fp8) {
-    if (p.k.rows) return launch_stream<Format::rows>(p, batch, waves, scales.groups, options.programmatic, stream);
+    if (p.k.rows) return launch_rows<Format::rows>(p, batch, waves, scales.groups, options.programmatic, stream);
   }
-  launch_stream<kFormat>(p, batch, waves, scales.groups, options.programmatic, stream);
+  launch_rows<kFormat>(p, batch, waves, scales.groups, options.programmatic, stream);
 }
 
 #define HF_ENTRY_(cache) decode_attention_##cache##_out

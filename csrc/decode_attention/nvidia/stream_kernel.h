@@ -7,22 +7,24 @@
 //  warp  | w0 | w1 | w2 | w3 | w0 | w1 | w2 | w3 |
 //        +----+----+----+----+----+----+----+----+--                   A slot of a warp's ring holds a step of K and of V:
 //
-//   scores [16 rows x kTile] = Q [16 x D] K^T        mma.m16n8k16: lane 4 g + t has rows g and g + 8, keys 8 j + 2 t and + 1
-//   out    [16 rows x D]    += P [16 x kTile] V      the scores' lanes are those of the second product's operand
+//   scores^T [kTile x rows] = K [kTile x D] Q^T      mma.m16n8k16: lane 4 g + t has keys 8 k + g of rows 2 t and 2 t + 1
+//   out^T    [D x rows]    += V^T [D x kTile] P^T    movmatrix makes this operand of the weights; a lane keeps its rows
 //
-// The k index of a product may be permuted where both operands agree: of K a lane takes whole 16-byte pieces t, t + 4, ... of key
-// 8 j + g, and of Q the same elements. Fp8 becomes f16, exactly; Q is brought into f16's range by a power of 2 for each row, so
-// that its bf16 values stay exact but for those below 2^-29 of the row's largest. Of V a lane takes the bytes of columns 16 g to
-// 16 g + 15 of four keys, and pairs those of two keys while it converts; 16-bit V comes by ldmatrix.trans. Weights are rounded to
-// f16 (scaled by 2^14, or with a scale per row so that the row's largest is in [2^14, 2^15)), over a bf16 cache to bf16.
+// Rows are the N of an instruction, 8 for up to 8 rows, so that a call with few of them does half of the products and keeps half
+// of the sums. The k index of a product may be permuted where both operands agree: of K a lane takes whole 16-byte pieces t,
+// t + 4, ... of keys g and g + 8, and of Q the same elements. Fp8 becomes f16, exactly; Q is brought into f16's range by a power
+// of 2 for each row, so that its bf16 values stay exact but for those below 2^-29 of the row's largest. Of V a lane takes the
+// bytes of columns 16 g to 16 g + 15 of four keys, and pairs those of two keys while it converts; 16-bit V comes by
+// ldmatrix.trans. Weights are rounded to f16 (scaled by 2^14, or with a scale per row so that the row's largest is in
+// [2^14, 2^15)), over a bf16 cache to bf16.
 // Scales stay out of the products:
 //   q.(s k + t) = s (q.k) + t sum(q)        sum p (s v + t) = sum (p s) v + sum p t
 //
 // Pieces of a key lie at piece ^ swizzle(key) of its 128 bytes: no read meets a bank twice.
 //
-// Bytes: 2 D (fp8) or 4 D per key and KV head, each read once; memory is the bound. A multiprocessor gets 15 of them a cycle;
-// of D = 128 in fp8, a key takes about 20 of the 68 instructions that it issues meanwhile, 2 of them products. The ring of a block
-// is 64 to 200 KiB, so that 128 to 200 KiB are under way per multiprocessor, several times bandwidth times latency.
+// Bytes: 2 D (fp8) or 4 D per key and KV head, each read once; memory is the bound. A multiprocessor gets 15 of them a cycle: for
+// D = 128 in fp8 it can issue 68 instructions a key meanwhile, and needs about 15, of which 1 is a product (8 rows or fewer).
+// Up to 16 warps with two steps each under way are 64 to 200 KiB per multiprocessor, several times bandwidth times latency.
 //
 // The end: warps add up in shared memory, the blocks of a cluster through each other's, always in the same order. With more
 // parts than a cluster has blocks, clusters write theirs and decode_merge adds them up.
@@ -52,7 +54,7 @@ struct Split {
   __host__ uint32_t parts() const { return outer * cluster; }  // those past `splits` have no keys
 };
 
-template <class Half, int kD, Format kFormat, int kBlockN>
+template <class Half, int kD, Format kFormat, int kBlockN, int kEights>
 struct Layout {
   static constexpr bool kQuantised = kFormat != Format::half;
   using Element = std::conditional_t<kQuantised, dev::f16, Half>;  // of products
@@ -71,11 +73,16 @@ struct Layout {
   static constexpr int kRowsBytes = kTile * kRowBytes;
   static constexpr int kWordsBytes = kTile * (kInt4 ? 4 * kMostGroups : kFormat == Format::rows ? 4 : 0);
   static constexpr int kSlotBytes = 2 * (kRowsBytes + kWordsBytes);
-  static constexpr int kSlots = kSlotBytes <= 5 * 1024 ? 4 : 3;
+  static constexpr int kSlots = 3;
   static constexpr int kRingBytes = kSlots * kSlotBytes;
-  static constexpr bool kKeepQuery = kD <= 128;  // in registers
-  static constexpr int kSums = kBlockM * kD;     // floats
-  static constexpr int kBlocks = kMaxWaves * kRingBytes > 100 * 1024 ? 1 : kMaxWaves * kRingBytes > 70 * 1024 ? 2 : 3;
+  static constexpr int kRows = 8 * kEights;     // of q, that a block has
+  static constexpr int kSums = kRows * kD;      // floats
+  static constexpr int kWidth = kEights * kD;   // in proportion to the registers of sums and of Q
+  static constexpr bool kKeepQuery = kWidth <= 256;  // in registers
+  static constexpr int kByShared = 220 * 1024 / (kMaxWaves * kRingBytes + 4096);
+  static constexpr int kHeld = kWidth + (kTile / kTileN - 1) * 32 * kEights;  // with the scores
+  static constexpr int kByRegisters = kHeld <= 128 ? 4 : kHeld <= 192 ? 3 : 2;
+  static constexpr int kBlocks = kByShared < 1 ? 1 : kByShared < kByRegisters ? kByShared : kByRegisters;
   static_assert(kD % 64 == 0 && kTile % kTileN == 0 && (kInt4 || kRowBytes % 64 == 0));
 
   /// Rings, whose place the sums of the warps and then of the block take; then the rows' statistics, and Q.
@@ -84,17 +91,20 @@ struct Layout {
     return rings > sums ? rings : sums;
   }
   __host__ static constexpr uint32_t shared_bytes(int warps) {
-    return ring_bytes(warps) + (warps + 1) * kBlockM * 16 + (kKeepQuery ? 0 : kD / 16 * 512);
+    return ring_bytes(warps) + (warps + 1) * kRows * 16 + (kKeepQuery ? 0 : kQueryBytes);
   }
-  static_assert(kMaxWaves * kRingBytes + (kMaxWaves + 1) * kBlockM * 16 + kD / 16 * 512 <= kMostShared);
+  static constexpr int kQueryBytes = kD / 16 * kEights * 32 * 8;
+  static_assert(kMaxWaves * kRingBytes + (kMaxWaves + 1) * kRows * 16 + kQueryBytes <= kMostShared);
 
-  /// Where a piece of a key is in a step.
-  __device__ __forceinline__ static uint32_t place(uint32_t key, uint32_t piece) {
-    const uint32_t swizzle = (key & 6) ^ (key & 1) * 5;
-    if (!kEnd || piece < 8 * kWide) return piece / 8 * (kTile * 128) + key * 128 + (((piece & 7) ^ swizzle) << 4);
-    const uint32_t of_line = (piece & 3) | (key & 1) << 2;  // two keys share 128 bytes
-    return kWide * kTile * 128 + key / 2 * 128 + ((of_line ^ (key & 6)) << 4);
+  /// Where a piece of a key, one of the first eight of a run of 8 keys, is in it: of the 128 bytes that `key` has, or of those
+  /// that two keys share.
+  __device__ __forceinline__ static uint32_t wide_place(uint32_t key, uint32_t piece) {
+    return key * 128 + ((piece ^ (key & 6) ^ (key & 1) * 5) << 4);
   }
+  __device__ __forceinline__ static uint32_t end_place(uint32_t key, uint32_t piece) {
+    return key / 2 * 128 + (((piece | (key & 1) << 2) ^ (key & 6)) << 4);
+  }
+  static constexpr int kWideStep = kTile * 128, kEndAt = kWide * kWideStep;  // bytes of the wide runs of a step, and of all
   /// Column of the second product's tile n that lanes of index g have.
   __device__ __forceinline__ static constexpr uint32_t column(int n, uint32_t g) {
     if (!kQuantised) return 8 * n + g;
@@ -103,7 +113,7 @@ struct Layout {
   }
   /// Where columns 4 c to 4 c + 3 of a row are among the sums, in floats.
   __device__ __forceinline__ static uint32_t four(uint32_t row, uint32_t c) {
-    return row * kD + 4 * (c ^ (c >> 3 & 3) ^ ((row & 1) << 2 | (row & 2)));
+    return row * kD + 4 * (c ^ (row >> 1 & 3));
   }
 };
 
@@ -143,6 +153,16 @@ __device__ __forceinline__ uint32_t specials(uint32_t pair) {
   return ((pair & kExponent) == kExponent ? 0xFFFF : 0) | ((pair >> 16 & kExponent) == kExponent ? 0xFFFF0000 : 0);
 }
 
+/// A value that is computed once and kept: the compiler would compute it again where it is used, in every step.
+__device__ __forceinline__ uint32_t kept(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+__device__ __forceinline__ const uint8_t* kept(const uint8_t* address) {
+  asm volatile("" : "+l"(address));
+  return address;
+}
+
 /// Nibbles 0 and 4 of a word as elements code * scale + shift, rounded once.
 __device__ __forceinline__ uint32_t elements_of(uint32_t word, uint32_t factors, uint32_t shifts) {
   constexpr uint32_t kBias = 0x64006400;  // 1024, whose last bit is 1
@@ -153,14 +173,23 @@ __device__ __forceinline__ uint32_t elements_of(uint32_t word, uint32_t factors,
   return elements;
 }
 
-/// The larger, or the sum, over the four lanes that share a row.
+/// The larger, or the sum, over the eight lanes that share two rows.
 __device__ __forceinline__ float largest_of_row(float value) {
-  value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
-  return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
+#pragma unroll
+  for (int distance = 4; distance < 32; distance *= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
+  return value;
 }
 __device__ __forceinline__ float sum_of_row(float value) {
-  value += __shfl_xor_sync(~0u, value, 1);
-  return value + __shfl_xor_sync(~0u, value, 2);
+#pragma unroll
+  for (int distance = 4; distance < 32; distance *= 2) value += __shfl_xor_sync(~0u, value, distance);
+  return value;
+}
+
+/// A matrix of 8 x 8 halves, of which lane 4 g + t has columns 2 t and 2 t + 1 of row g, transposed.
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+  uint32_t other;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(pair));
+  return other;
 }
 
 /// The scale and the shift in a row's word.
@@ -175,180 +204,210 @@ struct __align__(16) Statistics {
   float maximum, total, shifted, unused;
 };
 
-/// Grid: (parts, ceil(M / 16), B * Hkv), in clusters of split.cluster; block: 1, 2 or 4 warps; Layout::shared_bytes.
-template <class Half, int kD, Format kFormat, int kBlockN>
-__global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlockN>::kBlocks)
+/// Grid: (parts, ceil(M / kRows), B * Hkv), in clusters of split.cluster; block: 1, 2 or 4 warps; Layout::shared_bytes.
+template <class Half, int kD, Format kFormat, int kBlockN, int kEights>
+__global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlockN, kEights>::kBlocks)
     decode_stream(const __grid_constant__ Problem p, const Split split, const uint32_t groups) {
-  using L = Layout<Half, kD, kFormat, kBlockN>;
+  using L = Layout<Half, kD, kFormat, kBlockN, kEights>;
   using Element = typename L::Element;
-  constexpr int kTile = L::kTile, kEights = kTile / 8, kUnits = kTile / kTileN, kChunks = kD / 16;
-  constexpr bool kRows = kFormat == Format::rows, kInt4 = L::kInt4, kScaled = !kRows && !kInt4;
-  constexpr float kRaised = L::kF16 ? 14.f : 0.f;  // weights are at most 2^kRaised
+  constexpr int kTile = L::kTile, kUnits = kTile / kTileN, kKeys = kTile / 8, kChunks = kD / 16, kRows = 2 * kEights;  // keys, rows of a lane
+  constexpr bool kRowScales = kFormat == Format::rows, kInt4 = L::kInt4, kScaled = !kRowScales && !kInt4;
+  constexpr float kRaised = L::kF16 && !kRowScales ? 14.f : 0.f;  // weights are at most 2^kRaised
   extern __shared__ __align__(128) uint8_t shared[];
   dev::let_next_start();
   dev::wait_for_predecessor();
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
   const uint32_t batch = p.kv_heads.quotient(blockIdx.z), head = blockIdx.z - batch * p.kv_heads.value;
   const Tokens tokens(p, batch);
-  const uint32_t rows = p.group * tokens.count, row0 = blockIdx.y * kBlockM;
+  const uint32_t rows = p.group * tokens.count, row0 = blockIdx.y * L::kRows;
   if (row0 >= rows) return;  // the grid is for the most tokens that a sequence has; a cluster ends as one
 
-  // The keys that some token sees, those that every one sees, and this warp's steps.
+  // The keys that some token sees, and those that every one sees.
   const int32_t given = p.seqlens[batch];
   const uint32_t length = given < 0 ? 0 : min(static_cast<uint32_t>(given), p.max_keys);
   const uint32_t hidden = p.causal ? tokens.count - 1 : 0;  // keys after the first token's own
-  const uint32_t begin = length > hidden + p.window ? length - hidden - p.window : 0;
-  const uint32_t whole_begin = length > p.window ? length - p.window : 0, whole_end = length > hidden ? length - hidden : 0;
+  const bool windowed = p.window != kNoWindow;  // otherwise where to begin is known before the length
+  const uint32_t begin = windowed && length > hidden + p.window ? length - hidden - p.window : 0;
+  const uint32_t whole_begin = windowed && length > p.window ? length - p.window : 0, whole_end = length > hidden ? length - hidden : 0;
+
+  // This warp's steps: the blocks take them in turn, the warps of one those next to each other.
   const uint32_t base = begin / kTileN * kTileN, steps = (length - base + kTile - 1) / kTile;
-  const uint32_t each = (steps + split.splits - 1) / split.splits, first = min(blockIdx.x * each, steps);
-  const uint32_t of_block = min(each, steps - first), items = of_block > warp ? (of_block - warp + warps - 1) / warps : 0;
-  const uint32_t first_key = base + (first + warp) * kTile, stride = warps * kTile;
+  const uint32_t stride = split.splits * warps, first = blockIdx.x * warps + warp;
+  const uint32_t items = first < min(steps, stride) ? (steps - first + stride - 1) / stride : 0;
+  const auto key_of_unit = [&](uint32_t unit) { return base + (first + unit / kUnits * stride) * kTile + unit % kUnits * kTileN; };
 
   uint8_t* const ring = shared + warp * L::kRingBytes;
   Statistics* const statistics = reinterpret_cast<Statistics*>(shared + L::ring_bytes(warps));
-  uint4* const query_shared = reinterpret_cast<uint4*>(statistics + (warps + 1) * kBlockM);
+  uint2* const query_shared = reinterpret_cast<uint2*>(statistics + (warps + 1) * L::kRows);
 
+  // Lane i has the page of unit i (16 keys) of each 32.
   const int32_t* const table = p.block_tables + uint64_t{batch} * p.max_pages;
-  const auto page_at = [&](uint32_t key) -> uint32_t {
-    if (p.max_pages == 0) return batch;
-    return key < length ? static_cast<uint32_t>(table[p.page_size.quotient(key)]) : 0;
+  const auto page_of = [&](uint32_t unit) {
+    const uint32_t index = p.page_size.quotient(key_of_unit(unit));
+    return index < p.max_pages ? static_cast<uint32_t>(table[index]) : batch;
   };
-  uint32_t ask_key = first_key, asked = 0, pages[kUnits];
-  const auto look_up = [&] {
+  uint32_t asked = 0, pages = page_of(lane), next_pages = 0, offsets;
+  const auto find_offsets = [&] {
+    const uint32_t key = key_of_unit(asked * kUnits + lane);
+    offsets = key - p.page_size.quotient(key) * p.page_size.value;
+    if (asked * kUnits + 32 < items * kUnits) next_pages = page_of(asked * kUnits + 32 + lane);
+  };
+  find_offsets();
+
+  // A lane copies piece lane % 8 of every fourth key, or lane % 4 of every eighth.
+  const uint32_t wide_row = lane / 8, end_row = lane / 4;
+  const uint32_t wide_to = L::kWide > 0 ? kept(L::wide_place(wide_row, lane % 8)) : 0, end_to = L::kEnd ? kept(L::end_place(end_row, lane % 4)) : 0;
+  const uint8_t* const side_of[2] = {kept(p.k.data + head * p.k.head_stride), kept(p.v.data + head * p.v.head_stride)};
+
+  // Copies 16 keys of one side; keys that no token sees are zeros, their scales included.
+  const auto copy_unit = [&](auto whole, int side, uint8_t* slot, int u, uint32_t key, uint32_t page, uint32_t offset) {
+    const Cache& cache = side ? p.v : p.k;
+    uint8_t* const tile = slot + side * L::kRowsBytes;
+    uint8_t* const words = slot + 2 * L::kRowsBytes + side * L::kWordsBytes;
+    const auto bytes = [&](uint32_t own, int count) {
+      return decltype(whole)::value || (key + own >= begin && key + own < length) ? count : 0;
+    };
+    const uint8_t* const from = side_of[side] + page * cache.page_stride + uint64_t{offset} * cache.slot_stride;
+    if constexpr (kInt4) {  // rows start at any word
+      const auto copy_words = [&](uint8_t* to, uint32_t pitch, uint32_t of_key, uint32_t from_word, uint32_t at) {
+        const uint32_t own = at / of_key, word = at - own * of_key;
+        copy_word_async(to + 4 * ((u * kTileN + own) * pitch + word), from + own * cache.slot_stride + 4 * (from_word + word), bytes(own, 4));
+      };
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) pages[u] = page_at(ask_key + u * kTileN);
+      for (uint32_t at = lane; at < kTileN * L::kNibbleWords; at += 32) copy_words(tile, L::kNibblePitch, L::kNibbleWords, groups, at);
+      for (uint32_t at = lane; at < kTileN * groups; at += 32) copy_words(words, kMostGroups, groups, 0, at);
+    }
+#pragma unroll
+    for (int i = 0; i < 4 && L::kWide > 0; ++i) {  // four keys further, the third bit of the swizzle turns
+      const uint32_t own = wide_row + 4 * i;
+      const uint8_t* const row = from + own * cache.slot_stride + lane % 8 * 16;
+#pragma unroll
+      for (int b = 0; b < L::kWide; ++b)
+        copy_async(tile + (wide_to ^ i % 2 * 64) + (u * kTileN + 4 * i) * 128 + b * L::kWideStep, row + 128 * b, bytes(own, 16));
+    }
+#pragma unroll
+    for (int i = 0; i < 2 && L::kEnd; ++i)
+      copy_async(tile + L::kEndAt + end_to + (u * kTileN + 8 * i) * 64, from + (end_row + 8 * i) * cache.slot_stride + L::kWide * 128 + lane % 4 * 16,
+                 bytes(end_row + 8 * i, 16));
+    if constexpr (kRowScales) {
+      const uint32_t own = lane % kTileN;
+      if (lane < kTileN)
+        copy_word_async(words + (u * kTileN + own) * 4,
+                        cache.rows + head * cache.rows_head_stride + page * cache.rows_page_stride +
+                            uint64_t{offset + own} * cache.rows_slot_stride,
+                        bytes(own, 4));
+    }
   };
-  // Keys that no token sees are zeros, their scales included.
-  const auto exists = [&](uint32_t key) { return key >= begin && key < length; };
   const auto ask_next = [&](int slot) {
     if (asked < items) {
       uint8_t* const to = ring + slot * L::kSlotBytes;
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        const uint32_t key = ask_key + u * kTileN, in_page = key - p.page_size.quotient(key) * p.page_size.value;
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-          const Cache& cache = which ? p.v : p.k;
-          const uint8_t* const from = cache.data + head * cache.head_stride + pages[u] * cache.page_stride + uint64_t{in_page} * cache.slot_stride;
-          uint8_t* const tile = to + which * L::kRowsBytes;
-          if constexpr (kInt4) {  // rows start at any word
-            const auto copy_words = [&](uint8_t* words, uint32_t pitch, uint32_t of_key, uint32_t from_word, uint32_t at) {
-              const uint32_t own = at / of_key, word = at - own * of_key;
-              copy_word_async(words + 4 * ((u * kTileN + own) * pitch + word), from + own * cache.slot_stride + 4 * (from_word + word),
-                              exists(key + own) ? 4 : 0);
-            };
-#pragma unroll
-            for (uint32_t at = lane; at < kTileN * L::kNibbleWords; at += 32) copy_words(tile, L::kNibblePitch, L::kNibbleWords, groups, at);
-            for (uint32_t at = lane; at < kTileN * groups; at += 32)
-              copy_words(to + 2 * L::kRowsBytes + which * L::kWordsBytes, kMostGroups, groups, 0, at);
-            continue;
-          }
-#pragma unroll
-          for (int i = 0; i < 4 && L::kWide > 0; ++i) {
-            const uint32_t own = lane / 8 + 4 * i;
-            const int bytes = exists(key + own) ? 16 : 0;
-            const uint8_t* const row = from + own * cache.slot_stride + lane % 8 * 16;
-#pragma unroll
-            for (int b = 0; b < L::kWide; ++b) copy_async(tile + L::place(u * kTileN + own, 8 * b + lane % 8), row + 128 * b, bytes);
-          }
-#pragma unroll
-          for (int i = 0; i < 2 && L::kEnd; ++i) {
-            const uint32_t own = lane / 4 + 8 * i;
-            copy_async(tile + L::place(u * kTileN + own, 8 * L::kWide + lane % 4),
-                       from + own * cache.slot_stride + L::kWide * 128 + lane % 4 * 16, exists(key + own) ? 16 : 0);
-          }
-        }
-        if constexpr (kRows) {  // lanes 0 to 15 ask for the words of K, the others for those of V
-          const Cache& cache = lane / kTileN ? p.v : p.k;
-          const uint32_t own = lane % kTileN;
-          copy_word_async(to + 2 * L::kRowsBytes + lane / kTileN * L::kWordsBytes + (u * kTileN + own) * 4,
-                          cache.rows + head * cache.rows_head_stride + pages[u] * cache.rows_page_stride +
-                              uint64_t{in_page + own} * cache.rows_slot_stride,
-                          exists(key + own) ? 4 : 0);
+        const uint32_t unit = asked * kUnits + u, key = key_of_unit(unit);
+        const uint32_t page = __shfl_sync(~0u, pages, unit % 32), offset = __shfl_sync(~0u, offsets, unit % 32);
+        const auto copy_both = [&](auto whole, uint32_t page) {
+          copy_unit(whole, 0, to, u, key, page, offset);
+          copy_unit(whole, 1, to, u, key, page, offset);
+        };
+        if (key >= begin && key + kTileN <= length) {
+          copy_both(std::true_type{}, page);
+        } else {
+          copy_both(std::false_type{}, key < length ? page : 0);
         }
       }
       ++asked;
-      ask_key += stride;
-      if (asked < items) look_up();
+      if (asked * kUnits % 32 == 0) pages = next_pages, find_offsets();
     }
     commit_copies();
   };
-  if (items > 0) look_up();
 #pragma unroll
   for (int s = 0; s < L::kSlots - 1; ++s) ask_next(s);
 
-  // Q: rows g and g + 8, what their scores are multiplied with, and the keys they see.
-  uint32_t query[L::kKeepQuery ? kChunks : 1][4], low[2], high[2];
-  float factor[2], query_sum[2];
-  {
-    uint32_t words[2][kChunks][2];  // of two elements
-    const float scale = kScaled ? p.factor * p.k.scale[p.k.scale_stride * head] : p.factor;
+  // Q: of row g of each eight, as an operand; and of the lane's rows 8 n + 2 t + r, what their scores are multiplied with and the
+  // keys that they see.
+  uint32_t query[L::kKeepQuery ? kChunks : 1][kEights][2], low[kRows], high[kRows];
+  float factor[kRows], query_sum[kRows];
+  const float scale = kScaled ? p.factor * p.k.scale[p.k.scale_stride * head] : p.factor;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const uint32_t row = min(row0 + g + 8 * r, rows - 1), of_group = row / tokens.count, token = row - of_group * tokens.count;
-      const ResultRow at(p, tokens, head * p.group + of_group, token, kD);
-      const uint2* const from = reinterpret_cast<const uint2*>(static_cast<const Half*>(p.q) + at.offset);
+  for (int n = 0; n < kEights; ++n) {
+    uint32_t words[kChunks][2];  // of two elements
+    const uint32_t row = min(row0 + 8 * n + g, rows - 1), of_group = row / tokens.count, token = row - of_group * tokens.count;
+    const ResultRow at(p, tokens, head * p.group + of_group, token, kD);
+    const uint2* const from = reinterpret_cast<const uint2*>(static_cast<const Half*>(p.q) + at.offset);
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        if constexpr (kInt4) {  // elements 0 and 4, then 1 and 5 of a word of eight; of the next product 2 and 6, 3 and 7
-          const auto* const low = reinterpret_cast<const uint32_t*>(from) + kD / 8 * t + c / 2 * 4 + c % 2;
-          words[r][c][0] = __byte_perm(low[0], low[2], 0x5410), words[r][c][1] = __byte_perm(low[0], low[2], 0x7632);
-        } else {
-          const uint2 four = from[(t + c / L::kProducts * 4) * L::kProducts + c % L::kProducts];
-          words[r][c][0] = four.x, words[r][c][1] = four.y;
-        }
+    for (int c = 0; c < kChunks; ++c) {
+      if constexpr (kInt4) {  // elements 0 and 4, then 1 and 5 of a word of eight; of the next product 2 and 6, 3 and 7
+        const auto* const pairs = reinterpret_cast<const uint32_t*>(from) + kD / 8 * t + c / 2 * 4 + c % 2;
+        words[c][0] = __byte_perm(pairs[0], pairs[2], 0x5410), words[c][1] = __byte_perm(pairs[0], pairs[2], 0x7632);
+      } else {
+        const uint2 four = from[(t + c / L::kProducts * 4) * L::kProducts + c % L::kProducts];
+        words[c][0] = four.x, words[c][1] = four.y;
       }
-      const uint32_t after = p.causal ? tokens.count - 1 - token : 0;
-      high[r] = length > after ? length - after : 0;
-      low[r] = high[r] > p.window ? high[r] - p.window : 0;
-      factor[r] = scale;
-      query_sum[r] = 0.f;
     }
+    float own_factor = scale, own_sum = 0.f;
     if constexpr (L::kQuantised) {
+      const auto element = [&](int c, int i) {
+        Half half;
+        half.bits = static_cast<uint16_t>(words[c][i / 2] >> 16 * (i % 2));
+        return static_cast<float>(half);
+      };
+      float largest = 0.f;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const auto element = [&](int c, int i) {
-          Half half;
-          half.bits = static_cast<uint16_t>(words[r][c][i / 2] >> 16 * (i % 2));
-          return static_cast<float>(half);
-        };
-        float largest = 0.f, sum = 0.f;
+      for (int c = 0; c < kChunks; ++c)
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c)
+        for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(element(c, i))), own_sum += element(c, i);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(element(c, i))), sum += element(c, i);
-        query_sum[r] = sum_of_row(sum);
-        // The power of 2 that brings the largest into [2^14, 2^15), as far as a float has it and its inverse.
-        const uint32_t exponent = __float_as_uint(largest_of_row(largest)) >> 23;
-        const uint32_t power = exponent == 255 ? 127 : min(268 - exponent, 253u);
-        const float raise = __uint_as_float(power << 23);
-        factor[r] = __uint_as_float((254 - power) << 23);
-        if constexpr (!kRows) factor[r] *= scale;
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c)
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const float even = element(c, 2 * h) * raise, odd = element(c, 2 * h + 1) * raise;
-            words[r][c][h] = pair_of<dev::f16>(even, odd);
-          }
+      for (int distance = 1; distance < 4; distance *= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+        own_sum += __shfl_xor_sync(~0u, own_sum, distance);
       }
+      // The power of 2 that brings the largest into [2^14, 2^15), as far as a float has it and its inverse.
+      const uint32_t exponent = __float_as_uint(largest) >> 23;
+      const uint32_t power = exponent == 255 ? 127 : min(268 - exponent, 253u);
+      const float raise = __uint_as_float(power << 23);
+      own_factor = __uint_as_float((254 - power) << 23) * (kRowScales ? 1.f : scale);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float even = element(c, 2 * h) * raise, odd = element(c, 2 * h + 1) * raise;
+          words[c][h] = pair_of<dev::f16>(even, odd);
+        }
     }
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      const uint4 chunk = make_uint4(words[0][c][0], words[1][c][0], words[0][c][1], words[1][c][1]);
       if constexpr (L::kKeepQuery) {
-        query[c][0] = chunk.x, query[c][1] = chunk.y, query[c][2] = chunk.z, query[c][3] = chunk.w;
+        query[c][n][0] = words[c][0], query[c][n][1] = words[c][1];
       } else if (warp == 0) {
-        query_shared[c * 32 + lane] = chunk;
+        query_shared[(c * kEights + n) * 32 + lane] = make_uint2(words[c][0], words[c][1]);
       }
     }
-    if constexpr (!L::kKeepQuery) __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int r = 2 * n + i;
+      factor[r] = __shfl_sync(~0u, own_factor, 4 * (2 * t + i)), query_sum[r] = __shfl_sync(~0u, own_sum, 4 * (2 * t + i));
+      const uint32_t row = min(row0 + 8 * n + 2 * t + i, rows - 1), token = row % tokens.count;
+      const uint32_t after = p.causal ? tokens.count - 1 - token : 0;
+      high[r] = length > after ? length - after : 0;
+      low[r] = high[r] > p.window ? high[r] - p.window : 0;
+    }
   }
+  if constexpr (!L::kKeepQuery) __syncthreads();
 
-  float acc[kD / 8][4] = {}, maximum[2] = {-kInfinity, -kInfinity}, total[2] = {}, shifted[2] = {}, peak[2] = {}, gain[2] = {1.f, 1.f};
-  uint32_t key0 = first_key;
+  float acc[kD / 16][kEights][4] = {}, maximum[kRows], total[kRows] = {}, shifted[kRows] = {}, peak[kRows] = {}, gain[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) maximum[r] = -kInfinity, gain[r] = 1.f;
+  // Where a lane finds its pieces: of K t of key g, and of V g of keys 2 t and 2 t + 1 (16-bit V: of key lane % 8, every other).
+  const uint32_t k_wide = kept(L::wide_place(g, t)), k_end = L::kEnd ? kept(L::end_place(g, t)) : 0;
+  uint32_t v_wide[2], v_end[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    v_wide[i] = kept(L::kQuantised ? L::wide_place(2 * t + i, g) : L::wide_place(lane % 8, lane / 16) + lane / 8 % 2 * 1024);
+    v_end[i] = L::kEnd ? kept(L::end_place(2 * t + i, g / 2) + g % 2 * 8) : 0;
+  }
   int slot = 0;
-  for (uint32_t item = 0; item < items; ++item, key0 += stride) {
+  for (uint32_t item = 0; item < items; ++item) {
+    const uint32_t key0 = base + (first + item * stride) * kTile;
     ask_next(slot == 0 ? L::kSlots - 1 : slot - 1);
     wait_copies<L::kSlots - 1>();
     __syncwarp();
@@ -356,138 +415,137 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
     const uint8_t* const values = keys + L::kRowsBytes;
     const auto* const words = reinterpret_cast<const uint32_t*>(values + L::kRowsBytes);  // of K, then of V
 
-    float scores[kEights][4] = {};
-    const auto* const k_words = reinterpret_cast<const uint32_t*>(keys);
-    uint32_t k_scale[kEights][2];  // of a lane's two parts of a key
+    float sums[kUnits][kEights][4] = {};
+    const auto score = [&](int k, int r) -> float& { return sums[k / 2][r / 2][k % 2 * 2 + r % 2]; };  // of key 8 k + g
+    uint32_t k_scale[kKeys][2];  // of a lane's two parts of a key
     if constexpr (kInt4) {
 #pragma unroll
-      for (int j = 0; j < kEights; ++j)
+      for (int k = 0; k < kKeys; ++k)
 #pragma unroll
-        for (int part = 0; part < 2; ++part) k_scale[j][part] = words[(8 * j + g) * kMostGroups + (2 * t + part) * groups / 8];
+        for (int part = 0; part < 2; ++part) k_scale[k][part] = words[(8 * k + g) * kMostGroups + (2 * t + part) * groups / 8];
     }
 #pragma unroll
     for (int piece = 0; piece < L::kPieces; ++piece) {
-      uint32_t a[L::kProducts][4];
+      uint32_t b[L::kProducts][kEights][2];
 #pragma unroll
-      for (int m = 0; m < L::kProducts; ++m) {
-        const int c = piece * L::kProducts + m;
-        if constexpr (L::kKeepQuery) {
+      for (int m = 0; m < L::kProducts; ++m)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) a[m][i] = query[c][i];
-        } else {
-          const uint4 chunk = query_shared[c * 32 + lane];
-          a[m][0] = chunk.x, a[m][1] = chunk.y, a[m][2] = chunk.z, a[m][3] = chunk.w;
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kEights; ++j) {
-        if constexpr (kInt4) {
-          const uint32_t word = k_words[(8 * j + g) * L::kNibblePitch + L::kPieces * t + piece];
-          const uint32_t scale = k_scale[j][piece * 2 / L::kPieces];
-          const uint32_t factors = __byte_perm(scale, scale, 0x1010), shifts = __byte_perm(scale, scale, 0x3232);
-#pragma unroll
-          for (int m = 0; m < 2; ++m)
-            add_product<Element>(scores[j], a[m], elements_of(word >> 8 * m, factors, shifts), elements_of(word >> (8 * m + 4), factors, shifts));
-          continue;
-        }
-        const uint4 bytes = *reinterpret_cast<const uint4*>(keys + L::place(8 * j + g, t + 4 * piece));
-        const uint32_t of[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
-#pragma unroll
-        for (int m = 0; m < L::kProducts; ++m) {
-          uint32_t b0, b1;
-          if constexpr (L::kQuantised) {
-            halves_of(of[m], b0, b1);
+        for (int n = 0; n < kEights; ++n) {
+          const int c = piece * L::kProducts + m;
+          if constexpr (L::kKeepQuery) {
+            b[m][n][0] = query[c][n][0], b[m][n][1] = query[c][n][1];
           } else {
-            b0 = of[2 * m], b1 = of[2 * m + 1];
+            const uint2 pairs = query_shared[(c * kEights + n) * 32 + lane];
+            b[m][n][0] = pairs.x, b[m][n][1] = pairs.y;
           }
-          add_product<Element>(scores[j], a[m], b0, b1);
         }
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        uint32_t a[L::kProducts][4];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {  // keys g and g + 8
+          const uint32_t key = kTileN * u + 8 * h + g;
+          if constexpr (kInt4) {
+            const uint32_t word = reinterpret_cast<const uint32_t*>(keys)[key * L::kNibblePitch + L::kPieces * t + piece];
+            const uint32_t of = k_scale[2 * u + h][piece * 2 / L::kPieces];
+            const uint32_t factors = __byte_perm(of, of, 0x1010), shifts = __byte_perm(of, of, 0x3232);
+#pragma unroll
+            for (int m = 0; m < 2; ++m)
+              a[m][h] = elements_of(word >> 8 * m, factors, shifts), a[m][h + 2] = elements_of(word >> (8 * m + 4), factors, shifts);
+          } else {
+            const uint32_t at = piece < 2 * L::kWide ? (k_wide ^ piece % 2 * 64) + (key - g) * 128 + piece / 2 * L::kWideStep
+                                                     : L::kEndAt + k_end + (key - g) * 64;
+            const uint4 bytes = *reinterpret_cast<const uint4*>(keys + at);
+            if constexpr (L::kQuantised) {
+              halves_of(bytes.x, a[0][h], a[0][h + 2]), halves_of(bytes.y, a[1][h], a[1][h + 2]);
+              halves_of(bytes.z, a[2][h], a[2][h + 2]), halves_of(bytes.w, a[3][h], a[3][h + 2]);
+            } else {
+              a[0][h] = bytes.x, a[0][h + 2] = bytes.y, a[1][h] = bytes.z, a[1][h + 2] = bytes.w;
+            }
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < L::kProducts; ++m)
+#pragma unroll
+          for (int n = 0; n < kEights; ++n) add_product<Element>(sums[u][n], a[m], b[m][n][0], b[m][n][1]);
       }
     }
 
-    float v_scale[kEights][2], v_shift[kEights][2];
+    float v_scale[kKeys], v_shift[kKeys];
 #pragma unroll
-    for (int j = 0; j < kEights; ++j)
+    for (int k = 0; k < kKeys; ++k) {
+      float2 of_k;
+      if constexpr (kRowScales) {
+        const float2 of_v = scale_and_shift(words[kTile + 8 * k + g]);
+        of_k = scale_and_shift(words[8 * k + g]), v_scale[k] = of_v.x, v_shift[k] = of_v.y;
+      }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if constexpr (kRows) {
-          const float2 of_k = scale_and_shift(words[8 * j + 2 * t + i]), of_v = scale_and_shift(words[kTile + 8 * j + 2 * t + i]);
-          v_scale[j][i] = of_v.x, v_shift[j][i] = of_v.y;
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            float& score = scores[j][2 * r + i];
-            score = (score * factor[r] * of_k.x + of_k.y * query_sum[r]) * p.factor;
-          }
+      for (int r = 0; r < kRows; ++r) {
+        if constexpr (kRowScales) {
+          score(k, r) = (score(k, r) * factor[r] * of_k.x + of_k.y * query_sum[r]) * p.factor;
         } else {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) scores[j][2 * r + i] *= factor[r];
+          score(k, r) *= factor[r];
         }
       }
+    }
     if (p.cap != 0.f) {
 #pragma unroll
-      for (int j = 0; j < kEights; ++j)
+      for (int k = 0; k < kKeys; ++k)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float power = power2(scores[j][i] * p.cap_exponent);
-          scores[j][i] = p.cap - __fdividef(2.f * p.cap, power + 1.f);
-        }
+        for (int r = 0; r < kRows; ++r)
+          score(k, r) = p.cap - __fdividef(2.f * p.cap, power2(score(k, r) * p.cap_exponent) + 1.f);
     }
-    const auto seen = [&](int j, int i) {  // i: two of row g, two of row g + 8
-      const uint32_t key = key0 + 8 * j + 2 * t + i % 2;
-      return key >= low[i / 2] && key < high[i / 2];
-    };
-    const bool all_seen = key0 >= whole_begin && key0 + kTile <= whole_end;
-    if (!all_seen) {
+    const auto seen = [&](int k, int r) { return key0 + 8 * k + g >= low[r] && key0 + 8 * k + g < high[r]; };
+    if (key0 < whole_begin || key0 + kTile > whole_end) {
 #pragma unroll
-      for (int j = 0; j < kEights; ++j)
+      for (int k = 0; k < kKeys; ++k)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) scores[j][i] = seen(j, i) ? scores[j][i] : -kInfinity;
+        for (int r = 0; r < kRows; ++r) score(k, r) = seen(k, r) ? score(k, r) : -kInfinity;
     }
 
-    float rescale[2];
+    float rescale[kRows];
+    bool rescales = false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float top = maximum[r];
+    for (int r = 0; r < kRows; ++r) {
+      float top = score(0, r);
 #pragma unroll
-      for (int j = 0; j < kEights; ++j) top = fmaxf(top, fmaxf(scores[j][2 * r], scores[j][2 * r + 1]));
-      top = largest_of_row(top);
+      for (int k = 1; k < kKeys; ++k) top = fmaxf(top, score(k, r));
+      top = fmaxf(maximum[r], largest_of_row(top));
       rescale[r] = power2(maximum[r] - finite_base(top));
       maximum[r] = top;
-      total[r] *= rescale[r];
-      const float from = finite_base(top) - (kRows ? 0.f : kRaised);
+      total[r] *= rescale[r], shifted[r] *= rescale[r];
+      const float from = finite_base(top) - kRaised;
       float largest = 0.f;
-      shifted[r] *= rescale[r];
 #pragma unroll
-      for (int j = 0; j < kEights; ++j)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& weight = scores[j][2 * r + i];
-          const bool counts = weight != -kInfinity;
-          weight = power2(weight - from);
-          total[r] += weight;
-          if constexpr (kRows) {  // a scale that is not seen may be NaN
-            shifted[r] += counts ? weight * v_shift[j][i] : 0.f;
-            weight = counts ? weight * v_scale[j][i] : 0.f;
-            largest = fmaxf(largest, fabsf(weight));
-          }
+      for (int k = 0; k < kKeys; ++k) {
+        float& weight = score(k, r);
+        const bool counts = weight != -kInfinity;
+        weight = power2(weight - from);
+        total[r] += weight;
+        if constexpr (kRowScales) {  // a scale that is not seen may be NaN
+          shifted[r] += counts ? weight * v_shift[k] : 0.f;
+          weight = counts ? weight * v_scale[k] : 0.f;
+          largest = fmaxf(largest, fabsf(weight));
         }
-      if constexpr (kRows) {  // weights times the scales of V in f16's range
+      }
+      if constexpr (kRowScales) {  // weights times the scales of V in f16's range
         peak[r] = fmaxf(peak[r] * rescale[r], largest_of_row(largest));
         const uint32_t exponent = min(max(__float_as_uint(peak[r]) >> 23, 40u), 254u);
         const float now = __uint_as_float((268 - exponent) << 23);
         rescale[r] *= __fdividef(now, gain[r]);
         gain[r] = now;
 #pragma unroll
-        for (int j = 0; j < kEights; ++j)
-#pragma unroll
-          for (int i = 0; i < 2; ++i) scores[j][2 * r + i] *= now;
+        for (int k = 0; k < kKeys; ++k) score(k, r) *= now;
       }
+      rescales |= rescale[r] != 1.f;
     }
-    if (__any_sync(~0u, rescale[0] != 1.f || rescale[1] != 1.f)) {
+    if (__any_sync(~0u, rescales)) {
 #pragma unroll
-      for (int n = 0; n < kD / 8; ++n)
+      for (int m = 0; m < kD / 16; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) acc[n][i] *= rescale[i / 2];
+        for (int n = 0; n < kEights; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) acc[m][n][i] *= rescale[2 * n + i % 2];
     }
 
     // kSome: some rows see keys that others do not, whose values may be NaN, which a weight of 0 does not hide. Those are taken
@@ -496,35 +554,46 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
       constexpr bool kSome = decltype(some)::value;
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        uint32_t weights[4], ones[4];
+        uint32_t weights[kEights][2], ones[kEights][2];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {  // keys 2 t of rows g and g + 8, then keys 2 t + 8
-          const int j = 2 * u + i / 2, of = i % 2 * 2;
-          weights[i] = pair_of<Element>(scores[j][of], scores[j][of + 1]);
-          if constexpr (kSome) ones[i] = pair_of<Element>(seen(j, of) ? 1.f : 0.f, seen(j, of + 1) ? 1.f : 0.f);
-        }
-        const auto add = [&](int n, uint32_t b0, uint32_t b1) {
+        for (int n = 0; n < kEights; ++n)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const int k = 2 * u + h, r = 2 * n;
+            weights[n][h] = transposed(pair_of<Element>(score(k, r), score(k, r + 1)));
+            if constexpr (kSome) ones[n][h] = transposed(pair_of<Element>(seen(k, r) ? 1.f : 0.f, seen(k, r + 1) ? 1.f : 0.f));
+          }
+        // Columns 2 m and 2 m + 1 of a lane: of each, keys 2 t and 2 t + 1, then those 8 further.
+        const auto add = [&](int m, uint32_t even0, uint32_t even8, uint32_t odd0, uint32_t odd8) {
+          uint32_t a[4] = {even0, odd0, even8, odd8};
           if constexpr (kSome) {
-            const uint32_t s0 = specials<Element>(b0), s1 = specials<Element>(b1);
-            if (__any_sync(~0u, (s0 | s1) != 0)) {
-              const uint32_t one = pair_of<Element>(1.f, 1.f);
-              float marked[4] = {};
-              add_product<Element>(marked, ones, s0 & one, s1 & one);
+            uint32_t special[4], any = 0;
 #pragma unroll
-              for (int i = 0; i < 4; ++i) acc[n][i] = marked[i] > 0.f ? __int_as_float(0x7FC00000) : acc[n][i];
-              b0 &= ~s0, b1 &= ~s1;
+            for (int i = 0; i < 4; ++i) special[i] = specials<Element>(a[i]), any |= special[i];
+            if (__any_sync(~0u, any != 0)) {
+              const uint32_t one = pair_of<Element>(1.f, 1.f);
+#pragma unroll
+              for (int i = 0; i < 4; ++i) a[i] &= ~special[i], special[i] &= one;
+#pragma unroll
+              for (int n = 0; n < kEights; ++n) {
+                float marked[4] = {};
+                add_product<Element>(marked, special, ones[n][0], ones[n][1]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) acc[m][n][i] = marked[i] > 0.f ? __int_as_float(0x7FC00000) : acc[m][n][i];
+              }
             }
           }
-          add_product<Element>(acc[n], weights, b0, b1);
+#pragma unroll
+          for (int n = 0; n < kEights; ++n) add_product<Element>(acc[m][n], a, weights[n][0], weights[n][1]);
         };
         if constexpr (kInt4) {
-          const auto* const v_words = reinterpret_cast<const uint32_t*>(values);
-          const uint32_t* const v_scales = words + kTile * kMostGroups + g * groups / 8;
           const uint32_t k0 = u * kTileN + 2 * t;
+          const auto* const v_words = reinterpret_cast<const uint32_t*>(values) + k0 * L::kNibblePitch + g * (kD / 64);
+          const uint32_t* const v_scales = words + (kTile + k0) * kMostGroups + g * groups / 8;
           uint32_t factors[2], shifts[2];  // of keys 2 t and 2 t + 1, and of those 8 further
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const uint32_t even = v_scales[(k0 + 8 * h) * kMostGroups], odd = v_scales[(k0 + 8 * h + 1) * kMostGroups];
+            const uint32_t even = v_scales[8 * h * kMostGroups], odd = v_scales[(8 * h + 1) * kMostGroups];
             factors[h] = __byte_perm(even, odd, 0x5410), shifts[h] = __byte_perm(even, odd, 0x7632);
           }
 #pragma unroll
@@ -532,55 +601,47 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
             uint32_t of[2][2];  // columns 0 to 3 of a pair of keys, and 4 to 7
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              const uint32_t* const at = v_words + (k0 + 8 * h) * L::kNibblePitch + g * (kD / 64) + w;
-              of[h][0] = __byte_perm(at[0], at[L::kNibblePitch], 0x5410), of[h][1] = __byte_perm(at[0], at[L::kNibblePitch], 0x7632);
+              const uint32_t even = v_words[8 * h * L::kNibblePitch + w], odd = v_words[(8 * h + 1) * L::kNibblePitch + w];
+              of[h][0] = __byte_perm(even, odd, 0x5410), of[h][1] = __byte_perm(even, odd, 0x7632);
             }
+            const auto column = [&](int i, int h) { return elements_of(of[h][i / 4] >> 4 * (i % 4), factors[h], shifts[h]); };
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-              add(8 * w + i, elements_of(of[0][i / 4] >> 4 * (i % 4), factors[0], shifts[0]),
-                  elements_of(of[1][i / 4] >> 4 * (i % 4), factors[1], shifts[1]));
+            for (int i = 0; i < 8; i += 2) add(4 * w + i / 2, column(i, 0), column(i, 1), column(i + 1, 0), column(i + 1, 1));
           }
         } else if constexpr (L::kQuantised) {
-          const auto add_words = [&](int n, const uint32_t (&of)[4]) {  // of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9
-            uint32_t b0[4], b1[4];
-            halves_of(__byte_perm(of[0], of[1], 0x5140), b0[0], b0[1]);
-            halves_of(__byte_perm(of[0], of[1], 0x7362), b0[2], b0[3]);
-            halves_of(__byte_perm(of[2], of[3], 0x5140), b1[0], b1[1]);
-            halves_of(__byte_perm(of[2], of[3], 0x7362), b1[2], b1[3]);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) add(n + i, b0[i], b1[i]);
+          const auto add_words = [&](int m, uint32_t v0, uint32_t v1, uint32_t v8, uint32_t v9) {  // of keys 2 t, 2 t + 1, ...
+            uint32_t b0[4], b8[4];
+            halves_of(__byte_perm(v0, v1, 0x5140), b0[0], b0[1]), halves_of(__byte_perm(v0, v1, 0x7362), b0[2], b0[3]);
+            halves_of(__byte_perm(v8, v9, 0x5140), b8[0], b8[1]), halves_of(__byte_perm(v8, v9, 0x7362), b8[2], b8[3]);
+            add(m, b0[0], b8[0], b0[1], b8[1]), add(m + 1, b0[2], b8[2], b0[3], b8[3]);
           };
-          const auto key_of = [&](int k) { return u * kTileN + 2 * t + k % 2 + k / 2 * 8; };
 #pragma unroll
           for (int b = 0; b < L::kWide; ++b) {
-            uint4 bytes[4];
+            uint4 v[4];
 #pragma unroll
-            for (int k = 0; k < 4; ++k) bytes[k] = *reinterpret_cast<const uint4*>(values + L::place(key_of(k), 8 * b + g));
-            add_words(16 * b, {bytes[0].x, bytes[1].x, bytes[2].x, bytes[3].x});
-            add_words(16 * b + 4, {bytes[0].y, bytes[1].y, bytes[2].y, bytes[3].y});
-            add_words(16 * b + 8, {bytes[0].z, bytes[1].z, bytes[2].z, bytes[3].z});
-            add_words(16 * b + 12, {bytes[0].w, bytes[1].w, bytes[2].w, bytes[3].w});
+            for (int i = 0; i < 4; ++i)
+              v[i] = *reinterpret_cast<const uint4*>(values + v_wide[i % 2] + (u * kTileN + i / 2 * 8) * 128 + b * L::kWideStep);
+            add_words(8 * b, v[0].x, v[1].x, v[2].x, v[3].x), add_words(8 * b + 2, v[0].y, v[1].y, v[2].y, v[3].y);
+            add_words(8 * b + 4, v[0].z, v[1].z, v[2].z, v[3].z), add_words(8 * b + 6, v[0].w, v[1].w, v[2].w, v[3].w);
           }
           if constexpr (L::kEnd) {
-            uint2 bytes[4];
+            uint2 v[4];
 #pragma unroll
-            for (int k = 0; k < 4; ++k)
-              bytes[k] = *reinterpret_cast<const uint2*>(values + L::place(key_of(k), 8 * L::kWide + g / 2) + g % 2 * 8);
-            add_words(16 * L::kWide, {bytes[0].x, bytes[1].x, bytes[2].x, bytes[3].x});
-            add_words(16 * L::kWide + 4, {bytes[0].y, bytes[1].y, bytes[2].y, bytes[3].y});
+            for (int i = 0; i < 4; ++i)
+              v[i] = *reinterpret_cast<const uint2*>(values + L::kEndAt + v_end[i % 2] + (u * kTileN + i / 2 * 8) * 64);
+            add_words(8 * L::kWide, v[0].x, v[1].x, v[2].x, v[3].x), add_words(8 * L::kWide + 2, v[0].y, v[1].y, v[2].y, v[3].y);
           }
         } else {
-          const uint32_t key = u * kTileN + lane % 16;
 #pragma unroll
-          for (int n = 0; n < kD / 8; n += 2) {
+          for (int m = 0; m < kD / 16; ++m) {
             uint32_t b[4];
-            const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(values + L::place(key, n + lane / 16)));
+            const auto at = static_cast<uint32_t>(
+                __cvta_generic_to_shared(values + (v_wide[0] ^ m % 4 * 32) + u * kTileN * 128 + m / 4 * L::kWideStep));
             asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                          : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                          : "r"(at)
                          : "memory");
-            add(n, b[0], b[1]);
-            add(n + 1, b[2], b[3]);
+            add(m, b[0], b[1], b[2], b[3]);
           }
         }
       }
@@ -598,35 +659,28 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
   wait_copies<0>();
   __syncthreads();  // the rings are read
   float* const sums = reinterpret_cast<float*>(shared);
-  {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
     float* const own = sums + warp * L::kSums;
+    const uint32_t row = r / 2 * 8 + 2 * t + r % 2;
+    const float lowered = kRowScales ? 1.f / gain[r] : 1.f;
+    const float sum = sum_of_row(total[r]), shift = sum_of_row(shifted[r]);
+    if (g == 0) statistics[warp * L::kRows + row] = {maximum[r] - kRaised, sum, shift, 0.f};
+    const auto value = [&](int c) { return acc[c / 2][r / 2][c % 2 * 2 + r % 2] * lowered; };  // of the lane's column c
+    if constexpr (L::kQuantised) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const uint32_t row = g + 8 * r;
-      const float lowered = kRows ? 1.f / gain[r] : 1.f;
-      const float sum = sum_of_row(total[r]), shift = sum_of_row(shifted[r]);
-      const float from = maximum[r] == -kInfinity ? -kInfinity : maximum[r] - (kRows ? 0.f : kRaised);
-      if (t == 0) statistics[warp * kBlockM + row] = {from, sum, shift, 0.f};
-      if constexpr (L::kQuantised) {
+      for (int c = 0; c < kD / 8; c += 4)
+        *reinterpret_cast<float4*>(own + L::four(row, L::column(c, g) / 4)) = make_float4(value(c), value(c + 1), value(c + 2), value(c + 3));
+    } else {
 #pragma unroll
-        for (int n = 0; n < kD / 8; n += 4)
-#pragma unroll
-          for (int i = 0; i < 2; ++i)
-            *reinterpret_cast<float4*>(own + L::four(row, L::column(n, 2 * t + i) / 4)) =
-                make_float4(acc[n][2 * r + i] * lowered, acc[n + 1][2 * r + i] * lowered, acc[n + 2][2 * r + i] * lowered,
-                            acc[n + 3][2 * r + i] * lowered);
-      } else {
-#pragma unroll
-        for (int n = 0; n < kD / 8; ++n)
-          *reinterpret_cast<float2*>(own + L::four(row, 2 * n + t / 2) + t % 2 * 2) = make_float2(acc[n][2 * r], acc[n][2 * r + 1]);
-      }
+      for (int c = 0; c < kD / 8; ++c) own[L::four(row, 2 * c + g / 4) + g % 4] = value(c);
     }
   }
   __syncthreads();
   constexpr uint32_t kFours = kD / 4;
-  const uint32_t own_rows = min(rows - row0, static_cast<uint32_t>(kBlockM)), fours = own_rows * kFours;
+  const uint32_t own_rows = min(rows - row0, static_cast<uint32_t>(L::kRows)), fours = own_rows * kFours;
   float* const block_sums = sums + warps * L::kSums;
-  Statistics* const block_statistics = statistics + warps * kBlockM;
+  Statistics* const block_statistics = statistics + warps * L::kRows;
   // Adds up `count` parts of a row, each with its statistics; returns theirs.
   const auto added = [](uint32_t count, const auto& statistics_of, const auto& four_of, float (&sum)[4]) {
     float largest = -kInfinity;
@@ -668,7 +722,7 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
     const uint32_t row = e / kFours, c = e % kFours;
     float sum[4];
     const Statistics all = added(
-        warps, [&](uint32_t i) { return statistics[i * kBlockM + row]; },
+        warps, [&](uint32_t i) { return statistics[i * L::kRows + row]; },
         [&](uint32_t i) { return *reinterpret_cast<const float4*>(sums + i * L::kSums + L::four(row, c)); }, sum);
     if (split.cluster == 1) {
       finish(row, c, all, sum);
