@@ -76,8 +76,9 @@ class Caches:
 
         sides = (wide(k), wide(v)) if self.kind == "int4" else (wide(k.view(torch.int32)), wide(v.view(torch.int32)))
         words = (None, None) if self.kind == "int4" else (wide(self.words), wide(self.words))
-        groups = 4 if self.kind == "int4" else None
-        return hipforge.decode_attention_splitk(*(q, *sides), *words, self.seqlens, self.tables, PAGE, num_groups=groups)
+        return hipforge.decode_attention_splitk(
+            q, *sides, *words, self.seqlens, self.tables, PAGE, num_groups=4 if self.kind == "int4" else None
+        )
 
     def peer_us(self) -> tuple[float, str]:
         """Return the time of the fastest configuration of the Triton kernels, and which one it is."""
@@ -99,7 +100,8 @@ class Caches:
             for block_n, warps, stages in itertools.product(PEER_BLOCKS, PEER_WARPS, PEER_STAGES):
                 config = peer.SplitConfig(block_n, warps, num_stages=stages)
                 runs = [prepared(i, splits, config) for i in range(self.copies)]
-                found.append((timing.microseconds_per_call(lambda i, runs=runs: runs[i](), self.copies), f"{config} split_k={splits}"))
+                us = timing.microseconds_per_call(lambda i, runs=runs: runs[i](), self.copies)
+                found.append((us, f"{config} split_k={splits}"))
         return min(found)
 
 
@@ -113,7 +115,8 @@ def main() -> None:
             continue
         caches, size = Caches(shape, kind), bytes_of(shape, kind)
         us = timing.microseconds_per_call(caches.call, caches.copies)
-        floor = read_floor.microseconds([torch.cat([k.view(torch.uint8).flatten(), v.view(torch.uint8).flatten()]) for k, v in caches.sides])
+        flat = [torch.cat([side.view(torch.uint8).flatten() for side in sides]) for sides in caches.sides]
+        floor = read_floor.microseconds(flat)
         text = f"{kind:5} {shape!s:24} {us:8.1f} {size / us * 1e-6:6.2f} {floor / us:6.0%}"
         if kind == "rows" and "peers" in sys.argv[1:]:
             peer_us, config = caches.peer_us()

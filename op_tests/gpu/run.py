@@ -90,7 +90,7 @@ def main() -> int:
         (folder / CARD).write_text(json.dumps(card))
         files = [str(OP_TESTS / "ops" / f"{file}.py") for file in FILES]
         files += [str(OP_TESTS / "jit/test_plain_hip.py"), str(OP_TESTS / "gpu/test_mxfp8_gemm.py")]
-        files.append(str(OP_TESTS / "gpu/test_mxfp8_grouped_gemm.py"))
+        files += [str(OP_TESTS / f"gpu/test_{name}.py") for name in ("mxfp8_grouped_gemm", "decode_attention")]
         staged = pytest_run(["-p", "gpu.staging", *files, *chosen], folder, options.j, options.seconds)
         alone = pytest_run([str(OP_TESTS / "gpu/test_gpu.py"), *chosen], folder, min(4, options.j), options.seconds)
         write_record(folder, built, options.out)
