@@ -1,9 +1,9 @@
 """GPU ops: one package per tuned op family, one module per simple op.
 
-Every list of ops is made of what these files say themselves: a package or module names what it gives the package
-``hipforge`` in a line ``PUBLIC = ("router_gemm",)``, and a package with a ``family.py`` has a tuned table and a tuner.
-A line ``EXAMPLES = {"scale": "R=16,C=1024"}`` gives the shapes of the calls that its function ``example`` makes for
-``hipforge profile``. The lines are read as text, because the modules import torch; they are imported on first use.
+Lists of ops are derived from these files: a line ``PUBLIC = ("router_gemm",)`` in a package or module names its public
+ops, and a package with a ``family.py`` has a tuned table and a tuner. A line ``EXAMPLES = {"scale": "R=16,C=1024"}``
+gives the shapes of the calls that its function ``example`` makes for ``hipforge profile``. The lines are read as text,
+because the modules import torch; they are imported on first use.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def fused_moe_mxfp8(
         topk_weights: [T, top_k], floating point.
         topk_ids: int32 or int64 [T, top_k]; choices of experts that are not here contribute zero.
         expert_map: integer, one entry per expert of all ranks: its place in ``w1`` and ``w2``, -1 if it is not here. A
-            place that they do not have is refused where the map is on the CPU, and stands for -1 on a GPU.
+            place beyond them is refused if the map is on the CPU, and is -1 on a GPU.
         block_m: entries of a tile, a multiple of 4.
         alpha: of SwiGLU, as the next two; MiniMax-M3 and gpt-oss use 1.702, 1 and 7.
         beta: added to up.

@@ -92,8 +92,8 @@ def moe_align_block_size(
         topk_ids: int32 or int64 [T, top_k]; slots of ids outside 0 … ``num_experts`` - 1 are left out.
         block_m: entries of a tile.
         num_experts: E, all ranks' experts where there is an ``expert_map``; more than 1024 are sorted by torch.
-        expert_map: int32 or int64 [``num_experts``], the local number of each expert, which int32 holds, -1 for one
-            that lives on another rank; its tiles stay, with expert -1, so that they are skipped.
+        expert_map: int32 or int64 [``num_experts``], the local number of each expert, within int32; -1 for one of
+            another rank, whose tiles stay with expert -1 and are skipped.
         out: the three tensors to write into.
 
     Returns:

@@ -102,7 +102,7 @@ def _new_static(input: torch.Tensor, scale_tensor: torch.Tensor | None) -> torch
 
 
 class _Given(NamedTuple):
-    """Arguments that every norm has; the outputs are those that the caller gave."""
+    """Arguments of every norm; outputs are the caller's, or None."""
 
     input: torch.Tensor
     residual: torch.Tensor | None
@@ -139,7 +139,7 @@ def residual_rms(
     an offset ``y = H(float(r) * rsqrt(v + epsilon) * (weight_offset + float(weight)))``, rounded once; then
     ``q = clamp(float(y) * (1 / scale))``, rounded to nearest even. So ``y ≈ q.float() * scale``.
 
-    Special values: a scale of 0 stands for 1; an infinite scale gives zeros; a NaN scale, or a row with a NaN, gives
+    Special values: a scale of 0 is taken as 1; an infinite scale gives zeros; a NaN scale, or a row with a NaN, gives
     NaN. A row with an infinity has an infinite mean, so its finite elements become 0 and the infinities NaN; a row of
     finite elements whose squares overflow fp32, beyond 1.8e19, gives zeros. A row of zeros with epsilon 0 gives NaN.
     With no rows nothing is launched.

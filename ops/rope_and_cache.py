@@ -166,7 +166,7 @@ def rope_and_cache(
     rotary_dim elements of y are rotated in fp32 and rounded once: ``H(a cos - b sin)`` and ``H(b cos + a sin)``. k is
     quantised from that value, v as it is, saturating and to nearest even: ``H`` itself; fp8 of ``x * (1 / scale)``; fp8
     of ``(x - shift) / scale`` with the words of :func:`hipforge.ops.reference.quantize_kv_fp8`; or the rows of
-    :func:`hipforge.ops.reference.quantize_kv_int4`. A scale of 0 stands for 1.
+    :func:`hipforge.ops.reference.quantize_kv_int4`. A scale of 0 is taken as 1.
 
     A token whose slot is negative or past the cache is not stored; its q is rotated all the same. A position outside
     cos_sin makes what is rotated NaN. Two tokens with one slot: either may be stored, or parts of both.

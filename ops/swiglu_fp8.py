@@ -125,7 +125,7 @@ def swiglu_fp8(
     in between: ``y = g / (1 + 2^(-g alpha log2 e)) * (u + beta)``, ``q = clamp(y * (1 / scale))``, rounded to nearest
     even. So ``y ≈ q.float() * scale``. MiniMax-M3 and gpt-oss use alpha 1.702, beta 1 and limit 7, gpt-oss interleaved.
 
-    Special values: a scale of 0 stands for 1; an infinite scale gives zeros; a NaN anywhere gives NaN. A gate of -inf
+    Special values: a scale of 0 is taken as 1; an infinite scale gives zeros; a NaN anywhere gives NaN. A gate of -inf
     gives NaN (the quotient is -inf / inf). Without a limit, a gate of +inf saturates by u's sign, and gives NaN where u
     is 0. With no rows nothing is launched.
 

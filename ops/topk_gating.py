@@ -114,8 +114,8 @@ def topk_gating(
     Scores are ``softmax(logits)`` over all experts or ``sigmoid(logits)``, in fp32. The k experts of largest logit are
     chosen, with ``bias`` those of largest score + bias; equal ones by index, NaN last. A weight is the expert's score,
     over the sum of the chosen scores + 1e-20 with ``renormalize``, times ``scale``. With ``groups`` only experts of the
-    ``topk_groups`` best groups can be chosen: a group is as good as its best expert, with ``bias`` as the sum of its
-    two best (of its only one, where it has no other).
+    ``topk_groups`` best groups can be chosen: a group's value is that of its best expert, with ``bias`` the sum of its
+    two best (or its only one).
 
     A NaN logit takes no part in the softmax of the others; where it is chosen all the same, its weight is NaN. Where
     logits are infinite, those of +inf share the softmax.

@@ -1,4 +1,4 @@
-"""What made an op fail: an argument, or too little memory? Asked after the failure, so a good call pays nothing.
+"""What made an op fail: an argument, or too little memory. It is asked after the failure: a good call pays nothing.
 
 Planners and kernels check what they rely on. Other mistakes (a nested tensor, a list for a number) fail somewhere in
 torch or Python, with an error that does not say which one; here the arguments are compared with the op's
@@ -48,7 +48,7 @@ def blame(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs
 
     Raises:
         OutOfMemoryError: more memory was requested than there is.
-        GuardError: the first argument that is not what its annotation says: its name, its value, what is accepted.
+        GuardError: names the first argument that does not fit its annotation, its value, and what is accepted.
     """
     error = sys.exc_info()[1]
     wanted = None if error is None else _memory_wanted(error)
@@ -108,8 +108,8 @@ def is_written(name: str, writes: Collection[str], given: Mapping[str, Any]) -> 
 def require_sound(name: str, given: Mapping[str, Any], writes: Collection[str] = ()) -> None:
     """Refuse tensors whose memory is not what they say, before any of it is read or written.
 
-    That is a storage that was freed or shortened, a pending sign or conjugate, and memory that is written and that
-    another argument has too. ``x_out`` may be ``x`` itself: ops that have both may work in place.
+    These are a freed or shortened storage, a pending sign or conjugate, and written memory that another argument
+    shares. ``x_out`` may be ``x`` itself: ops that have both may work in place.
 
     Args:
         name: the op's name.
@@ -199,7 +199,7 @@ def require_annotated(name: str, signature: inspect.Signature, given: Mapping[st
 
 
 def named_by(function: Callable[..., Any], signature: inspect.Signature) -> tuple[str, ...]:
-    """Return the op's parameters that its planner, key or fake names, in that order; all for one that takes ``**``."""
+    """Return the op's parameters in the order in which its planner, key or fake names them; all for one with ``**``."""
     named = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
         return tuple(signature.parameters)

@@ -79,7 +79,7 @@ def require_real(name: str, x: Described) -> None:
 
 
 def require_dtype(name: str, x: Described, accepted: Sequence[torch.dtype | None]) -> None:
-    """Refuse a tensor whose dtype is not among ``accepted`` (None entries stand for dtypes torch lacks)."""
+    """Refuse a tensor whose dtype is not among ``accepted`` (None entries are dtypes that this torch lacks)."""
     require_tensor(**{name: x})
     if not isinstance(x.dtype, torch.dtype):  # a TensorSpec of something that only looks like a tensor
         raise GuardError(f"{name} must be a torch.Tensor; got an array of dtype {x.dtype}")

@@ -52,7 +52,7 @@ def documented_like(source: Callable[..., Any]) -> Callable[[F], F]:
 
 
 def _sections(text: str) -> dict[str, str]:
-    """Return a docstring's sections in order, each without its title; what stands before them is titled ''."""
+    """Return a docstring's sections in order, each without its title; the text before them has the title ''."""
     head, *rest = re.split(r"\n\n?(Args|Returns|Raises|Example):\n", inspect.cleandoc(text))
     found = dict.fromkeys(("", "Args", "Returns", "Raises", "Example"), "")
     return {**found, "": head, **dict(zip(rest[::2], rest[1::2], strict=True))}

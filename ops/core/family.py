@@ -47,27 +47,27 @@ class Family(Generic[P]):
     """One op family: its table, where its kernels apply, and which one runs.
 
     Attributes:
-        problem: makes the problem of a call from the op's arguments by name, without those that it has no parameter
-            for; raises GuardError for operands that no path takes.
-        table: the schema of its tuned table, with how far rows reach.
+        problem: makes a call's problem from the op's arguments, given by name; further ones are dropped. Raises
+            GuardError for operands that no path takes.
+        table: the schema of its tuned table, with the range that a row covers.
         archs: architectures that it has kernels for.
         envelope: why the kernels do not take a problem on an architecture, or None.
         kernels: what it chooses from, simplest first.
         default: the choice without a tuned row, for (problem, arch, compute units), or why there is none; by default
             that of least rough time.
-        candidates: what a tuner may try for a cell on an architecture, where it is not what the kernels name.
+        candidates: a tuner's choices for a cell on an architecture, if they differ from the kernels' own.
         reference: the name of the torch function that computes where nothing else does.
         triton: the Triton path for a problem, or why it does not apply; None for a family that has none.
         row_refusal: why a row that was found does not apply to a problem, or None.
-        without_triton: (problem, arch, compute units) -> the choice of an op that always computes, where the table or
-            the default rule leaves a problem inside the envelope to Triton, and there is none: perhaps slower than
-            Triton, but far faster than torch. None for a family whose default rule takes all that the envelope does.
+        without_triton: (problem, arch, compute units) -> the choice of a total op where the table or the default rule
+            leaves a problem to Triton, and there is no Triton: perhaps slower than that, but far faster than torch.
+            None for a family whose default rule takes the whole envelope.
         invariant: (problem, arch, compute units) -> the choice under :func:`hipforge.batch_invariant`: an order of sums
-            that no size of the batch changes; None for a problem whose caller demands another.
-        demanded: (problem, arch, compute units) -> the choice that the caller demands whatever the table says, and its
-            reason, or None.
-        adjust: (problem, arch, choice, reason) -> the choice and its reason after what the caller demands; raises
-            GuardError for demands that the kernel cannot meet.
+            that no size of the batch changes; None for a problem whose caller requires another.
+        demanded: (problem, arch, compute units) -> the caller's own choice and its reason, which precede the table; or
+            None.
+        adjust: (problem, arch, choice, reason) -> the choice and its reason with the caller's own parameters in it;
+            raises GuardError for those that the kernel does not have.
     """
 
     problem: Callable[..., P]

@@ -1,8 +1,8 @@
 """Batch invariance on request: a row's result does not depend on the rows around it, bit for bit.
 
-A kernel computes each row by itself. What depends on the batch is which kernel runs and in how many parts it cuts a
-sum, so a family of kernels has a second rule (:attr:`hipforge.ops.core.family.Family.invariant`) that decides both
-from what the batch does not change.
+A kernel computes each row by itself. The batch decides which kernel runs and in how many parts a sum is cut. So a
+family has a second rule (:attr:`hipforge.ops.core.family.Family.invariant`), which takes both from the other sizes
+alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which row of a tuned table applies to a shape: rows reach as far as the schema's key columns say."""
+"""Which row of a tuned table applies to a shape: the schema's key columns say what range a row covers."""
 
 from __future__ import annotations
 

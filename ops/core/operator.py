@@ -62,11 +62,11 @@ def operator(
             returns its Decision; GuardError for malformed ones. It looks only at shapes, dtypes, devices and numbers,
             because tracing passes :class:`~hipforge.ops.core.checks.TensorSpec` values for tensors. Where nothing is
             accepted the op returns None.
-        key: takes those arguments that it names and returns what the decision depends on, hashable; everything that
-            the arguments say by default. A key that leaves something out relies on the kernel's own guards for it.
+        key: takes the arguments that it names and returns a hashable value, on which the decision depends; by default a
+            description of all arguments. A key that leaves something out relies on the kernel's own guards for it.
         fake: takes those of the op's arguments that it names, none of ``outs`` among them, and returns new empty
-            results; shapes may be symbolic. Without it torch traces through the function to the stubs that it calls,
-            which is right where nothing that is decided depends on shapes.
+            results; shapes may be symbolic. Without it torch traces through the function to its stubs, which is right
+            if no decision depends on shapes.
         outs: the parameters that take tensors to write results into, in the order of the results, None by default.
         mutates: further parameters that the op writes.
         returns: those of ``mutates`` that the op returns, as they are, after its new results.

@@ -140,9 +140,9 @@ def _written(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
     return out
 
 
-# A float that changes from call to call is a symbol to torch, of which it compiles a graph for each value where an
-# operator takes it as a number. So it enters as an element of a tensor on the CPU, "numbers", with its name in
-# "numbers_of". One that has never changed stays a constant of the graph.
+# A float that changes from call to call is a symbol to torch, which would compile a graph for each value of it. So it
+# enters as an element of a tensor on the CPU, "numbers", with its name in "numbers_of". One that has never changed
+# stays a constant of the graph.
 _FLOATS = (float, float | None)
 _NUMBERS = tuple(
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

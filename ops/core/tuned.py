@@ -66,7 +66,7 @@ BUCKET = Reach("bucket", lambda value, tuned: (bucket(value),))
 
 @dataclass(frozen=True)
 class Column:
-    """One CSV column: its name, its type, the values it may take (None: any), and, in a key, how far a row reaches."""
+    """One CSV column: its name, its type, the values it may take (None: any), and, in a key, a row's range."""
 
     name: str
     type: type[int] | type[float] | type[str]
@@ -77,7 +77,7 @@ class Column:
 
 
 def gemm_shape(m: Reach = EXACT) -> tuple[Column, ...]:
-    """Return the key columns M, N and K of a GEMM whose rows reach as ``m`` says along M."""
+    """Return the key columns M, N and K of a GEMM; ``m`` is the range that a row covers along M."""
     return Column("M", int, minimum=1, reach=m), Column("N", int, minimum=1), Column("K", int, minimum=1)
 
 

@@ -21,8 +21,8 @@ def warmup(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> None:
 
     Args:
         op: a public op of hipforge, or its name.
-        *args: its arguments. A tensor on the meta device stands for zeros of its shape and dtype on the device where
-            kernels run, so that no data need exist yet; give indices as real tensors where zeros would not be valid.
+        *args: its arguments. A tensor on the meta device is replaced by zeros on the device of the kernels, so that no
+            data need exist yet; give indices as real tensors if zeros are not valid.
         **kwargs: its keyword arguments.
 
     Raises:

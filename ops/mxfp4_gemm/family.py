@@ -1,4 +1,4 @@
-"""The MXFP4 GEMM as a family: its table, its envelope and what a caller demands."""
+"""The MXFP4 GEMM as a family: its table, its envelope and a caller's own parameters."""
 
 from __future__ import annotations
 

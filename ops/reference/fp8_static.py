@@ -19,7 +19,7 @@ def to_fp8_static(
 
     Args:
         y: float32, any shape.
-        scale: one float32; 0 stands for 1.
+        scale: one float32; 0 is taken as 1.
         fp8_dtype: a float8 dtype.
         fp8_max: where q saturates; default: the format's largest value. 224 is the limit of users who reinterpret
             e4m3fn weights of at most 448 as e4m3fnuz with twice the scale.

@@ -55,7 +55,7 @@ def shuffle_scale(scale: torch.Tensor, pad: int = 127) -> torch.Tensor:
 
     Args:
         scale: uint8 or float8_e8m0fnu [M, K/32].
-        pad: byte that fills the padding; 127 stands for 1.0.
+        pad: byte that fills the padding; 127 is 1.0.
 
     Returns:
         uint8, [M rounded up to 256, K/32 rounded up to 8].

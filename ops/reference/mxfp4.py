@@ -1,6 +1,6 @@
 """MXFP4: e2m1 elements, two to a byte, in blocks of 32 along the last dimension with one e8m0 scale byte each.
 
-Element 2i sits in the low nibble of byte i, element 2i + 1 in the high one. Codes 0..7 stand for 0, 0.5, 1, 1.5, 2,
+Element 2i sits in the low nibble of byte i, element 2i + 1 in the high one. Codes 0..7 are 0, 0.5, 1, 1.5, 2,
 3, 4, 6; bit 3 is the sign.
 """
 

@@ -39,7 +39,7 @@ def rms_norm_fp8(
         x: as there.
         weight: as there.
         epsilon: as there.
-        scale_tensor: one float32; 0 stands for 1.
+        scale_tensor: one float32; 0 is taken as 1.
         fp8_dtype: dtype of the result.
         fp8_max: where the result saturates; default: the format's largest value.
         weight_offset: as there.

@@ -54,8 +54,8 @@ def topk_gating(
         bias: float32 [E], added to the scores for the choice only.
         renormalize: divide the weights by their sum + 1e-20.
         groups: parts of E / groups neighbouring experts.
-        topk_groups: parts that may be chosen from: those whose largest value is best; with ``bias`` the sum of the two
-            largest.
+        topk_groups: how many parts may be chosen from: those of the largest value, with ``bias`` of the largest sum of
+            two.
         scale: multiplies the weights.
         shared_experts: ids from E on, with weight 1, after the chosen ones.
     """

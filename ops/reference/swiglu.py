@@ -51,7 +51,7 @@ def swiglu_fp8(
 
     Args:
         gate_up: float16 or bfloat16 [rows, 2 d].
-        scale_tensor: one float32; 0 stands for 1.
+        scale_tensor: one float32; 0 is taken as 1.
         fp8_dtype: dtype of the result.
         fp8_max: where the result saturates; default: the format's largest value.
         alpha: as there, and so for the rest.

@@ -21,7 +21,7 @@ def launch(
     *,
     deterministic: bool = True,
 ) -> torch.Tensor:
-    """Run what was decided on checked operands, which are copied where the kernel does not take their layout."""
+    """Run the decided kernel on checked operands; a layout that it does not take is copied."""
     out = torch.empty((a.shape[0], b.shape[1]), dtype=torch.float16, device=a.device) if output is None else output
     parameters = taken.configuration.values()
     BY_NAME[taken.kernel].launch(out, a, b, scale, output is not None, deterministic, *parameters)

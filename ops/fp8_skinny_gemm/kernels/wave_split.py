@@ -125,7 +125,7 @@ def refusal(configuration: Configuration, k: int) -> str | None:
     return next((reason for rule in RULES if (reason := rule(configuration, k)) is not None), None)
 
 
-# What the default rule takes for the times of a launch, in microseconds: a compute unit loads at most 32 KB in 0.6 us
+# The default rule's times of a launch, in microseconds: a compute unit loads at most 32 KB in 0.6 us
 # (docs/time-model.md), which overlaps with the memory's time but for a part; parts of k are stored and loaded again.
 _UNIT_BYTES = 32768 / 0.6
 _NOT_OVERLAPPED = 0.3

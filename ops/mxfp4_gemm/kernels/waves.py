@@ -1,9 +1,8 @@
 """The MXFP4 GEMM whose waves split K, for few rows and columns: its stub, its raw op and its value.
 
-The rough times of both kernels come near ``hipforge time`` at shapes with M = 1 to 4,096. At 16 others what is chosen
-takes 5 % more modelled time than the best configuration in the mean, 31 % at most (``python
-op_tests/bench_default_rule.py --op mxfp4_gemm -m 4 -m 16 -m 64 -m 256 --shapes 2304,6144 --shapes 7168,2048 --shapes
-8192,3584 --shapes 4096,4096``).
+The rough times of both kernels come near ``hipforge time`` at shapes with M = 1 to 4,096. At 16 others the choice takes
+5 % more modelled time than the best configuration in the mean, 31 % at most (``python op_tests/bench_default_rule.py
+--op mxfp4_gemm -m 4 -m 16 -m 64 -m 256 --shapes 2304,6144 --shapes 7168,2048 --shapes 8192,3584 --shapes 4096,4096``).
 """
 
 from __future__ import annotations
