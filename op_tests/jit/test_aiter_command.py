@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from hipforge.aiter_compat import checkout
+from hipforge.cli import aiter
 from hipforge.cli.main import cli
 from hipforge.errors import ConfigError
 
@@ -107,6 +108,11 @@ def test_a_file_that_ends_its_process_is_reported_with_the_cases_before() -> Non
     assert code == 1 and report["end"] == "the process ended with signal 6" and report["passed"] == 1
 
 
+def test_a_file_that_calls_none_of_its_functions_is_one_case() -> None:
+    _, report = run("op_tests/scale.py")
+    assert (report["cases"], report["passed"], report["end"]) == (1, 1, "")
+
+
 def test_a_case_that_does_not_end_is_stopped() -> None:
     _, report = run("--case-seconds", "0.5", "op_tests/scale.py", "--", "test_endless()", "test_scale(1)")
     assert (report["unfinished"], report["passed"]) == (1, 1)
@@ -114,7 +120,7 @@ def test_a_case_that_does_not_end_is_stopped() -> None:
 
 def test_files_of_functions_run_under_pytest() -> None:
     _, report = run("op_tests/functions.py")
-    assert (report["cases"], report["passed"], report["failed"]) == (2, 1, 1)
+    assert (report["cases"], report["passed"], report["failed"], report["end"]) == (2, 1, 1, "")
 
 
 def test_of_a_grid_a_sample_runs_each_case_limited_and_judged_by_what_it_compares() -> None:
@@ -135,6 +141,17 @@ def test_what_a_backward_pass_makes_is_on_the_device_too() -> None:
 def test_measured_functions_are_cases_and_a_failed_one_does_not_end_their_table() -> None:
     _, report = run("op_tests/scale.py", "--", "table(1, 0, 2)")
     assert (report["passed"], report["failed"], report["end"]) == (2, 1, "")
+
+
+def test_the_reports_are_tables_too() -> None:
+    command = [sys.executable, "-c", "from hipforge.cli.main import cli; cli()", "aiter", str(CHECKOUT), "test"]
+    words = ["--markdown", "op_tests/scale.py", "--", "test_scale(3)", "test_uncovered()"]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, env={**os.environ}, check=False)
+    head, _, row = done.stdout.splitlines()
+    assert head.startswith("| file | arguments | cases ")
+    assert row.startswith("| `op_tests/scale.py` | `'test_scale(3)' 'test_uncovered()'` | 2 | 1 | 1 failed: NotImpl")
+    built = [("module_a gfx950", "built", 3.2, "None"), ("module_a gfx942", "failed", 1.0, "a\nb.h:1: error: x | y\nz")]
+    assert aiter.build_table(built).splitlines()[-1] == "| `module_a` | 3 s | failed: b.h:1: error: x \\| y |"
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

@@ -210,7 +210,8 @@ def test_an_access_out_of_bounds_names_the_tensor_and_the_source_line(form: str)
 
 
 def test_a_checkout_is_registered_as_it_is_and_each_refused_entry_says_why() -> None:
-    assert ADDED == ["module_aiter_core", "module_sample_develop", "module_sample_ctypes", "module_generated"]
+    builds = ["module_aiter_core", "module_sample_develop", "module_sample_ctypes", "module_generated"]
+    assert [*builds, "module_needs_kernels"] == ADDED
     assert set(ADDED.refused) == {"module_executable", "module_unknown_place"}
     assert "built by a Makefile" in ADDED.refused["module_executable"]
     assert "{AITER_ELSEWHERE} is not defined" in ADDED.refused["module_unknown_place"]
@@ -236,7 +237,11 @@ def test_generators_defines_and_flags_of_single_sources_reach_the_build() -> Non
     @compile_ops("module_generated")
     def archs(x: int) -> str: ...
 
+    @compile_ops("module_generated")
+    def is_hip(x: int) -> int: ...
+
     assert archs(0) == "gfx950;gfx942 without planted"
+    assert is_hip(0) == 1  # of a source that is called .cpp
     entry = registry.module("module_sample_develop")
     assert entry.flags_extra_hip[-2:] == ("-mllvm", "-amdgpu-early-inline-all=true")
     assert {"-DENABLE_CK=0", "-DUSE_ROCM=1", "-std=c++20"} <= set(entry.flags_extra_hip)

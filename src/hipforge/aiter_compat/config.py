@@ -31,6 +31,9 @@ _HIP_SOURCES = (".cu", ".hip", ".cpp", ".cc", ".cxx", ".c")
 _ABORT = "${CSRC}/aiter/abort.cpp"
 _STAND_INS = "${CSRC}/aiter/include"
 
+# aiter compiles all C++ that its generators write as HIP.
+_AS_HIP = "find ${GEN} -name *.cpp -exec mv {} {}.cu ;"
+
 # What aiter's build passes to every source, where it changes results or what compiles.
 _AITER_FLAGS = (
     "-std=c++20", "-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1", "-DCUDA_HAS_FP16=1", "-DHIPBLAS_V2",
@@ -176,7 +179,8 @@ def _as_aiter_builds(entry: dict[str, Any], root: Path) -> None:
     names = ";".join(_architectures())
     environment = f"env 'AITER_GPU_ARCHS={names}' 'GPU_ARCHS={names}'"
     if "blob_gen_cmd" in entry:
-        entry["blob_gen_cmd"] = [f"{environment} {command}" for command in entry["blob_gen_cmd"]]
+        commands = [f"{environment} {command}" for command in entry["blob_gen_cmd"]]
+        entry["blob_gen_cmd"] = [*commands, _AS_HIP]
     entry["srcs"] = [*dict.fromkeys(entry.get("srcs", ())), _ABORT]
     entry["archs"] = _architectures()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ _INCLUDE = click.option(
     "--include", "include", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A further folder of headers, such as rocPRIM's; may be repeated.",
 )  # fmt: skip
+_MARKDOWN = click.option("--markdown", is_flag=True, help="Print the result as a table in Markdown.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
@@ -61,8 +63,11 @@ def list_(checkout: Path, include: tuple[Path, ...], as_json: bool) -> None:
 @click.option("--arch", default="gfx950", show_default=True, help="Architectures, separated by commas.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Compile jobs; default from cores and free memory.")
 @_INCLUDE
+@_MARKDOWN
 @click.pass_obj
-def build(checkout: Path, modules: tuple[str, ...], arch: str, jobs: int | None, include: tuple[Path, ...]) -> None:
+def build(
+    checkout: Path, modules: tuple[str, ...], arch: str, jobs: int | None, include: tuple[Path, ...], markdown: bool
+) -> None:
     """Build MODULES, or all that need nothing that is missing; failures do not stop the others (exit 1)."""
     from hipforge.aiter_compat import checkout as checkouts
     from hipforge.cli.build import _summarise
@@ -78,7 +83,9 @@ def build(checkout: Path, modules: tuple[str, ...], arch: str, jobs: int | None,
     wanted = fleet.requests(list(names), [item.strip() for item in arch.split(",") if item.strip()])
     with BuildProgress(output.console(stderr=True)) as progress:
         outcomes = fleet.build_many(wanted, jobs, progress.on_event, progress.on_plan)
-    _summarise(output.console(), outcomes)
+    if markdown:
+        click.echo(build_table([(each.planned.title, each.status, each.seconds, str(each.error)) for each in outcomes]))
+    _summarise(output.console(stderr=markdown), outcomes)
     if any(outcome.status == "failed" for outcome in outcomes):
         sys.exit(1)
 
@@ -89,11 +96,12 @@ def build(checkout: Path, modules: tuple[str, ...], arch: str, jobs: int | None,
 @click.option("--case-seconds", default=60.0, show_default=True, help="Stop a case after so long; 0 is never.")
 @click.option("--sample", type=click.IntRange(min=0), default=0, help="Of a pytest file so many cases, evenly spread.")
 @_INCLUDE
+@_MARKDOWN
 @_JSON
 @click.pass_obj
 def test(
     checkout: Path, words: tuple[str, ...], checks: str, case_seconds: float, sample: int, include: tuple[Path, ...],
-    as_json: bool,
+    markdown: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Run aiter's test files op_tests/test_x.py [-- ARGUMENTS] on the emulator, each in a process of its own."""
     from hipforge.aiter_compat.checkout import config_of
@@ -106,20 +114,23 @@ def test(
     if not paths or missing:
         wanted = "name a test file, such as op_tests/test_activation.py"
         raise ConfigError(f"there is no {missing[0]}" if missing else wanted)
-    console = output.console(stderr=as_json)
+    table = markdown or as_json
+    console = output.console(stderr=table)
     reports = []
     for path in paths:
-        reports.append(_run(checkout, path.resolve(), arguments, checks, case_seconds, sample, include, as_json))
+        reports.append(_run(checkout, path.resolve(), arguments, checks, case_seconds, sample, include, table))
         _show(console, reports[-1])
     if as_json:
         click.echo(json.dumps(reports, indent=1))
+    elif markdown:
+        click.echo(test_table(reports))
     if any(report["end"] or report["passed"] + report["skipped"] < report["cases"] for report in reports):
         sys.exit(1)
 
 
 def _run(
     checkout: Path, path: Path, arguments: list[str], checks: str, seconds: float, sample: int,
-    include: tuple[Path, ...], as_json: bool,
+    include: tuple[Path, ...], apart: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Run one test file in a process and return what became of its cases, also if the process died."""
     from hipforge.aiter_compat import runner
@@ -134,8 +145,8 @@ def _run(
         settings = [os.fspath(checkout), folder, os.fspath(report), str(seconds), str(sample), folders]
         command_line = [sys.executable, "-m", runner.__name__, *settings, os.fspath(path), *arguments]
         # Python looks for modules in its working directory first, where a csrc of somebody else's may be.
-        # What a file prints must not stand between the lines of a JSON report.
-        done = subprocess.run(command_line, env=environment, cwd=folder, stdout=2 if as_json else None, check=False)
+        # What a file prints must not stand between the lines of a report.
+        done = subprocess.run(command_line, env=environment, cwd=folder, stdout=2 if apart else None, check=False)
         nothing: dict[str, Any] = {"cases": [], "end": ""}
         found: dict[str, Any] = json.loads(report.read_text()) if report.exists() else nothing
     if done.returncode < 0:
@@ -144,7 +155,8 @@ def _run(
         found["end"] = f"exit {done.returncode}"
     counts = collections.Counter(case["status"] for case in found["cases"])
     return {
-        "test": path.name, "cases": len(found["cases"]), "collected": found.get("collected", 0),
+        "test": os.path.relpath(path, checkout), "arguments": shlex.join(arguments), "checks": checks,
+        "cases": len(found["cases"]), "collected": found.get("collected", 0),
         "passed": counts["passed"], "failed": counts["failed"] + counts["fault"], "skipped": counts["skipped"],
         "unfinished": counts["unfinished"], "not_built": counts["not built"],
         "seconds": round(time.perf_counter() - started, 1), "end": found["end"],
@@ -163,3 +175,39 @@ def _show(console: Console, report: dict[str, Any]) -> None:
         console.print(f"  {case['status']}: {case['case']}\n    {case['detail']}", markup=False, highlight=False)
     if report["end"]:
         console.print(f"  the file did not come to its end: {report['end']}", markup=False, highlight=False)
+
+
+def test_table(reports: list[dict[str, Any]]) -> str:
+    """Return reports of test files as a table in Markdown, with the first reason of each kind of ending."""
+    lines = ["| file | arguments | cases | passed | else | seconds |", "|---|---|---|---|---|---|"]
+    for report in reports:
+        kinds = collections.Counter(case["status"] for case in report["problems"])
+        first = {case["status"]: case["detail"] for case in reversed(report["problems"])}
+        ends = [f"{count} {status}: {_cell(first[status])}" for status, count in kinds.items()]
+        ends += [f"{report['skipped']} skipped"] if report["skipped"] else []
+        ends += [f"the file did not come to its end: {_cell(report['end'])}"] if report["end"] else []
+        of = f" of {report['collected']}" if report["collected"] > report["cases"] else ""
+        arguments = f"`{report['arguments']}`" if report["arguments"] else ""
+        lines.append(
+            f"| `{report['test']}` | {arguments} | {report['cases']}{of} | {report['passed']} | {'; '.join(ends)} | "
+            f"{report['seconds']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def build_table(outcomes: list[tuple[str, str, float, str]]) -> str:
+    """Return builds, as ``("module arch", status, seconds, error)``, as a table in Markdown: a row per module."""
+    found: dict[str, dict[str, str]] = {}
+    for title, status, seconds, error in outcomes:
+        name, _, arch = title.rpartition(" ")
+        reason = next((line for line in error.splitlines() if " error: " in line), error)
+        found.setdefault(name, {})[arch] = f"failed: {_cell(reason)}" if status == "failed" else f"{seconds:.0f} s"
+    archs = list(dict.fromkeys(arch for row in found.values() for arch in row))
+    lines = [f"| module | {' | '.join(archs)} |", "|---|" + "---|" * len(archs)]
+    lines += [f"| `{name}` | {' | '.join(row.get(arch, '') for arch in archs)} |" for name, row in found.items()]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    lines = text.strip().splitlines() or [""]
+    return lines[0][:200].replace("|", "\\|")
