@@ -317,6 +317,12 @@ def test_commands_of_the_documentation_parse_as_they_are_pasted(path, tmp_path, 
         if words[1] in ("inspect", "disasm", "build"):
             names = [word for word in words[2:] if word.startswith("module_")]
             assert set(names) <= set(registry.modules()), names
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for words in (shlex.split(line, comments=True) for line in shell_lines(path)):
+        if words and words[0] == "make":
+            assert words[1] in targets, words
+        if words and words[0].endswith("python") and words[1] != "-m":
+            assert (ROOT / words[1]).is_file() or not words[1].startswith(("op_tests", "examples", ".ci")), words
 
 
 def test_a_command_that_does_not_paste_is_seen():
