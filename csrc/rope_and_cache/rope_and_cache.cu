@@ -47,8 +47,8 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
     const int64_t* slots, const void* positions, bool wide_positions, uint32_t cache_slots, uint32_t group_waves,
     uint32_t q_waves, uint32_t k_waves, uint32_t waves, const Arguments a) {
   __shared__ Half8 lds[kMaxWaves * kWaveSize];
-  hf::dev::let_next_start();
   hf::dev::wait_for_predecessor();
+  hf::dev::let_next_start();  // after the wait: attention's clusters should find all multiprocessors as empty as each other
   const uint32_t in_group = hf::dev::uniform(threadIdx.x / kWaveSize);
   const uint32_t lane = threadIdx.x % kWaveSize;
   const uint32_t token = blockIdx.x;

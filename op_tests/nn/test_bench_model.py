@@ -17,6 +17,7 @@ import hipforge
 from hipforge.cli import bench_model, decode_ops, decode_step, decode_twin
 from hipforge.cli.bench_model import MOST_ERROR
 from hipforge.cli.main import cli
+from hipforge.errors import HipforgeError
 
 CPU = torch.device("cpu")
 QWEN3_MOE = {
@@ -108,6 +109,58 @@ def test_what_is_read_is_the_weights_the_touched_experts_and_the_cache(tmp_path:
     assert reads["experts' gate_up, swiglu"] == layers * 2 * 2 * shape.expert_inner * shape.hidden * 33 // 32
     assert reads["attention, quantise"] == layers * 70 * 2 * kv_heads * dim
     assert reads["argmax"] == reads["norm + quantise"] == 0
+
+
+class Replayed(list[Callable[[], object]]):
+    """Calls in place of a graph of them."""
+
+    def replay(self) -> None:
+        for call in self:
+            call()
+
+
+def test_a_step_is_measured_op_by_op_and_goes_back_to_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = []
+    monkeypatch.setattr(bench_model, "REPLAYS", 2)
+    monkeypatch.setattr(bench_model, "captured", lambda calls, way: ways.append(way) or Replayed(calls))
+
+    def timed(graph: Replayed) -> float:
+        for _ in range(bench_model.WARMUP + bench_model.REPLAYS):
+            graph.replay()
+        return float(len(graph))
+
+    monkeypatch.setattr(bench_model, "replay_us", timed)
+    model = decode_ops.Model(shape_of(tmp_path, "qwen3"), decode_ops.Random(CPU))
+    with torch.no_grad():
+        step = bench_model.measure(model, 2, 70, 1e12, programmatic=True)
+    lines = {line.op: line for line in step.lines}
+    assert lines["qkv"].calls == 2 and lines["norm + quantise"].calls == 5 and lines[decode_ops.MOVES_ON].calls == 1
+    # A call takes one unit, alone and in the step, both ways.
+    assert all(line.step_us == line.programmatic_us == line.calls for line in step.lines)
+    assert step.us == step.programmatic_us == sum(line.calls for line in step.lines) and step.gap_us == 0
+    assert step.floor_us == sum(line.read_bytes for line in step.lines) / 1e6 > 0
+    assert ways == [False, True] * (1 + len(lines)) and {line.path for line in step.lines} == {"kernel", "torch"}
+
+
+def test_a_replay_that_gives_other_logits_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Replayed):
+        def replay(self) -> None:
+            for call in self[:-4]:  # without the head
+                call()
+
+    monkeypatch.setattr(bench_model, "captured", lambda calls, way: Broken(calls))
+    model = decode_ops.Model(shape_of(tmp_path, "qwen3"), decode_ops.Random(CPU))
+    reset = decode_ops.Chain.reset
+
+    def forget(chain: decode_ops.Chain) -> None:
+        reset(chain)
+        chain.logits.zero_()
+
+    monkeypatch.setattr(decode_ops.Chain, "reset", forget)
+    with torch.no_grad(), pytest.raises(HipforgeError, match="a replay gives other logits than op by op"):
+        bench_model.measure(model, 2, 70, 1e12, programmatic=False)
 
 
 def test_the_shipped_models_have_the_sizes_of_their_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import statistics
 from collections.abc import Callable, Iterable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # with probability e / 0.088 and is then off by a step. So e becomes sqrt(0.088 e): at most 0.088, after any number.
 MOST_ERROR = 0.1
 REPLAYS, WARMUP = 11, 3
+LAUNCHES = 20  # of a graph that measures an op alone, at least
 AHEAD = 64  # steps that there is room for; a graph is replayed fewer times before it starts over
 READ_BYTES = 2 << 30  # over which the read bandwidth is measured
 
@@ -149,36 +151,57 @@ def measure(model: Model, batch: int, context: int, bandwidth: float, programmat
             chain.reset()
         return found[0] or 0.0, found[1]
 
-    us = of([op.call for op in chain.ops], is_step=True)
+    whole = of([op.call for op in chain.ops], is_step=True)
     lines = []
     for name in dict.fromkeys(op.name for op in chain.ops):
         own = [number for number, op in enumerate(chain.ops) if op.name == name]
-        took = of([chain.ops[number].call for number in own])
-        lines.append(Line(name, chain.ops[own[0]].path(), len(own), *took, sum(reads[number] for number in own)))
-    return Step(batch, context, *us, sum(reads) / bandwidth * 1e6, tuple(lines), {})
+        # Enough of them that a graph's own start does not count; what moves on has room for so many.
+        most = AHEAD // (WARMUP + REPLAYS) if name == decode_ops.MOVES_ON else LAUNCHES
+        times = -(-most // len(own))
+        took = of([chain.ops[number].call for number in own] * times)
+        alone = (None if us is None else us / times for us in took)
+        lines.append(Line(name, chain.ops[own[0]].path(), len(own), *alone, sum(reads[number] for number in own)))
+    return Step(batch, context, *whole, sum(reads) / bandwidth * 1e6, tuple(lines), {})
 
 
-def measure_peer(shape: decode_step.Shape, name: str, batch: int, context: int) -> float | str:
-    """Return microseconds of a step of a model in torch, or why there are none."""
+def measure_peers(shape: decode_step.Shape, name: str, cells: Iterable[tuple[int, int]]) -> list[float | str]:
+    """Return, for each (batch, context), microseconds of a step of the model in torch, or why there are none."""
     import torch
 
     from hipforge.cli import decode_twin
 
+    def of(batch: int, context: int) -> float:
+        run = peer.step(batch, context)
+        for _ in range(2):
+            run()
+        return replay_us(captured([run], False))
+
+    cells = list(cells)
     if shape.biases:
-        return "torch's attention has no sinks"
-    try:
-        run = decode_twin.Peer(shape, name, torch.device("cuda")).step(batch, context)
-        with torch.no_grad():
-            for _ in range(2):
-                run()
-            found = replay_us(captured([run], False))
-    except torch.OutOfMemoryError:
-        return "does not fit"
-    except Exception as error:  # a peer's failure must not hide what was measured
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
-    finally:
-        torch.cuda.empty_cache()
+        return ["torch's attention has no sinks"] * len(cells)
+    found: list[float | str] = []
+    with torch.no_grad():
+        try:
+            peer = decode_twin.Peer(shape, name, torch.device("cuda"))
+        except torch.OutOfMemoryError:
+            return ["does not fit"] * len(cells)
+        for cell in cells:
+            try:
+                found.append(of(*cell))
+            except torch.OutOfMemoryError:
+                found.append("does not fit")
+            except Exception as error:  # a peer's failure must not hide what was measured
+                found.append(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}")
+            finally:
+                _free()
     return found
+
+
+def _free() -> None:
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
@@ -256,16 +279,18 @@ def command(
                     click.echo(f"batch {batch}, context {context}: does not fit in this card's memory", err=True)
                     continue
                 finally:
-                    torch.cuda.empty_cache()
+                    _free()
                 if not as_json:
                     _print(console, shape.name, steps[-1], bandwidth)
         del model
-        torch.cuda.empty_cache()
-    for number, step in enumerate(steps if peers else ()):
-        times = {name: measure_peer(shape, name, step.batch, step.context) for name in decode_twin.PEERS}
-        steps[number] = replace(step, peers=times)
-        if not as_json:
-            _print_peers(steps[number])
+        _free()
+    for name in decode_twin.PEERS if peers else ():
+        times = measure_peers(shape, name, [(step.batch, step.context) for step in steps])
+        steps = [replace(step, peers={**step.peers, name: us}) for step, us in zip(steps, times, strict=True)]
+        torch.compiler.reset()  # compiled code keeps the model that it is of
+        _free()
+    for step in steps if peers and not as_json else ():
+        _print_peers(step)
     if as_json:
         rows = [{**asdict(step), "gap_us": step.gap_us} for step in steps]
         click.echo(json.dumps({**header, "measured": rows}, indent=1))

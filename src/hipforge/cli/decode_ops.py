@@ -23,6 +23,7 @@ PAGE_SIZE = 64
 BLOCK_M = 64  # slots of a tile, as hipforge.nn.MXFP8MoE has
 EPSILON = 1e-6
 ALPHA = 1.702  # of SwiGLU where it is clamped
+MOVES_ON = "next position"  # the op that makes a step the next one
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # e4m3 elements, e8m0 bytes
 
@@ -393,6 +394,6 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
     norm(model.last_norm)
     product("lm_head", normed, model.head, logits)
     op("argmax", "torch", lambda: torch.argmax(logits, 1, out=tokens))
-    op("next position", "torch", lambda: torch.index_select(rows, 0, counter.add_(1), out=row))
+    op(MOVES_ON, "torch", lambda: torch.index_select(rows, 0, counter.add_(1), out=row))
     moved = row, counter, tokens
     return Chain(ops, tokens, logits, cache, step.block_tables, [(part, part.clone()) for part in moved])
