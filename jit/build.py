@@ -265,7 +265,7 @@ def _generated(spec: BuildSpec, staging: Path) -> dict[str, str]:
 
 
 def step_failures(spec: BuildSpec, staging: Path) -> Iterable[StepFailure]:
-    """Yield the steps that failed, in the spec's order; of what never ran, nothing is known."""
+    """Yield the failed steps in the spec's order; steps that never ran are left out."""
     for step in spec.steps:
         status_file = staging / f"{step.name}.rc"
         if status_file.exists():

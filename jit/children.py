@@ -14,7 +14,7 @@ _DEFAULT, _IGNORE = 0, 1  # SIG_DFL and SIG_IGN of signal.h
 
 
 def ending_with_parent() -> Callable[[], None]:
-    """Return what a child process runs before ``exec`` so that it gets SIGTERM when this one ends, even by SIGKILL.
+    """Return the function that a child runs before ``exec``, to get SIGTERM when this process ends, even by SIGKILL.
 
     ninja passes the signal on to its compilers. Without it they would compile on, into a directory that the next build
     sweeps. The calling thread has to outlive the child, as one that waits for it does.

@@ -59,7 +59,7 @@ def closure(spec: BuildSpec, staging: Path, digests: DigestStore, failed: bool =
 
 
 def _refuse_absent(spec: BuildSpec, found: list[tuple[str, str]], made_here: list[str]) -> None:
-    """Fail a build that read a file which is gone: no later look-up could tell whether it changed."""
+    """Fail a build that read a vanished file: no later look-up could tell whether it changed."""
     absent = [spec.roots.show(path) for path, digest in found if digest in (ABSENT, UNREADABLE)] + made_here
     if absent:
         raise InputsChanged(spec.title, absent, found, in_key=False, how=NO_SUCH_FILE)
@@ -87,7 +87,7 @@ _INCBIN = re.compile(r"""\.incbin\s+\\?["']([^"'\\]+)""")
 
 
 def _embedded(spec: BuildSpec, paths: Iterable[str], where: str) -> list[str]:
-    """Return the files that sources and headers of the module embed with ``.incbin``, which no depfile lists."""
+    """Return the files that the module's sources embed with ``.incbin``; no depfile lists them."""
     found: list[str] = []
     for hidden in paths:
         if hidden.startswith(("${CSRC}/", "${MODULE_DIR}/")):

@@ -46,7 +46,7 @@ def compile_ops(
             ``{"M": 4, "BLOCK_N": 8}``, from shapes, strides, dtypes and numbers alone, because its answer is kept.
         mutates: the tensors that the op writes; the first parameter must be one. Empty for functions of pybind11
             modules that return a value.
-        gen_fake: what a traced call returns; only needed where the stub returns something.
+        gen_fake: makes the result of a traced call, for a stub that returns something.
 
     The stub's parameters are annotated ``torch.Tensor``, ``torch.Tensor | None``, ``int``, ``float``, ``bool`` or
     ``str``; it returns None; its body is never run.
@@ -338,7 +338,7 @@ class _Dispatch:
 
 
 def _by_parameters(signature: Signature, parameters: Mapping[str, str]) -> Variant:
-    """Return the function that takes each variant parameter from the argument that is named."""
+    """Return the function that takes each variant parameter from its named argument."""
     unknown = [name for name in parameters.values() if name not in signature.names]
     if unknown:
         raise ConfigError(

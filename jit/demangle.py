@@ -1,7 +1,7 @@
 """Readable names of kernel symbols: ``_Z4axpyIfLi2EEvPT_PKS0_S0_i`` → ``axpy<float, 2>``.
 
-libstdc++ demangles them; return and parameter types and anonymous namespaces are dropped. A symbol that it cannot
-read, or any where there is no libstdc++, is its own name.
+libstdc++ demangles them; return and parameter types and anonymous namespaces are dropped. A symbol that it cannot read
+is its own name, as is every symbol without libstdc++.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def fit(name: str, columns: int | None) -> str:
 
 
 def _opening(name: str, pair: str) -> int:
-    """Return where the bracket opens that the last character of ``name`` closes."""
+    """Return the place of the bracket that ``name``'s last character closes."""
     depth = 0
     for at in range(len(name) - 1, 0, -1):
         depth += (name[at] == pair[1]) - (name[at] == pair[0])

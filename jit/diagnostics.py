@@ -17,7 +17,7 @@ _ERROR = re.compile(
 # Where a template of a header was asked for, in clang's words and in nvcc's: the last one is the source's own line.
 _ASKED_FOR = re.compile(r"^(\S+:\d+:\d+): note: .* requested here|at line (\d+) of (\S+)")
 
-# Signs that the machine failed rather than the source, or that it lacks something: the next attempt may succeed.
+# Signs of a fault of the machine, or of something missing there, not of the source: the next attempt may succeed.
 _TRANSIENT = re.compile(
     r"(?i:No space left on device|Disk quota exceeded|Cannot allocate memory|out of memory|bad_alloc|"
     r"due to signal|unable to execute command|Bus error|Input/output error|Too many open files|"
@@ -73,7 +73,7 @@ class StepFailure:
 
     @property
     def first_error(self) -> str:
-        """The first line that states an error, and the source's line for it; the output's last line where none does."""
+        """The first line with an error, and the source's line for it; without one, the output's last line."""
         lines = [line for line in self.output.splitlines() if line.strip()]
         for number, line in enumerate(lines):
             if _ERROR.search(line):

@@ -84,7 +84,7 @@ OnPlan = Callable[[Sequence[Planned], int], None]
 
 
 def requests(modules: Iterable[str], archs: Sequence[str], *, every_variant: bool = False) -> list[Request]:
-    """Return requests for ``modules`` and those of ``archs`` that a module has code for.
+    """Return requests for ``modules``, each for those of ``archs`` that it supports.
 
     The variants are those to build ahead of a first call; with ``every_variant``, also those for tuners and explicit
     configurations.
@@ -126,7 +126,7 @@ def _plan(request: Request, *, use: bool) -> Planned:
 def expected_seconds(planned: Iterable[Planned], jobs: int) -> float:
     """Return about how long building what is missing of ``planned`` takes with ``jobs`` commands at once.
 
-    A library without a recorded build takes as long as the mean of those that have one, or ``UNKNOWN_S``.
+    A library without a recorded build is taken to need the mean of the others, or ``UNKNOWN_S``.
     """
     missing = [item for item in planned if item.entry is None and item.problem is None]
     known = [item.estimate for item in missing if item.estimate is not None]
@@ -202,7 +202,7 @@ class _Running:
         build.write_ninja(self.spec, self.staging, ninja.body(own, self.spec.stem, others), ninja.COMPILE_POOL)
 
     def pass_on_failures(self) -> None:
-        """Give what a failed step left to the modules that wait for it; after a success, its own command did so."""
+        """Give a failed step's output to the modules that wait for it; after a success, the step's command did so."""
         for step in self.spec.steps:
             if (self.staging / f"{step.name}.rc").exists():
                 for other in self.receivers.get(step.name, ()):

@@ -1,7 +1,7 @@
 """Host-only shared libraries from C and C++ sources: the binding extension and the emulator.
 
-They go through the same cache as HIP modules, under the target ``host``, and can be prebuilt like them: then
-``HIPFORGE_HOST_MARCH`` replaces ``-march=native``, and only a machine that has those instructions takes the library.
+They go through the same cache as HIP modules, under the target ``host``. Prebuilt ones are compiled for
+``HIPFORGE_HOST_MARCH`` in place of ``-march=native`` and are used by machines with those instructions alone.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def _renew_lock() -> None:
     _lock = threading.RLock()
 
 
-# A child forked while another thread was loading must not wait for that thread, which it does not have.
+# A forked child has only its own thread and must not wait for one that was loading.
 os.register_at_fork(after_in_child=_renew_lock)
 
 

@@ -1,4 +1,4 @@
-"""Maintaining the cache: what is in it, and removing what is not used.
+"""Maintenance of the cache: listing entries and removing unused ones.
 
 Pruning removes least recently used entries first and never one in use: a process that loaded an entry holds a shared
 flock on its manifest until it ends (``cache.store.hold``), and removal needs the exclusive one. Only what
@@ -110,7 +110,7 @@ def _exclusive(manifest: Path) -> Iterator[bool]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Where nobody can hold a file, removing one that is loaded is safe too: its pages stay until it is unloaded.
+        # Without locks a loaded file may be removed too: its pages stay until it is unloaded.
         yield error.errno in store.NO_FLOCK
     else:
         yield True

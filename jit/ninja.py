@@ -65,7 +65,7 @@ def _escape(text: str) -> str:
 def body(steps: Iterable[Step], title: str, receivers: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:
     """Return the location-free part: one build statement per step.
 
-    ``receivers`` are, by the name of a step, the directories beside this one that get what the step makes.
+    ``receivers`` names for each step the neighbouring directories that get a copy of its output.
     """
     lines: list[str] = []
     for step in steps:

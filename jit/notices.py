@@ -32,7 +32,7 @@ def slow(what: str, expected_s: float | None) -> Iterator[Advance]:
         expected_s: seconds it took last time or may take; None if nothing is known.
 
     Yields:
-        A function that takes the part done, 0 to 1, and shows it where stderr is a terminal.
+        A function that takes the part done, 0 to 1, and shows it on a terminal.
     """
     if settings.QUIET.get():
         yield lambda _: None

@@ -1,7 +1,7 @@
 """Placeholders for the places that may move: ``${CSRC}/x.cu`` instead of ``/home/me/clone/csrc/x.cu``.
 
-Everything that enters a cache key or a manifest names files this way, so that a moved clone, another virtual
-environment or a relocated compiler with the same contents finds the same entries.
+Cache keys and manifests name files this way: a moved clone, another virtual environment or a relocated compiler with
+the same contents finds the same entries.
 """
 
 from __future__ import annotations

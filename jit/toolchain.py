@@ -119,7 +119,7 @@ def _candidates(vendor: Vendor) -> Iterator[Callable[[str], Verdict]]:
 
 
 def _judge_any(judge: Callable[[str], Verdict], arch: str) -> Verdict:
-    """Return a verdict also where settings or the cache directory are wrong, which a build reports as it is."""
+    """Return a verdict also for wrong settings or a wrong cache directory, which a build reports itself."""
     try:
         return judge(arch)
     except ConfigError as error:

@@ -19,7 +19,7 @@ _SHORT = 72
 
 @dataclass(frozen=True)
 class Change:
-    """One ingredient or file that differs: its name, the digest (or short value) then and now, and what changed."""
+    """One changed ingredient or file: its name, its digest (or short value) then and now, and the change in words."""
 
     name: str
     old: str | None

@@ -1,1 +1,1 @@
-"""What belongs to one vendor's compilers, binaries and runtime: a folder per vendor, and what all of them answer."""
+"""A folder per vendor for its compilers, binaries and runtime, and the interface that all of them implement."""

@@ -1,4 +1,4 @@
-"""A vendor's runtime library: the copy that this process has mapped, else the first that can be loaded."""
+"""A vendor's runtime library: this process's copy, else the first one that loads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def candidates(soname: str, folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def load(paths: Iterable[Path], what: str, nowhere: str, remedy: str) -> ctypes.CDLL:
-    """Load the first library that can be, with global symbols, so that modules bind to it.
+    """Load the first library that works, with global symbols, so that modules bind to it.
 
     Raises:
         LaunchError: none can; the message lists what was tried, or says ``nowhere``, and ends with the remedy.

@@ -90,7 +90,7 @@ class Vendor:
         return found
 
     def search_environment(self) -> tuple[str, ...]:
-        """Return the variables that decide which compilers are found."""
+        """Return the variables that the search for compilers reads."""
         names: tuple[str, ...] = self._file("compilers").SEARCH_ENVIRONMENT
         return names
 

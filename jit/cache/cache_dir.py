@@ -2,8 +2,8 @@
 
 A directory the user named (``HIPFORGE_CACHE_DIR``) is used or refused with an error, never silently replaced. The
 default one falls back to a private directory with one warning: a full or read-only home must not stop a program.
-A directory that a third party owns or can write is not even read, since loading a library is running its code; one that
-the user named is then an error, unless ``HIPFORGE_TRUST_SHARED_DIRS`` is set.
+A directory that a third party owns or can write is not even read, since loading a library runs its code. If the user
+named it, that is an error, unless ``HIPFORGE_TRUST_SHARED_DIRS`` is set.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ _PIECE = re.compile(
 
 
 def parse_depfile(text: str) -> list[str]:
-    r"""Return the prerequisites, each once, in order; escapes are those that ninja reads.
+    r"""Return the prerequisites, each once, in order; escapes are ninja's.
 
     2N + 1 backslashes and a space are N backslashes and a space of the name; after 2N backslashes it ends the name. A
     backslash before ``#`` or ``:`` escapes it, ``$$`` is ``$``, a backslash before a line break continues the line, and
-    any other backslash is part of the name. A name may hold every other character, also those that end ninja's.
+    any other backslash is part of the name. A name may hold every other character, also one that would end ninja's.
 
     >>> parse_depfile("a.o: x.cu \\\n  dir\\ one/y.h a\\b/z.h\n")
     ['x.cu', 'dir one/y.h', 'a\\b/z.h']
@@ -80,7 +80,7 @@ class Spellings:
         return files
 
     def _odd_names(self, folder: str) -> list[tuple[str, list[str]]]:
-        """Return the names in a folder that have a backslash, each with the parts that clang makes of it."""
+        """Return a folder's names with a backslash, each with the parts into which clang cuts it."""
         if folder not in self._odd:
             names: list[str] = []
             with contextlib.suppress(OSError):
@@ -99,7 +99,7 @@ _HAS_INCLUDE = re.compile(r"""__has_include(?:_next)?\s*\(\s*[<"]([^>"\n]+)[>"]"
 def absent_headers(
     headers: Sequence[str], sources: Sequence[str], search: Sequence[str], all_dirs: Sequence[str]
 ) -> list[str]:
-    """Return where there is no file, and a new one would change what a compiler reads.
+    """Return the empty places at which a new file would change a compiler's input.
 
     These are the places where one of ``headers`` would be found first: beside a file that may include it, and in the
     folders of ``search`` before its own. Names that a false ``__has_include`` asks for may appear anywhere on the path.
@@ -133,6 +133,6 @@ def absent_headers(
 
 
 def missing_headers(relative: Iterable[str], read: Iterable[str], include_dirs: Iterable[str]) -> list[str]:
-    """Return where headers that were not found could appear: beside any file read, or on the include path."""
+    """Return the places at which missing headers could appear: beside any file read, or on the include path."""
     places = dict.fromkeys([*include_dirs, *(os.path.dirname(path) for path in read)])
     return [f"{place}/{name}" for name in relative for place in places]

@@ -1,7 +1,7 @@
 """Caches deterministic compile errors, so that a broken module is compiled once and not once per call.
 
-A record holds what the attempt had read, with digests, and where a header was looked for and not found: when
-any of it changes, the module is built again. A build that was killed or ran out of memory or disk leaves no record.
+A record holds the files that the attempt read, with digests, and the places of headers that it did not find. When any
+of these changes, the module is built again. A build that was killed or ran out of memory or disk leaves no record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def directory(root: Path, spec: BuildSpec) -> Path:
 
 
 def keep(staging: Path, root: Path, spec: BuildSpec) -> Path:
-    """Move a failed build's directory to where its log can be read; returns that place."""
+    """Move a failed build's directory to the place of readable logs; returns that place."""
     target = directory(root, spec)
     with contextlib.suppress(OSError):
         own_directory(target.parent)

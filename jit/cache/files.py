@@ -1,4 +1,4 @@
-"""Read and write the small files that hipforge keeps: regular files only, which only their owner can ever write."""
+"""Read and write hipforge's small files: regular files that their owner alone can write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``resource_limits`` of a registry entry: what its kernels may take, and what they are expected to take.
+"""``resource_limits`` of a registry entry: limits of its kernels' resources, and expected values.
 
 Two kinds, because compilers differ. *Hard* limits (memory a kernel promises not to use: scratch, LDS) hold for every
 binary: one that exceeds them is refused, with the numbers. *Expected* figures (registers, spills into other registers,
@@ -38,7 +38,7 @@ def compiler(manifest: Manifest) -> str:
 
 
 def problem(entry: Entry, spec: Binary) -> BuildError | None:
-    """Return the error for an entry whose kernels exceed what holds for them, or None."""
+    """Return the error for an entry with kernels beyond their limits, or None."""
     if not spec.limits:
         return None
     lines = list(_excess(entry, spec, expected=False))

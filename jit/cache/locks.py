@@ -201,7 +201,7 @@ def _guards_its_name(lock: BaseFileLock, path: Path) -> bool:
 def remove_idle(root: Path, unused_s: float) -> None:
     """Remove lock files that nobody holds and nobody has used for ``unused_s`` seconds.
 
-    A builder that opened one just before finds, once it has the lock, that its name is gone, and takes the new one.
+    A builder that opened one just before sees under the lock that the name is gone, and takes the new file.
     """
     parent = root / "locks"
     with contextlib.suppress(OSError):

@@ -41,7 +41,7 @@ def _packaged() -> Path:
 
 
 def entries() -> list[Entry]:
-    """Return every prebuilt entry that can be read, in the order in which they are searched; some may not fit here."""
+    """Return every readable prebuilt entry in the order of the search; some may not fit here."""
     found = (
         store.read_entry(directory / target / name)
         for directory in directories()

@@ -1,4 +1,4 @@
-"""Did a file change while a compiler was reading it? Then the digest taken afterwards is not that of what was compiled.
+"""Did a file change while a compiler was reading it? Then the digest taken afterwards is of other contents.
 
 A change is seen from the status-change time, which no program can set. Where that leaves a doubt (the file system has
 another clock, or the file changed just before the build), the build is repeated between two looks at the contents.

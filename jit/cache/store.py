@@ -13,8 +13,8 @@ headers that the compiler reported. An entry is usable when its key is the spec'
 the manifest now, and ``module.so`` has its own.
 
 Invariant: an entry appears by one rename of a finished directory, and is never changed afterwards (its manifest's
-mtime alone moves: it is the time of last use). Readers take no lock that could wait: a shared flock on the manifest,
-for as long as the process lives, tells :mod:`hipforge.jit.maintenance` that the entry is in use.
+mtime alone moves: it is the time of last use). Readers never wait for a lock: a shared flock on the manifest, for the
+life of the process, tells :mod:`hipforge.jit.maintenance` that the entry is in use.
 
 Other programs may use the directory too (a home directory, ``~/.cache``): only files whose name ends in digests are
 removed.

@@ -21,7 +21,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def problem(path: Path, *, follow: bool = False) -> str | None:
-    """Return why what is at ``path`` is not to be trusted, or None; a path where there is nothing is trusted."""
+    """Return why the file or folder at ``path`` is not to be trusted, or None; a missing one is trusted."""
     try:
         found = os.stat(path, follow_symlinks=follow)
     except OSError:
@@ -94,7 +94,7 @@ def own_directory(path: Path) -> None:
 
 def tree_problem(directory: Path) -> str | None:
     """Return why something in a directory is not to be trusted, or None; a link counts by its owner, not its target."""
-    for folder, links, names in os.walk(directory):  # folders too: those that are links are not walked into
+    for folder, links, names in os.walk(directory):  # folders too: links to folders are not walked into
         for path in (folder, *(os.path.join(folder, name) for name in (*links, *names))):
             found = os.lstat(path)
             if found.st_uid not in (os.geteuid(), 0):

@@ -6,8 +6,8 @@ bound when a process and its modules are loaded::
 
     subprocess.run([sys.executable, "my_bench.py"], env=bench_hook.environment())
 
-The measured calls are like those on a GPU. Under a torch whose tensors are read through Python, the one check that only
-the emulator's calls make there (the size of each tensor's storage, beside launches of 50 us and more) is left out.
+The measured calls are like those on a GPU. If torch's tensors are read through Python, one check of the emulator's
+calls is left out: that of each storage's size, a small cost beside launches of 50 us and more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ``binding.c`` offers, and who is told as soon as a process has it: ops imported before any kernel was called."""
+"""The interface of ``binding.c``, and callbacks for the moment of its load: ops may be imported before it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Binder(Protocol):
     def route(
         self, holder: dict[str, Any], slow: Callable[..., Any], level: Callable[[], object]
     ) -> Callable[..., Any]:
-        """Return a function that calls ``holder["kernel"]`` where torch has nothing to do with a call, else ``slow``.
+        """Return a function that calls ``holder["kernel"]``, or ``slow`` if torch must see the call.
 
         That is: no mode, no subclass, no gradient to record, and no ``level`` of torch.func's transforms.
         """
@@ -49,7 +49,7 @@ class Binder(Protocol):
         entries: dict[Any, Callable[..., Any]],
         load: Callable[[tuple[Any, ...]], Callable[..., Any]],
     ) -> Callable[..., Any]:
-        """Return a function that calls the entry which ``variant`` chooses for the arguments.
+        """Return a function that calls the entry of the variant for the arguments.
 
         ``entries`` is keyed by the one value, or the tuple of values, of the dict that ``variant`` returns.
         ``load(arguments)`` returns an entry that is missing, or raises for wrong arguments.

@@ -1,4 +1,4 @@
-"""Torch tensors that are not what their data pointer, shape and strides say; kernels would give wrong results or crash.
+"""Torch tensors with state beside data pointer, shape and strides, for which kernels would give wrong results or crash.
 
 Views have state beside their data: a negative or conjugate bit, a storage smaller than the shape (sharded training
 frees parameters so), no storage at all, a gradient to record.
@@ -118,7 +118,7 @@ _warned: set[str] = set()
 
 
 def dropped_gradient(op: str, argument: str) -> None:
-    """Say, once per op, that the result will not be connected to an input that requires grad."""
+    """Warn once per op that the result is not connected to inputs that require grad."""
     if op not in _warned:
         _warned.add(op)
         log.warning(

@@ -57,7 +57,7 @@ def find(codes: Mapping[Any, int]) -> tuple[Any, ...] | None:
     except (OSError, AttributeError) as error:
         log.debug("tensors are read through DLPack or Python: %s", error)
         return None
-    # A Python tensor holds an at::Tensor, which is one pointer; its _cdata says which.
+    # A Python tensor holds an at::Tensor, one pointer, whose value is its _cdata.
     sample = torch.empty(1, device="cpu")
     words = memoryview(ctypes.string_at(id(sample), torch.Tensor.__basicsize__)).cast("Q").tolist()
     if words.count(sample._cdata) != 1:

@@ -117,7 +117,7 @@ def kernel_of(overload: Any) -> Callable[..., Any] | None:
 
 
 def recording() -> bool:
-    """Whether the innermost dispatch mode is one that lets ops launch, to record what they do (the emulator's capture).
+    """Whether the innermost dispatch mode lets ops launch and records the launches (the emulator's capture).
 
     Only asked where a mode is active.
     """

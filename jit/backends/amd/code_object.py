@@ -59,7 +59,7 @@ SGPRS_FOR_EIGHT_WAVES = 100
 
 
 class CodeObjectError(HipforgeError, ValueError):
-    """The bytes are not device code that can be read; the message says what was found instead."""
+    """The bytes are no readable device code; the message says what was found instead."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The compilers for AMD GPUs on this machine: where they are looked for, and what one of them can build."""
+"""The compilers for AMD GPUs on this machine, and what each can build."""
 
 from __future__ import annotations
 

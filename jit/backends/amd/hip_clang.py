@@ -90,7 +90,7 @@ class HipClang:
         for library in self._device_libraries(arch):
             found[f"device library:{library.name}"] = digests.of(str(library))
         with contextlib.suppress(OSError):
-            # Which C++ library clang takes its headers from depends on which are there.
+            # clang's choice of C++ headers depends on the installed ones.
             found["host headers"] = " ".join(sorted(os.listdir(_GCC_INSTALLATIONS)))
         return found
 

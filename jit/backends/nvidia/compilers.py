@@ -1,4 +1,4 @@
-"""The nvccs on this machine: where they are looked for, and what one of them can build."""
+"""The nvccs on this machine, and what each can build."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEARCH_ENVIRONMENT = ("PATH", "CUDA_HOME", "CUDA_PATH", *KEY_ENVIRONMENT, *ENVIR
 """The variables that decide what is found."""
 
 _WHEELS = f"pip install {WHEELS}"
-# What a toolkit put together from wheels may lack: a file of it -> the wheel that has it.
+# Files that a toolkit made of wheels may lack -> the wheel that has each.
 _PIECES = {"nvvm/bin/cicc": "nvidia-nvvm", "bin/ptxas": "nvidia-cuda-nvcc", "bin/cudafe++": "nvidia-cuda-nvcc"}
 _HEADERS = {"crt/": "nvidia-cuda-crt", "cuda_": "nvidia-cuda-runtime", "nv/target": "nvidia-cuda-cccl"}
 
@@ -118,7 +118,7 @@ def _top(plan: str, path: Path) -> Path:
 
 
 def _check_host(path: Path, host: Path, arch: str, top: Path) -> None:
-    """Let the host compiler read CUDA's headers, which refuse one that they do not know, and the ones they include."""
+    """Let the host compiler read CUDA's headers, also if they do not know it, and the headers that they include."""
     argv = [str(path), gencode(arch), "-x", "cu", "-include", "cuda_bf16.h", "-E", "/dev/null", "-o", "/dev/null"]
     question = f"{path} cuda_bf16.h {arch} {stamp(host)} {_environment()}"
     status, text = ask(question, argv, Path(os.path.realpath(path)), (top, top / "include"))
