@@ -41,11 +41,18 @@ def test_head_dimensions_dtypes_and_splits(kind, d, dtype, mq, split_k):
         if kind in ("fp8", "half"):  # scales per head: any of fp8, powers of two of half, which move no bit
             scales = ((0.5, 0.3), (1.7, 0.01)) if kind == "fp8" else ((0.5, 2.0), (4.0, 0.25))
             cache = Cache(kind, cache.sides, scales=tuple(map(torch.tensor, scales)))
-        with emulator.counters() as counted:
-            got = cache.attend(q, lengths(cache.sides[0].shape[1], 37), split_k=split_k)
-        assert counted.launches == (1 if split_k == 1 else 2)
+        got = cache.attend(q, lengths(cache.sides[0].shape[1], 37), split_k=split_k)
         assert got[0].dtype == dtype and got[0].shape == q.shape and got[1].shape == (2, 6, mq)
         cache.check(q, lengths(cache.sides[0].shape[1], 37), got)
+
+
+@pytest.mark.parametrize("split_k", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_splits_are_merged_by_one_launch_more(kind, split_k):
+    q, cache = case(kind, 2, 1, 2, 3, 64, 70)
+    with emulator.counters() as counted:
+        cache.attend(q, lengths(70, 37), split_k=split_k)
+    assert counted.launches == (1 if split_k == 1 else 2)
 
 
 @pytest.mark.parametrize("keys", [1, 15, 16, 17, 63, 64, 65, 128, 200])
