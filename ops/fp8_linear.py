@@ -178,7 +178,7 @@ class _Float8Matmul(torch.autograd.Function):
 
 
 class _FirstDerivative(torch.autograd.Function):
-    """A gradient that depends on the output's gradient and the weight, and that says so when it is differentiated."""
+    """A gradient of the output's gradient and the weight, which raises if it is differentiated again."""
 
     @staticmethod
     def forward(
@@ -341,7 +341,7 @@ def convert_to_float8_training(
             passed to the filter once and converted once.
 
     Returns:
-        The model; a new object only where ``module`` is itself a linear layer that was converted.
+        The model; a new object only if ``module`` itself is a converted linear layer.
 
     Raises:
         GuardError: ``module`` is no module, ``config`` no configuration; a layer to convert has a parametrization, as

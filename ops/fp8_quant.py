@@ -119,7 +119,7 @@ def fp8_quant_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise each row with a scale of its own: the activations of :func:`hipforge.fp8_gemm` with scales per row.
 
-    ``scale = amax / fp8_max`` in float32, 1 where that is 0; codes are ``x / scale``, rounded to nearest even. A row
+    ``scale = amax / fp8_max`` in float32, or 1 for 0; codes are ``x / scale``, rounded to nearest even. A row
     with a NaN or an infinity gets the scale NaN and codes of 0.
 
     Args:

@@ -51,7 +51,7 @@ def split_of(slots: int, experts: int, n: int, k: int, cu_count: int) -> tuple[i
 
 
 def split_workspace(slots: int, n: int, groups: int, device: torch.device) -> torch.Tensor | None:
-    """Return where work-groups that share K leave their sums and meet; None where there is one.
+    """Return the workspace for sums and counters of work-groups that share K; None where there is one.
 
     Its contents mean nothing before and after a launch, and no other launch may use it at the same time.
     """

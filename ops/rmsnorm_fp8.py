@@ -199,7 +199,7 @@ def residual_rms_mxfp8(
     scale_out: torch.Tensor | None = None,
     also_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do what :func:`residual_rms` does, with an MX-FP8 result: what :func:`hipforge.mxfp8_gemv` takes as activations.
+    """Like :func:`residual_rms`, with an MX-FP8 result: activations for :func:`hipforge.mxfp8_gemv`.
 
     Each 32 columns share the smallest power of two that clips none of them (RCEIL), chosen from the 16-bit y. A block
     with a NaN or an infinity gets scale byte 255 and NaN elements.

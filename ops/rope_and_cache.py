@@ -80,7 +80,7 @@ def rope_and_cache_out(
     """Write the first five as :func:`rope_and_cache` says; ``q_out`` may be ``q``."""
 
 
-# Where torch traces: a float that changes from call to call is no constant of the graph.
+# While torch traces: a float that changes from call to call is no constant of the graph.
 _traced_out = traced_call(
     "rope_and_cache_numbers", inspect.signature(rope_and_cache_out, eval_str=True), rope_and_cache_out, lambda: None,
     Written((), _WRITTEN, (), None), frozenset(),
@@ -304,7 +304,7 @@ def _check_weights(parts: _Operands) -> None:
 
 
 def _storage_of(parts: _Operands) -> Literal["half", "fp8", "rows", "int4"]:
-    """Return what the caches hold; exactly the scales that this needs must be given."""
+    """Return the caches' format; exactly its scales must be given."""
     checks.require_tensor(k_cache=parts.k_cache)
     dtype, names = parts.k_cache.dtype, ("k_scale", "v_scale", "k_scale_shift", "v_scale_shift", "num_groups")
     seen = ", ".join(name for name in names if getattr(parts, name) is not None) or "none"

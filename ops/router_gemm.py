@@ -100,7 +100,7 @@ def router_gemm(
 
 
 def _readable(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Return x, or a copy where its rows do not start at the 16 bytes that lanes load."""
+    """Return x, or a copy if its rows are not aligned to the 16 bytes of a lane's load."""
     rows_fit = x.stride(1) == 1 and x.stride(0) * x.element_size() % LOAD_BYTES == 0
     if rows_fit and x.data_ptr() % LOAD_BYTES == 0:
         return x

@@ -1,4 +1,4 @@
-"""Copies of operands that a kernel cannot read where they are: not contiguous, or off a 16-byte boundary."""
+"""Copies of operands that a kernel cannot read in place: not contiguous, or off a 16-byte boundary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def realigned(*payloads: torch.Tensor, out: torch.Tensor | None = None) -> tuple
     """Return the tensors with copies in place of those that do not start at 16 bytes; None if all of them do.
 
     For use after a kernel's guard has refused a call: checking addresses in advance would cost every call. ``out`` is
-    what the call writes, where the caller has not compared them.
+    the call's output, if the caller has not compared them.
     """
     shared = out is not None and any(tensors.may_share(x, out) for x in payloads)
     if shared or any(tensors.problem(x) for x in payloads):  # a guard says which

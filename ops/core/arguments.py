@@ -1,8 +1,7 @@
 """What made an op fail: an argument, or too little memory. It is asked after the failure: a good call pays nothing.
 
 Planners and kernels check what they rely on. Other mistakes (a nested tensor, a list for a number) fail somewhere in
-torch or Python, with an error that does not say which one; here the arguments are compared with the op's
-annotations.
+torch or Python, with an error that names no argument; here the arguments are compared with the op's annotations.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _SHOWN = 120  # characters of a value in a message
 
 
 class TorchOutOfMemoryError(OutOfMemoryError, torch.OutOfMemoryError):
-    """What ops raise when memory runs out: hipforge's error and torch's, which torch raises only on GPUs."""
+    """Raised when memory runs out: both hipforge's error and torch's, which torch itself raises only on GPUs."""
 
 
 def blame(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -106,7 +105,7 @@ def is_written(name: str, writes: Collection[str], given: Mapping[str, Any]) -> 
 
 
 def require_sound(name: str, given: Mapping[str, Any], writes: Collection[str] = ()) -> None:
-    """Refuse tensors whose memory is not what they say, before any of it is read or written.
+    """Refuse tensors without the memory that their shape needs, before any of it is read or written.
 
     These are a freed or shortened storage, a pending sign or conjugate, and written memory that another argument
     shares. ``x_out`` may be ``x`` itself: ops that have both may work in place.
@@ -157,7 +156,7 @@ def require_readable_numbers(name: str, given: Mapping[str, Any], numbers: Colle
 
 
 def require_float32(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
-    """Refuse numbers that become infinite, or 0, in float32, in which ops compute.
+    """Refuse numbers that become infinite, or 0, in float32, the ops' arithmetic.
 
     Raises:
         GuardError: it names the argument.
@@ -187,7 +186,7 @@ def is_same_view(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def require_annotated(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
-    """Refuse arguments that are not what their annotations say, as the binding of a kernel does.
+    """Refuse arguments that do not fit their annotations, as a kernel's binding does.
 
     Raises:
         GuardError: it names the argument, the value and what is accepted.
@@ -272,7 +271,7 @@ _TRANSFORMED = "is inside a transform of torch.func (grad, vmap, jvp), which ops
 
 
 def naming_arguments(function: Callable[P, R], name: str | None = None) -> Callable[P, R]:
-    """Make a function that is not an ``@operator`` say, under its name or ``name``, which argument made it fail.
+    """Make a function outside ``@operator`` say, under its name or ``name``, which argument made it fail.
 
     A profile names it too.
     """

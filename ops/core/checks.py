@@ -59,7 +59,7 @@ def require_int(name: str, value: object, minimum: int | None = None) -> int:
 
 
 def require_in_float32(name: str, value: Any) -> None:
-    """Refuse a number that is infinite, or 0, in float32, in which ops compute; infinity is for the op to refuse."""
+    """Refuse a finite number that is infinite, or 0, in float32, the ops' arithmetic."""
     if not isinstance(value, Real):
         return
     size: Any = abs(value)
@@ -108,7 +108,7 @@ def require_rank(name: str, x: Described, rank: int, layout: str) -> None:
 
 
 def require_shape(name: str, x: Described, shape: Sequence[int], why: str) -> None:
-    """Refuse a tensor whose shape is not ``shape``; ``why`` says where that shape comes from."""
+    """Refuse a tensor whose shape is not ``shape``; ``why`` names the origin of that shape."""
     require_tensor(**{name: x})
     if tuple(x.shape) != tuple(shape):
         raise GuardError(f"{name} must have shape {tuple(shape)} ({why}); got {tuple(x.shape)}")
@@ -167,7 +167,7 @@ def require_out(
 
 
 def require_unexpanded(**named: object) -> None:
-    """Refuse tensors that are written and whose elements share memory, each given under its name."""
+    """Refuse written tensors whose elements share memory, each given under its name."""
     for name, tensor in named.items():
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.numel():
             for size, stride in zip(tensor.shape, tensor.stride(), strict=True):

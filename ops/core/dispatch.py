@@ -55,7 +55,7 @@ class Accepted:
         configuration: its parameters.
         reason: why this configuration: a tuned row, or the default rule.
         row: the tuned row it comes from, or None.
-        problem: a tuned family's Problem that was decided, so that a call finds its sizes there; None of other ops.
+        problem: the decided Problem of a tuned family, with the sizes for the call; None of other ops.
     """
 
     path: PathName
@@ -77,7 +77,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome of a planner: what is run (None: the op returns None) and what is not."""
+    """The outcome of a planner: the accepted path (None: the op returns None) and the refused ones."""
 
     accepted: Accepted | None
     refused: tuple[Refused, ...] = ()
@@ -126,7 +126,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def planned_by(planner: Planner) -> Callable[[F], F]:
-    """Say which planner decides for an op; used as a decorator on the op, whose arguments it takes by their names."""
+    """Name the planner of an op, as a decorator; the planner takes the op's arguments by their names."""
 
     def register(op: F) -> F:
         name, signature = op.__name__, inspect.signature(op)
@@ -218,14 +218,14 @@ def plan_kernel(
     triton_refusal: str | None = NO_TRITON,
     module: str | None = None,
 ) -> Decision:
-    """Return the decision of an op that always computes: the HIP kernel, else Triton where there is one, else torch.
+    """Return a total op's decision: the HIP kernel, else Triton if it has a kernel, else torch.
 
     Args:
         op: the op's name.
         device: where its tensors are.
         refusal: why the HIP kernel does not take the call, or None.
         triton_refusal: why the Triton kernel does not take it, or None; ``NO_TRITON`` for an op without one.
-        module: that of the HIP kernel, where it is not for every architecture.
+        module: the HIP kernel's, if it is not for every architecture.
 
     Raises:
         GuardError: the tensors are where no kernel runs, though moving them would help.

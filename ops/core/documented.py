@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def documented_like(source: Callable[..., Any]) -> Callable[[F], F]:
-    """Complete a docstring with what ``source``'s says of arguments that it leaves out, its ``Returns`` and ``Raises``.
+    """Complete a docstring from ``source``'s: arguments that it leaves out, ``Returns`` and ``Raises``.
 
     Example:
         >>> def first(x: int) -> int:

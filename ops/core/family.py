@@ -44,7 +44,7 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Family(Generic[P]):
-    """One op family: its table, where its kernels apply, and which one runs.
+    """One op family: its table, its envelope, and the choice of a kernel.
 
     Attributes:
         problem: makes a call's problem from the op's arguments, given by name; further ones are dropped. Raises
@@ -56,7 +56,7 @@ class Family(Generic[P]):
         default: the choice without a tuned row, for (problem, arch, compute units), or why there is none; by default
             that of least rough time.
         candidates: a tuner's choices for a cell on an architecture, if they differ from the kernels' own.
-        reference: the name of the torch function that computes where nothing else does.
+        reference: the name of the torch function, the last resort.
         triton: the Triton path for a problem, or why it does not apply; None for a family that has none.
         row_refusal: why a row that was found does not apply to a problem, or None.
         without_triton: (problem, arch, compute units) -> the choice of a total op where the table or the default rule
@@ -102,7 +102,7 @@ class Family(Generic[P]):
         return next(kernel for kernel in self.kernels if kernel.name == name)
 
     def choices(self, cell: Any, arch: str) -> list[Choice]:
-        """Return what a tuner may try for a cell on an architecture, simplest first, so that ties go to it."""
+        """Return a tuner's choices for a cell on an architecture, simplest first: ties go to the first."""
         if self.candidates is not None:
             return self.candidates(cell, arch)
         able = (kernel for kernel in self.kernels if arch in kernel.archs)

@@ -31,7 +31,7 @@ class Pipeline:
         in_flight_bytes: weight bytes that one wave requests ahead, on average over the waves of a work-group.
         restarts: how often a wave fills its pipeline.
         matrix_waves: waves of a work-group that have matrix instructions; None for all of them.
-        busiest: what the busiest work-group does, over what the average one does.
+        busiest: the work of the busiest work-group over that of the average one.
     """
 
     in_flight_bytes: int
@@ -89,7 +89,7 @@ class Kernel:
         return self.choice(configuration).configuration
 
     def needs(self, configuration: Configuration, key: Sequence[int], arch: str) -> str | None:
-        """Return what the kernel needs that a configuration of a shape does not give, or None if it takes it."""
+        """Return the kernel's requirement that a configuration does not meet for a shape, or None."""
         if arch not in self.archs:
             return f"gfx of {' or '.join(self.archs)}"
         if configuration.keys() != self.parameters.keys():

@@ -9,7 +9,7 @@ from hipforge.ops.core.tuned import TableSchema, TunedRow, load_table
 
 
 def find_row(schema: TableSchema, arch: str, cu_count: int, key: Sequence[int]) -> tuple[TunedRow | None, str]:
-    """Return the row that applies to a shape and how to call it in a reason, or None where no row does.
+    """Return the row that applies to a shape and its name in a reason; None if no row does.
 
     Args:
         schema: the family's table.

@@ -1,8 +1,8 @@
 """``@operator``: one decorator makes an op of a function: planner, launch cache and torch operator.
 
 The function's first parameter is the accepted path of its decision, which callers do not pass. An eager call looks its
-decision up by shapes, dtypes and flags, plans on a miss, and runs the function, past the dispatcher. Where torch traces
-or a dispatch mode is active, it sees an opaque operator ``torch.ops.hipforge.<name>`` that plans inside, so one graph
+decision up by shapes, dtypes and flags, plans on a miss, and runs the function, past the dispatcher. While torch traces
+or a dispatch mode is active, torch sees an opaque operator ``torch.ops.hipforge.<name>``. It plans inside: one graph
 serves every batch size.
 """
 
@@ -58,20 +58,20 @@ def operator(
     """Make an op of a function whose first parameter takes the accepted path.
 
     Args:
-        plan: takes those of the op's arguments that it names, defaults filled in (all of them if it has ``**``), and
-            returns its Decision; GuardError for malformed ones. It looks only at shapes, dtypes, devices and numbers,
-            because tracing passes :class:`~hipforge.ops.core.checks.TensorSpec` values for tensors. Where nothing is
-            accepted the op returns None.
+        plan: takes the arguments that it names, defaults filled in (all of them if it has ``**``), and returns its
+            Decision; GuardError for malformed ones. It looks only at shapes, dtypes, devices and numbers, because
+            tracing passes :class:`~hipforge.ops.core.checks.TensorSpec` values for tensors. Where nothing is accepted
+            the op returns None.
         key: takes the arguments that it names and returns a hashable value, on which the decision depends; by default a
             description of all arguments. A key that leaves something out relies on the kernel's own guards for it.
-        fake: takes those of the op's arguments that it names, none of ``outs`` among them, and returns new empty
-            results; shapes may be symbolic. Without it torch traces through the function to its stubs, which is right
-            if no decision depends on shapes.
+        fake: takes the arguments that it names, none of ``outs`` among them, and returns new empty results; shapes may
+            be symbolic. Without it torch traces through the function to its stubs, which is right if no decision
+            depends on shapes.
         outs: the parameters that take tensors to write results into, in the order of the results, None by default.
         mutates: further parameters that the op writes.
-        returns: those of ``mutates`` that the op returns, as they are, after its new results.
+        returns: the parameters among ``mutates`` that the op returns, as they are, after its new results.
         adds: the parameter, None by default, that takes a tensor to add the only result to and to return.
-        rows: where the op may return None, the parameters whose first dimension is M: a trace decides for ranges of M.
+        rows: for an op that may return None, the parameters with M as first dimension: a trace decides for ranges of M.
             Without it a traced graph holds for the shapes that it was traced with.
     """
 
@@ -110,7 +110,7 @@ def operator(
             return accepted
 
         def first(accepted: Accepted | None, *args: Any, **kwargs: Any) -> Any:
-            """Run what was just decided; calls that torch computes come here each time, to record no gradients."""
+            """Run the path just decided; every call on the torch path comes here, to record no gradients."""
             if accepted is None or accepted.path != "torch":
                 return None if accepted is None else body(accepted, *args, **kwargs)
             with torch.no_grad(), fake_mode_of((*args, *kwargs.values())):
@@ -123,7 +123,7 @@ def operator(
             blame(name, signature, args, kwargs)
 
         def refused(*args: Any, **kwargs: Any) -> None:
-            """Say what a kernel's binding refused in the op's own names, as the call that decided would have."""
+            """Raise a binding's refusal again in the op's own names, as the deciding call would have."""
             try:
                 require_sound(name, bound(name, signature, args, kwargs), writes)
             except GuardError as error:
@@ -225,7 +225,7 @@ def _without_profiler(call: Any) -> Callable[..., Any]:
 
 
 class _Default(str):
-    """A default value that is written as the name of the free variable that holds it."""
+    """A default value, written as the name of its free variable."""
 
     def __repr__(self) -> str:
         return f"default_{self}"

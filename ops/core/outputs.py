@@ -47,7 +47,7 @@ def new_or_given_mxfp8(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return memory on x's device for MX-FP8 elements of a shape [rows, columns] and their uint8 scales.
 
-    What is given is returned as it is: the kernel that writes it checks it.
+    A given tensor is returned unchecked: the kernel checks it.
     """
     rows, columns = shape
     if out is None:
@@ -91,7 +91,7 @@ def require_format(out_format: str, e8m0: bool) -> None:
 
 
 def written(**results: tuple[torch.Tensor | None, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return, for each result under its name as (where to write it or None, its value), that memory or the value.
+    """Return the results, each given as (memory or None, value): the value, or the memory with the value in it.
 
     Nothing is written before everything fits.
 
@@ -118,7 +118,7 @@ def require_buffer(buffer: torch.Tensor | None, rows: int, device: torch.device)
 
 
 def written_into(out: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
-    """Return ``out``, which has been checked, with ``value`` written into it, or ``value`` where there is no ``out``.
+    """Return the checked ``out`` with ``value`` written into it, or ``value`` without an ``out``.
 
     ``out`` itself, not the result of ``copy_``, which is a new object where ``value`` is of a tensor subclass.
     """

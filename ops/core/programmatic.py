@@ -1,4 +1,4 @@
-"""Launches that may start before their predecessor in the stream has ended, on GPUs that have them (sm_90)."""
+"""Launches that may start before their predecessor in the stream has ended (sm_90 only)."""
 
 from __future__ import annotations
 

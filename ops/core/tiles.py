@@ -29,7 +29,7 @@ def tile_number(tile: Tile) -> int:
 
 
 def split_workspace(m: int, n: int, tile: int, k_splits: int, device: torch.device) -> torch.Tensor | None:
-    """Return where work-groups that share a tile leave their sums and meet; None where K is not split.
+    """Return the workspace for sums and counters of work-groups that share a tile; None where K is not split.
 
     Its contents mean nothing before and after a launch, and no other launch may use it at the same time.
     """

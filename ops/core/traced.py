@@ -1,7 +1,7 @@
 """What torch sees of an op while it traces: an opaque operator that plans inside, so that one graph serves every batch.
 
-An operator may neither return its inputs nor answer None. So results go into tensors that the caller gave, inputs that
-the op returns are returned, and None is decided, around the operator, in the traced graph.
+An operator may neither return its inputs nor answer None. So three things happen around the operator, in the traced
+graph: results go into the caller's tensors, returned inputs are returned, and None is decided.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def traced_call(
         name: the op's name, under which its planner is registered.
         public: its signature, annotations evaluated.
         eager: the op on real tensors.
-        fake: those of its arguments without ``outs`` that it names -> new empty results.
+        fake: the arguments that it names, without ``outs`` -> new empty results.
         written: what it writes.
         rows: parameters whose first dimension is M, where it may return None.
     """
@@ -174,7 +174,7 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
 
 
 def _without_last(annotation: Any, count: int) -> Any:
-    """Return the annotation of a tuple without its last members, or that of the one that is left."""
+    """Return a tuple's annotation without its last members; the only one left stands for itself."""
     if not count:
         return annotation
     members = typing.get_args(annotation)[:-count]
@@ -182,7 +182,7 @@ def _without_last(annotation: Any, count: int) -> Any:
 
 
 def _constant(value: Any, has_rows: bool) -> object:
-    """Return what a planner may know of an argument as constants, which specialises a traced graph on them.
+    """Return a planner's constants of an argument; a traced graph is specialised on them.
 
     The first dimension of a tensor that has rows is left out.
     """
@@ -201,9 +201,9 @@ _accepted_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.lru_cache(maxsize=1024)
 def _ranges(name: str, parts: tuple[tuple[str, Any], ...]) -> Ranges:
-    """Return the ranges of M, ends included, for which an op's planner accepts arguments that `_constant` described.
+    """Return the ranges of M, ends included, for which an op's planner accepts arguments described by `_constant`.
 
-    Every M to 256 is asked for, then powers of two; between two of those that differ the change is sought by halving.
+    Every M to 256 is tried, then powers of two; between two different answers the change is found by halving.
     Where no argument has rows the only range says whether the arguments are accepted as they are.
     """
 

@@ -29,7 +29,7 @@ Key = tuple[int | str, ...]
 DEVICE_COLUMNS = ("gfx", "cu_num")
 EVIDENCE_COLUMNS = ("us", "model_us", "stock_us", "best_baseline_us", "err", "source")
 LATER_COLUMNS = ("model_us",)  # files from before there were such columns are read without them
-ANY_CU = 0  # cu_num of rows whose file does not say for which number of compute units they were tuned
+ANY_CU = 0  # cu_num of rows whose file has no number of compute units
 
 _SOURCE = re.compile(r"(measured:[^,/]+/[^,]+|model:[^,]+)")
 
@@ -89,7 +89,7 @@ USE_HIP = Column("use_hip", int, accepted=(0, 1))
 
 @dataclass(frozen=True)
 class Former:
-    """A format that a family's tables had before: it is read, and what it says is put in today's columns.
+    """A former format of a family's tables: its rows are read into today's columns.
 
     Attributes:
         columns: in the order of its header.
@@ -320,7 +320,7 @@ def read_rows(schema: TableSchema, path: Path) -> list[TunedRow]:
 
 
 def key_of(schema: TableSchema, values: Mapping[str, Value]) -> Key:
-    """Return the cell that a row's values belong to; raises ConfigError for a key that is no integer or text."""
+    """Return the cell of a row's values; raises ConfigError for a key that is no integer or text."""
     parts: list[int | str] = []
     for name in schema.key_names:
         value = values[name]

@@ -17,7 +17,7 @@ def warmup(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> None:
     """Call an op once for its shapes: its module is built and loaded, tables are read, the call is planned.
 
     After it, a call with arguments of the same shapes, dtypes and flags launches kernels and does nothing else, so it
-    can be captured in a graph. Nothing that is passed is written: what the op writes are copies.
+    can be captured in a graph. The arguments are not written: the op writes copies.
 
     Args:
         op: a public op of hipforge, or its name.

@@ -10,8 +10,8 @@ are few columns for several work-groups; all sums are added in a fixed order, in
 (:func:`run_skinny_gemm`) has waves that load blocks into a queue in LDS and waves that multiply them. It has two ways
 to add up: the deterministic one keeps fp32 partial sums per split of k and consumer and adds them in a fixed order in a
 second launch; the atomic one adds rounded fp16 pairs to the output as they come: no workspace, but the result varies
-from run to run and carries one fp16 rounding per split and consumer, and n must be even. Which kernel runs is decided
-by the tuned table, or by a rule that takes ``wave_split`` for every k up to 2^24; :func:`hipforge.explain` tells.
+from run to run and carries one fp16 rounding per split and consumer, and n must be even. The tuned table chooses the
+kernel, else a rule: ``wave_split`` for every k up to 2^24. :func:`hipforge.explain` tells.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The configurations of the skinny fp8 GEMM: what they mean, and the rules that every one keeps.
+"""The configurations of the skinny fp8 GEMM: their meaning, and the rules for all of them.
 
 The op's guard, the planner, the reader of the tuned table and the tuner all use :func:`refusal`, so they accept the
 same configurations. The module checks the same rules again before a launch, and the kernel at compile time.
@@ -166,7 +166,7 @@ def _split(c: Configuration, arch: str, k: int) -> str | None:
     return f"split_k must be 1 to {c.blocks(k)}, the number of k blocks of k={k}; got {c.split_k}"
 
 
-# In an order in which each may take for granted what the ones before it have checked.
+# Each may rely on the checks of those before it.
 RULES: tuple[Rule, ...] = (_tile, _roles, _waves, _queue, _lds, _split)
 
 

@@ -64,7 +64,7 @@ def _demanded(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] 
 
 
 def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice | None:
-    """Return waves with the number of parts of K, which alone decides the order of sums, that suits a few rows."""
+    """Return waves with the number of parts of K for few rows; that number alone decides the order of sums."""
     few = best((WAVES,), replace(problem, m=invariance.ROWS), arch, cu_count).configuration
     return None if _needs_tiles(problem) else WAVES.choice(few)
 

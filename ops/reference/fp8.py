@@ -31,7 +31,7 @@ class Scales(IntEnum):
 
     @property
     def block(self) -> int:
-        """Return the rows of W that share scales, which is also how much of K does; 0 for all of K."""
+        """Return the number of W's rows that share a scale, also that of its elements along K; 0 for all of K."""
         return (0, STEP, STEP, BLOCK)[self]
 
 
@@ -41,7 +41,7 @@ def scales_of(
     """Return the kind of scales that operands of X [m, k] @ W [n, k]^T have.
 
     Where two kinds fit, for K of one block and few rows of W, they mean the same. With ``experts`` there is a W for
-    each of them, and ``w_scale`` has that many of what one W has.
+    each of them, and ``w_scale`` has one W's scales for each.
 
     Raises:
         GuardError: no kind fits.

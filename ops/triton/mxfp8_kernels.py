@@ -23,7 +23,7 @@ def mxfp8_dot_scaled_kernel(  # type: ignore[no-untyped-def]
 ):
     """One BLOCK_M x BLOCK_N tile of X @ W^T per program; all operands row-major uint8, the output bf16.
 
-    EVEN says that BLOCK_N divides N and BLOCK_K divides K, so that only rows of X need a mask.
+    EVEN: BLOCK_N divides N and BLOCK_K divides K, and only rows of X need a mask.
     """
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

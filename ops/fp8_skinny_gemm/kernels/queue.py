@@ -171,8 +171,7 @@ def run_skinny_gemm(
     return out
 
 
-# What the tuner tries of each parameter beside the space's own values; the model knows no LDS latency, which a single
-# consumer would have to bear alone.
+# The tuner's values of each parameter; the model has no LDS latency, which a single consumer would bear alone.
 A_PRODUCERS = (1, 2, 4)
 B_PRODUCERS = (4, 6, 8, 10, 12)
 CONSUMERS = (2, 3)

@@ -116,7 +116,7 @@ def _splits(c: Configuration, k: int) -> str | None:
     return f"split_k cannot exceed the {steps(k)} steps of {K_STEP} k of k={k}; got {c.split_k}"
 
 
-# In an order in which each may take for granted what the ones before it have checked.
+# Each may rely on the checks of those before it.
 RULES: tuple[Rule, ...] = (_rows, _columns, _waves, _splits)
 
 
@@ -191,7 +191,7 @@ skinny_wave_split_out = stub(
 
 
 def split_workspace(m: int, n: int, configuration: Configuration, device: torch.device) -> torch.Tensor | None:
-    """Return where work-groups that share a k leave their sums and meet; None where there is one for each tile.
+    """Return the workspace for sums and counters of work-groups that share a k; None where there is one for each tile.
 
     Its contents mean nothing before and after a launch, and no other launch may use it at the same time.
     """
