@@ -202,6 +202,7 @@ def _default(problem: Any, **tile: int) -> Iterator[Timed]:
 
 
 STREAM_BLOCK_KEYS = 64  # of the four warps of a block
+STREAM_BLOCKS = 4  # that a multiprocessor has at once
 CLUSTER = 16  # blocks whose parts are added up in the same launch
 # Rough microseconds and bytes a microsecond on an H100: of the whole GPU, of a multiprocessor among all, of one alone.
 GPU_RATE, SHARED_RATE, OWN_RATE = 3.2e6, 25e3, 40e3
@@ -217,7 +218,7 @@ def _stream_default(problem: Any, cu_count: int, element_bytes: float, **tile: i
         block_bytes = math.ceil(keys / split_k / STREAM_BLOCK_KEYS) * STREAM_BLOCK_KEYS * key_bytes
         rate = SHARED_RATE if blocks >= cu_count else OWN_RATE
         rounds = math.ceil(blocks / cu_count)
-        us = max(pairs * keys * key_bytes / GPU_RATE, rounds * block_bytes / rate) + BLOCK_US * math.ceil(rounds / 3)
+        us = max(pairs * keys * key_bytes / GPU_RATE, rounds * block_bytes / rate) + BLOCK_US * math.ceil(rounds / STREAM_BLOCKS)
         us += CLUSTER_US * (split_k > 1) + MERGE_US * (split_k > CLUSTER)
         yield us, {**tile, "waves": 4, "split_k": split_k}
 

@@ -1,6 +1,6 @@
 // Decode attention on sm_90: every warp streams its own keys through a ring in shared memory, and a cluster adds up the parts.
 //
-//              keys of a sequence, in steps of kTile                   A cluster of up to 16 blocks has 16 query rows (the query
+//              keys of a sequence, in steps of kTile                   A cluster of up to 16 blocks has 8 or 16 rows (the query
 //        +----+----+----+----+----+----+----+----+--                   heads that share a KV head, and their tokens) of a sequence
 //  part  |         0         |         1         |   ...               and KV head; a block has one part of the keys, and its
 //        +----+----+----+----+----+----+----+----+--                   warps take the part's steps in turn.
@@ -23,8 +23,8 @@
 // Pieces of a key lie at piece ^ swizzle(key) of its 128 bytes: no read meets a bank twice.
 //
 // Bytes: 2 D (fp8) or 4 D per key and KV head, each read once; memory is the bound. A multiprocessor gets 15 of them a cycle: for
-// D = 128 in fp8 it can issue 68 instructions a key meanwhile, and needs about 15, of which 1 is a product (8 rows or fewer).
-// Up to 16 warps with two steps each under way are 64 to 200 KiB per multiprocessor, several times bandwidth times latency.
+// D = 128 in fp8 it could issue 68 instructions a key meanwhile, and takes 18 (counted, 8 rows or fewer), 1 of them a product.
+// 16 warps with two steps each under way are then 128 KiB per multiprocessor, several times bandwidth times latency.
 //
 // The end: warps add up in shared memory, the blocks of a cluster through each other's, always in the same order. With more
 // parts than a cluster has blocks, clusters write theirs and decode_merge adds them up.
