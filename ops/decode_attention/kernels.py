@@ -218,8 +218,8 @@ def _stream_default(problem: Any, cu_count: int, element_bytes: float, **tile: i
         block_bytes = math.ceil(keys / split_k / STREAM_BLOCK_KEYS) * STREAM_BLOCK_KEYS * key_bytes
         rate = SHARED_RATE if blocks >= cu_count else OWN_RATE
         rounds = math.ceil(blocks / cu_count)
-        us = max(pairs * keys * key_bytes / GPU_RATE, rounds * block_bytes / rate) + BLOCK_US * math.ceil(rounds / STREAM_BLOCKS)
-        us += CLUSTER_US * (split_k > 1) + MERGE_US * (split_k > CLUSTER)
+        us = max(pairs * keys * key_bytes / GPU_RATE, rounds * block_bytes / rate)
+        us += BLOCK_US * math.ceil(rounds / STREAM_BLOCKS) + CLUSTER_US * (split_k > 1) + MERGE_US * (split_k > CLUSTER)
         yield us, {**tile, "waves": 4, "split_k": split_k}
 
 
