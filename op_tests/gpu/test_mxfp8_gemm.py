@@ -10,7 +10,7 @@ import torch
 import hipforge
 from hipforge import devices
 from hipforge.errors import GuardError
-from hipforge.ops.mxfp8_gemm import mxfp8_row_stream, mxfp8_wgmma_tiles
+from hipforge.ops.mxfp8_gemm import mxfp8_dequantised, mxfp8_row_stream, mxfp8_wgmma_tiles
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROWS, SHARERS, TILES, warps
 from hipforge.ops.mxfp8_gemm.kernels.wgmma_tiles import WGMMA_TILES
 
@@ -63,6 +63,7 @@ def runs(parts, bias=None):
             yield given, mxfp8_row_stream(*parts, bias, **given, blocks=min(n, 132))
     for given in TILED:
         yield given, mxfp8_wgmma_tiles(*parts, bias, **given)
+    yield {"kernel": "mxfp8_dequantised"}, mxfp8_dequantised(*parts, bias)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

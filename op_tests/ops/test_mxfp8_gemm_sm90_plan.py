@@ -17,6 +17,7 @@ from hipforge.jit import toolchain
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.kernel import best
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS
+from hipforge.ops.mxfp8_gemm.kernels.dequantised import DEQUANTISED
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import (
     ROW_STREAM,
     ROWS,
@@ -40,7 +41,7 @@ def problem(m: int, n: int, k: int) -> SimpleNamespace:
 @given(st.integers(1, 300), st.integers(1, 300_000), st.integers(1, 1024).map(lambda blocks: 32 * blocks))
 def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -> None:
     cell = problem(m, n, k)
-    for kernel in (ROW_STREAM, WGMMA_TILES):
+    for kernel in (ROW_STREAM, WGMMA_TILES, DEQUANTISED):
         for _, configuration in kernel.default(cell, HOPPER, UNITS):
             assert kernel.needs(configuration, cell.key, HOPPER) is None
         for configuration in kernel.candidates(cell, HOPPER):
@@ -50,9 +51,9 @@ def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -
 @pytest.mark.parametrize(
     ("key", "kernel"),
     [((1, 2304, 6144), ROW_STREAM), ((32, 4096, 4096), ROW_STREAM), ((64, 28672, 4096), WGMMA_TILES),
-     ((4096, 4096, 4096), WGMMA_TILES)],
+     ((1024, 4096, 4096), DEQUANTISED), ((1024, 262144, 4096), WGMMA_TILES)],
 )  # fmt: skip
-def test_few_rows_stream_and_many_take_tiles(key, kernel) -> None:
+def test_few_rows_stream_and_many_take_the_library_unless_bf16_takes_too_much_memory(key, kernel) -> None:
     assert best(KERNELS, problem(*key), HOPPER, UNITS).kernel == kernel.name
 
 

@@ -158,8 +158,8 @@ def measure(model: Model, batch: int, context: int, bandwidth: float, programmat
         # Enough of them that a graph's own start does not count; what moves on has room for so many.
         most = AHEAD // (WARMUP + REPLAYS) if name == decode_ops.MOVES_ON else LAUNCHES
         times = -(-most // len(own))
-        took = of([chain.ops[number].call for number in own] * times)
-        alone = (None if us is None else us / times for us in took)
+        us, early = of([chain.ops[number].call for number in own] * times)
+        alone = us / times, None if early is None else early / times
         lines.append(Line(name, chain.ops[own[0]].path(), len(own), *alone, sum(reads[number] for number in own)))
     return Step(batch, context, *whole, sum(reads) / bandwidth * 1e6, tuple(lines), {})
 
