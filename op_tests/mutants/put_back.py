@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from stress.run import drawn
-
 from mutants.run import LEFT_OUT, ROOT
 
 
@@ -83,6 +81,8 @@ def misplaced(fault: PutBack, root: Path = ROOT) -> str | None:
 
 def caught(root: Path, fault: PutBack, size: int, seed: int, first: bool) -> int:
     """Put a fault back in a copy, draw calls and say what they found; returns how many draws were wrong."""
+    from stress.run import drawn  # the copy's
+
     before = {root / file: (root / file).read_text() for file, _, _ in fault.edits}
     for file, text, becomes in fault.edits:
         (root / file).write_text((root / file).read_text().replace(text, becomes))
@@ -113,6 +113,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hipforge-put-back-") as folder:
         root = Path(folder) / "tree"
         shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        sys.path.insert(0, str(root / "op_tests"))
         os.environ["PYTHONPATH"] = str(root / "src")  # of the processes that draw
         for fault in chosen:
             if fault.name not in wrong and not caught(root, fault, given.size, given.seed, given.first):

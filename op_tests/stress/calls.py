@@ -291,7 +291,7 @@ def run(
     ended: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
     while first < end and not (found and found.is_set()):
-        number = first
+        number: int | None = None
         for line in _lines(seed, first, end, where):
             if "begins" in line:
                 number = line["begins"]
@@ -303,6 +303,8 @@ def run(
             if found and (wrong or found.is_set()):
                 found.set()
                 return ended, wrong
+        if number is None:
+            raise RuntimeError(f"no call was made on {where}; standard error says why")
         if first < end:
             ended["crash"] += 1
             wrong.append({"number": number, "ended": "crash", "op": OPS[number % len(OPS)].name, "where": where})
