@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,5 +19,6 @@ def declared(name: str) -> Iterator[Any]:
             spec = importlib.util.spec_from_file_location(f"declared_{path.stem}", path)
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
+            sys.modules[module.__name__] = module  # where dataclasses look for their annotations
             spec.loader.exec_module(module)
             yield getattr(module, name)
