@@ -204,8 +204,8 @@ def _default(problem: Any, **tile: int) -> Iterator[Timed]:
 STREAM_BLOCK_KEYS = 64  # of the four warps of a block
 STREAM_BLOCKS = 4  # that a multiprocessor has at once
 CLUSTER = 16  # blocks whose parts are added up in the same launch
-# Rough microseconds and bytes a microsecond on an H100: of the whole GPU, of a multiprocessor among all, of one alone.
-GPU_RATE, SHARED_RATE, OWN_RATE = 3.2e6, 25e3, 40e3
+# Rough microseconds and bytes a microsecond on an H100: of the whole GPU, of a multiprocessor, of a block alone on one.
+GPU_RATE, SHARED_RATE, OWN_RATE = 3.2e6, 25e3, 20e3
 CLUSTER_US, MERGE_US, BLOCK_US = 1.0, 2.5, 0.5
 
 
@@ -216,8 +216,8 @@ def _stream_default(problem: Any, cu_count: int, element_bytes: float, **tile: i
     for split_k in (s for s in SPLITS if s == 1 or STREAM_BLOCK_KEYS * (s - 1) < keys):
         blocks = pairs * split_k
         block_bytes = math.ceil(keys / split_k / STREAM_BLOCK_KEYS) * STREAM_BLOCK_KEYS * key_bytes
-        rate = SHARED_RATE if blocks >= cu_count else OWN_RATE
         rounds = math.ceil(blocks / cu_count)
+        rate = min(SHARED_RATE, rounds * OWN_RATE)
         us = max(pairs * keys * key_bytes / GPU_RATE, rounds * block_bytes / rate)
         us += BLOCK_US * math.ceil(rounds / STREAM_BLOCKS) + CLUSTER_US * (split_k > 1) + MERGE_US * (split_k > CLUSTER)
         yield us, {**tile, "waves": 4, "split_k": split_k}
