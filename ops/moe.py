@@ -357,9 +357,10 @@ def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> f
     own = fp8_dtypes("cpu")[0]
     w1, s1 = quantize_fp8_rows(torch.randn(experts * 2 * n, k) * 0.1, own)
     w2, s2 = quantize_fp8_rows(torch.randn(experts * k, n) * 0.1, own)
-    parts = [part.unflatten(0, (experts, -1)) for part in (w1, s1, w2, s2)]
+    w1, s1, w2, s2 = (part.unflatten(0, (experts, -1)) for part in (w1, s1, w2, s2))
     ids = torch.rand(tokens, experts).topk(top_k, dim=1).indices.int()
-    return functools.partial(fused_moe_fp8, torch.randn(tokens, k).bfloat16(), *parts, torch.ones(ids.shape), ids)
+    hidden, weights = torch.randn(tokens, k).bfloat16(), torch.ones(ids.shape)
+    return functools.partial(fused_moe_fp8, hidden, w1, s1, w2, s2, weights, ids)
 
 
 def _check_places(expert_map: torch.Tensor, experts: int) -> None:
