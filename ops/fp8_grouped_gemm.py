@@ -21,6 +21,7 @@ for torch.
 from __future__ import annotations
 
 import functools
+from typing import Any
 from dataclasses import dataclass, replace
 
 import torch
@@ -137,7 +138,7 @@ def grouped_mm(parts: Operands) -> torch.Tensor:
     return by_expert(parts, product)
 
 
-def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> functools.partial[torch.Tensor]:
+def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> functools.partial[Any]:
     """Return a call of an op, with a scale per row, for ``hipforge profile``."""
     x, w = torch.randn(tokens, k), torch.randn(experts * n, k) * 0.1
     (a_q, a_scale), (w_q, w_scale) = (quantize_fp8_rows(part, fp8_dtypes("cpu")[0]) for part in (x, w))
@@ -145,7 +146,7 @@ def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> f
     slots = moe_align_block_size(ids, 64, experts)
     function = {"grouped_gemm_fp8": grouped_gemm_fp8, "grouped_fp8_linear": grouped_fp8_linear}[op]
     weights = w_q.view(experts, n, k), w_scale.view(experts, n)
-    counts = {"num_valid_tokens": tokens * top_k, "block_m": 64, "a_div": top_k}
+    counts: dict[str, Any] = {"num_valid_tokens": tokens * top_k, "block_m": 64, "a_div": top_k}
     return functools.partial(function, a_q, a_scale, *weights, *slots, **counts)
 
 
