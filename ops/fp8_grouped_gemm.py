@@ -21,8 +21,8 @@ for torch.
 from __future__ import annotations
 
 import functools
-from typing import Any
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 

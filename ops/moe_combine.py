@@ -129,8 +129,8 @@ def moe_combine(
     limit = num_experts if expert_map is None else expert_map.numel()
     local = None if num_local_experts is None else min(num_local_experts, _INT32_MAX)
     if taken.path == "kernel":
-        limits = (-1 if most is None else most for most in (limit, local))
-        moe_combine_out(out, rows, weights, ids, expert_map, k, *limits, programmatic.active())
+        known, own = (-1 if most is None else most for most in (limit, local))
+        moe_combine_out(out, rows, weights, ids, expert_map, k, known, own, programmatic.active())
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback
 
