@@ -10,7 +10,8 @@ import torch
 import hipforge
 from hipforge import devices
 from hipforge.errors import GuardError
-from hipforge.ops.mxfp8_gemm import mxfp8_dequantised, mxfp8_row_stream, mxfp8_wgmma_tiles
+from hipforge.ops.mxfp8_gemm import mxfp8_dequantised, mxfp8_ring_tiles, mxfp8_row_stream, mxfp8_wgmma_tiles
+from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROWS, SHARERS, TILES, warps
 from hipforge.ops.mxfp8_gemm.kernels.wgmma_tiles import WGMMA_TILES
 
@@ -27,8 +28,18 @@ STREAMS = [
     if sharers <= warps(rows, tiles)
 ]
 TILED = [{"tile": tile} for tile in WGMMA_TILES.parameters["tile"]]
+RINGS = [{"tile": tile, "k_splits": splits} for tile in RING_TILES.parameters["tile"] for splits in (1, 3, 8)]
 # (M, N, K): one of everything; odd sizes; K of no whole step, shorter and longer than one; several passes and rounds.
-SHAPES = [(1, 1, 32), (3, 77, 2880), (8, 1000, 4160), (13, 2304, 6144), (20, 300, 96), (32, 640, 2048), (70, 513, 1024)]
+SHAPES = [
+    (1, 1, 32),
+    (3, 77, 2880),
+    (8, 1000, 4160),
+    (13, 2304, 6144),
+    (20, 300, 96),
+    (32, 640, 2048),
+    (70, 513, 1024),
+    (300, 700, 1120),
+]
 
 
 def operands(m: int, n: int, k: int, low: int = 118, high: int = 136) -> list[torch.Tensor]:
@@ -55,27 +66,39 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got.double() - want).norm() / want.norm()).item()
 
 
-def runs(parts, bias=None):
-    """Every configuration of both kernels that takes the shape, with its result."""
+def runs(kernel, parts, bias=None):
+    """Every configuration of a kernel that takes the shape, with its result."""
     n, k = parts[2].shape
-    for given in STREAMS:
-        if given["tiles"] != 3 or k % 128 == 0:
-            yield given, mxfp8_row_stream(*parts, bias, **given, blocks=min(n, 132))
-    for given in TILED:
-        yield given, mxfp8_wgmma_tiles(*parts, bias, **given)
-    yield {"kernel": "mxfp8_dequantised"}, mxfp8_dequantised(*parts, bias)
+    if kernel == "row_stream":
+        for given in STREAMS:
+            if given["tiles"] != 3 or k % 128 == 0:
+                yield given, mxfp8_row_stream(*parts, bias, **given, blocks=min(n, 132))
+    elif kernel == "wgmma_tiles":
+        for given in TILED:
+            yield given, mxfp8_wgmma_tiles(*parts, bias, **given)
+    elif kernel == "dequantised":
+        yield {}, mxfp8_dequantised(*parts, bias)
+    else:
+        for given in RINGS:
+            if given["k_splits"] <= -(-k // 128):
+                yield given, mxfp8_ring_tiles(*parts, bias, **given)
 
 
+of_every_kernel = pytest.mark.parametrize("kernel", ["row_stream", "wgmma_tiles", "dequantised", "ring_tiles"])
+
+
+@of_every_kernel
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_configuration_is_within_the_bound_of_float64(shape) -> None:
+def test_every_configuration_is_within_the_bound_of_float64(kernel, shape) -> None:
     parts, bias = operands(*shape), torch.randn(shape[1], device="cuda").bfloat16()
     want = exact(*parts, bias)
-    for given, got in runs(parts, bias):
+    for given, got in runs(kernel, parts, bias):
         assert error(got, want) < BOUND, given
 
 
+@of_every_kernel
 @pytest.mark.parametrize("k", [128, 2880])
-def test_integers_are_exact(k) -> None:
+def test_integers_are_exact(kernel, k) -> None:
     # Sums below 2^8 are integers that bf16 holds: 8 products of up to 16 in each row.
     parts = operands(9, 40, k)
     for payload, scales in (parts[:2], parts[2:]):
@@ -85,11 +108,12 @@ def test_integers_are_exact(k) -> None:
             payload.dtype).view(torch.uint8)  # fmt: skip
         scales.fill_(127)
     want = exact(*parts)
-    for given, got in runs(parts):
+    for given, got in runs(kernel, parts):
         assert torch.equal(got.double(), want), given
 
 
-def test_every_scale_byte_counts_and_255_is_nan() -> None:
+@of_every_kernel
+def test_every_scale_byte_counts_and_255_is_nan(kernel) -> None:
     # A scale and its inverse: the products of the factors are finite, whatever either is alone.
     parts = operands(8, 256, 512)
     byte = torch.arange(256, dtype=torch.uint8, device="cuda")
@@ -102,26 +126,28 @@ def test_every_scale_byte_counts_and_255_is_nan() -> None:
         size = values(*parts[:2]).abs() @ values(*parts[2:]).abs().T
         known = want.isnan() | (size < 3e38)
         fits = (size < 3e38) & (want.abs() > 1e-36)
-        for given, got in runs(parts):
+        for given, got in runs(kernel, parts):
             assert torch.equal(got.isnan()[known], want.isnan()[known]), (given, x_byte)
             if bool(fits.any()):
                 assert error(got[fits], want[fits]) < BOUND, (given, x_byte)
 
 
-def test_a_nan_element_is_a_nan_of_its_row_or_column_alone() -> None:
+@of_every_kernel
+def test_a_nan_element_is_a_nan_of_its_row_or_column_alone(kernel) -> None:
     parts = operands(20, 96, 384)
     parts[0].view(torch.uint8)[7, 300] = 0x7F
     parts[2].view(torch.uint8)[50, 5] = 0xFF
     want = torch.zeros(20, 96, dtype=torch.bool, device="cuda")
     want[7] = want[:, 50] = True
-    for given, got in runs(parts):
+    for given, got in runs(kernel, parts):
         assert torch.equal(got.isnan(), want), given
 
 
-def test_results_do_not_change_from_run_to_run() -> None:
+@of_every_kernel
+def test_results_do_not_change_from_run_to_run(kernel) -> None:
     parts = operands(16, 2304, 6144)
-    first = list(runs(parts))
-    for (given, one), (_, other) in zip(first, runs(parts), strict=True):
+    first = list(runs(kernel, parts))
+    for (given, one), (_, other) in zip(first, runs(kernel, parts), strict=True):
         assert torch.equal(one, other), given
 
 
@@ -177,5 +203,7 @@ def test_what_a_kernel_does_not_take_is_refused_before_a_launch() -> None:
         mxfp8_row_stream(*parts, blocks=132)
     with pytest.raises(GuardError, match="give more blocks"):
         mxfp8_row_stream(*operands(1, 4096, 4096), blocks=1)
+    with pytest.raises(GuardError, match=r"k_splits must be 1 to 8 and at most ceil\(K / 128\) = 1; got 2"):
+        mxfp8_ring_tiles(*operands(1, 64, 96), tile=64128, k_splits=2)
     with pytest.raises(GuardError, match="sharers must be a power of two up to 8; got 16"):
         mxfp8_row_stream(*parts, rows=32, tiles=2, sharers=16, blocks=64)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import hipforge.csrc
@@ -18,6 +18,7 @@ from hipforge.ops.core import programmatic
 from hipforge.ops.core.kernel import best
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS
 from hipforge.ops.mxfp8_gemm.kernels.dequantised import DEQUANTISED
+from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import (
     ROW_STREAM,
     ROWS,
@@ -38,10 +39,11 @@ def problem(m: int, n: int, k: int) -> SimpleNamespace:
 
 
 # From one row and one column to the largest of a language model's heads; K also where it is no multiple of 128.
+@example(17, 1, 288)  # 3 steps of K, between two numbers of warps that share them
 @given(st.integers(1, 300), st.integers(1, 300_000), st.integers(1, 1024).map(lambda blocks: 32 * blocks))
 def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -> None:
     cell = problem(m, n, k)
-    for kernel in (ROW_STREAM, WGMMA_TILES, DEQUANTISED):
+    for kernel in (ROW_STREAM, WGMMA_TILES, DEQUANTISED, RING_TILES):
         for _, configuration in kernel.default(cell, HOPPER, UNITS):
             assert kernel.needs(configuration, cell.key, HOPPER) is None
         for configuration in kernel.candidates(cell, HOPPER):

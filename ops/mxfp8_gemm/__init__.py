@@ -42,6 +42,7 @@ from hipforge.ops.mxfp8_gemm.kernels.gemv import _run_gemv, smallm_mxfp8_gemv, s
 from hipforge.ops.mxfp8_gemm.kernels.group_split import mxfp8_group_split, mxfp8_group_split_out
 from hipforge.ops.mxfp8_gemm.kernels.k_packed import mxfp8_k_packed, mxfp8_k_packed_out
 from hipforge.ops.mxfp8_gemm.kernels.mfma import smallm_mxfp8_mfma, smallm_mxfp8_mfma_out
+from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import mxfp8_ring_tiles, mxfp8_ring_tiles_out
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import mxfp8_row_stream, mxfp8_row_stream_out
 from hipforge.ops.mxfp8_gemm.kernels.tiles import mxfp8_gemm_out, mxfp8_gemm_tiles
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import mxfp8_wave_split, mxfp8_wave_split_out
@@ -67,6 +68,8 @@ __all__ = [
     "mxfp8_k_packed_out",
     "mxfp8_linear",
     "mxfp8_repair_out",
+    "mxfp8_ring_tiles",
+    "mxfp8_ring_tiles_out",
     "mxfp8_row_stream",
     "mxfp8_row_stream_out",
     "mxfp8_wave_split",

@@ -67,14 +67,15 @@ def _steps(n: int, k: int, *, rows: int, tiles: int, sharers: int, blocks: int) 
 def _configurations(m: int, n: int, k: int, units: int) -> list[Configuration]:
     rows, blocks = fitting(m), blocks_for(n, k, units)
     needed = _ceil(_ceil(n, blocks), 8)
-    least = 2 if rows <= 16 else 4  # with fewer, warps without a pass of their own are idle at the end
+    # With fewer, warps without a pass of their own are idle at the end; a power of two, so that 3 steps have a number.
+    least = min(2 if rows <= 16 else 4, 1 << (max(1, k_steps(k)).bit_length() - 1))
     allowed = [tiles for tiles in TILES if (tiles == 1 and needed == 1) or 2 <= tiles <= max(2, needed)]
     return [
         {"rows": rows, "tiles": tiles, "sharers": sharers, "blocks": blocks}
         for tiles in allowed
         if tiles != 3 or k % K_STEP == 0
         for sharers in SHARERS
-        if min(least, k_steps(k)) <= sharers <= min(warps(rows, tiles), max(1, k_steps(k)))
+        if least <= sharers <= min(warps(rows, tiles), max(1, k_steps(k)))
     ]
 
 

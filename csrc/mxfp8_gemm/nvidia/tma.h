@@ -1,0 +1,116 @@
+// Tiles of a matrix through the copy engine of sm_90: tensor maps, barriers in shared memory, clusters.
+#pragma once
+
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include "hipforge/device/hip.h"
+#include "hipforge/module.h"
+
+namespace hf {
+
+/// The map of a matrix of bytes [rows, columns] whose tiles are `tile_rows` lines of 128 bytes, in the 128-byte swizzle: byte 16 c
+/// of line r is at 128 r + 16 (c ^ r % 8). What lies outside of the matrix is read as zeros.
+inline CUtensorMap map_of(const uint8_t* data, int64_t rows, int64_t columns, int tile_rows) {
+  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                              const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  // The driver is in the process, because the runtime has found a device; linking it would bind every process to one.
+  static const Encode encode = [] {
+    void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
+    return driver ? reinterpret_cast<Encode>(dlsym(driver, "cuTensorMapEncodeTiled")) : nullptr;
+  }();
+  HF_CHECK(encode, "libcuda.so.1 has no cuTensorMapEncodeTiled: the driver must be one for CUDA 12 or later");
+  CUtensorMap map;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t pitch[] = {static_cast<cuuint64_t>(columns)};
+  const cuuint32_t tile[] = {128, static_cast<cuuint32_t>(tile_rows)}, every[] = {1, 1};
+  const CUresult status = encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<uint8_t*>(data), sizes, pitch, tile, every,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  HF_CHECK(status == CUDA_SUCCESS, "the driver makes no tensor map of [", rows, ", ", columns, "] bytes: error ",
+           static_cast<int>(status));
+  return map;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+/// Shared memory by address; not moved past barriers.
+template <class T>
+__device__ __forceinline__ T load_shared(uint32_t address);
+template <>
+__device__ __forceinline__ uint16_t load_shared<uint16_t>(uint32_t address) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+  return v;
+}
+template <>
+__device__ __forceinline__ uint2 load_shared<uint2>(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+template <>
+__device__ __forceinline__ uint4 load_shared<uint4>(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+/// What this thread stored is seen by wgmma and the copy engine, once they are told.
+__device__ __forceinline__ void fence_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// Barriers, by their address: a phase ends with its last arrival, when all bytes that it expects have been copied.
+__device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0];}" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void arrive_expecting(uint32_t barrier, int bytes) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// Waits for the end of a phase of this parity: 0 for the first.
+__device__ __forceinline__ void wait_phase(uint32_t barrier, int parity) {
+  uint32_t ended;
+  do {
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(ended) : "r"(barrier), "r"(parity) : "memory");
+  } while (!ended);
+}
+
+/// Copies the tile whose first byte is `column` of `row`.
+__device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap& map, int column, int row, uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+               "l"(&map), "r"(column), "r"(row), "r"(barrier)
+               : "memory");
+}
+
+/// Every thread of the cluster's blocks meets the others; shared memory written before is seen after.
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+}
+/// Where another block of the cluster has what this one has at `address`.
+__device__ __forceinline__ uint32_t address_in(uint32_t address, int block) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+  return there;
+}
+__device__ __forceinline__ float4 load_cluster(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address));
+  return v;
+}
+
+}  // namespace hf
