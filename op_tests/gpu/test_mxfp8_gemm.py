@@ -96,6 +96,26 @@ def test_every_configuration_is_within_the_bound_of_float64(kernel, shape) -> No
         assert error(got, want) < BOUND, given
 
 
+@pytest.mark.parametrize("shape", [(128, 640, 2048), (300, 2304, 6144), (1000, 513, 1056)])
+def test_many_rows_by_the_library_are_within_the_bound_of_float64(shape) -> None:
+    parts, bias = operands(*shape), torch.randn(shape[1], device="cuda").bfloat16()
+    assert error(mxfp8_dequantised(*parts), exact(*parts)) < BOUND
+    assert error(mxfp8_dequantised(*parts, bias), exact(*parts, bias)) < BOUND
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 12), (240, 255), (0, 256)])
+def test_operands_that_bf16_does_not_hold_are_multiplied_again(low, high) -> None:
+    parts = operands(140, 96, 256, low, high)
+    parts[3].copy_((254 - parts[1][:96].int()).clamp(0, 254))  # the products of the factors stay in range
+    parts[2].copy_(parts[2].float().abs().to(parts[2].dtype))
+    parts[0].copy_(parts[0].float().abs().to(parts[0].dtype))  # no sum cancels
+    want = exact(*parts)
+    got = mxfp8_dequantised(*parts)
+    assert torch.equal(got.isnan(), want.isnan())
+    fits = (want < 3e38) & (want > 1e-36)
+    assert error(got[fits], want[fits]) < BOUND
+
+
 @of_every_kernel
 @pytest.mark.parametrize("k", [128, 2880])
 def test_integers_are_exact(kernel, k) -> None:

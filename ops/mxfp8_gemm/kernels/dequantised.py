@@ -5,6 +5,7 @@ On Hopper a product of e4m3 has to be multiplied by its scales every 32 k, in wh
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +41,17 @@ mxfp8_repair_out = stub(
 )
 
 
+@contextlib.contextmanager
+def _float32_sums() -> Iterator[None]:
+    """Have parts of K added up in float32, whatever torch is set to."""
+    before = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = before
+
+
 def _launch(
     out: torch.Tensor,
     xq: torch.Tensor,
@@ -52,10 +64,11 @@ def _launch(
     x, w = (torch.empty(codes.shape, dtype=torch.bfloat16, device=out.device) for codes in (xq, wq))
     mxfp8_dequantise_out(x, inexact, xq, xs)
     mxfp8_dequantise_out(w, inexact, wq, ws)
-    if bias is None:
-        torch.mm(x, w.t(), out=out)
-    else:
-        torch.addmm(bias, x, w.t(), out=out)
+    with _float32_sums():
+        if bias is None:
+            torch.mm(x, w.t(), out=out)
+        else:
+            torch.addmm(bias, x, w.t(), out=out)
     mxfp8_repair_out(out, inexact, xq, xs, wq, ws, bias)
 
 
