@@ -144,7 +144,7 @@ def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> f
     (a_q, a_scale), (w_q, w_scale) = (quantize_fp8_rows(part, fp8_dtypes("cpu")[0]) for part in (x, w))
     ids = torch.rand(tokens, experts).topk(top_k, dim=1).indices.int()
     slots = moe_align_block_size(ids, 64, experts)
-    function = {"grouped_gemm_fp8": grouped_gemm_fp8, "grouped_fp8_linear": grouped_fp8_linear}[op]
+    function: Any = {"grouped_gemm_fp8": grouped_gemm_fp8, "grouped_fp8_linear": grouped_fp8_linear}[op]
     weights = w_q.view(experts, n, k), w_scale.view(experts, n)
     counts: dict[str, Any] = {"num_valid_tokens": tokens * top_k, "block_m": 64, "a_div": top_k}
     return functools.partial(function, a_q, a_scale, *weights, *slots, **counts)

@@ -29,13 +29,19 @@ from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 from hipforge.ops.moe_combine import moe_combine
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mx_quantize import mxfp8_quantize
+from hipforge.ops.mxfp4_gemm.raw import PAYLOADS
+from hipforge.ops.mxfp4_grouped_gemm import grouped_mxfp4_linear, grouped_swiglu_mxfp4
 from hipforge.ops.mxfp8_gemm.family import SCALES, has_fnuz
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
+from hipforge.ops.reference import quantize_mxfp4
 from hipforge.ops.reference.fp8 import Scales, quantize_fp8_rows, weight_scales_of
 from hipforge.ops.swiglu_fp8 import check_activation, swiglu_fp8_dynamic, swiglu_mxfp8
 
-PUBLIC = ("fused_moe_fp8", "fused_moe_mxfp8")
-EXAMPLES = {"fused_moe_fp8": "M=4,N=384,K=1024,E=8,TOPK=2"}
+PUBLIC = ("fused_moe_fp8", "fused_moe_mxfp4", "fused_moe_mxfp8")
+EXAMPLES = {
+    "fused_moe_fp8": "M=4,N=384,K=1024,E=8,TOPK=2",
+    "fused_moe_mxfp4": "M=4,N=384,K=1024,E=8,TOPK=2",
+}
 
 PACKED_TOKEN_BITS = 24
 _MXFP4_DTYPE = getattr(torch, "float4_e2m1fn_x2", None)
@@ -163,22 +169,106 @@ def fused_moe_mxfp8(
     checks.require_tensor(w1_scale=w1_scale, w2_scale=w2_scale)
     _check_ranks(hidden, w1, w2, topk_ids)
     _refuse_mxfp4(w1, w1_scale, hidden.shape[1])
-    _check_layer(hidden, w1, w2, topk_weights, topk_ids)
-    for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
+    for name, weight in (("w1", w1), ("w2", w2)):
         has_fnuz(**{name: weight})  # refuses fp8 that the device does not read
+    return _mx_layer(
+        grouped_swiglu_mxfp8, grouped_mxfp8_linear, 1, hidden, hidden_scale, w1, w1_scale, w2, w2_scale, topk_weights,
+        topk_ids, expert_map, block_m, w1_bias, w2_bias, out,
+        {"alpha": alpha, "beta": beta, "limit": limit, "interleaved": interleaved},
+    )  # fmt: skip
+
+
+@naming_arguments
+@documented_like(fused_moe_mxfp8)
+def fused_moe_mxfp4(
+    hidden: torch.Tensor,
+    w1: torch.Tensor,
+    w1_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    expert_map: torch.Tensor | None = None,
+    block_m: int = DEFAULT_BLOCK_M,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    interleaved: bool = False,
+    hidden_scale: torch.Tensor | None = None,
+    w1_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Run a mixture-of-experts layer with MXFP4 weights and MX-FP8 activations: gpt-oss, DeepSeek-V4, Kimi K2.5.
+
+    All but the weights' elements is as in :func:`fused_moe_mxfp8`: activations are e4m3 with one e8m0 scale per 32
+    elements, SwiGLU and their quantisation are in the first GEMM's launch where a kernel runs it, and sums are float32.
+
+    Args:
+        w1: two e2m1 elements per byte (uint8 or float4_e2m1fn_x2) [E, 2·I, H/2], the even one in the low nibble: rows
+            of the gate, then rows of up, or interleaved with ``interleaved``; I a multiple of 32.
+        w2: two e2m1 elements per byte [E, H, I/2].
+
+    Raises:
+        GuardError: a shape, dtype or device that is not accepted.
+        BuildError, LaunchError: a kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> tokens, experts, width, inner = 2, 4, 64, 32
+        >>> w1 = hipforge.mxfp4_quantize(torch.randn(experts * 2 * inner, width))
+        >>> w2 = hipforge.mxfp4_quantize(torch.randn(experts * width, inner))
+        >>> weights, ids = hipforge.topk_gating(torch.randn(tokens, experts), 2)
+        >>> parts = [part.unflatten(0, (experts, -1)) for part in (*w1, *w2)]
+        >>> hipforge.fused_moe_mxfp4(torch.randn(tokens, width), *parts, weights, ids).shape
+        torch.Size([2, 64])
+    """
+    _check_ranks(hidden, w1, w2, topk_ids)
+    for name, weight in (("w1", w1), ("w2", w2)):
+        checks.require_dtype(name, weight, PAYLOADS)
+    return _mx_layer(
+        grouped_swiglu_mxfp4, grouped_mxfp4_linear, 2, hidden, hidden_scale, w1.view(torch.uint8), w1_scale,
+        w2.view(torch.uint8), w2_scale, topk_weights, topk_ids, expert_map, block_m, w1_bias, w2_bias, out,
+        {"alpha": alpha, "beta": beta, "limit": limit, "interleaved": interleaved},
+    )  # fmt: skip
+
+
+def _mx_layer(
+    gate_and_up: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    product: Callable[..., torch.Tensor],
+    packing: int,
+    hidden: torch.Tensor,
+    hidden_scale: torch.Tensor | None,
+    w1: torch.Tensor,
+    w1_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+    block_m: int,
+    w1_bias: torch.Tensor | None,
+    w2_bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    activation: dict[str, Any],
+) -> torch.Tensor:
+    """Run a layer over MX weights with ``packing`` elements in a byte."""
+    _check_layer(hidden, w1, w2, topk_weights, topk_ids, packing)
+    for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
         checks.require_device(name, weight, hidden.device)
-        blocks = (*weight.shape[:2], weight.shape[2] // BLOCK)
+        blocks = (*weight.shape[:2], weight.shape[2] * packing // BLOCK)
         checks.require_operand(f"{name}_scale", scale, SCALES, blocks, f"one byte per {BLOCK} elements", hidden.device)
-    check_activation(alpha, beta, limit)
+    check_activation(activation["alpha"], activation["beta"], activation["limit"])
     out = _result(hidden, hidden_scale, out)
     routing = _route(topk_weights, topk_ids, expert_map, block_m, w2.shape[0])
     if hidden_scale is None:
         hidden, hidden_scale = mxfp8_quantize(packed(hidden))
-    inner_q, inner_scale = grouped_swiglu_mxfp8(
+    inner_q, inner_scale = gate_and_up(
         hidden, hidden_scale, w1, w1_scale, *routing.aligned, routing.slots, block_m, routing.top_k, bias=w1_bias,
-        alpha=alpha, beta=beta, limit=limit, interleaved=interleaved,
+        **activation,
     )  # fmt: skip
-    down = grouped_mxfp8_linear(
+    down = product(
         inner_q, inner_scale, w2, w2_scale, *routing.aligned, routing.slots, block_m, 1, routing.weights, bias=w2_bias,
         uncovered="undefined",
     )  # fmt: skip
@@ -318,11 +408,18 @@ def _check_ranks(hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_
 
 
 def _check_layer(
-    hidden: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    hidden: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    packing: int = 1,
 ) -> None:
     tokens, width = hidden.shape
     experts, inner = w2.shape[0], w2.shape[2]
-    checks.require_shape("w1", w1, (experts, 2 * inner, width), "[E, 2*I, H] with w2's E and I and hidden's H")
+    of = "[E, 2*I, H]" if packing == 1 else "[E, 2*I, H/2], two elements in a byte,"
+    shape = experts, 2 * inner * packing, width // packing
+    checks.require_shape("w1", w1, shape, f"{of} with w2's E and I and hidden's H")
     checks.require_shape("w2", w2, (experts, width, inner), "[E, H, I] with hidden's H")
     per_token, integers = (tokens, topk_ids.shape[1]), (torch.int32, torch.int64)
     checks.require_operand("topk_ids", topk_ids, integers, per_token, "one row per token", hidden.device)
@@ -353,14 +450,16 @@ def _route(
 
 
 def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> functools.partial[torch.Tensor]:
-    """Return a call of ``fused_moe_fp8`` with a scale per row, for ``hipforge profile``."""
+    """Return a call of a layer, ``fused_moe_fp8`` with a scale per row, for ``hipforge profile``."""
     own = fp8_dtypes("cpu")[0]
-    w1, s1 = quantize_fp8_rows(torch.randn(experts * 2 * n, k) * 0.1, own)
-    w2, s2 = quantize_fp8_rows(torch.randn(experts * k, n) * 0.1, own)
-    w1, s1, w2, s2 = (part.unflatten(0, (experts, -1)) for part in (w1, s1, w2, s2))
+    quantised: list[torch.Tensor] = []
+    for rows, columns in ((2 * n, k), (k, n)):
+        w = torch.randn(experts * rows, columns) * 0.1
+        quantised += quantize_fp8_rows(w, own) if op == "fused_moe_fp8" else quantize_mxfp4(w)
+    parts = [part.unflatten(0, (experts, -1)) for part in quantised]
     ids = torch.rand(tokens, experts).topk(top_k, dim=1).indices.int()
-    hidden, weights = torch.randn(tokens, k).bfloat16(), torch.ones(ids.shape)
-    return functools.partial(fused_moe_fp8, hidden, w1, s1, w2, s2, weights, ids)
+    function: Callable[..., torch.Tensor] = {"fused_moe_fp8": fused_moe_fp8, "fused_moe_mxfp4": fused_moe_mxfp4}[op]
+    return functools.partial(function, torch.randn(tokens, k).bfloat16(), *parts, torch.ones(ids.shape), ids)
 
 
 def _check_places(expert_map: torch.Tensor, experts: int) -> None:
@@ -381,6 +480,5 @@ def _refuse_mxfp4(w1: torch.Tensor, w1_scale: torch.Tensor, width: int) -> None:
     if w1.dtype == _MXFP4_DTYPE or (w1_scale.dim() == 3 and 16 * w1_scale.shape[2] == w1.shape[2] == width // 2):
         raise GuardError(
             f"w1 must be MX-FP8, one e4m3 element per byte and a scale per 32; got MXFP4, two elements per byte: shape "
-            f"{tuple(w1.shape)} of {w1.dtype} with scales {tuple(w1_scale.shape)}. fused_moe_mxfp8 has no MXFP4 "
-            "kernel; dequantise these weights and quantise them with mxfp8_quantize"
+            f"{tuple(w1.shape)} of {w1.dtype} with scales {tuple(w1_scale.shape)}: fused_moe_mxfp4 takes these"
         )

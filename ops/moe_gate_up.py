@@ -71,7 +71,8 @@ mxfp8_gate_up_out = stub(
 )
 
 
-def _split(taken: Accepted, experts: int, n: int, k: int) -> Configuration:
+def split_configuration(taken: Accepted, experts: int, n: int, k: int) -> Configuration:
+    """Return the configuration with the epilogue, where the kernel that splits K over waves was accepted."""
     slots = invariance.ROWS if invariance.STATE.on else taken.problem.slots
     parts, groups = split_of(slots, experts, n, k, devices.current().cu_count())
     return {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
@@ -98,7 +99,7 @@ class GateUp:
 
 
 FUSED = {
-    wave_split.KERNEL: GateUp(KERNEL, _split, _launch_split),
+    wave_split.KERNEL: GateUp(KERNEL, split_configuration, _launch_split),
     row_stream.KERNEL: GateUp("mxfp8_gate_up_row_stream", row_stream.of_gate_up, row_stream.launch_gate_up),
     tiles.KERNEL: GateUp("mxfp8_gate_up_tiles", tiles.of_gate_up, tiles.launch_gate_up),
 }

@@ -36,7 +36,7 @@ inline Problem checked(const Operands& given, int64_t scales, Scales kind) {
   Problem problem = problem_of(given);
   if (kind != Scales::kMxShared) problem.aligned_scales = true;
   if (kind == Scales::kOnce)
-    problem.one_scale = (given.a_scales.numel() == 1 ? kOneAScale : 0) |
+    problem.options = (given.a_scales.numel() == 1 ? kOneAScale : 0) |
                         (given.n > 1 && given.w_scales.numel() == given.experts ? kOneWScale : 0);
   return problem;
 }

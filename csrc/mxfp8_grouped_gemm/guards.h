@@ -13,6 +13,7 @@ struct Operands {
   OptionalTensor biases;
   int64_t experts, n, k, num_valid, a_rows, a_div, block_m;
   hf_dtype payload;  // dtype of the elements, HF_E4M3FN or HF_E4M3FNUZ
+  bool fp4 = false;  // w holds two e2m1 elements in a byte
 };
 
 inline void check_same(int64_t said, int64_t real, const char* name, const char* where) {
@@ -26,11 +27,14 @@ inline void check_index(const Tensor& tensor, const char* name) {
 
 inline void check_experts(const Operands& given) {
   const Tensor& w = given.w;
-  mxfp8::check_elements(w, "w", given.payload);
-  HF_CHECK(w.dim() == 3, "w must have 3 dimensions, [E, N, K]; got ", w);
+  if (given.fp4)
+    HF_CHECK(w.dtype() == HF_U8, "w holds two e2m1 elements in a byte of uint8; got ", w.dtype());
+  else
+    mxfp8::check_elements(w, "w", given.payload);
+  HF_CHECK(w.dim() == 3, "w must have 3 dimensions, [E, N, K", given.fp4 ? "/2" : "", "]; got ", w);
   check_same(given.experts, w.size(0), "E", "the shape of w");
   check_same(given.n, w.size(1), "N", "the shape of w");
-  check_same(given.k, w.size(2), "K", "the shape of w");
+  check_same(given.k, w.size(2) * (given.fp4 ? 2 : 1), "K", "the shape of w");
   HF_CHECK(given.n >= 1, "N must be at least 1; got ", given.n);
   HF_CHECK(given.experts >= 1 && given.experts <= kMaxInt32, "E must be between 1 and 2^31 - 1; got ", given.experts);
   mxfp8::check_bytes(given.n, given.k, "one expert of w", "N");

@@ -129,7 +129,7 @@ def reaches_kernel(op: Op, arguments: Arguments) -> bool:
     try:
         return hipforge.explain(op.name, **arguments).path == "kernel"
     except GuardError:
-        return op.name == "fused_moe_mxfp8"
+        return op.name.startswith("fused_moe_")
 
 
 def is_fake(result: Any) -> bool:

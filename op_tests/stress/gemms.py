@@ -9,7 +9,7 @@ import torch
 
 from hipforge.ops.core.fp8 import fp8_dtypes
 from stress.case import Arguments, Op, Rng, first, integers, is_given
-from stress.floats import BF16_FORMAT, F32, Array, Span, e8m0, fp4_values, values
+from stress.floats import BF16_FORMAT, F32, FORMATS, FP8_MAX, Array, Span, e8m0, fp4_values, values
 from stress.quantised import mx_codes, own_fp8
 from stress.shuffled import shuffled_scale, shuffled_weight, unshuffled
 
@@ -264,6 +264,22 @@ def make_grouped_fp8(rng: Rng) -> Arguments:
     return {**given, "a_q": payloads[0], "w": payloads[1], "a_scale": a_scale, "w_scale": w_scale}
 
 
+def expert_values(w: torch.Tensor, scale: torch.Tensor) -> np.ndarray:
+    """Weights of experts in MX-FP8, in MXFP4, or in fp8 with a scale per row."""
+    if scale.dtype == torch.float32:
+        return values(w, own_fp8()) * values(scale)[..., None]
+    if w.shape[-1] == 16 * scale.shape[-1]:
+        return fp4_values(w) * np.repeat(e8m0(scale), 32, axis=-1)
+    return mx_values(w, scale)
+
+
+def make_grouped_mxfp4(rng: Rng) -> Arguments:
+    """Operands with W in e2m1."""
+    given = make_grouped(rng)
+    experts, n, k = given["w"].shape
+    return {**given, "w": rng.codes(experts, n, k // 2, nan=())}
+
+
 def judge_grouped(before: Arguments, result: Any, after: Arguments) -> str | None:
     if result is None:
         return None
@@ -272,7 +288,7 @@ def judge_grouped(before: Arguments, result: Any, after: Arguments) -> str | Non
         a = fp8_values(before["a_q"], before["a_scale"], 1, 128)
         w = np.stack([fp8_values(*one, 128, 128) for one in zip(before["w"], before["w_scale"], strict=True)])
     else:
-        a, w = mx_values(before["a_q"], before["a_scale"]), mx_values(before["w"], before["w_scale"])
+        a, w = mx_values(before["a_q"], before["a_scale"]), expert_values(before["w"], before["w_scale"])
     ids, tiles = integers(before["sorted_token_ids"]), integers(before["expert_ids"])
     end = int(integers(before["num_tokens_post_padded"]).reshape(-1)[0])
     owners: list[set[int]] = [set() for _ in range(slots)]
@@ -410,7 +426,34 @@ def other_ranks_place(rng: Rng, given: Arguments) -> Arguments:
     return {**given, "expert_map": where, "topk_ids": ids}
 
 
-def quantised(x: Array) -> Array:
+def make_moe_mxfp4(rng: Rng) -> Arguments:
+    given = make_moe(rng)
+    for name in ("w1", "w2"):
+        experts, rows, columns = given[name].shape
+        given[name] = rng.codes(experts, rows, columns // 2)
+        given[f"{name}_scale"] = torch.full((experts, rows, columns // 32), 122, dtype=torch.uint8)
+    return given
+
+
+def make_moe_fp8(rng: Rng) -> Arguments:
+    """The same with a scale per row."""
+    given = make_moe(rng)
+    nan = NAN if own_fp8() == FN else (0x80,)
+    for name in ("w1", "w2"):
+        given[name] = rng.codes(*given[name].shape, nan=nan).view(own_fp8())
+        given[f"{name}_scale"] = torch.full(given[name].shape[:2], 2.0**-11)
+    return given
+
+
+def by_rows(x: Array) -> Array:
+    """x as fp8 with a scale per row, read back."""
+    most = FP8_MAX[own_fp8()]
+    scale = np.abs(x).max(axis=-1, keepdims=True) / most
+    scale = np.where(scale == 0, 1.0, scale)
+    return FORMATS[own_fp8()].round(np.clip(x / scale, -most, most)) * scale
+
+
+def by_blocks(x: Array) -> Array:
     """x as MX-FP8 with a scale that clips nothing, read back."""
     codes, scale = mx_codes(x.astype(np.float32), own_fp8(), "round_up")
     return codes * np.repeat(scale, 32, axis=-1)
@@ -418,7 +461,8 @@ def quantised(x: Array) -> Array:
 
 def judge_moe(before: Arguments, result: Any, after: Arguments) -> str | None:
     hidden, ids = values(before["hidden"]), integers(before["topk_ids"])
-    w1, w2 = mx_values(before["w1"], before["w1_scale"]), mx_values(before["w2"], before["w2_scale"])
+    w1, w2 = (expert_values(before[name], before[f"{name}_scale"]) for name in ("w1", "w2"))
+    quantised = by_rows if before["w1_scale"].dtype == torch.float32 else by_blocks
     weights, where = values(before["topk_weights"]), before.get("expert_map")
     alpha, beta = float(before.get("alpha", 1.0)), float(before.get("beta", 0.0))
     limit = None if before.get("limit") is None else float(before["limit"])
@@ -471,8 +515,12 @@ OPS = (
     Op("grouped_mxfp8_linear", make_grouped, judge_grouped, writes=("out",)),
     Op("grouped_gemm_fp8", make_grouped_fp8, judge_grouped, writes=("out",)),
     Op("grouped_fp8_linear", make_grouped_fp8, judge_grouped, writes=("out",)),
+    Op("grouped_gemm_mxfp4", make_grouped_mxfp4, judge_grouped, writes=("out",)),
+    Op("grouped_mxfp4_linear", make_grouped_mxfp4, judge_grouped, writes=("out",)),
     Op("router_gemm", make_router, judge_router, writes=("out",)),
     Op("scaled_mm", make_scaled_mm, judge_scaled_mm),
     Op("Float8Linear", make_float8_linear, judge_float8_linear, call=float8_linear, fixed=("weight", "bias")),
     Op("fused_moe_mxfp8", make_moe, judge_moe, writes=("out",), mistake=other_ranks_place),
+    Op("fused_moe_fp8", make_moe_fp8, judge_moe, writes=("out",), mistake=other_ranks_place),
+    Op("fused_moe_mxfp4", make_moe_mxfp4, judge_moe, writes=("out",), mistake=other_ranks_place),
 )

@@ -258,6 +258,29 @@ def static_complaint(y: Span, judged: Array, q: torch.Tensor, scale: torch.Tenso
     return codes.complaint("q", values(q), judged)
 
 
+def dynamic_complaint(y: Span, judged: Array, before: Arguments, q: torch.Tensor, scale: torch.Tensor) -> str | None:
+    """What is wrong with fp8 and its scale, one per row or 128 of it, of values that are known up to a span."""
+    columns, fp8 = y.low.shape[1], own_fp8()
+    size = 128 if before["out_format"] == "blocks" else columns
+    blocks = -(-columns // size)
+    padding = ((0, 0), (0, blocks * size - columns))
+    low, high = (np.pad(part, padding).reshape(len(part), blocks, size) for part in (y.low, y.high))
+    sound = np.pad(judged & np.isfinite(y.low) & np.isfinite(y.high), padding, constant_values=True)
+    sound = sound.reshape(low.shape).all(axis=-1)
+    largest = np.maximum(np.abs(low), np.abs(high)).max(axis=-1) / FP8_MAX[fp8]
+    real = (e8m0(scale) if before["e8m0"] else values(scale)).reshape(len(low), blocks)
+    with np.errstate(all="ignore"):
+        # Elements that are near are rounded by half a unit, an 8th to a 16th, or by half of the smallest one.
+        room = np.maximum(np.abs(low), np.abs(high)) * 2.0**-3.9 + real[..., None] * 2.0**-9
+        got = np.pad(values(q), padding).reshape(low.shape) * real[..., None]
+        span = Span(low - room, high + room)
+    wide = np.where(sound & (largest > 0), largest * (2.02 if before["e8m0"] else 1.01), np.inf)
+    return first(
+        Span(np.zeros_like(wide), wide).complaint("scales", real, sound),
+        span.complaint("q times scales", got, np.broadcast_to(sound[..., None], low.shape)),
+    )
+
+
 def judge_norm(before: Arguments, result: Any, after: Arguments) -> str | None:
     x = before["input"] if "input" in before else before["x"]
     dtype, row = x.dtype, values(x)
@@ -282,7 +305,9 @@ def judge_norm(before: Arguments, result: Any, after: Arguments) -> str | None:
     if after.get("also_out") is not None:
         complaints.append(y.complaint("also_out", values(after["also_out"]), judged))
     complaints.append(is_given(parts[0], after.get("out"), "out"))
-    if len(parts) == 2:
+    if "out_format" in before:
+        complaints.append(dynamic_complaint(y, judged, before, parts[0], parts[1]))
+    elif len(parts) == 2:
         complaints.append(mx_complaint(y, judged, *parts))
     elif before.get("scale_tensor") is not None:
         complaints.append(static_complaint(y, judged, parts[0], before["scale_tensor"], before.get("fp8_max")))
@@ -328,6 +353,8 @@ def judge_swiglu(before: Arguments, result: Any, after: Arguments) -> str | None
     y = Span.of(exact, error + 1e-37)
     if after.get("next_buffer") is not None and after["next_buffer"].any():
         return "the next buffer is not zero"
+    if "out_format" in before:
+        return first(is_given(result[0], after.get("out"), "out"), dynamic_complaint(y, judged, before, *result))
     if isinstance(result, tuple):
         return first(
             is_given(result[0], after.get("out"), "out"), is_given(result[1], after.get("scale_out"), "scale_out"),
@@ -337,6 +364,13 @@ def judge_swiglu(before: Arguments, result: Any, after: Arguments) -> str | None
         is_given(result, after.get("out"), "out"),
         static_complaint(y, judged, result, before["scale_tensor"], before.get("fp8_max")),
     )
+
+
+def make_dynamic(rng: Rng, given: Arguments) -> Arguments:
+    """The arguments of a norm or SwiGLU with a scale that the launch chooses."""
+    given.pop("scale_tensor", None)
+    blocks = rng.chance(0.5)
+    return {**given, "out_format": "blocks" if blocks else "rows", "e8m0": blocks and rng.chance(0.5)}
 
 
 WRITES = ("out", "scale_out", "also_out", "next_buffer", "residual")
@@ -352,5 +386,11 @@ OPS = (
     Op("rms_norm_fp8", lambda rng: make_norm(rng, False, "fp8"), judge_norm, writes=WRITES),
     Op("rms_norm_mxfp8", lambda rng: make_norm(rng, False, "mx"), judge_norm, writes=WRITES),
     Op("swiglu_fp8", lambda rng: make_swiglu(rng, False), judge_swiglu, writes=WRITES),
+    Op(
+        "residual_rms_fp8_dynamic", lambda rng: make_dynamic(rng, make_norm(rng, True, "fp8")), judge_norm,
+        writes=WRITES,
+    ),
+    Op("rms_norm_fp8_dynamic", lambda rng: make_dynamic(rng, make_norm(rng, False, "fp8")), judge_norm, writes=WRITES),
+    Op("swiglu_fp8_dynamic", lambda rng: make_dynamic(rng, make_swiglu(rng, False)), judge_swiglu, writes=WRITES),
     Op("swiglu_mxfp8", lambda rng: make_swiglu(rng, True), judge_swiglu, writes=WRITES),
 )

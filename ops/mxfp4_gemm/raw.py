@@ -13,7 +13,7 @@ from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.kernel import Configuration, Kernel
 
 OPERANDS = "out, Xq, Xs, Wq, Ws: Tensor"  # of the kernels' entries, as stubs declare them
-_PAYLOADS = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", None))
+PAYLOADS = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", None))
 _SCALES = (torch.uint8, E8M0_DTYPE)
 
 
@@ -49,8 +49,8 @@ class Problem:
         checks.require_rank("xq", xq, 2, "[M, K/2]")
         checks.require_rank("wq", wq, 2, "[N, K/2]")
         m, n, k = xq.shape[0], wq.shape[0], 2 * xq.shape[1]
-        checks.require_dtype("xq", xq, _PAYLOADS)
-        checks.require_operand("wq", wq, _PAYLOADS, (n, k // 2), "its K is that of xq")
+        checks.require_dtype("xq", xq, PAYLOADS)
+        checks.require_operand("wq", wq, PAYLOADS, (n, k // 2), "its K is that of xq")
         if k % BLOCK:
             raise GuardError(f"K must be a multiple of {BLOCK} (one e8m0 scale per {BLOCK} elements); got K={k}")
         checks.require_operand("x_scale", x_scale, _SCALES, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")

@@ -106,8 +106,9 @@ class Problem:
         a_div: int,
         mul_weight_by: checks.Described | None = None,
         out_dtype: torch.dtype = torch.bfloat16,
+        packing: int = 1,
     ) -> P:
-        """Return the problem of operands whose scales are not looked at."""
+        """Return the problem of operands whose scales are not looked at; w has ``packing`` elements in a byte."""
         checks.require_tensor(a_q=a_q, w=w)
         checks.require_tensor(
             sorted_token_ids=sorted_token_ids, expert_ids=expert_ids, num_tokens_post_padded=num_tokens_post_padded
@@ -117,10 +118,11 @@ class Problem:
         counts = {"num_valid_tokens": num_valid_tokens, "block_m": block_m, "a_div": a_div}
         slots, block_m, a_div = (checks.require_int(name, count) for name, count in counts.items())
         checks.require_rank("a_q", a_q, 2, "[M_act, K]")
-        checks.require_rank("w", w, 3, "[E, N, K]")
-        fnuz = has_fnuz(a_q=a_q, w=w)
+        checks.require_rank("w", w, 3, "[E, N, K]" if packing == 1 else f"[E, N, K/{packing}]")
+        fp8 = {"a_q": a_q, "w": w} if packing == 1 else {"a_q": a_q}
+        fnuz = has_fnuz(**fp8)
         (m_act, k), (experts, n, _) = a_q.shape, w.shape
-        checks.require_shape("w", w, (experts, n, k), "its K is that of a_q")
+        checks.require_shape("w", w, (experts, n, k // packing), "its K is that of a_q")
         checks.require_device("w", w, a_q.device)
         if block_m < 1 or a_div < 1 or slots < 0:
             raise GuardError(
@@ -134,7 +136,7 @@ class Problem:
             )
         checks.require_torch_dtype("out_dtype", out_dtype)
         has_weight = mul_weight_by is not None
-        all_fnuz = a_q.dtype == w.dtype == torch.float8_e4m3fnuz
+        all_fnuz = all(q.dtype == torch.float8_e4m3fnuz for q in fp8.values())
         return cls(slots, experts, n, k, m_act, block_m, a_div, has_weight, out_dtype, a_q.device, fnuz, all_fnuz)
 
 

@@ -55,8 +55,8 @@ class Operands(NamedTuple):
     @property
     def sizes(self) -> SevenSizes:
         """Return E, N, K, num_valid_tokens, M_act, a_div and block_m, in the order of every stub's arguments."""
-        experts, n, k = self.w.shape
-        return experts, n, k, self.num_valid_tokens, self.a_q.shape[0], self.a_div, self.block_m
+        (experts, n, _), (m_act, k) = self.w.shape, self.a_q.shape
+        return experts, n, k, self.num_valid_tokens, m_act, self.a_div, self.block_m
 
 
 def check_indices(parts: Operands) -> None:

@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from hipforge.ops.fp8_quant import fp8_quant_tensorwise as fp8_quant_tensorwise
     from hipforge.ops.fp8_skinny_gemm import skinny_gemm as skinny_gemm
     from hipforge.ops.moe import fused_moe_fp8 as fused_moe_fp8
+    from hipforge.ops.moe import fused_moe_mxfp4 as fused_moe_mxfp4
     from hipforge.ops.moe import fused_moe_mxfp8 as fused_moe_mxfp8
     from hipforge.ops.moe_align import moe_align_block_size as moe_align_block_size
     from hipforge.ops.moe_combine import moe_combine as moe_combine
@@ -99,6 +100,8 @@ if TYPE_CHECKING:
     from hipforge.ops.mx_quantize import mxfp8_quantize as mxfp8_quantize
     from hipforge.ops.mxfp4_gemm import mxfp4_gemm as mxfp4_gemm
     from hipforge.ops.mxfp4_gemm import mxfp4_linear as mxfp4_linear
+    from hipforge.ops.mxfp4_grouped_gemm import grouped_gemm_mxfp4 as grouped_gemm_mxfp4
+    from hipforge.ops.mxfp4_grouped_gemm import grouped_mxfp4_linear as grouped_mxfp4_linear
     from hipforge.ops.mxfp8_gemm import mxfp8_gemm as mxfp8_gemm
     from hipforge.ops.mxfp8_gemm import mxfp8_gemv as mxfp8_gemv
     from hipforge.ops.mxfp8_gemm import mxfp8_linear as mxfp8_linear

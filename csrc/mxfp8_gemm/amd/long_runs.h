@@ -44,23 +44,21 @@ struct StepScales {
   }
 };
 
-template <int kRowTiles, class Rows>
-__device__ __forceinline__ void multiply(Wave<kRowTiles, Rows>& mine, const typename Wave<kRowTiles, Rows>::Step& step,
-                                         const StepScales<kRowTiles>& scales) {
+template <class W>
+__device__ __forceinline__ void multiply(W& mine, const typename W::Step& step, const StepScales<W::kTilesOfX>& scales) {
   const uint32_t w_scale = scales.w >> 8 * mine.group;
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t)
-    mine.acc[t] = dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[0][0], step.w[0][1]), w_scale,
-                                        dev::mfma_operand(step.x[t][0], step.x[t][1]), scales.x[t] >> 8 * mine.group,
-                                        mine.acc[t]);
+  for (int t = 0; t < W::kTilesOfX; ++t)
+    mine.acc[t] = mine.scaled_products(step, 0, w_scale, t, scales.x[t] >> 8 * mine.group, mine.acc[t]);
 }
 
 /// At most kShortRun whole steps from `first` on: a load of scales for each four of them, which every lane takes as they are.
-template <int kCount, bool kWholeK, int kRowTiles, class Rows>
-__device__ __forceinline__ void short_run(Wave<kRowTiles, Rows>& mine, uint32_t first) {
+template <int kCount, bool kWholeK, class W>
+__device__ __forceinline__ void short_run(W& mine, uint32_t first) {
+  constexpr int kRowTiles = W::kTilesOfX;
   constexpr int kAhead = kRowTiles == 1 ? 3 : 4;
-  typename Wave<kRowTiles, Rows>::ScaleWords words[(kCount + 3) / 4];
-  typename Wave<kRowTiles, Rows>::Step steps[kCount];
+  typename W::ScaleWords words[(kCount + 3) / 4];
+  typename W::Step steps[kCount];
   const auto load = [&](int i) {
     // From step 0 on the steps' offsets are constants of the loads themselves.
     if constexpr (kWholeK)
@@ -82,12 +80,13 @@ __device__ __forceinline__ void short_run(Wave<kRowTiles, Rows>& mine, uint32_t 
 }
 
 /// kCount whole steps from `first` on.
-template <int kCount, int kRowTiles, class Rows>
-__device__ __forceinline__ void straight(Wave<kRowTiles, Rows>& mine, uint32_t first) {
+template <int kCount, class W>
+__device__ __forceinline__ void straight(W& mine, uint32_t first) {
+  constexpr int kRowTiles = W::kTilesOfX;
   if constexpr (kCount <= kShortRun) return short_run<kCount, false>(mine, first);
   constexpr int kAhead = kRowTiles == 1 ? 3 : 4;
   ScaleBlock<kRowTiles> scales[(kCount + kScaleSteps - 1) / kScaleSteps];
-  typename Wave<kRowTiles, Rows>::Step steps[kCount];
+  typename W::Step steps[kCount];
   // The step's offset is the wave's: with a constant for each step in the lanes' offset the compiler keeps a register for
   // every one of them.
   const auto load = [&](int i) {
@@ -111,8 +110,8 @@ __device__ __forceinline__ void straight(Wave<kRowTiles, Rows>& mine, uint32_t f
 }
 
 /// The steps from `first` to `end`, at most kMost; kWholeK: from step 0 on, at most kShortRun.
-template <int kMost, bool kWholeK, int kRowTiles, class Rows>
-__device__ __forceinline__ void run_rest(Wave<kRowTiles, Rows>& mine, uint32_t first, uint32_t end) {
+template <int kMost, bool kWholeK, class W>
+__device__ __forceinline__ void run_rest(W& mine, uint32_t first, uint32_t end) {
   if constexpr (kMost > 0) {
     if (end - first != kMost)
       run_rest<kMost - 1, kWholeK>(mine, first, end);
@@ -126,8 +125,8 @@ __device__ __forceinline__ void run_rest(Wave<kRowTiles, Rows>& mine, uint32_t f
 #endif
 
 /// The same as mine.run(begin, end, aligned); kWholeK: all of K.
-template <bool kWholeK, int kRowTiles, class Rows>
-__device__ __forceinline__ void run_long(Wave<kRowTiles, Rows>& mine, uint32_t begin, uint32_t end, bool aligned) {
+template <bool kWholeK, class W>
+__device__ __forceinline__ void run_long(W& mine, uint32_t begin, uint32_t end, bool aligned) {
 #if defined(__gfx950__)
   const uint32_t steps = mine.k / kStep;  // begin is at most that
   const uint32_t whole = !aligned ? begin : kWholeK ? steps : min(end, steps);

@@ -35,6 +35,9 @@
 //
 // gfx942, and scales of a tensor that is not aligned: such steps one by one, with loads that are out of range past K.
 //
+// W may be e2m1 under MX scales, half the bytes: gfx950's instruction takes the formats as they are, a lane's 16 bytes at 16 (l / 16)
+// being its k of one block; on gfx942 a lane's 4 bytes at 4 (l / 16) of each block become e4m3 codes, 16 vector instructions.
+//
 // The same loop serves scales that are not MX's (Scales below): f32 or e8m0 for each 128 of K, or one f32 for a row, with which
 // sums are multiplied before they are stored. Then k is a multiple of 16, and only the last step of K can be partial.
 #pragma once
@@ -68,8 +71,10 @@ constexpr int steps_ahead(int row_tiles, int column_tiles = 1) {
 
 /// One wave's 16 kRowTiles x 16 outputs; acc[t][i] is row lane % 16 of row tile t, column 4 (lane / 16) + i. kColumns as in
 /// tile_row_offset, of W. With several tiles of columns those of tile c begin at acc[c kRowTiles].
-template <int kRowTiles, class Rows, int kColumns = kTile, int kColumnTiles = 1, Scales kScales = Scales::kMx>
+template <int kRowTiles, class Rows, int kColumns = kTile, int kColumnTiles = 1, Scales kScales = Scales::kMx,
+          Elements kW = Elements::e4m3>
 struct Wave {
+  static constexpr int kTilesOfX = kRowTiles;
   static constexpr bool kOnce = kScales == Scales::kOnce, kFloats = kScales == Scales::kBlocks, kEach = kScales == Scales::kMx;
   static constexpr bool kBytes = kEach || kScales == Scales::kMxShared, kE8m0 = kBytes || kScales == Scales::kBlocksE8m0;
   static constexpr int kWScales = kEach ? kScaleRows : 1;  // of a tile, that a lane takes
@@ -80,8 +85,10 @@ struct Wave {
   static constexpr int kMaxRun = max_run(kRowTiles, kColumns) < kMostRun ? max_run(kRowTiles, kColumns) : kMostRun;
   static constexpr int kRunBetween = kRowTiles == 1 ? 8 : kRowTiles * kColumnTiles <= 6 ? 4 : 2;  // longer ones would spill
 
+  using OfW = WPieces<kW>;
   struct Step {
-    Piece w[kColumnTiles][kPieces], x[kRowTiles][kPieces];
+    typename OfW::Piece w[kColumnTiles][OfW::kCount];
+    Piece x[kRowTiles][kPieces];
   };
   // Rows whose scales a lane takes, those of W first. gfx942: of each tile the four whose products it holds.
   static constexpr int kWRows = kColumnTiles * kWScales, kRows = kWRows + kRowTiles;
@@ -122,6 +129,16 @@ struct Wave {
     }
   }
 
+  // What is `at` bytes from the beginning of a row of X is so many from that of one of W.
+  static __device__ __forceinline__ constexpr uint32_t in_w(uint32_t at) { return row_bytes(kW, at); }
+
+  static __device__ typename OfW::Piece load_w(dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
+    if constexpr (OfW::kBytes == 4)
+      return dev::load_b32(from, lane_offset, wave_offset);
+    else
+      return load_piece(from, lane_offset, wave_offset);
+  }
+
   static __device__ Piece load_piece(dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
 #if defined(__gfx950__)
     return dev::load_b128(from, lane_offset, wave_offset);
@@ -134,8 +151,8 @@ struct Wave {
 #pragma unroll
     for (int c = 0; c < kColumnTiles; ++c)
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i)
-        to.w[c][i] = load_piece(w, offset + ahead * kStep + i * kPieceStride, at + c * kTile * k);
+      for (int i = 0; i < OfW::kCount; ++i)
+        to.w[c][i] = load_w(w, offset + ahead * in_w(kStep) + i * OfW::kStride, in_w(at + c * kTile * k));
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
@@ -175,6 +192,16 @@ struct Wave {
   }
 
 #if defined(__gfx950__)
+  /// sum + the products of tile c of W and tile t of X under the low bytes of both scales.
+  __device__ __forceinline__ dev::f32x4 scaled_products(const Step& step, int c, uint32_t w_scale, int t, uint32_t x_scale,
+                                                        dev::f32x4 sum) const {
+    if constexpr (kW == Elements::e2m1)
+      return dev::mfma_scaled_e2m1_e4m3(step.w[c][0], w_scale, dev::mfma_operand(step.x[t][0], step.x[t][1]), x_scale, sum);
+    else
+      return dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[c][0], step.w[c][1]), w_scale,
+                                   dev::mfma_operand(step.x[t][0], step.x[t][1]), x_scale, sum);
+  }
+
   __device__ __forceinline__ void multiply(const Step& step, const ScaleWords& words, int which) {
 #pragma unroll
     for (int c = 0; c < kColumnTiles; ++c) {
@@ -182,7 +209,9 @@ struct Wave {
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
         dev::f32x4& sum = acc[c * kRowTiles + t];
-        if constexpr (kE8m0)
+        if constexpr (kW == Elements::e2m1)
+          sum = scaled_products(step, c, w_scale, t, words.row[kWRows + t][which] >> 8 * group, sum);
+        else if constexpr (kE8m0)
           sum = dev::mfma_scaled_e4m3(dev::mfma_operand(step.w[c][0], step.w[c][1]), w_scale,
                                       dev::mfma_operand(step.x[t][0], step.x[t][1]),
                                       kBytes ? words.row[kWRows + t][which] >> 8 * group : words.row[kWRows + t][which], sum);
@@ -221,6 +250,14 @@ struct Wave {
     }
   }
 
+  // A piece of W in e4m3.
+  static __device__ __forceinline__ Piece as_e4m3(typename OfW::Piece piece) {
+    if constexpr (kW == Elements::e2m1)
+      return dev::e4m3_of_e2m1(piece);
+    else
+      return piece;
+  }
+
   __device__ __forceinline__ void multiply_block(Piece w_piece, const Piece (&x_piece)[kRowTiles],
                                                  const uint32_t (&w_byte)[kWScales], const uint32_t (&x_byte)[kRowTiles]) {
 #pragma unroll
@@ -250,7 +287,7 @@ struct Wave {
         x_byte[t] = words.row[kWRows + t][which] >> 8 * b & 0xFF;
         x_piece[t] = step.x[t][b];
       }
-      multiply_block(step.w[0][b], x_piece, w_byte, x_byte);
+      multiply_block(as_e4m3(step.w[0][b]), x_piece, w_byte, x_byte);
       __builtin_amdgcn_sched_barrier(0);  // bytes unpacked ahead of their use cost registers
     }
   }
@@ -293,18 +330,28 @@ struct Wave {
     }
   }
 
+  // Piece i of W, where it exists.
+  __device__ __forceinline__ void load_w_to_end(Step& to, uint32_t at, int i, bool exists) const {
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; ++c)
+      to.w[c][i] = load_w(w, exists ? offset + i * OfW::kStride : dev::kOutOfRange, in_w(at + c * kTile * k));
+  }
+
   // The payload of a step that may be partial.
   __device__ __forceinline__ void load_to_end(Step& to, uint32_t step) const {
     const uint32_t at = step * kStep;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const bool exists = at + group * kPieceBytes + i * kPieceStride < k;
-#pragma unroll
-      for (int c = 0; c < kColumnTiles; ++c)
-        to.w[c][i] = load_piece(w, exists ? offset + i * kPieceStride : dev::kOutOfRange, at + c * kTile * k);
+      if constexpr (kW == Elements::e4m3) load_w_to_end(to, at, i, exists);
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t)
         to.x[t][i] = load_piece(x.payload, exists ? x.in_lane(t) + i * kPieceStride : dev::kOutOfRange, at + x.in_wave(t));
+    }
+    if constexpr (kW == Elements::e2m1) {
+#pragma unroll
+      for (int i = 0; i < OfW::kCount; ++i)
+        load_w_to_end(to, at, i, in_w(at) + group * OfW::kBytes + i * OfW::kStride < in_w(k));
     }
   }
 
@@ -405,7 +452,7 @@ struct Wave {
                                  block + b + x.scales_in_wave(t));
         x_piece[t] = loaded.x[t][b];
       }
-      multiply_block(loaded.w[0][b], x_piece, w_byte, x_byte);
+      multiply_block(as_e4m3(loaded.w[0][b]), x_piece, w_byte, x_byte);
     }
 #endif
   }

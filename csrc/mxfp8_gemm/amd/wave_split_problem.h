@@ -27,6 +27,12 @@ enum class Scales {
   kMx,          // e8m0 for each 32 of K and row
 };
 
+/// The elements of W; those of X are e4m3.
+enum class Elements { e4m3, e2m1 };
+
+/// Bytes of a row of `k` elements.
+constexpr uint32_t row_bytes(Elements elements, uint32_t k) { return elements == Elements::e2m1 ? k / 2 : k; }
+
 /// Rows of W that share scales.
 constexpr uint32_t shared_rows(Scales scales) {
   return scales == Scales::kMxShared ? 32 : scales == Scales::kBlocks || scales == Scales::kBlocksE8m0 ? 128 : 1;

@@ -9,10 +9,26 @@ namespace hf::wave_split {
 #if defined(__gfx950__)
 constexpr int kPieces = 2, kPieceBytes = 16, kPieceStride = 64, kScaleRows = 1;
 using Piece = dev::u32x4;
+constexpr int kFp4Pieces = 1, kFp4PieceBytes = 16, kFp4PieceStride = 64;
+using Fp4Piece = dev::u32x4;
 #else
 constexpr int kPieces = 4, kPieceBytes = 8, kPieceStride = 32, kScaleRows = 4;
 using Piece = dev::u32x2;
+constexpr int kFp4Pieces = 4, kFp4PieceBytes = 4, kFp4PieceStride = 16;
+using Fp4Piece = uint32_t;
 #endif
+
+/// Pieces of W that a lane has of a row and step: their number, bytes of each, and bytes from one to the next.
+template <Elements kW>
+struct WPieces {
+  static constexpr int kCount = kPieces, kBytes = kPieceBytes, kStride = kPieceStride;
+  using Piece = wave_split::Piece;
+};
+template <>
+struct WPieces<Elements::e2m1> {
+  static constexpr int kCount = kFp4Pieces, kBytes = kFp4PieceBytes, kStride = kFp4PieceStride;
+  using Piece = Fp4Piece;
+};
 
 /// A resource over just `count` rows of `data` from `first` on, or as many as there are.
 __device__ inline dev::Buffer rows_of(const uint8_t* data, uint32_t first, uint32_t count, uint32_t rows, uint32_t stride) {
@@ -38,6 +54,12 @@ __device__ inline uint32_t tile_row_offset(uint32_t row, uint32_t stride) {
 template <int kColumns = kTile>
 __device__ inline uint32_t lane_offset(uint32_t k, uint32_t lane) {
   return tile_row_offset<kColumns>(lane % kTile, k) + lane / kTile * kPieceBytes;
+}
+
+/// The same of W.
+template <Elements kW>
+__device__ inline uint32_t w_lane_offset(uint32_t k, uint32_t lane) {
+  return tile_row_offset(lane % kTile, row_bytes(kW, k)) + lane / kTile * WPieces<kW>::kBytes;
 }
 
 /// Rows of X that follow each other: all tiles share the lane's offset. kColumns as in tile_row_offset.

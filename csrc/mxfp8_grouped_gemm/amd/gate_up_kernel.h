@@ -87,10 +87,8 @@ __device__ inline Eight added(dev::Buffer parts, uint32_t at, uint32_t to_second
 #endif
 
 /// Work-groups of kGateUpTiles waves for each of kParts parts of K; 16 kRowTiles slots at a time.
-template <int kRowTiles, int kParts>
-__global__ __launch_bounds__(kParts * kGateUpTiles * dev::kWaveSize) void mxfp8_gate_up(
-    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
-    uint32_t num_valid, uint32_t block_m, uint32_t columns_of_both, uint32_t depth, GateUpRest) {
+template <int kRowTiles, int kParts, Elements kW>
+__device__ __forceinline__ void gate_and_up(const First& leading) {
   static_assert(kParts == 1 || kParts == kMaxParts);
   static_assert(2 * kRowTiles <= kGateUpTiles, "two waves hold the results of a row tile");
 #if defined(__gfx950__) || defined(__gfx942__)
@@ -105,7 +103,6 @@ __global__ __launch_bounds__(kParts * kGateUpTiles * dev::kWaveSize) void mxfp8_
     log2_groups = late.log2_groups;
     dev::wave_values_loaded_here(interleaved, log2_groups);
   };
-  const First leading{sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns_of_both, depth};
   for_each_group(leading, lane, also, [&](const Slots& slots, uint32_t expert, Pass pass) {
     const uint32_t tile = wave % kGateUpTiles, part = wave / kGateUpTiles;
     const uint32_t block = blockIdx.x >> log2_groups, of_groups = blockIdx.x & ((1u << log2_groups) - 1);
@@ -124,13 +121,14 @@ __global__ __launch_bounds__(kParts * kGateUpTiles * dev::kWaveSize) void mxfp8_
       const uint32_t column0 = (interleaved ? 2 * result0 : result0 + up0) + tile * kTile;
       const uint64_t w_row = uint64_t{expert} * n + column0;
       using Rows = wave_split::GatheredRows<kRowTiles>;
-      wave_split::Wave<kRowTiles, Rows> mine(Rows(pass.a, pass.a_scales, row, exists, pass.a_rows, k, lane),
-                                             dev::make_buffer(pass.w + w_row * k, kTile * k),
-                                             dev::make_buffer(pass.w_scales + w_row * (k / kMxBlock), kTile * (k / kMxBlock)),
-                                             k, wave_split::lane_offset(k, lane), lane);
+      const uint32_t w_bytes = wave_split::row_bytes(kW, k);
+      wave_split::Wave<kRowTiles, Rows, kTile, 1, Scales::kMx, kW> mine(
+          Rows(pass.a, pass.a_scales, row, exists, pass.a_rows, k, lane), dev::make_buffer(pass.w + w_row * w_bytes, kTile * w_bytes),
+          dev::make_buffer(pass.w_scales + w_row * (k / kMxBlock), kTile * (k / kMxBlock)), k,
+          wave_split::w_lane_offset<kW>(k, lane), lane);
       const uint32_t log2_parts = log2_groups + (kParts - 1), of_k = of_groups * kParts + part;
-      wave_split::run_long<false>(mine, wave_split::first_step(k, of_k, log2_parts),
-                                  wave_split::first_step(k, of_k + 1, log2_parts), pass.aligned_scales);
+      multiply_steps<false, Scales::kMx, kW>(mine, wave_split::first_step(k, of_k, log2_parts),
+                                             wave_split::first_step(k, of_k + 1, log2_parts), pass);
       const auto& p = dev::arguments_here<GateUpProblem>();
       const uint32_t thread = dev::lane_value_here(threadIdx.x);
 #pragma unroll
@@ -209,6 +207,58 @@ __global__ __launch_bounds__(kParts * kGateUpTiles * dev::kWaveSize) void mxfp8_
     }
   });
 #endif
+}
+
+template <int kRowTiles, int kParts>
+__global__ __launch_bounds__(kParts * kGateUpTiles * dev::kWaveSize) void mxfp8_gate_up(
+    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
+    uint32_t num_valid, uint32_t block_m, uint32_t columns_of_both, uint32_t depth, GateUpRest) {
+  gate_and_up<kRowTiles, kParts, Elements::e4m3>(
+      {sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns_of_both, depth});
+}
+
+/// The same with W in e2m1.
+template <int kRowTiles, int kParts>
+__global__ __launch_bounds__(kParts * kGateUpTiles * dev::kWaveSize) void mxfp4_gate_up(
+    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
+    uint32_t num_valid, uint32_t block_m, uint32_t columns_of_both, uint32_t depth, GateUpRest) {
+  gate_and_up<kRowTiles, kParts, Elements::e2m1>(
+      {sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns_of_both, depth});
+}
+
+/// Checks all but the operands of the product, and launches the kernel of one part of K or of two.
+template <int kRowTiles, class Kernel>
+void launch_gate_up(Kernel one, Kernel two, const Operands& given, const Tensor& out, const Tensor& out_scales,
+                    const Activation& activation, const OptionalTensor& workspace, int64_t rows, int64_t parts, int64_t groups,
+                    hipStream_t stream) {
+  const Problem gemm = checked(given);
+  const int64_t slots = given.num_valid, n = given.n;
+  HF_CHECK(given.k <= wave_split::kMaxK, "K must be at most ", wave_split::kMaxK, "; got ", given.k);
+  HF_CHECK(parts == 1 || parts == kMaxParts, "parts must be 1 or 2; got ", parts);
+  HF_CHECK(groups == 1 || groups == 2 || groups == kMaxGroups, "groups must be 1, 2 or 4; got ", groups);
+  HF_CHECK(rows == kRowTiles * kTile, "this variant of the module has rows = ", kRowTiles * kTile, "; got ", rows);
+  check_gate_up(out, out_scales, given);
+  check_aligned(out, "out");
+  const uint64_t floats = partial_floats(slots, n, groups), words = meeting_words(slots, n, groups);
+  HF_CHECK(floats * sizeof(float) <= kMaxInt32, "groups = ", groups, " need ", floats * sizeof(float),
+           " bytes of partial sums; at most 2^31 - 1 are addressed");
+  float* partials = nullptr;
+  if (groups > 1)
+    partials = reinterpret_cast<float*>(
+        check_split_workspace(workspace, floats * sizeof(float) + words * sizeof(uint64_t), groups, "groups"));
+
+  if (gemm.grid_rows == 0) return;
+  const GateUpRest rest{gemm,
+                        out.data<uint8_t>(),
+                        out_scales.data<uint8_t>(),
+                        activation,
+                        static_cast<uint32_t>(__builtin_ctzll(static_cast<uint64_t>(groups))),
+                        partials,
+                        reinterpret_cast<uint64_t*>(partials + floats),
+                        launch_number()};
+  const dim3 grid(static_cast<uint32_t>(n / kColumns * groups), gemm.grid_rows);
+  const auto threads = static_cast<uint32_t>(parts) * kGateUpTiles * dev::kWaveSize;
+  launch(parts == 1 ? one : two, gemm, rest, grid, threads, 0, stream);
 }
 
 }  // namespace hf::moe

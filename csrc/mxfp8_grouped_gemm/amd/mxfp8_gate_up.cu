@@ -28,32 +28,7 @@ void mxfp8_gate_up_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale
   HF_CHECK_ARCH(w, "gfx950", "gfx942");
   const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
                        num_valid_tokens, M_act, a_div, block_m, hf::mxfp8::payload_of(w)};
-  const Problem gemm = checked(given);
-  HF_CHECK(K <= hf::wave_split::kMaxK, "K must be at most ", hf::wave_split::kMaxK, "; got ", K);
-  HF_CHECK(parts == 1 || parts == kMaxParts, "parts must be 1 or 2; got ", parts);
-  HF_CHECK(groups == 1 || groups == 2 || groups == kMaxGroups, "groups must be 1, 2 or 4; got ", groups);
-  HF_CHECK(rows == HF_ROWS, "this variant of the module has rows = ", HF_ROWS, "; got ", rows);
-  check_gate_up(out, out_scales, given);
-  hf::check_aligned(out, "out");
-  const uint64_t floats = partial_floats(num_valid_tokens, N, groups), words = meeting_words(num_valid_tokens, N, groups);
-  HF_CHECK(floats * sizeof(float) <= kMaxInt32, "groups = ", groups, " need ", floats * sizeof(float),
-           " bytes of partial sums; at most 2^31 - 1 are addressed");
-  float* partials = nullptr;
-  if (groups > 1)
-    partials = reinterpret_cast<float*>(hf::check_split_workspace(
-        workspace, floats * sizeof(float) + words * sizeof(uint64_t), groups, "groups"));
-
-  if (gemm.grid_rows == 0) return;
-  const GateUpRest rest{gemm,
-                        out.data<uint8_t>(),
-                        out_scales.data<uint8_t>(),
-                        hf::checked_activation(alpha, beta, limit, interleaved),
-                        static_cast<uint32_t>(__builtin_ctzll(static_cast<uint64_t>(groups))),
-                        partials,
-                        reinterpret_cast<uint64_t*>(partials + floats),
-                        hf::launch_number()};
-  const dim3 grid(static_cast<uint32_t>(N / kColumns * groups), gemm.grid_rows);
-  const auto threads = static_cast<uint32_t>(parts) * kGateUpTiles * hf::dev::kWaveSize;
-  launch(parts == 1 ? mxfp8_gate_up<kRowTiles, 1> : mxfp8_gate_up<kRowTiles, kMaxParts>, gemm, rest, grid, threads, 0, stream);
+  launch_gate_up<kRowTiles>(mxfp8_gate_up<kRowTiles, 1>, mxfp8_gate_up<kRowTiles, kMaxParts>, given, out, out_scales,
+                            hf::checked_activation(alpha, beta, limit, interleaved), workspace, rows, parts, groups, stream);
 }
 HF_EXPORT(mxfp8_gate_up_out);

@@ -30,10 +30,12 @@ struct Rest {
   uint32_t aligned_output;  // four neighbouring outputs can be stored at once
   uint32_t log2_parts;      // of K, of kernels that split it over waves
   uint32_t tile_columns;    // of a work-group, of the same kernels
-  uint32_t one_scale;       // kOneAScale, kOneWScale: of scales that are not MX's
+  uint32_t options;
 };
 
-constexpr uint32_t kOneAScale = 1, kOneWScale = 2;  // one for all of A, one for each expert
+// Options. Of scales that are not MX's: one for all of A, one for each expert. Of MX's where rows of scales start between words:
+// both tensors, and the scales of each expert, do not.
+constexpr uint32_t kOneAScale = 1, kOneWScale = 2, kScalesBetweenWords = 4;
 
 constexpr int kPreloadedDwords = 14;  // what 16 user SGPRs leave
 static_assert(sizeof(First) == kPreloadedDwords * sizeof(uint32_t) && sizeof(First) % alignof(Rest) == 0);
@@ -68,6 +70,8 @@ inline Problem problem_of(const Operands& given) {
                     .n = static_cast<uint32_t>(given.n),
                     .k = static_cast<uint32_t>(given.k)};
   const auto tiles = static_cast<uint32_t>(given.sorted_ids.numel() / given.block_m);
+  const bool words = aligned_to(given.a_scales.data(), 4) && aligned_to(given.w_scales.data(), 4);
+  const bool between = words && given.k % kScaleStep != 0 && given.n * (given.k / kMxBlock) % 4 == 0;
   const Rest rest{.a = given.a.data<uint8_t>(),
                   .a_scales = static_cast<const uint8_t*>(given.a_scales.data()),
                   .biases = given.biases.data<float>(),
@@ -76,8 +80,8 @@ inline Problem problem_of(const Operands& given) {
                   .a_div = static_cast<uint32_t>(given.a_div),
                   .tiles = tiles,
                   .grid_rows = tiles < first.num_valid ? tiles : first.num_valid,
-                  .aligned_scales = given.k % kScaleStep == 0 && aligned_to(given.a_scales.data(), 4) &&
-                                    aligned_to(given.w_scales.data(), 4)};
+                  .aligned_scales = given.k % kScaleStep == 0 && words,
+                  .options = between ? kScalesBetweenWords : 0};
   return {first, rest};
 }
 

@@ -36,6 +36,7 @@
 
 namespace hf::moe {
 
+using wave_split::Elements;
 using wave_split::kTile;
 using wave_split::Scales;
 
@@ -69,11 +70,11 @@ __device__ inline void store(uint32_t expert, dev::f32x4 values, uint32_t slot, 
 /// What a pass over slots of a tile reads of the arguments.
 struct Pass {
   const uint8_t *w, *w_scales, *a, *a_scales;
-  uint32_t n, k, a_rows, a_div, aligned_scales, one_scale;
+  uint32_t n, k, a_rows, a_div, aligned_scales, options;
 
   __device__ Pass(const uint8_t* weight, const uint8_t* weight_scales, uint32_t columns, uint32_t depth, const Late& rest)
       : w(weight), w_scales(weight_scales), a(rest.a), a_scales(rest.a_scales), n(columns), k(depth), a_rows(rest.a_rows),
-        a_div(rest.a_div), aligned_scales(rest.aligned_scales), one_scale(rest.one_scale) {}
+        a_div(rest.a_div), aligned_scales(rest.aligned_scales), options(rest.options) {}
   __device__ explicit Pass(const Late& p) : Pass(p.w, p.w_scales, p.n, p.k, p) {}
 
   __device__ uint32_t row_of(uint32_t slot) const { return a_div == 1 ? slot : slot / a_div; }
@@ -98,7 +99,7 @@ struct SlotScales {
   SlotScales() = default;
   __device__ __forceinline__ SlotScales(const Pass& pass, uint32_t expert, uint32_t slot, bool exists, uint32_t column) {
     if constexpr (kScales == Scales::kOnce) {
-      const bool one_a = pass.one_scale & kOneAScale, one_w = pass.one_scale & kOneWScale;
+      const bool one_a = pass.options & kOneAScale, one_w = pass.options & kOneWScale;
       const uint32_t of_expert = one_w ? 1 : pass.n;
       const dev::Buffer of_a = dev::make_buffer(pass.a_scales, (one_a ? 1 : pass.a_rows) * sizeof(float));
       const dev::Buffer of_w =
@@ -119,12 +120,18 @@ struct SlotScales {
 };
 
 /// All steps from `begin` to `end`; kWholeK: that is all of K.
-template <bool kWholeK, Scales kScales, class Wave>
-__device__ __forceinline__ void multiply_steps(Wave& mine, uint32_t begin, uint32_t end, bool aligned) {
-  if constexpr (kScales == Scales::kMx)
-    wave_split::run_long<kWholeK>(mine, begin, end, aligned);
+template <bool kWholeK, Scales kScales, Elements kW, class Wave>
+__device__ __forceinline__ void multiply_steps(Wave& mine, uint32_t begin, uint32_t end, const Pass& pass) {
+#if defined(__gfx950__)
+  constexpr bool kHasLongRuns = kScales == Scales::kMx;
+#else
+  constexpr bool kHasLongRuns = false;
+#endif
+  const bool between = (kScales == Scales::kMx || kScales == Scales::kMxShared) && (pass.options & kScalesBetweenWords);
+  if (kHasLongRuns && (kW == Elements::e4m3 || !between))
+    wave_split::run_long<kWholeK>(mine, begin, end, pass.aligned_scales);
   else
-    mine.run(begin, end, aligned);
+    mine.run(begin, end, pass.aligned_scales, between);
 }
 
 __device__ inline const int32_t* expert_of(const First& p, uint32_t tile) {
@@ -174,7 +181,7 @@ template <class Also, class Group>
 /// kAlone: one part, so that no wave waits for another; else wave_split::kTileBytes of LDS for each wave and row tile.
 /// Every grid row has a tile. a_rows k and n k below 2^31; k a multiple of 32 or, of scales that are not MX's, 16, at most
 /// wave_split::kMaxK; every slot / a_div below a_rows; a and w aligned to 16 bytes.
-template <int kRowTiles, bool kAlone, Scales kScales>
+template <int kRowTiles, bool kAlone, Scales kScales, Elements kW = Elements::e4m3>
 __device__ __forceinline__ void multiply_groups(const First& leading) {
 #if defined(__gfx950__) || defined(__gfx942__)
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
@@ -207,9 +214,11 @@ __device__ __forceinline__ void multiply_groups(const First& leading) {
       const uint64_t w_row = uint64_t{expert} * n + column0;
       const uint32_t w_rows = column0 < n ? min<uint32_t>(kTile, n - column0) : 0;
       using Rows = wave_split::GatheredRows<kRowTiles, kScales>;
-      wave_split::Wave<kRowTiles, Rows, kTile, 1, kScales> mine(
-          Rows(pass.a, pass.a_scales, row, exists, pass.a_rows, k, lane), dev::make_buffer(pass.w + w_row * k, w_rows * k),
-          pass.scales_of_w<kScales>(expert, column0, w_rows), k, wave_split::lane_offset(k, lane), lane);
+      const uint32_t w_bytes = wave_split::row_bytes(kW, k);
+      wave_split::Wave<kRowTiles, Rows, kTile, 1, kScales, kW> mine(
+          Rows(pass.a, pass.a_scales, row, exists, pass.a_rows, k, lane),
+          dev::make_buffer(pass.w + w_row * w_bytes, w_rows * w_bytes), pass.scales_of_w<kScales>(expert, column0, w_rows), k,
+          wave_split::w_lane_offset<kW>(k, lane), lane);
       const uint32_t column = column0 + lane / kTile * dev::kColumnsPerLane;
       // Those of the tiles that the wave stores come while it multiplies.
       SlotScales<kScales> scales[kAlone ? kRowTiles : 1];
@@ -220,8 +229,8 @@ __device__ __forceinline__ void multiply_groups(const First& leading) {
         const uint32_t at = first + part * kTile;
         scales[0] = SlotScales<kScales>(pass, expert, slots.of_lane(at, lane), at + lane % kTile < slots.count, column);
       }
-      multiply_steps<kAlone, kScales>(mine, wave_split::first_step(k, part, log2_parts),
-                                      wave_split::first_step(k, part + 1, log2_parts), pass.aligned_scales);
+      multiply_steps<kAlone, kScales, kW>(mine, wave_split::first_step(k, part, log2_parts),
+                                          wave_split::first_step(k, part + 1, log2_parts), pass);
       if constexpr (kAlone) {
 #pragma unroll
         for (int t = 0; t < kRowTiles; ++t)
@@ -255,6 +264,15 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void fp8_grouped_split(
     const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
     uint32_t num_valid, uint32_t block_m, uint32_t columns, uint32_t depth, Rest) {
   multiply_groups<kRowTiles, kAlone, kScales>(
+      {sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth});
+}
+
+/// mxfp8_grouped_split with W in e2m1.
+template <int kRowTiles, bool kAlone>
+__global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp4_grouped_split(
+    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
+    uint32_t num_valid, uint32_t block_m, uint32_t columns, uint32_t depth, Rest) {
+  multiply_groups<kRowTiles, kAlone, Scales::kMx, Elements::e2m1>(
       {sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth});
 }
 

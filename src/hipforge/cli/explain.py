@@ -71,7 +71,11 @@ def _of_own(op: str, call: partial[Any]) -> Explanation:
     )  # fmt: skip
 
 
-PRODUCTS = {"fused_moe_fp8": "grouped_fp8_linear", "fused_moe_mxfp8": "grouped_mxfp8_linear"}
+PRODUCTS = {
+    "fused_moe_fp8": "grouped_fp8_linear",
+    "fused_moe_mxfp4": "grouped_mxfp4_linear",
+    "fused_moe_mxfp8": "grouped_mxfp8_linear",
+}
 """The op of the two grouped products of a MoE layer."""
 
 

@@ -56,7 +56,31 @@ __device__ inline f32x4 mfma_scaled_e2m1(u32x4 a, uint32_t a_scale, u32x4 b, uin
                                                           static_cast<int32_t>(b_scale));
 }
 
+/// A in e2m1 as there, B in e4m3 as in mfma_scaled_e4m3: each operand has the lanes' k of its own format.
+__device__ inline f32x4 mfma_scaled_e2m1_e4m3(u32x4 a, uint32_t a_scale, i32x8 b, uint32_t b_scale, f32x4 accumulator) {
+  constexpr int kE4m3 = 0, kE2m1 = 4, kLowByte = 0;
+  return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(mfma_operand(a, u32x4{0, 0, 0, 0}), b, accumulator, kE2m1, kE4m3,
+                                                          kLowByte, static_cast<int32_t>(a_scale), kLowByte,
+                                                          static_cast<int32_t>(b_scale));
+}
+
 #endif  // __gfx950__
+
+#if !defined(__gfx950__)
+
+/// Eight e2m1 elements, the first in the lowest bits, as e4m3fnuz codes in memory order. A zero has no sign there.
+__device__ inline u32x2 e4m3_of_e2m1(uint32_t codes) {
+  constexpr uint32_t kLow = 0x44403800, kHigh = 0x54504C48;  // of 0, 0.5, 1, 1.5 and 2, 3, 4, 6
+  const auto converted = [](uint32_t nibbles, uint32_t signs) {
+    const uint32_t magnitudes = __builtin_amdgcn_perm(kHigh, kLow, nibbles & 0x07070707u);
+    return magnitudes | (signs & 0x80808080u & (magnitudes + 0x7F7F7F7Fu));  // bit 7 of the sum: not zero
+  };
+  const uint32_t even = converted(codes, codes << 4), odd = converted(codes >> 4, codes);
+  constexpr uint32_t kFirstPairs = 0x05010400, kLastPairs = 0x07030602;
+  return {__builtin_amdgcn_perm(odd, even, kFirstPairs), __builtin_amdgcn_perm(odd, even, kLastPairs)};
+}
+
+#endif  // not __gfx950__
 
 // 16 x 16 x 32 (or x 16) of bf16: lane l has row i = l % 16 of A (column i of B), k = 8 (l / 16) .. + 7 (4 (l / 16) .. + 3);
 // register r of the result is row 4 (l / 16) + r of A, column i of B. gfx942 takes a lane's eight elements in two halves, so

@@ -1,0 +1,318 @@
+"""MoE grouped GEMM with MXFP4 weights and MX-FP8 activations: every routed slot's row times its expert's weight.
+
+``a_q`` [M_act, K] holds e4m3 elements in the device's format (float8_e4m3fn, or uint8 with the same bits; on gfx942
+float8_e4m3fnuz), ``w`` [E, N, K/2] two e2m1 elements per byte, the even one in the low nibble (uint8 or
+float4_e2m1fn_x2), in plain order; ``a_scale`` [M_act, K/32] and ``w_scale`` [E, N, K/32] hold e8m0 bytes. K is a
+multiple of 32. Slots, tiles, experts, biases and weights are those of :mod:`hipforge.ops.mxfp8_grouped_gemm`; products
+are exact in float32, summed in it, and rounded once to bfloat16.
+
+On gfx950 the matrix instruction takes both formats as they are; on gfx942 the kernel makes e4m3 of e2m1 elements, which
+it holds exactly.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from hipforge.ops.core import checks
+from hipforge.ops.core.dispatch import Accepted, Choice, Decision
+from hipforge.ops.core.documented import documented_like
+from hipforge.ops.core.family import Family
+from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.core.kernel import Configuration, kernel_table
+from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import new_or_given_mxfp8
+from hipforge.ops.core.stub import stub
+from hipforge.ops.core.tuned import NEXT, gemm_shape
+from hipforge.ops.moe_align import moe_align_block_size
+from hipforge.ops.moe_gate_up import split_configuration, split_workspace
+from hipforge.ops.mxfp4_gemm.raw import PAYLOADS
+from hipforge.ops.mxfp8_gemm.family import SCALES
+from hipforge.ops.mxfp8_grouped_gemm import family as mx
+from hipforge.ops.mxfp8_grouped_gemm import run
+from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, wave_split
+from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, OPERANDS, ROUTED, Operands, by_expert
+from hipforge.ops.reference import dequantize_mxfp4, dequantize_mxfp8, quantize_mxfp4, quantize_mxfp8
+from hipforge.ops.reference.e8m0 import product_dtype
+from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
+
+PUBLIC = ("grouped_gemm_mxfp4", "grouped_mxfp4_linear")
+EXAMPLES = {
+    "grouped_gemm_mxfp4": "M=4,N=1536,K=2880,E=8,TOPK=2",
+    "grouped_mxfp4_linear": "M=4,N=1536,K=2880,E=8,TOPK=2",
+}
+
+KERNEL, GATE_UP_KERNEL = "mxfp4_grouped_split", "mxfp4_gate_up"
+
+mxfp4_grouped_split_out = stub(
+    "mxfp4_grouped_split_out",
+    "module_mxfp4_grouped_gemm_split",
+    f"out, {OPERANDS}; {ROUTED}; rows, waves, columns: int",
+    "Write the rows of ``out`` that tiles in use cover.",
+    variant={"HF_ROWS": "rows"},
+)
+
+mxfp4_gate_up_out = stub(
+    "mxfp4_gate_up_out",
+    "module_mxfp4_grouped_gemm_gate_up",
+    f"{GATE_UP}; workspace: Tensor?; rows, parts, groups: int",
+    "Write the rows of ``out`` and ``out_scales`` that tiles in use cover: MX-FP8 of SwiGLU of the product.",
+    variant={"HF_ROWS": "rows"},
+    mutates=("out", "out_scales", "workspace"),
+)
+
+
+@dataclass(frozen=True)
+class Problem(mx.Problem):
+    """``slots`` rows of activations [M_act, K], each times its expert's weight [N, K]."""
+
+    @classmethod
+    def given(
+        cls,
+        a_q: checks.Described,
+        a_scale: checks.Described,
+        w: checks.Described,
+        w_scale: checks.Described,
+        sorted_token_ids: checks.Described,
+        expert_ids: checks.Described,
+        num_tokens_post_padded: checks.Described,
+        num_valid_tokens: int,
+        block_m: int,
+        a_div: int,
+        mul_weight_by: checks.Described | None = None,
+    ) -> Problem:
+        """Return the problem of operands; raises GuardError for ones that are malformed."""
+        checks.require_tensor(a_scale=a_scale, w_scale=w_scale)
+        checks.require_dtype("w", w, PAYLOADS)
+        indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens, block_m, a_div
+        problem = cls.unscaled(a_q, w, *indices, mul_weight_by, packing=2)
+        checks.require_last_multiple("a_q", a_q, BLOCK)
+        for name, scale, rows in (("a", a_scale, (problem.m_act,)), ("w", w_scale, (problem.experts, problem.n))):
+            shape, why = (*rows, problem.k // BLOCK), f"one byte per {BLOCK} elements of {name}"
+            checks.require_operand(f"{name}_scale", scale, SCALES, shape, why, a_q.device)
+        return problem
+
+
+WAVE_SPLIT = replace(wave_split.WAVE_SPLIT, name=KERNEL, launch=mxfp4_grouped_split_out)
+
+
+def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
+    return WAVE_SPLIT.choice(mx.invariant(problem, arch, cu_count).configuration)
+
+
+FAMILY = Family(
+    problem=Problem.given,
+    table=kernel_table("mxfp4_grouped_gemm", (WAVE_SPLIT,), shape=gemm_shape(NEXT), extra_key=mx.EXTRA_KEY),
+    kernels=(WAVE_SPLIT,),
+    archs=WAVE_SPLIT.archs,
+    envelope=mx.envelope,
+    reference="grouped_mm",
+    invariant=_invariant,
+)
+
+
+def grouped_mm(parts: Operands) -> torch.Tensor:
+    """Return the product in float32, by torch."""
+    compute = product_dtype(parts.a_scale, parts.w_scale)
+    activations = dequantize_mxfp8(parts.a_q, parts.a_scale, compute)
+    return by_expert(
+        parts, lambda rows, e: activations[rows] @ dequantize_mxfp4(parts.w[e], parts.w_scale[e], compute).T
+    )
+
+
+def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> functools.partial[Any]:
+    """Return a call of an op for ``hipforge profile``."""
+    a_q, a_scale = quantize_mxfp8(torch.randn(tokens, k), fp8_dtypes("cpu")[0])
+    weights = (part.view(experts, n, -1) for part in quantize_mxfp4(torch.randn(experts * n, k) * 0.1))
+    slots = moe_align_block_size(torch.rand(tokens, experts).topk(top_k, dim=1).indices.int(), 64, experts)
+    function: Any = {"grouped_gemm_mxfp4": grouped_gemm_mxfp4, "grouped_mxfp4_linear": grouped_mxfp4_linear}[op]
+    counts = {"num_valid_tokens": tokens * top_k, "block_m": 64, "a_div": top_k}
+    return functools.partial(function, a_q, a_scale, *weights, *slots, **counts)
+
+
+def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> torch.Tensor:
+    return torch.empty((num_valid_tokens, w.shape[1]), dtype=torch.bfloat16, device=a_q.device)
+
+
+def _start(kernel: str, configuration: Configuration, result: torch.Tensor, operands: Operands) -> None:
+    def launch(given: Operands) -> None:
+        WAVE_SPLIT.run(configuration, (), result, *given.tensors, given.mul_weight_by, given.bias, *given.sizes)
+
+    launch_aligned(launch, operands)
+
+
+@operator(FAMILY.plan, fake=_new, outs=("out",))
+def grouped_gemm_mxfp4(
+    taken: Accepted,
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    block_m: int,
+    a_div: int,
+    mul_weight_by: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    uncovered: str = "zero",
+) -> torch.Tensor | None:
+    """Multiply each slot's activation row with its expert's weight, or return None where the fallback must.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        a_q: activations [M_act, K] in the device's e4m3, any strides; slot t reads row t // ``a_div``.
+        a_scale: e8m0 bytes [M_act, K/32].
+        w: weights [E, N, K/2], two e2m1 elements per byte.
+        w_scale: e8m0 bytes [E, N, K/32].
+        sorted_token_ids: int32, whole tiles of ``block_m`` slots, as :func:`hipforge.moe_align_block_size` sorts them.
+        expert_ids: int32, at least one per tile.
+        num_tokens_post_padded: int32 [1].
+        num_valid_tokens: slots, T · top_k.
+        block_m: entries of a tile.
+        a_div: slots per activation row, any positive number: top_k for the first GEMM, 1 for the second.
+        mul_weight_by: float32 [num_valid_tokens], multiplied in float32 before the result is rounded.
+        bias: float32 [E, N], the expert's row added in float32 before the weight is multiplied.
+        out: contiguous bfloat16 [num_valid_tokens, N] to write into.
+        uncovered: what rows that no tile covers hold: ``zero``, or ``undefined`` for a caller that does not read
+            them, which saves the launch that fills the output.
+
+    Returns:
+        bfloat16 [num_valid_tokens, N], with rows that no tile covers as ``uncovered`` says; None outside the envelope,
+        as ``hipforge.explain(grouped_gemm_mxfp4, ...)`` says.
+
+    Raises:
+        GuardError: operands or indices of the wrong dtype, shape or device.
+        BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.mxfp8_quantize(torch.ones(2, 64))
+        >>> w, w_scale = (part.view(2, 16, -1) for part in hipforge.mxfp4_quantize(torch.ones(32, 64)))
+        >>> slots = hipforge.moe_align_block_size(torch.tensor([[1], [0]], dtype=torch.int32), 16, 2)
+        >>> y = hipforge.grouped_gemm_mxfp4(x, x_scale, w, w_scale, *slots, 2, 16, 1)
+        >>> None if y is None else y[:, 0].tolist()
+        [64.0, 64.0]
+    """
+    indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens
+    parts = Operands(a_q, a_scale, w.view(torch.uint8), w_scale, *indices, block_m, a_div, mul_weight_by, bias)
+    return run(taken, parts, out, uncovered, grouped_mm, _start)
+
+
+@operator(FAMILY.plan_total, fake=_new, outs=("out",))
+@documented_like(grouped_gemm_mxfp4)
+def grouped_mxfp4_linear(
+    taken: Accepted,
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    block_m: int,
+    a_div: int,
+    mul_weight_by: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    uncovered: str = "zero",
+) -> torch.Tensor:
+    """Multiply each slot's activation row with its expert's weight, always: the kernel where it applies, else torch.
+
+    Returns:
+        bfloat16 [num_valid_tokens, N], with rows that no tile covers as ``uncovered`` says.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.mxfp8_quantize(torch.ones(2, 64))
+        >>> w, w_scale = (part.view(2, 16, -1) for part in hipforge.mxfp4_quantize(torch.ones(32, 64)))
+        >>> slots = hipforge.moe_align_block_size(torch.tensor([[1], [0]], dtype=torch.int32), 16, 2)
+        >>> hipforge.grouped_mxfp4_linear(x, x_scale, w, w_scale, *slots, 2, 16, 1)[:, 0].tolist()
+        [64.0, 64.0]
+    """
+    indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens
+    parts = Operands(a_q, a_scale, w.view(torch.uint8), w_scale, *indices, block_m, a_div, mul_weight_by, bias)
+    return run(taken, parts, out, uncovered, grouped_mm, _start)
+
+
+def _plan_gate_up(w: torch.Tensor, **given: Any) -> Decision:
+    """Return the grouped GEMM's decision, with the epilogue where the kernel takes the call."""
+    decision = FAMILY.plan_total(w=w, **given)
+    taken = decision.accepted
+    experts, n, packed_k = w.shape
+    if taken is None or taken.kernel != KERNEL or n % (2 * BLOCK):
+        return decision
+    configuration = MappingProxyType(split_configuration(taken, experts, n, 2 * packed_k))
+    return replace(decision, accepted=replace(taken, kernel=GATE_UP_KERNEL, configuration=configuration))
+
+
+def _new_gate_up(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return new_or_given_mxfp8(a_q, (num_valid_tokens, w.shape[1] // 2))
+
+
+@operator(_plan_gate_up, fake=_new_gate_up)
+@documented_like(grouped_mxfp4_linear)
+def grouped_swiglu_mxfp4(
+    taken: Accepted,
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    block_m: int,
+    a_div: int,
+    *,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    interleaved: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what :func:`hipforge.swiglu_mxfp8` makes of :func:`hipforge.grouped_mxfp4_linear`'s gate and up.
+
+    Args:
+        w: weights [E, 2 d, K/2], d a multiple of 32.
+        w_scale: e8m0 bytes [E, 2 d, K/32].
+        bias: float32 [E, 2 d], in the order of ``w``'s rows.
+        alpha: of SwiGLU, as the next three.
+        beta: added to up.
+        limit: where gate and up are clamped, or None.
+        interleaved: even rows of ``w`` are the gate's, odd ones up's.
+
+    Returns:
+        ``(q, scales)``: [num_valid_tokens, d] in the device's e4m3 and uint8 [num_valid_tokens, d / 32]; rows that no
+        tile covers are undefined. Gate and up are rounded to bfloat16 on either path.
+    """
+    indices = sorted_token_ids, expert_ids, num_tokens_post_padded
+    if taken.kernel != GATE_UP_KERNEL:
+        gate_up = grouped_mxfp4_linear(
+            a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias, uncovered="undefined"
+        )
+        return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
+    q, scales = _new_gate_up(a_q, w, num_valid_tokens)
+    activation = alpha, beta, math.inf if limit is None else limit, interleaved
+    chosen = taken.configuration
+    workspace = split_workspace(q.shape[0], 2 * q.shape[1], chosen["groups"], q.device)
+
+    def launch(given: Operands) -> None:
+        operands = *given.tensors, given.bias, *given.sizes
+        mxfp4_gate_up_out(q, scales, *operands, *activation, workspace, *chosen.values())
+
+    w = w.view(torch.uint8)
+    launch_aligned(launch, Operands(a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias))
+    return q, scales
