@@ -15,6 +15,7 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.checks import require_dtype, require_rank, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
+from hipforge.ops.core.formats import FLOATS
 from hipforge.ops.core.fp8 import FP8_DTYPES, fp8_dtypes, to_fp8
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_fp8, written
@@ -23,13 +24,11 @@ from hipforge.ops.reference.fp8 import quantize_fp8_blocks, quantize_fp8_rows
 PUBLIC = ("fp8_quant_blocks", "fp8_quant_rows", "fp8_quant_tensorwise")
 
 _ROWS = "module_fp8_quant_rows"
-# torch dtype -> the module's variant
-_INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 @compile_ops(
     "module_fp8_quant",
-    variant=lambda out, out_t, inv_scale, workspace, x: {"HF_INPUT": _INPUTS[x.dtype]},
+    variant=lambda out, out_t, inv_scale, workspace, x: {"HF_INPUT": FLOATS[x.dtype]},
     mutates=("out", "out_t", "inv_scale", "workspace"),
 )
 def fp8_quant_tensorwise_out(
@@ -40,7 +39,7 @@ def fp8_quant_tensorwise_out(
 
 def _plan(x: torch.Tensor, dtype: torch.dtype | None, transpose: bool) -> Decision:
     require_tensor(x=x)
-    if x.dtype not in _INPUTS:
+    if x.dtype not in FLOATS:
         raise GuardError(f"x must be float32, float16 or bfloat16; got {x.dtype}")
     if dtype is not None and dtype not in FP8_DTYPES:
         raise GuardError(f"dtype must be one of {', '.join(map(str, FP8_DTYPES))}; got {dtype}")
@@ -92,7 +91,7 @@ def fp8_quant_tensorwise(
 
 
 def _input(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor) -> dict[str, str]:
-    return {"HF_INPUT": _INPUTS[x.dtype]}
+    return {"HF_INPUT": FLOATS[x.dtype]}
 
 
 @compile_ops(_ROWS, variant=_input, mutates=("out", "scale_out"))
@@ -107,7 +106,7 @@ def fp8_quant_blocks_out(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Te
 
 def _plan_rows(op: str, x: torch.Tensor) -> Decision:
     require_rank("x", x, 2, "[rows, K]")
-    require_dtype("x", x, tuple(_INPUTS))
+    require_dtype("x", x, tuple(FLOATS))
     if x.shape[1] == 0:
         raise GuardError("x must have at least one column; got K=0")
     return plan_kernel(op, x.device, module=_ROWS)

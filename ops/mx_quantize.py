@@ -14,7 +14,7 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core.checks import require_choice, require_dtype, require_last_multiple, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
-from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.formats import BLOCK, FLOATS
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8, written
@@ -23,12 +23,9 @@ from hipforge.ops.reference.layout import SCALE_COLUMNS, SCALE_ROWS
 
 PUBLIC = ("mxfp4_quantize", "mxfp8_quantize")
 
-# torch dtype -> the module's variant
-_INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-
 
 def _variant(out: torch.Tensor, scale_out: torch.Tensor, x: torch.Tensor, *rest: object) -> dict[str, str]:
-    return {"HF_INPUT": _INPUTS[x.dtype]}
+    return {"HF_INPUT": FLOATS[x.dtype]}
 
 
 @compile_ops("module_mx_quantize", variant=_variant, mutates=("out", "scale_out"))
@@ -46,7 +43,7 @@ def mxfp4_quantize_out(
 
 def _plan(op: str, x: torch.Tensor, mode: ScaleMode) -> Decision:
     require_rank("x", x, 2, "[rows, K]")
-    require_dtype("x", x, tuple(_INPUTS))
+    require_dtype("x", x, tuple(FLOATS))
     require_last_multiple("x", x, BLOCK)
     require_choice("mode", mode, SCALE_MODES)
     return plan_kernel(op, x.device)

@@ -18,6 +18,7 @@ from hipforge.ops.core import programmatic
 from hipforge.ops.core.checks import require_operand, require_out, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.documented import documented_like
+from hipforge.ops.core.formats import HALVES
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import (
@@ -42,9 +43,6 @@ PUBLIC = (
 )
 EXAMPLES = {"residual_rms_fp8_dynamic": "R=4,C=6144", "rms_norm_fp8_dynamic": "R=4,C=6144"}
 
-# torch dtype -> the module's variant
-_INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
-
 
 _WRITTEN = ("residual", "next_buffer", "also_out")
 _OPERANDS = "residual, next_buffer, also_out: Tensor?; input, weight: Tensor"
@@ -55,7 +53,7 @@ residual_rms_out = stub(
     f"out: Tensor; {_OPERANDS}; scale: Tensor?; epsilon, weight_offset, fp8_max: float; "
     "force_scalar, programmatic: bool",
     "Write the first four as :func:`residual_rms` says; without a residual it is the norm of ``input`` itself.",
-    variant=lambda out, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
+    variant=lambda out, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": HALVES[input.dtype]},
     mutates=("out", *_WRITTEN),
 )
 
@@ -66,7 +64,7 @@ residual_rms_mxfp8_out = stub(
     f"out, block_scales: Tensor; {_OPERANDS}; epsilon, weight_offset: float; "
     "force_scalar, programmatic: bool",
     "Write the first five as :func:`residual_rms_mxfp8` says; without a residual it is the norm of ``input``.",
-    variant=lambda out, block_scales, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
+    variant=lambda out, block_scales, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": HALVES[input.dtype]},
     mutates=("out", "block_scales", *_WRITTEN),
 )
 
@@ -76,7 +74,7 @@ residual_rms_dynamic_out = stub(
     "module_rmsnorm_fp8_dynamic",
     f"out, scales: Tensor; {_OPERANDS}; epsilon, weight_offset: float; blocks, force_scalar, programmatic: bool",
     "Write the first five as :func:`residual_rms_fp8_dynamic` says; without a residual it is the norm of ``input``.",
-    variant=lambda out, scales, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": _INPUTS[input.dtype]},
+    variant=lambda out, scales, residual, next_buffer, also_out, input, *rest: {"HF_INPUT": HALVES[input.dtype]},
     mutates=("out", "scales", *_WRITTEN),
 )
 
@@ -511,7 +509,7 @@ def _on_torch(given: _Given, results_of: Callable[[torch.Tensor], _Results]) -> 
 
 def _check(input: torch.Tensor) -> None:
     require_tensor(input=input)
-    if input.dtype not in _INPUTS:
+    if input.dtype not in HALVES:
         raise GuardError(f"input must be float16 or bfloat16; got {input.dtype}")
     if input.dim() != 2:
         raise GuardError(f"input must be [rows, cols]; got shape {tuple(input.shape)}")

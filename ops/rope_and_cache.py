@@ -18,6 +18,7 @@ from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core import checks, dispatch, programmatic
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
+from hipforge.ops.core.formats import HALVES
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.traced import Written, is_symbolic, traced_call
@@ -29,8 +30,6 @@ PUBLIC = ("rope_and_cache",)
 Scale = torch.Tensor | float
 Style = Literal["neox", "interleaved"]
 
-# torch dtype -> the module's variant
-_INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)
 STYLES = ("neox", "interleaved")
 _WRITTEN = ("q_out", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift")
@@ -41,11 +40,11 @@ def _variant(
 ) -> dict[str, int | str]:
     if k_cache.dtype == torch.int32:
         storage = "int4"
-    elif k_cache.dtype in _INPUTS:
+    elif k_cache.dtype in HALVES:
         storage = "half"
     else:
         storage = "fp8" if k_scale_shift is None else "rows"
-    return {"HF_INPUT": _INPUTS[q_out.dtype], "HF_CACHE": storage}
+    return {"HF_INPUT": HALVES[q_out.dtype], "HF_CACHE": storage}
 
 
 @compile_ops(
@@ -265,7 +264,7 @@ def _check_heads(parts: _Operands) -> None:
     q, k = parts.q, parts.k
     checks.require_tensor(q=q, k=k, v=parts.v)
     checks.require_rank("q", q, 3, "[T, Hq, D]")
-    checks.require_dtype("q", q, tuple(_INPUTS))
+    checks.require_dtype("q", q, tuple(HALVES))
     checks.require_rank("k", k, 3, "[T, Hkv, D]")
     tokens, _, dim = q.shape
     checks.require_operand("k", k, (q.dtype,), (tokens, k.shape[1], dim), "T and D of q", q.device)

@@ -12,6 +12,7 @@ from hipforge.ops.core import programmatic
 from hipforge.ops.core.alignment import LOAD_BYTES, packed, require_copyable
 from hipforge.ops.core.checks import require_dtype, require_operand, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
+from hipforge.ops.core.formats import FLOATS
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.triton.launch import unavailable
@@ -19,7 +20,6 @@ from hipforge.ops.triton.launch import unavailable
 PUBLIC = ("router_gemm",)
 
 # torch dtype -> the module's variant
-_INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _WEIGHTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 PIECE = 8  # elements of H that a lane loads at once
 MAX_BYTES = 2**31 - 1  # of w, which one raw buffer addresses
@@ -27,7 +27,7 @@ MAX_BYTES = 2**31 - 1  # of w, which one raw buffer addresses
 
 @compile_ops(
     "module_router_gemm",
-    variant=lambda out, x, w, *rest: {"HF_INPUT": _INPUTS[x.dtype], "HF_WEIGHT": _WEIGHTS[w.dtype]},
+    variant=lambda out, x, w, *rest: {"HF_INPUT": FLOATS[x.dtype], "HF_WEIGHT": _WEIGHTS[w.dtype]},
 )
 def router_gemm_out(
     out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, programmatic: bool
@@ -37,7 +37,7 @@ def router_gemm_out(
 
 def _plan(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Decision:
     require_rank("x", x, 2, "[T, H]")
-    require_dtype("x", x, tuple(_INPUTS))
+    require_dtype("x", x, tuple(FLOATS))
     require_rank("w", w, 2, "[E, H]")
     require_operand("w", w, tuple(_WEIGHTS), (w.shape[0], x.shape[1]), "H of x", x.device)
     require_operand("bias", bias, (torch.float32,), w.shape[:1], "one per expert", x.device)

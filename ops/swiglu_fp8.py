@@ -14,6 +14,7 @@ from hipforge.ops.core import programmatic
 from hipforge.ops.core.checks import require_device, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.documented import documented_like
+from hipforge.ops.core.formats import HALVES
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import (
@@ -30,9 +31,6 @@ from hipforge.ops.reference.swiglu import swiglu
 PUBLIC = ("swiglu_fp8", "swiglu_fp8_dynamic", "swiglu_mxfp8")
 EXAMPLES = {"swiglu_fp8_dynamic": "R=4,D=6656"}
 
-# torch dtype -> the module's variant
-_INPUTS = {torch.float16: "f16", torch.bfloat16: "bf16"}
-
 
 _OPTIONS = "alpha, beta, limit: float; interleaved, force_scalar, programmatic: bool"
 
@@ -41,7 +39,7 @@ swiglu_fp8_out = stub(
     "module_swiglu_fp8",
     f"out: Tensor; next_buffer: Tensor?; gate_up, scale: Tensor; fp8_max: float; {_OPTIONS}",
     "Write ``out`` and ``next_buffer`` as :func:`swiglu_fp8` says; every number is explicit, no limit infinite.",
-    variant=lambda out, next_buffer, gate_up, *rest: {"HF_INPUT": _INPUTS[gate_up.dtype]},
+    variant=lambda out, next_buffer, gate_up, *rest: {"HF_INPUT": HALVES[gate_up.dtype]},
     mutates=("out", "next_buffer"),
 )
 
@@ -51,7 +49,7 @@ swiglu_mxfp8_out = stub(
     "module_swiglu_fp8",
     f"out, block_scales: Tensor; next_buffer: Tensor?; gate_up: Tensor; {_OPTIONS}",
     "Write the first three as :func:`swiglu_mxfp8` says.",
-    variant=lambda out, block_scales, next_buffer, gate_up, *rest: {"HF_INPUT": _INPUTS[gate_up.dtype]},
+    variant=lambda out, block_scales, next_buffer, gate_up, *rest: {"HF_INPUT": HALVES[gate_up.dtype]},
     mutates=("out", "block_scales", "next_buffer"),
 )
 
@@ -62,7 +60,7 @@ swiglu_dynamic_out = stub(
     "out, scales: Tensor; next_buffer: Tensor?; gate_up: Tensor; alpha, beta, limit: float; interleaved, blocks, "
     "force_scalar, programmatic: bool",
     "Write the first three as :func:`swiglu_fp8_dynamic` says.",
-    variant=lambda out, scales, next_buffer, gate_up, *rest: {"HF_INPUT": _INPUTS[gate_up.dtype]},
+    variant=lambda out, scales, next_buffer, gate_up, *rest: {"HF_INPUT": HALVES[gate_up.dtype]},
     mutates=("out", "scales", "next_buffer"),
 )
 
@@ -77,7 +75,7 @@ def _plan_swiglu(
 
 def _plan(op: str, gate_up: torch.Tensor, alpha: float, beta: float, limit: float | None) -> Decision:
     require_tensor(gate_up=gate_up)
-    if gate_up.dtype not in _INPUTS:
+    if gate_up.dtype not in HALVES:
         raise GuardError(f"gate_up must be float16 or bfloat16; got {gate_up.dtype}")
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise GuardError(f"gate_up must be [rows, 2 d]; got shape {tuple(gate_up.shape)}")

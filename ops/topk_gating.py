@@ -10,6 +10,7 @@ from hipforge.ops import reference
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.checks import require_choice, require_dtype, require_int, require_operand, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
+from hipforge.ops.core.formats import FLOATS
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.triton.launch import unavailable
@@ -21,13 +22,10 @@ MAX_EXPERTS = 512
 MAX_CHOICES = 16
 MAX_SHARED = 16
 
-# torch dtype -> the module's variant
-_INPUTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-
 
 @compile_ops(
     "module_topk_gating",
-    variant=lambda weights, ids, logits, *rest: {"HF_INPUT": _INPUTS[logits.dtype]},
+    variant=lambda weights, ids, logits, *rest: {"HF_INPUT": FLOATS[logits.dtype]},
     mutates=("weights", "ids"),
 )
 def topk_gating_out(
@@ -57,7 +55,7 @@ def _plan(
     shared_experts: int,
 ) -> Decision:
     require_rank("logits", logits, 2, "[T, E]")
-    require_dtype("logits", logits, tuple(_INPUTS))
+    require_dtype("logits", logits, tuple(FLOATS))
     require_choice("scoring", scoring, SCORINGS)
     experts = logits.shape[1]
     if not 1 <= experts <= MAX_EXPERTS:

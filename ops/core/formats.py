@@ -14,6 +14,9 @@ from hipforge.errors import GuardError
 BLOCK = 32  # elements that share one e8m0 scale
 FP8_BLOCK = 128  # elements that share a scale of fp8 in blocks
 
+HALVES = {torch.float16: "f16", torch.bfloat16: "bf16"}  # dtype -> its name among the variants of modules
+FLOATS = {torch.float32: "f32", **HALVES}
+
 E8M0_DTYPE: torch.dtype | None = getattr(torch, "float8_e8m0fnu", None)
 
 

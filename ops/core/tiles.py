@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 import torch
 
-from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.dispatch import Choice
 
 K_SPLITS = (1, 2, 4, 8)
@@ -106,10 +104,3 @@ class TileKernel:
         """Return the least rough time with its tile and split of K, the larger tile and fewer splits in a tie."""
         us, tile, k_splits = min(self.timed(m, n, k, cu_count), key=lambda one: one[0])
         return us, self.choice(tile, k_splits)
-
-    def require_tile(self, tile: int) -> int:
-        """Return a tile's number; raises GuardError for a tile that the kernel does not have."""
-        accepted = [tile_number(one) for one in self.step_us]
-        if require_int("tile", tile) not in accepted:
-            raise GuardError(f"tile must be one of {', '.join(map(str, accepted))}; got {tile}")
-        return tile
