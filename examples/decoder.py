@@ -23,11 +23,43 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed
 
 from hipforge import residual_rms_mxfp8, rms_norm_mxfp8, swiglu_mxfp8
 from hipforge.nn import CacheStep, MXFP8Linear, MXFP8MoE, PagedKVCache
 from hipforge.nn.moe import Activation, Routing
 from hipforge.ops.reference import dequantize_mxfp8
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that share a model, each with a part of every product (tensor parallel)."""
+
+    rank: int = 0
+    count: int = 1
+
+    def part(self, weight: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return this process's part of a weight: rows (dim 0) of what splits its output, columns of what sums it."""
+        if weight.shape[dim] % self.count:
+            raise SystemExit(f"--tp {self.count} does not divide {tuple(weight.shape)} along dimension {dim}")
+        return weight.chunk(self.count, dim)[self.rank].contiguous()
+
+    def summed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of x over all processes, in place."""
+        if self.count > 1:
+            torch.distributed.all_reduce(x)
+        return x
+
+    def joined(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the columns of all processes next to each other."""
+        if self.count == 1:
+            return x
+        parts = [torch.empty_like(x) for _ in range(self.count)]
+        torch.distributed.all_gather(parts, x)
+        return torch.cat(parts, dim=1)
+
+
+ALONE = Ranks()
 
 
 @dataclass(frozen=True)
@@ -39,13 +71,14 @@ class Norm:
 
 
 class Attention(torch.nn.Module):
-    def __init__(self, source: torch.nn.Module, index: int, norm: Norm) -> None:
+    def __init__(self, source: torch.nn.Module, index: int, norm: Norm, ranks: Ranks = ALONE) -> None:
         super().__init__()
         config: Any = source.config
-        self.index, self.norm, self.dim = index, norm, source.head_dim
-        self.heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-        self.qkv = fused_linear(source.q_proj, source.k_proj, source.v_proj)
-        self.out = MXFP8Linear.from_linear(source.o_proj)
+        self.index, self.norm, self.dim, self.ranks = index, norm, source.head_dim, ranks
+        of_k = config.num_key_value_heads // ranks.count
+        self.heads = (config.num_attention_heads // ranks.count, of_k, of_k)
+        self.qkv = fused_linear(source.q_proj, source.k_proj, source.v_proj, ranks=ranks)
+        self.out = linear(ranks.part(source.o_proj.weight, 1), source.o_proj.bias)
         self.window: int | None = getattr(source, "sliding_window", None)
         sinks = getattr(source, "sinks", None)
         self.register_buffer("sinks", None if sinks is None else sinks.detach().to(torch.float32))
@@ -66,7 +99,7 @@ class Attention(torch.nn.Module):
         )  # fmt: skip
         sinks = None if self.sinks is None else self.sinks.float()  # a cast of the model rounds them
         heads, scale = cache.attend(self.index, rotated, step, sinks=sinks, window=self.window, out_format="mxfp8")
-        return self.out(heads.view(tokens, -1), scale)
+        return self.ranks.summed(self.out(heads.view(tokens, -1), scale))
 
 
 class DenseMLP(torch.nn.Module):
@@ -74,14 +107,16 @@ class DenseMLP(torch.nn.Module):
 
     wants_copy = False  # of its input in 16 bits
 
-    def __init__(self, gate_up: MXFP8Linear, down: MXFP8Linear, activation: Activation) -> None:
+    def __init__(
+        self, gate_up: MXFP8Linear, down: MXFP8Linear, activation: Activation, ranks: Ranks = ALONE
+    ) -> None:
         super().__init__()
-        self.gate_up, self.down, self.activation = gate_up, down, activation
+        self.gate_up, self.down, self.activation, self.ranks = gate_up, down, activation, ranks
 
     def forward(self, quantized: tuple[torch.Tensor, torch.Tensor], copy: torch.Tensor | None) -> torch.Tensor:
         act = self.activation
         gate_up = self.gate_up(*quantized)
-        return self.down(*swiglu_mxfp8(gate_up, alpha=act.alpha, beta=act.beta, limit=act.limit))
+        return self.ranks.summed(self.down(*swiglu_mxfp8(gate_up, alpha=act.alpha, beta=act.beta, limit=act.limit)))
 
 
 class Experts(torch.nn.Module):
@@ -132,13 +167,14 @@ def added_and_normed(
 class Decoder(torch.nn.Module):
     """Embedding, layers, last norm and head."""
 
-    def __init__(self, source: Any, layers: list[DecoderLayer], norm: Norm) -> None:
+    def __init__(self, source: Any, layers: list[DecoderLayer], norm: Norm, ranks: Ranks = ALONE) -> None:
         super().__init__()
         inner = source.model
+        self.ranks = ranks
         self.norm, self.layers = norm, torch.nn.ModuleList(layers)
         self.register_buffer("embedding", inner.embed_tokens.weight.detach().to(torch.bfloat16))
         self.register_buffer("last_norm", inner.norm.weight.detach().to(torch.bfloat16))
-        self.head = MXFP8Linear.from_linear(source.lm_head)
+        self.head = linear(ranks.part(source.lm_head.weight, 0))
         self.register_buffer("cos_sin", rotation_table(inner.rotary_emb, source.config.max_position_embeddings))
 
     def forward(self, tokens: torch.Tensor, step: CacheStep, cache: PagedKVCache) -> torch.Tensor:
@@ -147,7 +183,7 @@ class Decoder(torch.nn.Module):
         x = None
         for layer in self.layers:
             x = layer(x, residual, step, cache, self.cos_sin)
-        return self.head(*added_and_normed(x, residual, self.last_norm, self.norm))
+        return self.ranks.joined(self.head(*added_and_normed(x, residual, self.last_norm, self.norm)))
 
     def make_cache(self, tokens: int, page_size: int = 16) -> PagedKVCache:
         """Return a cache for so many tokens in all."""
@@ -165,25 +201,32 @@ def rotation_table(rotary: torch.nn.Module, positions: int) -> torch.Tensor:
     return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1).contiguous()
 
 
-def fused_linear(*parts: Any) -> MXFP8Linear:
-    """Return linear layers of one input as one, their outputs next to each other."""
-    fused = torch.nn.Linear(parts[0].in_features, 1, bias=False, device="meta")
-    fused.weight = torch.nn.Parameter(torch.cat([part.weight.detach() for part in parts]))
-    layer = MXFP8Linear.from_linear(fused)
-    if parts[0].bias is not None:
-        layer.bias = torch.cat([part.bias.detach() for part in parts]).to(torch.bfloat16)
+def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> MXFP8Linear:
+    """Return a layer of a weight, which is quantised, and a bias, which is rounded to bfloat16."""
+    plain = torch.nn.Linear(weight.shape[1], 1, bias=False, device="meta")
+    plain.weight = torch.nn.Parameter(weight.detach())
+    layer = MXFP8Linear.from_linear(plain)
+    if bias is not None:
+        layer.bias = bias.detach().to(torch.bfloat16)
     return layer
 
 
-def from_qwen3(source: Any) -> Decoder:
-    """Return a dense model with norms of q and k: Qwen3, and without those norms Llama."""
+def fused_linear(*parts: Any, ranks: Ranks = ALONE) -> MXFP8Linear:
+    """Return linear layers of one input as one, their outputs next to each other; of each what this process has."""
+    biases = None if parts[0].bias is None else torch.cat([ranks.part(part.bias, 0) for part in parts])
+    return linear(torch.cat([ranks.part(part.weight, 0) for part in parts]), biases)
+
+
+def from_qwen3(source: Any, ranks: Ranks = ALONE) -> Decoder:
+    """Return a dense model with norms of q and k: Qwen3, and without those norms Llama; of it one process's part."""
     norm = Norm(source.config.rms_norm_eps)
     layers = []
     for index, layer in enumerate(source.model.layers):
         mlp = layer.mlp
-        dense = DenseMLP(fused_linear(mlp.gate_proj, mlp.up_proj), MXFP8Linear.from_linear(mlp.down_proj), Activation())
-        layers.append(DecoderLayer(layer, Attention(layer.self_attn, index, norm), dense, norm))
-    return Decoder(source, layers, norm)
+        gate_up, down = fused_linear(mlp.gate_proj, mlp.up_proj, ranks=ranks), ranks.part(mlp.down_proj.weight, 1)
+        dense = DenseMLP(gate_up, linear(down), Activation(), ranks)
+        layers.append(DecoderLayer(layer, Attention(layer.self_attn, index, norm, ranks), dense, norm))
+    return Decoder(source, layers, norm, ranks)
 
 
 def from_minimax_m3(source: Any) -> Decoder:

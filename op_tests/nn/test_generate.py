@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +20,7 @@ from hipforge import emulator
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-from decoder import FROM, Decoder, read_back
+from decoder import FROM, Decoder, Ranks, read_back
 from generate import CHUNK, PROMPT, build, prefill
 
 GENERATED = 32
@@ -244,6 +246,44 @@ def test_the_watch_sees_what_torch_computes(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(MXFP8Linear, "forward", with_a_sum)
     assert "aten.add" in seen_in_layers("qwen3", monkeypatch)
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def over_two_processes(program: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_two_processes_generate_what_one_does() -> None:
+    done = over_two_processes(EXAMPLES / "generate.py", "--tp", "2", "--tokens", "4")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "qwen3, 2 processes: tokens" in done.stdout and "4 of 4 greedy choices the same" in done.stdout
+
+
+def test_two_processes_that_do_not_add_their_parts_up_are_found_out(tmp_path: Path) -> None:
+    program = tmp_path / "apart.py"
+    program.write_text(
+        f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport decoder, generate\n"
+        "decoder.Ranks.summed = lambda self, x: x\ngenerate.main()\n"
+    )
+    done = over_two_processes(program, "--tp", "2", "--tokens", "2")
+    assert done.returncode != 0, done.stdout
+    assert "too far from those of one process" in done.stderr, done.stderr[-3000:]
+
+
+def test_a_share_of_a_model_that_it_does_not_have_is_refused() -> None:
+    for options, message in (
+        (("minimax_m3", "--tp", "2"), "--tp 2 is for qwen3 under torchrun --nproc-per-node 2"),
+        (("qwen3", "--tp", "2"), "--tp 2 is for qwen3 under torchrun"),
+    ):
+        command = [sys.executable, str(EXAMPLES / "generate.py"), *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and message in done.stderr, done.stderr[-2000:]
+    with pytest.raises(SystemExit, match=r"--tp 3 does not divide \(4, 2\) along dimension 0"):
+        Ranks(0, 3).part(torch.zeros(4, 2), 0)
 
 
 def without_beta(model: Decoder) -> None:
