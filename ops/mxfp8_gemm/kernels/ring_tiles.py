@@ -1,7 +1,7 @@
 """The MX-FP8 GEMM in tiles on sm_90 whose ring a producer warp fills: its stub, its raw op and its value.
 
-A candidate for every M and the default for none: a first form, whose products were awaited one by one, was as fast as
-``mxfp8_wgmma_tiles`` on an H100 (``docs/measured.md``); the present one has not been timed.
+A candidate for every M and the default for none: a first form, whose products were awaited one by one, was no faster
+than the other kernels on an H100 (``docs/measured.md``); the present one has not been timed.
 """
 
 from __future__ import annotations
