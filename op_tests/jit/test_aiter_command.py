@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from hipforge.aiter_compat import checkout
-from hipforge.cli import aiter
+from hipforge.cli import aiter, doctor
 from hipforge.cli.main import cli
 from hipforge.errors import ConfigError
 
@@ -55,6 +55,17 @@ def test_modules_are_listed_with_what_they_need() -> None:
 )
 def test_what_a_source_includes_decides(tmp_path: Path, text: str, state: str) -> None:
     assert source_of(tmp_path, text).state == state
+
+
+def test_rocms_headers_are_found_and_doctor_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    header = tmp_path / "include/hipcub/hipcub.hpp"
+    header.parent.mkdir(parents=True)
+    header.write_text("")
+    assert source_of(tmp_path, "#include <hipcub/hipcub.hpp>\n").state == "builds"
+    prim, cub = doctor.header_findings()
+    assert (cub.name, cub.usable, cub.detail) == ("hipCUB", True, str(tmp_path / "include"))
+    assert not prim.usable and f"no rocprim/rocprim.hpp in {tmp_path / 'include'}" in prim.detail
 
 
 def test_headers_of_any_torch_are_there_unless_the_module_leaves_torch_out(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from hipforge.aiter_compat import config
 from hipforge.errors import ConfigError
 from hipforge.jit import hip_module, registry
+from hipforge.jit.backends.amd import compilers
 from hipforge.jit.registry import ModuleEntry
 from hipforge.jit.roots import package_dir
 
@@ -25,7 +26,6 @@ _HEADERS = {
     "hiprand/": REFUSED, "hipblaslt/": REFUSED, "hipblas": REFUSED, "rocblas": REFUSED, "kittens": REFUSED,
 }  # fmt: skip
 _OF_KERNELS = re.compile(r"/csrc/(ck_|cktile_|py_itfs_ck/)")
-_SYSTEM = Path("/usr/include")
 _INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')
 _CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
 
@@ -77,6 +77,11 @@ def config_of(root: Path) -> Path:
     return path
 
 
+def system_folders() -> list[Path]:
+    """Return the folders of headers that compilers search by themselves: those of ROCm and of the distribution."""
+    return [*(rocm / "include" for rocm in compilers.rocm_dirs()), Path("/usr/include")]
+
+
 def _judge(entry: ModuleEntry, root: Path) -> Module:
     kernels = str(config.composable_kernel(root.resolve()))
     has_kernels = (Path(kernels) / "include").is_dir()
@@ -90,7 +95,7 @@ def _judge(entry: ModuleEntry, root: Path) -> Module:
             return Module(entry.name, KERNELS, f"{text} is made of its templates")
     csrc = str(package_dir("csrc"))
     folders = [Path(text.replace("${CSRC}", csrc)) for text in entry.extra_include]
-    system = [_SYSTEM, *([] if entry.torch_exclude else hip_module.torch_includes())]
+    system = [*system_folders(), *([] if entry.torch_exclude else hip_module.torch_includes())]
     seen: set[Path] = set()
     for source in entry.srcs:
         for header, where in _includes(Path(source), folders, seen, has_kernels=has_kernels):

@@ -107,6 +107,19 @@ def _toolchains_of(vendor: Vendor, in_use: bool) -> list[Finding]:
     return findings
 
 
+def header_findings() -> list[Finding]:
+    """Report the header libraries that aiter's kernels or the user's may include; hipforge's include none."""
+    from hipforge.aiter_compat import checkout
+
+    folders = checkout.system_folders()
+    findings = []
+    for name, header in {"rocPRIM": "rocprim/rocprim.hpp", "hipCUB": "hipcub/hipcub.hpp"}.items():
+        found = next((folder for folder in folders if (folder / header).is_file()), None)
+        nowhere = f"no {header} in {', '.join(map(str, folders))}; only sources that include it need it"
+        findings.append(Finding("headers", name, found is not None, False, nowhere if found is None else str(found)))
+    return findings
+
+
 def emulator_findings() -> list[Finding]:
     """Report the emulator's library where kernels run on it: built already, or the C++ compiler that will build it."""
     if devices.current().kind != "emulator":
@@ -234,6 +247,7 @@ def command(as_json: bool) -> None:
     """
     findings = [
         *guarded("toolchain", toolchain_findings),
+        *guarded("headers", header_findings),
         *guarded("prebuilt", prebuilt_findings),
         *guarded("device", device_findings),
         *guarded("emulator", emulator_findings),
