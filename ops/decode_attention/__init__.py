@@ -15,8 +15,8 @@ There a warp owns keys, a cluster of up to 16 blocks adds up the splits, and ``b
 
 Token t of Mq sees keys up to seqlen - Mq + t (``causal``), so Mq = 1 sees the whole sequence. Sequences may have
 unequally many tokens (``cu_seqlens_q``): the grid is for the most, and a work-group without a row ends at once. A row
-that sees no key gives zeros and a log-sum-exp of -inf (of its sink where heads have one). What a key holds that a token
-does not see does not reach that token's row, NaN included.
+that sees no key gives zeros and a log-sum-exp of -inf (of its sink where heads have one). A key outside a token's mask
+does not change that token's row, even if it holds NaN.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def decode_attention_fp8(
             of a sequence's own keys are read; there a page that the cache does not have is refused where the tables are
             on the CPU, and undefined on a GPU.
         seqlens: int32 [B], keys of each sequence; 0 gives zeros. Keys past what the tables hold do not exist.
-        k_scale: what an element of K stands for, times its fp8 value: a number, or float32 [1] or [Hkv].
+        k_scale: the factor of K's fp8 values: a number, or float32 [1] or [Hkv].
         v_scale: the same of V.
         scale: factor of q.k; 1/sqrt(D) by default.
         return_lse: also return the log-sum-exp.
@@ -231,7 +231,7 @@ def decode_attention_fp8(
             1. Pages before them are not read.
         softcap: c > 0: scores become c tanh(score / c) before they are masked.
         out_scale: float32 [1] on the device: out is fp8, the float32 result times 1 / scale, saturated and rounded to
-            nearest even, so that out.float() * scale is the attention; 0 stands for 1.
+            nearest even, so that out.float() * scale is the attention; 0 is taken as 1.
         out_format: "mxfp8": out is fp8 with an e8m0 scale per 32 elements of a token's heads, what
             :func:`hipforge.mxfp8_quantize` makes of the float32 result, bit for bit. Not with ``out_scale``.
         out: contiguous, like q (fp8 of the device with a scale), to write the attention into.

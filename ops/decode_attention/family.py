@@ -1,4 +1,4 @@
-"""Decode attention as families, one per cache format: problem, tables, envelope and what a caller demands."""
+"""Decode attention as families, one per cache format: problem, tables, envelope and a caller's own parameters."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ per tensor, row   one element, [M] or [M, 1]      one element, [N] or [N, 1]    
 32 x 32 blocks    [M, K / 32]                     [ceil(N / 32), K / 32]               e8m0 (K a multiple of 32)
 ================  ==============================  ===================================  ==============================
 
-e8m0 is uint8 or float8_e8m0fnu. A scale of one element may stand beside one per row. Products are exact in float32 and
-summed in it: over all of K, then multiplied with both scales (per tensor or row); or over a block, multiplied with the
-block's scales and added to the blocks before. The bias is added in float32, and the result is rounded once, to nearest
-even. A NaN scale, e8m0 255, makes NaN the outputs that it takes part in.
+e8m0 is uint8 or float8_e8m0fnu. One operand may have one scale and the other a scale per row. Products are exact in
+float32 and summed in it: over all of K, then multiplied with both scales (per tensor or row); or over a block,
+multiplied with the block's scales and added to the blocks before. The bias is added in float32, and the result is
+rounded once, to nearest even. A NaN scale, e8m0 255, makes NaN the outputs that it takes part in.
 
 The kernels read rows of a multiple of 16 bytes: for another K both payloads are copied with zeros behind each row.
 """

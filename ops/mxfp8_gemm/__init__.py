@@ -15,8 +15,8 @@ Dispatch of :func:`mxfp8_gemv`, in this order:
 5. no row and 16 < M < 64, M other than 32: the row of the next larger tuned M decides as in 3;
 6. anything else → None.
 
-The envelope is wider than that of the kernels whose interface this is: every K that is a multiple of 32 and every M
-up to 16, none of it padded. A matrix of more than 2^31 - 1 elements → None, because the offset of a raw buffer load
+The envelope is every K that is a multiple of 32 and every M up to 16, without padding: wider than that of the kernels
+with this interface elsewhere. A matrix of more than 2^31 - 1 elements → None, because the offset of a raw buffer load
 is a signed 32-bit number; the raw ops raise there.
 
 :func:`mxfp8_gemm` and :func:`mxfp8_linear` take tuned rows too. Without one, the rule of step 4 holds

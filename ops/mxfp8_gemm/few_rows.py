@@ -2,8 +2,8 @@
 
 A work-group that multiplies ``columns`` rows of W with its rows of X reads both over its part of K, and the CU can have
 only so much in flight: a launch takes as long as the CU with the most to read. The constants come near
-``hipforge time`` at the 15 shapes of MiniMax-M3 with M = 1 to 64: what is chosen takes 3 % more modelled time than the
-best configuration in the mean, 13 % at most (``python op_tests/bench_default_rule.py``).
+``hipforge time`` at the 15 shapes of MiniMax-M3 with M = 1 to 64: the choice takes 3 % more modelled time than the best
+configuration in the mean, 13 % at most (``python op_tests/bench_default_rule.py``).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ Dispatch of :func:`grouped_gemm_mxfp8`, in this order:
 5. no such rows: up to 16 slots, or up to 64 with at least 128 experts → stream where K is short and many experts have
    slots, else wave_split, in their default configurations; otherwise None.
 
-There is no table for gfx942, where whatever passes 3 with both payloads float8_e4m3fnuz is computed by wave_split, and
-none for sm_90, where a kernel that streams W takes few slots of an expert and one in tiles the others.
+gfx942 has no table: wave_split computes every problem past 3 whose payloads are both float8_e4m3fnuz. Nor has sm_90: a
+kernel that streams W takes few slots of an expert, one in tiles the others.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
 
 
 def invariant(problem: Any, arch: str, cu_count: int) -> Configuration:
-    """Return a configuration whose waves, which alone decide the order of sums, are those of a few rows.
+    """Return a configuration with the waves of few rows; waves alone decide the order of sums.
 
     Rows and columns of a work-group follow the batch: each row's sums are its own.
     """

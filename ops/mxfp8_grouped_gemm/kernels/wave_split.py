@@ -36,7 +36,7 @@ def choice(rows: int, waves: int, columns: int = TILE) -> Choice:
 
 
 def of_smallm(slots: int, k: int) -> Choice:
-    """Return what stands for an earlier kernel, ``smallm``, in its raw op and in rows that name it."""
+    """Return the successor of the former kernel ``smallm``, for its raw op and for rows with its name."""
     return choice(ROWS[0] if slots <= ROWS[0] else ROWS[1], default_waves(max(k, 1), WAVES[-1]))
 
 
@@ -49,9 +49,9 @@ def default_choice(slots: int, experts: int, n: int, k: int, cu_count: int) -> C
     """Return rows for the slots of an expert, twice their mean where there are many, few waves and wide work-groups.
 
     A tile with more slots than that is computed in several passes, each of which loads the expert's weight again. Waves
-    are the least that fill the GPU if every slot has another expert, or that K needs if those are fewer: more of them
-    add instructions and sums. Where waves need not wait for each other, a work-group has as many columns as leave
-    enough work-groups: each takes time to start.
+    are the fewest that fill the GPU with an expert per slot, or that K needs, if fewer: more add instructions and sums.
+    Where waves need not wait for each other, a work-group has as many columns as leave enough work-groups: each takes
+    time to start.
     """
     expected = min(slots, max(ROWS[0], 2 * slots // experts))
     rows = next((rows for rows in ROWS if expected <= rows), ROWS[-1])
