@@ -50,7 +50,7 @@ OPS: tuple[Op, ...] = (*gemms.OPS, *quantised.OPS, *routing.OPS, *attention.OPS,
 HERE = Path(__file__).parent
 # No guard backs these up: only the op's own checks refuse such a call.
 FLOAT32_MAX, FLOAT32_LEAST = (2 - 2.0**-23) * 2.0**127, 2.0**-149
-LONGEST = 120  # seconds that a call may take
+LONGEST = 600  # seconds that a call may take, which may build its module on a busy machine
 MOST_MEMORY = 16 << 30  # bytes of addresses that a process may use: a larger result is refused, not filled
 FAULTS = (BuildError, LaunchError, MissingModuleError, ToolchainError)
 
