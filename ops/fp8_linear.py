@@ -250,8 +250,11 @@ class Float8Linear(nn.Linear):
         """Return a Float8Linear that shares ``mod``'s parameters and has its hooks.
 
         Raises:
-            GuardError: a parametrization computes the layer's weight, so that there is no parameter to share.
+            GuardError: no linear layer, or one whose weight a parametrization computes, so that there is no parameter
+                to share.
         """
+        if not isinstance(mod, nn.Linear):
+            raise GuardError(f"mod must be a torch.nn.Linear; got {type(mod).__name__}")
         if parametrize.is_parametrized(mod):
             names = ", ".join(mod.parametrizations)  # type: ignore[arg-type]
             raise GuardError(

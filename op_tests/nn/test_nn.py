@@ -14,8 +14,9 @@ import torch
 from helpers.mxfp8_cases import relf
 
 import hipforge
+import hipforge.weights
 from hipforge import emulator
-from hipforge.errors import GuardError
+from hipforge.errors import ConfigError, GuardError
 from hipforge.nn import MXFP8Linear, MXFP8MoE, PagedKVCache, convert_to_mxfp8
 from hipforge.nn.moe import Activation, Routing
 from hipforge.nn.payload import accepted
@@ -405,6 +406,29 @@ def test_pages_are_given_out_returned_and_never_too_many() -> None:
         cache.extend([2, 2], 1)
     with pytest.raises(GuardError, match="page_size must be a multiple of 16; got 8"):
         PagedKVCache(1, 1, 8, 1, 64)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    (
+        (lambda cache: cache.extend(5, 1), "sequences must be a list of names; got int"),
+        (lambda cache: cache.extend(torch.ones(2), 1), "sequences must be a list of names; got Tensor"),
+        (lambda cache: cache.extend([[1]], 1), "a sequence's name must be an int; got list"),
+        (lambda cache: cache.length([1]), "a sequence's name must be an int; got list"),
+        (lambda cache: cache.release({}), "a sequence's name must be an int; got dict"),
+        (lambda cache: cache.extend([1], torch.nn.UninitializedParameter()), "tokens must be an int"),
+        (lambda _: MXFP8Linear.from_linear(3), "linear must be a torch.nn.Linear; got int"),
+        (lambda _: MXFP8Linear.from_linear(linear())(3), "x must be a torch.Tensor; got int"),
+        (lambda _: MXFP8Linear.from_linear(linear())(torch.ones(2)), r"x must have 96 elements .*; got \(2,\)"),
+        (lambda _: convert_to_mxfp8(torch.nn.ReLU(), skip=3), "skip must be a name or several names; got 3"),
+        (lambda _: convert_to_mxfp8(torch.nn.ReLU(), skip=[None]), r"skip must be .*; got \[None\]"),
+        (lambda _: hipforge.Float8Linear.from_float(3), "mod must be a torch.nn.Linear; got int"),
+        (lambda _: hipforge.weights.load(3), "path must be a file or a folder of safetensors; got int"),
+    ),
+)
+def test_an_argument_of_another_type_is_named(call: Callable[[PagedKVCache], object], message: str) -> None:
+    with pytest.raises((GuardError, ConfigError), match=message):
+        call(PagedKVCache(layers=1, pages=3, page_size=16, kv_heads=1, head_dim=64))
 
 
 def test_a_cache_names_the_layer_and_the_rows_that_it_does_not_have() -> None:

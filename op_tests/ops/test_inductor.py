@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +156,26 @@ def paged_cache_given(size: int) -> list[torch.Tensor]:
 )
 def test_a_written_view_keeps_its_place_in_its_storage(function: Any, make: Any, dynamic: bool | None) -> None:
     check(function, make, dynamic)
+
+
+@pytest.mark.full
+def test_a_written_view_keeps_its_place_in_a_package_that_is_compiled_ahead(tmp_path: Path) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor, stack: torch.Tensor) -> torch.Tensor:
+            y, _ = hipforge.residual_rms(x, stack[1], WEIGHT, 1e-6)
+            return y + 1
+
+    def given(size: int) -> list[torch.Tensor]:
+        return [normal(size, WIDTH, seed=1), torch.stack([normal(size, WIDTH, seed=seed) for seed in (2, 3, 4)])]
+
+    rows = torch.export.Dim("rows", min=2, max=64)
+    exported = torch.export.export(Layer(), tuple(given(4)), dynamic_shapes=({0: rows}, {1: rows}))
+    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "layer.pt2"))
+    compiled = torch._inductor.aoti_load_package(package)
+    for size in (4, 6):
+        ours, theirs = given(size), given(size)
+        assert same(compiled(*ours), Layer()(*theirs))
+        assert all(map(same, ours, theirs)) and not same(ours[1], given(size)[1])
 
 
 def test_layers_give_what_they_give_eagerly() -> None:

@@ -49,7 +49,7 @@ def require_int(name: str, value: object, minimum: int | None = None) -> int:
     """Return an integer argument as an ``int``; refuse anything else, and integers below ``minimum``."""
     try:
         number = int(operator.index(value))  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, ValueError):  # the latter of a parameter without elements yet
         raise GuardError(f"{name} must be an int; got {type(value).__name__} {value!r}") from None
     if minimum is not None and number < minimum:
         raise GuardError(f"{name} must be at least {minimum}; got {number}")

@@ -118,6 +118,7 @@ class PagedKVCache:
 
     def length(self, sequence: int) -> int:
         """Tokens of a sequence; 0 for one that is not there."""
+        _require_name(sequence)
         return self._lengths.get(sequence, 0)
 
     def extend(self, sequences: Sequence[int], tokens: int) -> CacheStep:
@@ -135,6 +136,10 @@ class PagedKVCache:
             GuardError: a sequence twice, or too few free pages; then nothing has changed.
         """
         require_int("tokens", tokens, 1)
+        if not isinstance(sequences, Sequence):
+            raise GuardError(f"sequences must be a list of names; got {type(sequences).__name__}")
+        for name in sequences:
+            _require_name(name)
         if len(set(sequences)) != len(sequences) or not sequences:
             raise GuardError(f"sequences must be one or more, each once; got {list(sequences)}")
         missing = {
@@ -168,6 +173,7 @@ class PagedKVCache:
 
     def release(self, sequence: int) -> None:
         """Give a sequence's pages back; it is forgotten."""
+        _require_name(sequence)
         self._free += reversed(self._pages.pop(sequence, []))
         self._lengths.pop(sequence, None)
 
@@ -301,3 +307,10 @@ class PagedKVCache:
         require_int("layer", layer, 0)
         if layer >= len(self.k):
             raise GuardError(f"layer must be at most {len(self.k) - 1}, of {len(self.k)} layers; got {layer}")
+
+
+def _require_name(sequence: object) -> None:
+    try:
+        hash(sequence)
+    except TypeError:
+        raise GuardError(f"a sequence's name must be an int; got {type(sequence).__name__}") from None

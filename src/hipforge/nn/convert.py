@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 from collections.abc import Iterable
 
@@ -40,7 +41,7 @@ def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> 
     """
     if not isinstance(model, torch.nn.Module):
         raise GuardError(f"model must be a torch.nn.Module; got {type(model).__name__}")
-    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
+    patterns = _patterns(skip)
     linears = {
         name: part for name, part in model.named_modules(remove_duplicate=False) if type(part) is torch.nn.Linear
     }
@@ -66,3 +67,11 @@ def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> 
             return made[part]
         model.set_submodule(name, made[part])
     return model
+
+
+def _patterns(skip: str | Iterable[str]) -> tuple[str, ...]:
+    with contextlib.suppress(TypeError):
+        found = (skip,) if isinstance(skip, str) else tuple(skip)
+        if all(isinstance(pattern, str) for pattern in found):
+            return found
+    raise GuardError(f"skip must be a name or several names; got {skip!r}")

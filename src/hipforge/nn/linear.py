@@ -8,7 +8,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.nn.payload import Quantized, accepted, quantized, refuse_gradient
-from hipforge.ops.core.checks import require_rank
+from hipforge.ops.core.checks import require_rank, require_tensor
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.mx_quantize import mxfp8_quantize
@@ -75,8 +75,11 @@ class MXFP8Linear(Quantized):
         """Quantise a linear layer's weight, on its device.
 
         Raises:
-            GuardError: its in_features is not a multiple of 32, or its weight not float32, float16 or bfloat16.
+            GuardError: no linear layer; its in_features is not a multiple of 32, or its weight not float32, float16 or
+                bfloat16.
         """
+        if not isinstance(linear, torch.nn.Linear):
+            raise GuardError(f"linear must be a torch.nn.Linear; got {type(linear).__name__}")
         layer = cls.from_quantized(*quantized(linear.weight), linear.bias)
         if linear.weight.dtype == torch.float16:
             layer.out_dtype = torch.float16
@@ -126,7 +129,10 @@ class MXFP8Linear(Quantized):
         if x_scale is not None:
             y = mxfp8_linear(x, x_scale, self.weight, self.weight_scale, self.bias, out)
             return y if out is not None else y.to(self.out_dtype)
+        require_tensor(x=x)
         refuse_gradient(x, "MXFP8Linear")
+        if not x.dim() or x.shape[-1] != self.in_features:
+            raise GuardError(f"x must have {self.in_features} elements in its last dimension; got {tuple(x.shape)}")
         q, scale = mxfp8_quantize(x.reshape(-1, self.in_features).contiguous())
         y = mxfp8_linear(q, scale, self.weight, self.weight_scale, self.bias, out)
         return y.view(*x.shape[:-1], self.out_features).to(x.dtype)

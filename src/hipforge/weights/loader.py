@@ -101,6 +101,8 @@ def load(
         >>> import hipforge.weights                                          # doctest: +SKIP
         >>> state = {name: tensor for name, tensor, _ in hipforge.weights.load("checkpoint/")}   # doctest: +SKIP
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"path must be a file or a folder of safetensors; got {type(path).__name__}")
     root = Path(path)
     entries = entries_of(root)
     _check_declared(root)
