@@ -144,6 +144,11 @@ def test_of_a_grid_a_sample_runs_each_case_limited_and_judged_by_what_it_compare
     assert found["test_grid[6]"] == ("failed", "100.0% of the elements differ")
 
 
+def test_a_sample_is_taken_of_the_cases_that_a_filter_leaves() -> None:
+    _, report = run("--sample", "2", "op_tests/grid.py", "--", "-k", "0 or 6")
+    assert (report["cases"], report["collected"], report["passed"], report["failed"]) == (2, 2, 1, 1)
+
+
 def test_what_a_backward_pass_makes_is_on_the_device_too() -> None:
     _, report = run("op_tests/scale.py", "--", "test_backward()")
     assert report["passed"] == 1, report["problems"]

@@ -34,6 +34,7 @@ class _Plugin:
         sys.meta_path.remove(self.finder)
         sys.meta_path.insert(0, self.finder)
 
+    @pytest.hookimpl(trylast=True)  # of the cases that -k has left
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Keep ``sample`` cases, spread evenly over the grid."""
         self.cases.collected = count = len(items)
