@@ -42,13 +42,15 @@ __global__ void convert(const float* x, const float* y, float* out, int64_t n) {
       float(e), float(e + f), float(-e),
       float(hip_bfloat16(x[i], hip_bfloat16::truncate)), __half2float(hsqrt(__habs(a))),
       __half2float(__ushort_as_half(raw.x.x)), __half2float(__half(raw.y)),
+      __high2float(__hmax2(cd, __lowhigh2highlow(cd))), __low2float(__hmin2(cd, __lowhigh2highlow(cd))),
+      __low2float(h2rcp(cd)),
   };
   for (int r = 0; r < int(sizeof(results) / sizeof(float)); ++r) out[r * n + i] = results[r];
 }
 
 void convert_out(hf::Tensor out, hf::Tensor x, hf::Tensor y, hipStream_t stream) {
   const int64_t n = x.numel();
-  HF_CHECK(out.numel() == 23 * n, "out must have 23 rows");
+  HF_CHECK(out.numel() == 26 * n, "out must have 26 rows");
   convert<<<(n + 255) / 256, 256, 0, stream>>>(x.data<float>(), y.data<float>(), out.data<float>(), n);
   HF_HIP(hipGetLastError());
 }
@@ -77,6 +79,7 @@ def expected(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         c.float(), (c + d).float(), (c * d).float(), (wide(c) * wide(d) + wide(c)).float().bfloat16().float(),
         (d + d).float(), torch.fmin(c, d).float(), (c < d).float(), c.float(), (c + d).float(),
         (-c).float(), truncated(x), a.abs().double().sqrt().float().half().float(), a.float(), b.float(),
+        torch.fmax(c, d).float(), torch.fmin(c, d).float(), (1 / c.float()).bfloat16().float(),
     ]  # fmt: skip
 
 
@@ -97,7 +100,7 @@ def test_every_half_and_every_bfloat16_converts_adds_and_multiplies_as_in_torch(
     # the partner of a value is never so large that a float32 product would be inexact and then rounded again
     y = torch.randint(-8, 9, x.shape, generator=torch.Generator().manual_seed(1)).float() / 4
     y[torch.arange(0, x.numel(), 1001)] = float("nan")
-    out = torch.empty(23, x.numel())
+    out = torch.empty(26, x.numel())
     convert_out(out, x, y)
     for row, (got, want) in enumerate(zip(out, expected(x, y), strict=True)):
         same = (got == want) | (got.isnan() & want.isnan())

@@ -137,6 +137,8 @@ HIP_BF16_HD_ __hip_bfloat16 __hmax(__hip_bfloat16 a, __hip_bfloat16 b) {
 HIP_BF16_HD_ __hip_bfloat16 __hmin(__hip_bfloat16 a, __hip_bfloat16 b) {
   return __hisnan(a) ? b : __hisnan(b) || a < b ? a : b;
 }
+HIP_BF16_HD_ __hip_bfloat162 __hmax2(__hip_bfloat162 a, __hip_bfloat162 b) { return {__hmax(a.x, b.x), __hmax(a.y, b.y)}; }
+HIP_BF16_HD_ __hip_bfloat162 __hmin2(__hip_bfloat162 a, __hip_bfloat162 b) { return {__hmin(a.x, b.x), __hmin(a.y, b.y)}; }
 
 // mathematics
 #define HIP_BF16_MATH_(name, function) \
@@ -156,6 +158,7 @@ HIP_BF16_MATH_(htrunc, truncf)
 HIP_BF16_MATH_(hrint, rintf)
 #undef HIP_BF16_MATH_
 HIP_BF16_D_ __hip_bfloat16 hrcp(__hip_bfloat16 a) { return __hip_bfloat16(1.0f / __bfloat162float(a)); }
+HIP_BF16_D_ __hip_bfloat162 h2rcp(__hip_bfloat162 a) { return {hrcp(a.x), hrcp(a.y)}; }
 
 #undef HIP_BF16_HD_
 #undef HIP_BF16_D_
