@@ -28,15 +28,15 @@ def _traced(batch: int) -> dict[str, torch.Tensor]:
     return {"xq": case.typed()[0], "xs": case.xs, "ids": torch.arange(2 * batch, dtype=torch.int32).view(batch, 2) % 4}
 
 
-def _run(op: Any, xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
+def _run(op: str, xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
     w = torch.ones(4, 8, 64).to(xq.dtype)
     slots = hipforge.moe_align_block_size(ids, 16, 4)
-    return op(xq, xs, w, torch.ones(4, 8), *slots, ids.numel(), 16, 2)
+    return getattr(hipforge, op)(xq, xs, w, torch.ones(4, 8), *slots, ids.numel(), 16, 2)
 
 
 TRACED = {
-    "grouped_gemm_fp8": (_traced, partial(_run, grouped_gemm_fp8), True),
-    "grouped_fp8_linear": (_traced, partial(_run, grouped_fp8_linear)),
+    "grouped_gemm_fp8": (_traced, partial(_run, "grouped_gemm_fp8"), True),
+    "grouped_fp8_linear": (_traced, partial(_run, "grouped_fp8_linear")),
 }
 
 

@@ -16,7 +16,7 @@ from helpers.op_calls import CALLS
 from hipforge.errors import GuardError
 from hipforge.jit.call import tensors
 
-WRITES_ITS_INPUT = {"residual_rms", "residual_rms_mxfp8"}  # the residual stream
+WRITES_ITS_INPUT = {"residual_rms", "residual_rms_fp8_dynamic", "residual_rms_mxfp8"}  # the residual stream
 REFUSAL = "argument 'residual' is written and requires grad"
 
 

@@ -195,22 +195,25 @@ def test_what_is_not_mxfp4_is_refused() -> None:
 
 
 def _traced(batch: int) -> dict[str, torch.Tensor]:
-    x, scale = reference.quantize_mxfp8(torch.ones(batch, 64), OWN)
+    x, scale = reference.quantize_mxfp8(torch.linspace(-1, 2, 64 * batch).view(batch, 64), OWN)
     return {"xq": x, "xs": scale, "ids": torch.arange(2 * batch, dtype=torch.int32).view(batch, 2) % 4}
 
 
-def _run(op: Any, xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
+def _run(op: str, xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
     w, scale = torch.full((4, 8, 32), 0x22, dtype=torch.uint8), torch.full((4, 8, 2), 127, dtype=torch.uint8)
-    return op(xq, xs, w, scale, *hipforge.moe_align_block_size(ids, 16, 4), ids.numel(), 16, 2)
+    return getattr(hipforge, op)(xq, xs, w, scale, *hipforge.moe_align_block_size(ids, 16, 4), ids.numel(), 16, 2)
+
+
+_EXPERTS = layer()[1:5]
 
 
 def _layer(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return hipforge.fused_moe_mxfp4(x, *layer()[1:5], weights, ids)
+    return hipforge.fused_moe_mxfp4(x, *_EXPERTS, weights, ids)
 
 
 TRACED = {
-    "grouped_gemm_mxfp4": (_traced, partial(_run, grouped_gemm_mxfp4), True),
-    "grouped_mxfp4_linear": (_traced, partial(_run, grouped_mxfp4_linear)),
+    "grouped_gemm_mxfp4": (_traced, partial(_run, "grouped_gemm_mxfp4"), True),
+    "grouped_mxfp4_linear": (_traced, partial(_run, "grouped_mxfp4_linear")),
     "fused_moe_mxfp4": (
         lambda batch: dict(zip(("x", "weights", "ids"), (layer(batch)[i] for i in (0, 5, 6)), strict=True)), _layer,
     ),
