@@ -97,7 +97,8 @@ def _timed(m: int, n: int, k: int, units: int) -> list[Timed]:
 
 
 def _candidates(cell: Any, arch: str) -> list[Configuration]:
-    timed = sorted(_timed(*cell.key, archs.get(arch).cu_count), key=lambda one: one[0])
+    m, n, k = cell.key
+    timed = sorted(_timed(m, n, k, archs.get(arch).cu_count), key=lambda one: one[0])
     return [given for us, given in timed if us <= NEAR * timed[0][0]]
 
 
