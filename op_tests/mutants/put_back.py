@@ -53,7 +53,7 @@ PUT_BACK = [
           ".to(torch.int64)")),
         ("experts/place_beyond_the_weights",
          ("ops/moe.py", "        _check_places(expert_map, experts)\n", ""),
-         ("ops/moe.py", " num_local_experts=experts,", "")),
+         ("ops/moe.py", " num_local_experts=self.experts,", "")),
         ("sinks/large_ones_are_infinite",
          ("csrc/decode_attention/amd/row_end.h",
           "const float product = sinks[head] * kLog2E, weight = product > __FLT_MAX__ ? __FLT_MAX__ : product;",
