@@ -82,7 +82,7 @@ class Caches:
 
     def peer_us(self) -> tuple[float, str]:
         """Return the time of the fastest configuration of the Triton kernels, and which one it is."""
-        batch, kv_heads, _, d, keys = self.shape
+        batch, kv_heads, _, d, _ = self.shape
 
         def prepared(i: int, splits: int, config: peer.SplitConfig) -> Callable[[], object]:
             k, v = (side.view(torch.int32) for side in self.sides[i])
@@ -92,16 +92,13 @@ class Caches:
             return peer.prepare(problem, config).run
 
         found = []
-        for splits in PEER_SPLITS:
-            if splits > 1 and (batch * kv_heads * splits > 132 * 32 or splits * 32 > keys):
+        for splits, block_n, warps, stages in itertools.product(PEER_SPLITS, PEER_BLOCKS, PEER_WARPS, PEER_STAGES):
+            if not 64 <= batch * kv_heads * splits <= 4096:  # blocks: half of the multiprocessors, to 32 on each
                 continue
-            if batch * kv_heads * splits < 33 and splits < 64:
-                continue
-            for block_n, warps, stages in itertools.product(PEER_BLOCKS, PEER_WARPS, PEER_STAGES):
-                config = peer.SplitConfig(block_n, warps, num_stages=stages)
-                runs = [prepared(i, splits, config) for i in range(self.copies)]
-                us = timing.microseconds_per_call(lambda i, runs=runs: runs[i](), self.copies)
-                found.append((us, f"{config} split_k={splits}"))
+            config = peer.SplitConfig(block_n, warps, num_stages=stages)
+            runs = [prepared(i, splits, config) for i in range(self.copies)]
+            us = timing.microseconds_per_call(lambda i, runs=runs: runs[i](), self.copies)
+            found.append((us, f"{config} split_k={splits}"))
         return min(found)
 
 

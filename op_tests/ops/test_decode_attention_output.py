@@ -14,7 +14,7 @@ import hipforge
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError
 from hipforge.ops.decode_attention import kernels
-from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
+from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
 from hipforge.ops.reference.attention import paged_attention
 from hipforge.ops.reference.fp8_static import to_fp8_static
@@ -58,22 +58,21 @@ class Attention:
         return self.stored.attend(self.q, self.seqlens, **self.options, **options)
 
     def in_float32(self):
-        """The result before any rounding, and the log-sum-exp."""
+        """The result before any rounding, and the log-sum-exp, in the configuration that the public function takes."""
         given = {"scale": self.scale, "out": torch.full(self.q.shape, math.nan)}
-        given["configuration"] = {"waves": 2 if self.q.shape[-1] == 256 else 1, "split_k": self.options["split_k"]}
         operands = (self.q, *self.stored.sides, None, self.seqlens)
         if self.cache == "int4":
-            given["configuration"]["waves"] = 1
-            return kernels.run_decode_attention(*operands, num_groups=4, **given)
-        if self.cache == "half":
-            given["configuration"]["waves"] = 1
-            return kernels.run_decode_attention(*operands, self.one, self.one, **given)
-        given["configuration"]["block_n"] = 64
-        if self.cache == "fp8":
-            return kernels.run_decode_attention(*operands, self.one, self.one, **given)
-        data = [x.view(torch.uint8) for x in self.stored.sides]
-        words = dict(zip(("k_scale_shift", "v_scale_shift"), self.stored.words, strict=True))
-        return kernels.run_decode_attention(self.q, *data, None, self.seqlens, **words, **given)
+            folded = self.q.view(1, -1, KV_HEADS, GROUP, self.q.shape[-1])
+            packed = (folded, *self.stored.operands(self.q), self.seqlens)
+            taken = hipforge.explain(decode_attention_splitk, *packed, num_groups=4, **self.options)
+            return kernels.run_decode_attention(*operands, num_groups=4, configuration=taken.configuration, **given)
+        if self.cache == "rows":
+            operands = (self.q, *(x.view(torch.uint8) for x in self.stored.sides), None, self.seqlens)
+        given["configuration"] = hipforge.explain(decode_attention_fp8, *operands, **self.options).configuration
+        if self.cache == "rows":
+            words = dict(zip(("k_scale_shift", "v_scale_shift"), self.stored.words, strict=True))
+            return kernels.run_decode_attention(*operands, **words, **given)
+        return kernels.run_decode_attention(*operands, self.one, self.one, **given)
 
 
 @pytest.mark.parametrize("cache", KINDS)
