@@ -27,7 +27,7 @@ The files in dependency order; none imports a later one::
     why, fleet                why a module is a hit or a miss; building many modules at once
     backends.runtime_library, backends.amd.runtime, backends.nvidia.runtime     the runtime that modules bind to
     call.python_module, call.signature, call.tensors, call.binder, call.torch_functions     for binding
-    call.abi, call.torch_library, call.profiling, compile_ops, call.bench_hook     the call itself
+    call.abi, call.torch_library, compile_ops, call.bench_hook     the call itself
 
 A module's first use costs one compile. Every later use, in any process, costs a stat of each file that the compiler
 read: no lock, no process, no compiler.

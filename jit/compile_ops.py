@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hipforge import devices
 from hipforge.errors import ArchError, ConfigError, GuardError
-from hipforge.jit.call.profiling import Idle, ranged
 from hipforge.jit.call.signature import BOOL, FLOAT, INT, MUST_BE, OPTIONAL_TENSOR, STR, Signature, signature_of
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def _caller(stub: Stub) -> Callable[..., Any]:
 
     names, name = stub.signature.names, stub.signature.name
     _callers.append(stub.calls)
-    stub.calls.update(_of_torch, traced=traced, profiled=ranged(name, lambda *args: stub.eager(*args)))
+    stub.calls.update(is_dynamo_compiling=_is_dynamo_compiling, traced=traced)
     code = _caller_code(len(names)).replace(co_varnames=names, co_name=name)
     if sys.version_info >= (3, 11):
         code = code.replace(co_qualname=name)
@@ -109,10 +108,7 @@ _callers: list[dict[str, Any]] = []  # the globals of each
 @functools.cache
 def _caller_code(count: int) -> types.CodeType:
     names = ", ".join(f"a{i}" for i in range(count))
-    source = (
-        f"def call({names}):\n if is_dynamo_compiling(): return traced({names})\n"
-        f" if profiler._is_profiler_enabled: return profiled({names})\n return eager({names})"
-    )
+    source = f"def call({names}):\n if is_dynamo_compiling(): return traced({names})\n return eager({names})"
     scope: dict[str, Any] = {}
     exec(compile(source, __file__, "exec"), scope)
     return cast(types.CodeType, scope["call"].__code__)
@@ -130,18 +126,18 @@ def _ask_torch() -> bool:
     return torch.compiler.is_dynamo_compiling()
 
 
-_of_torch: dict[str, Any] = {"is_dynamo_compiling": _ask_torch, "profiler": Idle}  # what every caller asks
+_is_dynamo_compiling: Callable[[], bool] = _ask_torch
 
 
 def _ask_torch_directly() -> None:
     """Save every call a Python frame, as early as possible: torch.compile guards on the function's id."""
+    global _is_dynamo_compiling
     import torch
-    from torch.autograd import profiler
 
-    if _of_torch["profiler"] is Idle:
-        _of_torch.update(is_dynamo_compiling=torch.compiler.is_dynamo_compiling, profiler=profiler)
+    if _is_dynamo_compiling is not torch.compiler.is_dynamo_compiling:
+        _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
         for calls in _callers:
-            calls.update(_of_torch)
+            calls["is_dynamo_compiling"] = _is_dynamo_compiling
 
 
 class Stub:

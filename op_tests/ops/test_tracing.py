@@ -159,7 +159,7 @@ def test_a_float_that_changes_from_call_to_call_is_compiled_once() -> None:
     assert ran.stdout.strip() == "done", ran.stderr[-2000:]
 
 
-def test_a_profile_names_every_op_once_a_call_and_the_kernel_entry_below_it() -> None:
+def test_a_profile_names_every_op_once_a_call() -> None:
     calls = [(call.run, call.make(2)) for call in CALLS.values()]
     for run, given in calls:  # builds
         run(**given)
@@ -168,8 +168,8 @@ def test_a_profile_names_every_op_once_a_call_and_the_kernel_entry_below_it() ->
             run(**given)
     times = {event.key: event.count for event in profile.key_averages()}
     assert not [op for op in CALLS if f"hipforge::{op}" not in times]
-    assert times["hipforge::swiglu_mxfp8"] == times["hipforge::swiglu_mxfp8_out"] == 1
+    assert times["hipforge::swiglu_mxfp8"] == 1
     with torch.profiler.profile() as profile:
         torch.ops.hipforge.rms_norm(torch.ones(2, 64).bfloat16(), torch.ones(64).bfloat16(), 1e-5)
     (seen,) = [event for event in profile.events() if event.key == "hipforge::rms_norm"]  # not inside itself again
-    assert [child.name for child in seen.cpu_children] == ["aten::empty_like", "hipforge::residual_rms_out"]
+    assert [child.name for child in seen.cpu_children] == ["aten::empty_like"]

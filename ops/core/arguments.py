@@ -26,9 +26,9 @@ from torch.autograd import profiler
 
 from hipforge.errors import GuardError, HipforgeError, OutOfMemoryError
 from hipforge.jit.call import tensors
-from hipforge.jit.call.profiling import ranged
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core.checks import require_in_float32, require_unexpanded
+from hipforge.ops.core.profiling import ranged
 
 P = ParamSpec("P")
 R = TypeVar("R")

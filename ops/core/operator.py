@@ -19,7 +19,6 @@ import torch
 
 from hipforge.errors import GuardError, HipforgeError
 from hipforge.jit.call.binder import Binder, described, on_binder
-from hipforge.jit.call.profiling import Idle, ranged
 from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch, invariance
@@ -35,6 +34,7 @@ from hipforge.ops.core.arguments import (
     require_sound,
 )
 from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.profiling import Idle, ranged
 from hipforge.ops.core.traced import Written, traced_call
 
 P = ParamSpec("P")
