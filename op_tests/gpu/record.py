@@ -33,8 +33,13 @@ def label(module: str, variant: dict[str, int | str]) -> str:
 
 
 def digest(manifest: Manifest) -> str:
-    """Return the digest of what determines a variant's code but for the compiler: its sources, headers and commands."""
-    sources = [pair for pair in manifest.dependencies if pair[0].startswith("${CSRC}/") and pair[1] != ABSENT]
+    """Return the digest of what determines a variant's code but for the compiler: its sources, headers and commands.
+
+    Files count by content: whether a source is named below ``csrc`` or below its module's folder depends on which
+    description of the module built it first.
+    """
+    own = ("${CSRC}/", "${MODULE_DIR}/")
+    sources = sorted(of for name, of in manifest.dependencies if name.startswith(own) and of != ABSENT)
     return text_digest(json.dumps([sources, manifest.commands]))[:16]
 
 
