@@ -52,8 +52,9 @@ def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -
 
 @pytest.mark.parametrize(
     ("key", "kernel"),
-    [((1, 2304, 6144), ROW_STREAM), ((32, 4096, 4096), ROW_STREAM), ((64, 28672, 4096), WGMMA_TILES),
-     ((1024, 4096, 4096), DEQUANTISED), ((1024, 262144, 4096), WGMMA_TILES)],
+    [((1, 2304, 6144), ROW_STREAM), ((32, 4096, 4096), ROW_STREAM), ((64, 28672, 4096), RING_TILES),
+     ((1024, 4096, 4096), DEQUANTISED), ((1024, 262144, 4096), RING_TILES),
+     ((24, 28672, 4096), RING_TILES), ((256, 4096, 4096), RING_TILES)],
 )  # fmt: skip
 def test_few_rows_stream_and_many_take_the_library_unless_bf16_takes_too_much_memory(key, kernel) -> None:
     assert best(KERNELS, problem(*key), HOPPER, UNITS).kernel == kernel.name
