@@ -316,6 +316,15 @@ FAULTS = [
          "return word;", "ops/test_decode_attention_hidden_keys.py"),
         ("attention/slot_taken_while_read", "amd/decode_kernel.h",
          "__syncthreads();  // before a slot is written again", ""),
+        ("attention/half_halves_exchanged", "amd/half_kernel.h", "kLowHalves = 0x05040100", "kLowHalves = 0x01000504",
+         "ops/test_decode_attention_half.py ops/test_decode_attention_kinds.py"),
+        ("attention/half_special_left", "amd/half_kernel.h", "(low ? 0 : kLow)", "kLow",
+         "ops/test_decode_attention_half.py ops/test_decode_attention_kinds.py"),
+        ("attention/half_scale_of_v_forgotten", "amd/half_kernel.h",
+         "inverse * load_constant(p.v.scale + p.v.scale_stride * head)", "inverse",
+         "ops/test_decode_attention_half.py ops/test_decode_attention_kinds.py"),
+        ("attention/half_column_of_k", "amd/half_kernel.h", "64 * (first + c)", "64 * c * first",
+         "ops/test_decode_attention_half.py ops/test_decode_attention_kinds.py"),
     ),
     # Norms, activations, quantisers, RoPE.
     *_in(
