@@ -31,8 +31,8 @@ OPS = {
 
 def _call(op: Op, arguments: Arguments) -> tuple[torch.Tensor, ...]:
     every_result = {"return_lse": True, "out_format": "mxfp8"}
-    asked = {name: value for name, value in every_result.items() if name in _parameters(op)}
-    result = getattr(hipforge, op.name)(**{**arguments, **asked})
+    free = [name for name in every_result if name in _parameters(op) and not arguments.get(name)]
+    result = getattr(hipforge, op.name)(**{**arguments, **{name: every_result[name] for name in free}})
     return () if result is None else result if isinstance(result, tuple) else (result,)
 
 
