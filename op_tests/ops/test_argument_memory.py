@@ -195,6 +195,14 @@ def test_what_has_no_truth_is_refused_before_attention_is_written(path: str) -> 
     assert calls.bits(given["out"]) == before
 
 
+def test_a_true_number_of_groups_is_one(path: str) -> None:
+    op = OPS["decode_attention_splitk"]
+    given = good(op, lambda made: made["num_groups"] == 1)
+    want = call(op, given)
+    got = call(op, {**given, "num_groups": True})
+    assert all(map(torch.equal, calls.results(got), calls.results(want)))
+
+
 def test_a_complex_number_in_a_tensor_is_a_float_or_refused_by_name(path: str) -> None:
     x, weight, zero = torch.ones(2, 64).half(), torch.ones(64).half(), torch.zeros((), dtype=torch.complex64)
     if path == "kernel":

@@ -280,6 +280,7 @@ def make_packed(rng: Rng) -> Arguments:
 def _unpacked(words: torch.Tensor, scale_shift: torch.Tensor | None, num_groups: int | None) -> tuple[Array, Array]:
     """The rows [rows, G, D] of a packed cache, and the size of the two parts that each element is the sum of."""
     own = words[0, :, :, 0].contiguous()
+    num_groups = None if num_groups is None else int(num_groups)
     if num_groups is None:
         assert scale_shift is not None
         halves = scale_shift[0, :, :, 0].contiguous().unsqueeze(-1).view(torch.float16).numpy().astype(np.float64)

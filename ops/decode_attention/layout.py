@@ -328,6 +328,7 @@ def packed_call(
     dtype, multiple, width, layout = q.dtype, 8, d, "D"
     if num_groups is not None:
         require_choice("num_groups", num_groups, INT4_GROUPS)
+        num_groups = int(num_groups)  # True is 1, which torch does not take for a size
         dtype, width, layout = torch.int32, num_groups + d // 8, "num_groups + D/8 (words of eight int4 values)"
     elif not half:
         dtype, multiple, width, layout = torch.int32, 4, d // 4, "D/4 (words of four fp8 values)"

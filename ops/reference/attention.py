@@ -104,6 +104,7 @@ def quantize_kv_int4(x: torch.Tensor, num_groups: int = 1) -> torch.Tensor:
     """
     checks.require_real("x", x)
     checks.require_choice("num_groups", num_groups, INT4_GROUPS)
+    num_groups = int(num_groups)
     checks.require_last_multiple("x", x, 8)
     groups = x.to(torch.float32).unflatten(-1, (num_groups, -1))
     least, largest = groups.aminmax(dim=-1, keepdim=True)
@@ -134,6 +135,7 @@ def dequantize_kv_int4(rows: torch.Tensor, num_groups: int = 1, dtype: torch.dty
     """
     checks.require_dtype("rows", rows, (torch.int32,))
     checks.require_choice("num_groups", num_groups, INT4_GROUPS)
+    num_groups = int(num_groups)
     if rows.shape[-1] <= num_groups:
         raise GuardError(f"rows must be [..., {num_groups} + D/8] words; got a last dimension of {rows.shape[-1]}")
     words = rows[..., num_groups:].contiguous().view(torch.uint8)
