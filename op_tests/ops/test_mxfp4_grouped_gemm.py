@@ -186,6 +186,9 @@ def test_what_is_not_mxfp4_is_refused() -> None:
             op(a, a_scale, w[..., :16], w_scale, *index, *counts(case))
         with pytest.raises(GuardError, match="w_scale must"):
             op(a, a_scale, w, w_scale[..., :1], *index, *counts(case))
+    case = case_of((0, 1), 2, 8, 64)
+    with pytest.raises(GuardError, match="K = 64 disagrees with the shape of w, which says 32"):
+        split(case.but(w=case.w[..., :16].contiguous()), 16, 1, 16)
     with pytest.raises(GuardError, match="two elements in a byte"):
         hipforge.fused_moe_mxfp4(hidden, w1[:, :, :40], s1, w2, s2, *routing)
     with pytest.raises(GuardError, match="w1_scale must"):
