@@ -320,6 +320,18 @@ FAULTS = [
          "ops/test_decode_attention_half.py ops/test_decode_attention_kinds.py"),
         ("attention/half_column_of_k", "amd/half_kernel.h", "64 * (first + c)", "64 * c * first",
          "ops/test_decode_attention_half.py ops/test_decode_attention_kinds.py"),
+        ("attention/int4_group_of_k", "amd/int4_kernel.h", "((2 * group + half) * groups / 8)",
+         "(group * groups / 8)", "ops/test_decode_attention_int4.py ops/test_decode_attention_kinds.py"),
+        ("attention/int4_group_of_v", "amd/int4_kernel.h", "(Dealt::kWide * column * groups / kD)",
+         "(Dealt::kWide * column * groups / (2 * kD))",
+         "ops/test_decode_attention_int4.py ops/test_decode_attention_kinds.py"),
+        ("attention/int4_sums_not_rescaled", "amd/row_wave.h", "acc[j] *= keep;", "acc[j] *= 1.f;",
+         "ops/test_decode_attention_int4.py ops/test_decode_attention_kinds.py"),
+        ("attention/int4_hidden_key_seen", "amd/tile_rows.h", "min(left - hidden, static_cast<int32_t>(keys))",
+         "min(left, static_cast<int32_t>(keys))",
+         "ops/test_decode_attention_int4.py ops/test_decode_attention_kinds.py"),
+        ("attention/hidden_by_the_longest", "amd/tile_rows.h", "static_cast<int32_t>(tokens.count - 1 -",
+         "static_cast<int32_t>(p.mq - 1 -", "ops/test_decode_attention_ragged.py"),
     ),
     # Norms, activations, quantisers, RoPE.
     *_in(
