@@ -89,7 +89,8 @@ def test_a_wrong_call_fails_and_does_not_run(library: ctypes.CDLL) -> None:
 def test_a_framework_loads_a_module_and_launches_on_the_emulator() -> None:
     x = torch.randn(5, 96)
     expected, scales = hipforge.fp8_quant_rows(x)
-    (path,) = (one.path for one in jit.loader.loaded() if one.name == "module_fp8_quant_rows")
+    own = ("module_fp8_quant_rows", {"HF_INPUT": "f32"})
+    (path,) = (one.path for one in jit.loader.loaded() if (one.name, one.manifest.variant) == own)
     module = tvm_ffi.load_module(str(path / "module.so"))
     out, scale_out = torch.empty_like(expected), torch.empty_like(scales)
     module.fp8_quant_rows_out(out, scale_out, x)
@@ -122,7 +123,7 @@ def test_a_module_as_a_project_of_the_kernels_hub_builds_and_runs(
     ids = torch.tensor([[0, 1], [1, 2]])
     expected = hipforge.moe_align_block_size(ids, 4, 3)
     outs = [torch.empty_like(one) for one in expected]
-    tvm_ffi.load_module(str(loaded.path / "module.so")).moe_align_block_size_out(*outs, ids, None, 4, 3)
+    tvm_ffi.load_module(str(loaded.path / "module.so")).moe_align_block_size_out(*outs, ids, None, 4, 3, False)
     assert all(map(torch.equal, outs, expected))
     with pytest.raises(ConfigError, match="module_fp8_quant has variants"):
         hub.lay_out("module_fp8_quant", [], tmp_path)
