@@ -238,3 +238,23 @@ def test_an_output_in_the_memory_of_an_operand_that_is_padded_is_refused(decided
 def test_no_rows_have_no_blocks(k: int, path: str) -> None:
     q, scales = hipforge.fp8_quant_blocks(torch.zeros(0, k))
     assert q.shape == (0, k) and scales.shape == (0, -(-k // 128))
+
+
+@pytest.mark.parametrize("name", ["grouped_mxfp8_linear", "grouped_fp8_linear", "grouped_mxfp4_linear"])
+@pytest.mark.parametrize(
+    "changed", [{"a_div": 2**31}, {"num_tokens_post_padded": torch.full((1,), 16, dtype=torch.int32).expand(2**46)}],
+    ids=["a_div", "padded count"],
+)  # fmt: skip
+def test_a_grouped_gemm_takes_counts_that_no_kernel_counts_to(name: str, changed: Arguments) -> None:
+    """The output is filled with zeros before the kernel's own checks: nothing may be left for those to refuse."""
+    op = OPS[name]
+    call = next(
+        given
+        for number in range(100)
+        if (given := op.make(Rng(3, number)))["num_valid_tokens"] > 0 and given["a_q"].numel() and given["w"].numel()
+    )
+    given = {**call, "a_div": call["num_valid_tokens"], **changed}
+    given["out"] = torch.full((call["num_valid_tokens"], call["w"].shape[1]), 7.0).bfloat16()
+    plain = {**given, "a_div": call["num_valid_tokens"], "num_tokens_post_padded": given["num_tokens_post_padded"][:1]}
+    function = getattr(hipforge, name)
+    assert torch.equal(function(**given), function(**{**plain, "out": None}))

@@ -91,6 +91,8 @@ def run(
         check_indices(parts)
     if out is not None:
         require_sound("the grouped GEMM", {**parts._asdict(), "out": out}, ("out",))
+        if taken.path == "kernel":
+            parts = parts.contiguous()  # copies that do not fit in memory are refused before anything is written
     out = new_or_given(out, shape, torch.bfloat16, parts.a_q.device)
     if taken.path == "torch":
         out.copy_(mm(parts))

@@ -184,6 +184,8 @@ def envelope(problem: Problem, arch: str) -> str | None:
         return f"M, E, N and K must be at least 1; got M={slots}, E={experts}, N={n}, K={k}"
     if problem.block_m % 4:
         return f"block_m must be a multiple of 4; got {problem.block_m}"
+    if (count := max(slots, experts, problem.a_div, problem.block_m)) > MAX_ELEMENTS:
+        return f"num_valid_tokens, E, a_div and block_m must be at most 2^31 - 1; got {count}"
     largest = max(n, problem.m_act) * k
     if largest > MAX_ELEMENTS:
         return f"N*K and M_act*K must be at most 2^31 - 1 (raw-buffer offsets are int32); got {largest}"

@@ -43,9 +43,13 @@ class Operands(NamedTuple):
     bias: torch.Tensor | None = None
 
     def contiguous(self) -> Operands:
-        """Return the operands with contiguous tensors, as stubs take them."""
-        parts: list[Any] = [packed(part) if isinstance(part, torch.Tensor) else part for part in self]
+        """Return the operands with contiguous tensors, as stubs take them; of the padded count its one entry."""
+        parts: list[Any] = [packed(part) if isinstance(part, torch.Tensor) else part for part in self._of_one_count()]
         return Operands(*parts)
+
+    def _of_one_count(self) -> Operands:
+        count = self.num_tokens_post_padded
+        return self if count.numel() <= 1 else self._replace(num_tokens_post_padded=count[:1])
 
     @property
     def tensors(self) -> SevenTensors:
