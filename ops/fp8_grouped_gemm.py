@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from hipforge.ops.core import checks
-from hipforge.ops.core.dispatch import Accepted, Choice
+from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -37,7 +37,7 @@ from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tuned import NEXT, Column, gemm_shape
 from hipforge.ops.moe_align import moe_align_block_size
 from hipforge.ops.mxfp8_grouped_gemm import family as mx
-from hipforge.ops.mxfp8_grouped_gemm import run
+from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, new_result, run
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.reference import OPERANDS, ROUTED, Operands, by_expert
 from hipforge.ops.reference.e8m0 import product_dtype
@@ -106,10 +106,6 @@ def _envelope(problem: Problem, arch: str) -> str | None:
 WAVE_SPLIT = replace(wave_split.WAVE_SPLIT, name=KERNEL, launch=fp8_grouped_split_out)
 
 
-def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
-    return WAVE_SPLIT.choice(mx.invariant(problem, arch, cu_count).configuration)
-
-
 FAMILY = Family(
     problem=Problem.given,
     table=kernel_table(
@@ -122,7 +118,7 @@ FAMILY = Family(
     archs=WAVE_SPLIT.archs,
     envelope=_envelope,
     reference="fp8_mm",
-    invariant=_invariant,
+    invariant=mx.invariant_of(WAVE_SPLIT),
 )
 
 
@@ -150,10 +146,6 @@ def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> f
     return functools.partial(function, a_q, a_scale, *weights, *slots, **counts)
 
 
-def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> torch.Tensor:
-    return torch.empty((num_valid_tokens, w.shape[1]), dtype=torch.bfloat16, device=a_q.device)
-
-
 def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: str) -> torch.Tensor:
     def start(kernel: str, configuration: Configuration, result: torch.Tensor, operands: Operands) -> None:
         def launch(given: Operands) -> None:
@@ -165,7 +157,8 @@ def _run(taken: Accepted, parts: Operands, out: torch.Tensor | None, uncovered: 
     return run(taken, parts, out, uncovered, grouped_mm, start)
 
 
-@operator(FAMILY.plan, fake=_new, outs=("out",))
+@operator(FAMILY.plan, fake=new_result, outs=("out",))
+@documented_like(grouped_gemm_mxfp8)
 def grouped_gemm_fp8(
     taken: Accepted,
     a_q: torch.Tensor,
@@ -187,22 +180,10 @@ def grouped_gemm_fp8(
     """Multiply each slot's activation row with its expert's weight, or return None where the fallback must.
 
     Args:
-        taken: the path that was decided; callers do not pass it.
         a_q: activations [M_act, K], any strides; slot t reads row t // ``a_div``.
         a_scale: their scales, of a kind that :mod:`hipforge.ops.fp8_grouped_gemm` lists.
         w: weights [E, N, K].
         w_scale: their scales, of the same kind.
-        sorted_token_ids: int32, whole tiles of ``block_m`` slots, as :func:`hipforge.moe_align_block_size` sorts them.
-        expert_ids: int32, at least one per tile.
-        num_tokens_post_padded: int32 [1].
-        num_valid_tokens: slots, T · top_k.
-        block_m: entries of a tile.
-        a_div: slots per activation row, any positive number: top_k for the first GEMM, 1 for the second.
-        mul_weight_by: float32 [num_valid_tokens], multiplied in float32 before the result is rounded.
-        bias: float32 [E, N], the expert's row added in float32 before the weight is multiplied.
-        out: contiguous bfloat16 [num_valid_tokens, N] to write into.
-        uncovered: what rows that no tile covers hold: ``zero``, or ``undefined`` for a caller that does not read
-            them, which saves the launch that fills the output.
 
     Returns:
         bfloat16 [num_valid_tokens, N], with rows that no tile covers as ``uncovered`` says; None outside the envelope,
@@ -226,7 +207,7 @@ def grouped_gemm_fp8(
     return _run(taken, parts, out, uncovered)
 
 
-@operator(FAMILY.plan_total, fake=_new, outs=("out",))
+@operator(FAMILY.plan_total, fake=new_result, outs=("out",))
 @documented_like(grouped_gemm_fp8)
 def grouped_fp8_linear(
     taken: Accepted,

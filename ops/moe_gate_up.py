@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -78,9 +79,18 @@ def split_configuration(taken: Accepted, experts: int, n: int, k: int) -> Config
     return {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
 
 
-def _launch_split(out: torch.Tensor, out_scales: torch.Tensor, *given: Any, rows: int, parts: int, groups: int) -> None:
+def launch_split(
+    entry: Callable[..., None],
+    out: torch.Tensor,
+    out_scales: torch.Tensor,
+    *given: Any,
+    rows: int,
+    parts: int,
+    groups: int,
+) -> None:
+    """Launch an entry whose kernel splits K, with the workspace that its work-groups need."""
     workspace = split_workspace(out.shape[0], 2 * out.shape[1], groups, out.device)
-    mxfp8_gate_up_out(out, out_scales, *given, workspace, rows, parts, groups)
+    entry(out, out_scales, *given, workspace, rows, parts, groups)
 
 
 @dataclass(frozen=True)
@@ -99,31 +109,75 @@ class GateUp:
 
 
 FUSED = {
-    wave_split.KERNEL: GateUp(KERNEL, split_configuration, _launch_split),
+    wave_split.KERNEL: GateUp(KERNEL, split_configuration, partial(launch_split, mxfp8_gate_up_out)),
     row_stream.KERNEL: GateUp("mxfp8_gate_up_row_stream", row_stream.of_gate_up, row_stream.launch_gate_up),
     tiles.KERNEL: GateUp("mxfp8_gate_up_tiles", tiles.of_gate_up, tiles.launch_gate_up),
 }
 """By the name of the grouped GEMM's kernel; where it has none, the activation is a launch of its own."""
-BY_NAME = {fused.name: fused for fused in FUSED.values()}
 
 
-def _plan(w: torch.Tensor, **given: Any) -> Decision:
-    """Return the grouped GEMM's decision, with the epilogue where a kernel has one."""
-    decision = GROUPED.plan_total(w=w, **given)
-    taken = decision.accepted
-    experts, n, k = w.shape
-    fused = None if taken is None else FUSED.get(taken.kernel)
-    if taken is None or fused is None or n % (2 * BLOCK):
-        return decision
-    configuration = MappingProxyType(fused.configuration(taken, experts, n, k))
-    return replace(decision, accepted=replace(taken, kernel=fused.name, configuration=configuration))
+def planned(
+    total: Callable[..., Decision], fused: Mapping[str, GateUp], packing: int = 1
+) -> Callable[..., Decision]:
+    """Return what plans an op: the grouped GEMM's decision, with the epilogue where a kernel has one.
+
+    Args:
+        total: plans the grouped GEMM.
+        fused: by the name of its kernel.
+        packing: elements of w in a byte.
+    """
+
+    def plan(w: torch.Tensor, **given: Any) -> Decision:
+        decision = total(w=w, **given)
+        taken = decision.accepted
+        experts, n, k = w.shape
+        own = None if taken is None else fused.get(taken.kernel)
+        if taken is None or own is None or n % (2 * BLOCK):
+            return decision
+        configuration = MappingProxyType(own.configuration(taken, experts, n, packing * k))
+        return replace(decision, accepted=replace(taken, kernel=own.name, configuration=configuration))
+
+    return plan
 
 
-def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+def new_gate_up(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory for the elements and scales of gate and up, w's rows."""
     return new_or_given_mxfp8(a_q, (num_valid_tokens, w.shape[1] // 2))
 
 
-@operator(_plan, fake=_new)
+def run(
+    taken: Accepted,
+    fused: Mapping[str, GateUp],
+    linear: Callable[..., torch.Tensor],
+    parts: Operands,
+    activation: tuple[float, float, float | None, bool],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return SwiGLU of ``linear``'s product in MX-FP8: by the kernel that was decided, or in a launch of its own.
+
+    Args:
+        taken: the path that :func:`planned` decided.
+        fused: as there.
+        linear: the grouped GEMM for every call.
+        parts: its operands.
+        activation: alpha, beta, limit and whether gate and up are interleaved.
+    """
+    alpha, beta, limit, interleaved = activation
+    own = next((one for one in fused.values() if one.name == taken.kernel), None)
+    if own is None:
+        counts = parts.num_valid_tokens, parts.block_m, parts.a_div
+        gate_up = linear(*parts.tensors, *counts, bias=parts.bias, uncovered="undefined")
+        return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
+    q, scales = new_gate_up(parts.a_q, parts.w, parts.num_valid_tokens)
+    parameters = alpha, beta, math.inf if limit is None else limit, interleaved
+
+    def stub(given: Operands) -> None:
+        own.launch(q, scales, *given.tensors, given.bias, *given.sizes, *parameters, **taken.configuration)
+
+    launch_aligned(stub, parts)
+    return q, scales
+
+
+@operator(planned(GROUPED.plan_total, FUSED), fake=new_gate_up)
 @documented_like(grouped_mxfp8_linear)
 def grouped_swiglu_mxfp8(
     taken: Accepted,
@@ -160,17 +214,5 @@ def grouped_swiglu_mxfp8(
         tile covers are undefined. Gate and up are rounded to bfloat16 on either path.
     """
     indices = sorted_token_ids, expert_ids, num_tokens_post_padded
-    fused = BY_NAME.get(taken.kernel)
-    if fused is None:
-        gate_up = grouped_mxfp8_linear(
-            a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias, uncovered="undefined"
-        )
-        return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
-    q, scales = _new(a_q, w, num_valid_tokens)
-    activation = alpha, beta, math.inf if limit is None else limit, interleaved
-
-    def stub(given: Operands) -> None:
-        fused.launch(q, scales, *given.tensors, given.bias, *given.sizes, *activation, **taken.configuration)
-
-    launch_aligned(stub, Operands(a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias))
-    return q, scales
+    parts = Operands(a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias)
+    return run(taken, FUSED, grouped_mxfp8_linear, parts, (alpha, beta, limit, interleaved))

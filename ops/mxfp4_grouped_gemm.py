@@ -13,35 +13,32 @@ it holds exactly.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from hipforge.ops.core import checks
-from hipforge.ops.core.dispatch import Accepted, Choice, Decision
+from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.kernel import Configuration, kernel_table
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import new_or_given_mxfp8
 from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tuned import NEXT, gemm_shape
 from hipforge.ops.moe_align import moe_align_block_size
-from hipforge.ops.moe_gate_up import split_configuration, split_workspace
+from hipforge.ops.moe_gate_up import GateUp, launch_split, new_gate_up, planned, split_configuration
+from hipforge.ops.moe_gate_up import run as run_gate_up
 from hipforge.ops.mxfp4_gemm.raw import PAYLOADS
 from hipforge.ops.mxfp8_gemm.family import SCALES
 from hipforge.ops.mxfp8_grouped_gemm import family as mx
-from hipforge.ops.mxfp8_grouped_gemm import run
+from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, new_result, run
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, OPERANDS, ROUTED, Operands, by_expert
 from hipforge.ops.reference import dequantize_mxfp4, dequantize_mxfp8, quantize_mxfp4, quantize_mxfp8
 from hipforge.ops.reference.e8m0 import product_dtype
-from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 
 PUBLIC = ("grouped_gemm_mxfp4", "grouped_mxfp4_linear")
 EXAMPLES = {
@@ -103,10 +100,6 @@ class Problem(mx.Problem):
 WAVE_SPLIT = replace(wave_split.WAVE_SPLIT, name=KERNEL, launch=mxfp4_grouped_split_out)
 
 
-def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
-    return WAVE_SPLIT.choice(mx.invariant(problem, arch, cu_count).configuration)
-
-
 FAMILY = Family(
     problem=Problem.given,
     table=kernel_table("mxfp4_grouped_gemm", (WAVE_SPLIT,), shape=gemm_shape(NEXT), extra_key=mx.EXTRA_KEY),
@@ -114,7 +107,7 @@ FAMILY = Family(
     archs=WAVE_SPLIT.archs,
     envelope=mx.envelope,
     reference="grouped_mm",
-    invariant=_invariant,
+    invariant=mx.invariant_of(WAVE_SPLIT),
 )
 
 
@@ -137,10 +130,6 @@ def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> f
     return functools.partial(function, a_q, a_scale, *weights, *slots, **counts)
 
 
-def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> torch.Tensor:
-    return torch.empty((num_valid_tokens, w.shape[1]), dtype=torch.bfloat16, device=a_q.device)
-
-
 def _start(kernel: str, configuration: Configuration, result: torch.Tensor, operands: Operands) -> None:
     def launch(given: Operands) -> None:
         WAVE_SPLIT.run(configuration, (), result, *given.tensors, given.mul_weight_by, given.bias, *given.sizes)
@@ -148,7 +137,8 @@ def _start(kernel: str, configuration: Configuration, result: torch.Tensor, oper
     launch_aligned(launch, operands)
 
 
-@operator(FAMILY.plan, fake=_new, outs=("out",))
+@operator(FAMILY.plan, fake=new_result, outs=("out",))
+@documented_like(grouped_gemm_mxfp8)
 def grouped_gemm_mxfp4(
     taken: Accepted,
     a_q: torch.Tensor,
@@ -170,22 +160,10 @@ def grouped_gemm_mxfp4(
     """Multiply each slot's activation row with its expert's weight, or return None where the fallback must.
 
     Args:
-        taken: the path that was decided; callers do not pass it.
         a_q: activations [M_act, K] in the device's e4m3, any strides; slot t reads row t // ``a_div``.
         a_scale: e8m0 bytes [M_act, K/32].
         w: weights [E, N, K/2], two e2m1 elements per byte.
         w_scale: e8m0 bytes [E, N, K/32].
-        sorted_token_ids: int32, whole tiles of ``block_m`` slots, as :func:`hipforge.moe_align_block_size` sorts them.
-        expert_ids: int32, at least one per tile.
-        num_tokens_post_padded: int32 [1].
-        num_valid_tokens: slots, T · top_k.
-        block_m: entries of a tile.
-        a_div: slots per activation row, any positive number: top_k for the first GEMM, 1 for the second.
-        mul_weight_by: float32 [num_valid_tokens], multiplied in float32 before the result is rounded.
-        bias: float32 [E, N], the expert's row added in float32 before the weight is multiplied.
-        out: contiguous bfloat16 [num_valid_tokens, N] to write into.
-        uncovered: what rows that no tile covers hold: ``zero``, or ``undefined`` for a caller that does not read
-            them, which saves the launch that fills the output.
 
     Returns:
         bfloat16 [num_valid_tokens, N], with rows that no tile covers as ``uncovered`` says; None outside the envelope,
@@ -209,7 +187,7 @@ def grouped_gemm_mxfp4(
     return run(taken, parts, out, uncovered, grouped_mm, _start)
 
 
-@operator(FAMILY.plan_total, fake=_new, outs=("out",))
+@operator(FAMILY.plan_total, fake=new_result, outs=("out",))
 @documented_like(grouped_gemm_mxfp4)
 def grouped_mxfp4_linear(
     taken: Accepted,
@@ -247,22 +225,10 @@ def grouped_mxfp4_linear(
     return run(taken, parts, out, uncovered, grouped_mm, _start)
 
 
-def _plan_gate_up(w: torch.Tensor, **given: Any) -> Decision:
-    """Return the grouped GEMM's decision, with the epilogue where the kernel takes the call."""
-    decision = FAMILY.plan_total(w=w, **given)
-    taken = decision.accepted
-    experts, n, packed_k = w.shape
-    if taken is None or taken.kernel != KERNEL or n % (2 * BLOCK):
-        return decision
-    configuration = MappingProxyType(split_configuration(taken, experts, n, 2 * packed_k))
-    return replace(decision, accepted=replace(taken, kernel=GATE_UP_KERNEL, configuration=configuration))
+FUSED = {KERNEL: GateUp(GATE_UP_KERNEL, split_configuration, functools.partial(launch_split, mxfp4_gate_up_out))}
 
 
-def _new_gate_up(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return new_or_given_mxfp8(a_q, (num_valid_tokens, w.shape[1] // 2))
-
-
-@operator(_plan_gate_up, fake=_new_gate_up)
+@operator(planned(FAMILY.plan_total, FUSED, packing=2), fake=new_gate_up)
 @documented_like(grouped_mxfp4_linear)
 def grouped_swiglu_mxfp4(
     taken: Accepted,
@@ -298,21 +264,6 @@ def grouped_swiglu_mxfp4(
         ``(q, scales)``: [num_valid_tokens, d] in the device's e4m3 and uint8 [num_valid_tokens, d / 32]; rows that no
         tile covers are undefined. Gate and up are rounded to bfloat16 on either path.
     """
-    indices = sorted_token_ids, expert_ids, num_tokens_post_padded
-    if taken.kernel != GATE_UP_KERNEL:
-        gate_up = grouped_mxfp4_linear(
-            a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias, uncovered="undefined"
-        )
-        return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
-    q, scales = _new_gate_up(a_q, w, num_valid_tokens)
-    activation = alpha, beta, math.inf if limit is None else limit, interleaved
-    chosen = taken.configuration
-    workspace = split_workspace(q.shape[0], 2 * q.shape[1], chosen["groups"], q.device)
-
-    def launch(given: Operands) -> None:
-        operands = *given.tensors, given.bias, *given.sizes
-        mxfp4_gate_up_out(q, scales, *operands, *activation, workspace, *chosen.values())
-
-    w = w.view(torch.uint8)
-    launch_aligned(launch, Operands(a_q, a_scale, w, w_scale, *indices, num_valid_tokens, block_m, a_div, bias=bias))
-    return q, scales
+    indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens
+    parts = Operands(a_q, a_scale, w.view(torch.uint8), w_scale, *indices, block_m, a_div, bias=bias)
+    return run_gate_up(taken, FUSED, grouped_mxfp4_linear, parts, (alpha, beta, limit, interleaved))

@@ -69,7 +69,8 @@ __all__ = [
 ]
 
 
-def _new(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> torch.Tensor:
+def new_result(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> torch.Tensor:
+    """Return memory for a row per slot, bfloat16 [num_valid_tokens, N]."""
     return torch.empty((num_valid_tokens, w.shape[1]), dtype=torch.bfloat16, device=a_q.device)
 
 
@@ -110,7 +111,7 @@ def run(
     return out
 
 
-@operator(GROUPED.plan, fake=_new, outs=("out",))
+@operator(GROUPED.plan, fake=new_result, outs=("out",))
 def grouped_gemm_mxfp8(
     taken: Accepted,
     a_q: torch.Tensor,
@@ -178,7 +179,7 @@ def grouped_gemm_mxfp8(
     return run(taken, parts, out, uncovered)
 
 
-@operator(GROUPED.plan_total, fake=_new, outs=("out",))
+@operator(GROUPED.plan_total, fake=new_result, outs=("out",))
 @documented_like(grouped_gemm_mxfp8)
 def grouped_mxfp8_linear(
     taken: Accepted,

@@ -5,7 +5,7 @@ The order of the steps is documented in :mod:`hipforge.ops.mxfp8_grouped_gemm`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -18,7 +18,7 @@ from hipforge.ops.core import checks, invariance
 from hipforge.ops.core.dispatch import Accepted, Choice, Refused
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK
-from hipforge.ops.core.kernel import best, kernel_table, spelled
+from hipforge.ops.core.kernel import Kernel, best, kernel_table, spelled
 from hipforge.ops.core.tuned import (
     DEVICE,
     EVIDENCE,
@@ -238,6 +238,11 @@ def invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
     few = wave_split.default_choice(invariance.ROWS, experts, n, k, cu_count).configuration
     rows = wave_split.default_choice(problem.slots, experts, n, k, cu_count).configuration["rows"]
     return wave_split.choice(rows, few["waves"], few["columns"])
+
+
+def invariant_of(kernel: Kernel) -> Callable[[Problem, str, int], Choice]:
+    """Return :func:`invariant` for a kernel that splits K over waves as that of MX-FP8 does."""
+    return lambda problem, arch, cu_count: kernel.choice(invariant(problem, arch, cu_count).configuration)
 
 
 FAMILY = Family(
