@@ -9,6 +9,7 @@ activations; ``programmatic`` is ours inside :func:`hipforge.programmatic_launch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -19,6 +20,8 @@ import hipforge
 from hipforge import devices
 from hipforge.cli import read_floor
 from hipforge.ops.core.dispatch import explain
+from hipforge.ops.core.kernel import Configuration, Kernel
+from hipforge.ops.mxfp8_gemm.kernels import KERNELS
 from hipforge.ops.reference import mxfp8_mm
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.tuning.cases import MINIMAX_M3, Cell, cells, parse_shape
@@ -76,6 +79,20 @@ def peers(cell: Cell, copies: list[tuple[torch.Tensor, ...]]) -> Iterator[tuple[
     yield HUMMING, lambda i: layers[i](x)
 
 
+def every_kernel(cell: Cell, copies: list[tuple[torch.Tensor, ...]], arch: str) -> Iterator[tuple[str, Any]]:
+    """Yield each kernel of an architecture in every configuration that a tuner would try."""
+    for kernel in KERNELS:
+        for given in kernel.candidates(cell, arch) if arch in kernel.archs else ():
+            chosen = kernel.choice(given)
+            yield str(chosen), partial(_run, kernel, chosen.configuration, cell, copies)
+
+
+def _run(kernel: Kernel, given: Configuration, cell: Cell, copies: list[tuple[torch.Tensor, ...]], i: int) -> Any:
+    out = torch.empty(cell.m, cell.n, dtype=torch.bfloat16, device=copies[i][0].device)
+    kernel.run(given, (cell.m, cell.n, cell.k), out, *copies[i], None)
+    return out
+
+
 def triton_call(cell: Cell, config: dot_scaled.TileConfig, copies: list[tuple[torch.Tensor, ...]]) -> Any:
     """Return a call of a Triton configuration, on the GPU or compiled for gfx950 and emulated."""
     from hipforge.ops.triton.mxfp8_kernels import mxfp8_dot_scaled_kernel
@@ -96,8 +113,8 @@ def triton_call(cell: Cell, config: dot_scaled.TileConfig, copies: list[tuple[to
     return call
 
 
-def problem(cell: Cell) -> bench.Problem:
-    """Return one cell."""
+def problem(cell: Cell, every: bool) -> bench.Problem:
+    """Return one cell; ``every``: also each kernel of a GPU's in each configuration."""
     data = operands(cell, bench.device())
     number = bench.copies_of(sum(tensor.nbytes for tensor in data))
     copies = [data, *(tuple(tensor.clone() for tensor in data) for _ in range(number - 1))]
@@ -110,6 +127,8 @@ def problem(cell: Cell) -> bench.Problem:
     if bench.on_gpu() and devices.current().arch_of() == HOPPER:
         call = lambda i: hipforge.mxfp8_gemm(*copies[i])
         calls = {ours: call, "hipforge programmatic": programmatic(call), **dict(peers(cell, copies))}
+        if every:
+            calls |= dict(every_kernel(cell, copies, HOPPER))
         size = cell.n * cell.k
         known = {
             "floor_us": measured_floor(size, number, False), "floor_programmatic_us": measured_floor(size, number, True)
@@ -135,9 +154,11 @@ def problem(cell: Cell) -> bench.Problem:
 @bench.command("MX-FP8 GEMM", MAX_ERROR, (ARCH, HOPPER))
 @click.option("--shapes", multiple=True, metavar="N,K", help="Weight shape; may be repeated. Default: MiniMax-M3's 15.")
 @click.option("-m", "--batch", "batches", multiple=True, type=click.IntRange(1, 16384), help="M; may be repeated.")
-def main(shapes: tuple[str, ...], batches: tuple[int, ...]) -> Iterator[bench.Problem]:
+@click.option("--kernels", "every", is_flag=True, help="On an NVIDIA GPU also every kernel in every configuration.")
+def main(shapes: tuple[str, ...], batches: tuple[int, ...], every: bool) -> Iterator[bench.Problem]:
     """Bench the MX-FP8 GEMM against Triton: measured on a GPU, counted on the emulator."""
-    return map(problem, cells([parse_shape(text) for text in shapes] or MINIMAX_M3, batches or DEFAULT_M))
+    chosen = cells([parse_shape(text) for text in shapes] or MINIMAX_M3, batches or DEFAULT_M)
+    return (problem(cell, every) for cell in chosen)
 
 
 if __name__ == "__main__":

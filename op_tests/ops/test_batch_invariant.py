@@ -164,7 +164,7 @@ ALWAYS: dict[str, Callable[[int], object]] = {
 def test_these_have_the_same_bits_in_every_batch_without_the_mode(op: str) -> None:
     def results(rows: int) -> tuple[torch.Tensor, ...]:
         found = ALWAYS[op](rows)
-        return found if isinstance(found, tuple) else (found,)  # type: ignore[return-value]
+        return found if isinstance(found, tuple) else (found,)  # type: ignore[return-value]  # ops give Any
 
     largest = 75 if op == "moe_combine" else 300
     whole = results(largest)
@@ -177,7 +177,7 @@ def test_on_hopper_every_batch_takes_one_tile() -> None:
     problem = GEMM.problem(*(part for part in mxfp8_operands(1, 40, 256)))
     assert GEMM.invariant is not None
     found = [GEMM.invariant(replace(problem, m=m), "sm_90", 132) for m in (1, 8, 64, 65, 4096)]
-    assert set(map(str, found)) == {"mxfp8_wgmma_tiles(tile=64032)"}
+    assert set(map(str, found)) == {"mxfp8_ring_tiles(tile=64128, k_splits=2)"}
 
 
 def test_explain_and_the_state_of_the_process() -> None:

@@ -1,7 +1,7 @@
 """What made an op fail: an argument, or too little memory. It is asked after the failure: a good call pays nothing.
 
 Planners and kernels check what they rely on. Other mistakes (a nested tensor, a list for a number) fail somewhere in
-torch or Python, with an error that names no argument; here the arguments are compared with the op's annotations.
+torch or Python, with an error that names no argument. This module checks arguments against the op's annotations.
 """
 
 from __future__ import annotations

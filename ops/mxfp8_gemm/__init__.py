@@ -46,7 +46,6 @@ from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import mxfp8_ring_tiles, mxfp8_r
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import mxfp8_row_stream, mxfp8_row_stream_out
 from hipforge.ops.mxfp8_gemm.kernels.tiles import mxfp8_gemm_out, mxfp8_gemm_tiles
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import mxfp8_wave_split, mxfp8_wave_split_out
-from hipforge.ops.mxfp8_gemm.kernels.wgmma_tiles import mxfp8_wgmma_tiles, mxfp8_wgmma_tiles_out
 from hipforge.ops.reference.e8m0 import product_dtype
 from hipforge.ops.reference.mxfp8 import mxfp8_mm
 
@@ -74,8 +73,6 @@ __all__ = [
     "mxfp8_row_stream_out",
     "mxfp8_wave_split",
     "mxfp8_wave_split_out",
-    "mxfp8_wgmma_tiles",
-    "mxfp8_wgmma_tiles_out",
     "reload_tables",
     "smallm_mxfp8_gemv",
     "smallm_mxfp8_gemv_out",

@@ -21,9 +21,8 @@ from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.kernel import best, kernel_table
 from hipforge.ops.core.tuned import Reach, gemm_shape
 from hipforge.ops.mxfp8_gemm.former import FORMERS
-from hipforge.ops.mxfp8_gemm.kernels import KERNELS, wave_split, wgmma_tiles
+from hipforge.ops.mxfp8_gemm.kernels import KERNELS, ring_tiles, wave_split
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import WAVE_SPLIT
-from hipforge.ops.mxfp8_gemm.kernels.wgmma_tiles import WGMMA_TILES
 from hipforge.ops.mxfp8_gemm.raw import FEW_ROWS, MAX_ELEMENTS, MAX_K, MAX_M
 
 ALWAYS_M = 16  # up to here mxfp8_gemv takes every shape
@@ -125,7 +124,7 @@ def _triton(problem: Problem) -> Accepted | Refused:
 
 def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
     if arch == HOPPER:
-        return WGMMA_TILES.choice({"tile": wgmma_tiles.INVARIANT_TILE})
+        return ring_tiles.RING_TILES.choice(ring_tiles.invariant(problem))
     return WAVE_SPLIT.choice(wave_split.invariant(problem, arch, cu_count))
 
 

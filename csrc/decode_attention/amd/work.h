@@ -24,7 +24,7 @@ __device__ __forceinline__ T* global_pointer(T* pointer) {
   return (T*)(__attribute__((address_space(1))) T*)pointer;
 }
 
-/// The problem, which stands behind First, read from memory where it stands. What only the end of a kernel needs
+/// The problem, read in place from memory behind First. What only the end of a kernel needs
 /// would otherwise be in scalar registers all along, which the tiles' buffers take.
 __device__ __forceinline__ Problem problem_here() {
   using Constant = const __attribute__((address_space(4))) Problem;

@@ -24,9 +24,8 @@ from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROW_STREAM
 from hipforge.ops.mxfp8_gemm.kernels.tiles import TILES
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import WAVE_SPLIT
-from hipforge.ops.mxfp8_gemm.kernels.wgmma_tiles import WGMMA_TILES
 
-KERNELS = (WAVE_SPLIT, GROUP_SPLIT, K_PACKED, GEMV, MFMA, TILES, ROW_STREAM, WGMMA_TILES, DEQUANTISED, RING_TILES)
+KERNELS = (WAVE_SPLIT, GROUP_SPLIT, K_PACKED, GEMV, MFMA, TILES, ROW_STREAM, DEQUANTISED, RING_TILES)
 BY_NAME: Mapping[str, Kernel] = {kernel.name: kernel for kernel in KERNELS}
 
 

@@ -22,6 +22,8 @@ from hipforge.ops.mxfp8_gemm.raw import OPERANDS, k_steps, run_raw
 
 MOST_K = 1 << 24
 MOST_SPLITS = 8  # blocks of a cluster, which share K
+INVARIANT_TILE = (64, 128)
+MULTIPROCESSORS = 132  # that the invariant plan reckons with, whatever the card
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,13 @@ def _candidates(cell: Any, arch: str) -> list[Configuration]:
     m, n, k = cell.key
     timed = sorted(_timed(m, n, k, archs.get(arch).cu_count), key=lambda one: one[0])
     return [given for us, given in timed if us <= NEAR * timed[0][0]]
+
+
+def invariant(problem: Any) -> Configuration:
+    """Return the configuration that every M gets where results must not depend on it, nor on the card."""
+    _, n, k = problem.key
+    k_splits = max(1, min(MULTIPROCESSORS // _ceil(n, INVARIANT_TILE[1]), _splits(k)[-1]))
+    return {"tile": tile_number(INVARIANT_TILE), "k_splits": k_splits}
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
