@@ -438,9 +438,10 @@ def test_a_cache_names_the_layer_and_the_rows_that_it_does_not_have() -> None:
         with pytest.raises(GuardError, match=r"q must be a tensor \[B \* tokens, Hq, D\] of a step of 3 tokens; got"):
             cache.attend(0, q, step)  # type: ignore[call-overload]  # which types tell
     heads = torch.ones(3, 1, 64).bfloat16()
+    # Some of these layers have a type that the annotations refuse.
     for layer, message in ((2, "at most 1, of 2 layers; got 2"), (-1, "at least 0"), ("0", "must be an int")):
         with pytest.raises(GuardError, match=f"layer .*{message}"):
-            cache.attend(layer, heads, step)  # type: ignore[call-overload]
+            cache.attend(layer, heads, step)  # type: ignore[call-overload]  # as above
         with pytest.raises(GuardError, match=f"layer .*{message}"):
             cache.rope_and_store(layer, heads, heads, heads, torch.ones(16, 64), step)  # type: ignore[arg-type]
 
