@@ -22,7 +22,6 @@ from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.family import Family
-from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.kernel import Configuration, kernel_table
 from hipforge.ops.core.operator import operator
@@ -32,7 +31,6 @@ from hipforge.ops.moe_align import moe_align_block_size
 from hipforge.ops.moe_gate_up import GateUp, launch_split, new_gate_up, planned, split_configuration
 from hipforge.ops.moe_gate_up import run as run_gate_up
 from hipforge.ops.mxfp4_gemm.raw import PAYLOADS
-from hipforge.ops.mxfp8_gemm.family import SCALES
 from hipforge.ops.mxfp8_grouped_gemm import family as mx
 from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, new_result, run
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, wave_split
@@ -90,10 +88,7 @@ class Problem(mx.Problem):
         checks.require_dtype("w", w, PAYLOADS)
         indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens, block_m, a_div
         problem = cls.unscaled(a_q, w, *indices, mul_weight_by, packing=2)
-        checks.require_last_multiple("a_q", a_q, BLOCK)
-        for name, scale, rows in (("a", a_scale, (problem.m_act,)), ("w", w_scale, (problem.experts, problem.n))):
-            shape, why = (*rows, problem.k // BLOCK), f"one byte per {BLOCK} elements of {name}"
-            checks.require_operand(f"{name}_scale", scale, SCALES, shape, why, a_q.device)
+        problem.require_mx_scales(a_q, a_scale, w_scale)
         return problem
 
 

@@ -86,12 +86,15 @@ class Problem:
         checks.require_tensor(a_q=a_q, a_scale=a_scale, w=w, w_scale=w_scale)
         indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens, block_m, a_div
         problem = cls.unscaled(a_q, w, *indices, mul_weight_by, out_dtype)
-        k = problem.k
-        checks.require_last_multiple("a_q", a_q, BLOCK)
-        for name, scale, rows in (("a", a_scale, (problem.m_act,)), ("w", w_scale, (problem.experts, problem.n))):
-            shape, why = (*rows, k // BLOCK), f"one byte per {BLOCK} elements of {name}"
-            checks.require_operand(f"{name}_scale", scale, SCALES, shape, why, a_q.device)
+        problem.require_mx_scales(a_q, a_scale, w_scale)
         return problem
+
+    def require_mx_scales(self, a_q: checks.Described, a_scale: checks.Described, w_scale: checks.Described) -> None:
+        """Refuse scales that are not one e8m0 byte per 32 elements of K, and a K that is no multiple of 32."""
+        checks.require_last_multiple("a_q", a_q, BLOCK)
+        for name, scale, rows in (("a", a_scale, (self.m_act,)), ("w", w_scale, (self.experts, self.n))):
+            shape, why = (*rows, self.k // BLOCK), f"one byte per {BLOCK} elements of {name}"
+            checks.require_operand(f"{name}_scale", scale, SCALES, shape, why, self.device)
 
     @classmethod
     def unscaled(
