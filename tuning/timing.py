@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
 
 from hipforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 LAST_LEVEL_CACHE_BYTES = 256 << 20  # MI300X and MI355X
 
@@ -66,20 +71,34 @@ def microseconds_per_call(call: Callable[[int], object], copies: int) -> float:
         for i in range(copies):
             call(i)
     torch.cuda.current_stream().wait_stream(side)
+    graph = captured(partial(call, i % copies) for i in range(calls))
+    return replay_us(graph) / calls
+
+
+def captured(calls: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """Return a graph of the calls, each of which has run before."""
+    import torch
+
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for i in range(calls):
-            call(i % copies)
-    for _ in range(WARMUP):
-        graph.replay()
+        for call in calls:
+            call()
+    return graph
+
+
+def replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    """Return the median time of a replay, in microseconds."""
+    import torch
+
     times = []
-    for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for number in range(WARMUP + REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / calls)
+        if number >= WARMUP:
+            times.append(begin.elapsed_time(end) * 1e3)
     return statistics.median(times)
 
 

@@ -3,12 +3,11 @@
     PYTHONPATH=src python op_tests/gpu/measure.py [ops] [calls]
 
 The inputs of neighbouring launches differ and together exceed L2, so that memory is what is measured; a device copy in
-the same run is what bandwidth is compared with. Medians of 11 replays.
+the same run is what bandwidth is compared with. Medians of 15 replays.
 """
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 
 import hipforge
+from hipforge.tuning import timing
 
 COLUMNS = 8192
 BEYOND_L2 = 200_000_000  # bytes over which neighbouring launches rotate
@@ -25,21 +25,7 @@ BEYOND_L2 = 200_000_000  # bytes over which neighbouring launches rotate
 
 def replay_us(launches: list[Callable[[], object]]) -> float:
     """Return the median time of one of the launches, captured in a graph one after the other."""
-    for launch in launches[:2]:
-        launch()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    times = []
-    for _ in range(12):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(launches))
-    return statistics.median(times[1:])
+    return timing.microseconds_per_call(lambda i: launches[i](), len(launches))
 
 
 def copies(*shape: int) -> list[torch.Tensor]:

@@ -123,15 +123,15 @@ def test_a_step_is_measured_op_by_op_and_goes_back_to_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = []
-    monkeypatch.setattr(bench_model, "REPLAYS", 2)
+    monkeypatch.setattr(bench_model.timing, "REPLAYS", 2)
     monkeypatch.setattr(bench_model, "captured", lambda calls, way: ways.append(way) or Replayed(calls))
 
     def timed(graph: Replayed) -> float:
-        for _ in range(bench_model.WARMUP + bench_model.REPLAYS):
+        for _ in range(bench_model.timing.WARMUP + bench_model.timing.REPLAYS):
             graph.replay()
         return float(len(graph))
 
-    monkeypatch.setattr(bench_model, "replay_us", timed)
+    monkeypatch.setattr(bench_model.timing, "replay_us", timed)
     model = decode_ops.Model(shape_of(tmp_path, "qwen3"), decode_ops.Random(CPU))
     with torch.no_grad():
         step = bench_model.measure(model, 2, 70, 1e12, programmatic=True)

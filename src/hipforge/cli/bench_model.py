@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import click
 from hipforge import devices
 from hipforge.cli import decode_step, output
 from hipforge.errors import ConfigError, HipforgeError
+from hipforge.tuning import timing
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # reads e4m3, whose steps are 0.088 of a value in the mean: a value that is off by e falls on the other side of a step
 # with probability e / 0.088 and is then off by a step. So e becomes sqrt(0.088 e): at most 0.088, after any number.
 MOST_ERROR = 0.1
-REPLAYS, WARMUP = 11, 3
 LAUNCHES = 20  # of a graph that measures an op alone, at least
 AHEAD = 64  # steps that there is room for; a graph is replayed fewer times before it starts over
 READ_BYTES = 2 << 30  # over which the read bandwidth is measured
@@ -83,32 +82,10 @@ class Step:
 
 def captured(calls: Iterable[Callable[[], object]], programmatic: bool) -> torch.cuda.CUDAGraph:
     """Return a graph of the calls, each of which has run before."""
-    import torch
-
     import hipforge
 
-    graph = torch.cuda.CUDAGraph()
-    inside = hipforge.programmatic_launch() if programmatic else contextlib.nullcontext()
-    with inside, torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
-
-
-def replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    """Return the median time of a replay."""
-    import torch
-
-    times = []
-    for number in range(WARMUP + REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if number >= WARMUP:
-            times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+    with hipforge.programmatic_launch() if programmatic else contextlib.nullcontext():
+        return timing.captured(calls)
 
 
 def read_bandwidth() -> float:
@@ -147,7 +124,7 @@ def measure(model: Model, batch: int, context: int, bandwidth: float, programmat
                     how = "a programmatic replay" if number else "a replay"
                     raise HipforgeError(f"batch {batch}, context {context}: {how} gives other logits than op by op")
                 chain.reset()
-            found[number] = replay_us(graph)
+            found[number] = timing.replay_us(graph)
             chain.reset()
         return found[0] or 0.0, found[1]
 
@@ -156,7 +133,7 @@ def measure(model: Model, batch: int, context: int, bandwidth: float, programmat
     for name in dict.fromkeys(op.name for op in chain.ops):
         own = [number for number, op in enumerate(chain.ops) if op.name == name]
         # Enough of them that a graph's own start does not count; what moves on has room for so many.
-        most = AHEAD // (WARMUP + REPLAYS) if name == decode_ops.MOVES_ON else LAUNCHES
+        most = AHEAD // (timing.WARMUP + timing.REPLAYS) if name == decode_ops.MOVES_ON else LAUNCHES
         times = -(-most // len(own))
         us, early = of([chain.ops[number].call for number in own] * times)
         alone = us / times, None if early is None else early / times
@@ -174,7 +151,7 @@ def measure_peers(shape: decode_step.Shape, name: str, cells: Iterable[tuple[int
         run = peer.step(batch, context)
         for _ in range(2):
             run()
-        return replay_us(captured([run], False))
+        return timing.replay_us(captured([run], False))
 
     cells = list(cells)
     if shape.biases:
