@@ -34,3 +34,12 @@ extern "C" __attribute__((visibility("default"))) int bench_plain(void* out, voi
   bench_kernel<<<1, 64, 0, static_cast<hipStream_t>(stream)>>>(static_cast<uint8_t*>(a), static_cast<uint16_t*>(out), n);
   return hipGetLastError();
 }
+
+// Launches alone, one after the other.
+extern "C" __attribute__((visibility("default"))) int bench_launches(void* out, void* a, int64_t n, int64_t count,
+                                                                     void* stream) {
+  for (int64_t i = 0; i < count; ++i)
+    bench_kernel<<<1, 64, 0, static_cast<hipStream_t>(stream)>>>(static_cast<uint8_t*>(a), static_cast<uint16_t*>(out),
+                                                                n);
+  return hipGetLastError();
+}

@@ -1,14 +1,35 @@
-"""Calls every op with kernels of sm_90 at small shapes, for each dtype and form: what ``sanitize.py`` runs."""
+"""Calls every op with kernels of sm_90 at small shapes, for each dtype, form and configuration.
+
+What ``sanitize.py`` runs, one part in each process:
+
+    PYTHONPATH=src HIPFORGE_DEVICE=cuda python op_tests/gpu/every_kernel.py [--missing] [PART...]
+
+With ``--missing`` it ends with an error that names the kernels of the modules which no call has launched.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import torch
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import hipforge
+from gpu import record, test_mxfp8_gemm, test_mxfp8_grouped_gemm
+from hipforge.jit import demangle, obtain
+from hipforge.ops.decode_attention.kernels import HEAD_DIMS
+from hipforge.ops.mxfp8_grouped_gemm.kernels import row_stream, tiles
 from hipforge.ops.reference import quantize_kv_int4
+from hipforge.ops.reference.attention import quantize_kv_fp8
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALVES = (torch.float16, torch.bfloat16)
+FORMS: tuple[dict[str, Any], ...] = ({}, {"out_format": "blocks"}, {"out_format": "blocks", "e8m0": True})
 
 
 def rows(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -17,7 +38,7 @@ def rows(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 def norms(dtype: torch.dtype) -> None:
     scale = torch.full((), 0.5, device=DEVICE)
-    for columns in (64, 96, 4096 + 8, 17):
+    for columns in (64, 96, 4096 + 8, 17, 17000, 17001):
         x, weight = rows(dtype, 5, columns), rows(dtype, columns)
         hipforge.rms_norm(x, weight, 1e-6)
         hipforge.rms_norm_fp8(x, weight, 1e-6, scale, also_out=torch.empty_like(x))
@@ -25,30 +46,40 @@ def norms(dtype: torch.dtype) -> None:
         if columns % 32 == 0:
             hipforge.rms_norm_mxfp8(x, weight, 1e-6)
             hipforge.residual_rms_mxfp8(x, x.clone(), weight, 1e-6)
+        for form in FORMS:
+            hipforge.rms_norm_fp8_dynamic(x, weight, 1e-6, **form)
+            hipforge.residual_rms_fp8_dynamic(x, x.clone(), weight, 1e-6, also_out=torch.empty_like(x), **form)
         for interleaved in (False, True):
             gate_up = rows(dtype, 5, 2 * columns)
             hipforge.swiglu_fp8(gate_up, scale, interleaved=interleaved)
             if columns % 32 == 0:
                 hipforge.swiglu_mxfp8(gate_up, interleaved=interleaved, alpha=1.7, beta=1.0, limit=7.0)
+            for form in FORMS:
+                hipforge.swiglu_fp8_dynamic(gate_up, interleaved=interleaved, **form)
 
 
 def quantisers(dtype: torch.dtype) -> None:
     for transpose in (False, True):
         hipforge.fp8_quant_tensorwise(rows(dtype, 70, 130), torch.float8_e4m3fn, transpose=transpose)
-    x = rows(dtype, 16, 192)
-    hipforge.mxfp8_quantize(x)
-    hipforge.mxfp4_quantize(x)
-    hipforge.mxfp4_quantize(x, shuffled=True)
+    for columns in (192, 8192 + 64, 20000):
+        x = rows(dtype, 16, columns)
+        hipforge.mxfp8_quantize(x)
+        hipforge.fp8_quant_rows(x)
+        hipforge.fp8_quant_blocks(x)
+        hipforge.mxfp4_quantize(x)
+    for given in ({}, {"shuffled": True}):
+        hipforge.mxfp4_quantize(rows(dtype, 16, 192), **given)
 
 
 def routing(dtype: torch.dtype) -> None:
     for experts in (8, 64, 200, 512):
-        logits = rows(dtype, 9, experts)
-        weights, ids = hipforge.topk_gating(logits, 4)
-        bias = torch.randn(experts, device=DEVICE)
-        hipforge.topk_gating(logits, 4, scoring="sigmoid", bias=bias, groups=4, topk_groups=2)
-        hipforge.moe_align_block_size(ids, 16, experts)
-        hipforge.moe_combine(rows(dtype, 9 * 4, 264), weights, ids, top_k=4)
+        for tokens in (9, 300):
+            logits = rows(dtype, tokens, experts)
+            weights, ids = hipforge.topk_gating(logits, 4)
+            bias = torch.randn(experts, device=DEVICE)
+            hipforge.topk_gating(logits, 4, scoring="sigmoid", bias=bias, groups=4, topk_groups=2)
+            hipforge.moe_align_block_size(ids, 16, experts)
+            hipforge.moe_combine(rows(dtype, tokens * 4, 264), weights, ids, top_k=4)
     for tokens in (1, 7, 40):
         for weight in (torch.float32, torch.bfloat16):
             hipforge.router_gemm(rows(dtype, tokens, 520), rows(weight, 30, 520))
@@ -61,10 +92,15 @@ def rotation(dtype: torch.dtype) -> None:
         positions = torch.arange(6, device=DEVICE)
         slots = torch.tensor([0, 5, -1, 17, 30, 31], device=DEVICE)
         for style in ("neox", "interleaved"):
+            store = partial(hipforge.rope_and_cache, q, k, v, angles, positions)
             caches = [torch.zeros(2, 16, 2, dim, device=DEVICE, dtype=dtype) for _ in range(2)]
-            hipforge.rope_and_cache(q, k, v, angles, positions, *caches, slots, style=style, q_weight=rows(dtype, dim))
+            store(*caches, slots, style=style, q_weight=rows(dtype, dim))
             codes = [cache.to(torch.float8_e4m3fn) for cache in caches]
-            hipforge.rope_and_cache(q, k, v, angles, positions, *codes, slots, style=style, k_scale=0.5, v_scale=0.5)
+            store(*codes, slots, style=style, k_scale=0.5, v_scale=0.5)
+            words = [torch.zeros(2, 16, 2, device=DEVICE, dtype=torch.int32) for _ in range(2)]
+            store(*codes, slots, style=style, k_scale_shift=words[0], v_scale_shift=words[1])
+            packed = [torch.zeros(2, 16, 2, 4 + dim // 8, device=DEVICE, dtype=torch.int32) for _ in range(2)]
+            store(*packed, slots, style=style, num_groups=4)
 
 
 def products() -> None:
@@ -72,51 +108,133 @@ def products() -> None:
         w = hipforge.mxfp8_quantize(rows(torch.bfloat16, n, k))
         for m in (1, 3, 8, 13, 20, 33, 70, 200):
             hipforge.mxfp8_linear(*hipforge.mxfp8_quantize(rows(torch.bfloat16, m, k)), *w)
-    hidden, inner, experts = 256, 128, 8
-    first, second = rows(torch.bfloat16, experts * 2 * inner, hidden), rows(torch.bfloat16, experts * hidden, inner)
+
+
+def configurations(kernel: str) -> None:
+    """Every configuration of a dense kernel; with a bias and without, K of whole steps and not."""
+    for shape, bias in (((13, 200, 1024), None), ((3, 77, 288), rows(torch.bfloat16, 77))):
+        for _ in test_mxfp8_gemm.runs(kernel, test_mxfp8_gemm.operands(*shape), bias):
+            pass
+
+
+def experts() -> None:
+    hidden, inner, count = 256, 128, 8
+    first, second = rows(torch.bfloat16, count * 2 * inner, hidden), rows(torch.bfloat16, count * hidden, inner)
     w1, w2 = hipforge.mxfp8_quantize(first), hipforge.mxfp8_quantize(second)
-    weights = [part.view(experts, -1, part.shape[1]) for part in (*w1, *w2)]
+    weights = [part.view(count, -1, part.shape[1]) for part in (*w1, *w2)]
     for tokens in (1, 5, 40, 300):
-        chosen = hipforge.topk_gating(rows(torch.float32, tokens, experts), 2)
+        chosen = hipforge.topk_gating(rows(torch.float32, tokens, count), 2)
         hipforge.fused_moe_mxfp8(rows(torch.bfloat16, tokens, hidden), *weights, *chosen)
 
 
-def attention(dtype: torch.dtype) -> None:
-    for dim, page, group in ((64, 16, 4), (128, 64, 8), (256, 16, 1)):
-        caches = [torch.randn(12, page, 2, dim, device=DEVICE).to(dtype) for _ in range(2)]
-        tables = torch.randperm(12, device=DEVICE).int().view(3, 4)
-        lengths = torch.tensor([1, page + 3, 4 * page - 1], device=DEVICE, dtype=torch.int32)
-        q = rows(torch.bfloat16 if dtype == torch.float8_e4m3fn else dtype, 3, 1, 2 * group, dim)
-        for split in (None, 3):
-            hipforge.decode_attention_fp8(q, *caches, tables, lengths, split_k=split, return_lse=True)
-        sinks = torch.randn(2 * group, device=DEVICE)
-        hipforge.decode_attention_fp8(q, *caches, tables, lengths, sinks=sinks, window=20, softcap=30.0)
+def grouped() -> None:
+    """Every configuration of the grouped kernels, and of those with SwiGLU."""
+    for of in (test_mxfp8_grouped_gemm.case(5, 3, 7, 192, 1024), test_mxfp8_grouped_gemm.case(40, 2, 3, 64, 288)):
+        bias, weights = torch.randn(of.w.shape[:2], device=DEVICE), torch.rand(of.slots, device=DEVICE)
+        for given in ((None, None), (bias, weights)):
+            for _ in test_mxfp8_grouped_gemm.runs(of, *given):
+                pass
+        n, k = of.w.shape[1:]
+        sizes = len(of.w), n, k, of.slots, of.a.shape[0], of.a_div, of.block_m
+        out = torch.empty(of.slots, n // 2, device=DEVICE, dtype=torch.float8_e4m3fn)
+        scales = torch.empty(of.slots, n // 64, device=DEVICE, dtype=torch.uint8)
+        for interleaved in (False, True):
+            operands = out, scales, *of.operands, bias, *sizes, 1.702, 1.0, 7.0, interleaved
+            for count in row_stream.ROWS:
+                row_stream.launch_gate_up(*operands, rows=count, blocks=132)
+            for slots in tiles.SLOTS:
+                tiles.launch_gate_up(*operands, slots=slots)
 
 
-def int4_attention() -> None:
-    for groups in (1, 4):
-        packed = quantize_kv_int4(torch.randn(1, 96, 2, 1, 128), groups).to(DEVICE).expand(-1, -1, -1, 4, -1)
-        lengths = torch.tensor([1, 17, 32], device=DEVICE, dtype=torch.int32)
-        q = rows(torch.bfloat16, 1, 3, 2, 4, 128)
-        hipforge.decode_attention_splitk(q, packed, packed, None, None, lengths, num_groups=groups)
+def attention(dtype: torch.dtype, half: torch.dtype) -> None:
+    """Attention of queries in ``half`` over a cache of a dtype: fp8 (uint8: fp8 rows with words), 16 bits, int4."""
+    pages, page, heads = 12, 16, 2
+    tables = torch.randperm(pages, device=DEVICE).int().view(3, 4)
+    lengths = torch.tensor([1, page + 3, 4 * page - 1], device=DEVICE, dtype=torch.int32)
+    for dim in HEAD_DIMS:
+        values = [torch.randn(pages, page, heads, dim, device=DEVICE) for _ in range(2)]
+        for group in (1, 8, 12):
+            q = rows(half, 3, 1, heads * group, dim)
+            if dtype in (torch.uint8, torch.int32):
+                _packed(q, values, group, lengths, tables, page, groups=4 if dtype == torch.int32 else None)
+                continue
+            caches = [value.to(dtype) for value in values]
+            for split in (None, 3):
+                hipforge.decode_attention_fp8(q, *caches, tables, lengths, split_k=split, return_lse=True)
+            hipforge.decode_attention_fp8(q, *caches, tables, lengths, out_format="mxfp8")
+            sinks = torch.randn(heads * group, device=DEVICE)
+            hipforge.decode_attention_fp8(q, *caches, tables, lengths, sinks=sinks, window=20, softcap=30.0)
 
 
-def main() -> None:
-    """Call everything, then wait."""
-    torch.manual_seed(0)
+def _packed(
+    q: torch.Tensor, values: list[torch.Tensor], group: int, lengths: torch.Tensor, tables: torch.Tensor, page: int,
+    groups: int | None,
+) -> None:  # fmt: skip
+    def wide(x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(0, 1)[None, :, :, None].expand(-1, -1, -1, group, *x.shape[3:])
+
+    if groups is None:
+        (k, k_words), (v, v_words) = (map(wide, quantize_kv_fp8(value)) for value in values)
+    else:
+        k, v = (wide(quantize_kv_int4(value, groups)) for value in values)
+        k_words = v_words = None
+    q = q.view(1, len(q), -1, group, q.shape[-1])
+    for split in (None, 3):
+        hipforge.decode_attention_splitk(
+            q, k, v, k_words, v_words, lengths, tables, page, split_k=split, num_groups=groups
+        )
+
+
+def parts() -> dict[str, Callable[[], None]]:
+    """Return what there is to run, by name; each takes a process of its own."""
+    found: dict[str, Callable[[], None]] = {"products": products, "experts": experts, "grouped": grouped}
+    found |= {kernel: partial(configurations, kernel) for kernel in ("row_stream", "ring_tiles", "dequantised")}
     for dtype in (*HALVES, torch.float32):
-        if dtype != torch.float32:
-            norms(dtype)
-            rotation(dtype)
-            attention(dtype)
-        quantisers(dtype)
-        routing(dtype)
-    attention(torch.float8_e4m3fn)
-    int4_attention()
-    products()
-    if DEVICE == "cuda":
+        name = str(dtype).removeprefix("torch.")
+        for call in (quantisers, routing):
+            found[f"{call.__name__}-{name}"] = partial(call, dtype)
+        if dtype == torch.float32:
+            continue
+        for call in (norms, rotation):
+            found[f"{call.__name__}-{name}"] = partial(call, dtype)
+        caches = {"fp8": torch.float8_e4m3fn, "rows": torch.uint8, "half": dtype, "int4": torch.int32}
+        found |= {f"attention-{name}-{kind}": partial(attention, cache, dtype) for kind, cache in caches.items()}
+    return found
+
+
+def missing(launched: set[str]) -> list[str]:
+    """Return the kernels of the modules of this GPU's architecture that are not among ``launched``."""
+    known = {
+        demangle._demangled(symbol) or symbol: name
+        for request in record.requests()
+        for symbol, name in (
+            (symbol, f"{request.module} {demangle.short_name(symbol)}")
+            for symbol in obtain.module(request).entry.manifest.kernels
+        )
+    }
+    sys.stdout.write(f"{len(known.keys() & launched)} of {len(known)} kernels launched\n")
+    return sorted(name for symbol, name in known.items() if symbol not in launched)
+
+
+def main() -> int:
+    """Call what the command line names, or everything; returns the exit status."""
+    torch.manual_seed(0)
+    known = parts()
+    names = [name for name in sys.argv[1:] if name != "--missing"] or list(known)
+    if "--missing" not in sys.argv:
+        for name in names:
+            known[name]()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        return 0
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for name in names:
+            known[name]()
         torch.cuda.synchronize()
+    not_launched = missing({event.key for event in profile.key_averages()})
+    sys.stdout.writelines(f"not launched: {name}\n" for name in not_launched)
+    return int(bool(not_launched))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,6 +8,7 @@ the same run is what bandwidth is compared with. Medians of 15 replays.
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import time
@@ -17,9 +18,11 @@ from pathlib import Path
 import torch
 
 import hipforge
+from hipforge import devices
 from hipforge.tuning import timing
 
 COLUMNS = 8192
+CALLS = 300  # of a round on the host: below the length of a stream's queue, so that the GPU does not hold up the host
 BEYOND_L2 = 200_000_000  # bytes over which neighbouring launches rotate
 
 
@@ -54,8 +57,7 @@ def compiled_swiglu_fp8(gate_up: torch.Tensor, scale: torch.Tensor) -> torch.Ten
 
 def op_times() -> None:
     """Print the times of the ops, and of two as torch.compile makes them."""
-    driver = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    sys.stdout.write(subprocess.run(driver, capture_output=True, text=True, check=False).stdout)
+    print_card()
     weight, scale = torch.randn(COLUMNS, device="cuda").bfloat16(), torch.ones((), device="cuda")
     for rows in (1, 64, 1024, 16384):
         inputs = copies(rows, COLUMNS)
@@ -65,18 +67,38 @@ def op_times() -> None:
         pairs = list(zip(inputs, outs, strict=True))
         size = rows * COLUMNS
         line("copy", rows, 4 * size, replay_us([lambda x=x, o=o: o.copy_(x) for x, o in pairs]))
-        line("rms_norm", rows, 4 * size,
-             replay_us([lambda x=x, o=o: hipforge.rms_norm(x, weight, 1e-6, out=o) for x, o in pairs]))
+        line(
+            "rms_norm",
+            rows,
+            4 * size,
+            replay_us([lambda x=x, o=o: hipforge.rms_norm(x, weight, 1e-6, out=o) for x, o in pairs]),
+        )
         line("… by torch.compile", rows, 4 * size, replay_us([lambda x=x: compiled_norm(x, weight) for x in inputs]))
-        line("rms_norm_fp8", rows, 3 * size,
-             replay_us([lambda x=x, q=q: hipforge.rms_norm_fp8(x, weight, 1e-6, scale, out=q) for x in inputs]))
-        line("mxfp8_quantize", rows, 3 * size,
-             replay_us([lambda x=x, q=q, s=e8m0: hipforge.mxfp8_quantize(x, out=q, scale_out=s) for x in inputs]))
+        line(
+            "rms_norm_fp8",
+            rows,
+            3 * size,
+            replay_us([lambda x=x, q=q: hipforge.rms_norm_fp8(x, weight, 1e-6, scale, out=q) for x in inputs]),
+        )
+        line(
+            "mxfp8_quantize",
+            rows,
+            3 * size,
+            replay_us([lambda x=x, q=q, s=e8m0: hipforge.mxfp8_quantize(x, out=q, scale_out=s) for x in inputs]),
+        )
         half = torch.empty(rows, COLUMNS // 2, device="cuda", dtype=torch.float8_e4m3fn)
-        line("swiglu_fp8", rows, 2 * size + size // 2,
-             replay_us([lambda x=x, h=half: hipforge.swiglu_fp8(x, scale, out=h) for x in inputs]))
-        line("… by torch.compile", rows, 2 * size + size // 2,
-             replay_us([lambda x=x: compiled_swiglu_fp8(x, scale) for x in inputs]))
+        line(
+            "swiglu_fp8",
+            rows,
+            2 * size + size // 2,
+            replay_us([lambda x=x, h=half: hipforge.swiglu_fp8(x, scale, out=h) for x in inputs]),
+        )
+        line(
+            "… by torch.compile",
+            rows,
+            2 * size + size // 2,
+            replay_us([lambda x=x: compiled_swiglu_fp8(x, scale) for x in inputs]),
+        )
     x = torch.randn(8, 6144, device="cuda").bfloat16()
     router = torch.randn(128, 6144, device="cuda")
     line("router_gemm 6144x128", 8, 4 * router.numel(), replay_us([lambda: hipforge.router_gemm(x, router)] * 20))
@@ -87,12 +109,14 @@ def op_times() -> None:
 
 
 def call_costs() -> None:
-    """Print nanoseconds of a call on the host, five tensors and two integers, launch included: ours beside peers."""
-    import triton
-    from torch.utils import cpp_extension
+    """Print nanoseconds of a call on the host, five tensors and two integers, launch included: ours beside peers.
 
-    from hipforge.jit import compile_ops, registry
+    A launch alone is timed in a loop of the module's own; what a call takes beyond it is the binding's. A peer that
+    cannot be built says why.
+    """
+    from hipforge.jit import compile_ops, loader, registry
 
+    print_card()
     sources = Path(__file__).parents[1] / "bench_sources"
     values = {"module_bench_call": {"srcs": [str(sources / "bench_call.cu")]}}
     registry.register_values(sources / "modules.json", values)
@@ -102,11 +126,6 @@ def call_costs() -> None:
         out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, n: int, block: int
     ) -> None: ...
 
-    @triton.jit
-    def empty(out, a, b, c, d, n, block):
-        pass
-
-    extension = cpp_extension.load("bench_extension", [str(sources / "bench_extension.cpp")])
     m, k, n = 1, 1024, 256
 
     def operands(device: str) -> list[torch.Tensor]:
@@ -114,25 +133,67 @@ def call_costs() -> None:
         out = torch.zeros(m, n, dtype=torch.bfloat16, device=device)
         return [out, *(torch.zeros(shape, dtype=torch.uint8, device=device) for shape in shapes)]
 
-    on_gpu, on_cpu = operands("cuda"), operands("cpu")  # the extension launches nothing and writes from the host
-    calls: dict[str, Callable[[], object]] = {
-        "hipforge stub": lambda: bench_guarded_out(*on_gpu, 64, 8),
-        "Triton launcher, an empty kernel": lambda: empty[(1,)](*on_gpu, 64, 8),
-        "torch extension, no launch": lambda: extension.bench_guarded_out(*on_cpu, 64, 8),
-        "torch: out.zero_()": lambda: on_gpu[0].zero_(),
-    }
+    on_gpu = operands("cuda")
     x, weight = torch.randn(4, 64, device="cuda").bfloat16(), torch.ones(64, device="cuda").bfloat16()
-    calls["rms_norm with out"] = lambda: hipforge.rms_norm(x, weight, 1e-6, out=x)
-    for name, call in calls.items():
-        call()
-        rounds = []
-        for _ in range(30):
-            torch.cuda.synchronize()
-            began = time.perf_counter_ns()
-            for _ in range(300):  # below the length of a stream's queue, so that the GPU does not hold up the host
-                call()
-            rounds.append((time.perf_counter_ns() - began) / 300)
-        sys.stdout.write(f"{name:36} {min(rounds):8.0f} ns a call on the host\n")
+    bench_guarded_out(*on_gpu, 64, 8)
+    launches = loader.load("module_bench_call", {}, devices.current().arch_of()).library.bench_launches
+    launches.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_void_p]
+    addresses = on_gpu[0].data_ptr(), on_gpu[1].data_ptr()
+    stream = torch.cuda.current_stream().cuda_stream
+    launch = host_ns(lambda: launches(*addresses, 64, CALLS, stream), 1) / CALLS
+    sys.stdout.write(f"{'a launch alone, in a loop in C++':36} {launch:8.0f} ns\n")
+
+    def triton_launcher() -> Callable[[], object]:
+        import triton
+
+        @triton.jit
+        def empty(out, a, b, c, d, n, block):
+            pass
+
+        return lambda: empty[(1,)](*on_gpu, 64, 8)
+
+    def extension() -> Callable[[], object]:
+        from torch.utils import cpp_extension
+
+        built = cpp_extension.load("bench_extension", [str(sources / "bench_extension.cpp")])
+        on_cpu = operands("cpu")  # it launches nothing and writes from the host
+        return lambda: built.bench_guarded_out(*on_cpu, 64, 8)
+
+    calls: dict[str, Callable[[], Callable[[], object]]] = {
+        "hipforge stub": lambda: lambda: bench_guarded_out(*on_gpu, 64, 8),
+        "hipforge.rms_norm with out": lambda: lambda: hipforge.rms_norm(x, weight, 1e-6, out=x),
+        "torch: out.zero_()": lambda: lambda: on_gpu[0].zero_(),
+        "Triton launcher, an empty kernel": triton_launcher,
+        "torch extension, no launch": extension,
+    }
+    for name, made in calls.items():
+        try:
+            took = host_ns(made(), CALLS)
+        except Exception as error:  # a peer that is not there must not hide the others
+            sys.stdout.write(f"{name:36} {type(error).__name__}: {str(error).strip()[-300:]}\n")
+            continue
+        beyond = took if "no launch" in name else took - launch
+        sys.stdout.write(f"{name:36} {took:8.0f} ns a call on the host, {beyond:6.0f} without the launch\n")
+        sys.stdout.flush()
+
+
+def host_ns(call: Callable[[], object], count: int) -> float:
+    """Return the host's nanoseconds of a call, the least of 30 rounds of ``count``."""
+    call()
+    rounds = []
+    for _ in range(30):
+        torch.cuda.synchronize()
+        began = time.perf_counter_ns()
+        for _ in range(count):
+            call()
+        rounds.append((time.perf_counter_ns() - began) / count)
+    return min(rounds)
+
+
+def print_card() -> None:
+    """Print the card and its driver."""
+    driver = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    sys.stdout.write(subprocess.run(driver, capture_output=True, text=True, check=False).stdout)
 
 
 def main() -> None:

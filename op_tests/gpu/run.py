@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("-j", type=int, default=max(1, cores - 1), help="processes of the ops' tests")
     parser.add_argument("-k", default="", help="only tests whose names match")
     parser.add_argument("--seconds", type=float, help="end each of the two parts after so long")
-    parser.add_argument("--out", type=Path, help="also keep the outcomes, the failures and record.json in this folder")
+    parser.add_argument("--out", type=Path, help="also keep the outcomes, the failures and both records in this folder")
     parser.add_argument("--read", type=Path, metavar="FOLDER", help="run nothing: read the outcomes kept there")
     options = parser.parse_args()
     if options.read:
@@ -103,7 +103,10 @@ def _lines(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:
 
 
 def write_record(folder: Path, present: dict[str, str], out: Path | None) -> None:
-    """Merge what this run tested into ``record.json``: of each variant, the tests that called it, if all passed."""
+    """Merge what this run tested into ``record.json``: of each variant, the tests that called it, if all passed.
+
+    Modules whose variants are then all covered leave ``pending.json``.
+    """
     outcomes = {line["test"].rpartition("op_tests/")[2]: line for line in _lines(folder, "outcomes.jsonl")}
     failed = [line for line in outcomes.values() if line["outcome"] == "failed"]
     tests: dict[str, set[str]] = {}
@@ -124,14 +127,23 @@ def write_record(folder: Path, present: dict[str, str], out: Path | None) -> Non
                 "tests": len(names),
                 "worst_error": errors.get(variant),
             }
-    text = json.dumps({name: known[name] for name in sorted(known) if name in present}, indent=1) + "\n"
-    record.RECORD.write_text(text)
+    kept = {name: known[name] for name in sorted(known) if name in present}
+    waiting = {
+        module: reason
+        for module, reason in record.read(record.PENDING).items()
+        if record.unrecorded({name: of for name, of in present.items() if name.split("-", 1)[0] == module}, kept, {})
+    }
+    for file, content in ((record.RECORD, kept), (record.PENDING, waiting)):
+        file.write_text(text := json.dumps(content, indent=1) + "\n")
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / file.name).write_text(text)
     words = "".join(f"==== {line['test']}\n{line['words']}\n" for line in failed)
     if out:
         shutil.copytree(folder, out, dirs_exist_ok=True)
-        (out / record.RECORD.name).write_text(text)
         (out / "failures.txt").write_text(words)
-    sys.stdout.write(f"gpu-test: {len(outcomes)} tests, {len(failed)} failed; {len(known)} variants in the record\n")
+    covered = f"{len(kept)} of {len(present)} variants in the record, {len(waiting)} modules pending"
+    sys.stdout.write(f"gpu-test: {len(outcomes)} tests, {len(failed)} failed; {covered}\n")
 
 
 def _driver() -> str:

@@ -1,22 +1,35 @@
-"""compute-sanitizer over every simple kernel, each of its tools; first a planted fault that the tool must find.
+"""compute-sanitizer over every kernel, each of its tools; first a planted fault that the tool must find.
 
-    python op_tests/gpu/sanitize.py [TOOL...]
+    python op_tests/gpu/sanitize.py [-j PROCESSES] [--seconds N] [--parts TEXT] [TOOL...]
+
+Each part of ``every_kernel.py`` runs under each tool in a process of its own, several at once. torch caches no memory
+there: every tensor is an allocation, so that memcheck finds a step over the end of one.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-SOURCE_FOLDER = Path(__file__).resolve().parents[2] / "src"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE_FOLDER), "HIPFORGE_DEVICE": "cuda"}
+OP_TESTS = Path(__file__).resolve().parents[1]
+SOURCE_FOLDER = OP_TESTS.parent / "src"
+sys.path[:0] = [str(SOURCE_FOLDER), str(OP_TESTS)]
+
+ENVIRONMENT = {
+    **os.environ, "PYTHONPATH": str(SOURCE_FOLDER), "HIPFORGE_DEVICE": "cuda", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    "OMP_NUM_THREADS": "1",
+}  # fmt: skip
+EVERY = Path(__file__).with_name("every_kernel.py")
 FOUND = 9  # the exit status that stands for a finding
 FAULTS = {
-    "memcheck": "out[1 << 22] = 1.f;",
+    "memcheck": "out[64 + threadIdx.x] = 1.f;",
     "racecheck": "__shared__ float s[64]; s[threadIdx.x] = out[threadIdx.x]; out[threadIdx.x] = s[63 - threadIdx.x];",
     "initcheck": "out[threadIdx.x] = in[threadIdx.x] + 1.f;",
     "synccheck": "__syncwarp(0xFFFFu); if (threadIdx.x < 48) __syncthreads(); out[threadIdx.x] = 1.f;",
@@ -45,30 +58,67 @@ torch.cuda.synchronize()
 """
 
 
-def run(tool: str, script: Path, folder: Path) -> tuple[int, str]:
-    """Return the exit status and the end of the report of a script under a tool."""
-    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FOUND), sys.executable, str(script)]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    return done.returncode, (done.stdout + done.stderr)[-1500:]
+def run(tool: str, arguments: list[str], folder: Path, seconds: float | None) -> tuple[int, str]:
+    """Return the exit status of a script under a tool and the end of its report; -1 where it took too long."""
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FOUND), sys.executable, *arguments]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"ended after {seconds:.0f} s"
+    return done.returncode, done.stdout + done.stderr
+
+
+def planted(tool: str, seconds: float | None) -> tuple[bool, str]:
+    """Return whether a tool finds its fault in a kernel, and what it said."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "planted.cu").write_text(SOURCE.replace("FAULT", FAULTS[tool]))
+        (folder / "modules.json").write_text(json.dumps({"module_planted": {"srcs": ["planted.cu"]}}))
+        (folder / "child.py").write_text(CHILD)
+        status, report = run(tool, ["child.py"], folder, seconds)
+    return status == FOUND and "planted_kernel" in report, report
 
 
 def main() -> int:
     """Run the tools; returns the exit status."""
-    failed = False
-    every = Path(__file__).with_name("every_kernel.py")
-    subprocess.run([sys.executable, str(every)], env=ENVIRONMENT, check=True)  # builds what is missing, without a tool
-    for tool in sys.argv[1:] or FAULTS:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            (folder / "planted.cu").write_text(SOURCE.replace("FAULT", FAULTS[tool]))
-            (folder / "modules.json").write_text(json.dumps({"module_planted": {"srcs": ["planted.cu"]}}))
-            (folder / "child.py").write_text(CHILD)
-            found, _ = run(tool, folder / "child.py", folder)
-        clean, report = run(tool, every, every.parent)
-        failed = failed or found != FOUND or clean != 0
-        sys.stdout.write(f"{tool}: planted fault {'found' if found == FOUND else f'NOT found ({found})'}; ")
-        sys.stdout.write("every kernel clean\n" if clean == 0 else f"every kernel ended with {clean}:\n{report}\n")
-        sys.stdout.flush()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"of {', '.join(FAULTS)}")
+    parser.add_argument("-j", type=int, default=8, help="processes at once")
+    parser.add_argument("--seconds", type=float, help="end a process after so long")
+    parser.add_argument("--parts", default="", help="only parts whose names contain this")
+    options = parser.parse_args()
+    if unknown := sorted({*options.tools} - {*FAULTS}):
+        parser.error(f"a tool is one of {', '.join(FAULTS)}; got {unknown[0]!r}")
+    build = [sys.executable, "-m", "hipforge", "build", "--all", "--arch", "sm_90"]
+    subprocess.run(build, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+    from gpu import every_kernel
+
+    parts = [name for name in every_kernel.parts() if options.parts in name]
+    began, failed = time.monotonic(), False
+    with ThreadPoolExecutor(options.j) as pool:
+        tools = options.tools or list(FAULTS)
+        faults = {pool.submit(planted, tool, options.seconds): tool for tool in tools}
+        jobs = {
+            pool.submit(run, tool, [str(EVERY), part], EVERY.parent, options.seconds): (tool, part)
+            for part in parts
+            for tool in tools
+        }
+        for done in as_completed([*faults, *jobs]):
+            at = time.monotonic() - began
+            if done in faults:
+                found, report = done.result()
+                words = "planted fault found" if found else f"planted fault NOT found:\n{report[-1500:]}"
+                sys.stdout.write(f"{at:4.0f} s {faults[done]}: {words}\n")
+                failed = failed or not found
+            else:
+                tool, part = jobs[done]
+                status, report = done.result()
+                words = "clean" if status == 0 else f"ended with {status}:\n{report[:3000]}\n...\n{report[-1000:]}"
+                sys.stdout.write(f"{at:4.0f} s {tool}, {part}: {words}\n")
+                failed = failed or status != 0
+            sys.stdout.flush()
     return int(failed)
 
 

@@ -39,19 +39,21 @@ def test_a_variant_is_recorded_when_every_test_that_called_it_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(record, "PENDING", tmp_path / "pending.json")
+    record.PENDING.write_text(json.dumps(dict.fromkeys(("module_y", "module_z", "module_gone"), "no card")))
     (tmp_path / run.CARD).write_text(json.dumps({"card": "H100", "driver": "580", "date": "2026-11-25"}))
     calls = [("a", ["module_x"]), ("b", ["module_x", "module_y"]), ("c", ["module_z"])]
     outcomes = {"a": "passed", "b": "failed"}  # c was not reached
     _lines(tmp_path / "calls-1.jsonl", [{"test": f"op_tests/{name}", "variants": of} for name, of in calls])
     _lines(tmp_path / "outcomes.jsonl", [{"test": name, "outcome": end, "words": ""} for name, end in outcomes.items()])
     run.write_record(tmp_path, {"module_x": "1", "module_y": "2", "module_z": "3"}, None)
-    assert record.read(record.RECORD) == {}
+    assert record.read(record.RECORD) == {} and record.read(record.PENDING).keys() == {"module_y", "module_z"}
     _lines(tmp_path / "outcomes.jsonl", [{"test": "b", "outcome": "passed", "words": ""}])
     run.write_record(tmp_path, {"module_x": "1", "module_y": "2", "module_z": "3"}, None)
     written = record.read(record.RECORD)
     assert written.keys() == {"module_x", "module_y"} and written["module_x"]["tests"] == 2
     expected = {**RUN, "digest": "2", "driver": "580", "date": "2026-11-25", "tests": 1}
-    assert written["module_y"] == expected
+    assert written["module_y"] == expected and record.read(record.PENDING) == {"module_z": "no card"}
     record.RECORD.unlink()
     (tmp_path / run.DIGESTS).write_text(json.dumps({"module_y": "2"}))
     monkeypatch.setattr(sys, "argv", ["run.py", "--read", str(tmp_path)])
