@@ -56,6 +56,7 @@ lint: setup
 
 docs: setup
 	@$(BIN)/python -m pytest -q op_tests/test_docs.py
+	@$(BIN)/python .ci/badges.py --check
 	@$(BIN)/python .ci/docs.py
 
 bench: setup

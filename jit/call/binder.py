@@ -76,10 +76,14 @@ def announce(binder: Binder) -> None:
 
 
 def described(value: Any) -> object:
-    """Return what one argument says to a decision, hashable: shape, dtype and device of a tensor, or class and value.
+    """Return what one argument says to a decision, hashable.
+
+    That is shape, dtype and device of a tensor and whether it is contiguous, or class and value.
 
     Without its class 2.0 would find the decision of 2, and True that of 1.
     """
     import torch
 
-    return (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else (value.__class__, value)
+    if not isinstance(value, torch.Tensor):
+        return value.__class__, value
+    return value.shape, value.dtype, value.device, value.is_contiguous()

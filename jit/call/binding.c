@@ -1244,7 +1244,18 @@ static int put(Words* out, uint64_t value) {
   return 1;
 }
 
-enum { NOTHING = 1, BOOLEAN, INTEGER, REAL, DTYPE, TENSOR }; /* what the words of an argument begin with */
+enum { NOTHING = 1, BOOLEAN, INTEGER, REAL, DTYPE, TENSOR, STRIDED_TENSOR }; /* what the words of an argument begin with */
+
+/* Whether torch calls a tensor of these sizes and strides contiguous. */
+static int is_row_major(int64_t ndim, const int64_t* sizes, const int64_t* strides) {
+  int64_t stride = 1, matches = 1;
+  for (int64_t i = ndim; i-- > 0;) {
+    if (!sizes[i]) return 1; /* without elements */
+    matches &= sizes[i] == 1 || strides[i] == stride;
+    stride *= sizes[i];
+  }
+  return (int)matches;
+}
 
 /* Writes an argument's words: 1, or 0 if it has none. */
 static int describe_one(const Binder* env, PyObject* object, Words* out) {
@@ -1253,11 +1264,12 @@ static int describe_one(const Binder* env, PyObject* object, Words* out) {
   if (torch) {
     void* tensor = (char*)object + torch->offset;
     int32_t device = 0, index = 0, dtype = 0;
-    int64_t ndim = 0, *sizes = NULL;
+    int64_t ndim = 0, *sizes = NULL, *strides = NULL;
     if (torch->device_type(tensor, &device) || torch->device_index(tensor, &index) || torch->dtype(tensor, &dtype) ||
-        torch->ndim(tensor, &ndim) || torch->sizes(tensor, &sizes))
+        torch->ndim(tensor, &ndim) || torch->sizes(tensor, &sizes) || torch->strides(tensor, &strides))
       return 0;
-    int fits = put(out, TENSOR | (uint64_t)(uint8_t)ndim << 8 | (uint64_t)(uint8_t)dtype << 16 | (uint64_t)(uint8_t)device << 24) &&
+    const uint64_t kind = is_row_major(ndim, sizes, strides) ? TENSOR : STRIDED_TENSOR;
+    int fits = put(out, kind | (uint64_t)(uint8_t)ndim << 8 | (uint64_t)(uint8_t)dtype << 16 | (uint64_t)(uint8_t)device << 24) &&
                put(out, (uint32_t)index);
     for (int64_t i = 0; fits && i < ndim; ++i) fits = put(out, (uint64_t)sizes[i]);
     return fits;
@@ -1294,7 +1306,8 @@ static PyObject* describe_at_length(const Binder* env, PyObject* const* args, Py
   return parts;
 }
 
-/* Binder.describe(*arguments) -> hashable: shapes, dtypes and devices of tensors, values and types of all else. */
+/* Binder.describe(*arguments) -> hashable: shapes, dtypes and devices of tensors and whether they are contiguous, values and
+ * types of all else. */
 static PyObject* binder_describe(PyObject* binder, PyObject* const* args, Py_ssize_t count) {
   Words words;
   words.count = 0;

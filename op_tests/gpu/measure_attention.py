@@ -43,7 +43,7 @@ class Caches:
 
     def __init__(self, shape: tuple[int, ...], kind: str) -> None:
         batch, kv_heads, group, d, keys = shape
-        self.shape, self.kind, self.pages = shape, kind, batch * keys // PAGE
+        self.shape, self.kind, self.pages = shape, kind, batch * -(-keys // PAGE)
         self.q = torch.randn(batch, 1, kv_heads * group, d, device="cuda").bfloat16()
         self.seqlens = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
         self.copies = max(2, min(24, timing.copies_for(bytes_of(shape, kind))))

@@ -68,16 +68,27 @@ def test_arguments_that_a_decision_tells_apart_have_different_descriptions(binde
     different = [
         (x,), (x[:3],), (x.t(),), (x.half(),), (x[None],), (x, x), (x.to("meta"),), (None,), (), (True,), (1,), (1.0,),
         (False,), (0,), (-1,), (2**32 - 1,), (2**40,), (2**70,), (torch.float32,), (torch.bfloat16,), ("a", 1),
-        (1, "a"), ("a",), ((1, 2),), (1, 2), (torch.zeros(2**33 // 2, device="meta"),),
+        (1, "a"), ("a",), ((1, 2),), (1, 2), (torch.zeros(2**33 // 2, device="meta"),), (torch.zeros(6, 4).t(),),
     ]  # fmt: skip
     for one, two in itertools.combinations(different, 2):
         assert binder.describe(*one) != binder.describe(*two), (one, two)
     for arguments in different:
-        again = [argument.clone() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+        again = [a.clone(memory_format=torch.preserve_format) if isinstance(a, torch.Tensor) else a for a in arguments]
         assert hash(binder.describe(*arguments)) == hash(binder.describe(*again))
         assert binder.describe(*arguments) == binder.describe(*again)
     many = [torch.zeros(1, 2, 3, 4)] * 60  # more than the words hold
     assert binder.describe(*many) == binder.describe(*many) != binder.describe(*many[:-1], torch.zeros(1, 2, 3, 5))
+
+
+def test_a_description_says_whether_a_tensor_is_contiguous(binder):
+    x = torch.zeros(4, 6, 2)
+    views = [x, x[:1], x[:, :1], x[:, 1:2], x[..., :1], x[1:, :3], x.transpose(0, 2), x[:0], x[:, :0],
+             x[:, :, :0].transpose(0, 1), x[0, 0, 0], x[::2], x[:1].expand(4, 6, 2), x[0, 0, :1].expand(1, 1, 1),
+             x.to("meta")[:, :3]]  # fmt: skip
+    assert {view.is_contiguous() for view in views} == {True, False}
+    for view in views:
+        packed = torch.empty(view.shape, device=view.device)
+        assert (binder.describe(view) == binder.describe(packed)) == view.is_contiguous(), (view.shape, view.stride())
 
 
 def test_a_variant_is_chosen_once_for_a_shape_and_again_for_another(library, binder):

@@ -80,6 +80,19 @@ def test_integers_come_out_exactly_and_strides_do_not_matter():
     assert torch.equal(ops.mxfp8_gemv(*strided), expected)
 
 
+@pytest.mark.parametrize("op", [ops.mxfp8_gemv, ops.mxfp8_gemm, ops.mxfp8_linear])
+def test_a_decision_kept_for_contiguous_operands_does_not_serve_others(op):
+    args = operands(3)
+    strided = tuple(torch.stack((x.view(torch.uint8), x.view(torch.uint8) ^ 1), dim=-1)[..., 0] for x in args)
+    assert not any(x.is_contiguous() for x in strided)
+    for _ in range(2):  # the first call decides, the second takes what was kept
+        assert_close(op(*args), args)
+        for i in range(4):
+            mixed = [strided[j] if i == j else args[j].view(torch.uint8) for j in range(4)]
+            assert_close(op(*mixed), args)
+            assert_close(op(*(x.contiguous() for x in mixed)), args)
+
+
 def test_linear_takes_any_m_with_bias_and_out():
     bias = torch.randn(N, generator=torch.Generator().manual_seed(2)).bfloat16()
     for m in (1, 16, 40, 100):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 
@@ -36,6 +36,7 @@ class Choice:
 
     kernel: str
     configuration: Mapping[str, int]
+    contiguous: ClassVar[bool] = False  # whether the operands are known to be
 
     def __str__(self) -> str:
         return f"{self.kernel}({', '.join(f'{name}={value}' for name, value in self.configuration.items())})"
@@ -56,6 +57,7 @@ class Accepted:
         reason: why this configuration: a tuned row, or the default rule.
         row: the tuned row it comes from, or None.
         problem: the decided Problem of a tuned family, with the sizes for the call; None of other ops.
+        contiguous: every tensor of the calls that this was kept for is contiguous; False if that is not known.
     """
 
     path: PathName
@@ -64,6 +66,7 @@ class Accepted:
     reason: str
     row: TunedRow | None = None
     problem: Any = None
+    contiguous: bool = False
 
 
 @dataclass(frozen=True)

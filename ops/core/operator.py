@@ -8,6 +8,7 @@ serves every batch size.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import types
@@ -103,6 +104,8 @@ def operator(
                 if torch.is_grad_enabled():
                     check_gradients(name, given, [each for each in writes if is_written(each, writes, given)])
             if at is not None:
+                if key is None and all(x.is_contiguous() for x in given.values() if isinstance(x, torch.Tensor)):
+                    accepted = dataclasses.replace(accepted, contiguous=True)  # as the description says it of each
                 decisions = launches if accepted.path == "kernel" else checked
                 if len(decisions) >= dispatch.MAX_DECISIONS:
                     decisions.clear()

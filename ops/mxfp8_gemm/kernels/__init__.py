@@ -48,7 +48,7 @@ def launch(
     bias = None if bias is None else packed(bias, out)
     kernel = kernels[taken.kernel]
     try:
-        if not (xq.is_contiguous() and x_scale.is_contiguous() and wq.is_contiguous() and w_scale.is_contiguous()):
+        if not taken.contiguous:
             xq, x_scale, wq, w_scale = (packed(x, out) for x in (xq, x_scale, wq, w_scale))
         if kernel.workspace is None:
             kernel.launch(out, xq, x_scale, wq, w_scale, bias, *more, *taken.configuration.values())
