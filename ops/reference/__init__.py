@@ -47,5 +47,7 @@ from hipforge.ops.reference.rope import rotate as rotate
 from hipforge.ops.reference.routing import moe_combine as moe_combine
 from hipforge.ops.reference.routing import router_gemm as router_gemm
 from hipforge.ops.reference.routing import topk_gating as topk_gating
+from hipforge.ops.reference.sparse_attention import sparse_block_scores as sparse_block_scores
+from hipforge.ops.reference.sparse_attention import sparse_topk_blocks as sparse_topk_blocks
 from hipforge.ops.reference.swiglu import swiglu_fp8 as swiglu_fp8
 from hipforge.ops.reference.swiglu import swiglu_mxfp8 as swiglu_mxfp8

@@ -248,8 +248,9 @@ def paged_attention(
         q: [B, Mq, Hq, D].
         k: [pages, page_size, Hkv, D]; [B, Mkv, Hkv, D] without block tables.
         v: like ``k``.
-        block_tables: int32 [B, max_pages], or None; entries past a sequence's length may hold anything.
-        seqlens: int32 [B].
+        block_tables: int32 [B, max_pages], or None; entries past a sequence's length may hold anything. With
+            [B, Hkv, max_pages] each KV head has its own keys.
+        seqlens: int32 [B]; [B, Hkv] where each KV head has its own keys.
         factor: factor of q.k; 1/sqrt(D) if None.
         causal: token t of Mq sees keys up to seqlen - Mq + t.
         sinks: [Hq], as for :func:`decode_attention`.
@@ -264,6 +265,17 @@ def paged_attention(
     Raises:
         GuardError: shapes that do not fit.
     """
+    if block_tables is not None and block_tables.dim() == 3:
+        heads = k.shape[2]
+        queries = q.unflatten(2, (heads, -1)).unbind(2)
+        parts = [
+            paged_attention(
+                queries[h], k[:, :, h : h + 1], v[:, :, h : h + 1], block_tables[:, h], seqlens[:, h], factor, causal,
+                None if sinks is None else sinks.view(heads, -1)[h], window, softcap, dtype, counts,
+            )
+            for h in range(heads)
+        ]  # fmt: skip
+        return torch.cat([out for out, _ in parts], dim=2), torch.cat([lse for _, lse in parts], dim=1)
     if block_tables is not None:
         page_size = k.shape[1]
         tokens = q.shape[1] if counts is None else counts.view(-1, 1).to(torch.int64)
@@ -274,7 +286,7 @@ def paged_attention(
     batch, mq, heads, d = q.shape
     kv_heads = k.shape[2]
     lengths = seqlens.clamp(0, k.shape[1])
-    folded = q.view(batch, mq, kv_heads, heads // kv_heads, d)
+    folded = q.reshape(batch, mq, kv_heads, heads // kv_heads, d)
     out, lse = decode_attention(folded, k, v, lengths, factor, causal, sinks, window, softcap)
     return out.reshape(q.shape).to(q.dtype if dtype is None else dtype), lse.reshape(batch, heads, mq).to(torch.float32)
 
