@@ -37,13 +37,13 @@ def test_modules_are_listed_with_what_they_need() -> None:
     assert found["module_sample_develop"]["state"] == "builds"
     assert found["module_executable"]["state"] == "refused" and "Makefile" in found["module_executable"]["reason"]
     done = CliRunner().invoke(cli, ["aiter", str(CHECKOUT), "list"])
-    assert "7 modules: 4 builds, 2 refused, 1 needs Composable Kernel" in done.output
+    assert "8 modules: 5 builds, 2 refused, 1 needs Composable Kernel" in done.output
 
 
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        ("#include <hipcub/hipcub.hpp>\n", "needs rocPRIM"),
+        ("#include <hipcub/hipcub.hpp>\n#include <hiprand/hiprand_kernel.h>\n", "builds"),
         ("#include <rocprim/rocprim.hpp>\nauto f = rocprim::plus<int>();\n", "needs rocPRIM"),
         ("#include <rocprim/rocprim.hpp>  // of which nothing is used\n", "builds"),
         ('#include "ck_tile/core.hpp"\n', "needs Composable Kernel"),
@@ -51,6 +51,10 @@ def test_modules_are_listed_with_what_they_need() -> None:
         ('#if ENABLE_CK\n#include "ck_tile/core.hpp"\n#else\n#include "aiter_tensor.h"\n#endif\n', "builds"),
         ('#if !ENABLE_CK\n#else\n#include "ck_tile/core.hpp"\n#endif\n', "builds"),
         ('#ifdef OTHER\n#else\n#include "ck_tile/core.hpp"\n#endif\n', "needs Composable Kernel"),
+        ("using half = ck_tile::fp16_t;\n", "needs Composable Kernel"),
+        ("#define HALF \\\n  ck_tile::fp16_t\n", "builds"),
+        ("#ifdef OTHER\nusing half = ck_tile::fp16_t;\n#endif\n", "builds"),
+        ("namespace ck_tile {\nstruct fp16_t;\n}\nusing half = ck_tile::fp16_t;\n", "builds"),
     ],
 )
 def test_what_a_source_includes_decides(tmp_path: Path, text: str, state: str) -> None:
@@ -72,6 +76,21 @@ def test_headers_of_any_torch_are_there_unless_the_module_leaves_torch_out(tmp_p
     for name, exclude, state in (("a", False, "builds"), ("b", True, "needs ROCm's torch headers")):
         (tmp_path / name).mkdir()
         assert source_of(tmp_path / name, "#include <c10/util/Half.h>\n", torch_exclude=exclude).state == state
+
+
+def test_torchs_own_interface_needs_rocthrust_where_it_is_compiled_as_hip(tmp_path: Path) -> None:
+    found = source_of(tmp_path, "#include <torch/extension.h>\n", torch_exclude=False)
+    reason = "one.cu includes torch/extension.h, which as HIP includes thrust/complex.h"
+    assert (found.state, found.reason) == ("needs ROCm's torch headers", reason)
+
+
+def test_an_entry_that_cannot_be_taken_still_says_what_its_sources_need(tmp_path: Path) -> None:
+    flags = ["'-DX' if unclear(torch) else ''"]
+    found = source_of(tmp_path, "#include <ATen/hip/HIPContext.h>\n", flags_extra_hip=flags)
+    assert found.state == "needs ROCm's torch headers"
+    (tmp_path / "copy/csrc/kernels/one.cu").write_text("")
+    (again,) = checkout.modules(tmp_path / "copy")
+    assert again.state == "refused" and "is neither a literal nor" in again.reason
 
 
 def test_a_source_made_of_composable_kernels_templates_needs_it(tmp_path: Path) -> None:

@@ -211,6 +211,7 @@ def test_an_access_out_of_bounds_names_the_tensor_and_the_source_line(form: str)
 
 def test_a_checkout_is_registered_as_it_is_and_each_refused_entry_says_why() -> None:
     builds = ["module_aiter_core", "module_sample_develop", "module_sample_ctypes", "module_generated"]
+    builds += ["module_block_wide"]
     assert [*builds, "module_needs_kernels"] == ADDED
     assert set(ADDED.refused) == {"module_executable", "module_unknown_place"}
     assert "built by a Makefile" in ADDED.refused["module_executable"]
@@ -246,7 +247,8 @@ def test_generators_defines_and_flags_of_single_sources_reach_the_build() -> Non
     assert entry.flags_extra_hip[-2:] == ("-mllvm", "-amdgpu-early-inline-all=true")
     assert {"-DENABLE_CK=0", "-DUSE_ROCM=1", "-std=c++20"} <= set(entry.flags_extra_hip)
     assert entry.flags_extra_hip[entry.flags_extra_hip.index("-Xarch_gfx950") + 1] == "-D__Float4_e2m1fn_x2"
-    assert entry.extra_include == (str(CHECKOUT / "csrc/include"), "${CSRC}/aiter/include")
+    stand_ins = (f"${{CSRC}}/aiter/stand_ins/{name}" for name in ("rocprim", "hipcub", "hiprand"))
+    assert entry.extra_include == (str(CHECKOUT / "csrc/include"), *stand_ins)
 
 
 def test_defines_of_the_caller_win(tmp_path: Path) -> None:
@@ -257,6 +259,75 @@ def test_defines_of_the_caller_win(tmp_path: Path) -> None:
     aiter_compat.register(config, defines={"ENABLE_CK": 1, "MINE": "x"})
     flags = registry.module("module_own_name").flags_extra_hip
     assert "-DENABLE_CK=1" in flags and "-DMINE=x" in flags and "-DENABLE_CK=0" not in flags
+
+
+# ---- stand-ins for header libraries ---------------------------------------------------------------------------------
+
+
+@compile_ops("module_block_wide", ffi_type="ctypes")
+def block_sums(out: Tensor, x: Tensor) -> None: ...
+
+
+@compile_ops("module_block_wide", ffi_type="ctypes")
+def block_sort(keys: Tensor) -> None: ...
+
+
+@compile_ops("module_block_wide", ffi_type="ctypes")
+def random_numbers(numbers: Tensor, uniform: Tensor, seed: int, offset: int) -> None: ...
+
+
+THREADS, ITEMS = 192, 3  # of block_wide.cu: three waves
+
+
+def test_block_wide_sums_are_those_of_the_items_in_order() -> None:
+    x = torch.randint(-1000, 1000, (THREADS * ITEMS,), dtype=torch.int32)
+    out = torch.zeros(4, THREADS * ITEMS, dtype=torch.int32)
+    block_sums(out, x)
+    inclusive = x.cumsum(0, dtype=torch.int32)
+    assert torch.equal(out[0], inclusive) and torch.equal(out[1], inclusive - x)
+    assert torch.equal(out[2, :THREADS], torch.arange(THREADS, dtype=torch.int32).cumsum(0, dtype=torch.int32))
+    assert torch.equal(out[3, :THREADS], inclusive[-1].expand(THREADS))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_block_wide_sorts_are_ascending_with_the_sign_and_with_equal_keys(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    keys = torch.randint(limits.min, limits.max, (THREADS * ITEMS,), dtype=dtype)
+    keys[:4] = torch.tensor([limits.max, limits.min, 0, 0], dtype=dtype)
+    expected = keys.sort().values
+    block_sort(keys)
+    assert torch.equal(keys, expected)
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox 4x32-10 as its paper has it: two multiplications a round, each half exchanged with the other pair."""
+    for round_ in range(10):
+        first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        keys = [(key[0] + round_ * 0x9E3779B9) % 2**32, (key[1] + round_ * 0xBB67AE85) % 2**32]
+        high = [second >> 32 ^ counter[1] ^ keys[0], first >> 32 ^ counter[3] ^ keys[1]]
+        counter = [high[0], second % 2**32, high[1], first % 2**32]
+    return counter
+
+
+def test_philox_has_the_published_vectors() -> None:
+    """Of Random123's kat_vectors."""
+    assert philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert philox([2**32 - 1] * 4, [2**32 - 1] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 7, 4 * (2**32 - 1), 4 * (2**32 - 1) + 3])
+def test_random_numbers_are_philox_of_seed_subsequence_and_offset(offset: int) -> None:
+    seed = 0x0123456789ABCDEF
+    numbers = torch.zeros(2, 8, dtype=torch.int32)
+    uniform = torch.zeros(2, 4)
+    random_numbers(numbers, uniform, seed, offset)
+    for subsequence in range(2):
+        stream: list[int] = []
+        for block in range(offset // 4, offset // 4 + 4):
+            stream += philox([block % 2**32, block >> 32, subsequence, 0], [seed % 2**32, seed >> 32])
+        expected = torch.tensor(stream[offset % 4 :][:12])
+        assert torch.equal(numbers[subsequence].long() % 2**32, expected[:8])
+        assert torch.equal(uniform[subsequence], (expected[8:].float() * 2**-32) + 2**-32)
 
 
 # ---- another commit's struct -----------------------------------------------------------------------------------------

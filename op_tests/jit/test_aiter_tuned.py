@@ -46,6 +46,8 @@ def test_rows_without_an_op_are_counted_by_reason(tmp_path: Path) -> None:
     ("header", "message"),
     [
         (f"{KEY},B,{REST}", "column 'B' says that this is a table of batched GEMMs"),
+        (f"gfx,b,m,n,k,{REST}", "column 'b' says that this is a table of batched GEMMs"),
+        (f"M,N,K,bias,outdtype,{REST}", "column 'bias' says that this is a table of int8 GEMMs"),
         (f"{KEY},libtyp,{REST}", "unknown column 'libtyp'; did you mean|unknown column 'libtyp'.*libtype"),
         (f"gfx,cu_num,M,N,{REST}", "there is no column 'K'"),
         (f"{KEY},K,{REST}", "a column appears twice"),
@@ -65,6 +67,7 @@ def test_columns_of_another_table_are_refused_by_name(tmp_path: Path, header: st
         ("mi355,256,1,2048,4096,1,0,5.5,k,1,1,0", r"gfx is 'mi355'"),
         ("gfx950,256,1,2048", r"us is ''"),
         ("gfx950,256,1,2048,,1,0,5.5,k,1,1,0", r"K is ''"),
+        ("gfx950,256,1,2048,4096,1,0,5.5,k,1,1,0,9", r"table\.csv:2: more values than the 12 columns"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_line(tmp_path: Path, line: str, message: str) -> None:

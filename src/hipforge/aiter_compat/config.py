@@ -7,13 +7,14 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hipforge import archs
 from hipforge.errors import ConfigError
 from hipforge.jit import registry
+from hipforge.jit.backends.amd import compilers
 
 log = logging.getLogger("hipforge")
 
@@ -29,7 +30,8 @@ _REFUSED = {
 }
 _HIP_SOURCES = (".cu", ".hip", ".cpp", ".cc", ".cxx", ".c")
 _ABORT = "${CSRC}/aiter/abort.cpp"
-_STAND_INS = "${CSRC}/aiter/include"
+# Header library -> its header that sources include; ${CSRC}/aiter/stand_ins has a folder of own headers for each.
+_STAND_INS = {"rocprim": "rocprim/rocprim.hpp", "hipcub": "hipcub/hipcub.hpp", "hiprand": "hiprand/hiprand_kernel.h"}
 
 # aiter compiles all C++ that its generators write as HIP.
 _AS_HIP = "find ${GEN} -name *.cpp -exec mv {} {}.cu ;"
@@ -109,8 +111,8 @@ def register(
         try:
             entry = _convert(name, found[name], known)
             if root:
-                _as_aiter_builds(entry, root)
-            if further:
+                _as_aiter_builds(entry, root, further)
+            elif further:
                 entry["extra_include"] = [*entry.get("extra_include", ()), *further]
             for key in ("flags_extra_cc", "flags_extra_hip"):
                 if flags:
@@ -125,6 +127,22 @@ def register(
         refused.update(reasons)
         log.info("%s: %d of %d modules cannot be taken: %s", path, len(reasons), len(found), ", ".join(reasons))
     return Registered(added, reasons)
+
+
+def sources_of(path: Path, name: str, include: Iterable[str | Path] = ()) -> registry.ModuleEntry:
+    """Return the sources and folders of a checkout's module whose entry cannot be taken as a whole.
+
+    Raises:
+        ConfigError: these cannot be taken either.
+    """
+    root = path.parents[2]
+    values = json.loads(path.read_text())[name]
+    kept = {key: values[key] for key in ("srcs", "extra_include", "torch_exclude") if key in values}
+    entry = _convert(name, kept, _places(root))
+    _as_aiter_builds(entry, root, [os.fspath(Path(folder).resolve()) for folder in include])
+    folders = tuple(entry["extra_include"])
+    exclude = entry.get("torch_exclude", False)
+    return registry.ModuleEntry(name, tuple(entry["srcs"]), path, extra_include=folders, torch_exclude=exclude)
 
 
 def checkout_of(path: Path) -> Path | None:
@@ -164,16 +182,18 @@ def _defines(root: Path) -> dict[str, int]:
     return {"ENABLE_CK": 1} if has_it else {"ENABLE_CK": 0, "AITER_CK_FREE": 1}
 
 
-def _as_aiter_builds(entry: dict[str, Any], root: Path) -> None:
+def _as_aiter_builds(entry: dict[str, Any], root: Path, further: Sequence[str]) -> None:
     """Add what aiter's ``build_module`` adds to every module: flags, include folders, generators' environment.
+
+    ``further`` are the caller's own folders.
 
     Kernels are chosen by architecture when they run, so that generated tables hold those of all architectures.
     """
     kernels = composable_kernel(root)
     include = [root / "csrc/include", kernels / "include", kernels / "library/include", root / "csrc/include/torch"]
     own = [path for path in entry.get("extra_include", ()) if Path(path).is_dir()]
-    stand_in = [] if any(map(_uses_rocprim, entry.get("srcs", ()))) else [_STAND_INS]
-    entry["extra_include"] = [*own, *(os.fspath(path) for path in include if path.is_dir()), *stand_in]
+    folders = [*own, *(os.fspath(path) for path in include if path.is_dir()), *further]
+    entry["extra_include"] = [*folders, *_stand_ins(folders, entry.get("srcs", ()))]
     for key in ("flags_extra_cc", "flags_extra_hip"):
         entry[key] = [*_AITER_FLAGS, *(_FP4 if key == "flags_extra_hip" else ()), *entry.get(key, ())]
     names = ";".join(_architectures())
@@ -185,13 +205,23 @@ def _as_aiter_builds(entry: dict[str, Any], root: Path) -> None:
     entry["archs"] = _architectures()
 
 
-def _uses_rocprim(source: str) -> bool:
-    """Return whether a source needs more of rocPRIM than that its header can be included."""
-    try:
-        text = Path(source).read_text(errors="replace")
-    except OSError:
-        return False
-    return "rocprim::" in text or "hipcub" in text
+def _stand_ins(folders: Sequence[str], sources: Sequence[str]) -> list[str]:
+    """Return the folders of own headers for libraries that neither ROCm nor ``folders`` have.
+
+    That of rocPRIM is for sources that include it and use nothing of it; hipCUB itself uses it. The distribution's
+    folders do not count: Debian's rocPRIM and rocRAND 5.3 do not compile with HIP 7.
+    """
+    searched = [*map(Path, folders), *(rocm / "include" for rocm in compilers.rocm_dirs())]
+    lacking = [name for name, header in _STAND_INS.items() if not any((each / header).is_file() for each in searched)]
+    if _mentions(sources, ("rocprim::",) if "hipcub" in lacking else ("rocprim::", "hipcub")):
+        lacking = [name for name in lacking if name != "rocprim"]
+    return [f"${{CSRC}}/aiter/stand_ins/{name}" for name in lacking]
+
+
+def _mentions(sources: Iterable[str], words: Sequence[str]) -> bool:
+    """Return whether one of ``words`` stands in one of the source files."""
+    texts = (Path(source).read_text(errors="replace") for source in sources if Path(source).is_file())
+    return any(word in text for text in texts for word in words)
 
 
 def convert_json(values: Mapping[str, Any], places: Mapping[str, str | Path]) -> dict[str, dict[str, Any]]:
@@ -291,9 +321,7 @@ def _value(module: str, key: str, raw: Any, places: Mapping[str, str | Path]) ->
         holds = _holds(tree.test)
         if holds is not None:
             return _value(module, key, ast.unparse(tree.body if holds else tree.orelse), places)
-    raise ConfigError(
-        f"{module}: {key}: {raw!r} is neither a literal nor an f-string of names; write the value itself"
-    )
+    raise ConfigError(f"{module}: {key}: {raw!r} is neither a literal nor an f-string of names; write the value itself")
 
 
 def _setting(tree: ast.expr) -> tuple[str, ...] | None:
@@ -340,8 +368,7 @@ def _part(module: str, key: str, part: ast.expr, places: Mapping[str, str | Path
         if name in places:
             return os.fspath(places[name])
         raise ConfigError(
-            f"{module}: {key}: {{{name}}} is not defined; pass {name}=... (given: "
-            f"{', '.join(places) or 'nothing'})"
+            f"{module}: {key}: {{{name}}} is not defined; pass {name}=... (given: {', '.join(places) or 'nothing'})"
         )
     raise ConfigError(f"{module}: {key}: {ast.unparse(part)!r} is not a name; write the value itself")
 

@@ -24,7 +24,9 @@ _FAMILIES: Mapping[tuple[bool, bool], tuple[str, int]] = {
 }
 _OTHERS = {
     "B": "a table of batched GEMMs, for which hipforge has no op",
+    "b": "a table of batched GEMMs, for which hipforge has no op",
     "scaleAB": "a table of bfloat16 GEMMs, for which hipforge has no tuned op",
+    "bias": "a table of int8 GEMMs with a bias, for which hipforge has no op",
     "token": "a table of fused MoE layers, whose weights hipforge takes in other formats",
     "BT": "a table of gated delta rules, for which hipforge has no op",
 }
@@ -83,6 +85,8 @@ def read_tuned(path: str | Path) -> TunedTable:
             rows: list[TunedRow] = []
             left_out: dict[str, int] = {}
             for values in reader:
+                if None in values:
+                    raise ConfigError(f"{path}:{reader.line_num}: more values than the {len(columns)} columns")
                 kind = values.get("q_dtype_w") or ""
                 reason = None
                 if kind and not kind.startswith("torch.float8_e4m3"):

@@ -1,0 +1,3 @@
+// Part of the stand-in for hipCUB.
+#pragma once
+#include "hipcub.hpp"
