@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from helpers.decoding.llvm import llvm_tool
 from helpers.jit_stand_in import StandIn, real_clang
 
 from hipforge import settings
@@ -443,6 +444,19 @@ def test_no_step_of_assembling_the_tree_imports_triton(tmp_path: Path) -> None:
     bitcode = {path.name for path in (trees[0] / "amdgcn/bitcode").glob("*.bc")}
     assert {"ocml.bc", "ockl.bc", "opencl.bc", "oclc_isa_version_950.bc", "oclc_isa_version_942.bc"} <= bitcode
     assert "HIP_VERSION_MAJOR=" in (trees[0] / "share/hip/version").read_text()
+    assert names_of(trees[0], ("ocml", "ockl"), "--undefined-only") <= names_of(
+        trees[0], ("oclc_*_on", "oclc_isa_version_950", "oclc_abi_version_600"), "--defined-only"
+    )
+
+
+def names_of(tree: Path, libraries: Sequence[str], which: str) -> set[str]:
+    """Return the control constants that device libraries of a tree read or define."""
+    files = [str(path) for name in libraries for path in (tree / "amdgcn/bitcode").glob(f"{name}.bc")]
+    command = [llvm_tool("llvm-nm"), which, "--format=just-symbols", *files]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {name for name in shown.split() if name.startswith("__oclc_")}
+    assert found
+    return found
 
 
 def test_the_build_id_of_an_elf_file_is_what_readelf_says() -> None:

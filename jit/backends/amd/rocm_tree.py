@@ -23,24 +23,25 @@ from hipforge.jit.cache import store, trust
 from hipforge.jit.digest import DigestStore, text_digest
 from hipforge.jit.roots import package_dir
 
-_RECIPE = 3
+_RECIPE = 4
 """Raised when the tree's contents change for the same triton."""
 
-# name of the file: (name of the constant, LLVM type, value). Both settings of a switch must exist, or clang rejects the
-# whole tree.
+# name of the file: (name, LLVM type, value) of each constant in it. Both settings of a switch must exist, or clang
+# rejects the whole tree.
 _SWITCHES = {
     "finite_only": "finite_only_opt",
     "unsafe_math": "unsafe_math_opt",
     "daz_opt": "daz_opt",
     "correctly_rounded_sqrt": "correctly_rounded_sqrt32",
-    "wavefrontsize64": "wavefrontsize64",
 }
-_CONSTANTS: dict[str, tuple[str, str, int]] = {
-    "oclc_isa_version_950": ("ISA_version", "i32", 9500),
-    "oclc_isa_version_942": ("ISA_version", "i32", 9402),
-    "oclc_abi_version_600": ("ABI_version", "i32", 600),
-    **{f"oclc_{file}_on": (constant, "i8", 1) for file, constant in _SWITCHES.items()},
-    **{f"oclc_{file}_off": (constant, "i8", 0) for file, constant in _SWITCHES.items()},
+_CONSTANTS: dict[str, tuple[tuple[str, str, int], ...]] = {
+    "oclc_isa_version_950": (("ISA_version", "i32", 9500),),
+    "oclc_isa_version_942": (("ISA_version", "i32", 9402),),
+    "oclc_abi_version_600": (("ABI_version", "i32", 600),),
+    "oclc_wavefrontsize64_on": (("wavefrontsize64", "i8", 1), ("wavefrontsize_log2", "i8", 6)),
+    "oclc_wavefrontsize64_off": (("wavefrontsize64", "i8", 0), ("wavefrontsize_log2", "i8", 5)),
+    **{f"oclc_{file}_on": ((constant, "i8", 1),) for file, constant in _SWITCHES.items()},
+    **{f"oclc_{file}_off": ((constant, "i8", 0),) for file, constant in _SWITCHES.items()},
 }
 _TRIPLE = 'target triple = "amdgcn-amd-amdhsa"\n'
 
@@ -147,10 +148,10 @@ def _link_headers(source: Path, include: Path) -> None:
 
 def _compile_constants(bitcode: Path, clang: Path) -> None:
     sources = {"opencl": _TRIPLE}
-    for file, (constant, kind, value) in _CONSTANTS.items():
-        sources[file] = (
-            f"{_TRIPLE}@__oclc_{constant} = "
-            f"linkonce_odr hidden local_unnamed_addr addrspace(4) constant {kind} {value}\n"
+    for file, constants in _CONSTANTS.items():
+        sources[file] = _TRIPLE + "".join(
+            f"@__oclc_{constant} = linkonce_odr hidden local_unnamed_addr addrspace(4) constant {kind} {value}\n"
+            for constant, kind, value in constants
         )
     for file, text in sources.items():
         (bitcode / f"{file}.ll").write_text(text)
