@@ -14,7 +14,8 @@ constexpr int64_t kMaxGrid = 65535;  // of the grid's second and third axes
 constexpr int64_t max_slot_stride(int64_t row) { return ((int64_t{1} << 31) - 1) / kTileN - row; }
 
 /// What every entry takes. out is like q [B, Mq, Hq, D] and lse float32 [B, Hq, Mq]; or with q_starts int32 [B + 1]
-/// (cu_seqlens_q) q is [tokens, Hq, D] and lse [Hq, tokens]. block_tables int32 [B, max_pages]; seqlens int32 [B]; sinks
+/// (cu_seqlens_q) q is [tokens, Hq, D] and lse [Hq, tokens]. block_tables int32 [B, max_pages]; seqlens int32 [B]
+/// (or [B, Hkv, max_pages] and [B, Hkv]: each KV head has its own keys); sinks
 /// float32 [Hq]; out_scale float32 [1] for fp8 out, or block_scales uint8 [tokens, Hq * D/32] for MX-FP8. Workspaces where
 /// splits > 1: float32 [splits, tokens * Hq, D] and [splits, tokens * Hq].
 struct Operands {
@@ -75,7 +76,8 @@ struct Queries {
       : heads(q.size(q.dim() - 2)), d(q.size(q.dim() - 1)) {
     HF_CHECK(q.dim() == (q_starts ? 3 : 4), "q must be ", q_starts ? "[tokens, Hq, D] with" : "[B, Mq, Hq, D] without",
              " cu_seqlens_q; got ", q);
-    HF_CHECK(seqlens.dim() == 1, "seqlens must be [B]; got ", seqlens);
+    HF_CHECK(seqlens.dim() == 1 || seqlens.dim() == 2, "seqlens must be [B], or [B, Hkv] where KV heads have their own keys; got ",
+             seqlens);
     batch = q_starts ? seqlens.size(0) : q.size(0);
     mq = q_starts ? max_tokens : q.size(1);
     tokens = q_starts ? q.size(0) : batch * mq;
@@ -148,16 +150,24 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   HF_CHECK(rows <= UINT32_MAX, "q must have fewer than 2^32 rows of D; got ", rows);
   HF_CHECK(batch * kv_heads <= kMaxGrid, "B * Hkv must be at most ", kMaxGrid, "; got ", batch * kv_heads);
   HF_CHECK(splits >= 1 && splits <= kMaxSplits, "split_k must be 1 to ", kMaxSplits, "; got ", splits);
-  check_operand(seqlens, "seqlens", HF_I32, {batch});
+  const bool own_keys = seqlens.dim() == 2;
+  if (own_keys)
+    check_operand(seqlens, "seqlens", HF_I32, {batch, kv_heads}, " = [B, Hkv]");
+  else
+    check_operand(seqlens, "seqlens", HF_I32, {batch});
+  HF_CHECK(!own_keys || block_tables, "seqlens [B, Hkv] needs block_tables [B, Hkv, max_pages]");
   int64_t max_keys = k.size(1);
   if (block_tables) {
     const Tensor tables = *block_tables;
-    check_operand(tables, "block_tables", HF_I32, {batch, tables.size(-1)}, " = [B, max_pages]");
+    if (own_keys)
+      check_operand(tables, "block_tables", HF_I32, {batch, kv_heads, tables.size(-1)}, " = [B, Hkv, max_pages]");
+    else
+      check_operand(tables, "block_tables", HF_I32, {batch, tables.size(-1)}, " = [B, max_pages]");
     HF_CHECK(k.size(1) >= kTileN && k.size(1) % kTileN == 0, "page_size must be a positive multiple of ", kTileN,
              " (keys of one matrix instruction); got ", k.size(1));
     p.block_tables = tables.data<const int32_t>();
-    p.max_pages = static_cast<uint32_t>(tables.size(1));
-    max_keys *= tables.size(1);
+    p.max_pages = static_cast<uint32_t>(tables.size(-1));
+    max_keys *= tables.size(-1);
   } else {
     p.block_tables = seqlens.data<const int32_t>();
     HF_CHECK(k.size(0) == batch, "k without block_tables must have a page per sequence, with B = ", batch, "; got ", k);
@@ -186,6 +196,7 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   p.page_size = Divisor::of(k.size(1) > 1 ? static_cast<uint32_t>(k.size(1)) : 1u);
   p.max_keys = static_cast<uint32_t>(max_keys);
   p.kv_heads = Divisor::of(static_cast<uint32_t>(kv_heads));
+  p.lists = Divisor::of(own_keys ? p.kv_heads.value : 1u);
   p.group = static_cast<uint32_t>(heads / kv_heads);
   p.mq = static_cast<uint32_t>(mq);
   p.rows = static_cast<uint32_t>(rows);

@@ -47,8 +47,9 @@ struct Problem {
   float* partial_lse;  // [splits, rows], base 2
   uint32_t rows;       // tokens * Hkv * group: first by sequence, then by head, then by token
   const int32_t* q_starts;  // [B + 1], the first token of each sequence; null where every sequence has mq
-  const int32_t* seqlens;
-  const int32_t* block_tables;  // [B, max_pages]
+  Divisor lists;  // lengths and lines of pages of a sequence: 1, or as many as KV heads, each of which then has its own keys
+  const int32_t* seqlens;       // [B * lists]
+  const int32_t* block_tables;  // [B * lists, max_pages]
   uint32_t max_pages;  // 0 without block tables: sequence b is page b (block_tables then points to something readable)
   Divisor page_size;
   uint32_t max_keys;

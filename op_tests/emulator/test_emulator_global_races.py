@@ -264,6 +264,8 @@ SMALL = {
     "moe_align_block_size": (8, 32, 4),
     "moe_combine": (4, 1024, 4),
     "rope_and_cache": (4, 8, 1, 128),
+    "sparse_block_scores": (2, 512, 4, 128),
+    "sparse_topk_blocks": (2, 40960, 4),
 }
 
 

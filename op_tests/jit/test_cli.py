@@ -472,6 +472,8 @@ SMALL_SHAPES = {
     "moe_align_block_size": "4,8,2",
     "moe_combine": "2,64,2",
     "rope_and_cache": "4,2,1,64",
+    "sparse_block_scores": "1,200,4,64",
+    "sparse_topk_blocks": "1,200,4",
 }
 
 

@@ -41,12 +41,12 @@ from hipforge.errors import (
     ToolchainError,
 )
 from hipforge.ops.core import dispatch
-from stress import attention, gemms, quantised, routing
+from stress import attention, gemms, quantised, routing, sparse
 from stress.case import Arguments, Op, Rng
 from stress.mutations import spoilt
 
 _DECLARED = (op for ops in declared("STRESS") for op in ops)
-OPS: tuple[Op, ...] = (*gemms.OPS, *quantised.OPS, *routing.OPS, *attention.OPS, *_DECLARED)
+OPS: tuple[Op, ...] = (*gemms.OPS, *quantised.OPS, *routing.OPS, *attention.OPS, *sparse.OPS, *_DECLARED)
 HERE = Path(__file__).parent
 # No guard backs these up: only the op's own checks refuse such a call.
 FLOAT32_MAX, FLOAT32_LEAST = (2 - 2.0**-23) * 2.0**127, 2.0**-149

@@ -207,10 +207,12 @@ def decode_attention_fp8(
             dimension contiguous, the other strides multiples of 16 bytes. Without block tables [B, Mkv, Hkv, D], any
             Mkv.
         v_cache: like ``k_cache``.
-        block_tables: int32 [B, max_pages], the page of each page_size keys of a sequence, or None. Only the entries
-            of a sequence's own keys are read; there a page that the cache does not have is refused where the tables are
-            on the CPU, and undefined on a GPU.
-        seqlens: int32 [B], keys of each sequence; 0 gives zeros. Keys past what the tables hold do not exist.
+        block_tables: int32 [B, max_pages], the page of each page_size keys of a sequence, or None; [B, Hkv, max_pages]
+            where each KV head has its own keys, such as those that :func:`hipforge.sparse_topk_blocks` chose. Only the
+            entries of a sequence's own keys are read; there a page that the cache does not have is refused where the
+            tables are on the CPU, and undefined on a GPU.
+        seqlens: int32 [B], keys of each sequence; 0 gives zeros. [B, Hkv] with such tables. Keys past what the tables
+        hold do not exist.
         k_scale: the factor of K's fp8 values: a number, or float32 [1] or [Hkv].
         v_scale: the same of V.
         scale: factor of q.k; 1/sqrt(D) by default.

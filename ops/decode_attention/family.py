@@ -22,6 +22,7 @@ from hipforge.ops.decode_attention.kernels import (
     INPUTS,
     INT4,
     PAGE_MULTIPLE,
+    STREAM_ARCH,
     checked,
 )
 
@@ -33,7 +34,8 @@ INVARIANT_WORKGROUPS = 128  # for each sequence, where its split must not depend
 class Problem:
     """q [batch, mq, heads, d] over a cache of kv_heads heads whose sequences have up to ``max_keys`` keys.
 
-    ``page_size`` is 0 without pages; ``cache`` is the cache's dtype; ``split_k`` and ``forced`` are the caller's.
+    ``page_size`` is 0 without pages; ``cache`` is the cache's dtype; ``split_k`` and ``forced`` are the caller's. With
+    ``own_keys`` each KV head has a page table and a length of its own.
     """
 
     batch: int
@@ -48,6 +50,7 @@ class Problem:
     device: torch.device
     split_k: int | None = None
     forced: tuple[tuple[str, int], ...] | None = None
+    own_keys: bool = False
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -72,12 +75,15 @@ def problem_of(
     heads, d = q.shape[-2:]
     batch, mq = (q.shape[0], q.shape[1]) if ragged is None else ragged
     _, page_size, kv_heads = k.shape[:3]
-    max_keys = page_size * (1 if block_tables is None else block_tables.shape[1])
+    max_keys = page_size * (1 if block_tables is None else block_tables.shape[-1])
     if window is not None:
         max_keys = min(max_keys, int(window) + mq - 1)  # any integer type is accepted; only int has bit_length
     demands = None if forced is None else tuple(forced.items())
     paged = 0 if block_tables is None else page_size
-    return Problem(batch, mq, heads, kv_heads, d, max_keys, paged, q.dtype, k.dtype, q.device, split_k, demands)
+    own_keys = block_tables is not None and block_tables.dim() == 3
+    return Problem(
+        batch, mq, heads, kv_heads, d, max_keys, paged, q.dtype, k.dtype, q.device, split_k, demands, own_keys
+    )  # fmt: skip
 
 
 # A page size of 0 is for caches without pages, and for every page size without a row of its own. An int4 row is for any
@@ -110,6 +116,8 @@ def _outside(problem: Problem, arch: str) -> str | None:
         return f"D must be one of {', '.join(map(str, HEAD_DIMS))}; got {problem.d}"
     if problem.cache not in (torch.uint8, torch.int32, problem.dtype, ARCH_DTYPES[arch]):
         return f"{arch} reads {ARCH_DTYPES[arch]}; the cache is {problem.cache}"
+    if problem.own_keys and arch == STREAM_ARCH:
+        return f"{arch} reads one page table for all KV heads of a sequence; block_tables has one for each"
     if problem.page_size % PAGE_MULTIPLE:
         return (
             f"page_size must be a multiple of {PAGE_MULTIPLE}, the keys of a matrix instruction; "

@@ -126,20 +126,28 @@ def _check_caches(call: Call, batch: int) -> None:
     require_operand("v_cache", call.v, (k.dtype,), k.shape, "that of k_cache")
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
         raise GuardError(f"Hq must be a positive multiple of Hkv; got Hq={heads}, Hkv={kv_heads}")
-    require_operand("seqlens", call.seqlens, (torch.int32,), (batch,), "one length per sequence")
     if call.block_tables is None:
         require_shape("k_cache", k, (batch, page_size, kv_heads, d), "one page per sequence without block_tables")
-    _check_tables(call.block_tables, batch)
+    own = call.block_tables is not None and call.block_tables.dim() == 3
+    why = "one per KV head, as block_tables has" if own else "one length per sequence"
+    require_operand("seqlens", call.seqlens, (torch.int32,), (batch, kv_heads) if own else (batch,), why)
+    _check_tables(call.block_tables, batch, kv_heads)
     for name, scale in (("k_scale", call.k_scale), ("v_scale", call.v_scale)):
         if scale is not None and math.prod(scale.shape) != 1:
             require_shape(name, scale, (kv_heads,), "one scale, or one per KV head")
 
 
-def _check_tables(block_tables: torch.Tensor | None, batch: int) -> None:
-    if block_tables is not None:
+def _check_tables(block_tables: torch.Tensor | None, batch: int, kv_heads: int | None = None) -> None:
+    """Refuse tables that no path takes; [B, Hkv, max_pages] where each of ``kv_heads`` may have its own keys."""
+    if block_tables is None:
+        return
+    if kv_heads is not None and block_tables.dim() == 3:
+        shape: tuple[int, ...] = (batch, kv_heads, block_tables.shape[2])
+        why = "one row per sequence and KV head"
+    else:
         require_rank("block_tables", block_tables, 2, "[B, max_pages]")
-        shape = batch, block_tables.shape[1]
-        require_operand("block_tables", block_tables, (torch.int32,), shape, "one row per sequence")
+        shape, why = (batch, block_tables.shape[1]), "one row per sequence"
+    require_operand("block_tables", block_tables, (torch.int32,), shape, why)
 
 
 def token_counts(cu_seqlens_q: torch.Tensor, tokens: int, max_seqlen_q: int) -> list[int] | None:
@@ -209,13 +217,17 @@ def check_pages(
     require_readable(block_tables=block_tables, seqlens=seqlens)
     counts = [counts] * seqlens.shape[0] if isinstance(counts, int) else counts
     # Python numbers: a model's layers let torch allocate and make views, and compute nothing.
-    for batch, (entries, length) in enumerate(zip(block_tables.tolist(), seqlens.tolist(), strict=True)):
+    own = block_tables.shape[1] if block_tables.dim() == 3 else 1  # lists of keys of a sequence
+    lists = zip(block_tables.flatten(0, -2).tolist(), seqlens.flatten().tolist(), strict=True)
+    for index, (entries, length) in enumerate(lists):
+        batch = index // own
         length = min(length, len(entries) * page_size)  # keys past what the tables hold do not exist
         first = 0 if window is None else max(0, length - (counts[batch] - 1) - window) // page_size
         for entry in range(first, min(len(entries), -(-length // page_size)) if counts[batch] else 0):
             if not 0 <= entries[entry] < pages:
+                line = f"{batch}, {index % own}" if block_tables.dim() == 3 else f"{batch}"
                 raise GuardError(
-                    f"block_tables[{batch}, {entry}] is page {entries[entry]}, but the cache has pages 0 to "
+                    f"block_tables[{line}, {entry}] is page {entries[entry]}, but the cache has pages 0 to "
                     f"{pages - 1}; sequence {batch} reads it, having {length} keys in pages of {page_size}"
                 )
 

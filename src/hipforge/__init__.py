@@ -116,6 +116,8 @@ if TYPE_CHECKING:
     from hipforge.ops.rmsnorm_fp8 import rms_norm_mxfp8 as rms_norm_mxfp8
     from hipforge.ops.rope_and_cache import rope_and_cache as rope_and_cache
     from hipforge.ops.router_gemm import router_gemm as router_gemm
+    from hipforge.ops.sparse_attention import sparse_block_scores as sparse_block_scores
+    from hipforge.ops.sparse_attention import sparse_topk_blocks as sparse_topk_blocks
     from hipforge.ops.swiglu_fp8 import swiglu_fp8 as swiglu_fp8
     from hipforge.ops.swiglu_fp8 import swiglu_fp8_dynamic as swiglu_fp8_dynamic
     from hipforge.ops.swiglu_fp8 import swiglu_mxfp8 as swiglu_mxfp8

@@ -123,7 +123,7 @@ class Wave {
     const uint32_t begin = work.whole_begin, whole = work.whole_end;
     // Waves that share a range meet at barriers in every block, so they and the other ranges' run equally often.
     const uint32_t stop = kParts > 1 ? begin + work.trips * kBlockN : whole;
-    Cursor cursor(p, work.batch, begin, whole, work.length);
+    Cursor cursor(p, work.list, begin, whole, work.length);
     for (uint32_t key = begin; key < stop; key += kBlockN) {
       Tile tiles[kTiles];
 #pragma unroll
@@ -170,7 +170,7 @@ class Wave {
  private:
   // The tiles with keys that only some tokens see.
   __device__ void run_partly_seen() {
-    const Sight sight(p, dev::wave_value_here(work.batch), work.length);
+    const Sight sight(p, dev::wave_value_here(work.list), work.length);
     for (uint32_t key = sight.begin;; key += kTileN) {
       if (key >= sight.whole_begin) key = max(key, sight.whole_end);
       // Waves that share a range go through the same tiles.
@@ -462,25 +462,25 @@ constexpr int least_waves(int d) { return d == 192 && __clang_major__ < 22 ? 3 :
 template <class Half, int kD, int kBlockN, bool kRowScales>
 __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, least_waves(kD)) void decode_split(
     const int32_t* seqlens, const int32_t* q_starts, const void* q, const float* k_scale,
-    uint32_t kv_heads, uint32_t kv_factor, uint32_t kv_shift, uint32_t group, uint32_t mq, uint32_t k_scale_stride,
+    uint32_t kv_heads, uint32_t kv_factor, uint32_t kv_shift, uint32_t group, uint32_t mq, uint32_t per_head,
     const Problem problem) {
 #if defined(__HIP_DEVICE_COMPILE__)  // the host pass needs no more than the launch
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   using Layout = Shape<Half, kD>;
   using AnyWave = Wave<Half, kD, kBlockN, kRowScales>;
   constexpr int kParts = Layout::kParts;
-  const First first = {seqlens, q_starts, q, k_scale, {kv_heads, kv_factor, kv_shift}, group, mq, k_scale_stride};
+  const First first = {seqlens, q_starts, q, k_scale, {kv_heads, kv_factor, kv_shift}, group, mq, per_head};
   const QueryTile tile(first);
   if (tile.is_empty(first)) return;
   const uint32_t index = dev::uniform(threadIdx.x / dev::kWaveSize);
   const uint32_t range = index / kParts, part = index % kParts;
   // All of these are under way at once.
-  const int32_t length = dev::load_constant(seqlens + tile.batch);
+  const int32_t length = dev::load_constant(seqlens + tile.list(first));
   const typename AnyWave::QueryPieces pieces(static_cast<const Half*>(q) + tile.first_element(first, kD) +
                                              part * AnyWave::kColumns + 16 * (dev::lane_index() / kTileN));
   float k_factor = 1.f;
-  if constexpr (!kRowScales) k_factor = load_constant(k_scale + k_scale_stride * tile.head);
-  const Work<kBlockN> work(problem, tile.batch, tile.head, length, blockIdx.z, range);
+  if constexpr (!kRowScales) k_factor = load_constant(k_scale + (per_head & kOwnScale ? tile.head : 0));
+  const Work<kBlockN> work(problem, tile.list(first), tile.head, length, blockIdx.z, range);
   constexpr uint32_t kSlot = Layout::slot_bytes(kBlockN, kRowScales), kFiner = Query<Half, Layout::kChunks>::kLdsBytes;
   uint8_t* const slots = lds + kParts * kFiner;
   // What is loaded behind q's conversion is on its way meanwhile: the scalar cache keeps it.
@@ -488,7 +488,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, least_waves(kD)) void d
   if constexpr (!kRowScales) v_factor = load_constant(problem.v.scale + problem.v.scale_stride * tile.head);
   stay_in_order();
   const uint32_t page =
-      Cursor(problem, dev::wave_value_here(work.batch), dev::wave_value_here(work.whole_begin), 0, work.length).listed();
+      Cursor(problem, dev::wave_value_here(work.list), dev::wave_value_here(work.whole_begin), 0, work.length).listed();
   stay_in_order();
   AnyWave wave(problem, tile.row0, work, pieces, k_factor, range, part, lds + part * kFiner, slots + index * kSlot,
                slots + (index ^ (kParts - 1)) * kSlot);

@@ -168,16 +168,16 @@ class HalfRows {
 template <class Half, int kD>
 __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD > 128 ? 3 : 4) void decode_split_half(
     const int32_t* seqlens, const int32_t* q_starts, const void* q, const float* k_scale,
-    uint32_t kv_heads, uint32_t kv_factor, uint32_t kv_shift, uint32_t group, uint32_t mq, uint32_t k_scale_stride,
+    uint32_t kv_heads, uint32_t kv_factor, uint32_t kv_shift, uint32_t group, uint32_t mq, uint32_t per_head,
     const Problem problem) {
 #if defined(__HIP_DEVICE_COMPILE__)  // the host pass needs no more than the launch
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
-  const First first = {seqlens, q_starts, q, k_scale, {kv_heads, kv_factor, kv_shift}, group, mq, k_scale_stride};
+  const First first = {seqlens, q_starts, q, k_scale, {kv_heads, kv_factor, kv_shift}, group, mq, per_head};
   const QueryTile tile(first);
   if (tile.is_empty(first)) return;
   const uint32_t range = dev::uniform(threadIdx.x / dev::kWaveSize);
-  const int32_t length = dev::load_constant(seqlens + tile.batch);
-  const Work<kRowBlockN> work(problem, tile.batch, tile.head, length, blockIdx.z, range);
+  const int32_t length = dev::load_constant(seqlens + tile.list(first));
+  const Work<kRowBlockN> work(problem, tile.list(first), tile.head, length, blockIdx.z, range);
   RowWave<Half, kD, HalfRows> wave(problem, tile.row0, work, static_cast<const Half*>(q) + tile.first_element(first, kD));
   wave.run();
   float total, shifted;

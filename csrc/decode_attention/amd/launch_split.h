@@ -16,7 +16,7 @@ inline dim3 split_grid(const Problem& p, int64_t batch) {
 template <class Kernel, class... More>
 void launch_split(Kernel kernel, const Problem& p, int64_t batch, uint32_t threads, uint32_t lds, hipStream_t stream, More... more) {
   hf::launch(kernel, {split_grid(p, batch), threads, lds, stream}, p.seqlens, p.q_starts, p.q, p.k.scale, p.kv_heads.value,
-             p.kv_heads.factor, p.kv_heads.shift, p.group, p.mq, p.k.scale_stride, p, more...);
+             p.kv_heads.factor, p.kv_heads.shift, p.group, p.mq, (p.k.scale_stride ? kOwnScale : 0) | (p.lists.value > 1 ? kOwnKeys : 0), p, more...);
 }
 
 /// What follows the kernel where there are several splits.

@@ -48,7 +48,7 @@ class RowWave {
   __device__ void run() {
     if (!p.all_seen) run_partly_seen();
     const uint32_t begin = work.whole_begin, whole = work.whole_end;
-    Cursor cursor(p, work.batch, begin, whole, work.length);
+    Cursor cursor(p, work.list, begin, whole, work.length);
     for (uint32_t key = begin; key < whole; key += kBlockN) {
       Tile tiles[kTiles];
 #pragma unroll
@@ -89,7 +89,7 @@ class RowWave {
  private:
   // The tiles with keys that only some tokens see.
   __device__ void run_partly_seen() {
-    const Sight sight(p, dev::wave_value_here(work.batch), work.length);
+    const Sight sight(p, dev::wave_value_here(work.list), work.length);
     for (uint32_t key = sight.begin;; key += kTileN) {
       if (key >= sight.whole_begin) key = max(key, sight.whole_end);
       if (key >= work.end) break;

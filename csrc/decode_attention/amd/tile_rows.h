@@ -74,6 +74,8 @@ struct QueryTile {
   __device__ __forceinline__ explicit QueryTile(const First& first)
       : batch(first.kv_heads.quotient(blockIdx.y)), head(blockIdx.y - batch * first.kv_heads.value),
         row0(blockIdx.x * kBlockM), tokens(first, batch) {}
+  /// The list of keys that it attends to: the sequence's, or its KV head's own.
+  __device__ __forceinline__ uint32_t list(const First& first) const { return first.per_head & kOwnKeys ? blockIdx.y : batch; }
   /// Whether it has none: the grid is for the most tokens that a sequence has.
   __device__ __forceinline__ bool is_empty(const First& first) const {
     return first.q_starts && row0 >= first.group * tokens.count;

@@ -7,6 +7,8 @@
 
 namespace hf::decode_attention {
 
+constexpr uint32_t kOwnScale = 1, kOwnKeys = 2;
+
 /// What a wave's first loads need. The kernels of the splits take it as arguments before the problem, one by one and in this
 /// order: only such, at most 14 dwords of them, are in scalar registers when a wave starts.
 struct First {
@@ -14,7 +16,8 @@ struct First {
   const void* q;
   const float* k_scale;
   Divisor kv_heads;
-  uint32_t group, mq, k_scale_stride;
+  uint32_t group, mq;
+  uint32_t per_head;  // what each KV head has of its own: kOwnScale | kOwnKeys
 };
 static_assert(sizeof(First) == 14 * sizeof(uint32_t) && sizeof(First) % alignof(Problem) == 0);
 
@@ -61,14 +64,17 @@ struct Tokens {
   }
 };
 
-/// Which tiles of a sequence of `length` keys its tokens see: some of them those from `begin` on, all of them those from
+/// The sequence of a list of keys.
+__device__ __forceinline__ uint32_t sequence_of(const Problem& p, uint32_t list) { return p.lists.quotient(list); }
+
+/// Which tiles of a list of `length` keys its sequence's tokens see: some of them those from `begin` on, all of them those from
 /// whole_begin to before whole_end.
 struct Sight {
   uint32_t begin, whole_begin, whole_end;
 
-  __device__ Sight(const Problem& p, uint32_t batch, uint32_t length) : begin(0), whole_begin(0), whole_end(length) {
+  __device__ Sight(const Problem& p, uint32_t list, uint32_t length) : begin(0), whole_begin(0), whole_end(length) {
     if (p.all_seen) return;
-    const uint32_t hidden = p.causal ? Tokens(p, batch).count - 1 : 0;  // keys after the first token's own
+    const uint32_t hidden = p.causal ? Tokens(p, sequence_of(p, list)).count - 1 : 0;  // keys after the first token's own
     begin = tile_down(length > hidden + p.window ? length - hidden - p.window : 0);
     whole_begin = tile_down((length > p.window ? length - p.window : 0) + kTileN - 1);
     whole_end = max(whole_begin, hidden == 0 ? length : tile_down(length > hidden ? length - hidden : 0));
@@ -82,18 +88,18 @@ struct Sight {
 /// tokens_here has them where they are needed.
 template <int kBlockN>
 struct Work {
-  uint32_t batch, head;
-  uint32_t length;      // keys of the sequence
+  uint32_t list, head;  // of keys, of the sequence's or of the KV head's own; and this head
+  uint32_t length;      // keys of the list
   uint32_t begin, end;  // keys of this wave
   uint32_t split_begin, split_end;  // keys of the work-group; the end may lie past the sequence's
   uint32_t trips;       // blocks of the work-group's first range, which has the most
   uint32_t whole_begin, whole_end;  // of these, the keys that every token sees
 
-  /// `given`: keys of the sequence, as the caller has it.
-  __device__ Work(const Problem& p, uint32_t batch, uint32_t head, int32_t given, uint32_t split, uint32_t range)
-      : batch(batch), head(head) {
+  /// `given`: keys of the list, as the caller has it.
+  __device__ Work(const Problem& p, uint32_t list, uint32_t head, int32_t given, uint32_t split, uint32_t range)
+      : list(list), head(head) {
     length = given < 0 ? 0 : min(static_cast<uint32_t>(given), p.max_keys);
-    const Sight sight(p, batch, length);
+    const Sight sight(p, list, length);
     const uint32_t seen_from = sight.begin;
     const uint32_t blocks = (length - seen_from + kBlockN - 1) / kBlockN;
     const uint32_t each = p.parts.quotient(blocks + p.parts.value - 1);
@@ -111,7 +117,7 @@ struct Work {
 /// The query tokens of a wave's sequence, loaded where it stands and not kept from an earlier use.
 template <int kBlockN>
 __device__ Tokens tokens_here(const Problem& p, const Work<kBlockN>& work) {
-  return Tokens(p, dev::wave_value_here(work.batch));
+  return Tokens(p, sequence_of(p, dev::wave_value_here(work.list)));
 }
 
 /// Which keys of a tile a lane's row sees: those from `first` to before `end`, counted from the lane's first key on.
@@ -133,14 +139,14 @@ struct Tile {
   uint32_t keys;  // that the wave works on, from the first one on; 0 past the end
 };
 
-/// The tile at `key` of the sequence, whoever works on it; `keys` as Cursor's.
+/// The tile at `key` of the list, whoever works on it; `keys` as Cursor's.
 template <int kBlockN>
 __device__ Tile tile_at(const Problem& p, const Work<kBlockN>& work, uint32_t key) {
   const bool any = key >= work.begin && key < work.end;
   const uint32_t index = p.page_size.quotient(key);
   const auto listed =
-      static_cast<uint32_t>(dev::load_constant(p.block_tables + uint64_t{work.batch} * p.max_pages + index));
-  return {p.max_pages ? listed : work.batch, key - index * p.page_size.value,
+      static_cast<uint32_t>(dev::load_constant(p.block_tables + uint64_t{work.list} * p.max_pages + index));
+  return {p.max_pages ? listed : work.list, key - index * p.page_size.value,
           any ? min(work.end - key, static_cast<uint32_t>(kTileN)) : 0};
 }
 
@@ -148,8 +154,8 @@ __device__ Tile tile_at(const Problem& p, const Work<kBlockN>& work, uint32_t ke
 /// into pieces. Past the end it stays at the last tile that has keys.
 class Cursor {
  public:
-  __device__ Cursor(const Problem& problem, uint32_t batch, uint32_t begin, uint32_t end, uint32_t length)
-      : p(problem), batch(batch), key(begin), end(end), table(problem.block_tables + uint64_t{batch} * problem.max_pages) {
+  __device__ Cursor(const Problem& problem, uint32_t list, uint32_t begin, uint32_t end, uint32_t length)
+      : p(problem), list(list), key(begin), end(end), table(problem.block_tables + uint64_t{list} * problem.max_pages) {
     const uint32_t first = begin < length ? begin : length ? length - 1 : 0;
     index = p.page_size.quotient(first);
     slot = first - index * p.page_size.value;
@@ -160,7 +166,7 @@ class Cursor {
 
   __device__ Tile next() {
     const uint32_t listed = this->listed();
-    const Tile tile = {p.max_pages ? listed : batch, slot,
+    const Tile tile = {p.max_pages ? listed : list, slot,
                        key < end ? min(end - key, static_cast<uint32_t>(kTileN)) : 0};
     key += kTileN;
     slot += key < end ? kTileN : 0;
@@ -172,10 +178,10 @@ class Cursor {
 
  private:
   const Problem& p;
-  const uint32_t batch;
+  const uint32_t list;
   uint32_t key;
   const uint32_t end;
-  const int32_t* const table;  // of the sequence
+  const int32_t* const table;  // of the list
   uint32_t index, slot;
 };
 

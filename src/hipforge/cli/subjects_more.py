@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Call = partial[Any]
 EPSILON = 1e-5
+PAGE = 64
 ROWS = ("R", "C")
 
 
@@ -81,6 +82,27 @@ def _rope_and_cache(tokens: int, q_heads: int, kv_heads: int, d: int) -> Call:
     )
 
 
+def _paged(batch: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tables of pages of 64 in order, and lengths."""
+    import torch
+
+    pages = -(-keys // PAGE)
+    return torch.arange(batch * pages).int().view(batch, pages), torch.full((batch,), keys, dtype=torch.int32)
+
+
+def _sparse_block_scores(batch: int, keys: int, groups: int, d: int) -> Call:
+    tables, lengths = _paged(batch, keys)
+    index_cache = e4m3(tables.numel(), PAGE, d, seed=1)
+    return partial(hipforge.sparse_block_scores, normal(batch, 1, groups, d, seed=0), index_cache, tables, lengths)
+
+
+def _sparse_topk_blocks(batch: int, keys: int, groups: int) -> Call:
+    tables, lengths = _paged(batch, keys)
+    blocks = -(-tables.shape[1] * PAGE // 128)
+    scores = normal(batch, 1, groups, blocks, seed=0).float()
+    return partial(hipforge.sparse_topk_blocks, scores, tables, lengths, page_size=PAGE)
+
+
 def _decode_attention_splitk(batch: int, keys: int, kv_heads: int, group: int, d: int) -> Call:
     import torch
 
@@ -123,5 +145,7 @@ MORE: dict[str, Subject] = {
     "moe_align_block_size": Subject(("M", "E", "TOPK"), (32, 128, 8), _moe_align),
     "moe_combine": Subject(("M", "C", "TOPK"), (32, 6144, 4), _moe_combine),
     "rope_and_cache": Subject(("T", "HQ", "HKV", "D"), (32, 8, 1, 128), _rope_and_cache),
+    "sparse_block_scores": Subject(("B", "MKV", "HKV", "D"), (4, 8192, 4, 128), _sparse_block_scores),
+    "sparse_topk_blocks": Subject(("B", "MKV", "HKV"), (4, 8192, 4), _sparse_topk_blocks),
     "decode_attention_splitk": Subject(("B", "MKV", "HKV", "G", "D"), (4, 2048, 1, 8, 128), _decode_attention_splitk),
 }
