@@ -32,7 +32,7 @@ Style = Literal["neox", "interleaved"]
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)
 STYLES = ("neox", "interleaved")
-_WRITTEN = ("q_out", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift")
+_WRITTEN = ("q_out", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift", "index_q_out", "index_cache")
 
 
 def _variant(
@@ -58,14 +58,20 @@ def rope_and_cache_out(
     v_cache: torch.Tensor,
     k_scale_shift: torch.Tensor | None,
     v_scale_shift: torch.Tensor | None,
+    index_q_out: torch.Tensor | None,
+    index_cache: torch.Tensor | None,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    index_q: torch.Tensor | None,
+    index_k: torch.Tensor | None,
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
+    index_q_weight: torch.Tensor | None,
+    index_k_weight: torch.Tensor | None,
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
     k_scale_value: float,
@@ -76,7 +82,7 @@ def rope_and_cache_out(
     num_groups: int,
     programmatic: bool,
 ) -> None:
-    """Write the first five as :func:`rope_and_cache` says; ``q_out`` may be ``q``."""
+    """Write the first seven as :func:`rope_and_cache` says; ``q_out`` may be ``q``, ``index_q_out`` ``index_q``."""
 
 
 # While torch traces: a float that changes from call to call is no constant of the graph.
@@ -107,6 +113,12 @@ class _Operands(NamedTuple):
     v_scale_shift: torch.Tensor | None
     num_groups: int | None
     q_out: torch.Tensor | None
+    index_q: torch.Tensor | None
+    index_k: torch.Tensor | None
+    index_cache: torch.Tensor | None
+    index_q_weight: torch.Tensor | None
+    index_k_weight: torch.Tensor | None
+    index_q_out: torch.Tensor | None
 
 
 def _plan(**given: Any) -> Decision:
@@ -116,7 +128,10 @@ def _plan(**given: Any) -> Decision:
     _check_weights(parts)
     storage = _storage_of(parts)
     _check_caches(parts)
+    _check_index(parts)
     triton_refusal = "the Triton kernel writes no int4 rows" if storage == "int4" else None
+    if parts.index_q is not None:
+        triton_refusal = "the Triton kernel writes no index keys"
     device = parts.q.device
     refusal = _refusal(device, index(parts.q.shape[2]))  # a constant of a traced graph
     return plan_kernel("rope_and_cache", device, refusal, unavailable(device) or triton_refusal)
@@ -133,7 +148,9 @@ def _refusal(device: torch.device, dim: int) -> str | None:
 _refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@operator(_plan, outs=("q_out",), mutates=("q", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift"))
+@operator(_plan, outs=("q_out",), mutates=(
+    "q", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift", "index_q", "index_cache", "index_q_out",
+))  # fmt: skip
 def rope_and_cache(
     taken: Accepted,
     q: torch.Tensor,
@@ -157,6 +174,12 @@ def rope_and_cache(
     v_scale_shift: torch.Tensor | None = None,
     num_groups: int | None = None,
     q_out: torch.Tensor | None = None,
+    index_q: torch.Tensor | None = None,
+    index_k: torch.Tensor | None = None,
+    index_cache: torch.Tensor | None = None,
+    index_q_weight: torch.Tensor | None = None,
+    index_k_weight: torch.Tensor | None = None,
+    index_q_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Normalise and rotate q and k, and store k and v in a paged cache as decode attention reads it.
 
@@ -204,6 +227,13 @@ def rope_and_cache(
         v_scale_shift: the same of V.
         num_groups: 1, 2, 4 or 8: the caches are int4 with so many scales per row. D is then a power of two.
         q_out: like q, last dimension contiguous; None writes q in place.
+        index_q: [T, groups, D] of q's dtype, the index queries of sparse attention: normalised and rotated like q.
+        index_k: [T, 1, D], the index key of each token: normalised and rotated like k.
+        index_cache: [pages, page_size, D] with the pages of k_cache, of fp8 (stored as it is, saturated) or of q's
+            dtype: takes the index keys. Given with ``index_q`` and ``index_k``, or none of them.
+        index_q_weight: [D]: the norm of ``index_q``; None: no norm.
+        index_k_weight: the same of ``index_k``.
+        index_q_out: like ``index_q``; None writes ``index_q`` in place.
 
     Returns:
         The rotated q [T, Hq, D]: ``q_out``, or q itself.
@@ -214,6 +244,7 @@ def rope_and_cache(
         BuildError, LaunchError: the kernel could not be built or run.
     """
     result = q if q_out is None else q_out
+    index_result = index_q if index_q_out is None else index_q_out
     if taken.path == "kernel":
         (k_tensor, k_value), (v_tensor, v_value) = _scale_parts(k_scale), _scale_parts(v_scale)
         write = rope_and_cache_out
@@ -221,9 +252,10 @@ def rope_and_cache(
             numbers = k_value, v_value, weight_offset, epsilon
             write = _traced_out if any([is_symbolic(each) for each in numbers]) else write  # noqa: C419
         write(
-            result, k_cache, v_cache, k_scale_shift, v_scale_shift, q, k, v, cos_sin, positions, slot_mapping,
-            q_weight, k_weight, k_tensor, v_tensor, k_value, v_value, style == "interleaved", weight_offset, epsilon,
-            num_groups or 0, programmatic.active(),
+            result, k_cache, v_cache, k_scale_shift, v_scale_shift, index_result, index_cache, q, k, v, index_q,
+            index_k, cos_sin, positions, slot_mapping, q_weight, k_weight, index_q_weight, index_k_weight, k_tensor,
+            v_tensor, k_value, v_value, style == "interleaved", weight_offset, epsilon, num_groups or 0,
+            programmatic.active(),
         )  # fmt: skip
         return result
     scales = [
@@ -245,6 +277,13 @@ def rope_and_cache(
         fallback.rope_and_cache(result, *tensors, **options)
         return result
     result.copy_(reference.rope_and_cache(*tensors, **options, num_groups=num_groups))
+    if index_q is not None and index_k is not None and index_cache is not None and index_result is not None:
+        turned = reference.rope_and_index(
+            index_q, index_k, cos_sin, positions, index_cache, slot_mapping, interleaved=style == "interleaved",
+            q_weight=index_q_weight, k_weight=index_k_weight, weight_offset=float(weight_offset),
+            epsilon=float(epsilon), fp8_dtype=fp8_dtypes(q.device)[0],
+        )  # fmt: skip
+        index_result.copy_(turned)
     return result
 
 
@@ -286,6 +325,27 @@ def _check_rotation(parts: _Operands) -> None:
     per_token, why = q.shape[:1], "one per token of q"
     checks.require_operand("positions", parts.positions, (torch.int32, torch.int64), per_token, why, q.device)
     checks.require_operand("slot_mapping", parts.slot_mapping, (torch.int64,), per_token, why, q.device)
+
+
+def _check_index(parts: _Operands) -> None:
+    given = parts.index_q, parts.index_k, parts.index_cache
+    others = parts.index_q_weight, parts.index_k_weight, parts.index_q_out
+    index_q, index_k, index_cache = given
+    if index_q is None or index_k is None or index_cache is None:
+        if any(each is not None for each in (*given, *others)):
+            raise GuardError("index_q, index_k and index_cache must all be given, or none of the index")
+        return
+    q, device, (tokens, _, dim) = parts.q, parts.q.device, parts.q.shape
+    checks.require_rank("index_q", index_q, 3, "[T, groups, D]")
+    groups = index_q.shape[1]
+    checks.require_operand("index_q", index_q, (q.dtype,), (tokens, groups, dim), "T and D of q", device)
+    checks.require_operand("index_k", index_k, (q.dtype,), (tokens, 1, dim), "one index key per token", device)
+    pages, why = parts.k_cache.shape[:2], "pages and page_size of k_cache, D of q"
+    checks.require_operand("index_cache", index_cache, (*_FP8, q.dtype), (*pages, dim), why, device)
+    checks.require_operand("index_q_out", parts.index_q_out, (q.dtype,), index_q.shape, "that of index_q", device)
+    for name in ("index_q_weight", "index_k_weight"):
+        why = "one weight per element of a head"
+        checks.require_operand(name, getattr(parts, name), (q.dtype,), (dim,), why, device)
 
 
 def _check_weights(parts: _Operands) -> None:

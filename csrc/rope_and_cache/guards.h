@@ -72,11 +72,50 @@ inline CacheRows cache_of(const Tensor& cache, const char* name, const OptionalT
   return rows;
 }
 
+inline TurnedHeads turned_heads_of(const Tensor& x) {
+  return {x.data<Half>(), x.stride(0), x.stride(1), sixteen_byte_rows(x)};
+}
+
 inline const Half* weight_of(const OptionalTensor& weight, const char* name, int64_t dim) {
   if (!weight) return nullptr;
   const Tensor given = *weight;
   check_operand(given, name, dev::dtype_of<Half>, {dim}, ", of q's dtype");
   return given.data<const Half>();
+}
+
+/// index_q [T, groups, D], index_k [T, 1, D] and index_cache [pages, page_size, D] of K's pages: all three, or none.
+inline Index index_of(const OptionalTensor& q_out, const OptionalTensor& cache, const OptionalTensor& q, const OptionalTensor& k,
+                      const OptionalTensor& q_weight, const OptionalTensor& k_weight, const Tensor& k_cache, int64_t tokens,
+                      int64_t dim, bool fnuz) {
+  Index index = {};
+  const bool any = q_out || cache || q || k || q_weight || k_weight;
+  HF_CHECK(!any || (q_out && cache && q && k), "index_q, index_k and index_cache must all be given, or none");
+  if (!any) return index;
+  const Tensor rows = *cache;
+  check_heads(*q, "index_q", tokens, dim);
+  check_heads(*k, "index_k", tokens, dim);
+  check_heads(*q_out, "index_q_out", tokens, dim);
+  HF_CHECK((*k).size(1) == 1, "index_k must be [T, 1, D]; got ", *k);
+  HF_CHECK((*q_out).size(1) == (*q).size(1), "index_q_out must have the heads of index_q; got ", *q_out);
+  check_not_in_place({*q_out, "index_q_out"}, {{*k, "index_k"}});
+  index.fp8 = rows.dtype() == HF_U8 || rows.dtype() == e4m3_of(fnuz);
+  HF_CHECK(index.fp8 || rows.dtype() == dev::dtype_of<Half>, "index_cache must be ", e4m3_of(fnuz), kOfDevice,
+           ", uint8 with its bits, or of q's dtype; got ", rows);
+  HF_CHECK(rows.is_shape(k_cache.size(0), k_cache.size(1), dim), "index_cache must be [", k_cache.size(0), ", ", k_cache.size(1),
+           ", ", dim, "] (pages and page_size of k_cache); got ", rows);
+  const int64_t bytes = rows.element_bytes();
+  HF_CHECK(rows.stride(2) == 1 && rows.stride(0) * bytes % 16 == 0 && rows.stride(1) * bytes % 16 == 0,
+           "index_cache must have its last dimension contiguous and other strides that are multiples of 16 bytes; got ", rows);
+  check_aligned(rows, "index_cache");
+  index.q = heads_of(*q);
+  index.k = heads_of(*k);
+  index.q_out = turned_heads_of(*q_out);
+  index.cache = static_cast<uint8_t*>(rows.data());
+  index.page_stride = rows.stride(0) * bytes;
+  index.slot_stride = rows.stride(1) * bytes;
+  index.q_weight = weight_of(q_weight, "index_q_weight", dim);
+  index.k_weight = weight_of(k_weight, "index_k_weight", dim);
+  return index;
 }
 
 inline void check_queries(const Tensor& q_out, const Tensor& q, const Tensor& k, const Tensor& v) {

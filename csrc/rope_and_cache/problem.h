@@ -40,14 +40,32 @@ struct CacheRows {
   int64_t words_page_stride, words_slot_stride, words_head_stride;  // bytes
 };
 
+// Where the turned heads of all tokens go, like Heads.
+struct TurnedHeads {
+  Half* data;
+  int64_t token_stride, head_stride;  // elements
+  bool aligned;
+};
+
+// The index queries and the index key of a token (sparse attention): normalised and rotated like q and k.
+struct Index {
+  Heads q, k;  // k has one head; both none where there is no index
+  TurnedHeads q_out;
+  uint8_t* cache;
+  int64_t page_stride, slot_stride;  // bytes
+  bool fp8;                          // of the cache: e4m3, saturated; otherwise the 16-bit element
+  const Half* q_weight;
+  const Half* k_weight;
+  uint32_t q_waves;
+};
+
 struct Arguments {
   Heads q, k, v;
-  Half* q_out;
-  int64_t q_out_token_stride, q_out_head_stride;
-  bool q_out_aligned;
+  TurnedHeads q_out;
   CacheRows k_cache, v_cache;
   const Half* q_weight;
   const Half* k_weight;
+  Index index;
   const void* cos_sin;
   int64_t max_positions;
   uint32_t page_size;

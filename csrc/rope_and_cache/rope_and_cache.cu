@@ -14,8 +14,10 @@
 //                fp8    e4m3 of x / scale, a scale per tensor or head   D
 //                rows   e4m3 of (x - shift) / scale, and a word         D + 4
 //                int4   a word per group and eight codes per word       D / 2 + 4 groups
+//   index      of sparse attention, on request: further heads like q, stored, and one like k, to a cache of its own, as 16-bit
+//              elements or e4m3
 //
-// A wave has heads of one kind (q, k or v), so that its lanes do not diverge. A token without a slot has no work
+// A wave has heads of one kind (q, k, v, or either of the index), so that its lanes do not diverge. A token without a slot has no work
 // for k and v. Bytes: each element is read once and written once; cos and sin of a token are read by each of its waves,
 // from memory once. Memory is the bound for many tokens, one wave's latency (load, reduce, LDS, store) for few.
 //
@@ -45,7 +47,7 @@ constexpr uint32_t kMaxGridY = 65535;
 template <int kLanes>
 __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
     const int64_t* slots, const void* positions, bool wide_positions, uint32_t cache_slots, uint32_t group_waves,
-    uint32_t q_waves, uint32_t k_waves, uint32_t waves, const Arguments a) {
+    uint32_t q_waves, uint32_t k_waves, uint32_t main_waves, uint32_t waves, const Arguments a) {
   __shared__ Half8 lds[kMaxWaves * kWaveSize];
   hf::dev::wait_for_predecessor();
   hf::dev::let_next_start();  // after the wait: attention's clusters should find all multiprocessors as empty as each other
@@ -54,19 +56,24 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
   const uint32_t token = blockIdx.x;
   const uint32_t wave = blockIdx.y * group_waves + in_group;
   if (wave >= waves) return;
-  const bool is_q = wave < q_waves, is_k = !is_q && wave < q_waves + k_waves;
+  const bool of_index = wave >= main_waves;
+  const uint32_t index_q_end = main_waves + a.index.q_waves;
+  const bool is_q = of_index ? wave < index_q_end : wave < q_waves, is_k = !is_q && (of_index || wave < q_waves + k_waves);
 
   // Ahead of every store, so that these are scalar loads.
   const int64_t slot = slots[token];
   const int64_t position = wide_positions ? static_cast<const int64_t*>(positions)[token]
                                           : static_cast<const int32_t*>(positions)[token];
-  const Heads& from = is_q ? a.q : is_k ? a.k : a.v;
+  const Heads& from = of_index ? (is_q ? a.index.q : a.index.k) : is_q ? a.q : is_k ? a.k : a.v;
+  const TurnedHeads& to = of_index ? a.index.q_out : a.q_out;
+  const Half* const q_weight = of_index ? a.index.q_weight : a.q_weight;
+  const Half* const k_weight = of_index ? a.index.k_weight : a.k_weight;
   hf::dev::wave_values_loaded_here(slot, position, from.data, from.token_stride, from.head_stride, from.count, from.aligned,
-                                   a.cos_sin, a.max_positions, a.page_size, a.chunks, a.rotary_dim, a.q_weight, a.k_weight,
-                                   a.q_out, a.q_out_token_stride, a.q_out_head_stride, a.q_out_aligned, a.epsilon,
+                                   a.cos_sin, a.max_positions, a.page_size, a.chunks, a.rotary_dim, q_weight, k_weight,
+                                   to.data, to.token_stride, to.head_stride, to.aligned, a.epsilon,
                                    a.weight_offset, a.half_angles, a.interleaved, a.whole_chunks);
   if (!is_q && (slot < 0 || slot >= cache_slots)) return;
-  const uint32_t first_wave = is_q ? 0 : is_k ? q_waves : q_waves + k_waves;
+  const uint32_t first_wave = of_index ? (is_q ? main_waves : index_q_end) : is_q ? 0 : is_k ? q_waves : q_waves + k_waves;
   const uint32_t head = (wave - first_wave) * (kWaveSize / kLanes) + lane / kLanes;
   const uint32_t chunk = lane % kLanes;
   const bool active = head < from.count && chunk < a.chunks;
@@ -77,39 +84,49 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
   if (is_q || is_k) {
     const bool rotates = active && chunk * kChunk < a.rotary_dim;
     const Angles angles = rotates ? angles_of(a, position, chunk) : Angles{};
-    const Half* weight = is_q ? a.q_weight : a.k_weight;
+    const Half* weight = is_q ? q_weight : k_weight;
     if (weight) x = normalised<kLanes>(x, weight, chunk, active, a);
     if (rotates) x = rotated(x, angles, lds + threadIdx.x - chunk, chunk, a);
   }
   if (is_q) {
     if (active)
-      store_chunk(a.q_out + token * a.q_out_token_stride + head * a.q_out_head_stride + chunk * kChunk, x, a.q_out_aligned);
+      store_chunk(to.data + token * to.token_stride + head * to.head_stride + chunk * kChunk, x, to.aligned);
+    return;
+  }
+  if (of_index) {
+    if (active) store_index_key(a.index, slot, a.page_size, x, chunk);
     return;
   }
   store_head<kLanes>(is_k ? a.k_cache : a.v_cache, slot, a.page_size, head, x, chunk, active, a);
 }
 
 template <int kLanes>
-void launch(const Arguments& a, const Tokens& each, int64_t tokens, bool programmatic, hipStream_t stream) {
+void launch(Arguments a, const Tokens& each, int64_t tokens, bool programmatic, hipStream_t stream) {
   constexpr uint32_t kHeads = kWaveSize / kLanes;
   const uint32_t q_waves = (a.q.count + kHeads - 1) / kHeads, k_waves = (a.k.count + kHeads - 1) / kHeads;
-  const uint32_t waves = q_waves + k_waves + (a.v.count + kHeads - 1) / kHeads;  // of a token
+  const uint32_t main_waves = q_waves + k_waves + (a.v.count + kHeads - 1) / kHeads;
+  a.index.q_waves = (a.index.q.count + kHeads - 1) / kHeads;
+  const uint32_t waves = main_waves + a.index.q_waves + a.index.k.count;  // of a token
   const uint32_t in_group = tokens * waves < kManyWaves ? 1 : kMaxWaves;
   const uint32_t groups = (waves + in_group - 1) / in_group;
   HF_CHECK(groups <= kMaxGridY, "q, k and v have too many heads for one launch: ", waves, " waves of ", kHeads, " a token");
   hf::Launch at{dim3(static_cast<uint32_t>(tokens), groups), in_group * kWaveSize, 0, stream};
   hf::may_start_early(at, programmatic);
-  hf::launch(rope_and_cache_kernel<kLanes>, at, each.slots, each.positions, each.wide_positions, each.cache_slots, in_group, q_waves, k_waves, waves, a);
+  hf::launch(rope_and_cache_kernel<kLanes>, at, each.slots, each.positions, each.wide_positions, each.cache_slots, in_group, q_waves, k_waves,
+             main_waves, waves, a);
 }
 
 }  // namespace
 
 /// q_out like q [T, Hq, D] (q itself to write in place); k, v [T, Hkv, D]; caches [pages, page_size, Hkv, D] (int4:
 /// num_groups + D / 8 words), scales float32 [1] or [Hkv] or numbers, words int32 [pages, page_size, Hkv]; cos_sin
-/// [max_pos, rotary_dim] float32 or q's dtype; positions int32 or int64 [T]; slot_mapping int64 [T].
+/// [max_pos, rotary_dim] float32 or q's dtype; positions int32 or int64 [T]; slot_mapping int64 [T]. With an index:
+/// index_q [T, groups, D], index_k [T, 1, D], index_cache [pages, page_size, D] of fp8 or q's dtype.
 void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTensor k_scale_shift,
-                        OptionalTensor v_scale_shift, Tensor q, Tensor k, Tensor v, Tensor cos_sin, Tensor positions,
-                        Tensor slot_mapping, OptionalTensor q_weight, OptionalTensor k_weight, OptionalTensor k_scale,
+                        OptionalTensor v_scale_shift, OptionalTensor index_q_out, OptionalTensor index_cache, Tensor q, Tensor k,
+                        Tensor v, OptionalTensor index_q, OptionalTensor index_k, Tensor cos_sin, Tensor positions,
+                        Tensor slot_mapping, OptionalTensor q_weight, OptionalTensor k_weight, OptionalTensor index_q_weight,
+                        OptionalTensor index_k_weight, OptionalTensor k_scale,
                         OptionalTensor v_scale, double k_scale_value, double v_scale_value, bool interleaved,
                         double weight_offset, double epsilon, int64_t num_groups, bool programmatic,
                         hipStream_t stream) {
@@ -131,16 +148,14 @@ void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTe
   a.q = heads_of(q);
   a.k = heads_of(k);
   a.v = heads_of(v);
-  a.q_out = q_out.data<Half>();
-  a.q_out_token_stride = q_out.stride(0);
-  a.q_out_head_stride = q_out.stride(1);
-  a.q_out_aligned = sixteen_byte_rows(q_out);
+  a.q_out = turned_heads_of(q_out);
   a.k_cache = cache_of(k_cache, "k_cache", k_scale, k_scale_value, k_scale_shift, heads, dim, num_groups, fnuz);
   a.v_cache = cache_of(v_cache, "v_cache", v_scale, v_scale_value, v_scale_shift, heads, dim, num_groups, fnuz);
   HF_CHECK(v_cache.size(0) == k_cache.size(0) && v_cache.size(1) == k_cache.size(1),
            "v_cache must have the pages and page_size of k_cache, ", k_cache, "; got ", v_cache);
   a.q_weight = weight_of(q_weight, "q_weight", dim);
   a.k_weight = weight_of(k_weight, "k_weight", dim);
+  a.index = index_of(index_q_out, index_cache, index_q, index_k, index_q_weight, index_k_weight, k_cache, tokens, dim, fnuz);
   const int64_t cache_slots = k_cache.size(0) * k_cache.size(1);
   HF_CHECK(cache_slots <= kMaxCacheSlots, "k_cache must have fewer than 2^31 slots; got ", cache_slots);
   if (tokens == 0) return;

@@ -29,6 +29,16 @@ __device__ inline void store_codes(uint8_t* row, uint32_t chunk, F32x8 scaled) {
   reinterpret_cast<dev::u32x2*>(row)[chunk] = dev::encode_e4m3x8(values, kFp8Max);
 }
 
+// An index key to its row of the index cache, by the lanes that are active.
+__device__ inline void store_index_key(const Index& index, int64_t slot, uint32_t page_size, Half8 x, uint32_t chunk) {
+  const uint32_t page = static_cast<uint32_t>(slot) / page_size, in_page = static_cast<uint32_t>(slot) - page * page_size;
+  uint8_t* row = index.cache + page * index.page_stride + in_page * index.slot_stride;
+  if (index.fp8)
+    store_codes(row, chunk, to_f32(x));
+  else
+    *reinterpret_cast<Half8*>(row + chunk * sizeof(Half8)) = x;
+}
+
 // A head to its row of the cache; all lanes of the wave take part in the reductions, `active` ones store.
 template <int kLanes>
 __device__ inline void store_head(const CacheRows& cache, int64_t slot, uint32_t page_size, uint32_t head, Half8 x,

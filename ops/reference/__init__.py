@@ -43,6 +43,7 @@ from hipforge.ops.reference.rmsnorm import rms_norm_fp8 as rms_norm_fp8
 from hipforge.ops.reference.rmsnorm import rms_norm_mxfp8 as rms_norm_mxfp8
 from hipforge.ops.reference.rope import rms_norm_heads as rms_norm_heads
 from hipforge.ops.reference.rope import rope_and_cache as rope_and_cache
+from hipforge.ops.reference.rope import rope_and_index as rope_and_index
 from hipforge.ops.reference.rope import rotate as rotate
 from hipforge.ops.reference.routing import moe_combine as moe_combine
 from hipforge.ops.reference.routing import router_gemm as router_gemm

@@ -128,3 +128,48 @@ def rope_and_cache(
             )
             write_rows(cache.view(torch.uint8), codes.view(torch.uint8), slot_mapping)
     return turned
+
+
+def rope_and_index(
+    index_q: torch.Tensor,
+    index_k: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    index_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    weight_offset: float = 0.0,
+    epsilon: float = 1e-6,
+    fp8_dtype: torch.dtype = torch.float8_e4m3fn,
+) -> torch.Tensor:
+    """Return the rotated index queries; write the index keys to their cache, to fp8 without a scale, saturated.
+
+    Args:
+        index_q: float16 or bfloat16 [T, groups, D].
+        index_k: [T, 1, D].
+        cos_sin: [max_pos, rotary_dim].
+        positions: integer [T].
+        index_cache: [pages, page_size, D] of fp8 or of index_q's dtype.
+        slot_mapping: int64 [T].
+        interleaved: the pairs of :func:`rotate`.
+        q_weight: [D], or None for no norm.
+        k_weight: [D], or None for no norm.
+        weight_offset: that of :func:`rms_norm_heads`.
+        epsilon: that of :func:`rms_norm_heads`.
+        fp8_dtype: what an fp8 cache holds.
+    """
+    q, k = (
+        x if weight is None else rms_norm_heads(x, weight, epsilon, weight_offset)
+        for x, weight in ((index_q, q_weight), (index_k, k_weight))
+    )
+    turned = rotate(k, cos_sin, positions, interleaved)[:, 0]
+    if index_cache.dtype == turned.dtype:
+        write_rows(index_cache, turned, slot_mapping)
+    else:
+        one = torch.ones((), dtype=torch.float32, device=turned.device)
+        codes = to_fp8_static(turned.to(torch.float32), one, fp8_dtype)
+        write_rows(index_cache.view(torch.uint8), codes.view(torch.uint8), slot_mapping)
+    return rotate(q, cos_sin, positions, interleaved)
