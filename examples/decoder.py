@@ -13,7 +13,9 @@ A layer is, with the residual stream beside it (each line a launch):
     down
                                                (the right half follows the five of attention on the left)
 
-9 launches in a dense layer, 13 in one with experts; torch makes views and allocates.
+9 launches in a dense layer, 13 in one with experts; torch makes views and allocates. Sparse attention adds two once a
+sequence has more keys than its blocks hold: scores of blocks and their choice. Its index queries and keys are part of
+the first projection and of the launch that stores k and v.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import torch
 import torch.distributed
 
 from hipforge import residual_rms_mxfp8, rms_norm_mxfp8, swiglu_mxfp8
-from hipforge.nn import CacheStep, MXFP8Linear, MXFP8MoE, PagedKVCache
+from hipforge.nn import CacheStep, MXFP8Linear, MXFP8MoE, PagedKVCache, SparseBlocks
 from hipforge.nn.moe import Activation, Routing
 from hipforge.ops.reference import dequantize_mxfp8
 
@@ -76,14 +78,23 @@ class Attention(torch.nn.Module):
         config: Any = source.config
         self.index, self.norm, self.dim, self.ranks = index, norm, source.head_dim, ranks
         of_k = config.num_key_value_heads // ranks.count
-        self.heads = (config.num_attention_heads // ranks.count, of_k, of_k)
-        self.qkv = fused_linear(source.q_proj, source.k_proj, source.v_proj, ranks=ranks)
+        self.heads: tuple[int, ...] = (config.num_attention_heads // ranks.count, of_k, of_k)
+        projections = [source.q_proj, source.k_proj, source.v_proj]
+        indexer = getattr(source, "indexer", None)
+        self.blocks = None
+        if indexer is not None:
+            if (indexer.head_dim, indexer.num_heads) != (self.dim, of_k):
+                raise SystemExit("index queries must be one for each KV head, as wide as it")
+            self.blocks = SparseBlocks(indexer.topk_blocks, indexer.block_size, indexer.local_blocks)
+            self.heads, projections = (*self.heads, of_k, 1), [*projections, indexer.q_proj, indexer.k_proj]
+        self.qkv = fused_linear(*projections, ranks=ranks)
         self.out = linear(ranks.part(source.o_proj.weight, 1), source.o_proj.bias)
         self.window: int | None = getattr(source, "sliding_window", None)
         sinks = getattr(source, "sinks", None)
         self.register_buffer("sinks", None if sinks is None else sinks.detach().to(torch.float32))
-        for name in ("q_norm", "k_norm"):
-            part = getattr(source, name, None)
+        norms = {"q_norm": source, "k_norm": source, "index_q_norm": indexer, "index_k_norm": indexer}
+        for name, module in norms.items():
+            part = getattr(module, name.removeprefix("index_"), None)
             self.register_buffer(name, None if part is None else part.weight.detach().to(torch.bfloat16))
 
     def forward(
@@ -91,14 +102,19 @@ class Attention(torch.nn.Module):
     ) -> torch.Tensor:
         tokens = x.shape[0]
         heads = self.qkv(x, x_scale).view(tokens, sum(self.heads), self.dim)
-        q, k, v = heads.split(self.heads, dim=1)
+        q, k, v, *index = heads.split(self.heads, dim=1)
+        index_q, index_k = index or (None, None)
         rotated = torch.empty(tokens, self.heads[0], self.dim, dtype=heads.dtype, device=heads.device)
         cache.rope_and_store(
             self.index, q, k, v, cos_sin, step, q_weight=self.q_norm, k_weight=self.k_norm,
-            weight_offset=self.norm.offset, epsilon=self.norm.epsilon, q_out=rotated,
+            weight_offset=self.norm.offset, epsilon=self.norm.epsilon, q_out=rotated, index_q=index_q,
+            index_k=index_k, index_q_weight=self.index_q_norm, index_k_weight=self.index_k_norm,
         )  # fmt: skip
         sinks = None if self.sinks is None else self.sinks.float()  # a cast of the model rounds them
-        heads, scale = cache.attend(self.index, rotated, step, sinks=sinks, window=self.window, out_format="mxfp8")
+        sparse = {} if self.blocks is None else {"index_q": index_q, "blocks": self.blocks}
+        heads, scale = cache.attend(
+            self.index, rotated, step, sinks=sinks, window=self.window, out_format="mxfp8", **sparse
+        )
         return self.ranks.summed(self.out(heads.view(tokens, -1), scale))
 
 
@@ -190,7 +206,11 @@ class Decoder(torch.nn.Module):
         attention = self.layers[0].attention
         pages = -(-tokens // page_size)
         place = self.embedding.device
-        return PagedKVCache(len(self.layers), pages, page_size, attention.heads[1], attention.dim, place)
+        sparse = any(layer.attention.blocks is not None for layer in self.layers)
+        return PagedKVCache(
+            len(self.layers), pages, page_size, attention.heads[1], attention.dim, place,
+            index_dtype=self.embedding.dtype if sparse else None,
+        )  # fmt: skip
 
 
 def rotation_table(rotary: torch.nn.Module, positions: int) -> torch.Tensor:
@@ -230,13 +250,13 @@ def from_qwen3(source: Any, ranks: Ranks = ALONE) -> Decoder:
 
 
 def from_minimax_m3(source: Any) -> Decoder:
-    """Return MiniMax-M3's text model, every layer with full attention; the shared expert is the last of the experts."""
+    """Return MiniMax-M3's text model; the shared expert is the last of the experts."""
     config = source.config
     norm = Norm(config.rms_norm_eps, offset=1.0)
     activation = Activation(config.swiglu_alpha, 1.0, config.swiglu_limit)
     routing = Routing(config.num_experts_per_tok, "sigmoid", scale=config.routed_scaling_factor, shared_experts=1)
-    if set(config.layer_types) != {"full_attention"}:
-        raise SystemExit(f"every layer must have full_attention; got {config.layer_types}")
+    if not {*config.layer_types} <= {"full_attention", "minimax_m3_sparse"}:
+        raise SystemExit(f"layers must have full_attention or minimax_m3_sparse; got {config.layer_types}")
     layers = []
     for index, layer in enumerate(source.model.layers):
         mlp: DenseMLP | Experts
@@ -282,7 +302,9 @@ def read_back(model: Decoder, source: Any) -> None:
     source.lm_head.weight = torch.nn.Parameter(decoded(model.head.weight, model.head.weight_scale))
     for layer, original in zip(model.layers, source.model.layers, strict=True):
         attention, theirs = layer.attention, original.self_attn
-        _split(attention.qkv, theirs.q_proj, theirs.k_proj, theirs.v_proj)
+        indexer = getattr(theirs, "indexer", None)
+        index = [] if indexer is None else [indexer.q_proj, indexer.k_proj]
+        _split(attention.qkv, theirs.q_proj, theirs.k_proj, theirs.v_proj, *index)
         _split(attention.out, theirs.o_proj)
         mlp = original.mlp
         if isinstance(layer.mlp, DenseMLP):

@@ -11,8 +11,9 @@ the distance of the logits is printed: what the quantised activations and cache 
 With ``--tp`` the processes of torchrun share Qwen3: each has a part of every product, and two sums over all processes
 (NCCL on GPUs, gloo on the emulator) make a layer whole. The first process then computes the same sequence alone.
 
-MiniMax-M3 runs with full attention in every layer, which is what the model computes up to 2,048 tokens of context;
-from there on its sparse indexer chooses the keys, which is not implemented here.
+MiniMax-M3's sparse layers attend to blocks of keys that an indexer chooses: 16 blocks of 128 keys in the model, so
+that it chooses from 2,049 tokens on, 2 blocks of 16 here. With ``--prompt`` of more than 1,024 tokens the numbers are
+the model's.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ from hipforge import devices, emulator
 from hipforge.nn import PagedKVCache
 
 PROMPT = 40
-CHUNK = 10  # tokens of the prompt at a time; attention takes up to 16
+LONG = 1024  # tokens from which MiniMax-M3's blocks have the model's size
+CHUNK, MOST_CHUNK = 10, 16  # tokens of the prompt at a time, and the most that attention takes
 MOST_ERROR = 0.2  # of the logits, relative: MX-FP8 activations and weights through all layers
 # Beside one process. The parts of a sum are rounded to bfloat16 once more, and every product reads e4m3, whose steps
 # are 0.088 of a value in the mean: an error e becomes sqrt(0.088 e), at most 0.088 after any number of products.
 MOST_TP_ERROR = 0.1
 
 
-def configuration(name: str) -> Any:
-    """Return a small configuration with everything that the model has."""
+def configuration(name: str, tokens: int = 128) -> Any:
+    """Return a small configuration with everything that the model has, for sequences of so many tokens."""
     import transformers
 
     sizes: dict[str, Any] = {
         "vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 128, "tie_word_embeddings": False,
+        "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": tokens, "tie_word_embeddings": False,
         "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
     }  # fmt: skip
     if name == "qwen3":
@@ -55,6 +57,8 @@ def configuration(name: str) -> Any:
         return MiniMaxM3VLTextConfig(
             intermediate_size=128, dense_intermediate_size=384, shared_intermediate_size=128, num_local_experts=8,
             num_experts_per_tok=2, mlp_layer_types=["dense", "sparse"], swiglu_limit=2.0,
+            layer_types=["full_attention", "minimax_m3_sparse"], index_n_heads=2, index_head_dim=64,
+            index_block_size=128 if tokens > LONG else 16, index_topk_blocks=16 if tokens > LONG else 2,
             rope_parameters={"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}, **sizes,
         )  # fmt: skip
     if name == "gpt_oss":  # hidden 288 is no multiple of 128, as the model's 2880 is none of 256
@@ -69,11 +73,11 @@ def configuration(name: str) -> Any:
     raise ValueError(name)
 
 
-def build(name: str, seed: int = 0) -> Any:
+def build(name: str, seed: int = 0, tokens: int = 128) -> Any:
     """Return a transformers model with random weights: float32 numbers that bfloat16 holds."""
     import transformers
 
-    config = configuration(name)
+    config = configuration(name, tokens)
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     if name == "minimax_m3":
@@ -157,11 +161,12 @@ def compare_with_one(source: Any, logits: torch.Tensor, sequence: torch.Tensor, 
     """Print how far logits of several processes are from those of one, which computes the same tokens."""
     alone = from_qwen3(source).to(logits.device)
     cache = alone.make_cache(len(sequence))
-    steps = [prefill(alone, cache, sequence[:PROMPT])]
-    steps += [alone(token[None], cache.extend([0], 1), cache) for token in sequence[PROMPT:]]
+    prompt = len(sequence) - generated + 1
+    steps = [prefill(alone, cache, sequence[:prompt])]
+    steps += [alone(token[None], cache.extend([0], 1), cache) for token in sequence[prompt:]]
     want, got = torch.cat(steps).double(), logits.double()
     error = ((got - want).norm() / want.norm()).item()
-    agreed = int((got.argmax(-1) == want.argmax(-1))[PROMPT - 1 :].sum())
+    agreed = int((got.argmax(-1) == want.argmax(-1))[prompt - 1 :].sum())
     print(f"logits against one process: relative error {error:.3f} (at most {MOST_TP_ERROR}), {agreed} of {generated} "
           "greedy choices the same")  # fmt: skip
     if not error < MOST_TP_ERROR:
@@ -173,20 +178,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="qwen3", choices=sorted(FROM))
     parser.add_argument("--tokens", type=int, default=32, help="tokens to generate")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of the prompt")
     parser.add_argument("--tp", type=int, default=1, help="processes that share the model, under torchrun")
     options = parser.parse_args()
     ranks = ranks_of(options.tp, options.model)
     place = "cuda" if devices.current().is_gpu else "cpu"
 
-    source = build(options.model)
+    length = options.prompt + options.tokens
+    source = build(options.model, tokens=max(128, length))
     model = (FROM[options.model](source) if ranks == ALONE else from_qwen3(source, ranks)).to(place)
-    prompt = torch.randint(0, source.config.vocab_size, (PROMPT,), generator=torch.Generator().manual_seed(1)).to(place)
-    cache = model.make_cache(PROMPT + options.tokens)
+    seeded = torch.Generator().manual_seed(1)
+    prompt = torch.randint(0, source.config.vocab_size, (options.prompt,), generator=seeded).to(place)
+    cache = model.make_cache(length)
     counts: list[int] = []
     began = time.perf_counter()
     with Progress(transient=True) as progress:
-        task = progress.add_task(f"prompt of {PROMPT} tokens", total=options.tokens)
-        logits = [prefill(model, cache, prompt)]
+        task = progress.add_task(f"prompt of {options.prompt} tokens", total=options.tokens)
+        logits = [prefill(model, cache, prompt, CHUNK if options.prompt <= LONG else MOST_CHUNK)]
         tokens = [logits[-1][-1].argmax()]
         for _ in range(options.tokens - 1):
             progress.update(task, advance=1, description=f"token {len(tokens)}")
@@ -209,7 +217,7 @@ def main() -> None:
     want = source(sequence[None], use_cache=False).logits[0].double()
     got = torch.cat(logits).cpu().double()
     error = ((got - want).norm() / want.norm()).item()
-    agreed = int((got.argmax(-1) == want.argmax(-1))[PROMPT - 1 :].sum())
+    agreed = int((got.argmax(-1) == want.argmax(-1))[options.prompt - 1 :].sum())
     print(f"{options.model}: {type(source).__name__}, hidden {source.config.hidden_size}, {len(model.layers)} layers")
     print(f"tokens: {' '.join(str(int(token)) for token in tokens)}")
     print(

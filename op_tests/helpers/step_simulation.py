@@ -66,6 +66,9 @@ class Simulation:
         distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
         window = getattr(part, "sliding_window", None) or tokens
         scores = scores.masked_fill((distance < 0) | (distance >= window), -torch.inf)
+        if getattr(part, "indexer", None) is not None:
+            hidden = ~self._chosen(part.indexer, x)
+            scores = scores.masked_fill(hidden.repeat_interleave(groups, 0), -torch.inf)
         sinks = getattr(part, "sinks", None)
         if sinks is not None:  # a key without a value
             column = sinks.double()[:, None, None].expand(-1, tokens, 1)
@@ -73,6 +76,22 @@ class Simulation:
         weights = scores.softmax(-1)[..., :tokens]
         heads = torch.einsum("hts,shd->thd", weights, values)
         return product(mxfp8(heads.flatten(1)), part.o_proj)
+
+    def _chosen(self, indexer: Any, x: torch.Tensor) -> torch.Tensor:
+        """Which keys the indexer lets a token see besides the causal mask, bool [KV heads, T, T]."""
+        tokens = len(x)
+        q, k = (product(x, linear).view(tokens, -1, indexer.head_dim) for linear in (indexer.q_proj, indexer.k_proj))
+        q, k = self._rotated(rms_norm(q, indexer.q_norm)), self._rotated(rms_norm(k, indexer.k_norm))[:, 0]
+        chosen = torch.zeros(q.shape[1], tokens, tokens, dtype=torch.bool)
+        size = indexer.block_size
+        for group in range(q.shape[1]):
+            for token in range(tokens):
+                products = (k[: token + 1] @ q[token, group]).split(size)
+                forced = range(len(products) - indexer.local_blocks, len(products))
+                order = sorted(range(len(products)), key=lambda i: (i not in forced, -products[i].max()))
+                for block in order[: indexer.topk_blocks]:
+                    chosen[group, token, size * block : size * (block + 1)] = True
+        return chosen
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
         rotary = self.source.model.rotary_emb

@@ -17,6 +17,7 @@ from helpers.step_simulation import Simulation, bf16
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hipforge import emulator
+from hipforge.nn import PagedKVCache
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -24,7 +25,7 @@ from decoder import FROM, Decoder, Ranks, read_back
 from generate import CHUNK, PROMPT, build, prefill
 
 GENERATED = 32
-LAUNCHES = {"dense": 9, "experts": 13}
+LAUNCHES = {"dense": 9, "experts": 13, "sparse": 2}
 
 # What a layer's halves add to the stream, beside float64 with the same roundings on the same input. The one rounding
 # that the simulation leaves out is that of softmax weights to bf16: uniform within 2^-9 of each, so 1.1e-3 of what the
@@ -176,6 +177,8 @@ def test_a_model_cast_to_half_is_the_same_model(name: str) -> None:
 def test_a_layer_is_a_few_launches(name: str) -> None:
     done = whole(name)
     bounds = [LAUNCHES["experts" if layer.mlp.wants_copy else "dense"] for layer in done.model.layers]
+    sparse = [LAUNCHES["sparse"] if layer.attention.blocks else 0 for layer in done.model.layers]
+    bounds = [sum(parts) for parts in zip(bounds, sparse, strict=True)]
     assert len(done.launches) == PROMPT // CHUNK + GENERATED
     for step in done.launches:
         assert all(0 < count <= bound for count, bound in zip(step, bounds, strict=True)), step
@@ -342,6 +345,42 @@ def without_biases_of_attention(model: Decoder) -> None:
         layer.attention.qkv.bias = None
 
 
+def without_the_own_block(model: Decoder) -> None:
+    attention = model.layers[1].attention
+    attention.blocks = replace(attention.blocks, local_blocks=0)
+
+
+def with_the_block_before_forced_too(model: Decoder) -> None:
+    attention = model.layers[1].attention
+    attention.blocks = replace(attention.blocks, local_blocks=2)
+
+
+def with_a_cache(model: Decoder, **changed: Any) -> None:
+    cache = type("Changed", (PagedKVCache,), changed)
+    own = model.make_cache(1)
+    model.make_cache = lambda tokens: cache(  # type: ignore[method-assign]
+        len(model.layers), -(-tokens // 16), 16, own.k.shape[3], own.k.shape[4], index_dtype=torch.bfloat16
+    )
+
+
+def with_stale_index_keys(model: Decoder) -> None:
+    def rope_and_store(self: PagedKVCache, layer: int, *args: Any, **options: Any) -> torch.Tensor:
+        if options["index_k"] is not None:  # that of the token before
+            options["index_k"] = options["index_k"].roll(1, 0)
+        return PagedKVCache.rope_and_store(self, layer, *args, **options)
+
+    with_a_cache(model, rope_and_store=rope_and_store)
+
+
+def with_a_causal_cut_one_early(model: Decoder) -> None:
+    def attend(self: PagedKVCache, layer: int, q: torch.Tensor, step: Any, **options: Any) -> Any:
+        if "index_q" in options:
+            step = replace(step, seqlens=step.seqlens - 1)
+        return PagedKVCache.attend(self, layer, q, step, **options)
+
+    with_a_cache(model, attend=attend)
+
+
 SABOTAGE = (
     ("gpt_oss", without_sinks, "attention"),
     ("gpt_oss", without_the_window, "attention 0"),
@@ -354,6 +393,10 @@ SABOTAGE = (
     ("minimax_m3", without_gating_bias, "mlp 1"),
     ("minimax_m3", without_the_scale_of_routed_experts, "mlp 1"),
     ("minimax_m3", without_one_in_the_norms, "attention"),
+    ("minimax_m3", without_the_own_block, "attention 1"),
+    ("minimax_m3", with_the_block_before_forced_too, "attention 1"),
+    ("minimax_m3", with_stale_index_keys, "attention 1"),
+    ("minimax_m3", with_a_causal_cut_one_early, "attention 1"),
     ("qwen3", without_norms_of_heads, "attention"),
 )
 

@@ -13,9 +13,9 @@ Example:
 
 from __future__ import annotations
 
-from hipforge.nn.cache import CacheStep, PagedKVCache
+from hipforge.nn.cache import CacheStep, PagedKVCache, SparseBlocks
 from hipforge.nn.convert import convert_to_mxfp8
 from hipforge.nn.linear import MXFP8Linear
 from hipforge.nn.moe import MXFP8MoE
 
-__all__ = ["CacheStep", "MXFP8Linear", "MXFP8MoE", "PagedKVCache", "convert_to_mxfp8"]
+__all__ = ["CacheStep", "MXFP8Linear", "MXFP8MoE", "PagedKVCache", "SparseBlocks", "convert_to_mxfp8"]

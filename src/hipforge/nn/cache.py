@@ -13,7 +13,9 @@ from hipforge.errors import GuardError, OutOfMemoryError
 from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention import decode_attention_fp8
+from hipforge.ops.reference.sparse_attention import INDEX_BLOCK, TOPK_BLOCKS
 from hipforge.ops.rope_and_cache import Style, rope_and_cache
+from hipforge.ops.sparse_attention import sparse_block_scores, sparse_topk_blocks
 
 _MOST_PAGES = (1 << 31) - 1
 
@@ -47,6 +49,34 @@ class CacheStep:
     seqlens: torch.Tensor
 
 
+@dataclass(frozen=True)
+class SparseBlocks:
+    """Which blocks of keys a token of sparse attention sees; MiniMax-M3's numbers.
+
+    Attributes:
+        topk: blocks for each token and KV head, 1 to 16.
+        block_size: keys of a block: 16, 32, 64 or 128, a multiple of the page size.
+        local_blocks: the token's own block and those just before it that are always among them.
+
+    Example:
+        >>> from hipforge.nn import SparseBlocks
+        >>> SparseBlocks().most_keys
+        2048
+    """
+
+    topk: int = TOPK_BLOCKS
+    block_size: int = INDEX_BLOCK
+    local_blocks: int = 1
+
+    @property
+    def most_keys(self) -> int:
+        """Keys that a token sees at most. Up to so many, sparse attention is full attention."""
+        return self.topk * self.block_size
+
+
+_BLOCKS = SparseBlocks()
+
+
 class PagedKVCache:
     """Keys and values of every layer in pages of fp8, with a scale per KV head.
 
@@ -61,9 +91,11 @@ class PagedKVCache:
         head_dim: D: 64, 128, 192 or 256 for the kernel.
         device: where the pages are.
         dtype: the device's e4m3 by default.
+        index_dtype: of the index keys of sparse attention, float16, bfloat16 or fp8; None: there are none.
 
     Attributes:
         k, v: [layers, pages, page_size, Hkv, D].
+        index: [layers, pages, page_size, D] of ``index_dtype``, one index key per token, or None.
         k_scale, v_scale: float32 [layers, Hkv], 1 until written: what an element stands for over its fp8 value.
 
     Example:
@@ -83,6 +115,7 @@ class PagedKVCache:
         head_dim: int,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        index_dtype: torch.dtype | None = None,
     ) -> None:
         sizes = {"layers": layers, "pages": pages, "page_size": page_size, "kv_heads": kv_heads, "head_dim": head_dim}
         for name, size in sizes.items():
@@ -103,6 +136,7 @@ class PagedKVCache:
         # Zeroed: a page that is read before it is full must not hold NaN.
         try:
             self.k, self.v = (torch.zeros(shape, dtype=torch.uint8, device=place).view(own) for _ in range(2))
+            self.index = None if index_dtype is None else _zeros((*shape[:3], head_dim), index_dtype, place)
         except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
             need = f"{2 * math.prod(shape) / 1e9:.3g} GB"
             raise OutOfMemoryError(f"a cache of {sizes} needs {need}, which {place} does not give") from error
@@ -192,6 +226,10 @@ class PagedKVCache:
         weight_offset: float = 0.0,
         epsilon: float = 1e-6,
         q_out: torch.Tensor | None = None,
+        index_q: torch.Tensor | None = None,
+        index_k: torch.Tensor | None = None,
+        index_q_weight: torch.Tensor | None = None,
+        index_k_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Normalise and rotate q and k, store k and v; return the rotated q: ``q_out``, or q itself.
 
@@ -208,6 +246,10 @@ class PagedKVCache:
             weight_offset: added to both.
             epsilon: of both norms.
             q_out: like q; None writes q in place.
+            index_q: [B * tokens, Hkv, D], the index queries, which are normalised and rotated in place.
+            index_k: [B * tokens, 1, D], the index keys, which are stored.
+            index_q_weight: [D], a norm's.
+            index_k_weight: [D].
 
         Raises:
             GuardError: operands that do not fit each other or the cache.
@@ -216,7 +258,9 @@ class PagedKVCache:
         return rope_and_cache(
             q, k, v, cos_sin, step.positions, self.k[layer], self.v[layer], step.slot_mapping, style=style,
             q_weight=q_weight, k_weight=k_weight, weight_offset=weight_offset, epsilon=epsilon,
-            k_scale=self.k_scale[layer], v_scale=self.v_scale[layer], q_out=q_out,
+            k_scale=self.k_scale[layer], v_scale=self.v_scale[layer], q_out=q_out, index_q=index_q, index_k=index_k,
+            index_cache=None if index_q is None else self._index_of(layer), index_q_weight=index_q_weight,
+            index_k_weight=index_k_weight,
         )  # fmt: skip
 
     @overload
@@ -230,6 +274,8 @@ class PagedKVCache:
         *,
         sinks: torch.Tensor | None = None,
         window: int | None = None,
+        index_q: torch.Tensor | None = None,
+        blocks: SparseBlocks = _BLOCKS,
         out_format: None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
@@ -245,6 +291,8 @@ class PagedKVCache:
         *,
         sinks: torch.Tensor | None = None,
         window: int | None = None,
+        index_q: torch.Tensor | None = None,
+        blocks: SparseBlocks = _BLOCKS,
         out_format: Literal["mxfp8"],
         out: torch.Tensor | None = None,
         scale_out: torch.Tensor | None = None,
@@ -260,6 +308,8 @@ class PagedKVCache:
         *,
         sinks: torch.Tensor | None = None,
         window: int | None = None,
+        index_q: torch.Tensor | None = None,
+        blocks: SparseBlocks = _BLOCKS,
         out_format: Literal["mxfp8"] | None = None,
         out: torch.Tensor | None = None,
         scale_out: torch.Tensor | None = None,
@@ -275,6 +325,9 @@ class PagedKVCache:
                 for up to 256 keys, else what :func:`hipforge.decode_attention_fp8` decides by shape.
             sinks: float32 [Hq], scores that no key has.
             window: keys that a token sees at most, its own among them.
+            index_q: [B * tokens, Hkv, D] of :meth:`rope_and_store`: the token sees the chosen ``blocks`` alone, with
+                two launches that choose them unless no sequence can have more keys than they hold.
+            blocks: how many of which size.
             out_format: "mxfp8": quantise the result in the same launch, as :class:`MXFP8Linear` reads it.
             out: contiguous [B * tokens, Hq, D] to write into.
             scale_out: contiguous uint8 [B * tokens, Hq * D / 32] to write the scales into.
@@ -290,10 +343,14 @@ class PagedKVCache:
         if not isinstance(q, torch.Tensor) or q.dim() != 3 or q.shape[0] % step.tokens:
             got = f"shape {tuple(q.shape)}" if isinstance(q, torch.Tensor) else type(q).__name__
             raise GuardError(f"q must be a tensor [B * tokens, Hq, D] of a step of {step.tokens} tokens; got {got}")
-        batched = q.unflatten(0, (-1, step.tokens))
-        if split_k is None and step.block_tables.shape[1] * self.page_size <= UNSPLIT_KEYS:
+        held = step.block_tables.shape[1] * self.page_size
+        tables, lengths, batched = step.block_tables, step.seqlens, q.unflatten(0, (-1, step.tokens))
+        if index_q is not None and held > blocks.most_keys:
+            tables, lengths, batched = *self._chosen(layer, index_q, step, blocks), q.unsqueeze(1)
+            held = blocks.most_keys
+        if split_k is None and held <= UNSPLIT_KEYS:
             split_k = 1
-        operands = batched, self.k[layer], self.v[layer], step.block_tables, step.seqlens
+        operands = batched, self.k[layer], self.v[layer], tables, lengths
         scales = self.k_scale[layer], self.v_scale[layer]
         options: dict[str, Any] = {"scale": scale, "split_k": split_k, "sinks": sinks, "window": window}
         options["out"] = None if out is None else out.view(batched.shape)
@@ -303,10 +360,39 @@ class PagedKVCache:
         found, block_scales = decode_attention_fp8(*operands, *scales, **options)
         return found.view(q.shape), block_scales
 
+    def _chosen(
+        self, layer: int, index_q: torch.Tensor, step: CacheStep, blocks: SparseBlocks
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return pages and lengths of the blocks that each token and KV head sees."""
+        lists, size = (step.block_tables, step.seqlens), blocks.block_size
+        queries = index_q.unflatten(0, (-1, step.tokens))
+        scores = sparse_block_scores(queries, self._index_of(layer), *lists, block_size=size)
+        _, tables, lengths = sparse_topk_blocks(
+            scores,
+            *lists,
+            page_size=self.page_size,
+            topk=blocks.topk,
+            local_blocks=blocks.local_blocks,
+            block_size=size,
+        )
+        return tables, lengths
+
+    def _index_of(self, layer: int) -> torch.Tensor:
+        if self.index is None:
+            raise GuardError("index_q needs a cache of index keys; got one made without index_dtype: pass bfloat16")
+        return self.index[layer]
+
     def _require_layer(self, layer: int) -> None:
         require_int("layer", layer, 0)
         if layer >= len(self.k):
             raise GuardError(f"layer must be at most {len(self.k) - 1}, of {len(self.k)} layers; got {layer}")
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if not (isinstance(dtype, torch.dtype) and (dtype in (torch.float16, torch.bfloat16) or dtype.itemsize == 1)):
+        raise GuardError(f"index_dtype must be float16, bfloat16 or an 8-bit type of torch; got {dtype!r}")
+    zeros = torch.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8, device=device)
+    return zeros.view(dtype)
 
 
 def _require_name(sequence: object) -> None:
