@@ -150,6 +150,16 @@ def test_a_mixture_of_experts_is_that_of_every_token_by_itself(shared: int, corr
         assert relf(got, moe_in_float64(moe(shared), x.flatten(0, 1)).view(x.shape)) > 0.1
 
 
+@pytest.mark.parametrize("make", (lambda: MXFP8Linear.from_linear(linear()), lambda: moe(1)), ids=("linear", "moe"))
+def test_a_layer_refuses_an_input_before_it_copies_it(make: Callable[[], torch.nn.Module]) -> None:
+    freed = torch.zeros(4, 97, dtype=torch.bfloat16)[:, :96]
+    freed.untyped_storage().resize_(0)
+    for x, message in ((3, "x must be a torch.Tensor; got int"), (torch.ones(4, 95), r"x must have 96 elements .*95\)"),
+                       (freed, "argument 'x' reaches byte 774 of a storage of 0 bytes")):  # fmt: skip
+        with pytest.raises(GuardError, match=message):
+            make()(x)
+
+
 def test_a_mixture_refuses_weights_that_do_not_fit() -> None:
     w1, w2, router = normal(3, 64, 32), normal(3, 32, 32), normal(3, 32)
     with pytest.raises(GuardError, match=r"router must have shape \(3, 32\)"):
