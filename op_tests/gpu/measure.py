@@ -135,6 +135,7 @@ def call_costs() -> None:
 
     on_gpu = operands("cuda")
     x, weight = torch.randn(4, 64, device="cuda").bfloat16(), torch.ones(64, device="cuda").bfloat16()
+    y = torch.empty_like(x)
     bench_guarded_out(*on_gpu, 64, 8)
     launches = loader.load("module_bench_call", {}, devices.current().arch_of()).library.bench_launches
     launches.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_void_p]
@@ -161,7 +162,9 @@ def call_costs() -> None:
 
     calls: dict[str, Callable[[], Callable[[], object]]] = {
         "hipforge stub": lambda: lambda: bench_guarded_out(*on_gpu, 64, 8),
-        "hipforge.rms_norm with out": lambda: lambda: hipforge.rms_norm(x, weight, 1e-6, out=x),
+        "hipforge stub, no launch": lambda: lambda: bench_guarded_out(*on_gpu, -1, 8),
+        "hipforge.rms_norm with out": lambda: lambda: hipforge.rms_norm(x, weight, 1e-6, out=y),
+        "torch.empty on the CPU, no launch": lambda: lambda: torch.empty(m, n, dtype=torch.bfloat16),
         "torch: out.zero_()": lambda: lambda: on_gpu[0].zero_(),
         "Triton launcher, an empty kernel": triton_launcher,
         "torch extension, no launch": extension,
@@ -175,6 +178,9 @@ def call_costs() -> None:
         beyond = took if "no launch" in name else took - launch
         sys.stdout.write(f"{name:36} {took:8.0f} ns a call on the host, {beyond:6.0f} without the launch\n")
         sys.stdout.flush()
+    for module in loader.loaded():
+        how = "built and loaded" if module.built else "loaded from the cache"
+        sys.stdout.write(f"{module.name} {how} in {module.seconds * 1e3:.1f} ms\n")
 
 
 def host_ns(call: Callable[[], object], count: int) -> float:

@@ -87,7 +87,8 @@ def main() -> int:
     parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"of {', '.join(FAULTS)}")
     parser.add_argument("-j", type=int, default=8, help="processes at once")
     parser.add_argument("--seconds", type=float, help="end a process after so long")
-    parser.add_argument("--parts", default="", help="only parts whose names contain this")
+    parser.add_argument("--parts", default="", help="only parts whose names contain one of these, by commas")
+    parser.add_argument("--out", type=Path, help="keep the whole reports in this folder")
     options = parser.parse_args()
     if unknown := sorted({*options.tools} - {*FAULTS}):
         parser.error(f"a tool is one of {', '.join(FAULTS)}; got {unknown[0]!r}")
@@ -95,7 +96,7 @@ def main() -> int:
     subprocess.run(build, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
     from gpu import every_kernel
 
-    parts = [name for name in every_kernel.parts() if options.parts in name]
+    parts = [name for name in every_kernel.parts() if any(wanted in name for wanted in options.parts.split(","))]
     began, failed = time.monotonic(), False
     with ThreadPoolExecutor(options.j) as pool:
         tools = options.tools or list(FAULTS)
@@ -115,6 +116,9 @@ def main() -> int:
             else:
                 tool, part = jobs[done]
                 status, report = done.result()
+                if options.out:
+                    options.out.mkdir(parents=True, exist_ok=True)
+                    (options.out / f"{tool}-{part}.txt").write_text(report)
                 words = "clean" if status == 0 else f"ended with {status}:\n{report[:3000]}\n...\n{report[-1000:]}"
                 sys.stdout.write(f"{at:4.0f} s {tool}, {part}: {words}\n")
                 failed = failed or status != 0

@@ -121,8 +121,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
       store_shared(stage + L::kScalesAt + line * 8, make_uint2(factors[0] | factors[1] << 16, factors[2] | factors[3] << 16));
       return rare;
     });
-    meet_cluster();
-    meet_cluster();
+    if (p.splits > 1) meet_cluster(), meet_cluster();
   } else {
     take_registers<L::kOfConsumer>();
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4, group = warp / 4;
@@ -274,9 +273,9 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
                                                                         min((at.first + at.steps) * 4, p.k / kBlock));
       }
     }
-    meet_cluster();
+    meet_for_sums<L>(p);
     store_results<L>(p, at, shared.stages);
-    meet_cluster();  // nobody reads the sums of a block that has ended
+    if (p.splits > 1) meet_cluster();  // nobody reads the sums of a block that has ended
   }
 }
 

@@ -53,8 +53,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
       const uint32_t next = word + 0x01010101u;  // 64 to 190: the upper two bits of a byte and of the one after differ
       return ((word ^ word << 1) & (next ^ next << 1) & 0x80808080u) != 0x80808080u;
     });
-    meet_cluster();
-    meet_cluster();
+    if (p.splits > 1) meet_cluster(), meet_cluster();
   } else {
     take_registers<L::kOfConsumer>();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, line = warp / 4 * 64 + warp % 4 * 16 + g;
@@ -122,9 +121,9 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
     meet_consumers<L>();  // the stages are not read any more
 #pragma unroll
     for (int i = 0; i < kSums; ++i) part_of<L>(reinterpret_cast<float*>(memory), 0, i) = sums[i];
-    meet_cluster();
+    meet_for_sums<L>(p);
     store_results<L>(p, at, shared.stages);
-    meet_cluster();  // nobody reads the sums of a block that has ended
+    if (p.splits > 1) meet_cluster();  // nobody reads the sums of a block that has ended
   }
 }
 

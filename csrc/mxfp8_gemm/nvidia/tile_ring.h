@@ -170,6 +170,16 @@ __device__ __forceinline__ bool has_rare(uint32_t stage) {
 template <class L>
 __device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(L::kConsumers) : "memory"); }
 
+/// The consumers meet, with those of the cluster where there is one; its producers meet them too. A block alone must not call
+/// meet_cluster() from the two roles: there it is __syncthreads(), of which all threads have to reach the same one.
+template <class L>
+__device__ __forceinline__ void meet_for_sums(const Problem& p) {
+  if (p.splits > 1)
+    meet_cluster();
+  else
+    meet_consumers<L>();
+}
+
 /// Where a consumer's sum i of a set belongs: row of X, row of W.
 template <class L>
 __device__ __forceinline__ float& part_of(float* parts, int set, int i) {
