@@ -4,9 +4,10 @@
     torchrun --nproc-per-node 2 examples/generate.py --tp 2
 
 The models are built by the transformers library from small configurations with random weights, converted to MX-FP8,
-given a prompt in chunks and then asked for tokens one by one, greedily. On a machine without an AMD GPU the kernels
-run on the emulator. In the end transformers computes the same sequence with the dequantised weights in float32, and
-the distance of the logits is printed: what the quantised activations and cache cost.
+given a prompt in chunks and then asked for tokens one by one, greedily. On a GPU a step that chooses no keys is one
+captured graph; without a GPU the kernels run on the emulator. In the end transformers computes the same sequence with
+the dequantised weights in float32, and the distance of the logits is printed: what the quantised activations and cache
+cost.
 
 With ``--tp`` the processes of torchrun share Qwen3: each has a part of every product, and two sums over all processes
 (NCCL on GPUs, gloo on the emulator) make a layer whole. The first process then computes the same sequence alone.
@@ -29,7 +30,7 @@ from decoder import ALONE, FROM, Decoder, Ranks, from_qwen3, read_back
 from rich.progress import Progress
 
 from hipforge import devices, emulator
-from hipforge.nn import PagedKVCache
+from hipforge.nn import CacheStep, PagedKVCache
 
 PROMPT = 40
 LONG = 1024  # tokens from which MiniMax-M3's blocks have the model's size
@@ -144,6 +145,33 @@ def launches_of_a_step(model: Decoder, token: torch.Tensor, cache: PagedKVCache)
     return logits, counts
 
 
+class CapturedStep:
+    """A decode step of one sequence on a GPU as a graph, whose inputs are written before each replay."""
+
+    def __init__(self, model: Decoder, cache: PagedKVCache, most_tokens: int) -> None:
+        width = -(-most_tokens // cache.page_size)
+        place = cache.device
+        self.cache, self.token = cache, torch.zeros(1, dtype=torch.int64, device=place)
+        positions, slots = (torch.zeros(1, dtype=torch.int64, device=place) for _ in range(2))
+        tables = torch.zeros(1, width, dtype=torch.int32, device=place)
+        self.step = CacheStep(1, positions, slots, tables, torch.ones(1, dtype=torch.int32, device=place))
+        slots.fill_(-1)  # what is run before the capture stores nothing
+        model(self.token, self.step, cache)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # NCCL's own thread asks for its events
+            self.logits = model(self.token, self.step, cache)
+
+    def __call__(self, token: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a token, which joins the cache."""
+        new = self.cache.extend([0], 1)
+        for here, given in ((self.token, token), (self.step.positions, new.positions), (self.step.seqlens, new.seqlens),
+                            (self.step.slot_mapping, new.slot_mapping)):  # fmt: skip
+            here.copy_(given)
+        self.step.block_tables[:, : new.block_tables.shape[1]].copy_(new.block_tables)
+        self.graph.replay()
+        return self.logits.clone()
+
+
 def ranks_of(tp: int, model: str) -> Ranks:
     """Return this process among those of torchrun, which it joins."""
     if tp == 1:
@@ -196,15 +224,20 @@ def main() -> None:
         task = progress.add_task(f"prompt of {options.prompt} tokens", total=options.tokens)
         logits = [prefill(model, cache, prompt, CHUNK if options.prompt <= LONG else MOST_CHUNK)]
         tokens = [logits[-1][-1].argmax()]
+        # Blocks of keys are chosen by torch on a GPU without kernels for it, which reads them on the host.
+        captured = CapturedStep(model, cache, length) if place == "cuda" and cache.index is None else None
         for _ in range(options.tokens - 1):
             progress.update(task, advance=1, description=f"token {len(tokens)}")
-            if not counts and devices.current().kind == "emulator":
+            if captured is not None:
+                step = captured(tokens[-1][None])
+            elif not counts and devices.current().kind == "emulator":
                 step, counts = launches_of_a_step(model, tokens[-1][None], cache)
             else:
                 step = model(tokens[-1][None], cache.extend([0], 1), cache)
             logits.append(step)
             tokens.append(step[-1].argmax())
     seconds = time.perf_counter() - began
+    captured = None  # a graph holds on to the processes' group
     if ranks.count > 1:
         torch.distributed.destroy_process_group()
         if ranks.rank == 0:

@@ -80,7 +80,7 @@ def captured(calls: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     import torch
 
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a thread of NCCL's may ask for its own events
         for call in calls:
             call()
     return graph

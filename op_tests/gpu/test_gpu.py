@@ -23,6 +23,9 @@ from hipforge.errors import ConfigError, GuardError, HipforgeError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 EPSILON = 1e-6
 ROWS, COLS = 64, 4096
 
@@ -192,7 +195,7 @@ def test_two_processes_on_a_cold_cache_build_once_and_agree(tmp_path: Path) -> N
     assert sums[0] == sums[1] and sorted(built) == ["0", "1"]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two
 def test_tensors_of_another_gpu_than_the_current_one_run_there() -> None:
     x, weight = (tensor.to("cuda:1") for tensor in operands())
     assert torch.cuda.current_device() == 0
@@ -200,6 +203,33 @@ def test_tensors_of_another_gpu_than_the_current_one_run_there() -> None:
     assert y.device.index == 1 and torch.cuda.current_device() == 0 and is_right(y, x, weight)
     with pytest.raises(GuardError, match=r"share one GPU|one device"):
         hipforge.rms_norm(x, weight.to("cuda:0"), EPSILON)
+
+
+def test_generate_replays_one_graph_per_token_and_gives_the_tokens_of_transformers() -> None:
+    for model in ("qwen3", "minimax_m3", "gpt_oss"):
+        command = [sys.executable, str(EXAMPLES / "generate.py"), model, "--tokens", "8"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0 and "(at most 0.2)" in done.stdout, done.stdout + done.stderr[-2000:]
+
+
+@needs_two
+def test_two_gpus_generate_what_one_does() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, str(EXAMPLES / "generate.py"), "--tp", "2"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "32 of 32 greedy choices the same" in done.stdout, done.stdout
+
+
+@needs_two
+@pytest.mark.parametrize("sums", ["all_reduce", "one_shot"])
+def test_bench_model_measures_two_gpus_beside_one(sums: str) -> None:
+    command = [sys.executable, "-m", "hipforge", "bench-model", str(EXAMPLES / "configs/llama_3_1_8b.json")]
+    options = ["--layers", "2", "--batch", "1,8", "--tp", "2", "--sums", sums, "--json"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    for step in json.loads(done.stdout)["measured"]:
+        assert step["one_gpu_error"] < 0.1 and 0 < step["us"] < step["one_gpu_us"]
+        assert next(line for line in step["lines"] if line["op"] == "sum over GPUs")["calls"] == 4
 
 
 def test_a_forked_child_is_refused_with_a_message() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +17,10 @@ from click.testing import CliRunner
 from nn.test_time_model import CONFIGS, DENSE, EXPERTS, written
 
 import hipforge
-from hipforge.cli import bench_model, decode_ops, decode_step, decode_twin
+from hipforge.cli import bench_model, decode_ops, decode_ranks, decode_step, decode_twin
 from hipforge.cli.bench_model import MOST_ERROR
 from hipforge.cli.main import cli
-from hipforge.errors import HipforgeError
+from hipforge.errors import ConfigError, HipforgeError
 
 CPU = torch.device("cpu")
 QWEN3_MOE = {
@@ -172,6 +175,70 @@ def test_the_shipped_models_have_the_sizes_of_their_names() -> None:
         mlp = 3 * shape.hidden * (dense * shape.inner + sparse * shape.experts * shape.expert_inner)
         count = (dense + sparse) * attention + mlp + 2 * shape.vocabulary * shape.hidden
         assert count == pytest.approx(parameters, rel=0.01), name
+
+
+TWO = """
+import sys, tempfile
+from dataclasses import replace
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from hipforge.cli import bench_model, decode_ops, decode_ranks
+from nn.test_bench_model import CPU, MODELS, shape_of
+
+dist.init_process_group("gloo")
+names, faulty = sys.argv[1].split(","), len(sys.argv) > 2
+if faulty:
+    dist.all_reduce = lambda x: x
+for name in names:
+    shape = shape_of(Path(tempfile.mkdtemp()), name)
+    if name == "gpt_oss":
+        shape = replace(shape, expert_inner=320)  # two parts of whole blocks
+    with torch.no_grad():
+        model = decode_ops.Model(shape, decode_ops.Random(CPU))
+        want = bench_model.logits_of(model, 3, 70)
+        own = decode_ranks.part(model, decode_ranks.Ranks(dist.get_rank(), 2))
+        print(f"{name}: {bench_model.error_beside(own, 3, 70, want)}")
+"""
+
+
+def over_two_processes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "two.py").write_text(TWO)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command += [str(folder / "two.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_two_processes_with_a_part_each_have_the_logits_of_one(tmp_path: Path) -> None:
+    done = over_two_processes(tmp_path, ",".join(MODELS))
+    assert done.returncode == 0, done.stderr[-3000:]
+    errors = [line.split(": ") for line in done.stdout.splitlines() if ": 0." in line]
+    assert sorted(name for name, _ in errors) == sorted(2 * [*MODELS])
+    assert all(0 < float(error) <= MOST_ERROR for _, error in errors)
+
+
+def test_parts_that_are_not_added_up_are_found_out(tmp_path: Path) -> None:
+    done = over_two_processes(tmp_path, "qwen3", "faulty")
+    assert done.returncode != 0
+    assert "the logits of 2 GPUs are" in done.stderr and "from those of one" in done.stderr, done.stderr[-3000:]
+
+
+def test_gpus_that_are_not_there_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="--tp 2 needs 2 GPUs; torch sees 1"):
+        decode_ranks.start(2, [])
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="--tp 2 needs 2 processes; torchrun has started 4"):
+        decode_ranks.join(2, "all_reduce")
+
+
+def test_each_process_has_its_kv_heads_or_shares_one() -> None:
+    found = [decode_ranks.Ranks(rank, 4).kv_heads(8) for rank in range(4)]
+    assert found == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]
+    found = [decode_ranks.Ranks(rank, 4).kv_heads(2) for rank in range(4)]
+    assert found == [slice(0, 1), slice(0, 1), slice(1, 2), slice(1, 2)]
 
 
 def test_without_a_gpu_the_command_says_what_to_use(tmp_path: Path) -> None:

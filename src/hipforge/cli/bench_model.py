@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -59,6 +60,8 @@ class Step:
         floor_us: of reading weights, scales and cache at the card's read bandwidth.
         lines: its ops, each measured alone.
         peers: microseconds by name, or why there are none.
+        one_gpu_us: of the step of the whole model on one GPU, where this one is of several GPUs.
+        one_gpu_error: of the logits beside that step's, relatively.
     """
 
     batch: int
@@ -68,6 +71,8 @@ class Step:
     floor_us: float
     lines: tuple[Line, ...]
     peers: dict[str, float | str]
+    one_gpu_us: float | None = None
+    one_gpu_error: float | None = None
 
     @property
     def gap_us(self) -> float:
@@ -105,7 +110,7 @@ def measure(model: Model, batch: int, context: int, bandwidth: float, programmat
     from hipforge.cli import decode_ops, decode_twin
 
     chain = decode_ops.chain(model, batch, context, AHEAD)
-    decode_twin.fill(chain)
+    decode_twin.fill(chain, *model.kv_heads)
     reads = [0] * len(chain.ops)
     for _ in range(2):  # what is built, loaded and allocated the first time is not captured
         for number, op in enumerate(chain.ops):
@@ -139,6 +144,71 @@ def measure(model: Model, batch: int, context: int, bandwidth: float, programmat
         alone = us / times, None if early is None else early / times
         lines.append(Line(name, chain.ops[own[0]].path(), len(own), *alone, sum(reads[number] for number in own)))
     return Step(batch, context, *whole, sum(reads) / bandwidth * 1e6, tuple(lines), {})
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A step of a whole model on one GPU: its microseconds, the better way, and its logits."""
+
+    us: float
+    logits: torch.Tensor
+
+
+def logits_of(model: Model, batch: int, context: int) -> torch.Tensor:
+    """Return the logits of a first step."""
+    from hipforge.cli import decode_ops, decode_twin
+
+    chain = decode_ops.chain(model, batch, context)
+    decode_twin.fill(chain, *model.kv_heads)
+    for op in chain.ops:
+        op.call()
+    return chain.logits.clone()
+
+
+def error_beside(model: Model, batch: int, context: int, whole: torch.Tensor) -> float:
+    """Return how far the logits of a part of a model, with the others, are from those of the whole on one GPU.
+
+    Raises:
+        HipforgeError: too far.
+    """
+    got, want = logits_of(model, batch, context).double(), whole.double()
+    error = ((got - want).norm() / want.norm()).item()
+    if not error <= MOST_ERROR:
+        where = f"batch {batch}, context {context}: the logits of {model.ranks.count} GPUs"
+        raise HipforgeError(f"{where} are {error:.3f} from those of one, relatively; at most {MOST_ERROR} is right")
+    return error
+
+
+def measure_cells(
+    model: Model,
+    cells: Iterable[tuple[int, int]],
+    bandwidth: float,
+    programmatic: bool,
+    on_step: Callable[[Step], None],
+    whole: dict[tuple[int, int], Whole] | None = None,
+) -> list[Step]:
+    """Return a step for each (batch, context) that fits, measured; ``whole`` has those of the model on one GPU.
+
+    Raises:
+        HipforgeError: the logits are too far from those of the whole model, or a replay's from those op by op.
+    """
+    import torch
+
+    steps = []
+    for batch, context in cells:
+        try:
+            one = whole[batch, context] if whole else None
+            error = None if one is None else error_beside(model, batch, context, one.logits)
+            step = measure(model, batch, context, bandwidth, programmatic)
+            step = replace(step, one_gpu_us=None if one is None else one.us, one_gpu_error=error)
+        except torch.OutOfMemoryError:
+            click.echo(f"batch {batch}, context {context}: does not fit in this card's memory", err=True)
+            continue
+        finally:
+            _free()
+        on_step(step)
+        steps.append(step)
+    return steps
 
 
 def measure_peers(shape: decode_step.Shape, name: str, cells: Iterable[tuple[int, int]]) -> list[float | str]:
@@ -199,6 +269,10 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int
               help="Keys of each sequence, the new token included, separated by commas.")  # fmt: skip
 @click.option("--programmatic", is_flag=True, help="Also launch inside hipforge.programmatic_launch().")
 @click.option("--layers", type=click.IntRange(1, 1 << 10), help="Cut the model to so many layers of each kind.")
+@click.option("--tp", type=click.IntRange(1, 64), default=1, show_default=True,
+              help="GPUs that share the model (tensor parallel), beside one of them alone; without peers.")  # fmt: skip
+@click.option("--sums", type=click.Choice(["all_reduce", "one_shot"]), default="one_shot", show_default=True,
+              help="How parts are added up: NCCL's all-reduce, or torch's kernel that reads other GPUs.")  # fmt: skip
 @click.option("--peers/--no-peers", default=True, show_default=True,
               help="Also measure the model in torch, with bf16 and with fp8 weights.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
@@ -209,6 +283,8 @@ def command(
     contexts: tuple[int, ...],
     programmatic: bool,
     layers: int | None,
+    tp: int,
+    sums: Literal["all_reduce", "one_shot"],
     peers: bool,
     as_json: bool,
     picture: Path | None,
@@ -218,6 +294,7 @@ def command(
     A step of each batch size is one graph: embedding, layers, head, argmax, and the positions of the next token. First
     a model of the same widths with two layers is held to float64. Each op is then measured alone, all its calls in one
     graph over the layers' own operands; the gap is what the step takes beyond their sum. MiniMax-M3 attends in full.
+    With --tp torchrun starts a process for each GPU, and the logits are held to those of one GPU.
     """
     device = devices.current()
     if not device.is_gpu:
@@ -231,10 +308,19 @@ def command(
         raise ConfigError(f"bench-model measures on {', '.join(known)}; the device is {device.arch_of()}")
     import torch
 
+    from hipforge.cli import decode_ranks
+
     shape = decode_step.read(config)
     if layers is not None:
         shape = replace(shape, layers=(min(layers, shape.layers[0]), min(layers, shape.layers[1])))
-    console, place = output.console(stderr=as_json), torch.device("cuda")
+    ranks = decode_ranks.ALONE
+    if tp > 1:
+        decode_step.divided(shape, tp)
+        if not decode_ranks.is_started():
+            sys.exit(decode_ranks.start(tp, sys.argv[1:]))
+        ranks = decode_ranks.join(tp, sums)
+    is_first = ranks.rank == 0
+    console, place = output.console(stderr=as_json), torch.device("cuda", torch.cuda.current_device())
     error = decode_twin.check(decode_twin.small(shape), place)
     if not error <= MOST_ERROR:
         raise HipforgeError(f"the logits are {error:.3f} from float64, relatively; at most {MOST_ERROR} is right")
@@ -242,39 +328,45 @@ def command(
     header = {
         "model": shape.name, "card": torch.cuda.get_device_name(0), "torch": torch.__version__,
         "read TB/s": round(bandwidth / 1e12, 3), "programmatic": programmatic, "error of the logits": round(error, 4),
+        **({"GPUs": tp, "sums": sums} if tp > 1 else {}),
     }  # fmt: skip
-    if not as_json:
+    if is_first and not as_json:
         console.print(", ".join(f"{name}: {value}" for name, value in header.items()), highlight=False, soft_wrap=True)
-    steps = []
+
+    def on_step(step: Step) -> None:
+        if is_first and not as_json:
+            _print(console, shape.name, step, bandwidth)
+
+    cells = [(batch, context) for batch in batches for context in contexts]
     with torch.no_grad():
         model = decode_ops.Model(shape, decode_ops.Random(place))
-        for batch in batches:
-            for context in contexts:
-                try:
-                    steps.append(measure(model, batch, context, bandwidth, programmatic))
-                except torch.OutOfMemoryError:
-                    click.echo(f"batch {batch}, context {context}: does not fit in this card's memory", err=True)
-                    continue
-                finally:
-                    _free()
-                if not as_json:
-                    _print(console, shape.name, steps[-1], bandwidth)
+        steps = measure_cells(model, cells, bandwidth, programmatic, on_step)
+        if ranks != decode_ranks.ALONE:
+            cells = [(step.batch, step.context) for step in steps]
+            whole = {
+                cell: Whole(step.least_us, logits_of(model, *cell)) for cell, step in zip(cells, steps, strict=True)
+            }
+            model = decode_ranks.part(model, ranks)
+            _free()
+            steps = measure_cells(model, cells, bandwidth, programmatic, on_step, whole)
         del model
         _free()
-    for name in decode_twin.PEERS if peers else ():
+    for name in decode_twin.PEERS if peers and tp == 1 else ():
         times = measure_peers(shape, name, [(step.batch, step.context) for step in steps])
         steps = [replace(step, peers={**step.peers, name: us}) for step, us in zip(steps, times, strict=True)]
         torch.compiler.reset()  # compiled code keeps the model that it is of
         _free()
     for step in steps if peers and not as_json else ():
         _print_peers(step)
-    if as_json:
+    if as_json and is_first:
         rows = [{**asdict(step), "gap_us": step.gap_us} for step in steps]
         click.echo(json.dumps({**header, "measured": rows}, indent=1))
-    if picture is not None:
+    if picture is not None and is_first:
         from hipforge.cli.time_model import plot
 
         plot(steps, f"{shape.name}, {header['card']}", picture, "measured")
+    if ranks != decode_ranks.ALONE:
+        torch.distributed.destroy_process_group()
 
 
 def _print(console: Console, name: str, step: Step, bandwidth: float) -> None:
@@ -300,6 +392,10 @@ def _print(console: Console, name: str, step: Step, bandwidth: float) -> None:
             console.print(f"{how}{us:.0f} µs, {step.batch / us * 1e6:.0f} tokens/s; read floor {step.floor_us:.0f} µs "
                           f"({step.floor_us * bandwidth / 1e15:.2f} GB), share {step.floor_us / us:.1%}",
                           highlight=False)  # fmt: skip
+    if step.one_gpu_us is not None:
+        ratio = f"{step.one_gpu_us:.0f} µs, {step.one_gpu_us / step.least_us:.2f}× as long"
+        error = f"{step.one_gpu_error:.3f}"
+        console.print(f"one GPU: {ratio}; these logits are {error} from its own, relatively", highlight=False)
 
 
 def _print_peers(step: Step) -> None:

@@ -1,6 +1,7 @@
 """The ops of a decode step, in the order of their launches: what ``time-model`` models and ``bench-model`` measures.
 
-Layers are those of examples/generate.py. Of the all-reduces of a layer under tensor parallelism nothing is here.
+Layers are those of examples/generate.py. A model that is a part on one of several GPUs (``decode_ranks.part``) also has
+the sums of a layer; ``time-model`` models such a part without them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 import hipforge
+from hipforge.cli.decode_ranks import ALONE
 from hipforge.cli.decode_step import BLOCK, Shape
 from hipforge.nn import CacheStep, PagedKVCache
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -148,10 +150,13 @@ class Model:
         embedding: bfloat16 [V, H], or [1, H] of a source that keeps nothing.
         last_norm: [H].
         head: V rows.
+        ranks: the processes that share the model, and which one this is.
+        kv_heads: KV heads of the whole model, and which of them are here.
     """
 
     def __init__(self, shape: Shape, source: Source) -> None:
-        self.shape, self.source, self.place = shape, source, source.place
+        self.shape, self.source, self.place, self.ranks = shape, source, source.place, ALONE
+        self.kv_heads = shape.heads[1], slice(None)
         dense, sparse = shape.layers
         if source.kept:
             self.layers = [self._layer(index >= dense) for index in range(dense + sparse)]
@@ -200,7 +205,7 @@ class Chain:
     Attributes:
         ops: launches of a step, in order; each step moves every sequence by one token.
         tokens: int64 [batch], what a step reads and, by argmax, leaves.
-        logits: bfloat16 [batch, V].
+        logits: bfloat16 [batch, V], of all processes that share the model.
         cache: keys and values.
         tables: int32 [batch, pages] of the cache.
         start: tensors that move, and what they start with.
@@ -264,7 +269,9 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
         elements = new(rows, columns, dtype=torch.uint8).view(fp8_dtypes(place)[0])
         return elements, new(rows, columns // BLOCK, dtype=torch.uint8)
 
-    x, residual, copy, logits = new(batch, hidden), new(batch, hidden), new(batch, hidden), new(batch, shape.vocabulary)
+    residual, copy, own_logits = new(batch, hidden), new(batch, hidden), new(batch, shape.vocabulary)
+    x_part, x, add_parts = model.ranks.summed(new(batch, hidden))
+    logits, join = (own_logits, None) if model.ranks.count == 1 else model.ranks.joined(own_logits)
     tokens = new(batch, dtype=torch.int64)
     normed, attended = mxfp8(batch, hidden), mxfp8(batch, heads * dim)
     qkv, rotated = new(batch, (heads + 2 * kv_heads) * dim), new(batch, heads, dim)
@@ -297,6 +304,10 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
     def product(name: str, given: Pair, by: Linear, out: torch.Tensor) -> None:
         call = partial(hipforge.mxfp8_linear, *given, by.weight, by.scale, by.bias, out=out)
         op(name, "cold", call, lambda: by.nbytes)
+
+    def whole() -> None:
+        if model.ranks.count > 1:
+            op("sum over GPUs", "torch", add_parts)
 
     def norm(weight: torch.Tensor, first: bool = False, copied: bool = False) -> None:
         name = "norm + quantise, copy" if copied else "norm + quantise"
@@ -335,7 +346,7 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
             "mall",
             partial(hipforge.swiglu_mxfp8, parts.gate_up, **activation, out=out, scale_out=scale),
         )
-        product("down", parts.inner, layer.down, x)
+        product("down", parts.inner, layer.down, x_part)
 
     def choose(bias: torch.Tensor | None) -> object:
         return hipforge.topk_gating(
@@ -377,7 +388,7 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
         op(
             "weighted sum",
             "mall",
-            partial(hipforge.moe_combine, parts.slot_out, ids=parts.ids, num_experts=total, out=x),
+            partial(hipforge.moe_combine, parts.slot_out, ids=parts.ids, num_experts=total, out=x_part),
         )
 
     if shape.layers[1]:
@@ -388,11 +399,15 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
         norm(layer.input_norm, first=index == 0)
         product("qkv", normed, layer.qkv, qkv)
         attention(index, layer)
-        product("o_proj", attended, layer.out, x)
+        product("o_proj", attended, layer.out, x_part)
+        whole()
         norm(layer.post_norm, copied=layer.router is not None)
         (dense if layer.router is None else experts)(layer)
+        whole()
     norm(model.last_norm)
-    product("lm_head", normed, model.head, logits)
+    product("lm_head", normed, model.head, own_logits)
+    if join is not None:
+        op("logits of all GPUs", "torch", join)
     op("argmax", "torch", lambda: torch.argmax(logits, 1, out=tokens))
     op(MOVES_ON, "torch", lambda: torch.index_select(rows, 0, counter.add_(1), out=row))
     moved = row, counter, tokens

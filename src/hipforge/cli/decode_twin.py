@@ -315,12 +315,13 @@ def check(shape: Shape, place: torch.device, batch: int = 4, context: int = 100,
 
 
 @torch.no_grad()
-def fill(chain: Chain) -> None:
-    """Put random keys and values into every page."""
+def fill(chain: Chain, kv_heads: int | None = None, own: slice = slice(None)) -> None:
+    """Put random keys and values into every page; of ``kv_heads`` those that are this process's ``own``."""
     for pages in (chain.cache.k, chain.cache.v):
         for layer in pages:
             generator = torch.Generator(layer.device).manual_seed(0)
             for at in range(0, len(layer), 1024):
                 part = layer[at : at + 1024]
-                drawn = torch.randn(part.shape, dtype=torch.bfloat16, device=layer.device, generator=generator)
+                size = (*part.shape[:2], kv_heads or part.shape[2], part.shape[3])
+                drawn = torch.randn(size, dtype=torch.bfloat16, device=layer.device, generator=generator)[:, :, own]
                 part.view(torch.uint8).copy_(drawn.float().to(layer.dtype).view(torch.uint8))

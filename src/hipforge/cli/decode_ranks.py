@@ -1,0 +1,176 @@
+"""A model's part on each of several GPUs (tensor parallel), and the sums that make its layers whole again.
+
+The communication is torch's: :func:`torch.distributed.all_reduce`, or the one-shot kernel of its symmetric memory, in
+which every GPU reads the parts of the others.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from hipforge.cli.decode_step import divided
+from hipforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hipforge.cli.decode_ops import Layer, Linear, Model
+
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
+Sums = Literal["all_reduce", "one_shot"]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that share a model.
+
+    Attributes:
+        rank: its number.
+        count: of processes.
+        sums: how their parts are added up.
+    """
+
+    rank: int = 0
+    count: int = 1
+    sums: Sums = "all_reduce"
+
+    def summed(self, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Callable[[], object]]:
+        """Return where a process writes its part, where the sum will be, and the call that adds the parts up."""
+        if self.count == 1 or self.sums == "all_reduce":
+            return part, part, lambda: dist.all_reduce(part)
+        from torch.distributed import _symmetric_memory
+
+        group: Any = dist.group.WORLD
+        own = _symmetric_memory.empty(*part.shape, dtype=part.dtype, device=part.device)
+        _symmetric_memory.rendezvous(own.zero_(), group)
+        return own, part, lambda: torch.ops.symm_mem.one_shot_all_reduce_out(own, "sum", group.group_name, out=part)
+
+    def joined(self, columns: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+        """Return [rows, N] of which this process writes ``columns``, its N / count, and the call that fetches them."""
+        rows, own = columns.shape
+        parts = torch.empty(self.count, rows, own, dtype=columns.dtype, device=columns.device)
+        whole = parts.view(1, -1) if rows == 1 else torch.empty(
+            rows, self.count * own, dtype=columns.dtype, device=columns.device
+        )  # fmt: skip
+
+        def call() -> None:
+            _all_gather(parts.view(-1, own), columns)
+            if rows > 1:
+                whole.view(rows, self.count, own).copy_(parts.transpose(0, 1))
+
+        return whole, call
+
+    def kv_heads(self, of: int) -> slice:
+        """Return which of the KV heads this process has: some, or one of several processes' one."""
+        own = max(1, of // self.count)
+        first = self.rank * of // self.count
+        return slice(first, first + own)
+
+
+ALONE = Ranks()
+
+
+def join(tp: int, sums: Sums) -> Ranks:
+    """Make this process one of those that torchrun has started, on a GPU of its own.
+
+    Raises:
+        ConfigError: there are not ``tp`` of them, or fewer GPUs.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world != tp:
+        raise ConfigError(f"--tp {tp} needs {tp} processes; torchrun has started {world} (WORLD_SIZE)")
+    local = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+    return Ranks(dist.get_rank(), tp, sums)
+
+
+def is_started() -> bool:
+    """Whether torchrun has started this process."""
+    return "LOCAL_RANK" in os.environ
+
+
+def start(tp: int, arguments: Sequence[str]) -> int:
+    """Run ``hipforge`` with the arguments in ``tp`` processes of torchrun; returns its exit status.
+
+    Raises:
+        ConfigError: this machine has fewer GPUs.
+    """
+    if torch.cuda.device_count() < tp:
+        raise ConfigError(f"--tp {tp} needs {tp} GPUs; torch sees {torch.cuda.device_count()}")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(tp)]
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    return subprocess.run([*command, "-m", "hipforge", *arguments], env=environment, check=False).returncode
+
+
+def part(model: Model, ranks: Ranks) -> Model:
+    """Return a process's part of a model: rows of qkv, gate and up and of the head, columns of o and down.
+
+    Raises:
+        ConfigError: something cannot be divided into parts of whole scale blocks.
+    """
+    own = copy.copy(model)
+    own.shape, own.ranks = divided(model.shape, ranks.count), ranks
+    own.kv_heads = model.shape.heads[1], ranks.kv_heads(model.shape.heads[1])
+    own.layers = [_layer(layer, model, ranks) for layer in model.layers]
+    own.head = _rows(model.head, ranks)
+    return own
+
+
+def _layer(layer: Layer, model: Model, ranks: Ranks) -> Layer:
+    shape = model.shape
+    (heads, kv_heads), dim = shape.heads, shape.head_dim
+    kv = ranks.kv_heads(kv_heads)
+    q, k, v = _split(layer.qkv, [heads * dim, kv_heads * dim, kv_heads * dim])
+    own_kv = [_slice(side, slice(kv.start * dim, kv.stop * dim)) for side in (k, v)]
+    if shape.biases:  # rows of gate and up take turns
+        gate_up = _rows(layer.gate_up, ranks)
+    else:
+        rows = layer.gate_up.weight.shape[-2] // 2
+        gate_up = _joined([_rows(half, ranks) for half in _split(layer.gate_up, [rows, rows])])
+    sinks = None if layer.sinks is None else layer.sinks.chunk(ranks.count)[ranks.rank]
+    qkv, out, down = _joined([_rows(q, ranks), *own_kv]), _columns(layer.out, ranks), _columns(layer.down, ranks)
+    return replace(layer, qkv=qkv, out=out, gate_up=gate_up, down=down, sinks=sinks)
+
+
+def _slice(of: Linear, rows: slice) -> Linear:
+    return of._replace(
+        weight=of.weight[..., rows, :],
+        scale=of.scale[..., rows, :],
+        bias=None if of.bias is None else of.bias[..., rows],
+    )
+
+
+def _split(of: Linear, sizes: list[int]) -> list[Linear]:
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return [_slice(of, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _rows(of: Linear, ranks: Ranks) -> Linear:
+    rows = of.weight.shape[-2] // ranks.count
+    return _joined([_slice(of, slice(ranks.rank * rows, (ranks.rank + 1) * rows))])
+
+
+def _joined(parts: list[Linear]) -> Linear:
+    def cat(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+        return torch.cat([x.view(torch.uint8) if x.element_size() == 1 else x for x in tensors], dim).view(
+            tensors[0].dtype
+        )
+
+    biases = [each.bias for each in parts if each.bias is not None]
+    weight, scale = cat([each.weight for each in parts], -2), cat([each.scale for each in parts], -2)
+    return parts[0]._replace(weight=weight, scale=scale, bias=cat(biases, -1) if biases else None)
+
+
+def _columns(of: Linear, ranks: Ranks) -> Linear:
+    """Columns of a product whose parts are added up; the bias is the first process's."""
+    weight, scale = (side.chunk(ranks.count, -1)[ranks.rank].contiguous() for side in (of.weight, of.scale))
+    bias = of.bias if of.bias is None or ranks.rank == 0 else torch.zeros_like(of.bias)
+    return of._replace(weight=weight, scale=scale, bias=bias)
