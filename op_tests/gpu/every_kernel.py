@@ -104,6 +104,10 @@ def rotation(dtype: torch.dtype) -> None:
             store = partial(hipforge.rope_and_cache, q, k, v, angles, positions)
             caches = [torch.zeros(2, 16, 2, dim, device=DEVICE, dtype=dtype) for _ in range(2)]
             store(*caches, slots, style=style, q_weight=rows(dtype, dim))
+            for kind in (dtype, torch.float8_e4m3fn):
+                index = {"index_q": rows(dtype, 6, 4, dim), "index_k": rows(dtype, 6, 1, dim)}
+                index_cache = torch.zeros(2, 16, dim, device=DEVICE).to(kind)
+                store(*caches, slots, style=style, **index, index_cache=index_cache)
             codes = [cache.to(torch.float8_e4m3fn) for cache in caches]
             store(*codes, slots, style=style, k_scale=0.5, v_scale=0.5)
             words = [torch.zeros(2, 16, 2, device=DEVICE, dtype=torch.int32) for _ in range(2)]

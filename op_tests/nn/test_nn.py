@@ -17,7 +17,7 @@ import hipforge
 import hipforge.weights
 from hipforge import emulator
 from hipforge.errors import ConfigError, GuardError
-from hipforge.nn import MXFP8Linear, MXFP8MoE, PagedKVCache, convert_to_mxfp8
+from hipforge.nn import MXFP8Linear, MXFP8MoE, PagedKVCache, SparseBlocks, convert_to_mxfp8
 from hipforge.nn.moe import Activation, Routing
 from hipforge.nn.payload import accepted
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -148,6 +148,16 @@ def test_a_mixture_of_experts_is_that_of_every_token_by_itself(shared: int, corr
     assert relf(got, want) < SEVERAL_ROUNDINGS
     if corrected:  # the bias decides: without it other experts are chosen
         assert relf(got, moe_in_float64(moe(shared), x.flatten(0, 1)).view(x.shape)) > 0.1
+
+
+@pytest.mark.parametrize("make", (lambda: MXFP8Linear.from_linear(linear()), lambda: moe(1)), ids=("linear", "moe"))
+def test_a_layer_refuses_an_input_before_it_copies_it(make: Callable[[], torch.nn.Module]) -> None:
+    freed = torch.zeros(4, 97, dtype=torch.bfloat16)[:, :96]
+    freed.untyped_storage().resize_(0)
+    for x, message in ((3, "x must be a torch.Tensor; got int"), (torch.ones(4, 95), r"x must have 96 elements .*95\)"),
+                       (freed, "argument 'x' reaches byte 774 of a storage of 0 bytes")):  # fmt: skip
+        with pytest.raises(GuardError, match=message):
+            make()(x)
 
 
 def test_a_mixture_refuses_weights_that_do_not_fit() -> None:
@@ -362,6 +372,44 @@ def test_a_paged_cache_gives_the_attention_over_all_that_was_stored(steps: tuple
     got, want = cached_attention(steps)
     # softmax weights rounded to bf16 (2^-9 of each, at random) and one rounding of the output
     assert relf(got, want) < 4e-3
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_a_paged_cache_attends_to_the_blocks_that_its_index_chooses(fp8: bool) -> None:
+    """Two of up to five blocks of 16 keys, from index keys as they are stored; four launches of a step in all."""
+    own, blocks, total = fp8_dtypes("cpu")[0], SparseBlocks(topk=2, block_size=16), 71
+    kind = own if fp8 else torch.bfloat16
+    cache = PagedKVCache(layers=1, pages=12, page_size=16, kv_heads=2, head_dim=64, index_dtype=kind)
+    cache.extend([9], 17)
+    q, k, v, index_q, index_k = (
+        normal(2, total, heads, 64, seed=seed, dtype=torch.bfloat16) for seed, heads in enumerate((4, 2, 2, 2, 1))
+    )
+    table = torch.cat((torch.ones(total, 32), torch.zeros(total, 32)), 1)
+    outputs, first = [], 0
+    for tokens in (16, 16, 16, 16, 6, 1):
+        step = cache.extend([3, 5], tokens)
+        mine = [x[:, first : first + tokens].flatten(0, 1) for x in (q, k, v, index_q, index_k)]
+        with emulator.counters() as counted:
+            rotated = cache.rope_and_store(0, *mine[:3], table, step, index_q=mine[3], index_k=mine[4])
+            outputs.append(cache.attend(0, rotated, step, index_q=mine[3], blocks=blocks).view(2, tokens, 4, 64))
+        first += tokens
+    assert counted.launches == 4
+    stored = index_k[:, :, 0].to(kind).double()
+    scores = torch.einsum("btgd,bsd->btgs", index_q.double(), stored).masked_fill(
+        torch.ones(total, total).triu(1).bool()[:, None], -torch.inf
+    )
+    best = torch.nn.functional.pad(scores, (0, -total % 16), value=-torch.inf).unflatten(-1, (-1, 16)).amax(-1)
+    own_block = torch.arange(total) // 16
+    best[:, torch.arange(total), :, own_block] = torch.inf
+    chosen = torch.zeros_like(best, dtype=torch.bool).scatter(-1, best.topk(2).indices, value=True)
+    seen = chosen.repeat_interleave(16, -1)[..., :total] & (scores > -torch.inf)
+    keys, values = (x.float().to(own).double().repeat_interleave(2, 2) for x in (k, v))
+    products = torch.einsum("bthd,bshd->bths", q.double(), keys) / 8
+    weights = products.masked_fill(~seen.repeat_interleave(2, 2), -torch.inf).softmax(-1)
+    want = torch.einsum("bths,bshd->bthd", weights, values)
+    assert relf(torch.cat(outputs, 1), want) < 4e-3  # as above
+    with pytest.raises(GuardError, match="index_q needs a cache of index keys; got one made without index_dtype"):
+        PagedKVCache(1, 8, 16, 2, 64).attend(0, rotated, step, index_q=mine[3], blocks=blocks)
 
 
 def test_a_paged_cache_gives_the_attention_quantised_as_a_linear_layer_reads_it() -> None:

@@ -144,6 +144,7 @@ def spread(rows: int, columns: int) -> torch.Tensor:
 
 
 X, WEIGHT = spread(300, 2048), spread(1, 2048)[0]
+TABLES, LENGTHS = torch.arange(6).repeat(300, 1).int(), torch.arange(300).int() % 96 + 1
 ALWAYS: dict[str, Callable[[int], object]] = {
     "rms_norm": lambda rows: hipforge.rms_norm(X[:rows], WEIGHT, 1e-6),
     "rms_norm_mxfp8": lambda rows: hipforge.rms_norm_mxfp8(X[:rows], WEIGHT, 1e-6),
@@ -156,6 +157,14 @@ ALWAYS: dict[str, Callable[[int], object]] = {
     "router_gemm": lambda rows: hipforge.router_gemm(X[:rows], spread(32, 2048)),
     "topk_gating": lambda rows: hipforge.topk_gating(X[:rows, :64].float(), 4),
     "moe_combine": lambda rows: hipforge.moe_combine(X[: 4 * rows], top_k=4),
+    "sparse_block_scores": lambda rows: hipforge.sparse_block_scores(
+        X[:rows, :512].unflatten(1, (1, 4, 128)).contiguous(), X[:, :256].unflatten(1, (2, 128)).repeat(1, 8, 1),
+        TABLES[:rows], LENGTHS[:rows], block_size=32,
+    ),
+    "sparse_topk_blocks": lambda rows: hipforge.sparse_topk_blocks(
+        X[:rows, :24].float().unflatten(1, (1, 1, 24)), TABLES[:rows].repeat(1, 8), 7 * LENGTHS[:rows], page_size=16,
+        block_size=32,
+    ),
 }  # fmt: skip
 
 

@@ -41,6 +41,8 @@ def command(
     calls = [(op, shape), *([beside] if beside else [])]
     for each in calls:
         parsed(*each)
+    if arch is not None:  # before the device is asked for, which is decided once
+        os.environ["HIPFORGE_EMULATE"] = arch
     if devices.current().is_gpu:
         if trace is not None or picture is not None or arch is not None:
             raise ConfigError("--arch, --trace and --plot need the model of time: set HIPFORGE_DEVICE=emulator")
@@ -51,8 +53,6 @@ def command(
     from hipforge.emulator.timing import machine, report
     from hipforge.emulator.timing.context import gpu_of
 
-    if arch is not None:
-        os.environ["HIPFORGE_EMULATE"] = arch
     device = devices.current()
     if device.kind != "emulator":
         raise ConfigError(f"time works on the emulator and on GPUs, not on {device.kind}; set HIPFORGE_DEVICE=emulator")

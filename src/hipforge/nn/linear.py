@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.nn.payload import Quantized, accepted, quantized, refuse_gradient
-from hipforge.ops.core.checks import require_rank, require_tensor
+from hipforge.nn.payload import Quantized, accepted, input_rows, quantized
+from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.mx_quantize import mxfp8_quantize
@@ -129,11 +129,7 @@ class MXFP8Linear(Quantized):
         if x_scale is not None:
             y = mxfp8_linear(x, x_scale, self.weight, self.weight_scale, self.bias, out)
             return y if out is not None else y.to(self.out_dtype)
-        require_tensor(x=x)
-        refuse_gradient(x, "MXFP8Linear")
-        if not x.dim() or x.shape[-1] != self.in_features:
-            raise GuardError(f"x must have {self.in_features} elements in its last dimension; got {tuple(x.shape)}")
-        q, scale = mxfp8_quantize(x.reshape(-1, self.in_features).contiguous())
+        q, scale = mxfp8_quantize(input_rows(x, self.in_features, "MXFP8Linear").contiguous())
         y = mxfp8_linear(q, scale, self.weight, self.weight_scale, self.bias, out)
         return y.view(*x.shape[:-1], self.out_features).to(x.dtype)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.nn.payload import Quantized, accepted, quantized, refuse_gradient
+from hipforge.nn.payload import Quantized, accepted, input_rows, quantized
 from hipforge.ops.core.checks import require_dtype, require_rank, require_shape, require_tensor
 from hipforge.ops.moe import DEFAULT_BLOCK_M, fused_moe_mxfp8
 from hipforge.ops.router_gemm import router_gemm
@@ -174,8 +174,7 @@ class MXFP8MoE(Quantized):
         Raises:
             GuardError: an argument is not of this form, or x requires a gradient while gradients are recorded.
         """
-        refuse_gradient(x, "MXFP8MoE")
-        rows = x.reshape(-1, x.shape[-1])
+        rows = input_rows(x, self.w2.shape[1], "MXFP8MoE")
         chosen, act = self.routing, self.activation
         weights, ids = topk_gating(
             router_gemm(rows, self.router, self.router_bias), chosen.top_k, scoring=chosen.scoring,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hipforge.errors import GuardError
+from hipforge.ops.core.arguments import require_readable
 from hipforge.ops.core.checks import require_dtype, require_last_multiple, require_real, require_shape, require_tensor
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -123,7 +124,16 @@ def _moved(buffer: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> 
     return moved.view(buffer.dtype)
 
 
-def refuse_gradient(x: torch.Tensor, module: str) -> None:
-    """Raise GuardError where a result would be expected to carry a gradient."""
+def input_rows(x: torch.Tensor, width: int, module: str) -> torch.Tensor:
+    """Return the input [..., width] of a module that computes no gradients as [rows, width], once it may be read.
+
+    Raises:
+        GuardError: no tensor of that width, one without its memory, or one of which a gradient is expected.
+    """
+    require_tensor(x=x)
+    require_readable(x=x)
     if x.requires_grad and torch.is_grad_enabled():
         raise GuardError(f"{module} computes no gradients, and its input requires one; call it under torch.no_grad()")
+    if not x.dim() or x.shape[-1] != width:
+        raise GuardError(f"x must have {width} elements in its last dimension; got {tuple(x.shape)}")
+    return x.reshape(-1, width)
