@@ -66,10 +66,9 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
                                           : static_cast<const int32_t*>(positions)[token];
   const Heads& from = of_index ? (is_q ? a.index.q : a.index.k) : is_q ? a.q : is_k ? a.k : a.v;
   const TurnedHeads& to = of_index ? a.index.q_out : a.q_out;
-  const Half* const q_weight = of_index ? a.index.q_weight : a.q_weight;
-  const Half* const k_weight = of_index ? a.index.k_weight : a.k_weight;
+  const Half* const weight = of_index ? (is_q ? a.index.q_weight : a.index.k_weight) : is_q ? a.q_weight : a.k_weight;
   hf::dev::wave_values_loaded_here(slot, position, from.data, from.token_stride, from.head_stride, from.count, from.aligned,
-                                   a.cos_sin, a.max_positions, a.page_size, a.chunks, a.rotary_dim, q_weight, k_weight,
+                                   a.cos_sin, a.max_positions, a.page_size, a.chunks, a.rotary_dim, weight,
                                    to.data, to.token_stride, to.head_stride, to.aligned, a.epsilon,
                                    a.weight_offset, a.half_angles, a.interleaved, a.whole_chunks);
   if (!is_q && (slot < 0 || slot >= cache_slots)) return;
@@ -84,7 +83,6 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
   if (is_q || is_k) {
     const bool rotates = active && chunk * kChunk < a.rotary_dim;
     const Angles angles = rotates ? angles_of(a, position, chunk) : Angles{};
-    const Half* weight = is_q ? q_weight : k_weight;
     if (weight) x = normalised<kLanes>(x, weight, chunk, active, a);
     if (rotates) x = rotated(x, angles, lds + threadIdx.x - chunk, chunk, a);
   }

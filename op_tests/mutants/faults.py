@@ -405,7 +405,7 @@ FAULTS = [
         ("sparse/keys_of_the_first_head", "decode_attention/amd/tile_rows.h",
          "first.per_head & kOwnKeys ? blockIdx.y : batch", "batch", "ops/test_sparse_attention.py -k own_keys"),
         ("sparse/index_key_by_the_norm_of_k", "rope_and_cache/rope_and_cache.cu",
-         "of_index ? a.index.k_weight : a.k_weight", "a.k_weight",
+         "is_q ? a.index.q_weight : a.index.k_weight", "is_q ? a.index.q_weight : a.k_weight",
          "ops/test_rope_and_cache_index.py -k fp8-True"),
     ),
     # Routing.

@@ -408,6 +408,8 @@ def test_a_paged_cache_attends_to_the_blocks_that_its_index_chooses(fp8: bool) -
     weights = products.masked_fill(~seen.repeat_interleave(2, 2), -torch.inf).softmax(-1)
     want = torch.einsum("bths,bshd->bthd", weights, values)
     assert relf(torch.cat(outputs, 1), want) < 4e-3  # as above
+    with pytest.raises(GuardError, match="a window has no meaning; got window=3"):
+        cache.attend(0, rotated, step, index_q=mine[3], window=3)
     with pytest.raises(GuardError, match="index_q needs a cache of index keys; got one made without index_dtype"):
         PagedKVCache(1, 8, 16, 2, 64).attend(0, rotated, step, index_q=mine[3], blocks=blocks)
 

@@ -345,6 +345,10 @@ class PagedKVCache:
             raise GuardError(f"q must be a tensor [B * tokens, Hq, D] of a step of {step.tokens} tokens; got {got}")
         held = step.block_tables.shape[1] * self.page_size
         tables, lengths, batched = step.block_tables, step.seqlens, q.unflatten(0, (-1, step.tokens))
+        if index_q is not None and window is not None:
+            raise GuardError(
+                f"index_q chooses the keys that a token sees: a window has no meaning; got window={window}"
+            )
         if index_q is not None and held > blocks.most_keys:
             tables, lengths, batched = *self._chosen(layer, index_q, step, blocks), q.unsqueeze(1)
             held = blocks.most_keys
