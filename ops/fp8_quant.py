@@ -8,6 +8,7 @@ synchronises. Results equal :func:`hipforge.ops.fp8_linear.to_fp8` bit for bit o
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -19,7 +20,8 @@ from hipforge.ops.core.formats import FLOATS
 from hipforge.ops.core.fp8 import FP8_DTYPES, fp8_dtypes, to_fp8
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_fp8, written
-from hipforge.ops.reference.fp8 import quantize_fp8_blocks, quantize_fp8_rows
+from hipforge.ops.mx_quantize import mxfp8_quantize
+from hipforge.ops.reference.fp8 import Scales, quantize_fp8_blocks, quantize_fp8_rows
 
 PUBLIC = ("fp8_quant_blocks", "fp8_quant_rows", "fp8_quant_tensorwise")
 
@@ -191,3 +193,12 @@ def fp8_quant_blocks(
     out, scale_out = new_or_given_fp8(x, x.shape, "blocks", e8m0, out, scale_out)
     fp8_quant_blocks_out(out, scale_out, x)
     return out, scale_out
+
+
+# What quantises activations [rows, K] for a product with weights of each kind of scales.
+QUANTISERS: dict[Scales, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    Scales.ONCE: fp8_quant_rows,
+    Scales.BLOCKS: fp8_quant_blocks,
+    Scales.BLOCKS_E8M0: functools.partial(fp8_quant_blocks, e8m0=True),
+    Scales.MX_SHARED: mxfp8_quantize,
+}

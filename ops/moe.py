@@ -24,7 +24,7 @@ from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fp8_grouped_gemm import grouped_fp8_linear
-from hipforge.ops.fp8_quant import fp8_quant_blocks, fp8_quant_rows
+from hipforge.ops.fp8_quant import QUANTISERS
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 from hipforge.ops.moe_combine import moe_combine
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
@@ -340,20 +340,23 @@ def fused_moe_fp8(
         checks.require_device(name, weight, hidden.device)
         kinds.append(weight_scales_of(f"{name}_scale", scale, *weight.shape))
         checks.require_device(f"{name}_scale", scale, hidden.device)
-    kind = kinds[0]
-    if kinds[1] is not kind:
-        raise GuardError(f"w1_scale and w2_scale must be of one kind; got {kind.name} and {kinds[1].name}")
+    single = [scale.shape[1:] == (1, 1) for scale in (w1_scale, w2_scale)]  # one block of each expert is all of it
+    if kinds[0] is not kinds[1] and not any(
+        each is Scales.ONCE and one and other is Scales.BLOCKS
+        for each, one, other in zip(kinds, single, reversed(kinds), strict=True)
+    ):
+        raise GuardError(f"w1_scale and w2_scale must be of one kind; got {kinds[0].name} and {kinds[1].name}")
     check_activation(alpha, beta, limit)
     out = _result(hidden, hidden_scale, out)
     routing = _route(topk_weights, topk_ids, expert_map, block_m, w2.shape[0])
     activation: dict[str, Any] = {"alpha": alpha, "beta": beta, "limit": limit, "interleaved": interleaved}
     if hidden_scale is None:
-        hidden, hidden_scale = _QUANTISED[kind](packed(hidden))
+        hidden, hidden_scale = QUANTISERS[kinds[0]](packed(hidden))
     gate_up = grouped_fp8_linear(
         hidden, hidden_scale, w1, w1_scale, *routing.aligned, routing.slots, block_m, routing.top_k, bias=w1_bias,
         uncovered="undefined",
     )  # fmt: skip
-    inner_q, inner_scale = _ACTIVATED[kind](gate_up, **activation)
+    inner_q, inner_scale = _ACTIVATED[kinds[1]](gate_up, **activation)
     down = grouped_fp8_linear(
         inner_q, inner_scale, w2, w2_scale, *routing.aligned, routing.slots, block_m, 1, routing.weights, bias=w2_bias,
         uncovered="undefined",
@@ -361,13 +364,7 @@ def fused_moe_fp8(
     return routing.combined(down, out)
 
 
-# Activations of a product with weights of each kind of scales, and those of the second product out of gate and up.
-_QUANTISED: dict[Scales, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
-    Scales.ONCE: fp8_quant_rows,
-    Scales.BLOCKS: fp8_quant_blocks,
-    Scales.BLOCKS_E8M0: functools.partial(fp8_quant_blocks, e8m0=True),
-    Scales.MX_SHARED: mxfp8_quantize,
-}
+# The quantised activation out of gate and up, for weights of each kind of scales.
 _ACTIVATED: dict[Scales, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
     Scales.ONCE: swiglu_fp8_dynamic,
     Scales.BLOCKS: functools.partial(swiglu_fp8_dynamic, out_format="blocks"),

@@ -15,18 +15,21 @@ from safetensors.torch import save_file
 import hipforge
 from hipforge import weights
 from hipforge.errors import ConfigError, GuardError
-from hipforge.nn import MXFP8Linear
+from hipforge.nn import FP8Linear, MXFP8Linear
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference import (
+    dequantize_fp8,
     dequantize_mxfp4,
     dequantize_mxfp8,
+    quantize_fp8_rows,
+    quantize_fp8_weights,
     quantize_mxfp4,
     quantize_mxfp8,
     shuffle_scale,
     shuffle_weight,
 )
 
-pytestmark = pytest.mark.gfx942("devices_format or elsewhere or 254")
+pytestmark = pytest.mark.gfx942("devices_format or elsewhere or 254 or places or doubled")
 
 N, K = 48, 128
 
@@ -107,7 +110,7 @@ def test_modelopts_own_configuration_file_is_read(tmp_path: Path) -> None:
     assert state_of(tmp_path)["a.weight_scale"][0].dtype == torch.uint8
     declared["quantization"]["group_size"] = 16
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(declared))
-    with pytest.raises(ConfigError, match="declares group_size 16; MX formats have 32"):
+    with pytest.raises(ConfigError, match="declares group_size 16; MX formats have 32 elements per scale, fp8"):
         weights.load(tmp_path)
 
 
@@ -143,6 +146,134 @@ def test_gpt_oss_experts_come_as_packed_rows(tmp_path: Path) -> None:
         hipforge.fused_moe_mxfp8(hidden, elements, down_scale, w2, w2_scale, torch.ones(1, 1), ids)
 
 
+def quantised_fp8(kind: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Elements with codes that differ between the formats, and scales of a kind for two blocks of rows and columns."""
+    w = normal(N + 128, K + 40, seed=seed)
+    if kind in ("tensor", "rows"):
+        q, scale = quantize_fp8_rows(w)
+        scale = scale[:, None] if kind == "rows" else scale[0]
+    else:
+        q, scale = quantize_fp8_weights(w, e8m0=kind.endswith("e8m0"), block=32 if kind == "shared_e8m0" else 128)
+    bits(q).view(-1)[:4] = torch.tensor([0x80, 0x00, 0x7F, 0xFF], dtype=torch.uint8)
+    return q, scale
+
+
+def numbers_fp8(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return dequantize_fp8(q, scale, torch.float64).nan_to_num(1e9)
+
+
+BLOCKS_OF = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+PTPC = {
+    "quant_method": "compressed-tensors", "format": "float-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+}  # fmt: skip
+BLOCKS_CT = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {
+        "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+        "input_activations": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": True},
+    }},
+}  # fmt: skip
+QUARK_PTPC = {
+    "quant_method": "quark",
+    "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel", "group_size": None}},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_scales", "config", "stored_as"),
+    (
+        ("blocks", "weight_scale_inv", BLOCKS_OF, torch.float32),
+        ("blocks", "weight_scale_inv", BLOCKS_OF, torch.bfloat16),
+        ("blocks_e8m0", "weight_scale_inv", {**BLOCKS_OF, "scale_fmt": "ue8m0"}, torch.float8_e8m0fnu),
+        ("blocks_e8m0", "scale", BLOCKS_OF, torch.float8_e8m0fnu),
+        ("shared_e8m0", "scale", {**BLOCKS_OF, "weight_block_size": [32, 32]}, torch.float8_e8m0fnu),
+        ("rows", "weight_scale", PTPC, torch.bfloat16),
+        ("blocks", "weight_scale", BLOCKS_CT, torch.bfloat16),
+        ("rows", "weight_scale", QUARK_PTPC, torch.float32),
+        ("tensor", "weight_scale", {"quant_method": "modelopt"}, torch.float32),
+        ("tensor", "weight_scale_inv", {**BLOCKS_OF, "weight_block_size": None}, torch.float32),
+        ("rows", "qscale_weight", None, torch.float32),
+    ),
+)
+def test_fp8_weights_come_in_the_devices_format(
+    tmp_path: Path, kind: str, of_scales: str, config: Any, stored_as: torch.dtype
+) -> None:
+    q, scale = quantised_fp8(kind)
+    if kind == "shared_e8m0":  # K is a multiple of 32 there
+        q, scale = q[:, :160], scale[:, :5]
+    stored_scale = (
+        scale.to(stored_as) if stored_as.is_floating_point and stored_as.itemsize > 1 else scale.view(stored_as)
+    )
+    scale = stored_scale.float() if stored_as.itemsize > 1 else scale
+    stored = {"a.weight": q, f"a.{of_scales}": stored_scale, "a.bias": normal(len(q)), "norm.weight": normal(K)}
+    loaded = state_of(checkpoint(tmp_path, stored, config))
+    assert set(loaded) == {"a.weight", "a.weight_scale", "a.bias", "norm.weight"}
+    (elements, meta), (scales, of_scale) = loaded["a.weight"], loaded["a.weight_scale"]
+    assert elements.dtype == fp8_dtypes("cpu")[0] and (meta.format, meta.part) == ("fp8", "elements")
+    assert (of_scale.format, of_scale.part, of_scale.source) == ("fp8", "scale", f"a.{of_scales}")
+    assert torch.equal(numbers_fp8(elements, scales), numbers_fp8(q, scale))
+    layer = FP8Linear(q.shape[1], q.shape[0], bias=True, scales=kind)
+    layer.load_state_dict({name.removeprefix("a."): loaded[name][0] for name in loaded if name.startswith("a.")})
+    assert torch.equal(numbers_fp8(layer.weight, layer.weight_scale), numbers_fp8(q, scale))
+
+
+@pytest.mark.parametrize("name", ("experts.w1.weight", "experts.gate_up_proj"))
+def test_stacked_fp8_experts_and_static_scales_keep_their_places(tmp_path: Path, name: str) -> None:
+    pairs = [quantised_fp8("blocks", seed) for seed in range(3)]
+    q, scale = (torch.stack(part) for part in zip(*pairs, strict=True))
+    tensor, one = quantised_fp8("tensor")
+    stem = name.removesuffix("weight") if name.endswith("weight") else f"{name}_"
+    stored = {
+        name: q, f"{name}_scale_inv": scale, f"{stem}activation_scale": torch.tensor([0.5, 2.0, 4.0]),
+        "a.weight": tensor, "a.weight_scale": one, "a.input_scale": torch.tensor(0.25, dtype=torch.bfloat16),
+    }  # fmt: skip
+    loaded = state_of(checkpoint(tmp_path, stored, {**BLOCKS_OF, "activation_scheme": "static"}))
+    order = [name, f"{name}_scale", f"{stem}input_scale", "a.weight", "a.weight_scale", "a.input_scale"]
+    assert sorted(loaded) == sorted(order)
+    for first in (0, 3):  # a weight's own come right after it
+        place = list(loaded).index(order[first])
+        assert list(loaded)[place : place + 3] == order[first : first + 3]
+    for expert in range(3):
+        got = numbers_fp8(loaded[name][0][expert], loaded[f"{name}_scale"][0][expert])
+        assert torch.equal(got, numbers_fp8(*pairs[expert]))
+    # Elements that an activation is quantised to mean half as much in e4m3fnuz.
+    factor = 1.0 if fp8_dtypes("cpu")[0] == torch.float8_e4m3fn else 2.0
+    assert loaded[f"{stem}input_scale"][0].tolist() == [0.5 * factor, 2.0 * factor, 4.0 * factor]
+    assert loaded["a.input_scale"][0].item() == 0.25 * factor and loaded["a.input_scale"][1].part == "input_scale"
+    assert loaded["a.weight_scale"][0].shape == (1,)
+
+
+def test_deepseeks_experts_in_mxfp4_come_as_packed_rows(tmp_path: Path) -> None:
+    packed, scale = quantize_mxfp4(normal(N, K))
+    stored = {"experts.0.w1.weight": packed.view(torch.int8), "experts.0.w1.scale": scale.view(torch.float8_e8m0fnu)}
+    config = {**BLOCKS_OF, "scale_fmt": "ue8m0"}
+    loaded = state_of(checkpoint(tmp_path, {**stored, "ids": torch.zeros(3, dtype=torch.int8)}, config))
+    elements, meta = loaded["experts.0.w1.weight"]
+    assert meta.format == "mxfp4" and elements.dtype == torch.uint8 and torch.equal(elements, packed)
+    assert torch.equal(loaded["experts.0.w1.weight_scale"][0], scale) and loaded["ids"][1].format == "plain"
+
+
+def test_blocks_of_another_size_are_refused_by_name(tmp_path: Path) -> None:
+    q, scale = quantised_fp8("blocks")
+    folder = checkpoint(
+        tmp_path, {"a.weight": q, "a.weight_scale_inv": scale}, {**BLOCKS_OF, "weight_block_size": [64, 64]}
+    )
+    with pytest.raises(ConfigError, match=r"declares weight_block_size \[64, 64\]; known are \[128, 128\], "):
+        weights.load(folder)
+
+
+def test_a_float_scale_without_a_double_is_refused_where_it_must_be_doubled(tmp_path: Path) -> None:
+    q, scale = quantised_fp8("rows")
+    scale[3] = 2.0**127
+    folder = checkpoint(tmp_path, {"a.weight": q, "a.weight_scale": scale})
+    if fp8_dtypes("cpu")[0] == torch.float8_e4m3fn:
+        assert state_of(folder)["a.weight_scale"][0][3] == 2.0**127
+        return
+    with pytest.raises(ConfigError, match=r"a.weight in .* cannot be converted to e4m3fnuz: twice a scale of 1.7e"):
+        state_of(folder)
+
+
 def test_shards_are_read_by_their_index_and_scales_may_be_elsewhere(tmp_path: Path) -> None:
     q, scale = fn_mxfp8(2, N, K)
     save_file({"e.weight": q, "x": normal(3)}, tmp_path / "part-1.safetensors")
@@ -166,14 +297,38 @@ def test_shards_are_read_by_their_index_and_scales_may_be_elsewhere(tmp_path: Pa
 BROKEN: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "no scales": ({"a.weight": fn_mxfp8(8, 32)[0]}, r"a.weight in .*model.safetensors is quantised, but there are no "
                   r"scales a.weight_scale; a file of the checkpoint is missing"),
-    "block scales": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale_inv": torch.ones(1, 1)},
-                     r"no scales a.weight_scale; there is a.weight_scale_inv, which is no MX scale"),
-    "float scales": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(8, 1)},
+    "other scales": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale_of": torch.ones(1, 1)},
+                     r"no scales a.weight_scale; there is a.weight_scale_of"),
+    "float scales": ({"a.weight": torch.ones(8, 32).byte(), "a.weight_scale": torch.ones(8, 1)},
                      r"a.weight_scale in .* is F32; MX scales are e8m0 bytes"),
+    "int8": ({"a.weight": torch.ones(8, 32, dtype=torch.int8), "a.weight_scale": torch.ones(8, 1)},
+             r"a.weight_scale in .* is F32; MX scales are e8m0 bytes"),
     "wrong shape": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(8, 2, dtype=torch.uint8)},
-                    r"is F8_E4M3 \(8, 32\), beside scales for 64 elements"),
-    "wrong rows": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(4, 1, dtype=torch.uint8)},
+                    r"a.weight_scale in .* does not fit a.weight F8_E4M3 \(8, 32\): a.weight_scale must have"),
+    "wrong rows": ({"a.weight": torch.ones(8, 32).byte(), "a.weight_scale": torch.ones(4, 1, dtype=torch.uint8)},
                    r"a.weight_scale in .* is \(4, 1\); a.weight \(8, 32\) needs one scale per 32 elements"),
+    "half the rows": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(4, 1)},
+                      r"must have one float32 or 8; or .* got torch.float32 \[4, 1\] for weights \[8, 32\]"),
+    "blocks cut off": ({"a.weight": fn_mxfp8(200, 320)[0], "a.weight_scale_inv": torch.ones(2, 2)},
+                       r"a.weight_scale_inv in .* does not fit .* or \[2, 3\] float32 or e8m0 bytes"),
+    "too few experts": ({"a.weight": fn_mxfp8(3, 8, 32)[0], "a.weight_scale": torch.ones(2, 8)},
+                        r"for each of 3 experts one float32 or 8; .* got torch.float32 \[2, 8\]"),
+    "an fp8 vector": ({"a.weight": fn_mxfp8(1, 32)[0][0], "a.weight_scale": torch.ones(1)},
+                      r"a.weight in .* is \(32,\); fp8 weights are \[N, K\]"),
+    "double scales": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(8, 1).double()},
+                      r"a.weight_scale in .* is F64; scales are e8m0 bytes or floats \(U8 or F8_E8M0 or F32 or"),
+    "two kinds": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(8), "a.scale": torch.ones(8, 1).byte()},
+                  r"a.weight in .* has two tensors of scales, a.weight_scale and a.scale"),
+    "static integer": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(()),
+                        "a.input_scale": torch.ones((), dtype=torch.int32)}, r"a.input_scale in .* is I32; a static"),
+    "static rows": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(()), "a.input_scale": torch.ones(32)},
+                    r"a.input_scale in .* is \(32,\); a static scale is one number"),
+    "static beside MX": ({"a.weight": torch.ones(8, 32).byte(), "a.weight_scale": torch.ones(8, 1).byte(),
+                          "a.input_scale": torch.ones(())}, r"a.input_scale in .* belongs to a kind of quantisation"),
+    "scales alone": ({"a.weight_scale_inv": torch.ones(1, 1)}, r"a.weight_scale_inv in .* belongs to a kind"),
+    "e8m0 alone": ({"a.scale": torch.ones(8, 1).byte().view(torch.float8_e8m0fnu)}, r"a.scale in .* is F8_E8M0"),
+    "gpt-oss in floats": ({"a_blocks": torch.ones(2, 8, 1, 16).byte(), "a_scales": torch.ones(2, 8, 1)},
+                          r"a_scales in .* is F32; MX scales are e8m0 bytes"),
     "no elements": ({"a.weight_scale": torch.ones(8, 1, dtype=torch.uint8)}, r"a.weight_scale .* without its weight"),
     "two scales": ({"a.weight": torch.ones(8, 16, dtype=torch.uint8), "a.weight_scale": torch.ones(8, 1).byte(),
                     "a.weight_scale_2": torch.ones(1)}, r"a.weight_scale_2 in .* a kind of quantisation"),

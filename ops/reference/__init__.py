@@ -16,9 +16,11 @@ from hipforge.ops.reference.e8m0 import e8m0_to_f32 as e8m0_to_f32
 from hipforge.ops.reference.e8m0 import f32_to_e8m0 as f32_to_e8m0
 from hipforge.ops.reference.fnuz import fn_to_fnuz as fn_to_fnuz
 from hipforge.ops.reference.fnuz import fnuz_to_fn as fnuz_to_fn
+from hipforge.ops.reference.fp8 import dequantize_fp8 as dequantize_fp8
 from hipforge.ops.reference.fp8 import fp8_mm as fp8_mm
 from hipforge.ops.reference.fp8 import quantize_fp8_blocks as quantize_fp8_blocks
 from hipforge.ops.reference.fp8 import quantize_fp8_rows as quantize_fp8_rows
+from hipforge.ops.reference.fp8 import quantize_fp8_weights as quantize_fp8_weights
 from hipforge.ops.reference.layout import shuffle_scale as shuffle_scale
 from hipforge.ops.reference.layout import shuffle_weight as shuffle_weight
 from hipforge.ops.reference.layout import unshuffle_scale as unshuffle_scale

@@ -63,6 +63,25 @@ def mx_fn_to_fnuz(
     return fn_to_fnuz(elements, unscaled)[0], torch.where(scale == 255, scale, scale + 1)
 
 
+def scaled_fn_to_fnuz(
+    elements: torch.Tensor, scales: torch.Tensor, name: str = "weight"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same numbers in e4m3fnuz: scales twice as large, float32 or e8m0 bytes.
+
+    Raises:
+        GuardError: a scale has no double.
+    """
+    if scales.dtype == torch.uint8:
+        return mx_fn_to_fnuz(elements, scales, name)
+    converted, doubled = fn_to_fnuz(elements, scales)
+    if bool((doubled.isinf() & scales.isfinite()).any()):
+        raise GuardError(
+            f"{name} cannot be converted to e4m3fnuz: twice a scale of {scales[doubled.isinf()].max().item():.3g} is "
+            "infinite in float32; halve the weights under that scale, or run on gfx950"
+        )
+    return converted, doubled
+
+
 def fnuz_to_fn(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Invert :func:`fn_to_fnuz`: e4m3fn elements and half the scale.
 

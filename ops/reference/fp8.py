@@ -67,21 +67,41 @@ def scales_of(
     )
 
 
-def weight_scales_of(name: str, scale: checks.Described, experts: int, n: int, k: int) -> Scales:
-    """Return the kind of scales of experts' weights [experts, n, k]; raises GuardError if they are of no kind."""
+def weight_scales_of(name: str, scale: checks.Described, experts: int | None, n: int, k: int) -> Scales:
+    """Return the kind of scales of a weight [n, k], or of experts' weights [experts, n, k].
+
+    Raises:
+        GuardError: they are of no kind.
+    """
     checks.require_tensor(**{name: scale})
-    each = tuple(scale.shape[1:]) if tuple(scale.shape[:1]) == (experts,) else (-1,)
+    each = tuple(scale.shape)
+    if experts is not None:
+        each = each[1:] if each[:1] == (experts,) else (-1,)
     if scale.dtype == torch.float32 and _once(each, n):
         return Scales.ONCE
     if each == (-(-n // STEP), -(-k // STEP)) and scale.dtype in (torch.float32, *_E8M0):
         return Scales.BLOCKS if scale.dtype == torch.float32 else Scales.BLOCKS_E8M0
     if scale.dtype in _E8M0 and k % BLOCK == 0 and each == (-(-n // BLOCK), k // BLOCK):
         return Scales.MX_SHARED
+    of, weights = ("", [n, k]) if experts is None else (f" for each of {experts} experts", [experts, n, k])
     raise GuardError(
-        f"{name} must have for each of {experts} experts one float32 or {n}; or [{-(-n // STEP)}, {-(-k // STEP)}] "
+        f"{name} must have{of} one float32 or {n}; or [{-(-n // STEP)}, {-(-k // STEP)}] "
         f"float32 or e8m0 bytes, one per 128 x 128; or [{-(-n // BLOCK)}, {-(-k // BLOCK)}] e8m0, one per 32 x 32 "
-        f"(K a multiple of 32); got {scale.dtype} {list(scale.shape)} for weights [{experts}, {n}, {k}]"
+        f"(K a multiple of 32); got {scale.dtype} {list(scale.shape)} for weights {weights}"
     )
+
+
+def canonical_scales(name: str, scales: torch.Tensor, experts: int | None, n: int, k: int) -> torch.Tensor:
+    """Return scales of a weight [n, k] or experts' [experts, n, k]; [1], [N], [E] or [E, N] where sums are scaled once.
+
+    Raises:
+        GuardError: they are of no kind.
+    """
+    kind = weight_scales_of(name, scales, experts, n, k)
+    if kind is not Scales.ONCE or scales.shape[-2:] == (1, 1):  # a single block stays one, which is the same product
+        return scales
+    each, lead = scales.numel() // (experts or 1), () if experts is None else (experts,)
+    return scales.reshape(*lead, *(() if each == 1 and lead else (each,)))
 
 
 def _quantized(blocks: torch.Tensor, dtype: torch.dtype, e8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +130,30 @@ def quantize_fp8_blocks(
     padded = torch.nn.functional.pad(x.float(), (0, -k % STEP)).view(rows, -(-k // STEP), STEP)
     codes, scales = _quantized(padded, dtype, e8m0)
     return codes.flatten(1)[:, :k].contiguous(), scales
+
+
+def quantize_fp8_weights(
+    w: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn, e8m0: bool = False, block: int = STEP
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes [N, K] and scales of each ``block`` x ``block`` of w, float [N, K], float32 or e8m0 bytes."""
+    n, k = w.shape
+    rows, columns = -(-n // block), -(-k // block)
+    padded = torch.nn.functional.pad(w.float(), (0, -k % block, 0, -n % block))
+    blocks = padded.view(rows, block, columns, block).transpose(1, 2).reshape(rows, columns, -1)
+    codes, scales = _quantized(blocks, dtype, e8m0)
+    whole = codes.view(rows, columns, block, block).transpose(1, 2).reshape(padded.shape)
+    return whole[:n, :k].contiguous(), scales
+
+
+def dequantize_fp8(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return a weight [N, K] of fp8 elements and scales of any kind as numbers, each product rounded once."""
+    n, k = q.shape
+    kind = weight_scales_of("scale", scale, None, n, k)
+    factor = scale.to(dtype) if scale.dtype == torch.float32 else e8m0_to_f32(scale).to(dtype)
+    if kind is Scales.ONCE:
+        return q.to(dtype) * factor.reshape(-1, 1)
+    spread = factor.repeat_interleave(kind.block, 0)[:n].repeat_interleave(kind.block, 1)[:, :k]
+    return q.to(dtype) * spread
 
 
 def quantize_fp8(

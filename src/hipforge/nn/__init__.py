@@ -1,4 +1,4 @@
-"""Modules for models whose weights are MX-FP8: linear layers, a mixture of experts, and a paged K/V cache.
+"""Modules for models with quantised weights: linear layers, experts with or without a router, a paged K/V cache.
 
 They hold buffers and call hipforge's ops: a forward pass launches kernels, allocates through torch and computes nothing
 in torch beside them. They compute no gradients.
@@ -14,8 +14,24 @@ Example:
 from __future__ import annotations
 
 from hipforge.nn.cache import CacheStep, PagedKVCache, SparseBlocks
-from hipforge.nn.convert import convert_to_mxfp8
+from hipforge.nn.convert import convert_to_fp8, convert_to_mxfp8
+from hipforge.nn.experts import FP8Experts, MXFP4Experts, MXFP8Experts
+from hipforge.nn.fp8_linear import FP8Linear
 from hipforge.nn.linear import MXFP8Linear
-from hipforge.nn.moe import MXFP8MoE
+from hipforge.nn.moe import FP8MoE, MXFP4MoE, MXFP8MoE
 
-__all__ = ["CacheStep", "MXFP8Linear", "MXFP8MoE", "PagedKVCache", "SparseBlocks", "convert_to_mxfp8"]
+__all__ = [
+    "CacheStep",
+    "FP8Experts",
+    "FP8Linear",
+    "FP8MoE",
+    "MXFP4Experts",
+    "MXFP4MoE",
+    "MXFP8Experts",
+    "MXFP8Linear",
+    "MXFP8MoE",
+    "PagedKVCache",
+    "SparseBlocks",
+    "convert_to_fp8",
+    "convert_to_mxfp8",
+]

@@ -1,15 +1,18 @@
-"""Turn the linear layers of a model into MX-FP8 ones."""
+"""Turn the linear layers of a model into quantised ones."""
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.nn.linear import MXFP8Linear
+from hipforge.nn.fp8_linear import LAYOUTS, FP8Linear
+from hipforge.nn.linear import MXFP8Linear, QuantizedLinear
+from hipforge.ops.core.checks import require_choice
 from hipforge.ops.core.formats import BLOCK
 
 
@@ -39,6 +42,45 @@ def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> 
         >>> [type(part).__name__ for part in convert_to_mxfp8(model, skip="2")]
         ['MXFP8Linear', 'ReLU', 'Linear']
     """
+    return _converted(model, skip, MXFP8Linear.from_linear, BLOCK)
+
+
+def convert_to_fp8(model: torch.nn.Module, skip: str | Iterable[str] = (), scales: str = "rows") -> torch.nn.Module:
+    """Replace every ``torch.nn.Linear`` of a model by an :class:`~hipforge.nn.FP8Linear`, in place.
+
+    Which layers are replaced, and how, is as in :func:`convert_to_mxfp8`.
+
+    Args:
+        model: on the device where its kernels run; a model that is a ``Linear`` itself is returned converted.
+        skip: names, or patterns of :mod:`fnmatch`, of layers to leave as they are.
+        scales: ``rows``, ``blocks``, ``blocks_e8m0`` or ``shared_e8m0``, see :class:`~hipforge.nn.FP8Linear`.
+
+    Returns:
+        The model.
+
+    Raises:
+        GuardError: no module; other scales; with ``shared_e8m0`` a layer whose in_features is not a multiple of 32, by
+            name; a pattern that matches no layer.
+
+    Example:
+        >>> import torch
+        >>> from hipforge.nn import convert_to_fp8
+        >>> model = torch.nn.Sequential(torch.nn.Linear(50, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        >>> [type(part).__name__ for part in convert_to_fp8(model, skip="2")]
+        ['FP8Linear', 'ReLU', 'Linear']
+    """
+    require_choice("scales", scales, LAYOUTS[1:])
+    multiple = BLOCK if scales == "shared_e8m0" else 1
+    return _converted(model, skip, functools.partial(FP8Linear.from_linear, scales=scales), multiple)
+
+
+def _converted(
+    model: torch.nn.Module,
+    skip: str | Iterable[str],
+    make: Callable[[torch.nn.Linear], QuantizedLinear],
+    multiple: int,
+) -> torch.nn.Module:
+    """Replace linear layers by what ``make`` makes of them; K must be a multiple of ``multiple``."""
     if not isinstance(model, torch.nn.Module):
         raise GuardError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     patterns = _patterns(skip)
@@ -54,15 +96,15 @@ def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> 
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
     for name, part in wanted.items():
-        if part.in_features % BLOCK:
+        if part.in_features % multiple:
             raise GuardError(
                 f"{name or 'the model'} has in_features={part.in_features}, which is not a multiple of {BLOCK} (one "
                 f"e8m0 scale per {BLOCK} weights); name it in skip to leave it as it is"
             )
-    made: dict[torch.nn.Linear, MXFP8Linear] = {}
+    made: dict[torch.nn.Linear, QuantizedLinear] = {}
     for name, part in wanted.items():
         if part not in made:
-            made[part] = MXFP8Linear.from_linear(part).train(part.training)
+            made[part] = make(part).train(part.training)
         if not name:
             return made[part]
         model.set_submodule(name, made[part])

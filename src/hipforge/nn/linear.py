@@ -1,4 +1,4 @@
-"""A linear layer with MX-FP8 weights that quantises its input."""
+"""Linear layers with quantised weights that quantise their input: what they share, and the one over MX-FP8."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.nn.payload import Quantized, accepted, input_rows, quantized
+from hipforge.nn.payload import Pair, Quantized, accepted, input_rows, quantized
 from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -17,7 +17,78 @@ from hipforge.ops.mxfp8_gemm import mxfp8_linear
 ACTIVATIONS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class MXFP8Linear(Quantized):
+class QuantizedLinear(Quantized):
+    """What linear layers with quantised weights share: they quantise x [..., K], multiply, and follow x's dtype.
+
+    Attributes:
+        in_features: K.
+        out_features: N.
+        weight: elements.
+        weight_scale: their scales.
+        bias: [N], or None.
+        out_dtype: of the result where the input comes quantised: bfloat16, or what the layer was last cast to
+            (``half()``, ``float()``, ``to(dtype)``). The buffers keep their dtypes.
+    """
+
+    in_features: int
+    out_features: int
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    bias: torch.Tensor | None
+    out_dtype: torch.dtype = torch.bfloat16
+
+    def quantise(self, rows: torch.Tensor) -> Pair:
+        """Return x [M, K] as elements and scales that :meth:`product` takes."""
+        raise NotImplementedError
+
+    def product(
+        self, q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the product [M, N] in a 16-bit dtype, ``dtype`` where the op writes it; ``out`` where it is given."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: torch.Tensor, x_scale: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the product.
+
+        Args:
+            x: float32, float16 or bfloat16 [..., K]; with ``x_scale`` e4m3 elements [M, K], as a norm or an activation
+                that quantises made them.
+            x_scale: what the layer's op takes beside the weight's scales, for MX-FP8 e8m0 bytes [M, K / 32].
+            out: contiguous [M, N] to write into, M the rows of x, of a dtype that the op writes: bfloat16.
+
+        Returns:
+            [..., N] of x's dtype, from float32 sums rounded to 16 bits; where x is quantised, ``out``, or a tensor of
+            ``out_dtype``.
+
+        Raises:
+            GuardError: an argument is not of this form, or x requires a gradient while gradients are recorded.
+        """
+        if x_scale is not None:
+            y = self.product(x, x_scale, self.out_dtype, out)
+            return y if out is not None else y.to(self.out_dtype)
+        rows = input_rows(x, self.in_features, type(self).__name__).contiguous()
+        y = self.product(*self.quantise(rows), x.dtype, out)
+        return y.view(*x.shape[:-1], self.out_features).to(x.dtype)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedLinear:
+        super()._apply(fn, recurse)
+        cast = fn(torch.empty(0, dtype=self.out_dtype, device=self.weight.device)).dtype
+        if cast in ACTIVATIONS:
+            self.out_dtype = cast
+        return self
+
+    def input_like(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return zeros that :meth:`forward` takes, [rows, K] on the layer's device."""
+        return torch.zeros(rows, self.in_features, dtype=dtype, device=self.weight.device)
+
+    def extra_repr(self) -> str:
+        """Return what ``print`` shows between the parentheses."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class MXFP8Linear(QuantizedLinear):
     """``y = x W^T + bias`` with W as e4m3 elements and an e8m0 scale per 32 of them: 33 bytes for 32 weights.
 
     The input is quantised in one launch (round_up: nothing clips), unless it comes quantised, and multiplied by
@@ -48,11 +119,6 @@ class MXFP8Linear(Quantized):
         >>> tuple(y.shape), y.dtype
         ((2, 3, 16), torch.bfloat16)
     """
-
-    weight: torch.Tensor
-    weight_scale: torch.Tensor
-    bias: torch.Tensor | None
-    out_dtype: torch.dtype = torch.bfloat16
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = False, device: torch.device | str | None = None
@@ -108,42 +174,12 @@ class MXFP8Linear(Quantized):
             layer.bias = bias.detach().to(torch.bfloat16)
         return layer
 
-    def forward(
-        self, x: torch.Tensor, x_scale: torch.Tensor | None = None, out: torch.Tensor | None = None
+    def quantise(self, rows: torch.Tensor) -> Pair:
+        """Return x [M, K] as e4m3 elements and e8m0 scales."""
+        return mxfp8_quantize(rows)
+
+    def product(
+        self, q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the product.
-
-        Args:
-            x: float32, float16 or bfloat16 [..., K]; with ``x_scale`` e4m3 elements [M, K], as a norm or an activation
-                that quantises made them.
-            x_scale: e8m0 bytes [M, K / 32].
-            out: contiguous bfloat16 [M, N] to write into, M the rows of x.
-
-        Returns:
-            [..., N] of x's dtype, from float32 sums rounded to bfloat16; where x is quantised, ``out``, or a tensor of
-            ``out_dtype``.
-
-        Raises:
-            GuardError: an argument is not of this form, or x requires a gradient while gradients are recorded.
-        """
-        if x_scale is not None:
-            y = mxfp8_linear(x, x_scale, self.weight, self.weight_scale, self.bias, out)
-            return y if out is not None else y.to(self.out_dtype)
-        q, scale = mxfp8_quantize(input_rows(x, self.in_features, "MXFP8Linear").contiguous())
-        y = mxfp8_linear(q, scale, self.weight, self.weight_scale, self.bias, out)
-        return y.view(*x.shape[:-1], self.out_features).to(x.dtype)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> MXFP8Linear:
-        super()._apply(fn, recurse)
-        cast = fn(torch.empty(0, dtype=self.out_dtype, device=self.weight.device)).dtype
-        if cast in ACTIVATIONS:
-            self.out_dtype = cast
-        return self
-
-    def input_like(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return zeros that :meth:`forward` takes, [rows, K] on the layer's device."""
-        return torch.zeros(rows, self.in_features, dtype=dtype, device=self.weight.device)
-
-    def extra_repr(self) -> str:
-        """Return what ``print`` shows between the parentheses."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        """Return the product [M, N], bfloat16; ``out`` where it is given."""
+        return mxfp8_linear(q, scale, self.weight, self.weight_scale, self.bias, out)

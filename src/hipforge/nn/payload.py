@@ -1,4 +1,4 @@
-"""MX-FP8 weights as buffers of a module: which format they are in, and what may be done to them."""
+"""Quantised weights as buffers of a module: which format they are in, and what may be done to them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from hipforge.ops.core.arguments import require_readable
 from hipforge.ops.core.checks import require_dtype, require_last_multiple, require_real, require_shape, require_tensor
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.mx_quantize import mxfp8_quantize
-from hipforge.ops.reference.fnuz import mx_fn_to_fnuz
+from hipforge.ops.fp8_quant import fp8_quant_rows
+from hipforge.ops.mx_quantize import mxfp4_quantize, mxfp8_quantize
+from hipforge.ops.mxfp4_gemm.raw import PAYLOADS
+from hipforge.ops.reference.fnuz import mx_fn_to_fnuz, scaled_fn_to_fnuz
+from hipforge.ops.reference.fp8 import canonical_scales
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_FLOAT_SCALES = (torch.float32, torch.bfloat16, torch.float16)
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def quantized(weight: torch.Tensor, name: str = "weight") -> tuple[torch.Tensor, torch.Tensor]:
+def quantized(weight: torch.Tensor, name: str = "weight") -> Pair:
     """Return (elements, scales) of a weight [..., K] in the format of its device, each matrix in a launch of its own.
 
     Args:
@@ -61,13 +66,101 @@ def accepted(elements: torch.Tensor, scales: torch.Tensor, name: str = "weight")
     return elements.contiguous(), scales.contiguous()
 
 
+def quantized_rows(weight: torch.Tensor, name: str = "weight") -> Pair:
+    """Return (elements, float32 scales [..., N]) of a weight [..., N, K] in fp8, a scale per row.
+
+    Args:
+        weight: float32, float16 or bfloat16.
+        name: what errors call it.
+    """
+    require_real(name, weight)
+    elements, scales = fp8_quant_rows(weight.detach().flatten(0, -2).contiguous())
+    return elements.view(weight.shape), scales.view(weight.shape[:-1])
+
+
+def accepted_fp8(elements: torch.Tensor, scales: torch.Tensor, name: str = "weight") -> Pair:
+    """Return checked fp8 tensors in the format of their device: e4m3fn becomes e4m3fnuz on gfx942.
+
+    Args:
+        elements: float8_e4m3fn, float8_e4m3fnuz on gfx942, or uint8 with e4m3fn's bits; [N, K] or [E, N, K].
+        scales: of a kind that :mod:`hipforge.ops.fp8_gemm` lists for weights, for experts that of each; float16 and
+            bfloat16 count as float32.
+        name: what errors call ``elements``.
+
+    Returns:
+        The elements, and scales as float32 or uint8: [1] or [N], [E] or [E, N] where sums over K are scaled once.
+
+    Raises:
+        GuardError: a dtype or shape that is not accepted, or a scale that e4m3fnuz, whose scales are twice as large,
+            has no place for.
+    """
+    require_tensor(**{name: elements, f"{name}_scale": scales})
+    own = fp8_dtypes(elements.device)[0]
+    require_dtype(name, elements, tuple({torch.float8_e4m3fn, own, torch.uint8}))
+    require_dtype(f"{name}_scale", scales, (*_FLOAT_SCALES, torch.uint8, E8M0_DTYPE))
+    if elements.dim() not in (2, 3):
+        raise GuardError(f"{name} must be [N, K], or [E, N, K] for experts; got shape {tuple(elements.shape)}")
+    scales = scales.float() if scales.dtype in _FLOAT_SCALES else scales.view(torch.uint8)
+    experts = elements.shape[0] if elements.dim() == 3 else None
+    n, k = elements.shape[-2:]
+    scales = canonical_scales(f"{name}_scale", scales, experts, n, k)
+    if elements.dtype == torch.uint8:
+        elements = elements.view(torch.float8_e4m3fn)
+    if elements.dtype != own:
+        if elements.is_meta:  # without values there is only the dtype to change
+            elements = elements.view(own)
+        else:
+            elements, scales = scaled_fn_to_fnuz(elements, scales, name)
+    return elements.contiguous(), scales.contiguous()
+
+
+def quantized_mxfp4(weight: torch.Tensor, name: str = "weight") -> Pair:
+    """Return (uint8 [..., K / 2], e8m0 bytes [..., K / 32]) of a weight [..., K] in MXFP4.
+
+    Args:
+        weight: float32, float16 or bfloat16, K a multiple of 32.
+        name: what errors call it.
+    """
+    require_real(name, weight)
+    require_last_multiple(name, weight, BLOCK)
+    elements, scales = mxfp4_quantize(weight.detach().flatten(0, -2).contiguous())
+    return elements.view(*weight.shape[:-1], -1), scales.view(*weight.shape[:-1], -1)
+
+
+def accepted_mxfp4(elements: torch.Tensor, scales: torch.Tensor, name: str = "weight") -> Pair:
+    """Return checked MXFP4 tensors: uint8 [..., K / 2], two elements in a byte, and e8m0 bytes [..., K / 32].
+
+    Args:
+        elements: uint8, int8 or float4_e2m1fn_x2, the even element in the low nibble; [..., K / 32, 16] too.
+        scales: uint8 or float8_e8m0fnu.
+        name: what errors call ``elements``.
+
+    Raises:
+        GuardError: a dtype or shape that is not accepted.
+    """
+    require_tensor(**{name: elements, f"{name}_scale": scales})
+    require_dtype(name, elements, (*PAYLOADS, torch.int8))
+    require_dtype(f"{name}_scale", scales, (torch.uint8, E8M0_DTYPE))
+    if elements.dim() == scales.dim() + 1:
+        elements = elements.flatten(-2)
+    require_last_multiple(name, elements, BLOCK // 2)
+    expected = (*elements.shape[:-1], elements.shape[-1] * 2 // BLOCK)
+    require_shape(f"{name}_scale", scales, expected, f"one byte per {BLOCK} elements, {BLOCK // 2} bytes, of {name}")
+    return elements.view(torch.uint8).contiguous(), scales.view(torch.uint8).contiguous()
+
+
 class Quantized(torch.nn.Module):
-    """A module with MX-FP8 buffers: every buffer keeps its format under casts, and is read back checked.
+    """A module with quantised weights: every buffer keeps its format under casts, and is read back checked.
 
     ``model.half()`` and ``model.to(torch.bfloat16)`` convert every floating-point buffer, which fp8 counts as, and
     ``model.type(dtype)`` every buffer. The buffers' dtypes are those that the kernels read, whatever the activations
     are, so casts only move them; weights that reach a gfx942 device as e4m3fn become e4m3fnuz there.
     """
+
+    @staticmethod
+    def accepted(elements: torch.Tensor, scales: torch.Tensor, name: str = "weight") -> Pair:
+        """Return checked elements and scales in the format of their device: MX-FP8, or what a subclass holds."""
+        return accepted(elements, scales, name)
 
     def input_like(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
         """Return zeros that :meth:`forward` takes, [rows, width] on the module's device."""
@@ -89,7 +182,7 @@ class Quantized(torch.nn.Module):
             if name in unset:
                 held[name] = buffer.view(own)
             elif buffer.dtype != own:
-                held[name], held[f"{name}_scale"] = accepted(buffer, scale, name)
+                held[name], held[f"{name}_scale"] = self.accepted(buffer, scale, name)
         return self
 
     def _load_from_state_dict(
@@ -100,14 +193,18 @@ class Quantized(torch.nn.Module):
         assign = local_metadata.get("assign_to_params_buffers", False)
         for name, buffer in self._buffers.items():
             given, scale = (state_dict.get(f"{prefix}{key}") for key in (name, f"{name}_scale"))
+            held = self._buffers.get(f"{name}_scale")
             if buffer is None or not isinstance(given, torch.Tensor):
                 continue
             place = given.device if assign else buffer.device
             if buffer.dtype in FP8:
                 own = fp8_dtypes(place)[0]
-                if isinstance(scale, torch.Tensor) and (given.dtype != own or scale.dtype != torch.uint8):
-                    pair = accepted(given.to(place), scale.to(place), f"{prefix}{name}")
+                other = held is not None and isinstance(scale, torch.Tensor) and scale.dtype != held.dtype
+                if isinstance(scale, torch.Tensor) and (given.dtype != own or other):
+                    pair = self.accepted(given.to(place), scale.to(place), f"{prefix}{name}")
                     converted[f"{prefix}{name}"], converted[f"{prefix}{name}_scale"] = pair
+            elif name.endswith("_scale"):  # with the elements
+                continue
             elif buffer.is_floating_point() and given.is_floating_point():
                 converted[f"{prefix}{name}"] = given.to(buffer.dtype)
         super()._load_from_state_dict(converted, prefix, local_metadata, *rest)

@@ -12,7 +12,7 @@ from hipforge.ops.core.checks import require_int
 
 
 def prepare(model: torch.nn.Module, tokens: int | Iterable[int] = 1, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Run every kind of MX-FP8 layer of a model once, so that its modules are loaded and its tables are read.
+    """Run every kind of quantised layer of a model once, so that its modules are loaded and its tables are read.
 
     Layers of one kind and shape are warmed up once. Ops that a model calls outside of :mod:`hipforge.nn`'s modules
     (norms, attention over a cache) are warmed up with :func:`hipforge.warmup`, or by one step before the capture.
