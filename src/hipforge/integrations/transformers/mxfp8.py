@@ -1,12 +1,5 @@
 """MX-FP8 models in the transformers library: a quantiser that its ``from_pretrained`` finds.
 
-Importing this module registers it, also for a checkpoint that ``save_pretrained`` wrote; without the import the library
-warns of an unknown quantisation and refuses the shapes of that checkpoint's weights::
-
-    from hipforge.integrations.transformers import MXFP8Config
-
-    model = AutoModelForCausalLM.from_pretrained("checkpoint/", quantization_config=MXFP8Config())
-
 Linear layers become :class:`hipforge.nn.MXFP8Linear`. What a model keeps in other parameters, such as stacked experts,
 stays as it is.
 """
@@ -26,8 +19,6 @@ from hipforge.nn import MXFP8Linear
 from hipforge.nn.payload import accepted
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
-
-__all__ = ["MXFP8Config"]
 
 METHOD = "hipforge_mxfp8"
 
