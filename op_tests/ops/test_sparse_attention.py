@@ -12,7 +12,8 @@ import hipforge
 import hipforge.ops.reference as reference
 from hipforge import devices, emulator
 from hipforge.errors import GuardError
-from hipforge.ops.decode_attention import ARCH_DTYPES
+from hipforge.ops.decode_attention import ARCH_DTYPES, FAMILY
+from hipforge.ops.decode_attention.family import problem_of
 from hipforge.ops.reference.attention import paged_attention
 
 pytestmark = pytest.mark.gfx942
@@ -176,6 +177,14 @@ def test_each_kv_heads_own_keys_give_what_a_call_for_the_head_gives() -> None:
             lengths[:, h].contiguous(), scales[h : h + 1], scales[h : h + 1], sinks=sinks[mine].contiguous(), **options,
         )  # fmt: skip
         assert torch.equal(out[:, :, mine], one) and torch.equal(lse[:, mine], one_lse)
+
+
+def test_a_kernel_without_lists_of_keys_leaves_them_to_torch() -> None:
+    q, cache = torch.zeros(1, 1, 8, 64).half(), torch.zeros(4, 16, 2, 64, dtype=torch.uint8)
+    for tables, refused in ((torch.zeros(1, 2, 3).int(), True), (torch.zeros(1, 3).int(), False)):
+        reason = FAMILY.envelope(problem_of(q, cache, tables), "sm_90")
+        assert (reason is not None) == refused
+    assert problem_of(q, cache, torch.zeros(1, 2, 3).int()).max_keys == 48
 
 
 def test_each_op_is_one_launch_and_reads_the_index_keys_once() -> None:
