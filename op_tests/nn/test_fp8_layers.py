@@ -36,7 +36,7 @@ from hipforge.ops.reference import (
 )
 from hipforge.ops.reference.fp8 import Scales
 
-pytestmark = pytest.mark.gfx942("")
+pytestmark = pytest.mark.gfx942
 
 OWN = fp8_dtypes("cpu")[0]
 FN = torch.float8_e4m3fn
