@@ -10,6 +10,7 @@ import bench_decode_attention
 import bench_decode_ops
 import bench_fp8_skinny_gemm
 import bench_fused_fp8
+import bench_gpu
 import bench_mxfp4_gemm
 import bench_mxfp8_gemm
 import bench_mxfp8_grouped_gemm
@@ -138,3 +139,27 @@ def test_attention_reads_the_cache_once_with_fewer_registers_than_triton(page_si
 def test_the_bench_of_every_dense_kernel_of_a_gpu_names_each_once_and_none_of_another_gpu() -> None:
     calls = dict(bench_mxfp8_gemm.every_kernel(Cell(n=4096, k=4096, m=256), [], bench_mxfp8_gemm.HOPPER))
     assert {name.partition("(")[0] for name in calls} == {"mxfp8_row_stream", "mxfp8_dequantised", "mxfp8_ring_tiles"}
+
+
+@pytest.mark.parametrize("name", ["mxfp4 x4", "mxfp4 x16", "skinny fp8"])
+def test_the_products_of_an_nvidia_gpu_and_their_peers_compute_the_same(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(bench_gpu.dense, "measured_floor", lambda *given: 1.0)
+    cell = Cell(n=64, k=256, m=8)
+    makers = {"skinny fp8": bench_gpu.skinny}
+    make = makers.get(name, lambda cell, every: bench_gpu.mxfp4(cell, int(name.removeprefix("mxfp4 x")), every))
+    problem = make(cell, False)
+    assert problem.of["op"] == name and problem.known["floor_us"] == 1.0
+    errors = {call: problem.error(run(0)) for call, run in problem.calls.items()}
+    assert {call.split()[0] for call in errors} == {"hipforge", "torch"}
+    for call, error in errors.items():  # torch has no MXFP4: its operands are not quantised
+        assert error < (0.2 if call == "torch bf16" else 3e-3), call
+    every = make(cell, True).calls.keys() - problem.calls.keys()
+    kernel = "skinny_row_stream" if "skinny" in name else "mxfp4_row_stream"
+    assert {call.partition("(")[0] for call in every} == {kernel}
+
+
+def test_what_the_bench_of_an_nvidia_gpu_does_not_know_is_refused() -> None:
+    result = CliRunner().invoke(bench_gpu.main, ["--ops", "norms,none"])
+    assert result.exit_code == 2 and "none is not one of mxfp8, mxfp4, skinny, norms" in result.output
+    result = CliRunner().invoke(bench_gpu.main, ["--ops", "routing"])
+    assert result.exit_code == 1 and "the kernels are for sm_90" in result.output

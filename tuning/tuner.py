@@ -90,7 +90,7 @@ class Tuner(Generic[C, O]):
         """Return what is tried for a cell: by the bound, if there is one, and no more than ``most_trials``."""
         found = self.family.choices(cell, arch)
         lowest = self.bound
-        if lowest is not None:
+        if lowest is not None and arch in MACHINES:
             found = sorted(found, key=lambda choice: lowest(choice, cell, MACHINES[arch]))
         return found[: self.most_trials]
 

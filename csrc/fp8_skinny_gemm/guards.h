@@ -15,21 +15,20 @@ struct Operands {
   int64_t b_bytes;  // that b spans
 };
 
-inline void check_payload(const Tensor& tensor, const char* name, bool gfx950) {
-  const hf_dtype own = gfx950 ? HF_E4M3FN : HF_E4M3FNUZ;
-  HF_CHECK(tensor.dtype() == own || tensor.dtype() == HF_U8, name, " must be ",
-           gfx950 ? "float8_e4m3fn on gfx950" : "float8_e4m3fnuz on gfx942", " (or a uint8 view of it); got ",
-           tensor.dtype());
+inline void check_payload(const Tensor& tensor, const char* name, const ArchName& arch) {
+  const hf_dtype own = e4m3_of(has_fnuz(arch.text));
+  HF_CHECK(tensor.dtype() == own || tensor.dtype() == HF_U8, name, " must be ", dtype_name(own), " on ", arch.text,
+           " (or a uint8 view of it); got ", tensor.dtype());
   HF_CHECK(tensor.dim() == 2, name, " must have 2 dimensions; got ", tensor);
   check_aligned(tensor, name, kOperandAlignment);
 }
 
 /// out fp16 [m, n]; a e4m3 [m, k]; b e4m3 [k, n] with stride(0) == 1; scale fp32 [1].
 inline Operands check_operands(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale) {
-  HF_CHECK_ARCH(b, "gfx942", "gfx950");
-  const bool gfx950 = arch_of(b.device_index()).is("gfx950");
-  check_payload(a, "a", gfx950);
-  check_payload(b, "b", gfx950);
+  HF_CHECK_ARCH(b, "gfx942", "gfx950", "sm_90");
+  const auto arch = arch_of(b.device_index());
+  check_payload(a, "a", arch);
+  check_payload(b, "b", arch);
   const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   HF_CHECK(b.size(0) == k, "a [m, k] and b [k, n] must have the same k; got a ", a, " and b ", b);
   HF_CHECK(m >= 1 && n >= 1, "m and n must be at least 1; got ", m, " and ", n);

@@ -9,6 +9,7 @@ With ``--missing`` it ends with an error that names the kernels of the modules w
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import hipforge
-from gpu import record, test_mxfp8_gemm, test_mxfp8_grouped_gemm
+from gpu import record, test_fp8_skinny_gemm, test_mxfp4_gemm, test_mxfp8_gemm, test_mxfp8_grouped_gemm
 from hipforge.jit import demangle, obtain
 from hipforge.ops.decode_attention.kernels import HEAD_DIMS
 from hipforge.ops.mxfp8_grouped_gemm.kernels import row_stream, tiles
@@ -122,6 +123,14 @@ def products() -> None:
         w_scale = in_sixteens(w_scale)
         for m in (1, 3, 8, 13, 20, 33, 70, 200):
             hipforge.mxfp8_linear(*hipforge.mxfp8_quantize(rows(torch.bfloat16, m, k)), w, w_scale)
+        w, w_scale = hipforge.mxfp4_quantize(rows(torch.bfloat16, n, k))
+        w_scale = in_sixteens(w_scale)
+        b, scale = rows(torch.float32, n, k).to(torch.float8_e4m3fn).t(), torch.ones(1, device=DEVICE)
+        for m in (1, 9, 20):
+            x = rows(torch.bfloat16, m, k)
+            hipforge.mxfp4_linear(*hipforge.mxfp4_quantize(x), w, w_scale)
+            hipforge.mxfp4_linear(x, None, w, w_scale)
+            hipforge.skinny_gemm(x.to(torch.float8_e4m3fn), b, scale)
 
 
 def configurations(kernel: str) -> None:
@@ -130,6 +139,23 @@ def configurations(kernel: str) -> None:
         *others, w_scale = test_mxfp8_gemm.operands(*shape)
         for _ in test_mxfp8_gemm.runs(kernel, [*others, in_sixteens(w_scale)], bias):
             pass
+
+
+def mxfp4() -> None:
+    """Every configuration of the MXFP4 kernel, activations of 4 and 16 bits, scales that are usual and not."""
+    for shape, high, bits in itertools.product(((13, 200, 1024), (3, 77, 288)), (129, 140), (4, 16)):
+        *others, w_scale = test_mxfp4_gemm.operands(bits, *shape, 118, high)
+        for _ in test_mxfp4_gemm.runs([*others, in_sixteens(w_scale)]):
+            pass
+
+
+def skinny() -> None:
+    """Every configuration of the skinny fp8 kernel, written and added."""
+    for shape in ((13, 200, 1024), (3, 77, 288)):
+        parts = test_fp8_skinny_gemm.operands(*shape)
+        for output in (None, rows(torch.float16, *shape[:2])):
+            for _ in test_fp8_skinny_gemm.runs(*parts, output):
+                pass
 
 
 def experts() -> None:
@@ -204,6 +230,7 @@ def parts() -> dict[str, Callable[[], None]]:
     """Return what there is to run, by name; each takes a process of its own."""
     found: dict[str, Callable[[], None]] = {"products": products, "experts": experts, "grouped": grouped}
     found |= {kernel: partial(configurations, kernel) for kernel in ("row_stream", "ring_tiles", "dequantised")}
+    found |= {"mxfp4": mxfp4, "skinny": skinny}
     for dtype in (*HALVES, torch.float32):
         name = str(dtype).removeprefix("torch.")
         for call in (quantisers, routing):

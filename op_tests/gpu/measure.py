@@ -1,9 +1,6 @@
-"""Times of the simple ops on this machine's GPU: µs per launch in a graph, and the bandwidth that the bytes make.
+"""What a call costs the host on this machine's GPU; ``bench_gpu.py`` has the times of the kernels.
 
-    PYTHONPATH=src python op_tests/gpu/measure.py [ops] [calls]
-
-The inputs of neighbouring launches differ and together exceed L2, so that memory is what is measured; a device copy in
-the same run is what bandwidth is compared with. Medians of 15 replays.
+    PYTHONPATH=src python op_tests/gpu/measure.py [calls]
 """
 
 from __future__ import annotations
@@ -19,93 +16,8 @@ import torch
 
 import hipforge
 from hipforge import devices
-from hipforge.tuning import timing
 
-COLUMNS = 8192
 CALLS = 300  # of a round on the host: below the length of a stream's queue, so that the GPU does not hold up the host
-BEYOND_L2 = 200_000_000  # bytes over which neighbouring launches rotate
-
-
-def replay_us(launches: list[Callable[[], object]]) -> float:
-    """Return the median time of one of the launches, captured in a graph one after the other."""
-    return timing.microseconds_per_call(lambda i: launches[i](), len(launches))
-
-
-def copies(*shape: int) -> list[torch.Tensor]:
-    """Return enough bfloat16 tensors of a shape to exceed L2."""
-    bytes_each = 2 * torch.Size(shape).numel()
-    count = max(2, min(64, BEYOND_L2 // bytes_each))
-    return [torch.randn(*shape, device="cuda").bfloat16() for _ in range(count)]
-
-
-def line(name: str, rows: int, moved: int, us: float) -> None:
-    sys.stdout.write(f"{name:28} {rows:6} rows {us:9.2f} us {moved / us * 1e-6:6.2f} TB/s\n")
-
-
-@torch.compile(dynamic=False)
-def compiled_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The norm as torch.compile makes it."""
-    return torch.nn.functional.rms_norm(x, (COLUMNS,), weight, 1e-6)
-
-
-@torch.compile(dynamic=False)
-def compiled_swiglu_fp8(gate_up: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """SwiGLU and its quantisation as torch.compile makes them."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    return (torch.nn.functional.silu(gate) * up / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-
-
-def op_times() -> None:
-    """Print the times of the ops, and of two as torch.compile makes them."""
-    print_card()
-    weight, scale = torch.randn(COLUMNS, device="cuda").bfloat16(), torch.ones((), device="cuda")
-    for rows in (1, 64, 1024, 16384):
-        inputs = copies(rows, COLUMNS)
-        outs = [torch.empty_like(x) for x in inputs]
-        q = torch.empty(rows, COLUMNS, device="cuda", dtype=torch.float8_e4m3fn)
-        e8m0 = torch.empty(rows, COLUMNS // 32, device="cuda", dtype=torch.uint8)
-        pairs = list(zip(inputs, outs, strict=True))
-        size = rows * COLUMNS
-        line("copy", rows, 4 * size, replay_us([lambda x=x, o=o: o.copy_(x) for x, o in pairs]))
-        line(
-            "rms_norm",
-            rows,
-            4 * size,
-            replay_us([lambda x=x, o=o: hipforge.rms_norm(x, weight, 1e-6, out=o) for x, o in pairs]),
-        )
-        line("… by torch.compile", rows, 4 * size, replay_us([lambda x=x: compiled_norm(x, weight) for x in inputs]))
-        line(
-            "rms_norm_fp8",
-            rows,
-            3 * size,
-            replay_us([lambda x=x, q=q: hipforge.rms_norm_fp8(x, weight, 1e-6, scale, out=q) for x in inputs]),
-        )
-        line(
-            "mxfp8_quantize",
-            rows,
-            3 * size,
-            replay_us([lambda x=x, q=q, s=e8m0: hipforge.mxfp8_quantize(x, out=q, scale_out=s) for x in inputs]),
-        )
-        half = torch.empty(rows, COLUMNS // 2, device="cuda", dtype=torch.float8_e4m3fn)
-        line(
-            "swiglu_fp8",
-            rows,
-            2 * size + size // 2,
-            replay_us([lambda x=x, h=half: hipforge.swiglu_fp8(x, scale, out=h) for x in inputs]),
-        )
-        line(
-            "… by torch.compile",
-            rows,
-            2 * size + size // 2,
-            replay_us([lambda x=x: compiled_swiglu_fp8(x, scale) for x in inputs]),
-        )
-    x = torch.randn(8, 6144, device="cuda").bfloat16()
-    router = torch.randn(128, 6144, device="cuda")
-    line("router_gemm 6144x128", 8, 4 * router.numel(), replay_us([lambda: hipforge.router_gemm(x, router)] * 20))
-    wide = x.float()
-    line("… by torch, float32", 8, 4 * router.numel(), replay_us([lambda: wide @ router.T] * 20))
-    logits = torch.randn(8, 128, device="cuda")
-    line("topk_gating 128, 8", 8, 4 * logits.numel(), replay_us([lambda: hipforge.topk_gating(logits, 8)] * 20))
 
 
 def call_costs() -> None:
@@ -204,7 +116,7 @@ def print_card() -> None:
 
 def main() -> None:
     """Print what the command line names, or everything."""
-    parts = {"ops": op_times, "calls": call_costs}
+    parts = {"calls": call_costs}
     for name in sys.argv[1:] or parts:
         parts[name]()
 

@@ -34,13 +34,17 @@ FILES = (
     "test_rms_norm", "test_rmsnorm_fp8", "test_fused_mxfp8", "test_swiglu_fp8", "test_swiglu_parameters",
     "test_fp8_quant", "test_fp8_quant_rows", "test_fused_fp8_dynamic", "test_mx_quantize", "test_rope_and_cache",
     "test_rope_and_cache_index",
-    "test_router_gemm", "test_topk_gating",
+    "test_router_gemm", "test_topk_gating", "test_mxfp4_gemm",
     "test_moe_align", "test_moe_combine", "test_decode_attention_kinds", "test_decode_attention_fp8",
     "test_decode_attention_half", "test_decode_attention_int4", "test_decode_attention_caches",
     "test_decode_attention_ragged", "test_decode_attention_hidden_keys", "test_decode_attention_sinks_window",
     "test_decode_attention_output", "test_decode_attention_workspace",
 )  # fmt: skip
 """The tests of ops that have kernels for a GPU other than AMD's."""
+ON_GPU = (
+    "test_mxfp8_gemm", "test_mxfp8_grouped_gemm", "test_mxfp4_gemm", "test_fp8_skinny_gemm", "test_decode_attention",
+)  # fmt: skip
+"""The tests of kernels that only such a GPU has."""
 DIGESTS, CARD = "digests.json", "card.json"
 """Files beside the outcomes: what was built, and where it ran."""
 
@@ -90,8 +94,7 @@ def main() -> int:
         card = {"card": torch.cuda.get_device_name(0), "driver": _driver(), "date": datetime.date.today().isoformat()}
         (folder / CARD).write_text(json.dumps(card))
         files = [str(OP_TESTS / "ops" / f"{file}.py") for file in FILES]
-        files += [str(OP_TESTS / "jit/test_plain_hip.py"), str(OP_TESTS / "gpu/test_mxfp8_gemm.py")]
-        files += [str(OP_TESTS / f"gpu/test_{name}.py") for name in ("mxfp8_grouped_gemm", "decode_attention")]
+        files += [str(OP_TESTS / "jit/test_plain_hip.py"), *(str(OP_TESTS / f"gpu/{file}.py") for file in ON_GPU)]
         staged = pytest_run(["-p", "gpu.staging", *files, *chosen], folder, options.j, options.seconds)
         alone = pytest_run([str(OP_TESTS / "gpu/test_gpu.py"), *chosen], folder, min(4, options.j), options.seconds)
         write_record(folder, built, options.out)

@@ -289,7 +289,7 @@ def test_the_demo_names_the_card_and_measures_every_row_beside_bf16() -> None:
 
 
 def test_a_warm_load_and_a_call_stay_short() -> None:
-    """A budget with room: the figures themselves are printed by ``measure.py``."""
+    """A budget with room: the figures themselves are printed by ``measure.py calls``."""
     done = run_child(
         """
         import torch, hipforge

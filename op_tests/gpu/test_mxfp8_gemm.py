@@ -10,9 +10,10 @@ import torch
 import hipforge
 from hipforge import devices
 from hipforge.errors import GuardError
+from hipforge.ops.core.row_stream import SHARERS, TILES, warps
 from hipforge.ops.mxfp8_gemm import mxfp8_dequantised, mxfp8_ring_tiles, mxfp8_row_stream
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
-from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROWS, SHARERS, TILES, warps
+from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROWS
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or devices.current().arch_of() != "sm_90", reason="needs an sm_90 GPU"

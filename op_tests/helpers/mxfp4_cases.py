@@ -1,4 +1,4 @@
-"""Data and an oracle for the MXFP4 kernels, independent of hipforge's own quantiser and reference."""
+"""Data for the MXFP4 kernels and an oracle that is independent of hipforge's own quantiser and reference."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ import torch
 
 from helpers import mxfp8_cases
 from helpers.mxfp8_cases import BLOCK, E8M0, embedded
-from hipforge.ops.reference import shuffle_scale, shuffle_weight
+from hipforge.ops.reference import mxfp4_mm_packed, quantize_mxfp4, shuffle_scale, shuffle_weight
 
 # e2m1: a sign, two bits of exponent, one of mantissa.
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 CODE_OF_ONE = 2
+# (M, N, K, seed) of the MXFP4 GEMM task: its tests and its benchmarks.
+TASKS = [(8, 2112, 7168, 124), (16, 3072, 1536, 6635), (64, 3072, 1536, 45), (256, 2880, 512, 78)]
+BENCH = [
+    (4, 2880, 512, 1),
+    (16, 2112, 7168, 1),
+    (32, 4096, 512, 1),
+    (32, 2880, 512, 1),
+    (64, 7168, 2048, 1),
+    (256, 3072, 1536, 1),
+]
 
 
 class Operands(mxfp8_cases.Operands):
@@ -65,3 +75,30 @@ def among_nans(case: Operands) -> tuple[Operands, torch.Tensor]:
     case.ws[1::2] = 255
     want[1::2] = want[:, 1::2] = float("nan")
     return Operands(*(embedded(tensor, 0xFF) for tensor in case.args())), want
+
+
+def operands(m, n, k, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(m, k, generator=generator).bfloat16()
+    w = torch.randn(n, k, generator=generator).bfloat16()
+    return (*quantize_mxfp4(x), *quantize_mxfp4(w)), (x, w)
+
+
+def codes(m, n, k, scales, seed=0):
+    """Random codes with scale bytes drawn from ``scales``, another one for every block."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for rows in (m, n):
+        parts.append(torch.randint(0, 256, (rows, k // 2), generator=generator, dtype=torch.uint8))
+        choice = torch.randint(0, len(scales), (rows, k // 32), generator=generator)
+        parts.append(torch.tensor(scales, dtype=torch.uint8)[choice])
+    return tuple(parts)
+
+
+def assert_close(got, parts, k):
+    """One bf16 rounding (half a step: 2^-8 relative, 2^-134 where subnormal) and K rounded fp32 additions."""
+    xq, xs, wq, ws = parts
+    want = mxfp4_mm_packed(xq, xs, wq, ws, torch.float64, torch.float64)
+    magnitude = mxfp4_mm_packed(xq & 0x77, xs, wq & 0x77, ws, torch.float64, torch.float64)
+    assert got.dtype == torch.bfloat16
+    assert ((got.double() - want).abs() <= 2.0**-8 * want.abs() + 2.0**-134 + k * 2.0**-24 * magnitude).all()

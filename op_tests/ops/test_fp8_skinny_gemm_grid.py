@@ -19,8 +19,8 @@ from hipforge import devices
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.kernel import spelled
 from hipforge.ops.core.tuned import clear_tables
-from hipforge.ops.fp8_skinny_gemm.family import FORMATS
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
+from hipforge.ops.fp8_skinny_gemm.raw import FORMATS
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 
 pytestmark = pytest.mark.gfx942("part or whole")

@@ -16,10 +16,11 @@ from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.core.dispatch import Choice, clear_decisions
 from hipforge.ops.core.kernel import spelled
 from hipforge.ops.core.tuned import clear_tables, read_rows, shipped_path
-from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS, default_choice
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY, default_choice
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
 from hipforge.ops.fp8_skinny_gemm.kernels import wave_split
 from hipforge.ops.fp8_skinny_gemm.kernels.queue import MAX_SPLIT_K, QUEUE, default_configuration
+from hipforge.ops.fp8_skinny_gemm.raw import FORMATS
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning.cases import Cell

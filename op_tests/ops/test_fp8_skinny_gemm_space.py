@@ -14,8 +14,9 @@ from hipforge.ops import fp8_skinny_gemm as ops
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import spelled
 from hipforge.ops.core.tuned import read_rows
-from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
+from hipforge.ops.fp8_skinny_gemm.raw import FORMATS
 from hipforge.ops.fp8_skinny_gemm.space import (
     RULES,
     TILES,

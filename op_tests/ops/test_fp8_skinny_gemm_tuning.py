@@ -17,9 +17,10 @@ from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES as GPUS
 from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.tuned import clear_tables, read_rows
-from hipforge.ops.fp8_skinny_gemm.family import FAMILY, FORMATS
+from hipforge.ops.fp8_skinny_gemm.family import FAMILY
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
 from hipforge.ops.fp8_skinny_gemm.kernels import QUEUE, queue, wave_split
+from hipforge.ops.fp8_skinny_gemm.raw import FORMATS
 from hipforge.ops.fp8_skinny_gemm.space import Configuration, refusal
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning import model, timing

@@ -1,33 +1,34 @@
-"""The plans of the dense MX-FP8 kernels of sm_90, which need no GPU: what the default rule names, a kernel takes."""
+"""The plans of the dense kernels of sm_90, which need no GPU: what the default rule names, a kernel takes."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import hipforge
 import hipforge.csrc
 from hipforge.errors import GuardError
 from hipforge.jit import toolchain
-from hipforge.ops.core import programmatic
+from hipforge.ops.core import dispatch, programmatic
+from hipforge.ops.core.checks import TensorSpec
 from hipforge.ops.core.kernel import best
+from hipforge.ops.core.row_stream import SHARED_BYTES, TILES, blocks_for, shared_bytes, warps
+from hipforge.ops.fp8_skinny_gemm.kernels.row_stream import ROW_STREAM as SKINNY
+from hipforge.ops.mxfp4_gemm.family import FAMILY as FAMILY4
+from hipforge.ops.mxfp4_gemm.kernels.row_stream import PLANS as PLANS4
+from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROW_STREAM as MXFP4
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS
 from hipforge.ops.mxfp8_gemm.kernels.dequantised import DEQUANTISED
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
-from hipforge.ops.mxfp8_gemm.kernels.row_stream import (
-    ROW_STREAM,
-    ROWS,
-    SHARED_BYTES,
-    TILES,
-    blocks_for,
-    shared_bytes,
-    warps,
-)
+from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROW_STREAM, ROWS
 
 HOPPER = "sm_90"
 UNITS = 132
@@ -42,7 +43,7 @@ def problem(m: int, n: int, k: int) -> SimpleNamespace:
 @given(st.integers(1, 300), st.integers(1, 300_000), st.integers(1, 1024).map(lambda blocks: 32 * blocks))
 def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -> None:
     cell = problem(m, n, k)
-    for kernel in (ROW_STREAM, DEQUANTISED, RING_TILES):
+    for kernel in (ROW_STREAM, DEQUANTISED, RING_TILES, MXFP4, SKINNY):
         for _, configuration in kernel.default(cell, HOPPER, UNITS):
             assert kernel.needs(configuration, cell.key, HOPPER) is None
         for configuration in kernel.candidates(cell, HOPPER):
@@ -57,6 +58,52 @@ def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -
 )  # fmt: skip
 def test_few_rows_stream_and_many_take_the_library_unless_bf16_takes_too_much_memory(key, kernel) -> None:
     assert best(KERNELS, problem(*key), HOPPER, UNITS).kernel == kernel.name
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch):
+    """Decisions as on an sm_90 GPU."""
+    monkeypatch.setattr(dispatch, "target_of", lambda device: (HOPPER, UNITS))
+    dispatch.clear_decisions()
+    yield
+    dispatch.clear_decisions()
+
+
+@pytest.mark.parametrize("m", [1, 16, 17, 300])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_mxfp4_weights_stream_past_both_kinds_of_activations(m: int, invariant: bool, hopper: None) -> None:
+    w = torch.zeros(96, 64, dtype=torch.uint8), torch.zeros(96, 4, dtype=torch.uint8)
+    shuffled = w[0], torch.zeros(256, 8, dtype=torch.uint8)
+    for x in ((torch.zeros(m, 64, dtype=torch.uint8), torch.zeros(m, 4, dtype=torch.uint8)),
+              (torch.zeros(m, 128, dtype=torch.bfloat16), None)):  # fmt: skip
+        with hipforge.batch_invariant() if invariant else contextlib.nullcontext():
+            found = hipforge.explain(hipforge.mxfp4_gemm, *x, *w)
+        assert found.kernel == MXFP4.name and MXFP4.needs(found.configuration, (m, 96, 128), HOPPER) is None
+        if invariant:
+            assert found.configuration["sharers"] == PLANS4.best(16, 96, 128, UNITS)["sharers"]
+        left = hipforge.explain(hipforge.mxfp4_linear, *x, *shuffled, shuffled=True)
+        assert left.path == "torch" and "shuffled weights are for gfx950" in left.refused["kernel"]
+
+
+@pytest.mark.parametrize("key", [(1 << 20, 96, 64), (1, 96, (1 << 21) + 32)])
+def test_mxfp4_past_the_kernels_limits_is_left_to_torch(key, hopper: None) -> None:
+    m, n, k = key
+    shapes = (m, k // 2), (m, k // 32), (n, k // 2), (n, k // 32)
+    decided = FAMILY4.decide(FAMILY4.problem(*(TensorSpec(shape, torch.uint8) for shape in shapes)))
+    assert decided.accepted is None and "M at most 1048560, N at most" in decided.refused[0].reason
+
+
+def test_the_skinny_product_streams_and_split_k_is_left_to_torch(hopper: None) -> None:
+    a, b = torch.zeros(3, 96).to(torch.float8_e4m3fn), torch.zeros(40, 96).to(torch.float8_e4m3fn).t()
+    scale = torch.ones(1)
+    found = hipforge.explain(hipforge.skinny_gemm, a, b, scale)
+    assert found.kernel == SKINNY.name and SKINNY.needs(found.configuration, (3, 40, 96), HOPPER) is None
+    with hipforge.batch_invariant():
+        fixed = [hipforge.explain(hipforge.skinny_gemm, a[:m], b, scale).configuration for m in (1, 3)]
+    assert fixed[0] == fixed[1]
+    left = hipforge.explain(hipforge.skinny_gemm, a, b, scale, None, 2)
+    assert left.path == "torch"
+    assert "split_k is for the queue kernel, which sm_90 does not have" in left.refused["kernel"]
 
 
 def test_rows_of_w_are_spread_over_every_multiprocessor_until_there_are_fewer_rows() -> None:

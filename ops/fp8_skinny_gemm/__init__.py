@@ -1,17 +1,19 @@
-"""Skinny fp8 GEMM for decoding (gfx942 and gfx950): D += scale * (A @ B) with few rows.
+"""Skinny fp8 GEMM for decoding: D += scale * (A @ B) with few rows.
 
 Shapes and dtypes everywhere in this package: ``a`` [m, k] row-major and ``b`` [k, n] column-major (``b.stride(0)`` 1,
 ``b.stride(1)`` the pitch) hold e4m3 in the format of the architecture, ``torch.float8_e4m3fnuz`` on gfx942 and
-``torch.float8_e4m3fn`` on gfx950; ``scale`` is one float32, the product of both operands' scales; the result is float16
-[m, n]; k is a multiple of 32.
+``torch.float8_e4m3fn`` on gfx950 and sm_90; ``scale`` is one float32, the product of both operands' scales; the result
+is float16 [m, n]; k is a multiple of 32.
 
-Two kernels. ``wave_split`` (:func:`skinny_wave_split`) cuts k into parts for the waves of a work-group, and where there
-are few columns for several work-groups; all sums are added in a fixed order, in one launch. ``queue``
+AMD GPUs have two kernels. ``wave_split`` (:func:`skinny_wave_split`) cuts k into parts for the waves of a work-group,
+and where there are few columns for several work-groups; all sums are added in a fixed order, in one launch. ``queue``
 (:func:`run_skinny_gemm`) has waves that load blocks into a queue in LDS and waves that multiply them. It has two ways
 to add up: the deterministic one keeps fp32 partial sums per split of k and consumer and adds them in a fixed order in a
 second launch; the atomic one adds rounded fp16 pairs to the output as they come: no workspace, but the result varies
 from run to run and carries one fp16 rounding per split and consumer, and n must be even. The tuned table chooses the
-kernel, else a rule: ``wave_split`` for every k up to 2^24. :func:`hipforge.explain` tells.
+kernel, else a rule: ``wave_split`` for every k up to 2^24. :func:`hipforge.explain` tells. sm_90 has a third instead,
+``row_stream``, which streams b once through all multiprocessors in one launch, its sums in a fixed order, and from 9
+rows on takes ``torch._scaled_mm``.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def skinny_gemm(
         scale: one float32.
         output: float16 [m, n], contiguous, added to in place and returned; None makes a new tensor.
         split_k: None leaves kernel and configuration to the tuned table and the default rule. A number asks for the
-            queue kernel with so many parts of k, at most as many as there are k blocks.
+            queue kernel with so many parts of k, at most as many as there are k blocks; on sm_90, which does not
+            have it, torch computes.
         deterministic: sums in a fixed order. False lets the queue kernel, where it is chosen, add with packed fp16
             atomics, whose order, and with it the rounding, varies from run to run (n must be even).
 

@@ -17,9 +17,20 @@ from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.kernel import kernel_table, spelled
 from hipforge.ops.core.tuned import DEVICE, EVIDENCE, NEXT, USE_HIP, Column, Former, Value, gemm_shape
-from hipforge.ops.fp8_skinny_gemm.kernels import KERNELS, QUEUE, WAVE_SPLIT, queue, wave_split
-from hipforge.ops.fp8_skinny_gemm.raw import ALIGNMENT, ARCHS, FORMATS, MAX_BYTES, MAX_K, MAX_M, Problem
+from hipforge.ops.fp8_skinny_gemm.kernels import (
+    KERNELS,
+    QUEUE,
+    ROW_STREAM,
+    SCALED_MM,
+    WAVE_SPLIT,
+    queue,
+    row_stream,
+    wave_split,
+)
+from hipforge.ops.fp8_skinny_gemm.raw import ALIGNMENT, ARCHS, HOPPER, MAX_BYTES, MAX_K, MAX_M, Problem, fp8_of
 from hipforge.ops.fp8_skinny_gemm.space import Configuration, require
+
+STREAMED_M = 8  # rows up to which sm_90's own kernel is the faster one
 
 
 def _now(values: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -47,17 +58,24 @@ TABLE = kernel_table(
 
 def _envelope(problem: Problem, arch: str) -> str | None:
     m, n, k = problem.key
-    if problem.dtype != FORMATS[arch]:
-        return f"the matrix instructions of {arch} read {FORMATS[arch]}; the operands are {problem.dtype}"
+    own = fp8_of(arch)
+    if problem.dtype != own:
+        return f"the matrix instructions of {arch} read {own}; the operands are {problem.dtype}"
     if not 1 <= m <= MAX_M or n < 1:
         return f"m must be 1 to {MAX_M} and n at least 1; got m={m}, n={n}"
     if -(-k // ALIGNMENT) * ALIGNMENT * n > MAX_BYTES:
         return f"b must span at most 2^31 - 1 bytes; got {k * n}"
+    if arch == HOPPER and problem.split_k is not None:
+        return f"split_k is for the queue kernel, which {arch} does not have; got {problem.split_k}"
     return None
 
 
 def default_choice(m: int, n: int, k: int, arch: str, cu_count: int) -> Choice:
     """Return kernel and configuration of a shape without a row."""
+    if arch == HOPPER and m > STREAMED_M and SCALED_MM.needs({}, (m, n, k), arch) is None:
+        return SCALED_MM.choice({})
+    if arch == HOPPER:
+        return ROW_STREAM.choice(row_stream.PLANS.best(m, n, k, cu_count))
     if k > MAX_K:
         return queue.choice(queue.default_configuration(m, n, k, cu_count))
     return wave_split.choice(wave_split.by_cost(m, n, k, cu_count, archs.get(arch).bandwidth)[0])
@@ -80,11 +98,14 @@ def _adjust(problem: Problem, arch: str, choice: Choice, reason: str) -> tuple[C
 def _candidates(cell: Any, arch: str) -> list[Choice]:
     if cell.m > MAX_M:
         raise ConfigError(f"the kernels take M of at most {MAX_M}; got {cell.m}")
-    return [kernel.choice(given) for kernel in KERNELS for given in kernel.candidates(cell, arch)]
+    able = (kernel for kernel in KERNELS if arch in kernel.archs)
+    return [kernel.choice(given) for kernel in able for given in kernel.candidates(cell, arch)]
 
 
 def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
     """Return one configuration for every m: of 8 rows a matrix instruction adds two parts of k, of more one."""
+    if arch == HOPPER:
+        return ROW_STREAM.choice(row_stream.PLANS.best(MAX_M, problem.n, problem.k, cu_count))
     return default_choice(MAX_M, problem.n, problem.k, arch, cu_count)
 
 
@@ -92,7 +113,7 @@ FAMILY = Family[Problem](
     problem=Problem.of,
     table=TABLE,
     kernels=KERNELS,
-    archs=ARCHS,
+    archs=(*ARCHS, HOPPER),
     envelope=_envelope,
     default=lambda problem, arch, cu_count: default_choice(*problem.key, arch, cu_count),
     candidates=_candidates,

@@ -13,7 +13,8 @@ from hipforge.errors import GuardError
 from hipforge.ops.core import checks
 from hipforge.ops.core.alignment import require_copyable
 
-ARCHS = ("gfx942", "gfx950")
+ARCHS = ("gfx942", "gfx950")  # of the kernels for AMD GPUs
+HOPPER = "sm_90"
 FORMATS: Mapping[str, torch.dtype] = MappingProxyType(
     {arch: getattr(torch, archs.get(arch).fp8_e4m3) for arch in ARCHS}
 )
@@ -22,6 +23,11 @@ MAX_M = 32
 MAX_BYTES = 2**31 - 1
 MAX_K = 2**24  # bytes of a column of the kernel that splits k over waves, its pitch included
 ALIGNMENT = 16  # bytes, of operands and of b's pitch
+
+
+def fp8_of(arch: str) -> torch.dtype:
+    """Return the fp8 format that an architecture reads."""
+    return getattr(torch, archs.get(arch).fp8_e4m3)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,18 @@
-"""MXFP4 GEMM for gfx950: Y = X @ W^T with e2m1 operands on both sides, through scaled MFMA.
+"""MXFP4 GEMM: Y = X @ W^T with e2m1 weights; X in e2m1 through scaled MFMA on gfx950, in e2m1 or bfloat16 on sm_90.
 
 Shapes and dtypes everywhere in this package: ``xq`` [M, K/2] and ``wq`` [N, K/2] hold two e2m1 codes per byte, the even
 element in the low nibble (uint8 or float4_e2m1fn_x2); ``x_scale`` [M, K/32] and ``w_scale`` [N, K/32] hold e8m0 bytes
-(uint8 or float8_e8m0fnu); the output [M, N] is bfloat16; K is a multiple of 32. Products are accumulated in float32 and
-rounded once, to nearest even. A scale byte of 255 makes the outputs that it takes part in NaN.
+(uint8 or float8_e8m0fnu); the output [M, N] is bfloat16; K is a multiple of 32. Products are accumulated in float32
+and rounded once, to nearest even. A scale byte of 255 makes the outputs that it takes part in NaN. ``xq`` may also be
+bfloat16 [M, K], with None as ``x_scale``: only the weight is quantised then, as gpt-oss is served on Hopper GPUs.
 
 With ``shuffled=True`` the weight is in the order of :func:`hipforge.ops.reference.shuffle_weight` and its scales in
 that of :func:`hipforge.ops.reference.shuffle_scale` (activations stay plain); then N % 16 == 0 and K % 64 == 0.
 
-There are two kernels. ``mxfp4_gemm`` splits K over the waves of a work-group, for few rows and columns;
+gfx950 has two kernels. ``mxfp4_gemm`` splits K over the waves of a work-group, for few rows and columns;
 ``mxfp4_gemm_tiles`` multiplies tiles that pass through LDS, for any M and for tensors of any size. The tuned row of a
-shape names one of them; without a row a rough model of both times decides.
+shape names one of them; without a row a rough model of both times decides. On sm_90 ``mxfp4_row_stream`` reads plain
+weights once for each 16 rows of X, which is meant for few rows.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp4_gemm import reference
 from hipforge.ops.mxfp4_gemm.family import FAMILY
 from hipforge.ops.mxfp4_gemm.kernels import BY_NAME
+from hipforge.ops.mxfp4_gemm.kernels.row_stream import mxfp4_row_stream_out, run_mxfp4_row_stream
 from hipforge.ops.mxfp4_gemm.kernels.tiles import mxfp4_gemm_tiles_out, run_mxfp4_tiles
 from hipforge.ops.mxfp4_gemm.kernels.waves import SUB_TILES, mxfp4_gemm_out, run_mxfp4
 from hipforge.ops.mxfp4_gemm.raw import launch
@@ -39,7 +42,9 @@ __all__ = [
     "mxfp4_gemm_out",
     "mxfp4_gemm_tiles_out",
     "mxfp4_linear",
+    "mxfp4_row_stream_out",
     "run_mxfp4",
+    "run_mxfp4_row_stream",
     "run_mxfp4_tiles",
 ]
 
@@ -52,7 +57,7 @@ def _new(xq: torch.Tensor, wq: torch.Tensor) -> torch.Tensor:
 def mxfp4_gemm(
     taken: Accepted,
     xq: torch.Tensor,
-    x_scale: torch.Tensor,
+    x_scale: torch.Tensor | None,
     wq: torch.Tensor,
     w_scale: torch.Tensor,
     out_dtype: torch.dtype = torch.bfloat16,
@@ -63,15 +68,16 @@ def mxfp4_gemm(
 
     Args:
         taken: the path that was decided; callers do not pass it.
-        xq: activations [M, K/2], any strides.
-        x_scale: e8m0 bytes [M, K/32].
+        xq: activations [M, K/2], any strides; or bfloat16 [M, K] (on sm_90).
+        x_scale: e8m0 bytes [M, K/32]; None with bfloat16 activations.
         wq: weights [N, K/2].
         w_scale: e8m0 bytes [N, K/32].
         out_dtype: ``torch.bfloat16`` (another dtype gives None).
         shuffled: the weight and its scales are in the shuffled order.
 
     Returns:
-        bfloat16 [M, N]; None on a device other than gfx950, or where the tuned table says so.
+        bfloat16 [M, N]; None on a device other than gfx950 and sm_90, for bfloat16 activations on gfx950 and shuffled
+        weights on sm_90, or where the tuned table says so.
 
     Raises:
         GuardError: dtypes or shapes that are not valid MXFP4 operands.
@@ -93,7 +99,7 @@ def mxfp4_gemm(
 def mxfp4_linear(
     taken: Accepted,
     xq: torch.Tensor,
-    x_scale: torch.Tensor,
+    x_scale: torch.Tensor | None,
     wq: torch.Tensor,
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -104,7 +110,7 @@ def mxfp4_linear(
     """Return X @ W^T + bias from MXFP4 operands, always: the kernel where it applies, else torch.
 
     Args:
-        xq: activations [M, K/2].
+        xq: activations [M, K/2], or bfloat16 [M, K].
         w_scale: e8m0 bytes [N, K/32], or shuffled.
         bias: bfloat16 [N], added to the rounded product.
         out: contiguous bfloat16 [M, N] to write into.

@@ -13,11 +13,15 @@ from hipforge.ops.core.family import Family
 from hipforge.ops.core.kernel import best, kernel_table, spelled
 from hipforge.ops.core.tiles import MAX_K
 from hipforge.ops.core.tuned import DEVICE, EVIDENCE, GEMM_SHAPE, USE_HIP, Column, Former, Value
-from hipforge.ops.mxfp4_gemm.kernels import KERNELS, TILES, WAVES
+from hipforge.ops.mxfp4_gemm.kernels import KERNELS, ROW_STREAM, TILES, WAVES
+from hipforge.ops.mxfp4_gemm.kernels.row_stream import invariant
 from hipforge.ops.mxfp4_gemm.raw import Problem
 
+HOPPER = "sm_90"
 MAX_BYTES = 2**31 - 1
 MAX_ROWS = 1 << 24  # of a tensor, for the kernel in tiles
+# On sm_90: a grid has so many blocks of 16 rows of X, a block keeps the scales of one row of W at least in 64 KiB.
+MAX_STREAMED_ROWS, MAX_STREAMED_K, MAX_COLUMNS = 65535 * 16, 1 << 21, 2**31 - 1
 
 
 def _now(values: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -46,6 +50,15 @@ def _envelope(problem: Problem, arch: str) -> str | None:
     m, n, k = problem.key
     if min(m, n, k) < 1:
         return f"M, N and K must be at least 1; got M={m}, N={n}, K={k}"
+    if arch == HOPPER:
+        if problem.shuffled:
+            return "shuffled weights are for gfx950; sm_90 reads plain ones"
+        if k > MAX_STREAMED_K or m > MAX_STREAMED_ROWS or n > MAX_COLUMNS:
+            limits = f"M at most {MAX_STREAMED_ROWS}, N at most {MAX_COLUMNS} and K at most {MAX_STREAMED_K}"
+            return f"{limits} on {HOPPER}; got M={m}, N={n}, K={k}"
+        return None
+    if problem.bf16:
+        return f"bfloat16 activations are for {HOPPER}; {arch} takes MXFP4 ones"
     if _needs_tiles(problem) and (k > MAX_K or max(m, n) > MAX_ROWS):
         limits = f"M and N at most {MAX_ROWS} and K at most {MAX_K}"
         return f"a payload of more than 2^31 - 1 bytes needs {limits}; got M={m}, N={n}, K={k}"
@@ -58,13 +71,15 @@ def _needs_tiles(problem: Problem) -> bool:
 
 
 def _demanded(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:
-    if not _needs_tiles(problem):
+    if arch == HOPPER or not _needs_tiles(problem):
         return None
     return best((TILES,), problem, arch, cu_count), "only tiles take a payload of more than 2^31 - 1 bytes"
 
 
 def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice | None:
-    """Return waves with the number of parts of K for few rows; that number alone decides the order of sums."""
+    """Return the parts of K that few rows have: that number alone decides the order of sums."""
+    if arch == HOPPER:
+        return ROW_STREAM.choice(invariant(problem, cu_count))
     few = best((WAVES,), replace(problem, m=invariance.ROWS), arch, cu_count).configuration
     return None if _needs_tiles(problem) else WAVES.choice(few)
 
@@ -73,7 +88,7 @@ FAMILY = Family(
     problem=Problem.of,
     table=TABLE,
     kernels=KERNELS,
-    archs=("gfx950",),
+    archs=("gfx950", HOPPER),
     envelope=_envelope,
     demanded=_demanded,
     invariant=_invariant,

@@ -27,6 +27,7 @@ class Problem:
     shuffled: bool
     out_dtype: torch.dtype
     device: torch.device
+    bf16: bool = False  # X is, and has no scales
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -37,7 +38,7 @@ class Problem:
     def of(
         cls,
         xq: checks.Described,
-        x_scale: checks.Described,
+        x_scale: checks.Described | None,
         wq: checks.Described,
         w_scale: checks.Described,
         out_dtype: torch.dtype = torch.bfloat16,
@@ -45,11 +46,17 @@ class Problem:
         shuffled: bool = False,
     ) -> Problem:
         """Return the problem of operands; raises GuardError for ones that are malformed."""
-        checks.require_tensor(xq=xq, x_scale=x_scale, wq=wq, w_scale=w_scale)
-        checks.require_rank("xq", xq, 2, "[M, K/2]")
+        checks.require_tensor(xq=xq, wq=wq, w_scale=w_scale)
+        bf16 = x_scale is None and xq.dtype == torch.bfloat16
+        checks.require_rank("xq", xq, 2, "[M, K]" if bf16 else "[M, K/2]")
         checks.require_rank("wq", wq, 2, "[N, K/2]")
-        m, n, k = xq.shape[0], wq.shape[0], 2 * xq.shape[1]
-        checks.require_dtype("xq", xq, PAYLOADS)
+        m, n, k = xq.shape[0], wq.shape[0], xq.shape[1] * (1 if bf16 else 2)
+        if not bf16:
+            checks.require_dtype("xq", xq, PAYLOADS)
+            if x_scale is None:
+                raise GuardError(f"x_scale may be None where xq is torch.bfloat16; got None with xq of {xq.dtype}")
+        if bf16 and k % 2:
+            raise GuardError(f"K must be a multiple of {BLOCK} (one e8m0 scale per {BLOCK} elements); got K={k}")
         checks.require_operand("wq", wq, PAYLOADS, (n, k // 2), "its K is that of xq")
         if k % BLOCK:
             raise GuardError(f"K must be a multiple of {BLOCK} (one e8m0 scale per {BLOCK} elements); got K={k}")
@@ -62,7 +69,7 @@ class Problem:
             why = "shuffled scales are padded to 256 rows and 8 columns"
         checks.require_operand("w_scale", w_scale, _SCALES, shape, why)
         checks.require_torch_dtype("out_dtype", out_dtype)
-        return cls(m, n, k, shuffled, out_dtype, xq.device)
+        return cls(m, n, k, shuffled, out_dtype, xq.device, bf16)
 
 
 def launch(
@@ -70,20 +77,25 @@ def launch(
     configuration: Configuration,
     out: torch.Tensor,
     xq: torch.Tensor,
-    x_scale: torch.Tensor,
+    x_scale: torch.Tensor | None,
     wq: torch.Tensor,
     w_scale: torch.Tensor,
     shuffled: bool,
 ) -> torch.Tensor:
     """Run a kernel into ``out``; operands off a 16-byte boundary are copied once the kernel has refused them."""
-    operands = [packed(x, out) for x in (xq, x_scale, wq, w_scale)]
+    operands = [packed(x, out) for x in (xq, x_scale, wq, w_scale) if x is not None]
+
+    def run(x: torch.Tensor, *others: torch.Tensor) -> None:
+        scales_and_w = others if x_scale is not None else (None, *others)
+        kernel.run(configuration, out.shape, out, x, *scales_and_w, shuffled)
+
     try:
-        kernel.run(configuration, out.shape, out, *operands, shuffled)
+        run(*operands)
     except GuardError:
         copies = realigned(*operands, out=out)
         if copies is None:
             raise
-        kernel.run(configuration, out.shape, out, *copies, shuffled)
+        run(*copies)
     return out
 
 
@@ -91,7 +103,7 @@ def run_raw(
     kernel: Kernel,
     configuration: Configuration,
     xq: torch.Tensor,
-    x_scale: torch.Tensor,
+    x_scale: torch.Tensor | None,
     wq: torch.Tensor,
     w_scale: torch.Tensor,
     shuffled: bool,

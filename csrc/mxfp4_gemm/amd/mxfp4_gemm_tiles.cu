@@ -3,6 +3,7 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/launch.h"
 #include "hipforge/amd/mx_tiles/host.h"
+#include "hipforge/amd/split_k.h"
 #include "hipforge/module.h"
 #include "../guards.h"
 

@@ -1,10 +1,10 @@
 // MX-FP8 GEMM for few rows on sm_90: out[M, N] = X[M, K] W[N, K]^T (+ bias), W streamed once by all multiprocessors.
-// row_stream_kernel.h has the kernel. A variant takes up to HF_ROWS rows of X at once and HF_TILES x 8 rows of W in a pass.
+// row_stream_kernel.h has the loop, e4m3_step.h the products. A variant takes up to HF_ROWS rows of X at once and HF_TILES x 8 rows of W in a pass.
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
 #include "hipforge/module.h"
 #include "../guards.h"
-#include "row_stream_kernel.h"
+#include "e4m3_step.h"
 
 #if !defined(HF_ROWS) || !defined(HF_TILES)
 #error "build a variant: -DHF_ROWS=8, 16 or 32 -DHF_TILES=1 to 4"
@@ -41,14 +41,15 @@ void mxfp8_row_stream_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   if (shape.k % kStep == 0) hf::check_aligned(Xs, "Xs", 4);
   const Problem problem{out.data<hf::dev::bf16>(), Xq.data<uint8_t>(), Xs.data<uint8_t>(), Wq.data<uint8_t>(), Ws.data<uint8_t>(),
                         bias.data<hf::dev::bf16>(), static_cast<int>(shape.m),
-                        static_cast<int>(shape.n), static_cast<int>(shape.k), __builtin_ctzll(sharers),
+                        static_cast<int>(shape.n), static_cast<int>(shape.k), static_cast<int>(shape.k),
+                        static_cast<int>(shape.k), __builtin_ctzll(sharers),
                         static_cast<int>(shape.n / blocks), static_cast<int>(shape.n % blocks)};
   hf::Launch at{dim3(static_cast<uint32_t>(blocks), static_cast<uint32_t>(hf::ceil_div(shape.m, HF_ROWS))), L::kThreads,
                 static_cast<uint32_t>(most), stream};
   at.programmatic = programmatic;
 #if HF_TILES != 3
-  if (shape.k % kStep != 0) return hf::launch(row_stream<HF_ROWS, HF_TILES, false>, at, problem);
+  if (shape.k % kStep != 0) return hf::launch(row_stream<E4m3Step<HF_ROWS, HF_TILES, false>>, at, problem);
 #endif
-  hf::launch(row_stream<HF_ROWS, HF_TILES, true>, at, problem);
+  hf::launch(row_stream<E4m3Step<HF_ROWS, HF_TILES, true>>, at, problem);
 }
 HF_EXPORT(mxfp8_row_stream_out);

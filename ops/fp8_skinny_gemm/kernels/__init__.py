@@ -1,4 +1,4 @@
-"""The kernels of the skinny fp8 GEMM, and a launch of either; ties go to the first."""
+"""The kernels of the skinny fp8 GEMM, and a launch of one; ties go to the first."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import torch
 
 from hipforge.ops.core.dispatch import Accepted, Choice
 from hipforge.ops.fp8_skinny_gemm.kernels.queue import QUEUE
+from hipforge.ops.fp8_skinny_gemm.kernels.row_stream import ROW_STREAM
+from hipforge.ops.fp8_skinny_gemm.kernels.scaled_mm import SCALED_MM
 from hipforge.ops.fp8_skinny_gemm.kernels.wave_split import WAVE_SPLIT
 
-KERNELS = (WAVE_SPLIT, QUEUE)
+KERNELS = (WAVE_SPLIT, QUEUE, ROW_STREAM, SCALED_MM)
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 
 

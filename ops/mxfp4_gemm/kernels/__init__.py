@@ -1,7 +1,8 @@
 """The kernels of the MXFP4 GEMM, simplest first: ties go to the earlier one."""
 
+from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROW_STREAM
 from hipforge.ops.mxfp4_gemm.kernels.tiles import TILES
 from hipforge.ops.mxfp4_gemm.kernels.waves import WAVES
 
-KERNELS = (WAVES, TILES)
+KERNELS = (WAVES, TILES, ROW_STREAM)
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}

@@ -1,0 +1,220 @@
+"""The MXFP4 kernel of sm_90 in every configuration, activations of 4 and 16 bits, beside float64: ``make gpu-test``."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import hipforge
+from gpu.test_mxfp8_gemm import BOUND, error
+from hipforge import devices
+from hipforge.errors import GuardError
+from hipforge.ops.core.row_stream import SHARERS, TILES, warps
+from hipforge.ops.mxfp4_gemm import run_mxfp4_row_stream
+from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROWS
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or devices.current().arch_of() != "sm_90", reason="needs an sm_90 GPU"
+)
+
+STREAMS = [
+    {"rows": rows, "tiles": tiles, "sharers": sharers}
+    for rows, tiles, sharers in itertools.product(ROWS, TILES, SHARERS)
+    if sharers <= warps(rows, tiles)
+]
+# (M, N, K): one of everything; odd sizes; K of no whole line, shorter and longer than one; several passes and rounds.
+SHAPES = [
+    (1, 1, 32),
+    (3, 77, 2880),
+    (8, 1000, 4160),
+    (13, 2304, 6144),
+    (16, 300, 96),
+    (20, 640, 2048),
+    (40, 513, 1120),
+]
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+of_both = pytest.mark.parametrize("bits", [4, 16])
+
+
+def matrix(rows: int, k: int, low: int, high: int) -> list[torch.Tensor]:
+    """Return random codes and their scales."""
+    codes = torch.randint(0, 256, (rows, k // 2), device="cuda", dtype=torch.uint8)
+    return [codes, torch.randint(low, high, (rows, k // 32), device="cuda", dtype=torch.uint8)]
+
+
+def operands(bits: int, m: int, n: int, k: int, low: int = 118, high: int = 129) -> list[torch.Tensor | None]:
+    """Return x, its scales or None, w and its scales; by default in the range that the kernel takes at once."""
+    x = matrix(m, k, low, high) if bits == 4 else [torch.randn(m, k, device="cuda").bfloat16(), None]
+    return [*x, *matrix(n, k, low, high)]
+
+
+def values(codes: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    if scales is None:
+        return codes.double()
+    pairs = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+    powers = torch.exp2(scales.double() - 127).masked_fill(scales == 255, float("nan"))
+    return E2M1.to(codes.device)[pairs.long()] * powers.repeat_interleave(32, 1)
+
+
+def exact(parts: list[torch.Tensor]) -> torch.Tensor:
+    return values(*parts[:2]) @ values(*parts[2:]).T
+
+
+def runs(parts: list[torch.Tensor]):
+    """Every configuration of the kernel, with its result."""
+    for given in STREAMS:
+        if given["tiles"] == 3 and 2 * parts[2].shape[1] % 128:
+            continue
+        yield given, run_mxfp4_row_stream(*parts, **given, blocks=min(len(parts[2]), 132))
+
+
+@of_both
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_configuration_is_within_the_bound_of_float64(bits, shape) -> None:
+    for low, high in ((118, 129), (118, 136)):  # scales of W above 128 are applied to sums
+        parts = operands(bits, *shape, low, high)
+        want = exact(parts)
+        bound = BOUND if want.numel() > 1 else 2.0**-8  # half a unit of one number alone
+        for given, got in runs(parts):
+            assert error(got, want) < bound, (given, high)
+
+
+@of_both
+@pytest.mark.parametrize("k", [128, 2880])
+def test_every_code_and_integers_are_exact(bits, k) -> None:
+    # A row of X has one element that is not zero, another code in each: every result is one product, of at most 6 bits.
+    parts = operands(bits, 16, 40, k)
+    parts[3].fill_(127)
+    place = torch.randint(0, k // 2, (16,), device="cuda")
+    parts[0].zero_()
+    for row in range(16):
+        if bits == 4:
+            parts[1][row].fill_(127)
+            parts[0][row, place[row]] = row
+        else:
+            parts[0][row, 2 * place[row]] = E2M1[row].item()
+    want = exact(parts)
+    for given, got in runs(parts):
+        assert torch.equal(got.double(), want), given
+
+
+@of_both
+def test_every_scale_byte_counts_and_255_is_nan(bits) -> None:
+    # A scale and its inverse: the products of the factors are finite, whatever either is alone.
+    parts = operands(bits, 8, 256, 512)
+    byte = torch.arange(256, dtype=torch.uint8, device="cuda")
+    parts[3].copy_(byte[:, None].expand(256, 16))
+    for x_byte in (0, 1, 95, 96, 127, 159, 160, 192, 254, 255) if bits == 4 else (0,):
+        if bits == 4:
+            parts[1].fill_(x_byte)
+        want = exact(parts)
+        # Where the sum of the terms' sizes overflows, a partial sum may; below bf16's range results lose bits.
+        size = values(*parts[:2]).abs() @ values(*parts[2:]).abs().T
+        known = want.isnan() | (size < 3e38)
+        fits = (size < 3e38) & (want.abs() > 1e-36)
+        for given, got in runs(parts):
+            assert torch.equal(got.isnan()[known], want.isnan()[known]), (given, x_byte)
+            if bool(fits.any()):
+                assert error(got[fits], want[fits]) < BOUND, (given, x_byte)
+
+
+def test_a_nan_scale_of_x_is_a_nan_of_its_row_alone_and_neighbours_keep_their_bits() -> None:
+    parts = operands(4, 16, 96, 512)
+    first = list(runs(parts))
+    parts[1][7, 3], parts[1][9, 15] = 255, 20
+    want = torch.zeros(16, 96, dtype=torch.bool, device="cuda")
+    want[7] = True
+    for (given, before), (_, got) in zip(first, runs(parts), strict=True):
+        assert torch.equal(got.isnan(), want), given
+        others = [row for row in range(16) if row not in (7, 9)]
+        assert torch.equal(got[others], before[others]), given
+    parts[1][7, 3] = 127
+    for given, got in runs(parts):
+        assert error(got, exact(parts)) < BOUND, given
+
+
+@of_both
+def test_results_do_not_change_from_run_to_run(bits) -> None:
+    parts = operands(bits, 16, 2304, 6144)
+    first = list(runs(parts))
+    for (given, one), (_, other) in zip(first, runs(parts), strict=True):
+        assert torch.equal(one, other), given
+
+
+@of_both
+@pytest.mark.parametrize("wide", [False, True], ids=["scales in range", "scales that a step treats with care"])
+def test_a_row_does_not_depend_on_its_batch_where_that_is_asked_for(bits, wide) -> None:
+    parts = operands(bits, 70, 2304, 6144)
+    if wide:
+        parts[3][5, 7] = 140
+        if bits == 4:
+            parts[1][69, 7] = 0
+
+    def of(m: int) -> torch.Tensor:
+        return hipforge.mxfp4_linear(parts[0][:m], None if bits == 16 else parts[1][:m], *parts[2:])
+
+    with hipforge.batch_invariant():
+        whole = of(70)
+        for m in (1, 8, 9, 16, 17, 69):
+            assert torch.equal(of(m), whole[:m]), m
+
+
+@of_both
+@pytest.mark.parametrize("m", [1, 2, 8, 9, 16, 17, 64, 257])
+def test_the_public_ops_take_every_m_by_the_kernel(bits, m) -> None:
+    parts = operands(bits, m, 768, 1056)
+    assert hipforge.explain(hipforge.mxfp4_linear, *parts).path == "kernel"
+    want = exact(parts)
+    bias = torch.randn(768, device="cuda").bfloat16()
+    assert error(hipforge.mxfp4_linear(*parts), want) < BOUND
+    assert torch.equal(hipforge.mxfp4_linear(*parts, bias), hipforge.mxfp4_gemm(*parts) + bias)
+
+
+def test_views_off_a_boundary_and_with_gaps_are_copied() -> None:
+    parts = operands(4, 4, 200, 640)
+    want = hipforge.mxfp4_linear(*parts)
+    off = torch.zeros(200 * 320 + 1, dtype=torch.uint8, device="cuda")[1:].view(200, 320)
+    off.copy_(parts[2])
+    wide = torch.zeros(4, 640, dtype=torch.uint8, device="cuda")[:, ::2]
+    wide.copy_(parts[0])
+    assert torch.equal(hipforge.mxfp4_linear(wide, parts[1], off, parts[3]), want)
+
+
+def test_shuffled_weights_are_left_to_torch_which_says_so() -> None:
+    parts = operands(4, 4, 64, 256)
+    from hipforge.ops.reference import shuffle_scale, shuffle_weight
+
+    shuffled = shuffle_weight(parts[2].cpu()).cuda(), shuffle_scale(parts[3].cpu()).cuda()
+    assert hipforge.mxfp4_gemm(*parts[:2], *shuffled, shuffled=True) is None
+    found = hipforge.explain(hipforge.mxfp4_gemm, *parts[:2], *shuffled, shuffled=True)
+    assert "sm_90 reads plain ones" in found.reason
+    assert error(hipforge.mxfp4_linear(*parts[:2], *shuffled, shuffled=True), exact(parts)) < BOUND
+
+
+def test_a_chain_of_programmatic_launches_waits_for_its_activations() -> None:
+    weights = [operands(16, 1, 2048, 2048)[2:] for _ in range(6)]
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for wq, ws in weights:
+            x = hipforge.mxfp4_linear(x, None, wq, ws) * 2**-6
+        return x
+
+    x = torch.randn(4, 2048, device="cuda").bfloat16()
+    want = chain(x)
+    for _ in range(50):
+        with hipforge.programmatic_launch():
+            assert torch.equal(chain(x), want)
+
+
+def test_what_the_kernel_does_not_take_is_refused_before_a_launch() -> None:
+    parts = operands(4, 1, 64, 2880)
+    with pytest.raises(GuardError, match="blocks must be between 1 and N = 64; got 132"):
+        run_mxfp4_row_stream(*parts, blocks=132)
+    with pytest.raises(GuardError, match="tiles = 3 needs K % 128 == 0"):
+        run_mxfp4_row_stream(*parts, tiles=3, blocks=64)
+    with pytest.raises(GuardError, match="give more blocks"):
+        run_mxfp4_row_stream(*operands(4, 1, 4096, 4096), blocks=1)
+    with pytest.raises(GuardError, match="sharers must be a power of two up to 8; got 16"):
+        run_mxfp4_row_stream(*parts, tiles=4, sharers=16, blocks=64)
