@@ -387,11 +387,11 @@ FAULTS = [
     # Sparse attention.
     *_in(
         "csrc/", "ops/test_sparse_attention.py",
-        ("sparse/causal_cut_one_late", "sparse_attention/block_scores.cu", "length + token + 1 - tokens - first",
+        ("sparse/causal_cut_one_late", "sparse_attention/amd/block_scores.cu", "length + token + 1 - tokens - first",
          "length + token + 2 - tokens - first", "ops/test_sparse_attention.py -k scores_are"),
-        ("sparse/nan_score_dropped", "sparse_attention/block_scores.cu", "return __builtin_elementwise_maximum(a, b);",
+        ("sparse/nan_score_dropped", "sparse_attention/amd/block_scores.cu", "return __builtin_elementwise_maximum(a, b);",
          "return __builtin_fmaxf(a, b);", "ops/test_sparse_attention.py -k nan"),
-        ("sparse/page_of_the_first_tile", "sparse_attention/block_scores.cu", "page = there ? pages[t] : pages[0];",
+        ("sparse/page_of_the_first_tile", "sparse_attention/amd/block_scores.cu", "page = there ? pages[t] : pages[0];",
          "page = pages[0];", "ops/test_sparse_attention.py -k scores_are"),
         ("sparse/block_before_the_own_forced", "sparse_attention/topk_blocks.cu",
          "here[j] + local_blocks >= seen_blocks", "here[j] + local_blocks + 1 >= seen_blocks",

@@ -16,7 +16,7 @@
 // Bytes: a block's keys are read once for 16 kTiles queries (16 KiB at D = 128 in fp8, twice that in 16 bits), a score is
 // written once. All of a wave's loads are under way at once, so memory is the bound from about four waves a compute unit on,
 // and three trips to memory (length and pages, keys, the store) below that.
-#include "../decode_attention/amd/half_products.h"
+#include "../../decode_attention/amd/half_products.h"
 #include "hipforge/amd/fp8.h"
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/launch.h"
