@@ -13,10 +13,12 @@ from collections.abc import Sequence
 
 import torch
 
+from hipforge import devices
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.fp8 import to_fp8
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY
 from hipforge.ops.fp8_skinny_gemm.kernels import WAVE_SPLIT, launch, queue
+from hipforge.ops.fp8_skinny_gemm.kernels.scaled_mm import SCALED_MM
 from hipforge.ops.fp8_skinny_gemm.raw import fp8_of
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
@@ -80,8 +82,18 @@ def _run(choice: Choice, parts: Operands) -> torch.Tensor:
     return launch(a, b.t(), a_scale * b_scale, None, choice)
 
 
+def _torch_is_a_candidate() -> bool:
+    device = devices.current()
+    return device.is_gpu and device.arch_of() in SCALED_MM.archs
+
+
 def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
-    """Return microseconds of ``torch._scaled_mm`` (hipBLASLt), stock and best at once: it has nothing to choose."""
+    """Return microseconds of ``torch._scaled_mm`` (hipBLASLt), stock and best at once: it has nothing to choose.
+
+    None on sm_90, where it is a candidate: a row that left a shape to torch would mean the reference.
+    """
+    if _torch_is_a_candidate():
+        return None
 
     def call(index: int) -> torch.Tensor:
         a, a_scale, b, b_scale = copies[index]
