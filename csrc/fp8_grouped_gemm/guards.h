@@ -34,10 +34,10 @@ inline Problem checked(const Operands& given, int64_t scales, Scales kind) {
                   ", one scale per block of rows and of K");
   }
   Problem problem = problem_of(given);
-  if (kind != Scales::kMxShared) problem.aligned_scales = true;
+  if (kind != Scales::kMxShared) problem.options = kAlignedScales;
   if (kind == Scales::kOnce)
-    problem.options = (given.a_scales.numel() == 1 ? kOneAScale : 0) |
-                        (given.n > 1 && given.w_scales.numel() == given.experts ? kOneWScale : 0);
+    problem.options |= (given.a_scales.numel() == 1 ? kOneAScale : 0) |
+                       (given.n > 1 && given.w_scales.numel() == given.experts ? kOneWScale : 0);
   return problem;
 }
 

@@ -22,13 +22,14 @@ from hipforge.ops.reference.fp8 import Scales
 pytestmark = pytest.mark.gfx942("not test_tiles")  # gfx950 has that kernel alone
 
 def sizes(kind: str) -> tuple[tuple[int, int, int], ...]:
-    """Short and long K, partial steps, waves without steps, several rows and columns of work-groups, odd N."""
+    """Short and long K, partial steps (2880: gpt-oss), waves without steps, several work-groups each way, odd N."""
     k = (48, 368, 2224) if kind != "mx" else (32, 352, 2208)
-    return ((1, 40, k[1]), (5, 131, 1024), (16, 260, k[2]), (17, 33, k[0]), (64, 136, 512), (100, 24, 640))
+    sizes = (1, 40, k[1]), (5, 131, 1024), (16, 260, k[2]), (17, 33, k[0]), (64, 136, 512), (100, 24, 640)
+    return (*sizes, (9, 52, 2880))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("index", range(7))
 def test_sums_are_exact_and_rounded_once(arch: str, kind: str, index: int) -> None:
     case = case_of(kind, *sizes(kind)[index], arch)
     assert hipforge.explain(fp8_gemm, *case.typed()).path == "kernel"

@@ -83,9 +83,9 @@ def experts(
     return Experts(cases, owners, a_div, block_m)
 
 
-# A short K, one with a partial step, one with many; N that ends within a tile, and past 128 columns.
+# A short K, one with a partial step, ones with many (2880: gpt-oss); N that ends within a tile, and past 128 columns.
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n", "k", "a_div"), ((40, 32, 1), (131, 352, 4), (260, 2208, 1), (24, 640, 2)))
+@pytest.mark.parametrize(("n", "k", "a_div"), ((40, 32, 1), (131, 352, 4), (260, 2208, 1), (24, 640, 2), (40, 2880, 4)))
 def test_sums_are_exact_and_rounded_once(arch: str, kind: str, n: int, k: int, a_div: int) -> None:
     case = experts(kind, arch, random_owners(22, 3), n, k, a_div=a_div)
     assert hipforge.explain(grouped_gemm_fp8, *case.operands(), *case.counts()).kernel == "fp8_grouped_split"

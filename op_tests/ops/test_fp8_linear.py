@@ -134,13 +134,15 @@ def exact(a, w, inv_a, inv_w):
 
 
 @pytest.mark.parametrize("dtype", FORWARD_DTYPES)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 16, 16), (32, 48, 64), (17, 128, 256), (5, 24, 40), (3, 7, 9)])
+@pytest.mark.parametrize(  # 2880: gpt-oss
+    ("m", "n", "k"), [(1, 16, 16), (32, 48, 64), (17, 128, 256), (5, 24, 40), (3, 7, 9), (6, 32, 2880)]
+)
 def test_scaled_mm_equals_float64_up_to_output_rounding(dtype, m, n, k):
     a, w, inv_a, inv_w = operands(m, n, k, dtype)
     got = fp8.scaled_mm(a, w.t(), inv_a, inv_w, out_dtype=torch.bfloat16)
     want = exact(a, w, inv_a, inv_w)
     # One bf16 rounding of the result (half a step of 2^-7); the unaligned path rounds twice and gets twice that. fp32
-    # accumulation over k <= 256 terms adds less than k * 2^-24 of the sum of magnitudes.
+    # accumulation over k <= 2880 terms adds less than k * 2^-24 of the sum of magnitudes.
     magnitude = (a.double().abs() @ w.double().abs().t()) * inv_a.double() * inv_w.double()
     rounds = 1 if k % 16 == 0 and n % 16 == 0 else 2
     bound = rounds * 2.0**-8 * want.abs() + k * 2.0**-24 * magnitude
@@ -190,9 +192,9 @@ def relative(got, want):
     return ((got.double() - want.double()).norm() / want.double().norm()).item()
 
 
-@pytest.mark.parametrize("shape", [(32, 128), (2, 16, 128), (4, 2, 8, 128)])
+@pytest.mark.parametrize("shape", [(32, 128), (2, 16, 128), (4, 2, 8, 128), (32, 2880)])  # 2880: gpt-oss
 def test_gradients_are_those_of_a_linear_layer(shape):
-    plain, converted = layer()
+    plain, converted = layer(shape[-1], 256)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     weights = torch.randn(*shape[:-1], 256, generator=torch.Generator().manual_seed(2))
     results = []

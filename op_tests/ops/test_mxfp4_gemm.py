@@ -20,7 +20,7 @@ def every_checker():
         yield
 
 
-@pytest.mark.parametrize("k", [32, 64, 96, 160, 1056])
+@pytest.mark.parametrize("k", [32, 64, 96, 160, 1056, 2880])  # 2880: gpt-oss
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (5, 17), (17, 50)])
 def test_tails_of_every_dimension(m, n, k):
     parts = codes(m, n, k, (0, 1, 120, 127, 133), seed=k)

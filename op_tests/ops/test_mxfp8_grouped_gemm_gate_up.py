@@ -61,9 +61,10 @@ def same(case: Moe, bias: torch.Tensor | None = None, **activation: Any) -> None
 
 
 # The products are integers whose sums are exact, so that the order of additions cannot tell the two apart.
+# 2880: gpt-oss.
 @pytest.mark.parametrize("order", ("forward", "reverse", "random"))
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=("plain", "minimax", "gpt_oss"))
-@pytest.mark.parametrize("k", (32, 96, 768, 1056))
+@pytest.mark.parametrize("k", (32, 96, 768, 1056, 2880))
 def test_one_launch_gives_the_bits_of_two(k: int, activation: dict[str, Any], order: str) -> None:
     case = problem(k, a_div=2)
     with emulator.options(checks="all", wave_order=order):

@@ -124,9 +124,9 @@ __device__ __forceinline__ void run_rest(W& mine, uint32_t first, uint32_t end) 
 
 #endif
 
-/// The same as mine.run(begin, end, aligned); kWholeK: all of K.
+/// The same as mine.run(begin, end, aligned, between); kWholeK: all of K.
 template <bool kWholeK, class W>
-__device__ __forceinline__ void run_long(W& mine, uint32_t begin, uint32_t end, bool aligned) {
+__device__ __forceinline__ void run_long(W& mine, uint32_t begin, uint32_t end, bool aligned, bool between = false) {
 #if defined(__gfx950__)
   const uint32_t steps = mine.k / kStep;  // begin is at most that
   const uint32_t whole = !aligned ? begin : kWholeK ? steps : min(end, steps);
@@ -145,9 +145,9 @@ __device__ __forceinline__ void run_long(W& mine, uint32_t begin, uint32_t end, 
     }
     run_rest<kHalfRun - 1, false>(mine, step, whole);
   }
-  for (uint32_t step = max(whole, begin); step < end; ++step) mine.run_slowly(step);
+  mine.run_to_end(max(whole, begin), end, between);
 #else
-  mine.run(begin, end, aligned);
+  mine.run(begin, end, aligned, between);
 #endif
 }
 

@@ -29,11 +29,9 @@
 // tiles of columns 150 to 280, and 16, 22 or 36 for each step of 16, 32 or 64 rows (both with four waves and their sums). Three
 // tiles and more take up to 512 registers, so that a work-group has at most four waves.
 //
-// gfx950, K no multiple of 128: rows of scales start at any byte. Lanes load the words around them and take each step's from two
-// of them, a vector instruction for each row and step more; a run's last step, which may be shorter than 128, takes bytes of
-// scales, and its loads are out of range past K.
-//
-// gfx942, and scales of a tensor that is not aligned: such steps one by one, with loads that are out of range past K.
+// K no multiple of 128: rows of scales start at any byte. Lanes load the words around them and take each step's from two of
+// them, a vector instruction for each row and step more; a run's last step, which may be shorter than 128, takes bytes of
+// scales, and its loads are out of range past K. With scales of a tensor that is not aligned all steps are such last ones.
 //
 // W may be e2m1 under MX scales, half the bytes: gfx950's instruction takes the formats as they are, a lane's 16 bytes at 16 (l / 16)
 // being its k of one block; on gfx942 a lane's 4 bytes at 4 (l / 16) of each block become e4m3 codes, 16 vector instructions.
@@ -78,12 +76,16 @@ struct Wave {
   static constexpr bool kOnce = kScales == Scales::kOnce, kFloats = kScales == Scales::kBlocks, kEach = kScales == Scales::kMx;
   static constexpr bool kBytes = kEach || kScales == Scales::kMxShared, kE8m0 = kBytes || kScales == Scales::kBlocksE8m0;
   static constexpr int kWScales = kEach ? kScaleRows : 1;  // of a tile, that a lane takes
+  static constexpr bool kTakesOneByte = kScaleRows == 1;   // of a step's scales of a row
   static constexpr int kShared = shared_rows(kScales);
   static constexpr int kAhead = steps_ahead(kRowTiles, kColumnTiles);
   static constexpr bool kOfSteps = kFloats || kScales == Scales::kBlocksE8m0;  // longer runs of their scales would spill
   static constexpr int kMostRun = !kOfSteps ? 16 : kRowTiles < 4 ? 8 : kColumnTiles < 5 ? 4 : 2;
   static constexpr int kMaxRun = max_run(kRowTiles, kColumns) < kMostRun ? max_run(kRowTiles, kColumns) : kMostRun;
-  static constexpr int kRunBetween = kRowTiles == 1 ? 8 : kRowTiles * kColumnTiles <= 6 ? 4 : 2;  // longer ones would spill
+  // Longer ones would spill.
+  static constexpr int kOfOneTile = kW == Elements::e2m1 ? 8 : Rows::kMostBetween;  // e2m1: half of the registers of W
+  static constexpr int kMostBetween = kRowTiles == 1 ? kOfOneTile : kRowTiles * kColumnTiles <= 6 ? 4 : 2;
+  static constexpr int kRunBetween = kMaxRun < kMostBetween ? kMaxRun : kMostBetween;
 
   using OfW = WPieces<kW>;
   struct Step {
@@ -339,37 +341,57 @@ struct Wave {
 
   // The payload of a step that may be partial.
   __device__ __forceinline__ void load_to_end(Step& to, uint32_t step) const {
+    // A lane's pieces of W and X are of the same k.
+    constexpr bool kPiecesMatch = kW == Elements::e4m3 || OfW::kCount == kPieces;
     const uint32_t at = step * kStep;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const bool exists = at + group * kPieceBytes + i * kPieceStride < k;
-      if constexpr (kW == Elements::e4m3) load_w_to_end(to, at, i, exists);
+      if constexpr (kPiecesMatch) load_w_to_end(to, at, i, exists);
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t)
         to.x[t][i] = load_piece(x.payload, exists ? x.in_lane(t) + i * kPieceStride : dev::kOutOfRange, at + x.in_wave(t));
     }
-    if constexpr (kW == Elements::e2m1) {
+    if constexpr (!kPiecesMatch) {
 #pragma unroll
       for (int i = 0; i < OfW::kCount; ++i)
         load_w_to_end(to, at, i, in_w(at) + group * OfW::kBytes + i * OfW::kStride < in_w(k));
     }
   }
 
-  // Its scales, in word 0, of which a lane has the byte that it takes. They may start at any byte.
-  __device__ __forceinline__ void load_scales_to_end(ScaleWords& to, uint32_t step) const {
-    const uint32_t block = step * kBlocks;
-    const bool exists = block + group < blocks;
+  // As for_scales, where rows start between words: each(row, where it is, its offset in the lane without whole words of the
+  // wave, and these). gfx942: the wave's part, of the rows of W that a lane takes, starts between words too.
+  template <class Each>
+  __device__ __forceinline__ void for_scales_between(Each each) const {
     for_scales([&](int row, dev::Buffer from, uint32_t in_lane, uint32_t in_wave) {
-      if constexpr (kBytes)
-        to.row[row][0] = dev::load_u8(from, exists ? in_lane + group : dev::kOutOfRange, block + in_wave) << 8 * group;
-      else if constexpr (kFloats)
-        to.row[row][0] = dev::load_b32(from, in_lane, step * sizeof(float) + in_wave);
+      if constexpr (kTakesOneByte || !kBytes)
+        each(row, from, in_lane, in_wave);
       else
-        to.row[row][0] = dev::load_u8(from, in_lane, step + in_wave);
+        each(row, from, in_lane + in_wave, 0);
     });
   }
 
-#if defined(__gfx950__)
+  // Its scales, in word 0, of which a lane has the bytes that it takes. They may start at any byte.
+  __device__ __forceinline__ void load_scales_to_end(ScaleWords& to, uint32_t step) const {
+    const uint32_t block = step * kBlocks;
+    for_scales_between([&](int row, dev::Buffer from, uint32_t in_lane, uint32_t in_wave) {
+      if constexpr (kBytes && kTakesOneByte) {
+        const bool exists = block + group < blocks;
+        to.row[row][0] = dev::load_u8(from, exists ? in_lane + group : dev::kOutOfRange, block + in_wave) << 8 * group;
+      } else if constexpr (kBytes) {
+        uint32_t word = 0;
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) word |= dev::load_u8(from, in_lane + b, block + in_wave) << 8 * b;
+        // Those past K are the next row's. One mask for all rows: a condition for each byte would need a pair of SGPRs.
+        to.row[row][0] = blocks - block < kBlocks ? word & ((1u << 8 * (blocks - block)) - 1) : word;
+      } else if constexpr (kFloats) {
+        to.row[row][0] = dev::load_b32(from, in_lane, step * sizeof(float) + in_wave);
+      } else {
+        to.row[row][0] = dev::load_u8(from, in_lane, step + in_wave);
+      }
+    });
+  }
+
   // As run_steps, with scales between words; the last step may be partial.
   template <int kCount>
   __device__ __forceinline__ void run_between(uint32_t first) {
@@ -386,14 +408,14 @@ struct Wave {
       __builtin_amdgcn_sched_barrier(0);
     };
     if constexpr (kWhole > 0)
-      for_scales([&](int row, dev::Buffer from, uint32_t in_lane, uint32_t in_wave) {
+      for_scales_between([&](int row, dev::Buffer from, uint32_t in_lane, uint32_t in_wave) {
 #pragma unroll
         for (int i = 0; i < kCount; i += 4)
           around[i / 4].row[row] = dev::load_b128(from, in_lane & ~3u, (first + i) * kBlocks + in_wave);
       });
 #pragma unroll
     for (int i = 0; i < kAhead && i < kCount; ++i) load_step(i);
-    for_scales([&](int row, dev::Buffer, uint32_t in_lane, uint32_t) {
+    for_scales_between([&](int row, dev::Buffer, uint32_t in_lane, uint32_t) {
 #pragma unroll
       for (int i = 0; i < kWhole; ++i)
         around[i / 4].row[row][i % 4] = __builtin_amdgcn_alignbyte(around[(i + 1) / 4].row[row][(i + 1) % 4],
@@ -420,62 +442,33 @@ struct Wave {
         run_rest_between<kMost - 1>(first, count);
     }
   }
-#endif
 
   // A step that may be partial, or of whose scales nothing is aligned.
   __device__ void run_slowly(uint32_t step) {
     Step loaded;
     load_to_end(loaded, step);
-#if defined(__gfx950__)
-    constexpr bool kAtOnce = true;
-#else
-    constexpr bool kAtOnce = !kBytes;
-#endif
-    if constexpr (kAtOnce) {
-      ScaleWords words;
-      load_scales_to_end(words, step);
-      return multiply(loaded, words, 0);
-    }
-#if !defined(__gfx950__)
-    const uint32_t block = step * kBlocks;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      const bool exists = block + b < blocks;
-      Piece x_piece[kRowTiles];
-      uint32_t w_byte[kWScales], x_byte[kRowTiles];
-#pragma unroll
-      for (int r = 0; r < kWScales; ++r)
-        w_byte[r] = dev::load_u8(ws, exists ? w_scales[0] : dev::kOutOfRange, block + b + r * blocks);
-#pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) {
-        x_byte[t] = dev::load_u8(x.scales, exists ? x.scales_in_lane(t) : dev::kOutOfRange,
-                                 block + b + x.scales_in_wave(t));
-        x_piece[t] = loaded.x[t][b];
-      }
-      multiply_block(as_e4m3(loaded.w[0][b]), x_piece, w_byte, x_byte);
-    }
-#endif
+    ScaleWords words;
+    load_scales_to_end(words, step);
+    multiply(loaded, words, 0);
   }
 
-  // between: scales are not aligned, but their tensors are.
-  __device__ __forceinline__ void run(uint32_t begin, uint32_t end, bool aligned, [[maybe_unused]] bool between = false) {
-    const uint32_t whole = aligned ? min(end, k / kStep) : begin;
-    uint32_t step = begin;
-    for (; step + kMaxRun <= whole; step += kMaxRun) run_steps<kMaxRun>(step);
-    run_rest<1>(step, whole - step);  // begin is at most k / kStep
-    step = max(whole, begin);
-    if (step < end) {
-#if defined(__gfx950__)
-      if (kBytes && kColumns == kTile && between) {
+  // Steps of whose scales nothing is known, or, with `between`, that their tensors are aligned; the last step may be partial.
+  __device__ __forceinline__ void run_to_end(uint32_t step, uint32_t end, bool between) {
+    if (step >= end) return;
+    if constexpr (kBytes && kColumns == kTile) {
+      if (between) {
         // Of a last step of one block the words around the step before may end past the tensor: that one ends a run.
         const uint32_t fast = blocks % kBlocks == 1 ? min(end, k / kStep) : end;
         for (; step + kRunBetween <= fast; step += kRunBetween) run_between<kRunBetween>(step);
         run_rest_between<kRunBetween - 1>(step, fast - step);
         step = fast;
       }
-#endif
-      for (; step < end; ++step) run_slowly(step);
     }
+    for (; step < end; ++step) run_slowly(step);
+  }
+
+  // A scale byte of 255 makes the outputs that have met it NaN; gfx950's instruction does so itself.
+  __device__ __forceinline__ void take_nans() {
 #if !defined(__gfx950__)
     if constexpr (kE8m0) {
 #pragma unroll
@@ -485,6 +478,16 @@ struct Wave {
           if (max(highest_w[r % kWScales], highest_x[t]) == kE8m0Nan) acc[t][r] = __builtin_nanf("");
     }
 #endif
+  }
+
+  // between: scales are not aligned, but their tensors are.
+  __device__ __forceinline__ void run(uint32_t begin, uint32_t end, bool aligned, bool between = false) {
+    const uint32_t whole = aligned ? min(end, k / kStep) : begin;
+    uint32_t step = begin;
+    for (; step + kMaxRun <= whole; step += kMaxRun) run_steps<kMaxRun>(step);
+    run_rest<1>(step, whole - step);  // begin is at most k / kStep
+    run_to_end(max(whole, begin), end, between);
+    take_nans();
   }
 };
 

@@ -65,6 +65,8 @@ __device__ inline uint32_t w_lane_offset(uint32_t k, uint32_t lane) {
 /// Rows of X that follow each other: all tiles share the lane's offset. kColumns as in tile_row_offset.
 template <int kRowTiles, int kColumns = kTile, Scales kScales = Scales::kMx>
 struct NeighbouringRows {
+  static constexpr int kMostBetween = 8;  // steps of a run whose scales start between words
+
   const dev::Buffer payload, scales;
   const uint32_t offset, scale_offset, k, scale_bytes;
 
@@ -87,6 +89,8 @@ struct NeighbouringRows {
 /// Any rows of X, one per lane % 16 and tile; one that does not exist reads 0.
 template <int kRowTiles, Scales kScales = Scales::kMx>
 struct GatheredRows {
+  static constexpr int kMostBetween = 4;  // longer ones leave room for three waves, of one tile, where four fit
+
   const dev::Buffer payload, scales;
   uint32_t offset[kRowTiles], scale_offset[kRowTiles];
 

@@ -127,8 +127,8 @@ __device__ __forceinline__ void gate_and_up(const First& leading) {
           dev::make_buffer(pass.w_scales + w_row * (k / kMxBlock), kTile * (k / kMxBlock)), k,
           wave_split::w_lane_offset<kW>(k, lane), lane);
       const uint32_t log2_parts = log2_groups + (kParts - 1), of_k = of_groups * kParts + part;
-      multiply_steps<false, Scales::kMx, kW>(mine, wave_split::first_step(k, of_k, log2_parts),
-                                             wave_split::first_step(k, of_k + 1, log2_parts), pass);
+      multiply_steps<false, Scales::kMx>(mine, wave_split::first_step(k, of_k, log2_parts),
+                                         wave_split::first_step(k, of_k + 1, log2_parts), pass);
       const auto& p = dev::arguments_here<GateUpProblem>();
       const uint32_t thread = dev::lane_value_here(threadIdx.x);
 #pragma unroll

@@ -26,7 +26,7 @@ void mxfp8_grouped_stream_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, 
   Problem problem = checked(given);
   HF_CHECK(K == HF_STEPS * hf::wave_split::kStep, "K must be a multiple of 128, at most ", kMostSteps * hf::wave_split::kStep,
            "; this variant of the module has K = ", HF_STEPS * hf::wave_split::kStep, "; got ", K);
-  HF_CHECK(problem.aligned_scales, "a_scale and w_scale must start at a multiple of 4 bytes; pass copies of these views");
+  HF_CHECK(problem.options & kAlignedScales, "a_scale and w_scale must start at a multiple of 4 bytes; pass copies of these views");
   HF_CHECK(columns >= kSide * kTile && columns <= kMostColumns && columns % (kSide * kTile) == 0,
            "columns must be a multiple of ", kSide * kTile, " up to ", kMostColumns, "; got ", columns);
   take_output(problem, out, mul_weight_by, given);

@@ -26,16 +26,15 @@ struct Rest {
   const float* biases;        // [experts, n], added before the weight; null: none
   uint32_t a_rows, experts, a_div, tiles;
   uint32_t grid_rows;       // of a grid that walks the tiles: if every expert is padded, num_valid tiles at most are in use
-  uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes, and K is a multiple of 128
   uint32_t aligned_output;  // four neighbouring outputs can be stored at once
   uint32_t log2_parts;      // of K, of kernels that split it over waves
   uint32_t tile_columns;    // of a work-group, of the same kernels
   uint32_t options;
 };
 
-// Options. Of scales that are not MX's: one for all of A, one for each expert. Of MX's where rows of scales start between words:
-// both tensors, and the scales of each expert, do not.
-constexpr uint32_t kOneAScale = 1, kOneWScale = 2, kScalesBetweenWords = 4;
+// Options. Of scales that are not MX's: one for all of A, one for each expert. Of MX's: rows of both tensors start at a multiple of
+// 4 bytes, and K is a multiple of 128; or rows start between words, but both tensors, and the scales of each expert, do not.
+constexpr uint32_t kOneAScale = 1, kOneWScale = 2, kAlignedScales = 4, kScalesBetweenWords = 8;
 
 constexpr int kPreloadedDwords = 14;  // what 16 user SGPRs leave
 static_assert(sizeof(First) == kPreloadedDwords * sizeof(uint32_t) && sizeof(First) % alignof(Rest) == 0);
@@ -80,8 +79,7 @@ inline Problem problem_of(const Operands& given) {
                   .a_div = static_cast<uint32_t>(given.a_div),
                   .tiles = tiles,
                   .grid_rows = tiles < first.num_valid ? tiles : first.num_valid,
-                  .aligned_scales = given.k % kScaleStep == 0 && words,
-                  .options = between ? kScalesBetweenWords : 0};
+                  .options = given.k % kScaleStep == 0 && words ? kAlignedScales : between ? kScalesBetweenWords : 0};
   return {first, rest};
 }
 

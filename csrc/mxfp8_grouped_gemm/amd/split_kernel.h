@@ -70,11 +70,11 @@ __device__ inline void store(uint32_t expert, dev::f32x4 values, uint32_t slot, 
 /// What a pass over slots of a tile reads of the arguments.
 struct Pass {
   const uint8_t *w, *w_scales, *a, *a_scales;
-  uint32_t n, k, a_rows, a_div, aligned_scales, options;
+  uint32_t n, k, a_rows, a_div, options;
 
   __device__ Pass(const uint8_t* weight, const uint8_t* weight_scales, uint32_t columns, uint32_t depth, const Late& rest)
       : w(weight), w_scales(weight_scales), a(rest.a), a_scales(rest.a_scales), n(columns), k(depth), a_rows(rest.a_rows),
-        a_div(rest.a_div), aligned_scales(rest.aligned_scales), options(rest.options) {}
+        a_div(rest.a_div), options(rest.options) {}
   __device__ explicit Pass(const Late& p) : Pass(p.w, p.w_scales, p.n, p.k, p) {}
 
   __device__ uint32_t row_of(uint32_t slot) const { return a_div == 1 ? slot : slot / a_div; }
@@ -120,18 +120,18 @@ struct SlotScales {
 };
 
 /// All steps from `begin` to `end`; kWholeK: that is all of K.
-template <bool kWholeK, Scales kScales, Elements kW, class Wave>
+template <bool kWholeK, Scales kScales, class Wave>
 __device__ __forceinline__ void multiply_steps(Wave& mine, uint32_t begin, uint32_t end, const Pass& pass) {
 #if defined(__gfx950__)
   constexpr bool kHasLongRuns = kScales == Scales::kMx;
 #else
   constexpr bool kHasLongRuns = false;
 #endif
-  const bool between = (kScales == Scales::kMx || kScales == Scales::kMxShared) && (pass.options & kScalesBetweenWords);
-  if (kHasLongRuns && (kW == Elements::e4m3 || !between))
-    wave_split::run_long<kWholeK>(mine, begin, end, pass.aligned_scales);
+  const bool aligned = pass.options & kAlignedScales, between = pass.options & kScalesBetweenWords;
+  if constexpr (kHasLongRuns)
+    wave_split::run_long<kWholeK>(mine, begin, end, aligned, between);
   else
-    mine.run(begin, end, pass.aligned_scales, between);
+    mine.run(begin, end, aligned, between);
 }
 
 __device__ inline const int32_t* expert_of(const First& p, uint32_t tile) {
@@ -156,7 +156,7 @@ template <class Also, class Group>
     const Pass pass(p.w, p.w_scales, p.n, p.k, late);
     also(late);
     dev::wave_values_loaded_here(in_tiles, owner, tiles, experts, grid_rows, pass.a, pass.a_scales, pass.a_rows, pass.a_div,
-                                pass.aligned_scales);
+                                pass.options);
     const auto padded = static_cast<uint32_t>(max(in_tiles, 0)), expert = static_cast<uint32_t>(owner);
     const uint32_t used = min(padded, tiles * p.block_m);
     if (tile * p.block_m >= used) __builtin_amdgcn_endpgm();
@@ -229,8 +229,8 @@ __device__ __forceinline__ void multiply_groups(const First& leading) {
         const uint32_t at = first + part * kTile;
         scales[0] = SlotScales<kScales>(pass, expert, slots.of_lane(at, lane), at + lane % kTile < slots.count, column);
       }
-      multiply_steps<kAlone, kScales, kW>(mine, wave_split::first_step(k, part, log2_parts),
-                                          wave_split::first_step(k, part + 1, log2_parts), pass);
+      multiply_steps<kAlone, kScales>(mine, wave_split::first_step(k, part, log2_parts),
+                                      wave_split::first_step(k, part + 1, log2_parts), pass);
       if constexpr (kAlone) {
 #pragma unroll
         for (int t = 0; t < kRowTiles; ++t)
