@@ -217,7 +217,8 @@ def rotation_table(rotary: torch.nn.Module, positions: int) -> torch.Tensor:
     """Return float32 [positions, rotary_dim]: cosines, then sines, from a model's own module."""
     inv_freq: Any = rotary.inv_freq
     half = inv_freq.shape[0]
-    cos, sin = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(positions)[None])
+    place = inv_freq.device
+    cos, sin = rotary(torch.zeros(1, device=place), torch.arange(positions, device=place)[None])
     return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1).contiguous()
 
 
@@ -278,7 +279,7 @@ def from_gpt_oss(source: Any) -> Decoder:
     """Return gpt-oss: sinks, a window in every other layer, biases, rows of gate and up by turns."""
     config = source.config
     norm = Norm(config.rms_norm_eps)
-    activation = Activation(config.swiglu_alpha, 1.0, config.swiglu_limit, interleaved=True)
+    activation = Activation(getattr(config, "swiglu_alpha", 1.702), 1.0, config.swiglu_limit, interleaved=True)
     routing = Routing(config.num_experts_per_tok)  # a softmax over those chosen is one over all, renormalised
     layers = []
     for index, layer in enumerate(source.model.layers):

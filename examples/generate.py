@@ -213,7 +213,7 @@ def main() -> None:
     place = "cuda" if devices.current().is_gpu else "cpu"
 
     length = options.prompt + options.tokens
-    source = build(options.model, tokens=max(128, length))
+    source = build(options.model, tokens=max(128, length)).to(place)
     model = (FROM[options.model](source) if ranks == ALONE else from_qwen3(source, ranks)).to(place)
     seeded = torch.Generator().manual_seed(1)
     prompt = torch.randint(0, source.config.vocab_size, (options.prompt,), generator=seeded).to(place)
@@ -246,9 +246,9 @@ def main() -> None:
         return
 
     read_back(model, source)
-    sequence = torch.cat((prompt, torch.stack(tokens)))[:-1].cpu()
+    sequence = torch.cat((prompt, torch.stack(tokens)))[:-1]
     want = source(sequence[None], use_cache=False).logits[0].double()
-    got = torch.cat(logits).cpu().double()
+    got = torch.cat(logits).double()
     error = ((got - want).norm() / want.norm()).item()
     agreed = int((got.argmax(-1) == want.argmax(-1))[options.prompt - 1 :].sum())
     print(f"{options.model}: {type(source).__name__}, hidden {source.config.hidden_size}, {len(model.layers)} layers")
