@@ -27,6 +27,14 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }  # fmt: skip
 EVERY = Path(__file__).with_name("every_kernel.py")
+# racecheck follows no __syncwarp() before an arrival at a barrier by one lane: the tiles in a ring are built for it
+# with an arrival of each lane (csrc/mxfp8_gemm/nvidia/tile_ring.h), which orders the same accesses.
+EVERY_LANE = {**ENVIRONMENT, "NVCC_APPEND_FLAGS": "-DHF_EVERY_LANE_ARRIVES"}
+IN_A_RING = ("products", "ring_tiles")  # the parts that launch them, and the modules of those parts
+RING_MODULES = [
+    *(f"module_mxfp8_gemm_{name}" for name in ("ring_tiles", "row_stream", "dequantised")),
+    "module_mx_quantize",
+]
 FOUND = 9  # the exit status that stands for a finding
 FAULTS = {
     "memcheck": "out[64 + threadIdx.x] = 1.f;",
@@ -58,16 +66,23 @@ torch.cuda.synchronize()
 """
 
 
-def run(tool: str, arguments: list[str], folder: Path, seconds: float | None) -> tuple[int, str]:
+def run(
+    tool: str, arguments: list[str], folder: Path, seconds: float | None, environment: dict[str, str] = ENVIRONMENT
+) -> tuple[int, str]:
     """Return the exit status of a script under a tool and the end of its report; -1 where it took too long."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FOUND), sys.executable, *arguments]
     try:
         done = subprocess.run(
-            command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=seconds
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=seconds
         )
     except subprocess.TimeoutExpired:
         return -1, f"ended after {seconds:.0f} s"
     return done.returncode, done.stdout + done.stderr
+
+
+def environment_of(tool: str, part: str) -> dict[str, str]:
+    """Return what a part runs in under a tool."""
+    return EVERY_LANE if tool == "racecheck" and part in IN_A_RING else ENVIRONMENT
 
 
 def planted(tool: str, seconds: float | None) -> tuple[bool, str]:
@@ -92,8 +107,9 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := sorted({*options.tools} - {*FAULTS}):
         parser.error(f"a tool is one of {', '.join(FAULTS)}; got {unknown[0]!r}")
-    build = [sys.executable, "-m", "hipforge", "build", "--all", "--arch", "sm_90"]
-    subprocess.run(build, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+    build = [sys.executable, "-m", "hipforge", "build", "--arch", "sm_90"]
+    subprocess.run([*build, "--all"], env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*build, *RING_MODULES], env=EVERY_LANE, check=True, stdout=subprocess.DEVNULL)
     from gpu import every_kernel
 
     parts = [name for name in every_kernel.parts() if any(wanted in name for wanted in options.parts.split(","))]
@@ -102,10 +118,11 @@ def main() -> int:
         tools = options.tools or list(FAULTS)
         faults = {pool.submit(planted, tool, options.seconds): tool for tool in tools}
         jobs = {
-            pool.submit(run, tool, [str(EVERY), part], EVERY.parent, options.seconds): (tool, part)
+            pool.submit(run, tool, [str(EVERY), part], EVERY.parent, options.seconds, environment_of(tool, part)):
+                (tool, part)
             for part in parts
             for tool in tools
-        }
+        }  # fmt: skip
         for done in as_completed([*faults, *jobs]):
             at = time.monotonic() - began
             if done in faults:

@@ -13,6 +13,14 @@
 
 namespace hf::mx_tiles {
 
+// A warp lets a stage go by one arrival, of its first lane, which __syncwarp() puts behind what the others have read. racecheck does not
+// follow that order: what it checks is built with an arrival of each lane.
+#if defined(HF_EVERY_LANE_ARRIVES)
+constexpr int kArrivals = 32;
+#else
+constexpr int kArrivals = 1;
+#endif
+
 constexpr int kStep = 128, kBlock = 32, kBand = 16;
 static_assert(kStep / kBlock == 4, "the scales of a row in a step are a word");
 
@@ -71,13 +79,13 @@ struct Shared {
       : stages(shared_address(at)), full(stages + L::kBarriersAt), empty(full + 8 * L::kStages), more(empty + 8 * L::kStages) {}
   __device__ __forceinline__ uint32_t stage(int step) const { return stages + step % L::kStages * L::kStageBytes; }
   __device__ __forceinline__ void init() const {
-    for (int s = 0; s < L::kStages; ++s) init_barrier(full + 8 * s, 1 + L::kLoaders), init_barrier(empty + 8 * s, L::kWarps);
+    for (int s = 0; s < L::kStages; ++s) init_barrier(full + 8 * s, 1 + L::kLoaders), init_barrier(empty + 8 * s, L::kWarps * kArrivals);
   }
   __device__ __forceinline__ void wait_full(int step) const { wait_phase(full + 8 * (step % L::kStages), step / L::kStages & 1); }
   /// Of the consumers' warp: its lanes have read the stage.
   __device__ __forceinline__ void release(int step) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(empty + 8 * (step % L::kStages));
+    if (threadIdx.x % 32 < kArrivals) arrive(empty + 8 * (step % L::kStages));
   }
   __device__ __forceinline__ void wait_empty(int step) const {
     if (step >= L::kStages) wait_phase(empty + 8 * (step % L::kStages), (step / L::kStages - 1) & 1);
