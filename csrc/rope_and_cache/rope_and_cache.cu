@@ -84,6 +84,7 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
     const bool rotates = active && chunk * kChunk < a.rotary_dim;
     const Angles angles = rotates ? angles_of(a, position, chunk) : Angles{};
     if (weight) x = normalised<kLanes>(x, weight, chunk, active, a);
+    share_chunk(x, lds + threadIdx.x - chunk, chunk, a);
     if (rotates) x = rotated(x, angles, lds + threadIdx.x - chunk, chunk, a);
   }
   if (is_q) {

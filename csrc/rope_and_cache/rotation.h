@@ -41,12 +41,18 @@ __device__ inline Angles load_angles(const Arguments& a, int64_t position, uint3
   return angles;
 }
 
-// The elements that those of the lane's chunk rotate with. `head` is the wave's slot in LDS, where the head starts.
-__device__ inline Half8 partners(Half8 x, Half8* head, uint32_t chunk, const Arguments& a) {
-  if (a.interleaved) return dev::pairs_swapped(x);
-  const uint32_t half = a.rotary_dim / 2;
+// Puts a head's chunks where its lanes find each other's. All lanes of the wave call it: it waits for them, and those that rotate
+// nothing may wait for the wave elsewhere next.
+__device__ inline void share_chunk(Half8 x, Half8* head, uint32_t chunk, const Arguments& a) {
+  if (a.interleaved) return;
   head[chunk] = x;
   dev::wave_fence();
+}
+
+// The elements that those of the lane's chunk rotate with. `head` is the wave's slot in LDS, where the head starts, shared before.
+__device__ inline Half8 partners(Half8 x, const Half8* head, uint32_t chunk, const Arguments& a) {
+  if (a.interleaved) return dev::pairs_swapped(x);
+  const uint32_t half = a.rotary_dim / 2;
   if (a.whole_chunks) return head[chunk * kChunk < half ? chunk + half / kChunk : chunk - half / kChunk];
   const Half* elements = reinterpret_cast<const Half*>(head);
   Half8 other = x;
@@ -64,7 +70,7 @@ __device__ inline Angles angles_of(const Arguments& a, int64_t position, uint32_
   return a.half_angles ? load_angles<Half>(a, position, chunk) : load_angles<float>(a, position, chunk);
 }
 
-__device__ inline Half8 rotated(Half8 x, const Angles& angles, Half8* head, uint32_t chunk, const Arguments& a) {
+__device__ inline Half8 rotated(Half8 x, const Angles& angles, const Half8* head, uint32_t chunk, const Arguments& a) {
   const Half8 other = partners(x, head, chunk, a);
   const F32x8 values = to_f32(x), others = to_f32(other);
   const uint32_t half = a.rotary_dim / 2;

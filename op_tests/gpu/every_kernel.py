@@ -2,15 +2,19 @@
 
 What ``sanitize.py`` runs, one part in each process:
 
-    PYTHONPATH=src HIPFORGE_DEVICE=cuda python op_tests/gpu/every_kernel.py [--missing] [PART...]
+    PYTHONPATH=src HIPFORGE_DEVICE=cuda python op_tests/gpu/every_kernel.py [--missing] [--seconds N] [PART...]
 
 With ``--missing`` it ends with an error that names the kernels of the modules which no call has launched.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import faulthandler
 import itertools
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -98,10 +102,10 @@ def routing(dtype: torch.dtype) -> None:
 def rotation(dtype: torch.dtype) -> None:
     for dim in (64, 128, 256):
         q, k, v = rows(dtype, 6, 4, dim), rows(dtype, 6, 2, dim), rows(dtype, 6, 2, dim)
-        angles = torch.randn(32, dim, device=DEVICE)
         positions = torch.arange(6, device=DEVICE)
         slots = torch.tensor([0, 5, -1, 17, 30, 31], device=DEVICE)
-        for style in ("neox", "interleaved"):
+        for style, turned in (("neox", dim), ("neox", dim // 2), ("interleaved", dim), ("interleaved", dim // 2)):
+            angles = torch.randn(32, turned, device=DEVICE)
             store = partial(hipforge.rope_and_cache, q, k, v, angles, positions)
             caches = [torch.zeros(2, 16, 2, dim, device=DEVICE, dtype=dtype) for _ in range(2)]
             store(*caches, slots, style=style, q_weight=rows(dtype, dim))
@@ -260,20 +264,25 @@ def missing(launched: set[str]) -> list[str]:
 
 def main() -> int:
     """Call what the command line names, or everything; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    parser.add_argument("--missing", action="store_true", help="name the kernels that were not launched")
+    parser.add_argument("--seconds", type=float, help="end after so long, and say in which call")
+    options = parser.parse_args()
+    if options.seconds:
+        faulthandler.dump_traceback_later(options.seconds, exit=True)
     torch.manual_seed(0)
     known = parts()
-    names = [name for name in sys.argv[1:] if name != "--missing"] or list(known)
-    if "--missing" not in sys.argv:
-        for name in names:
+    activities = [torch.profiler.ProfilerActivity.CUDA] if DEVICE == "cuda" else []
+    with torch.profiler.profile(activities=activities) if options.missing else contextlib.nullcontext() as profile:
+        for name in options.parts or known:
+            began = time.monotonic()
             known[name]()
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
-        return 0
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for name in names:
-            known[name]()
-        torch.cuda.synchronize()
-    not_launched = missing({event.key for event in profile.key_averages()})
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+            sys.stdout.write(f"{name}: {time.monotonic() - began:.1f} s\n")
+            sys.stdout.flush()
+    not_launched = [] if profile is None else missing({event.key for event in profile.key_averages()})
     sys.stdout.writelines(f"not launched: {name}\n" for name in not_launched)
     return int(bool(not_launched))
 

@@ -205,6 +205,13 @@ def test_tensors_of_another_gpu_than_the_current_one_run_there() -> None:
         hipforge.rms_norm(x, weight.to("cuda:0"), EPSILON)
 
 
+@pytest.mark.parametrize("parts", [["--missing"], ["rotation-float16"], ["attention-bfloat16-rows"]])
+def test_every_kernel_is_launched_by_the_calls_that_the_sanitizer_checks(parts: list[str]) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("every_kernel.py")), "--seconds", "150", *parts]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "CUDA_LAUNCH_BLOCKING": "1"})
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
+
+
 def test_generate_replays_one_graph_per_token_and_gives_the_tokens_of_transformers() -> None:
     for model in ("qwen3", "minimax_m3", "gpt_oss"):
         command = [sys.executable, str(EXAMPLES / "generate.py"), model, "--tokens", "8"]
