@@ -279,7 +279,8 @@ def from_gpt_oss(source: Any) -> Decoder:
     """Return gpt-oss: sinks, a window in every other layer, biases, rows of gate and up by turns."""
     config = source.config
     norm = Norm(config.rms_norm_eps)
-    activation = Activation(getattr(config, "swiglu_alpha", 1.702), 1.0, config.swiglu_limit, interleaved=True)
+    first = source.model.layers[0].mlp.experts
+    activation = Activation(first.alpha, 1.0, first.limit, interleaved=True)
     routing = Routing(config.num_experts_per_tok)  # a softmax over those chosen is one over all, renormalised
     layers = []
     for index, layer in enumerate(source.model.layers):
