@@ -173,6 +173,11 @@ def test_what_a_backward_pass_makes_is_on_the_device_too() -> None:
     assert report["passed"] == 1, report["problems"]
 
 
+def test_the_devices_generator_has_seed_offset_and_state() -> None:
+    _, report = run("op_tests/scale.py", "--", "test_generator()")
+    assert report["passed"] == 1, report["problems"]
+
+
 def test_measured_functions_are_cases_and_a_failed_one_does_not_end_their_table() -> None:
     _, report = run("op_tests/scale.py", "--", "table(1, 0, 2)")
     assert (report["passed"], report["failed"], report["end"]) == (2, 1, "")

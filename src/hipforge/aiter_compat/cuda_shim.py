@@ -134,6 +134,52 @@ class Generator(torch._C.Generator):
         """Make one for the CPU whatever device is asked for."""
         return torch._C.Generator.__new__(cls, on_cpu(device))  # type: ignore[call-arg]
 
+    def __init__(self, device: Any = "cpu") -> None:
+        self.offset = 0
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Set the seed; the offset is 0 again."""
+        self.offset = 0
+        super().manual_seed(seed)
+        return self
+
+    def get_offset(self) -> int:
+        """Return how many numbers kernels have drawn by themselves, which the CPU's generator does not count."""
+        return self.offset
+
+    def set_offset(self, offset: int) -> Generator:
+        """Set what ``get_offset`` returns."""
+        if offset < 0 or offset % 4:
+            raise RuntimeError(f"offset must be a multiple of 4, as on a GPU; got {offset}")
+        self.offset = offset
+        return self
+
+
+class DefaultGenerator(Generator):
+    """The device's: its seed is that of torch.manual_seed, and its state holds the offset too."""
+
+    def initial_seed(self) -> int:
+        """Return the seed of the CPU's default generator."""
+        return torch.initial_seed()
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Seed the CPU's default generator."""
+        self.offset = 0
+        torch.default_generator.manual_seed(seed)
+        return self
+
+    def get_state(self) -> torch.Tensor:
+        """Return the state of the CPU's default generator and the offset."""
+        with torch._C.DisableTorchFunction():
+            return torch.cat([torch.get_rng_state(), torch.tensor([self.offset]).view(torch.uint8)])
+
+    def set_state(self, state: torch.Tensor) -> Generator:
+        """Set what ``get_state`` has returned."""
+        with torch._C.DisableTorchFunction():
+            torch.set_rng_state(state[:-8].clone())
+            self.offset = int(state[-8:].clone().view(torch.int64))
+        return self
+
 
 def properties(_: Any = 0) -> types.SimpleNamespace:
     """Return what ``torch.cuda.get_device_properties`` would, of the emulated GPU."""
@@ -156,17 +202,20 @@ def _replacements() -> dict[str, Any]:
         "get_device_name": found.name, "get_device_capability": (found.major, found.minor),
         "mem_get_info": (_MEMORY, _MEMORY), "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
         "max_memory_reserved": 0, "is_current_stream_capturing": False, "is_bf16_supported": True,
-        "get_sync_debug_mode": 0, "initial_seed": 0,
+        "get_sync_debug_mode": 0,
     }  # fmt: skip
     idle = (
-        "synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "seed", "seed_all", "init",
-        "reset_peak_memory_stats", "set_sync_debug_mode", "ipc_collect", "set_stream",
+        "synchronize", "empty_cache", "set_device", "seed", "seed_all", "init", "reset_peak_memory_stats",
+        "set_sync_debug_mode", "ipc_collect", "set_stream",
     )  # fmt: skip
+    generator = DefaultGenerator()
     made: dict[str, Any] = {name: _answering(value) for name, value in {**answers, **dict.fromkeys(idle)}.items()}
     made.update(
         get_device_properties=properties, memory_stats=lambda *_: {}, Event=Event, Stream=Stream, device=Stream,
         current_stream=Stream, default_stream=Stream, stream=Stream,
-        get_rng_state=lambda *_: torch.get_rng_state(), set_rng_state=lambda state, *_: torch.set_rng_state(state),
+        default_generators=(generator,), initial_seed=generator.initial_seed,
+        manual_seed=_without_result(generator.manual_seed), manual_seed_all=_without_result(generator.manual_seed),
+        get_rng_state=lambda *_: generator.get_state(), set_rng_state=_without_result(generator.set_state),
     )  # fmt: skip
     return made
 
@@ -174,6 +223,15 @@ def _replacements() -> dict[str, Any]:
 def _answering(value: Any) -> Callable[..., Any]:
     """Return a new function, since torch.compile's rules know functions by identity."""
     return lambda *_, **__: value
+
+
+def _without_result(function: Callable[[Any], Any]) -> Callable[..., None]:
+    """Return a function that passes its first argument on; the second is a device."""
+
+    def call(value: Any, *_: Any) -> None:
+        function(value)
+
+    return call
 
 
 def _refusing(name: str) -> Callable[..., Any]:

@@ -52,6 +52,25 @@ class _Doubled(torch.autograd.Function):
         return torch.full((3,), 2.0, device="cuda") * gradient
 
 
+def test_generator() -> None:
+    generator = torch.cuda.default_generators[0]
+    torch.manual_seed(7)
+    assert (generator.initial_seed(), generator.get_offset(), torch.cuda.initial_seed()) == (7, 0, 7)
+    generator.set_offset(8)
+    state = torch.cuda.get_rng_state()
+    drawn = torch.rand(3, device="cuda")
+    torch.cuda.manual_seed(5)
+    assert (generator.initial_seed(), generator.get_offset()) == (5, 0)
+    torch.cuda.set_rng_state(state)
+    assert generator.get_offset() == 8 and torch.equal(torch.rand(3, device="cuda"), drawn)
+    try:
+        generator.set_offset(6)
+    except RuntimeError as error:
+        assert "multiple of 4" in str(error)
+    else:
+        raise AssertionError("an offset of 6 was taken")
+
+
 def test_backward() -> None:
     x = torch.ones(3, device="cuda", requires_grad=True)
     _Doubled.apply(x).backward(torch.ones(3, device="cuda"))
