@@ -179,11 +179,12 @@ FAULTS = [
     ),
     *_in(
         "ops/", "ops/test_moe_fp8.py",
-        ("moe_fp8/blocks_quantised_by_rows", "moe.py", "Scales.BLOCKS: fp8_quant_blocks", "Scales.BLOCKS: fp8_quant_rows"),
+        ("moe_fp8/blocks_quantised_by_rows", "fp8_quant.py", "Scales.BLOCKS: fp8_quant_blocks", "Scales.BLOCKS: fp8_quant_rows"),
         ("moe_fp8/bias_of_the_second_product_forgotten", "moe.py",
-         "routing.weights, bias=w2_bias,\n        uncovered=\"undefined\",\n    )  # fmt: skip\n    "
-         "return routing.combined(down, out)\n\n\n# Act",
-         "routing.weights,\n        uncovered=\"undefined\",\n    )  # fmt: skip\n    return routing.combined(down, out)\n\n\n# Act"),
+         "_ACTIVATED[kinds[1]](gate_up, **activation)\n    down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
+         "*routing.aligned, routing.slots, block_m, 1, routing.weights, bias=w2_bias,",
+         "_ACTIVATED[kinds[1]](gate_up, **activation)\n    down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
+         "*routing.aligned, routing.slots, block_m, 1, routing.weights,"),
     ),
     # MXFP4 GEMM.
     *_in(
@@ -507,8 +508,8 @@ FAULTS = [
         ("nn/page_not_turned", "src/hipforge/nn/cache.py", "held[position // self.page_size] * self.page_size",
          "held[0] * self.page_size", "nn/test_nn.py nn/test_generate.py"),
         ("nn/bias_forgotten", "src/hipforge/nn/linear.py",
-         "y = mxfp8_linear(q, scale, self.weight, self.weight_scale, self.bias, out)",
-         "y = mxfp8_linear(q, scale, self.weight, self.weight_scale, None, out)"),
+         "return mxfp8_linear(q, scale, self.weight, self.weight_scale, self.bias, out)",
+         "return mxfp8_linear(q, scale, self.weight, self.weight_scale, None, out)"),
         ("tuning/nan_taken_for_right", "tuning/search.py", "if not error <= max_error:", "if error > max_error:",
          "ops/test_tuning.py"),
         ("tuning/other_rows_lost", "tuning/table_writer.py", "merged = {**read_existing(schema, path), **new}",
