@@ -35,6 +35,7 @@ struct Options {
   int64_t window;
   double softcap;
   bool programmatic;  // of the launch, for GPUs that have it
+  int64_t new_keys;   // programmatic: 0, or how many keys of a sequence's end the launches before may still write, and no others
 };
 
 /// How elements are scaled, as far as a format of caches has it: float32 [1] or [Hkv] for all rows; int32 [pages, page_size, Hkv],
@@ -55,9 +56,10 @@ void entry(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partia
            OptionalTensor block_tables, Tensor seqlens, OptionalTensor k_scale, OptionalTensor v_scale,
            OptionalTensor k_scale_shift, OptionalTensor v_scale_shift, OptionalTensor q_starts, OptionalTensor sinks,
            OptionalTensor out_scale, OptionalTensor scale_out, int64_t groups, double scale, int64_t max_tokens, bool causal,
-           int64_t window, double softcap, bool programmatic, int64_t block_n, int64_t waves, int64_t splits, hipStream_t stream) {
+           int64_t window, double softcap, bool programmatic, int64_t new_keys, int64_t block_n, int64_t waves, int64_t splits,
+           hipStream_t stream) {
   kRun({out, lse, partial, partial_lse, q, k, v, block_tables, seqlens, q_starts, sinks, out_scale, scale_out},
-       {k_scale, v_scale, k_scale_shift, v_scale_shift, groups}, {max_tokens, scale, causal, window, softcap, programmatic},
+       {k_scale, v_scale, k_scale_shift, v_scale_shift, groups}, {max_tokens, scale, causal, window, softcap, programmatic, new_keys},
        {block_n, waves, splits}, stream);
 }
 
@@ -210,6 +212,8 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   HF_CHECK(options.window >= 0, "window must be at least 1, or 0 for none; got ", options.window);
   HF_CHECK(options.window == 0 || options.causal, "a window needs causal attention");
   p.window = options.window == 0 || options.window > kMaxKeys ? kNoWindow : static_cast<uint32_t>(options.window);
+  HF_CHECK(options.new_keys >= 0 && options.new_keys <= kMaxKeys, "new_keys must be at least 0; got ", options.new_keys);
+  p.new_keys = options.programmatic && !ragged ? static_cast<uint32_t>(options.new_keys) : 0;
   p.all_seen = p.window == kNoWindow && (!options.causal || (mq == 1 && !ragged));
   HF_CHECK(options.softcap >= 0, "softcap must be positive, or 0 for none; got ", options.softcap);
   p.cap = static_cast<float>(options.softcap) * kLog2E;

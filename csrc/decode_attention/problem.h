@@ -63,6 +63,7 @@ struct Problem {
   uint32_t causal;
   uint32_t all_seen;   // every token sees every key: nothing has to be found out about hidden ones
   uint32_t window;     // keys that a token sees, its own the last one; kNoWindow for all
+  uint32_t new_keys;   // where not 0, all but so many keys of a sequence may be read ahead of the predecessor's end (sm_90)
   float factor;        // scale * log2(e)
   float cap;           // softcap * log2(e), 0 for none
   float cap_exponent;  // 2 / softcap

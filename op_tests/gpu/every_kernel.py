@@ -28,6 +28,8 @@ import hipforge
 from gpu import record, test_fp8_skinny_gemm, test_mxfp4_gemm, test_mxfp8_gemm, test_mxfp8_grouped_gemm
 from hipforge.jit import demangle, obtain
 from hipforge.ops.decode_attention.kernels import HEAD_DIMS
+from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
+from hipforge.ops.mxfp8_grouped_gemm import token
 from hipforge.ops.mxfp8_grouped_gemm.kernels import row_stream, tiles
 from hipforge.ops.reference import quantize_kv_int4
 from hipforge.ops.reference.attention import quantize_kv_fp8
@@ -162,6 +164,27 @@ def skinny() -> None:
                 pass
 
 
+def made() -> None:
+    """Every configuration of the products that make their activations, and of the experts of one token."""
+    weight, w = rows(torch.bfloat16, 512), hipforge.mxfp8_quantize(rows(torch.bfloat16, 77, 512))
+    experts = [part.view(7, 11, -1) for part in w]
+    ids, routing = torch.tensor([6, 0, 2], device=DEVICE, dtype=torch.int32), torch.rand(3, device=DEVICE)
+    for sharers in (1, 2, 4):
+        end = row_stream_made.TILES, sharers, 7, False
+        for m in (1, 2):
+            x, out = rows(torch.bfloat16, m, 512), rows(torch.bfloat16, m, 77)
+            parts = out, torch.empty_like(x), x, x.clone(), weight
+            row_stream_made.mxfp8_row_stream_norm_out(*parts, *w, None, 1e-6, 0.0, *end)
+            gate_up = rows(torch.bfloat16, m, 1024)
+            row_stream_made.mxfp8_row_stream_swiglu_out(out, gate_up, *w, None, 1.0, 0.0, torch.inf, *end)
+        for tiles_of_w in token.TILES:
+            end = tiles_of_w, sharers, 7, False
+            x, out = hipforge.mxfp8_quantize(rows(torch.bfloat16, 1, 512)), rows(torch.bfloat16, 3, 11)
+            token.mxfp8_token_gate_up_out(out, *x, *experts, ids, *end)
+            gate_up, out = rows(torch.bfloat16, 3, 1024), rows(torch.bfloat16, 1, 11)
+            token.mxfp8_token_down_out(out, gate_up, *experts, ids, routing, 1.0, 0.0, torch.inf, *end)
+
+
 def experts() -> None:
     hidden, inner, count = 256, 128, 8
     first, second = rows(torch.bfloat16, count * 2 * inner, hidden), rows(torch.bfloat16, count * hidden, inner)
@@ -232,7 +255,7 @@ def _packed(
 
 def parts() -> dict[str, Callable[[], None]]:
     """Return what there is to run, by name; each takes a process of its own."""
-    found: dict[str, Callable[[], None]] = {"products": products, "experts": experts, "grouped": grouped}
+    found: dict[str, Callable[[], None]] = {"products": products, "made": made, "experts": experts, "grouped": grouped}
     found |= {kernel: partial(configurations, kernel) for kernel in ("row_stream", "ring_tiles", "dequantised")}
     found |= {"mxfp4": mxfp4, "skinny": skinny}
     for dtype in (*HALVES, torch.float32):

@@ -43,6 +43,23 @@ def test_the_steps_logits_are_those_of_float64(tmp_path: Path, name: str) -> Non
     assert decode_twin.check(shape_of(tmp_path, name), CPU, context=70, steps=2) <= MOST_ERROR
 
 
+@pytest.mark.parametrize(
+    "name, ends",
+    [("qwen3", {"norm, qkv", "norm, gate_up", "swiglu, down"}), ("qwen3_moe", {"norm, qkv"}), ("gpt_oss", set())],
+)
+def test_a_step_whose_products_make_their_activations_is_the_same(tmp_path: Path, name: str, ends: set[str]) -> None:
+    model = decode_ops.Model(shape_of(tmp_path, name), decode_ops.Random(CPU))
+    logits, names = [], []
+    for fused in (False, True):
+        chain = decode_ops.chain(model, 2, 70, ahead=2, fused=fused)
+        for _ in range(2):
+            for op in chain.ops:
+                op.call()
+        logits.append(chain.logits)
+        names.append({op.name for op in chain.ops})
+    assert torch.equal(*logits) and names[1] - names[0] == ends
+
+
 FAULTS: dict[str, tuple[str, Callable[[decode_step.Shape], decode_step.Shape]]] = {
     "a window one shorter": ("gpt_oss", lambda shape: replace(shape, window=shape.window - 8)),
     "another limit": ("gpt_oss", lambda shape: replace(shape, limit=shape.limit / 2)),

@@ -6,6 +6,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from hipforge.ops.core.checks import require_int
+
 _state = threading.local()
 
 
@@ -14,13 +16,27 @@ def active() -> bool:
     return getattr(_state, "depth", 0) > 0
 
 
+def promised_new_keys() -> int:
+    """Return the promise of :func:`programmatic_launch` about caches, 0 for none."""
+    return int(getattr(_state, "new_keys", 0))
+
+
 @contextlib.contextmanager
-def programmatic_launch() -> Iterator[None]:
+def programmatic_launch(new_keys: int = 0) -> Iterator[None]:
     """Let kernels ask for their weights before the stream's earlier work has ended (programmatic dependent launch).
 
     The caller promises that no earlier work in the stream writes the weights or their scales. Activations and outputs
     are safe: each kernel waits for its predecessor before it touches them. It holds for this thread, inside ``with``,
     also while a graph is captured; kernels without it, and architectures without it, launch as always.
+
+    Args:
+        new_keys: where positive, the caller promises as well that neither the last ordinary launch of the stream (one
+            outside of ``with``, or of torch's) nor what came after it has written lengths or block tables, or of the
+            caches more than the last ``new_keys`` keys of each sequence. Attention then asks for its other keys early,
+            as for weights. With 0 it waits before it reads any.
+
+    Raises:
+        GuardError: ``new_keys`` is not an integer of at least 0.
 
     Example:
         >>> import torch, hipforge
@@ -31,8 +47,10 @@ def programmatic_launch() -> Iterator[None]:
         >>> y[0, 0].item()
         64.0
     """
-    _state.depth = getattr(_state, "depth", 0) + 1
+    require_int("new_keys", new_keys, 0)
+    before = promised_new_keys()
+    _state.depth, _state.new_keys = getattr(_state, "depth", 0) + 1, new_keys
     try:
         yield
     finally:
-        _state.depth -= 1
+        _state.depth, _state.new_keys = _state.depth - 1, before

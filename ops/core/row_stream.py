@@ -96,9 +96,9 @@ class RowStream:
     def best(self, m: int, n: int, k: int, units: int) -> Configuration:
         """Return the configuration whose busiest warp is done first; of equals the wider pass: fewer meetings."""
         tried = self.configurations(m, n, k, units)
-        return min(tried, key=lambda given: (self._busy(n, k, **given), -given["tiles"]))
+        return min(tried, key=lambda given: (self.busy(n, k, **given), -given["tiles"]))
 
-    def _busy(self, n: int, k: int, *, rows: int, tiles: int, sharers: int, blocks: int) -> float:
+    def busy(self, n: int, k: int, *, rows: int, tiles: int, sharers: int, blocks: int) -> float:
         """Return how long a warp is busy, in tiles of steps: in each of its passes its steps and one meeting."""
         count = warps(rows, tiles)
         passes = _ceil(_ceil(_ceil(n, blocks), 8 * tiles), count // sharers)

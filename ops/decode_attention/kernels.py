@@ -163,6 +163,7 @@ def _stub(cache: str, variant: Callable[..., Mapping[str, int | str]]) -> Callab
         window: int,
         softcap: float,
         programmatic: bool,
+        new_keys: int,
         block_n: int,
         waves: int,
         splits: int,
@@ -237,6 +238,8 @@ FP8 = Kernel(
         else _default(problem, block_n=BLOCK_N, waves=waves_per_range(problem.d))
     ),
 )
+
+
 def _row_default(element_bytes: float, problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     return _stream_default(problem, cu_count, element_bytes) if arch == STREAM_ARCH else _default(problem, waves=1)
 
@@ -394,6 +397,6 @@ def run_decode_attention(
         configuration, (), out, lse, partial, partial_lse, packed(q, *writes), k, v, block_tables,
         packed(seqlens, *writes), k_scale, v_scale, k_scale_shift, v_scale_shift, cu_seqlens_q, sinks, out_scale,
         scale_out, num_groups or 0, scale, max_seqlen_q or 0, causal, window or 0, softcap or 0.0,
-        programmatic.active(),
+        programmatic.active(), programmatic.promised_new_keys(),
     )  # fmt: skip
     return out, lse

@@ -33,7 +33,7 @@ void launch_stream(const Problem& p, int64_t batch, int64_t waves, int64_t group
   const Split split(p.splits);
   const uint32_t row_tiles = (p.group * p.mq + L::kRows - 1) / L::kRows;
   hf::Launch at{dim3(split.parts(), row_tiles, static_cast<uint32_t>(batch) * p.kv_heads.value),
-                static_cast<uint32_t>(waves * hf::dev::kWaveSize), L::shared_bytes(static_cast<int>(waves)), stream};
+                static_cast<uint32_t>(waves * hf::dev::kWaveSize), L::shared_bytes(static_cast<int>(waves), split.cluster > 1), stream};
   at.cluster = split.cluster;
   hf::may_start_early(at, programmatic);
   hf::launch(decode_stream<Half, kD, kCache, HF_BLOCK_N, kEights>, at, p, split, static_cast<uint32_t>(groups));

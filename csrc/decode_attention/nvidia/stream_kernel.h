@@ -26,8 +26,8 @@
 // D = 128 in fp8 it could issue 68 instructions a key meanwhile, and takes 18 (counted, 8 rows or fewer), 1 of them a product.
 // 16 warps with two steps each under way are then 128 KiB per multiprocessor, several times bandwidth times latency.
 //
-// The end: warps add up in shared memory, the blocks of a cluster through each other's, always in the same order. With more
-// parts than a cluster has blocks, clusters write theirs and decode_merge adds them up.
+// The end: warps add up in shared memory; each block of a cluster leaves its part of a run of columns with the block that adds that
+// run up, always in the same order. With more parts than a cluster has blocks, clusters write theirs and decode_merge adds them up.
 #pragma once
 
 #include <type_traits>
@@ -50,8 +50,8 @@ __device__ __forceinline__ void meet_cluster() {
 }
 /// Where block `block` of the cluster has what this one has at `address`, in shared memory.
 template <typename T>
-__device__ __forceinline__ const T* in_block(const T* address, uint32_t block) {
-  return static_cast<const T*>(__cluster_map_shared_rank(address, block));
+__device__ __forceinline__ T* in_block(T* address, uint32_t block) {
+  return static_cast<T*>(__cluster_map_shared_rank(address, block));
 }
 
 /// How many parts the keys of a sequence have: `splits` of them, as clusters of blocks.
@@ -95,16 +95,21 @@ struct Layout {
   static constexpr int kBlocks = kByShared < 1 ? 1 : kByShared < kByRegisters ? kByShared : kByRegisters;
   static_assert(kD % 64 == 0 && kTile % kTileN == 0 && (kInt4 || kRowBytes % 64 == 0));
 
-  /// Rings, whose place the sums of the warps and then of the block take; then the rows' statistics, and Q.
+  /// Rings, whose place the sums of the warps take; then the rows' statistics, Q, and where a cluster meets.
   __host__ __device__ static constexpr uint32_t ring_bytes(int warps) {
-    const int sums = (warps + 1) * kSums * 4, rings = warps * kRingBytes;
+    const int sums = warps * kSums * 4, rings = warps * kRingBytes;
     return rings > sums ? rings : sums;
   }
-  __host__ static constexpr uint32_t shared_bytes(int warps) {
-    return ring_bytes(warps) + (warps + 1) * kRows * 16 + (kKeepQuery ? 0 : kQueryBytes);
+  __host__ __device__ static constexpr uint32_t meeting_at(int warps) {
+    return ring_bytes(warps) + warps * kRows * 16 + (kKeepQuery ? 0 : kQueryBytes);
+  }
+  __host__ static constexpr uint32_t shared_bytes(int warps, bool in_cluster) {
+    return meeting_at(warps) + (in_cluster ? kMeetingBytes : 0);
   }
   static constexpr int kQueryBytes = kD / 16 * kEights * 32 * 8;
-  static_assert(kMaxWaves * kRingBytes + (kMaxWaves + 1) * kRows * 16 + kQueryBytes <= kMostShared);
+  /// Where the blocks of a cluster leave what this one adds up: of each, some runs of 32 columns and their rows' statistics.
+  static constexpr int kMeetingBytes = (kSums * 4 + Split::kMostBlocks * 8 * 16) + (kSums / 32 + Split::kMostBlocks) * 16;
+  static_assert(kMaxWaves * kRingBytes + (kMaxWaves + 1) * kRows * 16 + kQueryBytes + kMeetingBytes <= kMostShared);
 
   /// Where a piece of a key, one of the first eight of a run of 8 keys, is in it: of the 128 bytes that `key` has, or of those
   /// that two keys share.
@@ -225,12 +230,19 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
   constexpr float kRaised = L::kF16 && !kRowScales ? 14.f : 0.f;  // weights are at most 2^kRaised
   extern __shared__ __align__(128) uint8_t shared[];
   dev::let_next_start();
-  dev::wait_for_predecessor();
+  if (split.cluster > 1) __cluster_barrier_arrive_relaxed();  // this block runs: others may write to it
+  // Row words come through L1, which a word read too early would leave in it beside a new key's.
+  bool waits = !kRowScales && !kInt4 && p.new_keys != 0;
+  const auto wait_once = [&] {
+    if (waits) dev::wait_for_predecessor();
+    waits = false;
+  };
+  if (!waits) dev::wait_for_predecessor();
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
   const uint32_t batch = p.kv_heads.quotient(blockIdx.z), head = blockIdx.z - batch * p.kv_heads.value;
   const Tokens tokens(p, batch);
   const uint32_t rows = p.group * tokens.count, row0 = blockIdx.y * L::kRows;
-  if (row0 >= rows) return;  // the grid is for the most tokens that a sequence has; a cluster ends as one
+  if (row0 >= rows) return wait_once();  // the grid is for the most tokens that a sequence has; a cluster ends as one
 
   // The keys that some token sees, and those that every one sees.
   const int32_t given = p.seqlens[batch];
@@ -248,7 +260,7 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
 
   uint8_t* const ring = shared + warp * L::kRingBytes;
   Statistics* const statistics = reinterpret_cast<Statistics*>(shared + L::ring_bytes(warps));
-  uint2* const query_shared = reinterpret_cast<uint2*>(statistics + (warps + 1) * L::kRows);
+  uint2* const query_shared = reinterpret_cast<uint2*>(statistics + warps * L::kRows);
 
   // Lane i has the page of unit i (16 keys) of each 32.
   const int32_t* const table = p.block_tables + uint64_t{batch} * p.max_pages;
@@ -331,7 +343,11 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
     commit_copies();
   };
 #pragma unroll
-  for (int s = 0; s < L::kSlots - 1; ++s) ask_next(s);
+  for (int s = 0; s < L::kSlots - 1; ++s) {
+    if (asked < items && key_of_unit(asked * kUnits) + kTile + p.new_keys > length) wait_once();
+    ask_next(s);
+  }
+  wait_once();  // from here on, Q and the new keys may be read and the output written
 
   // Q: of row g of each eight, as an operand; and of the lane's rows 8 n + 2 t + r, what their scores are multiplied with and the
   // keys that they see.
@@ -689,11 +705,10 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
   __syncthreads();
   constexpr uint32_t kFours = kD / 4;
   const uint32_t own_rows = min(rows - row0, static_cast<uint32_t>(L::kRows)), fours = own_rows * kFours;
-  float* const block_sums = sums + warps * L::kSums;
-  Statistics* const block_statistics = statistics + warps * L::kRows;
   // Adds up `count` parts of a row, each with its statistics; returns theirs.
   const auto added = [](uint32_t count, const auto& statistics_of, const auto& four_of, float (&sum)[4]) {
     float largest = -kInfinity;
+#pragma unroll 4
     for (uint32_t i = 0; i < count; ++i) largest = fmaxf(largest, statistics_of(i).maximum);
     const float from = finite_base(largest);
     Statistics all = {largest, 0.f, 0.f, 0.f};
@@ -726,8 +741,14 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
     *reinterpret_cast<float4*>(p.partial + at * kD + 4 * c) = make_float4(sum[0], sum[1], sum[2], sum[3]);
     if (c == 0) p.partial_lse[at] = end.lse;
   };
-  // Whole waves take part, with 8 neighbouring lanes for a block of 32 columns.
+  // Whole waves take part, with 8 neighbouring lanes for a run of 32 columns.
   static_assert(kFours % 8 == 0);
+  // Run i of a cluster's sums is added up by its block i % cluster, as its run i / cluster, where part p lies at p * own_runs.
+  const uint32_t own_runs = (fours / 8 + split.cluster - 1) / split.cluster;
+  float4* const parts = reinterpret_cast<float4*>(shared + L::meeting_at(warps));
+  Statistics* const part_statistics = reinterpret_cast<Statistics*>(parts + own_runs * split.cluster * 8);
+  const uint32_t rank = split.cluster > 1 ? __clusterRelativeBlockRank() : 0;
+  if (split.cluster > 1) __cluster_barrier_wait();
   for (uint32_t e = threadIdx.x; e < fours; e += blockDim.x) {
     const uint32_t row = e / kFours, c = e % kFours;
     float sum[4];
@@ -737,21 +758,22 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
     if (split.cluster == 1) {
       finish(row, c, all, sum);
     } else {
-      *reinterpret_cast<float4*>(block_sums + L::four(row, c)) = make_float4(sum[0], sum[1], sum[2], sum[3]);
-      if (c == 0) block_statistics[row] = all;
+      const uint32_t run = e / 8, at = rank * own_runs + run / split.cluster, owner = run % split.cluster;
+      *in_block(parts + at * 8 + e % 8, owner) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      if (e % 8 == 0) *in_block(part_statistics + at, owner) = all;
     }
   }
   if (split.cluster == 1) return;
-  meet_cluster();
-  for (uint32_t e = __clusterRelativeBlockRank() * blockDim.x + threadIdx.x; e < fours; e += split.cluster * blockDim.x) {
-    const uint32_t row = e / kFours, c = e % kFours;
+  meet_cluster();  // the parts are here; nothing of this block is read by another one
+  for (uint32_t i = threadIdx.x; i < own_runs * 8; i += blockDim.x) {
+    const uint32_t e = (i / 8 * split.cluster + rank) * 8 + i % 8;
+    if (e >= fours) continue;
     float sum[4];
     const Statistics all = added(
-        split.cluster, [&](uint32_t i) { return *in_block(block_statistics + row, i); },
-        [&](uint32_t i) { return *reinterpret_cast<const float4*>(in_block(block_sums + L::four(row, c), i)); }, sum);
-    finish(row, c, all, sum);
+        split.cluster, [&](uint32_t part) { return part_statistics[part * own_runs + i / 8]; },
+        [&](uint32_t part) { return parts[part * own_runs * 8 + i]; }, sum);
+    finish(e / kFours, e % kFours, all, sum);
   }
-  meet_cluster();  // what others read stays until they have
 }
 
 }  // namespace hf::decode_attention

@@ -89,7 +89,8 @@ def captured(calls: Iterable[Callable[[], object]], programmatic: bool) -> torch
     """Return a graph of the calls, each of which has run before."""
     import hipforge
 
-    with hipforge.programmatic_launch() if programmatic else contextlib.nullcontext():
+    # A step stores one key of each sequence; what is between two steps are launches of torch's.
+    with hipforge.programmatic_launch(new_keys=1) if programmatic else contextlib.nullcontext():
         return timing.captured(calls)
 
 

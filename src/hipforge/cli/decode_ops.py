@@ -15,11 +15,15 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 import hipforge
+from hipforge import devices
 from hipforge.cli.decode_ranks import ALONE
 from hipforge.cli.decode_step import BLOCK, Shape
 from hipforge.nn import CacheStep, PagedKVCache
 from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
+from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
+from hipforge.ops.mxfp8_grouped_gemm import token
 
 PAGE_SIZE = 64
 BLOCK_M = 64  # slots of a tile, as hipforge.nn.MXFP8MoE has
@@ -244,7 +248,7 @@ def _steps(cache: PagedKVCache, batch: int, context: int, ahead: int) -> tuple[C
     return CacheStep(1, row[0, :batch], row[0, batch : 2 * batch], tables, lengths), rows, row
 
 
-def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
+def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | None = None) -> Chain:
     """Return a step for ``batch`` sequences with ``context`` keys each, the new token included.
 
     Args:
@@ -252,8 +256,11 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
         batch: sequences.
         context: keys of each.
         ahead: further steps that there is room for.
+        fused: whether a product makes its activations, where :mod:`hipforge.ops.fused_linear` can; None: on sm_90,
+            where that is one launch.
     """
     shape, place = model.shape, model.place
+    fused = devices.current().arch_of() == "sm_90" if fused is None else fused
     (heads, kv_heads), dim, hidden = shape.heads, shape.head_dim, shape.hidden
     own = model.source.kept
     cache = PagedKVCache(
@@ -272,6 +279,7 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
     residual, copy, own_logits = new(batch, hidden), new(batch, hidden), new(batch, shape.vocabulary)
     x_part, x, add_parts = model.ranks.summed(new(batch, hidden))
     logits, join = (own_logits, None) if model.ranks.count == 1 else model.ranks.joined(own_logits)
+    streams = [residual, new(batch, hidden)]  # the residual stream, and where a fused norm writes the next one
     tokens = new(batch, dtype=torch.int64)
     normed, attended = mxfp8(batch, hidden), mxfp8(batch, heads * dim)
     qkv, rotated = new(batch, (heads + 2 * kv_heads) * dim), new(batch, heads, dim)
@@ -292,7 +300,7 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
         # Weights that are zero score all experts alike: the choice stays that of the scores drawn.
         parts.scored = parts.scores if own else torch.empty_like(parts.scores)
         parts.weights, parts.ids = new(batch, slots // batch, dtype=torch.float32), new(batch, slots // batch).int()
-        parts.slot_out = new(slots, hidden)
+        parts.slot_out, parts.slot_gate_up = new(slots, hidden), new(slots, 2 * shape.expert_inner)
 
     ops: list[Op] = []
 
@@ -316,7 +324,19 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
         if first:
             op(name, "mall", partial(hipforge.rms_norm_mxfp8, residual, weight, EPSILON, **given))
         else:
-            op(name, "mall", partial(hipforge.residual_rms_mxfp8, x, residual, weight, EPSILON, **given))
+            op(name, "mall", partial(hipforge.residual_rms_mxfp8, x, streams[0], weight, EPSILON, **given))
+
+    def normed_product(name: str, weight: torch.Tensor, by: Linear, out: torch.Tensor, first: bool = False) -> None:
+        if first or not fused or row_stream_made.norm_refusal(batch, *by.weight.shape) is not None:
+            norm(weight, first)
+            product(name, normed, by, out)
+            return
+        call = partial(
+            residual_rms_mxfp8_linear, x, streams[0], weight, EPSILON, by.weight, by.scale, by.bias,
+            weight_offset=shape.offset, out=out, sum_out=streams[1],
+        )  # fmt: skip
+        op(f"norm, {name}", "cold", call, lambda: by.nbytes)
+        streams.reverse()
 
     def attention(index: int, layer: Layer) -> None:
         at, weights = index if own else 0, layer.head_norms
@@ -339,7 +359,14 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
         )  # fmt: skip
 
     def dense(layer: Layer) -> None:
-        product("gate_up", normed, layer.gate_up, parts.gate_up)
+        plain = (
+            not activation["interleaved"] and row_stream_made.swiglu_refusal(batch, *layer.down.weight.shape) is None
+        )
+        if fused and plain:
+            by = layer.down
+            call = partial(swiglu_mxfp8_linear, parts.gate_up, by.weight, by.scale, by.bias, **activation, out=x_part)
+            op("swiglu, down", "cold", call, lambda: by.nbytes)
+            return
         out, scale = parts.inner
         op(
             "swiglu + quantise",
@@ -382,6 +409,23 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
             lambda: router.nbytes,
         )
         op("choice of experts", "mall", lambda: choose(layer.correction_bias))
+        plain = layer.gate_up.bias is None and not activation["interleaved"]
+        refusal = token.refusal(slots, hidden, shape.expert_inner)
+        if fused and batch == 1 and plain and refusal is None:
+            chosen, by, last = parts.ids.view(-1), layer.gate_up, layer.down
+            given = {name: activation[name] for name in ("alpha", "beta", "limit") if name in activation}
+
+            def first_product() -> object:
+                return token.token_gate_up(*normed, by.weight, by.scale, chosen, out=parts.slot_gate_up)
+
+            def last_product() -> object:
+                routing = parts.weights.view(-1)
+                own = parts.slot_gate_up, last.weight, last.scale, chosen, routing
+                return token.token_down(*own, **given, out=x_part)
+
+            op("experts' gate_up", "cold", first_product, touched(by))
+            op("experts' swiglu, down, sum", "cold", last_product, touched(last))
+            return
         op("sorted slots", "mall", partial(hipforge.moe_align_block_size, parts.ids, BLOCK_M, total, out=parts.index))
         op("experts' gate_up, swiglu", "cold", gate_up, touched(layer.gate_up))
         op("experts' down", "cold", lambda: down()(), touched(layer.down), planned=down())
@@ -396,13 +440,16 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0) -> Chain:
         parts.index = hipforge.moe_align_block_size(parts.ids, BLOCK_M, total)
     op("embedding", "torch", lambda: torch.index_select(model.embedding, 0, tokens, out=residual))
     for index, layer in enumerate(model.layers):
-        norm(layer.input_norm, first=index == 0)
-        product("qkv", normed, layer.qkv, qkv)
+        normed_product("qkv", layer.input_norm, layer.qkv, qkv, first=index == 0)
         attention(index, layer)
         product("o_proj", attended, layer.out, x_part)
         whole()
-        norm(layer.post_norm, copied=layer.router is not None)
-        (dense if layer.router is None else experts)(layer)
+        if layer.router is None:
+            normed_product("gate_up", layer.post_norm, layer.gate_up, parts.gate_up)
+            dense(layer)
+        else:
+            norm(layer.post_norm, copied=True)
+            experts(layer)
         whole()
     norm(model.last_norm)
     product("lm_head", normed, model.head, own_logits)

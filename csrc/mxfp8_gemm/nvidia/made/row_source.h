@@ -1,0 +1,210 @@
+// Where the kernel that streams rows of W gets X from: MX-FP8 codes in memory, or what it makes itself in shared memory.
+//
+// A norm and its quantisation, or SwiGLU and its, need one wave of loads, a meeting and a few instructions an element: every block
+// does them for all rows of X while the first steps of W are under way, and no launch is between. Each block then reads X's
+// source from L2, which is 4 M K bytes for either.
+//
+// The arithmetic is that of rmsnorm_fp8.cu and swiglu_fp8.cu, in their order: the products are those of two launches, bit for bit.
+#pragma once
+
+#include "hipforge/device/element.h"
+#include "hipforge/device/math.h"
+#include "hipforge/device/mx_encode.h"
+#include "hipforge/device/swiglu.h"
+#include "hipforge/device/vector.h"
+#include "hipforge/device/wave.h"
+#include "row_step.h"
+
+namespace hf::made_stream {
+
+constexpr int kChunk = 8;  // elements of a 16-byte access
+using Chunk = dev::Vector<dev::bf16, kChunk>;
+using Floats = dev::Vector<float, kChunk>;
+
+/// X [M, K] in shared memory. Rows are apart by a little more than K, so that those of eight lanes meet no bank twice.
+struct SharedX {
+  uint8_t *codes, *scales;
+  int pitch, scale_pitch;
+
+  static constexpr int kCodesApart = 32, kScalesApart = 4;
+  __host__ __device__ static constexpr int bytes(int m, int k) { return m * (k + kCodesApart + k / kBlock + kScalesApart); }
+  /// APART: rows have more than their K; otherwise they are one long row.
+  template <bool APART = true>
+  __device__ __forceinline__ static SharedX at(uint8_t* from, int m, int k) {
+    const int pitch = k + (APART ? kCodesApart : 0);
+    return {from, from + m * pitch, pitch, k / kBlock + (APART ? kScalesApart : 0)};
+  }
+
+  /// Stores a row's chunk, quantised; the four lanes of a block of 32 are active as one.
+  __device__ __forceinline__ void store(int row, int chunk, const float (&values)[kChunk]) const {
+    uint32_t amax = 0;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) amax = dev::larger(amax, dev::magnitude_bits(values[i]));
+    const uint32_t byte = dev::e4m3_block_scale(dev::largest_of_lanes<kBlock / kChunk>(amax));
+    const float inverse = dev::e8m0_inverse(byte);
+    float scaled[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) scaled[i] = values[i] * inverse;
+    *reinterpret_cast<dev::u32x2*>(codes + row * pitch + chunk * kChunk) = dev::encode_mx_e4m3x8(scaled, byte);
+    if (chunk % (kBlock / kChunk) == 0) scales[row * scale_pitch + chunk / (kBlock / kChunk)] = static_cast<uint8_t>(byte);
+  }
+};
+
+/// X as codes and scales in memory.
+struct Codes {
+  static constexpr bool kMade = false;
+  static constexpr int kAhead = 8;  // more than a ring has
+};
+
+/// X = the RMS norm of the sum x + residual, times weight. Each row's sum is also stored, by one block.
+struct Norm {
+  static constexpr bool kMade = true;
+  static constexpr int kAhead = 1;  // slots of a ring that are asked for before x
+  static constexpr int kMost = 2;   // chunks of a thread, of all rows
+
+  const dev::bf16 *x, *residual, *weight;
+  dev::bf16* sum;  // other memory than x and residual
+  float epsilon, offset;
+
+  struct Weights {
+    Chunk of[kMost];
+  };
+  struct Loaded {
+    Chunk x[kMost], residual[kMost];
+  };
+
+  /// A thread's chunk s is chunk s % of_row THREADS + threadIdx.x of row s / of_row.
+  template <int THREADS>
+  __device__ __forceinline__ static int of_row(int k) { return k / kChunk > THREADS ? 2 : 1; }
+  template <int THREADS>
+  __device__ __forceinline__ static int chunk_of(int s, int k) { return (of_row<THREADS>(k) == 2 ? s * THREADS : 0) + threadIdx.x; }
+  template <int THREADS>
+  __device__ __forceinline__ static int row_of(int s, int k) { return of_row<THREADS>(k) == 2 ? 0 : s; }
+  template <int THREADS>
+  __device__ __forceinline__ static bool has(int s, int m, int k) {
+    return row_of<THREADS>(s, k) < m && chunk_of<THREADS>(s, k) < k / kChunk;
+  }
+
+  template <int THREADS>
+  __device__ __forceinline__ Weights ask_weights(int m, int k) const {
+    Weights weights = {};
+#pragma unroll
+    for (int s = 0; s < kMost; ++s)
+      if (has<THREADS>(s, m, k)) weights.of[s] = reinterpret_cast<const Chunk*>(weight)[chunk_of<THREADS>(s, k)];
+    return weights;
+  }
+
+  template <int THREADS>
+  __device__ __forceinline__ Loaded load(int m, int k) const {
+    Loaded loaded = {};
+#pragma unroll
+    for (int s = 0; s < kMost; ++s)
+      if (has<THREADS>(s, m, k)) {
+        const size_t at = size_t(row_of<THREADS>(s, k)) * (k / kChunk) + chunk_of<THREADS>(s, k);
+        loaded.x[s] = reinterpret_cast<const Chunk*>(x)[at];
+        loaded.residual[s] = reinterpret_cast<const Chunk*>(residual)[at];
+      }
+    return loaded;
+  }
+
+  /// `meeting`: kMost floats for each warp.
+  template <int THREADS>
+  __device__ __forceinline__ void make(const SharedX& to, const Weights& weights, Loaded& loaded, int m, int k, float* meeting) const {
+    constexpr int kWarps = THREADS / 32;
+    float squares[kMost] = {};
+#pragma unroll
+    for (int s = 0; s < kMost; ++s) {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i)
+        loaded.x[s][i] = static_cast<dev::bf16>(static_cast<float>(loaded.x[s][i]) + static_cast<float>(loaded.residual[s][i]));
+      if (has<THREADS>(s, m, k) && blockIdx.x == row_of<THREADS>(s, k) % gridDim.x)
+        reinterpret_cast<Chunk*>(sum)[size_t(row_of<THREADS>(s, k)) * (k / kChunk) + chunk_of<THREADS>(s, k)] = loaded.x[s];
+    }
+    const bool one_row = of_row<THREADS>(k) == 2;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const float first = static_cast<float>(loaded.x[0][i]), second = static_cast<float>(loaded.x[1][i]);
+      squares[0] = __builtin_fmaf(first, first, squares[0]);
+      if (one_row) squares[0] = __builtin_fmaf(second, second, squares[0]);
+      squares[1] = __builtin_fmaf(second, second, squares[1]);
+    }
+#pragma unroll
+    for (int row = 0; row < kMost; ++row) {
+      const float of_warp = dev::wave_sum(squares[row]);
+      if (threadIdx.x % 32 == 0) meeting[row * kWarps + threadIdx.x / 32] = of_warp;
+    }
+    __syncthreads();
+    float factors[kMost];
+#pragma unroll
+    for (int row = 0; row < kMost; ++row) {
+      float total = 0.f;
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) total += meeting[row * kWarps + i];
+      factors[row] = dev::reciprocal_root(total / static_cast<float>(k) + epsilon);
+    }
+#pragma unroll
+    for (int s = 0; s < kMost; ++s) {
+      if (!has<THREADS>(s, m, k)) continue;
+      const float factor = one_row ? factors[0] : factors[s];
+      float y[kChunk];
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        const float n = static_cast<float>(loaded.x[s][i]) * factor, w = static_cast<float>(weights.of[s][i]);
+        y[i] = static_cast<float>(offset != 0.f ? static_cast<dev::bf16>(n * (offset + w))
+                                                : static_cast<dev::bf16>(static_cast<float>(static_cast<dev::bf16>(n)) * w));
+      }
+      to.store(row_of<THREADS>(s, k), chunk_of<THREADS>(s, k), y);
+    }
+  }
+};
+
+/// X = SwiGLU of gate_up [M, 2 K], gate in its first K columns.
+struct Swiglu {
+  static constexpr bool kMade = true;
+  static constexpr int kAhead = 1;
+  static constexpr int kAtOnce = 4;  // chunks of a thread
+
+  const dev::bf16* gate_up;
+  Activation activation;
+
+  struct Weights {};
+  struct Loaded {
+    Chunk gate[kAtOnce], up[kAtOnce];
+  };
+  template <int THREADS>
+  __device__ __forceinline__ Weights ask_weights(int, int) const { return {}; }
+
+  template <int THREADS>
+  __device__ __forceinline__ Loaded load(int m, int k, int base = 0) const {
+    const int of_row = k / kChunk, chunks = m * of_row;
+    const Chunk* const from = reinterpret_cast<const Chunk*>(gate_up);
+    Loaded loaded = {};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = base + i * THREADS + threadIdx.x, row = at / of_row;
+      if (at < chunks) loaded.gate[i] = from[at + row * of_row], loaded.up[i] = from[at + (row + 1) * of_row];
+    }
+    return loaded;
+  }
+
+  template <int THREADS>
+  __device__ __forceinline__ void make(const SharedX& to, const Weights&, Loaded& loaded, int m, int k, float*) const {
+    const int of_row = k / kChunk, chunks = m * of_row;
+    for (int base = 0;;) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = base + i * THREADS + threadIdx.x, row = at / of_row;
+        if (at >= chunks) continue;
+        float values[kChunk];
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j)
+          values[j] = dev::swiglu(static_cast<float>(loaded.gate[i][j]), static_cast<float>(loaded.up[i][j]), activation);
+        to.store(row, at - row * of_row, values);
+      }
+      if ((base += kAtOnce * THREADS) >= chunks) return;
+      loaded = load<THREADS>(m, k, base);
+    }
+  }
+};
+
+}  // namespace hf::made_stream

@@ -1,0 +1,214 @@
+// Y[M, N] = X[M, K] W[N, K]^T from MX-FP8 for few rows of X on sm_90: every multiprocessor streams its share of W's rows once.
+//
+//            K, in steps of 128 (one line of a row)                 A block has consecutive rows of W, as many as the others
+//          0     1     2     3     4     5    ...                   (+- 1), and visits them in passes of kTiles x 8.
+//        +-----+-----+-----+-----+-----+-----+--                    2^k_shift warps share the steps of a pass: warp w takes
+//  rows  | w 0 | w 1 | ... | w15 | w 0 | w 1 |     one pass         steps w, w + 2^k_shift, ...; with fewer than all warps,
+//   of W |     |     |     |     |     |     |                      groups of them take different passes at once.
+//        +-----+-----+-----+-----+-----+-----+--                    A warp keeps kSlots - 1 steps of W in flight in a ring of
+//        | w 0 | ...                               next pass        its own in shared memory (cp.async, 16 bytes a lane), which
+//        +-----+--                                                  is not emptied between passes.
+//
+// row_step.h has the products of a step. X's lanes come from L2 a step ahead; its rows past M repeat the last one, and W's past
+// N are read as zeros. Sums of the warps meet in shared memory once a pass, and are added in the order of the warps: results are
+// deterministic.
+//
+// Bytes moved: N K (1 + 1/32) of W once for each kRows rows of X, M K (1 + 1/32) of X per block from L2, 2 M N written. Bound:
+// W over the memory's bandwidth.
+#pragma once
+
+#include "hipforge/device/vector.h"
+#include "row_place.h"
+#include "row_source.h"
+#include "row_step.h"
+
+namespace hf::made_stream {
+
+struct Problem {
+  dev::bf16* out;
+  const uint8_t *x, *xs, *w, *ws;
+  const dev::bf16* bias;
+  int m, n, k;
+  int k_shift;     // log2 of the warps that share the steps of K
+  int base, more;  // rows of W of a block, and how many blocks have one more
+};
+
+/// How a variant spreads over a multiprocessor: 16 warps where their registers fit, with about 6 KiB of ring each.
+template <int ROWS, int TILES>
+struct Layout {
+  static constexpr int kWarps = ROWS <= 16 && TILES <= 3 ? 16 : 8;
+  static constexpr int kSlots = TILES == 1 ? 4 : TILES == 2 ? (kWarps == 16 ? 3 : 4) : (kWarps == 16 ? 2 : 3);
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kPassRows = TILES * kTileRows;
+  static constexpr int kSlotBytes = kPassRows * kStep;
+  static constexpr int kRingBytes = kWarps * kSlots * kSlotBytes;
+  static constexpr int kPart = kPassRows * ROWS;         // floats of a warp's sums
+  static constexpr int kScalesAt = kRingBytes + 2 * kWarps * kPart * int(sizeof(float));
+  static_assert(kScalesAt + 16 * 1024 <= kMostShared, "16 KiB are left for the scales of W");
+};
+
+/// Bytes of shared memory of a block that has `rows` rows of W.
+template <int ROWS, int TILES>
+constexpr int64_t shared_bytes(int64_t rows, int64_t k) {
+  return Layout<ROWS, TILES>::kScalesAt + rows * (k / kBlock) + 2 * 16;  // the run of scales starts anywhere in 16 bytes
+}
+
+/// ALIGNED: K is a multiple of a step, so that scales are read as words and no step is cut short. SOURCE: what X comes from;
+/// where it is made here, M is at most ROWS and x_at is its place in shared memory. PLACE: where rows of W are.
+template <int ROWS, int TILES, bool ALIGNED, class SOURCE, class PLACE>
+__global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
+    row_stream(const Problem whole, const SOURCE source, const int x_at, const PLACE place) {
+  using L = Layout<ROWS, TILES>;
+  constexpr int kHalves = Part<ROWS>::kHalves, kGroups = Part<ROWS>::kGroups, kWarps = L::kWarps, kSlots = L::kSlots;
+  extern __shared__ __align__(128) uint8_t shared[];
+  const Problem p = [&] {  // of this block's rows of X
+    Problem mine = whole;
+    const int row = blockIdx.y * ROWS;
+    mine.m = min(whole.m - row, ROWS);
+    mine.x += size_t(row) * whole.k, mine.xs += size_t(row) * (whole.k / kBlock), mine.out += size_t(row) * whole.n;
+    return mine;
+  }();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int sharers = 1 << p.k_shift, part = warp & (sharers - 1), team = warp >> p.k_shift;
+  const int teams = kWarps >> p.k_shift, team_shift = __ffs(kWarps) - 1 - p.k_shift;
+  const int block = static_cast<int>(blockIdx.x);
+  const int first = block * p.base + min(block, p.more), rows = p.base + (block < p.more);
+  const int passes = (rows + L::kPassRows - 1) / L::kPassRows, rounds = (passes + teams - 1) >> team_shift;
+  const int steps = ((p.k + kStep - 1) / kStep - part + sharers - 1) >> p.k_shift;
+  const int items = ((passes - team + teams - 1) >> team_shift) * steps;
+  const int scale_pitch = p.k / kBlock, step_bytes = sharers * kStep;
+
+  uint8_t* const ring = shared + warp * kSlots * L::kSlotBytes;
+  float* const parts = reinterpret_cast<float*>(shared + L::kRingBytes);
+
+  // What says where W is comes from the launch before.
+  if constexpr (PLACE::kChosen) let_next_start(), wait_for_predecessor();
+  const typename PLACE::Block here(place, first, rows, lane, p.k);
+  const uint8_t* const scales = here.ask_scales(shared + L::kScalesAt, p.ws, first, rows, scale_pitch, L::kThreads);
+  commit_copies();
+
+  // The next step to ask for: this lane's 16 bytes of every fourth row.
+  int ask_step = 0, left = items, rows_left = rows - team * L::kPassRows - lane / kLineChunks;
+  int k_left = p.k - part * kStep - lane % kLineChunks * 16;
+  const int w_pitch = here.pitch(p.k);
+  const uint8_t* ask = p.w + (here.row(first) + team * L::kPassRows + lane / kLineChunks) * w_pitch + (p.k - k_left);
+  const int64_t pass_bytes = int64_t(w_pitch) * (teams * L::kPassRows) - int64_t(steps - 1) * step_bytes;
+  uint8_t* const ask_to = ring + chunk_at(lane / kLineChunks, lane % kLineChunks);
+  const auto ask_next = [&](int slot) {
+    if (left > 0) {
+      const uint8_t* from = ask + here.step_jump(part + ask_step * sharers);
+#pragma unroll
+      for (int j = 0; j < TILES * 2; ++j) {
+        copy_async(ask_to + slot * L::kSlotBytes + j * 4 * kStep, from + here.row_jump(rows_left - j * 4),
+                   rows_left > j * 4 && (ALIGNED || k_left > 0) ? 16 : 0);
+        from += int64_t(w_pitch) * 4;
+      }
+      --left;
+      if (++ask_step == steps) {
+        ask_step = 0, ask += pass_bytes, rows_left -= teams * L::kPassRows, k_left += (steps - 1) * step_bytes;
+      } else {
+        ask += step_bytes, k_left -= step_bytes;
+      }
+    }
+    commit_copies();
+  };
+  // X, where it is made here, is asked for behind a part of the ring only: a multiprocessor's loads come in their order.
+  constexpr int kAhead = SOURCE::kAhead < kSlots - 1 ? SOURCE::kAhead : kSlots - 1;
+#pragma unroll
+  for (int s = 0; s < kAhead; ++s) ask_next(s);
+  if constexpr (!PLACE::kChosen) let_next_start();
+  const SharedX made = here.made_x(shared + x_at, p.m, p.k);
+  if constexpr (SOURCE::kMade) {
+    const int made_rows = here.made_rows(p.m), made_k = here.pitch(p.k);
+    const auto weights = source.template ask_weights<L::kThreads>(made_rows, made_k);
+    if constexpr (!PLACE::kChosen) wait_for_predecessor();
+    auto loaded = source.template load<L::kThreads>(made_rows, made_k);
+#pragma unroll
+    for (int s = kAhead; s < kSlots - 1; ++s) ask_next(s);
+    source.template make<L::kThreads>(made, weights, loaded, made_rows, made_k, parts);
+    __syncthreads();
+  } else if constexpr (!PLACE::kChosen) {
+    wait_for_predecessor();  // from here on, X may be read and the output written
+  }
+
+  Part<ROWS> x_next;
+  const uint8_t *x_from[kHalves], *xs_from[kHalves];
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+    const int row = min(g + 8 * h, p.m - 1);
+    x_from[h] = SOURCE::kMade ? made.codes + row * made.pitch : p.x + size_t(row) * p.k;
+    xs_from[h] = SOURCE::kMade ? made.scales + row * made.scale_pitch : p.xs + size_t(row) * scale_pitch;
+    x_from[h] += part * kStep + 8 * t, xs_from[h] += part * 4;
+  }
+  const auto load_x = [&](int step) {
+    x_next.template load<ALIGNED, SOURCE::kMade>(x_from, xs_from, step * step_bytes, part * kStep + step * step_bytes, p.k);
+  };
+  if (items > 0) load_x(0);
+  wait_copies<kSlots - 1>();
+  __syncthreads();  // the scales of W are there
+
+  const LaneOfW lane_of_w(g, t);
+  int slot = 0, done = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const int pass = round * teams + team;
+    float sums[TILES][kGroups][4] = {};
+    if (pass < passes) {
+      const int row0 = pass * L::kPassRows + 2 * t;  // W's rows of this lane's sums: row0, row0 + 1, and those 8 i further
+      const uint8_t* const scale_column = scales + part * 4;
+      for (int step = 0; step < steps; ++step) {
+        ask_next(slot == 0 ? kSlots - 1 : slot - 1);
+        const Factors<ROWS> x(x_next);
+        uint32_t usual = x.usual;
+        if (++done < items) load_x(step + 1 == steps ? 0 : step + 1);
+        uint32_t sw[TILES][2];
+#pragma unroll
+        for (int i = 0; i < TILES; ++i)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const int row = min(row0 + i * kTileRows + j, rows - 1), at = step * step_bytes;
+            sw[i][j] = scale_word<ALIGNED>(scale_column + row * scale_pitch + at / kBlock, part * kStep + at, p.k);
+            usual &= in_range(sw[i][j]);
+          }
+        const bool fast = __all_sync(~0u, usual == 0x80808080u);
+        wait_copies<kSlots - 1>();
+        __syncwarp();
+        if constexpr (PLACE::kWeighed) {
+          float of_step[TILES][kGroups][4] = {};
+          multiply_step<ROWS, TILES>(ring + slot * L::kSlotBytes, lane_of_w, x, sw, fast, of_step);
+          const float weight = here.weight(part + step * sharers);
+#pragma unroll
+          for (int i = 0; i < TILES; ++i)
+#pragma unroll
+            for (int m = 0; m < kGroups; ++m)
+#pragma unroll
+              for (int c = 0; c < 4; ++c) sums[i][m][c] = fmaf(of_step[i][m][c], weight, sums[i][m][c]);
+        } else {
+          multiply_step<ROWS, TILES>(ring + slot * L::kSlotBytes, lane_of_w, x, sw, fast, sums);
+        }
+        __syncwarp();  // the slot may be filled again
+        slot = slot + 1 == kSlots ? 0 : slot + 1;
+      }
+    }
+    // Two buffers in turn: whoever writes the next round's sums may be ahead of those who read these.
+    float* const mine = parts + ((round & 1) * kWarps + warp) * L::kPart;
+#pragma unroll
+    for (int i = 0; i < TILES; ++i)
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          mine[(h * 8 + g) * L::kPassRows + i * kTileRows + 2 * t + j] = sums[i][h / 2][h % 2 * 2 + j];
+    __syncthreads();
+    const float* const all = parts + (round & 1) * kWarps * L::kPart;
+    for (int e = threadIdx.x; e < teams * L::kPart; e += L::kThreads) {
+      const int at = e % L::kPart, m = at / L::kPassRows, row = (round * teams + e / L::kPart) * L::kPassRows + at % L::kPassRows;
+      if (m >= p.m || row >= rows) continue;
+      const float* const from = all + (e / L::kPart << p.k_shift) * L::kPart + at;
+      float sum = added<L::kPart>(from, p.k_shift);
+      if (p.bias) sum += static_cast<float>(p.bias[first + row]);
+      p.out[size_t(m) * p.n + first + row] = static_cast<dev::bf16>(sum);
+    }
+  }
+}
+
+}  // namespace hf::made_stream

@@ -1,0 +1,178 @@
+"""MX-FP8 products whose activations are made in the same launch: of a residual norm, or of SwiGLU.
+
+On sm_90 every block of the GEMM for few rows makes all of X in shared memory while its first rows of W are under way;
+what the launch before would take is then hidden. Elsewhere, and for more rows, these are two launches. The result is
+the same, bit for bit, where both products are in the same configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+
+from hipforge import devices
+from hipforge.ops.core import invariance, programmatic
+from hipforge.ops.core.checks import Described, require_factors
+from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
+from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import new_or_given, product_result
+from hipforge.ops.mxfp8_gemm import mxfp8_linear
+from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
+from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8
+from hipforge.ops.swiglu_fp8 import check_activation, swiglu_mxfp8
+
+_BF16 = torch.bfloat16
+
+
+def _decided(op: str, two: str, refusal: str | None, device: torch.device, key: tuple[int, int, int]) -> Decision:
+    """Return the decision for one launch, or for two where ``refusal`` or the device says so."""
+    if invariance.STATE.on:
+        refusal = "a result that does not depend on the other rows needs the launches of their own"
+    decision = plan_kernel(op, device, refusal, module=row_stream_made.MODULE)
+    assert decision.accepted is not None
+    if decision.accepted.path != "kernel":
+        return replace(decision, accepted=replace(decision.accepted, kernel=two, reason="two launches"))
+    units = devices.current().cu_count(device.index or 0)
+    found: Mapping[str, int] = MappingProxyType(row_stream_made.configuration(*key[1:], units))
+    return replace(decision, accepted=replace(decision.accepted, configuration=found))
+
+
+def _plan_norm(x: Described, wq: Described) -> Decision:
+    m, n, k = require_factors(x, wq)
+    refusal = None if x.dtype == _BF16 else f"x of bfloat16; got {x.dtype}"
+    refusal = refusal or row_stream_made.norm_refusal(m, n, k)
+    return _decided("residual_rms_mxfp8_linear", "residual_rms_mxfp8, mxfp8_linear", refusal, x.device, (m, n, k))
+
+
+def _plan_swiglu(
+    gate_up: Described, wq: Described, alpha: float, beta: float, limit: float | None, interleaved: bool
+) -> Decision:
+    check_activation(alpha, beta, limit)
+    m, n, k = gate_up.shape[0], *wq.shape
+    refusal = None if gate_up.dtype == _BF16 else f"gate_up of bfloat16; got {gate_up.dtype}"
+    refusal = refusal or ("gate and up that do not take turns" if interleaved else None)
+    refusal = refusal or row_stream_made.swiglu_refusal(m, n, k)
+    return _decided("swiglu_mxfp8_linear", "swiglu_mxfp8, mxfp8_linear", refusal, gate_up.device, (m, n, k))
+
+
+def _new(x: torch.Tensor, wq: torch.Tensor) -> torch.Tensor:
+    return torch.empty((x.size(0), wq.size(0)), dtype=_BF16, device=x.device)
+
+
+@operator(_plan_norm, fake=lambda x, wq: (_new(x, wq), torch.empty_like(x)), outs=("out", "sum_out"))
+def residual_rms_mxfp8_linear(
+    taken: Accepted,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    epsilon: float,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    weight_offset: float = 0.0,
+    out: torch.Tensor | None = None,
+    sum_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what :func:`hipforge.mxfp8_linear` makes of :func:`hipforge.residual_rms_mxfp8`, and the residual sum.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        x: contiguous bfloat16 [M, K], K a multiple of 32.
+        residual: like x; it stays as it is, because every block reads it.
+        norm_weight: bfloat16 [K].
+        epsilon: added to the mean square.
+        wq: weights [N, K] in the device's e4m3.
+        w_scale: e8m0 bytes [N, K/32].
+        bias: bfloat16 [N].
+        weight_offset: added to ``norm_weight``.
+        out: contiguous bfloat16 [M, N] to write into.
+        sum_out: like x, in other memory than x and residual, for x + residual.
+
+    Returns:
+        ``(y, sum)``: bfloat16 [M, N], and x + residual, rounded to bfloat16; ``out`` and ``sum_out`` where given.
+
+    Raises:
+        GuardError: operands of the wrong dtype, shape or device.
+        BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch
+        >>> from hipforge.ops.fused_linear import residual_rms_mxfp8_linear
+        >>> import hipforge
+        >>> w, w_scale = hipforge.mxfp8_quantize(torch.ones(8, 64))
+        >>> x = torch.ones(1, 64).bfloat16()
+        >>> y, total = residual_rms_mxfp8_linear(x, x, torch.ones(64).bfloat16(), 0.0, w, w_scale)
+        >>> y[0, 0].item(), total[0, 0].item()
+        (64.0, 2.0)
+    """
+    result = product_result(x, wq, _BF16, out, bias)
+    total = new_or_given(sum_out, x.shape, x.dtype, x.device)
+    if taken.path == "kernel":
+        row_stream_made.mxfp8_row_stream_norm_out(
+            result, total, x, residual, norm_weight, wq, w_scale, bias, epsilon, weight_offset,
+            *taken.configuration.values(), programmatic.active(),
+        )  # fmt: skip
+        return result, total
+    total.copy_(residual)
+    q, scale, _ = residual_rms_mxfp8(x, total, norm_weight, epsilon, weight_offset=weight_offset)
+    return mxfp8_linear(q, scale, wq, w_scale, bias, out=result), total
+
+
+@operator(_plan_swiglu, fake=lambda gate_up, wq: _new(gate_up, wq), outs=("out",))
+def swiglu_mxfp8_linear(
+    taken: Accepted,
+    gate_up: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    interleaved: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what :func:`hipforge.mxfp8_linear` makes of :func:`hipforge.swiglu_mxfp8`.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        gate_up: contiguous bfloat16 [M, 2 K], K a multiple of 32.
+        wq: weights [N, K] in the device's e4m3.
+        w_scale: e8m0 bytes [N, K/32].
+        bias: bfloat16 [N].
+        alpha: of SwiGLU, as the next three.
+        beta: added to up.
+        limit: where gate and up are clamped, or None.
+        interleaved: gate in the even columns of ``gate_up``, up in the odd ones.
+        out: contiguous bfloat16 [M, N] to write into.
+
+    Returns:
+        bfloat16 [M, N]; ``out`` itself where it is given.
+
+    Raises:
+        GuardError: operands of the wrong dtype, shape or device.
+        BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch
+        >>> from hipforge.ops.fused_linear import swiglu_mxfp8_linear
+        >>> import hipforge
+        >>> w, w_scale = hipforge.mxfp8_quantize(torch.ones(8, 64))
+        >>> y = swiglu_mxfp8_linear(torch.full((1, 128), 64.0).bfloat16(), w, w_scale)
+        >>> y[0, 0].item()
+        262144.0
+    """
+    result = product_result(gate_up, wq, _BF16, out, bias)
+    if taken.path == "kernel":
+        row_stream_made.mxfp8_row_stream_swiglu_out(
+            result, gate_up, wq, w_scale, bias, alpha, beta, math.inf if limit is None else limit,
+            *taken.configuration.values(), programmatic.active(),
+        )  # fmt: skip
+        return result
+    q, scale = swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
+    return mxfp8_linear(q, scale, wq, w_scale, bias, out=result)
