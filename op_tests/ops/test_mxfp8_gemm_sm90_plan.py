@@ -72,16 +72,16 @@ def hopper(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("m", [1, 16, 17, 300])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_mxfp4_weights_stream_past_both_kinds_of_activations(m: int, invariant: bool, hopper: None) -> None:
-    w = torch.zeros(96, 64, dtype=torch.uint8), torch.zeros(96, 4, dtype=torch.uint8)
-    shuffled = w[0], torch.zeros(256, 8, dtype=torch.uint8)
-    for x in ((torch.zeros(m, 64, dtype=torch.uint8), torch.zeros(m, 4, dtype=torch.uint8)),
-              (torch.zeros(m, 128, dtype=torch.bfloat16), None)):  # fmt: skip
+    n, k = 4096, 4096  # by default 8 rows have passes of two tiles, 16 of four
+    w = torch.zeros(n, k // 2, dtype=torch.uint8), torch.zeros(n, k // 32, dtype=torch.uint8)
+    for x in ((torch.zeros(m, k // 2, dtype=torch.uint8), torch.zeros(m, k // 32, dtype=torch.uint8)),
+              (torch.zeros(m, k, dtype=torch.bfloat16), None)):  # fmt: skip
         with hipforge.batch_invariant() if invariant else contextlib.nullcontext():
             found = hipforge.explain(hipforge.mxfp4_gemm, *x, *w)
-        assert found.kernel == MXFP4.name and MXFP4.needs(found.configuration, (m, 96, 128), HOPPER) is None
+        assert found.kernel == MXFP4.name and MXFP4.needs(found.configuration, (m, n, k), HOPPER) is None
         if invariant:
-            assert found.configuration["sharers"] == PLANS4.best(16, 96, 128, UNITS)["sharers"]
-        left = hipforge.explain(hipforge.mxfp4_linear, *x, *shuffled, shuffled=True)
+            assert {**found.configuration, "rows": 16} == PLANS4.best(16, n, k, UNITS)
+        left = hipforge.explain(hipforge.mxfp4_linear, *x, *w, shuffled=True)
         assert left.path == "torch" and "shuffled weights are for gfx950" in left.refused["kernel"]
 
 
