@@ -34,11 +34,15 @@ from hipforge.integrations import sglang as plugin
 from hipforge.integrations.sglang.attention import HipforgeAttnBackend
 from hipforge.integrations.sglang.moe import HipforgeMoeQuantInfo, HipforgeRunnerCore
 from hipforge.integrations.sglang.quantization import (
+    HipforgeFp8Config,
+    HipforgeFp8LinearMethod,
+    HipforgeFp8MoEMethod,
     HipforgeMxfp8Config,
     HipforgeMxfp8LinearMethod,
     HipforgeMxfp8MoEMethod,
 )
 from hipforge.nn.moe import Activation
+from hipforge.ops import reference
 
 N, K = 64, 96
 EXPERTS, HIDDEN, INNER, TOP_K = 4, 64, 32, 2
@@ -53,6 +57,7 @@ def registered():
 def test_sglang_finds_the_plugin_and_its_names():
     assert load_plugins_by_group("sglang.srt.plugins")["hipforge"][0] is plugin.register
     assert quantization.QUANTIZATION_METHODS["mxfp8"] is HipforgeMxfp8Config
+    assert quantization.QUANTIZATION_METHODS["fp8"] is HipforgeFp8Config
     assert "hipforge" in ATTENTION_BACKENDS and ATTENTION_BACKEND_CHOICES.count("hipforge") == 1
 
 
@@ -96,6 +101,106 @@ def test_a_linear_layer_that_is_refused_goes_to_sglangs_method(monkeypatch):
     layer.quant_method.process_weights_after_loading(layer)
     layer(torch.zeros(1, K).half())
     assert seen == ["loaded", "applied"] and "float16 bias" in layer.quant_method.refused
+
+
+FN = torch.float8_e4m3fn
+
+
+def fp8_config(block, scheme="dynamic"):
+    made = HipforgeFp8Config.from_config(
+        {"quant_method": "fp8", "activation_scheme": scheme, "weight_block_size": block}
+    )
+    assert made.get_name() == "fp8" and made.weight_block_size == block
+    return made
+
+
+@pytest.mark.parametrize("block", [[128, 128], [32, 32]])
+def test_a_linear_layer_in_blocks_of_fp8_runs_in_hipforge(block):
+    layer = ReplicatedLinear(K, N, bias=True, params_dtype=torch.bfloat16, quant_config=fp8_config(block), prefix="up")
+    assert type(layer.quant_method) is HipforgeFp8LinearMethod
+    w = torch.randn(N, K, generator=torch.Generator().manual_seed(0))
+    weight, scale = reference.quantize_fp8_weights(w, e8m0=block == [32, 32], block=block[0])
+    layer.weight.data.copy_(weight)
+    stored = reference.e8m0_to_f32(scale) if scale.dtype == torch.uint8 else scale
+    layer.weight_scale_inv.data.copy_(stored)
+    layer.bias.data.copy_(torch.randn(N))
+    kept = layer.weight, layer.weight_scale_inv
+    layer.quant_method.process_weights_after_loading(layer)
+    assert (layer.weight, layer.weight_scale_inv) == kept
+    x = torch.randn(5, K).bfloat16()
+    got, _ = layer(x)
+    # K is one block of 128. SGLang loads scales of 32 x 32, powers of two, as float32.
+    q, x_scale = (hipforge.mxfp8_quantize if block == [32, 32] else hipforge.fp8_quant_rows)(x)
+    assert torch.equal(got, hipforge.fp8_linear(q, x_scale, weight, scale, bias=layer.bias.data))
+
+
+def test_merged_shards_of_fp8_keep_their_own_scales():
+    method, layer = HipforgeFp8LinearMethod(Fp8LinearMethod(fp8_config(None))), torch.nn.Module()
+    method.create_weights(layer, K, [N, 2 * N], K, 3 * N, torch.bfloat16, weight_loader=lambda *_: None)
+    weight = torch.randn(3 * N, K, generator=torch.Generator().manual_seed(0)).mul(64).to(FN)
+    layer.weight.data.copy_(weight)
+    layer.weight_scale.data.copy_(torch.tensor([0.5, 2.0**-7]))
+    method.process_weights_after_loading(layer)
+    assert layer.weight_scale.shape == (2,)  # as the checkpoint has them
+    x = torch.randn(5, K).bfloat16()
+    got = method.apply(layer, x)
+    rows = torch.tensor([0.5] * N + [2.0**-7] * (2 * N))
+    assert torch.equal(got, hipforge.fp8_linear(*hipforge.fp8_quant_rows(x), weight, rows))
+
+
+@pytest.mark.parametrize(("block", "scheme"), [(None, "static"), ([64, 64], "dynamic")])
+def test_fp8_layers_that_are_not_taken_are_sglangs(block, scheme):
+    layer = ReplicatedLinear(128, 128, quant_config=fp8_config(block, scheme), params_dtype=torch.bfloat16, prefix="up")
+    assert type(layer.quant_method) is Fp8LinearMethod
+
+
+def fp8_experts(kind):
+    """A method, its layer and what the op takes."""
+    block = {"blocks": [128, 128], "tensor": None, "mxfp4": [128, 128]}[kind]
+    quant = fp8_config(block)
+    quant.is_fp4_experts = kind == "mxfp4"
+    method, layer = HipforgeFp8MoEMethod(quant), torch.nn.Module()
+    changes = {"hidden_size": 256, "intermediate_size_per_partition": 128}
+    layer.moe_tp_size, layer.moe_runner_config = 1, moe_config(**changes)
+    method.create_weights(layer, EXPERTS, 256, 128, torch.bfloat16)
+    method.create_moe_runner(layer, moe_config(**changes))
+    generator = torch.Generator().manual_seed(0)
+    w = [torch.randn(EXPERTS, rows, k, generator=generator) * 0.2 for rows, k in ((256, 256), (256, 128))]
+    if kind == "tensor":
+        scales = torch.rand(EXPERTS, 2, generator=generator) / 400, torch.rand(EXPERTS, generator=generator) / 400
+        spread = scales[0].repeat_interleave(128, 1), scales[1][:, None].expand(-1, 256)
+        stored = [((each / s[..., None]).clamp(-448, 448).to(FN), s) for each, s in zip(w, spread, strict=True)]
+        pairs = [(q, s.contiguous()) for q, s in stored]
+        given = [(q, s) for (q, _), s in zip(stored, scales, strict=True)]
+    else:
+        quantise = reference.quantize_fp8_weights if kind == "blocks" else reference.quantize_mxfp4
+        pairs = [[torch.stack(part) for part in zip(*map(quantise, each), strict=True)] for each in w]
+        given = pairs
+        if kind == "mxfp4":
+            given = [(q.view(torch.int8), reference.e8m0_to_f32(s)) for q, s in pairs]
+    for name, (q, s) in zip(("w13", "w2"), given, strict=True):
+        getattr(layer, f"{name}_weight").data.copy_(q)
+        scale = f"{name}_weight_scale" + ("" if kind == "tensor" else "_inv")
+        getattr(layer, scale).data.copy_(s)
+    return method, layer, pairs
+
+
+@pytest.mark.parametrize("kind", ["blocks", "tensor", "mxfp4"])
+def test_experts_of_fp8_checkpoints_through_sglangs_method_and_runner(kind):
+    method, layer, ((w1, s1), (w2, s2)) = fp8_experts(kind)
+    method.process_weights_after_loading(layer)
+    hidden, weights = torch.randn(5, 256).bfloat16(), torch.rand(5, TOP_K)
+    ids = torch.randint(0, EXPERTS, (5, TOP_K), dtype=torch.int32)
+    out = method.apply(layer, dispatched(hidden, weights, ids)).hidden_states
+    op = hipforge.fused_moe_mxfp4 if kind == "mxfp4" else hipforge.fused_moe_fp8
+    assert torch.equal(out, op(hidden, w1, s1, w2, s2, weights, ids)) and out.any()
+
+
+def test_scales_of_mxfp4_experts_must_be_powers_of_two():
+    method, layer, _ = fp8_experts("mxfp4")
+    layer.w2_weight_scale_inv.data[0, 0, 0] = 0.75
+    with pytest.raises(hipforge.GuardError, match="w2: scales that are no powers of two"):
+        method.process_weights_after_loading(layer)
 
 
 def moe_config(**changes):
@@ -284,6 +389,8 @@ def test_our_methods_take_what_sglangs_call_them_with():
     pairs = [
         (HipforgeMxfp8LinearMethod, LinearMethodBase),
         (HipforgeMxfp8MoEMethod, Fp8MoEMethod),
+        (HipforgeFp8LinearMethod, LinearMethodBase),
+        (HipforgeFp8MoEMethod, Fp8MoEMethod),
         (HipforgeRunnerCore, DispatchMoeRunnerCore),
         (HipforgeAttnBackend, TritonAttnBackend),
         (HipforgeMxfp8Config, HipforgeMxfp8Config.__mro__[1]),

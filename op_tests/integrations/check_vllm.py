@@ -9,12 +9,15 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+from types import SimpleNamespace
 
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 os.environ.setdefault("HIPFORGE_EMULATOR_QUIET", "1")
 
 import pytest
 import torch
+from compressed_tensors.quantization import QuantizationArgs
+from vllm import _custom_ops
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
     destroy_distributed_environment,
@@ -30,13 +33,26 @@ from vllm.model_executor.layers.fused_moe.config import (
     FusedMoEParallelConfig,
     RoutingMethodType,
     fp8_w8a8_moe_quant_config,
+    ocp_mx_moe_quant_config,
 )
+from vllm.model_executor.layers.fused_moe.oracle.fp8 import select_fp8_moe_backend
+from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import select_mxfp4_moe_backend
 from vllm.model_executor.layers.fused_moe.oracle.mxfp8 import select_mxfp8_moe_backend
-from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsW8A8Mxfp8
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+    CompressedTensorsW8A8Fp8,
+    CompressedTensorsW8A8Mxfp8,
+)
+from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod
 from vllm.model_executor.layers.quantization.modelopt import CkptCtx, ModelOptLinearMethod, QuantSpec
 from vllm.model_executor.layers.quantization.quark.schemes import QuarkOCP_MX
+from vllm.model_executor.layers.quantization.utils import fp8_utils
 from vllm.model_executor.layers.quantization.utils.mxfp8_utils import dequant_mxfp8_to_bf16
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
+    kFp8Dynamic128Sym,
+    kFp8DynamicTensorSym,
+    kFp8DynamicTokenSym,
+    kFp8Static128BlockSym,
+    kFp8StaticChannelSym,
     kFp8StaticTensorSym,
     kMxfp8Dynamic,
     kMxfp8Static,
@@ -50,8 +66,12 @@ import hipforge
 from hipforge.integrations import serving
 from hipforge.integrations import vllm as plugin
 from hipforge.integrations.vllm.attention import HipforgeAttentionBackend, HipforgeAttentionImpl
-from hipforge.integrations.vllm.linear import HipforgeMxfp8LinearKernel
-from hipforge.integrations.vllm.moe import HipforgeMxfp8Experts
+from hipforge.integrations.vllm.linear import (
+    HipforgeFp8BlockLinearKernel,
+    HipforgeFp8LinearKernel,
+    HipforgeMxfp8LinearKernel,
+)
+from hipforge.integrations.vllm.moe import HipforgeFp8Experts, HipforgeMxfp4Experts, HipforgeMxfp8Experts
 from hipforge.nn.moe import Activation
 from hipforge.ops import reference
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -75,6 +95,12 @@ def one_rank(tmp_path_factory):
 def registered(one_rank):
     assert plugin.register(current_platform._enum) and plugin.register(current_platform._enum)
     assert kernels._POSSIBLE_MXFP8_KERNELS[current_platform._enum] == [HipforgeMxfp8LinearKernel]
+    for table, kernel in (
+        (kernels._POSSIBLE_FP8_KERNELS, HipforgeFp8LinearKernel),
+        (kernels._POSSIBLE_FP8_BLOCK_KERNELS, HipforgeFp8BlockLinearKernel),
+    ):
+        known = table[current_platform._enum]
+        assert known.index(kernel) == 0 and known.count(kernel) == 1
     kernels._POSSIBLE_MXFP8_KERNELS[current_platform._enum].append(kernels.EmulationMxfp8LinearKernel)
 
 
@@ -165,6 +191,106 @@ def test_what_cannot_be_implemented_falls_through_in_vllms_own_choice():
     assert "bmm_batch_size=2" in HipforgeMxfp8LinearKernel.can_implement(config)[1]
 
 
+FN = torch.float8_e4m3fn
+FP8_N, FP8_K = 384, 256  # three shards of 128 rows, so that one of 128 x 128 blocks holds rows of one
+
+
+def fp8_scheme(kind):
+    """A scheme of vLLM, its layer, and the name of its scales."""
+    config = VllmConfig()
+    object.__setattr__(config, "model_config", SimpleNamespace(dtype=torch.bfloat16, quantization_config=None))
+    with set_current_vllm_config(config), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_default_dtype", lambda: torch.bfloat16)  # as while vLLM builds a model
+        if kind == "fp8-blocks":
+            scheme = Fp8LinearMethod(Fp8Config(True, "dynamic", weight_block_size=[128, 128]))
+        elif kind == "fp8-static":
+            scheme = Fp8LinearMethod(Fp8Config(True, "static"))
+        else:
+            strategy, _, static = kind.partition("-")
+            block = {"block_structure": [128, 128]} if strategy == "block" else {}
+            args = QuantizationArgs(num_bits=8, type="float", strategy=strategy, **block)
+            scheme = CompressedTensorsW8A8Fp8(args, static == "static")
+        layer = torch.nn.Module()
+        scheme.create_weights(
+            layer, input_size_per_partition=FP8_K, output_partition_sizes=[128, 128, 128], input_size=FP8_K,
+            output_size=FP8_N, params_dtype=torch.bfloat16, weight_loader=loader,
+        )  # fmt: skip
+    return scheme, layer, "weight_scale_inv" if kind == "fp8-blocks" else "weight_scale"
+
+
+def fp8_checkpoint(kind):
+    w = torch.randn(FP8_N, FP8_K, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.5, 4, FP8_N)[:, None]
+    if kind in ("fp8-blocks", "block"):
+        return reference.quantize_fp8_weights(w)
+    if kind.startswith("channel"):
+        q, scale = reference.quantize_fp8_rows(w)
+        return q, scale[:, None]
+    # One scale per shard; vLLM requantises to the largest, which powers of two make exact.
+    shards = w.view(3, -1) * torch.tensor([1.0, 0.5, 2.0])[:, None]
+    scale = torch.tensor([1.0, 0.5, 2.0]) * 2.0**-6
+    return (shards / scale[:, None]).clamp(-448, 448).to(FN).view(FP8_N, FP8_K), scale
+
+
+@pytest.mark.parametrize("kind", ["channel", "tensor", "tensor-static", "block", "fp8-blocks", "fp8-static"])
+def test_fp8_schemes_take_our_kernels(kind, monkeypatch):
+    scheme, layer, name = fp8_scheme(kind)
+    blocks = "block" in kind
+    assert type(scheme.fp8_linear) is (HipforgeFp8BlockLinearKernel if blocks else HipforgeFp8LinearKernel)
+    weight, scale = fp8_checkpoint(kind)
+    layer.weight.data.copy_(weight)
+    getattr(layer, name).data.copy_(scale.view_as(getattr(layer, name)))
+    if "static" in kind:
+        layer.input_scale.data.fill_(2.0**-5)
+    # As on ROCm, where rows are 256 bytes longer than they have elements.
+    pad = torch.nn.functional.pad
+    padded = lambda w: pad(w.view(torch.uint8), (0, 256)).view(FN)[:, :-256]
+    monkeypatch.setattr(fp8_utils, "_maybe_pad_fp8_weight", padded)
+    # vLLM's wheel for CPUs has not the operator by which merged shards come to one scale.
+    monkeypatch.setattr(_custom_ops, "scaled_fp8_quant", lambda w, s: ((w.float() / s).clamp(-448, 448).to(FN), s))
+    scheme.process_weights_after_loading(layer)
+    assert layer.weight.is_contiguous() if blocks else layer.weight.t().is_contiguous()
+    x, bias = torch.randn(2, 3, FP8_K).bfloat16(), torch.randn(FP8_N).bfloat16()
+    apply = scheme.apply_weights if hasattr(scheme, "apply_weights") else scheme.apply
+    got = apply(layer, x, bias)
+    assert got.shape == (2, 3, FP8_N) and got.dtype == torch.bfloat16
+    rows = x.view(6, FP8_K)
+    if blocks:
+        q, x_scale = reference.quantize_fp8_blocks(rows)
+        want = reference.fp8_mm(q, x_scale, weight, scale, torch.float64, torch.float64)
+    else:
+        if scale.numel() == 3:
+            weight = (weight.view(3, -1).float() * scale[:, None] / scale.max()).to(FN).view(FP8_N, FP8_K)
+            scale = scale.max()
+        if "static" in kind:
+            x_scale = torch.tensor(2.0**-5)
+            q = (rows.float() / x_scale).clamp(-448, 448).to(FN)
+        else:  # vLLM asks for a scale per token, also beside one of the weight
+            q, x_scale = reference.quantize_fp8_rows(rows)
+        want = reference.fp8_mm(q, x_scale.view(-1)[:6], weight, scale, torch.float64, torch.float64)
+    want = want + bias.double()
+    # One rounding to bfloat16; float32 sums of K + 1 terms in up to two blocks.
+    size = reference.fp8_mm(q.abs(), x_scale.view(6, -1) if blocks else x_scale.view(-1)[:6], weight.abs(), scale,
+                            torch.float64, torch.float64) + bias.double().abs()  # fmt: skip
+    bound = 2.0**-8 * want.abs() + (FP8_K + 4) * 2.0**-23 * size
+    assert ((got.view(6, FP8_N).double() - want).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "out", "shape", "reason"),
+    [
+        ((kFp8StaticChannelSym, kFp8DynamicTokenSym), torch.float32, (64, 64), "results of torch.float32"),
+        ((kFp8StaticChannelSym, kFp8DynamicTokenSym), torch.bfloat16, (0, 64), "an empty weight [0, 64]"),
+        ((kFp8StaticChannelSym, kFp8Dynamic128Sym), torch.bfloat16, (64, 64), "scales of activations per"),
+        ((kFp8Static128BlockSym, kFp8DynamicTokenSym), torch.bfloat16, (64, 64), "scales of the weight per"),
+    ],
+)
+def test_fp8_layers_that_are_not_taken_say_why(keys, out, shape, reason):
+    config = kernels.FP8ScaledMMLinearLayerConfig(*keys, shape, torch.bfloat16, out)
+    assert reason in HipforgeFp8LinearKernel.can_implement(config)[1]
+    if keys[1] == kFp8DynamicTokenSym:
+        assert "128 x 128 weights" in HipforgeFp8BlockLinearKernel.can_implement(config)[1]
+
+
 EXPERTS, HIDDEN, INNER, TOP_K = 4, 64, 32, 2
 
 
@@ -206,6 +332,95 @@ def test_experts_that_are_not_taken_fall_through_with_the_reason(changes, reason
     assert not taken and reason in why
 
 
+def fp8_moe_case(kind):
+    """Weights, their scales and vLLM's configuration of them; activations get scales per token or per 128."""
+    block = [128, 128] if kind == "blocks" else None
+    parts = []
+    for rows, columns, seed in ((256, 256, 0), (256, 128, 1)):
+        w = torch.randn(EXPERTS, rows, columns, generator=torch.Generator().manual_seed(seed)) * 0.2
+        if kind == "blocks":
+            pairs = [reference.quantize_fp8_weights(each) for each in w]
+        elif kind == "channel":
+            pairs = [(q, s[:, None]) for q, s in map(reference.quantize_fp8_rows, w)]
+        else:
+            pairs = [((each / 2**-9).to(FN), torch.tensor(2.0**-9)) for each in w]
+        parts.append([torch.stack(part) for part in zip(*pairs, strict=True)])
+    quant = fp8_w8a8_moe_quant_config(
+        w1_scale=parts[0][1], w2_scale=parts[1][1], block_shape=block, per_act_token_quant=kind == "channel",
+    )  # fmt: skip
+    return parts, quant
+
+
+@pytest.mark.parametrize("kind", ["blocks", "channel", "tensor"])
+def test_fp8_experts_compute_what_the_op_computes(kind):
+    ((w1, s1), (w2, s2)), quant = fp8_moe_case(kind)
+    config = moe_config(hidden_dim=256, intermediate_size=128)
+    experts = HipforgeFp8Experts(config, quant)
+    hidden = torch.randn(5, 256).bfloat16()
+    weights, ids = torch.rand(5, TOP_K), torch.randint(0, EXPERTS, (5, TOP_K), dtype=torch.int32)
+    out = torch.full((5, 256), 7.0).bfloat16()
+    experts.apply(
+        output=out, hidden_states=hidden, w1=w1, w2=w2, topk_weights=weights, topk_ids=ids,
+        activation=config.activation, global_num_experts=EXPERTS, expert_map=None, a1q_scale=None, a2_scale=None,
+        workspace13=torch.empty(0), workspace2=torch.empty(0), expert_tokens_meta=None,
+        apply_router_weight_on_input=False,
+    )  # fmt: skip
+    assert torch.equal(out, hipforge.fused_moe_fp8(hidden, w1, s1, w2, s2, weights, ids)) and out.any()
+
+
+@pytest.mark.parametrize(
+    ("keys", "changes", "reason"),
+    [
+        ((kFp8Static128BlockSym, kFp8Dynamic128Sym), {}, None),
+        ((kFp8StaticChannelSym, kFp8DynamicTokenSym), {}, None),
+        ((kFp8StaticTensorSym, kFp8DynamicTensorSym), {}, None),
+        ((kFp8StaticTensorSym, kFp8StaticTensorSym), {}, "quantization scheme"),
+        ((kFp8Static128BlockSym, kFp8Dynamic128Sym), {"intermediate_size": 192}, "must not share a block of 128"),
+        ((kFp8StaticChannelSym, kFp8DynamicTokenSym), {"intermediate_size": 72}, "not a multiple of 16"),
+        ((kFp8StaticChannelSym, kFp8DynamicTokenSym), {"activation": MoEActivation.GELU}, "GELU"),
+    ],
+)
+def test_vllms_choice_of_fp8_experts(keys, changes, reason):
+    config = moe_config(**({"hidden_dim": 256, "intermediate_size": 128, "moe_backend": "triton"} | changes))
+    standard = mk.FusedMoEActivationFormat.Standard
+    taken, why = HipforgeFp8Experts.is_supported_config(HipforgeFp8Experts, config, *keys, standard)
+    assert taken == (reason is None) and (reason is None or reason in why)
+    if taken:
+        backend, experts = select_fp8_moe_backend(config, *keys)
+        assert backend.name == "TRITON" and experts is HipforgeFp8Experts
+
+
+def test_mxfp4_experts_of_gpt_oss_take_the_place_of_vllms_emulation():
+    w1, w2 = (reference.quantize_mxfp4(torch.randn(EXPERTS * rows, columns)) for rows, columns in ((64, 64), (64, 32)))
+    (w1, s1), (w2, s2) = ([part.view(EXPERTS, -1, part.shape[1]) for part in pair] for pair in (w1, w2))
+    config = moe_config(moe_backend="emulation", activation=MoEActivation.SWIGLUOAI)
+    vllm = VllmConfig()
+    object.__setattr__(vllm, "model_config", SimpleNamespace(dtype=torch.bfloat16, quantization_config=None))
+    with set_current_vllm_config(vllm):
+        backend, experts = select_mxfp4_moe_backend(config)
+    assert backend.name == "EMULATION" and experts is HipforgeMxfp4Experts
+    biases = torch.randn(EXPERTS, 64), torch.randn(EXPERTS, 64)
+    quant = ocp_mx_moe_quant_config(
+        quant_dtype="mxfp4", w1_scale=s1, w2_scale=s2, w1_bias=biases[0].bfloat16(), w2_bias=biases[1].bfloat16(),
+    )  # fmt: skip
+    layer = HipforgeMxfp4Experts(config, quant)
+    assert layer.swiglu == Activation(1.702, 1.0, 7.0, True)
+    hidden = torch.randn(5, HIDDEN).bfloat16()
+    weights, ids = torch.rand(5, TOP_K), torch.randint(0, EXPERTS, (5, TOP_K), dtype=torch.int32)
+    out = torch.full((5, HIDDEN), 7.0).bfloat16()
+    layer.apply(
+        output=out, hidden_states=hidden, w1=w1, w2=w2, topk_weights=weights, topk_ids=ids,
+        activation=config.activation, global_num_experts=EXPERTS, expert_map=None, a1q_scale=None, a2_scale=None,
+        workspace13=torch.empty(0), workspace2=torch.empty(0), expert_tokens_meta=None,
+        apply_router_weight_on_input=False,
+    )  # fmt: skip
+    want = hipforge.fused_moe_mxfp4(
+        hidden, w1, s1, w2, s2, weights, ids, alpha=1.702, beta=1.0, limit=7.0, interleaved=True,
+        w1_bias=biases[0].bfloat16().float(), w2_bias=biases[1].bfloat16().float(),
+    )  # fmt: skip
+    assert torch.equal(out, want) and out.any()
+
+
 def test_tokens_batched_by_expert_are_refused():
     batched = mk.FusedMoEActivationFormat.BatchedExperts
     taken, why = HipforgeMxfp8Experts.is_supported_config(
@@ -243,13 +458,18 @@ def test_our_methods_take_what_vllms_call_them_with():
     """Every abstract method is there, and every parameter of vLLM's has the same name, place and default in ours."""
     pairs = [
         (HipforgeMxfp8LinearKernel, kernels.Mxfp8LinearKernel),
+        (HipforgeFp8LinearKernel, kernels.FP8ScaledMMLinearKernel),
+        (HipforgeFp8BlockLinearKernel, kernels.Fp8BlockScaledMMLinearKernel),
+        (HipforgeFp8Experts, mk.FusedMoEExpertsModular),
+        (HipforgeMxfp4Experts, mk.FusedMoEExpertsModular),
         (HipforgeMxfp8Experts, mk.FusedMoEExpertsModular),
         (HipforgeAttentionImpl, TritonAttentionImpl),
         (HipforgeAttentionBackend, HipforgeAttentionBackend.__mro__[1]),
     ]
     for ours, theirs in pairs:
         assert not inspect.isabstract(ours), ours.__abstractmethods__
-        own = [name for name, value in vars(ours).items() if callable(getattr(ours, name)) and name in dir(theirs)]
+        mine = {name for each in ours.__mro__ if each.__module__.startswith("hipforge") for name in vars(each)}
+        own = [name for name in sorted(mine) if callable(getattr(ours, name)) and name in dir(theirs)]
         assert len(own) > 3
         for name in own:
             wanted = inspect.signature(getattr(theirs, name)).parameters

@@ -7,13 +7,15 @@ or None; an adapter hands the reason to its server, which falls back to a kernel
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from hipforge import archs, devices
 from hipforge.errors import GuardError
-from hipforge.nn.moe import Activation
+from hipforge.nn.experts import Activation
+from hipforge.nn.payload import accepted_fp8, accepted_mxfp4
 from hipforge.ops.core import invariance
 from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
@@ -21,15 +23,20 @@ from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention import decode_attention_fp8
 from hipforge.ops.decode_attention.kernels import HEAD_DIMS, PAGE_MULTIPLE
 from hipforge.ops.decode_attention.layout import MAX_MQ, Scale
-from hipforge.ops.moe import fused_moe_mxfp8
+from hipforge.ops.fp8_gemm import fp8_linear as fp8_product
+from hipforge.ops.fp8_quant import QUANTISERS
+from hipforge.ops.moe import fused_moe_fp8, fused_moe_mxfp4, fused_moe_mxfp8
 from hipforge.ops.mx_quantize import mxfp8_quantize
 from hipforge.ops.mxfp8_gemm import mxfp8_linear
+from hipforge.ops.reference.e8m0 import e8m0_to_f32, f32_to_e8m0
 from hipforge.ops.reference.fnuz import mx_fn_to_fnuz
+from hipforge.ops.reference.fp8 import weight_scales_of
 from hipforge.ops.rope_and_cache import rope_and_cache
 
 BIAS_DTYPE = torch.bfloat16
 ACTIVATION_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_DECODE_TOKENS = MAX_MQ  # query tokens per sequence that one call of decode attention takes
+FP8_RESULTS = (torch.bfloat16, torch.float16)  # what the fp8 GEMM writes
 # The names that servers give to the dtype of a cache whose layout and scales are taken.
 CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
 _ROW_BYTES = 16  # rows of a cache start at multiples of so many bytes
@@ -116,6 +123,46 @@ def device_weights(
     return weight.contiguous(), scale.contiguous()
 
 
+def fp8_device_weights(
+    weight: torch.Tensor, scale: torch.Tensor, name: str = "weight"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (elements, scales) of an fp8 weight [N, K] or experts' [E, N, K] in the format of their device.
+
+    Args:
+        weight: float8_e4m3fn, or the device's e4m3.
+        scale: of a kind that :func:`hipforge.fp8_gemm` takes for weights; or float32, powers of two per 32 x 32, or
+            one for each of several equal parts of the rows, such as gate and up.
+        name: what errors call the weight.
+
+    Raises:
+        GuardError: scales of no kind, or one that has no double, on gfx942.
+    """
+    parts, rows = scale.shape[-1] if scale.dim() == weight.dim() - 1 else 1, weight.shape[-2]
+    if scale.dtype == torch.float32 and 1 < parts < rows and rows % parts == 0:
+        scale = scale.repeat_interleave(rows // parts, -1)
+    if scale.dtype == torch.float32 and scale.shape[-2:] == (-(-rows // BLOCK), weight.shape[-1] // BLOCK) != (1, 1):
+        scale = _exponents(scale, name)
+    return accepted_fp8(weight, scale, name)
+
+
+def mxfp4_device_weights(
+    weight: torch.Tensor, scale: torch.Tensor, name: str = "weight"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (elements, e8m0 bytes) of an MXFP4 weight [..., N, K/2] whose scales may be float32 powers of two.
+
+    Raises:
+        GuardError: a scale that e8m0 does not hold, or shapes that do not fit each other.
+    """
+    return accepted_mxfp4(weight, _exponents(scale, name) if scale.dtype == torch.float32 else scale, name)
+
+
+def _exponents(scale: torch.Tensor, name: str) -> torch.Tensor:
+    exponents = f32_to_e8m0(scale)
+    if not torch.equal(e8m0_to_f32(exponents), scale):
+        raise GuardError(f"{name}: scales that are no powers of two: e8m0 does not hold them")
+    return exponents
+
+
 def in_device_format(weight: torch.Tensor, scale: torch.Tensor, converted: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return stacked weights [E, N, K] and their scales in the device's format, in the memory that they are in.
 
@@ -172,6 +219,56 @@ _OPEN_AI = Activation(1.702, 1.0, 7.0, interleaved=True)
 ACTIVATIONS = ("silu", "swigluoai", "swigluoai_uninterleave")
 
 
+def fp8_linear_refusal(outputs: int, inputs: int, dtype: torch.dtype) -> str | None:
+    """Return why a linear layer [N, K] over fp8, with results of a dtype, is not taken, or None."""
+    if outputs < 1 or inputs < 1:
+        return f"an empty weight [{outputs}, {inputs}]"
+    return None if dtype in FP8_RESULTS else f"results of {dtype}: {', '.join(map(str, FP8_RESULTS))} are taken"
+
+
+def fp8_weight_refusal(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+    """Return why a loaded fp8 weight [N, K] is not taken, or None.
+
+    Its scales are float32, one or one per row or per 128 x 128 weights, or e8m0 per 128 x 128 or 32 x 32.
+    """
+    own = fp8_dtypes(weight.device)[0]
+    if weight.dtype != own or weight.dim() != 2:
+        return f"a weight of {weight.dtype} {tuple(weight.shape)}: {own} [N, K] is taken"
+    try:
+        weight_scales_of("its scales", scale, None, *weight.shape)
+    except GuardError as error:
+        return str(error)
+    if bias is not None and bias.dtype not in FP8_RESULTS:
+        return f"a bias of {bias.dtype}: {', '.join(map(str, FP8_RESULTS))} are taken"
+    return None
+
+
+def fp8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    x_scale: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return x W^T + bias over fp8: x is quantised in one launch, as the scales of W ask, and multiplied in another.
+
+    Args:
+        x: bfloat16, float16 or float32 [..., K]; with ``x_scale`` e4m3 elements.
+        weight: the device's e4m3 [N, K], any strides.
+        scale: its scales, as :func:`fp8_weight_refusal` takes them.
+        bias: of ``dtype`` [N].
+        x_scale: float32, one or one per row of x.
+        dtype: of the result, bfloat16 or float16; default x's.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    result = x.dtype if dtype is None else dtype
+    if x_scale is None:
+        kind = weight_scales_of("scale", scale, None, *weight.shape)
+        rows, x_scale = QUANTISERS[kind](rows.contiguous())
+    return fp8_product(rows, x_scale, weight, scale, out_dtype=result, bias=bias).view(*x.shape[:-1], -1)
+
+
 def swiglu_parameters(
     activation: str, alpha: float | None = None, beta: float | None = None, limit: float | None = None
 ) -> Activation | str:
@@ -202,12 +299,20 @@ def swiglu_parameters(
     return Activation(float(alpha), 1.0 if beta is None else float(beta), limit)
 
 
-def moe_refusal(hidden: int, inner: int, dtype: torch.dtype) -> str | None:
-    """Return why experts of widths [H] and [I] are not taken, or None."""
+def moe_refusal(hidden: int, inner: int, dtype: torch.dtype, multiple: int = BLOCK) -> str | None:
+    """Return why experts of widths [H] and [I] are not taken, or None; both must be multiples of a number."""
     for name, width in {"hidden": hidden, "intermediate": inner}.items():
-        if width < BLOCK or width % BLOCK:
-            return f"{name} size {width} is not a multiple of {BLOCK}, the block of MX-FP8"
+        if width < multiple or width % multiple:
+            why = "the block of MX formats" if multiple == BLOCK else "as its scales and kernels need it"
+            return f"{name} size {width} is not a multiple of {multiple}, {why}"
     return None if dtype in ACTIVATION_DTYPES else f"activations of {dtype}"
+
+
+EXPERTS: dict[str, Callable[..., torch.Tensor]] = {
+    "mxfp8": fused_moe_mxfp8,
+    "fp8": fused_moe_fp8,
+    "mxfp4": fused_moe_mxfp4,
+}
 
 
 def experts(
@@ -223,6 +328,7 @@ def experts(
     w2_bias: torch.Tensor | None = None,
     weighted_input: bool = False,
     out: torch.Tensor | None = None,
+    form: str = "mxfp8",
 ) -> torch.Tensor:
     """Return the weighted sum of the chosen experts, as :func:`hipforge.fused_moe_mxfp8` does.
 
@@ -238,10 +344,12 @@ def experts(
         w2_bias: floating point [E, H].
         weighted_input: the caller has multiplied the routing weights into ``hidden``; they are not applied again.
         out: contiguous [T, H] to write into.
+        form: of the weights: ``mxfp8``; ``fp8`` or ``mxfp4``, with elements and scales that
+            :func:`hipforge.fused_moe_fp8` and :func:`hipforge.fused_moe_mxfp4` take.
     """
     weights = torch.ones_like(topk_weights, dtype=torch.float32) if weighted_input else topk_weights
     ids = topk_ids if topk_ids.dtype in (torch.int32, torch.int64) else topk_ids.to(torch.int32)
-    return fused_moe_mxfp8(
+    return EXPERTS[form](
         hidden, *w1, *w2, weights, ids, expert_map, alpha=swiglu.alpha, beta=swiglu.beta, limit=swiglu.limit,
         interleaved=swiglu.interleaved, w1_bias=None if w1_bias is None else w1_bias.float(),
         w2_bias=None if w2_bias is None else w2_bias.float(), out=out,

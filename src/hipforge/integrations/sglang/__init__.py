@@ -1,8 +1,9 @@
-"""hipforge in SGLang: MX-FP8 linear layers and experts, and decode attention, on Instinct GPUs.
+"""hipforge in SGLang: linear layers and experts over MX-FP8 and fp8, and decode attention, on Instinct GPUs.
 
 SGLang finds :func:`register` by the entry point group ``sglang.srt.plugins`` and calls it in every process. Checkpoints
-with ``quant_method`` mxfp8 then run their linear layers and experts in hipforge; ``--attention-backend hipforge`` takes
-the attention backend. ``SGLANG_PLUGINS`` chooses among plugins. Importing this module does not import SGLang.
+with ``quant_method`` mxfp8 or fp8 (dynamic activations) then run their linear layers and experts in hipforge;
+``--attention-backend hipforge`` takes the attention backend. ``SGLANG_PLUGINS`` chooses among plugins. Importing this
+module does not import SGLang.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def register(require_rocm: bool = True) -> bool:
     from sglang.srt.layers.moe.moe_runner import runner
 
     from hipforge.integrations.sglang.moe import HipforgeRunnerCore
-    from hipforge.integrations.sglang.quantization import HipforgeMxfp8Config
+    from hipforge.integrations.sglang.quantization import HipforgeFp8Config, HipforgeMxfp8Config
 
     for methods in (quantization.BASE_QUANTIZATION_METHODS, quantization.QUANTIZATION_METHODS):
-        methods["mxfp8"] = HipforgeMxfp8Config
+        methods["mxfp8"], methods["fp8"] = HipforgeMxfp8Config, HipforgeFp8Config
     if BACKEND not in runner._CUSTOM_RUNNER_CORE_FACTORIES:
         runner.register_moe_runner_core(BACKEND, HipforgeRunnerCore)
     if BACKEND not in attention_registry.ATTENTION_BACKENDS:

@@ -12,7 +12,7 @@ from sglang.srt.layers.moe.utils import MoeRunnerBackendLike, resolve_moe_runner
 
 from hipforge.errors import GuardError
 from hipforge.integrations import serving
-from hipforge.nn.moe import Activation
+from hipforge.nn.experts import Activation
 
 
 @dataclass
@@ -20,16 +20,18 @@ class HipforgeMoeQuantInfo(MoeQuantInfo):
     """Weights in the format of the device.
 
     Attributes:
-        w13: elements [E, 2·I, H] and scales [E, 2·I, H/32].
-        w2: elements [E, H, I] and scales [E, H, I/32].
+        w13: elements [E, 2·I, H] and scales, of MX-FP8 [E, 2·I, H/32].
+        w2: elements [E, H, I] and scales, of MX-FP8 [E, H, I/32].
         w13_bias: [E, 2·I], or None.
         w2_bias: [E, H], or None.
+        form: of both, as :func:`hipforge.integrations.serving.experts` has it.
     """
 
     w13: tuple[torch.Tensor, torch.Tensor]
     w2: tuple[torch.Tensor, torch.Tensor]
     w13_bias: torch.Tensor | None = None
     w2_bias: torch.Tensor | None = None
+    form: str = "mxfp8"
 
 
 def _swiglu(config: MoeRunnerConfig) -> Activation | str:
@@ -43,13 +45,13 @@ def _swiglu(config: MoeRunnerConfig) -> Activation | str:
     return Activation(found.alpha, found.beta, found.limit, config.gate_up_interleaved)
 
 
-def moe_refusal(config: MoeRunnerConfig) -> str | None:
-    """Return why a layer's experts are not taken, or None."""
+def moe_refusal(config: MoeRunnerConfig, multiple: int = 32) -> str | None:
+    """Return why a layer's experts, whose widths must be multiples of a number, are not taken, or None."""
     if config.no_combine:
         return "no_combine: the sum over the choices is part of the kernels"
     widths = (config.hidden_size, config.intermediate_size_per_partition)
     if None not in widths:
-        reason = serving.moe_refusal(widths[0], widths[1], config.params_dtype or torch.bfloat16)
+        reason = serving.moe_refusal(widths[0], widths[1], config.params_dtype or torch.bfloat16, multiple)
         if reason is not None:
             return reason
     found = _swiglu(config)
@@ -61,7 +63,7 @@ class HipforgeRunnerCore(DispatchMoeRunnerCore):
 
     def __init__(self, config: MoeRunnerConfig) -> None:
         super().__init__(config)
-        reason = moe_refusal(config)
+        reason = moe_refusal(config, 16)  # what every form needs; a method asks for more
         found = _swiglu(config)
         if reason is not None or isinstance(found, str):
             raise GuardError(f"the MoE runner hipforge does not take this layer: {reason}")
@@ -83,7 +85,7 @@ class HipforgeRunnerCore(DispatchMoeRunnerCore):
         out = serving.experts(
             dispatch_output.hidden_states, quant_info.w13, quant_info.w2, weights, ids, self.swiglu,
             w1_bias=quant_info.w13_bias, w2_bias=quant_info.w2_bias,
-            weighted_input=runner_config.apply_router_weight_on_input,
+            weighted_input=runner_config.apply_router_weight_on_input, form=quant_info.form,
         )  # fmt: skip
         if runner_config.routed_scaling_factor is not None:
             out *= runner_config.routed_scaling_factor

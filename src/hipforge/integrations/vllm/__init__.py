@@ -1,8 +1,10 @@
-"""hipforge in vLLM: MX-FP8 linear layers and experts, decode attention and the write of its cache, on Instinct GPUs.
+"""hipforge in vLLM: linear layers and experts over MX-FP8, fp8 and MXFP4, decode attention and the write of its cache.
 
 vLLM finds :func:`register` by the entry point group ``vllm.general_plugins`` and calls it in every process; nothing
-else has to be done for linear layers and experts. ``VLLM_PLUGINS`` chooses among plugins, ``VLLM_DISABLED_KERNELS=
-HipforgeMxfp8LinearKernel`` leaves the linear kernel out, and ``--attention-backend HIPFORGE`` takes the attention
+else has to be done for linear layers and for experts over MX-FP8 and fp8. Those over MXFP4 take the place of vLLM's
+emulation, which reads weights as they are loaded: ``--moe-backend emulation`` selects them. ``VLLM_PLUGINS`` chooses
+among plugins, ``VLLM_DISABLED_KERNELS=HipforgeMxfp8LinearKernel`` (or HipforgeFp8LinearKernel,
+HipforgeFp8BlockLinearKernel) leaves a linear kernel out, and ``--attention-backend HIPFORGE`` takes the attention
 backend. Importing this module does not import vLLM.
 """
 
@@ -51,30 +53,42 @@ def register(platform: Any = None) -> bool:
 def _register_linear(platform: Any) -> None:
     from vllm.model_executor.kernels import linear as kernels
 
-    from hipforge.integrations.vllm.linear import HipforgeMxfp8LinearKernel
+    from hipforge.integrations.vllm import linear as ours
 
-    known = kernels._POSSIBLE_MXFP8_KERNELS.setdefault(platform, [])
-    if HipforgeMxfp8LinearKernel not in known:
-        # register_linear_kernel appends, and vLLM's emulation, which takes everything, would come first.
-        known.insert(0, HipforgeMxfp8LinearKernel)
+    tables = {
+        ours.HipforgeMxfp8LinearKernel: kernels._POSSIBLE_MXFP8_KERNELS,
+        ours.HipforgeFp8LinearKernel: kernels._POSSIBLE_FP8_KERNELS,
+        ours.HipforgeFp8BlockLinearKernel: kernels._POSSIBLE_FP8_BLOCK_KERNELS,
+    }
+    for kernel, table in tables.items():
+        known = table.setdefault(platform, [])
+        if kernel not in known:
+            # register_linear_kernel appends, and kernels of vLLM that take everything would come first.
+            known.insert(0, kernel)
 
 
 def _register_experts() -> None:
-    """Let vLLM's choice of MX-FP8 experts find ours first among those that take weights as they are loaded."""
-    from vllm.model_executor.layers.fused_moe.oracle import mxfp8 as oracle
+    """Let vLLM's choices of experts find ours first among those that take weights as they are loaded."""
+    from vllm.model_executor.layers.fused_moe.oracle import fp8, mxfp4, mxfp8
 
-    from hipforge.integrations.vllm.moe import HipforgeMxfp8Experts
+    from hipforge.integrations.vllm import moe as ours
 
-    theirs = oracle._mxfp8_backend_to_kernel_cls
+    _put_first(mxfp8, "_mxfp8_backend_to_kernel_cls", mxfp8.Fp8MoeBackend.TRITON_MXFP8, ours.HipforgeMxfp8Experts)
+    _put_first(fp8, "backend_to_kernel_cls", fp8.Fp8MoeBackend.TRITON, ours.HipforgeFp8Experts)
+    _put_first(mxfp4, "backend_to_kernel_cls", mxfp4.Mxfp4MoeBackend.EMULATION, ours.HipforgeMxfp4Experts)
+
+
+def _put_first(oracle: Any, name: str, place: Any, experts: type) -> None:
+    theirs = getattr(oracle, name)
     if getattr(theirs, "adds_hipforge", False):
         return
 
     def classes(backend: Any) -> list[type]:
         found = list(theirs(backend))
-        return [HipforgeMxfp8Experts, *found] if backend == oracle.Fp8MoeBackend.TRITON_MXFP8 else found
+        return [experts, *found] if backend == place else found
 
     classes.adds_hipforge = True  # type: ignore[attr-defined]
-    oracle._mxfp8_backend_to_kernel_cls = classes
+    setattr(oracle, name, classes)
 
 
 def _register_attention() -> None:
