@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profile": ("hipforge.cli.profile", "Count instructions and bytes of an op on the emulator."),
     "time": ("hipforge.cli.time", "Model the microseconds of an op on an MI355X or MI300X."),
     "time-model": ("hipforge.cli.time_model", "Model a decode step of a model, op by op, from its config.json."),
+    "bench": ("hipforge.cli.bench", "Measure, or model, the shapes that have published times; write a report."),
     "bench-model": ("hipforge.cli.bench_model", "Measure a decode step of a model on a GPU, op by op."),
     "new-op": ("hipforge.cli.new_op", "Write a working tuned op as a template for a new one."),
     "disasm": ("hipforge.cli.disasm", "Print a module's machine code, with source lines where it has them."),
