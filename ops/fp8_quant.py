@@ -14,6 +14,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
+from hipforge.ops.core.arguments import require_sound
 from hipforge.ops.core.checks import require_dtype, require_rank, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import FLOATS
@@ -190,6 +191,8 @@ def fp8_quant_blocks(
         q, scales = quantize_fp8_blocks(x, dtype, e8m0)
         q, scales = written(out=(out, q), scale_out=(scale_out, scales))
         return q, scales
+    if scale_out is not None and x.shape[1] == 1:  # the same view of one memory, which bindings take
+        require_sound("fp8_quant_blocks", {"x": x, "scale_out": scale_out}, ("scale_out",))
     out, scale_out = new_or_given_fp8(x, x.shape, "blocks", e8m0, out, scale_out)
     fp8_quant_blocks_out(out, scale_out, x)
     return out, scale_out

@@ -481,12 +481,10 @@ static int is_suspicious(const Binder* env, PyObject* object, const hf_tensor* t
   if (!bytes) return 1;
   if (on_gpu(env) ? !((uint64_t)(uintptr_t)tensor->data >> 32) : !tensor->data) return 1;
   const int32_t dtype = tensor->dtype;
-  if (is_float(dtype)) {
-    PyObject* negative = PyObject_CallFunctionObjArgs(env->is_negative, object, NULL);
-    if (!negative) return -1;
-    Py_DECREF(negative);
-    if (negative == Py_True) return 1;
-  }
+  PyObject* negative = PyObject_CallFunctionObjArgs(env->is_negative, object, NULL);
+  if (!negative) return -1;
+  Py_DECREF(negative);
+  if (negative == Py_True) return 1;
   if (on_gpu(env) || env->storage == Py_None) return 0;
   PyObject* storage = PyObject_CallFunctionObjArgs(env->storage, object, NULL);
   if (!storage) return -1;

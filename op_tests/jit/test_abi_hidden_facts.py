@@ -36,6 +36,7 @@ STORAGE = {
 SIGNS = {
     "negative view": (lambda: torch._neg_view(torch.ones(3)), "has its negative bit set.*pass resolve_neg"),
     "imaginary part of a conjugate": (lambda: torch.ones(3, dtype=torch.complex64).conj().imag, "has its negative bit"),
+    "negative bytes": (lambda: torch._neg_view(torch.ones(3, dtype=torch.uint8)), "has its negative bit set"),
     "negative bfloat16": (lambda: torch._neg_view(torch.ones(3, dtype=torch.bfloat16)), "has its negative bit set"),
 }
 

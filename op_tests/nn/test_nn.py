@@ -16,7 +16,7 @@ from helpers.mxfp8_cases import relf
 import hipforge
 import hipforge.weights
 from hipforge import emulator
-from hipforge.errors import ConfigError, GuardError
+from hipforge.errors import ConfigError, GuardError, OutOfMemoryError
 from hipforge.nn import MXFP8Linear, MXFP8MoE, PagedKVCache, SparseBlocks, convert_to_mxfp8
 from hipforge.nn.moe import Activation, Routing
 from hipforge.nn.payload import accepted
@@ -158,6 +158,8 @@ def test_a_layer_refuses_an_input_before_it_copies_it(make: Callable[[], torch.n
                        (freed, "argument 'x' reaches byte 774 of a storage of 0 bytes")):  # fmt: skip
         with pytest.raises(GuardError, match=message):
             make()(x)
+    with pytest.raises(OutOfMemoryError, match="needs more memory than there is"):
+        make()(torch.ones(1, 96, dtype=torch.bfloat16).expand(2**46, 96))
 
 
 def test_a_mixture_refuses_weights_that_do_not_fit() -> None:

@@ -68,7 +68,7 @@ class QuantizedLinear(Quantized):
         if x_scale is not None:
             y = self.product(x, x_scale, self.out_dtype, out)
             return y if out is not None else y.to(self.out_dtype)
-        rows = input_rows(x, self.in_features, type(self).__name__).contiguous()
+        rows = input_rows(x, self.in_features, type(self).__name__)
         y = self.product(*self.quantise(rows), x.dtype, out)
         return y.view(*x.shape[:-1], self.out_features).to(x.dtype)
 

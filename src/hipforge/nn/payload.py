@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.arguments import require_readable
+from hipforge.ops.core.arguments import naming_arguments, require_readable
 from hipforge.ops.core.checks import require_dtype, require_last_multiple, require_real, require_shape, require_tensor
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -221,11 +222,13 @@ def _moved(buffer: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> 
     return moved.view(buffer.dtype)
 
 
+@functools.partial(naming_arguments, name="hipforge.nn")
 def input_rows(x: torch.Tensor, width: int, module: str) -> torch.Tensor:
-    """Return the input [..., width] of a module that computes no gradients as [rows, width], once it may be read.
+    """Return the input [..., width] of a module that computes no gradients as contiguous [rows, width].
 
     Raises:
         GuardError: no tensor of that width, one without its memory, or one of which a gradient is expected.
+        OutOfMemoryError: a copy needs more memory than there is.
     """
     require_tensor(x=x)
     require_readable(x=x)
@@ -233,4 +236,4 @@ def input_rows(x: torch.Tensor, width: int, module: str) -> torch.Tensor:
         raise GuardError(f"{module} computes no gradients, and its input requires one; call it under torch.no_grad()")
     if not x.dim() or x.shape[-1] != width:
         raise GuardError(f"x must have {width} elements in its last dimension; got {tuple(x.shape)}")
-    return x.reshape(-1, width)
+    return x.reshape(-1, width).contiguous()
