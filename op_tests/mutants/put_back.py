@@ -2,7 +2,8 @@
 
     python op_tests/mutants/put_back.py [--only PATTERN ...] [--size DRAWS] [--seed N] [--first]
 
-The working tree is copied first. Prints how many draws caught each fault, and how; exit status 1 if one was not caught.
+The working tree is copied first. Prints a table of how many draws caught each fault, and how, and on standard error an
+example of each; exit status 1 if one was not caught.
 """
 
 from __future__ import annotations
@@ -48,12 +49,18 @@ PUT_BACK = [
          ("ops/core/arguments.py", "if other == parameter or not tensors.may_share(value, read):", "if True:")),
         ("sharing/unseen_by_the_binding",
          ("jit/call/binding.c", "    if (!self->writable[i] || begin[i] == end[i]) continue;", "    continue;")),
+        ("sharing/workspace_over_an_operand",
+         ("ops/decode_attention/operation.py", 'outs=("out", "lse_out", "workspace")', 'outs=("out", "lse_out")'),
+         ("ops/decode_attention/kernels.py", '"lse", "partial", "partial_lse", "scale_out")', '"lse", "scale_out")')),
         ("window/length_beyond_the_table",
          ("ops/reference/attention.py", ".to(torch.int64).clamp(max=block_tables.shape[1] * page_size)",
           ".to(torch.int64)")),
         ("experts/place_beyond_the_weights",
          ("ops/moe.py", "        _check_places(expert_map, experts)\n", ""),
          ("ops/moe.py", " num_local_experts=self.experts,", "")),
+        ("experts/rows_of_other_ranks_are_summed",
+         ("csrc/moe_routing/moe_combine.cu", "counts = own >= 0 && (a.local < 0 || own < a.local);",
+          "counts = own >= 0;")),
         ("sinks/large_ones_are_infinite",
          ("csrc/decode_attention/amd/row_end.h",
           "const float product = sinks[head] * kLog2E, weight = product > __FLT_MAX__ ? __FLT_MAX__ : product;",
@@ -67,8 +74,16 @@ PUT_BACK = [
         ("values/pending_sign_ignored", ("jit/call/tensors.py", "    if tensor.is_neg():\n", "    if False:\n")),
         ("values/beyond_float32",
          ("ops/core/operator.py", "            require_float32(name, signature, given)\n", "")),
+        ("values/below_float32", ("ops/core/checks.py", "    if 0 < size < _FLOAT32_LEAST:\n", "    if False:\n")),
         ("values/infinite_shift",
          ("csrc/rope_and_cache/store.h", "x > kLargest ? kLargest : x < -kLargest ? -kLargest : x", "x")),
+        ("layers/buffers_are_cast",
+         ("src/hipforge/nn/payload.py", "None if buffer is None else _moved(buffer, fn)",
+          "None if buffer is None else fn(buffer)")),
+        ("errors/number_without_memory",
+         ("ops/core/operator.py", "            require_readable_numbers(name, given, numbers)\n", "")),
+        ("errors/uninitialized_parameter",
+         ("ops/core/arguments.py", "    if torch.nn.parameter.is_lazy(value):\n", "    if False:\n")),
     )
 ]  # fmt: skip
 
@@ -94,9 +109,9 @@ def caught(root: Path, fault: PutBack, size: int, seed: int, first: bool) -> int
             path.write_text(content)
     ways = Counter(match[1] for text in wrong if (match := re.search(r"^    ended: (.*)$", text, re.MULTILINE)))
     how = ", ".join(f"{number} {way}" for way, number in sorted(ways.items())) or "none"
-    print(f"{fault.name:35} {sum(ended.values()):5} draws, {time.monotonic() - started:.0f} s: {how}", flush=True)
-    for text in wrong[:1]:
-        print(f"    {text[:600]}", flush=True)
+    print(f"| {fault.name} | {len(wrong)} of {sum(ended.values())} | {how} |", flush=True)
+    example = wrong[0][:600] if wrong else "no draw caught it"
+    print(f"{fault.name}, {time.monotonic() - started:.0f} s: {example}", file=sys.stderr, flush=True)
     return len(wrong)
 
 
@@ -110,6 +125,7 @@ def main() -> int:
     given = parser.parse_args()
     chosen = [fault for fault in PUT_BACK if any(fnmatch.fnmatch(fault.name, pattern) for pattern in given.only)]
     wrong = {fault.name: why for fault in chosen if (why := misplaced(fault)) is not None}
+    print("| fault put back | draws that caught it | how |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(prefix="hipforge-put-back-") as folder:
         root = Path(folder) / "tree"
         shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
@@ -119,7 +135,7 @@ def main() -> int:
             if fault.name not in wrong and not caught(root, fault, given.size, given.seed, given.first):
                 wrong[fault.name] = "no draw caught it"
     for name, why in wrong.items():
-        print(f"NOT CAUGHT {name}: {why}")
+        print(f"NOT CAUGHT {name}: {why}", file=sys.stderr)
     return int(bool(wrong))
 
 

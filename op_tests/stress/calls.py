@@ -41,12 +41,14 @@ from hipforge.errors import (
     ToolchainError,
 )
 from hipforge.ops.core import dispatch
-from stress import attention, gemms, quantised, routing, sparse
+from stress import attention, gemms, layers, quantised, routing, sparse
 from stress.case import Arguments, Op, Rng
 from stress.mutations import spoilt
 
 _DECLARED = (op for ops in declared("STRESS") for op in ops)
-OPS: tuple[Op, ...] = (*gemms.OPS, *quantised.OPS, *routing.OPS, *attention.OPS, *sparse.OPS, *_DECLARED)
+OPS: tuple[Op, ...] = (
+    *gemms.OPS, *layers.OPS, *quantised.OPS, *routing.OPS, *attention.OPS, *sparse.OPS, *_DECLARED,
+)  # fmt: skip
 HERE = Path(__file__).parent
 # No guard backs these up: only the op's own checks refuse such a call.
 FLOAT32_MAX, FLOAT32_LEAST = (2 - 2.0**-23) * 2.0**127, 2.0**-149
@@ -167,6 +169,9 @@ def replayed(op: Op, seed: int, number: int) -> str | None:
     if not rng.chance(0.5) or not arguments.get("deterministic", True):
         return None
     wanted = [bits(part) for part in results(function_of(op)(**op.make(Rng(seed, number))))]
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and not value.untyped_storage().resizable():  # numpy's memory
+            arguments[name] = snapshot(value)
     try:
         with emulator.capture() as graph:
             result = function_of(op)(**arguments)
@@ -176,6 +181,7 @@ def replayed(op: Op, seed: int, number: int) -> str | None:
     freed = rng.pick([None, *(name for name, held in memory.items() if held.resizable() and name not in op.writes)])
     sizes = [held.nbytes() for held in memory.values()]
     if freed is not None:
+        memory[freed].fill_(0xAA)  # what is freed may hold anything
         memory[freed].resize_(0)
     del arguments, memory
     garbage = [torch.full((size,), 0xAA, dtype=torch.uint8) for size in sizes for _ in range(3)]

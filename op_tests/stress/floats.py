@@ -48,7 +48,7 @@ FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 def raw_bytes(x: torch.Tensor) -> Array:
     """The bits of one-byte elements as uint8."""
-    return plain(x).clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()
+    return plain(x).view(torch.uint8).clone(memory_format=torch.contiguous_format).numpy()
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:

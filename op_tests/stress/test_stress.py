@@ -11,10 +11,11 @@ SEED = 20261122  # the same in every run of the suite; `make stress` draws one
 
 
 NO_CALLS = {"Float8LinearConfig", "convert_to_float8_training", "disable_fp8"}  # they set a model up
+LAYERS = {"MXFP8Linear", "MXFP8MoE"}  # of hipforge.nn, under casts
 
 
 def test_every_public_op_is_tried() -> None:
-    assert {op.name for op in calls.OPS} == set(public_names()) - NO_CALLS
+    assert {op.name for op in calls.OPS} == set(public_names()) - NO_CALLS | LAYERS
 
 
 @pytest.mark.parametrize("part", run.SIZES)
