@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 import hipforge.configs
 from hipforge.cli import bench
 from hipforge.cli.main import cli
+from hipforge.errors import ConfigError
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -87,3 +89,25 @@ def test_the_page_of_predictions_is_made_of_the_tuned_rows(tmp_path: Path) -> No
 def test_a_shape_without_a_tuned_row_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench, "CELLS", (bench.Cell("fp8_gemm", "2,64,128"),))
     assert "no tuned row of fp8_gemm has 2,64,128" in run("--tables", "--page", tmp_path / "p", code=1)
+
+
+def test_a_call_without_a_kernel_for_the_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(op: str, shape: str, rotating: bool) -> object:
+        if op == "fp8_gemm":
+            raise ConfigError("fp8_gemm runs no kernel")
+        return SimpleNamespace(us=2.5)
+
+    cells = (bench.Cell("fp8_gemm", "2,64,128"), bench.Cell("rms_norm", "2,256"))
+    monkeypatch.setattr(bench, "CELLS", cells)
+    gpu = SimpleNamespace(kind="cuda", is_gpu=True, arch_of=lambda: "sm_90")
+    monkeypatch.setattr(bench.devices, "current", lambda: gpu)
+    monkeypatch.setattr("hipforge.cli.time.measured", measured)
+    monkeypatch.setattr("hipforge.cli.time.on_gpu", lambda value: value)
+    told = SimpleNamespace(file=None, row=None, kernel="k", configuration={})
+    monkeypatch.setattr("hipforge.ops.core.dispatch.explain", lambda *_, **__: told)
+    monkeypatch.setattr("hipforge.tuning.timing.measured_source", lambda: "measured:card/torch")
+    found = bench._run(False)
+    assert [row["cell"]["op"] for row in found["rows"]] == ["rms_norm"] and found["source"] == "measured:card/torch"
+    monkeypatch.setattr(bench, "CELLS", cells[:1])
+    with pytest.raises(ConfigError, match="no call has a kernel for sm_90"):
+        bench._run(False)

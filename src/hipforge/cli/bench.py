@@ -106,7 +106,14 @@ def _run(tables: bool) -> dict[str, Any]:
     rows = []
     for cell in CELLS:
         with console.status(f"{cell.op} {cell.shape} ..."):
-            rows.append(_row(cell, device.is_gpu, tables))
+            try:
+                rows.append(_row(cell, device.is_gpu, tables))
+            except ConfigError as error:
+                if not device.is_gpu:
+                    raise
+                click.echo(f"left out: {error}", err=True)  # an op without a kernel for this GPU
+    if not rows:
+        raise ConfigError(f"no call has a kernel for {device.arch_of()}")
     if device.is_gpu:
         from hipforge.tuning.timing import measured_source
 
@@ -127,13 +134,16 @@ def _row(cell: Cell, on_gpu: bool, tables: bool) -> Row:
     from hipforge.ops.core.dispatch import explain
 
     call = call_of(cell.op, cell.shape)
-    told = explain(call.func, *call.args, **call.keywords)
+    args, named = call.args, call.keywords
+    if on_gpu:
+        from hipforge.cli import time
+
+        args, named = time.on_gpu(args), time.on_gpu(named)
+    told = explain(call.func, *args, **named)
     if tables:
         us = _of_table(cell, told.row)
     elif on_gpu:
-        from hipforge.cli.time import measured
-
-        us = measured(cell.op, cell.shape, rotating=True).us
+        us = time.measured(cell.op, cell.shape, rotating=True).us
     else:
         from hipforge import emulator
 
