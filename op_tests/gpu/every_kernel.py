@@ -54,7 +54,8 @@ def in_sixteens(x: torch.Tensor) -> torch.Tensor:
 
 def norms(dtype: torch.dtype) -> None:
     scale = torch.full((), 0.5, device=DEVICE)
-    for columns in (64, 96, 4096 + 8, 17, 17000, 17001):
+    # The last two exceed shared memory, and with them SwiGLU has enough elements for large blocks.
+    for columns in (64, 96, 4096 + 8, 17, 17000, 17001, 131072, 131073):
         x, weight = rows(dtype, 5, columns), rows(dtype, columns)
         hipforge.rms_norm(x, weight, 1e-6)
         hipforge.rms_norm_fp8(x, weight, 1e-6, scale, also_out=torch.empty_like(x))
@@ -69,7 +70,9 @@ def norms(dtype: torch.dtype) -> None:
             gate_up = rows(dtype, 5, 2 * columns)
             hipforge.swiglu_fp8(gate_up, scale, interleaved=interleaved)
             if columns % 32 == 0:
-                hipforge.swiglu_mxfp8(gate_up, interleaved=interleaved, alpha=1.7, beta=1.0, limit=7.0)
+                unaligned = rows(dtype, 10 * columns + 1)[1:].view(5, -1)
+                for each in (gate_up, unaligned):
+                    hipforge.swiglu_mxfp8(each, interleaved=interleaved, alpha=1.7, beta=1.0, limit=7.0)
             for form in FORMS:
                 hipforge.swiglu_fp8_dynamic(gate_up, interleaved=interleaved, **form)
 
@@ -88,7 +91,7 @@ def quantisers(dtype: torch.dtype) -> None:
 
 
 def routing(dtype: torch.dtype) -> None:
-    for experts in (8, 64, 200, 512):
+    for experts in (8, 64, 128, 200, 512):
         for tokens in (9, 300):
             logits = rows(dtype, tokens, experts)
             weights, ids = hipforge.topk_gating(logits, 4)
@@ -96,7 +99,7 @@ def routing(dtype: torch.dtype) -> None:
             hipforge.topk_gating(logits, 4, scoring="sigmoid", bias=bias, groups=4, topk_groups=2)
             hipforge.moe_align_block_size(ids, 16, experts)
             hipforge.moe_combine(rows(dtype, tokens * 4, 264), weights, ids, top_k=4)
-    for tokens in (1, 7, 40):
+    for tokens in (1, 7, 40, 140, 300):
         for weight in (torch.float32, torch.bfloat16):
             hipforge.router_gemm(rows(dtype, tokens, 520), rows(weight, 30, 520))
 

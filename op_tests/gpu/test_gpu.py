@@ -67,7 +67,7 @@ def test_a_side_stream_is_used_and_memory_freed_while_work_is_queued_is_not_reus
     side.wait_stream(torch.cuda.current_stream())
     results = []
     with torch.cuda.stream(side):
-        torch.cuda._sleep(20_000_000)  # about 10 ms, in which the host runs ahead
+        torch.cuda._sleep(1_000_000_000)  # about half a second, in which a busy host too runs ahead
         for _ in range(20):
             own = x.clone()
             results.append(hipforge.rms_norm(own, weight, EPSILON))
