@@ -52,7 +52,10 @@ def _lists(batch: int) -> dict[str, Tensor]:
 
 TRACED = {
     "sparse_block_scores": (
-        lambda batch: {"q": torch.ones(batch, 1, GROUPS, 64).bfloat16(), **_lists(batch)},
+        lambda batch: {
+            "q": torch.arange(1.0, batch + 1).repeat_interleave(GROUPS * 64).view(batch, 1, GROUPS, 64).bfloat16(),
+            **_lists(batch),
+        },
         lambda q, tables, lengths: hipforge.sparse_block_scores(
             q, torch.ones(64, 16, 64).bfloat16(), tables, lengths, block_size=16
         ),

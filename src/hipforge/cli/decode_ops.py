@@ -18,6 +18,7 @@ import hipforge
 from hipforge import devices
 from hipforge.cli.decode_ranks import ALONE
 from hipforge.cli.decode_step import BLOCK, Shape
+from hipforge.jit import registry
 from hipforge.nn import CacheStep, PagedKVCache
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
@@ -256,11 +257,11 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         batch: sequences.
         context: keys of each.
         ahead: further steps that there is room for.
-        fused: whether a product makes its activations, where :mod:`hipforge.ops.fused_linear` can; None: on sm_90,
+        fused: whether a product makes its activations, where :mod:`hipforge.ops.fused_linear` can; None:
             where that is one launch.
     """
     shape, place = model.shape, model.place
-    fused = devices.current().arch_of() == "sm_90" if fused is None else fused
+    fused = devices.current().arch_of() in registry.module(row_stream_made.MODULE).archs if fused is None else fused
     (heads, kv_heads), dim, hidden = shape.heads, shape.head_dim, shape.hidden
     own = model.source.kept
     cache = PagedKVCache(

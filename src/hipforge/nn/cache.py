@@ -275,7 +275,7 @@ class PagedKVCache:
         sinks: torch.Tensor | None = None,
         window: int | None = None,
         index_q: torch.Tensor | None = None,
-        blocks: SparseBlocks = _BLOCKS,
+        blocks: SparseBlocks | None = None,
         out_format: None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
@@ -292,7 +292,7 @@ class PagedKVCache:
         sinks: torch.Tensor | None = None,
         window: int | None = None,
         index_q: torch.Tensor | None = None,
-        blocks: SparseBlocks = _BLOCKS,
+        blocks: SparseBlocks | None = None,
         out_format: Literal["mxfp8"],
         out: torch.Tensor | None = None,
         scale_out: torch.Tensor | None = None,
@@ -309,7 +309,7 @@ class PagedKVCache:
         sinks: torch.Tensor | None = None,
         window: int | None = None,
         index_q: torch.Tensor | None = None,
-        blocks: SparseBlocks = _BLOCKS,
+        blocks: SparseBlocks | None = None,
         out_format: Literal["mxfp8"] | None = None,
         out: torch.Tensor | None = None,
         scale_out: torch.Tensor | None = None,
@@ -349,7 +349,9 @@ class PagedKVCache:
             raise GuardError(
                 f"index_q chooses the keys that a token sees: a window has no meaning; got window={window}"
             )
-        if index_q is not None and held > blocks.most_keys:
+        if index_q is not None and blocks is None:  # no default argument, which torch.compile could not make
+            blocks = _BLOCKS
+        if index_q is not None and blocks is not None and held > blocks.most_keys:
             tables, lengths, batched = *self._chosen(layer, index_q, step, blocks), q.unsqueeze(1)
             held = blocks.most_keys
         if split_k is None and held <= UNSPLIT_KEYS:
