@@ -8,7 +8,6 @@
 #pragma once
 
 #include "row_source.h"
-#include "row_step.h"
 
 namespace hf::made_stream {
 

@@ -13,9 +13,11 @@
 #include "hipforge/device/swiglu.h"
 #include "hipforge/device/vector.h"
 #include "hipforge/device/wave.h"
-#include "row_step.h"
+#include "../row_step.h"
 
 namespace hf::made_stream {
+
+using row_stream::chunk_at, row_stream::kBlock, row_stream::kLineChunks, row_stream::kStep, row_stream::kTileRows;
 
 constexpr int kChunk = 8;  // elements of a 16-byte access
 using Chunk = dev::Vector<dev::bf16, kChunk>;

@@ -18,9 +18,9 @@
 #pragma once
 
 #include "hipforge/device/vector.h"
+#include "../row_stream_kernel.h"
 #include "row_place.h"
 #include "row_source.h"
-#include "row_step.h"
 
 namespace hf::made_stream {
 
@@ -33,25 +33,25 @@ struct Problem {
   int base, more;  // rows of W of a block, and how many blocks have one more
 };
 
-/// How a variant spreads over a multiprocessor: 16 warps where their registers fit, with about 6 KiB of ring each.
-template <int ROWS, int TILES>
-struct Layout {
-  static constexpr int kWarps = ROWS <= 16 && TILES <= 3 ? 16 : 8;
-  static constexpr int kSlots = TILES == 1 ? 4 : TILES == 2 ? (kWarps == 16 ? 3 : 4) : (kWarps == 16 ? 2 : 3);
-  static constexpr int kThreads = kWarps * 32;
-  static constexpr int kPassRows = TILES * kTileRows;
-  static constexpr int kSlotBytes = kPassRows * kStep;
-  static constexpr int kRingBytes = kWarps * kSlots * kSlotBytes;
-  static constexpr int kPart = kPassRows * ROWS;         // floats of a warp's sums
-  static constexpr int kScalesAt = kRingBytes + 2 * kWarps * kPart * int(sizeof(float));
-  static_assert(kScalesAt + 16 * 1024 <= kMostShared, "16 KiB are left for the scales of W");
-};
+using row_stream::added, row_stream::Factors, row_stream::in_range, row_stream::LaneOfW, row_stream::Layout;
+using row_stream::multiply_step, row_stream::Part, row_stream::put_sums, row_stream::scale_word, row_stream::shared_bytes;
 
-/// Bytes of shared memory of a block that has `rows` rows of W.
-template <int ROWS, int TILES>
-constexpr int64_t shared_bytes(int64_t rows, int64_t k) {
-  return Layout<ROWS, TILES>::kScalesAt + rows * (k / kBlock) + 2 * 16;  // the run of scales starts anywhere in 16 bytes
-}
+/// X's part of a step from shared memory.
+template <int ROWS>
+struct MadePart : Part<ROWS> {
+  using Part<ROWS>::kHalves;
+
+  template <bool ALIGNED>
+  __device__ __forceinline__ void load(const uint8_t* const (&x)[kHalves], const uint8_t* const (&xs)[kHalves], int at, int k0,
+                                       int k) {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int b = 0; b < 4; ++b) this->bytes[h][b] = *reinterpret_cast<const uint2*>(x[h] + at + b * kBlock);
+      this->scales[h] = scale_word<ALIGNED>(xs[h] + at / kBlock, k0, k);
+    }
+  }
+};
 
 /// ALIGNED: K is a multiple of a step, so that scales are read as words and no step is cut short. SOURCE: what X comes from;
 /// where it is made here, M is at most ROWS and x_at is its place in shared memory. PLACE: where rows of W are.
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
     wait_for_predecessor();  // from here on, X may be read and the output written
   }
 
-  Part<ROWS> x_next;
+  std::conditional_t<SOURCE::kMade, MadePart<ROWS>, Part<ROWS>> x_next;
   const uint8_t *x_from[kHalves], *xs_from[kHalves];
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
     x_from[h] += part * kStep + 8 * t, xs_from[h] += part * 4;
   }
   const auto load_x = [&](int step) {
-    x_next.template load<ALIGNED, SOURCE::kMade>(x_from, xs_from, step * step_bytes, part * kStep + step * step_bytes, p.k);
+    x_next.template load<ALIGNED>(x_from, xs_from, step * step_bytes, part * kStep + step * step_bytes, p.k);
   };
   if (items > 0) load_x(0);
   wait_copies<kSlots - 1>();
@@ -191,13 +191,7 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
     }
     // Two buffers in turn: whoever writes the next round's sums may be ahead of those who read these.
     float* const mine = parts + ((round & 1) * kWarps + warp) * L::kPart;
-#pragma unroll
-    for (int i = 0; i < TILES; ++i)
-#pragma unroll
-      for (int h = 0; h < kHalves; ++h)
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-          mine[(h * 8 + g) * L::kPassRows + i * kTileRows + 2 * t + j] = sums[i][h / 2][h % 2 * 2 + j];
+    put_sums(sums, std::integral_constant<int, kHalves>(), lane, mine);
     __syncthreads();
     const float* const all = parts + (round & 1) * kWarps * L::kPart;
     for (int e = threadIdx.x; e < teams * L::kPart; e += L::kThreads) {
