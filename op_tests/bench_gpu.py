@@ -10,6 +10,7 @@ of our format, bf16 activations.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -161,9 +162,9 @@ def main(
     of_op = {**dense_problems(chosen, every), **small_ops.problems(batches)}
     for name in ops:
         for problem in of_op[name]:
-            for peer in [call for call in problem.calls if call.split()[0] in set(PEERS) - set(peers)]:
-                del problem.calls[peer]  # type: ignore[attr-defined]
-            yield problem
+            left_out = set(PEERS) - set(peers)
+            calls = {call: run for call, run in problem.calls.items() if call.split()[0] not in left_out}
+            yield dataclasses.replace(problem, calls=calls)
             torch.cuda.empty_cache()
 
 

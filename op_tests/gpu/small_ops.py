@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -170,8 +171,7 @@ def attention() -> Iterator[bench.Problem]:
             {"hipforge": caches.call, **(caches.peers() if kind == "rows" else {})},
             caches.copies,
         )
-        problem.known["floor_us"] = read_floor.microseconds(flat)  # type: ignore[index]
-        yield problem
+        yield dataclasses.replace(problem, known={**problem.known, "floor_us": read_floor.microseconds(flat)})
 
 
 def problems(rows: Sequence[int]) -> dict[str, Iterator[bench.Problem]]:

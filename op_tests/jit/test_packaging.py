@@ -213,6 +213,8 @@ def test_a_library_of_somebody_else_allows_no_manylinux(tmp_path):
 
 def test_the_modules_of_an_op_are_found_through_the_ops_that_it_calls():
     modules_of = ci("wheel_aot").modules_of
+    # fp8_quant.py has the quantisers by rows, and by blocks of MX through another op.
+    assert modules_of(["fp8_quant_tensorwise"]) == ["module_fp8_quant", "module_fp8_quant_rows", "module_mx_quantize"]
     assert modules_of(["router_gemm"]) == ["module_router_gemm"]
     assert set(modules_of(["grouped_gemm_mxfp8"])) < set(modules_of(["fused_moe_mxfp8"]))
     with pytest.raises(ConfigError, match=r"no op 'rmsnorm'; known: .*rms_norm"):

@@ -91,7 +91,8 @@ def mxfp4_gemm(
         >>> None if y is None else y[0, 0].item()  # on gfx950
         128.0
     """
-    return launch(BY_NAME[taken.kernel], taken.configuration, _new(xq, wq), xq, x_scale, wq, w_scale, shuffled)
+    kernel, out = BY_NAME[taken.kernel], _new(xq, wq)
+    return launch(kernel, taken.configuration, out, xq, x_scale, wq, w_scale, shuffled, taken.contiguous)
 
 
 @operator(FAMILY.plan_total, fake=_new, outs=("out",))
@@ -135,7 +136,8 @@ def mxfp4_linear(
         require_bias(bias, n, torch.bfloat16, xq.device)
         require_sound("mxfp4_linear", {"bias": bias, "out": result}, ("out",))  # no kernel's binding sees the bias
     if taken.path == "kernel":
-        launch(BY_NAME[taken.kernel], taken.configuration, result, xq, x_scale, wq, w_scale, shuffled)
+        kernel = BY_NAME[taken.kernel]
+        launch(kernel, taken.configuration, result, xq, x_scale, wq, w_scale, shuffled, taken.contiguous)
     else:
         result.copy_(reference.linear(xq, x_scale, wq, w_scale, shuffled))
     if bias is not None:

@@ -81,9 +81,14 @@ def launch(
     wq: torch.Tensor,
     w_scale: torch.Tensor,
     shuffled: bool,
+    contiguous: bool = False,
 ) -> torch.Tensor:
-    """Run a kernel into ``out``; operands off a 16-byte boundary are copied once the kernel has refused them."""
-    operands = [packed(x, out) for x in (xq, x_scale, wq, w_scale) if x is not None]
+    """Run a kernel into ``out``; operands off a 16-byte boundary are copied once the kernel has refused them.
+
+    ``contiguous``: the operands are known to be, so that none is asked.
+    """
+    given = [x for x in (xq, x_scale, wq, w_scale) if x is not None]
+    operands = given if contiguous else [packed(x, out) for x in given]
 
     def run(x: torch.Tensor, *others: torch.Tensor) -> None:
         scales_and_w = others if x_scale is not None else (None, *others)

@@ -327,7 +327,7 @@ class PagedKVCache:
             window: keys that a token sees at most, its own among them.
             index_q: [B * tokens, Hkv, D] of :meth:`rope_and_store`: the token sees the chosen ``blocks`` alone, with
                 two launches that choose them unless no sequence can have more keys than they hold.
-            blocks: how many of which size.
+            blocks: how many of which size; None: MiniMax-M3's.
             out_format: "mxfp8": quantise the result in the same launch, as :class:`MXFP8Linear` reads it.
             out: contiguous [B * tokens, Hq, D] to write into.
             scale_out: contiguous uint8 [B * tokens, Hq * D / 32] to write the scales into.
@@ -349,11 +349,10 @@ class PagedKVCache:
             raise GuardError(
                 f"index_q chooses the keys that a token sees: a window has no meaning; got window={window}"
             )
-        if index_q is not None and blocks is None:  # no default argument, which torch.compile could not make
-            blocks = _BLOCKS
-        if index_q is not None and blocks is not None and held > blocks.most_keys:
-            tables, lengths, batched = *self._chosen(layer, index_q, step, blocks), q.unsqueeze(1)
-            held = blocks.most_keys
+        # Not a default argument: torch.compile could not make one.
+        if index_q is not None and held > (rule := blocks or _BLOCKS).most_keys:
+            tables, lengths, batched = *self._chosen(layer, index_q, step, rule), q.unsqueeze(1)
+            held = rule.most_keys
         if split_k is None and held <= UNSPLIT_KEYS:
             split_k = 1
         operands = batched, self.k[layer], self.v[layer], tables, lengths
