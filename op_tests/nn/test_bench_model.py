@@ -195,6 +195,18 @@ def test_the_shipped_models_have_the_sizes_of_their_names() -> None:
         assert count == pytest.approx(parameters, rel=0.01), name
 
 
+def test_logits_are_compared_over_two_layers_of_a_kind(tmp_path: Path) -> None:
+    shape = replace(shape_of(tmp_path, "experts"), layers=(3, 4))
+    model = decode_ops.Model(shape, decode_ops.Random(CPU))
+    found = bench_model.logits_of(model, 2, 70)
+    assert len(model.layers) == 7 and model.shape.layers == (3, 4)  # as it was
+    for not_looked_at, other in ((2, 0), (5, 3), (6, 4)):
+        model.layers[not_looked_at] = model.layers[other]
+    assert torch.equal(bench_model.logits_of(model, 2, 70), found)
+    model.layers[4] = replace(model.layers[4], out=model.layers[3].out)
+    assert not torch.equal(bench_model.logits_of(model, 2, 70), found)
+
+
 TWO = """
 import sys, tempfile
 from dataclasses import replace
