@@ -212,7 +212,7 @@ def decode_attention_fp8(
             entries of a sequence's own keys are read; there a page that the cache does not have is refused where the
             tables are on the CPU, and undefined on a GPU.
         seqlens: int32 [B], keys of each sequence; 0 gives zeros. [B, Hkv] with such tables. Keys past what the tables
-        hold do not exist.
+            hold do not exist.
         k_scale: the factor of K's fp8 values: a number, or float32 [1] or [Hkv].
         v_scale: the same of V.
         scale: factor of q.k; 1/sqrt(D) by default.
