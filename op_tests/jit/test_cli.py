@@ -51,6 +51,28 @@ print("imported:", *(name for name in ("torch", "rich", "hipforge.jit") if name 
     assert done.stdout.splitlines()[-1] == "imported:"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("tune", "--help"), "mxfp8_gemm "),
+        (("time-model", "no-such.json"), "no-such.json cannot be read"),
+        (("bench-model", "no-such.json"), "no-such.json cannot be read"),
+        (("time", "mxfp8_linear", "4,768"), "expected M,N,K"),
+        (("explain", "mxfp8_liner", "4,768,6144"), "mxfp8_linear"),
+    ],
+)
+def test_help_and_wrong_words_are_answered_before_torch_is_imported(words: tuple[str, ...], told: str) -> None:
+    code = """
+import sys
+from click.testing import CliRunner
+from hipforge.cli.main import cli
+print(CliRunner().invoke(cli, sys.argv[1:]).output)
+print("imported:", *(name for name in ("torch",) if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert told in done.stdout and done.stdout.splitlines()[-1] == "imported:"
+
+
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 

@@ -304,6 +304,7 @@ def command(
     graph over the layers' own operands; the gap is what the step takes beyond their sum. MiniMax-M3 attends in full.
     With --tp torchrun starts a process for each GPU, and the logits are held to those of one GPU.
     """
+    shape = decode_step.read(config)
     device = devices.current()
     if not device.is_gpu:
         raise ConfigError(
@@ -318,7 +319,6 @@ def command(
 
     from hipforge.cli import decode_ranks
 
-    shape = decode_step.read(config)
     if layers is not None:
         shape = replace(shape, layers=(min(layers, shape.layers[0]), min(layers, shape.layers[1])))
     ranks = decode_ranks.ALONE

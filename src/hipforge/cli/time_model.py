@@ -99,10 +99,10 @@ def command(
     """
     if arch is not None:
         os.environ["HIPFORGE_EMULATE"] = arch
+    shape = decode_step.divided(decode_step.read(config), tp)
     device = devices.current()
     if device.kind != "emulator":
         raise ConfigError(f"time-model works on the emulator, not on {device.kind}; set HIPFORGE_DEVICE=emulator")
-    shape = decode_step.divided(decode_step.read(config), tp)
     from hipforge.cli import decode_ops
 
     model = decode_ops.Model(shape, decode_ops.Untouched())
