@@ -24,7 +24,6 @@ from helpers.exec_one import (
     to_fraction,
 )  # fmt: skip
 
-MANTISSA = {16: 10, 32: 23, 64: 52}
 QUIET = {16: 0x0200, 32: 0x00400000, 64: 1 << 51}
 INFINITY = {16: 0x7C00, 32: 0x7F800000, 64: 0x7FF0000000000000}
 NAN = {16: 0x7E00, 32: 0x7FC00000, 64: 0x7FF8000000000000}
